@@ -127,6 +127,9 @@ event_reasons! {
     FieldsDropped: Warning, NodeDriver, "Node",
         "The API server drops fields of the ResourceSlices, because a feature gate is off.",
         "Turn on the feature gate that the message names.";
+    GangIncomplete: Warning, Controller, "Pod",
+        "Too few members of the pod's gang were bound in time, so the bound members are evicted and their devices are free again.",
+        "Free what the other members of the gang wait for (see their events), then create the pods again.";
     GpuPoolExcluded: Warning, Controller, "Node",
         "The ResourceSlices of a node are inconsistent, so the controller allocates none of its GPUs.",
         "Follow the message; restart the node driver of the node if the slices are malformed.";

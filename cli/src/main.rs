@@ -10,12 +10,16 @@ use drava_allocator::placement::Policies;
 use drava_api::compatibility::Settings;
 use drava_api::config::PlacementPolicy;
 use drava_api::error::describe;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::ListParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 
 mod cordon;
 mod doctor;
 mod explain;
+mod gangs;
 mod migrate;
 mod node;
 mod output;
@@ -86,6 +90,12 @@ enum Command {
     /// Explain an allocation decision.
     #[command(subcommand)]
     Explain(Explain),
+
+    /// Show the gangs: how many pods each needs, how many exist, run and wait.
+    ///
+    /// A gang is the pods of a namespace with the same annotation gpu.drava.dev/gang. Without -n, those of all namespaces.
+    #[command(after_help = "Example:\n  kubectl drava gangs -n research")]
+    Gangs,
 
     /// Exclude the GPUs of a node, or one GPU, from allocation.
     ///
@@ -256,6 +266,18 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
                 Output::Json => output::json(
                     &serde_json::json!({"gpus": gpus, "problems": top::problems(&snapshot)}),
                 )?,
+            }
+        }
+        Command::Gangs => {
+            let (client, _) = connect(&cli.connection).await?;
+            let mut pods = snapshot::list(&client, &ListParams::default()).await?;
+            if let Some(namespace) = &cli.connection.namespace {
+                pods.retain(|pod: &Pod| pod.metadata.namespace.as_ref() == Some(namespace));
+            }
+            let gangs = gangs::gangs(&pods, Timestamp::now());
+            match cli.output {
+                Output::Table => gangs::text(&gangs),
+                Output::Json => output::json(&serde_json::json!({"gangs": gangs}))?,
             }
         }
         Command::Cordon(options) => {

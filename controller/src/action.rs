@@ -13,7 +13,7 @@ use crate::event::{PendingEvent, ReleaseReason};
 pub enum Action {
     /// Write allocations, all or none.
     Allocate(AllocationJob),
-    /// Evict pods for a pod of higher priority.
+    /// Evict pods.
     Evict(Eviction),
     /// Release an allocation that no pod has reserved.
     Release(Release),
@@ -54,17 +54,33 @@ pub struct ClaimWrite {
     pub placement_reason: String,
 }
 
-/// Evictions for a pod of higher priority.
+/// Evictions of pods: all or none, as far as a dry run tells.
 #[derive(Debug, Clone)]
 pub struct Eviction {
-    /// UID of the pod for which the victims are evicted.
-    pub preemptor_uid: String,
-    /// Reference to it.
-    pub preemptor: ObjectReference,
-    /// Its priority.
-    pub priority: i32,
+    /// Why the pods are evicted.
+    pub cause: EvictionCause,
     /// Pods to evict.
     pub victims: Vec<Victim>,
+}
+
+/// Why pods are evicted.
+#[derive(Debug, Clone)]
+pub enum EvictionCause {
+    /// A pod of higher priority needs their devices.
+    Preemption(Preemptor),
+    /// Too few members of their gang were bound in time; the text says how many.
+    IncompleteGang(String),
+}
+
+/// A pod for which others are evicted.
+#[derive(Debug, Clone)]
+pub struct Preemptor {
+    /// UID of the pod.
+    pub uid: String,
+    /// Reference to the pod.
+    pub pod: ObjectReference,
+    /// Its priority.
+    pub priority: i32,
 }
 
 /// A pod to evict.

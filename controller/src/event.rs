@@ -174,6 +174,26 @@ impl PendingEvent {
         }
     }
 
+    /// A member of an incomplete gang was evicted.
+    #[must_use]
+    pub fn gang_evicted(member: ObjectReference, state: &str) -> Self {
+        Self {
+            regarding: member,
+            reason: EventReason::GangIncomplete,
+            message: format!("evicted, to give back the resources of an incomplete gang: {state}"),
+        }
+    }
+
+    /// A member of an incomplete gang cannot be evicted.
+    #[must_use]
+    pub fn gang_not_evicted(member: ObjectReference, cause: &str) -> Self {
+        Self {
+            regarding: member,
+            reason: EventReason::GangIncomplete,
+            message: format!("cannot evict this pod of an incomplete gang: {cause}"),
+        }
+    }
+
     /// The pool of a node is excluded from allocation.
     #[must_use]
     pub fn pool_excluded(node: &str, pool: &str, problem: &PoolProblem) -> Self {

@@ -1,11 +1,13 @@
 //! Unfinished pods that have claims or belong to a gang, pending and running.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use drava_allocator::cluster::ObjectKey;
 use drava_allocator::pod::node;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
+use tokio::time::Instant;
 
 use crate::gang::{self, GangName};
 use crate::pod;
@@ -21,6 +23,8 @@ pub(crate) struct LivePod {
     pub(crate) created: Timestamp,
     /// Whether it is bound to a node.
     pub(crate) is_bound: bool,
+    /// When it was bound, if the condition `PodScheduled` says so.
+    bound_at: Option<Timestamp>,
     /// Its gang.
     pub(crate) gang: Option<GangName>,
     /// Number of pods that its gang needs.
@@ -42,6 +46,7 @@ impl LivePod {
                 .as_ref()
                 .map_or(Timestamp::MIN, |created| created.0),
             is_bound: node(pod).is_some(),
+            bound_at: pod::bound_at(pod),
             gang: gang::name_of(pod),
             gang_min: match gang::of(pod) {
                 Ok(Some(gang)) => gang.min,
@@ -53,13 +58,34 @@ impl LivePod {
     }
 }
 
+/// Members of a gang.
+#[derive(Debug, Default)]
+struct GangMembers {
+    uids: BTreeSet<String>,
+    /// Whether as many members as the gang needs were bound at the same time.
+    has_started: bool,
+}
+
+/// A gang of which too few members were bound in time.
+#[derive(Debug)]
+pub(crate) struct IncompleteGang {
+    /// Its name.
+    pub(crate) name: GangName,
+    /// Number of pods that it needs.
+    pub(crate) min: usize,
+    /// Its bound members.
+    pub(crate) bound: Vec<LivePod>,
+}
+
 /// See the [module](self).
 #[derive(Debug, Default)]
 pub(crate) struct LivePods {
     /// By UID.
     pods: BTreeMap<String, LivePod>,
-    /// UIDs of the pods of a gang.
-    gangs: BTreeMap<GangName, BTreeSet<String>>,
+    /// The gangs of the pods.
+    gangs: BTreeMap<GangName, GangMembers>,
+    /// Gangs of which some members are bound, but too few to start, each with the time since when this is known.
+    incomplete: BTreeMap<GangName, Option<Instant>>,
     /// UIDs of the pods that are being deleted.
     deleting: BTreeSet<String>,
     /// Number of pods by priority.
@@ -70,11 +96,16 @@ impl LivePods {
     /// Adds or replaces a pod.
     pub(crate) fn upsert(&mut self, uid: &str, pod: &Pod) {
         let pod = LivePod::of(pod);
-        self.remove(uid);
-        if let Some(gang) = &pod.gang {
+        let gang = pod.gang.clone();
+        if let Some(gang) = &gang {
             let members = self.gangs.entry(gang.clone()).or_default();
-            members.insert(uid.to_owned());
-        } else if pod.claims.is_empty() {
+            members.uids.insert(uid.to_owned());
+        }
+        let before = self.unlist(uid);
+        if let Some(left) = before.filter(|before| *before != gang).flatten() {
+            self.leave(uid, &left);
+        }
+        if gang.is_none() && pod.claims.is_empty() {
             return;
         }
         if pod.grace_period_end.is_some() {
@@ -82,13 +113,21 @@ impl LivePods {
         }
         *self.priorities.entry(pod.priority).or_default() += 1;
         self.pods.insert(uid.to_owned(), pod);
+        if let Some(gang) = &gang {
+            self.review_gang(gang);
+        }
     }
 
     /// Removes a pod.
     pub(crate) fn remove(&mut self, uid: &str) {
-        let Some(pod) = self.pods.remove(uid) else {
-            return;
-        };
+        if let Some(gang) = self.unlist(uid).flatten() {
+            self.leave(uid, &gang);
+        }
+    }
+
+    /// Removes a pod from all lists but that of its gang. Returns its gang if the pod was known.
+    fn unlist(&mut self, uid: &str) -> Option<Option<GangName>> {
+        let pod = self.pods.remove(uid)?;
         self.deleting.remove(uid);
         if let Some(count) = self.priorities.get_mut(&pod.priority) {
             *count -= 1;
@@ -96,15 +135,77 @@ impl LivePods {
                 self.priorities.remove(&pod.priority);
             }
         }
-        let Some(gang) = pod.gang else {
-            return;
-        };
-        if let Some(members) = self.gangs.get_mut(&gang) {
-            members.remove(uid);
-            if members.is_empty() {
-                self.gangs.remove(&gang);
+        Some(pod.gang)
+    }
+
+    fn leave(&mut self, uid: &str, gang: &GangName) {
+        if let Some(members) = self.gangs.get_mut(gang) {
+            members.uids.remove(uid);
+            if members.uids.is_empty() {
+                self.gangs.remove(gang);
             }
         }
+        self.review_gang(gang);
+    }
+
+    /// Determines whether a gang is incomplete, after a change of its members.
+    ///
+    /// A gang that has started and lost a member is not incomplete. A new leader has not seen the start, but sees that too
+    /// few of the members existed when the first one was bound: a gang is allocated when all members that it needs exist.
+    fn review_gang(&mut self, gang: &GangName) {
+        let members: Vec<&LivePod> = self.members(gang).map(|(_, pod)| pod).collect();
+        let min = members.iter().map(|pod| pod.gang_min).max().unwrap_or(1);
+        let bound = members.iter().filter(|pod| pod.is_bound).count();
+        let first_bound_at = members.iter().filter_map(|pod| pod.bound_at).min();
+        let candidates = first_bound_at.map_or(0, |time| {
+            let existed = |pod: &&&LivePod| pod.created <= time;
+            members.iter().filter(existed).count()
+        });
+        let has_started = match self.gangs.get_mut(gang) {
+            Some(members) => {
+                members.has_started = bound >= min || members.has_started && bound > 0;
+                members.has_started
+            }
+            None => false,
+        };
+        if 0 < bound && bound < min && min <= candidates && !has_started {
+            self.incomplete.entry(gang.clone()).or_default();
+        } else {
+            self.incomplete.remove(gang);
+        }
+    }
+
+    /// Returns the gangs that have been incomplete for this time. They are due again after the same time.
+    pub(crate) fn due_incomplete(&mut self, now: Instant, after: Duration) -> Vec<IncompleteGang> {
+        let mut due = Vec::new();
+        for (gang, since) in &mut self.incomplete {
+            if *since.get_or_insert(now) + after <= now {
+                *since = Some(now);
+                due.push(gang.clone());
+            }
+        }
+        due.into_iter()
+            .map(|name| {
+                let members = self.members(&name);
+                let bound: Vec<LivePod> = members
+                    .filter(|(_, pod)| pod.is_bound)
+                    .map(|(_, pod)| pod.clone())
+                    .collect();
+                let min = bound.iter().map(|pod| pod.gang_min).max().unwrap_or(1);
+                IncompleteGang { name, min, bound }
+            })
+            .collect()
+    }
+
+    /// Returns when [`Self::due_incomplete`] is due.
+    pub(crate) fn next_incomplete(&self, after: Duration) -> Option<Instant> {
+        let since = self.incomplete.values().flatten();
+        since.map(|since| *since + after).min()
+    }
+
+    /// Returns all pods with their UIDs.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &LivePod)> {
+        self.pods.iter().map(|(uid, pod)| (uid.as_str(), pod))
     }
 
     /// Returns a pod by UID.
@@ -131,7 +232,8 @@ impl LivePods {
 
     /// Returns the pods of a gang that are not being deleted, with their UIDs.
     pub(crate) fn members(&self, gang: &GangName) -> impl Iterator<Item = (&str, &LivePod)> {
-        let uids = self.gangs.get(gang).into_iter().flatten();
+        let gang = self.gangs.get(gang).into_iter();
+        let uids = gang.flat_map(|members| &members.uids);
         uids.filter_map(|uid| Some((uid.as_str(), self.pods.get(uid)?)))
             .filter(|(_, pod)| pod.grace_period_end.is_none())
     }

@@ -31,6 +31,7 @@ mod decision;
 mod demand;
 mod eviction;
 mod gate;
+mod incomplete_gang;
 mod room;
 
 /// Maximum number of allocation jobs and gate removals in flight.
@@ -304,6 +305,7 @@ impl Planner {
             match &outcome.failure {
                 None => pending.phase = Phase::Active,
                 Some(failure) => {
+                    pending.is_placed = false;
                     pending.back_off(now);
                     if failure.is_reportable {
                         self.state_events.push(PendingEvent::allocation_failed(
@@ -379,6 +381,7 @@ impl Planner {
             actions.extend(event.map(Action::PublishEvent));
         }
         self.release_unreserved(time.instant, &mut actions);
+        self.end_incomplete_gangs(time.instant, &mut actions);
         self.review_reservations(time.instant);
         self.decide_due(time, &mut actions);
         let delayed = self.deduplicator.due(time.instant);
@@ -399,6 +402,7 @@ impl Planner {
             .into_iter()
             .chain(self.queue.next_backoff_end())
             .chain(self.next_review())
+            .chain(self.next_gang_end())
             .chain(self.deduplicator.next_due())
             .min()
     }

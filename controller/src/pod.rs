@@ -3,9 +3,13 @@
 use drava_allocator::cluster::ObjectKey;
 use drava_allocator::pod;
 use drava_api::names;
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 
-/// Returns whether the pod is pending and requests devices. Its scheduler may be one that this controller does not serve.
+use crate::gang;
+
+/// Returns whether the pod is pending and requests devices or belongs to a gang. Its scheduler may be one that this
+/// controller does not serve.
 /// A pod with a gate of another controller is not pending: that controller decides first.
 pub(crate) fn is_pending(pod: &Pod) -> bool {
     let Some(spec) = &pod.spec else { return false };
@@ -22,7 +26,9 @@ pub(crate) fn is_pending(pod: &Pod) -> bool {
     phase == "Pending"
         && pod.metadata.deletion_timestamp.is_none()
         && !has_foreign_gate
-        && (has_claims || pod::node(pod).is_none() && pod::extended_resources(pod).next().is_some())
+        && (has_claims
+            || pod::node(pod).is_none()
+                && (pod::extended_resources(pod).next().is_some() || gang::name_of(pod).is_some()))
 }
 
 /// Returns whether the pod has the gate that this controller removes after the allocation.
@@ -57,6 +63,15 @@ pub(crate) fn reference(pod: &Pod) -> ObjectReference {
         uid: metadata.uid.clone(),
         field_path: None,
     }
+}
+
+/// Returns when the pod was bound to its node, from the condition `PodScheduled`.
+pub(crate) fn bound_at(pod: &Pod) -> Option<Timestamp> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    let mut scheduled = conditions
+        .iter()
+        .filter(|condition| condition.type_ == "PodScheduled" && condition.status == "True");
+    Some(scheduled.next()?.last_transition_time.as_ref()?.0)
 }
 
 /// Returns `spec.priority`, which the API server sets from the PriorityClass.

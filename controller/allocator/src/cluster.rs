@@ -98,6 +98,17 @@ impl Cluster {
         self.nodes.remove(name);
     }
 
+    /// Returns the names of all nodes.
+    pub(crate) fn node_names(&self) -> impl Iterator<Item = &str> {
+        self.nodes.keys().map(String::as_str)
+    }
+
+    /// Returns the node on which a pod counts.
+    #[must_use]
+    pub fn node_of_pod(&self, uid: &str) -> Option<&str> {
+        self.pods.get(uid).map(|pod| pod.node.as_str())
+    }
+
     /// Returns a node by name.
     #[must_use]
     pub fn node(&self, name: &str) -> Option<&NodeInfo> {

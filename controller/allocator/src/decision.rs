@@ -37,7 +37,7 @@ struct FeasibleNode<'a> {
 }
 
 impl Cluster {
-    /// Decides on the node and the devices of a pod.
+    /// Decides on the node and the devices of a pod. A pod without claims fits on nodes without GPUs, too.
     ///
     /// # Errors
     /// Why no node is feasible.
@@ -46,12 +46,14 @@ impl Cluster {
         pod_request: &PodRequest,
         policies: Policies,
     ) -> Result<Placement, Explanation> {
-        let nodes = self.pools_by_node();
-        self.decide_among(
-            nodes.map(|(node, pools)| (node, views(pools))),
-            pod_request,
-            policies,
-        )
+        let with_views = |node| (node, views(self.pools_of_node(node)));
+        if pod_request.claims.is_empty() {
+            let nodes = self.node_names();
+            self.decide_among(nodes.map(with_views), pod_request, policies)
+        } else {
+            let nodes = self.nodes_with_pools();
+            self.decide_among(nodes.map(with_views), pod_request, policies)
+        }
     }
 
     /// Decides on the devices of a pod on one node.

@@ -8,6 +8,7 @@ use kube::client::Body;
 use serde_json::Value;
 
 use super::*;
+use crate::action::EvictionCause;
 use crate::clock::Clock;
 
 /// Requests in order: name of the pod, and whether it was a dry run.
@@ -66,9 +67,7 @@ fn eviction(victims: &[&str]) -> Eviction {
         ..ObjectReference::default()
     };
     Eviction {
-        preemptor_uid: "pod-urgent".to_owned(),
-        preemptor: reference("urgent"),
-        priority: 100,
+        cause: EvictionCause::IncompleteGang("1 of 2 members are bound".to_owned()),
         victims: victims
             .iter()
             .map(|name| Victim {

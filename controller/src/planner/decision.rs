@@ -158,6 +158,8 @@ impl Planner {
         if requests.len() < required {
             return Err(waiting(placed + requests.len(), "are ready", gang.min));
         }
+        // Members without claims fit on more nodes than the others.
+        requests.sort_by_key(|request| request.pod_request.claims.is_empty());
         for request in &requests {
             if let Some(pending) = self.queue.get_mut(&request.pod_request.uid) {
                 pending.phase = Phase::Unschedulable;
@@ -252,6 +254,7 @@ impl Planner {
             };
             pending.phase = Phase::Allocating;
             pending.reason = None;
+            pending.is_placed = true;
             let pod = pod::reference(&pending.pod);
             let writes = self.writes(request, placement, &pod, time, &mut events);
             self.ledger

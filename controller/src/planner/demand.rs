@@ -10,8 +10,9 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 
 use super::Planner;
-use crate::claim;
 use crate::ledger::Ledger;
+use crate::queue::pending_pod::PendingPod;
+use crate::{claim, pod};
 
 /// Claims with their names in the pod.
 pub(super) type NamedClaims = Vec<(String, Arc<ResourceClaim>)>;
@@ -24,13 +25,13 @@ pub(super) enum Demand {
     Allocated,
     /// A claim does not exist so far.
     Unknown,
-    /// Devices for its claims.
+    /// Devices for its claims, or only a node as a member of a gang without claims.
     Devices(Box<Request>),
     /// Its claims cannot be served.
     Unservable(Explanation, NamedClaims),
 }
 
-/// A pod that needs devices.
+/// A pod that needs devices, or a node for its gang.
 #[derive(Clone)]
 pub(super) struct Request {
     /// Name of the pod.
@@ -80,23 +81,34 @@ impl Planner {
                 Some(explanation) if is_unschedulable(&pending.pod) => {
                     Demand::Unservable(explanation, claims)
                 }
+                _ if waits_for_gang(pending, &pod_request) => devices(pending, pod_request, claims),
                 _ => Demand::Allocated,
             },
             Ok(_) if !is_served(&pending.pod, &self.settings.schedulers) => Demand::Unservable(
                 Explanation::scheduler_not_served(&pending.pod, &self.settings.schedulers),
                 claims,
             ),
-            Ok(mut pod_request) => {
-                pod_request.avoided_nodes = pending.avoided_nodes().iter().cloned().collect();
-                Demand::Devices(Box::new(Request {
-                    name: pending.pod.metadata.name.clone().unwrap_or_default(),
-                    pod_request,
-                    claims,
-                }))
-            }
+            Ok(pod_request) => devices(pending, pod_request, claims),
             Err(error) => Demand::Unservable(Explanation::from(error), claims),
         }
     }
+}
+
+/// Returns whether the pod has no claims for this driver and is gated until its gang is allocated.
+fn waits_for_gang(pending: &PendingPod, pod_request: &PodRequest) -> bool {
+    pending.gang().is_some()
+        && pod::has_allocation_gate(&pending.pod)
+        && pod_request.pinned_by.is_empty()
+        && !pending.is_placed
+}
+
+fn devices(pending: &PendingPod, mut pod_request: PodRequest, claims: NamedClaims) -> Demand {
+    pod_request.avoided_nodes = pending.avoided_nodes().iter().cloned().collect();
+    Demand::Devices(Box::new(Request {
+        name: pending.pod.metadata.name.clone().unwrap_or_default(),
+        pod_request,
+        claims,
+    }))
 }
 
 /// Returns the pod's claims; `None` while a claim is missing or belongs to another pod.

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::Planner;
 use super::room::REVIEW_INTERVAL;
-use crate::action::EvictionOutcome;
+use crate::action::{EvictionCause, EvictionOutcome, Victim};
 use crate::event::PendingEvent;
 use crate::pod::qualified_name;
 
@@ -17,40 +17,63 @@ impl Planner {
     /// Observes the outcome of an eviction.
     pub fn eviction_finished(&mut self, outcome: EvictionOutcome, now: Instant) {
         let eviction = &outcome.eviction;
-        let preemptor = qualified_name(&eviction.preemptor);
-        let evicted: Vec<(String, i32)> = outcome
-            .evicted
-            .iter()
-            .map(|victim| (qualified_name(&victim.pod), victim.priority))
-            .collect();
-        if !evicted.is_empty() {
-            let event = PendingEvent::preempting(eviction.preemptor.clone(), &evicted);
-            self.write_events.push(event);
-        }
-        for victim in &outcome.evicted {
-            let event = PendingEvent::preempted(victim.pod.clone(), &preemptor, eviction.priority);
-            self.write_events.push(event);
-        }
+        self.report_evicted(&eviction.cause, &outcome.evicted);
         let Some(failure) = outcome.failure else {
             return;
         };
-        self.state_events.push(PendingEvent::preemption_blocked(
-            eviction.preemptor.clone(),
-            &qualified_name(&failure.victim.pod),
-            &failure.message,
-        ));
         for victim in &eviction.victims {
             if !outcome.evicted.contains(victim) {
                 let uid = victim.pod.uid.as_deref().unwrap_or_default();
                 self.evicted.remove(uid);
             }
         }
+        let preemptor = match &eviction.cause {
+            EvictionCause::Preemption(preemptor) => preemptor,
+            EvictionCause::IncompleteGang(_) => {
+                let pod = failure.victim.pod;
+                self.state_events
+                    .push(PendingEvent::gang_not_evicted(pod, &failure.message));
+                return;
+            }
+        };
+        self.state_events.push(PendingEvent::preemption_blocked(
+            preemptor.pod.clone(),
+            &qualified_name(&failure.victim.pod),
+            &failure.message,
+        ));
         let protected = failure.victim.pod.uid.unwrap_or_default();
         self.protected.insert(protected, now + PROTECTION);
         // The devices of evicted pods are given back, and other victims may be found.
-        self.reservation_unneeded(&eviction.preemptor_uid);
-        if let Some(pending) = self.queue.get_mut(&eviction.preemptor_uid) {
+        self.reservation_unneeded(&preemptor.uid);
+        if let Some(pending) = self.queue.get_mut(&preemptor.uid) {
             pending.back_off(now);
+        }
+    }
+
+    fn report_evicted(&mut self, cause: &EvictionCause, evicted: &[Victim]) {
+        match cause {
+            EvictionCause::Preemption(preemptor) => {
+                let names: Vec<(String, i32)> = evicted
+                    .iter()
+                    .map(|victim| (qualified_name(&victim.pod), victim.priority))
+                    .collect();
+                if !names.is_empty() {
+                    let event = PendingEvent::preempting(preemptor.pod.clone(), &names);
+                    self.write_events.push(event);
+                }
+                let name = qualified_name(&preemptor.pod);
+                for victim in evicted {
+                    let event =
+                        PendingEvent::preempted(victim.pod.clone(), &name, preemptor.priority);
+                    self.write_events.push(event);
+                }
+            }
+            EvictionCause::IncompleteGang(state) => {
+                for victim in evicted {
+                    let event = PendingEvent::gang_evicted(victim.pod.clone(), state);
+                    self.write_events.push(event);
+                }
+            }
         }
     }
 

@@ -18,7 +18,7 @@ use jiff::{SignedDuration, Timestamp};
 use super::decision::Group;
 use super::demand::Request;
 use super::{DecisionTime, Planner};
-use crate::action::{Action, Eviction, Victim};
+use crate::action::{Action, Eviction, EvictionCause, Preemptor, Victim};
 use crate::ledger::{Owner, Purpose, Reservation};
 use crate::live_pods::LivePod;
 use crate::queue::QueueOrder;
@@ -205,9 +205,11 @@ impl Planner {
             self.evicted.insert(uid, time.instant + REVIEW_INTERVAL);
         }
         actions.push(Action::Evict(Eviction {
-            preemptor_uid: uid.clone(),
-            preemptor: preemptor.reference.clone(),
-            priority: preemptor.priority,
+            cause: EvictionCause::Preemption(Preemptor {
+                uid: uid.clone(),
+                pod: preemptor.reference.clone(),
+                priority: preemptor.priority,
+            }),
             victims,
         }));
     }
@@ -345,6 +347,13 @@ impl Planner {
                     .extend(uids.iter().cloned());
             }
             consumers.insert(key.clone(), uids);
+        }
+        // Members of gangs without claims hold the other resources of their nodes.
+        let members = self.live_pods.iter();
+        for (uid, _) in members.filter(|(_, pod)| pod.is_bound && pod.claims.is_empty()) {
+            if let Some(node) = self.cluster.node_of_pod(uid) {
+                pods_on.entry(node).or_default().insert(uid.to_owned());
+            }
         }
         let own = |uid: &str| {
             let mut requests = group.requests.iter();

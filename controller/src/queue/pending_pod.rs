@@ -37,6 +37,8 @@ pub(crate) struct PendingPod {
     /// Nodes that the last decision rejected regardless of devices.
     unfit_nodes: BTreeSet<String>,
     head_wait: Option<HeadWait>,
+    /// Whether a node is planned for the pod, as a member of its gang without claims. Claims carry their own state.
+    pub(crate) is_placed: bool,
 }
 
 /// Wait of the head of the queue for the end of other pods.
@@ -110,6 +112,7 @@ impl PendingPod {
             avoided_nodes: BTreeSet::new(),
             unfit_nodes: BTreeSet::new(),
             head_wait: None,
+            is_placed: false,
         }
     }
 

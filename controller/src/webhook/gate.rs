@@ -1,7 +1,7 @@
 //! Adds the allocation gate to new pods, so that kube-scheduler does not try them before their claims are allocated.
 //!
-//! A pod is gated if a claim or a claim template that it names is for this driver. An unknown template gates, too: it may
-//! have been created a moment ago. The controller removes the gate of each pod that needs no allocation. A pod that is not
+//! A pod is gated if a claim or a claim template that it names is for this driver, or if it belongs to a gang: its members
+//! without claims wait with the others. An unknown template gates, too: it may have been created a moment ago. The controller removes the gate of each pod that needs no allocation. A pod that is not
 //! gated waits in kube-scheduler until its claims are allocated; the taint of the devices keeps them for the controller.
 
 use drava_allocator::pod;
@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::{Pod, PodResourceClaim};
 use serde_json::{Value, json};
 
 use super::catalog::Catalog;
+use crate::gang;
 
 /// Returns the JSON Patch operations that add the gate; none if the pod needs no gate.
 pub(super) fn operations(
@@ -21,15 +22,12 @@ pub(super) fn operations(
     let Some(spec) = &pod.spec else {
         return Vec::new();
     };
-    let claims = spec.resource_claims.iter().flatten();
+    let mut claims = spec.resource_claims.iter().flatten();
+    let needs_gate =
+        gang::name_of(pod).is_some() || claims.any(|claim| is_own(claim, namespace, catalog));
     // The API rejects gates of a pod with a node.
     let is_schedulable = pod::node(pod).is_none() && pod::is_served(pod, schedulers);
-    if !is_schedulable
-        || !claims
-            .into_iter()
-            .any(|claim| is_own(claim, namespace, catalog))
-        || crate::pod::has_allocation_gate(pod)
-    {
+    if !is_schedulable || !needs_gate || crate::pod::has_allocation_gate(pod) {
         return Vec::new();
     }
     vec![operation(spec.scheduling_gates.is_some())]

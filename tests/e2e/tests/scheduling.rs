@@ -47,15 +47,12 @@ fn has_no_running_pods(tenant: &Namespace<'_>, jobs: &[&str]) -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn schedules_jobs_by_priority() -> Result<()> {
-    let cluster = TestCluster::attach()?;
-    let tenant = cluster.namespace("priority")?;
-    tenant.example("priority")?;
+/// Checks that the Jobs `high`, `medium` and `low`, with room for one of them, run in the order of their priority.
+fn check_order_of_jobs(tenant: &Namespace<'_>) -> Result<()> {
     // Whichever Job's pods come first: the gangs of the others do not fit beside it.
     let first = wait("one job runs", || {
         for job in ["high", "medium", "low"] {
-            if running(&tenant, ("job", job))?.len() == 3 {
+            if running(tenant, ("job", job))?.len() == 3 {
                 return Ok(Some(job));
             }
         }
@@ -64,21 +61,49 @@ fn schedules_jobs_by_priority() -> Result<()> {
     // The API server gets the pods of the first Job before those of the others.
     for job in ["high", "medium", "low"] {
         if job != first {
-            wait_for_reason(&tenant, job, "WaitingForGang")?;
+            wait_for_reason(tenant, job, "WaitingForGang")?;
         }
     }
     if first != "high" {
         tenant.kubectl(&["delete", "job", first])?;
-        wait_for_job(&tenant, "high")?;
+        wait_for_job(tenant, "high")?;
         return Ok(());
     }
-    has_no_running_pods(&tenant, &["medium", "low"])?;
+    has_no_running_pods(tenant, &["medium", "low"])?;
     tenant.kubectl(&["delete", "job", "high"])?;
-    wait_for_job(&tenant, "medium")?;
-    has_no_running_pods(&tenant, &["low"])?;
+    wait_for_job(tenant, "medium")?;
+    has_no_running_pods(tenant, &["low"])?;
     tenant.kubectl(&["delete", "job", "medium"])?;
-    wait_for_job(&tenant, "low")?;
+    wait_for_job(tenant, "low")?;
     Ok(())
+}
+
+#[test]
+fn schedules_jobs_by_priority() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("priority")?;
+    tenant.example("priority")?;
+    check_order_of_jobs(&tenant)
+}
+
+#[test]
+fn schedules_jobs_without_gpus_by_priority() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("priority-cpu")?;
+    let example = std::fs::read_to_string(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../deploy/examples/priority-cpu/priority-cpu.yaml"
+    ))
+    .context("read the example")?;
+    // The example is for a node with 8 CPUs, of which each pod requests a quarter.
+    let nodes = cluster.get(&["nodes"])?;
+    let cpus = nodes["items"][0]["status"]["allocatable"]["cpu"].as_str();
+    let cpus: u32 = cpus.context("CPUs of the node")?.parse()?;
+    let request = format!("{}m", cpus * 1000 / 4);
+    let sized = example.replace("cpu: \"2\"", &format!("cpu: {request}"));
+    ensure!(sized != example, "the example has no request of two CPUs");
+    tenant.apply(&sized)?;
+    check_order_of_jobs(&tenant)
 }
 
 #[test]

@@ -97,12 +97,9 @@ impl Cluster {
         }
     }
 
-    /// Returns the pools of every node, by name; a pool without a node is listed under its own name.
-    pub(crate) fn pools_by_node(
-        &self,
-    ) -> impl Iterator<Item = (&str, impl Iterator<Item = (&str, &PoolState)>)> {
-        let nodes = self.pools_on.keys();
-        nodes.map(|node| (node.as_str(), self.pools_of_node(node)))
+    /// Returns the names of the nodes with pools; a pool without a node is listed under its own name.
+    pub(crate) fn nodes_with_pools(&self) -> impl Iterator<Item = &str> {
+        self.pools_on.keys().map(String::as_str)
     }
 
     /// Returns the pools of a node by name.

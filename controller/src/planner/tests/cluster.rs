@@ -12,8 +12,8 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use crate::action::{
-    Action, AllocationFailure, AllocationJob, AllocationOutcome, Eviction, EvictionOutcome,
-    GateRemoval, GateRemovalOutcome, Release, ReleaseOutcome,
+    Action, AllocationFailure, AllocationJob, AllocationOutcome, Eviction, EvictionCause,
+    EvictionOutcome, GateRemoval, GateRemovalOutcome, Release, ReleaseOutcome,
 };
 use crate::change::{Change, DeletedObject};
 use crate::fixture::{claim, class, node, object, pod, slice};
@@ -116,7 +116,12 @@ impl TestCluster {
         let mut pod = self.pods[name].clone();
         let spec = pod.spec.as_mut().unwrap();
         spec.node_name = Some(node.to_owned());
-        pod.status.as_mut().unwrap().phase = Some("Running".to_owned());
+        pod.status = Some(object(json!({
+            "phase": "Running",
+            "conditions": [{
+                "type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z",
+            }],
+        })));
         for reference in spec.resource_claims.clone().unwrap_or_default() {
             self.reserve(&reference.resource_claim_name.unwrap(), name);
         }
@@ -136,15 +141,20 @@ impl TestCluster {
         self.delete_claim(name);
     }
 
-    /// Executes the evictions; returns `victim for preemptor` for each victim.
+    /// Executes the evictions; returns `victim for preemptor`, or the state of its gang, for each victim.
     pub(super) fn evict(&mut self) -> Vec<String> {
         let mut evicted = Vec::new();
         for eviction in std::mem::take(&mut self.evictions) {
-            let preemptor = eviction.preemptor.name.clone().unwrap();
+            let cause = match &eviction.cause {
+                EvictionCause::Preemption(preemptor) => {
+                    format!("for {}", preemptor.pod.name.as_deref().unwrap())
+                }
+                EvictionCause::IncompleteGang(state) => format!("because {state}"),
+            };
             for victim in &eviction.victims {
                 let name = victim.pod.name.clone().unwrap();
                 self.start_deletion(&name);
-                evicted.push(format!("{name} for {preemptor}"));
+                evicted.push(format!("{name} {cause}"));
             }
             let outcome = EvictionOutcome {
                 evicted: eviction.victims.clone(),

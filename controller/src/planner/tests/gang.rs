@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
+use drava_api::names::ALLOCATION_GATE;
+use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 
-use super::cluster::{TestCluster, applied, member};
+use super::cluster::{RELEASE_AFTER, TestCluster, applied, member};
 use crate::action::AllocationFailure;
-use crate::fixture::{claim, node, object, pod, slice};
+use crate::fixture::{claim, gated_pod, node, object, pod, slice};
 
 #[test]
 fn waits_until_enough_members_exist() {
@@ -159,4 +161,164 @@ fn members_share_one_claim() {
         cluster.add_pod(member(pod(name, &["shared"]), "2"));
     }
     assert_eq!(cluster.settle(), ["m-1 → n1"], "the claim is written once");
+}
+
+/// Returns a gated member of the gang `g` without claims that requests CPUs.
+fn gated_member(name: &str, cpus: &str, min: &str) -> Pod {
+    let mut pod = member(gated_pod(name, &[], &[ALLOCATION_GATE]), min);
+    let resources = json!({"requests": {"cpu": cpus}});
+    pod.spec.as_mut().unwrap().containers[0].resources = Some(object(resources));
+    pod
+}
+
+#[test]
+fn gates_member_without_claim_until_gang_fits() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.add_pod(gated_member("launcher", "1", "3"));
+    cluster.add_claim(claim("m-1", "50Gi"));
+    let gated = |name: &str| member(gated_pod(name, &[name], &[ALLOCATION_GATE]), "3");
+    cluster.add_pod(gated("m-1"));
+    assert!(cluster.settle().is_empty());
+    assert_eq!(
+        cluster.messages_of("Pod/launcher"),
+        ["WaitingForGang: gang g: 2 of 3 members exist"]
+    );
+    cluster.add_claim(claim("m-2", "50Gi"));
+    cluster.add_pod(gated("m-2"));
+    assert!(cluster.settle().is_empty());
+    assert!(cluster.gate_removals.is_empty(), "two of three fit");
+    cluster.planner.node(applied(node("n2")));
+    cluster.planner.slice(applied(slice("n2")));
+    assert_eq!(cluster.settle().len(), 3);
+    let mut ungated = cluster.finish_gate_removals(None);
+    ungated.sort();
+    assert_eq!(ungated, ["launcher", "m-1", "m-2"]);
+    assert!(cluster.settle().is_empty(), "placed once");
+}
+
+#[test]
+fn gang_without_claims_waits_for_cpus() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    for name in ["m-1", "m-2", "m-3"] {
+        cluster.add_pod(gated_member(name, "3", "3"));
+    }
+    assert!(cluster.settle().is_empty(), "9 of 8 CPUs");
+    let messages = cluster.messages_of("Pod/m-1");
+    assert!(
+        messages[0].contains("2 of 3 members fit") && messages[0].contains("insufficient cpu"),
+        "{messages:?}"
+    );
+    // A node without GPUs.
+    cluster.planner.node(applied(node("n2")));
+    assert_eq!(cluster.settle().len(), 3);
+    assert_eq!(cluster.finish_gate_removals(None).len(), 3);
+}
+
+#[test]
+fn failed_gate_removal_keeps_place_of_member() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.add_pod(gated_member("m", "1", "1"));
+    assert_eq!(cluster.settle(), ["m → n1"]);
+    let failure = AllocationFailure {
+        message: "conflict".to_owned(),
+        is_reportable: false,
+    };
+    assert_eq!(cluster.finish_gate_removals(Some(&failure)), ["m"]);
+    cluster.advance(Duration::from_secs(1));
+    assert!(cluster.settle().is_empty(), "no second job");
+    assert_eq!(cluster.finish_gate_removals(None), ["m"]);
+}
+
+/// Cluster with a gang of three, of which kube-scheduler has bound `m-1` and `m-2`.
+fn cluster_with_incomplete_gang() -> TestCluster {
+    let mut cluster = TestCluster::new(&["n1"]);
+    for name in ["m-1", "m-2", "m-3"] {
+        cluster.add_member(name, "20Gi", "3");
+    }
+    cluster.settle();
+    for name in ["m-1", "m-2"] {
+        cluster.bind((name, "n1"));
+    }
+    cluster.actions();
+    cluster
+}
+
+#[test]
+fn evicts_bound_members_of_incomplete_gang() {
+    for has_new_leader in [false, true] {
+        let mut cluster = cluster_with_incomplete_gang();
+        if has_new_leader {
+            cluster.change_leader();
+            cluster.actions();
+        }
+        cluster.advance(3 * RELEASE_AFTER - Duration::from_secs(1));
+        cluster.actions();
+        assert!(cluster.evictions.is_empty(), "not yet");
+        cluster.advance(Duration::from_secs(1));
+        cluster.actions();
+        let state = "gang g: 2 of 3 members were bound within 180 s";
+        assert_eq!(
+            cluster.evict(),
+            [
+                format!("m-1 because {state}"),
+                format!("m-2 because {state}")
+            ]
+        );
+        cluster.actions();
+        let messages = cluster.messages_of("Pod/m-1");
+        assert!(messages.last().unwrap().contains(state), "{messages:?}");
+    }
+}
+
+#[test]
+fn complete_gang_may_lose_a_member() {
+    for has_new_leader in [false, true] {
+        let mut cluster = cluster_with_incomplete_gang();
+        cluster.bind(("m-3", "n1"));
+        cluster.end("m-3");
+        cluster.add_claim(claim("m-4", "20Gi"));
+        let mut replacement = member(pod("m-4", &["m-4"]), "3");
+        replacement.metadata.creation_timestamp = Some(object(json!("2026-01-01T00:01:00Z")));
+        cluster.add_pod(replacement);
+        if has_new_leader {
+            cluster.change_leader();
+        }
+        cluster.actions();
+        cluster.advance(10 * RELEASE_AFTER);
+        cluster.actions();
+        assert!(cluster.evictions.is_empty());
+    }
+}
+
+#[test]
+fn gang_without_claims_preempts_by_priority() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    let of_priority = |name: &str, gang: &str, priority: i32| {
+        let mut pod = gated_member(name, "4", "2");
+        let annotations = pod.metadata.annotations.as_mut().unwrap();
+        annotations.insert("gpu.drava.dev/gang".to_owned(), gang.to_owned());
+        pod.spec.as_mut().unwrap().priority = Some(priority);
+        pod
+    };
+    for name in ["low-1", "low-2"] {
+        cluster.add_pod(of_priority(name, "low", 10));
+    }
+    assert_eq!(cluster.settle().len(), 2);
+    cluster.finish_gate_removals(None);
+    for name in ["low-1", "low-2"] {
+        cluster.bind((name, "n1"));
+    }
+    for name in ["high-1", "high-2"] {
+        cluster.add_pod(of_priority(name, "high", 100));
+    }
+    assert!(cluster.settle().is_empty());
+    assert_eq!(
+        cluster.evict(),
+        ["low-1 for high-1", "low-2 for high-1"],
+        "the gang as a whole"
+    );
+    for name in ["low-1", "low-2"] {
+        cluster.delete_pod(name);
+    }
+    assert_eq!(cluster.settle().len(), 2);
 }

@@ -115,3 +115,12 @@ fn follows_deleted_and_relisted_objects() {
     assert_eq!(catalog.template_is_own("default", "own"), None);
     assert_eq!(catalog.template_is_own("default", "foreign"), Some(false));
 }
+
+#[test]
+fn gates_member_of_a_gang_without_claims() {
+    let mut member = pod("p", &[]);
+    assert_eq!(operations_for(&member), Vec::<Value>::new());
+    let annotations = [("gpu.drava.dev/gang".to_owned(), "g".to_owned())];
+    member.metadata.annotations = Some(annotations.into());
+    assert_eq!(operations_for(&member).len(), 1);
+}

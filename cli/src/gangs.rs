@@ -1,0 +1,236 @@
+//! `kubectl drava gangs`: the gangs of pods, with what each waits for.
+
+use std::collections::BTreeMap;
+
+use drava_api::names::{ALLOCATION_GATE, GANG_ANNOTATION, GANG_MIN_ANNOTATION};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use serde::Serialize;
+
+use crate::output::table;
+
+/// A gang.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Gang {
+    namespace: String,
+    name: String,
+    /// Number of pods that it needs to start; `None` if no member says so.
+    min: Option<usize>,
+    /// Unfinished pods.
+    members: usize,
+    /// Pods that run.
+    running: usize,
+    /// Pods that are gated until the gang fits.
+    gated: usize,
+    /// Age of the oldest member.
+    age_seconds: i64,
+    state: State,
+}
+
+/// State of a gang.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+enum State {
+    /// The annotations of no member say how many pods it needs.
+    Invalid,
+    /// Fewer pods exist than it needs.
+    WaitingForMembers,
+    /// Its pods do not fit at the same time so far.
+    Waiting,
+    /// Its pods were allocated, and too few of them run so far.
+    Starting,
+    /// As many pods run as it needs.
+    Running,
+}
+
+/// Returns the gangs of the pods by namespace and name.
+pub(crate) fn gangs(pods: &[Pod], now: Timestamp) -> Vec<Gang> {
+    let mut members: BTreeMap<(&str, &str), Vec<&Pod>> = BTreeMap::new();
+    for pod in pods.iter().filter(|pod| is_unfinished(pod)) {
+        if let Some(name) = annotation(pod, GANG_ANNOTATION) {
+            let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+            members.entry((namespace, name)).or_default().push(pod);
+        }
+    }
+    members
+        .into_iter()
+        .map(|((namespace, name), pods)| gang(namespace, name, &pods, now))
+        .collect()
+}
+
+fn gang(namespace: &str, name: &str, pods: &[&Pod], now: Timestamp) -> Gang {
+    let min = pods
+        .iter()
+        .filter_map(|pod| annotation(pod, GANG_MIN_ANNOTATION)?.trim().parse().ok())
+        .filter(|min: &usize| *min > 0)
+        .max();
+    let running = pods.iter().filter(|pod| phase(pod) == "Running").count();
+    let gated = pods.iter().filter(|pod| is_gated(pod)).count();
+    let state = match min {
+        None => State::Invalid,
+        Some(min) if running >= min => State::Running,
+        Some(min) if pods.len() < min => State::WaitingForMembers,
+        Some(min) if pods.len() - gated >= min => State::Starting,
+        Some(_) => State::Waiting,
+    };
+    let created = pods
+        .iter()
+        .filter_map(|pod| Some(pod.metadata.creation_timestamp.as_ref()?.0))
+        .min();
+    Gang {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+        min,
+        members: pods.len(),
+        running,
+        gated,
+        age_seconds: created.map_or(0, |created| now.duration_since(created).as_secs()),
+        state,
+    }
+}
+
+/// Formats gangs as a table.
+pub(crate) fn text(gangs: &[Gang]) -> String {
+    if gangs.is_empty() {
+        return format!("no pod has the annotation {GANG_ANNOTATION}\n");
+    }
+    let rows = gangs.iter().map(|gang| {
+        vec![
+            gang.namespace.clone(),
+            gang.name.clone(),
+            gang.min
+                .map_or_else(|| "–".to_owned(), |min| min.to_string()),
+            gang.members.to_string(),
+            gang.running.to_string(),
+            gang.gated.to_string(),
+            age(gang.age_seconds),
+            gang.state.text().to_owned(),
+        ]
+    });
+    table(
+        &[
+            "NAMESPACE",
+            "GANG",
+            "MIN",
+            "MEMBERS",
+            "RUNNING",
+            "GATED",
+            "AGE",
+            "STATE",
+        ],
+        rows.collect(),
+    )
+}
+
+/// Formats an age like kubectl, in its largest unit.
+fn age(seconds: i64) -> String {
+    match seconds {
+        ..120 => format!("{seconds}s"),
+        120..7200 => format!("{}m", seconds / 60),
+        7200..172_800 => format!("{}h", seconds / 3600),
+        _ => format!("{}d", seconds / 86_400),
+    }
+}
+
+impl State {
+    const fn text(self) -> &'static str {
+        match self {
+            Self::Invalid => "invalid: annotation gpu.drava.dev/gang-min is missing",
+            Self::WaitingForMembers => "waiting for members",
+            Self::Waiting => "waiting",
+            Self::Starting => "starting",
+            Self::Running => "running",
+        }
+    }
+}
+
+fn annotation<'a>(pod: &'a Pod, name: &str) -> Option<&'a str> {
+    let annotations = pod.metadata.annotations.as_ref()?;
+    annotations.get(name).map(String::as_str)
+}
+
+fn phase(pod: &Pod) -> &str {
+    let status = pod.status.as_ref();
+    let phase = status.and_then(|status| status.phase.as_deref());
+    phase.unwrap_or("Pending")
+}
+
+fn is_unfinished(pod: &Pod) -> bool {
+    !matches!(phase(pod), "Succeeded" | "Failed")
+}
+
+fn is_gated(pod: &Pod) -> bool {
+    let gates = pod.spec.iter().flat_map(|spec| &spec.scheduling_gates);
+    gates.flatten().any(|gate| gate.name == ALLOCATION_GATE)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(gang: &str, min: Option<&str>, phase: &str, is_gated: bool) -> Pod {
+        let gates = if is_gated {
+            json!([{"name": ALLOCATION_GATE}])
+        } else {
+            json!([])
+        };
+        let mut pod = json!({
+            "metadata": {
+                "namespace": "research",
+                "creationTimestamp": "2026-01-01T00:00:00Z",
+                "annotations": {GANG_ANNOTATION: gang},
+            },
+            "spec": {"containers": [], "schedulingGates": gates},
+            "status": {"phase": phase},
+        });
+        if let Some(min) = min {
+            pod["metadata"]["annotations"][GANG_MIN_ANNOTATION] = json!(min);
+        }
+        serde_json::from_value(pod).expect("valid pod")
+    }
+
+    #[test]
+    fn counts_members_and_names_state() {
+        let pods = [
+            pod("few", Some("2"), "Pending", true),
+            pod("fits-not", Some("2"), "Pending", true),
+            pod("fits-not", Some("2"), "Pending", true),
+            pod("invalid", None, "Pending", true),
+            pod("runs", Some("2"), "Running", false),
+            pod("runs", Some("2"), "Running", false),
+            pod("runs", Some("2"), "Pending", true),
+            pod("runs", Some("2"), "Succeeded", false),
+            pod("starts", Some("2"), "Running", false),
+            pod("starts", Some("2"), "Pending", false),
+        ];
+        let now = "2026-01-01T00:05:00Z".parse().expect("valid time");
+        let table = text(&gangs(&pods, now));
+        let rows: Vec<Vec<&str>> = table
+            .lines()
+            .skip(1)
+            .map(|line| line.split_whitespace().skip(1).collect())
+            .collect();
+        assert_eq!(rows[0][..6], ["few", "2", "1", "0", "1", "5m"]);
+        assert!(
+            table
+                .lines()
+                .nth(1)
+                .is_some_and(|row| row.ends_with("waiting for members"))
+        );
+        assert_eq!(rows[1], ["fits-not", "2", "2", "0", "2", "5m", "waiting"]);
+        assert_eq!(rows[2][..2], ["invalid", "–"]);
+        assert_eq!(rows[3], ["runs", "2", "3", "2", "1", "5m", "running"]);
+        assert_eq!(rows[4], ["starts", "2", "2", "1", "0", "5m", "starting"]);
+    }
+
+    #[test]
+    fn says_that_there_is_no_gang() {
+        assert_eq!(
+            text(&gangs(&[], Timestamp::UNIX_EPOCH)),
+            "no pod has the annotation gpu.drava.dev/gang\n"
+        );
+    }
+}

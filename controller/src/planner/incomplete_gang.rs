@@ -1,0 +1,45 @@
+//! Incomplete gangs: kube-scheduler has bound some members, but not as many as the gang needs, for example because another
+//! pod has taken the CPUs of a node meanwhile. The bound members are evicted, so that the gang holds nothing.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::Planner;
+use crate::action::{Action, Eviction, EvictionCause, Victim};
+
+/// Number of unreserved time-outs that the members of a gang have for being bound: other nodes are tried after each.
+const TIMEOUTS: u32 = 3;
+
+impl Planner {
+    /// Starts the eviction of the bound members of the gangs that did not start in time.
+    pub(super) fn end_incomplete_gangs(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        let after = self.start_timeout();
+        for gang in self.live_pods.due_incomplete(now, after) {
+            let state = format!(
+                "gang {}: {} of {} members were bound within {} s",
+                gang.name,
+                gang.bound.len(),
+                gang.min,
+                after.as_secs()
+            );
+            let victims = gang.bound.into_iter().map(|pod| Victim {
+                pod: pod.reference,
+                priority: pod.priority,
+            });
+            actions.push(Action::Evict(Eviction {
+                cause: EvictionCause::IncompleteGang(state),
+                victims: victims.collect(),
+            }));
+        }
+    }
+
+    /// Returns when [`Self::end_incomplete_gangs`] is due.
+    pub(super) fn next_gang_end(&self) -> Option<Instant> {
+        self.live_pods.next_incomplete(self.start_timeout())
+    }
+
+    fn start_timeout(&self) -> Duration {
+        self.settings.release_after.saturating_mul(TIMEOUTS)
+    }
+}
