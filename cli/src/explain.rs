@@ -9,12 +9,14 @@ use drava_allocator::placement::Policies;
 use drava_allocator::pod;
 use drava_allocator::pod_request::PodRequest;
 use drava_allocator::usage::AllocatedDevice;
+use drava_api::config::PlacementPolicy;
 use drava_api::names;
 use drava_api::reason::Reason;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde::Serialize;
 
+use crate::changes::{self, Change, changes_text};
 use crate::output::table;
 use crate::snapshot::Snapshot;
 
@@ -36,6 +38,9 @@ pub(crate) struct Report {
     /// Why the node and the GPUs were selected, if all claims are allocated.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     placements: Vec<ClaimReason>,
+    /// After each of them the pod fits, if no node is feasible.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    changes: Vec<Change>,
 }
 
 /// State of a pod's allocation.
@@ -87,6 +92,65 @@ pub(crate) struct Settings {
     pub(crate) schedulers: Vec<String>,
 }
 
+/// Command line options for the settings of the controller.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct DecisionOptions {
+    /// The controller's policy for nodes: binpack or spread.
+    #[arg(long, default_value = "binpack", value_parser = parse_policy)]
+    node_policy: PlacementPolicy,
+
+    /// The controller's policy for the GPUs of a node: binpack or spread.
+    #[arg(long, default_value = "binpack", value_parser = parse_policy)]
+    gpu_policy: PlacementPolicy,
+
+    /// Scheduler whose pods the controller serves; repeatable.
+    #[arg(long, default_value = pod::DEFAULT_SCHEDULER)]
+    scheduler_name: Vec<String>,
+}
+
+fn parse_policy(text: &str) -> Result<PlacementPolicy, String> {
+    text.parse()
+}
+
+impl From<DecisionOptions> for Settings {
+    fn from(options: DecisionOptions) -> Self {
+        Self {
+            policies: Policies {
+                node: options.node_policy,
+                gpu: options.gpu_policy,
+            },
+            schedulers: options.scheduler_name,
+        }
+    }
+}
+
+/// Explains a pod, with changes after which it fits.
+///
+/// # Errors
+/// If the pod does not exist.
+pub(crate) fn pod_with_changes(
+    snapshot: &mut Snapshot,
+    namespace: &str,
+    name: &str,
+    settings: &Settings,
+) -> anyhow::Result<Report> {
+    let mut report = pod(snapshot, namespace, name, settings)?;
+    if report.state != State::Infeasible {
+        return Ok(report);
+    }
+    let pod = snapshot.pods.iter().find(|pod| is(pod, namespace, name));
+    if let Some(pod) = pod.cloned()
+        && let Ok(claims) = claims_of(snapshot, &pod)
+    {
+        let claims: Vec<(String, ResourceClaim)> = claims
+            .into_iter()
+            .map(|(name, claim)| (name, claim.clone()))
+            .collect();
+        report.changes = changes::find(snapshot, &pod, &claims, settings.policies);
+    }
+    Ok(report)
+}
+
 /// Explains a pod.
 ///
 /// # Errors
@@ -111,6 +175,7 @@ pub(crate) fn pod(
         reasons: BTreeMap::new(),
         blockers: Vec::new(),
         placements: Vec::new(),
+        changes: Vec::new(),
     };
     (report.state, report.summary) = match stage(snapshot, pod, &settings.schedulers) {
         Stage::WithoutClaim(name) => (
@@ -346,6 +411,7 @@ impl Report {
             text.push('\n');
             text.push_str(&table(&["NODE", "DEVICE", "REASON", "DETAIL"], rows));
         }
+        text.push_str(&changes_text(&self.pod, &self.changes));
         for placement in &self.placements {
             text.push_str(&match &placement.reason {
                 Some(reason) => {

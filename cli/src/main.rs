@@ -6,9 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
-use drava_allocator::placement::Policies;
 use drava_api::compatibility::Settings;
-use drava_api::config::PlacementPolicy;
 use drava_api::error::describe;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
@@ -16,6 +14,7 @@ use kube::api::ListParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 
+mod changes;
 mod cordon;
 mod doctor;
 mod explain;
@@ -23,6 +22,7 @@ mod gangs;
 mod migrate;
 mod node;
 mod output;
+mod simulate;
 mod snapshot;
 mod support_dump;
 mod top;
@@ -90,6 +90,23 @@ enum Command {
     /// Explain an allocation decision.
     #[command(subcommand)]
     Explain(Explain),
+
+    /// Show where pods of a manifest would run, without creating them.
+    ///
+    /// The pods are decided one after the other, each beside those before it, by the controller's allocator on the current
+    /// state of the cluster. For a pod that does not fit, the command shows the reason and what would have to change. Quota
+    /// and the queue of pending pods are not considered. The exit code is 1 if a pod does not fit.
+    #[command(
+        after_help = "Examples:\n  kubectl drava simulate -f trainer.yaml\n  kubectl drava simulate -f trainer.yaml --replicas 100    # how many fit\n  kubectl drava dump > cluster.json; kubectl drava simulate --dump cluster.json -f trainer.yaml"
+    )]
+    Simulate(simulate::Options),
+
+    /// Print the state on which allocation decisions depend, as JSON, for `simulate --dump`.
+    ///
+    /// Contains nodes, ResourceSlices, DeviceClasses, claims, claim templates and pods, with names and requests, without
+    /// container images, commands and environment variables.
+    #[command(after_help = "Example:\n  kubectl drava dump > cluster.json")]
+    Dump,
 
     /// Show the gangs: how many pods each needs, how many exist, run and wait.
     ///
@@ -198,22 +215,9 @@ enum Explain {
         /// Name of the pod.
         name: String,
 
-        /// The controller's policy for nodes: binpack or spread.
-        #[arg(long, default_value = "binpack", value_parser = parse_policy)]
-        node_policy: PlacementPolicy,
-
-        /// The controller's policy for the GPUs of a node: binpack or spread.
-        #[arg(long, default_value = "binpack", value_parser = parse_policy)]
-        gpu_policy: PlacementPolicy,
-
-        /// Scheduler whose pods the controller serves; repeatable.
-        #[arg(long, default_value = drava_allocator::pod::DEFAULT_SCHEDULER)]
-        scheduler_name: Vec<String>,
+        #[command(flatten)]
+        decision: explain::DecisionOptions,
     },
-}
-
-fn parse_policy(text: &str) -> Result<PlacementPolicy, String> {
-    text.parse()
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -292,26 +296,20 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             let (client, _) = connect(&cli.connection).await?;
             changed(&cordon::uncordon(&client, &options).await?, cli.output)?
         }
-        Command::Explain(Explain::Pod {
-            name,
-            node_policy,
-            gpu_policy,
-            scheduler_name,
-        }) => {
+        Command::Explain(Explain::Pod { name, decision }) => {
             let (client, namespace) = connect(&cli.connection).await?;
-            let snapshot = snapshot::take(&client).await?;
-            let settings = explain::Settings {
-                policies: Policies {
-                    node: node_policy,
-                    gpu: gpu_policy,
-                },
-                schedulers: scheduler_name,
-            };
-            let report = explain::pod(&snapshot, &namespace, &name, &settings)?;
+            let mut snapshot = snapshot::take(&client).await?;
+            let report =
+                explain::pod_with_changes(&mut snapshot, &namespace, &name, &decision.into())?;
             match cli.output {
                 Output::Table => report.text(),
                 Output::Json => output::json(&report)?,
             }
+        }
+        Command::Simulate(options) => return simulate(&cli.connection, &options, cli.output).await,
+        Command::Dump => {
+            let (client, _) = connect(&cli.connection).await?;
+            output::json(&snapshot::fetch_with_templates(&client).await?.trimmed())?
         }
     };
     output::print(&text)?;
@@ -342,6 +340,52 @@ async fn doctor(connection: &Connection, output: Output) -> anyhow::Result<ExitC
         Output::Json => output::json(&diagnosis)?,
     })?;
     Ok(if diagnosis.is_healthy() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// Simulates manifests; the exit code is 1 if a pod does not fit.
+async fn simulate(
+    connection: &Connection,
+    options: &simulate::Options,
+    output: Output,
+) -> anyhow::Result<ExitCode> {
+    let mut documents = Vec::new();
+    for file in &options.filename {
+        documents.extend(migrate::manifest::read(file)?);
+    }
+    let (objects, namespace) = match &options.dump {
+        Some(file) => {
+            let text = std::fs::read_to_string(file)
+                .with_context(|| format!("cannot read {}", file.display()))?;
+            let objects = serde_json::from_str(&text).with_context(|| {
+                format!("{} is no output of `kubectl drava dump`", file.display())
+            })?;
+            let namespace = connection.namespace.clone();
+            (objects, namespace.unwrap_or_else(|| "default".to_owned()))
+        }
+        None => {
+            let (client, namespace) = connect(connection).await?;
+            (snapshot::fetch_with_templates(&client).await?, namespace)
+        }
+    };
+    let (mut snapshot, templates) = objects.into_snapshot();
+    let settings = options.decision.clone().into();
+    let report = simulate::run(
+        &mut snapshot,
+        templates,
+        documents,
+        &namespace,
+        options,
+        &settings,
+    )?;
+    output::print(&match output {
+        Output::Table => report.text(),
+        Output::Json => output::json(&report)?,
+    })?;
+    Ok(if report.all_fit() {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE

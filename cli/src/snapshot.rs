@@ -5,14 +5,102 @@ use std::fmt::Debug;
 use drava_allocator::cluster::Cluster;
 use drava_allocator::taint::rule_from_v1beta2;
 use drava_api::names;
-use k8s_openapi::api::core::v1::{Node, Pod};
-use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
+use k8s_openapi::api::core::v1::{Container, Node, NodeStatus, Pod, PodStatus};
+use k8s_openapi::api::resource::v1::{
+    DeviceClass, DeviceTaintRule, ResourceClaim, ResourceClaimTemplate, ResourceSlice,
+};
 use k8s_openapi::api::resource::v1beta2;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::ListParams;
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
-/// Objects of the cluster, read once.
+/// Objects of the cluster on which decisions depend. Also the format of `kubectl drava dump`.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct Objects {
+    nodes: Vec<Node>,
+    resource_slices: Vec<ResourceSlice>,
+    device_taint_rules: Vec<DeviceTaintRule>,
+    device_classes: Vec<DeviceClass>,
+    resource_claims: Vec<ResourceClaim>,
+    pods: Vec<Pod>,
+    /// Empty unless they were fetched, too.
+    pub(crate) resource_claim_templates: Vec<ResourceClaimTemplate>,
+}
+
+impl Objects {
+    /// Removes what decisions do not depend on, such as environment variables, which may hold secrets.
+    pub(crate) fn trimmed(mut self) -> Self {
+        self.nodes.iter_mut().for_each(trim_node);
+        self.pods.iter_mut().for_each(trim_pod);
+        let claims = self.resource_claims.iter_mut();
+        claims.for_each(|claim| trim_metadata(&mut claim.metadata));
+        let templates = self.resource_claim_templates.iter_mut();
+        templates.for_each(|template| trim_metadata(&mut template.metadata));
+        self
+    }
+
+    /// Returns the snapshot and the claim templates.
+    pub(crate) fn into_snapshot(self) -> (Snapshot, Vec<ResourceClaimTemplate>) {
+        let snapshot = Snapshot::new(
+            &self.nodes,
+            &self.resource_slices,
+            &self.device_taint_rules,
+            self.device_classes,
+            self.resource_claims,
+            self.pods,
+        );
+        (snapshot, self.resource_claim_templates)
+    }
+}
+
+/// Keeps the annotations of drava.
+fn trim_metadata(metadata: &mut ObjectMeta) {
+    metadata.managed_fields = None;
+    if let Some(annotations) = metadata.annotations.as_mut() {
+        annotations.retain(|name, _| name.starts_with("gpu.drava.dev/"));
+    }
+}
+
+fn trim_node(node: &mut Node) {
+    trim_metadata(&mut node.metadata);
+    if let Some(status) = node.status.take() {
+        node.status = Some(NodeStatus {
+            allocatable: status.allocatable,
+            conditions: status.conditions,
+            ..NodeStatus::default()
+        });
+    }
+}
+
+fn trim_pod(pod: &mut Pod) {
+    trim_metadata(&mut pod.metadata);
+    if let Some(spec) = pod.spec.as_mut() {
+        spec.volumes = None;
+        spec.ephemeral_containers = None;
+        let init = spec.init_containers.iter_mut().flatten();
+        for container in init.chain(&mut spec.containers) {
+            *container = Container {
+                name: std::mem::take(&mut container.name),
+                resources: container.resources.take(),
+                restart_policy: container.restart_policy.take(),
+                ports: container.ports.take(),
+                ..Container::default()
+            };
+        }
+    }
+    if let Some(status) = pod.status.take() {
+        pod.status = Some(PodStatus {
+            phase: status.phase,
+            resource_claim_statuses: status.resource_claim_statuses,
+            ..PodStatus::default()
+        });
+    }
+}
+
+/// State of the cluster, read once.
 #[derive(Debug, Default)]
 pub(crate) struct Snapshot {
     pub(crate) cluster: Cluster,
@@ -61,6 +149,14 @@ impl Snapshot {
 /// # Errors
 /// If a kind cannot be listed.
 pub(crate) async fn take(client: &Client) -> anyhow::Result<Snapshot> {
+    Ok(fetch(client).await?.into_snapshot().0)
+}
+
+/// Reads the objects of the cluster, without claim templates.
+///
+/// # Errors
+/// If a kind cannot be listed.
+pub(crate) async fn fetch(client: &Client) -> anyhow::Result<Objects> {
     let ours = ListParams::default().fields(&format!("spec.driver={}", names::DRIVER));
     let all = ListParams::default();
     let (nodes, slices, rules, classes, claims, pods) = tokio::try_join!(
@@ -71,9 +167,25 @@ pub(crate) async fn take(client: &Client) -> anyhow::Result<Snapshot> {
         list::<ResourceClaim>(client, &all),
         list::<Pod>(client, &all),
     )?;
-    Ok(Snapshot::new(
-        &nodes, &slices, &rules, classes, claims, pods,
-    ))
+    Ok(Objects {
+        nodes,
+        resource_slices: slices,
+        device_taint_rules: rules,
+        device_classes: classes,
+        resource_claims: claims,
+        pods,
+        resource_claim_templates: Vec::new(),
+    })
+}
+
+/// Reads the objects of the cluster with its claim templates.
+///
+/// # Errors
+/// If a kind cannot be listed.
+pub(crate) async fn fetch_with_templates(client: &Client) -> anyhow::Result<Objects> {
+    let mut objects = fetch(client).await?;
+    objects.resource_claim_templates = list(client, &ListParams::default()).await?;
+    Ok(objects)
 }
 
 /// Lists the DeviceTaintRules in the version that is served; none if no version is.

@@ -1,0 +1,61 @@
+//! Each suggestion is applied to the cluster, and the pod fits.
+
+use drava_api::config::PlacementPolicy;
+
+use super::*;
+use crate::explain::tests::snapshot;
+
+const POLICIES: Policies = Policies {
+    node: PlacementPolicy::Binpack,
+    gpu: PlacementPolicy::Binpack,
+};
+
+/// Returns the pod `big`, which needs 60 GiB where 56 GiB are free, with its claim.
+fn big(snapshot: &Snapshot) -> (Pod, Vec<(String, ResourceClaim)>) {
+    let is_big = |name: &Option<String>| name.as_deref() == Some("big");
+    let pod = snapshot.pods.iter().find(|pod| is_big(&pod.metadata.name));
+    let mut claims = snapshot.claims.iter();
+    let claim = claims.find(|claim| is_big(&claim.metadata.name));
+    let claims = vec![("gpu".to_owned(), claim.unwrap().clone())];
+    (pod.unwrap().clone(), claims)
+}
+
+fn fits(snapshot: &Snapshot, pod: &Pod, claims: &[(String, ResourceClaim)]) -> bool {
+    let request = request(&snapshot.cluster, pod, claims).unwrap();
+    snapshot.cluster.decide(&request, POLICIES).is_ok()
+}
+
+#[test]
+fn pod_fits_after_each_change() {
+    let mut snapshot = snapshot();
+    let (pod, claims) = big(&snapshot);
+    assert!(!fits(&snapshot, &pod, &claims));
+    let changes = find(&mut snapshot, &pod, &claims, POLICIES);
+    let texts: Vec<String> = changes.iter().map(Change::text).collect();
+    assert_eq!(
+        texts,
+        [
+            "request at most 57344Mi of memory (claim gpu, request gpu)",
+            "end default/a-pod (priority 0) on node n1",
+        ]
+    );
+    assert!(!fits(&snapshot, &pod, &claims), "the trials are undone");
+    let mut smaller = claims.clone();
+    set_memory(&mut smaller[0].1, 57_344);
+    assert!(fits(&snapshot, &pod, &smaller));
+    set_memory(&mut smaller[0].1, 57_345);
+    assert!(!fits(&snapshot, &pod, &smaller), "the largest amount");
+    let released = ("default".to_owned(), "a".to_owned());
+    snapshot.cluster.remove_claim(&released);
+    assert!(fits(&snapshot, &pod, &claims));
+}
+
+#[test]
+fn suggests_nothing_for_impossible_request() {
+    let mut snapshot = snapshot();
+    let (pod, mut claims) = big(&snapshot);
+    let spec = claims[0].1.spec.as_mut().unwrap();
+    let requests = spec.devices.as_mut().unwrap().requests.as_mut().unwrap();
+    requests[0].exactly.as_mut().unwrap().count = Some(5);
+    assert_eq!(find(&mut snapshot, &pod, &claims, POLICIES), []);
+}

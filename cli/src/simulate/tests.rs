@@ -1,0 +1,136 @@
+//! Manifests in the small cluster of the tests of `explain`: 56 GiB are free on one GPU, the other one is in use.
+
+use clap::Parser;
+use serde_json::json;
+
+use super::*;
+use crate::explain::tests::snapshot;
+
+#[derive(Parser)]
+struct Cli {
+    #[command(flatten)]
+    options: Options,
+}
+
+fn simulated(documents: &[Value], arguments: &[&str]) -> anyhow::Result<Report> {
+    let arguments = ["simulate", "-f", "-"].iter().chain(arguments);
+    let options = Cli::parse_from(arguments).options;
+    let settings = options.decision.clone().into();
+    let documents = documents.to_vec();
+    run(
+        &mut snapshot(),
+        Vec::new(),
+        documents,
+        "default",
+        &options,
+        &settings,
+    )
+}
+
+fn template(memory: &str) -> Value {
+    json!({
+        "kind": "ResourceClaimTemplate", "metadata": {"name": "share"},
+        "spec": {"spec": {"devices": {"requests": [{"name": "gpu", "exactly": {
+            "deviceClassName": "vgpu.drava.dev", "capacity": {"requests": {"memory": memory}},
+        }}]}}},
+    })
+}
+
+fn pod_spec(claim: &Value) -> Value {
+    let mut entry = claim.clone();
+    entry["name"] = json!("gpu");
+    json!({"containers": [{"name": "c", "image": "x"}], "resourceClaims": [entry]})
+}
+
+fn deployment(replicas: u32) -> Value {
+    json!({
+        "kind": "Deployment", "metadata": {"name": "web"},
+        "spec": {"replicas": replicas, "template": {"spec": pod_spec(&json!({"resourceClaimTemplateName": "share"}))}},
+    })
+}
+
+#[test]
+fn decides_each_pod_beside_those_before() {
+    let report = simulated(&[deployment(3), template("20Gi")], &[]).unwrap();
+    assert!(!report.all_fit());
+    let text = report.text();
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(
+        lines[1].starts_with("default/web-0   n1     gpu: n1/gpus/gpu-0-vgpu ("),
+        "{text}"
+    );
+    assert!(lines[2].starts_with("default/web-1   n1 "), "{text}");
+    assert!(
+        lines[3].starts_with("default/web-2   –      0/1 nodes: 1 InsufficientMemory"),
+        "{text}"
+    );
+    assert!(
+        text.contains("pod default/web-2 fits after one of these changes:\n- request at most 16384Mi of memory"),
+        "{text}"
+    );
+}
+
+#[test]
+fn replicas_option_replaces_that_of_the_workload() {
+    let report = simulated(&[template("20Gi"), deployment(3)], &["--replicas", "2"]).unwrap();
+    assert!(report.all_fit());
+    assert_eq!(report.pods.len(), 2);
+}
+
+#[test]
+fn pods_without_gpu_and_other_kinds_are_no_obstacle() {
+    let service = json!({"kind": "Service", "metadata": {"name": "web"}});
+    let pod = json!({"kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": []}});
+    let report = simulated(&[service, pod], &[]).unwrap();
+    assert_eq!(report.pods[0].outcome, Outcome::NoGpuRequest);
+}
+
+#[test]
+fn names_missing_and_shared_objects() {
+    let error = |documents: &[Value]| {
+        let error = simulated(documents, &[]).unwrap_err();
+        format!("{error:#}")
+    };
+    assert_eq!(
+        error(&[deployment(1)]),
+        "cannot simulate pod default/web: ResourceClaimTemplate default/share is neither in the manifests nor in the cluster"
+    );
+    let pod = |name: &str| {
+        json!({
+            "kind": "Pod", "metadata": {"name": name},
+            "spec": pod_spec(&json!({"resourceClaimName": "feasible"})),
+        })
+    };
+    assert_eq!(
+        error(&[pod("a"), pod("b")]),
+        "cannot simulate pod default/b: ResourceClaim default/feasible is used by another pod of the manifests; simulate one of them"
+    );
+    let set = json!({"kind": "DaemonSet", "metadata": {"name": "d"}});
+    assert!(error(&[set]).starts_with("DaemonSet d: this kind cannot be simulated"));
+}
+
+#[test]
+fn dump_round_trips_without_secrets() {
+    let objects: crate::snapshot::Objects = serde_json::from_value(json!({
+        "nodes": [{"metadata": {"name": "n1"}, "status": {"allocatable": {"cpu": "8"}, "images": [{"names": ["x"]}]}}],
+        "resourceSlices": [], "deviceTaintRules": [], "deviceClasses": [], "resourceClaims": [],
+        "pods": [{"metadata": {"name": "p", "annotations": {"a": "secret", "gpu.drava.dev/gang": "g"}}, "spec": {"containers": [
+            {"name": "c", "image": "secret", "env": [{"name": "TOKEN", "value": "secret"}], "resources": {"requests": {"cpu": "2"}}},
+        ]}}],
+        "resourceClaimTemplates": [],
+    }))
+    .unwrap();
+    let text = serde_json::to_string(&objects.trimmed()).unwrap();
+    assert!(
+        !text.contains("secret") && !text.contains("images"),
+        "{text}"
+    );
+    let again: crate::snapshot::Objects = serde_json::from_str(&text).unwrap();
+    let (snapshot, _) = again.into_snapshot();
+    let pod = serde_json::to_value(&snapshot.pods[0]).unwrap();
+    assert_eq!(
+        pod["spec"]["containers"][0]["resources"]["requests"]["cpu"],
+        "2"
+    );
+    assert_eq!(pod["metadata"]["annotations"]["gpu.drava.dev/gang"], "g");
+}
