@@ -10,8 +10,9 @@ use drava_controller::health::{self, Health};
 use drava_controller::leader;
 use drava_controller::lease::{LeaseElection, Term};
 use drava_controller::metrics::Metrics;
-use drava_controller::options::{LogFormat, Options};
+use drava_controller::options::{Command, LogFormat, Options, UninstallTask};
 use drava_controller::planner::Settings;
+use drava_controller::uninstall;
 use drava_controller::webhook::{self, WebhookSettings};
 use kube::Client;
 use tokio::signal::unix::{SignalKind, signal};
@@ -25,6 +26,9 @@ async fn main() -> anyhow::Result<()> {
     let client = Client::try_default()
         .await
         .context("cannot connect to the API server: no usable service account or kubeconfig")?;
+    if let Some(Command::Uninstall(task)) = options.command {
+        return uninstall(&client, &options.namespace, task).await;
+    }
     let stop = CancellationToken::new();
     stop_on_signal(stop.clone()).context("cannot install signal handlers")?;
 
@@ -80,6 +84,15 @@ async fn main() -> anyhow::Result<()> {
     admitted
         .context("webhook task aborted")?
         .context("cannot serve the webhook")
+}
+
+/// Runs a hook of `helm uninstall`. Helm prints the output of a failed one.
+async fn uninstall(client: &Client, namespace: &str, task: UninstallTask) -> anyhow::Result<()> {
+    match task {
+        UninstallTask::Check => uninstall::check(client).await?,
+        UninstallTask::Clean => uninstall::clean(client, namespace).await?,
+    }
+    Ok(())
 }
 
 /// Serves the webhook, if it has an address, until `stop`.

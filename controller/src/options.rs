@@ -64,6 +64,27 @@ pub struct Options {
     /// Log format.
     #[arg(long, env = "DRAVA_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
+
+    /// What to do instead of allocating.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+}
+
+/// Tasks besides allocating.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::Subcommand)]
+pub enum Command {
+    /// Hooks of `helm uninstall`.
+    #[command(subcommand)]
+    Uninstall(UninstallTask),
+}
+
+/// Hooks of `helm uninstall`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::Subcommand)]
+pub enum UninstallTask {
+    /// Fail while claims have GPUs of drava: their pods could not end without the node driver.
+    Check,
+    /// Remove the gates of pending pods, the ResourceSlices and the Lease.
+    Clean,
 }
 
 /// Log format.

@@ -36,6 +36,8 @@ pub(crate) enum Suite {
     E2eNodes,
     /// drava on the cluster, with measured times.
     E2eTimed,
+    /// The end of drava on the cluster.
+    E2eUninstall,
 }
 
 impl Suite {
@@ -43,14 +45,19 @@ impl Suite {
     fn width(self) -> usize {
         match self {
             Self::Unit => thread::available_parallelism().map_or(1, usize::from),
-            Self::Timed | Self::Cluster | Self::E2e | Self::E2eNodes | Self::E2eTimed => 1,
+            Self::Timed
+            | Self::Cluster
+            | Self::E2e
+            | Self::E2eNodes
+            | Self::E2eTimed
+            | Self::E2eUninstall => 1,
         }
     }
 
     const fn is_on_cluster(self) -> bool {
         matches!(
             self,
-            Self::Cluster | Self::E2e | Self::E2eNodes | Self::E2eTimed
+            Self::Cluster | Self::E2e | Self::E2eNodes | Self::E2eTimed | Self::E2eUninstall
         )
     }
 }
@@ -68,6 +75,7 @@ impl Binary {
     fn suite(&self) -> Suite {
         match (self.package.as_str(), self.target.as_str()) {
             ("drava-e2e", "cores") => Suite::E2eTimed,
+            ("drava-e2e", "uninstall") => Suite::E2eUninstall,
             ("drava-e2e", "nodes") => Suite::E2eNodes,
             ("drava-e2e", _) => Suite::E2e,
             ("drava-cluster", "real") => Suite::Cluster,

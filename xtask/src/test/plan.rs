@@ -249,9 +249,14 @@ pub(super) fn plan<'a>(
         let mut after = plan.all();
         after.push(e2e);
         plan.add(Stage::E2e, "e2e-timed", Load::Alone, &after, |_| {
-            let outcome = shared
-                .binaries()
-                .and_then(|binaries| shared.trial.run(Suite::E2eTimed, binaries));
+            let outcome = shared.binaries().and_then(|binaries| {
+                let mut outcome = shared.trial.run(Suite::E2eTimed, binaries)?;
+                // A cluster that is kept keeps drava.
+                if !args.keep {
+                    outcome += shared.trial.run(Suite::E2eUninstall, binaries)?;
+                }
+                Ok(outcome)
+            });
             shared.trial.end(args.keep)?;
             outcome
         });
