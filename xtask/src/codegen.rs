@@ -1,14 +1,15 @@
 //! `cargo xtask codegen`: the checked-in generated files.
 //!
 //! The kubelet bindings of the node driver come from its own minimal `.proto` files (no protoc: protox parses them), the
-//! pages of events and metrics from the tables in `drava-api`. Generated files are checked in, so that building the driver
-//! needs none of this; `--check` fails when one is stale.
+//! pages of events and metrics from the tables in `drava-api`, the dashboards from the tables in [`dashboards`]. Generated
+//! files are checked in, so that building the driver needs none of this; `--check` fails when one is stale.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
+pub(crate) mod dashboards;
 mod events;
 mod metrics;
 
@@ -69,6 +70,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         (root.join(events::PATH), events::render()),
         (root.join(metrics::PATH), metrics::render()),
     ];
+    let dashboards = dashboards::files().into_iter();
+    files.extend(dashboards.map(|(path, text)| (root.join(path), text)));
     for binding in &BINDINGS {
         let path = driver.join("src/proto").join(binding.rust);
         files.push((path, generate(binding, &driver.join("proto"))?));

@@ -7,6 +7,7 @@
 mod alerts;
 mod binaries;
 mod chart;
+mod dashboards;
 mod deny;
 mod e2e;
 pub(crate) mod libtest;

@@ -34,6 +34,7 @@ const RENDERS: [(&str, &[&str]); 3] = [
             "metrics.podMonitor.enabled=true",
             "metrics.podMonitor.labels.release=prometheus",
             "metrics.alerts.enabled=true",
+            "metrics.dashboards.enabled=true",
             "metrics.alerts.runbookUrlPrefix=https://runbooks.example.com/",
         ],
     ),

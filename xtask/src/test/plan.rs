@@ -11,7 +11,7 @@ use super::binaries::{self, Suite};
 use super::libtest::Outcome;
 use super::log::{self, Log};
 use super::schedule::{Load, Task};
-use super::{Args, Report, Shared, Stage, alerts, chart, deny, e2e, miri};
+use super::{Args, Report, Shared, Stage, alerts, chart, dashboards, deny, e2e, miri};
 use crate::deploy;
 
 /// The tasks of a run, by the order in which they start where several can.
@@ -159,6 +159,13 @@ pub(super) fn plan<'a>(
             Load::Light,
             &[promtool],
             alerts::check,
+        );
+        plan.add(
+            Stage::Chart,
+            "dashboards",
+            Load::Light,
+            &[promtool],
+            dashboards::check,
         );
     }
     let mut cluster = None;
