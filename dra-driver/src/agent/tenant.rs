@@ -13,11 +13,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::arrivals::Arrivals;
 use super::control::{Measured, Terms};
-use super::detect::{GpuProcess, RegionProblem, ShareView, Suspicion};
+use super::detect::{GpuProcess, RegionProblem, ShareView};
 use super::progress::{Done, Progress};
 use super::reserve::{Reserve, Shown};
 use super::share::{Glance, Page, Scratch, Usage};
-use super::share_metrics::{self, CounterTotals, ShareMetrics};
+use super::share_metrics::{self, CounterTotals};
 use super::token::Contender;
 use crate::claim::{ClaimUid, ShareId};
 use crate::layout::Layout;

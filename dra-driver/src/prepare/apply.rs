@@ -5,22 +5,21 @@
 use std::collections::BTreeSet;
 
 use drava_cdi::{Driver, SpecDir};
-use drava_nvml::Placement;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 
 use super::effects::{EffectError, Effects, Ensured};
 use super::limits;
-use super::overcommit::{self, Conflict};
-use super::plan::{self, PlanError};
+use super::overcommit;
+use super::plan;
 use super::record::{self, ClaimRecord, Loaded, RecordError, RecordStore, Unsupported};
 use super::recover::ArtifactVersions;
-use super::spec::{self, SpecError};
+use super::spec;
 use super::{Delivery, Prepared};
 use crate::artifacts::{Artifact, Installed, Stubs};
 use crate::claim::{ClaimRef, ClaimUid};
 use crate::inventory::NodeInventory;
 use crate::layout::{Layout, SPEC_PREFIX};
-use crate::lock::{LockError, Locks};
+use crate::lock::Locks;
 use crate::options;
 
 mod error;
