@@ -84,6 +84,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         if *check {
             stale.push(path.display().to_string());
         } else {
+            path.parent().map_or(Ok(()), fs::create_dir_all)?;
             fs::write(&path, wanted).with_context(|| format!("write {}", path.display()))?;
             println!("wrote {}", path.display());
         }

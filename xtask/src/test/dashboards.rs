@@ -54,6 +54,7 @@ fn test_of(series: &str) -> String {
         .collect();
     // JSON is YAML.
     let expected = Value::from(expected);
+    let series: String = series.lines().map(|line| format!("  {line}\n")).collect();
     format!(
         "evaluation_interval: 1m\ntests:\n- interval: 1m\n  promql_expr_test: {expected}\n  input_series:\n{series}"
     )
