@@ -88,11 +88,18 @@ fn serves_pods_without_webhook() -> Result<()> {
         cluster.kubectl(["-n", SYSTEM, "patch", "service", WEBHOOK, "-p", &patch])
     };
     select("none")?;
-    let served = wait("pods are created without gate", || {
-        Ok((!is_gated(&tenant, "a")?).then_some(()))
-    })
-    .and_then(|()| tenant.apply(&pod("b", "resourceClaimTemplateName: a")))
-    .and_then(|()| tenant.running("b"));
+    // The API server keeps using its open connections to the replicas: new replicas have none.
+    let restart = ["rollout", "restart", "deployment/drava-controller"];
+    let served = cluster
+        .kubectl(["-n", SYSTEM].iter().chain(&restart))
+        .and_then(|_| cluster.drava_ready())
+        .and_then(|()| {
+            wait("pods are created without gate", || {
+                Ok((!is_gated(&tenant, "a")?).then_some(()))
+            })
+        })
+        .and_then(|()| tenant.apply(&pod("b", "resourceClaimTemplateName: a")))
+        .and_then(|()| tenant.running("b"));
     select("controller")?;
     served?;
     wait("the webhook gates pods again", || {
