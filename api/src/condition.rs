@@ -11,11 +11,13 @@ pub enum ConditionType {
     Prepared,
     /// Containers of the claim cannot exceed the limits of the device.
     Enforced,
+    /// The GPU of the device is healthy.
+    Healthy,
 }
 
 impl ConditionType {
     /// All types.
-    pub const ALL: [Self; 2] = [Self::Prepared, Self::Enforced];
+    pub const ALL: [Self; 3] = [Self::Prepared, Self::Enforced, Self::Healthy];
 
     /// Value of the condition's field `type`.
     #[must_use]
@@ -23,6 +25,7 @@ impl ConditionType {
         match self {
             Self::Prepared => "Prepared",
             Self::Enforced => "Enforced",
+            Self::Healthy => "Healthy",
         }
     }
 
@@ -32,6 +35,7 @@ impl ConditionType {
         match self {
             Self::Prepared => "The device is ready for containers.",
             Self::Enforced => "Containers of the claim cannot exceed the limits of the device.",
+            Self::Healthy => "The GPU of the device is healthy.",
         }
     }
 }
@@ -97,6 +101,10 @@ condition_reasons! {
     Unmetered: Enforced, false, "The device class mounts graphics and video libraries, whose allocations no limit \
         covers.";
     UsageRegionDamaged: Enforced, false, "The usage region of the share is damaged or missing.";
+    NoFault: Healthy, true, "The GPU answers NVML and has no fault.";
+    GpuFault: Healthy, false, "The GPU or the MIG instance reported a fault, such as a fatal XID, or needs a reset.";
+    GpuLost: Healthy, false, "The GPU has fallen off the bus.";
+    GpuNotResponding: Healthy, false, "NVML calls for the GPU do not return.";
 }
 
 impl fmt::Display for ConditionReason {

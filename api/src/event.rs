@@ -133,9 +133,15 @@ event_reasons! {
     GpuPoolExcluded: Warning, Controller, "Node",
         "The ResourceSlices of a node are inconsistent, so the controller allocates none of its GPUs.",
         "Follow the message; restart the node driver of the node if the slices are malformed.";
+    GpuRecovered: Normal, NodeDriver, "Node, ResourceClaim",
+        "A GPU or MIG instance that was unhealthy has recovered; its devices are no longer tainted.",
+        "None.";
     GpuUnavailable: Warning, NodeDriver, "Node",
         "A GPU is not published, or only as a whole.",
         "Follow the message, for example set compute mode Default.";
+    GpuUnhealthy: Warning, NodeDriver, "Node, Pod, ResourceClaim",
+        "A GPU or MIG instance is unhealthy; its devices are tainted. The message names the XID or other fault.",
+        "Replace the pods that use the GPU, then reset the GPU or reboot the node; see [health](health.md).";
     GpuUnschedulable: Warning, Controller, "Pod, ResourceClaim",
         "No node can serve the claims of a pod. The message begins with the number of nodes per reason code (see below).",
         "Run `kubectl drava explain pod <pod>`; change the claim or release GPUs.";

@@ -13,6 +13,7 @@ pub mod names;
 pub mod quantity;
 pub mod reason;
 pub mod request;
+pub mod xid;
 
 pub use quantity::Quantity;
 

@@ -163,7 +163,9 @@ pub mod driver {
             GPU_INFO = "drava_gpu_info" Gauge ["gpu", "index", "model", "pci_bus_id", "driver_version"]
                 "GPU of the node by UUID; the value is 1.";
             GPU_HEALTHY = "drava_gpu_healthy" Gauge ["gpu"]
-                "Whether NVML can read the GPU: 1 or 0.";
+                "Whether the GPU and all its MIG instances are healthy: 1 or 0.";
+            GPU_FAULT_INFO = "drava_gpu_fault_info" Gauge ["gpu", "slices", "reason"]
+                "Fault of an unhealthy GPU, or of the MIG instance with these memory slices, as the value of its taint; the value is 1.";
             GPU_MEMORY_TOTAL_BYTES = "drava_gpu_memory_total_bytes" Gauge ["gpu"]
                 "Memory of the GPU.";
             GPU_MEMORY_RESERVED_BYTES = "drava_gpu_memory_reserved_bytes" Gauge ["gpu"]
@@ -191,6 +193,9 @@ pub mod driver {
                 "Device of a prepared claim; access is share, whole, partition or admin; the value is 1.";
             CLAIM_POD_INFO = "drava_claim_pod_info" Gauge ["namespace", "claim", "pod"]
                 "Pod that reserves a prepared claim; one series for each pod of a shared claim; the value is 1.";
+            CONTAINER_DEVICE_INFO = "drava_container_device_info" Gauge
+                ["namespace", "pod", "container", "claim", "request", "device", "gpu", "share"]
+                "Device of a container by its claim; share is empty for other access than a share; the value is 1.";
             SHARE_MEMORY_LIMIT_BYTES = "drava_share_memory_limit_bytes" Gauge ["namespace", "claim", "share"]
                 "Memory limit of the share; absent without a limit.";
             SHARE_MEMORY_USED_BYTES = "drava_share_memory_used_bytes" Gauge ["namespace", "claim", "share"]

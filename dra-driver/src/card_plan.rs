@@ -48,6 +48,17 @@ pub struct PlannedDevice {
     pub blocked: Option<UnavailableReason>,
 }
 
+impl PlannedDevice {
+    /// Returns the memory slices of a partition; `None` for other types, which use all of the GPU.
+    #[must_use]
+    pub const fn slices(&self) -> Option<SlicePlacement> {
+        match self.kind {
+            DeviceKind::Partition { placement, .. } => Some(placement),
+            DeviceKind::Whole | DeviceKind::Shares(_) => None,
+        }
+    }
+}
+
 /// Type of a planned device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DeviceKind {

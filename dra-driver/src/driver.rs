@@ -20,13 +20,16 @@ use crate::artifacts::{self, Installed};
 use crate::claims::{ClaimService, blocking};
 use crate::conditions::{Condition, Conditions};
 use crate::directories;
+use crate::gpu_health::HealthTable;
+use crate::gpu_health::record::RecordFile;
+use crate::gpu_health::state::Rules;
 use crate::health;
 use crate::inventory::{InventoryThread, OpenLibrary, OwnInstances, Source, State};
 use crate::layout::Layout;
 use crate::lock::Locks;
 use crate::metrics::operations::Measured;
 use crate::metrics::{self, Sources};
-use crate::options::{Delivery, Paths, Scheduling};
+use crate::options::{Delivery, Paths, Scheduling, UnhealthyEffect};
 use crate::plugin::health::Devices;
 use crate::plugin::takeover::InstanceRole;
 use crate::plugin::{self, Plugin};
@@ -34,6 +37,7 @@ use crate::prepare::apply::Applier;
 use crate::prepare::apply::partitions::recorded_instances;
 use crate::prepare::effects::{MigAccess, NodeEffects, Tmpfs};
 use crate::prepare::record::RecordStore;
+use crate::publish::TaintPolicy;
 use crate::publish::writer::Publisher;
 use crate::report::{Reporter, Subject};
 use drava_api::error::describe;
@@ -81,6 +85,10 @@ pub struct Config {
     pub release_wait: Duration,
     /// How long a retained device is tainted before it is withdrawn, see [`crate::publish::retained::GRACE`].
     pub retained_grace: Duration,
+    /// Rules of the health of GPUs.
+    pub health: Rules,
+    /// Effect of the taint of unhealthy GPUs.
+    pub unhealthy_effect: UnhealthyEffect,
 }
 
 /// Fatal error of the driver.
@@ -126,7 +134,8 @@ pub async fn run(
     stop: CancellationToken,
 ) -> Result<(), RunError> {
     let mut tasks = Tasks::new();
-    let metrics = Sources::new(conditions.clone());
+    let health = HealthTable::new(config.health.clone());
+    let metrics = Sources::new(conditions.clone(), health.subscribe());
     serve_endpoints(&mut tasks, config.listen, &metrics, &stop).await?;
     let layout = Layout::new(&config.paths);
     if !until(&stop, directories::create(&layout, &conditions)).await {
@@ -139,7 +148,9 @@ pub async fn run(
     };
     let own = own_instances(RecordStore::new(layout.claims()), mig.boot_id.clone());
     let thread = InventoryThread::start(source, own).map_err(RunError::Thread)?;
-    let (reporter, reports) = Reporter::start(client.clone(), config.node.clone());
+    let record = RecordFile::new(layout.gpu_health(), mig.boot_id.clone());
+    let (reporter, reports) =
+        Reporter::start(client.clone(), config.node.clone(), health.subscribe());
     tasks.spawn(async move {
         reports.await;
         Ok("event reporter")
@@ -159,9 +170,14 @@ pub async fn run(
     shared.follow(&mut tasks);
     let installed = shared.install(&mut tasks);
     let claims = shared.claims(tmpfs, mig, installed);
-    let (health, devices) = watch::channel(Vec::new());
+    let (published, devices) = watch::channel(Vec::new());
     let (role_sender, role) = watch::channel(InstanceRole::Unknown);
     shared.serve_kubelet(&mut tasks, Arc::clone(&claims), devices, role);
+    let health = GpuHealth {
+        table: health,
+        record,
+        devices: published,
+    };
     shared.publish(&mut tasks, claims, observe, health, role_sender);
     drop(shared);
 
@@ -203,6 +219,13 @@ async fn serve_endpoints(
         Ok("health endpoint")
     });
     Ok(())
+}
+
+/// Health of the GPUs: the table, its record, and the channel to kubelet.
+struct GpuHealth {
+    table: HealthTable,
+    record: RecordFile,
+    devices: watch::Sender<Devices>,
 }
 
 /// State that the tasks share.
@@ -305,15 +328,24 @@ impl Shared {
         tasks: &mut Tasks,
         claims: Arc<ClaimService<NodeEffects>>,
         observe: OpenLibrary,
-        health: watch::Sender<Devices>,
+        health: GpuHealth,
         role: watch::Sender<InstanceRole>,
     ) {
+        let GpuHealth {
+            table,
+            record,
+            devices,
+        } = health;
         let publisher = Publisher {
             client: self.client.clone(),
             node: self.config.node.clone(),
-            scheduling: self.config.scheduling,
+            taints: TaintPolicy {
+                scheduling: self.config.scheduling,
+                unhealthy: self.config.unhealthy_effect,
+            },
             gpus: self.gpus.clone(),
-            health,
+            health: table.subscribe(),
+            devices,
             conditions: self.conditions.clone(),
             reporter: self.reporter.clone(),
             retained_grace: self.config.retained_grace,
@@ -330,6 +362,8 @@ impl Shared {
             claims,
             layout: self.layout.clone(),
             agent,
+            health: table,
+            record,
             metrics: self.metrics.clone(),
             orphan_grace: self.config.orphan_grace,
             reconcile_request: Arc::clone(&self.reconcile),

@@ -21,10 +21,11 @@ use crate::claim::{ClaimRef, ClaimUid};
 use crate::claims::{ClaimService, FetchError, TaskError, blocking};
 use crate::inventory::State;
 use crate::layout::Layout;
+use crate::pods::{self, PodRef, reserving_pods};
 use crate::prepare::Prepared;
 use crate::prepare::effects::Effects;
 use crate::prepare::record::{ClaimRecord, Loaded, RecordError};
-use crate::report::{Injection, PodRef, Subject};
+use crate::report::{Injection, Subject};
 
 /// Time between two checks.
 const INTERVAL: Duration = Duration::from_secs(5);
@@ -122,59 +123,18 @@ fn is_unmarked(record: &ClaimRecord, layout: &Layout) -> bool {
         && shares.all(|share| !layout.marker(&record.claim.uid, &share.id).exists())
 }
 
-fn reserving_pods(claim: &ResourceClaim) -> Vec<PodRef> {
-    let consumers = claim
-        .status
-        .iter()
-        .filter_map(|status| status.reserved_for.as_ref())
-        .flatten();
-    let namespace = claim.metadata.namespace.clone().unwrap_or_default();
-    consumers
-        .filter(|consumer| consumer.resource == "pods")
-        .map(|consumer| PodRef {
-            namespace: namespace.clone(),
-            name: consumer.name.clone(),
-            uid: consumer.uid.clone(),
-        })
-        .collect()
-}
-
 /// Returns whether `pod` is `wanted` and one of its containers that use the claim was started.
 #[must_use]
 pub fn runs_with(pod: &Pod, wanted: &PodRef, claim: &ClaimRef) -> bool {
-    let (Some(spec), Some(status)) = (&pod.spec, &pod.status) else {
+    let Some(status) = &pod.status else {
         return false;
     };
     if pod.metadata.uid.as_deref() != Some(&wanted.uid) {
         return false;
     }
-    // The spec names claims that exist already; the status names claims that were generated from a template.
-    let generated = status.resource_claim_statuses.iter().flatten();
-    let generated: Vec<_> = generated
-        .filter(|status| status.resource_claim_name.as_deref() == Some(&claim.name))
-        .map(|status| status.name.as_str())
-        .collect();
-    let direct = spec.resource_claims.iter().flatten();
-    let direct = direct.filter(|entry| entry.resource_claim_name.as_deref() == Some(&claim.name));
-    let names: BTreeSet<&str> = direct
-        .map(|entry| entry.name.as_str())
-        .chain(generated)
-        .collect();
-    let containers = spec
-        .containers
-        .iter()
-        .chain(spec.init_containers.iter().flatten());
-    let users: BTreeSet<&str> = containers
-        .filter(|container| {
-            let claims = container
-                .resources
-                .iter()
-                .filter_map(|resources| resources.claims.as_ref());
-            claims
-                .flatten()
-                .any(|used| names.contains(used.name.as_str()))
-        })
-        .map(|container| container.name.as_str())
+    let users: BTreeSet<String> = pods::users(pod, &claim.name)
+        .into_iter()
+        .map(|user| user.container)
         .collect();
     let statuses = status
         .container_statuses
@@ -182,7 +142,7 @@ pub fn runs_with(pod: &Pod, wanted: &PodRef, claim: &ClaimRef) -> bool {
         .chain(&status.init_container_statuses)
         .flatten();
     statuses
-        .filter(|status| users.contains(status.name.as_str()))
+        .filter(|status| users.contains(&status.name))
         .any(|status| {
             let states = [&status.state, &status.last_state];
             states

@@ -68,6 +68,12 @@ impl Layout {
         self.claim(uid).join(share.as_str()).join(paths::LIMITS_DIR)
     }
 
+    /// Record of the faults of GPUs.
+    #[must_use]
+    pub fn gpu_health(&self) -> PathBuf {
+        self.run_dir.join("gpu-health.json")
+    }
+
     /// Directory of the usage regions of all claims.
     #[must_use]
     pub fn usages(&self) -> PathBuf {

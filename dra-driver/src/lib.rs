@@ -9,14 +9,15 @@
 //! | [`claims`], [`prepare`] | prepare and unprepare |
 //! | [`reconcile`] | removal of orphaned and repair of incomplete claim state |
 //! | [`injection`] | detection of container runtimes that ignore CDI |
+//! | [`gpu_monitor`], [`gpu_health`], [`health_report`] | sensors and events of GPUs, their health, its reports |
 //! | [`agent`] | GPU time, memory limits and violations of running shares |
 //! | [`report`], [`conditions`], [`health`] | events, device statuses, readiness |
 //! | [`metrics`] | `/metrics` |
 //! | [`layout`], [`directories`], [`artifacts`], [`files`], [`lock`], [`mounts`] | files and mounts on the node |
-//! | [`claim`] | identities of claims and shares |
+//! | [`claim`], [`pods`] | identities of claims and shares, and the pods that use claims |
 //!
 //! Decisions are pure functions: [`card_plan::CardPlan::new`], [`publish::desired`], [`publish::diff`], [`prepare::plan`], [`prepare::overcommit`],
-//! [`reconcile::decide`]. [`driver::run`] starts the tasks around them. `use` lines between these modules form a DAG.
+//! [`reconcile::decide`], [`gpu_health::state`]. [`driver::run`] starts the tasks around them. `use` lines between these modules form a DAG.
 
 #![forbid(unsafe_code)]
 
@@ -30,7 +31,10 @@ pub mod conditions;
 pub mod directories;
 pub mod driver;
 pub mod files;
+pub mod gpu_health;
+pub mod gpu_monitor;
 pub mod health;
+pub mod health_report;
 pub mod injection;
 pub mod inventory;
 pub mod layout;
@@ -39,6 +43,7 @@ pub mod metrics;
 pub mod mounts;
 pub mod options;
 pub mod plugin;
+pub mod pods;
 pub mod prepare;
 pub mod proto;
 pub mod publish;

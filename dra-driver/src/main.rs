@@ -39,6 +39,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
         delivery,
         paths,
         listen,
+        health,
         log_format: _,
     } = options;
     tracing::info!(
@@ -77,6 +78,8 @@ async fn run(options: Options) -> anyhow::Result<()> {
         orphan_grace: reconcile::GRACE,
         release_wait: claims::RELEASE_WAIT,
         retained_grace: publish::retained::GRACE,
+        health: health.rules(),
+        unhealthy_effect: health.unhealthy_effect,
     };
     driver::run(
         config,

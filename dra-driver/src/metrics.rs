@@ -2,15 +2,15 @@
 //!
 //! | Source | Written by |
 //! |---|---|
-//! | GPUs | [`telemetry`], a thread per GPU |
+//! | GPUs and their health | [`crate::gpu_monitor`], a thread per GPU |
 //! | shares | the node agent, see [`crate::agent::share_metrics`] |
 //! | claims and their pods | [`claim_view`] |
 //! | prepare and unprepare | [`operations`] |
 //!
 //! A scrape reads what these have written last; a scrape calls neither NVML nor the API server. [`exposition`] is pure.
-//! Series of a share carry namespace, claim and share. Pods are in a separate info metric, because several pods can
-//! share a claim: with a pod label the memory of one share would be counted once for each pod. All series of a claim
-//! end with the claim.
+//! Series of a share carry namespace, claim and share. Pods and containers are in separate info metrics, because several
+//! of them can share a claim: with a pod label the memory of one share would be counted once for each pod. All series of
+//! a claim end with the claim.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -26,6 +26,7 @@ use tokio::sync::watch;
 
 use crate::agent::share_metrics::ShareMetrics;
 use crate::conditions::Conditions;
+use crate::gpu_health::HealthByGpu;
 
 pub mod claim_view;
 pub mod exposition;
@@ -44,6 +45,8 @@ pub struct Sources {
     pub conditions: Conditions,
     /// GPUs with their telemetry.
     pub gpus: GpuTable,
+    /// Health of the GPUs.
+    pub health: watch::Receiver<Arc<HealthByGpu>>,
     /// Shares that the node agent follows.
     pub shares: watch::Sender<Arc<[ShareMetrics]>>,
     /// Prepared claims.
@@ -55,10 +58,11 @@ pub struct Sources {
 impl Sources {
     /// Returns sources without GPUs, shares and claims.
     #[must_use]
-    pub fn new(conditions: Conditions) -> Self {
+    pub fn new(conditions: Conditions, health: watch::Receiver<Arc<HealthByGpu>>) -> Self {
         Self {
             conditions,
             gpus: GpuTable::default(),
+            health,
             shares: watch::Sender::new(Arc::default()),
             claims: watch::Sender::new(Arc::default()),
             operations: Operations::default(),
@@ -69,6 +73,7 @@ impl Sources {
         Snapshot {
             conditions: self.conditions.states(),
             gpus: self.gpus.entries(),
+            health: Arc::clone(&self.health.borrow()),
             shares: Arc::clone(&self.shares.borrow()),
             claims: Arc::clone(&self.claims.borrow()),
             operations: self.operations.clone(),

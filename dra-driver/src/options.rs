@@ -3,8 +3,12 @@
 use std::net::{Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
+use drava_api::xid::XidPolicy;
+
+use crate::gpu_health::state::Rules;
 
 /// Kubelet DRA plugin and node agent of drava: publishes the GPUs of this node and prepares claims for containers.
 #[derive(Debug, Clone, Parser)]
@@ -42,9 +46,90 @@ pub struct Options {
     #[arg(long, env = "DRAVA_LISTEN", default_value = ":9394")]
     pub listen: Listen,
 
+    #[command(flatten)]
+    #[expect(
+        missing_docs,
+        reason = "clap would use a doc comment here as the help of the command"
+    )]
+    pub health: HealthOptions,
+
     /// Log format. RUST_LOG sets the level.
     #[arg(long, env = "DRAVA_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
+}
+
+/// Rules of the health of GPUs.
+#[derive(Debug, Clone, clap::Args)]
+pub struct HealthOptions {
+    /// XIDs that do not make a GPU unhealthy, in addition to those of applications.
+    #[arg(long, env = "DRAVA_XID_IGNORE", value_delimiter = ',')]
+    pub xid_ignore: Vec<u64>,
+
+    /// XIDs that make a GPU unhealthy although they are errors of applications; takes precedence over --xid-ignore.
+    #[arg(long, env = "DRAVA_XID_FATAL", value_delimiter = ',')]
+    pub xid_fatal: Vec<u64>,
+
+    /// Time without a fatal error after which a GPU that answers is healthy again, such as 90s or 10m.
+    #[arg(long, env = "DRAVA_HEALTH_RECOVERY_WINDOW", default_value = "10m", value_parser = parse_duration)]
+    pub health_recovery_window: Duration,
+
+    /// Effect of the taint of unhealthy GPUs.
+    #[arg(long, env = "DRAVA_UNHEALTHY_EFFECT", value_enum, default_value_t = UnhealthyEffect::NoSchedule)]
+    pub unhealthy_effect: UnhealthyEffect,
+}
+
+impl HealthOptions {
+    /// Returns the rules.
+    #[must_use]
+    pub fn rules(&self) -> Rules {
+        Rules {
+            xids: XidPolicy {
+                ignored: self.xid_ignore.iter().copied().collect(),
+                fatal: self.xid_fatal.iter().copied().collect(),
+            },
+            recovery_window: self.health_recovery_window,
+            ..Rules::default()
+        }
+    }
+}
+
+/// Effect of the taint of unhealthy GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum UnhealthyEffect {
+    /// No new claim is allocated on the GPU.
+    #[value(name = "NoSchedule")]
+    NoSchedule,
+    /// In addition, the pods that use the GPU are evicted.
+    #[value(name = "NoExecute")]
+    NoExecute,
+}
+
+impl UnhealthyEffect {
+    /// Returns the effect of the taint.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::NoSchedule => "NoSchedule",
+            Self::NoExecute => "NoExecute",
+        }
+    }
+}
+
+/// Parses `90s`, `10m` or `1h`.
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    let error = || format!("invalid duration {text:?}; use for example 90s, 10m or 1h");
+    let (number, unit) = text
+        .find(|c: char| !c.is_ascii_digit())
+        .and_then(|end| text.split_at_checked(end))
+        .ok_or_else(error)?;
+    let seconds = match unit {
+        "s" => 1,
+        "m" => 60,
+        "h" => 3600,
+        _ => return Err(error()),
+    };
+    let number: u64 = number.parse().map_err(|_| error())?;
+    Ok(Duration::from_secs(number.saturating_mul(seconds)))
 }
 
 /// Directories of the driver. `driver_root_mount` and `artifacts_dir` are paths inside this container; the others are
@@ -149,6 +234,36 @@ mod tests {
         let error = parse("both").unwrap_err().to_string();
         for part in ["'both'", "--delivery", "preload, shim"] {
             assert!(error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn parses_rules_of_health() {
+        let parse = |options: &[&str]| {
+            let all = ["drava-dra-driver", "--node-name", "a"].iter();
+            Options::try_parse_from(all.chain(options)).map(|options| options.health)
+        };
+        let default = parse(&[]).unwrap();
+        assert_eq!(default.rules(), Rules::default());
+        assert_eq!(default.unhealthy_effect, UnhealthyEffect::NoSchedule);
+        let set = parse(&[
+            "--xid-ignore=74,119",
+            "--xid-fatal=31",
+            "--health-recovery-window=90s",
+            "--unhealthy-effect=NoExecute",
+        ]);
+        let set = set.unwrap();
+        assert_eq!(set.unhealthy_effect.as_str(), "NoExecute");
+        let rules = set.rules();
+        assert_eq!(rules.recovery_window, Duration::from_secs(90));
+        assert!(rules.xids.class(31).is_fatal() && !rules.xids.class(74).is_fatal());
+        for bad in ["10", "m", "1d", "-1s", "99999999999999999999s"] {
+            let option = format!("--health-recovery-window={bad}");
+            let error = parse(&[&option]).unwrap_err();
+            assert!(
+                error.to_string().contains("90s, 10m or 1h"),
+                "{bad:?}: {error}"
+            );
         }
     }
 

@@ -12,8 +12,10 @@ use k8s_openapi::api::resource::v1::{CounterSet, Device, DeviceTaint};
 
 use crate::capacity::UnavailableReason;
 use crate::card_plan::{DeviceKind, PlannedDevice};
+use crate::gpu_health::HealthByGpu;
+use crate::gpu_health::state::Fault;
 use crate::inventory::NodeInventory;
-use crate::options::Scheduling;
+use crate::options::{Scheduling, UnhealthyEffect};
 
 pub mod device;
 pub mod diff;
@@ -21,7 +23,7 @@ pub mod retained;
 mod version;
 pub mod writer;
 
-use retained::{PublishedCard, Retained};
+use retained::{PublishedCard, Reason, Retained};
 
 /// Maximum number of counter sets of one slice (`ResourceSliceMaxCounterSets`).
 const MAX_COUNTER_SETS: usize = 8;
@@ -92,6 +94,8 @@ pub struct Pool {
     pub slices: BTreeMap<String, SliceContent>,
     /// Reasons why GPUs or their shares are not published, by UUID.
     pub unavailable: BTreeMap<String, UnavailableReason>,
+    /// Reasons why devices are unhealthy, by name.
+    pub unhealthy: BTreeMap<String, String>,
 }
 
 impl Pool {
@@ -104,27 +108,45 @@ impl Pool {
     }
 }
 
-/// Returns the pool of `node`. Devices in `retained` stay published, with a taint.
+/// What decides the taints of devices, besides faults.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TaintPolicy {
+    /// Allocator of the devices.
+    pub scheduling: Scheduling,
+    /// Effect of the taint of unhealthy and lost GPUs.
+    pub unhealthy: UnhealthyEffect,
+}
+
+/// Returns the pool of `node`. Devices in `retained` stay published, with a taint; devices with a fault in `health` have
+/// a taint.
 #[must_use]
 pub fn desired(
     node: &str,
     inventory: &NodeInventory,
     retained: &BTreeMap<GpuUuid, Retained>,
-    scheduling: Scheduling,
+    health: &HealthByGpu,
+    policy: TaintPolicy,
     features: Features,
 ) -> Pool {
-    let taints = |unhealthy| {
+    let taints = |reason: Option<(&str, UnhealthyEffect)>| {
         features
             .taints
-            .then(|| device::taints(scheduling, unhealthy))
+            .then(|| device::taints(policy.scheduling, reason))
             .flatten()
     };
     // By minor number, which is unique among the GPUs of a node.
     let mut cards: BTreeMap<u32, PublishedCard> = BTreeMap::new();
-    let mut unavailable = BTreeMap::new();
+    let (mut unavailable, mut unhealthy) = (BTreeMap::new(), BTreeMap::new());
     for retained in retained.values() {
-        let unhealthy = taints(Some(retained.reason.as_str()));
-        let card = retained_devices(&retained.card, unhealthy.as_ref(), features);
+        let effect = match retained.reason {
+            Reason::Lost => policy.unhealthy,
+            // Programs may use the device until their claim ends.
+            Reason::Unavailable(_) => UnhealthyEffect::NoSchedule,
+        };
+        let tainted = taints(Some((retained.reason.as_str(), effect)));
+        let card = retained_devices(&retained.card, tainted.as_ref(), features);
+        let devices = card.devices.iter();
+        unhealthy.extend(devices.map(|device| (device.name.clone(), retained.reason.to_string())));
         cards.insert(card.minor, card);
     }
     for card in &inventory.gpus.cards {
@@ -136,8 +158,19 @@ pub fn desired(
         let devices: Vec<Device> = planned
             .filter(|planned| features.can_publish(planned))
             .map(|planned| {
+                let fault = health.get(&card.uuid);
+                let fault = fault.and_then(|health| health.of_device(planned.slices()));
+                if let Some(fault) = fault {
+                    unhealthy.insert(planned.name.clone(), fault.to_string());
+                }
+                let fault = fault.map(Fault::value);
                 let blocked = planned.blocked.map(UnavailableReason::as_str);
-                device::device(planned, card, inventory, taints(blocked), features.counters)
+                let reason = match (&fault, blocked) {
+                    (Some(fault), _) => Some((fault.as_str(), policy.unhealthy)),
+                    (None, Some(blocked)) => Some((blocked, UnhealthyEffect::NoSchedule)),
+                    (None, None) => None,
+                };
+                device::device(planned, card, inventory, taints(reason), features.counters)
             })
             .collect();
         if devices.is_empty() {
@@ -161,6 +194,7 @@ pub fn desired(
         name: names::pool(node),
         slices: slices(node, &counter_sets, devices),
         unavailable,
+        unhealthy,
     }
 }
 

@@ -3,6 +3,7 @@
 //! Reports are queued and written by a task, so they neither delay nor fail the reported operation. Failed writes are
 //! retried a limited number of times and then logged.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use drava_api::event::{Component, EventReason};
@@ -13,14 +14,17 @@ use kube::api::{Patch, PatchParams};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter as EventReporter};
 use kube::{Api, Client};
 use serde_json::{Value, json};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use crate::claim::ClaimRef;
+use crate::gpu_health::HealthByGpu;
 use crate::inventory::NodeInventory;
+use crate::pods::PodRef;
 use crate::prepare::record::ClaimRecord;
 
 mod device_status;
 
+use device_status::Observed;
 pub use device_status::{Injection, Violation};
 
 /// Field manager of `status.devices`, and reporting controller of events.
@@ -41,17 +45,6 @@ pub enum Subject {
     Claim(ClaimRef),
     /// A pod.
     Pod(PodRef),
-}
-
-/// A pod that uses a claim.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PodRef {
-    /// Namespace.
-    pub namespace: String,
-    /// Name.
-    pub name: String,
-    /// UID.
-    pub uid: String,
 }
 
 const fn event_type(reason: EventReason) -> EventType {
@@ -75,15 +68,20 @@ enum Report {
 
 /// Sender of reports; clones share the queue.
 #[derive(Debug, Clone)]
-pub struct Reporter(mpsc::Sender<Report>);
+pub struct Reporter {
+    reports: mpsc::Sender<Report>,
+    /// Health of the GPUs, part of the device statuses.
+    health: watch::Receiver<Arc<HealthByGpu>>,
+}
 
 impl Reporter {
     /// Returns a reporter and its task, which ends when all clones are dropped.
     pub fn start(
         client: Client,
         node: String,
+        health: watch::Receiver<Arc<HealthByGpu>>,
     ) -> (Self, impl Future<Output = ()> + Send + 'static) {
-        let (sender, mut reports) = mpsc::channel(QUEUE);
+        let (sender, mut queue) = mpsc::channel(QUEUE);
         let task = async move {
             let writer = Writer {
                 recorder: Recorder::new(
@@ -96,11 +94,15 @@ impl Reporter {
                 client,
                 node,
             };
-            while let Some(report) = reports.recv().await {
+            while let Some(report) = queue.recv().await {
                 writer.write(&report).await;
             }
         };
-        (Self(sender), task)
+        let reporter = Self {
+            reports: sender,
+            health,
+        };
+        (reporter, task)
     }
 
     /// Logs and raises an event.
@@ -129,8 +131,13 @@ impl Reporter {
             .as_ref()
             .and_then(|status| status.devices.as_ref());
         let written = serde_json::to_value(written).unwrap_or(Value::Null);
-        let devices =
-            device_status::statuses(record, inventory, injection, &written, Timestamp::now());
+        let health = Arc::clone(&self.health.borrow());
+        let observed = Observed {
+            inventory,
+            health: &health,
+            injection,
+        };
+        let devices = device_status::statuses(record, &observed, &written, Timestamp::now());
         let is_written = |device: &Value| {
             written
                 .as_array()
@@ -145,7 +152,7 @@ impl Reporter {
     }
 
     fn send(&self, report: Report) {
-        if self.0.try_send(report).is_err() {
+        if self.reports.try_send(report).is_err() {
             tracing::warn!("report queue full; dropping a report");
         }
     }

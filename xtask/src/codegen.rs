@@ -1,8 +1,8 @@
 //! `cargo xtask codegen`: the checked-in generated files.
 //!
 //! The kubelet bindings of the node driver come from its own minimal `.proto` files (no protoc: protox parses them), the
-//! pages of events and metrics from the tables in `drava-api`, the dashboards from the tables in [`dashboards`]. Generated
-//! files are checked in, so that building the driver needs none of this; `--check` fails when one is stale.
+//! pages of events, health and metrics from the tables in `drava-api`, the dashboards from the tables in [`dashboards`].
+//! Generated files are checked in, so that building the driver needs none of this; `--check` fails when one is stale.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail};
 
 pub(crate) mod dashboards;
 mod events;
+mod health;
 mod metrics;
 
 /// Command line of `cargo xtask codegen`.
@@ -68,6 +69,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let driver = root.join("dra-driver");
     let mut files = vec![
         (root.join(events::PATH), events::render()),
+        (root.join(health::PATH), health::render()),
         (root.join(metrics::PATH), metrics::render()),
     ];
     let dashboards = dashboards::files().into_iter();

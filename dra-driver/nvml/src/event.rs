@@ -28,12 +28,44 @@ pub enum EventKind {
     MigConfigChange,
     /// The GPU is unavailable.
     Unavailable,
-    /// The NVIDIA driver requests a recovery action (reset, reboot, drain).
-    RecoveryAction(u64),
+    /// The recovery action that the NVIDIA driver requests has changed.
+    RecoveryAction(RecoveryAction),
     /// The GPU has fallen off the bus. Reported once; the GPU is no longer watched.
     Lost,
     /// Another kind, by its bit in `nvml.h`.
     Other(u64),
+}
+
+/// Action that the NVIDIA driver requests for the recovery of a GPU (`nvmlDeviceGpuRecoveryAction_t`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum RecoveryAction {
+    /// None; the GPU works.
+    None,
+    /// Reset of the GPU.
+    GpuReset,
+    /// Reboot of the node.
+    NodeReboot,
+    /// End of all peer-to-peer traffic; a later reset restores it.
+    DrainP2p,
+    /// End of all programs, then reset of the GPU.
+    DrainAndReset,
+    /// An action newer than this build.
+    Other(u64),
+}
+
+impl RecoveryAction {
+    /// Converts NVML's value.
+    #[must_use]
+    pub const fn from_value(value: u64) -> Self {
+        match value {
+            0 => Self::None,
+            1 => Self::GpuReset,
+            2 => Self::NodeReboot,
+            3 => Self::DrainP2p,
+            4 => Self::DrainAndReset,
+            other => Self::Other(other),
+        }
+    }
 }
 
 /// Blocking source of events.

@@ -25,7 +25,7 @@ pub use card::{
     Inventory, Memory,
 };
 pub use error::{CardError, InventoryError, OpenError, WatchError};
-pub use event::{Event, EventKind, EventSource};
+pub use event::{Event, EventKind, EventSource, RecoveryAction};
 pub use find::{FindError, find};
 pub use library::Library;
 pub use mig::{ComputeInstance, GpuInstance, Mig, MigProfile, MigUuid, MigVariant, Placement};

@@ -1,6 +1,6 @@
 //! Sensor readings of a GPU.
 
-use crate::{Memory, Utilization};
+use crate::{Memory, RecoveryAction, Utilization};
 
 /// Readings of a GPU at about one moment. `None` where the GPU or the NVIDIA driver has no such sensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,4 +21,6 @@ pub struct Telemetry {
     pub ecc_corrected: Option<u64>,
     /// Uncorrected ECC errors since the NVIDIA driver was loaded; `None` without ECC.
     pub ecc_uncorrected: Option<u64>,
+    /// Action that the NVIDIA driver requests for the recovery of the GPU; `None` if it does not report one (before 565).
+    pub recovery_action: Option<RecoveryAction>,
 }

@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 use drava_nvml::{
     AddressingMode, Card, ComputeCapability, ComputeMode, CudaVersion, EventKind, GpuLibrary,
     GpuUuid, Inventory, Library, Memory, Mig, MigVariant, Placement, ProcessKind, ProcessMemory,
-    Status, find,
+    RecoveryAction, Status, find,
 };
 use simulator_machine::client::Connection;
 use simulator_machine::control::Command;
 use simulator_machine::description::{H100X2, T4};
+use simulator_machine::kernel::Faults;
 use simulator_machine::protocol::{CardEvent, CardIndex, ClientKind, Request};
 use simulator_machine::root::DriverRoot;
 use simulator_machine::testing::Machine;
@@ -247,6 +248,7 @@ fn reports_xid_of_watched_gpu() {
         .control(&Command::Raise(CardEvent::Xid {
             card: CardIndex(1),
             code: 79,
+            instance: None,
         }))
         .unwrap();
     let event = events.next(Duration::from_secs(30)).unwrap().unwrap();
@@ -256,6 +258,47 @@ fn reports_xid_of_watched_gpu() {
     );
     assert_eq!((event.gpu_instance, event.compute_instance), (None, None));
     assert_eq!(events.next(Duration::ZERO).unwrap(), None);
+}
+
+#[test]
+fn reports_memory_error_and_xid_of_gpu_instance() {
+    let machine = Machine::start(H100X2).unwrap();
+    let library = open(&machine);
+    let gpu = library.inventory().unwrap().cards.remove(0).uuid;
+    let mut events = library.watch(&[gpu]).unwrap();
+    let raise = |event| machine.control(&Command::Raise(event)).unwrap();
+    let card = CardIndex(0);
+    raise(CardEvent::DoubleBitEcc { card });
+    raise(CardEvent::Xid {
+        card,
+        code: 95,
+        instance: Some(3),
+    });
+    let mut next = || events.next(Duration::from_secs(30)).unwrap().unwrap();
+    assert_eq!(next().kind, EventKind::DoubleBitEcc);
+    let of_instance = next();
+    assert_eq!(
+        (of_instance.kind, of_instance.gpu_instance),
+        (EventKind::Xid(95), Some(3))
+    );
+}
+
+#[test]
+fn reads_recovery_action_until_reset() {
+    let machine = Machine::start(H100X2).unwrap();
+    let library = open(&machine);
+    let gpu = library.inventory().unwrap().cards.remove(0).uuid;
+    let action = || library.telemetry(&gpu).unwrap().recovery_action;
+    assert_eq!(action(), Some(RecoveryAction::None));
+    let card = CardIndex(0);
+    let faults = Faults {
+        recovery_action: 1,
+        ..Faults::default()
+    };
+    machine.control(&Command::Break { card, faults }).unwrap();
+    assert_eq!(action(), Some(RecoveryAction::GpuReset));
+    machine.control(&Command::Reset { card }).unwrap();
+    assert_eq!(action(), Some(RecoveryAction::None));
 }
 
 #[test]

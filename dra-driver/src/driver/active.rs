@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use drava_api::error::describe;
 use tokio::sync::{Notify, mpsc, watch};
@@ -15,6 +15,10 @@ use crate::artifacts::{self, Installed, Stubs};
 use crate::capacity;
 use crate::claims::{ClaimService, blocking};
 use crate::conditions::{Condition, Conditions};
+use crate::gpu_health::record::RecordFile;
+use crate::gpu_health::{self, HealthTable, RecordedFaults};
+use crate::gpu_monitor;
+use crate::health_report;
 use crate::injection;
 use crate::inventory::State;
 use crate::layout::Layout;
@@ -37,6 +41,8 @@ pub(super) struct Active {
     pub(super) claims: Arc<ClaimService<NodeEffects>>,
     pub(super) layout: Layout,
     pub(super) agent: agent::Config,
+    pub(super) health: HealthTable,
+    pub(super) record: RecordFile,
     pub(super) metrics: Sources,
     pub(super) orphan_grace: Duration,
     pub(super) reconcile_request: Arc<Notify>,
@@ -59,6 +65,8 @@ impl Active {
             claims,
             layout,
             agent,
+            health,
+            record,
             metrics,
             orphan_grace,
             reconcile_request,
@@ -70,12 +78,25 @@ impl Active {
             claims: layout.claims(),
             open: Arc::clone(&agent.open),
         };
-        let telemetry = metrics::telemetry::run(
-            metrics.gpus,
+        let recorded = recorded_faults(&record);
+        health.restore(recorded.clone(), Instant::now());
+        let tables = gpu_monitor::Tables {
+            telemetry: metrics.gpus,
+            health: health.clone(),
+        };
+        let monitor = gpu_monitor::run(
+            tables,
             claims.gpus.clone(),
             Arc::clone(&agent.open),
             stop.clone(),
         );
+        let health_report = health_report::run(
+            Arc::clone(&claims),
+            health.subscribe(),
+            recorded,
+            stop.clone(),
+        );
+        let gpu_health = gpu_health::run(health, claims.gpus.clone(), record, stop.clone());
         let claim_view = metrics::claim_view::run(
             Arc::clone(&claims),
             layout.clone(),
@@ -97,11 +118,22 @@ impl Active {
             agent,
             reconcile,
             injection,
-            telemetry,
+            monitor,
+            gpu_health,
+            health_report,
             claim_view,
             remove_unused_artifacts(claims, state_dir, stop)
         );
     }
+}
+
+/// Returns the faults that an earlier instance recorded. Without a readable record no fault is known.
+fn recorded_faults(record: &RecordFile) -> RecordedFaults {
+    record.read().unwrap_or_else(|error| {
+        let path = record.path().display();
+        tracing::warn!(%path, %error, "cannot read the recorded faults of the GPUs; GPUs count as healthy until the next fault");
+        RecordedFaults::new()
+    })
 }
 
 /// Acquires the lock of the active instance; `None` when the driver stops first.

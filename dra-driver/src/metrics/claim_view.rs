@@ -1,7 +1,8 @@
 //! Prepared claims with their devices and pods, for the labels of the metrics.
 //!
 //! Devices come from the claim records. Pods come from `status.reservedFor`: a claim is read from the API server when
-//! it is first seen, and every [`REFRESH`], since pods join and leave a shared claim without a call of kubelet.
+//! it is first seen, and every [`REFRESH`], since pods join and leave a shared claim without a call of kubelet. Containers
+//! come from the pods, each of which is read once for a claim.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,7 +11,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use drava_api::error::describe;
-use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -18,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use crate::claim::{ClaimRef, ClaimUid, ShareId};
 use crate::claims::{ClaimService, blocking};
 use crate::layout::Layout;
+use crate::pods::{self, PodRef, reserving_pods};
 use crate::prepare::effects::Effects;
 use crate::prepare::record::{ClaimRecord, Loaded, RecordError};
 use crate::prepare::{Access, Prepared};
@@ -46,6 +49,17 @@ pub struct ClaimEntry {
     pub devices: Vec<DeviceEntry>,
     /// Names of the pods that reserve the claim; empty until they were read.
     pub pods: BTreeSet<String>,
+    /// Containers that use the claim, by pod; without pods that were not read so far.
+    pub containers: BTreeMap<String, Vec<Container>>,
+}
+
+/// A container that uses a claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Container {
+    /// Name of the container.
+    pub name: String,
+    /// Names of the requests of the claim that the container uses; empty for all.
+    pub requests: Vec<String>,
 }
 
 /// A device of a prepared claim.
@@ -171,7 +185,12 @@ impl<E: Effects> ClaimView<E> {
                     *read_at = now + REFRESH;
                     let uid = Some(entry.claim.uid.as_str());
                     let found = found.filter(|found| found.metadata.uid.as_deref() == uid);
-                    entry.pods = found.as_ref().map(pods).unwrap_or_default();
+                    let reserving = found.as_ref().map(reserving_pods).unwrap_or_default();
+                    entry.pods = reserving.iter().map(|pod| pod.name.clone()).collect();
+                    let is_complete = read_containers(&self.claims.client, entry, &reserving).await;
+                    if !is_complete {
+                        *read_at = now + RETRY;
+                    }
                 }
                 Err(error) => {
                     *read_at = now + RETRY;
@@ -198,16 +217,37 @@ fn entry(record: &ClaimRecord) -> ClaimEntry {
         claim: record.claim.clone(),
         devices: record.devices.iter().map(device).collect(),
         pods: BTreeSet::new(),
+        containers: BTreeMap::new(),
     }
 }
 
-fn pods(claim: &ResourceClaim) -> BTreeSet<String> {
-    let consumers = claim
-        .status
-        .iter()
-        .filter_map(|status| status.reserved_for.as_ref());
-    let pods = consumers
-        .flatten()
-        .filter(|consumer| consumer.resource == "pods");
-    pods.map(|consumer| consumer.name.clone()).collect()
+/// Reads the containers of the pods that were not read before. Returns whether all were read.
+async fn read_containers(client: &Client, entry: &mut ClaimEntry, reserving: &[PodRef]) -> bool {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), &entry.claim.namespace);
+    let reserves = |name: &String| reserving.iter().any(|pod| pod.name == *name);
+    entry.containers.retain(|name, _| reserves(name));
+    let mut is_complete = true;
+    for pod in reserving {
+        if entry.containers.contains_key(&pod.name) {
+            continue;
+        }
+        match pods.get_opt(&pod.name).await {
+            Ok(found) => {
+                let uid = Some(pod.uid.as_str());
+                let found = found.filter(|found| found.metadata.uid.as_deref() == uid);
+                let users = found.map(|found| pods::users(&found, &entry.claim.name));
+                let users = users.unwrap_or_default().into_iter();
+                let users = users.map(|user| Container {
+                    name: user.container,
+                    requests: user.requests,
+                });
+                entry.containers.insert(pod.name.clone(), users.collect());
+            }
+            Err(error) => {
+                is_complete = false;
+                tracing::debug!(pod = pod.name, %error, "cannot read the containers of the pod");
+            }
+        }
+    }
+    is_complete
 }

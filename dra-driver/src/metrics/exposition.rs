@@ -9,12 +9,14 @@ use drava_nvml::{GpuUuid, Memory, Telemetry};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 
-use super::claim_view::{ClaimEntry, DeviceAccess, DeviceEntry};
+use super::claim_view::{ClaimEntry, Container, DeviceAccess, DeviceEntry};
 use super::operations::Operations;
 use super::telemetry::{GpuEntry, Xid};
 use crate::agent::share_metrics::ShareMetrics;
 use crate::claim::{ClaimRef, ClaimUid, ShareId};
 use crate::conditions::Condition;
+use crate::gpu_health::HealthByGpu;
+use crate::gpu_health::state::Scope;
 
 /// Age from which a reading of a GPU is not shown, seconds.
 const STALE_SECONDS: f64 = 60.0;
@@ -26,6 +28,8 @@ pub struct Snapshot {
     pub conditions: Vec<(Condition, bool)>,
     /// GPUs.
     pub gpus: BTreeMap<GpuUuid, GpuEntry>,
+    /// Health of the GPUs.
+    pub health: Arc<HealthByGpu>,
     /// Shares that the node agent follows.
     pub shares: Arc<[ShareMetrics]>,
     /// Prepared claims.
@@ -95,8 +99,7 @@ impl Snapshot {
                 (labels, 1.0)
             }),
         )?;
-        let healthy = |(uuid, gpu): (_, &GpuEntry)| ([GpuUuid::as_str(uuid)], flag(gpu.is_healthy));
-        metric::GPU_HEALTHY.encode(encoder, self.gpus.iter().map(healthy))?;
+        self.encode_health(encoder)?;
         let xids = self.gpus.iter().flat_map(|(uuid, gpu)| {
             let xid = |(xid, count): (&Xid, &u64)| {
                 let number = match xid {
@@ -113,6 +116,30 @@ impl Snapshot {
             xids.iter()
                 .map(|(uuid, number, count)| ([*uuid, number.as_str()], *count)),
         )
+    }
+
+    fn encode_health(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        // Without NVML the health of no GPU is known.
+        let is_nvml_available = self.conditions.contains(&(Condition::Gpus, true));
+        let healthy = self.health.iter().map(|(uuid, health)| {
+            let is_healthy = is_nvml_available && health.is_healthy();
+            ([uuid.as_str()], flag(is_healthy))
+        });
+        metric::GPU_HEALTHY.encode(encoder, healthy)?;
+        let faults = self.health.iter().flat_map(|(uuid, health)| {
+            health.faults().map(|(scope, fault)| {
+                let slices = match scope {
+                    Scope::Gpu => String::new(),
+                    Scope::Slices(slices) => slices.to_string(),
+                };
+                (uuid.as_str(), slices, fault.value())
+            })
+        });
+        let faults: Vec<_> = faults.collect();
+        let faults = faults
+            .iter()
+            .map(|(uuid, slices, fault)| ([*uuid, slices.as_str(), fault.as_str()], 1.0));
+        metric::GPU_FAULT_INFO.encode(encoder, faults)
     }
 
     fn encode_telemetry(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
@@ -217,7 +244,11 @@ impl Snapshot {
         });
         // A deleted claim and its successor of the same name may be prepared at the same time.
         let pods: BTreeSet<[&str; 3]> = pods.collect();
-        metric::CLAIM_POD_INFO.encode(encoder, pods.into_iter().map(|labels| (labels, 1.0)))
+        metric::CLAIM_POD_INFO.encode(encoder, pods.into_iter().map(|labels| (labels, 1.0)))?;
+        let containers: BTreeSet<[&str; 8]> =
+            self.claims.iter().flat_map(container_devices).collect();
+        let containers = containers.into_iter().map(|labels| (labels, 1.0));
+        metric::CONTAINER_DEVICE_INFO.encode(encoder, containers)
     }
 
     fn encode_shares(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
@@ -277,6 +308,33 @@ impl Snapshot {
         });
         metric::SHARE_LAST_ACTIVITY_TIMESTAMP_SECONDS.encode(encoder, activity)
     }
+}
+
+/// Returns the labels of the devices of the containers of a claim.
+fn container_devices(entry: &ClaimEntry) -> Vec<[&str; 8]> {
+    let uses = |user: &Container, device: &DeviceEntry| {
+        let mut requests = user.requests.iter();
+        user.requests.is_empty() || requests.any(|request| *request == device.request)
+    };
+    let mut all = Vec::new();
+    for (pod, containers) in &entry.containers {
+        for container in containers {
+            let used = entry.devices.iter();
+            for device in used.filter(|device| uses(container, device)) {
+                all.push([
+                    entry.claim.namespace.as_str(),
+                    pod,
+                    &container.name,
+                    &entry.claim.name,
+                    &device.request,
+                    &device.device,
+                    &device.gpu,
+                    access(device).1,
+                ]);
+            }
+        }
+    }
+    all
 }
 
 fn access(device: &DeviceEntry) -> (&'static str, &str) {

@@ -15,7 +15,7 @@ use super::version;
 use crate::capacity::{self, ALL_CORES, MIB, ShareTotals};
 use crate::card_plan::{Counters, DeviceKind, PlannedDevice};
 use crate::inventory::NodeInventory;
-use crate::options::Scheduling;
+use crate::options::{Scheduling, UnhealthyEffect};
 
 /// Maximum length of a string attribute (`DeviceAttributeMaxValueLength`).
 const MAX_ATTRIBUTE_BYTES: usize = 64;
@@ -215,22 +215,27 @@ fn attributes(
         .collect()
 }
 
-/// Returns the taints of a device: the managed taint in managed mode, and the reason why the device must not be used.
-pub(super) fn taints(scheduling: Scheduling, unhealthy: Option<&str>) -> Option<Vec<DeviceTaint>> {
-    let taint = |key: &str, value: &str| DeviceTaint {
+/// Returns the taints of a device: the managed taint in managed mode, and the reason why the device must not be used with
+/// its effect.
+pub(super) fn taints(
+    scheduling: Scheduling,
+    unhealthy: Option<(&str, UnhealthyEffect)>,
+) -> Option<Vec<DeviceTaint>> {
+    let taint = |key: &str, value: &str, effect: UnhealthyEffect| DeviceTaint {
         key: key.to_owned(),
         value: Some(value.to_owned()),
-        effect: "NoSchedule".to_owned(),
+        effect: effect.as_str().to_owned(),
         time_added: None,
     };
     let managed = match scheduling {
-        Scheduling::Managed => Some(taint(names::MANAGED_TAINT, "true")),
+        Scheduling::Managed => {
+            let effect = UnhealthyEffect::NoSchedule;
+            Some(taint(names::MANAGED_TAINT, "true", effect))
+        }
         Scheduling::Native => None,
     };
-    let taints: Vec<_> = managed
-        .into_iter()
-        .chain(unhealthy.map(|reason| taint(names::UNHEALTHY_TAINT, reason)))
-        .collect();
+    let unhealthy = unhealthy.map(|(reason, effect)| taint(names::UNHEALTHY_TAINT, reason, effect));
+    let taints: Vec<_> = managed.into_iter().chain(unhealthy).collect();
     (!taints.is_empty()).then_some(taints)
 }
 

@@ -4,6 +4,7 @@
 //! node when kubelet starts and when the driver was unavailable.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use drava_api::error::describe;
@@ -22,11 +23,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::diff::{self, Change, Owner};
 use super::retained::{self, PublishedCards, Retained};
-use super::{Features, Pool};
+use super::{Features, Pool, TaintPolicy};
 use crate::capacity::UnavailableReason;
 use crate::conditions::{Condition, Conditions};
+use crate::gpu_health::HealthByGpu;
 use crate::inventory::{NodeInventory, State};
-use crate::options::Scheduling;
 use crate::plugin::health::{Devices, Health};
 use crate::report::{Reporter, Subject};
 
@@ -45,12 +46,14 @@ pub struct Publisher {
     pub client: Client,
     /// Name of the node.
     pub node: String,
-    /// Allocator of the devices.
-    pub scheduling: Scheduling,
+    /// What decides the taints.
+    pub taints: TaintPolicy,
     /// State of the node's GPUs.
     pub gpus: watch::Receiver<State>,
-    /// Health of the published devices.
-    pub health: watch::Sender<Devices>,
+    /// Health of the node's GPUs.
+    pub health: watch::Receiver<Arc<HealthByGpu>>,
+    /// Health of the published devices, for kubelet.
+    pub devices: watch::Sender<Devices>,
     /// Conditions; the writer sets `published`.
     pub conditions: Conditions,
     /// Queue of events.
@@ -80,6 +83,8 @@ enum SyncError {
 struct Memory {
     /// Published devices; `None` until the slices of an earlier instance were read.
     published: Option<PublishedCards>,
+    /// Whether this publisher has synchronized the slices.
+    is_published: bool,
     /// Features of the API server; `None` until a write showed a dropped field.
     features: Option<Features>,
     /// GPUs with a reported reason, by UUID.
@@ -96,7 +101,7 @@ impl Publisher {
         let events =
             watcher(slices.clone(), watcher::Config::default().fields(&selector)).default_backoff();
         let mut events = std::pin::pin!(events.map_err(|error| describe(&error)).fuse());
-        let mut gpus = self.gpus.clone();
+        let (mut gpus, mut health) = (self.gpus.clone(), self.health.clone());
         gpus.mark_changed();
         let mut memory = Memory::default();
         let mut delay = COALESCE;
@@ -107,6 +112,10 @@ impl Publisher {
             tokio::select! {
                 () = stop.cancelled() => return,
                 changed = gpus.changed() => match changed {
+                    Ok(()) => due = Some(Instant::now()),
+                    Err(_) => return,
+                },
+                changed = health.changed() => match changed {
                     Ok(()) => due = Some(Instant::now()),
                     Err(_) => return,
                 },
@@ -122,6 +131,7 @@ impl Publisher {
                 },
                 () = at(due) => {
                     let state = gpus.borrow_and_update().clone();
+                    health.mark_unchanged();
                     let synced = tokio::select! {
                         () = stop.cancelled() => return,
                         synced = self.sync(&slices, &state, &mut memory) => synced,
@@ -162,7 +172,7 @@ impl Publisher {
             State::Pending => return Ok(0),
             State::Unknown(reason) => {
                 // Published devices stay, because claims hold them; their health is unknown.
-                self.health.send_modify(|devices| {
+                self.devices.send_modify(|devices| {
                     for (_, _, health) in devices {
                         *health = Health::Unknown(reason.clone());
                     }
@@ -171,17 +181,28 @@ impl Publisher {
             }
         };
         let retained = self.retained(slices, &node.inventory, memory).await?;
+        let health = Arc::clone(&self.health.borrow());
+        let desired = |features| {
+            let inventory = &node.inventory;
+            super::desired(
+                &self.node,
+                inventory,
+                &retained,
+                &health,
+                self.taints,
+                features,
+            )
+        };
+        if memory.is_published {
+            // Kubelet must not wait for the API server.
+            let features = memory.features.unwrap_or(Features::ALL);
+            self.devices.send_replace(devices(&desired(features)));
+        }
         let owner = self.owner().await?;
         let mut writes = 0;
         loop {
             let features = memory.features.unwrap_or(Features::ALL);
-            let pool = super::desired(
-                &self.node,
-                &node.inventory,
-                &retained,
-                self.scheduling,
-                features,
-            );
+            let pool = desired(features);
             self.report_unavailable(&pool, memory);
             let existing = self.existing(slices).await?;
             let changes = diff::changes(&existing, &pool, &owner);
@@ -194,7 +215,8 @@ impl Publisher {
                 if let Some(published) = &mut memory.published {
                     published.set_published(&pool, &retained, Instant::now());
                 }
-                self.health.send_replace(health(&pool, &retained));
+                memory.is_published = true;
+                self.devices.send_replace(devices(&pool));
                 self.conditions.set(Condition::Published, Ok(()));
                 return Ok(writes);
             }
@@ -424,22 +446,16 @@ async fn at(due: Option<Instant>) {
     }
 }
 
-/// Returns the health of all published devices.
-fn health(pool: &Pool, retained: &BTreeMap<GpuUuid, Retained>) -> Devices {
-    let of = |name: &str| {
-        let is_of = |retained: &&Retained| {
-            retained
-                .card
-                .devices
-                .iter()
-                .any(|device| device.name == name)
-        };
-        match retained.values().find(is_of) {
-            Some(retained) => Health::Unhealthy(retained.reason.to_string()),
-            None => Health::Healthy,
-        }
+/// Returns the health of all devices of a pool.
+fn devices(pool: &Pool) -> Devices {
+    let health = |name: &String| {
+        let reason = pool.unhealthy.get(name).cloned();
+        reason.map_or(Health::Healthy, Health::Unhealthy)
     };
     pool.devices()
-        .map(|device| (pool.name.clone(), device.name.clone(), of(&device.name)))
+        .map(|device| {
+            let name = &device.name;
+            (pool.name.clone(), name.clone(), health(name))
+        })
         .collect()
 }

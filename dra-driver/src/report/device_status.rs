@@ -2,17 +2,20 @@
 
 use std::collections::BTreeMap;
 
-use drava_api::condition::ConditionReason;
+use drava_api::condition::{ConditionReason, ConditionType};
 use drava_api::config::ComputePolicy;
 use drava_api::names;
+use drava_nvml::GpuUuid;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::capacity;
 use crate::claim::ShareId;
+use crate::gpu_health::HealthByGpu;
+use crate::gpu_health::state::Fault;
 use crate::inventory::NodeInventory;
 use crate::prepare::record::ClaimRecord;
-use crate::prepare::{Access, Prepared, Share};
+use crate::prepare::{Access, Partition, Prepared, Share};
 
 /// Injection of a claim's CDI devices, and violations of its limits.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,6 +26,8 @@ pub enum Injection {
     Ignored,
     /// Containers run; these shares violate their limits.
     Observed(BTreeMap<ShareId, Violation>),
+    /// Not checked: the condition `Enforced` stays as it was written.
+    Unchecked,
 }
 
 /// Violation of the limits of a share.
@@ -40,21 +45,42 @@ struct Condition {
     message: String,
 }
 
+/// What the conditions of a claim's devices depend on.
+pub(super) struct Observed<'a> {
+    pub(super) inventory: &'a NodeInventory,
+    pub(super) health: &'a HealthByGpu,
+    pub(super) injection: &'a Injection,
+}
+
 /// Returns the entries of `status.devices`. A condition with the same status as in `written` keeps its transition time.
+/// A condition whose status is unknown at present stays as written.
 pub(super) fn statuses(
     record: &ClaimRecord,
-    inventory: &NodeInventory,
-    injection: &Injection,
+    observed: &Observed<'_>,
     written: &Value,
     now: Timestamp,
 ) -> Vec<Value> {
     let status = |device: &Prepared| {
         let mut entries = written.as_array().into_iter().flatten();
         let before = entries.find(|before| is_status_of(before, device));
-        let conditions: Vec<Value> = [prepared(device), enforced(device, inventory, injection)]
+        let is_written = |kind| written_condition(before, kind).is_some();
+        let keeps_enforced =
+            *observed.injection == Injection::Unchecked && is_written(ConditionType::Enforced);
+        let conditions = [
+            (ConditionType::Prepared, Some(prepared(device))),
+            (
+                ConditionType::Enforced,
+                (!keeps_enforced).then(|| enforced(device, observed)),
+            ),
+            (ConditionType::Healthy, healthy(device, observed.health)),
+        ];
+        let conditions = conditions
             .into_iter()
-            .map(|condition| condition.to_json(before, now))
-            .collect();
+            .filter_map(|(kind, condition)| match condition {
+                Some(condition) => Some(condition.to_json(before, now)),
+                None => written_condition(before, kind).cloned(),
+            });
+        let conditions: Vec<Value> = conditions.collect();
         let mut status = BTreeMap::from([
             ("driver", json!(names::DRIVER)),
             ("pool", json!(device.pool)),
@@ -85,9 +111,38 @@ fn prepared(device: &Prepared) -> Condition {
     }
 }
 
-fn enforced(device: &Prepared, inventory: &NodeInventory, injection: &Injection) -> Condition {
+/// Returns the condition `Healthy`; `None` while the health of the GPU is unknown.
+fn healthy(device: &Prepared, health: &HealthByGpu) -> Option<Condition> {
+    let uuid = &device.card.uuid;
+    let health = health.get(&GpuUuid::new(uuid))?;
+    let fault = health.of_device(device.partition().map(Partition::placement));
+    let (reason, message) = match fault {
+        None => (
+            ConditionReason::NoFault,
+            format!("GPU {uuid} answers NVML and has no fault"),
+        ),
+        Some(fault) => {
+            let reason = match fault {
+                Fault::Lost => ConditionReason::GpuLost,
+                Fault::NotResponding => ConditionReason::GpuNotResponding,
+                Fault::Xid(_)
+                | Fault::DoubleBitEcc
+                | Fault::Unavailable
+                | Fault::GpuReset
+                | Fault::NodeReboot
+                | Fault::DrainP2p
+                | Fault::DrainAndReset
+                | Fault::OtherAction(_) => ConditionReason::GpuFault,
+            };
+            (reason, format!("GPU {uuid}: {fault}"))
+        }
+    };
+    Some(Condition { reason, message })
+}
+
+fn enforced(device: &Prepared, observed: &Observed<'_>) -> Condition {
     let (reason, message) = match &device.access {
-        Access::Share(share) => share_enforced(device, share, inventory, injection),
+        Access::Share(share) => share_enforced(device, share, observed),
         Access::Whole => (
             ConditionReason::WholeGpu,
             "the claim has the whole GPU".to_owned(),
@@ -107,11 +162,10 @@ fn enforced(device: &Prepared, inventory: &NodeInventory, injection: &Injection)
 fn share_enforced(
     device: &Prepared,
     share: &Share,
-    inventory: &NodeInventory,
-    injection: &Injection,
+    observed: &Observed<'_>,
 ) -> (ConditionReason, String) {
-    match injection {
-        Injection::Expected => {}
+    match observed.injection {
+        Injection::Expected | Injection::Unchecked => {}
         Injection::Ignored => {
             let message = "the container runtime ignored the CDI devices of the claim";
             return (ConditionReason::CdiIgnored, message.to_owned());
@@ -122,7 +176,8 @@ fn share_enforced(
             }
         }
     }
-    let unenforceable = inventory
+    let unenforceable = observed
+        .inventory
         .card(&device.card.uuid)
         .and_then(capacity::unenforceable);
     if let Some(reason) = unenforceable {
@@ -150,6 +205,13 @@ fn time(share: &Share) -> String {
     }
 }
 
+/// Returns a condition of a written status.
+fn written_condition(status: Option<&Value>, kind: ConditionType) -> Option<&Value> {
+    let mut conditions = status?.get("conditions")?.as_array()?.iter();
+    conditions
+        .find(|condition| condition.get("type").and_then(Value::as_str) == Some(kind.as_str()))
+}
+
 impl Condition {
     fn to_json(&self, before: Option<&Value>, now: Timestamp) -> Value {
         let kind = self.reason.condition_type();
@@ -158,13 +220,8 @@ impl Condition {
         } else {
             "False"
         };
-        let conditions = before
-            .and_then(|before| before.get("conditions"))
-            .and_then(Value::as_array);
-        let unchanged = conditions.into_iter().flatten().find(|before| {
-            let field = |name: &str| before.get(name).and_then(Value::as_str);
-            field("type") == Some(kind.as_str()) && field("status") == Some(status)
-        });
+        let unchanged = written_condition(before, kind)
+            .filter(|before| before.get("status").and_then(Value::as_str) == Some(status));
         let time = unchanged
             .and_then(|before| before.get("lastTransitionTime").cloned())
             .unwrap_or_else(|| json!(now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()));

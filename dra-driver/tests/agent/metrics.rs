@@ -4,8 +4,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use drava_dra_driver::agent::share_metrics::{CounterTotals, ShareMetrics};
+use drava_dra_driver::gpu_health::HealthTable;
+use drava_dra_driver::gpu_health::state::{Fault, Rules};
+use drava_dra_driver::gpu_monitor::{self, Tables};
 use drava_dra_driver::inventory::{InventoryThread, Source};
-use drava_dra_driver::metrics::telemetry::{self, GpuEntry, GpuTable, Xid};
+use drava_dra_driver::metrics::telemetry::{GpuEntry, GpuTable, Xid};
 use drava_nvml::{GpuLibrary, GpuUuid, Library, Memory, find};
 use drava_vgpu_abi::ledger::Owner;
 use drava_vgpu_abi::region::SlotIndex;
@@ -157,7 +160,12 @@ fn reads_sensors_and_counts_xids_of_gpus() {
         .enable_all()
         .build()
         .unwrap();
-    let running = telemetry::run(table.clone(), thread.state(), Arc::new(open), stop.clone());
+    let health = HealthTable::new(Rules::default());
+    let tables = Tables {
+        telemetry: table.clone(),
+        health: health.clone(),
+    };
+    let running = gpu_monitor::run(tables, thread.state(), Arc::new(open), stop.clone());
     let running = std::thread::spawn(move || runtime.block_on(running));
     let gpu = GpuUuid::new(CARD);
     let entry = |is_wanted: &dyn Fn(&GpuEntry) -> bool| {
@@ -174,6 +182,7 @@ fn reads_sensors_and_counts_xids_of_gpus() {
     let raise = Command::Raise(CardEvent::Xid {
         card: CardIndex(0),
         code: 79,
+        instance: None,
     });
     machine.control(&raise).unwrap();
     let struck = eventually("the XID", || entry(&|entry| !entry.xids.is_empty()));
@@ -181,6 +190,8 @@ fn reads_sensors_and_counts_xids_of_gpus() {
         struck.xids.into_iter().collect::<Vec<_>>(),
         [(Xid::Number(79), 1)]
     );
+    let fault = || health.subscribe().borrow().get(&gpu)?.gpu;
+    assert_eq!(eventually("the fault", fault), Fault::Xid(79));
     stop.cancel();
     running.join().unwrap();
 }

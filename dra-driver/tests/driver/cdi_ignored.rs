@@ -3,7 +3,7 @@
 use std::fs;
 
 use drava_dra_driver::injection;
-use drava_dra_driver::report::PodRef;
+use drava_dra_driver::pods::PodRef;
 use serde_json::{Value, json};
 
 use crate::api_server::eventually;

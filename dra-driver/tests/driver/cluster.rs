@@ -6,14 +6,16 @@ use std::time::Duration;
 
 use drava_dra_driver::conditions::{Condition, Conditions};
 use drava_dra_driver::driver::{self, Config, RunError};
+use drava_dra_driver::gpu_health::state::Rules;
 use drava_dra_driver::inventory::Source;
-use drava_dra_driver::options::{Delivery, Scheduling};
+use drava_dra_driver::options::{Delivery, Scheduling, UnhealthyEffect};
 use drava_fake_kubelet::{Claim, FakeKubelet, Plugin};
 use drava_nvml::{
     CardError, EventSource, GpuInstance, GpuLibrary, GpuUuid, Inventory, InventoryError, Memory,
     MigProfile, Placement, Process, ProcessUtilization, Status, Telemetry, Utilization, WatchError,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -22,22 +24,35 @@ use crate::fixture::Allocated::Share;
 use crate::fixture::{NODE, claim, claim_ref, h100x2};
 use crate::node::TestNode;
 
-/// GPUs that a test can change while the driver runs; `None` makes the library fail.
+/// GPUs that a test can change while the driver runs.
 #[derive(Clone)]
-pub(crate) struct FakeGpus(Arc<Mutex<Option<Inventory>>>);
+pub(crate) struct FakeGpus {
+    /// `None` makes the library fail.
+    inventory: Arc<Mutex<Option<Inventory>>>,
+    /// GPU whose sensors cannot be read: the calls hang.
+    hanging: watch::Sender<Option<GpuUuid>>,
+}
 
 impl FakeGpus {
     pub(crate) fn h100x2() -> Self {
-        Self(Arc::new(Mutex::new(Some(h100x2().gpus))))
+        Self {
+            inventory: Arc::new(Mutex::new(Some(h100x2().gpus))),
+            hanging: watch::Sender::default(),
+        }
     }
 
     pub(crate) fn change(&self, change: impl FnOnce(&mut Inventory)) {
-        change(self.0.lock().unwrap().as_mut().unwrap());
+        change(self.inventory.lock().unwrap().as_mut().unwrap());
     }
 
     /// Makes the library fail from now on.
     pub(crate) fn fail(&self) {
-        *self.0.lock().unwrap() = None;
+        *self.inventory.lock().unwrap() = None;
+    }
+
+    /// Makes the sensors of a GPU hang, or of none.
+    pub(crate) fn hang(&self, gpu: Option<&str>) {
+        self.hanging.send_replace(gpu.map(GpuUuid::new));
     }
 }
 
@@ -53,7 +68,7 @@ impl GpuLibrary for FakeGpus {
     fn inventory(&self) -> Result<Inventory, InventoryError> {
         let status = Status::NotSupported;
         let query = "the number of GPUs";
-        let inventory = self.0.lock().unwrap().clone();
+        let inventory = self.inventory.lock().unwrap().clone();
         inventory.ok_or(InventoryError { query, status })
     }
 
@@ -70,6 +85,10 @@ impl GpuLibrary for FakeGpus {
     }
 
     fn telemetry(&self, card: &GpuUuid) -> Result<Telemetry, CardError> {
+        let mut hanging = self.hanging.subscribe();
+        let answers = hanging.wait_for(|hanging| hanging.as_ref() != Some(card));
+        // Fails only without a sender, which is `self`.
+        drop(futures::executor::block_on(answers));
         unsupported(card)
     }
 
@@ -141,6 +160,8 @@ impl TestCluster {
             orphan_grace: Duration::ZERO,
             release_wait: Duration::ZERO,
             retained_grace: Duration::from_secs(3600),
+            health: Rules::default(),
+            unhealthy_effect: UnhealthyEffect::NoSchedule,
         }
     }
 

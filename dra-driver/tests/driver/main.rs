@@ -12,6 +12,7 @@ mod crash;
 mod delivery;
 mod enforcement_events;
 mod fixture;
+mod gpu_health;
 mod kubelet;
 mod metrics;
 mod mounts;

@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 use drava_api::metric::{self, BUILD_INFO, Metric, MetricKind, driver as table};
 use drava_dra_driver::agent::share_metrics::{Figures, ShareMetrics};
 use drava_dra_driver::claim::ShareId;
-use drava_dra_driver::conditions::Conditions;
+use drava_dra_driver::conditions::{Condition, Conditions};
 use drava_dra_driver::driver::Config;
-use drava_dra_driver::metrics::claim_view::{ClaimEntry, DeviceAccess, DeviceEntry};
+use drava_dra_driver::gpu_health::state::{Fault, GpuHealth};
+use drava_dra_driver::metrics::claim_view::{ClaimEntry, Container, DeviceAccess, DeviceEntry};
 use drava_dra_driver::metrics::exposition::{Now, Snapshot};
 use drava_dra_driver::metrics::operations::Operations;
 use drava_dra_driver::metrics::telemetry::GpuTable;
@@ -46,6 +47,7 @@ fn telemetry() -> Telemetry {
         memory_clock_mhz: Some(2619),
         ecc_corrected: Some(3),
         ecc_uncorrected: Some(0),
+        recovery_action: None,
     }
 }
 
@@ -85,14 +87,33 @@ fn snapshot() -> Snapshot {
             access: DeviceAccess::Share(share),
         }],
         pods: BTreeSet::from(["a".to_owned(), "b".to_owned()]),
+        containers: BTreeMap::from([("a".to_owned(), vec![container("app", &[])])]),
     }];
+    let fault = GpuHealth {
+        gpu: Some(Fault::Xid(79)),
+        ..GpuHealth::default()
+    };
+    let healthy = GpuUuid::new(GPU_UUIDS[1]);
+    let conditions = Conditions::default();
+    conditions.set(Condition::Gpus, Ok(()));
     Snapshot {
-        conditions: Conditions::default().states(),
+        conditions: conditions.states(),
         gpus: gpus.entries(),
+        health: Arc::new(BTreeMap::from([
+            (gpu, fault),
+            (healthy, GpuHealth::default()),
+        ])),
         shares: Arc::new(shares),
         claims: Arc::new(claims),
         operations: Operations::default(),
         now: NOW,
+    }
+}
+
+fn container(name: &str, requests: &[&str]) -> Container {
+    Container {
+        name: name.to_owned(),
+        requests: requests.iter().map(|&request| request.to_owned()).collect(),
     }
 }
 
@@ -175,6 +196,49 @@ fn counts_share_of_several_pods_once() {
     let pods = samples(&text, &table::CLAIM_POD_INFO).into_keys();
     let pods: Vec<String> = pods.filter_map(|labels| labels.last().cloned()).collect();
     assert_eq!(pods, ["a", "b"]);
+}
+
+#[test]
+fn shows_devices_of_each_container() {
+    let mut snapshot = snapshot();
+    let claim = &mut Arc::get_mut(&mut snapshot.claims).unwrap()[0];
+    claim.devices.push(DeviceEntry {
+        request: "whole".to_owned(),
+        device: "gpu-1".to_owned(),
+        gpu: GPU_UUIDS[1].to_owned(),
+        access: DeviceAccess::Whole,
+    });
+    let containers = [container("all", &[]), container("some", &["whole"])];
+    claim.containers = BTreeMap::from([("a".to_owned(), containers.to_vec())]);
+    let text = text(snapshot);
+    let series = samples(&text, &table::CONTAINER_DEVICE_INFO).into_keys();
+    let series: Vec<String> = series.map(|labels| labels.join(" ")).collect();
+    let share = share_id(1, 0);
+    let [first, second] = GPU_UUIDS;
+    assert_eq!(
+        series,
+        [
+            format!("default a all claim-1 gpu gpu-0-vgpu {first} {share}"),
+            format!("default a all claim-1 whole gpu-1 {second} "),
+            format!("default a some claim-1 whole gpu-1 {second} "),
+        ]
+    );
+}
+
+#[test]
+fn shows_faults_and_unknown_health_without_nvml() {
+    let health = |text: &str| {
+        let all = samples(text, &table::GPU_HEALTHY);
+        GPU_UUIDS.map(|gpu| all[&vec![gpu.to_owned()]])
+    };
+    let mut snapshot = snapshot();
+    let text_with_nvml = text(snapshot.clone());
+    assert_eq!(health(&text_with_nvml), [0.0, 1.0]);
+    let faults = samples(&text_with_nvml, &table::GPU_FAULT_INFO).into_keys();
+    let faults: Vec<Vec<String>> = faults.collect();
+    assert_eq!(faults, [[GPU_UUIDS[0], "", "xid-79"].map(str::to_owned)]);
+    snapshot.conditions = Conditions::default().states();
+    assert_eq!(health(&text(snapshot)), [0.0, 0.0]);
 }
 
 #[test]
@@ -290,6 +354,17 @@ async fn serves_claims_pods_and_operations() {
     });
     shared.status.as_mut().unwrap().reserved_for = Some(consumers.to_vec());
     cluster.api.put_claim(&shared);
+    cluster.api.put_pod(&json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "a", "namespace": "default", "uid": "a"},
+        "spec": {
+            "resourceClaims": [{"name": "gpu", "resourceClaimName": "claim-1"}],
+            "containers": [
+                {"name": "app", "resources": {"claims": [{"name": "gpu", "request": "gpu"}]}},
+                {"name": "sidecar"},
+            ],
+        },
+    }));
     plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
     plugin.prepare_one(&kubelet_claim(2)).await.unwrap_err();
     let is_complete = |text: &str| {
@@ -311,6 +386,9 @@ async fn serves_claims_pods_and_operations() {
         values(&text, &table::SHARE_MEMORY_LIMIT_BYTES),
         [8589934592.0]
     );
+    let containers = samples(&text, &table::CONTAINER_DEVICE_INFO).into_keys();
+    let containers: Vec<String> = containers.map(|labels| labels[1..4].join(" ")).collect();
+    assert_eq!(containers, ["a app claim-1"]);
     let calls = samples(&text, &table::CLAIM_OPERATION_SECONDS);
     assert_eq!(calls[&vec!["prepare".to_owned()]], 2.0);
     let errors = samples(&text, &table::CLAIM_OPERATION_ERRORS);

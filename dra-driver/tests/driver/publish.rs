@@ -3,16 +3,27 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use drava_dra_driver::capacity::{self, UnavailableReason};
+use drava_dra_driver::gpu_health::HealthByGpu;
 use drava_dra_driver::inventory::NodeInventory;
-use drava_dra_driver::options::Scheduling;
+use drava_dra_driver::options::{Scheduling, UnhealthyEffect};
 use drava_dra_driver::publish::diff::{Change, Owner, changes, dropped, same};
-use drava_dra_driver::publish::{self, Features, Pool, SliceContent};
+use drava_dra_driver::publish::{self, Features, Pool, SliceContent, TaintPolicy};
 use drava_nvml::{ComputeMode, GpuUuid, Memory, Mig};
 use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use k8s_openapi::jiff::Timestamp;
 use proptest::prelude::*;
 
 use crate::fixture::{NODE, h100x2, inventory, t4};
+
+pub(crate) const MANAGED: TaintPolicy = TaintPolicy {
+    scheduling: Scheduling::Managed,
+    unhealthy: UnhealthyEffect::NoSchedule,
+};
+
+const NATIVE: TaintPolicy = TaintPolicy {
+    scheduling: Scheduling::Native,
+    ..MANAGED
+};
 
 pub(crate) fn owner() -> Owner {
     Owner {
@@ -26,7 +37,8 @@ pub(crate) fn desired(inventory: &NodeInventory) -> Pool {
         NODE,
         inventory,
         &BTreeMap::new(),
-        Scheduling::Managed,
+        &HealthByGpu::new(),
+        MANAGED,
         Features::ALL,
     )
 }
@@ -98,7 +110,8 @@ fn taints_devices_in_managed_mode_only() {
         NODE,
         &h100x2(),
         &BTreeMap::new(),
-        Scheduling::Native,
+        &HealthByGpu::new(),
+        NATIVE,
         Features::ALL,
     );
     assert!(devices(&pool).iter().all(|device| device.taints.is_none()));
@@ -180,7 +193,8 @@ fn publishes_no_shares_without_feature_gate() {
             NODE,
             &h100x2(),
             &BTreeMap::new(),
-            Scheduling::Managed,
+            &HealthByGpu::new(),
+            MANAGED,
             features,
         );
         let names: Vec<_> = devices(&pool)
@@ -198,7 +212,8 @@ fn publishes_no_shares_without_feature_gate() {
         NODE,
         &h100x2(),
         &BTreeMap::new(),
-        Scheduling::Managed,
+        &HealthByGpu::new(),
+        MANAGED,
         Features {
             taints: false,
             ..Features::ALL
@@ -481,7 +496,7 @@ proptest! {
         });
         let mut inventory = inventory(cards.collect());
         inventory.gpus.driver_version = driver;
-        let pool = publish::desired(&node, &inventory, &BTreeMap::new(), Scheduling::Managed, Features::ALL);
+        let pool = publish::desired(&node, &inventory, &BTreeMap::new(), &HealthByGpu::new(), MANAGED, Features::ALL);
         check_limits(&pool);
         for device in pool.devices() {
             let memory = &device.capacity.as_ref().unwrap()["memory"];

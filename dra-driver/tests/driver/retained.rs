@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use drava_dra_driver::gpu_health::HealthByGpu;
 use drava_dra_driver::inventory::NodeInventory;
-use drava_dra_driver::options::Scheduling;
 use drava_dra_driver::publish::diff::{Change, changes};
 use drava_dra_driver::publish::retained::PublishedCards;
 use drava_dra_driver::publish::{self, Features, Pool};
@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use crate::fixture::Allocated::{Share, Whole};
 use crate::fixture::{NODE, POOL, claim, h100x2, inventory, results_of};
-use crate::publish::{check_limits, desired, devices, first_publication, owner, stored};
+use crate::publish::{MANAGED, check_limits, desired, devices, first_publication, owner, stored};
 
 fn without_first_gpu() -> NodeInventory {
     let mut inventory = h100x2();
@@ -26,7 +26,14 @@ fn without_first_gpu() -> NodeInventory {
 fn after(slices: &[ResourceSlice], inventory: &NodeInventory, features: Features) -> Pool {
     let published = PublishedCards::from_slices(slices, POOL);
     let retained = published.retained(inventory);
-    publish::desired(NODE, inventory, &retained, Scheduling::Managed, features)
+    publish::desired(
+        NODE,
+        inventory,
+        &retained,
+        &HealthByGpu::new(),
+        MANAGED,
+        features,
+    )
 }
 
 /// Returns the unhealthy devices and the reasons.
@@ -156,7 +163,8 @@ fn withdraws_lost_gpu_after_taint_grace_period() {
             NODE,
             &inventory,
             retained,
-            Scheduling::Managed,
+            &HealthByGpu::new(),
+            MANAGED,
             Features::ALL,
         )
     };
@@ -269,7 +277,8 @@ fn taints_only_devices_excluded_by_new_mode() {
             NODE,
             inventory,
             &retained,
-            Scheduling::Managed,
+            &HealthByGpu::new(),
+            MANAGED,
             Features::ALL,
         );
         published.set_published(&pool, &retained, now);

@@ -21,11 +21,12 @@ const DRIVER: &str = "
 
 `:9394/metrics` of each driver pod. `gpu` is a UUID, `share` the share ID of the allocation result.
 
-Series of a share have the labels `namespace`, `claim` and `share`. Pods are in `drava_claim_pod_info`, because several
-pods can share a claim; containers name a request of the claim, which is in `drava_claim_device_info`. Memory by pod:
+Series of a share have the labels `namespace`, `claim` and `share`. Pods and containers are in `drava_claim_pod_info` and
+`drava_container_device_info`, because several of them can share a claim. Memory by container, where a share that several
+containers use is shown for each:
 
 ```
-drava_share_memory_used_bytes * on (namespace, claim) group_right () drava_claim_pod_info
+drava_share_memory_used_bytes * on (namespace, claim, share) group_right () drava_container_device_info
 ```
 
 Use of the limit, with the GPU:

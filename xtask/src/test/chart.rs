@@ -23,6 +23,9 @@ const RENDERS: [(&str, &[&str]); 3] = [
             "imagePullSecrets[0].name=pull",
             "driver.driverRoot=/run/nvidia/driver",
             "driver.delivery=shim",
+            "driver.health.ignoreXids={74,119}",
+            "driver.health.fatalXids={31}",
+            "driver.health.taintEffect=NoExecute",
             "controller.replicas=1",
             "admission.catchAllTolerationClasses[0]=team-gpu",
             "admission.exemptNamespaces[0]=monitoring",
@@ -41,8 +44,9 @@ const RENDERS: [(&str, &[&str]); 3] = [
 ];
 
 /// Values that the schema rejects.
-const REJECTED: [&str; 8] = [
+const REJECTED: [&str; 9] = [
     "driver.delivery=both",
+    "driver.health.taintEffect=None",
     "webhook.certificate.provider=vault",
     "compatibility.settings.resource=gpu",
     "scheduling.mode=magic",

@@ -12,7 +12,7 @@ use nvml_wrapper_sys::bindings as sys;
 
 use super::processes::instance;
 use super::{Handle, Shared, call};
-use crate::{Event, EventKind, GpuUuid, Status, WatchError};
+use crate::{Event, EventKind, GpuUuid, RecoveryAction, Status, WatchError};
 
 /// Events to register, if the GPU supports them.
 const WANTED: [u32; 6] = [
@@ -168,7 +168,9 @@ fn kind(event_type: u64, data: u64) -> EventKind {
         Ok(sys::nvmlEventTypeDoubleBitEccError) => EventKind::DoubleBitEcc,
         Ok(sys::nvmlEventMigConfigChange) => EventKind::MigConfigChange,
         Ok(sys::nvmlEventTypeGpuUnavailableError) => EventKind::Unavailable,
-        Ok(sys::nvmlEventTypeGpuRecoveryAction) => EventKind::RecoveryAction(data),
+        Ok(sys::nvmlEventTypeGpuRecoveryAction) => {
+            EventKind::RecoveryAction(RecoveryAction::from_value(data))
+        }
         _ => EventKind::Other(event_type),
     }
 }
@@ -183,7 +185,10 @@ mod tests {
         assert_eq!(kind(2, 0), EventKind::DoubleBitEcc);
         assert_eq!(kind(0x100, 0), EventKind::MigConfigChange);
         assert_eq!(kind(0x4000, 0), EventKind::Unavailable);
-        assert_eq!(kind(0x8000, 1), EventKind::RecoveryAction(1));
+        assert_eq!(
+            kind(0x8000, 1),
+            EventKind::RecoveryAction(RecoveryAction::GpuReset)
+        );
         assert_eq!(kind(1 << 40, 1), EventKind::Other(1 << 40));
     }
 }

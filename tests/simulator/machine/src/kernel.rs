@@ -185,7 +185,7 @@ impl Kernel {
     /// # Errors
     /// If the GPU does not exist.
     pub fn raise(&mut self, event: CardEvent) -> Result<(), Refusal> {
-        let CardEvent::Xid { card, .. } = event;
+        let card = event.card();
         self.card(card)?;
         let watchers = self
             .clients
@@ -424,6 +424,7 @@ impl Kernel {
             energy_millijoules: sensors.energy_millijoules,
             graphics_mhz: card.model.clocks_mhz.graphics,
             mig_enabled: card.partitions.is_enabled(),
+            recovery_action: card.faults.recovery_action,
             unsupported: card.faults.unsupported.clone(),
         })))
     }

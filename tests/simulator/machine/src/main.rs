@@ -60,6 +60,15 @@ enum CtlCommand {
         /// Xid code, such as 79.
         #[arg(long)]
         code: u64,
+        /// GPU instance; the whole GPU by default.
+        #[arg(long)]
+        instance: Option<u32>,
+    },
+    /// Raise an uncorrectable memory error on a GPU.
+    DoubleBitEcc {
+        /// GPU index.
+        #[arg(long)]
+        card: u32,
     },
     /// Reset a GPU: destroy its MIG instances and apply a pending MIG mode.
     Reset {
@@ -84,6 +93,9 @@ enum CtlCommand {
         /// Creation of GPU and compute instances fails.
         #[arg(long)]
         refuses_instances: bool,
+        /// Recovery action that the driver requests: 1 GPU reset, 2 node reboot, 3 drain P2P, 4 drain and reset.
+        #[arg(long, default_value_t = 0)]
+        recovery_action: u32,
         /// Values that NVML does not report: memory, processes, utilization, temperature, power.
         #[arg(long, value_delimiter = ',')]
         unsupported: Vec<ReportedValue>,
@@ -123,9 +135,17 @@ fn serve(
 fn ctl(root: &DriverRoot, command: CtlCommand) -> anyhow::Result<()> {
     let command = match command {
         CtlCommand::Status => Command::Status,
-        CtlCommand::Xid { card, code } => Command::Raise(CardEvent::Xid {
+        CtlCommand::Xid {
+            card,
+            code,
+            instance,
+        } => Command::Raise(CardEvent::Xid {
             card: CardIndex(card),
             code,
+            instance,
+        }),
+        CtlCommand::DoubleBitEcc { card } => Command::Raise(CardEvent::DoubleBitEcc {
+            card: CardIndex(card),
         }),
         CtlCommand::Reset { card } => Command::Reset {
             card: CardIndex(card),
@@ -136,6 +156,7 @@ fn ctl(root: &DriverRoot, command: CtlCommand) -> anyhow::Result<()> {
             delay_milliseconds,
             refuses_contexts,
             refuses_instances,
+            recovery_action,
             unsupported,
         } => Command::Break {
             card: CardIndex(card),
@@ -144,6 +165,7 @@ fn ctl(root: &DriverRoot, command: CtlCommand) -> anyhow::Result<()> {
                 delay: Duration::from_millis(delay_milliseconds),
                 refuses_contexts,
                 refuses_instances,
+                recovery_action,
                 unsupported: unsupported.into_iter().collect(),
             },
         },

@@ -25,7 +25,7 @@ pub use mig::{
 pub use samples::{CountersState, ProcessSample, SampleState};
 
 /// Version of the messages below.
-pub const PROTOCOL: u32 = 7;
+pub const PROTOCOL: u32 = 8;
 
 /// Index of a GPU on its machine, equal to its minor number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -242,7 +242,24 @@ pub enum CardEvent {
         card: CardIndex,
         /// Xid code.
         code: u64,
+        /// GPU instance; `None` for the whole GPU.
+        instance: Option<u32>,
     },
+    /// An uncorrectable memory error.
+    DoubleBitEcc {
+        /// GPU index.
+        card: CardIndex,
+    },
+}
+
+impl CardEvent {
+    /// The GPU.
+    #[must_use]
+    pub const fn card(self) -> CardIndex {
+        match self {
+            Self::Xid { card, .. } | Self::DoubleBitEcc { card } => card,
+        }
+    }
 }
 
 /// Why the daemon rejected a request.

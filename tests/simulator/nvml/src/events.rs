@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use nvml_wrapper_sys::bindings::{
-    nvmlDevice_t, nvmlEventData_t, nvmlEventSet_t, nvmlEventTypeXidCriticalError,
+    nvmlDevice_t, nvmlEventData_t, nvmlEventSet_t, nvmlEventTypeDoubleBitEccError,
+    nvmlEventTypeXidCriticalError,
 };
 use simulator_machine::client::Connection;
 use simulator_machine::protocol::{CardEvent, ClientKind, Reply, Request};
@@ -25,7 +26,8 @@ static SETS: Mutex<(usize, BTreeMap<usize, EventSet>)> =
 const FIRST_HANDLE: usize = 0x0100_6e76_6576_0000;
 
 /// Supported event types.
-const SUPPORTED: c_ulonglong = nvmlEventTypeXidCriticalError as c_ulonglong;
+const SUPPORTED: c_ulonglong =
+    (nvmlEventTypeXidCriticalError | nvmlEventTypeDoubleBitEccError) as c_ulonglong;
 
 entry_points! {
     fn nvmlEventSetCreate(set: Out<nvmlEventSet_t>) {
@@ -85,15 +87,20 @@ fn wait(set: nvmlEventSet_t, data: Out<nvmlEventData_t>, milliseconds: c_uint) -
         return Err(NvmlError::InvalidArgument);
     }
     let mut connection = set.lock().unwrap_or_else(PoisonError::into_inner);
-    match connection.next_event(Duration::from_millis(milliseconds.into()))? {
-        Some(Reply::Event(CardEvent::Xid { card, code })) => data.set(nvmlEventData_t {
-            device: handle_of(card),
-            eventType: nvmlEventTypeXidCriticalError.into(),
-            eventData: code,
-            gpuInstanceId: c_uint::MAX,
-            computeInstanceId: c_uint::MAX,
-        }),
-        Some(_) => Err(NvmlError::Unknown),
-        None => Err(NvmlError::Timeout),
-    }
+    let event = match connection.next_event(Duration::from_millis(milliseconds.into()))? {
+        Some(Reply::Event(event)) => event,
+        Some(_) => return Err(NvmlError::Unknown),
+        None => return Err(NvmlError::Timeout),
+    };
+    let (kind, code, instance) = match event {
+        CardEvent::Xid { code, instance, .. } => (nvmlEventTypeXidCriticalError, code, instance),
+        CardEvent::DoubleBitEcc { .. } => (nvmlEventTypeDoubleBitEccError, 0, None),
+    };
+    data.set(nvmlEventData_t {
+        device: handle_of(event.card()),
+        eventType: kind.into(),
+        eventData: code,
+        gpuInstanceId: instance.unwrap_or(c_uint::MAX),
+        computeInstanceId: c_uint::MAX,
+    })
 }

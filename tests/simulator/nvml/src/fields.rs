@@ -122,6 +122,7 @@ fn value(device: Device, field: c_uint, scope: c_uint) -> NvmlResult<Value> {
             let switch = model.mig.as_ref().map(|mig| mig.switch);
             Ok(Value::Int((switch == Some(MigSwitch::Live)).into()))
         }
+        id::NVML_FI_DEV_GET_GPU_RECOVERY_ACTION => Ok(Value::Int(device.state()?.recovery_action)),
         0 => Err(NvmlError::InvalidArgument),
         field if field >= id::NVML_FI_MAX => Err(NvmlError::InvalidArgument),
         _ => Err(NvmlError::NotSupported),

@@ -17,12 +17,13 @@ fn delivers_xid_to_the_registered_set() -> anyhow::Result<()> {
         Command::Raise(CardEvent::Xid {
             card: CardIndex(card),
             code,
+            instance: None,
         })
     };
     let device = nvml.device_by_index(1)?;
     assert_eq!(
         device.supported_event_types()?,
-        EventTypes::CRITICAL_XID_ERROR
+        EventTypes::CRITICAL_XID_ERROR | EventTypes::DOUBLE_BIT_ECC_ERROR
     );
     let set = nvml.create_event_set()?;
     let set = device

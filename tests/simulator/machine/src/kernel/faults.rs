@@ -20,6 +20,8 @@ pub struct Faults {
     pub refuses_contexts: bool,
     /// Creation of GPU and compute instances fails.
     pub refuses_instances: bool,
+    /// Recovery action that the driver requests (`nvmlDeviceGpuRecoveryAction_t`), until a reset; 0 is none.
+    pub recovery_action: u32,
     /// Values that NVML does not report.
     pub unsupported: BTreeSet<ReportedValue>,
 }

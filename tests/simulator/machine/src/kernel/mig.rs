@@ -86,7 +86,9 @@ impl Kernel {
         if self.is_in_use(index) {
             return Err(Refusal::InUse);
         }
-        self.card_mut(index)?.partitions.reset();
+        let card = self.card_mut(index)?;
+        card.partitions.reset();
+        card.faults.recovery_action = 0;
         Ok(())
     }
 

@@ -26,6 +26,8 @@ pub struct CardState {
     pub graphics_mhz: u32,
     /// Whether MIG mode is on.
     pub mig_enabled: bool,
+    /// Recovery action that the driver requests (`nvmlDeviceGpuRecoveryAction_t`); 0 is none.
+    pub recovery_action: u32,
     /// Values that the GPU does not report.
     pub unsupported: BTreeSet<ReportedValue>,
 }

@@ -1,0 +1,229 @@
+use std::collections::BTreeSet;
+
+use super::*;
+
+const ANSWER: Observation = Observation::Answer { action: None };
+
+/// A GPU under a clock that only tests advance.
+struct Gpu {
+    state: GpuState,
+    rules: Rules,
+    now: Instant,
+}
+
+impl Gpu {
+    fn new() -> Self {
+        Self::recorded([])
+    }
+
+    fn recorded<const N: usize>(faults: [(Scope, Fault); N]) -> Self {
+        let now = Instant::now();
+        Self {
+            state: GpuState::new(faults, now),
+            rules: Rules::default(),
+            now,
+        }
+    }
+
+    fn observe(&mut self, observation: &Observation) {
+        self.state.observe(observation, &self.rules, self.now);
+        self.state.expire(&self.rules, self.now);
+    }
+
+    fn xid(&mut self, number: u64) {
+        self.observe(&Observation::Event(EventKind::Xid(number), Scope::Gpu));
+    }
+
+    fn action(&mut self, action: RecoveryAction) {
+        self.observe(&Observation::Answer {
+            action: Some(action),
+        });
+    }
+
+    /// Answers every 5 s for this time.
+    fn answer_for(&mut self, seconds: u64) {
+        for _ in 0..seconds / 5 {
+            self.silent_for(5);
+            self.observe(&ANSWER);
+        }
+    }
+
+    fn silent_for(&mut self, seconds: u64) {
+        self.now += Duration::from_secs(seconds);
+        self.state.expire(&self.rules, self.now);
+    }
+
+    fn health(&self) -> GpuHealth {
+        self.state.health(&self.rules, self.now)
+    }
+
+    fn fault(&self) -> Option<String> {
+        self.health().gpu.map(Fault::value)
+    }
+}
+
+fn value(value: &str) -> Option<String> {
+    Some(value.to_owned())
+}
+
+#[test]
+fn ignores_errors_of_applications() {
+    let mut gpu = Gpu::new();
+    for xid in [13, 31, 43, 45, 63, 154] {
+        gpu.xid(xid);
+        assert!(gpu.health().is_healthy(), "{xid}");
+    }
+    gpu.observe(&Observation::Event(EventKind::MigConfigChange, Scope::Gpu));
+    assert!(gpu.health().is_healthy());
+}
+
+#[test]
+fn recovers_after_window_without_fatal_event() {
+    let mut gpu = Gpu::new();
+    gpu.xid(48);
+    gpu.answer_for(300);
+    // A later error restarts the window; the first remains the cause.
+    gpu.xid(95);
+    gpu.answer_for(595);
+    assert_eq!(gpu.fault(), value("xid-48"));
+    gpu.answer_for(5);
+    assert_eq!(gpu.fault(), None);
+}
+
+#[test]
+fn does_not_recover_without_answers() {
+    let mut gpu = Gpu::new();
+    gpu.xid(119);
+    gpu.silent_for(3600);
+    assert_eq!(gpu.fault(), value("not-responding"));
+    gpu.observe(&ANSWER);
+    assert_eq!(gpu.fault(), value("xid-119"), "a hung GPU was not reset");
+    gpu.answer_for(595);
+    assert_eq!(gpu.fault(), value("xid-119"));
+    gpu.answer_for(5);
+    assert_eq!(gpu.fault(), None);
+}
+
+#[test]
+fn recovers_when_lost_gpu_returns() {
+    let mut gpu = Gpu::new();
+    gpu.xid(79);
+    assert_eq!(gpu.fault(), value("xid-79"));
+    gpu.observe(&Observation::Refusal(Status::GpuLost));
+    assert_eq!(gpu.fault(), value("lost"));
+    gpu.silent_for(3600);
+    assert_eq!(gpu.fault(), value("lost"));
+    gpu.observe(&ANSWER);
+    assert_eq!(gpu.fault(), None);
+}
+
+#[test]
+fn follows_recovery_action_of_nvidia_driver() {
+    let mut gpu = Gpu::new();
+    gpu.action(RecoveryAction::None);
+    gpu.xid(95);
+    gpu.action(RecoveryAction::GpuReset);
+    assert_eq!(gpu.fault(), value("xid-95"));
+    for _ in 0..1000 {
+        gpu.silent_for(5);
+        gpu.action(RecoveryAction::GpuReset);
+    }
+    assert_eq!(gpu.fault(), value("xid-95"), "no recovery by time alone");
+    gpu.action(RecoveryAction::None);
+    assert_eq!(gpu.fault(), None);
+
+    gpu.action(RecoveryAction::NodeReboot);
+    assert_eq!(gpu.fault(), value("needs-node-reboot"));
+    gpu.observe(&Observation::Event(
+        EventKind::RecoveryAction(RecoveryAction::None),
+        Scope::Gpu,
+    ));
+    assert_eq!(gpu.fault(), None);
+    gpu.observe(&Observation::Refusal(Status::ResetRequired));
+    assert_eq!(gpu.fault(), value("needs-gpu-reset"));
+}
+
+#[test]
+fn marks_silent_gpu_after_limit() {
+    let mut gpu = Gpu::new();
+    gpu.silent_for(30);
+    assert_eq!(gpu.fault(), None);
+    gpu.silent_for(1);
+    assert_eq!(gpu.fault(), value("not-responding"));
+    gpu.observe(&Observation::Refusal(Status::NotSupported));
+    assert_eq!(gpu.fault(), None, "a missing feature is an answer");
+    gpu.silent_for(20);
+    gpu.state.touch(gpu.now);
+    gpu.silent_for(20);
+    assert_eq!(gpu.fault(), None, "NVML as a whole was not available");
+}
+
+#[test]
+fn keeps_recorded_fault_for_a_window() {
+    let mut gpu = Gpu::recorded([(Scope::Gpu, Fault::Xid(79))]);
+    assert_eq!(gpu.fault(), value("xid-79"));
+    let recorded: Vec<_> = gpu.state.recorded().collect();
+    assert_eq!(recorded, [(Scope::Gpu, Fault::Xid(79))]);
+    gpu.answer_for(595);
+    assert_eq!(gpu.fault(), value("xid-79"));
+    gpu.answer_for(5);
+    assert!(gpu.health().is_healthy() && gpu.state.recorded().next().is_none());
+}
+
+#[test]
+fn confines_fault_of_instance_to_its_slices() {
+    let slices = |start, size| Placement { start, size };
+    let mut gpu = Gpu::new();
+    let scope = Scope::Slices(slices(2, 2));
+    gpu.observe(&Observation::Event(EventKind::Xid(95), scope));
+    let health = gpu.health();
+    assert_eq!(health.gpu, None);
+    let of = |start, size| health.of_device(Some(slices(start, size)));
+    for (start, size) in [(2, 2), (3, 1), (0, 4), (0, 8)] {
+        assert_eq!(of(start, size), Some(Fault::Xid(95)), "{start}+{size}");
+    }
+    for (start, size) in [(0, 2), (4, 4), (1, 1)] {
+        assert_eq!(of(start, size), None, "{start}+{size}");
+    }
+    assert_eq!(health.of_device(None), Some(Fault::Xid(95)), "the whole");
+    // A GPU that left the bus takes its instances along.
+    gpu.observe(&Observation::Event(EventKind::Xid(79), scope));
+    assert_eq!(
+        gpu.health().of_device(Some(slices(4, 4))),
+        Some(Fault::Xid(79))
+    );
+}
+
+#[test]
+fn applies_overrides_of_xid_classes() {
+    let mut gpu = Gpu::new();
+    gpu.rules.xids = XidPolicy {
+        ignored: BTreeSet::from([79]),
+        fatal: BTreeSet::from([31]),
+    };
+    gpu.xid(79);
+    assert_eq!(gpu.fault(), None);
+    gpu.xid(31);
+    assert_eq!(gpu.fault(), value("xid-31"));
+}
+
+#[test]
+fn values_are_valid_taint_values() {
+    let faults = [
+        Fault::Lost,
+        Fault::NotResponding,
+        Fault::Xid(u64::MAX),
+        Fault::DoubleBitEcc,
+        Fault::Unavailable,
+        Fault::GpuReset,
+        Fault::NodeReboot,
+        Fault::DrainP2p,
+        Fault::DrainAndReset,
+        Fault::OtherAction(u64::MAX),
+    ];
+    for fault in faults {
+        let value = fault.value();
+        let is_valid = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+        assert!(value.len() <= 63 && value.chars().all(is_valid), "{value}");
+    }
+}
