@@ -223,6 +223,42 @@ pub mod driver {
     }
 }
 
+/// Metrics of the node driver under the names of HAMi and of Volcano's vGPU plugin, off by default.
+pub mod alias {
+    use super::{Metric, MetricKind};
+
+    metrics! {
+        /// All aliases.
+        ALL {
+            HOST_GPU_MEMORY_USAGE = "HostGPUMemoryUsage" Gauge ["nodeid", "deviceidx", "deviceuuid", "devicetype"]
+                "GPU memory in use, bytes (HAMi).";
+            HOST_CORE_UTILIZATION = "HostCoreUtilization" Gauge ["nodeid", "deviceidx", "deviceuuid", "devicetype"]
+                "Utilization of the GPU, percent (HAMi).";
+            VGPU_MEMORY_USAGE = "vGPU_device_memory_usage_in_bytes" Gauge
+                ["podnamespace", "podname", "ctrname", "vdeviceid", "deviceuuid"]
+                "Memory charged to a share of a container (HAMi).";
+            VGPU_MEMORY_LIMIT = "vGPU_device_memory_limit_in_bytes" Gauge
+                ["podnamespace", "podname", "ctrname", "vdeviceid", "deviceuuid"]
+                "Memory limit of a share of a container (HAMi).";
+            LAST_KERNEL = "Device_last_kernel_of_container" Gauge
+                ["podnamespace", "podname", "ctrname", "vdeviceid", "deviceuuid"]
+                "Seconds since the last demand for GPU time of a share of a container (HAMi).";
+            VOLCANO_SHARED_NUMBER = "volcano_vgpu_device_shared_number" Gauge ["devID", "NodeName"]
+                "Shares of the GPU (Volcano).";
+            VOLCANO_ALLOCATED_MEMORY = "volcano_vgpu_device_allocated_memory" Gauge ["devID", "NodeName"]
+                "Memory limits of the shares of the GPU, MiB (Volcano).";
+            VOLCANO_ALLOCATED_CORES = "volcano_vgpu_device_allocated_cores" Gauge ["devID", "NodeName"]
+                "Guaranteed GPU time of the shares of the GPU, percent (Volcano).";
+            VOLCANO_MEMORY_LIMIT = "volcano_vgpu_device_memory_limit" Gauge ["devID", "NodeName"]
+                "Memory of the GPU, MiB (Volcano).";
+            VOLCANO_POD_MEMORY = "volcano_vgpu_device_memory_allocation_for_a_certain_pod" Gauge ["devID", "NodeName", "podName"]
+                "Memory limits of the shares of a pod on the GPU, MiB (Volcano).";
+            VOLCANO_POD_CORES = "volcano_vgpu_device_core_allocation_for_a_certain_pod" Gauge ["devID", "NodeName", "podName"]
+                "Guaranteed GPU time of the shares of a pod on the GPU, percent (Volcano).";
+        }
+    }
+}
+
 /// Metrics of the controller. Only the leading replica has metrics of the cluster.
 pub mod controller {
     use super::{Metric, MetricKind};

@@ -7,7 +7,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use drava_api::event::EventReason;
 use drava_api::names;
 use kube::Client;
 use tokio::net::TcpListener;
@@ -39,10 +38,11 @@ use crate::prepare::effects::{MigAccess, NodeEffects, Tmpfs};
 use crate::prepare::record::RecordStore;
 use crate::publish::TaintPolicy;
 use crate::publish::writer::Publisher;
-use crate::report::{Reporter, Subject};
+use crate::report::Reporter;
 use drava_api::error::describe;
 
 mod active;
+mod follow;
 mod records;
 
 use active::Active;
@@ -52,9 +52,6 @@ const RETRY: Duration = Duration::from_secs(5);
 
 /// Time limit of the shutdown. Kubernetes kills a pod 30 s after SIGTERM by default.
 const SHUTDOWN: Duration = Duration::from_secs(10);
-
-/// How long a condition stays unmet before an event is raised.
-const UNMET_FOR: Duration = Duration::from_secs(5);
 
 /// Longest wait for a lock. Kubelet's calls time out after 45 s.
 const LOCK_WAIT: Duration = Duration::from_secs(20);
@@ -89,6 +86,8 @@ pub struct Config {
     pub health: Rules,
     /// Effect of the taint of unhealthy GPUs.
     pub unhealthy_effect: UnhealthyEffect,
+    /// Whether metrics are shown under the names of HAMi and Volcano too.
+    pub metric_aliases: bool,
 }
 
 /// Fatal error of the driver.
@@ -135,7 +134,10 @@ pub async fn run(
 ) -> Result<(), RunError> {
     let mut tasks = Tasks::new();
     let health = HealthTable::new(config.health.clone());
-    let metrics = Sources::new(conditions.clone(), health.subscribe());
+    let metrics = Sources {
+        aliases_of_node: config.metric_aliases.then(|| config.node.clone()),
+        ..Sources::new(conditions.clone(), health.subscribe())
+    };
     serve_endpoints(&mut tasks, config.listen, &metrics, &stop).await?;
     let layout = Layout::new(&config.paths);
     if !until(&stop, directories::create(&layout, &conditions)).await {
@@ -246,12 +248,12 @@ impl Shared {
     /// Reports unmet conditions, changes of the GPUs and records of other builds.
     fn follow(&self, tasks: &mut Tasks) {
         let (conditions, stop) = (&self.conditions, &self.stop);
-        tasks.spawn(report_conditions(
+        tasks.spawn(follow::report_conditions(
             conditions.clone(),
             self.reporter.clone(),
             stop.clone(),
         ));
-        tasks.spawn(follow_gpus(
+        tasks.spawn(follow::follow_gpus(
             self.gpus.clone(),
             conditions.clone(),
             Arc::clone(&self.reconcile),
@@ -394,56 +396,6 @@ async fn supervise(tasks: &mut Tasks, stop: &CancellationToken) -> Result<(), Ru
         tracing::warn!("tasks did not finish before the shutdown limit");
     }
     outcome
-}
-
-/// Raises an event on the node for each condition that is unmet for [`UNMET_FOR`].
-async fn report_conditions(
-    conditions: Conditions,
-    reporter: Reporter,
-    stop: CancellationToken,
-) -> Result<&'static str, RunError> {
-    let reports = conditions.each_settled(UNMET_FOR, |unmet| {
-        for (condition, reason) in unmet {
-            reporter.event(
-                Subject::Node,
-                EventReason::NotReady,
-                format!("{condition}: {reason}"),
-            );
-        }
-    });
-    until(&stop, reports).await;
-    Ok("condition reporter")
-}
-
-/// Sets the condition `gpus` and requests a reconciliation when the GPUs change.
-async fn follow_gpus(
-    mut gpus: watch::Receiver<State>,
-    conditions: Conditions,
-    reconcile: Arc<Notify>,
-    stop: CancellationToken,
-) -> Result<&'static str, RunError> {
-    while until(&stop, gpus.changed()).await {
-        let state = gpus.borrow_and_update().clone();
-        match state {
-            State::Known(node) => {
-                let inventory = &node.inventory;
-                tracing::info!(
-                    gpus = inventory.gpus.cards.len(),
-                    driver.version = inventory.gpus.driver_version,
-                    faults = ?inventory.gpus.faults,
-                    "GPU inventory changed"
-                );
-                conditions.set(Condition::Gpus, Ok(()));
-                // The CDI specs of claims may be outdated, or could not be restored without GPUs.
-                reconcile.notify_one();
-            }
-            State::Pending => {}
-            State::Unknown(reason) => {
-                conditions.set(Condition::Gpus, Err(reason));
-            }
-        }
-    }
-    Ok("GPU inventory")
 }
 
 /// Installs the artifacts; retries until the installation succeeds.

@@ -12,7 +12,7 @@
 //! | [`gpu_monitor`], [`gpu_health`], [`health_report`] | sensors and events of GPUs, their health, its reports |
 //! | [`agent`] | GPU time, memory limits and violations of running shares |
 //! | [`report`], [`conditions`], [`health`] | events, device statuses, readiness |
-//! | [`metrics`] | `/metrics` |
+//! | [`metrics`], [`log`] | `/metrics`, `/debug/state`, the log and its filter |
 //! | [`layout`], [`directories`], [`artifacts`], [`files`], [`lock`], [`mounts`] | files and mounts on the node |
 //! | [`claim`], [`pods`] | identities of claims and shares, and the pods that use claims |
 //!
@@ -39,6 +39,7 @@ pub mod injection;
 pub mod inventory;
 pub mod layout;
 pub mod lock;
+pub mod log;
 pub mod metrics;
 pub mod mounts;
 pub mod options;

@@ -1,6 +1,5 @@
 //! Entry point of the node driver.
 
-use std::io::IsTerminal as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -10,18 +9,18 @@ use drava_dra_driver::claims;
 use drava_dra_driver::conditions::Conditions;
 use drava_dra_driver::driver::{self, Config};
 use drava_dra_driver::inventory::Source;
-use drava_dra_driver::options::{LogFormat, Options};
+use drava_dra_driver::log::{self, LogFilter};
+use drava_dra_driver::options::Options;
 use drava_dra_driver::prepare::effects::KernelTmpfs;
 use drava_dra_driver::{publish, reconcile};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
-use tracing_subscriber::EnvFilter;
 
 #[tokio::main]
 async fn main() -> ExitCode {
     let options = Options::parse();
-    start_log(options.log_format);
-    match run(options).await {
+    let filter = log::start(options.log_format);
+    match run(options, filter).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!(error = format!("{error:#}"), "cannot run the node driver");
@@ -30,7 +29,7 @@ async fn main() -> ExitCode {
     }
 }
 
-async fn run(options: Options) -> anyhow::Result<()> {
+async fn run(options: Options, filter: LogFilter) -> anyhow::Result<()> {
     let Options {
         node_name,
         namespace,
@@ -39,6 +38,8 @@ async fn run(options: Options) -> anyhow::Result<()> {
         delivery,
         paths,
         listen,
+        metric_aliases,
+        log_filter_listen,
         health,
         log_format: _,
     } = options;
@@ -66,6 +67,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
         tracing::info!("stopping on a signal");
         signalled.cancel();
     });
+    tokio::spawn(log::serve(filter, log_filter_listen, stop.clone()));
     let source = Source::nvml(paths.driver_root.clone(), paths.driver_root_mount.clone());
     let config = Config {
         node: node_name,
@@ -80,6 +82,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
         retained_grace: publish::retained::GRACE,
         health: health.rules(),
         unhealthy_effect: health.unhealthy_effect,
+        metric_aliases,
     };
     driver::run(
         config,
@@ -92,16 +95,4 @@ async fn run(options: Options) -> anyhow::Result<()> {
     .await?;
     tracing::info!("stopped");
     Ok(())
-}
-
-fn start_log(format: LogFormat) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_writer(std::io::stderr);
-    match format {
-        LogFormat::Text => log.init(),
-        LogFormat::Json => log.json().init(),
-    }
 }

@@ -1,4 +1,4 @@
-//! Exporter: the metrics of the node driver, its GPUs and its shares at `/metrics`.
+//! Exporter: the metrics of the node driver, its GPUs and its shares at `/metrics`, and its state at `/debug/state`.
 //!
 //! | Source | Written by |
 //! |---|---|
@@ -15,6 +15,7 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use axum::Json;
 use axum::Router;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
@@ -22,17 +23,21 @@ use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 use drava_api::metric::{self, CONTENT_TYPE};
 use rustix::time::{ClockId, clock_gettime};
+use serde_json::Value;
 use tokio::sync::watch;
 
 use crate::agent::share_metrics::ShareMetrics;
 use crate::conditions::Conditions;
 use crate::gpu_health::HealthByGpu;
 
+pub mod aliases;
 pub mod claim_view;
+pub mod debug_state;
 pub mod exposition;
 pub mod operations;
 pub mod telemetry;
 
+use aliases::WithAliases;
 use claim_view::ClaimEntry;
 use exposition::{Now, Snapshot};
 use operations::Operations;
@@ -53,6 +58,8 @@ pub struct Sources {
     pub claims: watch::Sender<Arc<[ClaimEntry]>>,
     /// Prepare and unprepare calls.
     pub operations: Operations,
+    /// Name of the node, if the metrics are shown under the names of HAMi and Volcano too.
+    pub aliases_of_node: Option<String>,
 }
 
 impl Sources {
@@ -66,6 +73,7 @@ impl Sources {
             shares: watch::Sender::new(Arc::default()),
             claims: watch::Sender::new(Arc::default()),
             operations: Operations::default(),
+            aliases_of_node: None,
         }
     }
 
@@ -82,21 +90,32 @@ impl Sources {
     }
 }
 
-/// Returns the router of `/metrics`.
+/// Returns the router of `/metrics` and `/debug/state`.
 pub fn router(sources: Sources) -> Router {
     Router::new()
         .route("/metrics", get(scrape))
+        .route("/debug/state", get(debug_state))
         .with_state(sources)
 }
 
 async fn scrape(State(sources): State<Sources>) -> Response {
-    match metric::exposition(sources.snapshot()) {
+    let snapshot = sources.snapshot();
+    let text = match sources.aliases_of_node {
+        Some(node) => metric::exposition(WithAliases { snapshot, node }),
+        None => metric::exposition(snapshot),
+    };
+    match text {
         Ok(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
         Err(error) => {
             tracing::error!(%error, "cannot encode the metrics");
             StatusCode::INTERNAL_SERVER_ERROR.into_response()
         }
     }
+}
+
+async fn debug_state(State(sources): State<Sources>) -> Json<Value> {
+    let unmet = sources.conditions.unmet();
+    Json(debug_state::state(&sources.snapshot(), &unmet))
 }
 
 fn now() -> Now {

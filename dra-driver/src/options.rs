@@ -46,6 +46,14 @@ pub struct Options {
     #[arg(long, env = "DRAVA_LISTEN", default_value = ":9394")]
     pub listen: Listen,
 
+    /// Show metrics under the names of HAMi and of Volcano's vGPU plugin too.
+    #[arg(long, env = "DRAVA_METRIC_ALIASES")]
+    pub metric_aliases: bool,
+
+    /// Loopback address of /log-filter, which shows (GET) and sets (PUT) the log filter.
+    #[arg(long, env = "DRAVA_LOG_FILTER_LISTEN", default_value = "127.0.0.1:9395", value_parser = parse_loopback)]
+    pub log_filter_listen: SocketAddr,
+
     #[command(flatten)]
     #[expect(
         missing_docs,
@@ -112,6 +120,20 @@ impl UnhealthyEffect {
             Self::NoSchedule => "NoSchedule",
             Self::NoExecute => "NoExecute",
         }
+    }
+}
+
+/// Parses an address that only programs in the pod of the driver can reach.
+fn parse_loopback(text: &str) -> Result<SocketAddr, String> {
+    let address: SocketAddr = text
+        .parse()
+        .map_err(|_| format!("invalid address {text:?}; use 127.0.0.1:PORT"))?;
+    if address.ip().is_loopback() {
+        Ok(address)
+    } else {
+        Err(format!(
+            "{address} is not a loopback address: other pods could change the log; use 127.0.0.1:PORT"
+        ))
     }
 }
 
@@ -234,6 +256,17 @@ mod tests {
         let error = parse("both").unwrap_err().to_string();
         for part in ["'both'", "--delivery", "preload, shim"] {
             assert!(error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn changes_of_the_log_filter_need_loopback() {
+        assert_eq!(
+            parse_loopback("127.0.0.1:1"),
+            Ok(([127, 0, 0, 1], 1).into())
+        );
+        for (bad, text) in [("0.0.0.0:1", "not a loopback"), (":1", "invalid address")] {
+            assert!(parse_loopback(bad).unwrap_err().contains(text), "{bad}");
         }
     }
 

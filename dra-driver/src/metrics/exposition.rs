@@ -118,6 +118,13 @@ impl Snapshot {
         )
     }
 
+    /// Returns the last reading of a GPU unless it is stale.
+    pub(super) fn fresh(&self, gpu: &GpuEntry) -> Option<Telemetry> {
+        let (telemetry, unix_seconds) = gpu.sample?;
+        let is_fresh = self.now.unix_seconds - unix_seconds <= STALE_SECONDS;
+        is_fresh.then_some(telemetry)
+    }
+
     fn encode_health(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         // Without NVML the health of no GPU is known.
         let is_nvml_available = self.conditions.contains(&(Condition::Gpus, true));
@@ -127,7 +134,7 @@ impl Snapshot {
         });
         metric::GPU_HEALTHY.encode(encoder, healthy)?;
         let faults = self.health.iter().flat_map(|(uuid, health)| {
-            health.faults().map(|(scope, fault)| {
+            health.faults().map(move |(scope, fault)| {
                 let slices = match scope {
                     Scope::Gpu => String::new(),
                     Scope::Slices(slices) => slices.to_string(),
@@ -144,16 +151,15 @@ impl Snapshot {
 
     fn encode_telemetry(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let samples = self.gpus.iter().filter_map(|(uuid, gpu)| {
-            let (telemetry, unix_seconds) = gpu.sample?;
-            Some((uuid.as_str(), telemetry, unix_seconds))
+            let (_, unix_seconds) = gpu.sample?;
+            Some((uuid.as_str(), unix_seconds))
         });
-        let samples: Vec<(&str, Telemetry, f64)> = samples.collect();
-        let timestamps = samples.iter().map(|(uuid, _, unix)| ([*uuid], *unix));
+        let samples: Vec<(&str, f64)> = samples.collect();
+        let timestamps = samples.iter().map(|(uuid, unix)| ([*uuid], *unix));
         metric::GPU_SAMPLE_TIMESTAMP_SECONDS.encode(encoder, timestamps)?;
-        let fresh: Vec<(&str, Telemetry)> = samples
-            .into_iter()
-            .filter(|(_, _, unix)| self.now.unix_seconds - unix <= STALE_SECONDS)
-            .map(|(uuid, telemetry, _)| (uuid, telemetry))
+        let fresh = self.gpus.iter();
+        let fresh: Vec<(&str, Telemetry)> = fresh
+            .filter_map(|(uuid, gpu)| Some((uuid.as_str(), self.fresh(gpu)?)))
             .collect();
         let each = |value: fn(&Telemetry) -> Option<f64>| {
             let sample =
@@ -310,12 +316,13 @@ impl Snapshot {
     }
 }
 
+/// Returns whether a container uses a device of its claim.
+pub(super) fn uses(container: &Container, device: &DeviceEntry) -> bool {
+    container.requests.is_empty() || container.requests.contains(&device.request)
+}
+
 /// Returns the labels of the devices of the containers of a claim.
 fn container_devices(entry: &ClaimEntry) -> Vec<[&str; 8]> {
-    let uses = |user: &Container, device: &DeviceEntry| {
-        let mut requests = user.requests.iter();
-        user.requests.is_empty() || requests.any(|request| *request == device.request)
-    };
     let mut all = Vec::new();
     for (pod, containers) in &entry.containers {
         for container in containers {
@@ -337,7 +344,8 @@ fn container_devices(entry: &ClaimEntry) -> Vec<[&str; 8]> {
     all
 }
 
-fn access(device: &DeviceEntry) -> (&'static str, &str) {
+/// Returns kind and share of the access to a device.
+pub(super) fn access(device: &DeviceEntry) -> (&'static str, &str) {
     match &device.access {
         DeviceAccess::Share(share) => ("share", ShareId::as_str(share)),
         DeviceAccess::Whole => ("whole", ""),

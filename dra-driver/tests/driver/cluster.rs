@@ -162,6 +162,7 @@ impl TestCluster {
             retained_grace: Duration::from_secs(3600),
             health: Rules::default(),
             unhealthy_effect: UnhealthyEffect::NoSchedule,
+            metric_aliases: false,
         }
     }
 

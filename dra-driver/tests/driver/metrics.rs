@@ -7,13 +7,15 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use drava_api::metric::{self, BUILD_INFO, Metric, MetricKind, driver as table};
+use drava_api::metric::{self, BUILD_INFO, Metric, MetricKind, alias, driver as table};
 use drava_dra_driver::agent::share_metrics::{Figures, ShareMetrics};
 use drava_dra_driver::claim::ShareId;
 use drava_dra_driver::conditions::{Condition, Conditions};
 use drava_dra_driver::driver::Config;
 use drava_dra_driver::gpu_health::state::{Fault, GpuHealth};
+use drava_dra_driver::metrics::aliases::WithAliases;
 use drava_dra_driver::metrics::claim_view::{ClaimEntry, Container, DeviceAccess, DeviceEntry};
+use drava_dra_driver::metrics::debug_state;
 use drava_dra_driver::metrics::exposition::{Now, Snapshot};
 use drava_dra_driver::metrics::operations::Operations;
 use drava_dra_driver::metrics::telemetry::GpuTable;
@@ -319,6 +321,55 @@ fn openmetrics_parser_accepts_the_exposition() {
     assert_eq!(families, table::ALL.len() + 1);
 }
 
+#[test]
+fn shows_aliases_with_units_of_hami_and_volcano() {
+    let with_aliases = WithAliases {
+        snapshot: snapshot(),
+        node: "node-a".to_owned(),
+    };
+    let text = metric::exposition(with_aliases).unwrap();
+    for (metric, expected) in [
+        (alias::HOST_GPU_MEMORY_USAGE, 8589934592.0),
+        (alias::HOST_CORE_UTILIZATION, 50.0),
+        (alias::VGPU_MEMORY_USAGE, 3221225472.0),
+        (alias::VGPU_MEMORY_LIMIT, 8589934592.0),
+        (alias::LAST_KERNEL, 10.0),
+        (alias::VOLCANO_MEMORY_LIMIT, 81920.0),
+    ] {
+        assert_eq!(values(&text, &metric), [expected], "{}", metric.name);
+    }
+    for (metric, expected) in [
+        (alias::VOLCANO_SHARED_NUMBER, [1.0, 0.0]),
+        (alias::VOLCANO_ALLOCATED_MEMORY, [8192.0, 0.0]),
+        (alias::VOLCANO_ALLOCATED_CORES, [30.0, 0.0]),
+        // Two pods share the claim.
+        (alias::VOLCANO_POD_MEMORY, [8192.0, 8192.0]),
+        (alias::VOLCANO_POD_CORES, [30.0, 30.0]),
+    ] {
+        assert_eq!(values(&text, &metric), expected, "{}", metric.name);
+    }
+    for metric in alias::ALL.iter().chain(table::ALL) {
+        assert!(!values(&text, metric).is_empty(), "{}", metric.name);
+    }
+}
+
+#[test]
+fn shows_state_for_debugging() {
+    let unmet = [(Condition::Published, "no RBAC".to_owned())];
+    let state = debug_state::state(&snapshot(), &unmet);
+    assert_eq!(state["unmetConditions"]["published"], "no RBAC");
+    let [faulty, healthy] = [&state["gpus"][0], &state["gpus"][1]];
+    assert_eq!(faulty["uuid"], GPU_UUIDS[0]);
+    assert_eq!(faulty["faults"][0]["taint"], "xid-79");
+    assert_eq!(faulty["xids"], json!({"79": 1}));
+    assert_eq!(faulty["sampleAgeSeconds"], 10.0);
+    assert_eq!(healthy["healthy"], true);
+    let claim = &state["claims"][0];
+    assert_eq!(claim["devices"][0]["share"], share_id(1, 0));
+    assert_eq!(claim["containers"]["a"][0]["name"], "app");
+    assert_eq!(state["shares"][0]["guaranteedPercent"], 30);
+}
+
 /// Scrapes until the text is as wanted, up to 60 s.
 async fn scrape(address: SocketAddr, what: &str, is_wanted: impl Fn(&str) -> bool) -> String {
     let deadline = Instant::now() + Duration::from_secs(60);
@@ -394,6 +445,12 @@ async fn serves_claims_pods_and_operations() {
     let errors = samples(&text, &table::CLAIM_OPERATION_ERRORS);
     assert_eq!(errors[&vec!["prepare".to_owned()]], 1.0);
     assert_eq!(values(&text, &table::CONDITION), [1.0; 6]);
+
+    let state = get(address, "/debug/state").await;
+    assert!(
+        state.contains("application/json") && state.contains("\"claim-1\""),
+        "{state}"
+    );
 
     plugin.unprepare_one(&kubelet_claim(1)).await.unwrap();
     let is_gone = |text: &str| !text.contains(&share_id(1, 0)) && !text.contains("drava_claim_pod");

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use drava_api::metric::{BUILD_INFO, Metric, MetricKind, controller, driver};
+use drava_api::metric::{BUILD_INFO, Metric, MetricKind, alias, controller, driver};
 
 /// File below the repository root.
 pub(super) const PATH: &str = "docs/reference/metrics.md";
@@ -43,15 +43,29 @@ const CONTROLLER: &str = "
 `:8080/metrics` of each controller pod. Only the leading replica has series of the cluster.
 ";
 
+const ALIASES: &str = "
+## Aliases of the node driver
+
+With `metrics.aliases=true`, for dashboards of HAMi and of Volcano's vGPU plugin. The units are those of the originals. New
+dashboards should use the metrics above.
+";
+
+const HEADER: &str = "\n| Metric | Type | Labels | Meaning |\n|---|---|---|---|\n";
+
 /// Text of the page.
 pub(super) fn render() -> String {
     let mut page = INTRODUCTION.to_owned();
     for (introduction, metrics) in [(DRIVER, driver::ALL), (CONTROLLER, controller::ALL)] {
         page.push_str(introduction);
-        page.push_str("\n| Metric | Type | Labels | Meaning |\n|---|---|---|---|\n");
+        page.push_str(HEADER);
         for metric in [&BUILD_INFO].into_iter().chain(metrics) {
             row(&mut page, metric);
         }
+    }
+    page.push_str(ALIASES);
+    page.push_str(HEADER);
+    for metric in alias::ALL {
+        row(&mut page, metric);
     }
     page
 }

@@ -34,6 +34,7 @@ const RENDERS: [(&str, &[&str]); 3] = [
             "webhook.exemptNamespaces[0]=monitoring",
             "compatibility.enabled=true",
             "compatibility.settings.shareClass=fraction",
+            "metrics.aliases=true",
             "metrics.podMonitor.enabled=true",
             "metrics.podMonitor.labels.release=prometheus",
             "metrics.alerts.enabled=true",
