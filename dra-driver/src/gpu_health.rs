@@ -112,7 +112,7 @@ impl HealthTable {
         let mut states = self.lock();
         for state in states.values_mut() {
             if !is_nvml_available {
-                state.touch(now);
+                state.interrupt(now);
             }
             state.expire(&self.0.rules, now);
         }

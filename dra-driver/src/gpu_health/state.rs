@@ -235,8 +235,13 @@ impl GpuState {
             Observation::Refusal(Status::ResetRequired) => {
                 self.answer(Some(Fault::GpuReset), rules, now);
             }
-            // An error that does not concern the GPU, or a missing feature.
-            Observation::Refusal(_) => self.touch(now),
+            Observation::Refusal(status) if status.is_absent() => {
+                if let Contact::Answering { last, .. } = &mut self.contact {
+                    *last = now;
+                }
+            }
+            // An error of NVML, not of the GPU.
+            Observation::Refusal(_) => self.interrupt(now),
             Observation::Event(kind, scope) => self.event(*kind, *scope, rules, now),
         }
     }
@@ -289,10 +294,10 @@ impl GpuState {
         self.faults.entry(scope).or_insert((fault, now)).1 = now;
     }
 
-    /// Continues the contact without an answer: NVML as a whole cannot be used.
-    pub fn touch(&mut self, now: Instant) {
-        if let Contact::Answering { last, .. } = &mut self.contact {
-            *last = now;
+    /// Starts the contact again without an answer: NVML as a whole cannot be used, which is no fault of the GPU.
+    pub fn interrupt(&mut self, now: Instant) {
+        if let Contact::Answering { since, last, .. } = &mut self.contact {
+            (*since, *last) = (now, now);
         }
     }
 

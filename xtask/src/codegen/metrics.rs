@@ -37,6 +37,19 @@ drava_share_memory_used_bytes / drava_share_memory_limit_bytes
 ```
 ";
 
+const DEBUGGING: &str = "
+### Debugging
+
+`:9394/debug/state` shows GPUs with their faults, claims and shares as JSON: nothing that the metrics and `/readyz` do not show.
+`/log-filter` on port 9395 shows (GET) and sets (PUT) the log filter until the next restart. It is on loopback, because other
+pods must not change the log:
+
+```
+kubectl -n drava-system port-forward <driver pod> 9395
+curl -X PUT --data info,drava_dra_driver=debug localhost:9395/log-filter
+```
+";
+
 const CONTROLLER: &str = "
 ## Controller
 
@@ -55,12 +68,17 @@ const HEADER: &str = "\n| Metric | Type | Labels | Meaning |\n|---|---|---|---|\
 /// Text of the page.
 pub(super) fn render() -> String {
     let mut page = INTRODUCTION.to_owned();
-    for (introduction, metrics) in [(DRIVER, driver::ALL), (CONTROLLER, controller::ALL)] {
+    let sections = [
+        (DRIVER, driver::ALL, DEBUGGING),
+        (CONTROLLER, controller::ALL, ""),
+    ];
+    for (introduction, metrics, end) in sections {
         page.push_str(introduction);
         page.push_str(HEADER);
         for metric in [&BUILD_INFO].into_iter().chain(metrics) {
             row(&mut page, metric);
         }
+        page.push_str(end);
     }
     page.push_str(ALIASES);
     page.push_str(HEADER);

@@ -153,9 +153,16 @@ fn marks_silent_gpu_after_limit() {
     gpu.observe(&Observation::Refusal(Status::NotSupported));
     assert_eq!(gpu.fault(), None, "a missing feature is an answer");
     gpu.silent_for(20);
-    gpu.state.touch(gpu.now);
+    gpu.state.interrupt(gpu.now);
     gpu.silent_for(20);
     assert_eq!(gpu.fault(), None, "NVML as a whole was not available");
+    gpu.xid(48);
+    gpu.answer_for(400);
+    gpu.observe(&Observation::Refusal(Status::DriverNotLoaded));
+    gpu.answer_for(595);
+    assert_eq!(gpu.fault(), value("xid-48"), "the window starts again");
+    gpu.answer_for(5);
+    assert_eq!(gpu.fault(), None);
 }
 
 #[test]
