@@ -41,7 +41,12 @@ fn fix(reason: ConditionReason) -> Option<&'static str> {
         | ConditionReason::Partition
         | ConditionReason::AdminAccess
         | ConditionReason::SharedAddressSpace
-        | ConditionReason::Unmetered => None,
+        | ConditionReason::Unmetered
+        | ConditionReason::NoFault => None,
+        // Found by the taint of the device.
+        ConditionReason::GpuFault
+        | ConditionReason::GpuLost
+        | ConditionReason::GpuNotResponding => None,
     }
 }
 
