@@ -150,7 +150,8 @@ impl HealthTable {
     }
 }
 
-/// Checks the table each [`TICK`] and records its faults, until `stop`. Only the active instance calls this.
+/// Checks the table each [`TICK`] and records its faults when they change, until `stop`. Only the active instance calls
+/// this.
 pub async fn run(
     table: HealthTable,
     gpus: watch::Receiver<State>,
@@ -158,7 +159,9 @@ pub async fn run(
     stop: CancellationToken,
 ) {
     let mut recorded = table.recorded();
+    let mut health = table.subscribe();
     loop {
+        health.mark_unchanged();
         let is_nvml_available = matches!(*gpus.borrow(), State::Known(_));
         table.tick(is_nvml_available, Instant::now());
         let present = table.recorded();
@@ -171,8 +174,14 @@ pub async fn run(
                 }
             }
         }
+        if stop.is_cancelled() {
+            return;
+        }
         tokio::select! {
-            () = stop.cancelled() => return,
+            // A change of the last moment is recorded too.
+            () = stop.cancelled() => {}
+            // The table holds the sender.
+            _ = health.changed() => {}
             () = tokio::time::sleep(TICK) => {}
         }
     }
