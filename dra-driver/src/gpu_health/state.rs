@@ -235,11 +235,8 @@ impl GpuState {
             Observation::Refusal(Status::ResetRequired) => {
                 self.answer(Some(Fault::GpuReset), rules, now);
             }
-            Observation::Refusal(status) if status.is_absent() => {
-                if let Contact::Answering { last, .. } = &mut self.contact {
-                    *last = now;
-                }
-            }
+            // A GPU without a feature answers.
+            Observation::Refusal(status) if status.is_absent() => self.answer(None, rules, now),
             // An error of NVML, not of the GPU.
             Observation::Refusal(_) => self.interrupt(now),
             Observation::Event(kind, scope) => self.event(*kind, *scope, rules, now),

@@ -152,6 +152,10 @@ fn marks_silent_gpu_after_limit() {
     assert_eq!(gpu.fault(), value("not-responding"));
     gpu.observe(&Observation::Refusal(Status::NotSupported));
     assert_eq!(gpu.fault(), None, "a missing feature is an answer");
+    gpu.observe(&Observation::Missing);
+    assert_eq!(gpu.fault(), value("lost"));
+    gpu.observe(&Observation::Refusal(Status::NotSupported));
+    assert_eq!(gpu.fault(), None, "also after a loss");
     gpu.silent_for(20);
     gpu.state.interrupt(gpu.now);
     gpu.silent_for(20);
