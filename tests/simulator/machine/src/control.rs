@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::client::{ClientError, connected};
 use crate::kernel::{Faults, MachineStatus};
-use crate::protocol::{CardEvent, CardIndex, Refusal};
+use crate::protocol::{CardEvent, CardIndex, MigRequest, Refusal};
 use crate::root::DriverRoot;
 use crate::wire;
 
@@ -21,6 +21,13 @@ pub enum Command {
     Reset {
         /// GPU index.
         card: CardIndex,
+    },
+    /// Change the MIG mode or the instances of a GPU as an administrator.
+    Mig {
+        /// GPU index.
+        card: CardIndex,
+        /// The change.
+        request: MigRequest,
     },
     /// Set the faults of a GPU.
     Break {

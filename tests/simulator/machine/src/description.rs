@@ -321,6 +321,9 @@ pub struct CardDescription {
     /// NVLink fabric of the GPU.
     #[serde(default)]
     pub fabric: Option<Fabric>,
+    /// Whether MIG mode is on when the machine starts; Ampere GPUs store it.
+    #[serde(default)]
+    pub mig_enabled: bool,
 }
 
 /// Membership in an NVLink fabric.
@@ -419,6 +422,13 @@ impl MachineDescription {
             if !self.models.contains_key(&card.model) {
                 return Err(format!(
                     "cards[{index}].model: unknown model {:?}",
+                    card.model
+                ));
+            }
+            let model = self.models.get(&card.model);
+            if card.mig_enabled && model.is_none_or(|model| model.mig.is_none()) {
+                return Err(format!(
+                    "cards[{index}].migEnabled: model {:?} has no MIG",
                     card.model
                 ));
             }

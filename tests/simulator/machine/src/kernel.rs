@@ -129,7 +129,7 @@ impl Kernel {
         let cards = description
             .cards
             .iter()
-            .map(|card| Card::new(description.model(card).clone(), &card.uuid, now))
+            .map(|card| Card::new(description.model(card).clone(), card, now))
             .collect();
         Self {
             description,

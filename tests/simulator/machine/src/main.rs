@@ -9,7 +9,7 @@ use clap::{Parser, Subcommand};
 use simulator_machine::control::{self, Answer, Command};
 use simulator_machine::description::MachineDescription;
 use simulator_machine::kernel::Faults;
-use simulator_machine::protocol::{CardEvent, CardIndex, ReportedValue};
+use simulator_machine::protocol::{CardEvent, CardIndex, MigRequest, ReportedValue};
 use simulator_machine::root::DriverRoot;
 use simulator_machine::server::Server;
 
@@ -75,6 +75,36 @@ enum CtlCommand {
         /// GPU index.
         #[arg(long)]
         card: u32,
+    },
+    /// Switch MIG mode, like `nvidia-smi -mig`; on Ampere the mode is pending until a reset.
+    MigMode {
+        /// GPU index.
+        #[arg(long)]
+        card: u32,
+        /// New mode.
+        #[arg(long, action = clap::ArgAction::Set)]
+        enabled: bool,
+    },
+    /// Create a GPU instance, like `nvidia-smi mig -cgi`.
+    CreateInstance {
+        /// GPU index.
+        #[arg(long)]
+        card: u32,
+        /// Profile id, such as 19.
+        #[arg(long)]
+        profile: u32,
+        /// First memory slice.
+        #[arg(long)]
+        start: u32,
+    },
+    /// Destroy a GPU instance without compute instances, like `nvidia-smi mig -dgi`.
+    DestroyInstance {
+        /// GPU index.
+        #[arg(long)]
+        card: u32,
+        /// GPU instance id, as `status` prints it.
+        #[arg(long)]
+        instance: u32,
     },
     /// Set the faults of a GPU; without options, remove them.
     Break {
@@ -149,6 +179,25 @@ fn ctl(root: &DriverRoot, command: CtlCommand) -> anyhow::Result<()> {
         }),
         CtlCommand::Reset { card } => Command::Reset {
             card: CardIndex(card),
+        },
+        CtlCommand::MigMode { card, enabled } => Command::Mig {
+            card: CardIndex(card),
+            request: MigRequest::SetMode { enabled },
+        },
+        CtlCommand::CreateInstance {
+            card,
+            profile,
+            start,
+        } => Command::Mig {
+            card: CardIndex(card),
+            request: MigRequest::CreateGpuInstance {
+                profile,
+                start: Some(start),
+            },
+        },
+        CtlCommand::DestroyInstance { card, instance } => Command::Mig {
+            card: CardIndex(card),
+            request: MigRequest::DestroyGpuInstance { gpu: instance },
         },
         CtlCommand::Break {
             card,

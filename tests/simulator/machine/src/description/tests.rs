@@ -83,6 +83,10 @@ fn rejects_inconsistencies_with_their_location() {
             "1g.10gb+me: duplicate id 19",
         ),
         (T4.replace("\"7.5\"", "\"7\""), "must have the form"),
+        (
+            T4.replace("numaNode: 0", "numaNode: 0\n  migEnabled: true"),
+            "cards[0].migEnabled: model \"t4\" has no MIG",
+        ),
     ];
     for (text, expected) in cases {
         let error = MachineDescription::parse(&text).unwrap_err().to_string();

@@ -1,6 +1,6 @@
 //! One GPU: memory, engine and sensors.
 
-use crate::description::CardModel;
+use crate::description::{CardDescription, CardModel};
 use crate::protocol::{Nanos, Utilization};
 
 use super::accounting::Accounting;
@@ -32,14 +32,14 @@ pub(super) struct Sensors {
 }
 
 impl Card {
-    pub(super) fn new(model: CardModel, uuid: &str, now: Nanos) -> Self {
+    pub(super) fn new(model: CardModel, described: &CardDescription, now: Nanos) -> Self {
         let slice = Nanos::from(model.compute.time_slice_microseconds) * 1000;
         Self {
             ledger: Ledger::new(model.memory.usable_bytes()),
             engine: Engine::new(model.compute.multiprocessors, slice, now),
             faults: Faults::default(),
             accounting: Accounting::default(),
-            partitions: Partitions::new(model.mig.clone(), uuid.to_owned()),
+            partitions: Partitions::new(model.mig.clone(), described),
             started: now,
             next_offset: 0,
             model,

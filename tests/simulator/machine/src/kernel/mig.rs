@@ -9,6 +9,9 @@ use crate::protocol::{
 use super::ledger::round_up;
 use super::{ClientId, Kernel};
 
+/// An administrator's program, which has no connection.
+const ADMINISTRATOR: ClientId = ClientId(u64::MAX);
+
 mod partitions;
 
 pub(super) use partitions::Partitions;
@@ -68,6 +71,14 @@ impl Kernel {
             }
         };
         Ok(Reply::Mig(reply))
+    }
+
+    /// Changes the MIG mode or the instances of a GPU, like `nvidia-smi mig`.
+    ///
+    /// # Errors
+    /// If the request is rejected.
+    pub fn administer(&mut self, index: CardIndex, request: MigRequest) -> Result<(), Refusal> {
+        self.mig(ADMINISTRATOR, index, request).map(drop)
     }
 
     /// MIG state of a GPU.

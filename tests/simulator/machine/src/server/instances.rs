@@ -31,7 +31,7 @@ impl Server {
 
     /// After a control command.
     pub(super) fn sync_after_command(&self, command: &control::Command) {
-        if let control::Command::Reset { card } = command {
+        if let control::Command::Reset { card } | control::Command::Mig { card, .. } = command {
             self.show_instances(*card);
         }
     }

@@ -9,7 +9,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::description::{ComputeInstanceProfile, GpuInstanceProfile, Mig, MigSwitch};
+use crate::description::{
+    CardDescription, ComputeInstanceProfile, GpuInstanceProfile, Mig, MigSwitch,
+};
 use crate::protocol::{
     ComputeInstanceState, ContextId, GpuInstanceState, InstanceId, MigActivation, MigState, Refusal,
 };
@@ -59,12 +61,12 @@ fn overlap((start, size): (u32, u32), (other, other_size): (u32, u32)) -> bool {
 }
 
 impl Partitions {
-    pub(in crate::kernel) fn new(table: Option<Mig>, card_uuid: String) -> Self {
+    pub(in crate::kernel) fn new(table: Option<Mig>, card: &CardDescription) -> Self {
         Self {
             table,
-            card_uuid,
-            enabled: false,
-            pending: false,
+            card_uuid: card.uuid.clone(),
+            enabled: card.mig_enabled,
+            pending: card.mig_enabled,
             gpu_instances: BTreeMap::new(),
             contexts: BTreeMap::new(),
         }

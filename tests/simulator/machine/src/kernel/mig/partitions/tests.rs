@@ -6,7 +6,7 @@ use crate::description::{A30X2, A100_40X8, BUNDLED, H100X2, MachineDescription, 
 fn partitions(yaml: &str) -> Partitions {
     let machine = MachineDescription::parse(yaml).unwrap();
     let card = &machine.cards[0];
-    let mut partitions = Partitions::new(machine.model(card).mig.clone(), card.uuid.clone());
+    let mut partitions = Partitions::new(machine.model(card).mig.clone(), card);
     assert_eq!(
         partitions.set_mode(true, false, false),
         Ok(MigActivation::Active)
@@ -201,7 +201,7 @@ fn defers_mig_mode_until_idle_or_reset() {
     let machine = |yaml| {
         let machine = MachineDescription::parse(yaml).unwrap();
         let mig = machine.model(&machine.cards[0]).mig.clone();
-        Partitions::new(mig, machine.cards[0].uuid.clone())
+        Partitions::new(mig, &machine.cards[0])
     };
     let mut hopper = machine(H100X2);
     assert_eq!(hopper.set_mode(true, true, false), Ok(MigActivation::InUse));
@@ -225,4 +225,16 @@ fn defers_mig_mode_until_idle_or_reset() {
     ampere.create_gpu_instance(14, None).unwrap();
     ampere.reset();
     assert_eq!(ampere.state(nothing).gpu_instances, []);
+}
+
+#[test]
+fn starts_in_stored_mig_mode() {
+    let yaml = A30X2.replace("numaNode: 0", "numaNode: 0\n  migEnabled: true");
+    let machine = MachineDescription::parse(&yaml).unwrap();
+    let card = &machine.cards[0];
+    let mut partitions = Partitions::new(machine.model(card).mig.clone(), card);
+    assert!(partitions.is_enabled());
+    partitions.create_gpu_instance(14, None).unwrap();
+    partitions.reset();
+    assert!(partitions.is_enabled(), "a reset keeps the mode");
 }
