@@ -41,16 +41,16 @@ pub(crate) struct Args {
     /// Skip these stages.
     #[arg(long, value_enum, value_delimiter = ',')]
     skip: Vec<Stage>,
-    /// Kubernetes minor version of the cluster of stage e2e.
+    /// Kubernetes minor version of the clusters of stages e2e and e2e-nodes.
     #[arg(long, default_value_t)]
     kubernetes: Kubernetes,
-    /// Leave the cluster of stage e2e up.
+    /// Leave the cluster of stage e2e up; without it, that of stage e2e-nodes.
     #[arg(long)]
     keep: bool,
     /// Write the time of each task to this file as JSON.
     #[arg(long, value_name = "FILE")]
     times: Option<PathBuf>,
-    /// Run only the tests with this text in their names (stages unit, cluster, e2e and oldest).
+    /// Run only the tests with this text in their names (stages unit, cluster, e2e, e2e-nodes and oldest).
     filter: Option<String>,
 }
 
@@ -97,6 +97,8 @@ enum Stage {
     Cluster,
     /// drava on the cluster.
     E2e,
+    /// drava on a cluster of two nodes with different GPUs.
+    E2eNodes,
     /// drava on the oldest supported Kubernetes; runs when its sources have changed since it passed.
     Oldest,
     /// The pure parts of libvgpu under Miri; runs only when named.
@@ -104,7 +106,7 @@ enum Stage {
 }
 
 impl Stage {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::Format,
         Self::Lint,
         Self::Generated,
@@ -113,6 +115,7 @@ impl Stage {
         Self::Chart,
         Self::Cluster,
         Self::E2e,
+        Self::E2eNodes,
         Self::Oldest,
         Self::Miri,
     ];
@@ -127,6 +130,7 @@ impl Stage {
             Self::Chart => "chart",
             Self::Cluster => "cluster",
             Self::E2e => "e2e",
+            Self::E2eNodes => "e2e-nodes",
             Self::Oldest => "oldest",
             Self::Miri => "miri",
         }
@@ -140,7 +144,7 @@ impl Stage {
             }
             Self::Unit => &[Rust, CCompiler, Python],
             Self::Chart => &[Rust, CCompiler, Go],
-            Self::Cluster | Self::E2e | Self::Oldest => &Prerequisite::ALL,
+            Self::Cluster | Self::E2e | Self::E2eNodes | Self::Oldest => &Prerequisite::ALL,
         }
     }
 }

@@ -76,7 +76,7 @@ impl Binary {
         match (self.package.as_str(), self.target.as_str()) {
             ("drava-e2e", "cores") => Suite::E2eTimed,
             ("drava-e2e", "uninstall") => Suite::E2eUninstall,
-            ("drava-e2e", "nodes") => Suite::E2eNodes,
+            ("drava-e2e", "nodes" | "partitions") => Suite::E2eNodes,
             ("drava-e2e", _) => Suite::E2e,
             ("drava-cluster", "real") => Suite::Cluster,
             ("libvgpu", "compute") | ("drava-dra-driver", "agent") => Suite::Timed,

@@ -46,11 +46,11 @@ impl<'a> Trial<'a> {
         }
     }
 
-    /// The cluster of two nodes: the default machine, and one T4.
+    /// The cluster of two nodes: the default machine, and one T4 with an A100 in MIG mode.
     pub(crate) fn with_two_nodes(kubernetes: Kubernetes, filter: Option<&'a str>) -> Self {
-        let t4 = workspace_root().join("tests/simulator/machine/machines/t4.yaml");
+        let second = workspace_root().join("tests/e2e/machines/t4-a100.yaml");
         Self {
-            nodes: vec![Machine::default(), Machine::File(t4)],
+            nodes: vec![Machine::default(), Machine::File(second)],
             ..Self::new("e2e-nodes", kubernetes, filter)
         }
     }
@@ -105,6 +105,7 @@ pub(crate) fn on_two_nodes(
     trial: &Trial<'_>,
     artifacts: &Artifacts,
     binaries: &[Binary],
+    keep: bool,
 ) -> Result<Outcome> {
     if !binaries::has_tests(Suite::E2eNodes, binaries, trial.filter)? {
         return Ok(Outcome::default());
@@ -112,7 +113,7 @@ pub(crate) fn on_two_nodes(
     let outcome = trial
         .start(artifacts)
         .and_then(|()| trial.run(Suite::E2eNodes, binaries));
-    trial.end(false)?;
+    trial.end(keep)?;
     outcome
 }
 

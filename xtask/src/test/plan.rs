@@ -85,7 +85,7 @@ pub(super) fn plan<'a>(
     started: Instant,
 ) -> Vec<Task<'a, Report>> {
     let has = |stage| stages.contains(&stage);
-    let has_cluster = [Stage::Cluster, Stage::E2e, Stage::Oldest]
+    let has_cluster = [Stage::Cluster, Stage::E2e, Stage::E2eNodes, Stage::Oldest]
         .map(has)
         .contains(&true);
     let filter = args.filter.as_deref();
@@ -196,23 +196,28 @@ pub(super) fn plan<'a>(
             },
         );
     }
-    let mut e2e = None;
-    if has(Stage::E2e) {
-        let nodes = plan.add(
-            Stage::E2e,
+    let mut nodes = None;
+    if has(Stage::E2eNodes) {
+        // The cluster of stage e2e comes after it.
+        let keep = args.keep && !has(Stage::E2e);
+        nodes = plan.add(
+            Stage::E2eNodes,
             "e2e-nodes",
             Load::Light,
             &[built, tools, cluster, oldest],
-            |_| {
+            move |_| {
                 let (artifacts, binaries) = (shared.artifacts()?, shared.binaries()?);
-                e2e::on_two_nodes(&shared.trial_on_two_nodes, artifacts, binaries)
+                e2e::on_two_nodes(&shared.trial_on_two_nodes, artifacts, binaries, keep)
             },
         );
+    }
+    let mut e2e = None;
+    if has(Stage::E2e) {
         e2e = plan.add(
             Stage::E2e,
             "e2e",
             Load::Light,
-            &[built, tools, nodes],
+            &[built, tools, cluster, oldest, nodes],
             |_| {
                 shared.trial.start(shared.artifacts()?)?;
                 shared.trial.run(Suite::E2e, shared.binaries()?)

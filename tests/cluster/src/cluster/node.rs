@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail};
 use rustix::process::Signal;
 
 use crate::component::Component;
-use crate::config::{self, NodeIndex, PATH};
+use crate::config::{self, BUILD_DIR, NodeIndex, PATH, SIMULATED_ROOT};
 use crate::control::{ComponentStatus, Control, Phase, Request};
 use crate::plan::NodePlan;
 use crate::process::{self, Limit};
@@ -64,6 +64,13 @@ impl Node {
         Ok(command)
     }
 
+    /// `simulator-machine ctl` for the node's GPUs.
+    pub fn simulator(&self) -> Result<Command> {
+        let mut command = self.command(&format!("{BUILD_DIR}/simulator-machine"))?;
+        command.args(["ctl", "--root", SIMULATED_ROOT]);
+        Ok(command)
+    }
+
     /// Returns the host's path of the node's absolute path `path`; valid while the node runs.
     pub fn path(&self, path: &Path) -> Result<PathBuf> {
         let init = self.control()?.init;
@@ -96,6 +103,20 @@ impl Node {
     pub fn kill(&self, component: Component) -> Result<()> {
         self.control()?
             .send(Request::Signal(component, Signal::KILL.as_raw()))
+            .map(drop)
+    }
+
+    /// Stops the execution of a component's process with SIGSTOP: its connections stay open without a response.
+    pub fn pause(&self, component: Component) -> Result<()> {
+        self.control()?
+            .send(Request::Signal(component, Signal::STOP.as_raw()))
+            .map(drop)
+    }
+
+    /// Continues a paused component.
+    pub fn resume(&self, component: Component) -> Result<()> {
+        self.control()?
+            .send(Request::Signal(component, Signal::CONT.as_raw()))
             .map(drop)
     }
 
