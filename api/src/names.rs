@@ -20,6 +20,9 @@ pub const MANAGED_TAINT: &str = "gpu.drava.dev/managed";
 /// Taint of an unusable device; the value is the reason, such as `xid-79`.
 pub const UNHEALTHY_TAINT: &str = "gpu.drava.dev/unhealthy";
 
+/// Value of [`UNHEALTHY_TAINT`] of partitions that a MIG instance excludes which drava did not create.
+pub const FOREIGN_INSTANCE: &str = "foreign-mig-instance";
+
 /// Taint of devices that `kubectl drava cordon` and `drain` exclude from allocation.
 pub const CORDONED_TAINT: &str = "gpu.drava.dev/cordoned";
 

@@ -65,6 +65,7 @@ faults! {
     FieldsDropped: "The API server drops fields of ResourceSlices, because a feature gate is off.";
     PoolExcluded: "The ResourceSlices of a node are inconsistent.";
     GpuUnhealthy: "A GPU is unhealthy.";
+    ForeignInstance: "MIG instances that drava did not create exclude partitions.";
     NotEnforced: "The limits of a claim are not enforced.";
     PrepareFailed: "The kubelet cannot prepare the claims of a pod.";
     UnclaimedAccess: "A pod without a claim sees the GPUs of its node.";

@@ -5,6 +5,7 @@
 
 use std::fmt;
 
+use drava_api::names;
 use drava_nvml::{AddressingMode, Card, Memory};
 
 /// 1 MiB in bytes, the granularity of memory amounts.
@@ -58,7 +59,7 @@ impl UnavailableReason {
             Self::Mig => "mig-mode",
             Self::MigDisabled => "mig-mode-disabled",
             Self::NoMigProfiles => "no-mig-profiles",
-            Self::ForeignInstance => "foreign-mig-instance",
+            Self::ForeignInstance => names::FOREIGN_INSTANCE,
             Self::Prohibited => "compute-mode-prohibited",
             Self::ExclusiveProcess => "compute-mode-exclusive-process",
             Self::ConfidentialComputing => "confidential-computing",

@@ -5,6 +5,15 @@ use drava_api::names;
 use super::state::{ClusterState, Permission};
 use super::{Fault, Finding};
 
+/// Flags of the controller that come with rules of the chart's roles.
+const EVICTION: &str = "--preemption=true";
+const WEBHOOK: &str = "--webhook-listen=";
+const CERTIFICATE: &str = "--webhook-certificate-lifetime=";
+const COMPATIBILITY: &str = "--compatibility=";
+
+/// Name of the Secret and of the configurations of the webhook.
+const WEBHOOK_NAME: &str = "drava-webhook";
+
 pub(super) fn check(state: &ClusterState) -> Vec<Finding> {
     state.denied.iter().map(finding).collect()
 }
@@ -42,6 +51,7 @@ fn finding(permission: &Permission) -> Finding {
 pub(super) fn required(state: &ClusterState) -> Vec<Permission> {
     const DRA: &str = "resource.k8s.io";
     const EVENTS: &str = "events.k8s.io";
+    const ADMISSION: &str = "admissionregistration.k8s.io";
     let Some(template) = state.driver_template() else {
         return Vec::new();
     };
@@ -97,21 +107,65 @@ pub(super) fn required(state: &ClusterState) -> Vec<Permission> {
             ("patch", DRA, "resourceclaims", None),
             ("patch", DRA, "resourceclaims/status", None),
             ("patch", DRA, "resourceclaims/binding", None),
+            ("patch", "", "pods", None),
             ("create", EVENTS, "events", None),
         ];
         required.extend(rules.map(|(verb, group, resource, name)| {
             permission(&controller, verb, group, resource, name)
         }));
-        required.push(Permission {
-            namespace,
-            ..permission(
+        // Rules of optional features, by the flags of the controller.
+        let optional = [
+            (EVICTION, ("create", "", "pods/eviction", None)),
+            (WEBHOOK, ("watch", DRA, "resourceclaimtemplates", None)),
+            (
+                COMPATIBILITY,
+                ("create", DRA, "resourceclaimtemplates", None),
+            ),
+            (COMPATIBILITY, ("watch", "", "resourcequotas", None)),
+            (
+                CERTIFICATE,
+                (
+                    "patch",
+                    ADMISSION,
+                    "mutatingwebhookconfigurations",
+                    Some(WEBHOOK_NAME),
+                ),
+            ),
+            (
+                CERTIFICATE,
+                (
+                    "patch",
+                    ADMISSION,
+                    "validatingwebhookconfigurations",
+                    Some(WEBHOOK_NAME),
+                ),
+            ),
+        ];
+        for (flag, (verb, group, resource, name)) in optional {
+            if state.has_controller_flag(flag) {
+                required.push(permission(&controller, verb, group, resource, name));
+            }
+        }
+        let mut in_namespace = vec![permission(
+            &controller,
+            "update",
+            "coordination.k8s.io",
+            "leases",
+            Some("drava-controller"),
+        )];
+        if state.has_controller_flag(CERTIFICATE) {
+            in_namespace.push(permission(
                 &controller,
                 "update",
-                "coordination.k8s.io",
-                "leases",
-                Some("drava-controller"),
-            )
-        });
+                "",
+                "secrets",
+                Some(WEBHOOK_NAME),
+            ));
+        }
+        required.extend(in_namespace.into_iter().map(|permission| Permission {
+            namespace: namespace.clone(),
+            ..permission
+        }));
     }
     required
 }

@@ -71,6 +71,18 @@ fn missing_gates(device: &Device, is_managed: bool) -> Vec<(&'static str, &'stat
 fn unhealthy(node: &str, device: &Device) -> Option<Finding> {
     let mut taints = device.taints.iter().flatten();
     let taint = taints.find(|taint| taint.key == names::UNHEALTHY_TAINT)?;
+    if taint.value.as_deref() == Some(names::FOREIGN_INSTANCE) {
+        // One finding for all partitions of the GPU, whose counter set has its name.
+        let counters = device.consumes_counters.iter().flatten().next();
+        let gpu = counters.map_or(&device.name, |counters| &counters.counter_set);
+        return Some(Finding {
+            fault: Fault::ForeignInstance,
+            object: format!("{gpu} of node {node}"),
+            problem: "MIG instances that drava did not create exclude partitions".to_owned(),
+            fix: "find them with nvidia-smi mig -lgi on the node, and destroy those that are not in use"
+                .to_owned(),
+        });
+    }
     Some(Finding {
         fault: Fault::GpuUnhealthy,
         object: format!("device {} of node {node}", device.name),

@@ -52,7 +52,7 @@ pub(super) fn check(state: &ClusterState) -> Vec<Finding> {
         );
         return findings;
     };
-    for class in [class::GPU, class::VGPU] {
+    for class in [class::GPU, class::VGPU, class::MIG, class::FRACTION] {
         let exists = state
             .classes
             .iter()

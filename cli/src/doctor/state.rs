@@ -121,15 +121,15 @@ impl ClusterState {
 
     /// Returns whether the controller allocates.
     pub(crate) fn is_managed(&self) -> bool {
-        let containers = self
-            .driver_template()
-            .and_then(|template| template.spec.as_ref())
-            .map(|spec| spec.containers.as_slice())
-            .unwrap_or_default();
-        containers
-            .iter()
-            .flat_map(|container| container.args.iter().flatten())
-            .any(|argument| argument == "--scheduling=managed")
+        has_flag(self.driver_template(), "--scheduling=managed")
+    }
+
+    /// Returns whether an argument of the controller starts with `flag`.
+    pub(crate) fn has_controller_flag(&self, flag: &str) -> bool {
+        let template = self
+            .controller()
+            .map(|deployment| &deployment.spec.template);
+        has_flag(template, flag)
     }
 
     /// Returns the nodes that the DaemonSet of the node driver selects.
@@ -191,6 +191,17 @@ impl ClusterState {
             })
             .and_then(|event| event.message.as_deref())
     }
+}
+
+fn has_flag(template: Option<&PodTemplateSpec>, flag: &str) -> bool {
+    let containers = template
+        .and_then(|template| template.spec.as_ref())
+        .map(|spec| spec.containers.as_slice())
+        .unwrap_or_default();
+    containers
+        .iter()
+        .flat_map(|container| container.args.iter().flatten())
+        .any(|argument| argument.starts_with(flag))
 }
 
 fn is_component(labels: Option<&BTreeMap<String, String>>, component: &str) -> bool {

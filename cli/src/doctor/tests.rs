@@ -115,9 +115,14 @@ pub(crate) fn healthy() -> ClusterState {
         nodes: vec![object(node())],
         pods: vec![object(driver_pod()), object(user_pod())],
         slices: vec![object(slice("gpu.drava.dev", device()))],
-        classes: ["gpu.drava.dev", "vgpu.drava.dev"]
-            .map(|name| object(json!({"metadata": {"name": name}, "spec": {}})))
-            .into(),
+        classes: [
+            "gpu.drava.dev",
+            "vgpu.drava.dev",
+            "mig.drava.dev",
+            "fraction.drava.dev",
+        ]
+        .map(|name| object(json!({"metadata": {"name": name}, "spec": {}})))
+        .into(),
         claims: vec![object(claim)],
         daemon_sets: vec![object(workload(
             "driver",
@@ -250,7 +255,7 @@ fn finds_missing_class_and_policy() {
         text(|state| {
             state.classes.pop();
         }),
-        "deviceclass vgpu.drava.dev: the device class does not exist; run helm upgrade with the drava chart\n"
+        "deviceclass fraction.drava.dev: the device class does not exist; run helm upgrade with the drava chart\n"
     );
     assert_eq!(
         text(|state| {
@@ -311,6 +316,27 @@ fn finds_missing_permission() {
         Vec::from_iter(accounts),
         ["drava-controller", "drava-dra-driver"]
     );
+}
+
+#[test]
+fn requires_permissions_of_enabled_features() {
+    let resources = |flags: &[&str]| {
+        let mut controller = workload("controller", "drava-controller", "drava-controller");
+        controller["spec"]["template"]["spec"]["containers"][0]["args"] = json!(flags);
+        let mut state = healthy();
+        state.deployments = vec![object(controller)];
+        let required = access::required(&state).into_iter();
+        required
+            .map(|permission| permission.resource)
+            .collect::<Vec<_>>()
+    };
+    assert!(!resources(&["--preemption=false"]).contains(&"pods/eviction"));
+    assert!(resources(&["--preemption=true"]).contains(&"pods/eviction"));
+    let webhook = ["--webhook-listen=:1", "--webhook-certificate-lifetime=1h"];
+    for resource in ["secrets", "mutatingwebhookconfigurations"] {
+        assert!(!resources(&webhook[..1]).contains(&resource));
+        assert!(resources(&webhook).contains(&resource));
+    }
 }
 
 #[test]

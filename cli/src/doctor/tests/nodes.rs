@@ -128,6 +128,21 @@ fn finds_unhealthy_gpu_and_excluded_pool() {
         "device gpu-0-vgpu of node n1: the GPU is unhealthy: xid-79; see kubectl get events --field-selector involvedObject.name=n1, and repair or reset the GPU\n"
     );
     assert_eq!(
+        text(|state| {
+            let partitions = ["gpu-0-mig-1g-5gb-0", "gpu-0-mig-7g-40gb-0"].map(|name| {
+                let mut device = device();
+                device["name"] = json!(name);
+                device["attributes"]["type"] = json!({"string": "mig"});
+                device["taints"] = json!([device["taints"][0], {
+                    "key": "gpu.drava.dev/unhealthy", "value": "foreign-mig-instance", "effect": "NoSchedule",
+                }]);
+                object(slice("gpu.drava.dev", device))
+            });
+            state.slices = partitions.into();
+        }),
+        "gpu-0 of node n1: MIG instances that drava did not create exclude partitions; find them with nvidia-smi mig -lgi on the node, and destroy those that are not in use\n"
+    );
+    assert_eq!(
         text(|state| state.excluded_pools = vec!["pool n1/gpus is excluded".to_owned()]),
         "resourceslices: pool n1/gpus is excluded; restart the node driver of the node\n"
     );
