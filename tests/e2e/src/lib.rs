@@ -3,7 +3,10 @@
 //! `cargo xtask test --only e2e` starts the cluster, installs drava with its chart and runs the tests one after
 //! another, each in its own namespace. The tests use no internals of drava.
 
+mod ledger;
 pub mod manifest;
+mod node;
+mod plugin;
 mod program_output;
 
 use std::ffi::OsStr;
@@ -17,6 +20,7 @@ use drava_cluster::process::{self, Limit};
 use serde_json::Value;
 
 use crate::manifest::pod_with_share;
+pub use crate::node::TestNode;
 pub use crate::program_output::ProgramOutput;
 
 /// Longest wait for an expected condition. Only a failing test waits that long.
@@ -104,9 +108,7 @@ impl TestCluster {
     /// # Errors
     /// When the program cannot be run or fails.
     pub fn on_node(&self, program: &str, args: &[&str]) -> Result<String> {
-        let mut command = self.kubernetes.control_plane().command(program)?;
-        command.args(args).stdin(Stdio::null());
-        stdout(command)
+        self.first_node().run(program, args)
     }
 
     /// Waits until drava's DaemonSet and Deployment are ready.
@@ -127,17 +129,12 @@ impl TestCluster {
         Ok(())
     }
 
-    /// Kills every process of a program on the node with SIGKILL, and returns their number.
+    /// Kills every process of a program on the first node with SIGKILL, and returns their number.
     ///
     /// # Errors
     /// When the node's processes cannot be read.
     pub fn kill_processes(&self, program: &str) -> Result<usize> {
-        let script = format!(
-            "n=0; for d in /proc/[0-9]*; do read -r c < $d/comm || continue; [ \"$c\" = '{}' ] && kill -9 ${{d#/proc/}} && n=$((n+1)); done 2>/dev/null; echo $n",
-            // The kernel truncates a process's name to 15 bytes.
-            program.get(..15).unwrap_or(program)
-        );
-        Ok(self.on_node("sh", &["-c", &script])?.trim().parse()?)
+        self.first_node().signal(program, "KILL")
     }
 }
 

@@ -75,7 +75,7 @@ fn driver_killed_during_prepare_completes_it() -> Result<()> {
         still_limited(&tenant, pod, 1024)?;
     }
     tenant.delete_pods(&pods.iter().map(String::as_str).collect::<Vec<_>>())?;
-    wait_until_node_is_clean(&cluster)
+    cluster.first_node().wait_until_clean()
 }
 
 #[test]
@@ -99,29 +99,7 @@ fn controller_crash_loses_no_claim() -> Result<()> {
     for index in 0..6 {
         tenant.running(&format!("pod-{index}"))?;
     }
-    // No GPU is over-committed.
-    for gpu in ["gpu-0-vgpu", "gpu-1-vgpu"] {
-        let mut memory = 0;
-        for claim in tenant.list("resourceclaim")? {
-            for result in claim["status"]["allocation"]["devices"]["results"]
-                .as_array()
-                .into_iter()
-                .flatten()
-            {
-                if result["device"] == gpu {
-                    let text = result["consumedCapacity"]["memory"]
-                        .as_str()
-                        .context("consumed memory")?;
-                    memory += text
-                        .strip_suffix("Gi")
-                        .context("memory in Gi")?
-                        .parse::<u64>()?;
-                }
-            }
-        }
-        ensure!(memory <= 79, "{gpu} is over-committed with {memory} GiB");
-    }
-    Ok(())
+    cluster.check_allocations()
 }
 
 #[test]
@@ -162,15 +140,5 @@ fn deleted_pods_leave_no_state_on_node() -> Result<()> {
     tenant.apply(&pod_with_share("guest", "vgpu.drava.dev", "{memory: 1Gi}"))?;
     tenant.running("guest")?;
     tenant.delete_pods(&["guest"])?;
-    wait_until_node_is_clean(&cluster)
-}
-
-/// Waits until no CDI spec, record, limits page or mount of a claim is on the node.
-fn wait_until_node_is_clean(cluster: &TestCluster) -> Result<()> {
-    let search = "find /var/run/cdi -name 'gpu.drava.dev-claim-*'; find /var/lib/drava/claims -mindepth 1; \
-                  grep /run/drava/usage/ /proc/mounts; true";
-    wait("the node holds no state of a claim", || {
-        let found = cluster.on_node("sh", &["-c", search])?;
-        Ok(found.trim().is_empty().then_some(()))
-    })
+    cluster.first_node().wait_until_clean()
 }

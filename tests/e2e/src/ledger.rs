@@ -1,0 +1,141 @@
+//! What the claims of all namespaces have of the GPUs, compared with what the nodes publish.
+//!
+//! Computed as the structured allocator of Kubernetes does: a device without shares has one claim; the capacities of a
+//! device with shares suffice for all of them; the counters suffice for all allocated devices, each counted once.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::TestCluster;
+
+const DRIVER: &str = "gpu.drava.dev";
+
+/// Amounts by name.
+type Amounts = BTreeMap<String, u128>;
+/// Pool and name.
+type Key = (String, String);
+
+/// What the nodes publish.
+#[derive(Default)]
+struct Published {
+    devices: BTreeMap<Key, Value>,
+    counters: BTreeMap<Key, Amounts>,
+}
+
+impl TestCluster {
+    /// Checks that no GPU is over-committed by the allocations of all claims.
+    ///
+    /// # Errors
+    /// When a device, a capacity or a counter is allocated beyond what is published.
+    pub fn check_allocations(&self) -> Result<()> {
+        let published = Published::read(&self.get(&["resourceslices"])?)?;
+        let claims = self.get(&["resourceclaims", "-A"])?;
+        let mut claims_of: BTreeMap<Key, usize> = BTreeMap::new();
+        let mut consumed: BTreeMap<Key, Amounts> = BTreeMap::new();
+        for claim in array(&claims["items"]) {
+            for result in array(&claim["status"]["allocation"]["devices"]["results"]) {
+                if result["driver"] != DRIVER || result["adminAccess"] == true {
+                    continue;
+                }
+                let key = (text(&result["pool"])?, text(&result["device"])?);
+                let sum = consumed.entry(key.clone()).or_default();
+                add(sum, &result["consumedCapacity"], |amount| amount)?;
+                *claims_of.entry(key).or_default() += 1;
+            }
+        }
+        let mut used: BTreeMap<Key, Amounts> = BTreeMap::new();
+        for (key, claims) in &claims_of {
+            let device = published.devices.get(key);
+            let device = device.with_context(|| format!("{key:?} is not published"))?;
+            if device["allowMultipleAllocations"] == true {
+                let consumed = consumed.get(key).cloned().unwrap_or_default();
+                for (name, amount) in consumed {
+                    let total = amount_of(&device["capacity"][&name]["value"])?;
+                    ensure!(
+                        amount <= total,
+                        "{key:?}: {amount} of {total} {name} allocated"
+                    );
+                }
+            } else {
+                ensure!(*claims == 1, "{key:?} has {claims} claims");
+            }
+            for consumption in array(&device["consumesCounters"]) {
+                let set = (key.0.clone(), text(&consumption["counterSet"])?);
+                let sum = used.entry(set).or_default();
+                add(sum, &consumption["counters"], of_counter)?;
+            }
+        }
+        for (set, used) in used {
+            let totals = published.counters.get(&set);
+            let totals = totals.with_context(|| format!("no counter set {set:?}"))?;
+            for (name, used) in used {
+                let total = totals.get(&name).copied().unwrap_or_default();
+                ensure!(used <= total, "{set:?}: {used} of {total} {name} allocated");
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Published {
+    fn read(slices: &Value) -> Result<Self> {
+        let mut published = Self::default();
+        let slices = array(&slices["items"]).map(|slice| &slice["spec"]);
+        for spec in slices.filter(|spec| spec["driver"] == DRIVER) {
+            let pool = text(&spec["pool"]["name"])?;
+            for device in array(&spec["devices"]) {
+                let key = (pool.clone(), text(&device["name"])?);
+                published.devices.insert(key, device.clone());
+            }
+            for set in array(&spec["sharedCounters"]) {
+                let key = (pool.clone(), text(&set["name"])?);
+                let totals = published.counters.entry(key).or_default();
+                add(totals, &set["counters"], of_counter)?;
+            }
+        }
+        Ok(published)
+    }
+}
+
+fn array(value: &Value) -> impl Iterator<Item = &Value> {
+    value.as_array().into_iter().flatten()
+}
+
+fn text(value: &Value) -> Result<String> {
+    let text = value
+        .as_str()
+        .with_context(|| format!("{value} is no text"))?;
+    Ok(text.to_owned())
+}
+
+/// Adds the amounts of an object by name; `amount` returns the quantity of a value.
+fn add(sum: &mut Amounts, values: &Value, amount: fn(&Value) -> &Value) -> Result<()> {
+    for (name, value) in values.as_object().into_iter().flatten() {
+        *sum.entry(name.clone()).or_default() += amount_of(amount(value))?;
+    }
+    Ok(())
+}
+
+/// Returns the quantity of a counter.
+fn of_counter(counter: &Value) -> &Value {
+    &counter["value"]
+}
+
+/// Parses a quantity without fraction.
+fn amount_of(value: &Value) -> Result<u128> {
+    let text = text(value)?;
+    let end = text.find(|c: char| !c.is_ascii_digit());
+    let (digits, unit) = text.split_at(end.unwrap_or(text.len()));
+    let factor = match unit {
+        "" => 1,
+        "k" => 1000,
+        "Ki" => 1 << 10,
+        "Mi" => 1 << 20,
+        "Gi" => 1 << 30,
+        "Ti" => 1 << 40,
+        unit => anyhow::bail!("unknown unit {unit:?} of {text}"),
+    };
+    Ok(digits.parse::<u128>()? * factor)
+}

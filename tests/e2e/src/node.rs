@@ -1,0 +1,108 @@
+//! One node of the cluster: its programs, its simulated GPUs, and the state of claims on it.
+
+use std::process::Stdio;
+
+use anyhow::{Context, Result};
+use drava_cluster::Node;
+use serde_json::Value;
+
+use crate::{TestCluster, stdout, wait};
+
+/// State of claims on a node: CDI specs, records, limits pages and mounts.
+const CLAIM_STATE: &str = "find /var/run/cdi -name 'gpu.drava.dev-claim-*'; find /var/lib/drava/claims -mindepth 1; \
+                           grep /run/drava/usage/ /proc/mounts; true";
+
+/// A node.
+pub struct TestNode {
+    node: Node,
+}
+
+impl TestCluster {
+    /// Returns the node `name`, such as `node-0`.
+    ///
+    /// # Errors
+    /// When the cluster has no such node.
+    pub fn node(&self, name: &str) -> Result<TestNode> {
+        let node = self.kubernetes().node(name)?;
+        Ok(TestNode { node })
+    }
+
+    /// Returns the first node.
+    #[must_use]
+    pub fn first_node(&self) -> TestNode {
+        let node = self.kubernetes().control_plane();
+        TestNode { node }
+    }
+}
+
+impl TestNode {
+    /// Runs a program in the node's namespaces and returns its standard output.
+    ///
+    /// # Errors
+    /// When the program cannot be run or fails.
+    pub fn run(&self, program: &str, args: &[&str]) -> Result<String> {
+        let mut command = self.node.command(program)?;
+        command.args(args).stdin(Stdio::null());
+        stdout(command)
+    }
+
+    /// Runs `simulator-machine ctl` for the node's GPUs and returns its standard output.
+    ///
+    /// # Errors
+    /// When the command fails.
+    pub fn simulator(&self, args: &[&str]) -> Result<String> {
+        let mut command = self.node.simulator()?;
+        command.args(args).stdin(Stdio::null());
+        stdout(command)
+    }
+
+    /// Returns the MIG instances of a GPU as the simulator lists them.
+    ///
+    /// # Errors
+    /// When the simulator does not answer or has no such GPU.
+    pub fn mig_instances(&self, card: usize) -> Result<Vec<Value>> {
+        let status: Value = serde_json::from_str(&self.simulator(&["status"])?)?;
+        let instances = status["cards"][card]["mig"]["gpuInstances"].as_array();
+        instances.cloned().context("no GPU with MIG")
+    }
+
+    /// Sends a signal, such as `KILL`, to every process of a program, and returns their number.
+    ///
+    /// # Errors
+    /// When the node's processes cannot be read.
+    pub fn signal(&self, program: &str, signal: &str) -> Result<usize> {
+        // The kernel truncates a process's name to 15 bytes.
+        let name = program.get(..15).unwrap_or(program);
+        self.signal_if(
+            &format!("read -r c < $d/comm && [ \"$c\" = '{name}' ]"),
+            signal,
+        )
+    }
+
+    /// Sends a signal, such as `STOP`, to every process of a pod's containers, and returns their number.
+    ///
+    /// # Errors
+    /// When the node's processes cannot be read.
+    pub fn signal_pod(&self, pod: &str, signal: &str) -> Result<usize> {
+        self.signal_if(&format!("grep -qzxF 'HOSTNAME={pod}' $d/environ"), signal)
+    }
+
+    /// Sends a signal to the processes with the directories `$d` in `/proc` for which `condition` succeeds.
+    fn signal_if(&self, condition: &str, signal: &str) -> Result<usize> {
+        let script = format!(
+            "n=0; for d in /proc/[0-9]*; do {condition} && kill -{signal} ${{d#/proc/}} && n=$((n+1)); done 2>/dev/null; echo $n"
+        );
+        Ok(self.run("sh", &["-c", &script])?.trim().parse()?)
+    }
+
+    /// Waits until no CDI spec, record, limits page or mount of a claim is on the node.
+    ///
+    /// # Errors
+    /// When state remains.
+    pub fn wait_until_clean(&self) -> Result<()> {
+        wait("the node holds no state of a claim", || {
+            let found = self.run("sh", &["-c", CLAIM_STATE])?;
+            Ok(found.trim().is_empty().then_some(()))
+        })
+    }
+}

@@ -1,0 +1,175 @@
+//! The controller's leader is stopped, replaced and cut off: pods are allocated afterwards without any restart, no GPU is
+//! over-committed, no claim leaks.
+
+use std::collections::BTreeMap;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use drava_cluster::Component;
+use drava_e2e::manifest::pod_with_share;
+use drava_e2e::{Namespace, TestCluster, wait};
+
+const SYSTEM: &str = "drava-system";
+/// Length of an outage: longer than the term of a leader (10 s) and its lease (15 s), shorter than a failure of the
+/// liveness probe (60 s).
+const OUTAGE: Duration = Duration::from_secs(30);
+
+/// Returns the pod that holds the lease.
+fn leader(cluster: &TestCluster) -> Result<String> {
+    let lease = cluster.get(&["lease", "drava-controller", "-n", SYSTEM])?;
+    let holder = lease["spec"]["holderIdentity"].as_str();
+    Ok(holder.unwrap_or_default().to_owned())
+}
+
+/// Returns the restarts of each replica of the controller.
+fn restarts(cluster: &TestCluster) -> Result<BTreeMap<String, u64>> {
+    let select = "app.kubernetes.io/component=controller";
+    let pods = cluster.get(&["pods", "-n", SYSTEM, "-l", select])?;
+    let pods = pods["items"].as_array().context("no list of pods")?;
+    let restarts = |pod: &serde_json::Value| {
+        let name = pod["metadata"]["name"].as_str()?.to_owned();
+        let status = &pod["status"]["containerStatuses"][0];
+        Some((name, status["restartCount"].as_u64()?))
+    };
+    Ok(pods.iter().filter_map(restarts).collect())
+}
+
+fn apply_shares(tenant: &Namespace<'_>, names: &[String]) -> Result<()> {
+    let share = |name: &String| pod_with_share(name, "vgpu.drava.dev", "{memory: 15Gi}");
+    let manifests: Vec<String> = names.iter().map(share).collect();
+    tenant.apply(&manifests.join("\n---\n"))
+}
+
+fn all_run(tenant: &Namespace<'_>, names: &[String]) -> Result<()> {
+    names.iter().try_for_each(|name| tenant.running(name))
+}
+
+/// Deletes all pods and waits until their claims are gone.
+fn delete_all(tenant: &Namespace<'_>) -> Result<()> {
+    let delete = [
+        "delete",
+        "pods",
+        "--all",
+        "--grace-period=1",
+        "--timeout=90s",
+    ];
+    tenant.kubectl(&delete)?;
+    wait("no claim is left", || {
+        Ok(tenant.list("resourceclaims")?.is_empty().then_some(()))
+    })
+}
+
+fn names(prefix: &str, count: usize) -> Vec<String> {
+    (0..count)
+        .map(|index| format!("{prefix}-{index}"))
+        .collect()
+}
+
+#[test]
+fn another_replica_leads_while_leader_is_stopped() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("stopped-leader")?;
+    let node = cluster.first_node();
+    cluster.drava_ready()?;
+    let before = restarts(&cluster)?;
+    ensure!(before.len() == 2, "{before:?}");
+    for round in 0..3 {
+        let stopped = wait("a replica leads", || {
+            let leader = leader(&cluster)?;
+            Ok(before.contains_key(&leader).then_some(leader))
+        })?;
+        let early = names(&format!("early-{round}"), 6);
+        let late = names(&format!("late-{round}"), 4);
+        // The leader is stopped while it writes.
+        apply_shares(&tenant, &early)?;
+        ensure!(
+            node.signal_pod(&stopped, "STOP")? > 0,
+            "no process of {stopped}"
+        );
+        let led = wait("the other replica leads", || {
+            Ok((leader(&cluster)? != stopped).then_some(()))
+        })
+        .and_then(|()| apply_shares(&tenant, &late));
+        // It continues with the writes that it was about to send, while the other replica writes.
+        node.signal_pod(&stopped, "CONT")?;
+        led?;
+        all_run(&tenant, &early)?;
+        all_run(&tenant, &late)?;
+        cluster.check_allocations()?;
+        delete_all(&tenant)?;
+    }
+    ensure!(restarts(&cluster)? == before, "a replica was restarted");
+    cluster.drava_ready()
+}
+
+#[test]
+fn serves_waiting_pods_after_rolling_update() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("rolling-update")?;
+    let blockers = names("blocker", 2);
+    for name in &blockers {
+        tenant.apply(&pod_with_share(name, "vgpu.drava.dev", "{memory: 75Gi}"))?;
+    }
+    all_run(&tenant, &blockers)?;
+    let waiting = names("waiting", 40);
+    apply_shares(&tenant, &waiting)?;
+    tenant.event("waiting-39", "GpuUnschedulable")?;
+    let old = leader(&cluster)?;
+    let restart = ["rollout", "restart", "deployment/drava-controller"];
+    cluster.kubectl(["-n", SYSTEM].iter().chain(&restart))?;
+    // GPUs become free while replicas are replaced.
+    tenant.delete_pods(&["blocker-0"])?;
+    let served = || -> Result<usize> {
+        let pods = tenant.list("pods")?;
+        let running = pods.iter().filter(|pod| {
+            let name = pod["metadata"]["name"].as_str().unwrap_or_default();
+            name.starts_with("waiting") && pod["status"]["phase"] == "Running"
+        });
+        Ok(running.count())
+    };
+    wait("five shares of 15 GiB run on one GPU", || {
+        cluster.check_allocations()?;
+        Ok((served()? == 5).then_some(()))
+    })?;
+    cluster.drava_ready()?;
+    let new = wait("a new replica leads", || {
+        let leader = leader(&cluster)?;
+        Ok(restarts(&cluster)?.contains_key(&leader).then_some(leader))
+    })?;
+    ensure!(new != old, "{old} leads still");
+    tenant.delete_pods(&["blocker-1"])?;
+    wait("ten shares run on two GPUs", || {
+        cluster.check_allocations()?;
+        Ok((served()? == 10).then_some(()))
+    })?;
+    delete_all(&tenant)
+}
+
+#[test]
+fn allocates_after_outages_of_api_server() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("outages")?;
+    let node = cluster.kubernetes().control_plane();
+    cluster.drava_ready()?;
+    let before = restarts(&cluster)?;
+    for outage in 0..2 {
+        let pods = names(&format!("pod-{outage}"), 4);
+        apply_shares(&tenant, &pods)?;
+        // Connections stay open, and requests get no response.
+        node.pause(Component::KubeApiserver)?;
+        sleep(OUTAGE);
+        node.resume(Component::KubeApiserver)?;
+        wait("the API server responds", || {
+            Ok(tenant.list("pods").ok().map(drop))
+        })?;
+        all_run(&tenant, &pods)?;
+        let after = names(&format!("after-{outage}"), 2);
+        apply_shares(&tenant, &after)?;
+        all_run(&tenant, &after)?;
+        cluster.check_allocations()?;
+        delete_all(&tenant)?;
+    }
+    ensure!(restarts(&cluster)? == before, "a replica was restarted");
+    Ok(())
+}
