@@ -159,13 +159,14 @@ event_reasons! {
         "Node state of a claim that no longer exists was removed.",
         "None.";
     PreemptionBlocked: Warning, Controller, "Pod",
-        "Pods of lower priority could make room for a pod, and one of them cannot be evicted.",
+        "Other pods could make room for a pod, and one of them cannot be evicted.",
         "Follow the message, for example wait for the PodDisruptionBudget to allow the eviction.";
     Preempted: Warning, Controller, "Pod",
-        "The pod was evicted to make room for a pod of higher priority, which the message names.",
-        "None if a workload recreates the pod; otherwise create it again or raise its priority.";
+        "The pod was evicted to make room for another pod, which the message names: one of higher priority, or one within the \
+         guarantee of its GpuQuota, while this pod used borrowed GPUs.",
+        "None if a workload recreates the pod; otherwise create it again, or raise its priority or the guarantee.";
     Preempting: Normal, Controller, "Pod",
-        "Pods of lower priority were evicted for this pod, which gets their devices when they end.",
+        "Pods of lower priority, or pods that borrow, were evicted for this pod, which gets their devices when they end.",
         "None.";
     ProcessKilled: Warning, NodeDriver, "ResourceClaim",
         "A process violated the limits of a claim whose device class has `enforcement: required`, and was killed.",

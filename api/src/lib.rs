@@ -1,5 +1,5 @@
-//! Interface of drava's programs to each other and to users: names, quantities, opaque config, validation, event and
-//! condition reasons.
+//! Interface of drava's programs to each other and to users: names, quantities, opaque config, custom resources,
+//! validation, event and condition reasons.
 //!
 //! No I/O, no client, no clock.
 
@@ -11,14 +11,17 @@ pub mod event;
 pub mod metric;
 pub mod names;
 pub mod quantity;
+pub mod quota;
 pub mod reason;
 pub mod request;
 pub mod xid;
 
 pub use quantity::Quantity;
+use serde::{Deserialize, Serialize};
 
 /// Types of device that a GPU is published as, coupled by its counter set.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum DeviceType {
     /// The whole GPU; nothing is injected.
     Gpu,

@@ -292,6 +292,16 @@ pub mod controller {
                 "Time from the creation of a pod until the allocations of its claims are written.";
             ALLOCATIONS = "drava_controller_allocation_jobs" Counter ["outcome"]
                 "Finished allocation jobs: allocated or failed.";
+            QUOTA_USED = "drava_quota_used" Gauge ["quota", "resource"]
+                "Amount of a GpuQuota that is allocated or reserved: memory in bytes, cores in percent of GPU time, devices.";
+            QUOTA_LIMIT = "drava_quota_limit" Gauge ["quota", "resource"]
+                "Limit of a GpuQuota, in the unit of drava_quota_used; absent without a limit.";
+            QUOTA_GUARANTEE = "drava_quota_guarantee" Gauge ["quota", "resource"]
+                "Guarantee of a GpuQuota, in the unit of drava_quota_used; absent without a guarantee.";
+            QUOTA_BORROWED = "drava_quota_borrowed" Gauge ["quota", "resource"]
+                "Used amount beyond the guarantee, in the unit of drava_quota_used; absent without a guarantee.";
+            QUOTA_ALERT_THRESHOLD_RATIO = "drava_quota_alert_threshold_ratio" Gauge ["quota"]
+                "Ratio of the limit from which on the alert DravaQuotaAlmostUsed fires.";
             RELEASES = "drava_controller_releases" Counter []
                 "Allocations released because no pod reserved them.";
         }

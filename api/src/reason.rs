@@ -59,8 +59,9 @@ reasons! {
     InvalidConfig: "The opaque config is invalid.";
     Unsupported: "The claim uses a feature that is not supported.";
     NoDevices: "No node publishes devices.";
+    QuotaExceeded: "The claim, or the claims of the namespace together, would exceed a GpuQuota.";
     WaitingForGang: "The gang of the pod cannot start: pods are missing, or too few of them fit at the same time.";
-    WaitingForPreemption: "Pods of lower priority were evicted for the pod, and their devices are not free so far.";
+    WaitingForPreemption: "Pods were evicted for the pod, and their devices are not free so far.";
     InvalidGang: "The annotations of the pod do not define a gang.";
     SearchLimit: "The search reached its step limit.";
 }

@@ -5,7 +5,7 @@
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use drava_api::compatibility::Settings;
 use drava_api::error::describe;
 use jiff::Timestamp;
@@ -13,6 +13,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
+use output::Output;
 
 mod changes;
 mod cordon;
@@ -22,6 +23,7 @@ mod gangs;
 mod migrate;
 mod node;
 mod output;
+mod quota;
 mod simulate;
 mod snapshot;
 mod support_dump;
@@ -32,7 +34,8 @@ mod top;
 /// `top` lists the GPUs with their allocations. `explain pod` shows for each node and GPU why a pod is pending, or why the
 /// node and the GPUs of an allocated pod were selected.
 ///
-/// The command reads ResourceSlices, ResourceClaims, DeviceClasses, nodes and pods of all namespaces with your permissions.
+/// The command reads ResourceSlices, ResourceClaims, DeviceClasses, GpuQuotas, nodes and pods of all namespaces with your
+/// permissions.
 /// `cordon`, `drain` and `uncordon` write DeviceTaintRules; the other commands change nothing.
 #[derive(Debug, Parser)]
 #[command(
@@ -68,14 +71,6 @@ struct Connection {
     namespace: Option<String>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Output {
-    /// A table.
-    Table,
-    /// One JSON document.
-    Json,
-}
-
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Show the allocated memory, cores and slots of each GPU, with the claims and pods.
@@ -94,8 +89,8 @@ enum Command {
     /// Show where pods of a manifest would run, without creating them.
     ///
     /// The pods are decided one after the other, each beside those before it, by the controller's allocator on the current
-    /// state of the cluster. For a pod that does not fit, the command shows the reason and what would have to change. Quota
-    /// and the queue of pending pods are not considered. The exit code is 1 if a pod does not fit.
+    /// state of the cluster. For a pod that does not fit, the command shows the reason and what would have to change. The
+    /// queue of pending pods is not considered. The exit code is 1 if a pod does not fit.
     #[command(
         after_help = "Examples:\n  kubectl drava simulate -f trainer.yaml\n  kubectl drava simulate -f trainer.yaml --replicas 100    # how many fit\n  kubectl drava dump > cluster.json; kubectl drava simulate --dump cluster.json -f trainer.yaml"
     )]
@@ -103,8 +98,8 @@ enum Command {
 
     /// Print the state on which allocation decisions depend, as JSON, for `simulate --dump`.
     ///
-    /// Contains nodes, ResourceSlices, DeviceClasses, claims, claim templates and pods, with names and requests, without
-    /// container images, commands and environment variables.
+    /// Contains nodes, ResourceSlices, DeviceClasses, GpuQuotas, labels of namespaces, claims, claim templates and pods, with
+    /// names and requests, without container images, commands and environment variables.
     #[command(after_help = "Example:\n  kubectl drava dump > cluster.json")]
     Dump,
 
@@ -113,6 +108,17 @@ enum Command {
     /// A gang is the pods of a namespace with the same annotation gpu.drava.dev/gang. Without -n, those of all namespaces.
     #[command(after_help = "Example:\n  kubectl drava gangs -n research")]
     Gangs,
+    /// Show what the namespaces use of their GpuQuotas.
+    ///
+    /// CORES is percent of the GPU time of one GPU. BORROWED is the usage beyond the guarantee, which pods within their own
+    /// guarantee take back.
+    #[command(
+        after_help = "Examples:\n  kubectl drava quota\n  kubectl drava quota team-a -o yaml"
+    )]
+    Quota {
+        /// Name of a quota; default: all.
+        name: Option<String>,
+    },
 
     /// Exclude the GPUs of a node, or one GPU, from allocation.
     ///
@@ -233,12 +239,11 @@ async fn main() -> ExitCode {
 
 async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     let text = match cli.command {
-        Command::Version => match cli.output {
-            Output::Table => format!("kubectl-drava {}\n", env!("CARGO_PKG_VERSION")),
-            Output::Json => {
-                output::json(&serde_json::json!({"version": env!("CARGO_PKG_VERSION")}))?
-            }
-        },
+        Command::Version => {
+            let version = serde_json::json!({"version": env!("CARGO_PKG_VERSION")});
+            let text = || format!("kubectl-drava {}\n", env!("CARGO_PKG_VERSION"));
+            cli.output.format(&version, text)?
+        }
         Command::Completion { shell } => completion(shell)?,
         Command::Man { directory } => {
             write_manual(&directory)?;
@@ -254,23 +259,29 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             let (client, _) = connect(&cli.connection).await?;
             let snapshot = snapshot::take(&client).await?;
             let gpus = node::gpus(&snapshot, &name)?;
-            match (cli.output, classic) {
-                (Output::Table, false) => top::text(&gpus, &[]),
-                (Output::Json, false) => output::json(&serde_json::json!({"gpus": gpus}))?,
-                (Output::Table, true) => node::classic(&gpus).text(),
-                (Output::Json, true) => output::json(&node::classic(&gpus))?,
+            if classic {
+                let resources = node::classic(&gpus);
+                cli.output.format(&resources, || resources.text())?
+            } else {
+                let document = serde_json::json!({"gpus": gpus});
+                cli.output.format(&document, || top::text(&gpus, &[]))?
             }
         }
         Command::Top => {
             let (client, _) = connect(&cli.connection).await?;
             let snapshot = snapshot::take(&client).await?;
             let gpus = top::gpus(&snapshot);
-            match cli.output {
-                Output::Table => top::text(&gpus, &top::problems(&snapshot)),
-                Output::Json => output::json(
-                    &serde_json::json!({"gpus": gpus, "problems": top::problems(&snapshot)}),
-                )?,
-            }
+            let problems = top::problems(&snapshot);
+            let document = serde_json::json!({"gpus": gpus, "problems": problems});
+            cli.output
+                .format(&document, || top::text(&gpus, &problems))?
+        }
+        Command::Quota { name } => {
+            let (client, _) = connect(&cli.connection).await?;
+            let snapshot = snapshot::take(&client).await?;
+            let quotas = quota::reports(&snapshot, name.as_deref())?;
+            let document = serde_json::json!({"quotas": quotas});
+            cli.output.format(&document, || quota::text(&quotas))?
         }
         Command::Gangs => {
             let (client, _) = connect(&cli.connection).await?;
@@ -279,10 +290,8 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
                 pods.retain(|pod: &Pod| pod.metadata.namespace.as_ref() == Some(namespace));
             }
             let gangs = gangs::gangs(&pods, Timestamp::now());
-            match cli.output {
-                Output::Table => gangs::text(&gangs),
-                Output::Json => output::json(&serde_json::json!({"gangs": gangs}))?,
-            }
+            let document = serde_json::json!({"gangs": gangs});
+            cli.output.format(&document, || gangs::text(&gangs))?
         }
         Command::Cordon(options) => {
             let (client, _) = connect(&cli.connection).await?;
@@ -301,10 +310,7 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             let mut snapshot = snapshot::take(&client).await?;
             let report =
                 explain::pod_with_changes(&mut snapshot, &namespace, &name, &decision.into())?;
-            match cli.output {
-                Output::Table => report.text(),
-                Output::Json => output::json(&report)?,
-            }
+            cli.output.format(&report, || report.text())?
         }
         Command::Simulate(options) => return simulate(&cli.connection, &options, cli.output).await,
         Command::Dump => {
@@ -335,10 +341,7 @@ fn write_manual(directory: &std::path::Path) -> anyhow::Result<()> {
 async fn doctor(connection: &Connection, output: Output) -> anyhow::Result<ExitCode> {
     let (client, _) = connect(connection).await?;
     let diagnosis = doctor::diagnose(&doctor::fetch::fetch(&client).await?);
-    output::print(&match output {
-        Output::Table => diagnosis.text(),
-        Output::Json => output::json(&diagnosis)?,
-    })?;
+    output::print(&output.format(&diagnosis, || diagnosis.text())?)?;
     Ok(if diagnosis.is_healthy() {
         ExitCode::SUCCESS
     } else {
@@ -381,10 +384,7 @@ async fn simulate(
         options,
         &settings,
     )?;
-    output::print(&match output {
-        Output::Table => report.text(),
-        Output::Json => output::json(&report)?,
-    })?;
+    output::print(&output.format(&report, || report.text())?)?;
     Ok(if report.all_fit() {
         ExitCode::SUCCESS
     } else {
@@ -416,10 +416,7 @@ fn migrate(options: &Migrate) -> anyhow::Result<ExitCode> {
 
 /// Formats the report of a change.
 fn changed(report: &cordon::Report, output: Output) -> anyhow::Result<String> {
-    match output {
-        Output::Table => Ok(report.text()),
-        Output::Json => output::json(report),
-    }
+    output.format(report, || report.text())
 }
 
 /// Returns a client and the selected namespace.

@@ -1,9 +1,39 @@
-//! Output of all commands: tables, JSON, standard output.
+//! Output of all commands: tables, JSON, YAML, standard output.
 
 use std::io::{ErrorKind, Write as _};
 
 use anyhow::Context;
+use clap::ValueEnum;
 use comfy_table::{Table, presets};
+
+/// Format of a command's output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Output {
+    /// A table.
+    Table,
+    /// One JSON document.
+    Json,
+    /// One YAML document.
+    Yaml,
+}
+
+impl Output {
+    /// Formats a value as a document, or by `table`.
+    pub(crate) fn format(
+        self,
+        value: &impl serde::Serialize,
+        table: impl FnOnce() -> String,
+    ) -> anyhow::Result<String> {
+        match self {
+            Self::Table => Ok(table()),
+            Self::Json => json(value),
+            Self::Yaml => {
+                let options = serde_saphyr::ser_options! { folded_wrap_chars: usize::MAX };
+                serde_saphyr::to_string_with_options(value, options).context("cannot write YAML")
+            }
+        }
+    }
+}
 
 /// Formats rows in columns like kubectl: three spaces apart, without borders.
 pub(crate) fn table(header: &[&str], rows: Vec<Vec<String>>) -> String {
@@ -40,6 +70,16 @@ pub(crate) fn print(text: &str) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn formats_documents() {
+        let value = serde_json::json!({"gpus": [{"mode": "free"}]});
+        let format = |output: Output| output.format(&value, || "MODE\n".to_owned()).expect("text");
+        assert_eq!(format(Output::Table), "MODE\n");
+        let json: serde_json::Value = serde_json::from_str(&format(Output::Json)).expect("JSON");
+        let yaml: serde_json::Value = serde_saphyr::from_str(&format(Output::Yaml)).expect("YAML");
+        assert_eq!((json, yaml), (value.clone(), value.clone()));
+    }
 
     #[test]
     fn aligns_columns() {

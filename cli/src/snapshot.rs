@@ -5,7 +5,8 @@ use std::fmt::Debug;
 use drava_allocator::cluster::Cluster;
 use drava_allocator::taint::rule_from_v1beta2;
 use drava_api::names;
-use k8s_openapi::api::core::v1::{Container, Node, NodeStatus, Pod, PodStatus};
+use drava_api::quota::GpuQuota;
+use k8s_openapi::api::core::v1::{Container, Namespace, Node, NodeStatus, Pod, PodStatus};
 use k8s_openapi::api::resource::v1::{
     DeviceClass, DeviceTaintRule, ResourceClaim, ResourceClaimTemplate, ResourceSlice,
 };
@@ -26,6 +27,11 @@ pub(crate) struct Objects {
     device_classes: Vec<DeviceClass>,
     resource_claims: Vec<ResourceClaim>,
     pods: Vec<Pod>,
+    #[serde(default)]
+    gpu_quotas: Vec<GpuQuota>,
+    /// Empty unless a quota selects namespaces by label.
+    #[serde(default)]
+    namespaces: Vec<Namespace>,
     /// Empty unless they were fetched, too.
     pub(crate) resource_claim_templates: Vec<ResourceClaimTemplate>,
 }
@@ -37,6 +43,8 @@ impl Objects {
         self.pods.iter_mut().for_each(trim_pod);
         let claims = self.resource_claims.iter_mut();
         claims.for_each(|claim| trim_metadata(&mut claim.metadata));
+        let namespaces = self.namespaces.iter_mut();
+        namespaces.for_each(|namespace| trim_metadata(&mut namespace.metadata));
         let templates = self.resource_claim_templates.iter_mut();
         templates.for_each(|template| trim_metadata(&mut template.metadata));
         self
@@ -44,7 +52,7 @@ impl Objects {
 
     /// Returns the snapshot and the claim templates.
     pub(crate) fn into_snapshot(self) -> (Snapshot, Vec<ResourceClaimTemplate>) {
-        let snapshot = Snapshot::new(
+        let mut snapshot = Snapshot::new(
             &self.nodes,
             &self.resource_slices,
             &self.device_taint_rules,
@@ -52,6 +60,12 @@ impl Objects {
             self.resource_claims,
             self.pods,
         );
+        for namespace in &self.namespaces {
+            snapshot.cluster.upsert_namespace(namespace);
+        }
+        for quota in &self.gpu_quotas {
+            snapshot.cluster.upsert_quota(quota);
+        }
         (snapshot, self.resource_claim_templates)
     }
 }
@@ -159,14 +173,21 @@ pub(crate) async fn take(client: &Client) -> anyhow::Result<Snapshot> {
 pub(crate) async fn fetch(client: &Client) -> anyhow::Result<Objects> {
     let ours = ListParams::default().fields(&format!("spec.driver={}", names::DRIVER));
     let all = ListParams::default();
-    let (nodes, slices, rules, classes, claims, pods) = tokio::try_join!(
+    let (nodes, slices, rules, classes, claims, pods, quotas) = tokio::try_join!(
         list::<Node>(client, &all),
         list::<ResourceSlice>(client, &ours),
         list_taint_rules(client),
         list::<DeviceClass>(client, &all),
         list::<ResourceClaim>(client, &all),
         list::<Pod>(client, &all),
+        list_quotas(client),
     )?;
+    let mut selectors = quotas.iter().map(|quota| &quota.spec.namespace_selector);
+    let namespaces = if selectors.any(Option::is_some) {
+        list::<Namespace>(client, &all).await?
+    } else {
+        Vec::new()
+    };
     Ok(Objects {
         nodes,
         resource_slices: slices,
@@ -174,6 +195,8 @@ pub(crate) async fn fetch(client: &Client) -> anyhow::Result<Objects> {
         device_classes: classes,
         resource_claims: claims,
         pods,
+        gpu_quotas: quotas,
+        namespaces,
         resource_claim_templates: Vec::new(),
     })
 }
@@ -201,6 +224,14 @@ async fn list_taint_rules(client: &Client) -> anyhow::Result<Vec<DeviceTaintRule
     }
 }
 
+/// Lists the quotas; none if their definition is not installed.
+async fn list_quotas(client: &Client) -> anyhow::Result<Vec<GpuQuota>> {
+    match list::<GpuQuota>(client, &ListParams::default()).await {
+        Err(error) if is_not_served(&error) => Ok(Vec::new()),
+        quotas => quotas,
+    }
+}
+
 fn is_not_served(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(kube::Error::Api(status)) if status.code == 404)
 }
@@ -220,7 +251,9 @@ where
             kube::Error::Api(status) if status.code == 403 => {
                 format!("; `kubectl auth can-i list {plural} -A` shows whether you may")
             }
-            kube::Error::Api(status) if status.code == 404 => {
+            kube::Error::Api(status)
+                if status.code == 404 && K::group(&()) == "resource.k8s.io" =>
+            {
                 "; resource.k8s.io/v1 is available since Kubernetes 1.34".to_owned()
             }
             _ => String::new(),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use drava_allocator::cluster::ObjectKey;
+use drava_api::quota::{GpuQuota, GpuQuotaStatus};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
 
@@ -21,6 +22,8 @@ pub enum Action {
     RemoveGate(GateRemoval),
     /// Publish an event.
     PublishEvent(PendingEvent),
+    /// Write the status of a quota.
+    WriteQuotaStatus(QuotaStatusUpdate),
 }
 
 /// Allocations of the claims of a pod, or of the pods of a gang: all or none.
@@ -66,7 +69,7 @@ pub struct Eviction {
 /// Why pods are evicted.
 #[derive(Debug, Clone)]
 pub enum EvictionCause {
-    /// A pod of higher priority needs their devices.
+    /// Another pod needs their devices.
     Preemption(Preemptor),
     /// Too few members of their gang were bound in time; the text says how many.
     IncompleteGang(String),
@@ -81,6 +84,17 @@ pub struct Preemptor {
     pub pod: ObjectReference,
     /// Its priority.
     pub priority: i32,
+    /// Why it precedes the evicted pods.
+    pub precedence: Precedence,
+}
+
+/// Why a pod precedes those that are evicted for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Precedence {
+    /// Their priority is lower.
+    Priority,
+    /// The pod is within the guarantee of its quota, and the tenants of the evicted pods use more than theirs.
+    Guarantee,
 }
 
 /// A pod to evict.
@@ -150,6 +164,28 @@ pub struct ReleaseOutcome {
     pub release: Release,
     /// The claim in its newest known version; `None` if it is unknown or deleted.
     pub claim: Option<Box<ResourceClaim>>,
+}
+
+/// Status of a quota to write.
+#[derive(Debug, Clone, PartialEq)]
+pub struct QuotaStatusUpdate {
+    /// Name of the quota.
+    pub name: String,
+    /// UID of the quota.
+    pub uid: String,
+    /// Version of the quota on which the status is based.
+    pub resource_version: String,
+    /// The status.
+    pub status: GpuQuotaStatus,
+}
+
+/// Outcome of a [`QuotaStatusUpdate`].
+#[derive(Debug)]
+pub struct QuotaStatusOutcome {
+    /// Name of the quota.
+    pub name: String,
+    /// The written version; `None` if the write failed.
+    pub quota: Option<Box<GpuQuota>>,
 }
 
 /// Removal of a pod's allocation gate.

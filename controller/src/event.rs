@@ -12,6 +12,9 @@ use drava_api::event::EventReason;
 use drava_api::names;
 use k8s_openapi::api::core::v1::ObjectReference;
 
+use crate::action::{Precedence, Preemptor};
+use crate::pod::qualified_name;
+
 /// Maximum number of pods that an event names.
 const MAX_NAMES: usize = 5;
 
@@ -156,11 +159,17 @@ impl PendingEvent {
 
     /// A pod was evicted for another one.
     #[must_use]
-    pub fn preempted(victim: ObjectReference, preemptor: &str, priority: i32) -> Self {
+    pub fn preempted(victim: ObjectReference, preemptor: &Preemptor) -> Self {
+        let why = match preemptor.precedence {
+            Precedence::Priority => format!("priority {}", preemptor.priority),
+            Precedence::Guarantee => {
+                "within the guarantee of its quota; this pod used borrowed GPUs".to_owned()
+            }
+        };
         Self {
             regarding: victim,
             reason: EventReason::Preempted,
-            message: format!("evicted for pod {preemptor} (priority {priority})"),
+            message: format!("evicted for pod {} ({why})", qualified_name(&preemptor.pod)),
         }
     }
 

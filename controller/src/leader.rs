@@ -156,6 +156,12 @@ impl Executor {
                     Input::GateRemovalFinished(writer.remove_gate(removal).await)
                 });
             }
+            Step::WriteQuotaStatus(update) => {
+                let writer = self.writer.clone();
+                self.writes.spawn(async move {
+                    Input::QuotaStatusFinished(writer.write_quota_status(update).await)
+                });
+            }
             Step::PublishEvent(event) => self.publish(event),
             Step::LogWatchFailure { kind, error } => {
                 tracing::warn!(?kind, error, "watch failed; restarting it");

@@ -29,6 +29,7 @@ pub mod options;
 pub mod planner;
 mod pod;
 mod queue;
+mod quota;
 pub mod uninstall;
 mod victims;
 pub mod watches;

@@ -15,7 +15,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use drava_allocator::device::Device;
 use drava_allocator::usage::DeviceUse;
-use drava_api::metric::{self, BUILD_INFO, controller as table};
+use drava_api::metric::{self, BUILD_INFO, Metric, controller as table};
+use drava_api::quota::QuotaResource;
 use drava_api::reason::Reason;
 use jiff::SignedDuration;
 use prometheus_client::collector::Collector;
@@ -43,6 +44,8 @@ pub struct ClusterMetrics {
     pub in_flight: usize,
     /// Pools that are excluded from allocation.
     pub excluded_pools: usize,
+    /// Quotas.
+    pub quotas: Vec<QuotaMetrics>,
 }
 
 /// A shareable device.
@@ -56,6 +59,23 @@ pub struct DeviceMetrics {
     pub amounts: BTreeMap<String, (f64, f64)>,
     /// Claims that have the device alone.
     pub exclusive: u32,
+}
+
+/// A quota: memory in bytes, cores in percent of the GPU time of one GPU, devices.
+#[derive(Debug, Clone, PartialEq)]
+pub struct QuotaMetrics {
+    /// Name of the quota.
+    pub name: String,
+    /// Used amounts.
+    pub used: BTreeMap<QuotaResource, f64>,
+    /// Limits.
+    pub limit: BTreeMap<QuotaResource, f64>,
+    /// Guarantees.
+    pub guarantee: BTreeMap<QuotaResource, f64>,
+    /// Used amounts beyond the guarantee.
+    pub borrowed: BTreeMap<QuotaResource, f64>,
+    /// Ratio of the limit from which on an alert fires.
+    pub alert_threshold_ratio: f64,
 }
 
 impl From<(&str, &Device, &DeviceUse)> for DeviceMetrics {
@@ -270,7 +290,30 @@ impl ClusterMetrics {
             ([reason.map_or("None", Reason::as_str)], count as f64)
         });
         table::PENDING_PODS.encode(encoder, pending)?;
-        table::IN_FLIGHT.encode(encoder, [([], self.in_flight as f64)])
+        table::IN_FLIGHT.encode(encoder, [([], self.in_flight as f64)])?;
+        self.encode_quotas(encoder)
+    }
+
+    fn encode_quotas(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        type Amounts = fn(&QuotaMetrics) -> &BTreeMap<QuotaResource, f64>;
+        let metrics: [(&Metric, Amounts); 4] = [
+            (&table::QUOTA_USED, |quota| &quota.used),
+            (&table::QUOTA_LIMIT, |quota| &quota.limit),
+            (&table::QUOTA_GUARANTEE, |quota| &quota.guarantee),
+            (&table::QUOTA_BORROWED, |quota| &quota.borrowed),
+        ];
+        for (metric, amounts) in metrics {
+            let samples = self.quotas.iter().flat_map(|quota| {
+                let amounts = amounts(quota).iter();
+                amounts
+                    .map(|(resource, amount)| ([quota.name.as_str(), resource.as_str()], *amount))
+            });
+            metric.encode(encoder, samples)?;
+        }
+        let thresholds = self.quotas.iter();
+        let thresholds =
+            thresholds.map(|quota| ([quota.name.as_str()], quota.alert_threshold_ratio));
+        table::QUOTA_ALERT_THRESHOLD_RATIO.encode(encoder, thresholds)
     }
 }
 
@@ -299,6 +342,14 @@ mod tests {
             pending: BTreeMap::from([(None, 1), (Some(Reason::InsufficientMemory), 2)]),
             in_flight: 3,
             excluded_pools: 0,
+            quotas: vec![QuotaMetrics {
+                name: "team-a".to_owned(),
+                used: BTreeMap::from([(QuotaResource::Memory, 60.0)]),
+                limit: BTreeMap::from([(QuotaResource::Memory, 80.0)]),
+                guarantee: BTreeMap::from([(QuotaResource::Memory, 40.0)]),
+                borrowed: BTreeMap::from([(QuotaResource::Memory, 20.0)]),
+                alert_threshold_ratio: 0.9,
+            }],
         };
         metrics.set_cluster(cluster, Kind::ALL.map(|kind| (kind, true)).into());
         metrics.decided(Duration::from_millis(2));
@@ -333,6 +384,7 @@ mod tests {
             "drava_controller_pending_pods{reason=\"Tainted\"} 0.0",
             "drava_device_capacity{node=\"n1\",device=\"gpu-0-vgpu\",capacity=\"memory\"} 80.0",
             "drava_device_allocated{node=\"n1\",device=\"gpu-0-vgpu\",capacity=\"memory\"} 8.0",
+            "drava_quota_borrowed{quota=\"team-a\",resource=\"memory\"} 20.0",
             "drava_controller_watch_failures_total{kind=\"pods\"} 1.0",
             "drava_controller_allocation_jobs_total{outcome=\"failed\"} 1.0",
         ] {
@@ -346,7 +398,9 @@ mod tests {
         metrics.set_leading(false);
         let text = metrics.text().unwrap();
         assert!(
-            !text.contains("drava_device") && !text.contains("pending_pods"),
+            !text.contains("drava_device")
+                && !text.contains("drava_quota")
+                && !text.contains("pending_pods"),
             "{text}"
         );
         assert!(text.contains("drava_controller_allocation_jobs_total"));

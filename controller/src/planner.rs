@@ -25,6 +25,7 @@ use crate::live_pods::LivePods;
 use crate::metrics::{ClusterMetrics, DeviceMetrics};
 use crate::queue::PodQueue;
 use crate::queue::pending_pod::Phase;
+use crate::quota::QuotaStatuses;
 use crate::{claim, gang, pod};
 
 mod decision;
@@ -32,6 +33,7 @@ mod demand;
 mod eviction;
 mod gate;
 mod incomplete_gang;
+mod quota;
 mod room;
 
 /// Maximum number of allocation jobs and gate removals in flight.
@@ -84,6 +86,9 @@ pub struct Planner {
     in_flight: BTreeMap<String, Vec<PendingEvent>>,
     /// UIDs of the pods whose gate is being removed.
     gates_in_flight: BTreeSet<String>,
+    quota_statuses: QuotaStatuses,
+    /// Namespaces in which claims have released devices since the last decisions.
+    released_in: BTreeSet<String>,
     activate_all: bool,
     is_synced: bool,
 }
@@ -107,6 +112,8 @@ impl Planner {
             excluded_pools: ExcludedPools::default(),
             in_flight: BTreeMap::new(),
             gates_in_flight: BTreeSet::new(),
+            quota_statuses: QuotaStatuses::default(),
+            released_in: BTreeSet::new(),
             activate_all: false,
             is_synced: false,
         }
@@ -176,7 +183,7 @@ impl Planner {
                 self.ledger.remove(&key);
                 self.deduplicator.forget(&claim.uid);
                 if self.cluster.remove_claim(&key) {
-                    self.activate_all = true;
+                    self.released_in.insert(key.0);
                 }
             }
         }
@@ -185,7 +192,7 @@ impl Planner {
     fn claim_applied(&mut self, claim: ResourceClaim, origin: Origin, now: Instant) {
         let key = object_key(&claim.metadata);
         if self.cluster.upsert_claim(&claim) {
-            self.activate_all = true;
+            self.released_in.insert(key.0.clone());
         }
         match self.ledger.observe(claim, origin, now) {
             Observed::Outdated => return,
@@ -346,6 +353,7 @@ impl Planner {
             pending,
             in_flight: self.in_flight.len(),
             excluded_pools: self.cluster.excluded_pools().count(),
+            quotas: self.quota_metrics(),
         }
     }
 
@@ -366,8 +374,11 @@ impl Planner {
         if !self.is_synced {
             return Vec::new();
         }
+        let released_in = std::mem::take(&mut self.released_in);
         if std::mem::take(&mut self.activate_all) {
             self.queue.activate_all();
+        } else if !released_in.is_empty() {
+            self.activate_after_release(&released_in);
         }
         let mut actions: Vec<Action> = self
             .take_write_events()
@@ -384,6 +395,7 @@ impl Planner {
         self.end_incomplete_gangs(time.instant, &mut actions);
         self.review_reservations(time.instant);
         self.decide_due(time, &mut actions);
+        self.write_quota_statuses(time, &mut actions);
         let delayed = self.deduplicator.due(time.instant);
         actions.extend(delayed.into_iter().map(Action::PublishEvent));
         actions
@@ -404,6 +416,7 @@ impl Planner {
             .chain(self.next_review())
             .chain(self.next_gang_end())
             .chain(self.deduplicator.next_due())
+            .chain(self.quota_statuses.next_due())
             .min()
     }
 

@@ -134,6 +134,25 @@ impl PodQueue {
         }
     }
 
+    /// Activates the pods of these namespaces.
+    pub(crate) fn activate_namespaces(&mut self, namespaces: &BTreeSet<String>) {
+        for pending in self.pods.values_mut() {
+            if namespaces.contains(pending.namespace()) {
+                pending.activate();
+            }
+        }
+    }
+
+    /// Activates the pods that a release of devices can help; of those that wait for their quota only the ones in a
+    /// namespace for which `is_affected`.
+    pub(crate) fn activate_after_release(&mut self, is_affected: impl Fn(&str) -> bool) {
+        for pending in self.pods.values_mut() {
+            if !pending.waits_for_quota || is_affected(pending.namespace()) {
+                pending.activate();
+            }
+        }
+    }
+
     /// Activates all pods after a change that may make any of them schedulable.
     pub(crate) fn activate_all(&mut self) {
         self.pods.values_mut().for_each(PendingPod::activate);

@@ -3,7 +3,8 @@
 //!
 //! Sets are compared by their highest priority, then by the number of pods, then by age: the newest pods lose the least
 //! work. The result is the best set if it is small (at most [`MAX_SUBSETS`] subsets are of its size or smaller), as it is
-//! for ten candidates. Otherwise it is a minimal set: no pod of it is unnecessary.
+//! for ten candidates. Otherwise it is a minimal set: no pod of it is unnecessary. Some sets may be forbidden; of more
+//! candidates a set may then be missed.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -58,38 +59,70 @@ impl Cost {
     }
 }
 
-/// Returns the best set of candidates that `is_enough`, which must hold for every superset of a set for which it holds.
-/// `None` if all candidates are not enough, or no set is better than `bound`.
-pub(crate) fn search(
+/// Effect of the end of a set of pods.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Effect {
+    /// The pod does not fit.
+    TooLittle,
+    /// The pod fits, but these pods must not end together.
+    Forbidden,
+    /// The pod fits.
+    Enough,
+}
+
+impl From<bool> for Effect {
+    fn from(is_enough: bool) -> Self {
+        if is_enough {
+            Self::Enough
+        } else {
+            Self::TooLittle
+        }
+    }
+}
+
+/// Returns the best set of candidates that is enough. A superset of a set that is enough must be enough or forbidden, one
+/// of a forbidden set forbidden. `None` if there is no such set, or none better than `bound`.
+pub(crate) fn search<E: Into<Effect>>(
     candidates: &[Candidate],
     bound: Option<&Cost>,
-    mut is_enough: impl FnMut(&BTreeSet<String>) -> bool,
+    mut effect: impl FnMut(&BTreeSet<String>) -> E,
 ) -> Option<Cost> {
-    let mut is_enough = |set: &[&Candidate]| {
+    let mut effect = |set: &[&Candidate]| -> Effect {
         let uids = set.iter().flat_map(|candidate| candidate.pods.keys());
-        is_enough(&uids.cloned().collect())
+        effect(&uids.cloned().collect()).into()
     };
     let is_better = |cost: &Cost| bound.is_none_or(|bound| cost < bound);
-    if is_enough(&[]) {
+    if effect(&[]) == Effect::Enough {
         return Some(Cost::of([])).filter(is_better);
     }
     // The lowest priority up to which candidates have to end.
     let priorities: BTreeSet<i32> = candidates.iter().map(|each| each.priority).collect();
-    let eligible = priorities.into_iter().find_map(|priority| {
-        let up_to: Vec<&Candidate> = candidates
-            .iter()
-            .filter(|candidate| candidate.priority <= priority)
-            .collect();
-        is_enough(&up_to).then_some(up_to)
+    let found = priorities.into_iter().find_map(|priority| {
+        let up_to = candidates.iter();
+        let up_to = up_to.filter(|candidate| candidate.priority <= priority);
+        best_of(up_to.collect(), is_better, &mut effect)
     })?;
-    let mut sets = small_subsets(&eligible);
+    Some(Cost::of(found)).filter(is_better)
+}
+
+/// Returns the best set out of `candidates`, or a minimal one if there are too many; `None` if there is none.
+fn best_of<'a>(
+    candidates: Vec<&'a Candidate>,
+    is_better: impl Fn(&Cost) -> bool,
+    effect: &mut impl FnMut(&[&'a Candidate]) -> Effect,
+) -> Option<Vec<&'a Candidate>> {
+    if effect(&candidates) == Effect::TooLittle {
+        return None;
+    }
+    let mut sets = small_subsets(&candidates);
     sets.retain(|set| is_better(&Cost::of(set.iter().copied())));
     sets.sort_by_cached_key(|set| Cost::of(set.iter().copied()));
-    let found = match sets.into_iter().find(|set| is_enough(set)) {
-        Some(set) => set,
-        None => reduced(eligible, &mut is_enough),
-    };
-    Some(Cost::of(found)).filter(is_better)
+    let best = sets.into_iter().find(|set| effect(set) == Effect::Enough);
+    best.or_else(|| {
+        let mut is_enough = |set: &[&'a Candidate]| effect(set) != Effect::TooLittle;
+        let minimal = reduced(candidates, &mut is_enough);
+        (effect(&minimal) == Effect::Enough).then_some(minimal)
+    })
 }
 
 /// Returns all subsets of up to a size at which they are at most [`MAX_SUBSETS`].

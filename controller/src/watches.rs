@@ -8,8 +8,9 @@ use std::fmt::Debug;
 
 use drava_api::error::describe;
 use drava_api::names;
+use drava_api::quota::GpuQuota;
 use futures::stream::{BoxStream, SelectAll, StreamExt};
-use k8s_openapi::api::core::v1::{Container, Node, Pod};
+use k8s_openapi::api::core::v1::{Container, Namespace, Node, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, watcher};
@@ -19,6 +20,8 @@ use serde::de::DeserializeOwned;
 use crate::change::{Change, DeletedObject};
 use crate::gang;
 
+mod quotas;
+mod served;
 mod taint_rules;
 
 /// Watched kinds.
@@ -36,17 +39,23 @@ pub enum Kind {
     Nodes,
     /// DeviceTaintRules.
     TaintRules,
+    /// GpuQuotas.
+    Quotas,
+    /// Namespaces.
+    Namespaces,
 }
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 8] = [
         Self::Pods,
         Self::Claims,
         Self::Classes,
         Self::Slices,
         Self::Nodes,
         Self::TaintRules,
+        Self::Quotas,
+        Self::Namespaces,
     ];
 
     /// Returns the name of the resource.
@@ -59,6 +68,8 @@ impl Kind {
             Self::Slices => "resourceslices",
             Self::Nodes => "nodes",
             Self::TaintRules => "devicetaintrules",
+            Self::Quotas => "gpuquotas",
+            Self::Namespaces => "namespaces",
         }
     }
 }
@@ -78,6 +89,10 @@ pub enum Observation {
     Node(Change<Node>),
     /// A rule changed.
     TaintRule(Change<DeviceTaintRule>),
+    /// A quota changed.
+    Quota(Change<GpuQuota>),
+    /// A namespace changed.
+    Namespace(Change<Namespace>),
     /// The list of a kind is complete.
     Listed(Kind),
     /// A watch failed; it restarts by itself.
@@ -96,6 +111,14 @@ pub fn all(client: &Client) -> SelectAll<BoxStream<'static, Observation>> {
         observe(client, Kind::Slices, slices, trim, Observation::Slice),
         observe(client, Kind::Nodes, plain(), trim_node, Observation::Node),
         taint_rules::observe_served(client.clone()),
+        quotas::observe_served(client.clone()),
+        observe(
+            client,
+            Kind::Namespaces,
+            plain(),
+            trim_namespace,
+            Observation::Namespace,
+        ),
     ])
 }
 
@@ -195,6 +218,11 @@ fn deleted<K>((namespace, name): (String, String), uid: String) -> Change<K> {
 
 fn trim<K: Resource>(object: &mut K) {
     object.meta_mut().managed_fields = None;
+}
+
+fn trim_namespace(namespace: &mut Namespace) {
+    trim(namespace);
+    namespace.metadata.annotations = None;
 }
 
 fn trim_node(node: &mut Node) {

@@ -1,14 +1,16 @@
 //! `cargo xtask codegen`: the checked-in generated files.
 //!
 //! The kubelet bindings of the node driver come from its own minimal `.proto` files (no protoc: protox parses them), the
-//! pages of events, health and metrics from the tables in `drava-api`, the dashboards from the tables in [`dashboards`].
-//! Generated files are checked in, so that building the driver needs none of this; `--check` fails when one is stale.
+//! pages of events, health and metrics from the tables in `drava-api`, the chart's custom resource definitions from its
+//! types, the dashboards from the tables in [`dashboards`]. Generated files are checked in, so that building the driver needs
+//! none of this; `--check` fails when one is stale.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
+mod crds;
 pub(crate) mod dashboards;
 mod events;
 mod health;
@@ -74,6 +76,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     ];
     let dashboards = dashboards::files().into_iter();
     files.extend(dashboards.map(|(path, text)| (root.join(path), text)));
+    for (path, text) in crds::render()? {
+        files.push((root.join(path), text));
+    }
     for binding in &BINDINGS {
         let path = driver.join("src/proto").join(binding.rust);
         files.push((path, generate(binding, &driver.join("proto"))?));

@@ -100,6 +100,9 @@ pub(super) fn required(state: &ClusterState) -> Vec<Permission> {
         let rules = [
             ("watch", "", "pods", None),
             ("watch", "", "nodes", None),
+            ("watch", "", "namespaces", None),
+            ("watch", names::GROUP, "gpuquotas", None),
+            ("patch", names::GROUP, "gpuquotas/status", None),
             ("watch", DRA, "resourceslices", None),
             ("watch", DRA, "deviceclasses", None),
             ("watch", DRA, "devicetaintrules", None),

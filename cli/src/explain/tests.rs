@@ -272,3 +272,19 @@ fn suggests_namespace_for_unknown_pod() {
         "cannot find pod nope in namespace default; use -n for another namespace"
     );
 }
+
+#[test]
+fn names_quota_with_figures() {
+    let mut snapshot = snapshot();
+    let quota = object(json!({
+        "apiVersion": "gpu.drava.dev/v1alpha1", "kind": "GpuQuota", "metadata": {"name": "team-a"},
+        "spec": {"namespaces": ["default"], "limit": {"memory": "104Gi"}},
+    }));
+    snapshot.cluster.upsert_quota(&quota);
+    let report = super::pod(&snapshot, "default", "feasible", &settings()).expect("a report");
+    assert_eq!(report.state, State::Infeasible);
+    assert_eq!(
+        report.summary,
+        "0/1 nodes: 1 QuotaExceeded (quota team-a: memory 104 GiB of 104 GiB used, 1 GiB requested)"
+    );
+}

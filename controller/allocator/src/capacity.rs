@@ -103,6 +103,14 @@ impl Capacity {
 }
 
 impl Capacity {
+    /// Returns the maximum of one request.
+    #[must_use]
+    pub fn maximum(&self) -> Quantity {
+        let policy = self.policy.as_ref();
+        let maximum = policy.and_then(|policy| policy.valid.maximum());
+        maximum.unwrap_or(self.value).min(self.value)
+    }
+
     /// Returns what a request for a percentage of the device consumes. 100% is the amount that a request consumes by
     /// default. Steps are rounded down, so that percentages that add up to 100 fit together.
     ///

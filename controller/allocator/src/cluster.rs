@@ -1,4 +1,4 @@
-//! State of the cluster: nodes, pools, device classes and allocations.
+//! State of the cluster: nodes, pools, device classes, quotas and allocations.
 //!
 //! Objects arrive one by one, in any order; the state depends only on the newest version of each object. An allocation
 //! that is written but not yet observed is *assumed*, as in kube-scheduler: it counts until the claim is observed with
@@ -18,11 +18,14 @@ use crate::pool::{Pool, PoolProblem, Slice};
 use crate::selector::Selectors;
 use crate::taint::TaintRule;
 use crate::usage::{AllocatedDevice, Usage};
+use quotas::Quotas;
 
 mod pools;
+mod quotas;
 mod simulation;
 mod taint_rules;
 
+pub use quotas::{Floors, QuotaUse};
 pub use simulation::Departure;
 
 /// Namespace and name.
@@ -51,6 +54,7 @@ pub struct Cluster {
     pods: BTreeMap<String, PodAssignment>,
     /// Sum of the requests of the pods, by node.
     requested: BTreeMap<String, Amounts>,
+    quotas: Quotas,
     /// What the current simulation presumes gone.
     gone: Departure,
 }
@@ -341,8 +345,9 @@ impl Cluster {
         Some(Arc::clone(&device.gpu))
     }
 
-    /// Recomputes the usage of these pools after a change of the claim's devices.
+    /// Recomputes the usage of these pools, and of quotas, after a change of the claim's devices.
     fn recount(&mut self, claim: &ObjectKey, pools: &BTreeSet<String>) {
+        self.charge(claim);
         for pool in pools {
             let has_devices = self
                 .devices_of(claim)

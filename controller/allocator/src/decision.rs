@@ -77,10 +77,13 @@ impl Cluster {
         policies: Policies,
     ) -> Result<Placement, Explanation> {
         let containers = pod_request.containers(|pool, device| self.gpu_of(pool, device));
+        let namespace = pod_request.claims.first();
+        let budgets = namespace.map(|claim| self.budgets(&claim.id.namespace));
         let input = SearchInput {
             claims: &pod_request.claims,
             containers: &containers,
             gpu_policy: policies.gpu,
+            budgets: budgets.as_deref().unwrap_or_default(),
         };
         let node_policy = node_policy(pod_request, policies);
         let mut verdicts = Vec::new();

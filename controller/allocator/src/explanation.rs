@@ -99,6 +99,30 @@ impl Explanation {
             .map(|verdict| verdict.node.as_str())
     }
 
+    /// Returns whether a quota is in the way on every node on which the pod can run, so that no released device helps, except
+    /// one that counts against the quota. Valid for a single request without alternatives.
+    #[must_use]
+    pub fn is_quota_only(&self) -> bool {
+        let Self::Nodes(verdicts) = self else {
+            return false;
+        };
+        // Whatever is allocated, these devices do not serve the request.
+        let is_lasting = |device: &DeviceVerdict| {
+            matches!(
+                device.reason,
+                Reason::QuotaExceeded | Reason::TypeMismatch | Reason::SelectorMismatch
+            )
+        };
+        verdicts
+            .iter()
+            .any(|verdict| verdict.reason == Reason::QuotaExceeded)
+            && verdicts.iter().all(|verdict| match verdict.reason {
+                Reason::NodeUnfit => true,
+                Reason::QuotaExceeded => verdict.devices.iter().all(is_lasting),
+                _ => !verdict.devices.is_empty() && verdict.devices.iter().all(is_lasting),
+            })
+    }
+
     /// Returns one line: `0/12 nodes: 7 InsufficientMemory (most free memory 6 GiB on n3/gpu-2), 3 Unhealthy`.
     #[must_use]
     pub fn summary(&self) -> String {
@@ -177,6 +201,7 @@ fn grouped(verdicts: &[NodeVerdict]) -> Vec<Group> {
                 | Reason::InsufficientDevices
                 | Reason::ExclusiveConflict
                 | Reason::TopologyUnsatisfied
+                | Reason::QuotaExceeded
                 | Reason::SearchLimit => 1,
                 _ => MAX_DETAILS,
             };

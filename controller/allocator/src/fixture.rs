@@ -1,5 +1,6 @@
 //! Objects for tests: nodes with GPUs that are allocatable whole or shared, classes, claims, pods.
 
+use drava_api::quota::GpuQuota;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use serde_json::{Value, json};
@@ -200,6 +201,15 @@ pub(crate) fn share(name: &str, memory: &str, cores: &str) -> ResourceClaim {
         name,
         &json!({"deviceClassName": "vgpu.drava.dev", "capacity": {"requests": {"memory": memory, "cores": cores}}}),
     )
+}
+
+/// A quota with this spec.
+pub(crate) fn quota(name: &str, spec: &Value) -> GpuQuota {
+    object(json!({
+        "apiVersion": "gpu.drava.dev/v1alpha1", "kind": "GpuQuota",
+        "metadata": {"name": name, "uid": format!("uid-{name}")},
+        "spec": spec,
+    }))
 }
 
 /// A pod with one container that uses these claims.

@@ -18,6 +18,7 @@ pub mod placement;
 pub mod pod;
 pub mod pod_request;
 pub mod pool;
+pub mod quota;
 pub mod reason;
 pub mod score;
 pub mod search;

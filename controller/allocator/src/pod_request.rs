@@ -114,6 +114,12 @@ impl PodRequest {
         Ok(pod_request)
     }
 
+    /// Returns whether the pod has one request without alternatives.
+    #[must_use]
+    pub fn is_single(&self) -> bool {
+        matches!(&self.claims[..], [claim] if matches!(&claim.requests[..], [request] if request.alternatives.len() == 1))
+    }
+
     /// Returns whether a request, or an alternative of one, is for all devices.
     pub(crate) fn requests_all(&self) -> bool {
         self.claims

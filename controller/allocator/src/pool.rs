@@ -103,6 +103,15 @@ impl Slice {
     }
 }
 
+impl Slice {
+    /// Returns a device of a slice that could be parsed, with the generation of the slice.
+    pub(crate) fn device(&self, name: &str) -> Option<(i64, &Device)> {
+        let mut devices = self.content.as_ref().ok()?.devices.iter();
+        let device = devices.find(|device| *device.name == *name)?;
+        Some((self.generation, device))
+    }
+}
+
 impl Content {
     fn parse(spec: &dra::ResourceSliceSpec) -> Result<Self, String> {
         let node = spec

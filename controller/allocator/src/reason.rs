@@ -3,6 +3,7 @@
 use drava_api::reason::Reason;
 use drava_api::{Quantity, names};
 
+use crate::quota::QuotaRejection;
 use crate::taint::Taint;
 
 /// How a GPU is in use.
@@ -70,6 +71,8 @@ pub enum Rejection {
         /// Name of the container.
         container: String,
     },
+    /// A quota does not allow the device.
+    Quota(Box<QuotaRejection>),
     /// The device is not published.
     Unpublished,
 }
@@ -93,6 +96,7 @@ impl Rejection {
             Self::InUse | Self::GpuInUse(_) => Reason::ExclusiveConflict,
             Self::AlreadySelected => Reason::InsufficientDevices,
             Self::Constraint { .. } | Self::SameGpu { .. } => Reason::TopologyUnsatisfied,
+            Self::Quota(_) => Reason::QuotaExceeded,
             Self::Unpublished => Reason::PoolIncomplete,
         }
     }
@@ -116,6 +120,8 @@ impl Rejection {
             },
             Self::Constraint { .. } => 11,
             Self::SameGpu { .. } => 12,
+            // The quota has to be free first, whatever becomes of the device.
+            Self::Quota(_) => 13,
         }
     }
 
@@ -197,6 +203,7 @@ impl Rejection {
             Self::SameGpu { container } => {
                 format!("container {container} needs devices of different GPUs")
             }
+            Self::Quota(rejection) => rejection.to_string(),
             Self::Unpublished => format!("{device} is not published"),
         }
     }

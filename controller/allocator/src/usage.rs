@@ -163,33 +163,24 @@ impl Usage {
             return Err(Rejection::Unpublished);
         };
         // Permanent rejections come first.
-        let amounts = consumption(device, request)?;
-        for (name, amount) in in_report_order(&amounts) {
-            let total = device.amount(name).unwrap_or_default();
-            if amount > total {
-                return Err(Rejection::AboveMaximum {
-                    name: name.to_owned(),
-                    requested: amount,
-                    maximum: total,
-                });
-            }
+        let access = requested_access(device, request)?;
+        if matches!(access, DeviceAccess::Admin(_)) {
+            return Ok(access);
         }
-        if !request.admin_access
-            && (device_use.exclusive > 0 || (!device.shared && device_use.is_allocated()))
-        {
+        if device_use.exclusive > 0 || (!device.shared && device_use.is_allocated()) {
             return Err(match device.kind {
                 Some(DeviceType::Mig) => Rejection::GpuInUse(GpuUse::Slices),
                 Some(DeviceType::Gpu | DeviceType::Vgpu) | None => Rejection::InUse,
             });
         }
-        if request.admin_access {
-            return Ok(DeviceAccess::Admin(device.shared.then_some(amounts)));
-        }
         // Counters before capacities: an exclusively allocated GPU does not lack memory.
         if !device_use.is_allocated() {
             self.check_counters(pool, device)?;
         }
-        for (name, amount) in in_report_order(&amounts) {
+        let DeviceAccess::Share(amounts) = &access else {
+            return Ok(access);
+        };
+        for (name, amount) in in_report_order(amounts) {
             let total = device.amount(name).unwrap_or_default();
             let used = device_use.consumed.get(name).copied().unwrap_or_default();
             if used + amount > total {
@@ -201,11 +192,7 @@ impl Usage {
                 });
             }
         }
-        Ok(if device.shared {
-            DeviceAccess::Share(amounts)
-        } else {
-            DeviceAccess::Exclusive
-        })
+        Ok(access)
     }
 
     /// Returns whether the counters of the device at `index` are free.
@@ -362,6 +349,32 @@ pub struct GpuMemory {
     pub allocated: Quantity,
     /// Published by the largest device of the GPU.
     pub total: Quantity,
+}
+
+/// Returns how `request` would use a device without allocations.
+///
+/// # Errors
+/// When the device can never serve the request.
+pub(crate) fn requested_access(
+    device: &Device,
+    request: &Alternative,
+) -> Result<DeviceAccess, Rejection> {
+    let amounts = consumption(device, request)?;
+    for (name, amount) in in_report_order(&amounts) {
+        let total = device.amount(name).unwrap_or_default();
+        if amount > total {
+            return Err(Rejection::AboveMaximum {
+                name: name.to_owned(),
+                requested: amount,
+                maximum: total,
+            });
+        }
+    }
+    Ok(match (request.admin_access, device.shared) {
+        (true, is_shared) => DeviceAccess::Admin(is_shared.then_some(amounts)),
+        (false, true) => DeviceAccess::Share(amounts),
+        (false, false) => DeviceAccess::Exclusive,
+    })
 }
 
 /// Returns what `request` consumes of a capacity.

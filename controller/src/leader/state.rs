@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use crate::action::{
     Action, AllocationJob, AllocationOutcome, Eviction, EvictionOutcome, GateRemoval,
-    GateRemovalOutcome, Release, ReleaseOutcome,
+    GateRemovalOutcome, QuotaStatusOutcome, QuotaStatusUpdate, Release, ReleaseOutcome,
 };
 use crate::claim;
 use crate::event::PendingEvent;
@@ -28,6 +28,8 @@ pub(super) enum Input {
     EvictionFinished(Box<EvictionOutcome>),
     /// A gate removal has ended.
     GateRemovalFinished(GateRemovalOutcome),
+    /// The write of a quota's status has ended.
+    QuotaStatusFinished(QuotaStatusOutcome),
     /// A write task has ended without an outcome.
     WriteAborted(String),
 }
@@ -45,6 +47,8 @@ pub(super) enum Step {
     Evict(Eviction),
     /// Remove the allocation gate of a pod.
     RemoveGate(GateRemoval),
+    /// Write the status of a quota.
+    WriteQuotaStatus(QuotaStatusUpdate),
     /// Publish an event.
     PublishEvent(PendingEvent),
     /// Log the failure of a watch, which restarts by itself.
@@ -87,6 +91,7 @@ impl State {
             Input::ReleaseFinished(outcome) => self.planner.release_finished(outcome, now),
             Input::EvictionFinished(outcome) => self.planner.eviction_finished(*outcome, now),
             Input::GateRemovalFinished(outcome) => self.planner.gate_removed(outcome, now),
+            Input::QuotaStatusFinished(outcome) => self.planner.quota_status_written(outcome, now),
             Input::WriteAborted(error) => self.steps.push(Step::Restart { error }),
         }
     }
@@ -99,6 +104,8 @@ impl State {
             Observation::Slice(change) => self.planner.slice(change),
             Observation::Node(change) => self.planner.node(change),
             Observation::TaintRule(change) => self.planner.taint_rule(change),
+            Observation::Quota(change) => self.planner.quota(change),
+            Observation::Namespace(change) => self.planner.namespace(change),
             Observation::Listed(kind) => {
                 if self.unlisted.remove(&kind) && self.unlisted.is_empty() {
                     self.planner.set_synced();
@@ -123,6 +130,7 @@ impl State {
                     Action::Release(release) => Step::Release(release),
                     Action::Evict(eviction) => Step::Evict(eviction),
                     Action::RemoveGate(removal) => Step::RemoveGate(removal),
+                    Action::WriteQuotaStatus(update) => Step::WriteQuotaStatus(update),
                     Action::PublishEvent(event) => Step::PublishEvent(event),
                 }),
         );
@@ -155,6 +163,7 @@ impl State {
             Input::Observed(_)
             | Input::EvictionFinished(_)
             | Input::GateRemovalFinished(_)
+            | Input::QuotaStatusFinished(_)
             | Input::WriteAborted(_) => {}
         }
     }

@@ -47,6 +47,7 @@ impl Planner {
         self.lift_reservations(uid, &order);
         if let Some(pending) = self.queue.get_mut(uid) {
             pending.phase = Phase::Unschedulable;
+            pending.waits_for_quota = false;
         }
         let (explanation, claims) = match self.demand(uid) {
             Demand::Nothing | Demand::Unknown => return,
@@ -93,7 +94,11 @@ impl Planner {
         for (request, placement) in &plan.placed {
             self.forget(request, placement);
         }
-        let explanation = match self.make_room(group, order, time, actions) {
+        let waits_for_quota = plan
+            .rejected
+            .iter()
+            .any(|(_, explanation)| explanation.reason() == Reason::QuotaExceeded);
+        let explanation = match self.make_room(group, waits_for_quota, order, time, actions) {
             Some(waiting) => waiting,
             None => group.explanation(&plan),
         };
@@ -108,6 +113,8 @@ impl Planner {
             self.report_unschedulable(uid, &explanation, &request.claims, time.instant, actions);
             if let Some(pending) = self.queue.get_mut(uid) {
                 pending.set_unfit_nodes(unfit_nodes.iter().cloned());
+                pending.waits_for_quota =
+                    request.pod_request.is_single() && explanation.is_quota_only();
             }
         }
     }

@@ -61,10 +61,8 @@ impl Planner {
                     let event = PendingEvent::preempting(preemptor.pod.clone(), &names);
                     self.write_events.push(event);
                 }
-                let name = qualified_name(&preemptor.pod);
                 for victim in evicted {
-                    let event =
-                        PendingEvent::preempted(victim.pod.clone(), &name, preemptor.priority);
+                    let event = PendingEvent::preempted(victim.pod.clone(), preemptor);
                     self.write_events.push(event);
                 }
             }

@@ -1,15 +1,16 @@
 //! Room for a pod or gang that does not fit: which pods have to end, and the reservation of what is free until then.
 //!
 //! Pods that are being deleted cost nothing. A pod evicts pods of strictly lower priority, after a simulation has proved that
-//! it fits then. The head of the queue waits for pods of any priority without evicting them.
+//! it fits then. A pod within the guarantee of its quota evicts pods of tenants that use more than theirs. No eviction takes
+//! another tenant below its guarantee. The head of the queue waits for pods of any priority without evicting them.
 //!
 //! A pod that kube-scheduler did not bind where it was allocated evicts nothing until a node or the pod changes: otherwise
 //! it could evict on one node after the other in vain.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use drava_allocator::cluster::{Departure, ObjectKey};
+use drava_allocator::cluster::{Departure, Floors};
 use drava_allocator::explanation::Explanation;
 use drava_allocator::placement::Placement;
 use drava_api::reason::Reason;
@@ -18,17 +19,30 @@ use jiff::{SignedDuration, Timestamp};
 use super::decision::Group;
 use super::demand::Request;
 use super::{DecisionTime, Planner};
-use crate::action::{Action, Eviction, EvictionCause, Preemptor, Victim};
+use crate::action::{Action, Eviction, EvictionCause, Precedence, Preemptor, Victim};
 use crate::ledger::{Owner, Purpose, Reservation};
 use crate::live_pods::LivePod;
+use crate::pod;
 use crate::queue::QueueOrder;
-use crate::victims::{self, Candidate, Cost};
-use crate::{claim, pod};
+use crate::victims::{self, Cost, Effect};
+
+mod holders;
+
+use holders::Holders;
 
 /// Time after the grace period in which a pod that is being deleted is still expected to end.
 const TERMINATION_MARGIN: SignedDuration = SignedDuration::from_secs(30);
 /// Interval after which the owner of a reservation is decided again even without a change.
 pub(super) const REVIEW_INTERVAL: Duration = Duration::from_secs(30);
+
+/// Why pods may end for a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum RoomCause {
+    /// The group waits for their end.
+    Wait,
+    /// They are evicted.
+    Eviction(Precedence),
+}
 
 /// Room for a group.
 struct Room {
@@ -36,14 +50,6 @@ struct Room {
     placements: Vec<(Request, Placement)>,
     /// UIDs of the pods that have to end, apart from those that are being deleted.
     victims: BTreeSet<String>,
-}
-
-/// Which pods hold what.
-struct Holders {
-    /// UIDs of the pods that use an allocated claim.
-    consumers: BTreeMap<ObjectKey, BTreeSet<String>>,
-    /// Pods that may end, by the node of their devices.
-    candidates: BTreeMap<String, Vec<Candidate>>,
 }
 
 impl Planner {
@@ -83,34 +89,51 @@ impl Planner {
         true
     }
 
+    fn namespace_of(&self, uid: &str) -> String {
+        let pod = self.live_pods.get(uid);
+        let namespace = pod.and_then(|pod| pod.reference.namespace.clone());
+        namespace.unwrap_or_default()
+    }
+
     fn owner(&self, uid: &str) -> Owner {
         let gang = self.live_pods.get(uid).and_then(|pod| pod.gang.clone());
         gang.map_or_else(|| Owner::Pod(uid.to_owned()), Owner::Gang)
     }
 
     /// Reserves devices for a group that does not fit, and evicts pods for it if it may. Returns why it waits if it waits for
-    /// pods that are being deleted.
+    /// pods that are being deleted. A group that waits for its quota reserves nothing as the head of the queue.
     pub(super) fn make_room(
         &mut self,
         group: &Group,
+        waits_for_quota: bool,
         order: &QueueOrder,
         time: &DecisionTime,
         actions: &mut Vec<Action>,
     ) -> Option<Explanation> {
+        self.set_reclaiming(group, false);
         let ending = self.ending_pods(time);
         let pending = |request: &Request| self.queue.get(&request.pod_request.uid);
-        let may_preempt = self.settings.preemption
+        let may_evict = self.settings.preemption
             && group.requests.iter().filter_map(pending).all(|pending| {
                 pod::may_preempt(&pending.pod) && pending.avoided_nodes().is_empty()
             });
         let priority = order.priority();
         let lowest = self.live_pods.lowest_priority();
-        let may_preempt = may_preempt && lowest.is_some_and(|lowest| lowest < priority);
+        let may_preempt = may_evict && lowest.is_some_and(|lowest| lowest < priority);
         let below =
             |pod: &LivePod| (may_preempt && pod.priority < priority).then_some(pod.priority);
-        if (may_preempt || !ending.is_empty())
-            && let Some(room) = self.find_room(group, &ending, below, time)
-        {
+        let mut room = None;
+        if may_preempt || !ending.is_empty() {
+            let precedence = Precedence::Priority;
+            let cause = RoomCause::Eviction(precedence);
+            let found = self.find_room(group, &ending, cause, below, time);
+            room = found.map(|room| (room, precedence));
+        }
+        if room.is_none() && may_evict {
+            let found = self.find_guaranteed_room(group, &ending, time);
+            room = found.map(|room| (room, Precedence::Guarantee));
+        }
+        if let Some((room, precedence)) = room {
             let nodes: BTreeSet<&str> = room
                 .placements
                 .iter()
@@ -124,7 +147,7 @@ impl Planner {
                     nodes.join(", ")
                 ),
             );
-            self.evict(group, &room.victims, time, actions);
+            self.evict(group, &room.victims, precedence, time, actions);
             self.reserve(group, room, Purpose::Preemption, order, time);
             return Some(waiting);
         }
@@ -132,7 +155,10 @@ impl Planner {
             .ledger
             .reservations()
             .any(|(_, reservation)| reservation.purpose == Purpose::HeadOfQueue);
-        if !has_head && let Some(room) = self.find_room(group, &ending, |_| Some(0), time) {
+        if !has_head
+            && !waits_for_quota
+            && let Some(room) = self.find_room(group, &ending, RoomCause::Wait, |_| Some(0), time)
+        {
             let head = room.placements.first();
             let head = head.and_then(|(head, _)| self.queue.get_mut(&head.pod_request.uid));
             if head.is_some_and(|head| head.may_reserve(room.victims.len(), time.instant)) {
@@ -140,6 +166,28 @@ impl Planner {
             }
         }
         None
+    }
+
+    /// Returns room that pods of borrowing tenants make for a group within the guarantee of its quota.
+    fn find_guaranteed_room(
+        &mut self,
+        group: &Group,
+        ending: &BTreeSet<String>,
+        time: &DecisionTime,
+    ) -> Option<Room> {
+        let first = group.requests.first()?;
+        let borrowers = self
+            .cluster
+            .borrowers(&self.namespace_of(&first.pod_request.uid));
+        if borrowers.is_empty() {
+            return None;
+        }
+        let cause = RoomCause::Eviction(Precedence::Guarantee);
+        let of_borrower = |pod: &LivePod| {
+            let namespace = pod.reference.namespace.as_deref().unwrap_or_default();
+            borrowers.contains(namespace).then_some(pod.priority)
+        };
+        self.find_room(group, ending, cause, of_borrower, time)
     }
 
     fn reserve(
@@ -157,13 +205,19 @@ impl Planner {
             .gang
             .clone()
             .map_or_else(|| Owner::Pod(first.pod_request.uid.clone()), Owner::Gang);
+        let uid = first.pod_request.uid.clone();
+        let mut is_guaranteed = purpose == Purpose::Preemption;
         for (request, placement) in &room.placements {
+            is_guaranteed &= self.cluster.is_guaranteed(placement);
             self.assume(request, placement);
+        }
+        if is_guaranteed {
+            self.set_reclaiming(group, true);
         }
         let placements = room.placements.into_iter();
         let reservation = Reservation {
             purpose,
-            order: order.clone(),
+            order: self.queue.order(&uid).unwrap_or_else(|| order.clone()),
             placements: placements
                 .map(|(request, placement)| (request.pod_request.uid, placement))
                 .collect(),
@@ -172,11 +226,22 @@ impl Planner {
         self.ledger.reserve(owner, reservation);
     }
 
+    /// Sets whether the pods of the group get back the guarantee of their tenant: then they precede all others, so that no
+    /// borrower takes the devices again.
+    fn set_reclaiming(&mut self, group: &Group, is_reclaiming: bool) {
+        for request in &group.requests {
+            if let Some(pending) = self.queue.get_mut(&request.pod_request.uid) {
+                pending.is_reclaiming = is_reclaiming;
+            }
+        }
+    }
+
     /// Starts the eviction of the victims.
     fn evict(
         &mut self,
         group: &Group,
         victims: &BTreeSet<String>,
+        precedence: Precedence,
         time: &DecisionTime,
         actions: &mut Vec<Action>,
     ) {
@@ -209,6 +274,7 @@ impl Planner {
                 uid: uid.clone(),
                 pod: preemptor.reference.clone(),
                 priority: preemptor.priority,
+                precedence,
             }),
             victims,
         }));
@@ -240,10 +306,15 @@ impl Planner {
         &mut self,
         group: &Group,
         ending: &BTreeSet<String>,
+        cause: RoomCause,
         priority_of: impl Fn(&LivePod) -> Option<i32>,
         time: &DecisionTime,
     ) -> Option<Room> {
-        let holders = self.holders(group, ending, priority_of, time);
+        let mut holders = self.holders(group, ending, priority_of, time);
+        let floors = match cause {
+            RoomCause::Wait => Floors::default(),
+            RoomCause::Eviction(_) => self.protect_guarantees(group, ending, &mut holders),
+        };
         let mut ended = ending.clone();
         let mut placements: Vec<(Request, Placement)> = Vec::new();
         let mut covered = 0;
@@ -257,13 +328,16 @@ impl Planner {
             }
             self.presume_ended(&holders, &ended);
             let placement = self.decide(&request.pod_request).ok().or_else(|| {
-                let (node, victims) = self.best_victims(request, &holders, &ended)?;
+                let (node, victims) = self.best_victims(request, &holders, &ended, &floors)?;
                 ended.extend(victims);
                 self.presume_ended(&holders, &ended);
                 self.cluster
                     .decide_on(&node, &request.pod_request, self.settings.policies)
                     .ok()
             });
+            let must_be_guaranteed = cause == RoomCause::Eviction(Precedence::Guarantee);
+            let placement = placement
+                .filter(|placement| !must_be_guaranteed || self.cluster.is_guaranteed(placement));
             if let Some(placement) = placement {
                 self.assume(request, &placement);
                 placements.push((request.clone(), placement));
@@ -285,6 +359,7 @@ impl Planner {
         request: &Request,
         holders: &Holders,
         ended: &BTreeSet<String>,
+        floors: &Floors,
     ) -> Option<(String, BTreeSet<String>)> {
         let mut best: Option<(String, Cost)> = None;
         for (node, candidates) in &holders.candidates {
@@ -294,138 +369,16 @@ impl Planner {
                 let placement =
                     self.cluster
                         .decide_on(node, &request.pod_request, self.settings.policies);
-                placement.is_ok()
+                match placement {
+                    Err(_) => Effect::TooLittle,
+                    Ok(_) if self.cluster.keeps(floors) => Effect::Enough,
+                    Ok(_) => Effect::Forbidden,
+                }
             });
             if let Some(cost) = found {
                 best = Some((node.clone(), cost));
             }
         }
         best.map(|(node, cost)| (node, cost.into_uids()))
-    }
-
-    /// Presumes that pods have ended: a claim is released when all pods that use it have.
-    fn presume_ended(&mut self, holders: &Holders, ended: &BTreeSet<String>) {
-        let claims = ended
-            .iter()
-            .filter_map(|uid| self.live_pods.get(uid))
-            .flat_map(|pod| &pod.claims)
-            .filter(|key| {
-                let consumers = holders.consumers.get(*key);
-                consumers.is_some_and(|consumers| consumers.is_subset(ended))
-            });
-        let gone = Departure {
-            claims: claims.cloned().collect(),
-            pods: ended.clone(),
-        };
-        self.cluster.presume_gone(gone);
-    }
-
-    /// Returns which pods use the allocated claims, and which of them may end.
-    fn holders(
-        &self,
-        group: &Group,
-        ending: &BTreeSet<String>,
-        priority_of: impl Fn(&LivePod) -> Option<i32>,
-        time: &DecisionTime,
-    ) -> Holders {
-        let mut consumers: BTreeMap<ObjectKey, BTreeSet<String>> = BTreeMap::new();
-        let mut pods_on: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
-        for (key, claim) in self.ledger.claims() {
-            let nodes: BTreeSet<&str> = self.cluster.nodes_of(key).collect();
-            if nodes.is_empty() {
-                continue;
-            }
-            let mut uids: BTreeSet<String> = claim::consumers(claim).map(str::to_owned).collect();
-            if uids.is_empty() {
-                uids.extend(claim::allocated_for(claim).map(str::to_owned));
-                uids.extend(self.queue.users_of(key));
-            }
-            for node in nodes {
-                pods_on
-                    .entry(node)
-                    .or_default()
-                    .extend(uids.iter().cloned());
-            }
-            consumers.insert(key.clone(), uids);
-        }
-        // Members of gangs without claims hold the other resources of their nodes.
-        let members = self.live_pods.iter();
-        for (uid, _) in members.filter(|(_, pod)| pod.is_bound && pod.claims.is_empty()) {
-            if let Some(node) = self.cluster.node_of_pod(uid) {
-                pods_on.entry(node).or_default().insert(uid.to_owned());
-            }
-        }
-        let own = |uid: &str| {
-            let mut requests = group.requests.iter();
-            requests.any(|request| request.pod_request.uid == uid)
-        };
-        let is_protected = |uid: &str| {
-            let until = self.protected.get(uid);
-            until.is_some_and(|until| time.instant < *until)
-        };
-        let mut candidates: BTreeMap<String, Vec<Candidate>> = BTreeMap::new();
-        for (node, uids) in pods_on {
-            let mut seen: BTreeSet<Vec<&str>> = BTreeSet::new();
-            for uid in &uids {
-                let unit = self.unit(uid);
-                let is_deleted = |(_, pod): &(&str, &LivePod)| pod.grace_period_end.is_some();
-                if ending.contains(uid)
-                    || unit.iter().any(is_deleted)
-                    || unit.iter().any(|(uid, _)| own(uid) || is_protected(uid))
-                    || !seen.insert(unit.iter().map(|(uid, _)| *uid).collect())
-                {
-                    continue;
-                }
-                let priorities: Option<Vec<i32>> =
-                    unit.iter().map(|(_, pod)| priority_of(pod)).collect();
-                if let Some(priority) = priorities.and_then(|all| all.into_iter().max()) {
-                    candidates
-                        .entry(node.to_owned())
-                        .or_default()
-                        .push(Candidate {
-                            pods: unit
-                                .iter()
-                                .map(|(uid, pod)| ((*uid).to_owned(), pod.created))
-                                .collect(),
-                            priority,
-                        });
-                }
-            }
-        }
-        Holders {
-            consumers,
-            candidates,
-        }
-    }
-
-    /// Returns the pods that end with this one: the members of its gang that hold devices or are bound. The newest members
-    /// beyond the number that the gang needs end alone.
-    fn unit(&self, uid: &str) -> Vec<(&str, &LivePod)> {
-        let Some((uid, pod)) = self.live_pods.get_key_value(uid) else {
-            return Vec::new();
-        };
-        match &pod.gang {
-            None => vec![(uid, pod)],
-            Some(gang) => {
-                let members = self.live_pods.members(gang);
-                let mut members: Vec<_> = members
-                    .filter(|(uid, pod)| pod.is_bound || self.holds_devices(uid, pod))
-                    .collect();
-                members.sort_by_key(|(uid, pod)| (pod.created, *uid));
-                let mut elastic = members.iter().skip(pod.gang_min);
-                if elastic.any(|(member, _)| *member == uid) {
-                    return vec![(uid, pod)];
-                }
-                members
-            }
-        }
-    }
-
-    fn holds_devices(&self, uid: &str, pod: &LivePod) -> bool {
-        let mut claims = pod.claims.iter().filter_map(|key| self.ledger.claim(key));
-        claims.any(|claim| {
-            let is_consumer = claim::consumers(claim).any(|consumer| consumer == uid);
-            claim::is_allocated(claim) && (is_consumer || claim::allocated_for(claim) == Some(uid))
-        })
     }
 }

@@ -7,6 +7,7 @@ mod gang;
 mod gate;
 mod metrics;
 mod preemption;
+mod quota;
 mod release;
 mod reservation;
 mod unallocatable;

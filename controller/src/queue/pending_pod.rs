@@ -30,6 +30,10 @@ pub(crate) struct PendingPod {
     pub(crate) phase: Phase,
     /// Reason of the last rejection; `None` before the first decision and after an allocation.
     pub(crate) reason: Option<Reason>,
+    /// Whether the last decision rejected the pod only because of its quota.
+    pub(crate) waits_for_quota: bool,
+    /// Whether devices are being freed for the pod to restore the guarantee of its tenant.
+    pub(crate) is_reclaiming: bool,
     /// Consecutive failures.
     failures: u32,
     /// Nodes to which kube-scheduler did not bind the pod; selected last until the node or the pod changes.
@@ -63,10 +67,11 @@ pub(crate) enum Phase {
     Backoff(Instant),
 }
 
-/// Sort key of pending pods: priority, then the age of the gang, then the age of the pod. A gang has the priority of its
+/// Sort key of pending pods: those that restore the guarantee of their tenant first, then by priority, then the age of the gang, then the age of the pod. A gang has the priority of its
 /// member with the lowest one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct QueueOrder {
+    is_reclaiming: Reverse<bool>,
     priority: Reverse<i32>,
     /// Of the gang; of the pod if it belongs to none.
     group_created: Timestamp,
@@ -84,6 +89,7 @@ impl QueueOrder {
     /// Returns the order of the pod as a member of a gang with this order.
     pub(crate) fn in_gang(self, gang: &Self) -> Self {
         Self {
+            is_reclaiming: gang.is_reclaiming,
             priority: gang.priority,
             group_created: gang.group_created,
             group: gang.group.clone(),
@@ -95,6 +101,7 @@ impl QueueOrder {
     pub(crate) fn joined(self, other: &Self) -> Self {
         let group_created = self.group_created.min(other.group_created);
         Self {
+            is_reclaiming: self.is_reclaiming.min(other.is_reclaiming),
             priority: self.priority.max(other.priority),
             group_created,
             ..self
@@ -108,6 +115,8 @@ impl PendingPod {
             pod,
             phase: Phase::Active,
             reason: None,
+            waits_for_quota: false,
+            is_reclaiming: false,
             failures: 0,
             avoided_nodes: BTreeSet::new(),
             unfit_nodes: BTreeSet::new(),
@@ -147,6 +156,7 @@ impl PendingPod {
             .map_or(Timestamp::MIN, |created| created.0);
         let name = object_key(metadata);
         QueueOrder {
+            is_reclaiming: Reverse(self.is_reclaiming),
             priority: Reverse(pod::priority(&self.pod)),
             group_created: created,
             group: self
@@ -155,6 +165,11 @@ impl PendingPod {
             created,
             name,
         }
+    }
+
+    /// Returns the namespace of the pod.
+    pub(crate) fn namespace(&self) -> &str {
+        self.pod.metadata.namespace.as_deref().unwrap_or_default()
     }
 
     /// Returns the gang of the pod.

@@ -11,6 +11,7 @@ use k8s_openapi::api::resource::{v1, v1beta2};
 use kube::Client;
 use kube::runtime::watcher;
 
+use super::served::{is_served, once_then_pause};
 use super::{Kind, Observation, observe, trim};
 use crate::change::Change;
 
@@ -77,24 +78,9 @@ async fn served(client: &Client) -> kube::Result<Option<Version>> {
         ),
     ];
     for (name, version) in versions {
-        match client.list_api_group_resources(name).await {
-            Ok(list)
-                if list
-                    .resources
-                    .iter()
-                    .any(|resource| resource.name == "devicetaintrules") =>
-            {
-                return Ok(Some(version));
-            }
-            Ok(_) => {}
-            Err(kube::Error::Api(status)) if status.code == 404 => {}
-            Err(error) => return Err(error),
+        if is_served(client, name, "devicetaintrules").await? {
+            return Ok(Some(version));
         }
     }
     Ok(None)
-}
-
-fn once_then_pause(observation: Observation, pause: Duration) -> BoxStream<'static, Observation> {
-    let pause = stream::once(tokio::time::sleep(pause)).filter_map(|()| async { None });
-    stream::iter([observation]).chain(pause).boxed()
 }

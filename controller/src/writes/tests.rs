@@ -2,5 +2,6 @@
 
 mod allocate;
 mod gate;
+mod quota;
 mod release;
 mod server;

@@ -173,3 +173,53 @@ fn admin_access_sees_gpus_in_use() -> Result<()> {
     ensure!(total == "81559\n81559", "{total}");
     Ok(())
 }
+
+/// Deletes the namespaces and quotas of the example.
+struct QuotaExample<'c>(&'c TestCluster);
+
+impl Drop for QuotaExample<'_> {
+    fn drop(&mut self) {
+        let delete = ["delete", "--ignore-not-found", "--timeout=90s", "-f"];
+        let path = example_file("quota", "quota.yaml");
+        if let Err(error) = self.0.kubectl(delete.into_iter().chain([path.as_str()])) {
+            eprintln!("cannot delete the example quota: {error:#}");
+        }
+    }
+}
+
+fn example_file(example: &str, file: &str) -> String {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/examples");
+    format!("{root}/{example}/{file}")
+}
+
+#[test]
+fn takes_borrowed_gpu_back() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let (research, production) = ("drava-example-research", "drava-example-production");
+    let example = QuotaExample(&cluster);
+    cluster.kubectl(["apply", "-f", &example_file("quota", "quota.yaml")])?;
+    let training = ["rollout", "status", "deployment/training", "--timeout=120s"];
+    cluster.kubectl(["-n", research].into_iter().chain(training))?;
+    wait("research has borrowed a GPU", || {
+        let quota = cluster.get(&["gpuquota", research])?;
+        Ok((quota["status"]["borrowed"]["devices"] == 1).then_some(()))
+    })?;
+    cluster.kubectl(["apply", "-f", &example_file("quota", "production.yaml")])?;
+    wait("production has its GPU", || {
+        let pod = cluster.get(&["-n", production, "pod", "inference"])?;
+        Ok((pod["status"]["phase"] == "Running").then_some(()))
+    })?;
+    let events = cluster.get(&["-n", research, "events"])?;
+    let events = events["items"].as_array().into_iter().flatten();
+    let preempted = events.filter(|event| event["reason"] == "Preempted");
+    let messages: Vec<&str> = preempted
+        .filter_map(|event| event["message"].as_str())
+        .collect();
+    ensure!(messages.len() == 1, "{messages:?}");
+    ensure!(
+        messages[0].contains("within the guarantee of its quota"),
+        "{messages:?}"
+    );
+    drop(example);
+    Ok(())
+}

@@ -27,6 +27,7 @@ const RENDERS: [(&str, &[&str]); 3] = [
             "driver.health.fatalXids={31}",
             "driver.health.taintEffect=NoExecute",
             "controller.replicas=1",
+            "crds.install=false",
             "admission.catchAllTolerationClasses[0]=team-gpu",
             "admission.exemptNamespaces[0]=monitoring",
             "log.format=text",
@@ -45,7 +46,8 @@ const RENDERS: [(&str, &[&str]); 3] = [
 ];
 
 /// Values that the schema rejects.
-const REJECTED: [&str; 9] = [
+const REJECTED: [&str; 10] = [
+    "crds.install=maybe",
     "driver.delivery=both",
     "driver.health.taintEffect=None",
     "webhook.certificate.provider=vault",

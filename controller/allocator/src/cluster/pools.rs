@@ -47,8 +47,22 @@ impl Cluster {
             .filter_map(|allocated| self.pools.get(&allocated.pool)?.node.as_deref())
     }
 
-    /// Assembles a pool after a change of its slices.
+    /// Returns a published device, also one of an excluded pool; of several generations the newest.
+    pub(super) fn published(&self, pool: &str, device: &str) -> Option<&Device> {
+        let names = self.slices_of.get(pool).into_iter().flatten();
+        let slices = names.filter_map(|name| Some(&self.slices.get(name)?.1));
+        let found = slices.filter_map(|slice| slice.device(device));
+        found
+            .max_by_key(|(generation, _)| *generation)
+            .map(|(_, device)| device)
+    }
+
+    /// Assembles a pool after a change of its slices, and charges its claims.
     pub(super) fn assemble(&mut self, pool: &str) {
+        let claims = self.claims_of.get(pool).cloned().unwrap_or_default();
+        for claim in claims {
+            self.charge(&claim);
+        }
         let names = self.slices_of.get(pool).into_iter().flatten();
         let slices: Vec<_> = names
             .filter_map(|name| Some(&self.slices.get(name)?.1))

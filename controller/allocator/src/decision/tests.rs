@@ -12,6 +12,7 @@ mod co_allocation;
 mod partition;
 mod policy;
 mod properties;
+mod quota;
 mod rejection;
 mod selection;
 

@@ -7,6 +7,7 @@ use drava_api::config::PlacementPolicy;
 
 use crate::claim::ClaimSpec;
 use crate::pool::Pool;
+use crate::quota::Budget;
 use crate::usage::Usage;
 
 /// What is to be allocated for a pod.
@@ -18,6 +19,8 @@ pub struct SearchInput<'a> {
     pub containers: &'a [ContainerDevices],
     /// Policy between GPUs; a policy of the claim takes precedence.
     pub gpu_policy: PlacementPolicy,
+    /// Quotas of the namespace.
+    pub budgets: &'a [Budget<'a>],
 }
 
 /// Devices of one container.

@@ -10,9 +10,10 @@ use super::input::{ContainerDevices, DeviceRef, PoolView, SearchInput};
 use crate::attribute::Attribute;
 use crate::claim::{Alternative, ConstraintRule};
 use crate::device::Device;
+use crate::quota;
 use crate::reason::Rejection;
 use crate::score::{PartitionScore, allocated_ppm, score};
-use crate::usage::{DeviceAccess, Usage};
+use crate::usage::{DeviceAccess, Usage, requested_access};
 
 /// A device selected for a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,6 +88,8 @@ impl<'a> TentativeAllocation<'a> {
         ) else {
             return Err(Rejection::Unpublished);
         };
+        let alternative = &*quota::with_defaults(self.input.budgets, device, alternative);
+        self.check_quotas(index, alternative, device)?;
         let access = usage.evaluate(view.pool, candidate.index, alternative)?;
         if matches!(access, DeviceAccess::Admin(_))
             && self
@@ -99,6 +102,25 @@ impl<'a> TentativeAllocation<'a> {
         self.check_constraints(index.claim, &alternative.name, device)?;
         self.check_containers(index, device)?;
         Ok(access)
+    }
+
+    /// Quotas precede usage: while a quota is used up, free devices do not help.
+    fn check_quotas(
+        &self,
+        index: RequestIndex,
+        alternative: &Alternative,
+        device: &Device,
+    ) -> Result<(), Rejection> {
+        let budgets = self.input.budgets;
+        if budgets.is_empty() {
+            return Ok(());
+        }
+        let access = requested_access(device, alternative)?;
+        let selected = self.selected.iter().filter_map(|selected| {
+            let device = self.device(selected.device)?;
+            Some((selected.index.claim, device, &selected.access))
+        });
+        quota::check(budgets, (index.claim, device, &access), selected)
     }
 
     fn check_constraints(

@@ -6,6 +6,7 @@ use std::time::Duration;
 use drava_allocator::cluster::object_key;
 use drava_allocator::placement::Policies;
 use drava_api::names;
+use drava_api::quota::GpuQuota;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::json;
@@ -13,7 +14,7 @@ use tokio::time::Instant;
 
 use crate::action::{
     Action, AllocationFailure, AllocationJob, AllocationOutcome, Eviction, EvictionCause,
-    EvictionOutcome, GateRemoval, GateRemovalOutcome, Release, ReleaseOutcome,
+    EvictionOutcome, GateRemoval, GateRemovalOutcome, QuotaStatusUpdate, Release, ReleaseOutcome,
 };
 use crate::change::{Change, DeletedObject};
 use crate::fixture::{claim, class, node, object, pod, slice};
@@ -36,6 +37,9 @@ pub(super) struct TestCluster {
     pub(super) evictions: Vec<Eviction>,
     /// Gate removals in flight.
     pub(super) gate_removals: Vec<GateRemoval>,
+    pub(super) quotas: BTreeMap<String, GpuQuota>,
+    /// Writes of statuses in flight.
+    pub(super) quota_statuses: Vec<QuotaStatusUpdate>,
 }
 
 impl TestCluster {
@@ -67,6 +71,8 @@ impl TestCluster {
             nodes: nodes.iter().map(|name| (*name).to_owned()).collect(),
             evictions: Vec::new(),
             gate_removals: Vec::new(),
+            quotas: BTreeMap::new(),
+            quota_statuses: Vec::new(),
         };
         cluster.planner.class(applied(class()));
         for name in nodes {
@@ -173,6 +179,9 @@ impl TestCluster {
         let mut next = Self::new(&nodes);
         next.now = self.now;
         next.version = self.version;
+        for quota in std::mem::take(&mut self.quotas).into_values() {
+            next.observe_quota(quota);
+        }
         for claim in std::mem::take(&mut self.claims).into_values() {
             next.observe(claim);
         }
@@ -196,6 +205,14 @@ impl TestCluster {
         self.planner.claim(applied(claim), self.now);
     }
 
+    pub(super) fn observe_quota(&mut self, mut quota: GpuQuota) {
+        self.version += 1;
+        quota.metadata.resource_version = Some(self.version.to_string());
+        let name = quota.metadata.name.clone().unwrap();
+        self.quotas.insert(name, quota.clone());
+        self.planner.quota(applied(quota));
+    }
+
     pub(super) fn advance(&mut self, time: Duration) {
         self.now += time;
     }
@@ -216,6 +233,7 @@ impl TestCluster {
                 Action::Release(release) => releases.push(release),
                 Action::Evict(eviction) => self.evictions.push(eviction),
                 Action::RemoveGate(removal) => self.gate_removals.push(removal),
+                Action::WriteQuotaStatus(update) => self.quota_statuses.push(update),
                 Action::PublishEvent(event) => self.events.push((
                     format!(
                         "{}/{}",
@@ -358,18 +376,18 @@ impl TestCluster {
     }
 
     pub(super) fn delete_pod(&mut self, name: &str) {
-        self.pods.remove(name);
+        let pod = self.pods.remove(name).unwrap();
         self.planner.pod(Change::Deleted(DeletedObject {
-            namespace: "default".to_owned(),
+            namespace: pod.metadata.namespace.unwrap(),
             name: name.to_owned(),
             uid: format!("pod-{name}"),
         }));
     }
 
     pub(super) fn delete_claim(&mut self, name: &str) {
-        self.claims.remove(name);
+        let claim = self.claims.remove(name).unwrap();
         let deleted = DeletedObject {
-            namespace: "default".to_owned(),
+            namespace: claim.metadata.namespace.unwrap(),
             name: name.to_owned(),
             uid: format!("uid-{name}"),
         };

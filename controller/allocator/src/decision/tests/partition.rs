@@ -7,7 +7,7 @@ use crate::cluster::Cluster;
 use crate::fixture::{cluster, node, partitioned_slices, pod_request, request};
 
 /// A cluster with one node of A100 40GB GPUs in MIG mode.
-fn partitioned(gpus: usize) -> Cluster {
+pub(super) fn partitioned(gpus: usize) -> Cluster {
     let mut cluster = cluster(&[]);
     cluster.upsert_node(&node("n1"));
     for slice in partitioned_slices("n1", gpus) {

@@ -1,0 +1,331 @@
+//! Quotas of the cluster, and what the namespaces use.
+//!
+//! Every allocated or assumed device is charged to the namespace of its claim, whoever has allocated it. The sums per
+//! namespace and device model are kept for changes of quotas and labels, the sums per quota for decisions.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use drava_api::Quantity;
+use drava_api::quota::{GpuQuota, GpuQuotaSpec, QuotaResource, labels_match};
+use k8s_openapi::api::core::v1::Namespace;
+
+use super::{Cluster, ObjectKey};
+use crate::placement::Placement;
+use crate::quota::{Budget, Charge, DeviceModel};
+
+/// State of the quotas.
+#[derive(Debug, Default)]
+pub(super) struct Quotas {
+    /// By name.
+    quotas: BTreeMap<String, Quota>,
+    /// Labels by namespace.
+    namespaces: BTreeMap<String, BTreeMap<String, String>>,
+    /// Charges of each claim.
+    charges: BTreeMap<ObjectKey, Vec<(Model, Charge)>>,
+    /// Sums of the charges by namespace and model.
+    sums: BTreeMap<String, BTreeMap<Model, Charge>>,
+}
+
+#[derive(Debug)]
+struct Quota {
+    spec: GpuQuotaSpec,
+    /// Namespaces that the quota covers.
+    namespaces: BTreeSet<String>,
+    used: Charge,
+}
+
+/// Model of a device; `None` for a device that is not published, which every quota counts.
+type Model = Option<DeviceModel>;
+
+impl Quota {
+    fn counts(&self, model: &Model) -> bool {
+        let model = model.as_ref();
+        model.is_none_or(|model| model.is_selected(&self.spec))
+    }
+
+    /// Sums up the usage after a change of the quota.
+    fn recount(&mut self, sums: &BTreeMap<String, BTreeMap<Model, Charge>>) {
+        let sums = self.namespaces.iter().filter_map(|name| sums.get(name));
+        let counted = sums.flatten().filter(|(model, _)| self.counts(model));
+        self.used = counted.fold(Charge::default(), |sum, (_, charge)| sum + *charge);
+    }
+}
+
+/// A quota with its usage.
+#[derive(Debug, Clone)]
+pub struct QuotaUse<'a> {
+    /// Name of the quota.
+    pub name: &'a str,
+    /// The quota.
+    pub spec: &'a GpuQuotaSpec,
+    /// Namespaces that the quota covers.
+    pub namespaces: &'a BTreeSet<String>,
+    /// What the namespaces use.
+    pub used: Charge,
+}
+
+impl QuotaUse<'_> {
+    /// Returns the used amount beyond the guarantee; `None` without a guarantee.
+    #[must_use]
+    pub fn borrowed(&self, resource: QuotaResource) -> Option<Quantity> {
+        let guarantee = self.spec.guarantee(resource)?;
+        Some((self.used.get(resource) - guarantee).max(Quantity::ZERO))
+    }
+
+    /// Returns the amount left below the limit; negative when the limit was lowered, `None` without a limit.
+    #[must_use]
+    pub fn free(&self, resource: QuotaResource) -> Option<Quantity> {
+        Some(self.spec.limit(resource)? - self.used.get(resource))
+    }
+
+    fn is_borrowing(&self) -> bool {
+        let mut resources = QuotaResource::ALL.into_iter();
+        resources.any(|resource| {
+            self.borrowed(resource)
+                .is_some_and(|amount| !amount.is_zero())
+        })
+    }
+}
+
+/// Guaranteed usage of tenants: evictions for a pod of another tenant do not lower their usage below it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Floors(Vec<(String, QuotaResource, Quantity)>);
+
+impl Floors {
+    /// Returns whether no tenant has guaranteed usage.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl Cluster {
+    /// Adds or replaces a quota. Returns the namespaces whose claims it may decide differently.
+    pub fn upsert_quota(&mut self, quota: &GpuQuota) -> BTreeSet<String> {
+        let name = quota.metadata.name.clone().unwrap_or_default();
+        if self
+            .quotas
+            .quotas
+            .get(&name)
+            .is_some_and(|known| known.spec == quota.spec)
+        {
+            return BTreeSet::new();
+        }
+        let mut affected = self.remove_quota(&name);
+        let spec = quota.spec.clone();
+        let namespaces = self.quotas.covered(&spec);
+        affected.extend(namespaces.iter().cloned());
+        let mut quota = Quota {
+            spec,
+            namespaces,
+            used: Charge::default(),
+        };
+        quota.recount(&self.quotas.sums);
+        self.quotas.quotas.insert(name, quota);
+        affected
+    }
+
+    /// Removes a quota. Returns the namespaces that it covered.
+    pub fn remove_quota(&mut self, name: &str) -> BTreeSet<String> {
+        let removed = self.quotas.quotas.remove(name);
+        removed.map(|quota| quota.namespaces).unwrap_or_default()
+    }
+
+    /// Adds or replaces a namespace. Returns the namespaces whose claims may be decided differently.
+    pub fn upsert_namespace(&mut self, namespace: &Namespace) -> BTreeSet<String> {
+        let name = namespace.metadata.name.clone().unwrap_or_default();
+        let labels = namespace.metadata.labels.clone().unwrap_or_default();
+        let before = self.quotas.namespaces.insert(name.clone(), labels.clone());
+        if before == Some(labels) {
+            return BTreeSet::new();
+        }
+        self.quotas.cover(&name)
+    }
+
+    /// Removes a namespace. Returns the namespaces whose claims may be decided differently.
+    pub fn remove_namespace(&mut self, name: &str) -> BTreeSet<String> {
+        self.quotas.namespaces.remove(name);
+        self.quotas.cover(name)
+    }
+
+    /// Returns the quotas with their usage.
+    pub fn quotas(&self) -> impl Iterator<Item = QuotaUse<'_>> {
+        let quotas = self.quotas.quotas.iter();
+        quotas.map(|(name, quota)| QuotaUse {
+            name,
+            spec: &quota.spec,
+            namespaces: &quota.namespaces,
+            used: quota.used,
+        })
+    }
+
+    /// Returns whether a quota covers both namespaces, so that a release in one can help a pod of the other.
+    #[must_use]
+    pub fn share_quota(&self, one: &str, other: &str) -> bool {
+        let mut quotas = self.quotas.quotas.values();
+        quotas.any(|quota| quota.namespaces.contains(one) && quota.namespaces.contains(other))
+    }
+
+    /// Returns the quotas that cover a namespace.
+    pub(crate) fn budgets(&self, namespace: &str) -> Vec<Budget<'_>> {
+        let quotas = self.quotas.quotas.iter();
+        let covering = quotas.filter(|(_, quota)| quota.namespaces.contains(namespace));
+        let budgets = covering.map(|(name, quota)| Budget {
+            name,
+            spec: &quota.spec,
+            used: quota.used,
+        });
+        budgets.collect()
+    }
+
+    /// Returns whether the pod's namespace stays within its guarantees with this placement, which is not assumed. False
+    /// without a guarantee for its devices.
+    #[must_use]
+    pub fn is_guaranteed(&self, placement: &Placement) -> bool {
+        let Some(first) = placement.claims.first() else {
+            return false;
+        };
+        let devices = || placement.claims.iter().flat_map(|claim| &claim.devices);
+        let mut is_covered = false;
+        for budget in self.budgets(&first.claim.namespace) {
+            let charges =
+                devices().filter_map(|placed| budget.charge(&placed.device, &placed.access));
+            let Some(charge) = charges.reduce(|sum, charge| sum + charge) else {
+                continue;
+            };
+            for resource in QuotaResource::ALL {
+                if let Some(guarantee) = budget.spec.guarantee(resource) {
+                    if (budget.used + charge).get(resource) > guarantee {
+                        return false;
+                    }
+                    is_covered = true;
+                }
+            }
+        }
+        is_covered
+    }
+
+    /// Returns the namespaces that use more than their guarantee, without those that share a quota with `namespace`; none if
+    /// `namespace` has no guarantee.
+    #[must_use]
+    pub fn borrowers(&self, namespace: &str) -> BTreeSet<String> {
+        let mut own = self
+            .quotas()
+            .filter(|quota| quota.namespaces.contains(namespace));
+        if !own.any(|quota| quota.spec.guarantee.is_some()) {
+            return BTreeSet::new();
+        }
+        let others = self
+            .quotas()
+            .filter(|quota| !quota.namespaces.contains(namespace));
+        let borrowing = others.filter(QuotaUse::is_borrowing);
+        borrowing
+            .flat_map(|quota| quota.namespaces.iter().cloned())
+            .collect()
+    }
+
+    /// Returns the usage that evictions for a pod of `namespace` must leave to other tenants.
+    #[must_use]
+    pub fn floors(&self, namespace: &str) -> Floors {
+        let others = self
+            .quotas()
+            .filter(|quota| !quota.namespaces.contains(namespace));
+        let floors = others.flat_map(|quota| {
+            QuotaResource::ALL.into_iter().filter_map(move |resource| {
+                let guarantee = quota.spec.guarantee(resource)?;
+                let floor = guarantee.min(quota.used.get(resource));
+                (!floor.is_zero()).then(|| (quota.name.to_owned(), resource, floor))
+            })
+        });
+        Floors(floors.collect())
+    }
+
+    /// Returns whether every tenant still has its guaranteed usage.
+    #[must_use]
+    pub fn keeps(&self, floors: &Floors) -> bool {
+        floors.0.iter().all(|(name, resource, floor)| {
+            let quota = self.quotas.quotas.get(name);
+            quota.is_none_or(|quota| quota.used.get(*resource) >= *floor)
+        })
+    }
+
+    /// Charges the devices of a claim after a change.
+    pub(super) fn charge(&mut self, claim: &ObjectKey) {
+        let devices = self.devices_of(claim);
+        let charges = devices.filter_map(|allocated| {
+            let device = self.published(&allocated.pool, &allocated.device);
+            let charge = Charge::of(device, &allocated.access)?;
+            Some((device.map(DeviceModel::from), charge))
+        });
+        let charges = charges.collect();
+        self.quotas.replace(claim, charges);
+    }
+}
+
+impl Quotas {
+    /// Returns the namespaces that a quota covers.
+    fn covered(&self, spec: &GpuQuotaSpec) -> BTreeSet<String> {
+        let mut covered: BTreeSet<String> = spec.namespaces.iter().flatten().cloned().collect();
+        if let Some(selector) = &spec.namespace_selector {
+            let namespaces = self.namespaces.iter();
+            let selected = namespaces.filter(|(_, labels)| labels_match(selector, labels));
+            covered.extend(selected.map(|(name, _)| name.clone()));
+        }
+        covered
+    }
+
+    /// Updates which quotas cover a namespace after a change of its labels. Returns the namespaces of these quotas.
+    fn cover(&mut self, namespace: &str) -> BTreeSet<String> {
+        let mut affected = BTreeSet::new();
+        let labels = self.namespaces.get(namespace);
+        for quota in self.quotas.values_mut() {
+            let Some(selector) = &quota.spec.namespace_selector else {
+                continue;
+            };
+            let is_selected = labels.is_some_and(|labels| labels_match(selector, labels));
+            if is_selected == quota.namespaces.contains(namespace) {
+                continue;
+            }
+            affected.extend(quota.namespaces.iter().cloned());
+            affected.insert(namespace.to_owned());
+            if is_selected {
+                quota.namespaces.insert(namespace.to_owned());
+            } else {
+                quota.namespaces.remove(namespace);
+            }
+            quota.recount(&self.sums);
+        }
+        affected
+    }
+
+    /// Replaces the charges of a claim.
+    fn replace(&mut self, claim: &ObjectKey, charges: Vec<(Model, Charge)>) {
+        let before = self.charges.remove(claim).unwrap_or_default();
+        for (model, charge) in before {
+            self.add(&claim.0, &model, Charge::default() - charge);
+        }
+        for (model, charge) in &charges {
+            self.add(&claim.0, model, *charge);
+        }
+        if !charges.is_empty() {
+            self.charges.insert(claim.clone(), charges);
+        }
+    }
+
+    fn add(&mut self, namespace: &str, model: &Model, charge: Charge) {
+        let sums = self.sums.entry(namespace.to_owned()).or_default();
+        *sums.entry(model.clone()).or_default() += charge;
+        sums.retain(|_, sum| !sum.devices.is_zero());
+        if sums.is_empty() {
+            self.sums.remove(namespace);
+        }
+        for quota in self.quotas.values_mut() {
+            if quota.namespaces.contains(namespace) && quota.counts(model) {
+                quota.used += charge;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,90 @@
+//! Quotas: changes of quotas and namespaces, and the pods that wait for them.
+//!
+//! The allocator admits a pod only if all quotas of its namespace hold afterwards. It counts allocations in flight and
+//! reserved devices, and the planner decides for one pod after the other, so no number of pods exceeds a quota.
+
+use std::collections::BTreeSet;
+
+use drava_allocator::cluster::QuotaUse;
+use drava_api::quota::{GpuQuota, QuotaResource};
+use k8s_openapi::api::core::v1::Namespace;
+use tokio::time::Instant;
+
+use super::Planner;
+use crate::action::{Action, QuotaStatusOutcome};
+use crate::change::Change;
+use crate::metrics::QuotaMetrics;
+use crate::planner::DecisionTime;
+
+impl Planner {
+    /// Observes a quota.
+    pub fn quota(&mut self, change: Change<GpuQuota>) {
+        let affected = match change {
+            Change::Applied(quota) => {
+                self.quota_statuses.observe(&quota);
+                self.cluster.upsert_quota(&quota)
+            }
+            Change::Deleted(quota) => {
+                self.quota_statuses.remove(&quota.name);
+                self.cluster.remove_quota(&quota.name)
+            }
+        };
+        self.queue.activate_namespaces(&affected);
+    }
+
+    /// Observes a namespace.
+    pub fn namespace(&mut self, change: Change<Namespace>) {
+        let affected = match change {
+            Change::Applied(namespace) => self.cluster.upsert_namespace(&namespace),
+            Change::Deleted(namespace) => self.cluster.remove_namespace(&namespace.name),
+        };
+        self.queue.activate_namespaces(&affected);
+    }
+
+    /// Observes the outcome of a write of a quota's status.
+    pub fn quota_status_written(&mut self, outcome: QuotaStatusOutcome, now: Instant) {
+        self.quota_statuses.written(outcome, now);
+    }
+
+    /// Adds the writes of changed statuses.
+    pub(super) fn write_quota_statuses(&mut self, time: &DecisionTime, actions: &mut Vec<Action>) {
+        let due = self
+            .quota_statuses
+            .due(&self.cluster, time.instant, &time.time);
+        actions.extend(due.into_iter().map(Action::WriteQuotaStatus));
+    }
+
+    /// Activates the pods that devices released in these namespaces can help. A pod over its quota is helped only by
+    /// devices that count against the same quota.
+    pub(super) fn activate_after_release(&mut self, namespaces: &BTreeSet<String>) {
+        let cluster = &self.cluster;
+        self.queue.activate_after_release(|waiting| {
+            let mut namespaces = namespaces.iter();
+            namespaces.any(|released| cluster.share_quota(released, waiting))
+        });
+    }
+
+    /// Returns what the metrics show of the quotas.
+    pub(super) fn quota_metrics(&self) -> Vec<QuotaMetrics> {
+        self.cluster.quotas().map(QuotaMetrics::from).collect()
+    }
+}
+
+impl From<QuotaUse<'_>> for QuotaMetrics {
+    fn from(quota: QuotaUse<'_>) -> Self {
+        let amounts = |amount: &dyn Fn(QuotaResource) -> Option<drava_api::Quantity>| {
+            let amounts = QuotaResource::ALL.into_iter();
+            let amounts =
+                amounts.filter_map(|resource| Some((resource, amount(resource)?.to_f64_lossy())));
+            amounts.collect()
+        };
+        Self {
+            name: quota.name.to_owned(),
+            used: amounts(&|resource| Some(quota.used.get(resource))),
+            limit: amounts(&|resource| quota.spec.limit(resource)),
+            guarantee: amounts(&|resource| quota.spec.guarantee(resource)),
+            borrowed: amounts(&|resource| quota.borrowed(resource)),
+            alert_threshold_ratio: quota.spec.alert_threshold_ratio(),
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Pods that hold devices, and the simulation of their end.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use drava_allocator::cluster::{Departure, Floors, ObjectKey};
+
+use crate::claim;
+use crate::live_pods::LivePod;
+use crate::planner::decision::Group;
+use crate::planner::{DecisionTime, Planner};
+use crate::victims::Candidate;
+
+/// Which pods hold what.
+pub(super) struct Holders {
+    /// UIDs of the pods that use an allocated claim.
+    pub(super) consumers: BTreeMap<ObjectKey, BTreeSet<String>>,
+    /// Pods that may end, by the node of their devices.
+    pub(super) candidates: BTreeMap<String, Vec<Candidate>>,
+}
+
+impl Planner {
+    /// Returns the guaranteed usage of other tenants, and removes the pods whose end would lower it.
+    pub(super) fn protect_guarantees(
+        &mut self,
+        group: &Group,
+        ending: &BTreeSet<String>,
+        holders: &mut Holders,
+    ) -> Floors {
+        let Some(first) = group.requests.first() else {
+            return Floors::default();
+        };
+        self.presume_ended(holders, ending);
+        let namespace = self.namespace_of(&first.pod_request.uid);
+        let floors = self.cluster.floors(&namespace);
+        if !floors.is_empty() {
+            let mut candidates = std::mem::take(&mut holders.candidates);
+            for candidates in candidates.values_mut() {
+                candidates.retain(|candidate| {
+                    let mut ended = ending.clone();
+                    ended.extend(candidate.pods.keys().cloned());
+                    self.presume_ended(holders, &ended);
+                    self.cluster.keeps(&floors)
+                });
+            }
+            holders.candidates = candidates;
+        }
+        floors
+    }
+
+    /// Presumes that pods have ended: a claim is released when all pods that use it have.
+    pub(super) fn presume_ended(&mut self, holders: &Holders, ended: &BTreeSet<String>) {
+        let claims = ended
+            .iter()
+            .filter_map(|uid| self.live_pods.get(uid))
+            .flat_map(|pod| &pod.claims)
+            .filter(|key| {
+                let consumers = holders.consumers.get(*key);
+                consumers.is_some_and(|consumers| consumers.is_subset(ended))
+            });
+        let gone = Departure {
+            claims: claims.cloned().collect(),
+            pods: ended.clone(),
+        };
+        self.cluster.presume_gone(gone);
+    }
+
+    /// Returns which pods use the allocated claims, and which of them may end.
+    pub(super) fn holders(
+        &self,
+        group: &Group,
+        ending: &BTreeSet<String>,
+        priority_of: impl Fn(&LivePod) -> Option<i32>,
+        time: &DecisionTime,
+    ) -> Holders {
+        let mut consumers: BTreeMap<ObjectKey, BTreeSet<String>> = BTreeMap::new();
+        let mut pods_on: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
+        for (key, claim) in self.ledger.claims() {
+            let nodes: BTreeSet<&str> = self.cluster.nodes_of(key).collect();
+            if nodes.is_empty() {
+                continue;
+            }
+            let mut uids: BTreeSet<String> = claim::consumers(claim).map(str::to_owned).collect();
+            if uids.is_empty() {
+                uids.extend(claim::allocated_for(claim).map(str::to_owned));
+                uids.extend(self.queue.users_of(key));
+            }
+            for node in nodes {
+                pods_on
+                    .entry(node)
+                    .or_default()
+                    .extend(uids.iter().cloned());
+            }
+            consumers.insert(key.clone(), uids);
+        }
+        // Members of gangs without claims hold the other resources of their nodes.
+        let members = self.live_pods.iter();
+        for (uid, _) in members.filter(|(_, pod)| pod.is_bound && pod.claims.is_empty()) {
+            if let Some(node) = self.cluster.node_of_pod(uid) {
+                pods_on.entry(node).or_default().insert(uid.to_owned());
+            }
+        }
+        let own = |uid: &str| {
+            let mut requests = group.requests.iter();
+            requests.any(|request| request.pod_request.uid == uid)
+        };
+        let is_protected = |uid: &str| {
+            let until = self.protected.get(uid);
+            until.is_some_and(|until| time.instant < *until)
+        };
+        let mut candidates: BTreeMap<String, Vec<Candidate>> = BTreeMap::new();
+        for (node, uids) in pods_on {
+            let mut seen: BTreeSet<Vec<&str>> = BTreeSet::new();
+            for uid in &uids {
+                let unit = self.unit(uid);
+                let is_deleted = |(_, pod): &(&str, &LivePod)| pod.grace_period_end.is_some();
+                if ending.contains(uid)
+                    || unit.iter().any(is_deleted)
+                    || unit.iter().any(|(uid, _)| own(uid) || is_protected(uid))
+                    || !seen.insert(unit.iter().map(|(uid, _)| *uid).collect())
+                {
+                    continue;
+                }
+                let priorities: Option<Vec<i32>> =
+                    unit.iter().map(|(_, pod)| priority_of(pod)).collect();
+                if let Some(priority) = priorities.and_then(|all| all.into_iter().max()) {
+                    candidates
+                        .entry(node.to_owned())
+                        .or_default()
+                        .push(Candidate {
+                            pods: unit
+                                .iter()
+                                .map(|(uid, pod)| ((*uid).to_owned(), pod.created))
+                                .collect(),
+                            priority,
+                        });
+                }
+            }
+        }
+        Holders {
+            consumers,
+            candidates,
+        }
+    }
+
+    /// Returns the pods that end with this one: the members of its gang that hold devices or are bound. The newest members
+    /// beyond the number that the gang needs end alone.
+    fn unit(&self, uid: &str) -> Vec<(&str, &LivePod)> {
+        let Some((uid, pod)) = self.live_pods.get_key_value(uid) else {
+            return Vec::new();
+        };
+        match &pod.gang {
+            None => vec![(uid, pod)],
+            Some(gang) => {
+                let members = self.live_pods.members(gang);
+                let mut members: Vec<_> = members
+                    .filter(|(uid, pod)| pod.is_bound || self.holds_devices(uid, pod))
+                    .collect();
+                members.sort_by_key(|(uid, pod)| (pod.created, *uid));
+                let mut elastic = members.iter().skip(pod.gang_min);
+                if elastic.any(|(member, _)| *member == uid) {
+                    return vec![(uid, pod)];
+                }
+                members
+            }
+        }
+    }
+
+    fn holds_devices(&self, uid: &str, pod: &LivePod) -> bool {
+        let mut claims = pod.claims.iter().filter_map(|key| self.ledger.claim(key));
+        claims.any(|claim| {
+            let is_consumer = claim::consumers(claim).any(|consumer| consumer == uid);
+            claim::is_allocated(claim) && (is_consumer || claim::allocated_for(claim) == Some(uid))
+        })
+    }
+}
