@@ -4,7 +4,7 @@
 
 use anyhow::ensure;
 use drava_allocator::cluster::QuotaUse;
-use drava_allocator::quota::amount;
+use drava_allocator::reason::quota_amount;
 use drava_api::Quantity;
 use drava_api::quota::QuotaResource;
 use serde::Serialize;
@@ -97,7 +97,10 @@ pub(crate) fn text(reports: &[Report]) -> String {
         let resources = report.resources.iter();
         resources.map(|resource| {
             let cell = |value: Option<u64>| {
-                value.map_or_else(|| "–".to_owned(), |value| cell(resource.kind, value))
+                value.map_or_else(
+                    || "–".to_owned(),
+                    |value| quota_amount(resource.kind, Quantity::bytes(value)),
+                )
             };
             vec![
                 report.quota.clone(),
@@ -112,16 +115,6 @@ pub(crate) fn text(reports: &[Report]) -> String {
         })
     });
     table(&header, rows.collect())
-}
-
-fn cell(kind: QuotaResource, value: u64) -> String {
-    let value = match kind {
-        QuotaResource::Memory => Quantity::bytes(value),
-        // Printed without a suffix: 2000, not 2k.
-        QuotaResource::Cores => return format!("{value}%"),
-        QuotaResource::Devices => return value.to_string(),
-    };
-    amount(kind, value)
 }
 
 #[cfg(test)]

@@ -12,9 +12,6 @@ use drava_api::event::EventReason;
 use drava_api::names;
 use k8s_openapi::api::core::v1::ObjectReference;
 
-use crate::action::{Precedence, Preemptor};
-use crate::pod::qualified_name;
-
 /// Maximum number of pods that an event names.
 const MAX_NAMES: usize = 5;
 
@@ -157,19 +154,13 @@ impl PendingEvent {
         }
     }
 
-    /// A pod was evicted for another one.
+    /// A pod was evicted for another one; `why` says why that one precedes it.
     #[must_use]
-    pub fn preempted(victim: ObjectReference, preemptor: &Preemptor) -> Self {
-        let why = match preemptor.precedence {
-            Precedence::Priority => format!("priority {}", preemptor.priority),
-            Precedence::Guarantee => {
-                "within the guarantee of its quota; this pod used borrowed GPUs".to_owned()
-            }
-        };
+    pub fn preempted(victim: ObjectReference, preemptor: &str, why: &str) -> Self {
         Self {
             regarding: victim,
             reason: EventReason::Preempted,
-            message: format!("evicted for pod {} ({why})", qualified_name(&preemptor.pod)),
+            message: format!("evicted for pod {preemptor} ({why})"),
         }
     }
 

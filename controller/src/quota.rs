@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use drava_allocator::cluster::{Cluster, QuotaUse};
-use drava_allocator::quota::amount;
+use drava_allocator::reason::quota_amount;
 use drava_api::quota::{
     GpuQuota, GpuQuotaStatus, LIMIT_EXCEEDED, QuotaAmounts, QuotaResource, WITHIN_LIMIT,
 };
@@ -148,8 +148,8 @@ fn within_limit(quota: &QuotaUse<'_>, known: &Known, time: &Time) -> Condition {
             Some(format!(
                 "{} {} of {} used",
                 resource.as_str(),
-                amount(resource, quota.used.get(resource)),
-                amount(resource, limit)
+                quota_amount(resource, quota.used.get(resource)),
+                quota_amount(resource, limit)
             ))
         })
         .collect();

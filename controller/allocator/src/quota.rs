@@ -4,7 +4,6 @@
 //! not charged.
 
 use std::borrow::Cow;
-use std::fmt;
 use std::ops::{Add, AddAssign, Sub};
 
 use drava_api::quota::{GpuQuotaSpec, QuotaAmounts, QuotaResource};
@@ -13,7 +12,7 @@ use drava_api::{DeviceType, Quantity, names};
 use crate::attribute::Attribute;
 use crate::claim::Alternative;
 use crate::device::Device;
-use crate::reason::{Rejection, bytes};
+use crate::reason::{Bound, QuotaRejection, Rejection};
 use crate::usage::DeviceAccess;
 
 /// Amounts that count against quotas.
@@ -176,71 +175,6 @@ impl Budget<'_> {
             }
         }
         Ok(())
-    }
-}
-
-/// Why a quota does not allow a request.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct QuotaRejection {
-    /// Name of the quota.
-    pub quota: String,
-    /// The resource.
-    pub resource: QuotaResource,
-    /// Amount requested, at least.
-    pub requested: Quantity,
-    /// What the amount exceeds.
-    pub bound: Bound,
-}
-
-/// Bound of a quota.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Bound {
-    /// Limit of all claims.
-    Limit {
-        /// Amount in use.
-        used: Quantity,
-        /// The limit.
-        limit: Quantity,
-    },
-    /// Maximum of one claim.
-    ClaimMaximum(Quantity),
-}
-
-impl fmt::Display for QuotaRejection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            quota,
-            resource,
-            requested,
-            bound,
-        } = self;
-        let text = |value: &Quantity| amount(*resource, *value);
-        let name = resource.as_str();
-        match bound {
-            Bound::Limit { used, limit } => write!(
-                f,
-                "quota {quota}: {name} {} of {} used, {} requested",
-                text(used),
-                text(limit),
-                text(requested)
-            ),
-            Bound::ClaimMaximum(maximum) => write!(
-                f,
-                "quota {quota}: {name} {} requested by one claim, {} allowed",
-                text(requested),
-                text(maximum)
-            ),
-        }
-    }
-}
-
-/// Formats an amount: `6 GiB`, `30%`, `2`.
-#[must_use]
-pub fn amount(resource: QuotaResource, value: Quantity) -> String {
-    match resource {
-        QuotaResource::Memory => bytes(value),
-        QuotaResource::Cores => format!("{value}%"),
-        QuotaResource::Devices => value.to_string(),
     }
 }
 

@@ -1,9 +1,11 @@
 //! Rejections of a request by devices and nodes: their reason codes, and one line for users.
 
+use std::fmt;
+
+use drava_api::quota::QuotaResource;
 use drava_api::reason::Reason;
 use drava_api::{Quantity, names};
 
-use crate::quota::QuotaRejection;
 use crate::taint::Taint;
 
 /// How a GPU is in use.
@@ -206,6 +208,73 @@ impl Rejection {
             Self::Quota(rejection) => rejection.to_string(),
             Self::Unpublished => format!("{device} is not published"),
         }
+    }
+}
+
+/// Why a quota does not allow a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QuotaRejection {
+    /// Name of the quota.
+    pub quota: String,
+    /// The resource.
+    pub resource: QuotaResource,
+    /// Amount requested, at least.
+    pub requested: Quantity,
+    /// What the amount exceeds.
+    pub bound: Bound,
+}
+
+/// Bound of a quota.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Bound {
+    /// Limit of all claims.
+    Limit {
+        /// Amount in use.
+        used: Quantity,
+        /// The limit.
+        limit: Quantity,
+    },
+    /// Maximum of one claim.
+    ClaimMaximum(Quantity),
+}
+
+impl fmt::Display for QuotaRejection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            quota,
+            resource,
+            requested,
+            bound,
+        } = self;
+        let text = |value: &Quantity| quota_amount(*resource, *value);
+        let name = resource.as_str();
+        match bound {
+            Bound::Limit { used, limit } => write!(
+                f,
+                "quota {quota}: {name} {} of {} used, {} requested",
+                text(used),
+                text(limit),
+                text(requested)
+            ),
+            Bound::ClaimMaximum(maximum) => write!(
+                f,
+                "quota {quota}: {name} {} requested by one claim, {} allowed",
+                text(requested),
+                text(maximum)
+            ),
+        }
+    }
+}
+
+/// Formats an amount of a resource that quotas count: `6 GiB`, `30%`, `2`.
+#[must_use]
+pub fn quota_amount(resource: QuotaResource, value: Quantity) -> String {
+    // Without a suffix: 2000, not 2k.
+    let count = || value.to_u64_rounded_up().unwrap_or_default();
+    match resource {
+        QuotaResource::Memory => bytes(value),
+        QuotaResource::Cores => format!("{}%", count()),
+        QuotaResource::Devices => count().to_string(),
     }
 }
 

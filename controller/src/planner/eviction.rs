@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::Planner;
 use super::room::REVIEW_INTERVAL;
-use crate::action::{EvictionCause, EvictionOutcome, Victim};
+use crate::action::{EvictionCause, EvictionOutcome, Precedence, Victim};
 use crate::event::PendingEvent;
 use crate::pod::qualified_name;
 
@@ -61,8 +61,15 @@ impl Planner {
                     let event = PendingEvent::preempting(preemptor.pod.clone(), &names);
                     self.write_events.push(event);
                 }
+                let name = qualified_name(&preemptor.pod);
+                let why = match preemptor.precedence {
+                    Precedence::Priority => format!("priority {}", preemptor.priority),
+                    Precedence::Guarantee => {
+                        "within the guarantee of its quota; this pod used borrowed GPUs".to_owned()
+                    }
+                };
                 for victim in evicted {
-                    let event = PendingEvent::preempted(victim.pod.clone(), preemptor);
+                    let event = PendingEvent::preempted(victim.pod.clone(), &name, &why);
                     self.write_events.push(event);
                 }
             }

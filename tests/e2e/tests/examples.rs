@@ -193,7 +193,7 @@ fn example_file(example: &str, file: &str) -> String {
 }
 
 #[test]
-fn takes_borrowed_gpu_back() -> Result<()> {
+fn takes_borrowed_quota_back() -> Result<()> {
     let cluster = TestCluster::attach()?;
     let (research, production) = ("drava-example-research", "drava-example-production");
     let example = QuotaExample(&cluster);

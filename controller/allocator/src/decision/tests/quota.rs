@@ -17,7 +17,11 @@ fn limited(cluster: &mut Cluster, name: &str, limit: &Value) {
 fn used(cluster: &Cluster) -> (u64, u64, u64) {
     let used = cluster.quotas().next().unwrap().used;
     let units = |amount: drava_api::Quantity| amount.to_u64_rounded_up().unwrap();
-    (units(used.memory) >> 20, units(used.cores), units(used.devices))
+    (
+        units(used.memory) >> 20,
+        units(used.cores),
+        units(used.devices),
+    )
 }
 
 #[test]
@@ -30,9 +34,14 @@ fn counts_shares_whole_gpus_and_partitions() {
     assert_eq!(used(&cluster), (88 << 10, 130, 2));
     let mut cluster = partitioned(1);
     limited(&mut cluster, "q", &json!({}));
-    let partition = json!({"deviceClassName": "mig.drava.dev", "capacity": {"requests": {"memory": "3Gi"}}});
+    let partition =
+        json!({"deviceClassName": "mig.drava.dev", "capacity": {"requests": {"memory": "3Gi"}}});
     allocate(&mut cluster, &[request("m", &partition)], BINPACK).unwrap();
-    assert_eq!(used(&cluster), (4864, 0, 1), "the capacity of the partition");
+    assert_eq!(
+        used(&cluster),
+        (4864, 0, 1),
+        "the capacity of the partition"
+    );
 }
 
 #[test]
@@ -52,8 +61,14 @@ fn counts_no_admin_access_and_no_other_namespace() {
 #[test]
 fn names_first_resource_beyond_limit() {
     let limits = [
-        (json!({"memory": "7Gi"}), "memory 0 B of 7 GiB used, 8 GiB requested"),
-        (json!({"memory": "8Gi", "cores": 29}), "cores 0% of 29% used, 30% requested"),
+        (
+            json!({"memory": "7Gi"}),
+            "memory 0 B of 7 GiB used, 8 GiB requested",
+        ),
+        (
+            json!({"memory": "8Gi", "cores": 29}),
+            "cores 0% of 29% used, 30% requested",
+        ),
         (json!({"devices": 0}), "devices 0 of 0 used, 1 requested"),
     ];
     for (limit, text) in limits {
@@ -83,11 +98,21 @@ fn quota_of_model_leaves_other_models() {
         "namespaces": ["default"], "limit": {"devices": 1}, "deviceSelector": {"productNames": ["NVIDIA H100"]},
     });
     cluster.upsert_quota(&quota("h100", &spec));
-    assert_eq!(allocate(&mut cluster, &[share("a", "20Gi", "0")], BINPACK).unwrap(), ["n1/gpu-1-vgpu"]);
+    assert_eq!(
+        allocate(&mut cluster, &[share("a", "20Gi", "0")], BINPACK).unwrap(),
+        ["n1/gpu-1-vgpu"]
+    );
     let device = allocate(&mut cluster, &[share("b", "4Gi", "0")], BINPACK).unwrap();
-    assert_eq!(device, ["n1/gpu-0-vgpu"], "binpack prefers the H100, whose quota is used up");
+    assert_eq!(
+        device,
+        ["n1/gpu-0-vgpu"],
+        "binpack prefers the H100, whose quota is used up"
+    );
     let error = allocate(&mut cluster, &[share("c", "20Gi", "0")], BINPACK).unwrap_err();
-    assert!(error.contains("quota h100: devices 1 of 1 used, 1 requested"), "{error}");
+    assert!(
+        error.contains("quota h100: devices 1 of 1 used, 1 requested"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -101,7 +126,10 @@ fn sums_devices_of_a_pod() {
         )
     };
     let error = allocate(&mut cluster, &[several("a", 3, "8Gi")], BINPACK).unwrap_err();
-    assert!(error.contains("memory 0 B of 20 GiB used, 24 GiB requested"), "{error}");
+    assert!(
+        error.contains("memory 0 B of 20 GiB used, 24 GiB requested"),
+        "{error}"
+    );
     assert!(allocate(&mut cluster, &[several("b", 2, "8Gi")], BINPACK).is_ok());
     let two_claims = [share("c", "2Gi", "0"), share("d", "3Gi", "0")];
     assert!(allocate(&mut cluster, &two_claims, BINPACK).is_err());
@@ -110,10 +138,14 @@ fn sums_devices_of_a_pod() {
 #[test]
 fn limits_each_claim_alone() {
     let mut cluster = cluster(&[("n1", &[80, 80])]);
-    let spec = json!({"namespaces": ["default"], "claim": {"max": {"memory": "8Gi", "devices": 1}}});
+    let spec =
+        json!({"namespaces": ["default"], "claim": {"max": {"memory": "8Gi", "devices": 1}}});
     cluster.upsert_quota(&quota("q", &spec));
     let error = allocate(&mut cluster, &[share("a", "9Gi", "0")], BINPACK).unwrap_err();
-    assert!(error.contains("quota q: memory 9 GiB requested by one claim, 8 GiB allowed"), "{error}");
+    assert!(
+        error.contains("quota q: memory 9 GiB requested by one claim, 8 GiB allowed"),
+        "{error}"
+    );
     let two_claims = [share("a", "8Gi", "0"), share("b", "8Gi", "0")];
     assert!(allocate(&mut cluster, &two_claims, BINPACK).is_ok());
     let two_requests = claim(
@@ -124,24 +156,32 @@ fn limits_each_claim_alone() {
         ]}),
     );
     let error = allocate(&mut cluster, &[two_requests], BINPACK).unwrap_err();
-    assert!(error.contains("devices 2 requested by one claim, 1 allowed"), "{error}");
+    assert!(
+        error.contains("devices 2 requested by one claim, 1 allowed"),
+        "{error}"
+    );
 }
 
 #[test]
 fn gives_share_without_amounts_the_default() {
     let mut cluster = cluster(&[("n1", &[16])]);
-    let spec = |memory: &str| {
-        json!({"namespaces": ["default"], "claim": {"default": {"memory": memory, "cores": 10}}})
-    };
+    let spec = |memory: &str| json!({"namespaces": ["default"], "claim": {"default": {"memory": memory, "cores": 10}}});
     cluster.upsert_quota(&quota("q", &spec("4Gi")));
     let unsized_request = |name: &str| request(name, &json!({"deviceClassName": "vgpu.drava.dev"}));
     allocate(&mut cluster, &[unsized_request("a")], BINPACK).unwrap();
     assert_eq!(used(&cluster), (4 << 10, 10, 1));
     allocate(&mut cluster, &[share("b", "1Gi", "0")], BINPACK).unwrap();
-    assert_eq!(used(&cluster), (5 << 10, 10, 2), "a request with amounts keeps them");
+    assert_eq!(
+        used(&cluster),
+        (5 << 10, 10, 2),
+        "a request with amounts keeps them"
+    );
     cluster.upsert_quota(&quota("q", &spec("64Gi")));
     let error = allocate(&mut cluster, &[unsized_request("c")], BINPACK).unwrap_err();
-    assert!(error.contains("InsufficientMemory (most free memory 11 GiB"), "at most the GPU: {error}");
+    assert!(
+        error.contains("InsufficientMemory (most free memory 11 GiB"),
+        "at most the GPU: {error}"
+    );
 }
 
 #[test]
