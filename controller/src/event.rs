@@ -222,7 +222,7 @@ fn amounts(placed: &DevicePlacement) -> String {
                 .amount(MEMORY)
                 .map(|amount| format!(" with {} of memory", bytes(amount)));
             format!(
-                "whole device {}{}",
+                "device {}{}",
                 placed.device.name,
                 memory.unwrap_or_default()
             )

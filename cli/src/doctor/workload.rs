@@ -97,15 +97,41 @@ fn prepare_failed(state: &ClusterState, pod: &Pod, node: &str) -> Option<Finding
     let message = state
         .event("Pod", name, PREPARE_FAILED)
         .filter(|_| is_pending)?;
-    message.contains(names::DRIVER).then(|| Finding {
-        fault: Fault::PrepareFailed,
-        object: format!("pod {}", object(&pod.metadata)),
-        problem: format!("the kubelet of node {node} cannot prepare the claims: {message}"),
-        fix: format!(
+    // The kubelet names the driver that it cannot call, or the claim that the driver has rejected with a remedy.
+    let fix = if message.contains(names::DRIVER) {
+        format!(
             "restart the node driver of the node: kubectl delete pod -n {} --field-selector spec.nodeName={node} -l \
              app.kubernetes.io/component=driver",
             state.namespace()
-        ),
+        )
+    } else if own_claims(state, pod).any(|claim| message.contains(claim)) {
+        format!(
+            "see kubectl describe pod {name}, and remove the cause; the kubelet repeats the call"
+        )
+    } else {
+        return None;
+    };
+    Some(Finding {
+        fault: Fault::PrepareFailed,
+        object: format!("pod {}", object(&pod.metadata)),
+        problem: format!("the kubelet of node {node} cannot prepare the claims: {message}"),
+        fix,
+    })
+}
+
+/// Returns the names of the pod's claims with devices of drava.
+fn own_claims<'a>(state: &'a ClusterState, pod: &'a Pod) -> impl Iterator<Item = &'a str> {
+    let claims = drava_allocator::pod::claims(pod).filter_map(|(_, claim)| claim);
+    claims.filter(|name| {
+        let found = state.claims.iter().find(|claim| {
+            claim.metadata.namespace == pod.metadata.namespace
+                && claim.metadata.name.as_deref() == Some(name)
+        });
+        let allocation = found.and_then(|claim| claim.status.as_ref()?.allocation.as_ref());
+        let devices = allocation.and_then(|allocation| allocation.devices.as_ref());
+        let results = devices.and_then(|devices| devices.results.as_ref());
+        let mut results = results.into_iter().flatten();
+        results.any(|result| result.driver == names::DRIVER)
     })
 }
 

@@ -175,8 +175,14 @@ fn finds_claims_without_enforcement() {
 #[test]
 fn finds_failed_prepare_of_pending_pods() {
     let message = "failed to prepare dynamic resources: DRA driver gpu.drava.dev is not registered";
-    let failed = |phase: &str| {
+    let failed = |phase: &str, message: &str, driver: &str| {
         text(|state| {
+            state.claims = vec![object(json!({
+                "metadata": {"name": "c", "namespace": "team"}, "spec": {},
+                "status": {"allocation": {"devices": {"results": [
+                    {"request": "gpu", "driver": driver, "pool": "n1/gpus", "device": "gpu-0"},
+                ]}}},
+            }))];
             let mut pod = user_pod();
             pod["status"]["phase"] = json!(phase);
             state.pods.push(object(pod));
@@ -191,15 +197,28 @@ fn finds_failed_prepare_of_pending_pods() {
         })
     };
     assert_eq!(
-        failed("Pending"),
+        failed("Pending", message, "gpu.drava.dev"),
         format!(
             "pod team/p: the kubelet of node n1 cannot prepare the claims: {message}; restart the node driver of the node: kubectl delete pod -n drava-system --field-selector spec.nodeName=n1 -l app.kubernetes.io/component=driver\n"
         )
     );
     assert_eq!(
-        failed("Running"),
+        failed("Running", message, "gpu.drava.dev"),
         "no problems found\n",
         "a later attempt succeeded"
+    );
+    let rejected =
+        "NodePrepareResources failed for ResourceClaim c: claim team/c: device gpu-0: the cause";
+    assert_eq!(
+        failed("Pending", rejected, "gpu.drava.dev"),
+        format!(
+            "pod team/p: the kubelet of node n1 cannot prepare the claims: {rejected}; see kubectl describe pod p, and remove the cause; the kubelet repeats the call\n"
+        )
+    );
+    assert_eq!(
+        failed("Pending", rejected, "gpu.example.com"),
+        "no problems found\n",
+        "another driver has rejected the claim"
     );
 }
 
