@@ -1,4 +1,4 @@
-//! Gangs: pods that are allocated together or not at all.
+//! Gangs: pods that are allocated together or not at all. Annotations define them, or a [PodGroup](crate::pod_group).
 
 use std::fmt;
 
@@ -13,6 +13,16 @@ pub(crate) const ANNOTATIONS: [&str; 2] = [GANG_ANNOTATION, GANG_MIN_ANNOTATION]
 pub(crate) struct GangName {
     namespace: String,
     name: String,
+}
+
+impl GangName {
+    /// Creates a name.
+    pub(crate) fn new(namespace: &str, name: &str) -> Self {
+        Self {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+        }
+    }
 }
 
 impl fmt::Display for GangName {
@@ -33,9 +43,10 @@ pub(crate) struct Gang {
 /// Why the annotations of a pod do not define a gang.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum GangError {
-    /// The annotation is missing.
+    /// The gang has no minimum.
     #[error(
-        "annotation {GANG_MIN_ANNOTATION} is missing; set it to the number of pods that gang {0} needs to start"
+        "gang {0} has no minimum; set annotation {GANG_MIN_ANNOTATION} to the number of pods that it needs to start, or create \
+         its PodGroup"
     )]
     MinMissing(GangName),
     /// The annotation is not a positive number.

@@ -28,6 +28,7 @@ mod objects;
 pub mod options;
 pub mod planner;
 mod pod;
+pub mod pod_group;
 mod queue;
 mod quota;
 pub mod uninstall;

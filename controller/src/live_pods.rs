@@ -208,6 +208,17 @@ impl LivePods {
         self.pods.iter().map(|(uid, pod)| (uid.as_str(), pod))
     }
 
+    /// Sets the number of pods that a gang needs.
+    pub(crate) fn set_gang_min(&mut self, gang: &GangName, min: usize) {
+        let members = self.gangs.get(gang).into_iter();
+        for uid in members.flat_map(|members| &members.uids) {
+            if let Some(pod) = self.pods.get_mut(uid) {
+                pod.gang_min = min;
+            }
+        }
+        self.review_gang(gang);
+    }
+
     /// Returns a pod by UID.
     pub(crate) fn get(&self, uid: &str) -> Option<&LivePod> {
         self.pods.get(uid)

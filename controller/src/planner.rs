@@ -23,6 +23,7 @@ use crate::excluded_pools::ExcludedPools;
 use crate::ledger::{Ledger, Observed, Origin};
 use crate::live_pods::LivePods;
 use crate::metrics::{ClusterMetrics, DeviceMetrics};
+use crate::pod_group::PodGroups;
 use crate::queue::PodQueue;
 use crate::queue::pending_pod::Phase;
 use crate::quota::QuotaStatuses;
@@ -33,6 +34,7 @@ mod demand;
 mod eviction;
 mod gate;
 mod incomplete_gang;
+mod pod_group;
 mod quota;
 mod room;
 
@@ -72,6 +74,7 @@ pub struct Planner {
     ledger: Ledger,
     queue: PodQueue,
     live_pods: LivePods,
+    pod_groups: PodGroups,
     /// Pods whose eviction was started, until they are observed to be deleted, or this time.
     evicted: BTreeMap<String, Instant>,
     /// Pods that could not be evicted, and are not tried again before this time.
@@ -104,6 +107,7 @@ impl Planner {
             ledger: Ledger::default(),
             queue: PodQueue::default(),
             live_pods: LivePods::default(),
+            pod_groups: PodGroups::default(),
             evicted: BTreeMap::new(),
             protected: BTreeMap::new(),
             deduplicator: EventDeduplicator::default(),
@@ -132,7 +136,8 @@ impl Planner {
         }
     }
 
-    fn pod_applied(&mut self, pod: Pod) {
+    fn pod_applied(&mut self, mut pod: Pod) {
+        self.pod_groups.resolve(&mut pod);
         let uid = pod.metadata.uid.clone().unwrap_or_default();
         if drava_allocator::cluster::is_finished(&pod) {
             self.pod_removed(&uid);

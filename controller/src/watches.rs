@@ -19,7 +19,9 @@ use serde::de::DeserializeOwned;
 
 use crate::change::{Change, DeletedObject};
 use crate::gang;
+use crate::pod_group::{COSCHEDULING_LABEL, PodGroupApi, PodGroupChange, VOLCANO_ANNOTATION};
 
+mod pod_groups;
 mod quotas;
 mod served;
 mod taint_rules;
@@ -43,11 +45,17 @@ pub enum Kind {
     Quotas,
     /// Namespaces.
     Namespaces,
+    /// PodGroups of Kubernetes.
+    PodGroups,
+    /// PodGroups of Volcano.
+    VolcanoPodGroups,
+    /// PodGroups of the coscheduling plugin.
+    CoschedulingPodGroups,
 }
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 11] = [
         Self::Pods,
         Self::Claims,
         Self::Classes,
@@ -56,6 +64,9 @@ impl Kind {
         Self::TaintRules,
         Self::Quotas,
         Self::Namespaces,
+        Self::PodGroups,
+        Self::VolcanoPodGroups,
+        Self::CoschedulingPodGroups,
     ];
 
     /// Returns the name of the resource.
@@ -70,6 +81,9 @@ impl Kind {
             Self::TaintRules => "devicetaintrules",
             Self::Quotas => "gpuquotas",
             Self::Namespaces => "namespaces",
+            Self::PodGroups => "podgroups.scheduling.k8s.io",
+            Self::VolcanoPodGroups => "podgroups.scheduling.volcano.sh",
+            Self::CoschedulingPodGroups => "podgroups.scheduling.x-k8s.io",
         }
     }
 }
@@ -93,6 +107,8 @@ pub enum Observation {
     Quota(Change<GpuQuota>),
     /// A namespace changed.
     Namespace(Change<Namespace>),
+    /// A PodGroup changed, or whether PodGroups are served.
+    PodGroup(PodGroupChange),
     /// The list of a kind is complete.
     Listed(Kind),
     /// A watch failed; it restarts by itself.
@@ -119,6 +135,9 @@ pub fn all(client: &Client) -> SelectAll<BoxStream<'static, Observation>> {
             trim_namespace,
             Observation::Namespace,
         ),
+        pod_groups::observe_served(client.clone(), PodGroupApi::Kubernetes),
+        pod_groups::observe_served(client.clone(), PodGroupApi::Volcano),
+        pod_groups::observe_served(client.clone(), PodGroupApi::Coscheduling),
     ])
 }
 
@@ -238,14 +257,19 @@ fn trim_node(node: &mut Node) {
 fn trim_pod(pod: &mut Pod) {
     trim(pod);
     if let Some(annotations) = pod.metadata.annotations.as_mut() {
-        annotations.retain(|name, _| gang::ANNOTATIONS.contains(&name.as_str()));
+        annotations.retain(|name, _| {
+            gang::ANNOTATIONS.contains(&name.as_str()) || name == VOLCANO_ANNOTATION
+        });
     }
     pod.metadata.annotations = pod
         .metadata
         .annotations
         .take()
         .filter(|all| !all.is_empty());
-    pod.metadata.labels = None;
+    if let Some(labels) = pod.metadata.labels.as_mut() {
+        labels.retain(|name, _| name == COSCHEDULING_LABEL);
+    }
+    pod.metadata.labels = pod.metadata.labels.take().filter(|all| !all.is_empty());
     if let Some(spec) = pod.spec.as_mut() {
         spec.volumes = None;
         spec.ephemeral_containers = None;

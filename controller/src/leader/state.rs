@@ -106,6 +106,7 @@ impl State {
             Observation::TaintRule(change) => self.planner.taint_rule(change),
             Observation::Quota(change) => self.planner.quota(change),
             Observation::Namespace(change) => self.planner.namespace(change),
+            Observation::PodGroup(change) => self.planner.pod_group(change),
             Observation::Listed(kind) => {
                 if self.unlisted.remove(&kind) && self.unlisted.is_empty() {
                     self.planner.set_synced();

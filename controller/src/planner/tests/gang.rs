@@ -9,6 +9,7 @@ use serde_json::json;
 use super::cluster::{RELEASE_AFTER, TestCluster, applied, member};
 use crate::action::AllocationFailure;
 use crate::fixture::{claim, gated_pod, node, object, pod, slice};
+use crate::pod_group::{PodGroupApi, PodGroupChange};
 
 #[test]
 fn waits_until_enough_members_exist() {
@@ -120,7 +121,10 @@ fn explains_annotations_without_valid_minimum() {
     annotations.remove("gpu.drava.dev/gang-min");
     cluster.add_pod(pod);
     assert!(cluster.settle().is_empty());
-    assert!(cluster.messages_of("Pod/m")[0].contains("gang-min is missing"));
+    assert!(
+        cluster.messages_of("Pod/m")[0]
+            .contains("gang g has no minimum; set annotation gpu.drava.dev/gang-min")
+    );
 }
 
 #[test]
@@ -227,6 +231,38 @@ fn failed_gate_removal_keeps_place_of_member() {
     cluster.advance(Duration::from_secs(1));
     assert!(cluster.settle().is_empty(), "no second job");
     assert_eq!(cluster.finish_gate_removals(None), ["m"]);
+}
+
+#[test]
+fn pod_waits_for_minimum_of_its_pod_group() {
+    let group = |min| PodGroupChange::Group {
+        api: PodGroupApi::Coscheduling,
+        namespace: "default".to_owned(),
+        name: "g".to_owned(),
+        min,
+    };
+    let mut cluster = TestCluster::new(&["n1"]);
+    let served = PodGroupChange::Served(PodGroupApi::Coscheduling, true);
+    cluster.planner.pod_group(served);
+    let add = |cluster: &mut TestCluster, name: &str| {
+        cluster.add_claim(claim(name, "10Gi"));
+        let mut pod = pod(name, &[name]);
+        let label = ("scheduling.x-k8s.io/pod-group".to_owned(), "g".to_owned());
+        pod.metadata.labels = Some([label].into());
+        cluster.add_pod(pod);
+    };
+    add(&mut cluster, "m-1");
+    assert!(cluster.settle().is_empty());
+    assert!(cluster.messages_of("Pod/m-1")[0].contains("or create its PodGroup"));
+    cluster.planner.pod_group(group(Some(3)));
+    add(&mut cluster, "m-2");
+    assert!(cluster.settle().is_empty());
+    assert_eq!(
+        cluster.messages_of("Pod/m-2"),
+        ["WaitingForGang: gang g: 2 of 3 members exist"]
+    );
+    cluster.planner.pod_group(group(Some(2)));
+    assert_eq!(cluster.settle().len(), 2);
 }
 
 /// Cluster with a gang of three, of which kube-scheduler has bound `m-1` and `m-2`.

@@ -1,0 +1,39 @@
+//! Changes of PodGroups.
+
+use super::Planner;
+use crate::gang::GangName;
+use crate::pod_group::{self, PodGroupChange};
+
+impl Planner {
+    /// Observes a PodGroup, or whether PodGroups are served. Pods are resolved again, as if they had changed.
+    pub fn pod_group(&mut self, change: PodGroupChange) {
+        let changed = match &change {
+            PodGroupChange::Group {
+                namespace,
+                name,
+                min,
+                ..
+            } => Some((GangName::new(namespace, name), *min)),
+            PodGroupChange::Served(..) => None,
+        };
+        if !self.pod_groups.observe(change) {
+            return;
+        }
+        if let Some((gang, Some(min))) = &changed {
+            self.live_pods.set_gang_min(gang, *min);
+        }
+        let members: Vec<_> = self
+            .queue
+            .iter()
+            .map(|pending| &pending.pod)
+            .filter(|pod| pod_group::reference(pod).is_some())
+            .cloned()
+            .collect();
+        for pod in members {
+            self.pod_applied(pod);
+        }
+        if let Some((gang, _)) = changed {
+            self.queue.activate_gang(&gang);
+        }
+    }
+}

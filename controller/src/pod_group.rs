@@ -1,0 +1,185 @@
+//! PodGroups of Kubernetes, Volcano and the coscheduling plugin: gangs whose minimum is in an object of its own.
+//!
+//! A pod of a PodGroup gets the annotations of a gang when it is observed, so that everything else knows one kind of gang.
+//! The annotations of the pod itself take precedence.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use drava_api::names::{GANG_ANNOTATION, GANG_MIN_ANNOTATION};
+use k8s_openapi::api::core::v1::Pod;
+
+/// Annotation with the name of a pod's PodGroup of Volcano.
+pub(crate) const VOLCANO_ANNOTATION: &str = "scheduling.k8s.io/group-name";
+/// Label with the name of a pod's PodGroup of the coscheduling plugin.
+pub(crate) const COSCHEDULING_LABEL: &str = "scheduling.x-k8s.io/pod-group";
+
+/// An API with a PodGroup.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PodGroupApi {
+    /// `scheduling.k8s.io`, named by `spec.schedulingGroup` (KEP-4671).
+    Kubernetes,
+    /// `scheduling.volcano.sh`, named by an annotation.
+    Volcano,
+    /// `scheduling.x-k8s.io`, named by a label.
+    Coscheduling,
+}
+
+/// An observation of PodGroups.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PodGroupChange {
+    /// The API server serves the API, or does not.
+    Served(PodGroupApi, bool),
+    /// A PodGroup exists, or does not.
+    Group {
+        /// Its API.
+        api: PodGroupApi,
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+        /// Number of pods that it needs to start; `None` if it does not exist.
+        min: Option<usize>,
+    },
+}
+
+/// Reference of a pod to its PodGroup: API, namespace, name.
+type Reference = (PodGroupApi, String, String);
+
+/// The known PodGroups.
+#[derive(Debug, Default)]
+pub(crate) struct PodGroups {
+    served: BTreeSet<PodGroupApi>,
+    minimums: BTreeMap<Reference, usize>,
+}
+
+impl PodGroups {
+    /// Applies an observation. Returns whether something has changed.
+    pub(crate) fn observe(&mut self, change: PodGroupChange) -> bool {
+        match change {
+            PodGroupChange::Served(api, true) => self.served.insert(api),
+            PodGroupChange::Served(api, false) => self.served.remove(&api),
+            PodGroupChange::Group {
+                api,
+                namespace,
+                name,
+                min,
+            } => {
+                let reference = (api, namespace, name);
+                match min {
+                    Some(min) => self.minimums.insert(reference, min) != Some(min),
+                    None => self.minimums.remove(&reference).is_some(),
+                }
+            }
+        }
+    }
+
+    /// Sets the gang annotations of a pod from its PodGroup. Without the PodGroup the gang has no minimum so far.
+    pub(crate) fn resolve(&self, pod: &mut Pod) {
+        let Some(reference) = reference(pod) else {
+            return;
+        };
+        if !self.served.contains(&reference.0) {
+            return;
+        }
+        let min = self.minimums.get(&reference);
+        let annotations = pod.metadata.annotations.get_or_insert_default();
+        annotations.insert(GANG_ANNOTATION.to_owned(), reference.2);
+        match min {
+            Some(min) => {
+                annotations.insert(GANG_MIN_ANNOTATION.to_owned(), min.to_string());
+            }
+            None => {
+                annotations.remove(GANG_MIN_ANNOTATION);
+            }
+        }
+    }
+}
+
+/// Returns the PodGroup of a pod. A pod with its own gang annotation that names no PodGroup has none.
+pub(crate) fn reference(pod: &Pod) -> Option<Reference> {
+    let namespace = pod.metadata.namespace.clone().unwrap_or_default();
+    let annotation = |name: &str| pod.metadata.annotations.as_ref()?.get(name).cloned();
+    let label = |name: &str| pod.metadata.labels.as_ref()?.get(name).cloned();
+    let group = pod.spec.as_ref().and_then(|spec| {
+        let group = spec.scheduling_group.as_ref()?;
+        group.pod_group_name.clone()
+    });
+    let (api, name) = group
+        .map(|name| (PodGroupApi::Kubernetes, name))
+        .or_else(|| Some((PodGroupApi::Volcano, annotation(VOLCANO_ANNOTATION)?)))
+        .or_else(|| Some((PodGroupApi::Coscheduling, label(COSCHEDULING_LABEL)?)))?;
+    // Resolved before, or of this name anyway.
+    let is_own = annotation(GANG_ANNOTATION).is_some_and(|gang| gang != name);
+    (!is_own).then_some((api, namespace, name))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::fixture::object;
+    use crate::gang;
+
+    fn pod(metadata: Value, spec: Value) -> Pod {
+        let mut pod = json!({"metadata": metadata, "spec": spec});
+        pod["metadata"]["namespace"] = json!("default");
+        pod["spec"]["containers"] = json!([]);
+        object(pod)
+    }
+
+    fn change(api: PodGroupApi, min: Option<usize>) -> PodGroupChange {
+        PodGroupChange::Group {
+            api,
+            namespace: "default".to_owned(),
+            name: "g".to_owned(),
+            min,
+        }
+    }
+
+    #[test]
+    fn pod_has_minimum_of_its_group() {
+        let cases = [
+            (
+                PodGroupApi::Kubernetes,
+                pod(json!({}), json!({"schedulingGroup": {"podGroupName": "g"}})),
+            ),
+            (
+                PodGroupApi::Volcano,
+                pod(json!({"annotations": {VOLCANO_ANNOTATION: "g"}}), json!({})),
+            ),
+            (
+                PodGroupApi::Coscheduling,
+                pod(json!({"labels": {COSCHEDULING_LABEL: "g"}}), json!({})),
+            ),
+        ];
+        for (api, mut pod) in cases {
+            let mut groups = PodGroups::default();
+            groups.resolve(&mut pod);
+            assert_eq!(gang::of(&pod), Ok(None), "{api:?} is not served");
+            assert!(groups.observe(PodGroupChange::Served(api, true)));
+            groups.resolve(&mut pod);
+            assert!(gang::of(&pod).is_err(), "the group does not exist");
+            assert!(groups.observe(change(api, Some(3))));
+            assert!(!groups.observe(change(api, Some(3))), "no change");
+            groups.resolve(&mut pod);
+            assert_eq!(gang::of(&pod).unwrap().unwrap().min, 3);
+            assert!(groups.observe(change(api, None)));
+            groups.resolve(&mut pod);
+            assert!(gang::of(&pod).is_err(), "the group was deleted");
+        }
+    }
+
+    #[test]
+    fn own_annotations_take_precedence() {
+        let annotations = json!({
+            "gpu.drava.dev/gang": "own", "gpu.drava.dev/gang-min": "2", VOLCANO_ANNOTATION: "g",
+        });
+        let mut pod = pod(json!({"annotations": annotations}), json!({}));
+        let mut groups = PodGroups::default();
+        groups.observe(PodGroupChange::Served(PodGroupApi::Volcano, true));
+        groups.observe(change(PodGroupApi::Volcano, Some(5)));
+        groups.resolve(&mut pod);
+        assert_eq!(gang::of(&pod).unwrap().unwrap().min, 2);
+    }
+}
