@@ -1,7 +1,7 @@
 //! The opaque config of a claim or class: `VgpuConfig` in `gpu.drava.dev/v1alpha1`.
 //!
 //! [`VgpuConfig`] is one document as written: all fields are optional, unknown fields are rejected, errors name the field
-//! path. [`resolve`] merges the documents of an allocation (defaults, then class, then claim) into [`Settings`], which has
+//! path. [`resolve`] merges the documents of an allocation (defaults of the GPU, then class, then claim) into [`Settings`], which has
 //! no optional limits. Class config comes from the administrator and is trusted. Claim config comes from the tenant and
 //! **can only be stricter** than the class: [`Layer`] lists the allowed fields. Amounts (memory, cores) are capacity
 //! requests of the claim, not config, except `memory.percent`.
@@ -9,6 +9,7 @@
 use k8s_openapi::api::resource::v1::{
     DeviceAllocationConfiguration, DeviceClaimConfiguration, DeviceClassConfiguration,
 };
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -53,7 +54,7 @@ pub struct VgpuConfig {
 }
 
 /// Enforcement of a share's GPU time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum ComputePolicy {
     /// Guaranteed; idle time of other shares is added.
@@ -143,7 +144,7 @@ pub struct MemoryConfig {
 }
 
 /// Reaction to allocations beyond the memory limit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum MemoryPolicy {
     /// Allocations fail with `CUDA_ERROR_OUT_OF_MEMORY`.
@@ -154,7 +155,7 @@ pub enum MemoryPolicy {
 }
 
 /// Reaction to a process that bypasses or exceeds its limits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum Enforcement {
     /// The process is reported.
@@ -284,6 +285,18 @@ pub fn resolve(
     configs: &[DeviceAllocationConfiguration],
     request: &str,
 ) -> Result<Settings, ConfigError> {
+    resolve_over(Settings::default(), configs, request)
+}
+
+/// Like [`resolve`], with `defaults` for what no document sets.
+///
+/// # Errors
+/// Like [`resolve`].
+pub fn resolve_over(
+    defaults: Settings,
+    configs: &[DeviceAllocationConfiguration],
+    request: &str,
+) -> Result<Settings, ConfigError> {
     let documents: Vec<_> = configs
         .iter()
         .filter_map(|config| {
@@ -302,7 +315,7 @@ pub fn resolve(
             })
         })
         .collect();
-    resolve_documents(&documents, request)
+    resolve_documents(defaults, &documents, request)
 }
 
 /// Like [`resolve`], before an allocation exists: from the config of the request's class and of the claim.
@@ -336,11 +349,15 @@ pub fn resolve_spec(
             parameters: &opaque.parameters.0,
         })
     });
-    resolve_documents(&of_class.chain(of_claim).collect::<Vec<_>>(), request)
+    let documents: Vec<_> = of_class.chain(of_claim).collect();
+    resolve_documents(Settings::default(), &documents, request)
 }
 
-fn resolve_documents(documents: &[Document<'_>], request: &str) -> Result<Settings, ConfigError> {
-    let mut settings = Settings::default();
+fn resolve_documents(
+    mut settings: Settings,
+    documents: &[Document<'_>],
+    request: &str,
+) -> Result<Settings, ConfigError> {
     for layer in [Layer::Class, Layer::Claim] {
         for document in documents {
             if document.layer == layer && applies(document.requests, request) {

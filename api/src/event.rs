@@ -153,7 +153,7 @@ event_reasons! {
         "Check the program, restart the pod, and report the CUDA function to drava.";
     NotReady: Warning, NodeDriver, "Node",
         "The node driver is not ready. The message names the unmet condition: directories, artifacts, records, gpus, \
-         registered or published.",
+         profiles, registered or published.",
         "Follow the message.";
     OrphanRemoved: Normal, NodeDriver, "Node, ResourceClaim",
         "Node state of a claim that no longer exists was removed.",
@@ -174,6 +174,13 @@ event_reasons! {
     ProcessNotCounted: Warning, NodeDriver, "ResourceClaim",
         "A process of a limited claim uses the GPU without libvgpu; no limit is enforced.",
         "Use an image with glibc and a dynamically linked program that keeps /etc/ld.so.preload; restart the pod.";
+    ProfileConflict: Warning, NodeDriver, "GpuNodeProfile",
+        "Another profile selects the node too and applies there, because its name is first.",
+        "Change a nodeSelector, so that one profile selects the node.";
+    ProfileWaiting: Normal, NodeDriver, "GpuNodeProfile",
+        "A change of the profile would take something from allocated devices. They get no new allocations, and change when no \
+         claim holds them.",
+        "None; delete the pods that use the devices to apply the change at once.";
     Released: Warning, Controller, "Pod, ResourceClaim",
         "An allocation was released, because the pod was not bound to its node.",
         "None: the controller allocates again and tries that node last.";

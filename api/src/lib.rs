@@ -10,6 +10,7 @@ pub mod error;
 pub mod event;
 pub mod metric;
 pub mod names;
+pub mod node_profile;
 pub mod quantity;
 pub mod quota;
 pub mod reason;

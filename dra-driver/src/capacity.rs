@@ -11,9 +11,6 @@ use drava_nvml::{AddressingMode, Card, Memory};
 /// 1 MiB in bytes, the granularity of memory amounts.
 pub const MIB: u64 = 1 << 20;
 
-/// Maximum number of shares of one GPU ("slots").
-pub const DEFAULT_SPLIT_COUNT: u64 = 10;
-
 /// All GPU time, percent.
 pub const ALL_CORES: u64 = 100;
 
@@ -26,6 +23,31 @@ pub struct ShareTotals {
     pub cores: u64,
     /// Number of shares.
     pub slots: u64,
+}
+
+impl ShareTotals {
+    /// Returns the larger amount of each resource.
+    #[must_use]
+    pub fn max(self, other: Self) -> Self {
+        Self {
+            memory_bytes: self.memory_bytes.max(other.memory_bytes),
+            cores: self.cores.max(other.cores),
+            slots: self.slots.max(other.slots),
+        }
+    }
+}
+
+/// What the shares of one GPU are offered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShareOffer {
+    /// Totals of all shares.
+    pub totals: ShareTotals,
+    /// Memory that one share can get, and gets by default, bytes: at most that of the GPU.
+    pub max_memory_bytes: u64,
+    /// Percent of GPU time that a share gets by default.
+    pub default_cores: u64,
+    /// Whether the shares together get more memory than the GPU has.
+    pub is_oversubscribed: bool,
 }
 
 /// Reason why a GPU, or devices of a GPU, are not published or not usable. The text has the remedy.
@@ -49,6 +71,14 @@ pub enum UnavailableReason {
     NoMemoryFigure,
     /// The driver reserve uses all memory.
     NoMemory,
+    /// The node profile excludes the GPU.
+    ProfileExcluded,
+    /// The mode of the node profile excludes the device.
+    ProfileMode,
+    /// The node profile does not list the MIG profile.
+    ProfileMigProfiles,
+    /// The node profile changes amounts of the device.
+    ProfileAmounts,
 }
 
 impl UnavailableReason {
@@ -65,6 +95,30 @@ impl UnavailableReason {
             Self::ConfidentialComputing => "confidential-computing",
             Self::NoMemoryFigure => "no-memory-figure",
             Self::NoMemory => "no-memory",
+            Self::ProfileExcluded => "profile-excluded",
+            Self::ProfileMode => "profile-mode",
+            Self::ProfileMigProfiles => "profile-mig-profiles",
+            Self::ProfileAmounts => "profile-amounts",
+        }
+    }
+
+    /// Returns whether the administrator's node profile is the reason, so that the device itself works.
+    #[must_use]
+    pub const fn is_of_profile(self) -> bool {
+        match self {
+            Self::ProfileExcluded
+            | Self::ProfileMode
+            | Self::ProfileMigProfiles
+            | Self::ProfileAmounts => true,
+            Self::Mig
+            | Self::MigDisabled
+            | Self::NoMigProfiles
+            | Self::ForeignInstance
+            | Self::Prohibited
+            | Self::ExclusiveProcess
+            | Self::ConfidentialComputing
+            | Self::NoMemoryFigure
+            | Self::NoMemory => false,
         }
     }
 }
@@ -95,6 +149,10 @@ impl fmt::Display for UnavailableReason {
             }
             Self::NoMemoryFigure => "NVML reports no memory size for the GPU",
             Self::NoMemory => "the GPU has no memory to share",
+            Self::ProfileExcluded => "the node profile excludes the GPU",
+            Self::ProfileMode => "the mode of the node profile excludes the device",
+            Self::ProfileMigProfiles => "the node profile does not list the MIG profile",
+            Self::ProfileAmounts => "the node profile changes the amounts of the device",
         })
     }
 }

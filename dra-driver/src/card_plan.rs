@@ -4,18 +4,20 @@
 //! The publisher, the overcommit check and the resolution of allocated devices read the plan, so published and checked
 //! devices agree.
 //!
-//! Mode `auto`: a GPU follows its MIG mode. With MIG mode off it is a whole GPU and shares; with MIG mode on it is one
-//! device for each profile and placement. The geometry is NVML's.
+//! A GPU follows its MIG mode. With MIG mode off it is a whole GPU and shares; with MIG mode on it is one device for each
+//! profile and placement. The geometry is NVML's. The node profile withholds devices and sets the amounts of shares; a
+//! withheld device stays in the plan, because a claim may hold it.
 
 use std::collections::BTreeMap;
 
+use drava_api::node_profile::{CardSettings, Mode};
 use drava_api::{DeviceType, names};
 use drava_nvml::{
     Card, ComputeMode, GpuInstance, Mig, MigProfile, MigVariant, Placement as SlicePlacement,
 };
 
 use crate::capacity::{
-    ALL_CORES, DEFAULT_SPLIT_COUNT, MIB, ShareTotals, UnavailableReason, driver_reserve_bytes,
+    ALL_CORES, MIB, ShareOffer, ShareTotals, UnavailableReason, driver_reserve_bytes,
     usable_memory_bytes,
 };
 
@@ -46,6 +48,8 @@ pub struct PlannedDevice {
     pub consumes: Counters,
     /// Why the device cannot be used at present.
     pub blocked: Option<UnavailableReason>,
+    /// Why the node profile does not offer the device.
+    pub withheld: Option<UnavailableReason>,
 }
 
 impl PlannedDevice {
@@ -64,8 +68,8 @@ impl PlannedDevice {
 pub enum DeviceKind {
     /// The whole GPU.
     Whole,
-    /// Shares with these totals.
-    Shares(ShareTotals),
+    /// Shares with these amounts.
+    Shares(ShareOffer),
     /// A MIG partition.
     Partition {
         /// Profile of the GPU instance.
@@ -90,24 +94,39 @@ impl DeviceKind {
 impl CardPlan {
     /// Returns the plan of a GPU. `foreign` are the MIG instances that drava did not create.
     #[must_use]
-    pub fn new(card: &Card, confidential_computing: bool, foreign: &[GpuInstance]) -> Self {
+    pub fn new(
+        card: &Card,
+        confidential_computing: bool,
+        foreign: &[GpuInstance],
+        settings: &CardSettings,
+    ) -> Self {
+        let mut plan = match card.mig {
+            Mig::Capable { enabled: true, .. } => Self::partitioned(card, foreign),
+            Mig::Capable { enabled: false, .. } | Mig::NotCapable => {
+                Self::unpartitioned(card, confidential_computing, settings)
+            }
+        };
+        plan.withhold(settings);
+        plan
+    }
+
+    fn unpartitioned(card: &Card, confidential_computing: bool, settings: &CardSettings) -> Self {
         let counters = counters(card);
-        if matches!(card.mig, Mig::Capable { enabled: true, .. }) {
-            return Self::partitioned(card, counters, foreign);
-        }
         let whole = PlannedDevice {
             name: names::gpu_device(card.minor),
             kind: DeviceKind::Whole,
             consumes: counters.clone(),
             blocked: None,
+            withheld: None,
         };
-        let (devices, unavailable) = match (unusable(card), totals(card, confidential_computing)) {
+        let shares = share_offer(card, confidential_computing, settings);
+        let (devices, unavailable) = match (unusable(card), shares) {
             (Some(reason), _) => (Vec::new(), Some(reason)),
             (None, Err(reason)) => (vec![whole], Some(reason)),
-            (None, Ok(totals)) => {
+            (None, Ok(offer)) => {
                 let shares = PlannedDevice {
                     name: names::vgpu_device(card.minor),
-                    kind: DeviceKind::Shares(totals),
+                    kind: DeviceKind::Shares(offer),
                     ..whole.clone()
                 };
                 (vec![whole, shares], None)
@@ -121,7 +140,8 @@ impl CardPlan {
         }
     }
 
-    fn partitioned(card: &Card, counters: Counters, foreign: &[GpuInstance]) -> Self {
+    fn partitioned(card: &Card, foreign: &[GpuInstance]) -> Self {
+        let counters = counters(card);
         let mut devices = partitions(card);
         let mut used = Counters::new();
         for instance in foreign {
@@ -155,7 +175,27 @@ impl CardPlan {
         }
     }
 
-    /// Returns the device with this name.
+    /// Withholds the devices that the node profile does not offer.
+    fn withhold(&mut self, settings: &CardSettings) {
+        for device in &mut self.devices {
+            device.withheld = withheld(&device.kind, settings);
+        }
+        let is_nothing_offered = self.offered().next().is_none();
+        let is_of_mode =
+            |device: &PlannedDevice| device.withheld == Some(UnavailableReason::ProfileMode);
+        if is_nothing_offered && self.devices.iter().any(is_of_mode) {
+            // The GPU has only devices of the other MIG mode: the text names the command that switches it.
+            self.unavailable = Some(self.excluded);
+        }
+    }
+
+    /// Returns the devices that the node profile offers.
+    pub fn offered(&self) -> impl Iterator<Item = &PlannedDevice> {
+        let devices = self.devices.iter();
+        devices.filter(|device| device.withheld.is_none())
+    }
+
+    /// Returns the device with this name, offered or withheld.
     #[must_use]
     pub fn device(&self, name: &str) -> Option<&PlannedDevice> {
         self.devices.iter().find(|device| device.name == name)
@@ -169,11 +209,11 @@ impl CardPlan {
         self.devices.iter().any(is_partition)
     }
 
-    /// Returns the totals of the shares; `None` if the GPU has no shares.
+    /// Returns the amounts of the shares; `None` if the GPU has no shares.
     #[must_use]
-    pub fn share_totals(&self) -> Option<ShareTotals> {
+    pub fn share_offer(&self) -> Option<ShareOffer> {
         self.devices.iter().find_map(|device| match device.kind {
-            DeviceKind::Shares(totals) => Some(totals),
+            DeviceKind::Shares(offer) => Some(offer),
             DeviceKind::Whole | DeviceKind::Partition { .. } => None,
         })
     }
@@ -202,6 +242,7 @@ pub fn partitions(card: &Card) -> Vec<PlannedDevice> {
             },
             consumes: consumption(profile, placement, &totals),
             blocked: None,
+            withheld: None,
         })
         .collect()
 }
@@ -320,8 +361,33 @@ fn unusable(card: &Card) -> Option<UnavailableReason> {
     }
 }
 
-/// Returns the totals of the shares of a GPU, or why it has none.
-fn totals(card: &Card, confidential_computing: bool) -> Result<ShareTotals, UnavailableReason> {
+/// Returns why the node profile does not offer a device.
+fn withheld(kind: &DeviceKind, settings: &CardSettings) -> Option<UnavailableReason> {
+    if settings.is_excluded {
+        return Some(UnavailableReason::ProfileExcluded);
+    }
+    let is_in_mode = match (settings.mode, kind) {
+        (Mode::Auto | Mode::Dynamic, _)
+        | (Mode::Exclusive, DeviceKind::Whole)
+        | (Mode::Vgpu, DeviceKind::Shares(_))
+        | (Mode::Mig, DeviceKind::Partition { .. }) => true,
+        (Mode::Exclusive | Mode::Vgpu | Mode::Mig, _) => false,
+    };
+    match kind {
+        _ if !is_in_mode => Some(UnavailableReason::ProfileMode),
+        DeviceKind::Partition { profile, .. } if !settings.allows_mig_profile(&profile.name) => {
+            Some(UnavailableReason::ProfileMigProfiles)
+        }
+        DeviceKind::Whole | DeviceKind::Shares(_) | DeviceKind::Partition { .. } => None,
+    }
+}
+
+/// Returns the amounts of the shares of a GPU, or why it has none.
+fn share_offer(
+    card: &Card,
+    confidential_computing: bool,
+    settings: &CardSettings,
+) -> Result<ShareOffer, UnavailableReason> {
     match card.compute_mode {
         ComputeMode::ExclusiveProcess => return Err(UnavailableReason::ExclusiveProcess),
         ComputeMode::Default | ComputeMode::Prohibited | ComputeMode::Unknown => {}
@@ -331,12 +397,21 @@ fn totals(card: &Card, confidential_computing: bool) -> Result<ShareTotals, Unav
     }
     let usable = usable_memory_bytes(card).ok_or(UnavailableReason::NoMemoryFigure)?;
     let reserve = driver_reserve_bytes(card).next_multiple_of(MIB);
-    match usable.saturating_sub(reserve) {
-        0 => Err(UnavailableReason::NoMemory),
-        memory_bytes => Ok(ShareTotals {
-            memory_bytes,
-            cores: ALL_CORES,
-            slots: DEFAULT_SPLIT_COUNT,
-        }),
+    let physical = usable.saturating_sub(reserve);
+    let scaled = settings.share_memory(physical);
+    let memory_bytes = scaled - scaled % MIB;
+    if memory_bytes == 0 {
+        return Err(UnavailableReason::NoMemory);
     }
+    let cores = settings.core_scaling.of(ALL_CORES);
+    Ok(ShareOffer {
+        totals: ShareTotals {
+            memory_bytes,
+            cores,
+            slots: u64::from(settings.split_count),
+        },
+        max_memory_bytes: memory_bytes.min(physical),
+        default_cores: u64::from(settings.default_cores).min(cores.min(ALL_CORES)),
+        is_oversubscribed: settings.is_oversubscribed(),
+    })
 }

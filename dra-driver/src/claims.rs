@@ -25,7 +25,8 @@ use crate::report::{Injection, Reporter, Subject};
 /// Time limit of reading one claim from the API server, retries of the client included.
 const API_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Longest wait for GPU discovery and for the installation of artifacts after the start of the driver.
+/// Longest wait for GPU discovery, for the node profiles and for the installation of artifacts after the start of the
+/// driver.
 const STARTUP_WAIT: Duration = Duration::from_secs(5);
 
 /// Longest wait for devices of a claim that is being released. After an error kubelet retries only once a minute, and
@@ -209,7 +210,11 @@ impl<E: Effects> ClaimService<E> {
         claim: &ClaimRef,
     ) -> Result<(Arc<Node>, Installed), EnvironmentError> {
         let claim = claim.clone();
-        let is_known = |state: &State| !matches!(state, State::Pending);
+        let is_known = |state: &State| match state {
+            State::Known(node) => node.inventory.settings.is_some(),
+            State::Unknown(_) => true,
+            State::Pending => false,
+        };
         let node = match settled(self.gpus.clone(), is_known).await {
             State::Known(node) => node,
             State::Unknown(reason) => return Err(EnvironmentError::Gpus { claim, reason }),

@@ -17,6 +17,8 @@ pub enum Condition {
     Records,
     /// The GPUs and the NVIDIA driver's user-space files were discovered.
     Gpus,
+    /// The node profiles and the labels of the node are known.
+    Profiles,
     /// Kubelet registered the driver.
     Registered,
     /// The ResourceSlices are published.
@@ -24,11 +26,12 @@ pub enum Condition {
 }
 
 impl Condition {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 7] = [
         Self::Directories,
         Self::Artifacts,
         Self::Records,
         Self::Gpus,
+        Self::Profiles,
         Self::Registered,
         Self::Published,
     ];
@@ -43,6 +46,7 @@ impl Condition {
             Self::Artifacts => "artifacts",
             Self::Records => "records",
             Self::Gpus => "gpus",
+            Self::Profiles => "profiles",
             Self::Registered => "registered",
             Self::Published => "published",
         }

@@ -36,13 +36,15 @@ use crate::prepare::apply::Applier;
 use crate::prepare::apply::partitions::recorded_instances;
 use crate::prepare::effects::{MigAccess, NodeEffects, Tmpfs};
 use crate::prepare::record::RecordStore;
-use crate::publish::TaintPolicy;
-use crate::publish::writer::Publisher;
+use crate::profile;
+use crate::profile::status::StatusWriter;
+use crate::publish::writer::{Published, Publisher};
 use crate::report::Reporter;
 use drava_api::error::describe;
 
 mod active;
 mod follow;
+mod profiles;
 mod records;
 
 use active::Active;
@@ -88,6 +90,8 @@ pub struct Config {
     pub unhealthy_effect: UnhealthyEffect,
     /// Whether metrics are shown under the names of HAMi and Volcano too.
     pub metric_aliases: bool,
+    /// Times between periodic checks of node profiles.
+    pub profile_intervals: profile::Intervals,
 }
 
 /// Fatal error of the driver.
@@ -157,11 +161,13 @@ pub async fn run(
         reports.await;
         Ok("event reporter")
     });
+    let (state_sender, state) = watch::channel(State::Pending);
+    let published = watch::Sender::new(Published::default());
     let shared = Shared {
         locks: Locks::new(layout.locks(), LOCK_WAIT),
         layout,
         client,
-        gpus: thread.state(),
+        gpus: state,
         conditions,
         metrics,
         reporter,
@@ -169,18 +175,19 @@ pub async fn run(
         stop: stop.clone(),
         config,
     };
-    shared.follow(&mut tasks);
+    shared.follow(&mut tasks, thread.state());
+    let profiles = shared.follow_profiles(&mut tasks, thread.state(), &published, state_sender);
     let installed = shared.install(&mut tasks);
     let claims = shared.claims(tmpfs, mig, installed);
-    let (published, devices) = watch::channel(Vec::new());
+    let (kubelet_devices, devices) = watch::channel(Vec::new());
     let (role_sender, role) = watch::channel(InstanceRole::Unknown);
     shared.serve_kubelet(&mut tasks, Arc::clone(&claims), devices, role);
+    let publishing = shared.publishing(&health, kubelet_devices, published, profiles);
     let health = GpuHealth {
         table: health,
         record,
-        devices: published,
     };
-    shared.publish(&mut tasks, claims, observe, health, role_sender);
+    shared.publish(&mut tasks, publishing, claims, observe, health, role_sender);
     drop(shared);
 
     let ended = supervise(&mut tasks, &stop).await;
@@ -227,7 +234,6 @@ async fn serve_endpoints(
 struct GpuHealth {
     table: HealthTable,
     record: RecordFile,
-    devices: watch::Sender<Devices>,
 }
 
 /// State that the tasks share.
@@ -246,7 +252,7 @@ struct Shared {
 
 impl Shared {
     /// Reports unmet conditions, changes of the GPUs and records of other builds.
-    fn follow(&self, tasks: &mut Tasks) {
+    fn follow(&self, tasks: &mut Tasks, gpus: watch::Receiver<State>) {
         let (conditions, stop) = (&self.conditions, &self.stop);
         tasks.spawn(follow::report_conditions(
             conditions.clone(),
@@ -254,7 +260,7 @@ impl Shared {
             stop.clone(),
         ));
         tasks.spawn(follow::follow_gpus(
-            self.gpus.clone(),
+            gpus,
             conditions.clone(),
             Arc::clone(&self.reconcile),
             stop.clone(),
@@ -328,30 +334,13 @@ impl Shared {
     fn publish(
         &self,
         tasks: &mut Tasks,
+        (publisher, profile_status): (Publisher, StatusWriter),
         claims: Arc<ClaimService<NodeEffects>>,
         observe: OpenLibrary,
         health: GpuHealth,
         role: watch::Sender<InstanceRole>,
     ) {
-        let GpuHealth {
-            table,
-            record,
-            devices,
-        } = health;
-        let publisher = Publisher {
-            client: self.client.clone(),
-            node: self.config.node.clone(),
-            taints: TaintPolicy {
-                scheduling: self.config.scheduling,
-                unhealthy: self.config.unhealthy_effect,
-            },
-            gpus: self.gpus.clone(),
-            health: table.subscribe(),
-            devices,
-            conditions: self.conditions.clone(),
-            reporter: self.reporter.clone(),
-            retained_grace: self.config.retained_grace,
-        };
+        let GpuHealth { table, record } = health;
         let agent = agent::Config {
             layout: self.layout.clone(),
             proc_root: self.config.proc_root.clone(),
@@ -361,6 +350,7 @@ impl Shared {
         };
         let active = Active {
             publisher,
+            profile_status,
             claims,
             layout: self.layout.clone(),
             agent,

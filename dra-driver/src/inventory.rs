@@ -11,12 +11,14 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use drava_api::error::describe;
+use drava_api::node_profile::{CardSettings, NodeSettings};
 use drava_cdi::{Driver, DriverRoot};
 use drava_nvml::{
     Card, GpuInstance, GpuLibrary, GpuUuid, Inventory, Library, Memory, Mig, Placement,
 };
 use tokio::sync::{oneshot, watch};
 
+use crate::capacity::ShareTotals;
 use crate::card_plan::CardPlan;
 
 /// Default time between two scans.
@@ -34,6 +36,10 @@ pub struct NodeInventory {
     pub pcie_roots: BTreeMap<GpuUuid, String>,
     /// MIG instances that drava did not create, by GPU.
     pub foreign_instances: BTreeMap<GpuUuid, Vec<GpuInstance>>,
+    /// Settings of the node profiles; `None` until the profiles and the labels of the node are known.
+    pub settings: Option<NodeSettings>,
+    /// Totals of shares that are published as before although the settings changed, by GPU.
+    pub retained_totals: BTreeMap<GpuUuid, ShareTotals>,
 }
 
 impl NodeInventory {
@@ -42,7 +48,24 @@ impl NodeInventory {
     pub fn plan(&self, card: &Card) -> CardPlan {
         let foreign = self.foreign_instances.get(&card.uuid);
         let foreign = foreign.map_or(&[][..], Vec::as_slice);
-        CardPlan::new(card, self.gpus.confidential_computing, foreign)
+        let settings = self.card_settings(card.uuid.as_str());
+        CardPlan::new(card, self.gpus.confidential_computing, foreign, &settings)
+    }
+
+    /// Returns the settings of a GPU.
+    #[must_use]
+    pub fn card_settings(&self, uuid: &str) -> CardSettings {
+        let settings = self.settings.as_ref();
+        settings.map_or_else(CardSettings::default, |settings| settings.card(uuid))
+    }
+
+    /// Returns the totals that the shares of a GPU must not exceed: those of its plan, or those that allocations before a
+    /// change of the settings used.
+    #[must_use]
+    pub fn share_limits(&self, plan: &CardPlan, uuid: &str) -> Option<ShareTotals> {
+        let planned = plan.share_offer()?.totals;
+        let retained = self.retained_totals.get(&GpuUuid::new(uuid));
+        Some(retained.map_or(planned, |retained| planned.max(*retained)))
     }
 
     /// Returns the GPU with this UUID.
@@ -62,12 +85,12 @@ impl NodeInventory {
 }
 
 /// GPUs and NVIDIA driver of the node.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Node {
     /// The GPUs.
     pub inventory: NodeInventory,
     /// User-space files of the NVIDIA driver, which are mounted into containers.
-    pub driver: Driver,
+    pub driver: Arc<Driver>,
 }
 
 impl PartialEq for Node {
@@ -230,7 +253,7 @@ fn scan(
     let driver = Driver::discover(root).map_err(|error| describe(&error))?;
     Ok(Node {
         inventory: normalize(gpus, foreign_instances, &source.sysfs),
-        driver,
+        driver: Arc::new(driver),
     })
 }
 
@@ -292,6 +315,8 @@ fn normalize(
         gpus,
         pcie_roots,
         foreign_instances,
+        settings: None,
+        retained_totals: BTreeMap::new(),
     }
 }
 

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`options`] | command line and environment |
 //! | [`inventory`], [`capacity`], [`card_plan`] | discovery of GPUs, and the devices and amounts that they offer |
+//! | [`profile`] | settings of the GPUs from GpuNodeProfiles |
 //! | [`publish`] | ResourceSlices |
 //! | [`plugin`], [`proto`] | kubelet's gRPC services |
 //! | [`claims`], [`prepare`] | prepare and unprepare |
@@ -46,6 +47,7 @@ pub mod options;
 pub mod plugin;
 pub mod pods;
 pub mod prepare;
+pub mod profile;
 pub mod proto;
 pub mod publish;
 pub mod reconcile;

@@ -12,7 +12,7 @@ use drava_dra_driver::inventory::Source;
 use drava_dra_driver::log::{self, LogFilter};
 use drava_dra_driver::options::Options;
 use drava_dra_driver::prepare::effects::KernelTmpfs;
-use drava_dra_driver::{publish, reconcile};
+use drava_dra_driver::{profile, publish, reconcile};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -83,6 +83,7 @@ async fn run(options: Options, filter: LogFilter) -> anyhow::Result<()> {
         health: health.rules(),
         unhealthy_effect: health.unhealthy_effect,
         metric_aliases,
+        profile_intervals: profile::Intervals::default(),
     };
     driver::run(
         config,

@@ -137,16 +137,41 @@ pub fn desired(
     // By minor number, which is unique among the GPUs of a node.
     let mut cards: BTreeMap<u32, PublishedCard> = BTreeMap::new();
     let (mut unavailable, mut unhealthy) = (BTreeMap::new(), BTreeMap::new());
-    for retained in retained.values() {
-        let effect = match retained.reason {
-            Reason::Lost => policy.unhealthy,
-            // Programs may use the device until their claim ends.
-            Reason::Unavailable(_) => UnhealthyEffect::NoSchedule,
+    let fault_of = |gpu: &GpuUuid, device: &PlannedDevice| {
+        let health = health.get(gpu)?;
+        health.of_device(device.slices())
+    };
+    for (gpu, retained) in retained {
+        let plan = inventory
+            .card(gpu.as_str())
+            .map(|card| inventory.plan(card));
+        // A device that the node profile changes works, unless the GPU has a fault.
+        let fault = |device: &str, reason: &Reason| {
+            let planned = plan.as_ref()?.device(device)?;
+            fault_of(gpu, planned).filter(|_| reason.is_of_profile())
         };
-        let tainted = taints(Some((retained.reason.as_str(), effect)));
-        let card = retained_devices(&retained.card, tainted.as_ref(), features);
-        let devices = card.devices.iter();
-        unhealthy.extend(devices.map(|device| (device.name.clone(), retained.reason.to_string())));
+        for (device, reason) in &retained.reasons {
+            let text = match fault(device, reason) {
+                Some(fault) => fault.to_string(),
+                None if reason.is_of_profile() => continue,
+                None => reason.to_string(),
+            };
+            unhealthy.insert(device.clone(), text);
+        }
+        let tainted = |device: &str| {
+            let reason = retained.reason(device)?;
+            let fault = fault(device, reason).map(Fault::value);
+            let (reason, effect) = match (&fault, reason) {
+                (Some(fault), _) => (fault.as_str(), policy.unhealthy),
+                (None, Reason::Lost) => (reason.as_str(), policy.unhealthy),
+                // Programs may use the device until their claim ends.
+                (None, Reason::Unavailable(_) | Reason::Amounts(_)) => {
+                    (reason.as_str(), UnhealthyEffect::NoSchedule)
+                }
+            };
+            taints(Some((reason, effect)))
+        };
+        let card = retained_devices(&retained.card, tainted, features);
         cards.insert(card.minor, card);
     }
     for card in &inventory.gpus.cards {
@@ -154,12 +179,15 @@ pub fn desired(
         if let Some(reason) = plan.unavailable {
             unavailable.insert(card.uuid.to_string(), reason);
         }
-        let planned = plan.devices.iter();
-        let devices: Vec<Device> = planned
-            .filter(|planned| features.can_publish(planned))
+        let is_retained = |name: &str| {
+            let retained = retained.get(&card.uuid);
+            retained.is_some_and(|retained| retained.reason(name).is_some())
+        };
+        let devices: Vec<Device> = plan
+            .offered()
+            .filter(|planned| features.can_publish(planned) && !is_retained(&planned.name))
             .map(|planned| {
-                let fault = health.get(&card.uuid);
-                let fault = fault.and_then(|health| health.of_device(planned.slices()));
+                let fault = fault_of(&card.uuid, planned);
                 if let Some(fault) = fault {
                     unhealthy.insert(planned.name.clone(), fault.to_string());
                 }
@@ -225,7 +253,7 @@ fn merge_retained(cards: &mut BTreeMap<u32, PublishedCard>, mut current: Publish
 /// Returns the retained devices of a GPU without fields that the API server drops.
 fn retained_devices(
     card: &PublishedCard,
-    taints: Option<&Vec<DeviceTaint>>,
+    taints: impl Fn(&str) -> Option<Vec<DeviceTaint>>,
     features: Features,
 ) -> PublishedCard {
     let mut card = card.clone();
@@ -238,7 +266,7 @@ fn retained_devices(
         card.counters = None;
     }
     for device in &mut card.devices {
-        device.taints = taints.cloned();
+        device.taints = taints(&device.name);
         if card.counters.is_none() {
             device.consumes_counters = None;
         }

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drava_api::event::{Component, EventReason};
+use drava_api::names;
+use drava_api::node_profile::ProfileVersion;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::jiff::Timestamp;
@@ -45,6 +47,8 @@ pub enum Subject {
     Claim(ClaimRef),
     /// A pod.
     Pod(PodRef),
+    /// A node profile.
+    Profile(ProfileVersion),
 }
 
 const fn event_type(reason: EventReason) -> EventType {
@@ -243,6 +247,13 @@ impl Writer {
                 name: Some(claim.name.clone()),
                 namespace: Some(claim.namespace.clone()),
                 uid: Some(claim.uid.to_string()),
+                ..ObjectReference::default()
+            },
+            Subject::Profile(profile) => ObjectReference {
+                api_version: Some(names::API_VERSION.to_owned()),
+                kind: Some("GpuNodeProfile".to_owned()),
+                name: Some(profile.name.clone()),
+                uid: Some(profile.uid.clone()),
                 ..ObjectReference::default()
             },
             Subject::Pod(pod) => ObjectReference {

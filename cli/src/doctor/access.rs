@@ -72,6 +72,9 @@ pub(super) fn required(state: &ClusterState) -> Vec<Permission> {
     if let Some(driver) = account(template) {
         let rules = [
             ("get", "", "nodes", None),
+            ("watch", "", "nodes", None),
+            ("list", names::GROUP, "gpunodeprofiles", None),
+            ("patch", names::GROUP, "gpunodeprofiles/status", None),
             ("list", DRA, "resourceslices", None),
             ("create", DRA, "resourceslices", None),
             ("delete", DRA, "resourceslices", None),

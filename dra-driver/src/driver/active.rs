@@ -26,6 +26,7 @@ use crate::lock::{Lock, Locks};
 use crate::metrics::{self, Sources};
 use crate::plugin::takeover::InstanceRole;
 use crate::prepare::effects::NodeEffects;
+use crate::profile::status::StatusWriter;
 use crate::publish::writer::Publisher;
 use crate::reconcile::{self, liveness::Inspector};
 
@@ -38,6 +39,7 @@ const POLL: Duration = Duration::from_millis(500);
 /// State of the active instance.
 pub(super) struct Active {
     pub(super) publisher: Publisher,
+    pub(super) profile_status: StatusWriter,
     pub(super) claims: Arc<ClaimService<NodeEffects>>,
     pub(super) layout: Layout,
     pub(super) agent: agent::Config,
@@ -62,6 +64,7 @@ impl Active {
     async fn run(self) {
         let Self {
             publisher,
+            profile_status,
             claims,
             layout,
             agent,
@@ -115,6 +118,7 @@ impl Active {
         let agent = run_agent(agent, Arc::clone(&claims), stop.clone());
         tokio::join!(
             publisher.run(stop.clone()),
+            profile_status.run(stop.clone()),
             agent,
             reconcile,
             injection,

@@ -216,7 +216,7 @@ pub fn check<'a>(
         check_usable(card, &wanted, plan.as_ref())?;
         check_exclusive(claim, card, &wanted, &held)?;
         match wanted.first().and_then(|device| usage(&device.access)) {
-            Some(Use::Shares) => check_shares(card, &wanted, &held, plan.as_ref())?,
+            Some(Use::Shares) => check_shares(card, &wanted, &held, plan.as_ref(), inventory)?,
             Some(Use::Partitions) => check_partitions(card, &wanted, &held, plan.as_ref())?,
             Some(Use::Whole) | None => {}
         }
@@ -296,6 +296,7 @@ fn check_shares(
     wanted: &[&Prepared],
     held: &[(&ClaimRef, &Prepared)],
     plan: Option<&CardPlan>,
+    inventory: &NodeInventory,
 ) -> Result<(), Box<Conflict>> {
     let Some(first) = wanted.first() else {
         return Ok(());
@@ -312,8 +313,8 @@ fn check_shares(
         memory_bytes,
         cores,
         slots,
-    } = plan
-        .share_totals()
+    } = inventory
+        .share_limits(plan, card)
         .ok_or_else(|| not_shared(Unshared::Unavailable(plan.excluded)))?;
     let (mut requested, mut used) = (Sums::default(), Sums::default());
     wanted

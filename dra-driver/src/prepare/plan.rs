@@ -7,11 +7,13 @@ use drava_api::config::{self, ConfigError, Percent, Settings};
 use drava_api::{Quantity, names};
 use drava_nvml::Card;
 use drava_vgpu_abi::DeviceUuid;
-use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
+use k8s_openapi::api::resource::v1::{
+    DeviceAllocationConfiguration, DeviceRequestAllocationResult, ResourceClaim,
+};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as RawQuantity;
 
 use super::{Access, CardRef, Partition, Prepared, Share};
-use crate::capacity::{ALL_CORES, MIB, ShareTotals};
+use crate::capacity::{ALL_CORES, MIB, ShareOffer};
 use crate::card_plan::{self, DeviceKind};
 use crate::claim::{ClaimRef, ClaimUid, ShareId};
 use crate::inventory::NodeInventory;
@@ -173,23 +175,26 @@ pub fn plan(
         });
     }
     ours.into_iter()
-        .map(|result| {
-            let settings =
-                config::resolve(configs, &result.request).map_err(|error| PlanError::Config {
-                    request: result.request.clone(),
-                    error,
-                })?;
-            device(result, &settings, inventory)
-        })
+        .map(|result| device(result, configs, inventory))
         .collect()
 }
 
 fn device(
     result: &DeviceRequestAllocationResult,
-    settings: &Settings,
+    configs: &[DeviceAllocationConfiguration],
     inventory: &NodeInventory,
 ) -> Result<Prepared, PlanError> {
     let (card, kind) = resolve(result, inventory)?;
+    // The defaults of the node profile are those of shares.
+    let defaults = match kind {
+        AllocatedKind::Shares => inventory.card_settings(card.uuid.as_str()).share_defaults(),
+        AllocatedKind::Whole | AllocatedKind::Partition(_) => Settings::default(),
+    };
+    let settings = config::resolve_over(defaults, configs, &result.request);
+    let settings = &settings.map_err(|error| PlanError::Config {
+        request: result.request.clone(),
+        error,
+    })?;
     let access = match (result.admin_access == Some(true), kind) {
         (true, _) => Access::Admin,
         (false, AllocatedKind::Shares) => {
@@ -203,12 +208,7 @@ fn device(
                     found: card.uuid.to_string(),
                 })?;
             let share = share(result, settings)?;
-            check_percent(
-                result,
-                settings,
-                &share,
-                inventory.plan(card).share_totals(),
-            )?;
+            check_percent(result, settings, &share, inventory.plan(card).share_offer())?;
             Access::Share(share)
         }
         (false, AllocatedKind::Whole) => {
@@ -374,11 +374,11 @@ fn check_percent(
     result: &DeviceRequestAllocationResult,
     settings: &Settings,
     share: &Share,
-    totals: Option<ShareTotals>,
+    offer: Option<ShareOffer>,
 ) -> Result<(), PlanError> {
-    match (settings.memory_percent.map(Percent::get), totals) {
-        (Some(percent), Some(totals))
-            if percent < 100 && share.memory_bytes >= totals.memory_bytes =>
+    match (settings.memory_percent.map(Percent::get), offer) {
+        (Some(percent), Some(offer))
+            if percent < 100 && share.memory_bytes >= offer.max_memory_bytes =>
         {
             Err(PlanError::PercentNotApplied {
                 request: result.request.clone(),

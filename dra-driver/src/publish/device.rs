@@ -12,7 +12,7 @@ use k8s_openapi::api::resource::v1::{
 };
 
 use super::version;
-use crate::capacity::{self, ALL_CORES, MIB, ShareTotals};
+use crate::capacity::{self, ALL_CORES, MIB, ShareOffer, ShareTotals};
 use crate::card_plan::{Counters, DeviceKind, PlannedDevice};
 use crate::inventory::NodeInventory;
 use crate::options::{Scheduling, UnhealthyEffect};
@@ -31,7 +31,11 @@ pub(super) fn device(
     let mut attributes = attributes(planned.kind.device_type(), card, node);
     let capacity = match &planned.kind {
         DeviceKind::Whole => whole_capacity(card),
-        DeviceKind::Shares(totals) => share_capacity(*totals),
+        DeviceKind::Shares(offer) => {
+            let name = names::attribute::OVERSUBSCRIBED.to_owned();
+            attributes.insert(name, boolean(offer.is_oversubscribed));
+            share_capacity(*offer)
+        }
         DeviceKind::Partition { profile, .. } => {
             let name = names::attribute::PROFILE.to_owned();
             attributes.insert(name, string(&profile.name));
@@ -65,26 +69,32 @@ fn whole_capacity(card: &Card) -> BTreeMap<String, DeviceCapacity> {
     capacity
 }
 
-fn share_capacity(totals: ShareTotals) -> BTreeMap<String, DeviceCapacity> {
-    let ShareTotals {
-        memory_bytes,
-        cores,
-        slots,
-    } = totals;
+fn share_capacity(offer: ShareOffer) -> BTreeMap<String, DeviceCapacity> {
+    let ShareOffer {
+        totals:
+            ShareTotals {
+                memory_bytes,
+                cores,
+                slots,
+            },
+        max_memory_bytes,
+        default_cores,
+        is_oversubscribed: _,
+    } = offer;
     let memory = DeviceCapacity {
         value: Quantity::bytes(memory_bytes).into(),
         request_policy: policy(
-            Quantity::bytes(memory_bytes),
+            Quantity::bytes(max_memory_bytes),
             Quantity::bytes(MIB),
             // The API server rejects a step when min + step exceeds the value.
             (memory_bytes >= 2 * MIB).then_some(Quantity::bytes(MIB)),
-            Some(Quantity::bytes(memory_bytes)),
+            Some(Quantity::bytes(max_memory_bytes)),
         ),
     };
     let cores = DeviceCapacity {
         value: Quantity::count(cores).into(),
         request_policy: policy(
-            Quantity::ZERO,
+            Quantity::count(default_cores),
             Quantity::ZERO,
             Some(Quantity::count(1)),
             Some(Quantity::count(cores.min(ALL_CORES))),
@@ -127,6 +137,31 @@ fn partition_capacity(profile: &MigProfile, card: &Card) -> BTreeMap<String, Dev
         .map(|(name, count)| (name.to_owned(), fixed(Quantity::count(count))));
     let memory = fixed(Quantity::bytes(profile.memory_bytes));
     counts.chain([(name::MEMORY.to_owned(), memory)]).collect()
+}
+
+/// Returns the totals of a published device with shares; `None` for other devices.
+pub(super) fn share_totals(device: &Device) -> Option<ShareTotals> {
+    if device.allow_multiple_allocations != Some(true) {
+        return None;
+    }
+    let capacity = device.capacity.as_ref()?;
+    let amount = |name: &str| {
+        let value = Quantity::try_from(&capacity.get(name)?.value).ok()?;
+        u64::try_from(value.to_i64()?).ok()
+    };
+    Some(ShareTotals {
+        memory_bytes: amount(names::capacity::MEMORY)?,
+        cores: amount(names::capacity::CORES)?,
+        slots: amount(names::capacity::SLOTS)?,
+    })
+}
+
+/// Returns whether the shares of a published device get more memory than the GPU has.
+pub(super) fn is_oversubscribed(device: &Device) -> bool {
+    let attribute = |attributes: &BTreeMap<String, DeviceAttribute>| {
+        attributes.get(names::attribute::OVERSUBSCRIBED)?.bool
+    };
+    device.attributes.as_ref().and_then(attribute) == Some(true)
 }
 
 /// Returns the counter set of a GPU with these amounts.
@@ -190,16 +225,13 @@ fn attributes(
         (name::DRIVER_VERSION, semver(&gpus.driver_version)),
         (name::CUDA_DRIVER_VERSION, semver(&cuda)),
         (name::ADDRESSING_MODE, string(addressing)),
-        (name::MODE, string("auto")),
+        (
+            name::MODE,
+            string(node.card_settings(card.uuid.as_str()).mode.as_str()),
+        ),
         (name::MINOR, int(i64::from(card.minor))),
         (name::INDEX, int(i64::from(card.index))),
-        (
-            name::OVERSUBSCRIBED,
-            DeviceAttribute {
-                bool: Some(false),
-                ..DeviceAttribute::default()
-            },
-        ),
+        (name::OVERSUBSCRIBED, boolean(false)),
         (name::NVLINK_DOMAIN, string(&nvlink)),
         (name::PCI_BUS_ID, string(&card.pci_bus_id)),
         (name::NUMA_NODE, int(card.numa_node.map_or(-1, i64::from))),
@@ -281,6 +313,13 @@ fn string(value: &str) -> DeviceAttribute {
 fn semver(value: &str) -> DeviceAttribute {
     DeviceAttribute {
         version: Some(version::normalize(value)),
+        ..DeviceAttribute::default()
+    }
+}
+
+fn boolean(value: bool) -> DeviceAttribute {
+    DeviceAttribute {
+        bool: Some(value),
         ..DeviceAttribute::default()
     }
 }

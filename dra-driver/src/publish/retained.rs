@@ -1,10 +1,10 @@
-//! Retained devices: published devices that the node does not offer any longer, because the GPU is missing or its mode
-//! changed (MIG, compute mode, confidential computing).
+//! Retained devices: published devices that the node does not offer any longer, or with smaller amounts, because the GPU is
+//! missing, its mode changed (MIG, compute mode, confidential computing), or its node profile.
 //!
-//! Schedulers derive free capacity from published devices, so an allocated device must stay published. Retained devices
-//! have a taint with the reason. They are withdrawn when the grace period has passed and no claim holds them. Published
-//! slices in the API server are the only state, because they outlive the driver. This module decides;
-//! [`writer`](super::writer) reads and writes.
+//! Schedulers derive free capacity from published devices, so an allocated device must stay published as it was. Larger
+//! amounts take nothing from a claim and are published at once. Retained devices have a taint with the reason. They are
+//! withdrawn or changed when the grace period has passed and no claim holds them. Published slices in the API server are
+//! the only state, because they outlive the driver. This module decides; [`writer`](super::writer) reads and writes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -15,13 +15,17 @@ use drava_nvml::GpuUuid;
 use k8s_openapi::api::resource::v1::{CounterSet, Device, ResourceClaim, ResourceSlice};
 use tokio::time::Instant;
 
-use super::{Pool, SliceContent};
-use crate::capacity::UnavailableReason;
-use crate::card_plan::CardPlan;
+use super::{Pool, SliceContent, device};
+use crate::capacity::{MIB, ShareTotals, UnavailableReason};
+use crate::card_plan::{CardPlan, DeviceKind};
 use crate::inventory::NodeInventory;
 
 /// Default time between tainting and withdrawal. An allocation that was computed before the taint is written by then.
 pub const GRACE: Duration = Duration::from_secs(300);
+
+/// Longest time between tainting and withdrawal or change for a node profile. The device works, and an allocation that is
+/// written even later is rejected by prepare at worst.
+const PROFILE_GRACE: Duration = Duration::from_secs(10);
 
 /// Minimum and maximum time between two checks of the claims that hold retained devices.
 const RECHECK: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -42,26 +46,53 @@ pub struct PublishedCard {
 pub struct Retained {
     /// The retained devices.
     pub card: PublishedCard,
-    /// Reason for the taint.
-    pub reason: Reason,
+    /// Reasons for the taints, by name of the device.
+    pub reasons: BTreeMap<String, Reason>,
 }
 
-/// Reason why published devices are not offered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+impl Retained {
+    /// Returns the reason for the taint of a device.
+    #[must_use]
+    pub fn reason(&self, device: &str) -> Option<&Reason> {
+        self.reasons.get(device)
+    }
+
+    /// Returns the totals of the retained shares.
+    #[must_use]
+    pub fn share_totals(&self) -> Option<ShareTotals> {
+        self.card.devices.iter().find_map(device::share_totals)
+    }
+}
+
+/// Reason why a published device is not offered as it was.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reason {
     /// The GPU is not on the node.
     Lost,
-    /// The mode of the GPU excludes the device.
+    /// The mode of the GPU or the node profile excludes the device.
     Unavailable(UnavailableReason),
+    /// The node profile changes the amounts of the device, as the text says.
+    Amounts(String),
 }
 
 impl Reason {
     /// Returns the reason as the value of a taint.
     #[must_use]
-    pub const fn as_str(self) -> &'static str {
+    pub const fn as_str(&self) -> &'static str {
         match self {
             Self::Lost => "lost",
             Self::Unavailable(reason) => reason.as_str(),
+            Self::Amounts(_) => UnavailableReason::ProfileAmounts.as_str(),
+        }
+    }
+
+    /// Returns whether the node profile is the reason, so that the device itself works.
+    #[must_use]
+    pub const fn is_of_profile(&self) -> bool {
+        match self {
+            Self::Lost => false,
+            Self::Unavailable(reason) => reason.is_of_profile(),
+            Self::Amounts(_) => true,
         }
     }
 }
@@ -71,6 +102,7 @@ impl fmt::Display for Reason {
         match self {
             Self::Lost => f.write_str("the GPU is not on the node"),
             Self::Unavailable(reason) => reason.fmt(f),
+            Self::Amounts(change) => write!(f, "{}: {change}", UnavailableReason::ProfileAmounts),
         }
     }
 }
@@ -80,7 +112,25 @@ impl fmt::Display for Reason {
 pub struct PublishedCards {
     cards: BTreeMap<GpuUuid, PublishedCard>,
     /// Time of the first taint by device name.
-    tainted_since: BTreeMap<String, Instant>,
+    tainted_since: BTreeMap<String, Tainted>,
+}
+
+/// Taint of a retained device.
+#[derive(Debug, Clone, Copy)]
+struct Tainted {
+    since: Instant,
+    is_of_profile: bool,
+}
+
+impl Tainted {
+    /// Returns the end of the grace period.
+    fn end(self, grace: Duration) -> Instant {
+        let grace = match self.is_of_profile {
+            true => grace.min(PROFILE_GRACE),
+            false => grace,
+        };
+        self.since + grace
+    }
 }
 
 impl PublishedCards {
@@ -107,8 +157,8 @@ impl PublishedCards {
         }
     }
 
-    /// Returns the published devices that `inventory` does not offer, by GPU. Devices of a missing GPU are excluded when
-    /// another GPU has its minor number, because that GPU uses the same device names.
+    /// Returns the published devices that `inventory` does not offer as they are, by GPU. Devices of a missing GPU are
+    /// excluded when another GPU has its minor number, because that GPU uses the same device names.
     #[must_use]
     pub fn retained(&self, inventory: &NodeInventory) -> BTreeMap<GpuUuid, Retained> {
         let cards = &inventory.gpus.cards;
@@ -122,10 +172,13 @@ impl PublishedCards {
                 // The GPU has another minor number and other device names.
                 Some(_) => return None,
                 None if minors.contains(&card.minor) => return None,
-                None => Retained {
-                    card: card.clone(),
-                    reason: Reason::Lost,
-                },
+                None => {
+                    let names = card.devices.iter().map(|device| device.name.clone());
+                    Retained {
+                        card: card.clone(),
+                        reasons: names.map(|name| (name, Reason::Lost)).collect(),
+                    }
+                }
             };
             Some((uuid.clone(), retained))
         };
@@ -136,8 +189,8 @@ impl PublishedCards {
     #[must_use]
     pub fn is_grace_over(&self, retained: &Retained, now: Instant, grace: Duration) -> bool {
         retained.card.devices.iter().all(|device| {
-            let since = self.tainted_since.get(&device.name);
-            since.is_some_and(|since| now.duration_since(*since) >= grace)
+            let tainted = self.tainted_since.get(&device.name);
+            tainted.is_some_and(|tainted| now >= tainted.end(grace))
         })
     }
 
@@ -154,14 +207,16 @@ impl PublishedCards {
         });
         let counters = counters.map(|set| (set.name.as_str(), set)).collect();
         self.cards = cards(pool.devices(), &counters);
-        let devices = retained
-            .values()
-            .flat_map(|retained| &retained.card.devices);
+        let reasons = retained.values().flat_map(|retained| &retained.reasons);
         let before = std::mem::take(&mut self.tainted_since);
-        self.tainted_since = devices
-            .map(|device| {
-                let since = before.get(&device.name).copied();
-                (device.name.clone(), since.unwrap_or(now))
+        self.tainted_since = reasons
+            .map(|(device, reason)| {
+                let before = before.get(device);
+                let tainted = Tainted {
+                    since: before.map_or(now, |before| before.since),
+                    is_of_profile: reason.is_of_profile(),
+                };
+                (device.clone(), tainted)
             })
             .collect();
     }
@@ -170,24 +225,82 @@ impl PublishedCards {
     #[must_use]
     pub fn next_check(&self, now: Instant, grace: Duration) -> Option<Instant> {
         let (shortest, longest) = RECHECK;
-        let first = self
+        // A device whose grace period has passed is held by a claim.
+        let again = now + grace.clamp(shortest, longest);
+        let ends = self
             .tainted_since
             .values()
-            .map(|since| *since + grace)
-            .min()?;
-        Some(first.max(now + grace.clamp(shortest, longest)))
+            .map(|tainted| tainted.end(grace));
+        let checks = ends.map(|end| if end > now { end } else { again });
+        Some(checks.min()?.max(now + shortest))
     }
 }
 
-/// Returns the published devices that are not in the plan.
+/// Returns the published devices that the plan does not offer, or with smaller amounts.
 fn not_offered(published: &PublishedCard, plan: &CardPlan) -> Option<Retained> {
     let mut card = published.clone();
-    card.devices
-        .retain(|device| plan.device(&device.name).is_none());
-    (!card.devices.is_empty()).then_some(Retained {
-        card,
-        reason: Reason::Unavailable(plan.excluded),
-    })
+    let mut reasons = BTreeMap::new();
+    card.devices.retain(|device| {
+        let reason = match plan.device(&device.name) {
+            None => Some(Reason::Unavailable(plan.excluded)),
+            Some(planned) => match planned.withheld {
+                Some(reason) => Some(Reason::Unavailable(reason)),
+                None => reduction(device, &planned.kind).map(Reason::Amounts),
+            },
+        };
+        let is_retained = reason.is_some();
+        reasons.extend(reason.map(|reason| (device.name.clone(), reason)));
+        is_retained
+    });
+    (!card.devices.is_empty()).then_some(Retained { card, reasons })
+}
+
+/// Returns what a plan takes from a published device with shares, as text; `None` if it takes nothing.
+fn reduction(published: &Device, planned: &DeviceKind) -> Option<String> {
+    let DeviceKind::Shares(offer) = planned else {
+        return None;
+    };
+    let before = device::share_totals(published)?;
+    let after = offer.totals;
+    let amounts = [
+        ("memory", Unit::Mib, before.memory_bytes, after.memory_bytes),
+        ("cores", Unit::One, before.cores, after.cores),
+        ("slots", Unit::One, before.slots, after.slots),
+    ];
+    let smaller = amounts
+        .into_iter()
+        .filter(|(.., before, after)| after < before);
+    let mut changes: Vec<String> = smaller
+        .map(|(name, unit, before, after)| {
+            format!("{name} {} to {}", unit.text(before), unit.text(after))
+        })
+        .collect();
+    // Claims may have selected the device by this attribute.
+    let was_oversubscribed = device::is_oversubscribed(published);
+    if was_oversubscribed != offer.is_oversubscribed {
+        let attribute = names::attribute::OVERSUBSCRIBED;
+        changes.push(format!(
+            "{attribute} {was_oversubscribed} to {}",
+            offer.is_oversubscribed
+        ));
+    }
+    (!changes.is_empty()).then(|| changes.join(", "))
+}
+
+/// Unit of an amount in a text.
+#[derive(Clone, Copy)]
+enum Unit {
+    Mib,
+    One,
+}
+
+impl Unit {
+    fn text(self, amount: u64) -> String {
+        match self {
+            Self::Mib => format!("{} MiB", amount / MIB),
+            Self::One => amount.to_string(),
+        }
+    }
 }
 
 /// Groups devices by GPU.

@@ -10,6 +10,7 @@ use std::time::Duration;
 use drava_api::error::describe;
 use drava_api::event::EventReason;
 use drava_api::names;
+use drava_api::node_profile::NodeSettings;
 use drava_nvml::GpuUuid;
 use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::Node as NodeObject;
@@ -60,6 +61,17 @@ pub struct Publisher {
     pub reporter: Reporter,
     /// Time between tainting and withdrawal of retained devices, see [`retained::GRACE`].
     pub retained_grace: Duration,
+    /// What is published, for the status of node profiles and for prepare.
+    pub published: watch::Sender<Published>,
+}
+
+/// What the slices of the node show.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Published {
+    /// Settings that the slices follow, except for the retained devices; `None` before the first write.
+    pub settings: Option<NodeSettings>,
+    /// Devices that are published as before.
+    pub retained: BTreeMap<GpuUuid, Retained>,
 }
 
 /// The slices could not be synchronized.
@@ -168,8 +180,9 @@ impl Publisher {
         memory: &mut Memory,
     ) -> Result<usize, SyncError> {
         let node = match state {
-            State::Known(node) => node,
-            State::Pending => return Ok(0),
+            State::Known(node) if node.inventory.settings.is_some() => node,
+            // Devices that the node profile excludes must not appear, not even at start.
+            State::Known(_) | State::Pending => return Ok(0),
             State::Unknown(reason) => {
                 // Published devices stay, because claims hold them; their health is unknown.
                 self.devices.send_modify(|devices| {
@@ -217,6 +230,7 @@ impl Publisher {
                 }
                 memory.is_published = true;
                 self.devices.send_replace(devices(&pool));
+                self.set_published(node.inventory.settings.clone(), retained);
                 self.conditions.set(Condition::Published, Ok(()));
                 return Ok(writes);
             }
@@ -252,13 +266,22 @@ impl Publisher {
                 let is_held = devices.any(|device| allocated.contains(&device.name));
                 let stays = is_held || !is_grace_over(retained);
                 if !stays {
-                    let reason = retained.reason;
-                    tracing::info!(gpu.uuid = %uuid, %reason, "withdrawing unallocated devices");
+                    let reasons = &retained.reasons;
+                    tracing::info!(gpu.uuid = %uuid, ?reasons, "withdrawing or changing unallocated devices");
                 }
                 stays
             });
         }
         Ok(retained)
+    }
+
+    fn set_published(&self, settings: Option<NodeSettings>, retained: BTreeMap<GpuUuid, Retained>) {
+        let published = Published { settings, retained };
+        self.published.send_if_modified(|present| {
+            let is_changed = *present != published;
+            *present = published;
+            is_changed
+        });
     }
 
     async fn claims(&self) -> Result<Vec<ResourceClaim>, SyncError> {

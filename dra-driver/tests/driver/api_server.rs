@@ -1,4 +1,4 @@
-//! An in-memory API server with the requests of the driver: claims, slices with watches, nodes, events.
+//! An in-memory API server with the requests of the driver: claims; slices, nodes and node profiles with watches; events.
 //!
 //! It stores objects by path, counts resource versions, rejects stale updates, and sets the UID of new objects and the
 //! time of new taints. Tests can make it drop fields (a disabled feature gate) or fail.
@@ -18,6 +18,8 @@ use serde_json::{Value, json};
 use tokio::sync::broadcast;
 use tokio_stream::wrappers::BroadcastStream;
 
+mod profiles;
+
 /// A running server; clones share it.
 #[derive(Clone)]
 pub(crate) struct ApiServer {
@@ -36,16 +38,23 @@ struct Objects {
     writes: Vec<String>,
     /// Number of reads of each object or collection, by path.
     reads: BTreeMap<String, usize>,
+    /// All changes, in order.
+    changes: Vec<Change>,
+    /// Whether the API server has the resource definition of node profiles.
+    has_profiles: bool,
 }
 
 #[derive(Clone)]
 struct Change {
+    version: u64,
     collection: String,
     event: Value,
 }
 
 pub(crate) const SLICES: &str = "/apis/resource.k8s.io/v1/resourceslices";
 pub(crate) const CLAIMS: &str = "/apis/resource.k8s.io/v1/resourceclaims";
+pub(crate) const PROFILES: &str = "/apis/gpu.drava.dev/v1alpha1/gpunodeprofiles";
+const NODES: &str = "/api/v1/nodes";
 const CLAIMS_OF_DEFAULT: &str = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims";
 
 impl ApiServer {
@@ -214,24 +223,28 @@ impl ApiServer {
         let dropped = objects.dropped.clone();
         admit(&mut object, &dropped);
         objects.by_path.insert(path.to_owned(), object.clone());
-        self.notify_watches(path, if is_new { "ADDED" } else { "MODIFIED" }, &object);
+        let kind = if is_new { "ADDED" } else { "MODIFIED" };
+        self.notify_watches(&mut objects, path, kind, &object);
         object
     }
 
     fn remove(&self, path: &str) -> Option<Value> {
         let mut objects = self.objects();
         let object = objects.by_path.remove(path)?;
-        self.notify_watches(path, "DELETED", &object);
+        objects.version += 1;
+        self.notify_watches(&mut objects, path, "DELETED", &object);
         Some(object)
     }
 
-    fn notify_watches(&self, path: &str, kind: &str, object: &Value) {
-        let collection = path.rsplit_once('/').unwrap().0.to_owned();
-        // Fails without watchers.
-        let _ = self.changes.send(Change {
-            collection,
+    fn notify_watches(&self, objects: &mut Objects, path: &str, kind: &str, object: &Value) {
+        let change = Change {
+            version: objects.version,
+            collection: path.rsplit_once('/').unwrap().0.to_owned(),
             event: json!({"type": kind, "object": object}),
-        });
+        };
+        objects.changes.push(change.clone());
+        // Fails without watchers.
+        let _ = self.changes.send(change);
     }
 
     fn answer(&self, method: &Method, uri: &Uri, body: &Value) -> Response {
@@ -248,12 +261,14 @@ impl ApiServer {
                     .query()
                     .is_some_and(|query| query.contains("watch=true")) =>
             {
-                self.watch(path)
+                self.watch(path, uri.query().unwrap_or_default())
             }
             Method::GET => {
                 let mut objects = self.objects();
                 *objects.reads.entry(path.to_owned()).or_default() += 1;
-                if path == SLICES || path == CLAIMS {
+                if [SLICES, CLAIMS, NODES].contains(&path)
+                    || path == PROFILES && objects.has_profiles
+                {
                     return list(&objects, path, uri.query().unwrap_or_default());
                 }
                 match objects.by_path.get(path) {
@@ -309,7 +324,7 @@ impl ApiServer {
         }
     }
 
-    /// Applies `status.devices` of a claim, or a whole event.
+    /// Applies `status.devices` of a claim, the status of a profile, or a whole event.
     fn patch(&self, path: &str, body: &Value) -> Response {
         let object_path = path.trim_end_matches("/status");
         let Some(mut present) = self.objects().by_path.get(object_path).cloned() else {
@@ -317,6 +332,11 @@ impl ApiServer {
         };
         if object_path == path {
             present = body.clone();
+        } else if path.starts_with(PROFILES) {
+            if body["metadata"]["resourceVersion"] != present["metadata"]["resourceVersion"] {
+                return status(StatusCode::CONFLICT, "stale resource version");
+            }
+            present["status"] = body["status"].clone();
         } else {
             if body["metadata"]["uid"] != present["metadata"]["uid"] {
                 return status(StatusCode::CONFLICT, "wrong uid");
@@ -326,36 +346,57 @@ impl ApiServer {
         axum::Json(self.store(object_path, present)).into_response()
     }
 
-    fn watch(&self, path: &str) -> Response {
+    fn watch(&self, path: &str, query: &str) -> Response {
         let path = path.to_owned();
-        let events = BroadcastStream::new(self.changes.subscribe()).filter_map(move |change| {
-            let change = change.ok().filter(|change| change.collection == path);
-            futures::future::ready(
-                change.map(|change| Ok::<_, Infallible>(format!("{}\n", change.event))),
-            )
-        });
+        let since = parameter(query, "resourceVersion").and_then(|version| version.parse().ok());
+        let since: u64 = since.unwrap_or(0);
+        // Under one lock, so that no change is between both.
+        let (missed, later) = {
+            let objects = self.objects();
+            let missed = objects
+                .changes
+                .iter()
+                .filter(|change| change.version > since);
+            let missed: Vec<_> = missed.cloned().map(Ok).collect();
+            (missed, BroadcastStream::new(self.changes.subscribe()))
+        };
+        let events = futures::stream::iter(missed)
+            .chain(later)
+            .filter_map(move |change| {
+                let change = change.ok().filter(|change| change.collection == path);
+                futures::future::ready(
+                    change.map(|change| Ok::<_, Infallible>(format!("{}\n", change.event))),
+                )
+            });
         Body::from_stream(events).into_response()
     }
 }
 
-/// Returns whether an object's `spec` matches the field selector of a query.
+fn parameter<'a>(query: &'a str, name: &str) -> Option<&'a str> {
+    let mut parameters = query
+        .split('&')
+        .filter_map(|parameter| parameter.split_once('='));
+    parameters
+        .find(|(key, _)| *key == name)
+        .map(|(_, value)| value)
+}
+
+/// Returns whether an object matches the field selector of a query.
 fn is_selected(object: &Value, query: &str) -> bool {
-    let parameters = query.split('&');
-    let selector = parameters
-        .filter_map(|parameter| parameter.strip_prefix("fieldSelector="))
-        .next();
-    let selector = selector.unwrap_or_default();
+    let selector = parameter(query, "fieldSelector").unwrap_or_default();
     let selector = selector.replace("%3D", "=").replace("%2C", ",");
     let mut terms = selector.split(',').filter_map(|term| term.split_once('='));
-    terms.all(|(field, value)| object["spec"][field.trim_start_matches("spec.")] == value)
+    terms.all(|(field, value)| {
+        object.pointer(&format!("/{}", field.replace('.', "/"))) == Some(&json!(value))
+    })
 }
 
 fn list(objects: &Objects, path: &str, query: &str) -> Response {
     let resource = path.rsplit_once('/').unwrap().1;
+    let group = path.trim_end_matches(resource);
     let wanted = |key: &str| {
         // Claims are listed in all namespaces.
-        key.starts_with("/apis/resource.k8s.io/v1/")
-            && key.split('/').rev().nth(1) == Some(resource)
+        key.starts_with(group) && key.split('/').rev().nth(1) == Some(resource)
     };
     let items: Vec<_> = objects
         .by_path

@@ -120,6 +120,8 @@ pub(crate) fn inventory(cards: Vec<Card>) -> NodeInventory {
         },
         pcie_roots,
         foreign_instances: BTreeMap::new(),
+        settings: None,
+        retained_totals: BTreeMap::new(),
     }
 }
 

@@ -21,6 +21,8 @@ mod orphans;
 mod overcommit;
 mod partitions;
 mod plan;
+mod profile;
+mod profile_offer;
 mod publish;
 mod readiness;
 mod record;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use drava_api::node_profile::CardSettings;
 use drava_cdi::{Driver, DriverRoot};
 use drava_dra_driver::card_plan::{CardPlan, Counters, DeviceKind, PlannedDevice};
 use drava_dra_driver::inventory::NodeInventory;
@@ -150,7 +151,7 @@ fn a100x2() -> String {
 
 fn partition(card: &Card, profile: &str, start: u32) -> PlannedDevice {
     let name = drava_api::names::mig_device(card.minor, profile, start);
-    let plan = CardPlan::new(card, false, &[]);
+    let plan = CardPlan::new(card, false, &[], &CardSettings::default());
     plan.device(&name).unwrap().clone()
 }
 
@@ -237,7 +238,7 @@ fn counters_admit_exactly_the_pairs_that_the_gpu_admits() {
     for yaml in [A30X2, &a100x2(), H100X2, RTX_PRO_6000X2] {
         let node = PartitionedNode::start(yaml);
         let card = node.card(0);
-        let plan = CardPlan::new(card, false, &[]);
+        let plan = CardPlan::new(card, false, &[], &CardSettings::default());
         let create = |device: &PlannedDevice| {
             let DeviceKind::Partition { profile, placement } = &device.kind else {
                 panic!("{device:?}")
@@ -272,7 +273,7 @@ fn counters_admit_exactly_the_pairs_that_the_gpu_admits() {
 fn blocks_devices_that_foreign_instances_exclude() {
     let node = PartitionedNode::start(&a100x2());
     let foreign = node.create_foreign("1g.5gb+me", 2);
-    let plan = CardPlan::new(node.card(0), false, &[foreign]);
+    let plan = CardPlan::new(node.card(0), false, &[foreign], &CardSettings::default());
     let blocked: Vec<_> = plan
         .devices
         .iter()

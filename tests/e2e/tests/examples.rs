@@ -223,3 +223,38 @@ fn takes_borrowed_quota_back() -> Result<()> {
     drop(example);
     Ok(())
 }
+
+#[test]
+fn node_profile_oversubscribes_the_nodes_of_a_pool() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("node-profile")?;
+    let label = |value: &str| {
+        let nodes = ["label", "nodes", "--all", "--overwrite"];
+        cluster.kubectl(nodes.into_iter().chain([value]))
+    };
+    label("example.com/gpu-pool=notebooks")?;
+    tenant.example("node-profile")?;
+    let applied = wait("the profile is applied", || {
+        let profile = cluster.get(&["gpunodeprofile", "notebooks"])?;
+        Ok((profile["status"]["nodes"][0]["state"] == "Applied").then_some(()))
+    });
+    let devices = cluster.kubectl([
+        "get",
+        "resourceslices",
+        "-o",
+        "jsonpath={range .items[*].spec.devices[*]}{.name}={.capacity.slots.value} {end}",
+    ]);
+    cluster.kubectl(["delete", "gpunodeprofile", "notebooks"])?;
+    label("example.com/gpu-pool-")?;
+    applied?;
+    let devices = devices?;
+    ensure!(devices == "gpu-0-vgpu=20 gpu-1-vgpu=20 ", "{devices}");
+    // The other tests use the default.
+    wait("the node offers its default again", || {
+        let slices = cluster.kubectl(["get", "resourceslices", "-o", "json"])?;
+        let is_default = slices.matches("gpu.drava.dev/unhealthy").count() == 0
+            && slices.matches("\"slots\"").count() == 2
+            && !slices.contains("\"value\": \"20\"");
+        Ok(is_default.then_some(()))
+    })
+}

@@ -1,0 +1,308 @@
+//! Node profiles: the settings of this node's GPUs, followed while the driver runs.
+//!
+//! [`follow`] combines the discovered GPUs with the profiles, the labels of the Node object and the retained devices into
+//! one [`State`], which publisher and prepare read. So a change of a profile takes the same path as a change of the
+//! hardware. [`status`] reports to the profiles.
+//!
+//! Without the custom resource definition the cluster has no profiles; the driver checks again every
+//! [`Intervals::missing`].
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use drava_api::error::describe;
+use drava_api::node_profile::{CardIdentity, GpuNodeProfile, NodeSettings};
+use drava_nvml::GpuUuid;
+use futures::{Stream, StreamExt as _, TryStreamExt as _};
+use k8s_openapi::api::core::v1::Node as NodeObject;
+use kube::core::{DeserializeGuard, PartialObjectMeta};
+use kube::runtime::watcher::{self, watcher};
+use kube::{Api, Client, Resource, ResourceExt as _};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::capacity::ShareTotals;
+use crate::conditions::{Condition, Conditions};
+use crate::inventory::State;
+use crate::publish::writer::Published;
+
+pub mod status;
+
+/// Time between two attempts to restart an interrupted watch.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// Reason of the condition `profiles` while the first requests are repeated.
+const NO_ANSWER: &str = "the API server returns neither GpuNodeProfiles nor the Node object so far; nothing is published \
+                         before";
+
+/// Times between periodic checks.
+#[derive(Debug, Clone, Copy)]
+pub struct Intervals {
+    /// Between two checks whether the custom resource definition exists.
+    pub missing: Duration,
+    /// Between two checks of a status entry of another node.
+    pub entries: Duration,
+}
+
+impl Default for Intervals {
+    fn default() -> Self {
+        Self {
+            missing: Duration::from_secs(60),
+            entries: Duration::from_secs(300),
+        }
+    }
+}
+
+/// Objects by name; `None` until they were listed.
+pub type Objects<K> = Option<BTreeMap<String, K>>;
+
+/// Watches of the profiles and of the Node object.
+#[derive(Debug, Clone)]
+pub struct Watches {
+    /// All profiles that this build can read.
+    pub profiles: watch::Receiver<Objects<DeserializeGuard<GpuNodeProfile>>>,
+    /// The Node object of this node.
+    pub node: watch::Receiver<Objects<PartialObjectMeta<NodeObject>>>,
+}
+
+impl Watches {
+    /// Returns the watches and the task that keeps them until `stop`.
+    pub fn start(
+        client: Client,
+        node: &str,
+        conditions: Conditions,
+        intervals: Intervals,
+        stop: CancellationToken,
+    ) -> (Self, impl Future<Output = ()> + Send + use<>) {
+        let (profile_sender, profiles) = watch::channel(None);
+        let (node_sender, node_objects) = watch::channel(None);
+        let watches = Self {
+            profiles,
+            node: node_objects,
+        };
+        let (known, fields) = (watches.clone(), format!("metadata.name={node}"));
+        let task = async move {
+            let profiles: Api<DeserializeGuard<GpuNodeProfile>> = Api::all(client.clone());
+            let profiles =
+                watcher(profiles, watcher::Config::default()).inspect_ok(warn_of_unreadable);
+            let nodes: Api<PartialObjectMeta<NodeObject>> = Api::all(client);
+            let nodes = watcher(nodes, watcher::Config::default().fields(&fields));
+            let failed = |error: String| {
+                if known.are_known() {
+                    tracing::warn!(error, "watch interrupted");
+                } else {
+                    conditions.set(Condition::Profiles, Err(error));
+                }
+            };
+            let done = || {
+                if known.are_known() {
+                    conditions.set(Condition::Profiles, Ok(()));
+                }
+            };
+            let profiles = keep(
+                "GpuNodeProfiles",
+                profiles,
+                &profile_sender,
+                intervals.missing,
+                &failed,
+                &done,
+            );
+            let nodes = keep(
+                "the Node object",
+                nodes,
+                &node_sender,
+                RETRY,
+                &failed,
+                &done,
+            );
+            // The client repeats requests to an API server that does not answer for minutes before it fails.
+            let report_delay = async {
+                tokio::time::sleep(RETRY).await;
+                if !known.are_known() {
+                    failed(NO_ANSWER.to_owned());
+                }
+                std::future::pending::<()>().await;
+            };
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = profiles => {}
+                () = nodes => {}
+                () = report_delay => {}
+            }
+        };
+        (watches, task)
+    }
+
+    fn are_known(&self) -> bool {
+        self.profiles.borrow().is_some() && self.node.borrow().is_some()
+    }
+
+    /// Returns the settings of the node with these GPUs; `None` until profiles and labels are known.
+    fn settings<'a>(&self, cards: impl Iterator<Item = CardIdentity<'a>>) -> Option<NodeSettings> {
+        let (profiles, node) = (self.profiles.borrow(), self.node.borrow());
+        let labels = node
+            .as_ref()?
+            .values()
+            .next()
+            .map(|node| node.labels().clone());
+        let readable = profiles
+            .as_ref()?
+            .values()
+            .filter_map(|profile| profile.0.as_ref().ok());
+        let cards: Vec<_> = cards.collect();
+        Some(NodeSettings::resolve(
+            readable,
+            &labels.unwrap_or_default(),
+            cards,
+        ))
+    }
+}
+
+/// Stores the objects of a watch. A missing resource definition counts as no objects.
+async fn keep<K>(
+    kind: &'static str,
+    events: impl Stream<Item = watcher::Result<watcher::Event<K>>>,
+    objects: &watch::Sender<Objects<K>>,
+    missing: Duration,
+    failed: impl Fn(String),
+    done: impl Fn(),
+) where
+    K: Resource<DynamicType = ()>,
+{
+    let mut events = std::pin::pin!(events);
+    let mut listed = BTreeMap::new();
+    let mut is_missing = false;
+    loop {
+        match events.next().await {
+            Some(Ok(event)) => {
+                is_missing = false;
+                store(event, &mut listed, objects);
+                done();
+            }
+            Some(Err(error)) if is_undefined(&error) => {
+                if !is_missing {
+                    tracing::info!(
+                        kind,
+                        "the cluster has no such resource definition; install the chart with crds.install=true to use it"
+                    );
+                }
+                is_missing = true;
+                objects.send_if_modified(|present| {
+                    let is_changed = present.as_ref().is_none_or(|present| !present.is_empty());
+                    *present = Some(BTreeMap::new());
+                    is_changed
+                });
+                done();
+                tokio::time::sleep(missing).await;
+            }
+            Some(Err(error)) => {
+                failed(format!("cannot watch {kind}: {}", describe(&error)));
+                tokio::time::sleep(RETRY).await;
+            }
+            None => return,
+        }
+    }
+}
+
+/// Applies an event. A list replaces the objects when it is complete.
+fn store<K: Resource<DynamicType = ()>>(
+    event: watcher::Event<K>,
+    listed: &mut BTreeMap<String, K>,
+    objects: &watch::Sender<Objects<K>>,
+) {
+    match event {
+        watcher::Event::Init => listed.clear(),
+        watcher::Event::InitApply(object) => {
+            listed.insert(object.name_any(), object);
+        }
+        watcher::Event::InitDone => {
+            objects.send_replace(Some(std::mem::take(listed)));
+        }
+        watcher::Event::Apply(object) => objects.send_modify(|present| {
+            let present = present.get_or_insert_default();
+            present.insert(object.name_any(), object);
+        }),
+        watcher::Event::Delete(object) => objects.send_modify(|present| {
+            let present = present.get_or_insert_default();
+            present.remove(&object.name_any());
+        }),
+    }
+}
+
+/// Logs a profile that this build cannot read, for example because it was written for a newer one. It has no effect.
+fn warn_of_unreadable(event: &watcher::Event<DeserializeGuard<GpuNodeProfile>>) {
+    let (watcher::Event::Apply(object) | watcher::Event::InitApply(object)) = event else {
+        return;
+    };
+    if let Err(error) = &object.0 {
+        let profile = object.name_any();
+        tracing::warn!(
+            profile,
+            error = describe(error),
+            "ignoring a GpuNodeProfile that this build cannot read"
+        );
+    }
+}
+
+/// Returns whether the API server does not have the resource.
+fn is_undefined(error: &watcher::Error) -> bool {
+    matches!(error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404)
+}
+
+/// Combines the discovered GPUs with settings and retained devices until `stop` or the end of discovery.
+pub async fn follow(
+    mut discovered: watch::Receiver<State>,
+    mut watches: Watches,
+    mut published: watch::Receiver<Published>,
+    state: watch::Sender<State>,
+    stop: CancellationToken,
+) {
+    loop {
+        let combined = combine(
+            &discovered.borrow_and_update(),
+            &watches,
+            &published.borrow_and_update(),
+        );
+        state.send_if_modified(|present| {
+            let is_changed = *present != combined;
+            if is_changed {
+                *present = combined;
+            }
+            is_changed
+        });
+        let changed = tokio::select! {
+            () = stop.cancelled() => return,
+            changed = discovered.changed() => changed,
+            changed = watches.profiles.changed() => changed,
+            changed = watches.node.changed() => changed,
+            changed = published.changed() => changed,
+        };
+        if changed.is_err() {
+            return;
+        }
+    }
+}
+
+fn combine(discovered: &State, watches: &Watches, published: &Published) -> State {
+    let State::Known(node) = discovered else {
+        return discovered.clone();
+    };
+    let mut node = (**node).clone();
+    let cards = node.inventory.gpus.cards.iter().map(|card| CardIdentity {
+        uuid: card.uuid.as_str(),
+        index: card.index,
+        product_name: &card.name,
+    });
+    let settings = watches.settings(cards);
+    node.inventory.settings = settings;
+    node.inventory.retained_totals = retained_totals(published);
+    State::Known(Arc::new(node))
+}
+
+fn retained_totals(published: &Published) -> BTreeMap<GpuUuid, ShareTotals> {
+    let retained = published.retained.iter();
+    retained
+        .filter_map(|(uuid, retained)| Some((uuid.clone(), retained.share_totals()?)))
+        .collect()
+}
