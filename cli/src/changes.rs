@@ -13,6 +13,10 @@ use serde::Serialize;
 
 use crate::snapshot::Snapshot;
 
+mod quota;
+
+use quota::{RaisedLimit, raised_limits};
+
 /// Maximum number of suggestions to end pods.
 const MAX_ENDINGS: usize = 3;
 /// Maximum number of trials to end pods; each is a decision on one node.
@@ -39,6 +43,12 @@ pub(crate) enum Change {
         node: String,
         /// The pods.
         pods: Vec<Ending>,
+    },
+    /// Limits of quotas are raised, all of them.
+    #[serde(rename_all = "camelCase")]
+    RaiseLimits {
+        /// The limits.
+        limits: Vec<RaisedLimit>,
     },
 }
 
@@ -67,6 +77,10 @@ impl Change {
                     .collect();
                 format!("end {} on node {node}", pods.join(", "))
             }
+            Self::RaiseLimits { limits } => {
+                let limits: Vec<String> = limits.iter().map(RaisedLimit::text).collect();
+                limits.join(", and ")
+            }
         }
     }
 }
@@ -83,6 +97,8 @@ pub(crate) fn find(
         .collect();
     if let Some(request) = request(&snapshot.cluster, pod, claims) {
         changes.extend(ended_pods(snapshot, &request, policies));
+        let limits = raised_limits(&mut snapshot.cluster, &request, policies);
+        changes.extend((!limits.is_empty()).then_some(Change::RaiseLimits { limits }));
     }
     changes
 }

@@ -1,6 +1,7 @@
 //! Each suggestion is applied to the cluster, and the pod fits.
 
 use drava_api::config::PlacementPolicy;
+use drava_api::quota::GpuQuota;
 
 use super::*;
 use crate::explain::tests::snapshot;
@@ -58,4 +59,42 @@ fn suggests_nothing_for_impossible_request() {
     let requests = spec.devices.as_mut().unwrap().requests.as_mut().unwrap();
     requests[0].exactly.as_mut().unwrap().count = Some(5);
     assert_eq!(find(&mut snapshot, &pod, &claims, POLICIES), []);
+}
+
+#[test]
+fn pod_fits_after_raising_limits_of_quotas() {
+    let mut snapshot = snapshot();
+    let quota = |name: &str, limit: serde_json::Value| {
+        let spec = serde_json::json!({"namespaces": ["default"], "limit": limit});
+        GpuQuota::new(name, serde_json::from_value(spec).unwrap())
+    };
+    let limits = [
+        quota("devices", serde_json::json!({"devices": 3})),
+        quota(
+            "memory",
+            serde_json::json!({"memory": "104Gi", "cores": 500}),
+        ),
+    ];
+    for quota in &limits {
+        snapshot.cluster.upsert_quota(quota);
+    }
+    let (mut pod, mut claims) = big(&snapshot);
+    pod.metadata.uid = Some("feasible".to_owned());
+    set_memory(&mut claims[0].1, 1024);
+    assert!(!fits(&snapshot, &pod, &claims));
+    let changes = find(&mut snapshot, &pod, &claims, POLICIES);
+    let text = changes.last().unwrap().text();
+    assert_eq!(
+        text,
+        "raise spec.limit.devices of gpuquota devices to 4, and raise spec.limit.memory of gpuquota memory to 105Gi"
+    );
+    assert!(!fits(&snapshot, &pod, &claims), "the trial is undone");
+    snapshot
+        .cluster
+        .upsert_quota(&quota("devices", serde_json::json!({"devices": 4})));
+    assert!(!fits(&snapshot, &pod, &claims), "both are needed");
+    snapshot
+        .cluster
+        .upsert_quota(&quota("memory", serde_json::json!({"memory": "105Gi"})));
+    assert!(fits(&snapshot, &pod, &claims));
 }
