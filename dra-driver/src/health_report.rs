@@ -278,3 +278,83 @@ fn written_message<'a>(claim: &'a ResourceClaim, device: &str) -> Option<(bool, 
         conditions.find(|condition| condition.type_ == ConditionType::Healthy.as_str())?;
     Some((condition.status == "True", condition.message.as_str()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::claim::ClaimRef;
+    use crate::prepare::{Access, CardRef, Delivery};
+
+    fn record() -> ClaimRecord {
+        let device = |minor: u32| Prepared {
+            request: "gpu".to_owned(),
+            pool: "node-a/gpus".to_owned(),
+            device: names::gpu_device(minor),
+            card: CardRef {
+                uuid: format!("GPU-{minor}"),
+                minor,
+                pci_bus_id: String::new(),
+            },
+            access: Access::Whole,
+        };
+        ClaimRecord {
+            claim: ClaimRef {
+                namespace: "default".to_owned(),
+                name: "claim".to_owned(),
+                uid: ClaimUid::parse("00000000-0000-4000-8000-000000000001").unwrap(),
+            },
+            devices: vec![device(0), device(1)],
+            library: String::new(),
+            hook: String::new(),
+            delivery: Delivery::Preload,
+        }
+    }
+
+    fn health(fault: Option<Fault>) -> HealthByGpu {
+        let gpu = |minor: u32, gpu| {
+            let health = GpuHealth {
+                gpu,
+                ..GpuHealth::default()
+            };
+            (GpuUuid::new(format!("GPU-{minor}")), health)
+        };
+        HealthByGpu::from([gpu(0, None), gpu(1, fault)])
+    }
+
+    #[test]
+    fn reports_each_change_of_a_device_once() {
+        let (mut reported, record) = (Reported::default(), record());
+        let (healthy, faulty) = (health(None), health(Some(Fault::Xid(79))));
+        assert_eq!(reported.changes(&record, &healthy, false), []);
+        let changes = reported.changes(&record, &faulty, false);
+        let change = |fault, is_known| Change {
+            device: "gpu-1".to_owned(),
+            gpu: "GPU-1".to_owned(),
+            fault,
+            is_known,
+        };
+        assert_eq!(changes, [change(Some(Fault::Xid(79)), false)]);
+        reported.set(&record, &faulty);
+        assert!(reported.has_fault());
+        assert_eq!(reported.changes(&record, &faulty, false), []);
+        assert_eq!(
+            reported.changes(&record, &healthy, false),
+            [change(None, true)]
+        );
+        reported.retain(&[]);
+        assert!(!reported.has_fault(), "unprepared");
+    }
+
+    #[test]
+    fn checks_all_claims_after_a_restart() {
+        let changes = Reported::default().changes(&record(), &health(None), true);
+        let devices: Vec<&str> = changes.iter().map(|change| &*change.device).collect();
+        assert_eq!(devices, ["gpu-0", "gpu-1"]);
+        let unknown = HealthByGpu::new();
+        assert_eq!(
+            Reported::default().changes(&record(), &unknown, true),
+            [],
+            "before the GPUs were seen"
+        );
+    }
+}
