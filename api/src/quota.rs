@@ -34,49 +34,14 @@ pub const DEFAULT_ALERT_THRESHOLD_PERCENT: u8 = 90;
     derive = "PartialEq",
     doc = "Limits and guarantees of GPU memory, cores and devices for the namespaces of a tenant.",
     crates(kube_core = "::kube_core"),
-    printcolumn(
-        name = "Memory",
-        type_ = "string",
-        json_path = ".status.used.memory",
-        description = "Allocated GPU memory"
-    ),
-    printcolumn(
-        name = "Memory-Limit",
-        type_ = "string",
-        json_path = ".spec.limit.memory"
-    ),
-    printcolumn(
-        name = "Cores",
-        type_ = "integer",
-        json_path = ".status.used.cores",
-        description = "Guaranteed percent of GPU time"
-    ),
-    printcolumn(
-        name = "Cores-Limit",
-        type_ = "integer",
-        json_path = ".spec.limit.cores"
-    ),
-    printcolumn(
-        name = "Devices",
-        type_ = "integer",
-        json_path = ".status.used.devices",
-        description = "Allocated devices: shares, partitions and whole GPUs"
-    ),
-    printcolumn(
-        name = "Devices-Limit",
-        type_ = "integer",
-        json_path = ".spec.limit.devices"
-    ),
-    printcolumn(
-        name = "Within-Limit",
-        type_ = "string",
-        json_path = r#".status.conditions[?(@.type=="WithinLimit")].status"#
-    ),
-    printcolumn(
-        name = "Age",
-        type_ = "date",
-        json_path = ".metadata.creationTimestamp"
-    )
+    printcolumn = r#"{"name": "Memory", "type": "string", "jsonPath": ".status.used.memory", "description": "Allocated GPU memory"}"#,
+    printcolumn = r#"{"name": "Memory-Limit", "type": "string", "jsonPath": ".spec.limit.memory"}"#,
+    printcolumn = r#"{"name": "Cores", "type": "integer", "jsonPath": ".status.used.cores", "description": "Guaranteed percent of GPU time"}"#,
+    printcolumn = r#"{"name": "Cores-Limit", "type": "integer", "jsonPath": ".spec.limit.cores"}"#,
+    printcolumn = r#"{"name": "Devices", "type": "integer", "jsonPath": ".status.used.devices", "description": "Allocated devices: shares, partitions and whole GPUs"}"#,
+    printcolumn = r#"{"name": "Devices-Limit", "type": "integer", "jsonPath": ".spec.limit.devices"}"#,
+    printcolumn = r#"{"name": "Within-Limit", "type": "string", "jsonPath": ".status.conditions[?(@.type==\"WithinLimit\")].status"}"#,
+    printcolumn = r#"{"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"}"#
 )]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = schema::spec_rules()))]

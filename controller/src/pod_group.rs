@@ -121,7 +121,7 @@ mod tests {
     use crate::fixture::object;
     use crate::gang;
 
-    fn pod(metadata: Value, spec: Value) -> Pod {
+    fn pod(metadata: &Value, spec: &Value) -> Pod {
         let mut pod = json!({"metadata": metadata, "spec": spec});
         pod["metadata"]["namespace"] = json!("default");
         pod["spec"]["containers"] = json!([]);
@@ -142,15 +142,21 @@ mod tests {
         let cases = [
             (
                 PodGroupApi::Kubernetes,
-                pod(json!({}), json!({"schedulingGroup": {"podGroupName": "g"}})),
+                pod(
+                    &json!({}),
+                    &json!({"schedulingGroup": {"podGroupName": "g"}}),
+                ),
             ),
             (
                 PodGroupApi::Volcano,
-                pod(json!({"annotations": {VOLCANO_ANNOTATION: "g"}}), json!({})),
+                pod(
+                    &json!({"annotations": {VOLCANO_ANNOTATION: "g"}}),
+                    &json!({}),
+                ),
             ),
             (
                 PodGroupApi::Coscheduling,
-                pod(json!({"labels": {COSCHEDULING_LABEL: "g"}}), json!({})),
+                pod(&json!({"labels": {COSCHEDULING_LABEL: "g"}}), &json!({})),
             ),
         ];
         for (api, mut pod) in cases {
@@ -175,7 +181,7 @@ mod tests {
         let annotations = json!({
             "gpu.drava.dev/gang": "own", "gpu.drava.dev/gang-min": "2", VOLCANO_ANNOTATION: "g",
         });
-        let mut pod = pod(json!({"annotations": annotations}), json!({}));
+        let mut pod = pod(&json!({"annotations": annotations}), &json!({}));
         let mut groups = PodGroups::default();
         groups.observe(PodGroupChange::Served(PodGroupApi::Volcano, true));
         groups.observe(change(PodGroupApi::Volcano, Some(5)));

@@ -151,13 +151,15 @@ impl Budget<'_> {
     ///
     /// # Errors
     /// With the first resource that the quota does not allow.
-    pub fn check(&self, pod: Charge, claim: Charge) -> Result<(), QuotaRejection> {
+    pub fn check(&self, pod: Charge, claim: Charge) -> Result<(), Box<QuotaRejection>> {
         for resource in QuotaResource::ALL {
-            let reject = |requested, bound| QuotaRejection {
-                quota: self.name.to_owned(),
-                resource,
-                requested,
-                bound,
+            let reject = |requested, bound| {
+                Box::new(QuotaRejection {
+                    quota: self.name.to_owned(),
+                    resource,
+                    requested,
+                    bound,
+                })
             };
             let (of_pod, of_claim) = (pod.get(resource), claim.get(resource));
             if let Some(maximum) = self.spec.claim_maximum(resource)
@@ -223,7 +225,7 @@ pub(crate) fn with_defaults<'a>(
 pub(crate) fn check<'a>(
     budgets: &[Budget<'_>],
     (claim, device, access): (usize, &Device, &DeviceAccess),
-    selected: impl Iterator<Item = (usize, &'a Device, &'a DeviceAccess)> + Clone,
+    selected: &(impl Iterator<Item = (usize, &'a Device, &'a DeviceAccess)> + Clone),
 ) -> Result<(), Rejection> {
     for budget in budgets {
         let Some(charge) = budget.charge(device, access) else {
@@ -237,9 +239,7 @@ pub(crate) fn check<'a>(
                 of_claim += charge;
             }
         }
-        budget
-            .check(of_pod, of_claim)
-            .map_err(|rejection| Rejection::Quota(Box::new(rejection)))?;
+        budget.check(of_pod, of_claim).map_err(Rejection::Quota)?;
     }
     Ok(())
 }

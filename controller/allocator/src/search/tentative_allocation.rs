@@ -120,7 +120,7 @@ impl<'a> TentativeAllocation<'a> {
             let device = self.device(selected.device)?;
             Some((selected.index.claim, device, &selected.access))
         });
-        quota::check(budgets, (index.claim, device, &access), selected)
+        quota::check(budgets, (index.claim, device, &access), &selected)
     }
 
     fn check_constraints(

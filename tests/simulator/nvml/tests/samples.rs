@@ -57,7 +57,8 @@ fn wait_for(
     loop {
         match device.process_utilization_stats(since) {
             Ok(samples) if expected(&samples) => return Ok(samples),
-            Ok(_) | Err(NvmlError::NotFound) => {}
+            // The wrapper asks for the number of samples first, and another one may arrive meanwhile.
+            Ok(_) | Err(NvmlError::NotFound | NvmlError::InsufficientSize(_)) => {}
             Err(error) => bail!(error),
         }
         ensure!(Instant::now() < deadline, "no sample");
