@@ -2,6 +2,7 @@
 
 use drava_api::names;
 
+use super::installation::CONFLICTS;
 use super::state::{ClusterState, Permission};
 use super::{Fault, Finding};
 
@@ -42,8 +43,9 @@ fn finding(permission: &Permission) -> Finding {
         fault: Fault::PermissionMissing,
         object: format!("serviceaccount {namespace}/{account}"),
         problem: format!("may not {verb} {resource}{group}{name}{scope}"),
-        fix: "run helm upgrade with the drava chart, which restores its ClusterRoles and bindings"
-            .to_owned(),
+        fix: format!(
+            "run helm upgrade with the drava chart, which restores its ClusterRoles and bindings; {CONFLICTS}"
+        ),
     }
 }
 

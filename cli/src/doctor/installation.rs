@@ -16,6 +16,8 @@ const LEASE: &str = "drava-controller";
 const STALE_LEASE_SECONDS: i64 = 45;
 /// Reinstalls what the chart contains.
 const UPGRADE: &str = "run helm upgrade with the drava chart";
+/// Of objects that kubectl has changed: Helm 4 applies on the server, where the change belongs to kubectl.
+pub(super) const CONFLICTS: &str = "Helm 4 needs --force-conflicts to undo a change by kubectl";
 
 pub(super) fn check(state: &ClusterState) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -111,7 +113,7 @@ fn controller(state: &ClusterState, driver_image: Option<&str>) -> Vec<Finding> 
             Fault::VersionMismatch,
             &object,
             format!("image tag {controller} differs from tag {driver} of the node driver"),
-            UPGRADE.to_owned(),
+            format!("{UPGRADE}; {CONFLICTS}"),
         ));
     }
     let available = deployment

@@ -242,7 +242,7 @@ fn finds_version_mismatch() {
             state.daemon_sets = vec![object(driver)];
         }),
         format!(
-            "deployment drava-system/drava-controller: image tag 1 differs from tag 2 of the node driver; run helm upgrade with the drava chart\n\
+            "deployment drava-system/drava-controller: image tag 1 differs from tag 2 of the node driver; run helm upgrade with the drava chart; Helm 4 needs --force-conflicts to undo a change by kubectl\n\
              kubectl-drava: version {} differs from version 9.9.9 of the cluster; install kubectl-drava 9.9.9\n",
             env!("CARGO_PKG_VERSION")
         )
@@ -306,7 +306,7 @@ fn finds_missing_permission() {
         .clone();
     assert_eq!(
         text(|state| state.denied = vec![denied]),
-        "serviceaccount drava-system/drava-controller: may not patch resourceclaims/binding.resource.k8s.io; run helm upgrade with the drava chart, which restores its ClusterRoles and bindings\n"
+        "serviceaccount drava-system/drava-controller: may not patch resourceclaims/binding.resource.k8s.io; run helm upgrade with the drava chart, which restores its ClusterRoles and bindings; Helm 4 needs --force-conflicts to undo a change by kubectl\n"
     );
     let accounts: std::collections::BTreeSet<_> = required
         .iter()
