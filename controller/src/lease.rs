@@ -4,12 +4,14 @@
 //! acquire the lease when it was not renewed for its duration. A holder that cannot renew stops leading before another
 //! candidate can acquire the lease. Every change is guarded by the resource version. Wall clocks decide nothing.
 //!
-//! [`Candidate`] decides; [`LeaseElection`] sends the requests.
+//! A term starts when [`leader`] names this replica to the admission policy. [`Candidate`] decides; [`LeaseElection`] sends
+//! the requests.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use drava_api::error::describe;
+use drava_api::leader::GpuControllerLeader;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
@@ -22,9 +24,11 @@ use crate::clock::Clock;
 use crate::health::Health;
 
 mod candidate;
+mod leader;
 mod term;
 
 use candidate::{Candidate, Step};
+use leader::Named;
 pub use term::Term;
 
 /// Name of the Lease object.
@@ -49,9 +53,9 @@ const _: () =
 /// Why a round has failed.
 #[derive(Debug, thiserror::Error)]
 enum RoundError {
-    #[error("cannot {0} the lease")]
+    #[error("cannot {0}")]
     Request(&'static str, #[source] Box<kube::Error>),
-    #[error("cannot {0} the lease: request timed out")]
+    #[error("cannot {0}: request timed out")]
     TimedOut(&'static str),
 }
 
@@ -76,10 +80,12 @@ impl LeaseElection {
         let (sender, terms) = watch::channel(None);
         let stop = CancellationToken::new();
         let participant = Participant {
-            leases: Api::namespaced(client, namespace),
+            leases: Api::namespaced(client.clone(), namespace),
+            leaders: Api::all(client),
             candidate: Candidate::new(identity.to_owned(), clock.clone()),
             clock,
             health,
+            elected: None,
             terms: sender,
         };
         let task = tokio::spawn(participant.run(stop.clone()));
@@ -104,9 +110,12 @@ impl LeaseElection {
 /// Sends the requests of a candidate.
 struct Participant {
     leases: Api<Lease>,
+    leaders: Api<GpuControllerLeader>,
     candidate: Candidate,
     clock: Clock,
     health: Arc<Health>,
+    /// Term that has not started yet: the admission policy does not know this replica as the holder.
+    elected: Option<Arc<Term>>,
     terms: watch::Sender<Option<Arc<Term>>>,
 }
 
@@ -120,6 +129,9 @@ impl Participant {
                 Err(error) => {
                     tracing::warn!(error = describe(&error), lease = LEASE_NAME, "round failed")
                 }
+            }
+            if let Err(error) = self.start_term().await {
+                tracing::warn!(error = describe(&error), "cannot start leading; will retry");
             }
             let elapsed = self.clock.now().saturating_sub(started_at);
             tokio::select! {
@@ -143,7 +155,7 @@ impl Participant {
             let sent_at = self.clock.now();
             let written = match step {
                 Step::Read => {
-                    let lease = request("read", self.leases.get_opt(LEASE_NAME)).await?;
+                    let lease = request("read the Lease", self.leases.get_opt(LEASE_NAME)).await?;
                     step = self.candidate.read(lease, &now());
                     if matches!(step, Step::Wait) {
                         return Ok(true);
@@ -151,11 +163,15 @@ impl Participant {
                     continue;
                 }
                 Step::Create(lease) => {
-                    request("create", self.leases.create(&PostParams::default(), &lease)).await
+                    request(
+                        "create the Lease",
+                        self.leases.create(&PostParams::default(), &lease),
+                    )
+                    .await
                 }
                 Step::Replace(lease) => {
                     request(
-                        "replace",
+                        "replace the Lease",
                         self.leases
                             .replace(LEASE_NAME, &PostParams::default(), &lease),
                     )
@@ -166,8 +182,7 @@ impl Participant {
             step = match written {
                 Ok(lease) => {
                     if let Some(term) = self.candidate.written(lease, sent_at) {
-                        tracing::info!("started leading");
-                        self.terms.send_replace(Some(term));
+                        self.elected = Some(term);
                     }
                     return Ok(true);
                 }
@@ -177,11 +192,32 @@ impl Participant {
         }
     }
 
+    /// Names this replica as the leader, then starts the term for which it was elected.
+    async fn start_term(&mut self) -> Result<(), RoundError> {
+        let Some(term) = &self.elected else {
+            return Ok(());
+        };
+        match leader::name(&self.leaders, self.candidate.identity(), term).await? {
+            Named::Yes => {}
+            Named::NotServed => tracing::warn!(
+                "the API server does not serve GpuControllerLeader, so it accepts writes of replicas that have lost the lease; \
+                 apply the custom resource definitions of the chart"
+            ),
+            Named::TermEnded => {
+                self.elected = None;
+                return Ok(());
+            }
+        }
+        tracing::info!("started leading");
+        self.terms.send_replace(self.elected.take());
+        Ok(())
+    }
+
     async fn release(&mut self) -> Result<(), RoundError> {
-        let lease = request("read", self.leases.get_opt(LEASE_NAME)).await?;
+        let lease = request("read the Lease", self.leases.get_opt(LEASE_NAME)).await?;
         if let Some(released) = lease.and_then(|lease| self.candidate.released(lease)) {
             request(
-                "release",
+                "release the Lease",
                 self.leases
                     .replace(LEASE_NAME, &PostParams::default(), &released),
             )
@@ -192,13 +228,23 @@ impl Participant {
 }
 
 impl RoundError {
-    /// Returns whether the lease was changed or deleted by another request.
+    /// Returns whether the object was changed or deleted by another request.
     fn is_conflict(&self) -> bool {
+        matches!(self.code(), Some(404 | 409))
+    }
+
+    fn is_not_found(&self) -> bool {
+        self.code() == Some(404)
+    }
+
+    /// HTTP status of the response.
+    fn code(&self) -> Option<u16> {
         match self {
-            Self::Request(_, error) => {
-                matches!(error.as_ref(), kube::Error::Api(status) if matches!(status.code, 404 | 409))
-            }
-            Self::TimedOut(_) => false,
+            Self::Request(_, error) => match error.as_ref() {
+                kube::Error::Api(status) => Some(status.code),
+                _ => None,
+            },
+            Self::TimedOut(_) => None,
         }
     }
 }

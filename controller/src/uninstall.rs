@@ -8,6 +8,7 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use drava_allocator::usage::AllocatedDevice;
+use drava_api::leader::{GpuControllerLeader, LEADER_NAME};
 use drava_api::names;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
@@ -106,7 +107,7 @@ fn use_of(claim: &ResourceClaim) -> Option<String> {
     })
 }
 
-/// Removes the allocation gates of pods, the slices of the driver and the Lease.
+/// Removes the allocation gates of pods, the slices of the driver, the Lease and the name of the leader.
 ///
 /// # Errors
 /// When a request fails. What was removed before stays removed; the next call removes the rest.
@@ -122,7 +123,13 @@ pub async fn clean(client: &Client, namespace: &str) -> Result<(), UninstallErro
     delete(&leases, LEASE_NAME)
         .await
         .map_err(failed("delete the Lease"))?;
-    tracing::info!("removed gates, ResourceSlices and the Lease");
+    delete(
+        &Api::<GpuControllerLeader>::all(client.clone()),
+        LEADER_NAME,
+    )
+    .await
+    .map_err(failed("delete the GpuControllerLeader"))?;
+    tracing::info!("removed gates, ResourceSlices, the Lease and the GpuControllerLeader");
     Ok(())
 }
 

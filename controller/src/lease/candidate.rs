@@ -46,6 +46,10 @@ impl Candidate {
         }
     }
 
+    pub(super) fn identity(&self) -> &str {
+        &self.identity
+    }
+
     /// Starts a round.
     pub(super) fn start(&self, wall_time: &MicroTime) -> Step {
         match &self.held {

@@ -1,4 +1,4 @@
-//! Elections between replicas with a fake API server that stores one Lease, in virtual time.
+//! Elections between replicas with a fake API server that stores the Lease and the name of the leader, in virtual time.
 
 use std::sync::{Arc, Mutex};
 
@@ -10,13 +10,16 @@ use tokio::time::Instant;
 
 use super::*;
 
-/// Fake API server with one Lease.
+/// Fake API server with one Lease and one GpuControllerLeader.
 #[derive(Clone, Default)]
 struct Server(Arc<Mutex<Stored>>);
 
 #[derive(Default)]
 struct Stored {
     lease: Option<Value>,
+    leader: Option<Value>,
+    /// Whether the custom resource definition is missing.
+    lacks_leader: bool,
     version: u64,
     writes: usize,
     /// Client whose requests get no response.
@@ -35,9 +38,7 @@ impl Server {
                 if server.0.lock().unwrap().blocked_client.as_ref() == Some(&name) {
                     std::future::pending::<()>().await;
                 }
-                let method = request.method().clone();
-                let body = request.into_body().collect().await.unwrap().to_bytes();
-                let (code, response) = server.respond(&method, serde_json::from_slice(&body).ok());
+                let (code, response) = server.serve(request).await;
                 Ok::<_, tower::BoxError>(
                     Response::builder()
                         .status(code)
@@ -49,21 +50,35 @@ impl Server {
         Client::new(service, "drava-system")
     }
 
-    fn respond(&self, method: &Method, body: Option<Value>) -> (u16, Value) {
+    async fn serve(&self, request: Request<Body>) -> (u16, Value) {
+        let method = request.method().clone();
+        let is_lease = request.uri().path().contains("/leases");
+        let body = request.into_body().collect().await.unwrap().to_bytes();
+        self.respond(&method, is_lease, serde_json::from_slice(&body).ok())
+    }
+
+    fn respond(&self, method: &Method, is_lease: bool, body: Option<Value>) -> (u16, Value) {
         let mut stored = self.0.lock().unwrap();
         let failure = |code: u16, reason: &str| {
             let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
                 "message": reason, "reason": reason, "code": code});
             (code, status)
         };
-        match (method, body, stored.lease.clone()) {
-            (&Method::GET, _, Some(lease)) => (200, lease),
+        let current = if is_lease {
+            stored.lease.clone()
+        } else if stored.lacks_leader {
+            return failure(404, "NotFound");
+        } else {
+            stored.leader.clone()
+        };
+        match (method, body, current) {
+            (&Method::GET, _, Some(object)) => (200, object),
             (&Method::GET, _, None) => failure(404, "NotFound"),
             (&Method::POST, Some(_), Some(_)) => failure(409, "AlreadyExists"),
-            (&Method::POST, Some(lease), None) => (201, stored.write(lease)),
-            (&Method::PUT, Some(lease), Some(current)) => {
-                if lease["metadata"]["resourceVersion"] == current["metadata"]["resourceVersion"] {
-                    (200, stored.write(lease))
+            (&Method::POST, Some(object), None) => (201, stored.write(is_lease, object)),
+            (&Method::PUT, Some(object), Some(current)) => {
+                if object["metadata"]["resourceVersion"] == current["metadata"]["resourceVersion"] {
+                    (200, stored.write(is_lease, object))
                 } else {
                     failure(409, "Conflict")
                 }
@@ -82,6 +97,13 @@ impl Server {
         lease["spec"]["holderIdentity"].as_str().unwrap().to_owned()
     }
 
+    /// Returns whom the admission policy takes for the leader.
+    fn named(&self) -> Option<String> {
+        let stored = self.0.lock().unwrap();
+        let leader = stored.leader.as_ref()?;
+        Some(leader["spec"]["holder"].as_str().unwrap().to_owned())
+    }
+
     fn transitions(&self) -> u64 {
         let stored = self.0.lock().unwrap();
         let lease = stored.lease.as_ref().expect("the lease exists");
@@ -90,12 +112,20 @@ impl Server {
 }
 
 impl Stored {
-    fn write(&mut self, mut lease: Value) -> Value {
+    fn write_lease(&mut self, lease: Value) {
+        self.write(true, lease);
+    }
+
+    fn write(&mut self, is_lease: bool, mut object: Value) -> Value {
         self.version += 1;
-        self.writes += 1;
-        lease["metadata"]["resourceVersion"] = json!(self.version.to_string());
-        self.lease = Some(lease.clone());
-        lease
+        object["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        if is_lease {
+            self.writes += 1;
+            self.lease = Some(object.clone());
+        } else {
+            self.leader = Some(object.clone());
+        }
+        object
     }
 }
 
@@ -206,7 +236,7 @@ async fn leads_again_after_each_outage() {
 async fn ignores_wall_clock_of_other_holder() {
     let server = Server::default();
     for renewed in ["1970-01-01T00:00:00.000000Z", "2199-01-01T00:00:00.000000Z"] {
-        server.0.lock().unwrap().write(json!({
+        server.0.lock().unwrap().write_lease(json!({
             "metadata": {"name": LEASE_NAME},
             "spec": {"holderIdentity": "another", "renewTime": renewed},
         }));
@@ -269,11 +299,50 @@ async fn stops_leading_when_lease_is_overwritten() {
         let mut stored = server.0.lock().unwrap();
         let mut lease = stored.lease.clone().unwrap();
         lease["spec"]["holderIdentity"] = json!("another");
-        stored.write(lease);
+        stored.write_lease(lease);
     }
     let since = Instant::now();
     first.not_leading().await;
     assert!(since.elapsed() <= 2 * RETRY_PERIOD, "{:?}", since.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn starts_term_after_naming_leader() {
+    let server = Server::default();
+    let mut first = Replica::start(&server, "first");
+    first.leading().await;
+    assert_eq!(server.named().as_deref(), Some("first"));
+    let mut second = Replica::start(&server, "second");
+    first.election.release().await;
+    second.leading().await;
+    assert_eq!(server.named().as_deref(), Some("second"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn leads_without_custom_resource_definition() {
+    let server = Server::default();
+    server.0.lock().unwrap().lacks_leader = true;
+    let mut replica = Replica::start(&server, "first");
+    replica.leading().await;
+    assert_eq!(server.named(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn names_no_leader_after_end_of_term() {
+    let server = Server::default();
+    let leaders = Api::all(server.client("first"));
+    let clock = virtual_clock();
+    let term = Term::new(clock, Duration::from_secs(10));
+    assert_eq!(
+        leader::name(&leaders, "first", &term).await.unwrap(),
+        Named::Yes
+    );
+    tokio::time::sleep(Duration::from_secs(11)).await;
+    assert_eq!(
+        leader::name(&leaders, "late", &term).await.unwrap(),
+        Named::TermEnded
+    );
+    assert_eq!(server.named().as_deref(), Some("first"));
 }
 
 mod faults;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use drava_api::error::describe;
+use drava_api::leader::LEADER_NAME;
 use drava_api::names;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::{Patch, PatchParams};
@@ -16,6 +17,9 @@ use crate::lease::Term;
 
 /// Name of the admission policy that admits only the holder of the lease.
 const LEASE_POLICY: &str = "drava-controller-lease";
+
+/// Number of rejections by [`LEASE_POLICY`] between two warnings.
+const WARN_AFTER: u32 = 20;
 
 /// Response to one request.
 pub(super) enum Response {
@@ -90,9 +94,16 @@ impl ClaimRequests {
             ..parameters()
         };
         let admission = || async {
-            loop {
+            for attempt in 1_u32.. {
                 match self.send_metadata(claim, &fence(claim), &dry_run).await {
-                    Response::Success(_) => return Ok(()),
+                    Response::Success(_) => break,
+                    Response::Failed(Failure::NotHolder) if attempt.is_multiple_of(WARN_AFTER) => {
+                        tracing::warn!(
+                            policy = LEASE_POLICY,
+                            "admission rejects writes of this replica, although it holds the Lease: compare the holder of \
+                             GpuControllerLeader {LEADER_NAME} with the Lease"
+                        );
+                    }
                     Response::Failed(Failure::NotHolder) | Response::Unknown(_) => {}
                     other => return Err(other),
                 }
@@ -101,6 +112,7 @@ impl ClaimRequests {
                     () = self.stop.cancelled() => return Err(Response::Failed(Failure::NotSent)),
                 }
             }
+            Ok(())
         };
         self.admitted.get_or_try_init(admission).await.map(|_| ())
     }

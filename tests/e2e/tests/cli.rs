@@ -240,10 +240,9 @@ fn doctor_finds_objects_that_helm_upgrade_restores() -> Result<()> {
         let found = cluster.wait_for_faults(&["ClassMissing"])?;
         names(&found, "ClassMissing", "deviceclass mig.drava.dev", FIX)?;
         let binding = "validatingadmissionpolicybinding";
-        // Not that of drava-controller-lease: the API server keeps an old Lease after its binding was created again.
-        cluster.kubectl(["delete", binding, "drava-managed-taint"])?;
+        cluster.kubectl(["delete", binding, "drava-controller-lease"])?;
         let found = cluster.wait_for_faults(&["ClassMissing", "PolicyMissing"])?;
-        names(&found, "PolicyMissing", "drava-managed-taint", FIX)?;
+        names(&found, "PolicyMissing", "drava-controller-lease", FIX)?;
         remove_rule(&cluster, "pods/eviction")?;
         let faults = ["ClassMissing", "PolicyMissing", "PermissionMissing"];
         let found = cluster.wait_for_faults(&faults)?;

@@ -103,6 +103,66 @@ fn another_replica_leads_while_leader_is_stopped() -> Result<()> {
     cluster.drava_ready()
 }
 
+/// Returns whether admission accepts a write of a claim by a replica of the controller.
+fn admits(tenant: &Namespace<'_>, claim: &str, replica: &str) -> Result<bool> {
+    let user = format!("--as=system:serviceaccount:{SYSTEM}:drava-controller");
+    let pod = format!("--as-user-extra=authentication.kubernetes.io/pod-name={replica}");
+    let annotate = ["annotate", "resourceclaim", claim, "by=test"];
+    let dry_run = ["--overwrite", "--dry-run=server", &user, &pod];
+    match tenant.kubectl(&[annotate.as_slice(), dry_run.as_slice()].concat()) {
+        Ok(_) => Ok(true),
+        Err(error) if format!("{error:#}").contains("drava-controller-lease") => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+#[test]
+fn admits_new_leader_after_binding_is_recreated() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("recreated-binding")?;
+    cluster.drava_ready()?;
+    let old = leader(&cluster)?;
+    apply_shares(&tenant, &names("before", 1))?;
+    tenant.running("before-0")?;
+    let claim = tenant.claim_of("before-0")?;
+    ensure!(
+        admits(&tenant, &claim, &old)?,
+        "the leader may write claims"
+    );
+    ensure!(
+        !admits(&tenant, &claim, "another")?,
+        "nobody but the leader may write claims"
+    );
+
+    let binding = ["validatingadmissionpolicybinding", "drava-controller-lease"];
+    let mut object = cluster.get(&binding)?;
+    cluster.kubectl(["delete"].iter().chain(&binding))?;
+    let released = wait("the policy is out of force", || {
+        Ok(admits(&tenant, &claim, "another")?.then_some(()))
+    });
+    if let Some(metadata) = object["metadata"].as_object_mut() {
+        metadata.retain(|key, _| ["name", "labels", "annotations"].contains(&key.as_str()));
+    }
+    tenant.apply(&serde_json::to_string(&object)?)?;
+    released?;
+    wait("the policy is in force", || {
+        Ok((!admits(&tenant, &claim, "another")?).then_some(()))
+    })?;
+
+    cluster.kubectl(["-n", SYSTEM, "delete", "pod", &old])?;
+    wait("another replica leads", || {
+        let leader = leader(&cluster)?;
+        Ok((!leader.is_empty() && leader != old).then_some(()))
+    })?;
+    apply_shares(&tenant, &names("after", 2))?;
+    all_run(&tenant, &names("after", 2))?;
+    ensure!(
+        !admits(&tenant, &claim, &old)?,
+        "the old leader may not write claims"
+    );
+    delete_all(&tenant)
+}
+
 #[test]
 fn serves_waiting_pods_after_rolling_update() -> Result<()> {
     let cluster = TestCluster::attach()?;

@@ -88,6 +88,8 @@ fn uninstall_waits_for_claims_and_leaves_nothing() -> Result<()> {
     ensure!(slices.is_empty(), "left: {slices}");
     let leases = cluster.kubectl(["get", "leases", "-n", "drava-system", "-o", "name"])?;
     ensure!(leases.is_empty(), "left: {leases}");
+    let leaders = cluster.kubectl(["get", "gpucontrollerleaders", "-o", "name"])?;
+    ensure!(leaders.is_empty(), "left: {leaders}");
     let gates = tenant.kubectl(&[
         "get",
         "pod",

@@ -91,8 +91,6 @@ impl Faults {
             let (faults, server) = (faults.clone(), server.clone());
             // The server executes a request even after the client has given up.
             let execution = tokio::spawn(async move {
-                let method = request.method().clone();
-                let body = request.into_body().collect().await.unwrap().to_bytes();
                 let active = faults.current();
                 for kind in &active {
                     match kind {
@@ -103,7 +101,7 @@ impl Faults {
                         | FaultKind::Stopped => {}
                     }
                 }
-                let (code, response) = server.respond(&method, serde_json::from_slice(&body).ok());
+                let (code, response) = server.serve(request).await;
                 for kind in &active {
                     match kind {
                         FaultKind::ResponsesLost => std::future::pending().await,
@@ -156,9 +154,11 @@ fn start(server: &Server, index: usize, faults: &[Fault]) -> watch::Receiver<Opt
     let (sender, terms) = watch::channel(None);
     let participant = Participant {
         leases: Api::namespaced(faults.client(server), "drava-system"),
+        leaders: Api::all(faults.client(server)),
         candidate: Candidate::new(format!("replica-{index}"), clock.clone()),
         health: Arc::new(Health::new(clock.clone())),
         clock,
+        elected: None,
         terms: sender,
     };
     tokio::spawn(Process {
@@ -205,6 +205,8 @@ async fn run(faults: Vec<Fault>, offset: Duration) -> Result<(), TestCaseError> 
                 begin.elapsed()
             );
         }
+        // Only the named leader's writes are admitted.
+        prop_assert_eq!(server.named(), Some(format!("replica-{leader}")));
         last = Some((leader, Instant::now()));
     }
     prop_assert_eq!(leaders(&replicas).len(), 1, "after the last fault");
