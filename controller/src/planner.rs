@@ -143,7 +143,9 @@ impl Planner {
             self.pod_removed(&uid);
             return;
         }
-        self.cluster.upsert_pod(&pod);
+        if self.cluster.upsert_pod(&pod) {
+            self.queue.neighbors_changed();
+        }
         let is_new = self.live_pods.get(&uid).is_none();
         self.live_pods.upsert(&uid, &pod);
         let gang = gang::name_of(&pod).filter(|_| is_new);
@@ -162,6 +164,7 @@ impl Planner {
         self.protected.remove(uid);
         if let Some(node) = self.cluster.remove_pod(uid) {
             self.queue.resources_freed(&node);
+            self.queue.neighbors_changed();
         }
         self.dequeue(uid);
         let gang = self.live_pods.get(uid).and_then(|pod| pod.gang.clone());

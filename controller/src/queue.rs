@@ -134,6 +134,13 @@ impl PodQueue {
         }
     }
 
+    /// Activates the pods with rules about other pods, after one was bound or has ended.
+    pub(crate) fn neighbors_changed(&mut self) {
+        for pending in self.pods.values_mut() {
+            pending.neighbors_changed();
+        }
+    }
+
     /// Activates the pods of these namespaces.
     pub(crate) fn activate_namespaces(&mut self, namespaces: &BTreeSet<String>) {
         for pending in self.pods.values_mut() {

@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 
 use crate::change::{Change, DeletedObject};
 use crate::gang;
-use crate::pod_group::{COSCHEDULING_LABEL, PodGroupApi, PodGroupChange, VOLCANO_ANNOTATION};
+use crate::pod_group::{PodGroupApi, PodGroupChange, VOLCANO_ANNOTATION};
 
 mod pod_groups;
 mod quotas;
@@ -266,10 +266,6 @@ fn trim_pod(pod: &mut Pod) {
         .annotations
         .take()
         .filter(|all| !all.is_empty());
-    if let Some(labels) = pod.metadata.labels.as_mut() {
-        labels.retain(|name, _| name == COSCHEDULING_LABEL);
-    }
-    pod.metadata.labels = pod.metadata.labels.take().filter(|all| !all.is_empty());
     if let Some(spec) = pod.spec.as_mut() {
         spec.volumes = None;
         spec.ephemeral_containers = None;
@@ -286,8 +282,14 @@ fn trim_pod(pod: &mut Pod) {
 }
 
 fn trim_container(container: &mut Container) {
+    let ports = container.ports.take();
+    let ports = ports.map(|mut ports| {
+        ports.retain(|port| port.host_port.is_some());
+        ports
+    });
     *container = Container {
         name: std::mem::take(&mut container.name),
+        ports: ports.filter(|ports| !ports.is_empty()),
         resources: container.resources.take(),
         restart_policy: container.restart_policy.take(),
         ..Container::default()

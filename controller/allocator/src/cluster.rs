@@ -12,7 +12,8 @@ use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::capacity::Amounts;
-use crate::node::{self, NodeInfo};
+use crate::node::neighbors::Neighbor;
+use crate::node::{self, NodeInfo, PodDemand};
 use crate::placement::Placement;
 use crate::pool::{Pool, PoolProblem, Slice};
 use crate::selector::Selectors;
@@ -20,6 +21,7 @@ use crate::taint::TaintRule;
 use crate::usage::{AllocatedDevice, Usage};
 use quotas::Quotas;
 
+mod neighbors;
 mod pools;
 mod quotas;
 mod simulation;
@@ -54,6 +56,8 @@ pub struct Cluster {
     pods: BTreeMap<String, PodAssignment>,
     /// Sum of the requests of the pods, by node.
     requested: BTreeMap<String, Amounts>,
+    /// UIDs of the pods with required anti-affinity.
+    with_anti_affinity: BTreeSet<String>,
     quotas: Quotas,
     /// What the current simulation presumes gone.
     gone: Departure,
@@ -82,6 +86,7 @@ struct Assumed {
 struct PodAssignment {
     node: String,
     requests: Amounts,
+    neighbor: Neighbor,
     is_bound: bool,
 }
 
@@ -253,8 +258,8 @@ impl Cluster {
         }
     }
 
-    /// Adds or replaces a pod. A bound pod counts on its node until it has finished.
-    pub fn upsert_pod(&mut self, pod: &Pod) {
+    /// Adds or replaces a pod. A bound pod counts on its node until it has finished. Returns whether the pod is newly bound.
+    pub fn upsert_pod(&mut self, pod: &Pod) -> bool {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
         let node = pod
             .spec
@@ -263,19 +268,42 @@ impl Cluster {
             .unwrap_or_default();
         if is_finished(pod) {
             self.remove_pod(uid);
-        } else if !node.is_empty() {
-            self.assign_pod(uid, node, node::requests(pod), true);
+            return false;
         }
+        if node.is_empty() {
+            return false;
+        }
+        let was_bound = self.is_bound(uid);
+        self.assign_pod(
+            uid,
+            PodAssignment {
+                node: node.to_owned(),
+                requests: node::requests(pod),
+                neighbor: Neighbor::of(pod),
+                is_bound: true,
+            },
+        );
+        !was_bound
+    }
+
+    fn is_bound(&self, uid: &str) -> bool {
+        self.pods
+            .get(uid)
+            .is_some_and(|assignment| assignment.is_bound)
     }
 
     /// Assumes that a pod will be bound to `node`.
-    pub fn assume_pod(&mut self, uid: &str, node: &str, requests: Amounts) {
-        if !self
-            .pods
-            .get(uid)
-            .is_some_and(|assignment| assignment.is_bound)
-        {
-            self.assign_pod(uid, node, requests, false);
+    pub fn assume_pod(&mut self, uid: &str, node: &str, demand: &PodDemand) {
+        if !self.is_bound(uid) {
+            self.assign_pod(
+                uid,
+                PodAssignment {
+                    node: node.to_owned(),
+                    requests: demand.requests.clone(),
+                    neighbor: demand.neighbor.clone(),
+                    is_bound: false,
+                },
+            );
         }
     }
 
@@ -293,23 +321,20 @@ impl Cluster {
     /// Removes a pod. Returns the node on which it counted.
     pub fn remove_pod(&mut self, uid: &str) -> Option<String> {
         let assignment = self.pods.remove(uid)?;
+        self.with_anti_affinity.remove(uid);
         if let Some(requested) = self.requested.get_mut(&assignment.node) {
             node::subtract(requested, &assignment.requests);
         }
         Some(assignment.node)
     }
 
-    fn assign_pod(&mut self, uid: &str, node: &str, requests: Amounts, is_bound: bool) {
+    fn assign_pod(&mut self, uid: &str, assignment: PodAssignment) {
         self.remove_pod(uid);
-        node::add(
-            self.requested.entry(node.to_owned()).or_default(),
-            &requests,
-        );
-        let assignment = PodAssignment {
-            node: node.to_owned(),
-            requests,
-            is_bound,
-        };
+        let requested = self.requested.entry(assignment.node.clone()).or_default();
+        node::add(requested, &assignment.requests);
+        if assignment.neighbor.has_anti_affinity() {
+            self.with_anti_affinity.insert(uid.to_owned());
+        }
         self.pods.insert(uid.to_owned(), assignment);
     }
 

@@ -11,6 +11,7 @@ use drava_api::reason::Reason;
 use crate::cluster::{Cluster, PoolState};
 use crate::explanation::{Explanation, NodeVerdict};
 use crate::node::add;
+use crate::node::neighbors::Exclusions;
 use crate::placement::{ClaimPlacement, DevicePlacement, Placement, Policies};
 use crate::pod_request::PodRequest;
 use crate::pool::PoolProblem;
@@ -86,10 +87,15 @@ impl Cluster {
             budgets: budgets.as_deref().unwrap_or_default(),
         };
         let node_policy = node_policy(pod_request, policies);
+        let exclusions = self.exclusions(&pod_request.uid, &pod_request.demand);
         let mut verdicts = Vec::new();
         let mut best: Option<FeasibleNode<'_>> = None;
         let mut runner_up: Option<FeasibleNode<'_>> = None;
         for (node, views) in nodes {
+            if let Err(obstacle) = self.admits(node, pod_request, &exclusions) {
+                verdicts.push(verdict(node, Reason::NodeUnfit, obstacle));
+                continue;
+            }
             match self.evaluate_node(node, views, pod_request, &input, node_policy)? {
                 Err(verdict) => verdicts.push(verdict),
                 // Nodes are sorted by name: of equal scores the first name is kept.
@@ -132,16 +138,7 @@ impl Cluster {
         input: &SearchInput<'_>,
         node_policy: PlacementPolicy,
     ) -> Result<Result<FeasibleNode<'a>, NodeVerdict>, Explanation> {
-        let verdict = |reason, detail: String| NodeVerdict {
-            node: node.to_owned(),
-            reason,
-            detail,
-            closeness: (0, Quantity::ZERO),
-            devices: Vec::new(),
-        };
-        if let Err(obstacle) = self.admits(node, pod_request) {
-            return Ok(Err(verdict(Reason::NodeUnfit, obstacle)));
-        }
+        let verdict = |reason, detail| verdict(node, reason, detail);
         let mut pools = Vec::new();
         let mut problem = None;
         for (name, view) in views {
@@ -190,7 +187,12 @@ impl Cluster {
         })
     }
 
-    fn admits(&self, node: &str, pod_request: &PodRequest) -> Result<(), String> {
+    fn admits(
+        &self,
+        node: &str,
+        pod_request: &PodRequest,
+        exclusions: &Exclusions,
+    ) -> Result<(), String> {
         let info = self.node(node).ok_or("node does not exist")?;
         for (claim, selector) in &pod_request.pinned_by {
             if !info.selected_by(node, selector) {
@@ -199,6 +201,7 @@ impl Cluster {
         }
         let mut requested = self.requested_on(node, &pod_request.uid);
         info.admits(node, &pod_request.demand, &requested)?;
+        exclusions.admit(node, info)?;
         let mut before = &pod_request.demand;
         for sharer in &pod_request.sharers {
             add(&mut requested, &before.requests);
@@ -206,6 +209,16 @@ impl Cluster {
             before = sharer;
         }
         Ok(())
+    }
+}
+
+fn verdict(node: &str, reason: Reason, detail: String) -> NodeVerdict {
+    NodeVerdict {
+        node: node.to_owned(),
+        reason,
+        detail,
+        closeness: (0, Quantity::ZERO),
+        devices: Vec::new(),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Checks whether a pod fits on a node apart from its devices, so that kube-scheduler can bind it there.
 //!
 //! Covered: cordon, readiness, taints, node selector, required node affinity, allocatable resources minus the requests
-//! of the node's pods, pod count. Not covered: pod affinity, host ports, volumes, topology spread. If kube-scheduler
+//! of the node's pods, pod count, and the rules about other pods of [`neighbors`]. Not covered: volumes. If kube-scheduler
 //! cannot bind the pod for such a reason, the allocation is released and the node is avoided.
 
 use std::collections::BTreeMap;
@@ -14,6 +14,10 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as RawQuantity;
 
 use crate::capacity::Amounts;
+
+pub mod neighbors;
+
+use neighbors::{Neighbor, NeighborRules};
 
 /// A node, reduced to the fields that decisions need.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -38,6 +42,9 @@ pub struct PodDemand {
     pub node_name: Option<String>,
     /// Node that kube-scheduler has nominated.
     pub nominated_node: Option<String>,
+    /// What the pod means to others.
+    pub neighbor: Neighbor,
+    rules: NeighborRules,
 }
 
 /// Resource name of the pod count.
@@ -93,23 +100,8 @@ impl NodeInfo {
         if !self.is_ready {
             return Err("the node is not ready".to_owned());
         }
-        if let Some(taint) = self.taints.iter().find(|taint| {
-            matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute") && !pod.tolerates(taint)
-        }) {
-            return Err(format!("untolerated node taint {}", taint.key));
-        }
-        if pod
-            .node_selector
-            .iter()
-            .any(|(key, value)| self.labels.get(key) != Some(value))
-        {
-            return Err("node selector does not match".to_owned());
-        }
-        if let Some(affinity) = &pod.required_affinity
-            && !self.selected_by(name, affinity)
-        {
-            return Err("node affinity does not match".to_owned());
-        }
+        self.is_tolerated(pod)?;
+        self.is_selected(name, pod)?;
         for (resource, requested) in &pod.requests {
             let allocatable = self.allocatable.get(resource);
             if allocatable.is_none() && resource.contains('/') {
@@ -121,6 +113,32 @@ impl NodeInfo {
             {
                 return Err(format!("insufficient {resource}"));
             }
+        }
+        Ok(())
+    }
+
+    fn is_tolerated(&self, pod: &PodDemand) -> Result<(), String> {
+        let excludes = |taint: &&Taint| {
+            matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute") && !pod.tolerates(taint)
+        };
+        match self.taints.iter().find(excludes) {
+            Some(taint) => Err(format!("untolerated node taint {}", taint.key)),
+            None => Ok(()),
+        }
+    }
+
+    fn is_selected(&self, name: &str, pod: &PodDemand) -> Result<(), String> {
+        if pod
+            .node_selector
+            .iter()
+            .any(|(key, value)| self.labels.get(key) != Some(value))
+        {
+            return Err("node selector does not match".to_owned());
+        }
+        if let Some(affinity) = &pod.required_affinity
+            && !self.selected_by(name, affinity)
+        {
+            return Err("node affinity does not match".to_owned());
         }
         Ok(())
     }
@@ -200,6 +218,8 @@ impl PodDemand {
                 .as_ref()
                 .and_then(|status| status.nominated_node_name.clone())
                 .filter(|name| !name.is_empty()),
+            neighbor: Neighbor::of(pod),
+            rules: NeighborRules::of(pod),
         }
     }
 

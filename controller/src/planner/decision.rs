@@ -201,10 +201,9 @@ impl Planner {
 
     /// Assumes a placement in the cluster.
     pub(super) fn assume(&mut self, request: &Request, placement: &Placement) {
-        let requests = request.pod_request.demand.requests.clone();
+        let PodRequest { uid, demand, .. } = &request.pod_request;
         self.cluster.assume(placement);
-        self.cluster
-            .assume_pod(&request.pod_request.uid, &placement.node, requests);
+        self.cluster.assume_pod(uid, &placement.node, demand);
     }
 
     /// Reverts [`Self::assume`].

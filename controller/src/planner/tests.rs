@@ -6,6 +6,7 @@ mod events;
 mod gang;
 mod gate;
 mod metrics;
+mod neighbors;
 mod preemption;
 mod quota;
 mod release;

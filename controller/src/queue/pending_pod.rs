@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use drava_allocator::cluster::{ObjectKey, object_key};
+use drava_allocator::node::PodDemand;
 use drava_api::reason::Reason;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
@@ -34,6 +35,8 @@ pub(crate) struct PendingPod {
     pub(crate) waits_for_quota: bool,
     /// Whether devices are being freed for the pod to restore the guarantee of its tenant.
     pub(crate) is_reclaiming: bool,
+    /// Whether other pods decide where the pod can run, by its affinity for instance.
+    has_neighbor_rules: bool,
     /// Consecutive failures.
     failures: u32,
     /// Nodes to which kube-scheduler did not bind the pod; selected last until the node or the pod changes.
@@ -112,6 +115,7 @@ impl QueueOrder {
 impl PendingPod {
     pub(crate) fn new(pod: Pod) -> Self {
         Self {
+            has_neighbor_rules: PodDemand::of(&pod).has_neighbor_rules(),
             pod,
             phase: Phase::Active,
             reason: None,
@@ -205,6 +209,13 @@ impl PendingPod {
         }
     }
 
+    /// Makes a decision due after a pod was bound or has ended, if the pod has rules about other pods.
+    pub(crate) fn neighbors_changed(&mut self) {
+        if self.has_neighbor_rules {
+            self.activate();
+        }
+    }
+
     /// Starts a backoff after a failure.
     pub(crate) fn back_off(&mut self, now: Instant) {
         let backoff = INITIAL_BACKOFF.saturating_mul(1 << self.failures.min(7));
@@ -236,6 +247,7 @@ impl PendingPod {
         if self.pod.spec != pod.spec {
             self.avoided_nodes.clear();
         }
+        self.has_neighbor_rules = PodDemand::of(&pod).has_neighbor_rules();
         self.pod = pod;
         self.activate();
     }

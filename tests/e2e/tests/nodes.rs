@@ -42,6 +42,38 @@ fn places_pods_on_node_with_selected_gpu() -> Result<()> {
 }
 
 #[test]
+fn keeps_pods_with_anti_affinity_apart() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("apart")?;
+    let rule = "affinity: {podAntiAffinity: {requiredDuringSchedulingIgnoredDuringExecution: [{topologyKey: kubernetes.io/hostname, \
+                labelSelector: {matchLabels: {app: apart}}}]}}";
+    let exactly = "{deviceClassName: vgpu.drava.dev, capacity: {requests: {memory: 1Gi}}}";
+    // Without the rule the controller packs both on one node.
+    for name in ["first", "second"] {
+        let kind = format!("kind: Pod\nmetadata: {{name: {name}}}\nspec:\n");
+        let with_rule = format!(
+            "kind: Pod\nmetadata: {{name: {name}, labels: {{app: apart}}}}\nspec:\n  {rule}\n"
+        );
+        let plain = pod_with_request(name, exactly, "");
+        ensure!(plain.contains(&kind), "{plain}");
+        tenant.apply(&plain.replace(&kind, &with_rule))?;
+        tenant.running(name)?;
+    }
+    ensure!(
+        node_of(&tenant, "first")? != node_of(&tenant, "second")?,
+        "both pods are on one node"
+    );
+    let events = tenant.events("second")?;
+    ensure!(
+        !events
+            .iter()
+            .any(|event| event.contains("FailedScheduling")),
+        "kube-scheduler refused a node: {events:?}"
+    );
+    Ok(())
+}
+
+#[test]
 fn outage_of_one_containerd_leaves_other_node_alone() -> Result<()> {
     let cluster = TestCluster::attach()?;
     let tenant = cluster.namespace("outage")?;

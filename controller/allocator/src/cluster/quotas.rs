@@ -10,6 +10,7 @@ use drava_api::quota::{GpuQuota, GpuQuotaSpec, QuotaResource, labels_match};
 use k8s_openapi::api::core::v1::Namespace;
 
 use super::{Cluster, ObjectKey};
+use crate::node::neighbors::NamespaceLabels;
 use crate::placement::Placement;
 use crate::quota::{Budget, Charge, DeviceModel};
 
@@ -19,7 +20,7 @@ pub(super) struct Quotas {
     /// By name.
     quotas: BTreeMap<String, Quota>,
     /// Labels by namespace.
-    namespaces: BTreeMap<String, BTreeMap<String, String>>,
+    namespaces: NamespaceLabels,
     /// Charges of each claim.
     charges: BTreeMap<ObjectKey, Vec<(Model, Charge)>>,
     /// Sums of the charges by namespace and model.
@@ -36,6 +37,12 @@ struct Quota {
 
 /// Model of a device; `None` for a device that is not published, which every quota counts.
 type Model = Option<DeviceModel>;
+
+impl Quotas {
+    pub(super) const fn namespace_labels(&self) -> &NamespaceLabels {
+        &self.namespaces
+    }
+}
 
 impl Quota {
     fn counts(&self, model: &Model) -> bool {

@@ -235,12 +235,10 @@ fn counts_pods_on_node_until_finished() {
     cluster.upsert_pod(&bound);
     assert!(cluster.decide(&request, POLICIES).is_ok());
     // An assumed pod counts, but not against itself.
-    cluster.assume_pod(&request.uid, "n1", request.demand.requests.clone());
-    cluster.assume_pod(
-        "other",
-        "n1",
-        Amounts::from([("cpu".to_owned(), drava_api::Quantity::count(7))]),
-    );
+    cluster.assume_pod(&request.uid, "n1", &request.demand);
+    let mut other = request.demand.clone();
+    other.requests = Amounts::from([("cpu".to_owned(), drava_api::Quantity::count(7))]);
+    cluster.assume_pod("other", "n1", &other);
     assert!(cluster.decide(&request, POLICIES).is_ok());
     let mut another = request.clone();
     another.uid = "another".to_owned();

@@ -105,12 +105,10 @@ fn places_pod_on_node_of_allocated_claim() {
 #[test]
 fn places_pods_that_share_a_claim_together() {
     let mut cluster = cluster(&[("n1", &[80]), ("n2", &[80])]);
-    cluster.assume_pod(
-        "other",
-        "n1",
-        BTreeMap::from([("cpu".to_owned(), Quantity::count(6))]),
-    );
     let mut request = pod_request(&cluster, &[share("a", "10Gi", "0")]);
+    let mut other = request.demand.clone();
+    other.requests = BTreeMap::from([("cpu".to_owned(), Quantity::count(6))]);
+    cluster.assume_pod("other", "n1", &other);
     assert_eq!(cluster.decide(&request, BINPACK).unwrap().node, "n1");
     request.sharers = vec![request.demand.clone(), request.demand.clone()];
     assert_eq!(cluster.decide(&request, BINPACK).unwrap().node, "n2");

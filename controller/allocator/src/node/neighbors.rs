@@ -1,0 +1,362 @@
+//! Rules of pods about other pods: host ports, required pod affinity and anti-affinity, and topology spread constraints that
+//! forbid. The API server has merged `matchLabelKeys` into the selectors.
+//!
+//! Sources: the plugins NodePorts, InterPodAffinity and PodTopologySpread of kube-scheduler.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use drava_api::quota::labels_match;
+use k8s_openapi::api::core::v1::{Pod, PodAffinityTerm, TopologySpreadConstraint};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+
+use super::{NodeInfo, PodDemand};
+
+/// Labels of the namespaces, by name.
+pub type NamespaceLabels = BTreeMap<String, BTreeMap<String, String>>;
+
+/// What a pod means to other pods.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Neighbor {
+    namespace: String,
+    labels: BTreeMap<String, String>,
+    ports: Vec<HostPort>,
+    /// Required anti-affinity, which pods that come later must respect, too.
+    avoids: Vec<PodTerm>,
+    is_terminating: bool,
+}
+
+/// Rules of a pod about the pods that are there before it.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct NeighborRules {
+    requires: Vec<PodTerm>,
+    spreads: Vec<TopologySpreadConstraint>,
+}
+
+/// A port of the node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct HostPort {
+    /// `None` is every address of the node.
+    address: Option<String>,
+    protocol: String,
+    port: i32,
+}
+
+impl HostPort {
+    fn conflicts_with(&self, other: &Self) -> bool {
+        let is_same_address =
+            self.address.is_none() || other.address.is_none() || self.address == other.address;
+        is_same_address && self.protocol == other.protocol && self.port == other.port
+    }
+}
+
+/// A required term of pod affinity or anti-affinity.
+#[derive(Debug, Clone, PartialEq)]
+struct PodTerm {
+    topology_key: String,
+    selector: Option<LabelSelector>,
+    namespaces: BTreeSet<String>,
+    namespace_selector: Option<LabelSelector>,
+}
+
+impl PodTerm {
+    fn of(term: &PodAffinityTerm, namespace: &str) -> Self {
+        let mut namespaces: BTreeSet<String> = term.namespaces.iter().flatten().cloned().collect();
+        if namespaces.is_empty() && term.namespace_selector.is_none() {
+            namespaces.insert(namespace.to_owned());
+        }
+        Self {
+            topology_key: term.topology_key.clone(),
+            selector: term.label_selector.clone(),
+            namespaces,
+            namespace_selector: term.namespace_selector.clone(),
+        }
+    }
+
+    fn matches(&self, pod: &Neighbor, namespaces: &NamespaceLabels) -> bool {
+        let is_namespace = self.namespaces.contains(&pod.namespace)
+            || self.namespace_selector.as_ref().is_some_and(|selector| {
+                let none = BTreeMap::new();
+                labels_match(selector, namespaces.get(&pod.namespace).unwrap_or(&none))
+            });
+        is_namespace && selects(self.selector.as_ref(), pod)
+    }
+}
+
+/// A missing selector selects nothing, an empty one everything.
+fn selects(selector: Option<&LabelSelector>, pod: &Neighbor) -> bool {
+    selector.is_some_and(|selector| labels_match(selector, &pod.labels))
+}
+
+impl Neighbor {
+    /// Reads a Pod object.
+    #[must_use]
+    pub fn of(pod: &Pod) -> Self {
+        let namespace = pod.metadata.namespace.clone().unwrap_or_default();
+        let affinity = pod.spec.as_ref().and_then(|spec| spec.affinity.as_ref());
+        let avoids = affinity
+            .and_then(|affinity| affinity.pod_anti_affinity.as_ref())
+            .and_then(|terms| {
+                terms
+                    .required_during_scheduling_ignored_during_execution
+                    .as_ref()
+            });
+        Self {
+            labels: pod.metadata.labels.clone().unwrap_or_default(),
+            ports: host_ports(pod),
+            avoids: avoids
+                .into_iter()
+                .flatten()
+                .map(|term| PodTerm::of(term, &namespace))
+                .collect(),
+            is_terminating: pod.metadata.deletion_timestamp.is_some(),
+            namespace,
+        }
+    }
+
+    /// Returns whether pods that come later must keep away from this one.
+    pub(crate) const fn has_anti_affinity(&self) -> bool {
+        !self.avoids.is_empty()
+    }
+}
+
+impl NeighborRules {
+    pub(super) fn of(pod: &Pod) -> Self {
+        let namespace = pod.metadata.namespace.clone().unwrap_or_default();
+        let spec = pod.spec.as_ref();
+        let requires = spec
+            .and_then(|spec| spec.affinity.as_ref()?.pod_affinity.as_ref())
+            .and_then(|terms| {
+                terms
+                    .required_during_scheduling_ignored_during_execution
+                    .as_ref()
+            });
+        let spreads = spec.and_then(|spec| spec.topology_spread_constraints.as_ref());
+        Self {
+            requires: requires
+                .into_iter()
+                .flatten()
+                .map(|term| PodTerm::of(term, &namespace))
+                .collect(),
+            spreads: spreads
+                .into_iter()
+                .flatten()
+                .filter(|spread| spread.when_unsatisfiable == "DoNotSchedule")
+                .cloned()
+                .collect(),
+        }
+    }
+}
+
+/// Ports of the node that the containers and sidecars use.
+fn host_ports(pod: &Pod) -> Vec<HostPort> {
+    let Some(spec) = &pod.spec else {
+        return Vec::new();
+    };
+    let is_sidecar = |container: &&k8s_openapi::api::core::v1::Container| {
+        container.restart_policy.as_deref() == Some("Always")
+    };
+    let init = spec.init_containers.iter().flatten().filter(is_sidecar);
+    init.chain(&spec.containers)
+        .flat_map(|container| container.ports.iter().flatten())
+        .filter_map(|port| {
+            let address = port.host_ip.clone();
+            Some(HostPort {
+                address: address.filter(|address| !["", "0.0.0.0", "::"].contains(&&**address)),
+                protocol: port.protocol.clone().unwrap_or_else(|| "TCP".to_owned()),
+                port: port.host_port.filter(|port| *port > 0)?,
+            })
+        })
+        .collect()
+}
+
+/// The pods of the cluster and its nodes, as the rules of one pod see them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Surroundings<'a, P, N> {
+    /// Nodes by name.
+    pub(crate) nodes: N,
+    /// The other pods with their nodes.
+    pub(crate) pods: P,
+    pub(crate) namespaces: &'a NamespaceLabels,
+}
+
+/// Nodes that the rules of a pod, and of others about it, exclude.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Exclusions {
+    /// Nodes on which a pod uses a host port of this one.
+    ports: BTreeMap<String, i32>,
+    /// Label keys and values of the nodes that anti-affinity excludes.
+    avoided: BTreeSet<(String, String)>,
+    /// Values of a label key that pod affinity requires. An empty set requires the key only: the pod is the first one.
+    required: Vec<(String, BTreeSet<String>)>,
+    /// Values of a label key that a topology spread constraint allows.
+    spread: Vec<(String, BTreeSet<String>)>,
+}
+
+impl PodDemand {
+    /// Returns whether the pods around it decide where the pod can run.
+    #[must_use]
+    pub fn has_neighbor_rules(&self) -> bool {
+        let Self {
+            neighbor, rules, ..
+        } = self;
+        !neighbor.ports.is_empty()
+            || neighbor.has_anti_affinity()
+            || !rules.requires.is_empty()
+            || !rules.spreads.is_empty()
+    }
+
+    /// Computes which nodes the pods around it exclude.
+    pub(crate) fn exclusions<'a>(
+        &self,
+        around: &Surroundings<
+            'a,
+            impl Iterator<Item = (&'a str, &'a Neighbor)> + Clone,
+            impl Iterator<Item = (&'a str, &'a NodeInfo)> + Clone,
+        >,
+    ) -> Exclusions {
+        let nodes: BTreeMap<&str, &NodeInfo> = around.nodes.clone().collect();
+        let value = |node: &str, key: &str| nodes.get(node).and_then(|node| node.labels.get(key));
+        let mut exclusions = Exclusions::default();
+        let mut friends: Vec<&str> = Vec::new();
+        for (node, other) in around.pods.clone() {
+            let own = self.neighbor.ports.iter();
+            let mut conflicts =
+                own.filter(|port| other.ports.iter().any(|used| used.conflicts_with(port)));
+            if let Some(port) = conflicts.next() {
+                exclusions.ports.insert(node.to_owned(), port.port);
+            }
+            let avoided = self
+                .neighbor
+                .avoids
+                .iter()
+                .filter(|term| term.matches(other, around.namespaces));
+            let avoiding = other
+                .avoids
+                .iter()
+                .filter(|term| term.matches(&self.neighbor, around.namespaces));
+            for term in avoided.chain(avoiding) {
+                if let Some(value) = value(node, &term.topology_key) {
+                    let domain = (term.topology_key.clone(), value.clone());
+                    exclusions.avoided.insert(domain);
+                }
+            }
+            let mut required = self.rules.requires.iter();
+            if !self.rules.requires.is_empty()
+                && required.all(|term| term.matches(other, around.namespaces))
+            {
+                friends.push(node);
+            }
+        }
+        let is_first = friends.is_empty()
+            && (self.rules.requires.iter())
+                .all(|term| term.matches(&self.neighbor, around.namespaces));
+        exclusions.required = (self.rules.requires.iter())
+            .map(|term| {
+                let key = &term.topology_key;
+                let values = friends.iter().filter_map(|node| value(node, key).cloned());
+                let mut values: BTreeSet<String> = values.collect();
+                if is_first {
+                    let all = nodes.values().filter_map(|node| node.labels.get(key));
+                    values.extend(all.cloned());
+                }
+                (key.clone(), values)
+            })
+            .collect();
+        exclusions.spread = (self.rules.spreads.iter())
+            .map(|spread| {
+                (
+                    spread.topology_key.clone(),
+                    self.allowed(spread, &nodes, around.pods.clone()),
+                )
+            })
+            .collect();
+        exclusions
+    }
+
+    /// Returns the values of the topology key where one more pod keeps the skew.
+    fn allowed<'a>(
+        &self,
+        spread: &TopologySpreadConstraint,
+        nodes: &BTreeMap<&'a str, &'a NodeInfo>,
+        pods: impl Iterator<Item = (&'a str, &'a Neighbor)>,
+    ) -> BTreeSet<String> {
+        let has_all_keys = |node: &NodeInfo| {
+            let mut keys = self.rules.spreads.iter().map(|spread| &spread.topology_key);
+            keys.all(|key| node.labels.contains_key(key))
+        };
+        let honors_taints = spread.node_taints_policy.as_deref() == Some("Honor");
+        let honors_affinity = spread.node_affinity_policy.as_deref() != Some("Ignore");
+        let counts_node = |name: &str, node: &NodeInfo| {
+            has_all_keys(node)
+                && (!honors_affinity || node.is_selected(name, self).is_ok())
+                && (!honors_taints || node.is_tolerated(self).is_ok())
+        };
+        let domains = nodes
+            .iter()
+            .filter(|(name, node)| counts_node(name, node))
+            .filter_map(|(name, node)| {
+                Some((*name, node.labels.get(&spread.topology_key)?.as_str()))
+            });
+        let domains: BTreeMap<&str, &str> = domains.collect();
+        let mut counts: BTreeMap<&str, i64> = domains.values().map(|domain| (*domain, 0)).collect();
+        let is_counted = |other: &Neighbor| {
+            !other.is_terminating
+                && other.namespace == self.neighbor.namespace
+                && selects(spread.label_selector.as_ref(), other)
+        };
+        for (node, other) in pods {
+            if let Some(domain) = domains.get(node)
+                && is_counted(other)
+                && let Some(count) = counts.get_mut(domain)
+            {
+                *count += 1;
+            }
+        }
+        let needed = spread.min_domains.and_then(|min| usize::try_from(min).ok());
+        let fewest = if needed.is_some_and(|needed| counts.len() < needed) {
+            0
+        } else {
+            counts.values().copied().min().unwrap_or_default()
+        };
+        let own = i64::from(selects(spread.label_selector.as_ref(), &self.neighbor));
+        counts
+            .into_iter()
+            .filter(|(_, count)| count + own - fewest <= i64::from(spread.max_skew))
+            .map(|(domain, _)| domain.to_owned())
+            .collect()
+    }
+}
+
+impl Exclusions {
+    /// Checks whether the pods of the cluster allow the pod on a node.
+    ///
+    /// # Errors
+    /// The first obstacle.
+    pub(crate) fn admit(&self, name: &str, node: &NodeInfo) -> Result<(), String> {
+        if let Some(port) = self.ports.get(name) {
+            return Err(format!("host port {port} is in use"));
+        }
+        let has = |(key, value): &(String, String)| node.labels.get(key) == Some(value);
+        if self.avoided.iter().any(has) {
+            return Err("pod anti-affinity excludes the node".to_owned());
+        }
+        let lacks = |(key, values): &&(String, BTreeSet<String>)| {
+            !node
+                .labels
+                .get(key)
+                .is_some_and(|value| values.contains(value))
+        };
+        if self.required.iter().any(|required| lacks(&required)) {
+            return Err("pod affinity does not match".to_owned());
+        }
+        match self.spread.iter().find(lacks) {
+            Some((key, _)) => Err(format!(
+                "topology spread over {key} does not allow the node"
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
