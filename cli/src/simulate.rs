@@ -169,10 +169,9 @@ fn simulate(
         }
     };
     snapshot.cluster.assume(&placement);
-    let requests = request.demand.requests.clone();
     snapshot
         .cluster
-        .assume_pod(&request.uid, &placement.node, requests);
+        .assume_pod(&request.uid, &placement.node, &request.demand);
     let device =
         |device: &AllocatedDevice| format!("{}: {}/{}", device.request, device.pool, device.device);
     let devices = placement
