@@ -1,0 +1,212 @@
+//! Documents name what exists: files, headings, commands, chart values, reason codes.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("xtask is below the repository root")
+        .to_owned()
+}
+
+/// The documents with their paths below the repository root.
+fn documents() -> Vec<(PathBuf, String)> {
+    let root = root();
+    let mut paths = ["README.md", "CONTRIBUTING.md", "libvgpu/README.md"]
+        .map(PathBuf::from)
+        .to_vec();
+    for folder in ["docs", "docs/reference", "docs/adr", "docs/results"] {
+        let entries = fs::read_dir(root.join(folder)).expect(folder);
+        let names = entries.map(|entry| entry.expect(folder).file_name());
+        paths.extend(
+            names
+                .map(|name| Path::new(folder).join(name))
+                .filter(|path| path.extension().is_some_and(|extension| extension == "md")),
+        );
+    }
+    paths.sort();
+    let read = |path: PathBuf| {
+        let text = fs::read_to_string(root.join(&path)).expect("the document is readable");
+        (path, text)
+    };
+    paths.into_iter().map(read).collect()
+}
+
+/// Lines outside of blocks that are fenced by backticks.
+fn prose(text: &str) -> impl Iterator<Item = &str> {
+    let mut is_code = false;
+    text.lines().filter(move |line| {
+        let is_fence = line.trim_start().starts_with("```");
+        is_code ^= is_fence;
+        !is_code && !is_fence
+    })
+}
+
+/// Returns the targets of the links of a document.
+fn links(text: &str) -> Vec<&str> {
+    let mut links = Vec::new();
+    for line in prose(text) {
+        for part in line.split("](").skip(1) {
+            links.extend(part.split_once(')').map(|(target, _)| target));
+        }
+    }
+    links
+}
+
+/// Returns the anchors of a document's headings, as on GitHub.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let headings = prose(text).filter(|line| line.starts_with('#'));
+    let anchor = |heading: &str| {
+        let title = heading.trim_start_matches('#').trim().to_lowercase();
+        title
+            .chars()
+            .filter(|c| c.is_alphanumeric() || [' ', '-', '_'].contains(c))
+            .map(|c| if c == ' ' { '-' } else { c })
+            .collect()
+    };
+    headings.map(anchor).collect()
+}
+
+/// Returns the words that follow `command` in the documents, with the document.
+fn words_after(command: &str) -> BTreeSet<(String, PathBuf)> {
+    let mut words = BTreeSet::new();
+    for (path, text) in documents() {
+        for part in text.split(command).skip(1) {
+            let word: String = part
+                .chars()
+                .take_while(|c| c.is_ascii_lowercase() || *c == '-')
+                .collect();
+            if !word.is_empty() && !word.starts_with('-') {
+                words.insert((word, path.clone()));
+            }
+        }
+    }
+    assert!(words.len() > 3, "{command}: {words:?}");
+    words
+}
+
+#[test]
+fn links_lead_to_files_and_headings() {
+    let mut broken = Vec::new();
+    for (path, text) in documents() {
+        let folder = root().join(path.parent().expect("a file has a folder"));
+        for link in links(&text) {
+            if link.contains("://") || link.starts_with("mailto:") {
+                continue;
+            }
+            let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
+            let target = folder.join(file);
+            let target = if file.is_empty() {
+                root().join(&path)
+            } else {
+                target
+            };
+            let is_found = target.exists()
+                && (anchor.is_empty()
+                    || fs::read_to_string(&target)
+                        .is_ok_and(|text| anchors(&text).contains(anchor)));
+            if !is_found {
+                broken.push(format!("{}: {link}", path.display()));
+            }
+        }
+    }
+    assert!(broken.is_empty(), "{broken:#?}");
+}
+
+#[test]
+fn commands_of_xtask_exist() {
+    let help = Command::new(env!("CARGO_BIN_EXE_xtask"))
+        .arg("--help")
+        .output()
+        .expect("xtask runs");
+    let help = String::from_utf8(help.stdout).expect("help is UTF-8");
+    let commands: BTreeSet<&str> = help
+        .lines()
+        .filter_map(|line| line.strip_prefix("  ")?.split_whitespace().next())
+        .collect();
+    let unknown: Vec<_> = words_after("cargo xtask ")
+        .into_iter()
+        .filter(|(word, _)| !commands.contains(word.as_str()))
+        .collect();
+    assert!(unknown.is_empty(), "{unknown:?} of {commands:?}");
+}
+
+#[test]
+fn commands_of_kubectl_plugin_exist() {
+    let source = fs::read_to_string(root().join("cli/src/main.rs")).expect("cli/src/main.rs");
+    let (_, variants) = source.split_once("enum Command {").expect("the commands");
+    let (variants, _) = variants.split_once("\n}").expect("their end");
+    let commands: BTreeSet<String> = variants
+        .lines()
+        .filter_map(|line| line.strip_prefix("    "))
+        .filter(|line| line.starts_with(char::is_uppercase))
+        .map(|line| {
+            let name: String = line.chars().take_while(|c| c.is_alphanumeric()).collect();
+            let mut kebab = String::new();
+            for (index, c) in name.chars().enumerate() {
+                if c.is_uppercase() && index > 0 {
+                    kebab.push('-');
+                }
+                kebab.extend(c.to_lowercase());
+            }
+            kebab
+        })
+        .collect();
+    let unknown: Vec<_> = words_after("kubectl drava ")
+        .into_iter()
+        .filter(|(word, _)| !commands.contains(word) && word != "is")
+        .collect();
+    assert!(unknown.is_empty(), "{unknown:?} of {commands:?}");
+}
+
+#[test]
+fn chart_values_exist() {
+    let values = fs::read_to_string(root().join("deploy/helm/drava/values.yaml")).expect("values");
+    let values: Value = serde_saphyr::from_str(&values).expect("values are YAML");
+    let mut unknown = Vec::new();
+    for (path, text) in documents() {
+        for part in text.split("--set ").skip(1) {
+            let Some((name, _)) = part.split_once('=') else {
+                continue;
+            };
+            let pointer = format!("/{}", name.replace('.', "/"));
+            if values.pointer(&pointer).is_none() {
+                unknown.push(format!("{}: {name}", path.display()));
+            }
+        }
+    }
+    assert!(unknown.is_empty(), "{unknown:#?}");
+}
+
+#[test]
+fn troubleshooting_names_existing_reasons() {
+    let reference = fs::read_to_string(root().join("docs/reference/events.md")).expect("events");
+    let text = fs::read_to_string(root().join("docs/troubleshooting.md")).expect("troubleshooting");
+    let is_code = |word: &str| {
+        let mut chars = word.chars();
+        chars.next().is_some_and(char::is_uppercase)
+            && word.chars().all(char::is_alphanumeric)
+            && chars.any(char::is_uppercase)
+            && word.chars().any(char::is_lowercase)
+    };
+    // What the first words in backticks of Kubernetes and of claims are.
+    let foreign = ["SchedulingGated"];
+    let codes: BTreeSet<&str> = text
+        .split('`')
+        .skip(1)
+        .step_by(2)
+        .filter_map(|span| span.split_whitespace().next())
+        .filter(|word| is_code(word) && !foreign.contains(word))
+        .collect();
+    assert!(codes.len() > 15, "{codes:?}");
+    let unknown: Vec<_> = codes
+        .iter()
+        .filter(|code| !reference.contains(&format!("`{code}`")))
+        .collect();
+    assert!(unknown.is_empty(), "{unknown:?}");
+}
