@@ -20,6 +20,93 @@ fn spreads_shares_over_gpus() -> Result<()> {
 }
 
 #[test]
+fn packs_shares_on_one_gpu() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("binpack")?;
+    tenant.example("binpack")?;
+    tenant.running("packed-1")?;
+    tenant.running("packed-2")?;
+    let (first, second) = (
+        tenant.devices_of("packed-1")?,
+        tenant.devices_of("packed-2")?,
+    );
+    ensure!(first == second, "on {first:?} and {second:?}");
+    Ok(())
+}
+
+#[test]
+fn fraction_gets_share_of_gpu_without_mig() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("either")?;
+    tenant.example("share-or-partition")?;
+    tenant.running("either")?;
+    let devices = tenant.devices_of("either")?;
+    ensure!(devices[0].ends_with("-vgpu"), "{devices:?}");
+    ensure!(tenant.total_mib("either")? == "4096", "no limit");
+    Ok(())
+}
+
+#[test]
+fn notebook_is_replaced_by_its_update() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("notebook")?;
+    tenant.example("notebook")?;
+    let rollout = ["rollout", "status", "deployment/notebook", "--timeout=120s"];
+    tenant.kubectl(&rollout)?;
+    tenant.kubectl(&["rollout", "restart", "deployment/notebook"])?;
+    tenant.kubectl(&rollout)?;
+    let table = tenant.kubectl(&["exec", "deployment/notebook", "--", "nvidia-smi"])?;
+    ensure!(table.contains("/   4096MiB"), "{table}");
+    Ok(())
+}
+
+#[test]
+fn tenant_cannot_widen_its_own_access() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("tenant-access")?;
+    tenant.example("tenant-access")?;
+    let can = |verb: &str, resource: &str, namespace: &str| {
+        let question = ["auth", "can-i", verb, resource, "-n", namespace];
+        let answer = cluster.kubectl(question.iter().chain(&["--as", "alice"]));
+        answer.is_ok_and(|answer| answer.trim() == "yes")
+    };
+    for resource in ["pods", "resourceclaims", "resourceclaimtemplates"] {
+        ensure!(can("create", resource, tenant.name()), "{resource}");
+        ensure!(!can("create", resource, "default"), "{resource} elsewhere");
+    }
+    for resource in [
+        "gpuquotas",
+        "gpunodeprofiles",
+        "gpucontrollerleaders",
+        "deviceclasses",
+        "resourceslices",
+        "resourceclaims/status",
+        "resourceclaims/binding",
+        "pods/binding",
+    ] {
+        for verb in ["create", "update", "patch"] {
+            ensure!(!can(verb, resource, tenant.name()), "{verb} {resource}");
+        }
+    }
+    // The rights are enough for a pod with a GPU, whose allocation is the controller's.
+    tenant.apply(&pod_with_share("first", "vgpu.drava.dev", "{memory: 1Gi}"))?;
+    tenant.running("first")?;
+    let claim = tenant.claim_of("first")?;
+    let forged = r#"{"status": {"allocation": null}}"#;
+    let patch = ["patch", "resourceclaim", &claim, "--subresource=status"];
+    let as_alice = ["--type=merge", "-p", forged, "--as", "alice"];
+    let denied = tenant.kubectl(&[patch.as_slice(), as_alice.as_slice()].concat());
+    let denied = denied.err().map(|error| format!("{error:#}"));
+    ensure!(
+        denied
+            .as_ref()
+            .is_some_and(|text| text.contains("forbidden")),
+        "{denied:?}"
+    );
+    Ok(())
+}
+
+#[test]
 fn allocates_percentage_of_memory() -> Result<()> {
     let cluster = TestCluster::attach()?;
     let tenant = cluster.namespace("percentage")?;

@@ -74,6 +74,27 @@ fn keeps_pods_with_anti_affinity_apart() -> Result<()> {
 }
 
 #[test]
+fn spreads_over_nodes_and_packs_gpus() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("mixed-policy")?;
+    tenant.example("mixed-policy")?;
+    let rollout = ["rollout", "status", "deployment/web", "--timeout=120s"];
+    tenant.kubectl(&rollout)?;
+    let pods = tenant.list("pods")?;
+    let name = |pod: &serde_json::Value| pod["metadata"]["name"].as_str().map(str::to_owned);
+    let mut on_first = Vec::new();
+    for pod in pods.iter().filter_map(name) {
+        if node_of(&tenant, &pod)? == "node-0" {
+            on_first.push(tenant.devices_of(&pod)?);
+        }
+    }
+    // The third replica takes less of node-0, with two GPUs of 80 GiB, than of node-1, with one of 16 GiB.
+    ensure!(on_first.len() == 2, "{on_first:?} on node-0");
+    ensure!(on_first[0] == on_first[1], "{on_first:?} are not packed");
+    Ok(())
+}
+
+#[test]
 fn outage_of_one_containerd_leaves_other_node_alone() -> Result<()> {
     let cluster = TestCluster::attach()?;
     let tenant = cluster.namespace("outage")?;
