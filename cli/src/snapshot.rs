@@ -6,16 +6,21 @@ use drava_allocator::cluster::Cluster;
 use drava_allocator::taint::rule_from_v1beta2;
 use drava_api::names;
 use drava_api::quota::GpuQuota;
-use k8s_openapi::api::core::v1::{Container, Namespace, Node, NodeStatus, Pod, PodStatus};
+use k8s_openapi::api::core::v1::{
+    Container, Namespace, Node, NodeStatus, PersistentVolume, PersistentVolumeClaim, Pod, PodStatus,
+};
 use k8s_openapi::api::resource::v1::{
     DeviceClass, DeviceTaintRule, ResourceClaim, ResourceClaimTemplate, ResourceSlice,
 };
 use k8s_openapi::api::resource::v1beta2;
+use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::ListParams;
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+
+mod volumes;
 
 /// Objects of the cluster on which decisions depend. Also the format of `kubectl drava dump`.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -32,6 +37,12 @@ pub(crate) struct Objects {
     /// Empty unless a quota selects namespaces by label.
     #[serde(default)]
     namespaces: Vec<Namespace>,
+    #[serde(default)]
+    persistent_volume_claims: Vec<PersistentVolumeClaim>,
+    #[serde(default)]
+    persistent_volumes: Vec<PersistentVolume>,
+    #[serde(default)]
+    storage_classes: Vec<StorageClass>,
     /// Empty unless they were fetched, too.
     pub(crate) resource_claim_templates: Vec<ResourceClaimTemplate>,
 }
@@ -45,6 +56,12 @@ impl Objects {
         claims.for_each(|claim| trim_metadata(&mut claim.metadata));
         let namespaces = self.namespaces.iter_mut();
         namespaces.for_each(|namespace| trim_metadata(&mut namespace.metadata));
+        self.persistent_volume_claims
+            .iter_mut()
+            .for_each(volumes::trim_claim);
+        self.persistent_volumes
+            .iter_mut()
+            .for_each(volumes::trim_volume);
         let templates = self.resource_claim_templates.iter_mut();
         templates.for_each(|template| trim_metadata(&mut template.metadata));
         self
@@ -65,6 +82,15 @@ impl Objects {
         }
         for quota in &self.gpu_quotas {
             snapshot.cluster.upsert_quota(quota);
+        }
+        for claim in &self.persistent_volume_claims {
+            snapshot.cluster.upsert_volume_claim(claim);
+        }
+        for volume in &self.persistent_volumes {
+            snapshot.cluster.upsert_volume(volume);
+        }
+        for class in &self.storage_classes {
+            snapshot.cluster.upsert_storage_class(class);
         }
         (snapshot, self.resource_claim_templates)
     }
@@ -92,7 +118,7 @@ fn trim_node(node: &mut Node) {
 fn trim_pod(pod: &mut Pod) {
     trim_metadata(&mut pod.metadata);
     if let Some(spec) = pod.spec.as_mut() {
-        spec.volumes = None;
+        volumes::trim_volumes(spec);
         spec.ephemeral_containers = None;
         let init = spec.init_containers.iter_mut().flatten();
         for container in init.chain(&mut spec.containers) {
@@ -182,6 +208,11 @@ pub(crate) async fn fetch(client: &Client) -> anyhow::Result<Objects> {
         list::<Pod>(client, &all),
         list_quotas(client),
     )?;
+    let (persistent_volume_claims, persistent_volumes, storage_classes) = tokio::try_join!(
+        list_if_permitted(client),
+        list_if_permitted(client),
+        list_if_permitted(client),
+    )?;
     let mut selectors = quotas.iter().map(|quota| &quota.spec.namespace_selector);
     let namespaces = if selectors.any(Option::is_some) {
         list::<Namespace>(client, &all).await?
@@ -197,6 +228,9 @@ pub(crate) async fn fetch(client: &Client) -> anyhow::Result<Objects> {
         pods,
         gpu_quotas: quotas,
         namespaces,
+        persistent_volume_claims,
+        persistent_volumes,
+        storage_classes,
         resource_claim_templates: Vec::new(),
     })
 }
@@ -232,8 +266,23 @@ async fn list_quotas(client: &Client) -> anyhow::Result<Vec<GpuQuota>> {
     }
 }
 
+/// Lists objects without which an explanation is still useful; none if the user may not.
+async fn list_if_permitted<K>(client: &Client) -> anyhow::Result<Vec<K>>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+{
+    match list(client, &ListParams::default()).await {
+        Err(error) if has_code(&error, 403) => Ok(Vec::new()),
+        objects => objects,
+    }
+}
+
 fn is_not_served(error: &anyhow::Error) -> bool {
-    matches!(error.downcast_ref(), Some(kube::Error::Api(status)) if status.code == 404)
+    has_code(error, 404)
+}
+
+fn has_code(error: &anyhow::Error, code: u16) -> bool {
+    matches!(error.downcast_ref(), Some(kube::Error::Api(status)) if status.code == code)
 }
 
 /// Lists the objects of a kind in all namespaces.

@@ -37,6 +37,7 @@ mod incomplete_gang;
 mod pod_group;
 mod quota;
 mod room;
+mod volumes;
 
 /// Maximum number of allocation jobs and gate removals in flight.
 const MAX_IN_FLIGHT: usize = 64;

@@ -10,8 +10,11 @@ use drava_api::error::describe;
 use drava_api::names;
 use drava_api::quota::GpuQuota;
 use futures::stream::{BoxStream, SelectAll, StreamExt};
-use k8s_openapi::api::core::v1::{Container, Namespace, Node, Pod};
+use k8s_openapi::api::core::v1::{
+    Container, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod,
+};
 use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
+use k8s_openapi::api::storage::v1::StorageClass;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
@@ -25,6 +28,7 @@ mod pod_groups;
 mod quotas;
 mod served;
 mod taint_rules;
+mod volumes;
 
 /// Watched kinds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -45,6 +49,12 @@ pub enum Kind {
     Quotas,
     /// Namespaces.
     Namespaces,
+    /// PersistentVolumeClaims.
+    VolumeClaims,
+    /// PersistentVolumes.
+    Volumes,
+    /// StorageClasses.
+    StorageClasses,
     /// PodGroups of Kubernetes.
     PodGroups,
     /// PodGroups of Volcano.
@@ -55,7 +65,7 @@ pub enum Kind {
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 14] = [
         Self::Pods,
         Self::Claims,
         Self::Classes,
@@ -64,6 +74,9 @@ impl Kind {
         Self::TaintRules,
         Self::Quotas,
         Self::Namespaces,
+        Self::VolumeClaims,
+        Self::Volumes,
+        Self::StorageClasses,
         Self::PodGroups,
         Self::VolcanoPodGroups,
         Self::CoschedulingPodGroups,
@@ -81,6 +94,9 @@ impl Kind {
             Self::TaintRules => "devicetaintrules",
             Self::Quotas => "gpuquotas",
             Self::Namespaces => "namespaces",
+            Self::VolumeClaims => "persistentvolumeclaims",
+            Self::Volumes => "persistentvolumes",
+            Self::StorageClasses => "storageclasses",
             Self::PodGroups => "podgroups.scheduling.k8s.io",
             Self::VolcanoPodGroups => "podgroups.scheduling.volcano.sh",
             Self::CoschedulingPodGroups => "podgroups.scheduling.x-k8s.io",
@@ -107,6 +123,12 @@ pub enum Observation {
     Quota(Change<GpuQuota>),
     /// A namespace changed.
     Namespace(Change<Namespace>),
+    /// A PersistentVolumeClaim changed.
+    VolumeClaim(Change<PersistentVolumeClaim>),
+    /// A PersistentVolume changed.
+    Volume(Change<PersistentVolume>),
+    /// A StorageClass changed.
+    StorageClass(Change<StorageClass>),
     /// A PodGroup changed, or whether PodGroups are served.
     PodGroup(PodGroupChange),
     /// The list of a kind is complete.
@@ -134,6 +156,27 @@ pub fn all(client: &Client) -> SelectAll<BoxStream<'static, Observation>> {
             plain(),
             trim_namespace,
             Observation::Namespace,
+        ),
+        observe(
+            client,
+            Kind::VolumeClaims,
+            plain(),
+            volumes::trim_claim,
+            Observation::VolumeClaim,
+        ),
+        observe(
+            client,
+            Kind::Volumes,
+            plain(),
+            volumes::trim_volume,
+            Observation::Volume,
+        ),
+        observe(
+            client,
+            Kind::StorageClasses,
+            plain(),
+            trim,
+            Observation::StorageClass,
         ),
         pod_groups::observe_served(client.clone(), PodGroupApi::Kubernetes),
         pod_groups::observe_served(client.clone(), PodGroupApi::Volcano),
@@ -267,7 +310,7 @@ fn trim_pod(pod: &mut Pod) {
         .take()
         .filter(|all| !all.is_empty());
     if let Some(spec) = pod.spec.as_mut() {
-        spec.volumes = None;
+        volumes::trim_volumes(spec);
         spec.ephemeral_containers = None;
         let init = spec.init_containers.iter_mut().flatten();
         for container in init.chain(&mut spec.containers) {

@@ -20,12 +20,14 @@ use crate::selector::Selectors;
 use crate::taint::TaintRule;
 use crate::usage::{AllocatedDevice, Usage};
 use quotas::Quotas;
+use volumes::Volumes;
 
 mod neighbors;
 mod pools;
 mod quotas;
 mod simulation;
 mod taint_rules;
+mod volumes;
 
 pub use quotas::{Floors, QuotaUse};
 pub use simulation::Departure;
@@ -59,6 +61,7 @@ pub struct Cluster {
     /// UIDs of the pods with required anti-affinity.
     with_anti_affinity: BTreeSet<String>,
     quotas: Quotas,
+    volumes: Volumes,
     /// What the current simulation presumes gone.
     gone: Departure,
 }

@@ -202,6 +202,7 @@ impl Cluster {
         let mut requested = self.requested_on(node, &pod_request.uid);
         info.admits(node, &pod_request.demand, &requested)?;
         exclusions.admit(node, info)?;
+        self.admits_volumes(node, info, &pod_request.demand)?;
         let mut before = &pod_request.demand;
         for sharer in &pod_request.sharers {
             add(&mut requested, &before.requests);

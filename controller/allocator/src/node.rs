@@ -1,19 +1,20 @@
 //! Checks whether a pod fits on a node apart from its devices, so that kube-scheduler can bind it there.
 //!
 //! Covered: cordon, readiness, taints, node selector, required node affinity, allocatable resources minus the requests
-//! of the node's pods, pod count, and the rules about other pods of [`neighbors`]. Not covered: volumes. If kube-scheduler
-//! cannot bind the pod for such a reason, the allocation is released and the node is avoided.
+//! of the node's pods, pod count, the rules about other pods of [`neighbors`], and where volumes are accessible. If
+//! kube-scheduler cannot bind the pod for another reason, the allocation is released and the node is avoided.
 
 use std::collections::BTreeMap;
 
 use drava_api::Quantity;
 use k8s_openapi::api::core::v1::{
     Container, Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Pod,
-    ResourceRequirements, Taint, Toleration,
+    ResourceRequirements, Taint, Toleration, Volume,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as RawQuantity;
 
 use crate::capacity::Amounts;
+use crate::cluster::{ObjectKey, object_key};
 
 pub mod neighbors;
 
@@ -45,6 +46,8 @@ pub struct PodDemand {
     /// What the pod means to others.
     pub neighbor: Neighbor,
     rules: NeighborRules,
+    /// Its PersistentVolumeClaims.
+    pub(crate) volume_claims: Vec<ObjectKey>,
 }
 
 /// Resource name of the pod count.
@@ -220,6 +223,7 @@ impl PodDemand {
                 .filter(|name| !name.is_empty()),
             neighbor: Neighbor::of(pod),
             rules: NeighborRules::of(pod),
+            volume_claims: volume_claims(pod),
         }
     }
 
@@ -236,6 +240,24 @@ impl PodDemand {
                 && value_matches
         })
     }
+}
+
+/// Returns the PersistentVolumeClaims of a pod; that of an ephemeral volume is generated.
+fn volume_claims(pod: &Pod) -> Vec<ObjectKey> {
+    let (namespace, pod_name) = object_key(&pod.metadata);
+    let volumes = pod
+        .spec
+        .iter()
+        .flat_map(|spec| spec.volumes.iter().flatten());
+    let name = |volume: &Volume| match (&volume.persistent_volume_claim, &volume.ephemeral) {
+        (Some(claim), _) => Some(claim.claim_name.clone()),
+        (None, Some(_)) => Some(format!("{pod_name}-{}", volume.name)),
+        (None, None) => None,
+    };
+    volumes
+        .filter_map(name)
+        .map(|name| (namespace.clone(), name))
+        .collect()
 }
 
 /// Returns the requests of a pod as kube-scheduler computes them: the maximum of the sum of containers and sidecars

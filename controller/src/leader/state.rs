@@ -106,6 +106,9 @@ impl State {
             Observation::TaintRule(change) => self.planner.taint_rule(change),
             Observation::Quota(change) => self.planner.quota(change),
             Observation::Namespace(change) => self.planner.namespace(change),
+            Observation::VolumeClaim(change) => self.planner.volume_claim(change),
+            Observation::Volume(change) => self.planner.volume(change),
+            Observation::StorageClass(change) => self.planner.storage_class(change),
             Observation::PodGroup(change) => self.planner.pod_group(change),
             Observation::Listed(kind) => {
                 if self.unlisted.remove(&kind) && self.unlisted.is_empty() {
