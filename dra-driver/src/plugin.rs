@@ -2,7 +2,7 @@
 //!
 //! The DRA socket serves prepare, unprepare and health. The registration socket points kubelet to the DRA socket, so it
 //! is created second, and only when [`takeover`] allows it. A deleted socket is recreated; the sockets of this instance
-//! are removed on a clean stop.
+//! are removed on a clean stop, and those of killed instances at the next start.
 
 pub mod health;
 pub mod registration;
@@ -112,7 +112,7 @@ pub async fn serve<C: Claims>(
     }
     .instrument(tracing::info_span!("socket", path = %sockets.registration.display()));
     let serving = async {
-        tokio::join!(first, second);
+        tokio::join!(first, second, socket::sweep(&sockets));
     };
     let stopping = async {
         stop.cancelled().await;

@@ -181,6 +181,68 @@ async fn deleted(path: &Path, inode: u64, stop: &CancellationToken) {
     }
 }
 
+/// Time between two checks whether a socket has a listener.
+const STALE_AFTER: Duration = Duration::from_secs(1);
+
+/// Removes sockets without a listener: those of pods of the driver that were killed. Kubelet would repeat registration on
+/// them.
+///
+/// An instance that starts at this moment binds first and listens next, so a socket is checked twice.
+pub(super) async fn sweep(own: &Sockets) {
+    let mut refusing = Vec::new();
+    for path in others(own) {
+        refusing.extend(without_listener(&path).await.map(|inode| (path, inode)));
+    }
+    if refusing.is_empty() {
+        return;
+    }
+    tokio::time::sleep(STALE_AFTER).await;
+    for (path, inode) in refusing {
+        if without_listener(&path).await != Some(inode) {
+            continue;
+        }
+        match fs::remove_file(&path) {
+            Ok(()) => tracing::info!(path = %path.display(), "removed a socket without a listener"),
+            Err(error) => {
+                tracing::warn!(path = %path.display(), %error, "cannot remove a socket without a listener");
+            }
+        }
+    }
+}
+
+/// Returns the paths of the sockets of other instances.
+fn others(own: &Sockets) -> Vec<PathBuf> {
+    let is_registration = |name: &str| {
+        let rest = name.strip_prefix(names::DRIVER);
+        rest.is_some_and(|rest| rest.starts_with('-') && rest.ends_with("-reg.sock@localhost"))
+    };
+    let is_dra = |name: &str| name.starts_with("dra-") && name.ends_with(".sock");
+    let mut paths = entries(&own.registration, &is_registration);
+    paths.extend(entries(&own.dra, &is_dra));
+    paths.retain(|path| *path != own.registration && *path != own.dra);
+    paths
+}
+
+/// Returns the entries of the directory of `sibling` with a matching name.
+fn entries(sibling: &Path, is_match: &dyn Fn(&str) -> bool) -> Vec<PathBuf> {
+    let listed = sibling.parent().and_then(|dir| fs::read_dir(dir).ok());
+    let named = listed.into_iter().flatten().flatten().filter(|entry| {
+        let name = entry.file_name();
+        name.to_str().is_some_and(is_match)
+    });
+    named.map(|entry| entry.path()).collect()
+}
+
+/// Returns the inode of a socket without a listener; `None` for any other file.
+async fn without_listener(path: &Path) -> Option<u64> {
+    let present = fs::symlink_metadata(path).ok()?;
+    if !present.file_type().is_socket() {
+        return None;
+    }
+    let refused = UnixStream::connect(path).await.err()?;
+    (refused.kind() == io::ErrorKind::ConnectionRefused).then(|| present.ino())
+}
+
 /// Removes the socket files of this process.
 pub(super) fn remove(sockets: &Sockets) {
     for path in [&sockets.registration, &sockets.dra] {

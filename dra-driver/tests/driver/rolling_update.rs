@@ -216,6 +216,41 @@ async fn leaves_records_of_newer_instance_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn removes_only_sockets_of_killed_instances() {
+    if lacks_device_files() {
+        return;
+    }
+    let cluster = TestCluster::new().await;
+    let old = cluster.start_with(instance(&cluster, "old"), cluster.source());
+    let plugin = cluster.kubelet.register("gpu.drava.dev").await.unwrap();
+    old.await_ready().await;
+    let kubelet = &cluster.node.paths.kubelet_dir;
+    let socket = |name: &str| {
+        let path = kubelet.join(name);
+        // Dropping the listener leaves the file, as a killed process does.
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        path
+    };
+    let stale = [
+        socket("plugins_registry/gpu.drava.dev-killed-reg.sock@localhost"),
+        socket("plugins/gpu.drava.dev/dra-killed.sock"),
+    ];
+    let foreign = socket("plugins_registry/gpu.other.dev-killed-reg.sock");
+    let file = kubelet.join("plugins/gpu.drava.dev/dra-file.sock");
+    fs::write(&file, "no socket").unwrap();
+
+    let new = cluster.start_with(instance(&cluster, "new"), cluster.source());
+    eventually("no stale sockets", || {
+        stale.iter().all(|path| !path.exists()).then_some(())
+    })
+    .await;
+    assert!(foreign.exists() && file.exists());
+    cluster.api.put_claim(&claim(1, &[Share(0, "8Gi", "0")]));
+    plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
+    new.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waits_for_other_instance_with_same_socket() {
     if lacks_device_files() {
         return;
