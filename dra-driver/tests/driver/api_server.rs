@@ -35,6 +35,8 @@ struct Objects {
     version: u64,
     down: bool,
     dropped: Vec<&'static str>,
+    /// Number of writes of a claim's status that fail.
+    failing_statuses: usize,
     writes: Vec<String>,
     /// Number of reads of each object or collection, by path.
     reads: BTreeMap<String, usize>,
@@ -42,6 +44,15 @@ struct Objects {
     changes: Vec<Change>,
     /// Whether the API server has the resource definition of node profiles.
     has_profiles: bool,
+}
+
+impl Objects {
+    /// Returns whether the present write of a status fails.
+    fn fails_status(&mut self) -> bool {
+        let left = self.failing_statuses.checked_sub(1);
+        self.failing_statuses = left.unwrap_or_default();
+        left.is_some()
+    }
 }
 
 #[derive(Clone)]
@@ -88,6 +99,11 @@ impl ApiServer {
     /// Answers all requests with 503 while `down`.
     pub(crate) fn set_down(&self, down: bool) {
         self.objects().down = down;
+    }
+
+    /// Answers the next `count` writes of a claim's status with 500.
+    pub(crate) fn fail_statuses(&self, count: usize) {
+        self.objects().failing_statuses = count;
     }
 
     /// Drops these fields from all objects written from now on.
@@ -305,6 +321,9 @@ impl ApiServer {
                     Some(_) => status(StatusCode::CONFLICT, "stale resource version"),
                     None => status(StatusCode::NOT_FOUND, path),
                 }
+            }
+            Method::PATCH if path.ends_with("/status") && self.objects().fails_status() => {
+                status(StatusCode::INTERNAL_SERVER_ERROR, path)
             }
             Method::PATCH => self.patch(path, body),
             Method::DELETE => {

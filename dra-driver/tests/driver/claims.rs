@@ -273,3 +273,26 @@ async fn writes_status_devices_once() {
     })
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn retries_failed_writes_of_status() {
+    if lacks_device_files() {
+        return;
+    }
+    let cluster = TestCluster::new().await;
+    let (_running, plugin) = cluster.start_ready().await;
+    cluster.api.put_claim(&claim(1, &[Share(0, "8Gi", "0")]));
+    cluster.api.fail_statuses(2);
+    plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
+    eventually("status.devices", || {
+        cluster.api.condition("claim-1", "Prepared")
+    })
+    .await;
+    let writes = || {
+        let writes = cluster.api.writes().into_iter();
+        writes
+            .filter(|write| write.ends_with("claim-1/status"))
+            .count()
+    };
+    assert_eq!(writes(), 3);
+}
