@@ -39,9 +39,9 @@ pub struct Inventory {
     pub nvml_version: String,
     /// Whether confidential computing is on.
     pub confidential_computing: bool,
-    /// Readable GPUs, by NVML index.
+    /// Readable GPUs, by NVML index. A GPU that does not answer any longer is listed as it was read last.
     pub cards: Vec<Card>,
-    /// GPUs that NVML counts but that could not be read.
+    /// GPUs that NVML counts but that could not be read. [`Status::Timeout`]: the GPU does not answer.
     pub faults: Vec<CardFault>,
 }
 
@@ -102,6 +102,8 @@ pub struct Card {
     pub addressing_mode: Option<AddressingMode>,
     /// Compute mode.
     pub compute_mode: ComputeMode,
+    /// Whether processes use the GPU through the Multi-Process Service.
+    pub has_mps_clients: bool,
     /// Multi-Instance GPU.
     pub mig: Mig,
     /// NVLink fabric of the GPU; `None` without one.

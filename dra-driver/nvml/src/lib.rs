@@ -6,7 +6,8 @@
 //!
 //! The crate supports NVML since driver 450. A missing symbol or an unsupported query makes one value unknown (`None`,
 //! [`Memory::NotSupported`]) and does not fail the inventory. A GPU that has fallen off the bus is listed in
-//! [`Inventory::faults`]; the other GPUs are still listed.
+//! [`Inventory::faults`]; the other GPUs are still listed. So is a GPU whose calls hang; if it was read before, it stays in
+//! [`Inventory::cards`] as it was.
 //!
 //! The crate makes no decisions and does not read sysfs.
 

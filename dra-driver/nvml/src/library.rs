@@ -23,6 +23,7 @@ mod events;
 mod instances;
 mod processes;
 mod profiles;
+mod readings;
 mod telemetry;
 
 /// An initialized NVML library; clones share it. NVML is shut down when the last clone and event source are dropped.
@@ -36,6 +37,8 @@ struct Shared {
     nvml: Nvml,
     /// Handles by UUID: NVML's lookup can take seconds per GPU. Each inventory replaces them.
     handles: Mutex<HashMap<GpuUuid, Handle>>,
+    /// Readings of the inventory.
+    readings: Mutex<readings::Readings>,
 }
 
 /// NVML handle of a GPU, valid while the library is initialized.
@@ -96,6 +99,7 @@ impl Library {
             shared: Arc::new(Shared {
                 nvml,
                 handles: Mutex::default(),
+                readings: Mutex::default(),
             }),
         })
     }

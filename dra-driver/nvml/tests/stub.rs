@@ -102,6 +102,15 @@ fn lists_gpu_without_memory_size() {
 }
 
 #[test]
+fn reports_clients_of_mps() {
+    for (defines, expected) in [(&["MPS"][..], true), (&[], false), (&["OLD"], false)] {
+        let (library, _dir) = stub(defines);
+        let inventory = library.inventory().unwrap();
+        assert_eq!(inventory.cards[0].has_mps_clients, expected, "{defines:?}");
+    }
+}
+
+#[test]
 fn reports_reserved_memory_separately() {
     let (library, _dir) = stub(&[]);
     let memory = Memory::Dedicated {
@@ -134,6 +143,40 @@ fn reports_lost_gpu_once_and_watches_the_others() {
         (1, Some(&card(1)), &Status::GpuLost)
     );
     assert!(library.watch(&[card(0), card(1)]).is_err());
+}
+
+#[test]
+fn lists_other_gpus_while_one_hangs() {
+    let dir = tempfile::tempdir().unwrap();
+    let hang = dir.path().join("hang");
+    std::fs::write(&hang, "").unwrap();
+    let (library, _dir) = stub(&[&format!("HANG=\"{}\"", hang.display())]);
+    let read = |library: &Library| {
+        let inventory = library.inventory().unwrap();
+        let cards: Vec<_> = inventory
+            .cards
+            .iter()
+            .map(|card| card.uuid.clone())
+            .collect();
+        let faults = inventory.faults.into_iter();
+        let faults: Vec<_> = faults.map(|fault| (fault.index, fault.status)).collect();
+        (cards, faults)
+    };
+    assert_eq!(read(&library), (vec![card(0)], vec![(1, Status::Timeout)]));
+    // The second inventory does not wait again.
+    let before = std::time::Instant::now();
+    assert_eq!(read(&library), (vec![card(0)], vec![(1, Status::Timeout)]));
+    assert!(before.elapsed() < Duration::from_secs(5));
+
+    std::fs::remove_file(&hang).unwrap();
+    let both = (vec![card(0), card(1)], Vec::new());
+    while read(&library) != both {
+        std::thread::yield_now();
+    }
+    // A GPU that was read before is listed as it was.
+    std::fs::write(&hang, "").unwrap();
+    let (cards, faults) = read(&library);
+    assert_eq!((cards, faults), (both.0, vec![(1, Status::Timeout)]));
 }
 
 #[test]

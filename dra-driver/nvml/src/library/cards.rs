@@ -1,12 +1,13 @@
 //! Reading of the inventory.
 
-use std::collections::HashMap;
+use std::sync::Arc;
 
 use nvml_wrapper::enum_wrappers::device::ComputeMode as NvmlComputeMode;
 use nvml_wrapper::enums::device::DeviceArchitecture;
 use nvml_wrapper::{Device, cuda_driver_version_major, cuda_driver_version_minor};
 use nvml_wrapper_sys::bindings as sys;
 
+use super::readings::Reading;
 use super::{Handle, Shared, call, handle_of, optional, struct_version};
 use crate::{
     AddressingMode, Card, CardFault, ComputeCapability, ComputeMode, CudaVersion, Fabric, GpuUuid,
@@ -14,7 +15,7 @@ use crate::{
 };
 
 impl Shared {
-    pub(super) fn inventory(&self) -> Result<Inventory, InventoryError> {
+    pub(super) fn inventory(self: &Arc<Self>) -> Result<Inventory, InventoryError> {
         let failed = |query| move |status: Status| InventoryError { query, status };
         let count = self
             .nvml
@@ -36,28 +37,10 @@ impl Shared {
                     minor: cuda_driver_version_minor(version).unsigned_abs(),
                 });
 
-        let mut cards = Vec::new();
-        let mut faults = Vec::new();
-        let mut handles = HashMap::new();
-        for index in 0..count {
-            let mut progress = Progress {
-                uuid: None,
-                query: "the handle",
-            };
-            match self.card(index, &mut progress) {
-                Ok((card, handle)) => {
-                    handles.insert(card.uuid.clone(), handle);
-                    cards.push(card);
-                }
-                Err(status) => faults.push(CardFault {
-                    index,
-                    card: progress.uuid,
-                    query: progress.query,
-                    status,
-                }),
-            }
-        }
-        *self.handles() = handles;
+        let (read, faults) = self.read_cards(count);
+        let handle = |(card, handle): &(Card, Handle)| (card.uuid.clone(), *handle);
+        *self.handles() = read.iter().map(handle).collect();
+        let cards = read.into_iter().map(|(card, _)| card).collect();
         Ok(Inventory {
             driver_version,
             cuda_driver_version,
@@ -65,6 +48,20 @@ impl Shared {
             confidential_computing: self.confidential_computing(),
             cards,
             faults,
+        })
+    }
+
+    /// Reads a GPU.
+    pub(super) fn read_card(&self, index: u32) -> Reading {
+        let mut progress = Progress {
+            uuid: None,
+            query: "the handle",
+        };
+        self.card(index, &mut progress).map_err(|status| CardFault {
+            index,
+            card: progress.uuid,
+            query: progress.query,
+            status,
         })
     }
 
@@ -111,6 +108,9 @@ impl Shared {
             compute_mode: progress
                 .optional("the compute mode", || device.compute_mode())?
                 .map_or(ComputeMode::Unknown, compute_mode),
+            has_mps_clients: progress
+                .optional("the MPS processes", || self.mps_processes(handle))?
+                .is_some_and(|processes| !processes.is_empty()),
             mig: progress.required("the MIG mode", || self.mig(&device, handle, memory))?,
             fabric: progress
                 .optional("the fabric", || self.fabric(handle))?

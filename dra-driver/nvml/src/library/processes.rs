@@ -27,6 +27,19 @@ impl Shared {
         Ok(merge(&compute, &graphics.unwrap_or_default()))
     }
 
+    /// Lists the processes that use the GPU through MPS. They are not in the list of compute processes.
+    pub(super) fn mps_processes(
+        &self,
+        handle: Handle,
+    ) -> Result<Vec<sys::nvmlProcessInfo_t>, Status> {
+        list(|count, infos| {
+            call!(
+                self.lib(),
+                nvmlDeviceGetMPSComputeRunningProcesses_v3(handle.0, count, infos)
+            )
+        })
+    }
+
     pub(super) fn utilization(&self, handle: Handle) -> Result<Option<Utilization>, Status> {
         let rates = optional(
             self.device(handle)

@@ -4,9 +4,12 @@
  *   NO_MEMORY   the GPU shares the host's memory and reports no size (GB10)
  *   LOST        GPU 1 falls off the bus at the second wait for events
  *   NO_COMPUTE  compute instances cannot be created
+ *   MPS         GPU 0 has a process that uses MPS
+ *   HANG=FILE   the memory of GPU 1 cannot be read while the file exists: the call hangs
  *   BUSY        compute instances cannot be destroyed
  */
 #include <stdint.h>
+#include <unistd.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -98,8 +101,18 @@ int nvmlDeviceGetPciInfo_v3(struct device *device, struct pci *pci)
 
 struct memory { unsigned long long total, free, used; };
 
+static void hang(struct device *device)
+{
+#ifdef HANG
+    while (device->card == 1 && !access(HANG, F_OK))
+        usleep(1000);
+#endif
+    (void)device;
+}
+
 int nvmlDeviceGetMemoryInfo(struct device *device, struct memory *memory)
 {
+    hang(device);
 #ifdef NO_MEMORY
     return NOT_SUPPORTED;
 #endif
@@ -107,11 +120,28 @@ int nvmlDeviceGetMemoryInfo(struct device *device, struct memory *memory)
     return known(device);
 }
 
+#ifdef MPS
+struct process { unsigned pid; unsigned long long used; unsigned gpu_instance, compute_instance; };
+
+int nvmlDeviceGetMPSComputeRunningProcesses_v3(struct device *device, unsigned *count, struct process *processes)
+{
+    unsigned room = *count;
+
+    (void)device;
+    *count = 1;
+    if (room < 1)
+        return INSUFFICIENT_SIZE;
+    processes[0] = (struct process){ 7, 0, -1, -1 };
+    return SUCCESS;
+}
+#endif
+
 #ifndef OLD
 struct memory_v2 { unsigned version; unsigned long long total, reserved, free, used; };
 
 int nvmlDeviceGetMemoryInfo_v2(struct device *device, struct memory_v2 *memory)
 {
+    hang(device);
     if (memory->version != (sizeof *memory | 2 << 24))
         return INVALID_ARGUMENT;
 #ifdef NO_MEMORY
