@@ -66,29 +66,38 @@ pub fn pool(node: &str) -> String {
     format!("{node}/gpus")
 }
 
-/// Name of the device that is a whole GPU, and of its counter set. `minor` is the number of `/dev/nvidia<minor>`.
+/// Name of the device that is a whole GPU, and of its counter set. `number` is that of `/dev/nvidia<number>`, unless minor
+/// numbers shifted at a reboot while a claim held the GPU.
 #[must_use]
-pub fn gpu_device(minor: u32) -> String {
-    format!("gpu-{minor}")
+pub fn gpu_device(number: u32) -> String {
+    format!("gpu-{number}")
 }
 
-/// Name of the device whose shares libvgpu enforces. `minor` is the number of `/dev/nvidia<minor>`.
+/// Name of the device whose shares libvgpu enforces; see [`gpu_device`] for `number`.
 #[must_use]
-pub fn vgpu_device(minor: u32) -> String {
-    format!("gpu-{minor}-vgpu")
+pub fn vgpu_device(number: u32) -> String {
+    format!("gpu-{number}-vgpu")
 }
 
-/// Name of the device that is a MIG partition of `profile` (such as `1g.10gb+me`) from memory slice `start`. `minor` is the
-/// number of `/dev/nvidia<minor>` of the GPU.
+/// Returns the number of the GPU of a device with this name.
 #[must_use]
-pub fn mig_device(minor: u32, profile: &str, start: u32) -> String {
+pub fn gpu_number(device: &str) -> Option<u32> {
+    let rest = device.strip_prefix("gpu-")?;
+    let number = rest.split_once('-').map_or(rest, |(number, _)| number);
+    number.parse().ok()
+}
+
+/// Name of the device that is a MIG partition of `profile` (such as `1g.10gb+me`) from memory slice `start`; see
+/// [`gpu_device`] for `number`.
+#[must_use]
+pub fn mig_device(number: u32, profile: &str, start: u32) -> String {
     // `1g.24gb+me` and `1g.24gb-me` are two profiles.
     let profile = profile
         .to_ascii_lowercase()
         .replace('-', "-no-")
         .replace('+', "-plus-")
         .replace('.', "-");
-    format!("gpu-{minor}-mig-{profile}-{start}")
+    format!("gpu-{number}-mig-{profile}-{start}")
 }
 
 /// Device classes of the chart.
@@ -178,6 +187,20 @@ mod tests {
             ("1g.24gb+me.all", "gpu-0-mig-1g-24gb-plus-me-all-3"),
         ] {
             assert_eq!(mig_device(0, profile, 3), name);
+        }
+    }
+
+    #[test]
+    fn reads_number_from_every_device_name() {
+        for name in [
+            gpu_device(12),
+            vgpu_device(12),
+            mig_device(12, "1g.10gb", 0),
+        ] {
+            assert_eq!(gpu_number(&name), Some(12), "{name}");
+        }
+        for name in ["gpu", "gpu-", "gpu-x", "nic-1"] {
+            assert_eq!(gpu_number(name), None, "{name}");
         }
     }
 }

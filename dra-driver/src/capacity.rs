@@ -65,6 +65,8 @@ pub enum UnavailableReason {
     Prohibited,
     /// Compute mode Exclusive_Process.
     ExclusiveProcess,
+    /// Processes use the GPU through MPS.
+    Mps,
     /// Confidential computing.
     ConfidentialComputing,
     /// NVML reports no memory size.
@@ -92,6 +94,7 @@ impl UnavailableReason {
             Self::ForeignInstance => names::FOREIGN_INSTANCE,
             Self::Prohibited => "compute-mode-prohibited",
             Self::ExclusiveProcess => "compute-mode-exclusive-process",
+            Self::Mps => "mps",
             Self::ConfidentialComputing => "confidential-computing",
             Self::NoMemoryFigure => "no-memory-figure",
             Self::NoMemory => "no-memory",
@@ -116,6 +119,7 @@ impl UnavailableReason {
             | Self::ForeignInstance
             | Self::Prohibited
             | Self::ExclusiveProcess
+            | Self::Mps
             | Self::ConfidentialComputing
             | Self::NoMemoryFigure
             | Self::NoMemory => false,
@@ -143,6 +147,10 @@ impl fmt::Display for UnavailableReason {
             }
             Self::ExclusiveProcess => {
                 "compute mode is Exclusive_Process; run `nvidia-smi -c DEFAULT` to allow shares"
+            }
+            Self::Mps => {
+                "processes use the GPU through MPS, which bypasses the limits of shares; stop the MPS control daemon to \
+                 allow shares"
             }
             Self::ConfidentialComputing => {
                 "confidential computing is on, which excludes shares"

@@ -92,28 +92,34 @@ impl DeviceKind {
 }
 
 impl CardPlan {
-    /// Returns the plan of a GPU. `foreign` are the MIG instances that drava did not create.
+    /// Returns the plan of a GPU. `number` is that in the names of its devices; `foreign` are the MIG instances that drava did not create.
     #[must_use]
     pub fn new(
         card: &Card,
+        number: u32,
         confidential_computing: bool,
         foreign: &[GpuInstance],
         settings: &CardSettings,
     ) -> Self {
         let mut plan = match card.mig {
-            Mig::Capable { enabled: true, .. } => Self::partitioned(card, foreign),
+            Mig::Capable { enabled: true, .. } => Self::partitioned(card, number, foreign),
             Mig::Capable { enabled: false, .. } | Mig::NotCapable => {
-                Self::unpartitioned(card, confidential_computing, settings)
+                Self::unpartitioned(card, number, confidential_computing, settings)
             }
         };
         plan.withhold(settings);
         plan
     }
 
-    fn unpartitioned(card: &Card, confidential_computing: bool, settings: &CardSettings) -> Self {
+    fn unpartitioned(
+        card: &Card,
+        number: u32,
+        confidential_computing: bool,
+        settings: &CardSettings,
+    ) -> Self {
         let counters = counters(card);
         let whole = PlannedDevice {
-            name: names::gpu_device(card.minor),
+            name: names::gpu_device(number),
             kind: DeviceKind::Whole,
             consumes: counters.clone(),
             blocked: None,
@@ -125,7 +131,7 @@ impl CardPlan {
             (None, Err(reason)) => (vec![whole], Some(reason)),
             (None, Ok(offer)) => {
                 let shares = PlannedDevice {
-                    name: names::vgpu_device(card.minor),
+                    name: names::vgpu_device(number),
                     kind: DeviceKind::Shares(offer),
                     ..whole.clone()
                 };
@@ -140,9 +146,9 @@ impl CardPlan {
         }
     }
 
-    fn partitioned(card: &Card, foreign: &[GpuInstance]) -> Self {
+    fn partitioned(card: &Card, number: u32, foreign: &[GpuInstance]) -> Self {
         let counters = counters(card);
-        let mut devices = partitions(card);
+        let mut devices = partitions(card, number);
         let mut used = Counters::new();
         for instance in foreign {
             add(&mut used, &consumption_of(card, instance));
@@ -221,7 +227,7 @@ impl CardPlan {
 
 /// Returns the partitions of a GPU in published order, whether or not MIG mode is on.
 #[must_use]
-pub fn partitions(card: &Card) -> Vec<PlannedDevice> {
+pub fn partitions(card: &Card, number: u32) -> Vec<PlannedDevice> {
     let totals = counters(card);
     let mut profiles: Vec<&MigProfile> = profiles(card).iter().collect();
     profiles.sort_by_key(|profile| {
@@ -235,7 +241,7 @@ pub fn partitions(card: &Card) -> Vec<PlannedDevice> {
     });
     placements
         .map(|(profile, placement)| PlannedDevice {
-            name: names::mig_device(card.minor, &profile.name, placement.start),
+            name: names::mig_device(number, &profile.name, placement.start),
             kind: DeviceKind::Partition {
                 profile: profile.clone(),
                 placement,
@@ -391,6 +397,9 @@ fn share_offer(
     match card.compute_mode {
         ComputeMode::ExclusiveProcess => return Err(UnavailableReason::ExclusiveProcess),
         ComputeMode::Default | ComputeMode::Prohibited | ComputeMode::Unknown => {}
+    }
+    if card.has_mps_clients {
+        return Err(UnavailableReason::Mps);
     }
     if confidential_computing {
         return Err(UnavailableReason::ConfidentialComputing);

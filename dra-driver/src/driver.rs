@@ -1,6 +1,5 @@
 //! Starts the tasks of the driver and supervises them until the driver stops.
 
-use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -23,7 +22,7 @@ use crate::gpu_health::HealthTable;
 use crate::gpu_health::record::RecordFile;
 use crate::gpu_health::state::Rules;
 use crate::health;
-use crate::inventory::{InventoryThread, OpenLibrary, OwnInstances, Source, State};
+use crate::inventory::{InventoryThread, OpenLibrary, ReadRecords, Recorded, Source, State};
 use crate::layout::Layout;
 use crate::lock::Locks;
 use crate::metrics::operations::Measured;
@@ -33,8 +32,8 @@ use crate::plugin::health::Devices;
 use crate::plugin::takeover::InstanceRole;
 use crate::plugin::{self, Plugin};
 use crate::prepare::apply::Applier;
-use crate::prepare::apply::partitions::recorded_instances;
-use crate::prepare::effects::{MigAccess, NodeEffects, Tmpfs};
+use crate::prepare::apply::partitions::recorded;
+use crate::prepare::effects::{NodeAccess, NodeEffects, Tmpfs};
 use crate::prepare::record::RecordStore;
 use crate::profile;
 use crate::profile::status::StatusWriter;
@@ -148,13 +147,14 @@ pub async fn run(
         return Ok(());
     }
     let observe = Arc::clone(&source.observe);
-    let mig = MigAccess {
+    let access = NodeAccess {
         open: Arc::clone(&observe),
+        proc_root: config.proc_root.clone(),
         boot_id: boot_id().map_err(RunError::BootId)?,
     };
-    let own = own_instances(RecordStore::new(layout.claims()), mig.boot_id.clone());
-    let thread = InventoryThread::start(source, own).map_err(RunError::Thread)?;
-    let record = RecordFile::new(layout.gpu_health(), mig.boot_id.clone());
+    let records = read_records(RecordStore::new(layout.claims()), access.boot_id.clone());
+    let thread = InventoryThread::start(source, records).map_err(RunError::Thread)?;
+    let record = RecordFile::new(layout.gpu_health(), access.boot_id.clone());
     let (reporter, reports) =
         Reporter::start(client.clone(), config.node.clone(), health.subscribe());
     tasks.spawn(async move {
@@ -178,7 +178,7 @@ pub async fn run(
     shared.follow(&mut tasks, thread.state());
     let profiles = shared.follow_profiles(&mut tasks, thread.state(), &published, state_sender);
     let installed = shared.install(&mut tasks);
-    let claims = shared.claims(tmpfs, mig, installed);
+    let claims = shared.claims(tmpfs, access, installed);
     let (kubelet_devices, devices) = watch::channel(Vec::new());
     let (role_sender, role) = watch::channel(InstanceRole::Unknown);
     shared.serve_kubelet(&mut tasks, Arc::clone(&claims), devices, role);
@@ -200,15 +200,15 @@ fn boot_id() -> io::Result<String> {
     Ok(std::fs::read_to_string(BOOT_ID)?.trim().to_owned())
 }
 
-/// Returns the MIG instances of the claim records, for discovery.
-fn own_instances(store: RecordStore, boot_id: String) -> OwnInstances {
+/// Returns the reader of the claim records for discovery.
+fn read_records(store: RecordStore, boot_id: String) -> ReadRecords {
     Box::new(move || {
-        recorded_instances(&store, &boot_id).unwrap_or_else(|error| {
+        recorded(&store, &boot_id).unwrap_or_else(|error| {
             tracing::warn!(
                 error = describe(&error),
-                "cannot read the MIG instances of claims"
+                "cannot read the GPUs of the claim records"
             );
-            BTreeSet::new()
+            Recorded::default()
         })
     })
 }
@@ -262,6 +262,7 @@ impl Shared {
         tasks.spawn(follow::follow_gpus(
             gpus,
             conditions.clone(),
+            self.reporter.clone(),
             Arc::clone(&self.reconcile),
             stop.clone(),
         ));
@@ -287,10 +288,10 @@ impl Shared {
     fn claims(
         &self,
         tmpfs: Box<dyn Tmpfs>,
-        mig: MigAccess,
+        access: NodeAccess,
         installed: watch::Receiver<Option<Result<Installed, String>>>,
     ) -> Arc<ClaimService<NodeEffects>> {
-        let effects = NodeEffects::new(self.layout.clone(), tmpfs, mig);
+        let effects = NodeEffects::new(self.layout.clone(), tmpfs, access);
         let applier = Applier::new(self.layout.clone(), self.locks.clone(), effects);
         Arc::new(ClaimService {
             pool: names::pool(&self.config.node),

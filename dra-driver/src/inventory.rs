@@ -14,12 +14,16 @@ use drava_api::error::describe;
 use drava_api::node_profile::{CardSettings, NodeSettings};
 use drava_cdi::{Driver, DriverRoot};
 use drava_nvml::{
-    Card, GpuInstance, GpuLibrary, GpuUuid, Inventory, Library, Memory, Mig, Placement,
+    Card, GpuInstance, GpuLibrary, GpuUuid, Inventory, Library, Memory, Mig, Placement, Status,
 };
 use tokio::sync::{oneshot, watch};
 
 use crate::capacity::ShareTotals;
 use crate::card_plan::CardPlan;
+
+pub mod numbers;
+
+use numbers::Numbers;
 
 /// Default time between two scans.
 pub const RESCAN: Duration = Duration::from_secs(30);
@@ -32,6 +36,8 @@ const RETRY: Duration = Duration::from_secs(5);
 pub struct NodeInventory {
     /// NVML's inventory.
     pub gpus: Inventory,
+    /// Numbers of GPUs in device names; a GPU without an entry has its minor number.
+    pub numbers: Numbers,
     /// PCIe root complex of each GPU (`pci0000:00`), where sysfs has one.
     pub pcie_roots: BTreeMap<GpuUuid, String>,
     /// MIG instances that drava did not create, by GPU.
@@ -49,7 +55,20 @@ impl NodeInventory {
         let foreign = self.foreign_instances.get(&card.uuid);
         let foreign = foreign.map_or(&[][..], Vec::as_slice);
         let settings = self.card_settings(card.uuid.as_str());
-        CardPlan::new(card, self.gpus.confidential_computing, foreign, &settings)
+        let confidential_computing = self.gpus.confidential_computing;
+        CardPlan::new(
+            card,
+            self.number(card),
+            confidential_computing,
+            foreign,
+            &settings,
+        )
+    }
+
+    /// Returns the number of a GPU in the names of its devices.
+    #[must_use]
+    pub fn number(&self, card: &Card) -> u32 {
+        self.numbers.get(&card.uuid).copied().unwrap_or(card.minor)
     }
 
     /// Returns the settings of a GPU.
@@ -122,8 +141,17 @@ pub type OpenLibrary = Arc<dyn Fn() -> Result<Box<dyn GpuLibrary>, String> + Sen
 /// Identity of a MIG instance in one boot of the node: GPU, profile, placement.
 pub type InstanceKey = (GpuUuid, u32, Placement);
 
-/// Returns the MIG instances that drava created or is creating in this boot of the node.
-pub type OwnInstances = Box<dyn Fn() -> BTreeSet<InstanceKey> + Send>;
+/// Content of the claim records that discovery needs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Recorded {
+    /// MIG instances that drava created or is creating in this boot of the node.
+    pub instances: BTreeSet<InstanceKey>,
+    /// Numbers in the names of held devices.
+    pub numbers: Numbers,
+}
+
+/// Reads the claim records.
+pub type ReadRecords = Box<dyn Fn() -> Recorded + Send>;
 
 /// Sources of GPU discovery.
 pub struct Source {
@@ -178,12 +206,12 @@ impl InventoryThread {
     ///
     /// # Errors
     /// When the operating system cannot create the thread.
-    pub fn start(source: Source, own: OwnInstances) -> std::io::Result<Self> {
+    pub fn start(source: Source, records: ReadRecords) -> std::io::Result<Self> {
         let (commands, requests) = mpsc::channel();
         let (publish, state) = watch::channel(State::Pending);
         std::thread::Builder::new()
             .name("nvml".to_owned())
-            .spawn(move || run(source, &own, &requests, &publish))?;
+            .spawn(move || run(source, &records, &requests, &publish))?;
         Ok(Self { state, commands })
     }
 
@@ -205,18 +233,19 @@ impl InventoryThread {
 
 fn run(
     mut source: Source,
-    own: &OwnInstances,
+    records: &ReadRecords,
     requests: &mpsc::Receiver<Rescan>,
     publish: &watch::Sender<State>,
 ) {
     let mut library = None;
+    let mut before = Before::default();
     let mut answer: Option<Rescan> = None;
     loop {
-        let state = scan(&mut library, &mut source, own)
+        let state = scan(&mut library, &mut source, records, &mut before)
             .map_or_else(State::Unknown, |node| State::Known(Arc::new(node)));
         let wait = match &state {
-            State::Known(_) => source.rescan,
-            State::Pending | State::Unknown(_) => RETRY.min(source.rescan),
+            State::Known(node) if !has_hanging(&node.inventory) => source.rescan,
+            State::Known(_) | State::Pending | State::Unknown(_) => RETRY.min(source.rescan),
         };
         publish.send_if_modified(|present| {
             let changed = *present != state;
@@ -237,24 +266,58 @@ fn run(
     }
 }
 
+/// MIG instances that drava did not create, by GPU.
+type Foreign = BTreeMap<GpuUuid, Vec<GpuInstance>>;
+
+/// What a scan takes from the scan before.
+#[derive(Default)]
+struct Before {
+    numbers: Numbers,
+    foreign: Foreign,
+}
+
 fn scan(
     library: &mut Option<Box<dyn GpuLibrary>>,
     source: &mut Source,
-    own: &OwnInstances,
+    records: &ReadRecords,
+    before: &mut Before,
 ) -> Result<Node, String> {
     let present = library.take().map_or_else(&mut source.open, Ok)?;
     // On an error the library is closed and the next scan opens it: after an upgrade of the NVIDIA driver the loaded
     // library fails every call.
     let gpus = present.inventory().map_err(|error| describe(&error))?;
-    let foreign_instances = foreign_instances(present.as_ref(), &gpus, own);
+    let foreign = foreign_instances(present.as_ref(), &gpus, records, &before.foreign);
     *library = Some(present);
+    before.numbers = numbered(&gpus.cards, &before.numbers, records);
+    before.foreign.clone_from(&foreign);
     let root = DriverRoot::open(&source.driver_root_mount, &source.driver_root)
         .map_err(|error| describe(&error))?;
     let driver = Driver::discover(root).map_err(|error| describe(&error))?;
     Ok(Node {
-        inventory: normalize(gpus, foreign_instances, &source.sysfs),
+        inventory: NodeInventory {
+            numbers: before.numbers.clone(),
+            ..normalize(gpus, foreign, &source.sysfs)
+        },
         driver: Arc::new(driver),
     })
+}
+
+/// Returns whether a GPU does not answer.
+fn has_hanging(inventory: &NodeInventory) -> bool {
+    let mut faults = inventory.gpus.faults.iter();
+    faults.any(|fault| fault.status == Status::Timeout)
+}
+
+/// Returns the numbers of the GPUs. The records are read when a GPU appears: the numbers of the others stay.
+fn numbered(cards: &[Card], before: &Numbers, records: &ReadRecords) -> Numbers {
+    let is_new = |card: &Card| !before.contains_key(&card.uuid);
+    if !cards.iter().any(is_new) && cards.len() == before.len() {
+        return before.clone();
+    }
+    let mut known = before.clone();
+    known.retain(|uuid, _| cards.iter().any(|card| card.uuid == *uuid));
+    known.extend(records().numbers);
+    numbers::assign(cards, &known)
 }
 
 /// Returns the MIG instances that drava did not create. The records are read before and after the instances: prepare
@@ -262,19 +325,31 @@ fn scan(
 fn foreign_instances(
     library: &dyn GpuLibrary,
     gpus: &Inventory,
-    own: &OwnInstances,
-) -> BTreeMap<GpuUuid, Vec<GpuInstance>> {
+    records: &ReadRecords,
+    before: &Foreign,
+) -> Foreign {
     let is_partitioned = |card: &&Card| matches!(card.mig, Mig::Capable { enabled: true, .. });
+    // Of a GPU that does not answer the instances are those of the last scan.
+    let is_hanging = |card: &Card| {
+        let mut faults = gpus.faults.iter();
+        faults.any(|fault| fault.card.as_ref() == Some(&card.uuid))
+    };
     let mut partitioned = gpus.cards.iter().filter(is_partitioned).peekable();
     if partitioned.peek().is_none() {
         return BTreeMap::new();
     }
-    let mut known = own();
+    let mut known = records().instances;
     let listed: Vec<_> = partitioned
+        .filter(|card| !is_hanging(card))
         .map(|card| (card.uuid.clone(), library.mig_instances(&card.uuid)))
         .collect();
-    known.extend(own());
-    let mut foreign = BTreeMap::new();
+    known.extend(records().instances);
+    let mut foreign = before.clone();
+    foreign.retain(|uuid, _| {
+        gpus.cards
+            .iter()
+            .any(|card| card.uuid == *uuid && is_hanging(card))
+    });
     for (card, instances) in listed {
         match instances {
             Ok(mut instances) => {
@@ -313,6 +388,7 @@ fn normalize(
         .collect();
     NodeInventory {
         gpus,
+        numbers: Numbers::new(),
         pcie_roots,
         foreign_instances,
         settings: None,

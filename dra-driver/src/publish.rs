@@ -134,7 +134,7 @@ pub fn desired(
             .then(|| device::taints(policy.scheduling, reason))
             .flatten()
     };
-    // By minor number, which is unique among the GPUs of a node.
+    // By number, which is unique among the GPUs of a node.
     let mut cards: BTreeMap<u32, PublishedCard> = BTreeMap::new();
     let (mut unavailable, mut unhealthy) = (BTreeMap::new(), BTreeMap::new());
     let fault_of = |gpu: &GpuUuid, device: &PlannedDevice| {
@@ -172,7 +172,7 @@ pub fn desired(
             taints(Some((reason, effect)))
         };
         let card = retained_devices(&retained.card, tainted, features);
-        cards.insert(card.minor, card);
+        cards.insert(card.number, card);
     }
     for card in &inventory.gpus.cards {
         let plan = inventory.plan(card);
@@ -204,12 +204,13 @@ pub fn desired(
         if devices.is_empty() {
             continue;
         }
+        let number = inventory.number(card);
         let card = PublishedCard {
-            minor: card.minor,
+            number,
             devices,
             counters: features
                 .counters
-                .then(|| device::counter_set(card.minor, &plan.counters)),
+                .then(|| device::counter_set(number, &plan.counters)),
         };
         merge_retained(&mut cards, card);
     }
@@ -229,8 +230,8 @@ pub fn desired(
 /// Adds a GPU, with its retained devices after the others. The counter set has the counters of both, because a GPU can have
 /// other counters in another mode; a whole GPU and shares consume all of them.
 fn merge_retained(cards: &mut BTreeMap<u32, PublishedCard>, mut current: PublishedCard) {
-    let Some(retained) = cards.remove(&current.minor) else {
-        cards.insert(current.minor, current);
+    let Some(retained) = cards.remove(&current.number) else {
+        cards.insert(current.number, current);
         return;
     };
     current.devices.extend(retained.devices);
@@ -247,7 +248,7 @@ fn merge_retained(cards: &mut BTreeMap<u32, PublishedCard>, mut current: Publish
             None => device.consumes_counters = None,
         }
     }
-    cards.insert(current.minor, current);
+    cards.insert(current.number, current);
 }
 
 /// Returns the retained devices of a GPU without fields that the API server drops.

@@ -1,9 +1,11 @@
 //! Reports of unmet conditions, and reactions to changes of the GPUs.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use drava_api::event::EventReason;
+use drava_nvml::{CardFault, Inventory};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -34,13 +36,50 @@ pub(super) async fn report_conditions(
     Ok("condition reporter")
 }
 
+/// Reported GPUs that cannot be read.
+#[derive(Default)]
+struct Reported {
+    /// NVML indices of the GPUs that were read once: their health is reported.
+    read: BTreeSet<u32>,
+    faults: Vec<CardFault>,
+}
+
+impl Reported {
+    /// Returns notes on the GPUs that were never read, each once.
+    fn unread(&mut self, gpus: &Inventory) -> Vec<String> {
+        self.read.extend(gpus.cards.iter().map(|card| card.index));
+        let unread = |fault: &&CardFault| !self.read.contains(&fault.index);
+        let faults: Vec<_> = gpus.faults.iter().filter(unread).cloned().collect();
+        let new = faults.iter().filter(|fault| !self.faults.contains(fault));
+        let notes = new
+            .map(|fault| {
+                let CardFault {
+                    index,
+                    card,
+                    query,
+                    status,
+                } = fault;
+                let gpu = card.as_ref().map_or_else(String::new, |card| format!(" ({card})"));
+                format!(
+                    "GPU {index}{gpu} is not published: cannot read {query} from NVML: {status}; it is published as soon as \
+                     it answers, see the kernel log of the node"
+                )
+            })
+            .collect();
+        self.faults = faults;
+        notes
+    }
+}
+
 /// Sets the condition `gpus` and requests a reconciliation when the GPUs change.
 pub(super) async fn follow_gpus(
     mut gpus: watch::Receiver<State>,
     conditions: Conditions,
+    reporter: Reporter,
     reconcile: Arc<Notify>,
     stop: CancellationToken,
 ) -> Result<&'static str, RunError> {
+    let mut reported = Reported::default();
     while until(&stop, gpus.changed()).await {
         let state = gpus.borrow_and_update().clone();
         match state {
@@ -52,6 +91,9 @@ pub(super) async fn follow_gpus(
                     faults = ?inventory.gpus.faults,
                     "GPU inventory changed"
                 );
+                for note in reported.unread(&inventory.gpus) {
+                    reporter.event(Subject::Node, EventReason::GpuUnavailable, note);
+                }
                 conditions.set(Condition::Gpus, Ok(()));
                 // The CDI specs of claims may be outdated, or could not be restored without GPUs.
                 reconcile.notify_one();

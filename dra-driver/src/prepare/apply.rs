@@ -24,6 +24,7 @@ use crate::options;
 
 mod error;
 pub mod partitions;
+mod repeat;
 
 pub use error::{ApplyError, Failure};
 
@@ -113,8 +114,10 @@ impl<E: Effects> Applier<E> {
             Loaded::Present(present) if same_allocation(&present.devices, &devices) => {
                 (*present, Origin::Found)
             }
-            Loaded::Present(_) => {
-                // The claim was deallocated and allocated again without an unprepare call.
+            Loaded::Present(earlier) => {
+                // The claim was deallocated and allocated again without an unprepare call, for example by a forced deletion of
+                // its pod.
+                self.check_ended(uid, &earlier.devices)?;
                 repairs
                     .0
                     .push("removed the state of an earlier allocation".to_owned());
@@ -335,6 +338,7 @@ impl<E: Effects> Applier<E> {
         repairs: &mut Repairs,
     ) -> Result<ClaimRecord, Failure> {
         let uid = record.claim.uid.clone();
+        repeat::refresh_cards(&mut record.devices, environment.inventory)?;
         self.refresh_artifacts(&mut record, environment);
         let instances = self.ensure_instances(&mut record, origin)?;
         // Before the files, because this step fails on missing device files.

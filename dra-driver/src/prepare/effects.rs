@@ -15,13 +15,14 @@ use drava_nvml::{CardError, GpuInstance, GpuLibrary, GpuUuid};
 use drava_vgpu_abi::{LimitsSpec, REGION_SIZE, page, paths};
 use rustix::mount::{MountFlags, UnmountFlags};
 
-use super::Partition;
 use super::record::{ClaimRecord, RecordError, RecordStore};
+use super::{Partition, Prepared};
 use crate::claim::{ClaimUid, ShareId};
 use crate::files;
 use crate::inventory::OpenLibrary;
 use crate::layout::{Layout, SPEC_PREFIX};
 use crate::lock::LockError;
+use crate::reconcile::liveness::{Held, Inspector, Liveness};
 
 /// An effect failed.
 #[derive(Debug, thiserror::Error)]
@@ -118,6 +119,9 @@ pub trait Effects: Send + Sync + 'static {
 
     /// Returns the boot of the node.
     fn boot_id(&self) -> &str;
+
+    /// Returns whether containers or GPU processes of a claim with these devices are on the node. Blocks as long as NVML does.
+    fn liveness(&self, uid: &ClaimUid, devices: &[Prepared]) -> Liveness;
 
     /// Returns the MIG instances of a GPU.
     ///
@@ -216,11 +220,13 @@ impl Tmpfs for KernelTmpfs {
 /// Inodes of a share's tmpfs: the root, the region, the hook's marker, and the marker's temporary file.
 const USAGE_INODES: u64 = 4;
 
-/// MIG instances of the node's GPUs.
+/// Access to the GPUs and processes of the node.
 #[derive(Clone)]
-pub struct MigAccess {
+pub struct NodeAccess {
     /// Opens the GPU library.
     pub open: OpenLibrary,
+    /// `/proc` of the node.
+    pub proc_root: PathBuf,
     /// Boot of the node.
     pub boot_id: String,
 }
@@ -231,13 +237,13 @@ pub struct NodeEffects {
     store: RecordStore,
     specs: SpecDir,
     tmpfs: Box<dyn Tmpfs>,
-    mig: MigAccess,
+    access: NodeAccess,
 }
 
 impl NodeEffects {
     /// Returns the effects for this layout.
     #[must_use]
-    pub fn new(layout: Layout, tmpfs: Box<dyn Tmpfs>, mig: MigAccess) -> Self {
+    pub fn new(layout: Layout, tmpfs: Box<dyn Tmpfs>, access: NodeAccess) -> Self {
         let store = RecordStore::new(layout.claims());
         let specs = SpecDir::new(layout.cdi_dir(), SPEC_PREFIX);
         Self {
@@ -245,12 +251,12 @@ impl NodeEffects {
             store,
             specs,
             tmpfs,
-            mig,
+            access,
         }
     }
 
     fn library(&self) -> Result<Box<dyn GpuLibrary>, EffectError> {
-        (self.mig.open)().map_err(EffectError::Library)
+        (self.access.open)().map_err(EffectError::Library)
     }
 
     fn spec_error(&self, source: drava_cdi::StoreError) -> EffectError {
@@ -347,7 +353,16 @@ impl Effects for NodeEffects {
     }
 
     fn boot_id(&self) -> &str {
-        &self.mig.boot_id
+        &self.access.boot_id
+    }
+
+    fn liveness(&self, uid: &ClaimUid, devices: &[Prepared]) -> Liveness {
+        let inspector = Inspector {
+            proc_root: self.access.proc_root.clone(),
+            claims: self.layout.claims(),
+            open: self.access.open.clone(),
+        };
+        inspector.liveness(&Held::new(uid, devices))
     }
 
     fn instances(&self, card: &GpuUuid) -> Result<Vec<GpuInstance>, EffectError> {

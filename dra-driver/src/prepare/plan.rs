@@ -253,10 +253,11 @@ fn resolve<'a>(
 ) -> Result<(&'a Card, AllocatedKind), PlanError> {
     let mut present = Vec::new();
     for card in &inventory.gpus.cards {
-        let partitions = card_plan::partitions(card);
+        let number = inventory.number(card);
+        let partitions = card_plan::partitions(card, number);
         for (name, kind) in [
-            (names::gpu_device(card.minor), AllocatedKind::Whole),
-            (names::vgpu_device(card.minor), AllocatedKind::Shares),
+            (names::gpu_device(number), AllocatedKind::Whole),
+            (names::vgpu_device(number), AllocatedKind::Shares),
         ] {
             if name == result.device {
                 return Ok((card, kind));
@@ -264,11 +265,7 @@ fn resolve<'a>(
             present.push(name);
         }
         if !partitions.is_empty() {
-            present.push(format!(
-                "{} partitions of gpu-{}",
-                partitions.len(),
-                card.minor
-            ));
+            present.push(format!("{} partitions of gpu-{number}", partitions.len()));
         }
         let allocated = partitions
             .into_iter()

@@ -49,7 +49,7 @@ pub(super) fn device(
         capacity: Some(capacity),
         allow_multiple_allocations: is_shared.then_some(true),
         consumes_counters: counters
-            .then(|| vec![consumes(&counter_set(card.minor, &planned.consumes))]),
+            .then(|| vec![consumes(&counter_set(node.number(card), &planned.consumes))]),
         taints,
         ..Device::default()
     }
@@ -165,13 +165,13 @@ pub(super) fn is_oversubscribed(device: &Device) -> bool {
 }
 
 /// Returns the counter set of a GPU with these amounts.
-pub(super) fn counter_set(minor: u32, counters: &Counters) -> CounterSet {
+pub(super) fn counter_set(number: u32, counters: &Counters) -> CounterSet {
     let counter = |(name, amount): (&String, &u64)| {
         let value = Quantity::count(*amount).into();
         (name.clone(), Counter { value })
     };
     CounterSet {
-        name: names::gpu_device(minor),
+        name: names::gpu_device(number),
         counters: counters.iter().map(counter).collect(),
     }
 }

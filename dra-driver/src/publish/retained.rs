@@ -33,8 +33,8 @@ const RECHECK: (Duration, Duration) = (Duration::from_secs(1), Duration::from_se
 /// Published state of a GPU.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PublishedCard {
-    /// Number of the device file; device names contain it.
-    pub minor: u32,
+    /// Number in the names of the devices.
+    pub number: u32,
     /// Published devices.
     pub devices: Vec<Device>,
     /// Counter set that the devices consume.
@@ -158,20 +158,20 @@ impl PublishedCards {
     }
 
     /// Returns the published devices that `inventory` does not offer as they are, by GPU. Devices of a missing GPU are
-    /// excluded when another GPU has its minor number, because that GPU uses the same device names.
+    /// excluded when another GPU has its number, because that GPU uses the same device names.
     #[must_use]
     pub fn retained(&self, inventory: &NodeInventory) -> BTreeMap<GpuUuid, Retained> {
         let cards = &inventory.gpus.cards;
-        let minors: BTreeSet<u32> = cards.iter().map(|card| card.minor).collect();
+        let numbers: BTreeSet<u32> = cards.iter().map(|card| inventory.number(card)).collect();
         let of_card = |(uuid, card): (&GpuUuid, &PublishedCard)| {
             let present = cards.iter().find(|present| present.uuid == *uuid);
             let retained = match present {
-                Some(present) if present.minor == card.minor => {
+                Some(present) if inventory.number(present) == card.number => {
                     not_offered(card, &inventory.plan(present))?
                 }
-                // The GPU has another minor number and other device names.
+                // The GPU has another number and other device names.
                 Some(_) => return None,
-                None if minors.contains(&card.minor) => return None,
+                None if numbers.contains(&card.number) => return None,
                 None => {
                     let names = card.devices.iter().map(|device| device.name.clone());
                     Retained {
@@ -312,20 +312,17 @@ fn cards<'a>(
     for device in devices {
         let attribute = |name| device.attributes.as_ref()?.get(name);
         let uuid = attribute(names::attribute::UUID).and_then(|value| value.string.as_deref());
-        let minor = attribute(names::attribute::MINOR)
-            .and_then(|value| value.int)
-            .and_then(|minor| u32::try_from(minor).ok());
-        // This driver publishes both attributes on every device.
-        let (Some(uuid), Some(minor)) = (uuid, minor) else {
+        // This driver publishes the attribute on every device.
+        let (Some(uuid), Some(number)) = (uuid, names::gpu_number(&device.name)) else {
             continue;
         };
         let card = cards
             .entry(GpuUuid::new(uuid))
             .or_insert_with(|| PublishedCard {
-                minor,
+                number,
                 devices: Vec::new(),
                 counters: counters
-                    .get(names::gpu_device(minor).as_str())
+                    .get(names::gpu_device(number).as_str())
                     .copied()
                     .cloned(),
             });

@@ -17,6 +17,9 @@ use crate::agent::process::{Described, Processes};
 use crate::claim::ClaimUid;
 use crate::inventory::{InstanceKey, OpenLibrary};
 use crate::mounts::ClaimsMount;
+use crate::prepare::Prepared;
+use crate::prepare::apply::partitions::instance_keys;
+use crate::prepare::record::held_gpus;
 
 /// Liveness of a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,6 +65,18 @@ pub struct Held {
     pub gpus: BTreeSet<GpuUuid>,
     /// MIG instances.
     pub instances: BTreeSet<InstanceKey>,
+}
+
+impl Held {
+    /// Returns what the devices of a claim hold.
+    #[must_use]
+    pub fn new(uid: &ClaimUid, devices: &[Prepared]) -> Self {
+        Self {
+            uid: uid.clone(),
+            gpus: held_gpus(devices).into_iter().map(GpuUuid::new).collect(),
+            instances: instance_keys(devices).collect(),
+        }
+    }
 }
 
 /// Returns the IDs of a claim's MIG instances on a GPU; `None` if the claim has no partition of the GPU.
@@ -125,6 +140,19 @@ impl Inspector {
             );
         }
         Ok(claims)
+    }
+
+    /// Returns the liveness of a claim. Blocks as long as NVML does.
+    #[must_use]
+    pub fn liveness(&self, held: &Held) -> Liveness {
+        match self.mounted_claims() {
+            Ok(mounted) if mounted.contains(&held.uid) => Liveness::Running(Evidence::Mount),
+            Ok(_) => self.gpu_liveness(held),
+            Err(error) => {
+                let proc_root = self.proc_root.display();
+                Liveness::Unknown(format!("cannot list {proc_root}: {error}"))
+            }
+        }
     }
 
     /// Returns the liveness of a claim of which no share is mounted. Blocks as long as NVML does.

@@ -1,13 +1,12 @@
 //! Metrics of shares by the agent, and telemetry of GPUs, on a simulated machine.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use drava_dra_driver::agent::share_metrics::{CounterTotals, ShareMetrics};
 use drava_dra_driver::gpu_health::HealthTable;
 use drava_dra_driver::gpu_health::state::{Fault, Rules};
 use drava_dra_driver::gpu_monitor::{self, Tables};
-use drava_dra_driver::inventory::{InventoryThread, Source};
+use drava_dra_driver::inventory::{InventoryThread, Recorded, Source};
 use drava_dra_driver::metrics::telemetry::{GpuEntry, GpuTable, Xid};
 use drava_nvml::{GpuLibrary, GpuUuid, Library, Memory, find};
 use drava_vgpu_abi::ledger::Owner;
@@ -150,7 +149,7 @@ fn reads_sensors_and_counts_xids_of_gpus() {
     let machine = Machine::start(H100X2).unwrap();
     let root = machine.root().to_owned();
     let source = Source::nvml(root.clone(), root.clone());
-    let thread = InventoryThread::start(source, Box::new(BTreeSet::new)).unwrap();
+    let thread = InventoryThread::start(source, Box::new(Recorded::default)).unwrap();
     let open = move || {
         let library = Library::open(&find(&root).unwrap()).unwrap();
         Ok(Box::new(library) as Box<dyn GpuLibrary>)

@@ -8,7 +8,8 @@ use std::path::Path;
 use drava_cdi::Spec;
 use drava_dra_driver::artifacts::Artifact;
 use drava_dra_driver::claim::ShareId;
-use drava_dra_driver::prepare::apply::Failure;
+use drava_dra_driver::inventory::numbers;
+use drava_dra_driver::prepare::apply::{Environment, Failure, partitions};
 use drava_dra_driver::prepare::effects::Tmpfs;
 use drava_vgpu_abi::{REGION_SIZE, page};
 
@@ -404,6 +405,83 @@ fn replaces_preparation_of_reallocated_claim() {
     assert_eq!(repairs, ["removed the state of an earlier allocation"]);
     let page = page::decode(&fs::read(page_of(&node, 1)).unwrap()).unwrap();
     assert_eq!(page.spec.limits.memory_limit_bytes, Some(4 << 30));
+}
+
+#[test]
+fn rejects_reallocated_claim_while_containers_run() {
+    if lacks_device_files() {
+        return;
+    }
+    let node = TestNode::started();
+    let applier = node.applier(node.effects());
+    prepare(&node, &applier, 1, &claim(1, &[Share(0, "8Gi", "30")])).unwrap();
+    let container = node.start_container(7, 1);
+    let (before, page) = (node.claim_state(), fs::read(page_of(&node, 1)).unwrap());
+    let again = claim(1, &[Share(1, "4Gi", "0")]);
+    let error = prepare(&node, &applier, 1, &again).unwrap_err();
+    let error = drava_api::error::describe(&error);
+    assert!(
+        error.contains("claim default/claim-1") && error.contains("a container mounts its share"),
+        "{error}"
+    );
+    assert_eq!(node.claim_state(), before);
+    assert_eq!(fs::read(page_of(&node, 1)).unwrap(), page);
+
+    fs::remove_dir_all(container).unwrap();
+    prepare(&node, &applier, 1, &again).unwrap();
+}
+
+#[test]
+fn follows_gpu_whose_minor_number_shifted() {
+    if lacks_device_files() {
+        return;
+    }
+    let node = TestNode::started();
+    let found = claim(1, &[Share(0, "8Gi", "30")]);
+    let applier = node.applier(node.effects());
+    prepare(&node, &applier, 1, &found).unwrap();
+    // After a reboot the first GPU is the second one.
+    let mut inventory = h100x2();
+    for (card, minor) in inventory.gpus.cards.iter_mut().zip([1, 0]) {
+        card.minor = minor;
+    }
+    let recorded = partitions::recorded(applier.store(), "boot").unwrap();
+    inventory.numbers = numbers::assign(&inventory.gpus.cards, &recorded.numbers);
+    let (driver, installed) = (node.driver(), node.installed());
+    let environment = environment(&inventory, &driver, &installed);
+    let (record, repairs) = applier
+        .prepare(&claim_ref(1), Some(&found), &environment)
+        .unwrap();
+    let card = &record.devices[0].card;
+    assert_eq!(
+        (card.uuid.as_str(), card.minor),
+        (crate::fixture::GPU_UUIDS[0], 1)
+    );
+    assert_eq!(repairs.0, ["replaced the damaged or outdated CDI spec"]);
+    let spec = fs::read_to_string(spec_of(&node, 1)).unwrap();
+    assert!(spec.contains("/dev/nvidia1") && !spec.contains("/dev/nvidia0"));
+
+    // The other GPU has the free number, and a claim of its device gets its device file.
+    let (other, _) = applier
+        .prepare(
+            &claim_ref(2),
+            Some(&claim(2, &[Share(1, "8Gi", "30")])),
+            &environment,
+        )
+        .unwrap();
+    assert_eq!(other.devices[0].card.uuid, crate::fixture::GPU_UUIDS[1]);
+
+    // The first GPU is gone, and the second one has its device file.
+    let mut inventory = inventory.clone();
+    inventory.gpus.cards.remove(0);
+    inventory.gpus.cards[0].minor = 1;
+    let environment = Environment {
+        inventory: &inventory,
+        ..environment
+    };
+    let error = applier.complete(record, &environment).unwrap_err();
+    let error = drava_api::error::describe(&error);
+    assert!(error.contains("is not on this node"), "{error}");
 }
 
 #[test]

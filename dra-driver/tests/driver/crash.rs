@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use drava_cdi::Spec;
 use drava_dra_driver::claim::{ClaimUid, ShareId};
-use drava_dra_driver::prepare::Partition;
 use drava_dra_driver::prepare::effects::{EffectError, Effects, Ensured, NodeEffects};
 use drava_dra_driver::prepare::record::{ClaimRecord, Loaded};
+use drava_dra_driver::prepare::{Partition, Prepared};
+use drava_dra_driver::reconcile::liveness::Liveness;
 use drava_nvml::{GpuInstance, GpuUuid};
 use drava_vgpu_abi::LimitsSpec;
 
@@ -78,6 +79,10 @@ impl Effects for CrashingEffects {
 
     fn boot_id(&self) -> &str {
         self.node.boot_id()
+    }
+
+    fn liveness(&self, uid: &ClaimUid, devices: &[Prepared]) -> Liveness {
+        self.node.liveness(uid, devices)
     }
 
     fn instances(&self, card: &GpuUuid) -> Result<Vec<GpuInstance>, EffectError> {

@@ -55,6 +55,7 @@ pub(crate) fn h100x2() -> NodeInventory {
         multiprocessors: Some(132),
         addressing_mode: Some(AddressingMode::Hmm),
         compute_mode: ComputeMode::Default,
+        has_mps_clients: false,
         mig: Mig::Capable {
             enabled: false,
             pending: false,
@@ -91,6 +92,7 @@ pub(crate) fn t4() -> NodeInventory {
         multiprocessors: Some(40),
         addressing_mode: Some(AddressingMode::Hmm),
         compute_mode: ComputeMode::Default,
+        has_mps_clients: false,
         mig: Mig::NotCapable,
         fabric: None,
     }])
@@ -118,6 +120,7 @@ pub(crate) fn inventory(cards: Vec<Card>) -> NodeInventory {
             cards,
             faults: Vec::new(),
         },
+        numbers: BTreeMap::new(),
         pcie_roots,
         foreign_instances: BTreeMap::new(),
         settings: None,

@@ -8,7 +8,7 @@ use drava_dra_driver::driver::Config;
 use drava_dra_driver::gpu_health::state::{Fault, GpuHealth, Rules, Scope};
 use drava_dra_driver::gpu_health::{HealthByGpu, HealthTable};
 use drava_dra_driver::gpu_monitor::{self, Tables};
-use drava_dra_driver::inventory::{InventoryThread, Source};
+use drava_dra_driver::inventory::{InventoryThread, Recorded, Source};
 use drava_dra_driver::metrics::telemetry::GpuTable;
 use drava_dra_driver::options::UnhealthyEffect;
 use drava_dra_driver::publish::{self, Features, TaintPolicy};
@@ -269,7 +269,7 @@ async fn attributes_xid_to_slices_of_mig_instance() {
     connection.request(&Request::Mig { card, request }).unwrap();
     let source = Source::nvml(machine.root().to_owned(), machine.root().to_owned());
     let (open, stop) = (Arc::clone(&source.observe), CancellationToken::new());
-    let thread = InventoryThread::start(source, Box::new(BTreeSet::new)).unwrap();
+    let thread = InventoryThread::start(source, Box::new(Recorded::default)).unwrap();
     let tables = Tables {
         telemetry: GpuTable::default(),
         health: HealthTable::new(Rules::default()),

@@ -16,11 +16,12 @@ use drava_dra_driver::lock::Locks;
 use drava_dra_driver::mounts::ClaimsMount;
 use drava_dra_driver::options::{Delivery, Paths};
 use drava_dra_driver::prepare::apply::{Applier, ApplyError, Environment};
-use drava_dra_driver::prepare::effects::{Effects, MigAccess, NodeEffects, Tmpfs};
+use drava_dra_driver::prepare::effects::{Effects, NodeAccess, NodeEffects, Tmpfs};
 use drava_dra_driver::prepare::record::ClaimRecord;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use tempfile::TempDir;
 
+use crate::cluster::FakeGpus;
 use crate::fixture::{POOL, claim_ref, h100x2, machine_root, share_id};
 
 /// Records mounts. Unmounting removes the files, as for a tmpfs.
@@ -131,13 +132,14 @@ impl TestNode {
         self.effects_with(Box::new(self.tmpfs.clone()))
     }
 
-    /// Returns effects with these mounts, without a GPU library.
+    /// Returns effects with these mounts, on GPUs without processes.
     pub(crate) fn effects_with(&self, tmpfs: Box<dyn Tmpfs>) -> NodeEffects {
-        let mig = MigAccess {
-            open: Arc::new(|| Err("no GPU library".to_owned())),
+        let access = NodeAccess {
+            open: Arc::new(|| Ok(Box::new(FakeGpus::h100x2()))),
+            proc_root: self.root.path().join("proc"),
             boot_id: "boot".to_owned(),
         };
-        NodeEffects::new(self.layout(), tmpfs, mig)
+        NodeEffects::new(self.layout(), tmpfs, access)
     }
 
     /// Returns the applier of a driver that has just started.

@@ -9,7 +9,7 @@ use drava_dra_driver::card_plan::{CardPlan, Counters, DeviceKind, PlannedDevice}
 use drava_dra_driver::inventory::NodeInventory;
 use drava_dra_driver::options::Delivery;
 use drava_dra_driver::prepare::apply::{ApplyError, Environment, partitions};
-use drava_dra_driver::prepare::effects::{Effects, MigAccess, NodeEffects};
+use drava_dra_driver::prepare::effects::{Effects, NodeAccess, NodeEffects};
 use drava_dra_driver::prepare::record::ClaimRecord;
 use drava_nvml::{Card, GpuInstance, GpuLibrary, GpuUuid, Library, Mig, Placement, find};
 use simulator_machine::client::Connection;
@@ -65,11 +65,16 @@ impl PartitionedNode {
 
     fn effects(&self, boot_id: &str) -> NodeEffects {
         let library = Arc::clone(&self.library);
-        let mig = MigAccess {
+        let access = NodeAccess {
+            proc_root: self.node.root.path().join("proc"),
             open: Arc::new(move || Ok(Box::new(Library::clone(&library)) as Box<dyn GpuLibrary>)),
             boot_id: boot_id.to_owned(),
         };
-        NodeEffects::new(self.node.layout(), Box::new(self.node.tmpfs.clone()), mig)
+        NodeEffects::new(
+            self.node.layout(),
+            Box::new(self.node.tmpfs.clone()),
+            access,
+        )
     }
 
     fn prepare(&self, number: u32, results: &[Allocated]) -> Result<ClaimRecord, ApplyError> {
@@ -151,7 +156,7 @@ fn a100x2() -> String {
 
 fn partition(card: &Card, profile: &str, start: u32) -> PlannedDevice {
     let name = drava_api::names::mig_device(card.minor, profile, start);
-    let plan = CardPlan::new(card, false, &[], &CardSettings::default());
+    let plan = CardPlan::new(card, card.minor, false, &[], &CardSettings::default());
     plan.device(&name).unwrap().clone()
 }
 
@@ -238,7 +243,7 @@ fn counters_admit_exactly_the_pairs_that_the_gpu_admits() {
     for yaml in [A30X2, &a100x2(), H100X2, RTX_PRO_6000X2] {
         let node = PartitionedNode::start(yaml);
         let card = node.card(0);
-        let plan = CardPlan::new(card, false, &[], &CardSettings::default());
+        let plan = CardPlan::new(card, card.minor, false, &[], &CardSettings::default());
         let create = |device: &PlannedDevice| {
             let DeviceKind::Partition { profile, placement } = &device.kind else {
                 panic!("{device:?}")
@@ -273,7 +278,7 @@ fn counters_admit_exactly_the_pairs_that_the_gpu_admits() {
 fn blocks_devices_that_foreign_instances_exclude() {
     let node = PartitionedNode::start(&a100x2());
     let foreign = node.create_foreign("1g.5gb+me", 2);
-    let plan = CardPlan::new(node.card(0), false, &[foreign], &CardSettings::default());
+    let plan = CardPlan::new(node.card(0), 0, false, &[foreign], &CardSettings::default());
     let blocked: Vec<_> = plan
         .devices
         .iter()

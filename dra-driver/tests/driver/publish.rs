@@ -156,6 +156,13 @@ fn publishes_unshareable_gpu_as_whole_only() {
             .values()
             .all(|reason| *reason == UnavailableReason::ExclusiveProcess)
     );
+    let mps = with(|card| card.has_mps_clients = true);
+    assert_eq!(names(&mps), ["gpu-0"]);
+    assert!(
+        mps.unavailable
+            .values()
+            .all(|reason| *reason == UnavailableReason::Mps)
+    );
     let without_memory_size = with(|card| card.memory = Memory::NotSupported);
     assert_eq!(names(&without_memory_size), ["gpu-0"]);
     let partitioned = with(|card| {

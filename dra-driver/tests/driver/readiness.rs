@@ -156,3 +156,45 @@ async fn reports_unmet_conditions_in_readyz_and_events() {
     running.await_ready().await;
     assert!(get("/readyz").await.ends_with("ready\n"));
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn publishes_other_gpus_while_one_hangs() {
+    if lacks_device_files() {
+        return;
+    }
+    let cluster = TestCluster::new().await;
+    cluster.gpus.change(|gpus| {
+        gpus.cards.truncate(1);
+        gpus.faults = vec![drava_nvml::CardFault {
+            index: 1,
+            card: None,
+            query: "the GPU",
+            status: drava_nvml::Status::Timeout,
+        }];
+    });
+    let (_running, _plugin) = cluster.start_ready().await;
+    let names = || -> Vec<String> {
+        let devices = cluster.api.devices().into_iter();
+        let name = |device: serde_json::Value| device["name"].as_str().unwrap().to_owned();
+        devices.map(name).collect()
+    };
+    assert_eq!(names(), ["gpu-0", "gpu-0-vgpu"]);
+    eventually("an event on the node", || {
+        let events = cluster.api.events();
+        let is_hung = |(reason, note): &(String, String)| {
+            reason == "GpuUnavailable"
+                && note.contains("GPU 1 is not published")
+                && note.contains("timed out")
+        };
+        events.into_iter().find(is_hung)
+    })
+    .await;
+    // It answers again.
+    cluster
+        .gpus
+        .change(|gpus| *gpus = crate::fixture::h100x2().gpus);
+    eventually("devices of both GPUs", || {
+        (names().len() == 4).then_some(())
+    })
+    .await;
+}

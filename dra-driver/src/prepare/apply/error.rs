@@ -80,6 +80,24 @@ pub enum Failure {
         /// ID of the GPU instance.
         instance: u32,
     },
+    /// Containers of an earlier allocation of the claim run.
+    #[error(
+        "containers of an earlier allocation of the claim still run ({0}); kubelet retries, delete the pod that uses it"
+    )]
+    StillRunning(String),
+    /// The GPU of a prepared device is not on the node, and another GPU has its device file.
+    #[error(
+        "device {device}: GPU {card} is not on this node, and its device file belongs to GPU {other}; delete the pod to \
+         release the allocation"
+    )]
+    GpuMissing {
+        /// The device.
+        device: String,
+        /// UUID of the GPU.
+        card: String,
+        /// UUID of the other GPU.
+        other: String,
+    },
     /// The CDI spec could not be built.
     #[error(transparent)]
     Spec(#[from] SpecError),

@@ -5,37 +5,37 @@
 //! placement; every other instance was created by someone else and is never changed. Instances are changed under the lock
 //! of their GPU.
 
-use std::collections::BTreeSet;
-
+use drava_api::names;
 use drava_nvml::{GpuInstance, GpuUuid, Placement, Status};
 
 use super::{Applier, Failure, Origin};
 use crate::claim::ClaimUid;
-use crate::inventory::InstanceKey;
+use crate::inventory::{InstanceKey, Recorded};
 use crate::prepare::effects::{EffectError, Effects, Ensured};
 use crate::prepare::record::{ClaimRecord, Loaded, RecordError, RecordStore};
 use crate::prepare::{Access, Instance, Partition, Prepared};
 
-/// Returns the MIG instances that records of this boot name.
+/// Returns the MIG instances that records of this boot name, and the numbers of the GPUs of all records.
 ///
 /// # Errors
 /// When the records cannot be read.
-pub fn recorded_instances(
-    store: &RecordStore,
-    boot_id: &str,
-) -> Result<BTreeSet<InstanceKey>, RecordError> {
-    let mut instances = BTreeSet::new();
+pub fn recorded(store: &RecordStore, boot_id: &str) -> Result<Recorded, RecordError> {
+    let mut recorded = Recorded::default();
     for uid in store.list()?.recorded {
         if let Loaded::Present(record) = store.load(&uid)? {
             let mut devices = record.devices;
+            recorded.numbers.extend(devices.iter().filter_map(|device| {
+                let number = names::gpu_number(&device.device)?;
+                Some((GpuUuid::new(device.card.uuid.clone()), number))
+            }));
             devices.retain(|device| {
                 let partition = device.partition();
                 partition.is_some_and(|partition| partition.boot_id == boot_id)
             });
-            instances.extend(instance_keys(&devices));
+            recorded.instances.extend(instance_keys(&devices));
         }
     }
-    Ok(instances)
+    Ok(recorded)
 }
 
 /// Returns the MIG instances of these devices.

@@ -136,10 +136,10 @@ fn records_name_own_instances_of_this_boot() {
     let Some(node) = a100() else { return };
     node.prepare(1, &[Partition(0, "1g.5gb", 6)]).unwrap();
     let applier = node.node.applier(node.effects(BOOT));
-    let own = partitions::recorded_instances(applier.store(), BOOT).unwrap();
+    let own = partitions::recorded(applier.store(), BOOT).unwrap();
     let card = GpuUuid::new(node.card(0).uuid.as_str());
     let key = (card, 19, Placement { start: 6, size: 1 });
-    assert_eq!(own.into_iter().collect::<Vec<_>>(), [key]);
-    let other = partitions::recorded_instances(applier.store(), "another boot").unwrap();
-    assert!(other.is_empty());
+    assert_eq!(own.instances.into_iter().collect::<Vec<_>>(), [key]);
+    let other = partitions::recorded(applier.store(), "another boot").unwrap();
+    assert!(other.instances.is_empty());
 }
