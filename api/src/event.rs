@@ -184,6 +184,9 @@ event_reasons! {
     Released: Warning, Controller, "Pod, ResourceClaim",
         "An allocation was released, because the pod was not bound to its node.",
         "None: the controller allocates again and tries that node last.";
+    ResetRequired: Warning, NodeDriver, "GpuNodeProfile",
+        "The mode of the profile needs another MIG mode of a GPU, which changes at a reset of the GPU only.",
+        "Drain the GPU, then run the commands of the message on the node.";
     UsageRegionDamaged: Warning, NodeDriver, "ResourceClaim",
         "The usage region of a share is damaged or missing; libvgpu denies GPU memory.",
         "Restart the pod; its program wrote to /run/drava.";

@@ -59,6 +59,9 @@ pub const ENABLED_LABEL: &str = "gpu.drava.dev/enabled";
 /// Kind of the CDI specs of the node driver, one per claim.
 pub const CDI_KIND: &str = "gpu.drava.dev/claim";
 
+/// Annotation of a Node on which the node driver closes NVML, so that the NVIDIA kernel modules can be unloaded.
+pub const RELEASE_NVML: &str = "gpu.drava.dev/release-nvml";
+
 /// Returns the name of a node's pool. The slash distinguishes it from the bare node names of other drivers: counter
 /// caches of kube-scheduler before 1.36.3 collide on pool names (kubernetes #140434).
 #[must_use]

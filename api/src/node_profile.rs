@@ -94,6 +94,23 @@ pub struct Offer {
     /// MIG partitions of the GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mig: Option<MigOffer>,
+    /// XIDs with another effect on the health of the GPU than in the chart's values and in docs/reference/health.md.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub xids: Option<XidOverrides>,
+}
+
+/// XIDs (error numbers of the NVIDIA driver) with another effect on the health of a GPU. In both lists, `fatal` wins.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct XidOverrides {
+    /// XIDs that do not make the GPU unhealthy.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(with = "Vec<i32>", length(max = 256), inner(range(min = 1)))]
+    pub ignore: Vec<u32>,
+    /// XIDs that make the GPU unhealthy.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(with = "Vec<i32>", length(max = 256), inner(range(min = 1)))]
+    pub fatal: Vec<u32>,
 }
 
 /// Devices that a GPU is published as.
@@ -107,9 +124,11 @@ pub enum Mode {
     Exclusive,
     /// Shares only.
     Vgpu,
-    /// MIG partitions only.
+    /// MIG partitions only. MIG mode is enabled when the first partition is prepared, on GPUs that need no reset for it
+    /// (Hopper and newer).
     Mig,
-    /// Not available.
+    /// The whole GPU, shares and MIG partitions. MIG mode is switched while no claim holds the GPU, on GPUs that need no
+    /// reset for it (Hopper and newer); other GPUs are as in mode auto.
     Dynamic,
 }
 
@@ -230,6 +249,25 @@ pub struct MigOffer {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32), inner(length(min = 1, max = 64)))]
     pub profiles: Option<Vec<String>>,
+    /// The partitions that are published; other placements are not. Default: all placements. Partitions that the GPU cannot
+    /// have, and entries that overlap, have no effect on each other: the first claim decides.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32))]
+    pub layout: Option<Vec<PinnedPartition>>,
+}
+
+/// A MIG partition at a fixed place of the GPU.
+#[derive(
+    Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "camelCase")]
+pub struct PinnedPartition {
+    /// Name of the profile, such as `1g.10gb`.
+    #[schemars(length(min = 1, max = 64))]
+    pub profile: String,
+    /// First memory slice.
+    #[schemars(with = "i32", range(min = 0, max = 31))]
+    pub start: u32,
 }
 
 /// GPUs that are not published. A GPU is excluded if one of the lists has it.
@@ -274,16 +312,10 @@ pub struct DeviceOverride {
 
 /// CEL rules of [`Offer`], which is part of two objects.
 fn offer_rules() -> Vec<Value> {
-    vec![
-        json!({
-            "rule": "!has(self.mode) || self.mode != 'dynamic'",
-            "message": "mode dynamic is not available; switch MIG mode with `nvidia-smi -mig 1` and use mode auto or mig",
-        }),
-        json!({
-            "rule": "!has(self.defaultCores) || !has(self.coreScaling) || double(self.defaultCores) <= 100.0 * self.coreScaling",
-            "message": "defaultCores exceeds the GPU time that coreScaling leaves; lower defaultCores or raise coreScaling",
-        }),
-    ]
+    vec![json!({
+        "rule": "!has(self.defaultCores) || !has(self.coreScaling) || double(self.defaultCores) <= 100.0 * self.coreScaling",
+        "message": "defaultCores exceeds the GPU time that coreScaling leaves; lower defaultCores or raise coreScaling",
+    })]
 }
 
 fn spec_rules() -> Value {

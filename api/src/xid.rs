@@ -8,6 +8,8 @@
 
 use std::collections::BTreeSet;
 
+use crate::node_profile::XidOverrides;
+
 /// Effect of an XID on the health of its GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum XidClass {
@@ -104,6 +106,7 @@ xids! {
     45: Application, "cleanup after an earlier error or the end of a program";
     46: Unhealthy, "the GPU stopped processing";
     48: Unhealthy, "uncorrectable double-bit ECC error";
+    60: Application, "exception of the security engine";
     61: Unhealthy, "breakpoint of the internal microcontroller";
     62: Unhealthy, "halt of the internal microcontroller";
     63: Informational, "a memory page or row was retired";
@@ -129,20 +132,27 @@ xids! {
     96..=98: Application, "exception of the video decoder";
     99..=105: Application, "exception of the JPEG decoder";
     106..=107: Informational, "test message of the management bus";
-    109: Application, "time-out of a context switch";
+    108: Informational, "address translation of an NVLink peer failed";
+    109: Unhealthy, "time-out of a context switch";
     110: Unhealthy, "security fault";
     119: Unhealthy, "time-out of the GPU system processor (GSP)";
     120: Unhealthy, "error of the GPU system processor (GSP)";
     121: Informational, "corrected error of the chip-to-chip link (C2C)";
+    126..=135: Application, "exception of a copy engine";
     136: Unhealthy, "training of an NVLink link failed";
     137: Application, "access to memory of another GPU without privilege";
+    139: Application, "exception of the optical flow accelerator";
     140: Unhealthy, "uncorrected ECC error";
+    141: Informational, "error of the fast path of a channel";
     143: Unhealthy, "initialization of the GPU failed";
     144..=150: Unhealthy, "NVLink error";
     154: Informational, "the recovery action of the GPU changed; NVML reports the action";
     155: Unhealthy, "NVLink error defined by software";
     156: Unhealthy, "a resource of the GPU was retired";
     157: Informational, "a resource of the GPU could not be retired";
+    158: Unhealthy, "fatal time-out of the GPU";
+    160: Informational, "a memory channel was retired";
+    161: Informational, "a memory channel could not be retired";
 }
 
 /// Returns the row of an XID; `None` for an unknown XID.
@@ -170,6 +180,18 @@ pub struct XidPolicy {
 }
 
 impl XidPolicy {
+    /// Returns the policy with the overrides of a node profile, which take precedence.
+    #[must_use]
+    pub fn overridden(&self, overrides: &XidOverrides) -> Self {
+        let of_profile =
+            |xids: &[u32]| -> BTreeSet<u64> { xids.iter().map(|xid| (*xid).into()).collect() };
+        let (ignored, fatal) = (of_profile(&overrides.ignore), of_profile(&overrides.fatal));
+        Self {
+            ignored: &(&self.ignored - &fatal) | &ignored,
+            fatal: &(&self.fatal - &ignored) | &fatal,
+        }
+    }
+
     /// Returns the class of an XID. An unknown XID makes the GPU unhealthy.
     #[must_use]
     pub fn class(&self, xid: u64) -> XidClass {
@@ -202,14 +224,18 @@ mod tests {
     #[test]
     fn separates_application_errors_from_faults_of_the_gpu() {
         let policy = XidPolicy::default();
-        for xid in [13, 31, 43, 45, 68, 94, 109] {
+        for xid in [13, 31, 43, 45, 60, 68, 94, 126, 135, 139] {
             assert_eq!(policy.class(xid), XidClass::Application, "{xid}");
         }
-        for xid in [46, 48, 62, 64, 74, 95, 119, 120, 140, 147] {
+        for xid in [
+            46, 48, 61, 62, 64, 74, 95, 109, 110, 119, 120, 136, 140, 143, 147, 156, 158,
+        ] {
             assert_eq!(policy.class(xid), XidClass::Unhealthy, "{xid}");
         }
         assert_eq!(policy.class(79), XidClass::Lost);
-        assert_eq!(policy.class(63), XidClass::Informational);
+        for xid in [63, 108, 141, 157, 160, 161] {
+            assert_eq!(policy.class(xid), XidClass::Informational, "{xid}");
+        }
         assert_eq!(policy.class(9999), XidClass::Unhealthy, "unknown");
     }
 
@@ -225,5 +251,18 @@ mod tests {
             assert!(!policy.class(xid).is_fatal(), "{xid}");
         }
         assert!(!policy.class(43).is_fatal());
+        let profile = policy.overridden(&XidOverrides {
+            ignore: vec![31, 48],
+            fatal: vec![13],
+        });
+        for (xid, is_fatal) in [
+            (31, false),
+            (48, false),
+            (13, true),
+            (74, true),
+            (79, false),
+        ] {
+            assert_eq!(profile.class(xid).is_fatal(), is_fatal, "{xid}");
+        }
     }
 }

@@ -35,6 +35,25 @@ pub struct Driver {
     control_nodes: Vec<(Part, String)>,
 }
 
+/// Two views are equal if containers get the same files.
+impl PartialEq for Driver {
+    fn eq(&self, other: &Self) -> bool {
+        let Self {
+            root,
+            version,
+            libraries,
+            binaries,
+            firmware,
+            sockets,
+            control_nodes,
+        } = self;
+        (root.mount(), root.node()) == (other.root.mount(), other.root.node())
+            && (version, libraries, binaries) == (&other.version, &other.libraries, &other.binaries)
+            && (firmware, sockets, control_nodes)
+                == (&other.firmware, &other.sockets, &other.control_nodes)
+    }
+}
+
 /// The NVIDIA driver is missing or incomplete.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

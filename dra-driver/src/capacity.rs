@@ -79,8 +79,14 @@ pub enum UnavailableReason {
     ProfileMode,
     /// The node profile does not list the MIG profile.
     ProfileMigProfiles,
+    /// The node profile pins other partitions.
+    ProfileMigLayout,
     /// The node profile changes amounts of the device.
     ProfileAmounts,
+    /// The mode of the node profile needs MIG mode, which takes a reset of the GPU.
+    ResetForMig,
+    /// The mode of the node profile needs MIG mode off, which takes a reset of the GPU.
+    ResetForShares,
 }
 
 impl UnavailableReason {
@@ -101,8 +107,22 @@ impl UnavailableReason {
             Self::ProfileExcluded => "profile-excluded",
             Self::ProfileMode => "profile-mode",
             Self::ProfileMigProfiles => "profile-mig-profiles",
+            Self::ProfileMigLayout => "profile-mig-layout",
             Self::ProfileAmounts => "profile-amounts",
+            Self::ResetForMig | Self::ResetForShares => "reset-required",
         }
+    }
+
+    /// Returns whether a reset of the GPU is required for what the node profile says.
+    #[must_use]
+    pub const fn is_reset(self) -> bool {
+        matches!(self, Self::ResetForMig | Self::ResetForShares)
+    }
+
+    /// Returns the text for the GPU with this UUID: commands name the GPU.
+    #[must_use]
+    pub fn of_gpu(self, uuid: &str) -> String {
+        self.to_string().replace("UUID", uuid)
     }
 
     /// Returns whether the administrator's node profile is the reason, so that the device itself works.
@@ -112,6 +132,7 @@ impl UnavailableReason {
             Self::ProfileExcluded
             | Self::ProfileMode
             | Self::ProfileMigProfiles
+            | Self::ProfileMigLayout
             | Self::ProfileAmounts => true,
             Self::Mig
             | Self::MigDisabled
@@ -122,7 +143,9 @@ impl UnavailableReason {
             | Self::Mps
             | Self::ConfidentialComputing
             | Self::NoMemoryFigure
-            | Self::NoMemory => false,
+            | Self::NoMemory
+            | Self::ResetForMig
+            | Self::ResetForShares => false,
         }
     }
 }
@@ -160,6 +183,15 @@ impl fmt::Display for UnavailableReason {
             Self::ProfileExcluded => "the node profile excludes the GPU",
             Self::ProfileMode => "the mode of the node profile excludes the device",
             Self::ProfileMigProfiles => "the node profile does not list the MIG profile",
+            Self::ProfileMigLayout => "the node profile pins other MIG partitions",
+            Self::ResetForMig => {
+                "the node profile needs MIG mode, which this GPU changes at a reset only; drain the GPU, then run \
+                 `nvidia-smi -mig 1 -i UUID` and `nvidia-smi --gpu-reset -i UUID`"
+            }
+            Self::ResetForShares => {
+                "the node profile needs MIG mode off, which this GPU changes at a reset only; drain the GPU, then run \
+                 `nvidia-smi -mig 0 -i UUID` and `nvidia-smi --gpu-reset -i UUID`"
+            }
             Self::ProfileAmounts => "the node profile changes the amounts of the device",
         })
     }

@@ -5,7 +5,8 @@
 //! devices agree.
 //!
 //! A GPU follows its MIG mode. With MIG mode off it is a whole GPU and shares; with MIG mode on it is one device for each
-//! profile and placement. The geometry is NVML's. The node profile withholds devices and sets the amounts of shares; a
+//! profile and placement. In the modes `mig` and `dynamic` of the node profile, MIG mode of a GPU that needs no reset follows
+//! the claims instead, see [`crate::prepare::apply`]. The geometry is NVML's. The node profile withholds devices and sets the amounts of shares; a
 //! withheld device stays in the plan, because a claim may hold it.
 
 use std::collections::BTreeMap;
@@ -101,14 +102,63 @@ impl CardPlan {
         foreign: &[GpuInstance],
         settings: &CardSettings,
     ) -> Self {
+        let is_switched = matches!(settings.mode, Mode::Mig | Mode::Dynamic);
         let mut plan = match card.mig {
+            Mig::Capable { .. } if is_switched && can_switch_mig_mode(card) => {
+                Self::switchable(card, number, confidential_computing, foreign, settings)
+            }
             Mig::Capable { enabled: true, .. } => Self::partitioned(card, number, foreign),
             Mig::Capable { enabled: false, .. } | Mig::NotCapable => {
                 Self::unpartitioned(card, number, confidential_computing, settings)
             }
         };
         plan.withhold(settings);
+        plan.require_reset(card, settings);
         plan
+    }
+
+    /// Returns the plan of a GPU whose MIG mode follows the claims: devices of both modes, which exclude each other by the
+    /// counters.
+    fn switchable(
+        card: &Card,
+        number: u32,
+        confidential_computing: bool,
+        foreign: &[GpuInstance],
+        settings: &CardSettings,
+    ) -> Self {
+        let mut plan = Self::unpartitioned(card, number, confidential_computing, settings);
+        let partitioned = Self::partitioned(card, number, foreign);
+        if !foreign.is_empty() {
+            for device in &mut plan.devices {
+                device.blocked = Some(UnavailableReason::ForeignInstance);
+            }
+        }
+        plan.devices.extend(partitioned.devices);
+        plan
+    }
+
+    /// Reports that MIG mode contradicts the mode of the node profile, on a GPU that needs a reset to switch it.
+    fn require_reset(&mut self, card: &Card, settings: &CardSettings) {
+        let is_of_mode = match self.unavailable {
+            None | Some(UnavailableReason::Mig | UnavailableReason::MigDisabled) => true,
+            Some(_) => false,
+        };
+        if settings.is_excluded || can_switch_mig_mode(card) || !is_of_mode {
+            return;
+        }
+        let reason = match (&card.mig, settings.mode) {
+            (Mig::Capable { enabled: false, .. }, Mode::Mig | Mode::Dynamic) => {
+                UnavailableReason::ResetForMig
+            }
+            (Mig::Capable { enabled: true, .. }, Mode::Exclusive | Mode::Vgpu | Mode::Dynamic) => {
+                UnavailableReason::ResetForShares
+            }
+            (Mig::NotCapable, _)
+            | (Mig::Capable { enabled: false, .. }, Mode::Auto | Mode::Exclusive | Mode::Vgpu)
+            | (Mig::Capable { enabled: true, .. }, Mode::Auto | Mode::Mig) => return,
+        };
+        self.unavailable = Some(reason);
+        self.excluded = reason;
     }
 
     fn unpartitioned(
@@ -223,6 +273,12 @@ impl CardPlan {
             DeviceKind::Whole | DeviceKind::Partition { .. } => None,
         })
     }
+}
+
+/// Returns whether the GPU switches MIG mode without a reset: Hopper and newer.
+#[must_use]
+pub fn can_switch_mig_mode(card: &Card) -> bool {
+    card.compute_capability.major >= 9
 }
 
 /// Returns the partitions of a GPU in published order, whether or not MIG mode is on.
@@ -383,6 +439,11 @@ fn withheld(kind: &DeviceKind, settings: &CardSettings) -> Option<UnavailableRea
         _ if !is_in_mode => Some(UnavailableReason::ProfileMode),
         DeviceKind::Partition { profile, .. } if !settings.allows_mig_profile(&profile.name) => {
             Some(UnavailableReason::ProfileMigProfiles)
+        }
+        DeviceKind::Partition { profile, placement }
+            if !settings.allows_mig_placement(&profile.name, placement.start) =>
+        {
+            Some(UnavailableReason::ProfileMigLayout)
         }
         DeviceKind::Whole | DeviceKind::Shares(_) | DeviceKind::Partition { .. } => None,
     }

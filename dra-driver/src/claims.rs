@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use drava_api::error::describe;
 use drava_api::event::EventReason;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::{Api, Client};
@@ -262,6 +263,11 @@ impl<E: Effects> ClaimService<E> {
         let (record, repairs) = outcome.inspect_err(|error| {
             if matches!(*error.failure, Failure::DamagedRecord(_)) {
                 self.reconcile.notify_one();
+            }
+            if matches!(*error.failure, Failure::MigMode { .. }) {
+                let note = describe(error);
+                self.reporter
+                    .event(Subject::Node, EventReason::GpuUnavailable, note);
             }
         })?;
         self.report_repairs(claim, repairs);

@@ -27,6 +27,7 @@ use crate::layout::Layout;
 use crate::lock::Locks;
 use crate::metrics::operations::Measured;
 use crate::metrics::{self, Sources};
+use crate::nvml_gate::Gate;
 use crate::options::{Delivery, Paths, Scheduling, UnhealthyEffect};
 use crate::plugin::health::Devices;
 use crate::plugin::takeover::InstanceRole;
@@ -146,6 +147,8 @@ pub async fn run(
     if !until(&stop, directories::create(&layout, &conditions)).await {
         return Ok(());
     }
+    let gate = Gate::default();
+    let source = gate.gated(source);
     let observe = Arc::clone(&source.observe);
     let access = NodeAccess {
         open: Arc::clone(&observe),
@@ -177,6 +180,7 @@ pub async fn run(
     };
     shared.follow(&mut tasks, thread.state());
     let profiles = shared.follow_profiles(&mut tasks, thread.state(), &published, state_sender);
+    shared.follow_release(&mut tasks, gate, thread.requests(), profiles.node.clone());
     let installed = shared.install(&mut tasks);
     let claims = shared.claims(tmpfs, access, installed);
     let (kubelet_devices, devices) = watch::channel(Vec::new());

@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use drava_api::node_profile::XidOverrides;
 use drava_nvml::GpuUuid;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -41,6 +42,8 @@ pub struct HealthTable(Arc<Table>);
 #[derive(Debug)]
 struct Table {
     rules: Rules,
+    /// XIDs with another effect by the node profile, by GPU.
+    overrides: Mutex<BTreeMap<GpuUuid, XidOverrides>>,
     states: Mutex<States>,
     health: watch::Sender<Arc<HealthByGpu>>,
 }
@@ -54,6 +57,7 @@ impl HealthTable {
     pub fn new(rules: Rules) -> Self {
         Self(Arc::new(Table {
             rules,
+            overrides: Mutex::default(),
             states: Mutex::default(),
             health: watch::Sender::default(),
         }))
@@ -91,18 +95,47 @@ impl HealthTable {
             });
             state.observe(&observation, &self.0.rules, now);
         }
+        let mut overrides = self.overrides();
         for card in cards {
             let state = states.entry(card.uuid.clone());
-            state.or_insert_with(|| GpuState::new([], now));
+            let state = state.or_insert_with(|| GpuState::new([], now));
+            let settings = inventory.card_settings(card.uuid.as_str());
+            // Without settings the profiles are not known yet: recorded faults stay.
+            if inventory.settings.is_some()
+                && overrides.insert(card.uuid.clone(), settings.xids.clone())
+                    != Some(settings.xids.clone())
+            {
+                state.forget_ignored(&self.0.rules.xids.overridden(&settings.xids));
+            }
         }
+        drop(overrides);
         self.publish(&states, now);
+    }
+
+    fn overrides(&self) -> MutexGuard<'_, BTreeMap<GpuUuid, XidOverrides>> {
+        // The map is valid after a panic: every change is one operation.
+        let overrides = self.0.overrides.lock();
+        overrides.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the rules of a GPU.
+    fn rules_of(&self, gpu: &GpuUuid) -> Rules {
+        let rules = &self.0.rules;
+        Rules {
+            xids: match self.overrides().get(gpu) {
+                Some(overrides) => rules.xids.overridden(overrides),
+                None => rules.xids.clone(),
+            },
+            ..rules.clone()
+        }
     }
 
     /// Processes an observation of a GPU.
     pub fn observe(&self, gpu: &GpuUuid, observation: &Observation, now: Instant) {
+        let rules = self.rules_of(gpu);
         let mut states = self.lock();
         if let Some(state) = states.get_mut(gpu) {
-            state.observe(observation, &self.0.rules, now);
+            state.observe(observation, &rules, now);
         }
         self.publish(&states, now);
     }

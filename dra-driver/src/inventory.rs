@@ -6,8 +6,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use drava_api::error::describe;
@@ -104,24 +104,12 @@ impl NodeInventory {
 }
 
 /// GPUs and NVIDIA driver of the node.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Node {
     /// The GPUs.
     pub inventory: NodeInventory,
     /// User-space files of the NVIDIA driver, which are mounted into containers.
     pub driver: Arc<Driver>,
-}
-
-impl PartialEq for Node {
-    fn eq(&self, other: &Self) -> bool {
-        let driver = |node: &Self| {
-            (
-                node.driver.version().map(str::to_owned),
-                node.driver.libraries().to_vec(),
-            )
-        };
-        self.inventory == other.inventory && driver(self) == driver(other)
-    }
 }
 
 /// State of GPU discovery.
@@ -195,7 +183,7 @@ impl Source {
 #[derive(Debug)]
 pub struct InventoryThread {
     state: watch::Receiver<State>,
-    commands: mpsc::Sender<Rescan>,
+    commands: Arc<mpsc::Sender<Rescan>>,
 }
 
 /// Request of a scan; answered when the scan is complete.
@@ -212,7 +200,10 @@ impl InventoryThread {
         std::thread::Builder::new()
             .name("nvml".to_owned())
             .spawn(move || run(source, &records, &requests, &publish))?;
-        Ok(Self { state, commands })
+        Ok(Self {
+            state,
+            commands: Arc::new(commands),
+        })
     }
 
     /// Returns a receiver of the state.
@@ -221,11 +212,29 @@ impl InventoryThread {
         self.state.clone()
     }
 
+    /// Returns a sender of requests. The thread ends although senders exist.
+    #[must_use]
+    pub fn requests(&self) -> RescanRequests {
+        RescanRequests(Arc::downgrade(&self.commands))
+    }
+
     /// Scans now; returns when the scan is complete.
+    pub async fn rescan(&self) {
+        self.requests().rescan().await;
+    }
+}
+
+/// Sender of requests to the NVML thread.
+#[derive(Debug, Clone)]
+pub struct RescanRequests(Weak<mpsc::Sender<Rescan>>);
+
+impl RescanRequests {
+    /// Scans now; returns when the scan is complete, or at once without the thread.
     pub async fn rescan(&self) {
         let (done, wait) = oneshot::channel();
         // Without the thread the last state remains.
-        if self.commands.send(done).is_ok() {
+        let sent = self.0.upgrade().map(|commands| commands.send(done));
+        if let Some(Ok(())) = sent {
             let _ = wait.await;
         }
     }

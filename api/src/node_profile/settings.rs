@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use kube_core::ResourceExt as _;
 
 use super::{
-    DeviceOverride, Exclude, GpuNodeProfile, Mode, Offer, Oversubscription, Scaling, ShareDefaults,
+    DeviceOverride, Exclude, GpuNodeProfile, MigOffer, Mode, Offer, Oversubscription,
+    PinnedPartition, Scaling, ShareDefaults, XidOverrides,
 };
 use crate::config::{MemoryPolicy, Settings};
 
@@ -66,6 +67,10 @@ pub struct CardSettings {
     pub defaults: ShareDefaults,
     /// Names of the published MIG profiles; `None` for all.
     pub mig_profiles: Option<BTreeSet<String>>,
+    /// The published partitions; `None` for all placements.
+    pub mig_layout: Option<BTreeSet<PinnedPartition>>,
+    /// XIDs with another effect on the health.
+    pub xids: XidOverrides,
 }
 
 impl Default for CardSettings {
@@ -80,6 +85,8 @@ impl Default for CardSettings {
             default_cores: 0,
             defaults: ShareDefaults::default(),
             mig_profiles: None,
+            mig_layout: None,
+            xids: XidOverrides::default(),
         }
     }
 }
@@ -132,6 +139,16 @@ impl CardSettings {
             .is_none_or(|allowed| allowed.contains(name))
     }
 
+    /// Returns whether the partition of this MIG profile at memory slice `start` is published.
+    #[must_use]
+    pub fn allows_mig_placement(&self, profile: &str, start: u32) -> bool {
+        let is_allowed = |layout: &BTreeSet<PinnedPartition>| {
+            let mut pinned = layout.iter();
+            pinned.any(|pinned| pinned.profile == profile && pinned.start == start)
+        };
+        self.mig_layout.as_ref().is_none_or(is_allowed)
+    }
+
     /// Sets the fields that `offer` has.
     fn set(&mut self, offer: &Offer) {
         let Offer {
@@ -143,6 +160,7 @@ impl CardSettings {
             default_cores,
             defaults,
             mig,
+            xids,
         } = offer;
         self.mode = mode.unwrap_or(self.mode);
         self.memory_scaling = memory_scaling.unwrap_or(self.memory_scaling);
@@ -161,8 +179,16 @@ impl CardSettings {
             present.memory = memory.clone().or(present.memory.take());
             present.enforcement = enforcement.or(present.enforcement);
         }
-        if let Some(profiles) = mig.as_ref().and_then(|mig| mig.profiles.as_ref()) {
-            self.mig_profiles = Some(profiles.iter().cloned().collect());
+        if let Some(MigOffer { profiles, layout }) = mig {
+            if let Some(profiles) = profiles {
+                self.mig_profiles = Some(profiles.iter().cloned().collect());
+            }
+            if let Some(layout) = layout {
+                self.mig_layout = Some(layout.iter().cloned().collect());
+            }
+        }
+        if let Some(xids) = xids {
+            self.xids.clone_from(xids);
         }
     }
 }

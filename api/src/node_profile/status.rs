@@ -22,6 +22,9 @@ pub const APPLIED: &str = "Applied";
 /// Type of the condition that is true when another profile selects a node of this profile.
 pub const CONFLICT: &str = "Conflict";
 
+/// Type of the condition that is true when a GPU needs a reset to be published as the profile says.
+pub const RESET_REQUIRED: &str = "ResetRequired";
+
 /// Reports of the node drivers.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -41,6 +44,7 @@ pub struct GpuNodeProfileStatus {
     )]
     pub nodes: Vec<NodeStatus>,
     /// `Applied`: all listed nodes publish what the profile says. `Conflict`: another profile selects a node of this profile.
+    /// `ResetRequired`: a GPU needs a reset to be published as the profile says.
     #[serde(default)]
     #[schemars(
         length(max = 8),
@@ -77,6 +81,8 @@ pub enum NodeState {
     Applied,
     /// The node publishes devices as before, for example because claims hold them.
     Waiting,
+    /// MIG mode of a GPU must change, which takes a reset of the GPU.
+    ResetRequired,
     /// Another profile applies.
     Conflict,
 }
@@ -156,6 +162,7 @@ impl GpuNodeProfileStatus {
         status.observed_generation = status.observed_generation.max(Some(generation));
         status.set_condition(status.applied(), now);
         status.set_condition(status.conflict(), now);
+        status.set_condition(status.reset_required(), now);
         status
     }
 
@@ -178,6 +185,12 @@ impl GpuNodeProfileStatus {
             (
                 "DevicesWaiting",
                 format!("devices are published as before on {names}; see status.nodes"),
+            )
+        } else if pending(NodeState::ResetRequired).next().is_some() {
+            let names = names(pending(NodeState::ResetRequired).map(|node| node.name.as_str()));
+            (
+                "ResetRequired",
+                format!("a GPU must be reset on {names}; see status.nodes for the commands"),
             )
         } else if pending(NodeState::Conflict).next().is_some() {
             let names = names(conflicting.map(|node| node.name.as_str()));
@@ -217,6 +230,29 @@ impl GpuNodeProfileStatus {
                 is_true: false,
                 reason: "NoOverlap",
                 message: "no other profile selects a listed node".to_owned(),
+            },
+        }
+    }
+
+    fn reset_required(&self) -> State {
+        let mut nodes = self.nodes.iter();
+        match nodes.find(|node| node.state == NodeState::ResetRequired) {
+            Some(node) => State {
+                kind: RESET_REQUIRED,
+                is_true: true,
+                reason: "MigMode",
+                message: match node.waiting.first() {
+                    Some(WaitingDevice { device, reason }) => {
+                        format!("node {}, {device}: {reason}", node.name)
+                    }
+                    None => format!("node {}", node.name),
+                },
+            },
+            None => State {
+                kind: RESET_REQUIRED,
+                is_true: false,
+                reason: "NoReset",
+                message: "no GPU of a listed node needs a reset".to_owned(),
             },
         }
     }

@@ -109,6 +109,18 @@ pub trait GpuLibrary: Send + Sync {
     /// [`CardError`]; [`Status::InUse`] while a process uses the instance.
     fn destroy_mig(&self, card: &GpuUuid, id: u32) -> Result<(), CardError>;
 
+    /// Returns whether MIG mode is on.
+    ///
+    /// # Errors
+    /// [`CardError`] with the GPU's UUID.
+    fn is_mig_enabled(&self, card: &GpuUuid) -> Result<bool, CardError>;
+
+    /// Switches MIG mode. If the mode does not take effect at once, it stays as it was: nothing changes at the next reset.
+    ///
+    /// # Errors
+    /// [`CardError`]; [`Status::InUse`] while a program uses the GPU, [`Status::ResetRequired`] on a GPU that needs a reset.
+    fn set_mig_mode(&self, card: &GpuUuid, enabled: bool) -> Result<(), CardError>;
+
     /// Returns the number of GPU instances of `profile` that can still be created.
     ///
     /// # Errors

@@ -236,6 +236,23 @@ impl GpuLibrary for Library {
         })
     }
 
+    fn is_mig_enabled(&self, card: &GpuUuid) -> Result<bool, CardError> {
+        self.shared.on_card(card, "read the MIG mode", |handle| {
+            let mode = optional(self.shared.device(handle).mig_mode().map_err(Status::from))?;
+            Ok(mode.is_some_and(|mode| mode.current == sys::NVML_DEVICE_MIG_ENABLE))
+        })
+    }
+
+    fn set_mig_mode(&self, card: &GpuUuid, enabled: bool) -> Result<(), CardError> {
+        let operation = match enabled {
+            true => "enable MIG mode",
+            false => "disable MIG mode",
+        };
+        self.shared.on_card(card, operation, |handle| {
+            self.shared.set_mig_mode(handle, enabled)
+        })
+    }
+
     fn mig_remaining(&self, card: &GpuUuid, profile: &MigProfile) -> Result<u32, CardError> {
         let operation = format!(
             "read the remaining capacity for MIG profile {}",

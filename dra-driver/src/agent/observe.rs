@@ -171,6 +171,7 @@ impl Watch {
     /// Does what is due; says what was seen and how long to wait.
     fn pass(&mut self, attention: u8) -> (Vec<Seen>, Duration) {
         if attention == Attention::None as u8 {
+            self.library = None;
             return (Vec::new(), INTERVAL);
         }
         let Some(library) = self.library.take().or_else(|| (self.open)().ok()) else {

@@ -1,13 +1,19 @@
 //! Starts what follows the node profiles.
 
+use drava_api::names;
+use k8s_openapi::api::core::v1::Node as NodeObject;
+use kube::ResourceExt as _;
+use kube::core::PartialObjectMeta;
 use tokio::sync::watch;
 
 use super::{Shared, Tasks};
+use crate::claims::blocking;
 use crate::gpu_health::HealthTable;
-use crate::inventory::State;
+use crate::inventory::{RescanRequests, State};
+use crate::nvml_gate::Gate;
 use crate::plugin::health::Devices;
 use crate::profile::status::StatusWriter;
-use crate::profile::{self, Watches};
+use crate::profile::{self, Objects, Watches};
 use crate::publish::TaintPolicy;
 use crate::publish::writer::{Published, Publisher};
 
@@ -40,6 +46,34 @@ impl Shared {
             Ok("node profiles")
         });
         watches
+    }
+
+    /// Closes NVML while the Node object requests it.
+    pub(super) fn follow_release(
+        &self,
+        tasks: &mut Tasks,
+        gate: Gate,
+        discovery: RescanRequests,
+        mut node: watch::Receiver<Objects<PartialObjectMeta<NodeObject>>>,
+    ) {
+        let stop = self.stop.clone();
+        tasks.spawn(async move {
+            loop {
+                let is_requested = is_release_requested(&node.borrow_and_update());
+                let (gate, wanted) = (gate.clone(), is_requested);
+                // Waits for the events of the GPUs.
+                let changed = blocking(move || gate.set_closed(wanted)).await;
+                if changed.unwrap_or(false) {
+                    tracing::info!(is_requested, "NVML is released on request of the Node object");
+                    discovery.rescan().await;
+                }
+                tokio::select! {
+                    () = stop.cancelled() => break,
+                    changed = node.changed() => if changed.is_err() { stop.cancelled().await; break },
+                }
+            }
+            Ok("release of NVML")
+        });
     }
 
     /// Returns the publisher and the writer of the status of node profiles.
@@ -75,4 +109,12 @@ impl Shared {
         };
         (publisher, status)
     }
+}
+
+fn is_release_requested(node: &Objects<PartialObjectMeta<NodeObject>>) -> bool {
+    let mut nodes = node.iter().flat_map(|nodes| nodes.values());
+    nodes.any(|node| {
+        let value = node.annotations().get(names::RELEASE_NVML);
+        value.is_some_and(|value| value != "false")
+    })
 }

@@ -291,6 +291,22 @@ impl GpuState {
         self.faults.entry(scope).or_insert((fault, now)).1 = now;
     }
 
+    /// Removes the faults of XIDs that are not fatal by a new policy.
+    pub fn forget_ignored(&mut self, policy: &XidPolicy) {
+        self.faults.retain(|_, (fault, _)| match fault {
+            Fault::Xid(number) => policy.class(*number).is_fatal(),
+            Fault::Lost
+            | Fault::NotResponding
+            | Fault::DoubleBitEcc
+            | Fault::Unavailable
+            | Fault::GpuReset
+            | Fault::NodeReboot
+            | Fault::DrainP2p
+            | Fault::DrainAndReset
+            | Fault::OtherAction(_) => true,
+        });
+    }
+
     /// Starts the contact again without an answer: NVML as a whole cannot be used, which is no fault of the GPU.
     pub fn interrupt(&mut self, now: Instant) {
         if let Contact::Answering { since, last, .. } = &mut self.contact {

@@ -23,6 +23,7 @@ use crate::lock::Locks;
 use crate::options;
 
 mod error;
+mod mode;
 pub mod partitions;
 mod repeat;
 
@@ -340,6 +341,7 @@ impl<E: Effects> Applier<E> {
         let uid = record.claim.uid.clone();
         repeat::refresh_cards(&mut record.devices, environment.inventory)?;
         self.refresh_artifacts(&mut record, environment);
+        self.ensure_mig_mode(&record.devices, environment.inventory)?;
         let instances = self.ensure_instances(&mut record, origin)?;
         // Before the files, because this step fails on missing device files.
         let spec = spec::build(&record, &self.layout, environment.driver)?;

@@ -11,7 +11,7 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as
 use std::path::{Path, PathBuf};
 
 use drava_cdi::{Spec, SpecDir};
-use drava_nvml::{CardError, GpuInstance, GpuLibrary, GpuUuid};
+use drava_nvml::{CardError, GpuInstance, GpuLibrary, GpuUuid, Status};
 use drava_vgpu_abi::{LimitsSpec, REGION_SIZE, page, paths};
 use rustix::mount::{MountFlags, UnmountFlags};
 
@@ -19,6 +19,7 @@ use super::record::{ClaimRecord, RecordError, RecordStore};
 use super::{Partition, Prepared};
 use crate::claim::{ClaimUid, ShareId};
 use crate::files;
+use crate::gpu_users;
 use crate::inventory::OpenLibrary;
 use crate::layout::{Layout, SPEC_PREFIX};
 use crate::lock::LockError;
@@ -46,6 +47,20 @@ pub enum EffectError {
     /// A MIG instance could not be listed, created or destroyed.
     #[error(transparent)]
     Gpu(#[from] CardError),
+    /// A program or a MIG instance holds the GPU in its present MIG mode.
+    #[error(
+        "cannot switch MIG mode of GPU {card} {} while it is in use: {holders}; end that use, or delete the pod to release the \
+         allocation",
+        if *.enabled { "on" } else { "off" }
+    )]
+    MigModeHeld {
+        /// UUID of the GPU.
+        card: GpuUuid,
+        /// The wanted mode.
+        enabled: bool,
+        /// What holds the GPU.
+        holders: String,
+    },
     /// The lock of a GPU was not acquired.
     #[error(transparent)]
     Lock(#[from] LockError),
@@ -128,6 +143,13 @@ pub trait Effects: Send + Sync + 'static {
     /// # Errors
     /// When NVML cannot be opened or cannot list them.
     fn instances(&self, card: &GpuUuid) -> Result<Vec<GpuInstance>, EffectError>;
+
+    /// Ensures that MIG mode of the GPU with the device file `/dev/nvidia<minor>` is on or off.
+    ///
+    /// # Errors
+    /// When a program or a MIG instance holds the GPU, or NVML cannot switch the mode.
+    fn ensure_mig_mode(&self, card: &GpuUuid, minor: u32, enabled: bool)
+    -> Result<(), EffectError>;
 
     /// Creates the MIG instance of a partition.
     ///
@@ -367,6 +389,41 @@ impl Effects for NodeEffects {
 
     fn instances(&self, card: &GpuUuid) -> Result<Vec<GpuInstance>, EffectError> {
         Ok(self.library()?.mig_instances(card)?)
+    }
+
+    fn ensure_mig_mode(
+        &self,
+        card: &GpuUuid,
+        minor: u32,
+        enabled: bool,
+    ) -> Result<(), EffectError> {
+        let library = self.library()?;
+        if library.is_mig_enabled(card)? == enabled {
+            return Ok(());
+        }
+        let held = |holders| EffectError::MigModeHeld {
+            card: card.clone(),
+            enabled,
+            holders,
+        };
+        // NVIDIA's driver would destroy the instances.
+        if let Some(instance) = library.mig_instances(card)?.first() {
+            let GpuInstance { id, placement, .. } = instance;
+            return Err(held(format!("MIG instance {id} (slices {placement})")));
+        }
+        match library.set_mig_mode(card, enabled) {
+            Err(error) if error.status == Status::InUse => {
+                let processes = library.processes(card).unwrap_or_default();
+                let pids: Vec<u32> = processes.iter().map(|process| process.pid).collect();
+                let holders = gpu_users::describe(&self.access.proc_root, minor, &pids);
+                Err(held(holders))
+            }
+            switched => {
+                switched?;
+                tracing::info!(gpu.uuid = %card, enabled, "switched MIG mode");
+                Ok(())
+            }
+        }
     }
 
     fn create_instance(

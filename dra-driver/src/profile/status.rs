@@ -65,9 +65,12 @@ pub fn entries(node: &str, published: &Published) -> Option<BTreeMap<String, Nod
         return Some(BTreeMap::new());
     };
     let waiting = waiting(published);
-    let state = match waiting.is_empty() {
-        true => NodeState::Applied,
-        false => NodeState::Waiting,
+    let state = if !published.resets.is_empty() {
+        NodeState::ResetRequired
+    } else if waiting.is_empty() {
+        NodeState::Applied
+    } else {
+        NodeState::Waiting
     };
     let entry = |version: &ProfileVersion, state, conflicts, waiting| {
         let entry = NodeStatus {
@@ -102,14 +105,20 @@ fn waiting(published: &Published) -> Vec<WaitingDevice> {
         .values()
         .flat_map(|retained| &retained.reasons);
     let of_profile = reasons.filter(|(_, reason)| reason.is_of_profile());
-    of_profile
-        .take(MAX_WAITING)
+    let retained = of_profile.map(|(device, reason)| WaitingDevice {
+        device: device.clone(),
+        reason: format!(
+            "{reason}; no new allocations, published as before until no claim holds it"
+        ),
+    });
+    let resets = published.resets.iter();
+    resets
         .map(|(device, reason)| WaitingDevice {
             device: device.clone(),
-            reason: format!(
-                "{reason}; no new allocations, published as before until no claim holds it"
-            ),
+            reason: reason.clone(),
         })
+        .chain(retained)
+        .take(MAX_WAITING)
         .collect()
 }
 
@@ -251,13 +260,19 @@ impl StatusWriter {
                 );
                 (EventReason::ProfileConflict, note)
             }
-            NodeState::Waiting => {
+            NodeState::Waiting | NodeState::ResetRequired => {
                 let devices = now.waiting.iter();
                 let devices: Vec<_> = devices
                     .map(|waiting| format!("{} ({})", waiting.device, waiting.reason))
                     .collect();
                 let note = format!("node {node}: {}", devices.join("; "));
-                (EventReason::ProfileWaiting, note)
+                let reason = match now.state {
+                    NodeState::ResetRequired => EventReason::ResetRequired,
+                    NodeState::Applied | NodeState::Waiting | NodeState::Conflict => {
+                        EventReason::ProfileWaiting
+                    }
+                };
+                (reason, note)
             }
         };
         let is_known = before.is_some_and(|before| {

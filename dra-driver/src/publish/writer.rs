@@ -72,6 +72,8 @@ pub struct Published {
     pub settings: Option<NodeSettings>,
     /// Devices that are published as before.
     pub retained: BTreeMap<GpuUuid, Retained>,
+    /// GPUs that need a reset to be published as the node profile says: name of the whole GPU, and the commands.
+    pub resets: BTreeMap<String, String>,
 }
 
 /// The slices could not be synchronized.
@@ -230,7 +232,11 @@ impl Publisher {
                 }
                 memory.is_published = true;
                 self.devices.send_replace(devices(&pool));
-                self.set_published(node.inventory.settings.clone(), retained);
+                self.set_published(Published {
+                    settings: node.inventory.settings.clone(),
+                    resets: resets(&pool, &node.inventory),
+                    retained,
+                });
                 self.conditions.set(Condition::Published, Ok(()));
                 return Ok(writes);
             }
@@ -275,8 +281,7 @@ impl Publisher {
         Ok(retained)
     }
 
-    fn set_published(&self, settings: Option<NodeSettings>, retained: BTreeMap<GpuUuid, Retained>) {
-        let published = Published { settings, retained };
+    fn set_published(&self, published: Published) {
         self.published.send_if_modified(|present| {
             let is_changed = *present != published;
             *present = published;
@@ -363,7 +368,7 @@ impl Publisher {
                 self.reporter.event(
                     Subject::Node,
                     EventReason::GpuUnavailable,
-                    format!("GPU {card}: {reason}"),
+                    format!("GPU {card}: {}", reason.of_gpu(card)),
                 );
             }
         }
@@ -371,6 +376,20 @@ impl Publisher {
             .reported
             .retain(|card, _| pool.unavailable.contains_key(card));
     }
+}
+
+/// Returns the GPUs that need a reset, with the commands.
+fn resets(pool: &Pool, inventory: &NodeInventory) -> BTreeMap<String, String> {
+    let resets = pool
+        .unavailable
+        .iter()
+        .filter(|(_, reason)| reason.is_reset());
+    resets
+        .filter_map(|(uuid, reason)| {
+            let number = inventory.number(inventory.card(uuid)?);
+            Some((names::gpu_device(number), reason.of_gpu(uuid)))
+        })
+        .collect()
 }
 
 /// Performs one write. Returns the features that the API server stored.

@@ -117,6 +117,14 @@ impl GpuLibrary for FakeGpus {
         unsupported(card)
     }
 
+    fn is_mig_enabled(&self, card: &GpuUuid) -> Result<bool, CardError> {
+        unsupported(card)
+    }
+
+    fn set_mig_mode(&self, card: &GpuUuid, _enabled: bool) -> Result<(), CardError> {
+        unsupported(card)
+    }
+
     fn mig_remaining(&self, card: &GpuUuid, _profile: &MigProfile) -> Result<u32, CardError> {
         unsupported(card)
     }

@@ -89,6 +89,15 @@ impl Effects for CrashingEffects {
         self.node.instances(card)
     }
 
+    fn ensure_mig_mode(
+        &self,
+        card: &GpuUuid,
+        minor: u32,
+        enabled: bool,
+    ) -> Result<(), EffectError> {
+        self.node.ensure_mig_mode(card, minor, enabled)
+    }
+
     fn create_instance(
         &self,
         card: &GpuUuid,

@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use drava_api::node_profile::{CardIdentity, GpuNodeProfile, NodeSettings};
 use drava_dra_driver::driver::Config;
-use drava_dra_driver::gpu_health::state::{Fault, GpuHealth, Rules, Scope};
+use drava_dra_driver::gpu_health::state::{Fault, GpuHealth, Observation, Rules, Scope};
 use drava_dra_driver::gpu_health::{HealthByGpu, HealthTable};
 use drava_dra_driver::gpu_monitor::{self, Tables};
 use drava_dra_driver::inventory::{InventoryThread, Recorded, Source};
@@ -13,7 +14,7 @@ use drava_dra_driver::metrics::telemetry::GpuTable;
 use drava_dra_driver::options::UnhealthyEffect;
 use drava_dra_driver::publish::{self, Features, TaintPolicy};
 use drava_fake_kubelet::{DeviceHealth, HealthStatus};
-use drava_nvml::{GpuLibrary as _, GpuUuid, Library, Mig, Placement, find};
+use drava_nvml::{EventKind, GpuLibrary as _, GpuUuid, Library, Mig, Placement, find};
 use futures::StreamExt as _;
 use k8s_openapi::api::resource::v1::DeviceTaint;
 use serde_json::Value;
@@ -384,4 +385,56 @@ fn taints_partitions_that_overlap_unhealthy_instance() {
         "gpu-0-mig-7g-80gb-0",
     ];
     assert_eq!(unhealthy, BTreeSet::from(expected));
+}
+
+#[test]
+fn profile_overrides_classes_of_xids() {
+    let profile = |spec: Value| {
+        let profile = GpuNodeProfile::new("a", serde_json::from_value(spec).unwrap());
+        let mut inventory = h100x2();
+        let cards = inventory.gpus.cards.iter().map(|card| CardIdentity {
+            uuid: card.uuid.as_str(),
+            index: card.index,
+            product_name: &card.name,
+        });
+        let settings = NodeSettings::resolve([&profile], &BTreeMap::new(), cards);
+        inventory.settings = Some(settings);
+        inventory
+    };
+    let (table, now) = (HealthTable::new(Rules::default()), Instant::now());
+    let unhealthy = || -> Vec<GpuUuid> {
+        let health = table.subscribe().borrow().clone();
+        let faulty = health
+            .iter()
+            .filter(|(_, health)| health.faults().next().is_some());
+        faulty.map(|(gpu, _)| gpu.clone()).collect()
+    };
+    let gpus = GPU_UUIDS.map(GpuUuid::new);
+    let raise = |xid| {
+        for gpu in &gpus {
+            table.observe(
+                gpu,
+                &Observation::Event(EventKind::Xid(xid), Scope::Gpu),
+                now,
+            );
+        }
+    };
+    table.set_inventory(
+        &profile(
+            serde_json::json!({"devices": [{"index": 0, "xids": {"ignore": [48], "fatal": [31]}}]}),
+        ),
+        now,
+    );
+    raise(48);
+    assert_eq!(unhealthy(), [gpus[1].clone()]);
+    raise(31);
+    assert_eq!(unhealthy(), gpus);
+    // Both faults end when the profile ignores their XIDs.
+    table.set_inventory(&h100x2(), now);
+    assert_eq!(unhealthy(), gpus, "the profiles are not known");
+    table.set_inventory(
+        &profile(serde_json::json!({"xids": {"ignore": [31, 48]}})),
+        now,
+    );
+    assert_eq!(unhealthy(), []);
 }

@@ -25,6 +25,7 @@ mod profile;
 mod profile_offer;
 mod publish;
 mod readiness;
+mod real_nodes;
 mod record;
 mod recovery;
 mod retained;

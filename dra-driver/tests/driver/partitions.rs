@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use drava_api::node_profile::CardSettings;
 use drava_cdi::{Driver, DriverRoot};
-use drava_dra_driver::card_plan::{CardPlan, Counters, DeviceKind, PlannedDevice};
+use drava_dra_driver::card_plan::{self, CardPlan, Counters, DeviceKind, PlannedDevice};
 use drava_dra_driver::inventory::NodeInventory;
 use drava_dra_driver::options::Delivery;
 use drava_dra_driver::prepare::apply::{ApplyError, Environment, partitions};
@@ -26,6 +26,7 @@ use crate::fixture::{POOL, claim, claim_ref, inventory};
 use crate::node::{TestNode, lacks_device_files};
 use crate::publish::{check_limits, desired};
 
+mod dynamic;
 mod repair;
 
 const BOOT: &str = "7c1d2f0e-0000-4000-8000-000000000001";
@@ -41,6 +42,12 @@ struct PartitionedNode {
 impl PartitionedNode {
     fn start(yaml: &str) -> Self {
         let machine = Machine::start(yaml).unwrap();
+        Self::enable(&machine);
+        Self::of(machine)
+    }
+
+    /// Enables MIG mode of all GPUs.
+    fn enable(machine: &Machine) {
         let count = machine.status().unwrap().cards.len();
         for card in (0..).map(CardIndex).take(count) {
             let root = MachineRoot::new(machine.root());
@@ -48,6 +55,9 @@ impl PartitionedNode {
             let request = MigRequest::SetMode { enabled: true };
             connection.request(&Request::Mig { card, request }).unwrap();
         }
+    }
+
+    fn of(machine: Machine) -> Self {
         let library = Library::open(&find(machine.root()).unwrap()).unwrap();
         let gpus = library.inventory().unwrap();
         let mut node = TestNode::started();
@@ -156,8 +166,8 @@ fn a100x2() -> String {
 
 fn partition(card: &Card, profile: &str, start: u32) -> PlannedDevice {
     let name = drava_api::names::mig_device(card.minor, profile, start);
-    let plan = CardPlan::new(card, card.minor, false, &[], &CardSettings::default());
-    plan.device(&name).unwrap().clone()
+    let mut partitions = card_plan::partitions(card, card.minor).into_iter();
+    partitions.find(|device| device.name == name).unwrap()
 }
 
 /// The first A100 40GB of a machine with device files; `None` where they cannot be created.

@@ -15,7 +15,7 @@ use drava_nvml::{GpuUuid, Mig};
 use k8s_openapi::api::resource::v1::Device;
 use serde_json::{Value, json};
 
-use crate::fixture::Allocated::{Share, Whole};
+use crate::fixture::Allocated::{Partition, Share, Whole};
 use crate::fixture::{GPU_UUIDS, NODE, POOL, claim, claim_ref, claim_with, config, h100x2};
 use crate::publish::{MANAGED, check_limits, desired, first_publication};
 
@@ -57,7 +57,6 @@ fn mode_selects_the_devices_of_a_gpu() {
         ("auto", vec!["gpu-0", "gpu-0-vgpu", "gpu-1", "gpu-1-vgpu"]),
         ("exclusive", vec!["gpu-0", "gpu-1"]),
         ("vgpu", vec!["gpu-0-vgpu", "gpu-1-vgpu"]),
-        ("mig", vec![]),
     ] {
         let inventory = with_profile(h100x2(), &spec(mode));
         let pool = desired(&inventory);
@@ -67,12 +66,7 @@ fn mode_selects_the_devices_of_a_gpu() {
             let published = &device.attributes.as_ref().unwrap()["mode"];
             assert_eq!(published.string.as_deref(), Some(mode));
         }
-        let unavailable = (mode == "mig").then_some(UnavailableReason::MigDisabled);
-        assert_eq!(
-            pool.unavailable.values().next().copied(),
-            unavailable,
-            "{mode}"
-        );
+        assert!(pool.unavailable.is_empty(), "{mode}");
     }
     let of_first = |mode| {
         let pool = desired(&with_profile(partitioned(), &spec(mode)));
@@ -84,6 +78,112 @@ fn mode_selects_the_devices_of_a_gpu() {
     assert_eq!(of_first("auto"), (25, false));
     assert_eq!(of_first("mig"), (25, false));
     assert_eq!(of_first("vgpu"), (0, true));
+}
+
+#[test]
+fn mig_mode_follows_claims_on_gpus_without_reset() {
+    let [mig, dynamic] = ["mig", "dynamic"].map(|mode| {
+        let inventory = with_profile(h100x2(), &json!({"mode": mode}));
+        let pool = desired(&inventory);
+        check_limits(&pool);
+        assert!(pool.unavailable.is_empty(), "{mode}");
+        let first = names(&pool).into_iter();
+        first
+            .filter(|name| name.starts_with("gpu-0"))
+            .collect::<Vec<_>>()
+    });
+    assert_eq!(mig.len(), 25);
+    assert!(mig.iter().all(|name| name.contains("-mig-")), "{mig:?}");
+    assert_eq!(dynamic[..2], ["gpu-0", "gpu-0-vgpu"]);
+    assert_eq!(dynamic[2..], mig);
+    // The devices are the same in both MIG modes, so a switch changes no slice.
+    let of_mode = |inventory| desired(&with_profile(inventory, &json!({"mode": "dynamic"})));
+    assert_eq!(of_mode(h100x2()), of_mode(partitioned()));
+}
+
+#[test]
+fn dynamic_gpu_is_taken_in_one_way_at_a_time() {
+    let inventory = with_profile(h100x2(), &json!({"mode": "dynamic"}));
+    let prepare = |number, results: &[_]| {
+        plan::plan(
+            &claim_ref(number),
+            Some(&claim(number, results)),
+            POOL,
+            &inventory,
+        )
+        .unwrap()
+    };
+    let (share, whole) = (prepare(1, &[Share(0, "8Gi", "0")]), prepare(2, &[Whole(0)]));
+    let partition = prepare(3, &[Partition(0, "1g.10gb", 6)]);
+    for (held, wanted) in [
+        (&share, &partition),
+        (&partition, &share),
+        (&whole, &partition),
+        (&partition, &whole),
+    ] {
+        let (holder, claim) = (claim_ref(8), claim_ref(9));
+        let others = [(&holder, held.as_slice())];
+        overcommit::check(&claim, wanted, others, &inventory).unwrap_err();
+        overcommit::check(&claim, wanted, [], &inventory).unwrap();
+    }
+}
+
+#[test]
+fn mode_that_needs_a_reset_names_the_commands() {
+    let ampere = |mode: &str, is_partitioned: bool| {
+        let mut inventory = if is_partitioned {
+            partitioned()
+        } else {
+            h100x2()
+        };
+        inventory.gpus.cards.truncate(1);
+        inventory.gpus.cards[0].compute_capability.major = 8;
+        let inventory = with_profile(inventory, &json!({"mode": mode}));
+        let pool = desired(&inventory);
+        let reason = pool.unavailable.get(GPU_UUIDS[0]).copied();
+        (names(&pool).len(), reason)
+    };
+    let (for_mig, for_shares) = (
+        UnavailableReason::ResetForMig,
+        UnavailableReason::ResetForShares,
+    );
+    assert_eq!(ampere("mig", false), (0, Some(for_mig)));
+    assert_eq!(ampere("mig", true), (25, None));
+    assert_eq!(ampere("vgpu", true), (0, Some(for_shares)));
+    assert_eq!(ampere("vgpu", false), (1, None));
+    assert_eq!(ampere("dynamic", false), (2, Some(for_mig)));
+    assert_eq!(ampere("dynamic", true), (25, Some(for_shares)));
+    assert_eq!(ampere("auto", true), (25, None));
+    let text = for_mig.of_gpu("GPU-1");
+    assert!(
+        text.contains("`nvidia-smi -mig 1 -i GPU-1`")
+            && text.contains("`nvidia-smi --gpu-reset -i GPU-1`"),
+        "{text}"
+    );
+}
+
+#[test]
+fn publishes_only_pinned_partitions() {
+    let spec = json!({"mig": {"layout": [
+        {"profile": "3g.40gb", "start": 4}, {"profile": "1g.10gb", "start": 0}, {"profile": "9g.99gb", "start": 0},
+    ]}});
+    let inventory = with_profile(partitioned(), &spec);
+    let pool = desired(&inventory);
+    let partitions: Vec<_> = names(&pool)
+        .into_iter()
+        .filter(|name| name.starts_with("gpu-0"))
+        .collect();
+    assert_eq!(partitions, ["gpu-0-mig-1g-10gb-0", "gpu-0-mig-3g-40gb-4"]);
+    // A held partition that is not pinned stays published, with the reason.
+    let slices = first_publication(&desired(&partitioned()));
+    let retained = PublishedCards::from_slices(&slices, POOL).retained(&inventory);
+    let reasons = &retained[&GpuUuid::new(GPU_UUIDS[0])].reasons;
+    assert_eq!(reasons.len(), 23);
+    assert!(
+        reasons
+            .values()
+            .all(|reason| reason.as_str() == "profile-mig-layout" && reason.is_of_profile())
+    );
 }
 
 #[test]

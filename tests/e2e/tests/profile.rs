@@ -200,10 +200,6 @@ fn invalid_profiles_are_rejected_with_the_fix() -> Result<()> {
     let cluster = TestCluster::attach()?;
     let tenant = cluster.namespace("invalid-profile")?;
     for (spec, expected) in [
-        (
-            "{mode: dynamic}",
-            "mode dynamic is not available; switch MIG mode with `nvidia-smi -mig 1`",
-        ),
         ("{mode: shared}", "Unsupported value"),
         (
             "{memoryScaling: 2}",

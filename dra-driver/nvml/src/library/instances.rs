@@ -99,6 +99,29 @@ impl Shared {
         call!(self.lib(), nvmlGpuInstanceDestroy(instance))
     }
 
+    pub(super) fn set_mig_mode(&self, handle: Handle, enabled: bool) -> Result<(), Status> {
+        let set = |enabled: bool| {
+            let mode = match enabled {
+                true => sys::NVML_DEVICE_MIG_ENABLE,
+                false => sys::NVML_DEVICE_MIG_DISABLE,
+            };
+            let mut activation = sys::nvmlReturn_enum_NVML_SUCCESS;
+            call!(
+                self.lib(),
+                nvmlDeviceSetMigMode(handle.0, mode, &raw mut activation)
+            )?;
+            Ok::<_, Status>(Status::from_code(activation))
+        };
+        match set(enabled)? {
+            None => Ok(()),
+            Some(status) => {
+                // NVML keeps the mode as pending; a later reset would switch it unasked.
+                set(!enabled)?;
+                Err(status)
+            }
+        }
+    }
+
     pub(super) fn remaining(&self, handle: Handle, profile_id: u32) -> Result<u32, Status> {
         let mut count = 0;
         call!(

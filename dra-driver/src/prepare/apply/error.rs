@@ -48,6 +48,15 @@ pub enum Failure {
         /// Difference to this build.
         reason: String,
     },
+    /// MIG mode of the GPU could not be switched.
+    #[error("device {device}")]
+    MigMode {
+        /// The device.
+        device: String,
+        /// Error with the programs that hold the GPU.
+        #[source]
+        source: EffectError,
+    },
     /// The MIG instance of a partition could not be created.
     #[error("device {device}")]
     Partition {

@@ -52,4 +52,12 @@ impl ApiServer {
         object["metadata"]["labels"] = labels.clone();
         self.store(&path, object);
     }
+
+    /// Sets the annotations of the node.
+    pub(crate) fn annotate_node(&self, node: &str, annotations: &Value) {
+        let path = format!("{NODES}/{node}");
+        let mut object = self.objects().by_path[&path].clone();
+        object["metadata"]["annotations"] = annotations.clone();
+        self.store(&path, object);
+    }
 }

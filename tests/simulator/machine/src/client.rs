@@ -149,6 +149,12 @@ impl Connection {
         }
     }
 
+    /// Disconnects: the daemon forgets this client. Later requests fail.
+    pub fn close(&self) {
+        // Fails if the daemon is gone.
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+    }
+
     /// Returns whether the daemon is gone.
     #[must_use]
     pub fn is_closed(&self) -> bool {

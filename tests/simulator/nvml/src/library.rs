@@ -54,6 +54,9 @@ pub(crate) fn shut_down() -> NvmlResult {
     });
     let count = decremented.map_err(|_| NvmlError::Uninitialized)?;
     if count == 1 {
+        if let Some(library) = current() {
+            library.connection().close();
+        }
         CURRENT.store(std::ptr::null_mut(), Ordering::Release);
     }
     Ok(())

@@ -1,0 +1,226 @@
+//! Release of NVML on request, so that the NVIDIA kernel modules can be unloaded while the node driver runs.
+//!
+//! An open NVML has the device files open. Everything in the driver that uses NVML opens it through a [`Gate`]; closing the
+//! gate closes all libraries and event sources, also those that their users keep, and their calls fail like those of an
+//! unloaded kernel module until the gate is opened. The health of GPUs needs an open NVML (XIDs are events), so NVML is not
+//! released without a request: the annotation [`names::RELEASE_NVML`] of the Node.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use drava_api::names;
+use drava_nvml::{
+    CardError, Event, EventSource, GpuInstance, GpuLibrary, GpuUuid, Inventory, InventoryError,
+    Memory, MigProfile, Placement, Process, ProcessUtilization, Status, Telemetry, Utilization,
+    WatchError,
+};
+
+use crate::inventory::{OpenLibrary, Source};
+
+/// A library that the gate can close.
+type LibrarySlot = Mutex<Option<Arc<dyn GpuLibrary>>>;
+
+/// An event source that the gate can close.
+type EventSlot = Mutex<Option<Box<dyn EventSource>>>;
+
+/// Gate of NVML; clones share it.
+#[derive(Clone, Default)]
+pub struct Gate(Arc<Mutex<Gated>>);
+
+#[derive(Default)]
+struct Gated {
+    is_closed: bool,
+    libraries: Vec<Weak<LibrarySlot>>,
+    events: Vec<Weak<EventSlot>>,
+}
+
+/// Locks a mutex. The values are valid after a panic: every change is one operation.
+fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Gate {
+    /// Returns the source with libraries of this gate.
+    #[must_use]
+    pub fn gated(&self, source: Source) -> Source {
+        let (mut open, gate) = (source.open, self.clone());
+        Source {
+            open: Box::new(move || gate.open_with(&mut open)),
+            observe: self.gated_open(source.observe),
+            ..source
+        }
+    }
+
+    fn gated_open(&self, open: OpenLibrary) -> OpenLibrary {
+        let gate = self.clone();
+        Arc::new(move || gate.open_with(|| open()))
+    }
+
+    fn open_with(
+        &self,
+        mut open: impl FnMut() -> Result<Box<dyn GpuLibrary>, String>,
+    ) -> Result<Box<dyn GpuLibrary>, String> {
+        let closed = || {
+            format!(
+                "NVML is released on request; remove the annotation {} of the Node",
+                names::RELEASE_NVML
+            )
+        };
+        if lock(&self.0).is_closed {
+            return Err(closed());
+        }
+        let library: Arc<dyn GpuLibrary> = Arc::from(open()?);
+        let slot = Arc::new(Mutex::new(Some(library)));
+        let mut gated = lock(&self.0);
+        // Closed while the library was opened.
+        if gated.is_closed {
+            return Err(closed());
+        }
+        gated.libraries.retain(|slot| slot.strong_count() > 0);
+        gated.libraries.push(Arc::downgrade(&slot));
+        drop(gated);
+        Ok(Box::new(GatedLibrary {
+            gate: self.clone(),
+            slot,
+        }))
+    }
+
+    /// Closes or opens the gate. Closing closes NVML as soon as the calls in progress return. Returns whether that changed
+    /// anything.
+    pub fn set_closed(&self, is_closed: bool) -> bool {
+        let mut gated = lock(&self.0);
+        let is_changed = std::mem::replace(&mut gated.is_closed, is_closed) != is_closed;
+        let (libraries, events) = match is_closed {
+            true => (
+                std::mem::take(&mut gated.libraries),
+                std::mem::take(&mut gated.events),
+            ),
+            false => (Vec::new(), Vec::new()),
+        };
+        drop(gated);
+        for slot in events.iter().filter_map(Weak::upgrade) {
+            drop(lock(&slot).take());
+        }
+        for slot in libraries.iter().filter_map(Weak::upgrade) {
+            drop(lock(&slot).take());
+        }
+        is_changed
+    }
+}
+
+/// A library of a gate.
+struct GatedLibrary {
+    gate: Gate,
+    slot: Arc<LibrarySlot>,
+}
+
+impl GatedLibrary {
+    fn library(&self) -> Result<Arc<dyn GpuLibrary>, Status> {
+        lock(&self.slot).clone().ok_or(Status::DriverNotLoaded)
+    }
+
+    /// Calls the library for a GPU.
+    fn call<T>(
+        &self,
+        card: &GpuUuid,
+        call: impl FnOnce(&dyn GpuLibrary) -> Result<T, CardError>,
+    ) -> Result<T, CardError> {
+        let library = self.library().map_err(|status| CardError {
+            operation: "use NVML".to_owned(),
+            card: card.clone(),
+            status,
+        })?;
+        call(library.as_ref())
+    }
+}
+
+impl GpuLibrary for GatedLibrary {
+    fn inventory(&self) -> Result<Inventory, InventoryError> {
+        let query = "the number of GPUs";
+        let library = self.library();
+        let library = library.map_err(|status| InventoryError { query, status })?;
+        library.inventory()
+    }
+
+    fn memory(&self, card: &GpuUuid) -> Result<Memory, CardError> {
+        self.call(card, |library| library.memory(card))
+    }
+
+    fn processes(&self, card: &GpuUuid) -> Result<Vec<Process>, CardError> {
+        self.call(card, |library| library.processes(card))
+    }
+
+    fn utilization(&self, card: &GpuUuid) -> Result<Option<Utilization>, CardError> {
+        self.call(card, |library| library.utilization(card))
+    }
+
+    fn telemetry(&self, card: &GpuUuid) -> Result<Telemetry, CardError> {
+        self.call(card, |library| library.telemetry(card))
+    }
+
+    fn process_utilization(
+        &self,
+        card: &GpuUuid,
+        since_us: u64,
+    ) -> Result<Vec<ProcessUtilization>, CardError> {
+        self.call(card, |library| library.process_utilization(card, since_us))
+    }
+
+    fn watch(&self, cards: &[GpuUuid]) -> Result<Box<dyn EventSource>, WatchError> {
+        let library = self.library().map_err(WatchError::Create)?;
+        let slot = Arc::new(Mutex::new(Some(library.watch(cards)?)));
+        drop(library);
+        let mut gated = lock(&self.gate.0);
+        if gated.is_closed {
+            return Err(WatchError::Create(Status::DriverNotLoaded));
+        }
+        gated.events.retain(|slot| slot.strong_count() > 0);
+        gated.events.push(Arc::downgrade(&slot));
+        drop(gated);
+        Ok(Box::new(GatedEvents(slot)))
+    }
+
+    fn mig_instances(&self, card: &GpuUuid) -> Result<Vec<GpuInstance>, CardError> {
+        self.call(card, |library| library.mig_instances(card))
+    }
+
+    fn create_mig(
+        &self,
+        card: &GpuUuid,
+        profile_id: u32,
+        placement: Placement,
+    ) -> Result<GpuInstance, CardError> {
+        self.call(card, |library| {
+            library.create_mig(card, profile_id, placement)
+        })
+    }
+
+    fn destroy_mig(&self, card: &GpuUuid, id: u32) -> Result<(), CardError> {
+        self.call(card, |library| library.destroy_mig(card, id))
+    }
+
+    fn is_mig_enabled(&self, card: &GpuUuid) -> Result<bool, CardError> {
+        self.call(card, |library| library.is_mig_enabled(card))
+    }
+
+    fn set_mig_mode(&self, card: &GpuUuid, enabled: bool) -> Result<(), CardError> {
+        self.call(card, |library| library.set_mig_mode(card, enabled))
+    }
+
+    fn mig_remaining(&self, card: &GpuUuid, profile: &MigProfile) -> Result<u32, CardError> {
+        self.call(card, |library| library.mig_remaining(card, profile))
+    }
+}
+
+/// An event source of a gate.
+struct GatedEvents(Arc<EventSlot>);
+
+impl EventSource for GatedEvents {
+    fn next(&mut self, timeout: Duration) -> Result<Option<Event>, WatchError> {
+        // Closing waits for this call, at most `timeout`.
+        match lock(&self.0).as_mut() {
+            Some(source) => source.next(timeout),
+            None => Err(WatchError::Wait(Status::DriverNotLoaded)),
+        }
+    }
+}
