@@ -208,13 +208,14 @@ impl Driver {
     /// Returns a GPU's device node and, for graphics, its nodes in `/dev/dri`. `pci_bus_id` is spelled as in sysfs.
     ///
     /// # Errors
-    /// [`NodeError`] where the GPU has no device node under the driver root.
+    /// [`NodeError`] where the GPU, or for compute unified memory, has no device node under the driver root.
     pub fn gpu(
         &self,
         minor: u32,
         pci_bus_id: &str,
         parts: &[Part],
     ) -> Result<ContainerEdits, NodeError> {
+        self.require_unified_memory(parts)?;
         let mut device_nodes = vec![self.node(&nodes::gpu(&self.root, minor)?)];
         if parts.contains(&Part::Graphics) || parts.contains(&Part::Display) {
             device_nodes.extend(
@@ -239,6 +240,7 @@ impl Driver {
         gpu_instance: u32,
         compute_instance: u32,
     ) -> Result<ContainerEdits, NodeError> {
+        self.require_unified_memory(UNMETERED)?;
         let mut paths = vec![nodes::gpu(&self.root, minor)?];
         paths.extend(nodes::capabilities(
             &self.root,
@@ -250,6 +252,18 @@ impl Driver {
         Ok(ContainerEdits {
             device_nodes,
             ..ContainerEdits::default()
+        })
+    }
+
+    /// Checks that containers with compute libraries get the node that CUDA needs.
+    fn require_unified_memory(&self, parts: &[Part]) -> Result<(), NodeError> {
+        let has_node = |(_, path): &(Part, String)| path == nodes::UNIFIED_MEMORY;
+        if !parts.contains(&Part::Compute) || self.control_nodes.iter().any(has_node) {
+            return Ok(());
+        }
+        Err(NodeError::Missing {
+            path: nodes::UNIFIED_MEMORY.to_owned(),
+            root: self.root.mount().to_owned(),
         })
     }
 

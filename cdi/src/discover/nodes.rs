@@ -10,10 +10,13 @@ use super::{DriverRoot, Part};
 /// Control node of the kernel driver, opened by every client.
 pub(super) const CONTROL: &str = "/dev/nvidiactl";
 
+/// Node of unified memory. CUDA needs it for every allocation; its module is often loaded after the node has started.
+pub(super) const UNIFIED_MEMORY: &str = "/dev/nvidia-uvm";
+
 /// Device nodes that belong to no single GPU.
 const CONTROL_NODES: [(Part, &str); 4] = [
     (Part::Utility, CONTROL),
-    (Part::Compute, "/dev/nvidia-uvm"),
+    (Part::Compute, UNIFIED_MEMORY),
     (Part::Compute, "/dev/nvidia-uvm-tools"),
     (Part::Display, "/dev/nvidia-modeset"),
 ];
@@ -27,7 +30,9 @@ const CAPABILITIES: &str = "/proc/driver/nvidia/capabilities";
 #[non_exhaustive]
 pub enum NodeError {
     /// The node is missing or not a character device.
-    #[error("no device node {path} under the driver root {root}; run nvidia-modprobe to create it")]
+    #[error(
+        "no device node {path} under the driver root {root}; run `nvidia-modprobe -c 0 -u` to load the modules and create it"
+    )]
     Missing {
         /// Path in the tree.
         path: String,
