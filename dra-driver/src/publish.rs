@@ -76,7 +76,7 @@ impl Features {
     }
 }
 
-/// Content of one slice: counter sets or devices, not both (Kubernetes 1.35 and later).
+/// Content of one slice: counter sets or devices, not both.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SliceContent {
     /// Counter sets of the pool.

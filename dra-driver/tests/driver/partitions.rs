@@ -27,6 +27,7 @@ use crate::node::{TestNode, lacks_device_files};
 use crate::publish::{check_limits, desired};
 
 mod dynamic;
+mod model;
 mod repair;
 
 const BOOT: &str = "7c1d2f0e-0000-4000-8000-000000000001";
