@@ -96,6 +96,10 @@ impl FakeRoot {
         self.file(path, &elf_of_host(Some(soname)));
     }
 
+    pub(crate) fn library_of_other_machine(&self, path: &str) {
+        self.file(path, &elf(OTHER, Some("libcuda.so.1")));
+    }
+
     pub(crate) fn link(&self, path: &str, target: &str) {
         symlink(target, self.at(path)).unwrap();
     }

@@ -9,6 +9,7 @@
 mod discover;
 mod driver_root;
 mod elf;
+mod installs;
 mod ldcache;
 mod oracle;
 mod spec;
