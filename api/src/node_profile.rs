@@ -249,8 +249,8 @@ pub struct MigOffer {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32), inner(length(min = 1, max = 64)))]
     pub profiles: Option<Vec<String>>,
-    /// The partitions that are published; other placements are not. Default: all placements. Partitions that the GPU cannot
-    /// have, and entries that overlap, have no effect on each other: the first claim decides.
+    /// The partitions that are published; other placements are not. Default: all placements. Entries that the GPU cannot
+    /// have are ignored. Of entries that overlap, the first claim decides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     pub layout: Option<Vec<PinnedPartition>>,

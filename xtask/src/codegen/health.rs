@@ -63,6 +63,8 @@ reboot. An XID that is not in the table makes the GPU unhealthy.
 | `driver.health.ignoreXids` | these XIDs do not make a GPU unhealthy |
 | `driver.health.fatalXids` | these XIDs make a GPU unhealthy; takes precedence |
 
+A node profile overrides both for its GPUs (`xids.ignore` and `xids.fatal`, see [node profiles](../node-profiles.md)).
+
 | Class | Effect |
 |---|---|
 ";
