@@ -28,7 +28,7 @@ fn install(name: &str) -> FakeRoot {
 }
 
 /// Returns what a container gets, one line per node, mount or link.
-fn view(driver: &Driver, edits: ContainerEdits) -> String {
+fn view(driver: &Driver, edits: &ContainerEdits) -> String {
     let gpu = driver.gpu(0, "0000:1b:00.0", METERED).unwrap();
     let mut view = String::new();
     for node in gpu.device_nodes.iter().chain(&edits.device_nodes) {
@@ -48,8 +48,8 @@ fn check(name: &str) {
     let driver = Driver::discover(DriverRoot::open(root.path(), "/driver").unwrap()).unwrap();
     assert_eq!(driver.version(), Some("580.65.06"));
     let hook = HookProgram::new("/var/lib/drava/bin/0123/drava-cdi-hook");
-    let metered = view(&driver, driver.edits(METERED, &[], &hook));
-    let all = view(&driver, driver.edits(UNMETERED, &[], &hook));
+    let metered = view(&driver, &driver.edits(METERED, &[], &hook));
+    let all = view(&driver, &driver.edits(UNMETERED, &[], &hook));
     let only_whole: String = all
         .lines()
         .filter(|line| !metered.lines().any(|of_share| of_share == *line))

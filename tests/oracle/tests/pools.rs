@@ -75,7 +75,9 @@ fn slices(pool: &Pool) -> Vec<Value> {
             SliceContent::Counters(sets) => ("sharedCounters", json!(sets)),
             SliceContent::Devices(devices) => ("devices", json!(devices)),
         };
-        spec.as_object_mut().unwrap().insert(field.to_owned(), value);
+        spec.as_object_mut()
+            .unwrap()
+            .insert(field.to_owned(), value);
         json!({"metadata": {"name": name}, "spec": spec})
     };
     pool.slices.iter().map(slice).collect()
@@ -102,7 +104,10 @@ fn claim(number: usize, device: &Device) -> Value {
         "selectors": [{"cel": {"expression": expression}}],
     });
     if !capacity.is_null() {
-        exactly.as_object_mut().unwrap().insert("capacity".to_owned(), capacity);
+        exactly
+            .as_object_mut()
+            .unwrap()
+            .insert("capacity".to_owned(), capacity);
     }
     json!({
         "metadata": {"name": format!("claim-{number}"), "namespace": "default", "uid": format!("uid-{number}")},
@@ -112,21 +117,33 @@ fn claim(number: usize, device: &Device) -> Value {
 
 /// Returns a claim that `device` is allocated to; of a share all memory.
 fn allocated(device: &Device, pool: &str) -> Value {
-    let mut result = json!({"request": "gpu", "driver": DRIVER, "pool": pool, "device": device.name});
+    let mut result =
+        json!({"request": "gpu", "driver": DRIVER, "pool": pool, "device": device.name});
     if device.allow_multiple_allocations == Some(true) {
         let fields = result.as_object_mut().unwrap();
-        fields.insert("shareID".to_owned(), json!("5a5a5a5a-0000-4000-8000-000000000001"));
+        fields.insert(
+            "shareID".to_owned(),
+            json!("5a5a5a5a-0000-4000-8000-000000000001"),
+        );
         let consumed = json!({"memory": "1Gi", "cores": "10", "slots": "1"});
         fields.insert("consumedCapacity".to_owned(), consumed);
     }
     let mut claim = claim(0, device);
     let status = json!({"allocation": {"devices": {"results": [result]}}});
-    claim.as_object_mut().unwrap().insert("status".to_owned(), status);
+    claim
+        .as_object_mut()
+        .unwrap()
+        .insert("status".to_owned(), status);
     claim
 }
 
 /// Returns the device that the allocator of Kubernetes gives to a claim like `wanted`.
-fn ask(program: &mut Program, pool: &Pool, held: Option<&Device>, wanted: &Device) -> Option<String> {
+fn ask(
+    program: &mut Program,
+    pool: &Pool,
+    held: Option<&Device>,
+    wanted: &Device,
+) -> Option<String> {
     let question = json!({
         "nodes": [{"metadata": {"name": NODE}}],
         "slices": slices(pool),
@@ -137,8 +154,16 @@ fn ask(program: &mut Program, pool: &Pool, held: Option<&Device>, wanted: &Devic
     let mut answer = program.ask(&question).unwrap();
     let answer = answer.nodes.remove(NODE).unwrap();
     assert_eq!(answer.error, "", "{}", pool.name);
-    let mut results = answer.allocations.into_iter().filter_map(|allocation| allocation.devices);
-    results.next()?.results?.into_iter().next().map(|result| result.device)
+    let mut results = answer
+        .allocations
+        .into_iter()
+        .filter_map(|allocation| allocation.devices);
+    results
+        .next()?
+        .results?
+        .into_iter()
+        .next()
+        .map(|result| result.device)
 }
 
 /// Returns the amounts of counters that a device consumes.
@@ -174,22 +199,37 @@ fn check(program: &mut Program, what: &str, pool: &Pool) -> usize {
     // The first placement of each profile under each device.
     let is_first = |device: &&&Device| {
         let mut devices = devices.iter();
-        devices.find(|other| text(other, "profile") == text(device, "profile") && text(other, "type") == text(device, "type")).is_some_and(|first| first.name == device.name)
+        devices
+            .find(|other| {
+                text(other, "profile") == text(device, "profile")
+                    && text(other, "type") == text(device, "type")
+            })
+            .is_some_and(|first| first.name == device.name)
     };
     for held in &devices {
         for wanted in devices.iter().filter(is_first) {
             let alike = devices.iter().filter(|device| {
-                text(device, "profile") == text(wanted, "profile") && text(device, "type") == text(wanted, "type")
+                text(device, "profile") == text(wanted, "profile")
+                    && text(device, "type") == text(wanted, "type")
             });
             let fits = |device: &&Device| {
-                let is_shared = held.name == device.name && held.allow_multiple_allocations == Some(true);
+                let is_shared =
+                    held.name == device.name && held.allow_multiple_allocations == Some(true);
                 let (one, other) = (consumed(held), consumed(device));
-                let fit = |(name, total): (&&str, &u64)| one.get(name).unwrap_or(&0) + other.get(name).unwrap_or(&0) <= *total;
+                let fit = |(name, total): (&&str, &u64)| {
+                    one.get(name).unwrap_or(&0) + other.get(name).unwrap_or(&0) <= *total
+                };
                 is_shared || (held.name != device.name && totals.iter().all(fit))
             };
             let expected = alike.copied().any(|device| fits(&device));
             let given = ask(program, pool, Some(held), wanted);
-            assert_eq!(given.is_some(), expected, "{what}: {} beside {}", wanted.name, held.name);
+            assert_eq!(
+                given.is_some(),
+                expected,
+                "{what}: {} beside {}",
+                wanted.name,
+                held.name
+            );
         }
     }
     devices.len()
@@ -201,10 +241,25 @@ fn check_pools(test: &str, release: Kubernetes) {
         return;
     }
     let mut program = Program::start(release).unwrap();
-    let modes = [Mode::Auto, Mode::Exclusive, Mode::Vgpu, Mode::Mig, Mode::Dynamic];
-    for (model, yaml) in [("A30", A30X2), ("A100", A100_40X8), ("H100", H100X2), ("T4", T4)] {
+    let modes = [
+        Mode::Auto,
+        Mode::Exclusive,
+        Mode::Vgpu,
+        Mode::Mig,
+        Mode::Dynamic,
+    ];
+    for (model, yaml) in [
+        ("A30", A30X2),
+        ("A100", A100_40X8),
+        ("H100", H100X2),
+        ("T4", T4),
+    ] {
         let gpu = first_gpu(yaml);
-        let is_capable = gpu.gpus.cards.iter().any(|card| matches!(card.mig, Mig::Capable { .. }));
+        let is_capable = gpu
+            .gpus
+            .cards
+            .iter()
+            .any(|card| matches!(card.mig, Mig::Capable { .. }));
         let mut checked = BTreeMap::new();
         for mode in modes {
             for is_partitioned in [false, true] {
