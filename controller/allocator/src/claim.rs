@@ -260,7 +260,7 @@ pub fn classify(
         claim: Box::new(id.clone()),
         problem,
     };
-    match drivers_of(&requests, classes, selectors) {
+    match drivers_of(&id.namespace, &requests, classes, selectors) {
         Drivers::Own => {}
         Drivers::Other => return Ownership::Foreign,
         Drivers::Undetermined(problem) => return Ownership::Undetermined(error(problem)),
@@ -315,7 +315,8 @@ fn parse(
             })?;
             placement.node = placement.node.or(settings.placement.node);
             placement.gpu = placement.gpu.or(settings.placement.gpu);
-            let mut alternative = alternative(&raw, class_selectors(class), selectors)?;
+            let mut alternative =
+                alternative(&id.namespace, &raw, class_selectors(class), selectors)?;
             alternative.memory_percent = settings.memory_percent;
             if settings.memory_percent.is_some()
                 && alternative.requested(names::capacity::MEMORY).is_some()
@@ -364,6 +365,7 @@ fn parse(
 }
 
 fn alternative(
+    namespace: &str,
     raw: &RawRequest<'_>,
     class_selectors: &[dra::DeviceSelector],
     selectors: &Selectors,
@@ -418,8 +420,8 @@ fn alternative(
     Ok(Alternative {
         name: raw.name.clone(),
         class: raw.class.to_owned(),
-        class_selectors: compiled(class_selectors, selectors).collect(),
-        selectors: compiled(raw.selectors, selectors).collect(),
+        class_selectors: compiled("", class_selectors, selectors).collect(),
+        selectors: compiled(namespace, raw.selectors, selectors).collect(),
         count,
         capacity,
         memory_percent: None,

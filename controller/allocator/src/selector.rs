@@ -16,8 +16,13 @@ use cel::common::ast::{EntryExpr, Expr, IdedExpr, MapExpr, StructExpr};
 use cel::common::types::CelBool;
 use cel::{Context, Env, ExecutionError, Value};
 
+mod budget;
+mod cache;
 mod driver_match;
 mod functions;
+mod lists;
+mod macros;
+mod regex;
 mod values;
 
 pub use driver_match::DriverMatch;
@@ -37,8 +42,11 @@ pub struct Selector {
     /// Unique; an address could be reused.
     id: u64,
     source: String,
-    program: Result<cel::Program, String>,
+    /// With the charges of [`budget`].
+    program: Result<IdedExpr, String>,
     driver_match: DriverMatch,
+    /// Units of work of all expensive evaluations.
+    spent_units: AtomicU64,
 }
 
 impl std::fmt::Debug for Selector {
@@ -67,10 +75,16 @@ pub struct MatchCache(Mutex<BTreeMap<u64, bool>>);
 /// Maximum cached results per device.
 const MATCH_LIMIT: usize = 64;
 
+/// An evaluation beyond these units is expensive. Selectors that are written for devices stay far below.
+const EXPENSIVE_UNITS: u64 = 2_000;
+/// Units of all expensive evaluations of one selector, about 2 s. The selector fails on every device after that: a
+/// tenant's expression must not occupy the allocator for `EVALUATION_UNITS` on each device of the cluster.
+const SELECTOR_UNITS: u64 = 5_000_000;
+
 /// Compiles selectors, caches them, and evaluates them.
 pub struct Selectors {
     env: Arc<Env>,
-    compiled: Mutex<BTreeMap<String, Arc<Selector>>>,
+    compiled: Mutex<cache::Compiled>,
 }
 
 impl std::fmt::Debug for Selectors {
@@ -78,9 +92,6 @@ impl std::fmt::Debug for Selectors {
         f.debug_struct("Selectors").finish_non_exhaustive()
     }
 }
-
-/// Maximum cached expressions; tenants can create any number of selectors.
-const CACHE_LIMIT: usize = 256;
 
 impl Default for Selectors {
     fn default() -> Self {
@@ -92,18 +103,12 @@ impl Default for Selectors {
 }
 
 impl Selectors {
-    /// Compiles `source`. The error of an expression that does not compile is returned by the evaluation.
-    pub fn compile(&self, source: &str) -> Arc<Selector> {
+    /// Compiles `source`. `owner` is the namespace of the claim, empty for a cluster-scoped object: the cache is limited for
+    /// each owner, so that a tenant with many expressions does not displace those of the others. The error of an expression
+    /// that does not compile is returned by the evaluation.
+    pub fn compile(&self, owner: &str, source: &str) -> Arc<Selector> {
         let mut compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(selector) = compiled.get(source) {
-            return Arc::clone(selector);
-        }
-        if compiled.len() >= CACHE_LIMIT {
-            compiled.clear();
-        }
-        let selector = Arc::new(self.compile_uncached(source));
-        compiled.insert(source.to_owned(), Arc::clone(&selector));
-        selector
+        compiled.get(owner, source, || self.compile_uncached(source))
     }
 
     fn compile_uncached(&self, source: &str) -> Selector {
@@ -118,6 +123,7 @@ impl Selectors {
             source: source.to_owned(),
             program,
             driver_match,
+            spent_units: AtomicU64::new(0),
         }
     }
 
@@ -156,23 +162,36 @@ impl Selectors {
             .program
             .as_ref()
             .map_err(|error| SelectorError::Compile(error.clone()))?;
-        let outcome = catch_unwind(AssertUnwindSafe(|| {
-            let mut context = Context::with_env(Arc::clone(&self.env));
-            context.add_variable_as_val("device", Box::new(device.clone()));
-            let value =
-                Value::resolve_val(program.expression(), &context).map_err(runtime_error)?;
-            value
-                .downcast_ref::<CelBool>()
-                .map(|matched| *matched.inner())
-                .ok_or_else(|| {
-                    SelectorError::Runtime(format!(
-                        "CEL result of type {} could not be converted to bool",
-                        value.get_type().name()
-                    ))
-                })
-        }));
-        outcome
-            .unwrap_or_else(|_| Err(SelectorError::Runtime("the evaluation panicked".to_owned())))
+        let exceeded = || SelectorError::Runtime(budget::EXCEEDED.to_owned());
+        if selector.spent_units.load(Ordering::Relaxed) > SELECTOR_UNITS {
+            return Err(exceeded());
+        }
+        let (outcome, used) = budget::measure(|| {
+            catch_unwind(AssertUnwindSafe(|| self.evaluate(program, device))).unwrap_or_else(|_| {
+                Err(SelectorError::Runtime("the evaluation panicked".to_owned()))
+            })
+        });
+        let units = used.unwrap_or(budget::EVALUATION_UNITS);
+        if units > EXPENSIVE_UNITS {
+            selector.spent_units.fetch_add(units, Ordering::Relaxed);
+        }
+        // An operator may have absorbed the error of the exhausted budget.
+        used.map_or_else(|| Err(exceeded()), |_| outcome)
+    }
+
+    fn evaluate(&self, program: &IdedExpr, device: &DeviceValue) -> Result<bool, SelectorError> {
+        let mut context = Context::with_env(Arc::clone(&self.env));
+        context.add_variable_as_val("device", Box::new(device.clone()));
+        let value = Value::resolve_val(program, &context).map_err(runtime_error)?;
+        value
+            .downcast_ref::<CelBool>()
+            .map(|matched| *matched.inner())
+            .ok_or_else(|| {
+                SelectorError::Runtime(format!(
+                    "CEL result of type {} could not be converted to bool",
+                    value.get_type().name()
+                ))
+            })
     }
 }
 
@@ -199,7 +218,7 @@ impl Selector {
 
 /// Parses on a separate thread: parser and tree are recursive, and neither deep nesting nor a panic of the parser in a
 /// tenant's expression must stop the process.
-fn parse(env: &Arc<Env>, source: &str) -> (Result<cel::Program, String>, DriverMatch) {
+fn parse(env: &Arc<Env>, source: &str) -> (Result<IdedExpr, String>, DriverMatch) {
     let env = Arc::clone(env);
     let text = source.to_owned();
     let parsing = std::thread::Builder::new()
@@ -217,9 +236,13 @@ fn parse(env: &Arc<Env>, source: &str) -> (Result<cel::Program, String>, DriverM
             let checked = if nesting(program.expression()) > MAX_NESTING {
                 Err(format!("nested deeper than {MAX_NESTING} levels"))
             } else {
-                match functions::unsupported(&program) {
+                match functions::unsupported(program.expression()) {
                     Some(name) => Err(format!("undeclared reference to '{name}'")),
-                    None => Ok(program),
+                    None => {
+                        let mut expression = program.expression().clone();
+                        budget::instrument(&mut expression);
+                        Ok(expression)
+                    }
                 }
             };
             (checked, driver_match)
@@ -280,6 +303,20 @@ fn runtime_error(error: ExecutionError) -> SelectorError {
         ),
         ExecutionError::NoSuchOverload(overload) => {
             format!("no such overload: {}{overload}", overload.function())
+        }
+        ExecutionError::InternalError(text) => text,
+        ExecutionError::IndexOutOfBounds(Value::Int(index)) => {
+            format!("index out of bounds: {index}")
+        }
+        ExecutionError::FunctionError { function, message }
+            if message.starts_with("string parse error") =>
+        {
+            format!("type conversion error from 'string' to '{function}'")
+        }
+        ExecutionError::FunctionError { function, message }
+            if ["charAt", "indexOf", "lastIndexOf", "substring"].contains(&function.as_str()) =>
+        {
+            message
         }
         ExecutionError::UndeclaredReference(name) => format!("undeclared reference to '{name}'"),
         other => other.to_string(),

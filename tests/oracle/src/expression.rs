@@ -22,7 +22,7 @@ const PER_DEVICE: usize = 20;
 
 /// Calls of functions of Kubernetes' environment that our allocator lacks. Such an expression fails, so the pod gets the
 /// reason; the list shrinks with each library that is added.
-const UNSUPPORTED: [&str; 6] = ["sets.", ".find(", ".isSorted(", ".sum(", ".min(", ".max("];
+const UNSUPPORTED: [&str; 1] = ["format."];
 
 /// Result of both evaluations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -85,7 +85,7 @@ pub fn run(release: Kubernetes, range: Range) -> Result<Report> {
         let evaluations = program.evaluate(&expressions, names::DRIVER, &raw)?;
         let device = Device::parse(&raw)?;
         for (expression, upstream) in expressions.iter().zip(&evaluations) {
-            let ours = device.selected_by(&selectors, &selectors.compile(expression));
+            let ours = device.selected_by(&selectors, &selectors.compile("", expression));
             let outcome = compare(expression, &ours, upstream);
             *report.outcomes.entry(outcome).or_default() += 1;
             let text = || {
@@ -209,7 +209,15 @@ fn boolean(random: &mut Random, depth: u64) -> String {
         ),
         25 => format!("{} in {}", string(random, next), strings(random, next)),
         26 => format!("{} in {}", integer(random, next), integers(random, next)),
-        27 => format!("{}.isSorted()", integers(random, next)),
+        27 => match random.between(0, 3) {
+            0 => format!("{}.isSorted()", integers(random, next)),
+            1 => format!("{}.isSorted()", strings(random, next)),
+            2 => two_variables(random, next),
+            _ => format!(
+                r#"format.dns1123Label().validate({}).hasValue()"#,
+                string(random, 0)
+            ),
+        },
         28 => format!(
             "cel.bind(b, {}, {} || b)",
             boolean(random, next),
@@ -222,6 +230,43 @@ fn boolean(random: &mut Random, depth: u64) -> String {
             strings(random, next)
         ),
         _ => format!("{OWN}.exists(k, k == {})", string(random, 0)),
+    }
+}
+
+/// An expression with a two-variable comprehension.
+fn two_variables(random: &mut Random, depth: u64) -> String {
+    match random.between(0, 6) {
+        0..=2 => format!(
+            "{}.{}(i, v, i {} 1 && v != {})",
+            strings(random, depth),
+            random.choose(&["all", "exists", "existsOne", "exists_one"]),
+            random.choose(&["<", ">=", "=="]),
+            string(random, 0)
+        ),
+        3 => format!(
+            "{}.transformList(i, v, i {} 1, v + {}).size() == {}",
+            strings(random, depth),
+            random.choose(&["<", ">="]),
+            string(random, 0),
+            random.between(0, 2)
+        ),
+        4 => format!(
+            "{}.transformMap(i, v, v + i)[{}] > {}",
+            integers(random, depth),
+            random.between(0, 2),
+            random.between(0, 3)
+        ),
+        5 => format!(
+            "{}.transformMapEntry(i, v, {{v: i}}).size() == {}",
+            strings(random, depth),
+            random.between(1, 3)
+        ),
+        _ => format!(
+            // Upstream cannot compare a version with a string.
+            "{OWN}.exists(k, v, k == \"{}\" && v == {})",
+            random.choose(&["type", "uuid", "index", "profile", "absent"]),
+            string(random, 0)
+        ),
     }
 }
 
@@ -302,7 +347,15 @@ fn string(random: &mut Random, depth: u64) -> String {
         ),
         14 => format!(r#"{}.join("-")"#, strings(random, next)),
         15 => format!("string({})", integer(random, next)),
-        16 => format!("{}.find(\"[0-9]+\")", string(random, next)),
+        16 => match random.between(0, 2) {
+            0 => format!("{}.find(\"[0-9]+\")", string(random, next)),
+            1 => format!("{}.findAll(\"[a-zA-Z]\").join(\"\")", string(random, next)),
+            _ => format!(
+                "{}.findAll(r\"\\w\", {}).join(\"+\")",
+                string(random, next),
+                random.between(0, 3)
+            ),
+        },
         17 => format!(
             "({} ? {} : {})",
             boolean(random, 0),
@@ -347,11 +400,19 @@ fn integer(random: &mut Random, depth: u64) -> String {
             random.choose(&["major", "minor", "patch"])
         ),
         14 => format!("{}.compareTo({})", version(random), version(random)),
-        15 => format!(
-            "{}.{}()",
-            integers(random, next),
-            random.choose(&["sum", "min", "max"])
-        ),
+        15 => match random.between(0, 3) {
+            0 => format!(
+                "{}.{}({})",
+                strings(random, next),
+                random.choose(&["indexOf", "lastIndexOf"]),
+                string(random, 0)
+            ),
+            _ => format!(
+                "{}.{}()",
+                integers(random, next),
+                random.choose(&["sum", "min", "max"])
+            ),
+        },
         16 => format!("int({})", string(random, 0)),
         _ => format!("{OWN}.size()"),
     }

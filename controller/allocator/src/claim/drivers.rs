@@ -71,6 +71,7 @@ pub(super) enum Drivers {
 }
 
 pub(super) fn drivers_of(
+    namespace: &str,
     requests: &[(String, Vec<RawRequest<'_>>)],
     classes: &impl Classes,
     selectors: &Selectors,
@@ -79,7 +80,8 @@ pub(super) fn drivers_of(
     for raw in requests.iter().flat_map(|(_, alternatives)| alternatives) {
         let class = classes.class(raw.class);
         let of_class = class_match(raw.class, class, selectors);
-        let of_request = compiled(raw.selectors, selectors).map(|selector| selector.driver_match());
+        let of_request =
+            compiled(namespace, raw.selectors, selectors).map(|selector| selector.driver_match());
         match DriverMatch::all(of_request.chain([of_class])) {
             DriverMatch::Own => own.get_or_insert(raw),
             DriverMatch::Other => other.get_or_insert(raw),
@@ -105,8 +107,8 @@ pub(super) fn drivers_of(
             Drivers::Undetermined(ClaimProblem::DriverUnspecified {
                 request: raw.name.clone(),
                 class: raw.class.to_owned(),
-                compile_error: compiled(of_class, selectors)
-                    .chain(compiled(raw.selectors, selectors))
+                compile_error: compiled("", of_class, selectors)
+                    .chain(compiled(namespace, raw.selectors, selectors))
                     .find_map(|selector| selector.compile_error()),
             })
         }
@@ -124,7 +126,7 @@ pub(crate) fn class_match(
         return DriverMatch::Own;
     }
     DriverMatch::all(
-        compiled(class_selectors(class), selectors).map(|selector| selector.driver_match()),
+        compiled("", class_selectors(class), selectors).map(|selector| selector.driver_match()),
     )
 }
 
@@ -140,11 +142,13 @@ pub(super) fn class_selectors(class: Option<&dra::DeviceClass>) -> &[dra::Device
         .unwrap_or_default()
 }
 
+/// Compiles the selectors of an object in `namespace`, which is empty for a class.
 pub(super) fn compiled<'a>(
+    namespace: &'a str,
     raw: &'a [dra::DeviceSelector],
     selectors: &'a Selectors,
 ) -> impl Iterator<Item = Arc<Selector>> + 'a {
     raw.iter()
         .filter_map(|selector| selector.cel.as_ref())
-        .map(|cel| selectors.compile(&cel.expression))
+        .map(|cel| selectors.compile(namespace, &cel.expression))
 }

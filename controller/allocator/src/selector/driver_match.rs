@@ -304,7 +304,7 @@ mod tests {
             ("false", Other),
         ] {
             assert_eq!(
-                selectors.compile(expression).driver_match(),
+                selectors.compile("", expression).driver_match(),
                 expected,
                 "{expression}"
             );

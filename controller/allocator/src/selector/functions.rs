@@ -1,19 +1,18 @@
 //! Functions and macros that Kubernetes adds to CEL for device selectors.
 //!
-//! From Kubernetes' base environment: `quantity`, `semver`, `find`, `includes` and the strings and lists extensions; from
-//! the DRA environment: `cel.bind`. Not supported: IP, CIDR, URL, format and set functions and two-variable macros; an
+//! From Kubernetes' base environment: `quantity`, `semver`, `includes`, the strings and lists extensions, and the functions
+//! of [`lists`] and [`regex`]; the macros are in [`macros`]. Not supported: IP, CIDR, URL and named format functions; an
 //! expression that uses them does not compile.
 
-use cel::common::ast::{ComprehensionExpr, Expr, IdedExpr, ListExpr, LiteralValue};
 use cel::common::types::{CelBool, CelDouble, CelInt, CelString, DYN_TYPE};
 use cel::common::value::CowVal;
-use cel::parser::{Macro, MacroExprHelper, ParseError};
 use cel::{
-    DeclarationError, Env, ExecutionError, Program, add_member_overload, add_overload, extensions,
+    DeclarationError, Env, ExecutionError, IdedExpr, add_member_overload, add_overload, extensions,
 };
 use drava_api::Quantity;
 
 use super::values::{QuantityValue, SemverValue};
+use super::{budget, lists, macros, regex};
 
 /// Functions of the standard library, its extensions and [`register`].
 const KNOWN: &[&str] = &[
@@ -30,7 +29,9 @@ const KNOWN: &[&str] = &[
     "duration",
     "dyn",
     "endsWith",
+    "equivalent",
     "find",
+    "findAll",
     "flatten",
     "format",
     "getDate",
@@ -47,17 +48,21 @@ const KNOWN: &[&str] = &[
     "includes",
     "indexOf",
     "int",
+    "intersects",
     "isGreaterThan",
     "isInteger",
     "isLessThan",
     "isQuantity",
     "isSemver",
+    "isSorted",
     "join",
     "lastIndexOf",
     "lists.range",
     "lowerAscii",
     "major",
     "matches",
+    "max",
+    "min",
     "minor",
     "none",
     "of",
@@ -84,6 +89,7 @@ const KNOWN: &[&str] = &[
     "string",
     "sub",
     "substring",
+    "sum",
     "timestamp",
     "trim",
     "type",
@@ -99,14 +105,18 @@ pub(super) fn environment() -> Env {
         env.add_extension(extensions::strings),
         env.add_extension(extensions::lists),
         register(&mut env),
+        macros::register(&mut env),
+        lists::register(&mut env),
+        regex::register(&mut env),
+        budget::register(&mut env),
     ];
     debug_assert!(registered.iter().all(Result::is_ok), "{registered:?}");
     env
 }
 
 /// Returns a function that the program calls and this environment does not support.
-pub(super) fn unsupported(program: &Program) -> Option<String> {
-    let references = program.references();
+pub(super) fn unsupported(expression: &IdedExpr) -> Option<String> {
+    let references = expression.references();
     let mut unknown: Vec<_> = references
         .functions()
         .into_iter()
@@ -118,8 +128,6 @@ pub(super) fn unsupported(program: &Program) -> Option<String> {
 }
 
 fn register(env: &mut Env) -> Result<(), DeclarationError> {
-    env.add_macro(Macro::receiver("bind", 3, bind))?;
-
     add_overload!(env, fn quantity: (CelString) -> Result<QuantityValue>)?;
     add_overload!(env, fn is_quantity: (CelString) -> CelBool)?;
     add_member_overload!(env, fn quantity_sign: (QuantityValue) -> CelInt, name = "sign")?;
@@ -152,42 +160,6 @@ fn register(env: &mut Env) -> Result<(), DeclarationError> {
         vec![DYN_TYPE],
         includes,
     )
-}
-
-/// Expands `cel.bind(name, value, expression)` to a comprehension over an empty list with the accumulator `name`.
-fn bind(
-    helper: &mut MacroExprHelper<'_>,
-    target: &mut Option<IdedExpr>,
-    args: &mut Vec<IdedExpr>,
-) -> Result<Option<IdedExpr>, ParseError> {
-    if !matches!(target.as_ref().map(|t| &t.expr), Some(Expr::Ident(name)) if name == "cel") {
-        return Ok(None);
-    }
-    let name = match args.first().map(|arg| (arg.id, &arg.expr)) {
-        Some((_, Expr::Ident(name))) => name.clone(),
-        Some((id, _)) => {
-            return Err(
-                helper.new_error(id, "cel.bind() variable names must be simple identifiers")
-            );
-        }
-        None => return Ok(None),
-    };
-    let (Some(result), Some(value)) = (args.pop(), args.pop()) else {
-        return Ok(None);
-    };
-    args.clear();
-    target.take();
-    let bind = ComprehensionExpr {
-        iter_range: helper.next_expr(Expr::List(ListExpr::new(Vec::new()))),
-        iter_var: "#unused".to_owned(),
-        iter_var2: None,
-        accu_var: name.clone(),
-        accu_init: value,
-        loop_cond: helper.next_expr(Expr::Literal(LiteralValue::Boolean(false.into()))),
-        loop_step: helper.next_expr(Expr::Ident(name)),
-        result,
-    };
-    Ok(Some(helper.next_expr(Expr::Comprehension(Box::new(bind)))))
 }
 
 fn failed(function: &str, message: impl ToString) -> ExecutionError {

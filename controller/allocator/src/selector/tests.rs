@@ -53,7 +53,7 @@ fn device(is_shared: bool) -> DeviceValue {
 
 fn evaluate(expression: &str, device: &DeviceValue) -> Result<bool, SelectorError> {
     let selectors = Selectors::default();
-    selectors.matches(&selectors.compile(expression), device)
+    selectors.matches(&selectors.compile("", expression), device)
 }
 
 #[test]
@@ -270,8 +270,59 @@ fn evaluates_expressions_as_kubernetes() {
             r#"nosuchfunction(1)"#,
             Error("CEL compile error: undeclared reference to 'nosuchfunction'"),
         ),
-        // Set functions are not supported; no device may be selected.
-        (r#"sets.contains([1], [1])"#, Error("")),
+        (
+            r#"sets.contains([1, 2, 3], [3, 1]) && !sets.contains([1], [1, 2])"#,
+            Match,
+        ),
+        (
+            r#"sets.equivalent([1, 1], [1]) && sets.intersects([1, 2], [2, 3])"#,
+            Match,
+        ),
+        (
+            r#"[1, 2, 2].isSorted() && ![2, 1].isSorted() && [1, 3].sum() == 4"#,
+            Match,
+        ),
+        (
+            r#"[3, 1].min() == 1 && ["a", "b"].max() == "b" && [1, 2, 2].lastIndexOf(2) == 2"#,
+            Match,
+        ),
+        (r#"[].min() == 1"#, Error("min called on empty list")),
+        (
+            r#""abc 123".find("[0-9]+") == "123" && "1a2".findAll("[0-9]", 1) == ["1"]"#,
+            Match,
+        ),
+        (r#""é".matches("^\\w$")"#, NoMatch),
+        (r#""a".matches("(")"#, Error("Illegal regex")),
+        (
+            r#"[5, 6].all(i, v, v == i + 5) && [5, 6].exists(i, v, i == 1 && v == 6)"#,
+            Match,
+        ),
+        (
+            r#"["a", "b"].existsOne(i, v, v == "b") && !["a", "a"].exists_one(i, v, v == "a")"#,
+            Match,
+        ),
+        (
+            r#"[1, 2].transformList(i, v, i > 0, v * 10) == [20]"#,
+            Match,
+        ),
+        (r#"[1, 2].transformMap(i, v, v * 2) == {0: 2, 1: 4}"#, Match),
+        (
+            r#"{"a": "b"}.transformMapEntry(k, v, {v: k}) == {"b": "a"}"#,
+            Match,
+        ),
+        (
+            r#"["a", "a"].transformMapEntry(i, v, {v: i}).size() == 1"#,
+            Error("insert failed"),
+        ),
+        (
+            r#"device.attributes["dra.example.com"].exists(k, v, k == "int" && v == 1)"#,
+            Match,
+        ),
+        (
+            r#"[1].all(i, i, true)"#,
+            Error("duplicate variable name: i"),
+        ),
+        (r#"math.greatest(1, 2) == 2"#, Error("undeclared reference")),
     ];
     let device = device(false);
     for (expression, expected) in cases {
@@ -353,14 +404,50 @@ fn survives_hostile_expressions() {
 }
 
 #[test]
-fn caches_compiled_expressions() {
+fn bounds_compiled_expressions_of_each_namespace() {
     let selectors = Selectors::default();
-    assert!(Arc::ptr_eq(
-        &selectors.compile("true"),
-        &selectors.compile("true")
-    ));
-    for index in 0..2 * CACHE_LIMIT {
-        selectors.compile(&format!("{index} == 1"));
+    let other = selectors.compile("other", "true");
+    for index in 0..2 * cache::OWNER_LIMIT {
+        selectors.compile("tenant", &format!("{index} == 1"));
     }
-    assert!(selectors.compiled.lock().unwrap().len() <= CACHE_LIMIT);
+    let cached = selectors.compiled.lock().unwrap().len();
+    assert!(cached <= cache::OWNER_LIMIT + 1, "{cached}");
+    assert!(Arc::ptr_eq(&selectors.compile("other", "true"), &other));
+}
+
+#[test]
+fn stops_expensive_evaluations() {
+    let list = format!("[{}]", vec!["1"; 100].join(", "));
+    let exceeded = Err(SelectorError::Runtime(budget::EXCEEDED.to_owned()));
+    for expression in [
+        format!("{list}.all(a, {list}.all(b, {list}.all(c, a == b)))"),
+        // The error of the exhausted budget is not a value that an operator may absorb.
+        format!("{list}.all(a, {list}.all(b, {list}.all(c, a == b))) || true"),
+        format!("{list}.all(i, a, {list}.all(j, b, {list}.transformList(k, c, c).size() > 0))"),
+        "lists.range(1000000).size() > 0".to_owned(),
+        format!("{list}.all(x, 'a'.matches('a'))"),
+        format!(
+            "cel.bind(a, '{}', cel.bind(b, a.replace('a', a), b.replace('a', a) != ''))",
+            "a".repeat(1000)
+        ),
+    ] {
+        assert_eq!(
+            evaluate(&expression, &device(false)),
+            exceeded,
+            "{expression:.200}"
+        );
+    }
+}
+
+#[test]
+fn limits_units_of_expensive_selector() {
+    let selectors = Selectors::default();
+    let list = format!("[{}]", vec!["1"; 150].join(", "));
+    let selector = selectors.compile("", &format!("{list}.all(a, {list}.all(b, a == b))"));
+    let device = device(false);
+    let allowed = (0..10_000)
+        .take_while(|_| selectors.matches(&selector, &device).is_ok())
+        .count() as u64;
+    let per_evaluation = 150 * 151 + 151;
+    assert_eq!(allowed, SELECTOR_UNITS / per_evaluation + 1);
 }
