@@ -130,6 +130,10 @@ event_reasons! {
     GangIncomplete: Warning, Controller, "Pod",
         "Too few members of the pod's gang were bound in time, so the bound members are evicted and their devices are free again.",
         "Free what the other members of the gang wait for (see their events), then create the pods again.";
+    GpuOvercommitted: Warning, Controller, "Pod, ResourceClaim",
+        "More of a GPU is allocated than it has. The controller releases the newest allocation that no pod has reserved; \
+         reserved ones stay, and the node driver rejects what does not fit.",
+        "If the event repeats, delete one of the pods, and find out which program writes allocations besides the controller.";
     GpuPoolExcluded: Warning, Controller, "Node",
         "The ResourceSlices of a node are inconsistent, so the controller allocates none of its GPUs.",
         "Follow the message; restart the node driver of the node if the slices are malformed.";

@@ -1,8 +1,10 @@
 //! Events of the controller. Every event text and every release reason is defined here.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
+use drava_allocator::cluster::ObjectKey;
 use drava_allocator::explanation::Explanation;
 use drava_allocator::placement::{ClaimPlacement, DevicePlacement};
 use drava_allocator::pool::PoolProblem;
@@ -45,6 +47,11 @@ pub enum ReleaseReason {
     },
     /// Another claim of the pod lost its allocation; the pod needs a common node for all claims.
     SiblingReleased,
+    /// More of the GPU is allocated than it has, and this is the newest unreserved allocation.
+    Overcommitted {
+        /// UUID of the GPU.
+        gpu: String,
+    },
 }
 
 impl fmt::Display for ReleaseReason {
@@ -60,6 +67,7 @@ impl fmt::Display for ReleaseReason {
             Self::SiblingReleased => {
                 f.write_str("the allocation of another claim of the pod was released")
             }
+            Self::Overcommitted { gpu } => write!(f, "GPU {gpu} is over-committed"),
         }
     }
 }
@@ -191,6 +199,32 @@ impl PendingEvent {
             regarding: member,
             reason: EventReason::GangIncomplete,
             message: format!("cannot evict this pod of an incomplete gang: {cause}"),
+        }
+    }
+
+    /// A claim shares a GPU of which more is allocated than it has. `user` is a pod that has reserved the claim, or the claim.
+    #[must_use]
+    pub fn overcommitted(
+        user: ObjectReference,
+        node: &str,
+        gpu: &str,
+        claims: &BTreeSet<ObjectKey>,
+    ) -> Self {
+        let names = claims.iter().take(MAX_NAMES);
+        let names: Vec<String> = names
+            .map(|(namespace, name)| format!("{namespace}/{name}"))
+            .collect();
+        let more = match claims.len().saturating_sub(MAX_NAMES) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        Self {
+            regarding: user,
+            reason: EventReason::GpuOvercommitted,
+            message: format!(
+                "GPU {gpu} on node {node}: more is allocated than the GPU has, to claims {}{more}",
+                names.join(", ")
+            ),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Publishes core/v1 Events. Best effort: a failure is logged and blocks nothing.
+//! Publishes core/v1 Events. A failure is logged and blocks nothing; an event that may succeed later is returned.
 
 use drava_api::error::describe;
 use jiff::Timestamp;
@@ -18,48 +18,69 @@ const MAX_MESSAGE_BYTES: usize = 1024;
 const MAX_NAME_BYTES: usize = 200;
 
 /// Queue of a task that publishes events.
-#[derive(Debug, Clone)]
-pub struct EventPublisher(mpsc::Sender<PendingEvent>);
+#[derive(Debug)]
+pub struct EventPublisher {
+    queue: mpsc::Sender<PendingEvent>,
+    failed: mpsc::Receiver<PendingEvent>,
+}
 
 impl EventPublisher {
-    /// Starts the task; it ends when the last clone of the publisher is dropped.
+    /// Starts the task; it ends when the publisher is dropped and the queue is empty.
     #[must_use]
     pub fn start(client: Client) -> Self {
-        let (sender, mut events) = mpsc::channel::<PendingEvent>(QUEUE_LENGTH);
+        let (queue, mut events) = mpsc::channel::<PendingEvent>(QUEUE_LENGTH);
+        let (failures, failed) = mpsc::channel(QUEUE_LENGTH);
         tokio::spawn(async move {
             while let Some(event) = events.recv().await {
-                publish(&client, event).await;
+                if let Some(event) = publish(&client, event).await {
+                    // Nobody receives it when the leader stops; the next one publishes its own.
+                    let _ = failures.try_send(event);
+                }
             }
         });
-        Self(sender)
+        Self { queue, failed }
     }
 
     /// Queues an event.
-    pub fn publish(&self, event: PendingEvent) {
-        if let Err(error) = self.0.try_send(event) {
-            tracing::warn!(%error, "event queue full; dropping an event");
-        }
+    ///
+    /// # Errors
+    /// Returns the event when the queue is full.
+    pub fn publish(&self, event: PendingEvent) -> Result<(), Box<PendingEvent>> {
+        self.queue
+            .try_send(event)
+            .map_err(|error| Box::new(error.into_inner()))
+    }
+
+    /// Returns the next event that could not be published and may be published later.
+    pub async fn next_failed(&mut self) -> Option<PendingEvent> {
+        self.failed.recv().await
     }
 }
 
-async fn publish(client: &Client, pending: PendingEvent) {
+/// Publishes an event; returns it if the failure is temporary.
+async fn publish(client: &Client, pending: PendingEvent) -> Option<PendingEvent> {
     let namespace = pending
         .regarding
         .namespace
         .clone()
         .unwrap_or_else(|| "default".to_owned());
     let object = pending.regarding.name.clone().unwrap_or_default();
-    let event = event(pending, &namespace, Timestamp::now());
+    let event = event(pending.clone(), &namespace, Timestamp::now());
     let api: Api<Event> = Api::namespaced(client.clone(), &namespace);
-    if let Err(error) = api.create(&PostParams::default(), &event).await {
-        tracing::warn!(
-            error = describe(&error),
-            namespace,
-            object,
-            reason = event.reason,
-            "cannot publish an event"
-        );
-    }
+    let Err(error) = api.create(&PostParams::default(), &event).await else {
+        return None;
+    };
+    tracing::warn!(
+        error = describe(&error),
+        namespace,
+        object,
+        reason = event.reason,
+        "cannot publish an event"
+    );
+    // A rejected event, for example of a deleted namespace, is rejected again.
+    let is_rejected = matches!(&error, kube::Error::Api(status)
+        if (400..500).contains(&status.code) && ![408, 429].contains(&status.code));
+    (!is_rejected).then_some(pending)
 }
 
 fn event(pending: PendingEvent, namespace: &str, now: Timestamp) -> Event {

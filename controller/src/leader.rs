@@ -30,6 +30,9 @@ const BATCH: usize = 4096;
 /// Maximum time between iterations of the loop; much shorter than the time after which the loop counts as stalled.
 const IDLE_PERIOD: Duration = Duration::from_secs(10);
 
+/// Time after which no further decision is started before writes, observations and the lease have their turn.
+const SLICE: Duration = Duration::from_millis(100);
+
 /// Time between two updates of the metrics of the cluster; an idle loop updates them every [`IDLE_PERIOD`].
 const REPORT_PERIOD: Duration = Duration::from_secs(5);
 
@@ -77,6 +80,9 @@ pub async fn lead(
                     }
                 }
             }
+            Some(event) = executor.publisher.next_failed() => {
+                state.apply(Input::EventFailed(Box::new(event)), Instant::now());
+            }
             () = tokio::time::sleep_until(deadline) => {}
         }
         let started = Instant::now();
@@ -86,8 +92,12 @@ pub async fn lead(
             if let Step::LogWatchFailure { kind, .. } = &step {
                 metrics.watch_failed(*kind);
             }
-            executor.execute(step);
+            if let Some(failed) = executor.execute(step) {
+                state.apply(failed, Instant::now());
+            }
         }
+        // A slice of planning must not keep the lease's tasks from running.
+        tokio::task::yield_now().await;
         if Instant::now() >= report_at {
             report_at = Instant::now() + REPORT_PERIOD;
             state.report(metrics);
@@ -99,7 +109,7 @@ pub async fn lead(
         state.apply(finished(write), Instant::now());
     }
     for event in state.into_events() {
-        executor.publish(event);
+        let _ = executor.publish(event);
     }
 }
 
@@ -113,6 +123,7 @@ fn decision_time() -> DecisionTime {
         instant: Instant::now(),
         // Kubernetes stores whole seconds.
         time: Time(Timestamp::from_second(now.as_second()).unwrap_or(now)),
+        is_slice_over: |started| started.elapsed() >= SLICE,
     }
 }
 
@@ -128,7 +139,8 @@ struct Executor {
 }
 
 impl Executor {
-    fn execute(&mut self, step: Step) {
+    /// Executes a step. Returns an input if it failed at once.
+    fn execute(&mut self, step: Step) -> Option<Input> {
         match step {
             Step::MarkReady => {
                 tracing::info!("cluster state is complete; allocating");
@@ -162,7 +174,7 @@ impl Executor {
                     Input::QuotaStatusFinished(writer.write_quota_status(update).await)
                 });
             }
-            Step::PublishEvent(event) => self.publish(event),
+            Step::PublishEvent(event) => return self.publish(event),
             Step::LogWatchFailure { kind, error } => {
                 tracing::warn!(?kind, error, "watch failed; restarting it");
             }
@@ -171,9 +183,10 @@ impl Executor {
                 self.stop.cancel();
             }
         }
+        None
     }
 
-    fn publish(&self, event: PendingEvent) {
+    fn publish(&self, event: PendingEvent) -> Option<Input> {
         tracing::info!(
             kind = event.regarding.kind,
             namespace = event.regarding.namespace,
@@ -182,6 +195,7 @@ impl Executor {
             message = event.message,
             "publishing event"
         );
-        self.publisher.publish(event);
+        let queued = self.publisher.publish(event);
+        queued.err().map(Input::EventFailed)
     }
 }

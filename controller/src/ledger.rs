@@ -102,6 +102,18 @@ impl Ledger {
         matches!(state, Some(ClaimState::Planned | ClaimState::Writing))
     }
 
+    /// Returns whether a write to the claim is in flight.
+    pub(crate) fn is_in_flight(&self, key: &ObjectKey) -> bool {
+        let state = self.claims.get(key).map(|entry| &entry.state);
+        matches!(state, Some(ClaimState::Writing | ClaimState::Releasing(_)))
+    }
+
+    /// Returns whether the claim has an allocation of this controller that no pod has reserved.
+    pub(crate) fn is_unreserved(&self, key: &ObjectKey) -> bool {
+        let state = self.claims.get(key).map(|entry| &entry.state);
+        matches!(state, Some(ClaimState::Allocated(Some(_))))
+    }
+
     /// Returns the newest versions of all claims.
     pub(crate) fn claims(&self) -> impl Iterator<Item = (&ObjectKey, &Arc<ResourceClaim>)> {
         self.claims.iter().map(|(key, entry)| (key, &entry.claim))

@@ -34,10 +34,15 @@ mod demand;
 mod eviction;
 mod gate;
 mod incomplete_gang;
+mod overcommit;
 mod pod_group;
 mod quota;
 mod room;
+mod round;
 mod volumes;
+
+use overcommit::Overcommits;
+use round::Round;
 
 /// Maximum number of allocation jobs and gate removals in flight.
 const MAX_IN_FLIGHT: usize = 64;
@@ -62,6 +67,9 @@ pub struct DecisionTime {
     pub instant: Instant,
     /// For written timestamps.
     pub time: Time,
+    /// Returns whether the time slice that started at `instant` is over. The decisions that are left are due at once, after
+    /// other inputs have had their turn.
+    pub is_slice_over: fn(Instant) -> bool,
 }
 
 /// Generates the UUIDs of shares.
@@ -94,6 +102,8 @@ pub struct Planner {
     /// Namespaces in which claims have released devices since the last decisions.
     released_in: BTreeSet<String>,
     activate_all: bool,
+    round: Round,
+    overcommits: Overcommits,
     is_synced: bool,
 }
 
@@ -120,6 +130,8 @@ impl Planner {
             quota_statuses: QuotaStatuses::default(),
             released_in: BTreeSet::new(),
             activate_all: false,
+            round: Round::default(),
+            overcommits: Overcommits::default(),
             is_synced: false,
         }
     }
@@ -349,6 +361,11 @@ impl Planner {
         }
     }
 
+    /// An event could not be published.
+    pub fn event_failed(&mut self, event: PendingEvent, now: Instant) {
+        self.deduplicator.failed(event, now);
+    }
+
     /// Returns what the metrics show of the cluster and the queue.
     #[must_use]
     pub fn metrics(&self) -> ClusterMetrics {
@@ -396,6 +413,7 @@ impl Planner {
             .collect();
         let mut events = std::mem::take(&mut self.state_events);
         events.extend(self.excluded_pools.new_events(&self.cluster));
+        events.extend(self.review_overcommits());
         for event in events {
             let event = self.deduplicator.filter(event, time.instant);
             actions.extend(event.map(Action::PublishEvent));
@@ -426,38 +444,8 @@ impl Planner {
             .chain(self.next_gang_end())
             .chain(self.deduplicator.next_due())
             .chain(self.quota_statuses.next_due())
+            .chain(self.round.resumes_at())
             .min()
-    }
-
-    /// Decides for the due pods, and for all when a reservation has ended.
-    fn decide_due(&mut self, time: &DecisionTime, actions: &mut Vec<Action>) {
-        let owners: BTreeSet<_> = self.ledger.owners().cloned().collect();
-        self.decide_in_order(time, actions);
-        if !owners.is_subset(&self.ledger.owners().cloned().collect()) {
-            self.queue.activate_all();
-            self.decide_in_order(time, actions);
-        }
-    }
-
-    /// Decides for the due pods in queue order. A decision can make pods behind it due again, because it ends their
-    /// reservations.
-    fn decide_in_order(&mut self, time: &DecisionTime, actions: &mut Vec<Action>) {
-        loop {
-            let due = self.queue.due(time.instant);
-            if due.is_empty() {
-                return;
-            }
-            for uid in due {
-                if self.in_flight.len() + self.gates_in_flight.len() >= MAX_IN_FLIGHT {
-                    return;
-                }
-                // A decision for another member of its gang included the pod.
-                let pending = self.queue.get(&uid);
-                if pending.is_some_and(|pending| pending.is_due(time.instant)) {
-                    self.schedule(&uid, time, actions);
-                }
-            }
-        }
     }
 
     fn release_unreserved(&mut self, now: Instant, actions: &mut Vec<Action>) {

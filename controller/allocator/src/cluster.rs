@@ -62,6 +62,8 @@ pub struct Cluster {
     with_anti_affinity: BTreeSet<String>,
     quotas: Quotas,
     volumes: Volumes,
+    /// Pools with more allocated than there is, including assumed allocations.
+    overcommitted: BTreeSet<String>,
     /// What the current simulation presumes gone.
     gone: Departure,
 }
@@ -401,6 +403,7 @@ impl Cluster {
                             (Ok(_), Err(_)) => {}
                         }
                     }
+                    self.check_overcommit(pool);
                 }
                 Some(Err(_)) | None => {}
             }

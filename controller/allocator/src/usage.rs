@@ -3,7 +3,7 @@
 //! A shared device consumes its counters once, however many shares it has; its capacities are consumed per share. An
 //! exclusively allocated device consumes its counters and cannot be allocated again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use drava_api::{DeviceType, Quantity, names};
@@ -317,6 +317,45 @@ impl Usage {
                 *used = change(*used, *amount);
             }
         }
+    }
+
+    /// Returns the GPUs of which more is allocated than they have: a device is allocated exclusively and once more, the
+    /// shares of a device exceed a capacity, or the devices of a counter set exceed a counter.
+    #[must_use]
+    pub fn overcommitted_gpus(&self, pool: &Pool) -> BTreeSet<Arc<str>> {
+        let exceeds = |set: &str| {
+            let (used, total) = (self.counters.get(set), pool.counter_sets.get(set));
+            used.into_iter().flatten().any(|(counter, used)| {
+                *used
+                    > total
+                        .and_then(|total| total.get(counter))
+                        .copied()
+                        .unwrap_or_default()
+            })
+        };
+        let exceeded: BTreeSet<&str> = self
+            .counters
+            .keys()
+            .map(String::as_str)
+            .filter(|set| exceeds(set))
+            .collect();
+        let devices = pool.devices.iter().zip(&self.devices);
+        let overcommitted = devices.filter(|(device, device_use)| {
+            let is_above = |(name, used): (&String, &Quantity)| {
+                *used > device.amount(name).unwrap_or_default()
+            };
+            device_use.exclusive > 1
+                || (device_use.exclusive > 0 && device_use.shares > 0)
+                || device_use.consumed.iter().any(is_above)
+                || (device_use.is_allocated()
+                    && device
+                        .consumes
+                        .iter()
+                        .any(|consumed| exceeded.contains(consumed.set.as_str())))
+        });
+        overcommitted
+            .map(|(device, _)| Arc::clone(&device.gpu))
+            .collect()
     }
 
     /// Returns the memory of a GPU over all of its devices.

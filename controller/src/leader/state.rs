@@ -30,6 +30,8 @@ pub(super) enum Input {
     GateRemovalFinished(GateRemovalOutcome),
     /// The write of a quota's status has ended.
     QuotaStatusFinished(QuotaStatusOutcome),
+    /// An event could not be published.
+    EventFailed(Box<PendingEvent>),
     /// A write task has ended without an outcome.
     WriteAborted(String),
 }
@@ -92,6 +94,7 @@ impl State {
             Input::EvictionFinished(outcome) => self.planner.eviction_finished(*outcome, now),
             Input::GateRemovalFinished(outcome) => self.planner.gate_removed(outcome, now),
             Input::QuotaStatusFinished(outcome) => self.planner.quota_status_written(outcome, now),
+            Input::EventFailed(event) => self.planner.event_failed(*event, now),
             Input::WriteAborted(error) => self.steps.push(Step::Restart { error }),
         }
     }
@@ -168,6 +171,7 @@ impl State {
             | Input::EvictionFinished(_)
             | Input::GateRemovalFinished(_)
             | Input::QuotaStatusFinished(_)
+            | Input::EventFailed(_)
             | Input::WriteAborted(_) => {}
         }
     }
@@ -206,6 +210,7 @@ mod tests {
         DecisionTime {
             instant: Instant::now(),
             time: object(json!("2026-01-01T00:00:00Z")),
+            is_slice_over: |_| false,
         }
     }
 

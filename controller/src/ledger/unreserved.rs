@@ -5,7 +5,9 @@
 
 use std::time::Duration;
 
+use drava_allocator::taint::Taint;
 use drava_allocator::usage::AllocatedDevice;
+use drava_api::names;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use tokio::time::Instant;
 
@@ -28,13 +30,33 @@ pub(crate) struct UnreservedAllocation {
     not_before: Instant,
 }
 
+/// Returns whether a request of the claim tolerates the taint that reserves devices for this controller. Without that,
+/// kube-scheduler cannot have allocated them.
+fn tolerates_managed_taint(claim: &ResourceClaim) -> bool {
+    let taint = Taint {
+        key: names::MANAGED_TAINT.to_owned(),
+        value: String::new(),
+        effect: "NoSchedule".to_owned(),
+    };
+    let allocation = claim
+        .status
+        .as_ref()
+        .and_then(|status| status.allocation.as_ref());
+    let devices = allocation.and_then(|allocation| allocation.devices.as_ref());
+    devices
+        .into_iter()
+        .flat_map(|devices| devices.results.iter().flatten())
+        .any(|result| taint.tolerated_by(result.tolerations.as_deref().unwrap_or_default()))
+}
+
 impl UnreservedAllocation {
     /// Returns the entry for a claim that is allocated and not reserved; `None` if this controller does not manage the
     /// allocation: kube-scheduler or a user has written it.
     pub(crate) fn of(claim: &ResourceClaim, now: Instant) -> Option<Self> {
         let allocation = claim.status.as_ref()?.allocation.as_ref()?;
-        allocated_for(claim)?;
-        if AllocatedDevice::of_claim(claim).is_empty() {
+        // A tenant can delete the annotation.
+        let is_managed = allocated_for(claim).is_some() || !tolerates_managed_taint(claim);
+        if !is_managed || AllocatedDevice::of_claim(claim).is_empty() {
             return None;
         }
         let node = allocation

@@ -1,9 +1,24 @@
 //! Pools of the cluster: assembled from their slices, indexed by node.
 
+use std::collections::BTreeSet;
+
 use super::{Cluster, ObjectKey, PoolState};
 use crate::device::Device;
 use crate::pool::{Pool, PoolProblem};
-use crate::usage::{DeviceAccess, DeviceUse, Usage};
+use crate::usage::{AllocatedDevice, DeviceAccess, DeviceUse, Usage};
+
+/// A GPU of which more is allocated than it has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Overcommit {
+    /// Name of the node.
+    pub node: String,
+    /// Name of the pool.
+    pub pool: String,
+    /// UUID of the GPU.
+    pub gpu: String,
+    /// The claims with devices of the GPU.
+    pub claims: BTreeSet<ObjectKey>,
+}
 
 impl Cluster {
     /// Returns the excluded pools with node and problem.
@@ -69,6 +84,7 @@ impl Cluster {
             .collect();
         if slices.is_empty() {
             self.slices_of.remove(pool);
+            self.overcommitted.remove(pool);
             if let Some(before) = self.pools.remove(pool) {
                 self.unlink_pool(pool, before.node.as_deref());
             }
@@ -88,6 +104,7 @@ impl Cluster {
         let before = self
             .pools
             .insert(pool.to_owned(), PoolState { node, state });
+        self.check_overcommit(pool);
         if let Some(before) = before
             && before.node != linked
         {
@@ -99,6 +116,62 @@ impl Cluster {
             .entry(node)
             .or_default()
             .insert(pool.to_owned());
+    }
+
+    /// Notes whether more is allocated than the pool has.
+    pub(super) fn check_overcommit(&mut self, pool: &str) {
+        let state = self
+            .pools
+            .get(pool)
+            .and_then(|pool| pool.state.as_ref().ok());
+        if state.is_some_and(|(pool, usage)| !usage.overcommitted_gpus(pool).is_empty()) {
+            self.overcommitted.insert(pool.to_owned());
+        } else {
+            self.overcommitted.remove(pool);
+        }
+    }
+
+    /// Returns the GPUs of which more is allocated by observed claims than they have. Assumed allocations do not count:
+    /// those of reservations overlap with what they wait for.
+    pub fn overcommits(&self) -> Vec<Overcommit> {
+        let mut found = Vec::new();
+        for name in &self.overcommitted {
+            let Some((pool, _)) = self
+                .pools
+                .get(name)
+                .and_then(|pool| pool.state.as_ref().ok())
+            else {
+                continue;
+            };
+            let claims = self.claims_of.get(name).into_iter().flatten();
+            let observed = claims.filter_map(|key| Some((key, self.claims.get(key)?)));
+            let allocated: Vec<(&ObjectKey, &AllocatedDevice)> = observed
+                .flat_map(|(key, claim)| {
+                    claim
+                        .allocated_devices
+                        .iter()
+                        .map(move |device| (key, device))
+                })
+                .filter(|(_, device)| device.pool == *name)
+                .filter(|(_, device)| !matches!(device.access, DeviceAccess::Admin(_)))
+                .collect();
+            let Ok(usage) = Usage::of(pool, allocated.iter().map(|(_, device)| *device)) else {
+                continue;
+            };
+            for gpu in usage.overcommitted_gpus(pool) {
+                let uses_gpu = |device: &AllocatedDevice| {
+                    self.gpu_of(name, &device.device).as_ref() == Some(&gpu)
+                };
+                let users = allocated.iter().filter(|(_, device)| uses_gpu(device));
+                found.push(Overcommit {
+                    node: pool.node.clone(),
+                    pool: name.clone(),
+                    claims: users.map(|(key, _)| (*key).clone()).collect(),
+                    gpu: gpu.to_string(),
+                });
+            }
+        }
+        found
     }
 
     fn unlink_pool(&mut self, pool: &str, node: Option<&str>) {

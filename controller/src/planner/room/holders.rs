@@ -81,7 +81,9 @@ impl Planner {
             }
             let mut uids: BTreeSet<String> = claim::consumers(claim).map(str::to_owned).collect();
             if uids.is_empty() {
-                uids.extend(claim::allocated_for(claim).map(str::to_owned));
+                // A tenant can write any UID into the annotation.
+                let pod = claim::allocated_for(claim).filter(|uid| self.references(uid, key));
+                uids.extend(pod.map(str::to_owned));
                 uids.extend(self.queue.users_of(key));
             }
             for node in nodes {
@@ -163,6 +165,11 @@ impl Planner {
                 members
             }
         }
+    }
+
+    fn references(&self, uid: &str, key: &ObjectKey) -> bool {
+        let pod = self.live_pods.get(uid);
+        pod.is_some_and(|pod| pod.claims.contains(key))
     }
 
     fn holds_devices(&self, uid: &str, pod: &LivePod) -> bool {

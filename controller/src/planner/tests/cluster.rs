@@ -40,6 +40,7 @@ pub(super) struct TestCluster {
     pub(super) quotas: BTreeMap<String, GpuQuota>,
     /// Writes of statuses in flight.
     pub(super) quota_statuses: Vec<QuotaStatusUpdate>,
+    pub(super) is_slice_over: fn(Instant) -> bool,
 }
 
 impl TestCluster {
@@ -73,6 +74,7 @@ impl TestCluster {
             gate_removals: Vec::new(),
             quotas: BTreeMap::new(),
             quota_statuses: Vec::new(),
+            is_slice_over: |_| false,
         };
         cluster.planner.class(applied(class()));
         for name in nodes {
@@ -221,6 +223,7 @@ impl TestCluster {
         DecisionTime {
             instant: self.now,
             time: object(json!("2026-01-01T00:00:00Z")),
+            is_slice_over: self.is_slice_over,
         }
     }
 

@@ -113,6 +113,7 @@ fn keeps_allocations_of_other_controllers() {
     foreign.status = Some(object(json!({"allocation": {"devices": {"results": [{
         "request": "gpu", "driver": "gpu.drava.dev", "pool": "n1/gpus", "device": "gpu-0-vgpu",
         "shareID": "x", "consumedCapacity": {"memory": "60Gi"},
+        "tolerations": [{"key": "gpu.drava.dev/managed", "operator": "Exists"}],
     }]}}})));
     cluster.add_claim(foreign);
     cluster.advance(RELEASE_AFTER * 2);
@@ -231,6 +232,21 @@ fn releases_after_tenant_removes_annotation() {
     let mut claim = cluster.claims["a"].clone();
     claim.metadata.annotations = None;
     cluster.observe(claim);
+    cluster.advance(RELEASE_AFTER);
+    assert_eq!(cluster.actions().1.len(), 1);
+}
+
+#[test]
+fn releases_allocation_whose_annotation_was_deleted() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.add_pod_with_claim("a", "8Gi");
+    cluster.settle();
+    let mut claim = cluster.claims["a"].clone();
+    claim.metadata.annotations = None;
+    cluster.observe(claim);
+    // Also a new leader knows whose allocation it is.
+    cluster.change_leader();
+    cluster.delete_pod("a");
     cluster.advance(RELEASE_AFTER);
     assert_eq!(cluster.actions().1.len(), 1);
 }
