@@ -21,6 +21,8 @@ use crate::planner::{DecisionTime, Planner, Settings};
 use crate::watches;
 use crate::writes::{Timing, Writer};
 
+#[cfg(test)]
+mod model;
 mod state;
 
 use state::{Input, State, Step};

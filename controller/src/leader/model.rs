@@ -1,0 +1,327 @@
+//! The state of the leader, its writers and its publisher against a model of the API server, with faults.
+//!
+//! The model has what a cluster has and a test with one fault has not: watches that lag or are lost, requests that conflict,
+//! time out before or after their execution or are executed late, a rolling update (SIGTERM), a leader that is stopped at any
+//! request and continues (SIGSTOP), tenants that create and delete pods, and kube-scheduler.
+//!
+//! Checked after each write: no GPU has more allocated than it has. Checked at the end, without faults: every pod was
+//! served, and no allocation is left. Time is virtual, and everything follows from the seed.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use drava_allocator::placement::Policies;
+use drava_api::config::PlacementPolicy;
+use futures::FutureExt;
+use kube::Client;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::state::{Input, State};
+use super::{Executor, decision_time, finished};
+use crate::change::Change;
+use crate::clock::Clock;
+use crate::event_publisher::EventPublisher;
+use crate::evictions::Evictor;
+use crate::fixture::{class, node, slice};
+use crate::health::Health;
+use crate::lease::Term;
+use crate::planner::{Planner, Settings};
+use crate::watches::{Kind, Observation};
+use crate::writes::{Timing, Writer};
+
+mod server;
+
+use server::{Random, Server};
+
+const NODES: [&str; 3] = ["n1", "n2", "n3"];
+/// Time of one iteration.
+const TICK: Duration = Duration::from_millis(100);
+/// Iterations with faults.
+const FAULTY_TICKS: u32 = 1500;
+/// Iterations without faults in which everything must be served: ten minutes.
+const CALM_TICKS: u32 = 6000;
+/// Time that a successor waits for a leader that does not renew, in iterations: the duration of the lease.
+const TAKEOVER_TICKS: u32 = 150;
+
+/// A replica that leads, or led and does not know better.
+struct Replica {
+    id: usize,
+    state: State,
+    executor: Executor,
+    /// Next change of the history to observe.
+    cursor: usize,
+    stop: CancellationToken,
+    term_ended: Arc<AtomicBool>,
+}
+
+impl Replica {
+    /// Starts to lead from complete lists.
+    fn start(id: usize, server: &Arc<Mutex<Server>>) -> Self {
+        let client = Client::new(server::service(id, server), "default");
+        let term_ended = Arc::new(AtomicBool::new(false));
+        let has_ended = Arc::clone(&term_ended);
+        let seconds = move || Duration::from_secs(has_ended.load(Ordering::Relaxed).into());
+        let clock = Clock::new(seconds);
+        let term = Arc::new(Term::new(clock.clone(), Duration::from_secs(1)));
+        let stop = CancellationToken::new();
+        let executor = Executor {
+            evictor: Evictor::new(client.clone(), Arc::clone(&term)),
+            writer: Writer::new(client.clone(), term, stop.clone(), Timing::default()),
+            publisher: EventPublisher::start(client),
+            writes: JoinSet::new(),
+            health: Arc::new(Health::new(clock)),
+            stop: stop.clone(),
+        };
+        let settings = Settings {
+            policies: Policies {
+                node: PlacementPolicy::Binpack,
+                gpu: PlacementPolicy::Binpack,
+            },
+            schedulers: vec!["default-scheduler".to_owned()],
+            release_after: Duration::from_secs(60),
+            preemption: false,
+        };
+        let mut shares = 0;
+        let share_ids = Box::new(move || {
+            shares += 1;
+            format!("share-{id}-{shares}")
+        });
+        let mut replica = Self {
+            id,
+            state: State::new(Planner::new(settings, share_ids)),
+            executor,
+            cursor: 0,
+            stop,
+            term_ended,
+        };
+        replica.observe(Observation::Class(Change::Applied(Box::new(class()))));
+        for name in NODES {
+            replica.observe(Observation::Node(Change::Applied(Box::new(node(name)))));
+            replica.observe(Observation::Slice(Change::Applied(Box::new(slice(name)))));
+        }
+        replica.list(&server.lock().unwrap());
+        for kind in Kind::ALL {
+            replica.observe(Observation::Listed(kind));
+        }
+        replica
+    }
+
+    fn observe(&mut self, observation: Observation) {
+        self.state
+            .apply(Input::Observed(observation), Instant::now());
+    }
+
+    /// Lists all objects, also after a lost watch; objects that are gone are reported as deleted.
+    fn list(&mut self, server: &Server) {
+        for observation in server.missed(self.cursor) {
+            self.observe(observation);
+        }
+        self.cursor = server.history.len();
+    }
+
+    /// Observes up to `limit` changes.
+    fn watch(&mut self, server: &Server, limit: usize) {
+        for observation in server.history.iter().skip(self.cursor).take(limit) {
+            self.state.apply(
+                Input::Observed(server::observation(observation)),
+                Instant::now(),
+            );
+            self.cursor += 1;
+        }
+    }
+
+    /// Runs one iteration of the leader's loop.
+    fn run(&mut self) {
+        while let Some(Some(write)) = self.executor.writes.join_next().now_or_never() {
+            self.state.apply(finished(write), Instant::now());
+        }
+        if self.stop.is_cancelled() {
+            return;
+        }
+        while let Some(Some(event)) = self.executor.publisher.next_failed().now_or_never() {
+            self.state
+                .apply(Input::EventFailed(Box::new(event)), Instant::now());
+        }
+        for step in self.state.next_steps(&decision_time()) {
+            if let Some(failed) = self.executor.execute(step) {
+                self.state.apply(failed, Instant::now());
+            }
+        }
+    }
+}
+
+/// What the holder of the lease does.
+enum Phase {
+    Leads,
+    /// SIGTERM: the lease is released after the last write.
+    Drains,
+    /// SIGSTOP, for this number of iterations.
+    Stopped(u32),
+}
+
+struct Cluster {
+    random: Random,
+    server: Arc<Mutex<Server>>,
+    leader: Replica,
+    phase: Phase,
+    /// A replica that was stopped for longer than its lease, with its iterations since it continued.
+    predecessor: Option<(Replica, Option<u32>)>,
+    replicas: usize,
+}
+
+impl Cluster {
+    fn new(seed: u64) -> Self {
+        let server = Arc::new(Mutex::new(Server::new(seed)));
+        Self {
+            random: Random::new(seed ^ 0xa5a5_a5a5),
+            leader: Replica::start(0, &server),
+            server,
+            phase: Phase::Leads,
+            predecessor: None,
+            replicas: 1,
+        }
+    }
+
+    fn server(&self) -> MutexGuard<'_, Server> {
+        self.server.lock().unwrap()
+    }
+
+    /// A new replica acquires the lease and lists. Returns the previous leader.
+    fn take_over(&mut self) -> Replica {
+        let id = self.replicas;
+        self.replicas += 1;
+        self.server().set_holder(id);
+        let next = Replica::start(id, &self.server);
+        self.phase = Phase::Leads;
+        std::mem::replace(&mut self.leader, next)
+    }
+
+    fn lead(&mut self, is_faulty: bool) {
+        match self.phase {
+            Phase::Leads if is_faulty && self.random.chance(1) => {
+                self.leader.stop.cancel();
+                self.phase = Phase::Drains;
+            }
+            Phase::Leads if is_faulty && self.predecessor.is_none() && self.random.chance(1) => {
+                let id = self.leader.id;
+                self.server().set_stopped(id, true);
+                let is_short = self.random.chance(30);
+                self.phase = Phase::Stopped(if is_short { 40 } else { TAKEOVER_TICKS });
+            }
+            Phase::Leads => {
+                let is_lost = is_faulty && self.random.chance(1);
+                let limit = if is_faulty {
+                    self.random.below(12)
+                } else {
+                    usize::MAX
+                };
+                let server = self.server.lock().unwrap();
+                if is_lost {
+                    self.leader.list(&server);
+                } else {
+                    self.leader.watch(&server, limit);
+                }
+                drop(server);
+                self.leader.run();
+            }
+            Phase::Drains => {
+                self.leader.run();
+                if self.leader.executor.writes.is_empty() {
+                    self.take_over();
+                }
+            }
+            Phase::Stopped(0) => {
+                let id = self.leader.id;
+                // A short stop ends before the lease.
+                if self.random.chance(30) {
+                    self.server().set_stopped(id, false);
+                    self.phase = Phase::Leads;
+                } else {
+                    let stopped = self.take_over();
+                    self.predecessor = Some((stopped, None));
+                }
+            }
+            Phase::Stopped(left) => self.phase = Phase::Stopped(left - 1),
+        }
+    }
+
+    /// Continues a predecessor: it sends what it was about to send, decides on what it knows, and notices a little later that
+    /// its term has ended.
+    fn continue_predecessor(&mut self, is_faulty: bool) {
+        let Some((mut replica, continued)) = self.predecessor.take() else {
+            return;
+        };
+        let is_known = self.server().policy_holder() == self.leader.id;
+        let continued = match continued {
+            None if is_known && (!is_faulty || self.random.chance(2)) => {
+                self.server().set_stopped(replica.id, false);
+                Some(0)
+            }
+            None => None,
+            Some(ticks) => {
+                if ticks == 3 {
+                    replica.term_ended.store(true, Ordering::Relaxed);
+                    replica.stop.cancel();
+                }
+                replica.run();
+                if ticks > 3 && replica.executor.writes.is_empty() {
+                    return;
+                }
+                Some(ticks + 1)
+            }
+        };
+        self.predecessor = Some((replica, continued));
+    }
+
+    async fn tick(&mut self, is_faulty: bool) {
+        self.server().tick(is_faulty);
+        self.lead(is_faulty);
+        self.continue_predecessor(is_faulty);
+        tokio::time::sleep(TICK).await;
+    }
+}
+
+async fn run(seed: u64) {
+    let mut cluster = Cluster::new(seed);
+    for _ in 0..FAULTY_TICKS {
+        cluster.tick(true).await;
+    }
+    for tick in 0..CALM_TICKS {
+        cluster.tick(false).await;
+        if tick > 700 && cluster.server().is_idle() {
+            break;
+        }
+    }
+    let server = cluster.server();
+    let problems = server.problems();
+    assert!(
+        problems.is_empty(),
+        "seed {seed}: {problems:#?}\n{}",
+        server.summary()
+    );
+    println!("seed {seed}: {}", server.summary());
+    assert!(server.served > 20, "seed {seed}: {}", server.summary());
+}
+
+/// `DRAVA_MODEL_SEEDS` sets the number of seeds, `DRAVA_MODEL_FIRST` the first one.
+#[test]
+#[expect(clippy::print_stdout, reason = "the seed and what happened")]
+fn allocates_without_leak_or_overcommit_under_faults() {
+    let seeds = std::env::var("DRAVA_MODEL_SEEDS").ok();
+    let count = seeds.and_then(|count| count.parse().ok()).unwrap_or(6);
+    let first: u64 = std::env::var("DRAVA_MODEL_FIRST")
+        .ok()
+        .and_then(|first| first.parse().ok())
+        .unwrap_or(1);
+    for seed in first..first + count {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .start_paused(true)
+            .build()
+            .unwrap();
+        runtime.block_on(run(seed));
+    }
+}

@@ -1,0 +1,546 @@
+//! The model of the API server, with the tenants, kube-scheduler and the claim controller of Kubernetes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use drava_api::names;
+use http::{Method, Request as HttpRequest, Response, StatusCode};
+use http_body_util::BodyExt;
+use kube::client::Body;
+use serde_json::{Value, json};
+
+use crate::change::{Change, DeletedObject};
+use crate::fixture::{claim, object, pod};
+use crate::watches::Observation;
+
+/// Memory of the GPU of each node, GiB.
+const GPU_GIB: u64 = 80;
+/// Pods at a time.
+const MAX_PODS: usize = 14;
+
+/// Pseudo-random numbers, xorshift64*.
+pub(super) struct Random(u64);
+
+impl Random {
+    pub(super) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub(super) fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        let value = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33;
+        usize::try_from(value).unwrap() % limit
+    }
+
+    pub(super) fn chance(&mut self, percent: usize) -> bool {
+        self.below(100) < percent
+    }
+
+    fn choose<T: Clone>(&mut self, items: &[T]) -> Option<T> {
+        (!items.is_empty()).then(|| items[self.below(items.len())].clone())
+    }
+}
+
+/// A version of an object, or its deletion.
+#[derive(Clone)]
+pub(super) enum Event {
+    Pod(String, Option<Value>),
+    Claim(String, Option<Value>),
+}
+
+pub(super) fn observation(event: &Event) -> Observation {
+    match event {
+        Event::Pod(_, Some(pod)) => {
+            Observation::Pod(Change::Applied(Box::new(object(pod.clone()))))
+        }
+        Event::Claim(_, Some(claim)) => {
+            Observation::Claim(Change::Applied(Box::new(object(claim.clone()))))
+        }
+        Event::Pod(name, None) => Observation::Pod(Change::Deleted(deleted(name, "pod"))),
+        Event::Claim(name, None) => Observation::Claim(Change::Deleted(deleted(name, "uid"))),
+    }
+}
+
+fn deleted(name: &str, kind: &str) -> DeletedObject {
+    DeletedObject {
+        namespace: "default".to_owned(),
+        name: name.to_owned(),
+        uid: format!("{kind}-{name}"),
+    }
+}
+
+/// A write that is executed later.
+struct Late {
+    replica: usize,
+    name: String,
+    is_status: bool,
+    body: Value,
+    ticks: usize,
+}
+
+pub(super) struct Server {
+    random: Random,
+    is_faulty: bool,
+    version: u64,
+    pods: BTreeMap<String, Value>,
+    claims: BTreeMap<String, Value>,
+    pub(super) history: Vec<Event>,
+    late: Vec<Late>,
+    /// Replicas that are stopped.
+    stopped: BTreeSet<usize>,
+    holder: usize,
+    policy_holder: usize,
+    created: usize,
+    /// Pods that were bound.
+    pub(super) served: usize,
+    counts: BTreeMap<&'static str, usize>,
+    problems: Vec<String>,
+}
+
+impl Server {
+    pub(super) fn new(seed: u64) -> Self {
+        Self {
+            random: Random::new(seed),
+            is_faulty: true,
+            version: 100,
+            pods: BTreeMap::new(),
+            claims: BTreeMap::new(),
+            history: Vec::new(),
+            late: Vec::new(),
+            stopped: BTreeSet::new(),
+            holder: 0,
+            policy_holder: 0,
+            created: 0,
+            served: 0,
+            counts: BTreeMap::new(),
+            problems: Vec::new(),
+        }
+    }
+
+    pub(super) fn set_holder(&mut self, id: usize) {
+        self.holder = id;
+    }
+
+    /// Returns the holder that the admission policy knows.
+    pub(super) fn policy_holder(&self) -> usize {
+        self.policy_holder
+    }
+
+    /// Stops a replica or continues it: no request of a stopped one is sent, and it receives no response.
+    pub(super) fn set_stopped(&mut self, id: usize, is_stopped: bool) {
+        self.count("stop or continue");
+        if is_stopped {
+            self.stopped.insert(id);
+        } else {
+            self.stopped.remove(&id);
+        }
+    }
+
+    fn count(&mut self, what: &'static str) {
+        *self.counts.entry(what).or_default() += 1;
+    }
+
+    /// Returns the changes since `cursor` as a new list shows them.
+    pub(super) fn missed(&self, cursor: usize) -> Vec<Observation> {
+        let mut gone: BTreeMap<(bool, &String), Event> = BTreeMap::new();
+        for event in &self.history[..] {
+            let (is_pod, name) = match event {
+                Event::Pod(name, _) => (true, name),
+                Event::Claim(name, _) => (false, name),
+            };
+            gone.insert((is_pod, name), event.clone());
+        }
+        let is_new = |event: &&Event| {
+            cursor > 0 || !matches!(event, Event::Pod(_, None) | Event::Claim(_, None))
+        };
+        gone.values().filter(is_new).map(observation).collect()
+    }
+
+    fn put_claim(&mut self, name: &str, change: impl FnOnce(&mut Value)) {
+        self.version += 1;
+        let claim = self.claims.get_mut(name).unwrap();
+        change(claim);
+        claim["metadata"]["resourceVersion"] = self.version.to_string().into();
+        let event = Event::Claim(name.to_owned(), Some(claim.clone()));
+        self.history.push(event);
+        self.check_gpus();
+    }
+
+    fn put_pod(&mut self, name: &str, change: impl FnOnce(&mut Value)) {
+        self.version += 1;
+        let pod = self.pods.get_mut(name).unwrap();
+        change(pod);
+        pod["metadata"]["resourceVersion"] = self.version.to_string().into();
+        self.history
+            .push(Event::Pod(name.to_owned(), Some(pod.clone())));
+    }
+
+    /// Checks the invariant that this model is for.
+    fn check_gpus(&mut self) {
+        let mut used: BTreeMap<String, u64> = BTreeMap::new();
+        for claim in self.claims.values() {
+            for result in results(claim) {
+                let memory = result["consumedCapacity"]["memory"].as_str().unwrap();
+                let gib: u64 = memory.trim_end_matches("Gi").parse().unwrap();
+                *used.entry(result["pool"].to_string()).or_default() += gib;
+            }
+        }
+        for (pool, gib) in used {
+            if gib > GPU_GIB {
+                self.problems.push(format!(
+                    "pool {pool}: {gib} GiB of {GPU_GIB} GiB are allocated"
+                ));
+            }
+        }
+    }
+
+    /// Lets tenants, kube-scheduler and the claim controller act, and executes late writes.
+    pub(super) fn tick(&mut self, is_faulty: bool) {
+        self.is_faulty = is_faulty;
+        if self.policy_holder != self.holder && self.random.chance(15) {
+            self.policy_holder = self.holder;
+        }
+        for mut late in std::mem::take(&mut self.late) {
+            if late.ticks == 0 {
+                self.patch(late.replica, &late.name, late.is_status, &late.body);
+            } else {
+                late.ticks -= 1;
+                self.late.push(late);
+            }
+        }
+        if is_faulty && self.pods.len() < MAX_PODS && self.random.chance(8) {
+            self.create();
+        }
+        let names: Vec<String> = self.pods.keys().cloned().collect();
+        for name in names {
+            self.schedule(&name);
+            let is_bound = self.pods[&name]["spec"]["nodeName"].is_string();
+            let ends = if is_bound { 4 } else { usize::from(is_faulty) };
+            if self.random.below(200) < ends {
+                self.end(&name);
+            }
+        }
+        if is_faulty && self.random.chance(3) {
+            let claims: Vec<String> = self.claims.keys().cloned().collect();
+            if let Some(name) = self.random.choose(&claims) {
+                self.count("annotation deleted by a tenant");
+                self.put_claim(&name, |claim| {
+                    if let Some(all) = claim["metadata"]["annotations"].as_object_mut() {
+                        all.remove(names::ALLOCATED_FOR_ANNOTATION);
+                    }
+                });
+            }
+        }
+    }
+
+    /// A tenant creates a pod with one or two claims, or one that shares the claim of another pod.
+    fn create(&mut self) {
+        self.created += 1;
+        let name = format!("p{:04}", self.created);
+        let mut claims = vec![name.clone()];
+        if self.random.chance(20) {
+            claims.push(format!("{name}-2"));
+        }
+        for claim_name in &claims {
+            let memory = self
+                .random
+                .choose(&["10Gi", "20Gi", "40Gi", "70Gi"])
+                .unwrap();
+            let memory = if claims.len() > 1 { "20Gi" } else { memory };
+            self.claims.insert(
+                claim_name.clone(),
+                serde_json::to_value(claim(claim_name, memory)).unwrap(),
+            );
+            self.put_claim(claim_name, |_| {});
+        }
+        let names: Vec<&str> = claims.iter().map(String::as_str).collect();
+        let mut created = serde_json::to_value(pod(&name, &names)).unwrap();
+        let second = self.created;
+        created["metadata"]["creationTimestamp"] =
+            format!("2026-01-01T{:02}:{:02}:00Z", second / 60 % 24, second % 60).into();
+        self.pods.insert(name.clone(), created);
+        self.put_pod(&name, |_| {});
+    }
+
+    /// kube-scheduler reserves the claims of a pod and binds it, or does not.
+    fn schedule(&mut self, name: &str) {
+        let pod = &self.pods[name];
+        let claims = claims_of(pod);
+        let nodes: BTreeSet<String> = claims
+            .iter()
+            .filter_map(|claim| node_of(self.claims.get(claim)?))
+            .collect();
+        let is_allocated = claims.iter().all(|claim| {
+            self.claims
+                .get(claim)
+                .is_some_and(|claim| node_of(claim).is_some())
+        });
+        let (Some(node), true, false) = (
+            nodes.first().cloned(),
+            is_allocated && nodes.len() == 1,
+            pod["spec"]["nodeName"].is_string(),
+        ) else {
+            return;
+        };
+        if self.is_faulty && !self.random.chance(5) {
+            return;
+        }
+        for claim in &claims {
+            let consumer =
+                json!([{"resource": "pods", "name": name, "uid": format!("pod-{name}")}]);
+            self.put_claim(claim, |claim| claim["status"]["reservedFor"] = consumer);
+        }
+        self.put_pod(name, |pod| pod["spec"]["nodeName"] = node.into());
+        self.served += 1;
+    }
+
+    /// A pod ends. Its claims are deleted with it, or stay.
+    fn end(&mut self, name: &str) {
+        self.version += 1;
+        let pod = self.pods.remove(name).unwrap();
+        self.history.push(Event::Pod(name.to_owned(), None));
+        for claim in claims_of(&pod) {
+            if self.random.chance(50) {
+                self.claims.remove(&claim);
+                self.version += 1;
+                self.history.push(Event::Claim(claim, None));
+            } else if self.claims[&claim]["status"]["reservedFor"].is_array() {
+                // The claim controller of Kubernetes.
+                self.put_claim(&claim, |claim| claim["status"] = json!({}));
+            }
+        }
+    }
+
+    /// Executes a patch.
+    fn patch(&mut self, replica: usize, name: &str, is_status: bool, body: &Value) -> Answer {
+        if self.policy_holder != replica {
+            self.count("rejected by the admission policy");
+            return failure(
+                422,
+                "ValidatingAdmissionPolicy 'drava-controller-lease' denied request",
+            );
+        }
+        let Some(found) = self.claims.get(name) else {
+            return failure(404, "not found");
+        };
+        for guard in ["uid", "resourceVersion"] {
+            if body["metadata"][guard] != found["metadata"][guard] {
+                self.count("conflict");
+                return failure(409, "the object has been modified");
+            }
+        }
+        let part = if is_status { "status" } else { "metadata" };
+        let mut patched = found.clone();
+        let mut change = body[part].clone();
+        if let Some(fields) = change.as_object_mut() {
+            fields.remove("uid");
+            fields.remove("resourceVersion");
+        }
+        merge(&mut patched[part], &change);
+        if is_status {
+            let (before, after) = (!results(found).is_empty(), !results(&patched).is_empty());
+            let is_reserved = found["status"]["reservedFor"].is_array();
+            if before && (after || is_reserved) {
+                return failure(422, "status.allocation: the allocation is immutable");
+            }
+            self.count(if after { "allocated" } else { "released" });
+        }
+        self.put_claim(name, |claim| *claim = patched);
+        (StatusCode::OK, self.claims[name].clone())
+    }
+
+    /// Serves a request, with the faults before its execution.
+    fn serve(&mut self, replica: usize, request: &Request) -> Result<Answer, String> {
+        if request.path.ends_with("/events") {
+            return Ok((StatusCode::CREATED, request.body.clone()));
+        }
+        let (name, is_status) = request.target();
+        if request.method == Method::GET {
+            let found = self.claims.get(name).cloned();
+            return Ok(found.map_or_else(
+                || failure(404, "not found"),
+                |claim| (StatusCode::OK, claim),
+            ));
+        }
+        if request.is_dry_run {
+            let found = self.claims.get(name).cloned().unwrap_or_else(|| json!({}));
+            return Ok(if self.policy_holder == replica {
+                (StatusCode::OK, found)
+            } else {
+                failure(
+                    422,
+                    "ValidatingAdmissionPolicy 'drava-controller-lease' denied request",
+                )
+            });
+        }
+        let fault = if self.is_faulty {
+            self.random.below(100)
+        } else {
+            100
+        };
+        match fault {
+            0..=3 => {
+                self.count("request lost");
+                return Err("connection reset".to_owned());
+            }
+            4..=7 => {
+                self.count("executed late");
+                let ticks = self.random.below(100);
+                let (name, body) = (name.to_owned(), request.body.clone());
+                self.late.push(Late {
+                    replica,
+                    name,
+                    is_status,
+                    body,
+                    ticks,
+                });
+                return Err("request timed out".to_owned());
+            }
+            8..=9 => return Ok(failure(500, "etcdserver: leader changed")),
+            10..=12 if self.claims.contains_key(name) => {
+                self.put_claim(name, |claim| {
+                    claim["metadata"]["labels"] = json!({"a": "b"})
+                });
+            }
+            _ => {}
+        }
+        let answer = self.patch(replica, name, is_status, &request.body);
+        if (13..=17).contains(&fault) {
+            self.count("response lost");
+            return Err("connection reset".to_owned());
+        }
+        Ok(answer)
+    }
+
+    /// Returns whether no pod is left, and no allocation.
+    pub(super) fn is_idle(&self) -> bool {
+        self.pods.is_empty() && self.claims.values().all(|claim| results(claim).is_empty())
+    }
+
+    /// Returns the violations so far, and what is left at the end.
+    pub(super) fn problems(&self) -> Vec<String> {
+        let mut problems = self.problems.clone();
+        problems.extend(self.pods.values().map(|pod| {
+            let claims = claims_of(pod);
+            let claims: Vec<_> = claims.iter().map(|claim| &self.claims[claim]).collect();
+            format!("pod was not served: {pod}, claims {claims:?}")
+        }));
+        let allocated = self
+            .claims
+            .values()
+            .filter(|claim| !results(claim).is_empty());
+        problems.extend(allocated.map(|claim| format!("allocation leaked: {claim}")));
+        problems
+    }
+
+    pub(super) fn summary(&self) -> String {
+        format!("{} pods served, {:?}", self.served, self.counts)
+    }
+}
+
+type Answer = (StatusCode, Value);
+
+struct Request {
+    method: Method,
+    path: String,
+    is_dry_run: bool,
+    body: Value,
+}
+
+impl Request {
+    /// Returns the name of the claim, and whether its status is the target.
+    fn target(&self) -> (&str, bool) {
+        let mut parts = self.path.rsplit('/');
+        match parts.next().unwrap() {
+            "status" => (parts.next().unwrap(), true),
+            name => (name, false),
+        }
+    }
+}
+
+fn claims_of(pod: &Value) -> Vec<String> {
+    let claims = pod["spec"]["resourceClaims"].as_array().unwrap().iter();
+    claims
+        .map(|claim| claim["resourceClaimName"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+fn results(claim: &Value) -> Vec<&Value> {
+    let results = &claim["status"]["allocation"]["devices"]["results"];
+    results.as_array().into_iter().flatten().collect()
+}
+
+/// Returns the node of an allocated claim.
+fn node_of(claim: &Value) -> Option<String> {
+    let pool = results(claim).first()?["pool"].as_str()?;
+    Some(pool.split_once('/')?.0.to_owned())
+}
+
+/// Applies a JSON merge patch.
+fn merge(target: &mut Value, patch: &Value) {
+    let Some(fields) = patch.as_object() else {
+        *target = patch.clone();
+        return;
+    };
+    if !target.is_object() {
+        *target = json!({});
+    }
+    for (key, value) in fields {
+        if value.is_null() {
+            target.as_object_mut().unwrap().remove(key);
+        } else {
+            merge(&mut target[key], value);
+        }
+    }
+}
+
+fn failure(code: u16, message: &str) -> Answer {
+    let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": message, "reason": ""});
+    (StatusCode::from_u16(code).unwrap(), status)
+}
+
+/// Returns the connection of a replica to the server.
+pub(super) fn service(
+    replica: usize,
+    server: &Arc<Mutex<Server>>,
+) -> impl tower::Service<
+    HttpRequest<Body>,
+    Response = Response<Body>,
+    Error = tower::BoxError,
+    Future: Send + 'static,
+> + Send
++ 'static {
+    let server = Arc::clone(server);
+    tower::service_fn(move |request: HttpRequest<Body>| {
+        let server = Arc::clone(&server);
+        async move {
+            let (head, body) = request.into_parts();
+            let bytes = body.collect().await?.to_bytes();
+            let query = head.uri.query().unwrap_or_default();
+            let request = Request {
+                is_dry_run: query.contains("dryRun=All"),
+                path: head.uri.path().to_owned(),
+                method: head.method,
+                body: serde_json::from_slice(&bytes).unwrap_or(Value::Null),
+            };
+            let latency = server.lock().unwrap().random.below(150);
+            tokio::time::sleep(Duration::from_millis(latency as u64)).await;
+            while server.lock().unwrap().stopped.contains(&replica) {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            let (status, body) = server.lock().unwrap().serve(replica, &request)?;
+            let latency = server.lock().unwrap().random.below(150);
+            tokio::time::sleep(Duration::from_millis(latency as u64)).await;
+            while server.lock().unwrap().stopped.contains(&replica) {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            let response = Response::builder()
+                .status(status)
+                .body(Body::from(serde_json::to_vec(&body)?))?;
+            Ok(response)
+        }
+    })
+}
