@@ -353,6 +353,32 @@ pub fn resolve_spec(
     resolve_documents(Settings::default(), &documents, request)
 }
 
+/// Returns the placement policies that the config of the claim sets for a request, without those of the class.
+///
+/// # Errors
+/// When a document cannot be decoded.
+pub fn claim_placement(
+    claim: &[DeviceClaimConfiguration],
+    request: &str,
+) -> Result<Placement, ConfigError> {
+    let mut placement = Placement::default();
+    for config in claim {
+        let requests = config.requests.as_deref().unwrap_or_default();
+        let opaque = config.opaque.as_ref();
+        let Some(opaque) = opaque.filter(|opaque| opaque.driver == names::DRIVER) else {
+            continue;
+        };
+        if applies(requests, request) {
+            let own = VgpuConfig::decode(&opaque.parameters.0)?
+                .placement
+                .unwrap_or_default();
+            placement.node = own.node.or(placement.node);
+            placement.gpu = own.gpu.or(placement.gpu);
+        }
+    }
+    Ok(placement)
+}
+
 fn resolve_documents(
     mut settings: Settings,
     documents: &[Document<'_>],

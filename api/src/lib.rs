@@ -12,6 +12,7 @@ pub mod leader;
 pub mod metric;
 pub mod names;
 pub mod node_profile;
+pub mod policy;
 pub mod quantity;
 pub mod quota;
 pub mod reason;

@@ -5,6 +5,7 @@ use std::fmt::Debug;
 use drava_allocator::cluster::Cluster;
 use drava_allocator::taint::rule_from_v1beta2;
 use drava_api::names;
+use drava_api::policy::GpuPolicy;
 use drava_api::quota::GpuQuota;
 use k8s_openapi::api::core::v1::{
     Container, Namespace, Node, NodeStatus, PersistentVolume, PersistentVolumeClaim, Pod, PodStatus,
@@ -34,7 +35,9 @@ pub(crate) struct Objects {
     pods: Vec<Pod>,
     #[serde(default)]
     gpu_quotas: Vec<GpuQuota>,
-    /// Empty unless a quota selects namespaces by label.
+    #[serde(default)]
+    gpu_policies: Vec<GpuPolicy>,
+    /// Empty unless a quota or policy selects namespaces by label.
     #[serde(default)]
     namespaces: Vec<Namespace>,
     #[serde(default)]
@@ -91,6 +94,9 @@ impl Objects {
         }
         for class in &self.storage_classes {
             snapshot.cluster.upsert_storage_class(class);
+        }
+        for policy in &self.gpu_policies {
+            snapshot.cluster.upsert_policy(policy);
         }
         (snapshot, self.resource_claim_templates)
     }
@@ -199,22 +205,26 @@ pub(crate) async fn take(client: &Client) -> anyhow::Result<Snapshot> {
 pub(crate) async fn fetch(client: &Client) -> anyhow::Result<Objects> {
     let ours = ListParams::default().fields(&format!("spec.driver={}", names::DRIVER));
     let all = ListParams::default();
-    let (nodes, slices, rules, classes, claims, pods, quotas) = tokio::try_join!(
+    let (nodes, slices, rules, classes, claims, pods, quotas, policies) = tokio::try_join!(
         list::<Node>(client, &all),
         list::<ResourceSlice>(client, &ours),
         list_taint_rules(client),
         list::<DeviceClass>(client, &all),
         list::<ResourceClaim>(client, &all),
         list::<Pod>(client, &all),
-        list_quotas(client),
+        list_served::<GpuQuota>(client),
+        list_served::<GpuPolicy>(client),
     )?;
     let (persistent_volume_claims, persistent_volumes, storage_classes) = tokio::try_join!(
         list_if_permitted(client),
         list_if_permitted(client),
         list_if_permitted(client),
     )?;
-    let mut selectors = quotas.iter().map(|quota| &quota.spec.namespace_selector);
-    let namespaces = if selectors.any(Option::is_some) {
+    let of_quotas = quotas.iter().map(|quota| &quota.spec.namespace_selector);
+    let of_policies = policies
+        .iter()
+        .map(|policy| &policy.spec.namespace_selector);
+    let namespaces = if of_quotas.chain(of_policies).any(Option::is_some) {
         list::<Namespace>(client, &all).await?
     } else {
         Vec::new()
@@ -227,6 +237,7 @@ pub(crate) async fn fetch(client: &Client) -> anyhow::Result<Objects> {
         resource_claims: claims,
         pods,
         gpu_quotas: quotas,
+        gpu_policies: policies,
         namespaces,
         persistent_volume_claims,
         persistent_volumes,
@@ -258,11 +269,14 @@ async fn list_taint_rules(client: &Client) -> anyhow::Result<Vec<DeviceTaintRule
     }
 }
 
-/// Lists the quotas; none if their definition is not installed.
-async fn list_quotas(client: &Client) -> anyhow::Result<Vec<GpuQuota>> {
-    match list::<GpuQuota>(client, &ListParams::default()).await {
+/// Lists the objects of a kind; none if its definition is not installed.
+async fn list_served<K>(client: &Client) -> anyhow::Result<Vec<K>>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+{
+    match list::<K>(client, &ListParams::default()).await {
         Err(error) if is_not_served(&error) => Ok(Vec::new()),
-        quotas => quotas,
+        objects => objects,
     }
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use drava_allocator::cluster::ObjectKey;
+use drava_api::policy::{GpuPolicy, GpuPolicyStatus};
 use drava_api::quota::{GpuQuota, GpuQuotaStatus};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
@@ -24,6 +25,8 @@ pub enum Action {
     PublishEvent(PendingEvent),
     /// Write the status of a quota.
     WriteQuotaStatus(QuotaStatusUpdate),
+    /// Write the status of a policy.
+    WritePolicyStatus(PolicyStatusUpdate),
 }
 
 /// Allocations of the claims of a pod, or of the pods of a gang: all or none.
@@ -186,6 +189,28 @@ pub struct QuotaStatusOutcome {
     pub name: String,
     /// The written version; `None` if the write failed.
     pub quota: Option<Box<GpuQuota>>,
+}
+
+/// Status of a policy to write.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PolicyStatusUpdate {
+    /// Name of the policy.
+    pub name: String,
+    /// UID of the policy.
+    pub uid: String,
+    /// Version of the policy on which the status is based.
+    pub resource_version: String,
+    /// The status.
+    pub status: GpuPolicyStatus,
+}
+
+/// Outcome of a [`PolicyStatusUpdate`].
+#[derive(Debug)]
+pub struct PolicyStatusOutcome {
+    /// Name of the policy.
+    pub name: String,
+    /// The written version; `None` if the write failed.
+    pub policy: Option<Box<GpuPolicy>>,
 }
 
 /// Removal of a pod's allocation gate.

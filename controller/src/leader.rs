@@ -176,6 +176,12 @@ impl Executor {
                     Input::QuotaStatusFinished(writer.write_quota_status(update).await)
                 });
             }
+            Step::WritePolicyStatus(update) => {
+                let writer = self.writer.clone();
+                self.writes.spawn(async move {
+                    Input::PolicyStatusFinished(writer.write_policy_status(update).await)
+                });
+            }
             Step::PublishEvent(event) => return self.publish(event),
             Step::LogWatchFailure { kind, error } => {
                 tracing::warn!(?kind, error, "watch failed; restarting it");

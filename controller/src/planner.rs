@@ -36,12 +36,14 @@ mod gate;
 mod incomplete_gang;
 mod overcommit;
 mod pod_group;
+mod policy;
 mod quota;
 mod room;
 mod round;
 mod volumes;
 
 use overcommit::Overcommits;
+use policy::PolicyStatuses;
 use round::Round;
 
 /// Maximum number of allocation jobs and gate removals in flight.
@@ -99,6 +101,7 @@ pub struct Planner {
     /// UIDs of the pods whose gate is being removed.
     gates_in_flight: BTreeSet<String>,
     quota_statuses: QuotaStatuses,
+    policy_statuses: PolicyStatuses,
     /// Namespaces in which claims have released devices since the last decisions.
     released_in: BTreeSet<String>,
     activate_all: bool,
@@ -128,6 +131,7 @@ impl Planner {
             in_flight: BTreeMap::new(),
             gates_in_flight: BTreeSet::new(),
             quota_statuses: QuotaStatuses::default(),
+            policy_statuses: PolicyStatuses::default(),
             released_in: BTreeSet::new(),
             activate_all: false,
             round: Round::default(),
@@ -423,6 +427,7 @@ impl Planner {
         self.review_reservations(time.instant);
         self.decide_due(time, &mut actions);
         self.write_quota_statuses(time, &mut actions);
+        self.write_policy_statuses(time, &mut actions);
         let delayed = self.deduplicator.due(time.instant);
         actions.extend(delayed.into_iter().map(Action::PublishEvent));
         actions
@@ -444,6 +449,7 @@ impl Planner {
             .chain(self.next_gang_end())
             .chain(self.deduplicator.next_due())
             .chain(self.quota_statuses.next_due())
+            .chain(self.policy_statuses.next_due())
             .chain(self.round.resumes_at())
             .min()
     }

@@ -8,6 +8,7 @@ use std::fmt::Debug;
 
 use drava_api::error::describe;
 use drava_api::names;
+use drava_api::policy::GpuPolicy;
 use drava_api::quota::GpuQuota;
 use futures::stream::{BoxStream, SelectAll, StreamExt};
 use k8s_openapi::api::core::v1::{
@@ -24,8 +25,8 @@ use crate::change::{Change, DeletedObject};
 use crate::gang;
 use crate::pod_group::{PodGroupApi, PodGroupChange, VOLCANO_ANNOTATION};
 
+mod definitions;
 mod pod_groups;
-mod quotas;
 mod served;
 mod taint_rules;
 mod volumes;
@@ -47,6 +48,8 @@ pub enum Kind {
     TaintRules,
     /// GpuQuotas.
     Quotas,
+    /// GpuPolicies.
+    Policies,
     /// Namespaces.
     Namespaces,
     /// PersistentVolumeClaims.
@@ -65,7 +68,7 @@ pub enum Kind {
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Pods,
         Self::Claims,
         Self::Classes,
@@ -73,6 +76,7 @@ impl Kind {
         Self::Nodes,
         Self::TaintRules,
         Self::Quotas,
+        Self::Policies,
         Self::Namespaces,
         Self::VolumeClaims,
         Self::Volumes,
@@ -93,6 +97,7 @@ impl Kind {
             Self::Nodes => "nodes",
             Self::TaintRules => "devicetaintrules",
             Self::Quotas => "gpuquotas",
+            Self::Policies => "gpupolicies",
             Self::Namespaces => "namespaces",
             Self::VolumeClaims => "persistentvolumeclaims",
             Self::Volumes => "persistentvolumes",
@@ -121,6 +126,8 @@ pub enum Observation {
     TaintRule(Change<DeviceTaintRule>),
     /// A quota changed.
     Quota(Change<GpuQuota>),
+    /// A policy changed.
+    Policy(Change<GpuPolicy>),
     /// A namespace changed.
     Namespace(Change<Namespace>),
     /// A PersistentVolumeClaim changed.
@@ -149,7 +156,8 @@ pub fn all(client: &Client) -> SelectAll<BoxStream<'static, Observation>> {
         observe(client, Kind::Slices, slices, trim, Observation::Slice),
         observe(client, Kind::Nodes, plain(), trim_node, Observation::Node),
         taint_rules::observe_served(client.clone()),
-        quotas::observe_served(client.clone()),
+        definitions::observe_served(client.clone(), Kind::Quotas, Observation::Quota),
+        definitions::observe_served(client.clone(), Kind::Policies, Observation::Policy),
         observe(
             client,
             Kind::Namespaces,

@@ -26,6 +26,7 @@ use crate::claim::{allocated_for, annotation, is_allocated, is_reserved};
 use crate::lease::{Term, WRITE_TIMEOUT};
 
 mod gate;
+mod policy;
 mod quota;
 mod request;
 

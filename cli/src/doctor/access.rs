@@ -117,6 +117,8 @@ pub(super) fn required(state: &ClusterState) -> Vec<Permission> {
             ),
             ("watch", names::GROUP, "gpuquotas", None),
             ("patch", names::GROUP, "gpuquotas/status", None),
+            ("watch", names::GROUP, "gpupolicies", None),
+            ("patch", names::GROUP, "gpupolicies/status", None),
             ("watch", DRA, "resourceslices", None),
             ("watch", DRA, "deviceclasses", None),
             ("watch", DRA, "devicetaintrules", None),

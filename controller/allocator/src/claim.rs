@@ -53,6 +53,10 @@ pub struct ClaimSpec {
     pub constraints: Vec<Constraint>,
     /// Placement policies of the claim or its classes.
     pub placement: Placement,
+    /// Placement policies of the claim alone.
+    pub own_placement: Placement,
+    /// Placement policies of the classes alone.
+    pub class_placement: Placement,
 }
 
 /// One entry of `spec.devices.requests`: alternatives in the order of preference; a plain request has one.
@@ -298,23 +302,30 @@ fn parse(
     selectors: &Selectors,
 ) -> Result<ClaimSpec, ClaimProblem> {
     let unsupported = |feature: String| ClaimProblem::Unsupported { feature };
-    let mut placement = Placement::default();
+    let [mut placement, mut own_placement, mut class_placement] = [Placement::default(); 3];
     let mut parsed = Vec::new();
     for (name, raws) in requests {
         let mut alternatives = Vec::new();
         for raw in raws {
             let class = classes.class(raw.class);
-            let settings = config::resolve_spec(
-                class_config(class),
-                devices.config.as_deref().unwrap_or_default(),
-                &raw.name,
-            )
-            .map_err(|error: ConfigError| ClaimProblem::Config {
+            let claim_config = devices.config.as_deref().unwrap_or_default();
+            let invalid = |error: ConfigError| ClaimProblem::Config {
                 request: raw.name.clone(),
                 problem: error.to_string(),
-            })?;
-            placement.node = placement.node.or(settings.placement.node);
-            placement.gpu = placement.gpu.or(settings.placement.gpu);
+            };
+            let settings = config::resolve_spec(class_config(class), claim_config, &raw.name)
+                .map_err(invalid)?;
+            let own = config::claim_placement(claim_config, &raw.name).map_err(invalid)?;
+            let of_class =
+                config::resolve_spec(class_config(class), &[], &raw.name).map_err(invalid)?;
+            for (result, found) in [
+                (&mut placement, settings.placement),
+                (&mut own_placement, own),
+                (&mut class_placement, of_class.placement),
+            ] {
+                result.node = result.node.or(found.node);
+                result.gpu = result.gpu.or(found.gpu);
+            }
             let mut alternative =
                 alternative(&id.namespace, &raw, class_selectors(class), selectors)?;
             alternative.memory_percent = settings.memory_percent;
@@ -361,6 +372,8 @@ fn parse(
         requests: parsed,
         constraints,
         placement,
+        own_placement,
+        class_placement,
     })
 }
 

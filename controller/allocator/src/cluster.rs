@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use drava_api::policy::GpuPolicySpec;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -23,6 +24,7 @@ use quotas::Quotas;
 use volumes::Volumes;
 
 mod neighbors;
+mod policies;
 mod pools;
 mod quotas;
 mod simulation;
@@ -62,6 +64,8 @@ pub struct Cluster {
     with_anti_affinity: BTreeSet<String>,
     quotas: Quotas,
     volumes: Volumes,
+    /// GpuPolicies by name.
+    policies: BTreeMap<String, GpuPolicySpec>,
     /// Pools with more allocated than there is, including assumed allocations.
     overcommitted: BTreeSet<String>,
     /// What the current simulation presumes gone.

@@ -47,6 +47,8 @@ impl Cluster {
         pod_request: &PodRequest,
         policies: Policies,
     ) -> Result<Placement, Explanation> {
+        let resolved = self.with_policies(pod_request);
+        let pod_request = resolved.as_ref().unwrap_or(pod_request);
         let with_views = |node| (node, views(self.pools_of_node(node)));
         if pod_request.claims.is_empty() {
             let nodes = self.node_names();
@@ -67,6 +69,8 @@ impl Cluster {
         pod_request: &PodRequest,
         policies: Policies,
     ) -> Result<Placement, Explanation> {
+        let resolved = self.with_policies(pod_request);
+        let pod_request = resolved.as_ref().unwrap_or(pod_request);
         let pools = views(self.pools_of_node(node));
         self.decide_among(std::iter::once((node, pools)), pod_request, policies)
     }

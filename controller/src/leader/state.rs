@@ -7,7 +7,8 @@ use tokio::time::Instant;
 
 use crate::action::{
     Action, AllocationJob, AllocationOutcome, Eviction, EvictionOutcome, GateRemoval,
-    GateRemovalOutcome, QuotaStatusOutcome, QuotaStatusUpdate, Release, ReleaseOutcome,
+    GateRemovalOutcome, PolicyStatusOutcome, PolicyStatusUpdate, QuotaStatusOutcome,
+    QuotaStatusUpdate, Release, ReleaseOutcome,
 };
 use crate::claim;
 use crate::event::PendingEvent;
@@ -30,6 +31,8 @@ pub(super) enum Input {
     GateRemovalFinished(GateRemovalOutcome),
     /// The write of a quota's status has ended.
     QuotaStatusFinished(QuotaStatusOutcome),
+    /// The write of a policy's status has ended.
+    PolicyStatusFinished(PolicyStatusOutcome),
     /// An event could not be published.
     EventFailed(Box<PendingEvent>),
     /// A write task has ended without an outcome.
@@ -51,6 +54,8 @@ pub(super) enum Step {
     RemoveGate(GateRemoval),
     /// Write the status of a quota.
     WriteQuotaStatus(QuotaStatusUpdate),
+    /// Write the status of a policy.
+    WritePolicyStatus(PolicyStatusUpdate),
     /// Publish an event.
     PublishEvent(PendingEvent),
     /// Log the failure of a watch, which restarts by itself.
@@ -94,6 +99,9 @@ impl State {
             Input::EvictionFinished(outcome) => self.planner.eviction_finished(*outcome, now),
             Input::GateRemovalFinished(outcome) => self.planner.gate_removed(outcome, now),
             Input::QuotaStatusFinished(outcome) => self.planner.quota_status_written(outcome, now),
+            Input::PolicyStatusFinished(outcome) => {
+                self.planner.policy_status_written(outcome, now);
+            }
             Input::EventFailed(event) => self.planner.event_failed(*event, now),
             Input::WriteAborted(error) => self.steps.push(Step::Restart { error }),
         }
@@ -108,6 +116,7 @@ impl State {
             Observation::Node(change) => self.planner.node(change),
             Observation::TaintRule(change) => self.planner.taint_rule(change),
             Observation::Quota(change) => self.planner.quota(change),
+            Observation::Policy(change) => self.planner.policy(change),
             Observation::Namespace(change) => self.planner.namespace(change),
             Observation::VolumeClaim(change) => self.planner.volume_claim(change),
             Observation::Volume(change) => self.planner.volume(change),
@@ -138,6 +147,7 @@ impl State {
                     Action::Evict(eviction) => Step::Evict(eviction),
                     Action::RemoveGate(removal) => Step::RemoveGate(removal),
                     Action::WriteQuotaStatus(update) => Step::WriteQuotaStatus(update),
+                    Action::WritePolicyStatus(update) => Step::WritePolicyStatus(update),
                     Action::PublishEvent(event) => Step::PublishEvent(event),
                 }),
         );
@@ -171,6 +181,7 @@ impl State {
             | Input::EvictionFinished(_)
             | Input::GateRemovalFinished(_)
             | Input::QuotaStatusFinished(_)
+            | Input::PolicyStatusFinished(_)
             | Input::EventFailed(_)
             | Input::WriteAborted(_) => {}
         }

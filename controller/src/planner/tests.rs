@@ -8,6 +8,7 @@ mod gate;
 mod metrics;
 mod neighbors;
 mod overcommit;
+mod policy;
 mod preemption;
 mod quota;
 mod release;

@@ -149,6 +149,16 @@ impl Cluster {
         self.quotas.cover(&name)
     }
 
+    /// Returns the labels of a namespace.
+    pub(crate) fn labels_of(&self, namespace: &str) -> Option<&BTreeMap<String, String>> {
+        self.quotas.namespaces.get(namespace)
+    }
+
+    /// Returns the labels of all namespaces.
+    pub(crate) fn namespace_labels(&self) -> impl Iterator<Item = &BTreeMap<String, String>> {
+        self.quotas.namespaces.values()
+    }
+
     /// Removes a namespace. Returns the namespaces whose claims may be decided differently.
     pub fn remove_namespace(&mut self, name: &str) -> BTreeSet<String> {
         self.quotas.namespaces.remove(name);

@@ -14,7 +14,8 @@ use tokio::time::Instant;
 
 use crate::action::{
     Action, AllocationFailure, AllocationJob, AllocationOutcome, Eviction, EvictionCause,
-    EvictionOutcome, GateRemoval, GateRemovalOutcome, QuotaStatusUpdate, Release, ReleaseOutcome,
+    EvictionOutcome, GateRemoval, GateRemovalOutcome, PolicyStatusUpdate, QuotaStatusUpdate,
+    Release, ReleaseOutcome,
 };
 use crate::change::{Change, DeletedObject};
 use crate::fixture::{claim, class, node, object, pod, slice};
@@ -40,6 +41,7 @@ pub(super) struct TestCluster {
     pub(super) quotas: BTreeMap<String, GpuQuota>,
     /// Writes of statuses in flight.
     pub(super) quota_statuses: Vec<QuotaStatusUpdate>,
+    pub(super) policy_statuses: Vec<PolicyStatusUpdate>,
     pub(super) is_slice_over: fn(Instant) -> bool,
 }
 
@@ -74,6 +76,7 @@ impl TestCluster {
             gate_removals: Vec::new(),
             quotas: BTreeMap::new(),
             quota_statuses: Vec::new(),
+            policy_statuses: Vec::new(),
             is_slice_over: |_| false,
         };
         cluster.planner.class(applied(class()));
@@ -237,6 +240,7 @@ impl TestCluster {
                 Action::Evict(eviction) => self.evictions.push(eviction),
                 Action::RemoveGate(removal) => self.gate_removals.push(removal),
                 Action::WriteQuotaStatus(update) => self.quota_statuses.push(update),
+                Action::WritePolicyStatus(update) => self.policy_statuses.push(update),
                 Action::PublishEvent(event) => self.events.push((
                     format!(
                         "{}/{}",

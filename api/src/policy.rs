@@ -1,0 +1,138 @@
+//! GpuPolicy: which placement policies apply to the claims of some namespaces, of some device classes, or of the cluster.
+//!
+//! Precedence for each of both fields: the claim's config, unless the policy that applies denies it; the policy of the
+//! namespace; the config of the device class; the policy of the device class; the policy of the cluster; the flags of the
+//! controller. Of several policies of one level that select the same claims the first by name applies.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector};
+use kube_derive::CustomResource;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::config::PlacementPolicy;
+use crate::quota::labels_match;
+
+/// Condition that is false while another policy applies to claims that this one selects.
+pub const APPLIED: &str = "Applied";
+/// Reason of [`APPLIED`] with status False.
+pub const CONFLICT: &str = "Conflict";
+
+/// Placement policies of the claims of some namespaces, of some device classes, or of the cluster.
+#[derive(CustomResource, JsonSchema, Serialize, Deserialize, Debug, Clone, PartialEq, Default)]
+#[kube(
+    group = "gpu.drava.dev",
+    version = "v1alpha1",
+    kind = "GpuPolicy",
+    plural = "gpupolicies",
+    status = "GpuPolicyStatus",
+    derive = "PartialEq",
+    doc = "Placement policies of the claims of some namespaces, of some device classes, or of the cluster.",
+    crates(kube_core = "::kube_core"),
+    printcolumn = r#"{"name": "Node", "type": "string", "jsonPath": ".spec.node"}"#,
+    printcolumn = r#"{"name": "GPU", "type": "string", "jsonPath": ".spec.gpu"}"#,
+    printcolumn = r#"{"name": "Applied", "type": "string", "jsonPath": ".status.conditions[?(@.type==\"Applied\")].status"}"#,
+    printcolumn = r#"{"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"}"#
+)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = [json!({
+    "rule": "!(has(self.namespaceSelector) && has(self.deviceClasses))",
+    "message": "namespaceSelector and deviceClasses exclude each other",
+})]))]
+pub struct GpuPolicySpec {
+    /// Labels of the namespaces whose claims the policy selects; an empty selector selects all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace_selector: Option<LabelSelector>,
+    /// Device classes whose claims the policy selects. Without both selectors it selects all claims.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "class_names")]
+    pub device_classes: Option<Vec<String>>,
+    /// Placement among nodes: binpack (the fullest first) or spread (the emptiest first).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "placement_policy")]
+    pub node: Option<PlacementPolicy>,
+    /// Placement among the GPUs of a node: binpack or spread.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "placement_policy")]
+    pub gpu: Option<PlacementPolicy>,
+    /// Whether the config of a claim replaces the fields of this policy; true by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claim_override: Option<bool>,
+}
+
+/// State of a policy, written by the controller.
+#[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, PartialEq, Default)]
+#[serde(rename_all = "camelCase")]
+pub struct GpuPolicyStatus {
+    /// Generation of the object to which the status belongs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// Applied: whether the policy applies to all claims that it selects.
+    #[serde(default)]
+    pub conditions: Vec<Condition>,
+}
+
+/// What a policy selects. A higher level precedes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PolicyLevel {
+    /// All claims.
+    Cluster,
+    /// The claims of device classes.
+    Class,
+    /// The claims of namespaces.
+    Namespace,
+}
+
+impl GpuPolicySpec {
+    /// Returns what the policy selects.
+    #[must_use]
+    pub const fn level(&self) -> PolicyLevel {
+        if self.namespace_selector.is_some() {
+            PolicyLevel::Namespace
+        } else if self.device_classes.is_some() {
+            PolicyLevel::Class
+        } else {
+            PolicyLevel::Cluster
+        }
+    }
+
+    /// Returns whether the policy selects the claims of a namespace with these labels; a policy of another level does not.
+    #[must_use]
+    pub fn selects_namespace(&self, labels: &BTreeMap<String, String>) -> bool {
+        let selector = self.namespace_selector.as_ref();
+        selector.is_some_and(|selector| labels_match(selector, labels))
+    }
+
+    /// Returns whether the policy selects the claims of a class; a policy of another level does not.
+    #[must_use]
+    pub fn selects_class(&self, class: &str) -> bool {
+        self.level() == PolicyLevel::Class
+            && self
+                .device_classes
+                .iter()
+                .flatten()
+                .any(|name| name == class)
+    }
+
+    /// Returns whether the config of a claim replaces the fields of this policy.
+    #[must_use]
+    pub fn allows_override(&self) -> bool {
+        self.claim_override.unwrap_or(true)
+    }
+}
+
+fn class_names(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array",
+        "minItems": 1,
+        "maxItems": 64,
+        "x-kubernetes-list-type": "set",
+        "items": {"type": "string", "minLength": 1, "maxLength": 253},
+    })
+}
+
+fn placement_policy(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "string", "enum": ["binpack", "spread"]})
+}

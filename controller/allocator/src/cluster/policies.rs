@@ -1,0 +1,117 @@
+//! GpuPolicies of the cluster, and the placement policies that result for a claim.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use drava_api::config::{Placement, PlacementPolicy};
+use drava_api::policy::{GpuPolicy, GpuPolicySpec, PolicyLevel};
+
+use super::Cluster;
+use crate::claim::ClaimSpec;
+use crate::pod_request::PodRequest;
+
+impl Cluster {
+    /// Adds or replaces a policy. Returns whether decisions may change.
+    pub fn upsert_policy(&mut self, policy: &GpuPolicy) -> bool {
+        let name = policy.metadata.name.clone().unwrap_or_default();
+        let before = self.policies.insert(name, policy.spec.clone());
+        before.as_ref() != Some(&policy.spec)
+    }
+
+    /// Removes a policy.
+    pub fn remove_policy(&mut self, name: &str) {
+        self.policies.remove(name);
+    }
+
+    /// Returns the request with the placement policies of its claims resolved; `None` if no GpuPolicy exists.
+    pub(crate) fn with_policies(&self, pod_request: &PodRequest) -> Option<PodRequest> {
+        if self.policies.is_empty() {
+            return None;
+        }
+        let mut resolved = pod_request.clone();
+        for claim in &mut resolved.claims {
+            claim.placement = self.placement_of(claim);
+        }
+        Some(resolved)
+    }
+
+    fn placement_of(&self, claim: &ClaimSpec) -> Placement {
+        let classes: BTreeSet<&str> = claim
+            .requests
+            .iter()
+            .flat_map(|request| &request.alternatives)
+            .map(|alternative| alternative.class.as_str())
+            .collect();
+        let no_labels = BTreeMap::new();
+        let labels = self.labels_of(&claim.id.namespace).unwrap_or(&no_labels);
+        let first = |level: PolicyLevel| {
+            // Sorted by name.
+            self.policies.values().find(|policy| {
+                policy.level() == level
+                    && match level {
+                        PolicyLevel::Namespace => policy.selects_namespace(labels),
+                        PolicyLevel::Class => {
+                            classes.iter().any(|class| policy.selects_class(class))
+                        }
+                        PolicyLevel::Cluster => true,
+                    }
+            })
+        };
+        let [namespace, class, cluster] = [
+            PolicyLevel::Namespace,
+            PolicyLevel::Class,
+            PolicyLevel::Cluster,
+        ]
+        .map(first);
+        let resolve = |own: Option<PlacementPolicy>,
+                       of_class: Option<PlacementPolicy>,
+                       field: fn(&GpuPolicySpec) -> Option<PlacementPolicy>| {
+            let of = |policy: Option<&GpuPolicySpec>| policy.and_then(field);
+            let mut setting = [namespace, class, cluster].into_iter().flatten();
+            let applied = setting.find(|policy| field(policy).is_some());
+            own.filter(|_| applied.is_none_or(GpuPolicySpec::allows_override))
+                .or(of(namespace))
+                .or(of_class)
+                .or(of(class))
+                .or(of(cluster))
+        };
+        let (own, of_class) = (claim.own_placement, claim.class_placement);
+        Placement {
+            node: resolve(own.node, of_class.node, |policy| policy.node),
+            gpu: resolve(own.gpu, of_class.gpu, |policy| policy.gpu),
+        }
+    }
+
+    /// Returns the policies that do not apply to some claims that they select, each with the name of the one that does.
+    #[must_use]
+    pub fn policy_conflicts(&self) -> BTreeMap<&str, &str> {
+        let mut conflicts = BTreeMap::new();
+        for (name, policy) in &self.policies {
+            let before = self.policies.range(..name.clone());
+            let winner = before
+                .filter(|(_, other)| other.level() == policy.level())
+                .find(|(_, other)| contradict(other, policy) && self.overlap(other, policy));
+            if let Some((winner, _)) = winner {
+                conflicts.insert(name.as_str(), winner.as_str());
+            }
+        }
+        conflicts
+    }
+
+    /// Returns whether both policies, of one level, select the same claims.
+    fn overlap(&self, one: &GpuPolicySpec, other: &GpuPolicySpec) -> bool {
+        match one.level() {
+            PolicyLevel::Cluster => true,
+            PolicyLevel::Class => {
+                let mut classes = one.device_classes.iter().flatten();
+                classes.any(|class| other.selects_class(class))
+            }
+            PolicyLevel::Namespace => self
+                .namespace_labels()
+                .any(|labels| one.selects_namespace(labels) && other.selects_namespace(labels)),
+        }
+    }
+}
+
+fn contradict(one: &GpuPolicySpec, other: &GpuPolicySpec) -> bool {
+    (one.node, one.gpu, one.allows_override()) != (other.node, other.gpu, other.allows_override())
+}

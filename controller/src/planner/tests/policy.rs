@@ -1,0 +1,144 @@
+//! GpuPolicies: precedence, live changes and contradictions.
+
+use drava_api::policy::GpuPolicy;
+use serde_json::{Value, json};
+
+use super::cluster::{TestCluster, applied};
+use crate::action::PolicyStatusOutcome;
+use crate::change::{Change, DeletedObject};
+use crate::fixture::{claim, object, pod};
+
+fn policy(name: &str, spec: &Value) -> GpuPolicy {
+    object(json!({
+        "apiVersion": "gpu.drava.dev/v1alpha1", "kind": "GpuPolicy",
+        "metadata": {"name": name, "uid": name, "resourceVersion": "1"}, "spec": spec,
+    }))
+}
+
+fn set(cluster: &mut TestCluster, name: &str, spec: &Value) {
+    cluster.planner.policy(applied(policy(name, spec)));
+}
+
+fn namespace(cluster: &mut TestCluster, team: &str) {
+    cluster.planner.namespace(applied(object(json!({
+        "metadata": {"name": "default", "uid": "ns", "labels": {"team": team}},
+    }))));
+}
+
+/// Adds a pod whose claim asks for `policy` between nodes; returns its node.
+fn place(cluster: &mut TestCluster, name: &str, policy: Option<&str>) -> String {
+    let mut claim = claim(name, "1Gi");
+    if let Some(policy) = policy {
+        let devices = claim.spec.as_mut().unwrap().devices.as_mut().unwrap();
+        devices.config = Some(vec![object(
+            json!({"opaque": {"driver": "gpu.drava.dev", "parameters": {
+                "apiVersion": "gpu.drava.dev/v1alpha1", "kind": "VgpuConfig", "placement": {"node": policy},
+            }}}),
+        )]);
+    }
+    cluster.add_claim(claim);
+    cluster.add_pod(pod(name, &[name]));
+    let placed = cluster.settle();
+    let (_, node) = placed[0].split_once(" → ").unwrap();
+    node.to_owned()
+}
+
+#[test]
+fn policies_precede_each_other_and_change_live() {
+    let mut cluster = TestCluster::new(&["n1", "n2"]);
+    namespace(&mut cluster, "a");
+    assert_eq!(place(&mut cluster, "first", None), "n1");
+    assert_eq!(place(&mut cluster, "flags", None), "n1", "binpack");
+    set(&mut cluster, "cluster", &json!({"node": "spread"}));
+    assert_eq!(place(&mut cluster, "spread", None), "n2");
+    let class = json!({"deviceClasses": ["vgpu.drava.dev"], "node": "binpack"});
+    set(&mut cluster, "class", &class);
+    assert_eq!(
+        place(&mut cluster, "class", None),
+        "n1",
+        "the class precedes"
+    );
+    let selector = json!({"matchLabels": {"team": "a"}});
+    let team = json!({"namespaceSelector": selector, "node": "spread"});
+    set(&mut cluster, "team", &team);
+    assert_eq!(
+        place(&mut cluster, "team", None),
+        "n2",
+        "the namespace precedes"
+    );
+    assert_eq!(
+        place(&mut cluster, "claim", Some("binpack")),
+        "n1",
+        "the claim precedes"
+    );
+    let denied = json!({"namespaceSelector": selector, "node": "spread", "claimOverride": false});
+    set(&mut cluster, "team", &denied);
+    assert_eq!(
+        place(&mut cluster, "denied", Some("binpack")),
+        "n2",
+        "no override"
+    );
+    namespace(&mut cluster, "b");
+    assert_eq!(
+        place(&mut cluster, "other", Some("binpack")),
+        "n1",
+        "another namespace"
+    );
+    let deleted = DeletedObject {
+        name: "class".to_owned(),
+        ..DeletedObject::default()
+    };
+    cluster.planner.policy(Change::Deleted(deleted));
+    assert_eq!(
+        place(&mut cluster, "last", None),
+        "n2",
+        "only the cluster's is left"
+    );
+}
+
+#[test]
+fn condition_names_policy_that_applies_instead() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    set(&mut cluster, "a", &json!({"node": "spread"}));
+    set(&mut cluster, "b", &json!({"node": "binpack"}));
+    cluster.actions();
+    let updates = std::mem::take(&mut cluster.policy_statuses);
+    let condition = |index: usize| {
+        let condition = &updates[index].status.conditions[0];
+        (
+            updates[index].name.as_str(),
+            condition.status.as_str(),
+            condition.reason.as_str(),
+        )
+    };
+    assert_eq!(
+        [condition(0), condition(1)],
+        [("a", "True", "Applied"), ("b", "False", "Conflict")]
+    );
+    assert!(
+        updates[1].status.conditions[0]
+            .message
+            .starts_with("GpuPolicy a selects")
+    );
+    for update in updates {
+        let mut written = policy(&update.name, &json!({"node": "spread"}));
+        written.status = Some(update.status);
+        let outcome = PolicyStatusOutcome {
+            name: update.name,
+            policy: Some(Box::new(written)),
+        };
+        cluster.planner.policy_status_written(outcome, cluster.now);
+    }
+    cluster.actions();
+    assert!(cluster.policy_statuses.is_empty(), "unchanged");
+    let deleted = DeletedObject {
+        name: "a".to_owned(),
+        ..DeletedObject::default()
+    };
+    cluster.planner.policy(Change::Deleted(deleted));
+    cluster.actions();
+    assert_eq!(
+        cluster.policy_statuses[0].status.conditions[0].status,
+        "True"
+    );
+}
