@@ -44,7 +44,7 @@ mod volumes;
 
 use overcommit::Overcommits;
 use policy::PolicyStatuses;
-use round::Round;
+use round::{DecisionCount, Round};
 
 /// Maximum number of allocation jobs and gate removals in flight.
 const MAX_IN_FLIGHT: usize = 64;
@@ -106,6 +106,7 @@ pub struct Planner {
     released_in: BTreeSet<String>,
     activate_all: bool,
     round: Round,
+    decisions: DecisionCount,
     overcommits: Overcommits,
     is_synced: bool,
 }
@@ -135,6 +136,7 @@ impl Planner {
             released_in: BTreeSet::new(),
             activate_all: false,
             round: Round::default(),
+            decisions: DecisionCount::default(),
             overcommits: Overcommits::default(),
             is_synced: false,
         }

@@ -19,6 +19,10 @@ pub(super) struct Round {
     interrupted: Option<Instant>,
 }
 
+/// Number of decisions since the start.
+#[derive(Debug, Default)]
+pub(super) struct DecisionCount(u64);
+
 impl Round {
     /// Returns when the round goes on; `None` if it has ended.
     pub(super) const fn resumes_at(&self) -> Option<Instant> {
@@ -27,6 +31,12 @@ impl Round {
 }
 
 impl Planner {
+    /// Returns the number of decisions so far: for pods, or for gangs.
+    #[must_use]
+    pub const fn decisions(&self) -> u64 {
+        self.decisions.0
+    }
+
     /// Decides for the due pods, and for all when a reservation has ended.
     pub(super) fn decide_due(&mut self, time: &DecisionTime, actions: &mut Vec<Action>) {
         let owners: BTreeSet<_> = self.ledger.owners().cloned().collect();
@@ -66,6 +76,7 @@ impl Planner {
                 return;
             }
             is_started = true;
+            self.decisions.0 += 1;
             self.schedule(&uid, time, actions);
         }
     }

@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::json;
+
 use super::cluster::{TestCluster, applied};
-use crate::fixture::class;
+use crate::fixture::{claim, class, node, object, pod};
 
 #[test]
 fn decides_for_every_pod_in_slices_under_churn() {
@@ -27,5 +30,46 @@ fn decides_for_every_pod_in_slices_under_churn() {
         jobs.len(),
         1,
         "one decision per slice, and none is repeated before the last"
+    );
+}
+
+/// Returns the number of decisions that a change causes while two pods wait that fit on no node.
+fn decisions_after(change: impl FnOnce(&mut TestCluster)) -> u64 {
+    let mut cluster = TestCluster::new(&["n1", "n2"]);
+    let mut cpu_only: Pod = pod("cpu", &[]);
+    cpu_only.spec.as_mut().unwrap().node_name = Some("n2".to_owned());
+    cluster.add_pod(cpu_only);
+    cluster.add_claim(claim("unused", "1Gi"));
+    cluster.add_pod_with_claim("small", "8Gi");
+    cluster.add_pod_with_claim("a", "100Gi");
+    cluster.add_pod_with_claim("b", "100Gi");
+    assert_eq!(cluster.settle(), ["small → n1"]);
+    let before = cluster.planner.decisions();
+    change(&mut cluster);
+    cluster.settle();
+    cluster.planner.decisions() - before
+}
+
+#[test]
+fn unrelated_changes_cause_no_decision() {
+    assert_eq!(decisions_after(|cluster| cluster.delete_pod("cpu")), 0);
+    assert_eq!(decisions_after(|cluster| cluster.delete_claim("unused")), 0);
+    assert_eq!(
+        decisions_after(|cluster| cluster.planner.node(applied(node("n1")))),
+        0,
+        "an unchanged node"
+    );
+    assert_eq!(
+        decisions_after(|cluster| cluster.planner.namespace(applied(object(json!({
+            "metadata": {"name": "other", "uid": "other", "labels": {"a": "b"}},
+        }))))),
+        0
+    );
+    let of_claim = decisions_after(|cluster| cluster.observe(claim("a", "100Gi")));
+    assert_eq!(of_claim, 1, "only the pod of a changed claim");
+    assert_eq!(
+        decisions_after(|cluster| cluster.end("small")),
+        2,
+        "a release may help all that wait"
     );
 }
