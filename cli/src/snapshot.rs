@@ -212,8 +212,8 @@ pub(crate) async fn fetch(client: &Client) -> anyhow::Result<Objects> {
         list::<DeviceClass>(client, &all),
         list::<ResourceClaim>(client, &all),
         list::<Pod>(client, &all),
-        list_served::<GpuQuota>(client),
-        list_served::<GpuPolicy>(client),
+        Box::pin(list_served::<GpuQuota>(client)),
+        Box::pin(list_served::<GpuPolicy>(client)),
     )?;
     let (persistent_volume_claims, persistent_volumes, storage_classes) = tokio::try_join!(
         list_if_permitted(client),

@@ -308,7 +308,6 @@ async fn run(seed: u64) {
 
 /// `DRAVA_MODEL_SEEDS` sets the number of seeds, `DRAVA_MODEL_FIRST` the first one.
 #[test]
-#[expect(clippy::print_stdout, reason = "the seed and what happened")]
 fn allocates_without_leak_or_overcommit_under_faults() {
     let seeds = std::env::var("DRAVA_MODEL_SEEDS").ok();
     let count = seeds.and_then(|count| count.parse().ok()).unwrap_or(6);
