@@ -1,8 +1,11 @@
 //! `cargo xtask image`: the images of drava as OCI archives, without a container engine.
 //!
 //! Programs use the C library of this machine, which is copied into the images with every other library that they load.
-//! The same sources on the same machine produce the same archives.
+//! The same sources on the same machine produce the same archives. Beside each archive lies its bill of materials.
 
+mod sbom;
+
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -23,11 +26,28 @@ pub(crate) struct Args {
     out: Option<PathBuf>,
 }
 
+/// Packages of each image for users.
+const PACKAGES: [(&str, &[&str]); 2] = [
+    (
+        "drava-dra-driver",
+        &["drava-dra-driver", "libvgpu", "drava-cdi-hook"],
+    ),
+    ("drava-controller", &["drava-controller"]),
+];
+
 /// Runs the task.
 pub(crate) fn run(args: Args) -> Result<()> {
     let out = args.out.unwrap_or_else(|| target_dir().join("images"));
     for archive in write(&build_workspace(args.profile)?, args.profile, &out)? {
         println!("{}", archive.display());
+    }
+    let metadata = sbom::metadata()?;
+    for (image, packages) in PACKAGES {
+        let file = out.join(format!("{image}.cdx.json"));
+        let bill = sbom::bill(image, packages, &metadata)?;
+        let text = serde_json::to_string_pretty(&bill)? + "\n";
+        fs::write(&file, text).with_context(|| format!("write {}", file.display()))?;
+        println!("{}", file.display());
     }
     Ok(())
 }
@@ -118,6 +138,50 @@ fn image(name: &str, user: &str, layer: Layer) -> Image {
         entrypoint: vec![format!("/usr/bin/{name}")],
         command: vec![],
         user: user.into(),
+        labels: labels(name),
         layer,
+    }
+}
+
+/// Labels of an image, as registries and scanners show them.
+fn labels(name: &str) -> BTreeMap<String, String> {
+    [
+        ("title", name),
+        ("vendor", "drava"),
+        ("version", env!("CARGO_PKG_VERSION")),
+        ("licenses", env!("CARGO_PKG_LICENSE")),
+    ]
+    .map(|(key, value)| (format!("org.opencontainers.image.{key}"), value.to_owned()))
+    .into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bills_list_crates_of_released_images() {
+        let metadata = sbom::metadata().unwrap();
+        for (image, packages) in PACKAGES {
+            let bill = sbom::bill(image, packages, &metadata).unwrap().to_string();
+            for package in packages {
+                assert!(
+                    bill.contains(&format!("\"{package}\"")),
+                    "{image}: {package}"
+                );
+            }
+            assert!(bill.contains("pkg:cargo/libc@"), "{image}");
+            assert!(!bill.contains("simulator"), "{image}: crates of tests");
+        }
+    }
+
+    #[test]
+    fn images_name_version_and_license() {
+        let labels = labels("drava-controller");
+        assert_eq!(labels["org.opencontainers.image.licenses"], "Apache-2.0");
+        assert_eq!(
+            labels["org.opencontainers.image.version"],
+            env!("CARGO_PKG_VERSION")
+        );
     }
 }

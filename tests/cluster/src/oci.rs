@@ -5,7 +5,7 @@
 mod layer;
 pub(crate) mod libraries;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::path::Path;
@@ -33,6 +33,8 @@ pub struct Image {
     pub command: Vec<String>,
     /// User and group, such as `65532:65532`; root when empty.
     pub user: String,
+    /// Labels of the configuration, such as `org.opencontainers.image.version`.
+    pub labels: BTreeMap<String, String>,
     /// File system.
     pub layer: Layer,
 }
@@ -120,6 +122,9 @@ impl Image {
         if !self.user.is_empty() {
             config = config.user(&self.user);
         }
+        if !self.labels.is_empty() {
+            config = config.labels(self.labels.clone().into_iter().collect::<HashMap<_, _>>());
+        }
         let root = RootFsBuilder::default()
             .typ("layers")
             .diff_ids([layer.descriptor.digest().to_string()])
@@ -177,6 +182,11 @@ mod tests {
             entrypoint: vec!["/usr/bin/tool".into()],
             command: vec![],
             user: "65532:65532".into(),
+            labels: [
+                ("org.opencontainers.image.title".into(), "tool".into()),
+                ("org.opencontainers.image.version".into(), "1.2.3".into()),
+            ]
+            .into(),
             layer,
         }
     }
@@ -216,6 +226,8 @@ mod tests {
         let config = json(&entries, &manifest["config"]["digest"]);
         assert_eq!(config["config"]["Entrypoint"][0], "/usr/bin/tool");
         assert_eq!(config["config"]["User"], "65532:65532");
+        let labels = &config["config"]["Labels"];
+        assert_eq!(labels["org.opencontainers.image.version"], "1.2.3");
         assert_eq!(
             config["rootfs"]["diff_ids"][0],
             manifest["layers"][0]["digest"]

@@ -1,5 +1,6 @@
 //! `up`: starts a cluster with ready nodes, from an empty directory or from the state of an earlier start.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::fd::OwnedFd;
@@ -298,6 +299,7 @@ fn pause_image(tools: &Tools) -> Result<Image> {
         entrypoint: vec!["/pause".into()],
         command: vec![],
         user: "65535:65535".into(),
+        labels: BTreeMap::new(),
         layer,
     })
 }

@@ -35,6 +35,7 @@ pub(crate) fn load_kubectl(cluster: &Cluster, dir: &Path) {
         ],
         command: vec![],
         user: "65532:65532".into(),
+        labels: std::collections::BTreeMap::new(),
         layer,
     };
     let archive = dir.join("kubectl.tar");
