@@ -119,6 +119,56 @@ fn links_lead_to_files_and_headings() {
 }
 
 #[test]
+fn index_names_every_page() {
+    let index = fs::read_to_string(root().join("docs/README.md")).expect("docs/README.md");
+    let targets = links(&index);
+    let missing: Vec<_> = documents()
+        .into_iter()
+        .filter_map(|(path, _)| Some(path.strip_prefix("docs").ok()?.to_owned()))
+        .filter(|page| !page.starts_with("adr") && !page.starts_with("results"))
+        .filter(|page| page != Path::new("README.md"))
+        .filter(|page| !targets.iter().any(|target| Path::new(target) == page))
+        .collect();
+    assert!(missing.is_empty(), "docs/README.md lacks {missing:?}");
+}
+
+/// All Rust sources of a folder.
+fn sources(folder: &Path) -> String {
+    let entries = fs::read_dir(folder).expect("a folder of sources");
+    let paths = entries.map(|entry| entry.expect("an entry").path());
+    paths
+        .map(|path| {
+            if path.is_dir() {
+                sources(&path)
+            } else {
+                fs::read_to_string(&path).expect("a source")
+            }
+        })
+        .collect()
+}
+
+#[test]
+fn troubleshooting_quotes_texts_of_node_driver() {
+    let text = fs::read_to_string(root().join("docs/troubleshooting.md")).expect("troubleshooting");
+    let (_, section) = text
+        .split_once("## The container does not start")
+        .expect("the section");
+    let section = section.split("\n## ").next().unwrap_or_default();
+    let sources = sources(&root().join("dra-driver/src"));
+    let quoted: Vec<&str> = section
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `")?.split('`').next())
+        .filter(|text| !text.starts_with("DRA driver")) // kubelet's
+        .collect();
+    assert!(quoted.len() > 4, "{quoted:?}");
+    let unknown: Vec<_> = quoted
+        .into_iter()
+        .filter(|text| !sources.contains(text))
+        .collect();
+    assert!(unknown.is_empty(), "{unknown:?}");
+}
+
+#[test]
 fn commands_of_xtask_exist() {
     let help = Command::new(env!("CARGO_BIN_EXE_xtask"))
         .arg("--help")
