@@ -1,0 +1,109 @@
+//! `helm upgrade` from the previous chart while a program computes on a share, and `helm test`.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use drava_cluster::workspace_root;
+use drava_e2e::manifest::pod_with_share;
+use drava_e2e::{Namespace, TestCluster};
+use serde_json::{Map, Value};
+
+/// Installs `chart` over the present one, with `arguments` for its values. `build` makes Kubernetes replace the pods of drava.
+fn upgrade(cluster: &TestCluster, chart: &Path, build: &str, arguments: &[String]) -> Result<()> {
+    let chart = chart.to_str().context("the path of the chart")?;
+    let mut helm = vec!["upgrade", "drava", chart, "--namespace", "drava-system"];
+    helm.extend(["--wait", "--timeout", "3m"]);
+    helm.extend(arguments.iter().map(String::as_str));
+    let annotations = ["driver", "controller"]
+        .map(|component| format!("{component}.podAnnotations.gpu\\.drava\\.dev/build={build}"));
+    for annotation in &annotations {
+        helm.extend(["--set-string", annotation]);
+    }
+    cluster.helm(helm)?;
+    cluster.drava_ready()
+}
+
+/// Arguments with the values of the installation that the previous chart knows.
+fn values_of_previous(cluster: &TestCluster) -> Result<Vec<String>> {
+    let values = cluster.helm(["get", "values", "drava", "-n", "drava-system", "-o", "json"])?;
+    let values: Map<String, Value> = serde_json::from_str(&values).context("read the values")?;
+    let known = values.into_iter().filter(|(key, _)| key != "test");
+    let arguments = known.flat_map(|(key, value)| ["--set-json".into(), format!("{key}={value}")]);
+    Ok(["--reset-values".to_owned()]
+        .into_iter()
+        .chain(arguments)
+        .collect())
+}
+
+/// Names of the pods of drava that are not being deleted.
+fn pods_of_drava(cluster: &TestCluster) -> Result<Vec<String>> {
+    let pods = cluster.get(&["pods", "-n", "drava-system"])?;
+    let pods = pods["items"].as_array().context("pods")?;
+    Ok(pods
+        .iter()
+        .filter(|pod| pod["metadata"]["deletionTimestamp"].is_null())
+        .filter_map(|pod| Some(pod["metadata"]["name"].as_str()?.to_owned()))
+        .collect())
+}
+
+/// The container of a pod, after a check that the limit of 2 GiB holds in it.
+fn limited_container(tenant: &Namespace<'_>, pod: &str) -> Result<Value> {
+    ensure!(tenant.total_mib(pod)? == "2048", "the limit changed");
+    let denied = tenant.exec(pod, "app", &["cuda-probe", "alloc", "--mib", "2049"])?;
+    ensure!(denied.code == 2, "{denied:?}");
+    let pod = tenant.find("pod", pod)?.context("the pod is gone")?;
+    let status = &pod["status"]["containerStatuses"][0];
+    Ok(serde_json::json!([
+        status["containerID"],
+        status["restartCount"]
+    ]))
+}
+
+#[test]
+fn upgrade_leaves_computing_program_alone() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("upgrade")?;
+    let previous = workspace_root().join("tests/e2e/fixtures/drava-5dcd76d.tgz");
+    let values = values_of_previous(&cluster)?;
+    upgrade(&cluster, &previous, "previous", &values)?;
+    let before = pods_of_drava(&cluster)?;
+
+    // The container ends, and is restarted, if a kernel fails.
+    let pod = pod_with_share("busy", "vgpu.drava.dev", "{memory: 2Gi, cores: \"20\"}").replace(
+        "[sleep, infinity]",
+        "[cuda-probe, launch, --ms, \"5\", --seconds, \"3600\"]",
+    );
+    tenant.apply(&pod)?;
+    tenant.running("busy")?;
+    let container = limited_container(&tenant, "busy")?;
+
+    let chart = workspace_root().join("deploy/helm/drava");
+    let values = [
+        "--reset-then-reuse-values",
+        "--set",
+        "test.image=localhost/drava-demo:dev",
+    ];
+    upgrade(&cluster, &chart, "this", &values.map(str::to_owned))?;
+    let after = pods_of_drava(&cluster)?;
+    ensure!(
+        after.iter().all(|pod| !before.contains(pod)),
+        "not all pods of drava were replaced: {before:?}, {after:?}"
+    );
+    let now = limited_container(&tenant, "busy")?;
+    ensure!(now == container, "was {container}, is {now}");
+
+    // A new share, on the upgraded drava; nothing of the test remains.
+    cluster.helm(["test", "drava", "--namespace", "drava-system"])?;
+    let left = cluster.kubectl([
+        "get",
+        "pods,resourceclaimtemplates",
+        "-n",
+        "drava-system",
+        "--field-selector",
+        "metadata.name=drava-test",
+        "-o",
+        "name",
+    ])?;
+    ensure!(left.is_empty(), "left: {left}");
+    Ok(())
+}
