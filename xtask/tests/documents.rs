@@ -1,5 +1,10 @@
 //! Documents name what exists: files, headings, commands, chart values, reason codes.
 
+#![allow(
+    clippy::expect_used,
+    reason = "the files of the repository are there, or the test fails"
+)]
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};

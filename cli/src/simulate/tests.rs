@@ -1,6 +1,7 @@
 //! Manifests in the small cluster of the tests of `explain`: 56 GiB are free on one GPU, the other one is in use.
 
 use clap::Parser;
+use drava_api::quota::GpuQuota;
 use serde_json::json;
 
 use super::*;
@@ -13,12 +14,20 @@ struct Cli {
 }
 
 fn simulated(documents: &[Value], arguments: &[&str]) -> anyhow::Result<Report> {
+    simulated_in(&mut snapshot(), documents, arguments)
+}
+
+fn simulated_in(
+    snapshot: &mut Snapshot,
+    documents: &[Value],
+    arguments: &[&str],
+) -> anyhow::Result<Report> {
     let arguments = ["simulate", "-f", "-"].iter().chain(arguments);
     let options = Cli::parse_from(arguments).options;
     let settings = options.decision.clone().into();
     let documents = documents.to_vec();
     run(
-        &mut snapshot(),
+        snapshot,
         Vec::new(),
         documents,
         "default",
@@ -66,6 +75,23 @@ fn decides_each_pod_beside_those_before() {
     );
     assert!(
         text.contains("pod default/web-2 fits after one of these changes:\n- request at most 16384Mi of memory"),
+        "{text}"
+    );
+}
+
+#[test]
+fn simulated_pods_count_towards_quota() {
+    let mut snapshot = snapshot();
+    // 104 GiB are in use, so that one of two pods is within the limit; the GPU has memory for both.
+    let spec = json!({"namespaces": ["default"], "limit": {"memory": "126Gi"}});
+    let quota = GpuQuota::new("team-a", serde_json::from_value(spec).unwrap());
+    snapshot.cluster.upsert_quota(&quota);
+    let report = simulated_in(&mut snapshot, &[deployment(2), template("20Gi")], &[]).unwrap();
+    let text = report.text();
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines[1].starts_with("default/web-0   n1 "), "{text}");
+    assert!(
+        lines[2].starts_with("default/web-1   –      0/1 nodes: 1 QuotaExceeded (quota team-a: memory 124 GiB of 126 GiB used, 20 GiB requested)"),
         "{text}"
     );
 }

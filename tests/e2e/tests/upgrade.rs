@@ -12,7 +12,8 @@ use serde_json::{Map, Value};
 fn upgrade(cluster: &TestCluster, chart: &Path, build: &str, arguments: &[String]) -> Result<()> {
     let chart = chart.to_str().context("the path of the chart")?;
     let mut helm = vec!["upgrade", "drava", chart, "--namespace", "drava-system"];
-    helm.extend(["--wait", "--timeout", "3m"]);
+    // Other tests have changed objects with kubectl.
+    helm.extend(["--force-conflicts", "--wait", "--timeout", "3m"]);
     helm.extend(arguments.iter().map(String::as_str));
     let annotations = ["driver", "controller"]
         .map(|component| format!("{component}.podAnnotations.gpu\\.drava\\.dev/build={build}"));
@@ -65,7 +66,7 @@ fn upgrade_leaves_computing_program_alone() -> Result<()> {
     let tenant = cluster.namespace("upgrade")?;
     let previous = workspace_root().join("tests/e2e/fixtures/drava-5dcd76d.tgz");
     let values = values_of_previous(&cluster)?;
-    upgrade(&cluster, &previous, "previous", &values)?;
+    let installed = upgrade(&cluster, &previous, "previous", &values);
     let before = pods_of_drava(&cluster)?;
 
     // The container ends, and is restarted, if a kernel fails.
@@ -73,10 +74,12 @@ fn upgrade_leaves_computing_program_alone() -> Result<()> {
         "[sleep, infinity]",
         "[cuda-probe, launch, --ms, \"5\", --seconds, \"3600\"]",
     );
-    tenant.apply(&pod)?;
-    tenant.running("busy")?;
-    let container = limited_container(&tenant, "busy")?;
+    let container = installed
+        .and_then(|()| tenant.apply(&pod))
+        .and_then(|()| tenant.running("busy"))
+        .and_then(|()| limited_container(&tenant, "busy"));
 
+    // In any case, because other tests use this cluster.
     let chart = workspace_root().join("deploy/helm/drava");
     let values = [
         "--reset-then-reuse-values",
@@ -85,6 +88,7 @@ fn upgrade_leaves_computing_program_alone() -> Result<()> {
     ];
     upgrade(&cluster, &chart, "this", &values.map(str::to_owned))?;
     let after = pods_of_drava(&cluster)?;
+    let container = container?;
     ensure!(
         after.iter().all(|pod| !before.contains(pod)),
         "not all pods of drava were replaced: {before:?}, {after:?}"
