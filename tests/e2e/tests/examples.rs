@@ -36,6 +36,32 @@ fn packs_shares_on_one_gpu() -> Result<()> {
 }
 
 #[test]
+fn policy_of_namespace_applies_live() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("policy")?;
+    let share = |name: &str| pod_with_share(name, "vgpu.drava.dev", "{memory: 4Gi}");
+    for pod in ["packed-1", "packed-2"] {
+        tenant.apply(&share(pod))?;
+        tenant.running(pod)?;
+    }
+    let packed = tenant.devices_of("packed-1")?;
+    ensure!(tenant.devices_of("packed-2")? == packed, "not packed");
+    cluster.kubectl(["label", "namespace", tenant.name(), "workload=inference"])?;
+    tenant.example("policy")?;
+    let applied = wait("the policy applies", || {
+        let policy = cluster.get(&["gpupolicy", "inference"])?;
+        let condition = &policy["status"]["conditions"][0];
+        Ok((condition["status"] == "True").then_some(()))
+    })
+    .and_then(|()| tenant.apply(&share("spread")))
+    .and_then(|()| tenant.running("spread"))
+    .and_then(|()| tenant.devices_of("spread"));
+    cluster.kubectl(["delete", "gpupolicy", "inference"])?;
+    ensure!(applied? != packed, "the policy has no effect");
+    Ok(())
+}
+
+#[test]
 fn fraction_gets_share_of_gpu_without_mig() -> Result<()> {
     let cluster = TestCluster::attach()?;
     let tenant = cluster.namespace("either")?;

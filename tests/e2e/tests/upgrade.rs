@@ -1,39 +1,30 @@
-//! `helm upgrade` from the previous chart while a program computes on a share, and `helm test`.
-
-use std::path::Path;
+//! `helm upgrade` that replaces all pods of drava while a program computes on a share, and `helm test`.
 
 use anyhow::{Context, Result, ensure};
 use drava_cluster::workspace_root;
 use drava_e2e::manifest::pod_with_share;
 use drava_e2e::{Namespace, TestCluster};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
-/// Installs `chart` over the present one, with `arguments` for its values. `build` makes Kubernetes replace the pods of drava.
-fn upgrade(cluster: &TestCluster, chart: &Path, build: &str, arguments: &[String]) -> Result<()> {
+/// Upgrades drava so that Kubernetes replaces all of its pods.
+fn upgrade(cluster: &TestCluster) -> Result<()> {
+    let chart = workspace_root().join("deploy/helm/drava");
     let chart = chart.to_str().context("the path of the chart")?;
     let mut helm = vec!["upgrade", "drava", chart, "--namespace", "drava-system"];
     // Other tests have changed objects with kubectl.
     helm.extend(["--force-conflicts", "--wait", "--timeout", "3m"]);
-    helm.extend(arguments.iter().map(String::as_str));
+    helm.extend([
+        "--reset-then-reuse-values",
+        "--set",
+        "test.image=localhost/drava-demo:dev",
+    ]);
     let annotations = ["driver", "controller"]
-        .map(|component| format!("{component}.podAnnotations.gpu\\.drava\\.dev/build={build}"));
+        .map(|component| format!("{component}.podAnnotations.example\\.com/build=upgraded"));
     for annotation in &annotations {
         helm.extend(["--set-string", annotation]);
     }
     cluster.helm(helm)?;
     cluster.drava_ready()
-}
-
-/// Arguments with the values of the installation that the previous chart knows.
-fn values_of_previous(cluster: &TestCluster) -> Result<Vec<String>> {
-    let values = cluster.helm(["get", "values", "drava", "-n", "drava-system", "-o", "json"])?;
-    let values: Map<String, Value> = serde_json::from_str(&values).context("read the values")?;
-    let known = values.into_iter().filter(|(key, _)| key != "test");
-    let arguments = known.flat_map(|(key, value)| ["--set-json".into(), format!("{key}={value}")]);
-    Ok(["--reset-values".to_owned()]
-        .into_iter()
-        .chain(arguments)
-        .collect())
 }
 
 /// Names of the pods of drava that are not being deleted.
@@ -64,31 +55,17 @@ fn limited_container(tenant: &Namespace<'_>, pod: &str) -> Result<Value> {
 fn upgrade_leaves_computing_program_alone() -> Result<()> {
     let cluster = TestCluster::attach()?;
     let tenant = cluster.namespace("upgrade")?;
-    let previous = workspace_root().join("tests/e2e/fixtures/drava-5dcd76d.tgz");
-    let values = values_of_previous(&cluster)?;
-    let installed = upgrade(&cluster, &previous, "previous", &values);
-    let before = pods_of_drava(&cluster)?;
-
     // The container ends, and is restarted, if a kernel fails.
     let pod = pod_with_share("busy", "vgpu.drava.dev", "{memory: 2Gi, cores: \"20\"}").replace(
         "[sleep, infinity]",
         "[cuda-probe, launch, --ms, \"5\", --seconds, \"3600\"]",
     );
-    let container = installed
-        .and_then(|()| tenant.apply(&pod))
-        .and_then(|()| tenant.running("busy"))
-        .and_then(|()| limited_container(&tenant, "busy"));
-
-    // In any case, because other tests use this cluster.
-    let chart = workspace_root().join("deploy/helm/drava");
-    let values = [
-        "--reset-then-reuse-values",
-        "--set",
-        "test.image=localhost/drava-demo:dev",
-    ];
-    upgrade(&cluster, &chart, "this", &values.map(str::to_owned))?;
+    tenant.apply(&pod)?;
+    tenant.running("busy")?;
+    let container = limited_container(&tenant, "busy")?;
+    let before = pods_of_drava(&cluster)?;
+    upgrade(&cluster)?;
     let after = pods_of_drava(&cluster)?;
-    let container = container?;
     ensure!(
         after.iter().all(|pod| !before.contains(pod)),
         "not all pods of drava were replaced: {before:?}, {after:?}"
