@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use drava_allocator::cluster::{Cluster, Departure, ObjectKey, object_key};
+use drava_allocator::cluster::{Cluster, Departure};
+use drava_allocator::object::{ObjectKey, object_key};
 use drava_allocator::placement::Policies;
 use drava_allocator::pod_request::PodRequest;
 use drava_api::names::capacity::MEMORY;

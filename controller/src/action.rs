@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use drava_allocator::cluster::ObjectKey;
+use drava_allocator::object::ObjectKey;
 use drava_api::policy::{GpuPolicy, GpuPolicyStatus};
 use drava_api::quota::{GpuQuota, GpuQuotaStatus};
 use k8s_openapi::api::core::v1::ObjectReference;

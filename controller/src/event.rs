@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
-use drava_allocator::cluster::ObjectKey;
 use drava_allocator::explanation::Explanation;
+use drava_allocator::object::ObjectKey;
 use drava_allocator::placement::{ClaimPlacement, DevicePlacement};
 use drava_allocator::pool::PoolProblem;
 use drava_allocator::reason::bytes;

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use drava_allocator::cluster::{ObjectKey, object_key};
+use drava_allocator::object::{ObjectKey, object_key};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use tokio::time::Instant;
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use drava_allocator::cluster::ObjectKey;
+use drava_allocator::object::ObjectKey;
 use drava_allocator::pod::node;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use drava_allocator::cluster::{ObjectKey, object_key};
+use drava_allocator::object::{ObjectKey, object_key};
 use kube::Resource;
 use kube::runtime::watcher;
 

@@ -7,7 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use drava_allocator::cluster::{Cluster, ObjectKey, object_key};
+use drava_allocator::cluster::Cluster;
+use drava_allocator::object::{ObjectKey, object_key};
 use drava_allocator::placement::Policies;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};

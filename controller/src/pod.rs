@@ -1,6 +1,6 @@
 //! Properties of a Pod.
 
-use drava_allocator::cluster::ObjectKey;
+use drava_allocator::object::ObjectKey;
 use drava_allocator::pod;
 use drava_api::names;
 use jiff::Timestamp;

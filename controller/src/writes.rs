@@ -10,7 +10,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use drava_allocator::cluster::object_key;
+use drava_allocator::object::object_key;
 use drava_api::error::describe;
 use drava_api::names;
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};

@@ -8,7 +8,7 @@
 //! | Who gives way to whom? | [`precedence`] (pure) |
 //! | Who has just begun to use a card? | [`calls`] |
 //! | Does somebody escape or exceed a limit? | [`detect`] (pure) |
-//! | Which container does a process belong to? | [`process`] |
+//! | Which container does a process belong to? | [`crate::process`] |
 //! | What does NVML say? | [`observe`] |
 //! | What does the driver take by itself? | [`reserve`] (pure) |
 //! | What do the files of a share say, and how are they changed? | [`share`], [`tenant`], [`progress`] |
@@ -43,6 +43,7 @@ use crate::claim::{ClaimUid, ShareId};
 use crate::layout::Layout;
 use crate::prepare::Prepared;
 use crate::prepare::record::{Loaded, RecordStore};
+use crate::process::Processes;
 
 pub mod allot;
 pub mod arrivals;
@@ -53,7 +54,6 @@ pub mod control;
 pub mod detect;
 pub mod observe;
 pub mod precedence;
-pub mod process;
 pub mod progress;
 pub mod reserve;
 pub mod share;
@@ -66,7 +66,6 @@ use crate::inventory::OpenLibrary;
 use calls::Calls;
 use card::{Card, Shares, What};
 use observe::{Attention, Busy, Observation, Observer, Outbox, Seen};
-use process::Processes;
 use tenant::{Key, Tenant};
 
 /// Time between two steps of the controllers.

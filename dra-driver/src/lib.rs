@@ -15,7 +15,7 @@
 //! | [`report`], [`conditions`], [`health`] | events, device statuses, readiness |
 //! | [`metrics`], [`log`] | `/metrics`, `/debug/state`, the log and its filter |
 //! | [`layout`], [`directories`], [`artifacts`], [`files`], [`lock`], [`mounts`] | files and mounts on the node |
-//! | [`claim`], [`pods`] | identities of claims and shares, and the pods that use claims |
+//! | [`claim`], [`pods`], [`process`] | identities of claims and shares, the pods that use claims, and the processes of the node |
 //!
 //! Decisions are pure functions: [`card_plan::CardPlan::new`], [`publish::desired`], [`publish::diff`], [`prepare::plan`], [`prepare::overcommit`],
 //! [`reconcile::decide`], [`gpu_health::state`]. [`driver::run`] starts the tasks around them. `use` lines between these modules form a DAG.
@@ -49,6 +49,7 @@ pub mod options;
 pub mod plugin;
 pub mod pods;
 pub mod prepare;
+pub mod process;
 pub mod profile;
 pub mod proto;
 pub mod publish;

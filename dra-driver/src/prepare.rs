@@ -10,6 +10,7 @@
 //! | versions of artifacts, also after loss of a record | [`recover`] |
 //! | order of the steps | [`apply`] |
 //! | MIG instances | [`apply::partitions`] |
+//! | whether a claim is in use | [`liveness`] |
 //!
 //! Invariants:
 //! - The record is written before the first effect and removed after the last effect. All state of a claim has a record,
@@ -30,6 +31,7 @@ use crate::options;
 pub mod apply;
 pub mod effects;
 mod limits;
+pub mod liveness;
 pub mod overcommit;
 pub mod plan;
 pub mod record;

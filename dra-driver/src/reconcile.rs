@@ -4,7 +4,7 @@
 //! kubelet does not know: interrupted preparations, a lost kubelet checkpoint, force-deleted claims, temporary files of
 //! a crashed driver, damaged and lost records. [`decide`] is pure; the rest scans the node and applies the actions.
 //!
-//! Invariant: the state of a claim is not removed while a container or GPU process of the claim runs, see [`liveness`].
+//! Invariant: the state of a claim is not removed while a container or GPU process of the claim runs, see [`crate::prepare::liveness`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -29,18 +29,15 @@ use crate::inventory::State;
 use crate::layout::{Layout, SPEC_PREFIX};
 use crate::lock::{Lock, LockError};
 use crate::prepare::Access;
-use crate::prepare::apply::partitions::instance_keys;
 use crate::prepare::apply::{ApplyError, Environment, Repairs};
 use crate::prepare::effects::{EffectError, Effects};
+use crate::prepare::liveness::{Evidence, Held, Inspector, Liveness};
 use crate::prepare::plan::claim_ref;
-use crate::prepare::record::{Loaded, RecordError, held_gpus};
+use crate::prepare::record::{Loaded, RecordError, held_gpus, instance_keys};
 use crate::report::Subject;
 
-pub mod liveness;
 pub mod orphans;
 mod scan;
-
-use liveness::{Evidence, Held, Inspector, Liveness};
 
 pub use scan::ScanError;
 use scan::{Scan, scan};

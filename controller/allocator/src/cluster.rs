@@ -15,6 +15,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use crate::capacity::Amounts;
 use crate::node::neighbors::Neighbor;
 use crate::node::{self, NodeInfo, PodDemand};
+use crate::object::{ObjectKey, object_key};
 use crate::placement::Placement;
 use crate::pool::{Pool, PoolProblem, Slice};
 use crate::selector::Selectors;
@@ -33,9 +34,6 @@ mod volumes;
 
 pub use quotas::{Floors, QuotaUse};
 pub use simulation::Departure;
-
-/// Namespace and name.
-pub type ObjectKey = (String, String);
 
 /// State of the cluster, see the [module](self).
 #[derive(Debug, Default)]
@@ -448,15 +446,6 @@ pub fn is_finished(pod: &Pod) -> bool {
         .as_ref()
         .and_then(|status| status.phase.as_deref());
     matches!(phase, Some("Succeeded" | "Failed"))
-}
-
-/// Returns namespace and name of an object.
-#[must_use]
-pub fn object_key(metadata: &ObjectMeta) -> ObjectKey {
-    (
-        metadata.namespace.clone().unwrap_or_default(),
-        metadata.name.clone().unwrap_or_default(),
-    )
 }
 
 /// Returns the resource version as a number (KEP-5504); 0 if it is not one.

@@ -14,6 +14,7 @@ pub mod decision;
 pub mod device;
 pub mod explanation;
 pub mod node;
+pub mod object;
 pub mod placement;
 pub mod pod;
 pub mod pod_request;

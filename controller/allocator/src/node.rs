@@ -14,7 +14,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as RawQuantity;
 
 use crate::capacity::Amounts;
-use crate::cluster::{ObjectKey, object_key};
+use crate::object::{ObjectKey, object_key};
 
 pub mod neighbors;
 

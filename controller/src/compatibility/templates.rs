@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use drava_allocator::cluster::ObjectKey;
+use drava_allocator::object::ObjectKey;
 use drava_api::error::describe;
 use drava_api::names;
 use futures::{FutureExt, StreamExt};

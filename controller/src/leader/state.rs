@@ -203,7 +203,7 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    use drava_allocator::cluster::object_key;
+    use drava_allocator::object::object_key;
     use drava_allocator::placement::Policies;
     use drava_api::config::PlacementPolicy;
     use drava_api::event::EventReason;

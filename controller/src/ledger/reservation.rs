@@ -6,7 +6,7 @@
 //! Reservations are not stored. They follow from the queue and the cluster: the owner is decided before every pod behind
 //! it, also by a new leader, and pods that are being deleted are the cheapest ones to wait for.
 
-use drava_allocator::cluster::ObjectKey;
+use drava_allocator::object::ObjectKey;
 use drava_allocator::placement::Placement;
 use tokio::time::Instant;
 

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use drava_allocator::cluster::object_key;
 use drava_allocator::explanation::Explanation;
 use drava_allocator::node::PodDemand;
+use drava_allocator::object::object_key;
 use drava_allocator::placement::Placement;
 use drava_allocator::pod_request::PodRequest;
 use drava_api::reason::Reason;

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use drava_allocator::cluster::object_key;
 use drava_allocator::explanation::Explanation;
+use drava_allocator::object::object_key;
 use drava_allocator::pod::{claims, is_served, is_unschedulable};
 use drava_allocator::pod_request::PodRequest;
 use k8s_openapi::api::core::v1::Pod;

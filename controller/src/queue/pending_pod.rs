@@ -4,8 +4,8 @@ use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use drava_allocator::cluster::{ObjectKey, object_key};
 use drava_allocator::node::PodDemand;
+use drava_allocator::object::{ObjectKey, object_key};
 use drava_api::reason::Reason;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;

@@ -12,11 +12,11 @@ use super::control::{Controller, Measured};
 use super::detect::{GpuProcess, Judge, Kind, News, Suspicion, look};
 use super::observe::{Listed, Observation};
 use super::precedence::Precedence;
-use super::process::{self, Processes};
 use super::reserve::shown;
 use super::share::Scratch;
 use super::tenant::{Key, Tenant};
 use super::token::{Change, Contender, Ring};
+use crate::process::{self, Processes};
 
 mod lending;
 mod ranks;

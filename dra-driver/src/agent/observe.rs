@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use drava_nvml::{GpuLibrary, GpuUuid, ProcessMemory, ProcessUtilization};
 
-use super::process::{Described, Processes};
 use crate::inventory::OpenLibrary;
+use crate::process::{Described, Processes};
 
 /// Time between two looks: what is promised within a second needs a little for itself.
 pub const INTERVAL: Duration = Duration::from_millis(950);

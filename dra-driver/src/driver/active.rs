@@ -26,9 +26,10 @@ use crate::lock::{Lock, Locks};
 use crate::metrics::{self, Sources};
 use crate::plugin::takeover::InstanceRole;
 use crate::prepare::effects::NodeEffects;
+use crate::prepare::liveness::Inspector;
 use crate::profile::status::StatusWriter;
 use crate::publish::writer::Publisher;
-use crate::reconcile::{self, liveness::Inspector};
+use crate::reconcile;
 
 /// Length of the queue of the agent's findings.
 const FINDINGS: usize = 256;

@@ -23,7 +23,7 @@ use crate::gpu_users;
 use crate::inventory::OpenLibrary;
 use crate::layout::{Layout, SPEC_PREFIX};
 use crate::lock::LockError;
-use crate::reconcile::liveness::{Held, Inspector, Liveness};
+use crate::prepare::liveness::{Held, Inspector, Liveness};
 
 /// An effect failed.
 #[derive(Debug, thiserror::Error)]

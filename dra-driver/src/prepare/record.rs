@@ -14,12 +14,14 @@ use std::fs;
 use std::io;
 use std::path::PathBuf;
 
+use drava_nvml::GpuUuid;
 use serde::{Deserialize, Serialize};
 
 use self::format::Unreadable;
-use super::{Access, Delivery, Prepared};
+use super::{Access, Delivery, Partition, Prepared};
 use crate::claim::{ClaimRef, ClaimUid};
 use crate::files;
+use crate::inventory::InstanceKey;
 
 mod format;
 
@@ -56,6 +58,19 @@ pub fn held_gpus(devices: &[Prepared]) -> BTreeSet<String> {
         .filter(|device| device.access != Access::Admin)
         .map(|device| device.card.uuid.clone())
         .collect()
+}
+
+/// Returns the MIG instances of these devices.
+pub fn instance_keys(devices: &[Prepared]) -> impl Iterator<Item = InstanceKey> {
+    partitions(devices).map(|(card, partition)| (card, partition.profile_id, partition.placement()))
+}
+
+/// Returns the partitions of these devices, with their GPUs.
+pub(super) fn partitions(devices: &[Prepared]) -> impl Iterator<Item = (GpuUuid, &Partition)> {
+    devices.iter().filter_map(|device| {
+        let partition = device.partition()?;
+        Some((GpuUuid::new(device.card.uuid.clone()), partition))
+    })
 }
 
 /// Content of a record file.

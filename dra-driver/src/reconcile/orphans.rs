@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
-use super::liveness::Liveness;
 use crate::claim::{ClaimRef, ClaimUid};
+use crate::prepare::liveness::Liveness;
 
 /// State of claims on the node.
 #[derive(Debug, Default, PartialEq, Eq)]

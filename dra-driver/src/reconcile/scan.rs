@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 
 use drava_cdi::SpecDir;
 
-use super::liveness::Inspector;
 use super::orphans::NodeState;
 use crate::claim::ClaimUid;
 use crate::claims::TaskError;
 use crate::layout::{Layout, SPEC_PREFIX};
 use crate::prepare::Prepared;
+use crate::prepare::liveness::Inspector;
 use crate::prepare::record::{Loaded, RecordError, RecordStore};
 
 /// The node could not be scanned.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use drava_dra_driver::agent::Agent;
 use drava_dra_driver::agent::observe::{Listed, Observation};
-use drava_dra_driver::agent::process::Described;
+use drava_dra_driver::process::Described;
 use drava_nvml::GpuUuid;
 use drava_vgpu_abi::ledger::Owner;
 use drava_vgpu_abi::region::{Header, REGION_ABI_VERSION, REGION_MAGIC, SLOTS_OFFSET, Slot};

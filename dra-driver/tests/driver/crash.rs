@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use drava_cdi::Spec;
 use drava_dra_driver::claim::{ClaimUid, ShareId};
 use drava_dra_driver::prepare::effects::{EffectError, Effects, Ensured, NodeEffects};
+use drava_dra_driver::prepare::liveness::Liveness;
 use drava_dra_driver::prepare::record::{ClaimRecord, Loaded};
 use drava_dra_driver::prepare::{Partition, Prepared};
-use drava_dra_driver::reconcile::liveness::Liveness;
 use drava_nvml::{GpuInstance, GpuUuid};
 use drava_vgpu_abi::LimitsSpec;
 

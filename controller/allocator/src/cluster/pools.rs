@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::{Cluster, ObjectKey, PoolState};
+use super::{Cluster, PoolState};
 use crate::device::Device;
+use crate::object::ObjectKey;
 use crate::pool::{Pool, PoolProblem};
 use crate::usage::{AllocatedDevice, DeviceAccess, DeviceUse, Usage};
 

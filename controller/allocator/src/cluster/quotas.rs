@@ -9,8 +9,9 @@ use drava_api::Quantity;
 use drava_api::quota::{GpuQuota, GpuQuotaSpec, QuotaResource, labels_match};
 use k8s_openapi::api::core::v1::Namespace;
 
-use super::{Cluster, ObjectKey};
+use super::Cluster;
 use crate::node::neighbors::NamespaceLabels;
+use crate::object::ObjectKey;
 use crate::placement::Placement;
 use crate::quota::{Budget, Charge, DeviceModel};
 

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use super::{Cluster, ObjectKey, pools_of};
+use super::{Cluster, pools_of};
 use crate::capacity::Amounts;
 use crate::node;
+use crate::object::ObjectKey;
 
 /// Claims and pods that a simulation presumes gone.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

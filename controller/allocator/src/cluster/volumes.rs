@@ -9,8 +9,9 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::api::storage::v1::StorageClass;
 
-use super::{Cluster, ObjectKey, object_key};
+use super::Cluster;
 use crate::node::{NodeInfo, PodDemand};
+use crate::object::{ObjectKey, object_key};
 
 /// Volumes of the cluster, reduced to where they are accessible.
 #[derive(Debug, Default)]

@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use drava_allocator::cluster::{Departure, Floors, ObjectKey};
+use drava_allocator::cluster::{Departure, Floors};
+use drava_allocator::object::ObjectKey;
 
 use crate::claim;
 use crate::live_pods::LivePod;

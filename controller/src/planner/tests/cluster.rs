@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use drava_allocator::cluster::object_key;
+use drava_allocator::object::object_key;
 use drava_allocator::placement::Policies;
 use drava_api::names;
 use drava_api::quota::GpuQuota;

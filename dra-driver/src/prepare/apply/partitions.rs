@@ -10,9 +10,11 @@ use drava_nvml::{GpuInstance, GpuUuid, Placement, Status};
 
 use super::{Applier, Failure, Origin};
 use crate::claim::ClaimUid;
-use crate::inventory::{InstanceKey, Recorded};
+use crate::inventory::Recorded;
 use crate::prepare::effects::{EffectError, Effects, Ensured};
-use crate::prepare::record::{ClaimRecord, Loaded, RecordError, RecordStore};
+use crate::prepare::record::{
+    ClaimRecord, Loaded, RecordError, RecordStore, instance_keys, partitions,
+};
 use crate::prepare::{Access, Instance, Partition, Prepared};
 
 /// Returns the MIG instances that records of this boot name, and the numbers of the GPUs of all records.
@@ -36,18 +38,6 @@ pub fn recorded(store: &RecordStore, boot_id: &str) -> Result<Recorded, RecordEr
         }
     }
     Ok(recorded)
-}
-
-/// Returns the MIG instances of these devices.
-pub fn instance_keys(devices: &[Prepared]) -> impl Iterator<Item = InstanceKey> {
-    partitions(devices).map(|(card, partition)| (card, partition.profile_id, partition.placement()))
-}
-
-fn partitions(devices: &[Prepared]) -> impl Iterator<Item = (GpuUuid, &Partition)> {
-    devices.iter().filter_map(|device| {
-        let partition = device.partition()?;
-        Some((GpuUuid::new(device.card.uuid.clone()), partition))
-    })
 }
 
 impl<E: Effects> Applier<E> {

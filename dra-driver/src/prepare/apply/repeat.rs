@@ -5,7 +5,7 @@ use crate::claim::ClaimUid;
 use crate::inventory::NodeInventory;
 use crate::prepare::Prepared;
 use crate::prepare::effects::Effects;
-use crate::reconcile::liveness::Liveness;
+use crate::prepare::liveness::Liveness;
 
 impl<E: Effects> Applier<E> {
     /// Checks that no container of the earlier allocation of a claim runs: its limits and devices would be taken away.

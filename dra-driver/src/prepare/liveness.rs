@@ -13,13 +13,12 @@ use std::path::{Path, PathBuf};
 
 use drava_nvml::{CardError, GpuLibrary, GpuUuid, Process, Status};
 
-use crate::agent::process::{Described, Processes};
 use crate::claim::ClaimUid;
 use crate::inventory::{InstanceKey, OpenLibrary};
 use crate::mounts::ClaimsMount;
 use crate::prepare::Prepared;
-use crate::prepare::apply::partitions::instance_keys;
-use crate::prepare::record::held_gpus;
+use crate::prepare::record::{held_gpus, instance_keys};
+use crate::process::{Described, Processes};
 
 /// Liveness of a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
