@@ -323,8 +323,10 @@ impl Drop for DynamicMode<'_> {
     }
 }
 
-/// Returns the start times of the node driver's containers.
-fn driver_starts(cluster: &TestCluster) -> Result<String> {
+/// Returns the start times of the containers of a node's driver.
+fn driver_starts(cluster: &TestCluster, node: &str) -> Result<String> {
+    // An earlier test may have killed the driver of another node.
+    let node = format!("spec.nodeName={node}");
     let path = "jsonpath={.items[*].status.containerStatuses[*].state.running.startedAt}";
     let pods = [
         "get",
@@ -333,6 +335,8 @@ fn driver_starts(cluster: &TestCluster) -> Result<String> {
         "drava-system",
         "-l",
         "app.kubernetes.io/component=driver",
+        "--field-selector",
+        &node,
         "-o",
         path,
     ];
@@ -343,7 +347,7 @@ fn driver_starts(cluster: &TestCluster) -> Result<String> {
 fn mig_mode_follows_claims_of_one_gpu() -> Result<()> {
     let cluster = TestCluster::attach()?;
     let tenant = cluster.namespace("dynamic")?;
-    let starts = driver_starts(&cluster)?;
+    let starts = driver_starts(&cluster, HOPPER)?;
     let _profile = DynamicMode(&cluster);
     tenant.apply(&format!(
         "{{apiVersion: gpu.drava.dev/v1alpha1, kind: GpuNodeProfile, metadata: {{name: dynamic}}, spec: {{nodeSelector: {{kubernetes.io/hostname: {HOPPER}}}, mode: dynamic}}}}"
@@ -413,7 +417,7 @@ fn mig_mode_follows_claims_of_one_gpu() -> Result<()> {
     tenant.delete_pods(&["again"])?;
     node.wait_until_clean()?;
     ensure!(
-        driver_starts(&cluster)? == starts,
+        driver_starts(&cluster, HOPPER)? == starts,
         "the node driver was restarted"
     );
     Ok(())
