@@ -131,6 +131,8 @@ pub(crate) fn kubelet() -> Value {
         "volumePluginDir": "/var/lib/kubelet/volume-plugins",
         // Tests kill containers repeatedly: kubelet restarts them without a growing delay (KEP-4603).
         "crashLoopBackOff": {"maxContainerRestartPeriod": "1s"},
+        // Kubelet repeats a failed prepare with this period. The default of a minute would be most of a test's time.
+        "syncFrequency": "10s",
         // A developer's disk may be nearly full; kubelet must not evict pods or remove images for that.
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
