@@ -171,23 +171,26 @@ pub enum Enforcement {
 pub struct Placement {
     /// Among nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub node: Option<PlacementPolicy>,
+    pub node: Option<NodePlacementPolicy>,
     /// Among the GPUs of a node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub gpu: Option<PlacementPolicy>,
+    pub gpu: Option<GpuPlacementPolicy>,
 }
 
-/// Preference among feasible nodes or GPUs.
+/// Preference among feasible nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum PlacementPolicy {
+pub enum NodePlacementPolicy {
     /// The fullest first.
     Binpack,
     /// The emptiest first.
     Spread,
 }
 
-impl PlacementPolicy {
+impl NodePlacementPolicy {
+    /// All policies.
+    pub const ALL: [Self; 2] = [Self::Binpack, Self::Spread];
+
     /// Returns the value in config and flags.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -198,14 +201,53 @@ impl PlacementPolicy {
     }
 }
 
-impl std::str::FromStr for PlacementPolicy {
+impl std::str::FromStr for NodePlacementPolicy {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        [Self::Binpack, Self::Spread]
+        Self::ALL
             .into_iter()
             .find(|policy| policy.as_str() == text)
             .ok_or_else(|| format!("unknown policy {text:?}, use binpack or spread"))
+    }
+}
+
+/// Preference among the feasible GPUs of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum GpuPlacementPolicy {
+    /// The fullest first.
+    Binpack,
+    /// The emptiest first.
+    Spread,
+    /// GPUs that share an NVLink domain, a NUMA node or a PCIe root first, from the smallest such group that suffices;
+    /// then the fullest first.
+    Topology,
+}
+
+impl GpuPlacementPolicy {
+    /// All policies.
+    pub const ALL: [Self; 3] = [Self::Binpack, Self::Spread, Self::Topology];
+
+    /// Returns the value in config and flags.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Binpack => "binpack",
+            Self::Spread => "spread",
+            Self::Topology => "topology",
+        }
+    }
+}
+
+impl std::str::FromStr for GpuPlacementPolicy {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::ALL
+            .into_iter()
+            .find(|policy| policy.as_str() == text)
+            .ok_or_else(|| format!("unknown policy {text:?}, use binpack, spread or topology"))
     }
 }
 

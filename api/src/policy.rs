@@ -12,7 +12,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::config::PlacementPolicy;
+use crate::config::{GpuPlacementPolicy, NodePlacementPolicy};
 use crate::quota::labels_match;
 
 /// Condition that is false while another policy applies to claims that this one selects.
@@ -51,12 +51,13 @@ pub struct GpuPolicySpec {
     pub device_classes: Option<Vec<String>>,
     /// Placement among nodes: binpack (the fullest first) or spread (the emptiest first).
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "placement_policy")]
-    pub node: Option<PlacementPolicy>,
-    /// Placement among the GPUs of a node: binpack or spread.
+    #[schemars(schema_with = "node_placement_policy")]
+    pub node: Option<NodePlacementPolicy>,
+    /// Placement among the GPUs of a node: binpack, spread, or topology (GPUs that share an NVLink domain, a NUMA node or a
+    /// PCIe root first).
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "placement_policy")]
-    pub gpu: Option<PlacementPolicy>,
+    #[schemars(schema_with = "gpu_placement_policy")]
+    pub gpu: Option<GpuPlacementPolicy>,
     /// Whether the config of a claim replaces the fields of this policy; true by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim_override: Option<bool>,
@@ -133,6 +134,10 @@ fn class_names(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-fn placement_policy(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({"type": "string", "enum": ["binpack", "spread"]})
+fn node_placement_policy(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "string", "enum": NodePlacementPolicy::ALL.map(NodePlacementPolicy::as_str)})
+}
+
+fn gpu_placement_policy(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "string", "enum": GpuPlacementPolicy::ALL.map(GpuPlacementPolicy::as_str)})
 }

@@ -9,7 +9,7 @@ use drava_allocator::placement::Policies;
 use drava_allocator::pod;
 use drava_allocator::pod_request::PodRequest;
 use drava_allocator::usage::AllocatedDevice;
-use drava_api::config::PlacementPolicy;
+use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy};
 use drava_api::names;
 use drava_api::reason::Reason;
 use k8s_openapi::api::core::v1::Pod;
@@ -96,20 +96,16 @@ pub(crate) struct Settings {
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct DecisionOptions {
     /// The controller's policy for nodes: binpack or spread.
-    #[arg(long, default_value = "binpack", value_parser = parse_policy)]
-    node_policy: PlacementPolicy,
+    #[arg(long, default_value = "binpack")]
+    node_policy: NodePlacementPolicy,
 
-    /// The controller's policy for the GPUs of a node: binpack or spread.
-    #[arg(long, default_value = "binpack", value_parser = parse_policy)]
-    gpu_policy: PlacementPolicy,
+    /// The controller's policy for the GPUs of a node: binpack, spread or topology.
+    #[arg(long, default_value = "binpack")]
+    gpu_policy: GpuPlacementPolicy,
 
     /// Scheduler whose pods the controller serves; repeatable.
     #[arg(long, default_value = pod::DEFAULT_SCHEDULER)]
     scheduler_name: Vec<String>,
-}
-
-fn parse_policy(text: &str) -> Result<PlacementPolicy, String> {
-    text.parse()
 }
 
 impl From<DecisionOptions> for Settings {

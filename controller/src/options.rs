@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use drava_allocator::placement::Policies;
 use drava_api::compatibility;
-use drava_api::config::PlacementPolicy;
+use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy};
 
 /// Allocates ResourceClaims for the GPUs of the drava driver.
 #[derive(Debug, Clone, clap::Parser)]
@@ -24,12 +24,12 @@ pub struct Options {
     pub listen: SocketAddr,
 
     /// Policy between nodes: prefer the fullest (binpack) or the emptiest (spread).
-    #[arg(long, env = "DRAVA_NODE_POLICY", default_value = "binpack", value_parser = parse_policy)]
-    pub node_policy: PlacementPolicy,
+    #[arg(long, env = "DRAVA_NODE_POLICY", default_value = "binpack")]
+    pub node_policy: NodePlacementPolicy,
 
     /// Policy between the GPUs of a node: prefer the fullest (binpack) or the emptiest (spread).
-    #[arg(long, env = "DRAVA_GPU_POLICY", default_value = "binpack", value_parser = parse_policy)]
-    pub gpu_policy: PlacementPolicy,
+    #[arg(long, env = "DRAVA_GPU_POLICY", default_value = "binpack")]
+    pub gpu_policy: GpuPlacementPolicy,
 
     /// Time after which an unreserved allocation is released and its pod is scheduled again.
     #[arg(long, env = "DRAVA_RELEASE_UNRESERVED_AFTER", default_value = "60s", value_parser = parse_duration)]
@@ -118,10 +118,6 @@ fn parse_listen(text: &str) -> Result<SocketAddr, String> {
     })
 }
 
-fn parse_policy(text: &str) -> Result<PlacementPolicy, String> {
-    text.parse()
-}
-
 fn parse_compatibility(text: &str) -> Result<compatibility::Settings, String> {
     serde_json::from_str(text).map_err(|error| {
         format!("not the settings of a translation: {error}; use {{}} for the defaults")
@@ -162,8 +158,8 @@ mod tests {
             "--scheduler-name=b",
         ])
         .unwrap();
-        assert_eq!(options.node_policy, PlacementPolicy::Spread);
-        assert_eq!(options.gpu_policy, PlacementPolicy::Binpack);
+        assert_eq!(options.node_policy, NodePlacementPolicy::Spread);
+        assert_eq!(options.gpu_policy, GpuPlacementPolicy::Binpack);
         assert_eq!(options.release_unreserved_after, Duration::from_secs(120));
         assert_eq!(options.scheduler_name, ["a", "b"]);
         assert_eq!(options.webhook_listen, Some(([0, 0, 0, 0], 9443).into()));

@@ -1,6 +1,6 @@
 //! Annotations of a pod that select GPUs and policies for all of its containers.
 
-use crate::config::{Placement, PlacementPolicy};
+use crate::config::{GpuPlacementPolicy, NodePlacementPolicy, Placement};
 use crate::names;
 
 use super::finding::{Findings, MAX_EXPRESSION_BYTES, RefusalCause, WarningCause};
@@ -53,8 +53,8 @@ pub(super) fn read(pod: &PodView, findings: &mut Findings) -> PodOptions {
             findings.warn(field(name), WarningCause::AnnotationIgnored);
         }
     }
-    let node = policy(pod, NODE_POLICY, findings);
-    let gpu = policy(pod, GPU_POLICY, findings);
+    let node = policy(pod, NODE_POLICY, node_policy, findings);
+    let gpu = policy(pod, GPU_POLICY, gpu_policy, findings);
     PodOptions {
         mode: mode(pod, findings),
         selectors: selectors(pod, findings),
@@ -95,21 +95,45 @@ fn mode(pod: &PodView, findings: &mut Findings) -> Option<Mode> {
     found.map(|(_, mode)| mode)
 }
 
-/// Returns a policy. HAMi accepts a list; the first policy with an equivalent counts, other ones are preferences.
-fn policy(pod: &PodView, name: &str, findings: &mut Findings) -> Option<PlacementPolicy> {
+/// Returns the policy among nodes, of which HAMi has binpack and spread.
+fn node_policy(item: &str) -> Option<NodePlacementPolicy> {
+    match item {
+        "binpack" => Some(NodePlacementPolicy::Binpack),
+        "spread" => Some(NodePlacementPolicy::Spread),
+        _ => None,
+    }
+}
+
+/// Returns the policy among GPUs.
+fn gpu_policy(item: &str) -> Option<GpuPlacementPolicy> {
+    match item {
+        "binpack" => Some(GpuPlacementPolicy::Binpack),
+        "spread" => Some(GpuPlacementPolicy::Spread),
+        "topology-aware" | "numa" => Some(GpuPlacementPolicy::Topology),
+        _ => None,
+    }
+}
+
+/// Returns the policy of an annotation. HAMi accepts a list, the most preferred policy first; only the first one counts.
+fn policy<T>(
+    pod: &PodView,
+    name: &str,
+    equivalent: impl Fn(&str) -> Option<T>,
+    findings: &mut Findings,
+) -> Option<T> {
     let mut found = None;
     for item in items(pod.annotation(name)?) {
-        match item {
-            "binpack" if found.is_none() => found = Some(PlacementPolicy::Binpack),
-            "spread" if found.is_none() => found = Some(PlacementPolicy::Spread),
-            "binpack" | "spread" | "topology-aware" | "numa" => {
-                let policy = item.to_owned();
-                findings.warn(field(name), WarningCause::PolicyIgnored { policy });
+        let policy = item.to_owned();
+        match equivalent(item) {
+            Some(policy) if found.is_none() => found = Some(policy),
+            Some(_) => findings.warn(field(name), WarningCause::PolicyIgnored { policy }),
+            None if gpu_policy(item).is_some() => {
+                findings.warn(
+                    field(name),
+                    WarningCause::PolicyWithoutEquivalent { policy },
+                );
             }
-            other => {
-                let policy = other.to_owned();
-                findings.refuse(field(name), RefusalCause::UnknownPolicy { policy });
-            }
+            None => findings.refuse(field(name), RefusalCause::UnknownPolicy { policy }),
         }
     }
     found

@@ -185,6 +185,11 @@ pub enum WarningCause {
         /// The value.
         policy: String,
     },
+    /// A policy of GPUs as the policy of nodes.
+    PolicyWithoutEquivalent {
+        /// The value.
+        policy: String,
+    },
     /// The annotation has no equivalent.
     AnnotationIgnored,
     /// The variable lifts the limit of cores, which only a device class may do.
@@ -230,7 +235,10 @@ impl fmt::Display for WarningCause {
                  container to use one GPU for both",
             ),
             Self::PolicyIgnored { policy } => {
-                write!(f, "policy {policy:?} is a preference without equivalent and is ignored")
+                write!(f, "policy {policy:?} is ignored: the first policy of the list applies")
+            }
+            Self::PolicyWithoutEquivalent { policy } => {
+                write!(f, "policy {policy:?} has no equivalent and is ignored")
             }
             Self::AnnotationIgnored => f.write_str("the annotation has no equivalent and is ignored"),
             Self::CoresNotCapped => f.write_str(

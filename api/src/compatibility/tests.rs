@@ -215,6 +215,14 @@ fn translates_each_row_of_the_table() {
                 r#"app config {"placement":{"gpu":"binpack","node":"spread"}}"#.to_owned(),
             ],
         ),
+        (
+            json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1024}),
+            json!({"hami.io/gpu-scheduler-policy": "topology-aware"}),
+            vec![
+                "app: vgpu.drava.dev memory=1Gi".to_owned(),
+                r#"app config {"placement":{"gpu":"topology"}}"#.to_owned(),
+            ],
+        ),
     ];
     for (limits, annotations, expected) in rows {
         let pod = annotated(limits.clone(), annotations.clone());
@@ -256,9 +264,16 @@ fn warns_about_changed_meaning() {
         ),
         (
             json!({"nvidia.com/gpu": 1}),
-            json!({"hami.io/gpu-scheduler-policy": "topology-aware"}),
+            json!({"hami.io/gpu-scheduler-policy": "binpack,topology-aware"}),
             "app: gpu.drava.dev",
-            "metadata.annotations[hami.io/gpu-scheduler-policy]: policy \"topology-aware\" is a preference without equivalent and is ignored"
+            "metadata.annotations[hami.io/gpu-scheduler-policy]: policy \"topology-aware\" is ignored: the first policy of the list applies"
+                .to_owned(),
+        ),
+        (
+            json!({"nvidia.com/gpu": 1}),
+            json!({"hami.io/node-scheduler-policy": "topology-aware"}),
+            "app: gpu.drava.dev",
+            "metadata.annotations[hami.io/node-scheduler-policy]: policy \"topology-aware\" has no equivalent and is ignored"
                 .to_owned(),
         ),
         (
@@ -270,7 +285,8 @@ fn warns_about_changed_meaning() {
         ),
     ] {
         let translation = translated(&annotated(limits.clone(), annotations));
-        assert_eq!(summary(&translation), [request], "{limits}");
+        let summary = summary(&translation);
+        assert_eq!(summary.first().map(String::as_str), Some(request));
         assert_eq!(warnings(&translation), [warning], "{limits}");
     }
 }

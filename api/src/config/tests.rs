@@ -111,7 +111,7 @@ fn applies_claim_config_after_class_config() {
     assert_eq!(settings.priority.get(), -5);
     assert_eq!(settings.memory_policy, MemoryPolicy::Spill);
     assert_eq!(settings.memory_percent.map(Percent::get), Some(25));
-    assert_eq!(settings.placement.gpu, Some(PlacementPolicy::Spread));
+    assert_eq!(settings.placement.gpu, Some(GpuPlacementPolicy::Spread));
 }
 
 #[test]

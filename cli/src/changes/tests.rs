@@ -1,14 +1,14 @@
 //! Each suggestion is applied to the cluster, and the pod fits.
 
-use drava_api::config::PlacementPolicy;
+use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy};
 use drava_api::quota::GpuQuota;
 
 use super::*;
 use crate::explain::tests::snapshot;
 
 const POLICIES: Policies = Policies {
-    node: PlacementPolicy::Binpack,
-    gpu: PlacementPolicy::Binpack,
+    node: NodePlacementPolicy::Binpack,
+    gpu: GpuPlacementPolicy::Binpack,
 };
 
 /// Returns the pod `big`, which needs 60 GiB where 56 GiB are free, with its claim.

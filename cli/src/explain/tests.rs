@@ -1,6 +1,6 @@
 //! All states of a pod, in one small cluster.
 
-use drava_api::config::PlacementPolicy;
+use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy};
 use serde_json::{Value, json};
 
 use super::*;
@@ -8,8 +8,8 @@ use super::*;
 fn settings() -> Settings {
     Settings {
         policies: Policies {
-            node: PlacementPolicy::Binpack,
-            gpu: PlacementPolicy::Binpack,
+            node: NodePlacementPolicy::Binpack,
+            gpu: GpuPlacementPolicy::Binpack,
         },
         schedulers: vec!["default-scheduler".to_owned()],
     }

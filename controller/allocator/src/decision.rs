@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use drava_api::Quantity;
-use drava_api::config::PlacementPolicy;
+use drava_api::config::NodePlacementPolicy;
 use drava_api::reason::Reason;
 
 use crate::cluster::{Cluster, PoolState};
@@ -15,7 +15,7 @@ use crate::node::neighbors::Exclusions;
 use crate::placement::{ClaimPlacement, DevicePlacement, Placement, Policies};
 use crate::pod_request::PodRequest;
 use crate::pool::PoolProblem;
-use crate::score::{GpuRanking, NodeRanking, NodeRunnerUp, NodeScore, allocated_ppm, score};
+use crate::score::{GpuRanking, NodeRanking, NodeRunnerUp, NodeScore, allocated_ppm, node_score};
 use crate::search::candidates::SelectionError;
 use crate::search::input::{PoolView, SearchInput};
 use crate::search::tentative_allocation::SelectedDevice;
@@ -140,7 +140,7 @@ impl Cluster {
         views: Vec<NamedView<'a>>,
         pod_request: &PodRequest,
         input: &SearchInput<'_>,
-        node_policy: PlacementPolicy,
+        node_policy: NodePlacementPolicy,
     ) -> Result<Result<FeasibleNode<'a>, NodeVerdict>, Explanation> {
         let verdict = |reason, detail| verdict(node, reason, detail);
         let mut pools = Vec::new();
@@ -160,7 +160,7 @@ impl Cluster {
         let outcome = search::search(input, &pools, &self.selectors)
             .map_err(|error| selection_failed(&error))?;
         Ok(match (outcome, problem) {
-            (Outcome::Found(selected), _) => {
+            (Outcome::Found(selected, proximity), _) => {
                 let allocated_ppm = node_allocated_ppm(&pools);
                 let alternatives = selected
                     .iter()
@@ -173,7 +173,8 @@ impl Cluster {
                         is_not_avoided: !pod_request.avoided_nodes.contains(node),
                         is_nominated: nominated == Some(node),
                         alternatives: Reverse(alternatives),
-                        policy_score: score(node_policy, allocated_ppm),
+                        proximity: Reverse(proximity),
+                        policy_score: node_score(node_policy, allocated_ppm),
                     },
                     allocated_ppm,
                     pools,
@@ -244,7 +245,7 @@ fn selection_failed(error: &SelectionError) -> Explanation {
 }
 
 /// Policy between nodes: that of the first claim with one, else the controller's.
-fn node_policy(pod_request: &PodRequest, policies: Policies) -> PlacementPolicy {
+fn node_policy(pod_request: &PodRequest, policies: Policies) -> NodePlacementPolicy {
     pod_request
         .claims
         .iter()

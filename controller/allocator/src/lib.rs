@@ -25,6 +25,7 @@ pub mod score;
 pub mod search;
 pub mod selector;
 pub mod taint;
+pub mod topology;
 pub mod usage;
 
 #[cfg(test)]

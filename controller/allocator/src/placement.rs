@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use drava_api::config::PlacementPolicy;
+use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy};
 use k8s_openapi::api::resource::v1::DeviceToleration;
 
 use crate::claim::ClaimId;
@@ -14,9 +14,9 @@ use crate::usage::{AllocatedDevice, DeviceAccess};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Policies {
     /// Between nodes.
-    pub node: PlacementPolicy,
+    pub node: NodePlacementPolicy,
     /// Between the GPUs of a node.
-    pub gpu: PlacementPolicy,
+    pub gpu: GpuPlacementPolicy,
 }
 
 /// Placement of a pod.

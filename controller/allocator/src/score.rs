@@ -8,19 +8,30 @@ use std::cmp::Reverse;
 use std::fmt;
 
 use drava_api::Quantity;
-use drava_api::config::PlacementPolicy;
+use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy};
 
 use crate::reason::bytes;
+use crate::topology::Proximity;
 
 /// Highest score.
 pub const MAX_SCORE: u32 = 1_000_000;
 
-/// Returns the score under `policy`; the highest score is preferred.
+/// Returns the score of a node under `policy`; the highest score is preferred.
 #[must_use]
-pub const fn score(policy: PlacementPolicy, allocated_ppm: u32) -> u32 {
+pub const fn node_score(policy: NodePlacementPolicy, allocated_ppm: u32) -> u32 {
     match policy {
-        PlacementPolicy::Binpack => allocated_ppm,
-        PlacementPolicy::Spread => MAX_SCORE.saturating_sub(allocated_ppm),
+        NodePlacementPolicy::Binpack => allocated_ppm,
+        NodePlacementPolicy::Spread => MAX_SCORE.saturating_sub(allocated_ppm),
+    }
+}
+
+/// Returns the score of a GPU under `policy`; the highest score is preferred. `topology` prefers the fullest of the GPUs
+/// of a group.
+#[must_use]
+pub const fn gpu_score(policy: GpuPlacementPolicy, allocated_ppm: u32) -> u32 {
+    match policy {
+        GpuPlacementPolicy::Binpack | GpuPlacementPolicy::Topology => allocated_ppm,
+        GpuPlacementPolicy::Spread => MAX_SCORE.saturating_sub(allocated_ppm),
     }
 }
 
@@ -43,6 +54,8 @@ pub struct NodeScore {
     pub is_nominated: bool,
     /// Sum of the positions of the selected alternatives; 0 when every request gets its first.
     pub alternatives: Reverse<usize>,
+    /// What the GPUs have in common; the default without the policy `topology`.
+    pub proximity: Reverse<Proximity>,
     /// Score under the policy between nodes.
     pub policy_score: u32,
 }
@@ -51,7 +64,7 @@ pub struct NodeScore {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeRanking {
     /// Policy between nodes.
-    pub policy: PlacementPolicy,
+    pub policy: NodePlacementPolicy,
     /// Allocated fraction of the node's GPU memory, ppm.
     pub allocated_ppm: u32,
     /// Score of the node.
@@ -75,13 +88,15 @@ pub struct NodeRunnerUp {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuRanking {
     /// Policy between GPUs.
-    pub policy: PlacementPolicy,
+    pub policy: GpuPlacementPolicy,
     /// Allocated fraction of the GPU's memory, ppm.
     pub allocated_ppm: u32,
     /// Of the other GPUs that can serve the request: the one with the best score.
     pub runner_up: Option<GpuRunnerUp>,
     /// Score of the partition; `None` for another device.
     pub partition: Option<PartitionScore>,
+    /// What the GPUs of the pod have in common; the default without the policy `topology`.
+    pub proximity: Proximity,
 }
 
 /// Score of a MIG partition among those that can serve a request. The first criterion that differs decides; the lowest
@@ -115,11 +130,18 @@ impl fmt::Display for NodeRanking {
             f.write_str("nominated by kube-scheduler")
         } else if ours.alternatives != theirs.alternatives {
             write!(f, "serves a more preferred alternative than {}", other.node)
+        } else if ours.proximity != theirs.proximity {
+            let (Reverse(ours), Reverse(theirs)) = (ours.proximity, theirs.proximity);
+            write!(f, "topology: {ours}, on {} {theirs}", other.node)
         } else {
             let order = (ours.policy_score == theirs.policy_score).then_some("name");
+            let policy = match self.policy {
+                NodePlacementPolicy::Binpack => "binpack",
+                NodePlacementPolicy::Spread => "spread",
+            };
             compare(
                 f,
-                self.policy,
+                policy,
                 "GPU memory",
                 self.allocated_ppm,
                 (&other.node, other.allocated_ppm),
@@ -150,12 +172,17 @@ impl GpuRanking {
         let Some(other) = &self.runner_up else {
             return f.write_str("only feasible GPU");
         };
-        let ours = score(self.policy, self.allocated_ppm);
-        let theirs = score(self.policy, other.allocated_ppm);
+        let policy = match self.policy {
+            GpuPlacementPolicy::Binpack => "binpack",
+            GpuPlacementPolicy::Spread => "spread",
+            GpuPlacementPolicy::Topology => return write!(f, "topology: {}", self.proximity),
+        };
+        let ours = gpu_score(self.policy, self.allocated_ppm);
+        let theirs = gpu_score(self.policy, other.allocated_ppm);
         let order = (ours == theirs).then_some("index");
         compare(
             f,
-            self.policy,
+            policy,
             "memory",
             self.allocated_ppm,
             (&other.gpu, other.allocated_ppm),
@@ -172,16 +199,12 @@ impl GpuRanking {
 /// `binpack: 40% of memory allocated, gpu-1 10%`.
 fn compare(
     f: &mut fmt::Formatter<'_>,
-    policy: PlacementPolicy,
+    policy: &str,
     memory: &str,
     allocated_ppm: u32,
     (other, other_ppm): (&str, u32),
     tie_broken_by: Option<&str>,
 ) -> fmt::Result {
-    let policy = match policy {
-        PlacementPolicy::Binpack => "binpack",
-        PlacementPolicy::Spread => "spread",
-    };
     write!(
         f,
         "{policy}: {}% of {memory} allocated, {other} {}%",
@@ -202,12 +225,13 @@ mod tests {
         is_not_avoided: true,
         is_nominated: false,
         alternatives: Reverse(0),
+        proximity: Reverse(Proximity::Same),
         policy_score: 100_000,
     };
 
     fn ranking(score: NodeScore, runner_up: NodeScore) -> String {
         NodeRanking {
-            policy: PlacementPolicy::Binpack,
+            policy: NodePlacementPolicy::Binpack,
             allocated_ppm: 100_000,
             score,
             runner_up: Some(NodeRunnerUp {
@@ -221,8 +245,13 @@ mod tests {
 
     #[test]
     fn prefers_full_with_binpack_and_empty_with_spread() {
-        assert!(score(PlacementPolicy::Binpack, 2) > score(PlacementPolicy::Binpack, 1));
-        assert!(score(PlacementPolicy::Spread, 1) > score(PlacementPolicy::Spread, 2));
+        use GpuPlacementPolicy as Gpu;
+        use NodePlacementPolicy as Node;
+        assert!(node_score(Node::Binpack, 2) > node_score(Node::Binpack, 1));
+        assert!(node_score(Node::Spread, 1) > node_score(Node::Spread, 2));
+        assert!(gpu_score(Gpu::Binpack, 2) > gpu_score(Gpu::Binpack, 1));
+        assert!(gpu_score(Gpu::Topology, 2) > gpu_score(Gpu::Topology, 1));
+        assert!(gpu_score(Gpu::Spread, 1) > gpu_score(Gpu::Spread, 2));
     }
 
     #[test]
@@ -245,6 +274,17 @@ mod tests {
                     ..SCORE
                 },
                 "serves a more preferred alternative than n2",
+            ),
+            (
+                NodeScore {
+                    proximity: Reverse(Proximity::NumaNode),
+                    ..lower
+                },
+                NodeScore {
+                    proximity: Reverse(Proximity::Node),
+                    ..SCORE
+                },
+                "topology: the GPUs share a NUMA node, on n2 the GPUs share the node only",
             ),
             (
                 NodeScore {
@@ -280,10 +320,11 @@ mod tests {
                     allocated_ppm,
                 }),
                 partition: None,
+                proximity: Proximity::PcieRoot,
             }
             .to_string()
         };
-        use PlacementPolicy::{Binpack, Spread};
+        use GpuPlacementPolicy::{Binpack, Spread, Topology};
         assert_eq!(ranking(Binpack, 0, None), "only feasible GPU");
         assert_eq!(
             ranking(Spread, 100_000, Some(400_000)),
@@ -296,6 +337,10 @@ mod tests {
         assert_eq!(
             ranking(Binpack, 100_000, Some(400_000)),
             "binpack: 10% of memory allocated, gpu-1 40%, which cannot serve all requests of the pod"
+        );
+        assert_eq!(
+            ranking(Topology, 100_000, Some(400_000)),
+            "topology: the GPUs share a PCIe root"
         );
     }
 }

@@ -4,10 +4,13 @@
 //! tried in the order of their score, so the first solution is the preferred one. The rejections of the request that
 //! got farthest are returned for the explanation. The number of steps is limited, so no claim can block the caller.
 
+use drava_api::config::GpuPlacementPolicy;
+
 use crate::claim::{Count, MAX_RESULTS};
 use crate::reason::Rejection;
 use crate::score::{GpuRanking, GpuRunnerUp};
 use crate::selector::Selectors;
+use crate::topology::Proximity;
 
 pub mod candidates;
 pub mod input;
@@ -23,8 +26,8 @@ pub const STEP_LIMIT: u32 = 2_000;
 /// Result of the search on a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// Devices for every request.
-    Found(Vec<SelectedDevice>),
+    /// Devices for every request, and what their GPUs have in common.
+    Found(Vec<SelectedDevice>, Proximity),
     /// No solution, with the rejections of the request that got farthest.
     NotFound(Rejections),
     /// [`STEP_LIMIT`] was reached.
@@ -58,7 +61,10 @@ pub fn search(
     let mut search = Search::new(input, pools, selectors)?;
     let found = search.request(0);
     Ok(match found {
-        true => Outcome::Found(search.allocation.into_selected()),
+        true => {
+            let proximity = search.allocation.proximity();
+            Outcome::Found(search.allocation.into_selected(), proximity)
+        }
         false if search.steps >= STEP_LIMIT => Outcome::LimitReached,
         false => Outcome::NotFound(
             search
@@ -91,12 +97,25 @@ pub fn rank_gpus(
                 let open = search.allocation.open_partitions(selected.device.pool);
                 search.allocation.partition_score(selected.device, &open)
             },
+            proximity: Proximity::default(),
         });
         search
             .allocation
             .allocate(selected.index, selected.device, selected.access.clone());
     }
+    let proximity = search.allocation.proximity();
+    for ranking in &mut rankings {
+        ranking.proximity = proximity;
+    }
     Ok(rankings)
+}
+
+/// Returns the number of devices that an alternative needs, 1 for all.
+const fn count(candidates: &Candidates<'_>) -> usize {
+    match candidates.alternative.count {
+        Count::Exactly(count) => count,
+        Count::All => 1,
+    }
 }
 
 /// One request of one claim.
@@ -156,9 +175,7 @@ impl<'a> Search<'a> {
         let Some((index, candidates)) = self.at(slot, alternative) else {
             return false;
         };
-        let mut order = self
-            .allocation
-            .order_by_score(index.claim, &candidates.selected);
+        let mut order = self.order(slot, index, candidates);
         let needed = match candidates.alternative.count {
             Count::Exactly(count) => count,
             Count::All => {
@@ -197,6 +214,29 @@ impl<'a> Search<'a> {
             return false;
         }
         self.select(slot, alternative, &order, needed)
+    }
+
+    /// Returns the candidates of a request in the order in which they are tried.
+    fn order(
+        &self,
+        slot: usize,
+        index: RequestIndex,
+        candidates: &Candidates<'_>,
+    ) -> Vec<DeviceRef> {
+        let allocation = &self.allocation;
+        let mut order = allocation.order_by_score(index.claim, &candidates.selected);
+        if allocation.gpu_policy(index.claim) == GpuPlacementPolicy::Topology {
+            let is_feasible = |candidate: &DeviceRef| {
+                let check = allocation.check(index, candidates.alternative, *candidate);
+                check.is_ok()
+            };
+            let feasible: Vec<_> = order.iter().copied().filter(is_feasible).collect();
+            let later = self.slots.get(slot + 1..).unwrap_or_default();
+            let later = later.iter().filter_map(|slot| slot.alternatives.first());
+            let needed = std::iter::once(candidates).chain(later).map(count).sum();
+            allocation.order_by_topology(&mut order, &feasible, needed);
+        }
+        order
     }
 
     /// Selects `needed` more devices out of `order`.
@@ -285,11 +325,10 @@ impl<'a> Search<'a> {
         let slot = self
             .slots
             .iter()
-            .find(|slot| (slot.claim, slot.request) == (index.claim, index.request))?;
-        let candidates = slot.alternatives.get(index.alternative)?;
+            .position(|slot| (slot.claim, slot.request) == (index.claim, index.request))?;
+        let (_, candidates) = self.at(slot, index.alternative)?;
         let gpu = &self.allocation.device(selected.device)?.gpu;
-        self.allocation
-            .order_by_score(index.claim, &candidates.selected)
+        self.order(slot, index, candidates)
             .into_iter()
             .filter_map(|candidate| Some((candidate, self.allocation.device(candidate)?)))
             .find(|(candidate, device)| {

@@ -3,7 +3,7 @@
 use drava_allocator::cluster::Cluster;
 use drava_allocator::placement::Policies;
 use drava_allocator::pod_request::PodRequest;
-use drava_api::config::PlacementPolicy;
+use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy};
 use serde_json::{Value, json};
 
 use super::*;
@@ -32,8 +32,8 @@ fn config_of(requests: &Value, config: &Value) -> Vec<Value> {
     )
     .unwrap();
     let policies = Policies {
-        node: PlacementPolicy::Binpack,
-        gpu: PlacementPolicy::Binpack,
+        node: NodePlacementPolicy::Binpack,
+        gpu: GpuPlacementPolicy::Binpack,
     };
     let placement = cluster.decide(&pod_request, policies).unwrap();
     let allocation = build(

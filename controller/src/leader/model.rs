@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use drava_allocator::placement::Policies;
-use drava_api::config::PlacementPolicy;
+use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy};
 use futures::FutureExt;
 use kube::Client;
 use tokio::task::JoinSet;
@@ -77,8 +77,8 @@ impl Replica {
         };
         let settings = Settings {
             policies: Policies {
-                node: PlacementPolicy::Binpack,
-                gpu: PlacementPolicy::Binpack,
+                node: NodePlacementPolicy::Binpack,
+                gpu: GpuPlacementPolicy::Binpack,
             },
             schedulers: vec!["default-scheduler".to_owned()],
             release_after: Duration::from_secs(60),

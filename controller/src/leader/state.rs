@@ -205,7 +205,7 @@ mod tests {
 
     use drava_allocator::object::object_key;
     use drava_allocator::placement::Policies;
-    use drava_api::config::PlacementPolicy;
+    use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy};
     use drava_api::event::EventReason;
     use k8s_openapi::api::resource::v1::ResourceClaim;
     use serde_json::json;
@@ -237,8 +237,8 @@ mod tests {
     fn unsynced() -> State {
         let settings = Settings {
             policies: Policies {
-                node: PlacementPolicy::Binpack,
-                gpu: PlacementPolicy::Binpack,
+                node: NodePlacementPolicy::Binpack,
+                gpu: GpuPlacementPolicy::Binpack,
             },
             schedulers: vec!["default-scheduler".to_owned()],
             release_after: Duration::from_secs(60),

@@ -196,6 +196,20 @@ fn allocates_shares_of_several_gpus() -> Result<()> {
 }
 
 #[test]
+fn explains_topology_of_gpus() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("topology")?;
+    tenant.example("topology")?;
+    tenant.running("close")?;
+    // The two GPUs of the node are on different NUMA nodes.
+    tenant.event(
+        &tenant.claim_of("close")?,
+        "topology: the GPUs share the node only",
+    )?;
+    Ok(())
+}
+
+#[test]
 fn shows_each_container_its_own_share() -> Result<()> {
     let cluster = TestCluster::attach()?;
     let tenant = cluster.namespace("pipeline")?;

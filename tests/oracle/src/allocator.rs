@@ -4,7 +4,7 @@ use anyhow::Result;
 use drava_allocator::cluster::Cluster;
 use drava_allocator::placement::{Placement, Policies};
 use drava_allocator::pod_request::PodRequest;
-use drava_api::config::PlacementPolicy;
+use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 
@@ -37,8 +37,8 @@ pub fn decide(case: &Case) -> Result<Vec<Decision>> {
         .map(|claim| (claim.metadata.name.as_deref().unwrap_or_default(), claim))
         .collect();
     let policies = Policies {
-        node: PlacementPolicy::Binpack,
-        gpu: PlacementPolicy::Binpack,
+        node: NodePlacementPolicy::Binpack,
+        gpu: GpuPlacementPolicy::Binpack,
     };
     case.node_names()
         .map(|node| {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use drava_api::config::{Placement, PlacementPolicy};
+use drava_api::config::Placement;
 use drava_api::policy::{GpuPolicy, GpuPolicySpec, PolicyLevel};
 
 use super::Cluster;
@@ -62,22 +62,11 @@ impl Cluster {
             PolicyLevel::Cluster,
         ]
         .map(first);
-        let resolve = |own: Option<PlacementPolicy>,
-                       of_class: Option<PlacementPolicy>,
-                       field: fn(&GpuPolicySpec) -> Option<PlacementPolicy>| {
-            let of = |policy: Option<&GpuPolicySpec>| policy.and_then(field);
-            let mut setting = [namespace, class, cluster].into_iter().flatten();
-            let applied = setting.find(|policy| field(policy).is_some());
-            own.filter(|_| applied.is_none_or(GpuPolicySpec::allows_override))
-                .or(of(namespace))
-                .or(of_class)
-                .or(of(class))
-                .or(of(cluster))
-        };
+        let settings = [namespace, class, cluster];
         let (own, of_class) = (claim.own_placement, claim.class_placement);
         Placement {
-            node: resolve(own.node, of_class.node, |policy| policy.node),
-            gpu: resolve(own.gpu, of_class.gpu, |policy| policy.gpu),
+            node: resolve(own.node, of_class.node, settings, |policy| policy.node),
+            gpu: resolve(own.gpu, of_class.gpu, settings, |policy| policy.gpu),
         }
     }
 
@@ -110,6 +99,23 @@ impl Cluster {
                 .any(|labels| one.selects_namespace(labels) && other.selects_namespace(labels)),
         }
     }
+}
+
+/// Resolves one field: from the config of the claim and of its class, and from the policies of namespace, class and cluster.
+fn resolve<T>(
+    own: Option<T>,
+    of_class: Option<T>,
+    settings: [Option<&GpuPolicySpec>; 3],
+    field: impl Fn(&GpuPolicySpec) -> Option<T>,
+) -> Option<T> {
+    let mut applied = settings.into_iter().flatten();
+    let applied = applied.find(|policy| field(policy).is_some());
+    let [namespace, class, cluster] = settings.map(|policy| policy.and_then(&field));
+    own.filter(|_| applied.is_none_or(GpuPolicySpec::allows_override))
+        .or(namespace)
+        .or(of_class)
+        .or(class)
+        .or(cluster)
 }
 
 fn contradict(one: &GpuPolicySpec, other: &GpuPolicySpec) -> bool {

@@ -1,6 +1,6 @@
 //! State after events in any order, with assumed allocations.
 
-use drava_api::config::PlacementPolicy;
+use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy};
 use serde_json::json;
 
 use super::*;
@@ -8,8 +8,8 @@ use crate::fixture::{cluster, node, pod_request, request, share, slices};
 use crate::placement::Policies;
 
 const POLICIES: Policies = Policies {
-    node: PlacementPolicy::Binpack,
-    gpu: PlacementPolicy::Binpack,
+    node: NodePlacementPolicy::Binpack,
+    gpu: GpuPlacementPolicy::Binpack,
 };
 
 fn allocated(name: &str, version: u64, devices: &[(&str, &str)]) -> ResourceClaim {

@@ -1,6 +1,6 @@
 //! Decisions by example, and properties of all decisions.
 
-use drava_api::config::PlacementPolicy;
+use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::json;
 
@@ -15,15 +15,16 @@ mod properties;
 mod quota;
 mod rejection;
 mod selection;
+mod topology;
 
 const BINPACK: Policies = Policies {
-    node: PlacementPolicy::Binpack,
-    gpu: PlacementPolicy::Binpack,
+    node: NodePlacementPolicy::Binpack,
+    gpu: GpuPlacementPolicy::Binpack,
 };
 
 const SPREAD: Policies = Policies {
-    node: PlacementPolicy::Spread,
-    gpu: PlacementPolicy::Spread,
+    node: NodePlacementPolicy::Spread,
+    gpu: GpuPlacementPolicy::Spread,
 };
 
 /// Decides and assumes the placement; returns `node/device` of every device.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use drava_api::config::PlacementPolicy;
+use drava_api::config::GpuPlacementPolicy;
 
 use crate::claim::ClaimSpec;
 use crate::pool::Pool;
@@ -18,7 +18,7 @@ pub struct SearchInput<'a> {
     /// Containers that use several devices.
     pub containers: &'a [ContainerDevices],
     /// Policy between GPUs; a policy of the claim takes precedence.
-    pub gpu_policy: PlacementPolicy,
+    pub gpu_policy: GpuPlacementPolicy,
     /// Quotas of the namespace.
     pub budgets: &'a [Budget<'a>],
 }

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-use drava_api::config::PlacementPolicy;
+use drava_api::config::GpuPlacementPolicy;
 use drava_api::{DeviceType, names};
 
 use super::input::{ContainerDevices, DeviceRef, PoolView, SearchInput};
@@ -12,7 +12,8 @@ use crate::claim::{Alternative, ConstraintRule};
 use crate::device::Device;
 use crate::quota;
 use crate::reason::Rejection;
-use crate::score::{PartitionScore, allocated_ppm, score};
+use crate::score::{PartitionScore, allocated_ppm, gpu_score};
+use crate::topology::{self, Location, Proximity};
 use crate::usage::{DeviceAccess, Usage, requested_access};
 
 /// A device selected for a request.
@@ -37,6 +38,21 @@ pub struct RequestIndex {
     pub request: usize,
     /// Position of the alternative in the request.
     pub alternative: usize,
+}
+
+/// A GPU and its place.
+struct Gpu<'a> {
+    /// Position of its pool.
+    pool: usize,
+    /// Its key in the pool.
+    gpu: &'a str,
+    location: Location<'a>,
+}
+
+impl Gpu<'_> {
+    fn is_of(&self, candidate: DeviceRef, device: &Device) -> bool {
+        (self.pool, self.gpu) == (candidate.pool, &device.gpu)
+    }
 }
 
 /// See the [module](self). A release restores the exact state before the allocation.
@@ -245,7 +261,7 @@ impl<'a> TentativeAllocation<'a> {
     }
 
     /// Policy between GPUs for a claim.
-    pub(super) fn gpu_policy(&self, claim: usize) -> PlacementPolicy {
+    pub(super) fn gpu_policy(&self, claim: usize) -> GpuPlacementPolicy {
         self.input
             .claims
             .get(claim)
@@ -263,7 +279,7 @@ impl<'a> TentativeAllocation<'a> {
         let mut order: Vec<_> = candidates
             .iter()
             .map(|candidate| {
-                let score = score(policy, self.gpu_allocated_ppm(*candidate));
+                let score = gpu_score(policy, self.gpu_allocated_ppm(*candidate));
                 let open = open.get(candidate.pool).map_or(&[][..], Vec::as_slice);
                 let PartitionScore { memory, closed } =
                     self.partition_score(*candidate, open).unwrap_or_default();
@@ -272,6 +288,51 @@ impl<'a> TentativeAllocation<'a> {
             .collect();
         order.sort_unstable();
         order.into_iter().map(|(.., candidate)| candidate).collect()
+    }
+
+    /// Moves the candidates on GPUs that are close together to the front. `feasible` are those that can be allocated now,
+    /// `needed` the devices that the pod still needs.
+    pub(super) fn order_by_topology(
+        &self,
+        order: &mut [DeviceRef],
+        feasible: &[DeviceRef],
+        needed: usize,
+    ) {
+        let held: Vec<_> = self.gpus(self.selected.iter().map(|selected| selected.device));
+        let free = self.gpus(feasible.iter().copied());
+        let locations = |gpus: &[Gpu<'a>]| gpus.iter().map(|gpu| gpu.location).collect::<Vec<_>>();
+        let ranks = topology::ranks(&locations(&held), &locations(&free), needed);
+        let rank = |candidate: &DeviceRef| {
+            let device = self.device(*candidate)?;
+            let gpu = free.iter().position(|gpu| gpu.is_of(*candidate, device))?;
+            ranks.get(gpu).copied()
+        };
+        // The sort is stable: the score decides among equals.
+        order.sort_by_cached_key(|candidate| rank(candidate).unwrap_or(usize::MAX));
+    }
+
+    /// Returns what the selected GPUs have in common, as far as the policy of their claims asks for it.
+    pub(super) fn proximity(&self) -> Proximity {
+        let wanted = self.selected.iter().filter(|selected| {
+            self.gpu_policy(selected.index.claim) == GpuPlacementPolicy::Topology
+        });
+        let gpus = self.gpus(wanted.map(|selected| selected.device));
+        topology::proximity(&gpus.iter().map(|gpu| gpu.location).collect::<Vec<_>>())
+    }
+
+    /// Returns the different GPUs of devices.
+    fn gpus(&self, devices: impl Iterator<Item = DeviceRef>) -> Vec<Gpu<'a>> {
+        let mut gpus: Vec<Gpu<'a>> = Vec::new();
+        for (candidate, device) in devices.filter_map(|found| Some((found, self.device(found)?))) {
+            if !gpus.iter().any(|gpu| gpu.is_of(candidate, device)) {
+                gpus.push(Gpu {
+                    pool: candidate.pool,
+                    gpu: &device.gpu,
+                    location: Location::of(device),
+                });
+            }
+        }
+        gpus
     }
 
     /// Returns for each device of a pool whether it is a partition that can be allocated now.

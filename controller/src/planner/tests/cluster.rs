@@ -50,8 +50,8 @@ impl TestCluster {
     pub(super) fn new(nodes: &[&str]) -> Self {
         let settings = Settings {
             policies: Policies {
-                node: drava_api::config::PlacementPolicy::Binpack,
-                gpu: drava_api::config::PlacementPolicy::Binpack,
+                node: drava_api::config::NodePlacementPolicy::Binpack,
+                gpu: drava_api::config::GpuPlacementPolicy::Binpack,
             },
             schedulers: vec!["default-scheduler".to_owned()],
             release_after: RELEASE_AFTER,

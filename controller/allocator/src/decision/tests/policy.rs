@@ -1,6 +1,6 @@
 //! Scores of nodes and GPUs.
 
-use drava_api::config::PlacementPolicy;
+use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::json;
 
@@ -50,8 +50,8 @@ fn selects_emptiest_node_and_gpu_with_spread() {
 fn scores_nodes_and_gpus_independently() {
     let mut cluster = cluster(&[("n1", &[80, 80]), ("n2", &[80, 80])]);
     let policies = Policies {
-        node: PlacementPolicy::Spread,
-        gpu: PlacementPolicy::Binpack,
+        node: NodePlacementPolicy::Spread,
+        gpu: GpuPlacementPolicy::Binpack,
     };
     let devices: Vec<_> = ["a", "b", "c"]
         .iter()
