@@ -201,10 +201,10 @@ fn explains_topology_of_gpus() -> Result<()> {
     let tenant = cluster.namespace("topology")?;
     tenant.example("topology")?;
     tenant.running("close")?;
-    // The two GPUs of the node are on different NUMA nodes.
+    // The two GPUs of the node are on different NUMA nodes, and NVSwitch connects them.
     tenant.event(
         &tenant.claim_of("close")?,
-        "topology: the GPUs share the node only",
+        "topology: the GPUs share an NVLink domain",
     )?;
     Ok(())
 }
