@@ -192,7 +192,7 @@ pub(crate) fn pod(
                 gates.join(", ")
             ),
         ),
-        Stage::Requesting(request) => match snapshot.cluster.decide(&request, settings.policies) {
+        Stage::Requesting(request) => match snapshot.cluster.explain(&request, settings.policies) {
             Ok(placement) => (
                 State::Feasible,
                 format!(

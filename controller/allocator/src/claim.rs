@@ -60,7 +60,7 @@ pub struct ClaimSpec {
 }
 
 /// One entry of `spec.devices.requests`: alternatives in the order of preference; a plain request has one.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Request {
     /// Main name.
     pub name: String,
@@ -69,7 +69,7 @@ pub struct Request {
 }
 
 /// One alternative of a request.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Alternative {
     /// Name in the result: `main`, or `main/sub` for an alternative of `firstAvailable`.
     pub name: String,

@@ -4,6 +4,7 @@
 //! that is written but not yet observed is *assumed*, as in kube-scheduler: it counts until the claim is observed with
 //! it, or until it is forgotten because the write failed.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -18,6 +19,7 @@ use crate::node::{self, NodeInfo, PodDemand};
 use crate::object::{ObjectKey, object_key};
 use crate::placement::Placement;
 use crate::pool::{Pool, PoolProblem, Slice};
+use crate::ranking::Rankings;
 use crate::selector::Selectors;
 use crate::taint::TaintRule;
 use crate::usage::{AllocatedDevice, Usage};
@@ -68,6 +70,7 @@ pub struct Cluster {
     overcommitted: BTreeSet<String>,
     /// What the current simulation presumes gone.
     gone: Departure,
+    pub(crate) rankings: Rankings,
 }
 
 /// A pool with its usage, or its problem.
@@ -105,12 +108,14 @@ impl Cluster {
         if self.nodes.get(&name) == Some(&info) {
             return false;
         }
+        self.rankings.mark_changed(&name);
         self.nodes.insert(name, info);
         true
     }
 
     /// Removes a node.
     pub fn remove_node(&mut self, name: &str) {
+        self.rankings.mark_changed(name);
         self.nodes.remove(name);
     }
 
@@ -346,12 +351,15 @@ impl Cluster {
     }
 
     /// Returns the sum of the requests of a node's pods, without the pod `except`.
-    pub(crate) fn requested_on(&self, node: &str, except: &str) -> Amounts {
-        let mut requested = self.requested.get(node).cloned().unwrap_or_default();
+    pub(crate) fn requested_on(&self, node: &str, except: &str) -> Cow<'_, Amounts> {
+        let Some(requested) = self.requested.get(node) else {
+            return Cow::default();
+        };
+        let mut requested = Cow::Borrowed(requested);
         if let Some(assignment) = self.pods.get(except)
             && assignment.node == node
         {
-            node::subtract(&mut requested, &assignment.requests);
+            node::subtract(requested.to_mut(), &assignment.requests);
         }
         self.subtract_gone(node, except, &mut requested);
         requested
@@ -398,6 +406,7 @@ impl Cluster {
                 Some(Err(PoolProblem::AllocatedDeviceMissing { .. })) => self.assemble(pool),
                 Some(Ok((assembled, _))) => {
                     let counted = self.usage_of(pool, assembled);
+                    self.mark_pool_changed(pool);
                     if let Some(state) = self.pools.get_mut(pool) {
                         match (counted, &mut state.state) {
                             (Ok(counted), Ok((_, usage))) => *usage = counted,

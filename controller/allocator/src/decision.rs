@@ -8,55 +8,83 @@ use drava_api::Quantity;
 use drava_api::config::NodePlacementPolicy;
 use drava_api::reason::Reason;
 
-use crate::cluster::{Cluster, PoolState};
+use crate::cluster::Cluster;
 use crate::explanation::{Explanation, NodeVerdict};
 use crate::node::add;
 use crate::node::neighbors::Exclusions;
 use crate::placement::{ClaimPlacement, DevicePlacement, Placement, Policies};
 use crate::pod_request::PodRequest;
-use crate::pool::PoolProblem;
+use crate::ranking::DeviceScore;
 use crate::score::{GpuRanking, NodeRanking, NodeRunnerUp, NodeScore, allocated_ppm, node_score};
 use crate::search::candidates::SelectionError;
 use crate::search::input::{PoolView, SearchInput};
 use crate::search::tentative_allocation::SelectedDevice;
 use crate::search::{self, Outcome, STEP_LIMIT};
 
+mod by_ranking;
 mod closest_rejection;
 
 use closest_rejection::closest_rejection;
-
-/// A pool by name, or why it is excluded.
-type NamedView<'a> = (&'a str, Result<PoolView<'a>, &'a PoolProblem>);
 
 /// A node on which the pod fits.
 struct FeasibleNode<'a> {
     name: &'a str,
     pools: Vec<PoolView<'a>>,
     selected: Vec<SelectedDevice>,
-    allocated_ppm: u32,
+    devices: DeviceScore,
     score: NodeScore,
+}
+
+/// What is to be decided for a pod.
+struct Problem<'a> {
+    pod_request: &'a PodRequest,
+    input: SearchInput<'a>,
+    node_policy: NodePlacementPolicy,
+    exclusions: Exclusions,
+}
+
+impl Problem<'_> {
+    /// Returns the score of a node for the pod.
+    fn score(&self, node: &str, devices: DeviceScore) -> NodeScore {
+        let nominated = self.pod_request.demand.nominated_node.as_deref();
+        NodeScore {
+            is_not_avoided: !self.pod_request.avoided_nodes.contains(node),
+            is_nominated: nominated == Some(node),
+            alternatives: devices.alternatives,
+            proximity: devices.proximity,
+            policy_score: devices.policy_score,
+        }
+    }
 }
 
 impl Cluster {
     /// Decides on the node and the devices of a pod. A pod without claims fits on nodes without GPUs, too.
     ///
     /// # Errors
-    /// Why no node is feasible.
+    /// Why no node is feasible. The verdicts on nodes may lack those on their devices.
     pub fn decide(
         &self,
         pod_request: &PodRequest,
         policies: Policies,
     ) -> Result<Placement, Explanation> {
-        let resolved = self.with_policies(pod_request);
-        let pod_request = resolved.as_ref().unwrap_or(pod_request);
-        let with_views = |node| (node, views(self.pools_of_node(node)));
-        if pod_request.claims.is_empty() {
-            let nodes = self.node_names();
-            self.decide_among(nodes.map(with_views), pod_request, policies)
-        } else {
-            let nodes = self.nodes_with_pools();
-            self.decide_among(nodes.map(with_views), pod_request, policies)
-        }
+        self.with_problem(pod_request, policies, |problem| {
+            self.decide_by_ranking(problem)
+                .unwrap_or_else(|| self.decide_among(self.candidates(problem.pod_request), problem))
+        })
+    }
+
+    /// Decides like [`Self::decide`], by an evaluation of every node.
+    ///
+    /// # Errors
+    /// Why no node is feasible, with the verdicts on all devices.
+    pub fn explain(
+        &self,
+        pod_request: &PodRequest,
+        policies: Policies,
+    ) -> Result<Placement, Explanation> {
+        self.with_problem(pod_request, policies, |problem| {
+            self.decide_among(self.candidates(problem.pod_request), problem)
+        })
     }
 
     /// Decides on the devices of a pod on one node.
@@ -69,39 +97,69 @@ impl Cluster {
         pod_request: &PodRequest,
         policies: Policies,
     ) -> Result<Placement, Explanation> {
-        let resolved = self.with_policies(pod_request);
-        let pod_request = resolved.as_ref().unwrap_or(pod_request);
-        let pools = views(self.pools_of_node(node));
-        self.decide_among(std::iter::once((node, pools)), pod_request, policies)
+        self.with_problem(pod_request, policies, |problem| {
+            self.decide_among(std::iter::once(node), problem)
+        })
     }
 
-    fn decide_among<'a>(
-        &'a self,
-        nodes: impl Iterator<Item = (&'a str, Vec<NamedView<'a>>)>,
+    fn with_problem<T>(
+        &self,
         pod_request: &PodRequest,
         policies: Policies,
-    ) -> Result<Placement, Explanation> {
+        decide: impl FnOnce(&Problem<'_>) -> T,
+    ) -> T {
+        let resolved = self.with_policies(pod_request);
+        let pod_request = resolved.as_ref().unwrap_or(pod_request);
         let containers = pod_request.containers(|pool, device| self.gpu_of(pool, device));
         let namespace = pod_request.claims.first();
         let budgets = namespace.map(|claim| self.budgets(&claim.id.namespace));
-        let input = SearchInput {
-            claims: &pod_request.claims,
-            containers: &containers,
-            gpu_policy: policies.gpu,
-            budgets: budgets.as_deref().unwrap_or_default(),
-        };
-        let node_policy = node_policy(pod_request, policies);
-        let exclusions = self.exclusions(&pod_request.uid, &pod_request.demand);
+        decide(&Problem {
+            pod_request,
+            input: SearchInput {
+                claims: &pod_request.claims,
+                containers: &containers,
+                gpu_policy: policies.gpu,
+                budgets: budgets.as_deref().unwrap_or_default(),
+            },
+            node_policy: node_policy(pod_request, policies),
+            exclusions: self.exclusions(&pod_request.uid, &pod_request.demand),
+        })
+    }
+
+    /// Returns the nodes on which the pod can fit, by name.
+    fn candidates<'a>(
+        &'a self,
+        pod_request: &PodRequest,
+    ) -> Box<dyn Iterator<Item = &'a str> + 'a> {
+        match pod_request.claims.is_empty() {
+            true => Box::new(self.node_names()),
+            false => Box::new(self.nodes_with_pools()),
+        }
+    }
+
+    fn is_candidate(&self, node: &str, pod_request: &PodRequest) -> bool {
+        match pod_request.claims.is_empty() {
+            true => self.node(node).is_some(),
+            false => self.has_pools(node),
+        }
+    }
+
+    /// Evaluates these nodes, sorted by name.
+    fn decide_among<'a>(
+        &'a self,
+        nodes: impl Iterator<Item = &'a str>,
+        problem: &Problem<'_>,
+    ) -> Result<Placement, Explanation> {
         let mut verdicts = Vec::new();
         let mut best: Option<FeasibleNode<'_>> = None;
         let mut runner_up: Option<FeasibleNode<'_>> = None;
-        for (node, views) in nodes {
-            if let Err(obstacle) = self.admits(node, pod_request, &exclusions) {
-                verdicts.push(verdict(node, Reason::NodeUnfit, obstacle));
+        for node in nodes {
+            if let Err(obstacle) = self.admits(node, problem) {
+                verdicts.push(Arc::new(verdict(node, Reason::NodeUnfit, obstacle)));
                 continue;
             }
-            match self.evaluate_node(node, views, pod_request, &input, node_policy)? {
-                Err(verdict) => verdicts.push(verdict),
+            match self.evaluate_node(node, problem)? {
+                Err(verdict) => verdicts.push(Arc::new(verdict)),
                 // Nodes are sorted by name: of equal scores the first name is kept.
                 Ok(node) if best.as_ref().is_none_or(|best| node.score > best.score) => {
                     runner_up = best.replace(node);
@@ -119,69 +177,77 @@ impl Cluster {
         let Some(best) = best else {
             return Err(Explanation::Nodes(verdicts));
         };
-        let ranking = NodeRanking {
-            policy: node_policy,
-            allocated_ppm: best.allocated_ppm,
-            score: best.score,
-            runner_up: runner_up.map(|node| NodeRunnerUp {
-                node: node.name.to_owned(),
-                allocated_ppm: node.allocated_ppm,
-                score: node.score,
-            }),
-        };
-        let gpu_rankings = search::rank_gpus(&input, &best.pools, &self.selectors, &best.selected)
-            .map_err(|error| selection_failed(&error))?;
-        Ok(best.into_placement(pod_request, ranking, gpu_rankings))
+        let runner_up = runner_up.map(|node| NodeRunnerUp {
+            node: node.name.to_owned(),
+            allocated_ppm: node.devices.allocated_ppm,
+            score: node.score,
+        });
+        self.placement(best, runner_up, problem)
     }
 
+    fn placement(
+        &self,
+        best: FeasibleNode<'_>,
+        runner_up: Option<NodeRunnerUp>,
+        problem: &Problem<'_>,
+    ) -> Result<Placement, Explanation> {
+        let ranking = NodeRanking {
+            policy: problem.node_policy,
+            allocated_ppm: best.devices.allocated_ppm,
+            score: best.score,
+            runner_up,
+        };
+        let gpu_rankings =
+            search::rank_gpus(&problem.input, &best.pools, &self.selectors, &best.selected)
+                .map_err(|error| selection_failed(&error))?;
+        Ok(best.into_placement(problem.pod_request, ranking, gpu_rankings))
+    }
+
+    /// Evaluates the devices of a node.
     fn evaluate_node<'a>(
         &'a self,
         node: &'a str,
-        views: Vec<NamedView<'a>>,
-        pod_request: &PodRequest,
-        input: &SearchInput<'_>,
-        node_policy: NodePlacementPolicy,
+        problem: &Problem<'_>,
     ) -> Result<Result<FeasibleNode<'a>, NodeVerdict>, Explanation> {
         let verdict = |reason, detail| verdict(node, reason, detail);
         let mut pools = Vec::new();
-        let mut problem = None;
-        for (name, view) in views {
-            match view {
-                Ok(view) => pools.push(view),
-                Err(found) => problem = Some(format!("pool {name}: {found}")),
+        let mut excluded = None;
+        for (name, pool) in self.pools_of_node(node) {
+            match &pool.state {
+                Ok((pool, usage)) => pools.push(PoolView { name, pool, usage }),
+                Err(found) => excluded = Some(format!("pool {name}: {found}")),
             }
         }
         // All devices of a node are unknown while one of its pools is.
-        if let Some(problem) = &problem
-            && pod_request.requests_all()
+        if let Some(excluded) = &excluded
+            && problem.pod_request.requests_all()
         {
-            return Ok(Err(verdict(Reason::PoolIncomplete, problem.clone())));
+            return Ok(Err(verdict(Reason::PoolIncomplete, excluded.clone())));
         }
-        let outcome = search::search(input, &pools, &self.selectors)
+        let outcome = search::search(&problem.input, &pools, &self.selectors)
             .map_err(|error| selection_failed(&error))?;
-        Ok(match (outcome, problem) {
+        Ok(match (outcome, excluded) {
             (Outcome::Found(selected, proximity), _) => {
                 let allocated_ppm = node_allocated_ppm(&pools);
                 let alternatives = selected
                     .iter()
                     .map(|selected| selected.index.alternative)
                     .sum();
-                let nominated = pod_request.demand.nominated_node.as_deref();
+                let devices = DeviceScore {
+                    alternatives: Reverse(alternatives),
+                    proximity: Reverse(proximity),
+                    policy_score: node_score(problem.node_policy, allocated_ppm),
+                    allocated_ppm,
+                };
                 Ok(FeasibleNode {
                     name: node,
-                    score: NodeScore {
-                        is_not_avoided: !pod_request.avoided_nodes.contains(node),
-                        is_nominated: nominated == Some(node),
-                        alternatives: Reverse(alternatives),
-                        proximity: Reverse(proximity),
-                        policy_score: node_score(node_policy, allocated_ppm),
-                    },
-                    allocated_ppm,
+                    score: problem.score(node, devices),
+                    devices,
                     pools,
                     selected,
                 })
             }
-            (_, Some(problem)) => Err(verdict(Reason::PoolIncomplete, problem)),
+            (_, Some(excluded)) => Err(verdict(Reason::PoolIncomplete, excluded)),
             (Outcome::LimitReached, None) => Err(verdict(
                 Reason::SearchLimit,
                 format!("no solution within {STEP_LIMIT} steps"),
@@ -192,12 +258,9 @@ impl Cluster {
         })
     }
 
-    fn admits(
-        &self,
-        node: &str,
-        pod_request: &PodRequest,
-        exclusions: &Exclusions,
-    ) -> Result<(), String> {
+    /// Checks whether the pod can run on the node, apart from its devices.
+    fn admits(&self, node: &str, problem: &Problem<'_>) -> Result<(), String> {
+        let pod_request = problem.pod_request;
         let info = self.node(node).ok_or("node does not exist")?;
         for (claim, selector) in &pod_request.pinned_by {
             if !info.selected_by(node, selector) {
@@ -206,11 +269,11 @@ impl Cluster {
         }
         let mut requested = self.requested_on(node, &pod_request.uid);
         info.admits(node, &pod_request.demand, &requested)?;
-        exclusions.admit(node, info)?;
+        problem.exclusions.admit(node, info)?;
         self.admits_volumes(node, info, &pod_request.demand)?;
         let mut before = &pod_request.demand;
         for sharer in &pod_request.sharers {
-            add(&mut requested, &before.requests);
+            add(requested.to_mut(), &before.requests);
             info.admits(node, sharer, &requested)?;
             before = sharer;
         }
@@ -226,18 +289,6 @@ fn verdict(node: &str, reason: Reason, detail: String) -> NodeVerdict {
         closeness: (0, Quantity::ZERO),
         devices: Vec::new(),
     }
-}
-
-fn views<'a>(pools: impl Iterator<Item = (&'a str, &'a PoolState)>) -> Vec<NamedView<'a>> {
-    pools
-        .map(|(name, pool)| {
-            let view = pool
-                .state
-                .as_ref()
-                .map(|(pool, usage)| PoolView { name, pool, usage });
-            (name, view)
-        })
-        .collect()
 }
 
 fn selection_failed(error: &SelectionError) -> Explanation {

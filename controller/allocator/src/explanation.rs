@@ -1,6 +1,7 @@
 //! Explanation of a pending pod: one line for an event, verdicts per node and device for the long form.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use drava_api::Quantity;
 use drava_api::reason::Reason;
@@ -20,7 +21,7 @@ pub enum Explanation {
         message: String,
     },
     /// The obstacle on each node with devices.
-    Nodes(Vec<NodeVerdict>),
+    Nodes(Vec<Arc<NodeVerdict>>),
 }
 
 /// Why a pod does not fit on one node.
@@ -34,7 +35,7 @@ pub struct NodeVerdict {
     pub detail: String,
     /// Closeness of the rejection; of equal reasons the closest is quoted.
     pub closeness: (u8, Quantity),
-    /// Every rejected device of the request that failed.
+    /// Every rejected device of the request that failed; none after a decision by a ranking.
     pub devices: Vec<DeviceVerdict>,
 }
 
@@ -177,7 +178,7 @@ impl Group {
 }
 
 /// Groups verdicts by reason, the most frequent first.
-fn grouped(verdicts: &[NodeVerdict]) -> Vec<Group> {
+fn grouped(verdicts: &[Arc<NodeVerdict>]) -> Vec<Group> {
     let mut by_reason: BTreeMap<Reason, Vec<&NodeVerdict>> = BTreeMap::new();
     for verdict in verdicts {
         by_reason.entry(verdict.reason).or_default().push(verdict);

@@ -20,6 +20,7 @@ pub mod pod;
 pub mod pod_request;
 pub mod pool;
 pub mod quota;
+mod ranking;
 pub mod reason;
 pub mod score;
 pub mod search;

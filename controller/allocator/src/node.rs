@@ -92,12 +92,7 @@ impl NodeInfo {
         if self.is_terminating {
             return Err("the node is being deleted".to_owned());
         }
-        let tolerates_cordon = pod.tolerates(&Taint {
-            key: "node.kubernetes.io/unschedulable".to_owned(),
-            effect: "NoSchedule".to_owned(),
-            ..Taint::default()
-        });
-        if self.is_cordoned && !tolerates_cordon {
+        if self.is_cordoned && !pod.tolerates_cordon() {
             return Err("the node is cordoned".to_owned());
         }
         if !self.is_ready {
@@ -225,6 +220,14 @@ impl PodDemand {
             rules: NeighborRules::of(pod),
             volume_claims: volume_claims(pod),
         }
+    }
+
+    fn tolerates_cordon(&self) -> bool {
+        self.tolerates(&Taint {
+            key: "node.kubernetes.io/unschedulable".to_owned(),
+            effect: "NoSchedule".to_owned(),
+            ..Taint::default()
+        })
     }
 
     fn tolerates(&self, taint: &Taint) -> bool {

@@ -55,6 +55,13 @@ impl std::fmt::Debug for Selector {
     }
 }
 
+/// A selector equals itself only: another one with the same expression has a budget of its own.
+impl PartialEq for Selector {
+    fn eq(&self, other: &Self) -> bool {
+        self.id == other.id
+    }
+}
+
 /// Why a selector cannot be evaluated.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SelectorError {

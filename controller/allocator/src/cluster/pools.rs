@@ -75,6 +75,18 @@ impl Cluster {
 
     /// Assembles a pool after a change of its slices, and charges its claims.
     pub(super) fn assemble(&mut self, pool: &str) {
+        self.mark_pool_changed(pool);
+        self.assemble_slices(pool);
+        self.mark_pool_changed(pool);
+    }
+
+    /// Notes that the devices of the pool's node may have changed.
+    pub(super) fn mark_pool_changed(&mut self, pool: &str) {
+        let node = self.pools.get(pool).and_then(|state| state.node.as_deref());
+        self.rankings.mark_changed(node.unwrap_or(pool));
+    }
+
+    fn assemble_slices(&mut self, pool: &str) {
         let claims = self.claims_of.get(pool).cloned().unwrap_or_default();
         for claim in claims {
             self.charge(&claim);
@@ -188,6 +200,11 @@ impl Cluster {
     /// Returns the names of the nodes with pools; a pool without a node is listed under its own name.
     pub(crate) fn nodes_with_pools(&self) -> impl Iterator<Item = &str> {
         self.pools_on.keys().map(String::as_str)
+    }
+
+    /// Returns whether [`Self::nodes_with_pools`] has the node.
+    pub(crate) fn has_pools(&self, node: &str) -> bool {
+        self.pools_on.contains_key(node)
     }
 
     /// Returns the pools of a node by name.

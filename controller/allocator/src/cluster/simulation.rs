@@ -1,5 +1,6 @@
 //! Simulations: decisions in a cluster without some of its claims and pods.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use super::{Cluster, pools_of};
@@ -36,13 +37,13 @@ impl Cluster {
     }
 
     /// Subtracts the requests of the node's pods that are presumed gone, apart from `except`.
-    pub(super) fn subtract_gone(&self, node: &str, except: &str, requested: &mut Amounts) {
+    pub(super) fn subtract_gone(&self, node: &str, except: &str, requested: &mut Cow<'_, Amounts>) {
         for uid in &self.gone.pods {
             if let Some(assignment) = self.pods.get(uid)
                 && assignment.node == node
                 && uid != except
             {
-                node::subtract(requested, &assignment.requests);
+                node::subtract(requested.to_mut(), &assignment.requests);
             }
         }
     }

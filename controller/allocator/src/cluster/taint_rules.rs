@@ -31,6 +31,7 @@ impl Cluster {
     }
 
     fn apply_taint_rules(&mut self) {
+        self.rankings.mark_all_changed();
         for (name, pool) in &mut self.pools {
             if let Ok((pool, _)) = &mut pool.state {
                 pool.apply_rules(name, &self.taint_rules.values());

@@ -8,6 +8,7 @@ use crate::cluster::Cluster;
 use crate::fixture::{pod_request, request};
 use crate::placement::Policies;
 
+mod by_ranking;
 mod co_allocation;
 mod partition;
 mod policy;

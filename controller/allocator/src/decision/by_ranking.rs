@@ -1,0 +1,125 @@
+//! Decisions by a ranking of the nodes.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use drava_api::reason::Reason;
+
+use super::{Problem, verdict};
+use crate::cluster::Cluster;
+use crate::explanation::{Explanation, NodeVerdict};
+use crate::placement::Placement;
+use crate::ranking::{DeviceScore, Evaluation, Ranking};
+use crate::score::{NodeRunnerUp, NodeScore};
+
+/// A node on which the pod fits.
+struct Feasible {
+    name: String,
+    devices: DeviceScore,
+    score: NodeScore,
+}
+
+impl Cluster {
+    /// Decides like an evaluation of all nodes, by evaluating those that have changed since the last decision for equal
+    /// claims. Returns `None` when no ranking can decide: with quotas, and for containers with devices of allocated claims.
+    pub(super) fn decide_by_ranking(
+        &self,
+        problem: &Problem<'_>,
+    ) -> Option<Result<Placement, Explanation>> {
+        let input = &problem.input;
+        let mut containers = input.containers.iter();
+        if !input.budgets.is_empty() || containers.any(|container| !container.gpus.is_empty()) {
+            return None;
+        }
+        let feasible = self.rankings.with(input, problem.node_policy, |ranking| {
+            self.update(ranking, problem)?;
+            let feasible = self.best_two(ranking, problem);
+            Some(match feasible.is_empty() {
+                true => Err(Explanation::Nodes(self.verdicts(ranking, problem))),
+                false => Ok(feasible.into_iter()),
+            })
+        })?;
+        let mut feasible = match feasible {
+            Ok(feasible) => feasible,
+            Err(explanation) => return Some(Err(explanation)),
+        };
+        let best = feasible.next()?;
+        let runner_up = feasible.next().map(|node| NodeRunnerUp {
+            node: node.name,
+            allocated_ppm: node.devices.allocated_ppm,
+            score: node.score,
+        });
+        let evaluated = self.evaluate_node(&best.name, problem).ok()?.ok();
+        let is_current = evaluated
+            .as_ref()
+            .is_some_and(|node| node.devices == best.devices);
+        debug_assert!(is_current, "the ranking of {} is out of date", best.name);
+        Some(self.placement(evaluated?, runner_up, problem))
+    }
+
+    /// Evaluates the nodes that have changed. Returns `None` when a selector cannot be evaluated.
+    fn update(&self, ranking: &mut Ranking, problem: &Problem<'_>) -> Option<()> {
+        let all = self.candidates(problem.pod_request).map(str::to_owned);
+        for node in ranking.take_changed(all) {
+            if !self.is_candidate(&node, problem.pod_request) {
+                ranking.remove(&node);
+                continue;
+            }
+            let evaluation = match self.evaluate_node(&node, problem).ok()? {
+                Ok(node) => Ok(node.devices),
+                // The verdicts on devices would be most of the memory.
+                Err(verdict) => Err(Arc::new(NodeVerdict {
+                    devices: Vec::new(),
+                    ..verdict
+                })),
+            };
+            ranking.set(&node, evaluation);
+        }
+        Some(())
+    }
+
+    /// Returns why each node is not feasible.
+    fn verdicts(&self, ranking: &Ranking, problem: &Problem<'_>) -> Vec<Arc<NodeVerdict>> {
+        let verdict = |(node, evaluation): (&str, &Evaluation)| {
+            if let Err(obstacle) = self.admits(node, problem) {
+                return Some(Arc::new(verdict(node, Reason::NodeUnfit, obstacle)));
+            }
+            evaluation.as_ref().err().map(Arc::clone)
+        };
+        ranking.nodes().filter_map(verdict).collect()
+    }
+
+    /// Returns the two feasible nodes with the best scores; of equal scores the first names.
+    fn best_two(&self, ranking: &Ranking, problem: &Problem<'_>) -> Vec<Feasible> {
+        // The pod ranks these nodes differently.
+        let request = problem.pod_request;
+        let avoided = request.avoided_nodes.iter();
+        let special: BTreeSet<&str> = avoided
+            .chain(&request.demand.nominated_node)
+            .map(String::as_str)
+            .collect();
+        let is_feasible = |node: &str| self.admits(node, problem).is_ok();
+        let others = ranking
+            .feasible()
+            .filter(|(node, _)| !special.contains(node) && is_feasible(node))
+            .take(2);
+        let special = special
+            .iter()
+            .filter_map(|node| Some((*node, ranking.score(node)?)))
+            .filter(|(node, _)| is_feasible(node));
+        let mut feasible: Vec<Feasible> = others
+            .chain(special)
+            .map(|(node, devices)| Feasible {
+                name: node.to_owned(),
+                devices,
+                score: problem.score(node, devices),
+            })
+            .collect();
+        feasible.sort_by(|one, other| {
+            let by_score = other.score.cmp(&one.score);
+            by_score.then_with(|| one.name.cmp(&other.name))
+        });
+        feasible.truncate(2);
+        feasible
+    }
+}

@@ -1,0 +1,199 @@
+//! Rankings: the nodes with devices for equal claims, best first, kept from decision to decision.
+//!
+//! Pods of a workload have equal claims, and a change in the cluster concerns few nodes. So a decision evaluates again the
+//! devices of the nodes that have changed since the last decision for such claims. What depends on the pod, such as its CPU
+//! requests and affinity, is not part of a ranking.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy, Placement};
+
+use crate::claim::{ClaimSpec, Constraint, Request};
+use crate::explanation::NodeVerdict;
+use crate::search::input::{ContainerDevices, SearchInput};
+use crate::topology::Proximity;
+
+/// Most nodes in all rankings, about 50 MiB. The rankings that were not used for the longest time make room for new ones.
+const MAX_NODES: usize = 200_000;
+
+/// Score of a node by its devices. The first criterion that differs decides; the highest value is preferred.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct DeviceScore {
+    /// See [`crate::score::NodeScore::alternatives`].
+    pub(crate) alternatives: Reverse<usize>,
+    /// See [`crate::score::NodeScore::proximity`].
+    pub(crate) proximity: Reverse<Proximity>,
+    /// See [`crate::score::NodeScore::policy_score`].
+    pub(crate) policy_score: u32,
+    /// Allocated fraction of the node's GPU memory, ppm.
+    pub(crate) allocated_ppm: u32,
+}
+
+/// Score of a node; why it has no devices for the claims.
+pub(crate) type Evaluation = Result<DeviceScore, Arc<NodeVerdict>>;
+
+/// What decides on the devices of a pod, besides the state of the nodes.
+#[derive(Debug, Clone, PartialEq)]
+struct Shape {
+    claims: Vec<ClaimShape>,
+    containers: Vec<ContainerDevices>,
+    gpu_policy: GpuPlacementPolicy,
+    node_policy: NodePlacementPolicy,
+}
+
+/// A claim without its name.
+#[derive(Debug, Clone, PartialEq)]
+struct ClaimShape {
+    requests: Vec<Request>,
+    constraints: Vec<Constraint>,
+    placement: Placement,
+}
+
+impl Shape {
+    fn of(input: &SearchInput<'_>, node_policy: NodePlacementPolicy) -> Self {
+        let claims = input.claims.iter().map(|claim| ClaimShape {
+            requests: claim.requests.clone(),
+            constraints: claim.constraints.clone(),
+            placement: claim.placement,
+        });
+        Self {
+            claims: claims.collect(),
+            containers: input.containers.to_vec(),
+            gpu_policy: input.gpu_policy,
+            node_policy,
+        }
+    }
+
+    fn is_of(&self, input: &SearchInput<'_>, node_policy: NodePlacementPolicy) -> bool {
+        let is_equal = |(shape, claim): (&ClaimShape, &ClaimSpec)| {
+            shape.requests == claim.requests
+                && shape.constraints == claim.constraints
+                && shape.placement == claim.placement
+        };
+        self.gpu_policy == input.gpu_policy
+            && self.node_policy == node_policy
+            && self.containers == input.containers
+            && self.claims.len() == input.claims.len()
+            && self.claims.iter().zip(input.claims).all(is_equal)
+    }
+}
+
+/// The nodes with devices for equal claims.
+#[derive(Debug)]
+pub(crate) struct Ranking {
+    shape: Shape,
+    nodes: BTreeMap<Arc<str>, Evaluation>,
+    /// Best first; of equal scores the first name.
+    order: BTreeSet<(Reverse<DeviceScore>, Arc<str>)>,
+    /// Nodes that have changed since their evaluation; all when `None`.
+    changed: Option<BTreeSet<String>>,
+}
+
+impl Ranking {
+    fn new(shape: Shape) -> Self {
+        Self {
+            shape,
+            nodes: BTreeMap::new(),
+            order: BTreeSet::new(),
+            changed: None,
+        }
+    }
+
+    /// Returns the nodes to evaluate, `all` in a new ranking. They count as unchanged from now on.
+    pub(crate) fn take_changed(&mut self, all: impl Iterator<Item = String>) -> BTreeSet<String> {
+        let changed = self.changed.replace(BTreeSet::new());
+        changed.unwrap_or_else(|| all.collect())
+    }
+
+    /// Sets the result of a node.
+    pub(crate) fn set(&mut self, node: &str, evaluation: Evaluation) {
+        self.remove(node);
+        let name: Arc<str> = node.into();
+        if let Ok(score) = &evaluation {
+            self.order.insert((Reverse(*score), Arc::clone(&name)));
+        }
+        self.nodes.insert(name, evaluation);
+    }
+
+    /// Removes a node.
+    pub(crate) fn remove(&mut self, node: &str) {
+        if let Some((name, Ok(before))) = self.nodes.remove_entry(node) {
+            self.order.remove(&(Reverse(before), name));
+        }
+    }
+
+    /// Returns the score of a node; `None` without devices for the claims.
+    pub(crate) fn score(&self, node: &str) -> Option<DeviceScore> {
+        self.nodes.get(node)?.as_ref().ok().copied()
+    }
+
+    /// Returns the nodes with devices for the claims, best first.
+    pub(crate) fn feasible(&self) -> impl Iterator<Item = (&str, DeviceScore)> {
+        let order = self.order.iter();
+        order.map(|(Reverse(score), name)| (&**name, *score))
+    }
+
+    /// Returns all nodes, by name.
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = (&str, &Evaluation)> {
+        self.nodes
+            .iter()
+            .map(|(name, evaluation)| (&**name, evaluation))
+    }
+}
+
+/// The rankings of a cluster.
+#[derive(Debug, Default)]
+pub(crate) struct Rankings(Mutex<Vec<Ranking>>);
+
+impl Rankings {
+    /// Notes that the devices of a node may have changed.
+    pub(crate) fn mark_changed(&mut self, node: &str) {
+        for ranking in self.all() {
+            if let Some(changed) = &mut ranking.changed
+                && !changed.contains(node)
+            {
+                changed.insert(node.to_owned());
+            }
+        }
+    }
+
+    /// Notes that the devices of all nodes may have changed.
+    pub(crate) fn mark_all_changed(&mut self) {
+        self.all().clear();
+    }
+
+    fn all(&mut self) -> &mut Vec<Ranking> {
+        self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs `decide` with the ranking for that input. The ranking is dropped when `decide` returns `None`.
+    pub(crate) fn with<T>(
+        &self,
+        input: &SearchInput<'_>,
+        node_policy: NodePlacementPolicy,
+        decide: impl FnOnce(&mut Ranking) -> Option<T>,
+    ) -> Option<T> {
+        let mut rankings = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = rankings
+            .iter()
+            .position(|ranking| ranking.shape.is_of(input, node_policy));
+        let mut ranking = match known {
+            Some(position) => rankings.remove(position),
+            None => Ranking::new(Shape::of(input, node_policy)),
+        };
+        let decided = decide(&mut ranking);
+        if decided.is_some() {
+            rankings.insert(0, ranking);
+            let mut nodes = 0;
+            let kept = rankings.iter().take_while(|ranking| {
+                nodes += ranking.nodes.len();
+                nodes <= MAX_NODES
+            });
+            let kept = kept.count().max(1);
+            rankings.truncate(kept);
+        }
+        decided
+    }
+}
