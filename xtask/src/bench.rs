@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: measurements on the simulated GPU, as JSON and as Markdown.
+//! `cargo xtask bench`: measurements on simulated GPUs, as JSON and as Markdown.
 //!
 //! Each bench is a module that returns rows; this module reads the command line and writes the rows. Variants that are
 //! compared are measured in turn in one run.
@@ -8,6 +8,7 @@ mod hami_baseline;
 mod hook;
 mod measurements;
 mod memory;
+mod packing;
 mod report;
 mod share;
 mod startup;
@@ -42,6 +43,8 @@ pub(crate) struct Args {
     /// Skip the measurements of HAMi-core's algorithm.
     #[arg(long)]
     without_baseline: bool,
+    #[command(flatten)]
+    packing: packing::Options,
 }
 
 impl Args {
@@ -61,6 +64,8 @@ enum Name {
     Hook,
     /// Exactness of memory limits, and their cost.
     Memory,
+    /// Packing quality and speed of the placement policies.
+    Packing,
     /// Exactness of shares of GPU time.
     Share,
     /// Cost of the start of a process.
@@ -73,6 +78,7 @@ impl Name {
             Self::Agent => "agent",
             Self::Hook => "hook",
             Self::Memory => "memory",
+            Self::Packing => "packing",
             Self::Share => "share",
             Self::Startup => "startup",
         }
@@ -87,6 +93,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Name::Agent => agent::run(args, &mut report)?,
         Name::Hook => hook::run(args, &mut report)?,
         Name::Memory => memory::run(args, &mut report)?,
+        Name::Packing => packing::run(&args.packing, &mut report)?,
         Name::Share => share::run(args, &mut report)?,
         Name::Startup => startup::run(args, &mut report)?,
     }

@@ -76,7 +76,7 @@ impl Report {
     /// Returns the tables as Markdown.
     pub(crate) fn markdown(&self) -> String {
         let mut text = format!(
-            "# Bench: {}\n\n`cargo xtask bench {}` at commit {}, on the simulated GPU, on {}.\n",
+            "# Bench: {}\n\n`cargo xtask bench {}` at commit {}, on simulated GPUs, on {}.\n",
             self.bench, self.bench, self.commit, self.machine
         );
         for part in &self.parts {
