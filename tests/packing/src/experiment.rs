@@ -1,4 +1,4 @@
-//! The experiment, see the [crate](crate).
+//! The experiment, see the [crate].
 
 use std::time::Instant;
 
