@@ -96,6 +96,19 @@ pub(crate) struct Failure {
     pub(crate) output: Vec<String>,
 }
 
+impl Failure {
+    /// The line that says why: a compiler's first error, or the message of the first panic.
+    pub(crate) fn cause(&self) -> Option<&str> {
+        let mut lines = self.output.iter().map(|line| line.trim());
+        let first =
+            lines.find(|line| line.starts_with("error") || line.contains(" panicked at "))?;
+        if first.starts_with("error") {
+            return Some(first);
+        }
+        lines.find(|line| !line.is_empty())
+    }
+}
+
 /// What a run of a program found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Outcome {

@@ -35,6 +35,9 @@ pub(super) fn print(reports: &[Report]) -> Outcome {
     for report in reports {
         for failure in &report.outcome.failures {
             eprintln!("    {} ({}: {})", failure.test, report.name, report.log);
+            if let Some(cause) = failure.cause() {
+                eprintln!("        {cause}");
+            }
         }
     }
     for stage in Stage::ALL {

@@ -5,6 +5,7 @@
 //! build` for these packages once per test process; with fresh builds this takes a fraction of a
 //! second. `DRAVA_SIMULATOR_BUILT=DIR` names a directory with all of them, for tests without cargo.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -158,14 +159,16 @@ impl Drop for Machine {
 
 fn serve(machine_file: &Path, root: &Path) -> anyhow::Result<Child> {
     let built = built()?;
+    let messages = machine_file.with_file_name("simulator-machine.log");
     let mut daemon = Command::new(built.join("simulator-machine"))
         .arg("serve")
         .args([Path::new("--machine"), machine_file])
         .args([Path::new("--root"), root])
         .args([Path::new("--libs"), built])
         .arg("--until-stdin-closes")
-        .stdout(Stdio::piped())
         .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::from(File::create(&messages)?))
         .spawn()
         .context("cannot start simulator-machine")?;
     let stdout = daemon
@@ -176,7 +179,8 @@ fn serve(machine_file: &Path, root: &Path) -> anyhow::Result<Child> {
     BufReader::new(stdout).read_line(&mut line)?;
     if line.trim() != "ready" {
         let status = daemon.wait()?;
-        bail!("simulator-machine exited before it was ready ({status}); see its output above");
+        let messages = std::fs::read_to_string(messages)?;
+        bail!("simulator-machine exited before it was ready ({status}): {messages}");
     }
     Ok(daemon)
 }

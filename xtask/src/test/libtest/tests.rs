@@ -163,3 +163,25 @@ fn keeps_last_lines_of_long_output() {
     let lines = tail.take();
     assert_eq!((lines.len(), lines[0].as_str()), (KEPT_LINES, "5"));
 }
+
+fn cause_of(output: &[&str]) -> Option<String> {
+    let failure = Failure {
+        test: "a".to_owned(),
+        output: output.iter().map(|line| (*line).to_owned()).collect(),
+    };
+    failure.cause().map(str::to_owned)
+}
+
+#[test]
+fn names_cause_of_failure() {
+    let check = ["    Checking a v1", "error: unused import: `b`", "error: c"];
+    let test = [
+        "",
+        "thread 'a' (7) panicked at src/a.rs:1:2:",
+        "left 1",
+        "x",
+    ];
+    assert_eq!(cause_of(&check).unwrap(), "error: unused import: `b`");
+    assert_eq!(cause_of(&test).unwrap(), "left 1");
+    assert_eq!(cause_of(&["no line of an error"]), None);
+}
