@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context as _, Result, ensure};
 use drava_e2e::manifest::{pod_with_request, pod_with_share};
 use drava_e2e::{Namespace, TestCluster, wait};
+use serde_json::Value;
 
 const NODE: &str = "node-1";
 /// Index and minor number of the A100.
@@ -311,14 +312,36 @@ fn on_hopper(name: &str, class: &str, more: &str) -> String {
     pod_with_request(name, &exactly, "")
 }
 
-/// Deletes the profile with the value.
+/// Deletes the profile with the value, and waits until no claim can be allocated to a partition of the H100.
 struct DynamicMode<'c>(&'c TestCluster);
+
+impl DynamicMode<'_> {
+    fn end(&self) -> Result<()> {
+        let delete = ["delete", "gpunodeprofile", "dynamic", "--ignore-not-found"];
+        self.0.kubectl(delete)?;
+        wait("no partition of the H100 is offered", || {
+            let slices = self.0.get(&["resourceslices"])?;
+            let slices = slices["items"].as_array().into_iter().flatten();
+            let mut devices = slices
+                .filter(|slice| slice["spec"]["nodeName"] == HOPPER)
+                .filter_map(|slice| slice["spec"]["devices"].as_array())
+                .flatten();
+            let is_offered = |device: &Value| {
+                let taints = device["taints"].as_array().into_iter().flatten();
+                let name = device["name"].as_str().unwrap_or_default();
+                // The devices that claims may hold are retained for a while.
+                let mut reasons = taints.filter(|taint| taint["key"] != "gpu.drava.dev/managed");
+                name.contains("-mig-") && reasons.next().is_none()
+            };
+            Ok((!devices.any(is_offered)).then_some(()))
+        })
+    }
+}
 
 impl Drop for DynamicMode<'_> {
     fn drop(&mut self) {
-        let delete = ["delete", "gpunodeprofile", "dynamic", "--ignore-not-found"];
-        if let Err(error) = self.0.kubectl(delete) {
-            eprintln!("cannot delete the profile: {error:#}");
+        if let Err(error) = self.end() {
+            eprintln!("the profile has not ended: {error:#}");
         }
     }
 }
