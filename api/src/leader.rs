@@ -3,7 +3,7 @@
 //! The Lease elects; this object repeats its holder for the ValidatingAdmissionPolicy `drava-controller-lease`. The Lease
 //! itself cannot be the parameter of the policy: the API server stops its watch of a built-in type for good when the last
 //! binding with that type is deleted, and compares with the old holder after the binding exists again (Kubernetes 1.37.1,
-//! `policySource.ensureParamsForPolicyLocked`). It watches custom resources anew.
+//! `policySource.ensureParamsForPolicyLocked`). Its watch of a custom resource starts again with the definition.
 
 use kube_derive::CustomResource;
 use schemars::JsonSchema;

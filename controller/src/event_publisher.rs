@@ -33,7 +33,7 @@ impl EventPublisher {
         tokio::spawn(async move {
             while let Some(event) = events.recv().await {
                 if let Some(event) = publish(&client, event).await {
-                    // Nobody receives it when the leader stops; the next one publishes its own.
+                    // The channel is closed when the leader stops; the next leader publishes its own events.
                     let _ = failures.try_send(event);
                 }
             }

@@ -156,7 +156,7 @@ async fn wait_for_end_of_driver(client: &Client, namespace: &str) -> Result<(), 
     }
 }
 
-/// Removes the gate of all pods: nobody else does from now on.
+/// Removes the gate of all pods: no controller does it after the uninstallation.
 async fn remove_gates(client: &Client) -> Result<(), UninstallError> {
     let pending = ListParams::default().fields("status.phase=Pending");
     let listed = Api::<Pod>::all(client.clone()).list(&pending).await;

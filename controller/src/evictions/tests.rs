@@ -103,7 +103,7 @@ async fn evicts_after_dry_runs_of_all_victims() {
 }
 
 #[tokio::test]
-async fn evicts_nobody_if_one_victim_is_protected() {
+async fn evicts_no_pod_if_one_victim_is_protected() {
     let (evictor, log) = evictor(|name, _| if name == "c" { 429 } else { 201 }, TERM);
     let outcome = evictor.evict(eviction(&["a", "b", "c"])).await;
     assert!(outcome.evicted.is_empty());

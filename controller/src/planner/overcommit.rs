@@ -1,4 +1,4 @@
-//! GPUs of which more is allocated than they have, whoever has allocated it: reported, and repaired as far as possible.
+//! GPUs of which more is allocated than they have, by any writer: reported, and repaired as far as possible.
 //!
 //! The newest allocation of this controller that no pod has reserved is released, one at a time. A reserved one may be in
 //! use, so it is only reported; the node driver rejects what does not fit.

@@ -122,7 +122,7 @@ fn ends_gang_as_a_whole() {
 }
 
 #[test]
-fn ends_nobody_without_need_or_use() {
+fn ends_no_pod_without_need_or_use() {
     let candidates = [candidate(0, 1, 0)];
     assert_eq!(search(&candidates, None, |_| true).unwrap().pods, 0);
     assert_eq!(search(&candidates, None, |_| false), None);

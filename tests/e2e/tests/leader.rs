@@ -131,7 +131,7 @@ fn admits_new_leader_after_binding_is_recreated() -> Result<()> {
     );
     ensure!(
         !admits(&tenant, &claim, "another")?,
-        "nobody but the leader may write claims"
+        "only the leader may write claims"
     );
 
     let binding = ["validatingadmissionpolicybinding", "drava-controller-lease"];

@@ -1,7 +1,8 @@
 //! Quotas of the cluster, and what the namespaces use.
 //!
-//! Every allocated or assumed device is charged to the namespace of its claim, whoever has allocated it. The sums per
-//! namespace and device model are kept for changes of quotas and labels, the sums per quota for decisions.
+//! Every allocated or assumed device is charged to the namespace of its claim, also a device that kube-scheduler
+//! allocated. The sums per namespace and device model are kept for changes of quotas and labels, the sums per quota for
+//! decisions.
 
 use std::collections::{BTreeMap, BTreeSet};
 

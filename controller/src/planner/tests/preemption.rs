@@ -52,7 +52,7 @@ fn evicts_only_strictly_lower_priority() {
 }
 
 #[test]
-fn evicts_nobody_in_vain() {
+fn evicts_no_pod_in_vain() {
     let mut cluster = TestCluster::new(&["n1"]);
     cluster.add_running(&[("low", "40Gi", 0)]);
     cluster.add_pod_of_priority("giant", "100Gi", 10);
