@@ -1,28 +1,24 @@
-//! The node agent: what libvgpu cannot do from inside the containers.
+//! The node agent: the part of enforcement that libvgpu cannot do inside the containers.
 //!
-//! | Question | Module |
-//! |---|---|
-//! | Who may use how much of a card's time? | [`allot`], [`control`] (pure) |
-//! | How much of what events measure is a share's own? | [`contention`] (pure) |
-//! | Who has the token? | [`token`] (pure) |
-//! | Who gives way to whom? | [`precedence`] (pure) |
-//! | Who has just begun to use a card? | [`calls`] |
-//! | Does somebody escape or exceed a limit? | [`detect`] (pure) |
-//! | Which container does a process belong to? | [`crate::process`] |
-//! | What does NVML say? | [`observe`] |
-//! | What does the driver take by itself? | [`reserve`] (pure) |
-//! | What do the files of a share say, and how are they changed? | [`share`], [`tenant`], [`progress`] |
-//! | Has a process come to a share that had none? | [`arrivals`] |
-//! | What do the metrics of a share say? | [`share_metrics`] (pure) |
-//! | Who does all this when? | [`card`], and the thread here |
-//! | Who is told? | [`tell`] |
+//! Two rooms: [`policy`] decides and is pure, without I/O and without a clock; [`node`] reads, writes and waits.
+//!
+//! | Task | Decided by | Effects by |
+//! |---|---|---|
+//! | divide the time of a GPU | [`policy::allotment`], [`policy::control`], [`policy::contention`] | [`node::card`] |
+//! | pass the token on | [`policy::token`] | [`node::card`] |
+//! | yield to higher priority | [`policy::priority`] | [`node::card`] |
+//! | measure a share, lend its time, reclaim it | [`policy::activity`], [`policy::occupancy`] | [`node::tracked_share`] |
+//! | detect violations, kill processes | [`policy::detection`] | [`node::card`], [`node::nvml_observer`] |
+//! | correct the driver's reserve | [`policy::reserve`] | [`node::tracked_share`] |
+//! | what is due when | [`policy::schedule`], [`policy::rate_limiter`] | the thread here, [`node::region_watch`] |
+//! | report findings and metrics | [`policy::share_metrics`] | [`node::enforcement_events`] |
 //!
 //! Invariants:
-//! - It reaches containers only by the files that they have anyway: the limits page, which it writes in place, and the
+//! - The agent reaches containers only by files that they have anyway: the limits page, which it writes in place, and the
 //!   usage region, which it reads. There is no socket.
-//! - It is not needed: without it limits stay as they are, with the last rate; a restart kills nobody.
-//! - Nothing that a tenant writes gives the tenant more than its page says, or keeps the agent from others.
-//! - The thread makes no call that a card can hold up: NVML is asked by a thread for each card.
+//! - Limits hold without the agent, with the last rate. A restart kills no process.
+//! - Nothing that a tenant writes grants it more than its page, or blocks the agent.
+//! - The thread makes no call that a GPU can block: NVML is called by one thread per GPU.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -35,119 +31,112 @@ use std::time::{Duration, SystemTime};
 use drava_nvml::GpuUuid;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::time::{ClockId, clock_gettime};
-use share_metrics::ShareMetrics;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::claim::{ClaimUid, ShareId};
+use crate::inventory::OpenLibrary;
 use crate::layout::Layout;
 use crate::prepare::Prepared;
 use crate::prepare::record::{Loaded, RecordStore};
 use crate::process::Processes;
 
-pub mod allot;
-pub mod arrivals;
-pub mod calls;
-pub mod card;
-pub mod contention;
-pub mod control;
-pub mod detect;
-pub mod observe;
-pub mod precedence;
-pub mod progress;
-pub mod reserve;
-pub mod share;
-pub mod share_metrics;
-pub mod tell;
-pub mod tenant;
-pub mod token;
+pub mod node;
+pub mod policy;
 
-use crate::inventory::OpenLibrary;
-use calls::Calls;
-use card::{Card, Shares, What};
-use observe::{Attention, Busy, Observation, Observer, Outbox, Seen};
-use tenant::{Key, Tenant};
+use node::ShareKey;
+use node::card::{Card, Shares};
+pub use node::enforcement_events;
+use node::nvml_observer::{
+    Attention, NvmlSample, Observation, ObservationSender, Observer, UtilizationSample,
+};
+use node::tracked_share::TrackedShare;
+use policy::detection::{ViolationChange, ViolationKind};
+use policy::schedule::Schedule;
+pub use policy::share_metrics;
+use share_metrics::ShareMetrics;
 
-/// Time between two steps of the controllers.
-const STEP_US: u64 = 100_000;
-
-/// Time between two looks whether an idle share, whose time others use, wants it back.
-const WAKE_US: u64 = 20_000;
-
-/// Time between two looks at the token of a card.
-const TURN_US: u64 = 5_000;
-
-/// Cards of which NVML says nothing for so long are looked at without it.
-const BLIND_US: u64 = 2_000_000;
-
-/// Claims are read again after so long even if nothing has changed.
+/// Claims are listed again after so long without a change of their directory, µs.
 const REFRESH_US: u64 = 30_000_000;
 
-/// Time between two publications of metrics.
-const METRICS_US: u64 = 1_000_000;
-
-/// Time between two attempts to open a share: its record precedes its limits page by some milliseconds.
+/// Time between two attempts to open a share, µs: its record precedes its limits page by some milliseconds.
 const RETRY_US: u64 = 200_000;
 
-/// What the agent needs.
+/// Longest wait without an eventfd, µs.
+const POLL_WITHOUT_EVENTS_US: u64 = 20_000;
+
+/// Configuration of the agent.
 #[derive(Clone)]
 pub struct Config {
-    /// Where claims and their files are.
+    /// Paths of claims and their files.
     pub layout: Layout,
     /// `/proc` of the node.
     pub proc_root: PathBuf,
     /// Opens the GPU library.
     pub open: OpenLibrary,
-    /// What the driver takes in a context of a card, bytes; `None` while nobody knows.
+    /// Returns the driver's memory of a context on a GPU, bytes; `None` while it is unknown.
     pub estimate: Estimate,
-    /// Receives the metrics of all shares once a second.
+    /// Receives the metrics of all shares once per second.
     pub metrics: watch::Sender<Arc<[ShareMetrics]>>,
 }
 
 /// See [`Config::estimate`].
 pub type Estimate = Arc<dyn Fn(&GpuUuid) -> Option<u64> + Send + Sync>;
 
-/// Something to tell about a share.
+/// A finding about a share.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// Its claim.
+    /// Claim of the share.
     pub claim: ClaimUid,
-    /// Its ID.
+    /// ID of the share.
     pub share: ShareId,
-    /// What.
-    pub what: What,
+    /// The finding.
+    pub kind: FindingKind,
 }
 
-/// The agent. One thread does all of it.
+/// Kinds of findings.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FindingKind {
+    /// A violation is confirmed or cleared.
+    Violation(ViolationChange),
+    /// A kernel too long for any share of GPU time, µs.
+    LongKernel(u64),
+    /// A process was killed.
+    Killed {
+        /// PID on the host.
+        pid: u32,
+        /// Violation of the process.
+        reason: ViolationKind,
+    },
+}
+
+/// The agent, for one thread.
 pub struct Agent {
     config: Config,
     store: RecordStore,
     shares: Shares,
     cards: BTreeMap<GpuUuid, Card>,
-    /// Of every card that ever had a share.
+    /// Of each GPU that ever had a share.
     observers: BTreeMap<GpuUuid, Observer>,
     next_key: u32,
-    observations: Receiver<Seen>,
-    outbox: Outbox,
-    /// Rings when there are observations.
-    bell: Option<Arc<OwnedFd>>,
-    calls: Calls,
-    /// Whether all shares that call are heard.
-    hears_all: bool,
+    observations: Receiver<NvmlSample>,
+    sender: ObservationSender,
+    /// Readable when there are observations.
+    wakeup_fd: Option<Arc<OwnedFd>>,
+    /// Whether all notifying shares are watched.
+    has_notifications: bool,
     claims_changed: Option<SystemTime>,
     refresh_us: u64,
-    step_us: u64,
-    metrics_us: u64,
-    is_odd_step: bool,
+    schedule: Schedule,
 }
 
 impl Agent {
-    /// An agent that has not looked yet.
+    /// Returns an agent without shares.
     #[must_use]
     pub fn new(config: Config) -> Self {
         let (sender, observations) = mpsc::channel();
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let bell = eventfd(0, flags).ok().map(Arc::new);
+        let wakeup_fd = eventfd(0, flags).ok().map(Arc::new);
         Self {
             store: RecordStore::new(config.layout.claims()),
             shares: Shares::new(processes(&config)),
@@ -156,185 +145,168 @@ impl Agent {
             observers: BTreeMap::new(),
             next_key: 0,
             observations,
-            outbox: Outbox::new(sender, bell.clone()),
-            bell,
-            calls: Calls::default(),
-            hears_all: true,
+            sender: ObservationSender::new(sender, wakeup_fd.clone()),
+            wakeup_fd,
+            has_notifications: true,
             claims_changed: None,
             refresh_us: 0,
-            step_us: 0,
-            metrics_us: 0,
-            is_odd_step: false,
+            schedule: Schedule::default(),
         }
     }
 
-    /// Works until `stop`. Blocks.
-    pub fn run(mut self, stop: &CancellationToken, mut tell: impl FnMut(Finding)) {
+    /// Runs until `stop`. Blocks.
+    pub fn run(mut self, stop: &CancellationToken, mut report: impl FnMut(Finding)) {
         while !stop.is_cancelled() {
-            self.pass(now_us()).into_iter().for_each(&mut tell);
+            self.poll(now_us()).into_iter().for_each(&mut report);
             self.wait();
-            while let Ok(seen) = self.observations.try_recv() {
-                match seen {
-                    Seen::Processes(observation) => {
-                        let found = self.observed(now_us(), &observation);
-                        found.into_iter().for_each(&mut tell);
+            while let Ok(sample) = self.observations.try_recv() {
+                match sample {
+                    NvmlSample::Processes(observation) => {
+                        let found = self.scan(now_us(), &observation);
+                        found.into_iter().for_each(&mut report);
                     }
-                    Seen::Busy(busy) => self.busy(now_us(), &busy),
+                    NvmlSample::Utilization(sample) => self.record_utilization(now_us(), &sample),
                 }
             }
         }
     }
 
-    /// Waits until there is something to do.
+    /// Waits until a task is due or an event is readable.
     fn wait(&mut self) {
         let now_us = now_us();
-        let (calls, until_us) = match self.calls.awaited(now_us) {
-            Ok(calls) => (calls, self.next_us(now_us)),
-            Err(from_us) => (None, self.next_us(now_us).min(from_us)),
-        };
-        let mut until_us = until_us;
-        if self.bell.is_none() {
-            until_us = until_us.min(now_us + WAKE_US);
+        let mut until_us = self.next_us(now_us);
+        let events = self.shares.watch.pollable(now_us);
+        let events = events.unwrap_or_else(|from_us| {
+            until_us = until_us.min(from_us);
+            None
+        });
+        if self.wakeup_fd.is_none() {
+            until_us = until_us.min(now_us + POLL_WITHOUT_EVENTS_US);
         }
         let wait = Duration::from_micros(until_us.saturating_sub(now_us));
-        let awaited = [self.bell.as_ref().map(|bell| bell.as_fd()), calls];
-        let polled = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
-        let mut fds: Vec<PollFd<'_>> = awaited.into_iter().flatten().map(polled).collect();
-        // What interrupts it is as good as nothing to do.
+        let has_events = events.is_some();
+        let polled = [self.wakeup_fd.as_ref().map(|fd| fd.as_fd()), events];
+        let polled = polled.into_iter().flatten();
+        let mut fds: Vec<PollFd<'_>> = polled
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+            .collect();
+        // An interrupted poll only causes an early round.
         let _ = poll(&mut fds, Timespec::try_from(wait).ok().as_ref());
-        let has_come = |fd: &PollFd<'_>| fd.revents().contains(PollFlags::IN);
-        let has_called = calls.is_some() && fds.last().is_some_and(has_come);
-        if let Some(bell) = &self.bell {
-            let _ = rustix::io::read(bell, &mut [0u8; 8]);
+        let is_readable = |fd: &PollFd<'_>| fd.revents().contains(PollFlags::IN);
+        let has_event = has_events && fds.last().is_some_and(is_readable);
+        if let Some(wakeup_fd) = &self.wakeup_fd {
+            let _ = rustix::io::read(wakeup_fd, &mut [0u8; 8]);
         }
-        if has_called {
-            self.calls.take(self::now_us());
+        if has_event {
+            self.shares.watch.accept(self::now_us());
         }
     }
 
-    /// How often it has read a usage region so far: what it costs, mostly.
+    /// Returns how many times it has read a usage region, which is most of its cost.
     #[must_use]
     pub fn reads(&self) -> u64 {
-        self.shares.scratch.reads()
+        self.shares.buffer.reads()
     }
 
-    fn findings(&self, told: Vec<(Key, What)>) -> Vec<Finding> {
-        let finding = |(key, what)| {
-            let tenant = self.shares.tenants.get(&key)?;
+    fn findings(&self, found: Vec<(ShareKey, FindingKind)>) -> Vec<Finding> {
+        let finding = |(key, kind)| {
+            let share = self.shares.tracked.get(&key)?;
             Some(Finding {
-                claim: tenant.claim.clone(),
-                share: tenant.share.clone(),
-                what,
+                claim: share.claim.clone(),
+                share: share.share.clone(),
+                kind,
             })
         };
-        told.into_iter().filter_map(finding).collect()
+        found.into_iter().filter_map(finding).collect()
     }
 
-    /// When there is something to do next, µs of the clock that [`Self::pass`] is given.
+    /// Returns the time of the next task, µs of the clock of [`Self::poll`].
     #[must_use]
     pub fn next_us(&self, now_us: u64) -> u64 {
-        let turns = self.cards.values().any(Card::takes_turns);
-        let lent = self.cards.values().any(Card::is_lent);
-        let deaf = !self.hears_all;
-        let soon = match (turns, lent || deaf) {
-            (true, _) => now_us + TURN_US,
-            (false, true) => now_us + WAKE_US,
-            (false, false) => u64::MAX,
-        };
-        let gives_way = self.cards.values().map(Card::gives_way_next_us).min();
-        soon.min(self.step_us).min(gives_way.unwrap_or(u64::MAX))
+        let states = self.cards.values().map(Card::state);
+        self.schedule
+            .next_us(now_us, self.has_notifications, states)
     }
 
-    /// Does what is due at `now_us`, of a clock in microseconds.
-    pub fn pass(&mut self, now_us: u64) -> Vec<Finding> {
-        let mut told = Vec::new();
-        let is_step = now_us >= self.step_us;
-        if is_step {
-            self.step_us = now_us + STEP_US;
-            self.is_odd_step = !self.is_odd_step;
+    /// Does what is due at `now_us`, µs of a clock.
+    pub fn poll(&mut self, now_us: u64) -> Vec<Finding> {
+        let tasks = self.schedule.start(now_us);
+        if tasks.tick {
             self.refresh(now_us);
-            for key in self.shares.arrivals.take() {
-                self.arrive(key);
+            for key in self.shares.watch.started() {
+                self.mark_occupied(key);
             }
         }
+        let mut found = Vec::new();
         for (uuid, card) in &mut self.cards {
-            let steps = is_step && !card.may_rest(self.is_odd_step);
-            if steps {
-                card.rank(&mut self.shares);
+            let due = self.schedule.gpu_tasks(now_us, tasks, &card.state());
+            if due.tick {
+                found.extend(card.tick(now_us, &mut self.shares));
             }
-            if steps {
-                told.extend(card.step(now_us, &mut self.shares));
-            }
-            let has_changed = steps || card.give_back(now_us, &mut self.shares);
+            let has_changed = due.tick || card.reclaim_lent_time(now_us, &mut self.shares);
             if let Some(observer) = self.observers.get(uuid).filter(|_| has_changed) {
-                observer.attend(match card.is_shared() {
-                    true => Attention::Busy,
-                    false => Attention::Memory,
-                });
+                observer.set_attention(card.attention());
             }
-            if card.is_ranked() {
-                card.give_way(now_us, &mut self.shares);
-            }
-            if steps || card.takes_turns() || card.is_ranked() {
-                card.turn(now_us, &mut self.shares);
-            }
-            if is_step && now_us.saturating_sub(card.looked_us()) > BLIND_US {
-                told.extend(card.look(now_us, None, None, &mut self.shares));
+            card.poll_priorities(now_us, &mut self.shares);
+            card.poll_token(now_us, due.tick, &mut self.shares);
+            if due.scan {
+                found.extend(card.scan(now_us, None, None, &mut self.shares));
             }
         }
-        if is_step && now_us >= self.metrics_us {
-            self.metrics_us = now_us + METRICS_US;
-            let tenants = self.shares.tenants.values();
-            let metrics = tenants.filter_map(Tenant::metrics).collect();
+        if tasks.publish_metrics {
+            let shares = self.shares.tracked.values();
+            let metrics = shares.filter_map(TrackedShare::metrics).collect();
             self.config.metrics.send_replace(metrics);
         }
-        if is_step {
-            let calling = self.shares.tenants.iter();
-            let calling = calling.filter(|(_, tenant)| tenant.rank.calls || tenant.is_lent());
-            let dirs: BTreeMap<Key, &Path> = calling
-                .map(|(key, tenant)| (*key, tenant.usage_dir()))
+        if tasks.tick {
+            let Shares { tracked, watch, .. } = &mut self.shares;
+            let notifies = |share: &TrackedShare| share.role.notifies_agent || share.is_lent();
+            let notifiers: BTreeMap<ShareKey, &Path> = tracked
+                .iter()
+                .filter(|(_, share)| notifies(share))
+                .map(|(key, share)| (*key, share.usage_dir()))
                 .collect();
-            self.hears_all = self.calls.listen(&dirs);
+            self.has_notifications = watch.set_notifiers(&notifiers);
         }
-        self.findings(told)
+        self.findings(found)
     }
 
-    fn arrive(&mut self, key: Key) {
-        let Some(tenant) = self.shares.tenants.get_mut(&key) else {
+    fn mark_occupied(&mut self, key: ShareKey) {
+        let Some(share) = self.shares.tracked.get_mut(&key) else {
             return;
         };
-        tenant.arrive();
-        if let Some(card) = self.cards.get_mut(&tenant.card) {
-            card.arrive();
+        share.mark_occupied();
+        if let Some(card) = self.cards.get_mut(&share.card) {
+            card.mark_occupied();
         }
     }
 
-    /// Takes how busy NVML says that a card was.
-    pub fn busy(&mut self, now_us: u64, busy: &Busy) {
-        if let Some(card) = self.cards.get_mut(&busy.card) {
-            card.see(now_us, &busy.per_mille);
+    /// Applies a utilization sample of NVML.
+    pub fn record_utilization(&mut self, now_us: u64, sample: &UtilizationSample) {
+        if let Some(card) = self.cards.get_mut(&sample.card) {
+            card.record_utilization(now_us, &sample.per_mille);
         }
     }
 
-    /// Takes what NVML says of the processes of a card.
-    pub fn observed(&mut self, now_us: u64, observation: &Observation) -> Vec<Finding> {
+    /// Scans a GPU with NVML's list of processes.
+    pub fn scan(&mut self, now_us: u64, observation: &Observation) -> Vec<Finding> {
         let Some(card) = self.cards.get_mut(&observation.card) else {
             return Vec::new();
         };
         let estimate = (self.config.estimate)(&observation.card);
-        let told = card.look(now_us, Some(observation), estimate, &mut self.shares);
-        let found = self.findings(told);
-        let before = self.shares.tenants.len();
-        self.shares.tenants.retain(|_, tenant| {
-            tenant.card != observation.card || !tenant.is_here() || tenant.is_current()
+        let found = card.scan(now_us, Some(observation), estimate, &mut self.shares);
+        let found = self.findings(found);
+        let before = self.shares.tracked.len();
+        self.shares.tracked.retain(|_, share| {
+            share.card != observation.card || !share.is_occupied() || share.is_current()
         });
-        if self.shares.tenants.len() < before {
+        if self.shares.tracked.len() < before {
             self.refresh_us = 0;
         }
         found
     }
 
-    /// Opens the shares of new claims and forgets those of claims that are gone.
+    /// Opens the shares of new claims and removes those of unprepared claims.
     fn refresh(&mut self, now_us: u64) {
         let changed = fs::metadata(self.config.layout.claims())
             .and_then(|dir| dir.modified())
@@ -351,15 +323,9 @@ impl Agent {
         };
         self.claims_changed = changed;
         self.refresh_us = now_us + REFRESH_US;
-        self.shares
-            .tenants
-            .retain(|_, tenant| listed.contains(&tenant.claim));
-        let known: BTreeSet<ClaimUid> = self
-            .shares
-            .tenants
-            .values()
-            .map(|tenant| tenant.claim.clone())
-            .collect();
+        let tracked = &mut self.shares.tracked;
+        tracked.retain(|_, share| listed.contains(&share.claim));
+        let known: BTreeSet<ClaimUid> = tracked.values().map(|share| share.claim.clone()).collect();
         for uid in listed.into_iter().filter(|uid| !known.contains(uid)) {
             if let Err(error) = self.open_claim(&uid, now_us) {
                 self.refresh_us = now_us + RETRY_US;
@@ -377,48 +343,39 @@ impl Agent {
             Err(error) => return Err(error.to_string()),
         };
         let mut opened = Vec::new();
-        for (device, share) in record
-            .devices
-            .iter()
-            .filter_map(|device| Some((device, Prepared::share(device)?)))
-        {
-            let tenant = Tenant::open(&self.config.layout, &record, device, share, now_us);
-            opened.push(tenant.map_err(|error| format!("share {}: {error}", share.id))?);
+        for device in &record.devices {
+            if let Some(share) = Prepared::share(device) {
+                let tracked =
+                    TrackedShare::open(&self.config.layout, &record, device, share, now_us);
+                opened.push(tracked.map_err(|error| format!("share {}: {error}", share.id))?);
+            }
         }
-        for tenant in opened {
+        for share in opened {
             self.next_key = self.next_key.wrapping_add(1);
-            self.shares.tenants.insert(Key(self.next_key), tenant);
+            self.shares.tracked.insert(ShareKey(self.next_key), share);
         }
         Ok(())
     }
 
+    /// Adds GPUs with shares, with their observers, and removes GPUs without.
     fn follow_cards(&mut self, now_us: u64) {
-        let wanted: BTreeSet<&GpuUuid> = self
-            .shares
-            .tenants
-            .values()
-            .map(|tenant| &tenant.card)
-            .collect();
-        self.cards.retain(|uuid, _| wanted.contains(uuid));
+        let shares = self.shares.tracked.values();
+        let used: BTreeSet<&GpuUuid> = shares.map(|share| &share.card).collect();
+        self.cards.retain(|uuid, _| used.contains(uuid));
         for (uuid, observer) in &self.observers {
-            if !wanted.contains(uuid) {
-                observer.attend(Attention::None);
+            if !used.contains(uuid) {
+                observer.set_attention(Attention::None);
             }
         }
-        for uuid in wanted {
+        for uuid in used {
             let card = self.cards.entry(uuid.clone());
-            card.or_insert_with(|| Card::new(uuid.clone(), now_us))
-                .meet(&self.shares);
+            let card = card.or_insert_with(|| Card::new(uuid.clone(), now_us));
+            card.select_shares(&self.shares);
             if self.observers.contains_key(uuid) {
                 continue;
             }
-            let observer = Observer::start(
-                uuid.clone(),
-                self.config.open.clone(),
-                processes(&self.config),
-                self.outbox.clone(),
-            );
-            match observer {
+            let (open, processes) = (self.config.open.clone(), processes(&self.config));
+            match Observer::start(uuid.clone(), open, processes, self.sender.clone()) {
                 Ok(observer) => {
                     self.observers.insert(uuid.clone(), observer);
                 }
@@ -434,7 +391,7 @@ fn processes(config: &Config) -> Processes {
     Processes::new(config.proc_root.clone(), config.layout.claims())
 }
 
-/// `CLOCK_MONOTONIC` in microseconds, the clock of pages and regions.
+/// Returns `CLOCK_MONOTONIC` in microseconds, the clock of pages and regions.
 fn now_us() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     let (seconds, nanos) = (u64::try_from(now.tv_sec), u64::try_from(now.tv_nsec));

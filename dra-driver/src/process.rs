@@ -17,7 +17,7 @@ use crate::mounts::{ClaimsMount, MountedShare};
 
 /// A process as `/proc` describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Described {
+pub struct ProcessInfo {
     /// How it appears in a slot.
     pub owner: Owner,
     /// Name of its program.
@@ -34,7 +34,7 @@ pub struct Processes {
     /// Mount of `claims`, once located.
     mount: Option<ClaimsMount>,
     /// By PID; the start time in the owner tells one that has the PID of a dead one.
-    known: BTreeMap<u32, Described>,
+    known: BTreeMap<u32, ProcessInfo>,
 }
 
 impl Processes {
@@ -55,7 +55,7 @@ impl Processes {
     }
 
     /// The process with this PID; `None` when it is gone.
-    pub fn describe(&mut self, pid: u32) -> Option<Described> {
+    pub fn describe(&mut self, pid: u32) -> Option<ProcessInfo> {
         let (_, start_time) = self.identity(pid)?;
         if let Some(known) = self.known.get(&pid)
             && known.owner.start_time == start_time
@@ -69,7 +69,7 @@ impl Processes {
     }
 
     /// As [`describe`](Self::describe), without memory of an earlier description.
-    pub fn describe_again(&mut self, pid: u32) -> Option<Described> {
+    pub fn describe_again(&mut self, pid: u32) -> Option<ProcessInfo> {
         let (name, start_time) = self.identity(pid)?;
         let dir = self.root.join(pid.to_string());
         let owner = Owner {
@@ -81,7 +81,7 @@ impl Processes {
         if shares.is_empty() {
             shares = self.shares_of_cgroup(&dir);
         }
-        Some(Described {
+        Some(ProcessInfo {
             owner,
             name,
             shares,
@@ -92,7 +92,7 @@ impl Processes {
     ///
     /// The pidfd is opened before the description is read: it stays with one process, so a process that gets the PID
     /// later is never killed.
-    pub fn kill(&mut self, pid: u32, is_target: impl FnOnce(&Described) -> bool) -> bool {
+    pub fn kill(&mut self, pid: u32, is_target: impl FnOnce(&ProcessInfo) -> bool) -> bool {
         open(pid).is_some_and(|process| {
             self.describe_again(pid)
                 .is_some_and(|described| is_target(&described))
@@ -204,7 +204,7 @@ mod tests {
         )
     }
 
-    fn share_ids(described: &Described) -> Vec<&str> {
+    fn share_ids(described: &ProcessInfo) -> Vec<&str> {
         let shares = described.shares.iter();
         shares.map(|mounted| mounted.share.as_str()).collect()
     }

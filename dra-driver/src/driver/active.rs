@@ -196,7 +196,7 @@ async fn run_agent(
         });
     });
     match started {
-        Ok(_) => agent::tell::run(claims, findings, stop).await,
+        Ok(_) => agent::enforcement_events::run(claims, findings, stop).await,
         Err(error) => {
             tracing::error!(%error, "cannot start the node agent; shares keep the limits set at prepare");
         }

@@ -18,7 +18,7 @@ use crate::inventory::{InstanceKey, OpenLibrary};
 use crate::mounts::ClaimsMount;
 use crate::prepare::Prepared;
 use crate::prepare::record::{held_gpus, instance_keys};
-use crate::process::{Described, Processes};
+use crate::process::{ProcessInfo, Processes};
 
 /// Liveness of a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -203,7 +203,7 @@ impl Inspector {
 }
 
 /// Returns whether a process on a GPU of the claim may belong to the claim.
-fn may_belong(uid: &ClaimUid, process: &Described, is_in_pod: bool) -> bool {
+fn may_belong(uid: &ClaimUid, process: &ProcessInfo, is_in_pod: bool) -> bool {
     if process.shares.is_empty() {
         is_in_pod
     } else {
@@ -227,7 +227,7 @@ mod tests {
     #[test]
     fn counts_pod_process_without_share_for_every_claim() {
         let claim = |text: &str| ClaimUid::parse(text).unwrap();
-        let process = |claims: &[&str]| Described {
+        let process = |claims: &[&str]| ProcessInfo {
             owner: Owner {
                 pid: 1,
                 start_time: 1,

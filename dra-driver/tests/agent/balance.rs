@@ -421,7 +421,7 @@ fn keeps_guarantees_for_random_active_sets() {
                 };
                 Workload::new(cores, policy, (number(80) + 1) * 100)
             })
-            .filter(|load| load.terms.cores.percent() > 0)
+            .filter(|load| load.entitlement.cores.percent() > 0)
             .collect();
         let mut gpu = SimulatedGpu::of(hardware, &loads);
         gpu.run(3.0);
@@ -430,19 +430,19 @@ fn keeps_guarantees_for_random_active_sets() {
             .iter()
             .map(|load| {
                 (
-                    load.terms.cores.percent(),
-                    load.terms.policy,
+                    load.entitlement.cores.percent(),
+                    load.entitlement.policy,
                     load.kernels_us[0],
                 )
             })
             .collect();
         for (load, used_percent) in loads.iter().zip(&used) {
-            let guarantee = f64::from(load.terms.cores.percent());
+            let guarantee = f64::from(load.entitlement.cores.percent());
             assert!(
                 *used_percent >= guarantee - ANY,
                 "{seed}: {used:.1?} of {active_set:?}, {hardware:?}"
             );
-            if load.terms.policy == ComputePolicy::Fixed {
+            if load.entitlement.policy == ComputePolicy::Fixed {
                 assert!(
                     *used_percent <= guarantee + ANY,
                     "{seed}: {used:.1?} of {active_set:?}, {hardware:?}"
@@ -451,7 +451,7 @@ fn keeps_guarantees_for_random_active_sets() {
         }
         if loads
             .iter()
-            .any(|load| load.terms.policy == ComputePolicy::Balance)
+            .any(|load| load.entitlement.policy == ComputePolicy::Balance)
         {
             assert!(
                 used.iter().sum::<f64>() >= SUM,

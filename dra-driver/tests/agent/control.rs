@@ -1,13 +1,15 @@
 //! The controller, tick by tick.
 
-use drava_dra_driver::agent::control::{Controller, Measured, Step, Terms, Turn};
+use drava_dra_driver::agent::policy::control::{
+    ActivityChange, Controller, Entitlement, Measured, MeasuredShare,
+};
 use drava_vgpu_abi::{ComputePolicy, Cores, Priority};
 
 const STEP_US: u64 = 100_000;
 const SECOND_US: u64 = 1_000_000;
 
-fn saturated(id: u32, cores: u32) -> Step<u32> {
-    let terms = Terms {
+fn saturated(id: u32, cores: u32) -> MeasuredShare<u32> {
+    let terms = Entitlement {
         cores: Cores::new(cores).unwrap(),
         policy: ComputePolicy::Balance,
         priority: Priority::DEFAULT,
@@ -15,16 +17,16 @@ fn saturated(id: u32, cores: u32) -> Step<u32> {
     let measured = Measured {
         used_us: STEP_US * u64::from(cores) / 100,
         launches: STEP_US * u64::from(cores) / 100 / 1_000,
-        waited: true,
+        has_waited: true,
         launch_us: 1_000,
-        rests: false,
+        is_idle: false,
     };
     (id, terms, measured)
 }
 
 /// Returns the rate of the first share after a tick.
-fn rate(controller: &mut Controller<u32>, shares: &[Step<u32>]) -> u32 {
-    controller.step(STEP_US, shares)[0].1.rate_us_per_s
+fn rate(controller: &mut Controller<u32>, shares: &[MeasuredShare<u32>]) -> u32 {
+    controller.tick(STEP_US, shares)[0].1.rate_us_per_s
 }
 
 #[test]
@@ -57,7 +59,7 @@ fn rates_after_samples(policy: ComputePolicy, seen: [u64; 2]) -> [u32; 2] {
     let mut decisions = Vec::new();
     for _ in 0..10 {
         for _ in 0..10 {
-            decisions = controller.step(STEP_US, &shares);
+            decisions = controller.tick(STEP_US, &shares);
         }
         let busy_us = SECOND_US * 99 / 100;
         controller.observe(SECOND_US, busy_us, &[(1, seen[0]), (2, seen[1])]);
@@ -80,18 +82,18 @@ fn throttles_no_share_for_nvml_rounding_surplus() {
 }
 
 /// Returns two shares, of which the second is idle.
-fn shares_with_lent_time() -> (Controller<u32>, [Step<u32>; 2]) {
+fn shares_with_lent_time() -> (Controller<u32>, [MeasuredShare<u32>; 2]) {
     let mut controller = Controller::default();
     let mut idle = saturated(2, 70);
-    (idle.2.used_us, idle.2.waited) = (0, false);
+    (idle.2.used_us, idle.2.has_waited) = (0, false);
     let shares = [saturated(1, 30), idle];
     for _ in 0..10 {
-        controller.step(STEP_US, &shares);
+        controller.tick(STEP_US, &shares);
     }
     (controller, shares)
 }
 
-fn terms(shares: &[Step<u32>; 2]) -> [(u32, Terms); 2] {
+fn terms(shares: &[MeasuredShare<u32>; 2]) -> [(u32, Entitlement); 2] {
     shares.map(|(id, terms, _)| (id, terms))
 }
 
@@ -99,8 +101,8 @@ fn terms(shares: &[Step<u32>; 2]) -> [(u32, Terms); 2] {
 fn reclaims_and_relends_time_between_ticks() {
     let (mut controller, shares) = shares_with_lent_time();
     let terms = terms(&shares);
-    let rates = |controller: &mut Controller<u32>, turned: &[(u32, Turn)]| {
-        let decisions = controller.turn(&terms, turned);
+    let rates = |controller: &mut Controller<u32>, turned: &[(u32, ActivityChange)]| {
+        let decisions = controller.on_activity_change(&terms, turned);
         (
             decisions[0].1.rate_us_per_s,
             decisions[1].1.rate_us_per_s,
@@ -108,17 +110,17 @@ fn reclaims_and_relends_time_between_ticks() {
         )
     };
     assert_eq!(rates(&mut controller, &[]), (1_000_000, 700_000, true));
-    let (borrower, owner, is_lent) = rates(&mut controller, &[(2, Turn::Wakes)]);
+    let (borrower, owner, is_lent) = rates(&mut controller, &[(2, ActivityChange::Resumed)]);
     assert_eq!((borrower, is_lent), (300_000, false));
     assert!(owner >= 700_000, "{owner}");
     // The owner is saturated until it is measured.
     assert_eq!(rates(&mut controller, &[]).0, 300_000);
-    let (borrower, _, is_lent) = rates(&mut controller, &[(2, Turn::Rests)]);
+    let (borrower, _, is_lent) = rates(&mut controller, &[(2, ActivityChange::Idle)]);
     assert!(borrower >= 980_000 && is_lent, "{borrower} {is_lent}");
     // Usage before it went idle creates no demand.
     let mut idle = shares;
-    (idle[1].2.used_us, idle[1].2.rests) = (20_000, true);
-    let decisions = controller.step(STEP_US, &idle);
+    (idle[1].2.used_us, idle[1].2.is_idle) = (20_000, true);
+    let decisions = controller.tick(STEP_US, &idle);
     assert!(
         decisions[0].1.rate_us_per_s >= 980_000 && decisions[1].1.is_lent,
         "{decisions:?}"
@@ -130,11 +132,11 @@ fn leaves_measurements_unchanged_between_ticks() {
     let ((mut one, shares), (mut other, _)) = (shares_with_lent_time(), shares_with_lent_time());
     for _ in 0..30 {
         for _ in 0..50 {
-            other.turn(&terms(&shares), &[]);
+            other.on_activity_change(&terms(&shares), &[]);
         }
         let decisions = [&mut one, &mut other].map(|controller| {
             controller.observe(STEP_US, STEP_US, &[(1, 25_000), (2, 0)]);
-            controller.step(STEP_US, &shares)
+            controller.tick(STEP_US, &shares)
         });
         assert_eq!(decisions[0], decisions[1]);
     }

@@ -5,8 +5,10 @@ use std::os::unix::fs::{FileExt as _, symlink};
 use std::time::{Duration, Instant};
 
 use drava_api::config::Enforcement;
-use drava_dra_driver::agent::card::What;
-use drava_dra_driver::agent::detect::{Kind, News, RegionProblem, Suspicion};
+use drava_dra_driver::agent::FindingKind;
+use drava_dra_driver::agent::policy::detection::{
+    RegionProblem, SuspectedViolation, ViolationChange, ViolationKind,
+};
 use drava_vgpu_abi::bucket::LONG_KERNEL_US;
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits, REGION_SIZE};
 use simulator_machine::control;
@@ -64,8 +66,8 @@ fn await_more_than(node: &TestNode, tenant: &Tenant, percent: f64) {
     panic!("{seen:.1?} instead of more than {percent}");
 }
 
-fn is_confirmed(finding: &drava_dra_driver::agent::Finding, kind: Kind) -> bool {
-    matches!(&finding.what, What::News(News::Confirmed(suspicion)) if suspicion.kind() == kind)
+fn is_confirmed(finding: &drava_dra_driver::agent::Finding, kind: ViolationKind) -> bool {
+    matches!(&finding.kind, FindingKind::Violation(ViolationChange::Confirmed(suspicion)) if suspicion.kind() == kind)
 }
 
 #[test]
@@ -162,7 +164,7 @@ fn reports_grown_region_and_keeps_its_limit() {
     let region = OpenOptions::new().write(true).open(node.region(1)).unwrap();
     region.set_len(1 << 20).unwrap();
     node.await_finding("the damaged region", |finding| {
-        is_confirmed(finding, Kind::Region)
+        is_confirmed(finding, ViolationKind::Region)
     });
     assert_ne!(process.send(&format!("take {}", GIB + MIB)), 0);
     assert_eq!(process.send(&format!("take {}", GIB / 2)), 0);
@@ -170,7 +172,7 @@ fn reports_grown_region_and_keeps_its_limit() {
     assert_eq!(process.send("free"), 0);
     region.set_len(REGION_SIZE as u64).unwrap();
     node.await_finding("the repaired region", |finding| {
-        finding.what == What::News(News::Over(Kind::Region))
+        finding.kind == FindingKind::Violation(ViolationChange::Cleared(ViolationKind::Region))
     });
     assert_eq!(process.send(&format!("take {GIB}")), 0);
 }
@@ -184,17 +186,17 @@ fn reports_memory_from_unknown_function_once() {
     let honest = node.escape(2, "cuMemAlloc_v2", GIB, true);
     let greedy = node.escape(1, "cuMemAllocUnlisted", 3 * GIB, true);
     let found = node.await_finding("use over the limit", |finding| {
-        is_confirmed(finding, Kind::OverLimit)
+        is_confirmed(finding, ViolationKind::OverLimit)
     });
     assert_eq!(
         (found.claim.as_str(), &found.share),
         ("claim-1", &TestNode::share_id(1))
     );
-    let What::News(News::Confirmed(Suspicion::OverLimit {
+    let FindingKind::Violation(ViolationChange::Confirmed(SuspectedViolation::OverLimit {
         used_bytes,
         limit_bytes,
         pids,
-    })) = found.what
+    })) = found.kind
     else {
         panic!("{found:?}");
     };
@@ -202,7 +204,7 @@ fn reports_memory_from_unknown_function_once() {
     assert_eq!(pids, [greedy.pid()]);
     drop(greedy);
     node.await_finding("use within the limit", |finding| {
-        finding.what == What::News(News::Over(Kind::OverLimit))
+        finding.kind == FindingKind::Violation(ViolationChange::Cleared(ViolationKind::OverLimit))
     });
     assert_eq!(
         node.findings.lock().unwrap().len(),
@@ -224,9 +226,12 @@ fn kills_process_without_libvgpu_only_if_required() {
     let mut killed = node.escape(2, "cuMemAlloc_v2", MIB, false);
     for (claim, pid) in [("claim-1", reported.pid()), ("claim-2", killed.pid())] {
         let found = node.await_finding("an uncounted process", |finding| {
-            finding.claim.as_str() == claim && is_confirmed(finding, Kind::NotCounted)
+            finding.claim.as_str() == claim && is_confirmed(finding, ViolationKind::NotCounted)
         });
-        let What::News(News::Confirmed(Suspicion::NotCounted { pid: found, name })) = found.what
+        let FindingKind::Violation(ViolationChange::Confirmed(SuspectedViolation::NotCounted {
+            pid: found,
+            name,
+        })) = found.kind
         else {
             panic!("{found:?}");
         };
@@ -234,7 +239,7 @@ fn kills_process_without_libvgpu_only_if_required() {
     }
     assert_eq!(killed.exit_signal(), Some(9));
     let found = node.await_finding("the kill", |finding| {
-        matches!(finding.what, What::Killed { .. })
+        matches!(finding.kind, FindingKind::Killed { .. })
     });
     assert_eq!(found.claim.as_str(), "claim-2");
     assert!(reported.is_running(), "reported process was killed");
@@ -310,7 +315,7 @@ fn detects_any_damaged_region_without_affecting_others() {
     for (number, (what, _, matches)) in (1..).zip(&damages) {
         node.await_finding(what, |finding| {
             let is_own = finding.share == TestNode::share_id(number);
-            is_own && matches!(&finding.what, What::News(News::Confirmed(Suspicion::Region(problem))) if matches(problem))
+            is_own && matches!(&finding.kind, FindingKind::Violation(ViolationChange::Confirmed(SuspectedViolation::Region(problem))) if matches(problem))
         });
     }
     let tenant = start_kernels(&node, 7, 1_000_000);
@@ -347,7 +352,7 @@ fn scans_regions_while_nvml_hangs() {
     node.test_bed.machine().control(&start_hang).unwrap();
     fs::write(node.region(2), "short").unwrap();
     node.await_finding("the damaged region", |finding| {
-        is_confirmed(finding, Kind::Region)
+        is_confirmed(finding, ViolationKind::Region)
     });
     node.test_bed.machine().control(&end_hang).unwrap();
     drop(tenant);
@@ -361,9 +366,9 @@ fn reports_long_kernel() {
     eventually("a rate", || node.page(1).rate_us_per_s);
     let _tenant = start_kernels(&node, 1, 700_000_000);
     let found = node.await_finding("a long kernel", |finding| {
-        matches!(finding.what, What::LongKernel(_))
+        matches!(finding.kind, FindingKind::LongKernel(_))
     });
-    let What::LongKernel(us) = found.what else {
+    let FindingKind::LongKernel(us) = found.kind else {
         panic!("{found:?}")
     };
     assert!(us >= LONG_KERNEL_US, "{us}");
@@ -381,12 +386,12 @@ fn ignores_mount_that_forges_another_share() {
     node.forge_mount(greedy.pid(), 1);
     let _agent = node.agent();
     let found = node.await_finding("the kill", |finding| {
-        matches!(finding.what, What::Killed { .. })
+        matches!(finding.kind, FindingKind::Killed { .. })
     });
-    let killed = What::Killed {
+    let killed = FindingKind::Killed {
         pid: greedy.pid(),
-        why: Kind::OverLimit,
+        reason: ViolationKind::OverLimit,
     };
-    assert_eq!((found.claim.as_str(), &found.what), ("claim-2", &killed));
+    assert_eq!((found.claim.as_str(), &found.kind), ("claim-2", &killed));
     assert!(victim.is_running(), "{:?}", node.findings);
 }

@@ -3,11 +3,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-mod allot;
+mod allotment;
 mod balance;
 mod contention;
 mod control;
-mod detect;
+mod detection;
 mod enforcement;
 mod escape;
 mod lending;
@@ -15,8 +15,8 @@ mod measurements;
 mod metrics;
 mod node;
 mod polling;
-mod precedence;
 mod priority;
+mod priority_arbiter;
 mod process;
 mod regions;
 mod reserve;

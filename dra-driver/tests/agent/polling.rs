@@ -1,7 +1,7 @@
 //! How often the agent reads regions, counted in virtual time.
 
-use drava_dra_driver::agent::observe::{Listed, Observation};
-use drava_dra_driver::process::Described;
+use drava_dra_driver::agent::node::nvml_observer::{Observation, ObservedProcess};
+use drava_dra_driver::process::ProcessInfo;
 use drava_vgpu_abi::ledger::Owner;
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits};
 use gpu_tenants::{TestBed, library};
@@ -189,10 +189,10 @@ fn detects_process_that_bypasses_region_of_idle_share() {
     let mut agent = VirtualClockAgent::new(&[100]);
     agent.run(5 * SECOND_US);
     let number = 3;
-    let escapes = Listed {
+    let escapes = ObservedProcess {
         pid: 100_000,
         used_bytes: Some(GIB),
-        described: Described {
+        info: ProcessInfo {
             owner: Owner {
                 pid: 9,
                 start_time: 9,
@@ -209,7 +209,7 @@ fn detects_process_that_bypasses_region_of_idle_share() {
     let mut found = Vec::new();
     for _ in 0..2 {
         agent.now_us += SECOND_US;
-        found.extend(agent.agent.observed(agent.now_us, &observation));
+        found.extend(agent.agent.scan(agent.now_us, &observation));
     }
     assert_eq!(found.len(), 1, "{found:?}");
     assert_eq!(found[0].share, TestNode::share_id(number));
@@ -226,12 +226,12 @@ fn detects_damaged_region_of_idle_share_within_3_s() {
     let found = loop {
         scans += 1;
         agent.now_us += SECOND_US;
-        let mut found = agent.agent.pass(agent.now_us);
+        let mut found = agent.agent.poll(agent.now_us);
         let observation = Observation {
             card: agent.cards[3].clone(),
             processes: Some(Vec::new()),
         };
-        found.extend(agent.agent.observed(agent.now_us, &observation));
+        found.extend(agent.agent.scan(agent.now_us, &observation));
         if !found.is_empty() {
             break found;
         }

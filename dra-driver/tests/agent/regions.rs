@@ -4,7 +4,7 @@ use std::fs;
 use std::mem::offset_of;
 use std::path::PathBuf;
 
-use drava_dra_driver::agent::share::{Scratch, Usage};
+use drava_dra_driver::agent::node::usage_region::{ReadBuffer, UsageRegion};
 use drava_vgpu_abi::ledger::MAX_BYTES;
 use drava_vgpu_abi::region::{Header, SLOTS_OFFSET, Slot};
 use drava_vgpu_abi::{REGION_SIZE, paths};
@@ -28,9 +28,9 @@ fn reads_each_region_independently() {
     occupied.write(third + offset_of!(Slot, state), 0x101);
     occupied.write(offset_of!(Header, slots_in_use), 3);
     empty.exit();
-    let mut scratch = Scratch::default();
+    let mut buffer = ReadBuffer::default();
     let mut processes = |dir: &tempfile::TempDir| {
-        let view = Usage::open(dir.path()).view(&mut scratch).unwrap();
+        let view = UsageRegion::open(dir.path()).view(&mut buffer).unwrap();
         view.processes.len()
     };
     assert_eq!([processes(&first), processes(&second)], [2, 0]);
@@ -42,26 +42,26 @@ fn caps_values_at_region_maximum() {
     let process = FakeProcess::at(&file);
     process.write(offset_of!(Header, total), MAX_BYTES);
     process.write(SLOTS_OFFSET + offset_of!(Slot, used_bytes), u64::MAX);
-    let view = Usage::open(dir.path()).view(&mut Scratch::default());
+    let view = UsageRegion::open(dir.path()).view(&mut ReadBuffer::default());
     assert_eq!(view.unwrap().processes[0].used_bytes, MAX_BYTES);
 }
 
 #[test]
 fn reads_region_that_replaced_another() {
     let (dir, file) = region();
-    let mut scratch = Scratch::default();
-    let mut usage = Usage::open(dir.path());
+    let mut buffer = ReadBuffer::default();
+    let mut usage = UsageRegion::open(dir.path());
     let old = dir.path().join("old");
     fs::rename(&file, old).unwrap();
     assert!(usage.verify().is_err(), "region is missing");
     fs::write(&file, vec![0; REGION_SIZE]).unwrap();
     let _process = FakeProcess::at(&file);
     assert_eq!(usage.verify(), Ok(()));
-    assert_eq!(usage.view(&mut scratch).unwrap().processes.len(), 1);
+    assert_eq!(usage.view(&mut buffer).unwrap().processes.len(), 1);
     // Replaced by one rename.
     let (_other, replacement) = region();
     fs::copy(&replacement, dir.path().join("new")).unwrap();
     fs::rename(dir.path().join("new"), &file).unwrap();
     assert_eq!(usage.verify(), Ok(()));
-    assert_eq!(usage.view(&mut scratch).unwrap().processes.len(), 0);
+    assert_eq!(usage.view(&mut buffer).unwrap().processes.len(), 0);
 }

@@ -3,9 +3,10 @@
 
 use std::time::Instant;
 
-use drava_dra_driver::agent::detect::{GpuProcess, RegionView, ShareView};
-use drava_dra_driver::agent::reserve::{
-    Correction, EXCESS_FACTOR, FALLS_AFTER, LOOKS, RESERVE_FACTOR, Reserve, Shown, shown,
+use drava_dra_driver::agent::policy::detection::{GpuProcess, RegionView, ShareView};
+use drava_dra_driver::agent::policy::reserve::{
+    Correction, EXCESS_FACTOR, FALLS_AFTER, ProcessMemory, RESERVE_FACTOR, Reserve, SCANS,
+    process_memory,
 };
 use drava_vgpu_abi::Limits;
 use drava_vgpu_abi::ledger::Owner;
@@ -32,8 +33,8 @@ fn owner(pid: u32) -> Owner {
 }
 
 /// Returns a process with one context, this memory of libcuda, and requests at their peak.
-fn process_at_peak(pid: u32, driver_bytes: u64, requested_bytes: u64) -> Shown {
-    Shown {
+fn process_at_peak(pid: u32, driver_bytes: u64, requested_bytes: u64) -> ProcessMemory {
+    ProcessMemory {
         owner: owner(pid),
         held_bytes: driver_bytes + requested_bytes,
         requested_bytes,
@@ -52,9 +53,9 @@ fn correction(reserve_bytes: u64, excess_bytes: u64) -> Correction {
 #[test]
 fn keeps_estimate_without_excess() {
     let mut reserve = Reserve::default();
-    assert_eq!(reserve.look(ESTIMATE, &[]), correction(ESTIMATE, 0));
+    assert_eq!(reserve.update(ESTIMATE, &[]), correction(ESTIMATE, 0));
     for driver in [0, 400 * MIB, ESTIMATE] {
-        let seen = reserve.look(ESTIMATE, &[process_at_peak(1, driver, GIB)]);
+        let seen = reserve.update(ESTIMATE, &[process_at_peak(1, driver, GIB)]);
         assert_eq!(seen, correction(ESTIMATE, 0), "{driver}");
     }
 }
@@ -65,33 +66,33 @@ fn follows_measured_process_until_exit() {
     let above = process_at_peak(1, ESTIMATE + 40 * MIB, GIB);
     let below = process_at_peak(2, ESTIMATE - 40 * MIB, GIB);
     // A process below the estimate does not offset a process above: it may still need its memory.
-    let both = reserve.look(ESTIMATE, &[above, below]);
+    let both = reserve.update(ESTIMATE, &[above, below]);
     assert_eq!(both, correction(ESTIMATE + 40 * MIB, 40 * MIB));
     for scan in 1..FALLS_AFTER {
-        let corrected = reserve.look(ESTIMATE, &[below]);
+        let corrected = reserve.update(ESTIMATE, &[below]);
         assert_eq!(corrected, correction(ESTIMATE + 40 * MIB, 0), "scan {scan}");
     }
-    assert_eq!(reserve.look(ESTIMATE, &[below]), correction(ESTIMATE, 0));
+    assert_eq!(reserve.update(ESTIMATE, &[below]), correction(ESTIMATE, 0));
 }
 
 #[test]
 fn lowers_reserve_only_after_enough_scans() {
     let mut reserve = Reserve::default();
     let more = |pid, more: u64| process_at_peak(pid, ESTIMATE + more * MIB, GIB);
-    reserve.look(ESTIMATE, &[more(1, 100), more(2, 30)]);
+    reserve.update(ESTIMATE, &[more(1, 100), more(2, 30)]);
     for _ in 0..3 {
         for _ in 1..FALLS_AFTER {
-            let reserved = reserve.look(ESTIMATE, &[more(2, 30)]).reserve_bytes;
+            let reserved = reserve.update(ESTIMATE, &[more(2, 30)]).reserve_bytes;
             assert_eq!(reserved, ESTIMATE + 100 * MIB);
         }
         // A new process above the estimate restarts the count.
-        reserve.look(ESTIMATE, &[more(3, 100), more(2, 30)]);
+        reserve.update(ESTIMATE, &[more(3, 100), more(2, 30)]);
     }
     for _ in 0..FALLS_AFTER {
-        reserve.look(ESTIMATE, &[more(2, 30)]);
+        reserve.update(ESTIMATE, &[more(2, 30)]);
     }
     for _ in 0..3 * FALLS_AFTER {
-        let held = reserve.look(ESTIMATE, &[more(2, 30)]);
+        let held = reserve.update(ESTIMATE, &[more(2, 30)]);
         assert_eq!(held, correction(ESTIMATE + 30 * MIB, 30 * MIB));
     }
 }
@@ -101,25 +102,25 @@ fn divides_driver_memory_among_contexts() {
     let mut reserve = Reserve::default();
     let mut three = process_at_peak(1, 3 * (ESTIMATE + 10 * MIB), GIB);
     three.charged_bytes = 3 * ESTIMATE;
-    let seen = reserve.look(ESTIMATE, &[three]);
+    let seen = reserve.update(ESTIMATE, &[three]);
     assert_eq!(seen, correction(ESTIMATE + 10 * MIB, 30 * MIB));
 }
 
 #[test]
 fn caps_driver_memory_correction() {
     let mut reserve = Reserve::default();
-    let seen = reserve.look(ESTIMATE, &[process_at_peak(1, 60 * GIB, GIB)]);
+    let seen = reserve.update(ESTIMATE, &[process_at_peak(1, 60 * GIB, GIB)]);
     let most = correction(ESTIMATE * RESERVE_FACTOR, ESTIMATE * EXCESS_FACTOR);
     assert_eq!(seen, most);
     // Without an estimate there is no correction.
     let mut reserve = Reserve::default();
     assert_eq!(
-        reserve.look(0, &[process_at_peak(1, GIB, GIB)]),
+        reserve.update(0, &[process_at_peak(1, GIB, GIB)]),
         correction(0, 0)
     );
     let mut noise = process_at_peak(1, 0, 0);
     (noise.held_bytes, noise.charged_bytes) = (u64::MAX, u64::MAX);
-    Reserve::default().look(u64::MAX, &[noise, noise]);
+    Reserve::default().update(u64::MAX, &[noise, noise]);
 }
 
 #[test]
@@ -131,14 +132,17 @@ fn ignores_allocation_churn_in_driver_estimate() {
         for _ in 0..500 {
             // NVML and the agent sample at different times.
             let (then, now) = (number(6 * GIB), number(6 * GIB));
-            let shown = Shown {
+            let process_memory = ProcessMemory {
                 owner: owner(1),
                 held_bytes: ESTIMATE - 20 * MIB + then,
                 requested_bytes: now,
                 most_requested_bytes,
                 charged_bytes: ESTIMATE,
             };
-            assert_eq!(reserve.look(ESTIMATE, &[shown]), correction(ESTIMATE, 0));
+            assert_eq!(
+                reserve.update(ESTIMATE, &[process_memory]),
+                correction(ESTIMATE, 0)
+            );
         }
     }
 }
@@ -148,24 +152,24 @@ fn requires_more_scans_after_higher_peak() {
     let mut reserve = Reserve::default();
     let mut steady = process_at_peak(1, ESTIMATE + 40 * MIB, GIB);
     steady.most_requested_bytes = 3 * GIB;
-    for _ in 1..LOOKS {
-        assert_eq!(reserve.look(ESTIMATE, &[steady]), correction(ESTIMATE, 0));
+    for _ in 1..SCANS {
+        assert_eq!(reserve.update(ESTIMATE, &[steady]), correction(ESTIMATE, 0));
     }
     let more = correction(ESTIMATE + 40 * MIB, 40 * MIB);
-    assert_eq!(reserve.look(ESTIMATE, &[steady]), more);
+    assert_eq!(reserve.update(ESTIMATE, &[steady]), more);
     // A scan between an allocation and a free changes nothing.
     for requested_bytes in [GIB + 500 * MIB, GIB, GIB - 30 * MIB] {
-        let seen = Shown {
+        let seen = ProcessMemory {
             requested_bytes,
             ..steady
         };
-        assert_eq!(reserve.look(ESTIMATE, &[seen]), more, "{requested_bytes}");
+        assert_eq!(reserve.update(ESTIMATE, &[seen]), more, "{requested_bytes}");
     }
     // libcuda frees memory.
     steady.held_bytes -= 30 * MIB;
     let mut last = more;
-    for _ in 0..LOOKS {
-        last = reserve.look(ESTIMATE, &[steady]);
+    for _ in 0..SCANS {
+        last = reserve.update(ESTIMATE, &[steady]);
     }
     assert_eq!(last, correction(ESTIMATE + 10 * MIB, 10 * MIB));
 }
@@ -220,15 +224,15 @@ fn lists_process_of_two_shares_once() {
         view(8, &[slot(1, GIB + ESTIMATE, ESTIMATE)]),
     ];
     let processes = [process(1, Some(5 * GIB), &[7, 8])];
-    assert_eq!(shown(7, &views, &processes), []);
-    let expected = Shown {
+    assert_eq!(process_memory(7, &views, &processes), []);
+    let expected = ProcessMemory {
         owner: owner(1),
         held_bytes: 5 * GIB,
         requested_bytes: 4 * GIB,
         most_requested_bytes: 5 * GIB,
         charged_bytes: ESTIMATE,
     };
-    assert_eq!(shown(8, &views, &processes), [expected]);
+    assert_eq!(process_memory(8, &views, &processes), [expected]);
 }
 
 #[test]
@@ -240,9 +244,9 @@ fn excludes_imported_memory_from_driver_memory() {
         process(1, Some(2 * GIB + ESTIMATE), &[1]),
         process(2, Some(GIB + ESTIMATE), &[1]),
     ];
-    let requested: Vec<u64> = shown(1, &views, &processes)
+    let requested: Vec<u64> = process_memory(1, &views, &processes)
         .iter()
-        .map(|shown| shown.requested_bytes)
+        .map(|process_memory| process_memory.requested_bytes)
         .collect();
     assert_eq!(requested, [2 * GIB, GIB]);
 }
@@ -251,10 +255,16 @@ fn excludes_imported_memory_from_driver_memory() {
 fn lists_only_known_processes() {
     let views = [view(1, &[slot(1, GIB, 0)])];
     // Not listed, without a slot, without a value, of another share.
-    assert_eq!(shown(1, &views, &[]), []);
-    assert_eq!(shown(1, &views, &[process(2, Some(GIB), &[1])]), []);
-    assert_eq!(shown(1, &views, &[process(1, None, &[1])]), []);
-    assert_eq!(shown(1, &views, &[process(1, Some(GIB), &[2])]), []);
+    assert_eq!(process_memory(1, &views, &[]), []);
+    assert_eq!(
+        process_memory(1, &views, &[process(2, Some(GIB), &[1])]),
+        []
+    );
+    assert_eq!(process_memory(1, &views, &[process(1, None, &[1])]), []);
+    assert_eq!(
+        process_memory(1, &views, &[process(1, Some(GIB), &[2])]),
+        []
+    );
 }
 
 /// Allocates until the limit.

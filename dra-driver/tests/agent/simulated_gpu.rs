@@ -10,7 +10,9 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 
-use drava_dra_driver::agent::control::{Controller, Decision, Measured, Terms, Turn};
+use drava_dra_driver::agent::policy::control::{
+    ActivityChange, Controller, Decision, Entitlement, Measured,
+};
 use drava_vgpu_abi::atomic::Word;
 use drava_vgpu_abi::bucket::{self, Bucket, Grant, LEASE_US};
 use drava_vgpu_abi::contention::ALL_PPM;
@@ -78,7 +80,7 @@ impl Word for VirtualWord {
 /// The workload of a share.
 #[derive(Clone)]
 pub(crate) struct Workload {
-    pub(crate) terms: Terms,
+    pub(crate) entitlement: Entitlement,
     /// Kernel lengths, in turn.
     pub(crate) kernels_us: Vec<u64>,
     /// Most launches in flight: 1 waits for each kernel.
@@ -93,13 +95,13 @@ pub(crate) struct Workload {
 
 impl Workload {
     pub(crate) fn new(cores: u32, policy: ComputePolicy, kernel_us: u64) -> Self {
-        let terms = Terms {
+        let entitlement = Entitlement {
             cores: Cores::new(cores).unwrap(),
             policy,
             priority: Priority::DEFAULT,
         };
         Self {
-            terms,
+            entitlement,
             kernels_us: vec![kernel_us],
             // Launches run some slices ahead, as in a program that does not wait for each kernel.
             depth: usize::try_from(4_000 / kernel_us).unwrap().max(2),
@@ -118,7 +120,7 @@ impl Workload {
     }
 
     pub(crate) fn priority(mut self, priority: i32) -> Self {
-        self.terms.priority = Priority::new(priority).unwrap();
+        self.entitlement.priority = Priority::new(priority).unwrap();
         self
     }
 
@@ -142,7 +144,7 @@ struct SimulatedShare {
     load: Workload,
     header: Header<VirtualWord>,
     limits: Limits,
-    own_parts: u32,
+    own_time_ppm: u32,
     queue: VecDeque<Kernel>,
     launched: usize,
     /// Start of the running kernel by its event; `None` before the event.
@@ -192,12 +194,12 @@ impl SimulatedGpu {
             load: load.clone(),
             header: Header::from_words(|| VirtualWord(Cell::new(0))),
             limits: Limits {
-                cores: load.terms.cores,
-                compute_policy: load.terms.policy,
-                priority: load.terms.priority,
+                cores: load.entitlement.cores,
+                compute_policy: load.entitlement.policy,
+                priority: load.entitlement.priority,
                 ..Limits::memory(1 << 30)
             },
-            own_parts: ALL_PPM,
+            own_time_ppm: ALL_PPM,
             queue: VecDeque::new(),
             launched: 0,
             start_us: None,
@@ -305,11 +307,11 @@ impl SimulatedGpu {
             .shares
             .iter_mut()
             .enumerate()
-            .map(|(id, t)| (id, t.load.terms, t.measure(now_us)))
+            .map(|(id, t)| (id, t.load.entitlement, t.measure(now_us)))
             .collect();
         let elapsed_us = self.now_us - self.stepped_us;
         self.stepped_us = self.now_us;
-        let decisions = self.controller.step(elapsed_us, &shares);
+        let decisions = self.controller.tick(elapsed_us, &shares);
         self.apply(decisions);
     }
 
@@ -320,16 +322,16 @@ impl SimulatedGpu {
             .shares
             .iter_mut()
             .map(|share| share.activity_change(now_us));
-        let turned: Vec<(usize, Turn)> = turns
+        let turned: Vec<(usize, ActivityChange)> = turns
             .enumerate()
             .filter_map(|(id, turn)| Some((id, turn?)))
             .collect();
         if turned.is_empty() {
             return;
         }
-        let terms = self.shares.iter().map(|share| share.load.terms);
-        let shares: Vec<_> = terms.enumerate().collect();
-        let decisions = self.controller.turn(&shares, &turned);
+        let entitlement = self.shares.iter().map(|share| share.load.entitlement);
+        let shares: Vec<_> = entitlement.enumerate().collect();
+        let decisions = self.controller.on_activity_change(&shares, &turned);
         self.apply(decisions);
     }
 
@@ -337,7 +339,7 @@ impl SimulatedGpu {
         for (id, decision) in decisions {
             self.shares[id].limits.rate_us_per_s = Some(decision.rate_us_per_s);
             self.shares[id].is_lent = decision.is_lent;
-            self.shares[id].own_parts = decision.own_parts;
+            self.shares[id].own_time_ppm = decision.own_time_ppm;
         }
     }
 
@@ -422,7 +424,7 @@ impl SimulatedShare {
         let end_us = now_us + STEP_US;
         let raw_us = end_us - start_us;
         self.start_us = Some(end_us);
-        let own_us = raw_us * u64::from(self.own_parts) / u64::from(ALL_PPM);
+        let own_us = raw_us * u64::from(self.own_time_ppm) / u64::from(ALL_PPM);
         let charged_us = kernel.charged_us;
         self.queue.pop_front();
         self.cost_us = (self.cost_us * 15 + own_us) / 16;
@@ -439,17 +441,17 @@ impl SimulatedShare {
     }
 
     /// Returns whether the share resumes or goes idle.
-    fn activity_change(&mut self, now_us: u64) -> Option<Turn> {
+    fn activity_change(&mut self, now_us: u64) -> Option<ActivityChange> {
         let before_us = std::mem::replace(&mut self.demand_us, self.wanted_us);
         if self.is_lent && before_us != self.wanted_us {
             self.polled_until_us = now_us + POLLING_US;
             self.is_lent = false;
-            return Some(Turn::Wakes);
+            return Some(ActivityChange::Resumed);
         }
         let is_polled =
             !self.is_lent && now_us < self.polled_until_us && now_us.is_multiple_of(POLL_US);
         let is_quiet = now_us - self.wanted_us >= IDLE_AFTER_US;
-        (is_polled && is_quiet && !self.is_in_debt(now_us)).then_some(Turn::Rests)
+        (is_polled && is_quiet && !self.is_in_debt(now_us)).then_some(ActivityChange::Idle)
     }
 
     fn is_in_debt(&self, now_us: u64) -> bool {
@@ -467,21 +469,21 @@ impl SimulatedShare {
             self.wanted_us,
         );
         let in_debt = self.is_in_debt(now_us);
-        let rests = self.is_lent && self.wanted_us == self.demand_us && !in_debt;
+        let is_idle = self.is_lent && self.wanted_us == self.demand_us && !in_debt;
         self.demand_us = self.wanted_us;
         if wanted_us == self.wanted_us {
             self.was_idle = !in_debt;
             return Measured {
                 used_us: 0,
                 launches: 0,
-                waited: in_debt,
+                has_waited: in_debt,
                 launch_us: self.launch_us,
-                rests,
+                is_idle,
             };
         }
-        let waited = self.throttled_us > throttled_us || in_debt || self.was_idle;
-        let waited = waited && !rests;
-        self.was_idle = rests;
+        let has_waited = self.throttled_us > throttled_us || in_debt || self.was_idle;
+        let has_waited = has_waited && !is_idle;
+        self.was_idle = is_idle;
         let used_us = self.gpu_time_us.saturating_sub(gpu_time_us);
         let launches = (self.launched - self.seen_launched) as u64;
         self.seen_launched = self.launched;
@@ -491,9 +493,9 @@ impl SimulatedShare {
         Measured {
             used_us,
             launches,
-            waited,
+            has_waited,
             launch_us: self.launch_us,
-            rests,
+            is_idle,
         }
     }
 }

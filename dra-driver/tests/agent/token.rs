@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use drava_dra_driver::agent::token::{
-    AHEAD_US, Change, Contender, Ended, LONGEST_US, Ring, SHORTEST_US,
+use drava_dra_driver::agent::policy::token::{
+    AHEAD_US, Change, EndedSlice, LONGEST_US, SHORTEST_US, TokenCandidate, TokenRing,
 };
 use drava_vgpu_abi::bucket::{TOKEN_BURST_US, TokenSlice};
 use proptest::prelude::*;
@@ -31,24 +31,24 @@ fn simulate_ring(
     duration_us: u64,
 ) -> (Vec<u64>, u64, Vec<(usize, u64)>) {
     const TICK_US: u64 = 1_000;
-    let mut ring = Ring::default();
+    let mut ring = TokenRing::default();
     let mut slices_by_share: BTreeMap<usize, TokenSlice> = BTreeMap::new();
     let (mut held, mut wasted) = (vec![0; tenants.len()], 0);
     let mut slices = Vec::new();
     let mut is_wanted = false;
     for now_us in (0..duration_us / TICK_US).map(|tick| tick * TICK_US) {
-        let contenders: Vec<_> = tenants
+        let candidates: Vec<_> = tenants
             .iter()
             .enumerate()
-            .map(|(id, tenant)| Contender {
+            .map(|(id, tenant)| TokenCandidate {
                 id,
                 cores: tenant.cores,
                 wants: tenant.wants(now_us),
-                gives_way: false,
+                yields: false,
             })
             .collect();
         let is_poll = now_us.is_multiple_of(POLL_US);
-        let changes = is_poll.then(|| ring.look(now_us, &contenders));
+        let changes = is_poll.then(|| ring.poll(now_us, &candidates));
         for change in changes.into_iter().flatten() {
             match change {
                 Change::Grant(id, slice) => {
@@ -145,58 +145,58 @@ fn gives_unwanted_time_to_other_shares() {
 
 #[test]
 fn revokes_token_of_dead_share_on_next_poll() {
-    let mut ring = Ring::default();
-    let wants = |id| Contender {
+    let mut ring = TokenRing::default();
+    let wants = |id| TokenCandidate {
         id,
         cores: 50,
         wants: true,
-        gives_way: false,
+        yields: false,
     };
     let slice = |from_us, until_us| TokenSlice { from_us, until_us };
     assert_eq!(
-        ring.look(0, &[wants(1), wants(2)]),
+        ring.poll(0, &[wants(1), wants(2)]),
         [Change::Grant(1, slice(0, LONGEST_US))]
     );
     // The second share is alone now, with more than half of the slice left.
     assert_eq!(
-        ring.look(5_000, &[wants(2)]),
+        ring.poll(5_000, &[wants(2)]),
         [
             Change::Revoke(1),
             Change::Grant(2, slice(5_000, 5_000 + LONGEST_US))
         ]
     );
-    assert_eq!(ring.look(10_000, &[]), [Change::Revoke(2)]);
-    assert_eq!(ring.look(15_000, &[]), []);
+    assert_eq!(ring.poll(10_000, &[]), [Change::Revoke(2)]);
+    assert_eq!(ring.poll(15_000, &[]), []);
 }
 
 /// Returns two shares of 50%. The first has the token, and the second has the announced next slice.
-fn ring_with_announced_slice() -> (Ring<u32>, [Contender<u32>; 2], TokenSlice) {
-    let both = [1, 2].map(|id| Contender {
+fn ring_with_announced_slice() -> (TokenRing<u32>, [TokenCandidate<u32>; 2], TokenSlice) {
+    let both = [1, 2].map(|id| TokenCandidate {
         id,
         cores: 50,
         wants: true,
-        gives_way: false,
+        yields: false,
     });
-    let mut ring = Ring::default();
-    ring.look(0, &both);
+    let mut ring = TokenRing::default();
+    ring.poll(0, &both);
     let next = TokenSlice {
         from_us: LONGEST_US,
         until_us: 2 * LONGEST_US,
     };
-    assert_eq!(ring.look(LONGEST_US - AHEAD_US - 1, &both), []);
-    let changes = ring.look(LONGEST_US - AHEAD_US, &both);
+    assert_eq!(ring.poll(LONGEST_US - AHEAD_US - 1, &both), []);
+    let changes = ring.poll(LONGEST_US - AHEAD_US, &both);
     assert_eq!(changes, [Change::Grant(2, next)]);
-    assert_eq!((ring.holder(), ring.has_turn(2)), (Some(1), true));
+    assert_eq!((ring.holder(), ring.has_slice(2)), (Some(1), true));
     (ring, both, next)
 }
 
 #[test]
 fn announces_next_slice_before_current_one_ends() {
     let (mut ring, both, next) = ring_with_announced_slice();
-    assert_eq!(ring.look(next.from_us - 1, &both), []);
+    assert_eq!(ring.poll(next.from_us - 1, &both), []);
     assert_eq!(ring.holder(), Some(1));
     // Also with a late poll.
-    assert_eq!(ring.look(next.from_us + 7_000, &both), []);
+    assert_eq!(ring.poll(next.from_us + 7_000, &both), []);
     assert_eq!(ring.holder(), Some(2));
 }
 
@@ -204,7 +204,7 @@ fn announces_next_slice_before_current_one_ends() {
 fn starts_next_slice_early_when_holder_goes_idle() {
     let (mut ring, both, next) = ring_with_announced_slice();
     let now_us = next.from_us - 5_000;
-    let changes = ring.look(now_us, &both[1..]);
+    let changes = ring.poll(now_us, &both[1..]);
     let slice = TokenSlice {
         from_us: now_us,
         until_us: now_us + LONGEST_US,
@@ -216,35 +216,35 @@ fn starts_next_slice_early_when_holder_goes_idle() {
 #[test]
 fn revokes_unwanted_slice_before_it_starts() {
     let (mut ring, both, next) = ring_with_announced_slice();
-    let changes = ring.look(next.from_us - 5_000, &both[..1]);
+    let changes = ring.poll(next.from_us - 5_000, &both[..1]);
     let longer = TokenSlice {
         from_us: 0,
         until_us: next.from_us - 5_000 + LONGEST_US,
     };
     assert_eq!(changes, [Change::Revoke(2), Change::Grant(1, longer)]);
-    assert!(!ring.has_turn(2));
+    assert!(!ring.has_slice(2));
 }
 
 #[test]
 fn accumulates_no_slice_credit_while_idle() {
-    let contenders = |wants: [bool; 3]| {
+    let candidates = |wants: [bool; 3]| {
         [(1, 20), (2, 72), (3, 8)]
             .into_iter()
             .zip(wants)
-            .map(|((id, cores), wants)| Contender {
+            .map(|((id, cores), wants)| TokenCandidate {
                 id,
                 cores,
                 wants,
-                gives_way: false,
+                yields: false,
             })
             .collect::<Vec<_>>()
     };
     // Share 3 gets 8 ms per round, less than a slice, and its first slice in the second round.
     let first_turn = |gone_at: Option<u64>| {
-        let mut ring = Ring::default();
+        let mut ring = TokenRing::default();
         let mut polls = (0..2_000_000).step_by(5_000);
         polls.find(|now_us| {
-            ring.look(*now_us, &contenders([true, true, gone_at != Some(*now_us)]));
+            ring.poll(*now_us, &candidates([true, true, gone_at != Some(*now_us)]));
             ring.holder() == Some(3)
         })
     };
@@ -255,16 +255,16 @@ fn accumulates_no_slice_credit_while_idle() {
 
 #[test]
 fn renews_token_of_single_share_without_debt() {
-    let mut ring = Ring::default();
-    let alone = [Contender {
+    let mut ring = TokenRing::default();
+    let alone = [TokenCandidate {
         id: 1,
         cores: 10,
         wants: true,
-        gives_way: false,
+        yields: false,
     }];
     let mut until_us = 0;
     for now_us in (0..5_000_000).step_by(5_000) {
-        for change in ring.look(now_us, &alone) {
+        for change in ring.poll(now_us, &alone) {
             match change {
                 Change::Grant(_, slice) => until_us = slice.until_us,
                 Change::Revoke(_) => panic!("revoked at {now_us}"),
@@ -278,15 +278,15 @@ fn renews_token_of_single_share_without_debt() {
     // The share gets the token again within a few rounds.
     let both = [
         alone[0],
-        Contender {
+        TokenCandidate {
             id: 2,
             cores: 90,
             wants: true,
-            gives_way: false,
+            yields: false,
         },
     ];
     let back = (5_000_000..7_000_000).step_by(5_000).filter(|now_us| {
-        ring.look(*now_us, &both);
+        ring.poll(*now_us, &both);
         ring.holder() == Some(1)
     });
     let back = back.count();
@@ -301,16 +301,16 @@ fn simulate_gpu(tenants: &[(u32, i64)], seconds: u64) -> Vec<f64> {
     /// Four ticks.
     const HARDWARE_SLICE: u32 = 4;
     const BURST_US: i64 = TOKEN_BURST_US.cast_signed();
-    let contenders: Vec<_> = (0..)
+    let candidates: Vec<_> = (0..)
         .zip(tenants)
-        .map(|(id, (cores, _))| Contender {
+        .map(|(id, (cores, _))| TokenCandidate {
             id,
             cores: *cores,
             wants: true,
-            gives_way: false,
+            yields: false,
         })
         .collect();
-    let mut ring = Ring::default();
+    let mut ring = TokenRing::default();
     let mut slices = vec![TokenSlice::default(); tenants.len()];
     let (mut credit, mut queued) = (vec![0; tenants.len()], vec![0; tenants.len()]);
     let (mut charged, mut settled) = (vec![0_u64; tenants.len()], vec![0; tenants.len()]);
@@ -318,7 +318,7 @@ fn simulate_gpu(tenants: &[(u32, i64)], seconds: u64) -> Vec<f64> {
     let (mut running, mut slice) = (0, 0);
     for now_us in (0..seconds * 1_000_000).step_by(usize::try_from(TICK_US).unwrap()) {
         if now_us.is_multiple_of(POLL_US) {
-            for change in ring.look(now_us, &contenders) {
+            for change in ring.poll(now_us, &candidates) {
                 match change {
                     Change::Grant(id, slice) => slices[id] = slice,
                     Change::Revoke(id) => slices[id].until_us = now_us,
@@ -326,7 +326,7 @@ fn simulate_gpu(tenants: &[(u32, i64)], seconds: u64) -> Vec<f64> {
             }
             for ended in ring.ended() {
                 let before = std::mem::replace(&mut settled[ended.id], charged[ended.id]);
-                ring.settle(ended, charged[ended.id] - before);
+                ring.account_slice(ended, charged[ended.id] - before);
             }
         }
         for (id, (_, kernel_us)) in tenants.iter().enumerate() {
@@ -387,16 +387,16 @@ fn deducts_overrun_from_next_slices() {
 /// Polls the ring in the range `us`. `used_us` returns the use of each ended slice. Returns the total length of the first
 /// share's slices.
 fn run_ring(
-    ring: &mut Ring<u32>,
+    ring: &mut TokenRing<u32>,
     us: std::ops::Range<u64>,
-    contenders: &[Contender<u32>],
-    used_us: impl Fn(Ended<u32>) -> u64,
+    candidates: &[TokenCandidate<u32>],
+    used_us: impl Fn(EndedSlice<u32>) -> u64,
 ) -> u64 {
     let mut held_us = 0;
     for now_us in us.step_by(5_000) {
-        ring.look(now_us, contenders);
+        ring.poll(now_us, candidates);
         for ended in ring.ended() {
-            ring.settle(ended, used_us(ended));
+            ring.account_slice(ended, used_us(ended));
             held_us += if ended.id == 1 { ended.held_us } else { 0 };
         }
     }
@@ -405,65 +405,65 @@ fn run_ring(
 
 #[test]
 fn compensates_slice_shortened_by_overrun() {
-    let both = [1, 2].map(|id| Contender {
+    let both = [1, 2].map(|id| TokenCandidate {
         id,
         cores: 50,
         wants: true,
-        gives_way: false,
+        yields: false,
     });
     // The second share overruns each slice by 20 ms into the first share's slice.
-    let used_us = |ended: Ended<u32>| match ended.id {
+    let used_us = |ended: EndedSlice<u32>| match ended.id {
         1 => ended.held_us - 20_000,
         _ => ended.held_us + 20_000,
     };
-    let held_us = run_ring(&mut Ring::default(), 0..10_000_000, &both, used_us);
+    let held_us = run_ring(&mut TokenRing::default(), 0..10_000_000, &both, used_us);
     // The slices of the first share are longer by the lost time.
     let turns = 10_000_000 / (LONGEST_US + LONGEST_US / 2);
     assert!(held_us > 5_000_000 + turns * 10_000, "{held_us}");
     // Unused time without an overrun is not compensated.
-    let used_us = |ended: Ended<u32>| match ended.id {
+    let used_us = |ended: EndedSlice<u32>| match ended.id {
         1 => ended.held_us - 20_000.min(ended.held_us),
         _ => ended.held_us,
     };
-    let held_us = run_ring(&mut Ring::default(), 0..10_000_000, &both, used_us);
+    let held_us = run_ring(&mut TokenRing::default(), 0..10_000_000, &both, used_us);
     assert!(held_us.abs_diff(5_000_000) < 200_000, "{held_us}");
 }
 
 #[test]
 fn keeps_overrun_debt_over_short_pause() {
-    let contenders = |wants| {
-        [(1, wants), (2, true), (3, true)].map(|(id, wants)| Contender {
+    let candidates = |wants| {
+        [(1, wants), (2, true), (3, true)].map(|(id, wants)| TokenCandidate {
             id,
             cores: 33,
             wants,
-            gives_way: false,
+            yields: false,
         })
     };
     let held_after_pause = |overrun_us: u64, pause_us: u64| {
-        let mut ring = Ring::default();
+        let mut ring = TokenRing::default();
         let mut now_us = 0;
         // The first slice belongs to share 1, which overruns it.
         while ring.holder().is_none_or(|holder| holder == 1) {
-            ring.look(now_us, &contenders(true));
+            ring.poll(now_us, &candidates(true));
             now_us += 5_000;
         }
         for ended in ring.ended() {
-            ring.settle(ended, 0);
-            ring.settle(
-                Ended {
+            ring.account_slice(ended, 0);
+            ring.account_slice(
+                EndedSlice {
                     held_us: 0,
                     ..ended
                 },
                 overrun_us,
             );
         }
-        let exact = |ended: Ended<u32>| ended.held_us;
+        let exact = |ended: EndedSlice<u32>| ended.held_us;
         let back_us = now_us + pause_us;
-        run_ring(&mut ring, now_us..back_us, &contenders(false), exact);
+        run_ring(&mut ring, now_us..back_us, &candidates(false), exact);
         run_ring(
             &mut ring,
             back_us..back_us + 1_000_000,
-            &contenders(true),
+            &candidates(true),
             exact,
         )
     };

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use drava_dra_driver::agent::Agent;
-use drava_dra_driver::agent::observe::{Listed, Observation};
-use drava_dra_driver::process::Described;
+use drava_dra_driver::agent::node::nvml_observer::{Observation, ObservedProcess};
+use drava_dra_driver::process::ProcessInfo;
 use drava_nvml::GpuUuid;
 use drava_vgpu_abi::ledger::Owner;
 use drava_vgpu_abi::region::{Header, REGION_ABI_VERSION, REGION_MAGIC, SLOTS_OFFSET, Slot};
@@ -26,7 +26,7 @@ pub(crate) struct VirtualClockAgent {
     pub(crate) agent: Agent,
     pub(crate) node: TestNode,
     pub(crate) cards: Vec<GpuUuid>,
-    pub(crate) listed: Vec<(GpuUuid, Listed)>,
+    pub(crate) listed: Vec<(GpuUuid, ObservedProcess)>,
     pub(crate) now_us: u64,
     observed_us: u64,
 }
@@ -83,10 +83,10 @@ impl VirtualClockAgent {
                         card: card.clone(),
                         processes: Some(on_card.map(|(_, listed)| listed.clone()).collect()),
                     };
-                    assert_eq!(self.agent.observed(self.now_us, &observation), []);
+                    assert_eq!(self.agent.scan(self.now_us, &observation), []);
                 }
             }
-            assert_eq!(self.agent.pass(self.now_us), []);
+            assert_eq!(self.agent.poll(self.now_us), []);
             self.now_us = self.agent.next_us(self.now_us).min(end_us);
         }
         self.agent.reads() - before
@@ -149,11 +149,11 @@ impl FakeProcess {
     }
 
     /// Returns the entry of the process in NVML's list.
-    pub(crate) fn listed(&self, number: u32) -> Listed {
-        Listed {
+    pub(crate) fn listed(&self, number: u32) -> ObservedProcess {
+        ObservedProcess {
             pid: 100_000 + number,
             used_bytes: Some(0),
-            described: Described {
+            info: ProcessInfo {
                 owner: Owner {
                     pid: self.pid,
                     start_time: 1,

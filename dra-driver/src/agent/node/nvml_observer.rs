@@ -1,5 +1,5 @@
-//! What NVML says about one card, once a second, from a thread of the card's own: one whose calls hang keeps nothing
-//! from the others, and its last figures stay.
+//! NVML observations of one GPU, from a thread per GPU: an NVML call that hangs affects no other GPU, and the last
+//! observation stays valid.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,97 +12,99 @@ use std::time::{Duration, Instant};
 use drava_nvml::{GpuLibrary, GpuUuid, ProcessMemory, ProcessUtilization};
 
 use crate::inventory::OpenLibrary;
-use crate::process::{Described, Processes};
+use crate::process::{ProcessInfo, Processes};
 
-/// Time between two looks: what is promised within a second needs a little for itself.
+/// Time between two process lists. Detection within a second leaves a margin for the scan.
 pub const INTERVAL: Duration = Duration::from_millis(950);
 
-/// Time between two looks at how busy processes are: NVML's shortest sample period. It gives the newest sample only.
+/// Time between two readings of utilization: NVML's shortest sample period, of which it reports only the newest.
 const SAMPLE: Duration = Duration::from_millis(160);
 
-/// What is behind NVML's whole percents on average, per mille: it cuts off what does not make one.
-const CUT_OFF: u32 = 5;
+/// Mean of what NVML's rounding down to whole percents removes, per mille.
+const ROUNDING: u32 = 5;
 
-/// Time between two attempts to open a library that is not there.
+/// Time between two attempts to open a missing library.
 const RETRY: Duration = Duration::from_secs(5);
 
 /// A process that NVML lists.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listed {
+pub struct ObservedProcess {
     /// PID on the host.
     pub pid: u32,
-    /// Device memory; `None` where NVML does not say.
+    /// Device memory; `None` if NVML does not report it.
     pub used_bytes: Option<u64>,
-    /// What `/proc` says.
-    pub described: Described,
+    /// Description from `/proc`.
+    pub info: ProcessInfo,
 }
 
-/// What there was to see.
+/// What NVML reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Seen {
-    /// The processes of a card, once a second.
+pub enum NvmlSample {
+    /// The processes of a GPU, once per second.
     Processes(Observation),
-    /// How busy they were, as often as NVML says.
-    Busy(Busy),
+    /// The utilization of a GPU, once per sample period.
+    Utilization(UtilizationSample),
 }
 
-/// The processes of a card.
+/// The processes of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Observation {
-    /// The card.
+    /// The GPU.
     pub card: GpuUuid,
-    /// Processes with a context; `None` where NVML does not say.
-    pub processes: Option<Vec<Listed>>,
+    /// Processes with a context; `None` if NVML does not report them.
+    pub processes: Option<Vec<ObservedProcess>>,
 }
 
-/// How busy a card was in NVML's last sample period.
+/// Utilization of a GPU in NVML's last sample period.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Busy {
-    /// The card.
+pub struct UtilizationSample {
+    /// The GPU.
     pub card: GpuUuid,
-    /// For which part of the time it ran a kernel of a process, per mille, by PID on the host. A process that is not here
-    /// did nothing.
+    /// Part of the time in which a kernel of a process ran, per mille, by PID on the host. A process that is not listed was
+    /// idle.
     pub per_mille: BTreeMap<u32, u32>,
 }
 
-/// Where observations go. Whoever waits for them can wait for other things at the same time.
+/// Sends observations to the agent, which can wait for other events at the same time.
 #[derive(Debug, Clone)]
-pub struct Outbox {
-    observations: Sender<Seen>,
-    /// An eventfd.
-    bell: Option<Arc<OwnedFd>>,
+pub struct ObservationSender {
+    observations: Sender<NvmlSample>,
+    wakeup_fd: Option<Arc<OwnedFd>>,
 }
 
-impl Outbox {
-    /// One that rings `bell` for each.
+impl ObservationSender {
+    /// Returns a sender that adds to the eventfd `wakeup_fd` with each observation.
     #[must_use]
-    pub fn new(observations: Sender<Seen>, bell: Option<Arc<OwnedFd>>) -> Self {
-        Self { observations, bell }
+    pub fn new(observations: Sender<NvmlSample>, wakeup_fd: Option<Arc<OwnedFd>>) -> Self {
+        Self {
+            observations,
+            wakeup_fd,
+        }
     }
 
-    /// Whether somebody takes it.
-    fn send(&self, seen: Seen) -> bool {
-        let is_sent = self.observations.send(seen).is_ok();
-        if let Some(bell) = &self.bell {
-            // It rings already if it cannot be written.
-            let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+    /// Returns whether the observation has a receiver.
+    fn send(&self, sample: NvmlSample) -> bool {
+        let is_sent = self.observations.send(sample).is_ok();
+        if let Some(wakeup_fd) = &self.wakeup_fd {
+            // An eventfd that cannot be written is readable already.
+            let _ = rustix::io::write(wakeup_fd, &1u64.to_ne_bytes());
         }
         is_sent
     }
 }
 
-/// How closely a card is watched.
+/// How closely NVML observes a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attention {
     /// Not at all: it has no shares.
     None,
-    /// Its processes and their memory.
+    /// Processes and their memory.
     Memory,
-    /// Also how busy each process is: several shares are active.
-    Busy,
+    /// Also the utilization by each process: several shares are active.
+    Utilization,
 }
 
-/// The thread of a card. It ends when this is dropped, or when the call that it hangs in does.
+/// The observer thread of a GPU. It ends when this is dropped, once a hanging call returns.
 #[derive(Debug)]
 pub struct Observer {
     attention: Arc<AtomicU8>,
@@ -110,15 +112,15 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// Starts to watch `card`.
+    /// Starts to observe `card`.
     ///
     /// # Errors
-    /// When the system has no thread to give.
+    /// If no thread can be started.
     pub fn start(
         card: GpuUuid,
         open: OpenLibrary,
         processes: Processes,
-        observations: Outbox,
+        observations: ObservationSender,
     ) -> io::Result<Self> {
         let (stop, stopped) = mpsc::channel::<()>();
         let attention = Arc::new(AtomicU8::new(Attention::Memory as u8));
@@ -127,14 +129,14 @@ impl Observer {
             open,
             library: None,
             processes,
-            looked: None,
+            listed: None,
             sampled_us: 0,
         };
-        let asked = Arc::clone(&attention);
+        let requested = Arc::clone(&attention);
         let observe = move || {
             loop {
-                let (seen, wait) = watch.pass(asked.load(Ordering::Relaxed));
-                if seen.into_iter().any(|seen| !observations.send(seen)) {
+                let (samples, wait) = watch.poll(requested.load(Ordering::Relaxed));
+                if samples.into_iter().any(|sample| !observations.send(sample)) {
                     return;
                 }
                 match stopped.recv_timeout(wait) {
@@ -151,8 +153,8 @@ impl Observer {
         })
     }
 
-    /// Watches more or less closely. The thread stays, so that one that hangs is not joined by another one.
-    pub fn attend(&self, attention: Attention) {
+    /// Sets how closely the GPU is observed. The thread stays, so that a hanging one is not joined by another.
+    pub fn set_attention(&self, attention: Attention) {
         self.attention.store(attention as u8, Ordering::Relaxed);
     }
 }
@@ -162,88 +164,88 @@ struct Watch {
     open: OpenLibrary,
     library: Option<Box<dyn GpuLibrary>>,
     processes: Processes,
-    looked: Option<Instant>,
-    /// When the newest sample was taken that NVML has told, by its clock, µs.
+    /// Time of the last process list.
+    listed: Option<Instant>,
+    /// Newest sample that was reported, by NVML's clock, µs.
     sampled_us: u64,
 }
 
 impl Watch {
-    /// Does what is due; says what was seen and how long to wait.
-    fn pass(&mut self, attention: u8) -> (Vec<Seen>, Duration) {
+    /// Reads what is due. Returns it and the time until the next poll.
+    fn poll(&mut self, attention: u8) -> (Vec<NvmlSample>, Duration) {
         if attention == Attention::None as u8 {
             self.library = None;
             return (Vec::new(), INTERVAL);
         }
         let Some(library) = self.library.take().or_else(|| (self.open)().ok()) else {
-            // The driver's own condition tells why.
+            // The node driver's condition has the reason.
             return (Vec::new(), RETRY);
         };
-        let mut seen = Vec::new();
-        let is_busy_asked = attention == Attention::Busy as u8;
-        if is_busy_asked {
-            seen.extend(self.sample(library.as_ref()).map(Seen::Busy));
+        let mut samples = Vec::new();
+        let reads_utilization = attention == Attention::Utilization as u8;
+        if reads_utilization {
+            let sample = self.utilization(library.as_ref());
+            samples.extend(sample.map(NvmlSample::Utilization));
         }
-        let wait = if is_busy_asked { SAMPLE } else { INTERVAL };
-        if self
-            .looked
-            .is_some_and(|looked| looked.elapsed() + wait / 2 < INTERVAL)
-        {
+        let wait = if reads_utilization { SAMPLE } else { INTERVAL };
+        let is_listed = |listed: Instant| listed.elapsed() + wait / 2 < INTERVAL;
+        if self.listed.is_some_and(is_listed) {
             self.library = Some(library);
-            return (seen, wait);
+            return (samples, wait);
         }
-        self.looked = Some(Instant::now());
+        self.listed = Some(Instant::now());
         let listed = library.processes(&self.card);
-        // One that lost its card is opened anew.
+        // A library that has lost the GPU is reopened.
         let is_usable = listed
             .as_ref()
             .map_or_else(|error| error.status.is_absent(), |_| true);
         self.library = is_usable.then_some(library);
-        seen.push(Seen::Processes(Observation {
+        samples.push(NvmlSample::Processes(Observation {
             card: self.card.clone(),
             processes: listed.ok().map(|listed| self.describe(&listed)),
         }));
-        (seen, wait)
+        (samples, wait)
     }
 
-    /// How busy processes were, if that was not told before.
-    fn sample(&mut self, library: &dyn GpuLibrary) -> Option<Busy> {
+    /// Returns the utilization, if it is newer than the last one.
+    fn utilization(&mut self, library: &dyn GpuLibrary) -> Option<UtilizationSample> {
         let samples = library.process_utilization(&self.card, self.sampled_us);
         let samples = samples.ok().filter(|samples| !samples.is_empty())?;
         let newest_us = samples.iter().map(|sample| sample.timestamp_us).max();
         self.sampled_us = newest_us.unwrap_or(0).max(self.sampled_us);
-        Some(Busy {
+        Some(UtilizationSample {
             card: self.card.clone(),
             per_mille: per_mille(&samples),
         })
     }
 
-    fn describe(&mut self, listed: &[drava_nvml::Process]) -> Vec<Listed> {
+    fn describe(&mut self, listed: &[drava_nvml::Process]) -> Vec<ObservedProcess> {
         let pids: Vec<u32> = listed.iter().map(|process| process.pid).collect();
         self.processes.retain(&pids);
         let describe = |process: &drava_nvml::Process| {
-            Some(Listed {
+            Some(ObservedProcess {
                 pid: process.pid,
                 used_bytes: match process.memory {
                     ProcessMemory::Used { bytes } => Some(bytes),
                     ProcessMemory::NotAvailable => None,
                 },
-                described: self.processes.describe(process.pid)?,
+                info: self.processes.describe(process.pid)?,
             })
         };
         listed.iter().filter_map(describe).collect()
     }
 }
 
-/// What whole percents mean.
+/// Returns the expected utilization behind NVML's whole percents.
 fn per_mille(samples: &[ProcessUtilization]) -> BTreeMap<u32, u32> {
-    let busy = |sample: &ProcessUtilization| match sample.sm_percent {
+    let expected = |sample: &ProcessUtilization| match sample.sm_percent {
         0 => 0,
-        percent @ 1..100 => percent * 10 + CUT_OFF,
+        percent @ 1..100 => percent * 10 + ROUNDING,
         100.. => 1000,
     };
     samples
         .iter()
-        .map(|sample| (sample.pid, busy(sample)))
+        .map(|sample| (sample.pid, expected(sample)))
         .collect()
 }
 
@@ -252,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whole_percents_stand_for_what_was_cut_off_too() {
+    fn adds_mean_rounding_error_to_percents() {
         let sample = |(pid, sm_percent)| ProcessUtilization {
             pid,
             timestamp_us: 1,

@@ -1,4 +1,4 @@
-//! Tells people what the agent found: an event on the claim, and for a breach the condition `Enforced` of its device.
+//! Reports findings of the agent: an event on the claim, and for a violation the condition `Enforced` of the device.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,9 +10,8 @@ use drava_api::event::EventReason;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::Finding;
-use super::card::What;
-use super::detect::{Kind, News, Suspicion};
+use crate::agent::policy::detection::{SuspectedViolation, ViolationChange, ViolationKind};
+use crate::agent::{Finding, FindingKind};
 use crate::claim::{ClaimUid, ShareId};
 use crate::claims::{ClaimService, blocking};
 use crate::inventory::State;
@@ -22,39 +21,39 @@ use crate::report::{Injection, Subject, Violation};
 
 const MIB: u64 = 1 << 20;
 
-/// Time between two looks whether the claims still say what is the case: preparing a claim again writes its condition.
+/// Time between two checks of the conditions: preparing a claim again overwrites its condition.
 const REPEAT: Duration = Duration::from_secs(60);
 
-/// The breaches that are not over.
+/// Violations that are not cleared.
 #[derive(Debug, Default)]
-struct Standing(BTreeMap<(ClaimUid, ShareId), BTreeMap<Kind, Violation>>);
+struct OpenViolations(BTreeMap<(ClaimUid, ShareId), BTreeMap<ViolationKind, Violation>>);
 
-/// Tells what comes, until `stop` or the agent's end.
+/// Reports findings until `stop` or the end of the agent.
 pub async fn run<E: Effects>(
     claims: Arc<ClaimService<E>>,
     mut findings: mpsc::Receiver<Finding>,
     stop: CancellationToken,
 ) {
-    let mut standing = Standing::default();
+    let mut open = OpenViolations::default();
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
             finding = findings.recv() => {
                 let Some(finding) = finding else { return };
                 let claim = finding.claim.clone();
-                if let Err(error) = tell(&claims, &mut standing, finding).await {
+                if let Err(error) = report(&claims, &mut open, finding).await {
                     tracing::warn!(%claim, error, "cannot report the finding");
                 }
             }
-            () = tokio::time::sleep(REPEAT) => repeat(&claims, &mut standing).await,
+            () = tokio::time::sleep(REPEAT) => repeat(&claims, &mut open).await,
         }
     }
 }
 
-async fn tell<E: Effects>(
+async fn report<E: Effects>(
     claims: &ClaimService<E>,
-    standing: &mut Standing,
-    Finding { claim, share, what }: Finding,
+    open: &mut OpenViolations,
+    Finding { claim, share, kind }: Finding,
 ) -> Result<(), String> {
     let Some(record) = load(claims, &claim).await? else {
         return Ok(());
@@ -66,30 +65,33 @@ async fn tell<E: Effects>(
         .find(|device| device.share().is_some_and(|share| share.id == key.1));
     let device = device.map_or_else(String::new, |device| format!(" (device {})", device.device));
     let about = format!("claim {}{device}", record.claim);
-    let (reason, note) = match &what {
-        What::News(News::Confirmed(suspicion)) => {
-            let breach = breach(suspicion);
-            standing
-                .0
+    let (reason, note) = match &kind {
+        FindingKind::Violation(ViolationChange::Confirmed(suspected)) => {
+            let violation = violation(suspected);
+            open.0
                 .entry(key.clone())
                 .or_default()
-                .insert(suspicion.kind(), breach.clone());
+                .insert(suspected.kind(), violation.clone());
             (
-                event_reason(suspicion.kind()),
-                format!("{about}: {}; {}", breach.message, remedy(suspicion.kind())),
+                event_reason(suspected.kind()),
+                format!(
+                    "{about}: {}; {}",
+                    violation.message,
+                    remedy(suspected.kind())
+                ),
             )
         }
-        What::News(News::Over(kind)) => {
-            if let Some(of_share) = standing.0.get_mut(&key) {
+        FindingKind::Violation(ViolationChange::Cleared(kind)) => {
+            if let Some(of_share) = open.0.get_mut(&key) {
                 of_share.remove(kind);
                 if of_share.is_empty() {
-                    standing.0.remove(&key);
+                    open.0.remove(&key);
                 }
             }
             tracing::info!(claim = %record.claim, ?kind, "violation cleared");
-            return write(claims, standing, &record).await;
+            return write(claims, open, &record).await;
         }
-        What::LongKernel(us) => {
+        FindingKind::LongKernel(us) => {
             let note = format!(
                 "{about}: one kernel ran for {} ms; a running kernel cannot be interrupted, so the GPU keeps its shares \
                  only over longer periods; split the kernel or allocate a whole GPU",
@@ -97,13 +99,13 @@ async fn tell<E: Effects>(
             );
             (EventReason::LongKernel, note)
         }
-        What::Killed { pid, why } => {
+        FindingKind::Killed { pid, reason } => {
             let note = format!(
                 "{about}: killed process {pid} (PID on the node) because {}; the device class has enforcement: required",
-                match why {
-                    Kind::OverLimit => "the share exceeded its memory limit",
-                    Kind::NotCounted => "the process used the GPU without libvgpu",
-                    Kind::Region => "the usage region was damaged",
+                match reason {
+                    ViolationKind::OverLimit => "the share exceeded its memory limit",
+                    ViolationKind::NotCounted => "the process used the GPU without libvgpu",
+                    ViolationKind::Region => "the usage region was damaged",
                 }
             );
             (EventReason::ProcessKilled, note)
@@ -112,20 +114,20 @@ async fn tell<E: Effects>(
     claims
         .reporter
         .event(Subject::Claim(record.claim.clone()), reason, note);
-    write(claims, standing, &record).await
+    write(claims, open, &record).await
 }
 
-/// Writes the conditions of all claims with breaches, where they say something else.
-async fn repeat<E: Effects>(claims: &ClaimService<E>, standing: &mut Standing) {
-    let uids: Vec<ClaimUid> = standing.0.keys().map(|(uid, _)| uid.clone()).collect();
+/// Updates the conditions of all claims with violations.
+async fn repeat<E: Effects>(claims: &ClaimService<E>, open: &mut OpenViolations) {
+    let uids: Vec<ClaimUid> = open.0.keys().map(|(uid, _)| uid.clone()).collect();
     for uid in uids {
         match load(claims, &uid).await {
             Ok(Some(record)) => {
-                if let Err(error) = write(claims, standing, &record).await {
+                if let Err(error) = write(claims, open, &record).await {
                     tracing::debug!(claim = %record.claim, error, "cannot update the conditions of the claim");
                 }
             }
-            Ok(None) => standing.0.retain(|(present, _), _| *present != uid),
+            Ok(None) => open.0.retain(|(present, _), _| *present != uid),
             Err(error) => {
                 tracing::debug!(claim = %uid, error, "cannot read the record of the claim")
             }
@@ -135,15 +137,15 @@ async fn repeat<E: Effects>(claims: &ClaimService<E>, standing: &mut Standing) {
 
 async fn write<E: Effects>(
     claims: &ClaimService<E>,
-    standing: &Standing,
+    open: &OpenViolations,
     record: &ClaimRecord,
 ) -> Result<(), String> {
-    let breaches: BTreeMap<ShareId, Violation> = standing
+    let violations: BTreeMap<ShareId, Violation> = open
         .0
         .iter()
         .filter(|((uid, _), _)| *uid == record.claim.uid)
-        .filter_map(|((_, share), breaches)| {
-            Some((share.clone(), breaches.values().next()?.clone()))
+        .filter_map(|((_, share), violations)| {
+            Some((share.clone(), violations.values().next()?.clone()))
         })
         .collect();
     let Some(found) = claims
@@ -159,7 +161,7 @@ async fn write<E: Effects>(
             &found,
             record,
             &node.inventory,
-            &Injection::Observed(breaches),
+            &Injection::Observed(violations),
         );
     }
     Ok(())
@@ -179,9 +181,9 @@ async fn load<E: Effects>(
     })
 }
 
-fn breach(suspicion: &Suspicion) -> Violation {
-    match suspicion {
-        Suspicion::OverLimit {
+fn violation(suspected: &SuspectedViolation) -> Violation {
+    match suspected {
+        SuspectedViolation::OverLimit {
             used_bytes,
             limit_bytes,
             pids,
@@ -197,38 +199,38 @@ fn breach(suspicion: &Suspicion) -> Violation {
                 limit_bytes / MIB
             ),
         },
-        Suspicion::NotCounted { pid, name } => Violation {
+        SuspectedViolation::NotCounted { pid, name } => Violation {
             reason: ConditionReason::ProcessNotCounted,
             message: format!(
                 "process {pid} ({name}) uses the GPU without libvgpu; no limit is enforced"
             ),
         },
-        Suspicion::Region(problem) => Violation {
+        SuspectedViolation::Region(problem) => Violation {
             reason: ConditionReason::UsageRegionDamaged,
             message: format!("the usage region {problem}; libvgpu denies GPU memory"),
         },
     }
 }
 
-fn event_reason(kind: Kind) -> EventReason {
+fn event_reason(kind: ViolationKind) -> EventReason {
     match kind {
-        Kind::OverLimit => EventReason::MemoryOverLimit,
-        Kind::NotCounted => EventReason::ProcessNotCounted,
-        Kind::Region => EventReason::UsageRegionDamaged,
+        ViolationKind::OverLimit => EventReason::MemoryOverLimit,
+        ViolationKind::NotCounted => EventReason::ProcessNotCounted,
+        ViolationKind::Region => EventReason::UsageRegionDamaged,
     }
 }
 
-fn remedy(kind: Kind) -> &'static str {
+fn remedy(kind: ViolationKind) -> &'static str {
     match kind {
-        Kind::OverLimit => {
+        ViolationKind::OverLimit => {
             "the program allocates memory by a function that libvgpu does not hook: restart the pod and report the CUDA \
              function to drava; a device class with enforcement: required kills such processes"
         }
-        Kind::NotCounted => {
+        ViolationKind::NotCounted => {
             "check that the program loads /usr/local/lib/drava/libvgpu.so, then restart the pod; usual causes are an image \
              without glibc, a statically linked program, and a container that changes /etc/ld.so.preload"
         }
-        Kind::Region => {
+        ViolationKind::Region => {
             "a program of the claim wrote to or removed /run/drava/<share>/usage/region; restart the pod"
         }
     }

@@ -1,10 +1,10 @@
 //! Detection of violations from NVML's process list and the regions.
 
-use drava_dra_driver::agent::detect::{
-    CONFIRMATIONS, GpuProcess, HEALTHY, Judge, Kind, News, RegionProblem, RegionView, ShareView,
-    Suspicion, check, look, slack,
+use drava_dra_driver::agent::node::nvml_observer::INTERVAL;
+use drava_dra_driver::agent::policy::detection::{
+    CONFIRMATIONS, GpuProcess, HEALTHY, RegionProblem, RegionView, ShareView, SuspectedViolation,
+    ViolationChange, ViolationKind, ViolationTracker, check, detect, tolerance,
 };
-use drava_dra_driver::agent::observe::INTERVAL;
 use drava_vgpu_abi::ledger::Owner;
 use drava_vgpu_abi::region::SlotIndex;
 use drava_vgpu_abi::snapshot::ProcessUsage;
@@ -61,8 +61,8 @@ fn process(pid: u32, used_bytes: u64, shares: &[u32]) -> GpuProcess<u32> {
     }
 }
 
-fn kinds(shares: &[ShareView<u32>], processes: &[GpuProcess<u32>]) -> Vec<(u32, Kind)> {
-    look(shares, processes)
+fn kinds(shares: &[ShareView<u32>], processes: &[GpuProcess<u32>]) -> Vec<(u32, ViolationKind)> {
+    detect(shares, processes)
         .iter()
         .map(|(id, suspicion)| (*id, suspicion.kind()))
         .collect()
@@ -71,12 +71,12 @@ fn kinds(shares: &[ShareView<u32>], processes: &[GpuProcess<u32>]) -> Vec<(u32, 
 #[test]
 fn tolerates_use_within_limit_and_slack() {
     let shares = [share(1, GIB, &[counted(1, GIB)])];
-    for used in [0, GIB, GIB + slack(1)] {
+    for used in [0, GIB, GIB + tolerance(1)] {
         assert_eq!(kinds(&shares, &[process(1, used, &[1])]), []);
     }
     assert_eq!(
-        kinds(&shares, &[process(1, GIB + slack(1) + 1, &[1])]),
-        [(1, Kind::OverLimit)]
+        kinds(&shares, &[process(1, GIB + tolerance(1) + 1, &[1])]),
+        [(1, ViolationKind::OverLimit)]
     );
 }
 
@@ -86,7 +86,7 @@ fn trusts_nvml_memory_over_region() {
     let shares = [share(1, GIB, &[counted(1, 0)])];
     assert_eq!(
         kinds(&shares, &[process(1, 3 * GIB, &[1])]),
-        [(1, Kind::OverLimit)]
+        [(1, ViolationKind::OverLimit)]
     );
     // A region that reports too much is no violation.
     let shares = [share(1, GIB, &[counted(1, 9 * GIB)])];
@@ -104,7 +104,7 @@ fn sums_memory_of_all_processes_of_share() {
         process(2, 700 * MIB, &[1]),
         process(3, GIB, &[2]),
     ];
-    assert_eq!(kinds(&shares, &processes), [(1, Kind::OverLimit)]);
+    assert_eq!(kinds(&shares, &processes), [(1, ViolationKind::OverLimit)]);
 }
 
 #[test]
@@ -123,12 +123,15 @@ fn reports_process_without_slot() {
     let shares = [share(1, GIB, &[counted(1, 0)])];
     assert_eq!(
         kinds(&shares, &[process(2, MIB, &[1])]),
-        [(1, Kind::NotCounted)]
+        [(1, ViolationKind::NotCounted)]
     );
     // A matching PID is not enough: the slot may belong to a dead process or be forged.
     let mut other_start = process(1, MIB, &[1]);
     other_start.owner.start_time += 1;
-    assert_eq!(kinds(&shares, &[other_start]), [(1, Kind::NotCounted)]);
+    assert_eq!(
+        kinds(&shares, &[other_start]),
+        [(1, ViolationKind::NotCounted)]
+    );
     // A process without a share is ignored.
     assert_eq!(kinds(&shares, &[process(2, 50 * GIB, &[])]), []);
 }
@@ -146,7 +149,7 @@ fn reports_damaged_region_instead_of_its_processes() {
     };
     assert_eq!(
         kinds(&[damaged(problem)], &[process(1, MIB, &[1])]),
-        [(1, Kind::Region)]
+        [(1, ViolationKind::Region)]
     );
     let total = RegionView {
         total_bytes: 0,
@@ -173,59 +176,62 @@ fn reports_damaged_region_instead_of_its_processes() {
 
 #[test]
 fn reports_violation_once_until_cleared() {
-    let mut judge = Judge::default();
-    let suspicion = || {
+    let mut tracker = ViolationTracker::default();
+    let suspected = || {
         vec![(
             1,
-            Suspicion::NotCounted {
+            SuspectedViolation::NotCounted {
                 pid: 7,
                 name: "x".to_owned(),
             },
         )]
     };
     for scan in 1..CONFIRMATIONS {
-        assert_eq!(judge.hear(&[1], suspicion()), [], "scan {scan}");
+        assert_eq!(tracker.update(&[1], &suspected()), [], "scan {scan}");
     }
-    assert!(!judge.is_confirmed(1, Kind::NotCounted));
-    let changes = judge.hear(&[1], suspicion());
+    assert!(!tracker.is_confirmed(1, ViolationKind::NotCounted));
+    let changes = tracker.update(&[1], &suspected());
     assert!(
         matches!(
             changes.as_slice(),
-            [(1, News::Confirmed(Suspicion::NotCounted { pid: 7, .. }))]
+            [(
+                1,
+                ViolationChange::Confirmed(SuspectedViolation::NotCounted { pid: 7, .. })
+            )]
         ),
         "{changes:?}"
     );
-    assert!(judge.is_confirmed(1, Kind::NotCounted));
+    assert!(tracker.is_confirmed(1, ViolationKind::NotCounted));
     for _ in 0..100 {
-        assert_eq!(judge.hear(&[1], suspicion()), []);
+        assert_eq!(tracker.update(&[1], &suspected()), []);
     }
     for _ in 1..HEALTHY {
-        assert_eq!(judge.hear(&[1], Vec::new()), []);
+        assert_eq!(tracker.update(&[1], &[]), []);
     }
     assert_eq!(
-        judge.hear(&[1], Vec::new()),
-        [(1, News::Over(Kind::NotCounted))]
+        tracker.update(&[1], &[]),
+        [(1, ViolationChange::Cleared(ViolationKind::NotCounted))]
     );
-    assert_eq!(judge.hear(&[1], Vec::new()), []);
+    assert_eq!(tracker.update(&[1], &[]), []);
 }
 
 #[test]
 fn requires_new_confirmation_after_interruption() {
-    let mut judge = Judge::default();
-    let suspicion = || vec![(1, Suspicion::Region(RegionProblem::Slots(9999)))];
+    let mut tracker = ViolationTracker::default();
+    let suspected = || vec![(1, SuspectedViolation::Region(RegionProblem::Slots(9999)))];
     for _ in 0..CONFIRMATIONS {
-        judge.hear(&[1], suspicion());
+        tracker.update(&[1], &suspected());
     }
-    assert!(judge.is_confirmed(1, Kind::Region));
-    judge.hear(&[1], Vec::new());
-    judge.hear(&[1], suspicion());
+    assert!(tracker.is_confirmed(1, ViolationKind::Region));
+    tracker.update(&[1], &[]);
+    tracker.update(&[1], &suspected());
     // A single scan kills no process.
-    assert!(!judge.is_confirmed(1, Kind::Region));
+    assert!(!tracker.is_confirmed(1, ViolationKind::Region));
     // A removed share leaves no state for a new share with the same key.
-    judge.hear(&[], Vec::new());
-    judge.hear(&[1], suspicion());
-    assert!(!judge.is_confirmed(1, Kind::Region));
-    assert_eq!(judge.hear(&[1], suspicion()).len(), 1);
+    tracker.update(&[], &[]);
+    tracker.update(&[1], &suspected());
+    assert!(!tracker.is_confirmed(1, ViolationKind::Region));
+    assert_eq!(tracker.update(&[1], &suspected()).len(), 1);
 }
 
 #[test]
@@ -236,10 +242,10 @@ fn confirms_violation_within_2_s() {
 
 #[test]
 fn ignores_single_suspicious_scan() {
-    let mut judge = Judge::default();
+    let mut tracker = ViolationTracker::default();
     for _ in 0..10 {
-        let suspicion = Suspicion::Region(RegionProblem::Slots(9999));
-        assert_eq!(judge.hear(&[1], vec![(1, suspicion)]), []);
-        assert_eq!(judge.hear(&[1], Vec::new()), []);
+        let violation = SuspectedViolation::Region(RegionProblem::Slots(9999));
+        assert_eq!(tracker.update(&[1], &[(1, violation)]), []);
+        assert_eq!(tracker.update(&[1], &[]), []);
     }
 }

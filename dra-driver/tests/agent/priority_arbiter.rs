@@ -1,8 +1,10 @@
 //! Priority arbitration in virtual time, and the rate limit of notifications.
 
-use drava_dra_driver::agent::calls::{CALL_US, CALLS, Pace};
-use drava_dra_driver::agent::precedence::{AHEAD_US, GAP_US, OWED_US, Precedence, Standing};
-use drava_dra_driver::agent::token::{Change, Contender, LONGEST_US, Ring};
+use drava_dra_driver::agent::policy::priority::{
+    AHEAD_US, GAP_US, MAX_DEFICIT_US, PriorityArbiter, ShareState,
+};
+use drava_dra_driver::agent::policy::rate_limiter::{BURST, REFILL_US, RateLimiter};
+use drava_dra_driver::agent::policy::token::{Change, LONGEST_US, TokenCandidate, TokenRing};
 use drava_vgpu_abi::Priority;
 use drava_vgpu_abi::bucket::TokenSlice;
 use proptest::prelude::*;
@@ -10,11 +12,11 @@ use proptest::prelude::*;
 const SECOND_US: u64 = 1_000_000;
 const BEGIN_US: u64 = 1000 * SECOND_US;
 
-fn standing(id: u32, priority: i32, kept_percent: u32, busy_until_us: u64) -> Standing<u32> {
-    Standing {
+fn share(id: u32, priority: i32, kept_percent: u32, busy_until_us: u64) -> ShareState<u32> {
+    ShareState {
         id,
         priority: Priority::new(priority).unwrap(),
-        kept: i64::from(kept_percent) * 10_000,
+        guarantee: i64::from(kept_percent) * 10_000,
         weight: 1,
         busy_until_us,
     }
@@ -22,63 +24,60 @@ fn standing(id: u32, priority: i32, kept_percent: u32, busy_until_us: u64) -> St
 
 #[test]
 fn yields_to_higher_priority_until_work_ends() {
-    let mut precedence = Precedence::default();
+    let mut arbiter = PriorityArbiter::default();
     let now = BEGIN_US;
-    let poll = |precedence: &mut Precedence<u32>, now, until| {
+    let poll = |arbiter: &mut PriorityArbiter<u32>, now, until| {
         let all = [
-            standing(1, 100, 50, until),
-            standing(2, 100, 1, 0),
-            standing(3, 0, 1, 0),
-            standing(4, -100, 1, 0),
+            share(1, 100, 50, until),
+            share(2, 100, 1, 0),
+            share(3, 0, 1, 0),
+            share(4, -100, 1, 0),
         ];
-        precedence
-            .look(now, &all)
+        arbiter
+            .poll(now, &all)
             .into_iter()
             .map(|(_, us)| us)
             .collect::<Vec<_>>()
     };
-    assert_eq!(poll(&mut precedence, now, 0), [0; 4]);
-    assert_eq!(precedence.next_us(), u64::MAX, "polls without any work");
+    assert_eq!(poll(&mut arbiter, now, 0), [0; 4]);
+    assert_eq!(arbiter.next_us(), u64::MAX, "polls without any work");
     // The work may have started late, so a quarter of its length is added, 1 ms at most.
     let until = now + 2_000;
-    let yields = poll(&mut precedence, now, until);
+    let yields = poll(&mut arbiter, now, until);
     assert_eq!(yields, [0, 0, until + 500, until + 500]);
-    assert!(precedence.gives_way(3, now) && !precedence.gives_way(2, now));
+    assert!(arbiter.yields(3, now) && !arbiter.yields(2, now));
     // Polled before the end, at the end, and when the work is certainly over.
     let mut polls = Vec::new();
-    while precedence.next_us() < u64::MAX {
-        let now = precedence.next_us();
+    while arbiter.next_us() < u64::MAX {
+        let now = arbiter.next_us();
         polls.push(now - until.min(now));
-        poll(&mut precedence, now, until);
+        poll(&mut arbiter, now, until);
     }
     assert!(polls.len() <= 6, "{polls:?}");
-    assert!(!precedence.gives_way(3, until + 500));
+    assert!(!arbiter.yields(3, until + 500));
     // More work extends the yield, up to the limit that bounds the effect of an agent crash.
-    poll(&mut precedence, now + 5_000, now + 10_000);
-    let yields = poll(&mut precedence, now + 9_500, now + 20_000);
+    poll(&mut arbiter, now + 5_000, now + 10_000);
+    let yields = poll(&mut arbiter, now + 9_500, now + 20_000);
     assert_eq!(yields[2], now + 21_000);
-    let yields = poll(&mut precedence, now + 19_500, u64::MAX);
+    let yields = poll(&mut arbiter, now + 19_500, u64::MAX);
     assert_eq!(yields[2], now + 19_500 + AHEAD_US);
     // A removed share is dropped, busy or not.
-    assert_eq!(
-        precedence.look(now + 19_600, &[standing(3, 0, 1, 0)]),
-        [(3, 0)]
-    );
+    assert_eq!(arbiter.poll(now + 19_600, &[share(3, 0, 1, 0)]), [(3, 0)]);
 }
 
 /// Polls a high-priority share that is busy until `busy_us` and a best-effort share, until `until_us`. Returns how long the
 /// best-effort share yielded, µs.
 fn poll_until(
-    precedence: &mut Precedence<u32>,
+    arbiter: &mut PriorityArbiter<u32>,
     now_us: &mut u64,
     busy_us: u64,
     until_us: u64,
 ) -> u64 {
     let mut yielded_us = 0;
     while *now_us < until_us {
-        let all = [standing(1, 100, 50, busy_us), standing(2, 0, 1, 0)];
-        let yields = precedence.look(*now_us, &all)[1].1;
-        let next_us = precedence.next_us().min(until_us);
+        let all = [share(1, 100, 50, busy_us), share(2, 0, 1, 0)];
+        let yields = arbiter.poll(*now_us, &all)[1].1;
+        let next_us = arbiter.next_us().min(until_us);
         yielded_us += yields.clamp(*now_us, next_us) - *now_us;
         *now_us = next_us;
     }
@@ -87,26 +86,26 @@ fn poll_until(
 
 #[test]
 fn extends_yield_for_work_that_started_late() {
-    let mut precedence = Precedence::default();
+    let mut arbiter = PriorityArbiter::default();
     let (start_us, mut now_us) = (BEGIN_US, BEGIN_US);
     let until_us = start_us + 4_000;
-    poll_until(&mut precedence, &mut now_us, until_us, until_us + 1);
-    assert!(precedence.gives_way(2, until_us + 900));
-    poll_until(&mut precedence, &mut now_us, until_us, until_us + 1_100);
-    assert!(!precedence.gives_way(2, until_us + 1_000));
+    poll_until(&mut arbiter, &mut now_us, until_us, until_us + 1);
+    assert!(arbiter.yields(2, until_us + 900));
+    poll_until(&mut arbiter, &mut now_us, until_us, until_us + 1_100);
+    assert!(!arbiter.yields(2, until_us + 1_000));
 }
 
 /// Checks requests of ten kernels of 500 µs, 200 µs apart. Kernel `late` waits 1 ms for a kernel of another share.
 fn check_multi_kernel_requests(late: u32) {
-    let mut precedence = Precedence::default();
+    let mut arbiter = PriorityArbiter::default();
     let mut now_us = BEGIN_US;
     for request in 0..40 {
         let idle_us = now_us + 20_000;
-        poll_until(&mut precedence, &mut now_us, 0, idle_us);
+        poll_until(&mut arbiter, &mut now_us, 0, idle_us);
         let (mut end_us, mut until_us) = (now_us, now_us);
         let start_us = now_us;
         for kernel in 0..10 {
-            let is_yielding = precedence.gives_way(2, now_us);
+            let is_yielding = arbiter.yields(2, now_us);
             // The agent learns of the request with its first kernel.
             let is_unknown = kernel == 0 || (request, kernel) == (0, 1);
             assert!(
@@ -116,13 +115,13 @@ fn check_multi_kernel_requests(late: u32) {
             );
             until_us = until_us.max(now_us) + 500;
             end_us = end_us.max(now_us) + 500 + if kernel == late { 1_000 } else { 0 };
-            poll_until(&mut precedence, &mut now_us, until_us, end_us + 200);
+            poll_until(&mut arbiter, &mut now_us, until_us, end_us + 200);
         }
         // No kernel of another share delayed the last kernel.
         let over_us = until_us + GAP_US;
-        poll_until(&mut precedence, &mut now_us, until_us, over_us + 1);
+        poll_until(&mut arbiter, &mut now_us, until_us, over_us + 1);
         assert!(
-            !precedence.gives_way(2, now_us),
+            !arbiter.yields(2, now_us),
             "yields after the end of the request"
         );
     }
@@ -140,18 +139,18 @@ fn tolerates_delay_of_second_kernel_in_request() {
 
 #[test]
 fn holds_off_only_after_multi_kernel_requests() {
-    let mut precedence = Precedence::default();
+    let mut arbiter = PriorityArbiter::default();
     let mut now_us = BEGIN_US;
     // One multi-kernel request first.
     for _ in 0..2 {
         let until_us = now_us + 500;
-        poll_until(&mut precedence, &mut now_us, until_us, until_us + 300);
+        poll_until(&mut arbiter, &mut now_us, until_us, until_us + 300);
     }
     let mut yielded_us = 0;
     for request in 0..100 {
         let until_us = now_us + 4_000;
         let next_us = until_us + 20_000;
-        let us = poll_until(&mut precedence, &mut now_us, until_us, next_us);
+        let us = poll_until(&mut arbiter, &mut now_us, until_us, next_us);
         yielded_us += if request < 10 { 0 } else { us };
     }
     assert_eq!(yielded_us, 90 * 5_000);
@@ -161,17 +160,17 @@ fn holds_off_only_after_multi_kernel_requests() {
 fn bounds_hold_off_after_repeated_short_work() {
     const MAX_SAVED_US: u64 = 20_000;
     for pause_us in [300, 700, 1_400] {
-        let mut precedence = Precedence::default();
+        let mut arbiter = PriorityArbiter::default();
         let mut now_us = BEGIN_US;
         // A long idle time before saves nothing.
         for _ in 0..100 {
             let idle_us = now_us + 100_000;
-            poll_until(&mut precedence, &mut now_us, 0, idle_us);
+            poll_until(&mut arbiter, &mut now_us, 0, idle_us);
         }
         let (start_us, mut yielded_us, mut worked_us) = (now_us, 0, 0);
         while now_us < start_us + SECOND_US {
             let (until_us, next_us) = (now_us + 50, now_us + pause_us);
-            yielded_us += poll_until(&mut precedence, &mut now_us, until_us, next_us);
+            yielded_us += poll_until(&mut arbiter, &mut now_us, until_us, next_us);
             // The work, with the allowance for a late start.
             worked_us += 50 + 50 + 50 / 4 + 1;
         }
@@ -188,16 +187,14 @@ fn bounds_hold_off_after_repeated_short_work() {
 /// gets, and its longest time without the GPU, µs.
 fn run_busy_shares(busy: u32, below: &[(i32, u32)], duration_us: u64) -> Vec<(f64, u64)> {
     const TICK_US: u64 = 500;
-    let mut precedence = Precedence::default();
+    let mut arbiter = PriorityArbiter::default();
     let mut had = vec![(0u64, 0u64, 0u64); below.len()];
     let ids = |index: usize| u32::try_from(index).unwrap() + 100;
     for now in (BEGIN_US..BEGIN_US + duration_us).step_by(500) {
-        let mut all: Vec<_> = (0..busy).map(|id| standing(id, 50, 10, u64::MAX)).collect();
+        let mut all: Vec<_> = (0..busy).map(|id| share(id, 50, 10, u64::MAX)).collect();
         let below = below.iter().enumerate();
-        all.extend(
-            below.map(|(index, (priority, kept))| standing(ids(index), *priority, *kept, 0)),
-        );
-        let yields = precedence.look(now, &all);
+        all.extend(below.map(|(index, (priority, kept))| share(ids(index), *priority, *kept, 0)));
+        let yields = arbiter.poll(now, &all);
         for (index, (had, pause, longest)) in had.iter_mut().enumerate() {
             let (_, until) = yields.iter().find(|(id, _)| *id == ids(index)).unwrap();
             if *until > now {
@@ -230,7 +227,7 @@ fn keeps_guarantees_under_constant_busy_claims() {
                 percent <= f64::from(kept) + 1.0,
                 "{kept} of {busy}: {percent}"
             );
-            let most = 2 * OWED_US * 100 / u64::from(kept) + 1_000;
+            let most = 2 * MAX_DEFICIT_US * 100 / u64::from(kept) + 1_000;
             assert!(longest <= most, "{kept} of {busy}: {longest} µs without");
         }
     }
@@ -238,19 +235,19 @@ fn keeps_guarantees_under_constant_busy_claims() {
 
 #[test]
 fn counts_guarantee_by_weight_in_token_mode() {
-    let mut precedence = Precedence::default();
+    let mut arbiter = PriorityArbiter::default();
     let (mut stopped, mut had, ticks) = (0.0, 0.0, 60_000);
     for tick in 0..ticks {
         let now = BEGIN_US + tick * 500;
-        let urgent = Standing {
+        let urgent = ShareState {
             weight: 50,
-            ..standing(1, 50, 50, u64::MAX)
+            ..share(1, 50, 50, u64::MAX)
         };
-        let low = Standing {
+        let low = ShareState {
             weight: 30,
-            ..standing(2, 0, 30, 0)
+            ..share(2, 0, 30, 0)
         };
-        match precedence.look(now, &[urgent, low])[1].1 > now {
+        match arbiter.poll(now, &[urgent, low])[1].1 > now {
             true => stopped += 1.0,
             false => had += 30.0 / 80.0,
         }
@@ -264,93 +261,88 @@ fn counts_guarantee_by_weight_in_token_mode() {
 
 #[test]
 fn does_not_yield_to_equal_priority() {
-    let mut precedence = Precedence::default();
+    let mut arbiter = PriorityArbiter::default();
     for now in (BEGIN_US..BEGIN_US + SECOND_US).step_by(1_000) {
-        let all = [1, 2, 3].map(|id| standing(id, 7, 1, now + 900));
-        assert!(
-            precedence
-                .look(now, &all)
-                .iter()
-                .all(|(_, until)| *until == 0)
-        );
+        let all = [1, 2, 3].map(|id| share(id, 7, 1, now + 900));
+        assert!(arbiter.poll(now, &all).iter().all(|(_, until)| *until == 0));
     }
 }
 
 #[test]
 fn rate_limits_notifications_of_one_share() {
-    let mut pace = Pace::default();
+    let mut limiter = RateLimiter::default();
     let mut accepted = 0u64;
     for now in (BEGIN_US..BEGIN_US + 10 * SECOND_US).step_by(10) {
-        if pace.listens_from_us(now) <= now {
-            pace.hear(now);
+        if limiter.next_us(now) <= now {
+            limiter.accept(now);
             accepted += 1;
         }
     }
-    let most = u64::from(CALLS) + 10 * SECOND_US / CALL_US + 1;
+    let most = u64::from(BURST) + 10 * SECOND_US / REFILL_US + 1;
     assert!(
         (most - 3..=most).contains(&accepted),
         "{accepted} of {most}"
     );
     // After a pause, the full burst is accepted again.
     let rested = BEGIN_US + 20 * SECOND_US;
-    for call in 0..u64::from(CALLS) {
-        assert_eq!(pace.listens_from_us(rested + call), rested + call);
-        pace.hear(rested + call);
+    for call in 0..u64::from(BURST) {
+        assert_eq!(limiter.next_us(rested + call), rested + call);
+        limiter.accept(rested + call);
     }
-    assert!(pace.listens_from_us(rested + 100) > rested + 100);
+    assert!(limiter.next_us(rested + 100) > rested + 100);
     // Notifications below the limit are all accepted.
     for request in 0..10_000 {
-        let now = rested + SECOND_US + request * CALL_US;
-        assert_eq!(pace.listens_from_us(now), now, "{request}");
-        pace.hear(now);
+        let now = rested + SECOND_US + request * REFILL_US;
+        assert_eq!(limiter.next_us(now), now, "{request}");
+        limiter.accept(now);
     }
 }
 
 #[test]
 fn revokes_token_of_yielding_share_and_compensates_it() {
-    let contender = |id: usize, cores, wants, gives_way| Contender {
+    let candidate = |id: usize, cores, wants, yields| TokenCandidate {
         id,
         cores,
         wants,
-        gives_way,
+        yields,
     };
-    let mut ring = Ring::default();
+    let mut ring = TokenRing::default();
     // Two low-priority shares, of which the first has the token; the high-priority share is idle.
     let idle = [
-        contender(1, 50, true, false),
-        contender(2, 50, true, false),
-        contender(3, 50, false, false),
+        candidate(1, 50, true, false),
+        candidate(2, 50, true, false),
+        candidate(3, 50, false, false),
     ];
     let whole = TokenSlice {
         from_us: 0,
         until_us: LONGEST_US,
     };
-    assert_eq!(ring.look(0, &idle), [Change::Grant(1, whole)]);
+    assert_eq!(ring.poll(0, &idle), [Change::Grant(1, whole)]);
     // The high-priority share starts, and the others yield.
     let now_us = 10_000;
     let at_work = [
-        contender(1, 50, true, true),
-        contender(2, 50, true, true),
-        contender(3, 50, true, false),
+        candidate(1, 50, true, true),
+        candidate(2, 50, true, true),
+        candidate(3, 50, true, false),
     ];
     let its = TokenSlice {
         from_us: now_us,
         until_us: now_us + LONGEST_US,
     };
     assert_eq!(
-        ring.look(now_us, &at_work),
+        ring.poll(now_us, &at_work),
         [Change::Revoke(1), Change::Grant(3, its)]
     );
     // For any duration.
     for now_us in (15_000..500_000).step_by(5_000) {
-        ring.look(now_us, &at_work);
+        ring.poll(now_us, &at_work);
         assert_eq!(ring.holder(), Some(3), "{now_us}");
     }
     // Afterwards the first share gets the time that was cut off: 40 ms more than the second share.
     let again_us = 500_000;
     let mut held = [0u64; 4];
     for now_us in (again_us..again_us + 240_000).step_by(1_000) {
-        ring.look(now_us, &idle);
+        ring.poll(now_us, &idle);
         held[ring.holder().unwrap_or(0)] += 1_000;
     }
     assert_eq!(held, [0, 140_000, 100_000, 0]);
@@ -362,23 +354,23 @@ proptest! {
         steps in proptest::collection::vec((0u64..200_000, any::<[u64; 3]>()), 1..60),
         priorities in any::<[i8; 3]>(),
     ) {
-        let mut precedence = Precedence::default();
+        let mut arbiter = PriorityArbiter::default();
         let mut now = BEGIN_US;
         for (step, busy) in steps {
             now += step;
             let all: Vec<_> = (0u32..).zip(priorities.into_iter().zip(busy)).map(|(id, (priority, busy))| {
-                standing(id, i32::from(priority).clamp(-100, 100), 10, busy)
+                share(id, i32::from(priority).clamp(-100, 100), 10, busy)
             }).collect();
-            let yields = precedence.look(now, &all);
+            let yields = arbiter.poll(now, &all);
             prop_assert_eq!(yields.len(), 3);
             for (_, until) in &yields {
                 prop_assert!(*until <= now + AHEAD_US);
             }
-            let highest = all.iter().map(|standing| standing.priority).max();
-            for (standing, (_, until)) in all.iter().zip(&yields) {
-                prop_assert!(Some(standing.priority) < highest || *until == 0);
+            let highest = all.iter().map(|share| share.priority).max();
+            for (share, (_, until)) in all.iter().zip(&yields) {
+                prop_assert!(Some(share.priority) < highest || *until == 0);
             }
-            prop_assert!(precedence.next_us() > now);
+            prop_assert!(arbiter.next_us() > now);
         }
     }
 }

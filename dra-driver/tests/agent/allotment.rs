@@ -1,30 +1,32 @@
 //! Allocation of a GPU's time to shares.
 
-use drava_dra_driver::agent::allot::{Allotment, CARD, Demand, Spare, Tenant, allot, floor};
+use drava_dra_driver::agent::policy::allotment::{
+    Allotment, Borrowing, Demand, GPU, ShareDemand, allot, floor,
+};
 use drava_vgpu_abi::{Cores, Priority};
 use proptest::prelude::*;
 
-const PERCENT: i64 = CARD / 100;
+const PERCENT: i64 = GPU / 100;
 
-fn tenant(cores: u32, spare: Spare, priority: i32, demand: Demand) -> Tenant {
-    Tenant {
+fn tenant(cores: u32, borrowing: Borrowing, priority: i32, demand: Demand) -> ShareDemand {
+    ShareDemand {
         cores: Cores::new(cores).unwrap(),
-        spare,
+        borrowing,
         priority: Priority::new(priority).unwrap(),
         demand,
     }
 }
 
-fn balance(cores: u32, demand: Demand) -> Tenant {
-    tenant(cores, Spare::Taken, 0, demand)
+fn balance(cores: u32, demand: Demand) -> ShareDemand {
+    tenant(cores, Borrowing::Allowed, 0, demand)
 }
 
-fn fixed(cores: u32, demand: Demand) -> Tenant {
-    tenant(cores, Spare::Left, 0, demand)
+fn fixed(cores: u32, demand: Demand) -> ShareDemand {
+    tenant(cores, Borrowing::Denied, 0, demand)
 }
 
 /// Returns the allocated parts in tenths of a percent.
-fn parts(tenants: &[Tenant]) -> Vec<i64> {
+fn parts(tenants: &[ShareDemand]) -> Vec<i64> {
     allot(tenants)
         .iter()
         .map(|a| (a.part + PERCENT / 20) / (PERCENT / 10))
@@ -34,8 +36,8 @@ fn parts(tenants: &[Tenant]) -> Vec<i64> {
 #[test]
 fn divides_gpu_time_by_demand_and_priority() {
     use Demand::{All, Idle, UpTo};
-    let low = |cores, demand| tenant(cores, Spare::Taken, -10, demand);
-    let cases: &[(&str, &[Tenant], &[i64])] = &[
+    let low = |cores, demand| tenant(cores, Borrowing::Allowed, -10, demand);
+    let cases: &[(&str, &[ShareDemand], &[i64])] = &[
         ("alone", &[balance(30, All)], &[1000]),
         ("alone, fixed", &[fixed(30, All)], &[300]),
         (
@@ -105,7 +107,7 @@ fn divides_gpu_time_by_demand_and_priority() {
 
 #[test]
 fn lets_idle_share_start_without_delay() {
-    let rates = |tenants: &[Tenant]| -> Vec<i64> {
+    let rates = |tenants: &[ShareDemand]| -> Vec<i64> {
         allot(tenants).iter().map(|a| a.rate / PERCENT).collect()
     };
     assert_eq!(
@@ -126,15 +128,15 @@ fn lets_idle_share_start_without_delay() {
     );
 }
 
-fn any_tenants() -> impl Strategy<Value = Vec<Tenant>> {
+fn any_tenants() -> impl Strategy<Value = Vec<ShareDemand>> {
     let demand = prop_oneof![
         Just(Demand::Idle),
         Just(Demand::All),
-        (0..=CARD).prop_map(Demand::UpTo),
+        (0..=GPU).prop_map(Demand::UpTo),
     ];
-    let spare = prop_oneof![Just(Spare::Taken), Just(Spare::Left)];
+    let borrowing = prop_oneof![Just(Borrowing::Allowed), Just(Borrowing::Denied)];
     let tenant =
-        (0u32..=100, spare, -100i32..=100, demand).prop_map(|(c, s, p, d)| tenant(c, s, p, d));
+        (0u32..=100, borrowing, -100i32..=100, demand).prop_map(|(c, s, p, d)| tenant(c, s, p, d));
     proptest::collection::vec(tenant, 0..12).prop_map(|mut tenants| {
         // Prepare rejects guarantees above 100% of a GPU.
         let mut unallocated = 100;
@@ -152,11 +154,11 @@ proptest! {
     fn allocates_all_gpu_time_exactly_once(tenants in any_tenants()) {
         let allotted = allot(&tenants);
         let sum: i64 = allotted.iter().map(|a| a.part).sum();
-        prop_assert!(sum <= CARD);
-        let is_saturated = tenants.iter().any(|t| t.spare == Spare::Taken && t.demand == Demand::All);
+        prop_assert!(sum <= GPU);
+        let is_saturated = tenants.iter().any(|t| t.borrowing == Borrowing::Allowed && t.demand == Demand::All);
         if is_saturated {
             // Rounding loses less than one part per share and percent.
-            prop_assert!(sum > CARD - 2000, "{sum} of {CARD}");
+            prop_assert!(sum > GPU - 2000, "{sum} of {GPU}");
         }
     }
 
@@ -169,13 +171,13 @@ proptest! {
             let wanted = match tenant.demand {
                 Demand::Idle => 0,
                 Demand::UpTo(wanted) => wanted,
-                Demand::All => CARD,
+                Demand::All => GPU,
             };
             // The floors of shares without a guarantee take at most two percent of the GPU, in proportion.
-            prop_assert!(part >= guarantee.min(wanted) - guarantee.min(wanted) * lost / CARD - 1);
-            prop_assert!(rate >= part && rate >= guarantee.min(CARD));
+            prop_assert!(part >= guarantee.min(wanted) - guarantee.min(wanted) * lost / GPU - 1);
+            prop_assert!(rate >= part && rate >= guarantee.min(GPU));
             prop_assert!(part <= wanted.max(0));
-            if tenant.spare == Spare::Left && guarantee > 0 {
+            if tenant.borrowing == Borrowing::Denied && guarantee > 0 {
                 prop_assert!(part <= guarantee && rate <= guarantee.max(floor(best_effort)));
             }
             if guarantee == 0 && wanted > 0 {
@@ -187,7 +189,7 @@ proptest! {
     #[test]
     fn lends_idle_time_to_highest_priority_first(tenants in any_tenants()) {
         let allotted = allot(&tenants);
-        let takes_all = |t: &&Tenant| t.spare == Spare::Taken && t.demand == Demand::All;
+        let takes_all = |t: &&ShareDemand| t.borrowing == Borrowing::Allowed && t.demand == Demand::All;
         let Some(highest) = tenants.iter().filter(takes_all).map(|t| t.priority).max() else { return Ok(()) };
         for (low, part) in tenants.iter().zip(&allotted).filter(|(t, _)| t.priority < highest) {
             let guarantee = i64::from(low.cores.percent()) * PERCENT;

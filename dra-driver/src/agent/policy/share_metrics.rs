@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use drava_vgpu_abi::region::SlotIndex;
 use drava_vgpu_abi::snapshot::ProcessUsage;
 
-use super::detect::{GpuProcess, RegionView, Suspicion};
+use super::detection::{GpuProcess, RegionView, SuspectedViolation};
 use crate::claim::{ClaimUid, ShareId};
 
 /// Metrics of a share.
@@ -55,15 +55,15 @@ pub fn figures<Id: Ord + Copy>(
     id: Id,
     region: &RegionView,
     listed: Option<&[GpuProcess<Id>]>,
-    suspected: &[(Id, Suspicion)],
+    suspected: &[(Id, SuspectedViolation)],
 ) -> Figures {
     // A process that was killed keeps its slot until another process reclaims it.
     let is_alive = |process: &&ProcessUsage| {
         listed.is_none_or(|listed| listed.iter().any(|l| l.owner == process.owner))
     };
     let driver_bytes = region.processes.iter().map(|process| process.driver_bytes);
-    let is_escape = |(owner, found): &&(Id, Suspicion)| {
-        *owner == id && matches!(found, Suspicion::NotCounted { .. })
+    let is_escape = |(owner, found): &&(Id, SuspectedViolation)| {
+        *owner == id && matches!(found, SuspectedViolation::NotCounted { .. })
     };
     Figures {
         used_bytes: region.total_bytes,

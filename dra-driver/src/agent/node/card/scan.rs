@@ -1,0 +1,143 @@
+//! Comparison of the shares with NVML's list of processes, once per second.
+
+use std::collections::BTreeMap;
+
+use drava_api::config::Enforcement;
+use drava_vgpu_abi::ledger::Owner;
+
+use super::{Card, Shares};
+use crate::agent::FindingKind;
+use crate::agent::node::ShareKey;
+use crate::agent::node::nvml_observer::{Observation, ObservedProcess};
+use crate::agent::node::tracked_share::TrackedShare;
+use crate::agent::policy::detection::{GpuProcess, SuspectedViolation, detect};
+use crate::agent::policy::reserve::process_memory;
+use crate::process;
+
+/// Age of a share from which its processes are killed for violations, µs: after a restart of the agent, processes may still
+/// register.
+const KILL_GRACE_US: u64 = 10_000_000;
+
+impl Card {
+    /// Scans the shares; without an observation, their regions only. `estimate_bytes` is the driver's memory of a context on
+    /// this GPU, if known.
+    pub fn scan(
+        &mut self,
+        now_us: u64,
+        observation: Option<&Observation>,
+        estimate_bytes: Option<u64>,
+        shares: &mut Shares,
+    ) -> Vec<(ShareKey, FindingKind)> {
+        self.scanned_us = now_us;
+        let observed = observation.and_then(|observation| observation.processes.as_deref());
+        let processes: Option<Vec<GpuProcess<ShareKey>>> = observed.map(|observed| {
+            let of = |observed| gpu_process(observed, &self.keys, &shares.tracked);
+            observed.iter().map(of).collect()
+        });
+        let processes = processes.as_deref();
+        let mut views = Vec::new();
+        for key in &self.keys {
+            let uses_gpu = |process: &GpuProcess<ShareKey>| process.shares.contains(key);
+            let is_used = processes.is_some_and(|processes| processes.iter().any(uses_gpu));
+            if let Some(share) = shares.tracked.get_mut(key)
+                && (share.is_scan_due() || is_used)
+            {
+                views.push(share.view(*key, &mut shares.buffer));
+            }
+        }
+        let suspected = detect(&views, processes.unwrap_or_default());
+        let changes = self.violations.update(&self.keys, &suspected);
+        let mut found: Vec<_> = changes
+            .into_iter()
+            .map(|(key, change)| (key, FindingKind::Violation(change)))
+            .collect();
+        let owners = processes.unwrap_or_default().iter();
+        let owners = owners.map(|process| (process.pid, process.owner)).collect();
+        found.extend(self.enforce(now_us, &suspected, &owners, shares));
+        for view in &views {
+            let key = view.id;
+            if let Some(share) = shares.tracked.get_mut(&key) {
+                share.apply_scan(now_us, view, processes, &suspected, &mut shares.watch);
+            }
+            let Some(processes) = processes else { continue };
+            let memory = process_memory(key, &views, processes);
+            shares.write(key, |share| {
+                if share.uses_token() {
+                    let own = processes.iter();
+                    let own = own.filter(|process| process.shares.contains(&key));
+                    let pidfds = own.filter_map(|process| process::open(process.pid));
+                    share.follow_processes(pidfds.collect());
+                }
+                share.correct_reserve(estimate_bytes, &memory)
+            });
+        }
+        let mut own = self.keys.iter().filter_map(|key| shares.tracked.get(key));
+        self.is_occupied = own.any(TrackedShare::is_occupied);
+        if let Some(processes) = processes {
+            let owner =
+                |process: &GpuProcess<ShareKey>| Some((process.pid, *process.shares.first()?));
+            self.owners = processes.iter().filter_map(owner).collect();
+        }
+        found
+    }
+
+    /// Kills processes with confirmed violations, where the device class requires that.
+    fn enforce(
+        &self,
+        now_us: u64,
+        suspected: &[(ShareKey, SuspectedViolation)],
+        owners: &BTreeMap<u32, Owner>,
+        shares: &mut Shares,
+    ) -> Vec<(ShareKey, FindingKind)> {
+        let mut killed = Vec::new();
+        for (key, violation) in suspected {
+            let reason = violation.kind();
+            let Some(share) = shares.tracked.get(key) else {
+                continue;
+            };
+            let is_due = now_us.saturating_sub(share.since_us) >= KILL_GRACE_US;
+            if share.enforcement != Enforcement::Required
+                || !is_due
+                || !self.violations.is_confirmed(*key, reason)
+            {
+                continue;
+            }
+            let pids: &[u32] = match violation {
+                SuspectedViolation::OverLimit { pids, .. } => pids,
+                SuspectedViolation::NotCounted { pid, .. } => std::slice::from_ref(pid),
+                // libvgpu denies all memory itself if the region is damaged.
+                SuspectedViolation::Region(_) => &[],
+            };
+            for &pid in pids {
+                // Another process may have the PID by now.
+                let is_killed = shares.processes.kill(pid, |described| {
+                    owners.get(&pid) == Some(&described.owner)
+                        && described.shares.iter().any(|mounted| share.is(mounted))
+                });
+                if is_killed {
+                    killed.push((*key, FindingKind::Killed { pid, reason }));
+                }
+            }
+        }
+        killed
+    }
+}
+
+fn gpu_process(
+    observed: &ObservedProcess,
+    keys: &[ShareKey],
+    tracked: &BTreeMap<ShareKey, TrackedShare>,
+) -> GpuProcess<ShareKey> {
+    let info = &observed.info;
+    let has = |key: &&ShareKey| {
+        let share = tracked.get(key);
+        share.is_some_and(|share| info.shares.iter().any(|mounted| share.is(mounted)))
+    };
+    GpuProcess {
+        pid: observed.pid,
+        name: info.name.clone(),
+        owner: info.owner,
+        used_bytes: observed.used_bytes,
+        shares: keys.iter().filter(has).copied().collect(),
+    }
+}

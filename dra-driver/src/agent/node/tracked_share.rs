@@ -1,0 +1,428 @@
+//! A share that the agent follows: its files, and its state.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use drava_api::config::Enforcement;
+use drava_nvml::GpuUuid;
+use drava_vgpu_abi::ComputePolicy;
+use drava_vgpu_abi::bucket::TokenSlice;
+use drava_vgpu_abi::contention::ALL_PPM;
+use drava_vgpu_abi::snapshot::ProcessUsage;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::ShareKey;
+use super::limits_page::Page;
+use super::region_watch::RegionWatch;
+use super::usage_region::{ReadBuffer, UsageRegion};
+use crate::agent::policy::activity::{Activity, ActivityTracker};
+use crate::agent::policy::control::{ActivityChange, Decision, Entitlement};
+use crate::agent::policy::detection::{GpuProcess, ShareView, SuspectedViolation};
+use crate::agent::policy::occupancy::Occupancy;
+use crate::agent::policy::reserve::{ProcessMemory, Reserve};
+use crate::agent::policy::share_metrics::{self, CounterTotals, ShareMetrics};
+use crate::agent::policy::token::TokenCandidate;
+use crate::agent::policy::usage_counters::UsageCounters;
+use crate::claim::{ClaimUid, ShareId};
+use crate::layout::Layout;
+use crate::mounts::MountedShare;
+use crate::prepare::record::ClaimRecord;
+use crate::prepare::{Prepared, Share};
+
+/// Rates that differ by less than one part in so many are not written.
+const RATE_RESOLUTION: u32 = 256;
+
+/// Own times that differ by less are not written.
+const OWN_TIME_RESOLUTION_PPM: u32 = ALL_PPM / 200;
+
+/// A share whose processes have no context counts as empty after so long without demand, µs. A killed process leaves its
+/// slot to the next process that reclaims it.
+const ORPHANED_SLOT_US: u64 = 10_000_000;
+
+/// GPU time of a yielding share that may be queued on the GPU while a share of higher priority has processes, µs: about
+/// so long does that share wait for the GPU, or for one kernel.
+const WINDOW_US: u32 = 250;
+
+/// Role of a share by its priority.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PriorityRole {
+    /// Shares of lower priority yield to it, so it notifies the agent when it starts to use the GPU.
+    pub notifies_agent: bool,
+    /// It yields to shares of higher priority.
+    pub yields: bool,
+}
+
+/// A share.
+pub struct TrackedShare {
+    /// Claim of the share.
+    pub claim: ClaimUid,
+    /// ID of the share.
+    pub share: ShareId,
+    /// GPU of the share.
+    pub card: GpuUuid,
+    /// Whether processes that violate its limits are killed.
+    pub enforcement: Enforcement,
+    /// When the agent opened its files, µs.
+    pub since_us: u64,
+    /// Its role by priority.
+    pub role: PriorityRole,
+    page: Page,
+    region: UsageRegion,
+    /// Whether it is the only device of its claim.
+    is_only_device: bool,
+    occupancy: Occupancy,
+    activity: ActivityTracker,
+    counters: UsageCounters,
+    /// Counters at the end of its last accounted token slice.
+    slice_counters: UsageCounters,
+    own_time_ppm: u32,
+    reserve: Reserve,
+    /// Driver reserve in the page when it was opened.
+    initial_reserve_bytes: u64,
+    /// Its processes.
+    pidfds: Vec<OwnedFd>,
+    totals: CounterTotals,
+    /// Values of the last scan.
+    figures: Option<share_metrics::Figures>,
+}
+
+impl TrackedShare {
+    /// Opens the files of a share.
+    ///
+    /// # Errors
+    /// If its limits page cannot be used. A damaged region is a violation, not an error.
+    pub fn open(
+        layout: &Layout,
+        record: &ClaimRecord,
+        device: &Prepared,
+        share: &Share,
+        now_us: u64,
+    ) -> io::Result<Self> {
+        let uid = &record.claim.uid;
+        let page = Page::open(&layout.limits(uid, &share.id))?;
+        Ok(Self {
+            claim: uid.clone(),
+            share: share.id.clone(),
+            card: GpuUuid::new(device.card.uuid.clone()),
+            enforcement: share.enforcement,
+            since_us: now_us,
+            role: PriorityRole::default(),
+            region: UsageRegion::open(&layout.usage(uid, &share.id)),
+            is_only_device: record.devices.len() == 1,
+            occupancy: Occupancy::default(),
+            activity: ActivityTracker::default(),
+            counters: UsageCounters::default(),
+            slice_counters: UsageCounters::default(),
+            own_time_ppm: ALL_PPM,
+            reserve: Reserve::default(),
+            initial_reserve_bytes: page.limits().driver_reserve_bytes,
+            page,
+            pidfds: Vec::new(),
+            totals: CounterTotals::default(),
+            figures: None,
+        })
+    }
+
+    /// Whether a container has this share.
+    #[must_use]
+    pub fn is(&self, mounted: &MountedShare) -> bool {
+        (&mounted.claim, &mounted.share) == (&self.claim, &self.share)
+    }
+
+    /// Returns its entitlement; `None` if its GPU time is not metered.
+    #[must_use]
+    pub fn entitlement(&self) -> Option<Entitlement> {
+        let limits = self.page.limits();
+        let policy = match limits.compute_policy {
+            ComputePolicy::None => return None,
+            ComputePolicy::Token if !self.uses_token() => ComputePolicy::Balance,
+            policy => policy,
+        };
+        Some(Entitlement {
+            cores: limits.cores,
+            policy,
+            priority: limits.priority,
+        })
+    }
+
+    /// Whether it uses the token. A share of a claim with several devices does not: a collective on two GPUs would wait for
+    /// two tokens.
+    #[must_use]
+    pub fn uses_token(&self) -> bool {
+        self.is_only_device && self.page.limits().compute_policy == ComputePolicy::Token
+    }
+
+    /// Whether it may have processes.
+    #[must_use]
+    pub fn is_occupied(&self) -> bool {
+        self.occupancy.is_occupied()
+    }
+
+    /// Applies the start of a process.
+    pub fn mark_occupied(&mut self) {
+        self.occupancy = Occupancy::Occupied;
+    }
+
+    /// Returns whether this scan, one per second, includes the share.
+    pub fn is_scan_due(&mut self) -> bool {
+        self.occupancy.is_scan_due()
+    }
+
+    /// Rereads its page if it has changed, and returns whether the page is still the one at its path.
+    #[must_use]
+    pub fn is_current(&mut self) -> bool {
+        // The limits of an unreadable page stay as last read.
+        let _ = self.page.refresh();
+        self.page.is_current()
+    }
+
+    /// Measures what it did since the last tick.
+    pub fn measure(&mut self, now_us: u64, buffer: &mut ReadBuffer) -> Activity {
+        if !self.is_occupied() {
+            return self.activity.measure_empty();
+        }
+        let Ok(header) = self.region.header(buffer) else {
+            return self.activity.unchanged();
+        };
+        let is_in_debt = header.is_in_debt(now_us, self.rate());
+        let (region, counters) = (&self.region, &mut self.counters);
+        self.activity.measure(&header, is_in_debt, || {
+            let view = region.view(buffer).ok()?;
+            Some(counters.advance(&view.processes))
+        })
+    }
+
+    /// Returns whether it has resumed or gone idle since the last measurement or change. What it did meanwhile is left to
+    /// the next measurement.
+    pub fn poll_activity(
+        &mut self,
+        now_us: u64,
+        buffer: &mut ReadBuffer,
+    ) -> Option<ActivityChange> {
+        if !(self.is_polled(now_us) && self.is_occupied()) {
+            return None;
+        }
+        let header = self.region.header(buffer).ok()?;
+        let is_in_debt = header.is_in_debt(now_us, self.rate());
+        self.activity.poll(now_us, &header, is_in_debt)
+    }
+
+    /// Whether other shares use its time, so that it notifies the agent when it resumes.
+    #[must_use]
+    pub fn is_lent(&self) -> bool {
+        self.activity.is_lent()
+    }
+
+    /// Whether it may resume or go idle before the next tick.
+    #[must_use]
+    pub fn is_polled(&self, now_us: u64) -> bool {
+        self.activity.is_polled(now_us)
+    }
+
+    fn rate(&self) -> u32 {
+        self.page.limits().rate_us_per_s.unwrap_or(0)
+    }
+
+    /// Writes what the controller decided, as far as it differs from the page.
+    ///
+    /// # Errors
+    /// If the page cannot be written.
+    pub fn apply(&mut self, decision: Decision) -> io::Result<()> {
+        let rate = decision.rate_us_per_s;
+        let present = self.page.limits().rate_us_per_s;
+        if present.is_none_or(|present| present.abs_diff(rate) > rate / RATE_RESOLUTION) {
+            self.page
+                .change(|limits| limits.rate_us_per_s = Some(rate))?;
+        }
+        let own_ppm = decision.own_time_ppm;
+        if own_ppm.abs_diff(self.own_time_ppm) > OWN_TIME_RESOLUTION_PPM
+            || (own_ppm == ALL_PPM) != (self.own_time_ppm == ALL_PPM)
+        {
+            self.own_time_ppm = own_ppm;
+            self.page.set_own_time(own_ppm)?;
+        }
+        // A share without processes cannot resume before one starts.
+        self.activity
+            .set_lent(decision.is_lent && self.is_occupied());
+        self.page.set_lent(self.is_lent())
+    }
+
+    /// Writes the driver's memory in its processes to the page. `estimate_bytes` is the memory of a context on a GPU of this
+    /// model, if known.
+    ///
+    /// # Errors
+    /// If the page cannot be written.
+    pub fn correct_reserve(
+        &mut self,
+        estimate_bytes: Option<u64>,
+        processes: &[ProcessMemory],
+    ) -> io::Result<()> {
+        let estimate_bytes = estimate_bytes.unwrap_or(self.initial_reserve_bytes);
+        let correction = self.reserve.update(estimate_bytes, processes);
+        let limits = self.page.limits();
+        if limits.driver_reserve_bytes == correction.reserve_bytes
+            && limits.driver_excess_bytes == correction.excess_bytes
+        {
+            return Ok(());
+        }
+        self.page.change(|limits| {
+            limits.driver_reserve_bytes = correction.reserve_bytes;
+            limits.driver_excess_bytes = correction.excess_bytes;
+        })
+    }
+
+    /// Grants its next token slice, or a longer one.
+    ///
+    /// # Errors
+    /// If the page cannot be written.
+    pub fn grant_token(&mut self, slice: TokenSlice) -> io::Result<()> {
+        self.page.grant_token(slice)
+    }
+
+    /// Ends its token slice at `until_us`. A time in the past means that another share has the token.
+    ///
+    /// # Errors
+    /// If the page cannot be written.
+    pub fn revoke_token(&mut self, until_us: u64) -> io::Result<()> {
+        self.page.revoke_token(until_us)
+    }
+
+    /// Returns its state for the token ring.
+    pub fn token_candidate(
+        &self,
+        key: ShareKey,
+        now_us: u64,
+        yields: bool,
+        buffer: &mut ReadBuffer,
+    ) -> TokenCandidate<ShareKey> {
+        let header = self.is_occupied().then(|| self.region.header(buffer));
+        let wants = header.and_then(Result::ok).is_some_and(|header| {
+            // A notifying share reports how long it works.
+            let wants = match self.role.notifies_agent && header.share.busy_until_us > 0 {
+                true => header.busy_until_us(now_us, self.uses_token()) > now_us,
+                false => header.wants_time(now_us),
+            };
+            wants && !self.have_processes_ended()
+        });
+        TokenCandidate {
+            id: key,
+            cores: self.page.limits().cores.percent(),
+            wants,
+            yields,
+        }
+    }
+
+    /// Returns the GPU time that it was charged since the last call, µs.
+    pub fn used_in_slice(&mut self, buffer: &mut ReadBuffer) -> u64 {
+        let view = self.region.view(buffer);
+        view.map_or(0, |view| {
+            self.slice_counters.advance(&view.processes).used_us
+        })
+    }
+
+    /// Follows the ends of these processes.
+    pub fn follow_processes(&mut self, pidfds: Vec<OwnedFd>) {
+        self.pidfds = pidfds;
+    }
+
+    /// Whether all known processes have ended.
+    fn have_processes_ended(&self) -> bool {
+        let polled = |fd| PollFd::new(fd, PollFlags::IN);
+        let mut fds: Vec<PollFd<'_>> = self.pidfds.iter().map(polled).collect();
+        let at_once = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        !fds.is_empty() && poll(&mut fds, Some(&at_once)) == Ok(fds.len())
+    }
+
+    /// Writes its priority role to the page.
+    ///
+    /// # Errors
+    /// If the page cannot be written.
+    pub fn set_role(&mut self, role: PriorityRole) -> io::Result<()> {
+        self.role = role;
+        let window_us = if role.yields { WINDOW_US } else { 0 };
+        self.page.set_priority_role(window_us, role.notifies_agent)
+    }
+
+    /// Makes its launches wait until then, µs; 0 ends the wait.
+    ///
+    /// # Errors
+    /// If the page cannot be written.
+    pub fn set_yield(&mut self, until_us: u64) -> io::Result<()> {
+        self.page.set_yield(until_us)
+    }
+
+    /// Returns the directory of its region.
+    #[must_use]
+    pub fn usage_dir(&self) -> &std::path::Path {
+        self.region.dir()
+    }
+
+    /// Returns until when it works by its own report, µs; 0 without a report.
+    pub fn busy_until_us(&self, now_us: u64, buffer: &mut ReadBuffer) -> u64 {
+        let header = (self.role.notifies_agent && self.is_occupied())
+            .then(|| self.region.header(buffer))
+            .and_then(Result::ok);
+        header.map_or(0, |header| header.busy_until_us(now_us, self.uses_token()))
+    }
+
+    /// Returns its limit, the size of its region and all values of the region.
+    pub fn view(&mut self, key: ShareKey, buffer: &mut ReadBuffer) -> ShareView<ShareKey> {
+        let region = &mut self.region;
+        ShareView {
+            id: key,
+            limit_bytes: self.page.limits().memory_limit_bytes,
+            region: region.verify().and_then(|()| region.view(buffer)),
+        }
+    }
+
+    /// Applies a scan to its occupancy and its metrics; `listed` are the processes that NVML lists on the GPU, if it does.
+    pub fn apply_scan(
+        &mut self,
+        now_us: u64,
+        view: &ShareView<ShareKey>,
+        listed: Option<&[GpuProcess<ShareKey>]>,
+        suspected: &[(ShareKey, SuspectedViolation)],
+        watch: &mut RegionWatch,
+    ) {
+        let key = view.id;
+        // A damaged region is read until it is repaired.
+        let has_processes = view.region.as_ref().map_or(true, |region| {
+            let has_context = |process: &ProcessUsage| {
+                listed.is_none_or(|listed| listed.iter().any(|l| l.owner == process.owner))
+            };
+            let last_us = self.activity.demand_us().max(self.since_us);
+            let is_recent = last_us.saturating_add(ORPHANED_SLOT_US) > now_us;
+            region.processes.iter().any(has_context) || (is_recent && !region.processes.is_empty())
+        });
+        let uses_gpu = |listed: &[GpuProcess<ShareKey>]| {
+            listed.iter().any(|process| process.shares.contains(&key))
+        };
+        let has_processes = has_processes || listed.is_some_and(uses_gpu);
+        let dir = self.region.dir();
+        self.occupancy
+            .update(has_processes, key.0, || watch.await_process(key, dir));
+        // An unreadable region leaves the metrics as they are.
+        if let Ok(region) = &view.region {
+            self.totals.update(&region.processes);
+            self.figures = Some(share_metrics::figures(key, region, listed, suspected));
+        }
+    }
+
+    /// Returns its metrics; `None` before the first scan.
+    #[must_use]
+    pub fn metrics(&self) -> Option<ShareMetrics> {
+        let limits = self.page.limits();
+        Some(ShareMetrics {
+            claim: self.claim.clone(),
+            share: self.share.clone(),
+            limit_bytes: limits.memory_limit_bytes,
+            guaranteed_percent: limits.cores.percent(),
+            gpu_time_us: self.totals.gpu_time_us(),
+            throttled_us: self.totals.throttled_us(),
+            figures: self.figures?,
+        })
+    }
+}
