@@ -22,6 +22,11 @@ pub enum Command {
         /// GPU index.
         card: CardIndex,
     },
+    /// Restart the high-water mark of a GPU's memory.
+    ResetPeak {
+        /// GPU index.
+        card: CardIndex,
+    },
     /// Change the MIG mode or the instances of a GPU as an administrator.
     Mig {
         /// GPU index.

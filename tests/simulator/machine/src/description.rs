@@ -159,6 +159,27 @@ pub struct CardModel {
     /// MIG table; `None` if the model has no MIG.
     #[serde(default)]
     pub mig: Option<Mig>,
+    /// Costs and errors of real GPUs that the simulation leaves out by default.
+    #[serde(default)]
+    pub perturbation: Perturbation,
+}
+
+/// Costs and errors of real GPUs. The default has none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Perturbation {
+    /// Largest deviation of a time slice from its mean, percent.
+    pub slice_deviation_percent: u32,
+    /// Time of a switch between contexts, in which nothing runs.
+    pub context_switch_nanoseconds: u64,
+    /// Time of an event on its stream.
+    pub event_nanoseconds: u64,
+    /// Whether contexts record events also in the time slices of others.
+    pub records_out_of_slice: bool,
+    /// Delay of NVML's utilization samples.
+    pub nvml_delay_milliseconds: u64,
+    /// NVML rounds utilization down to a multiple of this; 0 counts as 1.
+    pub nvml_step_percent: u32,
 }
 
 /// Memory of a GPU.
@@ -404,6 +425,11 @@ impl MachineDescription {
             if model.compute.multiprocessors == 0 || model.compute.time_slice_microseconds == 0 {
                 return Err(format!(
                     "models.{name}.compute: multiprocessors and timeSliceMicroseconds must be at least 1"
+                ));
+            }
+            if model.perturbation.slice_deviation_percent >= 100 {
+                return Err(format!(
+                    "models.{name}.perturbation: sliceDeviationPercent must be less than 100"
                 ));
             }
             if memory.bytes_per_second == 0 {

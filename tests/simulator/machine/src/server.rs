@@ -445,6 +445,7 @@ fn carry_out(kernel: &mut Kernel, command: &control::Command) -> Answer {
         control::Command::Status => Answer::Status(kernel.status()),
         control::Command::Raise(event) => done(kernel.raise(*event)),
         control::Command::Reset { card } => done(kernel.reset(*card)),
+        control::Command::ResetPeak { card } => done(kernel.reset_peak(*card)),
         control::Command::Mig { card, request } => done(kernel.administer(*card, *request)),
         control::Command::Break { card, faults } => done(kernel.set_faults(*card, faults.clone())),
     }

@@ -4,7 +4,7 @@ use crate::description::{CardDescription, CardModel};
 use crate::protocol::{Nanos, Utilization};
 
 use super::accounting::Accounting;
-use super::engine::{Engine, SAMPLE_PERIOD};
+use super::engine::{Engine, SAMPLE_PERIOD, Sample, Timing};
 use super::faults::Faults;
 use super::ledger::Ledger;
 use super::mig::Partitions;
@@ -33,10 +33,17 @@ pub(super) struct Sensors {
 
 impl Card {
     pub(super) fn new(model: CardModel, described: &CardDescription, now: Nanos) -> Self {
-        let slice = Nanos::from(model.compute.time_slice_microseconds) * 1000;
+        let perturbation = model.perturbation;
+        let timing = Timing {
+            slice: Nanos::from(model.compute.time_slice_microseconds) * 1000,
+            slice_deviation_percent: perturbation.slice_deviation_percent,
+            context_switch: perturbation.context_switch_nanoseconds,
+            event: perturbation.event_nanoseconds,
+            records_out_of_slice: perturbation.records_out_of_slice,
+        };
         Self {
             ledger: Ledger::new(model.memory.usable_bytes()),
-            engine: Engine::new(model.compute.multiprocessors, slice, now),
+            engine: Engine::new(model.compute.multiprocessors, timing, now),
             faults: Faults::default(),
             accounting: Accounting::default(),
             partitions: Partitions::new(model.mig.clone(), described),
@@ -53,14 +60,25 @@ impl Card {
         offset
     }
 
+    /// Closed sampling periods that NVML shows by now, oldest first.
+    pub(super) fn samples(&self) -> impl Iterator<Item = &Sample> {
+        let delay = self.model.perturbation.nvml_delay_milliseconds * 1_000_000;
+        let visible = self.engine.now().saturating_sub(delay);
+        let samples = self.engine.samples().iter();
+        samples.filter(move |sample| sample.end <= visible)
+    }
+
+    /// Returns a part of a sampling period as NVML shows it, percent.
+    pub(super) fn percent(&self, busy: Nanos) -> u32 {
+        let percent = u32::try_from((busy * 100 / SAMPLE_PERIOD).min(100)).unwrap_or(100);
+        let step = self.model.perturbation.nvml_step_percent.max(1);
+        percent / step * step
+    }
+
     /// Temperature and power follow the last sampling period; energy covers the whole run.
     pub(super) fn sensors(&self) -> Sensors {
-        let percent = self
-            .engine
-            .samples()
-            .back()
-            .map_or(0, |sample| sample.total * 100 / SAMPLE_PERIOD);
-        let percent = u32::try_from(percent.min(100)).unwrap_or(100);
+        let last = self.samples().last();
+        let percent = last.map_or(0, |sample| self.percent(sample.total));
         let between = |idle: u32, busy: u32| {
             idle + busy.saturating_sub(idle) / 100 * percent
                 + busy.saturating_sub(idle) % 100 * percent / 100

@@ -10,7 +10,7 @@
 //! stream is a candidate: kernels start in submission order while multiprocessors are free, run at
 //! full speed, and pause while another context holds the part. Events are reached while no other
 //! context runs. Copies between host and GPU use one engine per direction and GPU instance,
-//! independent of the holder. Nothing else takes time.
+//! independent of the holder. Nothing else takes time, except what [`Timing`] adds.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -20,18 +20,20 @@ mod context;
 mod outcome;
 mod samples;
 mod time_slicing;
+mod timing;
 
 use context::{Context, Item};
 pub use outcome::Outcome;
 use samples::{BusyPart, Samples};
 pub use samples::{Counters, SAMPLE_PERIOD, Sample};
 use time_slicing::{Part, TimeSlicing};
+pub use timing::Timing;
 
 /// Compute engine of one GPU.
 #[derive(Debug)]
 pub struct Engine {
     multiprocessors: u32,
-    slice: Nanos,
+    timing: Timing,
     now: Nanos,
     contexts: BTreeMap<ContextId, Context>,
     /// The whole GPU, and instances with contexts.
@@ -52,14 +54,14 @@ struct Copy {
 impl Engine {
     /// Creates an idle engine.
     #[must_use]
-    pub fn new(multiprocessors: u32, slice: Nanos, now: Nanos) -> Self {
+    pub fn new(multiprocessors: u32, timing: Timing, now: Nanos) -> Self {
         let multiprocessors = multiprocessors.max(1);
         Self {
             multiprocessors,
-            slice,
+            timing,
             now,
             contexts: BTreeMap::new(),
-            parts: BTreeMap::from([(None, TimeSlicing::new(multiprocessors, slice))]),
+            parts: BTreeMap::from([(None, TimeSlicing::new(multiprocessors, timing))]),
             copies: BTreeMap::new(),
             next_order: 0,
             samples: Samples::new(now),
@@ -75,7 +77,7 @@ impl Engine {
     pub fn enter(&mut self, context: ContextId, instance: InstanceId, multiprocessors: u32) {
         if let Some(entering) = self.contexts.get_mut(&context) {
             entering.part = Some(instance);
-            let turns = TimeSlicing::new(multiprocessors.min(self.multiprocessors), self.slice);
+            let turns = TimeSlicing::new(multiprocessors.min(self.multiprocessors), self.timing);
             self.parts.entry(Some(instance)).or_insert(turns);
         }
     }
@@ -175,12 +177,16 @@ impl Engine {
     #[must_use]
     pub fn next_change(&self) -> Option<Nanos> {
         let copies = self.copies.values().map(|copy| copy.end);
+        let contexts = self.contexts.values();
+        let blocked = contexts.filter_map(|context| context.unblocks_at(self.now));
+        let switches = self.parts.values().map(TimeSlicing::resumes_at);
+        let switches = switches.filter(|resumes| *resumes > self.now);
         let parts = self.parts.iter();
         let held = parts.filter_map(|(part, turns)| {
             let holder = turns.holder()?;
             let running = self.contexts.get(&holder)?.running.values();
             let shortest = running.map(|running| running.left).min()?;
-            let end = self.now.saturating_add(shortest);
+            let end = turns.resumes_at().max(self.now).saturating_add(shortest);
             Some(
                 match self.contexts_with_work(*part).any(|other| other != holder) {
                     true => end.min(turns.slice_end().max(self.now)),
@@ -188,14 +194,14 @@ impl Engine {
                 },
             )
         });
-        copies.chain(held).min()
+        copies.chain(held).chain(blocked).chain(switches).min()
     }
 
     /// Contexts of a part with work to run, in creation order.
     fn contexts_with_work(&self, part: Part) -> impl Iterator<Item = ContextId> {
         let contexts = self.contexts.iter();
         let contexts_with_work =
-            contexts.filter(move |(_, context)| context.part == part && context.wants());
+            contexts.filter(move |(_, context)| context.part == part && context.wants(self.now));
         contexts_with_work.map(|(id, _)| *id)
     }
 
@@ -205,6 +211,7 @@ impl Engine {
         let mut busy = Vec::new();
         for (part, turns) in &self.parts {
             if let Some(holder) = turns.holder()
+                && turns.resumes_at() <= self.now
                 && let Some(context) = self.contexts.get_mut(&holder)
                 && !context.running.is_empty()
             {
@@ -243,9 +250,11 @@ impl Engine {
                 }
             }
             // A new holder may have reached an event first.
-            let holders = self.parts.values().filter_map(TimeSlicing::holder);
+            let parts = self.parts.values();
+            let running = parts.filter(|turns| turns.resumes_at() <= self.now);
+            let holders = running.filter_map(TimeSlicing::holder);
             let mut holders = holders.filter_map(|holder| self.contexts.get(&holder));
-            if !holders.any(Context::records) {
+            if !holders.any(|holder| holder.records(self.now)) {
                 return;
             }
         }
@@ -276,8 +285,11 @@ impl Engine {
         for (&id, context) in &mut self.contexts {
             any |= context.complete_kernels(id, outcomes);
             let runner = runners.get(&context.part);
-            let has_turn = runner.is_none_or(|runner| *runner == id);
-            any |= context.complete_timeless(id, now, has_turn, outcomes);
+            let turns = self.parts.get(&context.part);
+            let is_switching = turns.is_some_and(|turns| turns.resumes_at() > now);
+            let has_turn = runner.is_none_or(|runner| *runner == id) && !is_switching;
+            let records = has_turn || self.timing.records_out_of_slice;
+            any |= context.complete_timeless(id, now, records, self.timing.event, outcomes);
         }
         any
     }
@@ -287,13 +299,14 @@ impl Engine {
         let mut timeless = false;
         for (id, context) in &mut self.contexts {
             let turns = self.parts.get(&context.part);
-            timeless |= context.start_kernels(turns.map_or(0, |turns| turns.multiprocessors));
+            let available = turns.map_or(0, |turns| turns.multiprocessors);
+            timeless |= context.start_kernels(self.now, available);
             let gpu = context.part.map(|instance| instance.gpu);
             for (&slot, stream) in &context.streams {
                 if let Some(Item {
                     work: Work::Copy { nanos, direction },
                     ..
-                }) = stream.queue.front()
+                }) = stream.head(self.now)
                 {
                     let busy = self
                         .copies

@@ -17,6 +17,8 @@ pub(super) fn round_up(bytes: u64) -> u64 {
 pub(super) struct Ledger {
     usable_bytes: u64,
     taken_bytes: u64,
+    /// Highest `taken_bytes` since the last reset.
+    peak_bytes: u64,
 }
 
 impl Ledger {
@@ -25,6 +27,7 @@ impl Ledger {
         Self {
             usable_bytes,
             taken_bytes: 0,
+            peak_bytes: 0,
         }
     }
 
@@ -35,6 +38,7 @@ impl Ledger {
             return Err(Refusal::OutOfMemory);
         }
         self.taken_bytes += rounded;
+        self.peak_bytes = self.peak_bytes.max(self.taken_bytes);
         Ok(rounded)
     }
 
@@ -51,6 +55,16 @@ impl Ledger {
 
     pub(super) fn taken_bytes(&self) -> u64 {
         self.taken_bytes
+    }
+
+    /// High-water mark: every allocation counts, however short it lives.
+    pub(super) fn peak_bytes(&self) -> u64 {
+        self.peak_bytes
+    }
+
+    /// Restarts the high-water mark at the present value.
+    pub(super) fn reset_peak(&mut self) {
+        self.peak_bytes = self.taken_bytes;
     }
 
     pub(super) fn free_bytes(&self) -> u64 {

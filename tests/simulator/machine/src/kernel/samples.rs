@@ -7,7 +7,8 @@ use crate::protocol::{
 };
 
 use super::Kernel;
-use super::engine::{SAMPLE_PERIOD, Sample};
+use super::card::Card;
+use super::engine::Sample;
 
 /// Divisor: part of the busy time in which memory is in use.
 const MEMORY_SHARE: u32 = 2;
@@ -19,10 +20,9 @@ impl Kernel {
         if card.partitions.is_enabled() {
             return Err(Refusal::NotSupported);
         }
-        let samples = card.engine.samples().iter();
-        let samples = samples.filter(|sample| sample.end > since);
+        let samples = card.samples().filter(|sample| sample.end > since);
         Ok(Reply::Samples(
-            samples.map(|sample| self.sample(sample)).collect(),
+            samples.map(|sample| self.sample(card, sample)).collect(),
         ))
     }
 
@@ -42,7 +42,7 @@ impl Kernel {
         }))
     }
 
-    fn sample(&self, sample: &Sample) -> SampleState {
+    fn sample(&self, card: &Card, sample: &Sample) -> SampleState {
         let mut by_pid: BTreeMap<u32, Nanos> = BTreeMap::new();
         for (context, busy) in &sample.busy {
             let context = self.contexts.get(context);
@@ -53,18 +53,14 @@ impl Kernel {
         }
         let processes = by_pid.into_iter().map(|(pid, busy)| ProcessSample {
             pid,
-            gpu_percent: percent(busy),
-            memory_percent: percent(busy) / MEMORY_SHARE,
+            gpu_percent: card.percent(busy),
+            memory_percent: card.percent(busy) / MEMORY_SHARE,
         });
         SampleState {
             end: sample.end,
-            gpu_percent: percent(sample.total),
-            memory_percent: percent(sample.total) / MEMORY_SHARE,
+            gpu_percent: card.percent(sample.total),
+            memory_percent: card.percent(sample.total) / MEMORY_SHARE,
             processes: processes.collect(),
         }
     }
-}
-
-fn percent(busy: Nanos) -> u32 {
-    u32::try_from((busy * 100 / SAMPLE_PERIOD).min(100)).unwrap_or(100)
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::protocol::{CardIndex, InstanceId, MigState};
+use crate::protocol::{CardIndex, InstanceId, MigState, Refusal};
 
 use super::Kernel;
 
@@ -30,6 +30,8 @@ pub struct CardStatus {
     pub reserved_bytes: u64,
     /// Allocated by contexts and allocations.
     pub used_bytes: u64,
+    /// Highest `used_bytes` since the start or the last reset of this mark.
+    pub peak_bytes: u64,
     /// Free.
     pub free_bytes: u64,
     /// Time with any kernel running.
@@ -59,6 +61,15 @@ pub struct ProcessStatus {
 }
 
 impl Kernel {
+    /// Restarts the high-water mark of a GPU's memory.
+    ///
+    /// # Errors
+    /// If the GPU does not exist.
+    pub fn reset_peak(&mut self, card: CardIndex) -> Result<(), Refusal> {
+        self.card_mut(card)?.ledger.reset_peak();
+        Ok(())
+    }
+
     /// Returns the current state.
     #[must_use]
     pub fn status(&self) -> MachineStatus {
@@ -69,6 +80,7 @@ impl Kernel {
             total_bytes: card.model.memory.total_bytes,
             reserved_bytes: card.model.memory.reserved_bytes,
             used_bytes: card.ledger.taken_bytes(),
+            peak_bytes: card.ledger.peak_bytes(),
             free_bytes: card.ledger.free_bytes(),
             busy_nanos: card.engine.busy(),
             gpu_percent: card.sensors().utilization.gpu_percent,

@@ -323,3 +323,59 @@ proptest! {
         prop_assert_eq!(used(&kernel), 0);
     }
 }
+
+#[test]
+fn keeps_high_water_mark_of_memory() {
+    let mut kernel = kernel();
+    let client = cuda_client(&mut kernel, 7);
+    let context = context(&mut kernel, client);
+    let peak = |kernel: &Kernel| kernel.status().cards[0].peak_bytes;
+    let before = used(&kernel);
+    let bytes = 8 * PAGE_BYTES;
+    let reply = kernel.handle(client, &Request::Allocate { context, bytes });
+    let Reply::Allocated { allocation, .. } = reply else {
+        panic!("{reply:?}");
+    };
+    kernel.handle(client, &Request::Free { allocation });
+    assert_eq!((used(&kernel), peak(&kernel)), (before, before + bytes));
+    kernel.reset_peak(CARD).unwrap();
+    assert_eq!(peak(&kernel), before);
+}
+
+#[test]
+fn delays_and_rounds_samples_of_perturbed_gpu() {
+    const MS: Nanos = 1_000_000;
+    let mut description = MachineDescription::parse(T4).unwrap();
+    for model in description.models.values_mut() {
+        model.perturbation.nvml_delay_milliseconds = 300;
+        model.perturbation.nvml_step_percent = 7;
+    }
+    let mut kernel = Kernel::new(description, 0);
+    let client = cuda_client(&mut kernel, 7);
+    let context = context(&mut kernel, client);
+    let work = crate::protocol::Work::Kernel {
+        nanos: 80 * MS,
+        multiprocessors: 1,
+    };
+    let command = Command {
+        at: 0,
+        context,
+        stream: 0,
+        ticket: 1,
+        action: Action::Submit(work),
+    };
+    kernel.command(client, command, 0).unwrap();
+    let since = 0;
+    let samples = |kernel: &mut Kernel| {
+        let request = Request::Samples { card: CARD, since };
+        match kernel.handle(client, &request) {
+            Reply::Samples(samples) => samples,
+            reply => panic!("{reply:?}"),
+        }
+    };
+    kernel.advance(400 * MS);
+    assert_eq!(samples(&mut kernel), []);
+    kernel.advance(500 * MS);
+    // 48% of the period.
+    assert_eq!(samples(&mut kernel)[0].processes[0].gpu_percent, 42);
+}

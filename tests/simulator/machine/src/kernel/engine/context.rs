@@ -22,6 +22,8 @@ pub(super) struct Context {
 pub(super) struct Stream {
     pub(super) queue: VecDeque<Item>,
     completed: u64,
+    /// End of the last event.
+    blocked_until: Nanos,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -87,15 +89,23 @@ impl Context {
     }
 
     /// Whether the context competes for its part.
-    pub(super) fn wants(&self) -> bool {
-        self.runs() || self.records()
+    pub(super) fn wants(&self, now: Nanos) -> bool {
+        self.runs() || self.records(now) || self.unblocks_at(now).is_some()
+    }
+
+    /// Time at which an event ends that delays work.
+    pub(super) fn unblocks_at(&self, now: Nanos) -> Option<Nanos> {
+        let streams = self.streams.values();
+        let blocked =
+            streams.filter(|stream| stream.blocked_until > now && !stream.queue.is_empty());
+        blocked.map(|stream| stream.blocked_until).min()
     }
 
     /// Whether a stream has reached an event.
-    pub(super) fn records(&self) -> bool {
+    pub(super) fn records(&self, now: Nanos) -> bool {
         self.streams.values().any(|stream| {
             matches!(
-                stream.queue.front(),
+                stream.head(now),
                 Some(Item {
                     work: Work::Record { .. },
                     ..
@@ -109,7 +119,7 @@ impl Context {
     }
 
     /// Starts kernels at stream heads, oldest first, while multiprocessors are free.
-    pub(super) fn start_kernels(&mut self, available: u32) -> bool {
+    pub(super) fn start_kernels(&mut self, now: Nanos, available: u32) -> bool {
         let mut left = available.saturating_sub(self.occupied());
         let mut candidates: Vec<(u64, u32, Nanos, u32)> = Vec::new();
         for (&slot, stream) in &self.streams {
@@ -121,7 +131,7 @@ impl Context {
                         multiprocessors,
                     },
                 ..
-            }) = stream.queue.front()
+            }) = stream.head(now)
                 && !self.running.contains_key(&slot)
             {
                 candidates.push((
@@ -167,24 +177,27 @@ impl Context {
         id: ContextId,
         now: Nanos,
         has_turn: bool,
+        event_time: Nanos,
         outcomes: &mut Vec<Outcome>,
     ) -> bool {
         let mut any = false;
         let slots: Vec<u32> = self.streams.keys().copied().collect();
         for slot in slots {
-            while let Some(Item { work, .. }) = self.head(slot) {
+            while let Some(Item { work, .. }) = self.head(slot, now) {
+                let mut blocked_until = 0;
                 match work {
                     Work::Wait {
                         stream,
                         ticket: awaited,
                     } if self.completed(stream) >= awaited => {}
                     Work::Record { event, recording } if has_turn => {
+                        blocked_until = now.saturating_add(event_time);
                         outcomes.push(Outcome::Recorded {
                             context: id,
                             event,
                             recording,
                             at: now,
-                        })
+                        });
                     }
                     Work::Host => {
                         self.announce(id, slot, outcomes);
@@ -194,6 +207,7 @@ impl Context {
                 }
                 if let Some(stream) = self.streams.get_mut(&slot) {
                     stream.finish_head(id, slot, outcomes);
+                    stream.blocked_until = stream.blocked_until.max(blocked_until);
                 }
                 any = true;
             }
@@ -201,8 +215,8 @@ impl Context {
         any
     }
 
-    fn head(&self, slot: u32) -> Option<Item> {
-        self.streams.get(&slot)?.queue.front().copied()
+    fn head(&self, slot: u32, now: Nanos) -> Option<Item> {
+        self.streams.get(&slot)?.head(now).copied()
     }
 
     fn completed(&self, slot: u32) -> u64 {
@@ -228,6 +242,12 @@ impl Context {
 }
 
 impl Stream {
+    /// The first work, unless an event delays it.
+    pub(super) fn head(&self, now: Nanos) -> Option<&Item> {
+        let head = self.queue.front();
+        head.filter(|_| self.blocked_until <= now)
+    }
+
     pub(super) fn finish_head(
         &mut self,
         context: ContextId,

@@ -1,5 +1,6 @@
 //! Time slicing between the contexts of one part of a GPU.
 
+use super::Timing;
 use crate::protocol::{ContextId, InstanceId, Nanos};
 
 /// A part of a GPU with its own multiprocessors: a compute instance, or `None` for the whole GPU.
@@ -13,18 +14,28 @@ const IDLE: Nanos = 0;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TimeSlicing {
     pub(super) multiprocessors: u32,
-    slice: Nanos,
+    timing: Timing,
     /// Holder and end of its time slice.
     holder: Option<(ContextId, Nanos)>,
+    /// End of the last switch between contexts.
+    resumes_at: Nanos,
+    slices: u64,
 }
 
 impl TimeSlicing {
-    pub(super) fn new(multiprocessors: u32, slice: Nanos) -> Self {
+    pub(super) fn new(multiprocessors: u32, timing: Timing) -> Self {
         Self {
             multiprocessors: multiprocessors.max(1),
-            slice: slice.max(1),
+            timing,
             holder: None,
+            resumes_at: 0,
+            slices: 0,
         }
+    }
+
+    /// Time from which the holder runs, after a switch.
+    pub(super) fn resumes_at(&self) -> Nanos {
+        self.resumes_at
     }
 
     pub(super) fn holder(&self) -> Option<ContextId> {
@@ -54,8 +65,9 @@ impl TimeSlicing {
             }
             // A context waiting at the end of the slice would have stopped time there.
             if now > slice_end || !contexts_with_work.iter().any(|other| *other != holder) {
-                let slices = (now - slice_end) / self.slice + 1;
-                let next_end = slice_end.saturating_add(slices.saturating_mul(self.slice));
+                let slice = self.timing.slice.max(1);
+                let slices = (now - slice_end) / slice + 1;
+                let next_end = slice_end.saturating_add(slices.saturating_mul(slice));
                 self.holder = Some((holder, next_end));
                 return;
             }
@@ -67,7 +79,14 @@ impl TimeSlicing {
             .find(behind)
             .or(contexts_with_work.first());
         self.holder = match next {
-            Some(context) => Some((*context, now.saturating_add(self.slice))),
+            Some(context) => {
+                if after.is_some_and(|after| after != *context) {
+                    self.resumes_at = now.saturating_add(self.timing.context_switch);
+                }
+                self.slices += 1;
+                let slice = self.timing.slice_of(self.slices);
+                Some((*context, now.max(self.resumes_at).saturating_add(slice)))
+            }
             // No context: the successor of the last holder is next.
             None => after.map(|holder| (holder, IDLE)),
         };
