@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use anyhow::Context;
 use drava_allocator::explanation::{DeviceVerdict, Explanation, NodeVerdict};
+use drava_allocator::object::object_key;
 use drava_allocator::placement::Policies;
 use drava_allocator::pod;
 use drava_allocator::pod_request::PodRequest;
@@ -26,12 +27,15 @@ use crate::snapshot::Snapshot;
 pub(crate) struct Report {
     pod: String,
     /// Stable code.
-    state: State,
+    pub(crate) state: State,
     /// Explanation in one line.
-    summary: String,
+    pub(crate) summary: String,
+    /// Code of the reason, unless the pod is allocated or a node is feasible.
+    #[serde(skip)]
+    pub(crate) reason: Option<Reason>,
     /// Number of nodes per reason code, if no node is feasible.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    reasons: BTreeMap<String, usize>,
+    pub(crate) reasons: BTreeMap<String, usize>,
     /// Blockers by node and device, if no node is feasible.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     blockers: Vec<Blocker>,
@@ -164,10 +168,26 @@ pub(crate) fn pod(
         .with_context(|| {
             format!("cannot find pod {name} in namespace {namespace}; use -n for another namespace")
         })?;
+    Ok(of_pod(snapshot, pod, settings, Depth::Devices))
+}
+
+/// Level of detail of an explanation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Depth {
+    /// Reasons by node, as the controller finds them; fast in large clusters.
+    Nodes,
+    /// Reasons by node and device.
+    Devices,
+}
+
+/// Explains a pod of the snapshot.
+pub(crate) fn of_pod(snapshot: &Snapshot, pod: &Pod, settings: &Settings, depth: Depth) -> Report {
+    let (namespace, name) = object_key(&pod.metadata);
     let mut report = Report {
         pod: format!("{namespace}/{name}"),
         state: State::NoGpuRequest,
         summary: String::new(),
+        reason: None,
         reasons: BTreeMap::new(),
         blockers: Vec::new(),
         placements: Vec::new(),
@@ -180,7 +200,10 @@ pub(crate) fn pod(
                 "claim {name} does not exist; kube-controller-manager creates claims of templates, create other claims yourself"
             ),
         ),
-        Stage::Rejected(explanation) => (State::Rejected, explanation.summary()),
+        Stage::Rejected(explanation) => {
+            report.reason = Some(explanation.reason());
+            (State::Rejected, explanation.summary())
+        }
         Stage::Allocated { devices, reasons } => {
             report.placements = reasons;
             allocated(&devices, pod::node(pod))
@@ -192,26 +215,33 @@ pub(crate) fn pod(
                 gates.join(", ")
             ),
         ),
-        Stage::Requesting(request) => match snapshot.cluster.explain(&request, settings.policies) {
-            Ok(placement) => (
-                State::Feasible,
-                format!(
-                    "node {} is feasible; the controller allocates within seconds, otherwise check the log of \
-                     drava-controller",
-                    placement.node
+        Stage::Requesting(request) => {
+            let decision = match depth {
+                Depth::Nodes => snapshot.cluster.decide(&request, settings.policies),
+                Depth::Devices => snapshot.cluster.explain(&request, settings.policies),
+            };
+            match decision {
+                Ok(placement) => (
+                    State::Feasible,
+                    format!(
+                        "node {} is feasible; the controller allocates within seconds, otherwise check the log of \
+                         drava-controller",
+                        placement.node
+                    ),
                 ),
-            ),
-            Err(explanation) => {
-                report.add_blockers(&explanation);
-                let state = match explanation {
-                    Explanation::Rejected { .. } => State::Rejected,
-                    Explanation::Nodes(_) => State::Infeasible,
-                };
-                (state, explanation.summary())
+                Err(explanation) => {
+                    report.reason = Some(explanation.reason());
+                    report.add_verdicts(&explanation, depth);
+                    let state = match explanation {
+                        Explanation::Rejected { .. } => State::Rejected,
+                        Explanation::Nodes(_) => State::Infeasible,
+                    };
+                    (state, explanation.summary())
+                }
             }
-        },
+        }
     };
-    Ok(report)
+    report
 }
 
 /// Stage of a pod before the allocator runs.
@@ -363,13 +393,15 @@ fn blockers(verdict: &NodeVerdict) -> Vec<Blocker> {
 }
 
 impl Report {
-    fn add_blockers(&mut self, explanation: &Explanation) {
+    fn add_verdicts(&mut self, explanation: &Explanation, depth: Depth) {
         let Explanation::Nodes(verdicts) = explanation else {
             return;
         };
         for verdict in verdicts {
             *self.reasons.entry(verdict.reason.to_string()).or_default() += 1;
-            self.blockers.extend(blockers(verdict));
+            if depth == Depth::Devices {
+                self.blockers.extend(blockers(verdict));
+            }
         }
     }
 

@@ -16,6 +16,7 @@ use kube::{Client, Config};
 use output::Output;
 
 mod changes;
+mod console;
 mod cordon;
 mod doctor;
 mod explain;
@@ -81,6 +82,15 @@ enum Command {
         after_help = "Example:\n  kubectl drava top\n  kubectl drava top -o json | jq '.gpus[] | select(.mode == \"free\")'"
     )]
     Top,
+
+    /// Serve a page with nodes and their GPUs, tenants, the queue and quotas, on loopback.
+    ///
+    /// Prints the address of the page, and serves it until Ctrl-C. The page is updated when the cluster changes, and cannot
+    /// change anything. It shows what your permissions allow, and names what they hide. Nothing runs in the cluster.
+    #[command(
+        after_help = "Examples:\n  kubectl drava console\n  kubectl drava dump > cluster.json; kubectl drava console --dump cluster.json"
+    )]
+    Console(console::Options),
 
     /// Explain an allocation decision.
     #[command(subcommand)]
@@ -276,6 +286,7 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             cli.output
                 .format(&document, || top::text(&gpus, &problems))?
         }
+        Command::Console(options) => return console(&cli.connection, options).await,
         Command::Quota { name } => {
             let (client, _) = connect(&cli.connection).await?;
             let snapshot = snapshot::take(&client).await?;
@@ -349,6 +360,41 @@ async fn doctor(connection: &Connection, output: Output) -> anyhow::Result<ExitC
     })
 }
 
+/// Serves the console until Ctrl-C.
+async fn console(connection: &Connection, options: console::Options) -> anyhow::Result<ExitCode> {
+    let source = match options.dump() {
+        Some(file) => console::Source::Dump(Box::new(read_dump(file)?)),
+        None => {
+            let (client, namespace) = connect(connection).await?;
+            console::Source::Cluster {
+                client,
+                context: context_name(connection),
+                namespace,
+            }
+        }
+    };
+    console::run(source, options).await?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the name of the selected context, for display.
+fn context_name(connection: &Connection) -> String {
+    let kubeconfig = match &connection.kubeconfig {
+        Some(file) => Kubeconfig::read_from(file),
+        None => Kubeconfig::read(),
+    };
+    let current = || kubeconfig.ok()?.current_context;
+    let named = connection.context.clone().or_else(current);
+    named.unwrap_or_else(|| "cluster".to_owned())
+}
+
+fn read_dump(file: &std::path::Path) -> anyhow::Result<snapshot::Objects> {
+    let text =
+        std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    serde_json::from_str(&text)
+        .with_context(|| format!("{} is no output of `kubectl drava dump`", file.display()))
+}
+
 /// Simulates manifests; the exit code is 1 if a pod does not fit.
 async fn simulate(
     connection: &Connection,
@@ -361,13 +407,11 @@ async fn simulate(
     }
     let (objects, namespace) = match &options.dump {
         Some(file) => {
-            let text = std::fs::read_to_string(file)
-                .with_context(|| format!("cannot read {}", file.display()))?;
-            let objects = serde_json::from_str(&text).with_context(|| {
-                format!("{} is no output of `kubectl drava dump`", file.display())
-            })?;
             let namespace = connection.namespace.clone();
-            (objects, namespace.unwrap_or_else(|| "default".to_owned()))
+            (
+                read_dump(file)?,
+                namespace.unwrap_or_else(|| "default".to_owned()),
+            )
         }
         None => {
             let (client, namespace) = connect(connection).await?;

@@ -16,7 +16,7 @@ use crate::snapshot::Snapshot;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Report {
-    quota: String,
+    pub(crate) quota: String,
     namespaces: Vec<String>,
     resources: Vec<Resource>,
 }
@@ -38,6 +38,19 @@ struct Resource {
     /// 0 when the limit is exceeded.
     #[serde(skip_serializing_if = "Option::is_none")]
     free: Option<u64>,
+}
+
+impl Report {
+    /// Returns whether the quota counts claims of the namespace.
+    pub(crate) fn covers(&self, namespace: &str) -> bool {
+        self.namespaces.iter().any(|name| name == namespace)
+    }
+}
+
+/// Returns all quotas.
+pub(crate) fn all(snapshot: &Snapshot) -> Vec<Report> {
+    let quotas = snapshot.cluster.quotas();
+    quotas.map(|quota| report(&quota)).collect()
 }
 
 /// Returns the quotas, or the named one.

@@ -103,14 +103,14 @@ impl Objects {
 }
 
 /// Keeps the annotations of drava.
-fn trim_metadata(metadata: &mut ObjectMeta) {
+pub(crate) fn trim_metadata(metadata: &mut ObjectMeta) {
     metadata.managed_fields = None;
     if let Some(annotations) = metadata.annotations.as_mut() {
         annotations.retain(|name, _| name.starts_with("gpu.drava.dev/"));
     }
 }
 
-fn trim_node(node: &mut Node) {
+pub(crate) fn trim_node(node: &mut Node) {
     trim_metadata(&mut node.metadata);
     if let Some(status) = node.status.take() {
         node.status = Some(NodeStatus {
@@ -121,7 +121,7 @@ fn trim_node(node: &mut Node) {
     }
 }
 
-fn trim_pod(pod: &mut Pod) {
+pub(crate) fn trim_pod(pod: &mut Pod) {
     trim_metadata(&mut pod.metadata);
     if let Some(spec) = pod.spec.as_mut() {
         volumes::trim_volumes(spec);

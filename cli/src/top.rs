@@ -1,12 +1,14 @@
 //! `kubectl drava top`: allocations of each GPU.
 
 use std::collections::BTreeMap;
+use std::ops::Add;
 
 use drava_allocator::attribute::Attribute;
+use drava_allocator::capacity::Amounts;
 use drava_allocator::device::Device;
 use drava_allocator::pool::Pool;
 use drava_allocator::reason::bytes;
-use drava_allocator::usage::{DeviceAccess, Usage};
+use drava_allocator::usage::{AllocatedDevice, DeviceAccess, DeviceUse, Usage};
 use drava_api::{DeviceType, Quantity, names};
 use serde::Serialize;
 
@@ -18,15 +20,40 @@ use crate::snapshot::Snapshot;
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Gpu {
     pub(crate) node: String,
-    gpu: String,
+    pub(crate) gpu: String,
     uuid: String,
-    product_name: String,
+    pub(crate) product_name: String,
     pub(crate) mode: Mode,
     /// Bytes.
     pub(crate) memory: AllocatedAmount,
     pub(crate) cores: AllocatedAmount,
     pub(crate) slots: AllocatedAmount,
-    claims: Vec<GpuClaim>,
+    /// Taints of its devices, without duplicates.
+    pub(crate) taints: Vec<GpuTaint>,
+    pub(crate) claims: Vec<GpuClaim>,
+}
+
+/// A taint of the devices of a GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct GpuTaint {
+    pub(crate) kind: TaintKind,
+    /// Key, value and effect.
+    pub(crate) taint: String,
+    /// Whether it concerns all devices of the GPU; otherwise, some partitions.
+    pub(crate) is_whole_gpu: bool,
+}
+
+/// What a taint says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum TaintKind {
+    /// The node driver found a fault.
+    Unhealthy,
+    /// `kubectl drava cordon` or `drain` excluded the device.
+    Cordoned,
+    /// A taint of others.
+    Other,
 }
 
 /// Kind of allocations on a GPU.
@@ -50,31 +77,129 @@ pub(crate) struct AllocatedAmount {
     pub(crate) total: u64,
 }
 
+impl Add for AllocatedAmount {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            allocated: self.allocated + other.allocated,
+            total: self.total + other.total,
+        }
+    }
+}
+
 /// A claim with an allocation on a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-struct GpuClaim {
-    name: String,
+#[serde(rename_all = "camelCase")]
+pub(crate) struct GpuClaim {
+    /// Namespace and name.
+    pub(crate) name: String,
+    pub(crate) namespace: String,
     device: String,
-    pods: Vec<String>,
+    pub(crate) access: Access,
+    /// Bytes.
+    pub(crate) memory: u64,
+    /// Percent of GPU time; 0 for a share without a guarantee.
+    pub(crate) cores: u64,
+    pub(crate) pods: Vec<String>,
+}
+
+/// How a claim uses a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Access {
+    /// The whole GPU.
+    Whole,
+    /// A share.
+    Share,
+    /// A MIG partition.
+    Partition,
+}
+
+/// Allocations of the cluster by pool and device, and the pods of the claims.
+struct Index<'a> {
+    allocated: BTreeMap<(&'a str, &'a str), Vec<&'a AllocatedDevice>>,
+    pods: BTreeMap<&'a str, Vec<String>>,
+}
+
+impl<'a> Index<'a> {
+    fn of(snapshot: &'a Snapshot) -> Self {
+        let mut allocated: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for device in snapshot.cluster.allocated_devices() {
+            if !matches!(device.access, DeviceAccess::Admin(_)) {
+                let key = (device.pool.as_str(), device.device.as_str());
+                allocated.entry(key).or_default().push(device);
+            }
+        }
+        let pods = snapshot.claims.iter().filter_map(|claim| {
+            let uid = claim.metadata.uid.as_deref()?;
+            let consumers = claim.status.as_ref()?.reserved_for.as_ref()?;
+            let pods = consumers
+                .iter()
+                .filter(|consumer| consumer.resource == "pods");
+            Some((uid, pods.map(|pod| pod.name.clone()).collect()))
+        });
+        Self {
+            pods: pods.collect(),
+            allocated,
+        }
+    }
+
+    fn claims(&self, pool: &str, device: &Device) -> Vec<GpuClaim> {
+        let allocated = self.allocated.get(&(pool, &*device.name));
+        let claims = allocated.into_iter().flatten().map(|allocated| {
+            let amount = |capacity: &str| {
+                let total = || device.amount(capacity).unwrap_or_default();
+                let amount = match &allocated.access {
+                    DeviceAccess::Share(amounts) => share_amount(amounts, capacity, total),
+                    DeviceAccess::Exclusive | DeviceAccess::Admin(_) => total(),
+                };
+                amount.to_u64_rounded_up().unwrap_or_default()
+            };
+            GpuClaim {
+                name: allocated.claim.to_string(),
+                namespace: allocated.claim.namespace.clone(),
+                device: allocated.device.clone(),
+                access: match (device.kind, &allocated.access) {
+                    (Some(DeviceType::Mig), _) => Access::Partition,
+                    (_, DeviceAccess::Share(_)) => Access::Share,
+                    (_, DeviceAccess::Exclusive | DeviceAccess::Admin(_)) => Access::Whole,
+                },
+                memory: amount(names::capacity::MEMORY),
+                cores: amount(names::capacity::CORES),
+                pods: self
+                    .pods
+                    .get(allocated.claim.uid.as_str())
+                    .cloned()
+                    .unwrap_or_default(),
+            }
+        });
+        claims.collect()
+    }
+}
+
+/// Returns what a share is charged: the whole capacity without an amount, as the allocator counts.
+fn share_amount(amounts: &Amounts, capacity: &str, total: impl FnOnce() -> Quantity) -> Quantity {
+    amounts.get(capacity).copied().unwrap_or_else(total)
 }
 
 /// Returns all GPUs by node and name.
 pub(crate) fn gpus(snapshot: &Snapshot) -> Vec<Gpu> {
+    let claims = Index::of(snapshot);
     let mut gpus = Vec::new();
     for (pool_name, pool, usage) in snapshot.cluster.usable_pools() {
-        let mut by_gpu: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        // GPUs in the order of their first device.
+        let mut positions: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut by_gpu: Vec<Vec<usize>> = Vec::new();
         for (index, device) in pool.devices.iter().enumerate() {
-            let first = pool
-                .devices
-                .iter()
-                .position(|other| other.gpu == device.gpu);
-            by_gpu
-                .entry(first.unwrap_or(index))
-                .or_default()
-                .push(index);
+            let position = *positions.entry(&device.gpu).or_insert(by_gpu.len());
+            match by_gpu.get_mut(position) {
+                Some(indices) => indices.push(index),
+                None => by_gpu.push(vec![index]),
+            }
         }
-        for indices in by_gpu.values() {
-            gpus.extend(gpu(snapshot, pool_name, pool, usage, indices));
+        for indices in &by_gpu {
+            gpus.extend(gpu(&claims, pool_name, pool, usage, indices));
         }
     }
     gpus.sort_by(|a, b| a.node.cmp(&b.node));
@@ -91,13 +216,13 @@ pub(crate) fn problems(snapshot: &Snapshot) -> Vec<String> {
 }
 
 fn gpu(
-    snapshot: &Snapshot,
+    index: &Index<'_>,
     pool_name: &str,
     pool: &Pool,
     usage: &Usage,
     indices: &[usize],
 ) -> Option<Gpu> {
-    let devices: Vec<(&Device, _)> = indices
+    let devices: Vec<(&Device, &DeviceUse)> = indices
         .iter()
         .filter_map(|index| {
             Some((
@@ -138,23 +263,11 @@ fn gpu(
             total: total.to_u64_rounded_up().unwrap_or_default(),
         }
     };
-    let names: Vec<&str> = devices
+    let mut claims: Vec<GpuClaim> = devices
         .iter()
-        .map(|(device, _)| device.name.as_ref())
+        .flat_map(|(device, _)| index.claims(pool_name, device))
         .collect();
-    let claims = snapshot
-        .cluster
-        .allocated_devices()
-        .filter(|allocated| {
-            allocated.pool == pool_name && names.contains(&allocated.device.as_str())
-        })
-        .filter(|allocated| !matches!(allocated.access, DeviceAccess::Admin(_)))
-        .map(|allocated| GpuClaim {
-            name: allocated.claim.to_string(),
-            device: allocated.device.clone(),
-            pods: pods_of(snapshot, &allocated.claim.uid),
-        })
-        .collect();
+    claims.sort_by_key(GpuClaim::memory_slice);
     Some(Gpu {
         node: pool.node.clone(),
         gpu: first.display_name().to_owned(),
@@ -167,22 +280,34 @@ fn gpu(
         memory: allocated_amount(names::capacity::MEMORY),
         cores: allocated_amount(names::capacity::CORES),
         slots: allocated_amount(names::capacity::SLOTS),
+        taints: taints(pool, &devices),
         claims,
     })
 }
 
-/// Returns the pods that have reserved the claim with this UID.
-fn pods_of(snapshot: &Snapshot, uid: &str) -> Vec<String> {
-    snapshot
-        .claims
-        .iter()
-        .find(|claim| claim.metadata.uid.as_deref() == Some(uid))
-        .and_then(|claim| claim.status.as_ref()?.reserved_for.as_ref())
-        .into_iter()
-        .flatten()
-        .filter(|consumer| consumer.resource == "pods")
-        .map(|consumer| consumer.name.clone())
-        .collect()
+/// Returns the taints of the devices of a GPU, each once.
+fn taints(pool: &Pool, devices: &[(&Device, &DeviceUse)]) -> Vec<GpuTaint> {
+    let mut taints: Vec<GpuTaint> = Vec::new();
+    for (device, _) in devices {
+        for taint in pool.taints(device) {
+            let text = taint.to_string();
+            let is_whole_gpu = device.kind != Some(DeviceType::Mig);
+            if let Some(known) = taints.iter_mut().find(|known| known.taint == text) {
+                known.is_whole_gpu |= is_whole_gpu;
+                continue;
+            }
+            taints.push(GpuTaint {
+                kind: match taint.key.as_str() {
+                    names::UNHEALTHY_TAINT => TaintKind::Unhealthy,
+                    names::CORDONED_TAINT => TaintKind::Cordoned,
+                    _ => TaintKind::Other,
+                },
+                taint: text,
+                is_whole_gpu,
+            });
+        }
+    }
+    taints
 }
 
 /// Formats the table of GPUs, followed by the excluded pools.
@@ -240,6 +365,14 @@ pub(crate) fn text(gpus: &[Gpu], problems: &[String]) -> String {
 }
 
 impl GpuClaim {
+    /// Returns the first memory slice of a partition, with which the name of its device ends.
+    fn memory_slice(&self) -> Option<u32> {
+        match self.access {
+            Access::Partition => self.device.rsplit('-').next()?.parse().ok(),
+            Access::Whole | Access::Share => None,
+        }
+    }
+
     fn text(&self) -> String {
         if self.pods.is_empty() {
             format!("{} (no pod)", self.name)

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-fn settings() -> Settings {
+pub(crate) fn settings() -> Settings {
     Settings {
         policies: Policies {
             node: NodePlacementPolicy::Binpack,

@@ -77,6 +77,18 @@ impl NodeInfo {
         }
     }
 
+    /// Returns whether kubelet reports the node as ready.
+    #[must_use]
+    pub const fn is_ready(&self) -> bool {
+        self.is_ready
+    }
+
+    /// Returns whether the node is cordoned (`kubectl cordon`).
+    #[must_use]
+    pub const fn is_cordoned(&self) -> bool {
+        self.is_cordoned
+    }
+
     /// Checks whether the pod can run here in addition to pods that request `used`.
     ///
     /// # Errors

@@ -36,14 +36,16 @@ pub enum Prerequisite {
     Overlay,
     /// Python with venv. Without it, the tests with Python clients of NVML and CUDA are skipped.
     Python,
+    /// Chromium. Without it, the tests of the console's page are skipped.
+    Chromium,
 }
 
-use Prerequisite::{CCompiler, Go, Namespaces, Overlay, Python, Root, Rust, UtilLinux};
+use Prerequisite::{CCompiler, Chromium, Go, Namespaces, Overlay, Python, Root, Rust, UtilLinux};
 
 impl Prerequisite {
     /// All prerequisites, in the order of the README.
-    pub const ALL: [Self; 8] = [
-        Rust, CCompiler, Go, Root, UtilLinux, Namespaces, Overlay, Python,
+    pub const ALL: [Self; 9] = [
+        Rust, CCompiler, Go, Root, UtilLinux, Namespaces, Overlay, Python, Chromium,
     ];
     /// The prerequisites of a cluster.
     pub const CLUSTER: [Self; 6] = [CCompiler, Go, Root, UtilLinux, Namespaces, Overlay];
@@ -60,6 +62,7 @@ impl Prerequisite {
             Namespaces => "namespaces",
             Overlay => "overlay file system",
             Python => "Python with venv (optional)",
+            Chromium => "Chromium (optional)",
         }
     }
 
@@ -70,7 +73,7 @@ impl Prerequisite {
             Rust => Some((1, 89)),
             Go => Some((1, 21)),
             Python => Some((3, 10)),
-            CCompiler | Root | UtilLinux | Namespaces | Overlay => None,
+            CCompiler | Root | UtilLinux | Namespaces | Overlay | Chromium => None,
         }
     }
 
@@ -88,6 +91,7 @@ impl Prerequisite {
             Namespaces => "the node; a container must be privileged",
             Overlay => "root file systems of containers",
             Python => "tests with Python clients of NVML and CUDA, which are skipped without it",
+            Chromium => "tests of the console's page, which are skipped without it",
         }
     }
 
@@ -106,13 +110,14 @@ impl Prerequisite {
             }
             Overlay => "`modprobe overlay` (a kernel with CONFIG_OVERLAY_FS)",
             Python => "`apt install python3-venv` or `dnf install python3`",
+            Chromium => "`apt install chromium` or `dnf install chromium`",
         }
     }
 
     /// Returns whether the tests pass without the prerequisite.
     #[must_use]
     pub const fn is_optional(self) -> bool {
-        matches!(self, Python)
+        matches!(self, Python | Chromium)
     }
 
     /// Returns whether this machine has the prerequisite.
@@ -148,6 +153,9 @@ impl Prerequisite {
                 self.is_recent_enough(&output_of("python3", &["--version"]))
                     && runs("python3", &["-c", "import venv, ensurepip"])
             }
+            Chromium => ["chromium", "chromium-browser", "google-chrome"]
+                .iter()
+                .any(|program| runs(program, &["--version"])),
         }
     }
 

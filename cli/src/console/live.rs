@@ -1,0 +1,307 @@
+//! State that the console shows, and its changes.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use axum::body::Bytes;
+use serde::Serialize;
+use tokio::sync::watch;
+
+use super::view::{self, View};
+use crate::explain::Settings;
+use crate::snapshot::{Objects, Snapshot};
+
+/// State that the console shows.
+#[derive(Debug)]
+pub(super) struct Live {
+    settings: Settings,
+    source: Origin,
+    state: Mutex<State>,
+    /// Number of changes so far.
+    generation: watch::Sender<u64>,
+}
+
+#[derive(Debug)]
+struct State {
+    snapshot: Snapshot,
+    access: BTreeMap<Kind, Access>,
+    /// The last document, with the generation that it shows.
+    document: Option<(u64, Bytes)>,
+}
+
+/// Where the state is from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "kind", rename_all = "camelCase")]
+enum Origin {
+    Cluster { context: String },
+    Dump,
+}
+
+/// Kind of objects that the view needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Kind {
+    Slices,
+    Claims,
+    Pods,
+    Nodes,
+    Classes,
+    TaintRules,
+    OldTaintRules,
+    Quotas,
+    Policies,
+    Namespaces,
+    VolumeClaims,
+    Volumes,
+    StorageClasses,
+}
+
+/// Whether the objects of a kind can be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Access {
+    /// The first list is not complete.
+    Pending,
+    /// All are read, also those of a kind that is not served.
+    Complete,
+    /// All are listed periodically, because the user may not watch them.
+    Polled,
+    /// Only those of this namespace are read.
+    Namespace(String),
+    /// The user may not list them.
+    Denied,
+    /// The connection is broken; the last known objects are shown.
+    Failing(String),
+}
+
+/// What the page reads.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Document<'a> {
+    source: &'a Origin,
+    version: &'static str,
+    generation: u64,
+    /// Whether the first list of every kind is complete.
+    is_complete: bool,
+    /// Whether the broken connection makes the state old.
+    is_stale: bool,
+    #[serde(flatten)]
+    view: View,
+}
+
+impl Live {
+    /// Creates an empty state of a cluster.
+    pub(super) fn new(context: String, settings: Settings) -> Self {
+        Self::with(Origin::Cluster { context }, Snapshot::default(), settings)
+    }
+
+    /// Creates the state of a dump, which does not change.
+    pub(super) fn recorded(objects: Objects, settings: Settings) -> Self {
+        Self::with(Origin::Dump, objects.into_snapshot().0, settings)
+    }
+
+    fn with(source: Origin, snapshot: Snapshot, settings: Settings) -> Self {
+        Self {
+            settings,
+            source,
+            state: Mutex::new(State {
+                snapshot,
+                access: BTreeMap::new(),
+                document: None,
+            }),
+            generation: watch::Sender::new(1),
+        }
+    }
+
+    /// Changes the objects.
+    pub(super) fn change(&self, change: impl FnOnce(&mut Snapshot)) {
+        change(&mut self.lock().snapshot);
+        self.generation.send_modify(|generation| *generation += 1);
+    }
+
+    /// Notes whether the objects of a kind can be read.
+    pub(super) fn set_access(&self, kind: Kind, access: Access) {
+        let before = self.lock().access.insert(kind, access.clone());
+        if before != Some(access) {
+            self.generation.send_modify(|generation| *generation += 1);
+        }
+    }
+
+    /// Returns the generations from now on.
+    pub(super) fn changes(&self) -> watch::Receiver<u64> {
+        self.generation.subscribe()
+    }
+
+    /// Returns the model as JSON.
+    pub(super) fn document(&self) -> Bytes {
+        let generation = *self.generation.borrow();
+        let mut state = self.lock();
+        if let Some((known, document)) = &state.document
+            && *known == generation
+        {
+            return document.clone();
+        }
+        let access = &state.access;
+        let document = Document {
+            source: &self.source,
+            version: env!("CARGO_PKG_VERSION"),
+            generation,
+            is_complete: !access.values().any(|access| *access == Access::Pending),
+            is_stale: access
+                .values()
+                .any(|access| matches!(access, Access::Failing(_))),
+            view: view::view(
+                &state.snapshot,
+                can_explain(access).then_some(&self.settings),
+                notices(access),
+            ),
+        };
+        // Maps with strings as keys are always valid JSON.
+        let document = Bytes::from(serde_json::to_vec(&document).unwrap_or_default());
+        state.document = Some((generation, document.clone()));
+        document
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A change is applied by one call, so a panic leaves no half of it.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Kind {
+    /// Plural name in texts.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Slices => "resourceslices",
+            Self::Claims => "resourceclaims",
+            Self::Pods => "pods",
+            Self::Nodes => "nodes",
+            Self::Classes => "deviceclasses",
+            Self::TaintRules | Self::OldTaintRules => "devicetaintrules",
+            Self::Quotas => "gpuquotas",
+            Self::Policies => "gpupolicies",
+            Self::Namespaces => "namespaces",
+            Self::VolumeClaims => "persistentvolumeclaims",
+            Self::Volumes => "persistentvolumes",
+            Self::StorageClasses => "storageclasses",
+        }
+    }
+
+    /// What the view lacks without these objects; `None` if only rare explanations depend on them.
+    const fn purpose(self) -> Option<&'static str> {
+        match self {
+            Self::Slices => Some("no GPU can be shown"),
+            Self::Claims => Some("allocations are unknown"),
+            Self::Pods => Some("the queue is unknown"),
+            Self::Nodes => Some("conditions of nodes are unknown"),
+            Self::Classes => Some("requests cannot be explained"),
+            Self::TaintRules | Self::OldTaintRules => Some("cordoned GPUs look free"),
+            Self::Quotas => Some("quotas are not shown"),
+            Self::Namespaces => Some("quotas that select namespaces by label are not computed"),
+            Self::Policies | Self::VolumeClaims | Self::Volumes | Self::StorageClasses => None,
+        }
+    }
+
+    /// Returns whether the reasons of pending pods are wrong without all of these objects.
+    const fn is_needed_to_explain(self) -> bool {
+        matches!(
+            self,
+            Self::Slices | Self::Claims | Self::Pods | Self::Nodes | Self::Classes
+        )
+    }
+}
+
+/// Returns whether the allocator has what it needs for a decision.
+fn can_explain(access: &BTreeMap<Kind, Access>) -> bool {
+    let mut needed = access
+        .iter()
+        .filter(|(kind, _)| kind.is_needed_to_explain());
+    needed.all(|(_, access)| match access {
+        Access::Complete | Access::Polled | Access::Failing(_) => true,
+        Access::Pending | Access::Namespace(_) | Access::Denied => false,
+    })
+}
+
+/// Returns texts about what cannot be read.
+fn notices(access: &BTreeMap<Kind, Access>) -> Vec<String> {
+    let notices = access.iter().filter_map(|(kind, access)| {
+        let name = kind.name();
+        match access {
+            Access::Pending | Access::Complete => None,
+            Access::Polled => Some(format!(
+                "{name} are read every 30 s: you may list them, and not watch them"
+            )),
+            Access::Namespace(namespace) => Some(format!(
+                "only {name} of namespace {namespace} are shown: you may not list those of all namespaces; GPUs that others \
+                 use look free"
+            )),
+            Access::Denied => kind.purpose().map(|purpose| {
+                format!(
+                    "you may not list {name}: {purpose}; `kubectl auth can-i list {name} -A` shows your permission"
+                )
+            }),
+            Access::Failing(error) => Some(format!("cannot read {name}: {error}; trying again")),
+        }
+    });
+    let mut notices: Vec<String> = notices.collect();
+    if !can_explain(access) && !access.values().any(|access| *access == Access::Pending) {
+        notices.push(
+            "reasons of pending pods are not shown: they depend on objects that you may not list"
+                .to_owned(),
+        );
+    }
+    notices
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn access(of: &[(Kind, Access)]) -> BTreeMap<Kind, Access> {
+        of.iter().cloned().collect()
+    }
+
+    #[test]
+    fn names_what_missing_permissions_hide() {
+        assert!(notices(&access(&[(Kind::Nodes, Access::Complete)])).is_empty());
+        let denied = notices(&access(&[(Kind::Nodes, Access::Denied)]));
+        assert_eq!(
+            denied,
+            [
+                "you may not list nodes: conditions of nodes are unknown; `kubectl auth can-i list nodes -A` shows your \
+                 permission",
+                "reasons of pending pods are not shown: they depend on objects that you may not list",
+            ]
+        );
+        let partial = notices(&access(&[(
+            Kind::Claims,
+            Access::Namespace("team-a".to_owned()),
+        )]));
+        assert!(partial[0].starts_with("only resourceclaims of namespace team-a are shown"));
+        assert_eq!(partial.len(), 2);
+        // Rarely needed, and administrators know.
+        assert!(notices(&access(&[(Kind::Volumes, Access::Denied)])).is_empty());
+    }
+
+    #[test]
+    fn renders_each_generation_once() {
+        let settings = crate::explain::tests::settings();
+        let live = Live::new("test".to_owned(), settings);
+        let changes = live.changes();
+        live.set_access(Kind::Nodes, Access::Pending);
+        let generation = |document: &Bytes| -> (u64, bool) {
+            let value: serde_json::Value = serde_json::from_slice(document).unwrap();
+            (
+                value["generation"].as_u64().unwrap(),
+                value["isComplete"].as_bool().unwrap(),
+            )
+        };
+        let first = live.document();
+        assert_eq!(generation(&first), (2, false));
+        assert_eq!(first.as_ptr(), live.document().as_ptr());
+        live.set_access(Kind::Nodes, Access::Complete);
+        live.set_access(Kind::Nodes, Access::Complete);
+        assert_eq!(generation(&live.document()), (3, true));
+        live.change(|snapshot| snapshot.pods.clear());
+        assert_eq!(generation(&live.document()), (4, true));
+        assert!(changes.has_changed().unwrap());
+    }
+}

@@ -1,0 +1,239 @@
+//! What the console shows: a pure function of the cluster's state.
+//!
+//! The page draws this model and computes nothing but ages and text. All amounts are allocations, as in
+//! `kubectl drava top`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1::Pod;
+use serde::Serialize;
+
+use crate::explain::Settings;
+use crate::quota;
+use crate::snapshot::Snapshot;
+use crate::top::{self, Access, AllocatedAmount, Gpu, Mode, TaintKind};
+
+mod queue;
+
+use queue::{QueuedPod, ReasonCount};
+
+/// Model of the page.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct View {
+    totals: Totals,
+    /// Nodes with GPUs, by name.
+    nodes: Vec<Node>,
+    /// Namespaces with GPUs or pending pods, by name.
+    tenants: Vec<Tenant>,
+    /// Unbound pods with requests for GPUs, the oldest first.
+    queue: Vec<QueuedPod>,
+    /// Reasons of the queue, the most frequent first.
+    reasons: Vec<ReasonCount>,
+    quotas: Vec<quota::Report>,
+    /// What limits this view.
+    notices: Vec<String>,
+}
+
+/// Sums over the cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Totals {
+    nodes: usize,
+    ready_nodes: usize,
+    /// Number of GPUs by [`State`].
+    gpus: BTreeMap<State, usize>,
+    /// Bytes.
+    memory: AllocatedAmount,
+    /// Percent of the GPU time of one GPU.
+    cores: AllocatedAmount,
+    claims: usize,
+}
+
+/// What a GPU is drawn as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum State {
+    Whole,
+    Shared,
+    Partitioned,
+    Free,
+    /// A fault; claims may still have it.
+    Unhealthy,
+    /// Free, and excluded from allocation by `kubectl drava cordon` or another taint.
+    Excluded,
+}
+
+/// A node with its GPUs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Node {
+    name: String,
+    condition: Condition,
+    /// Why its GPUs are not allocated, if its pool is excluded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    problem: Option<String>,
+    gpus: Vec<NodeGpu>,
+}
+
+/// Condition of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+enum Condition {
+    Ready,
+    NotReady,
+    Cordoned,
+    /// The Node object does not exist or cannot be read.
+    Unknown,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+struct NodeGpu {
+    state: State,
+    #[serde(flatten)]
+    gpu: Gpu,
+}
+
+/// What a namespace has.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Tenant {
+    namespace: String,
+    whole: usize,
+    shares: usize,
+    partitions: usize,
+    /// Bytes.
+    memory: u64,
+    /// Percent of the GPU time of one GPU.
+    cores: u64,
+    /// Pods with GPUs.
+    pods: usize,
+    pending: usize,
+    /// Names of the GpuQuotas of the namespace.
+    quotas: Vec<String>,
+}
+
+/// Returns the model of the page. Without the settings of decisions, pending pods are not explained.
+pub(super) fn view(snapshot: &Snapshot, settings: Option<&Settings>, notices: Vec<String>) -> View {
+    let gpus = top::gpus(snapshot);
+    let queue = queue::queue(snapshot, settings);
+    let quotas = quota::all(snapshot);
+    let tenants = tenants(&gpus, &queue, &quotas);
+    let nodes = nodes(snapshot, gpus);
+    View {
+        totals: totals(&nodes),
+        reasons: queue::reasons(&queue),
+        notices,
+        nodes,
+        tenants,
+        queue,
+        quotas,
+    }
+}
+
+fn nodes(snapshot: &Snapshot, gpus: Vec<Gpu>) -> Vec<Node> {
+    let empty = |name: &str| Node {
+        name: name.to_owned(),
+        condition: condition(snapshot, name),
+        problem: None,
+        gpus: Vec::new(),
+    };
+    let mut nodes: BTreeMap<String, Node> = BTreeMap::new();
+    for gpu in gpus {
+        let node = nodes
+            .entry(gpu.node.clone())
+            .or_insert_with(|| empty(&gpu.node));
+        let state = state(&gpu);
+        node.gpus.push(NodeGpu { state, gpu });
+    }
+    for (pool, node, problem) in snapshot.cluster.excluded_pools() {
+        let name = node.unwrap_or(pool);
+        let node = nodes.entry(name.to_owned()).or_insert_with(|| empty(name));
+        node.problem = Some(format!(
+            "pool {pool} is excluded from allocation: {problem}"
+        ));
+    }
+    nodes.into_values().collect()
+}
+
+fn condition(snapshot: &Snapshot, node: &str) -> Condition {
+    match snapshot.cluster.node(node) {
+        None => Condition::Unknown,
+        Some(node) if !node.is_ready() => Condition::NotReady,
+        Some(node) if node.is_cordoned() => Condition::Cordoned,
+        Some(_) => Condition::Ready,
+    }
+}
+
+fn state(gpu: &Gpu) -> State {
+    let mut taints = gpu.taints.iter().filter(|taint| taint.is_whole_gpu);
+    if taints.any(|taint| taint.kind == TaintKind::Unhealthy) {
+        return State::Unhealthy;
+    }
+    match gpu.mode {
+        Mode::Whole => State::Whole,
+        Mode::Shared => State::Shared,
+        Mode::Partitioned => State::Partitioned,
+        Mode::Free if gpu.taints.iter().any(|taint| taint.is_whole_gpu) => State::Excluded,
+        Mode::Free => State::Free,
+    }
+}
+
+fn totals(nodes: &[Node]) -> Totals {
+    let mut totals = Totals {
+        nodes: nodes.len(),
+        ready_nodes: nodes
+            .iter()
+            .filter(|node| node.condition == Condition::Ready)
+            .count(),
+        ..Totals::default()
+    };
+    let mut claims = BTreeSet::new();
+    for NodeGpu { state, gpu } in nodes.iter().flat_map(|node| &node.gpus) {
+        *totals.gpus.entry(*state).or_default() += 1;
+        totals.memory = totals.memory + gpu.memory;
+        totals.cores = totals.cores + gpu.cores;
+        claims.extend(gpu.claims.iter().map(|claim| claim.name.as_str()));
+    }
+    totals.claims = claims.len();
+    totals
+}
+
+fn tenants(gpus: &[Gpu], queue: &[QueuedPod], quotas: &[quota::Report]) -> Vec<Tenant> {
+    let mut tenants: BTreeMap<&str, (Tenant, BTreeSet<&str>)> = BTreeMap::new();
+    for claim in gpus.iter().flat_map(|gpu| &gpu.claims) {
+        let (tenant, pods) = tenants.entry(&claim.namespace).or_default();
+        match claim.access {
+            Access::Whole => tenant.whole += 1,
+            Access::Share => tenant.shares += 1,
+            Access::Partition => tenant.partitions += 1,
+        }
+        tenant.memory += claim.memory;
+        tenant.cores += claim.cores;
+        pods.extend(claim.pods.iter().map(String::as_str));
+    }
+    for pod in queue {
+        tenants.entry(&pod.namespace).or_default().0.pending += 1;
+    }
+    tenants
+        .into_iter()
+        .map(|(namespace, (tenant, pods))| Tenant {
+            namespace: namespace.to_owned(),
+            pods: pods.len(),
+            quotas: quotas
+                .iter()
+                .filter(|quota| quota.covers(namespace))
+                .map(|quota| quota.quota.clone())
+                .collect(),
+            ..tenant
+        })
+        .collect()
+}
+
+/// Returns whether all containers of the pod have terminated, or the pod is bound.
+fn is_settled(pod: &Pod) -> bool {
+    drava_allocator::cluster::is_finished(pod) || drava_allocator::pod::node(pod).is_some()
+}
+
+#[cfg(test)]
+mod tests;
