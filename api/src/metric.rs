@@ -302,6 +302,22 @@ pub mod controller {
                 "Used amount beyond the guarantee, in the unit of drava_quota_used; absent without a guarantee.";
             QUOTA_ALERT_THRESHOLD_RATIO = "drava_quota_alert_threshold_ratio" Gauge ["quota"]
                 "Ratio of the limit from which on the alert DravaQuotaAlmostUsed fires.";
+            NAMESPACE_MEMORY = "drava_namespace_allocated_memory_bytes" Gauge ["namespace"]
+                "GPU memory that the claims of a namespace have.";
+            NAMESPACE_GPUS = "drava_namespace_allocated_gpus" Gauge ["namespace"]
+                "GPU time that is guaranteed to the claims of a namespace, in GPUs: 1 for a whole GPU, 0.3 for a share with 30 cores, 0 for a partition.";
+            NAMESPACE_DEVICES = "drava_namespace_allocated_devices" Gauge ["namespace"]
+                "GPUs, shares and partitions that the claims of a namespace have.";
+            NAMESPACE_MEMORY_SECONDS = "drava_namespace_memory_byte_seconds" Counter ["namespace"]
+                "Integral of drava_namespace_allocated_memory_bytes over time: a basis for costs. Starts at 0 with each leader.";
+            NAMESPACE_GPU_SECONDS = "drava_namespace_gpu_seconds" Counter ["namespace"]
+                "Integral of drava_namespace_allocated_gpus over time (core-seconds of 100 cores): a basis for costs. Starts at 0 with each leader.";
+            NAMESPACE_DEVICE_SECONDS = "drava_namespace_device_seconds" Counter ["namespace"]
+                "Integral of drava_namespace_allocated_devices over time. Starts at 0 with each leader.";
+            CERTIFICATE_START = "drava_webhook_certificate_start_timestamp_seconds" Gauge []
+                "Unix time from which the certificate of the webhook is valid.";
+            CERTIFICATE_END = "drava_webhook_certificate_end_timestamp_seconds" Gauge []
+                "Unix time at which the certificate of the webhook expires.";
             RELEASES = "drava_controller_releases" Counter []
                 "Allocations released because no pod reserved them.";
         }

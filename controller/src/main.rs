@@ -45,6 +45,7 @@ async fn main() -> anyhow::Result<()> {
         client.clone(),
         options.clone(),
         Arc::clone(&health),
+        Arc::clone(&metrics),
         stop.clone(),
     ));
     let election = LeaseElection::start(
@@ -100,6 +101,7 @@ async fn serve_webhook(
     client: Client,
     options: Options,
     health: Arc<Health>,
+    metrics: Arc<Metrics>,
     stop: CancellationToken,
 ) -> std::io::Result<()> {
     let Some(listen) = options.webhook_listen else {
@@ -113,7 +115,7 @@ async fn serve_webhook(
         schedulers: options.scheduler_name,
         compatibility: options.compatibility,
     };
-    Box::pin(webhook::serve(client, settings, health, stop)).await
+    Box::pin(webhook::serve(client, settings, health, metrics, stop)).await
 }
 
 /// Leads while this replica holds the lease, until `stop`. Returns when no write is in flight.

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::extract::State;
@@ -25,6 +25,11 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::histogram::Histogram;
 
 use crate::watches::Kind;
+
+mod namespace_usage;
+
+pub use namespace_usage::NamespaceAmounts;
+use namespace_usage::NamespaceUsage;
 
 /// Upper bounds of the buckets of decisions, seconds.
 const DECISION_BUCKETS: [f64; 9] = [0.000_01, 0.000_1, 0.001, 0.005, 0.01, 0.05, 0.1, 1.0, 10.0];
@@ -46,6 +51,8 @@ pub struct ClusterMetrics {
     pub excluded_pools: usize,
     /// Quotas.
     pub quotas: Vec<QuotaMetrics>,
+    /// What the claims of each namespace have.
+    pub namespaces: BTreeMap<String, NamespaceAmounts>,
 }
 
 /// A shareable device.
@@ -114,6 +121,17 @@ pub struct Metrics {
     failed: Counter,
     released: Counter,
     watch_failures: Mutex<BTreeMap<Kind, u64>>,
+    certificate: Mutex<Option<CertificateValidity>>,
+    started: Instant,
+}
+
+/// Validity of the certificate that the webhook serves, Unix time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CertificateValidity {
+    /// First second.
+    pub start: i64,
+    /// Last second.
+    pub end: i64,
 }
 
 /// State of the leader; a standby replica has neither cluster nor watches.
@@ -123,6 +141,7 @@ struct Leadership {
     cluster: Option<Arc<ClusterMetrics>>,
     /// Whether the first list of a kind is complete.
     synced: Vec<(Kind, bool)>,
+    usage: NamespaceUsage,
 }
 
 impl Default for Metrics {
@@ -135,6 +154,8 @@ impl Default for Metrics {
             failed: Counter::default(),
             released: Counter::default(),
             watch_failures: Mutex::default(),
+            certificate: Mutex::default(),
+            started: Instant::now(),
         }
     }
 }
@@ -151,6 +172,8 @@ impl Metrics {
     /// Sets the state of the cluster and of the watches.
     pub fn set_cluster(&self, cluster: ClusterMetrics, synced: Vec<(Kind, bool)>) {
         let mut leadership = lock(&self.leadership);
+        let namespaces = cluster.namespaces.clone();
+        leadership.usage.set(namespaces, self.started.elapsed());
         leadership.cluster = Some(Arc::new(cluster));
         leadership.synced = synced;
     }
@@ -183,6 +206,11 @@ impl Metrics {
         *lock(&self.watch_failures).entry(kind).or_default() += 1;
     }
 
+    /// Sets the validity of the certificate that the webhook serves.
+    pub fn set_certificate(&self, validity: CertificateValidity) {
+        *lock(&self.certificate) = Some(validity);
+    }
+
     /// Returns the metrics as OpenMetrics text.
     ///
     /// # Errors
@@ -198,6 +226,8 @@ impl Metrics {
             ],
             released: self.released.get(),
             watch_failures: lock(&self.watch_failures).clone(),
+            certificate: *lock(&self.certificate),
+            now: self.started.elapsed(),
         })
     }
 }
@@ -234,6 +264,9 @@ struct Samples {
     jobs: [(&'static str, u64); 2],
     released: u64,
     watch_failures: BTreeMap<Kind, u64>,
+    certificate: Option<CertificateValidity>,
+    /// Time of the scrape, in the clock of the usage.
+    now: Duration,
 }
 
 impl Collector for Samples {
@@ -252,7 +285,15 @@ impl Collector for Samples {
         table::WATCH_FAILURES.encode(encoder, failures)?;
         if let Some(cluster) = &leadership.cluster {
             cluster.encode(encoder)?;
+            leadership.usage.encode(encoder, self.now)?;
         }
+        let certificate = self.certificate.iter();
+        let ends = certificate
+            .clone()
+            .map(|validity| ([], validity.end as f64));
+        table::CERTIFICATE_END.encode(encoder, ends)?;
+        let starts = certificate.map(|validity| ([], validity.start as f64));
+        table::CERTIFICATE_START.encode(encoder, starts)?;
         table::DECISION_SECONDS.encode_histograms(encoder, [([], &self.decisions)])?;
         table::WAIT_SECONDS.encode_histograms(encoder, [([], &self.waits)])?;
         let jobs = self.jobs.map(|(outcome, count)| ([outcome], count as f64));
@@ -317,6 +358,33 @@ impl ClusterMetrics {
     }
 }
 
+impl NamespaceUsage {
+    fn encode(&self, encoder: &mut DescriptorEncoder<'_>, now: Duration) -> fmt::Result {
+        type Amount = fn(&NamespaceAmounts) -> f64;
+        let current: [(&Metric, Amount); 3] = [
+            (&table::NAMESPACE_MEMORY, |amounts| amounts.memory),
+            (&table::NAMESPACE_GPUS, |amounts| amounts.gpus),
+            (&table::NAMESPACE_DEVICES, |amounts| amounts.devices),
+        ];
+        let integrals: [(&Metric, Amount); 3] = [
+            (&table::NAMESPACE_MEMORY_SECONDS, |amounts| amounts.memory),
+            (&table::NAMESPACE_GPU_SECONDS, |amounts| amounts.gpus),
+            (&table::NAMESPACE_DEVICE_SECONDS, |amounts| amounts.devices),
+        ];
+        let until_now = self.integrals(now);
+        for (metrics, amounts) in [(current, self.current()), (integrals, &until_now)] {
+            for (metric, amount) in metrics {
+                let samples = amounts.iter();
+                metric.encode(
+                    encoder,
+                    samples.map(|(namespace, amounts)| ([namespace.as_str()], amount(amounts))),
+                )?;
+            }
+        }
+        Ok(())
+    }
+}
+
 fn flag(is_set: bool) -> f64 {
     f64::from(u8::from(is_set))
 }
@@ -350,7 +418,19 @@ mod tests {
                 borrowed: BTreeMap::from([(QuotaResource::Memory, 20.0)]),
                 alert_threshold_ratio: 0.9,
             }],
+            namespaces: BTreeMap::from([(
+                "team-a".to_owned(),
+                NamespaceAmounts {
+                    memory: 60.0,
+                    gpus: 0.5,
+                    devices: 2.0,
+                },
+            )]),
         };
+        metrics.set_certificate(CertificateValidity {
+            start: 1_000,
+            end: 2_000,
+        });
         metrics.set_cluster(cluster, Kind::ALL.map(|kind| (kind, true)).into());
         metrics.decided(Duration::from_millis(2));
         metrics.allocated([Some(SignedDuration::from_secs(3))].into_iter());
@@ -385,6 +465,9 @@ mod tests {
             "drava_device_capacity{node=\"n1\",device=\"gpu-0-vgpu\",capacity=\"memory\"} 80.0",
             "drava_device_allocated{node=\"n1\",device=\"gpu-0-vgpu\",capacity=\"memory\"} 8.0",
             "drava_quota_borrowed{quota=\"team-a\",resource=\"memory\"} 20.0",
+            "drava_namespace_allocated_memory_bytes{namespace=\"team-a\"} 60.0",
+            "drava_namespace_allocated_gpus{namespace=\"team-a\"} 0.5",
+            "drava_webhook_certificate_end_timestamp_seconds{} 2000.0",
             "drava_controller_watch_failures_total{kind=\"pods\"} 1.0",
             "drava_controller_allocation_jobs_total{outcome=\"failed\"} 1.0",
         ] {
@@ -400,6 +483,7 @@ mod tests {
         assert!(
             !text.contains("drava_device")
                 && !text.contains("drava_quota")
+                && !text.contains("drava_namespace")
                 && !text.contains("pending_pods"),
             "{text}"
         );

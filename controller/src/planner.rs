@@ -387,6 +387,11 @@ impl Planner {
             in_flight: self.in_flight.len(),
             excluded_pools: self.cluster.excluded_pools().count(),
             quotas: self.quota_metrics(),
+            namespaces: self
+                .cluster
+                .namespace_charges()
+                .map(|(namespace, charge)| (namespace.to_owned(), charge.into()))
+                .collect(),
         }
     }
 

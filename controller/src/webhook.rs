@@ -23,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 use crate::compatibility;
 use crate::health::Health;
 use crate::lease::Term;
+use crate::metrics::Metrics;
 
 mod admission_review;
 mod catalog;
@@ -71,6 +72,7 @@ pub async fn serve(
     client: Client,
     settings: WebhookSettings,
     health: Arc<Health>,
+    metrics: Arc<Metrics>,
     stop: CancellationToken,
 ) -> std::io::Result<()> {
     let listener = tokio::net::TcpListener::bind(settings.listen).await?;
@@ -100,7 +102,7 @@ pub async fn serve(
     };
     tokio::select! {
         served = served => served,
-        () = store.follow(&certificates) => Ok(()),
+        () = store.follow(&certificates, &metrics) => Ok(()),
         () = catalog.follow(&client, &complete) => Ok(()),
         () = ready => Ok(()),
         () = stopped => Ok(()),

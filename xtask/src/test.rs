@@ -16,6 +16,7 @@ mod miri;
 mod plan;
 mod proof;
 mod schedule;
+mod state_metrics;
 mod summary;
 mod times;
 
@@ -137,12 +138,12 @@ impl Stage {
     }
 
     const fn prerequisites(self) -> &'static [Prerequisite] {
-        use Prerequisite::{CCompiler, Go, Python, Rust};
+        use Prerequisite::{CCompiler, Chromium, Go, Python, Rust};
         match self {
             Self::Format | Self::Lint | Self::Generated | Self::Deny | Self::Miri => {
                 &[Rust, CCompiler]
             }
-            Self::Unit => &[Rust, CCompiler, Python],
+            Self::Unit => &[Rust, CCompiler, Python, Chromium],
             Self::Chart => &[Rust, CCompiler, Go],
             Self::Cluster | Self::E2e | Self::E2eNodes | Self::Oldest => &Prerequisite::ALL,
         }

@@ -22,6 +22,8 @@ use rustls::server::VerifierBuilderError;
 use rustls::{RootCertStore, ServerConfig};
 use time::OffsetDateTime;
 
+use crate::metrics::CertificateValidity;
+
 /// Keys of the Secret, as cert-manager names them.
 const CERTIFICATE_KEY: &str = "tls.crt";
 const PRIVATE_KEY_KEY: &str = "tls.key";
@@ -39,6 +41,9 @@ pub(super) enum CertificateError {
     /// A value of the Secret is not PEM.
     #[error("cannot parse {0} of the Secret")]
     Malformed(&'static str, #[source] pem::Error),
+    /// A value of the Secret is PEM of no certificate.
+    #[error("{0} of the Secret is not an X.509 certificate")]
+    Encoding(&'static str),
     /// The certificate and its private key do not match, or are of an unsupported type.
     #[error("cannot use the certificate")]
     Unusable(#[source] rustls::Error),
@@ -153,6 +158,24 @@ impl Certificate {
             .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, key))
             .map_err(CertificateError::Unusable)?;
         Ok(Arc::new(config))
+    }
+
+    /// Returns the validity of the server's certificate.
+    ///
+    /// # Errors
+    /// When it is malformed.
+    pub(super) fn validity(&self) -> Result<CertificateValidity, CertificateError> {
+        let chain = certificates(&self.chain_pem, CERTIFICATE_KEY)?;
+        let server = chain
+            .first()
+            .ok_or(CertificateError::Missing(CERTIFICATE_KEY))?;
+        let (_, parsed) = x509_parser::parse_x509_certificate(server)
+            .map_err(|_| CertificateError::Encoding(CERTIFICATE_KEY))?;
+        let validity = parsed.validity();
+        Ok(CertificateValidity {
+            start: validity.not_before.timestamp(),
+            end: validity.not_after.timestamp(),
+        })
     }
 
     /// Checks that clients accept the certificate at a time, and that the server can use it.

@@ -25,6 +25,7 @@ use tokio::sync::watch;
 
 use super::certificate::{self, Certificate, CertificateError};
 use crate::lease::Term;
+use crate::metrics::{CertificateValidity, Metrics};
 
 /// Name of the Secret, of the Service and of both webhook configurations.
 pub(super) const WEBHOOK_NAME: &str = "drava-webhook";
@@ -80,17 +81,20 @@ impl CertificateStore {
     }
 
     /// Sends each usable version of the certificate, until the future is dropped.
-    pub(super) async fn follow(&self, certificates: &watch::Sender<Option<Arc<ServerConfig>>>) {
+    pub(super) async fn follow(
+        &self,
+        certificates: &watch::Sender<Option<Arc<ServerConfig>>>,
+        metrics: &Metrics,
+    ) {
         let secrets = watcher::watch_object(self.secrets(), WEBHOOK_NAME).default_backoff();
         let mut secrets = std::pin::pin!(secrets);
         while let Some(secret) = secrets.next().await {
             // Without a usable certificate in the Secret, the last one is served.
             match secret {
-                Ok(Some(secret)) => match Certificate::of_secret(&secret)
-                    .and_then(|certificate| certificate.server_config())
-                {
-                    Ok(config) => {
+                Ok(Some(secret)) => match usable(&secret) {
+                    Ok((config, validity)) => {
                         tracing::info!("serving the webhook certificate of the Secret");
+                        metrics.set_certificate(validity);
                         certificates.send_replace(Some(config));
                     }
                     Err(error) => tracing::warn!(
@@ -202,6 +206,12 @@ impl CertificateStore {
         }
         Ok(())
     }
+}
+
+/// Returns the certificate of a Secret as the server uses it, and its validity.
+fn usable(secret: &Secret) -> Result<(Arc<ServerConfig>, CertificateValidity), CertificateError> {
+    let certificate = Certificate::of_secret(secret)?;
+    Ok((certificate.server_config()?, certificate.validity()?))
 }
 
 /// Returns the patch by which all webhooks of a configuration trust the certificates; `None` if they do already.

@@ -91,6 +91,14 @@ pub fn promtool() -> Result<PathBuf> {
     Ok(build_module(&module::promtool(), &cache_dir()?)?.join("promtool"))
 }
 
+/// Builds the Prometheus server if the cache lacks it.
+///
+/// # Errors
+/// When the module cannot be fetched or compiled.
+pub fn prometheus() -> Result<PathBuf> {
+    Ok(build_module(&module::prometheus(), &cache_dir()?)?.join("prometheus"))
+}
+
 /// Returns the program of the Go module in `directory`, for this release; builds it if the cache lacks it. The newest
 /// release is pinned by `go.mod`, others by `kubernetes-MINOR.mod`.
 ///

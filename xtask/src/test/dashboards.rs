@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::libtest::Outcome;
 use super::log::Log;
-use crate::codegen::dashboards::tables;
+use crate::codegen::dashboards::tables::{self, Variable};
 
 /// Runs the task.
 pub(crate) fn check(log: &mut Log) -> Result<Outcome> {
@@ -19,7 +19,8 @@ pub(crate) fn check(log: &mut Log) -> Result<Outcome> {
     let path = root.join("tests/dashboards/series.yaml");
     let series = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
     let test = root.join("target/dashboards.yaml");
-    fs::write(&test, test_of(&series)).with_context(|| format!("write {}", test.display()))?;
+    fs::write(&test, test_of(&all_queries(&series)?, &series))
+        .with_context(|| format!("write {}", test.display()))?;
     let mut command = Command::new(&promtool);
     command.args(["test", "rules"]).arg(&test);
     let mut outcome = log.check(command)?;
@@ -28,23 +29,56 @@ pub(crate) fn check(log: &mut Log) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Returns the queries, with each variable for all values.
-fn queries() -> impl Iterator<Item = String> {
-    tables::ALL.iter().flat_map(|dashboard| {
+/// Returns the queries, with `value` for each variable.
+fn queries(value: impl Fn(&Variable) -> String) -> impl Iterator<Item = String> {
+    tables::ALL.iter().flat_map(move |dashboard| {
+        let values: Vec<(String, String)> = dashboard
+            .variables
+            .iter()
+            .map(|variable| (format!("${}", variable.name), value(variable)))
+            .collect();
         let panels = dashboard.panels.iter().flat_map(|panel| panel.queries);
-        panels.map(|(_, query)| {
-            let mut query = (*query).to_owned();
-            for variable in dashboard.variables {
-                query = query.replace(&format!("${}", variable.name), ".*");
-            }
-            query
+        panels.map(move |(_, query)| {
+            let query = (*query).to_owned();
+            values
+                .iter()
+                .fold(query, |query, (name, value)| query.replace(name, value))
         })
     })
 }
 
+/// Returns the queries for all values of the variables, and for one value of each that the series have.
+fn all_queries(series: &str) -> Result<Vec<String>> {
+    let variables = tables::ALL.iter().flat_map(|dashboard| dashboard.variables);
+    for variable in variables {
+        first_value(series, variable).with_context(|| {
+            format!(
+                "the series have no {} with label {}",
+                variable.metric, variable.name
+            )
+        })?;
+    }
+    let of_all = queries(|_| ".*".to_owned());
+    let of_one = queries(|variable| first_value(series, variable).unwrap_or_default().to_owned());
+    Ok(of_all.chain(of_one).collect())
+}
+
+/// Returns the first value of a variable, as Grafana's `label_values(metric, label)`.
+fn first_value<'a>(series: &'a str, variable: &Variable) -> Option<&'a str> {
+    let metric = format!("series: '{}{{", variable.metric);
+    let mut labels = series
+        .lines()
+        .filter_map(|line| line.split_once(&metric).map(|(_, labels)| labels));
+    labels.find_map(|labels| {
+        let (_, rest) = labels.split_once(&format!("{}=\"", variable.name))?;
+        rest.split_once('"').map(|(value, _)| value)
+    })
+}
+
 /// Returns a test file of promtool that expects data from every query, given the series (a YAML list).
-fn test_of(series: &str) -> String {
-    let expected: Vec<Value> = queries()
+fn test_of(queries: &[String], series: &str) -> String {
+    let expected: Vec<Value> = queries
+        .iter()
         .map(|query| {
             json!({
                 "expr": format!("count({query}) > bool 0"), "eval_time": "1h",
@@ -64,7 +98,7 @@ fn test_of(series: &str) -> String {
 fn check_metrics(reference: &str) -> Result<()> {
     let variables = tables::ALL.iter().flat_map(|dashboard| dashboard.variables);
     let variables = variables.map(|variable| variable.metric.to_owned());
-    for query in queries().chain(variables) {
+    for query in queries(|_| ".*".to_owned()).chain(variables) {
         let words = query.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
         for name in words.filter(|word| word.starts_with("drava_")) {
             let metric = name.strip_suffix("_bucket").unwrap_or(name);

@@ -11,7 +11,9 @@ use super::binaries::{self, Suite};
 use super::libtest::Outcome;
 use super::log::{self, Log};
 use super::schedule::{Load, Task};
-use super::{Args, Report, Shared, Stage, alerts, chart, dashboards, deny, e2e, miri};
+use super::{
+    Args, Report, Shared, Stage, alerts, chart, dashboards, deny, e2e, miri, state_metrics,
+};
 use crate::deploy;
 
 /// The tasks of a run, by the order in which they start where several can.
@@ -138,6 +140,8 @@ pub(super) fn plan<'a>(
         tools = plan.add(Stage::Chart, "build-tools", Load::Heavy, &[], move |_| {
             if has_cluster {
                 drava_cluster::build_tools(args.kubernetes)?;
+                drava_cluster::promtool()?;
+                drava_cluster::prometheus()?;
             } else {
                 drava_cluster::helm()?;
             }
@@ -149,6 +153,9 @@ pub(super) fn plan<'a>(
     }
     if has(Stage::Chart) {
         plan.add(Stage::Chart, "chart", Load::Light, &[tools], chart::check);
+        plan.add(Stage::Chart, "state-metrics", Load::Light, &[], |_| {
+            Ok(state_metrics::check())
+        });
         let promtool = plan.add(Stage::Chart, "build-promtool", Load::Heavy, &[], |_| {
             drava_cluster::promtool()?;
             Ok(Outcome::default())

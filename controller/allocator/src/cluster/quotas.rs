@@ -167,6 +167,17 @@ impl Cluster {
         self.quotas.cover(name)
     }
 
+    /// Returns what the claims of each namespace have, including assumed allocations; nothing for namespaces without any.
+    pub fn namespace_charges(&self) -> impl Iterator<Item = (&str, Charge)> {
+        let sums = self.quotas.sums.iter().map(|(namespace, sums)| {
+            let sum = sums
+                .values()
+                .fold(Charge::default(), |sum, charge| sum + *charge);
+            (namespace.as_str(), sum)
+        });
+        sums.filter(|(_, sum)| *sum != Charge::default())
+    }
+
     /// Returns the quotas with their usage.
     pub fn quotas(&self) -> impl Iterator<Item = QuotaUse<'_>> {
         let quotas = self.quotas.quotas.iter();

@@ -91,3 +91,15 @@ fn replaces_damaged_bundle() {
     let certificate = issue(0, Some("-----END CERTIFICATE-----"));
     certificate.verify(NAME, at(1)).unwrap();
 }
+
+#[test]
+fn reads_validity_for_metrics() {
+    let certificate = issue(0, None);
+    let validity = certificate.validity().unwrap();
+    certificate
+        .verify(NAME, Timestamp::from_second(validity.end).unwrap())
+        .unwrap();
+    let after = Timestamp::from_second(validity.end + 1).unwrap();
+    assert!(certificate.verify(NAME, after).is_err());
+    assert!(validity.start < at(0).as_second(), "clocks differ");
+}

@@ -115,6 +115,17 @@ pub(super) fn promtool() -> Module {
     }
 }
 
+/// Prometheus, which shares most packages with [`promtool`]. Without the service discovery of cloud providers and without
+/// the page, which tests do not need.
+pub(super) fn prometheus() -> Module {
+    Module {
+        directory: modules_dir().join("promtool"),
+        packages: vec!["github.com/prometheus/prometheus/cmd/prometheus"],
+        tags: vec!["remove_all_sd"],
+        ..Module::plain("prometheus")
+    }
+}
+
 pub(super) fn pause() -> Module {
     Module {
         packages: vec!["drava.dev/cluster/pause"],
@@ -264,6 +275,7 @@ mod tests {
             runc(true),
             helm().unwrap(),
             promtool(),
+            prometheus(),
             kubernetes(Kubernetes::V1_37),
         ];
         for module in modules {

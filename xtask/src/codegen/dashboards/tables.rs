@@ -59,7 +59,11 @@ const NODE: Variable = Variable {
 const CLUSTER: Dashboard = Dashboard {
     name: "cluster",
     title: "Cluster",
-    variables: &[],
+    variables: &[Variable {
+        name: "namespace",
+        label: "Namespace",
+        metric: "drava_namespace_allocated_devices",
+    }],
     panels: &[
         Panel {
             title: "GPUs",
@@ -133,14 +137,47 @@ const CLUSTER: Dashboard = Dashboard {
             )],
         },
         Panel {
-            title: "Memory by namespace over an hour",
-            description: "Limits of the shares of each namespace, in byte-seconds of the last hour: a basis for costs.",
+            title: "Cost: memory by namespace",
+            description: "Memory that claims had in the last hour, in byte-seconds.",
             unit: "bytes",
             view: View::Bars,
+            width: 8,
+            queries: &[(
+                "{{namespace}}",
+                r#"sum by (namespace) (increase(drava_namespace_memory_byte_seconds_total{namespace=~"$namespace"}[1h]))"#,
+            )],
+        },
+        Panel {
+            title: "Cost: guaranteed GPU time by namespace",
+            description: "GPU time that was guaranteed to claims in the last hour: 3600 s for a whole GPU.",
+            unit: "s",
+            view: View::Bars,
+            width: 8,
+            queries: &[(
+                "{{namespace}}",
+                r#"sum by (namespace) (increase(drava_namespace_gpu_seconds_total{namespace=~"$namespace"}[1h]))"#,
+            )],
+        },
+        Panel {
+            title: "Cost: devices by namespace",
+            description: "GPUs, shares and partitions that claims had in the last hour: 3600 s for each.",
+            unit: "s",
+            view: View::Bars,
+            width: 8,
+            queries: &[(
+                "{{namespace}}",
+                r#"sum by (namespace) (increase(drava_namespace_device_seconds_total{namespace=~"$namespace"}[1h]))"#,
+            )],
+        },
+        Panel {
+            title: "Allocated memory by namespace",
+            description: "Memory that claims have.",
+            unit: "bytes",
+            view: View::Graph,
             width: 12,
             queries: &[(
                 "{{namespace}}",
-                "sum by (namespace) (sum_over_time(drava_share_memory_limit_bytes[1h:1m])) * 60",
+                r#"sum by (namespace) (drava_namespace_allocated_memory_bytes{namespace=~"$namespace"})"#,
             )],
         },
         Panel {
@@ -151,7 +188,7 @@ const CLUSTER: Dashboard = Dashboard {
             width: 12,
             queries: &[(
                 "{{namespace}}",
-                "sum by (namespace) (rate(drava_share_gpu_time_seconds_total[5m]))",
+                r#"sum by (namespace) (rate(drava_share_gpu_time_seconds_total{namespace=~"$namespace"}[5m]))"#,
             )],
         },
     ],
@@ -452,6 +489,17 @@ const SCHEDULING: Dashboard = Dashboard {
             view: View::Number,
             width: 6,
             queries: &[("pools", "sum(drava_controller_excluded_pools)")],
+        },
+        Panel {
+            title: "Usage of quotas",
+            description: "Part of the limit that the namespaces of a GpuQuota use.",
+            unit: "percentunit",
+            view: View::Bars,
+            width: 12,
+            queries: &[(
+                "{{quota}} {{resource}}",
+                "max by (quota, resource) (drava_quota_used / drava_quota_limit)",
+            )],
         },
         Panel {
             title: "Memory allocated by device",
