@@ -191,6 +191,12 @@ impl Array {
 }
 
 impl Arrays {
+    /// Handles of its objects.
+    pub(crate) fn handles(&self) -> impl Iterator<Item = usize> {
+        let arrays = self.arrays.keys().map(|array| array.0);
+        arrays.chain(self.mipmaps.keys().map(|mipmap| mipmap.0))
+    }
+
     pub(crate) fn get(&self, handle: CUarray) -> CudaResult<&Array> {
         self.arrays.get(&handle).ok_or(CudaError::InvalidHandle)
     }

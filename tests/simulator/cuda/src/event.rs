@@ -48,6 +48,11 @@ struct Recorded {
 }
 
 impl Events {
+    /// Handles of its objects.
+    pub(crate) fn handles(&self) -> impl Iterator<Item = usize> {
+        self.created.keys().map(|event| event.0)
+    }
+
     fn cell(&mut self) -> CudaResult<u32> {
         if let Some(cell) = self.free.pop() {
             return Ok(cell);

@@ -25,6 +25,13 @@ const OPAQUE_FD: std::ffi::c_uint = 1;
 #[derive(Debug, Default)]
 pub(crate) struct ExternalMemories(BTreeMap<CUexternalMemory, (Handle, u64)>);
 
+impl ExternalMemories {
+    /// Handles of its objects.
+    pub(crate) fn handles(&self) -> impl Iterator<Item = usize> {
+        self.0.keys().map(|external| external.0)
+    }
+}
+
 impl State {
     fn map_external(
         &mut self,

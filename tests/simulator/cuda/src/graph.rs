@@ -50,6 +50,13 @@ struct Node {
 }
 
 impl Graphs {
+    /// Handles of its objects.
+    pub(crate) fn handles(&self) -> impl Iterator<Item = usize> {
+        let graphs = self.graphs.keys().map(|graph| graph.0);
+        let nodes = self.nodes.keys().map(|node| node.0);
+        graphs.chain(nodes).chain(self.execs.handles())
+    }
+
     fn graph(&self, handle: CUgraph) -> CudaResult<&Graph> {
         self.graphs.get(&handle).ok_or(CudaError::InvalidValue)
     }
@@ -140,7 +147,10 @@ impl State {
         let clone = self.create_graph();
         let mut renamed = BTreeMap::new();
         for node in &nodes {
-            renamed.insert(*node, CUgraphNode(self.handle()));
+            let handle = CUgraphNode(self.handle());
+            let copy = self.graphs.node(*node)?.clone();
+            self.graphs.nodes.insert(handle, copy);
+            renamed.insert(*node, handle);
         }
         for (old, new) in &renamed {
             let mut node = self.graphs.node(*old)?.clone();

@@ -29,6 +29,12 @@ struct MultiprocessorSet {
 }
 
 impl GreenContexts {
+    /// Handles of its objects.
+    pub(crate) fn handles(&self) -> impl Iterator<Item = usize> {
+        let descriptions = self.descriptions.keys().map(|description| description.0);
+        descriptions.chain(self.contexts.keys().map(|context| context.0))
+    }
+
     fn context(&self, green: CUgreenCtx) -> CudaResult<CUcontext> {
         let context = self.contexts.get(&green);
         context.copied().ok_or(CudaError::InvalidContext)

@@ -35,6 +35,7 @@ mod external;
 mod fill;
 mod graph;
 mod green;
+mod handles;
 mod heap;
 mod host;
 mod ipc;
@@ -63,6 +64,7 @@ use event::Events;
 use external::ExternalMemories;
 use graph::Graphs;
 use green::GreenContexts;
+use handles::Handles;
 use host::HostFunctions;
 use ipc::IpcMappings;
 use library::Libraries;
@@ -77,7 +79,7 @@ use virtual_memory::{Handle, VirtualMemory};
 /// All handles and addresses of this process. Each module adds functions for its own tables.
 #[derive(Debug)]
 struct State {
-    next_handle: usize,
+    handles: Handles,
     contexts: BTreeMap<CUcontext, Context>,
     /// One per device.
     primaries: Vec<PrimaryContext>,
@@ -100,10 +102,8 @@ struct State {
 
 impl State {
     fn new(devices: usize) -> Self {
-        /// First handle: above every mappable address.
-        const FIRST_HANDLE: usize = 0x0100_6375_6461_0000;
         Self {
-            next_handle: FIRST_HANDLE,
+            handles: Handles::default(),
             contexts: BTreeMap::new(),
             primaries: (0..devices).map(|_| PrimaryContext::default()).collect(),
             addresses: AddressSpace::default(),
@@ -122,11 +122,5 @@ impl State {
             multicasts: BTreeMap::new(),
             externals: ExternalMemories::default(),
         }
-    }
-
-    /// Returns a new handle. Handles are unique multiples of 16.
-    fn handle(&mut self) -> usize {
-        self.next_handle += 16;
-        self.next_handle
     }
 }

@@ -12,6 +12,7 @@ use crate::abi::{CudaResult, In, Out, Text, entry_points};
 use crate::context::current_handle;
 use crate::driver::{Driver, driver};
 use crate::error::CudaError;
+use crate::module::global_bytes;
 use crate::types::{CUcontext, CUdeviceptr, CUfunction, CUkernel, CUlibrary, CUmodule};
 
 #[derive(Debug, Default)]
@@ -25,6 +26,8 @@ struct Library {
     modules: BTreeMap<CUcontext, CUmodule>,
     /// Kernels requested so far: a library has a kernel of every name.
     kernels: BTreeMap<String, CUkernel>,
+    /// Bytes of the global variables that the image declares.
+    global_bytes: u64,
 }
 
 #[derive(Debug)]
@@ -34,6 +37,12 @@ struct Kernel {
 }
 
 impl Libraries {
+    /// Handles of its objects.
+    pub(crate) fn handles(&self) -> impl Iterator<Item = usize> {
+        let libraries = self.libraries.keys().map(|library| library.0);
+        libraries.chain(self.kernels.keys().map(|kernel| kernel.0))
+    }
+
     fn library(&mut self, handle: CUlibrary) -> CudaResult<&mut Library> {
         let library = self.libraries.get_mut(&handle);
         library.ok_or(CudaError::InvalidHandle)
@@ -52,9 +61,12 @@ impl Libraries {
 }
 
 impl State {
-    fn load_library(&mut self) -> CUlibrary {
+    fn load_library(&mut self, global_bytes: u64) -> CUlibrary {
         let handle = CUlibrary(self.handle());
-        let library = Library::default();
+        let library = Library {
+            global_bytes,
+            ..Library::default()
+        };
         self.libraries.libraries.insert(handle, library);
         handle
     }
@@ -94,7 +106,8 @@ impl State {
         if let Some(module) = self.libraries.library(handle)?.modules.get(&context) {
             return Ok(*module);
         }
-        let module = self.load_module(driver, context)?;
+        let global_bytes = self.libraries.library(handle)?.global_bytes;
+        let module = self.load_module(driver, context, global_bytes)?;
         let library = self.libraries.library(handle)?;
         library.modules.insert(context, module);
         Ok(module)
@@ -134,8 +147,8 @@ entry_points! {
         _jit: In<c_uint>, _jit_values: In<*mut c_void>, _jit_count: c_uint,
         _options: In<c_uint>, _values: In<*mut c_void>, _count: c_uint,
     ) {
-        code.get()?;
-        library.set(driver()?.state().load_library())
+        let global_bytes = global_bytes(code)?;
+        library.set(driver()?.state().load_library(global_bytes))
     }
 
     "cuLibraryLoadFromFile" 12000 fn cuLibraryLoadFromFile(
@@ -146,7 +159,7 @@ entry_points! {
         if !std::path::Path::new(&path.get()?).exists() {
             return Err(CudaError::FileNotFound);
         }
-        library.set(driver()?.state().load_library())
+        library.set(driver()?.state().load_library(0))
     }
 
     "cuLibraryUnload" 12000 fn cuLibraryUnload(library: CUlibrary) {

@@ -1,13 +1,14 @@
 //! Modules and their functions. Every image loads and has a function of every name.
 //!
-//! As in the real driver, a module takes memory at the first use of a function, or at load with
-//! `CUDA_MODULE_LOADING=EAGER`.
+//! As in the real driver, the code of a module takes memory at the first use of a function, or at load with
+//! `CUDA_MODULE_LOADING=EAGER`. Its global variables take memory at load: none, or as many bytes as an image of the
+//! form `globals=BYTES` declares.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::Arc;
 
-use simulator_machine::protocol::{Reply, Request};
+use simulator_machine::protocol::{AllocationId, ContextId, Reply, Request};
 
 use crate::State;
 use crate::abi::{CudaResult, In, Out, Text, entry_points};
@@ -25,8 +26,10 @@ pub(crate) struct Modules {
 #[derive(Debug)]
 struct Module {
     context: CUcontext,
-    /// Whether the module has taken its memory.
+    /// Whether the module has taken the memory of its code.
     loaded: bool,
+    /// Memory of the global variables that the image declares.
+    data: Option<AllocationId>,
     functions: BTreeMap<String, CUfunction>,
     globals: BTreeMap<String, CUdeviceptr>,
 }
@@ -63,6 +66,12 @@ impl Function {
 const GLOBAL_BYTES: usize = 64 << 10;
 
 impl Modules {
+    /// Handles of its objects.
+    pub(crate) fn handles(&self) -> impl Iterator<Item = usize> {
+        let modules = self.modules.keys().map(|module| module.0);
+        modules.chain(self.functions.keys().map(|function| function.0))
+    }
+
     pub(crate) fn function(&self, handle: CUfunction) -> CudaResult<&Function> {
         self.functions.get(&handle).ok_or(CudaError::InvalidHandle)
     }
@@ -86,14 +95,19 @@ impl State {
         &mut self,
         driver: &Driver,
         context: CUcontext,
+        global_bytes: u64,
     ) -> CudaResult<CUmodule> {
-        if !self.contexts.contains_key(&context) {
-            return Err(CudaError::ContextIsDestroyed);
-        }
+        let owner = self.contexts.get(&context);
+        let owner = owner.ok_or(CudaError::ContextIsDestroyed)?.id;
+        let data = match global_bytes {
+            0 => None,
+            bytes => Some(allocate(driver, owner, bytes)?),
+        };
         let handle = CUmodule(self.handle());
         let module = Module {
             context,
             loaded: false,
+            data,
             functions: BTreeMap::new(),
             globals: BTreeMap::new(),
         };
@@ -123,13 +137,7 @@ impl State {
             .ok_or(CudaError::ContextIsDestroyed)?;
         let bytes = driver.model(context.device)?.memory.module_bytes;
         // Freed with the context: the real driver keeps code memory for later modules.
-        match driver.request(&Request::Allocate {
-            context: context.id,
-            bytes,
-        })? {
-            Reply::Allocated { .. } => {}
-            _ => return Err(CudaError::Unknown),
-        }
+        allocate(driver, context.id, bytes)?;
         if let Some(module) = self.modules.modules.get_mut(&handle) {
             module.loaded = true;
         }
@@ -166,6 +174,9 @@ impl State {
         let removed = removed.ok_or(CudaError::InvalidHandle)?;
         let functions = &mut self.modules.functions;
         functions.retain(|_, function| function.module != handle);
+        if let Some(allocation) = removed.data {
+            driver.request(&Request::Free { allocation })?;
+        }
         let mut globals = removed.globals.into_values();
         globals.try_for_each(|global| self.free(driver, global))
     }
@@ -190,6 +201,35 @@ impl State {
     }
 }
 
+/// Allocates memory of a context that no program sees.
+fn allocate(driver: &Driver, context: ContextId, bytes: u64) -> CudaResult<AllocationId> {
+    match driver.request(&Request::Allocate { context, bytes })? {
+        Reply::Allocated { allocation, .. } => Ok(allocation),
+        _ => Err(CudaError::Unknown),
+    }
+}
+
+/// Bytes of the global variables that an image declares.
+pub(crate) fn global_bytes(image: In<c_char>) -> CudaResult<u64> {
+    const DECLARATION: &[u8] = b"globals=";
+    image.get()?;
+    // An image may be of any form, so bytes are read one by one, up to the first that does not fit.
+    let byte = |at: usize| image.element(at).map_or(0, c_char::cast_unsigned);
+    let mut letters = DECLARATION.iter().enumerate();
+    let is_declared = letters.all(|(at, letter)| byte(at) == *letter);
+    if !is_declared {
+        return Ok(0);
+    }
+    let digits = (DECLARATION.len()..)
+        .map(byte)
+        .take_while(u8::is_ascii_digit);
+    Ok(digits.fold(0, |bytes: u64, digit| {
+        bytes
+            .saturating_mul(10)
+            .saturating_add(u64::from(digit - b'0'))
+    }))
+}
+
 /// `CUDA_MODULE_LOADING`, lazy by default.
 fn lazy() -> bool {
     std::env::var("CUDA_MODULE_LOADING").map_or(true, |mode| mode != "EAGER")
@@ -197,15 +237,15 @@ fn lazy() -> bool {
 
 entry_points! {
     "cuModuleLoad" 2000 fn cuModuleLoad(module: Out<CUmodule>, path: Text) {
-        let path = path.get()?;
-        if !std::path::Path::new(&path).exists() {
-            return Err(CudaError::FileNotFound);
-        }
-        load_here(module)
+        let mut image = std::fs::read(path.get()?).map_err(|_| CudaError::FileNotFound)?;
+        image.push(0);
+        load(module, In::at(image.as_ptr().cast()))
     }
 
     "cuModuleLoadData" 2000 fn cuModuleLoadData(module: Out<CUmodule>, image: In<c_char>) { load(module, image) }
     "cuModuleLoadDataEx" 2010 fn cuModuleLoadDataEx(module: Out<CUmodule>, image: In<c_char>, _count: c_uint, _options: In<c_uint>, _values: In<*mut c_void>) { load(module, image) }
+
+    "cuModuleLoadFatBinary" 2000 fn cuModuleLoadFatBinary(module: Out<CUmodule>, image: In<c_char>) { load(module, image) }
 
     "cuModuleUnload" 2000 fn cuModuleUnload(module: CUmodule) {
         let driver = driver()?;
@@ -251,16 +291,15 @@ entry_points! {
 }
 
 fn load(module: Out<CUmodule>, image: In<c_char>) -> CudaResult {
-    image.get()?;
-    load_here(module)
+    load_here(module, global_bytes(image)?)
 }
 
-fn load_here(module: Out<CUmodule>) -> CudaResult {
+fn load_here(module: Out<CUmodule>, global_bytes: u64) -> CudaResult {
     let context = current_handle()?;
     let driver = driver()?;
     let mut state = driver.state();
     state.require_safe_in_capture()?;
-    module.set(state.load_module(driver, context)?)
+    module.set(state.load_module(driver, context, global_bytes)?)
 }
 
 /// The kernel whose first parameter is its duration.

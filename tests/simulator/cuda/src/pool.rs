@@ -113,6 +113,11 @@ impl Pool {
 }
 
 impl Pools {
+    /// Handles of its objects.
+    pub(crate) fn handles(&self) -> impl Iterator<Item = usize> {
+        self.pools.keys().map(|pool| pool.0)
+    }
+
     /// Start and size of the allocation that contains an address.
     pub(crate) fn containing(&self, pool: CUmemoryPool, address: u64) -> Option<(u64, u64)> {
         self.pools.get(&pool)?.containing(address)

@@ -85,6 +85,11 @@ pub(crate) fn this_thread() -> u64 {
 }
 
 impl Streams {
+    /// Handles of its objects.
+    pub(crate) fn handles(&self) -> impl Iterator<Item = usize> {
+        self.created.keys().map(|stream| stream.0)
+    }
+
     fn cell(&mut self, completed: impl Fn(u32) -> u64) -> CudaResult<u32> {
         let last = &self.last;
         let idle = |cell: &u32| {

@@ -58,6 +58,11 @@ struct Mapped {
 }
 
 impl VirtualMemory {
+    /// Handles of its objects.
+    pub(crate) fn handles(&self) -> impl Iterator<Item = usize> {
+        self.memory.values().map(|memory| memory.handle as usize)
+    }
+
     fn memory(&mut self, handle: Handle) -> CudaResult<(AllocationId, &mut Memory)> {
         let id = *self.handles.get(&handle).ok_or(CudaError::InvalidValue)?;
         let memory = self.memory.get_mut(&id).ok_or(CudaError::InvalidValue)?;

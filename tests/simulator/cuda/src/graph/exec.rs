@@ -52,6 +52,11 @@ enum LaunchOutcome {
 }
 
 impl Execs {
+    /// Handles of executable graphs.
+    pub(crate) fn handles(&self) -> impl Iterator<Item = usize> {
+        self.0.keys().map(|exec| exec.0)
+    }
+
     fn get(&self, handle: CUgraphExec) -> CudaResult<&Exec> {
         self.0.get(&handle).ok_or(CudaError::InvalidValue)
     }
