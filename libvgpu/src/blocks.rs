@@ -11,7 +11,7 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::charge_map::{Charge, ChargeMap};
+use crate::charge_map::{Charge, ChargeMap, record};
 use crate::guard::Guard;
 use crate::shares::MAX_SHARES;
 
@@ -36,17 +36,28 @@ pub(crate) struct BlockClass {
 }
 
 impl BlockClass {
-    /// Returns the class as [`Charge::context`] of a block.
+    /// Returns the class as [`Block::class`].
     fn key(self) -> u64 {
         (self.context << 1) | u64::from(self.is_managed)
+    }
+}
+
+record! {
+    /// A block with small allocations.
+    Block {
+        used_bytes,
+        /// Index of the GPU's first share.
+        card,
+        /// [`BlockClass::key`].
+        class,
     }
 }
 
 /// The blocks of this process. All zeroes is none.
 pub(crate) struct Blocks {
     guard: AtomicU32,
-    /// By block number; `bytes` is the used part, `context` the [`BlockClass`].
-    blocks: ChargeMap,
+    /// By block number.
+    blocks: ChargeMap<Block>,
     /// Free bytes in all blocks of a GPU, by the GPU's index.
     free_bytes: [AtomicU64; MAX_SHARES],
 }
@@ -76,12 +87,12 @@ impl Blocks {
     /// The caller is exclusive in a [`crate::guard::SharedGate`], so no allocation is in flight; a free may be.
     pub(crate) fn reserve_hole(
         &self,
-        charge: &ChargeMap,
+        charges: &ChargeMap<Charge>,
         class: BlockClass,
         bytes: u64,
     ) -> Option<u64> {
         let mut maps = self.candidates(class, bytes);
-        charge.for_each(|address, charge| {
+        charges.for_each(|address, charge| {
             if let Some(map) = maps.iter_mut().find(|map| map.number == number(address))
                 && is_small(charge.bytes)
             {
@@ -102,14 +113,14 @@ impl Blocks {
     fn candidates(&self, class: BlockClass, bytes: u64) -> [BlockMap; CANDIDATES] {
         let mut maps = [BlockMap::EMPTY; CANDIDATES];
         self.blocks.for_each(|number, block| {
-            let is_likely = (block.card, block.context) == (class.card, class.key())
-                && BLOCK.saturating_sub(block.bytes) >= bytes;
+            let is_likely = (block.card, block.class) == (class.card, class.key())
+                && BLOCK.saturating_sub(block.used_bytes) >= bytes;
             if is_likely
                 && let Some(fullest) = maps.iter_mut().max_by_key(|map| map.used_bytes)
-                && fullest.used_bytes > block.bytes
+                && fullest.used_bytes > block.used_bytes
             {
                 fullest.number = number;
-                fullest.used_bytes = block.bytes;
+                fullest.used_bytes = block.used_bytes;
             }
         });
         maps
@@ -140,21 +151,21 @@ impl Blocks {
             self.change_free_bytes(before.card, 0, bytes);
             return false;
         }
-        let block = Charge {
-            bytes,
+        let block = Block {
+            used_bytes: bytes,
             card: class.card,
-            context: class.key(),
+            class: class.key(),
         };
         self.blocks.insert(number, block);
         self.change_free_bytes(class.card, BLOCK, bytes);
         true
     }
 
-    /// Adds bytes to a known block and returns its previous charge. The caller holds the guard.
-    fn add_bytes(&self, number: u64, bytes: u64) -> Option<Charge> {
+    /// Adds bytes to a known block and returns its previous record. The caller holds the guard.
+    fn add_bytes(&self, number: u64, bytes: u64) -> Option<Block> {
         self.blocks.change(number, |before| {
-            Some(Charge {
-                bytes: before.bytes.saturating_add(bytes),
+            Some(Block {
+                used_bytes: before.used_bytes.saturating_add(bytes),
                 ..*before
             })
         })
@@ -164,13 +175,17 @@ impl Blocks {
     pub(crate) fn remove(&self, card: u8, address: u64, bytes: u64) -> bool {
         let _guard = Guard::acquire(&self.guard);
         let before = self.blocks.change(number(address), |before| {
-            let bytes = before.bytes.saturating_sub(bytes);
-            Some(Charge { bytes, ..*before }).filter(|block| block.bytes != 0)
+            let used_bytes = before.used_bytes.saturating_sub(bytes);
+            Some(Block {
+                used_bytes,
+                ..*before
+            })
+            .filter(|block| block.used_bytes != 0)
         });
         let Some(before) = before else {
             return false;
         };
-        let is_closed = before.bytes <= bytes;
+        let is_closed = before.used_bytes <= bytes;
         self.change_free_bytes(card, bytes, if is_closed { BLOCK } else { 0 });
         is_closed
     }

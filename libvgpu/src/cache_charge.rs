@@ -9,7 +9,19 @@
 //! - The end of a call never increases their sum.
 //! - With no call in flight, the charge is the last reported size.
 
-use crate::charge_map::Charge;
+use crate::charge_map::record;
+
+record! {
+    /// Record of a driver cache.
+    Cache {
+        /// See [`CacheCharge`].
+        charged_bytes,
+        /// Index of the GPU's first share; [`u8::MAX`] if the cache is not counted.
+        card,
+        /// See [`CacheCharge`].
+        reserved_bytes,
+    }
+}
 
 /// Charge for one driver cache (memory pool or graph memory).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,20 +41,20 @@ pub(crate) struct Settled {
 }
 
 impl CacheCharge {
-    /// Decodes a map entry.
-    pub(crate) fn of(charge: &Charge) -> Self {
+    /// Returns the charge of a cache.
+    pub(crate) fn of(cache: &Cache) -> Self {
         Self {
-            charged_bytes: charge.bytes,
-            reserved_bytes: charge.context,
+            charged_bytes: cache.charged_bytes,
+            reserved_bytes: cache.reserved_bytes,
         }
     }
 
-    /// Encodes a map entry.
-    pub(crate) fn to_charge(self, card: u8) -> Charge {
-        Charge {
-            bytes: self.charged_bytes,
+    /// Returns the record of the cache.
+    pub(crate) fn on(self, card: u8) -> Cache {
+        Cache {
+            charged_bytes: self.charged_bytes,
             card,
-            context: self.reserved_bytes,
+            reserved_bytes: self.reserved_bytes,
         }
     }
 

@@ -112,12 +112,18 @@ impl Card {
         self.shares().any(Share::spills)
     }
 
-    /// Returns the estimated memory of libcuda per context.
-    pub(crate) fn driver_reserve_bytes(self) -> u64 {
+    /// Returns the estimated memory of libcuda per context; `None` if no limits page has an estimate.
+    pub(crate) fn driver_reserve_bytes(self) -> Option<u64> {
+        self.shares().filter_map(Share::driver_reserve_bytes).max()
+    }
+
+    /// Returns the bytes that the processes of the shares have charged.
+    pub(crate) fn counted_bytes(self) -> u64 {
+        let _guard = self.process.guard();
+        self.reclaim();
         self.shares()
-            .map(Share::driver_reserve_bytes)
-            .max()
-            .unwrap_or(0)
+            .map(Share::counted_bytes)
+            .fold(0, u64::saturating_add)
     }
 
     /// Reserves `bytes`, from one share if possible, else from several.
@@ -196,6 +202,12 @@ impl Card {
             .fold(0, u64::saturating_add)
     }
 
+    fn opened_bytes(self) -> u64 {
+        self.shares()
+            .map(Share::opened_bytes)
+            .fold(0, u64::saturating_add)
+    }
+
     /// Records that other processes may open `bytes` of this process's memory.
     pub(crate) fn export(self, bytes: u64) {
         if let Some(share) = self.shares().next() {
@@ -208,6 +220,38 @@ impl Card {
         if let Some(share) = self.shares().next() {
             share.subtract_exported_bytes(bytes);
         }
+    }
+
+    /// Ends the export of `bytes` and releases their charge, except what processes of this share have open without
+    /// a charge of their own.
+    pub(crate) fn end_export_charged(self, bytes: u64) {
+        let Some(imports) = self.imports() else {
+            return;
+        };
+        let released = {
+            let _guard = self.process.guard();
+            let spare = self.exported_bytes().saturating_sub(self.opened_bytes());
+            let ended = spare.min(bytes);
+            self.end_export(ended);
+            // A process publishes what it opens before it reads the exported bytes; see `Card::import`.
+            let short = self.opened_bytes().saturating_sub(self.exported_bytes());
+            let restored = short.min(ended);
+            self.export(restored);
+            let released = ended.saturating_sub(restored);
+            imports.leave_open(bytes.saturating_sub(released));
+            released
+        };
+        self.release(released);
+    }
+
+    /// Releases what [`Card::end_export_charged`] left charged, as far as it was closed meanwhile. Returns whether
+    /// there was any.
+    pub(crate) fn release_left_open(self) -> bool {
+        let left = self.imports().map_or(0, Imports::take_left_open);
+        if left != 0 {
+            self.end_export_charged(left);
+        }
+        left != 0
     }
 
     /// Opens memory of another process, with a charge if that process is not in this share.

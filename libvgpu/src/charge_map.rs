@@ -1,4 +1,4 @@
-//! The charges of the process: pointer or handle to bytes, GPU and context.
+//! Maps of the process from a pointer or handle to a [`Record`], such as the charge of an allocation.
 //!
 //! A map without an allocator: levels of open-addressing tables, each twice as large as the previous one, mapped
 //! when the smaller ones are full. Entries never move. A writer locks its entry for a few instructions; a reader
@@ -11,6 +11,7 @@
 //! - Of several threads that remove the same key, one succeeds: libcuda reports a double free to the program, and
 //!   the charge is released once.
 
+use core::marker::PhantomData;
 use core::mem::size_of;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering, fence};
@@ -27,44 +28,94 @@ const REUSABLE: u64 = 1;
 /// Separates small handles (1, 2, …) from the marks above.
 const KEY_BIT: u64 = 1 << 63;
 
-const BYTES_BITS: u32 = 48;
-const BYTES_MASK: u64 = (1 << BYTES_BITS) - 1;
+/// Bits of the small number of a record; larger than any GPU and any address of a GPU.
+const SMALL_BITS: u32 = 48;
 
-/// One charge.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Charge {
-    /// Its size.
-    pub(crate) bytes: u64,
-    /// Index of the GPU's first share.
-    pub(crate) card: u8,
-    /// The context whose end frees it, 0 if none.
-    pub(crate) context: u64,
+/// A value of a map, stored in two words.
+pub(crate) trait Record: Copy {
+    fn to_words(self) -> [u64; 2];
+    fn from_words(words: [u64; 2]) -> Self;
+}
+
+/// Packs a number of 48 bits and a byte.
+pub(crate) const fn pack(small: u64, byte: u8) -> u64 {
+    ((byte as u64) << SMALL_BITS) | (small & ((1 << SMALL_BITS) - 1))
+}
+
+/// Reverts [`pack`].
+pub(crate) const fn unpack(word: u64) -> (u64, u8) {
+    let [.., byte, _] = word.to_le_bytes();
+    (word & ((1 << SMALL_BITS) - 1), byte)
+}
+
+/// Defines a record of a number of 48 bits, the index of a GPU's first share, and a number of 64 bits.
+macro_rules! record {
+    ($(#[$outer:meta])* $name:ident {
+        $(#[$first:meta])* $small:ident,
+        $(#[$second:meta])* card,
+        $(#[$third:meta])* $large:ident $(,)?
+    }) => {
+        $(#[$outer])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) struct $name {
+            $(#[$first])*
+            pub(crate) $small: u64,
+            $(#[$second])*
+            pub(crate) card: u8,
+            $(#[$third])*
+            pub(crate) $large: u64,
+        }
+
+        impl $crate::charge_map::Record for $name {
+            fn to_words(self) -> [u64; 2] {
+                [$crate::charge_map::pack(self.$small, self.card), self.$large]
+            }
+
+            fn from_words([packed, $large]: [u64; 2]) -> Self {
+                let ($small, card) = $crate::charge_map::unpack(packed);
+                Self { $small, card, $large }
+            }
+        }
+    };
+}
+pub(crate) use record;
+
+record! {
+    /// Charge of an allocation.
+    Charge {
+        /// Its size.
+        bytes,
+        /// Index of the GPU's first share.
+        card,
+        /// The context whose end frees it, 0 if none.
+        context,
+    }
 }
 
 struct Entry {
     key: AtomicU64,
     /// Sequence number; odd during a write.
     sequence: AtomicU64,
-    packed: AtomicU64,
-    context: AtomicU64,
+    words: [AtomicU64; 2],
 }
 
 /// The map. All zeroes is empty.
-pub(crate) struct ChargeMap {
+pub(crate) struct ChargeMap<R> {
     levels: [AtomicPtr<Entry>; LEVELS],
+    record: PhantomData<R>,
 }
 
-impl ChargeMap {
-    /// Inserts `charge` at `key`. Returns `false` without memory for the entry: then the charge stays until the
-    /// process ends.
-    pub(crate) fn insert(&self, key: u64, charge: Charge) -> bool {
+impl<R: Record> ChargeMap<R> {
+    /// Inserts `record` at `key`. Returns `false` without memory for the entry: then a charge stays until the process
+    /// ends.
+    pub(crate) fn insert(&self, key: u64, record: R) -> bool {
         let key = key ^ KEY_BIT;
         for (level, pointer) in self.levels.iter().enumerate() {
             let Some(entries) = grow(pointer, level) else {
                 return false;
             };
             for entry in probe(entries, key) {
-                if entry.insert(key, charge) {
+                if entry.insert(key, record) {
                     return true;
                 }
             }
@@ -72,67 +123,59 @@ impl ChargeMap {
         false
     }
 
-    /// Removes the charge at `key` and returns it.
-    pub(crate) fn remove(&self, key: u64) -> Option<Charge> {
+    /// Removes the record at `key` and returns it.
+    pub(crate) fn remove(&self, key: u64) -> Option<R> {
         self.change(key, |_| None)
     }
 
-    /// Replaces the charge at `key` by the result of `to`, or removes it, and returns the previous one.
+    /// Replaces the record at `key` by the result of `to`, or removes it, and returns the previous one.
     ///
     /// Other threads that search the key wait meanwhile, so `to` must be fast and must not access the map.
-    pub(crate) fn change(
-        &self,
-        key: u64,
-        to: impl FnOnce(&Charge) -> Option<Charge>,
-    ) -> Option<Charge> {
+    pub(crate) fn change(&self, key: u64, to: impl FnOnce(&R) -> Option<R>) -> Option<R> {
         let key = key ^ KEY_BIT;
         self.find(key)?.change(|found| found == key, to)
     }
 
-    /// Returns the charge at `key`.
-    pub(crate) fn get(&self, key: u64) -> Option<Charge> {
+    /// Returns the record at `key`.
+    pub(crate) fn get(&self, key: u64) -> Option<R> {
         let key = key ^ KEY_BIT;
-        let (found, charge) = self.find(key)?.read();
-        (found == key).then_some(charge)
+        let (found, record) = self.find(key)?.read();
+        (found == key).then_some(record)
     }
 
-    /// Removes all charges for which `ends` is true and passes them to `each`.
-    pub(crate) fn remove_all(
-        &self,
-        ends: impl Fn(&Charge) -> bool,
-        mut each: impl FnMut(u64, Charge),
-    ) {
+    /// Removes all records for which `ends` is true and passes them to `each`.
+    pub(crate) fn remove_all(&self, ends: impl Fn(&R) -> bool, mut each: impl FnMut(u64, R)) {
         for (level, pointer) in self.levels.iter().enumerate() {
             let Some(entries) = existing(pointer, level) else {
                 return;
             };
             for entry in entries {
-                let (key, charge) = entry.read();
-                if is_free(key) || !ends(&charge) {
+                let (key, record) = entry.read();
+                if is_free(key) || !ends(&record) {
                     continue;
                 }
-                // A charge that another thread inserted meanwhile stays unless `ends` is true for it.
+                // A record that another thread inserted meanwhile stays unless `ends` is true for it.
                 let removed = entry.change(
                     |found| found == key,
-                    |charge| Some(*charge).filter(|charge| !ends(charge)),
+                    |record| Some(*record).filter(|record| !ends(record)),
                 );
-                if let Some(charge) = removed.filter(&ends) {
-                    each(key ^ KEY_BIT, charge);
+                if let Some(record) = removed.filter(&ends) {
+                    each(key ^ KEY_BIT, record);
                 }
             }
         }
     }
 
-    /// Passes all charges to `each`.
-    pub(crate) fn for_each(&self, mut each: impl FnMut(u64, Charge)) {
+    /// Passes all records to `each`.
+    pub(crate) fn for_each(&self, mut each: impl FnMut(u64, R)) {
         for (level, pointer) in self.levels.iter().enumerate() {
             let Some(entries) = existing(pointer, level) else {
                 return;
             };
             for entry in entries {
-                let (key, charge) = entry.read();
+                let (key, record) = entry.read();
                 if !is_free(key) {
-                    each(key ^ KEY_BIT, charge);
+                    each(key ^ KEY_BIT, record);
                 }
             }
         }
@@ -153,8 +196,8 @@ impl ChargeMap {
 }
 
 impl Entry {
-    /// Stores `charge` at `key` if the entry is free.
-    fn insert(&self, key: u64, charge: Charge) -> bool {
+    /// Stores `record` at `key` if the entry is free.
+    fn insert<R: Record>(&self, key: u64, record: R) -> bool {
         if !is_free(self.key.load(Ordering::Relaxed)) {
             return false;
         }
@@ -163,17 +206,17 @@ impl Entry {
         if !is_free(self.key.load(Ordering::Relaxed)) {
             return false;
         }
-        self.store(charge);
+        self.store(record);
         self.key.store(key, Ordering::Release);
         true
     }
 
-    /// Replaces the charge by the result of `to`, or removes it, if the key matches. Returns the previous charge.
-    fn change(
+    /// Replaces the record by the result of `to`, or removes it, if the key matches. Returns the previous record.
+    fn change<R: Record>(
         &self,
         matches: impl FnOnce(u64) -> bool,
-        to: impl FnOnce(&Charge) -> Option<Charge>,
-    ) -> Option<Charge> {
+        to: impl FnOnce(&R) -> Option<R>,
+    ) -> Option<R> {
         let _writer = EntryWriter::begin(self);
         if !matches(self.key.load(Ordering::Relaxed)) {
             return None;
@@ -186,8 +229,8 @@ impl Entry {
         Some(before)
     }
 
-    /// Returns the key and the charge, which is invalid if the key is a mark.
-    fn read(&self) -> (u64, Charge) {
+    /// Returns the key and the record, which is invalid if the key is a mark.
+    fn read<R: Record>(&self) -> (u64, R) {
         loop {
             let sequence = self.sequence.load(Ordering::Acquire);
             let read = (self.key.load(Ordering::Relaxed), self.load());
@@ -200,20 +243,15 @@ impl Entry {
         }
     }
 
-    fn load(&self) -> Charge {
-        let packed = self.packed.load(Ordering::Relaxed);
-        let [card, ..] = (packed >> BYTES_BITS).to_le_bytes();
-        Charge {
-            bytes: packed & BYTES_MASK,
-            card,
-            context: self.context.load(Ordering::Relaxed),
-        }
+    fn load<R: Record>(&self) -> R {
+        let [first, second] = &self.words;
+        R::from_words([first, second].map(|word| word.load(Ordering::Relaxed)))
     }
 
-    fn store(&self, charge: Charge) {
-        let packed = (u64::from(charge.card) << BYTES_BITS) | (charge.bytes & BYTES_MASK);
-        self.packed.store(packed, Ordering::Relaxed);
-        self.context.store(charge.context, Ordering::Relaxed);
+    fn store<R: Record>(&self, record: R) {
+        for (word, value) in self.words.iter().zip(record.to_words()) {
+            word.store(value, Ordering::Relaxed);
+        }
     }
 }
 

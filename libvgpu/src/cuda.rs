@@ -20,6 +20,9 @@ pub(crate) type CUexternalMemory = *mut c_void;
 pub(crate) type CUstream = *mut c_void;
 pub(crate) type CUevent = *mut c_void;
 pub(crate) type CUfunction = *mut c_void;
+pub(crate) type CUmodule = *mut c_void;
+pub(crate) type CUlibrary = *mut c_void;
+pub(crate) type CUkernel = *mut c_void;
 pub(crate) type CUgraph = *mut c_void;
 pub(crate) type CUgraphNode = *mut c_void;
 pub(crate) type CUgraphExec = *mut c_void;
@@ -42,10 +45,19 @@ pub(crate) const CU_STREAM_PER_THREAD: CUstream = core::ptr::without_provenance_
 pub(crate) const CU_STREAM_CAPTURE_STATUS_NONE: c_int = 0;
 pub(crate) const CU_STREAM_CAPTURE_MODE_RELAXED: c_int = 2;
 
+pub(crate) const CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: c_int = 16;
+pub(crate) const CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR: c_int = 39;
+
+pub(crate) const CU_LIMIT_STACK_SIZE: c_int = 0;
+pub(crate) const CU_LIMIT_PRINTF_FIFO_SIZE: c_int = 1;
+pub(crate) const CU_LIMIT_MALLOC_HEAP_SIZE: c_int = 2;
+
 pub(crate) const CU_MEMORYTYPE_HOST: c_uint = 1;
 pub(crate) const CU_POINTER_ATTRIBUTE_MEMORY_TYPE: c_int = 2;
 
 pub(crate) const CU_GRAPH_NODE_TYPE_GRAPH: c_int = 4;
+/// `HOST`, `WAIT_EVENT`, `EXT_SEMAS_WAIT`, `BATCH_MEM_OP`
+pub(crate) const CU_GRAPH_NODE_TYPES_THAT_WAIT: [c_int; 4] = [3, 6, 9, 12];
 pub(crate) const CU_GRAPH_NODE_TYPE_MEM_ALLOC: c_int = 10;
 pub(crate) const CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT: c_uint = 2;
 pub(crate) const CU_GRAPH_NODE_TYPE_KERNEL: c_int = 0;

@@ -6,7 +6,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::charge_map::{Charge, ChargeMap};
+use crate::charge_map::{ChargeMap, record};
 
 /// When an allocation becomes free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,15 +19,39 @@ pub(crate) enum FreedAt {
     Unknown,
 }
 
+record! {
+    /// A destroyed pool.
+    DestroyedPool {
+        /// Its charge.
+        bytes,
+        /// Index of the GPU's first share.
+        card,
+        /// Live allocations.
+        allocations,
+    }
+}
+
+record! {
+    /// An allocation of a destroyed pool.
+    PoolMember {
+        /// Number of the pool.
+        pool,
+        /// Index of the GPU's first share.
+        card,
+        /// The stream in which it was freed; 0 before.
+        stream,
+    }
+}
+
 /// The destroyed pools with live allocations of a process. All zeroes is none.
 pub(crate) struct DestroyedPools {
     last_number: AtomicU64,
-    /// By number; `context` is the number of live allocations.
-    pools: ChargeMap,
-    /// By pointer; `context` is the pool's number.
-    allocated: ChargeMap,
-    /// Freed in a stream, by number; `bytes` is the pool's number, `context` the stream.
-    in_flight: ChargeMap,
+    /// By number.
+    pools: ChargeMap<DestroyedPool>,
+    /// By pointer.
+    allocated: ChargeMap<PoolMember>,
+    /// Freed in a stream, by number.
+    in_flight: ChargeMap<PoolMember>,
 }
 
 impl DestroyedPools {
@@ -46,41 +70,47 @@ impl DestroyedPools {
     /// freed.
     pub(crate) fn add(&self, card: u8, bytes: u64, parse: impl FnOnce(&mut dyn FnMut(u64))) {
         let number = self.next_number();
-        let charge = |bytes, context| Charge {
+        // One extra reference keeps the pool until all allocations are counted.
+        let pool = DestroyedPool {
             bytes,
             card,
-            context,
+            allocations: 1,
         };
-        // One extra reference keeps the pool until all allocations are counted.
-        self.pools.insert(number, charge(bytes, 1));
+        self.pools.insert(number, pool);
         parse(&mut |pointer| {
             self.change_count(number, |count| count.saturating_add(1));
-            self.allocated.insert(pointer, charge(0, number));
+            let member = PoolMember {
+                pool: number,
+                card,
+                stream: 0,
+            };
+            self.allocated.insert(pointer, member);
         });
         self.change_count(number, |count| count.saturating_sub(1));
     }
 
     /// Removes an allocation before libcuda is asked to free it. [`DestroyedPools::finish_free`] confirms the free,
     /// [`DestroyedPools::cancel_free`] reverts it.
-    pub(crate) fn begin_free(&self, pointer: u64) -> Option<Charge> {
+    pub(crate) fn begin_free(&self, pointer: u64) -> Option<PoolMember> {
         self.allocated.remove(pointer)
     }
 
     /// Reverts [`DestroyedPools::begin_free`]: libcuda has not freed the allocation.
-    pub(crate) fn cancel_free(&self, pointer: u64, taken: Charge) {
-        self.allocated.insert(pointer, taken);
+    pub(crate) fn cancel_free(&self, pointer: u64, member: PoolMember) {
+        self.allocated.insert(pointer, member);
     }
 
     /// Counts an allocation that libcuda has freed. Passes the pool to `release` after the last one.
-    pub(crate) fn finish_free(&self, taken: Charge, when: FreedAt, release: impl FnOnce(Charge)) {
+    pub(crate) fn finish_free(
+        &self,
+        member: PoolMember,
+        when: FreedAt,
+        release: impl FnOnce(DestroyedPool),
+    ) {
         match when {
-            FreedAt::Now => self.release_one(taken.context, release),
+            FreedAt::Now => self.release_one(member.pool, release),
             FreedAt::InStream(stream) => {
-                let freed = Charge {
-                    bytes: taken.context,
-                    card: taken.card,
-                    context: stream,
-                };
+                let freed = PoolMember { stream, ..member };
                 self.in_flight.insert(self.next_number(), freed);
             }
             FreedAt::Unknown => {}
@@ -93,15 +123,15 @@ impl DestroyedPools {
         &self,
         card: u8,
         has_passed: impl Fn(u64) -> bool,
-        mut release: impl FnMut(Charge),
+        mut release: impl FnMut(DestroyedPool),
     ) {
         self.in_flight.for_each(|key, freed| {
             // Only the thread that removes the entry counts it.
             if freed.card == card
-                && has_passed(freed.context)
+                && has_passed(freed.stream)
                 && self.in_flight.remove(key) == Some(freed)
             {
-                self.release_one(freed.bytes, &mut release);
+                self.release_one(freed.pool, &mut release);
             }
         });
     }
@@ -109,7 +139,7 @@ impl DestroyedPools {
     /// Removes the frees in a destroyed stream, which cannot be queried.
     pub(crate) fn forget_stream(&self, stream: u64) {
         self.in_flight
-            .remove_all(|freed| freed.context == stream, |_, _| {});
+            .remove_all(|freed| freed.stream == stream, |_, _| {});
     }
 
     /// Removes everything: a context was destroyed, with its streams and an unknown part of the allocations.
@@ -120,20 +150,23 @@ impl DestroyedPools {
 
     fn change_count(&self, number: u64, to: impl FnOnce(u64) -> u64) {
         self.pools.change(number, |pool| {
-            Some(Charge {
-                context: to(pool.context),
+            Some(DestroyedPool {
+                allocations: to(pool.allocations),
                 ..*pool
             })
         });
     }
 
     /// Removes one allocation of the pool.
-    fn release_one(&self, number: u64, release: impl FnOnce(Charge)) {
+    fn release_one(&self, number: u64, release: impl FnOnce(DestroyedPool)) {
         let before = self.pools.change(number, |pool| {
-            let context = pool.context.saturating_sub(1);
-            Some(Charge { context, ..*pool }).filter(|remaining| remaining.context != 0)
+            let allocations = pool.allocations.saturating_sub(1);
+            (allocations != 0).then_some(DestroyedPool {
+                allocations,
+                ..*pool
+            })
         });
-        if let Some(pool) = before.filter(|before| before.context <= 1) {
+        if let Some(pool) = before.filter(|before| before.allocations <= 1) {
             release(pool);
         }
     }

@@ -71,6 +71,15 @@ impl SharedGate {
         wait(|| self.0.load(Ordering::SeqCst) == EXCLUSIVE).then_some(guard)
     }
 
+    /// Enters exclusive, however long other threads stay.
+    pub(crate) fn wait_exclusive(&self) -> GateGuard<'_> {
+        loop {
+            if let Some(guard) = self.enter_exclusive() {
+                return guard;
+            }
+        }
+    }
+
     fn try_enter(&self) -> bool {
         let one_more = |state: u32| (state & EXCLUSIVE == 0).then_some(state.saturating_add(1));
         self.0

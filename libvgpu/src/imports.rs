@@ -4,6 +4,9 @@
 //! beyond what the processes of its own share have exported: memory of its own share is not charged twice, memory
 //! of another share is charged to both.
 //!
+//! If the exporting process releases its handles, its memory lives on here and stays charged to that process, until
+//! it finds at one of its own denials or queries that the memory was closed.
+//!
 //! If the exporting process dies, its memory lives on here. It stays charged to the dead process's slot
 //! (`Region::reclaim_slot`); for that, each process publishes in its own slot what it has open without a charge. If
 //! the exporting process frees the memory first, which CUDA leaves undefined, this process is charged at its next
@@ -17,6 +20,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 pub(crate) struct Imports {
     opened_bytes: AtomicU64,
     charged_bytes: AtomicU64,
+    /// Memory of this process without local references that other processes of the share have open.
+    left_open_bytes: AtomicU64,
 }
 
 impl Imports {
@@ -42,6 +47,16 @@ impl Imports {
     /// Adds bytes that are charged, or about to be.
     pub(crate) fn add_charged(&self, bytes: u64) {
         self.charged_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Adds memory that other processes have open and that stays charged to this one.
+    pub(crate) fn leave_open(&self, bytes: u64) {
+        self.left_open_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Returns the bytes of [`Imports::leave_open`] and resets them.
+    pub(crate) fn take_left_open(&self) -> u64 {
+        self.left_open_bytes.swap(0, Ordering::Relaxed)
     }
 
     /// Reverts [`Imports::open`] of `bytes`, of which `charged_bytes` could not be charged. The caller holds the

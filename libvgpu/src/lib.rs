@@ -57,6 +57,7 @@ mod nvml;
 mod path;
 mod pool_free_space;
 mod process;
+mod records;
 mod share;
 mod shared_chunks;
 mod shares;

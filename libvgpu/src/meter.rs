@@ -146,10 +146,9 @@ pub(crate) fn known_cost_ns(kind: LaunchKind) -> Option<u64> {
     (cost.samples() != 0).then(|| cost.ns())
 }
 
-/// Forgets what is known of a kind, for a guess if there is one.
-pub(crate) fn expect(kind: LaunchKind, guess_ns: Option<u64>) {
+/// Forgets what is known of a kind, for `cost`.
+pub(crate) fn expect(kind: LaunchKind, cost: Cost) {
     if let Some(process) = Process::get() {
-        let cost = guess_ns.map_or(Cost::UNKNOWN, Cost::guess);
         process.meter.costs.change(kind, |_| cost);
         process.meter.lengths.forget(kind);
     }
@@ -160,6 +159,14 @@ pub(crate) fn mark_stale(kind: LaunchKind) {
     if let Some(process) = Process::get() {
         process.meter.costs.change(kind, Cost::marked_stale);
         process.meter.lengths.change(kind, Cost::marked_stale);
+    }
+}
+
+/// What is known of any kind may not be true any more: handles of unloaded functions recur.
+pub(crate) fn mark_all_stale() {
+    if let Some(process) = Process::get() {
+        process.meter.costs.mark_all_stale();
+        process.meter.lengths.mark_all_stale();
     }
 }
 

@@ -14,7 +14,7 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use crate::charge_map::{Charge, ChargeMap};
+use crate::charge_map::{ChargeMap, record};
 use crate::guard::Guard;
 use crate::shared_chunks::Chunk;
 
@@ -170,10 +170,21 @@ impl ExtentEntry {
     }
 }
 
+record! {
+    /// An allocation from a pool.
+    PoolAllocation {
+        /// Its size in its chunk, or that of its own chunk.
+        bytes,
+        /// Index of the GPU's first share.
+        card,
+        pool,
+    }
+}
+
 /// Allocations from the pools of this process, and the free space between them. All zeroes is none.
 pub(crate) struct PoolFreeSpace {
-    /// By pointer; `context` is the pool.
-    allocated: ChargeMap,
+    /// By pointer.
+    allocated: ChargeMap<PoolAllocation>,
     /// Whether there may be allocations that are missing in the map.
     is_incomplete: AtomicBool,
     guard: AtomicU32,
@@ -216,16 +227,16 @@ impl PoolFreeSpace {
                 is_invalidated: false,
             });
         }
-        let charge = Charge {
+        let allocation = PoolAllocation {
             bytes: taken,
             card,
-            context: pool,
+            pool,
         };
-        self.record(start, charge);
+        self.record(start, allocation);
     }
 
-    fn record(&self, start: u64, charge: Charge) {
-        if !self.allocated.insert(start, charge) {
+    fn record(&self, start: u64, allocation: PoolAllocation) {
+        if !self.allocated.insert(start, allocation) {
             self.is_incomplete.store(true, Ordering::Relaxed);
         }
     }
@@ -237,36 +248,36 @@ impl PoolFreeSpace {
 
     /// Returns the GPU of an allocation from a pool, and its chunk.
     pub(crate) fn chunk_of(&self, start: u64) -> Option<(u8, Chunk)> {
-        let charge = self.allocated.get(start)?;
-        Some((charge.card, chunk_around(start, charge.bytes)))
+        let found = self.allocated.get(start)?;
+        Some((found.card, chunk_around(start, found.bytes)))
     }
 
-    /// Records the free of an allocation in a stream and returns its charge. The caller is inside a
+    /// Records the free of an allocation in a stream and returns its record. The caller is inside a
     /// [`crate::guard::SharedGate`] and about to call libcuda.
-    pub(crate) fn free(&self, start: u64, stream: Option<u64>) -> Option<Charge> {
-        let charge = self.allocated.remove(start)?;
-        let is_whole_chunk = !is_shared(charge.bytes);
+    pub(crate) fn free(&self, start: u64, stream: Option<u64>) -> Option<PoolAllocation> {
+        let freed = self.allocated.remove(start)?;
+        let is_whole_chunk = !is_shared(freed.bytes);
         if let Some(stream) = stream
-            && (is_whole_chunk || is_in_one_chunk(start, charge.bytes))
+            && (is_whole_chunk || is_in_one_chunk(start, freed.bytes))
         {
             let _guard = Guard::acquire(&self.guard);
             self.add(Extent {
-                pool: charge.context,
+                pool: freed.pool,
                 stream,
                 start,
-                bytes: charge.bytes,
+                bytes: freed.bytes,
                 is_whole_chunk,
                 is_invalidated: false,
             });
         }
-        Some(charge)
+        Some(freed)
     }
 
     /// Reverts [`PoolFreeSpace::free`]: libcuda has not freed the allocation.
-    pub(crate) fn restore(&self, start: u64, charge: Charge) {
+    pub(crate) fn restore(&self, start: u64, freed: PoolAllocation) {
         let _guard = Guard::acquire(&self.guard);
-        self.cut(start, start.saturating_add(charge.bytes));
-        self.record(start, charge);
+        self.cut(start, start.saturating_add(freed.bytes));
+        self.record(start, freed);
     }
 
     /// Returns whether the pool can serve an allocation in that stream without growth. `has_passed` returns whether
@@ -306,9 +317,9 @@ impl PoolFreeSpace {
     /// Returns the allocated bytes of a pool, or `None` if an allocation may be missing.
     pub(crate) fn allocated_in(&self, pool: u64) -> Option<u64> {
         let mut bytes = 0u64;
-        self.allocated.for_each(|_, charge| {
-            if charge.context == pool {
-                bytes = bytes.saturating_add(charge.bytes);
+        self.allocated.for_each(|_, allocation| {
+            if allocation.pool == pool {
+                bytes = bytes.saturating_add(allocation.bytes);
             }
         });
         (!self.is_incomplete.load(Ordering::Relaxed)).then_some(bytes)
@@ -317,7 +328,7 @@ impl PoolFreeSpace {
     /// Drops a destroyed pool and passes its allocations to `each`.
     pub(crate) fn end_pool(&self, pool: u64, mut each: impl FnMut(u64)) {
         self.allocated
-            .remove_all(|charge| charge.context == pool, |start, _| each(start));
+            .remove_all(|found| found.pool == pool, |start, _| each(start));
         self.forget(|extent| extent.pool == pool);
     }
 
@@ -425,9 +436,9 @@ impl PoolFreeSpace {
     /// Returns whether the pool has an allocation in the chunk of that address.
     fn is_allocated_in(&self, pool: u64, address: u64) -> bool {
         let mut is_any = false;
-        self.allocated.for_each(|start, charge| {
-            is_any |= charge.context == pool
-                && is_shared(charge.bytes)
+        self.allocated.for_each(|start, found| {
+            is_any |= found.pool == pool
+                && is_shared(found.bytes)
                 && chunk_of(start) == chunk_of(address);
         });
         is_any

@@ -11,7 +11,8 @@ use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use crate::blocks::{Blocks, SmallArrays};
-use crate::charge_map::ChargeMap;
+use crate::cache_charge::Cache;
+use crate::charge_map::{Charge, ChargeMap};
 use crate::destroyed_pools::DestroyedPools;
 use crate::discovery;
 use crate::environment::{self, Environment};
@@ -19,6 +20,7 @@ use crate::guard::{Guard, PendingReservations, SharedGate};
 use crate::imports::Imports;
 use crate::meter::Meter;
 use crate::pool_free_space::PoolFreeSpace;
+use crate::records::{Binding, Context, Descriptor, GraphNeed, Mapping, Physical, TotalNeed};
 use crate::share::Share;
 use crate::shared_chunks::SharedChunks;
 use crate::shares::{LimitsSource, MAX_SHARES, Shares};
@@ -48,28 +50,29 @@ pub(crate) struct Process {
     /// Per CUDA ordinal.
     pub(crate) devices: [Device; MAX_DEVICES],
     /// Linear memory, by pointer.
-    pub(crate) pointers: ChargeMap,
+    pub(crate) pointers: ChargeMap<Charge>,
     /// Blocks of its small allocations.
     pub(crate) blocks: Blocks,
     /// Arrays and mipmapped arrays, by handle.
-    pub(crate) arrays: ChargeMap,
+    pub(crate) arrays: ChargeMap<Charge>,
     /// Arrays that share blocks, by the GPU's index.
     pub(crate) small_arrays: [SmallArrays; MAX_SHARES],
     /// Physical memory of the virtual memory management API, by handle.
-    pub(crate) physical: ChargeMap,
+    pub(crate) physical: ChargeMap<Physical>,
     /// Its mappings, by address.
-    pub(crate) mappings: ChargeMap,
+    pub(crate) mappings: ChargeMap<Mapping>,
     /// Its mappings to parts of sparse arrays.
-    pub(crate) array_mappings: ChargeMap,
+    pub(crate) array_mappings: ChargeMap<Binding>,
     /// Physical memory bound to multicast objects, by object and offset.
-    pub(crate) bindings: ChargeMap,
+    pub(crate) bindings: ChargeMap<Binding>,
+    /// File descriptors of exported physical memory, by descriptor and file.
+    pub(crate) descriptors: ChargeMap<Descriptor>,
     /// Imported memory of other APIs and processes, by the importing object.
-    pub(crate) externals: ChargeMap,
-    /// Contexts that are not primary, by handle; `context` is the number of extra attachments, or marks a part of
-    /// another context.
-    pub(crate) contexts: ChargeMap,
+    pub(crate) externals: ChargeMap<Charge>,
+    /// Contexts that are not primary, by handle.
+    pub(crate) contexts: ChargeMap<Context>,
     /// Reserved size of memory pools, by pool.
-    pub(crate) pools: ChargeMap,
+    pub(crate) pools: ChargeMap<Cache>,
     /// Free space in them.
     pub(crate) pool_free_space: PoolFreeSpace,
     /// Pools that were destroyed with live allocations.
@@ -80,12 +83,18 @@ pub(crate) struct Process {
     pub(crate) opened: SharedChunks,
     /// Opened memory, by the GPU's index.
     pub(crate) imports: [Imports; MAX_SHARES],
+    /// Memory of modules and libraries, by handle.
+    pub(crate) modules: ChargeMap<Charge>,
+    /// Growth at loads of modules that is not charged yet.
+    pub(crate) uncharged_module_bytes: AtomicU64,
+    /// Memory for the limits of contexts (heap, stacks, output), by context and limit.
+    pub(crate) limits: ChargeMap<Charge>,
     /// Largest memory need of executable graphs, by handle.
-    pub(crate) graphs: ChargeMap,
+    pub(crate) graphs: ChargeMap<GraphNeed>,
     /// Size of the graph memory cache, by device.
-    pub(crate) graph_pools: ChargeMap,
+    pub(crate) graph_pools: ChargeMap<Cache>,
     /// Total need of all graphs ever launched, by device.
-    pub(crate) graph_needs: ChargeMap,
+    pub(crate) graph_needs: ChargeMap<TotalNeed>,
     /// Metering of launches.
     pub(crate) meter: Meter,
 }

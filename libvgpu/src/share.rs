@@ -124,9 +124,11 @@ impl Share {
         limit.saturating_sub(self.driver_excess_bytes.load(Ordering::Relaxed))
     }
 
-    pub(crate) fn driver_reserve_bytes(&self) -> u64 {
+    /// Returns the estimated memory of libcuda per context; `None` if the limits come from the environment.
+    pub(crate) fn driver_reserve_bytes(&self) -> Option<u64> {
         self.refresh();
-        self.driver_reserve_bytes.load(Ordering::Relaxed)
+        let has_page = !self.page.load(Ordering::Acquire).is_null();
+        has_page.then(|| self.driver_reserve_bytes.load(Ordering::Relaxed))
     }
 
     /// Returns whether plain allocations beyond the limit become managed memory.
@@ -137,8 +139,13 @@ impl Share {
 
     /// Returns the bytes used by all processes of the share, including libcuda.
     pub(crate) fn used_bytes(&self) -> u64 {
-        let counted = self.region().map_or(0, |region| region.total_bytes());
-        counted.saturating_add(self.driver_excess_bytes.load(Ordering::Relaxed))
+        self.counted_bytes()
+            .saturating_add(self.driver_excess_bytes.load(Ordering::Relaxed))
+    }
+
+    /// Returns the bytes charged by all processes of the share.
+    pub(crate) fn counted_bytes(&self) -> u64 {
+        self.region().map_or(0, |region| region.total_bytes())
     }
 
     /// Reserves `bytes` if they are available without a rebuild.
@@ -222,6 +229,11 @@ impl Share {
     /// Returns the bytes that the share's processes have exported.
     pub(crate) fn exported_bytes(&self) -> u64 {
         self.region().map_or(0, |region| region.exported_bytes())
+    }
+
+    /// Returns the bytes that the share's processes have open without a charge.
+    pub(crate) fn opened_bytes(&self) -> u64 {
+        self.region().map_or(0, |region| region.opened_bytes())
     }
 
     pub(crate) fn count_denied(&self) {

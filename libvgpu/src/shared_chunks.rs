@@ -5,18 +5,52 @@
 
 use core::sync::atomic::AtomicU32;
 
-use crate::charge_map::{Charge, ChargeMap};
+use crate::charge_map::{ChargeMap, record};
 use crate::guard::Guard;
+
+record! {
+    /// A shared pointer.
+    SharedPointer {
+        /// Address of the chunk.
+        chunk,
+        /// Index of the GPU's first share.
+        card,
+        /// How often it is exported or open.
+        references,
+    }
+}
+
+record! {
+    /// A chunk with shared pointers.
+    SharedChunk {
+        bytes,
+        /// Index of the GPU's first share.
+        card,
+        /// Shared pointers into it.
+        pointers,
+    }
+}
+
+record! {
+    /// A pointer that is closed with a context.
+    OpenedIn {
+        /// 0.
+        unused,
+        /// Index of the GPU's first share.
+        card,
+        context,
+    }
+}
 
 /// Shared allocations and their chunks. All zeroes is none.
 pub(crate) struct SharedChunks {
     guard: AtomicU32,
-    /// By pointer; `bytes` is the reference count, `context` the chunk.
-    pointers: ChargeMap,
-    /// By address; `context` is the number of pointers.
-    chunks: ChargeMap,
-    /// By pointer; `context` is the context whose end closes it, if any.
-    contexts: ChargeMap,
+    /// By pointer.
+    pointers: ChargeMap<SharedPointer>,
+    /// By address.
+    chunks: ChargeMap<SharedChunk>,
+    /// By pointer, for those that the end of a context closes.
+    contexts: ChargeMap<OpenedIn>,
 }
 
 /// A shared allocation.
@@ -65,7 +99,7 @@ impl SharedChunks {
     }
 
     /// Removes a reference to a pointer. Passes its chunk to `give_back` after the last pointer into it.
-    pub(crate) fn remove(&self, pointer: u64, give_back: impl FnOnce(Charge)) {
+    pub(crate) fn remove(&self, pointer: u64, give_back: impl FnOnce(SharedChunk)) {
         // Most pointers are not shared.
         if self.contains(pointer) {
             let _guard = Guard::acquire(&self.guard);
@@ -75,10 +109,10 @@ impl SharedChunks {
 
     /// Removes all references that belong to a destroyed context. Passes each chunk to `give_back` after the last
     /// pointer into it.
-    pub(crate) fn end_context(&self, context: u64, mut give_back: impl FnMut(Charge)) {
+    pub(crate) fn end_context(&self, context: u64, mut give_back: impl FnMut(SharedChunk)) {
         let _guard = Guard::acquire(&self.guard);
         self.contexts.remove_all(
-            |charge| charge.context == context,
+            |opened| opened.context == context,
             |pointer, _| {
                 while self.contains(pointer) {
                     self.forget(pointer).map(&mut give_back);
@@ -95,24 +129,24 @@ impl SharedChunks {
             chunk,
             context,
         } = shared;
-        let once_more = |charge: &Charge| {
-            Some(Charge {
-                bytes: charge.bytes.saturating_add(1),
-                ..*charge
+        let once_more = |known: &SharedPointer| {
+            Some(SharedPointer {
+                references: known.references.saturating_add(1),
+                ..*known
             })
         };
         if self.pointers.change(pointer, once_more).is_some() {
             return false;
         }
-        let first = Charge {
-            bytes: 1,
+        let first = SharedPointer {
+            chunk: chunk.address,
             card,
-            context: chunk.address,
+            references: 1,
         };
         self.pointers.insert(pointer, first);
         if context != 0 {
-            let ends = Charge {
-                bytes: 0,
+            let ends = OpenedIn {
+                unused: 0,
                 card,
                 context,
             };
@@ -122,38 +156,42 @@ impl SharedChunks {
     }
 
     fn add_to_chunk(&self, card: u8, chunk: Chunk) -> bool {
-        let one_more = |charge: &Charge| {
-            Some(Charge {
-                context: charge.context.saturating_add(1),
-                ..*charge
+        let one_more = |known: &SharedChunk| {
+            Some(SharedChunk {
+                pointers: known.pointers.saturating_add(1),
+                ..*known
             })
         };
         if self.chunks.change(chunk.address, one_more).is_some() {
             return false;
         }
-        let first = Charge {
+        let first = SharedChunk {
             bytes: chunk.bytes,
             card,
-            context: 1,
+            pointers: 1,
         };
         self.chunks.insert(chunk.address, first);
         true
     }
 
     /// Returns the chunk after the last pointer into it. The caller holds the guard.
-    fn forget(&self, pointer: u64) -> Option<Charge> {
-        let times = self.pointers.change(pointer, |charge| {
-            let bytes = charge.bytes.saturating_sub(1);
-            Some(Charge { bytes, ..*charge }).filter(|remaining| remaining.bytes != 0)
+    fn forget(&self, pointer: u64) -> Option<SharedChunk> {
+        let before = self.pointers.change(pointer, |known| {
+            let references = known.references.saturating_sub(1);
+            let remaining = SharedPointer {
+                references,
+                ..*known
+            };
+            (references != 0).then_some(remaining)
         })?;
-        if times.bytes > 1 {
+        if before.references > 1 {
             return None;
         }
         self.contexts.remove(pointer);
-        let chunk = self.chunks.change(times.context, |charge| {
-            let context = charge.context.saturating_sub(1);
-            Some(Charge { context, ..*charge }).filter(|remaining| remaining.context != 0)
+        let chunk = self.chunks.change(before.chunk, |known| {
+            let pointers = known.pointers.saturating_sub(1);
+            (pointers != 0).then_some(SharedChunk { pointers, ..*known })
         })?;
-        (chunk.context <= 1).then_some(chunk)
+        (chunk.pointers <= 1).then_some(chunk)
     }
 }

@@ -216,6 +216,20 @@ hooks! {
     Any Cuda cuGreenCtxDestroy(green: CUgreenCtx) = c"cuGreenCtxDestroy" 12040 => green::destroy;
     Memory Cuda cuCtxFromGreenCtx(context: *mut CUcontext, green: CUgreenCtx) = c"cuCtxFromGreenCtx" 12040 => green::context;
 
+    // Modules, and limits of a context, for which libcuda allocates memory.
+    Memory Cuda cuCtxSetLimit(limit: c_int, value: usize) = c"cuCtxSetLimit" 3010 => module::set_limit;
+    Memory Cuda cuModuleLoad(module: *mut CUmodule, path: *const c_char) = c"cuModuleLoad" 2000 => module::load;
+    Memory Cuda cuModuleLoadData(module: *mut CUmodule, image: *const c_void) = c"cuModuleLoadData" 2000 => module::load_data;
+    Memory Cuda cuModuleLoadDataEx(module: *mut CUmodule, image: *const c_void, count: c_uint, options: *mut c_int, values: *mut *mut c_void)
+        = c"cuModuleLoadDataEx" 2010 => module::load_data_ex;
+    Memory Cuda cuModuleLoadFatBinary(module: *mut CUmodule, image: *const c_void) = c"cuModuleLoadFatBinary" 2000 => module::load_data;
+    Any Cuda cuModuleUnload(module: CUmodule) = c"cuModuleUnload" 2000 => module::unload;
+    Memory Cuda cuLibraryGetModule(module: *mut CUmodule, library: CUlibrary) = c"cuLibraryGetModule" 12000 => module::library_module;
+    Memory Cuda cuLibraryGetGlobal(pointer: *mut CUdeviceptr, bytes: *mut usize, library: CUlibrary, name: *const c_char)
+        = c"cuLibraryGetGlobal" 12000 => module::library_global;
+    Memory Cuda cuLibraryGetKernel(kernel: *mut CUkernel, library: CUlibrary, name: *const c_char) = c"cuLibraryGetKernel" 12000 => module::library_kernel;
+    Any Cuda cuLibraryUnload(library: CUlibrary) = c"cuLibraryUnload" 12000 => module::unload_library;
+
     // Linear memory.
     Memory Cuda cuMemAlloc(pointer: *mut CUdeviceptr_v1, bytes: c_uint) = c"cuMemAlloc" 2000 => memory::alloc_v1;
     Memory Cuda cuMemAlloc_v2(pointer: *mut CUdeviceptr, bytes: usize) = c"cuMemAlloc" 3020 => memory::alloc;

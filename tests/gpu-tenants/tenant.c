@@ -304,6 +304,39 @@ static Result capture(int milliseconds, int times) {
     return 0;
 }
 
+static void rest(void *milliseconds) { usleep((useconds_t)(uintptr_t)milliseconds * 1000); }
+
+// Launches a graph of a kernel of a millisecond and a host function that takes `milliseconds`, repeated `times` times.
+static Result graph_with_host_function(int milliseconds, int times) {
+    Handle stream = NULL, graph = NULL, exec = NULL;
+    Result result = CALL(cuStreamCreate, (Handle *, unsigned), &stream, 1);
+    if (!result) result = CALL(cuStreamBeginCapture_v2, (Handle, int), stream, 0);
+    if (!result) result = launch_kernel(spin, stream, 1000000, 4096);
+    if (!result) result = CALL(cuLaunchHostFunc, (Handle, void (*)(void *), void *), stream, rest, (void *)(uintptr_t)milliseconds);
+    if (!result) result = CALL(cuStreamEndCapture, (Handle, Handle *), stream, &graph);
+    if (!result) result = CALL(cuGraphInstantiateWithFlags, (Handle *, Handle, unsigned long long), &exec, graph, 0);
+    for (int i = 0; !result && i < times; i++) {
+        result = CALL(cuGraphLaunch, (Handle, Handle), exec, stream);
+        if (!result) result = CALL(cuStreamSynchronize, (Handle), stream);
+    }
+    return result;
+}
+
+// Captures `count` launches of different kinds, with a capture that preloaded libraries do not see; prints the number
+// of nodes in the graph.
+static void hidden_capture(int count) {
+    Handle stream = NULL, graph = NULL;
+    size_t nodes = 0;
+    Result (*begin)(Handle, int) = (Result(*)(Handle, int))symbol_of(cuda, "cuStreamBeginCapture_v2");
+    Result result = CALL(cuStreamCreate, (Handle *, unsigned), &stream, 1);
+    if (!result) result = begin(stream, 0);
+    for (int i = 0; !result && i < count; i++) result = launch_kernel(spin, stream, 1000, 1u << i);
+    Result ended = CALL(cuStreamEndCapture, (Handle, Handle *), stream, &graph);
+    if (!result) result = ended;
+    if (!result) result = CALL(cuGraphGetNodes, (Handle, Handle *, size_t *), graph, NULL, &nodes);
+    printf("%d %zu\n", result, nodes);
+}
+
 static void run(char *line) {
     char word[64] = "", name[128] = "";
     long long a = 0, b = 0;
@@ -329,6 +362,8 @@ static void run(char *line) {
         printf("%d %llu\n", result, (unsigned long long)(now_ns() - begun) / 1000);
     } else if (!strcmp(word, "time")) time_launches((int)a, (int)b);
     else if (!strcmp(word, "capture")) printf("%d\n", capture((int)a, (int)b));
+    else if (!strcmp(word, "hostgraph")) printf("%d\n", graph_with_host_function((int)a, (int)b));
+    else if (!strcmp(word, "hiddencapture")) hidden_capture((int)a);
     else if (!strcmp(word, "destroyprimary")) printf("%d\n", CALL(cuDevicePrimaryCtxReset_v2, (int), (int)a));
     else if (!strcmp(word, "fork")) {
         // The child continues in place of the parent; the parent waits.

@@ -23,6 +23,17 @@ const ALWAYS_SAMPLED_NS: u64 = 300_000;
 /// seconds are in flight before the first is measured.
 pub const FIRST_GUESS_NS: u64 = 2_000_000;
 
+/// Longest running time that is believed of a launch whose kind never ran long, nanoseconds. A launch may wait for
+/// a later one, and a debugger or `SIGSTOP` may have stopped the GPU or the host meanwhile; both would otherwise
+/// become minutes of debt.
+pub const MAX_BELIEVED_NS: u64 = 1_000_000_000;
+
+/// Weight of a cost that is never measured.
+const UNMEASURABLE: u8 = u8::MAX;
+
+/// How many times its kind's mean a launch may run to be believed beyond [`MAX_BELIEVED_NS`].
+const MAX_BELIEVED_FACTOR: u64 = 8;
+
 /// Largest deviation of a uniform kind, in 1/32 of the mean.
 const MAX_UNIFORM_DEVIATION: u8 = 8;
 
@@ -40,6 +51,8 @@ const MAX_COST_NS: u64 = (1 << NS_BITS) - 1;
 /// ```text
 /// bits 0–39 mean cost in nanoseconds │ 40–47 samples, up to 255 │ 48–55 mean deviation, 1/32 of the cost │ 56–63 weight
 /// ```
+///
+/// A weight of 255 marks a cost that is never measured: the time of such a launch is not GPU time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Cost(u64);
 
@@ -51,6 +64,19 @@ impl Cost {
     #[must_use]
     pub const fn from_word(word: u64) -> Self {
         Self(word)
+    }
+
+    /// Returns a cost that is never measured.
+    #[must_use]
+    pub fn unmeasurable(ns: u64) -> Self {
+        Self(ns.min(MAX_COST_NS) | u64::from(UNMEASURABLE) << 56)
+    }
+
+    /// Returns whether launches of this kind are never measured.
+    #[must_use]
+    pub const fn is_unmeasurable(self) -> bool {
+        let [.., weight] = self.0.to_le_bytes();
+        weight == UNMEASURABLE
     }
 
     /// Returns the encoded word.
@@ -74,6 +100,30 @@ impl Cost {
         } else {
             self.0 & MAX_COST_NS
         }
+    }
+
+    /// Returns the charge before the launch, nanoseconds. The rest of a longer launch is charged when it ends: a
+    /// launch that it waits for is not delayed without end.
+    #[must_use]
+    #[inline]
+    pub const fn advance_ns(self) -> u64 {
+        let ns = self.ns();
+        if ns < MAX_BELIEVED_NS {
+            ns
+        } else {
+            MAX_BELIEVED_NS
+        }
+    }
+
+    /// Returns the believed part of a launch that took `ns`. A kind whose launches really are so long is believed
+    /// after a few of them.
+    #[must_use]
+    pub fn believed_ns(self, ns: u64) -> u64 {
+        let longest = match self.samples() {
+            0 => MAX_BELIEVED_NS,
+            _ => MAX_BELIEVED_NS.max(self.ns().saturating_mul(MAX_BELIEVED_FACTOR)),
+        };
+        ns.min(longest)
     }
 
     /// Returns the number of samples, up to 255.
@@ -102,10 +152,10 @@ impl Cost {
     #[inline]
     pub const fn weight(self) -> Option<u32> {
         let [_, _, _, _, _, _, _, weight] = self.0.to_le_bytes();
-        if weight == 0 {
-            None
-        } else {
-            Some(weight as u32)
+        match weight {
+            0 => None,
+            UNMEASURABLE => Some(1),
+            weight => Some(weight as u32),
         }
     }
 

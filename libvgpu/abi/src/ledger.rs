@@ -252,6 +252,15 @@ impl<'a, A: Word> Region<'a, A> {
             .fold(0, u64::saturating_add)
     }
 
+    /// Returns the bytes that the share's processes have open without a charge, according to their slots.
+    #[must_use]
+    pub fn opened_bytes(&self) -> u64 {
+        self.slots()
+            .iter()
+            .map(|slot| slot.opened_bytes.load())
+            .fold(0, u64::saturating_add)
+    }
+
     /// Reserves `bytes` for the slot's owner.
     ///
     /// # Errors

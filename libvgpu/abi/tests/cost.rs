@@ -1,6 +1,8 @@
 //! Cost of launches: averages, kinds, and time that several streams share.
 
-use drava_vgpu_abi::cost::{Cost, FIRST_GUESS_NS, LaunchKind, SAMPLING_INTERVAL, Sample, Timeline};
+use drava_vgpu_abi::cost::{
+    Cost, FIRST_GUESS_NS, LaunchKind, MAX_BELIEVED_NS, SAMPLING_INTERVAL, Sample, Timeline,
+};
 use proptest::prelude::*;
 
 fn learned(samples: impl IntoIterator<Item = u64>) -> Cost {
@@ -342,4 +344,31 @@ proptest! {
             prop_assert_eq!(timeline.add(start, start + length), new as u64);
         }
     }
+}
+
+#[test]
+fn believes_at_most_a_second_of_kind_of_short_launches() {
+    const MS: u64 = 1_000_000;
+    const S: u64 = MAX_BELIEVED_NS;
+    assert_eq!(Cost::UNKNOWN.believed_ns(60 * S), S);
+    assert_eq!(learned([5 * MS; 10]).believed_ns(60 * S), S);
+    assert_eq!(learned([5 * MS; 10]).believed_ns(6 * MS), 6 * MS);
+    // Launches that really are so long are believed after a few of them, but not charged in advance.
+    let mut cost = learned([5 * MS; 10]);
+    let mut launches = 0;
+    while cost.believed_ns(60 * S) < 60 * S {
+        cost = cost.learn(cost.believed_ns(60 * S));
+        launches += 1;
+    }
+    assert!(launches < 20, "{launches}");
+    assert_eq!(cost.advance_ns(), S);
+}
+
+#[test]
+fn keeps_cost_of_unmeasurable_launch() {
+    const MS: u64 = 1_000_000;
+    let cost = Cost::unmeasurable(3 * MS);
+    assert!(cost.is_unmeasurable() && !learned([MS; 10]).is_unmeasurable());
+    assert_eq!((cost.ns(), cost.weight()), (3 * MS, Some(1)));
+    assert_eq!(cost.marked_stale(), cost);
 }

@@ -5,12 +5,17 @@ use core::ffi::{c_int, c_uint, c_void};
 
 use crate::card::{Card, Target, target_of_device};
 use crate::charge_map::Charge;
-use crate::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUcontext, CUdevice, CUresult};
+use crate::cuda::{
+    CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUcontext,
+    CUdevice, CUresult,
+};
 use crate::hooks::driver_cache::reserve;
 use crate::hooks::memory::{free_charged, release_linear};
-use crate::hooks::{array, shared_memory};
+use crate::hooks::physical_use::{attribute, measured_context};
+use crate::hooks::{array, module, shared_memory};
 use crate::meter;
 use crate::process::Process;
+use crate::records::Context;
 use crate::table::{
     cuCtxAttach, cuCtxCreate, cuCtxCreate_v3, cuCtxCreate_v4, cuCtxDestroy, cuCtxDetach,
 };
@@ -21,6 +26,11 @@ pub(crate) enum ContextCharge {
     Charged(Card, u64),
 }
 
+/// Estimate for each multiprocessor of a GPU, whose resident threads have local memory and stacks, and the estimate
+/// for a GPU whose multiprocessors are unknown, bytes.
+const PER_MULTIPROCESSOR: u64 = 4 << 20;
+const UNKNOWN_CONTEXT: u64 = 512 << 20;
+
 /// Charges libcuda's own memory for a context.
 pub(crate) fn charge_context(device: CUdevice) -> Result<ContextCharge, CUresult> {
     let card = match target_of_device(device) {
@@ -28,12 +38,31 @@ pub(crate) fn charge_context(device: CUdevice) -> Result<ContextCharge, CUresult
         Target::Denied => return Err(CUDA_ERROR_OUT_OF_MEMORY),
         Target::Limited(card) => card,
     };
-    let bytes = card.driver_reserve_bytes();
+    let bytes = card.driver_reserve_bytes().unwrap_or_else(|| {
+        attribute(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
+            .map_or(UNKNOWN_CONTEXT, |count| {
+                count.saturating_mul(PER_MULTIPROCESSOR)
+            })
+    });
     if !reserve(card, bytes) {
         return Err(CUDA_ERROR_OUT_OF_MEMORY);
     }
     card.add_driver_bytes(bytes);
     Ok(ContextCharge::Charged(card, bytes))
+}
+
+/// Corrects the charge of a created context where no limits page has an estimate, and returns it.
+pub(crate) fn correct_context(card: Card, context: CUcontext, bytes: u64) -> u64 {
+    if card.driver_reserve_bytes().is_some() {
+        return bytes;
+    }
+    let Some(measured) = measured_context(card, context, bytes) else {
+        return bytes;
+    };
+    card.correct(bytes, measured);
+    card.subtract_driver_bytes(bytes);
+    card.add_driver_bytes(measured);
+    measured
 }
 
 /// Reverts [`charge_context`].
@@ -57,14 +86,15 @@ pub(crate) fn create_charged(
         return result;
     };
     if result == CUDA_SUCCESS {
-        let charge = Charge {
-            bytes,
-            card: card.index(),
-            context: 0,
-        };
         // SAFETY: libcuda has written the context.
-        let context = unsafe { context.read() }.expose_provenance() as u64;
-        card.process().contexts.insert(context, charge);
+        let context = unsafe { context.read() };
+        let charge = Context::Own {
+            bytes: correct_context(card, context, bytes),
+            card: card.index(),
+            attachments: 0,
+        };
+        let key = context.expose_provenance() as u64;
+        card.process().contexts.insert(key, charge);
     } else {
         release_context(card, bytes);
     }
@@ -125,9 +155,11 @@ pub(crate) unsafe fn destroy(original: cuCtxDestroy::Function, context: CUcontex
             }
             result
         },
-        |process, _, charge| {
-            if let Some(card) = Card::at(process, charge.card) {
-                release_context(card, charge.bytes);
+        |process, _, ended| {
+            if let Context::Own { bytes, card, .. } = ended
+                && let Some(card) = Card::at(process, card)
+            {
+                release_context(card, bytes);
             }
         },
     )
@@ -144,11 +176,9 @@ pub(crate) unsafe fn attach(
     if let Some(process) = Process::get().filter(|_| result == CUDA_SUCCESS) {
         // SAFETY: libcuda has written the context.
         let key = unsafe { context.read() }.expose_provenance() as u64;
-        process.contexts.change(key, |charge| {
-            let is_part = charge.card == u8::MAX;
-            let context = charge.context.saturating_add(u64::from(!is_part));
-            Some(Charge { context, ..*charge })
-        });
+        process
+            .contexts
+            .change(key, |context| Some(context.attached(1)));
     }
     result
 }
@@ -157,17 +187,16 @@ pub(crate) unsafe fn attach(
 pub(crate) unsafe fn detach(original: cuCtxDetach::Function, context: CUcontext) -> CUresult {
     let key = context.expose_provenance() as u64;
     let known = Process::get().and_then(|process| Some((process, process.contexts.get(key)?)));
-    let Some((process, _)) = known.filter(|(_, charge)| charge.context != 0) else {
+    let Some((process, _)) = known.filter(|(_, context)| context.is_attached()) else {
         // SAFETY: the caller's arguments.
         return unsafe { destroy(original, context) };
     };
     // SAFETY: the caller's arguments.
     let result = unsafe { original(context) };
     if result == CUDA_SUCCESS {
-        process.contexts.change(key, |charge| {
-            let context = charge.context.saturating_sub(1);
-            Some(Charge { context, ..*charge })
-        });
+        process
+            .contexts
+            .change(key, |context| Some(context.attached(-1)));
     }
     result
 }
@@ -182,6 +211,7 @@ pub(crate) fn release_allocations_of(context: u64) {
         release_linear(process, pointer, charge);
     });
     shared_memory::end_context(process, context);
+    module::end_context(process, context);
     process.pool_free_space.forget_all();
     process.destroyed_pools.forget_all();
     process.arrays.remove_all(ends, |array, charge| {

@@ -2,17 +2,19 @@
 //!
 //! [`crate::cache_charge`] defines its charge. It is trimmed before a denial.
 
-use crate::cache_charge::{CacheCharge, Settled};
+use crate::cache_charge::{Cache, CacheCharge, Settled};
 use crate::card::Card;
 use crate::charge_map::ChargeMap;
 use crate::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUresult};
 use crate::guard::GateGuard;
+use crate::hooks::exported;
 
 pub(crate) mod graphs;
 pub(crate) mod pools;
 
-/// Updates the charges after libcuda returned cached memory to the GPU.
+/// Updates the charges after libcuda returned cached memory to the GPU, or other processes closed memory.
 pub(crate) fn refresh(card: Card) {
+    exported::settle(card.process(), card);
     graphs::refresh(card);
     pools::refresh(card);
 }
@@ -53,18 +55,15 @@ pub(crate) fn reserve_ahead(card: Card, bytes: u64) -> Option<GateGuard<'static>
 
 /// Trims all caches; returns `false` if there are none.
 fn trim_all(card: Card) -> bool {
+    let has_exported = exported::settle(card.process(), card);
     let (has_pools, has_graphs) = (pools::trim_all(card), graphs::trim_all(card));
-    has_pools || has_graphs
+    has_exported || has_pools || has_graphs
 }
 
 /// Adds a reservation to the cache at `key` for a call in flight. The caller holds the guard of the caches.
-fn add_reservation(card: Card, caches: &ChargeMap, key: u64, reserved_bytes: u64) {
-    let more = |growth: CacheCharge| {
-        growth
-            .add_reservation(reserved_bytes)
-            .to_charge(card.index())
-    };
-    let known = caches.change(key, |charge| Some(more(CacheCharge::of(charge))));
+fn add_reservation(card: Card, caches: &ChargeMap<Cache>, key: u64, reserved_bytes: u64) {
+    let more = |growth: CacheCharge| growth.add_reservation(reserved_bytes).on(card.index());
+    let known = caches.change(key, |cache| Some(more(CacheCharge::of(cache))));
     if known.is_none() {
         caches.insert(key, more(CacheCharge::default()));
     }
@@ -76,7 +75,7 @@ fn add_reservation(card: Card, caches: &ChargeMap, key: u64, reserved_bytes: u64
 /// Returns the charge before and after.
 fn settle(
     card: Card,
-    caches: &ChargeMap,
+    caches: &ChargeMap<Cache>,
     key: u64,
     reserved_bytes: u64,
     has_bytes: Option<u64>,
@@ -86,16 +85,16 @@ fn settle(
         growth.settle(reserved_bytes, has_bytes.unwrap_or(unchanged))
     };
     let (mut before, mut settled) = (CacheCharge::default(), None::<Settled>);
-    caches.change(key, |charge| {
-        before = CacheCharge::of(charge);
+    caches.change(key, |cache| {
+        before = CacheCharge::of(cache);
         let settled = settled.insert(settle(before));
-        Some(settled.charge.to_charge(card.index()))
+        Some(settled.charge.on(card.index()))
     });
     let settled = settled.unwrap_or_else(|| {
         let settled = settle(before);
         // A cache without a report is gone.
         if has_bytes.is_some() {
-            caches.insert(key, settled.charge.to_charge(card.index()));
+            caches.insert(key, settled.charge.on(card.index()));
         }
         settled
     });

@@ -1,12 +1,13 @@
 //! Graphs: launched and charged as a whole. Stream captures, which create most graphs.
 //!
 //! The cost of a graph is learned per executable graph. Until the first measurement it is the sum of the known
-//! costs of its kernels; after a change of its nodes it is measured again.
+//! costs of its kernels; after a change of its nodes it is measured again. A graph that waits for the host or another
+//! device leaves the GPU idle, so its cost stays that sum.
 
 use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use core::ptr::{self, NonNull};
 
-use drava_vgpu_abi::cost::LaunchKind;
+use drava_vgpu_abi::cost::{Cost, FIRST_GUESS_NS, LaunchKind};
 
 use crate::cuda::{
     CU_GRAPH_NODE_TYPE_KERNEL, CUDA_GRAPH_INSTANTIATE_ERROR, CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD,
@@ -107,8 +108,14 @@ unsafe fn instantiated(result: CUresult, exec: *const CUgraphExec, graph: CUgrap
     if result == CUDA_SUCCESS {
         // SAFETY: libcuda has written it.
         let exec = unsafe { exec.read() };
-        graph_memory::record(exec, graph);
-        meter::expect(kind_of(exec), estimate_ns(graph));
+        let contents = graph_memory::record(exec, graph);
+        let estimate = estimate_ns(graph);
+        let cost = if contents.may_idle {
+            Cost::unmeasurable(estimate.unwrap_or(FIRST_GUESS_NS))
+        } else {
+            estimate.map_or(Cost::UNKNOWN, Cost::guess)
+        };
+        meter::expect(kind_of(exec), cost);
     }
     result
 }
@@ -246,7 +253,7 @@ pub(crate) unsafe fn destroy(
     original: cuGraphExecDestroy::Function,
     exec: CUgraphExec,
 ) -> CUresult {
-    meter::expect(kind_of(exec), None);
+    meter::expect(kind_of(exec), Cost::UNKNOWN);
     graph_memory::forget(exec);
     // SAFETY: the caller's arguments.
     unsafe { original(exec) }

@@ -14,14 +14,15 @@ use core::slice;
 use crate::blocks::BLOCK;
 use crate::card::{Card, Target, target_of_device};
 use crate::cuda::{
-    CU_GRAPH_NODE_TYPE_GRAPH, CU_GRAPH_NODE_TYPE_MEM_ALLOC, CU_MEM_LOCATION_TYPE_DEVICE,
-    CUDA_ERROR_OUT_OF_MEMORY, CUDA_MEM_ALLOC_NODE_PARAMS, CUDA_SUCCESS, CUdevice, CUgraph,
-    CUgraphExec, CUgraphNode, CUresult, CUstream,
+    CU_GRAPH_NODE_TYPE_GRAPH, CU_GRAPH_NODE_TYPE_MEM_ALLOC, CU_GRAPH_NODE_TYPES_THAT_WAIT,
+    CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_MEM_ALLOC_NODE_PARAMS,
+    CUDA_SUCCESS, CUdevice, CUgraph, CUgraphExec, CUgraphNode, CUresult, CUstream,
 };
 use crate::driver::{Library, Original};
 use crate::hooks::driver_cache::{deny, graphs, reserve_ahead};
 use crate::meter;
 use crate::process::Process;
+use crate::records::GraphNeed;
 use crate::sys;
 use crate::table::cuGraphUpload;
 
@@ -37,6 +38,14 @@ type GetNodes = unsafe extern "C" fn(CUgraph, *mut CUgraphNode, *mut usize) -> C
 type GetType = unsafe extern "C" fn(CUgraphNode, *mut c_int) -> CUresult;
 type GetChild = unsafe extern "C" fn(CUgraphNode, *mut CUgraph) -> CUresult;
 type GetAllocation = unsafe extern "C" fn(CUgraphNode, *mut CUDA_MEM_ALLOC_NODE_PARAMS) -> CUresult;
+
+/// What the nodes of a graph and its child graphs imply.
+#[derive(Default)]
+pub(crate) struct Contents {
+    need: Option<Need>,
+    /// The graph waits for the host, another stream or another device.
+    pub(crate) may_idle: bool,
+}
 
 /// Largest memory need of a graph, on the device of its first allocation node.
 #[derive(Clone, Copy)]
@@ -105,7 +114,7 @@ fn allocation_of(node: CUgraphNode) -> Option<CUDA_MEM_ALLOC_NODE_PARAMS> {
     (result == CUDA_SUCCESS).then_some(unsafe { params.assume_init() })
 }
 
-fn add_needs(graph: CUgraph, depth: u32, need: &mut Option<Need>) {
+fn add_contents(graph: CUgraph, depth: u32, contents: &mut Contents) {
     for_each_node(graph, |node| match type_of(node) {
         Some(CU_GRAPH_NODE_TYPE_MEM_ALLOC) => {
             let Some(params) = allocation_of(node) else {
@@ -117,19 +126,20 @@ fn add_needs(graph: CUgraph, depth: u32, need: &mut Option<Need>) {
             let bytes = (params.bytesize as u64)
                 .checked_next_multiple_of(BLOCK)
                 .unwrap_or(u64::MAX);
-            let before = need.map_or(0, |need| need.bytes);
-            *need = Some(Need {
+            let need = contents.need;
+            contents.need = Some(Need {
                 device: need.map_or(params.poolLocation.id, |need| need.device),
-                bytes: before.saturating_add(bytes),
+                bytes: need.map_or(0, |need| need.bytes).saturating_add(bytes),
             });
         }
         Some(CU_GRAPH_NODE_TYPE_GRAPH) => {
             if let Some(depth) = depth.checked_sub(1)
                 && let Some(child) = child_of(node)
             {
-                add_needs(child, depth, need);
+                add_contents(child, depth, contents);
             }
         }
+        Some(kind) if CU_GRAPH_NODE_TYPES_THAT_WAIT.contains(&kind) => contents.may_idle = true,
         _ => {}
     });
 }
@@ -138,20 +148,29 @@ fn key_of(exec: CUgraphExec) -> u64 {
     exec.expose_provenance() as u64
 }
 
-fn need_of(graph: CUgraph) -> Option<Need> {
-    let mut need = None;
-    add_needs(graph, DEPTH, &mut need);
-    need
+fn contents_of(graph: CUgraph) -> Contents {
+    let mut contents = Contents::default();
+    add_contents(graph, DEPTH, &mut contents);
+    contents
 }
 
-/// Records the need of `exec`, which was just instantiated from `graph`.
-pub(crate) fn record(exec: CUgraphExec, graph: CUgraph) {
+/// Records the need of `exec`, which was just instantiated from `graph`, and returns the graph's contents.
+pub(crate) fn record(exec: CUgraphExec, graph: CUgraph) -> Contents {
     forget(exec);
-    let Some(need) = need_of(graph) else { return };
+    let contents = contents_of(graph);
+    let Some(need) = contents.need else {
+        return contents;
+    };
     if let Target::Limited(card) = target_of_device(need.device) {
-        let charge = graphs::new_charge(card, need.device, need.bytes);
-        card.process().graphs.insert(key_of(exec), charge);
+        let need = GraphNeed {
+            bytes: need.bytes,
+            card: card.index(),
+            device: need.device,
+            is_counted: false,
+        };
+        card.process().graphs.insert(key_of(exec), need);
     }
+    contents
 }
 
 /// Launches or uploads an executable graph with `call`, if its need can be reserved. A captured launch needs
@@ -162,15 +181,12 @@ pub(crate) fn launch_charged(
     call: impl FnOnce() -> CUresult,
 ) -> CUresult {
     let known = Process::get().and_then(|process| {
-        let charge = process.graphs.get(key_of(exec))?;
-        Some((Card::at(process, charge.card)?, charge))
+        let need = process.graphs.get(key_of(exec))?;
+        Some((Card::at(process, need.card)?, need))
     });
     match known {
-        Some((card, charge)) if !meter::is_capturing(stream) => {
-            let need = Need {
-                device: graphs::device_of(&charge),
-                bytes: charge.bytes,
-            };
+        Some((card, GraphNeed { bytes, device, .. })) if !meter::is_capturing(stream) => {
+            let need = Need { device, bytes };
             let reused = graphs::reuse_charge(card, need.device, key_of(exec), need.bytes);
             call_charged(card, need, reused, call)
         }
@@ -202,7 +218,7 @@ fn call_charged(
 
 /// Instantiates `graph` with `call`, which uploads it and calls [`record_upload`], if its need can be reserved.
 pub(crate) fn instantiate_uploaded(graph: CUgraph, call: impl FnOnce() -> CUresult) -> CUresult {
-    let Some(need) = need_of(graph) else {
+    let Some(need) = contents_of(graph).need else {
         return call();
     };
     match target_of_device(need.device) {

@@ -20,7 +20,8 @@ pub(crate) unsafe fn create(
 ) -> CUresult {
     let result = primary::retain_with(device, || {
         // SAFETY: the caller's arguments.
-        unsafe { original(green, description, device, flags) }
+        let result = unsafe { original(green, description, device, flags) };
+        (result, None)
     });
     if let Some(process) = Process::get().filter(|_| result == CUDA_SUCCESS) {
         // SAFETY: libcuda has written the green context.

@@ -7,7 +7,7 @@ use core::ptr::NonNull;
 
 use crate::blocks::{self, BLOCK, BlockClass, SmallArrays};
 use crate::card::{Card, Target, current_context, current_device, target_of_current_context};
-use crate::charge_map::{Charge, ChargeMap};
+use crate::charge_map::{Charge, ChargeMap, Record};
 use crate::cuda::{
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdevice, CUdeviceptr, CUdeviceptr_v1, CUresult,
 };
@@ -34,10 +34,8 @@ const ROW_STEP: u64 = 512;
 /// An allocation to make.
 #[derive(Clone, Copy)]
 pub(crate) struct Request {
-    pub(crate) target: Target,
-    pub(crate) bytes: u64,
-    /// Returns [`Charge::context`]; called only after the allocation.
-    pub(crate) context: fn() -> u64,
+    target: Target,
+    bytes: u64,
 }
 
 impl Request {
@@ -46,14 +44,13 @@ impl Request {
         Self {
             target: target_of_current_context(),
             bytes,
-            context: || current_context().unwrap_or(0),
         }
     }
 
     /// Makes the allocation with `call` if it fits, and records its charge in `map` at `key`.
     pub(crate) fn allocate(
         self,
-        map: impl FnOnce(&'static Process) -> &'static ChargeMap,
+        map: impl FnOnce(&'static Process) -> &'static ChargeMap<Charge>,
         call: impl FnOnce() -> CUresult,
         key: impl FnOnce() -> u64,
     ) -> CUresult {
@@ -226,7 +223,8 @@ impl Request {
         Charge {
             bytes: self.bytes,
             card: card.index(),
-            context: (self.context)(),
+            // Called only after the allocation.
+            context: current_context().unwrap_or(0),
         }
     }
 }
@@ -291,11 +289,11 @@ pub(crate) fn free_linear(pointer: u64, call: impl FnOnce() -> CUresult) -> CUre
 }
 
 /// Frees the object at `key` with `call` and passes its charge, if any, to `release`.
-pub(crate) fn free_charged(
-    map: impl FnOnce(&'static Process) -> &'static ChargeMap,
+pub(crate) fn free_charged<R: Record + 'static>(
+    map: impl FnOnce(&'static Process) -> &'static ChargeMap<R>,
     key: u64,
     call: impl FnOnce() -> CUresult,
-    release: impl FnOnce(&'static Process, u64, Charge),
+    release: impl FnOnce(&'static Process, u64, R),
 ) -> CUresult {
     let Some(process) = Process::get() else {
         return call();

@@ -9,6 +9,7 @@ use core::ptr::NonNull;
 use crate::cuda::{CUDA_SUCCESS, CUdevice, CUdeviceptr, CUmemGenericAllocationHandle, CUresult};
 use crate::hooks::physical;
 use crate::process::Process;
+use crate::records::Binding;
 use crate::table::{
     cuMemRelease, cuMemRetainAllocationHandle, cuMulticastBindAddr, cuMulticastBindAddr_v2,
     cuMulticastBindMem, cuMulticastBindMem_v2, cuMulticastCreate, cuMulticastUnbind,
@@ -34,10 +35,10 @@ fn add_binding(
     let Some(device) = device.filter(|_| physical::add_mapping(process, memory)) else {
         return;
     };
-    let binding = physical::binding(object, memory);
-    process
-        .bindings
-        .insert(binding_key(object, device, offset), binding);
+    process.bindings.insert(
+        binding_key(object, device, offset),
+        Binding { memory, object },
+    );
 }
 
 pub(crate) unsafe fn create(
@@ -162,7 +163,7 @@ pub(crate) unsafe fn unbind(
     if let Some(process) = Process::get().filter(|_| result == CUDA_SUCCESS)
         && let Some(binding) = process.bindings.remove(binding_key(object, device, offset))
     {
-        physical::drop_mapping(process, binding.context);
+        physical::drop_mapping(process, binding.memory);
     }
     result
 }

@@ -1,37 +1,26 @@
-//! Physical memory: the handles and mappings that keep it alive, and its charge.
+//! Physical memory: the references that keep it alive, and its charge.
 //!
-//! It lives until its last handle is released **and** its last mapping is gone: to addresses, to a sparse array, or
-//! to a multicast object. Exported memory stays charged until the process ends: another process may have it open,
-//! which is not visible here. An import is charged at its first mapping, when its size is known, unless it belongs
-//! to the same share; see [`crate::imports`].
+//! It lives until its last handle is released, its last mapping is gone (to addresses, to a sparse array, or to a
+//! multicast object), and the last file descriptor of it is closed; see [`exported`]. An import is charged at its
+//! first mapping, when its size is known, unless it belongs to the same share; see [`crate::imports`].
 //!
 //! A mapping is counted before libcuda makes it; otherwise another thread could release the memory unnoticed.
+//! Handle values recur, so a record never outlives its last handle and mapping.
 
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 
 use crate::card::{Card, Target, target_of_device};
-use crate::charge_map::Charge;
 use crate::cuda::{
     CU_MEM_LOCATION_TYPE_DEVICE, CUDA_SUCCESS, CUdevice, CUmemAllocationProp,
     CUmemGenericAllocationHandle, CUresult,
 };
 use crate::driver::{Library, Original};
 use crate::hooks::driver_cache::reserve_with;
+use crate::hooks::exported;
 use crate::process::Process;
-
-/// One handle in the reference count in `Charge::context`.
-pub(crate) const HANDLE: u64 = 1 << 32;
-/// One mapping in the reference count.
-const MAPPING: u64 = 1;
-/// Bits of the two counts.
-const HANDLES: u64 = (1 << 56) - HANDLE;
-const MAPPINGS: u64 = HANDLE - 1;
-/// The memory was exported.
-const EXPORTED: u64 = 1 << 56;
-/// The memory belongs to another process; not a reference. `bytes` is the known part of its size.
-const IMPORTED: u64 = 1 << 57;
+use crate::records::{Binding, NO_CARD, Origin, Physical};
 
 static GET_PROPERTIES: Original =
     Original::new(Library::Cuda, c"cuMemGetAllocationPropertiesFromHandle");
@@ -60,14 +49,20 @@ fn card_of(handle: CUmemGenericAllocationHandle) -> Option<Card> {
     }
 }
 
+/// Returns the record of new memory with one handle.
+pub(crate) fn new(card: u8, bytes: u64) -> Physical {
+    Physical {
+        bytes,
+        card,
+        origin: Origin::Own,
+        handles: 1,
+        mappings: 0,
+    }
+}
+
 /// Adds a handle of an object without memory that can hold some: a multicast object.
 pub(crate) fn add_object(process: &Process, handle: CUmemGenericAllocationHandle) {
-    let charge = Charge {
-        bytes: 0,
-        card: u8::MAX,
-        context: HANDLE,
-    };
-    process.physical.insert(handle, charge);
+    process.physical.insert(handle, new(NO_CARD, 0));
 }
 
 /// Adds a handle from an import.
@@ -81,40 +76,54 @@ pub(crate) fn add_import(process: &Process, handle: CUmemGenericAllocationHandle
     let Some(card) = card else {
         return add_object(process, handle);
     };
-    let charge = Charge {
-        bytes: 0,
-        card: card.index(),
-        context: HANDLE | IMPORTED,
+    let imported = Physical {
+        origin: Origin::Imported,
+        ..new(card.index(), 0)
     };
-    process.physical.insert(handle, charge);
+    process.physical.insert(handle, imported);
 }
 
 /// Adds a handle of known memory; `false` if the memory is unknown.
 pub(crate) fn add_handle(process: &Process, handle: CUmemGenericAllocationHandle) -> bool {
-    change(process, handle, |count| count.saturating_add(HANDLE)).is_some()
+    let one_more = |memory: &Physical| {
+        Some(Physical {
+            handles: memory.handles.saturating_add(1),
+            ..*memory
+        })
+    };
+    process.physical.change(handle, one_more).is_some()
 }
 
 /// Adds a mapping of known memory; `false` if the memory is not the share's.
 pub(crate) fn add_mapping(process: &Process, handle: CUmemGenericAllocationHandle) -> bool {
-    change(process, handle, |count| count.saturating_add(MAPPING)).is_some()
+    let one_more = |memory: &Physical| {
+        Some(Physical {
+            mappings: memory.mappings.saturating_add(1),
+            ..*memory
+        })
+    };
+    process.physical.change(handle, one_more).is_some()
 }
 
 /// Reverts [`add_mapping`].
 pub(crate) fn drop_mapping(process: &'static Process, handle: CUmemGenericAllocationHandle) {
-    if let Some(remaining) = drop_reference(process, handle, MAPPING, MAPPINGS) {
+    if let Some(remaining) = drop_reference(process, handle, without_mapping) {
         release_if_unreferenced(process, handle, remaining);
     }
 }
 
 /// A handle that libcuda is about to release.
-pub(crate) struct DroppedHandle(Option<Charge>);
+pub(crate) struct DroppedHandle(Option<Physical>);
 
 /// Removes a handle before libcuda is called: afterwards another thread may have got the same handle.
 pub(crate) fn drop_handle(
     process: &Process,
     handle: CUmemGenericAllocationHandle,
 ) -> DroppedHandle {
-    DroppedHandle(drop_reference(process, handle, HANDLE, HANDLES))
+    DroppedHandle(drop_reference(process, handle, |memory| {
+        let handles = memory.handles.checked_sub(1)?;
+        Some(Physical { handles, ..*memory })
+    }))
 }
 
 impl DroppedHandle {
@@ -130,25 +139,13 @@ impl DroppedHandle {
         let Some(remaining) = self.0 else { return };
         let _guard = process.guard();
         if !add_handle(process, handle) {
-            let context = remaining.context.saturating_add(HANDLE);
-            process.physical.insert(
-                handle,
-                Charge {
-                    context,
-                    ..remaining
-                },
-            );
+            let handles = remaining.handles.saturating_add(1);
+            let restored = Physical {
+                handles,
+                ..remaining
+            };
+            process.physical.insert(handle, restored);
         }
-    }
-}
-
-/// Records that other processes may open the memory.
-pub(crate) fn export(process: &'static Process, handle: CUmemGenericAllocationHandle) {
-    let before = change(process, handle, |count| count | EXPORTED);
-    if let Some(charge) = before.filter(|charge| charge.context & (EXPORTED | IMPORTED) == 0)
-        && let Some(card) = Card::at(process, charge.card)
-    {
-        card.export(charge.bytes);
     }
 }
 
@@ -168,7 +165,7 @@ pub(crate) fn begin_mapping(
         return Ok(false);
     }
     let known = process.physical.get(handle);
-    let is_imported = known.is_some_and(|charge| charge.context & IMPORTED != 0);
+    let is_imported = known.is_some_and(|memory| memory.origin == Origin::Imported);
     if is_imported && !charge_import(process, handle, bytes()) {
         cancel_mapping(process, handle);
         return Err(Denied);
@@ -186,13 +183,13 @@ fn charge_import(
     bytes: u64,
 ) -> bool {
     let known = process.physical.get(handle);
-    let Some(card) = known.and_then(|charge| Card::at(process, charge.card)) else {
+    let Some(card) = known.and_then(|memory| Card::at(process, memory.card)) else {
         return true;
     };
     reserve_with(card, || {
         let _guard = process.import_guard();
         let known = process.physical.get(handle);
-        let more = bytes.saturating_sub(known.map_or(u64::MAX, |charge| charge.bytes));
+        let more = bytes.saturating_sub(known.map_or(u64::MAX, |memory| memory.bytes));
         if more == 0 {
             return true;
         }
@@ -200,7 +197,7 @@ fn charge_import(
         if is_paid {
             process
                 .physical
-                .change(handle, |charge| Some(Charge { bytes, ..*charge }));
+                .change(handle, |memory| Some(Physical { bytes, ..*memory }));
         }
         is_paid
     })
@@ -210,22 +207,22 @@ fn charge_import(
 /// unknown again.
 pub(crate) fn cancel_mapping(process: &'static Process, handle: CUmemGenericAllocationHandle) {
     let guard = process.import_guard();
-    let remaining = drop_reference(process, handle, MAPPING, MAPPINGS);
+    let remaining = drop_reference(process, handle, without_mapping);
     let mut unpaid = None;
-    process.physical.change(handle, |charge| {
-        if charge.context & IMPORTED == 0 || charge.context & MAPPINGS != 0 {
-            return Some(*charge);
+    process.physical.change(handle, |memory| {
+        if memory.origin != Origin::Imported || memory.mappings != 0 {
+            return Some(*memory);
         }
-        unpaid = Some(*charge);
-        Some(Charge {
+        unpaid = Some(*memory);
+        Some(Physical {
             bytes: 0,
-            ..*charge
+            ..*memory
         })
     });
-    if let Some(charge) = unpaid
-        && let Some(card) = Card::at(process, charge.card)
+    if let Some(memory) = unpaid
+        && let Some(card) = Card::at(process, memory.card)
     {
-        card.end_import(charge.bytes);
+        card.end_import(memory.bytes);
     }
     drop(guard);
     if let Some(remaining) = remaining {
@@ -233,69 +230,47 @@ pub(crate) fn cancel_mapping(process: &'static Process, handle: CUmemGenericAllo
     }
 }
 
-/// Removes one reference of that kind, if there is one, and returns the remaining charge. Memory without references
-/// is removed.
-fn drop_reference(process: &Process, handle: u64, reference: u64, kind: u64) -> Option<Charge> {
+fn without_mapping(memory: &Physical) -> Option<Physical> {
+    let mappings = memory.mappings.checked_sub(1)?;
+    Some(Physical {
+        mappings,
+        ..*memory
+    })
+}
+
+/// Removes one reference, if there is one, and returns what remains. Memory without references is removed.
+fn drop_reference(
+    process: &Process,
+    handle: CUmemGenericAllocationHandle,
+    without: impl FnOnce(&Physical) -> Option<Physical>,
+) -> Option<Physical> {
     let mut remaining = None;
-    process.physical.change(handle, |charge| {
-        if charge.context & kind == 0 {
-            return Some(*charge);
-        }
-        let context = charge.context.saturating_sub(reference);
-        let charge = *remaining.insert(Charge { context, ..*charge });
-        is_referenced(charge).then_some(charge)
+    process.physical.change(handle, |memory| {
+        remaining = without(memory);
+        let kept = remaining.unwrap_or(*memory);
+        kept.is_referenced().then_some(kept)
     });
     remaining
 }
 
-fn is_referenced(charge: Charge) -> bool {
-    charge.context & !IMPORTED != 0
-}
-
-/// Changes the reference count of known memory and returns its previous charge.
-fn change(process: &Process, handle: u64, count: impl FnOnce(u64) -> u64) -> Option<Charge> {
-    process.physical.change(handle, |charge| {
-        let context = count(charge.context);
-        Some(Charge { context, ..*charge })
-    })
-}
-
-fn release_if_unreferenced(process: &'static Process, handle: u64, remaining: Charge) {
-    if is_referenced(remaining) {
+fn release_if_unreferenced(process: &'static Process, handle: u64, remaining: Physical) {
+    if remaining.is_referenced() {
         return;
     }
-    if remaining.card == u8::MAX {
-        drop_bindings(process, handle);
-    } else if let Some(card) = Card::at(process, remaining.card) {
-        if remaining.context & IMPORTED == 0 {
-            card.release(remaining.bytes);
-        } else {
-            card.end_import(remaining.bytes);
-        }
+    let Some(card) = Card::at(process, remaining.card) else {
+        return drop_bindings(process, handle);
+    };
+    match remaining.origin {
+        Origin::Own => card.release(remaining.bytes),
+        Origin::Exported => exported::release(process, card, handle, remaining.bytes),
+        Origin::Imported => card.end_import(remaining.bytes),
     }
 }
 
-/// Truncates an object's handle to the size of [`Charge::bytes`].
-fn truncated_handle(object: CUmemGenericAllocationHandle) -> u64 {
-    object & 0xffff_ffff_ffff
-}
-
-/// Returns the binding of memory to a multicast object, counted by [`add_mapping`].
-pub(crate) fn binding(
-    object: CUmemGenericAllocationHandle,
-    memory: CUmemGenericAllocationHandle,
-) -> Charge {
-    Charge {
-        bytes: truncated_handle(object),
-        card: u8::MAX,
-        context: memory,
-    }
-}
-
-/// Removes the bindings of a destroyed object.
+/// Removes the bindings of a destroyed multicast object.
 fn drop_bindings(process: &'static Process, object: CUmemGenericAllocationHandle) {
-    let ends = |charge: &Charge| charge.bytes == truncated_handle(object);
+    let ends = |binding: &Binding| binding.object == object;
     process.bindings.remove_all(ends, |_, binding| {
-        drop_mapping(process, binding.context);
+        drop_mapping(process, binding.memory);
     });
 }

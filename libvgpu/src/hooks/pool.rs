@@ -337,10 +337,10 @@ pub(crate) unsafe fn destroy(original: cuMemPoolDestroy::Function, pool: CUmemor
         return result;
     }
     if let Some(card) = Card::at(process, charge.card) {
-        card.release(charge.bytes.saturating_sub(kept));
+        card.release(charge.charged_bytes.saturating_sub(kept));
     }
     // At most the charge can be released.
-    let charged = kept.min(charge.bytes);
+    let charged = kept.min(charge.charged_bytes);
     if charged == 0 || !is_known {
         process.pool_free_space.end_pool(key, |_| {});
         return result;

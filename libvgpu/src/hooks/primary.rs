@@ -1,22 +1,24 @@
 //! Primary contexts, one per device, and their parts, which are green contexts.
 //!
 //! The first retain in a process creates the context and charges it; the last release, or a reset, ends it with all
-//! allocations in it and in its parts. Only one thread at a time creates or ends it; otherwise another thread could
-//! use it without a charge while it is being denied, or allocate in a new context that is mistaken for the old one.
+//! allocations in it and in its parts. Only one thread at a time creates or ends it, however long that takes, as in
+//! libcuda itself; otherwise another thread could use it without a charge while it is being denied, pay for it
+//! again, or allocate in a new context that is mistaken for the old one.
 
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
 use crate::card::{Target, target_of_device};
-use crate::charge_map::Charge;
 use crate::cuda::{CUDA_SUCCESS, CUcontext, CUdevice, CUresult};
 use crate::driver::{Library, Original};
 use crate::hooks::context::{
-    ContextCharge, charge_context, create_charged, release_allocations_of, release_context,
+    ContextCharge, charge_context, correct_context, create_charged, release_allocations_of,
+    release_context,
 };
 use crate::meter;
 use crate::process::{Device, Process};
+use crate::records::Context;
 use crate::table::{cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRetain};
 
 static STATE: Original = Original::new(Library::Cuda, c"cuDevicePrimaryCtxGetState");
@@ -51,36 +53,40 @@ pub(crate) unsafe fn retain(
     };
     retain_with(device, || {
         let result = call();
-        if result == CUDA_SUCCESS {
-            // SAFETY: libcuda has written the context.
-            let context = unsafe { context.read() }.expose_provenance() as u64;
-            state.primary.store(context, Ordering::Release);
+        if result != CUDA_SUCCESS {
+            return (result, None);
         }
-        result
+        // SAFETY: libcuda has written the context.
+        let context = unsafe { context.read() };
+        let key = context.expose_provenance() as u64;
+        state.primary.store(key, Ordering::Release);
+        (result, Some(context))
     })
 }
 
 /// Retains the primary context with `call`. A retain creates the context if it is the first one, or the first one
-/// since a release or reset ended the context.
-pub(crate) fn retain_with(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
+/// since a release or reset ended the context. `call` returns the context if it is known.
+pub(crate) fn retain_with(
+    device: CUdevice,
+    call: impl FnOnce() -> (CUresult, Option<CUcontext>),
+) -> CUresult {
     let Some(state) = device_state(device) else {
-        return call();
+        return call().0;
     };
-    // Entered without exclusion if another thread takes too long.
-    let _alone = state.primary_gate.enter_exclusive();
+    let _alone = state.primary_gate.wait_exclusive();
     if state.charged.load(Ordering::Acquire) != 0 {
-        return call();
+        return call().0;
     }
     let charge = match charge_context(device) {
         Ok(charge) => charge,
         Err(result) => return result,
     };
-    let result = call();
+    let (result, context) = call();
     match charge {
-        ContextCharge::Charged(_, bytes) if result == CUDA_SUCCESS => {
-            state
-                .charged
-                .store(bytes.saturating_add(1), Ordering::Release);
+        ContextCharge::Charged(card, bytes) if result == CUDA_SUCCESS => {
+            let bytes = context.map_or(bytes, |context| correct_context(card, context, bytes));
+            let charged = bytes.saturating_add(1);
+            state.charged.store(charged, Ordering::Release);
         }
         ContextCharge::Charged(card, bytes) => release_context(card, bytes),
         ContextCharge::None => {}
@@ -102,8 +108,7 @@ pub(crate) unsafe fn end(
 pub(crate) fn end_with(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
     meter::forget_all_contexts();
     let state = device_state(device);
-    // As above.
-    let _alone = state.and_then(|state| state.primary_gate.enter_exclusive());
+    let _alone = state.map(|state| state.primary_gate.wait_exclusive());
     let result = call();
     meter::forget_card_of(|_| true);
     if result == CUDA_SUCCESS
@@ -120,35 +125,24 @@ pub(crate) fn end_with(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUr
     result
 }
 
-/// Mark in place of the number of attachments: a part of the primary context of the device in the low bits.
-const PART_OF: u64 = 1 << 63;
-
-fn part_of(device: CUdevice) -> u64 {
-    PART_OF | u64::from(device.unsigned_abs())
-}
-
 /// Returns the device of a green context, or of its `CUcontext`.
 pub(crate) fn device_of_part(process: &Process, key: u64) -> Option<CUdevice> {
-    let charge = process.contexts.get(key)?;
-    let device = charge.context.checked_sub(PART_OF)?;
-    CUdevice::try_from(device).ok()
+    match process.contexts.get(key)? {
+        Context::Part { device } => Some(device),
+        Context::Own { .. } => None,
+    }
 }
 
 /// Records a handle as a part of the device's primary context.
 pub(crate) fn add_part(process: &Process, key: u64, device: CUdevice) {
-    let part = Charge {
-        bytes: 0,
-        card: u8::MAX,
-        context: part_of(device),
-    };
     process.contexts.remove(key);
-    process.contexts.insert(key, part);
+    process.contexts.insert(key, Context::Part { device });
 }
 
 /// Removes the parts of a primary context that has ended.
 fn end_parts(device: CUdevice) {
     if let Some(process) = Process::get() {
-        let ends = |charge: &Charge| charge.context == part_of(device);
+        let ends = |context: &Context| *context == Context::Part { device };
         process
             .contexts
             .remove_all(ends, |key, _| release_allocations_of(key));

@@ -8,12 +8,11 @@ use core::ptr::NonNull;
 
 use crate::blocks::BLOCK;
 use crate::card::Card;
-use crate::charge_map::Charge;
 use crate::cuda::{CUDA_SUCCESS, CUdeviceptr, CUresult};
 use crate::driver::{Library, Original};
 use crate::hooks::driver_cache::reserve_with;
 use crate::process::Process;
-use crate::shared_chunks::{Chunk, Shared};
+use crate::shared_chunks::{Chunk, Shared, SharedChunk};
 
 static GET_RANGE: Original = Original::new(Library::Cuda, c"cuMemGetAddressRange_v2");
 type GetRange = unsafe extern "C" fn(*mut CUdeviceptr, *mut usize, CUdeviceptr) -> CUresult;
@@ -94,7 +93,7 @@ pub(crate) fn end_context(process: &'static Process, context: u64) {
         .end_context(context, |chunk| end_import(process, chunk));
 }
 
-fn end_import(process: &'static Process, chunk: Charge) {
+fn end_import(process: &'static Process, chunk: SharedChunk) {
     if let Some(card) = Card::at(process, chunk.card) {
         card.end_import(chunk.bytes);
     }

@@ -8,7 +8,6 @@ use core::ffi::{c_uint, c_void};
 use core::mem::MaybeUninit;
 use core::ptr::{self, NonNull};
 
-use crate::charge_map::Charge;
 use crate::cuda::{
     CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_SPARSE_LEVEL, CU_MEM_OPERATION_TYPE_MAP,
     CU_RESOURCE_TYPE_ARRAY, CUDA_ARRAY_SPARSE_PROPERTIES, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS,
@@ -17,6 +16,7 @@ use crate::cuda::{
 use crate::driver::{Library, Original};
 use crate::hooks::physical;
 use crate::process::Process;
+use crate::records::Binding;
 use crate::table::cuMemMapArrayAsync;
 
 /// Size of a tile, whatever its extent.
@@ -72,11 +72,6 @@ impl CUarrayMapInfo {
     }
 }
 
-/// Truncates an array's handle to the size of [`Charge::bytes`].
-fn truncated_handle(array: u64) -> u64 {
-    array & 0xffff_ffff_ffff
-}
-
 /// Returns the key of the array part.
 fn part_of(operation: &CUarrayMapInfo) -> u64 {
     let mix = |key: u64, number: u32| {
@@ -97,15 +92,15 @@ fn part_of(operation: &CUarrayMapInfo) -> u64 {
 
 fn drop_part(process: &'static Process, part: u64) {
     if let Some(mapping) = process.array_mappings.remove(part) {
-        physical::drop_mapping(process, mapping.context);
+        physical::drop_mapping(process, mapping.memory);
     }
 }
 
 /// Removes the mappings of a destroyed array.
 pub(crate) fn drop_mappings(process: &'static Process, array: u64) {
-    let ends = |charge: &Charge| charge.bytes == truncated_handle(array);
+    let ends = |mapping: &Binding| mapping.object == array;
     process.array_mappings.remove_all(ends, |_, mapping| {
-        physical::drop_mapping(process, mapping.context);
+        physical::drop_mapping(process, mapping.memory);
     });
 }
 
@@ -147,10 +142,9 @@ pub(crate) unsafe fn map(
         drop_part(process, part);
         // Memory that is not the share's has no record.
         if operation.maps() && process.physical.get(operation.memHandle).is_some() {
-            let mapping = Charge {
-                bytes: truncated_handle(operation.resource),
-                card: u8::MAX,
-                context: operation.memHandle,
+            let mapping = Binding {
+                memory: operation.memHandle,
+                object: operation.resource,
             };
             process.array_mappings.insert(part, mapping);
         }

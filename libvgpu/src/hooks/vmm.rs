@@ -4,14 +4,15 @@
 use core::ffi::{c_int, c_void};
 
 use crate::card::{Target, target_of_device};
-use crate::charge_map::Charge;
 use crate::cuda::{
     CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdeviceptr,
     CUmemAllocationProp, CUmemGenericAllocationHandle, CUresult,
 };
-use crate::hooks::memory::Request;
-use crate::hooks::physical::{self, Denied, HANDLE};
+use crate::hooks::driver_cache::reserve;
+use crate::hooks::exported;
+use crate::hooks::physical::{self, Denied};
 use crate::process::Process;
+use crate::records::Mapping;
 use crate::table::{
     cuMemCreate, cuMemExportToShareableHandle, cuMemImportFromShareableHandle, cuMemMap,
     cuMemRelease, cuMemRetainAllocationHandle, cuMemUnmap,
@@ -33,20 +34,30 @@ pub(crate) unsafe fn create(
         // Host memory, or no properties, which libcuda rejects.
         _ => Target::Unlimited,
     };
-    let request = Request {
-        target,
-        // libcuda rejects sizes that are no multiple of its granularity.
-        bytes: bytes as u64,
-        context: || HANDLE,
+    // SAFETY: the caller's arguments.
+    let call = || unsafe { original(handle, bytes, properties, flags) };
+    // libcuda rejects sizes that are no multiple of its granularity.
+    let size = bytes as u64;
+    let card = match target {
+        Target::Unlimited => return call(),
+        Target::Denied => return CUDA_ERROR_OUT_OF_MEMORY,
+        Target::Limited(card) if reserve(card, size) => card,
+        Target::Limited(_) => return CUDA_ERROR_OUT_OF_MEMORY,
     };
-    request.allocate(
-        |process| &process.physical,
-        // SAFETY: the caller's arguments.
-        || unsafe { original(handle, bytes, properties, flags) },
+    let result = call();
+    if result == CUDA_SUCCESS {
         // SAFETY: libcuda has written the handle.
-        || unsafe { handle.read() },
-    )
+        let key = unsafe { handle.read() };
+        let memory = physical::new(card.index(), size);
+        card.process().physical.insert(key, memory);
+    } else {
+        card.release(size);
+    }
+    result
 }
+
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`. Handles of other types keep no memory alive.
+const FILE_DESCRIPTOR: c_int = 1;
 
 pub(crate) unsafe fn release(
     original: cuMemRelease::Function,
@@ -91,7 +102,9 @@ pub(crate) unsafe fn export(
     // SAFETY: the caller's arguments.
     let result = unsafe { original(shareable, handle, kind, flags) };
     if let Some(process) = Process::get().filter(|_| result == CUDA_SUCCESS) {
-        physical::export(process, handle);
+        let fd = (kind == FILE_DESCRIPTOR).then_some(shareable.cast::<c_int>());
+        // SAFETY: libcuda has written the descriptor.
+        exported::add(process, handle, fd.map(|fd| unsafe { fd.read() }));
     }
     result
 }
@@ -132,10 +145,9 @@ pub(crate) unsafe fn map(
     }
     let result = call();
     if result == CUDA_SUCCESS {
-        let mapping = Charge {
+        let mapping = Mapping {
+            memory: handle,
             bytes: bytes as u64,
-            card: u8::MAX,
-            context: handle,
         };
         process.mappings.insert(address, mapping);
     } else {
@@ -161,7 +173,7 @@ pub(crate) unsafe fn unmap(
         let Some(mapping) = process.mappings.remove(at) else {
             break;
         };
-        physical::drop_mapping(process, mapping.context);
+        physical::drop_mapping(process, mapping.memory);
         at = at.saturating_add(mapping.bytes.max(1));
     }
     result

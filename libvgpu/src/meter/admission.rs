@@ -66,15 +66,16 @@ impl Meter {
     /// nanoseconds.
     pub(super) fn admit(&self, card: Card, kind: LaunchKind, lease: &Lease) -> u64 {
         let cost = self.costs.get(kind);
-        let is_covered = lease.left_ns() >= cost.ns();
+        let ns = cost.advance_ns();
+        let is_covered = lease.left_ns() >= ns;
         if is_covered && cost.weight().is_some() {
-            lease.spend_admitted(cost.ns());
-            return cost.ns();
+            lease.spend_admitted(ns);
+            return ns;
         }
         // What is hardly known is sampled at each launch, and better known by what has been sampled.
         if is_covered && cost.samples() != 0 && !self.samples.is_poll_due(sys::now_us()) {
-            lease.spend_admitted(cost.ns());
-            return cost.ns();
+            lease.spend_admitted(ns);
+            return ns;
         }
         let _errno = SavedErrno::new();
         let mut waited_us = 0u64;
@@ -85,7 +86,7 @@ impl Meter {
             // A sample that has come meanwhile may say that the launch costs less, or that the debt is smaller.
             self.poll(now);
             let cost = self.costs.get(kind);
-            let ns = cost.ns();
+            let ns = cost.advance_ns();
             let missing = ns.saturating_sub(lease.left_ns()).div_ceil(NS_PER_US);
             if missing == 0 {
                 lease.spend_admitted(ns);
@@ -168,7 +169,7 @@ impl Meter {
         let least_ns = manners.lease_us().saturating_mul(NS_PER_US);
         let under_way = self.samples.under_way(card, least_ns);
         NextLaunch {
-            us: cost.ns() / NS_PER_US,
+            us: cost.advance_ns() / NS_PER_US,
             is_variable: cost.is_variable(),
             in_flight: under_way.launches,
             in_flight_us: under_way.ns / NS_PER_US,

@@ -55,10 +55,11 @@ impl Captures {
         self.active.load(Ordering::SeqCst) != 0
     }
 
-    /// Whether that stream is being captured.
+    /// Returns whether the stream is being captured. libcuda is asked, because captures also begin by functions that
+    /// are not hooked.
     pub(crate) fn is_capturing(&self, stream: CUstream) -> bool {
-        // The legacy stream cannot be, and must not be asked.
-        if !self.is_any() || stream.is_null() || stream == CU_STREAM_LEGACY {
+        // The legacy stream cannot be captured, and a query of it can invalidate captures.
+        if stream.is_null() || stream == CU_STREAM_LEGACY {
             return false;
         }
         let Some(ask) = IS_CAPTURING.address() else {

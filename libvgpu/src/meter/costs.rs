@@ -59,6 +59,16 @@ impl Costs {
         }
     }
 
+    /// Marks the costs of all kinds as stale.
+    pub(crate) fn mark_all_stale(&self) {
+        for place in &self.places {
+            let stale = |word| Some(Cost::from_word(word).marked_stale().word());
+            let _ = place
+                .cost
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, stale);
+        }
+    }
+
     /// Nothing is known of a kind any more.
     pub(crate) fn forget(&self, kind: LaunchKind) {
         let is_its = |place: &&Place| place.kind.load(Ordering::Relaxed) == kind.number();

@@ -19,7 +19,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use drava_vgpu_abi::bucket::LONG_KERNEL_US;
 use drava_vgpu_abi::contention;
-use drava_vgpu_abi::cost::{Cost, LaunchKind, SAMPLING_INTERVAL};
+use drava_vgpu_abi::cost::{Cost, LaunchKind, MAX_BELIEVED_NS, SAMPLING_INTERVAL};
 
 use super::Meter;
 use super::admission::first;
@@ -83,12 +83,13 @@ impl Meter {
         lease: &Lease,
         charged_ns: u64,
     ) -> Option<Started> {
-        let weight = self.costs.get(kind).weight();
+        let cost = self.costs.get(kind);
+        let weight = cost.weight();
         let row = self.captures.step_stretch();
         let is_sampled_always = weight.is_none_or(|weight| weight >= SAMPLING_INTERVAL);
         let in_rows = self.samples.is_mixed() && !is_sampled_always;
         let spread = if in_rows { u64::from(STRETCH) } else { 1 };
-        let is_due = lease.is_due(weight, spread) || row != 0;
+        let is_due = (lease.is_due(weight, spread) || row != 0) && !cost.is_unmeasurable();
         if !is_due && !Self::follows_launches(card) {
             return None;
         }
@@ -219,7 +220,7 @@ impl Meter {
             let age = now_ns.saturating_sub(pair.returned_ns.load(Ordering::Relaxed));
             self.costs.change(kind, |cost| {
                 if cost.samples() == 0 && age > cost.ns() {
-                    Cost::guess(age)
+                    Cost::guess(age.min(MAX_BELIEVED_NS))
                 } else {
                     cost
                 }
@@ -235,7 +236,7 @@ impl Meter {
             .started_us
             .load(Ordering::Relaxed)
             .saturating_mul(1_000);
-        let run_ns = own_part(card, now_ns.saturating_sub(started));
+        let run_ns = own_part(card, now_ns.saturating_sub(started)).min(MAX_BELIEVED_NS);
         let charged = pair.charged_ns.load(Ordering::Relaxed);
         if run_ns > charged {
             pair.charged_ns.store(run_ns, Ordering::Relaxed);
@@ -247,9 +248,14 @@ impl Meter {
         let kind = LaunchKind::of_number(pair.kind.load(Ordering::Relaxed));
         let cost = kind.map_or(Cost::UNKNOWN, |kind| self.costs.get(kind));
         let sample = pair.recording().sample(measured_ns);
-        let Some(ns) = cost.estimate_ns(sample) else {
+        let Some(taken_ns) = cost.estimate_ns(sample) else {
             return;
         };
+        if let Some(share) = first(card) {
+            let us = own_part(card, taken_ns) / 1_000;
+            share.record_kernel(us, us >= LONG_KERNEL_US);
+        }
+        let ns = cost.believed_ns(taken_ns);
         let new_ns = self.samples.new_part(pair, ns);
         let own_ns = own_part(card, new_ns);
         self.settle(card, pair.charged_ns.load(Ordering::Relaxed), own_ns);
@@ -262,10 +268,6 @@ impl Meter {
                 self.lengths
                     .change(kind, |length| length.learn_from(sample, new_ns));
             }
-        }
-        if let Some(share) = first(card) {
-            let us = own_part(card, ns) / 1_000;
-            share.record_kernel(us, us >= LONG_KERNEL_US);
         }
     }
 

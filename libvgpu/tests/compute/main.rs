@@ -9,6 +9,7 @@ mod multiple_gpus;
 mod priority;
 mod several_shares;
 mod single_share;
+mod waits;
 
 use std::time::{Duration, Instant};
 

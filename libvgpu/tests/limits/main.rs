@@ -14,6 +14,7 @@ mod loaders;
 mod measurements;
 mod memory;
 mod memory_info;
+mod modules;
 mod nvml_clients;
 mod nvml_processes;
 mod nvml_records;

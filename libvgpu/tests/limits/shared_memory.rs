@@ -54,10 +54,78 @@ fn keeps_charge_for_exported_memory() {
     let container = Container::with_memory(GIB);
     let mut process = container.process();
     let handle = create(&mut process, BYTES);
-    process.ok(&format!("export {handle}"));
+    let descriptor = process.ok(&format!("export {handle}"))[0];
     process.ok(&format!("release {handle}"));
     assert_eq!(taken(&container), BYTES);
     process.denied(&format!("create {BYTES} 0 1"));
+    process.ok(&format!("close {descriptor}"));
+    create(&mut process, BYTES);
+    assert_eq!(taken(&container), BYTES);
+}
+
+/// Handle values recur: the next owner of a value must not meet the record of the previous one.
+#[test]
+fn forgets_exported_memory_with_its_last_reference() {
+    const EACH: u64 = 64 * MIB;
+    let container = Container::with_memory(GIB);
+    let mut process = container.process();
+    let mut values = std::collections::BTreeSet::new();
+    for round in 0..1000 {
+        let created = process.ok(&format!("create {EACH} 0 1"));
+        values.insert(created[1]);
+        let handle = created[0];
+        let address = (round % 3 == 0).then(|| map(&mut process, handle, EACH));
+        let descriptor = process.ok(&format!("export {handle}"))[0];
+        process.ok(&format!("close {descriptor}"));
+        process.ok(&format!("release {handle}"));
+        if let Some(address) = address {
+            process.ok(&format!("unmap {address} {EACH}"));
+        }
+        assert_eq!(process.memory_info().0, GIB, "round {round}");
+    }
+    assert!(values.len() < 10, "the driver has not recycled its handles");
+    assert_eq!(taken(&container), 0);
+    process.alloc(GIB);
+}
+
+/// A descriptor's number recurs as well.
+#[test]
+fn distinguishes_descriptors_of_same_number() {
+    const EACH: u64 = 256 * MIB;
+    let container = Container::with_memory(GIB);
+    let mut process = container.process();
+    let first = create(&mut process, EACH);
+    let closed = process.ok(&format!("export {first}"))[0];
+    process.ok(&format!("close {closed}"));
+    let second = create(&mut process, EACH);
+    let open = process.ok(&format!("export {second}"))[0];
+    assert_eq!(closed, open, "the number has not recurred");
+    process.ok(&format!("release {first}"));
+    assert_eq!(process.memory_info().0, GIB - EACH);
+    process.ok(&format!("release {second}"));
+    assert_eq!(process.memory_info().0, GIB - EACH);
+    process.ok(&format!("close {open}"));
+    assert_eq!(process.memory_info().0, GIB);
+    assert_eq!(taken(&container), 0);
+}
+
+/// The importing process is not charged, so the charge stays with the exporting one.
+#[test]
+fn keeps_charge_for_released_memory_open_in_same_share() {
+    let container = Container::with_memory(GIB);
+    let mut one = container.process();
+    let mut other = container.process();
+    let handle = create(&mut one, BYTES);
+    let imported = send(&mut one, handle, &mut other);
+    let address = map(&mut other, imported, BYTES);
+    one.ok(&format!("release {handle}"));
+    assert_eq!(taken(&container), BYTES);
+    other.denied(&format!("alloc {BYTES}"));
+    one.denied(&format!("alloc {BYTES}"));
+    other.ok(&format!("unmap {address} {BYTES}"));
+    other.ok(&format!("release {imported}"));
+    assert_eq!(taken(&container), 0);
+    one.alloc(GIB);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::os::unix::fs::MetadataExt;
 
 use std::os::unix::process::CommandExt;
 
-use crate::test_process::{Container, GIB, MIB, TestProcess};
+use crate::test_process::{CONTEXT_BYTES, Container, GIB, MIB, TestProcess};
 
 fn start(container: &Container, variables: &[(&str, &str)]) -> TestProcess {
     container.start_with("dlsym", |command| {
@@ -20,7 +20,7 @@ fn limits_each_gpu_by_variable() {
         ("DRAVA_MEMORY_LIMIT", "4Gi", 4 * GIB),
         ("DRAVA_MEMORY_LIMIT", "2G", 2_000_000_000),
         ("DRAVA_MEMORY_LIMIT", "1073741824", GIB),
-        ("CUDA_DEVICE_MEMORY_LIMIT", "512m", 512 * MIB),
+        ("CUDA_DEVICE_MEMORY_LIMIT", "768m", 768 * MIB),
         ("CUDA_DEVICE_MEMORY_LIMIT_0", "3g", 3 * GIB),
     ] {
         let mut process = start(&container, &[(name, value)]);
@@ -72,18 +72,50 @@ fn treats_zero_as_no_limit_and_denies_invalid_values() {
 fn shares_limit_within_a_job_only() {
     let container = Container::new();
     let job = format!("test-{}", std::process::id());
-    let of_job = [("DRAVA_MEMORY_LIMIT", "1Gi"), ("DRAVA_JOB", &job)];
+    let of_job = [("DRAVA_MEMORY_LIMIT", "2Gi"), ("DRAVA_JOB", &job)];
     let mut first = start(&container, &of_job);
     first.init(0);
-    first.alloc(GIB);
     let mut second = start(&container, &of_job);
     second.init(0);
+    first.alloc(2 * GIB - 2 * CONTEXT_BYTES);
     second.denied("alloc 1");
-    let mut other_job = start(&container, &[("DRAVA_MEMORY_LIMIT", "1Gi")]);
+    let mut other_job = start(&container, &[("DRAVA_MEMORY_LIMIT", "2Gi")]);
     other_job.init(0);
     other_job.alloc(GIB);
     first.kill();
-    assert_eq!(second.memory_info().0, GIB);
+    assert_eq!(second.memory_info().0, 2 * GIB - CONTEXT_BYTES);
+}
+
+/// No limits page tells the cost of a context, so it is measured: the estimate by multiprocessors is 528 MiB.
+#[test]
+fn charges_contexts_of_every_process() {
+    let container = Container::new();
+    let job = format!("contexts-{}", std::process::id());
+    let of_job = [("DRAVA_MEMORY_LIMIT", "4Gi"), ("DRAVA_JOB", &job)];
+    let mut first = start(&container, &of_job);
+    let mut second = start(&container, &of_job);
+    first.init(0);
+    assert_eq!(first.memory_info().0, 4 * GIB - CONTEXT_BYTES);
+    second.init(0);
+    let context = second.ok("context 0")[0];
+    assert_eq!(first.memory_info().0, 4 * GIB - 3 * CONTEXT_BYTES);
+    second.ok(&format!("destroy {context}"));
+    second.ok("init 0");
+    let filled = first.fill(64 * MIB) + second.fill(2 * MIB);
+    assert_eq!(filled, 4 * GIB - 2 * CONTEXT_BYTES);
+    assert_eq!(container.ledger_bytes(), 4 * GIB);
+}
+
+/// The memory of a neighbor is not mistaken for that of a context.
+#[test]
+fn estimates_context_beside_neighbor() {
+    const ESTIMATE: u64 = 528 * MIB;
+    let container = Container::new();
+    let mut neighbor = container.unlimited_process();
+    neighbor.alloc(GIB);
+    let mut process = start(&container, &[("DRAVA_MEMORY_LIMIT", "4Gi")]);
+    process.init(0);
+    assert_eq!(process.memory_info().0, 4 * GIB - ESTIMATE);
 }
 
 #[test]
@@ -117,7 +149,7 @@ fn selects_policies_by_name() {
     ] {
         let mut process = start(&container, &[("DRAVA_MEMORY_LIMIT", "1Gi"), spill]);
         process.init(0);
-        process.alloc(GIB);
+        process.alloc(GIB - CONTEXT_BYTES);
         process.alloc(GIB);
         assert_eq!(process.memory_info().0, 0);
     }
@@ -131,7 +163,7 @@ fn selects_policies_by_name() {
     ] {
         let mut process = start(&container, &[("DRAVA_MEMORY_LIMIT", "1Gi"), hard]);
         process.init(0);
-        process.alloc(GIB);
+        process.alloc(GIB - CONTEXT_BYTES);
         process.denied("alloc 1");
     }
     for nonsense in [

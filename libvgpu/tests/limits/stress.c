@@ -3,7 +3,7 @@
 //
 //   go <operations>   runs the operations, answers `done <granted> <denied> <wrong> <operations>`
 //   drain             frees everything, answers `done …` likewise
-//   free              answers `free <bytes>`, the bytes that stay charged because they were exported
+//   free              lets the library reclaim the memory of dead processes, answers `free`
 //
 // A result other than success and CUDA_ERROR_OUT_OF_MEMORY is wrong, and reported on standard error.
 
@@ -26,7 +26,7 @@ typedef unsigned long long Pointer;
 
 static void *cuda;
 static Pointer most, limit;
-static _Atomic Pointer granted, denied, wrong, exported_bytes, operations_done;
+static _Atomic Pointer granted, denied, wrong, operations_done;
 static void *primary;
 
 // The enabled operations: all, only those on pools, or all others.
@@ -153,7 +153,6 @@ static void make_mapped(struct Object *object) {
         int exported = -1;
         must("cuMemExportToShareableHandle", CALL(cuMemExportToShareableHandle, (void *, Pointer, int, uint64_t), &exported, object->handle, 1, 0));
         if (exported >= 0) close(exported);
-        exported_bytes += object->bytes;
     }
     if (object->parts[0] && below(2)) {
         must("cuMemRelease", CALL(cuMemRelease, (Pointer), object->handle));
@@ -305,7 +304,7 @@ int main(int count, char **arguments) {
         } else if (!strncmp(line, "free", 4)) {
             size_t available = 0, total = 0;
             if (primary) CALL(cuMemGetInfo_v2, (size_t *, size_t *), &available, &total);
-            printf("free %llu\n", exported_bytes);
+            printf("free\n");
             continue;
         }
         printf("done %llu %llu %llu %llu\n", granted, denied, wrong, operations_done);

@@ -247,6 +247,37 @@ static void run(char *line) {
     } else if (!strcmp(word, "create")) {
         struct Properties properties = {1, (int)c, 1, (int)b, NULL, {0}};
         ANSWER(CALL(cuMemCreate, (Pointer *, size_t, struct Properties *, uint64_t), &pointer, a, &properties, 0));
+    } else if (!strcmp(word, "module")) {
+        // A module with global variables of `a` bytes, loaded by function `b`.
+        char image[64], path[] = "/tmp/drava-module-XXXXXX";
+        snprintf(image, sizeof image, "globals=%llu", a);
+        if (b == 3) {
+            int file = mkstemp(path);
+            if (file < 0 || write(file, image, strlen(image)) < 0) perror(path);
+            close(file);
+        }
+        ANSWER(b == 1   ? CALL(cuModuleLoadDataEx, (Pointer *, const void *, unsigned, int *, void **), &pointer, image, 0, NULL, NULL)
+               : b == 2 ? CALL(cuModuleLoadFatBinary, (Pointer *, const void *), &pointer, image)
+               : b == 3 ? CALL(cuModuleLoad, (Pointer *, const char *), &pointer, path)
+                        : CALL(cuModuleLoadData, (Pointer *, const void *), &pointer, image));
+        if (b == 3) unlink(path);
+    } else if (!strcmp(word, "unload")) {
+        printf("%d\n", CALL(cuModuleUnload, (Pointer), slots[a]));
+    } else if (!strcmp(word, "library")) {
+        char image[64];
+        snprintf(image, sizeof image, "globals=%llu", a);
+        ANSWER(CALL(cuLibraryLoadData, (Pointer *, const void *, int *, void **, unsigned, int *, void **, unsigned), &pointer, image, NULL, NULL, 0, NULL, NULL, 0));
+    } else if (!strcmp(word, "kernel")) {
+        ANSWER(CALL(cuLibraryGetKernel, (Pointer *, Pointer, const char *), &pointer, slots[a], "any"));
+    } else if (!strcmp(word, "librarymodule")) {
+        ANSWER(CALL(cuLibraryGetModule, (Pointer *, Pointer), &pointer, slots[a]));
+    } else if (!strcmp(word, "libraryglobal")) {
+        size_t size = 0;
+        ANSWER(CALL(cuLibraryGetGlobal, (Pointer *, size_t *, Pointer, const char *), &pointer, &size, slots[a], "any"));
+    } else if (!strcmp(word, "unloadlibrary")) {
+        printf("%d\n", CALL(cuLibraryUnload, (Pointer), slots[a]));
+    } else if (!strcmp(word, "setlimit")) {
+        printf("%d\n", CALL(cuCtxSetLimit, (int, size_t), (int)a, b));
     } else if (!strcmp(word, "release")) {
         printf("%d\n", CALL(cuMemRelease, (Pointer), slots[a]));
     } else if (!strcmp(word, "retain")) {

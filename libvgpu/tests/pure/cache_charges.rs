@@ -58,7 +58,7 @@ impl<const CALLS: usize> Pool<CALLS> {
         );
         self.account_bytes -= settled.from - settled.to;
         // Converted to its stored form and back.
-        self.growth = CacheCharge::of(&settled.charge.to_charge(0));
+        self.growth = CacheCharge::of(&settled.charge.on(0));
     }
 
     /// Explores every possible next step.

@@ -11,8 +11,8 @@ use crate::charge_map::{Charge, ChargeMap};
 /// Steps of one test; Miri takes a thousand times as long for each.
 const STEPS: u64 = if cfg!(miri) { 100 } else { 50_000 };
 
-fn empty() -> ChargeMap {
-    let map = MaybeUninit::<ChargeMap>::zeroed();
+fn empty() -> ChargeMap<Charge> {
+    let map = MaybeUninit::<ChargeMap<Charge>>::zeroed();
     // SAFETY: all zeroes is a valid value.
     unsafe { map.assume_init() }
 }

@@ -90,7 +90,7 @@ fn charges_block_from_first_to_last_allocation() {
 /// The linear memory of a process and its blocks.
 struct Linear {
     blocks: Blocks,
-    held: ChargeMap,
+    held: ChargeMap<Charge>,
 }
 
 impl Linear {
@@ -248,6 +248,15 @@ fn charges_imports_beyond_exported_bytes() {
     assert_eq!(imports.close(100), 80);
     assert_eq!(imports.close(50), 50);
     assert_eq!(imports.close(1), 0, "more than was opened");
+}
+
+#[test]
+fn returns_memory_left_open_once() {
+    let imports = no_imports();
+    imports.leave_open(30);
+    imports.leave_open(12);
+    assert_eq!(imports.take_left_open(), 42);
+    assert_eq!(imports.take_left_open(), 0);
 }
 
 #[test]

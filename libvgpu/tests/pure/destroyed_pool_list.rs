@@ -36,7 +36,7 @@ impl Pools {
 
     fn free(&self, pointer: u64, when: FreedAt) {
         let taken = self.pools.begin_free(pointer).unwrap();
-        let release = |pool: crate::charge_map::Charge| {
+        let release = |pool: crate::destroyed_pools::DestroyedPool| {
             self.released.borrow_mut().push((pool.card, pool.bytes));
         };
         self.pools.finish_free(taken, when, release);

@@ -182,3 +182,22 @@ fn treats_result_during_pending_call_as_uncertain() {
     assert!(!attempts.is_certain(begin_and_end), "a call was pending");
     assert!(attempts.is_certain(|| true), "no call is pending");
 }
+
+/// Two threads' first use of a primary context would pay twice if one gave up.
+#[test]
+fn waits_for_exclusive_entry_without_bound() {
+    let (gate, has_entered) = (open_gate(), AtomicBool::new(false));
+    thread::scope(|scope| {
+        let inside = gate.enter();
+        scope.spawn(|| {
+            let _alone = gate.wait_exclusive();
+            has_entered.store(true, Ordering::SeqCst);
+        });
+        // Longer than the bound of other entries.
+        assert!(gate.enter_exclusive().is_none());
+        assert!(gate.enter_exclusive().is_none());
+        assert!(!has_entered.load(Ordering::SeqCst));
+        drop(inside);
+    });
+    assert!(has_entered.load(Ordering::SeqCst));
+}

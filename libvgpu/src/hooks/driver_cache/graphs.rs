@@ -13,10 +13,10 @@ use core::ptr::NonNull;
 
 use crate::cache_charge::CacheCharge;
 use crate::card::Card;
-use crate::charge_map::Charge;
 use crate::cuda::{CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, CUDA_SUCCESS, CUdevice, CUresult};
 use crate::driver::{Library, Original};
 use crate::process::Process;
+use crate::records::{GraphNeed, TotalNeed};
 
 static GET_ATTRIBUTE: Original = Original::new(Library::Cuda, c"cuDeviceGetGraphMemAttribute");
 static TRIM: Original = Original::new(Library::Cuda, c"cuDeviceGraphMemTrim");
@@ -54,23 +54,6 @@ fn key_of(device: CUdevice) -> u64 {
     u64::from(device.cast_unsigned())
 }
 
-/// Mark in the context of a charge: the graph was not launched yet.
-const NOT_LAUNCHED: u64 = 1 << 32;
-
-/// Returns the record of a new executable graph that needs up to `need_bytes`.
-pub(crate) fn new_charge(card: Card, device: CUdevice, need_bytes: u64) -> Charge {
-    Charge {
-        bytes: need_bytes,
-        card: card.index(),
-        context: key_of(device) | NOT_LAUNCHED,
-    }
-}
-
-/// Returns the device of an executable graph.
-pub(crate) fn device_of(charge: &Charge) -> CUdevice {
-    CUdevice::try_from(charge.context & !NOT_LAUNCHED).unwrap_or(0)
-}
-
 /// Larger than any GPU, and the largest value of a charge.
 const UNBOUNDED: u64 = (1 << 48) - 1;
 
@@ -78,29 +61,26 @@ const UNBOUNDED: u64 = (1 << 48) - 1;
 /// exceeded it.
 fn max_bytes(process: &Process, device: CUdevice) -> u64 {
     let known = process.graph_needs.get(key_of(device));
-    known.map_or(UNBOUNDED, |charge| charge.bytes)
+    known.map_or(UNBOUNDED, |TotalNeed(bytes)| bytes)
 }
 
 /// Adds the need of an executable graph to the total, once. The caller holds the guard of the caches. A destroyed
 /// graph stays counted: its memory may still be cached.
 fn add_need(process: &Process, exec: u64) {
-    let launched = |charge: &Charge| Charge {
-        context: charge.context & !NOT_LAUNCHED,
-        ..*charge
+    let counted = |need: &GraphNeed| {
+        Some(GraphNeed {
+            is_counted: true,
+            ..*need
+        })
     };
-    let before = process.graphs.change(exec, |charge| Some(launched(charge)));
-    let Some(new) = before.filter(|charge| charge.context & NOT_LAUNCHED != 0) else {
+    let before = process.graphs.change(exec, counted);
+    let Some(new) = before.filter(|need| !need.is_counted) else {
         return;
     };
-    let (needs, key) = (&process.graph_needs, new.context & !NOT_LAUNCHED);
-    let more = |bytes: u64| Charge {
-        bytes: bytes.saturating_add(new.bytes).min(UNBOUNDED),
-        ..launched(&new)
-    };
-    if needs
-        .change(key, |charge| Some(more(charge.bytes)))
-        .is_none()
-    {
+    let (needs, key) = (&process.graph_needs, key_of(new.device));
+    let more = |bytes: u64| TotalNeed(bytes.saturating_add(new.bytes).min(UNBOUNDED));
+    let added = needs.change(key, |TotalNeed(bytes)| Some(more(*bytes)));
+    if added.is_none() {
         needs.insert(key, more(0));
     }
 }
@@ -118,10 +98,10 @@ pub(crate) fn reuse_charge(card: Card, device: CUdevice, exec: u64, need_bytes: 
     let _guard = process.pool_guard();
     add_need(process, exec);
     let (mut reused, most) = (0, max_bytes(process, device));
-    process.graph_pools.change(key_of(device), |charge| {
+    process.graph_pools.change(key_of(device), |cache| {
         let growth;
-        (growth, reused) = CacheCharge::of(charge).reuse_charge(need_bytes, most);
-        Some(growth.to_charge(charge.card))
+        (growth, reused) = CacheCharge::of(cache).reuse_charge(need_bytes, most);
+        Some(growth.on(cache.card))
     });
     reused
 }
@@ -140,19 +120,16 @@ pub(crate) fn settle(card: Card, device: CUdevice, reserved_bytes: u64) {
     let (caches, key) = (&process.graph_pools, key_of(device));
     let has_bytes = reserved(device);
     if has_bytes.is_some_and(|bytes| bytes > max_bytes(process, device)) {
-        process.graph_needs.change(key, |charge| {
-            Some(Charge {
-                bytes: UNBOUNDED,
-                ..*charge
-            })
-        });
+        process
+            .graph_needs
+            .change(key, |_| Some(TotalNeed(UNBOUNDED)));
     }
     super::settle(card, caches, key, reserved_bytes, has_bytes);
 }
 
 fn for_each_pool(card: Card, each: impl Fn(CUdevice)) {
-    card.process().graph_pools.for_each(|key, charge| {
-        if charge.card == card.index() && charge.bytes != 0 {
+    card.process().graph_pools.for_each(|key, cache| {
+        if cache.card == card.index() && cache.charged_bytes != 0 {
             each(CUdevice::try_from(key).unwrap_or(0));
         }
     });
@@ -168,7 +145,7 @@ pub(super) fn trim_all(card: Card) -> bool {
     let mut has_any = false;
     card.process()
         .graph_pools
-        .for_each(|_, charge| has_any |= charge.card == card.index());
+        .for_each(|_, cache| has_any |= cache.card == card.index());
     if has_any {
         for_each_pool(card, |device| {
             trim(device);

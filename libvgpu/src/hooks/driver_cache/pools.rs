@@ -114,8 +114,8 @@ fn refresh_pool(card: Card, pool: CUmemoryPool, trims: bool) {
 }
 
 fn for_each_pool(card: Card, each: impl Fn(CUmemoryPool)) {
-    card.process().pools.for_each(|key, charge| {
-        if charge.card == card.index() && charge.bytes != 0 {
+    card.process().pools.for_each(|key, pool| {
+        if pool.card == card.index() && pool.charged_bytes != 0 {
             let address = usize::try_from(key).unwrap_or(0);
             each(core::ptr::with_exposed_provenance_mut(address));
         }
@@ -133,7 +133,7 @@ pub(super) fn trim_all(card: Card) -> bool {
     let mut has_any = destroyed::settle(card);
     card.process()
         .pools
-        .for_each(|_, charge| has_any |= charge.card == card.index());
+        .for_each(|_, pool| has_any |= pool.card == card.index());
     if has_any {
         for_each_pool(card, |pool| refresh_pool(card, pool, true));
     }

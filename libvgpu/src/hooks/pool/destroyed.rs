@@ -2,18 +2,17 @@
 
 use super::streams;
 use crate::card::Card;
-use crate::charge_map::Charge;
-use crate::destroyed_pools::FreedAt;
+use crate::destroyed_pools::{DestroyedPool, FreedAt, PoolMember};
 use crate::process::Process;
 
-fn release(process: &'static Process, pool: Charge) {
+fn release(process: &'static Process, pool: DestroyedPool) {
     if let Some(card) = Card::at(process, pool.card) {
         card.release(pool.bytes);
     }
 }
 
 /// Records the free of an allocation of a destroyed pool.
-pub(super) fn freed(process: &'static Process, taken: Charge, when: FreedAt) {
+pub(super) fn freed(process: &'static Process, taken: PoolMember, when: FreedAt) {
     let release = |pool| release(process, pool);
     process.destroyed_pools.finish_free(taken, when, release);
 }

@@ -7,8 +7,8 @@ use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
 
 use super::streams;
+use crate::cache_charge::Cache;
 use crate::card::{Card, Target, target_of_current_context, target_of_device};
-use crate::charge_map::Charge;
 use crate::cuda::{
     CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_LOCATION_TYPE_HOST,
     CU_MEM_LOCATION_TYPES_OF_HOST, CU_MEMPOOL_ATTR_ALLOCATION_TYPE, CU_MEMPOOL_ATTR_LOCATION_ID,
@@ -18,6 +18,7 @@ use crate::cuda::{
 use crate::driver::{Library, Original};
 use crate::hooks::driver_cache::pools::{attribute, key_of, settle};
 use crate::process::Process;
+use crate::records::NO_CARD;
 
 static GET_COUNT: Original = Original::new(Library::Cuda, c"cuDeviceGetCount");
 static GET_POOL: Original = Original::new(Library::Cuda, c"cuDeviceGetMemPool");
@@ -97,15 +98,15 @@ pub(super) fn record(pool: CUmemoryPool, properties: &CUmemPoolProps) {
 
 /// Records that a pool's memory is not counted.
 fn record_uncounted(process: &Process, pool: CUmemoryPool) {
-    let charge = Charge {
-        bytes: 0,
-        card: u8::MAX,
-        context: 0,
+    let uncounted = Cache {
+        charged_bytes: 0,
+        card: NO_CARD,
+        reserved_bytes: 0,
     };
     let _guard = process.pool_guard();
     // The key may belong to a destroyed pool.
     process.pools.remove(key_of(pool));
-    process.pools.insert(key_of(pool), charge);
+    process.pools.insert(key_of(pool), uncounted);
 }
 
 /// Returns the limit that applies to a pool that this process did not create. Since CUDA 13.2 a pool reports its

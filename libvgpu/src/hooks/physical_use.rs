@@ -1,0 +1,68 @@
+//! The GPU's used memory as libcuda reports it, compared with the share's account.
+
+use core::ffi::{c_int, c_void};
+use core::ptr::NonNull;
+
+use crate::card::Card;
+use crate::cuda::{CUDA_SUCCESS, CUcontext, CUdevice, CUresult};
+use crate::driver::{Library, Original};
+use crate::table::cuMemGetInfo_v2;
+
+static GET_ATTRIBUTE: Original = Original::new(Library::Cuda, c"cuDeviceGetAttribute");
+static PUSH: Original = Original::new(Library::Cuda, c"cuCtxPushCurrent_v2");
+type Push = unsafe extern "C" fn(CUcontext) -> CUresult;
+static POP: Original = Original::new(Library::Cuda, c"cuCtxPopCurrent_v2");
+type Pop = unsafe extern "C" fn(*mut CUcontext) -> CUresult;
+type GetAttribute = unsafe extern "C" fn(*mut c_int, c_int, CUdevice) -> CUresult;
+
+/// Returns a `CU_DEVICE_ATTRIBUTE_*`.
+pub(crate) fn attribute(device: CUdevice, attribute: c_int) -> Option<u64> {
+    let get = GET_ATTRIBUTE.address()?;
+    // SAFETY: the signature of `cuDeviceGetAttribute`.
+    let get = unsafe { core::mem::transmute::<NonNull<c_void>, GetAttribute>(get) };
+    let mut value = 0;
+    // SAFETY: writes one number.
+    let result = unsafe { get(&raw mut value, attribute, device) };
+    u64::try_from(value).ok().filter(|_| result == CUDA_SUCCESS)
+}
+
+/// Returns the used memory of the current context's GPU that the share's account does not contain: that of other
+/// tenants, and that of libcuda as far as it is not charged.
+pub(crate) fn uncounted_bytes(card: Card) -> Option<u64> {
+    Some(used_bytes()?.saturating_sub(card.counted_bytes()))
+}
+
+/// Returns the used memory of the current context's GPU.
+fn used_bytes() -> Option<u64> {
+    let get = cuMemGetInfo_v2::ORIGINAL.address()?;
+    // SAFETY: the original function has this signature.
+    let get = unsafe { core::mem::transmute::<NonNull<c_void>, cuMemGetInfo_v2::Function>(get) };
+    let (mut free, mut total) = (0usize, 0usize);
+    // SAFETY: writes two sizes.
+    let result = unsafe { get(&raw mut free, &raw mut total) };
+    let used = (total as u64).saturating_sub(free as u64);
+    (result == CUDA_SUCCESS).then_some(used)
+}
+
+/// Returns the memory of a context that was created and is charged `estimate` bytes: what the GPU's used memory
+/// shows beyond the rest of the account, if that is near the estimate. Other tenants' memory makes it far from it,
+/// because each of them has a context.
+pub(crate) fn measured_context(card: Card, context: CUcontext, estimate: u64) -> Option<u64> {
+    let (push, pop) = (PUSH.address()?, POP.address()?);
+    // SAFETY: the signature of `cuCtxPushCurrent_v2`.
+    let push = unsafe { core::mem::transmute::<NonNull<c_void>, Push>(push) };
+    // SAFETY: the signature of `cuCtxPopCurrent_v2`.
+    let pop = unsafe { core::mem::transmute::<NonNull<c_void>, Pop>(pop) };
+    // SAFETY: the context was just created.
+    if unsafe { push(context) } != CUDA_SUCCESS {
+        return None;
+    }
+    let used = used_bytes();
+    let mut popped = core::ptr::null_mut();
+    // SAFETY: pops the pushed context and writes it.
+    unsafe { pop(&raw mut popped) };
+    let others = card.counted_bytes().saturating_sub(estimate);
+    let measured = used?.saturating_sub(others);
+    let is_near = measured >= estimate / 2 && measured <= estimate.saturating_add(estimate / 2);
+    is_near.then_some(measured)
+}

@@ -1,0 +1,79 @@
+//! No launch waits without end, and no pause becomes minutes of debt.
+
+use std::time::{Duration, Instant};
+
+use drava_vgpu_abi::ComputePolicy;
+use gpu_tenants::share;
+
+/// A share of 20% waits five seconds for each second of GPU time; the rest is for a loaded host.
+const PERCENT: u32 = 20;
+const LONGEST: Duration = Duration::from_secs(15);
+/// A kernel that does not end before the test.
+const ENDLESS_NS: u64 = 60_000_000_000;
+
+/// The first kernel may wait for the later launches, so they must be made while it runs.
+#[test]
+fn admits_launches_while_kernel_of_share_runs_on() {
+    let test_bed = crate::test_bed();
+    let limits = share(ComputePolicy::Fixed, PERCENT).unwrap();
+    let share = test_bed.share("share", &limits).unwrap();
+    let mut first = test_bed.tenant(Some(&share), "dlsym").unwrap();
+    let mut second = test_bed.tenant(Some(&share), "dlsym").unwrap();
+    first.ok(&format!("queue {ENDLESS_NS}")).unwrap();
+    let begun = Instant::now();
+    first.send("queue 1000000").unwrap();
+    second.send("queue 1000000").unwrap();
+    for tenant in [&mut first, &mut second] {
+        assert_eq!(tenant.receive().unwrap().split(' ').next(), Some("0"));
+    }
+    let waited = begun.elapsed();
+    assert!(waited < LONGEST, "{waited:?}");
+}
+
+/// As if a debugger had stopped the GPU for seconds during a short kernel.
+#[test]
+fn charges_interrupted_launch_at_most_a_second() {
+    const INTERRUPTED_NS: u64 = 6_000_000_000;
+    let test_bed = crate::test_bed();
+    let limits = share(ComputePolicy::Fixed, PERCENT).unwrap();
+    let share = test_bed.share("share", &limits).unwrap();
+    let mut tenant = test_bed.tenant(Some(&share), "dlsym").unwrap();
+    for _ in 0..10 {
+        tenant.ok("once 5000000").unwrap();
+    }
+    tenant.ok(&format!("once {INTERRUPTED_NS}")).unwrap();
+    let begun = Instant::now();
+    for _ in 0..3 {
+        tenant.ok("once 5000000").unwrap();
+    }
+    let waited = begun.elapsed();
+    assert!(waited < LONGEST, "{waited:?}");
+}
+
+/// During the host function the GPU is idle.
+#[test]
+fn charges_graph_with_host_function_for_its_kernels() {
+    let test_bed = crate::test_bed();
+    let limits = share(ComputePolicy::Fixed, PERCENT).unwrap();
+    let share = test_bed.share("share", &limits).unwrap();
+    let mut tenant = test_bed.tenant(Some(&share), "dlsym").unwrap();
+    tenant.ok("hostgraph 200 10").unwrap();
+    // A request for GPU time collects the results of completed launches.
+    for _ in 0..4 {
+        tenant.ok("once 1000000").unwrap();
+    }
+    let counted = share.counted().unwrap();
+    assert!(counted < Duration::from_millis(500), "{counted:?} of 14 ms");
+}
+
+/// Other functions than the hooked ones begin captures, too. An event in the graph would be a node of its own.
+#[test]
+fn records_no_event_in_unknown_capture() {
+    const LAUNCHES: u64 = 10;
+    let test_bed = crate::test_bed();
+    let limits = share(ComputePolicy::Fixed, 90).unwrap();
+    let share = test_bed.share("share", &limits).unwrap();
+    let mut tenant = test_bed.tenant(Some(&share), "dlsym").unwrap();
+    let nodes = tenant.ok(&format!("hiddencapture {LAUNCHES}")).unwrap();
+    assert_eq!(nodes, [LAUNCHES]);
+}
