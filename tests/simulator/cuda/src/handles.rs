@@ -64,7 +64,11 @@ impl State {
             .chain(self.graphs.handles())
             .chain(self.greens.handles())
             .chain(self.externals.handles())
-            .chain(self.multicasts.keys().map(|object| *object as usize))
+            .chain(
+                self.multicasts
+                    .keys()
+                    .filter_map(|object| usize::try_from(*object).ok()),
+            )
             .collect()
     }
 }

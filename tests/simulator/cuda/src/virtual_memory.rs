@@ -60,7 +60,9 @@ struct Mapped {
 impl VirtualMemory {
     /// Handles of its objects.
     pub(crate) fn handles(&self) -> impl Iterator<Item = usize> {
-        self.memory.values().map(|memory| memory.handle as usize)
+        self.memory
+            .values()
+            .filter_map(|memory| usize::try_from(memory.handle).ok())
     }
 
     fn memory(&mut self, handle: Handle) -> CudaResult<(AllocationId, &mut Memory)> {
