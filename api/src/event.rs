@@ -157,7 +157,7 @@ event_reasons! {
         "Check the program, restart the pod, and report the CUDA function to drava.";
     NotReady: Warning, NodeDriver, "Node",
         "The node driver is not ready. The message names the unmet condition: directories, artifacts, records, gpus, \
-         profiles, registered or published.",
+         profiles, exclusive, registered or published.",
         "Follow the message.";
     OrphanRemoved: Normal, NodeDriver, "Node, ResourceClaim",
         "Node state of a claim that no longer exists was removed.",
@@ -191,6 +191,12 @@ event_reasons! {
     ResetRequired: Warning, NodeDriver, "GpuNodeProfile",
         "The mode of the profile needs another MIG mode of a GPU, which changes at a reset of the GPU only.",
         "Drain the GPU, then run the commands of the message on the node.";
+    RuntimeCorrected: Normal, NodeDriver, "Node",
+        "The container runtime of the node no longer has a setting that was reported as RuntimeMisconfigured.",
+        "None.";
+    RuntimeMisconfigured: Warning, NodeDriver, "Node",
+        "The configuration of containerd gives GPUs to pods without a claim, or ignores the devices of claims.",
+        "Follow the message, and restart containerd.";
     UsageRegionDamaged: Warning, NodeDriver, "ResourceClaim",
         "The usage region of a share is damaged or missing; libvgpu denies GPU memory.",
         "Restart the pod; its program wrote to /run/drava.";

@@ -23,6 +23,12 @@ pub const UNHEALTHY_TAINT: &str = "gpu.drava.dev/unhealthy";
 /// Value of [`UNHEALTHY_TAINT`] of partitions that a MIG instance excludes which drava did not create.
 pub const FOREIGN_INSTANCE: &str = "foreign-mig-instance";
 
+/// Value of [`UNHEALTHY_TAINT`] of allocated devices whose GPU a device plugin offers too.
+pub const DEVICE_PLUGIN: &str = "device-plugin";
+
+/// Value of [`UNHEALTHY_TAINT`] of allocated devices whose GPU another DRA driver publishes too.
+pub const OTHER_DRIVER: &str = "other-driver";
+
 /// Taint of devices that `kubectl drava cordon` and `drain` exclude from allocation.
 pub const CORDONED_TAINT: &str = "gpu.drava.dev/cordoned";
 
@@ -61,6 +67,19 @@ pub const CDI_KIND: &str = "gpu.drava.dev/claim";
 
 /// Annotation of a Node on which the node driver closes NVML, so that the NVIDIA kernel modules can be unloaded.
 pub const RELEASE_NVML: &str = "gpu.drava.dev/release-nvml";
+
+/// Extended resources with which device plugins offer NVIDIA GPUs.
+const DEVICE_PLUGIN_RESOURCES: [&str; 3] = [
+    "nvidia.com/gpu",
+    "nvidia.com/gpu.shared",
+    "volcano.sh/vgpu-number",
+];
+
+/// Returns whether a device plugin offers NVIDIA GPUs or MIG partitions with this extended resource.
+#[must_use]
+pub fn is_device_plugin_resource(name: &str) -> bool {
+    DEVICE_PLUGIN_RESOURCES.contains(&name) || name.starts_with("nvidia.com/mig-")
+}
 
 /// Returns the name of a node's pool. The slash distinguishes it from the bare node names of other drivers: counter
 /// caches of kube-scheduler before 1.36.3 collide on pool names (kubernetes #140434).
@@ -121,6 +140,8 @@ pub mod attribute {
     pub const TYPE: &str = "type";
     /// UUID of the GPU; on a partition, of the parent GPU.
     pub const UUID: &str = "uuid";
+    /// UUID of a partition's GPU, as other drivers name it.
+    pub const PARENT_UUID: &str = "parentUUID";
     /// MIG profile; `none` on other types.
     pub const PROFILE: &str = "profile";
     /// Product name, as reported by NVML.
@@ -143,6 +164,8 @@ pub mod attribute {
     pub const MINOR: &str = "minor";
     /// NVML index.
     pub const INDEX: &str = "index";
+    /// Memory of the GPU in MiB as `nvidia-smi` shows it: with the part that the NVIDIA driver reserves, which no claim gets.
+    pub const MEMORY_MIB: &str = "memoryMib";
     /// True if the node publishes more memory than the GPU has.
     pub const OVERSUBSCRIBED: &str = "oversubscribed";
     /// NVLink clique of the GPU.

@@ -56,7 +56,15 @@ pub(crate) fn classic(gpus: &[Gpu]) -> Classic {
         Mode::Whole => (gpu.slots.total, gpu.slots.total),
         Mode::Free | Mode::Shared | Mode::Partitioned => (gpu.slots.total, gpu.slots.allocated),
     };
-    let memory = |gpu: &Gpu| (gpu.memory.total >> 20, gpu.memory.allocated >> 20);
+    // Device plugins count the memory that nvidia-smi shows; a whole GPU has all of it.
+    let memory = |gpu: &Gpu| {
+        let reserved = gpu.reserved_bytes;
+        let allocated = match gpu.mode {
+            Mode::Whole => gpu.memory.allocated + reserved,
+            Mode::Free | Mode::Shared | Mode::Partitioned => gpu.memory.allocated,
+        };
+        ((gpu.memory.total + reserved) >> 20, allocated >> 20)
+    };
     let cores = |gpu: &Gpu| (gpu.cores.total, gpu.cores.allocated);
     let whole = |gpu: &Gpu| (1, u64::from(gpu.mode == Mode::Whole));
     Classic {
@@ -95,9 +103,13 @@ mod tests {
         let devices: Vec<Value> = (0..8)
             .flat_map(|minor| {
                 let attributes = |kind: &str| {
-                    json!({"type": {"string": kind}, "uuid": {"string": format!("GPU-{minor}")}})
+                    json!({
+                        "type": {"string": kind}, "uuid": {"string": format!("GPU-{minor}")},
+                        "memoryMib": {"int": 24564},
+                    })
                 };
-                let memory = json!({"value": "24564Mi"});
+                // nvidia-smi shows 24564 MiB, of which the NVIDIA driver reserves 420.
+                let memory = json!({"value": "24144Mi"});
                 [
                     json!({
                         "name": format!("gpu-{minor}"), "attributes": attributes("gpu"),

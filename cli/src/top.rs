@@ -24,6 +24,9 @@ pub(crate) struct Gpu {
     uuid: String,
     pub(crate) product_name: String,
     pub(crate) mode: Mode,
+    /// Memory that the NVIDIA driver reserves, bytes.
+    #[serde(skip)]
+    pub(crate) reserved_bytes: u64,
     /// Bytes.
     pub(crate) memory: AllocatedAmount,
     pub(crate) cores: AllocatedAmount,
@@ -277,6 +280,7 @@ fn gpu(
             _ => String::new(),
         },
         mode,
+        reserved_bytes: reserved_bytes(&devices),
         memory: allocated_amount(names::capacity::MEMORY),
         cores: allocated_amount(names::capacity::CORES),
         slots: allocated_amount(names::capacity::SLOTS),
@@ -308,6 +312,36 @@ fn taints(pool: &Pool, devices: &[(&Device, &DeviceUse)]) -> Vec<GpuTaint> {
         }
     }
     taints
+}
+
+/// Returns the difference of the memory that `nvidia-smi` shows and that of the whole GPU as a device.
+fn reserved_bytes<T>(devices: &[(&Device, T)]) -> u64 {
+    let whole = devices.iter().find_map(|(device, _)| {
+        let Some(Attribute::Int(mib)) = device.attributes.get(names::attribute::MEMORY_MIB) else {
+            return None;
+        };
+        let shown = u64::try_from(*mib).ok()? << 20;
+        let is_whole = device.kind == Some(DeviceType::Gpu);
+        let usable = device
+            .amount(names::capacity::MEMORY)?
+            .to_u64_rounded_up()?;
+        is_whole.then(|| shown.saturating_sub(usable))
+    });
+    whole.unwrap_or_default()
+}
+
+/// Returns the pods that have reserved the claim with this UID.
+fn pods_of(snapshot: &Snapshot, uid: &str) -> Vec<String> {
+    snapshot
+        .claims
+        .iter()
+        .find(|claim| claim.metadata.uid.as_deref() == Some(uid))
+        .and_then(|claim| claim.status.as_ref()?.reserved_for.as_ref())
+        .into_iter()
+        .flatten()
+        .filter(|consumer| consumer.resource == "pods")
+        .map(|consumer| consumer.name.clone())
+        .collect()
 }
 
 /// Formats the table of GPUs, followed by the excluded pools.

@@ -83,6 +83,10 @@ pub enum UnavailableReason {
     ProfileMigLayout,
     /// The node profile changes amounts of the device.
     ProfileAmounts,
+    /// A device plugin offers the GPUs of the node.
+    DevicePlugin,
+    /// Another DRA driver publishes the GPU.
+    OtherDriver,
     /// The mode of the node profile needs MIG mode, which takes a reset of the GPU.
     ResetForMig,
     /// The mode of the node profile needs MIG mode off, which takes a reset of the GPU.
@@ -109,6 +113,8 @@ impl UnavailableReason {
             Self::ProfileMigProfiles => "profile-mig-profiles",
             Self::ProfileMigLayout => "profile-mig-layout",
             Self::ProfileAmounts => "profile-amounts",
+            Self::DevicePlugin => names::DEVICE_PLUGIN,
+            Self::OtherDriver => names::OTHER_DRIVER,
             Self::ResetForMig | Self::ResetForShares => "reset-required",
         }
     }
@@ -125,7 +131,8 @@ impl UnavailableReason {
         self.to_string().replace("UUID", uuid)
     }
 
-    /// Returns whether the administrator's node profile is the reason, so that the device itself works.
+    /// Returns whether the administrator's node profile or another owner of the GPU is the reason, so that the device
+    /// itself works.
     #[must_use]
     pub const fn is_of_profile(self) -> bool {
         match self {
@@ -133,7 +140,9 @@ impl UnavailableReason {
             | Self::ProfileMode
             | Self::ProfileMigProfiles
             | Self::ProfileMigLayout
-            | Self::ProfileAmounts => true,
+            | Self::ProfileAmounts
+            | Self::DevicePlugin
+            | Self::OtherDriver => true,
             Self::Mig
             | Self::MigDisabled
             | Self::NoMigProfiles
@@ -193,6 +202,12 @@ impl fmt::Display for UnavailableReason {
                  `nvidia-smi -mig 0 -i UUID` and `nvidia-smi --gpu-reset -i UUID`"
             }
             Self::ProfileAmounts => "the node profile changes the amounts of the device",
+            Self::DevicePlugin => {
+                "a device plugin offers the GPUs of this node; remove it from the node, or the label gpu.drava.dev/enabled"
+            }
+            Self::OtherDriver => {
+                "another DRA driver publishes the GPU; remove it from the node, or the label gpu.drava.dev/enabled"
+            }
         })
     }
 }

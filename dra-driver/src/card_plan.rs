@@ -245,6 +245,16 @@ impl CardPlan {
         }
     }
 
+    /// Withholds all devices, because the GPU has another owner.
+    #[must_use]
+    pub(crate) fn without_offer(mut self, reason: UnavailableReason) -> Self {
+        for device in &mut self.devices {
+            device.withheld.get_or_insert(reason);
+        }
+        self.unavailable = Some(reason);
+        self
+    }
+
     /// Returns the devices that the node profile offers.
     pub fn offered(&self) -> impl Iterator<Item = &PlannedDevice> {
         let devices = self.devices.iter();

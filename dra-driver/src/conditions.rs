@@ -19,6 +19,8 @@ pub enum Condition {
     Gpus,
     /// The node profiles and the labels of the node are known.
     Profiles,
+    /// No device plugin or other DRA driver offers the GPUs.
+    Exclusive,
     /// Kubelet registered the driver.
     Registered,
     /// The ResourceSlices are published.
@@ -26,12 +28,13 @@ pub enum Condition {
 }
 
 impl Condition {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::Directories,
         Self::Artifacts,
         Self::Records,
         Self::Gpus,
         Self::Profiles,
+        Self::Exclusive,
         Self::Registered,
         Self::Published,
     ];
@@ -47,6 +50,7 @@ impl Condition {
             Self::Records => "records",
             Self::Gpus => "gpus",
             Self::Profiles => "profiles",
+            Self::Exclusive => "exclusive",
             Self::Registered => "registered",
             Self::Published => "published",
         }

@@ -40,6 +40,7 @@ use crate::profile;
 use crate::profile::status::StatusWriter;
 use crate::publish::writer::{Published, Publisher};
 use crate::report::Reporter;
+use crate::runtime_config;
 use drava_api::error::describe;
 
 mod active;
@@ -90,6 +91,8 @@ pub struct Config {
     pub unhealthy_effect: UnhealthyEffect,
     /// Whether metrics are shown under the names of HAMi and Volcano too.
     pub metric_aliases: bool,
+    /// What happens while a GPU has another owner.
+    pub guard: profile::Guard,
     /// Times between periodic checks of node profiles.
     pub profile_intervals: profile::Intervals,
 }
@@ -268,6 +271,20 @@ impl Shared {
             conditions.clone(),
             self.reporter.clone(),
             Arc::clone(&self.reconcile),
+            stop.clone(),
+        ));
+        let (root, reporter, stopped) = (
+            self.config.proc_root.join("1/root"),
+            self.reporter.clone(),
+            stop.clone(),
+        );
+        tasks.spawn(async move {
+            runtime_config::report(root, reporter, stopped).await;
+            Ok("check of the container runtime")
+        });
+        tasks.spawn(follow::report_other_owners(
+            self.gpus.clone(),
+            conditions.clone(),
             stop.clone(),
         ));
         tasks.spawn(records::check(

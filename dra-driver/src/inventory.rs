@@ -20,6 +20,7 @@ use tokio::sync::{oneshot, watch};
 
 use crate::capacity::ShareTotals;
 use crate::card_plan::CardPlan;
+use crate::coexistence::OtherOwners;
 
 pub mod numbers;
 
@@ -44,6 +45,8 @@ pub struct NodeInventory {
     pub foreign_instances: BTreeMap<GpuUuid, Vec<GpuInstance>>,
     /// Settings of the node profiles; `None` until the profiles and the labels of the node are known.
     pub settings: Option<NodeSettings>,
+    /// Other owners of the GPUs.
+    pub other_owners: OtherOwners,
     /// Totals of shares that are published as before although the settings changed, by GPU.
     pub retained_totals: BTreeMap<GpuUuid, ShareTotals>,
 }
@@ -56,13 +59,17 @@ impl NodeInventory {
         let foreign = foreign.map_or(&[][..], Vec::as_slice);
         let settings = self.card_settings(card.uuid.as_str());
         let confidential_computing = self.gpus.confidential_computing;
-        CardPlan::new(
+        let plan = CardPlan::new(
             card,
             self.number(card),
             confidential_computing,
             foreign,
             &settings,
-        )
+        );
+        match self.other_owners.reason(&card.uuid) {
+            Some(reason) if !settings.is_excluded => plan.without_offer(reason),
+            _ => plan,
+        }
     }
 
     /// Returns the number of a GPU in the names of its devices.
@@ -401,6 +408,7 @@ fn normalize(
         pcie_roots,
         foreign_instances,
         settings: None,
+        other_owners: OtherOwners::default(),
         retained_totals: BTreeMap::new(),
     }
 }

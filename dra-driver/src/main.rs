@@ -5,14 +5,15 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Parser as _;
+use drava_api::error::describe;
 use drava_dra_driver::claims;
 use drava_dra_driver::conditions::Conditions;
 use drava_dra_driver::driver::{self, Config};
 use drava_dra_driver::inventory::Source;
 use drava_dra_driver::log::{self, LogFilter};
-use drava_dra_driver::options::Options;
+use drava_dra_driver::options::{Command, Options};
 use drava_dra_driver::prepare::effects::KernelTmpfs;
-use drava_dra_driver::{profile, publish, reconcile};
+use drava_dra_driver::{profile, publish, reconcile, removal};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -20,10 +21,27 @@ use tokio_util::sync::CancellationToken;
 async fn main() -> ExitCode {
     let options = Options::parse();
     let filter = log::start(options.log_format);
+    if let Some(Command::RemoveFiles) = options.command {
+        return remove_files(&options);
+    }
     match run(options, filter).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!(error = format!("{error:#}"), "cannot run the node driver");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn remove_files(options: &Options) -> ExitCode {
+    match removal::remove(&options.paths) {
+        Ok(removed) => {
+            tracing::info!(?removed, "removed the files of the driver");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            let error = describe(&error);
+            tracing::error!(error, "cannot remove the files of the driver");
             ExitCode::FAILURE
         }
     }
@@ -39,9 +57,11 @@ async fn run(options: Options, filter: LogFilter) -> anyhow::Result<()> {
         paths,
         listen,
         metric_aliases,
+        ignore_other_owners,
         log_filter_listen,
         health,
         log_format: _,
+        command: _,
     } = options;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
@@ -83,6 +103,11 @@ async fn run(options: Options, filter: LogFilter) -> anyhow::Result<()> {
         health: health.rules(),
         unhealthy_effect: health.unhealthy_effect,
         metric_aliases,
+        guard: if ignore_other_owners {
+            profile::Guard::Ignore
+        } else {
+            profile::Guard::Refuse
+        },
         profile_intervals: profile::Intervals::default(),
     };
     driver::run(

@@ -50,6 +50,10 @@ pub struct Options {
     #[arg(long, env = "DRAVA_METRIC_ALIASES")]
     pub metric_aliases: bool,
 
+    /// Publish GPUs that a device plugin or another DRA driver offers too.
+    #[arg(long, env = "DRAVA_IGNORE_OTHER_OWNERS")]
+    pub ignore_other_owners: bool,
+
     /// Loopback address of /log-filter, which shows (GET) and sets (PUT) the log filter.
     #[arg(long, env = "DRAVA_LOG_FILTER_LISTEN", default_value = "127.0.0.1:9395", value_parser = parse_loopback)]
     pub log_filter_listen: SocketAddr,
@@ -64,6 +68,17 @@ pub struct Options {
     /// Log format. RUST_LOG sets the level.
     #[arg(long, env = "DRAVA_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
+
+    /// What to do instead of serving the node.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+}
+
+/// Tasks besides serving the node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::Subcommand)]
+pub enum Command {
+    /// Remove the files of the driver from the node: state, run directory, CDI specs and sockets. Fails while claims have state.
+    RemoveFiles,
 }
 
 /// Rules of the health of GPUs.

@@ -4,6 +4,8 @@
 //! one [`State`], which publisher and prepare read. So a change of a profile takes the same path as a change of the
 //! hardware. [`status`] reports to the profiles.
 //!
+//! The Node object and the slices of other drivers also show other owners of the GPUs, see [`crate::coexistence`].
+//!
 //! Without the custom resource definition the cluster has no profiles; the driver checks again every
 //! [`Intervals::missing`].
 
@@ -12,17 +14,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drava_api::error::describe;
+use drava_api::names;
 use drava_api::node_profile::{CardIdentity, GpuNodeProfile, NodeSettings};
 use drava_nvml::GpuUuid;
 use futures::{Stream, StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::Node as NodeObject;
-use kube::core::{DeserializeGuard, PartialObjectMeta};
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use kube::core::DeserializeGuard;
 use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client, Resource, ResourceExt as _};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::capacity::ShareTotals;
+use crate::coexistence::OtherOwners;
 use crate::conditions::{Condition, Conditions};
 use crate::inventory::State;
 use crate::publish::writer::Published;
@@ -63,7 +68,19 @@ pub struct Watches {
     /// All profiles that this build can read.
     pub profiles: watch::Receiver<Objects<DeserializeGuard<GpuNodeProfile>>>,
     /// The Node object of this node.
-    pub node: watch::Receiver<Objects<PartialObjectMeta<NodeObject>>>,
+    pub node: watch::Receiver<Objects<NodeObject>>,
+    /// Slices of other drivers on this node.
+    pub other_slices: watch::Receiver<Objects<ResourceSlice>>,
+    guard: Guard,
+}
+
+/// What happens while a GPU has another owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Guard {
+    /// The GPU is not published.
+    Refuse,
+    /// The other owner is ignored, for tests.
+    Ignore,
 }
 
 impl Watches {
@@ -73,21 +90,28 @@ impl Watches {
         node: &str,
         conditions: Conditions,
         intervals: Intervals,
+        guard: Guard,
         stop: CancellationToken,
     ) -> (Self, impl Future<Output = ()> + Send + use<>) {
         let (profile_sender, profiles) = watch::channel(None);
         let (node_sender, node_objects) = watch::channel(None);
+        let (slice_sender, other_slices) = watch::channel(None);
         let watches = Self {
             profiles,
             node: node_objects,
+            other_slices,
+            guard,
         };
         let (known, fields) = (watches.clone(), format!("metadata.name={node}"));
+        let of_others = format!("spec.nodeName={node},spec.driver!={}", names::DRIVER);
         let task = async move {
             let profiles: Api<DeserializeGuard<GpuNodeProfile>> = Api::all(client.clone());
             let profiles =
                 watcher(profiles, watcher::Config::default()).inspect_ok(warn_of_unreadable);
-            let nodes: Api<PartialObjectMeta<NodeObject>> = Api::all(client);
+            let nodes: Api<NodeObject> = Api::all(client.clone());
             let nodes = watcher(nodes, watcher::Config::default().fields(&fields));
+            let slices: Api<ResourceSlice> = Api::all(client);
+            let slices = watcher(slices, watcher::Config::default().fields(&of_others));
             let failed = |error: String| {
                 if known.are_known() {
                     tracing::warn!(error, "watch interrupted");
@@ -116,6 +140,14 @@ impl Watches {
                 &failed,
                 &done,
             );
+            let slices = keep(
+                "ResourceSlices of other drivers",
+                slices,
+                &slice_sender,
+                RETRY,
+                &failed,
+                &done,
+            );
             // The client repeats requests to an API server that does not answer for minutes before it fails.
             let report_delay = async {
                 tokio::time::sleep(RETRY).await;
@@ -128,6 +160,7 @@ impl Watches {
                 () = stop.cancelled() => {}
                 () = profiles => {}
                 () = nodes => {}
+                () = slices => {}
                 () = report_delay => {}
             }
         };
@@ -135,11 +168,28 @@ impl Watches {
     }
 
     fn are_known(&self) -> bool {
-        self.profiles.borrow().is_some() && self.node.borrow().is_some()
+        self.profiles.borrow().is_some()
+            && self.node.borrow().is_some()
+            && self.other_slices.borrow().is_some()
     }
 
-    /// Returns the settings of the node with these GPUs; `None` until profiles and labels are known.
+    /// Returns the other owners of the node's GPUs.
+    fn other_owners(&self) -> OtherOwners {
+        match self.guard {
+            Guard::Ignore => OtherOwners::default(),
+            Guard::Refuse => {
+                let (node, slices) = (self.node.borrow(), self.other_slices.borrow());
+                let node = node.iter().flat_map(BTreeMap::values).next();
+                OtherOwners::read(node, slices.iter().flat_map(BTreeMap::values))
+            }
+        }
+    }
+
+    /// Returns the settings of the node with these GPUs; `None` until profiles, labels and other owners are known.
     fn settings<'a>(&self, cards: impl Iterator<Item = CardIdentity<'a>>) -> Option<NodeSettings> {
+        if !self.are_known() {
+            return None;
+        }
         let (profiles, node) = (self.profiles.borrow(), self.node.borrow());
         let labels = node
             .as_ref()?
@@ -276,6 +326,7 @@ pub async fn follow(
             changed = discovered.changed() => changed,
             changed = watches.profiles.changed() => changed,
             changed = watches.node.changed() => changed,
+            changed = watches.other_slices.changed() => changed,
             changed = published.changed() => changed,
         };
         if changed.is_err() {
@@ -296,6 +347,7 @@ fn combine(discovered: &State, watches: &Watches, published: &Published) -> Stat
     });
     let settings = watches.settings(cards);
     node.inventory.settings = settings;
+    node.inventory.other_owners = watches.other_owners();
     node.inventory.retained_totals = retained_totals(published);
     State::Known(Arc::new(node))
 }

@@ -71,6 +71,27 @@ impl Reported {
     }
 }
 
+/// Sets the condition `exclusive` for the GPUs that the node profile does not exclude.
+pub(super) async fn report_other_owners(
+    mut gpus: watch::Receiver<State>,
+    conditions: Conditions,
+    stop: CancellationToken,
+) -> Result<&'static str, RunError> {
+    loop {
+        if let State::Known(node) = &*gpus.borrow_and_update()
+            && node.inventory.settings.is_some()
+        {
+            let inventory = &node.inventory;
+            let cards = inventory.gpus.cards.iter().map(|card| &card.uuid);
+            let offered = cards.filter(|gpu| !inventory.card_settings(gpu.as_str()).is_excluded);
+            conditions.set(Condition::Exclusive, inventory.other_owners.check(offered));
+        }
+        if !until(&stop, gpus.changed()).await {
+            return Ok("other owners of the GPUs");
+        }
+    }
+}
+
 /// Sets the condition `gpus` and requests a reconciliation when the GPUs change.
 pub(super) async fn follow_gpus(
     mut gpus: watch::Receiver<State>,

@@ -3,7 +3,6 @@
 use drava_api::names;
 use k8s_openapi::api::core::v1::Node as NodeObject;
 use kube::ResourceExt as _;
-use kube::core::PartialObjectMeta;
 use tokio::sync::watch;
 
 use super::{Shared, Tasks};
@@ -28,8 +27,9 @@ impl Shared {
     ) -> Watches {
         let (client, node) = (self.client.clone(), &self.config.node);
         let (conditions, intervals) = (self.conditions.clone(), self.config.profile_intervals);
-        let stop = self.stop.clone();
-        let (watches, watching) = Watches::start(client, node, conditions, intervals, stop.clone());
+        let (guard, stop) = (self.config.guard, self.stop.clone());
+        let (watches, watching) =
+            Watches::start(client, node, conditions, intervals, guard, stop.clone());
         tasks.spawn(async move {
             watching.await;
             Ok("watch of node profiles")
@@ -54,7 +54,7 @@ impl Shared {
         tasks: &mut Tasks,
         gate: Gate,
         discovery: RescanRequests,
-        mut node: watch::Receiver<Objects<PartialObjectMeta<NodeObject>>>,
+        mut node: watch::Receiver<Objects<NodeObject>>,
     ) {
         let stop = self.stop.clone();
         tasks.spawn(async move {
@@ -111,7 +111,7 @@ impl Shared {
     }
 }
 
-fn is_release_requested(node: &Objects<PartialObjectMeta<NodeObject>>) -> bool {
+fn is_release_requested(node: &Objects<NodeObject>) -> bool {
     let mut nodes = node.iter().flat_map(|nodes| nodes.values());
     nodes.any(|node| {
         let value = node.annotations().get(names::RELEASE_NVML);

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use drava_api::{DeviceType, Quantity, names};
-use drava_nvml::{AddressingMode, Card, MigProfile};
+use drava_nvml::{AddressingMode, Card, Memory, MigProfile};
 use k8s_openapi::api::resource::v1::{
     CapacityRequestPolicy, CapacityRequestPolicyRange, Counter, CounterSet, Device,
     DeviceAttribute, DeviceCapacity, DeviceCounterConsumption, DeviceTaint,
@@ -236,6 +236,10 @@ fn attributes(
         (name::PCI_BUS_ID, string(&card.pci_bus_id)),
         (name::NUMA_NODE, int(card.numa_node.map_or(-1, i64::from))),
     ]);
+    if let Memory::Dedicated { total_bytes, .. } = card.memory {
+        let mib = i64::try_from(total_bytes / MIB).unwrap_or(i64::MAX);
+        attributes.insert(name::MEMORY_MIB, int(mib));
+    }
     // Without a known root all devices of the GPU lack the standard attribute: a placeholder would make GPUs of
     // different roots look aligned.
     if let Some(root) = node.pcie_roots.get(&card.uuid) {

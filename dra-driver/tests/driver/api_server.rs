@@ -18,7 +18,11 @@ use serde_json::{Value, json};
 use tokio::sync::broadcast;
 use tokio_stream::wrappers::BroadcastStream;
 
+use selector::is_selected;
+
+mod other_owners;
 mod profiles;
+mod selector;
 
 /// A running server; clones share it.
 #[derive(Clone)]
@@ -366,7 +370,7 @@ impl ApiServer {
     }
 
     fn watch(&self, path: &str, query: &str) -> Response {
-        let path = path.to_owned();
+        let (path, selector) = (path.to_owned(), query.to_owned());
         let since = parameter(query, "resourceVersion").and_then(|version| version.parse().ok());
         let since: u64 = since.unwrap_or(0);
         // Under one lock, so that no change is between both.
@@ -382,7 +386,9 @@ impl ApiServer {
         let events = futures::stream::iter(missed)
             .chain(later)
             .filter_map(move |change| {
-                let change = change.ok().filter(|change| change.collection == path);
+                let change = change.ok().filter(|change| {
+                    change.collection == path && is_selected(&change.event["object"], &selector)
+                });
                 futures::future::ready(
                     change.map(|change| Ok::<_, Infallible>(format!("{}\n", change.event))),
                 )
@@ -398,16 +404,6 @@ fn parameter<'a>(query: &'a str, name: &str) -> Option<&'a str> {
     parameters
         .find(|(key, _)| *key == name)
         .map(|(_, value)| value)
-}
-
-/// Returns whether an object matches the field selector of a query.
-fn is_selected(object: &Value, query: &str) -> bool {
-    let selector = parameter(query, "fieldSelector").unwrap_or_default();
-    let selector = selector.replace("%3D", "=").replace("%2C", ",");
-    let mut terms = selector.split(',').filter_map(|term| term.split_once('='));
-    terms.all(|(field, value)| {
-        object.pointer(&format!("/{}", field.replace('.', "/"))) == Some(&json!(value))
-    })
 }
 
 fn list(objects: &Objects, path: &str, query: &str) -> Response {

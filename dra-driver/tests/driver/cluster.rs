@@ -9,7 +9,7 @@ use drava_dra_driver::driver::{self, Config, RunError};
 use drava_dra_driver::gpu_health::state::Rules;
 use drava_dra_driver::inventory::Source;
 use drava_dra_driver::options::{Delivery, Scheduling, UnhealthyEffect};
-use drava_dra_driver::profile::Intervals;
+use drava_dra_driver::profile::{Guard, Intervals};
 use drava_fake_kubelet::{Claim, FakeKubelet, Plugin};
 use drava_nvml::{
     CardError, EventSource, GpuInstance, GpuLibrary, GpuUuid, Inventory, InventoryError, Memory,
@@ -172,6 +172,7 @@ impl TestCluster {
             health: Rules::default(),
             unhealthy_effect: UnhealthyEffect::NoSchedule,
             metric_aliases: false,
+            guard: Guard::Refuse,
             profile_intervals: Intervals {
                 missing: Duration::from_millis(100),
                 entries: Duration::from_secs(3600),

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use drava_dra_driver::claim::{ClaimRef, ClaimUid};
+use drava_dra_driver::coexistence::OtherOwners;
 use drava_dra_driver::inventory::NodeInventory;
 use drava_nvml::{
     AddressingMode, Card, ComputeCapability, ComputeMode, CudaVersion, Fabric, GpuUuid, Inventory,
@@ -124,6 +125,7 @@ pub(crate) fn inventory(cards: Vec<Card>) -> NodeInventory {
         pcie_roots,
         foreign_instances: BTreeMap::new(),
         settings: None,
+        other_owners: OtherOwners::default(),
         retained_totals: BTreeMap::new(),
     }
 }

@@ -8,6 +8,7 @@ mod apply;
 mod cdi_ignored;
 mod claims;
 mod cluster;
+mod coexistence;
 mod crash;
 mod delivery;
 mod enforcement_events;
