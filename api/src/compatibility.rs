@@ -32,9 +32,9 @@ use pod::{ContainerList, PodView};
 #[serde(rename_all = "camelCase")]
 pub enum ShareClass {
     /// [`crate::names::class::VGPU`].
-    #[default]
     Vgpu,
     /// [`crate::names::class::FRACTION`]: the controller chooses a share or a MIG partition.
+    #[default]
     Fraction,
 }
 
@@ -50,6 +50,8 @@ pub struct Settings {
     pub replaced_schedulers: Vec<String>,
     /// Largest memory of a share in the cluster in bytes. Requests for more are reduced to it, with a warning.
     pub largest_share_bytes: Option<u64>,
+    /// Largest memory of a MIG partition in the cluster in bytes, for pods that may get partitions.
+    pub largest_partition_bytes: Option<u64>,
 }
 
 impl Default for Settings {
@@ -59,6 +61,7 @@ impl Default for Settings {
             share_class: ShareClass::default(),
             replaced_schedulers: vec!["hami-scheduler".to_owned()],
             largest_share_bytes: None,
+            largest_partition_bytes: None,
         }
     }
 }

@@ -218,6 +218,10 @@ struct Migrate {
     /// Settings of the translation in YAML, such as other resource names; default: names of HAMi and Volcano.
     #[arg(long, value_name = "FILE")]
     settings: Option<std::path::PathBuf>,
+
+    /// Write the resource names of the ConfigMaps of device plugins as values of the drava chart, for `helm upgrade -f`.
+    #[arg(long, value_name = "FILE")]
+    values: Option<std::path::PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -449,6 +453,13 @@ fn migrate(options: &Migrate) -> anyhow::Result<ExitCode> {
         objects.extend(migrate::manifest::read(file)?);
     }
     let migration = migrate::run(objects, &settings);
+    if let Some(file) = &options.values {
+        let values = migration.values.as_ref().context(
+            "cannot write values: no ConfigMap with device-config.yaml is among the manifests; add it with -f",
+        )?;
+        let text = migrate::manifest::format(std::slice::from_ref(values))?;
+        std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
+    }
     output::print(&migrate::manifest::format(&migration.objects)?)?;
     eprint!("{}", migration.report_text());
     Ok(if migration.is_refused() {

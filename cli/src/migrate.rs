@@ -10,10 +10,14 @@ use std::fmt;
 
 use drava_api::compatibility::Settings;
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
+mod config_map;
 mod device_config;
 pub(crate) mod manifest;
+mod node_config;
+mod plugin_flags;
+mod scheduler_config;
 mod tenant_limit;
 mod volcano_job;
 mod workload;
@@ -25,6 +29,8 @@ pub(crate) struct Migration {
     pub(crate) objects: Vec<Value>,
     /// What changed or is refused.
     pub(crate) findings: Vec<Finding>,
+    /// Values of the drava chart for the translation by the webhook, if a ConfigMap names the resources.
+    pub(crate) values: Option<Value>,
 }
 
 /// One line of the report.
@@ -71,6 +77,8 @@ impl Refused {
 struct Translated {
     objects: Vec<Value>,
     changes: Vec<String>,
+    /// Settings that the objects lack.
+    refusals: Vec<String>,
 }
 
 impl Translated {
@@ -78,7 +86,7 @@ impl Translated {
     fn unchanged(object: Value) -> Self {
         Self {
             objects: vec![object],
-            changes: Vec::new(),
+            ..Self::default()
         }
     }
 }
@@ -87,14 +95,20 @@ impl Translated {
 pub(crate) fn run(objects: Vec<Value>, settings: &Settings) -> Migration {
     let objects = flatten(objects);
     let mut settings = settings.clone();
+    let mut has_config = false;
+    let mut defaults = Map::new();
     for object in &objects {
-        device_config::read_resources(object, &mut settings.resources);
+        has_config |= device_config::read_resources(object, &mut settings.resources);
+        defaults.extend(device_config::defaults(object).into_iter().flatten());
     }
-    let mut migration = Migration::default();
+    let mut migration = Migration {
+        values: has_config.then(|| values(&settings)),
+        ..Migration::default()
+    };
     let mut templates = BTreeSet::new();
     for object in objects {
         let name = describe(&object);
-        match translate(&object, &settings) {
+        match translate(&object, &settings, &defaults) {
             Ok(translated) => {
                 for object in translated.objects {
                     let is_template = object["kind"] == "ResourceClaimTemplate";
@@ -103,6 +117,7 @@ pub(crate) fn run(objects: Vec<Value>, settings: &Settings) -> Migration {
                     }
                 }
                 migration.report(Outcome::Changed, &name, translated.changes);
+                migration.report(Outcome::Refused, &name, translated.refusals);
             }
             Err(Refused(reasons)) => {
                 migration.objects.push(object);
@@ -113,7 +128,19 @@ pub(crate) fn run(objects: Vec<Value>, settings: &Settings) -> Migration {
     migration
 }
 
-fn translate(object: &Value, settings: &Settings) -> Result<Translated, Refused> {
+/// Returns the values of the drava chart with which the webhook translates as this command does.
+fn values(settings: &Settings) -> Value {
+    json!({"compatibility": {"enabled": true, "settings": {
+        "resources": settings.resources,
+        "replacedSchedulers": settings.replaced_schedulers,
+    }}})
+}
+
+fn translate(
+    object: &Value,
+    settings: &Settings,
+    defaults: &Map<String, Value>,
+) -> Result<Translated, Refused> {
     let kind = object["kind"].as_str().unwrap_or_default();
     let group = object["apiVersion"]
         .as_str()
@@ -122,12 +149,14 @@ fn translate(object: &Value, settings: &Settings) -> Result<Translated, Refused>
     match (group, kind) {
         ("batch.volcano.sh", "Job") => volcano_job::translate(object, settings),
         ("", "ResourceQuota") => tenant_limit::resource_quota(object, settings),
-        ("", "LimitRange")
-        | ("scheduling.volcano.sh", "Queue")
-        | ("kueue.x-k8s.io", "ClusterQueue" | "Cohort") => {
+        ("", "LimitRange") => tenant_limit::limit_range(object, settings),
+        ("scheduling.volcano.sh", "Queue") | ("kueue.x-k8s.io", "ClusterQueue" | "Cohort") => {
             tenant_limit::without_equivalent(object, settings)
         }
-        ("", "ConfigMap") => device_config::translate(object),
+        ("", "ConfigMap") => config_map::translate(object, defaults),
+        ("apps", "DaemonSet") if plugin_flags::is_device_plugin(object) => {
+            Err(plugin_flags::refusal(object))
+        }
         _ => match workload::template_path(group, kind) {
             Some(path) => workload::translate(object, path, settings),
             None => other(object, settings),

@@ -150,6 +150,7 @@ async fn translate_pod(
     let catalog = webhook.catalog.read();
     let settings = Settings {
         largest_share_bytes: catalog.largest_share_bytes(),
+        largest_partition_bytes: catalog.largest_partition_bytes(),
         ..settings.as_ref().clone()
     };
     let limits = catalog.resource_limits(&request.namespace);

@@ -210,7 +210,7 @@ impl Builder<'_> {
             }
             Memory::All => {}
             Memory::Mib(mib) => {
-                let mib = self.largest(mib, field);
+                let mib = self.largest(mib, class, field);
                 let amount = Quantity::bytes(mib << 20);
                 capacity.insert(
                     names::capacity::MEMORY.to_owned(),
@@ -226,8 +226,18 @@ impl Builder<'_> {
         }
     }
 
-    fn largest(&mut self, requested_mib: u64, field: &str) -> u64 {
-        match self.settings.largest_share_bytes.map(|bytes| bytes >> 20) {
+    /// Reduces the memory to that of the largest device of the class.
+    fn largest(&mut self, requested_mib: u64, class: &str, field: &str) -> u64 {
+        let (share, partition) = (
+            self.settings.largest_share_bytes,
+            self.settings.largest_partition_bytes,
+        );
+        let largest = match class {
+            names::class::MIG => partition,
+            names::class::FRACTION => share.max(partition),
+            _ => share,
+        };
+        match largest.map(|bytes| bytes >> 20) {
             Some(largest_mib) if largest_mib > 0 && requested_mib > largest_mib => {
                 let reduced = WarningCause::MemoryReduced {
                     requested_mib,

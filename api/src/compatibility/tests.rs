@@ -7,6 +7,14 @@ use super::*;
 mod refusals;
 mod settings;
 
+/// Settings in which pods without annotation get shares.
+fn shares() -> Settings {
+    Settings {
+        share_class: ShareClass::Vgpu,
+        ..Settings::default()
+    }
+}
+
 fn pod(limits: Value) -> Value {
     let mut pod =
         json!({"metadata": {}, "spec": {"containers": [{"name": "app", "image": "my/app"}]}});
@@ -21,7 +29,7 @@ fn annotated(limits: Value, annotations: Value) -> Value {
 }
 
 fn translated(pod: &Value) -> Translation {
-    translate(pod, &Settings::default())
+    translate(pod, &shares())
         .expect("translatable")
         .expect("requests a GPU")
 }
@@ -80,9 +88,7 @@ fn warnings(translation: &Translation) -> Vec<String> {
 }
 
 fn refused(pod: &Value) -> String {
-    translate(pod, &Settings::default())
-        .expect_err("refused")
-        .to_string()
+    translate(pod, &shares()).expect_err("refused").to_string()
 }
 
 const TYPE: &str = r#"device.attributes["gpu.drava.dev"].productName.lowerAscii()"#;
@@ -316,10 +322,10 @@ fn leaves_other_pods_alone() {
         Value::Null,
     ] {
         let pod = annotated(limits.clone(), json!({"volcano.sh/vgpu-mode": "mps"}));
-        assert_eq!(translate(&pod, &Settings::default()), Ok(None), "{limits}");
+        assert_eq!(translate(&pod, &shares()), Ok(None), "{limits}");
     }
     let bare = json!({"spec": {"containers": [{"name": "app"}]}});
-    assert_eq!(translate(&bare, &Settings::default()), Ok(None));
+    assert_eq!(translate(&bare, &shares()), Ok(None));
 }
 
 #[test]
@@ -398,16 +404,16 @@ fn sets_claim_in_pod() {
             }],
         }})
     );
-    assert_eq!(translate(&pod, &Settings::default()), Ok(None), "once");
+    assert_eq!(translate(&pod, &shares()), Ok(None), "once");
 }
 
 #[test]
 fn reports_scheduler() {
     for (scheduler, settings, replaced, text) in [
-        ("default-scheduler", Settings::default(), false, None),
+        ("default-scheduler", shares(), false, None),
         (
             "volcano",
-            Settings::default(),
+            shares(),
             false,
             Some(
                 "spec.schedulerName: scheduler \"volcano\" is kept; its pods get GPUs only if scheduling.schedulerNames of the drava chart lists it",
@@ -417,7 +423,7 @@ fn reports_scheduler() {
             "volcano",
             Settings {
                 replaced_schedulers: vec!["volcano".to_owned()],
-                ..Settings::default()
+                ..shares()
             },
             true,
             Some("spec.schedulerName: scheduler \"volcano\" is replaced by the default scheduler"),

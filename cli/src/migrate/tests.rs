@@ -1,9 +1,22 @@
 //! Manifests as users write them, and what becomes of them.
 
+use drava_api::compatibility::ShareClass;
+
 use super::*;
 
+mod configs;
+mod limits;
+
+/// Settings in which pods without annotation get shares.
+fn shares() -> Settings {
+    Settings {
+        share_class: ShareClass::Vgpu,
+        ..Settings::default()
+    }
+}
+
 fn migrated(yaml: &str) -> Migration {
-    run(manifest::parse(yaml).expect("YAML"), &Settings::default())
+    run(manifest::parse(yaml).expect("YAML"), &shares())
 }
 
 fn output(migration: &Migration) -> String {
@@ -109,7 +122,7 @@ spec:
         "changed: Deployment team-a/web: spec.template.spec.schedulerName: scheduler \"hami-scheduler\" is replaced by the default scheduler\n"
     );
     assert!(!migration.is_refused());
-    let again = run(migration.objects.clone(), &Settings::default());
+    let again = run(migration.objects.clone(), &shares());
     assert_eq!(
         again.objects, migration.objects,
         "a second run changes nothing"
@@ -140,7 +153,7 @@ fn translates_each_kind_of_workload() {
         object["kind"] = json!(kind);
         object["metadata"] = json!({"name": "w"});
         let list = json!({"apiVersion": "v1", "kind": "List", "items": [object]});
-        let migration = run(vec![list], &Settings::default());
+        let migration = run(vec![list], &shares());
         assert_eq!(migration.objects.len(), 2, "{kind}");
         let claim = format!("{path}/spec/containers/0/resources/claims/0/request");
         assert_eq!(
@@ -398,40 +411,6 @@ fn passes_limits_of_other_resources() {
     let yaml = "apiVersion: scheduling.volcano.sh/v1beta1\nkind: Queue\nmetadata: {name: q}\nspec: {weight: 1, capability: {cpu: 8}}\n";
     let migration = migrated(yaml);
     assert_eq!(migration.findings, []);
-}
-
-const DEVICE_CONFIG: &str = r#"
-apiVersion: v1
-kind: ConfigMap
-metadata: {name: volcano-vgpu-device-config, namespace: kube-system}
-data:
-  device-config.yaml: |-
-    nvidia:
-      resourceCountName: example.com/number
-      resourceMemoryName: example.com/memory
-      resourceCoreName: example.com/cores
-      defaultMemory: 2
-      gpuMemoryFactor: 512
-      deviceSplitCount: 10
-      knownMigGeometries: []
-"#;
-
-#[test]
-fn uses_resource_names_of_config_map() {
-    let migration = migrated(&format!(
-        "apiVersion: v1\nkind: Pod\nmetadata: {{name: p}}\nspec: {{containers: [{{name: app, resources: {{limits: {{example.com/number: 1}}}}}}]}}\n---{DEVICE_CONFIG}"
-    ));
-    assert_eq!(
-        migration.objects[0].pointer("/spec/spec/devices/requests/0/exactly/deviceClassName"),
-        Some(&json!("gpu.drava.dev"))
-    );
-    assert!(
-        migration
-            .report_text()
-            .contains("not translated: deviceSplitCount, knownMigGeometries"),
-        "{}",
-        migration.report_text()
-    );
 }
 
 #[test]

@@ -32,7 +32,11 @@ pub(super) fn translate(
     let (template, changes) = claim(pod, &prefix, object, settings)?;
     let mut objects = Vec::from_iter(template);
     objects.push(result);
-    Ok(Translated { objects, changes })
+    Ok(Translated {
+        objects,
+        changes,
+        ..Translated::default()
+    })
 }
 
 /// Puts a claim into a pod template. Returns the ResourceClaimTemplate in the namespace of `owner`, if the pod requests a

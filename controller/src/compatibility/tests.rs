@@ -1,8 +1,17 @@
+use drava_api::compatibility::ShareClass;
 use k8s_openapi::api::core::v1::PodSpec;
 use serde_json::Value;
 
 use super::*;
 use crate::fixture::object;
+
+/// Settings in which pods without annotation get shares.
+fn shares() -> Settings {
+    Settings {
+        share_class: ShareClass::Vgpu,
+        ..Settings::default()
+    }
+}
 
 /// The first manifest of Volcano's guide.
 fn volcano_pod() -> Value {
@@ -19,7 +28,7 @@ fn volcano_pod() -> Value {
 
 /// Applies the operations, all of which set a value.
 fn translated(pod: &Value) -> Value {
-    let translation = translate(pod, &Settings::default(), std::iter::empty())
+    let translation = translate(pod, &shares(), std::iter::empty())
         .unwrap()
         .unwrap();
     let mut pod = pod.clone();
@@ -55,17 +64,14 @@ fn references_template_named_by_hash_of_claim() {
 fn leaves_pod_without_translated_resource() {
     let mut pod = volcano_pod();
     pod["spec"]["containers"][0]["resources"] = json!({"limits": {"example.com/gpu": "1"}});
-    assert_eq!(
-        translate(&pod, &Settings::default(), std::iter::empty()),
-        Ok(None)
-    );
+    assert_eq!(translate(&pod, &shares(), std::iter::empty()), Ok(None));
 }
 
 #[test]
 fn names_field_that_cannot_be_translated() {
     let mut pod = volcano_pod();
     pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpumem"] = json!("1000");
-    let refusal = translate(&pod, &Settings::default(), std::iter::empty()).unwrap_err();
+    let refusal = translate(&pod, &shares(), std::iter::empty()).unwrap_err();
     assert!(
         refusal.contains("one device plugin per container"),
         "{refusal}"
@@ -133,7 +139,7 @@ fn refuses_pod_whose_limit_would_be_lost() {
     let translate_under = |resource: &str| {
         let limited = [resource.to_owned()];
         let limits = [("ResourceQuota gpus".to_owned(), limited.as_slice())];
-        translate(&pod, &Settings::default(), limits.into_iter())
+        translate(&pod, &shares(), limits.into_iter())
     };
     for resource in [
         "requests.volcano.sh/vgpu-number",

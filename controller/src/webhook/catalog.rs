@@ -7,7 +7,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use drava_allocator::claim::{self, Ownership};
 use drava_allocator::selector::Selectors;
 use drava_api::error::describe;
-use drava_api::{Quantity, names};
+use drava_api::{DeviceType, Quantity, names};
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{LimitRange, ResourceQuota};
 use k8s_openapi::api::resource::v1::{
@@ -29,8 +29,8 @@ pub(super) struct Catalog {
     claims: Objects<ResourceClaimSpec>,
     /// Whether pods are translated, which needs the objects below.
     is_translating: bool,
-    /// Bytes of the largest share of each ResourceSlice.
-    slices: Objects<u64>,
+    /// Bytes of the largest share and of the largest partition of each ResourceSlice.
+    slices: Objects<(Option<u64>, Option<u64>)>,
     /// Limited resources of each ResourceQuota and each LimitRange.
     quotas: Objects<Vec<String>>,
     limit_ranges: Objects<Vec<String>>,
@@ -56,7 +56,9 @@ impl Catalog {
     fn slice(&mut self, event: watcher::Event<ResourceSlice>) {
         self.slices.apply(event, |slice| {
             let devices = slice.spec.devices?;
-            devices.iter().filter_map(share_bytes).max()
+            let share = devices.iter().filter_map(share_bytes).max();
+            let partition = devices.iter().filter_map(partition_bytes).max();
+            (share.is_some() || partition.is_some()).then_some((share, partition))
         });
     }
 
@@ -77,7 +79,18 @@ impl Catalog {
 
     /// Returns the bytes of the largest share of the cluster.
     pub(super) fn largest_share_bytes(&self) -> Option<u64> {
-        self.slices.iter().map(|(_, bytes)| *bytes).max()
+        self.slices
+            .iter()
+            .filter_map(|(_, (share, _))| *share)
+            .max()
+    }
+
+    /// Returns the bytes of the largest MIG partition of the cluster.
+    pub(super) fn largest_partition_bytes(&self) -> Option<u64> {
+        self.slices
+            .iter()
+            .filter_map(|(_, (_, partition))| *partition)
+            .max()
     }
 
     /// Returns the objects of a namespace that limit resources, with the names of the resources.
@@ -148,12 +161,24 @@ impl Catalog {
     }
 }
 
-/// Returns the bytes of a device's memory if it is shared.
+/// Returns the memory that one share of the device can have: less than that of all shares if the GPU is oversubscribed.
 fn share_bytes(device: &Device) -> Option<u64> {
     let memory = device.capacity.as_ref()?.get(names::capacity::MEMORY)?;
-    let bytes = Quantity::try_from(&memory.value).ok()?;
+    let policy = memory.request_policy.as_ref();
+    let range = policy.and_then(|policy| policy.valid_range.as_ref());
+    let largest = range.and_then(|range| range.max.as_ref());
+    let bytes = Quantity::try_from(largest.unwrap_or(&memory.value)).ok()?;
     let is_shared = device.allow_multiple_allocations == Some(true);
     is_shared.then(|| bytes.to_u64_rounded_up()).flatten()
+}
+
+/// Returns the memory of a MIG partition.
+fn partition_bytes(device: &Device) -> Option<u64> {
+    let kind = device.attributes.as_ref()?.get(names::attribute::TYPE)?;
+    let is_partition = kind.string.as_deref() == Some(DeviceType::Mig.as_str());
+    let memory = device.capacity.as_ref()?.get(names::capacity::MEMORY)?;
+    let bytes = Quantity::try_from(&memory.value).ok()?;
+    is_partition.then(|| bytes.to_u64_rounded_up()).flatten()
 }
 
 fn keys<V>(resources: &BTreeMap<String, V>) -> Vec<String> {

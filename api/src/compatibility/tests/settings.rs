@@ -6,7 +6,7 @@ use super::*;
 fn reduces_memory_to_largest_share() {
     let settings = Settings {
         largest_share_bytes: Some(15_000 << 20),
-        ..Settings::default()
+        ..shares()
     };
     let pod = pod(json!({"volcano.sh/vgpu-memory": 20_000}));
     let translation = translate(&pod, &settings).unwrap().unwrap();
@@ -20,6 +20,26 @@ fn reduces_memory_to_largest_share() {
             "spec.containers[0].resources.limits[volcano.sh/vgpu-memory]: 20000 MiB are reduced to 15000 MiB, the largest share of the cluster"
         ]
     );
+}
+
+#[test]
+fn reduces_memory_to_largest_device_of_class() {
+    let settings = Settings {
+        largest_share_bytes: Some(15_000 << 20),
+        largest_partition_bytes: Some(40_000 << 20),
+        ..Settings::default()
+    };
+    for (mode, expected) in [
+        (None, "app: fraction.drava.dev memory=40000Mi"),
+        (Some("hami-core"), "app: vgpu.drava.dev memory=15000Mi"),
+        (Some("mig"), "app: mig.drava.dev memory=40000Mi"),
+    ] {
+        let annotations = mode.map_or(json!({}), |mode| json!({"volcano.sh/vgpu-mode": mode}));
+        let pod = annotated(json!({"volcano.sh/vgpu-memory": 50_000}), annotations);
+        let translation = translate(&pod, &settings).unwrap().unwrap();
+        assert_eq!(summary(&translation), [expected]);
+        assert_eq!(warnings(&translation).len(), 1);
+    }
 }
 
 #[test]
@@ -77,7 +97,7 @@ fn reads_resource_table_from_value() {
     );
     assert_eq!(
         requested(json!({"example.com/gpus": 1})).as_deref(),
-        Some("app: vgpu.drava.dev cores=10 memory=1Gi")
+        Some("app: fraction.drava.dev cores=10 memory=1Gi")
     );
     let typo = serde_json::from_value::<Settings>(json!({"resource": {}}));
     assert!(typo.is_err_and(|error| error.to_string().contains("resource")));
