@@ -59,6 +59,8 @@ faults! {
     KubeletTooOld: "The kubelet of a GPU node is too old.";
     DriverPodMissing: "A selected node runs no pod of the node driver.";
     DriverNotReady: "The node driver of a node is not ready.";
+    DriverRootWrong: "The driver root has no NVIDIA libraries.";
+    RecordsNewer: "A newer node driver wrote records of claims that this one cannot read.";
     NotPublished: "The node driver is ready, but its node has no ResourceSlice.";
     DevicePlugin: "A device plugin offers GPUs of a node of drava.";
     OtherDriver: "Another DRA driver publishes the same GPUs.";
@@ -68,6 +70,10 @@ faults! {
     ForeignInstance: "MIG instances that drava did not create exclude partitions.";
     NotEnforced: "The limits of a claim are not enforced.";
     PrepareFailed: "The kubelet cannot prepare the claims of a pod.";
+    StaleSocket: "The kubelet calls a socket of the node driver that nobody serves.";
+    UvmMissing: "A node has no device file of unified memory.";
+    CdiOff: "CDI is off in the container runtime of a node.";
+    NvidiaDefaultRuntime: "The default runtime of a node gives all GPUs to pods without a claim.";
     UnclaimedAccess: "A pod without a claim sees the GPUs of its node.";
     ClockSkew: "The clock of a node differs from the clock of the API server.";
 }

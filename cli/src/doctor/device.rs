@@ -71,6 +71,13 @@ fn missing_gates(device: &Device, is_managed: bool) -> Vec<(&'static str, &'stat
 fn unhealthy(node: &str, device: &Device) -> Option<Finding> {
     let mut taints = device.taints.iter().flatten();
     let taint = taints.find(|taint| taint.key == names::UNHEALTHY_TAINT)?;
+    if matches!(
+        taint.value.as_deref(),
+        Some(names::DEVICE_PLUGIN | names::OTHER_DRIVER)
+    ) {
+        // Found by the resources and slices of the other owner.
+        return None;
+    }
     if taint.value.as_deref() == Some(names::FOREIGN_INSTANCE) {
         // One finding for all partitions of the GPU, whose counter set has its name.
         let counters = device.consumes_counters.iter().flatten().next();

@@ -163,7 +163,7 @@ fn controller(state: &ClusterState, driver_image: Option<&str>) -> Vec<Finding> 
     findings
 }
 
-/// Returns the tag or digest of the first image of a pod template.
+/// Returns the tag of the first image of a pod template. Digests of different images differ in one version.
 fn image_tag(template: &PodTemplateSpec) -> Option<String> {
     let image = template
         .spec
@@ -173,6 +173,7 @@ fn image_tag(template: &PodTemplateSpec) -> Option<String> {
         .image
         .as_deref()?;
     let name = image.rsplit('/').next()?;
-    let (_, tag) = name.split_once(['@', ':'])?;
+    let name = name.split('@').next()?;
+    let (_, tag) = name.split_once(':')?;
     Some(tag.to_owned())
 }

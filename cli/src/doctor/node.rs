@@ -2,32 +2,35 @@
 
 use std::collections::BTreeSet;
 
+use drava_api::event::EventReason;
 use drava_api::{Quantity, names};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
+use k8s_openapi::jiff::Timestamp;
 
 use super::state::{ClusterState, Version, is_ready};
 use super::{Fault, Finding};
 
+/// Seconds by which a report can precede the change of readiness that it explains.
+const EVENT_MARGIN_SECONDS: i64 = 60;
+
 /// Oldest kubelet: older ones connect in a way that drava's gRPC server rejects.
 const OLDEST_KUBELET: Version = Version(1, 34);
-
-/// Extended resources of device plugins for NVIDIA GPUs.
-const PLUGIN_RESOURCES: [&str; 3] = [
-    "nvidia.com/gpu",
-    "nvidia.com/gpu.shared",
-    "volcano.sh/vgpu-number",
-];
-const MIG_PREFIX: &str = "nvidia.com/mig-";
 
 pub(super) fn check(state: &ClusterState) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (name, node) in state.gpu_nodes() {
         let object = format!("node {name}");
         findings.extend(kubelet(&object, node));
-        findings.extend(driver(state, &object, name));
-        findings.extend(device_plugins(&object, node));
-        findings.extend(other_drivers(state, &object, name));
+        let mut owners = device_plugins(&object, node);
+        owners.extend(other_drivers(state, &object, name));
+        // A driver that does not publish because of another owner is not ready.
+        let driver = driver(state, &object, name);
+        findings.extend(driver.filter(|finding| {
+            owners.is_empty() || matches!(finding.fault, Fault::DriverPodMissing)
+        }));
+        findings.append(&mut owners);
+        findings.extend(runtime(state, &object, name));
     }
     findings
 }
@@ -63,15 +66,22 @@ fn driver(state: &ClusterState, object: &str, node: &str) -> Option<Finding> {
     let pod_name = pod.metadata.name.as_deref().unwrap_or_default();
     // During an update two pods run; one ready pod serves.
     if !pods.iter().any(|pod| is_ready(pod)) {
-        let reported = state.event("Node", node, "NotReady").map(str::to_owned);
+        let reported = reported_cause(state, node, pod);
         let cause = waiting(pod)
             .or(reported)
             .unwrap_or_else(|| "it reports no cause".to_owned());
+        let (fault, fix) = match known_fault(&cause) {
+            Some((fault, fix)) => (fault, fix.to_owned()),
+            None => (
+                Fault::DriverNotReady,
+                format!("see kubectl logs -n {namespace} {pod_name}"),
+            ),
+        };
         return Some(Finding {
-            fault: Fault::DriverNotReady,
+            fault,
             object: object.to_owned(),
             problem: format!("node driver {namespace}/{pod_name} is not ready: {cause}"),
-            fix: format!("see kubectl logs -n {namespace} {pod_name}"),
+            fix,
         });
     }
     let is_published = state.own_slices().any(|slice| of_node(slice, node));
@@ -81,6 +91,44 @@ fn driver(state: &ClusterState, object: &str, node: &str) -> Option<Finding> {
         problem: "the node driver is ready and publishes no device".to_owned(),
         fix: format!("see kubectl logs -n {namespace} {pod_name}"),
     })
+}
+
+/// Returns the fault of a cause that the node driver reports, with its fix.
+fn known_fault(cause: &str) -> Option<(Fault, &'static str)> {
+    if cause.starts_with("records: ") {
+        Some((
+            Fault::RecordsNewer,
+            "run the version of drava that wrote the records (helm rollback), or drain the node with it before the downgrade",
+        ))
+    } else if cause.starts_with("gpus: ") && cause.contains("libnvidia-ml.so") {
+        Some((
+            Fault::DriverRootWrong,
+            "set driver.driverRoot of the drava chart to the root of the NVIDIA driver: / on the host, /run/nvidia/driver with \
+             the GPU operator",
+        ))
+    } else {
+        None
+    }
+}
+
+/// Returns the cause that the node driver has reported since the pod is not ready. A known fault precedes conditions that
+/// follow from it.
+fn reported_cause(state: &ClusterState, node: &str, pod: &Pod) -> Option<String> {
+    let since =
+        not_ready_since(pod).map_or(i64::MIN, |since| since.as_second() - EVENT_MARGIN_SECONDS);
+    let causes: Vec<&str> = state
+        .events_since("Node", node, "NotReady", since)
+        .filter(|cause| !cause.ends_with(": not yet"))
+        .collect();
+    let known = causes.iter().find(|cause| known_fault(cause).is_some());
+    known.or(causes.last()).map(|cause| (*cause).to_owned())
+}
+
+/// Returns when the pod became not ready, or was created.
+fn not_ready_since(pod: &Pod) -> Option<Timestamp> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    let ready = conditions.iter().find(|one| one.type_ == "Ready")?;
+    ready.last_transition_time.as_ref().map(|time| time.0)
 }
 
 /// Returns why a container of the pod does not run, with the message of its last end.
@@ -110,6 +158,27 @@ fn of_node(slice: &ResourceSlice, node: &str) -> bool {
     slice.spec.node_name.as_deref() == Some(node)
 }
 
+/// Returns the fault of the container runtime that the node driver has reported last.
+fn runtime(state: &ClusterState, object: &str, node: &str) -> Option<Finding> {
+    let (problem, reported) =
+        state.timed_event("Node", node, EventReason::RuntimeMisconfigured.as_str())?;
+    let corrected = state.timed_event("Node", node, EventReason::RuntimeCorrected.as_str());
+    if corrected.is_some_and(|(_, corrected)| corrected >= reported) {
+        return None;
+    }
+    let (problem, fix) = problem.split_once("; ")?;
+    Some(Finding {
+        fault: if problem.contains("enable_cdi") {
+            Fault::CdiOff
+        } else {
+            Fault::NvidiaDefaultRuntime
+        },
+        object: object.to_owned(),
+        problem: problem.to_owned(),
+        fix: fix.to_owned(),
+    })
+}
+
 fn device_plugins(object: &str, node: &Node) -> Vec<Finding> {
     let allocatable = node
         .status
@@ -118,9 +187,7 @@ fn device_plugins(object: &str, node: &Node) -> Vec<Finding> {
     allocatable
         .into_iter()
         .flatten()
-        .filter(|(name, _)| {
-            PLUGIN_RESOURCES.contains(&name.as_str()) || name.starts_with(MIG_PREFIX)
-        })
+        .filter(|(name, _)| names::is_device_plugin_resource(name))
         .filter(|(_, amount)| Quantity::try_from(*amount).is_ok_and(|amount| !amount.is_zero()))
         .map(|(name, amount)| Finding {
             fault: Fault::DevicePlugin,
@@ -134,16 +201,22 @@ fn device_plugins(object: &str, node: &Node) -> Vec<Finding> {
         .collect()
 }
 
+/// Returns drivers that publish GPUs which drava publishes, or would publish if its driver were ready.
 fn other_drivers(state: &ClusterState, object: &str, node: &str) -> Vec<Finding> {
     let own: BTreeSet<&str> = state
         .own_slices()
         .filter(|slice| of_node(slice, node))
         .flat_map(uuids)
         .collect();
+    let is_driver_ready = state.driver_pods(node).any(is_ready);
+    let is_shared = |uuid: &str| {
+        own.contains(uuid)
+            || (!is_driver_ready && (uuid.starts_with("GPU-") || uuid.starts_with("MIG-")))
+    };
     let mut drivers = BTreeSet::new();
     for slice in state.slices.iter().filter(|slice| of_node(slice, node)) {
         let spec = &slice.spec;
-        if spec.driver != names::DRIVER && uuids(slice).any(|uuid| own.contains(uuid)) {
+        if spec.driver != names::DRIVER && uuids(slice).any(is_shared) {
             drivers.insert(spec.driver.as_str());
         }
     }
@@ -167,7 +240,7 @@ fn uuids(slice: &ResourceSlice) -> impl Iterator<Item = &str> {
         attributes.filter_map(|(name, value)| {
             // Other drivers qualify the attribute, or name that of a partition's GPU differently.
             let name = name.rsplit('/').next().unwrap_or(name);
-            matches!(name, names::attribute::UUID | "parentUUID")
+            matches!(name, names::attribute::UUID | names::attribute::PARENT_UUID)
                 .then_some(value.string.as_deref())
                 .flatten()
         })

@@ -8,7 +8,9 @@ use k8s_openapi::api::admissionregistration::v1::{
 };
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Event, Node, Pod, PodTemplateSpec};
+use k8s_openapi::api::core::v1::{
+    Event, Node, NodeSelectorRequirement, Pod, PodSpec, PodTemplateSpec,
+};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use k8s_openapi::jiff::Timestamp;
@@ -134,17 +136,14 @@ impl ClusterState {
 
     /// Returns the nodes that the DaemonSet of the node driver selects.
     pub(crate) fn gpu_nodes(&self) -> impl Iterator<Item = (&str, &Node)> {
-        let selector = self
+        let spec = self
             .driver_template()
-            .and_then(|template| template.spec.as_ref()?.node_selector.as_ref());
+            .and_then(|template| template.spec.as_ref());
         self.nodes.iter().filter_map(move |node| {
             let name = node.metadata.name.as_deref()?;
             let labels = node.metadata.labels.as_ref();
-            let is_selected = selector
-                .into_iter()
-                .flatten()
-                .all(|(key, value)| labels.and_then(|labels| labels.get(key)) == Some(value));
-            is_selected.then_some((name, node))
+            spec.is_none_or(|spec| selects(spec, labels))
+                .then_some((name, node))
         })
     }
 
@@ -174,23 +173,94 @@ impl ClusterState {
             .filter(|slice| slice.spec.driver == names::DRIVER)
     }
 
+    /// Returns the events with this reason about an object.
+    fn events(&self, kind: &str, name: &str, reason: &str) -> impl Iterator<Item = &Event> {
+        let events = self.events.iter().flatten();
+        events.filter(move |event| {
+            event.involved_object.kind.as_deref() == Some(kind)
+                && event.involved_object.name.as_deref() == Some(name)
+                && event.reason.as_deref() == Some(reason)
+        })
+    }
+
     /// Returns the message of the newest event with this reason about an object.
     pub(crate) fn event(&self, kind: &str, name: &str, reason: &str) -> Option<&str> {
-        let events = self.events.iter().flatten();
-        events
-            .filter(|event| {
-                event.involved_object.kind.as_deref() == Some(kind)
-                    && event.involved_object.name.as_deref() == Some(name)
-                    && event.reason.as_deref() == Some(reason)
-            })
-            .max_by_key(|event| {
-                let series = event.series.as_ref();
-                let time = series.and_then(|series| series.last_observed_time.as_ref());
-                let time = time.or(event.event_time.as_ref()).map(|time| time.0);
-                time.or(event.last_timestamp.as_ref().map(|time| time.0))
-            })
-            .and_then(|event| event.message.as_deref())
+        self.timed_event(kind, name, reason)
+            .map(|(message, _)| message)
     }
+
+    /// Returns message and time of the newest event with this reason about an object.
+    pub(crate) fn timed_event(
+        &self,
+        kind: &str,
+        name: &str,
+        reason: &str,
+    ) -> Option<(&str, Option<Timestamp>)> {
+        self.events(kind, name, reason)
+            .max_by_key(|event| time(event))
+            .and_then(|event| Some((event.message.as_deref()?, time(event))))
+    }
+
+    /// Returns the messages of the events with this reason about an object since a time in seconds, in their order.
+    pub(crate) fn events_since(
+        &self,
+        kind: &str,
+        name: &str,
+        reason: &str,
+        since: i64,
+    ) -> impl Iterator<Item = &str> {
+        let mut events: Vec<&Event> = self
+            .events(kind, name, reason)
+            .filter(|event| time(event).is_none_or(|time| time.as_second() >= since))
+            .collect();
+        events.sort_by_key(|event| time(event));
+        events
+            .into_iter()
+            .filter_map(|event| event.message.as_deref())
+    }
+}
+
+/// Returns when an event was observed last.
+fn time(event: &Event) -> Option<Timestamp> {
+    let series = event.series.as_ref();
+    let time = series.and_then(|series| series.last_observed_time.as_ref());
+    let time = time.or(event.event_time.as_ref()).map(|time| time.0);
+    time.or(event.last_timestamp.as_ref().map(|time| time.0))
+}
+
+/// Returns whether a pod may run on a node with these labels: by its node selector, and by its required node affinity in the
+/// form that the chart writes.
+fn selects(spec: &PodSpec, labels: Option<&BTreeMap<String, String>>) -> bool {
+    let value = |key: &str| labels.and_then(|labels| labels.get(key));
+    let mut selector = spec.node_selector.iter().flatten();
+    let affinity = spec
+        .affinity
+        .as_ref()
+        .and_then(|affinity| affinity.node_affinity.as_ref());
+    let required = affinity.and_then(|affinity| {
+        affinity
+            .required_during_scheduling_ignored_during_execution
+            .as_ref()
+    });
+    let is_met = |expression: &NodeSelectorRequirement| {
+        let value = value(&expression.key);
+        let is_listed = |value: &String| expression.values.iter().flatten().any(|one| one == value);
+        match expression.operator.as_str() {
+            "In" => value.is_some_and(is_listed),
+            "NotIn" => !value.is_some_and(is_listed),
+            "Exists" => value.is_some(),
+            "DoesNotExist" => value.is_none(),
+            // Gt and Lt compare numbers; a node is checked rather than ignored.
+            _ => true,
+        }
+    };
+    selector.all(|(key, wanted)| value(key) == Some(wanted))
+        && required.is_none_or(|required| {
+            required
+                .node_selector_terms
+                .iter()
+                .any(|term| term.match_expressions.iter().flatten().all(is_met))
+        })
 }
 
 fn has_flag(template: Option<&PodTemplateSpec>, flag: &str) -> bool {

@@ -7,6 +7,13 @@ use k8s_openapi::api::core::v1::Pod;
 use super::state::ClusterState;
 use super::{Fault, Finding};
 
+/// Errors of a connection to a socket that nobody serves.
+const NOT_SERVED: [&str; 3] = [
+    "connection refused",
+    "no such file or directory",
+    "connection error",
+];
+
 /// Event of the kubelet.
 const PREPARE_FAILED: &str = "FailedPrepareDynamicResources";
 
@@ -98,7 +105,14 @@ fn prepare_failed(state: &ClusterState, pod: &Pod, node: &str) -> Option<Finding
         .event("Pod", name, PREPARE_FAILED)
         .filter(|_| is_pending)?;
     // The kubelet names the driver that it cannot call, or the claim that the driver has rejected with a remedy.
-    let fix = if message.contains(names::DRIVER) {
+    let mut fault = Fault::PrepareFailed;
+    let fix = if message.contains("/dev/nvidia-uvm") {
+        fault = Fault::UvmMissing;
+        "load the module on the node: nvidia-modprobe -u -c 0, and keep it loaded with nvidia-persistenced".to_owned()
+    } else if message.contains(names::DRIVER) {
+        if NOT_SERVED.iter().any(|text| message.contains(text)) {
+            fault = Fault::StaleSocket;
+        }
         format!(
             "restart the node driver of the node: kubectl delete pod -n {} --field-selector spec.nodeName={node} -l \
              app.kubernetes.io/component=driver",
@@ -112,7 +126,7 @@ fn prepare_failed(state: &ClusterState, pod: &Pod, node: &str) -> Option<Finding
         return None;
     };
     Some(Finding {
-        fault: Fault::PrepareFailed,
+        fault,
         object: format!("pod {}", object(&pod.metadata)),
         problem: format!("the kubelet of node {node} cannot prepare the claims: {message}"),
         fix,

@@ -256,3 +256,130 @@ fn finds_pods_that_see_gpus_without_claim() {
         assert_eq!(found(healthy), "no problems found\n");
     }
 }
+
+#[test]
+fn names_cause_of_driver_that_is_not_ready() {
+    let at = |second: u32| format!("2026-01-01T00:{second:02}:00.000000Z");
+    for (cause, fault, fix) in [
+        (
+            "records: cannot read the records of claim c",
+            Fault::RecordsNewer,
+            "run the version of drava that wrote the records",
+        ),
+        (
+            "gpus: cannot find libnvidia-ml.so.1",
+            Fault::DriverRootWrong,
+            "set driver.driverRoot",
+        ),
+    ] {
+        let mut state = healthy();
+        let mut pod = driver_pod();
+        pod["status"]["conditions"] = json!([{"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:20:00Z"}]);
+        state.pods[0] = object(pod);
+        let reported =
+            |message: &str, time: u32| object(event("Node", "n1", "NotReady", message, &at(time)));
+        state.events = Some(vec![
+            // Before the pod became not ready.
+            reported("records: solved long ago", 1),
+            reported(cause, 20),
+            reported("published: the API server is down", 21),
+            reported("published: not yet", 22),
+        ]);
+        let findings = diagnose(&state).findings;
+        assert_eq!(findings.len(), 1, "{findings:?}");
+        assert_eq!(findings[0].fault, fault);
+        assert!(findings[0].problem.contains(cause) && findings[0].fix.contains(fix));
+    }
+}
+
+#[test]
+fn finds_runtime_until_it_is_corrected() {
+    let problem = "/etc/containerd/config.toml makes \"nvidia\" the default runtime; set default_runtime_name = \"runc\"";
+    let events = |corrected: &str| {
+        text(|state| {
+            state.events = Some(vec![
+                object(event(
+                    "Node",
+                    "n1",
+                    "RuntimeMisconfigured",
+                    problem,
+                    "2026-01-01T00:00:02.000000Z",
+                )),
+                object(event("Node", "n1", "RuntimeCorrected", "gone", corrected)),
+            ]);
+        })
+    };
+    assert_eq!(
+        events("2026-01-01T00:00:01.000000Z"),
+        format!("node n1: {problem}\n")
+    );
+    assert_eq!(events("2026-01-01T00:00:03.000000Z"), "no problems found\n");
+}
+
+#[test]
+fn finds_socket_that_nobody_serves_and_missing_device_file() {
+    let failed = |message: &str| {
+        let mut state = healthy();
+        let mut pod = user_pod();
+        pod["status"]["phase"] = json!("Pending");
+        state.pods[1] = object(pod);
+        let time = "2026-01-01T00:00:01.000000Z";
+        let reason = "FailedPrepareDynamicResources";
+        state.events = Some(vec![object(event("Pod", "p", reason, message, time))]);
+        let findings = diagnose(&state).findings;
+        assert_eq!(findings.len(), 1, "{findings:?}");
+        (findings[0].fault, findings[0].fix.clone())
+    };
+    let (fault, fix) = failed(
+        "DRA driver gpu.drava.dev: NodePrepareResources: rpc error: code = Unavailable desc = connection error: desc = \
+         \"transport: Error while dialing: dial unix /var/lib/kubelet/plugins/gpu.drava.dev/dra.sock: connect: connection refused\"",
+    );
+    assert_eq!(fault, Fault::StaleSocket);
+    assert!(fix.starts_with("restart the node driver"), "{fix}");
+    let (fault, fix) = failed("claim team/c: /driver-root/dev/nvidia-uvm is missing");
+    assert_eq!(fault, Fault::UvmMissing);
+    assert!(fix.contains("nvidia-modprobe -u -c 0"), "{fix}");
+}
+
+#[test]
+fn finds_driver_of_gpus_that_drava_does_not_publish() {
+    let mut state = healthy();
+    let mut pod = driver_pod();
+    pod["status"]["conditions"] = json!([{"type": "Ready", "status": "False"}]);
+    state.pods[0] = object(pod);
+    let mut other = device();
+    other["attributes"] = json!({"uuid": {"string": "GPU-7"}});
+    state.slices = vec![object(slice("gpu.nvidia.com", other))];
+    let findings = diagnose(&state).findings;
+    assert_eq!(
+        findings.len(),
+        1,
+        "not ready because of the other driver: {findings:?}"
+    );
+    assert_eq!(findings[0].fault, Fault::OtherDriver);
+}
+
+#[test]
+fn checks_nodes_of_the_affinity_of_the_driver() {
+    let terms = json!([
+        {"matchExpressions": [{"key": "gpu.drava.dev/enabled", "operator": "In", "values": ["true"]}]},
+        {"matchExpressions": [{"key": "gpu", "operator": "In", "values": ["on"]}]},
+    ]);
+    let on = |labels: Value| {
+        let mut state = healthy();
+        let mut driver = workload("driver", "drava-dra-driver", "drava-dra-driver");
+        let spec = &mut driver["spec"]["template"]["spec"];
+        spec["nodeSelector"] = Value::Null;
+        spec["affinity"] = json!({"nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms.clone()},
+        }});
+        state.daemon_sets = vec![object(driver)];
+        let mut node = node();
+        node["metadata"]["labels"] = labels;
+        state.nodes = vec![object(node)];
+        state.gpu_nodes().count()
+    };
+    assert_eq!(on(json!({"gpu": "on"})), 1);
+    assert_eq!(on(json!({"gpu.drava.dev/enabled": "true"})), 1);
+    assert_eq!(on(json!({"gpu": "off"})), 0);
+}
