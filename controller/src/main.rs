@@ -27,7 +27,7 @@ async fn main() -> anyhow::Result<()> {
         .await
         .context("cannot connect to the API server: no usable service account or kubeconfig")?;
     if let Some(Command::Uninstall(task)) = options.command {
-        return uninstall(&client, &options.namespace, task).await;
+        return uninstall(&client, &options, task).await;
     }
     let stop = CancellationToken::new();
     stop_on_signal(stop.clone()).context("cannot install signal handlers")?;
@@ -88,10 +88,18 @@ async fn main() -> anyhow::Result<()> {
 }
 
 /// Runs a hook of `helm uninstall`. Helm prints the output of a failed one.
-async fn uninstall(client: &Client, namespace: &str, task: UninstallTask) -> anyhow::Result<()> {
+async fn uninstall(client: &Client, options: &Options, task: UninstallTask) -> anyhow::Result<()> {
     match task {
         UninstallTask::Check => uninstall::check(client).await?,
-        UninstallTask::Clean => uninstall::clean(client, namespace).await?,
+        UninstallTask::Clean => {
+            let pod = match options.node_cleanup_pod.as_str() {
+                "" => None,
+                json => {
+                    Some(serde_json::from_str(json).context("cannot read DRAVA_NODE_CLEANUP_POD")?)
+                }
+            };
+            uninstall::clean(client, &options.namespace, pod.as_ref()).await?;
+        }
     }
     Ok(())
 }

@@ -65,6 +65,10 @@ pub struct Options {
     #[arg(long, env = "DRAVA_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
 
+    /// Pod as JSON that removes the files of the node driver from a node, for `uninstall clean`; empty: the files stay.
+    #[arg(long, env = "DRAVA_NODE_CLEANUP_POD", default_value = "", hide = true)]
+    pub node_cleanup_pod: String,
+
     /// What to do instead of allocating.
     #[command(subcommand)]
     pub command: Option<Command>,
@@ -83,7 +87,7 @@ pub enum Command {
 pub enum UninstallTask {
     /// Fail while claims have GPUs of drava: their pods could not end without the node driver.
     Check,
-    /// Remove the gates of pending pods, the ResourceSlices and the Lease.
+    /// Remove the gates of pending pods, the files of the driver on the nodes, the ResourceSlices and the Lease.
     Clean,
 }
 

@@ -12,7 +12,7 @@ use drava_api::leader::{GpuControllerLeader, LEADER_NAME};
 use drava_api::names;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use k8s_openapi::api::resource::v1::{DeviceTaintRule, ResourceClaim, ResourceSlice};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
@@ -21,6 +21,8 @@ use serde_json::json;
 use crate::lease::LEASE_NAME;
 use crate::pod;
 use crate::writes::FIELD_MANAGER;
+
+mod nodes;
 
 /// Number of claims that the refusal names.
 const MAX_NAMES: usize = 10;
@@ -107,18 +109,32 @@ fn use_of(claim: &ResourceClaim) -> Option<String> {
     })
 }
 
-/// Removes the allocation gates of pods, the slices of the driver, the Lease and the name of the leader.
+/// Removes the allocation gates of pods, the files of the driver on the nodes by a pod from `node_pod`, the slices of the
+/// driver, the rules of `kubectl drava cordon`, the Lease and the name of the leader.
 ///
 /// # Errors
 /// When a request fails. What was removed before stays removed; the next call removes the rest.
-pub async fn clean(client: &Client, namespace: &str) -> Result<(), UninstallError> {
+pub async fn clean(
+    client: &Client,
+    namespace: &str,
+    node_pod: Option<&Pod>,
+) -> Result<(), UninstallError> {
     wait_for_end_of_driver(client, namespace).await?;
     remove_gates(client).await?;
     let slices = Api::<ResourceSlice>::all(client.clone());
     let ours = ListParams::default().fields(&format!("spec.driver={}", names::DRIVER));
+    if let Some(pod) = node_pod {
+        let listed = slices.list(&ours).await;
+        let published = listed.map_err(failed("list ResourceSlices"))?.items;
+        let left = nodes::clean(client, namespace, pod, nodes::nodes(&published)).await?;
+        if !left.is_empty() {
+            tracing::warn!(nodes = ?left, "the files of the node driver stay: /var/lib/drava and /run/drava");
+        }
+    }
     delete_all(&slices, &ours)
         .await
         .map_err(failed("delete ResourceSlices"))?;
+    remove_taint_rules(client).await?;
     let leases = Api::<Lease>::namespaced(client.clone(), namespace);
     delete(&leases, LEASE_NAME)
         .await
@@ -178,6 +194,23 @@ async fn remove_gates(client: &Client) -> Result<(), UninstallError> {
                 return Err(failed("remove the gate of a pod")(error));
             }
             _ => tracing::info!(namespace, pod = name, "removed the gate"),
+        }
+    }
+    Ok(())
+}
+
+/// Removes the DeviceTaintRules of `kubectl drava cordon` and `drain`. A server without this API has none.
+async fn remove_taint_rules(client: &Client) -> Result<(), UninstallError> {
+    let rules = Api::<DeviceTaintRule>::all(client.clone());
+    let listed = match rules.list(&ListParams::default()).await {
+        Err(error) if is_missing(&error) => return Ok(()),
+        listed => listed.map_err(failed("list DeviceTaintRules"))?.items,
+    };
+    for rule in listed {
+        if rule.spec.taint.key == names::CORDONED_TAINT {
+            delete(&rules, &rule.name_any())
+                .await
+                .map_err(failed("delete a DeviceTaintRule"))?;
         }
     }
     Ok(())

@@ -1,7 +1,8 @@
 //! `cargo xtask image`: the images of drava as OCI archives, without a container engine.
 //!
 //! Programs use the C library of this machine, which is copied into the images with every other library that they load.
-//! The same sources on the same machine produce the same archives. Beside each archive lies its bill of materials.
+//! The same sources on the same machine produce the same archives. Beside each archive lies its bill of materials; `images.txt`
+//! lists the images with their digests, and `values.yaml` has the digests for the chart.
 
 mod sbom;
 
@@ -41,6 +42,9 @@ pub(crate) fn run(args: Args) -> Result<()> {
     for archive in write(&build_workspace(args.profile)?, args.profile, &out)? {
         println!("{}", archive.display());
     }
+    let list = out.join(LIST);
+    let images = fs::read_to_string(&list).with_context(|| format!("read {}", list.display()))?;
+    print!("{images}");
     let metadata = sbom::metadata()?;
     for (image, packages) in PACKAGES {
         let file = out.join(format!("{image}.cdx.json"));
@@ -51,6 +55,11 @@ pub(crate) fn run(args: Args) -> Result<()> {
     }
     Ok(())
 }
+
+/// File with the images and their digests.
+const LIST: &str = "images.txt";
+/// File with the digests as values of the chart.
+const VALUES: &str = "values.yaml";
 
 /// User and group of programs without privileges.
 const UNPRIVILEGED: &str = "65532:65532";
@@ -70,15 +79,38 @@ pub(crate) fn write(programs: &Artifacts, profile: Profile, out: &Path) -> Resul
     let write = |image: Result<(&str, Image)>| {
         let (name, image) = image?;
         let archive = out.join(format!("{name}.tar"));
-        image.write(&archive).map(|()| archive)
+        let digest = image.write(&archive)?;
+        anyhow::Ok((archive, digest))
     };
-    let archives = vec![
-        write(driver(programs, &hook, &preload))?,
-        write(demo(programs))?,
-        write(controller(programs))?,
+    let (driver, driver_digest) = write(driver(programs, &hook, &preload))?;
+    let (demo, _) = write(demo(programs))?;
+    let (controller, controller_digest) = write(controller(programs))?;
+    let released = [
+        ("driver", "drava-dra-driver", driver_digest),
+        ("controller", "drava-controller", controller_digest),
     ];
+    for (file, text) in [(LIST, list(&released)), (VALUES, values(&released))] {
+        let file = out.join(file);
+        fs::write(&file, text).with_context(|| format!("write {}", file.display()))?;
+    }
     step.done();
-    Ok(archives)
+    Ok(vec![driver, demo, controller])
+}
+
+/// Component in the values of the chart, name, and digest of an image for users.
+type Released = (&'static str, &'static str, String);
+
+/// Lists the images as they are mirrored.
+fn list(images: &[Released]) -> String {
+    let line = |(_, name, digest): &Released| format!("{name}@{digest}\n");
+    images.iter().map(line).collect()
+}
+
+/// Returns the digests as values of the chart.
+fn values(images: &[Released]) -> String {
+    let line = |(component, _, digest): &Released| format!("    {component}: {digest}\n");
+    let digests: String = images.iter().map(line).collect();
+    format!("image:\n  digests:\n{digests}")
 }
 
 fn driver(programs: &Artifacts, hook: &Path, preload: &Path) -> Result<(&'static str, Image)> {
@@ -173,6 +205,22 @@ mod tests {
             assert!(bill.contains("pkg:cargo/libc@"), "{image}");
             assert!(!bill.contains("simulator"), "{image}: crates of tests");
         }
+    }
+
+    #[test]
+    fn lists_digests_for_mirrors_and_for_chart() {
+        let images = [
+            ("driver", "drava-dra-driver", "sha256:aa".to_owned()),
+            ("controller", "drava-controller", "sha256:bb".to_owned()),
+        ];
+        assert_eq!(
+            list(&images),
+            "drava-dra-driver@sha256:aa\ndrava-controller@sha256:bb\n"
+        );
+        assert_eq!(
+            values(&images),
+            "image:\n  digests:\n    driver: sha256:aa\n    controller: sha256:bb\n"
+        );
     }
 
     #[test]

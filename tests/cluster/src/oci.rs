@@ -62,18 +62,20 @@ impl Blob {
 }
 
 impl Image {
-    /// Writes the archive to `file` atomically.
-    pub fn write(&self, file: &Path) -> Result<()> {
+    /// Writes the archive to `file` atomically, and returns the digest of the image (`sha256:…`).
+    pub fn write(&self, file: &Path) -> Result<String> {
         let unfinished = file.with_extension("unfinished");
-        let written = self.archive().and_then(|bytes| {
+        let written = self.archive().and_then(|(bytes, digest)| {
             let mut output = File::create(&unfinished)?;
             output.write_all(&bytes)?;
-            Ok(fs::rename(&unfinished, file)?)
+            fs::rename(&unfinished, file)?;
+            Ok(digest)
         });
         written.with_context(|| format!("write the image {} to {}", self.name, file.display()))
     }
 
-    fn archive(&self) -> Result<Vec<u8>> {
+    /// Returns the archive and the digest of the manifest.
+    fn archive(&self) -> Result<(Vec<u8>, String)> {
         let layer = Blob::new(MediaType::ImageLayer, self.layer.tar()?)?;
         let config = Blob::new(MediaType::ImageConfig, self.configuration(&layer)?)?;
         let manifest = ImageManifestBuilder::default()
@@ -109,7 +111,8 @@ impl Image {
         for blob in [&manifest, &config, &layer] {
             append(&blob.path(), &blob.bytes)?;
         }
-        Ok(tar.into_inner()?)
+        let digest = manifest.descriptor.digest().to_string();
+        Ok((tar.into_inner()?, digest))
     }
 
     fn configuration(&self, layer: &Blob) -> Result<Vec<u8>> {
@@ -215,13 +218,15 @@ mod tests {
 
     #[test]
     fn every_blob_is_reachable_from_index() {
-        let entries = entries(&image().archive().unwrap());
+        let (archive, digest) = image().archive().unwrap();
+        let entries = entries(&archive);
         assert_eq!(entries["oci-layout"], br#"{"imageLayoutVersion":"1.0.0"}"#);
         let index: Value = serde_json::from_slice(&entries["index.json"]).unwrap();
         assert_eq!(
             index["manifests"][0]["annotations"]["io.containerd.image.name"],
             "localhost/tool:dev"
         );
+        assert_eq!(index["manifests"][0]["digest"], *digest);
         let manifest = json(&entries, &index["manifests"][0]["digest"]);
         let config = json(&entries, &manifest["config"]["digest"]);
         assert_eq!(config["config"]["Entrypoint"][0], "/usr/bin/tool");
@@ -243,8 +248,9 @@ mod tests {
     fn writes_archive_atomically() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("tool.tar");
-        image().write(&file).unwrap();
-        assert_eq!(fs::read(&file).unwrap(), image().archive().unwrap());
+        let digest = image().write(&file).unwrap();
+        let archive = image().archive().unwrap();
+        assert_eq!((fs::read(&file).unwrap(), digest), archive);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 }

@@ -1,8 +1,10 @@
 //! Checks the Helm chart: lint, the schema of its values, and its rendering with each supported set of values.
 //!
 //! The renderings are checked in under `deploy/helm/renders`, so that a review shows the effect of a change of the chart.
+//! `deploy/kustomize` has the rendering of the default values without Helm's hooks.
 //! `UPDATE_RENDERS=1 cargo xtask test --only chart` updates them.
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -20,6 +22,10 @@ const RENDERS: [(&str, &[&str]); 3] = [
         "custom",
         &[
             "image.registry=registry.example.com/mirror",
+            "image.digests.driver=sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
+            "driver.coexistenceGuard=false",
+            "compatibility.nodes.labels={gpu=on,volcano.sh/vgpu.enabled=true}",
+            "compatibility.nodes.taints={volcano.sh/vgpu}",
             "imagePullSecrets[0].name=pull",
             "driver.driverRoot=/run/nvidia/driver",
             "driver.delivery=shim",
@@ -46,7 +52,12 @@ const RENDERS: [(&str, &[&str]); 3] = [
 ];
 
 /// Values that the schema rejects, each with the path that the message names.
-const REJECTED: [(&str, &str); 13] = [
+const REJECTED: [(&str, &str); 15] = [
+    ("image.digests.driver=latest", "'/image/digests/driver'"),
+    (
+        "compatibility.nodes.labels={gpu}",
+        "'/compatibility/nodes/labels/0'",
+    ),
     ("crds.install=maybe", "'/crds/install'"),
     ("driver.delivery=both", "'/driver/delivery'"),
     (
@@ -104,8 +115,17 @@ pub(crate) fn check(log: &mut Log) -> Result<Outcome> {
         if !output.status.success() {
             bail!("render {name}: {}", String::from_utf8_lossy(&output.stderr));
         }
-        outcome += compare(name, &output.stdout, log)?;
+        let file = workspace_root().join(format!("deploy/helm/renders/{name}.yaml"));
+        outcome += compare(name, &file, &output.stdout, log)?;
     }
+    // Hooks are Helm's: without them, kustomize applies the same objects.
+    let mut kustomize = template(&[]);
+    kustomize.arg("--no-hooks");
+    let output = process::output(kustomize.stdin(Stdio::null()), Limit::REQUEST)?;
+    let file = workspace_root().join("deploy/kustomize/drava.yaml");
+    outcome += compare("kustomize", &file, &output.stdout, log)?;
+    let registry = template(&["global.imageRegistry=registry.internal:5000/mirror"]);
+    outcome += Outcome::of_check("registry", uses_registry(registry));
     for (value, path) in REJECTED {
         outcome += Outcome::of_check(value, rejects(template(&[value]), path));
     }
@@ -124,22 +144,42 @@ fn rejects(mut template: Command, path: &str) -> Result<()> {
     Ok(())
 }
 
-fn compare(name: &str, rendered: &[u8], log: &mut Log) -> Result<Outcome> {
-    let path = workspace_root()
-        .join("deploy/helm/renders")
-        .join(format!("{name}.yaml"));
+/// Checks that all images of a rendering come from one registry.
+fn uses_registry(mut template: Command) -> Result<()> {
+    let output = process::output(template.stdin(Stdio::null()), Limit::REQUEST)?;
+    let text = String::from_utf8(output.stdout)?;
+    let images: Vec<&str> = text
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("image: "))
+        .collect();
+    // Node driver, controller, the two hooks, and the pod of `helm test`.
+    ensure!(images.len() == 5, "images: {images:?}");
+    for image in images {
+        ensure!(
+            image.starts_with("registry.internal:5000/mirror/"),
+            "{image} comes from another registry"
+        );
+    }
+    ensure!(
+        text.contains("image: registry.internal:5000/mirror/library/debian:13-slim"),
+        "the test image keeps its old registry"
+    );
+    Ok(())
+}
+
+fn compare(name: &str, path: &Path, rendered: &[u8], log: &mut Log) -> Result<Outcome> {
     if std::env::var_os("UPDATE_RENDERS").is_some() {
         std::fs::create_dir_all(path.parent().context("a rendering without a folder")?)?;
-        std::fs::write(&path, rendered).with_context(|| format!("write {}", path.display()))?;
+        std::fs::write(path, rendered).with_context(|| format!("write {}", path.display()))?;
     }
-    let expected = std::fs::read(&path).unwrap_or_default();
+    let expected = std::fs::read(path).unwrap_or_default();
     if expected == rendered {
         return Ok(Outcome::of_check(name, Ok(())));
     }
     let fresh = drava_cluster::target_dir().join(format!("test-logs/{name}.yaml"));
     std::fs::write(&fresh, rendered)?;
     let mut diff = Command::new("diff");
-    diff.arg("-u").arg(&path).arg(&fresh);
+    diff.arg("-u").arg(path).arg(&fresh);
     let mut outcome = log.check(diff)?;
     let advice = format!(
         "{} is stale; UPDATE_RENDERS=1 cargo xtask test --only chart updates it",
