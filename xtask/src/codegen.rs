@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
+mod crd_reference;
 mod crds;
 pub(crate) mod dashboards;
 mod events;
@@ -70,6 +71,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let root = repository_root();
     let driver = root.join("dra-driver");
     let mut files = vec![
+        (root.join(crd_reference::PATH), crd_reference::render()?),
         (root.join(events::PATH), events::render()),
         (root.join(health::PATH), health::render()),
         (root.join(metrics::PATH), metrics::render()),

@@ -85,6 +85,7 @@ fn install(cluster: &Cluster, images: &[PathBuf]) -> Result<()> {
         "image.tag=dev",
         "log.level=info",
         "compatibility.enabled=true",
+        "test.image=localhost/drava-demo:dev",
     ] {
         helm.args(["--set", value]);
     }

@@ -215,6 +215,7 @@ struct Shared<'a> {
     artifacts: OnceLock<Artifacts>,
     trial: e2e::Trial<'a>,
     trial_on_two_nodes: e2e::Trial<'a>,
+    trial_on_models: e2e::Trial<'a>,
     trial_on_oldest: e2e::Trial<'a>,
 }
 
@@ -227,6 +228,7 @@ impl<'a> Shared<'a> {
             artifacts: OnceLock::new(),
             trial: e2e::Trial::new("e2e", args.kubernetes, filter),
             trial_on_two_nodes: e2e::Trial::with_two_nodes(args.kubernetes, filter),
+            trial_on_models: e2e::Trial::with_other_models(args.kubernetes, filter),
             trial_on_oldest: e2e::Trial::new("oldest", Kubernetes::OLDEST, filter),
         }
     }

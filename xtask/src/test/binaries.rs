@@ -34,6 +34,8 @@ pub(crate) enum Suite {
     E2e,
     /// drava on a cluster of two nodes.
     E2eNodes,
+    /// drava on a cluster of two nodes with GPUs of other models.
+    E2eModels,
     /// drava on the cluster, with measured times.
     E2eTimed,
     /// The end of drava on the cluster.
@@ -49,6 +51,7 @@ impl Suite {
             | Self::Cluster
             | Self::E2e
             | Self::E2eNodes
+            | Self::E2eModels
             | Self::E2eTimed
             | Self::E2eUninstall => 1,
         }
@@ -57,7 +60,12 @@ impl Suite {
     const fn is_on_cluster(self) -> bool {
         matches!(
             self,
-            Self::Cluster | Self::E2e | Self::E2eNodes | Self::E2eTimed | Self::E2eUninstall
+            Self::Cluster
+                | Self::E2e
+                | Self::E2eNodes
+                | Self::E2eModels
+                | Self::E2eTimed
+                | Self::E2eUninstall
         )
     }
 }
@@ -77,6 +85,7 @@ impl Binary {
             ("drava-e2e", "cores") => Suite::E2eTimed,
             ("drava-e2e", "uninstall") => Suite::E2eUninstall,
             ("drava-e2e", "nodes" | "partitions") => Suite::E2eNodes,
+            ("drava-e2e", "models") => Suite::E2eModels,
             ("drava-e2e", _) => Suite::E2e,
             ("drava-cluster", "real") => Suite::Cluster,
             ("libvgpu", "compute") | ("drava-dra-driver", "agent") => Suite::Timed,

@@ -55,6 +55,17 @@ impl<'a> Trial<'a> {
         }
     }
 
+    /// The cluster of two nodes with GPUs that users of other systems have: T4 and A100 in MIG mode, and eight RTX 4090.
+    pub(crate) fn with_other_models(kubernetes: Kubernetes, filter: Option<&'a str>) -> Self {
+        let machine = |name: &str| {
+            Machine::File(workspace_root().join(format!("tests/e2e/machines/{name}.yaml")))
+        };
+        Self {
+            nodes: vec![machine("t4-a100"), machine("rtx-4090x8")],
+            ..Self::new("e2e-models", kubernetes, filter)
+        }
+    }
+
     fn state(&self) -> PathBuf {
         Options::named(self.name).state
     }
@@ -100,19 +111,20 @@ impl<'a> Trial<'a> {
     }
 }
 
-/// Runs the tests on two nodes, if the filter selects any: the cluster takes a minute to start.
-pub(crate) fn on_two_nodes(
+/// Runs the tests of a suite on its own cluster, if the filter selects any: the cluster takes a minute to start.
+pub(crate) fn on_own_cluster(
+    suite: Suite,
     trial: &Trial<'_>,
     artifacts: &Artifacts,
     binaries: &[Binary],
     keep: bool,
 ) -> Result<Outcome> {
-    if !binaries::has_tests(Suite::E2eNodes, binaries, trial.filter)? {
+    if !binaries::has_tests(suite, binaries, trial.filter)? {
         return Ok(Outcome::default());
     }
     let outcome = trial
         .start(artifacts)
-        .and_then(|()| trial.run(Suite::E2eNodes, binaries));
+        .and_then(|()| trial.run(suite, binaries));
     trial.end(keep)?;
     outcome
 }

@@ -214,7 +214,15 @@ pub(super) fn plan<'a>(
             &[built, tools, cluster, oldest],
             move |_| {
                 let (artifacts, binaries) = (shared.artifacts()?, shared.binaries()?);
-                e2e::on_two_nodes(&shared.trial_on_two_nodes, artifacts, binaries, keep)
+                let run = |suite, trial, keep| {
+                    e2e::on_own_cluster(suite, trial, artifacts, binaries, keep)
+                };
+                // The machine has one cluster at a time.
+                let keep_models = keep
+                    && !binaries::has_tests(Suite::E2eNodes, binaries, args.filter.as_deref())?;
+                let mut outcome = run(Suite::E2eModels, &shared.trial_on_models, keep_models)?;
+                outcome += run(Suite::E2eNodes, &shared.trial_on_two_nodes, keep)?;
+                Ok(outcome)
             },
         );
     }
