@@ -3,9 +3,12 @@
 //! `cargo xtask test --only e2e` starts the cluster, installs drava with its chart and runs the tests one after
 //! another, each in its own namespace. The tests use no internals of drava.
 
+pub mod docs;
+pub mod doctor;
 mod ledger;
 pub mod manifest;
 mod node;
+mod objects;
 mod plugin;
 mod program_output;
 
@@ -157,51 +160,6 @@ impl Namespace<'_> {
     /// When kubectl fails, with its output.
     pub fn kubectl(&self, args: &[&str]) -> Result<String> {
         self.cluster.kubectl(["-n", &self.name].iter().chain(args))
-    }
-
-    /// Creates objects from YAML.
-    ///
-    /// # Errors
-    /// When the API server rejects an object, with its message.
-    pub fn apply(&self, yaml: &str) -> Result<()> {
-        let mut command = self.cluster.kubernetes.kubectl();
-        command
-            .args(["-n", &self.name, "apply", "-f", "-"])
-            .stdin(process::input(yaml.as_bytes())?);
-        let output = process::output(&mut command, Limit::REQUEST)?;
-        ensure!(
-            output.status.success(),
-            "{}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-        Ok(())
-    }
-
-    /// Returns the object that the API server would create from YAML.
-    ///
-    /// # Errors
-    /// When the API server rejects the object, with its message.
-    pub fn dry_run(&self, yaml: &str) -> Result<Value> {
-        let mut command = self.cluster.kubernetes.kubectl();
-        let create = ["create", "--dry-run=server", "-o", "json", "-f", "-"];
-        command
-            .args(["-n", &self.name])
-            .args(create)
-            .stdin(process::input(yaml.as_bytes())?);
-        Ok(serde_json::from_str(&stdout(command)?)?)
-    }
-
-    /// Creates the objects of one of `deploy/examples`.
-    ///
-    /// # Errors
-    /// When the file is missing or rejected.
-    pub fn example(&self, name: &str) -> Result<()> {
-        let path = format!(
-            "{}/../../deploy/examples/{name}/{name}.yaml",
-            env!("CARGO_MANIFEST_DIR")
-        );
-        let yaml = std::fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
-        self.apply(&yaml)
     }
 
     /// Returns an object, or `None` if it does not exist.

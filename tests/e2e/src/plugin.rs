@@ -19,6 +19,14 @@ fn program() -> Result<PathBuf> {
 }
 
 impl TestCluster {
+    /// Returns the path of the kubectl plugin.
+    ///
+    /// # Errors
+    /// When it is not built.
+    pub fn plugin(&self) -> Result<PathBuf> {
+        program()
+    }
+
     /// Runs `kubectl drava` with the administrator's credentials.
     ///
     /// # Errors

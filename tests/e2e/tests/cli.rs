@@ -1,6 +1,7 @@
-//! `kubectl drava`: translated manifests are accepted; the doctor finds each fault, and nothing in a healthy cluster.
+//! `kubectl drava doctor` finds each fault, and nothing in a healthy cluster.
 
 use anyhow::{Context, Result, ensure};
+use drava_e2e::doctor::{finds, names, patch, remove_rule};
 use drava_e2e::manifest::pod_without_claim;
 use drava_e2e::{TestCluster, wait};
 use serde_json::{Value, json};
@@ -9,147 +10,6 @@ const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/helm/drav
 const SYSTEM: &str = "drava-system";
 const NODE: &str = "node-0";
 const CONTROLLER: &str = "deployment/drava-controller";
-
-/// Manifests for HAMi, Volcano and NVIDIA's device plugin, and objects without GPUs.
-const MANIFESTS: &str = r#"
-apiVersion: apps/v1
-kind: Deployment
-metadata: {name: web}
-spec:
-  replicas: 2
-  selector: {matchLabels: {app: web}}
-  template:
-    metadata: {labels: {app: web}}
-    spec:
-      schedulerName: hami-scheduler
-      containers:
-      - name: app
-        image: localhost/drava-demo:dev
-        resources:
-          limits: {nvidia.com/gpu: 1, nvidia.com/gpumem: 3000, nvidia.com/gpucores: 30}
----
-apiVersion: v1
-kind: Pod
-metadata: {name: percentage}
-spec:
-  containers:
-  - name: app
-    image: localhost/drava-demo:dev
-    resources:
-      limits: {nvidia.com/gpu: 2, nvidia.com/gpumem-percentage: 50}
----
-apiVersion: v1
-kind: Pod
-metadata: {name: partition, annotations: {volcano.sh/vgpu-mode: mig}}
-spec:
-  containers:
-  - name: app
-    image: localhost/drava-demo:dev
-    resources:
-      limits: {volcano.sh/vgpu-number: 1, volcano.sh/vgpu-memory: 3000}
----
-apiVersion: batch/v1
-kind: Job
-metadata: {name: whole}
-spec:
-  template:
-    spec:
-      restartPolicy: Never
-      initContainers:
-      - {name: prepare, image: localhost/drava-demo:dev, resources: {limits: {nvidia.com/gpu: 1}}}
-      containers:
-      - {name: app, image: localhost/drava-demo:dev, resources: {limits: {nvidia.com/gpu: 2}}}
----
-apiVersion: batch/v1
-kind: CronJob
-metadata: {name: nightly}
-spec:
-  schedule: "0 3 * * *"
-  jobTemplate:
-    spec:
-      template:
-        spec:
-          restartPolicy: Never
-          containers:
-          - {name: app, image: localhost/drava-demo:dev, resources: {limits: {volcano.sh/vgpu-memory: 1024}}}
----
-apiVersion: batch.volcano.sh/v1alpha1
-kind: Job
-metadata: {name: train}
-spec:
-  minAvailable: 3
-  schedulerName: volcano
-  plugins: {env: [], svc: []}
-  tasks:
-  - name: master
-    replicas: 1
-    template:
-      spec:
-        restartPolicy: OnFailure
-        containers: [{name: main, image: localhost/drava-demo:dev}]
-  - name: worker
-    replicas: 2
-    template:
-      spec:
-        restartPolicy: OnFailure
-        containers:
-        - name: main
-          image: localhost/drava-demo:dev
-          resources:
-            limits: {volcano.sh/vgpu-number: 1, volcano.sh/vgpu-memory: 1000, volcano.sh/vgpu-cores: 10}
----
-apiVersion: v1
-kind: ResourceQuota
-metadata: {name: gpus}
-spec: {hard: {requests.nvidia.com/gpu: 16}}
----
-apiVersion: v1
-kind: ConfigMap
-metadata: {name: settings}
-data: {text: "on"}
-"#;
-
-#[test]
-fn migrated_manifests_are_accepted() -> Result<()> {
-    let cluster = TestCluster::attach()?;
-    let tenant = cluster.namespace("migrate")?;
-    let directory = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let (old, new) = (directory.join("old.yaml"), directory.join("new.yaml"));
-    std::fs::write(&old, MANIFESTS)?;
-    let (old, new) = (old.display().to_string(), new.display().to_string());
-    let migrated = cluster.drava(&["migrate", "-f", &old])?;
-    ensure!(migrated.code == 0, "{migrated:?}");
-    std::fs::write(&new, migrated.success()?)?;
-    let create = ["create", "--dry-run=server", "-o", "name", "-f", &new];
-    let created = tenant.kubectl(&create)?;
-    for object in [
-        "deployment.apps/web",
-        "pod/percentage",
-        "pod/partition",
-        "job.batch/whole",
-        "cronjob.batch/nightly",
-        "service/train",
-        "job.batch/train-master",
-        "job.batch/train-worker",
-        "resourcequota/gpus",
-        "configmap/settings",
-    ] {
-        ensure!(created.contains(object), "no {object} in\n{created}");
-    }
-    let templates = created.matches("resourceclaimtemplate").count();
-    ensure!(templates == 6, "{templates} templates in\n{created}");
-    let text = std::fs::read_to_string(&new)?;
-    // Annotations of the pods stay as they are; drava ignores them.
-    for name in [
-        "nvidia.com/gpu",
-        "volcano.sh/vgpu-memory",
-        "volcano.sh/vgpu-number",
-        "hami-scheduler",
-    ] {
-        ensure!(!text.contains(name), "{name} is left in\n{text}");
-    }
-    Ok(())
-}
 
 #[test]
 fn doctor_finds_nothing_in_healthy_cluster() -> Result<()> {
@@ -164,70 +24,11 @@ fn doctor_finds_nothing_in_healthy_cluster() -> Result<()> {
     Ok(())
 }
 
-/// Checks that the doctor finds these faults after `inject` and nothing after `repair`, and that the finding of the first
-/// fault names the object and the fix.
-fn finds(
-    cluster: &TestCluster,
-    faults: &[&str],
-    (object, fix): (&str, &str),
-    inject: impl FnOnce() -> Result<()>,
-    repair: impl FnOnce() -> Result<()>,
-) -> Result<()> {
-    cluster.wait_for_faults(&[])?;
-    let found = inject().and_then(|()| cluster.wait_for_faults(faults));
-    repair()?;
-    names(&found?, faults[0], object, fix)?;
-    cluster.wait_for_faults(&[])?;
-    Ok(())
-}
-
-/// Checks that a finding of the fault names the object and the fix.
-fn names(findings: &[Value], fault: &str, object: &str, fix: &str) -> Result<()> {
-    let has = |finding: &Value, field: &str, text: &str| {
-        let value = finding[field].as_str().unwrap_or_default();
-        value.contains(text)
-    };
-    let is_found = findings.iter().any(|finding| {
-        finding["fault"] == fault && has(finding, "object", object) && has(finding, "fix", fix)
-    });
-    ensure!(
-        is_found,
-        "no {fault} of {object} with {fix:?} in {findings:?}"
-    );
-    Ok(())
-}
-
 fn helm_upgrade(cluster: &TestCluster) -> Result<()> {
     let upgrade = ["-n", SYSTEM, "upgrade", "drava", CHART, "--reuse-values"];
     // Helm 4 applies on the server, where the faults belong to kubectl.
     cluster.helm(upgrade.iter().chain(&["--force-conflicts"]))?;
     Ok(())
-}
-
-/// Patches an object of the namespace of drava, or of the cluster.
-fn patch(cluster: &TestCluster, object: &[&str], kind: &str, patch: &Value) -> Result<()> {
-    let (kind, patch) = (format!("--type={kind}"), patch.to_string());
-    let args = [&["-n", SYSTEM, "patch"], object, &[&kind, "-p", &patch]].concat();
-    cluster.kubectl(args)?;
-    Ok(())
-}
-
-/// Removes the rule with this resource from the controller's ClusterRole.
-fn remove_rule(cluster: &TestCluster, resource: &str) -> Result<()> {
-    let role = cluster.get(&["clusterrole", "drava-controller"])?;
-    let rules = role["rules"].as_array().context("rules")?;
-    let of_resource = |rule: &Value| {
-        let resources = rule["resources"].as_array();
-        resources.is_some_and(|all| all.iter().any(|one| one == resource))
-    };
-    let index = rules.iter().position(of_resource).context("no rule")?;
-    let remove = json!([{"op": "remove", "path": format!("/rules/{index}")}]);
-    patch(
-        cluster,
-        &["clusterrole", "drava-controller"],
-        "json",
-        &remove,
-    )
 }
 
 #[test]

@@ -5,7 +5,9 @@ use drava_e2e::manifest::pod_with_share;
 use drava_e2e::{TestCluster, wait};
 
 /// Kinds with objects of the chart.
-const KINDS: [&str; 12] = [
+const KINDS: [&str; 14] = [
+    "roles",
+    "rolebindings",
     "clusterroles",
     "clusterrolebindings",
     "deviceclasses",
@@ -63,8 +65,15 @@ fn uninstall_waits_for_claims_and_leaves_nothing() -> Result<()> {
             .is_none()
             .then_some(()))
     })?;
+    // A rule that keeps a GPU out of allocation is drava's, too.
+    // Kubernetes 1.36 has no such rules.
+    let cordoned = cluster.drava(&["cordon", "node-0/gpu-1"])?;
     cluster.helm(arguments)?;
 
+    if cordoned.code == 0 {
+        let rules = cluster.kubectl(["get", "devicetaintrules", "-o", "name"])?;
+        ensure!(rules.is_empty(), "left: {rules}");
+    }
     for kind in KINDS {
         let left = cluster.kubectl([
             "get",
@@ -98,7 +107,13 @@ fn uninstall_waits_for_claims_and_leaves_nothing() -> Result<()> {
         "jsonpath={.spec.schedulingGates}",
     ])?;
     ensure!(gates.is_empty(), "the pod is still gated: {gates}");
-    for directory in ["/var/run/cdi", "/var/lib/kubelet/plugins_registry"] {
+    for directory in [
+        "/var/run/cdi",
+        "/var/lib/kubelet/plugins_registry",
+        "/var/lib/kubelet/plugins",
+        "/var/lib",
+        "/run",
+    ] {
         let files = cluster.on_node("ls", &["-A", directory])?;
         ensure!(!files.contains("drava"), "left in {directory}: {files}");
     }

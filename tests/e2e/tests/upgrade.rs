@@ -1,14 +1,21 @@
-//! `helm upgrade` that replaces all pods of drava while a program computes on a share, and `helm test`.
+//! `helm upgrade` from the previous chart, which replaces all pods of drava while a program computes on a share, `helm test`,
+//! and a downgrade that cannot read the state of the node.
 
 use anyhow::{Context, Result, ensure};
 use drava_cluster::workspace_root;
 use drava_e2e::manifest::pod_with_share;
-use drava_e2e::{Namespace, TestCluster};
+use drava_e2e::{Namespace, TestCluster, wait};
 use serde_json::Value;
 
-/// Upgrades drava so that Kubernetes replaces all of its pods.
-fn upgrade(cluster: &TestCluster) -> Result<()> {
-    let chart = workspace_root().join("deploy/helm/drava");
+/// The previous chart: that of commit e3d40cf.
+const PREVIOUS: &str = "tests/e2e/charts/drava-previous.tgz";
+/// The chart under test.
+const PRESENT: &str = "deploy/helm/drava";
+
+/// Upgrades drava to a chart so that Kubernetes replaces all of its pods.
+fn upgrade(cluster: &TestCluster, chart: &str) -> Result<()> {
+    let build = chart.rsplit('/').next().unwrap_or_default();
+    let chart = workspace_root().join(chart);
     let chart = chart.to_str().context("the path of the chart")?;
     let mut helm = vec!["upgrade", "drava", chart, "--namespace", "drava-system"];
     // Other tests have changed objects with kubectl.
@@ -19,7 +26,7 @@ fn upgrade(cluster: &TestCluster) -> Result<()> {
         "test.image=localhost/drava-demo:dev",
     ]);
     let annotations = ["driver", "controller"]
-        .map(|component| format!("{component}.podAnnotations.example\\.com/build=upgraded"));
+        .map(|component| format!("{component}.podAnnotations.example\\.com/build={build}"));
     for annotation in &annotations {
         helm.extend(["--set-string", annotation]);
     }
@@ -55,6 +62,7 @@ fn limited_container(tenant: &Namespace<'_>, pod: &str) -> Result<Value> {
 fn upgrade_leaves_computing_program_alone() -> Result<()> {
     let cluster = TestCluster::attach()?;
     let tenant = cluster.namespace("upgrade")?;
+    upgrade(&cluster, PREVIOUS)?;
     // The container ends, and is restarted, if a kernel fails.
     let pod = pod_with_share("busy", "vgpu.drava.dev", "{memory: 2Gi, cores: \"20\"}").replace(
         "[sleep, infinity]",
@@ -64,7 +72,7 @@ fn upgrade_leaves_computing_program_alone() -> Result<()> {
     tenant.running("busy")?;
     let container = limited_container(&tenant, "busy")?;
     let before = pods_of_drava(&cluster)?;
-    upgrade(&cluster)?;
+    upgrade(&cluster, PRESENT)?;
     let after = pods_of_drava(&cluster)?;
     ensure!(
         after.iter().all(|pod| !before.contains(pod)),
@@ -87,4 +95,41 @@ fn upgrade_leaves_computing_program_alone() -> Result<()> {
     ])?;
     ensure!(left.is_empty(), "left: {left}");
     Ok(())
+}
+
+/// Header of a record in format version 99, after its CRC-32, as a newer build would leave it.
+const NEWER_RECORD: &str = r#"935bc135 {"version":99,"gpus":[],"crc32":"00000000"}"#;
+
+#[test]
+fn downgrade_without_knowledge_of_the_state_is_refused() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("downgrade")?;
+    let file = "/var/lib/drava/claims/22222222-2222-4222-8222-222222222222.json";
+    let write = format!("printf '%s\\n{{}}\\n' '{NEWER_RECORD}' > {file}");
+    cluster.on_node("sh", &["-ec", &write])?;
+    let refused = (|| {
+        // Replaces the pods of the node driver, as a downgrade does.
+        let restart = ["rollout", "restart", "daemonset/drava-dra-driver"];
+        cluster.kubectl(["-n", "drava-system"].iter().chain(&restart))?;
+        let message = wait("an event on the node that names the record", || {
+            let events = cluster.get(&["events", "-A"])?;
+            let messages = events["items"].as_array().into_iter().flatten();
+            let mut messages = messages.filter(|event| event["involvedObject"]["kind"] == "Node");
+            Ok(messages.find_map(|event| {
+                let message = event["message"].as_str()?;
+                message.starts_with("records: ").then(|| message.to_owned())
+            }))
+        })?;
+        ensure!(
+            message.contains("format version 99")
+                && message.contains("run the node driver that wrote the records"),
+            "{message}"
+        );
+        // GPUs without such a record still serve.
+        tenant.apply(&pod_with_share("served", "vgpu.drava.dev", "{memory: 1Gi}"))?;
+        tenant.running("served")
+    })();
+    cluster.on_node("rm", &[file])?;
+    cluster.drava_ready()?;
+    refused
 }
