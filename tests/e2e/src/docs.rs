@@ -219,7 +219,7 @@ fn blocks(text: &str) -> Vec<String> {
         }
         let is_indented = line.starts_with("    ") && !line.trim().is_empty();
         is_block = is_indented && (was_blank || is_block);
-        was_blank = line.trim().is_empty();
+        was_blank = line.trim().is_empty() || line.starts_with('#');
         match fence {
             Some(true) => lines.push(line.trim_start_matches("$ ").trim()),
             None if is_block => lines.push(line.trim()),

@@ -169,13 +169,11 @@ fn drain_evicts_and_uncordon_allows_again() -> Result<()> {
     let drained = cluster.drava(&["drain", NODE]).and_then(|output| {
         ensure!(output.code == 0, "{output:?}");
         // The Deployment creates the pods again, which find no GPU.
-        let pod = wait("a new pod", || {
+        let pod = wait("new pods instead of the evicted ones", || {
             let present = names()?;
-            ensure!(
-                !present.iter().any(|pod| before.contains(pod)),
-                "not evicted: {before:?}, {present:?}"
-            );
-            Ok(present.first().cloned())
+            let is_old = |pod: &String| before.contains(pod);
+            let new = present.iter().find(|pod| !is_old(pod)).cloned();
+            Ok(new.filter(|_| !present.iter().any(is_old)))
         })?;
         tenant.event(&pod, "Tainted")
     });
