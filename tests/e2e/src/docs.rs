@@ -61,6 +61,10 @@ pub const COMMANDS: &[(&str, Check)] = &[
     ("kubectl drava simulate -f <manifest>", Run),
     ("kubectl drava gangs", Run),
     ("kubectl drava quota", Run),
+    (
+        "kubectl drava console",
+        Not("serves until it is ended; the unit tests of the console request its pages"),
+    ),
     ("kubectl drava migrate -f <manifests>", Run),
     (
         "kubectl drava migrate -f jobs.yaml -f quota.yaml > new.yaml",
