@@ -397,7 +397,7 @@ impl Report {
         let Explanation::Nodes(verdicts) = explanation else {
             return;
         };
-        for verdict in verdicts {
+        for verdict in verdicts.iter() {
             *self.reasons.entry(verdict.reason.to_string()).or_default() += 1;
             if depth == Depth::Devices {
                 self.blockers.extend(blockers(verdict));

@@ -4,7 +4,7 @@
 //! Invariant: only an event that was handed out counts as published. Events beyond a limit are delayed, and of each object
 //! and reason only the newest text is; an event that could not be published comes back by [`EventDeduplicator::failed`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use drava_api::event::EventReason;
@@ -57,6 +57,8 @@ struct Budget {
 #[derive(Debug)]
 pub struct EventDeduplicator {
     entries: BTreeMap<Key, Entry>,
+    /// Keys of the entries with a delayed event, by when it is due.
+    delayed: BTreeSet<(Instant, Key)>,
     budget: Budget,
     /// Namespaces with delayed events, each with the number of its last turn.
     turns: BTreeMap<Option<String>, u64>,
@@ -71,6 +73,7 @@ impl Default for EventDeduplicator {
         };
         Self {
             entries: BTreeMap::new(),
+            delayed: BTreeSet::new(),
             budget,
             turns: BTreeMap::new(),
             next_turn: 1,
@@ -112,10 +115,14 @@ impl EventDeduplicator {
     /// Returns the event if it is to be published now.
     pub fn filter(&mut self, event: PendingEvent, now: Instant) -> Option<PendingEvent> {
         self.budget.grow(now);
-        let entry = self.entries.entry(key_of(&event)).or_default();
+        let key = key_of(&event);
+        let entry = self.entries.entry(key.clone()).or_default();
+        let delayed = entry.delayed.take();
+        if let Some(delayed) = &delayed {
+            self.delayed.remove(&(delayed.due, key.clone()));
+        }
         let due = match &entry.published {
             Some((text, at)) if *text == event.message && now < *at + REPEAT_INTERVAL => {
-                entry.delayed = None;
                 return None;
             }
             Some((text, at)) if differ_in_figures_only(text, &event.message) => {
@@ -125,16 +132,13 @@ impl EventDeduplicator {
             None => now,
         };
         // A delayed event keeps its turn.
-        let due = entry
-            .delayed
-            .as_ref()
-            .map_or(due, |delayed| delayed.due.min(due));
+        let due = delayed.map_or(due, |delayed| delayed.due.min(due));
         if due <= now && self.budget.take() {
             entry.published = Some((event.message.clone(), now));
-            entry.delayed = None;
             return Some(event);
         }
         entry.delayed = Some(Delayed { event, due });
+        self.delayed.insert((due, key));
         None
     }
 
@@ -145,23 +149,17 @@ impl EventDeduplicator {
         if self.budget.events == 0 {
             return Vec::new();
         }
-        let delayed = self.entries.iter().filter_map(|(key, entry)| {
-            let delayed = entry
-                .delayed
-                .as_ref()
-                .filter(|delayed| delayed.due <= now)?;
-            Some((
-                delayed.due,
-                delayed.event.regarding.namespace.clone(),
-                key.clone(),
-            ))
-        });
-        let mut delayed: Vec<_> = delayed.collect();
-        delayed.sort();
+        let due = self.delayed.iter().take_while(|(due, _)| *due <= now);
+        let delayed: Vec<(Option<String>, Key)> = due
+            .filter_map(|(_, key)| {
+                let delayed = self.entries.get(key)?.delayed.as_ref()?;
+                Some((delayed.event.regarding.namespace.clone(), key.clone()))
+            })
+            .collect();
         let mut queued: BTreeMap<Option<String>, usize> = BTreeMap::new();
         let mut in_turn: Vec<_> = delayed
             .into_iter()
-            .map(|(_, namespace, key)| {
+            .map(|(namespace, key)| {
                 let position = queued.entry(namespace.clone()).or_default();
                 *position += 1;
                 let last_turn = self.turns.get(&namespace).copied().unwrap_or_default();
@@ -175,10 +173,7 @@ impl EventDeduplicator {
         for (_, _, namespace, key) in in_turn {
             self.turns.insert(namespace, self.next_turn);
             self.next_turn += 1;
-            let delayed = self
-                .entries
-                .get_mut(&key)
-                .and_then(|entry| entry.delayed.take());
+            let delayed = self.take_delayed(&key);
             events.extend(delayed.and_then(|delayed| self.filter(delayed.event, now)));
             if self.budget.events == 0 {
                 break;
@@ -187,27 +182,31 @@ impl EventDeduplicator {
         events
     }
 
+    fn take_delayed(&mut self, key: &Key) -> Option<Delayed> {
+        let delayed = self.entries.get_mut(key)?.delayed.take()?;
+        self.delayed.remove(&(delayed.due, key.clone()));
+        Some(delayed)
+    }
+
     /// Returns when the next delayed event is due.
     #[must_use]
     pub fn next_due(&self) -> Option<Instant> {
-        let delayed = self
-            .entries
-            .values()
-            .filter_map(|entry| entry.delayed.as_ref());
-        let first = delayed.map(|delayed| delayed.due).min()?;
+        let first = self.delayed.first().map(|(due, _)| *due)?;
         Some(self.budget.next(first))
     }
 
     /// An event could not be published. It is delayed, unless a newer one is or its text is outdated.
     pub fn failed(&mut self, event: PendingEvent, now: Instant) {
-        let Some(entry) = self.entries.get_mut(&key_of(&event)) else {
+        let key = key_of(&event);
+        let Some(entry) = self.entries.get_mut(&key) else {
             return;
         };
         let is_last = matches!(&entry.published, Some((text, _)) if *text == event.message);
         if is_last {
             entry.published = None;
             let due = now + RETRY_INTERVAL;
-            entry.delayed.get_or_insert(Delayed { event, due });
+            let due = entry.delayed.get_or_insert(Delayed { event, due }).due;
+            self.delayed.insert((due, key));
         }
     }
 
@@ -217,6 +216,7 @@ impl EventDeduplicator {
         let keys = self.entries.range(first..).map(|(key, _)| key);
         let keys: Vec<Key> = keys.take_while(|(of, _)| of == uid).cloned().collect();
         for key in keys {
+            self.take_delayed(&key);
             self.entries.remove(&key);
         }
     }

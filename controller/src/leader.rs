@@ -69,9 +69,13 @@ pub async fn lead(
             biased;
             () = stop.cancelled() => break,
             Some(write) = executor.writes.join_next() => {
-                let write = finished(write);
-                state.count(&write, Timestamp::now(), metrics);
-                state.apply(write, Instant::now());
+                let mut next = Some(write);
+                while let Some(write) = next {
+                    let write = finished(write);
+                    state.count(&write, Timestamp::now(), metrics);
+                    state.apply(write, Instant::now());
+                    next = executor.writes.try_join_next();
+                }
             }
             Some(observation) = observations.next() => {
                 state.apply(Input::Observed(observation), Instant::now());

@@ -3,7 +3,7 @@
 //! The ledger is rebuilt from the lists of a new leader. The state of a claim follows from its newest version and from the
 //! writes in flight, which end before the next leader starts. Reservations follow from the queue: see [`reservation`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,10 +15,12 @@ use crate::claim;
 use crate::event::ReleaseReason;
 
 mod reservation;
+mod timers;
 mod unreserved;
 
 pub(crate) use reservation::{Owner, Purpose, Reservation};
-use unreserved::UnreservedAllocation;
+use timers::ReleaseTimers;
+use unreserved::{ReleaseCheck, ReleaseTimes, UnreservedAllocation};
 
 /// State of a claim.
 #[derive(Debug, Clone)]
@@ -68,10 +70,14 @@ pub(crate) enum Origin {
 }
 
 /// See the [module](self).
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Ledger {
     claims: BTreeMap<ObjectKey, Entry>,
     reservations: BTreeMap<Owner, Reservation>,
+    times: ReleaseTimes,
+    timers: ReleaseTimers,
+    /// Claims whose release waits for a sign of life of kube-scheduler.
+    frozen: BTreeSet<ObjectKey>,
 }
 
 /// Effect of a claim's version on its state.
@@ -81,11 +87,24 @@ pub(crate) enum Observed {
     Outdated,
     /// The version is the newest one.
     Newest,
+    /// A pod has reserved the claim.
+    Reserved,
     /// An unreserved allocation of this controller was released.
     Released(UnreservedAllocation),
 }
 
 impl Ledger {
+    /// Creates an empty ledger. Unreserved allocations are released after this time.
+    pub(crate) fn new(release_after: Duration) -> Self {
+        Self {
+            claims: BTreeMap::new(),
+            reservations: BTreeMap::new(),
+            times: ReleaseTimes::new(release_after),
+            timers: ReleaseTimers::default(),
+            frozen: BTreeSet::new(),
+        }
+    }
+
     /// Returns the newest version of a claim.
     pub(crate) fn claim(&self, key: &ObjectKey) -> Option<&Arc<ResourceClaim>> {
         self.claims.get(key).map(|entry| &entry.claim)
@@ -201,18 +220,51 @@ impl Ledger {
             .and_then(ClaimState::unreserved)
             .filter(|_| matches!(state, ClaimState::Free))
             .cloned();
+        let is_reserved = matches!(state, ClaimState::Reserved)
+            && !matches!(before, Some(ClaimState::Reserved));
         let entry = Entry {
             claim: Arc::new(claim),
             state,
             is_delivered,
         };
-        self.claims.insert(key, entry);
-        released.map_or(Observed::Newest, Observed::Released)
+        self.claims.insert(key.clone(), entry);
+        self.set_timer(&key);
+        match released {
+            Some(released) => Observed::Released(released),
+            None if is_reserved => Observed::Reserved,
+            None => Observed::Newest,
+        }
     }
 
     /// Removes a deleted claim.
     pub(crate) fn remove(&mut self, key: &ObjectKey) {
         self.claims.remove(key);
+        self.set_timer(key);
+    }
+
+    /// Sets when the claim is checked for release, after a change of its state.
+    fn set_timer(&mut self, key: &ObjectKey) {
+        self.frozen.remove(key);
+        let check_at = match self.claims.get(key).map(|entry| &entry.state) {
+            Some(ClaimState::Allocated(Some(unreserved))) => {
+                Some(unreserved.first_check(&self.times))
+            }
+            Some(_) | None => None,
+        };
+        self.timers.set(key, check_at);
+    }
+
+    /// kube-scheduler has bound or rejected a pod, reserved a claim or released one.
+    pub(crate) fn scheduler_active(&mut self, now: Instant) {
+        self.times.scheduler_active(now);
+        for key in std::mem::take(&mut self.frozen) {
+            self.restart_timeout(&key, now);
+        }
+    }
+
+    /// A pod that references the claim is gone.
+    pub(crate) fn user_gone(&mut self, key: &ObjectKey) {
+        self.set_timer(key);
     }
 
     /// A job that allocates these claims has started.
@@ -220,6 +272,7 @@ impl Ledger {
         for key in keys {
             if let Some(entry) = self.claims.get_mut(&key) {
                 entry.state = ClaimState::Writing;
+                self.set_timer(&key);
             }
         }
     }
@@ -231,6 +284,7 @@ impl Ledger {
                 && matches!(entry.state, ClaimState::Writing)
             {
                 entry.state = next_state(&entry.claim, &ClaimState::Free, now);
+                self.set_timer(key);
             }
         }
     }
@@ -243,6 +297,7 @@ impl Ledger {
         }) = self.claims.get_mut(key)
         {
             unreserved.release_now(reason);
+            self.set_timer(key);
         }
     }
 
@@ -254,19 +309,27 @@ impl Ledger {
         }) = self.claims.get_mut(key)
         {
             unreserved.restart(now);
+            self.set_timer(key);
         }
     }
 
     /// Makes the release of all unreserved allocations on a deleted node due at once.
     pub(crate) fn node_deleted(&mut self, node: &str) {
-        for entry in self.claims.values_mut() {
-            if let ClaimState::Allocated(Some(unreserved)) = &mut entry.state
-                && unreserved.node == node
-            {
-                unreserved.release_now(ReleaseReason::NodeDeleted {
-                    node: node.to_owned(),
-                });
+        let of_node = |(key, entry): (&ObjectKey, &mut Entry)| {
+            let ClaimState::Allocated(Some(unreserved)) = &mut entry.state else {
+                return None;
+            };
+            if unreserved.node != node {
+                return None;
             }
+            unreserved.release_now(ReleaseReason::NodeDeleted {
+                node: node.to_owned(),
+            });
+            Some(key.clone())
+        };
+        let due: Vec<ObjectKey> = self.claims.iter_mut().filter_map(of_node).collect();
+        for key in due {
+            self.set_timer(&key);
         }
     }
 
@@ -275,18 +338,27 @@ impl Ledger {
     pub(crate) fn start_due_releases(
         &mut self,
         now: Instant,
-        release_after: Duration,
         is_needed: impl Fn(&ObjectKey, &str) -> (bool, bool),
     ) -> Vec<(Arc<ResourceClaim>, ReleaseReason)> {
         let mut due = Vec::new();
-        for (key, entry) in &mut self.claims {
+        for key in self.timers.pop_due(now) {
+            let Some(entry) = self.claims.get_mut(&key) else {
+                continue;
+            };
             let ClaimState::Allocated(Some(unreserved)) = &entry.state else {
                 continue;
             };
-            let (has_users, node_exists) = is_needed(key, &unreserved.node);
-            if let Some(reason) = unreserved.due(now, release_after, has_users, node_exists) {
-                entry.state = ClaimState::Releasing(unreserved.clone());
-                due.push((Arc::clone(&entry.claim), reason));
+            let (has_users, node_exists) = is_needed(&key, &unreserved.node);
+            match unreserved.check(now, &self.times, has_users, node_exists) {
+                ReleaseCheck::Due(reason) => {
+                    entry.state = ClaimState::Releasing(unreserved.clone());
+                    due.push((Arc::clone(&entry.claim), reason));
+                }
+                ReleaseCheck::NotBefore(at) => self.timers.set(&key, Some(at)),
+                ReleaseCheck::Frozen(until) => {
+                    self.timers.set(&key, Some(until));
+                    self.frozen.insert(key);
+                }
             }
         }
         due
@@ -299,22 +371,13 @@ impl Ledger {
         {
             unreserved.retry_later(now);
             entry.state = ClaimState::Allocated(Some(unreserved.clone()));
+            self.set_timer(key);
         }
     }
 
     /// Returns when the next release may become due without a new observation.
-    pub(crate) fn next_release(
-        &self,
-        release_after: Duration,
-        has_users: impl Fn(&ObjectKey) -> bool,
-    ) -> Option<Instant> {
-        let due = self.claims.iter().filter_map(|(key, entry)| {
-            let ClaimState::Allocated(Some(unreserved)) = &entry.state else {
-                return None;
-            };
-            Some(unreserved.due_at(release_after, has_users(key)))
-        });
-        due.min()
+    pub(crate) fn next_release(&self) -> Option<Instant> {
+        self.timers.next()
     }
 }
 

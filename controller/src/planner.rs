@@ -39,12 +39,15 @@ mod overcommit;
 mod pod_group;
 mod policy;
 mod quota;
+mod rejections;
 mod room;
 mod round;
+mod scheduler_activity;
 mod volumes;
 
 use overcommit::Overcommits;
 use policy::PolicyStatuses;
+use rejections::Rejections;
 use round::{DecisionCount, Round};
 
 /// Maximum number of allocation jobs and gate removals in flight.
@@ -106,6 +109,9 @@ pub struct Planner {
     /// Namespaces in which claims have released devices since the last decisions.
     released_in: BTreeSet<String>,
     activate_all: bool,
+    /// Whether kube-scheduler has shown a sign of life since the last decisions.
+    is_scheduler_active: bool,
+    rejections: Rejections,
     round: Round,
     decisions: DecisionCount,
     overcommits: Overcommits,
@@ -116,11 +122,12 @@ impl Planner {
     /// Creates a planner without observations.
     #[must_use]
     pub fn new(settings: Settings, share_ids: ShareIds) -> Self {
+        let ledger = Ledger::new(settings.release_after);
         Self {
             settings,
             share_ids,
             cluster: Cluster::default(),
-            ledger: Ledger::default(),
+            ledger,
             queue: PodQueue::default(),
             live_pods: LivePods::default(),
             pod_groups: PodGroups::default(),
@@ -136,6 +143,8 @@ impl Planner {
             policy_statuses: PolicyStatuses::default(),
             released_in: BTreeSet::new(),
             activate_all: false,
+            is_scheduler_active: false,
+            rejections: Rejections::default(),
             round: Round::default(),
             decisions: DecisionCount::default(),
             overcommits: Overcommits::default(),
@@ -163,7 +172,9 @@ impl Planner {
             self.pod_removed(&uid);
             return;
         }
-        if self.cluster.upsert_pod(&pod) {
+        let is_newly_bound = self.cluster.upsert_pod(&pod);
+        self.note_scheduler_activity(&uid, &pod, is_newly_bound);
+        if is_newly_bound {
             self.queue.neighbors_changed();
         }
         let is_new = self.live_pods.get(&uid).is_none();
@@ -195,7 +206,11 @@ impl Planner {
     }
 
     fn dequeue(&mut self, uid: &str) {
+        let keys = self.queue.get(uid).map(|pending| pod::claim_keys(&pending.pod));
         if self.queue.remove(uid) {
+            for key in keys.into_iter().flatten() {
+                self.ledger.user_gone(&key);
+            }
             self.reservation_unneeded(uid);
             self.deduplicator.forget(uid);
             self.cluster.forget_pod(uid);
@@ -225,7 +240,11 @@ impl Planner {
         match self.ledger.observe(claim, origin, now) {
             Observed::Outdated => return,
             Observed::Newest => {}
-            Observed::Released(lost) => self.allocation_lost(&key, &lost.node, now),
+            Observed::Reserved => self.is_scheduler_active |= self.is_synced,
+            Observed::Released(lost) => {
+                self.is_scheduler_active = true;
+                self.allocation_lost(&key, &lost.node, now);
+            }
         }
         self.queue.activate_users(&key);
     }
@@ -302,7 +321,7 @@ impl Planner {
                 is_changed
             }
             Change::Deleted(node) => {
-                self.queue.node_changed(&node.name);
+                self.queue.node_deleted(&node.name);
                 self.cluster.remove_node(&node.name);
                 self.ledger.node_deleted(&node.name);
                 true
@@ -447,9 +466,7 @@ impl Planner {
         if !self.is_synced {
             return None;
         }
-        let next_release = self
-            .ledger
-            .next_release(self.settings.release_after, |key| self.queue.has_users(key));
+        let next_release = self.ledger.next_release();
         next_release
             .into_iter()
             .chain(self.queue.next_backoff_end())
@@ -463,12 +480,13 @@ impl Planner {
     }
 
     fn release_unreserved(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        if std::mem::take(&mut self.is_scheduler_active) {
+            self.ledger.scheduler_active(now);
+        }
         let (queue, cluster) = (&self.queue, &self.cluster);
-        let due = self
-            .ledger
-            .start_due_releases(now, self.settings.release_after, |key, node| {
-                (queue.has_users(key), cluster.node(node).is_some())
-            });
+        let due = self.ledger.start_due_releases(now, |key, node| {
+            (queue.has_users(key), cluster.node(node).is_some())
+        });
         actions.extend(
             due.into_iter()
                 .map(|(claim, reason)| Action::Release(Release { claim, reason })),

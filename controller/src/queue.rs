@@ -1,6 +1,8 @@
-//! The scheduling queue: all pods that are pending for devices, indexed by the claims that they reference.
+//! The scheduling queue: all pods that are pending for devices, indexed by the claims that they reference and by when their
+//! decisions are due.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use drava_allocator::object::ObjectKey;
 use k8s_openapi::api::core::v1::Pod;
@@ -9,8 +11,13 @@ use tokio::time::Instant;
 use crate::gang::GangName;
 use crate::pod;
 
+mod due_index;
+mod node_set;
 pub(crate) mod pending_pod;
 
+use due_index::{Due, DueIndex};
+use node_set::NodeNumbers;
+pub(crate) use node_set::NodeSet;
 pub(crate) use pending_pod::QueueOrder;
 use pending_pod::{PendingPod, Phase};
 
@@ -23,6 +30,10 @@ pub(crate) struct PodQueue {
     users: BTreeMap<ObjectKey, BTreeSet<String>>,
     /// UIDs of the pending pods of a gang.
     gangs: BTreeMap<GangName, BTreeSet<String>>,
+    due: DueIndex,
+    /// UIDs of the pods that may have changed since they were indexed by when they are due.
+    changed: BTreeSet<String>,
+    nodes: NodeNumbers,
 }
 
 impl PodQueue {
@@ -46,6 +57,7 @@ impl PodQueue {
         if let Some(gang) = self.pods.get(uid).and_then(PendingPod::gang) {
             self.gangs.entry(gang).or_default().insert(uid.to_owned());
         }
+        self.changed.insert(uid.to_owned());
     }
 
     /// Removes a pod. Returns whether it was pending.
@@ -54,6 +66,8 @@ impl PodQueue {
         let Some(pending) = self.pods.remove(uid) else {
             return false;
         };
+        self.due.remove(uid);
+        self.changed.remove(uid);
         self.unlink(uid, &pod::claim_keys(&pending.pod));
         true
     }
@@ -79,6 +93,8 @@ impl PodQueue {
             && let Some(members) = self.gangs.get_mut(&gang)
         {
             members.remove(uid);
+            // The order of a gang follows from its members.
+            self.changed.extend(members.iter().cloned());
             if members.is_empty() {
                 self.gangs.remove(&gang);
             }
@@ -90,7 +106,9 @@ impl PodQueue {
     }
 
     pub(crate) fn get_mut(&mut self, uid: &str) -> Option<&mut PendingPod> {
-        self.pods.get_mut(uid)
+        let pending = self.pods.get_mut(uid)?;
+        self.changed.insert(uid.to_owned());
+        Some(pending)
     }
 
     /// Returns the UIDs of the pods that reference the claim.
@@ -105,8 +123,8 @@ impl PodQueue {
     /// Activates the pods that reference a changed claim.
     pub(crate) fn activate_users(&mut self, key: &ObjectKey) {
         for uid in self.users.get(key).into_iter().flatten() {
-            if let Some(pending) = self.pods.get_mut(uid) {
-                pending.activate();
+            if self.pods.get_mut(uid).is_some_and(PendingPod::activate) {
+                self.changed.insert(uid.clone());
             }
         }
     }
@@ -114,8 +132,17 @@ impl PodQueue {
     /// Activates the pending pods of a gang whose members changed.
     pub(crate) fn activate_gang(&mut self, gang: &GangName) {
         for uid in self.gangs.get(gang).into_iter().flatten() {
-            if let Some(pending) = self.pods.get_mut(uid) {
-                pending.activate();
+            if self.pods.get_mut(uid).is_some_and(PendingPod::activate) {
+                self.changed.insert(uid.clone());
+            }
+        }
+    }
+
+    /// Updates all pods. `update` returns whether the phase of a pod has changed.
+    fn update_all(&mut self, mut update: impl FnMut(&mut PendingPod) -> bool) {
+        for (uid, pending) in &mut self.pods {
+            if update(pending) {
+                self.changed.insert(uid.clone());
             }
         }
     }
@@ -127,65 +154,101 @@ impl PodQueue {
         }
     }
 
+    /// Forgets a deleted node.
+    pub(crate) fn node_deleted(&mut self, node: &str) {
+        let number = self.nodes.remove(node);
+        for pending in self.pods.values_mut() {
+            pending.node_changed(node);
+            if let Some(number) = number {
+                pending.node_deleted(number);
+            }
+        }
+    }
+
+    /// Returns the set of these nodes.
+    pub(crate) fn node_set<'a>(&mut self, nodes: impl Iterator<Item = &'a str>) -> Arc<NodeSet> {
+        Arc::new(self.nodes.set(nodes))
+    }
+
     /// Activates the pods that a pod's end on the node can help.
     pub(crate) fn resources_freed(&mut self, node: &str) {
-        for pending in self.pods.values_mut() {
-            pending.resources_freed(node);
-        }
+        let number = self.nodes.get(node);
+        self.update_all(|pending| pending.resources_freed(node, number));
     }
 
     /// Activates the pods with rules about other pods, after one was bound or has ended.
     pub(crate) fn neighbors_changed(&mut self) {
-        for pending in self.pods.values_mut() {
-            pending.neighbors_changed();
-        }
+        self.update_all(PendingPod::neighbors_changed);
     }
 
     /// Activates the pods of these namespaces.
     pub(crate) fn activate_namespaces(&mut self, namespaces: &BTreeSet<String>) {
-        for pending in self.pods.values_mut() {
-            if namespaces.contains(pending.namespace()) {
-                pending.activate();
-            }
-        }
+        self.update_all(|pending| namespaces.contains(pending.namespace()) && pending.activate());
     }
 
     /// Activates the pods that a release of devices can help; of those that wait for their quota only the ones in a
     /// namespace for which `is_affected`.
     pub(crate) fn activate_after_release(&mut self, is_affected: impl Fn(&str) -> bool) {
-        for pending in self.pods.values_mut() {
-            if !pending.waits_for_quota || is_affected(pending.namespace()) {
-                pending.activate();
-            }
-        }
+        self.update_all(|pending| {
+            let is_helped = !pending.waits_for_quota || is_affected(pending.namespace());
+            is_helped && pending.activate()
+        });
     }
 
     /// Activates all pods after a change that may make any of them schedulable.
     pub(crate) fn activate_all(&mut self) {
-        self.pods.values_mut().for_each(PendingPod::activate);
+        self.update_all(PendingPod::activate);
     }
 
-    /// Returns the UIDs of the due pods in queue order.
-    pub(crate) fn due(&self, now: Instant) -> Vec<String> {
-        let mut gangs = BTreeMap::new();
-        let mut due: Vec<_> = self
-            .pods
+    /// Returns whether a decision is due.
+    pub(crate) fn has_due(&mut self, now: Instant) -> bool {
+        self.index_changed(now);
+        self.due.has_due()
+    }
+
+    /// Returns the UID of the first pod in queue order whose decision is due, which counts as decided in this round.
+    pub(crate) fn pop_due(&mut self, now: Instant) -> Option<String> {
+        self.index_changed(now);
+        self.due.pop()
+    }
+
+    /// Indexes the changed pods by when their decisions are due.
+    fn index_changed(&mut self, now: Instant) {
+        self.changed.extend(self.due.ended_backoffs(now));
+        if self.changed.is_empty() {
+            return;
+        }
+        let changed = std::mem::take(&mut self.changed);
+        let gangs: BTreeSet<GangName> = changed
             .iter()
-            .filter(|(_, pending)| pending.is_due(now))
-            .map(|(uid, pending)| {
-                let order = match pending.gang() {
-                    None => Some(pending.order()),
-                    Some(gang) => gangs
-                        .entry(gang.clone())
-                        .or_insert_with(|| self.gang_order(&gang))
-                        .as_ref()
-                        .map(|gang| pending.order().in_gang(gang)),
-                };
-                (order, uid.clone())
-            })
+            .filter_map(|uid| self.pods.get(uid)?.gang())
             .collect();
-        due.sort();
-        due.into_iter().map(|(_, uid)| uid).collect()
+        let mut orders = BTreeMap::new();
+        let mut members = BTreeSet::new();
+        for gang in gangs {
+            let order = self.gang_order(&gang);
+            members.extend(self.gangs.get(&gang).into_iter().flatten().cloned());
+            orders.insert(gang, order);
+        }
+        for uid in changed.union(&members) {
+            let Some(pending) = self.pods.get(uid) else {
+                continue;
+            };
+            let due = match pending.phase {
+                _ if pending.is_due(now) => {
+                    let gang = pending.gang().and_then(|gang| orders.get(&gang)?.as_ref());
+                    let order = pending.order();
+                    let order = match gang {
+                        Some(gang) => order.in_gang(gang),
+                        None => order,
+                    };
+                    Some(Due::Now(Arc::new(order)))
+                }
+                Phase::Backoff(until) => Some(Due::At(until)),
+                Phase::Active | Phase::Unschedulable | Phase::Allocating => None,
+            };
+            self.due.set(uid, due);
+        }
     }
 
     /// Returns the order of a pod, as a member of its gang.
@@ -217,12 +280,11 @@ impl PodQueue {
 
     /// Returns when the first backoff ends.
     pub(crate) fn next_backoff_end(&self) -> Option<Instant> {
-        self.pods
-            .values()
-            .filter_map(|pending| match pending.phase {
-                Phase::Backoff(until) => Some(until),
-                Phase::Active | Phase::Unschedulable | Phase::Allocating => None,
-            })
-            .min()
+        let changed = self.changed.iter().filter_map(|uid| self.pods.get(uid));
+        let changed = changed.filter_map(|pending| match pending.phase {
+            Phase::Backoff(until) => Some(until),
+            Phase::Active | Phase::Unschedulable | Phase::Allocating => None,
+        });
+        changed.chain(self.due.next_backoff_end()).min()
     }
 }

@@ -7,6 +7,7 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use drava_api::policy::GpuPolicySpec;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -22,7 +23,7 @@ use crate::pool::{Pool, PoolProblem, Slice};
 use crate::ranking::Rankings;
 use crate::selector::Selectors;
 use crate::taint::TaintRule;
-use crate::usage::{AllocatedDevice, Usage};
+use crate::usage::{AllocatedDevice, DeviceAccess, Usage};
 use quotas::Quotas;
 use volumes::Volumes;
 
@@ -68,9 +69,13 @@ pub struct Cluster {
     policies: BTreeMap<String, GpuPolicySpec>,
     /// Pools with more allocated than there is, including assumed allocations.
     overcommitted: BTreeSet<String>,
+    /// Pools with a problem.
+    excluded: BTreeSet<String>,
     /// What the current simulation presumes gone.
     gone: Departure,
     pub(crate) rankings: Rankings,
+    /// See [`Cluster::node_checks`].
+    pub(crate) node_checks: AtomicU64,
 }
 
 /// A pool with its usage, or its problem.
@@ -101,6 +106,16 @@ struct PodAssignment {
 }
 
 impl Cluster {
+    /// Returns how often a decision has checked a node or searched its devices: the cost of the decisions so far.
+    pub fn node_checks(&self) -> u64 {
+        self.node_checks.load(Ordering::Relaxed)
+    }
+
+    /// Counts a check.
+    pub(crate) fn count_check(&self) {
+        self.node_checks.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Adds or replaces a node. Returns whether a field relevant to decisions has changed.
     pub fn upsert_node(&mut self, node: &Node) -> bool {
         let name = node.metadata.name.clone().unwrap_or_default();
@@ -197,38 +212,40 @@ impl Cluster {
             return false;
         }
         let allocated_devices = AllocatedDevice::of_claim(claim);
-        let current = allocated_devices.clone();
-        let before = self.claims.insert(
-            key.clone(),
-            ClaimState {
-                version,
-                allocated_devices,
-            },
-        );
-        let is_released = before
-            .iter()
-            .flat_map(|state| &state.allocated_devices)
-            .any(|allocated| !current.contains(allocated));
-        let mut touched: BTreeSet<String> =
-            pools_of(before.iter().flat_map(|state| &state.allocated_devices));
-        touched.extend(pools_of(
-            self.claims
-                .get(&key)
-                .iter()
-                .flat_map(|state| &state.allocated_devices),
-        ));
         let uid = claim.metadata.uid.as_deref().unwrap_or_default();
-        let allocated = claim
-            .status
-            .as_ref()
-            .is_some_and(|status| status.allocation.is_some());
-        if let Some(assumed) = self.assumed.get(&key)
-            && (allocated || assumed.uid != uid)
-        {
-            touched.extend(pools_of(&assumed.allocated_devices));
+        let status = claim.status.as_ref();
+        let is_allocated = status.is_some_and(|status| status.allocation.is_some());
+        let assumed = self
+            .assumed
+            .get(&key)
+            .filter(|assumed| is_allocated || assumed.uid != uid);
+        let (was_assumed, assumed) = match assumed {
+            Some(assumed) => (true, assumed.allocated_devices.clone()),
+            None => (false, Vec::new()),
+        };
+        if was_assumed {
             self.assumed.remove(&key);
         }
-        self.recount(&key, &touched);
+        let state = ClaimState {
+            version,
+            allocated_devices,
+        };
+        let before = self.claims.insert(key.clone(), state);
+        let before = before.map(|state| state.allocated_devices);
+        let before = before.unwrap_or_default();
+        let current = self.claims.get(&key);
+        let current = current.map_or(&[][..], |state| &state.allocated_devices);
+        let is_released = before.iter().any(|allocated| !current.contains(allocated));
+        // Most versions of a claim change nothing that counts: the allocation was assumed, or is known.
+        let is_unchanged = match was_assumed {
+            true => before.is_empty() && uses(&assumed).eq(uses(current)),
+            false => before == current,
+        };
+        if !is_unchanged {
+            let all = before.iter().chain(&assumed).chain(current);
+            let touched = pools_of(all);
+            self.recount(&key, &touched);
+        }
         is_released
     }
 
@@ -414,7 +431,7 @@ impl Cluster {
                             (Ok(_), Err(_)) => {}
                         }
                     }
-                    self.check_overcommit(pool);
+                    self.note_problems(pool);
                 }
                 Some(Err(_)) | None => {}
             }
@@ -464,6 +481,13 @@ fn version(metadata: &ObjectMeta) -> u64 {
         .as_deref()
         .and_then(|version| version.parse().ok())
         .unwrap_or_default()
+}
+
+/// Returns what of the devices counts in usage and quotas.
+fn uses(devices: &[AllocatedDevice]) -> impl Iterator<Item = (&str, &str, &DeviceAccess)> {
+    devices
+        .iter()
+        .map(|allocated| (&*allocated.pool, &*allocated.device, &allocated.access))
 }
 
 fn pools_of<'a>(

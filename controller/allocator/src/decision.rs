@@ -175,7 +175,7 @@ impl Cluster {
             }
         }
         let Some(best) = best else {
-            return Err(Explanation::Nodes(verdicts));
+            return Err(Explanation::of_nodes(verdicts));
         };
         let runner_up = runner_up.map(|node| NodeRunnerUp {
             node: node.name.to_owned(),
@@ -209,6 +209,7 @@ impl Cluster {
         node: &'a str,
         problem: &Problem<'_>,
     ) -> Result<Result<FeasibleNode<'a>, NodeVerdict>, Explanation> {
+        self.count_check();
         let verdict = |reason, detail| verdict(node, reason, detail);
         let mut pools = Vec::new();
         let mut excluded = None;
@@ -260,6 +261,7 @@ impl Cluster {
 
     /// Checks whether the pod can run on the node, apart from its devices.
     fn admits(&self, node: &str, problem: &Problem<'_>) -> Result<(), String> {
+        self.count_check();
         let pod_request = problem.pod_request;
         let info = self.node(node).ok_or("node does not exist")?;
         for (claim, selector) in &pod_request.pinned_by {

@@ -1,7 +1,8 @@
 //! Explanation of a pending pod: one line for an event, verdicts per node and device for the long form.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::ops::Deref;
+use std::sync::{Arc, OnceLock};
 
 use drava_api::Quantity;
 use drava_api::reason::Reason;
@@ -21,7 +22,49 @@ pub enum Explanation {
         message: String,
     },
     /// The obstacle on each node with devices.
-    Nodes(Vec<Arc<NodeVerdict>>),
+    Nodes(Arc<NodeVerdicts>),
+}
+
+/// Verdicts on the nodes. Reason and summary are made once, on demand.
+#[derive(Debug, Default)]
+pub struct NodeVerdicts {
+    verdicts: Vec<Arc<NodeVerdict>>,
+    digest: OnceLock<(Reason, String)>,
+}
+
+impl Deref for NodeVerdicts {
+    type Target = [Arc<NodeVerdict>];
+
+    fn deref(&self) -> &Self::Target {
+        &self.verdicts
+    }
+}
+
+impl PartialEq for NodeVerdicts {
+    fn eq(&self, other: &Self) -> bool {
+        self.verdicts == other.verdicts
+    }
+}
+
+impl Eq for NodeVerdicts {}
+
+impl NodeVerdicts {
+    fn digest(&self) -> &(Reason, String) {
+        self.digest.get_or_init(|| {
+            let groups = grouped(&self.verdicts);
+            let Some(first) = groups.first() else {
+                let summary = format!(
+                    "{}: no node publishes devices of {}; check that the node driver is running",
+                    Reason::NoDevices,
+                    drava_api::names::DRIVER
+                );
+                return (Reason::NoDevices, summary);
+            };
+            let texts: Vec<_> = groups.iter().map(Group::text).collect();
+            let summary = format!("0/{} nodes: {}", self.verdicts.len(), texts.join(", "));
+            (first.reason, summary)
+        })
+    }
 }
 
 /// Why a pod does not fit on one node.
@@ -77,22 +120,38 @@ impl Explanation {
         )
     }
 
+    /// Creates an explanation from the obstacle on each node.
+    #[must_use]
+    pub fn of_nodes(verdicts: Vec<Arc<NodeVerdict>>) -> Self {
+        Self::Nodes(Arc::new(NodeVerdicts {
+            verdicts,
+            digest: OnceLock::new(),
+        }))
+    }
+
+    /// Returns whether both are from one decision about nodes.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Nodes(one), Self::Nodes(other)) => Arc::ptr_eq(one, other),
+            (Self::Rejected { .. } | Self::Nodes(_), _) => false,
+        }
+    }
+
     /// Returns the code of the reason; of several, that of the most nodes.
     #[must_use]
     pub fn reason(&self) -> Reason {
         match self {
             Self::Rejected { reason, .. } => *reason,
-            Self::Nodes(verdicts) => grouped(verdicts)
-                .first()
-                .map_or(Reason::NoDevices, |group| group.reason),
+            Self::Nodes(verdicts) => verdicts.digest().0,
         }
     }
 
     /// Returns the nodes on which the pod cannot run regardless of devices.
     pub fn unfit_nodes(&self) -> impl Iterator<Item = &str> {
         let verdicts = match self {
-            Self::Rejected { .. } => &[],
-            Self::Nodes(verdicts) => verdicts.as_slice(),
+            Self::Rejected { .. } => &[][..],
+            Self::Nodes(verdicts) => &**verdicts,
         };
         verdicts
             .iter()
@@ -129,15 +188,7 @@ impl Explanation {
     pub fn summary(&self) -> String {
         match self {
             Self::Rejected { reason, message } => format!("{reason}: {message}"),
-            Self::Nodes(verdicts) if verdicts.is_empty() => format!(
-                "{}: no node publishes devices of {}; check that the node driver is running",
-                Reason::NoDevices,
-                drava_api::names::DRIVER
-            ),
-            Self::Nodes(verdicts) => {
-                let groups: Vec<_> = grouped(verdicts).iter().map(Group::text).collect();
-                format!("0/{} nodes: {}", verdicts.len(), groups.join(", "))
-            }
+            Self::Nodes(verdicts) => verdicts.digest().1.clone(),
         }
     }
 }

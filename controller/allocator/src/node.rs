@@ -32,7 +32,7 @@ pub struct NodeInfo {
 }
 
 /// Demand of a pod on its node.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct PodDemand {
     /// Sum of requests by resource, `pods` included.
     pub requests: Amounts,

@@ -57,16 +57,18 @@ pub fn is_served(pod: &Pod, schedulers: &[String]) -> bool {
 /// Returns whether a scheduler has tried the pod and found no node.
 #[must_use]
 pub fn is_unschedulable(pod: &Pod) -> bool {
-    let conditions = pod
-        .status
-        .as_ref()
-        .and_then(|status| status.conditions.as_deref())
-        .unwrap_or_default();
-    conditions.iter().any(|condition| {
-        condition.type_ == "PodScheduled"
-            && condition.status == "False"
-            && condition.reason.as_deref() == Some("Unschedulable")
-    })
+    rejection(pod).is_some_and(|(reason, _)| reason == "Unschedulable")
+}
+
+/// Returns reason and message with which a scheduler has rejected the pod.
+#[must_use]
+pub fn rejection(pod: &Pod) -> Option<(&str, &str)> {
+    let mut conditions = pod.status.as_ref()?.conditions.iter().flatten();
+    let rejected = conditions
+        .find(|condition| condition.type_ == "PodScheduled" && condition.status == "False")?;
+    // The API server itself sets the reason of a gated pod.
+    let reason = rejected.reason.as_deref().filter(|reason| *reason != "SchedulingGated")?;
+    Some((reason, rejected.message.as_deref().unwrap_or_default()))
 }
 
 /// Returns the init containers and the containers.

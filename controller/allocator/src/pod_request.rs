@@ -37,7 +37,7 @@ pub struct PodRequest {
 }
 
 /// Claims of one container.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq)]
 struct ContainerClaims {
     name: String,
     /// Position of an unallocated claim, and its request if the container names one.
@@ -112,6 +112,27 @@ impl PodRequest {
             pod_request.unallocatable = extended_resource(pod, classes, selectors);
         }
         Ok(pod_request)
+    }
+
+    /// Returns whether a decision for the other request, of a pod without an assumed node, is one for this request, too.
+    #[must_use]
+    pub fn is_equivalent(&self, other: &Self) -> bool {
+        let are_equal = |(one, other): (&ClaimSpec, &ClaimSpec)| {
+            one.requests == other.requests
+                && one.constraints == other.constraints
+                && one.own_placement == other.own_placement
+                && one.class_placement == other.class_placement
+                && one.id.namespace == other.id.namespace
+        };
+        let shares_nothing = self.sharers.is_empty() && other.sharers.is_empty();
+        shares_nothing
+            && self.pinned_by.is_empty()
+            && other.pinned_by.is_empty()
+            && self.claims.len() == other.claims.len()
+            && self.claims.iter().zip(&other.claims).all(are_equal)
+            && self.demand == other.demand
+            && self.avoided_nodes == other.avoided_nodes
+            && self.containers == other.containers
     }
 
     /// Returns whether the pod has one request without alternatives.

@@ -2,6 +2,9 @@
 //!
 //! kube-scheduler reserves an allocated claim when it binds the pod. An allocation that stays unreserved blocks devices:
 //! its pod cannot be bound to that node, or does not exist. The time-out of a gated pod starts when its gate is removed.
+//!
+//! While kube-scheduler shows no sign of life, nothing is released for the time-out, up to a bound: an allocation that waits
+//! for a scheduler that is down blocks nothing that another allocation would not block, too.
 
 use std::time::Duration;
 
@@ -16,6 +19,8 @@ use crate::event::ReleaseReason;
 
 /// Grace period of a claim without pending pod: the watches of pods and claims are not synchronized.
 const GRACE_PERIOD: Duration = Duration::from_secs(2);
+/// Number of time-outs after which an allocation is released without a sign of life of kube-scheduler.
+const MAX_TIMEOUTS: u32 = 5;
 /// Backoff after a failed release.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -90,51 +95,96 @@ impl UnreservedAllocation {
         self.not_before = now + RETRY_INTERVAL;
     }
 
-    /// Returns why the allocation is to be released now; `None` if it is not.
-    pub(crate) fn due(
-        &self,
-        now: Instant,
-        release_after: Duration,
-        has_users: bool,
-        node_exists: bool,
-    ) -> Option<ReleaseReason> {
-        if now < self.not_before {
-            return None;
-        }
-        if let Some(reason) = &self.release_reason {
-            return Some(reason.clone());
-        }
-        let age = now.duration_since(self.since);
-        if age >= release_after {
-            return Some(ReleaseReason::Unreserved {
-                node: self.node.clone(),
-                after: release_after,
-            });
-        }
-        if age < GRACE_PERIOD {
-            return None;
-        }
-        if !has_users {
-            return Some(ReleaseReason::NoPendingPod);
-        }
-        (!node_exists).then(|| ReleaseReason::NodeDeleted {
-            node: self.node.clone(),
-        })
-    }
-
-    /// Returns when the release may become due without a new observation.
-    pub(crate) fn due_at(&self, release_after: Duration, has_users: bool) -> Instant {
-        let by_age = self.since
-            + if has_users {
-                release_after
-            } else {
-                GRACE_PERIOD.min(release_after)
-            };
-        let at = if self.release_reason.is_some() {
-            self.since
-        } else {
-            by_age
+    /// Returns when the allocation is checked for release at the earliest.
+    pub(super) fn first_check(&self, times: &ReleaseTimes) -> Instant {
+        let at = match &self.release_reason {
+            Some(_) => self.since,
+            None => self.since + GRACE_PERIOD.min(times.release_after),
         };
         at.max(self.not_before)
+    }
+
+    /// Checks whether the allocation is to be released now.
+    pub(super) fn check(
+        &self,
+        now: Instant,
+        times: &ReleaseTimes,
+        has_users: bool,
+        node_exists: bool,
+    ) -> ReleaseCheck {
+        if now < self.not_before {
+            return ReleaseCheck::NotBefore(self.not_before);
+        }
+        if let Some(reason) = &self.release_reason {
+            return ReleaseCheck::Due(reason.clone());
+        }
+        let age = now.duration_since(self.since);
+        let bound = times.release_after.saturating_mul(MAX_TIMEOUTS);
+        let has_timed_out = age >= times.release_after;
+        if has_timed_out && (times.is_scheduler_active_since(self.since) || age >= bound) {
+            return ReleaseCheck::Due(ReleaseReason::Unreserved {
+                node: self.node.clone(),
+                after: times.release_after,
+            });
+        }
+        let grace_end = self.since + GRACE_PERIOD;
+        if now < grace_end {
+            let end = self.since + times.release_after;
+            return ReleaseCheck::NotBefore(if has_timed_out {
+                grace_end
+            } else {
+                grace_end.min(end)
+            });
+        }
+        if !has_users {
+            return ReleaseCheck::Due(ReleaseReason::NoPendingPod);
+        }
+        if !node_exists {
+            return ReleaseCheck::Due(ReleaseReason::NodeDeleted {
+                node: self.node.clone(),
+            });
+        }
+        if has_timed_out {
+            ReleaseCheck::Frozen(self.since + bound)
+        } else {
+            ReleaseCheck::NotBefore(self.since + times.release_after)
+        }
+    }
+}
+
+/// Result of a check.
+#[derive(Debug)]
+pub(super) enum ReleaseCheck {
+    /// The allocation is to be released now.
+    Due(ReleaseReason),
+    /// It is checked again at this time.
+    NotBefore(Instant),
+    /// It has timed out, and is released at a sign of life of kube-scheduler and another time-out, or at this time.
+    Frozen(Instant),
+}
+
+/// When unreserved allocations are released.
+#[derive(Debug)]
+pub(super) struct ReleaseTimes {
+    release_after: Duration,
+    /// Last sign of life of kube-scheduler.
+    scheduler_active: Option<Instant>,
+}
+
+impl ReleaseTimes {
+    pub(super) const fn new(release_after: Duration) -> Self {
+        Self {
+            release_after,
+            scheduler_active: None,
+        }
+    }
+
+    /// Notes a sign of life of kube-scheduler.
+    pub(super) const fn scheduler_active(&mut self, now: Instant) {
+        self.scheduler_active = Some(now);
+    }
+
+    fn is_scheduler_active_since(&self, since: Instant) -> bool {
+        self.scheduler_active.is_some_and(|active| active >= since)
     }
 }

@@ -1,6 +1,7 @@
 //! The decision for a pending pod or gang: devices for its claims, or the explanation of why it stays pending.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use drava_allocator::explanation::Explanation;
 use drava_allocator::node::PodDemand;
@@ -102,17 +103,19 @@ impl Planner {
             Some(waiting) => waiting,
             None => group.explanation(&plan),
         };
-        let unfit_nodes: BTreeSet<String> = plan
-            .rejected
-            .iter()
-            .flat_map(|(_, explanation)| explanation.unfit_nodes())
-            .map(str::to_owned)
-            .collect();
+        let unfit_nodes = match &plan.rejected[..] {
+            [(_, only)] => self.unfit_nodes(only),
+            rejected => {
+                let rejected = rejected.iter();
+                let unfit = rejected.flat_map(|(_, explanation)| explanation.unfit_nodes());
+                self.queue.node_set(unfit)
+            }
+        };
         for request in &group.requests {
             let uid = &request.pod_request.uid;
             self.report_unschedulable(uid, &explanation, &request.claims, time.instant, actions);
             if let Some(pending) = self.queue.get_mut(uid) {
-                pending.set_unfit_nodes(unfit_nodes.iter().cloned());
+                pending.set_unfit_nodes(Arc::clone(&unfit_nodes));
                 pending.waits_for_quota =
                     request.pod_request.is_single() && explanation.is_quota_only();
             }
@@ -188,7 +191,7 @@ impl Planner {
                 plan.covered += 1;
                 continue;
             }
-            match self.decide(&request.pod_request) {
+            match self.decide_once(&request.pod_request) {
                 Ok(placement) => {
                     self.assume(request, &placement);
                     plan.placed.push((request.clone(), placement));
@@ -202,12 +205,14 @@ impl Planner {
     /// Assumes a placement in the cluster.
     pub(super) fn assume(&mut self, request: &Request, placement: &Placement) {
         let PodRequest { uid, demand, .. } = &request.pod_request;
+        self.rejections.clear();
         self.cluster.assume(placement);
         self.cluster.assume_pod(uid, &placement.node, demand);
     }
 
     /// Reverts [`Self::assume`].
     pub(super) fn forget(&mut self, request: &Request, placement: &Placement) {
+        self.rejections.clear();
         for claim in &placement.claims {
             let key = (claim.claim.namespace.clone(), claim.claim.name.clone());
             self.cluster.forget(&key);
@@ -329,10 +334,11 @@ impl Planner {
         now: Instant,
         actions: &mut Vec<Action>,
     ) {
+        let unfit_nodes = self.unfit_nodes(explanation);
         let Some(pending) = self.queue.get_mut(uid) else {
             return;
         };
-        pending.set_unfit_nodes(explanation.unfit_nodes().map(str::to_owned));
+        pending.set_unfit_nodes(unfit_nodes);
         pending.reason = Some(explanation.reason());
         let unallocated = claims
             .iter()
@@ -364,7 +370,7 @@ impl Group {
     fn explanation(&self, plan: &Plan) -> Explanation {
         let Some((request, explanation)) = plan.rejected.first() else {
             // Unreachable: a plan without rejections places every pod.
-            return Explanation::Nodes(Vec::new());
+            return Explanation::of_nodes(Vec::new());
         };
         match &self.gang {
             None => explanation.clone(),

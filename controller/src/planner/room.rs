@@ -77,6 +77,7 @@ impl Planner {
         let Some(reservation) = self.ledger.end_reservation(owner) else {
             return false;
         };
+        self.rejections.clear();
         for key in reservation.claims() {
             self.cluster.forget(&key);
         }

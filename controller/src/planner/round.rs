@@ -1,20 +1,15 @@
 //! Decisions for all due pods, in time slices.
-//!
-//! A round ends before the next one starts, so that frequent changes, which activate every pod, do not starve those at the
-//! end of the queue.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 
 use tokio::time::Instant;
 
 use super::{DecisionTime, MAX_IN_FLIGHT, Planner};
 use crate::action::Action;
 
-/// What is left of a round.
+/// The decisions of a round, over several time slices.
 #[derive(Debug, Default)]
 pub(super) struct Round {
-    /// UIDs of pods in queue order.
-    left: VecDeque<String>,
     /// Start of the slice that ended before the round.
     interrupted: Option<Instant>,
 }
@@ -39,6 +34,7 @@ impl Planner {
 
     /// Decides for the due pods, and for all when a reservation has ended.
     pub(super) fn decide_due(&mut self, time: &DecisionTime, actions: &mut Vec<Action>) {
+        self.rejections.clear();
         let owners: BTreeSet<_> = self.ledger.owners().cloned().collect();
         self.decide_in_order(time, actions);
         if !owners.is_subset(&self.ledger.owners().cloned().collect()) {
@@ -50,31 +46,18 @@ impl Planner {
     /// Decides for the due pods in queue order, until the time slice is over. A decision can make pods behind it due again,
     /// because it ends their reservations.
     fn decide_in_order(&mut self, time: &DecisionTime, actions: &mut Vec<Action>) {
-        let mut round = std::mem::take(&mut self.round).left;
+        self.round.interrupted = None;
         let mut is_started = false;
-        loop {
-            if round.is_empty() {
-                round = self.queue.due(time.instant).into();
+        while self.in_flight.len() + self.gates_in_flight.len() < MAX_IN_FLIGHT
+            && self.queue.has_due(time.instant)
+        {
+            if is_started && (time.is_slice_over)(time.instant) {
+                self.round.interrupted = Some(time.instant);
+                return;
             }
-            let Some(uid) = round.pop_front() else {
+            let Some(uid) = self.queue.pop_due(time.instant) else {
                 return;
             };
-            if self.in_flight.len() + self.gates_in_flight.len() >= MAX_IN_FLIGHT {
-                return;
-            }
-            // A decision for another member of its gang included the pod, or the pod has changed since the round started.
-            let pending = self.queue.get(&uid);
-            if !pending.is_some_and(|pending| pending.is_due(time.instant)) {
-                continue;
-            }
-            if is_started && (time.is_slice_over)(time.instant) {
-                round.push_front(uid);
-                self.round = Round {
-                    left: round,
-                    interrupted: Some(time.instant),
-                };
-                return;
-            }
             is_started = true;
             self.decisions.0 += 1;
             self.schedule(&uid, time, actions);

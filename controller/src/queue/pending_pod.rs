@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use drava_allocator::node::PodDemand;
@@ -11,6 +12,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::time::Instant;
 
+use super::node_set::NodeSet;
 use crate::gang::{self, GangName};
 use crate::pod;
 
@@ -42,7 +44,7 @@ pub(crate) struct PendingPod {
     /// Nodes to which kube-scheduler did not bind the pod; selected last until the node or the pod changes.
     avoided_nodes: BTreeSet<String>,
     /// Nodes that the last decision rejected regardless of devices.
-    unfit_nodes: BTreeSet<String>,
+    unfit_nodes: Arc<NodeSet>,
     head_wait: Option<HeadWait>,
     /// Whether a node is planned for the pod, as a member of its gang without claims. Claims carry their own state.
     pub(crate) is_placed: bool,
@@ -123,7 +125,7 @@ impl PendingPod {
             is_reclaiming: false,
             failures: 0,
             avoided_nodes: BTreeSet::new(),
-            unfit_nodes: BTreeSet::new(),
+            unfit_nodes: Arc::default(),
             head_wait: None,
             is_placed: false,
         }
@@ -189,31 +191,38 @@ impl PendingPod {
         }
     }
 
-    /// Makes a decision due after a change; does not shorten a backoff.
-    pub(crate) fn activate(&mut self) {
-        if self.phase == Phase::Unschedulable {
+    /// Makes a decision due after a change; does not shorten a backoff. Returns whether the phase has changed.
+    pub(crate) fn activate(&mut self) -> bool {
+        let is_changed = self.phase == Phase::Unschedulable;
+        if is_changed {
             self.phase = Phase::Active;
         }
+        is_changed
     }
 
     /// Records the nodes that a decision rejected regardless of devices.
-    pub(crate) fn set_unfit_nodes(&mut self, nodes: impl Iterator<Item = String>) {
-        self.unfit_nodes = nodes.collect();
+    pub(crate) fn set_unfit_nodes(&mut self, nodes: Arc<NodeSet>) {
+        self.unfit_nodes = nodes;
     }
 
-    /// Makes a decision due if the last one rejected the node on which a pod has ended.
-    pub(crate) fn resources_freed(&mut self, node: &str) {
+    /// Forgets a deleted node by its number.
+    pub(super) fn node_deleted(&mut self, number: usize) {
+        if self.unfit_nodes.contains(number) {
+            Arc::make_mut(&mut self.unfit_nodes).remove(number);
+        }
+    }
+
+    /// Makes a decision due if the last one rejected the node, of that number, on which a pod has ended. Returns whether the
+    /// phase has changed.
+    pub(super) fn resources_freed(&mut self, node: &str, number: Option<usize>) -> bool {
         self.avoided_nodes.remove(node);
-        if self.unfit_nodes.contains(node) {
-            self.activate();
-        }
+        number.is_some_and(|number| self.unfit_nodes.contains(number)) && self.activate()
     }
 
-    /// Makes a decision due after a pod was bound or has ended, if the pod has rules about other pods.
-    pub(crate) fn neighbors_changed(&mut self) {
-        if self.has_neighbor_rules {
-            self.activate();
-        }
+    /// Makes a decision due after a pod was bound or has ended, if the pod has rules about other pods. Returns whether the
+    /// phase has changed.
+    pub(super) fn neighbors_changed(&mut self) -> bool {
+        self.has_neighbor_rules && self.activate()
     }
 
     /// Starts a backoff after a failure.

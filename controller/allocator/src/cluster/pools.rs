@@ -24,7 +24,8 @@ pub struct Overcommit {
 impl Cluster {
     /// Returns the excluded pools with node and problem.
     pub fn excluded_pools(&self) -> impl Iterator<Item = (&str, Option<&str>, &PoolProblem)> {
-        self.pools.iter().filter_map(|(name, pool)| {
+        self.excluded.iter().filter_map(|name| {
+            let pool = self.pools.get(name)?;
             Some((
                 name.as_str(),
                 pool.node.as_deref(),
@@ -98,6 +99,7 @@ impl Cluster {
         if slices.is_empty() {
             self.slices_of.remove(pool);
             self.overcommitted.remove(pool);
+            self.excluded.remove(pool);
             if let Some(before) = self.pools.remove(pool) {
                 self.unlink_pool(pool, before.node.as_deref());
             }
@@ -117,7 +119,7 @@ impl Cluster {
         let before = self
             .pools
             .insert(pool.to_owned(), PoolState { node, state });
-        self.check_overcommit(pool);
+        self.note_problems(pool);
         if let Some(before) = before
             && before.node != linked
         {
@@ -131,12 +133,15 @@ impl Cluster {
             .insert(pool.to_owned());
     }
 
-    /// Notes whether more is allocated than the pool has.
-    pub(super) fn check_overcommit(&mut self, pool: &str) {
-        let state = self
-            .pools
-            .get(pool)
-            .and_then(|pool| pool.state.as_ref().ok());
+    /// Notes whether the pool is excluded, and whether more is allocated than it has.
+    pub(super) fn note_problems(&mut self, pool: &str) {
+        let state = self.pools.get(pool).map(|pool| pool.state.as_ref());
+        if matches!(state, Some(Err(_))) {
+            self.excluded.insert(pool.to_owned());
+        } else {
+            self.excluded.remove(pool);
+        }
+        let state = state.and_then(Result::ok);
         if state.is_some_and(|(pool, usage)| !usage.overcommitted_gpus(pool).is_empty()) {
             self.overcommitted.insert(pool.to_owned());
         } else {

@@ -35,7 +35,7 @@ impl Cluster {
             self.update(ranking, problem)?;
             let feasible = self.best_two(ranking, problem);
             Some(match feasible.is_empty() {
-                true => Err(Explanation::Nodes(self.verdicts(ranking, problem))),
+                true => Err(Explanation::of_nodes(self.verdicts(ranking, problem))),
                 false => Ok(feasible.into_iter()),
             })
         })?;

@@ -43,6 +43,8 @@ pub(super) struct TestCluster {
     pub(super) quota_statuses: Vec<QuotaStatusUpdate>,
     pub(super) policy_statuses: Vec<PolicyStatusUpdate>,
     pub(super) is_slice_over: fn(Instant) -> bool,
+    /// Whether kube-scheduler binds pods that the tests do not mention.
+    pub(super) is_scheduler_active: bool,
 }
 
 impl TestCluster {
@@ -78,6 +80,7 @@ impl TestCluster {
             quota_statuses: Vec::new(),
             policy_statuses: Vec::new(),
             is_slice_over: |_| false,
+            is_scheduler_active: true,
         };
         cluster.planner.class(applied(class()));
         for name in nodes {
@@ -220,6 +223,7 @@ impl TestCluster {
 
     pub(super) fn advance(&mut self, time: Duration) {
         self.now += time;
+        self.planner.is_scheduler_active |= self.is_scheduler_active;
     }
 
     pub(super) fn time(&self) -> DecisionTime {

@@ -250,3 +250,77 @@ fn releases_allocation_whose_annotation_was_deleted() {
     cluster.advance(RELEASE_AFTER);
     assert_eq!(cluster.actions().1.len(), 1);
 }
+
+#[test]
+fn freezes_releases_without_sign_of_scheduler() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.is_scheduler_active = false;
+    for name in ["a", "b", "c"] {
+        cluster.add_pod_with_claim(name, "8Gi");
+        cluster.settle();
+    }
+    cluster.advance(RELEASE_AFTER * 2);
+    assert!(cluster.actions().1.is_empty(), "kube-scheduler is down");
+    let deadline = cluster.planner.next_deadline().unwrap();
+    assert!(deadline > cluster.now, "the loop must not spin");
+    // It is back: the others have the whole time-out from now on.
+    cluster.reserve("a", "a");
+    assert!(cluster.actions().1.is_empty());
+    cluster.advance(RELEASE_AFTER - Duration::from_secs(1));
+    assert!(cluster.actions().1.is_empty());
+    cluster.advance(Duration::from_secs(1));
+    assert_eq!(cluster.actions().1.len(), 2, "b and c");
+}
+
+#[test]
+fn releases_within_bound_without_sign_of_scheduler() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.is_scheduler_active = false;
+    cluster.add_pod_with_claim("a", "8Gi");
+    cluster.settle();
+    cluster.advance(RELEASE_AFTER * 5 - Duration::from_secs(1));
+    assert!(cluster.actions().1.is_empty());
+    let deadline = cluster.planner.next_deadline();
+    assert_eq!(deadline, Some(cluster.now + Duration::from_secs(1)));
+    cluster.advance(Duration::from_secs(1));
+    assert_eq!(cluster.actions().1.len(), 1);
+}
+
+#[test]
+fn frozen_releases_do_not_keep_devices_of_deleted_pod() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.is_scheduler_active = false;
+    cluster.add_pod_with_claim("a", "8Gi");
+    cluster.settle();
+    cluster.advance(RELEASE_AFTER * 2);
+    assert!(cluster.actions().1.is_empty());
+    cluster.delete_pod("a");
+    let (_, releases) = cluster.actions();
+    assert_eq!(releases[0].reason, ReleaseReason::NoPendingPod);
+}
+
+#[test]
+fn rejection_of_pod_is_sign_of_scheduler() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.is_scheduler_active = false;
+    cluster.add_pod_with_claim("a", "8Gi");
+    cluster.settle();
+    let mut rejected = cluster.pods["a"].clone();
+    let condition = |reason: &str| {
+        object(json!({"phase": "Pending", "conditions": [{
+            "type": "PodScheduled", "status": "False", "reason": reason, "message": "0/1 nodes are available",
+        }]}))
+    };
+    rejected.status = Some(condition("SchedulingGated"));
+    cluster.add_pod(rejected.clone());
+    cluster.advance(RELEASE_AFTER);
+    assert!(
+        cluster.actions().1.is_empty(),
+        "the API server sets this reason"
+    );
+    rejected.status = Some(condition("Unschedulable"));
+    cluster.add_pod(rejected);
+    assert!(cluster.actions().1.is_empty());
+    cluster.advance(RELEASE_AFTER);
+    assert_eq!(cluster.actions().1.len(), 1);
+}

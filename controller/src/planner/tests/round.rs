@@ -33,6 +33,58 @@ fn decides_for_every_pod_in_slices_under_churn() {
     );
 }
 
+#[test]
+fn new_pod_of_high_priority_precedes_rest_of_round() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.is_slice_over = |_| true;
+    for name in ["a", "b", "c"] {
+        cluster.add_pod_with_claim(name, "100Gi");
+    }
+    assert!(cluster.actions().0.is_empty(), "a does not fit");
+    cluster.add_pod_of_priority("urgent", "8Gi", 1000);
+    assert_eq!(cluster.actions().0[0].pods[0].uid, "pod-urgent");
+}
+
+#[test]
+fn equal_rejected_pods_cost_one_search() {
+    let mut cluster = TestCluster::new(&["n1", "n2"]);
+    cluster.add_pod_with_claim("filler", "70Gi");
+    cluster.settle();
+    for index in 0..200 {
+        cluster.add_pod_with_claim(&format!("w{index}"), "100Gi");
+    }
+    let checks = cluster.planner.cluster.node_checks();
+    assert!(cluster.settle().is_empty());
+    assert_eq!(cluster.planner.decisions(), 201);
+    let checks = cluster.planner.cluster.node_checks() - checks;
+    assert!(checks <= 20, "{checks} checks of nodes for 200 equal pods");
+    assert_eq!(
+        cluster.messages_of("Pod/w0"),
+        cluster.messages_of("Pod/w199"),
+        "each has its reason"
+    );
+}
+
+/// Returns how often a node was checked for one more pod, with that number of nodes.
+fn checks_of_one_decision(nodes: usize) -> u64 {
+    let names: Vec<String> = (0..nodes).map(|index| format!("n{index:03}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let mut cluster = TestCluster::new(&names);
+    cluster.add_pod_with_claim("first", "8Gi");
+    cluster.settle();
+    let before = cluster.planner.cluster.node_checks();
+    cluster.add_pod_with_claim("second", "8Gi");
+    assert_eq!(cluster.settle(), ["second → n000"]);
+    cluster.planner.cluster.node_checks() - before
+}
+
+#[test]
+fn cost_of_decision_is_independent_of_number_of_nodes() {
+    let few = checks_of_one_decision(10);
+    assert_eq!(few, checks_of_one_decision(300));
+    assert!(few <= 8, "{few}");
+}
+
 /// Returns the number of decisions that a change causes while two pods wait that fit on no node.
 fn decisions_after(change: impl FnOnce(&mut TestCluster)) -> u64 {
     let mut cluster = TestCluster::new(&["n1", "n2"]);

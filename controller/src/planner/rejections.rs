@@ -1,0 +1,67 @@
+//! Rejected requests of a round. Thousands of pods that do not fit are often equal; the cluster is searched once for them.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use drava_allocator::explanation::Explanation;
+use drava_allocator::placement::Placement;
+use drava_allocator::pod_request::PodRequest;
+
+use super::Planner;
+use crate::queue::NodeSet;
+
+/// Most requests that are remembered.
+const MAX_REJECTIONS: usize = 16;
+
+/// See the [module](self). Valid until the cluster changes.
+#[derive(Debug, Default)]
+pub(super) struct Rejections {
+    /// The newest first.
+    known: VecDeque<(PodRequest, Explanation)>,
+    /// The last explanation with its nodes that are unfit regardless of devices.
+    unfit_nodes: Option<(Explanation, Arc<NodeSet>)>,
+}
+
+impl Rejections {
+    /// Forgets all after a change of the cluster.
+    pub(super) fn clear(&mut self) {
+        self.known.clear();
+    }
+}
+
+impl Planner {
+    /// Decides like [`Planner::decide`]; for a request equal to one that was rejected, without a search.
+    pub(super) fn decide_once(
+        &mut self,
+        pod_request: &PodRequest,
+    ) -> Result<Placement, Explanation> {
+        // A pod with an assumed node does not compete with itself, so it is not equal to others.
+        if self.cluster.node_of_pod(&pod_request.uid).is_some() {
+            return self.decide(pod_request);
+        }
+        let mut known = self.rejections.known.iter();
+        if let Some((_, explanation)) = known.find(|(known, _)| known.is_equivalent(pod_request)) {
+            return Err(explanation.clone());
+        }
+        let decision = self.decide(pod_request);
+        if let Err(explanation) = &decision {
+            let rejected = (pod_request.clone(), explanation.clone());
+            self.rejections.known.push_front(rejected);
+            self.rejections.known.truncate(MAX_REJECTIONS);
+        }
+        decision
+    }
+
+    /// Returns the nodes that are unfit regardless of devices.
+    pub(super) fn unfit_nodes(&mut self, explanation: &Explanation) -> Arc<NodeSet> {
+        match &self.rejections.unfit_nodes {
+            Some((known, nodes)) if known.is_same(explanation) => Arc::clone(nodes),
+            _ => {
+                let nodes = self.queue.node_set(explanation.unfit_nodes());
+                let entry = (explanation.clone(), Arc::clone(&nodes));
+                self.rejections.unfit_nodes = Some(entry);
+                nodes
+            }
+        }
+    }
+}

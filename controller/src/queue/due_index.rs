@@ -1,0 +1,126 @@
+//! Index of the pods by when a decision is due: in queue order, or at the end of a backoff.
+//!
+//! Due pods are decided in rounds. A pod that is due again after its decision waits for the next round, so that frequent
+//! changes, which make every pod due, do not starve those at the end of the queue. A new pod takes its place in the current
+//! round.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::QueueOrder;
+
+/// When a decision for a pod is due.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Due {
+    /// Now, in this order.
+    Now(Arc<QueueOrder>),
+    /// At the end of its backoff.
+    At(Instant),
+}
+
+/// Position of a pod in the index.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Position {
+    ThisRound(Arc<QueueOrder>),
+    NextRound(Arc<QueueOrder>),
+    Backoff(Instant),
+}
+
+/// See the [module](self). Every operation takes O(log pods).
+#[derive(Debug, Default)]
+pub(super) struct DueIndex {
+    /// By UID.
+    positions: BTreeMap<String, Position>,
+    this_round: BTreeSet<(Arc<QueueOrder>, String)>,
+    next_round: BTreeSet<(Arc<QueueOrder>, String)>,
+    backoffs: BTreeSet<(Instant, String)>,
+    /// UIDs of the pods that were decided in this round.
+    decided: BTreeSet<String>,
+}
+
+impl DueIndex {
+    /// Sets when a decision is due; `None` for never.
+    pub(super) fn set(&mut self, uid: &str, due: Option<Due>) {
+        let position = due.map(|due| match due {
+            Due::Now(order) if self.decided.contains(uid) => Position::NextRound(order),
+            Due::Now(order) => Position::ThisRound(order),
+            Due::At(until) => Position::Backoff(until),
+        });
+        if self.positions.get(uid) == position.as_ref() {
+            return;
+        }
+        self.unlink(uid);
+        let Some(position) = position else { return };
+        let uid = uid.to_owned();
+        match &position {
+            Position::ThisRound(order) => {
+                self.this_round.insert((Arc::clone(order), uid.clone()));
+            }
+            Position::NextRound(order) => {
+                self.next_round.insert((Arc::clone(order), uid.clone()));
+            }
+            Position::Backoff(until) => {
+                self.backoffs.insert((*until, uid.clone()));
+            }
+        }
+        self.positions.insert(uid, position);
+    }
+
+    /// Removes a pod that is not pending.
+    pub(super) fn remove(&mut self, uid: &str) {
+        self.unlink(uid);
+        self.decided.remove(uid);
+    }
+
+    fn unlink(&mut self, uid: &str) {
+        match self.positions.remove(uid) {
+            Some(Position::ThisRound(order)) => {
+                self.this_round.remove(&(order, uid.to_owned()));
+            }
+            Some(Position::NextRound(order)) => {
+                self.next_round.remove(&(order, uid.to_owned()));
+            }
+            Some(Position::Backoff(until)) => {
+                self.backoffs.remove(&(until, uid.to_owned()));
+            }
+            None => {}
+        }
+    }
+
+    /// Returns the UIDs of the pods whose backoff has ended.
+    pub(super) fn ended_backoffs(&self, now: Instant) -> Vec<String> {
+        let ended = self.backoffs.iter().take_while(|(until, _)| *until <= now);
+        ended.map(|(_, uid)| uid.clone()).collect()
+    }
+
+    /// Returns when the first backoff ends.
+    pub(super) fn next_backoff_end(&self) -> Option<Instant> {
+        self.backoffs.first().map(|(until, _)| *until)
+    }
+
+    /// Returns whether a decision is due. Starts the next round when this one is over.
+    pub(super) fn has_due(&mut self) -> bool {
+        if self.this_round.is_empty() {
+            self.decided.clear();
+            std::mem::swap(&mut self.this_round, &mut self.next_round);
+            for (order, uid) in &self.this_round {
+                let position = Position::ThisRound(Arc::clone(order));
+                self.positions.insert(uid.clone(), position);
+            }
+        }
+        !self.this_round.is_empty()
+    }
+
+    /// Removes and returns the first pod whose decision is due.
+    pub(super) fn pop(&mut self) -> Option<String> {
+        if !self.has_due() {
+            return None;
+        }
+        let (_, uid) = self.this_round.pop_first()?;
+        self.positions.remove(&uid);
+        self.decided.insert(uid.clone());
+        Some(uid)
+    }
+}
