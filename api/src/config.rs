@@ -185,11 +185,20 @@ pub enum NodePlacementPolicy {
     Binpack,
     /// The emptiest first.
     Spread,
+    /// The node with the least free GPU memory first.
+    BestFit,
+    /// The node first on which the free GPUs stay usable for the requests that this cluster usually has.
+    LeastFragmentation,
 }
 
 impl NodePlacementPolicy {
     /// All policies.
-    pub const ALL: [Self; 2] = [Self::Binpack, Self::Spread];
+    pub const ALL: [Self; 4] = [
+        Self::Binpack,
+        Self::Spread,
+        Self::BestFit,
+        Self::LeastFragmentation,
+    ];
 
     /// Returns the value in config and flags.
     #[must_use]
@@ -197,6 +206,8 @@ impl NodePlacementPolicy {
         match self {
             Self::Binpack => "binpack",
             Self::Spread => "spread",
+            Self::BestFit => "bestFit",
+            Self::LeastFragmentation => "leastFragmentation",
         }
     }
 }
@@ -208,7 +219,7 @@ impl std::str::FromStr for NodePlacementPolicy {
         Self::ALL
             .into_iter()
             .find(|policy| policy.as_str() == text)
-            .ok_or_else(|| format!("unknown policy {text:?}, use binpack or spread"))
+            .ok_or_else(|| unknown_policy(text, &Self::ALL.map(Self::as_str)))
     }
 }
 
@@ -223,11 +234,24 @@ pub enum GpuPlacementPolicy {
     /// GPUs that share an NVLink domain, a NUMA node or a PCIe root first, from the smallest such group that suffices;
     /// then the fullest first.
     Topology,
+    /// GPUs of one NUMA node first, from the smallest group that suffices; then the fullest first.
+    Numa,
+    /// The GPU with the least free memory first.
+    BestFit,
+    /// The GPU first with which the free GPUs of the node stay usable for the requests that this cluster usually has.
+    LeastFragmentation,
 }
 
 impl GpuPlacementPolicy {
     /// All policies.
-    pub const ALL: [Self; 3] = [Self::Binpack, Self::Spread, Self::Topology];
+    pub const ALL: [Self; 6] = [
+        Self::Binpack,
+        Self::Spread,
+        Self::Topology,
+        Self::Numa,
+        Self::BestFit,
+        Self::LeastFragmentation,
+    ];
 
     /// Returns the value in config and flags.
     #[must_use]
@@ -236,6 +260,9 @@ impl GpuPlacementPolicy {
             Self::Binpack => "binpack",
             Self::Spread => "spread",
             Self::Topology => "topology",
+            Self::Numa => "numa",
+            Self::BestFit => "bestFit",
+            Self::LeastFragmentation => "leastFragmentation",
         }
     }
 }
@@ -247,8 +274,12 @@ impl std::str::FromStr for GpuPlacementPolicy {
         Self::ALL
             .into_iter()
             .find(|policy| policy.as_str() == text)
-            .ok_or_else(|| format!("unknown policy {text:?}, use binpack, spread or topology"))
+            .ok_or_else(|| unknown_policy(text, &Self::ALL.map(Self::as_str)))
     }
+}
+
+fn unknown_policy(text: &str, known: &[&str]) -> String {
+    format!("unknown policy {text:?}, use one of {}", known.join(", "))
 }
 
 /// Error of an opaque config.

@@ -49,12 +49,13 @@ pub struct GpuPolicySpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "class_names")]
     pub device_classes: Option<Vec<String>>,
-    /// Placement among nodes: binpack (the fullest first) or spread (the emptiest first).
+    /// Placement among nodes: binpack (the fullest first), spread (the emptiest first), bestFit (the least free GPU memory
+    /// first) or leastFragmentation (keeps free GPUs usable for the usual requests).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "node_placement_policy")]
     pub node: Option<NodePlacementPolicy>,
-    /// Placement among the GPUs of a node: binpack, spread, or topology (GPUs that share an NVLink domain, a NUMA node or a
-    /// PCIe root first).
+    /// Placement among the GPUs of a node: as among nodes, or topology (GPUs that share an NVLink domain, a NUMA node or a PCIe
+    /// root first) or numa (GPUs of one NUMA node first).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "gpu_placement_policy")]
     pub gpu: Option<GpuPlacementPolicy>,

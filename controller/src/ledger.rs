@@ -220,8 +220,8 @@ impl Ledger {
             .and_then(ClaimState::unreserved)
             .filter(|_| matches!(state, ClaimState::Free))
             .cloned();
-        let is_reserved = matches!(state, ClaimState::Reserved)
-            && !matches!(before, Some(ClaimState::Reserved));
+        let is_reserved =
+            matches!(state, ClaimState::Reserved) && !matches!(before, Some(ClaimState::Reserved));
         let entry = Entry {
             claim: Arc::new(claim),
             state,

@@ -206,7 +206,10 @@ impl Planner {
     }
 
     fn dequeue(&mut self, uid: &str) {
-        let keys = self.queue.get(uid).map(|pending| pod::claim_keys(&pending.pod));
+        let keys = self
+            .queue
+            .get(uid)
+            .map(|pending| pod::claim_keys(&pending.pod));
         if self.queue.remove(uid) {
             for key in keys.into_iter().flatten() {
                 self.ledger.user_gone(&key);

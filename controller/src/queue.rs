@@ -212,6 +212,13 @@ impl PodQueue {
         self.due.pop()
     }
 
+    /// Returns the UIDs of the due pods in queue order.
+    #[cfg(test)]
+    pub(crate) fn due(&mut self, now: Instant) -> Vec<String> {
+        self.index_changed(now);
+        self.due.uids()
+    }
+
     /// Indexes the changed pods by when their decisions are due.
     fn index_changed(&mut self, now: Instant) {
         self.changed.extend(self.due.ended_backoffs(now));

@@ -4,6 +4,7 @@
 //! compared are measured in turn in one run.
 
 mod agent;
+mod decision;
 mod hami_baseline;
 mod hook;
 mod measurements;
@@ -60,6 +61,8 @@ impl Args {
 enum Name {
     /// Cost of the node agent.
     Agent,
+    /// Cost of a decision of the controller in large clusters.
+    Decision,
     /// Cost of a hooked launch.
     Hook,
     /// Exactness of memory limits, and their cost.
@@ -76,6 +79,7 @@ impl Name {
     const fn text(self) -> &'static str {
         match self {
             Self::Agent => "agent",
+            Self::Decision => "decision",
             Self::Hook => "hook",
             Self::Memory => "memory",
             Self::Packing => "packing",
@@ -91,6 +95,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut report = Report::new(name)?;
     match args.name {
         Name::Agent => agent::run(args, &mut report)?,
+        Name::Decision => decision::run(&mut report)?,
         Name::Hook => hook::run(args, &mut report)?,
         Name::Memory => memory::run(args, &mut report)?,
         Name::Packing => packing::run(&args.packing, &mut report)?,

@@ -109,7 +109,8 @@ fn gpu_policy(item: &str) -> Option<GpuPlacementPolicy> {
     match item {
         "binpack" => Some(GpuPlacementPolicy::Binpack),
         "spread" => Some(GpuPlacementPolicy::Spread),
-        "topology-aware" | "numa" => Some(GpuPlacementPolicy::Topology),
+        "topology-aware" => Some(GpuPlacementPolicy::Topology),
+        "numa" => Some(GpuPlacementPolicy::Numa),
         _ => None,
     }
 }

@@ -4,19 +4,19 @@
 //! that is written but not yet observed is *assumed*, as in kube-scheduler: it counts until the claim is observed with
 //! it, or until it is forgotten because the write failed.
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use drava_api::policy::GpuPolicySpec;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::capacity::Amounts;
+use crate::fragmentation::mix::Mix;
+use crate::node::NodeInfo;
 use crate::node::neighbors::Neighbor;
-use crate::node::{self, NodeInfo, PodDemand};
 use crate::object::{ObjectKey, object_key};
 use crate::placement::Placement;
 use crate::pool::{Pool, PoolProblem, Slice};
@@ -27,7 +27,9 @@ use crate::usage::{AllocatedDevice, DeviceAccess, Usage};
 use quotas::Quotas;
 use volumes::Volumes;
 
+mod mix;
 mod neighbors;
+mod pods;
 mod policies;
 mod pools;
 mod quotas;
@@ -35,6 +37,7 @@ mod simulation;
 mod taint_rules;
 mod volumes;
 
+pub use pods::is_finished;
 pub use quotas::{Floors, QuotaUse};
 pub use simulation::Departure;
 
@@ -74,6 +77,8 @@ pub struct Cluster {
     /// What the current simulation presumes gone.
     gone: Departure,
     pub(crate) rankings: Rankings,
+    /// What pods request in this cluster.
+    mix: Mix,
     /// See [`Cluster::node_checks`].
     pub(crate) node_checks: AtomicU64,
 }
@@ -137,12 +142,6 @@ impl Cluster {
     /// Returns the names of all nodes.
     pub(crate) fn node_names(&self) -> impl Iterator<Item = &str> {
         self.nodes.keys().map(String::as_str)
-    }
-
-    /// Returns the node on which a pod counts.
-    #[must_use]
-    pub fn node_of_pod(&self, uid: &str) -> Option<&str> {
-        self.pods.get(uid).map(|pod| pod.node.as_str())
     }
 
     /// Returns a node by name.
@@ -287,101 +286,6 @@ impl Cluster {
         }
     }
 
-    /// Adds or replaces a pod. A bound pod counts on its node until it has finished. Returns whether the pod is newly bound.
-    pub fn upsert_pod(&mut self, pod: &Pod) -> bool {
-        let uid = pod.metadata.uid.as_deref().unwrap_or_default();
-        let node = pod
-            .spec
-            .as_ref()
-            .and_then(|spec| spec.node_name.as_deref())
-            .unwrap_or_default();
-        if is_finished(pod) {
-            self.remove_pod(uid);
-            return false;
-        }
-        if node.is_empty() {
-            return false;
-        }
-        let was_bound = self.is_bound(uid);
-        self.assign_pod(
-            uid,
-            PodAssignment {
-                node: node.to_owned(),
-                requests: node::requests(pod),
-                neighbor: Neighbor::of(pod),
-                is_bound: true,
-            },
-        );
-        !was_bound
-    }
-
-    fn is_bound(&self, uid: &str) -> bool {
-        self.pods
-            .get(uid)
-            .is_some_and(|assignment| assignment.is_bound)
-    }
-
-    /// Assumes that a pod will be bound to `node`.
-    pub fn assume_pod(&mut self, uid: &str, node: &str, demand: &PodDemand) {
-        if !self.is_bound(uid) {
-            self.assign_pod(
-                uid,
-                PodAssignment {
-                    node: node.to_owned(),
-                    requests: demand.requests.clone(),
-                    neighbor: demand.neighbor.clone(),
-                    is_bound: false,
-                },
-            );
-        }
-    }
-
-    /// Forgets an assumed pod.
-    pub fn forget_pod(&mut self, uid: &str) {
-        if self
-            .pods
-            .get(uid)
-            .is_some_and(|assignment| !assignment.is_bound)
-        {
-            self.remove_pod(uid);
-        }
-    }
-
-    /// Removes a pod. Returns the node on which it counted.
-    pub fn remove_pod(&mut self, uid: &str) -> Option<String> {
-        let assignment = self.pods.remove(uid)?;
-        self.with_anti_affinity.remove(uid);
-        if let Some(requested) = self.requested.get_mut(&assignment.node) {
-            node::subtract(requested, &assignment.requests);
-        }
-        Some(assignment.node)
-    }
-
-    fn assign_pod(&mut self, uid: &str, assignment: PodAssignment) {
-        self.remove_pod(uid);
-        let requested = self.requested.entry(assignment.node.clone()).or_default();
-        node::add(requested, &assignment.requests);
-        if assignment.neighbor.has_anti_affinity() {
-            self.with_anti_affinity.insert(uid.to_owned());
-        }
-        self.pods.insert(uid.to_owned(), assignment);
-    }
-
-    /// Returns the sum of the requests of a node's pods, without the pod `except`.
-    pub(crate) fn requested_on(&self, node: &str, except: &str) -> Cow<'_, Amounts> {
-        let Some(requested) = self.requested.get(node) else {
-            return Cow::default();
-        };
-        let mut requested = Cow::Borrowed(requested);
-        if let Some(assignment) = self.pods.get(except)
-            && assignment.node == node
-        {
-            node::subtract(requested.to_mut(), &assignment.requests);
-        }
-        self.subtract_gone(node, except, &mut requested);
-        requested
-    }
-
     /// Returns the devices of all claims, including assumed allocations.
     pub fn allocated_devices(&self) -> impl Iterator<Item = &AllocatedDevice> {
         let observed = self
@@ -462,16 +366,6 @@ impl Cluster {
             .flat_map(|assumed| &assumed.allocated_devices);
         observed.chain(assumed)
     }
-}
-
-/// Returns whether all containers of the pod have terminated for good.
-#[must_use]
-pub fn is_finished(pod: &Pod) -> bool {
-    let phase = pod
-        .status
-        .as_ref()
-        .and_then(|status| status.phase.as_deref());
-    matches!(phase, Some("Succeeded" | "Failed"))
 }
 
 /// Returns the resource version as a number (KEP-5504); 0 if it is not one.

@@ -5,11 +5,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use drava_api::Quantity;
-use drava_api::config::NodePlacementPolicy;
+use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy};
 use drava_api::reason::Reason;
 
 use crate::cluster::Cluster;
 use crate::explanation::{Explanation, NodeVerdict};
+use crate::fragmentation::{NodeLoss, NodeRoom};
 use crate::node::add;
 use crate::node::neighbors::Exclusions;
 use crate::placement::{ClaimPlacement, DevicePlacement, Placement, Policies};
@@ -17,9 +18,10 @@ use crate::pod_request::PodRequest;
 use crate::ranking::DeviceScore;
 use crate::score::{GpuRanking, NodeRanking, NodeRunnerUp, NodeScore, allocated_ppm, node_score};
 use crate::search::candidates::SelectionError;
-use crate::search::input::{PoolView, SearchInput};
+use crate::search::input::{NodeState, PoolView, SearchInput};
 use crate::search::tentative_allocation::SelectedDevice;
 use crate::search::{self, Outcome, STEP_LIMIT};
+use crate::usage::GpuMemory;
 
 mod by_ranking;
 mod closest_rejection;
@@ -40,10 +42,27 @@ struct Problem<'a> {
     pod_request: &'a PodRequest,
     input: SearchInput<'a>,
     node_policy: NodePlacementPolicy,
+    /// What the pod requests on its node.
+    room: NodeRoom,
     exclusions: Exclusions,
 }
 
 impl Problem<'_> {
+    /// Returns what the pod requests on its node, if the score of a node depends on it.
+    fn ranked_room(&self) -> Option<NodeRoom> {
+        (self.node_policy == NodePlacementPolicy::LeastFragmentation).then_some(self.room)
+    }
+
+    /// Returns whether a policy needs the loss of placements.
+    fn needs_loss(&self) -> bool {
+        let mut claims = self.input.claims.iter();
+        let default = self.input.gpu_policy;
+        self.node_policy == NodePlacementPolicy::LeastFragmentation
+            || claims.any(|claim| {
+                claim.placement.gpu.unwrap_or(default) == GpuPlacementPolicy::LeastFragmentation
+            })
+    }
+
     /// Returns the score of a node for the pod.
     fn score(&self, node: &str, devices: DeviceScore) -> NodeScore {
         let nominated = self.pod_request.demand.nominated_node.as_deref();
@@ -122,6 +141,7 @@ impl Cluster {
                 budgets: budgets.as_deref().unwrap_or_default(),
             },
             node_policy: node_policy(pod_request, policies),
+            room: NodeRoom::of(&pod_request.demand.requests),
             exclusions: self.exclusions(&pod_request.uid, &pod_request.demand),
         })
     }
@@ -197,10 +217,26 @@ impl Cluster {
             score: best.score,
             runner_up,
         };
+        let loss = self.loss(best.name, problem, &best.pools);
+        let state = NodeState {
+            pools: &best.pools,
+            loss: loss.as_ref(),
+        };
         let gpu_rankings =
-            search::rank_gpus(&problem.input, &best.pools, &self.selectors, &best.selected)
+            search::rank_gpus(&problem.input, state, &self.selectors, &best.selected)
                 .map_err(|error| selection_failed(&error))?;
+        drop(loss);
         Ok(best.into_placement(problem.pod_request, ranking, gpu_rankings))
+    }
+
+    fn loss<'p>(
+        &self,
+        node: &str,
+        problem: &Problem<'_>,
+        pools: &'p [PoolView<'p>],
+    ) -> Option<NodeLoss<'p>> {
+        let needs_loss = problem.needs_loss();
+        needs_loss.then(|| self.node_loss(node, problem.room, pools))
     }
 
     /// Evaluates the devices of a node.
@@ -225,11 +261,29 @@ impl Cluster {
         {
             return Ok(Err(verdict(Reason::PoolIncomplete, excluded.clone())));
         }
-        let outcome = search::search(&problem.input, &pools, &self.selectors)
+        let loss = self.loss(node, problem, &pools);
+        let state = NodeState {
+            pools: &pools,
+            loss: loss.as_ref(),
+        };
+        let outcome = search::search(&problem.input, state, &self.selectors)
             .map_err(|error| selection_failed(&error))?;
+        let lost = match (&outcome, &loss) {
+            (Outcome::Found(selected, _), Some(loss)) => {
+                let devices = selected.iter().filter_map(|selected| {
+                    let view = pools.get(selected.device.pool)?;
+                    let device = view.pool.devices.get(selected.device.index)?;
+                    Some((selected.device.pool, &**device, &selected.access))
+                });
+                loss.of(devices)
+            }
+            _ => 0.0,
+        };
+        drop(loss);
         Ok(match (outcome, excluded) {
             (Outcome::Found(selected, proximity), _) => {
-                let allocated_ppm = node_allocated_ppm(&pools);
+                let memory = node_memory(&pools);
+                let allocated_ppm = allocated_ppm(memory.allocated, memory.total);
                 let alternatives = selected
                     .iter()
                     .map(|selected| selected.index.alternative)
@@ -237,7 +291,7 @@ impl Cluster {
                 let devices = DeviceScore {
                     alternatives: Reverse(alternatives),
                     proximity: Reverse(proximity),
-                    policy_score: node_score(problem.node_policy, allocated_ppm),
+                    policy_score: node_score(problem.node_policy, memory, lost),
                     allocated_ppm,
                 };
                 Ok(FeasibleNode {
@@ -306,18 +360,18 @@ fn node_policy(pod_request: &PodRequest, policies: Policies) -> NodePlacementPol
         .unwrap_or(policies.node)
 }
 
-/// Returns the allocated fraction of the node's GPU memory, ppm.
-fn node_allocated_ppm(pools: &[PoolView<'_>]) -> u32 {
-    let (mut allocated, mut total) = (Quantity::ZERO, Quantity::ZERO);
+/// Returns the memory of the node's GPUs.
+fn node_memory(pools: &[PoolView<'_>]) -> GpuMemory {
+    let mut sum = GpuMemory::default();
     for view in pools {
         let gpus: BTreeSet<_> = view.pool.devices.iter().map(|device| &device.gpu).collect();
         for gpu in gpus {
             let memory = view.usage.gpu_memory(view.pool, gpu);
-            allocated += memory.allocated.min(memory.total);
-            total += memory.total;
+            sum.allocated += memory.allocated.min(memory.total);
+            sum.total += memory.total;
         }
     }
-    allocated_ppm(allocated, total)
+    sum
 }
 
 impl FeasibleNode<'_> {

@@ -13,6 +13,7 @@ pub mod cluster;
 pub mod decision;
 pub mod device;
 pub mod explanation;
+pub mod fragmentation;
 pub mod node;
 pub mod object;
 pub mod placement;

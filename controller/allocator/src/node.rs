@@ -14,6 +14,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as RawQuantity;
 
 use crate::capacity::Amounts;
+use crate::fragmentation::NodeRoom;
 use crate::object::{ObjectKey, object_key};
 
 pub mod neighbors;
@@ -87,6 +88,11 @@ impl NodeInfo {
     #[must_use]
     pub const fn is_cordoned(&self) -> bool {
         self.is_cordoned
+    }
+
+    /// Returns the allocatable CPUs and memory.
+    pub(crate) fn room(&self) -> NodeRoom {
+        NodeRoom::of(&self.allocatable)
     }
 
     /// Checks whether the pod can run here in addition to pods that request `used`.

@@ -67,7 +67,10 @@ pub fn rejection(pod: &Pod) -> Option<(&str, &str)> {
     let rejected = conditions
         .find(|condition| condition.type_ == "PodScheduled" && condition.status == "False")?;
     // The API server itself sets the reason of a gated pod.
-    let reason = rejected.reason.as_deref().filter(|reason| *reason != "SchedulingGated")?;
+    let reason = rejected
+        .reason
+        .as_deref()
+        .filter(|reason| *reason != "SchedulingGated")?;
     Some((reason, rejected.message.as_deref().unwrap_or_default()))
 }
 

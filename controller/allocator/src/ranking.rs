@@ -12,6 +12,7 @@ use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy, Placement};
 
 use crate::claim::{ClaimSpec, Constraint, Request};
 use crate::explanation::NodeVerdict;
+use crate::fragmentation::NodeRoom;
 use crate::search::input::{ContainerDevices, SearchInput};
 use crate::topology::Proximity;
 
@@ -41,6 +42,8 @@ struct Shape {
     containers: Vec<ContainerDevices>,
     gpu_policy: GpuPlacementPolicy,
     node_policy: NodePlacementPolicy,
+    /// What the pods request on their node, if the score of a node depends on it.
+    room: Option<NodeRoom>,
 }
 
 /// A claim without its name.
@@ -52,7 +55,11 @@ struct ClaimShape {
 }
 
 impl Shape {
-    fn of(input: &SearchInput<'_>, node_policy: NodePlacementPolicy) -> Self {
+    fn of(
+        input: &SearchInput<'_>,
+        node_policy: NodePlacementPolicy,
+        room: Option<NodeRoom>,
+    ) -> Self {
         let claims = input.claims.iter().map(|claim| ClaimShape {
             requests: claim.requests.clone(),
             constraints: claim.constraints.clone(),
@@ -63,10 +70,16 @@ impl Shape {
             containers: input.containers.to_vec(),
             gpu_policy: input.gpu_policy,
             node_policy,
+            room,
         }
     }
 
-    fn is_of(&self, input: &SearchInput<'_>, node_policy: NodePlacementPolicy) -> bool {
+    fn is_of(
+        &self,
+        input: &SearchInput<'_>,
+        node_policy: NodePlacementPolicy,
+        room: Option<NodeRoom>,
+    ) -> bool {
         let is_equal = |(shape, claim): (&ClaimShape, &ClaimSpec)| {
             shape.requests == claim.requests
                 && shape.constraints == claim.constraints
@@ -74,6 +87,7 @@ impl Shape {
         };
         self.gpu_policy == input.gpu_policy
             && self.node_policy == node_policy
+            && self.room == room
             && self.containers == input.containers
             && self.claims.len() == input.claims.len()
             && self.claims.iter().zip(input.claims).all(is_equal)
@@ -159,6 +173,23 @@ impl Rankings {
         }
     }
 
+    /// Notes that the requests of the pods of a node have changed.
+    pub(crate) fn mark_requests_changed(&mut self, node: &str) {
+        for ranking in self.all() {
+            if ranking.shape.room.is_some()
+                && let Some(changed) = &mut ranking.changed
+                && !changed.contains(node)
+            {
+                changed.insert(node.to_owned());
+            }
+        }
+    }
+
+    /// Notes that the mix of requests has changed.
+    pub(crate) fn mix_changed(&mut self) {
+        self.all().retain(|ranking| ranking.shape.room.is_none());
+    }
+
     /// Notes that the devices of all nodes may have changed.
     pub(crate) fn mark_all_changed(&mut self) {
         self.all().clear();
@@ -173,15 +204,16 @@ impl Rankings {
         &self,
         input: &SearchInput<'_>,
         node_policy: NodePlacementPolicy,
+        room: Option<NodeRoom>,
         decide: impl FnOnce(&mut Ranking) -> Option<T>,
     ) -> Option<T> {
         let mut rankings = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let known = rankings
             .iter()
-            .position(|ranking| ranking.shape.is_of(input, node_policy));
+            .position(|ranking| ranking.shape.is_of(input, node_policy, room));
         let mut ranking = match known {
             Some(position) => rankings.remove(position),
-            None => Ranking::new(Shape::of(input, node_policy)),
+            None => Ranking::new(Shape::of(input, node_policy, room)),
         };
         let decided = decide(&mut ranking);
         if decided.is_some() {

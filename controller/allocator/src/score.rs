@@ -12,27 +12,58 @@ use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy};
 
 use crate::reason::bytes;
 use crate::topology::Proximity;
+use crate::usage::GpuMemory;
 
 /// Highest score.
 pub const MAX_SCORE: u32 = 1_000_000;
 
-/// Returns the score of a node under `policy`; the highest score is preferred.
+/// Returns the score of a node under `policy`; the highest score is preferred. `loss` is the loss of GPUs with the policy
+/// `leastFragmentation`.
 #[must_use]
-pub const fn node_score(policy: NodePlacementPolicy, allocated_ppm: u32) -> u32 {
+pub fn node_score(policy: NodePlacementPolicy, memory: GpuMemory, loss: f64) -> u32 {
+    let allocated = allocated_ppm(memory.allocated.min(memory.total), memory.total);
     match policy {
-        NodePlacementPolicy::Binpack => allocated_ppm,
-        NodePlacementPolicy::Spread => MAX_SCORE.saturating_sub(allocated_ppm),
+        NodePlacementPolicy::Binpack => allocated,
+        NodePlacementPolicy::Spread => MAX_SCORE.saturating_sub(allocated),
+        NodePlacementPolicy::BestFit => best_fit(memory),
+        NodePlacementPolicy::LeastFragmentation => loss_score(loss),
     }
 }
 
-/// Returns the score of a GPU under `policy`; the highest score is preferred. `topology` prefers the fullest of the GPUs
-/// of a group.
+/// Returns the score of a GPU under `policy`; the highest score is preferred. `topology` and `numa` prefer the fullest of the
+/// GPUs of a group. `loss` is the loss of GPUs with the policy `leastFragmentation`.
 #[must_use]
-pub const fn gpu_score(policy: GpuPlacementPolicy, allocated_ppm: u32) -> u32 {
+pub fn gpu_score(policy: GpuPlacementPolicy, memory: GpuMemory, loss: f64) -> u32 {
+    let allocated = allocated_ppm(memory.allocated, memory.total);
     match policy {
-        GpuPlacementPolicy::Binpack | GpuPlacementPolicy::Topology => allocated_ppm,
-        GpuPlacementPolicy::Spread => MAX_SCORE.saturating_sub(allocated_ppm),
+        GpuPlacementPolicy::Binpack | GpuPlacementPolicy::Topology | GpuPlacementPolicy::Numa => {
+            allocated
+        }
+        GpuPlacementPolicy::Spread => MAX_SCORE.saturating_sub(allocated),
+        GpuPlacementPolicy::BestFit => best_fit(memory),
+        GpuPlacementPolicy::LeastFragmentation => loss_score(loss),
     }
+}
+
+/// Returns a score that is higher with less free memory.
+fn best_fit(memory: GpuMemory) -> u32 {
+    let free = memory
+        .total
+        .saturating_sub(memory.allocated)
+        .max(Quantity::ZERO);
+    let mib = free.nano() / (1_000_000_000 << 20);
+    u32::MAX - u32::try_from(mib).unwrap_or(u32::MAX)
+}
+
+/// Returns a score that is higher with a lower loss.
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "the value is within the range of u32"
+)]
+fn loss_score(loss: f64) -> u32 {
+    const MAX_LOSS: f64 = 1_000.0;
+    ((MAX_LOSS - loss.clamp(-MAX_LOSS, MAX_LOSS)) * 1_000_000.0).round() as u32
 }
 
 /// Returns `allocated / total` in parts per million; 0 for an unknown total.
@@ -135,13 +166,9 @@ impl fmt::Display for NodeRanking {
             write!(f, "topology: {ours}, on {} {theirs}", other.node)
         } else {
             let order = (ours.policy_score == theirs.policy_score).then_some("name");
-            let policy = match self.policy {
-                NodePlacementPolicy::Binpack => "binpack",
-                NodePlacementPolicy::Spread => "spread",
-            };
             compare(
                 f,
-                policy,
+                self.policy.as_str(),
                 "GPU memory",
                 self.allocated_ppm,
                 (&other.node, other.allocated_ppm),
@@ -172,13 +199,18 @@ impl GpuRanking {
         let Some(other) = &self.runner_up else {
             return f.write_str("only feasible GPU");
         };
-        let policy = match self.policy {
-            GpuPlacementPolicy::Binpack => "binpack",
-            GpuPlacementPolicy::Spread => "spread",
-            GpuPlacementPolicy::Topology => return write!(f, "topology: {}", self.proximity),
+        let policy = self.policy.as_str();
+        let (ours, theirs) = match self.policy {
+            GpuPlacementPolicy::Binpack => (self.allocated_ppm, other.allocated_ppm),
+            GpuPlacementPolicy::Spread => (other.allocated_ppm, self.allocated_ppm),
+            GpuPlacementPolicy::Topology | GpuPlacementPolicy::Numa => {
+                return write!(f, "{policy}: {}", self.proximity);
+            }
+            GpuPlacementPolicy::BestFit | GpuPlacementPolicy::LeastFragmentation => {
+                let other = (&*other.gpu, other.allocated_ppm);
+                return compare(f, policy, "memory", self.allocated_ppm, other, None);
+            }
         };
-        let ours = gpu_score(self.policy, self.allocated_ppm);
-        let theirs = gpu_score(self.policy, other.allocated_ppm);
         let order = (ours == theirs).then_some("index");
         compare(
             f,
@@ -247,11 +279,25 @@ mod tests {
     fn prefers_full_with_binpack_and_empty_with_spread() {
         use GpuPlacementPolicy as Gpu;
         use NodePlacementPolicy as Node;
-        assert!(node_score(Node::Binpack, 2) > node_score(Node::Binpack, 1));
-        assert!(node_score(Node::Spread, 1) > node_score(Node::Spread, 2));
-        assert!(gpu_score(Gpu::Binpack, 2) > gpu_score(Gpu::Binpack, 1));
-        assert!(gpu_score(Gpu::Topology, 2) > gpu_score(Gpu::Topology, 1));
-        assert!(gpu_score(Gpu::Spread, 1) > gpu_score(Gpu::Spread, 2));
+        let memory = |allocated: u64, total: u64| GpuMemory {
+            allocated: Quantity::bytes(allocated << 30),
+            total: Quantity::bytes(total << 30),
+        };
+        let node = |policy, allocated| node_score(policy, memory(allocated, 80), 0.0);
+        let gpu = |policy, allocated| gpu_score(policy, memory(allocated, 80), 0.0);
+        assert!(node(Node::Binpack, 2) > node(Node::Binpack, 1));
+        assert!(node(Node::Spread, 1) > node(Node::Spread, 2));
+        for policy in [Gpu::Binpack, Gpu::Topology, Gpu::Numa, Gpu::BestFit] {
+            assert!(gpu(policy, 2) > gpu(policy, 1));
+        }
+        assert!(gpu(Gpu::Spread, 1) > gpu(Gpu::Spread, 2));
+        // The fuller GPU has more free memory.
+        let (large, small) = (memory(40, 80), memory(0, 24));
+        assert!(gpu_score(Gpu::Binpack, large, 0.0) > gpu_score(Gpu::Binpack, small, 0.0));
+        assert!(gpu_score(Gpu::BestFit, small, 0.0) > gpu_score(Gpu::BestFit, large, 0.0));
+        assert!(node_score(Node::BestFit, small, 0.0) > node_score(Node::BestFit, large, 0.0));
+        let loss = |loss| node_score(Node::LeastFragmentation, large, loss);
+        assert!(loss(-0.5) > loss(0.0) && loss(0.0) > loss(0.001));
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub mod input;
 pub mod tentative_allocation;
 
 use candidates::{Candidates, SelectionError};
-use input::{DeviceRef, PoolView, SearchInput};
+use input::{DeviceRef, NodeState, SearchInput};
 use tentative_allocation::{RequestIndex, SelectedDevice, TentativeAllocation};
 
 /// Candidates tried before the search gives up on a node.
@@ -55,10 +55,10 @@ pub struct Rejections {
 /// When a selector cannot be evaluated.
 pub fn search(
     input: &SearchInput<'_>,
-    pools: &[PoolView<'_>],
+    node: NodeState<'_>,
     selectors: &Selectors,
 ) -> Result<Outcome, SelectionError> {
-    let mut search = Search::new(input, pools, selectors)?;
+    let mut search = Search::new(input, node, selectors)?;
     let found = search.request(0);
     Ok(match found {
         true => {
@@ -81,11 +81,11 @@ pub fn search(
 /// When a selector cannot be evaluated.
 pub fn rank_gpus(
     input: &SearchInput<'_>,
-    pools: &[PoolView<'_>],
+    node: NodeState<'_>,
     selectors: &Selectors,
     solution: &[SelectedDevice],
 ) -> Result<Vec<GpuRanking>, SelectionError> {
-    let mut search = Search::new(input, pools, selectors)?;
+    let mut search = Search::new(input, node, selectors)?;
     let mut rankings = Vec::new();
     for selected in solution {
         let runner_up = search.runner_up(selected);
@@ -137,7 +137,7 @@ struct Search<'a> {
 impl<'a> Search<'a> {
     fn new(
         input: &'a SearchInput<'a>,
-        pools: &'a [PoolView<'a>],
+        node: NodeState<'a>,
         selectors: &Selectors,
     ) -> Result<Self, SelectionError> {
         let mut slots = Vec::new();
@@ -146,7 +146,7 @@ impl<'a> Search<'a> {
                 let alternatives = parsed
                     .alternatives
                     .iter()
-                    .map(|alternative| Candidates::new(spec, alternative, pools, selectors))
+                    .map(|alternative| Candidates::new(spec, alternative, node.pools, selectors))
                     .collect::<Result<_, _>>()?;
                 slots.push(Slot {
                     claim,
@@ -157,7 +157,7 @@ impl<'a> Search<'a> {
         }
         Ok(Self {
             slots,
-            allocation: TentativeAllocation::new(input, pools),
+            allocation: TentativeAllocation::new(input, node),
             rejections: None,
             steps: 0,
         })
@@ -224,8 +224,12 @@ impl<'a> Search<'a> {
         candidates: &Candidates<'_>,
     ) -> Vec<DeviceRef> {
         let allocation = &self.allocation;
-        let mut order = allocation.order_by_score(index.claim, &candidates.selected);
-        if allocation.gpu_policy(index.claim) == GpuPlacementPolicy::Topology {
+        let mut order = allocation.order_by_score(index, candidates);
+        let policy = allocation.gpu_policy(index.claim);
+        if matches!(
+            policy,
+            GpuPlacementPolicy::Topology | GpuPlacementPolicy::Numa
+        ) {
             let is_feasible = |candidate: &DeviceRef| {
                 let check = allocation.check(index, candidates.alternative, *candidate);
                 check.is_ok()
@@ -234,7 +238,7 @@ impl<'a> Search<'a> {
             let later = self.slots.get(slot + 1..).unwrap_or_default();
             let later = later.iter().filter_map(|slot| slot.alternatives.first());
             let needed = std::iter::once(candidates).chain(later).map(count).sum();
-            allocation.order_by_topology(&mut order, &feasible, needed);
+            allocation.order_by_topology(policy, &mut order, &feasible, needed);
         }
         order
     }

@@ -4,6 +4,7 @@
 //! GPUs of a pod are close together, and a single GPU does not break a larger group up.
 
 use std::fmt;
+use std::ops::Range;
 
 use drava_api::names;
 
@@ -16,6 +17,9 @@ const LEVELS: [&str; 3] = [
     names::attribute::NUMA_NODE,
     names::attribute::PCIE_ROOT,
 ];
+
+/// Position of the NUMA node in [`LEVELS`].
+const NUMA: usize = 1;
 
 /// Returns whether a GPU has the thing: the driver publishes NVLink domain `none` and NUMA node −1 without one.
 fn is_known(value: &Attribute) -> bool {
@@ -79,10 +83,7 @@ pub fn proximity(gpus: &[Location<'_>]) -> Proximity {
     if rest.is_empty() {
         return Proximity::Same;
     }
-    let [nvlink, numa, pcie] = std::array::from_fn(|level| {
-        let value = first.at(level);
-        value.is_some() && rest.iter().all(|gpu| gpu.at(level) == value)
-    });
+    let [nvlink, numa, pcie] = std::array::from_fn(|level| share(*first, rest, level));
     match (nvlink, pcie, numa) {
         (true, ..) => Proximity::NvlinkDomain,
         (_, true, _) => Proximity::PcieRoot,
@@ -91,12 +92,42 @@ pub fn proximity(gpus: &[Location<'_>]) -> Proximity {
     }
 }
 
+/// Returns what these different GPUs have in common, as far as the policy `numa` distinguishes it.
+#[must_use]
+pub fn numa_proximity(gpus: &[Location<'_>]) -> Proximity {
+    match gpus.split_first() {
+        None | Some((_, [])) => Proximity::Same,
+        Some((first, rest)) if share(*first, rest, NUMA) => Proximity::NumaNode,
+        Some(_) => Proximity::Node,
+    }
+}
+
+fn share(first: Location<'_>, rest: &[Location<'_>], level: usize) -> bool {
+    let value = first.at(level);
+    value.is_some() && rest.iter().all(|gpu| gpu.at(level) == value)
+}
+
 /// Returns for each free GPU its rank; the lowest is preferred. A GPU of the smallest group with `needed` free GPUs, and
 /// with all GPUs that the pod already has, has rank 0.
 #[must_use]
 pub fn ranks(held: &[Location<'_>], free: &[Location<'_>], needed: usize) -> Vec<usize> {
+    ranks_of_levels(0..LEVELS.len(), held, free, needed)
+}
+
+/// Returns the ranks of [`ranks`] with NUMA nodes as the only groups.
+#[must_use]
+pub fn numa_ranks(held: &[Location<'_>], free: &[Location<'_>], needed: usize) -> Vec<usize> {
+    ranks_of_levels(NUMA..NUMA + 1, held, free, needed)
+}
+
+fn ranks_of_levels(
+    levels: Range<usize>,
+    held: &[Location<'_>],
+    free: &[Location<'_>],
+    needed: usize,
+) -> Vec<usize> {
     let mut ranks = vec![0; free.len()];
-    for level in 0..LEVELS.len() {
+    for level in levels {
         let in_group = |rank: usize, gpu: &Location<'_>, group: &Attribute| {
             rank == 0 && gpu.at(level) == Some(group)
         };

@@ -60,6 +60,11 @@ impl Planner {
             Demand::Unservable(explanation, claims) => (explanation, claims),
             Demand::Devices(request) => {
                 let claims = request.claims.clone();
+                if let Some(pending) = self.queue.get_mut(uid)
+                    && !std::mem::replace(&mut pending.is_counted, true)
+                {
+                    self.cluster.observe_request(&request.pod_request);
+                }
                 match self.group(*request, time.instant) {
                     Ok(group) => return self.schedule_group(&group, &order, time, actions),
                     Err(explanation) => (explanation, claims),

@@ -8,6 +8,7 @@ use drava_allocator::placement::Placement;
 use drava_allocator::pod_request::PodRequest;
 
 use super::Planner;
+use super::room::RoomCause;
 use crate::queue::NodeSet;
 
 /// Most requests that are remembered.
@@ -18,6 +19,8 @@ const MAX_REJECTIONS: usize = 16;
 pub(super) struct Rejections {
     /// The newest first.
     known: VecDeque<(PodRequest, Explanation)>,
+    /// Requests for which no room can be made for that cause and with that priority, the newest first.
+    without_room: VecDeque<(PodRequest, (RoomCause, i32))>,
     /// The last explanation with its nodes that are unfit regardless of devices.
     unfit_nodes: Option<(Explanation, Arc<NodeSet>)>,
 }
@@ -26,6 +29,19 @@ impl Rejections {
     /// Forgets all after a change of the cluster.
     pub(super) fn clear(&mut self) {
         self.known.clear();
+        self.without_room.clear();
+    }
+
+    /// Notes that no room can be made for a request.
+    pub(super) fn no_room(&mut self, request: &PodRequest, kind: (RoomCause, i32)) {
+        self.without_room.push_front((request.clone(), kind));
+        self.without_room.truncate(MAX_REJECTIONS);
+    }
+
+    /// Returns whether no room can be made for a request.
+    pub(super) fn has_no_room(&self, request: &PodRequest, kind: (RoomCause, i32)) -> bool {
+        let mut known = self.without_room.iter();
+        known.any(|(known, of)| *of == kind && known.is_equivalent(request))
     }
 }
 

@@ -37,7 +37,7 @@ pub(super) const REVIEW_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Why pods may end for a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum RoomCause {
+pub(super) enum RoomCause {
     /// The group waits for their end.
     Wait,
     /// They are evicted.
@@ -127,11 +127,11 @@ impl Planner {
         if may_preempt || !ending.is_empty() {
             let precedence = Precedence::Priority;
             let cause = RoomCause::Eviction(precedence);
-            let found = self.find_room(group, &ending, cause, below, time);
+            let found = self.find_room_once(group, &ending, (cause, priority), below, time);
             room = found.map(|room| (room, precedence));
         }
         if room.is_none() && may_evict {
-            let found = self.find_guaranteed_room(group, &ending, time);
+            let found = self.find_guaranteed_room(group, &ending, priority, time);
             room = found.map(|room| (room, Precedence::Guarantee));
         }
         if let Some((room, precedence)) = room {
@@ -158,7 +158,13 @@ impl Planner {
             .any(|(_, reservation)| reservation.purpose == Purpose::HeadOfQueue);
         if !has_head
             && !waits_for_quota
-            && let Some(room) = self.find_room(group, &ending, RoomCause::Wait, |_| Some(0), time)
+            && let Some(room) = self.find_room_once(
+                group,
+                &ending,
+                (RoomCause::Wait, priority),
+                |_| Some(0),
+                time,
+            )
         {
             let head = room.placements.first();
             let head = head.and_then(|(head, _)| self.queue.get_mut(&head.pod_request.uid));
@@ -174,6 +180,7 @@ impl Planner {
         &mut self,
         group: &Group,
         ending: &BTreeSet<String>,
+        priority: i32,
         time: &DecisionTime,
     ) -> Option<Room> {
         let first = group.requests.first()?;
@@ -188,7 +195,7 @@ impl Planner {
             let namespace = pod.reference.namespace.as_deref().unwrap_or_default();
             borrowers.contains(namespace).then_some(pod.priority)
         };
-        self.find_room(group, ending, cause, of_borrower, time)
+        self.find_room_once(group, ending, (cause, priority), of_borrower, time)
     }
 
     fn reserve(
@@ -299,6 +306,32 @@ impl Planner {
             .filter(|(_, until)| time.instant < **until)
             .map(|(uid, _)| uid.clone());
         deleted.chain(evicted).collect()
+    }
+
+    /// Returns room like [`Self::find_room`]; for a request equal to one without room, at once. The priority is that of the
+    /// group.
+    fn find_room_once(
+        &mut self,
+        group: &Group,
+        ending: &BTreeSet<String>,
+        (cause, priority): (RoomCause, i32),
+        priority_of: impl Fn(&LivePod) -> Option<i32>,
+        time: &DecisionTime,
+    ) -> Option<Room> {
+        let single = match (&group.gang, &group.requests[..]) {
+            (None, [request]) => Some(&request.pod_request),
+            _ => None,
+        };
+        if single.is_some_and(|request| self.rejections.has_no_room(request, (cause, priority))) {
+            return None;
+        }
+        let room = self.find_room(group, ending, cause, priority_of, time);
+        if room.is_none()
+            && let Some(request) = single
+        {
+            self.rejections.no_room(request, (cause, priority));
+        }
+        room
     }
 
     /// Returns room for the required pods of the group: each is placed, on the node where the best set of pods has to end.

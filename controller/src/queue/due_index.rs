@@ -113,6 +113,13 @@ impl DueIndex {
         !self.this_round.is_empty()
     }
 
+    /// Returns the due pods of this round, then those of the next one.
+    #[cfg(test)]
+    pub(super) fn uids(&self) -> Vec<String> {
+        let due = self.this_round.iter().chain(&self.next_round);
+        due.map(|(_, uid)| uid.clone()).collect()
+    }
+
     /// Removes and returns the first pod whose decision is due.
     pub(super) fn pop(&mut self) -> Option<String> {
         if !self.has_due() {

@@ -46,6 +46,8 @@ pub(crate) struct PendingPod {
     /// Nodes that the last decision rejected regardless of devices.
     unfit_nodes: Arc<NodeSet>,
     head_wait: Option<HeadWait>,
+    /// Whether its request counts in the mix of requests.
+    pub(crate) is_counted: bool,
     /// Whether a node is planned for the pod, as a member of its gang without claims. Claims carry their own state.
     pub(crate) is_placed: bool,
 }
@@ -127,6 +129,7 @@ impl PendingPod {
             avoided_nodes: BTreeSet::new(),
             unfit_nodes: Arc::default(),
             head_wait: None,
+            is_counted: false,
             is_placed: false,
         }
     }

@@ -58,6 +58,7 @@ pub fn run(
         let request = PodRequest::new(&pod, &claims, &cluster.classes, &cluster.selectors)
             .with_context(|| format!("read {}", trace_pod.name))?;
         let before = Instant::now();
+        cluster.observe_request(&request);
         let decision = cluster.decide(&request, policies);
         durations.push(before.elapsed());
         decisions += 1;

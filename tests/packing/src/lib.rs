@@ -6,4 +6,5 @@
 
 pub mod experiment;
 pub mod objects;
+pub mod scale;
 pub mod trace;

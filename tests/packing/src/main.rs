@@ -1,4 +1,4 @@
-//! Prints the packing quality of placement policies on traces, one JSON object per line.
+//! Prints the packing quality of placement policies on traces, and the cost of their decisions, one JSON object per line.
 
 use std::path::PathBuf;
 
@@ -6,19 +6,25 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use drava_allocator::placement::Policies;
 use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy};
-use drava_packing::experiment;
 use drava_packing::trace::{read_nodes, read_pods};
-use serde_json::json;
+use drava_packing::{experiment, scale};
+use serde_json::{Value, json};
 
 /// Measures the packing quality of placement policies.
 #[derive(Parser)]
 struct Args {
     /// Nodes, a CSV file in the format of openb.
-    #[arg(long, value_name = "FILE")]
-    nodes: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "scale")]
+    nodes: Option<PathBuf>,
     /// Pods, a CSV file in the format of openb; may be repeated.
-    #[arg(long, value_name = "FILE", required = true)]
+    #[arg(long, value_name = "FILE", requires = "nodes")]
     pods: Vec<PathBuf>,
+    /// Number of equal nodes with 8 GPUs each, for the cost of decisions; may be repeated.
+    #[arg(long, value_name = "COUNT")]
+    scale: Vec<u64>,
+    /// Number of decisions whose cost is measured.
+    #[arg(long, default_value_t = 10_000)]
+    decisions: usize,
     /// Policy between nodes and between GPUs, such as binpack; may be repeated.
     #[arg(long, value_name = "NAME", required = true)]
     policy: Vec<String>,
@@ -29,7 +35,21 @@ struct Args {
 
 fn main() -> Result<()> {
     let args = Args::parse();
-    let nodes = read_nodes(&args.nodes)?;
+    for nodes in &args.scale {
+        for policy in &args.policy {
+            for seed in 0..args.seeds {
+                let cost = scale::run(*nodes, args.decisions, policies(policy)?, seed)?;
+                print(
+                    json!({"policy": policy, "seed": seed}),
+                    serde_json::to_value(cost)?,
+                );
+            }
+        }
+    }
+    let Some(nodes) = &args.nodes else {
+        return Ok(());
+    };
+    let nodes = read_nodes(nodes)?;
     for file in &args.pods {
         let pods = read_pods(file)?;
         let stem = file.file_stem().unwrap_or_default().to_string_lossy();
@@ -38,18 +58,21 @@ fn main() -> Result<()> {
             for seed in 0..args.seeds {
                 let readings = experiment::run(&nodes, &pods, policies(policy)?, seed)?;
                 for reading in readings {
-                    let mut row = json!({"trace": trace, "policy": policy, "seed": seed});
-                    if let (Some(row), serde_json::Value::Object(reading)) =
-                        (row.as_object_mut(), serde_json::to_value(reading)?)
-                    {
-                        row.extend(reading);
-                    }
-                    println!("{row}");
+                    let row = json!({"trace": trace, "policy": policy, "seed": seed});
+                    print(row, serde_json::to_value(reading)?);
                 }
             }
         }
     }
     Ok(())
+}
+
+/// Prints both objects as one row.
+fn print(mut row: Value, more: Value) {
+    if let (Some(row), Value::Object(more)) = (row.as_object_mut(), more) {
+        row.extend(more);
+    }
+    println!("{row}");
 }
 
 fn policies(name: &str) -> Result<Policies> {

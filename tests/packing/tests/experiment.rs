@@ -6,6 +6,7 @@ use anyhow::Result;
 use drava_allocator::placement::Policies;
 use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy};
 use drava_packing::experiment::{self, Reading};
+use drava_packing::scale;
 use drava_packing::trace::{read_nodes, read_pods};
 
 const BINPACK: Policies = Policies {
@@ -22,6 +23,11 @@ fn file(name: &str) -> PathBuf {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("openb");
     directory.join(format!("openb_{name}.csv"))
 }
+
+const LEAST_FRAGMENTATION: Policies = Policies {
+    node: NodePlacementPolicy::LeastFragmentation,
+    gpu: GpuPlacementPolicy::LeastFragmentation,
+};
 
 /// Readings for the first 60 nodes.
 fn run(policies: Policies, seed: u64) -> Result<Vec<Reading>> {
@@ -72,5 +78,30 @@ fn seed_determines_order_of_arrival() -> Result<()> {
     };
     assert_eq!(allocated(1)?, allocated(1)?);
     assert_ne!(allocated(1)?, allocated(2)?);
+    Ok(())
+}
+
+#[test]
+fn least_fragmentation_allocates_more_than_binpack() -> Result<()> {
+    let at_end = |policies| -> Result<f64> {
+        let mut sum = 0.0;
+        for seed in 0..3 {
+            let readings = run(policies, seed)?;
+            sum += readings
+                .last()
+                .map_or(0.0, |reading| reading.allocated_percent);
+        }
+        Ok(sum / 3.0)
+    };
+    let (least, binpack) = (at_end(LEAST_FRAGMENTATION)?, at_end(BINPACK)?);
+    assert!(least > binpack + 0.5, "{least} {binpack}");
+    Ok(())
+}
+
+#[test]
+fn cost_of_decision_is_independent_of_cluster_size() -> Result<()> {
+    let checks = |nodes| -> Result<f64> { Ok(scale::run(nodes, 300, BINPACK, 1)?.checks) };
+    let (few, many) = (checks(20)?, checks(200)?);
+    assert!(many < few + 10.0 && many < 30.0, "{few} {many}");
     Ok(())
 }

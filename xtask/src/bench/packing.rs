@@ -1,5 +1,6 @@
 //! Packing quality and speed of the placement policies, on traces of real clusters.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -21,7 +22,7 @@ const TRACES: [&str; 5] = [
 ];
 
 /// Policies for nodes and for GPUs.
-const POLICIES: [&str; 2] = ["binpack", "spread"];
+pub(super) const POLICIES: [&str; 4] = ["binpack", "spread", "bestFit", "leastFragmentation"];
 
 /// Limit of all runs.
 const LIMIT: Limit = Limit::total(Duration::from_secs(6 * 60 * 60));
@@ -104,9 +105,22 @@ fn measure(options: &Options) -> Result<Vec<Value>> {
         [] => POLICIES.map(str::to_owned).to_vec(),
         policies => policies.to_vec(),
     };
+    let mut arguments = vec!["--nodes".into(), nodes.into_os_string()];
+    arguments.extend(["--seeds".into(), options.seeds.to_string().into()]);
+    for file in pods {
+        arguments.extend(["--pods".into(), file.into_os_string()]);
+    }
+    for policy in policies {
+        arguments.extend(["--policy".into(), policy.into()]);
+    }
+    rows(&arguments)
+}
+
+/// Returns the rows that the release build of the experiments prints.
+pub(super) fn rows(arguments: &[OsString]) -> Result<Vec<Value>> {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo
-        .current_dir(workspace)
+        .current_dir(drava_cluster::workspace_root())
         .stdin(Stdio::null())
         .args([
             "run",
@@ -117,15 +131,7 @@ fn measure(options: &Options) -> Result<Vec<Value>> {
             "drava-packing",
             "--",
         ])
-        .arg("--nodes")
-        .arg(nodes)
-        .args(["--seeds", &options.seeds.to_string()]);
-    for file in pods {
-        cargo.arg("--pods").arg(file);
-    }
-    for policy in policies {
-        cargo.args(["--policy", &policy]);
-    }
+        .args(arguments);
     let output = process::output(&mut cargo, LIMIT)?;
     ensure!(
         output.status.success(),

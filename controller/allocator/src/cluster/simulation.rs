@@ -21,6 +21,11 @@ impl Cluster {
     /// Presumes that `gone` is gone, instead of the departure before. The default departure ends the simulation.
     pub fn presume_gone(&mut self, gone: Departure) {
         let before = std::mem::replace(&mut self.gone, gone);
+        for uid in before.pods.symmetric_difference(&self.gone.pods) {
+            if let Some(assignment) = self.pods.get(uid) {
+                self.rankings.mark_requests_changed(&assignment.node);
+            }
+        }
         let changed: Vec<ObjectKey> = before
             .claims
             .symmetric_difference(&self.gone.claims)

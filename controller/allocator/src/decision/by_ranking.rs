@@ -31,14 +31,17 @@ impl Cluster {
         if !input.budgets.is_empty() || containers.any(|container| !container.gpus.is_empty()) {
             return None;
         }
-        let feasible = self.rankings.with(input, problem.node_policy, |ranking| {
-            self.update(ranking, problem)?;
-            let feasible = self.best_two(ranking, problem);
-            Some(match feasible.is_empty() {
-                true => Err(Explanation::of_nodes(self.verdicts(ranking, problem))),
-                false => Ok(feasible.into_iter()),
-            })
-        })?;
+        let room = problem.ranked_room();
+        let feasible = self
+            .rankings
+            .with(input, problem.node_policy, room, |ranking| {
+                self.update(ranking, problem)?;
+                let feasible = self.best_two(ranking, problem);
+                Some(match feasible.is_empty() {
+                    true => Err(Explanation::of_nodes(self.verdicts(ranking, problem))),
+                    false => Ok(feasible.into_iter()),
+                })
+            })?;
         let mut feasible = match feasible {
             Ok(feasible) => feasible,
             Err(explanation) => return Some(Err(explanation)),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use drava_api::config::GpuPlacementPolicy;
 
 use crate::claim::ClaimSpec;
+use crate::fragmentation::NodeLoss;
 use crate::pool::Pool;
 use crate::quota::Budget;
 use crate::usage::Usage;
@@ -44,6 +45,15 @@ pub struct PoolView<'a> {
     pub pool: &'a Pool,
     /// Its usage.
     pub usage: &'a Usage,
+}
+
+/// A node on which devices are searched.
+#[derive(Debug, Clone, Copy)]
+pub struct NodeState<'a> {
+    /// Its pools.
+    pub pools: &'a [PoolView<'a>],
+    /// Loss of placements, if a policy needs it.
+    pub(crate) loss: Option<&'a NodeLoss<'a>>,
 }
 
 /// Position of a device among the pools of a node.

@@ -6,15 +6,17 @@ use std::sync::Arc;
 use drava_api::config::GpuPlacementPolicy;
 use drava_api::{DeviceType, names};
 
-use super::input::{ContainerDevices, DeviceRef, PoolView, SearchInput};
+use super::candidates::Candidates;
+use super::input::{ContainerDevices, DeviceRef, NodeState, PoolView, SearchInput};
 use crate::attribute::Attribute;
 use crate::claim::{Alternative, ConstraintRule};
 use crate::device::Device;
+use crate::fragmentation::NodeLoss;
 use crate::quota;
 use crate::reason::Rejection;
 use crate::score::{PartitionScore, allocated_ppm, gpu_score};
 use crate::topology::{self, Location, Proximity};
-use crate::usage::{DeviceAccess, Usage, requested_access};
+use crate::usage::{DeviceAccess, GpuMemory, Usage, requested_access};
 
 /// A device selected for a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,6 +61,7 @@ impl Gpu<'_> {
 pub(super) struct TentativeAllocation<'a> {
     input: &'a SearchInput<'a>,
     pools: &'a [PoolView<'a>],
+    loss: Option<&'a NodeLoss<'a>>,
     /// By position of the pool.
     usage: Vec<Usage>,
     /// GPUs of each container, by its position in the input; one entry per device.
@@ -67,10 +70,12 @@ pub(super) struct TentativeAllocation<'a> {
 }
 
 impl<'a> TentativeAllocation<'a> {
-    pub(super) fn new(input: &'a SearchInput<'a>, pools: &'a [PoolView<'a>]) -> Self {
+    pub(super) fn new(input: &'a SearchInput<'a>, node: NodeState<'a>) -> Self {
+        let NodeState { pools, loss } = node;
         Self {
             input,
             pools,
+            loss,
             usage: pools.iter().map(|view| view.usage.clone()).collect(),
             gpus: input
                 .containers
@@ -271,15 +276,31 @@ impl<'a> TentativeAllocation<'a> {
 
     /// Returns the candidates, best first: the smallest partitions, by the score of their GPU and by placement; published
     /// order among equals.
-    pub(super) fn order_by_score(&self, claim: usize, candidates: &[DeviceRef]) -> Vec<DeviceRef> {
-        let policy = self.gpu_policy(claim);
+    pub(super) fn order_by_score(
+        &self,
+        index: RequestIndex,
+        candidates: &Candidates<'_>,
+    ) -> Vec<DeviceRef> {
+        let policy = self.gpu_policy(index.claim);
         let open: Vec<_> = (0..self.pools.len())
             .map(|pool| self.open_partitions(pool))
             .collect();
+        let loss = (policy == GpuPlacementPolicy::LeastFragmentation)
+            .then_some(self.loss)
+            .flatten();
+        let loss = loss.map(|loss| (loss, loss.idle(self.selected_devices())));
+        let loss_of = |candidate: DeviceRef| {
+            let (loss, idle) = loss.as_ref()?;
+            let device = self.device(candidate)?;
+            let access = self.check(index, candidates.alternative, candidate).ok()?;
+            Some(loss.of_device(idle, candidate.pool, device, &access))
+        };
         let mut order: Vec<_> = candidates
+            .selected
             .iter()
             .map(|candidate| {
-                let score = gpu_score(policy, self.gpu_allocated_ppm(*candidate));
+                let loss = loss_of(*candidate).unwrap_or_default();
+                let score = gpu_score(policy, self.gpu_memory(*candidate), loss);
                 let open = open.get(candidate.pool).map_or(&[][..], Vec::as_slice);
                 let PartitionScore { memory, closed } =
                     self.partition_score(*candidate, open).unwrap_or_default();
@@ -290,10 +311,19 @@ impl<'a> TentativeAllocation<'a> {
         order.into_iter().map(|(.., candidate)| candidate).collect()
     }
 
+    /// Returns the selected devices, each with the position of its pool.
+    fn selected_devices(&self) -> impl Iterator<Item = (usize, &'a Device, &DeviceAccess)> {
+        self.selected.iter().filter_map(|selected| {
+            let device = self.device(selected.device)?;
+            Some((selected.device.pool, device, &selected.access))
+        })
+    }
+
     /// Moves the candidates on GPUs that are close together to the front. `feasible` are those that can be allocated now,
     /// `needed` the devices that the pod still needs.
     pub(super) fn order_by_topology(
         &self,
+        policy: GpuPlacementPolicy,
         order: &mut [DeviceRef],
         feasible: &[DeviceRef],
         needed: usize,
@@ -301,7 +331,11 @@ impl<'a> TentativeAllocation<'a> {
         let held: Vec<_> = self.gpus(self.selected.iter().map(|selected| selected.device));
         let free = self.gpus(feasible.iter().copied());
         let locations = |gpus: &[Gpu<'a>]| gpus.iter().map(|gpu| gpu.location).collect::<Vec<_>>();
-        let ranks = topology::ranks(&locations(&held), &locations(&free), needed);
+        let (held, open) = (locations(&held), locations(&free));
+        let ranks = match policy {
+            GpuPlacementPolicy::Numa => topology::numa_ranks(&held, &open, needed),
+            _ => topology::ranks(&held, &open, needed),
+        };
         let rank = |candidate: &DeviceRef| {
             let device = self.device(*candidate)?;
             let gpu = free.iter().position(|gpu| gpu.is_of(*candidate, device))?;
@@ -313,11 +347,14 @@ impl<'a> TentativeAllocation<'a> {
 
     /// Returns what the selected GPUs have in common, as far as the policy of their claims asks for it.
     pub(super) fn proximity(&self) -> Proximity {
-        let wanted = self.selected.iter().filter(|selected| {
-            self.gpu_policy(selected.index.claim) == GpuPlacementPolicy::Topology
-        });
-        let gpus = self.gpus(wanted.map(|selected| selected.device));
-        topology::proximity(&gpus.iter().map(|gpu| gpu.location).collect::<Vec<_>>())
+        let with = |policy: GpuPlacementPolicy, proximity: fn(&[Location<'_>]) -> Proximity| {
+            let wanted = self.selected.iter();
+            let wanted = wanted.filter(|selected| self.gpu_policy(selected.index.claim) == policy);
+            let gpus = self.gpus(wanted.map(|selected| selected.device));
+            proximity(&gpus.iter().map(|gpu| gpu.location).collect::<Vec<_>>())
+        };
+        let of_topology = with(GpuPlacementPolicy::Topology, topology::proximity);
+        of_topology.max(with(GpuPlacementPolicy::Numa, topology::numa_proximity))
     }
 
     /// Returns the different GPUs of devices.
@@ -370,15 +407,20 @@ impl<'a> TentativeAllocation<'a> {
 
     /// Returns the allocated fraction of the memory of the candidate's GPU, ppm.
     pub(super) fn gpu_allocated_ppm(&self, candidate: DeviceRef) -> u32 {
-        let (Some(view), Some(usage), Some(device)) = (
+        let memory = self.gpu_memory(candidate);
+        allocated_ppm(memory.allocated, memory.total)
+    }
+
+    /// Returns the memory of the candidate's GPU.
+    fn gpu_memory(&self, candidate: DeviceRef) -> GpuMemory {
+        match (
             self.pools.get(candidate.pool),
             self.usage.get(candidate.pool),
             self.device(candidate),
-        ) else {
-            return 0;
-        };
-        let memory = usage.gpu_memory(view.pool, &device.gpu);
-        allocated_ppm(memory.allocated, memory.total)
+        ) {
+            (Some(view), Some(usage), Some(device)) => usage.gpu_memory(view.pool, &device.gpu),
+            _ => GpuMemory::default(),
+        }
     }
 
     pub(super) fn device(&self, candidate: DeviceRef) -> Option<&'a Device> {

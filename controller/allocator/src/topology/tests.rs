@@ -100,3 +100,18 @@ fn proximity_is_the_closest_connection() {
         Proximity::Node
     );
 }
+
+#[test]
+fn groups_by_numa_node_only_with_numa() {
+    let (held, free) = (attributes(&[]), attributes(&SERVER[2..]));
+    let ranked = |needed| numa_ranks(&locations(&held), &locations(&free), needed);
+    // The smallest NUMA node with enough free GPUs; PCIe roots do not count.
+    assert_eq!(ranked(1), [0, 0, 2, 2, 2, 2]);
+    assert_eq!(ranked(3), [2, 2, 0, 0, 0, 0]);
+    assert_eq!(ranked(6), [0; 6]);
+    let pair = attributes(&[SERVER[0], SERVER[3]]);
+    assert_eq!(numa_proximity(&locations(&pair)), Proximity::NumaNode);
+    let apart = attributes(&[("x", 0, "a"), ("x", 1, "c")]);
+    assert_eq!(numa_proximity(&locations(&apart)), Proximity::Node);
+    assert_eq!(proximity(&locations(&apart)), Proximity::NvlinkDomain);
+}

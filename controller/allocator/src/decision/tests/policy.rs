@@ -154,3 +154,96 @@ fn explains_backtracking_with_better_scored_runner_up() {
          gpu-2: only feasible GPU"
     );
 }
+
+#[test]
+fn keeps_free_memory_usable_with_least_fragmentation() {
+    let policies = Policies {
+        node: NodePlacementPolicy::LeastFragmentation,
+        gpu: GpuPlacementPolicy::LeastFragmentation,
+    };
+    let place = |policies: Policies| {
+        let mut cluster = cluster(&[("n1", &[80, 80])]);
+        allocate(&mut cluster, &[share("a", "30Gi", "0")], BINPACK).unwrap();
+        allocate(&mut cluster, &[share("b", "40Gi", "0")], SPREAD).unwrap();
+        // Usual pods request 50 GiB: 10 GiB on the first GPU cost no such place, on the second one none is there.
+        for _ in 0..16 {
+            let usual = pod_request(&cluster, &[share("u", "50Gi", "0")]);
+            cluster.observe_request(&usual);
+        }
+        allocate(&mut cluster, &[share("c", "10Gi", "0")], policies).unwrap()
+    };
+    assert_eq!(place(SPREAD), ["n1/gpu-0-vgpu"], "the emptiest GPU");
+    assert_eq!(place(policies), ["n1/gpu-1-vgpu"], "of no use for 50 GiB");
+}
+
+#[test]
+fn keeps_cpus_with_free_gpus_with_least_fragmentation() {
+    let policies = Policies {
+        node: NodePlacementPolicy::LeastFragmentation,
+        gpu: GpuPlacementPolicy::Binpack,
+    };
+    let mut cluster = cluster(&[("n1", &[80]), ("n2", &[])]);
+    let mut usual = pod_request(&cluster, &[whole("u")]);
+    usual
+        .demand
+        .requests
+        .insert("cpu".to_owned(), drava_api::Quantity::count(8));
+    cluster.observe_request(&usual);
+    // A pod without claims leaves the CPUs of n1 to pods with GPUs.
+    let mut cpu_only = pod_request(&cluster, &[]);
+    cpu_only
+        .demand
+        .requests
+        .insert("cpu".to_owned(), drava_api::Quantity::count(4));
+    let placement = cluster.decide(&cpu_only, policies).unwrap();
+    assert_eq!(placement.node, "n2");
+}
+
+#[test]
+fn rankings_follow_cpus_and_mix() {
+    let policies = Policies {
+        node: NodePlacementPolicy::LeastFragmentation,
+        gpu: GpuPlacementPolicy::LeastFragmentation,
+    };
+    let mut cluster = cluster(&[("n1", &[80, 24]), ("n2", &[80, 80]), ("n3", &[24, 24])]);
+    let mut random = random_numbers(7);
+    for round in 0..200 {
+        let memory = format!("{}Gi", [4, 10, 20, 40, 70][random() % 5]);
+        let name = format!("p{round}");
+        let mut request = pod_request(&cluster, &[share(&name, &memory, "0")]);
+        request.uid = name.clone();
+        let cpus = (random() % 3) as u64;
+        request
+            .demand
+            .requests
+            .insert("cpu".to_owned(), drava_api::Quantity::count(cpus));
+        cluster.observe_request(&request);
+        let by_ranking = cluster
+            .decide(&request, policies)
+            .map(|placement| placement.node);
+        let by_all = cluster
+            .explain(&request, policies)
+            .map(|placement| placement.node);
+        assert_eq!(by_ranking.ok(), by_all.ok(), "round {round}");
+        if let Ok(placement) = cluster.decide(&request, policies) {
+            cluster.assume(&placement);
+            cluster.assume_pod(&name, &placement.node, &request.demand);
+        }
+        if random().is_multiple_of(3) && round > 0 {
+            let gone = format!("p{}", random() % round);
+            cluster.forget(&("default".to_owned(), gone.clone()));
+            cluster.forget_pod(&gone);
+        }
+    }
+}
+
+/// A small generator of pseudo-random numbers.
+fn random_numbers(seed: usize) -> impl FnMut() -> usize {
+    let mut state = seed;
+    move || {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        state >> 33
+    }
+}
