@@ -330,20 +330,6 @@ fn reserved_bytes<T>(devices: &[(&Device, T)]) -> u64 {
     whole.unwrap_or_default()
 }
 
-/// Returns the pods that have reserved the claim with this UID.
-fn pods_of(snapshot: &Snapshot, uid: &str) -> Vec<String> {
-    snapshot
-        .claims
-        .iter()
-        .find(|claim| claim.metadata.uid.as_deref() == Some(uid))
-        .and_then(|claim| claim.status.as_ref()?.reserved_for.as_ref())
-        .into_iter()
-        .flatten()
-        .filter(|consumer| consumer.resource == "pods")
-        .map(|consumer| consumer.name.clone())
-        .collect()
-}
-
 /// Formats the table of GPUs, followed by the excluded pools.
 pub(crate) fn text(gpus: &[Gpu], problems: &[String]) -> String {
     if gpus.is_empty() && problems.is_empty() {
