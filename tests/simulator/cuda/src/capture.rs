@@ -91,6 +91,15 @@ pub(crate) struct CapturedPoint {
 }
 
 impl Captures {
+    /// Drops the captures of streams that ended with their context.
+    pub(crate) fn remove_cells(&mut self, cells: &[u32]) {
+        let branches = cells.iter().filter_map(|cell| self.branches.get(cell));
+        let ended: BTreeSet<u64> = branches.map(|branch| branch.capture).collect();
+        self.captures.retain(|id, _| !ended.contains(id));
+        self.branches
+            .retain(|_, branch| !ended.contains(&branch.capture));
+    }
+
     fn branch(&mut self, stream: Stream) -> CudaResult<&mut Branch> {
         let branch = self.branches.get_mut(&stream.cell);
         branch.ok_or(CudaError::IllegalState)

@@ -1,8 +1,8 @@
 //! Modules and their functions. Every image loads and has a function of every name.
 //!
 //! As in the real driver, the code of a module takes memory at the first use of a function, or at load with
-//! `CUDA_MODULE_LOADING=EAGER`. Its global variables take memory at load: none, or as many bytes as an image of the
-//! form `globals=BYTES` declares.
+//! `CUDA_MODULE_LOADING=EAGER`. Its global variables take memory at load: as many bytes as PTX declares by lines like
+//! `.visible .global .align 8 .b8 name[BYTES];`. Images of other forms have none.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -211,23 +211,24 @@ fn allocate(driver: &Driver, context: ContextId, bytes: u64) -> CudaResult<Alloc
 
 /// Bytes of the global variables that an image declares.
 pub(crate) fn global_bytes(image: In<c_char>) -> CudaResult<u64> {
-    const DECLARATION: &[u8] = b"globals=";
+    const PTX: &[u8] = b".version";
     image.get()?;
     // An image may be of any form, so bytes are read one by one, up to the first that does not fit.
     let byte = |at: usize| image.element(at).map_or(0, c_char::cast_unsigned);
-    let mut letters = DECLARATION.iter().enumerate();
-    let is_declared = letters.all(|(at, letter)| byte(at) == *letter);
-    if !is_declared {
+    let mut letters = PTX.iter().enumerate();
+    if !letters.all(|(at, letter)| byte(at) == *letter) {
         return Ok(0);
     }
-    let digits = (DECLARATION.len()..)
-        .map(byte)
-        .take_while(u8::is_ascii_digit);
-    Ok(digits.fold(0, |bytes: u64, digit| {
-        bytes
-            .saturating_mul(10)
-            .saturating_add(u64::from(digit - b'0'))
-    }))
+    // PTX is a terminated string.
+    let text: Vec<u8> = (0..).map(byte).take_while(|letter| *letter != 0).collect();
+    let text = String::from_utf8_lossy(&text);
+    let declared = text.lines().filter_map(|line| {
+        let (_, variable) = line.split_once(".global ")?;
+        let (_, size) = variable.split_once('[')?;
+        let (size, _) = size.split_once(']')?;
+        size.parse::<u64>().ok()
+    });
+    Ok(declared.fold(0, u64::saturating_add))
 }
 
 /// `CUDA_MODULE_LOADING`, lazy by default.

@@ -289,6 +289,7 @@ impl State {
             .of_context(context)
             .map(|stream| stream.cell)
             .collect();
+        self.captures.remove_cells(&cells);
         self.streams.free.extend(cells);
         self.streams
             .created
