@@ -6,8 +6,10 @@
 mod card;
 mod entry_points;
 mod gemm;
+mod handles;
 mod latency;
 mod memory;
+mod wait;
 mod work;
 
 use std::process::ExitCode;
@@ -30,6 +32,10 @@ enum Measurement {
     EntryPoints,
     /// Allocate memory by one function until denied
     Memory(memory::Arguments),
+    /// Create, export and release physical memory repeatedly
+    Handles(handles::Arguments),
+    /// Launch while a long kernel runs
+    Wait(wait::Arguments),
     /// Keep the GPU busy and count the completed kernels
     Work(work::Arguments),
     /// Measure the cost of a launch for the calling thread
@@ -43,6 +49,8 @@ fn main() -> ExitCode {
         Measurement::Card => card::run(),
         Measurement::EntryPoints => entry_points::run(),
         Measurement::Memory(arguments) => memory::run(&arguments),
+        Measurement::Handles(arguments) => handles::run(&arguments),
+        Measurement::Wait(arguments) => wait::run(&arguments),
         Measurement::Work(arguments) => work::run(&arguments),
         Measurement::Latency(arguments) => latency::run(&arguments),
         Measurement::Gemm(arguments) => gemm::run(&arguments),

@@ -13,6 +13,8 @@ const MIB: usize = 1 << 20;
 const FIRST_PIECE: usize = 512 * MIB;
 /// At least the granularity of every function.
 const LAST_PIECE: usize = 2 * MIB;
+/// The load of a module is measured in steps of 16 MiB.
+const LAST_GLOBALS: usize = 32 * MIB;
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
@@ -43,6 +45,8 @@ enum Path {
     Array,
     /// `cuMipmappedArrayCreate`
     Mipmap,
+    /// `__device__` variables of a module (`cuModuleLoadData`)
+    Globals,
     /// No allocation: memory of the context alone
     Nothing,
 }
@@ -69,7 +73,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let mut taken_bytes = 0;
     let mut piece = FIRST_PIECE;
     let mut last = None;
-    while arguments.path != Path::Nothing && piece >= LAST_PIECE {
+    let last_piece = match arguments.path {
+        Path::Globals => LAST_GLOBALS,
+        _ => LAST_PIECE,
+    };
+    while arguments.path != Path::Nothing && piece >= last_piece {
         match allocator.allocate(piece) {
             None => taken_bytes += piece,
             Some(name) => {
@@ -149,6 +157,14 @@ impl Allocator {
                 // SAFETY: writes one handle; the properties live through the call.
                 unsafe { sys::cuMemCreate(&raw mut pointer, bytes, &raw const properties, 0) }
             }
+            Path::Globals => {
+                let mut module = ptr::null_mut();
+                let image = format!(
+                    ".version 6.4\n.target sm_50\n.address_size 64\n.visible .global .align 8 .b8 data[{bytes}];\n\0"
+                );
+                // SAFETY: writes one handle; a terminated image that lives through the call.
+                unsafe { sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast()) }
+            }
             Path::Array => {
                 let mut array = ptr::null_mut();
                 let descriptor = descriptor(bytes);
@@ -167,7 +183,7 @@ impl Allocator {
 }
 
 /// Zeroed properties with device 0 as the location and the values of `set`.
-fn on_device_0<P>(set: impl FnOnce(&mut P) -> &mut sys::CUmemLocation) -> P {
+pub(crate) fn on_device_0<P>(set: impl FnOnce(&mut P) -> &mut sys::CUmemLocation) -> P {
     // SAFETY: the driver's property structs are plain C structs whose enums all have a zero value.
     let mut properties: P = unsafe { std::mem::zeroed() };
     set(&mut properties).type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;

@@ -60,9 +60,33 @@ pub(crate) fn rows(
         progress.note(format!("{left}:{right}"));
         rows.extend(tenants.pair(left, right)?);
     }
+    progress.note("launches behind a long kernel");
+    rows.push(wait(setup)?);
     progress.note("cost of a launch");
     rows.extend(launch_cost(setup, launches)?);
     Ok(rows)
+}
+
+/// Output of `gpu-suite wait`.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Waited {
+    kernel_seconds: u64,
+    seconds: f64,
+}
+
+/// A kernel of 20 s does not delay launches until its end: it may wait for them.
+fn wait(setup: &Setup) -> Result<Row> {
+    let share = setup.share(&limits(setup.card()?.total_bytes / 4, 20)?)?;
+    let waited: Waited = json(setup.suite(Some(&share), &["wait"]))?;
+    Ok(Row::checked(
+        "launches behind a long kernel of a share of 20%",
+        waited.seconds < 15.0,
+        format!(
+            "returned after {:.1} s of a kernel of {} s",
+            waited.seconds, waited.kernel_seconds
+        ),
+    ))
 }
 
 fn percent(share: f64) -> String {

@@ -5,12 +5,12 @@ use drava_cluster::Progress;
 use serde::Deserialize;
 
 use super::report::Row;
-use super::setup::{Setup, json, limits};
+use super::setup::{Setup, Share, json, limits};
 
 const MIB: u64 = 1 << 20;
 
-const PATHS: [&str; 8] = [
-    "plain", "pitch", "managed", "async", "pool", "vmm", "array", "mipmap",
+const PATHS: [&str; 9] = [
+    "plain", "pitch", "managed", "async", "pool", "vmm", "array", "mipmap", "globals",
 ];
 
 /// Output of `gpu-suite memory`.
@@ -55,7 +55,37 @@ pub(crate) fn rows(setup: &Setup, progress: &Progress) -> Result<Vec<Row>> {
             ),
         ));
     }
+    progress.note("handles");
+    rows.push(handles(setup, &setup.share(&limits)?));
     Ok(rows)
+}
+
+/// Output of `gpu-suite handles`.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Recurrence {
+    rounds: u64,
+    distinct_handles: u64,
+    free_bytes_before: u64,
+    free_bytes_after: u64,
+}
+
+/// The account after many allocations whose handles recur.
+fn handles(setup: &Setup, share: &Share) -> Row {
+    let title = "exported memory is released with its last reference";
+    match json::<Recurrence>(setup.suite(Some(share), &["handles"])) {
+        Ok(seen) => Row::checked(
+            title,
+            seen.free_bytes_after == seen.free_bytes_before,
+            format!(
+                "{} MiB less free after {} allocations with {} distinct handles",
+                seen.free_bytes_before.saturating_sub(seen.free_bytes_after) / MIB,
+                seen.rounds,
+                seen.distinct_handles
+            ),
+        ),
+        Err(error) => Row::checked(title, false, format!("{error:#}")),
+    }
 }
 
 /// Memory of one context, by the driver's own values.
