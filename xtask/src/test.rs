@@ -4,6 +4,7 @@
 //! tests compute. Tests that measure times run last and alone. Every task runs even if another fails, so one run
 //! reports all failures. The output of a task goes to a log; the output of failing tests is repeated at the end.
 
+mod aarch64;
 mod alerts;
 mod binaries;
 mod chart;
@@ -84,7 +85,7 @@ impl Args {
 enum Stage {
     /// rustfmt changes nothing.
     Format,
-    /// clippy and rustdoc report nothing.
+    /// clippy and rustdoc report nothing; programs of containers compile for aarch64.
     Lint,
     /// Checked-in generated sources are fresh.
     Generated,

@@ -11,12 +11,6 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-/// Crates with cycles that are not checked, and why.
-const EXCLUDED: [(&str, &str); 1] = [(
-    "libvgpu",
-    "its modules are restructured together with the limiter",
-)];
-
 /// A module: the names from the crate's root.
 type Module = Vec<String>;
 
@@ -247,17 +241,8 @@ fn crates() -> Result<Vec<(String, PathBuf)>> {
 #[test]
 fn crates_have_no_module_cycles() {
     let crates = crates().unwrap();
-    for (excluded, reason) in EXCLUDED {
-        let folder = crates.iter().find(|(name, _)| name == excluded);
-        let folder = &folder.unwrap_or_else(|| panic!("no crate {excluded}")).1;
-        assert!(
-            !cycles(&read(folder).unwrap()).is_empty(),
-            "{excluded} has no cycle: remove it from EXCLUDED ({reason})"
-        );
-    }
     let found: BTreeSet<(String, Cycle)> = crates
         .iter()
-        .filter(|(name, _)| EXCLUDED.iter().all(|(excluded, _)| excluded != name))
         .flat_map(|(name, folder)| {
             let cycles = cycles(&read(folder).unwrap()).into_iter();
             cycles.map(|cycle| (name.clone(), cycle))

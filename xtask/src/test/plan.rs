@@ -12,7 +12,7 @@ use super::libtest::Outcome;
 use super::log::{self, Log};
 use super::schedule::{Load, Task};
 use super::{
-    Args, Report, Shared, Stage, alerts, chart, dashboards, deny, e2e, miri, state_metrics,
+    Args, Report, Shared, Stage, aarch64, alerts, chart, dashboards, deny, e2e, miri, state_metrics,
 };
 use crate::deploy;
 
@@ -247,6 +247,7 @@ pub(super) fn plan<'a>(
                 &[&clippy[..], &["--", "-D", "warnings"]].concat(),
             ))
         });
+        plan.add(Stage::Lint, "aarch64", Load::Heavy, &[clippy], aarch64::run);
         plan.add(Stage::Lint, "rustdoc", Load::Heavy, &[clippy], |log| {
             // `--examples` counts the features of dev-dependencies, as clippy does; otherwise cargo would check shared
             // dependencies again. The workspace has no examples.
