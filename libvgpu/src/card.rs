@@ -1,34 +1,17 @@
 //! A GPU as the process may use it: all shares with its UUID together.
 
-use core::sync::atomic::Ordering;
-
 use drava_vgpu_abi::DeviceUuid;
 use drava_vgpu_abi::ledger::LimitExceeded;
 
-use crate::cuda::{CUDA_SUCCESS, CUcontext, CUdevice, CUresult, CUuuid};
-use crate::driver::{Library, Original};
-use crate::environment::Attached;
 use crate::imports::Imports;
-use crate::process::Process;
 use crate::share::{Headroom, Share};
-use crate::shares::{LimitsSource, MAX_SHARES};
+use crate::shares::{MAX_SHARES, Shares};
 use crate::sys;
-
-/// Limit that applies to a GPU.
-#[derive(Clone, Copy)]
-pub(crate) enum Target {
-    /// None: calls pass through unchanged.
-    Unlimited,
-    /// The limits of these shares.
-    Limited(Card),
-    /// Unknown limits: all allocations are denied.
-    Denied,
-}
 
 /// A limited GPU.
 #[derive(Clone, Copy)]
 pub(crate) struct Card {
-    process: &'static Process,
+    shares: &'static Shares,
     /// Index of its first share. Small, so that a GPU is passed in registers.
     first_share: u8,
 }
@@ -48,26 +31,26 @@ impl Amount {
 
 impl Card {
     /// Returns the GPU with this UUID, if it has a share.
-    pub(crate) fn of(process: &'static Process, uuid: DeviceUuid) -> Option<Self> {
-        let first = process.shares().position(|share| share.uuid() == uuid)?;
+    pub(crate) fn of(shares: &'static Shares, uuid: DeviceUuid) -> Option<Self> {
+        let first = shares.iter().position(|share| share.uuid() == uuid)?;
         Some(Self {
-            process,
+            shares,
             first_share: u8::try_from(first).ok()?,
         })
     }
 
     /// Returns the GPU with that [`Card::index`].
-    pub(crate) fn at(process: &'static Process, index: u8) -> Option<Self> {
-        process.shares().nth(usize::from(index))?;
+    pub(crate) fn at(shares: &'static Shares, index: u8) -> Option<Self> {
+        shares.iter().nth(usize::from(index))?;
         Some(Self {
-            process,
+            shares,
             first_share: index,
         })
     }
 
-    /// Returns the process that uses the GPU.
-    pub(crate) fn process(self) -> &'static Process {
-        self.process
+    /// Returns another GPU of the process by its [`Card::index`].
+    pub(crate) fn other(self, index: u8) -> Option<Self> {
+        Self::at(self.shares, index)
     }
 
     /// Returns a small number that identifies the GPU.
@@ -76,7 +59,7 @@ impl Card {
     }
 
     pub(crate) fn shares(self) -> impl Iterator<Item = &'static Share> {
-        let mut others = self.process.shares().skip(usize::from(self.first_share));
+        let mut others = self.shares.iter().skip(usize::from(self.first_share));
         let first = others.next();
         let is_same = move |share: &&Share| first.is_some_and(|first| first.uuid() == share.uuid());
         first.into_iter().chain(others.filter(is_same))
@@ -94,7 +77,7 @@ impl Card {
 
     /// Returns limit and use.
     pub(crate) fn amount(self) -> Amount {
-        let _guard = self.process.guard();
+        let _guard = self.shares.guard();
         let mut amount = Amount {
             limit_bytes: 0,
             used_bytes: 0,
@@ -119,7 +102,7 @@ impl Card {
 
     /// Returns the bytes that the processes of the shares have charged.
     pub(crate) fn counted_bytes(self) -> u64 {
-        let _guard = self.process.guard();
+        let _guard = self.shares.guard();
         self.reclaim();
         self.shares()
             .map(Share::counted_bytes)
@@ -171,7 +154,7 @@ impl Card {
     /// Reclaims memory of dead processes and retries.
     #[cold]
     fn reserve_after_reclaim(self, bytes: u64) -> bool {
-        let _guard = self.process.guard();
+        let _guard = self.shares.guard();
         self.reclaim();
         self.shares().any(|share| share.reserve_or_rebuild(bytes)) || self.reserve_parts(bytes)
     }
@@ -193,7 +176,7 @@ impl Card {
     }
 
     fn imports(self) -> Option<&'static Imports> {
-        self.process.imports.get(usize::from(self.first_share))
+        self.shares.imports.get(usize::from(self.first_share))
     }
 
     fn exported_bytes(self) -> u64 {
@@ -229,7 +212,7 @@ impl Card {
             return;
         };
         let released = {
-            let _guard = self.process.guard();
+            let _guard = self.shares.guard();
             let spare = self.exported_bytes().saturating_sub(self.opened_bytes());
             let ended = spare.min(bytes);
             self.end_export(ended);
@@ -260,7 +243,7 @@ impl Card {
             return Err(LimitExceeded);
         };
         let missing = {
-            let _guard = self.process.guard();
+            let _guard = self.shares.guard();
             imports.open(bytes);
             // Published before the exported bytes are read: see `Region::reclaim_slot`.
             self.publish(imports);
@@ -273,7 +256,7 @@ impl Card {
             return Ok(());
         }
         let outcome = self.reserve(missing);
-        let _guard = self.process.guard();
+        let _guard = self.shares.guard();
         if outcome.is_err() {
             imports.undo_open(bytes, missing);
         }
@@ -294,7 +277,7 @@ impl Card {
             return;
         };
         let surplus = {
-            let _guard = self.process.guard();
+            let _guard = self.shares.guard();
             let surplus = imports.close(bytes);
             self.publish(imports);
             surplus
@@ -365,122 +348,4 @@ impl Card {
             self.release(from.saturating_sub(to));
         }
     }
-}
-
-/// Returns the limit that applies to the GPU with this UUID.
-pub(crate) fn target_of(
-    process: &'static Process,
-    uuid: DeviceUuid,
-    ordinal: Option<u32>,
-) -> Target {
-    if let Some(card) = Card::of(process, uuid) {
-        return Target::Limited(card);
-    }
-    match process.source() {
-        LimitsSource::None | LimitsSource::Pages => Target::Unlimited,
-        LimitsSource::UnreadablePages | LimitsSource::InvalidEnvironment => Target::Denied,
-        LimitsSource::Environment => {
-            let _guard = process.guard();
-            // Another thread may have attached the share.
-            if let Some(card) = Card::of(process, uuid) {
-                return Target::Limited(card);
-            }
-            match process.environment.attach(&process.shares, uuid, ordinal) {
-                Attached::Share => Card::of(process, uuid).map_or(Target::Denied, Target::Limited),
-                Attached::NoLimit => Target::Unlimited,
-                Attached::Failed => Target::Denied,
-            }
-        }
-    }
-}
-
-static GET_CURRENT: Original = Original::new(Library::Cuda, c"cuCtxGetCurrent");
-static GET_DEVICE: Original = Original::new(Library::Cuda, c"cuCtxGetDevice");
-static GET_UUID_V2: Original = Original::new(Library::Cuda, c"cuDeviceGetUuid_v2");
-static GET_UUID: Original = Original::new(Library::Cuda, c"cuDeviceGetUuid");
-
-type GetCurrent = unsafe extern "C" fn(*mut CUcontext) -> CUresult;
-type GetDevice = unsafe extern "C" fn(*mut CUdevice) -> CUresult;
-type GetUuid = unsafe extern "C" fn(*mut CUuuid, CUdevice) -> CUresult;
-
-/// Returns the current context of this thread.
-pub(crate) fn current_context() -> Option<u64> {
-    let get = GET_CURRENT.address()?;
-    // SAFETY: the signature of `cuCtxGetCurrent`.
-    let get = unsafe { core::mem::transmute::<core::ptr::NonNull<_>, GetCurrent>(get) };
-    let mut context = core::ptr::null_mut();
-    // SAFETY: writes one context.
-    let result = unsafe { get(&raw mut context) };
-    (result == CUDA_SUCCESS && !context.is_null()).then(|| context.expose_provenance() as u64)
-}
-
-/// Returns the device of the current context.
-pub(crate) fn current_device() -> Option<CUdevice> {
-    let get = GET_DEVICE.address()?;
-    // SAFETY: the signature of `cuCtxGetDevice`.
-    let get = unsafe { core::mem::transmute::<core::ptr::NonNull<_>, GetDevice>(get) };
-    let mut device = 0;
-    // SAFETY: writes one device.
-    let result = unsafe { get(&raw mut device) };
-    (result == CUDA_SUCCESS).then_some(device)
-}
-
-/// Returns the UUID of a CUDA device; a MIG device has its own UUID, which no share has.
-pub(crate) fn uuid_of(device: CUdevice) -> Option<DeviceUuid> {
-    let get = GET_UUID_V2.address().or_else(|| GET_UUID.address())?;
-    // SAFETY: the signature of `cuDeviceGetUuid` and its second version.
-    let get = unsafe { core::mem::transmute::<core::ptr::NonNull<_>, GetUuid>(get) };
-    let mut uuid = CUuuid { bytes: [0; 16] };
-    // SAFETY: writes one UUID.
-    let result = unsafe { get(&raw mut uuid, device) };
-    (result == CUDA_SUCCESS).then_some(DeviceUuid(uuid.bytes))
-}
-
-const UNLIMITED: u32 = 1;
-const DENIED: u32 = 2;
-const FIRST_CARD: u32 = 3;
-
-/// Returns the limit that applies to the memory of a CUDA device.
-pub(crate) fn target_of_device(device: CUdevice) -> Target {
-    let Some(process) = Process::get() else {
-        return Target::Denied;
-    };
-    let known = usize::try_from(device)
-        .ok()
-        .and_then(|ordinal| process.devices.get(ordinal))
-        .map(|device| &device.target);
-    if let Some(known) = known {
-        match known.load(Ordering::Acquire) {
-            0 => {}
-            UNLIMITED => return Target::Unlimited,
-            DENIED => return Target::Denied,
-            found => {
-                let index = u8::try_from(found.saturating_sub(FIRST_CARD)).unwrap_or(u8::MAX);
-                return Card::at(process, index).map_or(Target::Denied, Target::Limited);
-            }
-        }
-    }
-    // libcuda reports an invalid device.
-    let Some(uuid) = uuid_of(device) else {
-        return Target::Unlimited;
-    };
-    let target = match target_of(process, uuid, u32::try_from(device).ok()) {
-        Target::Limited(card) if !card.is_memory_limited() => Target::Unlimited,
-        target => target,
-    };
-    if let Some(known) = known {
-        let code = match target {
-            Target::Unlimited => UNLIMITED,
-            Target::Denied => DENIED,
-            Target::Limited(card) => FIRST_CARD.saturating_add(u32::from(card.index())),
-        };
-        known.store(code, Ordering::Release);
-    }
-    target
-}
-
-/// Returns the limit that applies to the memory of the current context's GPU.
-pub(crate) fn target_of_current_context() -> Target {
-    // Without a context libcuda reports the error.
-    current_device().map_or(Target::Unlimited, target_of_device)
 }

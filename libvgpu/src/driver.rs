@@ -7,6 +7,8 @@
 //! from there to the hooks. So the library is searched at its moved path first, then by name.
 
 use core::ffi::{CStr, c_char, c_int, c_long, c_void};
+use core::marker::PhantomData;
+use core::mem::size_of;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, Ordering};
 
@@ -21,8 +23,12 @@ pub(crate) const RTLD_NEXT: *mut c_void = ptr::without_provenance_mut(usize::MAX
 /// for a program linked with a stub, where the C library comes before this one.
 const SEARCH_ORDERS: [*mut c_void; 2] = [RTLD_NEXT, RTLD_DEFAULT];
 
-/// Symbol versions of `dlsym`: in libc since 2.34, before that in libdl with each architecture's first version.
-const DLSYM_VERSIONS: [&CStr; 3] = [c"GLIBC_2.34", c"GLIBC_2.2.5", c"GLIBC_2.17"];
+/// First symbol version of `dlsym`, which every glibc has: in libdl, since 2.34 in libc. (A search for a version that
+/// no library has would return the hook, which has no version.)
+#[cfg(target_arch = "x86_64")]
+const DLSYM_VERSION: &CStr = c"GLIBC_2.2.5";
+#[cfg(target_arch = "aarch64")]
+const DLSYM_VERSION: &CStr = c"GLIBC_2.17";
 
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 type Dlopen = unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void;
@@ -108,22 +114,14 @@ impl Library {
     }
 }
 
-/// A function of an NVIDIA library.
-pub(crate) struct Original {
+/// A symbol of an NVIDIA library.
+pub(crate) struct Symbol {
     library: Library,
     name: &'static CStr,
     address: AtomicPtr<c_void>,
 }
 
-impl Original {
-    pub(crate) const fn new(library: Library, name: &'static CStr) -> Self {
-        Self {
-            library,
-            name,
-            address: AtomicPtr::new(ptr::null_mut()),
-        }
-    }
-
+impl Symbol {
     /// Returns its address, if the program has loaded the library and the library has the function.
     #[inline]
     pub(crate) fn address(&self) -> Option<NonNull<c_void>> {
@@ -150,11 +148,49 @@ impl Original {
     }
 }
 
+/// A function of an NVIDIA library. `F` is the pointer to functions of its signature, which the caller of the
+/// function relies on.
+pub(crate) struct Original<F> {
+    symbol: Symbol,
+    function: PhantomData<F>,
+}
+
+impl<F> Original<F> {
+    pub(crate) const fn new(library: Library, name: &'static CStr) -> Self {
+        Self {
+            symbol: Symbol {
+                library,
+                name,
+                address: AtomicPtr::new(ptr::null_mut()),
+            },
+            function: PhantomData,
+        }
+    }
+
+    pub(crate) const fn symbol(&self) -> &Symbol {
+        &self.symbol
+    }
+}
+
+impl<F: Copy> Original<F> {
+    /// Returns the function, if the program has loaded the library and the library has it.
+    #[inline]
+    pub(crate) fn get(&self) -> Option<F> {
+        Some(function(self.symbol.address()?))
+    }
+}
+
+/// Converts an address to a pointer of type `F`, to call the function at that address.
+#[inline]
+fn function<F: Copy>(address: NonNull<c_void>) -> F {
+    const { assert!(size_of::<F>() == size_of::<NonNull<c_void>>()) };
+    // SAFETY: `F` is a pointer to functions, of this size; a call is the caller's claim about the signature.
+    unsafe { core::mem::transmute_copy::<NonNull<c_void>, F>(&address) }
+}
+
 /// Returns the symbol that glibc's own `dlsym` finds.
 pub(crate) fn symbol(handle: *mut c_void, name: &CStr) -> Option<NonNull<c_void>> {
-    let dlsym = real_dlsym()?;
-    // SAFETY: the signature of `dlsym`.
-    let dlsym = unsafe { core::mem::transmute::<NonNull<c_void>, Dlsym>(dlsym) };
+    let dlsym: Dlsym = function(real_dlsym()?);
     // SAFETY: the handle came from the program or from `dlopen`; the name is terminated.
     NonNull::new(unsafe { dlsym(handle, name.as_ptr()) })
 }
@@ -165,14 +201,9 @@ pub(crate) fn real_dlsym() -> Option<NonNull<c_void>> {
     if let Some(real) = NonNull::new(REAL.load(Ordering::Acquire)) {
         return Some(real);
     }
-    let own = crate::entry::dlsym as *const () as *mut c_void;
     let real = SEARCH_ORDERS.iter().find_map(|order| {
-        DLSYM_VERSIONS.iter().find_map(|version| {
-            // SAFETY: name and version are terminated.
-            let found = unsafe { dlvsym(*order, c"dlsym".as_ptr(), version.as_ptr()) };
-            // The hook has no version, so a search in the whole program may return it for any version.
-            NonNull::new(found).filter(|found| found.as_ptr() != own)
-        })
+        // SAFETY: name and version are terminated.
+        NonNull::new(unsafe { dlvsym(*order, c"dlsym".as_ptr(), DLSYM_VERSION.as_ptr()) })
     })?;
     REAL.store(real.as_ptr(), Ordering::Release);
     Some(real)
@@ -185,18 +216,14 @@ fn loader_function(name: &CStr) -> Option<NonNull<c_void>> {
 
 /// Opens a loaded library by path or SONAME. The new reference keeps it loaded.
 fn open_loaded(name: &CStr) -> Option<NonNull<c_void>> {
-    let dlopen = loader_function(c"dlopen")?;
-    // SAFETY: the signature of `dlopen`.
-    let dlopen = unsafe { core::mem::transmute::<NonNull<c_void>, Dlopen>(dlopen) };
+    let dlopen: Dlopen = function(loader_function(c"dlopen")?);
     // SAFETY: the name is terminated.
     NonNull::new(unsafe { dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) })
 }
 
 /// Adds a reference to a loaded library, which keeps it loaded.
 fn add_reference(handle: NonNull<c_void>) -> Option<NonNull<c_void>> {
-    let dlinfo = loader_function(c"dlinfo")?;
-    // SAFETY: the signature of `dlinfo`.
-    let dlinfo = unsafe { core::mem::transmute::<NonNull<c_void>, Dlinfo>(dlinfo) };
+    let dlinfo: Dlinfo = function(loader_function(c"dlinfo")?);
     let mut namespace: c_long = 0;
     // SAFETY: the program's handle; writes one `Lmid_t`.
     let found = unsafe { dlinfo(handle.as_ptr(), RTLD_DI_LMID, (&raw mut namespace).cast()) };
@@ -211,9 +238,7 @@ fn add_reference(handle: NonNull<c_void>) -> Option<NonNull<c_void>> {
     }
     // SAFETY: null or a link map, which lives as long as its library.
     let name = unsafe { map.as_ref() }?.name;
-    let dlmopen = loader_function(c"dlmopen")?;
-    // SAFETY: the signature of `dlmopen`.
-    let dlmopen = unsafe { core::mem::transmute::<NonNull<c_void>, Dlmopen>(dlmopen) };
+    let dlmopen: Dlmopen = function(loader_function(c"dlmopen")?);
     // SAFETY: the loader's own name of the library, terminated.
     NonNull::new(unsafe { dlmopen(namespace, name, libc::RTLD_LAZY | libc::RTLD_NOLOAD) })
 }

@@ -11,7 +11,7 @@ use core::ptr::{self, NonNull};
 
 use crate::driver::{self, RTLD_DEFAULT, RTLD_NEXT};
 use crate::sys::SavedErrno;
-use crate::table;
+use crate::wiring;
 
 /// Next step of `dlsym`: return `address` if `answered` is not 0, else jump there.
 #[repr(C)]
@@ -101,7 +101,7 @@ fn resolve(handle: *mut c_void, name: *const c_char) -> Option<*mut c_void> {
     if !bytes.starts_with(b"cu") && !bytes.starts_with(b"nvml") {
         return None;
     }
-    let hook = table::find(bytes)?;
+    let hook = wiring::find(bytes)?;
     let _errno = SavedErrno::new();
     if handle == RTLD_NEXT {
         return None;

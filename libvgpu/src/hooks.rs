@@ -1,4 +1,4 @@
-//! The bodies of the hooks, by subject. [`crate::table`] maps each function to its body.
+//! The bodies of the hooks, by subject. [`crate::functions`] names the body of each function.
 
 pub(crate) mod array;
 pub(crate) mod context;
@@ -14,6 +14,7 @@ pub(crate) mod launch;
 pub(crate) mod lookup;
 pub(crate) mod memory;
 pub(crate) mod memory_info;
+pub(crate) mod metering;
 pub(crate) mod module;
 pub(crate) mod multicast;
 pub(crate) mod nvml;
@@ -23,5 +24,6 @@ pub(crate) mod pool;
 pub(crate) mod primary;
 pub(crate) mod shared_memory;
 pub(crate) mod sparse;
+pub(crate) mod streams;
 pub(crate) mod transfer;
 pub(crate) mod vmm;

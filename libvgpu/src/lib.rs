@@ -2,12 +2,16 @@
 //!
 //! | Question | Module |
 //! |---|---|
-//! | How does a call get here? | [`entry`] (`dlsym`), [`hooks::lookup`] (`cuGetProcAddress`), [`table`] (exported names) |
+//! | How does a call get here? | [`entry`] (`dlsym`), [`hooks::lookup`] (`cuGetProcAddress`), [`wiring`] (exported names) |
 //! | What does a hook do? | [`hooks`] |
 //! | What are the limits of this process? | [`process`], [`shares`], [`discovery`] (limits pages), [`environment`] (variables) |
-//! | What does the process use? | [`card`], [`share`] (shared with other processes), [`charge_map`], [`blocks`], [`cache_charge`], [`pool_free_space`] and [`imports`] (its own) |
+//! | Which limit applies to a call? | [`current`], [`card`] |
+//! | What does the process use? | [`share`] (shared with other processes), [`charge_map`], [`blocks`], [`cache_charge`], [`pool_free_space`] and [`imports`] (its own) |
 //! | How is GPU time limited? | [`meter`] |
-//! | Where are the original functions? | [`driver`] |
+//! | Where are the original functions? | [`functions`], [`driver`] |
+//!
+//! Modules depend on each other in one direction: `sys` → `driver`, `functions` → `share` → `card` → maps of charges,
+//! `meter` → `process` → `current` → `hooks` → `wiring` → `entry`.
 //!
 //! Invariants:
 //! - Loading the library does nothing: no constructor, thread, signal or file. The first lookup of a CUDA or NVML
@@ -39,13 +43,17 @@ mod cache_charge;
 mod card;
 mod charge_map;
 mod cuda;
+mod current;
 mod destroyed_pools;
+mod device;
 mod discovery;
 mod driver;
 mod elements;
 mod entry;
 mod environment;
+mod functions;
 mod guard;
+mod hook;
 mod hooks;
 mod identity;
 mod imports;
@@ -62,7 +70,7 @@ mod share;
 mod shared_chunks;
 mod shares;
 mod sys;
-mod table;
+mod wiring;
 
 /// Unreachable: no code here panics. If it did, the program would abort without unwinding through foreign frames.
 #[cfg(panic = "abort")]

@@ -10,14 +10,16 @@ use core::mem::size_of;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
+use drava_vgpu_abi::DeviceUuid;
+
 use crate::blocks::{Blocks, SmallArrays};
 use crate::cache_charge::Cache;
+use crate::card::Card;
 use crate::charge_map::{Charge, ChargeMap};
 use crate::destroyed_pools::DestroyedPools;
 use crate::discovery;
 use crate::environment::{self, Environment};
 use crate::guard::{Guard, PendingReservations, SharedGate};
-use crate::imports::Imports;
 use crate::meter::Meter;
 use crate::pool_free_space::PoolFreeSpace;
 use crate::records::{Binding, Context, Descriptor, GraphNeed, Mapping, Physical, TotalNeed};
@@ -36,7 +38,6 @@ const READY: u32 = 2;
 /// State of a process. All zeroes is not initialized.
 pub(crate) struct Process {
     phase: AtomicU32,
-    guard: AtomicU32,
     pool_guard: AtomicU32,
     import_guard: AtomicU32,
     /// Calls that may use memory that is already charged, see [`SharedGate`].
@@ -81,8 +82,6 @@ pub(crate) struct Process {
     pub(crate) exported: SharedChunks,
     /// Memory of other processes that was opened in the same ways.
     pub(crate) opened: SharedChunks,
-    /// Opened memory, by the GPU's index.
-    pub(crate) imports: [Imports; MAX_SHARES],
     /// Memory of modules and libraries, by handle.
     pub(crate) modules: ChargeMap<Charge>,
     /// Growth at loads of modules that is not charged yet.
@@ -189,10 +188,26 @@ impl Process {
         self.shares.iter()
     }
 
-    /// Locks reclaim, rebuild, attaching shares and reference counts against other threads. Held briefly, never
-    /// while libcuda is called.
+    /// See [`Shares::guard`].
     pub(crate) fn guard(&self) -> Guard<'_> {
-        Guard::acquire(&self.guard)
+        self.shares.guard()
+    }
+
+    /// Returns the process of a GPU.
+    #[inline]
+    pub(crate) fn of(_card: Card) -> &'static Self {
+        // SAFETY: a GPU refers to shares in the state, so the state is mapped; it is never unmapped.
+        unsafe { &*PROCESS.load(Ordering::Acquire) }
+    }
+
+    /// Returns the GPU with this UUID, if it has a share.
+    pub(crate) fn card_of(&'static self, uuid: DeviceUuid) -> Option<Card> {
+        Card::of(&self.shares, uuid)
+    }
+
+    /// Returns the GPU with that [`Card::index`].
+    pub(crate) fn card(&'static self, index: u8) -> Option<Card> {
+        Card::at(&self.shares, index)
     }
 
     /// Locks queries and trims of libcuda's caches and the recording of their results.

@@ -2,6 +2,8 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
+use crate::guard::Guard;
+use crate::imports::Imports;
 use crate::share::Share;
 
 /// Largest number of shares of a process.
@@ -40,11 +42,20 @@ impl LimitsSource {
 
 /// The shares of a process. All zeroes is none.
 pub(crate) struct Shares {
+    guard: AtomicU32,
     count: AtomicU32,
     entries: [Share; MAX_SHARES],
+    /// Memory of other processes that this one has open, by the index of the GPU's first share.
+    pub(crate) imports: [Imports; MAX_SHARES],
 }
 
 impl Shares {
+    /// Locks reclaim, rebuild, attaching shares and reference counts against other threads. Held briefly, never
+    /// while libcuda is called.
+    pub(crate) fn guard(&self) -> Guard<'_> {
+        Guard::acquire(&self.guard)
+    }
+
     /// Returns the published shares.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Share> {
         let count = self.count.load(Ordering::Acquire);

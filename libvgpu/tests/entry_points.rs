@@ -61,7 +61,7 @@ fn entry_points() -> BTreeMap<String, EntryPoint> {
 
 /// The CUDA functions in `hooks!`, without the suffixes for per-thread streams.
 fn hooked() -> BTreeSet<String> {
-    read("src/table.rs")
+    read("src/functions.rs")
         .lines()
         .filter_map(|line| {
             let (_, hook) = line.strip_prefix("    ")?.split_once("Cuda ")?;

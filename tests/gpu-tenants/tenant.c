@@ -304,6 +304,8 @@ static Result capture(int milliseconds, int times) {
     return 0;
 }
 
+static Result init(int device);
+
 static void rest(void *milliseconds) { usleep((useconds_t)(uintptr_t)milliseconds * 1000); }
 
 // Launches a graph of a kernel of a millisecond and a host function that takes `milliseconds`, repeated `times` times.
@@ -320,6 +322,15 @@ static Result graph_with_host_function(int milliseconds, int times) {
         if (!result) result = CALL(cuStreamSynchronize, (Handle), stream);
     }
     return result;
+}
+
+// Destroys the context of a stream that is being captured, and creates another context.
+static Result lost_capture(void) {
+    Handle stream = NULL;
+    Result result = CALL(cuStreamCreate, (Handle *, unsigned), &stream, 1);
+    if (!result) result = CALL(cuStreamBeginCapture_v2, (Handle, int), stream, 2);
+    if (!result) result = CALL(cuDevicePrimaryCtxReset_v2, (int), 0);
+    return result ? result : init(0);
 }
 
 // Captures `count` launches of different kinds, with a capture that preloaded libraries do not see; prints the number
@@ -362,6 +373,7 @@ static void run(char *line) {
         printf("%d %llu\n", result, (unsigned long long)(now_ns() - begun) / 1000);
     } else if (!strcmp(word, "time")) time_launches((int)a, (int)b);
     else if (!strcmp(word, "capture")) printf("%d\n", capture((int)a, (int)b));
+    else if (!strcmp(word, "lostcapture")) printf("%d\n", lost_capture());
     else if (!strcmp(word, "hostgraph")) printf("%d\n", graph_with_host_function((int)a, (int)b));
     else if (!strcmp(word, "hiddencapture")) hidden_capture((int)a);
     else if (!strcmp(word, "destroyprimary")) printf("%d\n", CALL(cuDevicePrimaryCtxReset_v2, (int), (int)a));

@@ -123,8 +123,8 @@ impl Grant {
     /// | token | gives tokens | the token, or none |
     /// | token | never gave one, or not for [`TOKEN_ABANDONED_US`] | as balance |
     #[must_use]
-    pub fn of(limits: &Limits, turn: TokenSlice, now_us: u64) -> Self {
-        let TokenSlice { from_us, until_us } = turn;
+    pub fn of(limits: &Limits, slice: TokenSlice, now_us: u64) -> Self {
+        let TokenSlice { from_us, until_us } = slice;
         match limits.compute_policy {
             ComputePolicy::None => Self::Free,
             ComputePolicy::Balance | ComputePolicy::Fixed => Self::by_rate(limits),

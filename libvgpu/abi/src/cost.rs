@@ -215,6 +215,15 @@ impl Cost {
         Self::of(self.0 & MAX_COST_NS, 1, self.deviation())
     }
 
+    /// Returns the cost with half as many samples: the mean stays, the next samples move it more.
+    #[must_use]
+    pub fn aged(self) -> Self {
+        if self.samples() == 0 {
+            return self;
+        }
+        Self::of(self.0 & MAX_COST_NS, self.samples() / 2, self.deviation())
+    }
+
     /// Returns the duration of a launch from its events, nanoseconds; `None` if the events say nothing. A busy host
     /// delays an idle GPU, so the events may include idle time.
     ///

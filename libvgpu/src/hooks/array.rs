@@ -3,7 +3,6 @@
 use core::ffi::{c_int, c_uint, c_void};
 
 use crate::blocks;
-use crate::card::Card;
 use crate::charge_map::Charge;
 use crate::cuda::{
     CUDA_ARRAY_DESCRIPTOR, CUDA_ARRAY_DESCRIPTOR_v1, CUDA_ARRAY3D_DESCRIPTOR,
@@ -11,14 +10,14 @@ use crate::cuda::{
     CUresult,
 };
 use crate::elements;
+use crate::functions::{
+    cuArray3DCreate, cuArray3DCreate_v2, cuArrayCreate, cuArrayCreate_v2, cuArrayDestroy,
+    cuMipmappedArrayCreate,
+};
 use crate::hooks::driver_cache::reserve;
 use crate::hooks::memory::{Request, free_charged};
 use crate::hooks::sparse;
 use crate::process::Process;
-use crate::table::{
-    cuArray3DCreate, cuArray3DCreate_v2, cuArrayCreate, cuArrayCreate_v2, cuArrayDestroy,
-    cuMipmappedArrayCreate,
-};
 
 /// `CUDA_ARRAY3D_SPARSE` and `CUDA_ARRAY3D_DEFERRED_MAPPING`: no memory until some is mapped.
 const WITHOUT_MEMORY: c_uint = 0x40 | 0x80;
@@ -102,7 +101,7 @@ pub(crate) fn release_array(process: &'static Process, array: u64, charge: Charg
 }
 
 fn release(process: &'static Process, charge: Charge) {
-    let Some(card) = Card::at(process, charge.card) else {
+    let Some(card) = process.card(charge.card) else {
         return;
     };
     if charge.bytes == 0 || !blocks::is_small(charge.bytes) {

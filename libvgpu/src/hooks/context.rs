@@ -3,22 +3,23 @@
 
 use core::ffi::{c_int, c_uint, c_void};
 
-use crate::card::{Card, Target, target_of_device};
+use crate::card::Card;
 use crate::charge_map::Charge;
 use crate::cuda::{
     CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUcontext,
     CUdevice, CUresult,
 };
-use crate::hooks::driver_cache::reserve;
-use crate::hooks::memory::{free_charged, release_linear};
-use crate::hooks::physical_use::{attribute, measured_context};
-use crate::hooks::{array, module, shared_memory};
-use crate::meter;
-use crate::process::Process;
-use crate::records::Context;
-use crate::table::{
+use crate::current::{Target, target_of_device};
+use crate::functions::{
     cuCtxAttach, cuCtxCreate, cuCtxCreate_v3, cuCtxCreate_v4, cuCtxDestroy, cuCtxDetach,
 };
+use crate::hooks::driver_cache::reserve;
+use crate::hooks::memory::{free_charged, release_linear};
+use crate::hooks::metering;
+use crate::hooks::physical_use::{attribute, measured_context};
+use crate::hooks::{array, module, shared_memory};
+use crate::process::Process;
+use crate::records::Context;
 
 /// Charge of a context, made before its creation.
 pub(crate) enum ContextCharge {
@@ -94,7 +95,7 @@ pub(crate) fn create_charged(
             attachments: 0,
         };
         let key = context.expose_provenance() as u64;
-        card.process().contexts.insert(key, charge);
+        Process::of(card).contexts.insert(key, charge);
     } else {
         release_context(card, bytes);
     }
@@ -141,23 +142,23 @@ pub(crate) unsafe fn create_v4(
 }
 
 pub(crate) unsafe fn destroy(original: cuCtxDestroy::Function, context: CUcontext) -> CUresult {
-    meter::forget_context(context.expose_provenance() as u64);
     let key = context.expose_provenance() as u64;
+    metering::begin_end_of_contexts(|context| context == key);
     free_charged(
         |process| &process.contexts,
         key,
         || {
             // SAFETY: the caller's arguments.
             let result = unsafe { original(context) };
-            meter::forget_card_of(|context| context == key);
             if result == CUDA_SUCCESS {
+                metering::end_contexts(|context| context == key);
                 release_allocations_of(key);
             }
             result
         },
         |process, _, ended| {
             if let Context::Own { bytes, card, .. } = ended
-                && let Some(card) = Card::at(process, card)
+                && let Some(card) = process.card(card)
             {
                 release_context(card, bytes);
             }

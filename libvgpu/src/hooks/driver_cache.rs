@@ -8,13 +8,15 @@ use crate::charge_map::ChargeMap;
 use crate::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUresult};
 use crate::guard::GateGuard;
 use crate::hooks::exported;
+use crate::process::Process;
 
+pub(crate) mod destroyed;
 pub(crate) mod graphs;
 pub(crate) mod pools;
 
 /// Updates the charges after libcuda returned cached memory to the GPU, or other processes closed memory.
 pub(crate) fn refresh(card: Card) {
-    exported::settle(card.process(), card);
+    exported::settle(Process::of(card), card);
     graphs::refresh(card);
     pools::refresh(card);
 }
@@ -32,7 +34,7 @@ pub(crate) fn deny(card: Card) -> CUresult {
 
 /// As [`reserve`], with another way to reserve.
 pub(crate) fn reserve_with(card: Card, reserve: impl Fn() -> bool) -> bool {
-    let pending = &card.process().pending_reservations;
+    let pending = &Process::of(card).pending_reservations;
     let is_taken = pending.reserve(&reserve) || (trim_all(card) && pending.reserve(&reserve));
     if !is_taken {
         card.count_denied();
@@ -43,7 +45,7 @@ pub(crate) fn reserve_with(card: Card, reserve: impl Fn() -> bool) -> bool {
 /// As [`reserve`], for a call that may need less. A denial is not counted: the caller may have an alternative.
 #[inline]
 pub(crate) fn reserve_ahead(card: Card, bytes: u64) -> Option<GateGuard<'static>> {
-    let pending = &card.process().pending_reservations;
+    let pending = &Process::of(card).pending_reservations;
     let begin = || {
         if pending.is_certain(|| card.certainly_lacks(bytes)) {
             return None;
@@ -55,7 +57,7 @@ pub(crate) fn reserve_ahead(card: Card, bytes: u64) -> Option<GateGuard<'static>
 
 /// Trims all caches; returns `false` if there are none.
 fn trim_all(card: Card) -> bool {
-    let has_exported = exported::settle(card.process(), card);
+    let has_exported = exported::settle(Process::of(card), card);
     let (has_pools, has_graphs) = (pools::trim_all(card), graphs::trim_all(card));
     has_exported || has_pools || has_graphs
 }

@@ -50,7 +50,7 @@ pub(crate) fn add(
         Some(Physical { origin, ..*memory })
     });
     let Some(memory) = before else { return };
-    let Some(card) = Card::at(process, memory.card) else {
+    let Some(card) = process.card(memory.card) else {
         return;
     };
     if memory.origin == Origin::Own {
@@ -114,7 +114,7 @@ fn end_closed(process: &'static Process, is_open: impl Fn(u64) -> bool) -> bool 
         let Some(closed) = process.descriptors.remove(key) else {
             return;
         };
-        if let Some(card) = Card::at(process, closed.card)
+        if let Some(card) = process.card(closed.card)
             && closed.bytes != 0
         {
             card.end_export_charged(closed.bytes);

@@ -3,15 +3,16 @@
 //! An import is charged unless the memory belongs to the same share; see [`crate::imports`].
 
 use crate::blocks::BLOCK;
-use crate::card::{Card, Target, target_of_current_context};
 use crate::charge_map::Charge;
 use crate::cuda::{
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_EXTERNAL_MEMORY_HANDLE_DESC, CUDA_SUCCESS, CUexternalMemory,
     CUresult,
 };
+use crate::current::{Target, target_of_current_context};
+use crate::functions::{cuDestroyExternalMemory, cuImportExternalMemory};
 use crate::hooks::driver_cache::reserve_with;
 use crate::hooks::memory::free_charged;
-use crate::table::{cuDestroyExternalMemory, cuImportExternalMemory};
+use crate::process::Process;
 
 pub(crate) unsafe fn import(
     original: cuImportExternalMemory::Function,
@@ -40,7 +41,7 @@ pub(crate) unsafe fn import(
         };
         // SAFETY: libcuda has written the object.
         let key = unsafe { external.read() }.expose_provenance() as u64;
-        card.process().externals.insert(key, charge);
+        Process::of(card).externals.insert(key, charge);
     } else {
         card.end_import(bytes);
     }
@@ -57,7 +58,7 @@ pub(crate) unsafe fn destroy(
         // SAFETY: the caller's arguments.
         || unsafe { original(external) },
         |process, _, charge| {
-            if let Some(card) = Card::at(process, charge.card) {
+            if let Some(card) = process.card(charge.card) {
                 card.end_import(charge.bytes);
             }
         },

@@ -1,11 +1,11 @@
 //! Free by pointer: one function for all kinds of allocations.
 
 use crate::cuda::{CUdeviceptr, CUdeviceptr_v1, CUresult, CUstream};
+use crate::functions::{cuMemFree, cuMemFree_v2, cuMemFreeAsync};
 use crate::hooks::memory::free_linear;
+use crate::hooks::metering::NullStream;
 use crate::hooks::pool;
-use crate::meter::NullStream;
 use crate::process::Process;
-use crate::table::{cuMemFree, cuMemFree_v2, cuMemFreeAsync};
 
 fn free(
     pointer: CUdeviceptr,
@@ -38,5 +38,5 @@ pub(crate) unsafe fn in_order<S: NullStream>(
 ) -> CUresult {
     // SAFETY: the caller's arguments.
     let call = || unsafe { original(pointer, stream) };
-    free(pointer, Some(S::meant_by(stream)), call)
+    free(pointer, Some(S::resolve(stream)), call)
 }

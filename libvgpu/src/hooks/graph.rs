@@ -5,7 +5,7 @@
 //! device leaves the GPU idle, so its cost stays that sum.
 
 use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
-use core::ptr::{self, NonNull};
+use core::ptr;
 
 use drava_vgpu_abi::cost::{Cost, FIRST_GUESS_NS, LaunchKind};
 
@@ -15,22 +15,23 @@ use crate::cuda::{
     CUgraphExec, CUgraphNode, CUresult, CUstream,
 };
 use crate::driver::{Library, Original};
-use crate::hooks::{graph_memory, pool};
-use crate::meter::{self, NullStream, metered};
-use crate::table::{
+use crate::functions::{
     cuGraphExecChildGraphNodeSetParams, cuGraphExecDestroy, cuGraphExecMemcpyNodeSetParams,
     cuGraphExecNodeSetParams, cuGraphExecUpdate, cuGraphExecUpdate_v2, cuGraphInstantiate,
     cuGraphInstantiateWithFlags, cuGraphInstantiateWithParams, cuGraphLaunch,
     cuGraphNodeSetEnabled, cuStreamBeginCapture, cuStreamBeginCapture_v2,
     cuStreamBeginCaptureToGraph, cuStreamEndCapture,
 };
+use crate::hooks::metering::{self, NullStream, metered};
+use crate::hooks::{graph_memory, pool};
 
 /// Number of nodes to inspect; a larger graph is extrapolated.
 const NODES: usize = 256;
 
-static GET_NODES: Original = Original::new(Library::Cuda, c"cuGraphGetNodes");
-static GET_TYPE: Original = Original::new(Library::Cuda, c"cuGraphNodeGetType");
-static GET_KERNEL: Original = Original::new(Library::Cuda, c"cuGraphKernelNodeGetParams_v2");
+static GET_NODES: Original<GetNodes> = Original::new(Library::Cuda, c"cuGraphGetNodes");
+static GET_TYPE: Original<GetType> = Original::new(Library::Cuda, c"cuGraphNodeGetType");
+static GET_KERNEL: Original<GetKernel> =
+    Original::new(Library::Cuda, c"cuGraphKernelNodeGetParams_v2");
 
 type GetNodes = unsafe extern "C" fn(CUgraph, *mut CUgraphNode, *mut usize) -> CUresult;
 type GetType = unsafe extern "C" fn(CUgraphNode, *mut c_int) -> CUresult;
@@ -42,9 +43,7 @@ fn kind_of(exec: CUgraphExec) -> LaunchKind {
 
 /// Returns the sum of the known costs of the graph's kernels.
 fn estimate_ns(graph: CUgraph) -> Option<u64> {
-    let get = GET_NODES.address()?;
-    // SAFETY: the signature of `cuGraphGetNodes`.
-    let get = unsafe { core::mem::transmute::<NonNull<_>, GetNodes>(get) };
+    let get = GET_NODES.get()?;
     let mut all = 0usize;
     // SAFETY: without an array it only writes the number of nodes.
     if unsafe { get(graph, ptr::null_mut(), &raw mut all) } != CUDA_SUCCESS {
@@ -61,7 +60,7 @@ fn estimate_ns(graph: CUgraph) -> Option<u64> {
         .iter()
         .take(inspected)
         .filter_map(|node| kernel_of(*node))
-        .filter_map(meter::known_cost_ns)
+        .filter_map(metering::known_cost_ns)
         .fold(0u64, u64::saturating_add);
     let sum = sum
         .saturating_mul(all as u64)
@@ -71,18 +70,14 @@ fn estimate_ns(graph: CUgraph) -> Option<u64> {
 
 /// Returns the kernel of a kernel node.
 fn kernel_of(node: CUgraphNode) -> Option<LaunchKind> {
-    let get_type = GET_TYPE.address()?;
-    // SAFETY: the signature of `cuGraphNodeGetType`.
-    let get_type = unsafe { core::mem::transmute::<NonNull<_>, GetType>(get_type) };
+    let get_type = GET_TYPE.get()?;
     let mut r#type = -1;
     // SAFETY: writes one number.
     let result = unsafe { get_type(node, &raw mut r#type) };
     if result != CUDA_SUCCESS || r#type != CU_GRAPH_NODE_TYPE_KERNEL {
         return None;
     }
-    let get = GET_KERNEL.address()?;
-    // SAFETY: the signature of `cuGraphKernelNodeGetParams_v2`.
-    let get = unsafe { core::mem::transmute::<NonNull<_>, GetKernel>(get) };
+    let get = GET_KERNEL.get()?;
     let mut parameters = CUDA_KERNEL_NODE_PARAMS::ZERO;
     // SAFETY: writes one structure.
     if unsafe { get(node, &raw mut parameters) } != CUDA_SUCCESS {
@@ -115,7 +110,7 @@ unsafe fn instantiated(result: CUresult, exec: *const CUgraphExec, graph: CUgrap
         } else {
             estimate.map_or(Cost::UNKNOWN, Cost::guess)
         };
-        meter::expect(kind_of(exec), cost);
+        metering::expect(kind_of(exec), cost);
     }
     result
 }
@@ -183,7 +178,7 @@ pub(crate) unsafe fn instantiate_with_params(
 
 /// Marks the cost as stale after a change of an executable graph, or an attempt.
 fn changed(exec: CUgraphExec, result: CUresult) -> CUresult {
-    meter::mark_stale(kind_of(exec));
+    metering::mark_stale(kind_of(exec));
     result
 }
 
@@ -253,7 +248,7 @@ pub(crate) unsafe fn destroy(
     original: cuGraphExecDestroy::Function,
     exec: CUgraphExec,
 ) -> CUresult {
-    meter::expect(kind_of(exec), Cost::UNKNOWN);
+    metering::expect(kind_of(exec), Cost::UNKNOWN);
     graph_memory::forget(exec);
     // SAFETY: the caller's arguments.
     unsafe { original(exec) }
@@ -264,13 +259,13 @@ pub(crate) unsafe fn launch<S: NullStream>(
     exec: CUgraphExec,
     stream: CUstream,
 ) -> CUresult {
-    let stream_meant = S::meant_by(stream);
+    let resolved = S::resolve(stream);
     // Memory is reserved when the launch is admitted, not while it waits.
     metered!(
         kind_of(exec),
-        stream_meant,
+        resolved,
         // SAFETY: the caller's arguments.
-        graph_memory::launch_charged(exec, stream_meant, || unsafe { original(exec, stream) })
+        graph_memory::launch_charged(exec, resolved, || unsafe { original(exec, stream) })
     )
 }
 
@@ -279,7 +274,7 @@ pub(crate) unsafe fn begin_capture<S: NullStream>(
     stream: CUstream,
 ) -> CUresult {
     // SAFETY: the caller's arguments.
-    meter::begin_capture(S::meant_by(stream), || unsafe { original(stream) })
+    metering::begin_capture(S::resolve(stream), || unsafe { original(stream) })
 }
 
 pub(crate) unsafe fn begin_capture_v2<S: NullStream>(
@@ -288,7 +283,7 @@ pub(crate) unsafe fn begin_capture_v2<S: NullStream>(
     mode: c_int,
 ) -> CUresult {
     // SAFETY: the caller's arguments.
-    meter::begin_capture(S::meant_by(stream), || unsafe { original(stream, mode) })
+    metering::begin_capture(S::resolve(stream), || unsafe { original(stream, mode) })
 }
 
 pub(crate) unsafe fn begin_capture_to_graph<S: NullStream>(
@@ -300,7 +295,7 @@ pub(crate) unsafe fn begin_capture_to_graph<S: NullStream>(
     count: usize,
     mode: c_int,
 ) -> CUresult {
-    meter::begin_capture(S::meant_by(stream), || {
+    metering::begin_capture(S::resolve(stream), || {
         // SAFETY: the caller's arguments.
         unsafe { original(stream, graph, dependencies, edges, count, mode) }
     })
@@ -312,19 +307,19 @@ pub(crate) unsafe fn end_capture<S: NullStream>(
     graph: *mut CUgraph,
 ) -> CUresult {
     // SAFETY: the caller's arguments.
-    meter::end_capture(S::meant_by(stream), || unsafe { original(stream, graph) })
+    metering::end_capture(S::resolve(stream), || unsafe { original(stream, graph) })
 }
 
 /// A destroyed stream is not being captured, and its handle may be reused.
 pub(crate) unsafe fn destroy_stream(
-    original: crate::table::cuStreamDestroy::Function,
+    original: crate::functions::cuStreamDestroy::Function,
     stream: CUstream,
 ) -> CUresult {
     pool::forget_stream(stream);
     // SAFETY: the caller's arguments.
     let result = unsafe { original(stream) };
     if result == CUDA_SUCCESS {
-        meter::forget_stream(stream);
+        metering::forget_stream(stream);
     }
     result
 }

@@ -6,33 +6,36 @@
 //! need is the sum of the allocation nodes; libcuda may use less, where nodes share memory. Memory cached from an
 //! earlier launch is not reserved again; see [`crate::hooks::driver_cache::graphs`].
 
-use core::ffi::{c_int, c_void};
+use core::ffi::c_int;
 use core::mem::{MaybeUninit, size_of};
-use core::ptr::{self, NonNull};
+use core::ptr;
 use core::slice;
 
 use crate::blocks::BLOCK;
-use crate::card::{Card, Target, target_of_device};
+use crate::card::Card;
 use crate::cuda::{
     CU_GRAPH_NODE_TYPE_GRAPH, CU_GRAPH_NODE_TYPE_MEM_ALLOC, CU_GRAPH_NODE_TYPES_THAT_WAIT,
     CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_MEM_ALLOC_NODE_PARAMS,
     CUDA_SUCCESS, CUdevice, CUgraph, CUgraphExec, CUgraphNode, CUresult, CUstream,
 };
+use crate::current::{Target, target_of_device};
 use crate::driver::{Library, Original};
+use crate::functions::cuGraphUpload;
 use crate::hooks::driver_cache::{deny, graphs, reserve_ahead};
-use crate::meter;
+use crate::hooks::metering;
 use crate::process::Process;
 use crate::records::GraphNeed;
 use crate::sys;
-use crate::table::cuGraphUpload;
 
 /// Depth of inspected child graphs; libcuda allows only a few levels.
 const DEPTH: u32 = 16;
 
-static GET_NODES: Original = Original::new(Library::Cuda, c"cuGraphGetNodes");
-static GET_TYPE: Original = Original::new(Library::Cuda, c"cuGraphNodeGetType");
-static GET_CHILD: Original = Original::new(Library::Cuda, c"cuGraphChildGraphNodeGetGraph");
-static GET_ALLOCATION: Original = Original::new(Library::Cuda, c"cuGraphMemAllocNodeGetParams");
+static GET_NODES: Original<GetNodes> = Original::new(Library::Cuda, c"cuGraphGetNodes");
+static GET_TYPE: Original<GetType> = Original::new(Library::Cuda, c"cuGraphNodeGetType");
+static GET_CHILD: Original<GetChild> =
+    Original::new(Library::Cuda, c"cuGraphChildGraphNodeGetGraph");
+static GET_ALLOCATION: Original<GetAllocation> =
+    Original::new(Library::Cuda, c"cuGraphMemAllocNodeGetParams");
 
 type GetNodes = unsafe extern "C" fn(CUgraph, *mut CUgraphNode, *mut usize) -> CUresult;
 type GetType = unsafe extern "C" fn(CUgraphNode, *mut c_int) -> CUresult;
@@ -56,11 +59,9 @@ struct Need {
 
 /// Calls `each` with every node of the graph, except nodes that cannot be queried.
 fn for_each_node(graph: CUgraph, mut each: impl FnMut(CUgraphNode)) {
-    let Some(get) = GET_NODES.address() else {
+    let Some(get) = GET_NODES.get() else {
         return;
     };
-    // SAFETY: the signature of `cuGraphGetNodes`.
-    let get = unsafe { core::mem::transmute::<NonNull<c_void>, GetNodes>(get) };
     let mut count = 0;
     // SAFETY: without an array it only writes the number of nodes.
     let result = unsafe { get(graph, ptr::null_mut(), &raw mut count) };
@@ -84,9 +85,7 @@ fn for_each_node(graph: CUgraph, mut each: impl FnMut(CUgraphNode)) {
 }
 
 fn type_of(node: CUgraphNode) -> Option<c_int> {
-    let get = GET_TYPE.address()?;
-    // SAFETY: the signature of `cuGraphNodeGetType`.
-    let get = unsafe { core::mem::transmute::<NonNull<c_void>, GetType>(get) };
+    let get = GET_TYPE.get()?;
     let mut kind = 0;
     // SAFETY: writes one type.
     let result = unsafe { get(node, &raw mut kind) };
@@ -94,9 +93,7 @@ fn type_of(node: CUgraphNode) -> Option<c_int> {
 }
 
 fn child_of(node: CUgraphNode) -> Option<CUgraph> {
-    let get = GET_CHILD.address()?;
-    // SAFETY: the signature of `cuGraphChildGraphNodeGetGraph`.
-    let get = unsafe { core::mem::transmute::<NonNull<c_void>, GetChild>(get) };
+    let get = GET_CHILD.get()?;
     let mut child = ptr::null_mut();
     // SAFETY: writes one graph.
     let result = unsafe { get(node, &raw mut child) };
@@ -104,9 +101,7 @@ fn child_of(node: CUgraphNode) -> Option<CUgraph> {
 }
 
 fn allocation_of(node: CUgraphNode) -> Option<CUDA_MEM_ALLOC_NODE_PARAMS> {
-    let get = GET_ALLOCATION.address()?;
-    // SAFETY: the signature of `cuGraphMemAllocNodeGetParams`.
-    let get = unsafe { core::mem::transmute::<NonNull<c_void>, GetAllocation>(get) };
+    let get = GET_ALLOCATION.get()?;
     let mut params = MaybeUninit::<CUDA_MEM_ALLOC_NODE_PARAMS>::zeroed();
     // SAFETY: writes one set of parameters.
     let result = unsafe { get(node, params.as_mut_ptr()) };
@@ -168,7 +163,7 @@ pub(crate) fn record(exec: CUgraphExec, graph: CUgraph) -> Contents {
             device: need.device,
             is_counted: false,
         };
-        card.process().graphs.insert(key_of(exec), need);
+        Process::of(card).graphs.insert(key_of(exec), need);
     }
     contents
 }
@@ -182,10 +177,10 @@ pub(crate) fn launch_charged(
 ) -> CUresult {
     let known = Process::get().and_then(|process| {
         let need = process.graphs.get(key_of(exec))?;
-        Some((Card::at(process, need.card)?, need))
+        Some((process.card(need.card)?, need))
     });
     match known {
-        Some((card, GraphNeed { bytes, device, .. })) if !meter::is_capturing(stream) => {
+        Some((card, GraphNeed { bytes, device, .. })) if !metering::is_capturing(stream) => {
             let need = Need { device, bytes };
             let reused = graphs::reuse_charge(card, need.device, key_of(exec), need.bytes);
             call_charged(card, need, reused, call)
@@ -203,7 +198,7 @@ fn call_charged(
 ) -> CUresult {
     let more = need.bytes.saturating_sub(reused_bytes);
     let attempt = match more {
-        0 => Some(card.process().pending_reservations.begin()),
+        0 => Some(Process::of(card).pending_reservations.begin()),
         _ => reserve_ahead(card, more),
     };
     let Some(_attempt) = attempt else {

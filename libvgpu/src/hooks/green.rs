@@ -6,10 +6,10 @@
 use core::ffi::{c_uint, c_void};
 
 use crate::cuda::{CUDA_SUCCESS, CUcontext, CUdevice, CUgreenCtx, CUresult};
+use crate::functions::{cuCtxFromGreenCtx, cuGreenCtxCreate, cuGreenCtxDestroy};
+use crate::hooks::metering;
 use crate::hooks::primary;
-use crate::meter;
 use crate::process::Process;
-use crate::table::{cuCtxFromGreenCtx, cuGreenCtxCreate, cuGreenCtxDestroy};
 
 pub(crate) unsafe fn create(
     original: cuGreenCtxCreate::Function,
@@ -57,7 +57,7 @@ pub(crate) unsafe fn destroy(original: cuGreenCtxDestroy::Function, green: CUgre
         Process::get().and_then(|process| Some((process, primary::device_of_part(process, key)?)));
     let Some((process, device)) = known else {
         // The meter's events may end with it.
-        meter::forget_all_contexts();
+        metering::begin_end_of_contexts(|_| true);
         return call();
     };
     primary::end_with(device, || {

@@ -1,13 +1,13 @@
 //! Linear memory that other processes open by IPC handle; see [`crate::hooks::shared_memory`].
 
-use core::ffi::{c_uint, c_void};
-use core::ptr::NonNull;
+use core::ffi::c_uint;
 
-use crate::card::{Card, Target, current_context, target_of_current_context};
 use crate::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdeviceptr, CUipcMemHandle, CUresult};
+use crate::current::{Target, target_of_current_context};
+use crate::device::current_context;
+use crate::functions::{cuIpcCloseMemHandle, cuIpcGetMemHandle, cuIpcOpenMemHandle};
 use crate::hooks::shared_memory::{self, blocks_around, range_of};
 use crate::process::Process;
-use crate::table::{cuIpcCloseMemHandle, cuIpcGetMemHandle, cuIpcOpenMemHandle};
 
 pub(crate) unsafe fn get_handle(
     original: cuIpcGetMemHandle::Function,
@@ -19,7 +19,7 @@ pub(crate) unsafe fn get_handle(
     if let Some(process) = Process::get().filter(|_| result == CUDA_SUCCESS)
         && let Some((base, _)) = range_of(pointer)
         && let Some(charge) = process.pointers.get(base)
-        && let Some(card) = Card::at(process, charge.card)
+        && let Some(card) = process.card(charge.card)
     {
         // A small allocation is opened with its block.
         let chunk = blocks_around(base, charge.bytes);
@@ -61,12 +61,9 @@ pub(crate) unsafe fn open(
 
 /// Closes an import that was denied.
 fn undo_open(address: CUdeviceptr) {
-    let Some(close) = cuIpcCloseMemHandle::ORIGINAL.address() else {
+    let Some(close) = cuIpcCloseMemHandle::ORIGINAL.get() else {
         return;
     };
-    // SAFETY: the original function has this signature.
-    let close =
-        unsafe { core::mem::transmute::<NonNull<c_void>, cuIpcCloseMemHandle::Function>(close) };
     // SAFETY: just opened, and unknown to the program.
     unsafe { close(address) };
 }

@@ -7,11 +7,11 @@ use drava_vgpu_abi::cost::LaunchKind;
 use crate::cuda::{
     CU_STREAM_LEGACY, CUDA_LAUNCH_PARAMS, CUfunction, CUlaunchConfig, CUresult, CUstream,
 };
-use crate::meter::{NullStream, metered};
-use crate::table::{
+use crate::functions::{
     cuLaunch, cuLaunchCooperativeKernel, cuLaunchCooperativeKernelMultiDevice, cuLaunchGrid,
     cuLaunchGridAsync, cuLaunchKernel, cuLaunchKernelEx,
 };
+use crate::hooks::metering::{NullStream, metered};
 
 #[inline]
 fn kind_of(function: CUfunction, grid: [c_uint; 3], block: [c_uint; 3]) -> LaunchKind {
@@ -40,7 +40,7 @@ pub(crate) unsafe fn kernel<S: NullStream>(
         [block_x, block_y, block_z],
     );
     // SAFETY: the caller's arguments.
-    metered!(kind, S::meant_by(stream), unsafe {
+    metered!(kind, S::resolve(stream), unsafe {
         original(
             function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream,
             parameters, extra,
@@ -74,7 +74,7 @@ pub(crate) unsafe fn kernel_ex<S: NullStream>(
     // SAFETY: the caller's arguments.
     let (kind, stream) = unsafe { of_config(config, function) };
     // SAFETY: the caller's arguments.
-    metered!(kind, S::meant_by(stream), unsafe {
+    metered!(kind, S::resolve(stream), unsafe {
         original(config, function, parameters, extra)
     })
 }
@@ -100,7 +100,7 @@ pub(crate) unsafe fn cooperative<S: NullStream>(
         [block_x, block_y, block_z],
     );
     // SAFETY: the caller's arguments.
-    metered!(kind, S::meant_by(stream), unsafe {
+    metered!(kind, S::resolve(stream), unsafe {
         original(
             function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream, parameters,
         )

@@ -9,9 +9,13 @@ use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::ptr::{self, NonNull};
 
 use crate::cuda::{CUDA_SUCCESS, CUresult};
+use crate::functions::{cuGetProcAddress, cuGetProcAddress_v2, cuInit};
+use crate::hook::Hook;
 use crate::process::Process;
 use crate::sys::SavedErrno;
-use crate::table::{self, Hook, cuGetProcAddress, cuGetProcAddress_v2, cuInit};
+
+/// Finds the hook with a base name for which the predicate is true.
+pub(crate) type Find = fn(&CStr, &dyn Fn(&Hook) -> bool) -> Option<&'static Hook>;
 
 /// Finds the process's limits before libcuda opens its device files: when the process ends, the kernel closes those
 /// before the file whose lock marks the process as alive.
@@ -27,6 +31,7 @@ pub(crate) unsafe fn get_proc_address(
     function: *mut *mut c_void,
     version: c_int,
     flags: u64,
+    find: Find,
 ) -> CUresult {
     // SAFETY: the caller's arguments.
     let result = unsafe { original(symbol, function, version, flags) };
@@ -38,7 +43,7 @@ pub(crate) unsafe fn get_proc_address(
     };
     if result == CUDA_SUCCESS {
         // SAFETY: libcuda accepted both pointers.
-        unsafe { replace(symbol, function, ask) };
+        unsafe { replace(symbol, function, ask, find) };
     }
     result
 }
@@ -50,6 +55,7 @@ pub(crate) unsafe fn get_proc_address_v2(
     version: c_int,
     flags: u64,
     status: *mut c_int,
+    find: Find,
 ) -> CUresult {
     // SAFETY: the caller's arguments.
     let result = unsafe { original(symbol, function, version, flags, status) };
@@ -62,7 +68,7 @@ pub(crate) unsafe fn get_proc_address_v2(
     };
     if result == CUDA_SUCCESS {
         // SAFETY: libcuda accepted both pointers.
-        unsafe { replace(symbol, function, ask) };
+        unsafe { replace(symbol, function, ask, find) };
     }
     result
 }
@@ -75,6 +81,7 @@ unsafe fn replace(
     symbol: *const c_char,
     function: *mut *mut c_void,
     ask: impl Fn(&CStr, c_int, u64) -> Option<NonNull<c_void>>,
+    find: Find,
 ) {
     if symbol.is_null() || function.is_null() {
         return;
@@ -86,11 +93,11 @@ unsafe fn replace(
     let Some(found) = NonNull::new(unsafe { function.read() }) else {
         return;
     };
-    let is_same = |hook: &&Hook| {
+    let is_same = |hook: &Hook| {
         hook.original.address() == Some(found)
             || ask(hook.base, hook.since, hook.flags) == Some(found)
     };
-    if let Some(hook) = table::by_base(base).find(is_same)
+    if let Some(hook) = find(base, &is_same)
         && hook.is_needed()
     {
         hook.original.address_or(found);

@@ -2,25 +2,26 @@
 //!
 //! Reserve, call libcuda, keep or release the charge. A request beyond the limit is denied without calling libcuda.
 
-use core::ffi::{c_int, c_uint, c_void};
-use core::ptr::NonNull;
+use core::ffi::{c_int, c_uint};
 
 use crate::blocks::{self, BLOCK, BlockClass, SmallArrays};
-use crate::card::{Card, Target, current_context, current_device, target_of_current_context};
+use crate::card::Card;
 use crate::charge_map::{Charge, ChargeMap, Record};
 use crate::cuda::{
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdevice, CUdeviceptr, CUdeviceptr_v1, CUresult,
 };
+use crate::current::{Target, target_of_current_context};
+use crate::device::{current_context, current_device};
 use crate::driver::{Library, Original};
+use crate::functions::{
+    cuMemAlloc, cuMemAlloc_v2, cuMemAllocManaged, cuMemAllocPitch, cuMemAllocPitch_v2, cuMemFree_v2,
+};
 use crate::guard::GateGuard;
 use crate::hooks::driver_cache::{deny, reserve, reserve_ahead};
 use crate::hooks::shared_memory;
 use crate::process::Process;
-use crate::table::{
-    cuMemAlloc, cuMemAlloc_v2, cuMemAllocManaged, cuMemAllocPitch, cuMemAllocPitch_v2, cuMemFree_v2,
-};
 
-static ADVISE: Original = Original::new(Library::Cuda, c"cuMemAdvise");
+static ADVISE: Original<Advise> = Original::new(Library::Cuda, c"cuMemAdvise");
 type Advise = unsafe extern "C" fn(CUdeviceptr, usize, c_int, CUdevice) -> CUresult;
 
 const CU_MEM_ATTACH_GLOBAL: c_uint = 1;
@@ -124,7 +125,7 @@ impl Request {
         reserved: u64,
         attempt: Option<GateGuard<'_>>,
     ) -> CUresult {
-        let process = card.process();
+        let process = Process::of(card);
         let result = (linear.call)();
         if result != CUDA_SUCCESS {
             card.release(reserved);
@@ -162,7 +163,7 @@ impl Request {
     ///
     /// If libcuda opens another block nevertheless, beyond the share's limit, the allocation is undone.
     fn allocate_in_hole(self, linear: &Linear<'_>, card: Card) -> Option<CUresult> {
-        let process = card.process();
+        let process = Process::of(card);
         let index = card.index();
         let has_arrays = process
             .small_arrays
@@ -210,7 +211,7 @@ impl Request {
         match self.target {
             Target::Unlimited => Ok(None),
             Target::Denied => Err(CUDA_ERROR_OUT_OF_MEMORY),
-            Target::Limited(card) => Ok(Some((card, card.process()))),
+            Target::Limited(card) => Ok(Some((card, Process::of(card)))),
         }
     }
 
@@ -270,7 +271,7 @@ impl Linear<'_> {
 
 /// Releases the charge of freed linear memory.
 pub(crate) fn release_linear(process: &'static Process, pointer: u64, charge: Charge) {
-    let Some(card) = Card::at(process, charge.card) else {
+    let Some(card) = process.card(charge.card) else {
         return;
     };
     shared_memory::end_export(process, pointer);
@@ -315,11 +316,9 @@ pub(crate) fn free_charged<R: Record + 'static>(
 /// # Safety
 /// libcuda has just returned `address`.
 pub(crate) unsafe fn undo_allocation(address: u64) {
-    let Some(free) = cuMemFree_v2::ORIGINAL.address() else {
+    let Some(free) = cuMemFree_v2::ORIGINAL.get() else {
         return;
     };
-    // SAFETY: the original function has this signature.
-    let free = unsafe { core::mem::transmute::<NonNull<c_void>, cuMemFree_v2::Function>(free) };
     // SAFETY: just allocated, and unknown to the program.
     unsafe { free(address) };
 }
@@ -329,19 +328,14 @@ pub(crate) unsafe fn undo_allocation(address: u64) {
 /// # Safety
 /// As for `cuMemAlloc_v2`.
 unsafe fn spill(device: CUdevice, pointer: *mut CUdeviceptr, bytes: usize) -> CUresult {
-    let Some(allocate) = cuMemAllocManaged::ORIGINAL.address() else {
+    let Some(allocate) = cuMemAllocManaged::ORIGINAL.get() else {
         return CUDA_ERROR_OUT_OF_MEMORY;
     };
-    // SAFETY: the original function has this signature.
-    let allocate =
-        unsafe { core::mem::transmute::<NonNull<c_void>, cuMemAllocManaged::Function>(allocate) };
     // SAFETY: the caller's arguments.
     let result = unsafe { allocate(pointer, bytes, CU_MEM_ATTACH_GLOBAL) };
     if result == CUDA_SUCCESS
-        && let Some(advise) = ADVISE.address()
+        && let Some(advise) = ADVISE.get()
     {
-        // SAFETY: the signature of `cuMemAdvise`.
-        let advise = unsafe { core::mem::transmute::<NonNull<c_void>, Advise>(advise) };
         // SAFETY: libcuda has written the pointer.
         let address = unsafe { pointer.read() };
         for (advice, device) in [

@@ -5,10 +5,11 @@
 
 use core::ffi::c_uint;
 
-use crate::card::{Amount, Target, target_of_current_context, target_of_device};
+use crate::card::Amount;
 use crate::cuda::{CUDA_SUCCESS, CUdevice, CUresult};
+use crate::current::{Target, target_of_current_context, target_of_device};
+use crate::functions::{cuDeviceTotalMem, cuDeviceTotalMem_v2, cuMemGetInfo, cuMemGetInfo_v2};
 use crate::hooks::driver_cache;
-use crate::table::{cuDeviceTotalMem, cuDeviceTotalMem_v2, cuMemGetInfo, cuMemGetInfo_v2};
 
 /// A denied GPU.
 const NONE: Amount = Amount {

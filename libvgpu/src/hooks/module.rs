@@ -1,6 +1,6 @@
 //! Memory that libcuda allocates for modules and for the limits of a context.
 //!
-//! An image does not tell the size of its global variables (it may be compressed, or PTX), so loading is measured:
+//! An image does not contain the size of its global variables (it may be compressed, or PTX), so loading is measured:
 //! the growth of the GPU's used memory that the share's account does not explain. Code and small variables are part
 //! of the estimate for a context until they add up to [`LEAST_BYTES`]. On a GPU with several tenants the growth may
 //! include memory of another one; therefore a load is denied only if its undo returns the memory.
@@ -11,7 +11,7 @@ use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::sync::atomic::Ordering;
 
 use crate::blocks::BLOCK;
-use crate::card::{Card, Target, current_context, current_device, target_of_current_context};
+use crate::card::Card;
 use crate::charge_map::Charge;
 use crate::cuda::{
     CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
@@ -19,16 +19,18 @@ use crate::cuda::{
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdevice, CUdeviceptr, CUkernel, CUlibrary, CUmodule,
     CUresult,
 };
+use crate::current::{Target, target_of_current_context};
+use crate::device::{current_context, current_device};
 use crate::driver::{Library, Original};
-use crate::hooks::driver_cache::reserve;
-use crate::hooks::memory::free_charged;
-use crate::hooks::physical_use::{attribute, uncounted_bytes};
-use crate::meter;
-use crate::process::Process;
-use crate::table::{
+use crate::functions::{
     cuCtxSetLimit, cuLibraryGetGlobal, cuLibraryGetKernel, cuLibraryGetModule, cuLibraryUnload,
     cuModuleLoad, cuModuleLoadDataEx, cuModuleUnload,
 };
+use crate::hooks::driver_cache::reserve;
+use crate::hooks::memory::free_charged;
+use crate::hooks::metering;
+use crate::hooks::physical_use::{attribute, uncounted_bytes};
+use crate::process::Process;
 
 /// Smallest growth that is charged.
 const LEAST_BYTES: u64 = 16 << 20;
@@ -104,11 +106,7 @@ unsafe fn load_with(module: *mut CUmodule, call: impl Fn() -> CUresult) -> CUres
             return result;
         }
         let with_module = uncounted_bytes(card);
-        if let Some(unload) = cuModuleUnload::ORIGINAL.address() {
-            // SAFETY: the original function has this signature.
-            let unload = unsafe {
-                core::mem::transmute::<core::ptr::NonNull<c_void>, cuModuleUnload::Function>(unload)
-            };
+        if let Some(unload) = cuModuleUnload::ORIGINAL.get() {
             // SAFETY: just loaded, and unknown to the program.
             unsafe { unload(loaded) };
         }
@@ -167,13 +165,13 @@ fn unload_with(key: u64, call: impl FnOnce() -> CUresult) -> CUresult {
         key,
         call,
         |process, _, charge| {
-            if let Some(card) = Card::at(process, charge.card) {
+            if let Some(card) = process.card(charge.card) {
                 card.release(charge.bytes);
             }
         },
     );
     // Other functions may get the handles of its functions.
-    meter::mark_all_stale();
+    metering::mark_all_stale();
     result
 }
 
@@ -268,14 +266,8 @@ pub(crate) unsafe fn library_kernel(
             let result = unsafe { original(kernel, library, name) };
             if result == CUDA_SUCCESS
                 && current_context().is_some()
-                && let Some(get) = cuLibraryGetModule::ORIGINAL.address()
+                && let Some(get) = cuLibraryGetModule::ORIGINAL.get()
             {
-                // SAFETY: the original function has this signature.
-                let get = unsafe {
-                    core::mem::transmute::<core::ptr::NonNull<c_void>, cuLibraryGetModule::Function>(
-                        get,
-                    )
-                };
                 let mut module = core::ptr::null_mut();
                 // SAFETY: writes one module; libcuda accepted the library. A library that does not fit into the GPU
                 // fails at its launch, as without this call.
@@ -288,13 +280,11 @@ pub(crate) unsafe fn library_kernel(
     )
 }
 
-static GET_LIMIT: Original = Original::new(Library::Cuda, c"cuCtxGetLimit");
+static GET_LIMIT: Original<GetLimit> = Original::new(Library::Cuda, c"cuCtxGetLimit");
 type GetLimit = unsafe extern "C" fn(*mut usize, c_int) -> CUresult;
 
 fn limit_of_context(limit: c_int) -> Option<u64> {
-    let get = GET_LIMIT.address()?;
-    // SAFETY: the signature of `cuCtxGetLimit`.
-    let get = unsafe { core::mem::transmute::<core::ptr::NonNull<c_void>, GetLimit>(get) };
+    let get = GET_LIMIT.get()?;
     let mut value = 0;
     // SAFETY: writes one number.
     let result = unsafe { get(&raw mut value, limit) };
@@ -370,7 +360,7 @@ pub(crate) fn end_context(process: &'static Process, context: u64) {
     let ends = |charge: &Charge| charge.context == context;
     for map in [&process.modules, &process.limits] {
         map.remove_all(ends, |_, charge| {
-            if let Some(card) = Card::at(process, charge.card) {
+            if let Some(card) = process.card(charge.card) {
                 card.release(charge.bytes);
             }
         });

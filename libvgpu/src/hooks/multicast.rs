@@ -4,16 +4,15 @@
 //! An object is recorded by its handle, as physical memory of zero bytes; see [`crate::hooks::physical`].
 
 use core::ffi::c_void;
-use core::ptr::NonNull;
 
 use crate::cuda::{CUDA_SUCCESS, CUdevice, CUdeviceptr, CUmemGenericAllocationHandle, CUresult};
-use crate::hooks::physical;
-use crate::process::Process;
-use crate::records::Binding;
-use crate::table::{
+use crate::functions::{
     cuMemRelease, cuMemRetainAllocationHandle, cuMulticastBindAddr, cuMulticastBindAddr_v2,
     cuMulticastBindMem, cuMulticastBindMem_v2, cuMulticastCreate, cuMulticastUnbind,
 };
+use crate::hooks::physical;
+use crate::process::Process;
+use crate::records::Binding;
 
 /// Returns the key of a binding.
 fn binding_key(object: CUmemGenericAllocationHandle, device: CUdevice, offset: usize) -> u64 {
@@ -93,18 +92,11 @@ pub(crate) unsafe fn bind_v2(
 
 /// Calls `run` with a handle of the physical memory that is mapped at an address, if any.
 fn with_memory_at(address: CUdeviceptr, run: impl FnOnce(CUmemGenericAllocationHandle)) {
-    let retain = cuMemRetainAllocationHandle::ORIGINAL.address();
-    let release = cuMemRelease::ORIGINAL.address();
+    let retain = cuMemRetainAllocationHandle::ORIGINAL.get();
+    let release = cuMemRelease::ORIGINAL.get();
     let (Some(retain), Some(release)) = (retain, release) else {
         return;
     };
-    // SAFETY: the original function has this signature.
-    let retain = unsafe {
-        core::mem::transmute::<NonNull<c_void>, cuMemRetainAllocationHandle::Function>(retain)
-    };
-    // SAFETY: the original function has this signature.
-    let release =
-        unsafe { core::mem::transmute::<NonNull<c_void>, cuMemRelease::Function>(release) };
     let address = usize::try_from(address).unwrap_or(0);
     let pointer = core::ptr::with_exposed_provenance_mut(address);
     let mut memory = 0;

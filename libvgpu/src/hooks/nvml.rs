@@ -6,26 +6,25 @@
 //!
 //! Handles, indices, UUIDs and PCI data are NVML's own: the container's device files define the visible GPUs.
 
-use core::ffi::{CStr, c_char, c_uint, c_void};
-use core::ptr::NonNull;
+use core::ffi::{CStr, c_char, c_uint};
 
 use drava_vgpu_abi::DeviceUuid;
 
-use crate::card::{Target, target_of};
+use crate::current::{Target, target_of};
 use crate::driver::{Library, Original};
+use crate::functions::{nvmlDeviceGetMemoryInfo, nvmlDeviceGetMemoryInfo_v2};
 use crate::hooks::memory_info::amount_of;
 use crate::nvml::{
     NVML_SUCCESS, UUID_BUFFER_SIZE, nvmlDevice_t, nvmlMemory_t, nvmlMemory_v2_t, nvmlReturn_t,
 };
 use crate::process::Process;
-use crate::table::{nvmlDeviceGetMemoryInfo, nvmlDeviceGetMemoryInfo_v2};
 
 pub(crate) mod accounting;
 pub(crate) mod performance;
 pub(crate) mod processes;
 pub(crate) mod utilization;
 
-static GET_UUID: Original = Original::new(Library::Nvml, c"nvmlDeviceGetUUID");
+static GET_UUID: Original<GetUuid> = Original::new(Library::Nvml, c"nvmlDeviceGetUUID");
 type GetUuid = unsafe extern "C" fn(nvmlDevice_t, *mut c_char, c_uint) -> nvmlReturn_t;
 
 /// Returns the limit that applies to an NVML device. MIG devices have UUIDs that no share has.
@@ -33,11 +32,9 @@ fn target(device: nvmlDevice_t) -> Target {
     let Some(process) = Process::get() else {
         return Target::Denied;
     };
-    let Some(get) = GET_UUID.address() else {
+    let Some(get) = GET_UUID.get() else {
         return Target::Unlimited;
     };
-    // SAFETY: the signature of `nvmlDeviceGetUUID`.
-    let get = unsafe { core::mem::transmute::<NonNull<c_void>, GetUuid>(get) };
     let mut text = [0u8; UUID_BUFFER_SIZE as usize];
     // SAFETY: NVML writes at most that many bytes.
     let result = unsafe { get(device, text.as_mut_ptr().cast(), UUID_BUFFER_SIZE) };

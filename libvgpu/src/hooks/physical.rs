@@ -7,31 +7,28 @@
 //! A mapping is counted before libcuda makes it; otherwise another thread could release the memory unnoticed.
 //! Handle values recur, so a record never outlives its last handle and mapping.
 
-use core::ffi::c_void;
 use core::mem::MaybeUninit;
-use core::ptr::NonNull;
 
-use crate::card::{Card, Target, target_of_device};
+use crate::card::Card;
 use crate::cuda::{
     CU_MEM_LOCATION_TYPE_DEVICE, CUDA_SUCCESS, CUdevice, CUmemAllocationProp,
     CUmemGenericAllocationHandle, CUresult,
 };
+use crate::current::{Target, target_of_device};
 use crate::driver::{Library, Original};
 use crate::hooks::driver_cache::reserve_with;
 use crate::hooks::exported;
 use crate::process::Process;
 use crate::records::{Binding, NO_CARD, Origin, Physical};
 
-static GET_PROPERTIES: Original =
+static GET_PROPERTIES: Original<GetProperties> =
     Original::new(Library::Cuda, c"cuMemGetAllocationPropertiesFromHandle");
 type GetProperties =
     unsafe extern "C" fn(*mut CUmemAllocationProp, CUmemGenericAllocationHandle) -> CUresult;
 
 /// Returns the device of the memory.
 pub(crate) fn device_of(handle: CUmemGenericAllocationHandle) -> Option<CUdevice> {
-    let get = GET_PROPERTIES.address()?;
-    // SAFETY: the signature of `cuMemGetAllocationPropertiesFromHandle`.
-    let get = unsafe { core::mem::transmute::<NonNull<c_void>, GetProperties>(get) };
+    let get = GET_PROPERTIES.get()?;
     let mut properties = MaybeUninit::<CUmemAllocationProp>::zeroed();
     // SAFETY: writes one set of properties.
     let result = unsafe { get(properties.as_mut_ptr(), handle) };
@@ -183,7 +180,7 @@ fn charge_import(
     bytes: u64,
 ) -> bool {
     let known = process.physical.get(handle);
-    let Some(card) = known.and_then(|memory| Card::at(process, memory.card)) else {
+    let Some(card) = known.and_then(|memory| process.card(memory.card)) else {
         return true;
     };
     reserve_with(card, || {
@@ -220,7 +217,7 @@ pub(crate) fn cancel_mapping(process: &'static Process, handle: CUmemGenericAllo
         })
     });
     if let Some(memory) = unpaid
-        && let Some(card) = Card::at(process, memory.card)
+        && let Some(card) = process.card(memory.card)
     {
         card.end_import(memory.bytes);
     }
@@ -257,7 +254,7 @@ fn release_if_unreferenced(process: &'static Process, handle: u64, remaining: Ph
     if remaining.is_referenced() {
         return;
     }
-    let Some(card) = Card::at(process, remaining.card) else {
+    let Some(card) = process.card(remaining.card) else {
         return drop_bindings(process, handle);
     };
     match remaining.origin {

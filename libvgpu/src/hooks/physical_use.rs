@@ -1,25 +1,23 @@
 //! The GPU's used memory as libcuda reports it, compared with the share's account.
 
-use core::ffi::{c_int, c_void};
-use core::ptr::NonNull;
+use core::ffi::c_int;
 
 use crate::card::Card;
 use crate::cuda::{CUDA_SUCCESS, CUcontext, CUdevice, CUresult};
 use crate::driver::{Library, Original};
-use crate::table::cuMemGetInfo_v2;
+use crate::functions::cuMemGetInfo_v2;
 
-static GET_ATTRIBUTE: Original = Original::new(Library::Cuda, c"cuDeviceGetAttribute");
-static PUSH: Original = Original::new(Library::Cuda, c"cuCtxPushCurrent_v2");
+static GET_ATTRIBUTE: Original<GetAttribute> =
+    Original::new(Library::Cuda, c"cuDeviceGetAttribute");
+static PUSH: Original<Push> = Original::new(Library::Cuda, c"cuCtxPushCurrent_v2");
 type Push = unsafe extern "C" fn(CUcontext) -> CUresult;
-static POP: Original = Original::new(Library::Cuda, c"cuCtxPopCurrent_v2");
+static POP: Original<Pop> = Original::new(Library::Cuda, c"cuCtxPopCurrent_v2");
 type Pop = unsafe extern "C" fn(*mut CUcontext) -> CUresult;
 type GetAttribute = unsafe extern "C" fn(*mut c_int, c_int, CUdevice) -> CUresult;
 
 /// Returns a `CU_DEVICE_ATTRIBUTE_*`.
 pub(crate) fn attribute(device: CUdevice, attribute: c_int) -> Option<u64> {
-    let get = GET_ATTRIBUTE.address()?;
-    // SAFETY: the signature of `cuDeviceGetAttribute`.
-    let get = unsafe { core::mem::transmute::<NonNull<c_void>, GetAttribute>(get) };
+    let get = GET_ATTRIBUTE.get()?;
     let mut value = 0;
     // SAFETY: writes one number.
     let result = unsafe { get(&raw mut value, attribute, device) };
@@ -34,9 +32,7 @@ pub(crate) fn uncounted_bytes(card: Card) -> Option<u64> {
 
 /// Returns the used memory of the current context's GPU.
 fn used_bytes() -> Option<u64> {
-    let get = cuMemGetInfo_v2::ORIGINAL.address()?;
-    // SAFETY: the original function has this signature.
-    let get = unsafe { core::mem::transmute::<NonNull<c_void>, cuMemGetInfo_v2::Function>(get) };
+    let get = cuMemGetInfo_v2::ORIGINAL.get()?;
     let (mut free, mut total) = (0usize, 0usize);
     // SAFETY: writes two sizes.
     let result = unsafe { get(&raw mut free, &raw mut total) };
@@ -48,11 +44,7 @@ fn used_bytes() -> Option<u64> {
 /// shows beyond the rest of the account, if that is near the estimate. Other tenants' memory makes it far from it,
 /// because each of them has a context.
 pub(crate) fn measured_context(card: Card, context: CUcontext, estimate: u64) -> Option<u64> {
-    let (push, pop) = (PUSH.address()?, POP.address()?);
-    // SAFETY: the signature of `cuCtxPushCurrent_v2`.
-    let push = unsafe { core::mem::transmute::<NonNull<c_void>, Push>(push) };
-    // SAFETY: the signature of `cuCtxPopCurrent_v2`.
-    let pop = unsafe { core::mem::transmute::<NonNull<c_void>, Pop>(pop) };
+    let (push, pop) = (PUSH.get()?, POP.get()?);
     // SAFETY: the context was just created.
     if unsafe { push(context) } != CUDA_SUCCESS {
         return None;

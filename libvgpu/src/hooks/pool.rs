@@ -6,9 +6,6 @@
 //! [`crate::pool_free_space`]), exclusively, so that no other thread gets that space meanwhile. Otherwise the
 //! process's pools are trimmed before a denial.
 
-use core::ffi::c_void;
-use core::ptr::NonNull;
-
 use crate::card::Card;
 use crate::cuda::{
     CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
@@ -16,21 +13,20 @@ use crate::cuda::{
     CUstream,
 };
 use crate::destroyed_pools::FreedAt;
+use crate::functions::{
+    cuMemAllocAsync, cuMemAllocFromPoolAsync, cuMemFreeAsync, cuMemPoolCreate, cuMemPoolDestroy,
+};
 use crate::hooks::driver_cache::pools::{
     add_reservation, attribute, key_of, reserved_of, settle, trim, uncharged_bytes,
 };
-use crate::hooks::driver_cache::{deny, reserve_ahead};
-use crate::meter::{self, NullStream};
+use crate::hooks::driver_cache::{deny, destroyed, reserve_ahead};
+use crate::hooks::metering::{self, NullStream};
+use crate::hooks::streams;
 use crate::pool_free_space::{CHUNK, SizeChange};
 use crate::process::Process;
-use crate::table::{
-    cuMemAllocAsync, cuMemAllocFromPoolAsync, cuMemFreeAsync, cuMemPoolCreate, cuMemPoolDestroy,
-};
 
-pub(crate) mod destroyed;
 pub(crate) mod share;
 mod source;
-mod streams;
 
 use source::AllocationSource;
 
@@ -53,7 +49,7 @@ impl PoolRequest {
             .bytes
             .checked_next_multiple_of(CHUNK)
             .unwrap_or(u64::MAX);
-        let process = self.card.process();
+        let process = Process::of(self.card);
         let at_once = || {
             let attempt = process.pending_reservations.begin();
             self.card.try_reserve(growth).then_some(attempt)
@@ -100,7 +96,7 @@ impl PoolRequest {
         pointer: *mut CUdeviceptr,
         call: impl Fn() -> CUresult,
     ) -> Option<CUresult> {
-        let process = self.card.process();
+        let process = Process::of(self.card);
         // Without free space no thread needs to wait.
         self.has_free_space().then_some(())?;
         let _alone = process.reuse_gate.enter_exclusive()?;
@@ -129,7 +125,7 @@ impl PoolRequest {
     fn has_free_space(self) -> bool {
         let has_passed = |other| may_reuse(self.pool) && streams::has_passed(other);
         streams::key_of(self.stream).is_some_and(|stream| {
-            self.card.process().pool_free_space.has_space(
+            Process::of(self.card).pool_free_space.has_space(
                 key_of(self.pool),
                 stream,
                 self.bytes,
@@ -141,8 +137,7 @@ impl PoolRequest {
     /// Records an allocation.
     fn record(self, start: CUdeviceptr, change: SizeChange) {
         let (pool, card) = (key_of(self.pool), self.card.index());
-        self.card
-            .process()
+        Process::of(self.card)
             .pool_free_space
             .allocate(pool, card, start, self.bytes, change);
     }
@@ -158,11 +153,9 @@ fn may_reuse(pool: CUmemoryPool) -> bool {
 /// # Safety
 /// `pointer` points to an allocation that was just made for `stream`.
 unsafe fn undo_allocation(pointer: *mut CUdeviceptr, stream: CUstream) {
-    let Some(free) = cuMemFreeAsync::ORIGINAL.address() else {
+    let Some(free) = cuMemFreeAsync::ORIGINAL.get() else {
         return;
     };
-    // SAFETY: the original function has this signature.
-    let free = unsafe { core::mem::transmute::<NonNull<c_void>, cuMemFreeAsync::Function>(free) };
     // SAFETY: written by libcuda.
     let allocated = unsafe { pointer.read() };
     // SAFETY: just allocated, and unknown to the program.
@@ -179,7 +172,7 @@ pub(crate) unsafe fn alloc_async<S: NullStream>(
 ) -> CUresult {
     // SAFETY: the caller's arguments.
     let call = || unsafe { original(pointer, bytes, stream) };
-    let stream = S::meant_by(stream);
+    let stream = S::resolve(stream);
     // SAFETY: the call writes to `pointer`.
     unsafe {
         allocate(
@@ -201,7 +194,7 @@ pub(crate) unsafe fn alloc_from_pool_async<S: NullStream>(
 ) -> CUresult {
     // SAFETY: the caller's arguments.
     let call = || unsafe { original(pointer, bytes, pool, stream) };
-    let stream = S::meant_by(stream);
+    let stream = S::resolve(stream);
     // SAFETY: the call writes to `pointer`.
     unsafe {
         allocate(
@@ -226,7 +219,7 @@ unsafe fn allocate(
     source: impl FnOnce() -> AllocationSource,
     call: impl Fn() -> CUresult,
 ) -> CUresult {
-    if meter::is_capturing(stream) {
+    if metering::is_capturing(stream) {
         return call();
     }
     let (card, pool) = match source() {
@@ -254,7 +247,7 @@ pub(crate) fn free(
 ) -> CUresult {
     // A captured free happens when the graph is launched.
     let key = stream
-        .filter(|stream| !meter::is_capturing(*stream))
+        .filter(|stream| !metering::is_capturing(*stream))
         .and_then(streams::key_of);
     let _passage = process.reuse_gate.enter();
     let charge = process.pool_free_space.free(pointer, key);
@@ -336,7 +329,7 @@ pub(crate) unsafe fn destroy(original: cuMemPoolDestroy::Function, pool: CUmemor
         process.pools.insert(key, charge);
         return result;
     }
-    if let Some(card) = Card::at(process, charge.card) {
+    if let Some(card) = process.card(charge.card) {
         card.release(charge.charged_bytes.saturating_sub(kept));
     }
     // At most the charge can be released.

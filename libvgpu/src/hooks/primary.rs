@@ -5,31 +5,28 @@
 //! libcuda itself; otherwise another thread could use it without a charge while it is being denied, pay for it
 //! again, or allocate in a new context that is mistaken for the old one.
 
-use core::ffi::{c_int, c_uint, c_void};
-use core::ptr::NonNull;
+use core::ffi::{c_int, c_uint};
 use core::sync::atomic::Ordering;
 
-use crate::card::{Target, target_of_device};
 use crate::cuda::{CUDA_SUCCESS, CUcontext, CUdevice, CUresult};
+use crate::current::{Target, target_of_device};
 use crate::driver::{Library, Original};
+use crate::functions::{cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRetain};
 use crate::hooks::context::{
     ContextCharge, charge_context, correct_context, create_charged, release_allocations_of,
     release_context,
 };
-use crate::meter;
+use crate::hooks::metering;
 use crate::process::{Device, Process};
 use crate::records::Context;
-use crate::table::{cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRetain};
 
-static STATE: Original = Original::new(Library::Cuda, c"cuDevicePrimaryCtxGetState");
+static STATE: Original<State> = Original::new(Library::Cuda, c"cuDevicePrimaryCtxGetState");
 type State = unsafe extern "C" fn(CUdevice, *mut c_uint, *mut c_int) -> CUresult;
 
 fn is_active(device: CUdevice) -> bool {
-    let Some(state) = STATE.address() else {
+    let Some(state) = STATE.get() else {
         return true;
     };
-    // SAFETY: the signature of `cuDevicePrimaryCtxGetState`.
-    let state = unsafe { core::mem::transmute::<NonNull<c_void>, State>(state) };
     let (mut flags, mut active) = (0, 1);
     // SAFETY: writes two integers.
     unsafe { state(device, &raw mut flags, &raw mut active) };
@@ -106,16 +103,17 @@ pub(crate) unsafe fn end(
 /// Runs a call that may end the primary context. If it did, the charges of the context, its allocations and its
 /// parts are released.
 pub(crate) fn end_with(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
-    meter::forget_all_contexts();
+    metering::begin_end_of_contexts(|_| true);
     let state = device_state(device);
     let _alone = state.map(|state| state.primary_gate.wait_exclusive());
     let result = call();
-    meter::forget_card_of(|_| true);
     if result == CUDA_SUCCESS
         && let Some(state) = state
         && !is_active(device)
     {
-        release_allocations_of(state.primary.load(Ordering::Acquire));
+        let primary = state.primary.load(Ordering::Acquire);
+        metering::end_contexts(|context| context == primary);
+        release_allocations_of(primary);
         end_parts(device);
         let charge = state.charged.swap(0, Ordering::AcqRel);
         if let Target::Limited(card) = target_of_device(device) {
@@ -143,8 +141,9 @@ pub(crate) fn add_part(process: &Process, key: u64, device: CUdevice) {
 fn end_parts(device: CUdevice) {
     if let Some(process) = Process::get() {
         let ends = |context: &Context| *context == Context::Part { device };
-        process
-            .contexts
-            .remove_all(ends, |key, _| release_allocations_of(key));
+        process.contexts.remove_all(ends, |key, _| {
+            metering::end_contexts(|context| context == key);
+            release_allocations_of(key);
+        });
     }
 }

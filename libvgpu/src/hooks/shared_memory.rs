@@ -3,9 +3,6 @@
 //! An opened allocation is charged unless it belongs to the same share; see [`crate::imports`]. CUDA requires that
 //! it is closed before its process frees it. If that process dies first, the memory stays charged to its share.
 
-use core::ffi::c_void;
-use core::ptr::NonNull;
-
 use crate::blocks::BLOCK;
 use crate::card::Card;
 use crate::cuda::{CUDA_SUCCESS, CUdeviceptr, CUresult};
@@ -14,14 +11,12 @@ use crate::hooks::driver_cache::reserve_with;
 use crate::process::Process;
 use crate::shared_chunks::{Chunk, Shared, SharedChunk};
 
-static GET_RANGE: Original = Original::new(Library::Cuda, c"cuMemGetAddressRange_v2");
+static GET_RANGE: Original<GetRange> = Original::new(Library::Cuda, c"cuMemGetAddressRange_v2");
 type GetRange = unsafe extern "C" fn(*mut CUdeviceptr, *mut usize, CUdeviceptr) -> CUresult;
 
 /// Returns start and size of the allocation that contains a pointer.
 pub(crate) fn range_of(pointer: CUdeviceptr) -> Option<(CUdeviceptr, u64)> {
-    let get = GET_RANGE.address()?;
-    // SAFETY: the signature of `cuMemGetAddressRange_v2`.
-    let get = unsafe { core::mem::transmute::<NonNull<c_void>, GetRange>(get) };
+    let get = GET_RANGE.get()?;
     let (mut base, mut bytes) = (0, 0);
     // SAFETY: writes a pointer and a size.
     let result = unsafe { get(&raw mut base, &raw mut bytes, pointer) };
@@ -59,7 +54,7 @@ pub(crate) fn add_export(
 /// Ends an export after the allocation was freed.
 pub(crate) fn end_export(process: &'static Process, pointer: CUdeviceptr) {
     process.exported.remove(pointer, |chunk| {
-        if let Some(card) = Card::at(process, chunk.card) {
+        if let Some(card) = process.card(chunk.card) {
             card.end_export(chunk.bytes);
         }
     });
@@ -68,7 +63,7 @@ pub(crate) fn end_export(process: &'static Process, pointer: CUdeviceptr) {
 /// Charges memory opened at `pointer`, in `chunk`, until it is closed or `context` ends, unless that is 0. Returns
 /// `false` if the limit is exceeded.
 pub(crate) fn open(card: Card, pointer: CUdeviceptr, chunk: Chunk, context: u64) -> bool {
-    let opened = &card.process().opened;
+    let opened = &Process::of(card).opened;
     let pay = |bytes| card.import(bytes).is_ok();
     let shared = Shared {
         pointer,
@@ -94,7 +89,7 @@ pub(crate) fn end_context(process: &'static Process, context: u64) {
 }
 
 fn end_import(process: &'static Process, chunk: SharedChunk) {
-    if let Some(card) = Card::at(process, chunk.card) {
+    if let Some(card) = process.card(chunk.card) {
         card.end_import(chunk.bytes);
     }
 }

@@ -6,7 +6,7 @@
 
 use core::ffi::{c_uint, c_void};
 use core::mem::MaybeUninit;
-use core::ptr::{self, NonNull};
+use core::ptr;
 
 use crate::cuda::{
     CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_SPARSE_LEVEL, CU_MEM_OPERATION_TYPE_MAP,
@@ -14,16 +14,17 @@ use crate::cuda::{
     CUarrayMapInfo, CUresult, CUstream,
 };
 use crate::driver::{Library, Original};
+use crate::functions::cuMemMapArrayAsync;
 use crate::hooks::physical;
 use crate::process::Process;
 use crate::records::Binding;
-use crate::table::cuMemMapArrayAsync;
 
 /// Size of a tile, whatever its extent.
 const TILE: u64 = 64 << 10;
 
-static OF_ARRAY: Original = Original::new(Library::Cuda, c"cuArrayGetSparseProperties");
-static OF_MIPMAPPED: Original =
+static OF_ARRAY: Original<GetProperties> =
+    Original::new(Library::Cuda, c"cuArrayGetSparseProperties");
+static OF_MIPMAPPED: Original<GetProperties> =
     Original::new(Library::Cuda, c"cuMipmappedArrayGetSparseProperties");
 type GetProperties =
     unsafe extern "C" fn(*mut CUDA_ARRAY_SPARSE_PROPERTIES, *mut c_void) -> CUresult;
@@ -61,8 +62,7 @@ impl CUarrayMapInfo {
         } else {
             &OF_MIPMAPPED
         };
-        // SAFETY: the signature of both functions.
-        let get = unsafe { core::mem::transmute::<NonNull<_>, GetProperties>(get.address()?) };
+        let get = get.get()?;
         let mut properties = MaybeUninit::<CUDA_ARRAY_SPARSE_PROPERTIES>::zeroed();
         let array = ptr::with_exposed_provenance_mut(usize::try_from(self.resource).ok()?);
         // SAFETY: writes one set of properties; libcuda rejects other arrays.

@@ -4,7 +4,6 @@
 //! decide.
 
 use core::ffi::{c_int, c_uint, c_void};
-use core::ptr::NonNull;
 
 use drava_vgpu_abi::cost::LaunchKind;
 
@@ -13,19 +12,18 @@ use crate::cuda::{
     CUDA_SUCCESS, CUarray, CUcontext, CUdeviceptr, CUresult, CUstream,
 };
 use crate::driver::{Library, Original};
-use crate::meter::{NullStream, metered};
+use crate::hooks::metering::{NullStream, metered};
 
-static POINTER_ATTRIBUTE: Original = Original::new(Library::Cuda, c"cuPointerGetAttribute");
+static POINTER_ATTRIBUTE: Original<PointerAttribute> =
+    Original::new(Library::Cuda, c"cuPointerGetAttribute");
 
 type PointerAttribute = unsafe extern "C" fn(*mut c_void, c_int, CUdeviceptr) -> CUresult;
 
-/// Returns whether the address is GPU memory; `true` if libcuda cannot tell.
+/// Returns whether the address is GPU memory; `true` if libcuda does not know.
 fn is_on_card(address: CUdeviceptr) -> bool {
-    let Some(ask) = POINTER_ATTRIBUTE.address() else {
+    let Some(ask) = POINTER_ATTRIBUTE.get() else {
         return true;
     };
-    // SAFETY: the signature of `cuPointerGetAttribute`.
-    let ask = unsafe { core::mem::transmute::<NonNull<_>, PointerAttribute>(ask) };
     let mut r#type: c_uint = CU_MEMORYTYPE_HOST;
     let place = (&raw mut r#type).cast();
     // SAFETY: this attribute is a number of 32 bits; libcuda rejects unknown addresses.
@@ -65,7 +63,7 @@ pub(crate) unsafe fn fill_async<S: NullStream, T: Copy>(
     stream: CUstream,
 ) -> CUresult {
     // SAFETY: the caller's arguments.
-    fill_on::<T>(count, S::meant_by(stream), || unsafe {
+    fill_on::<T>(count, S::resolve(stream), || unsafe {
         original(to, value, count, stream)
     })
 }
@@ -95,7 +93,7 @@ pub(crate) unsafe fn fill_rows_async<S: NullStream, T: Copy>(
 ) -> CUresult {
     let count = width.saturating_mul(height);
     // SAFETY: the caller's arguments.
-    fill_on::<T>(count, S::meant_by(stream), || unsafe {
+    fill_on::<T>(count, S::resolve(stream), || unsafe {
         original(to, pitch, value, width, height, stream)
     })
 }
@@ -133,7 +131,7 @@ macro_rules! copies {
         )*
     };
     (@type $stream:ident) => { CUstream };
-    (@into $stream:ident) => { S::meant_by($stream) };
+    (@into $stream:ident) => { S::resolve($stream) };
     (@into) => { S::STREAM };
 }
 

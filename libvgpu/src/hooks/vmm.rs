@@ -3,20 +3,20 @@
 
 use core::ffi::{c_int, c_void};
 
-use crate::card::{Target, target_of_device};
 use crate::cuda::{
     CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdeviceptr,
     CUmemAllocationProp, CUmemGenericAllocationHandle, CUresult,
+};
+use crate::current::{Target, target_of_device};
+use crate::functions::{
+    cuMemCreate, cuMemExportToShareableHandle, cuMemImportFromShareableHandle, cuMemMap,
+    cuMemRelease, cuMemRetainAllocationHandle, cuMemUnmap,
 };
 use crate::hooks::driver_cache::reserve;
 use crate::hooks::exported;
 use crate::hooks::physical::{self, Denied};
 use crate::process::Process;
 use crate::records::Mapping;
-use crate::table::{
-    cuMemCreate, cuMemExportToShareableHandle, cuMemImportFromShareableHandle, cuMemMap,
-    cuMemRelease, cuMemRetainAllocationHandle, cuMemUnmap,
-};
 
 pub(crate) unsafe fn create(
     original: cuMemCreate::Function,
@@ -49,7 +49,7 @@ pub(crate) unsafe fn create(
         // SAFETY: libcuda has written the handle.
         let key = unsafe { handle.read() };
         let memory = physical::new(card.index(), size);
-        card.process().physical.insert(key, memory);
+        Process::of(card).physical.insert(key, memory);
     } else {
         card.release(size);
     }

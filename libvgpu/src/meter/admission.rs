@@ -1,4 +1,4 @@
-//! When it is the share's turn: leases from its debt bucket, and the wait while it is in debt.
+//! Admission of launches: leases from the share's debt bucket, and the wait of a share in debt.
 
 use core::sync::atomic::Ordering;
 
@@ -13,36 +13,35 @@ use crate::sys::{self, SavedErrno};
 
 const NS_PER_US: u64 = 1_000;
 
-/// Time between two looks of a share that has called the agent and is answered soon, microseconds, and for how long it
-/// looks so often.
-const ANSWER_PAUSE_US: u64 = 100;
+/// Poll interval of a share that has notified the agent, microseconds, and the time in which the agent answers.
+const ANSWER_POLL_US: u64 = 100;
 const ANSWER_US: u64 = 3_000;
 
-/// Time between two looks at what is under way while the share may not have more in the card's queues, microseconds.
-const DRAIN_PAUSES_US: (u64, u64) = (20, 500);
+/// Shortest and longest poll interval while the in-flight launches fill the share's window, microseconds.
+const WINDOW_POLL_US: (u64, u64) = (20, 500);
 
-/// Time between two looks at what is under way while the share has its turn and its launches differ, microseconds: any of
-/// them may be over.
-const TURN_PAUSES_US: (u64, u64) = (100, 500);
+/// Shortest and longest poll interval in the share's own token slice if its launches vary, microseconds: any of them may
+/// have ended.
+const SLICE_POLL_US: (u64, u64) = (100, 500);
 
-/// Where a lease came from.
-enum Outcome {
-    /// So many microseconds were taken.
-    Taken(u64),
-    /// Nothing is there; look again after so many microseconds.
-    Later(u64),
+/// Result of a request for GPU time.
+enum Admission {
+    /// This many microseconds of GPU time were granted.
+    Granted(u64),
+    /// No GPU time is available; the next attempt is due after this many microseconds.
+    RetryAfter(u64),
 }
 
-/// What shares of other priorities ask of a launch.
+/// Constraints on launches for the sake of shares of other priorities.
 #[derive(Clone, Copy)]
-struct Manners {
-    /// Launches are told to the agent.
+struct PriorityConstraints {
+    /// Launches are reported to the node agent.
     notifies_agent: bool,
-    /// Microseconds of GPU time that may be under way.
+    /// Microseconds of GPU time that may be in flight.
     window_us: Option<u64>,
 }
 
-impl Manners {
+impl PriorityConstraints {
     fn of(card: Card) -> Self {
         Self {
             notifies_agent: card.shares().any(Share::notifies_agent),
@@ -50,8 +49,8 @@ impl Manners {
         }
     }
 
-    /// What a thread takes at once, microseconds: nothing in advance where each launch is told, and a part of the window
-    /// where there is one.
+    /// Returns the size of a lease, microseconds: nothing in advance if each launch is reported, and a part of the
+    /// window if there is one.
     fn lease_us(self) -> u64 {
         match (self.notifies_agent, self.window_us) {
             (true, _) => 0,
@@ -62,17 +61,16 @@ impl Manners {
 }
 
 impl Meter {
-    /// Waits until the share may make a launch of that kind, charges it, and says how much that was, in
-    /// nanoseconds.
+    /// Waits until the share may make a launch of the kind, charges it, and returns the charge in nanoseconds.
     pub(super) fn admit(&self, card: Card, kind: LaunchKind, lease: &Lease) -> u64 {
         let cost = self.costs.get(kind);
         let ns = cost.advance_ns();
-        let is_covered = lease.left_ns() >= ns;
+        let is_covered = lease.remaining_ns() >= ns;
         if is_covered && cost.weight().is_some() {
             lease.spend_admitted(ns);
             return ns;
         }
-        // What is hardly known is sampled at each launch, and better known by what has been sampled.
+        // A kind with few samples is sampled at each launch, and the samples taken so far improve its cost.
         if is_covered && cost.samples() != 0 && !self.samples.is_poll_due(sys::now_us()) {
             lease.spend_admitted(ns);
             return ns;
@@ -81,151 +79,155 @@ impl Meter {
         let mut waited_us = 0u64;
         let begun = sys::now_us();
         let mut now = begun;
-        let manners = Manners::of(card);
+        let constraints = PriorityConstraints::of(card);
         loop {
-            // A sample that has come meanwhile may say that the launch costs less, or that the debt is smaller.
-            self.poll(now);
+            // A finished sample may lower the cost of the launch, or the debt.
+            self.poll(card, now);
             let cost = self.costs.get(kind);
             let ns = cost.advance_ns();
-            let missing = ns.saturating_sub(lease.left_ns()).div_ceil(NS_PER_US);
+            let missing = ns.saturating_sub(lease.remaining_ns()).div_ceil(NS_PER_US);
             if missing == 0 {
                 lease.spend_admitted(ns);
                 count_wait(card, waited_us);
                 return ns;
             }
-            if let Some(us) = self.drains_for_us(card, manners, ns)
+            if let Some(us) = self.window_wait_us(card, constraints, ns)
                 && waited_us < MAX_ADMISSION_WAIT_US
                 && !self.captures.is_any()
             {
-                want(card, now);
+                record_demand(card, now);
                 sys::sleep_us(us);
                 now = sys::now_us();
                 waited_us = now.saturating_sub(begun);
                 continue;
             }
-            let taken = match self.take(card, missing, cost, manners, waited_us != 0, now) {
-                Outcome::Taken(us) => us,
-                // Nothing waits while something is being captured: the time is owed.
-                Outcome::Later(_) if self.captures.is_any() => owe(card, missing),
-                Outcome::Later(_) if waited_us >= MAX_ADMISSION_WAIT_US && is_stuck(card, now) => {
-                    if let Some(bucket) = first(card).and_then(Share::bucket) {
-                        bucket.count_admission_timeout();
-                    }
-                    owe(card, missing)
-                }
-                Outcome::Later(us) => {
-                    let us = if manners.notifies_agent && waited_us < ANSWER_US {
-                        if waited_us == 0 {
-                            card.shares().for_each(Share::notify_agent);
+            let granted_us =
+                match self.request(card, missing, constraints, waited_us != 0, now, cost) {
+                    Admission::Granted(us) => us,
+                    // No launch waits during a capture: the share goes into debt.
+                    Admission::RetryAfter(_) if self.captures.is_any() => overdraw(card, missing),
+                    Admission::RetryAfter(_)
+                        if waited_us >= MAX_ADMISSION_WAIT_US && has_no_rate(card, now) =>
+                    {
+                        if let Some(bucket) = first(card).and_then(Share::bucket) {
+                            bucket.count_admission_timeout();
                         }
-                        us.min(ANSWER_PAUSE_US)
-                    } else {
-                        us
-                    };
-                    sys::sleep_us(us.clamp(1, MAX_SLEEP_US));
-                    now = sys::now_us();
-                    waited_us = now.saturating_sub(begun);
-                    continue;
-                }
-            };
-            let spent = lease.renew(taken.saturating_mul(NS_PER_US));
+                        overdraw(card, missing)
+                    }
+                    Admission::RetryAfter(us) => {
+                        let us = if constraints.notifies_agent && waited_us < ANSWER_US {
+                            if waited_us == 0 {
+                                card.shares().for_each(Share::notify_agent);
+                            }
+                            us.min(ANSWER_POLL_US)
+                        } else {
+                            us
+                        };
+                        sys::sleep_us(us.clamp(1, MAX_SLEEP_US));
+                        now = sys::now_us();
+                        waited_us = now.saturating_sub(begun);
+                        continue;
+                    }
+                };
+            let spent = lease.renew(granted_us.saturating_mul(NS_PER_US));
             self.count_time(card, spent.ns);
             count_launches(card, spent.launches);
             lease.spend_admitted(ns);
             count_wait(card, waited_us);
-            if manners.notifies_agent {
-                let length = self.lengths.get(kind);
-                let length_ns = if length.samples() == 0 {
+            if constraints.notifies_agent {
+                let duration = self.durations.get(kind);
+                let duration_ns = if duration.samples() == 0 {
                     ns
                 } else {
-                    length.ns()
+                    duration.ns()
                 };
-                tell(card, length_ns, now);
+                report_busy(card, duration_ns, now);
             }
             return ns;
         }
     }
 
-    /// For how long a launch of `ns` waits at least for what was launched before, so that the card's queues hold no more
-    /// than the window.
-    fn drains_for_us(&self, card: Card, manners: Manners, ns: u64) -> Option<u64> {
-        let window_ns = manners.window_us?.saturating_mul(NS_PER_US);
-        let least_ns = manners.lease_us().saturating_mul(NS_PER_US);
-        let under_way = self.samples.under_way(card, least_ns);
+    /// Returns how long a launch of `ns` waits at least for earlier launches, so that the in-flight work does not exceed
+    /// the window.
+    fn window_wait_us(&self, card: Card, constraints: PriorityConstraints, ns: u64) -> Option<u64> {
+        let window_ns = constraints.window_us?.saturating_mul(NS_PER_US);
+        let least_ns = constraints.lease_us().saturating_mul(NS_PER_US);
+        let in_flight = self.samples.in_flight(card, least_ns);
         let more_ns = ns.max(least_ns);
-        let is_full = under_way.launches != 0 && under_way.ns.saturating_add(more_ns) > window_ns;
-        let (shortest, longest) = DRAIN_PAUSES_US;
+        let is_full = in_flight.launches != 0 && in_flight.ns.saturating_add(more_ns) > window_ns;
+        let (shortest, longest) = WINDOW_POLL_US;
         is_full.then(|| (ns / NS_PER_US / 8).clamp(shortest, longest))
     }
 
-    /// Whether all launches that are looked at are to be followed to their ends.
+    /// Returns whether the end of each launch on the slow path is observed.
     pub(super) fn follows_launches(card: Card) -> bool {
         let is_followed = |share: &Share| share.window_us().is_some() || share.has_token_policy();
         card.shares().any(is_followed)
     }
 
-    /// What is to be known of a launch in the share's own turn.
-    fn next_launch(&self, card: Card, cost: Cost, manners: Manners) -> NextLaunch {
-        let least_ns = manners.lease_us().saturating_mul(NS_PER_US);
-        let under_way = self.samples.under_way(card, least_ns);
+    /// Returns the properties of a launch that decide on its admission in the share's own token slice.
+    fn next_launch(&self, card: Card, cost: Cost, constraints: PriorityConstraints) -> NextLaunch {
+        let least_ns = constraints.lease_us().saturating_mul(NS_PER_US);
+        let in_flight = self.samples.in_flight(card, least_ns);
         NextLaunch {
             us: cost.advance_ns() / NS_PER_US,
             is_variable: cost.is_variable(),
-            in_flight: under_way.launches,
-            in_flight_us: under_way.ns / NS_PER_US,
+            in_flight: in_flight.launches,
+            in_flight_us: in_flight.ns / NS_PER_US,
         }
     }
 
-    fn take(
+    /// Requests at least `need_us` of GPU time from one of the GPU's shares.
+    fn request(
         &self,
         card: Card,
         need_us: u64,
-        cost: Cost,
-        manners: Manners,
+        constraints: PriorityConstraints,
         has_waited: bool,
         now: u64,
-    ) -> Outcome {
-        let lease_us = manners.lease_us();
-        let mut later = MAX_SLEEP_US;
+        cost: Cost,
+    ) -> Admission {
+        let lease_us = constraints.lease_us();
+        let mut retry_us = MAX_SLEEP_US;
         for share in card.shares() {
             let Some(bucket) = share.bucket() else {
-                // Nothing to count in: launches go through.
-                return Outcome::Taken(need_us.max(lease_us));
+                // GPU time cannot be counted.
+                return Admission::Granted(need_us.max(lease_us));
             };
             share.record_demand(bucket, now);
             if let Some(us) = share.yields_for_us(now) {
-                later = later.min(us);
+                retry_us = retry_us.min(us);
                 continue;
             }
             let grant = share.grant(now);
             bucket.refill(grant, now);
             if grant == Grant::Free {
-                return Outcome::Taken(need_us.max(lease_us));
+                return Admission::Granted(need_us.max(lease_us));
             }
-            // One that others give way to is not to wait for more than it needs.
-            let least_us = if has_waited && !manners.notifies_agent {
+            // A share to which others yield does not wait for more than it needs.
+            let least_us = if has_waited && !constraints.notifies_agent {
                 grant.resume_credit_us()
             } else {
                 1
             };
             match bucket.take(grant, need_us, least_us, lease_us) {
-                Ok(taken) => return Outcome::Taken(taken),
-                Err(_) if grant.may_overdraw(self.next_launch(card, cost, manners), now) => {
+                Ok(taken_us) => return Admission::Granted(taken_us),
+                Err(_) if grant.may_overdraw(self.next_launch(card, cost, constraints), now) => {
                     let taken_us = need_us.max(lease_us);
                     bucket.charge(taken_us);
-                    return Outcome::Taken(taken_us);
+                    return Admission::Granted(taken_us);
                 }
                 Err(_) if matches!(grant, Grant::Token { .. }) && cost.is_variable() => {
-                    let (shortest, longest) = TURN_PAUSES_US;
-                    later = later.min((cost.ns() / NS_PER_US / 16).clamp(shortest, longest));
+                    let (shortest, longest) = SLICE_POLL_US;
+                    retry_us = retry_us.min((cost.ns() / NS_PER_US / 16).clamp(shortest, longest));
                 }
                 Err(debt) => {
-                    let turn_us = grant.starts_in_us(now).unwrap_or(debt.retry_after_us);
-                    later = later.min(debt.retry_after_us).min(turn_us);
+                    let slice_us = grant.starts_in_us(now).unwrap_or(debt.retry_after_us);
+                    retry_us = retry_us.min(debt.retry_after_us).min(slice_us);
                 }
             }
         }
-        Outcome::Later(later)
+        Admission::RetryAfter(retry_us)
     }
 
     /// Adds to the GPU time of this process.
@@ -233,14 +235,14 @@ impl Meter {
         self.correct_ns(card, i64::try_from(ns).unwrap_or(i64::MAX));
     }
 
-    /// Adds to the GPU time of this process, or takes something off what will be added.
+    /// Adds to the GPU time of this process. A negative amount is subtracted from the next amounts.
     pub(super) fn correct_ns(&self, card: Card, ns: i64) {
         let carried = self.corrections_ns.swap(0, Ordering::Relaxed).cast_signed();
         let sum = carried.saturating_add(ns);
         let us = sum / 1_000;
-        let rest = sum % 1_000;
+        let remainder = sum % 1_000;
         self.corrections_ns
-            .fetch_add(rest.cast_unsigned(), Ordering::Relaxed);
+            .fetch_add(remainder.cast_unsigned(), Ordering::Relaxed);
         if us < 0 {
             self.overcounted_us
                 .fetch_add(us.unsigned_abs(), Ordering::Relaxed);
@@ -271,13 +273,14 @@ impl Meter {
     }
 }
 
-/// The share that counts what all shares of the card do together.
+/// Returns the share that counts the GPU time of all shares of the GPU.
 pub(super) fn first(card: Card) -> Option<&'static Share> {
     card.shares().next()
 }
 
-/// Whether waiting alone might never end: hardly any rate, another share's token, or one of higher priority at work.
-fn is_stuck(card: Card, now: u64) -> bool {
+/// Returns whether the debt may never be repaid: hardly any rate, another share's token, or a busy share of higher
+/// priority.
+fn has_no_rate(card: Card, now: u64) -> bool {
     card.shares().all(|share| {
         let grant = share.grant(now);
         share.yields_for_us(now).is_some()
@@ -285,8 +288,7 @@ fn is_stuck(card: Card, now: u64) -> bool {
     })
 }
 
-/// Shows that somebody wants GPU time.
-fn want(card: Card, now: u64) {
+fn record_demand(card: Card, now: u64) {
     for share in card.shares() {
         if let Some(bucket) = share.bucket() {
             share.record_demand(bucket, now);
@@ -294,20 +296,20 @@ fn want(card: Card, now: u64) {
     }
 }
 
-/// Says for how long the card will be busy with a launch that takes `ns`, and calls the agent if it cannot know.
-fn tell(card: Card, ns: u64, now: u64) {
+/// Extends the forecast of the busy GPU by a launch that takes `ns`, and notifies the agent if it does not expect work.
+fn report_busy(card: Card, ns: u64, now: u64) {
     for share in card.shares().filter(|share| share.notifies_agent()) {
-        let is_news = share
+        let is_unexpected = share
             .bucket()
             .is_some_and(|bucket| bucket.extend_busy_until(ns.div_ceil(NS_PER_US), now));
-        if is_news {
+        if is_unexpected {
             share.notify_agent();
         }
     }
 }
 
-/// Takes time that is not there.
-fn owe(card: Card, us: u64) -> u64 {
+/// Takes GPU time beyond the credit, and returns it.
+fn overdraw(card: Card, us: u64) -> u64 {
     if let Some(bucket) = first(card).and_then(Share::bucket) {
         bucket.charge(us);
     }

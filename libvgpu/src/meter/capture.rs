@@ -1,120 +1,143 @@
-//! Which streams of the process are being captured, and when events may be used.
+//! Captures of the process's streams, and when events may be used.
 //!
-//! In the global capture mode, an event call by any thread of the process spoils a capture that another thread is
-//! making, even if it concerns neither. So our own calls stop before a capture begins:
+//! In the global capture mode, an event call by any thread of the process invalidates a capture by another thread,
+//! even if the call concerns neither. So the library's own calls stop before a capture begins:
 //!
 //! ```text
-//! beginning:  captures += 1 │ wait until no own call is under way │ ask the driver to begin
-//! own call:   own calls += 1 │ if captures is 0: make it          │ own calls −= 1
+//! capture:   active += 1    │ wait until own calls is 0      │ ask libcuda to begin
+//! own call:  own calls += 1 │ if active is 0: make the call  │ own calls −= 1
 //! ```
 //!
-//! Both sides write before they read, so at least one sees the other. In addition own calls are made in the relaxed
-//! capture mode, for captures that began without our knowledge.
+//! Both sides write before they read, so at least one sees the other. In addition, own calls are made in the relaxed
+//! capture mode, and libcuda is asked about the stream before an event is recorded in it: captures also begin by
+//! functions without a hook.
 
 use core::ffi::c_int;
-use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::cuda::{
     CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_LEGACY, CUDA_SUCCESS,
     CUresult, CUstream,
 };
+use crate::device::current_context;
 use crate::driver::{Library, Original};
-use crate::process::Process;
 use crate::sys;
 
-/// Captures at the same time whose streams are known; further ones are only counted.
-const STREAMS: usize = 64;
+/// Concurrent captures whose streams are recorded; further ones are only counted.
+const CAPTURES: usize = 64;
 
-static IS_CAPTURING: Original = Original::new(Library::Cuda, c"cuStreamIsCapturing");
-static EXCHANGE_MODE: Original = Original::new(Library::Cuda, c"cuThreadExchangeStreamCaptureMode");
+static IS_CAPTURING: Original<IsCapturing> = Original::new(Library::Cuda, c"cuStreamIsCapturing");
+static EXCHANGE_MODE: Original<ExchangeMode> =
+    Original::new(Library::Cuda, c"cuThreadExchangeStreamCaptureMode");
 
 type IsCapturing = unsafe extern "C" fn(CUstream, *mut c_int) -> CUresult;
 type ExchangeMode = unsafe extern "C" fn(*mut c_int) -> CUresult;
 
-/// All zeroes is none.
+/// The known captures. All zeroes is none.
 #[repr(C)]
 pub(crate) struct Captures {
-    /// Far from the last two, which each launch reads.
+    /// Far from the last two fields, which each launch reads.
     own_calls: AtomicU32,
-    streams: [AtomicU64; STREAMS],
+    captures: [Capture; CAPTURES],
     active: AtomicU32,
-    /// Launches that all are to be sampled, see [`super::samples`].
-    stretch: AtomicU32,
+    /// Remaining launches of a run of sampled launches, see [`super::samples`].
+    run: AtomicU32,
+}
+
+/// A stream that is being captured. All zeroes is none.
+struct Capture {
+    stream: AtomicU64,
+    /// The context in which the capture began, 0 if none.
+    context: AtomicU64,
 }
 
 impl Captures {
-    /// Whether launches must be looked at more closely: something is being captured or sampled in a row.
+    /// Returns whether launches need the slow path: a capture or a run of samples is active.
     #[inline]
-    pub(crate) fn needs_attention(&self) -> bool {
-        self.active.load(Ordering::Relaxed) | self.stretch.load(Ordering::Relaxed) != 0
+    pub(super) fn needs_attention(&self) -> bool {
+        self.active.load(Ordering::Relaxed) | self.run.load(Ordering::Relaxed) != 0
     }
 
-    /// Whether any stream is being captured.
-    pub(crate) fn is_any(&self) -> bool {
+    /// Returns whether a known capture is active.
+    pub(super) fn is_any(&self) -> bool {
         self.active.load(Ordering::SeqCst) != 0
     }
 
-    /// Returns whether the stream is being captured. libcuda is asked, because captures also begin by functions that
-    /// are not hooked.
+    /// Returns whether the stream is being captured, according to libcuda.
     pub(crate) fn is_capturing(&self, stream: CUstream) -> bool {
         // The legacy stream cannot be captured, and a query of it can invalidate captures.
         if stream.is_null() || stream == CU_STREAM_LEGACY {
             return false;
         }
-        let Some(ask) = IS_CAPTURING.address() else {
+        let Some(is_capturing) = IS_CAPTURING.get() else {
             return false;
         };
-        // SAFETY: the signature of `cuStreamIsCapturing`.
-        let ask = unsafe { core::mem::transmute::<NonNull<_>, IsCapturing>(ask) };
         let mut status = CU_STREAM_CAPTURE_STATUS_NONE;
-        // SAFETY: the program is about to launch into that stream; writes one number.
-        let result = unsafe { ask(stream, &raw mut status) };
+        // SAFETY: the program uses the stream in its call; writes one number.
+        let result = unsafe { is_capturing(stream, &raw mut status) };
         result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE
     }
 
-    fn begin(&self, stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
+    /// Begins a capture of the stream with `call`.
+    pub(crate) fn begin(&self, stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
         self.active.fetch_add(1, Ordering::SeqCst);
         while self.own_calls.load(Ordering::SeqCst) != 0 {
             sys::yield_now();
         }
         let result = call();
         if result == CUDA_SUCCESS {
-            self.note(stream);
+            self.add(stream);
         } else {
             self.active.fetch_sub(1, Ordering::SeqCst);
         }
         result
     }
 
-    fn note(&self, stream: CUstream) {
-        let stream = key_of(stream);
-        for place in &self.streams {
-            if place
-                .compare_exchange(0, stream, Ordering::AcqRel, Ordering::Relaxed)
-                .is_ok()
-            {
-                return;
-            }
+    fn add(&self, stream: CUstream) {
+        let free = self.captures.iter().find(|capture| {
+            let taken = capture.stream.compare_exchange(
+                0,
+                key_of(stream),
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            );
+            taken.is_ok()
+        });
+        if let Some(capture) = free {
+            let context = current_context().unwrap_or(0);
+            capture.context.store(context, Ordering::Release);
         }
     }
 
-    /// A capture of that stream is over, if there was one.
-    fn end(&self, stream: CUstream) {
+    /// Ends the capture of the stream, if there is one.
+    pub(crate) fn end(&self, stream: CUstream) {
         let stream = key_of(stream);
-        for place in &self.streams {
-            if place
-                .compare_exchange(stream, 0, Ordering::AcqRel, Ordering::Relaxed)
-                .is_ok()
-            {
-                self.active.fetch_sub(1, Ordering::SeqCst);
-                return;
-            }
-        }
+        self.end_first(|capture| capture.stream.load(Ordering::Acquire) == stream);
     }
 
-    /// Makes calls of our own to the driver if nothing is being captured, in the relaxed mode.
-    pub(crate) fn without<T>(&self, calls: impl FnOnce() -> T) -> Option<T> {
+    /// Ends the captures of streams that ended with their contexts.
+    pub(super) fn end_contexts(&self, has_ended: impl Fn(u64) -> bool) {
+        let is_over = |capture: &Capture| {
+            let context = capture.context.load(Ordering::Acquire);
+            context != 0 && has_ended(context)
+        };
+        while self.end_first(is_over) {}
+    }
+
+    /// Ends the first capture for which `is_over` is true. Returns `false` if there is none.
+    fn end_first(&self, is_over: impl Fn(&Capture) -> bool) -> bool {
+        let Some(capture) = self.captures.iter().find(|capture| is_over(capture)) else {
+            return false;
+        };
+        capture.context.store(0, Ordering::Relaxed);
+        if capture.stream.swap(0, Ordering::AcqRel) != 0 {
+            self.active.fetch_sub(1, Ordering::SeqCst);
+        }
+        true
+    }
+
+    /// Makes own calls to libcuda in the relaxed mode, unless a known capture is active.
+    pub(crate) fn outside<T>(&self, calls: impl FnOnce() -> T) -> Option<T> {
         self.own_calls.fetch_add(1, Ordering::SeqCst);
         let result = if self.is_any() {
             None
@@ -130,69 +153,31 @@ impl Captures {
         result
     }
 
-    /// Begins a row of `launches` that are all sampled.
-    pub(crate) fn begin_stretch(&self, launches: u32) {
-        self.stretch.store(launches, Ordering::Relaxed);
+    /// Begins a run of `launches` that are all sampled.
+    pub(super) fn begin_run(&self, launches: u32) {
+        self.run.store(launches, Ordering::Relaxed);
     }
 
-    /// How many launches of a row are left, this one included; 0 if there is no row.
-    pub(crate) fn step_stretch(&self) -> u32 {
-        let left = self.stretch.load(Ordering::Relaxed);
-        if left != 0 {
-            self.stretch
-                .store(left.saturating_sub(1), Ordering::Relaxed);
+    /// Counts a launch of a run and returns the remaining launches with it; 0 without a run.
+    pub(super) fn step_run(&self) -> u32 {
+        let remaining = self.run.load(Ordering::Relaxed);
+        if remaining != 0 {
+            self.run
+                .store(remaining.saturating_sub(1), Ordering::Relaxed);
         }
-        left
+        remaining
     }
 }
 
-/// A handle that is not zero.
+/// Returns the handle, not zero.
 fn key_of(stream: CUstream) -> u64 {
     (stream.expose_provenance() as u64).max(1)
 }
 
 fn exchange_mode(mode: c_int) -> Option<c_int> {
-    let exchange = EXCHANGE_MODE.address()?;
-    // SAFETY: the signature of `cuThreadExchangeStreamCaptureMode`.
-    let exchange = unsafe { core::mem::transmute::<NonNull<_>, ExchangeMode>(exchange) };
+    let exchange = EXCHANGE_MODE.get()?;
     let mut mode = mode;
     // SAFETY: reads and writes one number.
     let result = unsafe { exchange(&raw mut mode) };
     (result == CUDA_SUCCESS).then_some(mode)
-}
-
-/// Begins a capture of that stream with `call`.
-pub(crate) fn begin(stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
-    match Process::get() {
-        Some(process) => process.meter.captures.begin(stream, call),
-        None => call(),
-    }
-}
-
-/// That stream is gone.
-pub(crate) fn forget(stream: CUstream) {
-    if let Some(process) = Process::get() {
-        process.meter.captures.end(stream);
-    }
-}
-
-/// Ends a capture of that stream, whether or not anything comes of it.
-pub(crate) fn end(stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
-    let result = call();
-    if let Some(process) = Process::get()
-        && !process.meter.captures.is_capturing(stream)
-    {
-        process.meter.captures.end(stream);
-    }
-    result
-}
-
-/// Whether that stream is being captured.
-pub(crate) fn is_capturing(stream: CUstream) -> bool {
-    Process::get().is_some_and(|process| process.meter.captures.is_capturing(stream))
-}
-
-/// Makes calls of our own to the driver if nothing is being captured.
-pub(crate) fn while_nothing_is_captured<T>(calls: impl FnOnce() -> T) -> Option<T> {
-    Process::get()?.meter.captures.without(calls)
 }

@@ -1,128 +1,124 @@
-//! Which card a launch goes to: that of the thread's current context.
+//! The GPU of a launch: that of the thread's current context.
 //!
-//! A process that sees one device has only one answer. With several, the driver is asked for the current context, which
-//! it only has to read, and what is known of that context says the rest; to ask for the context's device takes several
-//! times as long. Contexts can be switched behind our back, through the driver's private tables, so the thread's current
-//! one is never remembered.
+//! In a process with one device there is one answer. With several, libcuda is asked for the current context, which it
+//! only reads, and the record of that context has the GPU; a query of the context's device takes several times as
+//! long. The current context of a thread is never recorded: it can be switched unnoticed, through libcuda's private
+//! tables.
 //!
-//! A context can also end behind our back and another one get its handle. So whoever looks more closely at a launch,
-//! which is at least once per lease, asks for the device and corrects what is remembered.
+//! A context can also end unnoticed, and its handle recur. So each launch on the slow path, at least one per lease,
+//! queries the device and corrects the record.
 
-use core::ffi::c_int;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::card::{Card, Target, current_context, current_device, target_of, uuid_of};
-use crate::cuda::{CUDA_SUCCESS, CUdevice, CUresult};
-use crate::driver::{Library, Original};
-use crate::process::{MAX_DEVICES, Process};
+use crate::card::Card;
+use crate::cuda::CUdevice;
+use crate::device::{current_context, current_device, device_count};
 
-/// Contexts that are remembered; further ones take their places.
+/// CUDA ordinals and contexts with a record; further contexts replace others.
+const DEVICES: usize = 64;
 const CONTEXTS: usize = 64;
 
-/// Handles are multiples of 16 below 2^60, so that a handle and a card's number fit in one word. Others are not
-/// remembered.
+/// Handles are multiples of 16 below 2^60, so that a handle and a code fit in one word. Others are not recorded.
 const HANDLE_SHIFT: u32 = 4;
 const CODE: u64 = 0xff;
 
+/// Codes of what is known of a device; further ones are the index of a metered GPU.
+const UNKNOWN: u32 = 0;
 const NOT_METERED: u32 = 1;
 const SEVERAL: u32 = 2;
 const FIRST_CARD: u32 = 3;
 
-static DEVICE_COUNT: Original = Original::new(Library::Cuda, c"cuDeviceGetCount");
-
-type GetCount = unsafe extern "C" fn(*mut c_int) -> CUresult;
-
-/// What is known of the card that a launch goes to, without further ado.
+/// Record of the GPU of a launch.
 pub(super) enum Known {
-    /// Its small number.
+    /// [`Card::index`] of a GPU whose time is metered.
     Metered(u8),
-    /// Its time is not metered.
+    /// A GPU whose time is not metered.
     NotMetered,
-    /// It must be looked up.
-    Nothing,
+    /// No record.
+    Unknown,
 }
 
-/// All zeroes has not looked.
+/// Records of devices and contexts. All zeroes is none.
 #[repr(C)]
 pub(super) struct Cards {
-    /// 0 not looked, 1 the only device is not metered, 2 there are several devices, 3 + index of the first share of the
-    /// only one.
+    /// Code of the only device, or [`SEVERAL`].
     only: AtomicU32,
-    /// Per CUDA ordinal the same, but for 2.
-    by_device: [AtomicU32; MAX_DEVICES],
-    /// Handle and 3 + index of metered cards' contexts.
+    /// Code of each CUDA ordinal.
+    by_device: [AtomicU32; DEVICES],
+    /// Handle and code of contexts on metered GPUs.
     by_context: [AtomicU64; CONTEXTS],
 }
 
 impl Cards {
-    /// What is known of the card of this thread's launches.
+    /// Returns the record of the GPU of this thread's launches.
     #[inline]
     pub(super) fn known(&self) -> Known {
         match self.only.load(Ordering::Relaxed) {
-            0 => Known::Nothing,
+            UNKNOWN => Known::Unknown,
             NOT_METERED => Known::NotMetered,
             SEVERAL => self.known_by_context(),
-            code => metered(code),
+            code => decode(code),
         }
     }
 
     #[inline(never)]
     fn known_by_context(&self) -> Known {
-        let Some((context, place)) =
-            current_context().and_then(|context| Some((context, self.place(context)?)))
+        let Some((context, entry)) =
+            current_context().and_then(|context| Some((context, self.entry(context)?)))
         else {
-            return Known::Nothing;
+            return Known::Unknown;
         };
-        let found = place.load(Ordering::Relaxed);
+        let found = entry.load(Ordering::Relaxed);
         let [code, ..] = found.to_le_bytes();
         if code == 0 || found != word_of(context, code) {
-            return Known::Nothing;
+            return Known::Unknown;
         }
-        metered(u32::from(code))
+        decode(u32::from(code))
     }
 
-    /// Small number of the metered card of this thread's launches, as the driver says.
-    pub(super) fn find(&self, process: &'static Process) -> Option<u8> {
+    /// Returns the [`Card::index`] of the GPU of this thread's launches if its time is metered, according to libcuda
+    /// and `metered_card`, and records it.
+    pub(super) fn find(&self, metered_card: impl Fn(CUdevice) -> Option<Card>) -> Option<u8> {
         let device = current_device()?;
-        let code = self.code_of(process, device);
+        let code = self.code_of(device, metered_card);
         match self.only.load(Ordering::Relaxed) {
-            0 => {
+            UNKNOWN => {
                 let only = if device_count()? == 1 { code } else { SEVERAL };
                 self.only.store(only, Ordering::Relaxed);
             }
-            SEVERAL => self.remember(code),
+            SEVERAL => self.record(code),
             _ => {}
         }
-        match metered(code) {
+        match decode(code) {
             Known::Metered(card) => Some(card),
-            Known::NotMetered | Known::Nothing => None,
+            Known::NotMetered | Known::Unknown => None,
         }
     }
 
-    fn code_of(&self, process: &'static Process, device: CUdevice) -> u32 {
-        let known = usize::try_from(device)
+    fn code_of(&self, device: CUdevice, metered_card: impl Fn(CUdevice) -> Option<Card>) -> u32 {
+        let entry = usize::try_from(device)
             .ok()
             .and_then(|ordinal| self.by_device.get(ordinal));
-        let Some(known) = known else {
+        let Some(entry) = entry else {
             return NOT_METERED;
         };
-        match known.load(Ordering::Relaxed) {
-            0 => {
-                let code = metered_card(process, device).map_or(NOT_METERED, |card| {
+        match entry.load(Ordering::Relaxed) {
+            UNKNOWN => {
+                let code = metered_card(device).map_or(NOT_METERED, |card| {
                     FIRST_CARD.wrapping_add(u32::from(card.index()))
                 });
-                known.store(code, Ordering::Relaxed);
+                entry.store(code, Ordering::Relaxed);
                 code
             }
             code => code,
         }
     }
 
-    /// Remembers what the current context is of. Of one that is not metered nothing is: it would never be looked at
-    /// more closely.
-    fn remember(&self, code: u32) {
-        let Some((context, place)) =
-            current_context().and_then(|context| Some((context, self.place(context)?)))
+    /// Records the code of the current context. A context on a GPU that is not metered has no record: its launches
+    /// would never take the slow path.
+    fn record(&self, code: u32) {
+        let Some((context, entry)) =
+            current_context().and_then(|context| Some((context, self.entry(context)?)))
         else {
             return;
         };
@@ -135,21 +131,21 @@ impl Cards {
             }
             _ => 0,
         };
-        place.store(word, Ordering::Relaxed);
+        entry.store(word, Ordering::Relaxed);
     }
 
-    /// Forgets contexts that have ended.
-    pub(super) fn forget(&self, ended: impl Fn(u64) -> bool) {
-        for place in &self.by_context {
-            let found = place.load(Ordering::Relaxed);
-            if found != 0 && ended(handle_of(found)) {
-                place.store(0, Ordering::Relaxed);
+    /// Drops the records of contexts for which `has_ended` is true.
+    pub(super) fn forget(&self, has_ended: impl Fn(u64) -> bool) {
+        for entry in &self.by_context {
+            let found = entry.load(Ordering::Relaxed);
+            if found != 0 && has_ended(handle_of(found)) {
+                entry.store(0, Ordering::Relaxed);
             }
         }
     }
 
     #[inline]
-    fn place(&self, context: u64) -> Option<&AtomicU64> {
+    fn entry(&self, context: u64) -> Option<&AtomicU64> {
         let hash = context.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58;
         self.by_context.get(usize::try_from(hash).ok()?)
     }
@@ -165,28 +161,9 @@ fn handle_of(word: u64) -> u64 {
 }
 
 #[inline]
-fn metered(code: u32) -> Known {
+fn decode(code: u32) -> Known {
     match code.checked_sub(FIRST_CARD).map(u8::try_from) {
         Some(Ok(card)) => Known::Metered(card),
         Some(Err(_)) | None => Known::NotMetered,
     }
-}
-
-/// The card, if its GPU time is metered.
-fn metered_card(process: &'static Process, device: CUdevice) -> Option<Card> {
-    let uuid = uuid_of(device)?;
-    match target_of(process, uuid, u32::try_from(device).ok()) {
-        Target::Limited(card) if card.is_metered() => Some(card),
-        Target::Limited(_) | Target::Unlimited | Target::Denied => None,
-    }
-}
-
-fn device_count() -> Option<c_int> {
-    let get = DEVICE_COUNT.address()?;
-    // SAFETY: the signature of `cuDeviceGetCount`.
-    let get = unsafe { core::mem::transmute::<core::ptr::NonNull<_>, GetCount>(get) };
-    let mut count = 0;
-    // SAFETY: writes one number.
-    let result = unsafe { get(&raw mut count) };
-    (result == CUDA_SUCCESS).then_some(count)
 }

@@ -1,34 +1,51 @@
-//! What the process knows about the cost of each kind of launch.
+//! Learned costs of the kinds of launches.
 //!
-//! An open-addressing table without locks. A kind that finds no place takes that of another one, which then has
-//! to be learned anew.
+//! An open-addressing table without locks. Where all probed entries are in use, a new kind has no entry and costs as
+//! much as an average launch of such kinds; it also ages the probed entry with the fewest samples, until that entry can
+//! be replaced. So kinds that recur stay, however many kinds occur once, and kinds that no longer recur are replaced.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use drava_vgpu_abi::cost::{Cost, LaunchKind};
 
 const BITS: u32 = 12;
-const PLACES: usize = 1 << BITS;
+const ENTRIES: usize = 1 << BITS;
 const PROBES: usize = 8;
 
-struct Place {
+struct Entry {
     kind: AtomicU64,
     cost: AtomicU64,
 }
 
-/// All zeroes knows nothing.
+impl Entry {
+    fn load(&self) -> Cost {
+        Cost::from_word(self.cost.load(Ordering::Relaxed))
+    }
+
+    /// Returns how much is known of the kind; of a kind that cannot be measured, everything.
+    fn evidence(&self) -> u8 {
+        let cost = self.load();
+        if cost.is_unmeasurable() {
+            u8::MAX
+        } else {
+            cost.samples()
+        }
+    }
+}
+
+/// The table. All zeroes is empty.
 pub(crate) struct Costs {
-    places: [Place; PLACES],
+    entries: [Entry; ENTRIES],
+    /// Cost of kinds without an entry.
+    others: AtomicU64,
 }
 
 impl Costs {
-    /// What a launch of that kind costs.
+    /// Returns the cost of a kind.
     #[inline]
     pub(crate) fn get(&self, kind: LaunchKind) -> Cost {
-        match self.places.get(start_of(kind)) {
-            Some(place) if place.kind.load(Ordering::Relaxed) == kind.number() => {
-                Cost::from_word(place.cost.load(Ordering::Relaxed))
-            }
+        match self.entries.get(start_of(kind)) {
+            Some(entry) if entry.kind.load(Ordering::Relaxed) == kind.number() => entry.load(),
             _ => self.search(kind),
         }
     }
@@ -36,74 +53,80 @@ impl Costs {
     #[cold]
     #[inline(never)]
     fn search(&self, kind: LaunchKind) -> Cost {
-        self.probe(kind)
-            .find(|place| place.kind.load(Ordering::Relaxed) == kind.number())
-            .map_or(Cost::UNKNOWN, |place| {
-                Cost::from_word(place.cost.load(Ordering::Relaxed))
-            })
+        for entry in self.probe(kind) {
+            match entry.kind.load(Ordering::Relaxed) {
+                0 => return Cost::UNKNOWN,
+                found if found == kind.number() => return entry.load(),
+                _ => {}
+            }
+        }
+        Cost::from_word(self.others.load(Ordering::Relaxed))
     }
 
-    /// Changes what is known of a kind.
+    /// Changes the cost of a kind.
     pub(crate) fn change(&self, kind: LaunchKind, change: impl Fn(Cost) -> Cost) {
-        let Some(place) = self.place(kind) else {
-            return;
-        };
-        let mut seen = place.cost.load(Ordering::Relaxed);
-        while let Err(found) = place.cost.compare_exchange_weak(
-            seen,
-            change(Cost::from_word(seen)).word(),
-            Ordering::Relaxed,
-            Ordering::Relaxed,
-        ) {
-            seen = found;
+        let cost = self.entry(kind).map_or(&self.others, |entry| &entry.cost);
+        update(cost, change);
+    }
+
+    /// Sets the cost of a kind.
+    pub(crate) fn set(&self, kind: LaunchKind, cost: Cost) {
+        if let Some(entry) = self.entry(kind) {
+            entry.cost.store(cost.word(), Ordering::Relaxed);
         }
     }
 
     /// Marks the costs of all kinds as stale.
     pub(crate) fn mark_all_stale(&self) {
-        for place in &self.places {
-            let stale = |word| Some(Cost::from_word(word).marked_stale().word());
-            let _ = place
-                .cost
-                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, stale);
+        for entry in &self.entries {
+            update(&entry.cost, Cost::marked_stale);
         }
     }
 
-    /// Nothing is known of a kind any more.
+    /// Drops the cost of a kind.
     pub(crate) fn forget(&self, kind: LaunchKind) {
-        let is_its = |place: &&Place| place.kind.load(Ordering::Relaxed) == kind.number();
-        if let Some(place) = self.probe(kind).find(is_its) {
-            place.cost.store(Cost::UNKNOWN.word(), Ordering::Relaxed);
+        let is_its = |entry: &&Entry| entry.kind.load(Ordering::Relaxed) == kind.number();
+        if let Some(entry) = self.probe(kind).find(is_its) {
+            entry.cost.store(Cost::UNKNOWN.word(), Ordering::Relaxed);
         }
     }
 
-    fn place(&self, kind: LaunchKind) -> Option<&Place> {
-        for place in self.probe(kind) {
-            let found = place.kind.load(Ordering::Relaxed);
+    fn entry(&self, kind: LaunchKind) -> Option<&Entry> {
+        for entry in self.probe(kind) {
+            let found = entry.kind.load(Ordering::Relaxed);
             if found == kind.number()
                 || (found == 0
-                    && place
+                    && entry
                         .kind
                         .compare_exchange(0, kind.number(), Ordering::Relaxed, Ordering::Relaxed)
                         .is_ok())
             {
-                return Some(place);
+                return Some(entry);
             }
         }
-        let place = self.probe(kind).next()?;
-        place.cost.store(0, Ordering::Relaxed);
-        place.kind.store(kind.number(), Ordering::Relaxed);
-        Some(place)
+        let entry = self.probe(kind).min_by_key(|entry| entry.evidence())?;
+        if entry.evidence() != 0 {
+            update(&entry.cost, Cost::aged);
+            return None;
+        }
+        entry.cost.store(0, Ordering::Relaxed);
+        entry.kind.store(kind.number(), Ordering::Relaxed);
+        Some(entry)
     }
 
-    fn probe(&self, kind: LaunchKind) -> impl Iterator<Item = &Place> {
-        let (before, after) = self.places.split_at(start_of(kind).min(PLACES));
+    fn probe(&self, kind: LaunchKind) -> impl Iterator<Item = &Entry> {
+        let (before, after) = self.entries.split_at(start_of(kind).min(ENTRIES));
         after.iter().chain(before).take(PROBES)
     }
 }
 
-/// Where a kind's place is if no other one was there before.
+fn update(cost: &AtomicU64, change: impl Fn(Cost) -> Cost) {
+    let changed = |word| Some(change(Cost::from_word(word)).word());
+    let _ = cost.fetch_update(Ordering::Relaxed, Ordering::Relaxed, changed);
+}
+
+/// Returns the index of the first probed entry of a kind.
 #[inline]
 fn start_of(kind: LaunchKind) -> usize {
-    usize::try_from(kind.number() >> (u64::BITS.wrapping_sub(BITS))).unwrap_or(PLACES)
+    usize::try_from(kind.number() >> (u64::BITS.wrapping_sub(BITS))).unwrap_or(ENTRIES)
 }

@@ -1,40 +1,40 @@
-//! What a thread may still launch without asking anybody.
+//! Leases: GPU time that a thread spends without touching shared memory.
 //!
-//! Threads are told apart by their thread pointer, so that no thread-local storage is needed. When a thread has
-//! ended and another gets its thread pointer, that one goes on with the lease.
+//! The thread pointer identifies a thread, so no thread-local storage is needed. A thread that gets the thread pointer
+//! of an ended one continues its lease.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use drava_vgpu_abi::cost::{Cost, SAMPLING_INTERVAL};
 
-/// Threads times cards that have a lease of their own; others share.
+/// Leases of pairs of a thread and a GPU; further pairs use a common one.
 const LEASES: usize = 256;
 const PROBES: usize = 8;
 
 const LAUNCH: u64 = 1 << 32;
 const COUNTDOWN: u64 = LAUNCH - 1;
 
-/// One thread's lease on one card. Only that thread writes it, so loads and stores are enough; where threads
-/// share one, a lost update is a launch that is not counted.
+/// One thread's lease on one GPU. Only that thread writes it, so loads and stores suffice; in the common lease a lost
+/// update is a launch that is not counted.
 #[repr(align(64))]
 pub(crate) struct Lease {
-    /// Thread pointer and card, 0 if none's.
+    /// Thread pointer and GPU, 0 if unused.
     owner: AtomicU64,
-    /// What is left, nanoseconds.
-    left_ns: AtomicU64,
-    /// What was there after the last renewal, nanoseconds.
+    /// Remaining GPU time, nanoseconds.
+    remaining_ns: AtomicU64,
+    /// Remaining GPU time after the last renewal, nanoseconds.
     renewed_ns: AtomicU64,
-    /// Launches since the last renewal (high half) and how much is missing to the next sample (low half).
+    /// Launches since the last renewal (high half), and weight until the next sample (low half).
     launches: AtomicU64,
     random: AtomicU64,
 }
 
 pub(crate) struct Leases {
     leases: [Lease; LEASES],
-    shared: Lease,
+    common: Lease,
 }
 
-/// What happened under a lease since it was renewed.
+/// Use of a lease since its last renewal.
 #[derive(Clone, Copy)]
 pub(crate) struct Spent {
     pub(crate) ns: u64,
@@ -42,7 +42,7 @@ pub(crate) struct Spent {
 }
 
 impl Leases {
-    /// The lease of the calling thread on that card.
+    /// Returns the lease of the calling thread on that GPU.
     #[inline]
     pub(crate) fn of_this_thread(&self, card: u8) -> &Lease {
         let owner = thread_pointer() ^ (u64::from(card) << 56);
@@ -69,27 +69,27 @@ impl Leases {
                 return lease;
             }
         }
-        &self.shared
+        &self.common
     }
 }
 
 impl Lease {
-    /// Spends the cost of a launch, if that is there and the launch need not be sampled.
+    /// Spends the cost of a launch. Returns `false` if it exceeds the lease or the launch is sampled.
     #[inline]
     pub(crate) fn spend(&self, cost: Cost) -> bool {
         let Some(weight) = cost.weight() else {
             return false;
         };
-        let left = self.left_ns.load(Ordering::Relaxed);
+        let remaining = self.remaining_ns.load(Ordering::Relaxed);
         let launches = self.launches.load(Ordering::Relaxed);
-        let Some(rest) = left.checked_sub(cost.ns()) else {
+        let Some(rest) = remaining.checked_sub(cost.ns()) else {
             return false;
         };
         let weight = u64::from(weight);
         if launches & COUNTDOWN < weight {
             return false;
         }
-        self.left_ns.store(rest, Ordering::Relaxed);
+        self.remaining_ns.store(rest, Ordering::Relaxed);
         self.launches.store(
             launches.wrapping_add(LAUNCH).wrapping_sub(weight),
             Ordering::Relaxed,
@@ -97,27 +97,30 @@ impl Lease {
         true
     }
 
-    /// What is left, nanoseconds.
-    pub(crate) fn left_ns(&self) -> u64 {
-        self.left_ns.load(Ordering::Relaxed)
+    /// Returns the remaining GPU time, nanoseconds.
+    pub(crate) fn remaining_ns(&self) -> u64 {
+        self.remaining_ns.load(Ordering::Relaxed)
     }
 
-    /// Spends `ns` of what is left or was added, and counts one launch.
+    /// Spends `ns` and counts one launch.
     pub(crate) fn spend_admitted(&self, ns: u64) {
-        let left = self.left_ns.load(Ordering::Relaxed);
-        self.left_ns
-            .store(left.saturating_sub(ns), Ordering::Relaxed);
+        let remaining = self.remaining_ns.load(Ordering::Relaxed);
+        self.remaining_ns
+            .store(remaining.saturating_sub(ns), Ordering::Relaxed);
         let launches = self.launches.load(Ordering::Relaxed);
         self.launches
             .store(launches.wrapping_add(LAUNCH), Ordering::Relaxed);
     }
 
-    /// Adds `ns`, and says what was spent since the last time.
+    /// Adds `ns` and returns the use since the last renewal.
     pub(crate) fn renew(&self, ns: u64) -> Spent {
-        let left = self.left_ns.load(Ordering::Relaxed);
-        let spent = self.renewed_ns.load(Ordering::Relaxed).saturating_sub(left);
-        let renewed = left.saturating_add(ns);
-        self.left_ns.store(renewed, Ordering::Relaxed);
+        let remaining = self.remaining_ns.load(Ordering::Relaxed);
+        let spent = self
+            .renewed_ns
+            .load(Ordering::Relaxed)
+            .saturating_sub(remaining);
+        let renewed = remaining.saturating_add(ns);
+        self.remaining_ns.store(renewed, Ordering::Relaxed);
         self.renewed_ns.store(renewed, Ordering::Relaxed);
         let launches = self.launches.load(Ordering::Relaxed);
         self.launches.store(launches & COUNTDOWN, Ordering::Relaxed);
@@ -127,8 +130,8 @@ impl Lease {
         }
     }
 
-    /// Whether the launch that was just admitted is to be sampled; if so, the next one will be `spread` times
-    /// [`SAMPLING_INTERVAL`] launches of weight one later, on average. Launches that weigh so much are all sampled, if not spread.
+    /// Returns whether the launch that was just admitted is sampled. If so, the next sample follows after
+    /// [`SAMPLING_INTERVAL`] times `spread` launches of weight 1, on average. Without a weight each launch is sampled.
     pub(crate) fn is_due(&self, weight: Option<u32>, spread: u64) -> bool {
         let launches = self.launches.load(Ordering::Relaxed);
         let countdown = launches & COUNTDOWN;
@@ -143,8 +146,8 @@ impl Lease {
                 let twice_the_mean = u64::from(SAMPLING_INTERVAL)
                     .saturating_mul(spread)
                     .saturating_mul(2);
-                // Random, so that a program with a rhythm is not always sampled at the same beat. The launch that ends
-                // it counts, too.
+                // Random, so that samples of a periodic program do not hit the same launch of each period. The launch
+                // that ends the interval counts, too.
                 let below = twice_the_mean.saturating_sub(weight.unwrap_or(0));
                 let next = self.random().checked_rem(below).unwrap_or(0);
                 self.launches
@@ -168,7 +171,7 @@ impl Lease {
     }
 }
 
-/// A number that no other live_processes thread of the process has.
+/// Returns a number that no other live thread of the process has.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn thread_pointer() -> u64 {
@@ -180,7 +183,7 @@ fn thread_pointer() -> u64 {
     pointer
 }
 
-/// A number that no other live_processes thread of the process has.
+/// Returns a number that no other live thread of the process has.
 #[cfg(target_arch = "aarch64")]
 #[inline]
 fn thread_pointer() -> u64 {

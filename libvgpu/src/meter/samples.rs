@@ -1,18 +1,21 @@
-//! Measuring launches: pairs of events round some of them.
+//! Samples: pairs of events around some launches.
 //!
-//! A sample is charged like any launch; when its end is reached, the charge is made what was measured. A launch that
-//! runs longer than it was charged for is charged on while it runs, as far as anybody looks.
+//! A sample is charged like any launch; when its end is reached, the charge is corrected to the measured time. A launch
+//! that runs longer than its charge is charged while it runs, at each poll.
 //!
-//! Where several streams are in use, single samples cannot tell what overlapped. Then launches are sampled in rows
-//! of [`STRETCH`], and each counts with the time that no other one of the row covered.
+//! If several streams are in use, single samples do not show what overlapped. Then launches are sampled in runs of
+//! [`RUN`], and each counts with the time that no other launch of the run covers.
 //!
-//! Events measure what the card did only if the card had it all before it began; otherwise they also measure how long
-//! the host took from one call to the next. So each event is asked about when it has been queued, and the host's clock is
-//! looked at between the calls ([`Recording`](drava_vgpu_abi::recording::Recording)). What that leaves open, what is known of the kind decides
-//! ([`Cost::estimate_ns`]).
+//! Events measure the GPU's work only if all of it was queued before the GPU began; otherwise they also measure the time
+//! of the host between two calls. So each event is queried when it has been recorded, and the host's clock is read
+//! between the calls ([`Recording`](drava_vgpu_abi::recording::Recording)). The known cost of the kind decides what
+//! remains ambiguous ([`Cost::estimate_ns`]).
 //!
-//! Pairs lie in a ring, are used over and over, and belong to a context. Nobody waits for anybody here: who cannot
-//! have the ring's lock does not look, and a launch that finds no pair is not sampled.
+//! The measured time of a short launch contains the time of an event itself, which is measured by a third event and
+//! subtracted.
+//!
+//! Pairs are in a ring, are reused, and belong to a context. No thread waits here: without the ring's lock a thread does
+//! not poll, and a launch without a free pair is not sampled.
 
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -25,9 +28,9 @@ use super::Meter;
 use super::admission::first;
 use super::events::{elapsed_ns, query, record};
 use super::lease::Lease;
-use crate::card::{Card, current_context};
+use crate::card::Card;
 use crate::cuda::{CUDA_ERROR_NOT_READY, CUDA_SUCCESS, CUstream};
-use crate::process::Process;
+use crate::device::current_context;
 use crate::share::Share;
 use crate::sys;
 
@@ -37,44 +40,51 @@ mod pair;
 use clocks::Clocks;
 use pair::{BUSY, EMPTY, IDLE, PENDING, Pair};
 
-/// Samples under way at the same time.
+/// Samples in flight.
 const PAIRS: usize = 128;
 const RING: u64 = PAIRS as u64;
-/// Samples asked about in one look.
-const LOOKS: usize = 8;
-/// Time between two looks of launches that could do without one.
-const LOOK_PAUSE_US: u64 = 200;
-/// Launches in a row that are sampled together.
-const STRETCH: u32 = 48;
-/// The first of them overlap with what was not sampled.
-const EDGE: u32 = 8;
-/// After so many samples that saw one stream only, there is one stream only.
+/// Samples queried in one poll.
+const POLLED_SAMPLES: usize = 8;
+/// Interval between polls by launches that need none.
+const POLL_INTERVAL_US: u64 = 200;
+/// Launches for which the time of an event matters, nanoseconds.
+const SHORT_LAUNCH_NS: u64 = 200_000;
+/// Longest believed time of an event, nanoseconds.
+const MAX_EVENT_NS: u64 = 50_000;
+/// Launches of a run, which are sampled together.
+const RUN: u32 = 48;
+/// Launches at the beginning of a run, which overlap with unsampled launches.
+const RUN_EDGE: u32 = 8;
+/// Number of samples in one stream after which the process counts as using one stream.
 const STREAM_MEMORY: u32 = 64;
 
+/// The samples of a process. All zeroes is none.
 pub(crate) struct Samples {
     pairs: [Pair; PAIRS],
-    /// The next pair to be used, and the oldest that may be under way; both only rise.
+    /// The next pair to use, and the oldest that may be in flight; both only rise.
     head: AtomicU64,
     tail: AtomicU64,
-    /// When somebody looked last.
+    /// Time of the last poll.
     polled_us: AtomicU64,
+    /// Time of an event on its stream, nanoseconds; 0 if unknown.
+    event_ns: AtomicU64,
     last_stream: AtomicU64,
-    /// More than 0 if several streams are in use.
+    /// Above 0 if several streams are in use.
     mixed: AtomicU32,
-    /// Charge by who looks.
+    /// Held by the thread that polls.
     lock: AtomicU32,
     clocks: UnsafeCell<Clocks>,
 }
 
-// SAFETY: the clocks are only touched under the lock; the rest are atomics.
+// SAFETY: the clocks are accessed under the lock only; the other fields are atomics.
 unsafe impl Sync for Samples {}
 
-/// A sample whose launch is being made.
+/// A sample whose launch is in progress.
 #[derive(Clone, Copy)]
 pub(super) struct Started(usize);
 
 impl Meter {
-    /// Puts the first event before the launch, if it is to be sampled.
+    /// Records the first event before a launch that is sampled.
     pub(super) fn start_sample(
         &self,
         card: Card,
@@ -85,26 +95,26 @@ impl Meter {
     ) -> Option<Started> {
         let cost = self.costs.get(kind);
         let weight = cost.weight();
-        let row = self.captures.step_stretch();
+        let run = self.captures.step_run();
         let is_sampled_always = weight.is_none_or(|weight| weight >= SAMPLING_INTERVAL);
-        let in_rows = self.samples.is_mixed() && !is_sampled_always;
-        let spread = if in_rows { u64::from(STRETCH) } else { 1 };
-        let is_due = (lease.is_due(weight, spread) || row != 0) && !cost.is_unmeasurable();
+        let in_runs = self.samples.is_mixed() && !is_sampled_always;
+        let spread = if in_runs { u64::from(RUN) } else { 1 };
+        let is_due = (lease.is_due(weight, spread) || run != 0) && !cost.is_unmeasurable();
         if !is_due && !Self::follows_launches(card) {
             return None;
         }
-        if is_due && in_rows && row == 0 {
-            self.captures.begin_stretch(STRETCH.saturating_sub(1));
+        if is_due && in_runs && run == 0 {
+            self.captures.begin_run(RUN.saturating_sub(1));
         }
-        let is_at_edge = in_rows && (row == 0 || row > STRETCH.saturating_sub(EDGE));
+        let is_at_edge = in_runs && (run == 0 || run > RUN.saturating_sub(RUN_EDGE));
         let context = current_context()?;
         self.captures
-            .without(|| {
+            .outside(|| {
                 let launch = Launch {
                     card: card.index(),
                     kind,
                     charged_ns,
-                    counts: is_due,
+                    is_measured: is_due,
                     learns: is_due && !is_at_edge,
                 };
                 self.samples.start(context, stream, &launch)
@@ -112,18 +122,25 @@ impl Meter {
             .flatten()
     }
 
-    /// Puts the second event behind it.
+    /// Records the second event after the launch.
     pub(super) fn end_sample(&self, sample: Started, stream: CUstream, is_launched: bool) {
         let Some(pair) = self.samples.pairs.get(sample.0) else {
             return;
         };
         pair.returned_ns.store(sys::now_ns(), Ordering::Relaxed);
         let is_recorded = is_launched
-            && self.captures.without(|| {
+            && self.captures.outside(|| {
                 let is_recorded = record(pair.end.load(Ordering::Relaxed), stream);
-                if pair.counts.load(Ordering::Relaxed) == 0 {
+                if pair.is_measured.load(Ordering::Relaxed) == 0 {
                     return is_recorded;
                 }
+                // Queued while the GPU is busy, so that no host time is between the two events.
+                let has_after = self.measures_events(pair) && !is_reached(&pair.start);
+                if has_after {
+                    record(pair.after.load(Ordering::Relaxed), stream);
+                }
+                pair.has_after
+                    .store(u32::from(has_after), Ordering::Relaxed);
                 let is_over = is_reached(&pair.end);
                 let is_reached = is_over
                     || pair.was_reached.load(Ordering::Relaxed) != 0
@@ -138,20 +155,27 @@ impl Meter {
         pair.state.store(state, Ordering::Release);
     }
 
-    /// Looks which samples have ended, and corrects what they were charged.
-    pub(super) fn poll(&self, now: u64) {
+    /// Returns whether the sample also measures the time of an event: for short launches, whose measured time contains
+    /// much of it.
+    fn measures_events(&self, pair: &Pair) -> bool {
+        let kind = LaunchKind::of_number(pair.kind.load(Ordering::Relaxed));
+        kind.is_some_and(|kind| self.costs.get(kind).ns() < SHORT_LAUNCH_NS)
+    }
+
+    /// Corrects the charges of samples that have ended.
+    pub(super) fn poll(&self, card: Card, now: u64) {
         if self.samples.tail.load(Ordering::Relaxed) == self.samples.head.load(Ordering::Relaxed) {
             return;
         }
-        self.captures.without(|| {
+        self.captures.outside(|| {
             let Some(_lock) = self.samples.try_lock() else {
                 return;
             };
-            self.poll_locked(now);
+            self.poll_locked(card, now);
         });
     }
 
-    fn poll_locked(&self, now: u64) {
+    fn poll_locked(&self, card: Card, now: u64) {
         self.samples.polled_us.store(now, Ordering::Relaxed);
         let head = self.samples.head.load(Ordering::Acquire);
         let oldest = self
@@ -161,60 +185,60 @@ impl Meter {
             .max(head.saturating_sub(RING));
         let mut tail = oldest;
         let mut is_oldest = true;
-        let mut looks = 0usize;
+        let mut polled = 0usize;
         for number in oldest..head {
             let Some(pair) = self.samples.at(number) else {
                 break;
             };
             let state = pair.state.load(Ordering::Acquire);
             if state == PENDING {
-                looks = looks.saturating_add(1);
-                self.look(pair, now);
+                polled = polled.saturating_add(1);
+                self.poll_sample(card, pair, now);
             }
             let is_over = matches!(pair.state.load(Ordering::Acquire), IDLE | EMPTY);
             is_oldest &= is_over;
             if is_oldest {
                 tail = number.wrapping_add(1);
             }
-            if looks == LOOKS {
+            if polled == POLLED_SAMPLES {
                 break;
             }
         }
         self.samples.tail.store(tail, Ordering::Relaxed);
     }
 
-    fn look(&self, pair: &Pair, now: u64) {
-        let card = Process::get().and_then(|process| {
-            Card::at(
-                process,
-                u8::try_from(pair.card.load(Ordering::Relaxed)).ok()?,
-            )
-        });
-        let Some(card) = card else {
+    /// Polls a sample of any GPU of the process of `card`.
+    fn poll_sample(&self, card: Card, pair: &Pair, now: u64) {
+        let index = u8::try_from(pair.card.load(Ordering::Relaxed)).ok();
+        let Some(card) = index.and_then(|index| card.other(index)) else {
             pair.state.store(IDLE, Ordering::Release);
             return;
         };
         match query(pair.end.load(Ordering::Relaxed)) {
             CUDA_SUCCESS => {
-                if pair.counts.load(Ordering::Relaxed) != 0
-                    && let Some(ns) = elapsed_ns(
-                        pair.start.load(Ordering::Relaxed),
-                        pair.end.load(Ordering::Relaxed),
-                    )
+                let end = pair.end.load(Ordering::Relaxed);
+                if pair.is_measured.load(Ordering::Relaxed) != 0
+                    && let Some(ns) = elapsed_ns(pair.start.load(Ordering::Relaxed), end)
                 {
-                    self.finish(card, pair, ns.unsigned_abs());
+                    if pair.has_after.load(Ordering::Relaxed) != 0
+                        && let Some(ns) = elapsed_ns(end, pair.after.load(Ordering::Relaxed))
+                    {
+                        self.samples.learn_event_time(ns.unsigned_abs());
+                    }
+                    let event_ns = self.samples.event_ns.load(Ordering::Relaxed);
+                    self.finish(card, pair, ns.unsigned_abs().saturating_sub(event_ns));
                 }
                 pair.state.store(IDLE, Ordering::Release);
             }
-            CUDA_ERROR_NOT_READY if pair.counts.load(Ordering::Relaxed) == 0 => {}
-            CUDA_ERROR_NOT_READY => self.charge_on(card, pair, now),
-            // The events are gone with their context.
+            CUDA_ERROR_NOT_READY if pair.is_measured.load(Ordering::Relaxed) == 0 => {}
+            CUDA_ERROR_NOT_READY => self.charge_running(card, pair, now),
+            // The events ended with their context.
             _ => pair.state.store(EMPTY, Ordering::Release),
         }
     }
 
-    /// A launch that is still running has cost as much as it has run.
-    fn charge_on(&self, card: Card, pair: &Pair, now: u64) {
+    /// Charges a running launch for its time so far.
+    fn charge_running(&self, card: Card, pair: &Pair, now: u64) {
         let now_ns = now.saturating_mul(1_000);
         if let Some(kind) = LaunchKind::of_number(pair.kind.load(Ordering::Relaxed)) {
             let age = now_ns.saturating_sub(pair.returned_ns.load(Ordering::Relaxed));
@@ -244,6 +268,7 @@ impl Meter {
         }
     }
 
+    /// Corrects the charge of a sample that has ended, and learns from it.
     fn finish(&self, card: Card, pair: &Pair, measured_ns: u64) {
         let kind = LaunchKind::of_number(pair.kind.load(Ordering::Relaxed));
         let cost = kind.map_or(Cost::UNKNOWN, |kind| self.costs.get(kind));
@@ -256,7 +281,7 @@ impl Meter {
             share.record_kernel(us, us >= LONG_KERNEL_US);
         }
         let ns = cost.believed_ns(taken_ns);
-        let new_ns = self.samples.new_part(pair, ns);
+        let new_ns = self.samples.new_part_ns(pair, ns);
         let own_ns = own_part(card, new_ns);
         self.settle(card, pair.charged_ns.load(Ordering::Relaxed), own_ns);
         if let Some(kind) = kind
@@ -265,13 +290,13 @@ impl Meter {
             self.costs
                 .change(kind, |cost| cost.learn_from(sample, own_ns));
             if card.shares().any(Share::notifies_agent) {
-                self.lengths
-                    .change(kind, |length| length.learn_from(sample, new_ns));
+                self.durations
+                    .change(kind, |duration| duration.learn_from(sample, new_ns));
             }
         }
     }
 
-    /// Makes a charge of `from` nanoseconds one of `to`.
+    /// Corrects a charge of `from` nanoseconds to `to`.
     fn settle(&self, card: Card, from: u64, to: u64) {
         let difference = to.cast_signed().saturating_sub(from.cast_signed());
         self.correct_ns(card, difference);
@@ -289,31 +314,45 @@ impl Meter {
     }
 }
 
-/// What is under way by the events behind launches.
+/// Launches whose end was not observed yet.
 #[derive(Clone, Copy, Default)]
-pub(super) struct UnderWay {
+pub(super) struct InFlight {
     pub(super) launches: usize,
     pub(super) ns: u64,
 }
 
-/// What is noted of a launch that is sampled, or only followed to its end, which takes the second event alone.
+/// A launch to sample, or only to observe its end, which takes the second event alone.
 struct Launch {
     card: u8,
     kind: LaunchKind,
     charged_ns: u64,
-    counts: bool,
+    /// Whether its measured time corrects its charge.
+    is_measured: bool,
+    /// Whether its kind learns from it.
     learns: bool,
 }
 
 impl Samples {
-    /// Whether none has looked for a while.
-    pub(super) fn is_poll_due(&self, now_us: u64) -> bool {
-        now_us.saturating_sub(self.polled_us.load(Ordering::Relaxed)) >= LOOK_PAUSE_US
+    /// Learns the time of an event. Mostly the shortest time counts: the GPU may do other work between two events.
+    fn learn_event_time(&self, ns: u64) {
+        let known = self.event_ns.load(Ordering::Relaxed);
+        let learned = match known {
+            0 => ns,
+            known if ns < known => ns,
+            known => known.saturating_add(known / 64).min(ns),
+        };
+        self.event_ns
+            .store(learned.min(MAX_EVENT_NS), Ordering::Relaxed);
     }
 
-    /// The launches whose ends were not seen yet, and what they cost, each of them at least `least_ns`, which stands for
-    /// those behind it that are not followed.
-    pub(super) fn under_way(&self, card: Card, least_ns: u64) -> UnderWay {
+    /// Returns whether the last poll is older than the interval.
+    pub(super) fn is_poll_due(&self, now_us: u64) -> bool {
+        now_us.saturating_sub(self.polled_us.load(Ordering::Relaxed)) >= POLL_INTERVAL_US
+    }
+
+    /// Returns the launches on a GPU whose end was not observed yet. Each counts at least `least_ns`, which stands for
+    /// unobserved launches after it.
+    pub(super) fn in_flight(&self, card: Card, least_ns: u64) -> InFlight {
         let head = self.head.load(Ordering::Acquire);
         let tail = self.tail.load(Ordering::Relaxed);
         let numbers = tail.max(head.saturating_sub(RING))..head;
@@ -324,9 +363,9 @@ impl Samples {
         numbers
             .filter_map(|number| self.at(number))
             .filter(is_of_card)
-            .fold(UnderWay::default(), |sum, pair| {
+            .fold(InFlight::default(), |sum, pair| {
                 let charged_ns = pair.charged_ns.load(Ordering::Relaxed);
-                UnderWay {
+                InFlight {
                     launches: sum.launches.saturating_add(1),
                     ns: sum.ns.saturating_add(charged_ns.max(least_ns)),
                 }
@@ -337,7 +376,7 @@ impl Samples {
         self.mixed.load(Ordering::Relaxed) != 0
     }
 
-    fn note_stream(&self, stream: CUstream) {
+    fn record_stream(&self, stream: CUstream) {
         let stream = (stream.expose_provenance() as u64) ^ (1 << 63);
         let last = self.last_stream.swap(stream, Ordering::Relaxed);
         let mixed = self.mixed.load(Ordering::Relaxed);
@@ -353,8 +392,8 @@ impl Samples {
     }
 
     fn start(&self, context: u64, stream: CUstream, launch: &Launch) -> Option<Started> {
-        if launch.counts {
-            self.note_stream(stream);
+        if launch.is_measured {
+            self.record_stream(stream);
         }
         let number = self.head.load(Ordering::Relaxed);
         let pair = self.at(number)?;
@@ -374,7 +413,7 @@ impl Samples {
         let is_ready = (state == IDLE && pair.context.load(Ordering::Relaxed) == context)
             || pair.create(context);
         if is_ready
-            && launch.counts
+            && launch.is_measured
             && self.is_mixed()
             && let Some(_lock) = self.try_lock()
         {
@@ -383,22 +422,22 @@ impl Samples {
         }
         let begun_ns = sys::now_ns();
         let is_begun =
-            is_ready && (!launch.counts || record(pair.start.load(Ordering::Relaxed), stream));
+            is_ready && (!launch.is_measured || record(pair.start.load(Ordering::Relaxed), stream));
         if !is_begun {
             pair.state
                 .store(if is_ready { IDLE } else { EMPTY }, Ordering::Release);
             return None;
         }
         pair.card.store(u32::from(launch.card), Ordering::Relaxed);
-        pair.counts
-            .store(u32::from(launch.counts), Ordering::Relaxed);
+        pair.is_measured
+            .store(u32::from(launch.is_measured), Ordering::Relaxed);
         pair.learns
             .store(u32::from(launch.learns), Ordering::Relaxed);
         pair.kind.store(launch.kind.number(), Ordering::Relaxed);
         pair.charged_ns.store(launch.charged_ns, Ordering::Relaxed);
         pair.begun_ns.store(begun_ns, Ordering::Relaxed);
         pair.started_us.store(0, Ordering::Relaxed);
-        if !launch.counts {
+        if !launch.is_measured {
             return Some(Started(usize::try_from(number % RING).ok()?));
         }
         let was_reached = is_reached(&pair.start);
@@ -415,18 +454,18 @@ impl Samples {
             .map(|_| Lock(&self.lock))
     }
 
-    /// How much of a sample of that length no other sample covers. The caller holds the lock.
-    fn new_part(&self, pair: &Pair, ns: u64) -> u64 {
+    /// Returns the part of a sample of `ns` that no other sample covers. The caller holds the lock.
+    fn new_part_ns(&self, pair: &Pair, ns: u64) -> u64 {
         if !self.is_mixed() {
             return ns;
         }
         let context = pair.context.load(Ordering::Relaxed);
         let start = pair.start.load(Ordering::Relaxed);
         // SAFETY: under the lock.
-        unsafe { &mut *self.clocks.get() }.new_part(context, start, ns)
+        unsafe { &mut *self.clocks.get() }.new_part_ns(context, start, ns)
     }
 
-    /// Destroys the events of the contexts that `ends` says yes to, while these are still there.
+    /// Destroys the events of contexts for which `ends` is true, before the contexts end.
     pub(super) fn forget(&self, ends: impl Fn(u64) -> bool) {
         let _lock = loop {
             if let Some(lock) = self.try_lock() {
@@ -452,7 +491,7 @@ impl Samples {
     }
 }
 
-/// Whether the card has come to an event, or there is nothing to wait for.
+/// Returns whether the GPU has reached an event, or the event is invalid.
 fn is_reached(event: &AtomicU64) -> bool {
     query(event.load(Ordering::Relaxed)) != CUDA_ERROR_NOT_READY
 }
@@ -465,7 +504,7 @@ impl Drop for Lock<'_> {
     }
 }
 
-/// The share's own part of time that events measured.
+/// Returns the share's own part of measured time.
 fn own_part(card: Card, ns: u64) -> u64 {
     let parts = first(card).map_or(contention::ALL_PPM, Share::own_time_ppm);
     if parts == contention::ALL_PPM {

@@ -1,27 +1,27 @@
-//! Which stream a null stream means: that depends on which of two ABIs the program uses.
+//! The stream that a null stream means, which depends on the ABI of the function.
 
 use crate::cuda::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUstream};
 
-/// One of the two.
+/// ABI of a function.
 pub(crate) trait NullStream {
-    /// Where functions without a stream put their work.
+    /// Stream of functions without a stream argument.
     const STREAM: CUstream;
 
-    /// What a stream argument means.
-    fn meant_by(stream: CUstream) -> CUstream;
+    /// Returns the stream that a stream argument means.
+    fn resolve(stream: CUstream) -> CUstream;
 }
 
-/// Functions without a suffix.
+/// Functions without a suffix: the null stream is the legacy default stream.
 pub(crate) enum Legacy {}
 
-/// `_ptds` and `_ptsz`.
+/// Functions with the suffix `_ptds` or `_ptsz`: the null stream is the default stream of the thread.
 pub(crate) enum PerThread {}
 
 impl NullStream for Legacy {
     const STREAM: CUstream = CU_STREAM_LEGACY;
 
     #[inline]
-    fn meant_by(stream: CUstream) -> CUstream {
+    fn resolve(stream: CUstream) -> CUstream {
         stream
     }
 }
@@ -30,7 +30,7 @@ impl NullStream for PerThread {
     const STREAM: CUstream = CU_STREAM_PER_THREAD;
 
     #[inline]
-    fn meant_by(stream: CUstream) -> CUstream {
+    fn resolve(stream: CUstream) -> CUstream {
         if stream.is_null() {
             CU_STREAM_PER_THREAD
         } else {

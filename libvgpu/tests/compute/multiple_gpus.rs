@@ -71,3 +71,46 @@ fn avoids_deadlock_of_processes_across_two_gpus() {
         );
     }
 }
+
+/// Each launch of one process follows the end of a launch of the other, as in a loop that exchanges flags.
+#[test]
+fn alternates_launches_of_two_processes_on_two_gpus() {
+    const ROUNDS: u32 = 100;
+    for policy in [
+        ComputePolicy::Fixed,
+        ComputePolicy::Balance,
+        ComputePolicy::Token,
+    ] {
+        let test_bed = crate::test_bed();
+        let limits = share(policy, 50).unwrap();
+        let containers =
+            ["one", "other"].map(|name| test_bed.share_of_each_card(name, &limits).unwrap());
+        let mut tenants: Vec<Tenant> = containers
+            .iter()
+            .enumerate()
+            .map(|(own, shares)| {
+                let both = |command: &mut std::process::Command| {
+                    command.env("CUDA_VISIBLE_DEVICES", "0,1");
+                };
+                let share = Some(&shares[own]);
+                let mut tenant = test_bed.tenant_with(share, "dlsym", both).unwrap();
+                tenant.ok(&format!("init {own}")).unwrap();
+                tenant
+            })
+            .collect();
+        for _ in 0..ROUNDS {
+            for (own, tenant) in tenants.iter_mut().enumerate() {
+                // Each share is the only one of its GPU that needs the token.
+                containers[own][own].give_token(now_us() + 900_000).unwrap();
+                tenant.ok("once 1000000").unwrap();
+            }
+        }
+        for (own, shares) in containers.iter().enumerate() {
+            let (header, processes) = shares[own].usage().unwrap();
+            assert_eq!(header.admission_timeouts, 0, "{policy:?}");
+            // Half of the time each GPU is idle, so a share of 50% hardly waits.
+            let waited = Duration::from_micros(processes[0].throttled_us);
+            assert!(waited < Duration::from_secs(1), "{policy:?}: {waited:?}");
+        }
+    }
+}

@@ -61,7 +61,7 @@ fn classes() -> BTreeMap<String, String> {
 
 /// Names of hooks as exported.
 fn hooks() -> Vec<String> {
-    let names = read("src/table.rs");
+    let names = read("src/functions.rs");
     let names = names.lines().filter_map(|line| {
         let (_, hook) = line.strip_prefix("    ")?.split_once("Cuda ")?;
         let name = hook

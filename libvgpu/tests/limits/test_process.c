@@ -132,6 +132,9 @@ static int by_size(const void *left, const void *right) {
     return (a > b) - (a < b);
 }
 
+// A module with a global variable.
+#define PTX ".version 6.4\n.target sm_50\n.address_size 64\n.visible .global .align 8 .b8 data[%llu];\n"
+
 static void run(char *line) {
     char word[64] = "", name[128] = "";
     unsigned long long a = 0, b = 0, c = 0, d = 0, e = 0;
@@ -249,8 +252,8 @@ static void run(char *line) {
         ANSWER(CALL(cuMemCreate, (Pointer *, size_t, struct Properties *, uint64_t), &pointer, a, &properties, 0));
     } else if (!strcmp(word, "module")) {
         // A module with global variables of `a` bytes, loaded by function `b`.
-        char image[64], path[] = "/tmp/drava-module-XXXXXX";
-        snprintf(image, sizeof image, "globals=%llu", a);
+        char image[160], path[] = "/tmp/drava-module-XXXXXX";
+        snprintf(image, sizeof image, PTX, a);
         if (b == 3) {
             int file = mkstemp(path);
             if (file < 0 || write(file, image, strlen(image)) < 0) perror(path);
@@ -264,8 +267,8 @@ static void run(char *line) {
     } else if (!strcmp(word, "unload")) {
         printf("%d\n", CALL(cuModuleUnload, (Pointer), slots[a]));
     } else if (!strcmp(word, "library")) {
-        char image[64];
-        snprintf(image, sizeof image, "globals=%llu", a);
+        char image[160];
+        snprintf(image, sizeof image, PTX, a);
         ANSWER(CALL(cuLibraryLoadData, (Pointer *, const void *, int *, void **, unsigned, int *, void **, unsigned), &pointer, image, NULL, NULL, 0, NULL, NULL, 0));
     } else if (!strcmp(word, "kernel")) {
         ANSWER(CALL(cuLibraryGetKernel, (Pointer *, Pointer, const char *), &pointer, slots[a], "any"));

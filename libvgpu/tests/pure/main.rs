@@ -11,6 +11,8 @@ mod blocks;
 mod cache_charge;
 #[path = "../../src/charge_map.rs"]
 mod charge_map;
+#[path = "../../src/meter/costs.rs"]
+mod costs;
 #[path = "../../src/destroyed_pools.rs"]
 mod destroyed_pools;
 #[path = "../../src/elements.rs"]
@@ -37,6 +39,7 @@ mod charges;
 mod destroyed_pool_list;
 mod formats;
 mod free_space;
+mod launch_costs;
 mod sampling;
 mod share;
 mod shared_gate;

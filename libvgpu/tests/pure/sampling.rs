@@ -20,7 +20,7 @@ fn sampled(ns: u64, launches: u32) -> u32 {
             lease.spend_admitted(ns);
             sampled += u32::from(lease.is_due(cost.weight(), 1));
         }
-        assert_eq!(lease.left_ns(), 0);
+        assert_eq!(lease.remaining_ns(), 0);
     }
     let spent = lease.renew(0);
     let all = u64::from(launches);

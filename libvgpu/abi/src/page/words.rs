@@ -13,7 +13,7 @@ pub const TOKEN_OFFSET: usize = 24;
 /// Offset of the word that [`own_time`] writes, an aligned little-endian `u64`.
 ///
 /// The share's own part of the time measured by events, in parts per million; the rest is time slices of other
-/// shares, which events cannot tell apart. 0, and anything above a million, is a million.
+/// shares, which events do not distinguish. 0, and anything above a million, is a million.
 pub const OWN_TIME_OFFSET: usize = 32;
 
 /// Offset of the word with the start of a token slice, an aligned little-endian `u64`. Written before the word at

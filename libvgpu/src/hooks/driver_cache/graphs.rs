@@ -9,7 +9,6 @@
 //! launches in flight. Between launches the cache can only shrink.
 
 use core::ffi::{c_uint, c_void};
-use core::ptr::NonNull;
 
 use crate::cache_charge::CacheCharge;
 use crate::card::Card;
@@ -18,17 +17,16 @@ use crate::driver::{Library, Original};
 use crate::process::Process;
 use crate::records::{GraphNeed, TotalNeed};
 
-static GET_ATTRIBUTE: Original = Original::new(Library::Cuda, c"cuDeviceGetGraphMemAttribute");
-static TRIM: Original = Original::new(Library::Cuda, c"cuDeviceGraphMemTrim");
+static GET_ATTRIBUTE: Original<GetAttribute> =
+    Original::new(Library::Cuda, c"cuDeviceGetGraphMemAttribute");
+static TRIM: Original<Trim> = Original::new(Library::Cuda, c"cuDeviceGraphMemTrim");
 
 type GetAttribute = unsafe extern "C" fn(CUdevice, c_uint, *mut c_void) -> CUresult;
 type Trim = unsafe extern "C" fn(CUdevice) -> CUresult;
 
 /// Returns the reserved size of a device's graph memory.
 fn reserved(device: CUdevice) -> Option<u64> {
-    let get = GET_ATTRIBUTE.address()?;
-    // SAFETY: the signature of `cuDeviceGetGraphMemAttribute`.
-    let get = unsafe { core::mem::transmute::<NonNull<c_void>, GetAttribute>(get) };
+    let get = GET_ATTRIBUTE.get()?;
     let mut bytes = 0u64;
     // SAFETY: the attribute is 64 bits wide.
     let result = unsafe {
@@ -42,9 +40,7 @@ fn reserved(device: CUdevice) -> Option<u64> {
 }
 
 fn trim(device: CUdevice) {
-    if let Some(trim) = TRIM.address() {
-        // SAFETY: the signature of `cuDeviceGraphMemTrim`.
-        let trim = unsafe { core::mem::transmute::<NonNull<c_void>, Trim>(trim) };
+    if let Some(trim) = TRIM.get() {
         // SAFETY: trims only unused memory.
         unsafe { trim(device) };
     }
@@ -94,7 +90,7 @@ pub(crate) fn record_upload(process: &Process, exec: u64) {
 /// Covers the need of a launch with the present charge, as far as the bound of the cache allows, and returns the
 /// covered bytes.
 pub(crate) fn reuse_charge(card: Card, device: CUdevice, exec: u64, need_bytes: u64) -> u64 {
-    let process = card.process();
+    let process = Process::of(card);
     let _guard = process.pool_guard();
     add_need(process, exec);
     let (mut reused, most) = (0, max_bytes(process, device));
@@ -108,14 +104,14 @@ pub(crate) fn reuse_charge(card: Card, device: CUdevice, exec: u64, need_bytes: 
 
 /// Adds the reservation of a launch in flight.
 pub(crate) fn add_reservation(card: Card, device: CUdevice, reserved_bytes: u64) {
-    let process = card.process();
+    let process = Process::of(card);
     let _guard = process.pool_guard();
     super::add_reservation(card, &process.graph_pools, key_of(device), reserved_bytes);
 }
 
 /// Sets the device's charge to the reported size, after a launch with `reserved_bytes` reserved or reused.
 pub(crate) fn settle(card: Card, device: CUdevice, reserved_bytes: u64) {
-    let process = card.process();
+    let process = Process::of(card);
     let _guard = process.pool_guard();
     let (caches, key) = (&process.graph_pools, key_of(device));
     let has_bytes = reserved(device);
@@ -128,7 +124,7 @@ pub(crate) fn settle(card: Card, device: CUdevice, reserved_bytes: u64) {
 }
 
 fn for_each_pool(card: Card, each: impl Fn(CUdevice)) {
-    card.process().graph_pools.for_each(|key, cache| {
+    Process::of(card).graph_pools.for_each(|key, cache| {
         if cache.card == card.index() && cache.charged_bytes != 0 {
             each(CUdevice::try_from(key).unwrap_or(0));
         }
@@ -143,7 +139,7 @@ pub(super) fn refresh(card: Card) {
 /// Trims the graph memory. Returns `false` if the GPU has none.
 pub(super) fn trim_all(card: Card) -> bool {
     let mut has_any = false;
-    card.process()
+    Process::of(card)
         .graph_pools
         .for_each(|_, cache| has_any |= cache.card == card.index());
     if has_any {

@@ -5,17 +5,17 @@
 //! flight. The size is queried after each allocation; between allocations the pool can only shrink.
 
 use core::ffi::{c_int, c_void};
-use core::ptr::NonNull;
 
 use crate::cache_charge::CacheCharge;
 use crate::card::Card;
 use crate::cuda::{CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CUDA_SUCCESS, CUmemoryPool, CUresult};
 use crate::driver::{Library, Original};
-use crate::hooks::pool::destroyed;
 use crate::pool_free_space::SizeChange;
+use crate::process::Process;
 
-static GET_ATTRIBUTE: Original = Original::new(Library::Cuda, c"cuMemPoolGetAttribute");
-static TRIM: Original = Original::new(Library::Cuda, c"cuMemPoolTrimTo");
+static GET_ATTRIBUTE: Original<GetAttribute> =
+    Original::new(Library::Cuda, c"cuMemPoolGetAttribute");
+static TRIM: Original<Trim> = Original::new(Library::Cuda, c"cuMemPoolTrimTo");
 
 type GetAttribute = unsafe extern "C" fn(CUmemoryPool, c_int, *mut c_void) -> CUresult;
 type Trim = unsafe extern "C" fn(CUmemoryPool, usize) -> CUresult;
@@ -27,9 +27,7 @@ pub(crate) fn reserved_of(pool: CUmemoryPool) -> Option<u64> {
 
 /// Returns a `CU_MEMPOOL_ATTR_*`.
 pub(crate) fn attribute(pool: CUmemoryPool, attribute: c_int) -> Option<u64> {
-    let get = GET_ATTRIBUTE.address()?;
-    // SAFETY: the signature of `cuMemPoolGetAttribute`.
-    let get = unsafe { core::mem::transmute::<NonNull<c_void>, GetAttribute>(get) };
+    let get = GET_ATTRIBUTE.get()?;
     let mut value = 0u64;
     // SAFETY: the attributes asked for are at most 64 bits wide.
     let result = unsafe { get(pool, attribute, (&raw mut value).cast()) };
@@ -38,9 +36,7 @@ pub(crate) fn attribute(pool: CUmemoryPool, attribute: c_int) -> Option<u64> {
 
 /// Trims the pool.
 pub(crate) fn trim(pool: CUmemoryPool) {
-    if let Some(trim) = TRIM.address() {
-        // SAFETY: the signature of `cuMemPoolTrimTo`.
-        let trim = unsafe { core::mem::transmute::<NonNull<c_void>, Trim>(trim) };
+    if let Some(trim) = TRIM.get() {
         // SAFETY: trims only unused memory.
         unsafe { trim(pool, 0) };
     }
@@ -53,7 +49,7 @@ pub(crate) fn key_of(pool: CUmemoryPool) -> u64 {
 
 /// Adds the reservation of an allocation in flight.
 pub(crate) fn add_reservation(card: Card, pool: CUmemoryPool, reserved_bytes: u64) {
-    let process = card.process();
+    let process = Process::of(card);
     let _guard = process.pool_guard();
     super::add_reservation(card, &process.pools, key_of(pool), reserved_bytes);
 }
@@ -61,7 +57,7 @@ pub(crate) fn add_reservation(card: Card, pool: CUmemoryPool, reserved_bytes: u6
 /// Sets the pool's charge to the reported size, after an allocation with `reserved_bytes` reserved.
 pub(crate) fn settle(card: Card, pool: CUmemoryPool, reserved_bytes: u64) -> SizeChange {
     let change = {
-        let _guard = card.process().pool_guard();
+        let _guard = Process::of(card).pool_guard();
         settle_guarded(card, pool, reserved_bytes)
     };
     invalidate_if_shrunk(card, pool, change);
@@ -70,7 +66,7 @@ pub(crate) fn settle(card: Card, pool: CUmemoryPool, reserved_bytes: u64) -> Siz
 
 /// The caller holds the guard of pools.
 fn settle_guarded(card: Card, pool: CUmemoryPool, reserved_bytes: u64) -> SizeChange {
-    let (caches, key) = (&card.process().pools, key_of(pool));
+    let (caches, key) = (&Process::of(card).pools, key_of(pool));
     let (before_bytes, after_bytes) =
         super::settle(card, caches, key, reserved_bytes, reserved_of(pool));
     SizeChange {
@@ -81,13 +77,13 @@ fn settle_guarded(card: Card, pool: CUmemoryPool, reserved_bytes: u64) -> SizeCh
 
 fn invalidate_if_shrunk(card: Card, pool: CUmemoryPool, change: SizeChange) {
     if change.after_bytes < change.before_bytes {
-        card.process().pool_free_space.invalidate(key_of(pool));
+        Process::of(card).pool_free_space.invalidate(key_of(pool));
     }
 }
 
 /// Returns the part of the reported size that is neither charged nor reserved.
 pub(crate) fn uncharged_bytes(card: Card, pool: CUmemoryPool) -> u64 {
-    let process = card.process();
+    let process = Process::of(card);
     let _guard = process.pool_guard();
     let known = process.pools.get(key_of(pool));
     let growth = known
@@ -99,7 +95,7 @@ pub(crate) fn uncharged_bytes(card: Card, pool: CUmemoryPool) -> u64 {
 /// Sets the pool's charge to the reported size, after a trim if `trims`. A pool that another thread has destroyed
 /// is not queried.
 fn refresh_pool(card: Card, pool: CUmemoryPool, trims: bool) {
-    let process = card.process();
+    let process = Process::of(card);
     let change = {
         let _guard = process.pool_guard();
         if process.pools.get(key_of(pool)).is_none() {
@@ -114,7 +110,7 @@ fn refresh_pool(card: Card, pool: CUmemoryPool, trims: bool) {
 }
 
 fn for_each_pool(card: Card, each: impl Fn(CUmemoryPool)) {
-    card.process().pools.for_each(|key, pool| {
+    Process::of(card).pools.for_each(|key, pool| {
         if pool.card == card.index() && pool.charged_bytes != 0 {
             let address = usize::try_from(key).unwrap_or(0);
             each(core::ptr::with_exposed_provenance_mut(address));
@@ -125,13 +121,13 @@ fn for_each_pool(card: Card, each: impl Fn(CUmemoryPool)) {
 /// Updates the charges after pools returned memory to the GPU.
 pub(super) fn refresh(card: Card) {
     for_each_pool(card, |pool| refresh_pool(card, pool, false));
-    destroyed::settle(card);
+    super::destroyed::settle(card);
 }
 
 /// Trims the process's pools. Returns `false` if the GPU has none, and no destroyed pool released memory.
 pub(super) fn trim_all(card: Card) -> bool {
-    let mut has_any = destroyed::settle(card);
-    card.process()
+    let mut has_any = super::destroyed::settle(card);
+    Process::of(card)
         .pools
         .for_each(|_, pool| has_any |= pool.card == card.index());
     if has_any {

@@ -5,7 +5,9 @@
 
 use core::ffi::c_uint;
 
-use crate::card::{Card, Target};
+use crate::card::Card;
+use crate::current::Target;
+use crate::functions::{nvmlDeviceGetAccountingPids, nvmlDeviceGetAccountingStats};
 use crate::hooks::nvml::memory_target;
 use crate::hooks::nvml::processes::live_processes;
 use crate::hooks::nvml::utilization::{cores_percent, scale, shows_own_pids};
@@ -13,7 +15,6 @@ use crate::nvml::{
     NVML_ERROR_NOT_FOUND, NVML_ERROR_NOT_SUPPORTED, NVML_SUCCESS, nvmlAccountingStats_t,
     nvmlDevice_t, nvmlReturn_t,
 };
-use crate::table::{nvmlDeviceGetAccountingPids, nvmlDeviceGetAccountingStats};
 
 fn is_live(card: Card, pid: c_uint) -> bool {
     live_processes(card).any(|process| process.pid == pid)

@@ -2,13 +2,13 @@
 
 use core::ffi::c_uint;
 
-use crate::card::Target;
+use crate::current::Target;
+use crate::functions::{nvmlGpmMigSampleGet, nvmlGpmQueryDeviceSupport, nvmlGpmSampleGet};
 use crate::hooks::nvml::target;
 use crate::nvml::{
     NVML_ERROR_NOT_SUPPORTED, NVML_SUCCESS, nvmlDevice_t, nvmlGpmSample_t, nvmlGpmSupport_t,
     nvmlReturn_t,
 };
-use crate::table::{nvmlGpmMigSampleGet, nvmlGpmQueryDeviceSupport, nvmlGpmSampleGet};
 
 fn is_shared(device: nvmlDevice_t) -> bool {
     !matches!(target(device), Target::Unlimited)

@@ -6,18 +6,20 @@
 use core::ffi::c_uint;
 use core::ptr;
 
-use crate::card::{Card, Target};
+use crate::card::Card;
+use crate::current::Target;
+use crate::functions::{
+    nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetComputeRunningProcesses_v2,
+    nvmlDeviceGetRunningProcessDetailList,
+};
 use crate::hooks::nvml::memory_target;
 use crate::nvml::{
     NO_INSTANCE, NVML_ERROR_INSUFFICIENT_SIZE, NVML_ERROR_NOT_SUPPORTED, NVML_SUCCESS,
     nvmlDevice_t, nvmlProcessDetail_v1_t, nvmlProcessDetailList_t, nvmlProcessInfo_t,
     nvmlProcessInfo_v1_t, nvmlReturn_t,
 };
+use crate::process::Process;
 use crate::share::usage::LiveProcess;
-use crate::table::{
-    nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetComputeRunningProcesses_v2,
-    nvmlDeviceGetRunningProcessDetailList,
-};
 
 type List<T> = unsafe extern "C" fn(nvmlDevice_t, *mut c_uint, *mut T) -> nvmlReturn_t;
 
@@ -48,7 +50,7 @@ pub(crate) fn live_processes(card: Card) -> impl Iterator<Item = LiveProcess> {
 
 /// Reclaims dead processes in the shares of a GPU.
 pub(crate) fn reclaim_dead(card: Card) {
-    let _guard = card.process().guard();
+    let _guard = Process::of(card).guard();
     for share in card.shares() {
         share.reclaim();
     }

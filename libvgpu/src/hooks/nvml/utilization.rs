@@ -8,11 +8,14 @@
 //! still reads 100%.
 
 use core::ffi::c_uint;
-use core::mem::size_of;
-use core::ptr::{self, NonNull};
+use core::ptr;
 
-use crate::card::{Card, Target};
-use crate::driver::Original;
+use crate::card::Card;
+use crate::current::Target;
+use crate::functions::{
+    nvmlDeviceGetComputeRunningProcesses_v3, nvmlDeviceGetProcessUtilization,
+    nvmlDeviceGetProcessesUtilizationInfo, nvmlDeviceGetSamples, nvmlDeviceGetUtilizationRates,
+};
 use crate::hooks::nvml::{
     self,
     processes::{live_processes, reclaim_dead},
@@ -25,10 +28,6 @@ use crate::nvml::{
     nvmlProcessesUtilizationInfo_t, nvmlReturn_t, nvmlSample_t, nvmlUtilization_t,
 };
 use crate::sys;
-use crate::table::{
-    nvmlDeviceGetComputeRunningProcesses_v3, nvmlDeviceGetProcessUtilization,
-    nvmlDeviceGetProcessesUtilizationInfo, nvmlDeviceGetSamples, nvmlDeviceGetUtilizationRates,
-};
 
 /// Number of inspected processes of a GPU, on the stack of the calling thread.
 const MAX_PROCESSES: c_uint = 96;
@@ -59,20 +58,10 @@ pub(super) fn cores_percent(card: Card) -> u32 {
     sum.clamp(1, 100)
 }
 
-/// Returns the NVML function behind a hook, as type `F`.
-fn original<F: Copy>(original: &Original) -> Option<F> {
-    const { assert!(size_of::<F>() == size_of::<NonNull<core::ffi::c_void>>()) };
-    let address = original.address()?;
-    // SAFETY: every caller passes the type of exactly that function, and function pointers have the size of a pointer.
-    Some(unsafe { core::mem::transmute_copy::<NonNull<core::ffi::c_void>, F>(&address) })
-}
-
 /// Returns whether NVML reports the PIDs of this container: every reported PID exists here, and all processes of
 /// the share are reported.
 pub(super) fn shows_own_pids(card: Card, device: nvmlDevice_t) -> bool {
-    let list = original::<nvmlDeviceGetComputeRunningProcesses_v3::Function>(
-        &nvmlDeviceGetComputeRunningProcesses_v3::ORIGINAL,
-    );
+    let list = nvmlDeviceGetComputeRunningProcesses_v3::ORIGINAL.get();
     let Some(list) = list else { return false };
     let mut shown = [nvmlProcessInfo_t {
         pid: 0,
@@ -104,10 +93,9 @@ fn sampled(
     if !shows_own_pids(card, device) {
         return Err(NVML_ERROR_NOT_SUPPORTED);
     }
-    let ask = original::<nvmlDeviceGetProcessUtilization::Function>(
-        &nvmlDeviceGetProcessUtilization::ORIGINAL,
-    )
-    .ok_or(NVML_ERROR_NOT_SUPPORTED)?;
+    let ask = nvmlDeviceGetProcessUtilization::ORIGINAL
+        .get()
+        .ok_or(NVML_ERROR_NOT_SUPPORTED)?;
     let mut samples = [nvmlProcessUtilizationSample_t {
         pid: 0,
         timeStamp: 0,

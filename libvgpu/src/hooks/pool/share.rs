@@ -2,13 +2,13 @@
 
 use core::ffi::c_void;
 
-use crate::card::{Card, Target, target_of_current_context};
 use crate::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdeviceptr, CUmemoryPool, CUresult};
+use crate::current::{Target, target_of_current_context};
+use crate::functions::{cuMemPoolExportPointer, cuMemPoolImportPointer};
 use crate::hooks::memory::undo_allocation;
 use crate::hooks::shared_memory::{self, range_of};
 use crate::pool_free_space;
 use crate::process::Process;
-use crate::table::{cuMemPoolExportPointer, cuMemPoolImportPointer};
 
 pub(crate) unsafe fn export_pointer(
     original: cuMemPoolExportPointer::Function,
@@ -19,7 +19,7 @@ pub(crate) unsafe fn export_pointer(
     let result = unsafe { original(data, pointer) };
     if let Some(process) = Process::get().filter(|_| result == CUDA_SUCCESS)
         && let Some((index, chunk)) = process.pool_free_space.chunk_of(pointer)
-        && let Some(card) = Card::at(process, index)
+        && let Some(card) = process.card(index)
     {
         shared_memory::add_export(process, card, pointer, chunk);
     }

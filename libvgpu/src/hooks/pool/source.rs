@@ -3,30 +3,31 @@
 //! The pool's own GPU counts, and a stream uses the current pool of its own device: neither need be the GPU of the
 //! current context.
 
-use core::ffi::{c_int, c_void};
-use core::ptr::NonNull;
+use core::ffi::c_int;
 
-use super::streams;
 use crate::cache_charge::Cache;
-use crate::card::{Card, Target, target_of_current_context, target_of_device};
+use crate::card::Card;
 use crate::cuda::{
     CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_LOCATION_TYPE_HOST,
     CU_MEM_LOCATION_TYPES_OF_HOST, CU_MEMPOOL_ATTR_ALLOCATION_TYPE, CU_MEMPOOL_ATTR_LOCATION_ID,
     CU_MEMPOOL_ATTR_LOCATION_TYPE, CUDA_SUCCESS, CUdevice, CUmemLocation, CUmemPoolProps,
     CUmemoryPool, CUresult, CUstream,
 };
+use crate::current::{Target, target_of_current_context, target_of_device};
+use crate::device::device_count;
 use crate::driver::{Library, Original};
 use crate::hooks::driver_cache::pools::{attribute, key_of, settle};
+use crate::hooks::streams;
 use crate::process::Process;
 use crate::records::NO_CARD;
 
-static GET_COUNT: Original = Original::new(Library::Cuda, c"cuDeviceGetCount");
-static GET_POOL: Original = Original::new(Library::Cuda, c"cuDeviceGetMemPool");
-static GET_DEFAULT_POOL: Original = Original::new(Library::Cuda, c"cuDeviceGetDefaultMemPool");
-static GET_DEFAULT_FOR: Original = Original::new(Library::Cuda, c"cuMemGetDefaultMemPool");
-static GET_FOR: Original = Original::new(Library::Cuda, c"cuMemGetMemPool");
+static GET_POOL: Original<GetPool> = Original::new(Library::Cuda, c"cuDeviceGetMemPool");
+static GET_DEFAULT_POOL: Original<GetPool> =
+    Original::new(Library::Cuda, c"cuDeviceGetDefaultMemPool");
+static GET_DEFAULT_FOR: Original<GetPoolFor> =
+    Original::new(Library::Cuda, c"cuMemGetDefaultMemPool");
+static GET_FOR: Original<GetPoolFor> = Original::new(Library::Cuda, c"cuMemGetMemPool");
 
-type GetCount = unsafe extern "C" fn(*mut c_int) -> CUresult;
 type GetPool = unsafe extern "C" fn(*mut CUmemoryPool, CUdevice) -> CUresult;
 type GetPoolFor = unsafe extern "C" fn(*mut CUmemoryPool, *mut CUmemLocation, c_int) -> CUresult;
 
@@ -62,7 +63,8 @@ impl AllocationSource {
             return Self::Refused;
         };
         if let Some(charge) = process.pools.get(key_of(pool)) {
-            return Card::at(process, charge.card)
+            return process
+                .card(charge.card)
                 .map_or(Self::Uncounted, |card| Self::Pool(card, pool));
         }
         match target_of(pool) {
@@ -136,28 +138,14 @@ fn target_of(pool: CUmemoryPool) -> Target {
             .filter_map(|get| pool_of(get, *device))
             .any(|devices| devices == pool)
     };
-    (0..device_count())
+    (0..device_count().unwrap_or(0))
         .find(is_of)
         .map_or_else(target_of_current_context, target_of_device)
 }
 
-fn device_count() -> c_int {
-    let Some(get) = GET_COUNT.address() else {
-        return 0;
-    };
-    // SAFETY: the signature of `cuDeviceGetCount`.
-    let get = unsafe { core::mem::transmute::<NonNull<c_void>, GetCount>(get) };
-    let mut count = 0;
-    // SAFETY: writes one number.
-    let result = unsafe { get(&raw mut count) };
-    if result == CUDA_SUCCESS { count } else { 0 }
-}
-
 /// Returns a pool of a device, from one of two functions.
-fn pool_of(get: &'static Original, device: CUdevice) -> Option<CUmemoryPool> {
-    let get = get.address()?;
-    // SAFETY: the signature of `cuDeviceGetMemPool` and `cuDeviceGetDefaultMemPool`.
-    let get = unsafe { core::mem::transmute::<NonNull<c_void>, GetPool>(get) };
+fn pool_of(get: &'static Original<GetPool>, device: CUdevice) -> Option<CUmemoryPool> {
+    let get = get.get()?;
     let mut pool = core::ptr::null_mut();
     // SAFETY: writes one pool.
     let result = unsafe { get(&raw mut pool, device) };
@@ -170,10 +158,8 @@ fn is_host(location: u64, r#type: u64) -> bool {
 }
 
 /// Returns the host's pool, from one of two functions.
-fn host_pool(get: &'static Original) -> Option<CUmemoryPool> {
-    let get = get.address()?;
-    // SAFETY: the signature of `cuMemGetMemPool` and `cuMemGetDefaultMemPool`.
-    let get = unsafe { core::mem::transmute::<NonNull<c_void>, GetPoolFor>(get) };
+fn host_pool(get: &'static Original<GetPoolFor>) -> Option<CUmemoryPool> {
+    let get = get.get()?;
     let mut location = CUmemLocation {
         r#type: CU_MEM_LOCATION_TYPE_HOST,
         id: 0,

@@ -1,4 +1,4 @@
-//! Time that streams of one context have in common, by which samples that overlap count once.
+//! A common clock of the streams of a context, by which overlapping samples count once.
 
 use drava_vgpu_abi::cost::Timeline;
 
@@ -8,15 +8,15 @@ use crate::sys;
 
 /// Contexts whose streams are compared.
 const CLOCKS: usize = 8;
-/// A context's clock is set anew after this time, or its figures lose precision.
+/// Age at which a context's clock is reset, microseconds: event times lose precision with their distance.
 const CLOCK_LIFE_US: u64 = 8_000_000;
-/// Events may be reached before the event that set the clock.
+/// Time of the clock's event, nanoseconds: other events may be reached before it.
 const CLOCK_START_NS: i64 = 1 << 40;
 
-/// All zeroes is none.
+/// The clocks of a process. All zeroes is none.
 pub(super) struct Clocks([Clock; CLOCKS]);
 
-/// The time of a context's streams. All zeroes is none.
+/// The clock of a context. All zeroes is none.
 struct Clock {
     context: u64,
     event: u64,
@@ -25,7 +25,7 @@ struct Clock {
 }
 
 impl Clocks {
-    /// Gives the context a clock, or a new one.
+    /// Sets the clock of the context if it has none, or an old one.
     pub(super) fn set(&mut self, context: u64, stream: CUstream) {
         let now = sys::now_us();
         let clocks = &mut self.0;
@@ -49,8 +49,8 @@ impl Clocks {
         }
     }
 
-    /// How much of a sample of that length, which began with the event `start`, no other sample covers.
-    pub(super) fn new_part(&mut self, context: u64, start: u64, ns: u64) -> u64 {
+    /// Returns the part of a sample of `ns` from the event `start` that no other sample covers.
+    pub(super) fn new_part_ns(&mut self, context: u64, start: u64, ns: u64) -> u64 {
         let Some(clock) = self.0.iter_mut().find(|clock| clock.context == context) else {
             return ns;
         };
@@ -61,7 +61,7 @@ impl Clocks {
         clock.timeline.add(start, start.saturating_add(ns))
     }
 
-    /// Stops the clocks of the contexts that `ends` says yes to, while these are still there.
+    /// Stops the clocks of contexts for which `ends` is true, before the contexts end.
     pub(super) fn forget(&mut self, ends: impl Fn(u64) -> bool) {
         for clock in self.0.iter_mut().filter(|clock| clock.context != 0) {
             if ends(clock.context) {

@@ -3,14 +3,15 @@
 //! A handle identifies a stream only during its lifetime, and the handle of a default stream means another stream
 //! in each context, or in each thread.
 
-use core::ptr::{self, NonNull};
+use core::ptr;
 
-use crate::card::{current_context, current_device};
 use crate::cuda::{
     CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUDA_SUCCESS, CUcontext, CUdevice, CUresult, CUstream,
 };
+use crate::device::{current_context, current_device};
 use crate::driver::{Library, Original};
-use crate::{meter, sys};
+use crate::hooks::metering;
+use crate::sys;
 
 /// Marks of keys that are not handles; handles are below them.
 const LEGACY: u64 = 1 << 63;
@@ -18,30 +19,28 @@ const PER_THREAD: u64 = 1 << 62;
 /// Position of the thread ID, which is below 2²² on Linux.
 const THREAD_SHIFT: u32 = 40;
 
-static QUERY: Original = Original::new(Library::Cuda, c"cuStreamQuery");
+static QUERY: Original<Query> = Original::new(Library::Cuda, c"cuStreamQuery");
 type Query = unsafe extern "C" fn(CUstream) -> CUresult;
 
-static GET_DEVICE: Original = Original::new(Library::Cuda, c"cuStreamGetDevice");
+static GET_DEVICE: Original<GetDevice> = Original::new(Library::Cuda, c"cuStreamGetDevice");
 type GetDevice = unsafe extern "C" fn(CUstream, *mut CUdevice) -> CUresult;
 
-static GET_CONTEXT: Original = Original::new(Library::Cuda, c"cuStreamGetCtx");
+static GET_CONTEXT: Original<GetContext> = Original::new(Library::Cuda, c"cuStreamGetCtx");
 type GetContext = unsafe extern "C" fn(CUstream, *mut CUcontext) -> CUresult;
-static PUSH: Original = Original::new(Library::Cuda, c"cuCtxPushCurrent_v2");
+static PUSH: Original<Push> = Original::new(Library::Cuda, c"cuCtxPushCurrent_v2");
 type Push = unsafe extern "C" fn(CUcontext) -> CUresult;
-static POP: Original = Original::new(Library::Cuda, c"cuCtxPopCurrent_v2");
+static POP: Original<Pop> = Original::new(Library::Cuda, c"cuCtxPopCurrent_v2");
 type Pop = unsafe extern "C" fn(*mut CUcontext) -> CUresult;
 
 /// Returns the device of a stream. A default stream belongs to the current context.
-pub(super) fn device_of(stream: CUstream) -> Option<CUdevice> {
+pub(crate) fn device_of(stream: CUstream) -> Option<CUdevice> {
     if stream.is_null() || [CU_STREAM_LEGACY, CU_STREAM_PER_THREAD].contains(&stream) {
         return current_device();
     }
-    let Some(get) = GET_DEVICE.address() else {
+    let Some(get) = GET_DEVICE.get() else {
         // Before CUDA 12.8.
         return device_of_context(stream);
     };
-    // SAFETY: the signature of `cuStreamGetDevice`.
-    let get = unsafe { core::mem::transmute::<NonNull<_>, GetDevice>(get) };
     let mut device = 0;
     // SAFETY: writes one device.
     let result = unsafe { get(stream, &raw mut device) };
@@ -54,12 +53,9 @@ pub(super) fn device_of(stream: CUstream) -> Option<CUdevice> {
 
 /// Returns the device of the stream's context, which is made current for the query.
 fn device_of_context(stream: CUstream) -> Option<CUdevice> {
-    let (Some(get), Some(push), Some(pop)) = (GET_CONTEXT.address(), PUSH.address(), POP.address())
-    else {
+    let (Some(get), Some(push), Some(pop)) = (GET_CONTEXT.get(), PUSH.get(), POP.get()) else {
         return current_device();
     };
-    // SAFETY: the signature of `cuStreamGetCtx`.
-    let get = unsafe { core::mem::transmute::<NonNull<_>, GetContext>(get) };
     let mut context = ptr::null_mut();
     // SAFETY: writes one context.
     if unsafe { get(stream, &raw mut context) } != CUDA_SUCCESS {
@@ -68,10 +64,6 @@ fn device_of_context(stream: CUstream) -> Option<CUdevice> {
     if current_context() == Some(context.expose_provenance() as u64) {
         return current_device();
     }
-    // SAFETY: the signature of `cuCtxPushCurrent_v2`.
-    let push = unsafe { core::mem::transmute::<NonNull<_>, Push>(push) };
-    // SAFETY: the signature of `cuCtxPopCurrent_v2`.
-    let pop = unsafe { core::mem::transmute::<NonNull<_>, Pop>(pop) };
     // SAFETY: the context was just returned by libcuda.
     if unsafe { push(context) } != CUDA_SUCCESS {
         return current_device();
@@ -83,7 +75,7 @@ fn device_of_context(stream: CUstream) -> Option<CUdevice> {
 }
 
 /// Returns a key that identifies the stream of this thread; `None` without a context.
-pub(super) fn key_of(stream: CUstream) -> Option<u64> {
+pub(crate) fn key_of(stream: CUstream) -> Option<u64> {
     if stream.is_null() || stream == CU_STREAM_LEGACY {
         return Some(LEGACY | current_context()?);
     }
@@ -96,7 +88,7 @@ pub(super) fn key_of(stream: CUstream) -> Option<u64> {
 
 /// Returns whether a stream has completed its present work. Always `false` for default streams, which have no
 /// handle of their own, and during a capture, which the query would invalidate.
-pub(super) fn has_passed(key: u64) -> bool {
+pub(crate) fn has_passed(key: u64) -> bool {
     if key & (LEGACY | PER_THREAD) != 0 {
         return false;
     }
@@ -104,19 +96,17 @@ pub(super) fn has_passed(key: u64) -> bool {
 }
 
 /// As [`has_passed`], also for the default streams of this thread.
-pub(super) fn is_done(key: u64) -> bool {
+pub(crate) fn is_done(key: u64) -> bool {
     let defaults = [CU_STREAM_LEGACY, CU_STREAM_PER_THREAD].into_iter();
     let mut own = defaults.filter(|stream| key_of(*stream) == Some(key));
     own.next().map_or_else(|| has_passed(key), is_idle)
 }
 
-/// Queries a stream that was used and not destroyed (see [`super::forget_stream`]), except during a capture.
+/// Queries a stream that was used and not destroyed (see [`crate::hooks::pool::forget_stream`]), except during a capture.
 fn is_idle(stream: CUstream) -> bool {
-    let Some(query) = QUERY.address() else {
+    let Some(query) = QUERY.get() else {
         return false;
     };
-    // SAFETY: the signature of `cuStreamQuery`.
-    let query = unsafe { core::mem::transmute::<NonNull<_>, Query>(query) };
     // SAFETY: the caller's stream.
-    meter::while_nothing_is_captured(|| unsafe { query(stream) }) == Some(CUDA_SUCCESS)
+    metering::outside_captures(|| unsafe { query(stream) }) == Some(CUDA_SUCCESS)
 }

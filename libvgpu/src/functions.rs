@@ -1,151 +1,16 @@
-//! Table of the hooks: one line each with name, signature, version and body.
+//! The functions that have hooks: names, signatures, versions and originals.
 //!
-//! `hooks!` expands each line to the exported `extern "C"` symbol, the pointer to the original function, and the
-//! entry that `dlsym`, `cuGetProcAddress` and the tests look up. The body of a hook gets the original function as
-//! its first argument.
+//! [`for_each_hook`] holds one line for each function. This module expands it to the original functions,
+//! [`crate::wiring`] to the exported hooks, whose bodies the lines name.
 
-use core::ffi::{CStr, c_void};
+use core::ffi::CStr;
 
-use crate::driver::{Library, Original};
-use crate::process::Process;
-
-/// Purpose of a hook. A program gets the hook only if the process is limited in that respect.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Purpose {
-    /// Needed by every limit.
-    Any,
-    /// Memory.
-    Memory,
-    /// GPU time.
-    Compute,
-}
-
-/// One hook.
-pub(crate) struct Hook {
-    /// Exported name: the original name of exactly this ABI.
-    pub(crate) name: &'static CStr,
-    /// Name in `cuGetProcAddress`.
-    pub(crate) base: &'static CStr,
-    /// CUDA version, as in `CUDA_VERSION`, since which `cuGetProcAddress` returns this ABI for `base`.
-    pub(crate) since: i32,
-    /// Flags with which `cuGetProcAddress` returns this ABI.
-    pub(crate) flags: u64,
-    /// Library of the original function.
-    pub(crate) library: Library,
-    /// The original function.
-    pub(crate) original: &'static Original,
-    purpose: Purpose,
-    wrapper: fn() -> *mut c_void,
-}
-
-impl Hook {
-    /// Returns the exported function.
-    pub(crate) fn wrapper(&self) -> *mut c_void {
-        (self.wrapper)()
-    }
-
-    /// Returns whether the process's limits need this hook. If not, the program gets the original function.
-    pub(crate) fn is_needed(&self) -> bool {
-        // Without memory for the process's state nothing can be counted; then the hooks deny.
-        let Some(process) = Process::get() else {
-            return true;
-        };
-        match self.purpose {
-            Purpose::Any => process.is_limited(),
-            Purpose::Memory => process.is_memory_limited(),
-            Purpose::Compute => process.is_metered(),
-        }
-    }
-}
-
-/// Returns the hook with this name.
-pub(crate) fn find(name: &[u8]) -> Option<&'static Hook> {
-    HOOKS.iter().find(|hook| hook.name.to_bytes() == name)
-}
-
-/// Names for which `cuGetProcAddress` returns a function with another base name from some version on.
-const OTHER_BASES: [(&CStr, &CStr); 1] = [(c"cuGraphInstantiate", c"cuGraphInstantiateWithFlags")];
-
-/// Returns the hooks that `cuGetProcAddress` may return for `base`.
-pub(crate) fn by_base(base: &CStr) -> impl Iterator<Item = &'static Hook> {
-    let mut others = OTHER_BASES.iter();
-    let other = others.find_map(|(name, other)| (*name == base).then_some(*other));
-    HOOKS.iter().filter(move |hook| {
-        hook.library == Library::Cuda && (hook.base == base || Some(hook.base) == other)
-    })
-}
-
-macro_rules! hooks {
-    ($(
-        $purpose:ident $library:ident $name:ident($($argument:ident: $type:ty),* $(,)?)
-            = $base:literal $since:literal $(+ $flags:ident)? => $body:path;
-    )*) => {
-        $(
-            #[expect(non_snake_case, reason = "names are those of cuda.h and nvml.h")]
-            pub(crate) mod $name {
-                #[allow(unused_imports, reason = "not every signature needs all of them")]
-                use super::types::*;
-
-                /// Signature of the original function.
-                pub(crate) type Function = unsafe extern "C" fn($($type),*) -> c_int;
-
-                pub(crate) static ORIGINAL: Original =
-                    Original::new(Library::$library, super::name_of(concat!(stringify!($name), "\0")));
-
-                /// Hook of the function with this name.
-                ///
-                /// # Safety
-                /// As for the original function.
-                #[unsafe(no_mangle)]
-                pub(crate) unsafe extern "C" fn $name($($argument: $type),*) -> c_int {
-                    let Some(original) = ORIGINAL.address() else {
-                        return Library::$library.missing_error();
-                    };
-                    // SAFETY: the original function has this signature.
-                    let original = unsafe {
-                        core::mem::transmute::<core::ptr::NonNull<c_void>, Function>(original)
-                    };
-                    // SAFETY: the caller obeys the original's contract, which the body shares.
-                    unsafe { $body(original, $($argument),*) }
-                }
-            }
-        )*
-
-        static HOOKS: &[Hook] = &[
-            $(Hook {
-                name: name_of(concat!(stringify!($name), "\0")),
-                base: $base,
-                since: $since,
-                flags: 0 $(| crate::cuda::$flags)?,
-                library: Library::$library,
-                original: &$name::ORIGINAL,
-                purpose: Purpose::$purpose,
-                wrapper: || $name::$name as *mut c_void,
-            },)*
-        ];
-    };
-}
-
-/// Converts a name with its NUL; checked at compile time.
-const fn name_of(name: &'static str) -> &'static CStr {
-    match CStr::from_bytes_with_nul(name.as_bytes()) {
-        Ok(name) => name,
-        Err(_) => c"",
-    }
-}
-
-/// Types in the signatures below.
-mod types {
-    pub(crate) use core::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
-
-    pub(crate) use crate::cuda::*;
-    pub(crate) use crate::driver::{Library, Original};
-    pub(crate) use crate::hooks::*;
-    pub(crate) use crate::meter::{Legacy, PerThread};
-    pub(crate) use crate::nvml::*;
-}
-
-hooks! {
+/// Expands a macro with all hooks: `PURPOSE LIBRARY NAME(ARGUMENTS) = BASE VERSION [+ FLAGS] => BODY`.
+///
+/// PURPOSE is a [`crate::hook::Purpose`]. BASE is the name for `cuGetProcAddress`, which returns this ABI from
+/// VERSION on with FLAGS. BODY gets the original function as its first argument.
+macro_rules! for_each_hook {
+    ($expand:ident) => { $expand! {
     // Lookup of functions.
     Any Cuda cuInit(flags: c_uint) = c"cuInit" 2000 => lookup::init;
     Any Cuda cuGetProcAddress(symbol: *const c_char, function: *mut *mut c_void, version: c_int, flags: u64)
@@ -470,4 +335,46 @@ hooks! {
     Compute Cuda cuMemcpy3DBatchAsync_v2(count: usize, copies: *mut c_void, flags: u64, stream: CUstream) = c"cuMemcpy3DBatchAsync" 13000 => transfer::volumes_v2::<Legacy>;
     Compute Cuda cuMemcpy3DBatchAsync_v2_ptsz(count: usize, copies: *mut c_void, flags: u64, stream: CUstream)
         = c"cuMemcpy3DBatchAsync" 13000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::volumes_v2::<PerThread>;
+    } };
+}
+pub(crate) use for_each_hook;
+
+macro_rules! originals {
+    ($(
+        $purpose:ident $library:ident $name:ident($($argument:ident: $type:ty),* $(,)?)
+            = $base:literal $since:literal $(+ $flags:ident)? => $body:path;
+    )*) => {
+        $(
+            #[expect(non_snake_case, reason = "names are those of cuda.h and nvml.h")]
+            pub(crate) mod $name {
+                #[allow(unused_imports, reason = "not every signature needs all of them")]
+                use super::types::*;
+
+                /// Signature of the original function.
+                pub(crate) type Function = unsafe extern "C" fn($($type),*) -> c_int;
+
+                pub(crate) static ORIGINAL: Original<Function> =
+                    Original::new(Library::$library, super::name_of(concat!(stringify!($name), "\0")));
+            }
+        )*
+    };
+}
+
+for_each_hook!(originals);
+
+/// Converts a name with its NUL; checked at compile time.
+pub(crate) const fn name_of(name: &'static str) -> &'static CStr {
+    match CStr::from_bytes_with_nul(name.as_bytes()) {
+        Ok(name) => name,
+        Err(_) => c"",
+    }
+}
+
+/// Types in the signatures.
+pub(crate) mod types {
+    pub(crate) use core::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
+
+    pub(crate) use crate::cuda::*;
+    pub(crate) use crate::driver::{Library, Original};
+    pub(crate) use crate::nvml::*;
 }

@@ -1,0 +1,101 @@
+//! The limit that applies to a device, and to the current context of a thread.
+
+use core::sync::atomic::Ordering;
+
+use drava_vgpu_abi::DeviceUuid;
+
+use crate::card::Card;
+use crate::cuda::CUdevice;
+use crate::device::{current_device, uuid_of};
+use crate::environment::Attached;
+use crate::process::Process;
+use crate::shares::LimitsSource;
+
+/// Limit that applies to a GPU.
+#[derive(Clone, Copy)]
+pub(crate) enum Target {
+    /// None: calls pass through unchanged.
+    Unlimited,
+    /// The limits of these shares.
+    Limited(Card),
+    /// Unknown limits: all allocations are denied.
+    Denied,
+}
+
+/// Returns the limit that applies to the GPU with this UUID.
+pub(crate) fn target_of(
+    process: &'static Process,
+    uuid: DeviceUuid,
+    ordinal: Option<u32>,
+) -> Target {
+    if let Some(card) = process.card_of(uuid) {
+        return Target::Limited(card);
+    }
+    match process.source() {
+        LimitsSource::None | LimitsSource::Pages => Target::Unlimited,
+        LimitsSource::UnreadablePages | LimitsSource::InvalidEnvironment => Target::Denied,
+        LimitsSource::Environment => {
+            let _guard = process.guard();
+            // Another thread may have attached the share.
+            if let Some(card) = process.card_of(uuid) {
+                return Target::Limited(card);
+            }
+            match process.environment.attach(&process.shares, uuid, ordinal) {
+                Attached::Share => process
+                    .card_of(uuid)
+                    .map_or(Target::Denied, Target::Limited),
+                Attached::NoLimit => Target::Unlimited,
+                Attached::Failed => Target::Denied,
+            }
+        }
+    }
+}
+
+const UNLIMITED: u32 = 1;
+const DENIED: u32 = 2;
+const FIRST_CARD: u32 = 3;
+
+/// Returns the limit that applies to the memory of a CUDA device.
+pub(crate) fn target_of_device(device: CUdevice) -> Target {
+    let Some(process) = Process::get() else {
+        return Target::Denied;
+    };
+    let known = usize::try_from(device)
+        .ok()
+        .and_then(|ordinal| process.devices.get(ordinal))
+        .map(|device| &device.target);
+    if let Some(known) = known {
+        match known.load(Ordering::Acquire) {
+            0 => {}
+            UNLIMITED => return Target::Unlimited,
+            DENIED => return Target::Denied,
+            found => {
+                let index = u8::try_from(found.saturating_sub(FIRST_CARD)).unwrap_or(u8::MAX);
+                return process.card(index).map_or(Target::Denied, Target::Limited);
+            }
+        }
+    }
+    // libcuda reports an invalid device.
+    let Some(uuid) = uuid_of(device) else {
+        return Target::Unlimited;
+    };
+    let target = match target_of(process, uuid, u32::try_from(device).ok()) {
+        Target::Limited(card) if !card.is_memory_limited() => Target::Unlimited,
+        target => target,
+    };
+    if let Some(known) = known {
+        let code = match target {
+            Target::Unlimited => UNLIMITED,
+            Target::Denied => DENIED,
+            Target::Limited(card) => FIRST_CARD.saturating_add(u32::from(card.index())),
+        };
+        known.store(code, Ordering::Release);
+    }
+    target
+}
+
+/// Returns the limit that applies to the memory of the current context's GPU.
+pub(crate) fn target_of_current_context() -> Target {
+    // Without a context libcuda reports the error.
+    current_device().map_or(Target::Unlimited, target_of_device)
+}

@@ -1,0 +1,126 @@
+//! The exported hooks: which body each function has, and when a program gets it.
+//!
+//! `hooks!` expands each line of [`crate::functions`] to the exported `extern "C"` symbol and the entry that `dlsym`,
+//! `cuGetProcAddress` and the tests look up.
+
+use core::ffi::{CStr, c_void};
+
+use crate::driver::Library;
+use crate::functions::{for_each_hook, name_of};
+use crate::hook::{Hook, Purpose};
+
+/// Returns the hook with this name.
+pub(crate) fn find(name: &[u8]) -> Option<&'static Hook> {
+    HOOKS.iter().find(|hook| hook.name.to_bytes() == name)
+}
+
+/// Names for which `cuGetProcAddress` returns a function with another base name from some version on.
+const OTHER_BASES: [(&CStr, &CStr); 1] = [(c"cuGraphInstantiate", c"cuGraphInstantiateWithFlags")];
+
+/// Returns the hook that `cuGetProcAddress` may return for `base` and for which `is_same` is true.
+pub(crate) fn find_by_base(base: &CStr, is_same: &dyn Fn(&Hook) -> bool) -> Option<&'static Hook> {
+    let mut others = OTHER_BASES.iter();
+    let other = others.find_map(|(name, other)| (*name == base).then_some(*other));
+    HOOKS.iter().find(|hook| {
+        hook.library == Library::Cuda
+            && (hook.base == base || Some(hook.base) == other)
+            && is_same(hook)
+    })
+}
+
+macro_rules! hooks {
+    ($(
+        $purpose:ident $library:ident $name:ident($($argument:ident: $type:ty),* $(,)?)
+            = $base:literal $since:literal $(+ $flags:ident)? => $body:path;
+    )*) => {
+        $(
+            #[expect(non_snake_case, reason = "names are those of cuda.h and nvml.h")]
+            mod $name {
+                #[allow(unused_imports, reason = "not every signature needs all of them")]
+                use super::bodies::*;
+                use crate::functions::$name::ORIGINAL;
+
+                /// Hook of the function with this name.
+                ///
+                /// # Safety
+                /// As for the original function.
+                #[unsafe(no_mangle)]
+                pub(super) unsafe extern "C" fn $name($($argument: $type),*) -> c_int {
+                    let Some(original) = ORIGINAL.get() else {
+                        return Library::$library.missing_error();
+                    };
+                    // SAFETY: the caller obeys the original's contract, which the body shares.
+                    unsafe { $body(original, $($argument),*) }
+                }
+            }
+        )*
+
+        static HOOKS: &[Hook] = &[
+            $(Hook {
+                name: name_of(concat!(stringify!($name), "\0")),
+                base: $base,
+                since: $since,
+                flags: 0 $(| crate::cuda::$flags)?,
+                library: Library::$library,
+                original: crate::functions::$name::ORIGINAL.symbol(),
+                purpose: Purpose::$purpose,
+                wrapper: || $name::$name as *mut c_void,
+            },)*
+        ];
+    };
+}
+
+/// Names in the lines of [`crate::functions`].
+mod bodies {
+    pub(super) use super::lookup;
+    pub(super) use crate::functions::types::*;
+    pub(super) use crate::hooks::metering::{Legacy, PerThread};
+    pub(super) use crate::hooks::*;
+}
+
+/// The bodies that look up hooks.
+mod lookup {
+    use super::find_by_base;
+    use crate::functions::types::*;
+    use crate::functions::{cuGetProcAddress, cuGetProcAddress_v2};
+    use crate::hooks::lookup;
+
+    pub(crate) use crate::hooks::lookup::init;
+
+    pub(crate) unsafe fn get_proc_address(
+        original: cuGetProcAddress::Function,
+        symbol: *const c_char,
+        function: *mut *mut c_void,
+        version: c_int,
+        flags: u64,
+    ) -> c_int {
+        // SAFETY: the caller's arguments.
+        unsafe {
+            lookup::get_proc_address(original, symbol, function, version, flags, find_by_base)
+        }
+    }
+
+    pub(crate) unsafe fn get_proc_address_v2(
+        original: cuGetProcAddress_v2::Function,
+        symbol: *const c_char,
+        function: *mut *mut c_void,
+        version: c_int,
+        flags: u64,
+        status: *mut c_int,
+    ) -> c_int {
+        // SAFETY: the caller's arguments.
+        unsafe {
+            lookup::get_proc_address_v2(
+                original,
+                symbol,
+                function,
+                version,
+                flags,
+                status,
+                find_by_base,
+            )
+        }
+    }
+}
+
+for_each_hook!(hooks);
