@@ -140,8 +140,6 @@ pub(super) fn plan<'a>(
         tools = plan.add(Stage::Chart, "build-tools", Load::Heavy, &[], move |_| {
             if has_cluster {
                 drava_cluster::build_tools(args.kubernetes)?;
-                drava_cluster::promtool()?;
-                drava_cluster::prometheus()?;
             } else {
                 drava_cluster::helm()?;
             }
