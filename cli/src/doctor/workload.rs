@@ -7,6 +7,12 @@ use k8s_openapi::api::core::v1::Pod;
 use super::state::ClusterState;
 use super::{Fault, Finding};
 
+/// Event of the kubelet when a container cannot be created.
+const CREATION_FAILED: &str = "Failed";
+
+/// Fix of a missing device file of unified memory.
+const LOAD_UVM: &str = "load the module on the node: nvidia-modprobe -u -c 0, and keep it loaded with nvidia-persistenced";
+
 /// Errors of a connection to a socket that nobody serves.
 const NOT_SERVED: [&str; 3] = [
     "connection refused",
@@ -25,6 +31,7 @@ pub(super) fn check(state: &ClusterState) -> Vec<Finding> {
             continue;
         };
         findings.extend(prepare_failed(state, pod, node));
+        findings.extend(injection_failed(state, pod, node));
         findings.extend(unclaimed(pod, node));
     }
     findings
@@ -108,7 +115,7 @@ fn prepare_failed(state: &ClusterState, pod: &Pod, node: &str) -> Option<Finding
     let mut fault = Fault::PrepareFailed;
     let fix = if message.contains("/dev/nvidia-uvm") {
         fault = Fault::UvmMissing;
-        "load the module on the node: nvidia-modprobe -u -c 0, and keep it loaded with nvidia-persistenced".to_owned()
+        LOAD_UVM.to_owned()
     } else if message.contains(names::DRIVER) {
         if NOT_SERVED.iter().any(|text| message.contains(text)) {
             fault = Fault::StaleSocket;
@@ -130,6 +137,31 @@ fn prepare_failed(state: &ClusterState, pod: &Pod, node: &str) -> Option<Finding
         object: format!("pod {}", object(&pod.metadata)),
         problem: format!("the kubelet of node {node} cannot prepare the claims: {message}"),
         fix,
+    })
+}
+
+/// Finds pods whose devices containerd cannot inject.
+fn injection_failed(state: &ClusterState, pod: &Pod, node: &str) -> Option<Finding> {
+    let is_pending = pod.status.as_ref()?.phase.as_deref() == Some("Pending");
+    let name = pod.metadata.name.as_deref()?;
+    let message = state
+        .event("Pod", name, CREATION_FAILED)
+        .filter(|_| is_pending)?;
+    let (fault, fix) = if message.contains("CDI support is explicitly disabled") {
+        (
+            Fault::CdiOff,
+            "set enable_cdi = true in containerd's config, and restart containerd",
+        )
+    } else if message.contains("CDI") && message.contains("/dev/nvidia-uvm") {
+        (Fault::UvmMissing, LOAD_UVM)
+    } else {
+        return None;
+    };
+    Some(Finding {
+        fault,
+        object: format!("pod {}", object(&pod.metadata)),
+        problem: format!("containerd of node {node} cannot create a container: {message}"),
+        fix: fix.to_owned(),
     })
 }
 

@@ -383,3 +383,29 @@ fn checks_nodes_of_the_affinity_of_the_driver() {
     assert_eq!(on(json!({"gpu.drava.dev/enabled": "true"})), 1);
     assert_eq!(on(json!({"gpu": "off"})), 0);
 }
+
+#[test]
+fn finds_devices_that_containerd_cannot_inject() {
+    let failed = |message: &str| {
+        let mut state = healthy();
+        let mut pod = user_pod();
+        pod["status"]["phase"] = json!("Pending");
+        state.pods[1] = object(pod);
+        let time = "2026-01-01T00:00:01.000000Z";
+        state.events = Some(vec![object(event("Pod", "p", "Failed", message, time))]);
+        let findings = diagnose(&state).findings;
+        findings.first().map(|finding| finding.fault)
+    };
+    // The texts of containerd 2.3.
+    assert_eq!(
+        failed(
+            "Error: failed to create containerd container: CDI device injection failed: failed to inject devices: failed to stat CDI host device \"/dev/nvidia-uvm\""
+        ),
+        Some(Fault::UvmMissing)
+    );
+    assert_eq!(
+        failed("Error: CDI support is explicitly disabled"),
+        Some(Fault::CdiOff)
+    );
+    assert_eq!(failed("Error: ImagePullBackOff"), None);
+}
