@@ -14,7 +14,7 @@ mod nodes;
 mod parts;
 mod root;
 
-pub use files::Binary;
+pub use files::{Binary, DataFile};
 pub use libraries::{Library, Substitute};
 pub use nodes::NodeError;
 pub use parts::{METERED, Part, UNMETERED};
@@ -27,10 +27,13 @@ const NO_OTHER_RUNTIME: &str = "NVIDIA_VISIBLE_DEVICES=void";
 #[derive(Debug)]
 pub struct Driver {
     root: DriverRoot,
+    /// Tree with the device files; `None` where the driver root has them.
+    devices: Option<DriverRoot>,
     version: Option<String>,
     libraries: Vec<Library>,
     binaries: Vec<Binary>,
-    firmware: Vec<String>,
+    configs: Vec<DataFile>,
+    firmware: Vec<DataFile>,
     sockets: Vec<String>,
     control_nodes: Vec<(Part, String)>,
 }
@@ -40,14 +43,21 @@ impl PartialEq for Driver {
     fn eq(&self, other: &Self) -> bool {
         let Self {
             root,
+            devices,
             version,
             libraries,
             binaries,
+            configs,
             firmware,
             sockets,
             control_nodes,
         } = self;
+        let paths = |devices: &Option<DriverRoot>| {
+            let devices = devices.as_ref();
+            devices.map(|root| (root.mount().to_owned(), root.node().to_owned()))
+        };
         (root.mount(), root.node()) == (other.root.mount(), other.root.node())
+            && (paths(devices), configs) == (paths(&other.devices), &other.configs)
             && (version, libraries, binaries) == (&other.version, &other.libraries, &other.binaries)
             && (firmware, sockets, control_nodes)
                 == (&other.firmware, &other.sockets, &other.control_nodes)
@@ -73,20 +83,33 @@ pub enum DiscoverError {
     },
     /// The libraries exist, the control device of the kernel driver does not.
     #[error(
-        "no /dev/nvidiactl under the driver root {root}; load the NVIDIA kernel driver (nvidia-modprobe creates the device nodes)"
+        "no /dev/nvidiactl under the device root {root}; load the NVIDIA kernel driver (nvidia-modprobe creates the device nodes), or set --dev-root to the directory whose /dev has them, as / on GKE"
     )]
     NoControlNode {
-        /// Driver root in this process's view.
+        /// Device root in this process's view.
         root: PathBuf,
     },
 }
 
 impl Driver {
-    /// Searches the driver root. Takes some milliseconds; the result is valid until the NVIDIA driver is replaced.
+    /// Searches a driver root with device files. Takes some milliseconds; the result is valid until the NVIDIA driver is
+    /// replaced.
     ///
     /// # Errors
     /// [`DiscoverError`], with the directories searched.
     pub fn discover(root: DriverRoot) -> Result<Self, DiscoverError> {
+        Self::discover_with_devices(root, None)
+    }
+
+    /// As [`discover`](Self::discover), with the device files below `devices`, as on nodes whose NVIDIA driver is installed
+    /// in a directory without `/dev`.
+    ///
+    /// # Errors
+    /// [`DiscoverError`], with the directories searched.
+    pub fn discover_with_devices(
+        root: DriverRoot,
+        devices: Option<DriverRoot>,
+    ) -> Result<Self, DiscoverError> {
         let found = libraries::find(&root)?;
         if !found.libraries.iter().any(Library::is_cuda) {
             return Err(DiscoverError::NoDriver {
@@ -94,19 +117,22 @@ impl Driver {
                 searched: found.searched.join(", "),
             });
         }
-        let control_nodes = nodes::control(&root);
+        let device_root = devices.as_ref().unwrap_or(&root);
+        let control_nodes = nodes::control(device_root);
         if !control_nodes.iter().any(|(_, path)| path == nodes::CONTROL) {
             return Err(DiscoverError::NoControlNode {
-                root: root.mount().to_owned(),
+                root: device_root.mount().to_owned(),
             });
         }
         Ok(Self {
             binaries: files::binaries(&root),
+            configs: files::configs(&root),
             firmware: files::firmware(&root, found.version.as_deref()),
             sockets: files::sockets(&root),
             version: found.version,
             libraries: found.libraries,
             control_nodes,
+            devices,
             root,
         })
     }
@@ -115,6 +141,12 @@ impl Driver {
     #[must_use]
     pub fn root(&self) -> &DriverRoot {
         &self.root
+    }
+
+    /// Returns the tree with the device files.
+    #[must_use]
+    pub fn device_root(&self) -> &DriverRoot {
+        self.devices.as_ref().unwrap_or(&self.root)
     }
 
     /// Returns the version of the libraries, such as `580.65.06`; `None` where no file name contains it.
@@ -143,8 +175,9 @@ impl Driver {
             .find(|library| library.soname == soname)
     }
 
-    /// Returns the edits for every device that may use `parts`: control nodes, libraries, programs, firmware, sockets,
-    /// and the hooks that add the libraries to the container's loader cache. The GPU's own nodes come from
+    /// Returns the edits for every device that may use `parts`: control nodes, libraries, programs, configuration, firmware,
+    /// sockets, and the hooks that add the libraries to the container's loader cache and mask the parameters of the kernel
+    /// driver. The GPU's own nodes come from
     /// [`Driver::gpu`].
     ///
     /// A substitute is mounted at its library's path and so has all names of the library; the library itself is mounted
@@ -176,10 +209,11 @@ impl Driver {
             }
         }
         mounts.extend(binaries.map(|binary| self.mounted_as(&binary.path, &binary.container_path)));
+        let files = self.firmware.iter().chain(&self.configs);
         mounts.extend(
-            self.firmware
-                .iter()
-                .map(|path| Mount::data(self.root.on_node(path), path)),
+            files
+                .filter(|file| wanted(file.part))
+                .map(|file| Mount::data(self.root.on_node(&file.path), &file.container_path)),
         );
         mounts.extend(
             self.sockets
@@ -197,6 +231,9 @@ impl Driver {
             .collect();
         let mut hooks = hook.symlinks(&links);
         hooks.extend(hook.ldcache(&names));
+        // After the cache of the node's libraries.
+        hooks.extend(self.version.as_ref().map(|version| hook.compat(version)));
+        hooks.push(hook.params());
         ContainerEdits {
             env: vec![NO_OTHER_RUNTIME.to_owned()],
             device_nodes: nodes.map(|(_, path)| self.node(path)).collect(),
@@ -216,10 +253,11 @@ impl Driver {
         parts: &[Part],
     ) -> Result<ContainerEdits, NodeError> {
         self.require_unified_memory(parts)?;
-        let mut device_nodes = vec![self.node(&nodes::gpu(&self.root, minor)?)];
+        let devices = self.device_root();
+        let mut device_nodes = vec![self.node(&nodes::gpu(devices, minor)?)];
         if parts.contains(&Part::Graphics) || parts.contains(&Part::Display) {
             device_nodes.extend(
-                nodes::dri(&self.root, pci_bus_id)
+                nodes::dri(devices, pci_bus_id)
                     .iter()
                     .map(|path| self.node(path)),
             );
@@ -241,9 +279,10 @@ impl Driver {
         compute_instance: u32,
     ) -> Result<ContainerEdits, NodeError> {
         self.require_unified_memory(UNMETERED)?;
-        let mut paths = vec![nodes::gpu(&self.root, minor)?];
+        let mut paths = vec![nodes::gpu(self.device_root(), minor)?];
         paths.extend(nodes::capabilities(
             &self.root,
+            self.device_root(),
             minor,
             gpu_instance,
             compute_instance,
@@ -263,12 +302,12 @@ impl Driver {
         }
         Err(NodeError::Missing {
             path: nodes::UNIFIED_MEMORY.to_owned(),
-            root: self.root.mount().to_owned(),
+            root: self.device_root().mount().to_owned(),
         })
     }
 
     fn node(&self, path: &str) -> DeviceNode {
-        DeviceNode::read_write(path, self.root.on_node(path))
+        DeviceNode::read_write(path, self.device_root().on_node(path))
     }
 
     fn mounted_as(&self, path: &str, container_path: &str) -> Mount {

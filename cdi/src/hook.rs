@@ -87,6 +87,23 @@ impl HookProgram {
         self.call("mark", ["--file".to_owned(), file.to_owned()])
     }
 
+    /// Prefers the CUDA compatibility libraries of an image that is newer than the NVIDIA driver `driver_version` of the
+    /// node. Runs after [`Self::ldcache`].
+    #[must_use]
+    pub fn compat(&self, driver_version: &str) -> Hook {
+        self.call(
+            "compat",
+            ["--driver-version".to_owned(), driver_version.to_owned()],
+        )
+    }
+
+    /// Hides from NVIDIA's libraries in the container that they may create device files: they would create those of all
+    /// GPUs, and change the modes of present ones.
+    #[must_use]
+    pub fn params(&self) -> Hook {
+        self.call("params", [])
+    }
+
     fn call(&self, subcommand: &str, arguments: impl IntoIterator<Item = String>) -> Hook {
         let mut args = vec![NAME.to_owned(), subcommand.to_owned()];
         args.extend(arguments);

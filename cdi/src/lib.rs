@@ -23,8 +23,8 @@ mod validate;
 mod version;
 
 pub use discover::{
-    Binary, DiscoverError, Driver, DriverRoot, Library, METERED, NodeError, Part, RootError,
-    Substitute, UNMETERED,
+    Binary, DataFile, DiscoverError, Driver, DriverRoot, Library, METERED, NodeError, Part,
+    RootError, Substitute, UNMETERED,
 };
 pub use edits::{ContainerEdits, DeviceNode, Hook, HookName, Mount};
 pub use hook::{HookProgram, Link};

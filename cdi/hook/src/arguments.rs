@@ -23,6 +23,13 @@ pub(crate) enum Action {
         /// Absolute paths in the container.
         libraries: Vec<String>,
     },
+    /// Prefer the CUDA compatibility libraries of an image that is newer than the NVIDIA driver.
+    Compat {
+        /// Version of the NVIDIA driver on the node.
+        driver_version: String,
+    },
+    /// Mask the parameters of the NVIDIA kernel driver.
+    Params,
     /// Create an empty file, which shows that the runtime has applied the edits.
     Mark {
         /// Absolute path in the container.
@@ -48,7 +55,7 @@ pub(crate) struct Link {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ArgumentsError {
     #[error(
-        "usage: drava-cdi-hook preload --library PATH | shim --library PATH --stub PATH... | ldcache --library PATH... | symlinks --link TARGET::PATH... | mark --file PATH"
+        "usage: drava-cdi-hook preload --library PATH | shim --library PATH --stub PATH... | ldcache --library PATH... | symlinks --link TARGET::PATH... | compat --driver-version VERSION | params | mark --file PATH"
     )]
     Usage,
     #[error("unexpected argument {0:?} of {1}")]
@@ -99,6 +106,14 @@ pub(crate) fn parse(
             let file = path(value(arguments, "mark", "--file")?)?;
             Ok(Action::Mark { file })
         }
+        Some("compat") => {
+            let driver_version = value(arguments, "compat", "--driver-version")?;
+            Ok(Action::Compat { driver_version })
+        }
+        Some("params") => match arguments.next().transpose()? {
+            None => Ok(Action::Params),
+            Some(argument) => Err(ArgumentsError::Unexpected(argument, "params")),
+        },
         Some("ldcache") => {
             let libraries = values(arguments, "ldcache", "--library")?;
             Ok(Action::LdCache {
@@ -265,6 +280,8 @@ mod tests {
                 &["ldcache", "--library", "/"],
                 "\"/\" is not an absolute path",
             ),
+            (&["compat"], "compat needs --driver-version"),
+            (&["params", "/a"], "unexpected argument \"/a\" of params"),
             (&["shim", "--library", "/a"], "shim needs --stub"),
             (&["shim", "--stub", "/a"], "shim needs --library"),
             (
@@ -298,6 +315,8 @@ mod tests {
         hooks.extend(hook.ldcache(&["/usr/lib64/libcuda.so.1".to_owned()]));
         hooks.extend(hook.symlinks(&[link]));
         hooks.push(hook.shim("/opt/libvgpu.so", &["/usr/lib64/libcuda.so.1".to_owned()]));
+        hooks.push(hook.compat("580.65.06"));
+        hooks.push(hook.params());
         hooks.push(hook.mark("/run/drava/share/usage/injected"));
         let actions: Vec<Action> = hooks
             .into_iter()
@@ -322,6 +341,10 @@ mod tests {
                     library: "/opt/libvgpu.so".into(),
                     stubs: vec!["/usr/lib64/libcuda.so.1".into()]
                 },
+                Action::Compat {
+                    driver_version: "580.65.06".into()
+                },
+                Action::Params,
                 Action::Mark {
                     file: "/run/drava/share/usage/injected".into()
                 },

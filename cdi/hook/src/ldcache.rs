@@ -28,6 +28,25 @@ pub(crate) enum LdCacheError {
 }
 
 pub(crate) fn apply(root: &Root, libraries: &[String]) -> Result<(), LdCacheError> {
+    let entries = libraries.iter().map(|library| entry(root, library));
+    add(root, entries.collect::<Result<_, _>>()?)
+}
+
+/// Returns the path of the library `name` in the cache.
+pub(crate) fn find(root: &Root, name: &str) -> Result<Option<String>, LdCacheError> {
+    let present = root.read(CACHE, MAX_BYTES)?;
+    let cache = present
+        .as_deref()
+        .map(LdCache::parse)
+        .and_then(Result::ok)
+        .unwrap_or_default();
+    let mut entries = cache.entries().iter();
+    let entry = entries.find(|entry| entry.name == name.as_bytes());
+    Ok(entry.and_then(|entry| String::from_utf8(entry.path.clone()).ok()))
+}
+
+/// Adds the entries, each in the place of all entries of its name.
+pub(crate) fn add(root: &Root, entries: Vec<Entry>) -> Result<(), LdCacheError> {
     let present = root.read(CACHE, MAX_BYTES)?;
     // The loader ignores a malformed cache, so its contents can be dropped.
     let mut cache = present
@@ -35,8 +54,8 @@ pub(crate) fn apply(root: &Root, libraries: &[String]) -> Result<(), LdCacheErro
         .map(LdCache::parse)
         .and_then(Result::ok)
         .unwrap_or_default();
-    for library in libraries {
-        cache.insert(entry(root, library)?);
+    for entry in entries {
+        cache.insert(entry);
     }
     let wanted = cache.to_bytes().map_err(LdCacheError::Build)?;
     if present.as_deref() != Some(&wanted) {

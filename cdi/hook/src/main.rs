@@ -14,6 +14,9 @@
 //! - `shim --library PATH --stub PATH…`: checks that each stub is a shared library that needs PATH first. If another
 //!   file is mounted at a stub's path, such as the NVIDIA library of another device of the container, runs `preload`.
 //! - `ldcache --library PATH…`: adds each library to `/etc/ld.so.cache` under its file name.
+//! - `compat --driver-version VERSION`: adds the CUDA compatibility libraries of the image to `/etc/ld.so.cache` if they
+//!   are of a newer release than VERSION.
+//! - `params`: mounts a copy of `/proc/driver/nvidia/params` with `ModifyDeviceFiles: 0` over the file.
 //! - `symlinks --link TARGET::PATH…`: creates the symbolic link PATH to TARGET.
 //! - `mark --file PATH`: creates the file PATH, which shows the node driver that the runtime has applied the edits. A
 //!   runtime with CDI disabled starts the container without them and reports nothing.
@@ -24,9 +27,11 @@
 #![forbid(unsafe_code)]
 
 mod arguments;
+mod compat;
 mod container;
 mod ldcache;
 mod mark;
+mod params;
 mod preload;
 mod root;
 mod shim;
@@ -57,6 +62,8 @@ fn run() -> Result<(), Box<dyn Error>> {
         Action::Preload { library } => preload::apply(&root, &library)?,
         Action::Shim { library, stubs } => shim::apply(&root, &library, &stubs)?,
         Action::LdCache { libraries } => ldcache::apply(&root, &libraries)?,
+        Action::Compat { driver_version } => compat::apply(&root, &driver_version)?,
+        Action::Params => params::apply(&root)?,
         Action::Mark { file } => mark::apply(&root, &file)?,
         Action::Symlinks { links } => symlinks::apply(&root, &links)?,
     }

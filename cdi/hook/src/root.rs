@@ -11,8 +11,8 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, fchmod, fstat, mkdirat, openat, openat2,
-    readlinkat, renameat, symlinkat, unlinkat,
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, fchmod, fstat, mkdirat, openat,
+    openat2, readlinkat, renameat, symlinkat, unlinkat,
 };
 use rustix::io::Errno;
 
@@ -91,6 +91,29 @@ impl Root {
             });
         }
         Ok(Some(bytes))
+    }
+
+    /// Returns the names in the directory `path`, at most `limit`; none where no directory exists.
+    pub(crate) fn names(&self, path: &str, limit: usize) -> Result<Vec<String>, RootError> {
+        let directory = match self.resolve(path, OFlags::RDONLY | OFlags::DIRECTORY) {
+            Ok(directory) => directory,
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(Vec::new()),
+            Err(errno) => return Err(operation("open the directory", path, errno)),
+        };
+        let entries = Dir::read_from(&directory)
+            .map_err(|errno| operation("read the directory", path, errno))?;
+        let mut names: Vec<String> = entries
+            .take(limit)
+            .filter_map(|entry| entry.ok()?.file_name().to_str().ok().map(str::to_owned))
+            .collect();
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    /// Opens the file or directory `path` without access to its content, as a place for a mount.
+    pub(crate) fn mount_point(&self, path: &str) -> Result<OwnedFd, RootError> {
+        self.resolve(path, OFlags::PATH)
+            .map_err(|errno| operation("open", path, errno))
     }
 
     /// Creates or replaces the regular file `path` with `contents`, readable by all.

@@ -35,6 +35,9 @@ const DIRECTORIES: [&str; 8] = [
     "/run/opengl-driver/lib",
 ];
 
+/// Library that is also the backend of GBM.
+const GBM_BACKEND: &str = "libnvidia-allocator.so.1";
+
 const LD_CACHE: &str = "/etc/ld.so.cache";
 /// Size limit of the cache; a desktop's cache has some hundred KiB.
 const MAX_CACHE: u64 = 16 << 20;
@@ -89,10 +92,16 @@ impl Library {
         format!("{directory}/{name}")
     }
 
-    /// Returns the links that a container needs in the file's directory: the first to the file, each other to the
-    /// previous.
+    /// Returns the links that a container needs: those in the file's directory, the first to the file and each other to
+    /// the previous, and the name by which GBM loads its backend.
     pub(super) fn container_links(&self) -> Vec<Link> {
         let mut links = Vec::new();
+        if self.soname == GBM_BACKEND {
+            links.push(Link {
+                target: format!("../{GBM_BACKEND}"),
+                path: self.sibling("gbm/nvidia-drm_gbm.so"),
+            });
+        }
         let mut target = self.file_name();
         for name in [Some(&self.soname), self.unversioned.as_ref()]
             .into_iter()
@@ -134,6 +143,11 @@ pub(super) fn find(root: &DriverRoot) -> Result<Found, super::DiscoverError> {
             continue;
         }
         files.extend(files_in(root, &real));
+        // The backend of VDPAU has its own directory on Debian.
+        let vdpau = root.resolve(&format!("{real}/vdpau"));
+        if let Some((vdpau, _)) = vdpau.filter(|(_, kind)| kind.is_dir()) {
+            files.extend(files_in(root, &vdpau));
+        }
         searched.push(real);
     }
     let mut libraries: Vec<Library> = files

@@ -31,12 +31,12 @@ const CAPABILITIES: &str = "/proc/driver/nvidia/capabilities";
 pub enum NodeError {
     /// The node is missing or not a character device.
     #[error(
-        "no device node {path} under the driver root {root}; run `nvidia-modprobe -c 0 -u` to load the modules and create it"
+        "no device node {path} under the device root {root}; run `nvidia-modprobe -c 0 -u` to load the modules and create it"
     )]
     Missing {
         /// Path in the tree.
         path: String,
-        /// Driver root in this process's view.
+        /// Device root in this process's view.
         root: PathBuf,
     },
     /// The capability file cannot be read.
@@ -83,27 +83,32 @@ pub(super) fn dri(root: &DriverRoot, pci_bus_id: &str) -> Vec<String> {
         .collect()
 }
 
-/// Returns the nodes of the capabilities of a MIG compute instance and its GPU instance.
+/// Returns the nodes of the capabilities of a MIG compute instance and its GPU instance. `devices` is the tree with `/dev`.
 pub(super) fn capabilities(
     root: &DriverRoot,
+    devices: &DriverRoot,
     minor: u32,
     gpu_instance: u32,
     compute_instance: u32,
 ) -> std::result::Result<[String; 2], NodeError> {
     let gpu = format!("{CAPABILITIES}/gpu{minor}/mig/gi{gpu_instance}");
     Ok([
-        capability(root, format!("{gpu}/access"))?,
-        capability(root, format!("{gpu}/ci{compute_instance}/access"))?,
+        capability(root, devices, format!("{gpu}/access"))?,
+        capability(root, devices, format!("{gpu}/ci{compute_instance}/access"))?,
     ])
 }
 
-fn capability(root: &DriverRoot, path: String) -> std::result::Result<String, NodeError> {
+fn capability(
+    root: &DriverRoot,
+    devices: &DriverRoot,
+    path: String,
+) -> std::result::Result<String, NodeError> {
     let text = match read(root, &path) {
         Ok(text) => text,
         Err(source) => return Err(NodeError::Capability { path, source }),
     };
     match device_file_minor(&text) {
-        Some(minor) => present(root, format!("/dev/nvidia-caps/nvidia-cap{minor}")),
+        Some(minor) => present(devices, format!("/dev/nvidia-caps/nvidia-cap{minor}")),
         None => Err(NodeError::CapabilityContents { path }),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::Write as _;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
@@ -90,6 +90,12 @@ impl FakeRoot {
 
     pub(crate) fn file(&self, path: &str, contents: &[u8]) {
         fs::write(self.at(path), contents).unwrap();
+    }
+
+    /// Adds an executable file.
+    pub(crate) fn program(&self, path: &str) {
+        self.file(path, b"#!");
+        fs::set_permissions(self.at(path), fs::Permissions::from_mode(0o755)).unwrap();
     }
 
     pub(crate) fn library(&self, path: &str, soname: &str) {

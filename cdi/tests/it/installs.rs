@@ -8,7 +8,7 @@ use drava_cdi::{ContainerEdits, Driver, DriverRoot, HookProgram, METERED, UNMETE
 use crate::driver_root::{FakeRoot, cannot_create_devices};
 
 /// Creates the driver root of an install.
-fn install(name: &str) -> FakeRoot {
+pub(crate) fn install(name: &str) -> FakeRoot {
     let list = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/installs/{name}.txt"));
     let root = FakeRoot::empty();
     for line in std::fs::read_to_string(list).unwrap().lines() {
@@ -18,6 +18,7 @@ fn install(name: &str) -> FakeRoot {
             ["library", path, "other-machine"] => root.library_of_other_machine(path),
             ["library", path, soname] => root.library(path, soname),
             ["link", path, target] => root.link(path, target),
+            ["file", path] if path.contains("bin/") => root.program(path),
             ["file", path] => root.file(path, b""),
             ["device", path] => root.device(path),
             ["socket", path] => root.socket(path),
@@ -84,25 +85,47 @@ fn injects_talos_extension() {
     check("talos");
 }
 
+/// Creates a root with device files only, as the node of a GKE cluster.
+pub(crate) fn devices() -> FakeRoot {
+    let root = FakeRoot::empty();
+    for device in ["nvidia0", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"] {
+        root.device(&format!("dev/{device}"));
+    }
+    root
+}
+
 #[test]
-fn gke_directory_without_device_files_is_reported() {
+fn injects_gke_directory_with_device_files_of_the_node() {
     if cannot_create_devices() {
         return;
     }
     let root = install("gke");
     let open = || DriverRoot::open(root.path(), "/home/kubernetes/bin/nvidia").unwrap();
     let error = Driver::discover(open()).unwrap_err().to_string();
-    assert!(error.contains("no /dev/nvidiactl"), "{error}");
-    for device in ["nvidia0", "nvidiactl", "nvidia-uvm"] {
-        root.device(&format!("dev/{device}"));
+    assert!(
+        error.contains("no /dev/nvidiactl") && error.contains("set --dev-root"),
+        "{error}"
+    );
+
+    let node = devices();
+    let device_root = DriverRoot::open(node.path(), "/").unwrap();
+    let driver = Driver::discover_with_devices(open(), Some(device_root)).unwrap();
+    let hook = HookProgram::new("/var/lib/drava/bin/0123/drava-cdi-hook");
+    let edits = driver.edits(UNMETERED, &[], &hook);
+    let gpu = driver.gpu(0, "0000:1b:00.0", METERED).unwrap();
+    for node in gpu.device_nodes.iter().chain(&edits.device_nodes) {
+        assert_eq!(node.host_path, None, "{node:?} is not a device of the node");
     }
-    // With the device files below the directory, for example by a bind mount of /dev, everything is found.
-    let driver = Driver::discover(open()).unwrap();
-    assert!(driver.library("libcuda.so.1").is_some());
-    let programs: Vec<_> = driver
-        .binaries()
-        .iter()
-        .map(|binary| binary.path.as_str())
-        .collect();
-    assert!(programs.contains(&"/bin/nvidia-smi"), "{programs:?}");
+    for mount in &edits.mounts {
+        assert!(
+            mount.host_path.starts_with("/home/kubernetes/bin/nvidia/"),
+            "{mount:?}"
+        );
+    }
+    insta::assert_snapshot!("install_gke", view(&driver, &edits));
+    let error = driver
+        .gpu(3, "0000:1b:00.0", METERED)
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains(&*node.path().to_string_lossy()), "{error}");
 }

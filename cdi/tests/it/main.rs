@@ -11,6 +11,7 @@ mod driver_root;
 mod elf;
 mod installs;
 mod ldcache;
+mod nvcdi;
 mod oracle;
 mod spec;
 mod store;

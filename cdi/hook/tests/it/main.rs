@@ -6,9 +6,11 @@
 )]
 
 mod bundle;
+mod compat;
 mod hostile;
 mod ldcache;
 mod mark;
+mod params;
 mod preload;
 mod shim;
 mod symlinks;
