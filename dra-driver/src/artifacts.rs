@@ -50,13 +50,16 @@ impl Artifact {
         }
     }
 
+    /// Returns the directory of all versions.
+    #[must_use]
+    pub fn all(self, state_dir: &Path) -> PathBuf {
+        state_dir.join(self.directory())
+    }
+
     /// Returns the path of the version with this hash.
     #[must_use]
     pub fn path(self, state_dir: &Path, hash: &str) -> PathBuf {
-        state_dir
-            .join(self.directory())
-            .join(hash)
-            .join(self.file_name())
+        self.all(state_dir).join(hash).join(self.file_name())
     }
 }
 

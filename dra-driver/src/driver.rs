@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::agent;
-use crate::artifacts::{self, Installed};
+use crate::artifacts::{self, Artifact, Installed};
 use crate::claims::{ClaimService, blocking};
 use crate::conditions::{Condition, Conditions};
 use crate::directories;
@@ -41,6 +41,7 @@ use crate::profile::status::StatusWriter;
 use crate::publish::writer::{Published, Publisher};
 use crate::report::Reporter;
 use crate::runtime_config;
+use crate::selinux::Labels;
 use drava_api::error::describe;
 
 mod active;
@@ -77,6 +78,8 @@ pub struct Config {
     pub paths: Paths,
     /// `/proc` of the node: the driver runs with the PID namespace of the node.
     pub proc_root: PathBuf,
+    /// SELinux labels of the files that containers use.
+    pub labels: Labels,
     /// Address of the health endpoints.
     pub listen: SocketAddr,
     /// How long a prepared claim is missing before it is undone without kubelet, see [`crate::reconcile::GRACE`].
@@ -157,6 +160,7 @@ pub async fn run(
         open: Arc::clone(&observe),
         proc_root: config.proc_root.clone(),
         boot_id: boot_id().map_err(RunError::BootId)?,
+        labels: config.labels,
     };
     let records = read_records(RecordStore::new(layout.claims()), access.boot_id.clone());
     let thread = InventoryThread::start(source, records).map_err(RunError::Thread)?;
@@ -298,7 +302,7 @@ impl Shared {
     fn install(&self, tasks: &mut Tasks) -> watch::Receiver<Option<Result<Installed, String>>> {
         let (install, installed) = watch::channel(None);
         tasks.spawn(install_artifacts(
-            self.config.paths.clone(),
+            (self.config.paths.clone(), self.config.labels),
             install,
             self.conditions.clone(),
             self.stop.clone(),
@@ -412,7 +416,7 @@ async fn supervise(tasks: &mut Tasks, stop: &CancellationToken) -> Result<(), Ru
 
 /// Installs the artifacts; retries until the installation succeeds.
 async fn install_artifacts(
-    paths: Paths,
+    (paths, labels): (Paths, Labels),
     install: watch::Sender<Option<Result<Installed, String>>>,
     conditions: Conditions,
     stop: CancellationToken,
@@ -423,11 +427,16 @@ async fn install_artifacts(
             state_dir,
             ..
         } = paths.clone();
-        let outcome = blocking(move || artifacts::install(&artifacts_dir, &state_dir)).await;
-        let outcome = match outcome {
-            Ok(installed) => installed.map_err(|error| describe(&error)),
-            Err(error) => Err(describe(&error)),
+        let install_all = move || {
+            let installed = artifacts::install(&artifacts_dir, &state_dir);
+            let installed = installed.map_err(|error| describe(&error))?;
+            let libraries = Artifact::Library.all(&state_dir);
+            let labelled = labels.ensure_all(&libraries);
+            labelled.map_err(|error| describe(&error))?;
+            Ok(installed)
         };
+        let outcome = blocking(install_all).await;
+        let outcome = outcome.unwrap_or_else(|error| Err(describe(&error)));
         let done = outcome.is_ok();
         conditions.set(Condition::Artifacts, outcome.clone().map(drop));
         install.send_replace(Some(outcome));

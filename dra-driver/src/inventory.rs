@@ -21,6 +21,7 @@ use tokio::sync::{oneshot, watch};
 use crate::capacity::ShareTotals;
 use crate::card_plan::CardPlan;
 use crate::coexistence::OtherOwners;
+use crate::device_files::DeviceFiles;
 
 pub mod numbers;
 
@@ -158,6 +159,10 @@ pub struct Source {
     pub driver_root: PathBuf,
     /// Path of the driver root inside this container.
     pub driver_root_mount: PathBuf,
+    /// Path of the device root inside this container and on the node; `None` where it is the driver root.
+    pub device_root: Option<(PathBuf, PathBuf)>,
+    /// Device files that are created before each scan; `None` for a container that has all of them.
+    pub device_files: Option<DeviceFiles>,
     /// Mount point of sysfs.
     pub sysfs: PathBuf,
     /// Time between two scans.
@@ -180,6 +185,8 @@ impl Source {
             observe,
             driver_root,
             driver_root_mount,
+            device_root: None,
+            device_files: None,
             sysfs: PathBuf::from("/sys"),
             rescan: RESCAN,
         }
@@ -298,6 +305,9 @@ fn scan(
     records: &ReadRecords,
     before: &mut Before,
 ) -> Result<Node, String> {
+    if let Some(files) = &source.device_files {
+        files.refresh();
+    }
     let present = library.take().map_or_else(&mut source.open, Ok)?;
     // On an error the library is closed and the next scan opens it: after an upgrade of the NVIDIA driver the loaded
     // library fails every call.
@@ -308,7 +318,11 @@ fn scan(
     before.foreign.clone_from(&foreign);
     let root = DriverRoot::open(&source.driver_root_mount, &source.driver_root)
         .map_err(|error| describe(&error))?;
-    let driver = Driver::discover(root).map_err(|error| describe(&error))?;
+    let device_root = source.device_root.as_ref();
+    let device_root = device_root.map(|(mount, on_node)| DriverRoot::open(mount, on_node));
+    let device_root = device_root.transpose().map_err(|error| describe(&error))?;
+    let driver = Driver::discover_with_devices(root, device_root);
+    let driver = driver.map_err(|error| describe(&error))?;
     Ok(Node {
         inventory: NodeInventory {
             numbers: before.numbers.clone(),

@@ -14,7 +14,8 @@
 //! | [`agent`] | GPU time, memory limits and violations of running shares |
 //! | [`report`], [`conditions`], [`health`] | events, device statuses, readiness |
 //! | [`metrics`], [`log`] | `/metrics`, `/debug/state`, the log and its filter |
-//! | [`layout`], [`directories`], [`artifacts`], [`files`], [`lock`], [`mounts`] | files and mounts on the node |
+//! | [`layout`], [`directories`], [`artifacts`], [`files`], [`lock`], [`mounts`], [`selinux`] | files and mounts on the node |
+//! | [`device_files`] | device files of the NVIDIA driver |
 //! | [`claim`], [`pods`], [`process`] | identities of claims and shares, the pods that use claims, and the processes of the node |
 //!
 //! Decisions are pure functions: [`card_plan::CardPlan::new`], [`publish::desired`], [`publish::diff`], [`prepare::plan`], [`prepare::overcommit`],
@@ -30,6 +31,7 @@ pub mod claim;
 pub mod claims;
 pub mod coexistence;
 pub mod conditions;
+pub mod device_files;
 pub mod directories;
 pub mod driver;
 pub mod files;
@@ -58,3 +60,4 @@ pub mod reconcile;
 pub mod removal;
 pub mod report;
 pub mod runtime_config;
+pub mod selinux;

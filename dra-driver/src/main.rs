@@ -1,6 +1,6 @@
 //! Entry point of the node driver.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
@@ -13,6 +13,7 @@ use drava_dra_driver::inventory::Source;
 use drava_dra_driver::log::{self, LogFilter};
 use drava_dra_driver::options::{Command, Options};
 use drava_dra_driver::prepare::effects::KernelTmpfs;
+use drava_dra_driver::selinux::Labels;
 use drava_dra_driver::{profile, publish, reconcile, removal};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -88,7 +89,12 @@ async fn run(options: Options, filter: LogFilter) -> anyhow::Result<()> {
         signalled.cancel();
     });
     tokio::spawn(log::serve(filter, log_filter_listen, stop.clone()));
-    let source = Source::nvml(paths.driver_root.clone(), paths.driver_root_mount.clone());
+    let source = Source {
+        device_root: paths.device_root(),
+        device_files: Some(paths.device_files()),
+        ..Source::nvml(paths.driver_root.clone(), paths.driver_root_mount.clone())
+    };
+    let labels = Labels::of_kernel(Path::new("/proc/self/attr/current"));
     let config = Config {
         node: node_name,
         pod_uid: pod_uid.filter(|uid| !uid.is_empty()),
@@ -96,6 +102,7 @@ async fn run(options: Options, filter: LogFilter) -> anyhow::Result<()> {
         delivery,
         paths,
         proc_root: PathBuf::from("/proc"),
+        labels,
         listen: listen.0,
         orphan_grace: reconcile::GRACE,
         release_wait: claims::RELEASE_WAIT,
@@ -114,7 +121,7 @@ async fn run(options: Options, filter: LogFilter) -> anyhow::Result<()> {
         config,
         client,
         source,
-        Box::new(KernelTmpfs),
+        Box::new(KernelTmpfs { labels }),
         Conditions::default(),
         stop,
     )

@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::{Parser, ValueEnum};
 use drava_api::xid::XidPolicy;
 
+use crate::device_files::DeviceFiles;
 use crate::gpu_health::state::Rules;
 
 /// Kubelet DRA plugin and node agent of drava: publishes the GPUs of this node and prepares claims for containers.
@@ -169,8 +170,8 @@ fn parse_duration(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_secs(number.saturating_mul(seconds)))
 }
 
-/// Directories of the driver. `driver_root_mount` and `artifacts_dir` are paths inside this container; the others are
-/// paths on the node that are mounted into this container under the same name.
+/// Directories of the driver. `driver_root_mount`, `dev_root_mount`, `dev_char_dir` and `artifacts_dir` are paths inside this
+/// container; the others are paths on the node that are mounted into this container under the same name.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Paths {
     /// Root directory of kubelet.
@@ -197,9 +198,47 @@ pub struct Paths {
     #[arg(long, env = "DRAVA_DRIVER_ROOT_MOUNT", default_value = "/driver-root")]
     pub driver_root_mount: PathBuf,
 
+    /// Root of the tree with `/dev` on the node, where the driver root has no device files; `/` on GKE. Default: the driver
+    /// root.
+    #[arg(long, env = "DRAVA_DEV_ROOT")]
+    pub dev_root: Option<PathBuf>,
+
+    /// Path of the device root inside this container.
+    #[arg(long, env = "DRAVA_DEV_ROOT_MOUNT", default_value = "/dev-root")]
+    pub dev_root_mount: PathBuf,
+
+    /// `/dev/char` of the node inside this container, for the links that systemd needs. Default: no links.
+    #[arg(long, env = "DRAVA_DEV_CHAR_DIR")]
+    pub dev_char_dir: Option<PathBuf>,
+
     /// Directory of this image with libvgpu.so and drava-cdi-hook.
     #[arg(long, env = "DRAVA_ARTIFACTS_DIR", default_value = "/opt/drava")]
     pub artifacts_dir: PathBuf,
+}
+
+impl Paths {
+    /// Returns the device root: its path in this container and on the node; `None` where the driver root is the device root.
+    #[must_use]
+    pub fn device_root(&self) -> Option<(PathBuf, PathBuf)> {
+        let on_node = self
+            .dev_root
+            .clone()
+            .filter(|root| *root != self.driver_root)?;
+        Some((self.dev_root_mount.clone(), on_node))
+    }
+
+    /// Returns the device files of the node, for a pod with its own `/dev`.
+    #[must_use]
+    pub fn device_files(&self) -> DeviceFiles {
+        let of_driver = || (self.driver_root_mount.clone(), self.driver_root.clone());
+        let (mount, on_node) = self.device_root().unwrap_or_else(of_driver);
+        DeviceFiles {
+            dev: mount.join("dev"),
+            dev_on_node: on_node.join("dev"),
+            own_dev: PathBuf::from("/dev"),
+            char_dir: self.dev_char_dir.clone(),
+        }
+    }
 }
 
 /// Allocator of the devices.

@@ -141,6 +141,9 @@ mod tests {
             run_dir: at("run"),
             driver_root: at("root"),
             driver_root_mount: at("root"),
+            dev_root: None,
+            dev_root_mount: at("root"),
+            dev_char_dir: None,
             artifacts_dir: at("artifacts"),
         };
         (root, paths)

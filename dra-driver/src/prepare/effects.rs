@@ -7,13 +7,11 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use drava_cdi::{Spec, SpecDir};
 use drava_nvml::{CardError, GpuInstance, GpuLibrary, GpuUuid, Status};
 use drava_vgpu_abi::{LimitsSpec, REGION_SIZE, page, paths};
-use rustix::mount::{MountFlags, UnmountFlags};
 
 use super::record::{ClaimRecord, RecordError, RecordStore};
 use super::{Partition, Prepared};
@@ -24,6 +22,12 @@ use crate::inventory::OpenLibrary;
 use crate::layout::{Layout, SPEC_PREFIX};
 use crate::lock::LockError;
 use crate::prepare::liveness::{Held, Inspector, Liveness};
+use crate::selinux::{LabelError, Labels};
+
+mod region;
+mod tmpfs;
+
+pub use tmpfs::{KernelTmpfs, Tmpfs};
 
 /// An effect failed.
 #[derive(Debug, thiserror::Error)]
@@ -64,6 +68,9 @@ pub enum EffectError {
     /// The lock of a GPU was not acquired.
     #[error(transparent)]
     Lock(#[from] LockError),
+    /// A file for containers did not get its label.
+    #[error(transparent)]
+    Label(#[from] LabelError),
     /// A file operation failed.
     #[error("cannot {operation} {}", path.display())]
     File {
@@ -192,53 +199,6 @@ pub trait Effects: Send + Sync + 'static {
     fn remove_record(&self, uid: &ClaimUid) -> Result<(), EffectError>;
 }
 
-/// Mount operations. Tests replace them, because they need CAP_SYS_ADMIN.
-pub trait Tmpfs: Send + Sync + 'static {
-    /// Mounts a tmpfs of at most `size_bytes` and `inodes` on `dir`.
-    ///
-    /// # Errors
-    /// Error of the system call.
-    fn mount(&self, dir: &Path, size_bytes: u64, inodes: u64) -> io::Result<()>;
-
-    /// Unmounts the file system on `dir`, even while containers use it.
-    ///
-    /// # Errors
-    /// Error of the system call.
-    fn unmount(&self, dir: &Path) -> io::Result<()>;
-
-    /// Returns whether `dir`, which must exist, is a mount point.
-    ///
-    /// # Errors
-    /// When the directory cannot be read.
-    fn is_mounted(&self, dir: &Path) -> io::Result<bool>;
-}
-
-/// Mount operations of the kernel.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct KernelTmpfs;
-
-impl Tmpfs for KernelTmpfs {
-    fn mount(&self, dir: &Path, size_bytes: u64, inodes: u64) -> io::Result<()> {
-        // Writable for all, like /tmp: in a pod with a user namespace the CDI hook creates its marker as an ordinary
-        // user. Size and inodes are limited, so a tenant can fill only its own share.
-        let options = format!("size={size_bytes},nr_inodes={inodes},mode=1777");
-        let options = std::ffi::CString::new(options).map_err(io::Error::other)?;
-        let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-        rustix::mount::mount("tmpfs", dir, "tmpfs", flags, Some(options.as_c_str()))
-            .map_err(Into::into)
-    }
-
-    fn unmount(&self, dir: &Path) -> io::Result<()> {
-        rustix::mount::unmount(dir, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)
-            .map_err(Into::into)
-    }
-
-    fn is_mounted(&self, dir: &Path) -> io::Result<bool> {
-        let parent = dir.parent().unwrap_or(dir);
-        Ok(fs::symlink_metadata(dir)?.dev() != fs::symlink_metadata(parent)?.dev())
-    }
-}
-
 /// Inodes of a share's tmpfs: the root, the region, the hook's marker, and the marker's temporary file.
 const USAGE_INODES: u64 = 4;
 
@@ -251,6 +211,8 @@ pub struct NodeAccess {
     pub proc_root: PathBuf,
     /// Boot of the node.
     pub boot_id: String,
+    /// Labels of the files that containers use.
+    pub labels: Labels,
 }
 
 /// Effects on the real node.
@@ -317,20 +279,23 @@ impl Effects for NodeEffects {
             Some(Ok(page))
                 if page.spec.claim_uid == spec.claim_uid && page.spec.share_id == spec.share_id =>
             {
+                self.access.labels.ensure(&dir)?;
+                self.access.labels.ensure(&path)?;
                 return Ok(Ensured::Present);
             }
             Some(_) => Ensured::Replaced,
             None => Ensured::Created,
         };
-        let write = || {
-            fs::create_dir_all(&dir)?;
-            files::write_atomically(&path, &page::encode(spec), 0o644)
-        };
-        write().map_err(|source| EffectError::File {
+        let failed = |source| EffectError::File {
             operation: "write the limits page",
             path: path.clone(),
             source,
-        })?;
+        };
+        fs::create_dir_all(&dir).map_err(failed)?;
+        // A new file has the label of its directory.
+        self.access.labels.ensure(&dir)?;
+        files::write_atomically(&path, &page::encode(spec), 0o644).map_err(failed)?;
+        self.access.labels.ensure(&path)?;
         Ok(outcome)
     }
 
@@ -358,7 +323,7 @@ impl Effects for NodeEffects {
                 })?;
         }
         let path = dir.join(paths::REGION_FILE);
-        ensure_region(&path).map_err(|source| file("create the usage region", &path, source))
+        region::ensure(&path).map_err(|source| file("create the usage region", &path, source))
     }
 
     fn ensure_spec(&self, uid: &ClaimUid, spec: &Spec) -> Result<Ensured, EffectError> {
@@ -489,58 +454,5 @@ impl Effects for NodeEffects {
 
     fn remove_record(&self, uid: &ClaimUid) -> Result<(), EffectError> {
         Ok(self.store.remove(uid)?)
-    }
-}
-
-/// Ensures the region file. A region of zeros is unused. No container sees the file before it has its size, because the
-/// CDI spec that mounts its directory is written later.
-///
-/// A tenant that is root in its container can truncate, remove or replace the file. An existing file is kept and resized:
-/// a second region would account the share twice.
-fn ensure_region(path: &Path) -> io::Result<Ensured> {
-    match fs::symlink_metadata(path) {
-        Ok(present) if present.is_file() => {
-            if present.len() == REGION_SIZE as u64 {
-                return Ok(Ensured::Present);
-            }
-            let file = open_region(path, false)?;
-            file.set_len(REGION_SIZE as u64)?;
-            Ok(Ensured::Replaced)
-        }
-        Ok(present) => {
-            if present.is_dir() {
-                fs::remove_dir_all(path)?
-            } else {
-                fs::remove_file(path)?
-            }
-            create_region(path)?;
-            Ok(Ensured::Replaced)
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            create_region(path)?;
-            Ok(Ensured::Created)
-        }
-        Err(error) => Err(error),
-    }
-}
-
-fn create_region(path: &Path) -> io::Result<()> {
-    let file = open_region(path, true)?;
-    file.set_len(REGION_SIZE as u64)?;
-    file.set_permissions(fs::Permissions::from_mode(paths::REGION_FILE_MODE))
-}
-
-/// Opens the region for writing. A tenant controls the path, so links are not followed and a FIFO does not block.
-fn open_region(path: &Path, new: bool) -> io::Result<fs::File> {
-    let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
-    let file = fs::OpenOptions::new()
-        .write(true)
-        .create_new(new)
-        .custom_flags(flags.bits().cast_signed())
-        .open(path)?;
-    if file.metadata()?.is_file() {
-        Ok(file)
-    } else {
-        Err(io::Error::other("not a regular file"))
     }
 }

@@ -444,6 +444,9 @@ fn layout(root: &Path) -> Layout {
         run_dir: root.join("run"),
         driver_root: PathBuf::from("/"),
         driver_root_mount: PathBuf::from("/"),
+        dev_root: None,
+        dev_root_mount: PathBuf::from("/dev-root"),
+        dev_char_dir: None,
         artifacts_dir: root.join("image"),
     })
 }

@@ -10,6 +10,7 @@ use drava_dra_driver::gpu_health::state::Rules;
 use drava_dra_driver::inventory::Source;
 use drava_dra_driver::options::{Delivery, Scheduling, UnhealthyEffect};
 use drava_dra_driver::profile::{Guard, Intervals};
+use drava_dra_driver::selinux::Labels;
 use drava_fake_kubelet::{Claim, FakeKubelet, Plugin};
 use drava_nvml::{
     CardError, EventSource, GpuInstance, GpuLibrary, GpuUuid, Inventory, InventoryError, Memory,
@@ -165,6 +166,7 @@ impl TestCluster {
             delivery: Delivery::Preload,
             paths: self.node.paths.clone(),
             proc_root: self.node.root.path().join("proc"),
+            labels: Labels::Off,
             listen: ([127, 0, 0, 1], 0).into(),
             orphan_grace: Duration::ZERO,
             release_wait: Duration::ZERO,

@@ -18,6 +18,7 @@ use drava_dra_driver::options::{Delivery, Paths};
 use drava_dra_driver::prepare::apply::{Applier, ApplyError, Environment};
 use drava_dra_driver::prepare::effects::{Effects, NodeAccess, NodeEffects, Tmpfs};
 use drava_dra_driver::prepare::record::ClaimRecord;
+use drava_dra_driver::selinux::Labels;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use tempfile::TempDir;
 
@@ -67,9 +68,26 @@ impl Tmpfs for FakeTmpfs {
     }
 }
 
+/// Directory of a node.
+pub(crate) enum NodeRoot {
+    /// Removed with the value.
+    New(TempDir),
+    /// Of another process.
+    Existing(PathBuf),
+}
+
+impl NodeRoot {
+    pub(crate) fn path(&self) -> &Path {
+        match self {
+            Self::New(dir) => dir.path(),
+            Self::Existing(dir) => dir,
+        }
+    }
+}
+
 /// The directories of a node. Drivers can be restarted on it.
 pub(crate) struct TestNode {
-    pub(crate) root: TempDir,
+    pub(crate) root: NodeRoot,
     pub(crate) paths: Paths,
     pub(crate) tmpfs: FakeTmpfs,
 }
@@ -77,7 +95,18 @@ pub(crate) struct TestNode {
 impl TestNode {
     /// Creates an empty node with the driver root of the simulated machine and an image with artifacts.
     pub(crate) fn new() -> Self {
-        let root = tempfile::tempdir().unwrap();
+        let root = NodeRoot::New(tempfile::tempdir().unwrap());
+        let node = Self::at(root, machine_root().to_owned());
+        let image = &node.paths.artifacts_dir;
+        std::fs::create_dir(image).unwrap();
+        std::fs::create_dir(node.root.path().join("proc")).unwrap();
+        std::fs::write(image.join("libvgpu.so"), "libvgpu").unwrap();
+        std::fs::write(image.join("drava-cdi-hook"), "hook").unwrap();
+        node
+    }
+
+    /// Returns the node at `root`, whose driver root is that of a machine.
+    pub(crate) fn at(root: NodeRoot, driver_root_mount: PathBuf) -> Self {
         let dir = |name: &str| root.path().join(name);
         let paths = Paths {
             kubelet_dir: dir("kubelet"),
@@ -85,13 +114,12 @@ impl TestNode {
             state_dir: dir("state"),
             run_dir: dir("run"),
             driver_root: PathBuf::from("/opt/gpu-driver"),
-            driver_root_mount: machine_root().to_owned(),
+            driver_root_mount,
+            dev_root: None,
+            dev_root_mount: PathBuf::from("/dev-root"),
+            dev_char_dir: None,
             artifacts_dir: dir("image"),
         };
-        std::fs::create_dir(&paths.artifacts_dir).unwrap();
-        std::fs::create_dir(dir("proc")).unwrap();
-        std::fs::write(paths.artifacts_dir.join("libvgpu.so"), "libvgpu").unwrap();
-        std::fs::write(paths.artifacts_dir.join("drava-cdi-hook"), "hook").unwrap();
         Self {
             root,
             paths,
@@ -138,6 +166,7 @@ impl TestNode {
             open: Arc::new(|| Ok(Box::new(FakeGpus::h100x2()))),
             proc_root: self.root.path().join("proc"),
             boot_id: "boot".to_owned(),
+            labels: Labels::Off,
         };
         NodeEffects::new(self.layout(), tmpfs, access)
     }

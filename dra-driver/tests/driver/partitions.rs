@@ -11,6 +11,7 @@ use drava_dra_driver::options::Delivery;
 use drava_dra_driver::prepare::apply::{ApplyError, Environment, partitions};
 use drava_dra_driver::prepare::effects::{Effects, NodeAccess, NodeEffects};
 use drava_dra_driver::prepare::record::ClaimRecord;
+use drava_dra_driver::selinux::Labels;
 use drava_nvml::{Card, GpuInstance, GpuLibrary, GpuUuid, Library, Mig, Placement, find};
 use simulator_machine::client::Connection;
 use simulator_machine::control::Command;
@@ -27,6 +28,7 @@ use crate::node::{TestNode, lacks_device_files};
 use crate::publish::{check_limits, desired};
 
 mod dynamic;
+mod killed;
 mod model;
 mod repair;
 
@@ -60,14 +62,10 @@ impl PartitionedNode {
 
     fn of(machine: Machine) -> Self {
         let library = Library::open(&find(machine.root()).unwrap()).unwrap();
-        let gpus = library.inventory().unwrap();
         let mut node = TestNode::started();
         node.paths.driver_root_mount = machine.root().to_owned();
         Self {
-            inventory: NodeInventory {
-                gpus,
-                ..inventory(Vec::new())
-            },
+            inventory: inventory_of(&library),
             library: Arc::new(library),
             machine,
             node,
@@ -80,6 +78,7 @@ impl PartitionedNode {
             proc_root: self.node.root.path().join("proc"),
             open: Arc::new(move || Ok(Box::new(Library::clone(&library)) as Box<dyn GpuLibrary>)),
             boot_id: boot_id.to_owned(),
+            labels: Labels::Off,
         };
         NodeEffects::new(
             self.node.layout(),
@@ -159,6 +158,13 @@ impl PartitionedNode {
 }
 
 /// Two A100 40GB; eight take longer to start.
+fn inventory_of(library: &Library) -> NodeInventory {
+    NodeInventory {
+        gpus: library.inventory().unwrap(),
+        ..inventory(Vec::new())
+    }
+}
+
 fn a100x2() -> String {
     let third = A100_40X8.match_indices("\n- model: ").nth(2);
     let end = third.map_or(A100_40X8.len(), |(position, _)| position + 1);

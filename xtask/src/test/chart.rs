@@ -15,8 +15,16 @@ use super::libtest::Outcome;
 use super::log::Log;
 
 /// Names of renderings and their values.
-const RENDERS: [(&str, &[&str]); 3] = [
+const RENDERS: [(&str, &[&str]); 4] = [
     ("default", &[]),
+    (
+        "gke",
+        &[
+            "driver.driverRoot=/home/kubernetes/bin/nvidia",
+            "driver.devRoot=/",
+            "driver.devCharLinks=false",
+        ],
+    ),
     ("native", &["scheduling.mode=native"]),
     (
         "custom",
@@ -52,7 +60,7 @@ const RENDERS: [(&str, &[&str]); 3] = [
 ];
 
 /// Values that the schema rejects, each with the path that the message names.
-const REJECTED: [(&str, &str); 15] = [
+const REJECTED: [(&str, &str); 16] = [
     ("image.digests.driver=latest", "'/image/digests/driver'"),
     (
         "compatibility.nodes.labels={gpu}",
@@ -75,6 +83,7 @@ const REJECTED: [(&str, &str); 15] = [
     ("scheduling.mode=magic", "'/scheduling/mode'"),
     ("scheduling.gpuPolicy=random", "'/scheduling/gpuPolicy'"),
     ("driver.driverRoot=relative", "'/driver/driverRoot'"),
+    ("driver.devRoot=relative", "'/driver/devRoot'"),
     (
         "driver.driverrot=/",
         "'/driver': additional properties 'driverrot'",
