@@ -96,6 +96,18 @@ impl ApiServer {
         kube::Client::try_from(config).unwrap()
     }
 
+    /// Returns the configuration of a client in another process.
+    pub(crate) fn kubeconfig(&self) -> String {
+        let cluster =
+            json!({"name": "test", "cluster": {"server": format!("http://{}", self.address)}});
+        let context = json!({"name": "test", "context": {"cluster": "test", "user": "test"}});
+        json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "test",
+            "clusters": [cluster], "contexts": [context], "users": [{"name": "test", "user": {}}],
+        })
+        .to_string()
+    }
+
     fn objects(&self) -> MutexGuard<'_, Objects> {
         self.state.lock().unwrap()
     }

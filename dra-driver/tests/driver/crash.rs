@@ -25,6 +25,16 @@ const STEPS: usize = 6;
 pub(crate) struct CrashingEffects {
     node: NodeEffects,
     remaining: AtomicUsize,
+    crash: Crash,
+}
+
+/// End of a crashing process.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Crash {
+    /// Every further effect fails.
+    Fails,
+    /// SIGKILL ends the process.
+    Killed,
 }
 
 impl CrashingEffects {
@@ -32,6 +42,15 @@ impl CrashingEffects {
         Self {
             node,
             remaining: AtomicUsize::new(effects),
+            crash: Crash::Fails,
+        }
+    }
+
+    /// As [`after`](Self::after), but kills this process.
+    pub(crate) fn killing_after(effects: usize, node: NodeEffects) -> Self {
+        Self {
+            crash: Crash::Killed,
+            ..Self::after(effects, node)
         }
     }
 
@@ -42,6 +61,11 @@ impl CrashingEffects {
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, step)
         {
             Ok(_) => Ok(()),
+            Err(_) if self.crash == Crash::Killed => {
+                let this = rustix::process::getpid();
+                rustix::process::kill_process(this, rustix::process::Signal::KILL).unwrap();
+                unreachable!("SIGKILL cannot be caught")
+            }
             Err(_) => Err(EffectError::File {
                 operation: "apply",
                 path: PathBuf::new(),

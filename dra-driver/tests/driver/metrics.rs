@@ -26,6 +26,7 @@ use simulator_machine::testing::python;
 use crate::cluster::{TestCluster, free_address, get, kubelet_claim};
 use crate::fixture::Allocated::{Share, Whole};
 use crate::fixture::{GPU_UUIDS, claim, claim_ref, h100x2, share_id};
+use crate::node::lacks_device_files;
 
 const NOW: Now = Now {
     unix_seconds: 2000.0,
@@ -455,5 +456,46 @@ async fn serves_claims_pods_and_operations() {
     plugin.unprepare_one(&kubelet_claim(1)).await.unwrap();
     let is_gone = |text: &str| !text.contains(&share_id(1, 0)) && !text.contains("drava_claim_pod");
     scrape(address, "the end of the claim's series", is_gone).await;
+    running.stop().await;
+}
+
+/// A day of a node that starts a pod every five minutes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn series_do_not_grow_with_pods_of_a_day() {
+    const PODS: u32 = 288;
+    if lacks_device_files() {
+        return;
+    }
+    let cluster = TestCluster::new().await;
+    let config = Config {
+        listen: free_address(),
+        ..cluster.config()
+    };
+    let address = config.listen;
+    let running = cluster.start_with(config, cluster.source());
+    let plugin = cluster.kubelet.register("gpu.drava.dev").await.unwrap();
+    running.await_ready().await;
+    let series = |text: &str| text.lines().filter(|line| !line.starts_with('#')).count();
+    let mut counts = BTreeSet::new();
+    for number in 1..=PODS {
+        let found = claim(number, &[Share(number % 2, "8Gi", "30")]);
+        cluster.api.put_claim(&found);
+        plugin.prepare_one(&kubelet_claim(number)).await.unwrap();
+        if number % 96 == 0 {
+            let share = share_id(number, 0);
+            let has_share = |text: &str| text.contains(&share);
+            scrape(address, "the series of the share", has_share).await;
+        }
+        plugin.unprepare_one(&kubelet_claim(number)).await.unwrap();
+        cluster.api.delete_claim(&found);
+        if number % 96 == 0 {
+            let has_none =
+                |text: &str| !text.contains("claim=\"claim-") && !text.contains("share=\"5a5a");
+            counts.insert(series(
+                &scrape(address, "no series of claims", has_none).await,
+            ));
+        }
+    }
+    assert_eq!(counts.len(), 1, "the number of series changed: {counts:?}");
     running.stop().await;
 }
