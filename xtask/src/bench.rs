@@ -10,6 +10,7 @@ mod hook;
 mod measurements;
 mod memory;
 mod packing;
+mod prepare;
 mod report;
 mod share;
 mod startup;
@@ -69,6 +70,8 @@ enum Name {
     Memory,
     /// Packing quality and speed of the placement policies.
     Packing,
+    /// Latency of prepare, and footprint of the node driver.
+    Prepare,
     /// Exactness of shares of GPU time.
     Share,
     /// Cost of the start of a process.
@@ -83,6 +86,7 @@ impl Name {
             Self::Hook => "hook",
             Self::Memory => "memory",
             Self::Packing => "packing",
+            Self::Prepare => "prepare",
             Self::Share => "share",
             Self::Startup => "startup",
         }
@@ -99,6 +103,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Name::Hook => hook::run(args, &mut report)?,
         Name::Memory => memory::run(args, &mut report)?,
         Name::Packing => packing::run(&args.packing, &mut report)?,
+        Name::Prepare => prepare::run(&mut report)?,
         Name::Share => share::run(args, &mut report)?,
         Name::Startup => startup::run(args, &mut report)?,
     }

@@ -1,4 +1,4 @@
-//! Measurements by the tests of libvgpu and of the node agent.
+//! Measurements by the tests of libvgpu, of the node agent and of the node driver.
 //!
 //! The tests check bounds on any machine. Benches run the same tests longer, on a simulated driver that is built for
 //! speed, and report the values.
@@ -30,6 +30,8 @@ pub(crate) enum Suite {
     Limits,
     /// Tests of the node agent, built as shipped.
     Agent,
+    /// Tests of the node driver, built as shipped.
+    Driver,
 }
 
 impl Suite {
@@ -37,6 +39,7 @@ impl Suite {
         match self {
             Self::Limits => &["-p", "libvgpu", "--test", "limits"],
             Self::Agent => &["--release", "-p", "drava-dra-driver", "--test", "agent"],
+            Self::Driver => &["--release", "-p", "drava-dra-driver", "--test", "driver"],
         }
     }
 }
