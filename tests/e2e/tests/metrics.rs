@@ -1,0 +1,113 @@
+//! The exporters, as Prometheus reads them: no complaint of promtool, and the labels of a shared claim.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use drava_cluster::process::{self, Limit};
+use drava_e2e::{TestCluster, wait};
+
+/// Returns the metrics of a pod of drava.
+fn scrape(cluster: &TestCluster, component: &str, port: u16) -> Result<String> {
+    let selector = format!("app.kubernetes.io/component={component}");
+    let pods = cluster.get(&["pods", "-n", "drava-system", "-l", &selector])?;
+    let pods = pods["items"].as_array().context("pods")?;
+    let running = pods
+        .iter()
+        .find(|pod| pod["metadata"]["deletionTimestamp"].is_null());
+    let name = running.and_then(|pod| pod["metadata"]["name"].as_str());
+    let name = name.with_context(|| format!("no pod of {component}"))?;
+    let path = format!("/api/v1/namespaces/drava-system/pods/{name}:{port}/proxy/metrics");
+    cluster.kubectl(["get", "--raw", &path])
+}
+
+/// Returns an OpenMetrics exposition in Prometheus' text format, which promtool checks: names of counters have their suffix
+/// in descriptions too, and there are no units and no end.
+fn text_format(exposition: &str) -> String {
+    let kind = |line: &str| {
+        let (name, kind) = line.strip_prefix("# TYPE ")?.split_once(' ')?;
+        (kind == "counter").then(|| name.to_owned())
+    };
+    let counters: BTreeSet<String> = exposition.lines().filter_map(kind).collect();
+    let mut text = String::new();
+    for line in exposition.lines() {
+        if line.starts_with("# UNIT ") || line.starts_with("# EOF") {
+            continue;
+        }
+        let words: Vec<&str> = line.splitn(4, ' ').collect();
+        match words[..] {
+            ["#", word, name, rest] if counters.contains(name) => {
+                text.push_str(&format!("# {word} {name}_total {rest}\n"));
+            }
+            _ => text.push_str(&format!("{line}\n")),
+        }
+    }
+    text
+}
+
+#[test]
+fn promtool_accepts_the_metrics_of_each_component() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("promtool")?;
+    tenant.example("shared-claim")?;
+    tenant.running("team")?;
+    wait("metrics of the claim", || {
+        let text = scrape(&cluster, "driver", 9394)?;
+        Ok(text
+            .contains("drava_share_memory_limit_bytes{")
+            .then_some(()))
+    })?;
+    let promtool = drava_cluster::promtool().context("build promtool")?;
+    for (component, port) in [("driver", 9394), ("controller", 8080)] {
+        let text = text_format(&scrape(&cluster, component, port)?);
+        ensure!(text.lines().count() > 20, "{component}: {text}");
+        let mut check = Command::new(&promtool);
+        check
+            .args(["check", "metrics"])
+            .stdin(process::input(text.as_bytes())?);
+        let output = process::output(&mut check, Limit::REQUEST)?;
+        ensure!(
+            output.status.success(),
+            "{component}: {}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn labels_name_every_container_of_a_shared_claim() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("labels")?;
+    tenant.example("shared-claim")?;
+    tenant.running("team")?;
+    let namespace = format!("namespace=\"{}\"", tenant.name());
+    // Both containers that reference the claim, and not the third one.
+    for container in ["first", "second"] {
+        wait(&format!("a series of container {container}"), || {
+            let text = scrape(&cluster, "driver", 9394)?;
+            let mut series = text.lines().filter(|line| {
+                line.starts_with("drava_container_device_info{") && line.contains(&namespace)
+            });
+            let is_complete = |line: &str| {
+                line.contains("pod=\"team\"")
+                    && line.contains(&format!("container=\"{container}\""))
+            };
+            Ok(series.any(is_complete).then_some(()))
+        })?;
+    }
+    let text = scrape(&cluster, "driver", 9394)?;
+    ensure!(!text.contains("container=\"outsider\""), "{text}");
+    let limits = text.lines().filter(|line| {
+        line.starts_with("drava_share_memory_limit_bytes{") && line.contains(&namespace)
+    });
+    ensure!(
+        limits.count() == 1,
+        "the share is counted more than once:\n{text}"
+    );
+    tenant.delete_pods(&["team"])?;
+    wait("no series of the claim", || {
+        Ok((!scrape(&cluster, "driver", 9394)?.contains(&namespace)).then_some(()))
+    })
+}
