@@ -168,7 +168,8 @@ impl RegionWatch {
     }
 
     fn read(&mut self) {
-        let Some(inotify) = self.inotify.as_ref().filter(|_| !self.watched.is_empty()) else {
+        // Also without watches: the end of a watch is an event.
+        let Some(inotify) = &self.inotify else {
             return;
         };
         let (mut accessed, mut has_overflow) = (Vec::new(), false);
