@@ -1,4 +1,5 @@
-//! GpuPolicy: which placement policies apply to the claims of some namespaces, of some device classes, or of the cluster.
+//! GpuPolicy: which placement policies and limits of evictions apply to the claims of some namespaces, of some device
+//! classes, or of the cluster.
 //!
 //! Precedence for each of both fields: the claim's config, unless the policy that applies denies it; the policy of the
 //! namespace; the config of the device class; the policy of the device class; the policy of the cluster; the flags of the
@@ -20,7 +21,7 @@ pub const APPLIED: &str = "Applied";
 /// Reason of [`APPLIED`] with status False.
 pub const CONFLICT: &str = "Conflict";
 
-/// Placement policies of the claims of some namespaces, of some device classes, or of the cluster.
+/// Placement policies and limits of evictions for the claims of some namespaces, of some device classes, or of the cluster.
 #[derive(CustomResource, JsonSchema, Serialize, Deserialize, Debug, Clone, PartialEq, Default)]
 #[kube(
     group = "gpu.drava.dev",
@@ -29,7 +30,7 @@ pub const CONFLICT: &str = "Conflict";
     plural = "gpupolicies",
     status = "GpuPolicyStatus",
     derive = "PartialEq",
-    doc = "Placement policies of the claims of some namespaces, of some device classes, or of the cluster.",
+    doc = "Placement policies and limits of evictions for the claims of some namespaces, of some device classes, or of the cluster.",
     crates(kube_core = "::kube_core"),
     printcolumn = r#"{"name": "Node", "type": "string", "jsonPath": ".spec.node"}"#,
     printcolumn = r#"{"name": "GPU", "type": "string", "jsonPath": ".spec.gpu"}"#,
@@ -59,9 +60,26 @@ pub struct GpuPolicySpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "gpu_placement_policy")]
     pub gpu: Option<GpuPlacementPolicy>,
-    /// Whether the config of a claim replaces the fields of this policy; true by default.
+    /// Whether the config of a claim replaces the fields node and gpu of this policy; true by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim_override: Option<bool>,
+    /// Limits of evictions for other pods.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub preemption: Option<PreemptionLimits>,
+}
+
+/// Limits of evictions for other pods. They hold for pods with a claim that the policy selects.
+#[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[serde(rename_all = "camelCase")]
+pub struct PreemptionLimits {
+    /// Time in seconds that a pod waits, from its creation, before others are evicted for it; 0 by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "seconds")]
+    pub delay_seconds: Option<u32>,
+    /// Time in seconds, from its binding to a node, in which a pod is not evicted for others; 0 by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "seconds")]
+    pub minimum_runtime_seconds: Option<u32>,
 }
 
 /// State of a policy, written by the controller.
@@ -123,6 +141,11 @@ impl GpuPolicySpec {
     pub fn allows_override(&self) -> bool {
         self.claim_override.unwrap_or(true)
     }
+}
+
+/// At most 30 days.
+fn seconds(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "integer", "minimum": 0, "maximum": 2_592_000})
 }
 
 fn class_names(_: &mut SchemaGenerator) -> Schema {

@@ -54,6 +54,7 @@ reasons! {
     DriverUnspecified: "No selector of a request names a driver, and kube-scheduler found no device of another driver.";
     ExtendedResource: "A container requests an extended resource of a device class of drava instead of a claim.";
     SchedulerNotServed: "The controller does not serve the scheduler of the pod.";
+    ClaimMissing: "A claim that the pod names was deleted.";
     UnknownClass: "A device class does not exist.";
     InvalidRequest: "A requested amount is invalid.";
     InvalidConfig: "The opaque config is invalid.";

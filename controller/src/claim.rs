@@ -44,6 +44,22 @@ pub(crate) fn annotation<'a>(claim: &'a ResourceClaim, name: &str) -> Option<&'a
         .map(String::as_str)
 }
 
+/// Returns the device classes that the requests of the claim name.
+pub(crate) fn classes(claim: &ResourceClaim) -> impl Iterator<Item = &str> {
+    let devices = claim.spec.iter().flat_map(|spec| &spec.devices);
+    let requests = devices.flat_map(|devices| devices.requests.iter().flatten());
+    requests.flat_map(|request| {
+        let exactly = request
+            .exactly
+            .iter()
+            .map(|exactly| &exactly.device_class_name);
+        let alternatives = request.first_available.iter().flatten();
+        exactly
+            .chain(alternatives.map(|alternative| &alternative.device_class_name))
+            .map(String::as_str)
+    })
+}
+
 /// Returns whether the pod may use the claim: a claim with an owning pod belongs to that pod only.
 pub(crate) fn belongs_to(claim: &ResourceClaim, pod: &Pod) -> bool {
     let owners = claim

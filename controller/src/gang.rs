@@ -59,6 +59,17 @@ pub(crate) enum GangError {
         /// Value of the annotation.
         value: String,
     },
+    /// Pending members name different minimums.
+    #[error(
+        "members of gang {gang} have different minimums, {} and {}; set the same {GANG_MIN_ANNOTATION} in all of them",
+        .minimums[0], .minimums[1]
+    )]
+    MinContradictory {
+        /// The gang.
+        gang: GangName,
+        /// Two of the minimums.
+        minimums: [usize; 2],
+    },
 }
 
 /// Returns the name of the pod's gang.

@@ -24,7 +24,7 @@ pub(crate) struct LivePod {
     /// Whether it is bound to a node.
     pub(crate) is_bound: bool,
     /// When it was bound, if the condition `PodScheduled` says so.
-    bound_at: Option<Timestamp>,
+    pub(crate) bound_at: Option<Timestamp>,
     /// Its gang.
     pub(crate) gang: Option<GangName>,
     /// Number of pods that its gang needs.

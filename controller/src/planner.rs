@@ -94,6 +94,10 @@ pub struct Planner {
     evicted: BTreeMap<String, Instant>,
     /// Pods that could not be evicted, and are not tried again before this time.
     protected: BTreeMap<String, Instant>,
+    /// Pods whose minimum runtime ends at this time.
+    in_minimum_runtime: BTreeMap<String, Instant>,
+    /// Pods for which no other is evicted before this time.
+    eviction_delays: BTreeMap<String, Instant>,
     deduplicator: EventDeduplicator,
     /// Events of the current state; they pass the deduplicator.
     state_events: Vec<PendingEvent>,
@@ -133,6 +137,8 @@ impl Planner {
             pod_groups: PodGroups::default(),
             evicted: BTreeMap::new(),
             protected: BTreeMap::new(),
+            in_minimum_runtime: BTreeMap::new(),
+            eviction_delays: BTreeMap::new(),
             deduplicator: EventDeduplicator::default(),
             state_events: Vec::new(),
             write_events: Vec::new(),
@@ -193,6 +199,8 @@ impl Planner {
     fn pod_removed(&mut self, uid: &str) {
         self.evicted.remove(uid);
         self.protected.remove(uid);
+        self.in_minimum_runtime.remove(uid);
+        self.eviction_delays.remove(uid);
         if let Some(node) = self.cluster.remove_pod(uid) {
             self.queue.resources_freed(&node);
             self.queue.neighbors_changed();
@@ -227,6 +235,7 @@ impl Planner {
             Change::Deleted(claim) => {
                 let key = (claim.namespace, claim.name);
                 self.ledger.remove(&key);
+                self.report_deleted_claim(&key);
                 self.deduplicator.forget(&claim.uid);
                 if self.cluster.remove_claim(&key) {
                     self.released_in.insert(key.0);

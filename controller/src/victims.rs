@@ -97,52 +97,77 @@ pub(crate) fn search<E: Into<Effect>>(
     }
     // The lowest priority up to which candidates have to end.
     let priorities: BTreeSet<i32> = candidates.iter().map(|each| each.priority).collect();
-    let found = priorities.into_iter().find_map(|priority| {
+    let priorities = priorities
+        .into_iter()
+        .take_while(|priority| bound.is_none_or(|bound| *priority <= bound.highest_priority));
+    for priority in priorities {
         let up_to = candidates.iter();
         let up_to = up_to.filter(|candidate| candidate.priority <= priority);
-        best_of(up_to.collect(), is_better, &mut effect)
-    })?;
-    Some(Cost::of(found)).filter(is_better)
+        if let Some(found) = best_of(up_to.collect(), priority, bound, &mut effect) {
+            return Some(found).filter(is_better);
+        }
+    }
+    None
 }
 
-/// Returns the best set out of `candidates`, or a minimal one if there are too many; `None` if there is none.
+/// Returns the best set out of `candidates`, whose highest priority is `priority`, or a minimal one if there are too many.
+/// `None` if there is none better than `bound`.
 fn best_of<'a>(
     candidates: Vec<&'a Candidate>,
-    is_better: impl Fn(&Cost) -> bool,
+    priority: i32,
+    bound: Option<&Cost>,
     effect: &mut impl FnMut(&[&'a Candidate]) -> Effect,
-) -> Option<Vec<&'a Candidate>> {
+) -> Option<Cost> {
     if effect(&candidates) == Effect::TooLittle {
         return None;
     }
-    let mut sets = small_subsets(&candidates);
-    sets.retain(|set| is_better(&Cost::of(set.iter().copied())));
-    sets.sort_by_cached_key(|set| Cost::of(set.iter().copied()));
-    let best = sets.into_iter().find(|set| effect(set) == Effect::Enough);
-    best.or_else(|| {
-        let mut is_enough = |set: &[&'a Candidate]| effect(set) != Effect::TooLittle;
-        let minimal = reduced(candidates, &mut is_enough);
-        (effect(&minimal) == Effect::Enough).then_some(minimal)
-    })
+    let mut best: Option<Cost> = None;
+    let mut tried = 0;
+    // Each set with the candidates after its last member.
+    let mut sets: Vec<(Vec<&Candidate>, &[&Candidate])> = vec![(Vec::new(), &candidates)];
+    for size in 1.. {
+        sets = larger(&sets);
+        tried += sets.len();
+        if tried > MAX_SUBSETS {
+            break;
+        }
+        // A set has at least as many pods as candidates, and sets of lower priority are not enough.
+        let is_unbeatable = |cost: &Cost| cost.highest_priority <= priority && cost.pods < size;
+        if sets.is_empty() || best.as_ref().or(bound).is_some_and(is_unbeatable) {
+            return best;
+        }
+        let mut by_cost: Vec<(Cost, &[&Candidate])> = sets
+            .iter()
+            .map(|(set, _)| (Cost::of(set.iter().copied()), set.as_slice()))
+            .filter(|(cost, _)| best.as_ref().or(bound).is_none_or(|best| cost < best))
+            .collect();
+        by_cost.sort_by(|(one, _), (other, _)| one.cmp(other));
+        let found = by_cost
+            .into_iter()
+            .find(|(_, set)| effect(set) == Effect::Enough);
+        best = found.map(|(cost, _)| cost).or(best);
+    }
+    if best.is_some() {
+        return best;
+    }
+    let mut is_enough = |set: &[&'a Candidate]| effect(set) != Effect::TooLittle;
+    let minimal = reduced(candidates, &mut is_enough);
+    (effect(&minimal) == Effect::Enough).then(|| Cost::of(minimal))
 }
 
-/// Returns all subsets of up to a size at which they are at most [`MAX_SUBSETS`].
-fn small_subsets<'a>(candidates: &[&'a Candidate]) -> Vec<Vec<&'a Candidate>> {
-    let mut sets: Vec<Vec<&Candidate>> = Vec::new();
-    // Each set with the candidates after its last member.
-    let mut largest: Vec<(Vec<&Candidate>, &[&Candidate])> = vec![(Vec::new(), candidates)];
-    while !largest.is_empty() && sets.len() + largest.len() <= MAX_SUBSETS {
-        sets.extend(largest.iter().map(|(set, _)| set.clone()));
-        largest = largest
-            .iter()
-            .flat_map(|(set, rest)| {
-                (0..rest.len()).filter_map(|index| {
-                    let (next, after) = rest.get(index..)?.split_first()?;
-                    Some(([set.as_slice(), &[*next]].concat(), after))
-                })
+/// Returns the sets with one candidate more.
+fn larger<'s, 'a>(
+    sets: &[(Vec<&'a Candidate>, &'s [&'a Candidate])],
+) -> Vec<(Vec<&'a Candidate>, &'s [&'a Candidate])> {
+    sets.iter()
+        .flat_map(|(set, rest)| {
+            (0..rest.len()).filter_map(|index| {
+                let (next, after) = rest.get(index..)?.split_first()?;
+                Some(([set.as_slice(), &[*next]].concat(), after))
             })
-            .collect();
-    }
-    sets
+        })
+        .take(MAX_SUBSETS + 1)
+        .collect()
 }
 
 /// Removes every candidate from the set that is not needed: the highest priority first, then the most pods, then the oldest.

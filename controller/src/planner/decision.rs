@@ -148,6 +148,18 @@ impl Planner {
             return Err(waiting(existing, "exist", gang.min));
         }
         let members: Vec<String> = self.queue.members(&gang.name);
+        let pending = members.iter().filter_map(|member| self.queue.get(member));
+        let other = pending
+            .filter_map(|pending| gang::of(&pending.pod).ok().flatten())
+            .find(|other| other.min != gang.min);
+        if let Some(other) = other {
+            let mut minimums = [gang.min, other.min];
+            minimums.sort_unstable();
+            return Err(invalid(gang::GangError::MinContradictory {
+                gang: gang.name,
+                minimums,
+            }));
+        }
         let is_pending = |uid: &str| members.iter().any(|member| member == uid);
         let live = self.live_pods.members(&gang.name);
         let mut placed = live

@@ -3,13 +3,15 @@
 use std::sync::Arc;
 
 use drava_allocator::explanation::Explanation;
-use drava_allocator::object::object_key;
+use drava_allocator::object::{ObjectKey, object_key};
 use drava_allocator::pod::{claims, is_served, is_unschedulable};
 use drava_allocator::pod_request::PodRequest;
+use drava_api::reason::Reason;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 
 use super::Planner;
+use crate::event::PendingEvent;
 use crate::ledger::Ledger;
 use crate::queue::pending_pod::PendingPod;
 use crate::{claim, pod};
@@ -90,6 +92,32 @@ impl Planner {
             ),
             Ok(pod_request) => devices(pending, pod_request, claims),
             Err(error) => Demand::Unservable(Explanation::from(error), claims),
+        }
+    }
+}
+
+impl Planner {
+    /// Reports the deletion of a claim at the pods that wait for it and name it themselves: kube-scheduler ignores gated pods,
+    /// and nobody creates the claim again.
+    pub(super) fn report_deleted_claim(&mut self, key: &ObjectKey) {
+        for uid in self.queue.users_of(key) {
+            let Some(pending) = self.queue.get(&uid) else {
+                continue;
+            };
+            let entries = pending.pod.spec.iter();
+            let mut entries = entries.flat_map(|spec| spec.resource_claims.iter().flatten());
+            if entries.any(|entry| entry.resource_claim_name.as_ref() == Some(&key.1)) {
+                let explanation = Explanation::rejected(
+                    Reason::ClaimMissing,
+                    format!(
+                        "claim {} was deleted; create it again, or delete the pod",
+                        key.1
+                    ),
+                );
+                let regarding = pod::reference(&pending.pod);
+                self.state_events
+                    .push(PendingEvent::unschedulable(regarding, &explanation));
+            }
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Outcomes of evictions, and the review of reservations.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -82,16 +83,22 @@ impl Planner {
         }
     }
 
-    /// Decides again for the owners of reservations that are due for review, and for all pods when a pod may be evicted
-    /// again.
+    /// Decides again for the owners of reservations that are due for review, for pods that have waited for their delay, and
+    /// for all pods when a pod may be evicted again.
     pub(super) fn review_reservations(&mut self, now: Instant) {
         self.evicted.retain(|_, until| now < *until);
-        let protected = self.protected.len();
+        let count = self.protected.len() + self.in_minimum_runtime.len();
         self.protected.retain(|_, until| now < *until);
-        if self.protected.len() < protected {
+        self.in_minimum_runtime.retain(|_, until| now < *until);
+        if self.protected.len() + self.in_minimum_runtime.len() < count {
             self.queue.activate_all();
         }
-        for uid in self.ledger.start_due_reviews(now, REVIEW_INTERVAL) {
+        let delays = std::mem::take(&mut self.eviction_delays);
+        let (waiting, over) = delays.into_iter().partition(|(_, until)| now < *until);
+        self.eviction_delays = waiting;
+        let over: BTreeMap<String, Instant> = over;
+        let reviewed = self.ledger.start_due_reviews(now, REVIEW_INTERVAL);
+        for uid in over.into_keys().chain(reviewed) {
             if let Some(pending) = self.queue.get_mut(&uid) {
                 pending.activate();
             }
@@ -100,7 +107,11 @@ impl Planner {
 
     /// Returns when [`Self::review_reservations`] is due.
     pub(super) fn next_review(&self) -> Option<Instant> {
-        let protected = self.protected.values().copied();
-        protected.chain(self.ledger.next_review()).min()
+        let protected = self
+            .protected
+            .values()
+            .chain(self.in_minimum_runtime.values());
+        let waiting = protected.chain(self.eviction_delays.values());
+        waiting.copied().chain(self.ledger.next_review()).min()
     }
 }

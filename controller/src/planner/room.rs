@@ -27,8 +27,10 @@ use crate::queue::QueueOrder;
 use crate::victims::{self, Cost, Effect};
 
 mod holders;
+mod limits;
+mod placing;
 
-use holders::Holders;
+use placing::Search;
 
 /// Time after the grace period in which a pod that is being deleted is still expected to end.
 const TERMINATION_MARGIN: SignedDuration = SignedDuration::from_secs(30);
@@ -117,7 +119,11 @@ impl Planner {
         let may_evict = self.settings.preemption
             && group.requests.iter().filter_map(pending).all(|pending| {
                 pod::may_preempt(&pending.pod) && pending.avoided_nodes().is_empty()
-            });
+            })
+            && self.has_waited(group, time);
+        if may_evict {
+            self.update_minimum_runtimes(time);
+        }
         let priority = order.priority();
         let lowest = self.live_pods.lowest_priority();
         let may_preempt = may_evict && lowest.is_some_and(|lowest| lowest < priority);
@@ -344,57 +350,35 @@ impl Planner {
         priority_of: impl Fn(&LivePod) -> Option<i32>,
         time: &DecisionTime,
     ) -> Option<Room> {
-        let mut holders = self.holders(group, ending, priority_of, time);
+        let mut holders = self.holders(group, ending, cause, priority_of, time);
         let floors = match cause {
             RoomCause::Wait => Floors::default(),
             RoomCause::Eviction(_) => self.protect_guarantees(group, ending, &mut holders),
         };
-        let mut ended = ending.clone();
-        let mut placements: Vec<(Request, Placement)> = Vec::new();
-        let mut covered = 0;
-        for request in &group.requests {
-            if placements.len() + covered == group.required {
-                break;
-            }
-            if request.shares_claim(placements.iter().map(|(other, _)| other)) {
-                covered += 1;
-                continue;
-            }
-            self.presume_ended(&holders, &ended);
-            let placement = self.decide(&request.pod_request).ok().or_else(|| {
-                let (node, victims) = self.best_victims(request, &holders, &ended, &floors)?;
-                ended.extend(victims);
-                self.presume_ended(&holders, &ended);
-                self.cluster
-                    .decide_on(&node, &request.pod_request, self.settings.policies)
-                    .ok()
-            });
-            let must_be_guaranteed = cause == RoomCause::Eviction(Precedence::Guarantee);
-            let placement = placement
-                .filter(|placement| !must_be_guaranteed || self.cluster.is_guaranteed(placement));
-            if let Some(placement) = placement {
-                self.assume(request, &placement);
-                placements.push((request.clone(), placement));
-            }
-        }
-        for (request, placement) in &placements {
-            self.forget(request, placement);
-        }
+        let search = Search {
+            group,
+            holders,
+            floors,
+            ending,
+            cause,
+        };
+        let found = self.place_by_ends(&search);
+        let room =
+            found.map(|(placements, ended)| self.without_unnecessary(&search, placements, ended));
         self.cluster.presume_gone(Departure::default());
-        (placements.len() + covered >= group.required).then(|| Room {
-            placements,
-            victims: &ended - ending,
-        })
+        room
     }
 
     /// Returns the best set of pods of one node whose end makes room for the pod, and the node.
     fn best_victims(
         &mut self,
         request: &Request,
-        holders: &Holders,
+        search: &Search<'_>,
         ended: &BTreeSet<String>,
-        floors: &Floors,
     ) -> Option<(String, BTreeSet<String>)> {
+        let Search {
+            holders, floors, ..
+        } = search;
         let mut best: Option<(String, Cost)> = None;
         for (node, candidates) in &holders.candidates {
             let bound = best.as_ref().map(|(_, cost)| cost);

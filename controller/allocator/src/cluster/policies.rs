@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use drava_api::config::Placement;
-use drava_api::policy::{GpuPolicy, GpuPolicySpec, PolicyLevel};
+use drava_api::policy::{GpuPolicy, GpuPolicySpec, PolicyLevel, PreemptionLimits};
 
 use super::Cluster;
 use crate::claim::ClaimSpec;
@@ -41,8 +41,22 @@ impl Cluster {
             .flat_map(|request| &request.alternatives)
             .map(|alternative| alternative.class.as_str())
             .collect();
+        let settings = self.policies_of(&claim.id.namespace, &classes);
+        let (own, of_class) = (claim.own_placement, claim.class_placement);
+        Placement {
+            node: resolve(own.node, of_class.node, settings, |policy| policy.node),
+            gpu: resolve(own.gpu, of_class.gpu, settings, |policy| policy.gpu),
+        }
+    }
+
+    /// Returns the policies of the namespace, of the classes and of the cluster that apply to claims.
+    fn policies_of(
+        &self,
+        namespace: &str,
+        classes: &BTreeSet<&str>,
+    ) -> [Option<&GpuPolicySpec>; 3] {
         let no_labels = BTreeMap::new();
-        let labels = self.labels_of(&claim.id.namespace).unwrap_or(&no_labels);
+        let labels = self.labels_of(namespace).unwrap_or(&no_labels);
         let first = |level: PolicyLevel| {
             // Sorted by name.
             self.policies.values().find(|policy| {
@@ -56,17 +70,39 @@ impl Cluster {
                     }
             })
         };
-        let [namespace, class, cluster] = [
+        [
             PolicyLevel::Namespace,
             PolicyLevel::Class,
             PolicyLevel::Cluster,
         ]
-        .map(first);
-        let settings = [namespace, class, cluster];
-        let (own, of_class) = (claim.own_placement, claim.class_placement);
-        Placement {
-            node: resolve(own.node, of_class.node, settings, |policy| policy.node),
-            gpu: resolve(own.gpu, of_class.gpu, settings, |policy| policy.gpu),
+        .map(first)
+    }
+
+    /// Returns whether a policy limits evictions.
+    #[must_use]
+    pub fn has_preemption_limits(&self) -> bool {
+        self.policies
+            .values()
+            .any(|policy| policy.preemption.is_some())
+    }
+
+    /// Returns the limits of evictions for a pod of the namespace whose claims use these classes. The policy of the
+    /// namespace precedes that of a class, and that of the cluster comes last, for each limit.
+    #[must_use]
+    pub fn preemption_limits(&self, namespace: &str, classes: &BTreeSet<&str>) -> PreemptionLimits {
+        if self.policies.is_empty() {
+            return PreemptionLimits::default();
+        }
+        let policies = self.policies_of(namespace, classes);
+        let limits = || {
+            policies
+                .iter()
+                .flatten()
+                .filter_map(|policy| policy.preemption)
+        };
+        PreemptionLimits {
+            delay_seconds: limits().find_map(|limits| limits.delay_seconds),
+            minimum_runtime_seconds: limits().find_map(|limits| limits.minimum_runtime_seconds),
         }
     }
 
@@ -119,5 +155,13 @@ fn resolve<T>(
 }
 
 fn contradict(one: &GpuPolicySpec, other: &GpuPolicySpec) -> bool {
-    (one.node, one.gpu, one.allows_override()) != (other.node, other.gpu, other.allows_override())
+    let settings = |policy: &GpuPolicySpec| {
+        (
+            policy.node,
+            policy.gpu,
+            policy.allows_override(),
+            policy.preemption,
+        )
+    };
+    settings(one) != settings(other)
 }

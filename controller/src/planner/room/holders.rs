@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use drava_allocator::cluster::{Departure, Floors};
 use drava_allocator::object::ObjectKey;
 
+use super::RoomCause;
 use crate::claim;
 use crate::live_pods::LivePod;
 use crate::planner::decision::Group;
@@ -70,6 +71,7 @@ impl Planner {
         &self,
         group: &Group,
         ending: &BTreeSet<String>,
+        cause: RoomCause,
         priority_of: impl Fn(&LivePod) -> Option<i32>,
         time: &DecisionTime,
     ) -> Holders {
@@ -109,6 +111,7 @@ impl Planner {
         let is_protected = |uid: &str| {
             let until = self.protected.get(uid);
             until.is_some_and(|until| time.instant < *until)
+                || cause != RoomCause::Wait && self.in_minimum_runtime.contains_key(uid)
         };
         let mut candidates: BTreeMap<String, Vec<Candidate>> = BTreeMap::new();
         for (node, uids) in pods_on {

@@ -7,8 +7,10 @@ use drava_allocator::object::object_key;
 use drava_allocator::placement::Policies;
 use drava_api::names;
 use drava_api::quota::GpuQuota;
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::json;
 use tokio::time::Instant;
 
@@ -185,7 +187,7 @@ impl TestCluster {
     pub(super) fn change_leader(&mut self) {
         let nodes: Vec<&str> = self.nodes.iter().map(String::as_str).collect();
         let mut next = Self::new(&nodes);
-        next.now = self.now;
+        (next.start, next.now) = (self.start, self.now);
         next.version = self.version;
         for quota in std::mem::take(&mut self.quotas).into_values() {
             next.observe_quota(quota);
@@ -227,9 +229,11 @@ impl TestCluster {
     }
 
     pub(super) fn time(&self) -> DecisionTime {
+        let start: Timestamp = object(json!("2026-01-01T00:00:00Z"));
+        let time = start.saturating_add(self.now - self.start).unwrap();
         DecisionTime {
             instant: self.now,
-            time: object(json!("2026-01-01T00:00:00Z")),
+            time: Time(time),
             is_slice_over: self.is_slice_over,
         }
     }

@@ -128,6 +128,25 @@ fn explains_annotations_without_valid_minimum() {
 }
 
 #[test]
+fn explains_members_with_different_minimums() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.add_member("m-1", "10Gi", "1");
+    cluster.add_member("m-2", "10Gi", "2");
+    assert!(cluster.settle().is_empty());
+    for pod in ["Pod/m-1", "Pod/m-2"] {
+        assert_eq!(
+            cluster.messages_of(pod),
+            [
+                "InvalidGang: members of gang g have different minimums, 1 and 2; set the same gpu.drava.dev/gang-min in all \
+                 of them"
+            ]
+        );
+    }
+    cluster.add_pod(member(pod("m-1", &["m-1"]), "2"));
+    assert_eq!(cluster.settle(), ["m-1 → n1", "m-2 → n1"]);
+}
+
+#[test]
 fn decides_for_older_gang_before_younger_pod() {
     let mut cluster = TestCluster::new(&["n1"]);
     for (name, second, is_member) in [("m-1", 10, true), ("single", 20, false), ("m-2", 30, true)] {

@@ -142,3 +142,32 @@ fn condition_names_policy_that_applies_instead() {
         "True"
     );
 }
+
+#[test]
+fn limits_of_evictions_follow_the_levels() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    namespace(&mut cluster, "a");
+    let classes = ["vgpu.drava.dev"].into();
+    let limits = |cluster: &TestCluster| {
+        let limits = cluster
+            .planner
+            .cluster
+            .preemption_limits("default", &classes);
+        (limits.delay_seconds, limits.minimum_runtime_seconds)
+    };
+    assert_eq!(limits(&cluster), (None, None));
+    let preemption = json!({"delaySeconds": 1, "minimumRuntimeSeconds": 1});
+    set(&mut cluster, "cluster", &json!({"preemption": preemption}));
+    assert_eq!(limits(&cluster), (Some(1), Some(1)));
+    let preemption = json!({"delaySeconds": 2});
+    let class = json!({"deviceClasses": ["vgpu.drava.dev"], "preemption": preemption});
+    set(&mut cluster, "class", &class);
+    assert_eq!(limits(&cluster), (Some(2), Some(1)));
+    let preemption = json!({"minimumRuntimeSeconds": 3});
+    let selector = json!({"matchLabels": {"team": "a"}});
+    let team = json!({"namespaceSelector": selector, "preemption": preemption});
+    set(&mut cluster, "team", &team);
+    assert_eq!(limits(&cluster), (Some(2), Some(3)));
+    namespace(&mut cluster, "b");
+    assert_eq!(limits(&cluster), (Some(2), Some(1)));
+}

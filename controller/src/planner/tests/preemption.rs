@@ -279,3 +279,101 @@ fn uses_new_node_instead_of_waiting_for_victims() {
     cluster.planner.slice(applied(slice("n2")));
     assert_eq!(cluster.settle(), ["urgent → n2"]);
 }
+
+#[test]
+fn gang_evicts_nobody_whom_it_does_not_need() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    // The end of the bystander of low priority makes room for one member, that of the gang for all.
+    cluster.add_running(&[("bystander", "20Gi", 1)]);
+    for name in ["v-1", "v-2"] {
+        cluster.add_claim(claim(name, "30Gi"));
+        let mut pod = member(pod(name, &[name]), "2");
+        pod.spec.as_mut().unwrap().priority = Some(5);
+        cluster.add_pod(pod);
+    }
+    for placed in cluster.settle() {
+        cluster.bind(placed.split_once(" → ").unwrap());
+    }
+    for name in ["m-1", "m-2", "m-3"] {
+        cluster.add_claim(claim(name, "20Gi"));
+        let mut pod = pod(name, &[name]);
+        pod.spec.as_mut().unwrap().priority = Some(10);
+        let annotations = [
+            ("gpu.drava.dev/gang", "urgent"),
+            ("gpu.drava.dev/gang-min", "3"),
+        ];
+        let annotations = annotations.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        pod.metadata.annotations = Some(annotations.into());
+        cluster.add_pod(pod);
+    }
+    assert!(cluster.settle().is_empty());
+    assert_eq!(cluster.evict(), ["v-1 for m-1", "v-2 for m-1"]);
+}
+
+/// Sets the limits of evictions of the whole cluster.
+fn limit(cluster: &mut TestCluster, limits: &serde_json::Value) {
+    cluster
+        .planner
+        .policy(applied(crate::fixture::object(serde_json::json!({
+            "metadata": {"name": "limits", "uid": "limits", "resourceVersion": "1"},
+            "spec": {"preemption": limits},
+        }))));
+}
+
+/// Lets the time pass until a pod is evicted, and returns the seconds since the start.
+fn wait_for_eviction(cluster: &mut TestCluster) -> u64 {
+    loop {
+        assert!(cluster.settle().is_empty());
+        if !cluster.evictions.is_empty() {
+            return (cluster.now - cluster.start).as_secs();
+        }
+        let deadline = cluster.planner.next_deadline().unwrap();
+        assert!(deadline > cluster.now, "no busy loop");
+        cluster.now = deadline;
+    }
+}
+
+#[test]
+fn keeps_victims_until_their_minimum_runtime() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    limit(
+        &mut cluster,
+        &serde_json::json!({"minimumRuntimeSeconds": 90}),
+    );
+    // Both are bound at the start.
+    cluster.add_running(&[("low-1", "40Gi", 0), ("low-2", "40Gi", 0)]);
+    cluster.add_pod_of_priority("urgent", "30Gi", 10);
+    assert_eq!(wait_for_eviction(&mut cluster), 90);
+    assert_eq!(cluster.evict(), ["low-1 for urgent"]);
+}
+
+#[test]
+fn evicts_after_the_delay_of_the_pod() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    limit(&mut cluster, &serde_json::json!({"delaySeconds": 40}));
+    cluster.add_running(&[("low", "70Gi", 0)]);
+    cluster.add_claim(claim("urgent", "30Gi"));
+    let mut urgent = pod("urgent", &["urgent"]);
+    urgent.spec.as_mut().unwrap().priority = Some(10);
+    let created = crate::fixture::object(serde_json::json!("2026-01-01T00:00:05Z"));
+    urgent.metadata.creation_timestamp = Some(created);
+    cluster.add_pod(urgent);
+    assert_eq!(wait_for_eviction(&mut cluster), 45);
+}
+
+#[test]
+fn takes_free_devices_before_the_delay() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    limit(&mut cluster, &serde_json::json!({"delaySeconds": 3600}));
+    cluster.add_running(&[("low", "70Gi", 0)]);
+    cluster.add_claim(claim("urgent", "30Gi"));
+    let mut urgent = pod("urgent", &["urgent"]);
+    let created = crate::fixture::object(serde_json::json!("2026-01-01T00:00:00Z"));
+    urgent.metadata.creation_timestamp = Some(created);
+    urgent.spec.as_mut().unwrap().priority = Some(10);
+    cluster.add_pod(urgent);
+    assert!(cluster.settle().is_empty());
+    assert!(cluster.evictions.is_empty(), "the delay is not over");
+    cluster.end("low");
+    assert_eq!(cluster.settle(), ["urgent → n1"]);
+}

@@ -187,3 +187,22 @@ fn reports_pods_of_other_schedulers() {
         "SchedulerNotServed: the controller allocates for pods of default-scheduler, this pod has schedulerName volcano",
     );
 }
+
+#[test]
+fn reports_deleted_claim_at_its_pod() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.add_pod_with_claim("a", "100Gi");
+    assert!(cluster.settle().is_empty());
+    cluster.events.clear();
+    cluster.delete_claim("a");
+    assert!(cluster.settle().is_empty());
+    // A changed reason follows the last one after a while.
+    cluster.now = cluster.planner.next_deadline().unwrap();
+    assert!(cluster.settle().is_empty());
+    assert_eq!(
+        cluster.messages_of("Pod/a"),
+        ["ClaimMissing: claim a was deleted; create it again, or delete the pod"]
+    );
+    cluster.add_claim(claim("a", "10Gi"));
+    assert_eq!(cluster.settle(), ["a → n1"]);
+}
