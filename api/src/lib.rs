@@ -8,6 +8,7 @@ pub mod condition;
 pub mod config;
 pub mod error;
 pub mod event;
+pub mod explanation;
 pub mod leader;
 pub mod metric;
 pub mod names;

@@ -12,8 +12,9 @@ use anyhow::Context;
 use kube::Client;
 use tokio::net::TcpListener;
 
-use crate::explain::{DecisionOptions, Settings};
-use crate::snapshot::Objects;
+use crate::decision::DecisionOptions;
+use drava_explanation::explain::Settings;
+use drava_explanation::snapshot::Objects;
 use access::Guard;
 use live::Live;
 

@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::output::table;
+use drava_explanation::table;
 
 /// Field manager of the rules.
 const MANAGER: &str = "kubectl-drava";

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use serde::Serialize;
 
-use crate::output::table;
+use drava_explanation::table;
 
 /// A gang.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

@@ -6,29 +6,30 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Args, CommandFactory, Parser, Subcommand};
+use connection::{Connection, connect};
 use drava_api::compatibility::Settings;
 use drava_api::error::describe;
+use drava_explanation::{explain, snapshot};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config};
 use output::Output;
 
-mod changes;
+mod connection;
 mod console;
 mod cordon;
+mod decision;
 mod doctor;
-mod explain;
+mod dump;
 mod gangs;
 mod migrate;
 mod node;
 mod output;
 mod quota;
 mod simulate;
-mod snapshot;
 mod support_dump;
 mod top;
+mod watch;
 
 /// Inspect GPU allocations of drava.
 ///
@@ -57,21 +58,6 @@ struct Cli {
     command: Command,
 }
 
-#[derive(Debug, Args)]
-struct Connection {
-    /// Kubeconfig file; default: $KUBECONFIG or ~/.kube/config.
-    #[arg(long, global = true, value_name = "FILE")]
-    kubeconfig: Option<std::path::PathBuf>,
-
-    /// Context of the kubeconfig; default: its current context.
-    #[arg(long, global = true)]
-    context: Option<String>,
-
-    /// Namespace of the pod; default: the namespace of the context.
-    #[arg(short, long, global = true)]
-    namespace: Option<String>,
-}
-
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Show the allocated memory, cores and slots of each GPU, with the claims and pods.
@@ -79,9 +65,9 @@ enum Command {
     /// The amounts are allocations (guarantees to claims), not current usage. CORES is percent of GPU time; SLOTS is the
     /// number of shares. MODE is free, whole, shared or partitioned.
     #[command(
-        after_help = "Example:\n  kubectl drava top\n  kubectl drava top -o json | jq '.gpus[] | select(.mode == \"free\")'"
+        after_help = "Example:\n  kubectl drava top\n  kubectl drava top --watch\n  kubectl drava top -o json | jq '.gpus[] | select(.mode == \"free\")'"
     )]
-    Top,
+    Top(watch::Options),
 
     /// Serve a page with nodes and their GPUs, tenants, the queue and quotas, on loopback.
     ///
@@ -236,7 +222,17 @@ enum Explain {
         name: String,
 
         #[command(flatten)]
-        decision: explain::DecisionOptions,
+        decision: decision::DecisionOptions,
+    },
+
+    /// Show the devices of an allocated claim, with the reason for them, or why the pods that use the claim are pending.
+    #[command(after_help = "Example:\n  kubectl drava explain claim trainer-gpu -n research")]
+    Claim {
+        /// Name of the claim.
+        name: String,
+
+        #[command(flatten)]
+        decision: decision::DecisionOptions,
     },
 }
 
@@ -278,17 +274,16 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
                 cli.output.format(&resources, || resources.text())?
             } else {
                 let document = serde_json::json!({"gpus": gpus});
-                cli.output.format(&document, || top::text(&gpus, &[]))?
+                cli.output.format(&document, || {
+                    top::text(&gpus, &[], cli.output == Output::Wide)
+                })?
             }
         }
-        Command::Top => {
+        Command::Top(watch) => {
             let (client, _) = connect(&cli.connection).await?;
-            let snapshot = snapshot::take(&client).await?;
-            let gpus = top::gpus(&snapshot);
-            let problems = top::problems(&snapshot);
-            let document = serde_json::json!({"gpus": gpus, "problems": problems});
-            cli.output
-                .format(&document, || top::text(&gpus, &problems))?
+            let update = async || top_text(&snapshot::take(&client).await?, cli.output);
+            watch.run(update).await?;
+            String::new()
         }
         Command::Console(options) => return console(&cli.connection, options).await,
         Command::Quota { name } => {
@@ -320,6 +315,13 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             let (client, _) = connect(&cli.connection).await?;
             changed(&cordon::uncordon(&client, &options).await?, cli.output)?
         }
+        Command::Explain(Explain::Claim { name, decision }) => {
+            let (client, namespace) = connect(&cli.connection).await?;
+            let mut snapshot = snapshot::take(&client).await?;
+            let report =
+                explain::claim::explain(&mut snapshot, &namespace, &name, &decision.into())?;
+            cli.output.format(&report, || report.text())?
+        }
         Command::Explain(Explain::Pod { name, decision }) => {
             let (client, namespace) = connect(&cli.connection).await?;
             let mut snapshot = snapshot::take(&client).await?;
@@ -327,7 +329,9 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
                 explain::pod_with_changes(&mut snapshot, &namespace, &name, &decision.into())?;
             cli.output.format(&report, || report.text())?
         }
-        Command::Simulate(options) => return simulate(&cli.connection, &options, cli.output).await,
+        Command::Simulate(options) => {
+            return simulate::run(&cli.connection, &options, cli.output).await;
+        }
         Command::Dump => {
             let (client, _) = connect(&cli.connection).await?;
             output::json(&snapshot::fetch_with_templates(&client).await?.trimmed())?
@@ -335,6 +339,15 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     };
     output::print(&text)?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn top_text(snapshot: &snapshot::Snapshot, output: Output) -> anyhow::Result<String> {
+    let gpus = top::gpus(snapshot);
+    let problems = top::problems(snapshot);
+    let document = serde_json::json!({"gpus": gpus, "problems": problems});
+    output.format(&document, || {
+        top::text(&gpus, &problems, output == Output::Wide)
+    })
 }
 
 /// Name of the program, by which kubectl finds its plugin.
@@ -367,77 +380,18 @@ async fn doctor(connection: &Connection, output: Output) -> anyhow::Result<ExitC
 /// Serves the console until Ctrl-C.
 async fn console(connection: &Connection, options: console::Options) -> anyhow::Result<ExitCode> {
     let source = match options.dump() {
-        Some(file) => console::Source::Dump(Box::new(read_dump(file)?)),
+        Some(file) => console::Source::Dump(Box::new(dump::read(file)?)),
         None => {
             let (client, namespace) = connect(connection).await?;
             console::Source::Cluster {
                 client,
-                context: context_name(connection),
+                context: connection.context_name(),
                 namespace,
             }
         }
     };
     console::run(source, options).await?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// Returns the name of the selected context, for display.
-fn context_name(connection: &Connection) -> String {
-    let kubeconfig = match &connection.kubeconfig {
-        Some(file) => Kubeconfig::read_from(file),
-        None => Kubeconfig::read(),
-    };
-    let current = || kubeconfig.ok()?.current_context;
-    let named = connection.context.clone().or_else(current);
-    named.unwrap_or_else(|| "cluster".to_owned())
-}
-
-fn read_dump(file: &std::path::Path) -> anyhow::Result<snapshot::Objects> {
-    let text =
-        std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
-    serde_json::from_str(&text)
-        .with_context(|| format!("{} is no output of `kubectl drava dump`", file.display()))
-}
-
-/// Simulates manifests; the exit code is 1 if a pod does not fit.
-async fn simulate(
-    connection: &Connection,
-    options: &simulate::Options,
-    output: Output,
-) -> anyhow::Result<ExitCode> {
-    let mut documents = Vec::new();
-    for file in &options.filename {
-        documents.extend(migrate::manifest::read(file)?);
-    }
-    let (objects, namespace) = match &options.dump {
-        Some(file) => {
-            let namespace = connection.namespace.clone();
-            (
-                read_dump(file)?,
-                namespace.unwrap_or_else(|| "default".to_owned()),
-            )
-        }
-        None => {
-            let (client, namespace) = connect(connection).await?;
-            (snapshot::fetch_with_templates(&client).await?, namespace)
-        }
-    };
-    let (mut snapshot, templates) = objects.into_snapshot();
-    let settings = options.decision.clone().into();
-    let report = simulate::run(
-        &mut snapshot,
-        templates,
-        documents,
-        &namespace,
-        options,
-        &settings,
-    )?;
-    output::print(&output.format(&report, || report.text())?)?;
-    Ok(if report.all_fit() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
 }
 
 /// Exit code of `migrate` when an object cannot be translated.
@@ -472,27 +426,4 @@ fn migrate(options: &Migrate) -> anyhow::Result<ExitCode> {
 /// Formats the report of a change.
 fn changed(report: &cordon::Report, output: Output) -> anyhow::Result<String> {
     output.format(report, || report.text())
-}
-
-/// Returns a client and the selected namespace.
-async fn connect(connection: &Connection) -> anyhow::Result<(Client, String)> {
-    let options = KubeConfigOptions {
-        context: connection.context.clone(),
-        ..KubeConfigOptions::default()
-    };
-    let config = match &connection.kubeconfig {
-        Some(file) => {
-            let kubeconfig = Kubeconfig::read_from(file)
-                .with_context(|| format!("cannot read the kubeconfig {}", file.display()))?;
-            Config::from_custom_kubeconfig(kubeconfig, &options).await
-        }
-        None => Config::from_kubeconfig(&options).await,
-    }
-    .context("cannot use the kubeconfig; set $KUBECONFIG, or use --kubeconfig and --context")?;
-    let namespace = connection
-        .namespace
-        .clone()
-        .unwrap_or_else(|| config.default_namespace.clone());
-    let client = Client::try_from(config).context("cannot create a client from the kubeconfig")?;
-    Ok((client, namespace))
 }

@@ -5,9 +5,9 @@
 use anyhow::ensure;
 use serde::Serialize;
 
-use crate::output::table;
-use crate::snapshot::Snapshot;
 use crate::top::{self, Gpu, Mode};
+use drava_explanation::snapshot::Snapshot;
+use drava_explanation::table;
 
 /// Amounts of a node as the extended resources of device plugins.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -96,7 +96,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::explain::tests::snapshot;
+    use drava_explanation::fixture::snapshot;
 
     #[test]
     fn adds_up_eight_gpus_of_ten_slots() {

@@ -4,13 +4,14 @@ use std::io::{ErrorKind, Write as _};
 
 use anyhow::Context;
 use clap::ValueEnum;
-use comfy_table::{Table, presets};
 
 /// Format of a command's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Output {
     /// A table.
     Table,
+    /// A table with more columns, where a command has them.
+    Wide,
     /// One JSON document.
     Json,
     /// One YAML document.
@@ -25,7 +26,7 @@ impl Output {
         table: impl FnOnce() -> String,
     ) -> anyhow::Result<String> {
         match self {
-            Self::Table => Ok(table()),
+            Self::Table | Self::Wide => Ok(table()),
             Self::Json => json(value),
             Self::Yaml => {
                 let options = serde_saphyr::ser_options! { folded_wrap_chars: usize::MAX };
@@ -35,21 +36,6 @@ impl Output {
     }
 }
 
-/// Formats rows in columns like kubectl: three spaces apart, without borders.
-pub(crate) fn table(header: &[&str], rows: Vec<Vec<String>>) -> String {
-    let mut table = Table::new();
-    table
-        .load_style(presets::NOTHING)
-        .set_header(header.to_vec())
-        .add_rows(rows);
-    for column in table.column_iter_mut() {
-        column.set_padding((0, 3));
-    }
-    let mut text = table.trim_fmt();
-    text.push('\n');
-    text
-}
-
 /// Formats a value as one JSON document.
 pub(crate) fn json(value: &impl serde::Serialize) -> anyhow::Result<String> {
     let mut text = serde_json::to_string_pretty(value).context("cannot write JSON")?;
@@ -57,13 +43,22 @@ pub(crate) fn json(value: &impl serde::Serialize) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Writes to standard output. A closed pipe (`| head -1`) is not an error.
-pub(crate) fn print(text: &str) -> anyhow::Result<()> {
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            Err(error).context("cannot write to standard output")
-        }
-        _ => Ok(()),
+/// Whether a text was printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Printed {
+    /// It was.
+    Whole,
+    /// The reader has closed the pipe (`| head -1`), which is not an error.
+    Closed,
+}
+
+/// Writes to standard output.
+pub(crate) fn print(text: &str) -> anyhow::Result<Printed> {
+    let mut out = std::io::stdout();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(Printed::Whole),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(Printed::Closed),
+        Err(error) => Err(error).context("cannot write to standard output"),
     }
 }
 
@@ -76,20 +71,9 @@ mod tests {
         let value = serde_json::json!({"gpus": [{"mode": "free"}]});
         let format = |output: Output| output.format(&value, || "MODE\n".to_owned()).expect("text");
         assert_eq!(format(Output::Table), "MODE\n");
+        assert_eq!(format(Output::Wide), "MODE\n");
         let json: serde_json::Value = serde_json::from_str(&format(Output::Json)).expect("JSON");
         let yaml: serde_json::Value = serde_saphyr::from_str(&format(Output::Yaml)).expect("YAML");
         assert_eq!((json, yaml), (value.clone(), value.clone()));
-    }
-
-    #[test]
-    fn aligns_columns() {
-        let rows = vec![
-            vec!["n1".to_owned(), "8 GiB".to_owned(), String::new()],
-            vec!["node-2".to_owned(), "–".to_owned(), "x".to_owned()],
-        ];
-        assert_eq!(
-            table(&["NODE", "MEMORY", "CLAIMS"], rows),
-            "NODE     MEMORY   CLAIMS\nn1       8 GiB\nnode-2   –        x\n"
-        );
     }
 }

@@ -9,8 +9,8 @@ use drava_api::Quantity;
 use drava_api::quota::QuotaResource;
 use serde::Serialize;
 
-use crate::output::table;
-use crate::snapshot::Snapshot;
+use drava_explanation::snapshot::Snapshot;
+use drava_explanation::table;
 
 /// A quota with its usage.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -135,7 +135,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::explain::tests::snapshot;
+    use drava_explanation::fixture::snapshot;
 
     fn with_quotas() -> Snapshot {
         let mut snapshot = snapshot();

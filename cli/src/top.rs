@@ -12,8 +12,8 @@ use drava_allocator::usage::{AllocatedDevice, DeviceAccess, DeviceUse, Usage};
 use drava_api::{DeviceType, Quantity, names};
 use serde::Serialize;
 
-use crate::output::table;
-use crate::snapshot::Snapshot;
+use drava_explanation::snapshot::Snapshot;
+use drava_explanation::table;
 
 /// Allocations of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -330,8 +330,9 @@ fn reserved_bytes<T>(devices: &[(&Device, T)]) -> u64 {
     whole.unwrap_or_default()
 }
 
-/// Formats the table of GPUs, followed by the excluded pools.
-pub(crate) fn text(gpus: &[Gpu], problems: &[String]) -> String {
+/// Formats the table of GPUs, followed by the excluded pools. A wide table has the UUIDs of the GPUs, and the device of each
+/// claim.
+pub(crate) fn text(gpus: &[Gpu], problems: &[String], is_wide: bool) -> String {
     if gpus.is_empty() && problems.is_empty() {
         return format!(
             "no node publishes devices of {}; check that the node driver is running\n",
@@ -341,7 +342,7 @@ pub(crate) fn text(gpus: &[Gpu], problems: &[String]) -> String {
     let rows: Vec<_> = gpus
         .iter()
         .map(|gpu| {
-            vec![
+            let mut row = vec![
                 gpu.node.clone(),
                 gpu.gpu.clone(),
                 gpu.product_name.clone(),
@@ -361,13 +362,15 @@ pub(crate) fn text(gpus: &[Gpu], problems: &[String]) -> String {
                 format!("{} / {}", gpu.slots.allocated, gpu.slots.total),
                 gpu.claims
                     .iter()
-                    .map(GpuClaim::text)
+                    .map(|claim| claim.text(is_wide))
                     .collect::<Vec<_>>()
                     .join(", "),
-            ]
+            ];
+            row.extend(is_wide.then(|| gpu.uuid.clone()));
+            row
         })
         .collect();
-    let header = [
+    let mut header = vec![
         "NODE",
         "GPU",
         "MODEL",
@@ -377,6 +380,7 @@ pub(crate) fn text(gpus: &[Gpu], problems: &[String]) -> String {
         "SLOTS",
         "CLAIMS (PODS)",
     ];
+    header.extend(is_wide.then_some("UUID"));
     let mut text = table(&header, rows);
     for problem in problems {
         text.push_str(&format!("warning: {problem}\n"));
@@ -393,11 +397,15 @@ impl GpuClaim {
         }
     }
 
-    fn text(&self) -> String {
+    fn text(&self, is_wide: bool) -> String {
+        let device = match is_wide {
+            true => format!(" on {}", self.device),
+            false => String::new(),
+        };
         if self.pods.is_empty() {
-            format!("{} (no pod)", self.name)
+            format!("{}{device} (no pod)", self.name)
         } else {
-            format!("{} ({})", self.name, self.pods.join(", "))
+            format!("{}{device} ({})", self.name, self.pods.join(", "))
         }
     }
 }
@@ -405,12 +413,12 @@ impl GpuClaim {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::explain::tests::snapshot;
+    use drava_explanation::fixture::snapshot;
 
     #[test]
     fn lists_gpus_with_claims_and_pods() {
         assert_eq!(
-            text(&gpus(&snapshot()), &problems(&snapshot())),
+            text(&gpus(&snapshot()), &problems(&snapshot()), false),
             "\
 NODE   GPU     MODEL         MODE     MEMORY            CORES       SLOTS    CLAIMS (PODS)
 n1     gpu-0   NVIDIA H100   shared   24 GiB / 80 GiB   30 / 100    2 / 10   default/a (a-pod), default/b (no pod)
@@ -420,9 +428,18 @@ n1     gpu-1   NVIDIA H100   whole    80 GiB / 80 GiB   100 / 100   0 / 10   def
     }
 
     #[test]
+    fn wide_table_has_uuids_and_devices() {
+        let wide = text(&gpus(&snapshot()), &[], true);
+        assert!(wide.contains("default/a on gpu-0-vgpu (a-pod)"), "{wide}");
+        let header = wide.lines().next().unwrap_or_default();
+        assert!(header.ends_with("UUID"), "{wide}");
+        assert!(wide.contains("GPU-"), "{wide}");
+    }
+
+    #[test]
     fn reports_missing_devices() {
         assert_eq!(
-            text(&gpus(&Snapshot::default()), &[]),
+            text(&gpus(&Snapshot::default()), &[], false),
             "no node publishes devices of gpu.drava.dev; check that the node driver is running\n"
         );
     }

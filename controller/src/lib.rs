@@ -15,6 +15,8 @@ pub mod event_deduplicator;
 pub mod event_publisher;
 pub mod evictions;
 mod excluded_pools;
+pub mod explainer;
+pub mod explanations;
 #[cfg(test)]
 mod fixture;
 mod gang;

@@ -6,6 +6,8 @@ use anyhow::Context;
 use clap::Parser;
 use drava_controller::clock::Clock;
 use drava_controller::compatibility::templates;
+use drava_controller::explainer::Explainer;
+use drava_controller::explanations;
 use drava_controller::health::{self, Health};
 use drava_controller::leader;
 use drava_controller::lease::{LeaseElection, Term};
@@ -112,6 +114,7 @@ async fn serve_webhook(
     metrics: Arc<Metrics>,
     stop: CancellationToken,
 ) -> std::io::Result<()> {
+    let explainer = explainer(&client, &options);
     let Some(listen) = options.webhook_listen else {
         stop.cancelled().await;
         return Ok(());
@@ -122,6 +125,7 @@ async fn serve_webhook(
         namespace: options.namespace,
         schedulers: options.scheduler_name,
         compatibility: options.compatibility,
+        explainer,
     };
     Box::pin(webhook::serve(client, settings, health, metrics, stop)).await
 }
@@ -158,6 +162,7 @@ async fn lead_when_elected(
                 ),
                 rotate_certificate(client, options, &term, &end),
                 maintain_templates(client, options, &term, &end),
+                maintain_explanations(client, options, &term, &end),
             );
         };
         tokio::pin!(led);
@@ -205,6 +210,29 @@ async fn maintain_templates(
         () = templates::maintain(client.clone(), term) => {}
         () = end.cancelled() => {}
     }
+}
+
+/// Maintains the PlacementExplanations until `end`.
+async fn maintain_explanations(
+    client: &Client,
+    options: &Options,
+    term: &Term,
+    end: &CancellationToken,
+) {
+    let explainer = explainer(client, options);
+    tokio::select! {
+        () = explanations::maintain(client.clone(), explainer, term) => {}
+        () = end.cancelled() => {}
+    }
+}
+
+fn explainer(client: &Client, options: &Options) -> Arc<Explainer> {
+    let settings = drava_explanation::explain::Settings {
+        policies: options.policies(),
+        schedulers: options.scheduler_name.clone(),
+    };
+    // The chart grants templates to the webhook.
+    Explainer::new(client.clone(), settings, options.webhook_listen.is_some())
 }
 
 fn settings(options: &Options) -> Settings {

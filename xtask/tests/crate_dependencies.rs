@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 /// Product crates, each with the product crates that it may depend on.
-const ALLOWED: [(&str, &[&str]); 10] = [
+const ALLOWED: [(&str, &[&str]); 11] = [
     ("drava-api", &[]),
     ("drava-cdi", &[]),
     ("drava-cdi-hook", &["drava-cdi"]),
@@ -18,8 +18,15 @@ const ALLOWED: [(&str, &[&str]); 10] = [
         &["drava-api", "drava-cdi", "drava-vgpu-abi", "drava-nvml"],
     ),
     ("drava-allocator", &["drava-api"]),
-    ("drava-controller", &["drava-api", "drava-allocator"]),
-    ("kubectl-drava", &["drava-api", "drava-allocator"]),
+    ("drava-explanation", &["drava-api", "drava-allocator"]),
+    (
+        "drava-controller",
+        &["drava-api", "drava-allocator", "drava-explanation"],
+    ),
+    (
+        "kubectl-drava",
+        &["drava-api", "drava-allocator", "drava-explanation"],
+    ),
 ];
 
 /// Pairs that must not depend on each other even in tests: they communicate through the API server and share `drava-api`.

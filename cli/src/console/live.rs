@@ -8,8 +8,8 @@ use serde::Serialize;
 use tokio::sync::watch;
 
 use super::view::{self, View};
-use crate::explain::Settings;
-use crate::snapshot::{Objects, Snapshot};
+use drava_explanation::explain::Settings;
+use drava_explanation::snapshot::{Objects, Snapshot};
 
 /// State that the console shows.
 #[derive(Debug)]
@@ -283,7 +283,7 @@ mod tests {
 
     #[test]
     fn renders_each_generation_once() {
-        let settings = crate::explain::tests::settings();
+        let settings = drava_explanation::fixture::settings();
         let live = Live::new("test".to_owned(), settings);
         let changes = live.changes();
         live.set_access(Kind::Nodes, Access::Pending);

@@ -8,9 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::core::v1::Pod;
 use serde::Serialize;
 
-use crate::explain::Settings;
+use drava_explanation::explain::Settings;
 use crate::quota;
-use crate::snapshot::Snapshot;
+use drava_explanation::snapshot::Snapshot;
 use crate::top::{self, Access, AllocatedAmount, Gpu, Mode, TaintKind};
 
 mod queue;

@@ -24,7 +24,7 @@ use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 
 use super::live::{Access, Kind, Live};
-use crate::snapshot::{Snapshot, trim_node, trim_pod};
+use drava_explanation::snapshot::{Snapshot, trim_node, trim_pod};
 
 /// Time until a kind that cannot be listed or watched is tried again.
 const RETRY: Duration = Duration::from_secs(30);

@@ -119,6 +119,9 @@ pub(super) fn required(state: &ClusterState) -> Vec<Permission> {
             ("patch", names::GROUP, "gpuquotas/status", None),
             ("watch", names::GROUP, "gpupolicies", None),
             ("patch", names::GROUP, "gpupolicies/status", None),
+            ("list", names::GROUP, "placementexplanations", None),
+            ("delete", names::GROUP, "placementexplanations", None),
+            ("update", names::GROUP, "placementexplanations/status", None),
             ("watch", DRA, "resourceslices", None),
             ("watch", DRA, "deviceclasses", None),
             ("watch", DRA, "devicetaintrules", None),
@@ -136,6 +139,19 @@ pub(super) fn required(state: &ClusterState) -> Vec<Permission> {
         let optional = [
             (EVICTION, ("create", "", "pods/eviction", None)),
             (WEBHOOK, ("watch", DRA, "resourceclaimtemplates", None)),
+            (
+                WEBHOOK,
+                ("create", "authentication.k8s.io", "tokenreviews", None),
+            ),
+            (
+                WEBHOOK,
+                (
+                    "create",
+                    "authorization.k8s.io",
+                    "subjectaccessreviews",
+                    None,
+                ),
+            ),
             (
                 COMPATIBILITY,
                 ("create", DRA, "resourceclaimtemplates", None),

@@ -20,7 +20,7 @@ use kube::{Api, Client};
 
 use drava_api::error::describe;
 
-use crate::snapshot::{self, list};
+use drava_explanation::snapshot::{self, ListError, list};
 
 use super::state::{ClusterState, Permission, Version, Webhook};
 use super::{access, admission};
@@ -90,9 +90,9 @@ pub(crate) async fn fetch(client: &Client) -> anyhow::Result<ClusterState> {
 }
 
 /// Returns the objects, or notes why they cannot be read.
-fn optional<T>(objects: anyhow::Result<Vec<T>>, unchecked: &mut Vec<String>) -> Option<Vec<T>> {
+fn optional<T>(objects: Result<Vec<T>, ListError>, unchecked: &mut Vec<String>) -> Option<Vec<T>> {
     objects
-        .map_err(|error| unchecked.push(describe(error.as_ref())))
+        .map_err(|error| unchecked.push(describe(&error)))
         .ok()
 }
 

@@ -12,8 +12,8 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde::Serialize;
 
 use super::is_settled;
-use crate::explain::{self, Depth, Settings, State};
-use crate::snapshot::Snapshot;
+use drava_explanation::explain::{self, Depth, Settings, State};
+use drava_explanation::snapshot::Snapshot;
 
 /// Most pods that are explained: each takes a decision of the allocator.
 const MAX_EXPLAINED: usize = 300;

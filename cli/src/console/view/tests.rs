@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::explain::tests::{settings, snapshot};
+use drava_explanation::fixture::{settings, snapshot};
 
 fn model(snapshot: &Snapshot) -> Value {
     serde_json::to_value(view(snapshot, Some(&settings()), Vec::new())).expect("JSON")

@@ -8,7 +8,7 @@ use kube::client::Body;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::explain::tests::settings;
+use drava_explanation::fixture::settings;
 
 /// Permissions of a user, and what the server has.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -24,9 +24,9 @@ use serde::{Deserialize, Serialize};
 mod volumes;
 
 /// Objects of the cluster on which decisions depend. Also the format of `kubectl drava dump`.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(crate) struct Objects {
+pub struct Objects {
     nodes: Vec<Node>,
     resource_slices: Vec<ResourceSlice>,
     device_taint_rules: Vec<DeviceTaintRule>,
@@ -47,12 +47,13 @@ pub(crate) struct Objects {
     #[serde(default)]
     storage_classes: Vec<StorageClass>,
     /// Empty unless they were fetched, too.
-    pub(crate) resource_claim_templates: Vec<ResourceClaimTemplate>,
+    resource_claim_templates: Vec<ResourceClaimTemplate>,
 }
 
 impl Objects {
     /// Removes what decisions do not depend on, such as environment variables, which may hold secrets.
-    pub(crate) fn trimmed(mut self) -> Self {
+    #[must_use]
+    pub fn trimmed(mut self) -> Self {
         self.nodes.iter_mut().for_each(trim_node);
         self.pods.iter_mut().for_each(trim_pod);
         let claims = self.resource_claims.iter_mut();
@@ -71,7 +72,8 @@ impl Objects {
     }
 
     /// Returns the snapshot and the claim templates.
-    pub(crate) fn into_snapshot(self) -> (Snapshot, Vec<ResourceClaimTemplate>) {
+    #[must_use]
+    pub fn into_snapshot(self) -> (Snapshot, Vec<ResourceClaimTemplate>) {
         let mut snapshot = Snapshot::new(
             &self.nodes,
             &self.resource_slices,
@@ -103,14 +105,14 @@ impl Objects {
 }
 
 /// Keeps the annotations of drava.
-pub(crate) fn trim_metadata(metadata: &mut ObjectMeta) {
+pub fn trim_metadata(metadata: &mut ObjectMeta) {
     metadata.managed_fields = None;
     if let Some(annotations) = metadata.annotations.as_mut() {
         annotations.retain(|name, _| name.starts_with("gpu.drava.dev/"));
     }
 }
 
-pub(crate) fn trim_node(node: &mut Node) {
+pub fn trim_node(node: &mut Node) {
     trim_metadata(&mut node.metadata);
     if let Some(status) = node.status.take() {
         node.status = Some(NodeStatus {
@@ -121,7 +123,7 @@ pub(crate) fn trim_node(node: &mut Node) {
     }
 }
 
-pub(crate) fn trim_pod(pod: &mut Pod) {
+pub fn trim_pod(pod: &mut Pod) {
     trim_metadata(&mut pod.metadata);
     if let Some(spec) = pod.spec.as_mut() {
         volumes::trim_volumes(spec);
@@ -148,14 +150,39 @@ pub(crate) fn trim_pod(pod: &mut Pod) {
 
 /// State of the cluster, read once.
 #[derive(Debug, Default)]
-pub(crate) struct Snapshot {
-    pub(crate) cluster: Cluster,
-    pub(crate) claims: Vec<ResourceClaim>,
-    pub(crate) pods: Vec<Pod>,
+pub struct Snapshot {
+    /// What the allocator knows.
+    pub cluster: Cluster,
+    /// All claims.
+    pub claims: Vec<ResourceClaim>,
+    /// All pods.
+    pub pods: Vec<Pod>,
+}
+
+/// Why the objects of a kind are unknown.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot list {plural} in all namespaces{hint}")]
+pub struct ListError {
+    plural: String,
+    hint: String,
+    source: Box<kube::Error>,
+}
+
+impl ListError {
+    /// Returns the status code of the API server's response.
+    #[must_use]
+    pub fn code(&self) -> Option<u16> {
+        match self.source.as_ref() {
+            kube::Error::Api(status) => Some(status.code),
+            _ => None,
+        }
+    }
 }
 
 impl Snapshot {
-    pub(crate) fn new(
+    /// Creates a snapshot of these objects.
+    #[must_use]
+    pub fn new(
         nodes: &[Node],
         slices: &[ResourceSlice],
         taint_rules: &[DeviceTaintRule],
@@ -194,7 +221,7 @@ impl Snapshot {
 ///
 /// # Errors
 /// If a kind cannot be listed.
-pub(crate) async fn take(client: &Client) -> anyhow::Result<Snapshot> {
+pub async fn take(client: &Client) -> Result<Snapshot, ListError> {
     Ok(fetch(client).await?.into_snapshot().0)
 }
 
@@ -202,7 +229,7 @@ pub(crate) async fn take(client: &Client) -> anyhow::Result<Snapshot> {
 ///
 /// # Errors
 /// If a kind cannot be listed.
-pub(crate) async fn fetch(client: &Client) -> anyhow::Result<Objects> {
+pub async fn fetch(client: &Client) -> Result<Objects, ListError> {
     let ours = ListParams::default().fields(&format!("spec.driver={}", names::DRIVER));
     let all = ListParams::default();
     let (nodes, slices, rules, classes, claims, pods, quotas, policies) = tokio::try_join!(
@@ -250,14 +277,14 @@ pub(crate) async fn fetch(client: &Client) -> anyhow::Result<Objects> {
 ///
 /// # Errors
 /// If a kind cannot be listed.
-pub(crate) async fn fetch_with_templates(client: &Client) -> anyhow::Result<Objects> {
+pub async fn fetch_with_templates(client: &Client) -> Result<Objects, ListError> {
     let mut objects = fetch(client).await?;
     objects.resource_claim_templates = list(client, &ListParams::default()).await?;
     Ok(objects)
 }
 
 /// Lists the DeviceTaintRules in the version that is served; none if no version is.
-async fn list_taint_rules(client: &Client) -> anyhow::Result<Vec<DeviceTaintRule>> {
+async fn list_taint_rules(client: &Client) -> Result<Vec<DeviceTaintRule>, ListError> {
     let all = ListParams::default();
     match list::<DeviceTaintRule>(client, &all).await {
         Err(error) if is_not_served(&error) => {}
@@ -270,7 +297,7 @@ async fn list_taint_rules(client: &Client) -> anyhow::Result<Vec<DeviceTaintRule
 }
 
 /// Lists the objects of a kind; none if its definition is not installed.
-async fn list_served<K>(client: &Client) -> anyhow::Result<Vec<K>>
+async fn list_served<K>(client: &Client) -> Result<Vec<K>, ListError>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
 {
@@ -281,29 +308,25 @@ where
 }
 
 /// Lists objects without which an explanation is still useful; none if the user may not.
-async fn list_if_permitted<K>(client: &Client) -> anyhow::Result<Vec<K>>
+async fn list_if_permitted<K>(client: &Client) -> Result<Vec<K>, ListError>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
 {
     match list(client, &ListParams::default()).await {
-        Err(error) if has_code(&error, 403) => Ok(Vec::new()),
+        Err(error) if error.code() == Some(403) => Ok(Vec::new()),
         objects => objects,
     }
 }
 
-fn is_not_served(error: &anyhow::Error) -> bool {
-    has_code(error, 404)
-}
-
-fn has_code(error: &anyhow::Error, code: u16) -> bool {
-    matches!(error.downcast_ref(), Some(kube::Error::Api(status)) if status.code == code)
+fn is_not_served(error: &ListError) -> bool {
+    error.code() == Some(404)
 }
 
 /// Lists the objects of a kind in all namespaces.
 ///
 /// # Errors
 /// With a hint about the permission or version that is missing.
-pub(crate) async fn list<K>(client: &Client, params: &ListParams) -> anyhow::Result<Vec<K>>
+pub async fn list<K>(client: &Client, params: &ListParams) -> Result<Vec<K>, ListError>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
 {
@@ -321,7 +344,11 @@ where
             }
             _ => String::new(),
         };
-        anyhow::Error::new(error).context(format!("cannot list {plural} in all namespaces{hint}"))
+        ListError {
+            plural: plural.to_string(),
+            hint,
+            source: Box::new(error),
+        }
     })?;
     Ok(objects.items)
 }

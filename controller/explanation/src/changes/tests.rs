@@ -4,7 +4,7 @@ use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy};
 use drava_api::quota::GpuQuota;
 
 use super::*;
-use crate::explain::tests::snapshot;
+use crate::fixture::snapshot;
 
 const POLICIES: Policies = Policies {
     node: NodePlacementPolicy::Binpack,

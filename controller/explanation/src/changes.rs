@@ -26,7 +26,7 @@ const MAX_TRIALS: usize = 1000;
 /// A change after which the pod fits.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "kind", rename_all = "camelCase")]
-pub(crate) enum Change {
+pub enum Change {
     /// The claim requests less memory.
     #[serde(rename_all = "camelCase")]
     ReduceMemory {
@@ -56,15 +56,28 @@ pub(crate) enum Change {
 /// A pod that would have to end.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Ending {
+pub struct Ending {
     priority: i32,
     /// Namespace and name.
     pod: String,
 }
 
 impl Change {
+    /// Hides the names of pods of other namespaces.
+    pub fn hide_other_namespaces(&mut self, namespace: &str) {
+        if let Self::EndPods { pods, .. } = self {
+            for ending in pods {
+                let of_namespace = ending.pod.split_once('/');
+                if of_namespace.is_none_or(|(of, _)| of != namespace) {
+                    "a pod of another namespace".clone_into(&mut ending.pod);
+                }
+            }
+        }
+    }
+
     /// Formats the change as an instruction.
-    pub(crate) fn text(&self) -> String {
+    #[must_use]
+    pub fn text(&self) -> String {
         match self {
             Self::ReduceMemory {
                 claim,
@@ -87,7 +100,8 @@ impl Change {
 }
 
 /// Returns changes after which the pod fits, the smallest first. `claims` are its claims with their names in the pod.
-pub(crate) fn find(
+#[must_use]
+pub fn find(
     snapshot: &mut Snapshot,
     pod: &Pod,
     claims: &[(String, ResourceClaim)],
@@ -319,7 +333,8 @@ impl Holders {
 }
 
 /// Formats the changes after each of which a pod fits.
-pub(crate) fn changes_text(pod: &str, changes: &[Change]) -> String {
+#[must_use]
+pub fn changes_text(pod: &str, changes: &[Change]) -> String {
     if changes.is_empty() {
         return String::new();
     }

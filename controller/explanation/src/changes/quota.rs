@@ -10,7 +10,7 @@ use serde::Serialize;
 /// A limit to raise.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct RaisedLimit {
+pub struct RaisedLimit {
     /// Name of the GpuQuota.
     quota: String,
     /// Field of `spec.limit`.

@@ -1,38 +1,29 @@
 //! Manifests in the small cluster of the tests of `explain`: 56 GiB are free on one GPU, the other one is in use.
 
-use clap::Parser;
 use drava_api::quota::GpuQuota;
 use serde_json::json;
 
 use super::*;
-use crate::explain::tests::snapshot;
+use crate::fixture::{settings, snapshot};
 
-#[derive(Parser)]
-struct Cli {
-    #[command(flatten)]
-    options: Options,
-}
-
-fn simulated(documents: &[Value], arguments: &[&str]) -> anyhow::Result<Report> {
-    simulated_in(&mut snapshot(), documents, arguments)
+fn simulated(documents: &[Value]) -> Result<Report, SimulateError> {
+    simulated_in(&mut snapshot(), documents, None)
 }
 
 fn simulated_in(
     snapshot: &mut Snapshot,
     documents: &[Value],
-    arguments: &[&str],
-) -> anyhow::Result<Report> {
-    let arguments = ["simulate", "-f", "-"].iter().chain(arguments);
-    let options = Cli::parse_from(arguments).options;
-    let settings = options.decision.clone().into();
+    replicas: Option<usize>,
+) -> Result<Report, SimulateError> {
     let documents = documents.to_vec();
     run(
         snapshot,
         Vec::new(),
         documents,
         "default",
-        &options,
-        &settings,
+        replicas,
+        1_000,
+        &settings(),
     )
 }
 
@@ -60,7 +51,7 @@ fn deployment(replicas: u32) -> Value {
 
 #[test]
 fn decides_each_pod_beside_those_before() {
-    let report = simulated(&[deployment(3), template("20Gi")], &[]).unwrap();
+    let report = simulated(&[deployment(3), template("20Gi")]).unwrap();
     assert!(!report.all_fit());
     let text = report.text();
     let lines: Vec<&str> = text.lines().collect();
@@ -86,7 +77,7 @@ fn simulated_pods_count_towards_quota() {
     let spec = json!({"namespaces": ["default"], "limit": {"memory": "126Gi"}});
     let quota = GpuQuota::new("team-a", serde_json::from_value(spec).unwrap());
     snapshot.cluster.upsert_quota(&quota);
-    let report = simulated_in(&mut snapshot, &[deployment(2), template("20Gi")], &[]).unwrap();
+    let report = simulated_in(&mut snapshot, &[deployment(2), template("20Gi")], None).unwrap();
     let text = report.text();
     let lines: Vec<&str> = text.lines().collect();
     assert!(lines[1].starts_with("default/web-0   n1 "), "{text}");
@@ -98,24 +89,44 @@ fn simulated_pods_count_towards_quota() {
 
 #[test]
 fn replicas_option_replaces_that_of_the_workload() {
-    let report = simulated(&[template("20Gi"), deployment(3)], &["--replicas", "2"]).unwrap();
+    let documents = [template("20Gi"), deployment(3)];
+    let report = simulated_in(&mut snapshot(), &documents, Some(2)).unwrap();
     assert!(report.all_fit());
     assert_eq!(report.pods.len(), 2);
+}
+
+#[test]
+fn rejects_more_pods_than_allowed() {
+    let error = simulated(&[template("1Gi"), deployment(1_001)]).unwrap_err();
+    assert!(matches!(error, SimulateError::TooMany(1_000)), "{error}");
+}
+
+#[test]
+fn hides_pods_of_other_namespaces() {
+    let mut report = simulated(&[template("60Gi"), deployment(1)]).unwrap();
+    report.hide_other_namespaces("default");
+    assert!(report.text().contains("end default/"), "{}", report.text());
+    report.hide_other_namespaces("elsewhere");
+    let text = report.text();
+    assert!(
+        !text.contains("end default/") && text.contains("end a pod of another namespace"),
+        "{text}"
+    );
 }
 
 #[test]
 fn pods_without_gpu_and_other_kinds_are_no_obstacle() {
     let service = json!({"kind": "Service", "metadata": {"name": "web"}});
     let pod = json!({"kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": []}});
-    let report = simulated(&[service, pod], &[]).unwrap();
+    let report = simulated(&[service, pod]).unwrap();
     assert_eq!(report.pods[0].outcome, Outcome::NoGpuRequest);
 }
 
 #[test]
 fn names_missing_and_shared_objects() {
     let error = |documents: &[Value]| {
-        let error = simulated(documents, &[]).unwrap_err();
-        format!("{error:#}")
+        let error = simulated(documents).unwrap_err();
+        error.to_string()
     };
     assert_eq!(
         error(&[deployment(1)]),

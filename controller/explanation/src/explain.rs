@@ -3,14 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::Context;
 use drava_allocator::explanation::{DeviceVerdict, Explanation, NodeVerdict};
 use drava_allocator::object::object_key;
 use drava_allocator::placement::Policies;
 use drava_allocator::pod;
 use drava_allocator::pod_request::PodRequest;
 use drava_allocator::usage::AllocatedDevice;
-use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy};
 use drava_api::names;
 use drava_api::reason::Reason;
 use k8s_openapi::api::core::v1::Pod;
@@ -18,38 +16,40 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde::Serialize;
 
 use crate::changes::{self, Change, changes_text};
-use crate::output::table;
 use crate::snapshot::Snapshot;
+use crate::table::table;
+
+pub mod claim;
 
 /// State of a pod's allocation with its explanation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Report {
+pub struct Report {
     pod: String,
     /// Stable code.
-    pub(crate) state: State,
+    pub state: State,
     /// Explanation in one line.
-    pub(crate) summary: String,
+    pub summary: String,
     /// Code of the reason, unless the pod is allocated or a node is feasible.
     #[serde(skip)]
-    pub(crate) reason: Option<Reason>,
+    pub reason: Option<Reason>,
     /// Number of nodes per reason code, if no node is feasible.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) reasons: BTreeMap<String, usize>,
+    pub reasons: BTreeMap<String, usize>,
     /// Blockers by node and device, if no node is feasible.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    blockers: Vec<Blocker>,
+    pub blockers: Vec<Blocker>,
     /// Why the node and the GPUs were selected, if all claims are allocated.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     placements: Vec<ClaimReason>,
     /// After each of them the pod fits, if no node is feasible.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    changes: Vec<Change>,
+    pub changes: Vec<Change>,
 }
 
 /// State of a pod's allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub(crate) enum State {
+pub enum State {
     /// The pod requests no devices of this driver.
     NoGpuRequest,
     /// The pod is bound to a node.
@@ -70,12 +70,15 @@ pub(crate) enum State {
 
 /// Blocker of one node or device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-struct Blocker {
-    node: String,
+pub struct Blocker {
+    /// Name of the node.
+    pub node: String,
     /// Empty for a blocker of the node.
-    device: String,
-    reason: String,
-    detail: String,
+    pub device: String,
+    /// Reason code.
+    pub reason: String,
+    /// Figures.
+    pub detail: String,
 }
 
 /// Why the node and the GPUs of a claim were selected.
@@ -89,51 +92,44 @@ struct ClaimReason {
 
 /// Settings of the controller that its decisions depend on.
 #[derive(Debug, Clone)]
-pub(crate) struct Settings {
+pub struct Settings {
     /// Policies for nodes and GPUs.
-    pub(crate) policies: Policies,
+    pub policies: Policies,
     /// Names of the schedulers whose pods are served.
-    pub(crate) schedulers: Vec<String>,
+    pub schedulers: Vec<String>,
 }
 
-/// Command line options for the settings of the controller.
-#[derive(Debug, Clone, clap::Args)]
-pub(crate) struct DecisionOptions {
-    /// The controller's policy for nodes: binpack or spread.
-    #[arg(long, default_value = "binpack")]
-    node_policy: NodePlacementPolicy,
-
-    /// The controller's policy for the GPUs of a node: binpack, spread or topology.
-    #[arg(long, default_value = "binpack")]
-    gpu_policy: GpuPlacementPolicy,
-
-    /// Scheduler whose pods the controller serves; repeatable.
-    #[arg(long, default_value = pod::DEFAULT_SCHEDULER)]
-    scheduler_name: Vec<String>,
-}
-
-impl From<DecisionOptions> for Settings {
-    fn from(options: DecisionOptions) -> Self {
-        Self {
-            policies: Policies {
-                node: options.node_policy,
-                gpu: options.gpu_policy,
-            },
-            schedulers: options.scheduler_name,
-        }
-    }
+/// Why nothing is explained.
+#[derive(Debug, thiserror::Error)]
+pub enum ExplainError {
+    /// The pod does not exist.
+    #[error("cannot find pod {name} in namespace {namespace}; use -n for another namespace")]
+    PodMissing {
+        /// Namespace.
+        namespace: String,
+        /// Name.
+        name: String,
+    },
+    /// The claim does not exist.
+    #[error("cannot find claim {name} in namespace {namespace}; use -n for another namespace")]
+    ClaimMissing {
+        /// Namespace.
+        namespace: String,
+        /// Name.
+        name: String,
+    },
 }
 
 /// Explains a pod, with changes after which it fits.
 ///
 /// # Errors
 /// If the pod does not exist.
-pub(crate) fn pod_with_changes(
+pub fn pod_with_changes(
     snapshot: &mut Snapshot,
     namespace: &str,
     name: &str,
     settings: &Settings,
-) -> anyhow::Result<Report> {
+) -> Result<Report, ExplainError> {
     let mut report = pod(snapshot, namespace, name, settings)?;
     if report.state != State::Infeasible {
         return Ok(report);
@@ -155,25 +151,26 @@ pub(crate) fn pod_with_changes(
 ///
 /// # Errors
 /// If the pod does not exist.
-pub(crate) fn pod(
+pub fn pod(
     snapshot: &Snapshot,
     namespace: &str,
     name: &str,
     settings: &Settings,
-) -> anyhow::Result<Report> {
+) -> Result<Report, ExplainError> {
     let pod = snapshot
         .pods
         .iter()
         .find(|pod| is(pod, namespace, name))
-        .with_context(|| {
-            format!("cannot find pod {name} in namespace {namespace}; use -n for another namespace")
+        .ok_or_else(|| ExplainError::PodMissing {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
         })?;
     Ok(of_pod(snapshot, pod, settings, Depth::Devices))
 }
 
 /// Level of detail of an explanation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Depth {
+pub enum Depth {
     /// Reasons by node, as the controller finds them; fast in large clusters.
     Nodes,
     /// Reasons by node and device.
@@ -181,7 +178,7 @@ pub(crate) enum Depth {
 }
 
 /// Explains a pod of the snapshot.
-pub(crate) fn of_pod(snapshot: &Snapshot, pod: &Pod, settings: &Settings, depth: Depth) -> Report {
+pub fn of_pod(snapshot: &Snapshot, pod: &Pod, settings: &Settings, depth: Depth) -> Report {
     let (namespace, name) = object_key(&pod.metadata);
     let mut report = Report {
         pod: format!("{namespace}/{name}"),
@@ -392,7 +389,32 @@ fn blockers(verdict: &NodeVerdict) -> Vec<Blocker> {
     verdict.devices.iter().map(of_device).collect()
 }
 
+impl State {
+    /// Returns the code.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::NoGpuRequest => "NoGpuRequest",
+            Self::Placed => "Placed",
+            Self::WaitingForClaim => "WaitingForClaim",
+            Self::Gated => "Gated",
+            Self::Allocated => "Allocated",
+            Self::Feasible => "Feasible",
+            Self::Infeasible => "Infeasible",
+            Self::Rejected => "Rejected",
+        }
+    }
+}
+
 impl Report {
+    /// Hides the names of pods of other namespaces than the pod's.
+    pub fn hide_other_namespaces(&mut self) {
+        let namespace = self.pod.split('/').next().unwrap_or_default();
+        for change in &mut self.changes {
+            change.hide_other_namespaces(namespace);
+        }
+    }
+
     fn add_verdicts(&mut self, explanation: &Explanation, depth: Depth) {
         let Explanation::Nodes(verdicts) = explanation else {
             return;
@@ -416,7 +438,8 @@ impl Report {
     }
 
     /// Formats the report as text.
-    pub(crate) fn text(&self) -> String {
+    #[must_use]
+    pub fn text(&self) -> String {
         let mut text = format!("pod {}: {}\n", self.pod, self.summary);
         if !self.blockers.is_empty() {
             let rows: Vec<_> = self
@@ -456,4 +479,4 @@ impl Report {
 }
 
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;

@@ -1,0 +1,219 @@
+//! PlacementExplanations: the leader writes the explanation of each, keeps it up to date, and deletes it after its time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use drava_api::error::describe;
+use drava_api::explanation::{
+    MAX_BLOCKERS, PlacementBlocker, PlacementExplanation, PlacementExplanationStatus,
+};
+use drava_explanation::changes::Change;
+use drava_explanation::explain::{ExplainError, Report};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
+use kube::{Api, Client, ResourceExt};
+
+use crate::explainer::{Explainer, ExplainerError};
+use crate::lease::Term;
+use crate::writes::FIELD_MANAGER;
+
+/// Time between two readings of the requests.
+const PERIOD: Duration = Duration::from_secs(2);
+/// Time between two readings while the definition is not installed or cannot be read.
+const RECHECK: Duration = Duration::from_secs(60);
+/// Readings after which an explanation is brought up to date.
+const REFRESH: u32 = 5;
+/// Maximum number of explanations: each is decided at every refresh.
+const MAX_REQUESTS: usize = 100;
+/// State of a pod that does not exist.
+const POD_MISSING: &str = "PodMissing";
+
+/// Serves the requests during the term.
+pub async fn maintain(client: Client, explainer: Arc<Explainer>, term: &Term) {
+    let all: Api<PlacementExplanation> = Api::all(client.clone());
+    // From the cache of the API server.
+    let cached = ListParams::default().match_any();
+    for reading in 0_u32.. {
+        match all.list(&cached).await {
+            Ok(list) => {
+                for request in list.items.into_iter().take(MAX_REQUESTS) {
+                    if !term.is_valid() {
+                        return;
+                    }
+                    let is_due = request.status.is_none() || reading % REFRESH == 0;
+                    if let Err(error) = serve(&client, &explainer, &request, is_due).await {
+                        tracing::warn!(
+                            error = describe(&error),
+                            namespace = request.namespace(),
+                            name = request.name_any(),
+                            "cannot write a PlacementExplanation"
+                        );
+                    }
+                }
+                tokio::time::sleep(PERIOD).await;
+            }
+            Err(error) => {
+                let is_absent = matches!(&error, kube::Error::Api(status) if status.code == 404);
+                if !is_absent {
+                    tracing::warn!(
+                        error = describe(&error),
+                        "cannot list PlacementExplanations"
+                    );
+                }
+                tokio::time::sleep(RECHECK).await;
+            }
+        }
+    }
+}
+
+async fn serve(
+    client: &Client,
+    explainer: &Arc<Explainer>,
+    request: &PlacementExplanation,
+    is_due: bool,
+) -> kube::Result<()> {
+    let namespace = request.namespace().unwrap_or_default();
+    let requests: Api<PlacementExplanation> = Api::namespaced(client.clone(), &namespace);
+    let name = request.name_any();
+    let now = Timestamp::now();
+    if is_expired(request, now) {
+        let preconditions = Preconditions {
+            uid: request.uid(),
+            resource_version: None,
+        };
+        let delete = DeleteParams::default().preconditions(preconditions);
+        return ignore_gone(requests.delete(&name, &delete).await.map(drop));
+    }
+    if !is_due {
+        return Ok(());
+    }
+    let explained = explainer.explain(&namespace, &request.spec.pod_name).await;
+    let mut status = match explained {
+        Ok(report) => status(report),
+        Err(ExplainerError::Explain(ExplainError::PodMissing { .. })) => {
+            PlacementExplanationStatus {
+                state: POD_MISSING.to_owned(),
+                summary: format!("pod {} does not exist", request.spec.pod_name),
+                ..PlacementExplanationStatus::default()
+            }
+        }
+        Err(error) => {
+            tracing::warn!(
+                error = describe(&error),
+                namespace,
+                name,
+                "cannot explain a pod"
+            );
+            return Ok(());
+        }
+    };
+    status.changed_at = request
+        .status
+        .as_ref()
+        .and_then(|before| before.changed_at.clone());
+    if request.status.as_ref() == Some(&status) {
+        return Ok(());
+    }
+    let seconds = Timestamp::from_second(now.as_second()).unwrap_or(now);
+    status.changed_at = Some(Time(seconds));
+    let explained = PlacementExplanation {
+        status: Some(status),
+        ..request.clone()
+    };
+    let parameters = PostParams {
+        field_manager: Some(FIELD_MANAGER.to_owned()),
+        ..PostParams::default()
+    };
+    let written = requests
+        .replace_status(&name, &parameters, &explained)
+        .await;
+    ignore_gone(written.map(drop))
+}
+
+fn ignore_gone(result: kube::Result<()>) -> kube::Result<()> {
+    match result {
+        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
+        result => result,
+    }
+}
+
+fn is_expired(request: &PlacementExplanation, now: Timestamp) -> bool {
+    let created = request.metadata.creation_timestamp.as_ref();
+    let ttl = SignedDuration::try_from(request.spec.ttl()).unwrap_or(SignedDuration::MAX);
+    created.is_some_and(|created| now.duration_since(created.0) >= ttl)
+}
+
+fn status(mut report: Report) -> PlacementExplanationStatus {
+    report.hide_other_namespaces();
+    let blockers = report.blockers.iter().take(MAX_BLOCKERS);
+    PlacementExplanationStatus {
+        state: report.state.as_str().to_owned(),
+        summary: report.summary.clone(),
+        reasons: report
+            .reasons
+            .iter()
+            .map(|(reason, nodes)| (reason.clone(), u32::try_from(*nodes).unwrap_or(u32::MAX)))
+            .collect(),
+        blockers: blockers
+            .map(|blocker| PlacementBlocker {
+                node: blocker.node.clone(),
+                device: (!blocker.device.is_empty()).then(|| blocker.device.clone()),
+                reason: blocker.reason.clone(),
+                detail: blocker.detail.clone(),
+            })
+            .collect(),
+        changes: report.changes.iter().map(Change::text).collect(),
+        changed_at: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use drava_explanation::explain;
+    use drava_explanation::fixture::{settings, snapshot};
+    use serde_json::json;
+
+    fn request(ttl: Option<u32>) -> PlacementExplanation {
+        let spec = json!({"podName": "big", "ttlSeconds": ttl});
+        let mut request =
+            PlacementExplanation::new("why", serde_json::from_value(spec).expect("a spec"));
+        let created = "2026-01-01T00:00:00Z".parse().expect("a time");
+        request.metadata.creation_timestamp = Some(Time(created));
+        request
+    }
+
+    #[test]
+    fn expires_after_its_time_or_an_hour() {
+        let at = |text: &str| text.parse().expect("a time");
+        let one = request(Some(60));
+        assert!(!is_expired(&one, at("2026-01-01T00:00:59Z")));
+        assert!(is_expired(&one, at("2026-01-01T00:01:00Z")));
+        let default = request(None);
+        assert!(!is_expired(&default, at("2026-01-01T00:59:59Z")));
+        assert!(is_expired(&default, at("2026-01-01T01:00:00Z")));
+    }
+
+    #[test]
+    fn status_has_reasons_and_changes() {
+        let report = explain::pod_with_changes(&mut snapshot(), "default", "big", &settings());
+        let status = status(report.expect("a report"));
+        assert_eq!(status.state, "Infeasible");
+        assert!(
+            status.summary.starts_with("0/1 nodes:"),
+            "{}",
+            status.summary
+        );
+        assert_eq!(status.reasons.values().sum::<u32>(), 1);
+        assert!(!status.blockers.is_empty());
+        assert!(
+            status
+                .changes
+                .iter()
+                .any(|change| change.contains("request at most")),
+            "{:?}",
+            status.changes
+        );
+    }
+}
