@@ -10,6 +10,7 @@ mod hook;
 mod measurements;
 mod memory;
 mod packing;
+mod planning;
 mod prepare;
 mod report;
 mod share;
@@ -47,6 +48,8 @@ pub(crate) struct Args {
     without_baseline: bool,
     #[command(flatten)]
     packing: packing::Options,
+    #[command(flatten)]
+    planning: planning::Options,
 }
 
 impl Args {
@@ -64,6 +67,8 @@ enum Name {
     Agent,
     /// Cost of a decision of the controller in large clusters.
     Decision,
+    /// Time of decisions about gangs.
+    Gang,
     /// Cost of a hooked launch.
     Hook,
     /// Exactness of memory limits, and their cost.
@@ -72,6 +77,10 @@ enum Name {
     Packing,
     /// Latency of prepare, and footprint of the node driver.
     Prepare,
+    /// Time of decisions about evictions for pods of higher priority.
+    Preemption,
+    /// Time of decisions about quotas.
+    Quota,
     /// Exactness of shares of GPU time.
     Share,
     /// Cost of the start of a process.
@@ -83,10 +92,13 @@ impl Name {
         match self {
             Self::Agent => "agent",
             Self::Decision => "decision",
+            Self::Gang => "gang",
             Self::Hook => "hook",
             Self::Memory => "memory",
             Self::Packing => "packing",
             Self::Prepare => "prepare",
+            Self::Preemption => "preemption",
+            Self::Quota => "quota",
             Self::Share => "share",
             Self::Startup => "startup",
         }
@@ -104,6 +116,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Name::Memory => memory::run(args, &mut report)?,
         Name::Packing => packing::run(&args.packing, &mut report)?,
         Name::Prepare => prepare::run(&mut report)?,
+        Name::Gang | Name::Preemption | Name::Quota => {
+            planning::run(name, &args.planning, &mut report)?;
+        }
         Name::Share => share::run(args, &mut report)?,
         Name::Startup => startup::run(args, &mut report)?,
     }

@@ -31,6 +31,9 @@ enum Action {
         /// File that describes a node's simulated GPUs, or `none`; repeat for several nodes [default: two H100].
         #[arg(long = "machine", value_name = "FILE", value_parser = machine)]
         machines: Vec<Machine>,
+        /// Turn the PodGroup API of Kubernetes on (1.37).
+        #[arg(long)]
+        pod_groups: bool,
     },
     /// Stop the cluster and remove all its files.
     Down,
@@ -117,8 +120,10 @@ pub(crate) fn run(args: Args) -> Result<()> {
         Action::Up {
             kubernetes,
             machines,
+            pod_groups,
         } => {
             options.kubernetes = kubernetes;
+            options.pod_groups = pod_groups;
             if !machines.is_empty() {
                 options.nodes = machines;
             }

@@ -1,8 +1,9 @@
 //! `cargo xtask demo`: two pods share one simulated GPU on a real Kubernetes.
 //!
-//! Builds drava and Kubernetes, starts the cluster, installs drava with its chart, runs `deploy/examples/quickstart` and
-//! prints what users of a cluster see. The cluster stays up.
+//! Builds drava and Kubernetes, starts the cluster, installs drava with its chart, runs `deploy/examples/quickstart` and then
+//! `deploy/examples/quickstart-priority`, and prints what users of a cluster see. The cluster stays up.
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -26,6 +27,9 @@ pub(crate) struct Args {
     /// Description of the simulated machine [default: two H100].
     #[arg(long, value_name = "FILE")]
     machine: Option<std::path::PathBuf>,
+    /// Turn the PodGroup API of Kubernetes on (1.37).
+    #[arg(long)]
+    pod_groups: bool,
 }
 
 const CLUSTER: &str = "demo";
@@ -43,7 +47,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     // Before the minutes of building.
     prerequisite::check(&Prerequisite::CLUSTER)?;
     let machine = deploy::machine(args.machine.as_deref());
-    let cluster = deploy::start(CLUSTER, args.kubernetes, vec![machine], &deploy::build()?)?;
+    let artifacts = deploy::build()?;
+    let options = Options {
+        kubernetes: args.kubernetes,
+        nodes: vec![machine],
+        pod_groups: args.pod_groups,
+        ..Options::named(CLUSTER)
+    };
+    let cluster = deploy::start(options, &artifacts)?;
     let step = Progress::step("Run the quickstart pods");
     let manifest = workspace_root().join("deploy/examples/quickstart/quickstart.yaml");
     quiet(cluster.kubectl().arg("apply").arg("-f").arg(manifest))?;
@@ -75,18 +86,46 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     )?;
     heading("Why pod distributed is pending");
     println!("{reason}");
+    priority(&cluster, &artifacts.programs.join("kubectl-drava"))?;
     println!(
         "\nThe cluster is up. Next:
 
     export KUBECONFIG={}
     {} get pods,resourceclaims
-    {} delete pod inference training      # frees the GPU: distributed starts
+    {} delete pod urgent      # frees the GPUs: distributed starts
 
 `cargo xtask demo --down` stops the cluster and removes all its files.",
         cluster.kubeconfig().display(),
         cluster.kubectl().get_program().to_string_lossy(),
         cluster.kubectl().get_program().to_string_lossy(),
     );
+    Ok(())
+}
+
+/// Shows how a pod of high priority evicts others, and the explanation of the pod that still waits.
+fn priority(cluster: &Cluster, plugin: &Path) -> Result<()> {
+    let manifest = workspace_root().join("deploy/examples/quickstart-priority/urgent.yaml");
+    quiet(cluster.kubectl().arg("apply").arg("-f").arg(manifest))?;
+    wait_running(cluster, "urgent")?;
+    show(
+        cluster,
+        "Pod urgent has a higher priority and needs both GPUs: its events name the evicted pods",
+        &[
+            "get",
+            "events",
+            "--field-selector=involvedObject.name=urgent",
+            "-o=custom-columns=REASON:.reason,MESSAGE:.message",
+        ],
+    )?;
+    heading("What would have to change for pod distributed");
+    println!("$ kubectl drava explain pod distributed");
+    let mut explain = Command::new(plugin);
+    explain
+        .env("KUBECONFIG", cluster.kubeconfig())
+        .args(["explain", "pod", "distributed"])
+        .stdin(Stdio::null());
+    let status = process::status(&mut explain, Limit::REQUEST)?;
+    ensure!(status.success(), "kubectl drava explain failed");
     Ok(())
 }
 

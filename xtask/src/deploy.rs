@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use drava_cluster::process::{self, Limit};
-use drava_cluster::{Cluster, Kubernetes, Machine, Options, Profile, Progress, workspace_root};
+use drava_cluster::{Cluster, Machine, Options, Profile, Progress, workspace_root};
 use sha2::{Digest as _, Sha256};
 
 use crate::image;
@@ -39,18 +39,12 @@ pub(crate) fn build() -> Result<Artifacts> {
 }
 
 /// Starts a cluster, loads the images and installs drava. Returns when the GPUs are published.
-pub(crate) fn start(
-    name: &str,
-    kubernetes: Kubernetes,
-    nodes: Vec<Machine>,
-    artifacts: &Artifacts,
-) -> Result<Cluster> {
-    let with_gpus = nodes.iter().filter(|node| **node != Machine::None).count();
+pub(crate) fn start(options: Options, artifacts: &Artifacts) -> Result<Cluster> {
+    let nodes = options.nodes.iter();
+    let with_gpus = nodes.filter(|node| **node != Machine::None).count();
     let cluster = drava_cluster::up(&Options {
-        kubernetes,
-        nodes,
         programs: Some(artifacts.programs.clone()),
-        ..Options::named(name)
+        ..options
     })?;
     let images = &artifacts.images;
     let step = Progress::step("Load the images");

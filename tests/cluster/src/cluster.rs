@@ -39,6 +39,8 @@ pub struct Options {
     pub kubernetes: Kubernetes,
     /// The GPUs of each node. The first node also runs the control plane.
     pub nodes: Vec<Machine>,
+    /// Whether the PodGroup API of Kubernetes is on (feature gate GenericWorkload, 1.37).
+    pub pod_groups: bool,
     /// Directory with the built `drava-node` and simulated machine. Without it, cargo builds both.
     pub programs: Option<PathBuf>,
 }
@@ -51,6 +53,7 @@ impl Options {
             state: target_dir().join("cluster").join(name),
             kubernetes: Kubernetes::default(),
             nodes: vec![Machine::default()],
+            pod_groups: false,
             programs: std::env::var_os(PROGRAMS_VARIABLE).map(PathBuf::from),
         }
     }

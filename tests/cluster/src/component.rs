@@ -144,13 +144,27 @@ impl Component {
         }
     }
 
+    /// Arguments that turn the PodGroup API of Kubernetes on.
+    fn pod_group_args(self) -> &'static [&'static str] {
+        const GATE: &str = "--feature-gates=GenericWorkload=true";
+        match self {
+            Self::KubeApiserver => &[GATE, "--runtime-config=scheduling.k8s.io/v1beta1=true"],
+            Self::KubeControllerManager | Self::KubeScheduler => &[GATE],
+            Self::Simulator | Self::Etcd | Self::Containerd | Self::Kubelet => &[],
+        }
+    }
+
     /// Returns the process as the node's init runs it.
     #[must_use]
-    pub(crate) fn process(self, node: NodeIndex) -> Process {
+    pub(crate) fn process(self, node: NodeIndex, has_pod_groups: bool) -> Process {
+        let mut args = self.args(node);
+        if has_pod_groups {
+            args.extend(self.pod_group_args().iter().map(|arg| (*arg).to_owned()));
+        }
         Process {
             component: self,
             program: self.program().into(),
-            args: self.args(node),
+            args,
             after: self.after(),
             probe: self.probe(),
         }

@@ -5,6 +5,8 @@
 
 pub mod docs;
 pub mod doctor;
+mod go_module;
+mod jobs;
 mod ledger;
 pub mod manifest;
 mod node;
@@ -22,6 +24,7 @@ use drava_cluster::Cluster;
 use drava_cluster::process::{self, Limit};
 use serde_json::Value;
 
+pub use crate::go_module::go_module;
 use crate::manifest::pod_with_share;
 pub use crate::node::TestNode;
 pub use crate::program_output::ProgramOutput;

@@ -61,8 +61,16 @@ impl Namespace<'_> {
     /// # Errors
     /// When the file is missing or rejected.
     pub fn example(&self, name: &str) -> Result<()> {
+        self.example_file(name, name)
+    }
+
+    /// Creates the objects of one file of an example.
+    ///
+    /// # Errors
+    /// When the file is missing or rejected.
+    pub fn example_file(&self, name: &str, file: &str) -> Result<()> {
         let path = format!(
-            "{}/../../deploy/examples/{name}/{name}.yaml",
+            "{}/../../deploy/examples/{name}/{file}.yaml",
             env!("CARGO_MANIFEST_DIR")
         );
         let yaml = std::fs::read_to_string(&path).with_context(|| format!("read {path}"))?;

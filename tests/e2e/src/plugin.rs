@@ -1,9 +1,10 @@
 //! `kubectl drava` as a user runs it.
 
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use drava_cluster::process::{self, Limit};
 use serde_json::Value;
 
@@ -43,6 +44,39 @@ impl TestCluster {
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
             stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
         })
+    }
+
+    /// Runs `kubectl drava` until `is_done` accepts its output so far, then ends it. Returns the output.
+    ///
+    /// # Errors
+    /// When the program cannot be run, or ends before.
+    pub fn drava_until(
+        &self,
+        args: &[&str],
+        mut is_done: impl FnMut(&str) -> Result<bool>,
+    ) -> Result<String> {
+        let mut child = Command::new(program()?)
+            .env("KUBECONFIG", self.kubernetes().kubeconfig())
+            .args(args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let stdout = child.stdout.take().context("a pipe")?;
+        let mut output = String::new();
+        let read = || {
+            for line in BufReader::new(stdout).lines() {
+                output.push_str(&line?);
+                output.push('\n');
+                if is_done(&output)? {
+                    return Ok(());
+                }
+            }
+            bail!("kubectl drava {args:?} has ended:\n{output}")
+        };
+        let outcome = read();
+        child.kill()?;
+        child.wait()?;
+        outcome.map(|()| output)
     }
 
     /// Waits until the doctor finds exactly these faults, each any number of times, and returns the findings.

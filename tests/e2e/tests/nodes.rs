@@ -143,3 +143,42 @@ fn every_node_shows_files_of_its_own_machine() -> Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn starts_pod_group_of_kubernetes_as_a_whole() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    if cluster
+        .kubernetes()
+        .status()?
+        .kubernetes
+        .starts_with("v1.36")
+    {
+        // The API is served since 1.37.
+        return Ok(());
+    }
+    let tenant = cluster.namespace("pod-group")?;
+    tenant.apply(
+        "{apiVersion: scheduling.k8s.io/v1beta1, kind: PodGroup, metadata: {name: train}, spec: {schedulingPolicy: {gang: {minCount: 3}}}}",
+    )?;
+    let exactly = "{deviceClassName: vgpu.drava.dev, capacity: {requests: {memory: 1Gi}}}";
+    let add = |name: &str| {
+        let member = pod_with_request(name, exactly, "").replace(
+            "terminationGracePeriodSeconds: 1\n",
+            "terminationGracePeriodSeconds: 1\n  schedulingGroup: {podGroupName: train}\n",
+        );
+        tenant.apply(&member)
+    };
+    add("m-0")?;
+    add("m-1")?;
+    for member in ["m-0", "m-1"] {
+        tenant.event(member, "WaitingForGang: gang train: 2 of 3 members exist")?;
+        let claim = tenant.claim_of(member)?;
+        let claim = tenant.find("resourceclaim", &claim)?.context("no claim")?;
+        ensure!(claim["status"]["allocation"].is_null(), "{claim}");
+    }
+    add("m-2")?;
+    for member in ["m-0", "m-1", "m-2"] {
+        tenant.running(member)?;
+    }
+    Ok(())
+}

@@ -29,6 +29,7 @@ pub(crate) struct Trial<'a> {
     name: &'static str,
     kubernetes: Kubernetes,
     nodes: Vec<Machine>,
+    has_pod_groups: bool,
     filter: Option<&'a str>,
     /// Held while the cluster runs.
     lock: Mutex<Option<HostLock>>,
@@ -41,16 +42,19 @@ impl<'a> Trial<'a> {
             name,
             kubernetes,
             nodes: vec![Machine::default()],
+            has_pod_groups: false,
             filter,
             lock: Mutex::new(None),
         }
     }
 
-    /// The cluster of two nodes: the default machine, and one T4 with an A100 in MIG mode.
+    /// The cluster of two nodes: the default machine, and one T4 with an A100 in MIG mode. From 1.37 on it has the PodGroup
+    /// API of Kubernetes.
     pub(crate) fn with_two_nodes(kubernetes: Kubernetes, filter: Option<&'a str>) -> Self {
         let second = workspace_root().join("tests/e2e/machines/t4-a100.yaml");
         Self {
             nodes: vec![Machine::default(), Machine::File(second)],
+            has_pod_groups: kubernetes != Kubernetes::V1_36,
             ..Self::new("e2e-nodes", kubernetes, filter)
         }
     }
@@ -74,7 +78,13 @@ impl<'a> Trial<'a> {
     pub(crate) fn start(&self, artifacts: &Artifacts) -> Result<()> {
         let lock = drava_cluster::lock_host()?;
         drava_cluster::down(&self.state()).context("end an earlier cluster of these tests")?;
-        deploy::start(self.name, self.kubernetes, self.nodes.clone(), artifacts)?;
+        let options = Options {
+            kubernetes: self.kubernetes,
+            nodes: self.nodes.clone(),
+            pod_groups: self.has_pod_groups,
+            ..Options::named(self.name)
+        };
+        deploy::start(options, artifacts)?;
         *self
             .lock
             .lock()

@@ -157,7 +157,14 @@ fn prepare(
         .into_iter()
         .zip(&options.nodes)
     {
-        nodes.push(prepare_node(state, index, machine, tools, &pki)?);
+        nodes.push(prepare_node(
+            state,
+            index,
+            machine,
+            options.pod_groups,
+            tools,
+            &pki,
+        )?);
     }
     let admin = kubeconfig(
         &format!("https://127.0.0.1:{port}"),
@@ -185,6 +192,7 @@ fn prepare_node(
     state: &StateDir,
     node: NodeIndex,
     machine: &Machine,
+    has_pod_groups: bool,
     tools: &Tools,
     pki: &Pki,
 ) -> Result<NodePlan> {
@@ -205,7 +213,7 @@ fn prepare_node(
         processes: Component::ALL
             .into_iter()
             .filter(runs)
-            .map(|component| component.process(node))
+            .map(|component| component.process(node, has_pod_groups))
             .collect(),
     })
 }

@@ -1,0 +1,110 @@
+//! Speed of the planner: preemption, gangs and quotas in large clusters.
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use drava_cluster::process::{self, Limit};
+use serde_json::{Value, json};
+
+use super::measurements::value;
+use super::report::Report;
+
+/// Limit of all runs.
+const LIMIT: Limit = Limit::total(Duration::from_secs(60 * 60));
+
+/// Options of the benches.
+#[derive(clap::Args)]
+pub(super) struct Options {
+    /// preemption, quota: number of decisions of each row.
+    #[arg(long, default_value_t = 200, value_name = "COUNT")]
+    decisions: usize,
+}
+
+/// Published times of KAI-Scheduler (v0.17, its scale suite, with a scheduler of its own on a cluster of simulated nodes), by
+/// the decision of which they are the nearest.
+const PEER: [(&str, &str); 4] = [
+    (
+        "one GPU, 4,000 running",
+        "13.9 s (KAI, reclaim of one GPU, 4,000 jobs)",
+    ),
+    (
+        "250 pods with 8 GPUs evict 2,000 of 4,000",
+        "102 s (KAI, reclaim for a job of 250 pods and 2,000 GPUs)",
+    ),
+    (
+        "one GPU, 1,000 full nodes",
+        "76 s (KAI, reclaim with 1,000 nodes)",
+    ),
+    (
+        "reclaim of one GPU, 4,000 running",
+        "13.9 s (KAI, reclaim of one GPU, 4,000 jobs)",
+    ),
+];
+
+/// Runs the bench `name`.
+pub(super) fn run(name: &str, options: &Options, report: &mut Report) -> Result<()> {
+    let points = measure(name, options)?;
+    report.part(
+        "Decisions",
+        "Time of one decision of the controller's planner on one thread, from the observation of the pod (of a gang: of all \
+         members) to the evictions or allocations to write; the simulation that proves the fit is included, the writes are \
+         not. Each node has eight GPUs, and each running pod has one claim for a GPU. `peer` is a published time of the \
+         nearest scenario of another scheduler, which includes more than the decision and was not measured here.",
+    );
+    for point in &points {
+        let times = value(point, "ms");
+        let mut times: Vec<f64> = times
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_f64)
+            .collect();
+        times.sort_by(f64::total_cmp);
+        let at = |percent: usize| {
+            let index = (times.len() * percent).div_ceil(100).saturating_sub(1);
+            times.get(index).copied().unwrap_or_default()
+        };
+        let decision = value(point, "decision");
+        let peer = PEER.iter().find(|(of, _)| decision == *of);
+        report.row(vec![
+            ("decision", decision.clone()),
+            ("nodes", value(point, "nodes")),
+            ("runningClaims", value(point, "claims")),
+            ("evicted", value(point, "victims")),
+            ("decisions", json!(times.len())),
+            ("p50Ms", json!(at(50))),
+            ("p99Ms", json!(at(99))),
+            ("peer", json!(peer.map_or("–", |(_, time)| time))),
+        ]);
+    }
+    Ok(())
+}
+
+fn measure(name: &str, options: &Options) -> Result<Vec<Value>> {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo
+        .current_dir(drava_cluster::workspace_root())
+        .stdin(Stdio::null())
+        .args([
+            "run",
+            "--locked",
+            "--quiet",
+            "--release",
+            "-p",
+            "drava-planning",
+            "--",
+            name,
+        ])
+        .args(["--rounds", &options.decisions.to_string()]);
+    let output = process::output(&mut cargo, LIMIT)?;
+    ensure!(
+        output.status.success(),
+        "the runs failed:\n{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let text = String::from_utf8(output.stdout)?;
+    text.lines()
+        .map(|line| serde_json::from_str(line).with_context(|| format!("read measurement {line}")))
+        .collect()
+}
