@@ -13,9 +13,9 @@ use kube::Client;
 use tokio::net::TcpListener;
 
 use crate::decision::DecisionOptions;
+use access::Guard;
 use drava_explanation::explain::Settings;
 use drava_explanation::snapshot::Objects;
-use access::Guard;
 use live::Live;
 
 mod access;

@@ -64,7 +64,7 @@ pub(crate) enum GangError {
         "members of gang {gang} have different minimums, {} and {}; set the same {GANG_MIN_ANNOTATION} in all of them",
         .minimums[0], .minimums[1]
     )]
-    MinContradictory {
+    Contradictory {
         /// The gang.
         gang: GangName,
         /// Two of the minimums.

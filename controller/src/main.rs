@@ -16,7 +16,7 @@ use drava_controller::options::{Command, LogFormat, Options, UninstallTask};
 use drava_controller::planner::Settings;
 use drava_controller::uninstall;
 use drava_controller::webhook::{self, WebhookSettings};
-use kube::Client;
+use kube::{Client, Config};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
@@ -25,7 +25,7 @@ use tracing_subscriber::EnvFilter;
 async fn main() -> anyhow::Result<()> {
     let options = Options::parse();
     start_log(options.log_format);
-    let client = Client::try_default()
+    let client = connect()
         .await
         .context("cannot connect to the API server: no usable service account or kubeconfig")?;
     if let Some(Command::Uninstall(task)) = options.command {
@@ -87,6 +87,14 @@ async fn main() -> anyhow::Result<()> {
     admitted
         .context("webhook task aborted")?
         .context("cannot serve the webhook")
+}
+
+/// Returns a client that sends each request once. A repetition would ignore the end of the term, and hide the answer of a
+/// PodDisruptionBudget (429) behind a time-out.
+async fn connect() -> anyhow::Result<Client> {
+    let mut config = Config::infer().await?;
+    config.default_retry = false;
+    Ok(Client::try_from(config)?)
 }
 
 /// Runs a hook of `helm uninstall`. Helm prints the output of a failed one.

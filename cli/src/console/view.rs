@@ -8,10 +8,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::core::v1::Pod;
 use serde::Serialize;
 
-use drava_explanation::explain::Settings;
 use crate::quota;
-use drava_explanation::snapshot::Snapshot;
 use crate::top::{self, Access, AllocatedAmount, Gpu, Mode, TaintKind};
+use drava_explanation::explain::Settings;
+use drava_explanation::snapshot::Snapshot;
 
 mod queue;
 

@@ -155,7 +155,7 @@ impl Planner {
         if let Some(other) = other {
             let mut minimums = [gang.min, other.min];
             minimums.sort_unstable();
-            return Err(invalid(gang::GangError::MinContradictory {
+            return Err(invalid(gang::GangError::Contradictory {
                 gang: gang.name,
                 minimums,
             }));

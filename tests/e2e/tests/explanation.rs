@@ -2,7 +2,7 @@
 
 use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use drava_cluster::process::{self, Limit};
@@ -74,6 +74,8 @@ fn explains_pod_on_request_for_its_time() -> Result<()> {
 /// A connection to the controller's server, as a user opens it.
 struct Forwarding {
     child: Child,
+    /// kubectl ends when nobody can read its output.
+    _output: BufReader<ChildStdout>,
     port: String,
     /// File with the authority of the server.
     authority: PathBuf,
@@ -111,8 +113,9 @@ impl Forwarding {
             .spawn()
             .context("start kubectl port-forward")?;
         let stdout = child.stdout.take().context("a pipe")?;
+        let mut output = BufReader::new(stdout);
         let mut line = String::new();
-        BufReader::new(stdout).read_line(&mut line)?;
+        output.read_line(&mut line)?;
         let port = line
             .split_once("127.0.0.1:")
             .and_then(|(_, rest)| rest.split_once(' '))
@@ -120,6 +123,7 @@ impl Forwarding {
         Ok(Self {
             port: port.with_context(|| format!("no port in {line:?}"))?,
             child,
+            _output: output,
             authority,
             kubeconfig,
         })

@@ -94,7 +94,8 @@ spec: {minAvailable: 2, selector: {matchLabels: {app: batch}}}
         Ok((status["currentHealthy"] == 2 && status["disruptionsAllowed"] == 0).then_some(()))
     })?;
     tenant.example_file("preemption", "urgent")?;
-    tenant.event("urgent", "PreemptionBlocked: cannot evict pod")?;
+    let blocked = tenant.event("urgent", "PreemptionBlocked: cannot evict pod")?;
+    ensure!(blocked.contains("disruption budget"), "{blocked}");
     tenant.event("urgent", "GpuUnschedulable: 0/1 nodes")?;
     ensure!(
         tenant.running_pods(BATCH)? == before,
