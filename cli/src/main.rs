@@ -281,7 +281,7 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::Top(watch) => {
             let (client, _) = connect(&cli.connection).await?;
-            let update = async || top_text(&snapshot::take(&client).await?, cli.output);
+            let update = async || top_text(&Box::pin(snapshot::take(&client)).await?, cli.output);
             watch.run(update).await?;
             String::new()
         }

@@ -145,9 +145,9 @@ impl Explainer {
 
     async fn read(&self) -> Result<Objects, ListError> {
         let objects = if self.has_templates {
-            snapshot::fetch_with_templates(&self.client).await
+            Box::pin(snapshot::fetch_with_templates(&self.client)).await
         } else {
-            snapshot::fetch(&self.client).await
+            Box::pin(snapshot::fetch(&self.client)).await
         };
         Ok(objects?.trimmed())
     }

@@ -170,7 +170,7 @@ async fn lead_when_elected(
                 ),
                 rotate_certificate(client, options, &term, &end),
                 maintain_templates(client, options, &term, &end),
-                maintain_explanations(client, options, &term, &end),
+                Box::pin(maintain_explanations(client, options, &term, &end)),
             );
         };
         tokio::pin!(led);

@@ -16,7 +16,8 @@ use crate::snapshot::Snapshot;
 
 mod quota;
 
-use quota::{RaisedLimit, raised_limits};
+pub use quota::RaisedLimit;
+use quota::raised_limits;
 
 /// Maximum number of suggestions to end pods.
 const MAX_ENDINGS: usize = 3;

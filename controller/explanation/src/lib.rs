@@ -7,7 +7,7 @@
 pub mod changes;
 pub mod explain;
 #[cfg(any(test, feature = "fixture"))]
-#[expect(clippy::expect_used, reason = "objects for tests")]
+#[allow(clippy::expect_used, reason = "objects for tests")]
 pub mod fixture;
 pub mod simulate;
 pub mod snapshot;

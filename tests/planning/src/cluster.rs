@@ -229,13 +229,13 @@ impl BenchCluster {
             if decided.jobs.is_empty() {
                 return Ok(());
             }
-            for job in decided.jobs {
+            for job in &decided.jobs {
                 self.finish(job)?;
             }
         }
     }
 
-    fn finish(&mut self, job: AllocationJob) -> Result<()> {
+    fn finish(&mut self, job: &AllocationJob) -> Result<()> {
         let mut written = Vec::new();
         let mut bound = Vec::new();
         for pod in &job.pods {
