@@ -112,6 +112,7 @@ pub fn trim_metadata(metadata: &mut ObjectMeta) {
     }
 }
 
+/// Removes what decisions do not depend on from a node.
 pub fn trim_node(node: &mut Node) {
     trim_metadata(&mut node.metadata);
     if let Some(status) = node.status.take() {
@@ -123,6 +124,7 @@ pub fn trim_node(node: &mut Node) {
     }
 }
 
+/// Removes what decisions do not depend on from a pod.
 pub fn trim_pod(pod: &mut Pod) {
     trim_metadata(&mut pod.metadata);
     if let Some(spec) = pod.spec.as_mut() {
