@@ -70,7 +70,7 @@ macro_rules! for_each_hook {
     Any Cuda cuCtxDetach(context: CUcontext) = c"cuCtxDetach" 2000 => context::detach;
     Any Cuda cuCtxDestroy(context: CUcontext) = c"cuCtxDestroy" 2000 => context::destroy;
     Any Cuda cuCtxDestroy_v2(context: CUcontext) = c"cuCtxDestroy" 4000 => context::destroy;
-    Memory Cuda cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice) = c"cuDevicePrimaryCtxRetain" 7000 => primary::retain;
+    Any Cuda cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice) = c"cuDevicePrimaryCtxRetain" 7000 => primary::retain;
     Any Cuda cuDevicePrimaryCtxRelease(device: CUdevice) = c"cuDevicePrimaryCtxRelease" 7000 => primary::end;
     Any Cuda cuDevicePrimaryCtxRelease_v2(device: CUdevice) = c"cuDevicePrimaryCtxRelease" 11000 => primary::end;
     Any Cuda cuDevicePrimaryCtxReset(device: CUdevice) = c"cuDevicePrimaryCtxReset" 7000 => primary::end;

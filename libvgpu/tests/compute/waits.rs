@@ -88,3 +88,15 @@ fn charges_no_launch_in_unknown_capture() {
     let counted = share.counted().unwrap();
     assert!(counted < Duration::from_millis(20), "{counted:?} of 4 ms");
 }
+
+/// No launch waits during a capture, so a capture that is never ended would lift the limit.
+#[test]
+fn ends_capture_with_its_context() {
+    let test_bed = crate::test_bed();
+    let limits = share(ComputePolicy::Fixed, PERCENT).unwrap();
+    let share = test_bed.share("share", &limits).unwrap();
+    let mut tenant = test_bed.tenant(Some(&share), "dlsym").unwrap();
+    tenant.ok("lostcapture").unwrap();
+    tenant.ok("start kernel ns=2000000 depth=8").unwrap();
+    crate::await_percents(&test_bed, &[&tenant], &[PERCENT.into()]);
+}
