@@ -229,7 +229,10 @@ fn chart_values_exist() {
             let Some((name, _)) = part.split_once('=') else {
                 continue;
             };
-            let pointer = format!("/{}", name.replace('.', "/"));
+            // A quoted name may select an element of a list.
+            let name = name.trim_start_matches(['\'', '"']);
+            let list = name.split('[').next().unwrap_or(name);
+            let pointer = format!("/{}", list.replace('.', "/"));
             if values.pointer(&pointer).is_none() {
                 unknown.push(format!("{}: {name}", path.display()));
             }

@@ -57,11 +57,11 @@ struct Room {
 impl Planner {
     /// Ends the reservation of the pod or its gang, and those of pods behind it, which are decided again.
     pub(super) fn lift_reservations(&mut self, uid: &str, order: &QueueOrder) {
-        let own = self.owner(uid);
+        let own = self.owners(uid);
         let lifted: Vec<Owner> = self
             .ledger
             .reservations()
-            .filter(|(owner, reservation)| **owner == own || reservation.order >= *order)
+            .filter(|(owner, reservation)| own.contains(owner) || reservation.order >= *order)
             .map(|(owner, _)| owner.clone())
             .collect();
         for owner in lifted {
@@ -71,8 +71,9 @@ impl Planner {
 
     /// Ends the reservation of a pod that is no longer pending. Others may reserve instead.
     pub(super) fn reservation_unneeded(&mut self, uid: &str) {
-        let owner = self.owner(uid);
-        self.activate_all |= self.end_reservation(&owner);
+        for owner in self.owners(uid) {
+            self.activate_all |= self.end_reservation(&owner);
+        }
     }
 
     fn end_reservation(&mut self, owner: &Owner) -> bool {
@@ -98,9 +99,11 @@ impl Planner {
         namespace.unwrap_or_default()
     }
 
-    fn owner(&self, uid: &str) -> Owner {
+    /// Returns the possible owners of a pod's reservation: its gang, or the pod itself, also as an elastic member.
+    fn owners(&self, uid: &str) -> Vec<Owner> {
         let gang = self.live_pods.get(uid).and_then(|pod| pod.gang.clone());
-        gang.map_or_else(|| Owner::Pod(uid.to_owned()), Owner::Gang)
+        let pod = Owner::Pod(uid.to_owned());
+        gang.map(Owner::Gang).into_iter().chain([pod]).collect()
     }
 
     /// Reserves devices for a group that does not fit, and evicts pods for it if it may. Returns why it waits if it waits for

@@ -31,7 +31,7 @@ impl Shared {
         let (watches, watching) =
             Watches::start(client, node, conditions, intervals, guard, stop.clone());
         tasks.spawn(async move {
-            watching.await;
+            Box::pin(watching).await;
             Ok("watch of node profiles")
         });
         let following = profile::follow(

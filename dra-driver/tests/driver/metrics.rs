@@ -445,7 +445,7 @@ async fn serves_claims_pods_and_operations() {
     assert_eq!(calls[&vec!["prepare".to_owned()]], 2.0);
     let errors = samples(&text, &table::CLAIM_OPERATION_ERRORS);
     assert_eq!(errors[&vec!["prepare".to_owned()]], 1.0);
-    assert_eq!(values(&text, &table::CONDITION), [1.0; 7]);
+    assert_eq!(values(&text, &table::CONDITION), [1.0; 8]);
 
     let state = get(address, "/debug/state").await;
     assert!(

@@ -178,15 +178,32 @@ pub fn build_preload() -> Result<PathBuf> {
 }
 
 fn cargo() -> Command {
-    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let mut command = cargo_command();
+    command.args([
+        "build",
+        "--locked",
+        "--quiet",
+        "--message-format=json-render-diagnostics",
+    ]);
     command
-        .args([
-            "build",
-            "--locked",
-            "--quiet",
-            "--message-format=json-render-diagnostics",
-        ])
-        .current_dir(workspace_root());
+}
+
+/// Returns cargo in the workspace, without the variables that `cargo run` sets for the calling program: build scripts watch
+/// them, so all crates that depend on such a script would be compiled twice.
+#[must_use]
+pub fn cargo_command() -> Command {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(workspace_root());
+    for (name, _) in env::vars_os() {
+        let is_of_package = |name: &str| {
+            ["CARGO_PKG_", "CARGO_MANIFEST_"]
+                .iter()
+                .any(|prefix| name.starts_with(prefix))
+        };
+        if name.to_str().is_some_and(is_of_package) {
+            command.env_remove(name);
+        }
+    }
     command
 }
 

@@ -30,8 +30,8 @@ mod state;
 mod version;
 
 pub use cargo::{
-    Artifacts, Profile, build_preload, build_programs, build_static, build_workspace, target_dir,
-    workspace_root,
+    Artifacts, Profile, build_preload, build_programs, build_static, build_workspace,
+    cargo_command, target_dir, workspace_root,
 };
 pub use cluster::{
     Cluster, DEFAULT_NAME, Machine, Node, NodeStatus, Options, Status, attach, down, up,

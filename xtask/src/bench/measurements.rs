@@ -4,7 +4,7 @@
 //! speed, and report the values.
 
 use std::fs;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -50,11 +50,10 @@ pub(crate) fn measure(
     filter: &str,
     variables: &[(&str, String)],
 ) -> Result<Vec<Value>> {
-    let workspace = drava_cluster::workspace_root();
     let target = drava_cluster::target_dir();
     let cargo = || {
-        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        cargo.current_dir(workspace).stdin(Stdio::null());
+        let mut cargo = drava_cluster::cargo_command();
+        cargo.stdin(Stdio::null());
         cargo
     };
     let mut build = cargo();

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -118,9 +118,8 @@ fn measure(options: &Options) -> Result<Vec<Value>> {
 
 /// Returns the rows that the release build of the experiments prints.
 pub(super) fn rows(arguments: &[OsString]) -> Result<Vec<Value>> {
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let mut cargo = drava_cluster::cargo_command();
     cargo
-        .current_dir(drava_cluster::workspace_root())
         .stdin(Stdio::null())
         .args([
             "run",

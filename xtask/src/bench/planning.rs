@@ -1,6 +1,6 @@
 //! Speed of the planner: preemption, gangs and quotas in large clusters.
 
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -82,9 +82,8 @@ pub(super) fn run(name: &str, options: &Options, report: &mut Report) -> Result<
 }
 
 fn measure(name: &str, options: &Options) -> Result<Vec<Value>> {
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let mut cargo = drava_cluster::cargo_command();
     cargo
-        .current_dir(drava_cluster::workspace_root())
         .stdin(Stdio::null())
         .args([
             "run",

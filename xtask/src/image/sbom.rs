@@ -3,7 +3,7 @@
 //! Without a serial number and a time, so that the same sources give the same file.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use anyhow::{Context as _, Result, ensure};
 use drava_cluster::process::{self, Limit};
@@ -14,10 +14,9 @@ use serde_json::{Value, json};
 /// # Errors
 /// When cargo cannot resolve the workspace.
 pub(super) fn metadata() -> Result<Value> {
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let mut cargo = drava_cluster::cargo_command();
     cargo.args(["metadata", "--locked", "--format-version", "1"]);
     cargo.args(["--filter-platform", "x86_64-unknown-linux-gnu"]);
-    cargo.current_dir(drava_cluster::workspace_root());
     let output = process::output(cargo.stdin(Stdio::null()), Limit::REQUEST)?;
     ensure!(
         output.status.success(),

@@ -116,10 +116,8 @@ fn describe(command: &Command) -> String {
 
 /// The cargo that runs this program.
 pub(crate) fn cargo(args: &[&str]) -> Command {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command
-        .args(args)
-        .current_dir(drava_cluster::workspace_root());
+    let mut command = drava_cluster::cargo_command();
+    command.args(args);
     command
 }
 

@@ -2,15 +2,20 @@
 
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 
-use super::cluster::TestCluster;
+use super::cluster::{TestCluster, member};
 use crate::fixture::{claim, object, pod};
 use crate::queue::pending_pod::HEAD_PATIENCE;
 
 /// Adds a pod that was created at this second.
 fn add_aged(cluster: &mut TestCluster, name: &str, memory: &str, second: u64) {
     cluster.add_claim(claim(name, memory));
+    cluster.add_pod(aged(name, second));
+}
+
+fn aged(name: &str, second: u64) -> Pod {
     let mut pod = pod(name, &[name]);
     let created = json!(format!(
         "2026-01-01T00:{:02}:{:02}Z",
@@ -18,7 +23,7 @@ fn add_aged(cluster: &mut TestCluster, name: &str, memory: &str, second: u64) {
         second % 60
     ));
     pod.metadata.creation_timestamp = Some(object(created));
-    cluster.add_pod(pod);
+    pod
 }
 
 fn bind_all(cluster: &mut TestCluster) -> Vec<String> {
@@ -53,6 +58,20 @@ fn large_pod_is_not_starved_by_small_pods() {
         }
     }
     assert_eq!(placed, ["large → n1"], "no small pod before the large one");
+}
+
+#[test]
+fn elastic_member_does_not_wait_for_its_own_reservation() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    for (second, name) in (1..).zip(["m-1", "m-2", "m-3"]) {
+        cluster.add_claim(claim(name, "36Gi"));
+        cluster.add_pod(member(aged(name, second), "2"));
+    }
+    // m-3 reserves with the age of its gang, which becomes younger when the older members are bound.
+    assert_eq!(bind_all(&mut cluster), ["m-1 → n1", "m-2 → n1"]);
+    assert!(bind_all(&mut cluster).is_empty());
+    cluster.end("m-1");
+    assert_eq!(bind_all(&mut cluster), ["m-3 → n1"]);
 }
 
 #[test]
