@@ -37,11 +37,15 @@ pub const COMMANDS: &[(&str, Check)] = &[
     ),
     (
         "helm install drava deploy/helm/drava --namespace drava-system --create-namespace -f images/values.yaml --set global.imageRegistry=<your registry> --set 'imagePullSecrets[0].name=<secret>'",
-        Test("installs_from_private_registry_without_egress"),
+        Not(
+            "needs a registry that the nodes reach; stage chart checks the images of such a rendering",
+        ),
     ),
     (
         "kubectl create secret docker-registry <secret> -n drava-system --docker-server=<your registry> --docker-username=<user> --docker-password=<password>",
-        Test("installs_from_private_registry_without_egress"),
+        Not(
+            "needs a registry that the nodes reach; stage chart checks the images of such a rendering",
+        ),
     ),
     (
         "kubectl apply -k deploy/kustomize",
