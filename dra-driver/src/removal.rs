@@ -168,7 +168,7 @@ mod tests {
             left("kubelet/plugins_registry"),
             ["other.example.com-reg.sock"]
         );
-        assert_eq!(remove(&paths).unwrap(), [PathBuf::new(); 0], "again");
+        assert_eq!(remove(&paths).unwrap(), Vec::<PathBuf>::new(), "again");
     }
 
     #[test]

@@ -125,10 +125,7 @@ spec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: e2e-no
         let stuck = pod("stuck", "resourceClaimTemplateName: nobody");
         tenant.apply(&in_gang(&stuck, "stuck", "train", "3")?)?;
         for member in ["m-0", "m-1"] {
-            tenant.event(
-                member,
-                "GangIncomplete: gang train: 2 of 3 members were bound",
-            )?;
+            tenant.event(member, "gang train: 2 of 3 members were bound")?;
         }
         // Both GPUs are free again.
         tenant.apply(&pod_with_share("next", "vgpu.drava.dev", "{memory: 70Gi}"))?;
