@@ -143,6 +143,78 @@ fn job_evicts_exactly_the_job_that_it_needs() -> Result<()> {
     Ok(())
 }
 
+/// A Deployment of three pods, each with a share of `memory`.
+fn three_batch_pods(memory: &str) -> String {
+    format!(
+        "
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {{name: batch}}
+spec:
+  spec:
+    devices:
+      requests: [{{name: gpu, exactly: {{deviceClassName: vgpu.drava.dev, capacity: {{requests: {{memory: {memory}}}}}}}}}]
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {{name: batch}}
+spec:
+  replicas: 3
+  selector: {{matchLabels: {{app: batch}}}}
+  template:
+    metadata: {{labels: {{app: batch}}}}
+    spec:
+      terminationGracePeriodSeconds: 1
+      resourceClaims: [{{name: gpu, resourceClaimTemplateName: batch}}]
+      containers:
+      - name: app
+        image: localhost/drava-demo:dev
+        imagePullPolicy: IfNotPresent
+        command: [sleep, infinity]
+        resources: {{claims: [{{name: gpu}}]}}
+"
+    )
+}
+
+#[test]
+fn gives_devices_back_when_third_victim_is_protected() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("third-victim")?;
+    // Three of four places, and a pod that needs both GPUs.
+    tenant.apply(&three_batch_pods("36Gi"))?;
+    tenant.wait_for_pods(BATCH, 3)?;
+    tenant.apply(
+        "
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata: {name: batch}
+spec: {maxUnavailable: 2, selector: {matchLabels: {app: batch}}}
+",
+    )?;
+    wait("the budget allows two disruptions", || {
+        let budget = tenant.find("pdb", "batch")?.context("no budget")?;
+        Ok((budget["status"]["disruptionsAllowed"] == 2).then_some(()))
+    })?;
+    tenant.apply(&priority_class("e2e-third-victim", 1000))?;
+    let urgent = pod_with_request("urgent", "{deviceClassName: gpu.drava.dev, count: 2}", "");
+    tenant.apply(&with_fields(
+        &urgent,
+        "priorityClassName: e2e-third-victim",
+    )?)?;
+    // The dry runs of three evictions succeed; the third eviction does not.
+    let outcome = tenant
+        .event("urgent", "PreemptionBlocked: cannot evict pod")
+        .and_then(|blocked| {
+            ensure!(blocked.contains("disruption budget"), "{blocked}");
+            tenant.wait_for_pods(BATCH, 3)
+        });
+    tenant.kubectl(&["delete", "priorityclass", "e2e-third-victim"])?;
+    outcome?;
+    let found = tenant.find("pod", "urgent")?.context("no pod")?;
+    ensure!(found["status"]["phase"] == "Pending", "{found}");
+    Ok(())
+}
+
 #[test]
 fn keeps_freed_devices_across_change_of_leader() -> Result<()> {
     let cluster = TestCluster::attach()?;
