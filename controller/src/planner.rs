@@ -182,6 +182,8 @@ impl Planner {
         self.note_scheduler_activity(&uid, &pod, is_newly_bound);
         if is_newly_bound {
             self.queue.neighbors_changed();
+            // It can be evicted from now on.
+            self.queue.activate_above(pod::priority(&pod));
         }
         let is_new = self.live_pods.get(&uid).is_none();
         self.live_pods.upsert(&uid, &pod);

@@ -181,6 +181,11 @@ impl PodQueue {
         self.update_all(PendingPod::neighbors_changed);
     }
 
+    /// Activates the pods of a higher priority, for which a bound pod of this priority can be evicted.
+    pub(crate) fn activate_above(&mut self, priority: i32) {
+        self.update_all(|pending| pod::priority(&pending.pod) > priority && pending.activate());
+    }
+
     /// Activates the pods of these namespaces.
     pub(crate) fn activate_namespaces(&mut self, namespaces: &BTreeSet<String>) {
         self.update_all(|pending| namespaces.contains(pending.namespace()) && pending.activate());
