@@ -35,6 +35,18 @@ fn evicts_what_it_needs_and_takes_its_devices() {
 }
 
 #[test]
+fn evicts_victim_that_was_bound_after_the_decision() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.add_pod_of_priority("low", "70Gi", 0);
+    assert_eq!(cluster.settle(), ["low → n1"]);
+    cluster.add_pod_of_priority("urgent", "60Gi", 10);
+    assert!(cluster.settle().is_empty());
+    cluster.bind(("low", "n1"));
+    assert!(cluster.settle().is_empty());
+    assert_eq!(cluster.evict(), ["low for urgent"]);
+}
+
+#[test]
 fn evicts_only_strictly_lower_priority() {
     let mut cluster = TestCluster::new(&["n1"]);
     cluster.add_running(&[("equal", "50Gi", 10), ("lower", "30Gi", 9)]);
