@@ -13,7 +13,7 @@ const CREATION_FAILED: &str = "Failed";
 /// Fix of a missing device file of unified memory.
 const LOAD_UVM: &str = "load the module on the node: nvidia-modprobe -u -c 0, and keep it loaded with nvidia-persistenced";
 
-/// Errors of a connection to a socket that nobody serves.
+/// Errors of a connection to a socket without a server.
 const NOT_SERVED: [&str; 3] = [
     "connection refused",
     "no such file or directory",

@@ -76,7 +76,7 @@ pub(super) async fn clean(
     Ok(left)
 }
 
-/// Returns the phase of a pod; a pod that somebody has deleted has failed.
+/// Returns the phase of a pod; a deleted pod has failed.
 async fn phase(pods: &Api<Pod>, name: &str) -> Result<String, UninstallError> {
     match pods.get(name).await {
         Ok(pod) => Ok(pod

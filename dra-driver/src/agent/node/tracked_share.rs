@@ -29,7 +29,7 @@ use crate::mounts::MountedShare;
 use crate::prepare::record::ClaimRecord;
 use crate::prepare::{Prepared, Share};
 
-/// Rates that differ by less than one part in so many are not written.
+/// Rates that differ by less than one part in this number are not written.
 const RATE_RESOLUTION: u32 = 256;
 
 /// Own times that differ by less are not written.

@@ -53,11 +53,11 @@ const TYPICAL_AFTER_US: u64 = 2_000_000;
 /// Active sets in which a share counts as new: programs launch something, load for a while, and start.
 const NEW_FOR: u8 = 3;
 
-/// The sums fade in the time in which each share has so many launches or token slices, within these bounds, µs.
+/// The sums fade in the time in which each share has this number of launches or token slices, within these bounds, µs.
 const PORTIONS: u64 = 10;
 const FADE_US: std::ops::RangeInclusive<u64> = 500_000..=10_000_000;
 
-/// Weight of the previous factor, as one part in so many of that time.
+/// Weight of the previous factor, as one part in this number of that time.
 const PRIOR: u64 = 4;
 
 /// How the work of a share reaches the GPU.
