@@ -104,7 +104,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
 /// Shows how a pod of high priority evicts others, and the explanation of the pod that still waits.
 fn priority(cluster: &Cluster, plugin: &Path) -> Result<()> {
-    let manifest = workspace_root().join("deploy/examples/quickstart-priority/urgent.yaml");
+    let manifest =
+        workspace_root().join("deploy/examples/quickstart-priority/quickstart-priority.yaml");
     quiet(cluster.kubectl().arg("apply").arg("-f").arg(manifest))?;
     wait_running(cluster, "urgent")?;
     show(

@@ -61,6 +61,10 @@ pub const COMMANDS: &[(&str, Check)] = &[
     ),
     ("kubectl drava doctor", Run),
     ("kubectl drava top", Run),
+    (
+        "kubectl drava top --watch",
+        Test("explains_claims_and_shows_a_live_view"),
+    ),
     ("kubectl drava explain pod <pod>", Run),
     ("kubectl drava simulate -f <manifest>", Run),
     ("kubectl drava gangs", Run),

@@ -437,7 +437,7 @@ fn urgent_pod_takes_both_gpus_of_the_quickstart() -> Result<()> {
     tenant.running("inference")?;
     tenant.running("training")?;
     tenant.event("distributed", "ExclusiveConflict")?;
-    tenant.example_file("quickstart-priority", "urgent")?;
+    tenant.example("quickstart-priority")?;
     tenant.running("urgent")?;
     let preempting = tenant.event("urgent", "Preempting: evicted")?;
     ensure!(
