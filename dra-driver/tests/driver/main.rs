@@ -11,6 +11,7 @@ mod cluster;
 mod coexistence;
 mod crash;
 mod delivery;
+mod driver_process;
 mod enforcement_events;
 mod fixture;
 mod gpu_health;
@@ -30,6 +31,8 @@ mod publish;
 mod readiness;
 mod real_nodes;
 mod record;
+#[cfg(debug_assertions)]
+mod record_versions;
 mod recovery;
 mod retained;
 mod rolling_update;

@@ -5,9 +5,6 @@
 //! the file.
 
 use std::fs;
-use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use drava_fake_kubelet::{FakeKubelet, Plugin};
@@ -19,7 +16,8 @@ use simulator_machine::protocol::CardIndex;
 use simulator_machine::testing::Machine;
 
 use crate::api_server::ApiServer;
-use crate::cluster::{free_address, get, kubelet_claim};
+use crate::cluster::{get, kubelet_claim};
+use crate::driver_process::DriverProcess;
 use crate::fixture::Allocated::Share;
 use crate::fixture::{NODE, claim};
 use crate::namespace::in_mount_namespace;
@@ -32,8 +30,6 @@ const AT_ONCE: u32 = 64;
 /// GPU whose NVML calls hang.
 const HANGING: CardIndex = CardIndex(7);
 const HANG: Duration = Duration::from_secs(10);
-/// Unit of CPU times in `/proc`: `USER_HZ`, the same on all machines.
-const TICKS_PER_SECOND: u64 = 100;
 
 fn report(measurement: &Value) {
     use std::io::Write as _;
@@ -46,86 +42,6 @@ fn report(measurement: &Value) {
 
 fn is_bench() -> bool {
     std::env::var_os("DRAVA_FIGURES").is_some()
-}
-
-/// The running program, killed with the value.
-struct Driver {
-    process: Child,
-    address: SocketAddr,
-}
-
-impl Driver {
-    fn start(node: &TestNode, api: &ApiServer) -> Self {
-        let kubeconfig = node.root.path().join("kubeconfig");
-        fs::write(&kubeconfig, api.kubeconfig()).unwrap();
-        let address = free_address();
-        let paths = &node.paths;
-        let log = fs::File::create(node.root.path().join("log")).unwrap();
-        let option = |name: &str, path: &PathBuf| format!("--{name}={}", path.display());
-        let process = Command::new(env!("CARGO_BIN_EXE_drava-dra-driver"))
-            .args([
-                format!("--node-name={NODE}"),
-                option("kubelet-dir", &paths.kubelet_dir),
-                option("cdi-dir", &paths.cdi_dir),
-                option("state-dir", &paths.state_dir),
-                option("run-dir", &paths.run_dir),
-                option("driver-root", &paths.driver_root),
-                option("driver-root-mount", &paths.driver_root_mount),
-                option("artifacts-dir", &paths.artifacts_dir),
-                format!("--listen={address}"),
-                format!("--log-filter-listen={}", free_address()),
-            ])
-            .env("KUBECONFIG", kubeconfig)
-            .env("RUST_LOG", "warn")
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(log)
-            .spawn()
-            .unwrap();
-        Self { process, address }
-    }
-
-    async fn await_ready(&self, node: &TestNode) {
-        let deadline = Instant::now() + Duration::from_secs(120);
-        loop {
-            let is_bound = tokio::net::TcpStream::connect(self.address).await.is_ok();
-            if is_bound
-                && get(self.address, "/readyz")
-                    .await
-                    .starts_with("HTTP/1.0 200")
-            {
-                return;
-            }
-            let log = || fs::read_to_string(node.root.path().join("log")).unwrap();
-            assert!(Instant::now() < deadline, "not ready:\n{}", log());
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    }
-
-    /// Returns a field of `/proc/<pid>/status` in KiB.
-    fn status_kib(&self, field: &str) -> u64 {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix(field));
-        let line = line.unwrap().trim_start_matches(':').trim();
-        line.trim_end_matches(" kB").parse().unwrap()
-    }
-
-    /// Returns the CPU time of the process, with that of threads that have ended.
-    fn cpu(&self) -> Duration {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.process.id())).unwrap();
-        // The fields after the name, from the state on: user and system time are fields 14 and 15 of the line.
-        let (_, fields) = stat.rsplit_once(") ").unwrap();
-        let ticks = fields.split(' ').skip(11).take(2);
-        let ticks: u64 = ticks.map(|field| field.parse::<u64>().unwrap()).sum();
-        Duration::from_millis(ticks * 1000 / TICKS_PER_SECOND)
-    }
-}
-
-impl Drop for Driver {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
 }
 
 /// Number of a claim on a GPU.
@@ -174,9 +90,9 @@ async fn measure() {
     let kubelet = FakeKubelet::start(&node.paths.kubelet_dir).unwrap();
     let api = ApiServer::start(NODE).await;
     api.put_profile("many", &json!({"splitCount": CLAIMS_PER_CARD}));
-    let driver = Driver::start(&node, &api);
+    let driver = DriverProcess::start(&node, &api, &[]);
     let plugin = kubelet.register("gpu.drava.dev").await.unwrap();
-    driver.await_ready(&node).await;
+    driver.await_ready().await;
     for card in 0..CARDS {
         for position in 0..CLAIMS_PER_CARD {
             let shares = [Share(card, "1Gi", "1")];
@@ -226,7 +142,7 @@ async fn latency(machine: &Machine, plugin: &Plugin) {
 }
 
 /// Row 15: memory, CPU time and size of the metrics with all claims.
-async fn footprint(driver: &Driver, plugin: &Plugin) {
+async fn footprint(driver: &DriverProcess, plugin: &Plugin) {
     report_footprint(driver, 0).await;
     for card in 0..CARDS {
         let all: Vec<u32> = (0..CLAIMS_PER_CARD)
@@ -237,7 +153,7 @@ async fn footprint(driver: &Driver, plugin: &Plugin) {
     report_footprint(driver, CARDS * CLAIMS_PER_CARD).await;
 }
 
-async fn report_footprint(driver: &Driver, claims: u32) {
+async fn report_footprint(driver: &DriverProcess, claims: u32) {
     let (settle, seconds) = if is_bench() { (15, 60) } else { (1, 2) };
     tokio::time::sleep(Duration::from_secs(settle)).await;
     let (start, before) = (Instant::now(), driver.cpu());

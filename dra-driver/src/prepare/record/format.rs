@@ -19,8 +19,23 @@ use serde::{Deserialize, Serialize};
 
 use super::{ClaimRecord, Damage, Unsupported};
 
-/// Version of the body.
+/// Version of the body that this build writes. It reads this one and all before.
 const VERSION: u32 = 1;
+
+/// Variable with a version, for tests of two processes: a debug build with it stands for a later build.
+#[cfg(debug_assertions)]
+const TEST_VERSION: &str = "DRAVA_TEST_RECORD_VERSION";
+
+fn version() -> u32 {
+    #[cfg(debug_assertions)]
+    if let Some(version) = std::env::var(TEST_VERSION)
+        .ok()
+        .and_then(|version| version.parse().ok())
+    {
+        return version;
+    }
+    VERSION
+}
 
 /// Header of a record. Its form never changes, except for additional fields, which older builds ignore.
 #[derive(Serialize, Deserialize)]
@@ -44,7 +59,7 @@ pub(super) fn encode(record: &ClaimRecord) -> Vec<u8> {
     // Serializing structs of strings and numbers into memory cannot fail.
     let body = serde_json::to_vec(record).unwrap_or_default();
     let header = Header {
-        version: VERSION,
+        version: version(),
         gpus: record.held_gpus(),
         crc32: checksum(&body),
     };
@@ -77,10 +92,11 @@ pub(super) fn decode(bytes: &[u8]) -> Result<ClaimRecord, Unreadable> {
             reason,
         })
     };
-    if header.version != VERSION {
+    if !(1..=version()).contains(&header.version) {
         return Err(unsupported(format!(
-            "format version {}, this build reads version {VERSION}",
-            header.version
+            "format version {}, this build reads version {}",
+            header.version,
+            version()
         )));
     }
     let body = decode_body(body, &header.crc32).map_err(|reason| {
