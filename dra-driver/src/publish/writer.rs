@@ -15,14 +15,15 @@ use drava_nvml::GpuUuid;
 use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::Node as NodeObject;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
-use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
+use kube::api::ListParams;
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::diff::{self, Change, Owner};
+use self::change::{SyncError, apply, is_foreign_change};
+use super::diff::{self, Owner};
 use super::retained::{self, PublishedCards, Retained};
 use super::{Features, Pool, TaintPolicy};
 use crate::capacity::UnavailableReason;
@@ -31,6 +32,8 @@ use crate::gpu_health::HealthByGpu;
 use crate::inventory::{NodeInventory, State};
 use crate::plugin::health::{Devices, Health};
 use crate::report::{Reporter, Subject};
+
+mod change;
 
 /// Delay after a watch event, to coalesce further events.
 const COALESCE: Duration = Duration::from_secs(1);
@@ -74,22 +77,6 @@ pub struct Published {
     pub retained: BTreeMap<GpuUuid, Retained>,
     /// GPUs that need a reset to be published as the node profile says: name of the whole GPU, and the commands.
     pub resets: BTreeMap<String, String>,
-}
-
-/// The slices could not be synchronized.
-#[derive(Debug, thiserror::Error)]
-enum SyncError {
-    #[error(
-        "cannot find Node object {0}; set --node-name (NODE_NAME) to the name that kubelet registered"
-    )]
-    NoNode(String),
-    #[error("cannot {operation} {object}")]
-    Api {
-        operation: &'static str,
-        object: String,
-        #[source]
-        source: kube::Error,
-    },
 }
 
 /// State of the publisher between two synchronizations.
@@ -390,90 +377,6 @@ fn resets(pool: &Pool, inventory: &NodeInventory) -> BTreeMap<String, String> {
             Some((names::gpu_device(number), reason.of_gpu(uuid)))
         })
         .collect()
-}
-
-/// Performs one write. Returns the features that the API server stored.
-async fn apply(
-    slices: &Api<ResourceSlice>,
-    change: &Change,
-    own: &mut BTreeMap<String, String>,
-) -> Result<Features, SyncError> {
-    let api = |operation, name: &str, source| SyncError::Api {
-        operation,
-        object: format!("ResourceSlice {name}"),
-        source,
-    };
-    let (sent, stored) = match change {
-        Change::Delete { name, uid } => {
-            tracing::info!(slice = name, "deleting the ResourceSlice");
-            let params = DeleteParams {
-                preconditions: Some(Preconditions {
-                    uid: Some(uid.clone()),
-                    resource_version: None,
-                }),
-                ..DeleteParams::default()
-            };
-            return match slices.delete(name, &params).await {
-                Ok(_) => Ok(Features::ALL),
-                // Already deleted or replaced; the watch event triggers the next synchronization.
-                Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {
-                    Ok(Features::ALL)
-                }
-                Err(source) => Err(api("delete", name, source)),
-            };
-        }
-        Change::Update(slice) => {
-            let name = slice.metadata.name.as_deref().unwrap_or_default();
-            tracing::info!(
-                slice = name,
-                generation = slice.spec.pool.generation,
-                "updating the ResourceSlice"
-            );
-            let stored = slices.replace(name, &PostParams::default(), slice).await;
-            (slice, stored.map_err(|source| api("update", name, source))?)
-        }
-        Change::Create(slice) => {
-            let name = slice.metadata.name.as_deref().unwrap_or_default();
-            tracing::info!(
-                slice = name,
-                generation = slice.spec.pool.generation,
-                "creating the ResourceSlice"
-            );
-            let stored = slices.create(&PostParams::default(), slice).await;
-            (slice, stored.map_err(|source| api("create", name, source))?)
-        }
-    };
-    own.insert(
-        stored.metadata.name.clone().unwrap_or_default(),
-        version(&stored),
-    );
-    Ok(diff::dropped(sent, &stored))
-}
-
-/// Returns whether a watch event shows a change by another client.
-fn is_foreign_change(
-    event: &watcher::Event<ResourceSlice>,
-    own: &BTreeMap<String, String>,
-) -> bool {
-    match event {
-        watcher::Event::Apply(slice) | watcher::Event::InitApply(slice) => {
-            let name = slice.metadata.name.as_deref().unwrap_or_default();
-            own.get(name) != Some(&version(slice))
-        }
-        watcher::Event::Delete(_) | watcher::Event::InitDone => true,
-        watcher::Event::Init => false,
-    }
-}
-
-/// Returns UID and resource version of a slice.
-fn version(slice: &ResourceSlice) -> String {
-    let metadata = &slice.metadata;
-    let part = |part: &Option<String>| part.clone().unwrap_or_default();
-    format!(
-        "{}@{}",
-        part(&metadata.uid),
-        part(&metadata.resource_version)
-    )
 }
 
 /// Returns the earlier of two times.
