@@ -1,5 +1,5 @@
 //! Faults of a node under running and starting pods: restarts of its services, a reboot, an outage of the API server, a full
-//! disk, a read-only directory, a hung GPU, and a forged share.
+//! disk, a read-only directory, a hung GPU, a forged share, and a claim deleted by force.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -357,4 +357,67 @@ fn volume_cannot_forge_membership_in_share() -> Result<()> {
 
 fn node_status(cluster: &TestCluster) -> Result<String> {
     cluster.first_node().simulator(&["status"])
+}
+
+#[test]
+fn forced_deletion_of_claim_frees_nothing_in_use() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("forced")?;
+    let (node, kubernetes) = (cluster.first_node(), cluster.kubernetes().control_plane());
+    let program = "[cuda-probe, alloc, --mib, \"40000\", --hold, \"3600\"]";
+    let victim = pod_on_gpu("victim", 0, "45Gi").replace("[sleep, infinity]", program);
+    tenant.apply(&victim)?;
+    tenant.running("victim")?;
+    let claim = tenant.claim_of("victim")?;
+    let found = tenant.find("resourceclaim", &claim)?.context("claim")?;
+    let uid = found["metadata"]["uid"].as_str().context("uid")?.to_owned();
+    let used_mib = || -> Result<u64> {
+        let status: serde_json::Value = serde_json::from_str(&node.simulator(&["status"])?)?;
+        Ok(status["cards"][0]["usedBytes"]
+            .as_u64()
+            .context("usedBytes")?
+            >> 20)
+    };
+    wait("the program holds its memory", || {
+        Ok((used_mib()? >= 40_000).then_some(()))
+    })?;
+    kubernetes.stop(Component::Kubelet)?;
+    let deleted = (|| {
+        tenant.kubectl(&["delete", "pod", "victim", "--grace-period=0", "--force"])?;
+        // Kubernetes may have removed the claim of the template meanwhile.
+        let finalizers = r#"{"metadata": {"finalizers": null}}"#;
+        let patch = [
+            "patch",
+            "resourceclaim",
+            &claim,
+            "--type=merge",
+            "-p",
+            finalizers,
+        ];
+        wait("the claim is gone", || {
+            if tenant.find("resourceclaim", &claim)?.is_none() {
+                return Ok(Some(()));
+            }
+            let _ = tenant.kubectl(&patch);
+            tenant.kubectl(&["delete", "resourceclaim", &claim, "--ignore-not-found"])?;
+            Ok(None)
+        })?;
+        // The controller sees free memory.
+        tenant.apply(&pod_on_gpu("next", 0, "45Gi"))?;
+        tenant.devices_of("next")?;
+        ensure!(used_mib()? >= 40_000, "the program has ended");
+        let pages = script(
+            &node,
+            &format!("find /var/lib/drava/claims/{uid} -name page | wc -l"),
+        )?;
+        ensure!(pages.trim() == "1", "{pages} limits pages");
+        Ok(())
+    })();
+    kubernetes.start(Component::Kubelet)?;
+    deleted?;
+    tenant.running("next")?;
+    ensure!(used_mib()? < 40_000, "both programs use the GPU");
+    ensure!(tenant.fill("next", 0)? > 44_000, "the share is not usable");
+    tenant.delete_pods(&["next"])?;
+    node.wait_until_clean()
 }

@@ -1,9 +1,9 @@
-//! MIG partitions of the A100 of `node-1`, which is in MIG mode.
+//! MIG partitions of the A100 and the A30 of `node-1`, which are in MIG mode, and of an H100 of `node-0`, which switches it.
 
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, ensure};
-use drava_e2e::manifest::{pod_with_request, pod_with_share};
+use drava_e2e::manifest::pod_with_request;
 use drava_e2e::{Namespace, TestCluster, wait};
 use serde_json::Value;
 
@@ -11,9 +11,13 @@ const NODE: &str = "node-1";
 /// Index and minor number of the A100.
 const CARD: usize = 1;
 
-/// A pod with a partition of the smallest profile that holds the memory.
+/// A pod with a partition of the A100 of the smallest profile that holds the memory.
 fn pod_with_memory(name: &str, memory: &str) -> String {
-    pod_with_share(name, "mig.drava.dev", &format!("{{memory: {memory}}}"))
+    let expression = "device.attributes['gpu.drava.dev'].productName.contains('A100')";
+    let exactly = format!(
+        r#"{{deviceClassName: mig.drava.dev, capacity: {{requests: {{memory: {memory}}}}}, selectors: [{{cel: {{expression: "{expression}"}}}}]}}"#
+    );
+    pod_with_request(name, &exactly, "")
 }
 
 /// A pod with a partition of the profile.
@@ -190,6 +194,114 @@ fn fills_and_refills_fragmented_gpu() -> Result<()> {
     wait_until_clean(&cluster)
 }
 
+/// A GPU with partitions, and two of its profiles.
+struct Partitioned {
+    node: &'static str,
+    /// Index and minor number.
+    card: usize,
+    /// Part of the product name.
+    product: &'static str,
+    small: &'static str,
+    /// Number of small partitions on the GPU.
+    count: usize,
+    large: &'static str,
+    /// Slices of the large profile.
+    slices: usize,
+}
+
+impl Partitioned {
+    /// A pod with a partition of the profile.
+    fn pod(&self, name: &str, profile: &str) -> String {
+        let gpu = "device.attributes['gpu.drava.dev']";
+        let expression = format!(
+            "{gpu}.profile == '{profile}' && {gpu}.productName.contains('{}') && {gpu}.index == {}",
+            self.product, self.card
+        );
+        let exactly = format!(
+            r#"{{deviceClassName: mig.drava.dev, selectors: [{{cel: {{expression: "{expression}"}}}}]}}"#
+        );
+        pod_with_request(name, &exactly, "")
+    }
+
+    fn device(&self, profile: &str, start: usize) -> String {
+        let profile = profile.replace('.', "-");
+        format!("gpu-{}-mig-{profile}-{start}", self.card)
+    }
+
+    /// Fills the GPU, frees slices that do not adjoin, then slices that do, and fills it again.
+    fn fills_fragments_and_refills(&self, cluster: &TestCluster, name: &str) -> Result<()> {
+        let tenant = cluster.namespace(name)?;
+        let node = cluster.node(self.node)?;
+        let names: Vec<String> = (0..self.count)
+            .map(|index| format!("pod-{index}"))
+            .collect();
+        let pods: Vec<String> = names
+            .iter()
+            .map(|name| self.pod(name, self.small))
+            .collect();
+        tenant.apply(&pods.join("\n---\n"))?;
+        let mut by_start = BTreeMap::new();
+        for name in &names {
+            tenant.running(name)?;
+            let device = device_of(&tenant, name)?;
+            let start = (0..self.count).find(|&start| device == self.device(self.small, start));
+            by_start.insert(start.with_context(|| device.clone())?, name.clone());
+        }
+        ensure!(by_start.len() == self.count, "{by_start:?}");
+        ensure!(node.mig_instances(self.card)?.len() == self.count);
+        let list = tenant
+            .exec("pod-0", "app", &["nvidia-smi", "-L"])?
+            .success()?;
+        ensure!(
+            list.lines().count() == 2 && list.contains(&format!("MIG {} ", self.small)),
+            "pod-0 sees\n{list}"
+        );
+
+        let mut end = |start: usize| -> Result<()> {
+            let pod = by_start.remove(&start).context("no pod")?;
+            tenant.delete_pods(&[&pod])
+        };
+        for start in (1..self.count).step_by(2) {
+            end(start)?;
+        }
+        tenant.apply(&self.pod("large", self.large))?;
+        tenant.event("large", "has no free slices for the partition")?;
+        for start in (0..self.slices).step_by(2) {
+            end(start)?;
+        }
+        tenant.running("large")?;
+        ensure!(device_of(&tenant, "large")? == self.device(self.large, 0));
+        tenant.apply(&self.pod("refill", self.small))?;
+        tenant.running("refill")?;
+        cluster.check_allocations()?;
+        tenant.kubectl(&[
+            "delete",
+            "pods",
+            "--all",
+            "--grace-period=1",
+            "--timeout=90s",
+        ])?;
+        wait("the GPU has no instance", || {
+            Ok(node.mig_instances(self.card)?.is_empty().then_some(()))
+        })?;
+        node.wait_until_clean()
+    }
+}
+
+#[test]
+fn fills_and_refills_a30() -> Result<()> {
+    let a30 = Partitioned {
+        node: NODE,
+        card: 2,
+        product: "A30",
+        small: "1g.6gb",
+        count: 4,
+        large: "2g.12gb",
+        slices: 2,
+    };
+    a30.fills_fragments_and_refills(&TestCluster::attach()?, "a30")
+}
+
 #[test]
 fn leaves_foreign_instance_alone() -> Result<()> {
     let cluster = TestCluster::attach()?;
@@ -277,17 +389,17 @@ fn partitions_survive_driver_crashes() -> Result<()> {
 fn fraction_takes_partition_of_partitioned_gpu() -> Result<()> {
     let cluster = TestCluster::attach()?;
     let tenant = cluster.namespace("fraction")?;
-    let fraction = |name: &str, architecture: &str| {
+    let fraction = |name: &str, product: &str| {
         let expression =
-            format!("device.attributes['gpu.drava.dev'].architecture == '{architecture}'");
+            format!("device.attributes['gpu.drava.dev'].productName.contains('{product}')");
         let exactly = format!(
             r#"{{deviceClassName: fraction.drava.dev, capacity: {{requests: {{memory: 3000Mi}}}}, selectors: [{{cel: {{expression: "{expression}"}}}}]}}"#
         );
         pod_with_request(name, &exactly, "")
     };
-    // The architecture of the GPU in MIG mode, and one of GPUs with shares.
-    tenant.apply(&fraction("partition", "Ampere"))?;
-    tenant.apply(&fraction("share", "Turing"))?;
+    // A GPU in MIG mode, and one with shares.
+    tenant.apply(&fraction("partition", "A100"))?;
+    tenant.apply(&fraction("share", "T4"))?;
     tenant.running("partition")?;
     sees_only(&tenant, "partition", "1g.5gb")?;
     tenant.running("share")?;
@@ -382,6 +494,16 @@ fn mig_mode_follows_claims_of_one_gpu() -> Result<()> {
             .contains("gpu-0-mig-1g-10gb-6")
             .then_some(()))
     })?;
+    let h100 = Partitioned {
+        node: HOPPER,
+        card: 0,
+        product: "H100",
+        small: "1g.10gb",
+        count: 7,
+        large: "3g.40gb",
+        slices: 4,
+    };
+    h100.fills_fragments_and_refills(&cluster, "h100")?;
     let node = cluster.node(HOPPER)?;
     let share = on_hopper(
         "share",

@@ -48,10 +48,10 @@ impl<'a> Trial<'a> {
         }
     }
 
-    /// The cluster of two nodes: the default machine, and one T4 with an A100 in MIG mode. From 1.37 on it has the PodGroup
-    /// API of Kubernetes.
+    /// The cluster of two nodes: the default machine, and one T4 with an A100 and an A30 in MIG mode. From 1.37 on it has
+    /// the PodGroup API of Kubernetes.
     pub(crate) fn with_two_nodes(kubernetes: Kubernetes, filter: Option<&'a str>) -> Self {
-        let second = workspace_root().join("tests/e2e/machines/t4-a100.yaml");
+        let second = workspace_root().join("tests/e2e/machines/t4-a100-a30.yaml");
         Self {
             nodes: vec![Machine::default(), Machine::File(second)],
             has_pod_groups: kubernetes != Kubernetes::V1_36,
