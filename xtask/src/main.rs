@@ -75,3 +75,15 @@ fn end_programs_on_interrupt() -> anyhow::Result<()> {
     });
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::Cli;
+
+    #[test]
+    fn accepts_command_line_of_every_task() {
+        Cli::command().debug_assert();
+    }
+}

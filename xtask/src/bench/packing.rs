@@ -29,6 +29,7 @@ const LIMIT: Limit = Limit::total(Duration::from_secs(6 * 60 * 60));
 
 /// Options of the bench.
 #[derive(clap::Args)]
+#[group(skip)]
 pub(super) struct Options {
     /// packing: nodes, a CSV file in the format of openb [default: the GPU nodes of openb].
     #[arg(long, value_name = "FILE")]

@@ -15,6 +15,7 @@ const LIMIT: Limit = Limit::total(Duration::from_secs(60 * 60));
 
 /// Options of the benches.
 #[derive(clap::Args)]
+#[group(skip)]
 pub(super) struct Options {
     /// preemption, quota: number of decisions of each row.
     #[arg(long, default_value_t = 200, value_name = "COUNT")]
