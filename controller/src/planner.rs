@@ -5,15 +5,12 @@
 //! Invariants: no decision before [`Planner::set_synced`]; allocations in flight count as allocated.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use drava_allocator::cluster::Cluster;
 use drava_allocator::object::{ObjectKey, object_key};
-use drava_allocator::placement::Policies;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tokio::time::Instant;
 
 use crate::action::{Action, AllocationOutcome, Release, ReleaseOutcome};
@@ -43,6 +40,7 @@ mod rejections;
 mod room;
 mod round;
 mod scheduler_activity;
+mod settings;
 mod volumes;
 
 use overcommit::Overcommits;
@@ -50,33 +48,10 @@ use policy::PolicyStatuses;
 use rejections::Rejections;
 use round::{DecisionCount, Round};
 
+pub use settings::{DecisionTime, Settings};
+
 /// Maximum number of allocation jobs and gate removals in flight.
 const MAX_IN_FLIGHT: usize = 64;
-
-/// Settings of the planner.
-#[derive(Debug, Clone)]
-pub struct Settings {
-    /// Policies by which nodes and GPUs are scored.
-    pub policies: Policies,
-    /// Names of the schedulers whose pods are served.
-    pub schedulers: Vec<String>,
-    /// Time after which an unreserved allocation is released.
-    pub release_after: Duration,
-    /// Whether pods are evicted for pods of higher priority.
-    pub preemption: bool,
-}
-
-/// Time of a decision.
-#[derive(Debug, Clone)]
-pub struct DecisionTime {
-    /// For backoffs and deadlines.
-    pub instant: Instant,
-    /// For written timestamps.
-    pub time: Time,
-    /// Returns whether the time slice that started at `instant` is over. The decisions that are left are due at once, after
-    /// other inputs have had their turn.
-    pub is_slice_over: fn(Instant) -> bool,
-}
 
 /// Generates the UUIDs of shares.
 pub type ShareIds = Box<dyn FnMut() -> String + Send>;

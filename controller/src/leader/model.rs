@@ -32,9 +32,11 @@ use crate::planner::{Planner, Settings};
 use crate::watches::{Kind, Observation};
 use crate::writes::{Timing, Writer};
 
+mod random;
 mod server;
 
-use server::{Random, Server};
+use random::Random;
+use server::Server;
 
 const NODES: [&str; 3] = ["n1", "n2", "n3"];
 /// Time of one iteration.

@@ -21,11 +21,10 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use drava_vgpu_abi::bucket::LONG_KERNEL_US;
-use drava_vgpu_abi::contention;
 use drava_vgpu_abi::cost::{Cost, LaunchKind, MAX_BELIEVED_NS, SAMPLING_INTERVAL};
 
 use super::Meter;
-use super::admission::first;
+use super::admission::{first, own_part};
 use super::events::{elapsed_ns, query, record};
 use super::lease::Lease;
 use crate::card::Card;
@@ -35,9 +34,11 @@ use crate::share::Share;
 use crate::sys;
 
 mod clocks;
+mod lock;
 mod pair;
 
 use clocks::Clocks;
+use lock::Lock;
 use pair::{BUSY, EMPTY, IDLE, PENDING, Pair};
 
 /// Samples in flight.
@@ -448,10 +449,7 @@ impl Samples {
     }
 
     fn try_lock(&self) -> Option<Lock<'_>> {
-        self.lock
-            .compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed)
-            .ok()
-            .map(|_| Lock(&self.lock))
+        Lock::try_acquire(&self.lock)
     }
 
     /// Returns the part of a sample of `ns` that no other sample covers. The caller holds the lock.
@@ -494,26 +492,4 @@ impl Samples {
 /// Returns whether the GPU has reached an event, or the event is invalid.
 fn is_reached(event: &AtomicU64) -> bool {
     query(event.load(Ordering::Relaxed)) != CUDA_ERROR_NOT_READY
-}
-
-struct Lock<'a>(&'a AtomicU32);
-
-impl Drop for Lock<'_> {
-    fn drop(&mut self) {
-        self.0.store(0, Ordering::Release);
-    }
-}
-
-/// Returns the share's own part of measured time.
-fn own_part(card: Card, ns: u64) -> u64 {
-    let parts = first(card).map_or(contention::ALL_PPM, Share::own_time_ppm);
-    if parts == contention::ALL_PPM {
-        return ns;
-    }
-    // In two steps, so that hours do not overflow.
-    const ALL: u64 = contention::ALL_PPM as u64;
-    let parts = u64::from(parts);
-    (ns / ALL)
-        .saturating_mul(parts)
-        .saturating_add((ns % ALL).saturating_mul(parts) / ALL)
 }

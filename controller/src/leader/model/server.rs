@@ -1,48 +1,25 @@
 //! The model of the API server, with the tenants, kube-scheduler and the claim controller of Kubernetes.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use drava_api::names;
-use http::{Method, Request as HttpRequest, Response, StatusCode};
-use http_body_util::BodyExt;
-use kube::client::Body;
+use http::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use crate::change::{Change, DeletedObject};
 use crate::fixture::{claim, object, pod};
 use crate::watches::Observation;
 
+use super::random::Random;
+
+mod connection;
+
+pub(super) use connection::service;
+
 /// Memory of the GPU of each node, GiB.
 const GPU_GIB: u64 = 80;
 /// Pods at a time.
 const MAX_PODS: usize = 14;
-
-/// Pseudo-random numbers, xorshift64*.
-pub(super) struct Random(u64);
-
-impl Random {
-    pub(super) fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    pub(super) fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        let value = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33;
-        usize::try_from(value).unwrap() % limit
-    }
-
-    pub(super) fn chance(&mut self, percent: usize) -> bool {
-        self.below(100) < percent
-    }
-
-    fn choose<T: Clone>(&mut self, items: &[T]) -> Option<T> {
-        (!items.is_empty()).then(|| items[self.below(items.len())].clone())
-    }
-}
 
 /// A version of an object, or its deletion.
 #[derive(Clone)]
@@ -500,47 +477,4 @@ fn merge(target: &mut Value, patch: &Value) {
 fn failure(code: u16, message: &str) -> Answer {
     let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": message, "reason": ""});
     (StatusCode::from_u16(code).unwrap(), status)
-}
-
-/// Returns the connection of a replica to the server.
-pub(super) fn service(
-    replica: usize,
-    server: &Arc<Mutex<Server>>,
-) -> impl tower::Service<
-    HttpRequest<Body>,
-    Response = Response<Body>,
-    Error = tower::BoxError,
-    Future: Send + 'static,
-> + Send
-+ 'static {
-    let server = Arc::clone(server);
-    tower::service_fn(move |request: HttpRequest<Body>| {
-        let server = Arc::clone(&server);
-        async move {
-            let (head, body) = request.into_parts();
-            let bytes = body.collect().await?.to_bytes();
-            let query = head.uri.query().unwrap_or_default();
-            let request = Request {
-                is_dry_run: query.contains("dryRun=All"),
-                path: head.uri.path().to_owned(),
-                method: head.method,
-                body: serde_json::from_slice(&bytes).unwrap_or(Value::Null),
-            };
-            let latency = server.lock().unwrap().random.below(150);
-            tokio::time::sleep(Duration::from_millis(latency as u64)).await;
-            while server.lock().unwrap().stopped.contains(&replica) {
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-            let (status, body) = server.lock().unwrap().serve(replica, &request)?;
-            let latency = server.lock().unwrap().random.below(150);
-            tokio::time::sleep(Duration::from_millis(latency as u64)).await;
-            while server.lock().unwrap().stopped.contains(&replica) {
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-            let response = Response::builder()
-                .status(status)
-                .body(Body::from(serde_json::to_vec(&body)?))?;
-            Ok(response)
-        }
-    })
 }

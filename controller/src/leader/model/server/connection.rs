@@ -1,0 +1,54 @@
+//! The connection of a replica to the model of the API server.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use http::{Request as HttpRequest, Response};
+use http_body_util::BodyExt;
+use kube::client::Body;
+use serde_json::Value;
+
+use super::{Request, Server};
+
+/// Returns the connection of a replica to the server.
+pub(in super::super) fn service(
+    replica: usize,
+    server: &Arc<Mutex<Server>>,
+) -> impl tower::Service<
+    HttpRequest<Body>,
+    Response = Response<Body>,
+    Error = tower::BoxError,
+    Future: Send + 'static,
+> + Send
++ 'static {
+    let server = Arc::clone(server);
+    tower::service_fn(move |request: HttpRequest<Body>| {
+        let server = Arc::clone(&server);
+        async move {
+            let (head, body) = request.into_parts();
+            let bytes = body.collect().await?.to_bytes();
+            let query = head.uri.query().unwrap_or_default();
+            let request = Request {
+                is_dry_run: query.contains("dryRun=All"),
+                path: head.uri.path().to_owned(),
+                method: head.method,
+                body: serde_json::from_slice(&bytes).unwrap_or(Value::Null),
+            };
+            let latency = server.lock().unwrap().random.below(150);
+            tokio::time::sleep(Duration::from_millis(latency as u64)).await;
+            while server.lock().unwrap().stopped.contains(&replica) {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            let (status, body) = server.lock().unwrap().serve(replica, &request)?;
+            let latency = server.lock().unwrap().random.below(150);
+            tokio::time::sleep(Duration::from_millis(latency as u64)).await;
+            while server.lock().unwrap().stopped.contains(&replica) {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            let response = Response::builder()
+                .status(status)
+                .body(Body::from(serde_json::to_vec(&body)?))?;
+            Ok(response)
+        }
+    })
+}
