@@ -38,7 +38,7 @@ const UNTHROTTLED_UNTIL: i64 = 90;
 /// Part of the time from which the parts of the shares use the whole GPU, percent.
 const ALL_ALLOTTED: i64 = 99;
 
-/// A share's demand exceeds its use by one part in so many, and by a least amount.
+/// A share's demand exceeds its use by the fraction 1/`HEADROOM`, and at least by `MIN_HEADROOM`.
 const HEADROOM: i64 = 8;
 const MIN_HEADROOM: i64 = GPU / 100;
 

@@ -24,7 +24,7 @@ pub const AHEAD_US: u64 = 50_000;
 /// Yielded part of a guarantee after which a share stops yielding, µs; also the most it can get in advance.
 pub const MAX_DEFICIT_US: u64 = 10_000;
 
-/// Allowance for work that had to wait for the GPU: one part in so many of the work, within these bounds, µs.
+/// Allowance for work that had to wait for the GPU: the fraction 1/`LATE` of the work, within the bounds `LATE_US`, µs.
 const LATE: u64 = 4;
 const LATE_US: (u64, u64) = (50, 1_000);
 
@@ -34,7 +34,7 @@ pub const GAP_US: u64 = 500;
 /// The same if a kernel of a yielding share, of a millisecond, may have delayed the request.
 pub const HOLDOFF_US: u64 = GAP_US + 1_000;
 
-/// Budget of hold-offs: one part in so many of the time, and the most that can be saved up, µs.
+/// Budget of hold-offs: the fraction 1/`HOLDOFF_BUDGET` of the time, saved up to `MAX_SAVED_US`, µs.
 const HOLDOFF_BUDGET: u64 = 10;
 const MAX_SAVED_US: u64 = 20_000;
 
