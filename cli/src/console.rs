@@ -89,7 +89,7 @@ pub(crate) async fn run(source: Source, options: Options) -> anyhow::Result<()> 
     let mut stdout = std::io::stdout().lock();
     writeln!(
         stdout,
-        "http://127.0.0.1:{port}/{}/\nThe address contains a secret; whoever has it sees what you may see. Ctrl-C ends the console.",
+        "http://127.0.0.1:{port}/{}/\nThe address contains a secret and gives access with your permissions: do not share it. Ctrl-C ends the console.",
         guard.token()
     )
     .and_then(|()| stdout.flush())

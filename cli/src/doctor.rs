@@ -70,7 +70,7 @@ faults! {
     ForeignInstance: "MIG instances that drava did not create exclude partitions.";
     NotEnforced: "The limits of a claim are not enforced.";
     PrepareFailed: "The kubelet cannot prepare the claims of a pod.";
-    StaleSocket: "The kubelet calls a socket of the node driver that nobody serves.";
+    StaleSocket: "The kubelet calls a socket of the node driver that no process serves.";
     UvmMissing: "A node has no device file of unified memory.";
     CdiOff: "CDI is off in the container runtime of a node.";
     NvidiaDefaultRuntime: "The default runtime of a node gives all GPUs to pods without a claim.";

@@ -193,7 +193,7 @@ impl Kind {
             Self::Pods => Some("the queue is unknown"),
             Self::Nodes => Some("conditions of nodes are unknown"),
             Self::Classes => Some("requests cannot be explained"),
-            Self::TaintRules | Self::OldTaintRules => Some("cordoned GPUs look free"),
+            Self::TaintRules | Self::OldTaintRules => Some("cordoned GPUs are shown as free"),
             Self::Quotas => Some("quotas are not shown"),
             Self::Namespaces => Some("quotas that select namespaces by label are not computed"),
             Self::Policies | Self::VolumeClaims | Self::Volumes | Self::StorageClasses => None,
@@ -230,8 +230,8 @@ fn notices(access: &BTreeMap<Kind, Access>) -> Vec<String> {
                 "{name} are read every 30 s: you may list them, and not watch them"
             )),
             Access::Namespace(namespace) => Some(format!(
-                "only {name} of namespace {namespace} are shown: you may not list those of all namespaces; GPUs that others \
-                 use look free"
+                "only {name} of namespace {namespace} are shown: you may not list those of all namespaces; GPUs that \
+                 other namespaces use are shown as free"
             )),
             Access::Denied => kind.purpose().map(|purpose| {
                 format!(
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn names_what_missing_permissions_hide() {
+    fn names_objects_hidden_by_missing_permissions() {
         assert!(notices(&access(&[(Kind::Nodes, Access::Complete)])).is_empty());
         let denied = notices(&access(&[(Kind::Nodes, Access::Denied)]));
         assert_eq!(

@@ -1,6 +1,6 @@
 //! Watches of the objects that the console shows, with the user's permissions.
 //!
-//! A user who may not list a kind in all namespaces sees that of one namespace; what is missing is part of the view.
+//! A user who may not list a kind in all namespaces sees that of one namespace; the view names the missing objects.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;

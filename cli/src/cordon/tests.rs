@@ -55,7 +55,7 @@ fn selects_gpu_by_rules_for_all_its_devices() {
 }
 
 #[test]
-fn names_what_exists_if_target_does_not() {
+fn lists_existing_targets_if_target_does_not_exist() {
     assert_eq!(
         error("n9"),
         "node n9 publishes no GPUs of driver gpu.drava.dev; nodes that do: n1, n2"

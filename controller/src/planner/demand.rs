@@ -98,7 +98,7 @@ impl Planner {
 
 impl Planner {
     /// Reports the deletion of a claim at the pods that wait for it and name it themselves: kube-scheduler ignores gated pods,
-    /// and nobody creates the claim again.
+    /// and no controller creates the claim again.
     pub(super) fn report_deleted_claim(&mut self, key: &ObjectKey) {
         for uid in self.queue.users_of(key) {
             let Some(pending) = self.queue.get(&uid) else {

@@ -40,7 +40,7 @@ fn explains_pod_on_request_for_its_time() -> Result<()> {
     let tenant = cluster.namespace("explanation")?;
     with_pending_pod(&tenant)?;
     tenant.apply(&request("why", "large", 600))?;
-    tenant.apply(&request("nobody", "nobody", 600))?;
+    tenant.apply(&request("absent", "absent", 600))?;
     let status = wait_for_state(&tenant, "why", "Infeasible")?;
     let text = status.to_string();
     ensure!(
@@ -49,7 +49,7 @@ fn explains_pod_on_request_for_its_time() -> Result<()> {
             && text.contains(&format!("end {}/first", tenant.name())),
         "{text}"
     );
-    wait_for_state(&tenant, "nobody", "PodMissing")?;
+    wait_for_state(&tenant, "absent", "PodMissing")?;
     tenant.example("placement-explanation")?;
     wait_for_state(&tenant, "trainer", "PodMissing")?;
     // It follows the pod.

@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keeps_what_the_difference_needs() {
+    fn keeps_objects_that_the_difference_needs() {
         let case = json!({"nodes": [1, 2, 3], "claims": [{"selectors": [4, 5]}]});
         let reduced = reduce(&case, |case| Ok(case["nodes"].to_string().contains('2'))).unwrap();
         assert_eq!(reduced, json!({"nodes": [2], "claims": []}));

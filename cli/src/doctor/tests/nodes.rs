@@ -317,7 +317,7 @@ fn finds_runtime_until_it_is_corrected() {
 }
 
 #[test]
-fn finds_socket_that_nobody_serves_and_missing_device_file() {
+fn finds_unserved_socket_and_missing_device_file() {
     let failed = |message: &str| {
         let mut state = healthy();
         let mut pod = user_pod();

@@ -16,7 +16,7 @@ fn full() -> TestCluster {
 }
 
 #[test]
-fn evicts_what_it_needs_and_takes_its_devices() {
+fn evicts_needed_pods_and_allocates_their_devices() {
     let mut cluster = full();
     assert_eq!(cluster.evict(), ["low-1 for urgent"]);
     assert!(cluster.settle().is_empty(), "the victim has not ended");
@@ -121,7 +121,7 @@ fn waits_for_deleted_pods_before_it_evicts_others() {
 }
 
 #[test]
-fn evicts_others_when_deleted_pod_does_not_end() {
+fn evicts_further_pods_when_deleted_pod_does_not_end() {
     let mut cluster = TestCluster::new(&["n1", "n2"]);
     cluster.add_running(&[("low-1", "70Gi", 0), ("low-2", "70Gi", 0)]);
     let mut stuck = cluster.pods["low-1"].clone();
@@ -293,7 +293,7 @@ fn uses_new_node_instead_of_waiting_for_victims() {
 }
 
 #[test]
-fn gang_evicts_nobody_whom_it_does_not_need() {
+fn gang_evicts_only_needed_pods() {
     let mut cluster = TestCluster::new(&["n1"]);
     // The end of the bystander of low priority makes room for one member, that of the gang for all.
     cluster.add_running(&[("bystander", "20Gi", 1)]);

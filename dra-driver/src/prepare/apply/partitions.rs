@@ -2,7 +2,7 @@
 //!
 //! The record names profile, placement and boot before an instance is created and until it is destroyed, and drava reserves
 //! only slices that no instance uses. So an instance belongs to a claim if a record of this boot has its profile and
-//! placement; every other instance was created by someone else and is never changed. Instances are changed under the lock
+//! placement; every other instance was created outside of drava and is never changed. Instances are changed under the lock
 //! of their GPU.
 
 use drava_api::names;

@@ -112,7 +112,7 @@ fn follows_labels_of_namespaces() {
 }
 
 #[test]
-fn finds_borrowers_and_what_they_keep() {
+fn finds_borrowers_with_their_guaranteed_amounts() {
     let mut cluster = cluster(&[("n1", &[80])]);
     for (name, guarantee) in [("a", "10Gi"), ("b", "10Gi"), ("c", "30Gi")] {
         let spec = json!({"namespaces": [name], "guarantee": {"memory": guarantee}});

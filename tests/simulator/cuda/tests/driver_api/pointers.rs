@@ -51,6 +51,6 @@ fn returns_attributes_of_each_memory_type() {
     let mut current = NONE;
     assert_eq!(call!(api, "cuCtxGetCurrent", &raw mut current), 0);
     assert_eq!(attribute(&api, CONTEXT, plain), Ok(current.addr() as u64));
-    let nobodys = std::ptr::from_ref(&machine).addr() as u64;
-    assert_eq!(attribute(&api, MEMORY_TYPE, nobodys), Err(INVALID_VALUE));
+    let unknown = std::ptr::from_ref(&machine).addr() as u64;
+    assert_eq!(attribute(&api, MEMORY_TYPE, unknown), Err(INVALID_VALUE));
 }
