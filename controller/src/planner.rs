@@ -29,6 +29,7 @@ use crate::{claim, gang, pod};
 
 mod decision;
 mod demand;
+mod ended_pods;
 mod eviction;
 mod gate;
 mod incomplete_gang;
@@ -43,6 +44,7 @@ mod scheduler_activity;
 mod settings;
 mod volumes;
 
+use ended_pods::EndedPods;
 use overcommit::Overcommits;
 use policy::PolicyStatuses;
 use rejections::Rejections;
@@ -67,6 +69,7 @@ pub struct Planner {
     pod_groups: PodGroups,
     /// Pods whose eviction was started, until they are observed to be deleted, or this time.
     evicted: BTreeMap<String, Instant>,
+    ended_pods: EndedPods,
     /// Pods that could not be evicted, and are not tried again before this time.
     protected: BTreeMap<String, Instant>,
     /// Pods whose minimum runtime ends at this time.
@@ -111,6 +114,7 @@ impl Planner {
             live_pods: LivePods::default(),
             pod_groups: PodGroups::default(),
             evicted: BTreeMap::new(),
+            ended_pods: EndedPods::default(),
             protected: BTreeMap::new(),
             in_minimum_runtime: BTreeMap::new(),
             eviction_delays: BTreeMap::new(),
@@ -183,7 +187,13 @@ impl Planner {
             self.queue.neighbors_changed();
         }
         self.dequeue(uid);
-        let gang = self.live_pods.get(uid).and_then(|pod| pod.gang.clone());
+        let mut gang = None;
+        if let Some(pod) = self.live_pods.get(uid) {
+            gang.clone_from(&pod.gang);
+            if pod.is_bound && !pod.claims.is_empty() {
+                self.ended_pods.insert(uid, pod.claims.clone());
+            }
+        }
         self.live_pods.remove(uid);
         if let Some(gang) = gang {
             self.queue.activate_gang(&gang);

@@ -87,6 +87,7 @@ impl Planner {
     /// for all pods when a pod may be evicted again.
     pub(super) fn review_reservations(&mut self, now: Instant) {
         self.evicted.retain(|_, until| now < *until);
+        self.ended_pods.review(&self.ledger, now);
         let count = self.protected.len() + self.in_minimum_runtime.len();
         self.protected.retain(|_, until| now < *until);
         self.in_minimum_runtime.retain(|_, until| now < *until);

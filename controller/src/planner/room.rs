@@ -1,6 +1,6 @@
 //! Room for a pod or gang that does not fit: which pods have to end, and the reservation of what is free until then.
 //!
-//! Pods that are being deleted cost nothing. A pod evicts pods of strictly lower priority, after a simulation has proved that
+//! Pods that are being deleted cost nothing, nor do those that have ended and whose claims are about to be released. A pod evicts pods of strictly lower priority, after a simulation has proved that
 //! it fits then. A pod within the guarantee of its quota evicts pods of tenants that use more than theirs. No eviction takes
 //! another tenant below its guarantee. The head of the queue waits for pods of any priority without evicting them.
 //!
@@ -297,7 +297,8 @@ impl Planner {
         }));
     }
 
-    /// Returns the UIDs of the pods that are being deleted or evicted and are expected to end.
+    /// Returns the UIDs of the pods that are being deleted or evicted and are expected to end, and of those that have ended
+    /// and whose claims are expected to be released.
     fn ending_pods(&self, time: &DecisionTime) -> BTreeSet<String> {
         let now: Timestamp = time.time.0;
         let is_expected = |end: Timestamp| {
@@ -314,7 +315,8 @@ impl Planner {
             .iter()
             .filter(|(_, until)| time.instant < **until)
             .map(|(uid, _)| uid.clone());
-        deleted.chain(evicted).collect()
+        let ended = self.ended_pods.uids().cloned();
+        deleted.chain(evicted).chain(ended).collect()
     }
 
     /// Returns room like [`Self::find_room`]; for a request equal to one without room, at once. The priority is that of the

@@ -14,7 +14,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use drava_api::error::describe;
 use drava_explanation::explain::ExplainError;
-use serde::Serialize;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
 use serde_json::Value;
 use tokio::sync::Semaphore;
 
@@ -44,14 +44,10 @@ enum Refusal {
     Invalid(String),
 }
 
-#[derive(Serialize)]
-struct ErrorBody {
-    error: String,
-}
-
 impl IntoResponse for Refusal {
+    /// The body is a `Status` object of Kubernetes, of which kubectl shows the message.
     fn into_response(self) -> Response {
-        let (status, error) = match self {
+        let (status, message) = match self {
             Self::Access(AccessError::Unauthenticated) => (
                 StatusCode::UNAUTHORIZED,
                 "send a valid token: Authorization: Bearer TOKEN".to_owned(),
@@ -76,7 +72,13 @@ impl IntoResponse for Refusal {
             }
             Self::Invalid(text) => (StatusCode::BAD_REQUEST, text),
         };
-        (status, Json(ErrorBody { error })).into_response()
+        let body = Status {
+            status: Some("Failure".to_owned()),
+            code: Some(i32::from(status.as_u16())),
+            message: Some(message),
+            ..Status::default()
+        };
+        (status, Json(body)).into_response()
     }
 }
 

@@ -86,6 +86,20 @@ impl TestCluster {
         stdout(command)
     }
 
+    /// Waits until a custom resource definition is established; `object` names it in the arguments of `kubectl get`.
+    ///
+    /// `kubectl wait --for=condition=Established` fails on a definition that has no conditions yet.
+    ///
+    /// # Errors
+    /// When kubectl fails or the definition is not established in time.
+    pub fn wait_for_definition(&self, object: &[&str]) -> Result<()> {
+        let status = "jsonpath={.status.conditions[?(@.type=='Established')].status}";
+        wait("the definition is established", || {
+            let status = self.kubectl(["get", "-o", status].iter().chain(object))?;
+            Ok((status == "True").then_some(()))
+        })
+    }
+
     /// Runs Helm and returns its standard output.
     ///
     /// # Errors

@@ -197,6 +197,70 @@ fn reports_class_without_driver() -> Result<()> {
     Ok(())
 }
 
+/// Makes the pod of a manifest a member of the gang `broken`.
+fn in_gang(manifest: &str, name: &str, min: &str) -> String {
+    let annotations =
+        format!("annotations: {{gpu.drava.dev/gang: broken, gpu.drava.dev/gang-min: \"{min}\"}}");
+    manifest.replace(
+        &format!("kind: Pod\nmetadata: {{name: {name}}}\n"),
+        &format!("kind: Pod\nmetadata: {{name: {name}, {annotations}}}\n"),
+    )
+}
+
+#[test]
+fn explains_gang_of_contradictory_or_missing_members() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("broken-gang")?;
+    let member = |name: &str, min: &str| {
+        let manifest = pod_with_share(name, "vgpu.drava.dev", "{memory: 1Gi}");
+        tenant.apply(&in_gang(&manifest, name, min))
+    };
+    member("invalid", "many")?;
+    tenant.event("invalid", "InvalidGang")?;
+    tenant.delete_pods(&["invalid"])?;
+    member("m-0", "2")?;
+    tenant.event("m-0", "WaitingForGang: gang broken: 1 of 2 members exist")?;
+    member("m-1", "3")?;
+    for name in ["m-0", "m-1"] {
+        tenant.event(name, "different minimums, 2 and 3")?;
+    }
+    // The members that agree start.
+    tenant.delete_pods(&["m-1"])?;
+    member("m-2", "2")?;
+    tenant.running("m-0")?;
+    tenant.running("m-2")
+}
+
+#[test]
+fn serves_pod_whose_priority_class_was_deleted() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("deleted-class")?;
+    tenant.apply(
+        "{apiVersion: scheduling.k8s.io/v1, kind: PriorityClass, metadata: {name: e2e-deleted}, value: 7, preemptionPolicy: Never}",
+    )?;
+    tenant.apply(&pod_with_share("blocker", "gpu.drava.dev", ""))?;
+    tenant.running("blocker")?;
+    let waits = pod_with_request("waits", "{deviceClassName: gpu.drava.dev, count: 2}", "");
+    let waits = waits.replace(
+        "terminationGracePeriodSeconds: 1\n",
+        "terminationGracePeriodSeconds: 1\n  priorityClassName: e2e-deleted\n",
+    );
+    tenant.apply(&waits)?;
+    tenant.event("waits", "ExclusiveConflict")?;
+    cluster.kubectl(["delete", "priorityclass", "e2e-deleted"])?;
+    tenant.delete_pods(&["blocker"])?;
+    // The pod keeps its priority; the API server rejects new pods of the class.
+    tenant.running("waits")?;
+    let another = waits.replace("waits", "another");
+    let rejection = tenant.apply(&another).err().context("accepted")?;
+    let text = format!("{rejection:#}");
+    ensure!(
+        text.contains("no PriorityClass with name e2e-deleted"),
+        "{text}"
+    );
+    Ok(())
+}
+
 #[test]
 fn explains_claim_that_was_deleted_while_pod_is_gated() -> Result<()> {
     let cluster = TestCluster::attach()?;
@@ -220,4 +284,29 @@ fn explains_claim_that_was_deleted_while_pod_is_gated() -> Result<()> {
     tenant.event("waits", "ClaimMissing: claim own was deleted")?;
     tenant.apply(&claim("1Gi"))?;
     tenant.running("waits")
+}
+
+#[test]
+fn reports_contradictory_policies() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("policies")?;
+    let policy = |name: &str, node: &str| {
+        tenant.apply(&format!(
+            "{{apiVersion: gpu.drava.dev/v1alpha1, kind: GpuPolicy, metadata: {{name: {name}}}, spec: {{namespaceSelector: \
+             {{matchLabels: {{kubernetes.io/metadata.name: {}}}}}, node: {node}}}}}",
+            tenant.name()
+        ))
+    };
+    policy("e2e-a", "binpack")?;
+    policy("e2e-b", "spread")?;
+    let message = wait("the second policy is reported", || {
+        let found = cluster.get(&["gpupolicy", "e2e-b"])?;
+        let condition = &found["status"]["conditions"][0];
+        let message = condition["message"].as_str().unwrap_or_default().to_owned();
+        Ok((condition["status"] == "False").then_some(message))
+    });
+    cluster.kubectl(["delete", "gpupolicy", "e2e-a", "e2e-b"])?;
+    let message = message?;
+    ensure!(message.contains("GpuPolicy e2e-a selects"), "{message}");
+    Ok(())
 }

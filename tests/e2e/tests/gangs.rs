@@ -1,7 +1,7 @@
-//! Gangs: elastic members, gates and `kubectl drava gangs`.
+//! Gangs: elastic members, `kubectl drava gangs`, and gangs that kube-scheduler binds in part.
 
 use anyhow::{Context, Result, ensure};
-use drava_e2e::manifest::{pod_with_share, pod_without_claim};
+use drava_e2e::manifest::{pod, pod_with_share, pod_without_claim};
 use drava_e2e::{Namespace, TestCluster, wait};
 
 const GATE: &str = "gpu.drava.dev/allocation";
@@ -81,4 +81,57 @@ fn removes_gates_of_all_members_together() -> Result<()> {
         tenant.running(pod)?;
     }
     Ok(())
+}
+
+/// Sets the time after which unreserved allocations are released.
+fn release_after(cluster: &TestCluster, time: &str) -> Result<()> {
+    let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/helm/drava");
+    let set = format!("scheduling.releaseUnreservedAfter={time}");
+    let upgrade = ["upgrade", "drava", chart, "-n", "drava-system"];
+    let values = [
+        "--reuse-values",
+        "--force-conflicts",
+        "--set",
+        &set,
+        "--wait",
+    ];
+    cluster.helm(upgrade.into_iter().chain(values))?;
+    cluster.drava_ready()
+}
+
+#[test]
+fn gives_devices_of_partly_bound_gang_back() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("partly-bound")?;
+    // A claim for a driver that nobody runs: drava leaves it to kube-scheduler, which cannot bind the third member.
+    tenant.apply(
+        "
+apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata: {name: e2e-nobody}
+spec: {selectors: [{cel: {expression: \"device.driver == 'nobody.example.com'\"}}]}
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: nobody}
+spec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: e2e-nobody}}]}}}
+",
+    )?;
+    release_after(&cluster, "5s")?;
+    let outcome = (|| {
+        for member in ["m-0", "m-1"] {
+            add_member(&tenant, member, "60Gi", "3")?;
+        }
+        let stuck = pod("stuck", "resourceClaimTemplateName: nobody");
+        tenant.apply(&in_gang(&stuck, "stuck", "train", "3")?)?;
+        for member in ["m-0", "m-1"] {
+            tenant.event(member, "gang train: 2 of 3 members were bound")?;
+        }
+        // Both GPUs are free again.
+        tenant.apply(&pod_with_share("next", "vgpu.drava.dev", "{memory: 70Gi}"))?;
+        tenant.running("next")
+    })();
+    release_after(&cluster, "60s")?;
+    cluster.kubectl(["delete", "deviceclass", "e2e-nobody"])?;
+    outcome
 }

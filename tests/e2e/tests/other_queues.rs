@@ -20,8 +20,7 @@ impl<'c> Definition<'c> {
         let file = ["-f", &definition.file];
         // The annotation of client-side apply would be too long.
         cluster.kubectl(["apply", "--server-side"].iter().chain(&file))?;
-        let wait = ["wait", "--for=condition=Established", "--timeout=60s"];
-        cluster.kubectl(wait.iter().chain(&file))?;
+        cluster.wait_for_definition(&file)?;
         Ok(definition)
     }
 }

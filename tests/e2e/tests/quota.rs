@@ -247,13 +247,7 @@ fn quota_definition_may_be_missing() -> Result<()> {
     definition["status"].take();
     tenant.apply(&definition.to_string())?;
     outcome?;
-    cluster.kubectl([
-        "wait",
-        "--for=condition=Established",
-        "crd",
-        DEFINITION,
-        "--timeout=60s",
-    ])?;
+    cluster.wait_for_definition(&["crd", DEFINITION])?;
     let quota = Quota::apply(&cluster, &tenant, "limit: {memory: 1Gi}")?;
     quota.wait_for("/status/used/memory", &json!("1Gi"))
 }

@@ -183,7 +183,7 @@ pub(super) fn plan<'a>(
             |_| shared.tests(Suite::Cluster, "cluster"),
         );
     }
-    // Before e2e, whose cluster runs until the tests with measured times: the machine has one cluster at a time.
+    // The machine has two clusters at a time: one of e2e, until the tests with measured times, and the others in turn.
     let mut oldest = None;
     if has(Stage::Oldest) {
         let tools = plan.add(Stage::Oldest, "build-oldest", Load::Heavy, &[tools], |_| {
@@ -201,11 +201,9 @@ pub(super) fn plan<'a>(
             },
         );
     }
-    let mut nodes = None;
     if has(Stage::E2eNodes) {
-        // The cluster of stage e2e comes after it.
         let keep = args.keep && !has(Stage::E2e);
-        nodes = plan.add(
+        plan.add(
             Stage::E2eNodes,
             "e2e-nodes",
             Load::Light,
@@ -215,7 +213,7 @@ pub(super) fn plan<'a>(
                 let run = |suite, trial, keep| {
                     e2e::on_own_cluster(suite, trial, artifacts, binaries, keep)
                 };
-                // The machine has one cluster at a time.
+                // A cluster that is kept would take the place of the next.
                 let keep_models = keep
                     && !binaries::has_tests(Suite::E2eNodes, binaries, args.filter.as_deref())?;
                 let mut outcome = run(Suite::E2eModels, &shared.trial_on_models, keep_models)?;
@@ -226,16 +224,10 @@ pub(super) fn plan<'a>(
     }
     let mut e2e = None;
     if has(Stage::E2e) {
-        e2e = plan.add(
-            Stage::E2e,
-            "e2e",
-            Load::Light,
-            &[built, tools, cluster, oldest, nodes],
-            |_| {
-                shared.trial.start(shared.artifacts()?)?;
-                shared.trial.run(Suite::E2e, shared.binaries()?)
-            },
-        );
+        e2e = plan.add(Stage::E2e, "e2e", Load::Light, &[built, tools], |_| {
+            shared.trial.start(shared.artifacts()?)?;
+            shared.trial.run(Suite::E2e, shared.binaries()?)
+        });
     }
     // Cargo runs one command at a time in its target directory.
     if has(Stage::Lint) {

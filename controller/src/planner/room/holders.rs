@@ -53,8 +53,11 @@ impl Planner {
     pub(super) fn presume_ended(&mut self, holders: &Holders, ended: &BTreeSet<String>) {
         let claims = ended
             .iter()
-            .filter_map(|uid| self.live_pods.get(uid))
-            .flat_map(|pod| &pod.claims)
+            .filter_map(|uid| match self.live_pods.get(uid) {
+                Some(pod) => Some(pod.claims.as_slice()),
+                None => self.ended_pods.claims(uid),
+            })
+            .flatten()
             .filter(|key| {
                 let consumers = holders.consumers.get(*key);
                 consumers.is_some_and(|consumers| consumers.is_subset(ended))

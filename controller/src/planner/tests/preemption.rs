@@ -322,6 +322,45 @@ fn gang_evicts_only_needed_pods() {
     assert_eq!(cluster.evict(), ["v-1 for m-1", "v-2 for m-1"]);
 }
 
+#[test]
+fn evicts_nobody_instead_of_pods_with_claims_to_release() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.add_running(&[
+        ("v-1", "30Gi", 0),
+        ("v-2", "20Gi", 0),
+        ("bystander", "30Gi", 5),
+    ]);
+    cluster.add_pod_of_priority("urgent", "50Gi", 10);
+    assert!(cluster.settle().is_empty());
+    assert_eq!(cluster.evict(), ["v-1 for urgent", "v-2 for urgent"]);
+    // The pods end before kube-controller-manager releases their claims.
+    cluster.delete_pod("v-1");
+    cluster.delete_pod("v-2");
+    assert!(cluster.settle().is_empty());
+    cluster.delete_claim("v-1");
+    assert!(cluster.settle().is_empty());
+    assert!(cluster.evictions.is_empty(), "one claim is released");
+    cluster.delete_claim("v-2");
+    assert_eq!(cluster.settle(), ["urgent → n1"]);
+}
+
+#[test]
+fn evicts_others_when_claim_of_ended_pod_is_not_released() {
+    let mut cluster = TestCluster::new(&["n1", "n2"]);
+    cluster.add_running(&[("low-1", "70Gi", 0), ("low-2", "70Gi", 0)]);
+    cluster.add_pod_of_priority("urgent", "70Gi", 10);
+    assert!(cluster.settle().is_empty());
+    let victim = cluster.evict().remove(0).replace(" for urgent", "");
+    cluster.delete_pod(&victim);
+    // A decision for all pods.
+    cluster.planner.node(applied(node("n3")));
+    assert!(cluster.settle().is_empty());
+    assert!(cluster.evictions.is_empty(), "the claim may be released");
+    cluster.now += Duration::from_secs(31);
+    assert!(cluster.settle().is_empty());
+    assert_eq!(cluster.evict().len(), 1);
+}
+
 /// Sets the limits of evictions of the whole cluster.
 fn limit(cluster: &mut TestCluster, limits: &serde_json::Value) {
     cluster

@@ -77,7 +77,7 @@ async fn refuses_callers_without_token_or_permission() {
     }
     let (status, body) = call("GET", EXPLAIN, Some("token-of-bob"), Value::Null).await;
     assert_eq!(status, StatusCode::FORBIDDEN);
-    assert_eq!(body["error"], "bob may not get pods in namespace default");
+    assert_eq!(body["message"], "bob may not get pods in namespace default");
     // The answer does not tell whether the pod exists.
     let missing = EXPLAIN.replace("big", "small");
     let (status, _) = call("GET", &missing, Some("token-of-bob"), Value::Null).await;
