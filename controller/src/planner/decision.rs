@@ -143,10 +143,6 @@ impl Planner {
                 format!("gang {}: {count} of {min} members {verb}", gang.name),
             )
         };
-        let existing = self.live_pods.members(&gang.name).count();
-        if existing < gang.min {
-            return Err(waiting(existing, "exist", gang.min));
-        }
         let members: Vec<String> = self.queue.members(&gang.name);
         let pending = members.iter().filter_map(|member| self.queue.get(member));
         let other = pending
@@ -159,6 +155,10 @@ impl Planner {
                 gang: gang.name,
                 minimums,
             }));
+        }
+        let existing = self.live_pods.members(&gang.name).count();
+        if existing < gang.min {
+            return Err(waiting(existing, "exist", gang.min));
         }
         let is_pending = |uid: &str| members.iter().any(|member| member == uid);
         let live = self.live_pods.members(&gang.name);

@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
@@ -155,9 +156,12 @@ async fn explain_pod(
 async fn simulate(
     State(service): State<Service>,
     headers: HeaderMap,
-    Json(body): Json<Value>,
+    // `kubectl create --raw` sends no content type.
+    body: Bytes,
 ) -> Result<Response, Refusal> {
     let _permit = service.requests.try_acquire().map_err(|_| Refusal::Busy)?;
+    let body = serde_json::from_slice(&body)
+        .map_err(|error| Refusal::Invalid(format!("the body is not JSON: {error}")))?;
     let documents = match body {
         Value::Array(documents) => documents,
         document => vec![document],

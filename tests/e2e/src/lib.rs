@@ -88,15 +88,18 @@ impl TestCluster {
 
     /// Waits until a custom resource definition is established; `object` names it in the arguments of `kubectl get`.
     ///
-    /// `kubectl wait --for=condition=Established` fails on a definition that has no conditions yet.
+    /// `kubectl wait --for=condition=Established` fails on a definition whose conditions are still null.
     ///
     /// # Errors
     /// When kubectl fails or the definition is not established in time.
     pub fn wait_for_definition(&self, object: &[&str]) -> Result<()> {
-        let status = "jsonpath={.status.conditions[?(@.type=='Established')].status}";
         wait("the definition is established", || {
-            let status = self.kubectl(["get", "-o", status].iter().chain(object))?;
-            Ok((status == "True").then_some(()))
+            let definition = self.get(object)?;
+            let conditions = definition["status"]["conditions"].as_array();
+            let is_established = conditions.into_iter().flatten().any(|condition| {
+                condition["type"] == "Established" && condition["status"] == "True"
+            });
+            Ok(is_established.then_some(()))
         })
     }
 

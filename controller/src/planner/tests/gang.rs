@@ -131,18 +131,21 @@ fn explains_annotations_without_valid_minimum() {
 fn explains_members_with_different_minimums() {
     let mut cluster = TestCluster::new(&["n1"]);
     cluster.add_member("m-1", "10Gi", "1");
-    cluster.add_member("m-2", "10Gi", "2");
+    // It waits for a third member, but says first what is wrong.
+    cluster.add_member("m-2", "10Gi", "3");
     assert!(cluster.settle().is_empty());
     for pod in ["Pod/m-1", "Pod/m-2"] {
         assert_eq!(
             cluster.messages_of(pod),
             [
-                "InvalidGang: members of gang g have different minimums, 1 and 2; set the same gpu.drava.dev/gang-min in all \
+                "InvalidGang: members of gang g have different minimums, 1 and 3; set the same gpu.drava.dev/gang-min in all \
                  of them"
             ]
         );
     }
-    cluster.add_pod(member(pod("m-1", &["m-1"]), "2"));
+    for name in ["m-1", "m-2"] {
+        cluster.add_pod(member(pod(name, &[name]), "2"));
+    }
     assert_eq!(cluster.settle(), ["m-1 → n1", "m-2 → n1"]);
 }
 

@@ -46,10 +46,7 @@ async fn call(method: &str, uri: &str, token: Option<&str>, body: Value) -> (Sta
     if let Some(token) = token {
         request = request.header("authorization", format!("Bearer {token}"));
     }
-    let request = request
-        .header("content-type", "application/json")
-        .body(Body::from(body.to_string()))
-        .unwrap();
+    let request = request.body(Body::from(body.to_string())).unwrap();
     let router = router(explainer, Access::new(client));
     let response = router.oneshot(request).await.unwrap();
     let status = response.status();
