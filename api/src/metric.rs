@@ -240,9 +240,51 @@ pub mod alias {
             VGPU_MEMORY_LIMIT = "vGPU_device_memory_limit_in_bytes" Gauge
                 ["podnamespace", "podname", "ctrname", "vdeviceid", "deviceuuid"]
                 "Memory limit of a share of a container (HAMi).";
+            DEVICE_MEMORY = "Device_memory_desc_of_container" Gauge
+                ["podnamespace", "podname", "ctrname", "vdeviceid", "deviceuuid"]
+                "Memory charged to a share of a container (HAMi), without the labels of its parts.";
+            DEVICE_UTILIZATION = "Device_utilization_desc_of_container" Gauge
+                ["podnamespace", "podname", "ctrname", "vdeviceid", "deviceuuid"]
+                "GPU time that a share of a container used lately, percent of the GPU (HAMi).";
             LAST_KERNEL = "Device_last_kernel_of_container" Gauge
                 ["podnamespace", "podname", "ctrname", "vdeviceid", "deviceuuid"]
                 "Seconds since the last demand for GPU time of a share of a container (HAMi).";
+            HAMI_HOST_MEMORY_USED = "hami_host_gpu_memory_used_bytes" Gauge ["node", "device_index", "device_uuid", "device_type"]
+                "HostGPUMemoryUsage by the present name of HAMi.";
+            HAMI_HOST_UTILIZATION = "hami_host_gpu_utilization_ratio" Gauge ["node", "device_index", "device_uuid", "device_type"]
+                "HostCoreUtilization by the present name of HAMi, percent.";
+            HAMI_VGPU_MEMORY_USED = "hami_vgpu_memory_used_bytes" Gauge
+                ["namespace", "pod", "container", "vdevice_index", "device_uuid"]
+                "vGPU_device_memory_usage_in_bytes by the present name of HAMi.";
+            HAMI_VGPU_MEMORY_LIMIT = "hami_vgpu_memory_limit_bytes" Gauge
+                ["namespace", "pod", "container", "vdevice_index", "device_uuid"]
+                "vGPU_device_memory_limit_in_bytes by the present name of HAMi.";
+            HAMI_DEVICE_MEMORY = "hami_container_device_memory_bytes" Gauge
+                ["namespace", "pod", "container", "vdevice_index", "device_uuid"]
+                "Device_memory_desc_of_container by the present name of HAMi.";
+            HAMI_DEVICE_UTILIZATION = "hami_container_device_utilization_ratio" Gauge
+                ["namespace", "pod", "container", "vdevice_index", "device_uuid"]
+                "Device_utilization_desc_of_container by the present name of HAMi, percent.";
+            HAMI_LAST_KERNEL = "hami_container_last_kernel_elapsed_seconds" Gauge
+                ["namespace", "pod", "container", "vdevice_index", "device_uuid"]
+                "Device_last_kernel_of_container by the present name of HAMi.";
+            HAMI_GPU_MEMORY_LIMIT = "hami_gpu_memory_limit_bytes" Gauge ["node", "device_uuid", "device_index", "device_type"]
+                "Memory of the GPU (HAMi).";
+            HAMI_GPU_MEMORY_ALLOCATED = "hami_gpu_memory_allocated_bytes" Gauge
+                ["node", "device_uuid", "device_index", "device_cores", "device_type"]
+                "Memory limits of the shares of the GPU (HAMi).";
+            HAMI_GPU_CORE_LIMIT = "hami_gpu_core_limit_ratio" Gauge ["node", "device_uuid", "device_index", "device_type"]
+                "GPU time of the GPU, percent: 100 (HAMi).";
+            HAMI_GPU_CORE_ALLOCATED = "hami_gpu_core_allocated_ratio" Gauge ["node", "device_uuid", "device_index", "device_type"]
+                "Guaranteed GPU time of the shares of the GPU, percent (HAMi).";
+            HAMI_GPU_SHARED = "hami_gpu_shared_count" Gauge ["node", "device_uuid", "device_index", "device_type"]
+                "Shares of the GPU (HAMi).";
+            HAMI_VGPU_MEMORY_ALLOCATED = "hami_vgpu_memory_allocated_bytes" Gauge
+                ["namespace", "node", "pod", "container_index", "device_uuid"]
+                "Memory limits of the shares of a container on the GPU (HAMi).";
+            HAMI_VGPU_CORE_ALLOCATED = "hami_vgpu_core_allocated_ratio" Gauge
+                ["namespace", "node", "pod", "container_index", "device_uuid"]
+                "Guaranteed GPU time of the shares of a container on the GPU, percent (HAMi).";
             VOLCANO_SHARED_NUMBER = "volcano_vgpu_device_shared_number" Gauge ["devID", "NodeName"]
                 "Shares of the GPU (Volcano).";
             VOLCANO_ALLOCATED_MEMORY = "volcano_vgpu_device_allocated_memory" Gauge ["devID", "NodeName"]
@@ -280,10 +322,14 @@ pub mod controller {
                 "Whether more is allocated than the device has: 1 or 0.";
             EXCLUSIVE = "drava_device_exclusive_allocations" Gauge ["node", "device"]
                 "Claims that have the device alone; more than 1 is a double allocation.";
+            FRAGMENTATION = "drava_node_fragmentation_ratio" Gauge ["node"]
+                "Part of the free GPU memory of a node that is on partly allocated GPUs; 0 without free memory.";
             EXCLUDED_POOLS = "drava_controller_excluded_pools" Gauge []
                 "Pools that are excluded from allocation because they are incomplete or malformed.";
             PENDING_PODS = "drava_controller_pending_pods" Gauge ["reason"]
                 "Unbound pods with claims for devices, by the reason of their last rejection; None before the first decision and after an allocation.";
+            GANGS = "drava_controller_gangs" Gauge ["state"]
+                "Gangs with unfinished members: pending (a member is not bound) or running.";
             IN_FLIGHT = "drava_controller_allocations_in_flight" Gauge []
                 "Allocation jobs that are being written.";
             DECISION_SECONDS = "drava_controller_decision_seconds" Histogram []
@@ -320,6 +366,16 @@ pub mod controller {
                 "Unix time at which the certificate of the webhook expires.";
             RELEASES = "drava_controller_releases" Counter []
                 "Allocations released because no pod reserved them.";
+            SCHEDULER_RELEASES = "drava_controller_scheduler_releases" Counter []
+                "Unreserved allocations of this controller that kube-scheduler released, because it cannot use the node.";
+            PREEMPTIONS = "drava_controller_preemptions" Counter ["precedence"]
+                "Pods for which others were evicted, by why they precede them: priority or guarantee (of a GpuQuota).";
+            EVICTIONS = "drava_controller_evictions" Counter ["cause"]
+                "Evicted pods: preemption or incomplete-gang.";
+            EVICTION_FAILURES = "drava_controller_eviction_failures" Counter ["cause"]
+                "Pods that could not be evicted, for example because of a PodDisruptionBudget; cause as in drava_controller_evictions.";
+            LEDGER_DRIFT = "drava_controller_ledger_drift_seconds" Gauge []
+                "Age of the oldest write to a claim that the watch of the controller has not delivered; 0 if all are delivered.";
         }
     }
 }

@@ -56,8 +56,8 @@ impl ClaimState {
 struct Entry {
     claim: Arc<ResourceClaim>,
     state: ClaimState,
-    /// Whether the watch has delivered this version.
-    is_delivered: bool,
+    /// When this version was written, until the watch has delivered it.
+    undelivered_since: Option<Instant>,
 }
 
 /// Origin of a claim's version.
@@ -112,7 +112,14 @@ impl Ledger {
 
     /// Returns whether the watch has delivered the newest version of the claim.
     pub(crate) fn is_delivered(&self, key: &ObjectKey) -> bool {
-        self.claims.get(key).is_some_and(|entry| entry.is_delivered)
+        let entry = self.claims.get(key);
+        entry.is_some_and(|entry| entry.undelivered_since.is_none())
+    }
+
+    /// Returns when the oldest version was written that the watch has not delivered.
+    pub(crate) fn oldest_undelivered(&self) -> Option<Instant> {
+        let claims = self.claims.values();
+        claims.filter_map(|entry| entry.undelivered_since).min()
     }
 
     /// Returns whether devices of the claim are selected and its allocation is not written so far.
@@ -205,11 +212,12 @@ impl Ledger {
         }
         let known = known.filter(|known| known.claim.metadata.uid == claim.metadata.uid);
         let before = known.map(|known| &known.state);
-        let is_delivered = origin == Origin::Watch
-            || known.is_some_and(|known| {
-                known.is_delivered
-                    && known.claim.metadata.resource_version == claim.metadata.resource_version
-            });
+        let version = &claim.metadata.resource_version;
+        let same = known.filter(|known| known.claim.metadata.resource_version == *version);
+        let undelivered_since = match origin {
+            Origin::Watch => None,
+            Origin::Write => same.map_or(Some(now), |known| known.undelivered_since),
+        };
         let state = match before {
             // A job that rolls back releases the allocation itself, so no scheduler has refused the node.
             Some(ClaimState::Writing) => ClaimState::Writing,
@@ -225,7 +233,7 @@ impl Ledger {
         let entry = Entry {
             claim: Arc::new(claim),
             state,
-            is_delivered,
+            undelivered_since,
         };
         self.claims.insert(key.clone(), entry);
         self.set_timer(&key);

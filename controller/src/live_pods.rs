@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use tokio::time::Instant;
 
 use crate::gang::{self, GangName};
+use crate::metrics::GangCounts;
 use crate::pod;
 
 /// An unfinished pod.
@@ -239,6 +240,16 @@ impl LivePods {
     /// Returns the lowest priority of all pods.
     pub(crate) fn lowest_priority(&self) -> Option<i32> {
         self.priorities.keys().next().copied()
+    }
+
+    /// Returns the number of gangs with unbound members, and of those without.
+    pub(crate) fn count_gangs(&self) -> GangCounts {
+        let is_pending = |gang: &&GangName| self.members(gang).any(|(_, pod)| !pod.is_bound);
+        let pending = self.gangs.keys().filter(is_pending).count();
+        GangCounts {
+            pending,
+            running: self.gangs.len() - pending,
+        }
     }
 
     /// Returns the pods of a gang that are not being deleted, with their UIDs.

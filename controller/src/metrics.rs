@@ -13,6 +13,7 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use drava_allocator::cluster::FreeMemory;
 use drava_allocator::device::Device;
 use drava_allocator::usage::DeviceUse;
 use drava_api::metric::{self, BUILD_INFO, Metric, controller as table};
@@ -24,10 +25,13 @@ use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::histogram::Histogram;
 
+use crate::action::EvictionOutcome;
 use crate::watches::Kind;
 
+mod evictions;
 mod namespace_usage;
 
+use evictions::EvictionCounters;
 pub use namespace_usage::NamespaceAmounts;
 use namespace_usage::NamespaceUsage;
 
@@ -45,14 +49,31 @@ pub struct ClusterMetrics {
     /// Number of pending pods by the reason of their last rejection; `None` before the first decision and after an
     /// allocation.
     pub pending: BTreeMap<Option<Reason>, usize>,
+    /// Gangs with unfinished members.
+    pub gangs: GangCounts,
     /// Allocation jobs in flight.
     pub in_flight: usize,
+    /// Free GPU memory by node.
+    pub free_memory: BTreeMap<String, FreeMemory>,
+    /// When the oldest version of a claim was written that the watch has not delivered.
+    pub oldest_undelivered: Option<tokio::time::Instant>,
+    /// Unreserved allocations that kube-scheduler has released since this replica leads.
+    pub scheduler_releases: u64,
     /// Pools that are excluded from allocation.
     pub excluded_pools: usize,
     /// Quotas.
     pub quotas: Vec<QuotaMetrics>,
     /// What the claims of each namespace have.
     pub namespaces: BTreeMap<String, NamespaceAmounts>,
+}
+
+/// Number of gangs with unfinished members.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct GangCounts {
+    /// A member is not bound.
+    pub pending: usize,
+    /// All members are bound.
+    pub running: usize,
 }
 
 /// A shareable device.
@@ -120,6 +141,7 @@ pub struct Metrics {
     allocated: Counter,
     failed: Counter,
     released: Counter,
+    evictions: Mutex<EvictionCounters>,
     watch_failures: Mutex<BTreeMap<Kind, u64>>,
     certificate: Mutex<Option<CertificateValidity>>,
     started: Instant,
@@ -153,6 +175,7 @@ impl Default for Metrics {
             allocated: Counter::default(),
             failed: Counter::default(),
             released: Counter::default(),
+            evictions: Mutex::default(),
             watch_failures: Mutex::default(),
             certificate: Mutex::default(),
             started: Instant::now(),
@@ -201,6 +224,11 @@ impl Metrics {
         self.released.inc();
     }
 
+    /// Counts the pods of an eviction.
+    pub fn evicted(&self, outcome: &EvictionOutcome) {
+        lock(&self.evictions).count(outcome);
+    }
+
     /// Counts an interrupted watch.
     pub fn watch_failed(&self, kind: Kind) {
         *lock(&self.watch_failures).entry(kind).or_default() += 1;
@@ -225,6 +253,7 @@ impl Metrics {
                 ("failed", self.failed.get()),
             ],
             released: self.released.get(),
+            evictions: *lock(&self.evictions),
             watch_failures: lock(&self.watch_failures).clone(),
             certificate: *lock(&self.certificate),
             now: self.started.elapsed(),
@@ -263,6 +292,7 @@ struct Samples {
     /// Allocation jobs by outcome.
     jobs: [(&'static str, u64); 2],
     released: u64,
+    evictions: EvictionCounters,
     watch_failures: BTreeMap<Kind, u64>,
     certificate: Option<CertificateValidity>,
     /// Time of the scrape, in the clock of the usage.
@@ -298,7 +328,8 @@ impl Collector for Samples {
         table::WAIT_SECONDS.encode_histograms(encoder, [([], &self.waits)])?;
         let jobs = self.jobs.map(|(outcome, count)| ([outcome], count as f64));
         table::ALLOCATIONS.encode(encoder, jobs)?;
-        table::RELEASES.encode(encoder, [([], self.released as f64)])
+        table::RELEASES.encode(encoder, [([], self.released as f64)])?;
+        self.evictions.encode(encoder)
     }
 }
 
@@ -323,6 +354,10 @@ impl ClusterMetrics {
         };
         table::OVERCOMMITTED.encode(encoder, each(|device| flag(device.is_overcommitted())))?;
         table::EXCLUSIVE.encode(encoder, each(|device| f64::from(device.exclusive)))?;
+        let fragmentation = self.free_memory.iter();
+        let fragmentation =
+            fragmentation.map(|(node, free)| ([node.as_str()], free.fragmentation_ratio()));
+        table::FRAGMENTATION.encode(encoder, fragmentation)?;
         table::EXCLUDED_POOLS.encode(encoder, [([], self.excluded_pools as f64)])?;
         // All reasons, so that a reason without pods is 0 instead of absent.
         let reasons = Reason::ALL.iter().copied().map(Some).chain([None]);
@@ -331,7 +366,18 @@ impl ClusterMetrics {
             ([reason.map_or("None", Reason::as_str)], count as f64)
         });
         table::PENDING_PODS.encode(encoder, pending)?;
+        let gangs = [
+            ("pending", self.gangs.pending),
+            ("running", self.gangs.running),
+        ];
+        let gangs = gangs.map(|(state, count)| ([state], count as f64));
+        table::GANGS.encode(encoder, gangs)?;
         table::IN_FLIGHT.encode(encoder, [([], self.in_flight as f64)])?;
+        let drift = self.oldest_undelivered.map(|since| since.elapsed());
+        let drift = drift.unwrap_or_default().as_secs_f64();
+        table::LEDGER_DRIFT.encode(encoder, [([], drift)])?;
+        let releases = [([], self.scheduler_releases as f64)];
+        table::SCHEDULER_RELEASES.encode(encoder, releases)?;
         self.encode_quotas(encoder)
     }
 
@@ -390,110 +436,4 @@ fn flag(is_set: bool) -> f64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn device(allocated: f64, exclusive: u32) -> DeviceMetrics {
-        DeviceMetrics {
-            node: "n1".to_owned(),
-            device: "gpu-0-vgpu".into(),
-            amounts: BTreeMap::from([("memory".to_owned(), (80.0, allocated))]),
-            exclusive,
-        }
-    }
-
-    fn leading() -> Metrics {
-        let metrics = Metrics::default();
-        metrics.set_leading(true);
-        let cluster = ClusterMetrics {
-            devices: vec![device(8.0, 0)],
-            pending: BTreeMap::from([(None, 1), (Some(Reason::InsufficientMemory), 2)]),
-            in_flight: 3,
-            excluded_pools: 0,
-            quotas: vec![QuotaMetrics {
-                name: "team-a".to_owned(),
-                used: BTreeMap::from([(QuotaResource::Memory, 60.0)]),
-                limit: BTreeMap::from([(QuotaResource::Memory, 80.0)]),
-                guarantee: BTreeMap::from([(QuotaResource::Memory, 40.0)]),
-                borrowed: BTreeMap::from([(QuotaResource::Memory, 20.0)]),
-                alert_threshold_ratio: 0.9,
-            }],
-            namespaces: BTreeMap::from([(
-                "team-a".to_owned(),
-                NamespaceAmounts {
-                    memory: 60.0,
-                    gpus: 0.5,
-                    devices: 2.0,
-                },
-            )]),
-        };
-        metrics.set_certificate(CertificateValidity {
-            start: 1_000,
-            end: 2_000,
-        });
-        metrics.set_cluster(cluster, Kind::ALL.map(|kind| (kind, true)).into());
-        metrics.decided(Duration::from_millis(2));
-        metrics.allocated([Some(SignedDuration::from_secs(3))].into_iter());
-        metrics.allocation_failed();
-        metrics.watch_failed(Kind::Pods);
-        metrics.released();
-        metrics
-    }
-
-    #[test]
-    fn encodes_every_metric_of_the_table() {
-        let text = leading().text().unwrap();
-        let mut types = text
-            .lines()
-            .filter(|line| line.starts_with("# TYPE "))
-            .count();
-        for metric in [&BUILD_INFO].into_iter().chain(table::ALL) {
-            let mut lines = text.lines().filter(|line| line.starts_with(metric.name));
-            let line = lines
-                .next()
-                .unwrap_or_else(|| panic!("{} has no sample", metric.name));
-            for label in metric.labels {
-                assert!(line.contains(&format!("{label}=\"")), "{line}");
-            }
-            types -= 1;
-        }
-        assert_eq!(types, 0, "metrics without description");
-        for sample in [
-            "drava_controller_pending_pods{reason=\"InsufficientMemory\"} 2.0",
-            "drava_controller_pending_pods{reason=\"None\"} 1.0",
-            "drava_controller_pending_pods{reason=\"Tainted\"} 0.0",
-            "drava_device_capacity{node=\"n1\",device=\"gpu-0-vgpu\",capacity=\"memory\"} 80.0",
-            "drava_device_allocated{node=\"n1\",device=\"gpu-0-vgpu\",capacity=\"memory\"} 8.0",
-            "drava_quota_borrowed{quota=\"team-a\",resource=\"memory\"} 20.0",
-            "drava_namespace_allocated_memory_bytes{namespace=\"team-a\"} 60.0",
-            "drava_namespace_allocated_gpus{namespace=\"team-a\"} 0.5",
-            "drava_webhook_certificate_end_timestamp_seconds{} 2000.0",
-            "drava_controller_watch_failures_total{kind=\"pods\"} 1.0",
-            "drava_controller_allocation_jobs_total{outcome=\"failed\"} 1.0",
-        ] {
-            assert!(text.contains(&format!("{sample}\n")), "{sample}\n{text}");
-        }
-    }
-
-    #[test]
-    fn removes_cluster_series_of_former_leader() {
-        let metrics = leading();
-        metrics.set_leading(false);
-        let text = metrics.text().unwrap();
-        assert!(
-            !text.contains("drava_device")
-                && !text.contains("drava_quota")
-                && !text.contains("drava_namespace")
-                && !text.contains("pending_pods"),
-            "{text}"
-        );
-        assert!(text.contains("drava_controller_allocation_jobs_total"));
-    }
-
-    #[test]
-    fn detects_overcommitted_devices() {
-        assert!(!device(80.0, 1).is_overcommitted());
-        assert!(device(81.0, 0).is_overcommitted());
-        assert!(device(0.0, 2).is_overcommitted());
-    }
-}
+mod tests;

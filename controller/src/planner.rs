@@ -20,7 +20,6 @@ use crate::event_deduplicator::EventDeduplicator;
 use crate::excluded_pools::ExcludedPools;
 use crate::ledger::{Ledger, Observed, Origin};
 use crate::live_pods::LivePods;
-use crate::metrics::{ClusterMetrics, DeviceMetrics};
 use crate::pod_group::PodGroups;
 use crate::queue::PodQueue;
 use crate::queue::pending_pod::Phase;
@@ -33,6 +32,7 @@ mod ended_pods;
 mod eviction;
 mod gate;
 mod incomplete_gang;
+mod metrics;
 mod overcommit;
 mod pod_group;
 mod policy;
@@ -97,6 +97,8 @@ pub struct Planner {
     round: Round,
     decisions: DecisionCount,
     overcommits: Overcommits,
+    /// Number of unreserved allocations of this controller that kube-scheduler has released.
+    scheduler_releases: u64,
     is_synced: bool,
 }
 
@@ -133,6 +135,7 @@ impl Planner {
             round: Round::default(),
             decisions: DecisionCount::default(),
             overcommits: Overcommits::default(),
+            scheduler_releases: 0,
             is_synced: false,
         }
     }
@@ -236,11 +239,15 @@ impl Planner {
         if self.cluster.upsert_claim(&claim) {
             self.released_in.insert(key.0.clone());
         }
+        let is_releasing = self.ledger.is_in_flight(&key);
         match self.ledger.observe(claim, origin, now) {
             Observed::Outdated => return,
             Observed::Newest => {}
             Observed::Reserved => self.is_scheduler_active |= self.is_synced,
             Observed::Released(lost) => {
+                if origin == Origin::Watch && !is_releasing {
+                    self.scheduler_releases += 1;
+                }
                 self.is_scheduler_active = true;
                 self.allocation_lost(&key, &lost.node, now);
             }
@@ -389,28 +396,6 @@ impl Planner {
     /// An event could not be published.
     pub fn event_failed(&mut self, event: PendingEvent, now: Instant) {
         self.deduplicator.failed(event, now);
-    }
-
-    /// Returns what the metrics show of the cluster and the queue.
-    #[must_use]
-    pub fn metrics(&self) -> ClusterMetrics {
-        let devices = self.cluster.shared_devices();
-        let mut pending = BTreeMap::new();
-        for pod in self.queue.iter() {
-            *pending.entry(pod.reason).or_default() += 1;
-        }
-        ClusterMetrics {
-            devices: devices.map(DeviceMetrics::from).collect(),
-            pending,
-            in_flight: self.in_flight.len(),
-            excluded_pools: self.cluster.excluded_pools().count(),
-            quotas: self.quota_metrics(),
-            namespaces: self
-                .cluster
-                .namespace_charges()
-                .map(|(namespace, charge)| (namespace.to_owned(), charge.into()))
-                .collect(),
-        }
     }
 
     /// Returns when a pending pod was created.

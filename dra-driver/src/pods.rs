@@ -21,6 +21,8 @@ pub struct PodRef {
 pub struct User {
     /// Name of the container.
     pub container: String,
+    /// Position in the pod: containers, then init containers.
+    pub index: usize,
     /// Names of the requests of the claim that the container uses; empty for all.
     pub requests: Vec<String>,
 }
@@ -62,12 +64,13 @@ pub fn users(pod: &Pod, claim: &str) -> Vec<User> {
     let init_containers = spec.init_containers.iter().flatten();
     let containers = spec.containers.iter().chain(init_containers);
     containers
-        .filter_map(|container| user(container, &names))
+        .enumerate()
+        .filter_map(|(index, container)| user(index, container, &names))
         .collect()
 }
 
 /// Returns the use of the claims with these names in the pod by a container.
-fn user(container: &Container, names: &BTreeSet<&str>) -> Option<User> {
+fn user(index: usize, container: &Container, names: &BTreeSet<&str>) -> Option<User> {
     let resources = container.resources.iter();
     let claims = resources.flat_map(|resources| resources.claims.iter().flatten());
     let used: BTreeSet<Option<&str>> = claims
@@ -84,6 +87,7 @@ fn user(container: &Container, names: &BTreeSet<&str>) -> Option<User> {
         .collect();
     Some(User {
         container: container.name.clone(),
+        index,
         requests: requests.unwrap_or_default(),
     })
 }

@@ -38,6 +38,7 @@ mod taint_rules;
 mod volumes;
 
 pub use pods::is_finished;
+pub use pools::FreeMemory;
 pub use quotas::{Floors, QuotaUse};
 pub use simulation::Departure;
 

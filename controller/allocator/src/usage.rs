@@ -363,21 +363,22 @@ impl Usage {
     pub fn gpu_memory(&self, pool: &Pool, gpu: &str) -> GpuMemory {
         let mut memory = GpuMemory::default();
         for (device, device_use) in pool.devices.iter().zip(&self.devices) {
-            if *device.gpu != *gpu {
-                continue;
+            if *device.gpu == *gpu {
+                memory.add(device, device_use);
             }
-            let whole = device.amount(names::capacity::MEMORY).unwrap_or_default();
-            memory.total = memory.total.max(whole);
-            if device_use.exclusive > 0 {
-                memory.allocated += whole;
-            }
-            memory.allocated += device_use
-                .consumed
-                .get(names::capacity::MEMORY)
-                .copied()
-                .unwrap_or_default();
         }
         memory
+    }
+
+    /// Returns the memory of all GPUs of the pool, as [`Self::gpu_memory`] does for one.
+    #[must_use]
+    pub fn memory_by_gpu<'a>(&self, pool: &'a Pool) -> BTreeMap<&'a str, GpuMemory> {
+        let mut gpus: BTreeMap<&str, GpuMemory> = BTreeMap::new();
+        for (device, device_use) in pool.devices.iter().zip(&self.devices) {
+            let memory = gpus.entry(&*device.gpu).or_default();
+            memory.add(device, device_use);
+        }
+        gpus
     }
 }
 
@@ -388,6 +389,19 @@ pub struct GpuMemory {
     pub allocated: Quantity,
     /// Published by the largest device of the GPU.
     pub total: Quantity,
+}
+
+impl GpuMemory {
+    /// Adds a device of the GPU.
+    fn add(&mut self, device: &Device, device_use: &DeviceUse) {
+        let whole = device.amount(names::capacity::MEMORY).unwrap_or_default();
+        self.total = self.total.max(whole);
+        if device_use.exclusive > 0 {
+            self.allocated += whole;
+        }
+        let shares = device_use.consumed.get(names::capacity::MEMORY);
+        self.allocated += shares.copied().unwrap_or_default();
+    }
 }
 
 /// Returns how `request` would use a device without allocations.

@@ -177,8 +177,8 @@ impl State {
                     metrics.released();
                 }
             }
+            Input::EvictionFinished(outcome) => metrics.evicted(outcome),
             Input::Observed(_)
-            | Input::EvictionFinished(_)
             | Input::GateRemovalFinished(_)
             | Input::QuotaStatusFinished(_)
             | Input::PolicyStatusFinished(_)

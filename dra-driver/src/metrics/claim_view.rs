@@ -58,6 +58,8 @@ pub struct ClaimEntry {
 pub struct Container {
     /// Name of the container.
     pub name: String,
+    /// Position in the pod: containers, then init containers.
+    pub index: usize,
     /// Names of the requests of the claim that the container uses; empty for all.
     pub requests: Vec<String>,
 }
@@ -239,6 +241,7 @@ async fn read_containers(client: &Client, entry: &mut ClaimEntry, reserving: &[P
                 let users = users.unwrap_or_default().into_iter();
                 let users = users.map(|user| Container {
                     name: user.container,
+                    index: user.index,
                     requests: user.requests,
                 });
                 entry.containers.insert(pod.name.clone(), users.collect());

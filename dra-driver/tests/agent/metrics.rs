@@ -91,6 +91,13 @@ fn reports_gpu_time_and_throttling_of_busy_share() {
         share.gpu_time_us > 100_000 && share.throttled_us > 100_000
     });
     assert_eq!(busy.guaranteed_percent, 20);
+    await_metrics(&metrics, "utilization of a running program", |share| {
+        (5..=40).contains(&share.utilization_percent)
+    });
+    drop(tenant);
+    await_metrics(&metrics, "no utilization after its end", |share| {
+        share.utilization_percent == 0
+    });
     assert!(busy.figures.last_demand_us > 0);
 }
 
@@ -120,7 +127,7 @@ fn usage(slot: usize, generation: u64, gpu_time_us: u64) -> ProcessUsage {
 fn totals_rise_over_ends_of_processes() {
     let mut totals = CounterTotals::default();
     let mut total = |processes: &[ProcessUsage]| {
-        totals.update(processes);
+        totals.update(0, processes);
         totals.gpu_time_us()
     };
     assert_eq!(total(&[usage(0, 1, 100)]), 100);
@@ -142,6 +149,21 @@ fn totals_rise_over_ends_of_processes() {
         "a tenant sets its counter back"
     );
     assert_eq!(total(&[usage(0, 2, u64::MAX)]), u64::MAX, "or to nonsense");
+}
+
+#[test]
+fn measures_utilization_over_last_period() {
+    let mut totals = CounterTotals::default();
+    let mut percent = |now_us, gpu_time_us| {
+        totals.update(now_us, &[usage(0, 1, gpu_time_us)]);
+        totals.utilization_percent()
+    };
+    assert_eq!(percent(10_000_000, 900_000), 0, "unknown before");
+    assert_eq!(percent(11_000_000, 1_200_000), 30);
+    assert_eq!(percent(11_100_000, 1_300_000), 30, "too short");
+    assert_eq!(percent(13_000_000, 1_700_000), 25);
+    assert_eq!(percent(14_000_000, 9_000_000), 100, "a long kernel ended");
+    assert_eq!(percent(15_000_000, 9_000_000), 0, "idle");
 }
 
 #[test]

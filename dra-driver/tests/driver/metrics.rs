@@ -73,6 +73,7 @@ fn snapshot() -> Snapshot {
         guaranteed_percent: 30,
         gpu_time_us: 1_500_000,
         throttled_us: 250_000,
+        utilization_percent: 25,
         figures,
     }];
     let claims = [ClaimEntry {
@@ -110,6 +111,7 @@ fn snapshot() -> Snapshot {
 fn container(name: &str, requests: &[&str]) -> Container {
     Container {
         name: name.to_owned(),
+        index: 2,
         requests: requests.iter().map(|&request| request.to_owned()).collect(),
     }
 }
@@ -329,11 +331,27 @@ fn shows_aliases_with_units_of_hami_and_volcano() {
         (alias::VGPU_MEMORY_USAGE, 3221225472.0),
         (alias::VGPU_MEMORY_LIMIT, 8589934592.0),
         (alias::LAST_KERNEL, 10.0),
+        (alias::DEVICE_MEMORY, 3221225472.0),
+        (alias::DEVICE_UTILIZATION, 25.0),
+        (alias::HAMI_HOST_MEMORY_USED, 8589934592.0),
+        (alias::HAMI_HOST_UTILIZATION, 50.0),
+        (alias::HAMI_VGPU_MEMORY_USED, 3221225472.0),
+        (alias::HAMI_VGPU_MEMORY_LIMIT, 8589934592.0),
+        (alias::HAMI_DEVICE_MEMORY, 3221225472.0),
+        (alias::HAMI_DEVICE_UTILIZATION, 25.0),
+        (alias::HAMI_LAST_KERNEL, 10.0),
+        (alias::HAMI_GPU_MEMORY_LIMIT, 85899345920.0),
+        (alias::HAMI_GPU_CORE_LIMIT, 100.0),
+        (alias::HAMI_VGPU_MEMORY_ALLOCATED, 8589934592.0),
+        (alias::HAMI_VGPU_CORE_ALLOCATED, 30.0),
         (alias::VOLCANO_MEMORY_LIMIT, 81920.0),
     ] {
         assert_eq!(values(&text, &metric), [expected], "{}", metric.name);
     }
     for (metric, expected) in [
+        (alias::HAMI_GPU_SHARED, [1.0, 0.0]),
+        (alias::HAMI_GPU_MEMORY_ALLOCATED, [8589934592.0, 0.0]),
+        (alias::HAMI_GPU_CORE_ALLOCATED, [30.0, 0.0]),
         (alias::VOLCANO_SHARED_NUMBER, [1.0, 0.0]),
         (alias::VOLCANO_ALLOCATED_MEMORY, [8192.0, 0.0]),
         (alias::VOLCANO_ALLOCATED_CORES, [30.0, 0.0]),

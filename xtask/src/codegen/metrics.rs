@@ -59,8 +59,10 @@ const CONTROLLER: &str = "
 const ALIASES: &str = "
 ## Aliases of the node driver
 
-With `metrics.aliases=true`, for dashboards of HAMi and of Volcano's vGPU plugin. The units are those of the originals. New
-dashboards should use the metrics above.
+With `metrics.aliases=true`, for dashboards of HAMi and of Volcano's vGPU plugin. The units are those of the originals. HAMi
+has renamed its metrics to `hami_*`; both names are shown. Without a counterpart: the parts of the memory of a process, which
+drava does not measure, and HAMi's quota by ResourceQuota, which `drava_quota_*` replaces. New dashboards should use the metrics
+above.
 ";
 
 const HEADER: &str = "\n| Metric | Type | Labels | Meaning |\n|---|---|---|---|\n";

@@ -1,6 +1,6 @@
 //! Pools of the cluster: assembled from their slices, indexed by node.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Cluster, PoolState};
 use crate::device::Device;
@@ -19,6 +19,27 @@ pub struct Overcommit {
     pub gpu: String,
     /// The claims with devices of the GPU.
     pub claims: BTreeSet<ObjectKey>,
+}
+
+/// Free GPU memory of a node, bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct FreeMemory {
+    /// All of it.
+    pub total: f64,
+    /// The part on GPUs with allocations, which no claim for a whole GPU can use.
+    pub on_partly_allocated_gpus: f64,
+}
+
+impl FreeMemory {
+    /// Returns the part on partly allocated GPUs; 0 without free memory.
+    #[must_use]
+    pub fn fragmentation_ratio(&self) -> f64 {
+        if self.total > 0.0 {
+            self.on_partly_allocated_gpus / self.total
+        } else {
+            0.0
+        }
+    }
 }
 
 impl Cluster {
@@ -45,6 +66,24 @@ impl Cluster {
             devices.map(|(device, device_use)| (pool.node.as_str(), device.as_ref(), device_use))
         });
         devices.filter(|(_, device, _)| device.shared)
+    }
+
+    /// Returns the free GPU memory of each node.
+    #[must_use]
+    pub fn free_memory(&self) -> BTreeMap<&str, FreeMemory> {
+        let mut nodes: BTreeMap<&str, FreeMemory> = BTreeMap::new();
+        for (_, pool, usage) in self.usable_pools() {
+            let node = nodes.entry(pool.node.as_str()).or_default();
+            for gpu in usage.memory_by_gpu(pool).into_values() {
+                let allocated = gpu.allocated.to_f64_lossy();
+                let free = (gpu.total.to_f64_lossy() - allocated).max(0.0);
+                node.total += free;
+                if allocated > 0.0 {
+                    node.on_partly_allocated_gpus += free;
+                }
+            }
+        }
+        nodes
     }
 
     /// Returns the usable pools with their usage.

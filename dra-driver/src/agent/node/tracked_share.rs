@@ -406,7 +406,7 @@ impl TrackedShare {
             .update(has_processes, key.0, || watch.await_process(key, dir));
         // An unreadable region leaves the metrics as they are.
         if let Ok(region) = &view.region {
-            self.totals.update(&region.processes);
+            self.totals.update(now_us, &region.processes);
             self.figures = Some(share_metrics::figures(key, region, listed, suspected));
         }
     }
@@ -422,6 +422,12 @@ impl TrackedShare {
             guaranteed_percent: limits.cores.percent(),
             gpu_time_us: self.totals.gpu_time_us(),
             throttled_us: self.totals.throttled_us(),
+            // A share without processes is scanned rarely.
+            utilization_percent: if self.is_occupied() {
+                self.totals.utilization_percent()
+            } else {
+                0
+            },
             figures: self.figures?,
         })
     }

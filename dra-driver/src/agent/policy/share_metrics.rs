@@ -25,6 +25,8 @@ pub struct ShareMetrics {
     pub gpu_time_us: u64,
     /// Time that launches have waited.
     pub throttled_us: u64,
+    /// GPU time used lately, percent of the GPU.
+    pub utilization_percent: u32,
     /// Values of the last check.
     pub figures: Figures,
 }
@@ -91,6 +93,38 @@ pub struct CounterTotals {
     slots: BTreeMap<SlotIndex, Slot>,
     gpu_time_us: u64,
     throttled_us: u64,
+    period: Period,
+}
+
+/// Minimum period over which utilization is measured, µs.
+const UTILIZATION_PERIOD_US: u64 = 500_000;
+
+/// The period over which utilization is measured.
+#[derive(Debug, Default)]
+struct Period {
+    /// When it started, and the GPU time used until then; `None` before the first update.
+    start: Option<(u64, u64)>,
+    /// Utilization over the previous period.
+    percent: u32,
+}
+
+impl Period {
+    /// Ends the period if it is long enough.
+    fn update(&mut self, now_us: u64, gpu_time_us: u64) {
+        let Some((start_us, before_us)) = self.start else {
+            self.start = Some((now_us, gpu_time_us));
+            return;
+        };
+        let elapsed_us = now_us.saturating_sub(start_us);
+        if elapsed_us < UTILIZATION_PERIOD_US {
+            return;
+        }
+        let used_us = gpu_time_us.saturating_sub(before_us);
+        // GPU time is counted when a kernel ends, so a long one counts in one period.
+        let percent = used_us.saturating_mul(100) / elapsed_us;
+        self.percent = u32::try_from(percent.min(100)).unwrap_or(100);
+        self.start = Some((now_us, gpu_time_us));
+    }
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -103,7 +137,7 @@ struct Slot {
 impl CounterTotals {
     /// Adds what the processes have used since the last call. What a process has used before the first call counts, so
     /// that a restart of the node driver loses only ended processes.
-    pub fn update(&mut self, processes: &[ProcessUsage]) {
+    pub fn update(&mut self, now_us: u64, processes: &[ProcessUsage]) {
         self.slots
             .retain(|index, _| processes.iter().any(|process| process.slot == *index));
         for process in processes {
@@ -121,6 +155,13 @@ impl CounterTotals {
             self.gpu_time_us = self.gpu_time_us.saturating_add(used_us);
             self.throttled_us = self.throttled_us.saturating_add(waited_us);
         }
+        self.period.update(now_us, self.gpu_time_us);
+    }
+
+    /// Returns the GPU time used lately, percent of the GPU.
+    #[must_use]
+    pub fn utilization_percent(&self) -> u32 {
+        self.period.percent
     }
 
     /// Returns the GPU time used, µs.
