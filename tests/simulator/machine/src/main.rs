@@ -126,6 +126,9 @@ enum CtlCommand {
         /// Recovery action that the driver requests: 1 GPU reset, 2 node reboot, 3 drain P2P, 4 drain and reset.
         #[arg(long, default_value_t = 0)]
         recovery_action: u32,
+        /// Temperature instead of that of the load.
+        #[arg(long)]
+        temperature_celsius: Option<u32>,
         /// Values that NVML does not report: memory, processes, utilization, temperature, power.
         #[arg(long, value_delimiter = ',')]
         unsupported: Vec<ReportedValue>,
@@ -206,6 +209,7 @@ fn ctl(root: &DriverRoot, command: CtlCommand) -> anyhow::Result<()> {
             refuses_contexts,
             refuses_instances,
             recovery_action,
+            temperature_celsius,
             unsupported,
         } => Command::Break {
             card: CardIndex(card),
@@ -215,6 +219,7 @@ fn ctl(root: &DriverRoot, command: CtlCommand) -> anyhow::Result<()> {
                 refuses_contexts,
                 refuses_instances,
                 recovery_action,
+                temperature_celsius,
                 unsupported: unsupported.into_iter().collect(),
             },
         },

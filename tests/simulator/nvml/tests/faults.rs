@@ -128,3 +128,18 @@ fn refuses_contexts_on_demand() -> anyhow::Result<()> {
     assert!(String::from_utf8_lossy(&refused.stderr).contains("CUDA_ERROR_OUT_OF_MEMORY"));
     Ok(())
 }
+
+#[test]
+fn reports_temperature_on_demand() -> anyhow::Result<()> {
+    let (machine, nvml) = start()?;
+    let device = nvml.device_by_index(1)?;
+    let hot = Faults {
+        temperature_celsius: Some(86),
+        ..Faults::default()
+    };
+    break_card(&machine, hot)?;
+    assert_eq!(device.temperature(TemperatureSensor::Gpu)?, 86);
+    break_card(&machine, Faults::default())?;
+    assert_eq!(device.temperature(TemperatureSensor::Gpu)?, 30);
+    Ok(())
+}

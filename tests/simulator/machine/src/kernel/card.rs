@@ -96,7 +96,8 @@ impl Card {
                 gpu_percent: percent,
                 memory_percent: percent / 2,
             },
-            temperature_celsius: between(temperature.idle, temperature.busy),
+            temperature_celsius: (self.faults.temperature_celsius)
+                .unwrap_or_else(|| between(temperature.idle, temperature.busy)),
             power_milliwatts: between(power.idle, power.limit),
             energy_millijoules: u64::try_from(nanojoules / 1_000_000_000).unwrap_or(u64::MAX),
         }

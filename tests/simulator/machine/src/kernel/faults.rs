@@ -22,6 +22,8 @@ pub struct Faults {
     pub refuses_instances: bool,
     /// Recovery action that the driver requests (`nvmlDeviceGpuRecoveryAction_t`), until a reset; 0 is none.
     pub recovery_action: u32,
+    /// Temperature instead of that of the load.
+    pub temperature_celsius: Option<u32>,
     /// Values that NVML does not report.
     pub unsupported: BTreeSet<ReportedValue>,
 }
