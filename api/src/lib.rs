@@ -18,6 +18,7 @@ pub mod quantity;
 pub mod quota;
 pub mod reason;
 pub mod request;
+pub mod unavailable;
 pub mod xid;
 
 pub use quantity::Quantity;

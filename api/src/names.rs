@@ -20,15 +20,6 @@ pub const MANAGED_TAINT: &str = "gpu.drava.dev/managed";
 /// Taint of an unusable device; the value is the reason, such as `xid-79`.
 pub const UNHEALTHY_TAINT: &str = "gpu.drava.dev/unhealthy";
 
-/// Value of [`UNHEALTHY_TAINT`] of partitions that a MIG instance excludes which drava did not create.
-pub const FOREIGN_INSTANCE: &str = "foreign-mig-instance";
-
-/// Value of [`UNHEALTHY_TAINT`] of allocated devices whose GPU a device plugin offers too.
-pub const DEVICE_PLUGIN: &str = "device-plugin";
-
-/// Value of [`UNHEALTHY_TAINT`] of allocated devices whose GPU another DRA driver publishes too.
-pub const OTHER_DRIVER: &str = "other-driver";
-
 /// Taint of devices that `kubectl drava cordon` and `drain` exclude from allocation.
 pub const CORDONED_TAINT: &str = "gpu.drava.dev/cordoned";
 

@@ -67,6 +67,7 @@ faults! {
     FieldsDropped: "The API server drops fields of ResourceSlices, because a feature gate is off.";
     PoolExcluded: "The ResourceSlices of a node are inconsistent.";
     GpuUnhealthy: "A GPU is unhealthy.";
+    DeviceUnavailable: "The mode of a GPU or its node profile excludes a device that claims hold.";
     ForeignInstance: "MIG instances that drava did not create exclude partitions.";
     NotEnforced: "The limits of a claim are not enforced.";
     PrepareFailed: "The kubelet cannot prepare the claims of a pod.";

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
+use drava_api::unavailable::UnavailableReason;
 use drava_api::{DeviceType, names};
-use k8s_openapi::api::resource::v1::Device;
+use k8s_openapi::api::resource::v1::{Device, ResourceClaim};
 
 use super::state::ClusterState;
 use super::{Fault, Finding};
@@ -20,7 +21,7 @@ pub(super) fn check(state: &ClusterState) -> Vec<Finding> {
         let node = spec.node_name.as_deref().unwrap_or_default();
         for device in spec.devices.iter().flatten() {
             gates.extend(missing_gates(device, state.is_managed()));
-            findings.extend(unhealthy(node, device));
+            findings.extend(unusable(state, &spec.pool.name, node, device));
         }
     }
     findings.extend(gates.into_iter().map(|(gate, field)| Finding {
@@ -46,15 +47,7 @@ fn excluded(problem: &str) -> Finding {
 /// Returns the gates whose fields the API server has dropped, with the field.
 fn missing_gates(device: &Device, is_managed: bool) -> Vec<(&'static str, &'static str)> {
     let mut gates = Vec::new();
-    let attributes = device.attributes.as_ref();
-    let kind = attributes
-        .and_then(|attributes| {
-            let qualified = format!("{}/{}", names::DRIVER, names::attribute::TYPE);
-            attributes
-                .get(names::attribute::TYPE)
-                .or_else(|| attributes.get(&qualified))
-        })
-        .and_then(|value| DeviceType::parse(value.string.as_deref()?));
+    let kind = string_attribute(device, names::attribute::TYPE).and_then(DeviceType::parse);
     if kind == Some(DeviceType::Vgpu) && device.allow_multiple_allocations != Some(true) {
         gates.push(("DRAConsumableCapacity", "allowMultipleAllocations"));
     }
@@ -68,37 +61,110 @@ fn missing_gates(device: &Device, is_managed: bool) -> Vec<(&'static str, &'stat
     gates
 }
 
-fn unhealthy(node: &str, device: &Device) -> Option<Finding> {
+/// Returns the value of an attribute with or without the domain of drava.
+fn string_attribute<'a>(device: &'a Device, name: &str) -> Option<&'a str> {
+    let attributes = device.attributes.as_ref()?;
+    let value = attributes
+        .get(name)
+        .or_else(|| attributes.get(&format!("{}/{name}", names::DRIVER)))?;
+    value.string.as_deref()
+}
+
+/// Returns the finding about a device that must not be used.
+fn unusable(state: &ClusterState, pool: &str, node: &str, device: &Device) -> Option<Finding> {
     let mut taints = device.taints.iter().flatten();
     let taint = taints.find(|taint| taint.key == names::UNHEALTHY_TAINT)?;
-    if matches!(
-        taint.value.as_deref(),
-        Some(names::DEVICE_PLUGIN | names::OTHER_DRIVER)
-    ) {
+    let value = taint.value.as_deref();
+    match value.and_then(UnavailableReason::parse) {
+        None => Some(unhealthy(node, device, value.unwrap_or("no reason"))),
+        Some(UnavailableReason::ForeignInstance) => Some(foreign_instance(node, device)),
         // Found by the resources and slices of the other owner.
-        return None;
+        Some(UnavailableReason::DevicePlugin | UnavailableReason::OtherDriver) => None,
+        Some(reason) => unavailable(state, pool, node, device, reason),
     }
-    if taint.value.as_deref() == Some(names::FOREIGN_INSTANCE) {
-        // One finding for all partitions of the GPU, whose counter set has its name.
-        let counters = device.consumes_counters.iter().flatten().next();
-        let gpu = counters.map_or(&device.name, |counters| &counters.counter_set);
-        return Some(Finding {
-            fault: Fault::ForeignInstance,
-            object: format!("{gpu} of node {node}"),
-            problem: "MIG instances that drava did not create exclude partitions".to_owned(),
-            fix: "find them with nvidia-smi mig -lgi on the node, and destroy those that are not in use"
+}
+
+/// Returns the finding about partitions of a GPU: one for all, the counter set has the name of the GPU.
+fn foreign_instance(node: &str, device: &Device) -> Finding {
+    let counters = device.consumes_counters.iter().flatten().next();
+    let gpu = counters.map_or(&device.name, |counters| &counters.counter_set);
+    Finding {
+        fault: Fault::ForeignInstance,
+        object: format!("{gpu} of node {node}"),
+        problem: "MIG instances that drava did not create exclude partitions".to_owned(),
+        fix:
+            "find them with nvidia-smi mig -lgi on the node, and destroy those that are not in use"
                 .to_owned(),
-        });
     }
-    Some(Finding {
+}
+
+fn unhealthy(node: &str, device: &Device, value: &str) -> Finding {
+    Finding {
         fault: Fault::GpuUnhealthy,
         object: format!("device {} of node {node}", device.name),
-        problem: format!(
-            "the GPU is unhealthy: {}",
-            taint.value.as_deref().unwrap_or("no reason")
-        ),
+        problem: format!("the GPU is unhealthy: {value}"),
         fix: format!(
             "see kubectl get events --field-selector involvedObject.name={node}, and repair or reset the GPU"
         ),
+    }
+}
+
+/// Returns the finding about a device that its GPU does not offer any longer. After a change of the mode or of the node
+/// profile, the node driver withdraws the device itself when no claim holds it.
+fn unavailable(
+    state: &ClusterState,
+    pool: &str,
+    node: &str,
+    device: &Device,
+    reason: UnavailableReason,
+) -> Option<Finding> {
+    let holders = holders(state, pool, &device.name);
+    let is_mode = matches!(
+        reason,
+        UnavailableReason::Mig | UnavailableReason::MigDisabled
+    );
+    if holders.is_empty() && is_mode {
+        return None;
+    }
+    let uuid = string_attribute(device, names::attribute::UUID).unwrap_or("UUID");
+    // A reset requires that the GPU is drained.
+    let deletion = (!holders.is_empty() && !reason.is_reset())
+        .then(|| format!("delete the pods that use {}", holders.join(", ")));
+    let fixes: Vec<String> = [reason.remedy_of_gpu(uuid), deletion]
+        .into_iter()
+        .flatten()
+        .collect();
+    (!fixes.is_empty()).then(|| Finding {
+        fault: Fault::DeviceUnavailable,
+        object: format!("device {} of node {node}", device.name),
+        problem: reason.problem().to_owned(),
+        fix: fixes.join(", or "),
     })
+}
+
+/// Returns the claims that hold a device.
+fn holders(state: &ClusterState, pool: &str, device: &str) -> Vec<String> {
+    let holds = |claim: &&ResourceClaim| {
+        let allocation = claim
+            .status
+            .as_ref()
+            .and_then(|status| status.allocation.as_ref());
+        let devices = allocation.and_then(|allocation| allocation.devices.as_ref());
+        let mut results = devices
+            .iter()
+            .flat_map(|devices| devices.results.iter().flatten());
+        results.any(|result| {
+            result.driver == names::DRIVER && result.pool == pool && result.device == device
+        })
+    };
+    let name = |claim: &ResourceClaim| {
+        let part = |part: &Option<String>| part.clone().unwrap_or_default();
+        let meta = &claim.metadata;
+        format!(
+            "resourceclaim {}/{}",
+            part(&meta.namespace),
+            part(&meta.name)
+        )
+    };
+    state.claims.iter().filter(holds).map(name).collect()
 }
