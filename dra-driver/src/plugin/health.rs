@@ -38,6 +38,7 @@ pub type Devices = Vec<(String, String, Health)>;
 pub struct HealthService {
     devices: watch::Receiver<Devices>,
     stop: CancellationToken,
+    repeat: Duration,
 }
 
 /// Response stream.
@@ -47,19 +48,23 @@ impl HealthService {
     /// Returns a service that streams `devices` until `stop`.
     #[must_use]
     pub fn new(devices: watch::Receiver<Devices>, stop: CancellationToken) -> Self {
-        Self { devices, stop }
+        Self {
+            devices,
+            stop,
+            repeat: REPEAT,
+        }
     }
 
     fn messages(&self) -> Messages {
-        let (mut devices, stop) = (self.devices.clone(), self.stop.clone());
+        let (mut devices, stop, repeat) = (self.devices.clone(), self.stop.clone(), self.repeat);
         devices.mark_changed();
         Box::pin(futures::stream::unfold(
             (devices, stop),
-            |(mut devices, stop)| async move {
+            move |(mut devices, stop)| async move {
                 tokio::select! {
                     () = stop.cancelled() => return None,
                     changed = devices.changed() => changed.ok()?,
-                    () = tokio::time::sleep(REPEAT) => {}
+                    () = tokio::time::sleep(repeat) => {}
                 }
                 let message = message(&devices.borrow_and_update(), Timestamp::now().as_second());
                 Some((Ok(message), (devices, stop)))
@@ -112,5 +117,28 @@ impl DraResourceHealthV1alpha1 for HealthService {
         _request: Request<NodeWatchResourcesRequest>,
     ) -> Result<Response<Messages>, Status> {
         Ok(Response::new(self.messages()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::StreamExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn repeats_the_whole_list_without_a_change() {
+        let device = |name: &str| ("pool".to_owned(), name.to_owned(), Health::Healthy);
+        let (_sender, devices) = watch::channel(vec![device("gpu-0"), device("gpu-1")]);
+        let service = HealthService {
+            repeat: Duration::from_millis(1),
+            ..HealthService::new(devices, CancellationToken::new())
+        };
+        let messages: Vec<_> = service.messages().take(3).collect().await;
+        for message in messages {
+            assert_eq!(message.unwrap().devices.len(), 2);
+        }
+        // Kubelet sets the health to unknown after 30 s without a message.
+        assert!(REPEAT * 3 <= Duration::from_secs(30));
     }
 }
