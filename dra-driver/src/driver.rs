@@ -30,6 +30,7 @@ use crate::metrics::{self, Sources};
 use crate::nvml_gate::Gate;
 use crate::options::{Delivery, Paths, Scheduling, UnhealthyEffect};
 use crate::plugin::health::Devices;
+use crate::plugin::socket::Sockets;
 use crate::plugin::takeover::InstanceRole;
 use crate::plugin::{self, Plugin};
 use crate::prepare::apply::Applier;
@@ -142,6 +143,7 @@ pub async fn run(
     conditions: Conditions,
     stop: CancellationToken,
 ) -> Result<(), RunError> {
+    let sockets = Sockets::new(&config.paths.kubelet_dir, config.pod_uid.as_deref())?;
     let mut tasks = Tasks::new();
     let health = HealthTable::new(config.health.clone());
     let metrics = Sources {
@@ -176,6 +178,7 @@ pub async fn run(
     let shared = Shared {
         locks: Locks::new(layout.locks(), LOCK_WAIT),
         layout,
+        sockets,
         client,
         gpus: state,
         conditions,
@@ -252,6 +255,7 @@ struct Shared {
     config: Config,
     client: Client,
     layout: Layout,
+    sockets: Sockets,
     locks: Locks,
     gpus: watch::Receiver<State>,
     conditions: Conditions,
@@ -339,8 +343,7 @@ impl Shared {
         role: watch::Receiver<InstanceRole>,
     ) {
         let plugin = Plugin {
-            kubelet_dir: self.config.paths.kubelet_dir.clone(),
-            pod_uid: self.config.pod_uid.clone(),
+            sockets: self.sockets.clone(),
             claims: Arc::new(Measured {
                 claims,
                 operations: self.metrics.operations.clone(),
@@ -351,8 +354,8 @@ impl Shared {
         };
         let stop = self.stop.clone();
         tasks.spawn(async move {
-            let served = Box::pin(plugin::serve(plugin, stop)).await;
-            served.map(|()| "kubelet plugin").map_err(RunError::from)
+            Box::pin(plugin::serve(plugin, stop)).await;
+            Ok("kubelet plugin")
         });
     }
 
@@ -383,6 +386,7 @@ impl Shared {
             health: table,
             record,
             metrics: self.metrics.clone(),
+            sockets: self.sockets.clone(),
             orphan_grace: self.config.orphan_grace,
             reconcile_request: Arc::clone(&self.reconcile),
             stop: self.stop.clone(),

@@ -10,7 +10,6 @@ pub mod service;
 pub mod socket;
 pub mod takeover;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::sync::watch;
@@ -26,7 +25,7 @@ use crate::proto::registration::registration_server::RegistrationServer;
 use health::HealthService;
 use registration::RegistrationService;
 use service::{Claims, DraService};
-use socket::{PathTooLong, Sockets};
+use socket::Sockets;
 use takeover::InstanceRole;
 
 /// Services of the DRA socket. Kubelet uses the first version of a service that it supports; 1.36 supports only
@@ -39,10 +38,8 @@ pub const SERVICES: [&str; 3] = [
 
 /// Configuration of the plugin.
 pub struct Plugin<C> {
-    /// Root directory of kubelet.
-    pub kubelet_dir: PathBuf,
-    /// UID of this pod; `None` when only one instance runs on the node.
-    pub pod_uid: Option<String>,
+    /// Paths of the sockets.
+    pub sockets: Sockets,
     /// Prepares and unprepares claims.
     pub claims: Arc<C>,
     /// Health of the published devices.
@@ -53,23 +50,15 @@ pub struct Plugin<C> {
     pub role: watch::Receiver<InstanceRole>,
 }
 
-/// Serves until `stop`.
-///
-/// # Errors
-/// When a socket path is too long. Other errors are retried.
-pub async fn serve<C: Claims>(
-    plugin: Plugin<C>,
-    stop: CancellationToken,
-) -> Result<(), PathTooLong> {
+/// Serves until `stop`. Errors are retried.
+pub async fn serve<C: Claims>(plugin: Plugin<C>, stop: CancellationToken) {
     let Plugin {
-        kubelet_dir,
-        pod_uid,
+        sockets,
         claims,
         health,
         conditions,
         role,
     } = plugin;
-    let sockets = Sockets::new(&kubelet_dir, pod_uid.as_deref())?;
     let (dra_bound, mut dra_is_bound) = watch::channel(false);
     let dra = DraService::new(claims);
     let health = HealthService::new(health, stop.clone());
@@ -127,5 +116,4 @@ pub async fn serve<C: Claims>(
         ((), ()) = async { tokio::join!(serving, stopping) } => {}
         () = drained => {}
     }
-    Ok(())
 }

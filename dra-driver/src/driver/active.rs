@@ -24,7 +24,8 @@ use crate::inventory::State;
 use crate::layout::Layout;
 use crate::lock::{Lock, Locks};
 use crate::metrics::{self, Sources};
-use crate::plugin::takeover::InstanceRole;
+use crate::plugin::socket::Sockets;
+use crate::plugin::takeover::{self, InstanceRole};
 use crate::prepare::effects::NodeEffects;
 use crate::prepare::liveness::Inspector;
 use crate::profile::status::StatusWriter;
@@ -47,6 +48,7 @@ pub(super) struct Active {
     pub(super) health: HealthTable,
     pub(super) record: RecordFile,
     pub(super) metrics: Sources,
+    pub(super) sockets: Sockets,
     pub(super) orphan_grace: Duration,
     pub(super) reconcile_request: Arc<Notify>,
     pub(super) stop: CancellationToken,
@@ -56,7 +58,7 @@ impl Active {
     /// Waits until no other instance is active, then runs the tasks until the driver stops.
     pub(super) async fn run_when_active(self, locks: &Locks, role: &watch::Sender<InstanceRole>) {
         let conditions = &self.publisher.conditions;
-        let lock = become_active(locks, role, conditions, &self.stop).await;
+        let lock = become_active(locks, role, conditions, &self.sockets, &self.stop).await;
         if lock.is_some() {
             Box::pin(self.run()).await;
         }
@@ -72,6 +74,7 @@ impl Active {
             health,
             record,
             metrics,
+            sockets: _,
             orphan_grace,
             reconcile_request,
             stop,
@@ -146,10 +149,15 @@ async fn become_active(
     locks: &Locks,
     role: &watch::Sender<InstanceRole>,
     conditions: &Conditions,
+    sockets: &Sockets,
     stop: &CancellationToken,
 ) -> Option<Lock> {
     loop {
-        match locks.try_active() {
+        let acquired = match takeover::yields(conditions, sockets).await {
+            true => Ok(None),
+            false => locks.try_active(),
+        };
+        match acquired {
             Ok(Some(lock)) => {
                 role.send_replace(InstanceRole::Active);
                 return Some(lock);

@@ -210,27 +210,46 @@ pub(super) async fn sweep(own: &Sockets) {
     }
 }
 
+/// Returns whether another instance serves a registration socket, and this instance does not.
+pub(super) async fn is_only_other_registered(own: &Sockets) -> bool {
+    let is_served = async |path: &Path| UnixStream::connect(path).await.is_ok();
+    if is_served(&own.registration).await {
+        return false;
+    }
+    for path in registrations(own) {
+        if is_served(&path).await {
+            return true;
+        }
+    }
+    false
+}
+
 /// Returns the paths of the sockets of other instances.
 fn others(own: &Sockets) -> Vec<PathBuf> {
+    let is_dra = |name: &str| name.starts_with("dra-") && name.ends_with(".sock");
+    let mut paths = registrations(own);
+    paths.extend(entries(&own.dra, &is_dra));
+    paths
+}
+
+/// Returns the paths of the registration sockets of other instances.
+fn registrations(own: &Sockets) -> Vec<PathBuf> {
     let is_registration = |name: &str| {
         let rest = name.strip_prefix(names::DRIVER);
         rest.is_some_and(|rest| rest.starts_with('-') && rest.ends_with("-reg.sock@localhost"))
     };
-    let is_dra = |name: &str| name.starts_with("dra-") && name.ends_with(".sock");
-    let mut paths = entries(&own.registration, &is_registration);
-    paths.extend(entries(&own.dra, &is_dra));
-    paths.retain(|path| *path != own.registration && *path != own.dra);
-    paths
+    entries(&own.registration, &is_registration)
 }
 
-/// Returns the entries of the directory of `sibling` with a matching name.
+/// Returns the other entries of the directory of `sibling` with a matching name.
 fn entries(sibling: &Path, is_match: &dyn Fn(&str) -> bool) -> Vec<PathBuf> {
     let listed = sibling.parent().and_then(|dir| fs::read_dir(dir).ok());
     let named = listed.into_iter().flatten().flatten().filter(|entry| {
         let name = entry.file_name();
         name.to_str().is_some_and(is_match)
     });
-    named.map(|entry| entry.path()).collect()
+    let paths = named.map(|entry| entry.path());
+    paths.filter(|path| path != sibling).collect()
 }
 
 /// Returns the inode of a socket without a listener; `None` for any other file.

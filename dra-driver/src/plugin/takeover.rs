@@ -1,12 +1,14 @@
-//! Decides when an instance registers with kubelet.
+//! Decides when an instance registers with kubelet, and when it leaves the node to another instance.
 //!
 //! Kubelet calls the instance that registered last; during a rolling update that is the new one. An instance that
 //! cannot find the NVIDIA driver, install its artifacts or read the claim records (a downgrade) must therefore not replace
-//! an instance that works: it stays in standby and is not ready, which stops the update. An instance that is alone on the node registers in any case:
-//! unprepare needs neither GPUs nor artifacts, and prepare reports what is missing in the events of the pods.
+//! an instance that works: it stays in standby and is not ready, which stops the update. When the active instance ends, it
+//! leaves the node to a registered one. An instance that is alone on the node registers in any case: unprepare needs neither
+//! GPUs nor artifacts, and prepare reports what is missing in the events of the pods.
 
 use tokio::sync::watch;
 
+use super::socket::{self, Sockets};
 use crate::conditions::{Condition, Conditions};
 
 /// Conditions that an instance in standby must meet before it replaces the active one.
@@ -29,12 +31,7 @@ pub async fn may_register(conditions: &Conditions, mut role: watch::Receiver<Ins
     loop {
         let present = *role.borrow_and_update();
         states.mark_unchanged();
-        let missing: Vec<String> = conditions
-            .unmet()
-            .into_iter()
-            .filter(|(condition, _)| REQUIRED.contains(condition))
-            .map(|(condition, reason)| format!("{condition}: {reason}"))
-            .collect();
+        let missing = missing(conditions);
         if missing.is_empty() || present == InstanceRole::Active {
             return;
         }
@@ -53,4 +50,17 @@ pub async fn may_register(conditions: &Conditions, mut role: watch::Receiver<Ins
             _ = role.changed() => {}
         }
     }
+}
+
+/// Returns whether this instance must not become active: it misses a condition, and another instance serves kubelet.
+pub async fn yields(conditions: &Conditions, sockets: &Sockets) -> bool {
+    !missing(conditions).is_empty() && socket::is_only_other_registered(sockets).await
+}
+
+fn missing(conditions: &Conditions) -> Vec<String> {
+    let unmet = conditions.unmet().into_iter();
+    unmet
+        .filter(|(condition, _)| REQUIRED.contains(condition))
+        .map(|(condition, reason)| format!("{condition}: {reason}"))
+        .collect()
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use drava_dra_driver::conditions::Condition;
 use drava_dra_driver::driver::Config;
 use drava_dra_driver::inventory::Source;
+use drava_dra_driver::lock::Locks;
 
 use crate::api_server::eventually;
 use crate::cluster::{TestCluster, free_address, get, kubelet_claim, prepare_error};
@@ -117,6 +118,35 @@ async fn registers_unready_instance_when_other_one_stops() {
     cluster.api.put_claim(&claim(2, &[Share(0, "8Gi", "0")]));
     let error = plugin.prepare_one(&kubelet_claim(2)).await.unwrap_err();
     assert!(error.to_string().contains("driver-root"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leaves_node_to_registered_standby() {
+    if lacks_device_files() {
+        return;
+    }
+    let cluster = TestCluster::new().await;
+    // An instance in standby that is registered, after the active one has ended.
+    let registry = cluster.node.paths.kubelet_dir.join("plugins_registry");
+    let standby = registry.join("gpu.drava.dev-standby-reg.sock@localhost");
+    let listener = std::os::unix::net::UnixListener::bind(standby).unwrap();
+
+    let root = cluster.node.root.path().join("driver-root");
+    let new = cluster.start_with(instance(&cluster, "new"), source_of(&root));
+    new.await_unmet(Condition::Registered, "another instance serves this node")
+        .await;
+    new.await_unmet(Condition::Registered, "driver-root").await;
+    assert_eq!(cluster.kubelet.registry().unwrap().len(), 1);
+    let locks = Locks::new(cluster.node.layout().locks(), Duration::ZERO);
+    assert!(locks.try_active().unwrap().is_some(), "the lock is free");
+
+    // Without the other instance it serves the node in any case.
+    drop(listener);
+    eventually("the socket of the instance", || {
+        (cluster.kubelet.registry().unwrap().len() == 2).then_some(())
+    })
+    .await;
+    assert!(locks.try_active().unwrap().is_none());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
