@@ -6,7 +6,7 @@
 //!
 //! A claim without shares has no usage directory and no marker, so it is not checked.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,20 +15,24 @@ use drava_api::event::EventReason;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::Api;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::claim::{ClaimRef, ClaimUid};
+use crate::claim::{ClaimRef, ClaimUid, ShareId};
 use crate::claims::{ClaimService, FetchError, TaskError, blocking};
 use crate::inventory::State;
 use crate::layout::Layout;
 use crate::pods::{self, PodRef, reserving_pods};
 use crate::prepare::Prepared;
 use crate::prepare::effects::Effects;
-use crate::prepare::record::{ClaimRecord, Loaded, RecordError};
+use crate::prepare::record::{ClaimRecord, Loaded, RecordChanges, RecordError, RecordStore};
 use crate::report::{Injection, Subject};
 
 /// Time between two checks.
 const INTERVAL: Duration = Duration::from_secs(5);
+
+/// Longest time between two checks of the pods of a claim without marker.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
 /// The claims could not be checked.
 #[derive(Debug, thiserror::Error)]
@@ -54,11 +58,11 @@ pub async fn watch<E: Effects>(
     layout: Layout,
     stop: CancellationToken,
 ) {
-    let mut reported = BTreeSet::new();
+    let mut shared = SharedClaims::default();
     loop {
         let checked = async {
             tokio::time::sleep(INTERVAL).await;
-            check(&claims, &layout, &mut reported).await
+            check(&claims, &layout, &mut shared).await
         };
         tokio::select! {
             () = stop.cancelled() => return,
@@ -72,55 +76,131 @@ pub async fn watch<E: Effects>(
     }
 }
 
+/// Prepared claims with shares.
+#[derive(Debug, Default)]
+struct SharedClaims {
+    changes: RecordChanges,
+    known: BTreeMap<ClaimUid, SharedClaim>,
+}
+
+#[derive(Debug)]
+struct SharedClaim {
+    claim: ClaimRef,
+    shares: Vec<ShareId>,
+    /// Next check of the pods while no share is marked.
+    check_at: Instant,
+    /// Time between the checks of the pods: an image can take minutes to pull.
+    wait: Duration,
+    is_reported: bool,
+}
+
+impl SharedClaim {
+    fn new(record: &ClaimRecord, now: Instant) -> Self {
+        let shares = record.devices.iter().filter_map(Prepared::share);
+        Self {
+            claim: record.claim.clone(),
+            shares: shares.map(|share| share.id.clone()).collect(),
+            check_at: now,
+            wait: INTERVAL,
+            is_reported: false,
+        }
+    }
+
+    /// Sets the time of the next check of the pods.
+    fn postpone(&mut self, now: Instant) {
+        self.check_at = now + self.wait;
+        self.wait = (self.wait * 2).min(LONGEST_WAIT);
+    }
+}
+
+impl SharedClaims {
+    /// Reads the records if they have changed, and the markers. Returns the claims whose pods are due for a check.
+    fn update(
+        &mut self,
+        store: &RecordStore,
+        is_marked: impl Fn(&ClaimUid, &ShareId) -> bool,
+        now: Instant,
+    ) -> Result<Vec<ClaimRef>, RecordError> {
+        if self.changes.is_changed(store, now) {
+            let listed = match store.list() {
+                Ok(listing) => listing.recorded,
+                Err(error) => {
+                    self.changes = RecordChanges::default();
+                    return Err(error);
+                }
+            };
+            self.known
+                .retain(|uid, _| listed.binary_search(uid).is_ok());
+            for uid in listed {
+                if !self.known.contains_key(&uid)
+                    && let Ok(Loaded::Present(record)) = store.load(&uid)
+                {
+                    self.known.insert(uid, SharedClaim::new(&record, now));
+                }
+            }
+        }
+        let mut due = Vec::new();
+        for known in self.known.values_mut() {
+            let mut shares = known.shares.iter();
+            if known.shares.is_empty() || shares.any(|share| is_marked(&known.claim.uid, share)) {
+                // The claim can be prepared again.
+                (known.check_at, known.wait, known.is_reported) = (now, INTERVAL, false);
+            } else if !known.is_reported && known.check_at <= now {
+                due.push(known.claim.clone());
+            }
+        }
+        Ok(due)
+    }
+}
+
 async fn check<E: Effects>(
     claims: &ClaimService<E>,
     layout: &Layout,
-    reported: &mut BTreeSet<ClaimUid>,
+    shared: &mut SharedClaims,
 ) -> Result<(), CheckError> {
-    let (applier, layout) = (Arc::clone(&claims.applier), layout.clone());
-    let unmarked = blocking(move || {
-        let mut unmarked = Vec::new();
-        for uid in applier.store().list()?.recorded {
-            if let Ok(Loaded::Present(record)) = applier.store().load(&uid)
-                && is_unmarked(&record, &layout)
-            {
-                unmarked.push(*record);
-            }
-        }
-        Ok::<_, RecordError>(unmarked)
+    let (applier, layout, mut read) = (
+        Arc::clone(&claims.applier),
+        layout.clone(),
+        std::mem::take(shared),
+    );
+    let (read, due) = blocking(move || {
+        let is_marked = |uid: &ClaimUid, share: &ShareId| layout.marker(uid, share).exists();
+        let due = read.update(applier.store(), is_marked, Instant::now());
+        (read, due)
     })
-    .await??;
-    reported.retain(|uid| unmarked.iter().any(|record| record.claim.uid == *uid));
-    for record in unmarked {
-        if reported.contains(&record.claim.uid) {
-            continue;
+    .await?;
+    *shared = read;
+    for claim in due? {
+        let found = claims.fetch(&claim).await?;
+        if let Some(known) = shared.known.get_mut(&claim.uid) {
+            known.postpone(Instant::now());
         }
-        let Some(claim) = claims.fetch(&record.claim).await? else {
+        let Some(found) = found else {
             continue;
         };
-        for pod in reserving_pods(&claim) {
+        for pod in reserving_pods(&found) {
             let pods: Api<Pod> = Api::namespaced(claims.client.clone(), &pod.namespace);
-            let found = pods.get_opt(&pod.name).await;
-            let found = found.map_err(|source| CheckError::Pod {
+            let running = pods.get_opt(&pod.name).await;
+            let running = running.map_err(|source| CheckError::Pod {
                 namespace: pod.namespace.clone(),
                 name: pod.name.clone(),
                 source: Box::new(source),
             })?;
-            if found.is_some_and(|found| runs_with(&found, &pod, &record.claim)) {
-                report(claims, &claim, &record, pod);
-                reported.insert(record.claim.uid.clone());
+            if running.is_some_and(|running| runs_with(&running, &pod, &claim)) {
+                let applier = Arc::clone(&claims.applier);
+                let uid = claim.uid.clone();
+                let loaded = blocking(move || applier.store().load(&uid)).await??;
+                if let Loaded::Present(record) = loaded {
+                    report(claims, &found, &record, pod);
+                }
+                if let Some(known) = shared.known.get_mut(&claim.uid) {
+                    known.is_reported = true;
+                }
                 break;
             }
         }
     }
     Ok(())
-}
-
-/// Returns whether a claim has shares and no share has the hook's marker.
-fn is_unmarked(record: &ClaimRecord, layout: &Layout) -> bool {
-    let mut shares = record.devices.iter().filter_map(Prepared::share).peekable();
-    shares.peek().is_some()
-        && shares.all(|share| !layout.marker(&record.claim.uid, &share.id).exists())
 }
 
 /// Returns whether `pod` is `wanted` and one of its containers that use the claim was started.
@@ -175,3 +255,6 @@ fn report<E: Effects>(
             .devices(found, record, &node.inventory, &Injection::Ignored);
     }
 }
+
+#[cfg(test)]
+mod tests;

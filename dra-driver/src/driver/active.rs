@@ -104,12 +104,8 @@ impl Active {
             stop.clone(),
         );
         let gpu_health = gpu_health::run(health, claims.gpus.clone(), record, stop.clone());
-        let claim_view = metrics::claim_view::run(
-            Arc::clone(&claims),
-            layout.clone(),
-            metrics.claims,
-            stop.clone(),
-        );
+        let claim_view =
+            metrics::claim_view::run(Arc::clone(&claims), metrics.claims, stop.clone());
         let injection = injection::watch(Arc::clone(&claims), layout.clone(), stop.clone());
         let reconcile = reconcile::run(
             Arc::clone(&claims),

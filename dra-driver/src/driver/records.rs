@@ -6,13 +6,14 @@
 use std::time::Duration;
 
 use drava_api::error::describe;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{RunError, until};
 use crate::claim::ClaimUid;
 use crate::claims::blocking;
 use crate::conditions::{Condition, Conditions};
-use crate::prepare::record::{RecordStore, Unsupported};
+use crate::prepare::record::{RecordChanges, RecordStore, Unsupported};
 
 /// Time between two checks.
 const INTERVAL: Duration = Duration::from_secs(5);
@@ -26,14 +27,20 @@ pub(super) async fn check(
     conditions: Conditions,
     stop: CancellationToken,
 ) -> Result<&'static str, RunError> {
+    let mut changes = RecordChanges::default();
     loop {
-        let store = store.clone();
-        let state = match blocking(move || store.unsupported()).await {
-            Ok(Ok(unsupported)) => describe_all(&unsupported),
-            Ok(Err(error)) => Err(describe(&error)),
-            Err(error) => Err(describe(&error)),
-        };
-        conditions.set(Condition::Records, state);
+        if changes.is_changed(&store, Instant::now()) {
+            let store = store.clone();
+            let state = match blocking(move || store.unsupported()).await {
+                Ok(Ok(unsupported)) => describe_all(&unsupported),
+                Ok(Err(error)) => Err(describe(&error)),
+                Err(error) => Err(describe(&error)),
+            };
+            if state.is_err() {
+                changes = RecordChanges::default();
+            }
+            conditions.set(Condition::Records, state);
+        }
         if !until(&stop, tokio::time::sleep(INTERVAL)).await {
             return Ok("check of the claim records");
         }

@@ -5,10 +5,8 @@
 //! come from the pods, each of which is read once for a claim.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use drava_api::error::describe;
 use k8s_openapi::api::core::v1::Pod;
@@ -19,17 +17,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::claim::{ClaimRef, ClaimUid, ShareId};
 use crate::claims::{ClaimService, blocking};
-use crate::layout::Layout;
 use crate::pods::{self, PodRef, reserving_pods};
 use crate::prepare::effects::Effects;
-use crate::prepare::record::{ClaimRecord, Loaded, RecordError};
+use crate::prepare::record::{ClaimRecord, Loaded, RecordChanges, RecordError};
 use crate::prepare::{Access, Prepared};
 
 /// Time between two checks whether claims were prepared or unprepared.
 const INTERVAL: Duration = Duration::from_secs(5);
-
-/// Time after which the records are read even if their directory has not changed.
-const REREAD: Duration = Duration::from_secs(60);
 
 /// Time between two reads of a claim from the API server.
 const REFRESH: Duration = Duration::from_secs(300);
@@ -93,15 +87,12 @@ pub enum DeviceAccess {
 /// Follows the prepared claims until `stop`.
 pub async fn run<E: Effects>(
     claims: Arc<ClaimService<E>>,
-    layout: Layout,
     entries: watch::Sender<Arc<[ClaimEntry]>>,
     stop: CancellationToken,
 ) {
     let mut view = ClaimView {
         claims,
-        records: layout.claims(),
-        changed: None,
-        reread_at: Instant::now(),
+        changes: RecordChanges::default(),
         known: BTreeMap::new(),
     };
     loop {
@@ -125,11 +116,7 @@ pub async fn run<E: Effects>(
 
 struct ClaimView<E> {
     claims: Arc<ClaimService<E>>,
-    /// Directory of the records.
-    records: PathBuf,
-    /// When the directory had changed at the last read.
-    changed: Option<SystemTime>,
-    reread_at: Instant,
+    changes: RecordChanges,
     known: BTreeMap<ClaimUid, Known>,
 }
 
@@ -141,13 +128,11 @@ struct Known {
 
 impl<E: Effects> ClaimView<E> {
     async fn update(&mut self) -> Result<(), String> {
-        let (applier, dir) = (Arc::clone(&self.claims.applier), self.records.clone());
-        let now = Instant::now();
-        let before = self.changed.filter(|_| now < self.reread_at);
+        let applier = Arc::clone(&self.claims.applier);
+        let (now, mut changes) = (Instant::now(), self.changes.clone());
         let read = blocking(move || {
-            let changed = fs::metadata(dir).and_then(|dir| dir.modified()).ok();
-            if changed.is_some() && changed == before {
-                return Ok((changed, None));
+            if !changes.is_changed(applier.store(), now) {
+                return Ok((changes, None));
             }
             let mut records = Vec::new();
             for uid in applier.store().list()?.recorded {
@@ -155,12 +140,12 @@ impl<E: Effects> ClaimView<E> {
                     records.push(*record);
                 }
             }
-            Ok::<_, RecordError>((changed, Some(records)))
+            Ok::<_, RecordError>((changes, Some(records)))
         });
         let read = read.await.map_err(|error| describe(&error))?;
-        let (changed, records) = read.map_err(|error| describe(&error))?;
+        let (changes, records) = read.map_err(|error| describe(&error))?;
+        self.changes = changes;
         if let Some(records) = records {
-            (self.changed, self.reread_at) = (changed, now + REREAD);
             self.set_records(&records, now);
         }
         self.read_pods(now).await;

@@ -13,9 +13,11 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
 
 use drava_nvml::GpuUuid;
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 
 use self::format::Unreadable;
 use super::{Access, Delivery, Partition, Prepared};
@@ -24,6 +26,10 @@ use crate::files;
 use crate::inventory::InstanceKey;
 
 mod format;
+
+/// Time after which records are read even if their directory has not changed: a write during the last read can have the same
+/// time.
+const REREAD: Duration = Duration::from_secs(60);
 
 /// Record of a claim.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -220,6 +226,27 @@ impl RecordStore {
 
     fn path(&self, uid: &ClaimUid) -> PathBuf {
         self.dir.join(format!("{uid}.json"))
+    }
+}
+
+/// Detects changes of the records by the time of their directory: each write replaces a file.
+#[derive(Debug, Default, Clone)]
+pub struct RecordChanges {
+    /// Time of the directory, and when the records are read in any case.
+    read: Option<(SystemTime, Instant)>,
+}
+
+impl RecordChanges {
+    /// Returns whether the records must be read: always the first time, after a change, and every [`REREAD`].
+    pub fn is_changed(&mut self, store: &RecordStore, now: Instant) -> bool {
+        let changed = fs::metadata(&store.dir).and_then(|dir| dir.modified()).ok();
+        let is_current = self
+            .read
+            .is_some_and(|(at, until)| Some(at) == changed && now < until);
+        if !is_current {
+            self.read = changed.map(|at| (at, now + REREAD));
+        }
+        !is_current
     }
 }
 

@@ -194,7 +194,9 @@ async fn leaves_records_of_newer_instance_alone() {
     let path = record_of(&cluster.node, 1);
     let valid = fs::read_to_string(&path).unwrap();
     let newer = rewritten(&valid, 2, |_| "newer format".to_owned());
-    fs::write(&path, &newer).unwrap();
+    let written = path.with_extension("new");
+    fs::write(&written, &newer).unwrap();
+    fs::rename(written, &path).unwrap();
     cluster.api.delete_claim(&claim(1, &[]));
     let state = cluster.node.claim_state();
     let reason = old
