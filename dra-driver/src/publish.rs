@@ -117,7 +117,16 @@ pub struct TaintPolicy {
     pub unhealthy: UnhealthyEffect,
 }
 
-/// Returns the pool of `node`. Devices in `retained` stay published, with a taint; devices with a fault in `health` have
+impl TaintPolicy {
+    /// Returns whether no device can be published: without its taint, kube-scheduler would allocate devices of the
+    /// controller too.
+    #[must_use]
+    pub fn excludes_all(self, features: Features) -> bool {
+        self.scheduling == Scheduling::Managed && !features.taints
+    }
+}
+
+/// Returns the pool of `node`; without devices if the API server drops the taints of managed mode. Devices in `retained` stay published, with a taint; devices with a fault in `health` have
 /// a taint.
 #[must_use]
 pub fn desired(
@@ -134,6 +143,14 @@ pub fn desired(
             .then(|| device::taints(policy.scheduling, reason))
             .flatten()
     };
+    if policy.excludes_all(features) {
+        return Pool {
+            name: names::pool(node),
+            slices: slices(node, &[], Vec::new()),
+            unavailable: BTreeMap::new(),
+            unhealthy: BTreeMap::new(),
+        };
+    }
     // By number, which is unique among the GPUs of a node.
     let mut cards: BTreeMap<u32, PublishedCard> = BTreeMap::new();
     let (mut unavailable, mut unhealthy) = (BTreeMap::new(), BTreeMap::new());

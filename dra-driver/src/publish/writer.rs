@@ -22,7 +22,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use self::change::{SyncError, apply, is_foreign_change};
+use self::change::{SyncError, apply, dry_run, is_foreign_change};
 use super::diff::{self, Owner};
 use super::retained::{self, PublishedCards, Retained};
 use super::{Features, Pool, TaintPolicy};
@@ -30,6 +30,7 @@ use crate::capacity::UnavailableReason;
 use crate::conditions::{Condition, Conditions};
 use crate::gpu_health::HealthByGpu;
 use crate::inventory::{NodeInventory, State};
+use crate::options::Scheduling;
 use crate::plugin::health::{Devices, Health};
 use crate::report::{Reporter, Subject};
 
@@ -43,6 +44,12 @@ const MAX_DELAY: Duration = Duration::from_secs(30);
 
 /// Time without a write after which the delay is reset.
 const RESET_AFTER: Duration = Duration::from_secs(60);
+
+/// Effect of managed mode without taints.
+const NOTHING_PUBLISHED: &str = "no device is published, because kube-scheduler would allocate the devices of the controller too";
+
+/// Longest time until the driver notices that the API server stores fields again that it dropped.
+const PROBE: Duration = Duration::from_secs(300);
 
 /// Publishes the GPUs of one node.
 pub struct Publisher {
@@ -94,6 +101,14 @@ struct Memory {
     own: BTreeMap<String, String>,
 }
 
+impl Memory {
+    /// Returns whether the API server dropped fields.
+    fn has_dropped(&self) -> bool {
+        self.features
+            .is_some_and(|features| features != Features::ALL)
+    }
+}
+
 impl Publisher {
     /// Publishes until `stop`.
     pub async fn run(self, stop: CancellationToken) {
@@ -139,6 +154,8 @@ impl Publisher {
                     };
                     let published = memory.published.as_ref();
                     due = published.and_then(|published| published.next_check(Instant::now(), self.retained_grace));
+                    let probe = memory.has_dropped().then(|| Instant::now() + PROBE);
+                    due = earlier(due, probe);
                     match synced {
                         Ok(0) => {}
                         Ok(_) => {
@@ -201,6 +218,10 @@ impl Publisher {
             self.devices.send_replace(devices(&desired(features)));
         }
         let owner = self.owner().await?;
+        if memory.has_dropped() {
+            let kept = self.probe(slices, &desired(Features::ALL), &owner).await?;
+            memory.features = Some(kept);
+        }
         let mut writes = 0;
         loop {
             let features = memory.features.unwrap_or(Features::ALL);
@@ -224,13 +245,32 @@ impl Publisher {
                     resets: resets(&pool, &node.inventory),
                     retained,
                 });
-                self.conditions.set(Condition::Published, Ok(()));
+                let excluded =
+                    || format!("feature gate DRADeviceTaints is off; {NOTHING_PUBLISHED}");
+                let is_excluded = self.taints.excludes_all(features);
+                let state = is_excluded.then(excluded).map_or(Ok(()), Err);
+                self.conditions.set(Condition::Published, state);
                 return Ok(writes);
             }
             // Publish again without the dropped fields: devices without their counters would be allocated twice.
             self.report_dropped(kept);
             memory.features = Some(kept);
         }
+    }
+
+    /// Returns the features that the API server stores at present.
+    async fn probe(
+        &self,
+        slices: &Api<ResourceSlice>,
+        pool: &Pool,
+        owner: &Owner,
+    ) -> Result<Features, SyncError> {
+        let existing = self.existing(slices).await?;
+        let mut kept = Features::ALL;
+        for change in &diff::changes(&existing, pool, owner) {
+            kept = kept.and(dry_run(slices, change).await?);
+        }
+        Ok(kept)
     }
 
     /// Returns the retained devices, without those that can be withdrawn.
@@ -336,7 +376,10 @@ impl Publisher {
             (
                 taints,
                 "DRADeviceTaints",
-                "kube-scheduler allocates the devices itself",
+                match self.taints.scheduling {
+                    Scheduling::Managed => NOTHING_PUBLISHED,
+                    Scheduling::Native => "unhealthy devices have no taint",
+                },
             ),
         ];
         for (_, gate, effect) in gates.iter().filter(|(kept, ..)| !kept) {

@@ -18,8 +18,10 @@ use serde_json::{Value, json};
 use tokio::sync::broadcast;
 use tokio_stream::wrappers::BroadcastStream;
 
+use admission::admit;
 use selector::is_selected;
 
+mod admission;
 mod other_owners;
 mod profiles;
 mod selector;
@@ -284,6 +286,9 @@ impl ApiServer {
         if self.objects().down {
             return status(StatusCode::SERVICE_UNAVAILABLE, "server is down");
         }
+        if parameter(uri.query().unwrap_or_default(), "dryRun") == Some("All") {
+            return self.dry_run(body);
+        }
         if *method != Method::GET {
             self.objects().writes.push(format!("{method} {path}"));
         }
@@ -446,25 +451,6 @@ fn claim_path(claim: &Value) -> String {
         name("namespace"),
         name("name")
     )
-}
-
-/// Drops the dropped fields and sets taint times.
-fn admit(value: &mut Value, dropped: &[&str]) {
-    match value {
-        Value::Object(fields) => {
-            fields.retain(|key, _| !dropped.contains(&key.as_str()));
-            if let Some(taints) = fields.get_mut("taints").and_then(Value::as_array_mut) {
-                for taint in taints {
-                    if taint["timeAdded"].is_null() {
-                        taint["timeAdded"] = json!("2026-01-01T00:00:00Z");
-                    }
-                }
-            }
-            fields.values_mut().for_each(|field| admit(field, dropped));
-        }
-        Value::Array(items) => items.iter_mut().for_each(|item| admit(item, dropped)),
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
-    }
 }
 
 fn status(code: StatusCode, message: &str) -> Response {

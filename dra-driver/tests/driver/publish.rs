@@ -215,19 +215,25 @@ fn publishes_no_shares_without_feature_gate() {
                 .all(|device| device.allow_multiple_allocations.is_none())
         );
     }
-    let pool = publish::desired(
-        NODE,
-        &h100x2(),
-        &BTreeMap::new(),
-        &HealthByGpu::new(),
-        MANAGED,
-        Features {
+    let without_taints = |policy| {
+        let features = Features {
             taints: false,
             ..Features::ALL
-        },
-    );
+        };
+        publish::desired(
+            NODE,
+            &h100x2(),
+            &BTreeMap::new(),
+            &HealthByGpu::new(),
+            policy,
+            features,
+        )
+    };
+    let pool = without_taints(NATIVE);
     assert_eq!(devices(&pool).len(), 4);
     assert!(devices(&pool).iter().all(|device| device.taints.is_none()));
+    let pool = without_taints(MANAGED);
+    assert_eq!((devices(&pool).len(), pool.slices.len()), (0, 1));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use drava_dra_driver::conditions::Condition;
 use drava_dra_driver::driver::Config;
 use drava_dra_driver::inventory::Source;
 use drava_fake_kubelet::{DeviceHealth, HealthStatus};
@@ -128,6 +129,45 @@ async fn publishes_whole_gpus_if_counters_are_dropped() {
         .await;
     }
     assert_eq!(cluster.api.writes().len(), writes);
+
+    // With the feature gate on, the shares come without a restart: at the next change, or after some minutes.
+    cluster.api.drop_fields(&[]);
+    cluster
+        .api
+        .edit_slice(slices.keys().next().unwrap(), |_| {});
+    let restored = eventually("shares", || {
+        let devices = cluster.api.devices();
+        (devices.len() == 4).then_some(devices)
+    });
+    for device in restored.await {
+        assert!(device["consumesCounters"].is_array(), "{device}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn publishes_nothing_in_managed_mode_without_taints() {
+    if lacks_device_files() {
+        return;
+    }
+    let cluster = TestCluster::new().await;
+    cluster.api.drop_fields(&["taints"]);
+    let running = cluster.start();
+    let _plugin = cluster.kubelet.register("gpu.drava.dev").await.unwrap();
+    running
+        .await_unmet(
+            Condition::Published,
+            "feature gate DRADeviceTaints is off; no device is published",
+        )
+        .await;
+    assert!(cluster.api.devices().is_empty());
+
+    cluster.api.drop_fields(&[]);
+    let slices = cluster.api.slices();
+    cluster
+        .api
+        .edit_slice(slices.keys().next().unwrap(), |_| {});
+    running.await_ready().await;
+    assert_eq!(cluster.api.devices().len(), 4);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

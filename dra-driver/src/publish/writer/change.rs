@@ -26,6 +26,34 @@ pub(super) enum SyncError {
     },
 }
 
+/// Returns the features that the API server would store, without a write.
+pub(super) async fn dry_run(
+    slices: &Api<ResourceSlice>,
+    change: &Change,
+) -> Result<Features, SyncError> {
+    let params = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
+    let (slice, stored) = match change {
+        Change::Delete { .. } => return Ok(Features::ALL),
+        Change::Update(slice) => {
+            let name = slice.metadata.name.as_deref().unwrap_or_default();
+            (slice, slices.replace(name, &params, slice).await)
+        }
+        Change::Create(slice) => (slice, slices.create(&params, slice).await),
+    };
+    let stored = stored.map_err(|source| SyncError::Api {
+        operation: "try to write",
+        object: format!(
+            "ResourceSlice {}",
+            slice.metadata.name.as_deref().unwrap_or_default()
+        ),
+        source,
+    })?;
+    Ok(diff::dropped(slice, &stored))
+}
+
 /// Performs one write. Returns the features that the API server stored.
 pub(super) async fn apply(
     slices: &Api<ResourceSlice>,
