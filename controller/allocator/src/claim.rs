@@ -345,6 +345,12 @@ fn parse(
         }
         parsed.push(Request { name, alternatives });
     }
+    let devices_at_least = devices_at_least(&parsed);
+    if devices_at_least > MAX_RESULTS {
+        return Err(unsupported(format!(
+            "a claim for {devices_at_least} devices (at most {MAX_RESULTS} devices)"
+        )));
+    }
     let constraints = devices
         .constraints
         .iter()
@@ -441,6 +447,17 @@ fn alternative(
         tolerations: raw.tolerations.to_vec(),
         admin_access: raw.admin_access,
     })
+}
+
+/// Returns the number of devices of the requests' smallest alternatives.
+fn devices_at_least(requests: &[Request]) -> usize {
+    let count = |alternative: &Alternative| match alternative.count {
+        Count::Exactly(count) => count,
+        Count::All => 0,
+    };
+    let requests = requests.iter();
+    let smallest = requests.filter_map(|request| request.alternatives.iter().map(count).min());
+    smallest.sum()
 }
 
 impl Alternative {

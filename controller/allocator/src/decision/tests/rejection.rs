@@ -259,3 +259,26 @@ fn stops_search_at_step_limit() {
         Err("0/1 nodes: 1 SearchLimit (no solution within 2000 steps)".to_owned())
     );
 }
+
+#[test]
+fn claim_has_32_devices_at_most() {
+    let mut cluster = cluster(&[("n1", &[80; 40])]);
+    let requests = |counts: [u32; 2]| {
+        let request = |name: &str, count: u32| json!({"name": name, "exactly": {"deviceClassName": "gpu.drava.dev", "count": count}});
+        let [first, second] = counts;
+        claim(
+            "c",
+            &json!({"requests": [request("a", first), request("b", second)]}),
+        )
+    };
+    let pod = pod("p", &["c"]);
+    let too_many = requests([20, 13]);
+    let claims = [("c", &too_many)];
+    let error = PodRequest::new(&pod, &claims, &cluster.classes, &cluster.selectors);
+    assert_eq!(
+        Explanation::from(error.unwrap_err()).summary(),
+        "Unsupported: claim default/c: a claim for 33 devices (at most 32 devices) is not supported"
+    );
+    let devices = allocate(&mut cluster, &[requests([20, 12])], BINPACK);
+    assert_eq!(devices.unwrap().len(), 32);
+}
