@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::cluster::{TestCluster, applied};
 use crate::action::PolicyStatusOutcome;
 use crate::change::{Change, DeletedObject};
-use crate::fixture::{claim, object, pod};
+use crate::fixture::{claim, class, object, pod};
 
 fn policy(name: &str, spec: &Value) -> GpuPolicy {
     object(json!({
@@ -93,6 +93,40 @@ fn policies_precede_each_other_and_change_live() {
         place(&mut cluster, "last", None),
         "n2",
         "only the cluster's is left"
+    );
+}
+
+#[test]
+fn config_of_class_is_between_policies() {
+    let mut cluster = TestCluster::new(&["n1", "n2"]);
+    namespace(&mut cluster, "a");
+    assert_eq!(place(&mut cluster, "first", None), "n1");
+    let mut with_config = class();
+    with_config.spec.as_mut().unwrap().config = Some(vec![object(
+        json!({"opaque": {"driver": "gpu.drava.dev", "parameters": {
+            "apiVersion": "gpu.drava.dev/v1alpha1", "kind": "VgpuConfig", "placement": {"node": "spread"},
+        }}}),
+    )]);
+    cluster.planner.class(applied(with_config));
+    let of_class = json!({"deviceClasses": ["vgpu.drava.dev"], "node": "binpack"});
+    set(&mut cluster, "class", &of_class);
+    assert_eq!(
+        place(&mut cluster, "config", None),
+        "n2",
+        "the config of the class precedes the policy of the class"
+    );
+    assert_eq!(
+        place(&mut cluster, "claim", Some("binpack")),
+        "n1",
+        "the claim precedes the config of the class"
+    );
+    let selector = json!({"matchLabels": {"team": "a"}});
+    let team = json!({"namespaceSelector": selector, "node": "binpack"});
+    set(&mut cluster, "team", &team);
+    assert_eq!(
+        place(&mut cluster, "team", None),
+        "n1",
+        "the policy of the namespace precedes the config of the class"
     );
 }
 

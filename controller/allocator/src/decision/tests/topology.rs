@@ -1,4 +1,4 @@
-//! The policy `topology`: GPUs of a pod that are close together.
+//! The policies `topology` and `numa`: GPUs of a pod that are close together.
 
 use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy};
 use drava_api::names;
@@ -12,6 +12,11 @@ use crate::fixture::{cluster, pod_request, share, slices};
 const TOPOLOGY: Policies = Policies {
     node: NodePlacementPolicy::Binpack,
     gpu: GpuPlacementPolicy::Topology,
+};
+
+const NUMA: Policies = Policies {
+    node: NodePlacementPolicy::Binpack,
+    gpu: GpuPlacementPolicy::Numa,
 };
 
 /// Slices of a node whose GPUs are on these NUMA nodes.
@@ -121,5 +126,58 @@ fn packs_shares_within_group() {
     assert_eq!(
         allocate(&mut cluster, &[share("b", "10Gi", "0")], TOPOLOGY).unwrap(),
         ["n1/gpu-0-vgpu"]
+    );
+}
+
+/// A cluster with a node whose GPUs are on two NUMA nodes; two GPUs of different NUMA nodes share an NVLink domain.
+fn cluster_with_nvlink_across_numa_nodes() -> Cluster {
+    let mut cluster = cluster_on(&[("n1", &[0, 1, 1, 0])]);
+    let mut slices = slices_on("n1", &[0, 1, 1, 0]);
+    let devices = slices
+        .iter_mut()
+        .filter_map(|slice| slice.spec.devices.as_mut());
+    for device in devices.flatten() {
+        let attributes = device.attributes.get_or_insert_default();
+        let index = attributes.get("index").and_then(|index| index.int);
+        let domain = if index < Some(2) { "a" } else { "none" };
+        let attribute = DeviceAttribute {
+            string: Some(domain.to_owned()),
+            ..Default::default()
+        };
+        attributes.insert(names::attribute::NVLINK_DOMAIN.to_owned(), attribute);
+    }
+    for slice in slices {
+        cluster.upsert_slice(&slice);
+    }
+    cluster
+}
+
+#[test]
+fn numa_ignores_other_connections() {
+    let mut by_topology = cluster_with_nvlink_across_numa_nodes();
+    assert_eq!(
+        allocate(&mut by_topology, &[gpus("a", 2)], TOPOLOGY).unwrap(),
+        ["n1/gpu-0", "n1/gpu-1"],
+        "one NVLink domain"
+    );
+    let mut by_numa = cluster_with_nvlink_across_numa_nodes();
+    assert_eq!(
+        allocate(&mut by_numa, &[gpus("a", 2)], NUMA).unwrap(),
+        ["n1/gpu-0", "n1/gpu-3"],
+        "one NUMA node"
+    );
+}
+
+#[test]
+fn numa_prefers_node_with_gpus_on_one_numa_node() {
+    let mut cluster = cluster_on(&[("n1", &[0, 1]), ("n2", &[1, 1])]);
+    assert_eq!(
+        allocate(&mut cluster, &[gpus("a", 2)], NUMA).unwrap(),
+        ["n2/gpu-0", "n2/gpu-1"]
+    );
+    assert_eq!(
+        allocate(&mut cluster, &[gpus("b", 2)], NUMA).unwrap(),
+        ["n1/gpu-0", "n1/gpu-1"],
+        "no pod is rejected for its NUMA nodes"
     );
 }
