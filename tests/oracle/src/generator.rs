@@ -34,8 +34,8 @@ pub enum Class {
     AdminAccess,
     /// Several claims of one pod.
     SeveralClaims,
-    /// Any of the above. The policies of the allocator see no memory, so both allocators select the first device that
-    /// fits.
+    /// Any of the above. The policies of the allocator see neither memory nor MIG partitions to rank, so both allocators
+    /// select the first device that fits.
     FirstFit,
 }
 
@@ -124,6 +124,7 @@ impl Class {
             },
             Self::FirstFit => Mix {
                 memory: "frameBuffer",
+                partition_type: "slice",
                 claims: 2,
                 partitions: 40,
                 pools: 2,
@@ -147,6 +148,8 @@ impl Class {
 struct Mix {
     /// Name of the memory capacity.
     memory: &'static str,
+    /// Published type of partitions.
+    partition_type: &'static str,
     /// GPUs with partitions.
     partitions: u64,
     /// Most pools of a node.
@@ -183,6 +186,7 @@ impl Default for Mix {
     fn default() -> Self {
         Self {
             memory: "memory",
+            partition_type: "mig",
             partitions: 0,
             pools: 1,
             broken_pools: 0,
@@ -216,7 +220,7 @@ pub fn case(seed: u64, class: Class, index: u64) -> Value {
     json!({
         "nodes": nodes,
         "slices": slices,
-        "classes": claims::classes(),
+        "classes": claims::classes(mix),
         "allocated": allocated,
         "claims": claims,
     })

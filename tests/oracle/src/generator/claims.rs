@@ -12,27 +12,30 @@ const IS_OURS: &str = r#"device.driver == "gpu.drava.dev""#;
 const MAX_DEVICES: u64 = 6;
 
 /// The chart's classes, and one that selects any device of the driver.
-pub(super) fn classes() -> Vec<Value> {
+pub(super) fn classes(mix: Mix) -> Vec<Value> {
+    let partition = mix.partition_type;
     let class = |name: &str, expression: String| {
         json!({
             "metadata": {"name": name},
             "spec": {"selectors": [{"cel": {"expression": expression}}]},
         })
     };
-    let of_type = |kind: &str| {
+    let of_type = |name: &str, kind: &str| {
         class(
-            &format!("{kind}.drava.dev"),
+            &format!("{name}.drava.dev"),
             format!(r#"{IS_OURS} && device.attributes["gpu.drava.dev"].type == "{kind}""#),
         )
     };
     vec![
-        of_type("gpu"),
-        of_type("vgpu"),
-        of_type("mig"),
+        of_type("gpu", "gpu"),
+        of_type("vgpu", "vgpu"),
+        of_type("mig", partition),
         class("any", IS_OURS.to_owned()),
         class(
             "fraction.drava.dev",
-            format!(r#"{IS_OURS} && device.attributes["gpu.drava.dev"].type in ["vgpu", "mig"]"#),
+            format!(
+                r#"{IS_OURS} && device.attributes["gpu.drava.dev"].type in ["vgpu", "{partition}"]"#
+            ),
         ),
     ]
 }

@@ -254,7 +254,7 @@ impl<'a> Generator<'a> {
             ] {
                 devices.push(json!({
                     "name": format!("{set}-mig-{profile}-{start}"),
-                    "attributes": attributes(self.random, "mig", profile),
+                    "attributes": attributes(self.random, self.mix.partition_type, profile),
                     "capacity": {
                         self.mix.memory: {"value": format!("{}Gi", gib / 4 * length)},
                         "cores": {"value": (25 * length).to_string()},
