@@ -38,6 +38,9 @@ pub const PLACEMENT_REASON_ANNOTATION: &str = "gpu.drava.dev/placement-reason";
 /// Scheduling gate of pods without allocation, which kube-scheduler then does not try.
 pub const ALLOCATION_GATE: &str = "gpu.drava.dev/allocation";
 
+/// Condition of a pod: whether its claims are allocated, and why not.
+pub const ALLOCATED_CONDITION: &str = "gpu.drava.dev/Allocated";
+
 /// Annotation of a pod: name of its gang in the namespace. The pods of a gang are allocated together.
 pub const GANG_ANNOTATION: &str = "gpu.drava.dev/gang";
 

@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
 
 use crate::event::{PendingEvent, ReleaseReason};
+use crate::pod_condition::PodConditionUpdate;
 
 /// An action of the planner.
 #[derive(Debug)]
@@ -23,6 +24,8 @@ pub enum Action {
     RemoveGate(GateRemoval),
     /// Publish an event.
     PublishEvent(PendingEvent),
+    /// Write the condition of a pod.
+    WritePodCondition(PodConditionUpdate),
     /// Write the status of a quota.
     WriteQuotaStatus(QuotaStatusUpdate),
     /// Write the status of a policy.

@@ -1,14 +1,18 @@
-//! Publishes core/v1 Events. A failure is logged and blocks nothing; an event that may succeed later is returned.
+//! Publishes core/v1 Events and conditions of pods. A failure is logged and blocks nothing; an event that may succeed later
+//! is returned.
 
 use drava_api::error::describe;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Event, EventSource};
+use k8s_openapi::api::core::v1::{Event, EventSource, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
-use kube::api::PostParams;
+use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
-use tokio::sync::mpsc;
+use serde_json::json;
+use tokio::sync::mpsc::{self, error::TrySendError};
 
 use crate::event::PendingEvent;
+use crate::pod_condition::PodConditionUpdate;
+use crate::writes::FIELD_MANAGER;
 
 /// Maximum number of queued events.
 const QUEUE_LENGTH: usize = 4096;
@@ -17,10 +21,17 @@ const MAX_MESSAGE_BYTES: usize = 1024;
 /// Maximum length of the object's name in the event's name.
 const MAX_NAME_BYTES: usize = 200;
 
-/// Queue of a task that publishes events.
+/// What is published.
+#[derive(Debug)]
+enum Report {
+    Event(PendingEvent),
+    Condition(PodConditionUpdate),
+}
+
+/// Queue of a task that publishes events and conditions.
 #[derive(Debug)]
 pub struct EventPublisher {
-    queue: mpsc::Sender<PendingEvent>,
+    queue: mpsc::Sender<Report>,
     failed: mpsc::Receiver<PendingEvent>,
 }
 
@@ -28,11 +39,18 @@ impl EventPublisher {
     /// Starts the task; it ends when the publisher is dropped and the queue is empty.
     #[must_use]
     pub fn start(client: Client) -> Self {
-        let (queue, mut events) = mpsc::channel::<PendingEvent>(QUEUE_LENGTH);
+        let (queue, mut reports) = mpsc::channel(QUEUE_LENGTH);
         let (failures, failed) = mpsc::channel(QUEUE_LENGTH);
         tokio::spawn(async move {
-            while let Some(event) = events.recv().await {
-                if let Some(event) = publish(&client, event).await {
+            while let Some(report) = reports.recv().await {
+                let event = match report {
+                    Report::Event(event) => publish(&client, event).await,
+                    Report::Condition(update) => {
+                        write_condition(&client, update).await;
+                        None
+                    }
+                };
+                if let Some(event) = event {
                     // The channel is closed when the leader stops; the next leader publishes its own events.
                     let _ = failures.try_send(event);
                 }
@@ -46,9 +64,20 @@ impl EventPublisher {
     /// # Errors
     /// Returns the event when the queue is full.
     pub fn publish(&self, event: PendingEvent) -> Result<(), Box<PendingEvent>> {
-        self.queue
-            .try_send(event)
-            .map_err(|error| Box::new(error.into_inner()))
+        match self.queue.try_send(Report::Event(event)) {
+            Err(
+                TrySendError::Full(Report::Event(event))
+                | TrySendError::Closed(Report::Event(event)),
+            ) => Err(Box::new(event)),
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+
+    /// Queues a condition; it is dropped when the queue is full, and written with a later event or change of the pod.
+    pub(crate) fn write_condition(&self, update: PodConditionUpdate) {
+        if self.queue.try_send(Report::Condition(update)).is_err() {
+            tracing::warn!("too many reports are queued; the condition of a pod is written later");
+        }
     }
 
     /// Returns the next event that could not be published and may be published later.
@@ -81,6 +110,31 @@ async fn publish(client: &Client, pending: PendingEvent) -> Option<PendingEvent>
     let is_rejected = matches!(&error, kube::Error::Api(status)
         if (400..500).contains(&status.code) && ![408, 429].contains(&status.code));
     (!is_rejected).then_some(pending)
+}
+
+/// Writes a condition of the pod of this UID. The admission policy `drava-controller-pod-status` allows no other change.
+async fn write_condition(client: &Client, update: PodConditionUpdate) {
+    let PodConditionUpdate { pod, condition } = update;
+    let namespace = pod.namespace.as_deref().unwrap_or("default");
+    let name = pod.name.as_deref().unwrap_or_default();
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let patch = json!({"metadata": {"uid": pod.uid}, "status": {"conditions": [condition]}});
+    let parameters = PatchParams {
+        field_manager: Some(FIELD_MANAGER.to_owned()),
+        ..PatchParams::default()
+    };
+    let patch = Patch::Strategic(&patch);
+    match pods.patch_status(name, &parameters, &patch).await {
+        Ok(_) => {}
+        // Deleted, or replaced by a pod of the same name.
+        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
+        Err(error) => tracing::warn!(
+            error = describe(&error),
+            namespace,
+            pod = name,
+            "cannot write the condition of a pod"
+        ),
+    }
 }
 
 fn event(pending: PendingEvent, namespace: &str, now: Timestamp) -> Event {

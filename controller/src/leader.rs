@@ -187,6 +187,7 @@ impl Executor {
                 });
             }
             Step::PublishEvent(event) => return self.publish(event),
+            Step::WritePodCondition(update) => self.publisher.write_condition(update),
             Step::LogWatchFailure { kind, error } => {
                 tracing::warn!(?kind, error, "watch failed; restarting it");
             }

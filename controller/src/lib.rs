@@ -30,6 +30,7 @@ mod objects;
 pub mod options;
 pub mod planner;
 mod pod;
+pub mod pod_condition;
 pub mod pod_group;
 mod queue;
 mod quota;

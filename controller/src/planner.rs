@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use drava_allocator::cluster::Cluster;
 use drava_allocator::object::{ObjectKey, object_key};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
 use tokio::time::Instant;
 
@@ -34,6 +34,7 @@ mod gate;
 mod incomplete_gang;
 mod metrics;
 mod overcommit;
+mod pod_condition;
 mod pod_group;
 mod policy;
 mod quota;
@@ -79,6 +80,8 @@ pub struct Planner {
     deduplicator: EventDeduplicator,
     /// Events of the current state; they pass the deduplicator.
     state_events: Vec<PendingEvent>,
+    /// Pods whose condition says that their claims are not allocated, although they are.
+    newly_allocated: Vec<ObjectReference>,
     /// Events of finished writes; each is published.
     write_events: Vec<PendingEvent>,
     excluded_pools: ExcludedPools,
@@ -122,6 +125,7 @@ impl Planner {
             eviction_delays: BTreeMap::new(),
             deduplicator: EventDeduplicator::default(),
             state_events: Vec::new(),
+            newly_allocated: Vec::new(),
             write_events: Vec::new(),
             excluded_pools: ExcludedPools::default(),
             in_flight: BTreeMap::new(),
@@ -161,6 +165,9 @@ impl Planner {
             return;
         }
         let is_newly_bound = self.cluster.upsert_pod(&pod);
+        if drava_allocator::pod::node(&pod).is_some() {
+            self.note_allocated(&pod);
+        }
         self.note_scheduler_activity(&uid, &pod, is_newly_bound);
         if is_newly_bound {
             self.queue.neighbors_changed();
@@ -441,6 +448,7 @@ impl Planner {
         self.write_policy_statuses(time, &mut actions);
         let delayed = self.deduplicator.due(time.instant);
         actions.extend(delayed.into_iter().map(Action::PublishEvent));
+        self.write_pod_conditions(time, &mut actions);
         actions
     }
 

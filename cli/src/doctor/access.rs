@@ -130,6 +130,7 @@ pub(super) fn required(state: &ClusterState) -> Vec<Permission> {
             ("patch", DRA, "resourceclaims/status", None),
             ("patch", DRA, "resourceclaims/binding", None),
             ("patch", "", "pods", None),
+            ("patch", "", "pods/status", None),
             ("create", EVENTS, "events", None),
         ];
         required.extend(rules.map(|(verb, group, resource, name)| {

@@ -14,6 +14,7 @@ use crate::claim;
 use crate::event::PendingEvent;
 use crate::metrics::Metrics;
 use crate::planner::{DecisionTime, Planner};
+use crate::pod_condition::PodConditionUpdate;
 use crate::watches::{Kind, Observation};
 
 /// An input of the state.
@@ -52,6 +53,8 @@ pub(super) enum Step {
     Evict(Eviction),
     /// Remove the allocation gate of a pod.
     RemoveGate(GateRemoval),
+    /// Write the condition of a pod.
+    WritePodCondition(PodConditionUpdate),
     /// Write the status of a quota.
     WriteQuotaStatus(QuotaStatusUpdate),
     /// Write the status of a policy.
@@ -146,6 +149,7 @@ impl State {
                     Action::Release(release) => Step::Release(release),
                     Action::Evict(eviction) => Step::Evict(eviction),
                     Action::RemoveGate(removal) => Step::RemoveGate(removal),
+                    Action::WritePodCondition(update) => Step::WritePodCondition(update),
                     Action::WriteQuotaStatus(update) => Step::WriteQuotaStatus(update),
                     Action::WritePolicyStatus(update) => Step::WritePolicyStatus(update),
                     Action::PublishEvent(event) => Step::PublishEvent(event),

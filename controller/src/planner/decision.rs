@@ -54,6 +54,9 @@ impl Planner {
             Demand::Nothing | Demand::Unknown => return,
             // kube-scheduler takes over.
             Demand::Allocated => {
+                if let Some(pod) = self.queue.get(uid).map(|pending| pending.pod.clone()) {
+                    self.note_allocated(&pod);
+                }
                 actions.extend(self.remove_gate(uid));
                 return;
             }

@@ -9,42 +9,11 @@ use drava_e2e::manifest::pod_with_share;
 use drava_e2e::{TestCluster, wait};
 use serde_json::json;
 
-const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/helm/drava");
 const NODE: &str = "node-0";
-const SYSTEM: &str = "drava-system";
-
-fn helm_set(cluster: &TestCluster, value: &str) -> Result<()> {
-    let upgrade = ["-n", SYSTEM, "upgrade", "drava", CHART, "--reuse-values"];
-    let set = ["--force-conflicts", "--set", value];
-    cluster.helm(upgrade.iter().chain(&set))?;
-    Ok(())
-}
 
 /// Runs shell commands on the node.
 fn on_node(cluster: &TestCluster, script: &str) -> Result<()> {
     cluster.on_node("sh", &["-ec", script]).map(drop)
-}
-
-#[test]
-fn finds_wrong_driver_root() -> Result<()> {
-    let cluster = TestCluster::attach()?;
-    on_node(&cluster, "mkdir -p /opt/empty/usr/lib")?;
-    finds(
-        &cluster,
-        &["DriverRootWrong"],
-        ("node node-0", "set driver.driverRoot"),
-        || {
-            helm_set(&cluster, "driver.driverRoot=/opt/empty")?;
-            // The working pod serves until the new one can; after a reboot of the node it would be gone.
-            let select = "app.kubernetes.io/component=driver";
-            let delete = ["-n", SYSTEM, "delete", "pod", "-l", select];
-            cluster.kubectl(delete).map(drop)
-        },
-        || {
-            helm_set(&cluster, "driver.driverRoot=/opt/drava-sim")?;
-            cluster.drava_ready()
-        },
-    )
 }
 
 #[test]

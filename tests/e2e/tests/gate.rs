@@ -213,6 +213,27 @@ fn denies_other_pod_changes_by_controller() -> Result<()> {
             "{text}"
         );
     }
+    let patch_status = |patch: &Value| {
+        let patch = patch.to_string();
+        tenant.kubectl(&[
+            "patch",
+            "pod",
+            "a",
+            "--subresource=status",
+            USER,
+            "-p",
+            &patch,
+        ])
+    };
+    let condition = |name: &str| json!({"conditions": [{"type": name, "status": "False"}]});
+    for status in [condition("Ready"), json!({"phase": "Failed"})] {
+        let rejection = patch_status(&json!({"status": status}))
+            .err()
+            .with_context(|| format!("{status} was accepted"))?;
+        let text = format!("{rejection:#}");
+        ensure!(text.contains("may only write the condition"), "{text}");
+    }
+    patch_status(&json!({"status": condition("gpu.drava.dev/Allocated")}))?;
     patch(&json!({"spec": remove(GATE)}))?;
     let found = tenant.find("pod", "a")?.context("the pod is gone")?;
     ensure!(gates_of(&found) == [FOREIGN_GATE], "{found}");

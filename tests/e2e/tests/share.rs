@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use drava_e2e::manifest::{pod_with_share, pod_without_claim};
-use drava_e2e::{TestCluster, wait};
+use drava_e2e::{Namespace, TestCluster, wait};
+use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
 
@@ -60,6 +61,12 @@ fn quickstart_shares_a_gpu_and_queues_the_third_pod() -> Result<()> {
     // The third pod requests two whole GPUs; one of them is shared.
     let event = tenant.event("distributed", "ExclusiveConflict")?;
     ensure!(event.contains("0/1 nodes"), "{event}");
+    wait("the condition tells why the pod waits", || {
+        let condition = allocated_condition(&tenant, "distributed")?;
+        let message = condition["message"].as_str().unwrap_or_default();
+        let is_told = condition["status"] == "False" && message.contains("ExclusiveConflict");
+        Ok(is_told.then_some(()))
+    })?;
     ensure!(
         tenant
             .find("pod", "distributed")?
@@ -77,7 +84,22 @@ fn quickstart_shares_a_gpu_and_queues_the_third_pod() -> Result<()> {
         left.elapsed()
     );
     ensure!(devices == ["gpu-0", "gpu-1"], "{devices:?}");
-    tenant.running("distributed")
+    tenant.running("distributed")?;
+    wait("the condition says that the pod has its GPUs", || {
+        let condition = allocated_condition(&tenant, "distributed")?;
+        Ok((condition["status"] == "True").then_some(()))
+    })
+}
+
+/// Returns the condition `gpu.drava.dev/Allocated` of a pod.
+fn allocated_condition(tenant: &Namespace<'_>, pod: &str) -> Result<Value> {
+    let pod = tenant.find("pod", pod)?.context("the pod is gone")?;
+    let conditions = pod["status"]["conditions"].as_array();
+    let mut own = conditions
+        .into_iter()
+        .flatten()
+        .filter(|condition| condition["type"] == "gpu.drava.dev/Allocated");
+    Ok(own.next().cloned().unwrap_or_default())
 }
 
 #[test]

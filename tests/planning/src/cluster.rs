@@ -211,6 +211,7 @@ impl BenchCluster {
                 Action::Release(_)
                 | Action::RemoveGate(_)
                 | Action::PublishEvent(_)
+                | Action::WritePodCondition(_)
                 | Action::WriteQuotaStatus(_)
                 | Action::WritePolicyStatus(_) => {}
             }

@@ -22,6 +22,7 @@ use crate::action::{
 use crate::change::{Change, DeletedObject};
 use crate::fixture::{claim, class, node, object, pod, slice};
 use crate::planner::{DecisionTime, Planner, Settings};
+use crate::pod_condition::PodConditionUpdate;
 
 pub(super) const RELEASE_AFTER: Duration = Duration::from_secs(60);
 
@@ -44,6 +45,8 @@ pub(super) struct TestCluster {
     /// Writes of statuses in flight.
     pub(super) quota_statuses: Vec<QuotaStatusUpdate>,
     pub(super) policy_statuses: Vec<PolicyStatusUpdate>,
+    /// Writes of conditions in flight.
+    pub(super) pod_conditions: Vec<PodConditionUpdate>,
     pub(super) is_slice_over: fn(Instant) -> bool,
     /// Whether kube-scheduler binds pods that the tests do not mention.
     pub(super) is_scheduler_active: bool,
@@ -81,6 +84,7 @@ impl TestCluster {
             quotas: BTreeMap::new(),
             quota_statuses: Vec::new(),
             policy_statuses: Vec::new(),
+            pod_conditions: Vec::new(),
             is_slice_over: |_| false,
             is_scheduler_active: true,
         };
@@ -247,6 +251,7 @@ impl TestCluster {
                 Action::Release(release) => releases.push(release),
                 Action::Evict(eviction) => self.evictions.push(eviction),
                 Action::RemoveGate(removal) => self.gate_removals.push(removal),
+                Action::WritePodCondition(update) => self.pod_conditions.push(update),
                 Action::WriteQuotaStatus(update) => self.quota_statuses.push(update),
                 Action::WritePolicyStatus(update) => self.policy_statuses.push(update),
                 Action::PublishEvent(event) => self.events.push((
