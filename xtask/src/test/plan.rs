@@ -183,7 +183,8 @@ pub(super) fn plan<'a>(
             |_| shared.tests(Suite::Cluster, "cluster"),
         );
     }
-    // The machine has two clusters at a time: one of e2e, until the tests with measured times, and the others in turn.
+    // After the tests of the cluster, which observe the host, the machine has two clusters at a time: that of e2e, until the
+    // tests with measured times, and the others in turn.
     let mut oldest = None;
     if has(Stage::Oldest) {
         let tools = plan.add(Stage::Oldest, "build-oldest", Load::Heavy, &[tools], |_| {
@@ -224,7 +225,8 @@ pub(super) fn plan<'a>(
     }
     let mut e2e = None;
     if has(Stage::E2e) {
-        e2e = plan.add(Stage::E2e, "e2e", Load::Light, &[built, tools], |_| {
+        let after = [built, tools, cluster];
+        e2e = plan.add(Stage::E2e, "e2e", Load::Light, &after, |_| {
             shared.trial.start(shared.artifacts()?)?;
             shared.trial.run(Suite::E2e, shared.binaries()?)
         });
