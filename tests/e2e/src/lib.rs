@@ -69,6 +69,11 @@ impl TestCluster {
         };
         namespace.delete()?;
         self.kubectl(["create", "namespace", &namespace.name])?;
+        // Pods are rejected without it; after an outage of the API server kube-controller-manager takes its time.
+        wait("the namespace has its service account", || {
+            let account = namespace.find("serviceaccount", "default")?;
+            Ok(account.map(drop))
+        })?;
         Ok(namespace)
     }
 
