@@ -71,7 +71,7 @@ pub const COMMANDS: &[(&str, Check)] = &[
     ("kubectl drava quota", Run),
     (
         "kubectl drava console",
-        Not("serves until it is ended; the unit tests of the console request its pages"),
+        Not("serves until it is ended; the tests of the console run it"),
     ),
     ("kubectl drava migrate -f <manifests>", Run),
     (

@@ -6,6 +6,7 @@
 pub mod docs;
 pub mod doctor;
 mod go_module;
+pub mod http;
 mod jobs;
 mod ledger;
 pub mod manifest;

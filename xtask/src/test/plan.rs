@@ -146,6 +146,27 @@ pub(super) fn plan<'a>(
             Ok(Outcome::default())
         });
     }
+    let mut promtool = None;
+    if has(Stage::Chart) || has(Stage::E2e) {
+        promtool = plan.add(Stage::Chart, "build-promtool", Load::Heavy, &[], |_| {
+            drava_cluster::promtool()?;
+            Ok(Outcome::default())
+        });
+    }
+    // Shares most packages with promtool.
+    let mut prometheus = None;
+    if has(Stage::E2e) {
+        prometheus = plan.add(
+            Stage::E2e,
+            "build-prometheus",
+            Load::Heavy,
+            &[promtool],
+            |_| {
+                drava_cluster::prometheus()?;
+                Ok(Outcome::default())
+            },
+        );
+    }
     if has(Stage::Deny) {
         plan.add(Stage::Deny, "deny", Load::Heavy, &[], deny::run);
     }
@@ -153,10 +174,6 @@ pub(super) fn plan<'a>(
         plan.add(Stage::Chart, "chart", Load::Light, &[tools], chart::check);
         plan.add(Stage::Chart, "state-metrics", Load::Light, &[], |_| {
             Ok(state_metrics::check())
-        });
-        let promtool = plan.add(Stage::Chart, "build-promtool", Load::Heavy, &[], |_| {
-            drava_cluster::promtool()?;
-            Ok(Outcome::default())
         });
         plan.add(
             Stage::Chart,
@@ -225,7 +242,7 @@ pub(super) fn plan<'a>(
     }
     let mut e2e = None;
     if has(Stage::E2e) {
-        let after = [built, tools, cluster];
+        let after = [built, tools, cluster, prometheus];
         e2e = plan.add(Stage::E2e, "e2e", Load::Light, &after, |_| {
             shared.trial.start(shared.artifacts()?)?;
             shared.trial.run(Suite::E2e, shared.binaries()?)

@@ -1,0 +1,41 @@
+//! Requests to servers on loopback.
+
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+
+use anyhow::{Context as _, Result, bail};
+
+/// Returns the body of `path` of the server at `host` (`127.0.0.1:PORT`).
+///
+/// # Errors
+/// When the server does not answer with 200.
+pub fn get(host: &str, path: &str) -> Result<String> {
+    let mut stream = TcpStream::connect(host).with_context(|| format!("connect to {host}"))?;
+    // HTTP 1.0: the body is not chunked.
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n")?;
+    let mut response = String::new();
+    stream.read_to_string(&mut response)?;
+    match response.split_once("\r\n\r\n") {
+        Some((head, body)) if head.contains(" 200 ") => Ok(body.to_owned()),
+        _ => bail!("{host}{path}: {response}"),
+    }
+}
+
+/// Returns `text` encoded as the value of a query parameter.
+#[must_use]
+pub fn encoded(text: &str) -> String {
+    let encode = |byte: u8| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' => char::from(byte).to_string(),
+        _ => format!("%{byte:02X}"),
+    };
+    text.bytes().map(encode).collect()
+}
+
+/// Returns a port of loopback that no program uses.
+///
+/// # Errors
+/// When there is none.
+pub fn free_port() -> Result<u16> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    Ok(listener.local_addr()?.port())
+}

@@ -1,0 +1,185 @@
+//! `kubectl drava console` on the cluster: its model follows pods, within the permissions of its user.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context as _, Result, ensure};
+use drava_e2e::manifest::pod_with_share;
+use drava_e2e::{Namespace, TestCluster, http, wait};
+use serde_json::{Value, json};
+
+/// A running console.
+struct Console {
+    child: Child,
+    /// Host and port.
+    host: String,
+    /// Secret of the address.
+    token: String,
+}
+
+impl Console {
+    fn start(cluster: &TestCluster, kubeconfig: &Path, namespace: &str) -> Result<Self> {
+        let mut child = Command::new(cluster.plugin()?)
+            .env("KUBECONFIG", kubeconfig)
+            .args(["console", "-n", namespace])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let stdout = child.stdout.take().context("a pipe")?;
+        let address = BufReader::new(stdout).lines().next();
+        let mut console = Self {
+            child,
+            host: String::new(),
+            token: String::new(),
+        };
+        let address = address.context("the console has ended")??;
+        let mut parts = address.split('/').skip(2);
+        console.host = parts.next().context("no host")?.to_owned();
+        console.token = parts.next().context("no token")?.to_owned();
+        wait("the first lists of the console", || {
+            Ok((console.view()?["isComplete"] == true).then_some(()))
+        })?;
+        Ok(console)
+    }
+
+    /// Returns the model of the page.
+    fn view(&self) -> Result<Value> {
+        let text = http::get(&self.host, &format!("/{}/view.json", self.token))?;
+        Ok(serde_json::from_str(&text)?)
+    }
+
+    /// Waits until the model meets a condition, and returns it.
+    fn wait_for(&self, what: &str, is_met: impl Fn(&Value) -> bool) -> Result<Value> {
+        let mut last = Value::Null;
+        wait(&format!("the console shows {what}"), || {
+            last = self.view()?;
+            Ok(is_met(&last).then(|| last.clone()))
+        })
+        .with_context(|| self.view().unwrap_or_default().to_string())
+    }
+}
+
+impl Drop for Console {
+    fn drop(&mut self) {
+        // The program may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Returns the pods with GPUs in a namespace.
+fn pods_with_gpus(view: &Value, namespace: &str) -> Vec<String> {
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let gpus = list(&view["nodes"])
+        .into_iter()
+        .flat_map(|node| list(&node["gpus"]));
+    let claims = gpus.flat_map(|gpu| list(&gpu["claims"]));
+    let claims = claims.filter(|claim| claim["namespace"] == namespace);
+    let pods = claims.flat_map(|claim| list(&claim["pods"]));
+    pods.filter_map(|pod| pod.as_str().map(str::to_owned))
+        .collect()
+}
+
+/// Returns the entry of a pod in the queue.
+fn queued<'a>(view: &'a Value, namespace: &str, pod: &str) -> Option<&'a Value> {
+    let mut queue = view["queue"].as_array()?.iter();
+    queue.find(|queued| queued["namespace"] == namespace && queued["pod"] == pod)
+}
+
+/// Creates a pod that runs and one that no GPU can serve.
+fn with_pods(tenant: &Namespace<'_>) -> Result<()> {
+    tenant.apply(&pod_with_share("small", "vgpu.drava.dev", "{memory: 1Gi}"))?;
+    tenant.apply(&pod_with_share("large", "vgpu.drava.dev", "{memory: 1Ti}"))?;
+    tenant.running("small")
+}
+
+#[test]
+fn console_follows_pods_of_the_cluster() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("console")?;
+    let name = tenant.name();
+    let kubeconfig = cluster.kubernetes().kubeconfig();
+    let console = Console::start(&cluster, &kubeconfig, name)?;
+    let empty = console.view()?;
+    ensure!(pods_with_gpus(&empty, name).is_empty(), "{empty}");
+
+    with_pods(&tenant)?;
+    console.wait_for("the running pod at its GPU", |view| {
+        pods_with_gpus(view, name)
+            .iter()
+            .any(|pod| pod.contains("small"))
+    })?;
+    let view = console.wait_for("the pending pod with a reason", |view| {
+        let queued = queued(view, name, "large");
+        queued.is_some_and(|queued| queued["reason"].is_string())
+    })?;
+    let reason = queued(&view, name, "large").context("queued")?["reason"].clone();
+    tenant.event("large", reason.as_str().unwrap_or_default())?;
+    let tenants = view["tenants"].as_array().context("tenants")?;
+    let mut tenants = tenants.iter();
+    let own = tenants.find(|tenant| tenant["namespace"] == name);
+    let own = own.with_context(|| view.to_string())?;
+    ensure!(own["shares"] == 1 && own["pending"] == 1, "{own}");
+
+    tenant.delete_pods(&["small", "large"])?;
+    console.wait_for("neither of the deleted pods", |view| {
+        pods_with_gpus(view, name).is_empty() && queued(view, name, "large").is_none()
+    })?;
+    Ok(())
+}
+
+/// Writes the kubeconfig of a service account of the namespace with the role of the example `tenant-access`.
+fn kubeconfig_of_tenant(cluster: &TestCluster, tenant: &Namespace<'_>) -> Result<PathBuf> {
+    tenant.example("tenant-access")?;
+    tenant.kubectl(&["create", "serviceaccount", "user"])?;
+    let account = format!("--serviceaccount={}:user", tenant.name());
+    tenant.kubectl(&["create", "rolebinding", "user", "--role=gpu-user", &account])?;
+    let token = tenant.kubectl(&["create", "token", "user"])?;
+    let text = cluster.kubectl(["config", "view", "--raw", "--flatten", "-o", "json"])?;
+    let mut config: Value = serde_json::from_str(&text)?;
+    for user in config["users"].as_array_mut().context("users")? {
+        user["user"] = json!({"token": token.trim()});
+    }
+    let file = cluster.kubernetes().state().join("tenant.kubeconfig");
+    fs::write(&file, config.to_string())?;
+    Ok(file)
+}
+
+#[test]
+fn console_shows_only_own_namespace_of_tenant() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let (own, other) = (
+        cluster.namespace("console-own")?,
+        cluster.namespace("console-other")?,
+    );
+    for tenant in [&own, &other] {
+        with_pods(tenant)?;
+    }
+    let administrator = Console::start(&cluster, &cluster.kubernetes().kubeconfig(), own.name())?;
+    administrator.wait_for("both namespaces", |view| {
+        [&own, &other]
+            .iter()
+            .all(|tenant| queued(view, tenant.name(), "large").is_some())
+    })?;
+
+    let kubeconfig = kubeconfig_of_tenant(&cluster, &own)?;
+    let console = Console::start(&cluster, &kubeconfig, own.name())?;
+    let view = console.wait_for("the pending pod", |view| {
+        queued(view, own.name(), "large").is_some()
+    })?;
+    let text = view.to_string();
+    ensure!(!text.contains(other.name()), "another namespace in {text}");
+    let notice = format!("only pods of namespace {} are shown", own.name());
+    ensure!(text.contains(&notice), "no {notice:?} in {text}");
+    ensure!(
+        text.contains("you may not list resourceslices"),
+        "GPUs of all tenants in {text}"
+    );
+    own.delete_pods(&["large"])?;
+    console.wait_for("that the pod was deleted", |view| {
+        queued(view, own.name(), "large").is_none()
+    })?;
+    Ok(())
+}
