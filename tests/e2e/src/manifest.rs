@@ -19,6 +19,14 @@ pub fn pod_with_share(name: &str, class: &str, capacity: &str) -> String {
 /// Returns a pod `name` with one claim. The request is `exactly`; `spec.devices.config` is `config` (YAML flow style).
 #[must_use]
 pub fn pod_with_request(name: &str, exactly: &str, config: &str) -> String {
+    let template = claim_template(name, exactly, config);
+    let pod = pod(name, &format!("resourceClaimTemplateName: {name}"));
+    format!("{template}---\n{pod}")
+}
+
+/// Returns a claim template `name`. The request is `exactly`; `spec.devices.config` is `config` (YAML flow style).
+#[must_use]
+pub fn claim_template(name: &str, exactly: &str, config: &str) -> String {
     let config = if config.is_empty() {
         String::new()
     } else {
@@ -34,9 +42,7 @@ spec:
     devices:
       requests: [{{name: gpu, exactly: {exactly}}}]
       {config}
----
-{}",
-        pod(name, &format!("resourceClaimTemplateName: {name}"))
+"
     )
 }
 

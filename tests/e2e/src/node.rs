@@ -1,6 +1,7 @@
 //! One node of the cluster: its programs, its simulated GPUs, and the state of claims on it.
 
 use std::process::Stdio;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use drava_cluster::Node;
@@ -85,6 +86,19 @@ impl TestNode {
     /// When the node's processes cannot be read.
     pub fn signal_pod(&self, pod: &str, signal: &str) -> Result<usize> {
         self.signal_if(&format!("grep -qzxF 'HOSTNAME={pod}' $d/environ"), signal)
+    }
+
+    /// Lets the stopped processes of a pod's containers run for that time, and stops them again.
+    ///
+    /// # Errors
+    /// When the node's processes cannot be read or the pod has none.
+    pub fn resume_pod_for(&self, pod: &str, time: Duration) -> Result<()> {
+        let script = format!(
+            "p=$(for d in /proc/[0-9]*; do grep -qzxF 'HOSTNAME={pod}' $d/environ && echo ${{d#/proc/}}; done 2>/dev/null); \
+             kill -CONT $p && sleep {} && kill -STOP $p",
+            time.as_secs_f64()
+        );
+        self.run("sh", &["-c", &script]).map(drop)
     }
 
     /// Sends a signal to the processes with the directories `$d` in `/proc` for which `condition` succeeds.

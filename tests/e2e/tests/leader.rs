@@ -7,13 +7,22 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use drava_cluster::Component;
-use drava_e2e::manifest::pod_with_share;
-use drava_e2e::{Namespace, TestCluster, wait};
+use drava_e2e::manifest::{claim_template, pod, pod_with_share};
+use drava_e2e::{Namespace, TestCluster, TestNode, wait};
 
 const SYSTEM: &str = "drava-system";
 /// Length of an outage: longer than the term of a leader (10 s) and its lease (15 s), shorter than a failure of the
 /// liveness probe (60 s).
 const OUTAGE: Duration = Duration::from_secs(30);
+/// Time in which a leader sends a few writes.
+const INTERVAL: Duration = Duration::from_millis(10);
+/// Scheduling gate of pods that are not to be allocated for yet.
+const HOLD: &str = "test.drava.dev/hold";
+/// Number of times that a leader is stopped, at least; further times until it is stopped between two writes.
+const MIN_ROUNDS: usize = 3;
+const MAX_ROUNDS: usize = 10;
+/// Pods that wait while the leader is replaced.
+const WAITING: usize = 200;
 
 /// Returns the pod that holds the lease.
 fn leader(cluster: &TestCluster) -> Result<String> {
@@ -66,6 +75,56 @@ fn names(prefix: &str, count: usize) -> Vec<String> {
         .collect()
 }
 
+/// Creates pods with shares that the leader sees while it is stopped, and lets the leader run in short intervals until it has
+/// sent a write.
+fn stop_while_it_writes(
+    node: &TestNode,
+    tenant: &Namespace<'_>,
+    leader: &str,
+    names: &[String],
+) -> Result<()> {
+    let gate = format!("  schedulingGates: [{{name: {HOLD}}}]\n  containers:");
+    let held = |name: &String| {
+        pod_with_share(name, "vgpu.drava.dev", "{memory: 15Gi}").replace("  containers:", &gate)
+    };
+    let manifests: Vec<String> = names.iter().map(held).collect();
+    tenant.apply(&manifests.join("\n---\n"))?;
+    wait("every pod has a claim", || {
+        let claims = tenant.list("resourceclaims")?.len();
+        Ok((claims == names.len()).then_some(()))
+    })?;
+    ensure!(
+        node.signal_pod(leader, "STOP")? > 0,
+        "no process of {leader}"
+    );
+    let gates =
+        serde_json::json!({"spec": {"schedulingGates": [{"name": HOLD, "$patch": "delete"}]}});
+    let patch = ["patch", "pods", "--patch", &gates.to_string()];
+    let pods: Vec<&str> = names.iter().map(String::as_str).collect();
+    tenant.kubectl(&[&patch[..], &pods].concat())?;
+    wait("the leader writes a claim", || {
+        node.resume_pod_for(leader, INTERVAL)?;
+        let written = written_claims(tenant)?;
+        Ok(written.iter().any(|written| *written > 0).then_some(()))
+    })
+}
+
+/// Returns for each claim how many of its writes were executed: the finalizer, then the status.
+fn written_claims(tenant: &Namespace<'_>) -> Result<Vec<usize>> {
+    let claims = tenant.list("resourceclaims")?;
+    let written = |claim: &serde_json::Value| {
+        let has_finalizer = !claim["metadata"]["finalizers"].is_null();
+        usize::from(has_finalizer) + usize::from(!claim["status"]["allocation"].is_null())
+    };
+    Ok(claims.iter().map(written).collect())
+}
+
+/// Returns whether the leader has sent some of the writes for these pods, and not all.
+fn is_partly_written(tenant: &Namespace<'_>, pods: &[String]) -> Result<bool> {
+    let written: usize = written_claims(tenant)?.iter().sum();
+    Ok(written > 0 && written < 2 * pods.len())
+}
+
 #[test]
 fn another_replica_leads_while_leader_is_stopped() -> Result<()> {
     let cluster = TestCluster::attach()?;
@@ -74,19 +133,19 @@ fn another_replica_leads_while_leader_is_stopped() -> Result<()> {
     cluster.drava_ready()?;
     let before = restarts(&cluster)?;
     ensure!(before.len() == 2, "{before:?}");
-    for round in 0..3 {
+    let mut stopped_between_writes = false;
+    let mut rounds = 0..MAX_ROUNDS;
+    while let Some(round) = rounds.next()
+        && (round < MIN_ROUNDS || !stopped_between_writes)
+    {
         let stopped = wait("a replica leads", || {
             let leader = leader(&cluster)?;
             Ok(before.contains_key(&leader).then_some(leader))
         })?;
         let early = names(&format!("early-{round}"), 6);
         let late = names(&format!("late-{round}"), 4);
-        // The leader is stopped while it writes.
-        apply_shares(&tenant, &early)?;
-        ensure!(
-            node.signal_pod(&stopped, "STOP")? > 0,
-            "no process of {stopped}"
-        );
+        stop_while_it_writes(&node, &tenant, &stopped, &early)?;
+        stopped_between_writes |= is_partly_written(&tenant, &early)?;
         let led = wait("the other replica leads", || {
             Ok((leader(&cluster)? != stopped).then_some(()))
         })
@@ -99,6 +158,10 @@ fn another_replica_leads_while_leader_is_stopped() -> Result<()> {
         cluster.check_allocations()?;
         delete_all(&tenant)?;
     }
+    ensure!(
+        stopped_between_writes,
+        "in no round was the leader stopped between two writes"
+    );
     ensure!(restarts(&cluster)? == before, "a replica was restarted");
     cluster.drava_ready()
 }
@@ -172,9 +235,22 @@ fn serves_waiting_pods_after_rolling_update() -> Result<()> {
         tenant.apply(&pod_with_share(name, "vgpu.drava.dev", "{memory: 75Gi}"))?;
     }
     all_run(&tenant, &blockers)?;
-    let waiting = names("waiting", 40);
-    apply_shares(&tenant, &waiting)?;
-    tenant.event("waiting-39", "GpuUnschedulable")?;
+    let waiting = names("waiting", WAITING);
+    let template = claim_template(
+        "waiting",
+        "{deviceClassName: vgpu.drava.dev, capacity: {requests: {memory: 15Gi}}}",
+        "",
+    );
+    let pods = waiting
+        .iter()
+        .map(|name| pod(name, "resourceClaimTemplateName: waiting"));
+    let manifests: Vec<String> = std::iter::once(template).chain(pods).collect();
+    tenant.create(&manifests.join("\n---\n"))?;
+    wait("every pod has a claim", || {
+        let claims = tenant.list("resourceclaims")?.len();
+        Ok((claims == WAITING + blockers.len()).then_some(()))
+    })?;
+    tenant.event(&waiting[WAITING - 1], "GpuUnschedulable")?;
     let old = leader(&cluster)?;
     let restart = ["rollout", "restart", "deployment/drava-controller"];
     cluster.kubectl(["-n", SYSTEM].iter().chain(&restart))?;

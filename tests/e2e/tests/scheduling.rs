@@ -1,6 +1,7 @@
-//! Priority and gangs.
+//! Priority and gangs; a namespace that is deleted during allocation.
 
 use anyhow::{Context, Result, ensure};
+use drava_e2e::manifest::pod_with_share;
 use drava_e2e::{Namespace, TestCluster, wait};
 
 /// Checks that the Jobs `high`, `medium` and `low`, with room for one of them, run in the order of their priority.
@@ -90,4 +91,28 @@ fn schedules_gang_whole_or_not_at_all() -> Result<()> {
         tenant.running(worker)?;
     }
     Ok(())
+}
+
+#[test]
+fn frees_gpus_of_namespace_deleted_during_allocation() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let deleted = cluster.namespace("deleted-meanwhile")?;
+    let shares = (0..10).map(|index| {
+        pod_with_share(
+            &format!("share-{index}"),
+            "vgpu.drava.dev",
+            "{memory: 15Gi}",
+        )
+    });
+    let shares: Vec<String> = shares.collect();
+    deleted.create(&shares.join("\n---\n"))?;
+    cluster.kubectl(["delete", "namespace", deleted.name(), "--timeout=90s"])?;
+    cluster.check_allocations()?;
+    // Both GPUs are free again.
+    let tenant = cluster.namespace("after-deleted")?;
+    for name in ["first", "second"] {
+        tenant.apply(&pod_with_share(name, "vgpu.drava.dev", "{memory: 75Gi}"))?;
+    }
+    tenant.running("first")?;
+    tenant.running("second")
 }
