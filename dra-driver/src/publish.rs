@@ -126,8 +126,8 @@ impl TaintPolicy {
     }
 }
 
-/// Returns the pool of `node`; without devices if the API server drops the taints of managed mode. Devices in `retained` stay published, with a taint; devices with a fault in `health` have
-/// a taint.
+/// Returns the pool of `node`; without devices if the API server drops the taints of managed mode. Devices in `retained` stay
+/// published, with a taint; devices with a fault in `health` have a taint.
 #[must_use]
 pub fn desired(
     node: &str,

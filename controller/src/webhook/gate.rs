@@ -1,8 +1,9 @@
 //! Adds the allocation gate to new pods, so that kube-scheduler does not try them before their claims are allocated.
 //!
 //! A pod is gated if a claim or a claim template that it names is for this driver, or if it belongs to a gang: its members
-//! without claims wait with the others. An unknown template gates, too: it may have been created a moment ago. The controller removes the gate of each pod that needs no allocation. A pod that is not
-//! gated waits in kube-scheduler until its claims are allocated; the taint of the devices keeps them for the controller.
+//! without claims wait with the others. An unknown template gates, too: it may have been created a moment ago. The controller
+//! removes the gate of each pod that needs no allocation. A pod that is not gated waits in kube-scheduler until its claims are
+//! allocated; the taint of the devices keeps them for the controller.
 
 use drava_allocator::pod;
 use drava_api::names;
