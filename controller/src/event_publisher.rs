@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::json;
-use tokio::sync::mpsc::{self, error::TrySendError};
+use tokio::sync::mpsc;
 
 use crate::event::PendingEvent;
 use crate::pod_condition::PodConditionUpdate;
@@ -64,12 +64,12 @@ impl EventPublisher {
     /// # Errors
     /// Returns the event when the queue is full.
     pub fn publish(&self, event: PendingEvent) -> Result<(), Box<PendingEvent>> {
-        match self.queue.try_send(Report::Event(event)) {
-            Err(
-                TrySendError::Full(Report::Event(event))
-                | TrySendError::Closed(Report::Event(event)),
-            ) => Err(Box::new(event)),
-            Ok(()) | Err(_) => Ok(()),
+        match self.queue.try_reserve() {
+            Ok(place) => {
+                place.send(Report::Event(event));
+                Ok(())
+            }
+            Err(_) => Err(Box::new(event)),
         }
     }
 

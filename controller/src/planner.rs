@@ -24,7 +24,7 @@ use crate::pod_group::PodGroups;
 use crate::queue::PodQueue;
 use crate::queue::pending_pod::Phase;
 use crate::quota::QuotaStatuses;
-use crate::{claim, gang, pod};
+use crate::{claim, gang, pod, pod_condition};
 
 mod decision;
 mod demand;
@@ -34,7 +34,7 @@ mod gate;
 mod incomplete_gang;
 mod metrics;
 mod overcommit;
-mod pod_condition;
+mod pod_conditions;
 mod pod_group;
 mod policy;
 mod quota;
@@ -166,7 +166,7 @@ impl Planner {
         }
         let is_newly_bound = self.cluster.upsert_pod(&pod);
         if drava_allocator::pod::node(&pod).is_some() {
-            self.note_allocated(&pod);
+            self.newly_allocated.extend(pod_condition::waiting(&pod));
         }
         self.note_scheduler_activity(&uid, &pod, is_newly_bound);
         if is_newly_bound {

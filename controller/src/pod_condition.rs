@@ -28,9 +28,24 @@ fn observed(pod: &Pod) -> Option<&PodCondition> {
     own.next()
 }
 
-/// Returns whether the pod has the condition with status `False`.
-pub(crate) fn is_false(pod: &Pod) -> bool {
-    observed(pod).is_some_and(|condition| condition.status == "False")
+/// Returns the pod if its condition says that its claims are not allocated.
+pub(crate) fn waiting(pod: &Pod) -> Option<ObjectReference> {
+    let is_false = observed(pod)?.status == "False";
+    is_false.then(|| pod::reference(pod))
+}
+
+/// Returns whether two versions of a pod differ in this condition only.
+pub(crate) fn is_only_change(before: &Pod, after: &Pod) -> bool {
+    let without = |pod: &Pod| {
+        let mut pod = pod.clone();
+        pod.metadata.resource_version = None;
+        pod.metadata.managed_fields = None;
+        let status = pod.status.get_or_insert_default();
+        let conditions = status.conditions.get_or_insert_default();
+        conditions.retain(|condition| condition.type_ != ALLOCATED_CONDITION);
+        pod
+    };
+    observed(before) != observed(after) && without(before) == without(after)
 }
 
 /// Returns the condition of a pod that waits for this reason; `None` if it has this condition.
@@ -76,4 +91,63 @@ pub(crate) fn allocated(pod: ObjectReference, now: Timestamp) -> PodConditionUpd
         ..PodCondition::default()
     };
     PodConditionUpdate { pod, condition }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::fixture::object;
+
+    fn pod_with(conditions: &serde_json::Value) -> Pod {
+        object(json!({
+            "metadata": {"name": "p", "uid": "p", "creationTimestamp": "2026-01-01T00:00:00Z"},
+            "status": {"phase": "Pending", "conditions": conditions},
+        }))
+    }
+
+    fn condition(status: &str, message: &str) -> serde_json::Value {
+        json!({
+            "type": ALLOCATED_CONDITION, "status": status, "message": message,
+            "lastTransitionTime": "2026-01-01T00:00:10Z",
+        })
+    }
+
+    #[test]
+    fn transition_time_changes_with_the_status_only() {
+        let now: Timestamp = "2026-01-01T00:01:00Z".parse().unwrap();
+        let since = |conditions: &serde_json::Value| {
+            let update = unallocated(&pod_with(conditions), "GpuUnschedulable", "full", now);
+            update.map(|update| update.condition.last_transition_time.unwrap().0.to_string())
+        };
+        let at = |time: &str| Some(time.to_owned());
+        assert_eq!(since(&json!([])), at("2026-01-01T00:00:00Z"), "creation");
+        assert_eq!(
+            since(&json!([condition("False", "another reason")])),
+            at("2026-01-01T00:00:10Z")
+        );
+        assert_eq!(since(&json!([condition("False", "full")])), None);
+        assert_eq!(
+            since(&json!([condition("True", "")])),
+            at("2026-01-01T00:01:00Z"),
+            "the allocation was lost"
+        );
+    }
+
+    #[test]
+    fn distinguishes_own_change_from_others() {
+        let scheduled = json!({"type": "PodScheduled", "status": "False"});
+        let before = pod_with(&json!([scheduled]));
+        let mut own = pod_with(&json!([scheduled, condition("False", "full")]));
+        own.metadata.resource_version = Some("2".to_owned());
+        assert!(is_only_change(&before, &own));
+        assert!(!is_only_change(&before, &before), "a repeated version");
+        assert!(!is_only_change(
+            &before,
+            &pod_with(&json!([condition("False", "full")]))
+        ));
+        own.metadata.labels = Some([("a".to_owned(), "b".to_owned())].into());
+        assert!(!is_only_change(&before, &own));
+    }
 }

@@ -18,7 +18,7 @@ use crate::event::PendingEvent;
 use crate::gang::{self, GangName};
 use crate::queue::QueueOrder;
 use crate::queue::pending_pod::Phase;
-use crate::{allocation, claim, pod};
+use crate::{allocation, claim, pod, pod_condition};
 
 /// Pods that are decided together: one pod, or the pending members of a gang.
 pub(super) struct Group {
@@ -54,9 +54,9 @@ impl Planner {
             Demand::Nothing | Demand::Unknown => return,
             // kube-scheduler takes over.
             Demand::Allocated => {
-                if let Some(pod) = self.queue.get(uid).map(|pending| pending.pod.clone()) {
-                    self.note_allocated(&pod);
-                }
+                let pending = self.queue.get(uid);
+                let waiting = pending.and_then(|pending| pod_condition::waiting(&pending.pod));
+                self.newly_allocated.extend(waiting);
                 actions.extend(self.remove_gate(uid));
                 return;
             }

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::node_set::NodeSet;
 use crate::gang::{self, GangName};
-use crate::pod;
+use crate::{pod, pod_condition};
 
 /// Backoff after the first failure; doubles with each failure.
 const INITIAL_BACKOFF: Duration = Duration::from_secs(1);
@@ -254,13 +254,17 @@ impl PendingPod {
         &self.avoided_nodes
     }
 
-    /// Replaces the pod by its new version. A changed specification may fit on nodes that were avoided.
+    /// Replaces the pod by its new version. A changed specification may fit on nodes that were avoided. The condition that
+    /// the controller itself writes makes no decision due.
     pub(crate) fn replace(&mut self, pod: Pod) {
+        let is_own_change = pod_condition::is_only_change(&self.pod, &pod);
         if self.pod.spec != pod.spec {
             self.avoided_nodes.clear();
         }
         self.has_neighbor_rules = PodDemand::of(&pod).has_neighbor_rules();
         self.pod = pod;
-        self.activate();
+        if !is_own_change {
+            self.activate();
+        }
     }
 }

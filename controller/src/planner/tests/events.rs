@@ -83,6 +83,9 @@ fn condition_tells_why_pod_waits_until_it_is_allocated() {
         [message.as_str()],
         "as the event"
     );
+    let decisions = cluster.planner.decisions();
+    cluster.settle();
+    assert_eq!(cluster.planner.decisions(), decisions, "its own change");
     // A new leader publishes the event again, but the condition is the same.
     cluster.change_leader();
     cluster.settle();

@@ -323,7 +323,7 @@ fn gang_evicts_only_needed_pods() {
 }
 
 #[test]
-fn evicts_nobody_instead_of_pods_with_claims_to_release() {
+fn evicts_no_other_pod_while_claims_are_released() {
     let mut cluster = TestCluster::new(&["n1"]);
     cluster.add_running(&[
         ("v-1", "30Gi", 0),

@@ -7,15 +7,8 @@ use crate::action::Action;
 use crate::pod_condition::{self, PodConditionUpdate};
 
 impl Planner {
-    /// Notes a pod whose claims are allocated, if its condition says otherwise.
-    pub(super) fn note_allocated(&mut self, pod: &k8s_openapi::api::core::v1::Pod) {
-        if pod_condition::is_false(pod) {
-            self.newly_allocated.push(crate::pod::reference(pod));
-        }
-    }
-
-    /// Adds the writes of conditions: of each pod that an event reports as unschedulable, and of the noted pods. The limits
-    /// of events hold for them, too; a write that fails is repeated with the next event or change of the pod.
+    /// Adds the writes of conditions: of each pod that an event reports as unschedulable, and of the pods that no longer wait.
+    /// The limits of events hold for them, too; a write that fails is repeated with the next event or change of the pod.
     pub(super) fn write_pod_conditions(&mut self, time: &DecisionTime, actions: &mut Vec<Action>) {
         let now = time.time.0;
         let of_event = |action: &Action| -> Option<PodConditionUpdate> {
