@@ -74,7 +74,7 @@ fn explains_pod_on_request_for_its_time() -> Result<()> {
 /// A connection to the controller's server, as a user opens it.
 struct Forwarding {
     child: Child,
-    /// kubectl ends when nobody can read its output.
+    /// kubectl ends when its output pipe is closed.
     _output: BufReader<ChildStdout>,
     port: String,
     /// File with the authority of the server.

@@ -103,18 +103,18 @@ fn release_after(cluster: &TestCluster, time: &str) -> Result<()> {
 fn gives_devices_of_partly_bound_gang_back() -> Result<()> {
     let cluster = TestCluster::attach()?;
     let tenant = cluster.namespace("partly-bound")?;
-    // A claim for a driver that nobody runs: drava leaves it to kube-scheduler, which cannot bind the third member.
+    // A claim for a driver that does not exist: drava leaves it to kube-scheduler, which cannot bind the third member.
     tenant.apply(
         "
 apiVersion: resource.k8s.io/v1
 kind: DeviceClass
-metadata: {name: e2e-nobody}
-spec: {selectors: [{cel: {expression: \"device.driver == 'nobody.example.com'\"}}]}
+metadata: {name: e2e-missing}
+spec: {selectors: [{cel: {expression: \"device.driver == 'missing.example.com'\"}}]}
 ---
 apiVersion: resource.k8s.io/v1
 kind: ResourceClaimTemplate
-metadata: {name: nobody}
-spec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: e2e-nobody}}]}}}
+metadata: {name: missing-driver}
+spec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: e2e-missing}}]}}}
 ",
     )?;
     release_after(&cluster, "5s")?;
@@ -122,7 +122,7 @@ spec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: e2e-no
         for member in ["m-0", "m-1"] {
             add_member(&tenant, member, "60Gi", "3")?;
         }
-        let stuck = pod("stuck", "resourceClaimTemplateName: nobody");
+        let stuck = pod("stuck", "resourceClaimTemplateName: missing-driver");
         tenant.apply(&in_gang(&stuck, "stuck", "train", "3")?)?;
         for member in ["m-0", "m-1"] {
             tenant.event(member, "gang train: 2 of 3 members were bound")?;
@@ -132,6 +132,6 @@ spec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: e2e-no
         tenant.running("next")
     })();
     release_after(&cluster, "60s")?;
-    cluster.kubectl(["delete", "deviceclass", "e2e-nobody"])?;
+    cluster.kubectl(["delete", "deviceclass", "e2e-missing"])?;
     outcome
 }
