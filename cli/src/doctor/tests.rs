@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::state::{Permission, Version, Webhook};
 use super::*;
 
+mod devices;
 mod nodes;
 
 fn object<T: serde::de::DeserializeOwned>(value: Value) -> T {

@@ -2,7 +2,8 @@
 
 use drava_vgpu_abi::ComputePolicy;
 
-use crate::simulated_gpu::{DEFAULT_SLICES, SHORT_SLICES, SimulatedGpu, Workload};
+use crate::simulated_gpu::{DEFAULT_SLICES, SHORT_SLICES, SimulatedGpu};
+use crate::workload::Workload;
 
 /// Tolerance over 10 s, percentage points.
 const POINTS: f64 = 2.0;

@@ -26,3 +26,4 @@ mod shares;
 mod simulated_gpu;
 mod token;
 mod virtual_clock;
+mod workload;

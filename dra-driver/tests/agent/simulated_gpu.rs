@@ -10,14 +10,14 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 
-use drava_dra_driver::agent::policy::control::{
-    ActivityChange, Controller, Decision, Entitlement, Measured,
-};
+use drava_dra_driver::agent::policy::control::{ActivityChange, Controller, Decision, Measured};
+use drava_vgpu_abi::Limits;
 use drava_vgpu_abi::atomic::Word;
 use drava_vgpu_abi::bucket::{self, Bucket, Grant, LEASE_US};
 use drava_vgpu_abi::contention::ALL_PPM;
 use drava_vgpu_abi::region::Header;
-use drava_vgpu_abi::{ComputePolicy, Cores, Limits, Priority};
+
+use crate::workload::Workload;
 
 /// Simulation step.
 const STEP_US: u64 = 100;
@@ -74,64 +74,6 @@ impl Word for VirtualWord {
     }
     fn fetch_sub(&self, value: u64) -> u64 {
         self.0.replace(self.0.get().wrapping_sub(value))
-    }
-}
-
-/// The workload of a share.
-#[derive(Clone)]
-pub(crate) struct Workload {
-    pub(crate) entitlement: Entitlement,
-    /// Kernel lengths, in turn.
-    pub(crate) kernels_us: Vec<u64>,
-    /// Most launches in flight: 1 waits for each kernel.
-    pub(crate) depth: usize,
-    /// Time on the host after each kernel.
-    pub(crate) host_us: u64,
-    /// Returns whether the share is active at a time, µs.
-    pub(crate) is_active: fn(u64) -> bool,
-    /// Returns the factor of the kernel lengths at a time, µs.
-    pub(crate) kernel_scale: fn(u64) -> u64,
-}
-
-impl Workload {
-    pub(crate) fn new(cores: u32, policy: ComputePolicy, kernel_us: u64) -> Self {
-        let entitlement = Entitlement {
-            cores: Cores::new(cores).unwrap(),
-            policy,
-            priority: Priority::DEFAULT,
-        };
-        Self {
-            entitlement,
-            kernels_us: vec![kernel_us],
-            // Launches run some slices ahead, as in a program that does not wait for each kernel.
-            depth: usize::try_from(4_000 / kernel_us).unwrap().max(2),
-            host_us: 0,
-            is_active: |_| true,
-            kernel_scale: |_| 1,
-        }
-    }
-
-    pub(crate) fn balance(cores: u32, kernel_us: u64) -> Self {
-        Self::new(cores, ComputePolicy::Balance, kernel_us)
-    }
-
-    pub(crate) fn fixed(cores: u32, kernel_us: u64) -> Self {
-        Self::new(cores, ComputePolicy::Fixed, kernel_us)
-    }
-
-    pub(crate) fn priority(mut self, priority: i32) -> Self {
-        self.entitlement.priority = Priority::new(priority).unwrap();
-        self
-    }
-
-    pub(crate) fn active_when(mut self, is_active: fn(u64) -> bool) -> Self {
-        self.is_active = is_active;
-        self
-    }
-
-    pub(crate) fn scale_kernels(mut self, kernel_scale: fn(u64) -> u64) -> Self {
-        self.kernel_scale = kernel_scale;
-        self
     }
 }
 

@@ -16,10 +16,15 @@ use drava_e2e::manifest::pod_with_share;
 /// Returns the sources of all tests.
 fn sources_of_tests() -> Result<String> {
     let mut text = String::new();
-    for directory in ["tests/e2e/tests", "tests/cluster/tests"] {
-        for entry in fs::read_dir(workspace_root().join(directory))? {
+    let mut directories = ["tests/e2e/tests", "tests/cluster/tests"]
+        .map(|directory| workspace_root().join(directory))
+        .to_vec();
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(directory)? {
             let path = entry?.path();
-            if path.is_file() {
+            if path.is_dir() {
+                directories.push(path);
+            } else {
                 text.push_str(&fs::read_to_string(path)?);
             }
         }

@@ -1,0 +1,133 @@
+//! Faults of GPUs, and devices that are not available.
+
+use drava_api::unavailable::UnavailableReason;
+
+use super::*;
+
+#[test]
+fn finds_unhealthy_gpu_and_excluded_pool() {
+    assert_eq!(
+        text(|state| {
+            let mut device = device();
+            device["taints"] = json!([device["taints"][0], {
+                "key": "gpu.drava.dev/unhealthy", "value": "xid-79", "effect": "NoSchedule",
+            }]);
+            state.slices = vec![object(slice("gpu.drava.dev", device))];
+        }),
+        "device gpu-0-vgpu of node n1: the GPU is unhealthy: xid-79; see kubectl get events --field-selector involvedObject.name=n1, and repair or reset the GPU\n"
+    );
+    assert_eq!(
+        text(|state| {
+            let partitions = ["gpu-0-mig-1g-5gb-0", "gpu-0-mig-7g-40gb-0"].map(|name| {
+                let mut device = device();
+                device["name"] = json!(name);
+                device["attributes"]["type"] = json!({"string": "mig"});
+                device["taints"] = json!([device["taints"][0], {
+                    "key": "gpu.drava.dev/unhealthy", "value": "foreign-mig-instance", "effect": "NoSchedule",
+                }]);
+                object(slice("gpu.drava.dev", device))
+            });
+            state.slices = partitions.into();
+        }),
+        "gpu-0 of node n1: MIG instances that drava did not create exclude partitions; find them with nvidia-smi mig -lgi on the node, and destroy those that are not in use\n"
+    );
+    assert_eq!(
+        text(|state| state.excluded_pools = vec!["pool n1/gpus is excluded".to_owned()]),
+        "resourceslices: pool n1/gpus is excluded; restart the node driver of the node\n"
+    );
+}
+
+/// Text of the findings about a device with this taint, held by a claim or not.
+fn tainted(value: &str, is_held: bool) -> String {
+    text(|state| {
+        let mut device = device();
+        device["taints"] = json!([device["taints"][0], {
+            "key": "gpu.drava.dev/unhealthy", "value": value, "effect": "NoSchedule",
+        }]);
+        state.slices = vec![object(slice("gpu.drava.dev", device))];
+        let results = json!([{
+            "request": "gpu", "driver": "gpu.drava.dev", "pool": "n1/gpus", "device": "gpu-0-vgpu",
+        }]);
+        let allocation = is_held.then(|| json!({"devices": {"results": results}}));
+        state.claims = vec![object(json!({
+            "metadata": {"name": "c", "namespace": "team"}, "spec": {}, "status": {"allocation": allocation},
+        }))];
+    })
+}
+
+#[test]
+fn ignores_devices_that_the_driver_withdraws_itself() {
+    for value in [
+        "mig-mode",
+        "mig-mode-disabled",
+        "profile-mode",
+        "profile-amounts",
+        "profile-excluded",
+        "profile-mig-profiles",
+        "profile-mig-layout",
+        "device-plugin",
+        "other-driver",
+        "no-memory",
+        "no-memory-figure",
+        "confidential-computing",
+    ] {
+        assert_eq!(tainted(value, false), "no problems found\n", "{value}");
+    }
+}
+
+#[test]
+fn gives_each_unavailable_device_its_fix() {
+    let device = "device gpu-0-vgpu of node n1: ";
+    let pods = "delete the pods that use resourceclaim team/c";
+    let held = |value: &str, problem: &str, fix: &str| {
+        let expected = format!("{device}{problem}; {fix}\n").replace("PODS", pods);
+        assert_eq!(tainted(value, true), expected);
+    };
+    held(
+        "mig-mode-disabled",
+        "MIG mode is disabled, so the GPU has no partitions",
+        "run `nvidia-smi -mig 1` to partition it, or PODS",
+    );
+    held(
+        "mig-mode",
+        "MIG mode is enabled, so the GPU has partitions only",
+        "run `nvidia-smi -mig 0` to use it whole or shared, or PODS",
+    );
+    held(
+        "compute-mode-prohibited",
+        "compute mode is Prohibited",
+        "run `nvidia-smi -c DEFAULT` to use the GPU, or PODS",
+    );
+    held(
+        "profile-mode",
+        "the mode of the node profile excludes the device",
+        "PODS",
+    );
+    held(
+        "profile-amounts",
+        "the node profile changes the amounts of the device",
+        "PODS",
+    );
+    held(
+        "confidential-computing",
+        "confidential computing is on, which excludes shares",
+        "PODS",
+    );
+    let reset = "drain the GPU, then run `nvidia-smi -mig 0 -i GPU-1` and `nvidia-smi --gpu-reset -i GPU-1`";
+    held(
+        "reset-for-shares",
+        "the node profile needs MIG mode off, which this GPU changes at a reset only",
+        reset,
+    );
+    for reason in UnavailableReason::ALL {
+        let text = tainted(reason.as_str(), true);
+        assert!(!text.contains("repair or reset"), "{reason:?}: {text}");
+    }
+    assert_eq!(
+        tainted("mps", false),
+        format!(
+            "{device}processes use the GPU through MPS, which bypasses the limits of shares; stop the MPS control daemon \
+             to allow shares\n"
+        )
+    );
+}
