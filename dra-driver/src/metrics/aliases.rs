@@ -76,16 +76,20 @@ impl WithAliases {
         encode(encoder, &alias::VOLCANO_MEMORY_LIMIT, limit)
     }
 
-    /// Devices of containers. `vdeviceid` numbers the shares of a container.
+    /// Devices of containers. `vdeviceid` numbers the shares of a container, over all its claims.
     fn encode_containers(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let (mut used, mut limit) = (BTreeMap::new(), BTreeMap::new());
         let (mut busy, mut idle) = (BTreeMap::new(), BTreeMap::new());
         let mut allocated: BTreeMap<[String; 5], [f64; 2]> = BTreeMap::new();
+        let mut numbers: BTreeMap<(&str, &str, &str), usize> = BTreeMap::new();
         for (entry, pod, container) in self.containers() {
             let devices = entry.devices.iter();
             let devices = devices.filter(|device| uses(container, device));
             let shares = devices.filter_map(|device| Some((device, self.share(device)?)));
-            for (number, (device, share)) in shares.enumerate() {
+            let number = numbers
+                .entry((&entry.claim.namespace, pod, &container.name))
+                .or_default();
+            for (device, share) in shares {
                 let labels = [
                     entry.claim.namespace.clone(),
                     pod.to_owned(),
@@ -93,6 +97,7 @@ impl WithAliases {
                     number.to_string(),
                     device.gpu.clone(),
                 ];
+                *number += 1;
                 used.insert(labels.clone(), share.figures.used_bytes as f64);
                 busy.insert(labels.clone(), f64::from(share.utilization_percent));
                 if let Some(bytes) = share.limit_bytes {

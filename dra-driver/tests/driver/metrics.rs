@@ -367,6 +367,23 @@ fn shows_aliases_with_units_of_hami_and_volcano() {
 }
 
 #[test]
+fn aliases_number_the_shares_of_a_container_over_its_claims() {
+    let mut snapshot = snapshot();
+    let mut claims = snapshot.claims.to_vec();
+    let mut second = claims[0].clone();
+    second.claim = claim_ref(2);
+    claims.push(second);
+    snapshot.claims = Arc::from(claims);
+    let with_aliases = WithAliases {
+        snapshot,
+        node: "node-a".to_owned(),
+    };
+    let text = metric::exposition(with_aliases).unwrap();
+    let usage = values(&text, &alias::VGPU_MEMORY_USAGE);
+    assert_eq!(usage, [3221225472.0, 3221225472.0], "two shares of one GPU");
+}
+
+#[test]
 fn shows_state_for_debugging() {
     let unmet = [(Condition::Published, "no RBAC".to_owned())];
     let state = debug_state::state(&snapshot(), &unmet);
