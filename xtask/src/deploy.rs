@@ -121,6 +121,15 @@ fn digest(images: &[PathBuf]) -> Result<String> {
         .collect())
 }
 
+/// Names of devices for one line: all of a few, else the first and the number of the others.
+fn summary(names: &[&str]) -> String {
+    let (shown, others) = names.split_at(names.len().min(6));
+    match others.len() {
+        0 => shown.join(" "),
+        others => format!("{} and {others} more", shown.join(" ")),
+    }
+}
+
 /// Waits until `nodes` nodes have published devices, and returns the devices' names.
 fn wait_published(cluster: &Cluster, nodes: usize, step: &Progress) -> Result<String> {
     let deadline = Instant::now() + Duration::from_secs(120);
@@ -135,8 +144,8 @@ fn wait_published(cluster: &Cluster, nodes: usize, step: &Progress) -> Result<St
         let slices = slices.lines().filter_map(|slice| slice.split_once(' '));
         let publishers: BTreeSet<_> = slices.clone().map(|(node, _)| node).collect();
         if publishers.len() >= nodes {
-            let names: Vec<_> = slices.map(|(_, devices)| devices).collect();
-            return Ok(names.join(" "));
+            let names: Vec<_> = slices.flat_map(|(_, devices)| devices.split(' ')).collect();
+            return Ok(summary(&names));
         }
         ensure!(
             Instant::now() < deadline,
@@ -154,4 +163,16 @@ fn wait_published(cluster: &Cluster, nodes: usize, step: &Progress) -> Result<St
 /// The simulated machine of `--machine FILE`, or the default one.
 pub(crate) fn machine(file: Option<&Path>) -> Machine {
     file.map_or_else(Machine::default, |file| Machine::File(file.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::summary;
+
+    #[test]
+    fn lists_a_few_devices_and_counts_the_others() {
+        assert_eq!(summary(&["gpu-0", "gpu-0-vgpu"]), "gpu-0 gpu-0-vgpu");
+        let many = ["a", "b", "c", "d", "e", "f", "g", "h"];
+        assert_eq!(summary(&many), "a b c d e f and 2 more");
+    }
 }

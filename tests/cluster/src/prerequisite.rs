@@ -4,11 +4,13 @@
 
 use std::fmt;
 use std::fs;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
 
+use crate::cargo::target_dir;
 use crate::process::{self, Limit};
 
 /// Limit of one check.
@@ -38,17 +40,28 @@ pub enum Prerequisite {
     Python,
     /// Chromium. Without it, the tests of the console's page are skipped.
     Chromium,
+    /// Free disk space for `target` and for the source and build caches of Go.
+    DiskSpace,
 }
 
-use Prerequisite::{CCompiler, Chromium, Go, Namespaces, Overlay, Python, Root, Rust, UtilLinux};
+use Prerequisite::{
+    CCompiler, Chromium, DiskSpace, Go, Namespaces, Overlay, Python, Root, Rust, UtilLinux,
+};
+
+/// Free disk space, in bytes, that a first build needs.
+const FIRST_BUILD_BYTES: u64 = 20 << 30;
+/// Free disk space, in bytes, that clusters and later builds need.
+const LATER_BUILD_BYTES: u64 = 6 << 30;
 
 impl Prerequisite {
     /// All prerequisites, in the order of the README.
-    pub const ALL: [Self; 9] = [
-        Rust, CCompiler, Go, Root, UtilLinux, Namespaces, Overlay, Python, Chromium,
+    pub const ALL: [Self; 10] = [
+        Rust, CCompiler, Go, Root, UtilLinux, Namespaces, Overlay, DiskSpace, Python, Chromium,
     ];
     /// The prerequisites of a cluster.
-    pub const CLUSTER: [Self; 6] = [CCompiler, Go, Root, UtilLinux, Namespaces, Overlay];
+    pub const CLUSTER: [Self; 7] = [
+        CCompiler, Go, Root, UtilLinux, Namespaces, Overlay, DiskSpace,
+    ];
 
     /// Name in the README.
     #[must_use]
@@ -63,6 +76,7 @@ impl Prerequisite {
             Overlay => "overlay file system",
             Python => "Python with venv (optional)",
             Chromium => "Chromium (optional)",
+            DiskSpace => "20 GiB of free disk space",
         }
     }
 
@@ -73,7 +87,7 @@ impl Prerequisite {
             Rust => Some((1, 89)),
             Go => Some((1, 21)),
             Python => Some((3, 10)),
-            CCompiler | Root | UtilLinux | Namespaces | Overlay | Chromium => None,
+            CCompiler | Root | UtilLinux | Namespaces | Overlay | Chromium | DiskSpace => None,
         }
     }
 
@@ -92,6 +106,7 @@ impl Prerequisite {
             Overlay => "root file systems of containers",
             Python => "tests with Python clients of NVML and CUDA, which are skipped without it",
             Chromium => "tests of the console's page, which are skipped without it",
+            DiskSpace => "compiled tests, Kubernetes and images; 6 GiB after the first build",
         }
     }
 
@@ -111,6 +126,9 @@ impl Prerequisite {
             Overlay => "`modprobe overlay` (a kernel with CONFIG_OVERLAY_FS)",
             Python => "`apt install python3-venv` or `dnf install python3`",
             Chromium => "`apt install chromium` or `dnf install chromium`",
+            DiskSpace => {
+                "`cargo clean` in other checkouts, `go clean -cache`, or CARGO_TARGET_DIR on a larger disk"
+            }
         }
     }
 
@@ -156,6 +174,14 @@ impl Prerequisite {
             Chromium => ["chromium", "chromium-browser", "google-chrome"]
                 .iter()
                 .any(|program| runs(program, &["--version"])),
+            DiskSpace => free_bytes(&target_dir()).is_none_or(|free| {
+                let is_built = target_dir().join("images").exists();
+                free >= if is_built {
+                    LATER_BUILD_BYTES
+                } else {
+                    FIRST_BUILD_BYTES
+                }
+            }),
         }
     }
 
@@ -220,6 +246,14 @@ fn report(needed: &[Prerequisite], is_met: impl Fn(Prerequisite) -> bool) -> Res
         .map(|prerequisite| format!("  - {prerequisite}"))
         .collect();
     bail!("missing prerequisites:\n{}", lines.join("\n"))
+}
+
+/// Returns the bytes that an unprivileged process may still write on the file system of `path` or of the nearest folder
+/// above it that exists.
+fn free_bytes(path: &Path) -> Option<u64> {
+    let existing = path.ancestors().find(|folder| folder.exists())?;
+    let status = rustix::fs::statvfs(existing).ok()?;
+    Some(status.f_bavail.saturating_mul(status.f_frsize))
 }
 
 /// Returns the first version in a text: 1.26 in `go version go1.26.3 linux/amd64`.
@@ -298,6 +332,13 @@ mod tests {
         ] {
             assert_eq!(version(text), expected, "{text}");
         }
+    }
+
+    #[test]
+    fn reads_free_disk_space_of_folder_that_is_not_created_yet() {
+        let free = free_bytes(Path::new("/tmp/missing/folder")).unwrap();
+        assert_eq!(free >> 40, free_bytes(Path::new("/tmp")).unwrap() >> 40);
+        assert!(free > 0);
     }
 
     #[test]
