@@ -60,20 +60,29 @@ macro_rules! entry_points {
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $symbol $parameters -> $crate::error::CUresult {
                 $(let $default = $crate::types::CUstream::LEGACY;)?
-                $crate::abi::code(move || -> $crate::abi::CudaResult { $body })
+                $crate::abi::code(move || -> $crate::abi::CudaResult {
+                    $crate::context::require_usable(stringify!($symbol))?;
+                    $body
+                })
             }
             $(
                 #[unsafe(no_mangle)]
                 unsafe extern "C" fn $ptsz $parameters -> $crate::error::CUresult {
                     let $given = $given.or_per_thread();
-                    $crate::abi::code(move || -> $crate::abi::CudaResult { $body })
+                    $crate::abi::code(move || -> $crate::abi::CudaResult {
+                    $crate::context::require_usable(stringify!($symbol))?;
+                    $body
+                })
                 }
             )?
             $(
                 #[unsafe(no_mangle)]
                 unsafe extern "C" fn $ptds $parameters -> $crate::error::CUresult {
                     let $default = $crate::types::CUstream::PER_THREAD;
-                    $crate::abi::code(move || -> $crate::abi::CudaResult { $body })
+                    $crate::abi::code(move || -> $crate::abi::CudaResult {
+                    $crate::context::require_usable(stringify!($symbol))?;
+                    $body
+                })
                 }
             )?
         )*

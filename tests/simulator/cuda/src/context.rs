@@ -14,10 +14,12 @@ use crate::heap::Heap;
 use crate::types::{CUcontext, CUctxCreateParams, CUdevice};
 
 mod current;
+mod faults;
 mod reserve;
 
 use current::CurrentContext;
 pub(crate) use current::{current_context, current_handle};
+pub(crate) use faults::{fail, require_usable};
 
 use reserve::{DEFAULT_HEAP_BYTES, DEFAULT_STACK_BYTES, KernelReserves};
 
@@ -170,6 +172,7 @@ impl State {
         for part in parts {
             self.remove_green_context(part);
         }
+        faults::forget(handle);
         self.close_opened(driver, handle)?;
         self.addresses.remove_context(handle);
         self.pools.remove_context(handle);

@@ -33,6 +33,7 @@ errors! {
     NotInitialized = 3, c"CUDA_ERROR_NOT_INITIALIZED", c"initialization error";
     Deinitialized = 4, c"CUDA_ERROR_DEINITIALIZED", c"driver shutting down";
     StubLibrary = 34, c"CUDA_ERROR_STUB_LIBRARY", c"CUDA driver is a stub library";
+    DeviceUnavailable = 46, c"CUDA_ERROR_DEVICE_UNAVAILABLE", c"CUDA-capable device(s) is/are busy or unavailable";
     NoDevice = 100, c"CUDA_ERROR_NO_DEVICE", c"no CUDA-capable device is detected";
     InvalidDevice = 101, c"CUDA_ERROR_INVALID_DEVICE", c"invalid device ordinal";
     InvalidImage = 200, c"CUDA_ERROR_INVALID_IMAGE", c"device kernel image is invalid";
@@ -41,6 +42,7 @@ errors! {
     UnmapFailed = 206, c"CUDA_ERROR_UNMAP_FAILED", c"unmapping of buffer object failed";
     AlreadyMapped = 208, c"CUDA_ERROR_ALREADY_MAPPED", c"resource already mapped";
     NotMapped = 211, c"CUDA_ERROR_NOT_MAPPED", c"resource not mapped";
+    EccUncorrectable = 214, c"CUDA_ERROR_ECC_UNCORRECTABLE", c"uncorrectable ECC error encountered";
     UnsupportedLimit = 215, c"CUDA_ERROR_UNSUPPORTED_LIMIT", c"limit is not supported on this architecture";
     ContextAlreadyInUse = 216, c"CUDA_ERROR_CONTEXT_ALREADY_IN_USE", c"exclusive-thread device already in use by a different thread";
     PeerAccessUnsupported = 217, c"CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", c"peer access is not supported between these two devices";
@@ -77,6 +79,21 @@ errors! {
     Timeout = 909, c"CUDA_ERROR_TIMEOUT", c"wait operation timed out";
     GraphExecUpdateFailure = 910, c"CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE", c"the graph update was not performed because it included changes which violated constraints specific to instantiated graph update";
     Unknown = 999, c"CUDA_ERROR_UNKNOWN", c"unknown error";
+}
+
+impl CudaError {
+    /// Returns the sticky error with a code.
+    pub(crate) fn sticky(code: u64) -> Option<Self> {
+        let sticky = [
+            Self::DeviceUnavailable,
+            Self::EccUncorrectable,
+            Self::IllegalAddress,
+            Self::LaunchFailed,
+        ];
+        sticky
+            .into_iter()
+            .find(|error| u64::from(CUresult::from(*error)) == code)
+    }
 }
 
 impl From<CudaError> for CUresult {

@@ -6,9 +6,10 @@ use simulator_machine::protocol::{Nanos, Work};
 
 use crate::State;
 use crate::abi::{CudaResult, In, entry_points};
+use crate::context::fail;
 use crate::driver::{Driver, Point};
 use crate::error::CudaError;
-use crate::module::{LOCAL_SIZE_BYTES, SPIN};
+use crate::module::{FAULT, LOCAL_SIZE_BYTES, SPIN};
 use crate::operation::{Launch, Operation, Shape, enqueue};
 use crate::stream::Stream;
 use crate::types::{CUcontext, CUfunction, CUlaunchConfig, CUlaunchParams, CUstream};
@@ -36,6 +37,11 @@ impl State {
                 let nanos = parameters.first()?;
                 (nanos, Some(nanos))
             }
+            name if name == FAULT.to_bytes() => {
+                let code = parameters.first()?;
+                CudaError::sticky(code).ok_or(CudaError::InvalidValue)?;
+                (0, Some(code))
+            }
             b"noop" => (0, None),
             _ => (DEFAULT_KERNEL_NANOS, None),
         };
@@ -59,6 +65,14 @@ impl State {
         let local = function.attribute(LOCAL_SIZE_BYTES).unwrap_or(0);
         let local = u64::try_from(local).unwrap_or(0);
         let module = function.module;
+        if *function.name == *FAULT {
+            let error = launch.parameter.and_then(CudaError::sticky);
+            fail(
+                self.owner(stream.context),
+                error.unwrap_or(CudaError::Unknown),
+            );
+            return Ok(None);
+        }
         self.make_resident(driver, module)?;
         self.require_local(driver, self.owner(stream.context), local)?;
         if launch.nanos == 0 && self.is_idle(driver, stream) {

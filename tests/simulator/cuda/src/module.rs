@@ -306,6 +306,9 @@ fn load_here(module: Out<CUmodule>, global_bytes: u64) -> CudaResult {
 /// The kernel whose first parameter is its duration.
 pub(crate) const SPIN: &CStr = c"spin";
 
+/// The kernel that fails with the sticky error whose code is the first parameter.
+pub(crate) const FAULT: &CStr = c"fault";
+
 /// `CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES`
 pub(crate) const LOCAL_SIZE_BYTES: c_uint = 3;
 

@@ -49,6 +49,11 @@ pub(super) fn pop() -> Option<CurrentContext> {
     STACK.with_borrow_mut(Vec::pop)
 }
 
+/// Returns the context that owns allocations, modules and events of this thread, if it has one.
+pub(super) fn owner() -> Option<CUcontext> {
+    top().map(|entered| entered.owner)
+}
+
 /// Replaces the top of the stack.
 pub(super) fn replace(entered: Option<CurrentContext>) {
     STACK.with_borrow_mut(|stack| {

@@ -102,3 +102,35 @@ fn hides_gpus_without_device_node() {
     assert_eq!(machine.card(0).unwrap().used_bytes, 0);
     assert_ne!(machine.card(1).unwrap().used_bytes, 0);
 }
+
+#[test]
+fn fails_calls_in_context_of_failed_kernel_until_its_end() {
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    for (error, name) in [
+        (46, "CUDA_ERROR_DEVICE_UNAVAILABLE"),
+        (214, "CUDA_ERROR_ECC_UNCORRECTABLE"),
+        (700, "CUDA_ERROR_ILLEGAL_ADDRESS"),
+        (719, "CUDA_ERROR_LAUNCH_FAILED"),
+    ] {
+        let mut context: Handle = std::ptr::null_mut();
+        let created = call!(api, "cuCtxCreate_v2", &raw mut context, 0u32, 0i32);
+        assert_eq!(created, 0);
+        let event = api.event();
+        api.allocate(64 * MIB).unwrap();
+        api.spin(
+            api.function(c"fault"),
+            std::ptr::null_mut(),
+            1,
+            error.into(),
+        );
+        assert_eq!(call!(api, "cuCtxSynchronize"), error);
+        assert_eq!(call!(api, "cuEventQuery", event), error);
+        assert_eq!(api.allocate(1), Err(error));
+        assert_eq!(api.error_name(error), name);
+        assert_eq!(call!(api, "cuCtxDestroy_v2", context), 0);
+        // The primary context of the process still works.
+        api.synchronize();
+        assert_eq!(machine.card(0).unwrap().used_bytes, CONTEXT);
+    }
+}
