@@ -9,7 +9,7 @@
 //! - The end of a call never increases their sum.
 //! - With no call in flight, the charge is the last reported size.
 
-use crate::charge_map::record;
+use crate::charge_map::{Record, record};
 
 record! {
     /// Record of a driver cache.
@@ -20,6 +20,38 @@ record! {
         card,
         /// See [`CacheCharge`].
         reserved_bytes,
+    }
+}
+
+/// A size of a cache that libcuda reported.
+///
+/// Queries of several threads overlap, since libcuda is called without a lock. The growth of a call is in the reports of
+/// all queries that begin after the call. So the report of the latest query counts, whichever is recorded last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Report {
+    /// Number of the query, in the order in which queries begin.
+    pub(crate) query: u64,
+    pub(crate) bytes: u64,
+}
+
+impl Report {
+    /// Returns the report of the later query.
+    pub(crate) fn latest(self, other: Self) -> Self {
+        if other.query > self.query {
+            other
+        } else {
+            self
+        }
+    }
+}
+
+impl Record for Report {
+    fn to_words(self) -> [u64; 2] {
+        [self.query, self.bytes]
+    }
+
+    fn from_words([query, bytes]: [u64; 2]) -> Self {
+        Self { query, bytes }
     }
 }
 
@@ -79,7 +111,7 @@ impl CacheCharge {
         (charge, reused)
     }
 
-    /// Ends a call that reserved `reserved_bytes`; libcuda reports a size of `has_bytes`.
+    /// Ends a call that reserved `reserved_bytes`; the latest [`Report`] is `has_bytes`.
     pub(crate) fn settle(self, reserved_bytes: u64, has_bytes: u64) -> Settled {
         let other_reservations = self.reserved_bytes.saturating_sub(reserved_bytes);
         let own = self.charged_bytes.saturating_add(reserved_bytes);

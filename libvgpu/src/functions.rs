@@ -209,6 +209,10 @@ macro_rules! for_each_hook {
     Compute Cuda cuGraphExecMemsetNodeSetParams(exec: CUgraphExec, node: CUgraphNode, parameters: *const c_void, context: CUcontext) = c"cuGraphExecMemsetNodeSetParams" 10020 => graph::set_transfer;
     Compute Cuda cuGraphExecChildGraphNodeSetParams(exec: CUgraphExec, node: CUgraphNode, child: CUgraph) = c"cuGraphExecChildGraphNodeSetParams" 11010 => graph::set_child;
     Compute Cuda cuGraphNodeSetEnabled(exec: CUgraphExec, node: CUgraphNode, enabled: c_uint) = c"cuGraphNodeSetEnabled" 11060 => graph::set_enabled;
+    Memory Cuda cuGraphAddMemAllocNode(node: *mut CUgraphNode, graph: CUgraph, dependencies: *const CUgraphNode, count: usize, parameters: *mut c_void) = c"cuGraphAddMemAllocNode" 11040 => graph_memory::add_allocation;
+    Memory Cuda cuGraphAddNode(node: *mut CUgraphNode, graph: CUgraph, dependencies: *const CUgraphNode, count: usize, parameters: *mut c_void) = c"cuGraphAddNode" 12020 => graph_memory::add_node;
+    Memory Cuda cuGraphAddNode_v2(node: *mut CUgraphNode, graph: CUgraph, dependencies: *const CUgraphNode, edges: *const c_void, count: usize, parameters: *mut c_void) = c"cuGraphAddNode" 12030 => graph_memory::add_node_v2;
+    Memory Cuda cuGraphAddNode_v3(node: *mut CUgraphNode, graph: CUgraph, dependencies: *const CUgraphNode, edges: *const c_void, count: usize, parameters: *mut c_void) = c"cuGraphAddNode" 13040 => graph_memory::add_node_v2;
     Memory Cuda cuGraphUpload(exec: CUgraphExec, stream: CUstream) = c"cuGraphUpload" 11010 => graph_memory::upload;
     Memory Cuda cuGraphUpload_ptsz(exec: CUgraphExec, stream: CUstream)
         = c"cuGraphUpload" 11010 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => graph_memory::upload;

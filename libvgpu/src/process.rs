@@ -13,7 +13,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use drava_vgpu_abi::DeviceUuid;
 
 use crate::blocks::{Blocks, SmallArrays};
-use crate::cache_charge::Cache;
+use crate::cache_charge::{Cache, Report};
 use crate::card::Card;
 use crate::charge_map::{Charge, ChargeMap};
 use crate::destroyed_pools::DestroyedPools;
@@ -74,6 +74,12 @@ pub(crate) struct Process {
     pub(crate) contexts: ChargeMap<Context>,
     /// Reserved size of memory pools, by pool.
     pub(crate) pools: ChargeMap<Cache>,
+    /// Latest reported sizes of pools and of graph memory, with the keys of their charges.
+    pub(crate) cache_reports: ChargeMap<Report>,
+    /// Number of queries of these sizes.
+    pub(crate) cache_queries: AtomicU64,
+    /// Queries and trims of pools that must not be destroyed meanwhile.
+    pub(crate) pool_gate: SharedGate,
     /// Free space in them.
     pub(crate) pool_free_space: PoolFreeSpace,
     /// Pools that were destroyed with live allocations.
@@ -88,6 +94,8 @@ pub(crate) struct Process {
     pub(crate) uncharged_module_bytes: AtomicU64,
     /// Memory for the limits of contexts (heap, stacks, output), by context and limit.
     pub(crate) limits: ChargeMap<Charge>,
+    /// Whether any graph of the process may have allocation nodes.
+    pub(crate) allocates_in_graphs: AtomicU32,
     /// Largest memory need of executable graphs, by handle.
     pub(crate) graphs: ChargeMap<GraphNeed>,
     /// Size of the graph memory cache, by device.
@@ -210,7 +218,7 @@ impl Process {
         Card::at(&self.shares, index)
     }
 
-    /// Locks queries and trims of libcuda's caches and the recording of their results.
+    /// Locks the charges of libcuda's caches. libcuda is not called.
     pub(crate) fn pool_guard(&self) -> Guard<'_> {
         Guard::acquire(&self.pool_guard)
     }

@@ -90,32 +90,6 @@ fn hooks_exactly_the_functions_classified_as_hooked() {
     assert_eq!(hooked(), asked_for);
 }
 
-/// The C and Rust sources of this crate's tests, except this file.
-fn test_sources() -> String {
-    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
-    let folders = std::fs::read_dir(tests).unwrap();
-    let folders = folders
-        .map(|entry| entry.unwrap().path())
-        .filter(|path| path.is_dir());
-    let files = folders.flat_map(|folder| std::fs::read_dir(folder).unwrap());
-    let texts = files.map(|entry| std::fs::read_to_string(entry.unwrap().path()).unwrap());
-    texts.collect::<Vec<_>>().join("\n")
-}
-
-#[test]
-fn calls_every_hook_in_a_test() {
-    let sources = test_sources();
-    let words: BTreeSet<&str> = sources
-        .split(|letter: char| !letter.is_alphanumeric() && letter != '_')
-        .map(|word| word.trim_end_matches("_ptsz").trim_end_matches("_ptds"))
-        .collect();
-    let not_called: BTreeSet<String> = hooked()
-        .into_iter()
-        .filter(|name| !words.contains(name.as_str()))
-        .collect();
-    assert!(not_called.is_empty(), "{not_called:?}");
-}
-
 /// Driver API functions in cudarc's bindings, which are generated from NVIDIA's headers of 11.4 to 13.x.
 fn in_public_headers() -> BTreeSet<String> {
     let output = Command::new(env!("CARGO"))

@@ -2,7 +2,9 @@
 //!
 //! [`crate::cache_charge`] defines its charge. It is trimmed before a denial.
 
-use crate::cache_charge::{Cache, CacheCharge, Settled};
+use core::sync::atomic::Ordering;
+
+use crate::cache_charge::{Cache, CacheCharge, Report, Settled};
 use crate::card::Card;
 use crate::charge_map::ChargeMap;
 use crate::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUresult};
@@ -71,8 +73,29 @@ fn add_reservation(card: Card, caches: &ChargeMap<Cache>, key: u64, reserved_byt
     }
 }
 
-/// Sets the charge of the cache at `key` to the reported size, or leaves it without a report. Ends a call that
-/// reserved `reserved_bytes`. The caller holds the guard of the caches.
+/// Queries the size of a cache. The caller holds no lock: libcuda may take long.
+fn query(process: &Process, size: impl FnOnce() -> Option<u64>) -> Option<Report> {
+    let before = process.cache_queries.fetch_add(1, Ordering::SeqCst);
+    Some(Report {
+        query: before.saturating_add(1),
+        bytes: size()?,
+    })
+}
+
+/// Records a report of the cache at `key`, and returns the size in the latest one. The caller holds the guard of the
+/// caches.
+fn latest_bytes(process: &Process, key: u64, report: Option<Report>) -> Option<u64> {
+    let (report, reports) = (report?, &process.cache_reports);
+    let known = reports.change(key, |known| Some(known.latest(report)));
+    if known.is_none() {
+        reports.insert(key, report);
+    }
+    Some(known.unwrap_or(report).latest(report).bytes)
+}
+
+/// Sets the charge of the cache at `key` to the reported size. Ends a call that reserved `reserved_bytes`. Without a
+/// report, as in a context with a sticky error, `grown_bytes` of the reservation stay charged. The caller holds the guard
+/// of the caches.
 ///
 /// Returns the charge before and after.
 fn settle(
@@ -80,11 +103,12 @@ fn settle(
     caches: &ChargeMap<Cache>,
     key: u64,
     reserved_bytes: u64,
+    grown_bytes: u64,
     has_bytes: Option<u64>,
 ) -> (u64, u64) {
     let settle = |growth: CacheCharge| {
-        let unchanged = growth.charged_bytes.saturating_add(reserved_bytes);
-        growth.settle(reserved_bytes, has_bytes.unwrap_or(unchanged))
+        let unreported = growth.charged_bytes.saturating_add(grown_bytes);
+        growth.settle(reserved_bytes, has_bytes.unwrap_or(unreported))
     };
     let (mut before, mut settled) = (CacheCharge::default(), None::<Settled>);
     caches.change(key, |cache| {

@@ -6,10 +6,11 @@
 //! need is the sum of the allocation nodes; libcuda may use less, where nodes share memory. Memory cached from an
 //! earlier launch is not reserved again; see [`crate::hooks::driver_cache::graphs`].
 
-use core::ffi::c_int;
+use core::ffi::{c_int, c_void};
 use core::mem::{MaybeUninit, size_of};
 use core::ptr;
 use core::slice;
+use core::sync::atomic::Ordering;
 
 use crate::blocks::BLOCK;
 use crate::card::Card;
@@ -20,7 +21,7 @@ use crate::cuda::{
 };
 use crate::current::{Target, target_of_device};
 use crate::driver::{Library, Original};
-use crate::functions::cuGraphUpload;
+use crate::functions::{cuGraphAddMemAllocNode, cuGraphAddNode, cuGraphAddNode_v2, cuGraphUpload};
 use crate::hooks::driver_cache::{deny, graphs, reserve_ahead};
 use crate::hooks::metering;
 use crate::process::Process;
@@ -29,6 +30,8 @@ use crate::sys;
 
 /// Depth of inspected child graphs; libcuda allows only a few levels.
 const DEPTH: u32 = 16;
+/// Number of nodes to inspect in a process without allocation nodes, where they only decide on how the graph is metered.
+const NODES: usize = 1024;
 
 static GET_NODES: Original<GetNodes> = Original::new(Library::Cuda, c"cuGraphGetNodes");
 static GET_TYPE: Original<GetType> = Original::new(Library::Cuda, c"cuGraphNodeGetType");
@@ -57,7 +60,69 @@ struct Need {
     bytes: u64,
 }
 
-/// Calls `each` with every node of the graph, except nodes that cannot be queried.
+/// Records that graphs may have allocation nodes from now on.
+pub(crate) fn expect_allocations() {
+    if let Some(process) = Process::get() {
+        process.allocates_in_graphs.store(1, Ordering::Relaxed);
+    }
+}
+
+pub(crate) unsafe fn add_allocation(
+    original: cuGraphAddMemAllocNode::Function,
+    node: *mut CUgraphNode,
+    graph: CUgraph,
+    dependencies: *const CUgraphNode,
+    count: usize,
+    parameters: *mut c_void,
+) -> CUresult {
+    expect_allocations();
+    // SAFETY: the caller's arguments.
+    unsafe { original(node, graph, dependencies, count, parameters) }
+}
+
+/// Expects allocations if the parameters of a node are those of an allocation.
+///
+/// # Safety
+/// Null, or `CUgraphNodeParams`, which begins with the type.
+unsafe fn expect_node(parameters: *const c_void) {
+    // SAFETY: the caller's contract.
+    let r#type = unsafe { parameters.cast::<c_int>().as_ref() };
+    if r#type == Some(&CU_GRAPH_NODE_TYPE_MEM_ALLOC) {
+        expect_allocations();
+    }
+}
+
+pub(crate) unsafe fn add_node(
+    original: cuGraphAddNode::Function,
+    node: *mut CUgraphNode,
+    graph: CUgraph,
+    dependencies: *const CUgraphNode,
+    count: usize,
+    parameters: *mut c_void,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    unsafe { expect_node(parameters) };
+    // SAFETY: the caller's arguments.
+    unsafe { original(node, graph, dependencies, count, parameters) }
+}
+
+pub(crate) unsafe fn add_node_v2(
+    original: cuGraphAddNode_v2::Function,
+    node: *mut CUgraphNode,
+    graph: CUgraph,
+    dependencies: *const CUgraphNode,
+    edges: *const c_void,
+    count: usize,
+    parameters: *mut c_void,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    unsafe { expect_node(parameters) };
+    // SAFETY: the caller's arguments.
+    unsafe { original(node, graph, dependencies, edges, count, parameters) }
+}
+
+/// Calls `each` with every node of the graph, except nodes that cannot be queried. In a process without allocation nodes,
+/// only with the first [`NODES`].
 fn for_each_node(graph: CUgraph, mut each: impl FnMut(CUgraphNode)) {
     let Some(get) = GET_NODES.get() else {
         return;
@@ -67,6 +132,11 @@ fn for_each_node(graph: CUgraph, mut each: impl FnMut(CUgraphNode)) {
     let result = unsafe { get(graph, ptr::null_mut(), &raw mut count) };
     if result != CUDA_SUCCESS || count == 0 {
         return;
+    }
+    if Process::get()
+        .is_some_and(|process| process.allocates_in_graphs.load(Ordering::Relaxed) == 0)
+    {
+        count = count.min(NODES);
     }
     let size = count.saturating_mul(size_of::<CUgraphNode>());
     let Some(place) = sys::map_zeroes(size) else {
@@ -202,12 +272,17 @@ fn call_charged(
         _ => reserve_ahead(card, more),
     };
     let Some(_attempt) = attempt else {
-        graphs::settle(card, need.device, reused_bytes);
+        graphs::settle(card, need.device, reused_bytes, reused_bytes);
         return deny(card);
     };
     graphs::add_reservation(card, need.device, more);
     let result = call();
-    graphs::settle(card, need.device, need.bytes);
+    let grown_bytes = if result == CUDA_SUCCESS {
+        need.bytes
+    } else {
+        reused_bytes
+    };
+    graphs::settle(card, need.device, need.bytes, grown_bytes);
     result
 }
 

@@ -21,7 +21,7 @@ use crate::hooks::driver_cache::pools::{
 };
 use crate::hooks::driver_cache::{deny, destroyed, reserve_ahead};
 use crate::hooks::metering::{self, NullStream};
-use crate::hooks::streams;
+use crate::hooks::{graph_memory, streams};
 use crate::pool_free_space::{CHUNK, SizeChange};
 use crate::process::Process;
 
@@ -75,7 +75,7 @@ impl PoolRequest {
         let _passage = process.reuse_gate.enter();
         add_reservation(self.card, self.pool, growth);
         let result = call();
-        let change = settle(self.card, self.pool, growth);
+        let change = settle(self.card, self.pool, growth, result);
         drop(attempt);
         if result == CUDA_SUCCESS {
             // SAFETY: written by libcuda.
@@ -109,7 +109,7 @@ impl PoolRequest {
         // No wait here: another thread may be waiting for this call to end.
         if grown == 0 || self.card.reserve(grown).is_ok() {
             add_reservation(self.card, self.pool, grown);
-            let change = settle(self.card, self.pool, grown);
+            let change = settle(self.card, self.pool, grown, result);
             // SAFETY: written by libcuda.
             self.record(unsafe { pointer.read() }, change);
             return Some(result);
@@ -118,7 +118,7 @@ impl PoolRequest {
         unsafe { undo_allocation(pointer, self.stream) };
         trim(self.pool);
         process.pool_free_space.forget_pool(key_of(self.pool));
-        settle(self.card, self.pool, 0);
+        settle(self.card, self.pool, 0, result);
         Some(deny(self.card))
     }
 
@@ -220,6 +220,7 @@ unsafe fn allocate(
     call: impl Fn() -> CUresult,
 ) -> CUresult {
     if metering::is_capturing(stream) {
+        graph_memory::expect_allocations();
         return call();
     }
     let (card, pool) = match source() {
@@ -308,11 +309,13 @@ pub(crate) unsafe fn destroy(original: cuMemPoolDestroy::Function, pool: CUmemor
         return call();
     };
     let key = key_of(pool);
-    // Removed first: another thread would query or trim a destroyed pool.
+    // Removed first: another thread would query or trim a destroyed pool. The end of a present query is awaited.
     let known = {
         let _guard = process.pool_guard();
+        process.cache_reports.remove(key);
         process.pools.remove(key)
     };
+    drop(process.pool_gate.enter_exclusive());
     let Some(charge) = known else {
         return call();
     };

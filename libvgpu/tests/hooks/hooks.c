@@ -156,6 +156,15 @@ static Result prepare(void) {
     return make_graph();
 }
 
+// Launches a kernel that fails with a sticky error.
+static Result fault(uint64_t code) {
+    Handle module = NULL, failing = NULL;
+    void *parameters[] = {&code};
+    TRY(CALL(cuModuleLoadData, (Handle *, const void *), &module, "any image"));
+    TRY(CALL(cuModuleGetFunction, (Handle *, Handle, const char *), &failing, module, "fault"));
+    return CALL(cuLaunchKernel, LAUNCH_TYPES, failing, 4, 1, 1, 64, 1, 1, 0, NULL, parameters, NULL);
+}
+
 struct Kernel { Handle function; unsigned grid[3], block[3], shared; void **parameters, **extra; Handle kernel, context; };
 static Handle timed_exec, timed_node;
 
@@ -382,6 +391,10 @@ static void run(char *line) {
         if (!result) result = CALL(cuDevicePrimaryCtxRetain, (Handle *, int), &context, 0);
         if (!result) result = CALL(cuCtxSetCurrent, (Handle), context);
     } else if (!strcmp(word, "alloc")) result = CALL(cuMemAlloc_v2, (Pointer *, size_t), &pointer, a);
+    else if (!strcmp(word, "async")) result = CALL(cuMemAllocAsync, (Pointer *, size_t, Handle), &pointer, a, NULL);
+    else if (!strcmp(word, "free")) result = CALL(cuMemFree_v2, (Pointer), a);
+    else if (!strcmp(word, "fault")) result = fault(a);
+    else if (!strcmp(word, "sync")) result = CALL(cuCtxSynchronize, (void));
     else if (!strcmp(word, "meminfo")) {
         size_t available = 0, total = 0;
         result = CALL(cuMemGetInfo_v2, (size_t *, size_t *), &available, &total);

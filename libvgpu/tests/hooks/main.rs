@@ -5,7 +5,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that fails should panic")]
 
+mod calls;
 mod counted;
+mod faults;
 #[allow(dead_code, reason = "`tests/limits` uses the rest")]
 #[path = "../limits/interposer.rs"]
 mod interposer;
@@ -22,18 +24,34 @@ use test_process::{Container, TestProcess};
 
 /// A process of the container that calls functions by name.
 fn start(container: &Container) -> TestProcess {
+    TestProcess::spawn(container.command(program()))
+}
+
+/// As [`start`], without libvgpu.
+fn start_unlimited(container: &Container) -> TestProcess {
+    TestProcess::spawn(container.machine.command(program()))
+}
+
+fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    let program = PROGRAM.get_or_init(compile);
-    TestProcess::spawn(container.command(program))
+    PROGRAM.get_or_init(compile)
 }
 
 fn compile() -> PathBuf {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/hooks/hooks.c");
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("hooks");
+    compile_with("hooks.c", &program, &["-ldl"]);
+    program
+}
+
+/// Compiles a file of this directory.
+fn compile_with(file: &str, program: &Path, arguments: &[&str]) {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/hooks")
+        .join(file);
     let status = std::process::Command::new("cc")
         .args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-o"])
-        .args([&program, &source])
-        .arg("-ldl")
+        .args([program, &source])
+        .args(arguments)
         .status()
         .unwrap();
     assert!(
@@ -41,7 +59,6 @@ fn compile() -> PathBuf {
         "cc could not compile {}",
         source.display()
     );
-    program
 }
 
 fn read(file: &str) -> String {
@@ -59,16 +76,17 @@ fn classes() -> BTreeMap<String, String> {
     pairs.collect()
 }
 
-/// Names of hooks as exported.
-fn hooks() -> Vec<String> {
+/// Names of hooks of a library, `Cuda` or `Nvml`, as exported.
+fn hooks_of(library: &str) -> Vec<String> {
+    let prefix = library.to_lowercase();
     let names = read("src/functions.rs");
     let names = names.lines().filter_map(|line| {
-        let (_, hook) = line.strip_prefix("    ")?.split_once("Cuda ")?;
-        let name = hook
-            .split('(')
-            .next()
-            .filter(|name| name.starts_with("cu"))?;
-        Some(name.to_owned())
+        let (_, hook) = line
+            .strip_prefix("    ")?
+            .split_once(&format!("{library} "))?;
+        let name = hook.split('(').next()?;
+        let starts = name.starts_with(prefix.trim_end_matches("da"));
+        starts.then(|| name.to_owned())
     });
     names.collect()
 }

@@ -7,7 +7,7 @@ use gpu_tenants::slow_memory;
 use simulator_machine::testing::Machine;
 
 use crate::test_process::{CARDS, Container, TestProcess};
-use crate::{base, classes, hooks, start};
+use crate::{base, classes, hooks_of, start};
 
 /// Metered functions that launch nothing themselves; the tests in this file name them.
 const NOT_LAUNCHING: [&str; 22] = [
@@ -111,7 +111,7 @@ fn covers_every_launching_function() {
     let answer = process.request("rows");
     let rows: BTreeSet<&str> = answer.split(' ').skip(1).collect();
     let classes = classes();
-    let hooks = hooks();
+    let hooks = hooks_of("Cuda");
     let expected: BTreeSet<&str> = hooks
         .iter()
         .map(String::as_str)

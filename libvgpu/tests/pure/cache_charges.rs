@@ -1,20 +1,22 @@
 //! The charge for a pool that several threads grow concurrently: never less than its memory, and no more than they
 //! reserved.
 
-use crate::cache_charge::CacheCharge;
+use crate::cache_charge::{CacheCharge, Report};
 
 const CHUNK: u64 = 32;
 
 /// Concurrent calls. Miri takes thousands of times as long for each interleaving.
-const CALLS: usize = if cfg!(miri) { 3 } else { 4 };
-/// Interleavings of that many calls of two steps each.
-const ORDERS: u64 = if cfg!(miri) { 90 } else { 2520 };
+const CALLS: usize = if cfg!(miri) { 2 } else { 3 };
+/// Interleavings of that many calls of three steps each.
+const ORDERS: u64 = if cfg!(miri) { 20 } else { 1680 };
 
 /// State of a call that has reserved a chunk.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Call {
     NotMade,
     Made,
+    /// The pool's size was queried after the call.
+    Queried(Report),
     Over,
 }
 
@@ -22,6 +24,8 @@ enum Call {
 #[derive(Clone)]
 struct Pool<const CALLS: usize> {
     has_bytes: u64,
+    queries: u64,
+    latest: Report,
     growth: CacheCharge,
     /// Charged and reserved bytes.
     account_bytes: u64,
@@ -42,6 +46,8 @@ impl<const CALLS: usize> Pool<CALLS> {
         }
         Self {
             has_bytes: CHUNK,
+            queries: 0,
+            latest: Report::default(),
             growth,
             account_bytes: CHUNK * (1 + CALLS as u64),
             calls: [Call::NotMade; CALLS],
@@ -50,8 +56,17 @@ impl<const CALLS: usize> Pool<CALLS> {
         }
     }
 
-    fn settle(&mut self, reserved_bytes: u64) {
-        let settled = self.growth.settle(reserved_bytes, self.has_bytes);
+    fn query(&mut self) -> Report {
+        self.queries += 1;
+        Report {
+            query: self.queries,
+            bytes: self.has_bytes,
+        }
+    }
+
+    fn settle(&mut self, reserved_bytes: u64, report: Report) {
+        self.latest = self.latest.latest(report);
+        let settled = self.growth.settle(reserved_bytes, self.latest.bytes);
         assert!(
             settled.to <= settled.from,
             "a settled call increases the charge: {settled:?}"
@@ -77,7 +92,8 @@ impl<const CALLS: usize> Pool<CALLS> {
         assert_eq!(self.growth.reserved_bytes, reserved_bytes);
         if reserved_bytes == 0 {
             let mut pool = self.clone();
-            pool.settle(0);
+            let report = pool.query();
+            pool.settle(0, report);
             assert_eq!(pool.account_bytes, pool.has_bytes);
             // The last call settles for all calls.
             if !self.may_shrink {
@@ -92,8 +108,9 @@ impl<const CALLS: usize> Pool<CALLS> {
                     next.has_bytes += CHUNK * u64::from(self.grow >> index & 1);
                     next.calls[index] = Call::Made;
                 }
-                Call::Made => {
-                    next.settle(CHUNK);
+                Call::Made => next.calls[index] = Call::Queried(next.query()),
+                Call::Queried(report) => {
+                    next.settle(CHUNK, *report);
                     next.calls[index] = Call::Over;
                 }
                 Call::Over => continue,
@@ -104,7 +121,8 @@ impl<const CALLS: usize> Pool<CALLS> {
             let mut next = self;
             next.may_shrink = false;
             next.has_bytes -= CHUNK;
-            next.settle(0);
+            let report = next.query();
+            next.settle(0, report);
             next.explore(ends);
         }
     }

@@ -109,18 +109,20 @@ pub(crate) fn add_reservation(card: Card, device: CUdevice, reserved_bytes: u64)
     super::add_reservation(card, &process.graph_pools, key_of(device), reserved_bytes);
 }
 
-/// Sets the device's charge to the reported size, after a launch with `reserved_bytes` reserved or reused.
-pub(crate) fn settle(card: Card, device: CUdevice, reserved_bytes: u64) {
+/// Sets the device's charge to the reported size, after a launch with `reserved_bytes` reserved or reused. Without a
+/// report, `grown_bytes` of them stay charged.
+pub(crate) fn settle(card: Card, device: CUdevice, reserved_bytes: u64, grown_bytes: u64) {
     let process = Process::of(card);
-    let _guard = process.pool_guard();
     let (caches, key) = (&process.graph_pools, key_of(device));
-    let has_bytes = reserved(device);
+    let report = super::query(process, || reserved(device));
+    let _guard = process.pool_guard();
+    let has_bytes = super::latest_bytes(process, key, report);
     if has_bytes.is_some_and(|bytes| bytes > max_bytes(process, device)) {
         process
             .graph_needs
             .change(key, |_| Some(TotalNeed(UNBOUNDED)));
     }
-    super::settle(card, caches, key, reserved_bytes, has_bytes);
+    super::settle(card, caches, key, reserved_bytes, grown_bytes, has_bytes);
 }
 
 fn for_each_pool(card: Card, each: impl Fn(CUdevice)) {
@@ -133,7 +135,7 @@ fn for_each_pool(card: Card, each: impl Fn(CUdevice)) {
 
 /// Updates the charges after libcuda returned graph memory to the GPU.
 pub(super) fn refresh(card: Card) {
-    for_each_pool(card, |device| settle(card, device, 0));
+    for_each_pool(card, |device| settle(card, device, 0, 0));
 }
 
 /// Trims the graph memory. Returns `false` if the GPU has none.
@@ -145,7 +147,7 @@ pub(super) fn trim_all(card: Card) -> bool {
     if has_any {
         for_each_pool(card, |device| {
             trim(device);
-            settle(card, device, 0);
+            settle(card, device, 0, 0);
         });
     }
     has_any

@@ -55,58 +55,58 @@ pub(crate) fn add_reservation(card: Card, pool: CUmemoryPool, reserved_bytes: u6
 }
 
 /// Sets the pool's charge to the reported size, after an allocation with `reserved_bytes` reserved.
-pub(crate) fn settle(card: Card, pool: CUmemoryPool, reserved_bytes: u64) -> SizeChange {
-    let change = {
-        let _guard = Process::of(card).pool_guard();
-        settle_guarded(card, pool, reserved_bytes)
+pub(crate) fn settle(
+    card: Card,
+    pool: CUmemoryPool,
+    reserved_bytes: u64,
+    result: CUresult,
+) -> SizeChange {
+    let (process, key) = (Process::of(card), key_of(pool));
+    let report = super::query(process, || reserved_of(pool));
+    let grown_bytes = if result == CUDA_SUCCESS {
+        reserved_bytes
+    } else {
+        0
     };
-    invalidate_if_shrunk(card, pool, change);
-    change
-}
-
-/// The caller holds the guard of pools.
-fn settle_guarded(card: Card, pool: CUmemoryPool, reserved_bytes: u64) -> SizeChange {
-    let (caches, key) = (&Process::of(card).pools, key_of(pool));
-    let (before_bytes, after_bytes) =
-        super::settle(card, caches, key, reserved_bytes, reserved_of(pool));
+    let (before_bytes, after_bytes) = {
+        let _guard = process.pool_guard();
+        let has_bytes = super::latest_bytes(process, key, report);
+        let caches = &process.pools;
+        super::settle(card, caches, key, reserved_bytes, grown_bytes, has_bytes)
+    };
+    if after_bytes < before_bytes {
+        process.pool_free_space.invalidate(key);
+    }
     SizeChange {
         before_bytes,
         after_bytes,
     }
 }
 
-fn invalidate_if_shrunk(card: Card, pool: CUmemoryPool, change: SizeChange) {
-    if change.after_bytes < change.before_bytes {
-        Process::of(card).pool_free_space.invalidate(key_of(pool));
-    }
-}
-
 /// Returns the part of the reported size that is neither charged nor reserved.
 pub(crate) fn uncharged_bytes(card: Card, pool: CUmemoryPool) -> u64 {
     let process = Process::of(card);
+    let has_bytes = reserved_of(pool).unwrap_or(0);
     let _guard = process.pool_guard();
     let known = process.pools.get(key_of(pool));
     let growth = known
         .as_ref()
         .map_or(CacheCharge::default(), CacheCharge::of);
-    growth.uncharged_bytes(reserved_of(pool).unwrap_or(0))
+    growth.uncharged_bytes(has_bytes)
 }
 
 /// Sets the pool's charge to the reported size, after a trim if `trims`. A pool that another thread has destroyed
 /// is not queried.
 fn refresh_pool(card: Card, pool: CUmemoryPool, trims: bool) {
     let process = Process::of(card);
-    let change = {
-        let _guard = process.pool_guard();
-        if process.pools.get(key_of(pool)).is_none() {
-            return;
-        }
-        if trims {
-            trim(pool);
-        }
-        settle_guarded(card, pool, 0)
-    };
-    invalidate_if_shrunk(card, pool, change);
+    let _used = process.pool_gate.enter();
+    if process.pools.get(key_of(pool)).is_none() {
+        return;
+    }
+    if trims {
+        trim(pool);
+    }
+    settle(card, pool, 0, CUDA_SUCCESS);
 }
 
 fn for_each_pool(card: Card, each: impl Fn(CUmemoryPool)) {

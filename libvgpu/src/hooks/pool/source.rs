@@ -88,7 +88,7 @@ pub(super) fn record(pool: CUmemoryPool, properties: &CUmemPoolProps) {
     if location.r#type == CU_MEM_LOCATION_TYPE_DEVICE {
         match target_of_device(location.id) {
             Target::Limited(card) => {
-                settle(card, pool, 0);
+                settle(card, pool, 0, CUDA_SUCCESS);
             }
             Target::Unlimited => record_uncounted(process, pool),
             Target::Denied => {}

@@ -1,0 +1,119 @@
+//! Calls of every hook, on a driver that rejects every call: each reaches the driver once, and returns its result.
+
+use std::path::Path;
+use std::process::Command;
+
+use drava_vgpu_abi::{ComputePolicy, Cores, Limits};
+
+use crate::test_process::{CARDS, Container, GIB, TestProcess};
+use crate::{compile_with, hooks_of};
+
+/// What the driver returns.
+const NOT_SUPPORTED: &str = "801";
+
+/// A process of a container with limits of memory and GPU time, on a driver that counts calls.
+struct Calls {
+    process: TestProcess,
+    _container: Container,
+    _libraries: tempfile::TempDir,
+}
+
+impl Calls {
+    fn new() -> Self {
+        let libraries = tempfile::tempdir().unwrap();
+        let paths =
+            [("libcuda.so.1", "Cuda"), ("libnvidia-ml.so.1", "Nvml")].map(|(soname, library)| {
+                let path = libraries.path().join(soname);
+                build_stub(&path, soname, &hooks_of(library));
+                path
+            });
+        let program = libraries.path().join("calls");
+        compile_with("calls.c", &program, &["-ldl"]);
+        let container = Container::new();
+        let limits = Limits {
+            cores: Cores::new(50).unwrap(),
+            compute_policy: ComputePolicy::Fixed,
+            ..Limits::memory(GIB)
+        };
+        container.add_share("share", CARDS[0], &limits);
+        let mut command = container.command(program);
+        command.args(paths);
+        Self {
+            process: TestProcess::spawn(command),
+            _container: container,
+            _libraries: libraries,
+        }
+    }
+
+    /// Words of the answer to a request, without the first.
+    fn answer(&mut self, request: &str) -> Vec<String> {
+        let answer = self.process.request(request);
+        answer.split(' ').skip(1).map(str::to_owned).collect()
+    }
+}
+
+/// Builds a library with the functions, all of which it rejects.
+fn build_stub(path: &Path, soname: &str, functions: &[String]) {
+    let rejecting = functions
+        .iter()
+        .filter(|name| *name != "cuGraphInstantiateWithFlags");
+    let list: String = rejecting.map(|name| format!("F({name}) ")).collect();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/hooks/stub.c");
+    let text = std::fs::read_to_string(source).unwrap();
+    let generated = path.with_extension("c");
+    std::fs::write(
+        &generated,
+        text.replace("FUNCTIONS\n", &format!("{list}\n")),
+    )
+    .unwrap();
+    let status = Command::new("cc")
+        .args([
+            "-std=gnu11",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-O1",
+            "-shared",
+            "-fPIC",
+        ])
+        .arg(format!("-Wl,-soname,{soname}"))
+        .arg("-o")
+        .args([path, &generated])
+        .status()
+        .unwrap();
+    assert!(
+        status.success(),
+        "cc could not compile the stub of {soname}"
+    );
+}
+
+#[test]
+fn every_hook_calls_driver_once_and_returns_its_result() {
+    let mut calls = Calls::new();
+    let mut wrong = Vec::new();
+    let names: Vec<String> = ["Cuda", "Nvml"].into_iter().flat_map(hooks_of).collect();
+    assert!(names.len() > 200, "{}", names.len());
+    for name in &names {
+        let answer = calls.answer(name);
+        if answer != ["libvgpu.so", NOT_SUPPORTED, "1"] {
+            wrong.push(format!("{name}: {answer:?}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// The graph has 100,000 nodes.
+#[test]
+fn instantiates_large_graph_without_call_per_node() {
+    let mut calls = Calls::new();
+    let mut queries = |request: &str| -> usize {
+        let answer = calls.answer(request);
+        assert_eq!(answer[0], "0");
+        answer[1].parse().unwrap()
+    };
+    let queried = queries("graph 0");
+    assert!(queried < 10_000, "{queried} queries of nodes");
+    // Each node may allocate memory, which must be counted.
+    let queried = queries("graph 1");
+    assert!(queried >= 100_000, "{queried} queries of nodes");
+}
