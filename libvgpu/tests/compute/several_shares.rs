@@ -25,7 +25,7 @@ fn fixed(test_bed: &TestBed, name: &str, percent: u32) -> Share {
     test_bed.share(name, &limits).unwrap()
 }
 
-/// Checks that each tenant gets its share while all run concurrently.
+/// Checks that each tenant gets its share while all run concurrently, and never more.
 fn assert_shares(tenants: &[(u32, &str)]) {
     let test_bed = crate::test_bed();
     let mut shares = Vec::new();
@@ -43,15 +43,16 @@ fn assert_shares(tenants: &[(u32, &str)]) {
         let got = test_bed
             .percents_corrected(&running, &shares, settle, MEASURE)
             .unwrap();
-        let is_right = |(got, (percent, _)): (&f64, &(u32, &str))| {
-            let percent = f64::from(*percent);
-            (percent - 2.0 * BELOW..=percent + ABOVE).contains(got)
+        let pairs = || {
+            got.iter()
+                .zip(tenants.iter().map(|(percent, _)| f64::from(*percent)))
         };
-        let are_right = got.iter().zip(tenants).all(is_right);
-        seen.push(got);
-        if are_right {
+        let none_above = pairs().all(|(got, percent)| *got <= percent + ABOVE);
+        assert!(none_above, "{got:.1?} instead of {tenants:?}");
+        if pairs().all(|(got, percent)| *got >= percent - BELOW) {
             return;
         }
+        seen.push(got);
     }
     panic!("{seen:.1?} instead of {tenants:?}");
 }

@@ -54,6 +54,33 @@ fn charges_interrupted_launch_at_most_a_second() {
     assert!(waited < LONGEST, "{waited:?}");
 }
 
+/// As by SIGSTOP, a debugger or the freezer of cgroups: the process sees the end of its kernel late.
+#[test]
+fn charges_launch_of_stopped_process_for_its_kernel() {
+    const STOPPED: Duration = Duration::from_secs(3);
+    let test_bed = crate::test_bed();
+    let limits = share(ComputePolicy::Fixed, PERCENT).unwrap();
+    let share = test_bed.share("share", &limits).unwrap();
+    let mut tenant = test_bed.tenant(Some(&share), "dlsym").unwrap();
+    for _ in 0..10 {
+        tenant.ok("once 5000000").unwrap();
+    }
+    tenant.ok("queue 5000000").unwrap();
+    let pid = i32::try_from(tenant.pid()).unwrap();
+    for signal in [libc::SIGSTOP, libc::SIGCONT] {
+        // SAFETY: a child that was not waited for.
+        unsafe { libc::kill(pid, signal) };
+        std::thread::sleep(STOPPED);
+    }
+    let begun = Instant::now();
+    for _ in 0..3 {
+        tenant.ok("once 5000000").unwrap();
+    }
+    // Repaid, three kernels take 75 ms; the rest is for a loaded host.
+    let waited = begun.elapsed();
+    assert!(waited < STOPPED, "{waited:?}");
+}
+
 /// During the host function the GPU is idle.
 #[test]
 fn charges_graph_with_host_function_for_its_kernels() {

@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 
 use drava_vgpu_abi::Limits;
 use drava_vgpu_abi::snapshot::{ShareUsage, Snapshot};
+use simulator_machine::control;
 use simulator_machine::kernel::CardStatus;
+use simulator_machine::protocol::CardIndex;
 
 use crate::interposer;
 use crate::test_process::{CARDS, CONTEXT_BYTES, Container, GIB, MIB, TestProcess};
@@ -50,10 +52,12 @@ struct Statistics {
     granted: u64,
     denied: u64,
     deaths: u64,
+    /// Rounds without deaths.
+    exact_rounds: u64,
     samples: u64,
     /// Largest amount by which living processes exceeded the limit while all were running.
     worst_overshoot_bytes: u64,
-    /// Largest usage that the GPU's ledger showed.
+    /// Largest usage in the GPU's ledger, however short.
     highest_bytes: u64,
 }
 
@@ -66,6 +70,8 @@ struct Stress {
     started: u64,
     processes: Vec<TestProcess>,
     statistics: Statistics,
+    /// Deaths before the round.
+    deaths_before: u64,
 }
 
 impl Stress {
@@ -84,6 +90,7 @@ impl Stress {
             started: 0,
             processes: Vec::new(),
             statistics: Statistics::default(),
+            deaths_before: 0,
         }
     }
 
@@ -143,7 +150,6 @@ impl Stress {
         });
         for used in samples {
             self.statistics.samples += 1;
-            self.statistics.highest_bytes = self.statistics.highest_bytes.max(used);
             let overshoot = used.saturating_sub(LIMIT);
             self.statistics.worst_overshoot_bytes =
                 self.statistics.worst_overshoot_bytes.max(overshoot);
@@ -219,8 +225,27 @@ impl Stress {
                 "seed {seed}, round {round}: account after everything is freed"
             );
         }
-        self.statistics.highest_bytes = self.statistics.highest_bytes.max(card.used_bytes);
+        self.check_peak(&card);
         self.statistics.rounds += 1;
+    }
+
+    /// The ledger's mark counts memory of killed processes until the GPU's driver has detected their ends, so it is exact
+    /// in rounds without deaths.
+    fn check_peak(&mut self, card: &CardStatus) {
+        let (seed, round) = (self.seed, self.statistics.rounds);
+        self.statistics.highest_bytes = self.statistics.highest_bytes.max(card.peak_bytes);
+        let had_end = self.statistics.deaths != self.deaths_before;
+        if !had_end && self.kinds == EXACT {
+            assert!(
+                card.peak_bytes <= LIMIT,
+                "seed {seed}, round {round}: {} bytes in the ledger, limit {LIMIT}",
+                card.peak_bytes
+            );
+            self.statistics.exact_rounds += 1;
+        }
+        self.deaths_before = self.statistics.deaths;
+        let reset = control::Command::ResetPeak { card: CardIndex(0) };
+        self.container.machine.control(&reset).unwrap();
     }
 
     /// Lets every process reclaim the memory of dead ones; returns the PIDs of the live ones.
@@ -300,6 +325,9 @@ fn is_locked(region: &std::fs::File, offset: usize) -> bool {
     i32::from(range.l_type) != libc::F_UNLCK
 }
 
+/// Operations that never exceed the limit, even for a moment: without pools, where a request can be undone.
+const EXACT: &str = "others";
+
 /// Default number of operations: some seconds on two cores.
 const OPERATIONS: u64 = 50_000;
 
@@ -311,6 +339,11 @@ fn holds_limit_and_reclaims_all_memory_under_stress() {
 #[test]
 fn holds_limit_under_pool_stress() {
     run("pools");
+}
+
+#[test]
+fn holds_limit_at_every_moment_without_pools() {
+    run(EXACT);
 }
 
 /// Runs many operations of a kind.
@@ -339,6 +372,7 @@ fn run(kinds: &'static str) {
         "deaths": statistics.deaths,
         "limitBytes": LIMIT,
         "highestBytes": statistics.highest_bytes,
+        "exactRounds": statistics.exact_rounds,
         "samples": statistics.samples,
         "worstOvershootBytes": statistics.worst_overshoot_bytes,
         "seconds": started.elapsed().as_secs(),
@@ -351,4 +385,13 @@ fn run(kinds: &'static str) {
     );
     assert!(statistics.deaths > 0, "seed {seed}: {report}");
     assert_eq!(statistics.worst_overshoot_bytes, 0, "seed {seed}: {report}");
+    // Otherwise the limit was never in danger.
+    assert!(
+        statistics.highest_bytes > LIMIT / 10 * 9,
+        "seed {seed}: {report}"
+    );
+    assert!(
+        kinds != EXACT || statistics.exact_rounds > 0,
+        "seed {seed}: {report}"
+    );
 }
