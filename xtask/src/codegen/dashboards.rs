@@ -16,7 +16,7 @@ const HEIGHT: u32 = 8;
 const SCHEMA_VERSION: u32 = 39;
 
 /// Returns path and text of each dashboard.
-pub(super) fn files() -> Vec<(String, String)> {
+pub(crate) fn files() -> Vec<(String, String)> {
     let file = |dashboard: &Dashboard| {
         let path = format!("{DIRECTORY}/{}.json", dashboard.name);
         // A map of strings and numbers is always valid JSON.
@@ -59,6 +59,7 @@ fn render(dashboard: &Dashboard) -> Value {
         "refresh": "1m",
         "time": {"from": "now-3h", "to": "now"},
         "templating": {"list": variables},
+        "annotations": {"list": []},
         "panels": panels,
     })
 }
@@ -101,16 +102,28 @@ impl View {
         }
     }
 
+    /// Returns all options that Grafana's schema requires, with its defaults where nothing else is said.
     fn options(self) -> Value {
+        let values = json!({"calcs": ["lastNotNull"]});
         match self {
-            Self::Graph => {
-                json!({"legend": {"displayMode": "table", "placement": "bottom", "calcs": ["lastNotNull"]}})
-            }
-            Self::Number => json!({"reduceOptions": {"calcs": ["lastNotNull"]}}),
-            Self::Bars => {
-                json!({"reduceOptions": {"calcs": ["lastNotNull"]}, "orientation": "horizontal"})
-            }
-            Self::Table => json!({}),
+            Self::Graph => json!({
+                "legend": {
+                    "displayMode": "table", "placement": "bottom", "showLegend": true, "calcs": ["lastNotNull"],
+                },
+                "tooltip": {"mode": "multi", "sort": "desc"},
+            }),
+            Self::Number => json!({
+                "reduceOptions": values, "orientation": "auto", "graphMode": "area", "colorMode": "value",
+                "justifyMode": "auto", "textMode": "auto", "wideLayout": true, "showPercentChange": false,
+                "percentChangeColorMode": "standard",
+            }),
+            Self::Bars => json!({
+                "reduceOptions": values, "orientation": "horizontal", "displayMode": "gradient", "valueMode": "color",
+                "namePlacement": "auto", "showUnfilled": true, "sizing": "auto", "minVizWidth": 8, "minVizHeight": 16,
+                "maxVizHeight": 300,
+                "legend": {"displayMode": "list", "placement": "bottom", "showLegend": false, "calcs": []},
+            }),
+            Self::Table => json!({"frameIndex": 0, "showHeader": true}),
         }
     }
 }

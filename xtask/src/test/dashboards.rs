@@ -1,15 +1,16 @@
-//! Checks the dashboards: their metrics are documented, and every query returns data (promtool) for the series of
-//! `tests/dashboards/series.yaml`.
+//! Checks the dashboards: their metrics are documented, every query returns data (promtool) for the series of
+//! `tests/dashboards/series.yaml`, and the files have the fields and types of Grafana's schema.
 
 use std::fs;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use drava_cluster::workspace_root;
+use drava_cluster::{Kubernetes, workspace_root};
 use serde_json::{Value, json};
 
 use super::libtest::Outcome;
 use super::log::Log;
+use crate::codegen::dashboards;
 use crate::codegen::dashboards::tables::{self, Variable};
 
 /// Runs the task.
@@ -24,9 +25,22 @@ pub(crate) fn check(log: &mut Log) -> Result<Outcome> {
     let mut command = Command::new(&promtool);
     command.args(["test", "rules"]).arg(&test);
     let mut outcome = log.check(command)?;
+    outcome += log.check(schema()?)?;
     let metrics = fs::read_to_string(root.join("docs/reference/metrics.md"))?;
     outcome += Outcome::of_check("metrics of the dashboards", check_metrics(&metrics));
     Ok(outcome)
+}
+
+/// Returns the check of the files against the types that Grafana generates from its schema.
+fn schema() -> Result<Command> {
+    let root = workspace_root();
+    let source = root.join("tests/dashboards/schema");
+    let schema = drava_cluster::build_program(&source, "schema", Kubernetes::default());
+    let mut command = Command::new(schema.context("build the check of dashboards")?);
+    for (file, _) in dashboards::files() {
+        command.arg(root.join(file));
+    }
+    Ok(command)
 }
 
 /// Returns the queries, with `value` for each variable.
