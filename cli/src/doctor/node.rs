@@ -112,15 +112,18 @@ fn known_fault(cause: &str) -> Option<(Fault, &'static str)> {
 }
 
 /// Returns the cause that the node driver has reported since the pod is not ready. A known fault precedes conditions that
-/// follow from it.
+/// follow from it. Reports before the creation of the pod are those of its predecessor. The newest report counts: each names
+/// all conditions that are unmet then.
 fn reported_cause(state: &ClusterState, node: &str, pod: &Pod) -> Option<String> {
-    let since =
-        not_ready_since(pod).map_or(i64::MIN, |since| since.as_second() - EVENT_MARGIN_SECONDS);
+    let not_ready = not_ready_since(pod).map(|since| since.as_second() - EVENT_MARGIN_SECONDS);
+    let created = pod.metadata.creation_timestamp.as_ref();
+    let created = created.map(|created| created.0.as_second());
+    let since = not_ready.max(created).unwrap_or(i64::MIN);
     let causes: Vec<&str> = state
         .events_since("Node", node, "NotReady", since)
         .filter(|cause| !cause.ends_with(": not yet"))
         .collect();
-    let known = causes.iter().find(|cause| known_fault(cause).is_some());
+    let known = causes.iter().rfind(|cause| known_fault(cause).is_some());
     known.or(causes.last()).map(|cause| (*cause).to_owned())
 }
 

@@ -260,6 +260,35 @@ fn names_cause_of_driver_that_is_not_ready() {
 }
 
 #[test]
+fn ignores_solved_causes_of_driver_that_is_not_ready() {
+    let at = |second: u32| format!("2026-01-01T00:20:{second:02}.000000Z");
+    let reported =
+        |message: &str, time: u32| object(event("Node", "n1", "NotReady", message, &at(time)));
+    let found = |created: Option<&str>, causes: &[(&str, u32)]| {
+        let mut state = healthy();
+        let mut pod = driver_pod();
+        pod["metadata"]["creationTimestamp"] = json!(created);
+        pod["status"]["conditions"] = json!([{"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:20:50Z"}]);
+        state.pods[0] = object(pod);
+        let events = causes.iter().map(|(cause, time)| reported(cause, *time));
+        state.events = Some(events.collect());
+        diagnose(&state).findings[0].fault
+    };
+    let (records, root) = ("records: newer", "gpus: cannot find libnvidia-ml.so.1");
+    assert_eq!(
+        found(None, &[(records, 5), (root, 45)]),
+        Fault::DriverRootWrong,
+        "the newest report counts"
+    );
+    let created = Some("2026-01-01T00:20:30Z");
+    assert_eq!(
+        found(created, &[(records, 25), ("published: forbidden", 45)]),
+        Fault::DriverNotReady,
+        "the report of a pod before"
+    );
+}
+
+#[test]
 fn finds_runtime_until_it_is_corrected() {
     let problem = "/etc/containerd/config.toml makes \"nvidia\" the default runtime; set default_runtime_name = \"runc\"";
     let events = |corrected: &str| {
