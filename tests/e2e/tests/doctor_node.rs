@@ -9,7 +9,10 @@ use drava_e2e::manifest::pod_with_share;
 use drava_e2e::{TestCluster, wait};
 use serde_json::json;
 
+const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/helm/drava");
 const NODE: &str = "node-0";
+const SYSTEM: &str = "drava-system";
+const DRIVER: &str = "app.kubernetes.io/component=driver";
 
 /// Runs shell commands on the node.
 fn on_node(cluster: &TestCluster, script: &str) -> Result<()> {
@@ -62,6 +65,117 @@ fn finds_records_of_newer_driver() -> Result<()> {
         },
         || on_node(&cluster, &format!("rm {file}")),
     )
+}
+
+/// Right after the test of newer records: their report must not explain this fault.
+#[test]
+fn finds_wrong_driver_root() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let set_root = |root: &str| {
+        let value = format!("driver.driverRoot={root}");
+        let upgrade = ["-n", SYSTEM, "upgrade", "drava", CHART, "--reuse-values"];
+        let set = ["--force-conflicts", "--set", &value];
+        cluster.helm(upgrade.iter().chain(&set)).map(drop)
+    };
+    on_node(&cluster, "mkdir -p /opt/empty/usr/lib")?;
+    finds(
+        &cluster,
+        &["DriverRootWrong"],
+        ("node node-0", "set driver.driverRoot"),
+        || {
+            set_root("/opt/empty")?;
+            // The working pod serves until the new one can; after a reboot of the node it would be gone.
+            cluster.kubectl(["-n", SYSTEM, "delete", "pod", "-l", DRIVER])?;
+            Ok(())
+        },
+        || {
+            set_root("/opt/drava-sim")?;
+            cluster.drava_ready()
+        },
+    )
+}
+
+#[test]
+fn finds_killed_driver_by_its_socket() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("stale")?;
+    let taint = |taint: &str| cluster.kubectl(["taint", "node", NODE, taint]).map(drop);
+    finds(
+        &cluster,
+        &["StaleSocket", "DriverPodMissing"],
+        ("pod e2e-stale/waits", "restart the node driver"),
+        || {
+            // A stopped process accepts connections, and does not remove its sockets when it is killed.
+            ensure!(cluster.first_node().signal("drava-dra-driver", "STOP")? > 0);
+            tenant.apply(&pod_with_share("waits", "vgpu.drava.dev", "{memory: 1Gi}"))?;
+            wait("the pod is bound to the node", || {
+                let pod = tenant.find("pod", "waits")?.context("pod")?;
+                Ok((pod["spec"]["nodeName"] == NODE).then_some(()))
+            })?;
+            taint("example.com/reserved=:NoSchedule")?;
+            let delete = ["-n", SYSTEM, "delete", "pod", "--grace-period=1"];
+            cluster.kubectl(delete.iter().chain(&["-l", DRIVER]))?;
+            Ok(())
+        },
+        || {
+            taint("example.com/reserved-")?;
+            cluster.drava_ready()?;
+            tenant.running("waits")
+        },
+    )
+}
+
+#[test]
+fn support_dump_has_state_of_drava_alone() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    cluster.wait_for_faults(&[])?;
+    let tenant = cluster.namespace("dump")?;
+    let container = "    command: [sleep, infinity]\n";
+    let env = "    env: [{name: PASSWORD, value: of-the-pod}]\n";
+    let pod = pod_with_share("secretive", "vgpu.drava.dev", "{memory: 1Gi}");
+    tenant.apply(&pod.replacen(container, &format!("{container}{env}"), 1))?;
+    for kind in [&["secret", "generic"][..], &["configmap"]] {
+        let literal = ["of-the-tenant", "--from-literal=key=of-the-tenants-object"];
+        tenant.kubectl(&[&["create"], kind, &literal].concat())?;
+    }
+    tenant.running("secretive")?;
+    let claim = tenant.claim_of("secretive")?;
+    let dump = cluster.drava(&["support-dump"])?;
+    ensure!(dump.code == 0, "{dump:?}");
+    let text = dump.success()?;
+    let dump: serde_json::Value = serde_json::from_str(&text)?;
+    let has = |list: &str, name: &str| {
+        let items = dump[list].as_array().into_iter().flatten();
+        items
+            .filter_map(|item| item["metadata"]["name"].as_str())
+            .any(|one| one.starts_with(name))
+    };
+    for (list, name) in [
+        ("nodes", NODE),
+        ("resourceSlices", NODE),
+        ("deviceClasses", "vgpu.drava.dev"),
+        ("resourceClaims", &claim),
+        ("daemonSets", "drava-dra-driver"),
+        ("deployments", "drava-controller"),
+        ("pods", "drava-dra-driver-"),
+        ("pods", "drava-controller-"),
+        ("leases", "drava-controller"),
+        ("admissionPolicies", "drava-"),
+        ("admissionPolicyBindings", "drava-"),
+    ] {
+        ensure!(has(list, name), "{list} have no {name}");
+    }
+    ensure!(dump["diagnosis"]["findings"] == json!([]), "{dump}");
+    ensure!(!has("pods", "secretive"), "pods of tenants");
+    for secret in [
+        "of-the-pod",
+        "of-the-tenant",
+        "managedFields",
+        "PRIVATE KEY",
+    ] {
+        ensure!(!text.contains(secret), "{secret} is in the dump");
+    }
+    Ok(())
 }
 
 #[test]

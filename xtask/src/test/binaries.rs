@@ -38,7 +38,7 @@ pub(crate) enum Suite {
     E2eModels,
     /// drava on the cluster, with measured times.
     E2eTimed,
-    /// The end of drava on the cluster.
+    /// The end of drava on the cluster, and its installation from a private registry.
     E2eUninstall,
 }
 
@@ -83,7 +83,7 @@ impl Binary {
     fn suite(&self) -> Suite {
         match (self.package.as_str(), self.target.as_str()) {
             ("drava-e2e", "cores") => Suite::E2eTimed,
-            ("drava-e2e", "uninstall") => Suite::E2eUninstall,
+            ("drava-e2e", "uninstall" | "airgap") => Suite::E2eUninstall,
             ("drava-e2e", "nodes" | "partitions") => Suite::E2eNodes,
             ("drava-e2e", "models") => Suite::E2eModels,
             ("drava-e2e", _) => Suite::E2e,
@@ -106,6 +106,10 @@ impl Binary {
             ("drava-vgpu-abi", "loom"),
             ("drava-dra-driver", "driver"),
         ];
+        if self.target == "airgap" {
+            // Installs drava after its removal.
+            return LONGEST.len() + 1;
+        }
         LONGEST
             .iter()
             .position(|long| *long == (self.package.as_str(), self.target.as_str()))
