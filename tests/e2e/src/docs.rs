@@ -24,6 +24,29 @@ use Check::{Harness, Not, Run, Test};
 /// The commands of README and guides. Comments are removed and continued lines are joined.
 pub const COMMANDS: &[(&str, Check)] = &[
     ("cargo xtask demo", Harness("xtask/src/demo.rs")),
+    // Output of the demo.
+    ("kubectl get pods -o wide", Run),
+    ("kubectl exec inference -- nvidia-smi", Run),
+    (
+        "kubectl exec training -- nvidia-smi",
+        Harness("xtask/src/demo.rs"),
+    ),
+    (
+        "kubectl exec inference -- cuda-probe alloc --mib 7664",
+        Harness("xtask/src/demo.rs"),
+    ),
+    (
+        "kubectl exec inference -- cuda-probe alloc --mib 7665",
+        Harness("xtask/src/demo.rs"),
+    ),
+    (
+        "kubectl describe resourceclaim inference-gpu-2zsjb",
+        Harness("xtask/src/demo.rs"),
+    ),
+    (
+        "kubectl drava explain pod distributed",
+        Harness("xtask/src/demo.rs"),
+    ),
     ("cargo xtask test", Harness("xtask/src/test.rs")),
     ("cargo xtask gpu", Not("needs a real GPU")),
     (
@@ -36,16 +59,16 @@ pub const COMMANDS: &[(&str, Check)] = &[
         Harness("xtask/src/deploy.rs"),
     ),
     (
-        "helm install drava deploy/helm/drava --namespace drava-system --create-namespace -f images/values.yaml --set global.imageRegistry=<your registry> --set 'imagePullSecrets[0].name=<secret>'",
-        Not(
-            "needs a registry that the nodes reach; stage chart checks the images of such a rendering",
-        ),
+        "kubectl create namespace drava-system",
+        Test("installs_from_private_registry_without_egress"),
     ),
     (
         "kubectl create secret docker-registry <secret> -n drava-system --docker-server=<your registry> --docker-username=<user> --docker-password=<password>",
-        Not(
-            "needs a registry that the nodes reach; stage chart checks the images of such a rendering",
-        ),
+        Test("installs_from_private_registry_without_egress"),
+    ),
+    (
+        "helm install drava deploy/helm/drava --namespace drava-system -f images/values.yaml --set global.imageRegistry=<your registry> --set 'imagePullSecrets[0].name=<secret>'",
+        Test("installs_from_private_registry_without_egress"),
     ),
     (
         "kubectl apply -k deploy/kustomize",
@@ -67,6 +90,26 @@ pub const COMMANDS: &[(&str, Check)] = &[
     ),
     ("kubectl drava explain pod <pod>", Run),
     ("kubectl drava simulate -f <manifest>", Run),
+    (
+        "kubectl port-forward -n drava-system service/drava-webhook 9443:443 &",
+        Test("explains_and_simulates_over_http_as_permitted"),
+    ),
+    (
+        r#"kubectl get secret -n drava-system drava-webhook -o go-template='{{index .data "ca.crt" | base64decode}}' > ca.crt"#,
+        Run,
+    ),
+    (
+        r#"curl --cacert ca.crt --connect-to drava-webhook.drava-system.svc:443:127.0.0.1:9443 -H "Authorization: Bearer $(kubectl create token default)" https://drava-webhook.drava-system.svc/explain/namespaces/default/pods/trainer-0"#,
+        Test("explains_and_simulates_over_http_as_permitted"),
+    ),
+    (
+        "kubectl -n drava-system port-forward <driver pod> 9395",
+        Test("log_filter_is_set_over_a_forwarded_port"),
+    ),
+    (
+        "curl -X PUT --data info,drava_dra_driver=debug localhost:9395/log-filter",
+        Test("log_filter_is_set_over_a_forwarded_port"),
+    ),
     ("kubectl drava gangs", Run),
     ("kubectl drava quota", Run),
     (
@@ -151,7 +194,14 @@ pub const COMMANDS: &[(&str, Check)] = &[
 ];
 
 /// Programs that begin a command.
-const PROGRAMS: [&str; 5] = ["kubectl ", "helm ", "cargo ", "LD_PRELOAD=", "nvidia-smi "];
+const PROGRAMS: [&str; 6] = [
+    "kubectl ",
+    "helm ",
+    "cargo ",
+    "LD_PRELOAD=",
+    "nvidia-smi ",
+    "curl ",
+];
 
 /// A command with the file that has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -162,7 +212,7 @@ pub struct Documented {
     pub command: String,
 }
 
-/// Returns the commands of README, of the guides and of libvgpu.
+/// Returns the commands of README, of the guides, of the reference and of libvgpu.
 ///
 /// # Errors
 /// When a file cannot be read.
@@ -171,11 +221,13 @@ pub fn commands() -> Result<Vec<Documented>> {
         PathBuf::from("README.md"),
         PathBuf::from("libvgpu/README.md"),
     ];
-    let directory = workspace_root().join("docs");
-    for entry in fs::read_dir(&directory).context("read docs")? {
-        let path = entry?.path();
-        if path.extension().is_some_and(|extension| extension == "md") {
-            files.push(path.strip_prefix(workspace_root())?.to_owned());
+    for directory in ["docs", "docs/reference"] {
+        let directory = workspace_root().join(directory);
+        for entry in fs::read_dir(&directory).context("read docs")? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|extension| extension == "md") {
+                files.push(path.strip_prefix(workspace_root())?.to_owned());
+            }
         }
     }
     files.sort();
@@ -215,7 +267,7 @@ fn read(file: &Path) -> Result<String> {
     fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))
 }
 
-/// Returns the commands of indented blocks and of blocks with the languages `sh` and `console`.
+/// Returns the commands of indented blocks, and of blocks with the languages `sh` and `console` or without a language.
 fn blocks(text: &str) -> Vec<String> {
     let mut lines = Vec::new();
     let mut fence: Option<bool> = None;
@@ -224,7 +276,7 @@ fn blocks(text: &str) -> Vec<String> {
         if let Some(language) = line.trim_start().strip_prefix("```") {
             fence = match fence {
                 Some(_) => None,
-                None => Some(matches!(language, "sh" | "console")),
+                None => Some(matches!(language, "" | "sh" | "console")),
             };
             is_block = false;
             continue;
@@ -273,13 +325,14 @@ mod tests {
     #[test]
     fn reads_commands_of_blocks() {
         let text = "Text:\n\n    kubectl get pods   # comment\n    helm install a \\\n        --set b=c\n\n- item\n    kubectl no block\n\n\
-                    ```yaml\nkubectl: no\n```\n```sh\ncargo build\n```\n";
+                    ```yaml\nkubectl: no\n```\n```sh\ncargo build\n```\n```\n$ kubectl version\nkubectl\n```\n";
         assert_eq!(
             blocks(text),
             [
                 "kubectl get pods",
                 "helm install a --set b=c",
-                "cargo build"
+                "cargo build",
+                "kubectl version"
             ]
         );
     }

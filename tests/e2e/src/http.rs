@@ -10,9 +10,25 @@ use anyhow::{Context as _, Result, bail};
 /// # Errors
 /// When the server does not answer with 200.
 pub fn get(host: &str, path: &str) -> Result<String> {
+    request(host, "GET", path, "")
+}
+
+/// Writes the body of `path` of the server at `host`, and returns the body of its answer.
+///
+/// # Errors
+/// When the server does not answer with 200.
+pub fn put(host: &str, path: &str, body: &str) -> Result<String> {
+    request(host, "PUT", path, body)
+}
+
+fn request(host: &str, method: &str, path: &str, body: &str) -> Result<String> {
     let mut stream = TcpStream::connect(host).with_context(|| format!("connect to {host}"))?;
-    // HTTP 1.0: the body is not chunked.
-    write!(stream, "GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n")?;
+    // HTTP 1.0: the body of the answer is not chunked.
+    let length = body.len();
+    write!(
+        stream,
+        "{method} {path} HTTP/1.0\r\nHost: {host}\r\nContent-Length: {length}\r\n\r\n{body}"
+    )?;
     let mut response = String::new();
     stream.read_to_string(&mut response)?;
     match response.split_once("\r\n\r\n") {

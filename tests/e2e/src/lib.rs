@@ -14,6 +14,7 @@ mod node;
 mod objects;
 mod plugin;
 mod program_output;
+pub mod prometheus;
 
 use std::ffi::OsStr;
 use std::path::PathBuf;

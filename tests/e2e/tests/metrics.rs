@@ -1,11 +1,11 @@
 //! The exporters, as Prometheus reads them: no complaint of promtool, and the labels of a shared claim.
 
 use std::collections::BTreeSet;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 use drava_cluster::process::{self, Limit};
-use drava_e2e::{TestCluster, wait};
+use drava_e2e::{TestCluster, http, wait};
 
 /// Returns the metrics of a pod of drava.
 fn scrape(cluster: &TestCluster, component: &str, port: u16) -> Result<String> {
@@ -110,4 +110,37 @@ fn labels_name_every_container_of_a_shared_claim() -> Result<()> {
     wait("no series of the claim", || {
         Ok((!scrape(&cluster, "driver", 9394)?.contains(&namespace)).then_some(()))
     })
+}
+
+#[test]
+fn log_filter_is_set_over_a_forwarded_port() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let port = http::free_port()?;
+    let mut forward = cluster.kubernetes().kubectl();
+    forward.args(["-n", "drava-system", "port-forward"]);
+    let ports = format!("{port}:9395");
+    let mut forward = forward
+        .args(["daemonset/drava-dra-driver", &ports])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .context("start kubectl port-forward")?;
+    let host = format!("127.0.0.1:{port}");
+    let set = || -> Result<()> {
+        let before = wait("the port is forwarded", || {
+            Ok(http::get(&host, "/log-filter").ok())
+        })?;
+        let filter = "info,drava_dra_driver=debug";
+        http::put(&host, "/log-filter", filter)?;
+        let shown = http::get(&host, "/log-filter")?;
+        http::put(&host, "/log-filter", before.trim())?;
+        let mut parts: Vec<&str> = shown.trim().split(',').collect();
+        parts.sort_unstable();
+        ensure!(parts == ["drava_dra_driver=debug", "info"], "{shown}");
+        Ok(())
+    };
+    let outcome = set();
+    forward.kill()?;
+    forward.wait()?;
+    outcome
 }

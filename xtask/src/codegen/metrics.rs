@@ -44,7 +44,7 @@ const DEBUGGING: &str = "
 `/log-filter` on port 9395 shows (GET) and sets (PUT) the log filter until the next restart. It is on loopback, because other
 pods must not change the log:
 
-```
+```sh
 kubectl -n drava-system port-forward <driver pod> 9395
 curl -X PUT --data info,drava_dra_driver=debug localhost:9395/log-filter
 ```
