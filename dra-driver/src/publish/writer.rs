@@ -93,7 +93,7 @@ struct Memory {
     published: Option<PublishedCards>,
     /// Whether this publisher has synchronized the slices.
     is_published: bool,
-    /// Features of the API server; `None` until a write showed a dropped field.
+    /// Features of the API server; `None` until the first write.
     features: Option<Features>,
     /// GPUs with a reported reason, by UUID.
     reported: BTreeMap<String, UnavailableReason>,
@@ -218,23 +218,27 @@ impl Publisher {
             self.devices.send_replace(devices(&desired(features)));
         }
         let owner = self.owner().await?;
-        if memory.has_dropped() {
-            let kept = self.probe(slices, &desired(Features::ALL), &owner).await?;
-            memory.features = Some(kept);
-        }
         let mut writes = 0;
+        // The API server may store the dropped fields again.
+        let mut features = Features::ALL;
         loop {
-            let features = memory.features.unwrap_or(Features::ALL);
             let pool = desired(features);
-            self.report_unavailable(&pool, memory);
             let existing = self.existing(slices).await?;
             let changes = diff::changes(&existing, &pool, &owner);
             let mut kept = features;
+            // Another client could allocate devices twice that have lost their counters or taints, however short the time.
             for change in &changes {
-                kept = kept.and(apply(slices, change, &mut memory.own).await?);
-                writes += 1;
+                kept = kept.and(dry_run(slices, change).await?);
             }
             if kept == features {
+                for change in &changes {
+                    kept = kept.and(apply(slices, change, &mut memory.own).await?);
+                    writes += 1;
+                }
+            }
+            let before = memory.features.replace(kept);
+            if kept == features {
+                self.report_unavailable(&pool, memory);
                 if let Some(published) = &mut memory.published {
                     published.set_published(&pool, &retained, Instant::now());
                 }
@@ -252,25 +256,11 @@ impl Publisher {
                 self.conditions.set(Condition::Published, state);
                 return Ok(writes);
             }
-            // Publish again without the dropped fields: devices without their counters would be allocated twice.
-            self.report_dropped(kept);
-            memory.features = Some(kept);
+            if before != Some(kept) {
+                self.report_dropped(kept);
+            }
+            features = kept;
         }
-    }
-
-    /// Returns the features that the API server stores at present.
-    async fn probe(
-        &self,
-        slices: &Api<ResourceSlice>,
-        pool: &Pool,
-        owner: &Owner,
-    ) -> Result<Features, SyncError> {
-        let existing = self.existing(slices).await?;
-        let mut kept = Features::ALL;
-        for change in &diff::changes(&existing, pool, owner) {
-            kept = kept.and(dry_run(slices, change).await?);
-        }
-        Ok(kept)
     }
 
     /// Returns the retained devices, without those that can be withdrawn.

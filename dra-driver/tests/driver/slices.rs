@@ -106,6 +106,9 @@ async fn publishes_whole_gpus_if_counters_are_dropped() {
     let devices = cluster.api.devices();
     let names: Vec<&Value> = devices.iter().map(|device| &device["name"]).collect();
     assert_eq!(names, ["gpu-0", "gpu-1"]);
+    // Not even for a moment, in which shares could be allocated besides the whole GPUs.
+    let uncounted = cluster.api.devices_ever_stored_without("consumesCounters");
+    assert_eq!(Vec::from_iter(uncounted), ["gpu-0", "gpu-1"]);
     let event = eventually("event", || {
         cluster
             .api
@@ -159,7 +162,9 @@ async fn publishes_nothing_in_managed_mode_without_taints() {
             "feature gate DRADeviceTaints is off; no device is published",
         )
         .await;
-    assert!(cluster.api.devices().is_empty());
+    // Not even for a moment, in which kube-scheduler could allocate the devices.
+    let untainted = cluster.api.devices_ever_stored_without("taints");
+    assert!(untainted.is_empty(), "{untainted:?}");
 
     cluster.api.drop_fields(&[]);
     let slices = cluster.api.slices();

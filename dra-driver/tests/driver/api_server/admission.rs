@@ -1,11 +1,25 @@
 //! Changes of written objects by the API server, and dry runs of writes.
 
+use std::collections::BTreeSet;
+
 use axum::response::{IntoResponse as _, Response};
 use serde_json::{Value, json};
 
-use super::ApiServer;
+use super::{ApiServer, SLICES};
 
 impl ApiServer {
+    /// Returns the names of all devices of which a slice was ever stored without this field.
+    pub(crate) fn devices_ever_stored_without(&self, field: &str) -> BTreeSet<String> {
+        let objects = self.objects();
+        let slices = objects.changes.iter();
+        let slices = slices.filter(|change| change.collection == SLICES);
+        let devices =
+            slices.filter_map(|change| change.event["object"]["spec"]["devices"].as_array());
+        let devices = devices.flatten().filter(|device| device[field].is_null());
+        let name = |device: &Value| device["name"].as_str().unwrap().to_owned();
+        devices.map(name).collect()
+    }
+
     /// Returns the object as it would be stored.
     pub(super) fn dry_run(&self, body: &Value) -> Response {
         let mut object = body.clone();
