@@ -220,6 +220,38 @@ async fn taints_lost_gpu_until_it_returns() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reports_same_health_to_older_kubelets() {
+    if lacks_device_files() {
+        return;
+    }
+    let cluster = TestCluster::new().await;
+    let (_running, plugin) = cluster.start_ready().await;
+    let mut streams = [
+        plugin.watch_health().await.unwrap(),
+        plugin.watch_health_v1alpha1().await.unwrap(),
+    ];
+    cluster
+        .gpus
+        .change(|inventory| drop(inventory.cards.remove(1)));
+    let mut reports = Vec::new();
+    for stream in &mut streams {
+        let unhealthy = loop {
+            let message = stream.next().await.unwrap().unwrap();
+            let devices = message.devices.into_iter();
+            let unhealthy = devices.filter(|one| one.health() == HealthStatus::Unhealthy);
+            let names = unhealthy.map(|one| (one.device.unwrap().device_name, one.message));
+            let names: Vec<_> = names.collect();
+            if !names.is_empty() {
+                break names;
+            }
+        };
+        assert_eq!(unhealthy.len(), 2, "{unhealthy:?}");
+        reports.push(unhealthy);
+    }
+    assert_eq!(reports[0], reports[1]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keeps_slices_and_reports_unknown_health_without_nvml() {
     if lacks_device_files() {
         return;

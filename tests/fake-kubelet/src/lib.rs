@@ -18,6 +18,7 @@ use drava_dra_driver::proto::dra_v1::dra_plugin_client::DraPluginClient;
 use drava_dra_driver::proto::dra_v1::{NodePrepareResourcesRequest, NodeUnprepareResourcesRequest};
 use drava_dra_driver::proto::health_v1::dra_resource_health_client::DraResourceHealthClient;
 use drava_dra_driver::proto::health_v1::{NodeWatchResourcesRequest, NodeWatchResourcesResponse};
+use drava_dra_driver::proto::health_v1alpha1::dra_resource_health_client::DraResourceHealthClient as DraResourceHealthClientV1alpha1;
 use drava_dra_driver::proto::registration::registration_client::RegistrationClient;
 use drava_dra_driver::proto::registration::{InfoRequest, PluginInfo, RegistrationStatus};
 use hyper_util::rt::TokioIo;
@@ -287,6 +288,18 @@ impl Plugin {
     /// If the call fails.
     pub async fn watch_health(&self) -> Result<Streaming<NodeWatchResourcesResponse>> {
         let mut client = DraResourceHealthClient::new(self.channel.clone());
+        Ok(client
+            .node_watch_resources(NodeWatchResourcesRequest {})
+            .await?
+            .into_inner())
+    }
+
+    /// Opens the health stream of `v1alpha1`, as older kubelets do.
+    ///
+    /// # Errors
+    /// If the call fails.
+    pub async fn watch_health_v1alpha1(&self) -> Result<Streaming<NodeWatchResourcesResponse>> {
+        let mut client = DraResourceHealthClientV1alpha1::new(self.channel.clone());
         Ok(client
             .node_watch_resources(NodeWatchResourcesRequest {})
             .await?
