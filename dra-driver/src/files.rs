@@ -54,12 +54,20 @@ pub fn remove_durably(path: &Path) -> io::Result<()> {
 
 /// Makes the entries of a directory durable.
 fn sync_dir(dir: &Path) -> io::Result<()> {
-    File::open(dir)?.sync_all()
+    sync(&File::open(dir)?, dir)
 }
 
 /// Creates a file and syncs its content.
 fn write_synced(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
-    write_new(path, bytes, mode)?.sync_all()
+    sync(&write_new(path, bytes, mode)?, path)
+}
+
+/// Waits until the disk has the file. The log has each call, because it may take many milliseconds.
+#[expect(clippy::disallowed_methods, reason = "the only caller")]
+fn sync(file: &File, path: &Path) -> io::Result<()> {
+    file.sync_all()?;
+    tracing::trace!(path = %path.display(), "synced to disk");
+    Ok(())
 }
 
 fn write_new(path: &Path, bytes: &[u8], mode: u32) -> io::Result<File> {

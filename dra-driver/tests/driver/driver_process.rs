@@ -81,11 +81,10 @@ impl DriverProcess {
             if response.contains(text) {
                 return response;
             }
-            let log = || fs::read_to_string(&self.log).unwrap();
             assert!(
                 Instant::now() < deadline,
                 "no {text:?} in {response:?}:\n{}",
-                log()
+                self.log()
             );
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
@@ -93,6 +92,11 @@ impl DriverProcess {
 
     pub(crate) async fn await_ready(&self) {
         self.await_readiness("HTTP/1.0 200").await;
+    }
+
+    /// Returns the lines that the program has logged.
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap()
     }
 
     /// Returns a field of `/proc/<pid>/status` in KiB.

@@ -12,6 +12,7 @@ mod coexistence;
 mod crash;
 mod delivery;
 mod driver_process;
+mod durability;
 mod enforcement_events;
 mod exporter;
 mod fixture;
