@@ -18,7 +18,7 @@ use std::time::SystemTime;
 use axum::Json;
 use axum::Router;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 use drava_api::metric::{self, CONTENT_TYPE};
@@ -32,6 +32,7 @@ use crate::gpu_health::HealthByGpu;
 
 pub mod aliases;
 pub mod claim_view;
+mod compression;
 pub mod debug_state;
 pub mod exposition;
 pub mod operations;
@@ -39,6 +40,7 @@ pub mod telemetry;
 
 use aliases::WithAliases;
 use claim_view::ClaimEntry;
+use compression::{GZIP, compressed};
 use exposition::{Now, Snapshot};
 use operations::Operations;
 use telemetry::GpuTable;
@@ -98,14 +100,23 @@ pub fn router(sources: Sources) -> Router {
         .with_state(sources)
 }
 
-async fn scrape(State(sources): State<Sources>) -> Response {
+async fn scrape(State(sources): State<Sources>, request: HeaderMap) -> Response {
     let snapshot = sources.snapshot();
     let text = match sources.aliases_of_node {
         Some(node) => metric::exposition(WithAliases { snapshot, node }),
         None => metric::exposition(snapshot),
     };
     match text {
-        Ok(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
+        Ok(text) => {
+            let content_type = [(header::CONTENT_TYPE, CONTENT_TYPE)];
+            match compressed(&request, &text) {
+                Some(bytes) => {
+                    let encoding = [(header::CONTENT_ENCODING, GZIP)];
+                    (content_type, encoding, bytes).into_response()
+                }
+                None => (content_type, text).into_response(),
+            }
+        }
         Err(error) => {
             tracing::error!(%error, "cannot encode the metrics");
             StatusCode::INTERNAL_SERVER_ERROR.into_response()
