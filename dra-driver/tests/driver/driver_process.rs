@@ -45,6 +45,8 @@ impl DriverProcess {
                 format!("--log-filter-listen={}", free_address()),
             ])
             .env("KUBECONFIG", kubeconfig)
+            // As in the chart.
+            .env("MALLOC_ARENA_MAX", "2")
             .env("RUST_LOG", "warn")
             .envs(variables.iter().copied())
             .stdin(Stdio::null())
