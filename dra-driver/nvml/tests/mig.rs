@@ -10,7 +10,7 @@ use simulator_machine::description::{A30X2, H100X2, RTX_PRO_6000X2};
 use simulator_machine::kernel::Faults;
 use simulator_machine::protocol::{CardIndex, ClientKind, InstanceId, MigRequest, Reply, Request};
 use simulator_machine::root::DriverRoot;
-use simulator_machine::testing::Machine;
+use simulator_machine::testing::{Machine, skips_without_root};
 
 /// A machine whose first GPU is in MIG mode.
 struct MigMachine {
@@ -74,6 +74,9 @@ fn request(
 
 #[test]
 fn lists_instances_until_they_are_destroyed() {
+    if skips_without_root() {
+        return;
+    }
     let node = MigMachine::start(H100X2);
     let large = node.create("3g.40gb", 4).unwrap();
     let small = node.create("1g.10gb", 0).unwrap();
@@ -100,6 +103,9 @@ fn lists_instances_until_they_are_destroyed() {
 
 #[test]
 fn creates_every_placement_of_every_profile() {
+    if skips_without_root() {
+        return;
+    }
     for yaml in [A30X2, H100X2, RTX_PRO_6000X2] {
         let node = MigMachine::start(yaml);
         for profile in &node.profiles {
@@ -124,6 +130,9 @@ fn creates_every_placement_of_every_profile() {
 
 #[test]
 fn rejects_placement_in_use_without_residue() {
+    if skips_without_root() {
+        return;
+    }
     let node = MigMachine::start(H100X2);
     let first = node.create("4g.40gb", 0).unwrap();
     assert_eq!(
@@ -135,6 +144,9 @@ fn rejects_placement_in_use_without_residue() {
 
 #[test]
 fn reports_rejection_by_the_driver() {
+    if skips_without_root() {
+        return;
+    }
     let node = MigMachine::start(H100X2);
     let faults = Faults {
         refuses_instances: true,
@@ -153,6 +165,9 @@ fn reports_rejection_by_the_driver() {
 
 #[test]
 fn destroys_instance_only_after_its_process_exits() {
+    if skips_without_root() {
+        return;
+    }
     let node = MigMachine::start(H100X2);
     let created = node.create("1g.10gb", 2).unwrap();
     let root = DriverRoot::new(node.machine.root());

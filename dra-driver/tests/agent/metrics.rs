@@ -1,6 +1,5 @@
 //! Metrics of shares by the agent, and telemetry of GPUs, on a simulated machine.
 
-use std::io::Write as _;
 use std::sync::Arc;
 
 use drava_dra_driver::agent::share_metrics::{CounterTotals, ShareMetrics};
@@ -17,7 +16,7 @@ use drava_vgpu_abi::{ComputePolicy, Limits};
 use simulator_machine::control::Command;
 use simulator_machine::description::H100X2;
 use simulator_machine::protocol::{CardEvent, CardIndex};
-use simulator_machine::testing::Machine;
+use simulator_machine::testing::{Machine, skips_without_root};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -169,14 +168,11 @@ fn measures_utilization_over_last_period() {
 
 #[test]
 fn reads_sensors_and_counts_xids_of_gpus() {
+    if skips_without_root() {
+        return;
+    }
     let machine = Machine::start(H100X2).unwrap();
     let root = machine.root().to_owned();
-    if !rustix::process::geteuid().is_root() {
-        // To stderr directly: `eprintln!` is captured for passing tests.
-        let line =
-            b"skipped: reads_sensors_and_counts_xids_of_gpus: device files of GPUs require root\n";
-        return std::io::stderr().write_all(line).unwrap();
-    }
     let source = Source::nvml(root.clone(), root.clone());
     let thread = InventoryThread::start(source, Box::new(Recorded::default)).unwrap();
     let open = move || {

@@ -34,6 +34,9 @@ async fn scrape(address: SocketAddr, what: &str, is_wanted: impl Fn(&str) -> boo
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn serves_claims_pods_and_operations() {
+    if lacks_device_files() {
+        return;
+    }
     let cluster = TestCluster::new().await;
     let config = Config {
         listen: free_address(),

@@ -1,7 +1,7 @@
 //! A node in a temporary directory, with the driver's directories and unprivileged fake mounts.
 
 use std::collections::BTreeSet;
-use std::io::{self, Write as _};
+use std::io;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -20,6 +20,7 @@ use drava_dra_driver::prepare::effects::{Effects, NodeAccess, NodeEffects, Tmpfs
 use drava_dra_driver::prepare::record::ClaimRecord;
 use drava_dra_driver::selinux::Labels;
 use k8s_openapi::api::resource::v1::ResourceClaim;
+use simulator_machine::testing::skip;
 use tempfile::TempDir;
 
 use crate::cluster::FakeGpus;
@@ -285,10 +286,6 @@ pub(crate) fn lacks_device_files() -> bool {
     if std::fs::metadata(&node).is_ok_and(|node| node.file_type().is_char_device()) {
         return false;
     }
-    let test = std::thread::current();
-    let test = test.name().unwrap_or("a test");
-    let line = format!("skipped: {test}: device files need root\n");
-    // `eprintln!` would be hidden for a test that passes.
-    std::io::stderr().write_all(line.as_bytes()).unwrap();
+    skip("device files need root");
     true
 }

@@ -257,6 +257,9 @@ fn publishes_partitions_of_all_machines_within_api_limits() {
 /// Two partitions fit together if the counters suffice for both, and only then.
 #[test]
 fn counters_admit_exactly_the_pairs_that_the_gpu_admits() {
+    if lacks_device_files() {
+        return;
+    }
     for yaml in [A30X2, &a100x2(), H100X2, RTX_PRO_6000X2] {
         let node = PartitionedNode::start(yaml);
         let card = node.card(0);
@@ -293,6 +296,9 @@ fn counters_admit_exactly_the_pairs_that_the_gpu_admits() {
 
 #[test]
 fn blocks_devices_that_foreign_instances_exclude() {
+    if lacks_device_files() {
+        return;
+    }
     let node = PartitionedNode::start(&a100x2());
     let foreign = node.create_foreign("1g.5gb+me", 2);
     let plan = CardPlan::new(node.card(0), 0, false, &[foreign], &CardSettings::default());

@@ -6,7 +6,7 @@
 //! second. `DRAVA_SIMULATOR_BUILT=DIR` names a directory with all of them, for tests without cargo.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -183,6 +183,26 @@ fn serve(machine_file: &Path, root: &Path) -> anyhow::Result<Child> {
         bail!("simulator-machine exited before it was ready ({status}): {messages}");
     }
     Ok(daemon)
+}
+
+/// Returns whether this process lacks root, which device files and MIG instances require, and then reports the present test
+/// as skipped.
+#[must_use]
+pub fn skips_without_root() -> bool {
+    let lacks_root = !rustix::process::geteuid().is_root();
+    if lacks_root {
+        skip("needs root");
+    }
+    lacks_root
+}
+
+/// Reports the present test as skipped.
+pub fn skip(reason: &str) {
+    let thread = std::thread::current();
+    let test = thread.name().unwrap_or("a test");
+    // `eprintln!` would be hidden for a test that passes. No test fails because standard error is closed.
+    let line = format!("skipped: {test}: {reason}\n");
+    let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
 /// Returns the directory with daemon and libraries, built on the first call.

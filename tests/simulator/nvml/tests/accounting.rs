@@ -13,7 +13,7 @@ use simulator_machine::client::Connection;
 use simulator_machine::description::{A100_80X8, H100X2, T4};
 use simulator_machine::protocol::{CardIndex, ClientKind, MigReply, MigRequest, Reply, Request};
 use simulator_machine::root::DriverRoot;
-use simulator_machine::testing::Machine;
+use simulator_machine::testing::{Machine, skips_without_root};
 
 const INVALID_ARGUMENT: c_uint = 2;
 const NOT_SUPPORTED: c_uint = 3;
@@ -104,6 +104,9 @@ fn stats(
 
 #[test]
 fn keeps_accounting_of_ended_processes() -> anyhow::Result<()> {
+    if skips_without_root() {
+        return Ok(());
+    }
     let machine = Machine::start(H100X2)?;
     let (library, device) = open(&machine)?;
     let mode = || {
