@@ -58,6 +58,11 @@ pub async fn lead(
         health,
         stop: stop.clone(),
     };
+    let health = Arc::clone(&executor.health);
+    executor
+        .writer
+        .wait_until_holder(|| health.planning_runs())
+        .await;
     let mut observations = watches::all(&client);
     metrics.set_leading(true);
     let mut report_at = Instant::now();

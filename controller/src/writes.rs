@@ -5,7 +5,8 @@
 //! the next step, and a metadata write changes the resource version, so that the request cannot be executed any more.
 //!
 //! The admission policy of the chart rejects writes of a replica that does not hold the lease. The API server learns a new
-//! holder with a delay, so the first write of a term is preceded by a dry run, which is repeated until it is accepted.
+//! holder with a delay, and until then executes late writes of the previous one. So a term starts with a dry run, which is
+//! repeated until it is accepted, and only then lists the claims.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -71,6 +72,11 @@ enum WriteError {
     /// Allocated by another controller.
     #[error("claim {0}: another controller has allocated the claim")]
     AllocatedElsewhere(String, Box<ResourceClaim>),
+    /// The claim has changed after a write without a response: it may have been allocated and released since.
+    #[error(
+        "claim {0}: the claim has changed since its allocation was written without a response; allocating it again"
+    )]
+    PossiblyReleased(String, Box<ResourceClaim>),
     /// Reserved while it was being released.
     #[error("claim {0}: cannot release the allocation: the claim is reserved")]
     Reserved(String, Box<ResourceClaim>),
@@ -107,7 +113,9 @@ impl WriteError {
     /// Returns the newest version of the claim if it is known.
     fn into_claim(self) -> Option<ResourceClaim> {
         match self {
-            Self::AllocatedElsewhere(_, claim) | Self::Reserved(_, claim) => Some(*claim),
+            Self::AllocatedElsewhere(_, claim)
+            | Self::PossiblyReleased(_, claim)
+            | Self::Reserved(_, claim) => Some(*claim),
             _ => None,
         }
     }
@@ -130,6 +138,12 @@ impl Writer {
             stop,
             timing,
         }
+    }
+
+    /// Waits until the API server admits writes of this replica, and so none of an earlier holder any more. What is listed
+    /// afterwards has all writes of earlier holders. Reports to `attempted` before each attempt.
+    pub async fn wait_until_holder(&self, attempted: impl Fn()) {
+        self.requests.wait_until_holder(attempted).await;
     }
 
     /// Writes the allocations of a job, all or none.
@@ -208,7 +222,8 @@ impl Writer {
     ) -> Result<ResourceClaim, WriteError> {
         let mut claim = write.claim.as_ref().clone();
         for _ in 0..CONFLICT_LIMIT {
-            let response = if is_prepared(&claim, pod_uid, &write.placement_reason) {
+            let is_status = is_prepared(&claim, pod_uid, &write.placement_reason);
+            let response = if is_status {
                 self.requests
                     .patch_status(&claim, json!({"allocation": write.allocation}))
                     .await
@@ -220,12 +235,22 @@ impl Writer {
                     )
                     .await
             };
+            let is_unknown = is_status && matches!(response, Response::Unknown(_));
+            let written = claim.metadata.resource_version.clone();
             claim = self.newest(claim, response).await?;
             if has_allocation(&claim, &write.allocation) {
                 return Ok(claim);
             }
             if is_allocated(&claim) {
                 return Err(WriteError::AllocatedElsewhere(
+                    name_of(&claim),
+                    Box::new(claim),
+                ));
+            }
+            // Its devices are no longer reserved for this job once an allocation was observed.
+            if is_unknown && annotation(&claim, names::WRITE_FENCE_ANNOTATION) != written.as_deref()
+            {
+                return Err(WriteError::PossiblyReleased(
                     name_of(&claim),
                     Box::new(claim),
                 ));

@@ -15,7 +15,7 @@ use drava_allocator::placement::Policies;
 use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy};
 use futures::FutureExt;
 use kube::Client;
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -53,6 +53,8 @@ struct Replica {
     id: usize,
     state: State,
     executor: Executor,
+    /// The wait until the server admits writes of this replica.
+    admission: Option<JoinHandle<()>>,
     /// Next change of the history to observe.
     cursor: usize,
     stop: CancellationToken,
@@ -60,7 +62,7 @@ struct Replica {
 }
 
 impl Replica {
-    /// Starts to lead from complete lists.
+    /// Starts a term, without lists yet.
     fn start(id: usize, server: &Arc<Mutex<Server>>) -> Self {
         let client = Client::new(server::service(id, server), "default");
         let term_ended = Arc::new(AtomicBool::new(false));
@@ -91,10 +93,13 @@ impl Replica {
             shares += 1;
             format!("share-{id}-{shares}")
         });
+        let writer = executor.writer.clone();
+        let admission = tokio::spawn(async move { writer.wait_until_holder(|| {}).await });
         let mut replica = Self {
             id,
             state: State::new(Planner::new(settings, share_ids)),
             executor,
+            admission: Some(admission),
             cursor: 0,
             stop,
             term_ended,
@@ -104,11 +109,22 @@ impl Replica {
             replica.observe(Observation::Node(Change::Applied(Box::new(node(name)))));
             replica.observe(Observation::Slice(Change::Applied(Box::new(slice(name)))));
         }
-        replica.list(&server.lock().unwrap());
-        for kind in Kind::ALL {
-            replica.observe(Observation::Listed(kind));
-        }
         replica
+    }
+
+    /// Reads complete lists once the server admits writes of this replica. Returns whether that has happened.
+    fn is_listed(&mut self, server: &Server) -> bool {
+        if self
+            .admission
+            .take_if(|admission| admission.is_finished())
+            .is_some()
+        {
+            self.list(server);
+            for kind in Kind::ALL {
+                self.observe(Observation::Listed(kind));
+            }
+        }
+        self.admission.is_none()
     }
 
     fn observe(&mut self, observation: Observation) {
@@ -202,6 +218,10 @@ impl Cluster {
     }
 
     fn lead(&mut self, is_faulty: bool) {
+        let server = Arc::clone(&self.server);
+        if !self.leader.is_listed(&server.lock().unwrap()) {
+            return;
+        }
         match self.phase {
             Phase::Leads if is_faulty && self.random.chance(1) => {
                 self.leader.stop.cancel();

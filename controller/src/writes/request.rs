@@ -6,7 +6,7 @@ use drava_api::error::describe;
 use drava_api::leader::LEADER_NAME;
 use drava_api::names;
 use k8s_openapi::api::resource::v1::ResourceClaim;
-use kube::api::{Patch, PatchParams};
+use kube::api::{ListParams, Patch, PatchParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
@@ -87,23 +87,57 @@ impl ClaimRequests {
         self.response(api.patch(name, parameters, &patch)).await
     }
 
+    /// Waits until the API server admits writes of this replica, and so none of an earlier holder any more. A list that is
+    /// read afterwards has all writes of earlier holders. Reports to `attempted` before each attempt.
+    ///
+    /// Without claims there is nothing to wait for: an earlier holder can write only claims that it has observed. A missing
+    /// permission is reported at the claim whose write fails.
+    pub(super) async fn wait_until_holder(&self, attempted: impl Fn()) {
+        let claims: Api<ResourceClaim> = Api::all(self.client.clone());
+        // Without a resource version, the list is consistent.
+        let any = ListParams::default().limit(1);
+        let mut rejections = 0;
+        while !self.stop.is_cancelled() {
+            attempted();
+            match tokio::time::timeout(self.timing.request_timeout, claims.list(&any)).await {
+                Ok(Ok(list)) => {
+                    let Some(claim) = list.items.first() else {
+                        return;
+                    };
+                    match self.try_write(claim, &mut rejections).await {
+                        Response::Success(_) => {
+                            // Another writer may have set it.
+                            let _ = self.admitted.set(());
+                            return;
+                        }
+                        Response::Failed(
+                            Failure::Forbidden(_) | Failure::Rejected(_) | Failure::NotSent,
+                        ) => return,
+                        // The claim was deleted or changed meanwhile, or the outcome is unknown.
+                        Response::Failed(Failure::NotFound | Failure::NotHolder)
+                        | Response::Conflict
+                        | Response::Unknown(_) => {}
+                    }
+                }
+                Ok(Err(error)) => {
+                    tracing::warn!(error = describe(&error), "cannot list claims; retrying");
+                }
+                Err(_) => tracing::warn!("cannot list claims: request timed out; retrying"),
+            }
+            tokio::select! {
+                () = tokio::time::sleep(self.timing.first_retry) => {}
+                () = self.stop.cancelled() => {}
+            }
+        }
+    }
+
     /// Waits until the API server accepts a dry-run write of this replica. Returns the response if it is another one.
     async fn wait_until_admitted(&self, claim: &ResourceClaim) -> Result<(), Response> {
-        let dry_run = PatchParams {
-            dry_run: true,
-            ..parameters()
-        };
         let admission = || async {
-            for attempt in 1_u32.. {
-                match self.send_metadata(claim, &fence(claim), &dry_run).await {
-                    Response::Success(_) => break,
-                    Response::Failed(Failure::NotHolder) if attempt.is_multiple_of(WARN_AFTER) => {
-                        tracing::warn!(
-                            policy = LEASE_POLICY,
-                            "admission rejects writes of this replica, although it holds the Lease: compare the holder of \
-                             GpuControllerLeader {LEADER_NAME} with the Lease"
-                        );
-                    }
+            let mut rejections = 0;
+            loop {
+                match self.try_write(claim, &mut rejections).await {
+                    Response::Success(_) => return Ok(()),
                     Response::Failed(Failure::NotHolder) | Response::Unknown(_) => {}
                     other => return Err(other),
                 }
@@ -112,9 +146,28 @@ impl ClaimRequests {
                     () = self.stop.cancelled() => return Err(Response::Failed(Failure::NotSent)),
                 }
             }
-            Ok(())
         };
         self.admitted.get_or_try_init(admission).await.map(|_| ())
+    }
+
+    /// Sends a dry-run write. Counts the rejections by the admission policy and warns of many.
+    async fn try_write(&self, claim: &ResourceClaim, rejections: &mut u32) -> Response {
+        let dry_run = PatchParams {
+            dry_run: true,
+            ..parameters()
+        };
+        let response = self.send_metadata(claim, &fence(claim), &dry_run).await;
+        if matches!(response, Response::Failed(Failure::NotHolder)) {
+            *rejections += 1;
+            if rejections.is_multiple_of(WARN_AFTER) {
+                tracing::warn!(
+                    policy = LEASE_POLICY,
+                    "admission rejects writes of this replica, although it holds the Lease: compare the holder of \
+                     GpuControllerLeader {LEADER_NAME} with the Lease"
+                );
+            }
+        }
+        response
     }
 
     pub(super) async fn patch_status(&self, claim: &ResourceClaim, status: Value) -> Response {

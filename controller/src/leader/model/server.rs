@@ -334,6 +334,12 @@ impl Server {
         if request.path.ends_with("/events") {
             return Ok((StatusCode::CREATED, request.body.clone()));
         }
+        if request.method == Method::GET && request.path.ends_with("/resourceclaims") {
+            let items: Vec<&Value> = self.claims.values().take(1).collect();
+            let list =
+                json!({"metadata": {"resourceVersion": self.version.to_string()}, "items": items});
+            return Ok((StatusCode::OK, list));
+        }
         let (name, is_status) = request.target();
         if request.method == Method::GET {
             let found = self.claims.get(name).cloned();

@@ -1,5 +1,6 @@
 //! Writes of allocations under faults.
 
+use std::cell::Cell;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -255,6 +256,37 @@ async fn writes_only_after_accepted_dry_run() {
 }
 
 #[tokio::test]
+async fn term_starts_when_a_dry_run_is_accepted() {
+    let denial = "admission policy 'drava-controller-lease' denied request";
+    let (writer, server) = start(&[claim("a", "1Gi")], &[], &CancellationToken::new());
+    server.lock().unwrap().dry_run_faults = [
+        Fault::Status(422, denial),
+        Fault::Status(409, "the object has been modified"),
+        Fault::Status(422, denial),
+    ]
+    .into();
+    let attempts = Cell::new(0);
+    writer
+        .wait_until_holder(|| attempts.set(attempts.get() + 1))
+        .await;
+    assert_eq!(attempts.get(), 4);
+    assert!(server.lock().unwrap().log.is_empty(), "nothing is written");
+}
+
+#[tokio::test]
+async fn term_starts_at_once_without_claims_or_permission() {
+    let (writer, _) = start(&[], &[], &CancellationToken::new());
+    writer.wait_until_holder(|| {}).await;
+    let (writer, server) = start(&[claim("a", "1Gi")], &[], &CancellationToken::new());
+    server.lock().unwrap().dry_run_faults = [Fault::Status(403, "no")].into();
+    writer.wait_until_holder(|| {}).await;
+    let ended = CancellationToken::new();
+    ended.cancel();
+    let (writer, _) = start(&[claim("a", "1Gi")], &[], &ended);
+    writer.wait_until_holder(|| panic!("no attempt")).await;
+}
+
+#[tokio::test]
 async fn reports_no_event_if_policy_rejects_write() {
     let denial = Fault::Status(
         422,
@@ -292,6 +324,20 @@ async fn abandoned_write_is_not_executed_late() {
         server.lock().unwrap().execute_late();
         assert_eq!(device_of(&server, "a"), None, "{faults:?}");
     }
+}
+
+#[tokio::test]
+async fn writes_no_allocation_again_after_its_release() {
+    let (outcome, server) = allocate_with(&[Fault::None, Fault::ReleasedAfter]).await;
+    let failure = outcome.failure.unwrap();
+    assert!(
+        failure.message.ends_with("allocating it again"),
+        "{}",
+        failure.message
+    );
+    assert!(!failure.is_reportable);
+    assert_eq!(outcome.claims.len(), 1, "the newest version is known");
+    assert_eq!(device_of(&server, "a"), None);
 }
 
 #[tokio::test]

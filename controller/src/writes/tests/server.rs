@@ -27,6 +27,8 @@ pub(super) enum Fault {
     None,
     /// The request is executed, but the response is lost.
     ResponseLost,
+    /// The write is executed, its response is lost, and the claim is released before it is read back.
+    ReleasedAfter,
     /// The request is lost.
     RequestLost,
     /// The response is lost, and the request is executed after the last one of the test.
@@ -78,6 +80,10 @@ impl Server {
         }
         let mut parts = path.rsplit('/');
         let last = parts.next().unwrap();
+        if last == "resourceclaims" {
+            let items: Vec<&Value> = self.objects.values().take(1).collect();
+            return Ok((StatusCode::OK, json!({"metadata": {}, "items": items})));
+        }
         let (name, status) = if last == "status" {
             (parts.next().unwrap(), true)
         } else {
@@ -89,7 +95,7 @@ impl Server {
             if status { "/status" } else { "" }
         ));
         match fault {
-            Fault::None | Fault::ResponseLost => {}
+            Fault::None | Fault::ResponseLost | Fault::ReleasedAfter => {}
             Fault::RequestLost => return Err("connection reset".to_owned()),
             Fault::Late => {
                 self.late
@@ -112,7 +118,10 @@ impl Server {
             Fault::Status(code, message) => return Ok(failure(code, message)),
         }
         let response = self.apply(method, name, status, body);
-        if fault == Fault::ResponseLost {
+        if fault == Fault::ReleasedAfter {
+            self.put(name, |object| object["status"] = json!({}));
+        }
+        if matches!(fault, Fault::ResponseLost | Fault::ReleasedAfter) {
             Err("connection reset".to_owned())
         } else {
             Ok(response)

@@ -11,7 +11,14 @@ use simulator_machine::testing::Machine;
 /// Source directory of nvml-wrapper-sys.
 fn bindings() -> anyhow::Result<PathBuf> {
     let output = Command::new(env!("CARGO"))
-        .args(["metadata", "--format-version=1", "--offline"])
+        // Crates of other platforms may never have been fetched.
+        .args([
+            "metadata",
+            "--format-version=1",
+            "--offline",
+            "--filter-platform",
+        ])
+        .arg(format!("{}-unknown-linux-gnu", std::env::consts::ARCH))
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()?;
     let metadata: serde_json::Value = serde_json::from_slice(&output.stdout)?;

@@ -20,7 +20,7 @@ use simulator_machine::protocol::{
     CardIndex, ClientKind, ContextId, InstanceId, MigRequest, Reply, Request,
 };
 use simulator_machine::root::DriverRoot;
-use simulator_machine::testing::{Machine, python};
+use simulator_machine::testing::{Machine, python, skips_without_root};
 
 const SUCCESS: nvmlReturn_t = 0;
 const INVALID_ARGUMENT: nvmlReturn_t = 2;
@@ -187,6 +187,9 @@ impl Mig {
 
 #[test]
 fn capability_files_follow_live_instances() -> anyhow::Result<()> {
+    if skips_without_root() {
+        return Ok(());
+    }
     let (mig, card) = Mig::partitioned(A30X2)?;
     let root = mig.machine.root().to_owned();
     let capabilities = root.join("proc/driver/nvidia/capabilities");
@@ -243,6 +246,9 @@ fn gpu_instance_id(mig: &Mig, instance: nvmlGpuInstance_t) -> c_uint {
 
 #[test]
 fn creates_lists_and_destroys_instances() -> anyhow::Result<()> {
+    if skips_without_root() {
+        return Ok(());
+    }
     let (mig, card) = Mig::partitioned(H100X2)?;
     assert_eq!(mig.mode(card), (1, 1));
     assert_eq!(mig.device(card, 0), Err(NOT_FOUND));
@@ -334,6 +340,9 @@ fn creates_lists_and_destroys_instances() -> anyhow::Result<()> {
 
 #[test]
 fn rejects_instances_on_a_full_gpu_and_used_placements() -> anyhow::Result<()> {
+    if skips_without_root() {
+        return Ok(());
+    }
     let (mig, card) = Mig::partitioned(H100X2)?;
     let place = |start, size| {
         let placement = nvmlGpuInstancePlacement_t { start, size };
@@ -381,6 +390,9 @@ fn rejects_instances_on_a_full_gpu_and_used_placements() -> anyhow::Result<()> {
 
 #[test]
 fn keeps_instances_in_use_and_lists_their_processes() -> anyhow::Result<()> {
+    if skips_without_root() {
+        return Ok(());
+    }
     let (mig, card) = Mig::partitioned(H100X2)?;
     let devices: Vec<_> = (0..2)
         .map(|index| {
@@ -427,6 +439,9 @@ fn keeps_instances_in_use_and_lists_their_processes() -> anyhow::Result<()> {
 
 #[test]
 fn refuses_instances_on_demand() -> anyhow::Result<()> {
+    if skips_without_root() {
+        return Ok(());
+    }
     let (mig, card) = Mig::partitioned(H100X2)?;
     let faults = Faults {
         refuses_instances: true,
