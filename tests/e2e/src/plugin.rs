@@ -1,6 +1,6 @@
 //! `kubectl drava` as a user runs it.
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -26,6 +26,26 @@ impl TestCluster {
     /// When it is not built.
     pub fn plugin(&self) -> Result<PathBuf> {
         program()
+    }
+
+    /// Returns whether the API server serves DeviceTaintRules, which `cordon` and `drain` write: since Kubernetes 1.37.
+    /// Otherwise reports `what` as skipped.
+    ///
+    /// # Errors
+    /// When kubectl fails.
+    pub fn has_taint_rules(&self, what: &str) -> Result<bool> {
+        let served = self.kubectl([
+            "api-resources",
+            "--api-group=resource.k8s.io",
+            "--output=name",
+        ])?;
+        let is_served = served.contains("devicetaintrules");
+        if !is_served {
+            // `eprintln!` would be hidden for a test that passes.
+            let line = format!("skipped: {what}: the API server serves no DeviceTaintRules\n");
+            std::io::stderr().write_all(line.as_bytes())?;
+        }
+        Ok(is_served)
     }
 
     /// Runs `kubectl drava` with the administrator's credentials.
