@@ -1,5 +1,5 @@
 //! Publishes core/v1 Events and conditions of pods. A failure is logged and blocks nothing; an event that may succeed later
-//! is returned.
+//! is returned, and the write of a condition is repeated.
 
 use drava_api::error::describe;
 use jiff::Timestamp;
@@ -9,10 +9,16 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::json;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
+use self::condition_retries::ConditionRetries;
 use crate::event::PendingEvent;
 use crate::pod_condition::PodConditionUpdate;
 use crate::writes::FIELD_MANAGER;
+
+mod condition_retries;
+#[cfg(test)]
+mod tests;
 
 /// Maximum number of queued events.
 const QUEUE_LENGTH: usize = 4096;
@@ -42,17 +48,29 @@ impl EventPublisher {
         let (queue, mut reports) = mpsc::channel(QUEUE_LENGTH);
         let (failures, failed) = mpsc::channel(QUEUE_LENGTH);
         tokio::spawn(async move {
-            while let Some(report) = reports.recv().await {
-                let event = match report {
-                    Report::Event(event) => publish(&client, event).await,
-                    Report::Condition(update) => {
-                        write_condition(&client, update).await;
-                        None
+            let mut retries = ConditionRetries::default();
+            loop {
+                let report = tokio::select! {
+                    report = reports.recv() => report,
+                    () = at(retries.next_due()) => {
+                        if let Some(update) = retries.start_due(Instant::now()) {
+                            write_or_repeat(&client, update, &mut retries).await;
+                        }
+                        continue;
                     }
                 };
-                if let Some(event) = event {
-                    // The channel is closed when the leader stops; the next leader publishes its own events.
-                    let _ = failures.try_send(event);
+                match report {
+                    Some(Report::Event(event)) => {
+                        if let Some(event) = publish(&client, event).await {
+                            // The channel is closed when the leader stops; the next leader publishes its own events.
+                            let _ = failures.try_send(event);
+                        }
+                    }
+                    Some(Report::Condition(update)) => {
+                        retries.forget(&update);
+                        write_or_repeat(&client, update, &mut retries).await;
+                    }
+                    None => return,
                 }
             }
         });
@@ -106,14 +124,51 @@ async fn publish(client: &Client, pending: PendingEvent) -> Option<PendingEvent>
         reason = event.reason,
         "cannot publish an event"
     );
-    // A rejected event, for example of a deleted namespace, is rejected again.
-    let is_rejected = matches!(&error, kube::Error::Api(status)
-        if (400..500).contains(&status.code) && ![408, 429].contains(&status.code));
-    (!is_rejected).then_some(pending)
+    (!is_rejected(&error)).then_some(pending)
+}
+
+/// Waits until this time; forever without a time.
+async fn at(due: Option<Instant>) {
+    match due {
+        Some(due) => tokio::time::sleep_until(due).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Returns whether the API server would reject the request again, for example of a deleted namespace.
+fn is_rejected(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status)
+        if (400..500).contains(&status.code) && ![408, 429].contains(&status.code))
+}
+
+/// Writes a condition, and again later if the failure is temporary.
+async fn write_or_repeat(
+    client: &Client,
+    update: PodConditionUpdate,
+    retries: &mut ConditionRetries,
+) {
+    let Err(error) = write_condition(client, &update).await else {
+        return retries.forget(&update);
+    };
+    let (namespace, pod) = (update.pod.namespace.clone(), update.pod.name.clone());
+    let is_repeated = if is_rejected(&error) {
+        retries.forget(&update);
+        false
+    } else {
+        retries.failed(update, Instant::now())
+    };
+    let error = describe(&error);
+    tracing::warn!(
+        error,
+        namespace,
+        pod,
+        is_repeated,
+        "cannot write the condition of a pod"
+    );
 }
 
 /// Writes a condition of the pod of this UID. The admission policy `drava-controller-pod-status` allows no other change.
-async fn write_condition(client: &Client, update: PodConditionUpdate) {
+async fn write_condition(client: &Client, update: &PodConditionUpdate) -> kube::Result<()> {
     let PodConditionUpdate { pod, condition } = update;
     let namespace = pod.namespace.as_deref().unwrap_or("default");
     let name = pod.name.as_deref().unwrap_or_default();
@@ -125,15 +180,10 @@ async fn write_condition(client: &Client, update: PodConditionUpdate) {
     };
     let patch = Patch::Strategic(&patch);
     match pods.patch_status(name, &parameters, &patch).await {
-        Ok(_) => {}
+        Ok(_) => Ok(()),
         // Deleted, or replaced by a pod of the same name.
-        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
-        Err(error) => tracing::warn!(
-            error = describe(&error),
-            namespace,
-            pod = name,
-            "cannot write the condition of a pod"
-        ),
+        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
+        Err(error) => Err(error),
     }
 }
 
@@ -174,16 +224,4 @@ fn truncate(text: &str, limit: usize) -> &str {
         end -= 1;
     }
     text.get(..end).unwrap_or_default()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn truncates_at_character_boundary() {
-        assert_eq!(truncate("abc", 2), "ab");
-        assert_eq!(truncate("aé", 2), "a");
-        assert_eq!(truncate("a", 2), "a");
-    }
 }

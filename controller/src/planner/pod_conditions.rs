@@ -8,7 +8,8 @@ use crate::pod_condition::{self, PodConditionUpdate};
 
 impl Planner {
     /// Adds the writes of conditions: of each pod that an event reports as unschedulable, and of the pods that no longer wait.
-    /// The limits of events hold for them, too; a write that fails is repeated with the next event or change of the pod.
+    /// The limits of events hold for them, too. The publisher repeats failed writes for a while; then they are repeated with
+    /// the next event or change of the pod.
     pub(super) fn write_pod_conditions(&mut self, time: &DecisionTime, actions: &mut Vec<Action>) {
         let now = time.time.0;
         let of_event = |action: &Action| -> Option<PodConditionUpdate> {
