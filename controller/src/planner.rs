@@ -161,6 +161,9 @@ impl Planner {
         self.pod_groups.resolve(&mut pod);
         let uid = pod.metadata.uid.clone().unwrap_or_default();
         if drava_allocator::cluster::is_finished(&pod) {
+            if self.live_pods.get(&uid).is_none() {
+                self.ended_pods.insert_finished(&uid, &pod);
+            }
             self.pod_removed(&uid);
             return;
         }
@@ -442,7 +445,7 @@ impl Planner {
         }
         self.release_unreserved(time.instant, &mut actions);
         self.end_incomplete_gangs(time.instant, &mut actions);
-        self.review_reservations(time.instant);
+        self.review_reservations(time);
         self.decide_due(time, &mut actions);
         self.write_quota_statuses(time, &mut actions);
         self.write_policy_statuses(time, &mut actions);

@@ -74,6 +74,15 @@ pub(crate) fn bound_at(pod: &Pod) -> Option<Timestamp> {
     Some(scheduled.next()?.last_transition_time.as_ref()?.0)
 }
 
+/// Returns when a finished pod ended: when its conditions changed last. Its containers are no longer ready then.
+pub(crate) fn ended_at(pod: &Pod) -> Option<Timestamp> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    let changes = conditions
+        .iter()
+        .filter_map(|condition| Some(condition.last_transition_time.as_ref()?.0));
+    changes.max()
+}
+
 /// Returns `spec.priority`, which the API server sets from the PriorityClass.
 pub(crate) fn priority(pod: &Pod) -> i32 {
     let spec = pod.spec.as_ref();

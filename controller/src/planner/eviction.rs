@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::Planner;
 use super::room::REVIEW_INTERVAL;
+use super::{DecisionTime, Planner};
 use crate::action::{EvictionCause, EvictionOutcome, Precedence, Victim};
 use crate::event::PendingEvent;
 use crate::pod::qualified_name;
@@ -85,9 +85,10 @@ impl Planner {
 
     /// Decides again for the owners of reservations that are due for review, for pods that have waited for their delay, and
     /// for all pods when a pod may be evicted again.
-    pub(super) fn review_reservations(&mut self, now: Instant) {
+    pub(super) fn review_reservations(&mut self, time: &DecisionTime) {
+        let now = time.instant;
         self.evicted.retain(|_, until| now < *until);
-        self.ended_pods.review(&self.ledger, now);
+        self.ended_pods.review(&self.ledger, time);
         let count = self.protected.len() + self.in_minimum_runtime.len();
         self.protected.retain(|_, until| now < *until);
         self.in_minimum_runtime.retain(|_, until| now < *until);

@@ -155,6 +155,21 @@ impl TestCluster {
         self.add_pod(pod);
     }
 
+    /// Ends the containers of a pod, which keeps its claims for now.
+    pub(super) fn finish_pod(&mut self, name: &str) {
+        let mut pod = self.pods[name].clone();
+        let ended = self.time().time;
+        pod.status = Some(object(json!({
+            "phase": "Succeeded",
+            "conditions": [{
+                "type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z",
+            }, {
+                "type": "Ready", "status": "False", "reason": "PodCompleted", "lastTransitionTime": ended,
+            }],
+        })));
+        self.add_pod(pod);
+    }
+
     /// Ends a pod with its claim.
     pub(super) fn end(&mut self, name: &str) {
         self.delete_pod(name);

@@ -361,6 +361,24 @@ fn evicts_others_when_claim_of_ended_pod_is_not_released() {
     assert_eq!(cluster.evict().len(), 1);
 }
 
+#[test]
+fn new_leader_expects_claims_of_pods_that_ended_before() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.add_running(&[("ended", "40Gi", 0), ("bystander", "40Gi", 5)]);
+    cluster.advance(Duration::from_secs(60));
+    cluster.finish_pod("ended");
+    cluster.add_pod_of_priority("urgent", "40Gi", 10);
+    cluster.advance(Duration::from_secs(20));
+    cluster.change_leader();
+    assert!(cluster.settle().is_empty());
+    assert!(cluster.evictions.is_empty(), "the claim may be released");
+    // Counted from the end of the pod, not from the change of the leader.
+    cluster.advance(Duration::from_secs(11));
+    cluster.change_leader();
+    assert!(cluster.settle().is_empty());
+    assert_eq!(cluster.evict(), ["bystander for urgent"]);
+}
+
 /// Sets the limits of evictions of the whole cluster.
 fn limit(cluster: &mut TestCluster, limits: &serde_json::Value) {
     cluster
