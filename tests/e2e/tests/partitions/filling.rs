@@ -6,76 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use drava_e2e::manifest::pod_with_request;
 use drava_e2e::{TestCluster, wait};
 
-use crate::{
-    CARD, NODE, device_of, pod_with_memory, pod_with_profile, sees_only, wait_until_clean,
-};
-
-/// A full GPU queues the next pod. Free slices that do not adjoin hold no larger partition; once they adjoin, they do.
-#[test]
-fn fills_and_refills_fragmented_gpu() -> Result<()> {
-    let cluster = TestCluster::attach()?;
-    let tenant = cluster.namespace("fragments")?;
-    let names: Vec<String> = (0..7).map(|index| format!("pod-{index}")).collect();
-    let manifests: Vec<String> = names
-        .iter()
-        .map(|name| pod_with_memory(name, "3000Mi"))
-        .collect();
-    tenant.apply(&manifests.join("\n---\n"))?;
-    // Pods by the first slice of their partitions.
-    let mut pods = BTreeMap::new();
-    for name in &names {
-        tenant.running(name)?;
-        let device = device_of(&tenant, name)?;
-        let start = device.strip_prefix("gpu-1-mig-1g-5gb-").context("start")?;
-        pods.insert(start.parse::<u32>()?, name.clone());
-    }
-    ensure!(pods.len() == 7, "{pods:?}");
-    ensure!(cluster.node(NODE)?.mig_instances(CARD)?.len() == 7);
-
-    tenant.apply(&pod_with_memory("next", "3000Mi"))?;
-    let why = tenant.event("next", "ExclusiveConflict")?;
-    ensure!(
-        why.contains("0/2 nodes")
-            && why.contains("node-1/gpu-1 has no free slices for the partition"),
-        "{why}"
-    );
-    let mut end = |start: u32| -> Result<()> {
-        let pod = pods.remove(&start).context("no pod")?;
-        tenant.delete_pods(&[&pod])
-    };
-    end(4)?;
-    tenant.running("next")?;
-    ensure!(device_of(&tenant, "next")? == "gpu-1-mig-1g-5gb-4");
-
-    // Slices 1, 3 and 5.
-    for start in [1, 3, 5] {
-        end(start)?;
-    }
-    tenant.apply(&pod_with_profile("half", "3g.20gb"))?;
-    tenant.event("half", "has no free slices for the partition")?;
-    // Slices 4 to 7.
-    tenant.delete_pods(&["next"])?;
-    end(6)?;
-    tenant.running("half")?;
-    ensure!(device_of(&tenant, "half")? == "gpu-1-mig-3g-20gb-4");
-    sees_only(&tenant, "half", "3g.20gb")?;
-    // Slices 1 and 3 are free still.
-    for name in ["refill-0", "refill-1"] {
-        tenant.apply(&pod_with_memory(name, "3000Mi"))?;
-    }
-    for name in ["refill-0", "refill-1"] {
-        tenant.running(name)?;
-    }
-    cluster.check_allocations()?;
-    tenant.kubectl(&[
-        "delete",
-        "pods",
-        "--all",
-        "--grace-period=1",
-        "--timeout=90s",
-    ])?;
-    wait_until_clean(&cluster)
-}
+use crate::{CARD, NODE, device_of};
 
 /// A GPU with partitions, and two of its profiles.
 pub(crate) struct Partitioned {
@@ -111,7 +42,7 @@ impl Partitioned {
         format!("gpu-{}-mig-{profile}-{start}", self.card)
     }
 
-    /// Fills the GPU, frees slices that do not adjoin, then slices that do, and fills it again.
+    /// Fills the GPU, with one pod too many; frees slices that do not adjoin, then slices that do, and fills it again.
     pub(crate) fn fills_fragments_and_refills(
         &self,
         cluster: &TestCluster,
@@ -144,6 +75,19 @@ impl Partitioned {
             "pod-0 sees\n{list}"
         );
 
+        tenant.apply(&self.pod("next", self.small))?;
+        let why = tenant.event("next", "ExclusiveConflict")?;
+        let no_slices = format!(
+            "{}/gpu-{} has no free slices for the partition",
+            self.node, self.card
+        );
+        ensure!(why.contains(&no_slices), "{why}");
+        let last = self.count - 1;
+        let pod = by_start.insert(last, "next".to_owned());
+        tenant.delete_pods(&[&pod.context("no pod")?])?;
+        tenant.running("next")?;
+        ensure!(device_of(&tenant, "next")? == self.device(self.small, last));
+
         let mut end = |start: usize| -> Result<()> {
             let pod = by_start.remove(&start).context("no pod")?;
             tenant.delete_pods(&[&pod])
@@ -152,7 +96,7 @@ impl Partitioned {
             end(start)?;
         }
         tenant.apply(&self.pod("large", self.large))?;
-        tenant.event("large", "has no free slices for the partition")?;
+        tenant.event("large", &no_slices)?;
         for start in (0..self.slices).step_by(2) {
             end(start)?;
         }
@@ -173,6 +117,20 @@ impl Partitioned {
         })?;
         node.wait_until_clean()
     }
+}
+
+#[test]
+fn fills_and_refills_a100() -> Result<()> {
+    let a100 = Partitioned {
+        node: NODE,
+        card: CARD,
+        product: "A100",
+        small: "1g.5gb",
+        count: 7,
+        large: "3g.20gb",
+        slices: 4,
+    };
+    a100.fills_fragments_and_refills(&TestCluster::attach()?, "a100")
 }
 
 #[test]
