@@ -1,9 +1,10 @@
 //! GpuPolicy: which placement policies and limits of evictions apply to the claims of some namespaces, of some device
 //! classes, or of the cluster.
 //!
-//! Precedence for each of both fields: the claim's config, unless the policy that applies denies it; the policy of the
+//! Precedence for the fields `node` and `gpu`: the claim's config, unless the policy that applies denies it; the policy of the
 //! namespace; the config of the device class; the policy of the device class; the policy of the cluster; the flags of the
-//! controller. Of several policies of one level that select the same claims the first by name applies.
+//! controller. The other fields come from the policy of the namespace, of the device class or of the cluster, the first that
+//! has the field. Of several policies of one level that select the same claims the first by name applies.
 
 use std::collections::BTreeMap;
 
@@ -63,9 +64,71 @@ pub struct GpuPolicySpec {
     /// Whether the config of a claim replaces the fields node and gpu of this policy; true by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim_override: Option<bool>,
+    /// Weights of GPU memory, GPU time and slots in how full a GPU or node is, for binpack, spread, topology and numa; GPU memory
+    /// alone by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weights: Option<Weights>,
+    /// Orders equal nodes and equal GPUs pseudo-randomly, the same way for the same number; by name and index by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "seed")]
+    pub seed: Option<u32>,
+    /// Device of requests that a share and a MIG partition can serve: vgpu (shares first, the default), mig (partitions first) or
+    /// fit (a GPU that is in use first, then the least memory beyond the request).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "preference")]
+    pub prefer: Option<Preference>,
     /// Limits of evictions for other pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preemption: Option<PreemptionLimits>,
+}
+
+/// Weights of the amounts of a GPU in how full it is. Only their ratios count; a missing weight is 0.
+#[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = [json!({
+    "rule": "has(self.memory) && self.memory > 0 || has(self.cores) && self.cores > 0 || has(self.slots) && self.slots > 0",
+    "message": "one weight must be above 0",
+})]))]
+pub struct Weights {
+    /// GPU memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "weight")]
+    pub memory: Option<u32>,
+    /// GPU time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "weight")]
+    pub cores: Option<u32>,
+    /// Number of shares.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "weight")]
+    pub slots: Option<u32>,
+}
+
+/// Which device is preferred for requests that a share and a MIG partition can serve.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Preference {
+    /// A share.
+    Vgpu,
+    /// A MIG partition.
+    Mig,
+    /// A GPU that is in use, then the device with the least memory beyond the request.
+    Fit,
+}
+
+impl Preference {
+    /// All preferences.
+    pub const ALL: [Self; 3] = [Self::Vgpu, Self::Mig, Self::Fit];
+
+    /// Returns the value in the object.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Vgpu => "vgpu",
+            Self::Mig => "mig",
+            Self::Fit => "fit",
+        }
+    }
 }
 
 /// Limits of evictions for other pods. They hold for pods with a claim that the policy selects.
@@ -146,6 +209,19 @@ impl GpuPolicySpec {
 /// At most 30 days.
 fn seconds(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "integer", "minimum": 0, "maximum": 2_592_000})
+}
+
+/// From 0 to 100.
+fn weight(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "integer", "minimum": 0, "maximum": 100})
+}
+
+fn seed(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "integer", "minimum": 0, "maximum": u32::MAX})
+}
+
+fn preference(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "string", "enum": Preference::ALL.map(Preference::as_str)})
 }
 
 fn class_names(_: &mut SchemaGenerator) -> Schema {

@@ -4,19 +4,24 @@ use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use drava_api::Quantity;
 use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy};
+use drava_api::policy::Weights;
 use drava_api::reason::Reason;
+use drava_api::{DeviceType, Quantity};
 
+use crate::claim::Tuning;
 use crate::cluster::Cluster;
 use crate::explanation::{Explanation, NodeVerdict};
 use crate::fragmentation::{NodeLoss, NodeRoom};
+use crate::load::{gpu_load, mean};
 use crate::node::add;
 use crate::node::neighbors::Exclusions;
 use crate::placement::{ClaimPlacement, DevicePlacement, Placement, Policies};
 use crate::pod_request::PodRequest;
 use crate::ranking::DeviceScore;
-use crate::score::{GpuRanking, NodeRanking, NodeRunnerUp, NodeScore, allocated_ppm, node_score};
+use crate::score::{
+    GpuRanking, KindChoice, NodeRanking, NodeRunnerUp, NodeScore, allocated_ppm, node_score, tie,
+};
 use crate::search::candidates::SelectionError;
 use crate::search::input::{NodeState, PoolView, SearchInput};
 use crate::search::tentative_allocation::SelectedDevice;
@@ -72,6 +77,37 @@ impl Problem<'_> {
             alternatives: devices.alternatives,
             proximity: devices.proximity,
             policy_score: devices.policy_score,
+            tie: devices.tie,
+        }
+    }
+
+    /// Returns whether the device is a share where a GpuPolicy prefers partitions, or the other way round.
+    fn is_second_kind(&self, selected: &SelectedDevice, pools: &[PoolView<'_>]) -> bool {
+        let claim = self.input.claims.get(selected.index.claim);
+        let prefer = claim.and_then(|claim| claim.tuning.prefer);
+        let view = pools.get(selected.device.pool);
+        let device = view.and_then(|view| view.pool.devices.get(selected.device.index));
+        let is_partition = match device.and_then(|device| device.kind) {
+            Some(DeviceType::Mig) => true,
+            Some(DeviceType::Vgpu) => false,
+            Some(DeviceType::Gpu) | None => return false,
+        };
+        prefer.is_some_and(|prefer| {
+            KindChoice {
+                prefer,
+                is_partition,
+            }
+            .is_second()
+        })
+    }
+
+    /// Returns the weights and the seed for nodes: those of the first claim with one.
+    fn tuning(&self) -> Tuning {
+        let claims = || self.input.claims.iter();
+        Tuning {
+            weights: claims().find_map(|claim| claim.tuning.weights),
+            seed: claims().find_map(|claim| claim.tuning.seed),
+            prefer: None,
         }
     }
 }
@@ -214,6 +250,7 @@ impl Cluster {
         let ranking = NodeRanking {
             policy: problem.node_policy,
             allocated_ppm: best.devices.allocated_ppm,
+            is_weighted: problem.tuning().weights.is_some(),
             score: best.score,
             runner_up,
         };
@@ -283,15 +320,23 @@ impl Cluster {
         Ok(match (outcome, excluded) {
             (Outcome::Found(selected, proximity), _) => {
                 let memory = node_memory(&pools);
-                let allocated_ppm = allocated_ppm(memory.allocated, memory.total);
+                let tuning = problem.tuning();
+                let allocated_ppm = match tuning.weights {
+                    Some(weights) => node_load(&pools, weights),
+                    None => allocated_ppm(memory.allocated, memory.total),
+                };
                 let alternatives = selected
                     .iter()
-                    .map(|selected| selected.index.alternative)
+                    .map(|selected| {
+                        selected.index.alternative
+                            + usize::from(problem.is_second_kind(selected, &pools))
+                    })
                     .sum();
                 let devices = DeviceScore {
                     alternatives: Reverse(alternatives),
                     proximity: Reverse(proximity),
-                    policy_score: node_score(problem.node_policy, memory, lost),
+                    policy_score: node_score(problem.node_policy, allocated_ppm, memory, lost),
+                    tie: tie(tuning.seed, node),
                     allocated_ppm,
                 };
                 Ok(FeasibleNode {
@@ -358,6 +403,19 @@ fn node_policy(pod_request: &PodRequest, policies: Policies) -> NodePlacementPol
         .iter()
         .find_map(|claim| claim.placement.node)
         .unwrap_or(policies.node)
+}
+
+/// Returns the mean allocated fraction of the node's GPUs by these weights, ppm.
+fn node_load(pools: &[PoolView<'_>], weights: Weights) -> u32 {
+    let (mut sum, mut count) = (0, 0);
+    for view in pools {
+        let gpus: BTreeSet<_> = view.pool.devices.iter().map(|device| &device.gpu).collect();
+        for gpu in gpus {
+            sum += u64::from(gpu_load(view.usage, view.pool, gpu, weights));
+            count += 1;
+        }
+    }
+    mean(sum, count)
 }
 
 /// Returns the memory of the node's GPUs.

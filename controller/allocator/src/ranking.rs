@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy, Placement};
 
-use crate::claim::{ClaimSpec, Constraint, Request};
+use crate::claim::{ClaimSpec, Constraint, Request, Tuning};
 use crate::explanation::NodeVerdict;
 use crate::fragmentation::NodeRoom;
 use crate::search::input::{ContainerDevices, SearchInput};
@@ -28,7 +28,9 @@ pub(crate) struct DeviceScore {
     pub(crate) proximity: Reverse<Proximity>,
     /// See [`crate::score::NodeScore::policy_score`].
     pub(crate) policy_score: u32,
-    /// Allocated fraction of the node's GPU memory, ppm.
+    /// See [`crate::score::NodeScore::tie`].
+    pub(crate) tie: u32,
+    /// See [`crate::score::NodeRanking::allocated_ppm`].
     pub(crate) allocated_ppm: u32,
 }
 
@@ -52,6 +54,7 @@ struct ClaimShape {
     requests: Vec<Request>,
     constraints: Vec<Constraint>,
     placement: Placement,
+    tuning: Tuning,
 }
 
 impl Shape {
@@ -64,6 +67,7 @@ impl Shape {
             requests: claim.requests.clone(),
             constraints: claim.constraints.clone(),
             placement: claim.placement,
+            tuning: claim.tuning,
         });
         Self {
             claims: claims.collect(),
@@ -84,6 +88,7 @@ impl Shape {
             shape.requests == claim.requests
                 && shape.constraints == claim.constraints
                 && shape.placement == claim.placement
+                && shape.tuning == claim.tuning
         };
         self.gpu_policy == input.gpu_policy
             && self.node_policy == node_policy

@@ -1,6 +1,6 @@
 //! Scores of the placement policies: how feasible nodes and GPUs are ranked, and the reason for the choice in words.
 //!
-//! The score of a node or GPU depends on the allocated fraction of its GPU memory only. Amounts are those before the
+//! The score of a node or GPU depends on its allocated fraction: of GPU memory, or by the weights of a GpuPolicy. Amounts are those before the
 //! pod's own claims. Among MIG partitions the profile and the placement count too: a request gets the smallest profile,
 //! and of its placements the one that leaves most other partitions possible.
 
@@ -9,7 +9,9 @@ use std::fmt;
 
 use drava_api::Quantity;
 use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy};
+use drava_api::policy::Preference;
 
+use crate::claim::Tuning;
 use crate::reason::bytes;
 use crate::topology::Proximity;
 use crate::usage::GpuMemory;
@@ -17,11 +19,15 @@ use crate::usage::GpuMemory;
 /// Highest score.
 pub const MAX_SCORE: u32 = 1_000_000;
 
-/// Returns the score of a node under `policy`; the highest score is preferred. `loss` is the loss of GPUs with the policy
+/// Returns the score of a node under `policy`; the highest score is preferred. `allocated` is the allocated fraction, ppm. `loss` is the loss of GPUs with the policy
 /// `leastFragmentation`.
 #[must_use]
-pub fn node_score(policy: NodePlacementPolicy, memory: GpuMemory, loss: f64) -> u32 {
-    let allocated = allocated_ppm(memory.allocated.min(memory.total), memory.total);
+pub fn node_score(
+    policy: NodePlacementPolicy,
+    allocated: u32,
+    memory: GpuMemory,
+    loss: f64,
+) -> u32 {
     match policy {
         NodePlacementPolicy::Binpack => allocated,
         NodePlacementPolicy::Spread => MAX_SCORE.saturating_sub(allocated),
@@ -30,11 +36,10 @@ pub fn node_score(policy: NodePlacementPolicy, memory: GpuMemory, loss: f64) -> 
     }
 }
 
-/// Returns the score of a GPU under `policy`; the highest score is preferred. `topology` and `numa` prefer the fullest of the
+/// Returns the score of a GPU under `policy`; the highest score is preferred. `allocated` is the allocated fraction, ppm. `topology` and `numa` prefer the fullest of the
 /// GPUs of a group. `loss` is the loss of GPUs with the policy `leastFragmentation`.
 #[must_use]
-pub fn gpu_score(policy: GpuPlacementPolicy, memory: GpuMemory, loss: f64) -> u32 {
-    let allocated = allocated_ppm(memory.allocated, memory.total);
+pub fn gpu_score(policy: GpuPlacementPolicy, allocated: u32, memory: GpuMemory, loss: f64) -> u32 {
     match policy {
         GpuPlacementPolicy::Binpack | GpuPlacementPolicy::Topology | GpuPlacementPolicy::Numa => {
             allocated
@@ -89,6 +94,21 @@ pub struct NodeScore {
     pub proximity: Reverse<Proximity>,
     /// Score under the policy between nodes.
     pub policy_score: u32,
+    /// Order of equal nodes by the seed of a GpuPolicy; 0 without one.
+    pub tie: u32,
+}
+
+/// Returns the place of a node or GPU among equals; pseudo-random, and 0 without a seed.
+#[must_use]
+pub fn tie(seed: Option<u32>, name: &str) -> u32 {
+    // FNV-1a, and a mix of the bits: names that differ in the last digit have unrelated places.
+    let Some(seed) = seed else { return 0 };
+    let start = 0x811c_9dc5 ^ seed.wrapping_mul(0x9e37_79b9);
+    let hash = name.bytes().fold(start, |hash, byte| {
+        (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+    });
+    let hash = (hash ^ (hash >> 15)).wrapping_mul(0x2c1b_3c6d);
+    hash ^ (hash >> 12)
 }
 
 /// Why a node was selected.
@@ -96,8 +116,10 @@ pub struct NodeScore {
 pub struct NodeRanking {
     /// Policy between nodes.
     pub policy: NodePlacementPolicy,
-    /// Allocated fraction of the node's GPU memory, ppm.
+    /// Allocated fraction of the node's GPU memory, or by [`Self::is_weighted`], ppm.
     pub allocated_ppm: u32,
+    /// Whether the allocated fractions are by the weights of a GpuPolicy.
+    pub is_weighted: bool,
     /// Score of the node.
     pub score: NodeScore,
     /// The feasible node with the next-best score.
@@ -120,8 +142,12 @@ pub struct NodeRunnerUp {
 pub struct GpuRanking {
     /// Policy between GPUs.
     pub policy: GpuPlacementPolicy,
-    /// Allocated fraction of the GPU's memory, ppm.
+    /// Allocated fraction of the GPU's memory, or by [`Self::tuning`], ppm.
     pub allocated_ppm: u32,
+    /// Settings of GpuPolicies for the claim.
+    pub tuning: Tuning,
+    /// Why a share or a partition was selected, where both can serve the request and a GpuPolicy has a preference.
+    pub kind: Option<KindChoice>,
     /// Of the other GPUs that can serve the request: the one with the best score.
     pub runner_up: Option<GpuRunnerUp>,
     /// Score of the partition; `None` for another device.
@@ -138,6 +164,41 @@ pub struct PartitionScore {
     pub memory: Quantity,
     /// Number of other partitions of the GPU that can be allocated now and could not be after the allocation.
     pub closed: usize,
+}
+
+/// The choice between a share and a partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KindChoice {
+    /// Preference of the GpuPolicy.
+    pub prefer: Preference,
+    /// Whether a partition was selected.
+    pub is_partition: bool,
+}
+
+impl KindChoice {
+    /// Returns whether the device is of the other kind than the preferred one.
+    #[must_use]
+    pub const fn is_second(self) -> bool {
+        match self.prefer {
+            Preference::Vgpu => self.is_partition,
+            Preference::Mig => !self.is_partition,
+            Preference::Fit => false,
+        }
+    }
+}
+
+impl fmt::Display for KindChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (kind, other) = match self.is_partition {
+            true => ("partition", "share"),
+            false => ("share", "partition"),
+        };
+        write!(f, "; a {kind}, prefer {}", self.prefer.as_str())?;
+        match self.is_second() {
+            true => write!(f, ", but no {other} can serve the request"),
+            false => Ok(()),
+        }
+    }
 }
 
 /// The best of the GPUs that were not selected and can serve the request.
@@ -165,11 +226,20 @@ impl fmt::Display for NodeRanking {
             let (Reverse(ours), Reverse(theirs)) = (ours.proximity, theirs.proximity);
             write!(f, "topology: {ours}, on {} {theirs}", other.node)
         } else {
-            let order = (ours.policy_score == theirs.policy_score).then_some("name");
+            let by = if ours.tie == theirs.tie {
+                "name"
+            } else {
+                "seed"
+            };
+            let order = (ours.policy_score == theirs.policy_score).then_some(by);
             compare(
                 f,
                 self.policy.as_str(),
-                "GPU memory",
+                if self.is_weighted {
+                    " allocated by weight"
+                } else {
+                    " of GPU memory allocated"
+                },
                 self.allocated_ppm,
                 (&other.node, other.allocated_ppm),
                 order,
@@ -181,6 +251,9 @@ impl fmt::Display for NodeRanking {
 impl fmt::Display for GpuRanking {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.fmt_gpu(f)?;
+        if let Some(kind) = self.kind {
+            kind.fmt(f)?;
+        }
         match self.partition {
             Some(PartitionScore { memory, closed }) => {
                 let memory = bytes(memory);
@@ -200,6 +273,10 @@ impl GpuRanking {
             return f.write_str("only feasible GPU");
         };
         let policy = self.policy.as_str();
+        let amount = match self.tuning.weights {
+            Some(_) => " allocated by weight",
+            None => " of memory allocated",
+        };
         let (ours, theirs) = match self.policy {
             GpuPlacementPolicy::Binpack => (self.allocated_ppm, other.allocated_ppm),
             GpuPlacementPolicy::Spread => (other.allocated_ppm, self.allocated_ppm),
@@ -208,14 +285,18 @@ impl GpuRanking {
             }
             GpuPlacementPolicy::BestFit | GpuPlacementPolicy::LeastFragmentation => {
                 let other = (&*other.gpu, other.allocated_ppm);
-                return compare(f, policy, "memory", self.allocated_ppm, other, None);
+                return compare(f, policy, amount, self.allocated_ppm, other, None);
             }
         };
-        let order = (ours == theirs).then_some("index");
+        let by = match self.tuning.seed {
+            Some(_) => "seed",
+            None => "index",
+        };
+        let order = (ours == theirs).then_some(by);
         compare(
             f,
             policy,
-            "memory",
+            amount,
             self.allocated_ppm,
             (&other.gpu, other.allocated_ppm),
             order,
@@ -232,14 +313,14 @@ impl GpuRanking {
 fn compare(
     f: &mut fmt::Formatter<'_>,
     policy: &str,
-    memory: &str,
+    amount: &str,
     allocated_ppm: u32,
     (other, other_ppm): (&str, u32),
     tie_broken_by: Option<&str>,
 ) -> fmt::Result {
     write!(
         f,
-        "{policy}: {}% of {memory} allocated, {other} {}%",
+        "{policy}: {}%{amount}, {other} {}%",
         allocated_ppm / 10_000,
         other_ppm / 10_000
     )?;
@@ -259,12 +340,14 @@ mod tests {
         alternatives: Reverse(0),
         proximity: Reverse(Proximity::Same),
         policy_score: 100_000,
+        tie: 0,
     };
 
     fn ranking(score: NodeScore, runner_up: NodeScore) -> String {
         NodeRanking {
             policy: NodePlacementPolicy::Binpack,
             allocated_ppm: 100_000,
+            is_weighted: false,
             score,
             runner_up: Some(NodeRunnerUp {
                 node: "n2".to_owned(),
@@ -283,8 +366,12 @@ mod tests {
             allocated: Quantity::bytes(allocated << 30),
             total: Quantity::bytes(total << 30),
         };
-        let node = |policy, allocated| node_score(policy, memory(allocated, 80), 0.0);
-        let gpu = |policy, allocated| gpu_score(policy, memory(allocated, 80), 0.0);
+        let part = |memory: GpuMemory| allocated_ppm(memory.allocated, memory.total);
+        let of_node =
+            |policy, memory: GpuMemory, loss| node_score(policy, part(memory), memory, loss);
+        let of_gpu = |policy, memory: GpuMemory| gpu_score(policy, part(memory), memory, 0.0);
+        let node = |policy, allocated| of_node(policy, memory(allocated, 80), 0.0);
+        let gpu = |policy, allocated| of_gpu(policy, memory(allocated, 80));
         assert!(node(Node::Binpack, 2) > node(Node::Binpack, 1));
         assert!(node(Node::Spread, 1) > node(Node::Spread, 2));
         for policy in [Gpu::Binpack, Gpu::Topology, Gpu::Numa, Gpu::BestFit] {
@@ -293,10 +380,10 @@ mod tests {
         assert!(gpu(Gpu::Spread, 1) > gpu(Gpu::Spread, 2));
         // The fuller GPU has more free memory.
         let (large, small) = (memory(40, 80), memory(0, 24));
-        assert!(gpu_score(Gpu::Binpack, large, 0.0) > gpu_score(Gpu::Binpack, small, 0.0));
-        assert!(gpu_score(Gpu::BestFit, small, 0.0) > gpu_score(Gpu::BestFit, large, 0.0));
-        assert!(node_score(Node::BestFit, small, 0.0) > node_score(Node::BestFit, large, 0.0));
-        let loss = |loss| node_score(Node::LeastFragmentation, large, loss);
+        assert!(of_gpu(Gpu::Binpack, large) > of_gpu(Gpu::Binpack, small));
+        assert!(of_gpu(Gpu::BestFit, small) > of_gpu(Gpu::BestFit, large));
+        assert!(of_node(Node::BestFit, small, 0.0) > of_node(Node::BestFit, large, 0.0));
+        let loss = |loss| of_node(Node::LeastFragmentation, large, loss);
         assert!(loss(-0.5) > loss(0.0) && loss(0.0) > loss(0.001));
     }
 
@@ -361,6 +448,8 @@ mod tests {
             GpuRanking {
                 policy,
                 allocated_ppm: ours,
+                tuning: Tuning::default(),
+                kind: None,
                 runner_up: runner_up.map(|allocated_ppm| GpuRunnerUp {
                     gpu: "gpu-1".to_owned(),
                     allocated_ppm,

@@ -4,16 +4,18 @@
 //! tried in the order of their score, so the first solution is the preferred one. The rejections of the request that
 //! got farthest are returned for the explanation. The number of steps is limited, so no claim can block the caller.
 
+use drava_api::DeviceType;
 use drava_api::config::GpuPlacementPolicy;
 
 use crate::claim::{Count, MAX_RESULTS};
 use crate::reason::Rejection;
-use crate::score::{GpuRanking, GpuRunnerUp};
+use crate::score::{GpuRanking, GpuRunnerUp, KindChoice};
 use crate::selector::Selectors;
 use crate::topology::Proximity;
 
 pub mod candidates;
 pub mod input;
+mod kind;
 pub mod tentative_allocation;
 
 use candidates::{Candidates, SelectionError};
@@ -91,7 +93,11 @@ pub fn rank_gpus(
         let runner_up = search.runner_up(selected);
         rankings.push(GpuRanking {
             policy: search.allocation.gpu_policy(selected.index.claim),
-            allocated_ppm: search.allocation.gpu_allocated_ppm(selected.device),
+            allocated_ppm: search
+                .allocation
+                .gpu_allocated_ppm(selected.index.claim, selected.device),
+            tuning: search.allocation.tuning(selected.index.claim),
+            kind: search.kind(selected),
             runner_up,
             partition: {
                 let open = search.allocation.open_partitions(selected.device.pool);
@@ -344,8 +350,30 @@ impl<'a> Search<'a> {
             })
             .map(|(candidate, device)| GpuRunnerUp {
                 gpu: device.display_name().to_owned(),
-                allocated_ppm: self.allocation.gpu_allocated_ppm(candidate),
+                allocated_ppm: self.allocation.gpu_allocated_ppm(index.claim, candidate),
             })
+    }
+
+    /// Returns the choice between share and partition, if a GpuPolicy has a preference and devices of both kinds match.
+    fn kind(&self, selected: &SelectedDevice) -> Option<KindChoice> {
+        let index = selected.index;
+        let prefer = self.allocation.tuning(index.claim).prefer?;
+        let of_request =
+            |slot: &Slot<'_>| (slot.claim, slot.request) == (index.claim, index.request);
+        let slot = self.slots.iter().position(of_request)?;
+        let (_, candidates) = self.at(slot, index.alternative)?;
+        let has = |kind| {
+            let mut selected = candidates.selected.iter();
+            selected.any(|candidate| {
+                let device = self.allocation.device(*candidate);
+                device.is_some_and(|device| device.kind == Some(kind))
+            })
+        };
+        let is_partition = self.allocation.device(selected.device)?.kind == Some(DeviceType::Mig);
+        (has(DeviceType::Mig) && has(DeviceType::Vgpu)).then_some(KindChoice {
+            prefer,
+            is_partition,
+        })
     }
 
     fn at(&self, slot: usize, alternative: usize) -> Option<(RequestIndex, &Candidates<'a>)> {

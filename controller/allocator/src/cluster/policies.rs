@@ -6,7 +6,7 @@ use drava_api::config::Placement;
 use drava_api::policy::{GpuPolicy, GpuPolicySpec, PolicyLevel, PreemptionLimits};
 
 use super::Cluster;
-use crate::claim::ClaimSpec;
+use crate::claim::{ClaimSpec, Tuning};
 use crate::pod_request::PodRequest;
 
 impl Cluster {
@@ -29,12 +29,12 @@ impl Cluster {
         }
         let mut resolved = pod_request.clone();
         for claim in &mut resolved.claims {
-            claim.placement = self.placement_of(claim);
+            (claim.placement, claim.tuning) = self.placement_of(claim);
         }
         Some(resolved)
     }
 
-    fn placement_of(&self, claim: &ClaimSpec) -> Placement {
+    fn placement_of(&self, claim: &ClaimSpec) -> (Placement, Tuning) {
         let classes: BTreeSet<&str> = claim
             .requests
             .iter()
@@ -43,10 +43,17 @@ impl Cluster {
             .collect();
         let settings = self.policies_of(&claim.id.namespace, &classes);
         let (own, of_class) = (claim.own_placement, claim.class_placement);
-        Placement {
+        let placement = Placement {
             node: resolve(own.node, of_class.node, settings, |policy| policy.node),
             gpu: resolve(own.gpu, of_class.gpu, settings, |policy| policy.gpu),
-        }
+        };
+        let policies = || settings.iter().flatten();
+        let tuning = Tuning {
+            weights: policies().find_map(|policy| policy.weights),
+            seed: policies().find_map(|policy| policy.seed),
+            prefer: policies().find_map(|policy| policy.prefer),
+        };
+        (placement, tuning)
     }
 
     /// Returns the policies of the namespace, of the classes and of the cluster that apply to claims.
@@ -160,6 +167,7 @@ fn contradict(one: &GpuPolicySpec, other: &GpuPolicySpec) -> bool {
             policy.node,
             policy.gpu,
             policy.allows_override(),
+            (policy.weights, policy.seed, policy.prefer),
             policy.preemption,
         )
     };

@@ -17,6 +17,7 @@ mod quota;
 mod rejection;
 mod selection;
 mod topology;
+mod tuning;
 
 const BINPACK: Policies = Policies {
     node: NodePlacementPolicy::Binpack,

@@ -8,13 +8,15 @@ use drava_api::{DeviceType, names};
 
 use super::candidates::Candidates;
 use super::input::{ContainerDevices, DeviceRef, NodeState, PoolView, SearchInput};
+use super::kind;
 use crate::attribute::Attribute;
-use crate::claim::{Alternative, ConstraintRule};
+use crate::claim::{Alternative, ConstraintRule, Tuning};
 use crate::device::Device;
 use crate::fragmentation::NodeLoss;
+use crate::load::gpu_load;
 use crate::quota;
 use crate::reason::Rejection;
-use crate::score::{PartitionScore, allocated_ppm, gpu_score};
+use crate::score::{PartitionScore, allocated_ppm, gpu_score, tie};
 use crate::topology::{self, Location, Proximity};
 use crate::usage::{DeviceAccess, GpuMemory, Usage, requested_access};
 
@@ -274,14 +276,24 @@ impl<'a> TentativeAllocation<'a> {
             .unwrap_or(self.input.gpu_policy)
     }
 
-    /// Returns the candidates, best first: the smallest partitions, by the score of their GPU and by placement; published
-    /// order among equals.
+    /// Settings of GpuPolicies for a claim.
+    pub(super) fn tuning(&self, claim: usize) -> Tuning {
+        self.input
+            .claims
+            .get(claim)
+            .map(|spec| spec.tuning)
+            .unwrap_or_default()
+    }
+
+    /// Returns the candidates, best first: by the preference for shares or partitions, the smallest partitions, by the score of
+    /// their GPU and by placement; among equals by the seed of a GpuPolicy, or in the published order.
     pub(super) fn order_by_score(
         &self,
         index: RequestIndex,
         candidates: &Candidates<'_>,
     ) -> Vec<DeviceRef> {
         let policy = self.gpu_policy(index.claim);
+        let tuning = self.tuning(index.claim);
         let open: Vec<_> = (0..self.pools.len())
             .map(|pool| self.open_partitions(pool))
             .collect();
@@ -300,11 +312,22 @@ impl<'a> TentativeAllocation<'a> {
             .iter()
             .map(|candidate| {
                 let loss = loss_of(*candidate).unwrap_or_default();
-                let score = gpu_score(policy, self.gpu_memory(*candidate), loss);
+                let gpu_memory = self.gpu_memory(*candidate);
+                let allocated = match tuning.weights {
+                    None => allocated_ppm(gpu_memory.allocated, gpu_memory.total),
+                    Some(_) => self.gpu_allocated_ppm(index.claim, *candidate),
+                };
+                let score = gpu_score(policy, allocated, gpu_memory, loss);
                 let open = open.get(candidate.pool).map_or(&[][..], Vec::as_slice);
                 let PartitionScore { memory, closed } =
                     self.partition_score(*candidate, open).unwrap_or_default();
-                (memory, Reverse(score), closed, *candidate)
+                let by_device = self.device(*candidate).map(|device| {
+                    let request = candidates.alternative;
+                    let kind = kind::order(tuning.prefer, request, device, gpu_memory);
+                    (kind, tie(tuning.seed, &device.gpu))
+                });
+                let (kind, tie) = by_device.unwrap_or_default();
+                (kind, memory, Reverse(score), closed, tie, *candidate)
             })
             .collect();
         order.sort_unstable();
@@ -405,8 +428,15 @@ impl<'a> TentativeAllocation<'a> {
         })
     }
 
-    /// Returns the allocated fraction of the memory of the candidate's GPU, ppm.
-    pub(super) fn gpu_allocated_ppm(&self, candidate: DeviceRef) -> u32 {
+    /// Returns the allocated fraction of the candidate's GPU, of its memory or by the weights for the claim, ppm.
+    pub(super) fn gpu_allocated_ppm(&self, claim: usize, candidate: DeviceRef) -> u32 {
+        if let Some(weights) = self.tuning(claim).weights
+            && let Some(view) = self.pools.get(candidate.pool)
+            && let Some(usage) = self.usage.get(candidate.pool)
+            && let Some(device) = self.device(candidate)
+        {
+            return gpu_load(usage, view.pool, &device.gpu, weights);
+        }
         let memory = self.gpu_memory(candidate);
         allocated_ppm(memory.allocated, memory.total)
     }
