@@ -87,6 +87,8 @@ pub struct DeviceMetrics {
     pub amounts: BTreeMap<String, (f64, f64)>,
     /// Claims that have the device alone.
     pub exclusive: u32,
+    /// More is allocated of the GPU than it has, also by other devices of it, such as the whole GPU.
+    pub is_gpu_overcommitted: bool,
 }
 
 /// A quota: memory in bytes, cores in percent of the GPU time of one GPU, devices.
@@ -118,17 +120,19 @@ impl From<(&str, &Device, &DeviceUse)> for DeviceMetrics {
             device: Arc::clone(&device.name),
             amounts: amounts.collect(),
             exclusive: device_use.exclusive,
+            is_gpu_overcommitted: false,
         }
     }
 }
 
 impl DeviceMetrics {
-    fn is_overcommitted(&self) -> bool {
+    /// Returns whether more is allocated than there is.
+    pub(crate) fn is_overcommitted(&self) -> bool {
         let is_above = self
             .amounts
             .values()
             .any(|(published, allocated)| allocated > published);
-        is_above || self.exclusive > 1
+        is_above || self.exclusive > 1 || self.is_gpu_overcommitted
     }
 }
 

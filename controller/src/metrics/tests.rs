@@ -11,6 +11,7 @@ fn device(allocated: f64, exclusive: u32) -> DeviceMetrics {
         device: "gpu-0-vgpu".into(),
         amounts: BTreeMap::from([("memory".to_owned(), (80.0, allocated))]),
         exclusive,
+        is_gpu_overcommitted: false,
     }
 }
 

@@ -1,6 +1,6 @@
 //! What the metrics show of the cluster and the queue.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::Planner;
 use crate::metrics::{ClusterMetrics, DeviceMetrics};
@@ -9,13 +9,26 @@ impl Planner {
     /// Returns what the metrics show of the cluster and the queue.
     #[must_use]
     pub fn metrics(&self) -> ClusterMetrics {
-        let devices = self.cluster.shared_devices();
+        let overcommitted: BTreeSet<(String, String)> = self
+            .cluster
+            .overcommits()
+            .into_iter()
+            .map(|overcommit| (overcommit.node, overcommit.gpu))
+            .collect();
+        let devices = self.cluster.shared_devices().map(|shared| {
+            let (node, device, _) = shared;
+            DeviceMetrics {
+                is_gpu_overcommitted: overcommitted
+                    .contains(&(node.to_owned(), device.gpu.to_string())),
+                ..DeviceMetrics::from(shared)
+            }
+        });
         let mut pending = BTreeMap::new();
         for pod in self.queue.iter() {
             *pending.entry(pod.reason).or_default() += 1;
         }
         ClusterMetrics {
-            devices: devices.map(DeviceMetrics::from).collect(),
+            devices: devices.collect(),
             pending,
             gangs: self.live_pods.count_gangs(),
             in_flight: self.in_flight.len(),

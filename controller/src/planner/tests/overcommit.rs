@@ -3,10 +3,17 @@
 use serde_json::json;
 
 use super::cluster::TestCluster;
-use crate::fixture::{claim, object};
+use crate::change::Change;
+use crate::fixture::{claim, object, slice};
 
 const EVENT: &str =
     "GPU GPU-n1 on node n1: more is allocated than the GPU has, to claims default/a, default/b";
+
+/// Returns whether the metrics show the only GPU as over-committed.
+fn is_overcommitted(cluster: &TestCluster) -> bool {
+    let devices = cluster.planner.metrics().devices;
+    devices.iter().any(|device| device.is_overcommitted())
+}
 
 /// Another writer allocates the memory of the only GPU.
 fn allocate(cluster: &mut TestCluster, name: &str, memory: &str, seconds: u32) {
@@ -60,4 +67,27 @@ fn reports_reserved_overcommit_at_pods_once() {
     for pod in ["Pod/a", "Pod/b"] {
         assert_eq!(cluster.messages_of(pod), [EVENT]);
     }
+}
+
+/// The metrics have series for shareable devices alone.
+#[test]
+fn metrics_show_gpu_that_two_claims_have_whole() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    let mut whole = slice("n1");
+    let mut device = serde_json::to_value(&whole.spec.devices.as_ref().unwrap()[0]).unwrap();
+    device["name"] = "gpu-0".into();
+    device["attributes"]["type"]["string"] = "gpu".into();
+    device["allowMultipleAllocations"] = false.into();
+    whole.spec.devices.as_mut().unwrap().push(object(device));
+    whole.metadata.resource_version = Some("2".to_owned());
+    cluster.planner.slice(Change::Applied(Box::new(whole)));
+    for name in ["a", "b"] {
+        assert!(!is_overcommitted(&cluster));
+        let mut claim = claim(name, "80Gi");
+        claim.status = Some(object(json!({"allocation": {"devices": {"results": [
+            {"request": "gpu", "driver": "gpu.drava.dev", "pool": "n1/gpus", "device": "gpu-0"},
+        ]}}})));
+        cluster.observe(claim);
+    }
+    assert!(is_overcommitted(&cluster));
 }
