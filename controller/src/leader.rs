@@ -59,10 +59,8 @@ pub async fn lead(
         stop: stop.clone(),
     };
     let health = Arc::clone(&executor.health);
-    executor
-        .writer
-        .wait_until_holder(|| health.planning_runs())
-        .await;
+    // Boxed: the future of the loop below needs no room for it.
+    Box::pin(executor.writer.wait_until_holder(|| health.planning_runs())).await;
     let mut observations = watches::all(&client);
     metrics.set_leading(true);
     let mut report_at = Instant::now();
