@@ -332,7 +332,7 @@ async fn run(seed: u64) {
 #[test]
 fn allocates_without_leak_or_overcommit_under_faults() {
     let seeds = std::env::var("DRAVA_MODEL_SEEDS").ok();
-    let count = seeds.and_then(|count| count.parse().ok()).unwrap_or(6);
+    let count = seeds.and_then(|count| count.parse().ok()).unwrap_or(24);
     let first: u64 = std::env::var("DRAVA_MODEL_FIRST")
         .ok()
         .and_then(|first| first.parse().ok())
