@@ -48,8 +48,9 @@ pub use orphans::{Action, NodeState, Presence, RemovalReason, decide};
 const INTERVAL: Duration = Duration::from_secs(300);
 
 /// Time between two reconciliations while a record is damaged or lost, which blocks every new prepare, or the state of a
-/// claim is kept without the API server, so that its GPU is released soon after the last process.
-const INTERVAL_DAMAGED: Duration = Duration::from_secs(5);
+/// claim is kept without the API server, so that its GPU is released soon after the last process, or an action failed or
+/// was skipped.
+const INTERVAL_UNSETTLED: Duration = Duration::from_secs(5);
 
 /// How long a prepared claim is missing before its state is removed without an unprepare call, unless its containers run.
 /// Kubelet unprepares a force-deleted claim when the pod has stopped.
@@ -112,14 +113,14 @@ pub async fn run<E: Effects>(
             () = stop.cancelled() => return,
             reconciled = reconciler.reconcile() => reconciled,
         };
-        let is_damaged = reconciled.unwrap_or_else(|error| {
+        let is_settled = reconciled.unwrap_or_else(|error| {
             tracing::warn!(error = describe(&error), "cannot reconcile");
-            true
+            false
         });
-        let wait = if is_damaged {
-            INTERVAL_DAMAGED
-        } else {
+        let wait = if is_settled {
             INTERVAL
+        } else {
+            INTERVAL_UNSETTLED
         };
         tokio::select! {
             () = stop.cancelled() => return,
@@ -144,7 +145,8 @@ pub struct Reconciler<E> {
 }
 
 impl<E: Effects> Reconciler<E> {
-    /// Scans the node once and applies the actions. Returns whether damaged records remain.
+    /// Scans the node once and applies the actions. Returns whether all of them were applied, and no damaged record and no
+    /// state without a claim remain.
     ///
     /// # Errors
     /// When the node cannot be scanned.
@@ -160,6 +162,7 @@ impl<E: Effects> Reconciler<E> {
         damaged.extend(state.unrecorded().cloned());
         self.kept
             .retain(|uid, _| matches!(actions.get(uid), Some(Action::Keep(_))));
+        let mut is_applied = true;
         for (uid, action) in actions {
             let claim = state.recorded.get(&uid).cloned();
             if let Action::Keep(reason) = action {
@@ -167,17 +170,21 @@ impl<E: Effects> Reconciler<E> {
                 continue;
             }
             match self.apply(&uid, claim, action).await {
-                Ok(()) => {
+                Ok(true) => {
                     damaged.remove(&uid);
                 }
-                Err(error) => tracing::warn!(
-                    claim.uid = %uid,
-                    error = describe(&error),
-                    "cannot reconcile the claim"
-                ),
+                Ok(false) => is_applied = false,
+                Err(error) => {
+                    is_applied = false;
+                    tracing::warn!(
+                        claim.uid = %uid,
+                        error = describe(&error),
+                        "cannot reconcile the claim"
+                    );
+                }
             }
         }
-        Ok(!damaged.is_empty() || !self.kept.is_empty())
+        Ok(is_applied && damaged.is_empty() && self.kept.is_empty())
     }
 
     /// Reports once that the state of a claim is kept.
@@ -347,23 +354,25 @@ impl<E: Effects> Reconciler<E> {
         }
     }
 
-    /// Applies an action. A claim whose lock is held is skipped: it is being prepared or unprepared.
+    /// Applies an action. Returns false for a claim whose lock is held: it is being prepared or unprepared, perhaps with the
+    /// state of the node before a change.
     async fn apply(
         &self,
         uid: &ClaimUid,
         claim: Option<ClaimRef>,
         action: Action,
-    ) -> Result<(), ActionError> {
+    ) -> Result<bool, ActionError> {
         let (applier, wanted) = (Arc::clone(&self.claims.applier), uid.clone());
         let Some(lock) = blocking(move || applier.locks().try_claim(&wanted)).await?? else {
-            return Ok(());
+            return Ok(false);
         };
         match (action, claim) {
-            (Action::Remove(reason), claim) => self.remove(uid, claim, reason, lock).await,
-            (Action::Restore, Some(claim)) => self.restore(&claim, lock).await,
-            (Action::Restore, None) | (Action::Keep(_), _) => Ok(()),
-            (Action::Rebuild(claim), _) => self.rebuild(&claim, lock).await,
+            (Action::Remove(reason), claim) => self.remove(uid, claim, reason, lock).await?,
+            (Action::Restore, Some(claim)) => self.restore(&claim, lock).await?,
+            (Action::Restore, None) | (Action::Keep(_), _) => {}
+            (Action::Rebuild(claim), _) => self.rebuild(&claim, lock).await?,
         }
+        Ok(true)
     }
 
     /// Removes the state of a claim, unless the claim was prepared since the scan.

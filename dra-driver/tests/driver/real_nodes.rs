@@ -9,6 +9,7 @@ use std::time::Duration;
 use drava_dra_driver::conditions::Condition;
 use drava_dra_driver::driver::Config;
 use drava_dra_driver::inventory::Source;
+use drava_dra_driver::lock::Locks;
 use serde_json::json;
 use simulator_machine::description::H100X2;
 use simulator_machine::testing::Machine;
@@ -16,7 +17,7 @@ use simulator_machine::testing::Machine;
 use crate::api_server::eventually;
 use crate::cluster::{Running, TestCluster, kubelet_claim, prepare_error};
 use crate::fixture::Allocated::Share;
-use crate::fixture::{NODE, claim};
+use crate::fixture::{NODE, claim, claim_ref};
 use crate::node::{lacks_device_files, spec_of};
 
 /// Starts a driver with this driver root.
@@ -128,9 +129,14 @@ async fn next_spec_follows_files_of_the_driver() {
             .then_some(())
     })
     .await;
-    // persistenced stops.
+    // persistenced stops while the claim is locked, as by a prepare that has read the files before.
+    let locks = Locks::new(cluster.node.layout().locks(), Duration::from_secs(60));
+    let lock = locks.claim(&claim_ref(1).uid).unwrap();
     drop(listener);
     fs::remove_file(&socket).unwrap();
+    // Several scans; a shorter pause would test less.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    drop(lock);
     eventually("the CDI spec lacks the socket", || {
         (!spec().contains("nvidia-persistenced/socket")).then_some(())
     })
