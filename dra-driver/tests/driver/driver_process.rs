@@ -67,6 +67,7 @@ impl DriverProcess {
     }
 
     /// Waits until the program is the active instance: only this one reads the sensors of the GPUs.
+    #[cfg(debug_assertions)]
     pub(crate) async fn await_active(&self) {
         self.await_response("/metrics", "\ndrava_gpu_sample_timestamp_seconds{")
             .await;
