@@ -1,8 +1,20 @@
 //! Objects for tests.
 
+use http::Response;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
+use kube::client::Body;
 use serde_json::{Value, json};
+
+/// Response of an API server: `found` with 200, else a failure with this status code.
+pub(crate) fn response(code: u16, found: &Value) -> Response<Body> {
+    let failure = json!({"kind": "Status", "code": code, "message": "denied", "reason": ""});
+    let body = if code == 200 { found } else { &failure };
+    let response = Response::builder().status(code);
+    response
+        .body(Body::from(body.to_string().into_bytes()))
+        .unwrap()
+}
 
 pub(crate) fn object<T: serde::de::DeserializeOwned>(value: Value) -> T {
     serde_json::from_value(value).expect("valid object")

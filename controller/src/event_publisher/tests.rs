@@ -2,7 +2,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use http::{Request, Response};
+use http::Request;
 use http_body_util::BodyExt;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::client::Body;
@@ -10,6 +10,7 @@ use serde_json::Value;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::*;
+use crate::fixture::response;
 use crate::pod_condition::{PodConditionUpdate, allocated};
 
 #[test]
@@ -41,15 +42,8 @@ fn publisher(
             let message = message.as_str().unwrap().to_owned();
             log.send((pod.clone(), message, start.elapsed())).unwrap();
             let code = codes.lock().unwrap().pop_front().unwrap_or(200);
-            let response = if code == 200 {
-                json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": pod}})
-            } else {
-                json!({"kind": "Status", "code": code, "message": "denied", "reason": ""})
-            };
-            let response = Response::builder()
-                .status(code)
-                .body(Body::from(response.to_string().into_bytes()));
-            Ok::<_, tower::BoxError>(response.unwrap())
+            let found = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": pod}});
+            Ok::<_, tower::BoxError>(response(code, &found))
         }
     });
     let publisher = EventPublisher::start(Client::new(service, "default"));

@@ -134,8 +134,18 @@ async fn next_spec_follows_files_of_the_driver() {
     let lock = locks.claim(&claim_ref(1).uid).unwrap();
     drop(listener);
     fs::remove_file(&socket).unwrap();
-    // Several scans; a shorter pause would test less.
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    // A prepare without the socket shows that the node driver has scanned the files and requested a reconciliation.
+    let other = claim(2, &[Share(0, "8Gi", "30")]);
+    cluster.api.put_claim(&other);
+    let is_scanned = || {
+        let spec = fs::read_to_string(spec_of(&cluster.node, 2));
+        spec.is_ok_and(|spec| !spec.contains("nvidia-persistenced/socket"))
+    };
+    while !is_scanned() {
+        plugin.unprepare_one(&kubelet_claim(2)).await.unwrap();
+        plugin.prepare_one(&kubelet_claim(2)).await.unwrap();
+    }
+    plugin.unprepare_one(&kubelet_claim(2)).await.unwrap();
     drop(lock);
     eventually("the CDI spec lacks the socket", || {
         (!spec().contains("nvidia-persistenced/socket")).then_some(())
@@ -143,7 +153,6 @@ async fn next_spec_follows_files_of_the_driver() {
     .await;
     // Without the module of unified memory no program can use CUDA: prepare fails with the remedy.
     fs::remove_file(&uvm).unwrap();
-    cluster.api.put_claim(&claim(2, &[Share(0, "8Gi", "30")]));
     let mut error = String::new();
     while error.is_empty() {
         match plugin.prepare_one(&kubelet_claim(2)).await {

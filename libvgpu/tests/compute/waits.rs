@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use drava_vgpu_abi::ComputePolicy;
-use gpu_tenants::share;
+use gpu_tenants::{Share, Tenant, TestBed, share};
 
 /// A share of 20% waits five seconds for each second of GPU time; the rest is for a loaded host.
 const PERCENT: u32 = 20;
@@ -11,13 +11,19 @@ const LONGEST: Duration = Duration::from_secs(15);
 /// A kernel that does not end before the test.
 const ENDLESS_NS: u64 = 40_000_000_000;
 
+/// Adds a share of this part of the GPU's time, and a program that uses it.
+fn tenant_of_share(test_bed: &TestBed, percent: u32) -> (Share, Tenant) {
+    let limits = share(ComputePolicy::Fixed, percent).unwrap();
+    let share = test_bed.share("share", &limits).unwrap();
+    let tenant = test_bed.tenant(Some(&share), "dlsym").unwrap();
+    (share, tenant)
+}
+
 /// The first kernel may wait for the later launches, so they must be made while it runs.
 #[test]
 fn admits_launches_while_kernel_of_share_runs_on() {
     let test_bed = crate::test_bed();
-    let limits = share(ComputePolicy::Fixed, PERCENT).unwrap();
-    let share = test_bed.share("share", &limits).unwrap();
-    let mut first = test_bed.tenant(Some(&share), "dlsym").unwrap();
+    let (share, mut first) = tenant_of_share(&test_bed, PERCENT);
     let mut second = test_bed.tenant(Some(&share), "dlsym").unwrap();
     first.ok(&format!("queue {ENDLESS_NS}")).unwrap();
     let begun = Instant::now();
@@ -39,9 +45,7 @@ fn admits_launches_while_kernel_of_share_runs_on() {
 fn charges_interrupted_launch_at_most_a_second() {
     const INTERRUPTED_NS: u64 = 6_000_000_000;
     let test_bed = crate::test_bed();
-    let limits = share(ComputePolicy::Fixed, PERCENT).unwrap();
-    let share = test_bed.share("share", &limits).unwrap();
-    let mut tenant = test_bed.tenant(Some(&share), "dlsym").unwrap();
+    let (_share, mut tenant) = tenant_of_share(&test_bed, PERCENT);
     for _ in 0..10 {
         tenant.ok("once 5000000").unwrap();
     }
@@ -59,19 +63,18 @@ fn charges_interrupted_launch_at_most_a_second() {
 fn charges_launch_of_stopped_process_for_its_kernel() {
     const STOPPED: Duration = Duration::from_secs(3);
     let test_bed = crate::test_bed();
-    let limits = share(ComputePolicy::Fixed, PERCENT).unwrap();
-    let share = test_bed.share("share", &limits).unwrap();
-    let mut tenant = test_bed.tenant(Some(&share), "dlsym").unwrap();
+    let (_share, mut tenant) = tenant_of_share(&test_bed, PERCENT);
     for _ in 0..10 {
         tenant.ok("once 5000000").unwrap();
     }
     tenant.ok("queue 5000000").unwrap();
     let pid = i32::try_from(tenant.pid()).unwrap();
-    for signal in [libc::SIGSTOP, libc::SIGCONT] {
-        // SAFETY: a child that was not waited for.
-        unsafe { libc::kill(pid, signal) };
-        std::thread::sleep(STOPPED);
-    }
+    // SAFETY: a child that was not waited for.
+    let signal = |signal| assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+    signal(libc::SIGSTOP);
+    // The length of the stop is what the test is about: the kernel must not be charged for it.
+    std::thread::sleep(STOPPED);
+    signal(libc::SIGCONT);
     let begun = Instant::now();
     for _ in 0..3 {
         tenant.ok("once 5000000").unwrap();
@@ -85,9 +88,7 @@ fn charges_launch_of_stopped_process_for_its_kernel() {
 #[test]
 fn charges_graph_with_host_function_for_its_kernels() {
     let test_bed = crate::test_bed();
-    let limits = share(ComputePolicy::Fixed, PERCENT).unwrap();
-    let share = test_bed.share("share", &limits).unwrap();
-    let mut tenant = test_bed.tenant(Some(&share), "dlsym").unwrap();
+    let (share, mut tenant) = tenant_of_share(&test_bed, PERCENT);
     tenant.ok("hostgraph 200 10").unwrap();
     // A request for GPU time collects the results of completed launches.
     for _ in 0..4 {
@@ -103,9 +104,7 @@ fn charges_graph_with_host_function_for_its_kernels() {
 fn charges_no_launch_in_unknown_capture() {
     const LAUNCHES: u64 = 20;
     let test_bed = crate::test_bed();
-    let limits = share(ComputePolicy::Fixed, 90).unwrap();
-    let share = test_bed.share("share", &limits).unwrap();
-    let mut tenant = test_bed.tenant(Some(&share), "dlsym").unwrap();
+    let (share, mut tenant) = tenant_of_share(&test_bed, 90);
     let nodes = tenant.ok(&format!("hiddencapture {LAUNCHES}")).unwrap();
     assert_eq!(nodes, [LAUNCHES]);
     // A request for GPU time reports what was charged before.
@@ -120,9 +119,7 @@ fn charges_no_launch_in_unknown_capture() {
 #[test]
 fn ends_capture_with_its_context() {
     let test_bed = crate::test_bed();
-    let limits = share(ComputePolicy::Fixed, PERCENT).unwrap();
-    let share = test_bed.share("share", &limits).unwrap();
-    let mut tenant = test_bed.tenant(Some(&share), "dlsym").unwrap();
+    let (_share, mut tenant) = tenant_of_share(&test_bed, PERCENT);
     tenant.ok("lostcapture").unwrap();
     tenant.ok("start kernel ns=2000000 depth=8").unwrap();
     crate::await_percents(&test_bed, &[&tenant], &[PERCENT.into()]);

@@ -3,10 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use drava_vgpu_abi::{ComputePolicy, Cores, Limits};
-
-use crate::test_process::{CARDS, Container, GIB, TestProcess};
-use crate::{compile_with, hooks_of};
+use crate::test_process::{Container, TestProcess};
+use crate::{compile_with, hooks_of, limited};
 
 /// What the driver returns.
 const NOT_SUPPORTED: &str = "801";
@@ -29,13 +27,7 @@ impl Calls {
             });
         let program = libraries.path().join("calls");
         compile_with("calls.c", &program, &["-ldl"]);
-        let container = Container::new();
-        let limits = Limits {
-            cores: Cores::new(50).unwrap(),
-            compute_policy: ComputePolicy::Fixed,
-            ..Limits::memory(GIB)
-        };
-        container.add_share("share", CARDS[0], &limits);
+        let container = limited();
         let mut command = container.command(program);
         command.args(paths);
         Self {

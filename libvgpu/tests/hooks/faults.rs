@@ -1,10 +1,8 @@
 //! Sticky errors: after a kernel has failed, every call in its context fails. The program gets the driver's errors, and
 //! the account is right once the context has ended.
 
-use drava_vgpu_abi::{ComputePolicy, Cores, Limits};
-
-use crate::start;
-use crate::test_process::{CARDS, CONTEXT_BYTES, Container, GIB, MIB, TestProcess};
+use crate::test_process::{CONTEXT_BYTES, GIB, MIB, TestProcess};
+use crate::{limited, start};
 
 /// `CUDA_ERROR_DEVICE_UNAVAILABLE`, `_ECC_UNCORRECTABLE`, `_ILLEGAL_ADDRESS`, `_LAUNCH_FAILED`.
 const STICKY: [i64; 4] = [46, 214, 700, 719];
@@ -25,17 +23,6 @@ const USES: [&str; 12] = [
     "sync",
 ];
 
-fn container() -> Container {
-    let container = Container::new();
-    let limits = Limits {
-        cores: Cores::new(50).unwrap(),
-        compute_policy: ComputePolicy::Fixed,
-        ..Limits::memory(GIB)
-    };
-    container.add_share("share", CARDS[0], &limits);
-    container
-}
-
 /// Results of a context with allocations in which a kernel fails, up to its end, and of the context before.
 fn results(process: &mut TestProcess, error: i64) -> Vec<i64> {
     process.ok("context3");
@@ -54,7 +41,7 @@ fn results(process: &mut TestProcess, error: i64) -> Vec<i64> {
 
 #[test]
 fn returns_sticky_errors_as_driver_does() {
-    let container = container();
+    let container = limited();
     let mut limited = start(&container);
     limited.ok("prepare");
     let free = limited.memory_info().0;

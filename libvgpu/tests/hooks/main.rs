@@ -20,7 +20,20 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use test_process::{Container, TestProcess};
+use drava_vgpu_abi::{ComputePolicy, Cores, Limits};
+use test_process::{CARDS, Container, GIB, TestProcess};
+
+/// A container with a share of 1 GiB and half of the GPU time, so that memory and launches are limited.
+fn limited() -> Container {
+    let container = Container::new();
+    let limits = Limits {
+        cores: Cores::new(50).unwrap(),
+        compute_policy: ComputePolicy::Fixed,
+        ..Limits::memory(GIB)
+    };
+    container.add_share("share", CARDS[0], &limits);
+    container
+}
 
 /// A process of the container that calls functions by name.
 fn start(container: &Container) -> TestProcess {

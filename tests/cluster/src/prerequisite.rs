@@ -174,14 +174,8 @@ impl Prerequisite {
             Chromium => ["chromium", "chromium-browser", "google-chrome"]
                 .iter()
                 .any(|program| runs(program, &["--version"])),
-            DiskSpace => free_bytes(&target_dir()).is_none_or(|free| {
-                let is_built = target_dir().join("images").exists();
-                free >= if is_built {
-                    LATER_BUILD_BYTES
-                } else {
-                    FIRST_BUILD_BYTES
-                }
-            }),
+            DiskSpace => free_bytes(&target_dir())
+                .is_none_or(|free| free >= needed_bytes(target_dir().join("images").exists())),
         }
     }
 
@@ -246,6 +240,15 @@ fn report(needed: &[Prerequisite], is_met: impl Fn(Prerequisite) -> bool) -> Res
         .map(|prerequisite| format!("  - {prerequisite}"))
         .collect();
     bail!("missing prerequisites:\n{}", lines.join("\n"))
+}
+
+/// Returns the free bytes that a build needs, the first one or a later one.
+const fn needed_bytes(is_built: bool) -> u64 {
+    if is_built {
+        LATER_BUILD_BYTES
+    } else {
+        FIRST_BUILD_BYTES
+    }
 }
 
 /// Returns the bytes that an unprivileged process may still write on the file system of `path` or of the nearest folder
@@ -336,9 +339,25 @@ mod tests {
 
     #[test]
     fn reads_free_disk_space_of_folder_that_is_not_created_yet() {
-        let free = free_bytes(Path::new("/tmp/missing/folder")).unwrap();
-        assert_eq!(free >> 40, free_bytes(Path::new("/tmp")).unwrap() >> 40);
-        assert!(free > 0);
+        let folder = tempfile::tempdir().unwrap();
+        let missing = folder.path().join("missing/folder");
+        assert!(free_bytes(&missing).unwrap() > 0);
+        // The simulated file system of processes has no space.
+        assert_eq!(free_bytes(Path::new("/proc/missing")), Some(0));
+    }
+
+    #[test]
+    fn names_disk_space_in_readme_as_checked() {
+        assert!(
+            DiskSpace
+                .name()
+                .contains(&format!("{} GiB", needed_bytes(false) >> 30))
+        );
+        assert!(
+            DiskSpace
+                .purpose()
+                .contains(&format!("{} GiB", needed_bytes(true) >> 30))
+        );
     }
 
     #[test]

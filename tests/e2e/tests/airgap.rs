@@ -99,7 +99,7 @@ fn installs_from_private_registry_without_egress() -> Result<()> {
     ensure!(!has_default, "the node has a default route: {routes}");
     let _registry = Registry::start(&cluster)?;
 
-    // The registry serves nobody without the secret.
+    // The registry rejects requests without the credentials of the secret.
     tenant.apply(&format!(
         "{{apiVersion: v1, kind: Pod, metadata: {{name: anonymous}}, spec: {{containers: [{{name: app, \
          image: '{ADDRESS}/drava-controller:dev', imagePullPolicy: Always}}]}}}}"

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use drava_api::names::ALLOCATION_GATE;
-use http::{Request, Response};
+use http::Request;
 use http_body_util::BodyExt;
 use kube::Client;
 use kube::client::Body;
@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::server::term_until;
 use crate::action::{GateRemoval, GateRemovalOutcome};
-use crate::fixture::gated_pod;
+use crate::fixture::{gated_pod, response};
 use crate::pod;
 use crate::writes::{Timing, Writer};
 
@@ -31,15 +31,8 @@ async fn remove(code: u16, valid_until: Duration) -> (GateRemovalOutcome, Vec<(S
             log.lock()
                 .unwrap()
                 .push((line, serde_json::from_slice(&body).unwrap()));
-            let response = if code == 200 {
-                json!(gated_pod("p", &["a"], &[]))
-            } else {
-                json!({"kind": "Status", "code": code, "message": "denied", "reason": ""})
-            };
-            let response = Response::builder()
-                .status(code)
-                .body(Body::from(response.to_string().into_bytes()));
-            Ok::<_, tower::BoxError>(response.unwrap())
+            let found = json!(gated_pod("p", &["a"], &[]));
+            Ok::<_, tower::BoxError>(response(code, &found))
         }
     });
     let writer = Writer::new(

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use drava_api::quota::{GpuQuotaStatus, QuotaAmounts};
-use http::{Request, Response};
+use http::Request;
 use http_body_util::BodyExt;
 use kube::Client;
 use kube::client::Body;
@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::server::term_until;
 use crate::action::{QuotaStatusOutcome, QuotaStatusUpdate};
+use crate::fixture::response;
 use crate::writes::{Timing, Writer};
 
 /// Writes a status; the API server responds with this status code. Returns the outcome and the requests.
@@ -28,18 +29,11 @@ async fn write(code: u16, valid_until: Duration) -> (QuotaStatusOutcome, Vec<(St
             let line = format!("{} {} {kind}", head.method, head.uri.path());
             let body: Value = serde_json::from_slice(&body).unwrap();
             log.lock().unwrap().push((line, body));
-            let response = if code == 200 {
-                json!({
-                    "apiVersion": "gpu.drava.dev/v1alpha1", "kind": "GpuQuota",
-                    "metadata": {"name": "q", "uid": "u", "resourceVersion": "8"}, "spec": {"namespaces": ["a"]},
-                })
-            } else {
-                json!({"kind": "Status", "code": code, "message": "denied", "reason": ""})
-            };
-            let response = Response::builder()
-                .status(code)
-                .body(Body::from(response.to_string().into_bytes()));
-            Ok::<_, tower::BoxError>(response.unwrap())
+            let found = json!({
+                "apiVersion": "gpu.drava.dev/v1alpha1", "kind": "GpuQuota",
+                "metadata": {"name": "q", "uid": "u", "resourceVersion": "8"}, "spec": {"namespaces": ["a"]},
+            });
+            Ok::<_, tower::BoxError>(response(code, &found))
         }
     });
     let writer = Writer::new(

@@ -105,13 +105,7 @@ impl Partitioned {
         tenant.apply(&self.pod("refill", self.small))?;
         tenant.running("refill")?;
         cluster.check_allocations()?;
-        tenant.kubectl(&[
-            "delete",
-            "pods",
-            "--all",
-            "--grace-period=1",
-            "--timeout=90s",
-        ])?;
+        tenant.delete_pods(&["--all"])?;
         wait("the GPU has no instance", || {
             Ok(node.mig_instances(self.card)?.is_empty().then_some(()))
         })?;
