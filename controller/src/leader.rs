@@ -24,6 +24,8 @@ use crate::writes::{Timing, Writer};
 #[cfg(test)]
 mod model;
 mod state;
+#[cfg(test)]
+mod tests;
 
 use state::{Input, State, Step};
 

@@ -48,6 +48,19 @@ const CALM_TICKS: u32 = 6000;
 /// Time that a successor waits for a leader that does not renew, in iterations: the duration of the lease.
 const TAKEOVER_TICKS: u32 = 150;
 
+/// Settings of a replica.
+pub(super) fn settings() -> Settings {
+    Settings {
+        policies: Policies {
+            node: NodePlacementPolicy::Binpack,
+            gpu: GpuPlacementPolicy::Binpack,
+        },
+        schedulers: vec!["default-scheduler".to_owned()],
+        release_after: Duration::from_secs(60),
+        preemption: false,
+    }
+}
+
 /// A replica that leads, or led and does not know better.
 struct Replica {
     id: usize,
@@ -79,15 +92,6 @@ impl Replica {
             health: Arc::new(Health::new(clock)),
             stop: stop.clone(),
         };
-        let settings = Settings {
-            policies: Policies {
-                node: NodePlacementPolicy::Binpack,
-                gpu: GpuPlacementPolicy::Binpack,
-            },
-            schedulers: vec!["default-scheduler".to_owned()],
-            release_after: Duration::from_secs(60),
-            preemption: false,
-        };
         let mut shares = 0;
         let share_ids = Box::new(move || {
             shares += 1;
@@ -97,7 +101,7 @@ impl Replica {
         let admission = tokio::spawn(async move { writer.wait_until_holder(|| {}).await });
         let mut replica = Self {
             id,
-            state: State::new(Planner::new(settings, share_ids)),
+            state: State::new(Planner::new(settings(), share_ids)),
             executor,
             admission: Some(admission),
             cursor: 0,
