@@ -336,7 +336,8 @@ fn compute_info(handle: nvmlComputeInstance_t, info: Out<nvmlComputeInstanceInfo
     let found = compute_instance(handle)?;
     let card = found.device().card;
     info.set(nvmlComputeInstanceInfo_t {
-        device: handle_of(card),
+        // NVIDIA's header says "parent device"; its DRA driver reads the UUID of the MIG device from this handle.
+        device: mig_handle(card, found.id()),
         gpuInstance: gpu_instance_handle(card, found.id().gpu),
         id: found.compute.id,
         profileId: found.compute.profile,

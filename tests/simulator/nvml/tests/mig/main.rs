@@ -8,9 +8,9 @@ use std::ptr::{null, null_mut};
 
 use anyhow::{Context, ensure};
 use nvml_wrapper_sys::bindings::{
-    NvmlLib, nvmlComputeInstance_t, nvmlDevice_t, nvmlDeviceAttributes_t, nvmlGpuInstance_t,
-    nvmlGpuInstanceInfo_t, nvmlGpuInstancePlacement_t, nvmlMemory_t, nvmlProcessInfo_t,
-    nvmlReturn_t,
+    NvmlLib, nvmlComputeInstance_t, nvmlComputeInstanceInfo_t, nvmlDevice_t,
+    nvmlDeviceAttributes_t, nvmlGpuInstance_t, nvmlGpuInstanceInfo_t, nvmlGpuInstancePlacement_t,
+    nvmlMemory_t, nvmlProcessInfo_t, nvmlReturn_t,
 };
 use simulator_machine::client::Connection;
 use simulator_machine::control::Command;
@@ -260,6 +260,14 @@ fn creates_lists_and_destroys_instances() -> anyhow::Result<()> {
     assert_eq!(mig.name(device), "NVIDIA H100 80GB HBM3 MIG 3g.40gb");
     let uuid = mig.uuid(device);
     assert!(uuid.starts_with("MIG-") && uuid.len() == 40, "{uuid}");
+
+    // SAFETY: zero is a value of every field.
+    let mut info: nvmlComputeInstanceInfo_t = unsafe { std::mem::zeroed() };
+    assert_eq!(
+        call!(mig, nvmlComputeInstanceGetInfo(compute, &raw mut info)),
+        SUCCESS
+    );
+    assert_eq!((info.device, info.gpuInstance), (device, gpu));
 
     let text = std::ffi::CString::new(uuid)?;
     let (mut same, mut parent) = (null_mut(), null_mut());
