@@ -31,7 +31,7 @@ use drava_cluster::Kubernetes;
 use drava_cluster::prerequisite::{self, Prerequisite};
 
 use crate::deploy::Artifacts;
-use binaries::{Binary, Selection, Suite};
+use binaries::{Binary, Queue, Selection, Suite};
 use libtest::Outcome;
 
 /// Command line of `cargo xtask test`.
@@ -215,6 +215,10 @@ struct Shared<'a> {
     binaries: OnceLock<Vec<Binary>>,
     artifacts: OnceLock<Artifacts>,
     trial: e2e::Trial<'a>,
+    /// Runs a part of the tests of `trial`.
+    second_trial: e2e::Trial<'a>,
+    /// The tests of `trial` and `second_trial`.
+    queue: Queue,
     trial_on_two_nodes: e2e::Trial<'a>,
     trial_on_models: e2e::Trial<'a>,
     trial_on_oldest: e2e::Trial<'a>,
@@ -228,6 +232,8 @@ impl<'a> Shared<'a> {
             binaries: OnceLock::new(),
             artifacts: OnceLock::new(),
             trial: e2e::Trial::new("e2e", args.kubernetes, filter),
+            second_trial: e2e::Trial::new("e2e-2", args.kubernetes, filter),
+            queue: Queue::default(),
             trial_on_two_nodes: e2e::Trial::with_two_nodes(args.kubernetes, filter),
             trial_on_models: e2e::Trial::with_other_models(args.kubernetes, filter),
             trial_on_oldest: e2e::Trial::new("oldest", Kubernetes::OLDEST, filter),

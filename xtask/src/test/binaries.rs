@@ -128,19 +128,44 @@ pub(crate) struct Selection<'a> {
     pub(crate) logs: &'a str,
 }
 
-/// Runs the binaries of `suite`.
-pub(crate) fn run(suite: Suite, binaries: &[Binary], selection: Selection<'_>) -> Result<Outcome> {
+/// Position in the binaries of a suite. Runs with one queue run each binary once.
+#[derive(Debug, Default)]
+pub(crate) struct Queue(AtomicUsize);
+
+impl Queue {
+    /// Whether each of the binaries of `suite` has begun.
+    pub(crate) fn is_empty(&self, suite: Suite, binaries: &[Binary]) -> bool {
+        self.0.load(Ordering::Relaxed) >= of_suite(suite, binaries).len()
+    }
+}
+
+fn of_suite(suite: Suite, binaries: &[Binary]) -> Vec<&Binary> {
     let mut chosen: Vec<&Binary> = binaries
         .iter()
         .filter(|binary| binary.suite() == suite)
         .collect();
     chosen.sort_by_key(|binary| binary.rank());
-    let next = AtomicUsize::new(0);
+    chosen
+}
+
+/// Runs the binaries of `suite`.
+pub(crate) fn run(suite: Suite, binaries: &[Binary], selection: Selection<'_>) -> Result<Outcome> {
+    run_from(&Queue::default(), suite, binaries, selection)
+}
+
+/// Runs the binaries of `suite` that no other run with `queue` has begun.
+pub(crate) fn run_from(
+    queue: &Queue,
+    suite: Suite,
+    binaries: &[Binary],
+    selection: Selection<'_>,
+) -> Result<Outcome> {
+    let chosen = of_suite(suite, binaries);
     let total = Mutex::new(Ok(Outcome::default()));
     thread::scope(|scope| {
         for _ in 0..suite.width() {
             scope.spawn(|| {
-                while let Some(binary) = chosen.get(next.fetch_add(1, Ordering::Relaxed)) {
+                while let Some(binary) = chosen.get(queue.0.fetch_add(1, Ordering::Relaxed)) {
                     let result = run_one(suite, binary, selection);
                     let mut total = total
                         .lock()

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use anyhow::{Context, Result};
 use drava_cluster::{HostLock, Kubernetes, Machine, Options, workspace_root};
 
-use super::binaries::{self, Binary, Selection, Suite};
+use super::binaries::{self, Binary, Queue, Selection, Suite};
 use super::libtest::Outcome;
 use super::log::Log;
 use super::proof::Proof;
@@ -94,13 +94,23 @@ impl<'a> Trial<'a> {
 
     /// Runs the tests of `suite` on the cluster.
     pub(crate) fn run(&self, suite: Suite, binaries: &[Binary]) -> Result<Outcome> {
+        self.run_from(&Queue::default(), suite, binaries)
+    }
+
+    /// Runs the tests of `suite` that no other cluster with `queue` has begun.
+    pub(crate) fn run_from(
+        &self,
+        queue: &Queue,
+        suite: Suite,
+        binaries: &[Binary],
+    ) -> Result<Outcome> {
         let environment = [("DRAVA_E2E_STATE", self.state())];
         let selection = Selection {
             filter: self.filter,
             environment: &environment,
             logs: self.name,
         };
-        binaries::run(suite, binaries, selection)
+        binaries::run_from(queue, suite, binaries, selection)
     }
 
     /// Ends the cluster, or leaves it up and prints how to reach it.
@@ -136,6 +146,23 @@ pub(crate) fn on_own_cluster(
         .start(artifacts)
         .and_then(|()| trial.run(suite, binaries));
     trial.end(keep)?;
+    outcome
+}
+
+/// Runs tests of [`Suite::E2e`] on a second cluster until `queue` is empty. Starts no cluster if it is.
+pub(crate) fn on_second_cluster(
+    trial: &Trial<'_>,
+    queue: &Queue,
+    artifacts: &Artifacts,
+    binaries: &[Binary],
+) -> Result<Outcome> {
+    if queue.is_empty(Suite::E2e, binaries) {
+        return Ok(Outcome::default());
+    }
+    let outcome = trial
+        .start(artifacts)
+        .and_then(|()| trial.run_from(queue, Suite::E2e, binaries));
+    trial.end(false)?;
     outcome
 }
 

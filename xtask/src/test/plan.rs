@@ -201,7 +201,7 @@ pub(super) fn plan<'a>(
         );
     }
     // After the tests of the cluster, which observe the host, the machine has two clusters at a time: that of e2e, until the
-    // tests with measured times, and the others in turn.
+    // tests with measured times, and the others in turn, the last of which takes a part of the tests of e2e.
     let mut oldest = None;
     if has(Stage::Oldest) {
         let tools = plan.add(Stage::Oldest, "build-oldest", Load::Heavy, &[tools], |_| {
@@ -219,9 +219,10 @@ pub(super) fn plan<'a>(
             },
         );
     }
+    let mut nodes = None;
     if has(Stage::E2eNodes) {
         let keep = args.keep && !has(Stage::E2e);
-        plan.add(
+        nodes = plan.add(
             Stage::E2eNodes,
             "e2e-nodes",
             Load::Light,
@@ -245,8 +246,17 @@ pub(super) fn plan<'a>(
         let after = [built, tools, cluster, prometheus];
         e2e = plan.add(Stage::E2e, "e2e", Load::Light, &after, |_| {
             shared.trial.start(shared.artifacts()?)?;
-            shared.trial.run(Suite::E2e, shared.binaries()?)
+            let binaries = shared.binaries()?;
+            shared.trial.run_from(&shared.queue, Suite::E2e, binaries)
         });
+        // A selection of tests is not worth the minute that a cluster takes to start.
+        if filter.is_none() {
+            let after = [built, tools, cluster, prometheus, oldest, nodes];
+            plan.add(Stage::E2e, "e2e-2", Load::Light, &after, |_| {
+                let (artifacts, binaries) = (shared.artifacts()?, shared.binaries()?);
+                e2e::on_second_cluster(&shared.second_trial, &shared.queue, artifacts, binaries)
+            });
+        }
     }
     // Cargo runs one command at a time in its target directory.
     if has(Stage::Lint) {
