@@ -64,8 +64,7 @@ async fn dry_runs_before_lists() -> Vec<usize> {
         stop,
     )
     .await;
-    let listed_after = server.lock().unwrap().listed_after.clone();
-    listed_after
+    server.lock().unwrap().listed_after.clone()
 }
 
 /// Until then the API server executes late writes of the previous leader, which the lists would miss.
