@@ -19,10 +19,14 @@ use cel::{Context, Env, ExecutionError, Value};
 mod budget;
 mod cache;
 mod driver_match;
+mod formats;
 mod functions;
 mod lists;
 mod macros;
+mod net;
+mod opaque;
 mod regex;
+mod url;
 mod values;
 
 pub use driver_match::DriverMatch;

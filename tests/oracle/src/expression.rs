@@ -15,14 +15,12 @@ use crate::generator;
 use crate::program::{Evaluation, Program};
 use crate::random::Random;
 
+mod libraries;
+
 /// Number of the random sequence, different from those of the classes.
 const STREAM: u64 = 100;
 /// Expressions per device.
 const PER_DEVICE: usize = 20;
-
-/// Calls of functions of Kubernetes' environment that our allocator lacks. Such an expression fails, so the pod gets the
-/// reason; the list shrinks with each library that is added.
-const UNSUPPORTED: [&str; 1] = ["format."];
 
 /// Result of both evaluations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,8 +34,6 @@ pub enum Outcome {
     /// The API server rejects the expression, because its types do not match or a name is unknown. It is never stored,
     /// so our result does not matter.
     RejectedByApiServer,
-    /// The expression calls one of the functions that our allocator lacks.
-    Unsupported,
     /// Upstream cannot compare the result of `add` or `sub` of a quantity with `==`: "no such overload", or another error
     /// of the same expression. Ours can.
     ComputedQuantity,
@@ -97,7 +93,6 @@ pub fn run(release: Kubernetes, range: Range) -> Result<Report> {
                 Outcome::SameValue
                 | Outcome::SameError
                 | Outcome::RejectedByApiServer
-                | Outcome::Unsupported
                 | Outcome::ComputedQuantity
                 | Outcome::EagerBinding => {}
             }
@@ -111,7 +106,6 @@ fn compare(expression: &str, ours: &Result<bool, SelectorError>, upstream: &Eval
         return Outcome::RejectedByApiServer;
     }
     match ours {
-        Err(_) if UNSUPPORTED.iter().any(|call| expression.contains(call)) => Outcome::Unsupported,
         Err(SelectorError::Runtime(text)) if !upstream.runtime_error.is_empty() => {
             // Our text may continue with the hint of kube-scheduler.
             if text.starts_with(&upstream.runtime_error) {
@@ -140,7 +134,7 @@ const CAPACITY: &str = r#"device.capacity["gpu.drava.dev"]"#;
 
 /// Returns an expression of type bool.
 fn boolean(random: &mut Random, depth: u64) -> String {
-    let pick = random.between(0, if depth == 0 { 7 } else { 30 });
+    let pick = random.between(0, if depth == 0 { 7 } else { 33 });
     let next = depth.saturating_sub(1);
     match pick {
         0 => random
@@ -213,10 +207,7 @@ fn boolean(random: &mut Random, depth: u64) -> String {
             0 => format!("{}.isSorted()", integers(random, next)),
             1 => format!("{}.isSorted()", strings(random, next)),
             2 => two_variables(random, next),
-            _ => format!(
-                r#"format.dns1123Label().validate({}).hasValue()"#,
-                string(random, 0)
-            ),
+            _ => libraries::address(random),
         },
         28 => format!(
             "cel.bind(b, {}, {} || b)",
@@ -229,6 +220,9 @@ fn boolean(random: &mut Random, depth: u64) -> String {
             strings(random, next),
             strings(random, next)
         ),
+        30 => libraries::network(random),
+        31 => libraries::url(random),
+        32 => libraries::format(random),
         _ => format!("{OWN}.exists(k, k == {})", string(random, 0)),
     }
 }

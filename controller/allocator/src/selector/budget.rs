@@ -66,6 +66,14 @@ pub(super) fn charge(units: u64) -> Result<(), ExecutionError> {
         .ok_or_else(|| ExecutionError::InternalError(EXCEEDED.to_owned()))
 }
 
+/// Charges a function that reads all of `text`.
+///
+/// # Errors
+/// As [`charge`].
+pub(super) fn charge_text(text: &str) -> Result<(), ExecutionError> {
+    charge(1 + text.len() as u64 / 10)
+}
+
 pub(super) fn register(env: &mut Env) -> Result<(), DeclarationError> {
     env.add_overload(CHARGE_RANGE, CHARGE_RANGE, vec![DYN_TYPE], charge_range)?;
     env.add_overload(CHARGE_RESULT, CHARGE_RESULT, vec![DYN_TYPE], charge_result)

@@ -1,8 +1,8 @@
 //! Functions and macros that Kubernetes adds to CEL for device selectors.
 //!
 //! From Kubernetes' base environment: `quantity`, `semver`, `includes`, the strings and lists extensions, and the functions
-//! of [`lists`] and [`regex`]; the macros are in [`macros`]. Not supported: IP, CIDR, URL and named format functions; an
-//! expression that uses them does not compile.
+//! of [`lists`], [`regex`], [`net`], [`url`] and [`formats`]; the macros are in [`macros`]. The functions of an `authorizer`
+//! are missing: device selectors have no such variable.
 
 use cel::common::types::{CelBool, CelDouble, CelInt, CelString, DYN_TYPE};
 use cel::common::value::CowVal;
@@ -12,7 +12,7 @@ use cel::{
 use drava_api::Quantity;
 
 use super::values::{QuantityValue, SemverValue};
-use super::{budget, lists, macros, regex};
+use super::{budget, formats, lists, macros, net, regex, url};
 
 /// Functions of the standard library, its extensions and [`register`].
 const KNOWN: &[&str] = &[
@@ -22,14 +22,18 @@ const KNOWN: &[&str] = &[
     "bool",
     "bytes",
     "charAt",
+    "cidr",
     "compareTo",
     "contains",
+    "containsCIDR",
+    "containsIP",
     "distinct",
     "double",
     "duration",
     "dyn",
     "endsWith",
     "equivalent",
+    "family",
     "find",
     "findAll",
     "flatten",
@@ -38,32 +42,50 @@ const KNOWN: &[&str] = &[
     "getDayOfMonth",
     "getDayOfWeek",
     "getDayOfYear",
+    "getEscapedPath",
     "getFullYear",
+    "getHost",
+    "getHostname",
     "getHours",
     "getMilliseconds",
     "getMinutes",
     "getMonth",
+    "getPort",
+    "getQuery",
+    "getScheme",
     "getSeconds",
     "hasValue",
     "includes",
     "indexOf",
     "int",
     "intersects",
+    "ip",
+    "isCIDR",
+    "isCanonical",
+    "isGlobalUnicast",
     "isGreaterThan",
+    "isIP",
     "isInteger",
     "isLessThan",
+    "isLinkLocalMulticast",
+    "isLinkLocalUnicast",
+    "isLoopback",
     "isQuantity",
     "isSemver",
     "isSorted",
+    "isURL",
+    "isUnspecified",
     "join",
     "lastIndexOf",
     "lists.range",
     "lowerAscii",
     "major",
+    "masked",
     "matches",
     "max",
     "min",
     "minor",
+    "named",
     "none",
     "of",
     "ofNonZeroValue",
@@ -74,6 +96,7 @@ const KNOWN: &[&str] = &[
     "or",
     "orValue",
     "patch",
+    "prefixLength",
     "quantity",
     "quote",
     "range",
@@ -95,6 +118,8 @@ const KNOWN: &[&str] = &[
     "type",
     "uint",
     "upperAscii",
+    "url",
+    "validate",
     "value",
 ];
 
@@ -108,6 +133,9 @@ pub(super) fn environment() -> Env {
         macros::register(&mut env),
         lists::register(&mut env),
         regex::register(&mut env),
+        net::register(&mut env),
+        url::register(&mut env),
+        formats::register(&mut env),
         budget::register(&mut env),
     ];
     debug_assert!(registered.iter().all(Result::is_ok), "{registered:?}");
@@ -120,7 +148,11 @@ pub(super) fn unsupported(expression: &IdedExpr) -> Option<String> {
     let mut unknown: Vec<_> = references
         .functions()
         .into_iter()
-        .filter(|name| !name.contains(['_', '@', '!', '-']) && !KNOWN.contains(name))
+        .filter(|name| {
+            !name.contains(['_', '@', '!', '-'])
+                && !KNOWN.contains(name)
+                && !formats::FORMATS.iter().any(|format| format.name == *name)
+        })
         .map(str::to_owned)
         .collect();
     unknown.sort();
