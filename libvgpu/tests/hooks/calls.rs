@@ -49,7 +49,7 @@ fn build_stub(path: &Path, soname: &str, functions: &[String]) {
     let rejecting = functions
         .iter()
         .filter(|name| *name != "cuGraphInstantiateWithFlags");
-    let list: String = rejecting.map(|name| format!("F({name}) ")).collect();
+    let list: String = rejecting.map(|name| format!("F({name})\n")).collect();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/hooks/stub.c");
     let text = std::fs::read_to_string(source).unwrap();
     let generated = path.with_extension("c");

@@ -47,6 +47,8 @@ enum Path {
     Mipmap,
     /// `__device__` variables of a module (`cuModuleLoadData`)
     Globals,
+    /// Allocation node of a graph (`cuGraphLaunch`)
+    Graph,
     /// No allocation: memory of the context alone
     Nothing,
 }
@@ -165,6 +167,7 @@ impl Allocator {
                 // SAFETY: writes one handle; a terminated image that lives through the call.
                 unsafe { sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast()) }
             }
+            Path::Graph => launch_allocation(bytes),
             Path::Array => {
                 let mut array = ptr::null_mut();
                 let descriptor = descriptor(bytes);
@@ -180,6 +183,38 @@ impl Allocator {
         };
         error_name(code)
     }
+}
+
+/// Launches a graph that allocates. The executable graph of a denied launch is destroyed.
+fn launch_allocation(bytes: usize) -> sys::CUresult {
+    let (mut graph, mut node, mut exec) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
+    let mut parameters = on_device_0(|parameters: &mut sys::CUDA_MEM_ALLOC_NODE_PARAMS| {
+        parameters.poolProps.allocType = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+        parameters.bytesize = bytes;
+        &mut parameters.poolProps.location
+    });
+    // SAFETY: writes one graph.
+    let mut code = unsafe { sys::cuGraphCreate(&raw mut graph, 0) };
+    if error_name(code).is_none() {
+        let parameters = &raw mut parameters;
+        // SAFETY: writes one node, and reads and writes the parameters.
+        code = unsafe {
+            sys::cuGraphAddMemAllocNode(&raw mut node, graph, ptr::null(), 0, parameters)
+        };
+    }
+    if error_name(code).is_none() {
+        // SAFETY: writes one executable graph.
+        code = unsafe { sys::cuGraphInstantiateWithFlags(&raw mut exec, graph, 0) };
+    }
+    if error_name(code).is_none() {
+        // SAFETY: the null stream is the default one.
+        code = unsafe { sys::cuGraphLaunch(exec, ptr::null_mut()) };
+        if error_name(code).is_some() {
+            // SAFETY: instantiated above, and not running.
+            unsafe { sys::cuGraphExecDestroy(exec) };
+        }
+    }
+    code
 }
 
 /// Zeroed properties with device 0 as the location and the values of `set`.

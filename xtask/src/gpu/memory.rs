@@ -9,8 +9,8 @@ use super::setup::{Setup, Share, json, limits};
 
 const MIB: u64 = 1 << 20;
 
-const PATHS: [&str; 9] = [
-    "plain", "pitch", "managed", "async", "pool", "vmm", "array", "mipmap", "globals",
+const PATHS: [&str; 10] = [
+    "plain", "pitch", "managed", "async", "pool", "vmm", "array", "mipmap", "globals", "graph",
 ];
 
 /// Output of `gpu-suite memory`.
