@@ -1,11 +1,11 @@
-//! Simulated shares of one GPU in virtual time, with libvgpu's bucket.
+//! Simulated shares of one GPU in virtual time, with libvgpu's bucket, on the engine of the simulated machine.
 //!
-//! The GPU runs one context at a time, round-robin in time slices, as hardware does. The length of a kernel by events is
-//! the wall-clock time from its start to its end, slices of other contexts included. Shares launch when their bucket
-//! permits, sleep as libvgpu does, and correct the charge of a kernel at its end. The controller gets the values that the
-//! agent reads in the regions, and six times per second the busy time of each share in whole percents.
+//! The length of a kernel by events is the wall-clock time from its start to its end, slices of other contexts included.
+//! Shares launch when their bucket permits, sleep as libvgpu does, and correct the charge of a kernel at its end. The
+//! controller gets the values that the agent reads in the regions, and of each of NVML's samples the busy time of each
+//! share in whole percents.
 //!
-//! GPUs differ in the length of a slice and in the event before a kernel that waits for its slice ([`Hardware`]).
+//! GPUs differ in what takes time besides kernels ([`Timing`]).
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -16,13 +16,16 @@ use drava_vgpu_abi::atomic::Word;
 use drava_vgpu_abi::bucket::{self, Bucket, Grant, LEASE_US};
 use drava_vgpu_abi::contention::ALL_PPM;
 use drava_vgpu_abi::region::Header;
+use simulator_machine::kernel::engine::{Engine, Outcome, SAMPLE_PERIOD, Timing};
+use simulator_machine::protocol::{ContextId, Nanos, Work};
 
 use crate::workload::Workload;
 
 /// Simulation step.
 const STEP_US: u64 = 100;
 /// NVML's sample period.
-const SAMPLE_US: u64 = 166_600;
+const SAMPLE_US: u64 = SAMPLE_PERIOD / NS_PER_US;
+const NS_PER_US: Nanos = 1_000;
 /// Control period of the agent, and polling of resumed shares: interval, duration, and silence until a share is idle.
 const TICK_US: u64 = 100_000;
 const POLL_US: u64 = 20_000;
@@ -30,26 +33,26 @@ const POLLING_US: u64 = 1_000_000;
 const IDLE_AFTER_US: u64 = 40_000;
 const SECOND_US: u64 = 1_000_000;
 
-/// A GPU model.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Hardware {
-    /// Time slice.
-    pub(crate) slice_us: u64,
-    /// Whether an event in an idle stream is recorded only in a slice of its context.
-    pub(crate) records_in_turn: bool,
-}
-
 /// Slices shorter than the agent expects, and events that include the wait for the first slice.
-pub(crate) const SHORT_SLICES: Hardware = Hardware {
-    slice_us: 1_000,
-    records_in_turn: false,
+pub(crate) const SHORT_SLICES: Timing = Timing {
+    records_out_of_slice: true,
+    ..Timing::slices_of(1_000 * NS_PER_US)
 };
 
 /// The hardware of the simulated machine.
-pub(crate) const DEFAULT_SLICES: Hardware = Hardware {
-    slice_us: 2_000,
-    records_in_turn: true,
+pub(crate) const DEFAULT_SLICES: Timing = Timing::slices_of(2_000 * NS_PER_US);
+
+/// Uneven slices, and time of context switches and events.
+pub(crate) const PERTURBED: Timing = Timing {
+    slice_deviation_percent: 40,
+    context_switch: 50 * NS_PER_US,
+    event: 2 * NS_PER_US,
+    ..DEFAULT_SLICES
 };
+
+/// Events of a share: before a kernel in an idle stream, and after each kernel.
+const START: u32 = 0;
+const END: u32 = 1;
 
 struct VirtualWord(Cell<u64>);
 
@@ -77,20 +80,18 @@ impl Word for VirtualWord {
     }
 }
 
-struct Kernel {
-    left_us: u64,
-    charged_us: u64,
-}
-
 struct SimulatedShare {
+    context: ContextId,
     load: Workload,
     header: Header<VirtualWord>,
     limits: Limits,
     own_time_ppm: u32,
-    queue: VecDeque<Kernel>,
+    /// Charges of the kernels in flight.
+    charges_us: VecDeque<u64>,
     launched: usize,
-    /// Start of the running kernel by its event; `None` before the event.
-    start_us: Option<u64>,
+    tickets: u64,
+    /// Time of the event before the running kernel.
+    start_us: u64,
     not_before_us: u64,
     /// Taken from the bucket and not yet used.
     lease_us: u64,
@@ -107,18 +108,16 @@ struct SimulatedShare {
     is_lent: bool,
     demand_us: u64,
     polled_until_us: u64,
-    seen_busy_us: u64,
-    used_us: u64,
 }
 
 /// A GPU with shares and the agent's controller.
 pub(crate) struct SimulatedGpu {
-    hardware: Hardware,
+    engine: Engine,
     shares: Vec<SimulatedShare>,
     controller: Controller<usize>,
     now_us: u64,
-    running: usize,
-    slice_us: u64,
+    /// End of the last of NVML's samples that was read.
+    sampled: Nanos,
     stepped_us: u64,
     /// Whether the agent runs.
     has_agent: bool,
@@ -131,8 +130,11 @@ impl SimulatedGpu {
         Self::of(SHORT_SLICES, loads)
     }
 
-    pub(crate) fn of(hardware: Hardware, loads: &[Workload]) -> Self {
-        let share = |load: &Workload| SimulatedShare {
+    pub(crate) fn of(timing: Timing, loads: &[Workload]) -> Self {
+        // The clock does not start at zero on a running machine.
+        let mut engine = Engine::new(1, timing, SECOND_US * NS_PER_US);
+        let share = |(context, load): (ContextId, &Workload)| SimulatedShare {
+            context,
             load: load.clone(),
             header: Header::from_words(|| VirtualWord(Cell::new(0))),
             limits: Limits {
@@ -142,9 +144,10 @@ impl SimulatedGpu {
                 ..Limits::memory(1 << 30)
             },
             own_time_ppm: ALL_PPM,
-            queue: VecDeque::new(),
+            charges_us: VecDeque::new(),
             launched: 0,
-            start_us: None,
+            tickets: 0,
+            start_us: 0,
             not_before_us: 0,
             lease_us: 0,
             waits: false,
@@ -159,17 +162,18 @@ impl SimulatedGpu {
             is_lent: false,
             demand_us: 0,
             polled_until_us: 0,
-            seen_busy_us: 0,
-            used_us: 0,
         };
+        let contexts = (1..).map(ContextId);
+        let shares: Vec<_> = contexts.zip(loads).map(share).collect();
+        shares
+            .iter()
+            .for_each(|share| engine.add_context(share.context));
         Self {
-            hardware,
-            shares: loads.iter().map(share).collect(),
+            engine,
+            shares,
             controller: Controller::default(),
-            // The clock does not start at zero on a running machine.
             now_us: SECOND_US,
-            running: 0,
-            slice_us: 0,
+            sampled: 0,
             stepped_us: SECOND_US,
             has_agent: true,
             sample_percent: |_| 100,
@@ -193,25 +197,33 @@ impl SimulatedGpu {
 
     /// Runs for `seconds` and returns the percentage of the GPU that each share used.
     pub(crate) fn run(&mut self, seconds: f64) -> Vec<f64> {
-        let before: Vec<u64> = self.shares.iter().map(|share| share.used_us).collect();
+        let before = self.used();
         let start_us = self.now_us;
         while ((self.now_us - start_us) as f64) < seconds * SECOND_US as f64 {
             self.step();
         }
-        let elapsed = (self.now_us - start_us) as f64;
-        self.shares
+        let elapsed = ((self.now_us - start_us) * NS_PER_US) as f64;
+        self.used()
             .iter()
             .zip(before)
-            .map(|(share, before)| (share.used_us - before) as f64 / elapsed * 100.0)
+            .map(|(used, before)| (used - before) as f64 / elapsed * 100.0)
+            .collect()
+    }
+
+    /// Returns the GPU time of each share.
+    fn used(&self) -> Vec<Nanos> {
+        let shares = self.shares.iter();
+        shares
+            .map(|share| self.engine.usage(share.context).1)
             .collect()
     }
 
     fn step(&mut self) {
         for share in &mut self.shares {
-            share.launch(self.now_us, self.hardware);
+            share.launch(self.now_us, &mut self.engine);
         }
-        self.execute();
         self.now_us += STEP_US;
+        self.execute();
         if !self.has_agent {
             return;
         }
@@ -220,27 +232,25 @@ impl SimulatedGpu {
         } else {
             self.update_activity();
         }
-        if self.now_us.is_multiple_of(SAMPLE_US) {
-            self.observe();
-        }
+        self.observe();
     }
 
+    /// Runs the GPU until now.
     fn execute(&mut self) {
-        let count = self.shares.len();
-        let ready = |index: usize| !self.shares[index].queue.is_empty();
-        if self.slice_us == 0 || !ready(self.running) {
-            let next = (1..=count)
-                .map(|offset| (self.running + offset) % count)
-                .find(|index| ready(*index));
-            let Some(next) = next else {
-                self.slice_us = 0;
-                return;
-            };
-            self.running = next;
-            self.slice_us = self.hardware.slice_us;
+        let mut outcomes = Vec::new();
+        self.engine.advance(self.now_us * NS_PER_US, &mut outcomes);
+        for outcome in outcomes {
+            if let Outcome::Recorded {
+                context, event, at, ..
+            } = outcome
+                && let Some(share) = self
+                    .shares
+                    .iter_mut()
+                    .find(|share| share.context == context)
+            {
+                share.on_event(event, at / NS_PER_US);
+            }
         }
-        self.slice_us -= STEP_US;
-        self.shares[self.running].execute(self.now_us);
     }
 
     fn control(&mut self) {
@@ -285,16 +295,22 @@ impl SimulatedGpu {
         }
     }
 
+    /// Passes NVML's next sample to the controller.
     fn observe(&mut self) {
+        let sample = self.engine.samples().back();
+        let Some(sample) = sample.filter(|sample| sample.end > self.sampled) else {
+            return;
+        };
+        self.sampled = sample.end;
         let says = (self.sample_percent)(self.now_us - SECOND_US);
-        let seen = |share: &mut SimulatedShare| {
-            let percent = std::mem::take(&mut share.seen_busy_us) * says / SAMPLE_US;
+        let seen = |share: &SimulatedShare| {
+            let busy = sample.busy.get(&share.context).copied().unwrap_or(0);
+            let percent = busy * says / SAMPLE_PERIOD;
             let cut_off = u64::from((1..100).contains(&percent));
             (percent * 10 + cut_off * 5) * SAMPLE_US / 1000
         };
-        let seen: Vec<_> = self.shares.iter_mut().map(seen).enumerate().collect();
-        let busy_us = seen.iter().map(|(_, us)| us).sum::<u64>().min(SAMPLE_US);
-        self.controller.observe(SAMPLE_US, busy_us, &seen);
+        let seen: Vec<_> = self.shares.iter().map(seen).enumerate().collect();
+        self.controller.observe(SAMPLE_US, &seen);
     }
 
     /// Returns the rates in the pages.
@@ -307,12 +323,12 @@ impl SimulatedGpu {
 }
 
 impl SimulatedShare {
-    fn launch(&mut self, now_us: u64, hardware: Hardware) {
+    fn launch(&mut self, now_us: u64, engine: &mut Engine) {
         if !(self.load.is_active)(now_us - SECOND_US) || now_us < self.not_before_us {
             return;
         }
-        let bucket = Bucket::new(&self.header);
-        while self.queue.len() < self.load.depth {
+        while self.charges_us.len() < self.load.depth {
+            let bucket = Bucket::new(&self.header);
             let grant = Grant::of(&self.limits, bucket::TokenSlice::default(), now_us);
             self.wanted_us = now_us;
             bucket.refill(grant, now_us);
@@ -338,37 +354,42 @@ impl SimulatedShare {
                 }
                 self.lease_us -= self.cost_us;
             }
-            if self.queue.is_empty() {
-                self.start_us = (!hardware.records_in_turn).then_some(now_us);
+            let length_us = self.load.kernels_us[self.launched % self.load.kernels_us.len()];
+            let length_us = length_us * (self.load.kernel_scale)(now_us - SECOND_US);
+            if self.charges_us.is_empty() {
+                self.submit_event(engine, START);
             }
-            let length = self.load.kernels_us[self.launched % self.load.kernels_us.len()];
-            let length = length * (self.load.kernel_scale)(now_us - SECOND_US);
+            let kernel = Work::Kernel {
+                nanos: length_us * NS_PER_US,
+                multiprocessors: 1,
+            };
+            self.submit(engine, kernel);
+            self.submit_event(engine, END);
             self.launched += 1;
-            self.queue.push_back(Kernel {
-                left_us: length,
-                charged_us: self.cost_us,
-            });
+            self.charges_us.push_back(self.cost_us);
             self.gpu_time_us += self.cost_us;
         }
     }
 
-    fn execute(&mut self, now_us: u64) {
-        self.used_us += STEP_US;
-        self.seen_busy_us += STEP_US;
-        let Some(kernel) = self.queue.front_mut() else {
-            return;
-        };
-        let start_us = *self.start_us.get_or_insert(now_us);
-        kernel.left_us = kernel.left_us.saturating_sub(STEP_US);
-        if kernel.left_us > 0 {
+    fn submit(&mut self, engine: &mut Engine, work: Work) {
+        self.tickets += 1;
+        assert!(engine.submit(self.context, 0, self.tickets, work));
+    }
+
+    fn submit_event(&mut self, engine: &mut Engine, event: u32) {
+        let recording = self.tickets + 1;
+        self.submit(engine, Work::Record { event, recording });
+    }
+
+    /// Corrects the charge of a kernel at its end.
+    fn on_event(&mut self, event: u32, at_us: u64) {
+        let start_us = std::mem::replace(&mut self.start_us, at_us);
+        if event == START {
             return;
         }
-        let end_us = now_us + STEP_US;
-        let raw_us = end_us - start_us;
-        self.start_us = Some(end_us);
+        let raw_us = at_us - start_us;
         let own_us = raw_us * u64::from(self.own_time_ppm) / u64::from(ALL_PPM);
-        let charged_us = kernel.charged_us;
-        self.queue.pop_front();
+        let charged_us = self.charges_us.pop_front().unwrap();
         self.cost_us = (self.cost_us * 15 + own_us) / 16;
         let bucket = Bucket::new(&self.header);
         if own_us > charged_us {
@@ -378,7 +399,7 @@ impl SimulatedShare {
         }
         self.gpu_time_us = (self.gpu_time_us + own_us).saturating_sub(charged_us);
         if self.load.host_us > 0 {
-            self.not_before_us = end_us + self.load.host_us;
+            self.not_before_us = at_us + self.load.host_us;
         }
     }
 

@@ -364,8 +364,6 @@ impl Card {
             (*key, busy_us(busy.map(u64::from).sum()))
         };
         let by_share: Vec<(ShareKey, u64)> = self.keys.iter().map(of_share).collect();
-        let total = per_mille.values().copied().map(u64::from).sum();
-        self.controller
-            .observe(elapsed_us, busy_us(total), &by_share);
+        self.controller.observe(elapsed_us, &by_share);
     }
 }

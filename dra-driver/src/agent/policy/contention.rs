@@ -37,10 +37,6 @@ const LEASE_US: u64 = drava_vgpu_abi::bucket::LEASE_US;
 /// Bounds of the learned factor, parts per million.
 const FACTOR: std::ops::RangeInclusive<u64> = 200_000..=4_000_000;
 
-/// Part of the time in which a share may be in flight: more than predicted by the first, and more than twice the prediction
-/// by the second, parts per million.
-const MAX_EXCESS_IN_FLIGHT: (u64, u64) = (ALL / 4, ALL / 20);
-
 /// Lowest own time, parts per million.
 const LOWEST: u64 = ALL / 50;
 
@@ -203,18 +199,11 @@ impl<Id: Ord + Copy> Contention<Id> {
                 let predicted = ALL - divisible + divisible * running / ALL;
                 if let Some(state) = self.shares.get_mut(&share.id) {
                     state.predicted = predicted;
-                    // A share that gets too little is helped by throttling the others. More launches of its own help only a
-                    // little, and are too many when the others pause.
-                    let predicted_in_flight = share.part * ALL / running.max(1);
-                    let most = (predicted_in_flight + MAX_EXCESS_IN_FLIGHT.0)
-                        .min(2 * predicted_in_flight + MAX_EXCESS_IN_FLIGHT.1)
-                        .min(ALL);
-                    let least = (share.part * ALL / most).max(LOWEST);
                     // A single share measures its own use.
                     let factor = if active.len() > 1 { state.factor } else { ALL };
-                    let own = (predicted * factor / ALL).clamp(least, ALL);
-                    state.in_flight = (share.part * ALL / own).min(ALL);
-                    state.own = own.max(share.part).min(ALL);
+                    let least = share.part.clamp(LOWEST, ALL);
+                    state.own = (predicted * factor / ALL).clamp(least, ALL);
+                    state.in_flight = (share.part * ALL / state.own).min(ALL);
                 }
             }
         }
