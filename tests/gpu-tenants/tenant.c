@@ -69,6 +69,7 @@ struct Load {
     int streams;        // used in turn
     int depth;          // launches in flight; 0: synchronize after each
     unsigned blocks;
+    unsigned block_us;  // if not 0, kernels run in waves of blocks of this duration, instead of `blocks`
     int burst, idle_ms; // idle time after this number of launches
     int graph_kernels;
     int random;         // random durations instead of in turn
@@ -82,11 +83,20 @@ static volatile Result failure;
 static pthread_t worker;
 static int has_worker;
 
+// Blocks of 256 threads that run at once on 132 multiprocessors of 2,048 threads.
+#define WAVE 1056
+
+static unsigned blocks_of(uint64_t ns) {
+    if (!load.block_us) return load.blocks;
+    uint64_t waves = ns / (load.block_us * 1000ull);
+    return WAVE * (waves ? waves : 1);
+}
+
 static Result launch(Handle stream, uint64_t ns, Handle graph) {
     struct Config config = {{load.blocks, 1, 1}, {256, 1, 1}, 0, stream, NULL, 0};
     void *parameters[] = {&ns, NULL};
     switch (load.kind) {
-    case KERNEL: return launch_kernel(spin, stream, ns, load.blocks);
+    case KERNEL: return launch_kernel(spin, stream, ns, blocks_of(ns));
     case EX:
         return CALL(cuLaunchKernelEx, (struct Config *, Handle, void **, void **), &config, spin, parameters, NULL);
     case COOPERATIVE:
@@ -139,7 +149,7 @@ static void *work(void *unused) {
             continue;
         }
         if (load.depth && i >= (uint64_t)load.depth) CHECK(CALL(cuEventSynchronize, (Handle), events[i % load.depth]));
-        hami_before_launch(load.blocks);
+        hami_before_launch(blocks_of(load.ns[which]));
         CHECK(launch(stream, load.ns[which], graph));
         if (load.depth) CHECK(CALL(cuEventRecord, (Handle, Handle), events[i % load.depth], stream));
         else CHECK(CALL(cuStreamSynchronize, (Handle), stream));
@@ -189,6 +199,7 @@ static Result start(char *line) {
         } else if (!strcmp(word, "streams")) load.streams = atoi(value);
         else if (!strcmp(word, "depth")) load.depth = atoi(value);
         else if (!strcmp(word, "blocks")) load.blocks = atoi(value);
+        else if (!strcmp(word, "block_us")) load.block_us = atoi(value);
         else if (!strcmp(word, "burst")) load.burst = atoi(value);
         else if (!strcmp(word, "idle")) load.idle_ms = atoi(value);
         else if (!strcmp(word, "kernels")) load.graph_kernels = atoi(value);

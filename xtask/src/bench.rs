@@ -28,7 +28,7 @@ pub(crate) struct Args {
     /// Which bench.
     #[arg(value_enum)]
     name: Name,
-    /// Write the measurements to this file, one JSON object.
+    /// Write the measurements to this file, one JSON object [default: beside the Markdown file].
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Write the measurements to this Markdown file [default: docs/results/NAME.md].
@@ -53,6 +53,19 @@ pub(crate) struct Args {
 }
 
 impl Args {
+    /// The Markdown page and its measurements in JSON.
+    fn files(&self) -> (PathBuf, PathBuf) {
+        let markdown = self.markdown.clone().unwrap_or_else(|| {
+            drava_cluster::workspace_root()
+                .join("docs/results")
+                .join(self.name.text())
+                .with_extension("md")
+        });
+        let json = self.json.clone();
+        let json = json.unwrap_or_else(|| markdown.with_extension("json"));
+        (markdown, json)
+    }
+
     /// Whether `--only` selects that row.
     fn includes(&self, row: &str) -> bool {
         self.only
@@ -122,15 +135,33 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Name::Share => share::run(args, &mut report)?,
         Name::Startup => startup::run(args, &mut report)?,
     }
-    if let Some(path) = &args.json {
-        report.write_json(path)?;
-    }
-    let markdown = args.markdown.clone().unwrap_or_else(|| {
-        drava_cluster::workspace_root()
-            .join("docs/results")
-            .join(format!("{name}.md"))
-    });
+    let (markdown, json) = args.files();
     report.write_markdown(&markdown)?;
+    report.write_json(&json)?;
     println!("{}", report.markdown());
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn writes_measurements_beside_page() {
+        let files = |line: &str| Command::parse_from(line.split(' ')).args.files();
+        let (page, measurements) = files("bench hook");
+        assert!(page.ends_with("docs/results/hook.md"), "{page:?}");
+        assert_eq!(measurements, page.with_extension("json"));
+        let (page, measurements) = files("bench share --only agent --markdown a/share-agent.md");
+        assert_eq!(page, PathBuf::from("a/share-agent.md"));
+        assert_eq!(measurements, PathBuf::from("a/share-agent.json"));
+    }
 }

@@ -52,9 +52,16 @@ const LOADS: [[&str; 2]; 5] = [
     ],
 ];
 
+/// Blocks of kernels: see `block_us` of tenants.
+const GRIDS: &str = "block_us=100";
+
+fn are_kernels(loads: [&str; 2]) -> bool {
+    loads.iter().all(|load| load.starts_with("kernel"))
+}
+
 /// Runs two shares with these loads and returns the percentage of the GPU of each.
 fn run_two(policy: ComputePolicy, shares: [u32; 2], loads: [&str; 2]) -> Vec<f64> {
-    let node = if loads.iter().all(|load| load.starts_with("kernel")) {
+    let node = if are_kernels(loads) {
         TestNode::new()
     } else {
         TestNode::on(TestBed::with_slow_memory(library::shipped().unwrap()).unwrap())
@@ -70,7 +77,7 @@ fn run_two(policy: ComputePolicy, shares: [u32; 2], loads: [&str; 2]) -> Vec<f64
             if !load.starts_with("kernel") {
                 tenant.ok("memory 4096").unwrap();
             }
-            tenant.ok(&format!("start {load}")).unwrap();
+            tenant.ok(&format!("start {load} {GRIDS}")).unwrap();
             tenant
         })
         .collect();
@@ -78,14 +85,33 @@ fn run_two(policy: ComputePolicy, shares: [u32; 2], loads: [&str; 2]) -> Vec<f64
     node.percents(&tenants, SETTLE, measure())
 }
 
-/// Measures two saturating shares. The error is the larger deviation from a share.
+/// The same with HAMi-core's algorithm, without agent and libvgpu.
+fn run_two_by_hami(shares: [u32; 2], loads: [&str; 2]) -> Vec<f64> {
+    let test_bed = TestBed::new(library::shipped().unwrap()).unwrap();
+    let tenants = [0, 1].map(|index: usize| {
+        let mut tenant = test_bed.tenant(None, "dlsym").unwrap();
+        tenant.ok(&format!("hami {}", shares[index])).unwrap();
+        let load = loads[index];
+        tenant.ok(&format!("start {load} {GRIDS}")).unwrap();
+        tenant
+    });
+    let tenants = tenants.each_ref();
+    test_bed.percents(&tenants, SETTLE, measure()).unwrap()
+}
+
+/// Measures two saturating shares. The error is the larger deviation from a share. HAMi-core has one policy and does not
+/// meter copies.
 fn two(policy: ComputePolicy, shares: [u32; 2], loads: [&str; 2]) {
     let got = run_two(policy, shares, loads);
     let off = |(got, share): (&f64, u32)| (got - f64::from(share)).abs();
-    let error = got.iter().zip(shares).map(off).fold(0.0, f64::max);
+    let error = |got: &Vec<f64>| got.iter().zip(shares).map(off).fold(0.0, f64::max);
+    let has_baseline = std::env::var("DRAVA_BASELINE").is_ok_and(|value| value == "true");
+    let has_baseline = has_baseline && policy == ComputePolicy::Balance && are_kernels(loads);
+    let hami = has_baseline.then(|| run_two_by_hami(shares, loads));
     report(&json!({
         "figure": "two", "policy": name(policy), "load": loads.join(" / "), "share": shares, "got": got,
-        "error_points": error, "sum": got.iter().sum::<f64>(),
+        "error_points": error(&got), "sum": got.iter().sum::<f64>(),
+        "hami_got": hami, "hami_error_points": hami.as_ref().map(error),
     }));
 }
 

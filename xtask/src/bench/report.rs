@@ -17,6 +17,7 @@ pub(crate) type Row = Vec<(&'static str, Value)>;
 #[derive(Serialize)]
 pub(crate) struct Report {
     bench: &'static str,
+    command: String,
     commit: String,
     machine: String,
     results: Vec<Map<String, Value>>,
@@ -36,6 +37,7 @@ impl Report {
     pub(crate) fn new(bench: &'static str) -> Result<Self> {
         Ok(Self {
             bench,
+            command: command(std::env::args()),
             commit: commit()?,
             machine: machine(),
             results: Vec::new(),
@@ -76,8 +78,8 @@ impl Report {
     /// Returns the tables as Markdown.
     pub(crate) fn markdown(&self) -> String {
         let mut text = format!(
-            "# Bench: {}\n\n`cargo xtask bench {}` at commit {}, on simulated GPUs, on {}.\n",
-            self.bench, self.bench, self.commit, self.machine
+            "# Bench: {}\n\n`{}` at commit {}, on simulated GPUs, on {}.\n",
+            self.bench, self.command, self.commit, self.machine
         );
         for part in &self.parts {
             // Writing to a string cannot fail.
@@ -118,6 +120,7 @@ fn cell(value: &Value) -> String {
         Value::Number(number) if number.is_f64() => {
             format!("{:.2}", number.as_f64().unwrap_or_default())
         }
+        Value::Null => "–".to_owned(),
         Value::Array(values) => values.iter().map(cell).collect::<Vec<_>>().join(" : "),
         other => other.to_string(),
     }
@@ -131,6 +134,21 @@ pub(crate) fn median_and_spread(mut values: Vec<f64>) -> (f64, f64) {
         values.get(index).copied().unwrap_or_default()
     };
     (at(2), at(3) - at(1))
+}
+
+/// Returns the command of this process without the files that it writes.
+fn command(arguments: impl IntoIterator<Item = String>) -> String {
+    let mut words = vec!["cargo xtask".to_owned()];
+    let mut arguments = arguments.into_iter().skip(1);
+    while let Some(argument) = arguments.next() {
+        let is_file = |option: &str| argument.split('=').next() == Some(option);
+        if !is_file("--json") && !is_file("--markdown") {
+            words.push(argument);
+        } else if !argument.contains('=') {
+            arguments.next();
+        }
+    }
+    words.join(" ")
 }
 
 fn commit() -> Result<String> {
@@ -153,4 +171,19 @@ fn machine() -> String {
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let load = load.split(' ').next().unwrap_or_default();
     format!("{model}, {cores} threads, load average {load} at the start")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_command_without_its_files() {
+        let arguments = "xtask bench share --json a.json --only agent --markdown=b.md --seconds 5";
+        let arguments = arguments.split(' ').map(str::to_owned);
+        assert_eq!(
+            command(arguments),
+            "cargo xtask bench share --only agent --seconds 5"
+        );
+    }
 }

@@ -13,10 +13,19 @@ use super::report::{Report, Row};
 use super::{Args, hami_baseline};
 use gpu_tenants::{Share, Tenant, TestBed, share};
 
-const SETTLE: Duration = Duration::from_secs(1);
+/// Time before a measurement, the same for each variant: launches before the first measured kernel are repaid in it, and
+/// controllers reach their steady state.
+const SETTLE: Duration = Duration::from_secs(3);
 
-/// Mixes of kernel lengths in nanoseconds, in turn or, with `random`, in random order.
-const MIXES: [&str; 20] = [
+/// Time until a share has its part before it is changed.
+const STEADY: Duration = Duration::from_secs(1);
+
+/// Kernels run in waves of blocks of this length, µs, so grids grow with the length of their kernels.
+const BLOCK_US: u32 = 100;
+
+/// Mixes of kernel lengths in nanoseconds, in turn or, with `random`, in random order. With `blocks`, kernels of all
+/// lengths have the same grid.
+const MIXES: [&str; 22] = [
     "ns=20000 depth=256",
     "ns=50000 depth=128",
     "ns=100000 depth=64",
@@ -37,6 +46,8 @@ const MIXES: [&str; 20] = [
     "ns=20000,20000,20000,20000,20000,20000,20000,2000000 depth=64",
     "ns=1000000,3000000,9000000,27000000 depth=8 random=1",
     "ns=200000,40000000 depth=8 random=1",
+    "ns=100000,10000000 depth=16 blocks=4096",
+    "ns=200000,40000000 depth=8 random=1 blocks=4096",
 ];
 
 /// Two tenants with kernels of these lengths.
@@ -88,7 +99,7 @@ impl Bench<'_> {
             shares.push(share);
         }
         for (tenant, (_, load)) in started.iter_mut().zip(tenants) {
-            tenant.ok(&format!("start kernel {load}"))?;
+            tenant.ok(&start(load))?;
         }
         Ok((started, shares))
     }
@@ -97,12 +108,7 @@ impl Bench<'_> {
     fn ours(&self, tenants: &[(u32, &str)]) -> Result<Vec<f64>> {
         let test_bed = self.test_bed()?;
         let (started, _shares) = Self::tenants(&test_bed, tenants)?;
-        // Launches before the first measured kernel are repaid in this time.
-        test_bed.percents(
-            &started.iter().collect::<Vec<_>>(),
-            3 * SETTLE,
-            self.measure,
-        )
+        test_bed.percents(&started.iter().collect::<Vec<_>>(), SETTLE, self.measure)
     }
 
     /// The same with a correction of each share every 100 ms: which part of the measured time is its own.
@@ -111,7 +117,7 @@ impl Bench<'_> {
         let (started, shares) = Self::tenants(&test_bed, tenants)?;
         let started: Vec<&Tenant> = started.iter().collect();
         let shares: Vec<&Share> = shares.iter().collect();
-        test_bed.percents_corrected(&started, &shares, 3 * SETTLE, self.measure)
+        test_bed.percents_corrected(&started, &shares, SETTLE, self.measure)
     }
 
     /// The same with HAMi-core's algorithm.
@@ -120,7 +126,7 @@ impl Bench<'_> {
         let mut started = Vec::new();
         for (percent, load) in tenants {
             let mut tenant = hami_baseline::tenant(&test_bed, *percent)?;
-            tenant.ok(&format!("start kernel {load}"))?;
+            tenant.ok(&start(load))?;
             started.push(tenant);
         }
         test_bed.percents(&started.iter().collect::<Vec<_>>(), SETTLE, self.measure)
@@ -132,7 +138,7 @@ impl Bench<'_> {
         let mut started = Vec::new();
         for (_, load) in tenants {
             let mut tenant = test_bed.tenant(None, "dlsym")?;
-            tenant.ok(&format!("start kernel {load}"))?;
+            tenant.ok(&start(load))?;
             started.push(tenant);
         }
         let got = test_bed.percents(&started.iter().collect::<Vec<_>>(), SETTLE, self.measure)?;
@@ -167,7 +173,10 @@ impl Bench<'_> {
         }
         report.part(
             "Kernel lengths",
-            "One tenant with 30% and kernels of one length or of several lengths, in nanoseconds.",
+            format!(
+                "One tenant with 30% and kernels of one length or of several lengths, in nanoseconds. Kernels run in waves of 1,056 \
+                 blocks of {BLOCK_US} µs each, so a longer kernel has a larger grid; with \"blocks\", kernels of all lengths have that grid."
+            ),
         );
         for mix in mixes {
             let tenants = [(30, *mix)];
@@ -184,17 +193,20 @@ impl Bench<'_> {
         }
         report.part(
             "Two tenants",
-            "Both tenants demand the whole GPU. \"got\": every 100 ms each share is corrected by the GPU time of its processes, as by the node \
-             agent. \"unaided\": without correction. The last column is the sum of both, in percent of what both receive without limits.",
+            "Both tenants demand the whole GPU, with libvgpu alone. Sums are in percent of what both receive without limits. \"corrected\": \
+             every 100 ms each share is corrected by the GPU's own count of the time of its processes, the best that a node agent could \
+             know; with the real node agent: share-agent.md.",
         );
         for (first, second) in [(30, 70), (10, 90), (50, 50)] {
             for (one, other) in &pairs {
                 let tenants = [(first, *one), (second, *other)];
-                let ours = self.corrected(&tenants)?;
-                let (unaided, uncapped) = (self.ours(&tenants)?, self.uncapped(&tenants)?);
+                let (ours, corrected) = (self.ours(&tenants)?, self.corrected(&tenants)?);
+                let uncapped = self.uncapped(&tenants)?;
+                let sum = |got: &[f64]| json!(100.0 * got.iter().sum::<f64>() / uncapped);
                 let mut row = self.compared(&tenants, &format!("{one} / {other}"), &ours)?;
-                row.push(("unaided", json!(unaided)));
-                row.push(("sum", json!(100.0 * ours.iter().sum::<f64>() / uncapped)));
+                row.push(("sum", sum(&ours)));
+                row.push(("corrected", json!(corrected)));
+                row.push(("corrected_sum", sum(&corrected)));
                 report.row(row);
             }
         }
@@ -209,12 +221,14 @@ impl Bench<'_> {
         }
         report.part(
             "One to eight tenants",
-            "Equal shares, 96% in total, kernels of 1 ms, corrected as above.",
+            "Equal shares, 96% in total, kernels of 1 ms. Columns as above.",
         );
         for count in counts {
             let tenants = vec![(96 / count, "ns=1000000 depth=8"); *count as usize];
-            let ours = self.corrected(&tenants)?;
-            report.row(self.compared(&tenants, "1 ms", &ours)?);
+            let ours = self.ours(&tenants)?;
+            let mut row = self.compared(&tenants, "1 ms", &ours)?;
+            row.push(("corrected", json!(self.corrected(&tenants)?)));
+            report.row(row);
         }
         Ok(())
     }
@@ -264,7 +278,7 @@ impl Bench<'_> {
             tenants.first().context("a tenant")?,
             shares.first().context("a share")?,
         );
-        let _ = test_bed.percents(&[tenant], SETTLE, SETTLE)?;
+        let _ = test_bed.percents(&[tenant], STEADY, STEADY)?;
         for percent in [70, 20, 90, 10] {
             share.change(&fixed(percent)?)?;
             let settled = settled_after(&test_bed, tenant, f64::from(percent))?;
@@ -279,14 +293,27 @@ impl Bench<'_> {
 
 /// Shares under the node agent, measured by its tests with the agent in a process of its own.
 fn with_agent(args: &Args, report: &mut Report) -> Result<()> {
-    let seconds = [("DRAVA_SECONDS", args.seconds.to_string())];
-    let measurements = measure(Suite::Agent, "shares::", &seconds)?;
+    let variables = [
+        ("DRAVA_SECONDS", args.seconds.to_string()),
+        ("DRAVA_BASELINE", (!args.without_baseline).to_string()),
+    ];
+    let measurements = measure(Suite::Agent, "shares::", &variables)?;
     let parts: [(&str, &str, &str, &[&'static str]); 4] = [
         (
             "two",
             "With the node agent",
-            "Both tenants demand the whole GPU, and the agent sets their rates. The error is the larger of the two.",
-            &["policy", "load", "share", "got", "error_points", "sum"],
+            "Both tenants demand the whole GPU, and the agent sets their rates. The error is the larger of the two. \"hami\": HAMi-core's \
+             algorithm, which has one policy and meters kernels only, with the same loads and the same times.",
+            &[
+                "policy",
+                "load",
+                "share",
+                "got",
+                "error_points",
+                "sum",
+                "hami_got",
+                "hami_error_points",
+            ],
         ),
         (
             "bursts",
@@ -348,6 +375,15 @@ fn with_agent(args: &Args, report: &mut Report) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The tenant's command for a load of kernels, whose grids grow with their lengths unless the load says otherwise.
+fn start(load: &str) -> String {
+    if load.contains("blocks=") {
+        format!("start kernel {load}")
+    } else {
+        format!("start kernel {load} block_us={BLOCK_US}")
+    }
 }
 
 fn fixed(percent: u32) -> Result<Limits> {
