@@ -4,7 +4,7 @@
 //! amounts agree.
 
 pub use drava_api::unavailable::UnavailableReason;
-use drava_nvml::{AddressingMode, Card, Memory};
+use drava_nvml::{AddressingMode, Card, ComputeCapability, Memory};
 
 /// 1 MiB in bytes, the granularity of memory amounts.
 pub const MIB: u64 = 1 << 20;
@@ -66,12 +66,19 @@ pub fn usable_memory_bytes(card: &Card) -> Option<u64> {
 /// and the same amount is excluded from shares for processes outside shares (monitors).
 ///
 /// A context has local memory and stacks for every resident thread, so its size grows with the number of
-/// multiprocessors. 4 MiB each approximates CUDA 12 and 13 (T4 150 MiB, A100 430 MiB, H100 520 MiB).
+/// multiprocessors. 4 MiB each approximates CUDA 12 and 13 (T4 150 MiB, A100 430 MiB, H100 520 MiB). The GA100 chip
+/// (compute capability 8.0) takes on an A30, with half of its multiprocessors, almost as much as on an A100 (410 MiB).
 #[must_use]
 pub fn driver_reserve_bytes(card: &Card) -> u64 {
     const DEFAULT: u64 = 512 * MIB;
+    const GA100: ComputeCapability = ComputeCapability { major: 8, minor: 0 };
+    const GA100_LEAST: u64 = 416 * MIB;
+    let least = match card.compute_capability {
+        GA100 => GA100_LEAST,
+        _ => 0,
+    };
     card.multiprocessors
-        .map_or(DEFAULT, |count| u64::from(count) * 4 * MIB)
+        .map_or(DEFAULT, |count| (u64::from(count) * 4 * MIB).max(least))
 }
 
 /// Returns the reason why memory limits cannot be guaranteed on this GPU; `None` when they can.

@@ -8,10 +8,11 @@ use drava_dra_driver::inventory::NodeInventory;
 use drava_dra_driver::options::{Scheduling, UnhealthyEffect};
 use drava_dra_driver::publish::diff::{Change, Owner, changes, dropped, same};
 use drava_dra_driver::publish::{self, Features, Pool, SliceContent, TaintPolicy};
-use drava_nvml::{ComputeMode, GpuUuid, Memory, Mig};
+use drava_nvml::{ComputeCapability, ComputeMode, GpuUuid, Memory, Mig};
 use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use k8s_openapi::jiff::Timestamp;
 use proptest::prelude::*;
+use simulator_machine::description::{BUNDLED, MachineDescription};
 
 use crate::fixture::{NODE, h100x2, inventory, t4};
 
@@ -350,6 +351,37 @@ fn omits_step_in_range_smaller_than_step() {
         let policy = memory.request_policy.as_ref().unwrap();
         let range = policy.valid_range.as_ref().unwrap();
         assert_eq!(range.step.is_some(), has_step, "{mib} MiB: {memory:?}");
+    }
+}
+
+/// An estimate below the context leaves memory uncharged until the agent corrects it; one far above wastes memory.
+#[test]
+fn reserves_context_of_every_machine() {
+    for (name, yaml) in BUNDLED {
+        let machine = MachineDescription::parse(yaml).unwrap();
+        for model in machine.models.values() {
+            if !model.memory.reported_by_nvml {
+                // A GPU without memory of its own has no shares.
+                continue;
+            }
+            let capability = model.compute_capability;
+            let card = drava_nvml::Card {
+                multiprocessors: Some(model.compute.multiprocessors),
+                compute_capability: ComputeCapability {
+                    major: capability.major,
+                    minor: capability.minor,
+                },
+                ..h100x2().gpus.cards.remove(0)
+            };
+            let reserve = capacity::driver_reserve_bytes(&card);
+            let context = model.memory.context_bytes + model.memory.module_bytes;
+            assert!(
+                (context..2 * context).contains(&reserve),
+                "{name}: {} MiB for a context of {} MiB",
+                reserve >> 20,
+                context >> 20
+            );
+        }
     }
 }
 
