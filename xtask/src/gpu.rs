@@ -5,10 +5,13 @@
 
 mod compute;
 mod entry_points;
+mod events;
 mod memory;
 mod programs;
 mod report;
 mod setup;
+mod tools;
+mod torch;
 
 use std::path::PathBuf;
 
@@ -33,7 +36,7 @@ pub(crate) struct Args {
     /// Directory of the report: gpu.json, gpu.md, and entry-points.json with every address found.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Run only the parts with these names: entry-points, memory, compute, programs.
+    /// Run only the parts with these names: entry-points, memory, events, compute, programs.
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Part>,
 }
@@ -44,16 +47,19 @@ enum Part {
     EntryPoints,
     /// Every allocation path up to its limit.
     Memory,
+    /// Short kernels by events.
+    Events,
     /// Shares of GPU time, and the cost of a launch.
     Compute,
-    /// Programs of users: matrix products, PyTorch, static cudart, nvidia-smi.
+    /// Programs of users: matrix products, PyTorch, static cudart, nvidia-smi, and NVIDIA's tools.
     Programs,
 }
 
 impl Part {
-    const ALL: [Self; 4] = [
+    const ALL: [Self; 5] = [
         Self::EntryPoints,
         Self::Memory,
+        Self::Events,
         Self::Compute,
         Self::Programs,
     ];
@@ -62,6 +68,7 @@ impl Part {
         match self {
             Self::EntryPoints => "Entry points",
             Self::Memory => "Memory, by allocation path",
+            Self::Events => "Short kernels",
             Self::Compute => "GPU time",
             Self::Programs => "Programs",
         }
@@ -71,6 +78,7 @@ impl Part {
         match self {
             Self::EntryPoints => entry_points::rows(setup),
             Self::Memory => memory::rows(setup, progress),
+            Self::Events => events::rows(setup),
             Self::Compute => compute::rows(setup, args.seconds, args.launches, progress),
             Self::Programs => programs::rows(setup, progress),
         }

@@ -13,7 +13,7 @@ fn guarantees_hold_on_simulated_gpu() {
             "gpu",
             "--simulated",
             "--only",
-            "entry-points,memory,programs",
+            "entry-points,memory,events,programs",
             "--out",
         ])
         .arg(out.path())
@@ -35,12 +35,28 @@ fn guarantees_hold_on_simulated_gpu() {
         .iter()
         .filter(|row| row["outcome"] == "checked")
         .count();
-    assert!(checked >= 14, "only {checked} checks: {report:#}");
+    assert!(checked >= 24, "only {checked} checks: {report:#}");
     assert!(
         rows.iter()
             .any(|row| row["what"] == "entry points replaced under a limit" && row["value"] != "0"),
         "{report:#}"
     );
+    // What this machine lacks is reported with a reason.
+    for what in [
+        "PyTorch, expandable segments",
+        "PyTorch, forked data loaders",
+        "compute-sanitizer",
+        "MPS",
+    ] {
+        let row = rows
+            .iter()
+            .find(|row| row["what"].as_str().unwrap().contains(what));
+        let row = row.unwrap_or_else(|| panic!("no row for {what}: {report:#}"));
+        assert!(
+            row["detail"].is_string() || row["reason"].is_string(),
+            "{row}"
+        );
+    }
     assert!(out.path().join("gpu.md").exists() && out.path().join("entry-points.json").exists());
 }
 

@@ -5,6 +5,7 @@
 
 mod card;
 mod entry_points;
+mod events;
 mod gemm;
 mod handles;
 mod latency;
@@ -38,6 +39,8 @@ enum Measurement {
     Wait(wait::Arguments),
     /// Keep the GPU busy and count the completed kernels
     Work(work::Arguments),
+    /// Measure short kernels by events
+    Events(events::Arguments),
     /// Measure the cost of a launch for the calling thread
     Latency(latency::Arguments),
     /// Multiply matrices and compare with the host's result
@@ -52,6 +55,7 @@ fn main() -> ExitCode {
         Measurement::Handles(arguments) => handles::run(&arguments),
         Measurement::Wait(arguments) => wait::run(&arguments),
         Measurement::Work(arguments) => work::run(&arguments),
+        Measurement::Events(arguments) => events::run(&arguments),
         Measurement::Latency(arguments) => latency::run(&arguments),
         Measurement::Gemm(arguments) => gemm::run(&arguments),
     };

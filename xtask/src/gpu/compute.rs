@@ -45,6 +45,8 @@ pub(crate) fn rows(
         rows.push(tenants.alone(cores, 1000, "queue")?);
     }
     for (kernel_us, way) in [
+        (1, "queue"),
+        (5, "queue"),
         (20, "queue"),
         (20, "sync"),
         (1000, "sync"),

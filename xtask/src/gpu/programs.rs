@@ -1,7 +1,6 @@
 //! Programs of users, under a share.
 
 use std::fs;
-use std::path::Path;
 use std::process::Command;
 
 use anyhow::Result;
@@ -11,6 +10,7 @@ use serde::Deserialize;
 
 use super::report::Row;
 use super::setup::{Setup, Share, json, limits};
+use super::{tools, torch};
 
 /// Output of `gpu-suite gemm`.
 #[derive(Debug, Deserialize)]
@@ -28,7 +28,9 @@ pub(crate) fn rows(setup: &Setup, progress: &Progress) -> Result<Vec<Row>> {
     progress.note("static cudart");
     rows.push(static_cudart(setup, &share, limit));
     progress.note("PyTorch");
-    rows.push(torch(setup, &share, limit));
+    rows.extend(torch::rows(setup, &share, limit));
+    progress.note("tools");
+    rows.extend(tools::rows(setup, &share));
     Ok(rows)
 }
 
@@ -104,39 +106,6 @@ int main(void) {
     allocator(title, setup.program(Some(share), &program), limit)
 }
 
-/// PyTorch sees the share, fills it and gets its own out-of-memory error.
-fn torch(setup: &Setup, share: &Share, limit: u64) -> Row {
-    const SCRIPT: &str = r#"
-import json, torch
-free, total = torch.cuda.mem_get_info()
-pieces, piece = [], 512 << 20
-while piece >= 2 << 20:
-    try:
-        pieces.append(torch.empty(piece, dtype=torch.uint8, device="cuda"))
-    except torch.cuda.OutOfMemoryError:
-        piece //= 2
-taken = sum(piece.numel() for piece in pieces)
-del pieces
-torch.cuda.empty_cache()
-a = torch.randint(0, 8, (512, 512), device="cuda").double()
-b = torch.randint(0, 8, (512, 512), device="cuda").double()
-assert torch.equal((a @ b).cpu(), a.cpu() @ b.cpu()), "a matrix product is wrong"
-print(json.dumps({"total": total, "free": free, "taken": taken}))
-"#;
-    let title = "PyTorch is limited and computes correctly";
-    let python = Path::new("python3");
-    let mut probe = setup.program(None, python);
-    probe.args(["-c", "import torch; assert torch.cuda.is_available()"]);
-    let has_torch =
-        process::output(&mut probe, Limit::REQUEST).is_ok_and(|output| output.status.success());
-    if !has_torch {
-        return Row::not_run(title, "python3 has no torch that can use the GPU");
-    }
-    let mut command = setup.program(Some(share), python);
-    command.args(["-c", SCRIPT]);
-    allocator(title, command, limit)
-}
-
 /// Output of a program that allocates all memory that it gets.
 #[derive(Debug, Deserialize)]
 struct Filled {
@@ -145,7 +114,8 @@ struct Filled {
     taken: u64,
 }
 
-fn allocator(title: &str, command: Command, limit: u64) -> Row {
+/// Runs a program that allocates all memory that it gets, and prints [`Filled`].
+pub(super) fn allocator(title: &str, command: Command, limit: u64) -> Row {
     match json::<Filled>(command) {
         Ok(Filled { total, free, taken }) => Row::checked(
             title,
