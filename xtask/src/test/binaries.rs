@@ -99,7 +99,13 @@ impl Binary {
 
     /// Binaries that take long start first.
     fn rank(&self) -> usize {
-        const LONGEST: [(&str, &str); 5] = [
+        const LONGEST: [(&str, &str); 11] = [
+            ("drava-e2e", "node_faults"),
+            ("drava-e2e", "leader"),
+            ("drava-e2e", "preemption"),
+            ("drava-e2e", "prometheus"),
+            ("drava-e2e", "examples"),
+            ("drava-e2e", "doctor_node"),
             ("xtask", "gpu"),
             ("libvgpu", "limits"),
             ("simulator-cuda", "driver_api"),
