@@ -6,6 +6,7 @@ type Code = c_uint;
 type Context = *mut c_void;
 type Module = *mut c_void;
 type Function = *mut c_void;
+type EventHandle = *mut c_void;
 
 /// Error of a CUDA call.
 #[derive(Debug, thiserror::Error)]
@@ -70,6 +71,9 @@ functions! {
     allocate = "cuMemAlloc_v2": fn(*mut u64, usize);
     module_load = "cuModuleLoadData": fn(*mut Module, *const c_void);
     module_function = "cuModuleGetFunction": fn(*mut Function, Module, *const c_char);
+    event_create = "cuEventCreate": fn(*mut EventHandle, c_uint);
+    event_record = "cuEventRecord": fn(EventHandle, *mut c_void);
+    event_synchronize = "cuEventSynchronize": fn(EventHandle);
     launch = "cuLaunchKernel": fn(
         Function, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, *mut c_void,
         *mut *mut c_void, *mut *mut c_void
@@ -118,6 +122,10 @@ pub(crate) struct MemoryInfo {
 /// A kernel; valid until the process exits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kernel(Function);
+
+/// An event; valid until the process exits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Event(EventHandle);
 
 impl Cuda {
     fn check(&self, call: &'static str, code: Code) -> Result<(), CudaError> {
@@ -253,6 +261,29 @@ impl Cuda {
             )
         };
         self.check("cuLaunchKernel", code)
+    }
+
+    pub(crate) fn event(&self) -> Result<Event, CudaError> {
+        const DISABLE_TIMING: c_uint = 2;
+        let mut event = std::ptr::null_mut();
+        // SAFETY: writes one pointer.
+        let code = unsafe { (self.event_create)(&raw mut event, DISABLE_TIMING) };
+        self.check("cuEventCreate", code)?;
+        Ok(Event(event))
+    }
+
+    /// Records an event after all launches on the default stream.
+    pub(crate) fn record(&self, event: Event) -> Result<(), CudaError> {
+        // SAFETY: the event lives as long as the process.
+        let code = unsafe { (self.event_record)(event.0, std::ptr::null_mut()) };
+        self.check("cuEventRecord", code)
+    }
+
+    /// Waits for an event.
+    pub(crate) fn wait(&self, event: Event) -> Result<(), CudaError> {
+        // SAFETY: the event lives as long as the process.
+        let code = unsafe { (self.event_synchronize)(event.0) };
+        self.check("cuEventSynchronize", code)
     }
 
     pub(crate) fn synchronize(&self) -> Result<(), CudaError> {

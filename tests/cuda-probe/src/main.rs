@@ -5,17 +5,18 @@
 //!
 //! It works on the simulated machine and on a real GPU: its kernel is PTX.
 
-use std::ffi::{CString, c_int};
+use std::ffi::c_int;
 use std::fmt::Write as _;
 use std::io::{ErrorKind, Write as _};
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 
 mod cuda;
+mod launch;
 
 use cuda::{Cuda, CudaError, MemoryInfo};
 
@@ -61,17 +62,7 @@ enum Action {
         hold: u64,
     },
     /// Launch a kernel repeatedly and print the number of launches.
-    Launch {
-        /// Duration of one launch, in milliseconds.
-        #[arg(long)]
-        ms: u64,
-        /// Total time, in seconds; default: one launch.
-        #[arg(long)]
-        seconds: Option<u64>,
-        /// Blocks of 256 threads per launch; default: one per multiprocessor.
-        #[arg(long)]
-        blocks: Option<u32>,
-    },
+    Launch(launch::Arguments),
 }
 
 #[derive(Serialize)]
@@ -109,15 +100,6 @@ struct Filled {
     error: String,
 }
 
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Launched {
-    launches: u64,
-    elapsed_milliseconds: u128,
-    /// Launches × duration ÷ elapsed time: 1 for a process without co-located work.
-    share: f64,
-}
-
 fn main() -> ExitCode {
     match run(&Arguments::parse()) {
         Ok(code) => code,
@@ -133,29 +115,19 @@ fn main() -> ExitCode {
 
 fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let cuda = Cuda::load()?;
-    match arguments.action {
+    match &arguments.action {
         Action::Info => info(&cuda, arguments.output),
         Action::Alloc { mib, hold } => {
             cuda.use_device(arguments.device)?;
-            return alloc(&cuda, arguments.output, mib, Duration::from_secs(hold));
+            return alloc(&cuda, arguments.output, *mib, Duration::from_secs(*hold));
         }
         Action::Fill { hold } => {
             cuda.use_device(arguments.device)?;
-            fill(&cuda, arguments.output, Duration::from_secs(hold))
+            fill(&cuda, arguments.output, Duration::from_secs(*hold))
         }
-        Action::Launch {
-            ms,
-            seconds,
-            blocks,
-        } => {
+        Action::Launch(launches) => {
             cuda.use_device(arguments.device)?;
-            let blocks = match blocks {
-                Some(blocks) => blocks,
-                None => cuda.multiprocessors(arguments.device)?.unsigned_abs(),
-            };
-            let length = Duration::from_millis(ms);
-            let total = seconds.map(Duration::from_secs);
-            launch(&cuda, arguments.output, blocks, length, total)
+            launch::run(&cuda, arguments.output, arguments.device, launches)
         }
     }?;
     Ok(ExitCode::SUCCESS)
@@ -270,47 +242,6 @@ fn fill(cuda: &Cuda, output: Output, hold: Duration) -> anyhow::Result<()> {
     )?;
     std::thread::sleep(hold);
     Ok(())
-}
-
-/// Launches kernels and waits for each, like a training loop that reads its loss.
-fn launch(
-    cuda: &Cuda,
-    output: Output,
-    blocks: u32,
-    length: Duration,
-    total: Option<Duration>,
-) -> anyhow::Result<()> {
-    let image = CString::new(include_str!("spin.ptx"))?;
-    let kernel = cuda.kernel(&image, c"spin")?;
-    let nanoseconds = u64::try_from(length.as_nanos()).context("--ms is too long")?;
-    let start = Instant::now();
-    let mut launches = 0;
-    loop {
-        cuda.launch(kernel, blocks, nanoseconds)?;
-        cuda.synchronize()?;
-        launches += 1;
-        if total.is_none_or(|total| start.elapsed() >= total) {
-            break;
-        }
-    }
-    let elapsed = start.elapsed();
-    let busy = length.as_secs_f64() * f64::from(u32::try_from(launches).unwrap_or(u32::MAX));
-    let launched = Launched {
-        launches,
-        elapsed_milliseconds: elapsed.as_millis(),
-        share: busy / elapsed.as_secs_f64().max(f64::MIN_POSITIVE),
-    };
-    print(output, &launched, |launched| {
-        let Launched {
-            launches,
-            elapsed_milliseconds,
-            share,
-        } = launched;
-        format!(
-            "{launches} launches in {elapsed_milliseconds} ms, {:.1}% of GPU time\n",
-            share * 100.0
-        )
-    })
 }
 
 /// Writes the value to standard output. A closed pipe (`| head -1`) is not an error.
