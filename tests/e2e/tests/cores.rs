@@ -4,20 +4,25 @@ use anyhow::{Context, Result, ensure};
 use drava_e2e::manifest::{pod_with_request, pod_with_share};
 use drava_e2e::{Namespace, TestCluster};
 
-/// Runs kernels of 5 ms back to back and returns the fraction of GPU time that they received.
+/// Deviation of a fraction of GPU time. The guarantee is 2 points over 10 s on an idle host. The rest is for a shorter
+/// time, of which a kernel and a control period are a point, and for a host that delays launches.
+const ALLOWANCE: f64 = 0.05;
+
+/// Keeps kernels of 5 ms in flight and returns the fraction of GPU time that they received. The margin covers the different
+/// starts of commands that run concurrently.
 fn gpu_time_fraction(tenant: &Namespace<'_>, pod: &str) -> Result<f64> {
-    let launch = [
-        "cuda-probe",
-        "launch",
-        "--ms",
-        "5",
-        "--seconds",
-        "8",
-        "-o",
-        "json",
-    ];
+    let launch = "cuda-probe launch --ms 5 --in-flight 4 --seconds 6 --margin 2 -o json";
+    let launch: Vec<&str> = launch.split(' ').collect();
     let done = tenant.exec(pod, "app", &launch)?.json()?;
     done["share"].as_f64().context("share")
+}
+
+fn ensure_near(what: &str, fraction: f64, due: f64) -> Result<()> {
+    ensure!(
+        (fraction - due).abs() <= ALLOWANCE,
+        "{what} had {fraction:.3} of the GPU time instead of {due}"
+    );
+    Ok(())
 }
 
 #[test]
@@ -40,11 +45,8 @@ fn divides_gpu_time_in_proportion_to_cores() -> Result<()> {
     });
     let joined = |_| anyhow::anyhow!("a thread panicked");
     let (small, large) = (small.map_err(joined)??, large.map_err(joined)??);
-    // Without metering the fractions would be equal. On a loaded host neither share reaches its full fraction.
-    ensure!(
-        large > 1.7 * small && small > 0.08,
-        "the share with 25% of GPU time had {small:.3} of the time, the share with 75% had {large:.3}"
-    );
+    ensure_near("the share of 25%", small, 0.25)?;
+    ensure_near("the share of 75%", large, 0.75)?;
     Ok(())
 }
 
@@ -66,9 +68,7 @@ fn lends_idle_time_except_to_fixed_shares() -> Result<()> {
     // One after the other, so that each share has the GPU for itself.
     let lent = gpu_time_fraction(&tenant, "lent")?;
     let fixed = gpu_time_fraction(&tenant, "fixed")?;
-    ensure!(
-        fixed < 0.3 && lent > 2.0 * fixed,
-        "on an idle GPU, the balanced share of 20% had {lent:.3} of the time, the fixed share {fixed:.3}"
-    );
+    ensure_near("the fixed share of 20% on an idle GPU", fixed, 0.2)?;
+    ensure_near("the balanced share of 20% on an idle GPU", lent, 1.0)?;
     Ok(())
 }
