@@ -5,6 +5,7 @@
 //! that fits on no node is dropped; no pod ends, moves or is tried again. The result is the allocated part of all GPUs.
 
 pub mod experiment;
+pub mod mig;
 pub mod objects;
 pub mod scale;
 pub mod trace;

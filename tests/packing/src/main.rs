@@ -7,14 +7,14 @@ use clap::Parser;
 use drava_allocator::placement::Policies;
 use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy};
 use drava_packing::trace::{read_nodes, read_pods};
-use drava_packing::{experiment, scale};
+use drava_packing::{experiment, mig, scale};
 use serde_json::{Value, json};
 
 /// Measures the packing quality of placement policies.
 #[derive(Parser)]
 struct Args {
     /// Nodes, a CSV file in the format of openb.
-    #[arg(long, value_name = "FILE", required_unless_present = "scale")]
+    #[arg(long, value_name = "FILE", required_unless_present_any = ["scale", "mig"])]
     nodes: Option<PathBuf>,
     /// Pods, a CSV file in the format of openb; may be repeated.
     #[arg(long, value_name = "FILE", requires = "nodes")]
@@ -25,8 +25,11 @@ struct Args {
     /// Number of decisions whose cost is measured.
     #[arg(long, default_value_t = 10_000)]
     decisions: usize,
+    /// Print the accepted part of requests for MIG partitions that arrive and end.
+    #[arg(long)]
+    mig: bool,
     /// Policy between nodes and between GPUs, such as binpack; may be repeated.
-    #[arg(long, value_name = "NAME", required = true)]
+    #[arg(long, value_name = "NAME", required_unless_present = "mig")]
     policy: Vec<String>,
     /// Number of seeds: orders of arrival.
     #[arg(long, default_value_t = 1)]
@@ -35,6 +38,11 @@ struct Args {
 
 fn main() -> Result<()> {
     let args = Args::parse();
+    if args.mig {
+        for row in mig::acceptances()? {
+            print(json!({}), serde_json::to_value(row)?);
+        }
+    }
     for nodes in &args.scale {
         for policy in &args.policy {
             for seed in 0..args.seeds {
