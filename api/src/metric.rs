@@ -336,6 +336,8 @@ pub mod controller {
                 "Duration of one pass of decisions over the pods that are due.";
             WAIT_SECONDS = "drava_controller_pod_wait_seconds" Histogram []
                 "Time from the creation of a pod until the allocations of its claims are written.";
+            EXPLANATION_SECONDS = "drava_controller_pod_explanation_seconds" Histogram []
+                "Time from the creation of a pod, which Kubernetes stores in whole seconds, until its first condition says why it waits.";
             ALLOCATIONS = "drava_controller_allocation_jobs" Counter ["outcome"]
                 "Finished allocation jobs: allocated or failed.";
             QUOTA_USED = "drava_quota_used" Gauge ["quota", "resource"]

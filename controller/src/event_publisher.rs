@@ -1,6 +1,8 @@
 //! Publishes core/v1 Events and conditions of pods. A failure is logged and blocks nothing; an event that may succeed later
 //! is returned, and the write of a condition is repeated.
 
+use std::sync::Arc;
+
 use drava_api::error::describe;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event, EventSource, Pod};
@@ -13,6 +15,7 @@ use tokio::time::Instant;
 
 use self::condition_retries::ConditionRetries;
 use crate::event::PendingEvent;
+use crate::metrics::Metrics;
 use crate::pod_condition::PodConditionUpdate;
 use crate::writes::FIELD_MANAGER;
 
@@ -42,9 +45,10 @@ pub struct EventPublisher {
 }
 
 impl EventPublisher {
-    /// Starts the task; it ends when the publisher is dropped and the queue is empty.
+    /// Starts the task; it ends when the publisher is dropped and the queue is empty. `metrics` show how long pods wait for
+    /// their first condition.
     #[must_use]
-    pub fn start(client: Client) -> Self {
+    pub fn start(client: Client, metrics: Arc<Metrics>) -> Self {
         let (queue, mut reports) = mpsc::channel(QUEUE_LENGTH);
         let (failures, failed) = mpsc::channel(QUEUE_LENGTH);
         tokio::spawn(async move {
@@ -54,7 +58,7 @@ impl EventPublisher {
                     report = reports.recv() => report,
                     () = at(retries.next_due()) => {
                         if let Some(update) = retries.start_due(Instant::now()) {
-                            write_or_repeat(&client, update, &mut retries).await;
+                            write_or_repeat(&client, update, &mut retries, &metrics).await;
                         }
                         continue;
                     }
@@ -68,7 +72,7 @@ impl EventPublisher {
                     }
                     Some(Report::Condition(update)) => {
                         retries.forget(&update);
-                        write_or_repeat(&client, update, &mut retries).await;
+                        write_or_repeat(&client, update, &mut retries, &metrics).await;
                     }
                     None => return,
                 }
@@ -146,8 +150,12 @@ async fn write_or_repeat(
     client: &Client,
     update: PodConditionUpdate,
     retries: &mut ConditionRetries,
+    metrics: &Metrics,
 ) {
     let Err(error) = write_condition(client, &update).await else {
+        if let Some(created) = update.waits_since {
+            metrics.explained(Timestamp::now().duration_since(created));
+        }
         return retries.forget(&update);
     };
     let (namespace, pod) = (update.pod.namespace.clone(), update.pod.name.clone());
@@ -169,7 +177,7 @@ async fn write_or_repeat(
 
 /// Writes a condition of the pod of this UID. The admission policy `drava-controller-pod-status` allows no other change.
 async fn write_condition(client: &Client, update: &PodConditionUpdate) -> kube::Result<()> {
-    let PodConditionUpdate { pod, condition } = update;
+    let PodConditionUpdate { pod, condition, .. } = update;
     let namespace = pod.namespace.as_deref().unwrap_or("default");
     let name = pod.name.as_deref().unwrap_or_default();
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);

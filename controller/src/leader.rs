@@ -45,7 +45,7 @@ pub async fn lead(
     client: Client,
     settings: Settings,
     health: Arc<Health>,
-    metrics: &Metrics,
+    metrics: &Arc<Metrics>,
     term: Arc<Term>,
     stop: CancellationToken,
 ) {
@@ -55,7 +55,7 @@ pub async fn lead(
     let mut executor = Executor {
         evictor: Evictor::new(client.clone(), Arc::clone(&term)),
         writer: Writer::new(client.clone(), term, stop.clone(), Timing::default()),
-        publisher: EventPublisher::start(client.clone()),
+        publisher: EventPublisher::start(client.clone(), Arc::clone(metrics)),
         writes: JoinSet::new(),
         health,
         stop: stop.clone(),

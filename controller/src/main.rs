@@ -144,7 +144,7 @@ async fn lead_when_elected(
     options: &Options,
     election: &LeaseElection,
     health: &Arc<Health>,
-    metrics: &Metrics,
+    metrics: &Arc<Metrics>,
     stop: &CancellationToken,
 ) {
     let mut terms = election.terms();

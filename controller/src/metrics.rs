@@ -142,6 +142,7 @@ pub struct Metrics {
     leadership: Mutex<Leadership>,
     decisions: Histogram,
     waits: Histogram,
+    explanations: Histogram,
     allocated: Counter,
     failed: Counter,
     released: Counter,
@@ -176,6 +177,7 @@ impl Default for Metrics {
             leadership: Mutex::default(),
             decisions: Histogram::new(DECISION_BUCKETS),
             waits: Histogram::new(WAIT_BUCKETS),
+            explanations: Histogram::new(WAIT_BUCKETS),
             allocated: Counter::default(),
             failed: Counter::default(),
             released: Counter::default(),
@@ -218,6 +220,11 @@ impl Metrics {
         }
     }
 
+    /// Records the time from the creation of a pod to the condition that says why it waits.
+    pub fn explained(&self, wait: SignedDuration) {
+        self.explanations.observe(wait.as_secs_f64().max(0.0));
+    }
+
     /// Counts a failed allocation job.
     pub fn allocation_failed(&self) {
         self.failed.inc();
@@ -252,6 +259,7 @@ impl Metrics {
             leadership: lock(&self.leadership).clone(),
             decisions: self.decisions.clone(),
             waits: self.waits.clone(),
+            explanations: self.explanations.clone(),
             jobs: [
                 ("allocated", self.allocated.get()),
                 ("failed", self.failed.get()),
@@ -293,6 +301,7 @@ struct Samples {
     leadership: Leadership,
     decisions: Histogram,
     waits: Histogram,
+    explanations: Histogram,
     /// Allocation jobs by outcome.
     jobs: [(&'static str, u64); 2],
     released: u64,
@@ -330,6 +339,7 @@ impl Collector for Samples {
         table::CERTIFICATE_START.encode(encoder, starts)?;
         table::DECISION_SECONDS.encode_histograms(encoder, [([], &self.decisions)])?;
         table::WAIT_SECONDS.encode_histograms(encoder, [([], &self.waits)])?;
+        table::EXPLANATION_SECONDS.encode_histograms(encoder, [([], &self.explanations)])?;
         let jobs = self.jobs.map(|(outcome, count)| ([outcome], count as f64));
         table::ALLOCATIONS.encode(encoder, jobs)?;
         table::RELEASES.encode(encoder, [([], self.released as f64)])?;

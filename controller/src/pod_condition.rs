@@ -18,6 +18,8 @@ pub struct PodConditionUpdate {
     pub pod: ObjectReference,
     /// Its new condition.
     pub condition: PodCondition,
+    /// Creation of a pod whose first condition this is: why it waits.
+    pub waits_since: Option<Timestamp>,
 }
 
 fn observed(pod: &Pod) -> Option<&PodCondition> {
@@ -75,8 +77,12 @@ pub(crate) fn unallocated(
         last_transition_time: Some(since.unwrap_or(Time(now))),
         ..PodCondition::default()
     };
-    let pod = pod::reference(pod);
-    Some(PodConditionUpdate { pod, condition })
+    let created = pod.metadata.creation_timestamp.as_ref();
+    Some(PodConditionUpdate {
+        pod: pod::reference(pod),
+        condition,
+        waits_since: created.filter(|_| before.is_none()).map(|time| time.0),
+    })
 }
 
 /// Returns the condition of a pod whose claims are allocated.
@@ -90,7 +96,11 @@ pub(crate) fn allocated(pod: ObjectReference, now: Timestamp) -> PodConditionUpd
         last_transition_time: Some(Time(now)),
         ..PodCondition::default()
     };
-    PodConditionUpdate { pod, condition }
+    PodConditionUpdate {
+        pod,
+        condition,
+        waits_since: None,
+    }
 }
 
 #[cfg(test)]
@@ -117,9 +127,12 @@ mod tests {
     #[test]
     fn transition_time_changes_with_the_status_only() {
         let now: Timestamp = "2026-01-01T00:01:00Z".parse().unwrap();
+        let update = |conditions: &serde_json::Value| {
+            unallocated(&pod_with(conditions), "GpuUnschedulable", "full", now)
+        };
         let since = |conditions: &serde_json::Value| {
-            let update = unallocated(&pod_with(conditions), "GpuUnschedulable", "full", now);
-            update.map(|update| update.condition.last_transition_time.unwrap().0.to_string())
+            let update = update(conditions)?;
+            Some(update.condition.last_transition_time?.0.to_string())
         };
         let at = |time: &str| Some(time.to_owned());
         assert_eq!(since(&json!([])), at("2026-01-01T00:00:00Z"), "creation");
@@ -133,6 +146,18 @@ mod tests {
             at("2026-01-01T00:01:00Z"),
             "the allocation was lost"
         );
+    }
+
+    #[test]
+    fn first_condition_has_the_start_of_the_wait() {
+        let now: Timestamp = "2026-01-01T00:01:00Z".parse().unwrap();
+        let waits_since = |conditions: &serde_json::Value| {
+            unallocated(&pod_with(conditions), "GpuUnschedulable", "full", now)?.waits_since
+        };
+        let created = "2026-01-01T00:00:00Z".parse().unwrap();
+        assert_eq!(waits_since(&json!([])), Some(created));
+        assert_eq!(waits_since(&json!([condition("False", "other")])), None);
+        assert_eq!(waits_since(&json!([condition("True", "")])), None);
     }
 
     #[test]

@@ -28,6 +28,16 @@ fn publisher(
     EventPublisher,
     UnboundedReceiver<(String, String, Duration)>,
 ) {
+    publisher_with(codes, Arc::default())
+}
+
+fn publisher_with(
+    codes: &[u16],
+    metrics: Arc<Metrics>,
+) -> (
+    EventPublisher,
+    UnboundedReceiver<(String, String, Duration)>,
+) {
     let codes = Arc::new(Mutex::new(VecDeque::from(codes.to_vec())));
     let (log, written) = unbounded_channel();
     let start = Instant::now();
@@ -46,7 +56,7 @@ fn publisher(
             Ok::<_, tower::BoxError>(response(code, &found))
         }
     });
-    let publisher = EventPublisher::start(Client::new(service, "default"));
+    let publisher = EventPublisher::start(Client::new(service, "default"), metrics);
     (publisher, written)
 }
 
@@ -114,4 +124,26 @@ async fn repeats_no_rejected_condition() {
     publisher.write_condition(update("b", "deleted"));
     let expected = [("a", "denied", 0), ("b", "deleted", 0)];
     assert_eq!(all(&mut written).await, each(&expected));
+}
+
+#[tokio::test(start_paused = true)]
+async fn records_time_until_first_condition_is_written() {
+    let metrics = Arc::new(Metrics::default());
+    let (publisher, mut written) = publisher_with(&[503], Arc::clone(&metrics));
+    let first = PodConditionUpdate {
+        waits_since: Some(Timestamp::now()),
+        ..update("a", "full")
+    };
+    publisher.write_condition(first);
+    publisher.write_condition(update("b", "a later condition"));
+    let expected = [
+        ("a", "full", 0),
+        ("b", "a later condition", 0),
+        ("a", "full", 1),
+    ];
+    assert_eq!(all(&mut written).await, each(&expected));
+    let text = metrics.text().unwrap();
+    let count = "drava_controller_pod_explanation_seconds_count";
+    let count = text.lines().find(|line| line.starts_with(count)).unwrap();
+    assert!(count.ends_with(" 1"), "{count}");
 }

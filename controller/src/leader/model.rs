@@ -87,7 +87,7 @@ impl Replica {
         let executor = Executor {
             evictor: Evictor::new(client.clone(), Arc::clone(&term)),
             writer: Writer::new(client.clone(), term, stop.clone(), Timing::default()),
-            publisher: EventPublisher::start(client),
+            publisher: EventPublisher::start(client, Arc::default()),
             writes: JoinSet::new(),
             health: Arc::new(Health::new(clock)),
             stop: stop.clone(),

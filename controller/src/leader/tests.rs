@@ -15,7 +15,6 @@ use crate::clock::Clock;
 use crate::fixture::{claim, response};
 use crate::health::Health;
 use crate::lease::Term;
-use crate::metrics::Metrics;
 
 /// An API server that admits writes of this replica from its third dry run on.
 #[derive(Default)]
@@ -59,7 +58,7 @@ async fn dry_runs_before_lists() -> Vec<usize> {
         Client::new(service, "default"),
         settings(),
         Arc::new(Health::new(clock.clone())),
-        &Metrics::default(),
+        &Arc::default(),
         Arc::new(Term::new(clock, Duration::MAX)),
         stop,
     )
