@@ -4,12 +4,14 @@
 //! speed, and report the values.
 
 use std::fs;
-use std::process::Stdio;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use drava_cluster::process::{self, Limit};
 use serde_json::Value;
+use simulator_machine::testing::BUILT_VARIABLE;
 
 /// Packages of the simulated machine.
 const MACHINE: [&str; 5] = [
@@ -44,18 +46,14 @@ impl Suite {
     }
 }
 
-/// Runs the tests with `filter` in their names, one at a time, and returns their measurements.
-pub(crate) fn measure(
-    suite: Suite,
-    filter: &str,
-    variables: &[(&str, String)],
-) -> Result<Vec<Value>> {
-    let target = drava_cluster::target_dir();
-    let cargo = || {
-        let mut cargo = drava_cluster::cargo_command();
-        cargo.stdin(Stdio::null());
-        cargo
-    };
+fn cargo() -> Command {
+    let mut cargo = drava_cluster::cargo_command();
+    cargo.stdin(Stdio::null());
+    cargo
+}
+
+/// Builds the simulated machine for speed, and returns the directory of its programs.
+pub(crate) fn build_machine() -> Result<PathBuf> {
     let mut build = cargo();
     build
         .args(["build", "--locked", "--quiet", "--release"])
@@ -64,6 +62,17 @@ pub(crate) fn measure(
         process::status(&mut build, Limit::BUILD)?.success(),
         "cannot build the simulated machine"
     );
+    Ok(drava_cluster::target_dir().join("release"))
+}
+
+/// Runs the tests with `filter` in their names, one at a time, and returns their measurements.
+pub(crate) fn measure(
+    suite: Suite,
+    filter: &str,
+    variables: &[(&str, String)],
+) -> Result<Vec<Value>> {
+    let target = drava_cluster::target_dir();
+    let built = build_machine()?;
     let file = target.join("measurements.jsonl");
     if file.exists() {
         fs::remove_file(&file)?;
@@ -73,7 +82,7 @@ pub(crate) fn measure(
         .args(suite.arguments())
         .args([filter, "--", "--test-threads=1", "--nocapture"])
         .arg("--include-ignored")
-        .env("DRAVA_SIMULATOR_BUILT", target.join("release"))
+        .env(BUILT_VARIABLE, built)
         .env("DRAVA_FIGURES", &file)
         .envs(variables.iter().map(|(name, value)| (name, value)));
     let output = process::output(&mut test, LIMIT)?;
