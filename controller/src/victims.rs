@@ -80,6 +80,14 @@ impl From<bool> for Effect {
     }
 }
 
+/// Returns whether no set of the candidates, apart from the empty one, costs less than `bound`.
+pub(crate) fn cannot_beat(candidates: &[Candidate], bound: &Cost) -> bool {
+    // A set costs at least as much as each of its members.
+    candidates.iter().all(|candidate| {
+        candidate.priority > bound.highest_priority || Cost::of([candidate]) >= *bound
+    })
+}
+
 /// Returns the best set of candidates that is enough. A superset of a set that is enough must be enough or forbidden, one
 /// of a forbidden set forbidden. `None` if there is no such set, or none better than `bound`.
 pub(crate) fn search<E: Into<Effect>>(
@@ -121,12 +129,21 @@ fn best_of<'a>(
     if effect(&candidates) == Effect::TooLittle {
         return None;
     }
+    // Every set that is enough has the candidates without which the others are too little.
+    let (needed, others) = divided(&candidates, effect);
+    let needed_cost = Cost::of(needed.iter().copied());
+    if bound.is_some_and(|bound| needed_cost >= *bound) {
+        return None;
+    }
     let mut best: Option<Cost> = None;
     let mut tried = 0;
+    let smallest = needed.len().max(1);
     // Each set with the candidates after its last member.
-    let mut sets: Vec<(Vec<&Candidate>, &[&Candidate])> = vec![(Vec::new(), &candidates)];
-    for size in 1.. {
-        sets = larger(&sets);
+    let mut sets: Vec<(Vec<&Candidate>, &[&Candidate])> = vec![(needed, &others)];
+    for size in smallest.. {
+        if sets.iter().any(|(set, _)| set.len() < size) {
+            sets = larger(&sets);
+        }
         tried += sets.len();
         if tried > MAX_SUBSETS {
             break;
@@ -153,6 +170,20 @@ fn best_of<'a>(
     let mut is_enough = |set: &[&'a Candidate]| effect(set) != Effect::TooLittle;
     let minimal = reduced(candidates, &mut is_enough);
     (effect(&minimal) == Effect::Enough).then(|| Cost::of(minimal))
+}
+
+/// Divides candidates into those without which the others are too little, and the others.
+fn divided<'a>(
+    candidates: &[&'a Candidate],
+    effect: &mut impl FnMut(&[&'a Candidate]) -> Effect,
+) -> (Vec<&'a Candidate>, Vec<&'a Candidate>) {
+    let mut index = 0;
+    candidates.iter().partition(|_| {
+        let mut without = candidates.to_vec();
+        without.remove(index);
+        index += 1;
+        effect(&without) == Effect::TooLittle
+    })
 }
 
 /// Returns the sets with one candidate more.

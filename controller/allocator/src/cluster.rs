@@ -65,6 +65,8 @@ pub struct Cluster {
     pods: BTreeMap<String, PodAssignment>,
     /// Sum of the requests of the pods, by node.
     requested: BTreeMap<String, Amounts>,
+    /// Sum of the requests of the pods that are presumed gone, by node.
+    gone_requested: BTreeMap<String, Amounts>,
     /// UIDs of the pods with required anti-affinity.
     with_anti_affinity: BTreeSet<String>,
     quotas: Quotas,
@@ -309,6 +311,14 @@ impl Cluster {
 
     /// Recomputes the usage of these pools, and of quotas, after a change of the claim's devices.
     fn recount(&mut self, claim: &ObjectKey, pools: &BTreeSet<String>) {
+        self.index_devices(claim, pools);
+        for pool in pools {
+            self.recount_pool(pool);
+        }
+    }
+
+    /// Updates the charges of a claim, and in which of the pools it has devices.
+    fn index_devices(&mut self, claim: &ObjectKey, pools: &BTreeSet<String>) {
         self.charge(claim);
         for pool in pools {
             let has_devices = self
@@ -323,23 +333,27 @@ impl Cluster {
             if claims.is_empty() {
                 self.claims_of.remove(pool);
             }
-            match self.pools.get(pool).map(|state| &state.state) {
-                // The claim may have released the missing device.
-                Some(Err(PoolProblem::AllocatedDeviceMissing { .. })) => self.assemble(pool),
-                Some(Ok((assembled, _))) => {
-                    let counted = self.usage_of(pool, assembled);
-                    self.mark_pool_changed(pool);
-                    if let Some(state) = self.pools.get_mut(pool) {
-                        match (counted, &mut state.state) {
-                            (Ok(counted), Ok((_, usage))) => *usage = counted,
-                            (Err(problem), state) => *state = Err(problem),
-                            (Ok(_), Err(_)) => {}
-                        }
+        }
+    }
+
+    /// Counts the usage of a pool after a change of its claims.
+    fn recount_pool(&mut self, pool: &str) {
+        match self.pools.get(pool).map(|state| &state.state) {
+            // The claim may have released the missing device.
+            Some(Err(PoolProblem::AllocatedDeviceMissing { .. })) => self.assemble(pool),
+            Some(Ok((assembled, _))) => {
+                let counted = self.usage_of(pool, assembled);
+                self.mark_pool_changed(pool);
+                if let Some(state) = self.pools.get_mut(pool) {
+                    match (counted, &mut state.state) {
+                        (Ok(counted), Ok((_, usage))) => *usage = counted,
+                        (Err(problem), state) => *state = Err(problem),
+                        (Ok(_), Err(_)) => {}
                     }
-                    self.note_problems(pool);
                 }
-                Some(Err(_)) | None => {}
+                self.note_problems(pool);
             }
+            Some(Err(_)) | None => {}
         }
     }
 

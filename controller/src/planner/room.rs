@@ -1,8 +1,9 @@
 //! Room for a pod or gang that does not fit: which pods have to end, and the reservation of what is free until then.
 //!
-//! Pods that are being deleted cost nothing, nor do those that have ended and whose claims are about to be released. A pod evicts pods of strictly lower priority, after a simulation has proved that
-//! it fits then. A pod within the guarantee of its quota evicts pods of tenants that use more than theirs. No eviction takes
-//! another tenant below its guarantee. The head of the queue waits for pods of any priority without evicting them.
+//! Pods that are being deleted cost nothing, nor do those that have ended and whose claims are about to be released. A pod
+//! evicts pods of strictly lower priority, after a simulation has proved that it fits then. A pod within the guarantee of its
+//! quota evicts pods of tenants that use more than theirs. No eviction takes another tenant below its guarantee. The head of
+//! the queue waits for pods of any priority without evicting them.
 //!
 //! A pod that kube-scheduler did not bind where it was allocated evicts nothing until a node or the pod changes: otherwise
 //! it could evict on one node after the other in vain.
@@ -24,13 +25,13 @@ use crate::ledger::{Owner, Purpose, Reservation};
 use crate::live_pods::LivePod;
 use crate::pod;
 use crate::queue::QueueOrder;
-use crate::victims::{self, Cost, Effect};
 
 mod holders;
+mod known_victims;
 mod limits;
 mod placing;
 
-use placing::Search;
+use holders::Holders;
 
 /// Time after the grace period in which a pod that is being deleted is still expected to end.
 const TERMINATION_MARGIN: SignedDuration = SignedDuration::from_secs(30);
@@ -52,6 +53,17 @@ struct Room {
     placements: Vec<(Request, Placement)>,
     /// UIDs of the pods that have to end, apart from those that are being deleted.
     victims: BTreeSet<String>,
+}
+
+/// A search for room.
+struct Search<'a> {
+    group: &'a Group,
+    holders: Holders,
+    /// Guaranteed usage of other tenants, which no eviction lowers.
+    floors: Floors,
+    /// UIDs of the pods that end in any case.
+    ending: &'a BTreeSet<String>,
+    cause: RoomCause,
 }
 
 impl Planner {
@@ -372,36 +384,5 @@ impl Planner {
             found.map(|(placements, ended)| self.without_unnecessary(&search, placements, ended));
         self.cluster.presume_gone(Departure::default());
         room
-    }
-
-    /// Returns the best set of pods of one node whose end makes room for the pod, and the node.
-    fn best_victims(
-        &mut self,
-        request: &Request,
-        search: &Search<'_>,
-        ended: &BTreeSet<String>,
-    ) -> Option<(String, BTreeSet<String>)> {
-        let Search {
-            holders, floors, ..
-        } = search;
-        let mut best: Option<(String, Cost)> = None;
-        for (node, candidates) in &holders.candidates {
-            let bound = best.as_ref().map(|(_, cost)| cost);
-            let found = victims::search(candidates, bound, |victims| {
-                self.presume_ended(holders, &(ended | victims));
-                let placement =
-                    self.cluster
-                        .decide_on(node, &request.pod_request, self.settings.policies);
-                match placement {
-                    Err(_) => Effect::TooLittle,
-                    Ok(_) if self.cluster.keeps(floors) => Effect::Enough,
-                    Ok(_) => Effect::Forbidden,
-                }
-            });
-            if let Some(cost) = found {
-                best = Some((node.clone(), cost));
-            }
-        }
-        best.map(|(node, cost)| (node, cost.into_uids()))
     }
 }

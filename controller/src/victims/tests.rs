@@ -62,6 +62,13 @@ proptest! {
         prop_assert_eq!(search(&candidates, None, &is_enough), expected.clone());
         if let Some(expected) = &expected {
             prop_assert_eq!(search(&candidates, Some(expected), &is_enough), None, "not better");
+            for candidate in &candidates {
+                let bound = Cost::of([candidate]);
+                let is_beaten = expected.pods > 0 && *expected < bound;
+                prop_assert!(!is_beaten || !cannot_beat(&candidates, &bound), "{bound:?} is beaten");
+            }
+            let is_beaten = expected.pods > 0 && cannot_beat(&candidates, expected);
+            prop_assert!(!is_beaten || expected.pods == 1, "a member costs less than the set");
         }
         // Beyond the limit of subsets: no unnecessary victim, and the lowest possible priority.
         let all: Vec<&Candidate> = candidates.iter().collect();
@@ -126,4 +133,30 @@ fn ends_no_pod_without_need_or_use() {
     let candidates = [candidate(0, 1, 0)];
     assert_eq!(search(&candidates, None, |_| true).unwrap().pods, 0);
     assert_eq!(search(&candidates, None, |_| false), None);
+}
+
+#[test]
+fn searches_few_sets_when_all_candidates_are_needed() {
+    let candidates: Vec<Candidate> = (0..20).map(|uid| candidate(uid, 0, 0)).collect();
+    let mut searched = 0;
+    let best = search(&candidates, None, |ended: &BTreeSet<String>| {
+        searched += 1;
+        ended.len() == 20
+    });
+    assert_eq!(best.unwrap().into_uids().len(), 20);
+    assert_eq!(searched, 23, "none, all, all but one each, the needed ones");
+}
+
+#[test]
+fn finds_best_of_many_candidates_beside_needed_one() {
+    // Of 2^20 sets, 19 pairs have the needed one.
+    let ages = (0..20_i64).rev().enumerate();
+    let candidates: Vec<Candidate> = ages
+        .map(|(uid, second)| candidate(uid, 0, second))
+        .collect();
+    let best = search(&candidates, None, |ended: &BTreeSet<String>| {
+        ended.contains("pod-19") && ended.len() > 1
+    });
+    let expected = ["pod-00".to_owned(), "pod-19".to_owned()];
+    assert_eq!(best.unwrap().into_uids(), expected.into());
 }

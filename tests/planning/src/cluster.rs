@@ -47,6 +47,21 @@ pub struct Decided {
     pub evictions: Vec<Eviction>,
 }
 
+/// Time of a decision.
+#[derive(Debug, Clone, Copy)]
+pub struct Took {
+    /// Time that passed.
+    pub elapsed: Duration,
+    /// Time of the processor, without that of other programs.
+    pub processor: Duration,
+}
+
+/// Returns the time of the processor that this thread has used.
+fn processor_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::try_from(time).unwrap_or_default()
+}
+
 /// See the [module](self).
 pub struct BenchCluster {
     planner: Planner,
@@ -192,7 +207,7 @@ impl BenchCluster {
     }
 
     /// Returns what the planner decides now, and the time that it takes.
-    pub fn decide(&mut self) -> Result<(Decided, Duration)> {
+    pub fn decide(&mut self) -> Result<(Decided, Took)> {
         let time: jiff::Timestamp = "2026-01-01T00:00:00Z".parse()?;
         let passed = jiff::SignedDuration::try_from(self.now - self.start)?;
         let time = DecisionTime {
@@ -200,9 +215,12 @@ impl BenchCluster {
             time: k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(time.checked_add(passed)?),
             is_slice_over: |_| false,
         };
-        let started = std::time::Instant::now();
+        let (started, used) = (std::time::Instant::now(), processor_time());
         let actions = self.planner.actions(&time);
-        let took = started.elapsed();
+        let took = Took {
+            elapsed: started.elapsed(),
+            processor: processor_time().saturating_sub(used),
+        };
         let mut decided = Decided::default();
         for action in actions {
             match action {

@@ -1,5 +1,7 @@
 //! Prints the measured decisions of a bench, one JSON object per line.
 
+use std::time::Instant;
+
 use clap::Parser;
 use drava_planning::scenario::{self, Bench};
 
@@ -16,8 +18,12 @@ struct Args {
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    for point in scenario::run(args.bench, args.rounds)? {
-        println!("{}", serde_json::to_string(&point)?);
-    }
-    Ok(())
+    let start = Instant::now();
+    scenario::run(args.bench, args.rounds, |point| {
+        println!("{}", serde_json::to_string(point)?);
+        let mean = point.ms.iter().sum::<f64>() / point.ms.len().max(1) as f64;
+        let passed = start.elapsed().as_secs();
+        eprintln!("{passed} s: {}: {mean:.1} ms on average", point.decision);
+        Ok(())
+    })
 }

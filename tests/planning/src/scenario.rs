@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use serde::Serialize;
 
-use crate::cluster::{BenchCluster, Decided, GPUS_PER_NODE, NewPod};
+use crate::cluster::{BenchCluster, Decided, GPUS_PER_NODE, NewPod, Took};
 
 /// A measured point.
 #[derive(Debug, Clone, Serialize)]
@@ -20,6 +20,8 @@ pub struct Point {
     pub victims: usize,
     /// Time of each decision in milliseconds.
     pub ms: Vec<f64>,
+    /// Time of the processor of each decision in milliseconds.
+    pub processor_ms: Vec<f64>,
 }
 
 /// Namespace of the running pods, which borrow where there are quotas.
@@ -27,52 +29,53 @@ const RUNNING: &str = "running";
 /// Namespace of the pods that are decided.
 const DECIDED: &str = "decided";
 
-/// Runs the scenarios of a bench; `rounds` is the number of decisions of those that are repeated.
+/// Runs the scenarios of a bench and passes each point to `report` when it is measured; `rounds` is the number of decisions
+/// of those that are repeated.
 ///
 /// # Errors
 /// When the planner does not decide as expected.
-pub fn run(bench: Bench, rounds: usize) -> Result<Vec<Point>> {
+pub fn run(
+    bench: Bench,
+    rounds: usize,
+    mut report: impl FnMut(&Point) -> Result<()>,
+) -> Result<()> {
     match bench {
-        Bench::Preemption => Ok(vec![
-            preempt("one GPU, 4,000 running", 500, 4_000, 1, rounds)?,
-            preempt("one GPU, 1,000 full nodes", 1_000, 8_000, 1, rounds)?,
-            preempt(
-                "eight GPUs, 1,000 full nodes",
-                1_000,
-                8_000,
-                GPUS_PER_NODE,
-                rounds,
-            )?,
-        ]),
-        Bench::Gang => Ok(vec![
-            gang("250 pods, free nodes", 1_000, 0, 250, 1)?,
-            gang(
-                "250 pods with 8 GPUs, free nodes",
-                1_000,
-                0,
-                250,
-                GPUS_PER_NODE,
-            )?,
-            gang("250 pods evict 250 of 4,000", 500, 4_000, 250, 1)?,
-            gang(
-                "250 pods with 8 GPUs evict 2,000 of 4,000",
-                500,
-                4_000,
-                250,
-                GPUS_PER_NODE,
-            )?,
-        ]),
-        Bench::Quota => Ok(vec![
-            reclaim("reclaim of one GPU, 4,000 running", 500, 4_000, rounds)?,
-            reclaim("reclaim of one GPU, 1,000 full nodes", 1_000, 8_000, rounds)?,
-            beyond(
-                "rejection beyond the limit, 4,000 running",
-                500,
-                4_000,
-                rounds,
-            )?,
-        ]),
+        Bench::Preemption => {
+            report(&preempt("one GPU, 4,000 running", 500, 4_000, 1, rounds)?)?;
+            for (decision, gpus) in [
+                ("one GPU, 1,000 full nodes", 1),
+                ("eight GPUs, 1,000 full nodes", GPUS_PER_NODE),
+            ] {
+                report(&preempt(decision, 1_000, 8_000, gpus, rounds)?)?;
+            }
+        }
+        Bench::Gang => {
+            for (decision, nodes, claims, gpus) in [
+                ("250 pods, free nodes", 1_000, 0, 1),
+                ("250 pods with 8 GPUs, free nodes", 1_000, 0, GPUS_PER_NODE),
+                ("250 pods evict 250 of 4,000", 500, 4_000, 1),
+                (
+                    "250 pods with 8 GPUs evict 2,000 of 4,000",
+                    500,
+                    4_000,
+                    GPUS_PER_NODE,
+                ),
+            ] {
+                report(&gang(decision, nodes, claims, 250, gpus)?)?;
+            }
+        }
+        Bench::Quota => {
+            for (decision, nodes, claims) in [
+                ("reclaim of one GPU, 4,000 running", 500, 4_000),
+                ("reclaim of one GPU, 1,000 full nodes", 1_000, 8_000),
+            ] {
+                report(&reclaim(decision, nodes, claims, rounds)?)?;
+            }
+            let decision = "rejection beyond the limit, 4,000 running";
+            report(&beyond(decision, 500, 4_000, rounds)?)?;
+        }
     }
+    Ok(())
 }
 
 /// A bench.
@@ -102,8 +105,13 @@ fn with_running(nodes: usize, claims: usize) -> Result<BenchCluster> {
     Ok(cluster)
 }
 
-fn millis(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e3
+/// Returns elapsed times and times of the processor in milliseconds.
+fn millis(times: &[Took]) -> (Vec<f64>, Vec<f64>) {
+    let millis = |time: Duration| time.as_secs_f64() * 1e3;
+    let both = times
+        .iter()
+        .map(|took| (millis(took.elapsed), millis(took.processor)));
+    both.unzip()
 }
 
 fn victims(decided: &Decided) -> usize {
@@ -117,7 +125,7 @@ fn repeat(
     new: impl Fn(usize) -> NewPod<'static>,
     expected: usize,
     rounds: usize,
-) -> Result<Vec<f64>> {
+) -> Result<Vec<Took>> {
     let mut times = Vec::new();
     for round in 0..rounds {
         cluster.next_round();
@@ -131,7 +139,7 @@ fn repeat(
             "{} pods are evicted",
             victims(&decided)
         );
-        times.push(millis(took));
+        times.push(took);
         cluster.delete(&pod.name);
     }
     Ok(times)
@@ -153,13 +161,15 @@ fn preempt(
         gpus,
         gang: None,
     };
-    let ms = repeat(&mut cluster, new, victims, rounds)?;
+    let times = repeat(&mut cluster, new, victims, rounds)?;
+    let (ms, processor_ms) = millis(&times);
     Ok(Point {
         decision,
         nodes,
         claims,
         victims,
         ms,
+        processor_ms,
     })
 }
 
@@ -190,12 +200,14 @@ fn gang(
             "{victims} pods are evicted"
         ),
     }
+    let (ms, processor_ms) = millis(&[took]);
     Ok(Point {
         decision,
         nodes,
         claims,
         victims,
-        ms: vec![millis(took)],
+        ms,
+        processor_ms,
     })
 }
 
@@ -211,13 +223,15 @@ fn reclaim(decision: &'static str, nodes: usize, claims: usize, rounds: usize) -
         gpus: 1,
         gang: None,
     };
-    let ms = repeat(&mut cluster, new, 1, rounds)?;
+    let times = repeat(&mut cluster, new, 1, rounds)?;
+    let (ms, processor_ms) = millis(&times);
     Ok(Point {
         decision,
         nodes,
         claims,
         victims: 1,
         ms,
+        processor_ms,
     })
 }
 
@@ -232,13 +246,15 @@ fn beyond(decision: &'static str, nodes: usize, claims: usize, rounds: usize) ->
         gpus: 1,
         gang: None,
     };
-    let ms = repeat(&mut cluster, new, 0, rounds)?;
+    let times = repeat(&mut cluster, new, 0, rounds)?;
+    let (ms, processor_ms) = millis(&times);
     Ok(Point {
         decision,
         nodes,
         claims,
         victims: 0,
         ms,
+        processor_ms,
     })
 }
 

@@ -1,5 +1,6 @@
 //! Speed of the planner: preemption, gangs and quotas in large clusters.
 
+use std::fs;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -50,22 +51,13 @@ pub(super) fn run(name: &str, options: &Options, report: &mut Report) -> Result<
         "Decisions",
         "Time of one decision of the controller's planner on one thread, from the observation of the pod (of a gang: of all \
          members) to the evictions or allocations to write; the simulation that proves the fit is included, the writes are \
-         not. Each node has eight GPUs, and each running pod has one claim for a GPU. `peer` is a published time of the \
+         not. `processor` is the time of the processor, without that of other programs. Each node has eight GPUs, and each \
+         running pod has one claim for a GPU. `peer` is a published time of the \
          nearest scenario of another scheduler, which includes more than the decision and was not measured here.",
     );
     for point in &points {
-        let times = value(point, "ms");
-        let mut times: Vec<f64> = times
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter_map(Value::as_f64)
-            .collect();
-        times.sort_by(f64::total_cmp);
-        let at = |percent: usize| {
-            let index = (times.len() * percent).div_ceil(100).saturating_sub(1);
-            times.get(index).copied().unwrap_or_default()
-        };
+        let elapsed = sorted(point, "ms");
+        let processor = sorted(point, "processor_ms");
         let decision = value(point, "decision");
         let peer = PEER.iter().find(|(of, _)| decision == *of);
         report.row(vec![
@@ -73,13 +65,29 @@ pub(super) fn run(name: &str, options: &Options, report: &mut Report) -> Result<
             ("nodes", value(point, "nodes")),
             ("runningClaims", value(point, "claims")),
             ("evicted", value(point, "victims")),
-            ("decisions", json!(times.len())),
-            ("p50Ms", json!(at(50))),
-            ("p99Ms", json!(at(99))),
+            ("decisions", json!(elapsed.len())),
+            ("p50Ms", json!(percentile(&elapsed, 50))),
+            ("p99Ms", json!(percentile(&elapsed, 99))),
+            ("processorP50Ms", json!(percentile(&processor, 50))),
+            ("processorP99Ms", json!(percentile(&processor, 99))),
             ("peer", json!(peer.map_or("–", |(_, time)| time))),
         ]);
     }
     Ok(())
+}
+
+/// Returns the times of a point, the shortest first.
+fn sorted(point: &Value, name: &str) -> Vec<f64> {
+    let times = value(point, name);
+    let times = times.as_array().into_iter().flatten();
+    let mut times: Vec<f64> = times.filter_map(Value::as_f64).collect();
+    times.sort_by(f64::total_cmp);
+    times
+}
+
+fn percentile(sorted: &[f64], percent: usize) -> f64 {
+    let index = (sorted.len() * percent).div_ceil(100).saturating_sub(1);
+    sorted.get(index).copied().unwrap_or_default()
 }
 
 fn measure(name: &str, options: &Options) -> Result<Vec<Value>> {
@@ -97,13 +105,14 @@ fn measure(name: &str, options: &Options) -> Result<Vec<Value>> {
             name,
         ])
         .args(["--rounds", &options.decisions.to_string()]);
-    let output = process::output(&mut cargo, LIMIT)?;
+    // Progress goes to the terminal.
+    let file = drava_cluster::target_dir().join(format!("{name}.jsonl"));
+    cargo.stdout(fs::File::create(&file)?);
     ensure!(
-        output.status.success(),
-        "the runs failed:\n{}",
-        String::from_utf8_lossy(&output.stderr)
+        process::status(&mut cargo, LIMIT)?.success(),
+        "the runs failed"
     );
-    let text = String::from_utf8(output.stdout)?;
+    let text = fs::read_to_string(&file)?;
     text.lines()
         .map(|line| serde_json::from_str(line).with_context(|| format!("read measurement {line}")))
         .collect()

@@ -84,6 +84,11 @@ impl Cluster {
         if let Some(requested) = self.requested.get_mut(&assignment.node) {
             node::subtract(requested, &assignment.requests);
         }
+        if self.gone.pods.contains(uid)
+            && let Some(gone) = self.gone_requested.get_mut(&assignment.node)
+        {
+            node::subtract(gone, &assignment.requests);
+        }
         Some(assignment.node)
     }
 
@@ -92,24 +97,31 @@ impl Cluster {
         self.rankings.mark_requests_changed(&assignment.node);
         let requested = self.requested.entry(assignment.node.clone()).or_default();
         node::add(requested, &assignment.requests);
+        if self.gone.pods.contains(uid) {
+            let gone = self.gone_requested.entry(assignment.node.clone());
+            node::add(gone.or_default(), &assignment.requests);
+        }
         if assignment.neighbor.has_anti_affinity() {
             self.with_anti_affinity.insert(uid.to_owned());
         }
         self.pods.insert(uid.to_owned(), assignment);
     }
 
-    /// Returns the sum of the requests of a node's pods, without the pod `except`.
+    /// Returns the sum of the requests of a node's pods, without the pod `except` and those that are presumed gone.
     pub(crate) fn requested_on(&self, node: &str, except: &str) -> Cow<'_, Amounts> {
         let Some(requested) = self.requested.get(node) else {
             return Cow::default();
         };
         let mut requested = Cow::Borrowed(requested);
+        if let Some(gone) = self.gone_requested.get(node) {
+            node::subtract(requested.to_mut(), gone);
+        }
         if let Some(assignment) = self.pods.get(except)
             && assignment.node == node
+            && !self.gone.pods.contains(except)
         {
             node::subtract(requested.to_mut(), &assignment.requests);
         }
-        self.subtract_gone(node, except, &mut requested);
         requested
     }
 }

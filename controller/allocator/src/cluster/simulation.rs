@@ -1,10 +1,8 @@
 //! Simulations: decisions in a cluster without some of its claims and pods.
 
-use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use super::{Cluster, pools_of};
-use crate::capacity::Amounts;
 use crate::node;
 use crate::object::ObjectKey;
 
@@ -24,32 +22,35 @@ impl Cluster {
         for uid in before.pods.symmetric_difference(&self.gone.pods) {
             if let Some(assignment) = self.pods.get(uid) {
                 self.rankings.mark_requests_changed(&assignment.node);
+                let gone = self.gone_requested.entry(assignment.node.clone());
+                if self.gone.pods.contains(uid) {
+                    node::add(gone.or_default(), &assignment.requests);
+                } else {
+                    node::subtract(gone.or_default(), &assignment.requests);
+                }
             }
+        }
+        if self.gone.pods.is_empty() {
+            self.gone_requested.clear();
         }
         let changed: Vec<ObjectKey> = before
             .claims
             .symmetric_difference(&self.gone.claims)
             .cloned()
             .collect();
+        // A pool is counted once, however many of its claims change.
+        let mut changed_pools = BTreeSet::new();
         for key in changed {
             let pools = self
                 .claims
                 .get(&key)
                 .map(|claim| pools_of(&claim.allocated_devices))
                 .unwrap_or_default();
-            self.recount(&key, &pools);
+            self.index_devices(&key, &pools);
+            changed_pools.extend(pools);
         }
-    }
-
-    /// Subtracts the requests of the node's pods that are presumed gone, apart from `except`.
-    pub(super) fn subtract_gone(&self, node: &str, except: &str, requested: &mut Cow<'_, Amounts>) {
-        for uid in &self.gone.pods {
-            if let Some(assignment) = self.pods.get(uid)
-                && assignment.node == node
-                && uid != except
-            {
-                node::subtract(requested.to_mut(), &assignment.requests);
-            }
+        for pool in &changed_pools {
+            self.recount_pool(pool);
         }
     }
 }

@@ -37,12 +37,16 @@ impl Planner {
         if !floors.is_empty() {
             let mut candidates = std::mem::take(&mut holders.candidates);
             for candidates in candidates.values_mut() {
-                candidates.retain(|candidate| {
-                    let mut ended = ending.clone();
-                    ended.extend(candidate.pods.keys().cloned());
-                    self.presume_ended(holders, &ended);
+                let mut keeps = |pods: BTreeSet<String>| {
+                    self.presume_ended(holders, &(ending | &pods));
                     self.cluster.keeps(&floors)
-                });
+                };
+                let pods_of = |candidate: &Candidate| candidate.pods.keys().cloned().collect();
+                // Fewer pods lower the usage less.
+                let all: Vec<BTreeSet<String>> = candidates.iter().map(pods_of).collect();
+                if !keeps(all.into_iter().flatten().collect()) {
+                    candidates.retain(|candidate| keeps(pods_of(candidate)));
+                }
             }
             holders.candidates = candidates;
         }

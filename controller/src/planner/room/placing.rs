@@ -2,29 +2,17 @@
 
 use std::collections::BTreeSet;
 
-use drava_allocator::cluster::Floors;
 use drava_allocator::placement::Placement;
 
 use super::holders::Holders;
-use super::{Precedence, Room, RoomCause};
+use super::known_victims::KnownVictims;
+use super::{Precedence, Room, RoomCause, Search};
 use crate::planner::Planner;
-use crate::planner::decision::Group;
 use crate::planner::demand::Request;
 use crate::victims::Candidate;
 
 /// Placements of the pods of a group.
 type Placements = Vec<(Request, Placement)>;
-
-/// A search for room.
-pub(super) struct Search<'a> {
-    pub(super) group: &'a Group,
-    pub(super) holders: Holders,
-    /// Guaranteed usage of other tenants, which no eviction lowers.
-    pub(super) floors: Floors,
-    /// UIDs of the pods that end in any case.
-    pub(super) ending: &'a BTreeSet<String>,
-    pub(super) cause: RoomCause,
-}
 
 impl Planner {
     /// Places the required pods of the group one after the other; for a pod that does not fit, the best set of pods ends.
@@ -35,19 +23,19 @@ impl Planner {
     ) -> Option<(Placements, BTreeSet<String>)> {
         let holders = &search.holders;
         let mut ended = search.ending.clone();
+        let mut known = KnownVictims::default();
         let placements = self.place_group(search, |planner, request| {
             planner.presume_ended(holders, &ended);
             if let Ok(placement) = planner.decide(&request.pod_request) {
+                known.node_changed(&placement.node);
                 return Some(placement);
             }
-            let (node, victims) = planner.best_victims(request, search, &ended)?;
+            let (placement, victims) =
+                planner.place_by_victims(request, search, &ended, &mut known)?;
+            known.pods_ended(holders, &victims);
+            known.node_changed(&placement.node);
             ended.extend(victims);
-            planner.presume_ended(holders, &ended);
-            let policies = planner.settings.policies;
-            let placed = planner
-                .cluster
-                .decide_on(&node, &request.pod_request, policies);
-            placed.ok()
+            Some(placement)
         })?;
         Some((placements, ended))
     }
@@ -65,27 +53,77 @@ impl Planner {
             1 => Vec::new(),
             _ => search.holders.units_in(&(&ended - search.ending)),
         };
+        for (request, placement) in &placements {
+            self.assume(request, placement);
+        }
         for unit in units {
             let fewer: BTreeSet<String> = ended
                 .iter()
                 .filter(|uid| !unit.pods.contains_key(*uid))
                 .cloned()
                 .collect();
-            self.presume_ended(&search.holders, &fewer);
-            let placed = self.place_group(search, |planner, request| {
-                planner.decide(&request.pod_request).ok()
-            });
-            if let Some(placed) = placed
-                && self.cluster.keeps(&search.floors)
-            {
-                placements = placed;
+            if self.replace_on(&unit, search, &mut placements, (&ended, &fewer)) {
                 ended = fewer;
             }
+        }
+        for (request, placement) in &placements {
+            self.forget(request, placement);
         }
         Room {
             placements,
             victims: &ended - search.ending,
         }
+    }
+
+    /// Places the pods on the nodes of `unit` anew, so that `fewer` pods end, without it. Returns whether all fit;
+    /// otherwise nothing changes. The placements are assumed.
+    fn replace_on(
+        &mut self,
+        unit: &Candidate,
+        search: &Search<'_>,
+        placements: &mut Placements,
+        (ended, fewer): (&BTreeSet<String>, &BTreeSet<String>),
+    ) -> bool {
+        let nodes = search.holders.nodes_of(unit);
+        let moved: Vec<usize> = (0..placements.len())
+            .filter(|index| nodes.contains(placements[*index].1.node.as_str()))
+            .collect();
+        for &index in &moved {
+            let (request, placement) = &placements[index];
+            self.forget(request, placement);
+        }
+        self.presume_ended(&search.holders, fewer);
+        let mut anew: Placements = Vec::new();
+        for &index in &moved {
+            let request = &placements[index].0;
+            let placement = self.decide(&request.pod_request).ok();
+            let Some(placement) = placement.filter(|each| self.is_allowed(search, each)) else {
+                break;
+            };
+            self.assume(request, &placement);
+            anew.push((request.clone(), placement));
+        }
+        if anew.len() == moved.len() && self.cluster.keeps(&search.floors) {
+            for (index, placed) in moved.into_iter().zip(anew) {
+                placements[index] = placed;
+            }
+            return true;
+        }
+        for (request, placement) in &anew {
+            self.forget(request, placement);
+        }
+        self.presume_ended(&search.holders, ended);
+        for index in moved {
+            let (request, placement) = &placements[index];
+            self.assume(request, placement);
+        }
+        false
+    }
+
+    /// Returns whether the group may have this placement.
+    fn is_allowed(&self, search: &Search<'_>, placement: &Placement) -> bool {
+        let must_be_guaranteed = search.cause == RoomCause::Eviction(Precedence::Guarantee);
+        !must_be_guaranteed || self.cluster.is_guaranteed(placement)
     }
 
     /// Places as many pods of the group as it needs by `place`, each beside those before it. `None` if too few are placed.
@@ -95,7 +133,6 @@ impl Planner {
         mut place: impl FnMut(&mut Self, &Request) -> Option<Placement>,
     ) -> Option<Placements> {
         let group = search.group;
-        let must_be_guaranteed = search.cause == RoomCause::Eviction(Precedence::Guarantee);
         let mut placements: Placements = Vec::new();
         let mut covered = 0;
         for request in &group.requests {
@@ -106,8 +143,8 @@ impl Planner {
                 covered += 1;
                 continue;
             }
-            let placement = place(self, request)
-                .filter(|placement| !must_be_guaranteed || self.cluster.is_guaranteed(placement));
+            let placement = place(self, request);
+            let placement = placement.filter(|placement| self.is_allowed(search, placement));
             if let Some(placement) = placement {
                 self.assume(request, &placement);
                 placements.push((request.clone(), placement));
@@ -121,6 +158,16 @@ impl Planner {
 }
 
 impl Holders {
+    /// Returns the nodes on which pods of the unit hold devices.
+    fn nodes_of(&self, unit: &Candidate) -> BTreeSet<&str> {
+        let holds = |of: &&Candidate| of.pods.keys().any(|uid| unit.pods.contains_key(uid));
+        let nodes = self.candidates.iter();
+        nodes
+            .filter(|(_, candidates)| candidates.iter().any(|of| holds(&of)))
+            .map(|(node, _)| node.as_str())
+            .collect()
+    }
+
     /// Returns the pods and gangs whose pods are all in the set, those that should end last first.
     fn units_in(&self, uids: &BTreeSet<String>) -> Vec<Candidate> {
         let candidates = self.candidates.values().flatten();

@@ -1,0 +1,163 @@
+//! The best victims for a pod, searched node by node, and remembered for the equal pods of its gang.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use drava_allocator::placement::Placement;
+use drava_allocator::pod_request::PodRequest;
+
+use super::Search;
+use super::holders::Holders;
+use crate::planner::Planner;
+use crate::planner::demand::Request;
+use crate::victims::{self, Candidate, Cost, Effect};
+
+/// The best victims on each node for one request. Nodes that changed since are searched again. What changes elsewhere, such
+/// as the usage of a quota, may outdate the victims of a node; whoever uses them checks them.
+#[derive(Default)]
+pub(super) struct KnownVictims {
+    request: Option<PodRequest>,
+    by_node: BTreeMap<String, Cost>,
+    changed: BTreeSet<String>,
+}
+
+impl KnownVictims {
+    /// A member was placed on the node.
+    pub(super) fn node_changed(&mut self, node: &str) {
+        self.changed.insert(node.to_owned());
+    }
+
+    /// These pods are going to end.
+    pub(super) fn pods_ended(&mut self, holders: &Holders, ended: &BTreeSet<String>) {
+        for (node, candidates) in &holders.candidates {
+            let is_ended =
+                |candidate: &Candidate| candidate.pods.keys().any(|uid| ended.contains(uid));
+            if candidates.iter().any(is_ended) {
+                self.changed.insert(node.clone());
+            }
+        }
+    }
+
+    /// Removes and returns the best victims, with their node.
+    fn take_best(&mut self) -> Option<(String, BTreeSet<String>)> {
+        let best = self.by_node.iter().min_by_key(|(_, cost)| *cost);
+        let node = best.map(|(node, _)| node.clone())?;
+        let cost = self.by_node.remove(&node)?;
+        Some((node, cost.into_uids()))
+    }
+}
+
+impl Planner {
+    /// Returns a placement of the pod on the node where the best set of pods has to end, and this set. The pod fits on no
+    /// node without such an end.
+    pub(super) fn place_by_victims(
+        &mut self,
+        request: &Request,
+        search: &Search<'_>,
+        ended: &BTreeSet<String>,
+        known: &mut KnownVictims,
+    ) -> Option<(Placement, BTreeSet<String>)> {
+        if search.group.requests.len() == 1 {
+            let (node, victims) = self.best_victims(request, search, ended)?;
+            return self.place_instead(request, search, ended, (&node, victims));
+        }
+        // The members of a gang are often equal.
+        let pod_request = &request.pod_request;
+        let of = known.request.as_ref();
+        if of.is_some_and(|of| of.is_equivalent(pod_request)) {
+            let placed = self.place_by_known(request, search, ended, known);
+            if placed.is_some() {
+                return placed;
+            }
+        }
+        *known = KnownVictims {
+            request: Some(pod_request.clone()),
+            by_node: BTreeMap::new(),
+            changed: search.holders.candidates.keys().cloned().collect(),
+        };
+        self.place_by_known(request, search, ended, known)
+    }
+
+    /// Returns the placement by the known victims, after a search on the nodes that have changed.
+    fn place_by_known(
+        &mut self,
+        request: &Request,
+        search: &Search<'_>,
+        ended: &BTreeSet<String>,
+        known: &mut KnownVictims,
+    ) -> Option<(Placement, BTreeSet<String>)> {
+        for node in std::mem::take(&mut known.changed) {
+            known.by_node.remove(&node);
+            if let Some(cost) = self.victims_on(&node, request, search, ended, None) {
+                known.by_node.insert(node, cost);
+            }
+        }
+        while let Some((node, victims)) = known.take_best() {
+            let placed = self.place_instead(request, search, ended, (&node, victims));
+            if placed.is_some() {
+                return placed;
+            }
+        }
+        None
+    }
+
+    /// Returns the placement of the pod on the node when the victims have ended, and the victims, if it fits then.
+    fn place_instead(
+        &mut self,
+        request: &Request,
+        search: &Search<'_>,
+        ended: &BTreeSet<String>,
+        (node, victims): (&str, BTreeSet<String>),
+    ) -> Option<(Placement, BTreeSet<String>)> {
+        self.presume_ended(&search.holders, &(ended | &victims));
+        let policies = self.settings.policies;
+        let placed = self.cluster.decide_on(node, &request.pod_request, policies);
+        let placement = placed.ok().filter(|_| self.cluster.keeps(&search.floors))?;
+        Some((placement, victims))
+    }
+
+    /// Returns the best set of pods of one node whose end makes room for the pod, and the node.
+    fn best_victims(
+        &mut self,
+        request: &Request,
+        search: &Search<'_>,
+        ended: &BTreeSet<String>,
+    ) -> Option<(String, BTreeSet<String>)> {
+        let mut best: Option<(&String, Cost)> = None;
+        for (node, candidates) in &search.holders.candidates {
+            let bound = best.as_ref().map(|(_, cost)| cost);
+            if bound.is_some_and(|bound| victims::cannot_beat(candidates, bound)) {
+                continue;
+            }
+            if let Some(cost) = self.victims_on(node, request, search, ended, bound) {
+                best = Some((node, cost));
+            }
+        }
+        best.map(|(node, cost)| (node.clone(), cost.into_uids()))
+    }
+
+    /// Returns the best set of pods of the node whose end makes room for the pod. `None` if there is none better than
+    /// `bound`.
+    fn victims_on(
+        &mut self,
+        node: &str,
+        request: &Request,
+        search: &Search<'_>,
+        ended: &BTreeSet<String>,
+        bound: Option<&Cost>,
+    ) -> Option<Cost> {
+        let Search {
+            holders, floors, ..
+        } = search;
+        let candidates = holders.candidates.get(node)?;
+        victims::search(candidates, bound, |victims| {
+            self.presume_ended(holders, &(ended | victims));
+            let policies = self.settings.policies;
+            let placement = self.cluster.decide_on(node, &request.pod_request, policies);
+            match placement {
+                Err(_) => Effect::TooLittle,
+                Ok(_) if self.cluster.keeps(floors) => Effect::Enough,
+                Ok(_) => Effect::Forbidden,
+            }
+        })
+    }
+}
