@@ -12,6 +12,7 @@ mod report;
 mod setup;
 mod tools;
 mod torch;
+mod verdicts;
 
 use std::path::PathBuf;
 

@@ -10,6 +10,7 @@ use serde::Deserialize;
 
 use super::report::Row;
 use super::setup::{Setup, Share, json, limits};
+use super::verdicts::allocator;
 use super::{tools, torch};
 
 /// Output of `gpu-suite gemm`.
@@ -104,24 +105,4 @@ int main(void) {
         Ok(_) => {}
     }
     allocator(title, setup.program(Some(share), &program), limit)
-}
-
-/// Output of a program that allocates all memory that it gets.
-#[derive(Debug, Deserialize)]
-struct Filled {
-    total: u64,
-    free: u64,
-    taken: u64,
-}
-
-/// Runs a program that allocates all memory that it gets, and prints [`Filled`].
-pub(super) fn allocator(title: &str, command: Command, limit: u64) -> Row {
-    match json::<Filled>(command) {
-        Ok(Filled { total, free, taken }) => Row::checked(
-            title,
-            total <= limit && taken <= free && taken >= free / 10 * 9,
-            format!("took {} of {} MiB", taken >> 20, free >> 20),
-        ),
-        Err(error) => Row::checked(title, false, format!("{error:#}")),
-    }
 }

@@ -7,7 +7,7 @@ use drava_cluster::process::{self, Limit};
 
 use super::report::Row;
 use super::setup::{Setup, Share};
-use super::torch::succeeds;
+use super::verdicts::succeeds;
 
 /// Tools that run a program, with the arguments before it.
 const TOOLS: [(&str, &[&str]); 2] = [

@@ -5,9 +5,9 @@ use std::process::Command;
 
 use drava_cluster::process::{self, Limit};
 
-use super::programs::allocator;
 use super::report::Row;
 use super::setup::{Setup, Share};
+use super::verdicts::{allocator, succeeds};
 
 /// PyTorch sees the share, fills it, gets its own out-of-memory error, and computes correctly after that.
 const FILL: &str = r#"
@@ -154,17 +154,4 @@ fn has_torch(setup: &Setup) -> bool {
     let mut probe = setup.program(None, Path::new("python3"));
     probe.args(["-c", "import torch; assert torch.cuda.is_available()"]);
     process::output(&mut probe, Limit::REQUEST).is_ok_and(|output| output.status.success())
-}
-
-/// Runs a program that exits with 0.
-pub(super) fn succeeds(title: &str, mut command: Command) -> Row {
-    match process::output(&mut command, Limit::BUILD) {
-        Err(error) => Row::checked(title, false, format!("{error:#}")),
-        Ok(output) if output.status.success() => Row::checked(title, true, "succeeded"),
-        Ok(output) => {
-            let text = String::from_utf8_lossy(&output.stderr);
-            let last = text.trim().lines().next_back().unwrap_or("no message");
-            Row::checked(title, false, format!("{}: {last}", output.status))
-        }
-    }
 }
