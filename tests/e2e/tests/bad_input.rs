@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use drava_e2e::manifest::{pod_with_request, pod_with_share};
-use drava_e2e::{TestCluster, wait};
+use drava_e2e::{Namespace, TestCluster, wait};
 
 /// Checks that the pod stays pending and that its event contains all `words`.
 fn is_pending_with(name: &str, manifest: &str, words: &[&str]) -> Result<()> {
@@ -173,13 +173,42 @@ fn removes_finalizer_of_claim_older_than_policy() -> Result<()> {
     Ok(())
 }
 
+/// Checks that the pod had the event with `text` before a pod ran that was created later, by the times of the API server and
+/// the kubelet. So the reason of a pod is as fast as an allocation, however slow the machine is.
+fn is_reported_before_later_pod_runs(tenant: &Namespace<'_>, pod: &str, text: &str) -> Result<()> {
+    tenant.apply(&pod_with_share("later", "vgpu.drava.dev", "{memory: 1Gi}"))?;
+    tenant.running("later")?;
+    tenant.event(pod, text)?;
+    let later = tenant.find("pod", "later")?.context("no pod")?;
+    let running = &later["status"]["containerStatuses"][0]["state"]["running"];
+    let started = running["startedAt"].as_str().context("no start")?;
+    let events = tenant.list("events")?;
+    let mut reported = events.iter().filter_map(|event| {
+        let message = event["message"].as_str()?;
+        let is_of_pod = event["involvedObject"]["name"] == pod && message.contains(text);
+        is_of_pod.then(|| event["metadata"]["creationTimestamp"].as_str())?
+    });
+    // Both are UTC in whole seconds, so their texts have their order.
+    ensure!(
+        reported.any(|reported| reported <= started),
+        "pod later has run since {started}, before the event of pod {pod}"
+    );
+    Ok(())
+}
+
 #[test]
 fn reports_pod_of_another_scheduler() -> Result<()> {
     const FIELD: &str = "terminationGracePeriodSeconds:";
     let manifest = pod_with_share("volcano", "vgpu.drava.dev", "{memory: 1Gi}")
         .replace(FIELD, &format!("schedulerName: volcano\n  {FIELD}"));
     ensure!(manifest.contains("schedulerName"), "{manifest}");
-    is_pending_with("volcano", &manifest, &["SchedulerNotServed", "volcano"])
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("volcano")?;
+    tenant.apply(&manifest)?;
+    is_reported_before_later_pod_runs(&tenant, "volcano", "SchedulerNotServed")?;
+    let event = tenant.event("volcano", "SchedulerNotServed")?;
+    ensure!(event.contains("schedulerName volcano"), "{event}");
+    Ok(())
 }
 
 #[test]
@@ -191,8 +220,10 @@ fn reports_class_without_driver() -> Result<()> {
         "{apiVersion: resource.k8s.io/v1, kind: DeviceClass, metadata: {name: e2e-any}, spec: {}}",
     )?;
     tenant.apply(&pod_with_request("any", "{deviceClassName: e2e-any}", ""))?;
+    let reported = is_reported_before_later_pod_runs(&tenant, "any", "DriverUnspecified");
     let event = tenant.event("any", "DriverUnspecified");
     cluster.kubectl(["delete", "deviceclass", "e2e-any"])?;
+    reported?;
     ensure!(event?.contains("e2e-any"));
     Ok(())
 }

@@ -18,8 +18,10 @@ const OUTAGE: Duration = Duration::from_secs(30);
 const INTERVAL: Duration = Duration::from_millis(10);
 /// Scheduling gate of pods that are not to be allocated for yet.
 const HOLD: &str = "test.drava.dev/hold";
-/// Number of times that a leader is stopped, at least; further times until it is stopped between two writes.
+/// Variable with the number of times that a leader is stopped, at least; [`MIN_ROUNDS`] without it.
+const ROUNDS_VARIABLE: &str = "DRAVA_E2E_LEADER_ROUNDS";
 const MIN_ROUNDS: usize = 3;
+/// Further times until it was stopped between two writes once.
 const MAX_ROUNDS: usize = 10;
 /// Pods that wait while the leader is replaced.
 const WAITING: usize = 200;
@@ -125,18 +127,26 @@ fn is_partly_written(tenant: &Namespace<'_>, pods: &[String]) -> Result<bool> {
     Ok(written > 0 && written < 2 * pods.len())
 }
 
+fn min_rounds() -> Result<usize> {
+    match std::env::var(ROUNDS_VARIABLE) {
+        Ok(rounds) => rounds.parse().context(ROUNDS_VARIABLE),
+        Err(_) => Ok(MIN_ROUNDS),
+    }
+}
+
 #[test]
 fn another_replica_leads_while_leader_is_stopped() -> Result<()> {
+    let min_rounds = min_rounds()?;
     let cluster = TestCluster::attach()?;
     let tenant = cluster.namespace("stopped-leader")?;
     let node = cluster.first_node();
     cluster.drava_ready()?;
     let before = restarts(&cluster)?;
     ensure!(before.len() == 2, "{before:?}");
-    let mut stopped_between_writes = false;
-    let mut rounds = 0..MAX_ROUNDS;
+    let mut between_writes = 0;
+    let mut rounds = 0..MAX_ROUNDS.max(min_rounds);
     while let Some(round) = rounds.next()
-        && (round < MIN_ROUNDS || !stopped_between_writes)
+        && (round < min_rounds || between_writes == 0)
     {
         let stopped = wait("a replica leads", || {
             let leader = leader(&cluster)?;
@@ -145,7 +155,7 @@ fn another_replica_leads_while_leader_is_stopped() -> Result<()> {
         let early = names(&format!("early-{round}"), 6);
         let late = names(&format!("late-{round}"), 4);
         stop_while_it_writes(&node, &tenant, &stopped, &early)?;
-        stopped_between_writes |= is_partly_written(&tenant, &early)?;
+        between_writes += usize::from(is_partly_written(&tenant, &early)?);
         let led = wait("the other replica leads", || {
             Ok((leader(&cluster)? != stopped).then_some(()))
         })
@@ -157,9 +167,11 @@ fn another_replica_leads_while_leader_is_stopped() -> Result<()> {
         all_run(&tenant, &late)?;
         cluster.check_allocations()?;
         delete_all(&tenant)?;
+        let round = round + 1;
+        eprintln!("{round} rounds, {between_writes} of them stopped between two writes");
     }
     ensure!(
-        stopped_between_writes,
+        between_writes > 0,
         "in no round was the leader stopped between two writes"
     );
     ensure!(restarts(&cluster)? == before, "a replica was restarted");
