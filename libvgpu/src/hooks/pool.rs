@@ -309,13 +309,14 @@ pub(crate) unsafe fn destroy(original: cuMemPoolDestroy::Function, pool: CUmemor
         return call();
     };
     let key = key_of(pool);
-    // Removed first: another thread would query or trim a destroyed pool. The end of a present query is awaited.
+    // Removed first: another thread would query or trim a destroyed pool. No query is in flight meanwhile: it would record
+    // the pool again.
     let known = {
+        let _alone = process.pool_gate.enter_exclusive();
         let _guard = process.pool_guard();
         process.cache_reports.remove(key);
         process.pools.remove(key)
     };
-    drop(process.pool_gate.enter_exclusive());
     let Some(charge) = known else {
         return call();
     };

@@ -11,6 +11,9 @@
 //   open <handle> <threads> <rounds>          likewise, by IPC handle
 //   primary <threads> <rounds> <bytes>        each retains the primary context, allocates and frees there and
 //                                             releases the context; prints the number of denials
+//   pools <threads> <rounds> <bytes>          each creates a pool, allocates from it and frees, queries the free memory
+//                                             and destroys the pool; prints the number of denials and of
+//                                             rounds after which memory was in use
 //   meminfo                                   prints free and total memory
 
 #define _GNU_SOURCE
@@ -45,7 +48,7 @@ static struct Task {
     Pointer rounds, bytes, pool;
     struct Handle handle;
     pthread_barrier_t start;
-    _Atomic Pointer granted, denied;
+    _Atomic Pointer granted, denied, left;
     _Atomic Result wrong;
 } task;
 
@@ -129,11 +132,33 @@ static void *use_primary(void *unused) {
     return unused;
 }
 
+static void *use_own_pool(void *unused) {
+    // Pinned memory of device 0, without handle types.
+    int properties[22] = {1, 0, 1, 0};
+    must(CALL(cuCtxSetCurrent, (void *), context));
+    for (Pointer round = 0; round < task.rounds; round++) {
+        Pointer pool = 0, pointer = 0;
+        size_t available = 0, total = 0;
+        must(CALL(cuMemPoolCreate, (Pointer *, void *), &pool, properties));
+        Result result = CALL(cuMemAllocFromPoolAsync, (Pointer *, size_t, Pointer, Pointer), &pointer, task.bytes, pool, 0);
+        note(result);
+        if (!result) must(CALL(cuMemFreeAsync, (Pointer, Pointer), pointer, 0));
+        must(CALL(cuMemGetInfo_v2, (size_t *, size_t *), &available, &total));
+        must(CALL(cuMemPoolDestroy, (Pointer), pool));
+        if (pthread_barrier_wait(&task.start) == PTHREAD_BARRIER_SERIAL_THREAD) {
+            must(CALL(cuMemGetInfo_v2, (size_t *, size_t *), &available, &total));
+            task.left += available != total;
+        }
+        pthread_barrier_wait(&task.start);
+    }
+    return unused;
+}
+
 // Runs the task in `count` threads.
 static void run_task(void *(*body)(void *), Pointer count) {
     pthread_t threads[MOST_THREADS];
     if (count > MOST_THREADS) exit(1);
-    task.granted = task.denied = 0;
+    task.granted = task.denied = task.left = 0;
     task.wrong = 0;
     pthread_barrier_init(&task.start, NULL, (unsigned)count);
     for (Pointer i = 0; i < count; i++) pthread_create(&threads[i], NULL, body, NULL);
@@ -152,11 +177,11 @@ static void run(const char *line) {
         printf("%d 0\n", result);
     } else if (!strcmp(word, "initonly")) {
         printf("%d\n", CALL(cuInit, (unsigned), 0));
-    } else if (!strcmp(word, "grow") || !strcmp(word, "small") || !strcmp(word, "primary")) {
+    } else if (!strcmp(word, "grow") || !strcmp(word, "small") || !strcmp(word, "primary") || !strcmp(word, "pools")) {
         task.rounds = b;
         task.bytes = c;
-        run_task(*word == 'g' ? grow : *word == 's' ? small : use_primary, a);
-        printf("%d %llu\n", task.wrong, task.denied);
+        run_task(*word == 'g' ? grow : *word == 's' ? small : !strcmp(word, "pools") ? use_own_pool : use_primary, a);
+        printf("%d %llu %llu\n", task.wrong, task.denied, task.left);
     } else if (!strcmp(word, "importpool")) {
         char path[64];
         snprintf(path, sizeof path, "/proc/%llu/fd/%llu", a, b);

@@ -87,6 +87,17 @@ fn charges_memory_opened_by_several_threads_once() {
     assert_eq!(other.memory_info(), (32 * MIB, 32 * MIB));
 }
 
+/// A query of all pools by one thread must not record a pool that another thread destroys meanwhile.
+#[test]
+fn releases_charge_of_pool_destroyed_during_query() {
+    let container = Container::with_memory(THREADS * 64 * MIB);
+    let mut process = threaded_process(&container);
+    let [denied, left] = process.ok(&format!("pools {THREADS} 200 {MIB}"))[..] else {
+        panic!("two numbers");
+    };
+    assert_eq!((denied, left), (0, 0));
+}
+
 /// The primary context is charged once while it exists, however many threads create and destroy it, and not afterwards.
 #[test]
 fn charges_primary_context_once_for_several_threads() {
