@@ -148,7 +148,10 @@ async fn footprint(driver: &DriverProcess, plugin: &Plugin) {
         let all: Vec<u32> = (0..CLAIMS_PER_CARD)
             .map(|position| number(card, position))
             .collect();
-        prepare_at_once(plugin, &all).await;
+        // Each waits for the lock of the GPU, for a limited time.
+        for some in all.chunks(8) {
+            prepare_at_once(plugin, some).await;
+        }
     }
     report_footprint(driver, CARDS * CLAIMS_PER_CARD).await;
 }
