@@ -15,6 +15,7 @@ mod prepare;
 mod report;
 mod share;
 mod startup;
+mod throughput;
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -52,6 +53,8 @@ pub(crate) struct Args {
     packing: packing::Options,
     #[command(flatten)]
     planning: planning::Options,
+    #[command(flatten)]
+    throughput: throughput::Options,
 }
 
 impl Args {
@@ -100,6 +103,8 @@ enum Name {
     Share,
     /// Cost of the start of a process.
     Startup,
+    /// Allocations of a real control plane, with the controller and by kube-scheduler alone.
+    Throughput,
 }
 
 impl Name {
@@ -116,6 +121,7 @@ impl Name {
             Self::Quota => "quota",
             Self::Share => "share",
             Self::Startup => "startup",
+            Self::Throughput => "throughput",
         }
     }
 }
@@ -139,6 +145,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
         Name::Share => share::run(args, &mut report)?,
         Name::Startup => startup::run(args, &mut report)?,
+        Name::Throughput => throughput::run(args.seconds, &args.throughput, &mut report)?,
     }
     let (markdown, json) = args.files();
     report.write_markdown(&markdown)?;
