@@ -12,7 +12,7 @@ use crate::planner::demand::Request;
 use crate::victims::{self, Candidate, Cost, Effect};
 
 /// The best victims on each node for one request. Nodes that changed since are searched again. What changes elsewhere, such
-/// as the usage of a quota, may outdate the victims of a node; whoever uses them checks them.
+/// as the usage of a quota, may outdate the victims of a node; a placement checks them again.
 #[derive(Default)]
 pub(super) struct KnownVictims {
     request: Option<PodRequest>,
