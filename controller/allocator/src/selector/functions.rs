@@ -11,7 +11,8 @@ use cel::{
 };
 use drava_api::Quantity;
 
-use super::values::{QuantityValue, SemverValue};
+use super::opaque::Opaque;
+use super::values::{QuantityValue, Semver, SemverValue};
 use super::{budget, formats, lists, macros, net, regex, url};
 
 /// Functions of the standard library, its extensions and [`register`].
@@ -201,7 +202,7 @@ fn failed(function: &str, message: impl ToString) -> ExecutionError {
 fn quantity(text: &CelString<'_>) -> Result<QuantityValue, ExecutionError> {
     text.inner()
         .parse()
-        .map(QuantityValue)
+        .map(Opaque)
         .map_err(|error: drava_api::quantity::ParseQuantityError| failed("quantity", error))
 }
 
@@ -246,11 +247,11 @@ fn quantity_compare(this: &QuantityValue, other: &QuantityValue) -> CelInt {
 }
 
 fn quantity_add(this: &QuantityValue, other: &QuantityValue) -> QuantityValue {
-    QuantityValue(this.0 + other.0)
+    Opaque(this.0 + other.0)
 }
 
 fn quantity_sub(this: &QuantityValue, other: &QuantityValue) -> QuantityValue {
-    QuantityValue(this.0 - other.0)
+    Opaque(this.0 - other.0)
 }
 
 fn units(count: CelInt) -> Quantity {
@@ -263,11 +264,11 @@ fn units(count: CelInt) -> Quantity {
 }
 
 fn quantity_add_int(this: &QuantityValue, other: &CelInt) -> QuantityValue {
-    QuantityValue(this.0 + units(*other))
+    Opaque(this.0 + units(*other))
 }
 
 fn quantity_sub_int(this: &QuantityValue, other: &CelInt) -> QuantityValue {
-    QuantityValue(this.0 - units(*other))
+    Opaque(this.0 - units(*other))
 }
 
 fn semver(text: &CelString<'_>) -> Result<SemverValue, ExecutionError> {
@@ -299,7 +300,7 @@ fn parse_semver(text: &str, normalize: bool) -> Result<SemverValue, ExecutionErr
         text.to_owned()
     };
     semver::Version::parse(&normalized)
-        .map(SemverValue)
+        .map(|version| Opaque(Semver(version)))
         .map_err(|error| failed("semver", error))
 }
 
@@ -327,27 +328,27 @@ fn version_part(part: u64) -> Result<CelInt, ExecutionError> {
 }
 
 fn semver_major(this: &SemverValue) -> Result<CelInt, ExecutionError> {
-    version_part(this.0.major)
+    version_part(this.0.0.major)
 }
 
 fn semver_minor(this: &SemverValue) -> Result<CelInt, ExecutionError> {
-    version_part(this.0.minor)
+    version_part(this.0.0.minor)
 }
 
 fn semver_patch(this: &SemverValue) -> Result<CelInt, ExecutionError> {
-    version_part(this.0.patch)
+    version_part(this.0.0.patch)
 }
 
 fn semver_greater(this: &SemverValue, other: &SemverValue) -> CelBool {
-    this.precedence(other).is_gt().into()
+    this.0.precedence(&other.0).is_gt().into()
 }
 
 fn semver_less(this: &SemverValue, other: &SemverValue) -> CelBool {
-    this.precedence(other).is_lt().into()
+    this.0.precedence(&other.0).is_lt().into()
 }
 
 fn semver_compare(this: &SemverValue, other: &SemverValue) -> CelInt {
-    CelInt::from(this.precedence(other) as i64)
+    CelInt::from(this.0.precedence(&other.0) as i64)
 }
 
 /// `x.includes(y)`: returns whether a list contains a value, or a scalar equals the value (KEP-5491).

@@ -1,4 +1,5 @@
-//! CEL values with methods only, of types that Kubernetes adds: addresses, networks, URLs and named formats.
+//! CEL values with methods only, of types that Kubernetes adds: quantities, versions, addresses, networks, URLs and named
+//! formats.
 
 use std::any::Any;
 use std::fmt::Debug;

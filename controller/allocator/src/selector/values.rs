@@ -11,6 +11,7 @@ use cel::common::types::{CelBool, CelInt, CelList, CelMap, CelMapKey, CelString,
 use cel::common::value::{CowVal, StaticVal, Val};
 use drava_api::Quantity;
 
+use super::opaque::{Content, Opaque};
 use crate::attribute::Attribute;
 use crate::capacity::Capacity;
 
@@ -41,7 +42,7 @@ impl DeviceValue {
         }
         let mut capacity_domains = DomainBuilder::new(driver);
         for (name, entry) in capacity {
-            capacity_domains.insert(name, Box::new(QuantityValue(entry.value)));
+            capacity_domains.insert(name, Box::new(Opaque(entry.value)));
         }
         Self(Arc::new(Fields {
             driver: CelString::from(driver.to_owned()),
@@ -57,7 +58,7 @@ fn attribute_value(attribute: &Attribute) -> Box<dyn Val> {
         Attribute::Bool(value) => Box::new(CelBool::from(*value)),
         Attribute::Int(value) => Box::new(CelInt::from(*value)),
         Attribute::String(value) => Box::new(CelString::from(value.clone())),
-        Attribute::Version(value) => Box::new(SemverValue(value.clone())),
+        Attribute::Version(value) => Box::new(Opaque(Semver(value.clone()))),
         Attribute::List(values) => Box::new(CelList::from(
             values.iter().map(attribute_value).collect::<Vec<_>>(),
         )),
@@ -240,78 +241,37 @@ impl Indexer for DomainMap {
     }
 }
 
-static QUANTITY_TYPE: Type = Type::new_unspecified_type("kubernetes.Quantity");
-
 /// A quantity, comparable by methods and `==` as in Kubernetes' CEL library.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct QuantityValue(pub(super) Quantity);
+pub(super) type QuantityValue = Opaque<Quantity>;
 
-impl Val for QuantityValue {
-    fn get_type(&self) -> &Type {
-        &QUANTITY_TYPE
-    }
-
+impl Content for Quantity {
     fn cel_type() -> &'static Type {
-        &QUANTITY_TYPE
-    }
-
-    fn equals(&self, other: &dyn Val) -> bool {
-        other
-            .downcast_ref::<Self>()
-            .is_some_and(|other| other.0 == self.0)
-    }
-
-    fn clone_as_boxed<'v>(&self) -> Box<dyn Val + 'v>
-    where
-        Self: 'v,
-    {
-        Box::new(*self)
-    }
-
-    fn as_any(&self) -> Option<&dyn Any> {
-        Some(self)
+        static TYPE: Type = Type::new_unspecified_type("kubernetes.Quantity");
+        &TYPE
     }
 }
 
-impl StaticVal for QuantityValue {}
-
-static SEMVER_TYPE: Type = Type::new_unspecified_type("kubernetes.Semver");
-
 /// A semantic version; comparisons ignore build metadata.
 #[derive(Debug, Clone)]
-pub(super) struct SemverValue(pub(super) semver::Version);
+pub(super) struct Semver(pub(super) semver::Version);
 
-impl SemverValue {
+pub(super) type SemverValue = Opaque<Semver>;
+
+impl Semver {
     pub(super) fn precedence(&self, other: &Self) -> Ordering {
         self.0.cmp_precedence(&other.0)
     }
 }
 
-impl Val for SemverValue {
-    fn get_type(&self) -> &Type {
-        &SEMVER_TYPE
-    }
-
-    fn cel_type() -> &'static Type {
-        &SEMVER_TYPE
-    }
-
-    fn equals(&self, other: &dyn Val) -> bool {
-        other
-            .downcast_ref::<Self>()
-            .is_some_and(|other| self.precedence(other).is_eq())
-    }
-
-    fn clone_as_boxed<'v>(&self) -> Box<dyn Val + 'v>
-    where
-        Self: 'v,
-    {
-        Box::new(self.clone())
-    }
-
-    fn as_any(&self) -> Option<&dyn Any> {
-        Some(self)
+impl PartialEq for Semver {
+    fn eq(&self, other: &Self) -> bool {
+        self.precedence(other).is_eq()
     }
 }
 
-impl StaticVal for SemverValue {}
+impl Content for Semver {
+    fn cel_type() -> &'static Type {
+        static TYPE: Type = Type::new_unspecified_type("kubernetes.Semver");
+        &TYPE
+    }
+}
