@@ -426,7 +426,7 @@ pub(crate) fn pseudo_random(seed: u64) -> impl FnMut(u64) -> u64 {
 
 #[test]
 fn keeps_guarantees_for_random_active_sets() {
-    for (seed, hardware) in (0..16).flat_map(|seed| [(seed, DEFAULT_SLICES), (seed, SHORT_SLICES)])
+    for (seed, hardware) in (0..40).flat_map(|seed| [(seed, DEFAULT_SLICES), (seed, SHORT_SLICES)])
     {
         let mut number = pseudo_random(seed);
         let mut unallocated = 100;
