@@ -3,6 +3,7 @@
 //! Runs `gpu-suite` with and without libvgpu and compares. Everything runs in separate processes under a share of the first
 //! GPU; no setting of the GPU is changed. With `--simulated` the same runs on the simulated GPU, which tests the suite itself.
 
+mod agent;
 mod compute;
 mod entry_points;
 mod events;
@@ -34,10 +35,11 @@ pub(crate) struct Args {
     /// Launches of each measurement of the cost of a launch.
     #[arg(long, default_value_t = 100_000, value_name = "COUNT")]
     launches: usize,
-    /// Directory of the report: gpu.json, gpu.md, and entry-points.json with every address found.
+    /// Directory of the report: gpu.json, gpu.md, entry-points.json with every address found, and nvml-memory.json and
+    /// nvml-utilization.json with what NVML reported.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Run only the parts with these names: entry-points, memory, events, compute, programs.
+    /// Run only the parts with these names: entry-points, memory, events, compute, agent, programs.
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Part>,
 }
@@ -52,16 +54,19 @@ enum Part {
     Events,
     /// Shares of GPU time, and the cost of a launch.
     Compute,
+    /// Two tenants with the node agent.
+    Agent,
     /// Programs of users: matrix products, PyTorch, static cudart, nvidia-smi, and NVIDIA's tools.
     Programs,
 }
 
 impl Part {
-    const ALL: [Self; 5] = [
+    const ALL: [Self; 6] = [
         Self::EntryPoints,
         Self::Memory,
         Self::Events,
         Self::Compute,
+        Self::Agent,
         Self::Programs,
     ];
 
@@ -71,6 +76,7 @@ impl Part {
             Self::Memory => "Memory, by allocation path",
             Self::Events => "Short kernels",
             Self::Compute => "GPU time",
+            Self::Agent => "Two tenants with the node agent",
             Self::Programs => "Programs",
         }
     }
@@ -81,6 +87,7 @@ impl Part {
             Self::Memory => memory::rows(setup, progress),
             Self::Events => events::rows(setup),
             Self::Compute => compute::rows(setup, args.seconds, args.launches, progress),
+            Self::Agent => agent::rows(setup, args.seconds, progress),
             Self::Programs => programs::rows(setup, progress),
         }
     }

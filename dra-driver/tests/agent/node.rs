@@ -3,30 +3,22 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read as _;
-use std::os::unix::fs::{FileExt as _, symlink};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use drava_api::config::{ComputePolicy, Enforcement, MemoryPolicy, Priority};
+use drava_api::config::Enforcement;
 use drava_dra_driver::agent::{Agent, Config, Finding};
-use drava_dra_driver::claim::{ClaimRef, ClaimUid, ShareId};
-use drava_dra_driver::layout::Layout;
-use drava_dra_driver::mounts::{ClaimsMount, MountedShare};
-use drava_dra_driver::options::Paths;
-use drava_dra_driver::prepare::record::{ClaimRecord, RecordStore};
-use drava_dra_driver::prepare::{Access, CardRef, Delivery, Prepared, Share};
-use drava_nvml::{GpuLibrary, Library, find};
+use drava_dra_driver::claim::{ClaimUid, ShareId};
+use drava_dra_driver::mounts::MountedShare;
 use drava_vgpu_abi::page::{
     NOTIFY_OFFSET, OWN_TIME_OFFSET, TOKEN_OFFSET, WINDOW_OFFSET, YIELD_UNTIL_OFFSET,
 };
-use drava_vgpu_abi::{
-    IdText, Limits, LimitsSpec, PageError, PageWrite, REGION_SIZE, decode, encode, paths, retire,
-    update,
-};
-use tokio::sync::watch;
+use drava_vgpu_abi::{Limits, PageError, PageWrite, decode, paths, retire, update};
+use gpu_node::Node;
 use tokio_util::sync::CancellationToken;
 
 use gpu_tenants::{Tenant, TestBed, library};
@@ -43,7 +35,7 @@ pub(crate) const GIB: u64 = 1 << 30;
 pub(crate) struct TestNode {
     pub(crate) test_bed: TestBed,
     root: tempfile::TempDir,
-    layout: Layout,
+    node: Node,
     pub(crate) findings: Arc<Mutex<Vec<Finding>>>,
     pub(crate) enforcement: Enforcement,
 }
@@ -72,25 +64,22 @@ impl TestNode {
     /// Creates a node with this machine.
     pub(crate) fn on(test_bed: TestBed) -> Self {
         let root = tempfile::tempdir().unwrap();
-        let layout = layout(root.path());
-        for dir in [layout.claims(), layout.usages(), root.path().join("proc")] {
-            fs::create_dir_all(dir).unwrap();
-        }
+        let node = Node::create(root.path()).unwrap();
         Self {
             test_bed,
             root,
-            layout,
+            node,
             findings: Arc::default(),
             enforcement: Enforcement::Report,
         }
     }
 
     fn uid(number: u32) -> ClaimUid {
-        ClaimUid::parse(&format!("claim-{number}")).unwrap()
+        gpu_node::claim_uid(number).unwrap()
     }
 
     pub(crate) fn share_id(number: u32) -> ShareId {
-        ShareId::parse(&format!("00000000-0000-4000-8000-{number:012}")).unwrap()
+        gpu_node::share_id(number).unwrap()
     }
 
     /// Returns the share of a claim with one share, as a process has it.
@@ -113,35 +102,9 @@ impl TestNode {
 
     /// Prepares a claim with several shares, each with its GPU's UUID and its number.
     pub(crate) fn prepare_shares(&self, number: u32, shares: &[(&str, u32)], limits: &Limits) {
-        let uid = Self::uid(number);
-        for (card, share) in shares {
-            let share = Self::share_id(*share);
-            let limits_dir = self.layout.limits(&uid, &share);
-            let usage_dir = self.layout.usage(&uid, &share);
-            fs::create_dir_all(&limits_dir).unwrap();
-            fs::create_dir_all(&usage_dir).unwrap();
-            let page = Self::fresh_page(&uid, &share, card, limits);
-            fs::write(limits_dir.join(paths::PAGE_FILE), page).unwrap();
-            fs::write(usage_dir.join(paths::REGION_FILE), vec![0; REGION_SIZE]).unwrap();
-            // The container sees this directory as /run/drava.
-            let inside = self.container(number).join(share.as_str());
-            fs::create_dir_all(&inside).unwrap();
-            symlink(limits_dir, inside.join(paths::LIMITS_DIR)).unwrap();
-            symlink(usage_dir, inside.join(paths::USAGE_DIR)).unwrap();
-        }
-        RecordStore::new(self.layout.claims())
-            .save(&self.record(number, shares))
+        self.node
+            .prepare(number, shares, limits, self.enforcement)
             .unwrap();
-    }
-
-    fn fresh_page(uid: &ClaimUid, share: &ShareId, card: &str, limits: &Limits) -> Vec<u8> {
-        let spec = LimitsSpec {
-            claim_uid: IdText::new(uid.as_str()).unwrap(),
-            share_id: IdText::new(share.as_str()).unwrap(),
-            device_uuid: card.parse().unwrap(),
-            limits: *limits,
-        };
-        encode(&spec).to_vec()
     }
 
     /// Replaces the page of a share, as the driver does. The old page is retired first if `retires`; the driver does not
@@ -151,7 +114,7 @@ impl TestNode {
         if retires {
             self.write_page(number, retire);
         }
-        let page = Self::fresh_page(&Self::uid(number), &Self::share_id(number), card, limits);
+        let page = gpu_node::page(number, number, card, limits).unwrap();
         let new = path.with_extension("new");
         fs::write(&new, page).unwrap();
         fs::rename(new, path).unwrap();
@@ -176,55 +139,17 @@ impl TestNode {
         }
     }
 
-    fn record(&self, number: u32, shares: &[(&str, u32)]) -> ClaimRecord {
-        let device = |(card, share): &(&str, u32)| Prepared {
-            request: "gpu".to_owned(),
-            pool: "node".to_owned(),
-            device: "gpu-0-vgpu".to_owned(),
-            card: CardRef {
-                uuid: (*card).to_owned(),
-                minor: 0,
-                pci_bus_id: "0000:17:00.0".to_owned(),
-            },
-            access: Access::Share(Share {
-                id: Self::share_id(*share),
-                memory_bytes: GIB,
-                cores: 0,
-                slots: 1,
-                compute_policy: ComputePolicy::Balance,
-                priority: Priority::default(),
-                memory_policy: MemoryPolicy::Hard,
-                enforcement: self.enforcement,
-                unmetered: false,
-            }),
-        };
-        ClaimRecord {
-            claim: ClaimRef {
-                namespace: "default".to_owned(),
-                name: format!("claim-{number}"),
-                uid: Self::uid(number),
-            },
-            devices: shares.iter().map(device).collect(),
-            delivery: Delivery::Preload,
-            library: "library".to_owned(),
-            hook: "hook".to_owned(),
-        }
-    }
-
     /// Unprepares a claim, as the driver does.
     pub(crate) fn unprepare(&self, number: u32) {
         let uid = Self::uid(number);
-        fs::remove_file(self.layout.claims().join(format!("{uid}.json"))).unwrap();
-        fs::remove_dir_all(self.layout.claim(&uid)).unwrap();
-        fs::remove_dir_all(self.layout.claim_usage(&uid)).unwrap();
-    }
-
-    fn container(&self, number: u32) -> PathBuf {
-        self.root.path().join(format!("container-{number}"))
+        fs::remove_file(self.node.layout().claims().join(format!("{uid}.json"))).unwrap();
+        fs::remove_dir_all(self.node.layout().claim(&uid)).unwrap();
+        fs::remove_dir_all(self.node.layout().claim_usage(&uid)).unwrap();
     }
 
     fn page_file(&self, number: u32) -> PathBuf {
-        self.layout
+        self.node
+            .layout()
             .limits(&Self::uid(number), &Self::share_id(number))
             .join(paths::PAGE_FILE)
     }
@@ -251,7 +176,8 @@ impl TestNode {
     }
 
     pub(crate) fn region(&self, number: u32) -> PathBuf {
-        self.layout
+        self.node
+            .layout()
             .usage(&Self::uid(number), &Self::share_id(number))
             .join(paths::REGION_FILE)
     }
@@ -263,7 +189,7 @@ impl TestNode {
 
     /// Starts a process in the container of a claim, with a context on the GPU with this index.
     pub(crate) fn tenant_on(&self, card: usize, number: u32) -> Tenant {
-        let container = self.container(number);
+        let container = self.node.container(number);
         let tenant = self.test_bed.tenant_with(None, "dlsym", |command| {
             command
                 .env("CUDA_VISIBLE_DEVICES", card.to_string())
@@ -271,7 +197,7 @@ impl TestNode {
                 .env("DRAVA_RUN_DIR", &container);
         });
         let tenant = tenant.unwrap();
-        self.mount(tenant.pid(), number);
+        self.node.add_process(tenant.pid(), number).unwrap();
         tenant
     }
 
@@ -291,38 +217,19 @@ impl TestNode {
         if preloaded {
             command
                 .env("LD_PRELOAD", library::shipped().unwrap())
-                .env("DRAVA_RUN_DIR", self.container(number));
+                .env("DRAVA_RUN_DIR", self.node.container(number));
         }
         let mut escape = Escape::start(&mut command);
-        self.mount(escape.pid(), number);
+        self.node.add_process(escape.pid(), number).unwrap();
         assert_eq!(escape.read_result(), 0, "{function} of {bytes} bytes");
         escape
-    }
-
-    /// Adds a process to the agent's `/proc`, with the mounts of its container.
-    fn mount(&self, pid: u32, number: u32) {
-        let real = PathBuf::from(format!("/proc/{pid}"));
-        let shown = self.root.path().join(format!("proc/{pid}"));
-        fs::create_dir_all(&shown).unwrap();
-        for name in ["stat", "status", "ns", "cgroup"] {
-            symlink(real.join(name), shown.join(name)).unwrap();
-        }
-        let limits = self
-            .layout
-            .limits(&Self::uid(number), &Self::share_id(number));
-        let below = limits.strip_prefix(self.layout.claims()).unwrap();
-        let (device, claims) = ClaimsMount::locate(&self.layout.claims())
-            .unwrap()
-            .into_parts();
-        let mounts = mountinfo(&device, &claims.join(below), number);
-        fs::write(shown.join("mountinfo"), mounts).unwrap();
     }
 
     /// Mounts a volume of the process over the limits directory of a share.
     pub(crate) fn forge_mount(&self, pid: u32, number: u32) {
         let shown = self.root.path().join(format!("proc/{pid}/mountinfo"));
         let mut mounts = fs::read_to_string(&shown).unwrap_or_default();
-        mounts.push_str(&mountinfo("0:77", Path::new("/"), number));
+        mounts.push_str(&gpu_node::mountinfo("0:77", Path::new("/"), number).unwrap());
         fs::write(shown, mounts).unwrap();
     }
 
@@ -346,7 +253,7 @@ impl TestNode {
 
     /// Returns the config of an agent of this node.
     pub(crate) fn config(&self) -> Config {
-        config(self.root.path(), self.test_bed.machine().root())
+        self.node.config(self.test_bed.machine().root())
     }
 
     /// Starts an agent in a separate process. Its findings are discarded.
@@ -396,13 +303,6 @@ impl TestNode {
     }
 }
 
-/// Returns a mountinfo with one mount on the limits directory of a share.
-fn mountinfo(device: &str, root: &Path, number: u32) -> String {
-    let (share, root) = (TestNode::share_id(number), root.display());
-    let point = format!("{}/{share}/{}", paths::RUN_DIR, paths::LIMITS_DIR);
-    format!("31 30 {device} {root} {point} ro - ext4 /dev/sda rw\n")
-}
-
 const NODE_VARIABLE: &str = "DRAVA_TEST_NODE";
 const DRIVER_VARIABLE: &str = "DRAVA_TEST_DRIVER";
 
@@ -411,7 +311,7 @@ const DRIVER_VARIABLE: &str = "DRAVA_TEST_DRIVER";
 #[ignore = "a process that other tests start"]
 fn runs_agent_until_stdin_closes() {
     let path = |name| PathBuf::from(std::env::var_os(name).unwrap());
-    let config = config(&path(NODE_VARIABLE), &path(DRIVER_VARIABLE));
+    let config = Node::new(&path(NODE_VARIABLE)).config(&path(DRIVER_VARIABLE));
     let stop = CancellationToken::new();
     let stopped = stop.clone();
     let agent = std::thread::spawn(move || Agent::new(config).run(&stopped, |_| {}));
@@ -433,38 +333,6 @@ impl Drop for AgentProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
-    }
-}
-
-fn layout(root: &Path) -> Layout {
-    Layout::new(&Paths {
-        kubelet_dir: root.join("kubelet"),
-        cdi_dir: root.join("cdi"),
-        state_dir: root.join("state"),
-        run_dir: root.join("run"),
-        driver_root: PathBuf::from("/"),
-        driver_root_mount: PathBuf::from("/"),
-        dev_root: None,
-        dev_root_mount: PathBuf::from("/dev-root"),
-        dev_char_dir: None,
-        artifacts_dir: root.join("image"),
-    })
-}
-
-/// Returns the config of the agent of the node at `root`, with NVML from the driver root `driver`.
-fn config(root: &Path, driver: &Path) -> Config {
-    let driver = driver.to_owned();
-    let open = move || {
-        let path = find(&driver).map_err(|error| error.to_string())?;
-        let library = Library::open(&path).map_err(|error| error.to_string())?;
-        Ok(Box::new(library) as Box<dyn GpuLibrary>)
-    };
-    Config {
-        layout: layout(root),
-        proc_root: root.join("proc"),
-        open: Arc::new(open),
-        estimate: Arc::new(|_| None),
-        metrics: watch::Sender::new(Arc::default()),
     }
 }
 

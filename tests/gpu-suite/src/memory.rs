@@ -1,10 +1,11 @@
-//! Allocates memory by one function in ever smaller pieces until nothing fits.
+//! Allocates memory by one function in ever smaller pieces until nothing fits, or by a kernel or a limit of the context.
 
 use std::io::Read;
 use std::ptr;
 
 use anyhow::{Result, ensure};
-use cudarc::driver::{result, sys};
+use cudarc::driver::{LaunchConfig, result, sys};
+use cudarc::nvrtc::Ptx;
 use serde::Serialize;
 
 use crate::card::{Card, error_name};
@@ -15,6 +16,12 @@ const FIRST_PIECE: usize = 512 * MIB;
 const LAST_PIECE: usize = 2 * MIB;
 /// The load of a module is measured in steps of 16 MiB.
 const LAST_GLOBALS: usize = 32 * MIB;
+/// Sizes of [`Path::Steps`], KiB: below, at and above the block size of the driver.
+const STEPS_KIB: [usize; 8] = [4, 12, 100, 512, 1000, 1024, 2048, 3072];
+/// Size of [`Path::Heap`].
+const HEAP: usize = 256 * MIB;
+/// Bytes per thread of [`Path::Stack`] and [`Path::Local`].
+const PER_THREAD: usize = 4096;
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
@@ -49,6 +56,14 @@ enum Path {
     Globals,
     /// Allocation node of a graph (`cuGraphLaunch`)
     Graph,
+    /// `cuMemAlloc` of 4 KiB to 3 MiB in turn
+    Steps,
+    /// The heap of kernels (`cuCtxSetLimit`)
+    Heap,
+    /// The stacks of kernels (`cuCtxSetLimit`)
+    Stack,
+    /// Local memory of a kernel (`cuLaunchKernel`)
+    Local,
     /// No allocation: memory of the context alone
     Nothing,
 }
@@ -71,23 +86,7 @@ struct Taken {
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let card = Card::open()?;
     let (free_bytes_before, total_bytes) = result::mem_get_info()?;
-    let mut allocator = Allocator::new(arguments.path)?;
-    let mut taken_bytes = 0;
-    let mut piece = FIRST_PIECE;
-    let mut last = None;
-    let last_piece = match arguments.path {
-        Path::Globals => LAST_GLOBALS,
-        _ => LAST_PIECE,
-    };
-    while arguments.path != Path::Nothing && piece >= last_piece {
-        match allocator.allocate(piece) {
-            None => taken_bytes += piece,
-            Some(name) => {
-                last = Some(name);
-                piece /= 2;
-            }
-        }
-    }
+    let (taken_bytes, refusal) = take(&card, arguments.path)?;
     card.context.synchronize()?;
     let (free_bytes_after, _) = result::mem_get_info()?;
     crate::print(&Taken {
@@ -97,12 +96,102 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         total_bytes,
         taken_bytes,
         free_bytes_after,
-        refusal: last,
+        refusal,
     })?;
     if arguments.hold {
         std::io::stdin().read_to_end(&mut Vec::new())?;
     }
     Ok(())
+}
+
+/// Allocates, and returns the granted bytes and the name of the error of a denied request.
+fn take(card: &Card, path: Path) -> Result<(usize, Option<String>)> {
+    let granted = |bytes: usize, refusal: Option<String>| match refusal {
+        None => (bytes, None),
+        Some(name) => (0, Some(name)),
+    };
+    let limit = |limit: sys::CUlimit, value: usize| {
+        // SAFETY: no pointers; the context of the card is current.
+        error_name(unsafe { sys::cuCtxSetLimit(limit, value) })
+    };
+    Ok(match path {
+        Path::Nothing => (0, None),
+        Path::Heap => granted(HEAP, limit(sys::CUlimit::CU_LIMIT_MALLOC_HEAP_SIZE, HEAP)),
+        Path::Stack => {
+            let refusal = limit(sys::CUlimit::CU_LIMIT_STACK_SIZE, PER_THREAD);
+            let stacks = granted(threads(card)? * PER_THREAD, refusal);
+            launch(card, "noop", include_str!("kernels.ptx"))?;
+            stacks
+        }
+        Path::Local => {
+            launch(card, "local_4096", include_str!("local.ptx"))?;
+            (threads(card)? * PER_THREAD, None)
+        }
+        Path::Steps => steps(),
+        _ => fill(path)?,
+    })
+}
+
+/// Threads that the GPU runs at once.
+fn threads(card: &Card) -> Result<usize> {
+    use sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR;
+    let each = card
+        .context
+        .attribute(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR)?;
+    Ok(usize::try_from(card.multiprocessors()?)? * usize::try_from(each)?)
+}
+
+/// Runs a kernel without parameters.
+fn launch(card: &Card, name: &str, source: &str) -> Result<()> {
+    let module = card.context.load_module(Ptx::from_src(source))?;
+    let kernel = module.load_function(name)?;
+    let stream = card.context.default_stream();
+    let shape = LaunchConfig {
+        grid_dim: (1, 1, 1),
+        block_dim: (1, 1, 1),
+        shared_mem_bytes: 0,
+    };
+    // SAFETY: the kernel has no parameters.
+    unsafe { stream.launch_builder(&kernel).launch(shape) }?;
+    stream.synchronize()?;
+    Ok(())
+}
+
+/// Allocates the sizes of [`STEPS_KIB`] in turn until one is denied.
+fn steps() -> (usize, Option<String>) {
+    let mut taken_bytes = 0;
+    for kib in STEPS_KIB.into_iter().cycle() {
+        let mut pointer = 0;
+        // SAFETY: writes one pointer.
+        let code = unsafe { sys::cuMemAlloc_v2(&raw mut pointer, kib << 10) };
+        if let Some(name) = error_name(code) {
+            return (taken_bytes, Some(name));
+        }
+        taken_bytes += kib << 10;
+    }
+    (taken_bytes, None)
+}
+
+/// Allocates ever smaller pieces.
+fn fill(path: Path) -> Result<(usize, Option<String>)> {
+    let mut allocator = Allocator::new(path)?;
+    let mut taken_bytes = 0;
+    let mut piece = FIRST_PIECE;
+    let mut last = None;
+    let last_piece = match path {
+        Path::Globals => LAST_GLOBALS,
+        _ => LAST_PIECE,
+    };
+    while piece >= last_piece {
+        match allocator.allocate(piece) {
+            None => taken_bytes += piece,
+            Some(name) => {
+                last = Some(name);
+                piece /= 2;
+            }
+        }
+    }
+    Ok((taken_bytes, last))
 }
 
 struct Allocator {
@@ -130,7 +219,9 @@ impl Allocator {
     fn allocate(&mut self, bytes: usize) -> Option<String> {
         let mut pointer = 0;
         let code = match self.path {
-            Path::Nothing => return None,
+            Path::Nothing | Path::Steps | Path::Heap | Path::Stack | Path::Local => {
+                return Some("no allocation".to_owned());
+            }
             // SAFETY: writes one pointer.
             Path::Plain => unsafe { sys::cuMemAlloc_v2(&raw mut pointer, bytes) },
             Path::Pitch => {

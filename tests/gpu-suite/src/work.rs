@@ -1,6 +1,9 @@
 //! Keeps the GPU busy for a while with kernels of one duration, and counts them.
 
+use std::io::Read as _;
 use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -14,7 +17,10 @@ pub(crate) struct Arguments {
     /// Duration of one kernel on an idle GPU, in microseconds
     #[arg(long)]
     kernel_us: u64,
-    /// Duration of the run, in seconds
+    /// Time before the count, in seconds
+    #[arg(long, default_value_t = 0.0)]
+    settle: f64,
+    /// Duration of the count, in seconds
     #[arg(long)]
     seconds: f64,
     /// How kernels are submitted
@@ -26,7 +32,8 @@ pub(crate) struct Arguments {
     /// Rounds of `work` per microsecond, as measured by a run on an idle GPU; measured if absent
     #[arg(long)]
     rounds_per_us: Option<f64>,
-    /// Wait for a line on stdin before the run, so that several processes start together
+    /// Wait for a line on stdin before the run, and go on until stdin closes, so that several processes are counted at the
+    /// same time
     #[arg(long)]
     wait: bool,
 }
@@ -96,24 +103,30 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         std::io::stdin().read_line(&mut String::new())?;
     }
 
-    let start = Instant::now();
-    let length = Duration::from_secs_f64(arguments.seconds);
     // A queue of about 20 ms keeps the GPU busy and drains quickly.
     let batch = match arguments.way {
         Way::Queue => (20_000 / arguments.kernel_us.max(1)).clamp(1, 1000),
         Way::Sync => 1,
         Way::Graph => GRAPH_KERNELS,
     };
-    let mut kernels = 0;
-    while start.elapsed() < length {
+    let run_batch = || -> Result<()> {
         match &graph {
             Some(graph) => graph.launch(&stream)?,
             None => (0..batch).try_for_each(|_| work.launch())?,
         }
-        stream.synchronize()?;
-        kernels += batch;
-    }
-    let seconds = start.elapsed().as_secs_f64();
+        Ok(stream.synchronize()?)
+    };
+    let run = |seconds: f64| -> Result<(u64, f64)> {
+        let (start, length) = (Instant::now(), Duration::from_secs_f64(seconds));
+        let mut kernels = 0;
+        while start.elapsed() < length {
+            run_batch()?;
+            kernels += batch;
+        }
+        Ok((kernels, start.elapsed().as_secs_f64()))
+    };
+    run(arguments.settle)?;
+    let (kernels, seconds) = run(arguments.seconds)?;
     #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
     let busy = (kernels * arguments.kernel_us) as f64 / 1e6;
     crate::print(&Completed {
@@ -121,7 +134,20 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         seconds,
         share: busy / seconds,
         rounds_per_us,
-    })
+    })?;
+    if arguments.wait {
+        let is_closed = Arc::new(AtomicBool::new(false));
+        let closed = Arc::clone(&is_closed);
+        std::thread::spawn(move || {
+            // An error ends the run, too.
+            let _ = std::io::stdin().read_to_end(&mut Vec::new());
+            closed.store(true, Ordering::Relaxed);
+        });
+        while !is_closed.load(Ordering::Relaxed) {
+            run_batch()?;
+        }
+    }
+    Ok(())
 }
 
 #[expect(

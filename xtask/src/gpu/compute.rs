@@ -13,13 +13,13 @@ use super::setup::{Setup, Share, json, limits, together};
 const GOAL_POINTS: f64 = 2.0;
 
 /// Fraction of the unlimited GPU time that two tenants with the whole GPU between them must use.
-const GOAL_SUM: f64 = 0.97;
+pub(super) const GOAL_SUM: f64 = 0.97;
 
 /// Output of `gpu-suite work`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Done {
-    share: f64,
+pub(super) struct Done {
+    pub(super) share: f64,
     rounds_per_us: f64,
 }
 
@@ -91,19 +91,20 @@ fn wait(setup: &Setup) -> Result<Row> {
     ))
 }
 
-fn percent(share: f64) -> String {
+pub(super) fn percent(share: f64) -> String {
     format!("{:.1}%", share * 100.0)
 }
 
-struct Tenants<'a> {
+pub(super) struct Tenants<'a> {
     setup: &'a Setup,
     seconds: f64,
-    memory_bytes: u64,
+    /// Memory of a share.
+    pub(super) memory_bytes: u64,
     rounds_per_us: f64,
 }
 
 impl<'a> Tenants<'a> {
-    fn new(setup: &'a Setup, seconds: f64) -> Result<Self> {
+    pub(super) fn new(setup: &'a Setup, seconds: f64) -> Result<Self> {
         let mut tenants = Self {
             setup,
             seconds,
@@ -116,7 +117,14 @@ impl<'a> Tenants<'a> {
         Ok(tenants)
     }
 
-    fn work(&self, share: Option<&Share>, kernel_us: u64, way: &str, wait: bool) -> Command {
+    /// The command of a tenant; with `wait` it starts together with others.
+    pub(super) fn work(
+        &self,
+        share: Option<&Share>,
+        kernel_us: u64,
+        way: &str,
+        wait: bool,
+    ) -> Command {
         let kernel = if self.setup.is_simulated() {
             "spin"
         } else {

@@ -1,17 +1,29 @@
-//! Every allocation path, one at a time, until a request is denied.
+//! Every allocation path, one at a time, until a request is denied, and libvgpu's account of it against NVML.
 
 use anyhow::{Context, Result};
 use drava_cluster::Progress;
+use drava_nvml::{GpuLibrary as _, GpuUuid, Library, Memory, ProcessMemory};
+use drava_vgpu_abi::Limits;
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::report::Row;
-use super::setup::{Setup, Share, json, limits};
+use super::setup::{Running, Setup, Share, json, limits};
 
 const MIB: u64 = 1 << 20;
 
 const PATHS: [&str; 10] = [
     "plain", "pitch", "managed", "async", "pool", "vmm", "array", "mipmap", "globals", "graph",
 ];
+
+/// Paths that are compared with NVML only: they allocate a fixed amount, or round more than the others.
+const OTHER_PATHS: [&str; 5] = ["nothing", "steps", "heap", "stack", "local"];
+
+/// Name of the file with what NVML reported.
+const SAMPLES: &str = "nvml-memory.json";
+
+/// GPU memory that the driver may use beyond the account of a process, for itself.
+const DRIVER_ALLOWANCE: u64 = 64 * MIB;
 
 /// Output of `gpu-suite memory`.
 #[derive(Debug, Deserialize)]
@@ -27,37 +39,134 @@ pub(crate) fn rows(setup: &Setup, progress: &Progress) -> Result<Vec<Row>> {
     let card = setup.card()?;
     // No multiple of any granularity.
     let limit = (card.free_bytes / 4).min(8 << 30) / MIB * MIB + 4096;
-    let limits = limits(limit, 0)?;
-    let mut rows = vec![context(setup, card.free_bytes)?];
-    for path in PATHS {
+    let nvml = setup.nvml()?;
+    let context =
+        observe(setup, &nvml, None, "nothing").context("cannot create a context without limits")?;
+    let limits = Limits {
+        // What the node driver estimates.
+        driver_reserve_bytes: context.nvml.unwrap_or(0),
+        ..limits(limit, 0)?
+    };
+    let mut rows = vec![context_row(&context.taken, card.free_bytes)];
+    let mut raw = Vec::new();
+    for path in PATHS.into_iter().chain(OTHER_PATHS) {
         progress.note(path);
-        let share = setup.share(&limits)?;
         let title = format!("{path}: limit of {} MiB", limit / MIB);
-        let taken: Taken = match json(setup.suite(Some(&share), &["memory", "--path", path])) {
-            Ok(taken) => taken,
+        let share = setup.share(&limits)?;
+        let seen = match observe(setup, &nvml, Some(&share), path) {
+            Ok(seen) => seen,
             Err(error) => {
                 rows.push(Row::checked(title, false, format!("{error:#}")));
                 continue;
             }
         };
-        let reachable = taken.free_bytes_before;
-        // The smallest request is 2 MiB, and a path may round each to its granularity.
-        let is_exact = taken.taken_bytes <= reachable && taken.taken_bytes + 64 * MIB > reachable;
-        let is_denied = taken.refusal.as_deref() == Some("CUDA_ERROR_OUT_OF_MEMORY");
-        rows.push(Row::checked(
-            title,
-            taken.total_bytes == limit && is_exact && is_denied,
-            format!(
-                "{} of {} MiB after the context, then {}",
-                taken.taken_bytes / MIB,
-                reachable / MIB,
-                taken.refusal.as_deref().unwrap_or("no error")
-            ),
-        ));
+        if PATHS.contains(&path) {
+            rows.push(exact(title, &seen.taken, limit));
+        }
+        rows.push(against_nvml(path, &seen));
+        raw.push(seen.raw(path));
     }
+    setup.save(SAMPLES, &Value::Array(raw))?;
     progress.note("handles");
     rows.push(handles(setup, &setup.share(&limits)?));
     Ok(rows)
+}
+
+/// Allocations up to the limit, and none beyond it.
+fn exact(title: String, taken: &Taken, limit: u64) -> Row {
+    let reachable = taken.free_bytes_before;
+    // The smallest request is 2 MiB, and a path may round each to its granularity.
+    let is_exact = taken.taken_bytes <= reachable && taken.taken_bytes + 64 * MIB > reachable;
+    let is_denied = taken.refusal.as_deref() == Some("CUDA_ERROR_OUT_OF_MEMORY");
+    Row::checked(
+        title,
+        taken.total_bytes == limit && is_exact && is_denied,
+        format!(
+            "{} of {} MiB after the context, then {}",
+            taken.taken_bytes / MIB,
+            reachable / MIB,
+            taken.refusal.as_deref().unwrap_or("no error")
+        ),
+    )
+}
+
+/// A process that holds what it has allocated.
+struct Seen {
+    taken: Taken,
+    /// Bytes in libvgpu's account, if the process has a share.
+    account: u64,
+    /// Bytes of the process by NVML.
+    nvml: Option<u64>,
+    /// Used bytes of the GPU by NVML, without and with the process.
+    gpu: [Option<u64>; 2],
+}
+
+/// Runs a path until it is denied, and reads the account and NVML while its process holds the memory.
+fn observe(
+    setup: &Setup,
+    (nvml, gpu): &(Library, GpuUuid),
+    share: Option<&Share>,
+    path: &str,
+) -> Result<Seen> {
+    let used = || -> Result<Option<u64>> {
+        Ok(match nvml.memory(gpu)? {
+            Memory::Dedicated { used_bytes, .. } => Some(used_bytes),
+            Memory::NotSupported => None,
+        })
+    };
+    let before = used()?;
+    let command = setup.suite(share, &["memory", "--path", path, "--hold"]);
+    let mut program = Running::start(command)?;
+    let taken = program.json()?;
+    let account = share.map_or(Ok((0, 0)), Share::account)?.0;
+    let listed = nvml.processes(gpu)?;
+    let own = listed
+        .iter()
+        .find(|process| process.pid == program.pid())
+        .map(|process| process.memory);
+    let seen = Seen {
+        taken,
+        account,
+        nvml: match own {
+            Some(ProcessMemory::Used { bytes }) => Some(bytes),
+            Some(ProcessMemory::NotAvailable) | None => None,
+        },
+        gpu: [before, used()?],
+    };
+    program.end()?;
+    Ok(seen)
+}
+
+/// The account is not below NVML's value by more than the driver takes for itself. Other paths than explicit allocations
+/// are the driver's own memory, which the node agent corrects.
+fn against_nvml(path: &str, seen: &Seen) -> Row {
+    let title = format!("{path}: account against NVML");
+    let Some(nvml) = seen.nvml else {
+        return Row::not_run(title, "NVML does not list the process with its memory");
+    };
+    let detail = format!(
+        "account {} MiB, NVML {} MiB",
+        seen.account / MIB,
+        nvml / MIB
+    );
+    match path {
+        "local" => Row::measured(title, detail),
+        _ => Row::checked(title, nvml <= seen.account + DRIVER_ALLOWANCE, detail),
+    }
+}
+
+impl Seen {
+    fn raw(&self, path: &str) -> Value {
+        let [before, after] = self.gpu;
+        serde_json::json!({
+            "path": path,
+            "takenBytes": self.taken.taken_bytes,
+            "accountBytes": self.account,
+            "processBytes": self.nvml,
+            "usedBytesBefore": before,
+            "usedBytes": after,
+        })
+    }
 }
 
 /// Output of `gpu-suite handles`.
@@ -89,16 +198,14 @@ fn handles(setup: &Setup, share: &Share) -> Row {
 }
 
 /// Memory of one context, by the driver's own values.
-fn context(setup: &Setup, free_bytes: u64) -> Result<Row> {
-    let taken: Taken = json(setup.suite(None, &["memory", "--path", "nothing"]))
-        .context("cannot create a context without limits")?;
+fn context_row(taken: &Taken, free_bytes: u64) -> Row {
     let bytes = taken.total_bytes.saturating_sub(taken.free_bytes_before);
-    Ok(Row::measured(
+    Row::measured(
         "GPU memory that is not free with one context",
         format!(
             "{} MiB ({} MiB free at start)",
             bytes / MIB,
             free_bytes / MIB
         ),
-    ))
+    )
 }

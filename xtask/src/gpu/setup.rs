@@ -1,14 +1,16 @@
 //! The GPU, the programs, and processes with and without a share.
 
 use std::fs;
-use std::io::Write as _;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use drava_cluster::process::{self, Limit, Watchdog};
 use drava_cluster::{Artifacts, Profile, build_preload, build_programs, build_workspace};
+use drava_nvml::{GpuUuid, Library};
+use drava_vgpu_abi::snapshot::Snapshot;
 use drava_vgpu_abi::{Cores, DeviceUuid, IdText, Limits, LimitsSpec, encode, paths};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -16,8 +18,9 @@ use simulator_machine::description::H100X2;
 use simulator_machine::testing::{BUILT_VARIABLE, Machine};
 use tempfile::TempDir;
 
-/// Limit of one run of a program.
-const LIMIT: Limit = Limit::total(Duration::from_secs(30 * 60));
+/// Longest run of a program.
+const LONGEST: Duration = Duration::from_secs(30 * 60);
+const LIMIT: Limit = Limit::total(LONGEST);
 
 /// Output of `gpu-suite card`.
 #[derive(Debug, Clone, Deserialize, serde::Serialize)]
@@ -30,6 +33,13 @@ pub(crate) struct Card {
     pub(crate) multiprocessors: u32,
     pub(crate) total_bytes: u64,
     pub(crate) free_bytes: u64,
+}
+
+impl Card {
+    /// Its UUID as NVML writes it.
+    pub(crate) fn gpu(&self) -> Result<String> {
+        uuid(&self.uuid)
+    }
 }
 
 impl std::fmt::Display for Card {
@@ -51,6 +61,8 @@ impl std::fmt::Display for Card {
 pub(crate) struct Setup {
     suite: PathBuf,
     viewer: PathBuf,
+    /// Runs the node agent.
+    pub(crate) node: PathBuf,
     preload: PathBuf,
     machine: Option<Machine>,
     /// Directory of the report.
@@ -59,18 +71,42 @@ pub(crate) struct Setup {
 
 /// One container's share of the first GPU, with the files that the node driver writes.
 pub(crate) struct Share {
-    directory: TempDir,
+    /// The directory that the container sees as `/run/drava`.
+    container: PathBuf,
+    region: PathBuf,
+    /// Holds the files; `None` if another holds them.
+    _directory: Option<TempDir>,
+}
+
+impl Share {
+    /// Returns a share that the node of an agent has prepared.
+    pub(crate) const fn of_node(container: PathBuf, region: PathBuf) -> Self {
+        Self {
+            container,
+            region,
+            _directory: None,
+        }
+    }
+
+    /// Returns the memory, bytes, and the GPU time, µs, in the accounts of its processes.
+    pub(crate) fn account(&self) -> Result<(u64, u64)> {
+        let path = &self.region;
+        let region = fs::read(path).with_context(|| format!("read {}", path.display()))?;
+        let snapshot = Snapshot::decode(&region)?;
+        let gpu_time_us = snapshot.processes().map(|process| process.gpu_time_us);
+        Ok((snapshot.share().total_bytes, gpu_time_us.sum()))
+    }
 }
 
 impl Setup {
     pub(crate) fn new(simulated: bool, out: &Path) -> Result<Self> {
-        const PROGRAMS: [&str; 2] = ["gpu-suite", "gpu-view"];
-        let find = |built: Artifacts| -> Result<[PathBuf; 2]> {
-            let [suite, viewer] = PROGRAMS.map(|name| built.file(name).map(Path::to_owned));
-            Ok([suite?, viewer?])
+        const PROGRAMS: [&str; 3] = ["gpu-suite", "gpu-view", "gpu-node"];
+        let find = |built: Artifacts| -> Result<[PathBuf; 3]> {
+            let [suite, viewer, node] = PROGRAMS.map(|name| built.file(name).map(Path::to_owned));
+            Ok([suite?, viewer?, node?])
         };
         // Times of the simulated GPU mean nothing, so the programs of the tests do.
-        let [suite, viewer] = match std::env::var_os(BUILT_VARIABLE) {
+        let [suite, viewer, node] = match std::env::var_os(BUILT_VARIABLE) {
             Some(directory) if simulated => PROGRAMS.map(|name| Path::new(&directory).join(name)),
             _ if simulated => find(build_workspace(Profile::Dev)?)?,
             _ => find(build_programs(&PROGRAMS, Profile::Release)?)?,
@@ -80,6 +116,7 @@ impl Setup {
         Ok(Self {
             suite,
             viewer,
+            node,
             preload,
             machine: simulated.then(|| Machine::start(H100X2)).transpose()?,
             out: out.to_owned(),
@@ -105,7 +142,9 @@ impl Setup {
         for part in [paths::LIMITS_DIR, paths::USAGE_DIR] {
             fs::create_dir_all(share.join(part))?;
         }
-        let uuid: DeviceUuid = uuid(&self.card()?.uuid)?
+        let uuid: DeviceUuid = self
+            .card()?
+            .gpu()?
             .parse()
             .map_err(|error| anyhow::anyhow!("cannot read the UUID of the GPU: {error}"))?;
         let spec = LimitsSpec {
@@ -116,7 +155,31 @@ impl Setup {
         };
         let page = share.join(paths::LIMITS_DIR).join(paths::PAGE_FILE);
         fs::write(&page, encode(&spec)).with_context(|| format!("write {}", page.display()))?;
-        Ok(Share { directory })
+        Ok(Share {
+            container: directory.path().to_owned(),
+            region: share.join(paths::USAGE_DIR).join(paths::REGION_FILE),
+            _directory: Some(directory),
+        })
+    }
+
+    /// Root directory of the NVIDIA driver.
+    pub(crate) fn driver_root(&self) -> &Path {
+        self.machine
+            .as_ref()
+            .map_or(Path::new("/"), |machine| machine.root())
+    }
+
+    /// Loads NVML, and returns it with the first GPU.
+    pub(crate) fn nvml(&self) -> Result<(Library, GpuUuid)> {
+        let library = Library::open(&drava_nvml::find(self.driver_root())?)?;
+        Ok((library, GpuUuid::new(self.card()?.gpu()?)))
+    }
+
+    /// Writes raw data beside the report.
+    pub(crate) fn save(&self, name: &str, data: &serde_json::Value) -> Result<()> {
+        let path = self.out.join(name);
+        let text = serde_json::to_string_pretty(data)? + "\n";
+        fs::write(&path, text).with_context(|| format!("write {}", path.display()))
     }
 
     /// `gpu-suite` with these arguments, with or without a share.
@@ -147,7 +210,7 @@ impl Setup {
         if let Some(share) = share {
             command
                 .env("LD_PRELOAD", &self.preload)
-                .env("DRAVA_RUN_DIR", share.directory.path());
+                .env("DRAVA_RUN_DIR", &share.container);
         }
         command
     }
@@ -174,51 +237,90 @@ pub(crate) fn json<T: DeserializeOwned>(mut command: Command) -> Result<T> {
         .with_context(|| format!("read {:?}", String::from_utf8_lossy(&output.stdout)))
 }
 
-/// Starts programs, lets them begin together once each is ready, and reads the JSON output of each.
-pub(crate) fn together<T: DeserializeOwned>(commands: Vec<Command>) -> Result<Vec<T>> {
-    let mut children: Vec<Child> = commands
-        .into_iter()
-        .map(|mut command| {
-            command
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped())
-                .spawn()
-                .with_context(|| format!("run {}", command.get_program().display()))
+/// A program that exchanges lines with its caller. It ends when its stdin closes.
+pub(crate) struct Running {
+    child: Child,
+    stdin: ChildStdin,
+    stdout: BufReader<ChildStdout>,
+    watchdog: Watchdog,
+}
+
+impl Running {
+    pub(crate) fn start(mut command: Command) -> Result<Self> {
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("run {}", command.get_program().display()))?;
+        let watchdog = Watchdog::start(&child, LONGEST)?;
+        Ok(Self {
+            stdin: child.stdin.take().context("a program without stdin")?,
+            stdout: BufReader::new(child.stdout.take().context("a program without stdout")?),
+            child,
+            watchdog,
         })
-        .collect::<Result<_>>()?;
-    let watchdogs = children
-        .iter()
-        .map(|child| Watchdog::start(child, Duration::from_secs(30 * 60)))
-        .collect::<Result<Vec<_>>>()?;
-    let mut outputs = Vec::new();
-    for child in &mut children {
-        let mut lines =
-            std::io::BufReader::new(child.stdout.take().context("a program without stdout")?);
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends a line.
+    pub(crate) fn send(&mut self, line: &str) -> Result<()> {
+        Ok(writeln!(self.stdin, "{line}")?)
+    }
+
+    /// Reads a line.
+    pub(crate) fn line(&mut self) -> Result<String> {
         let mut line = String::new();
-        std::io::BufRead::read_line(&mut lines, &mut line)?;
-        ensure!(line.trim() == "ready", "expected \"ready\", read {line:?}");
-        outputs.push(lines);
+        self.stdout.read_line(&mut line)?;
+        Ok(line.trim().to_owned())
     }
-    for child in &mut children {
-        child
-            .stdin
-            .take()
-            .context("a program without stdin")?
-            .write_all(b"go\n")?;
+
+    /// Reads a line of JSON.
+    pub(crate) fn json<T: DeserializeOwned>(&mut self) -> Result<T> {
+        let line = self.line()?;
+        serde_json::from_str(&line).with_context(|| format!("read {line:?}"))
     }
-    let results = outputs
-        .into_iter()
-        .map(|mut lines| {
-            let mut line = String::new();
-            std::io::BufRead::read_line(&mut lines, &mut line)?;
-            serde_json::from_str(&line).with_context(|| format!("read {line:?}"))
-        })
-        .collect();
-    drop(watchdogs);
-    for mut child in children {
-        let status = child.wait()?;
+
+    /// Closes stdin, and returns the last line.
+    pub(crate) fn end(mut self) -> Result<String> {
+        drop(self.stdin);
+        let mut line = String::new();
+        self.stdout.read_line(&mut line)?;
+        drop(self.watchdog);
+        let status = self.child.wait()?;
         ensure!(status.success(), "a program failed: {status}");
+        Ok(line.trim().to_owned())
     }
+}
+
+/// Starts programs, each of which is then ready to begin.
+pub(crate) fn start_all(commands: Vec<Command>) -> Result<Vec<Running>> {
+    let started: Result<Vec<Running>> = commands.into_iter().map(Running::start).collect();
+    let mut started = started?;
+    for program in &mut started {
+        let line = program.line()?;
+        ensure!(line == "ready", "expected \"ready\", read {line:?}");
+    }
+    Ok(started)
+}
+
+/// Lets programs begin together.
+pub(crate) fn go(programs: &mut [Running]) -> Result<()> {
+    programs
+        .iter_mut()
+        .try_for_each(|program| program.send("go"))
+}
+
+/// Runs programs together, and reads the JSON output of each.
+pub(crate) fn together<T: DeserializeOwned>(commands: Vec<Command>) -> Result<Vec<T>> {
+    let mut programs = start_all(commands)?;
+    go(&mut programs)?;
+    let results = programs.iter_mut().map(Running::json).collect();
+    programs
+        .into_iter()
+        .try_for_each(|program| program.end().map(drop))?;
     results
 }
 

@@ -1,0 +1,115 @@
+//! `gpu-node` runs the node agent for shares of one GPU.
+//!
+//! It prints one JSON object per line: the shares at its start, and what the agent found at the end of stdin. A line
+//! `SHARE PID` of stdin says that a process is in the container of a share.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context as _, Result, anyhow};
+use clap::{Parser, ValueEnum};
+use drava_api::config::Enforcement;
+use drava_dra_driver::agent::Agent;
+use drava_vgpu_abi::{ComputePolicy, Cores, Limits, paths};
+use gpu_node::{Node, claim_uid, share_id};
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+/// Run the node agent for shares of one GPU until stdin closes
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    /// Empty directory for the files of the node
+    #[arg(long)]
+    directory: PathBuf,
+    /// Root directory of the NVIDIA driver
+    #[arg(long, default_value = "/")]
+    driver_root: PathBuf,
+    /// UUID of the GPU
+    #[arg(long)]
+    gpu: String,
+    /// Enforcement of GPU time
+    #[arg(long, value_enum)]
+    policy: Policy,
+    /// Memory of each share, in bytes
+    #[arg(long)]
+    memory_bytes: u64,
+    /// Guaranteed percent of each share
+    #[arg(long, value_delimiter = ',')]
+    cores: Vec<u32>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Policy {
+    Balance,
+    Token,
+}
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("gpu-node: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<()> {
+    let node = Node::create(&arguments.directory)?;
+    let mut shares = Vec::new();
+    for (number, cores) in (1..).zip(&arguments.cores) {
+        shares.push(prepare(&node, arguments, number, *cores)?);
+    }
+    println!("{}", json!({ "shares": shares }));
+
+    let stop = CancellationToken::new();
+    let stopped = stop.clone();
+    let found = Arc::new(Mutex::new(Vec::new()));
+    let findings = Arc::clone(&found);
+    let agent = Agent::new(node.config(&arguments.driver_root));
+    let agent = std::thread::spawn(move || {
+        agent.run(&stopped, |finding| {
+            let text = format!("{}: {:?}", finding.claim, finding.kind);
+            let mut findings = findings.lock().unwrap_or_else(PoisonError::into_inner);
+            findings.push(text);
+        });
+    });
+    let added = add_processes(&node);
+    stop.cancel();
+    agent.join().map_err(|_| anyhow!("the agent panicked"))?;
+    added?;
+    let found = found.lock().unwrap_or_else(PoisonError::into_inner);
+    println!("{}", json!({ "findings": *found }));
+    Ok(())
+}
+
+/// Adds the processes that stdin names, until it closes.
+fn add_processes(node: &Node) -> Result<()> {
+    for line in std::io::stdin().lines() {
+        let line = line?;
+        let number = |text: &str| text.trim().parse().ok();
+        let (share, pid) = line
+            .split_once(' ')
+            .and_then(|(share, pid)| Some((number(share)?, number(pid)?)))
+            .with_context(|| format!("{line:?} is not a share and a PID"))?;
+        node.add_process(pid, share)?;
+    }
+    Ok(())
+}
+
+fn prepare(node: &Node, arguments: &Arguments, number: u32, cores: u32) -> Result<Value> {
+    let limits = Limits {
+        cores: Cores::new(cores).context("cores above 100")?,
+        compute_policy: match arguments.policy {
+            Policy::Balance => ComputePolicy::Balance,
+            Policy::Token => ComputePolicy::Token,
+        },
+        ..Limits::memory(arguments.memory_bytes)
+    };
+    let shares = [(arguments.gpu.as_str(), number)];
+    node.prepare(number, &shares, &limits, Enforcement::Report)?;
+    let usage = node.layout().usage(&claim_uid(number)?, &share_id(number)?);
+    Ok(json!({ "container": node.container(number), "region": usage.join(paths::REGION_FILE) }))
+}

@@ -1,0 +1,318 @@
+//! Two tenants with the node agent: the GPU time of each by its completed kernels, by libvgpu's account, and by NVML.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{Context, Result, anyhow};
+use drava_cluster::Progress;
+use drava_nvml::{GpuLibrary as _, GpuUuid, Library, Memory, ProcessUtilization};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::compute::{Done, GOAL_SUM, Tenants, percent};
+use super::report::Row;
+use super::setup::{Running, Setup, Share, go, start_all, together};
+
+/// Name of the file with what NVML reported.
+const SAMPLES: &str = "nvml-utilization.json";
+
+/// Policies, each with the tolerated error of a share in percentage points.
+const POLICIES: [(&str, f64); 2] = [("balance", 2.0), ("token", 1.0)];
+
+const SPLITS: [[u32; 2]; 2] = [[30, 70], [10, 90]];
+
+/// Lengths of kernels, µs.
+const KERNELS_US: [u64; 3] = [5, 1000, 20_000];
+
+/// Time before a measurement, in which the agent reaches its steady state, as part of the measurement's length.
+const SETTLE: f64 = 0.4;
+
+/// Time between two readings of NVML, shorter than its sample period.
+const READ_EVERY: Duration = Duration::from_millis(100);
+
+pub(crate) fn rows(setup: &Setup, seconds: f64, progress: &Progress) -> Result<Vec<Row>> {
+    let tenants = Tenants::new(setup, seconds)?;
+    let (nvml, gpu) = setup.nvml()?;
+    let bench = Bench {
+        setup,
+        tenants,
+        seconds,
+        nvml,
+        gpu,
+    };
+    let (mut rows, mut raw) = (Vec::new(), Vec::new());
+    for kernel_us in KERNELS_US {
+        let free = bench.unlimited(kernel_us)?;
+        for (policy, goal) in POLICIES {
+            for split in SPLITS {
+                let case = Case {
+                    policy,
+                    split,
+                    kernel_us,
+                };
+                progress.note(case.to_string());
+                let got = bench.measure(&case).with_context(|| case.to_string())?;
+                rows.extend(got.rows(&case, goal, free));
+                raw.push(got.raw(&case));
+            }
+        }
+    }
+    setup.save(SAMPLES, &Value::Array(raw))?;
+    Ok(rows)
+}
+
+/// Two shares and the load of their tenants.
+struct Case {
+    policy: &'static str,
+    split: [u32; 2],
+    kernel_us: u64,
+}
+
+impl std::fmt::Display for Case {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let [left, right] = self.split;
+        let us = self.kernel_us;
+        write!(f, "{}, {left}:{right}, kernels of {us} µs", self.policy)
+    }
+}
+
+struct Bench<'a> {
+    setup: &'a Setup,
+    tenants: Tenants<'a>,
+    seconds: f64,
+    nvml: Library,
+    gpu: GpuUuid,
+}
+
+impl Bench<'_> {
+    fn tenant(&self, share: Option<&Share>, kernel_us: u64) -> Command {
+        let mut command = self.tenants.work(share, kernel_us, "queue", true);
+        command.args(["--settle", &(self.seconds * SETTLE).to_string()]);
+        command
+    }
+
+    /// The part of the GPU time that two tenants use without limits.
+    fn unlimited(&self, kernel_us: u64) -> Result<f64> {
+        let commands = [(); 2].map(|()| self.tenant(None, kernel_us));
+        let done: Vec<Done> = together(commands.into())?;
+        Ok(done.iter().map(|done| done.share).sum())
+    }
+
+    fn measure(&self, case: &Case) -> Result<Got> {
+        let mut node = Node::start(self.setup, case, self.tenants.memory_bytes)?;
+        let tenants = node.shares.each_ref();
+        let tenants = tenants.map(|share| self.tenant(Some(share), case.kernel_us));
+        let mut tenants = start_all(tenants.into())?;
+        let pids: Vec<u32> = tenants.iter().map(Running::pid).collect();
+        for (number, pid) in (1..).zip(&pids) {
+            node.program.send(&format!("{number} {pid}"))?;
+        }
+        go(&mut tenants)?;
+        sleep(Duration::from_secs_f64(self.seconds * SETTLE));
+        let before = node.accounts()?;
+        let (utilization, used_bytes) = self.observe()?;
+        let done: Result<Vec<Done>> = tenants.iter_mut().map(Running::json).collect();
+        let done = done?;
+        let after = node.accounts()?;
+        for tenant in tenants {
+            tenant.end()?;
+        }
+        let found: Found = serde_json::from_str(&node.program.end()?)?;
+        let accounts = before.iter().zip(after);
+        let counts = pids.iter().zip(done).zip(accounts);
+        let counts = counts.map(|((pid, done), (before, after))| Counts {
+            pid: *pid,
+            share: done.share,
+            account_us: after.saturating_sub(*before),
+        });
+        Ok(Got {
+            tenants: two(counts.collect())?,
+            utilization,
+            used_bytes,
+            findings: found.findings,
+        })
+    }
+
+    /// Reads NVML for the time of a measurement: new samples of processes, and the GPU's memory.
+    fn observe(&self) -> Result<(Vec<ProcessUtilization>, Vec<Option<u64>>)> {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
+        let mut newest_us = u64::try_from(now.as_micros())?;
+        let (mut samples, mut used_bytes) = (Vec::new(), Vec::new());
+        let end = Instant::now() + Duration::from_secs_f64(self.seconds);
+        while Instant::now() < end {
+            sleep(READ_EVERY);
+            let new = self.nvml.process_utilization(&self.gpu, newest_us)?;
+            let times = new.iter().map(|sample| sample.timestamp_us);
+            newest_us = times.max().unwrap_or(newest_us);
+            samples.extend(new);
+            used_bytes.push(match self.nvml.memory(&self.gpu)? {
+                Memory::Dedicated { used_bytes, .. } => Some(used_bytes),
+                Memory::NotSupported => None,
+            });
+        }
+        Ok((samples, used_bytes))
+    }
+}
+
+/// Last line of `gpu-node`.
+#[derive(Debug, Deserialize)]
+struct Found {
+    findings: Vec<String>,
+}
+
+/// First line of `gpu-node`.
+#[derive(Debug, Deserialize)]
+struct Prepared {
+    shares: Vec<PreparedShare>,
+}
+
+#[derive(Debug, Deserialize)]
+struct PreparedShare {
+    container: PathBuf,
+    region: PathBuf,
+}
+
+/// The node agent with two shares.
+struct Node {
+    program: Running,
+    shares: [Share; 2],
+    _directory: TempDir,
+}
+
+impl Node {
+    fn start(setup: &Setup, case: &Case, memory_bytes: u64) -> Result<Self> {
+        let directory = tempfile::tempdir()?;
+        let [left, right] = case.split;
+        let mut command = Command::new(&setup.node);
+        command
+            .arg("--directory")
+            .arg(directory.path())
+            .arg("--driver-root")
+            .arg(setup.driver_root())
+            .args(["--gpu", &setup.card()?.gpu()?])
+            .args(["--policy", case.policy])
+            .args(["--memory-bytes", &memory_bytes.to_string()])
+            .args(["--cores", &format!("{left},{right}")]);
+        let mut program = Running::start(command)?;
+        let prepared: Prepared = program.json()?;
+        let shares = prepared.shares.into_iter();
+        let shares = shares.map(|share| Share::of_node(share.container, share.region));
+        Ok(Self {
+            program,
+            shares: two(shares.collect())?,
+            _directory: directory,
+        })
+    }
+
+    /// GPU time in the account of each share, µs.
+    fn accounts(&self) -> Result<Vec<u64>> {
+        let accounts = self.shares.iter();
+        accounts.map(|share| Ok(share.account()?.1)).collect()
+    }
+}
+
+fn two<T>(values: Vec<T>) -> Result<[T; 2]> {
+    let count = values.len();
+    values
+        .try_into()
+        .map_err(|_| anyhow!("{count} tenants instead of two"))
+}
+
+/// What one tenant got.
+struct Counts {
+    pid: u32,
+    /// GPU time of its completed kernels as part of the measured time.
+    share: f64,
+    account_us: u64,
+}
+
+/// What two tenants got.
+struct Got {
+    tenants: [Counts; 2],
+    utilization: Vec<ProcessUtilization>,
+    used_bytes: Vec<Option<u64>>,
+    findings: Vec<String>,
+}
+
+impl Got {
+    fn rows(&self, case: &Case, goal: f64, free: f64) -> [Row; 2] {
+        let [left, right] = self.tenants.each_ref().map(|tenant| tenant.share);
+        let off = |[left, right]: [f64; 2]| {
+            let sum = left + right;
+            (sum > 0.0).then(|| (left / sum).mul_add(100.0, -f64::from(case.split[0])))
+        };
+        let by_kernels = off([left, right]);
+        let accounts = self
+            .tenants
+            .each_ref()
+            .map(|tenant| tenant.account_us as f64);
+        let points = |off: Option<f64>| match off {
+            Some(off) => format!("{off:+.1} points"),
+            None => "no time of either".to_owned(),
+        };
+        let samples = self.samples();
+        let count: usize = samples.iter().map(|(count, _)| count).sum();
+        let detail = format!(
+            "{} : {} ({}); by libvgpu's account {}; by {count} samples of NVML {}",
+            percent(left),
+            percent(right),
+            points(by_kernels),
+            points(off(accounts)),
+            points(off(samples.map(|(_, percent)| percent))),
+        );
+        [
+            Row::checked(
+                format!("{case}, division"),
+                by_kernels.is_some_and(|off| off.abs() <= goal),
+                detail,
+            ),
+            Row::checked(
+                format!("{case}, sum"),
+                left + right >= GOAL_SUM * free,
+                format!(
+                    "{} of the {} without limits",
+                    percent(left + right),
+                    percent(free)
+                ),
+            ),
+        ]
+    }
+
+    /// Number of NVML's samples of each tenant, and the sum of their percents.
+    fn samples(&self) -> [(usize, f64); 2] {
+        self.tenants.each_ref().map(|tenant| {
+            let own = self.utilization.iter();
+            let own = own.filter(|sample| sample.pid == tenant.pid);
+            let percents = own.map(|sample| f64::from(sample.sm_percent));
+            (percents.clone().count(), percents.sum())
+        })
+    }
+
+    fn raw(&self, case: &Case) -> Value {
+        let samples = self.utilization.iter().map(|sample| {
+            json!({
+                "pid": sample.pid,
+                "timestampUs": sample.timestamp_us,
+                "smPercent": sample.sm_percent,
+                "memoryPercent": sample.memory_percent,
+            })
+        });
+        let tenants = self.tenants.iter().map(|tenant| {
+            json!({
+                "pid": tenant.pid,
+                "share": tenant.share,
+                "accountUs": tenant.account_us,
+            })
+        });
+        json!({
+            "case": case.to_string(),
+            "tenants": tenants.collect::<Vec<_>>(),
+            "utilization": samples.collect::<Vec<_>>(),
+            "usedBytes": self.used_bytes,
+            "findings": self.findings,
+        })
+    }
+}
