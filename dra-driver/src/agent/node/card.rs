@@ -301,7 +301,7 @@ impl Card {
         }
         for (key, until_us) in self.arbiter.poll(now_us, &states) {
             shares.write(key, |share| match share.role.yields {
-                true => share.set_yield(until_us),
+                true => share.page.set_yield(until_us),
                 false => Ok(()),
             });
         }
@@ -333,8 +333,10 @@ impl Card {
         }
         for change in self.ring.poll(now_us, &candidates) {
             match change {
-                Change::Grant(key, slice) => shares.write(key, |share| share.grant_token(slice)),
-                Change::Revoke(key) => shares.write(key, |share| share.revoke_token(now_us)),
+                Change::Grant(key, slice) => {
+                    shares.write(key, |share| share.page.grant_token(slice))
+                }
+                Change::Revoke(key) => shares.write(key, |share| share.page.revoke_token(now_us)),
             }
         }
         for ended in self.ring.ended() {
@@ -347,7 +349,7 @@ impl Card {
             self.token_reminder_us = now_us;
             for key in candidates.iter().map(|candidate| candidate.id) {
                 if !self.ring.has_slice(key) {
-                    shares.write(key, |share| share.revoke_token(now_us));
+                    shares.write(key, |share| share.page.revoke_token(now_us));
                 }
             }
         }

@@ -6,7 +6,6 @@ use std::os::fd::OwnedFd;
 use drava_api::config::Enforcement;
 use drava_nvml::GpuUuid;
 use drava_vgpu_abi::ComputePolicy;
-use drava_vgpu_abi::bucket::TokenSlice;
 use drava_vgpu_abi::contention::ALL_PPM;
 use drava_vgpu_abi::snapshot::ProcessUsage;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -66,7 +65,8 @@ pub struct TrackedShare {
     pub since_us: u64,
     /// Its role by priority.
     pub role: PriorityRole,
-    page: Page,
+    /// Its limits page.
+    pub page: Page,
     region: UsageRegion,
     /// Whether it is the only device of its claim.
     is_only_device: bool,
@@ -79,8 +79,8 @@ pub struct TrackedShare {
     reserve: Reserve,
     /// Driver reserve in the page when it was opened.
     initial_reserve_bytes: u64,
-    /// Its processes.
-    pidfds: Vec<OwnedFd>,
+    /// Its processes, whose ends are followed.
+    pub pidfds: Vec<OwnedFd>,
     totals: CounterTotals,
     /// Values of the last scan.
     figures: Option<share_metrics::Figures>,
@@ -271,22 +271,6 @@ impl TrackedShare {
         })
     }
 
-    /// Grants its next token slice, or a longer one.
-    ///
-    /// # Errors
-    /// If the page cannot be written.
-    pub fn grant_token(&mut self, slice: TokenSlice) -> io::Result<()> {
-        self.page.grant_token(slice)
-    }
-
-    /// Ends its token slice at `until_us`. A time in the past means that another share has the token.
-    ///
-    /// # Errors
-    /// If the page cannot be written.
-    pub fn revoke_token(&mut self, until_us: u64) -> io::Result<()> {
-        self.page.revoke_token(until_us)
-    }
-
     /// Returns its state for the token ring.
     pub fn token_candidate(
         &self,
@@ -320,11 +304,6 @@ impl TrackedShare {
         })
     }
 
-    /// Follows the ends of these processes.
-    pub fn follow_processes(&mut self, pidfds: Vec<OwnedFd>) {
-        self.pidfds = pidfds;
-    }
-
     /// Whether all known processes have ended.
     fn have_processes_ended(&self) -> bool {
         let polled = |fd| PollFd::new(fd, PollFlags::IN);
@@ -344,14 +323,6 @@ impl TrackedShare {
         self.role = role;
         let window_us = if role.yields { WINDOW_US } else { 0 };
         self.page.set_priority_role(window_us, role.notifies_agent)
-    }
-
-    /// Makes its launches wait until then, µs; 0 ends the wait.
-    ///
-    /// # Errors
-    /// If the page cannot be written.
-    pub fn set_yield(&mut self, until_us: u64) -> io::Result<()> {
-        self.page.set_yield(until_us)
     }
 
     /// Returns the directory of its region.

@@ -66,7 +66,7 @@ impl Card {
                     let own = processes.iter();
                     let own = own.filter(|process| process.shares.contains(&key));
                     let pidfds = own.filter_map(|process| process::open(process.pid));
-                    share.follow_processes(pidfds.collect());
+                    share.pidfds = pidfds.collect();
                 }
                 share.correct_reserve(estimate_bytes, &memory)
             });
