@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, PushKernelArg, sys};
+use cudarc::driver::{CudaEvent, CudaFunction, CudaStream, LaunchConfig, PushKernelArg, sys};
 use serde::Serialize;
 
 use crate::card::Card;
@@ -40,7 +40,7 @@ pub(crate) struct Arguments {
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Way {
-    /// Many in advance, as a training step does
+    /// Many in advance, as training does: the GPU always has work
     Queue,
     /// Synchronize after each, as a loop that reads its loss does
     Sync,
@@ -103,20 +103,32 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         std::io::stdin().read_line(&mut String::new())?;
     }
 
-    // A queue of about 20 ms keeps the GPU busy and drains quickly.
+    // Batches of at most about 20 ms drain quickly.
     let batch = match arguments.way {
         Way::Queue => (20_000 / arguments.kernel_us.max(1)).clamp(1, 1000),
         Way::Sync => 1,
         Way::Graph => GRAPH_KERNELS,
     };
-    let run_batch = || -> Result<()> {
+    let mut previous: Option<CudaEvent> = None;
+    let mut run_batch = || -> Result<()> {
         match &graph {
             Some(graph) => graph.launch(&stream)?,
             None => (0..batch).try_for_each(|_| work.launch())?,
         }
-        Ok(stream.synchronize()?)
+        match arguments.way {
+            Way::Queue => {
+                let end = stream.record_event(None)?;
+                previous
+                    .replace(end)
+                    .map_or(Ok(()), |end| end.synchronize())?;
+            }
+            Way::Sync | Way::Graph => stream.synchronize()?,
+        }
+        Ok(())
     };
-    let run = |seconds: f64| -> Result<(u64, f64)> {
+    // From now on each call ends with one batch.
+    run_batch()?;
+    let mut run = |seconds: f64| -> Result<(u64, f64)> {
         let (start, length) = (Instant::now(), Duration::from_secs_f64(seconds));
         let mut kernels = 0;
         while start.elapsed() < length {
