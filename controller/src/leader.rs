@@ -35,7 +35,7 @@ const BATCH: usize = 4096;
 const IDLE_PERIOD: Duration = Duration::from_secs(10);
 
 /// Time after which no further decision is started before writes, observations and the lease have their turn.
-const SLICE: Duration = Duration::from_millis(100);
+const SLICE: Duration = Duration::from_millis(50);
 
 /// Time between two updates of the metrics of the cluster; an idle loop updates them every [`IDLE_PERIOD`].
 const REPORT_PERIOD: Duration = Duration::from_secs(5);

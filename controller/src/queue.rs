@@ -120,6 +120,25 @@ impl PodQueue {
         self.users.contains_key(key)
     }
 
+    /// Makes the decision for a pod due at the ends of rounds.
+    pub(crate) fn suspend(&mut self, uid: &str) {
+        if let Some(pending) = self.get_mut(uid) {
+            pending.phase = Phase::Active;
+            pending.is_suspended = true;
+        }
+    }
+
+    /// Ends the suspension of the decision for a pod. Returns whether it was suspended.
+    pub(crate) fn resume(&mut self, uid: &str) -> bool {
+        let pending = self.get_mut(uid);
+        pending.is_some_and(|pending| std::mem::take(&mut pending.is_suspended))
+    }
+
+    /// Returns whether a decision for a pod of the namespace is suspended.
+    pub(crate) fn has_suspended(&self, namespace: &str) -> bool {
+        self.due.has_suspended(namespace)
+    }
+
     /// Activates the pods that reference a changed claim.
     pub(crate) fn activate_users(&mut self, key: &ObjectKey) {
         for uid in self.users.get(key).into_iter().flatten() {
@@ -254,7 +273,11 @@ impl PodQueue {
                         Some(gang) => order.in_gang(gang),
                         None => order,
                     };
-                    Some(Due::Now(Arc::new(order)))
+                    let order = Arc::new(order);
+                    Some(match pending.is_suspended {
+                        true => Due::Suspended(pending.namespace().to_owned(), order),
+                        false => Due::Now(order),
+                    })
                 }
                 Phase::Backoff(until) => Some(Due::At(until)),
                 Phase::Active | Phase::Unschedulable | Phase::Allocating => None,

@@ -126,6 +126,11 @@ impl Ranking {
         changed.unwrap_or_else(|| all.collect())
     }
 
+    /// Notes that nodes that were taken have not been evaluated.
+    pub(crate) fn put_back(&mut self, nodes: BTreeSet<String>) {
+        self.changed = Some(nodes);
+    }
+
     /// Sets the result of a node.
     pub(crate) fn set(&mut self, node: &str, evaluation: Evaluation) {
         self.remove(node);

@@ -29,6 +29,7 @@ mod regex;
 mod url;
 mod values;
 
+pub use budget::{in_turn, is_suspended};
 pub use driver_match::DriverMatch;
 pub use values::DeviceValue;
 
@@ -75,6 +76,9 @@ pub enum SelectorError {
     /// The evaluation failed on a device.
     #[error("CEL runtime error: {0}")]
     Runtime(String),
+    /// The decision goes on in another turn, see [`in_turn`].
+    #[error("the evaluation is suspended")]
+    Suspended,
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
@@ -163,7 +167,7 @@ impl Selectors {
     /// Returns whether `selector` selects `device`.
     ///
     /// # Errors
-    /// When the expression does not compile, fails on the device, or does not return a bool.
+    /// When the expression does not compile, fails on the device, or does not return a bool, and when the turn is over.
     pub fn matches(
         &self,
         selector: &Selector,
@@ -176,6 +180,9 @@ impl Selectors {
         let exceeded = || SelectorError::Runtime(budget::EXCEEDED.to_owned());
         if selector.spent_units.load(Ordering::Relaxed) > SELECTOR_UNITS {
             return Err(exceeded());
+        }
+        if !budget::continues() {
+            return Err(SelectorError::Suspended);
         }
         let (outcome, used) = budget::measure(|| {
             catch_unwind(AssertUnwindSafe(|| self.evaluate(program, device))).unwrap_or_else(|_| {

@@ -213,7 +213,7 @@ fn ended_pods(snapshot: &mut Snapshot, request: &PodRequest, policies: Policies)
         let mut fits = |ended: &BTreeSet<String>| {
             trials += 1;
             let cluster = &mut snapshot.cluster;
-            cluster.presume_gone(holders.departure(ended));
+            cluster.presume_gone(&holders.departure(ended));
             trials <= MAX_TRIALS && cluster.decide_on(node, request, policies).is_ok()
         };
         let single = uids
@@ -236,7 +236,7 @@ fn ended_pods(snapshot: &mut Snapshot, request: &PodRequest, policies: Policies)
         }
         found.extend(sets.into_iter().map(|set| (node.clone(), set)));
     }
-    snapshot.cluster.presume_gone(Departure::default());
+    snapshot.cluster.presume_gone(&Departure::default());
     let mut endings: Vec<(usize, Vec<Ending>, String)> = found
         .into_iter()
         .map(|(node, uids)| {

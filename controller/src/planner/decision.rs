@@ -8,6 +8,7 @@ use drava_allocator::node::PodDemand;
 use drava_allocator::object::object_key;
 use drava_allocator::placement::Placement;
 use drava_allocator::pod_request::PodRequest;
+use drava_allocator::selector::is_suspended;
 use drava_api::reason::Reason;
 use tokio::time::Instant;
 
@@ -17,7 +18,7 @@ use crate::action::{Action, AllocationJob, ClaimWrite, PodAllocation};
 use crate::event::PendingEvent;
 use crate::gang::{self, GangName};
 use crate::queue::QueueOrder;
-use crate::queue::pending_pod::Phase;
+use crate::queue::pending_pod::{PendingPod, Phase};
 use crate::{allocation, claim, pod, pod_condition};
 
 /// Pods that are decided together: one pod, or the pending members of a gang.
@@ -45,6 +46,9 @@ impl Planner {
         let Some(order) = self.queue.order(uid) else {
             return;
         };
+        if !self.queue.resume(uid) && self.yields(uid) {
+            return self.queue.suspend(uid);
+        }
         self.lift_reservations(uid, &order);
         if let Some(pending) = self.queue.get_mut(uid) {
             pending.phase = Phase::Unschedulable;
@@ -77,6 +81,25 @@ impl Planner {
         self.report_unschedulable(uid, &explanation, &claims, time.instant, actions);
     }
 
+    /// Returns whether the pod waits behind the others without a decision: it has selectors of its own, like a suspended pod of
+    /// its namespace. Otherwise each of a tenant's costly selectors would delay everybody once.
+    fn yields(&self, uid: &str) -> bool {
+        let namespace = self.queue.get(uid).map(PendingPod::namespace);
+        namespace.is_some_and(|namespace| self.queue.has_suspended(namespace))
+            && matches!(self.demand(uid), Demand::Devices(request) if request.has_selectors())
+    }
+
+    /// Suspends the decision for a group if its turn was too short. Returns whether it is suspended.
+    fn suspend(&mut self, group: &Group) -> bool {
+        let is_suspended = is_suspended();
+        if is_suspended {
+            for request in &group.requests {
+                self.queue.suspend(&request.pod_request.uid);
+            }
+        }
+        is_suspended
+    }
+
     /// Starts the allocation of a group, or makes room for it, and reports members that stay pending.
     fn schedule_group(
         &mut self,
@@ -85,7 +108,16 @@ impl Planner {
         time: &DecisionTime,
         actions: &mut Vec<Action>,
     ) {
+        for request in &group.requests {
+            self.queue.resume(&request.pod_request.uid);
+        }
         let plan = self.plan(group);
+        if self.suspend(group) {
+            for (request, placement) in &plan.placed {
+                self.forget(request, placement);
+            }
+            return;
+        }
         if plan.placed.len() + plan.covered >= group.required {
             for (request, explanation) in plan.rejected {
                 let uid = &request.pod_request.uid;
@@ -107,10 +139,11 @@ impl Planner {
             .rejected
             .iter()
             .any(|(_, explanation)| explanation.reason() == Reason::QuotaExceeded);
-        let explanation = match self.make_room(group, waits_for_quota, order, time, actions) {
-            Some(waiting) => waiting,
-            None => group.explanation(&plan),
-        };
+        let waiting = self.make_room(group, waits_for_quota, order, time, actions);
+        if self.suspend(group) {
+            return;
+        }
+        let explanation = waiting.unwrap_or_else(|| group.explanation(&plan));
         let unfit_nodes = match &plan.rejected[..] {
             [(_, only)] => self.unfit_nodes(only),
             rejected => {

@@ -43,6 +43,16 @@ pub(super) struct Request {
 }
 
 impl Request {
+    /// Returns whether a claim of the pod has selectors, besides those of its classes.
+    pub(super) fn has_selectors(&self) -> bool {
+        let claims = self.pod_request.claims.iter();
+        let mut requests = claims.flat_map(|claim| &claim.requests);
+        requests.any(|request| {
+            let mut alternatives = request.alternatives.iter();
+            alternatives.any(|alternative| !alternative.selectors.is_empty())
+        })
+    }
+
     /// Returns whether a claim of the pod is among those of the other pods.
     pub(super) fn shares_claim<'a>(&self, mut others: impl Iterator<Item = &'a Self>) -> bool {
         others.any(|other| {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use drava_allocator::explanation::Explanation;
 use drava_allocator::placement::Placement;
 use drava_allocator::pod_request::PodRequest;
+use drava_allocator::selector::is_suspended;
 
 use super::Planner;
 use super::room::RoomCause;
@@ -60,7 +61,9 @@ impl Planner {
             return Err(explanation.clone());
         }
         let decision = self.decide(pod_request);
-        if let Err(explanation) = &decision {
+        if let Err(explanation) = &decision
+            && !is_suspended()
+        {
             let rejected = (pod_request.clone(), explanation.clone());
             self.rejections.known.push_front(rejected);
             self.rejections.known.truncate(MAX_REJECTIONS);

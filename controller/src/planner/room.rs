@@ -14,6 +14,7 @@ use std::time::Duration;
 use drava_allocator::cluster::{Departure, Floors};
 use drava_allocator::explanation::Explanation;
 use drava_allocator::placement::Placement;
+use drava_allocator::selector::is_suspended;
 use drava_api::reason::Reason;
 use jiff::{SignedDuration, Timestamp};
 
@@ -348,8 +349,11 @@ impl Planner {
         if single.is_some_and(|request| self.rejections.has_no_room(request, (cause, priority))) {
             return None;
         }
-        let room = self.find_room(group, ending, cause, priority_of, time);
+        let room = self
+            .find_room(group, ending, cause, priority_of, time)
+            .filter(|_| !is_suspended());
         if room.is_none()
+            && !is_suspended()
             && let Some(request) = single
         {
             self.rejections.no_room(request, (cause, priority));
@@ -382,7 +386,7 @@ impl Planner {
         let found = self.place_by_ends(&search);
         let room =
             found.map(|(placements, ended)| self.without_unnecessary(&search, placements, ended));
-        self.cluster.presume_gone(Departure::default());
+        self.cluster.presume_gone(&Departure::default());
         room
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use drava_allocator::selector::in_turn;
 use tokio::time::Instant;
 
 use super::{DecisionTime, MAX_IN_FLIGHT, Planner};
@@ -60,7 +61,7 @@ impl Planner {
             };
             is_started = true;
             self.decisions.0 += 1;
-            self.schedule(&uid, time, actions);
+            in_turn(|| self.schedule(&uid, time, actions));
         }
     }
 }

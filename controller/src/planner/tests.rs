@@ -4,6 +4,7 @@ mod allocation;
 mod cluster;
 mod events;
 mod gang;
+mod gang_victims;
 mod gate;
 mod metrics;
 mod neighbors;

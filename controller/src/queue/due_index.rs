@@ -3,8 +3,12 @@
 //! Due pods are decided in rounds. A pod that is due again after its decision waits for the next round, so that frequent
 //! changes, which make every pod due, do not starve those at the end of the queue. A new pod takes its place in the current
 //! round.
+//!
+//! A suspended decision goes on when a round is over: one turn of one decision, of the first pod in queue order of a
+//! namespace. Namespaces take turns.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 use std::sync::Arc;
 
 use tokio::time::Instant;
@@ -16,6 +20,8 @@ use super::QueueOrder;
 pub(super) enum Due {
     /// Now, in this order.
     Now(Arc<QueueOrder>),
+    /// When a round is over, in this order in this namespace.
+    Suspended(String, Arc<QueueOrder>),
     /// At the end of its backoff.
     At(Instant),
 }
@@ -25,6 +31,7 @@ pub(super) enum Due {
 enum Position {
     ThisRound(Arc<QueueOrder>),
     NextRound(Arc<QueueOrder>),
+    Suspended(String, Arc<QueueOrder>),
     Backoff(Instant),
 }
 
@@ -35,6 +42,12 @@ pub(super) struct DueIndex {
     positions: BTreeMap<String, Position>,
     this_round: BTreeSet<(Arc<QueueOrder>, String)>,
     next_round: BTreeSet<(Arc<QueueOrder>, String)>,
+    /// By namespace.
+    suspended: BTreeMap<String, BTreeSet<(Arc<QueueOrder>, String)>>,
+    /// Namespace of the last turn of a suspended decision.
+    last_namespace: String,
+    /// Whether a suspended decision had its turn after this round.
+    has_resumed: bool,
     backoffs: BTreeSet<(Instant, String)>,
     /// UIDs of the pods that were decided in this round.
     decided: BTreeSet<String>,
@@ -46,6 +59,7 @@ impl DueIndex {
         let position = due.map(|due| match due {
             Due::Now(order) if self.decided.contains(uid) => Position::NextRound(order),
             Due::Now(order) => Position::ThisRound(order),
+            Due::Suspended(namespace, order) => Position::Suspended(namespace, order),
             Due::At(until) => Position::Backoff(until),
         });
         if self.positions.get(uid) == position.as_ref() {
@@ -60,6 +74,10 @@ impl DueIndex {
             }
             Position::NextRound(order) => {
                 self.next_round.insert((Arc::clone(order), uid.clone()));
+            }
+            Position::Suspended(namespace, order) => {
+                let pods = self.suspended.entry(namespace.clone()).or_default();
+                pods.insert((Arc::clone(order), uid.clone()));
             }
             Position::Backoff(until) => {
                 self.backoffs.insert((*until, uid.clone()));
@@ -82,6 +100,14 @@ impl DueIndex {
             Some(Position::NextRound(order)) => {
                 self.next_round.remove(&(order, uid.to_owned()));
             }
+            Some(Position::Suspended(namespace, order)) => {
+                if let Some(pods) = self.suspended.get_mut(&namespace) {
+                    pods.remove(&(order, uid.to_owned()));
+                    if pods.is_empty() {
+                        self.suspended.remove(&namespace);
+                    }
+                }
+            }
             Some(Position::Backoff(until)) => {
                 self.backoffs.remove(&(until, uid.to_owned()));
             }
@@ -102,7 +128,8 @@ impl DueIndex {
 
     /// Returns whether a decision is due. Starts the next round when this one is over.
     pub(super) fn has_due(&mut self) -> bool {
-        if self.this_round.is_empty() {
+        if self.this_round.is_empty() && (self.has_resumed || self.suspended.is_empty()) {
+            self.has_resumed = false;
             self.decided.clear();
             std::mem::swap(&mut self.this_round, &mut self.next_round);
             for (order, uid) in &self.this_round {
@@ -110,7 +137,27 @@ impl DueIndex {
                 self.positions.insert(uid.clone(), position);
             }
         }
-        !self.this_round.is_empty()
+        !self.this_round.is_empty() || !self.suspended.is_empty()
+    }
+
+    /// Returns whether the decision for a pod of the namespace is suspended.
+    pub(super) fn has_suspended(&self, namespace: &str) -> bool {
+        self.suspended.contains_key(namespace)
+    }
+
+    /// Removes and returns the suspended pod whose turn it is.
+    fn pop_suspended(&mut self) -> Option<String> {
+        let after = (
+            Bound::Excluded(self.last_namespace.as_str()),
+            Bound::Unbounded,
+        );
+        let next = self.suspended.range::<str, _>(after).next();
+        let (namespace, pods) = next.or_else(|| self.suspended.iter().next())?;
+        let (_, uid) = pods.first()?.clone();
+        self.last_namespace = namespace.clone();
+        self.has_resumed = true;
+        self.unlink(&uid);
+        Some(uid)
     }
 
     /// Returns the due pods of this round, then those of the next one.
@@ -125,9 +172,51 @@ impl DueIndex {
         if !self.has_due() {
             return None;
         }
-        let (_, uid) = self.this_round.pop_first()?;
+        let Some((_, uid)) = self.this_round.pop_first() else {
+            return self.pop_suspended();
+        };
         self.positions.remove(&uid);
         self.decided.insert(uid.clone());
         Some(uid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::fixture::pod;
+    use crate::queue::pending_pod::PendingPod;
+
+    use super::*;
+
+    fn order(name: &str) -> Arc<QueueOrder> {
+        Arc::new(PendingPod::new(pod(name, &[])).order())
+    }
+
+    #[test]
+    fn suspended_decisions_of_namespaces_take_turns_after_rounds() {
+        let mut index = DueIndex::default();
+        let suspended =
+            |namespace: &str, name: &str| Due::Suspended(namespace.to_owned(), order(name));
+        index.set("many-1", Some(suspended("many", "many-1")));
+        index.set("many-2", Some(suspended("many", "many-2")));
+        index.set("one", Some(suspended("one", "one")));
+        index.set("usual", Some(Due::Now(order("usual"))));
+        let mut popped = Vec::new();
+        for _ in 0..5 {
+            let uid = index.pop().unwrap();
+            let due = match uid.as_str() {
+                "usual" => Due::Now(order("usual")),
+                "one" => suspended("one", "one"),
+                _ => suspended("many", &uid),
+            };
+            index.set(&uid, Some(due));
+            popped.push(uid);
+        }
+        assert_eq!(popped, ["usual", "many-1", "usual", "one", "usual"]);
+        for uid in ["usual", "many-1", "many-2", "one"] {
+            index.remove(uid);
+        }
+        assert!(!index.has_due());
+        assert!(!index.has_suspended("many"));
     }
 }

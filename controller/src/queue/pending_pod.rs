@@ -31,6 +31,8 @@ pub(crate) struct PendingPod {
     pub(crate) pod: Pod,
     /// Phase of its scheduling.
     pub(crate) phase: Phase,
+    /// Whether the last decision was suspended, or yields to a suspended one.
+    pub(super) is_suspended: bool,
     /// Reason of the last rejection; `None` before the first decision and after an allocation.
     pub(crate) reason: Option<Reason>,
     /// Whether the last decision rejected the pod only because of its quota.
@@ -122,6 +124,7 @@ impl PendingPod {
             has_neighbor_rules: PodDemand::of(&pod).has_neighbor_rules(),
             pod,
             phase: Phase::Active,
+            is_suspended: false,
             reason: None,
             waits_for_quota: false,
             is_reclaiming: false,

@@ -27,6 +27,9 @@ pub use start::up;
 /// Default name of a cluster.
 pub const DEFAULT_NAME: &str = "default";
 
+/// Default of [`Options::scheduler_qps`], that of Kubernetes.
+const DEFAULT_SCHEDULER_QPS: u32 = 50;
+
 /// Environment variable with [`Options::programs`]; the tests of the simulated machine read it too.
 const PROGRAMS_VARIABLE: &str = "DRAVA_SIMULATOR_BUILT";
 
@@ -41,6 +44,8 @@ pub struct Options {
     pub nodes: Vec<Machine>,
     /// Whether the PodGroup API of Kubernetes is on (feature gate GenericWorkload, 1.37).
     pub pod_groups: bool,
+    /// Requests per second of kube-scheduler's client.
+    pub scheduler_qps: u32,
     /// Directory with the built `drava-node` and simulated machine. Without it, cargo builds both.
     pub programs: Option<PathBuf>,
 }
@@ -54,6 +59,7 @@ impl Options {
             kubernetes: Kubernetes::default(),
             nodes: vec![Machine::default()],
             pod_groups: false,
+            scheduler_qps: DEFAULT_SCHEDULER_QPS,
             programs: std::env::var_os(PROGRAMS_VARIABLE).map(PathBuf::from),
         }
     }

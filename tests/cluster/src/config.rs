@@ -146,13 +146,17 @@ pub(crate) fn kubelet() -> Value {
     })
 }
 
-/// `KubeSchedulerConfiguration`.
-pub(crate) fn kube_scheduler() -> Value {
+/// `KubeSchedulerConfiguration` with this limit of requests per second.
+pub(crate) fn kube_scheduler(qps: u32) -> Value {
     json!({
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",
         "leaderElection": {"leaderElect": false},
-        "clientConnection": {"kubeconfig": format!("{CONFIG_DIR}/kube-scheduler.kubeconfig")},
+        "clientConnection": {
+            "kubeconfig": format!("{CONFIG_DIR}/kube-scheduler.kubeconfig"),
+            "qps": qps,
+            "burst": qps.saturating_mul(2),
+        },
     })
 }
 

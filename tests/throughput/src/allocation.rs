@@ -43,11 +43,11 @@ async fn create_claims(plane: &ControlPlane, names: &[String]) -> Result<()> {
     plane.create_claims(claims?).await
 }
 
-/// Writes finalizer and status of each claim without a decision.
+/// Writes finalizer and status of each claim without a decision, beside the same watches as the controller's writes.
 async fn bare_writes(plane: &ControlPlane, names: &[String]) -> Result<Duration> {
     create_claims(plane, names).await?;
     let api = Api::<ResourceClaim>::namespaced(plane.client.clone(), NAMESPACE);
-    let started = Instant::now();
+    let watched = Watched::start(&plane.client);
     concurrently(names.iter().enumerate(), |(index, name)| {
         let api = api.clone();
         async move {
@@ -65,9 +65,19 @@ async fn bare_writes(plane: &ControlPlane, names: &[String]) -> Result<Duration>
         }
     })
     .await?;
-    let took = started.elapsed();
+    let took = allocated(&watched, names).await?;
     plane.delete(names).await?;
     Ok(took)
+}
+
+/// Returns the time from the first to the last allocation, once all claims have one.
+async fn allocated(watched: &Watched, names: &[String]) -> Result<Duration> {
+    watched
+        .until("all claims are allocated", LIMIT, |times| {
+            times.allocated.len() >= names.len()
+        })
+        .await?;
+    Ok(extent(watched.times().allocated.values()))
 }
 
 /// An allocation like that of the controller.
@@ -94,16 +104,8 @@ async fn controller_writes(plane: &ControlPlane, names: &[String], round: usize)
     let before = plane.usage()?;
     let started = Instant::now();
     let controller = plane.start_controller()?;
-    watched
-        .until("all claims are allocated", LIMIT, |times| {
-            times.allocated.len() >= names.len()
-        })
-        .await?;
-    let (took, first) = {
-        let times = watched.times();
-        let first = times.allocated.values().min().copied();
-        (extent(times.allocated.values()), first)
-    };
+    let took = allocated(&watched, names).await?;
+    let first = watched.times().allocated.values().min().copied();
     let used = controller.usage()?;
     let after = plane.usage()?;
     drop(controller);

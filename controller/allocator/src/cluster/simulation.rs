@@ -15,38 +15,73 @@ pub struct Departure {
     pub pods: BTreeSet<String>,
 }
 
+impl Departure {
+    fn without(&self, other: &Self) -> Self {
+        Self {
+            claims: &self.claims - &other.claims,
+            pods: &self.pods - &other.pods,
+        }
+    }
+}
+
 impl Cluster {
     /// Presumes that `gone` is gone, instead of the departure before. The default departure ends the simulation.
-    pub fn presume_gone(&mut self, gone: Departure) {
-        let before = std::mem::replace(&mut self.gone, gone);
-        for uid in before.pods.symmetric_difference(&self.gone.pods) {
+    pub fn presume_gone(&mut self, gone: &Departure) {
+        let back = self.gone.without(gone);
+        let also = gone.without(&self.gone);
+        self.presume_back(&back);
+        self.presume_also_gone(&also);
+    }
+
+    /// Presumes that `also` is gone as well. Nothing of it may be presumed gone already.
+    pub fn presume_also_gone(&mut self, also: &Departure) {
+        for uid in &also.pods {
+            self.gone.pods.insert(uid.clone());
             if let Some(assignment) = self.pods.get(uid) {
                 self.rankings.mark_requests_changed(&assignment.node);
                 let gone = self.gone_requested.entry(assignment.node.clone());
-                if self.gone.pods.contains(uid) {
-                    node::add(gone.or_default(), &assignment.requests);
-                } else {
-                    node::subtract(gone.or_default(), &assignment.requests);
-                }
+                node::add(gone.or_default(), &assignment.requests);
+            }
+        }
+        self.gone.claims.extend(also.claims.iter().cloned());
+        self.recount_claims(&also.claims);
+    }
+
+    /// Presumes that `back` is not gone any more. All of it must be presumed gone.
+    pub fn presume_back(&mut self, back: &Departure) {
+        for uid in &back.pods {
+            self.gone.pods.remove(uid);
+            if let Some(assignment) = self.pods.get(uid) {
+                self.rankings.mark_requests_changed(&assignment.node);
+                let gone = self.gone_requested.entry(assignment.node.clone());
+                node::subtract(gone.or_default(), &assignment.requests);
             }
         }
         if self.gone.pods.is_empty() {
             self.gone_requested.clear();
         }
-        let changed: Vec<ObjectKey> = before
-            .claims
-            .symmetric_difference(&self.gone.claims)
-            .cloned()
-            .collect();
-        // A pool is counted once, however many of its claims change.
+        for key in &back.claims {
+            self.gone.claims.remove(key);
+        }
+        self.recount_claims(&back.claims);
+    }
+
+    /// Returns what is presumed gone.
+    #[must_use]
+    pub const fn presumed_gone(&self) -> &Departure {
+        &self.gone
+    }
+
+    /// Counts the pools of these claims anew, each once, however many of its claims change.
+    fn recount_claims(&mut self, claims: &BTreeSet<ObjectKey>) {
         let mut changed_pools = BTreeSet::new();
-        for key in changed {
+        for key in claims {
             let pools = self
                 .claims
-                .get(&key)
+                .get(key)
                 .map(|claim| pools_of(&claim.allocated_devices))
                 .unwrap_or_default();
-            self.index_devices(&key, &pools);
+            self.index_devices(key, &pools);
             changed_pools.extend(pools);
         }
         for pool in &changed_pools {

@@ -11,6 +11,7 @@ use crate::explanation::{Explanation, NodeVerdict};
 use crate::placement::Placement;
 use crate::ranking::{DeviceScore, Evaluation, Ranking};
 use crate::score::{NodeRunnerUp, NodeScore};
+use crate::selector::is_suspended;
 
 /// A node on which the pod fits.
 struct Feasible {
@@ -35,7 +36,10 @@ impl Cluster {
         let feasible = self
             .rankings
             .with(input, problem.node_policy, room, |ranking| {
-                self.update(ranking, problem)?;
+                match self.update(ranking, problem) {
+                    Err(suspended) if is_suspended() => return Some(Err(suspended)),
+                    updated => updated.ok()?,
+                }
                 let feasible = self.best_two(ranking, problem);
                 Some(match feasible.is_empty() {
                     true => Err(Explanation::of_nodes(self.verdicts(ranking, problem))),
@@ -60,15 +64,27 @@ impl Cluster {
         Some(self.placement(evaluated?, runner_up, problem))
     }
 
-    /// Evaluates the nodes that have changed. Returns `None` when a selector cannot be evaluated.
-    fn update(&self, ranking: &mut Ranking, problem: &Problem<'_>) -> Option<()> {
+    /// Evaluates the nodes that have changed; after a suspension, those that are left.
+    ///
+    /// # Errors
+    /// When a selector cannot be evaluated.
+    fn update(&self, ranking: &mut Ranking, problem: &Problem<'_>) -> Result<(), Explanation> {
         let all = self.candidates(problem.pod_request).map(str::to_owned);
-        for node in ranking.take_changed(all) {
+        let mut changed = ranking.take_changed(all);
+        while let Some(node) = changed.pop_first() {
             if !self.is_candidate(&node, problem.pod_request) {
                 ranking.remove(&node);
                 continue;
             }
-            let evaluation = match self.evaluate_node(&node, problem).ok()? {
+            let evaluated = match self.evaluate_node(&node, problem) {
+                Ok(evaluated) => evaluated,
+                Err(failure) => {
+                    changed.insert(node);
+                    ranking.put_back(changed);
+                    return Err(failure);
+                }
+            };
+            let evaluation = match evaluated {
                 Ok(node) => Ok(node.devices),
                 // The verdicts on devices would be most of the memory.
                 Err(verdict) => Err(Arc::new(NodeVerdict {
@@ -78,7 +94,7 @@ impl Cluster {
             };
             ranking.set(&node, evaluation);
         }
-        Some(())
+        Ok(())
     }
 
     /// Returns why each node is not feasible.

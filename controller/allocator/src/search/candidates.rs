@@ -76,34 +76,35 @@ fn reject(
     device: &Device,
     selectors: &Selectors,
 ) -> Result<Option<Rejection>, SelectionError> {
-    let all_match =
-        |list: &[Arc<Selector>], owner: &dyn Fn() -> String| -> Result<bool, SelectionError> {
-            for (index, selector) in list.iter().enumerate() {
-                let matched =
-                    device
-                        .selected_by(selectors, selector)
-                        .map_err(|source| SelectionError {
-                            owner: owner(),
-                            index,
-                            device: match source {
-                                SelectorError::Compile(_) => String::new(),
-                                SelectorError::Runtime(_) => {
-                                    format!(
-                                        " on device {}/{}/{}",
-                                        names::DRIVER,
-                                        view.name,
-                                        device.name
-                                    )
-                                }
-                            },
-                            source,
-                        })?;
-                if !matched {
-                    return Ok(false);
-                }
+    let all_match = |list: &[Arc<Selector>],
+                     owner: &dyn Fn() -> String|
+     -> Result<bool, SelectionError> {
+        for (index, selector) in list.iter().enumerate() {
+            let matched =
+                device
+                    .selected_by(selectors, selector)
+                    .map_err(|source| SelectionError {
+                        owner: owner(),
+                        index,
+                        device: match source {
+                            SelectorError::Compile(_) | SelectorError::Suspended => String::new(),
+                            SelectorError::Runtime(_) => {
+                                format!(
+                                    " on device {}/{}/{}",
+                                    names::DRIVER,
+                                    view.name,
+                                    device.name
+                                )
+                            }
+                        },
+                        source,
+                    })?;
+            if !matched {
+                return Ok(false);
             }
-            Ok(true)
-        };
+        }
+        Ok(true)
+    };
     if !all_match(&alternative.class_selectors, &|| {
         format!("class {}", alternative.class)
     })? {

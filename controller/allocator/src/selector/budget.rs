@@ -8,6 +8,10 @@
 //!
 //! Functions of the `cel` crate carry no state, so the budget belongs to the thread; [`measure`] sets it for one
 //! evaluation. Charges depend on the device and the expression only, so equal inputs have equal results.
+//!
+//! Selectors within that budget can still take seconds on all devices of a cluster. So the evaluations of one decision in a
+//! turn ([`in_turn`]) have a limit of their own, beyond which the decision is suspended. Results of devices are cached, so
+//! the decision ends after some turns, and its result does not depend on them.
 
 use std::cell::Cell;
 
@@ -19,6 +23,13 @@ use cel::{DeclarationError, Env, ExecutionError};
 /// Units of work of one evaluation. A unit is one element of a comprehension or ten bytes of a computed string, about
 /// 0.3 µs.
 pub(super) const EVALUATION_UNITS: u64 = 50_000;
+
+/// Units of costly evaluations in a turn, about 15 ms. The last one may exceed them.
+const TURN_UNITS: u64 = 20_000;
+
+/// Work of an evaluation that is not costly. Selectors that compare attributes stay below it, so that decisions for them are
+/// never suspended.
+const CHEAP_UNITS: u64 = 20;
 
 /// Units of one regular expression: it is compiled unless it was used before.
 pub(super) const REGEX_UNITS: u64 = 500;
@@ -45,21 +56,71 @@ const GROWING: &[&str] = &[
 thread_local! {
     /// Units left to the evaluation on this thread. `None`: exhausted.
     static LEFT: Cell<Option<u64>> = const { Cell::new(None) };
+    /// Units of work of the evaluation on this thread; less than its charges when a regular expression was used before.
+    static WORK: Cell<u64> = const { Cell::new(0) };
+    /// Units left to the turn on this thread. `None` outside of turns.
+    static TURN: Cell<Option<u64>> = const { Cell::new(None) };
+    static IS_SUSPENDED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs a decision in a turn of this thread; [`is_suspended`] tells afterwards whether it has to be repeated.
+pub fn in_turn<T>(decide: impl FnOnce() -> T) -> T {
+    TURN.set(Some(TURN_UNITS));
+    IS_SUSPENDED.set(false);
+    let decided = decide();
+    TURN.set(None);
+    decided
+}
+
+/// Returns whether the current turn, or the last one of this thread, was too short for the evaluations of its decision. What
+/// it decided is not valid then, and it has to be repeated in another turn.
+#[must_use]
+pub fn is_suspended() -> bool {
+    IS_SUSPENDED.get()
+}
+
+/// Returns whether the turn has units left; otherwise its decision is suspended.
+pub(super) fn continues() -> bool {
+    let continues = TURN.get() != Some(0);
+    if !continues {
+        IS_SUSPENDED.set(true);
+    }
+    continues
 }
 
 /// Runs an evaluation with a full budget, and returns its result with the units that it used; `None` if it exhausted the
 /// budget.
 pub(super) fn measure<T>(evaluate: impl FnOnce() -> T) -> (T, Option<u64>) {
     LEFT.set(Some(EVALUATION_UNITS));
+    WORK.set(0);
     let result = evaluate();
+    let work = WORK.get();
+    if work > CHEAP_UNITS {
+        TURN.set(TURN.get().map(|left| left.saturating_sub(work)));
+    }
     (result, LEFT.get().map(|left| EVALUATION_UNITS - left))
 }
 
-/// Takes units from the budget.
+/// Takes units from the budget, for work of as many.
 ///
 /// # Errors
 /// When the budget is exhausted, by this charge or an earlier one.
 pub(super) fn charge(units: u64) -> Result<(), ExecutionError> {
+    charge_unworked(units)?;
+    work(units);
+    Ok(())
+}
+
+/// Counts work that is charged already.
+pub(super) fn work(units: u64) {
+    WORK.set(WORK.get().saturating_add(units));
+}
+
+/// Takes units from the budget, for work that may have been done before.
+///
+/// # Errors
+/// As [`charge`].
+pub(super) fn charge_unworked(units: u64) -> Result<(), ExecutionError> {
     let left = LEFT.get().and_then(|left| left.checked_sub(units));
     LEFT.set(left);
     left.map(|_| ())

@@ -71,12 +71,13 @@ fn find_at_most(
 }
 
 fn compiled(function: &str, pattern: &CelString<'_>) -> Result<Regex, ExecutionError> {
-    budget::charge(budget::REGEX_UNITS)?;
+    budget::charge_unworked(budget::REGEX_UNITS)?;
     let pattern = pattern.inner();
     COMPILED.with_borrow_mut(|cache| {
         if let Some(regex) = cache.get(pattern) {
             return Ok(regex.clone());
         }
+        budget::work(budget::REGEX_UNITS);
         let regex = RegexBuilder::new(&re2(pattern))
             .size_limit(COMPILED_BYTES)
             .build()

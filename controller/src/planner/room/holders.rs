@@ -38,8 +38,10 @@ impl Planner {
             let mut candidates = std::mem::take(&mut holders.candidates);
             for candidates in candidates.values_mut() {
                 let mut keeps = |pods: BTreeSet<String>| {
-                    self.presume_ended(holders, &(ending | &pods));
-                    self.cluster.keeps(&floors)
+                    let gone = self.presume_also_ended(holders, &pods);
+                    let keeps = self.cluster.keeps(&floors);
+                    self.cluster.presume_back(&gone);
+                    keeps
                 };
                 let pods_of = |candidate: &Candidate| candidate.pods.keys().cloned().collect();
                 // Fewer pods lower the usage less.
@@ -53,24 +55,56 @@ impl Planner {
         floors
     }
 
-    /// Presumes that pods have ended: a claim is released when all pods that use it have.
+    /// Presumes that exactly these pods have ended: a claim is released when all pods that use it have.
     pub(super) fn presume_ended(&mut self, holders: &Holders, ended: &BTreeSet<String>) {
-        let claims = ended
-            .iter()
-            .filter_map(|uid| match self.live_pods.get(uid) {
-                Some(pod) => Some(pod.claims.as_slice()),
-                None => self.ended_pods.claims(uid),
-            })
-            .flatten()
-            .filter(|key| {
-                let consumers = holders.consumers.get(*key);
-                consumers.is_some_and(|consumers| consumers.is_subset(ended))
-            });
-        let gone = Departure {
+        self.cluster.presume_gone(&Departure::default());
+        self.presume_also_ended(holders, ended);
+    }
+
+    /// Presumes that these pods have ended as well. Returns what is gone because of them.
+    pub(super) fn presume_also_ended(
+        &mut self,
+        holders: &Holders,
+        ended: &BTreeSet<String>,
+    ) -> Departure {
+        let gone = &self.cluster.presumed_gone().pods;
+        let also = ended.difference(gone).cloned().collect();
+        let is_gone = |uid: &String| gone.contains(uid) || ended.contains(uid);
+        let claims = self.claims_of(&also).filter(|key| {
+            let consumers = holders.consumers.get(*key);
+            consumers.is_some_and(|consumers| consumers.iter().all(is_gone))
+        });
+        let also = Departure {
             claims: claims.cloned().collect(),
-            pods: ended.clone(),
+            pods: also,
         };
-        self.cluster.presume_gone(gone);
+        self.cluster.presume_also_gone(&also);
+        also
+    }
+
+    /// Presumes that these pods have not ended. Returns what is not gone because of them.
+    pub(super) fn presume_running(&mut self, pods: &BTreeSet<String>) -> Departure {
+        let gone = self.cluster.presumed_gone();
+        let pods = pods.intersection(&gone.pods).cloned().collect();
+        let claims = self.claims_of(&pods);
+        let back = Departure {
+            claims: claims
+                .filter(|key| gone.claims.contains(*key))
+                .cloned()
+                .collect(),
+            pods,
+        };
+        self.cluster.presume_back(&back);
+        back
+    }
+
+    /// Returns the claims of pods that hold devices or have held them.
+    fn claims_of(&self, pods: &BTreeSet<String>) -> impl Iterator<Item = &ObjectKey> {
+        let claims = pods.iter().filter_map(|uid| match self.live_pods.get(uid) {
+            Some(pod) => Some(pod.claims.as_slice()),
+            None => self.ended_pods.claims(uid),
+        });
+        claims.flatten()
     }
 
     /// Returns which pods use the allocated claims, and which of them may end.
@@ -111,10 +145,10 @@ impl Planner {
                 pods_on.entry(node).or_default().insert(uid.to_owned());
             }
         }
-        let own = |uid: &str| {
-            let mut requests = group.requests.iter();
-            requests.any(|request| request.pod_request.uid == uid)
-        };
+        let requests = group.requests.iter();
+        let own: BTreeSet<&str> = requests
+            .map(|request| request.pod_request.uid.as_str())
+            .collect();
         let is_protected = |uid: &str| {
             let until = self.protected.get(uid);
             until.is_some_and(|until| time.instant < *until)
@@ -128,7 +162,9 @@ impl Planner {
                 let is_deleted = |(_, pod): &(&str, &LivePod)| pod.grace_period_end.is_some();
                 if ending.contains(uid)
                     || unit.iter().any(is_deleted)
-                    || unit.iter().any(|(uid, _)| own(uid) || is_protected(uid))
+                    || unit
+                        .iter()
+                        .any(|(uid, _)| own.contains(uid) || is_protected(uid))
                     || !seen.insert(unit.iter().map(|(uid, _)| *uid).collect())
                 {
                     continue;

@@ -6,10 +6,10 @@ use drava_allocator::placement::Placement;
 use drava_allocator::pod_request::PodRequest;
 
 use super::Search;
-use super::holders::Holders;
+use super::placing::NodesOfPod;
 use crate::planner::Planner;
 use crate::planner::demand::Request;
-use crate::victims::{self, Candidate, Cost, Effect};
+use crate::victims::{self, Cost, Effect};
 
 /// The best victims on each node for one request. Nodes that changed since are searched again. What changes elsewhere, such
 /// as the usage of a quota, may outdate the victims of a node; a placement checks them again.
@@ -27,13 +27,10 @@ impl KnownVictims {
     }
 
     /// These pods are going to end.
-    pub(super) fn pods_ended(&mut self, holders: &Holders, ended: &BTreeSet<String>) {
-        for (node, candidates) in &holders.candidates {
-            let is_ended =
-                |candidate: &Candidate| candidate.pods.keys().any(|uid| ended.contains(uid));
-            if candidates.iter().any(is_ended) {
-                self.changed.insert(node.clone());
-            }
+    pub(super) fn pods_ended(&mut self, nodes_of_pod: &NodesOfPod<'_>, ended: &BTreeSet<String>) {
+        for uid in ended {
+            let nodes = nodes_of_pod.get(uid.as_str()).into_iter().flatten();
+            self.changed.extend(nodes.map(|node| (*node).to_owned()));
         }
     }
 
@@ -47,24 +44,23 @@ impl KnownVictims {
 }
 
 impl Planner {
-    /// Returns a placement of the pod on the node where the best set of pods has to end, and this set. The pod fits on no
-    /// node without such an end.
+    /// Returns a placement of the pod on the node where the best set of pods has to end, and this set, which is presumed to
+    /// have ended. The pod fits on no node without such an end.
     pub(super) fn place_by_victims(
         &mut self,
         request: &Request,
         search: &Search<'_>,
-        ended: &BTreeSet<String>,
         known: &mut KnownVictims,
     ) -> Option<(Placement, BTreeSet<String>)> {
         if search.group.requests.len() == 1 {
-            let (node, victims) = self.best_victims(request, search, ended)?;
-            return self.place_instead(request, search, ended, (&node, victims));
+            let (node, victims) = self.best_victims(request, search)?;
+            return self.place_instead(request, search, (&node, victims));
         }
         // The members of a gang are often equal.
         let pod_request = &request.pod_request;
         let of = known.request.as_ref();
         if of.is_some_and(|of| of.is_equivalent(pod_request)) {
-            let placed = self.place_by_known(request, search, ended, known);
+            let placed = self.place_by_known(request, search, known);
             if placed.is_some() {
                 return placed;
             }
@@ -74,7 +70,7 @@ impl Planner {
             by_node: BTreeMap::new(),
             changed: search.holders.candidates.keys().cloned().collect(),
         };
-        self.place_by_known(request, search, ended, known)
+        self.place_by_known(request, search, known)
     }
 
     /// Returns the placement by the known victims, after a search on the nodes that have changed.
@@ -82,17 +78,16 @@ impl Planner {
         &mut self,
         request: &Request,
         search: &Search<'_>,
-        ended: &BTreeSet<String>,
         known: &mut KnownVictims,
     ) -> Option<(Placement, BTreeSet<String>)> {
         for node in std::mem::take(&mut known.changed) {
             known.by_node.remove(&node);
-            if let Some(cost) = self.victims_on(&node, request, search, ended, None) {
+            if let Some(cost) = self.victims_on(&node, request, search, None) {
                 known.by_node.insert(node, cost);
             }
         }
         while let Some((node, victims)) = known.take_best() {
-            let placed = self.place_instead(request, search, ended, (&node, victims));
+            let placed = self.place_instead(request, search, (&node, victims));
             if placed.is_some() {
                 return placed;
             }
@@ -100,19 +95,22 @@ impl Planner {
         None
     }
 
-    /// Returns the placement of the pod on the node when the victims have ended, and the victims, if it fits then.
+    /// Returns the placement of the pod on the node when the victims have ended, and the victims, which are presumed to have
+    /// ended, if it fits then.
     fn place_instead(
         &mut self,
         request: &Request,
         search: &Search<'_>,
-        ended: &BTreeSet<String>,
         (node, victims): (&str, BTreeSet<String>),
     ) -> Option<(Placement, BTreeSet<String>)> {
-        self.presume_ended(&search.holders, &(ended | &victims));
+        let gone = self.presume_also_ended(&search.holders, &victims);
         let policies = self.settings.policies;
         let placed = self.cluster.decide_on(node, &request.pod_request, policies);
-        let placement = placed.ok().filter(|_| self.cluster.keeps(&search.floors))?;
-        Some((placement, victims))
+        let placement = placed.ok().filter(|_| self.cluster.keeps(&search.floors));
+        if placement.is_none() {
+            self.cluster.presume_back(&gone);
+        }
+        Some((placement?, victims))
     }
 
     /// Returns the best set of pods of one node whose end makes room for the pod, and the node.
@@ -120,7 +118,6 @@ impl Planner {
         &mut self,
         request: &Request,
         search: &Search<'_>,
-        ended: &BTreeSet<String>,
     ) -> Option<(String, BTreeSet<String>)> {
         let mut best: Option<(&String, Cost)> = None;
         for (node, candidates) in &search.holders.candidates {
@@ -128,7 +125,7 @@ impl Planner {
             if bound.is_some_and(|bound| victims::cannot_beat(candidates, bound)) {
                 continue;
             }
-            if let Some(cost) = self.victims_on(node, request, search, ended, bound) {
+            if let Some(cost) = self.victims_on(node, request, search, bound) {
                 best = Some((node, cost));
             }
         }
@@ -142,7 +139,6 @@ impl Planner {
         node: &str,
         request: &Request,
         search: &Search<'_>,
-        ended: &BTreeSet<String>,
         bound: Option<&Cost>,
     ) -> Option<Cost> {
         let Search {
@@ -150,14 +146,16 @@ impl Planner {
         } = search;
         let candidates = holders.candidates.get(node)?;
         victims::search(candidates, bound, |victims| {
-            self.presume_ended(holders, &(ended | victims));
+            let gone = self.presume_also_ended(holders, victims);
             let policies = self.settings.policies;
             let placement = self.cluster.decide_on(node, &request.pod_request, policies);
-            match placement {
+            let effect = match placement {
                 Err(_) => Effect::TooLittle,
                 Ok(_) if self.cluster.keeps(floors) => Effect::Enough,
                 Ok(_) => Effect::Forbidden,
-            }
+            };
+            self.cluster.presume_back(&gone);
+            effect
         })
     }
 }

@@ -1,6 +1,6 @@
 //! Placements of a group while pods end for it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use drava_allocator::placement::Placement;
 
@@ -13,6 +13,8 @@ use crate::victims::Candidate;
 
 /// Placements of the pods of a group.
 type Placements = Vec<(Request, Placement)>;
+/// Nodes on which each pod holds devices, by its UID.
+pub(super) type NodesOfPod<'a> = BTreeMap<&'a str, Vec<&'a str>>;
 
 impl Planner {
     /// Places the required pods of the group one after the other; for a pod that does not fit, the best set of pods ends.
@@ -24,15 +26,19 @@ impl Planner {
         let holders = &search.holders;
         let mut ended = search.ending.clone();
         let mut known = KnownVictims::default();
+        // A single pod needs no known victims.
+        let nodes_of_pod = match search.group.requests.len() {
+            1 => NodesOfPod::new(),
+            _ => holders.nodes_of_pod(),
+        };
+        self.presume_ended(holders, &ended);
         let placements = self.place_group(search, |planner, request| {
-            planner.presume_ended(holders, &ended);
             if let Ok(placement) = planner.decide(&request.pod_request) {
                 known.node_changed(&placement.node);
                 return Some(placement);
             }
-            let (placement, victims) =
-                planner.place_by_victims(request, search, &ended, &mut known)?;
-            known.pods_ended(holders, &victims);
+            let (placement, victims) = planner.place_by_victims(request, search, &mut known)?;
+            known.pods_ended(&nodes_of_pod, &victims);
             known.node_changed(&placement.node);
             ended.extend(victims);
             Some(placement)
@@ -48,22 +54,23 @@ impl Planner {
         mut placements: Placements,
         mut ended: BTreeSet<String>,
     ) -> Room {
-        // The search for one pod returns no unnecessary victim.
-        let units = match search.group.required {
-            1 => Vec::new(),
-            _ => search.holders.units_in(&(&ended - search.ending)),
-        };
+        if search.group.requests.len() == 1 {
+            // The search for one pod returns no unnecessary victim.
+            return Room {
+                placements,
+                victims: &ended - search.ending,
+            };
+        }
         for (request, placement) in &placements {
             self.assume(request, placement);
         }
-        for unit in units {
-            let fewer: BTreeSet<String> = ended
-                .iter()
-                .filter(|uid| !unit.pods.contains_key(*uid))
-                .cloned()
-                .collect();
-            if self.replace_on(&unit, search, &mut placements, (&ended, &fewer)) {
-                ended = fewer;
+        let nodes_of_pod = search.holders.nodes_of_pod();
+        for unit in search.holders.units_in(&(&ended - search.ending)) {
+            let pods: BTreeSet<String> = unit.pods.into_keys().collect();
+            let nodes = pods.iter().filter_map(|uid| nodes_of_pod.get(uid.as_str()));
+            let nodes: BTreeSet<&str> = nodes.flatten().copied().collect();
+            if self.replace_on(&nodes, search, &mut placements, &pods) {
+                ended.retain(|uid| !pods.contains(uid));
             }
         }
         for (request, placement) in &placements {
@@ -75,16 +82,15 @@ impl Planner {
         }
     }
 
-    /// Places the pods on the nodes of `unit` anew, so that `fewer` pods end, without it. Returns whether all fit;
-    /// otherwise nothing changes. The placements are assumed.
+    /// Places the pods on these nodes anew, so that `spared` pods, which hold devices there, need not end. Returns whether
+    /// all fit; otherwise nothing changes. The placements are assumed.
     fn replace_on(
         &mut self,
-        unit: &Candidate,
+        nodes: &BTreeSet<&str>,
         search: &Search<'_>,
         placements: &mut Placements,
-        (ended, fewer): (&BTreeSet<String>, &BTreeSet<String>),
+        spared: &BTreeSet<String>,
     ) -> bool {
-        let nodes = search.holders.nodes_of(unit);
         let moved: Vec<usize> = (0..placements.len())
             .filter(|index| nodes.contains(placements[*index].1.node.as_str()))
             .collect();
@@ -92,7 +98,7 @@ impl Planner {
             let (request, placement) = &placements[index];
             self.forget(request, placement);
         }
-        self.presume_ended(&search.holders, fewer);
+        let back = self.presume_running(spared);
         let mut anew: Placements = Vec::new();
         for &index in &moved {
             let request = &placements[index].0;
@@ -112,7 +118,7 @@ impl Planner {
         for (request, placement) in &anew {
             self.forget(request, placement);
         }
-        self.presume_ended(&search.holders, ended);
+        self.cluster.presume_also_gone(&back);
         for index in moved {
             let (request, placement) = &placements[index];
             self.assume(request, placement);
@@ -158,14 +164,18 @@ impl Planner {
 }
 
 impl Holders {
-    /// Returns the nodes on which pods of the unit hold devices.
-    fn nodes_of(&self, unit: &Candidate) -> BTreeSet<&str> {
-        let holds = |of: &&Candidate| of.pods.keys().any(|uid| unit.pods.contains_key(uid));
-        let nodes = self.candidates.iter();
+    /// Returns the nodes on which each pod that may end holds devices.
+    fn nodes_of_pod(&self) -> NodesOfPod<'_> {
+        let mut nodes = NodesOfPod::new();
+        for (node, candidates) in &self.candidates {
+            for uid in candidates
+                .iter()
+                .flat_map(|candidate| candidate.pods.keys())
+            {
+                nodes.entry(uid).or_default().push(node);
+            }
+        }
         nodes
-            .filter(|(_, candidates)| candidates.iter().any(|of| holds(&of)))
-            .map(|(node, _)| node.as_str())
-            .collect()
     }
 
     /// Returns the pods and gangs whose pods are all in the set, those that should end last first.

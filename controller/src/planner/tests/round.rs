@@ -66,6 +66,71 @@ fn equal_rejected_pods_cost_one_search() {
     );
 }
 
+/// Adds a pod that fits on no node, with a claim whose selector takes nearly a turn for each device.
+fn add_costly(cluster: &mut TestCluster, name: &str) {
+    let list = format!("[{}]", vec!["1"; 140].join(","));
+    let expression = format!("{list}.all(x, {list}.all(y, x == y)) && false");
+    let mut costly = claim(name, "8Gi");
+    let devices = costly.spec.as_mut().unwrap().devices.as_mut();
+    let requests = devices.unwrap().requests.as_mut();
+    let exactly = requests.unwrap()[0].exactly.as_mut().unwrap();
+    exactly.selectors = Some(vec![object(json!({"cel": {"expression": expression}}))]);
+    cluster.add_claim(costly);
+    cluster.add_pod(pod(name, &[name]));
+}
+
+#[test]
+fn costly_selectors_delay_no_other_pod() {
+    let mut cluster = TestCluster::new(&["n1", "n2", "n3", "n4"]);
+    // Each call is one decision, or one turn of it.
+    cluster.is_slice_over = |_| true;
+    for index in 0..20 {
+        add_costly(&mut cluster, &format!("costly-{index}"));
+    }
+    for _ in 0..3 {
+        assert!(cluster.actions().0.is_empty());
+    }
+    assert!(
+        cluster.events.is_empty(),
+        "no reason before the end of the decision"
+    );
+    for name in ["usual", "later"] {
+        cluster.add_pod_with_claim(name, "8Gi");
+        let checks = cluster.planner.cluster.node_checks();
+        let mut jobs = Vec::new();
+        while jobs.is_empty() {
+            jobs = cluster.actions().0;
+        }
+        let checks = cluster.planner.cluster.node_checks() - checks;
+        assert!(
+            checks <= 15,
+            "{checks} checks of nodes for {name}, and a turn"
+        );
+        for job in jobs {
+            assert_eq!(job.pods[0].uid, format!("pod-{name}"));
+            cluster.write(job);
+        }
+        cluster.deliver_claims();
+    }
+    let decisions = cluster.planner.decisions();
+    while cluster
+        .planner
+        .next_deadline()
+        .is_some_and(|deadline| deadline <= cluster.now)
+    {
+        assert!(
+            cluster.planner.decisions() - decisions < 200,
+            "the decisions end"
+        );
+        cluster.actions();
+    }
+    for index in 0..20 {
+        let messages = cluster.messages_of(&format!("Pod/costly-{index}"));
+        assert_eq!(messages.len(), 1, "{messages:?}");
+        assert!(messages[0].contains("SelectorMismatch"), "{messages:?}");
+    }
+}
+
 /// Returns how often a node was checked for one more pod, with that number of nodes.
 fn checks_of_one_decision(nodes: usize) -> u64 {
     let names: Vec<String> = (0..nodes).map(|index| format!("n{index:03}")).collect();

@@ -157,14 +157,7 @@ fn prepare(
         .into_iter()
         .zip(&options.nodes)
     {
-        nodes.push(prepare_node(
-            state,
-            index,
-            machine,
-            options.pod_groups,
-            tools,
-            &pki,
-        )?);
+        nodes.push(prepare_node(state, index, machine, options, tools, &pki)?);
     }
     let admin = kubeconfig(
         &format!("https://127.0.0.1:{port}"),
@@ -192,7 +185,7 @@ fn prepare_node(
     state: &StateDir,
     node: NodeIndex,
     machine: &Machine,
-    has_pod_groups: bool,
+    options: &Options,
     tools: &Tools,
     pki: &Pki,
 ) -> Result<NodePlan> {
@@ -203,7 +196,7 @@ fn prepare_node(
             .with_context(|| format!("read the machine {}", file.display()))?;
     }
     credentials(&dir, node, pki)?;
-    configuration(&dir, node, tools)?;
+    configuration(&dir, node, options, tools)?;
     let runs = |component: &Component| {
         component.runs_on(node) && (*component != Component::Simulator || *machine != Machine::None)
     };
@@ -213,7 +206,7 @@ fn prepare_node(
         processes: Component::ALL
             .into_iter()
             .filter(runs)
-            .map(|component| component.process(node, has_pod_groups))
+            .map(|component| component.process(node, options.pod_groups))
             .collect(),
     })
 }
@@ -235,7 +228,7 @@ fn credentials(dir: &NodeDir, node: NodeIndex, pki: &Pki) -> Result<()> {
     Ok(())
 }
 
-fn configuration(state: &NodeDir, node: NodeIndex, tools: &Tools) -> Result<()> {
+fn configuration(state: &NodeDir, node: NodeIndex, options: &Options, tools: &Tools) -> Result<()> {
     let dir = state.config();
     let cni = dir.join("cni");
     fs::create_dir_all(&cni).with_context(|| format!("create {}", cni.display()))?;
@@ -253,7 +246,7 @@ fn configuration(state: &NodeDir, node: NodeIndex, tools: &Tools) -> Result<()> 
         (dir.join("kubelet.json"), config::kubelet().to_string()),
         (
             dir.join("kube-scheduler.json"),
-            config::kube_scheduler().to_string(),
+            config::kube_scheduler(options.scheduler_qps).to_string(),
         ),
         (cni.join("10-pods.conflist"), config::cni(node).to_string()),
         (

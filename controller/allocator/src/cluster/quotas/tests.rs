@@ -131,7 +131,7 @@ fn finds_borrowers_with_their_guaranteed_amounts() {
             .iter()
             .map(|(namespace, name)| ((*namespace).to_owned(), (*name).to_owned()));
         let claims = gone.collect();
-        cluster.presume_gone(Departure {
+        cluster.presume_gone(&Departure {
             claims,
             ..Departure::default()
         });
@@ -169,8 +169,8 @@ proptest! {
             expected.insert((tenant, index), gib);
             if is_gone {
                 let claims = [(namespace.to_owned(), name)].into();
-                cluster.presume_gone(Departure { claims, ..Departure::default() });
-                cluster.presume_gone(Departure::default());
+                cluster.presume_gone(&Departure { claims, ..Departure::default() });
+                cluster.presume_gone(&Departure::default());
             }
         }
         for (tenant, namespace) in ["a", "b"].into_iter().enumerate() {

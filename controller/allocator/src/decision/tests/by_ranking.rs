@@ -11,6 +11,7 @@ use crate::explanation::Explanation;
 use crate::fixture::{classes, node, object, pod_request, request, share, slices};
 use crate::object::ObjectKey;
 use crate::placement::{Placement, Policies};
+use crate::selector::{in_turn, is_suspended};
 
 const NODES: [&str; 5] = ["n0", "n1", "n2", "n3", "n4"];
 
@@ -166,5 +167,40 @@ proptest! {
                 prop_assert_eq!(by_ranking, by_all, "step {}", number);
             }
         }
+    }
+}
+
+#[test]
+fn decision_with_costly_selector_ends_after_some_turns() {
+    let nodes = NODES.map(|name| (name, [80_u64; 4]));
+    let nodes: Vec<(&str, &[u64])> = nodes
+        .iter()
+        .map(|(name, gpus)| (*name, &gpus[..]))
+        .collect();
+    let cluster = crate::fixture::cluster(&nodes);
+    let list = format!("[{}]", vec!["1"; 100].join(","));
+    let costly = |result: &str| {
+        let expression = format!("{list}.all(x, {list}.all(y, x == y)) && {result}");
+        let claim = request(
+            "c",
+            &json!({"deviceClassName": "gpu.drava.dev", "selectors": [{"cel": {"expression": expression}}]}),
+        );
+        pod_request(&cluster, &[claim])
+    };
+    for result in [
+        "true", "false", // The selector fails.
+        "dyn(1)",
+    ] {
+        let pod_request = costly(result);
+        let mut turns = 1;
+        let mut decision = in_turn(|| cluster.decide(&pod_request, BINPACK));
+        while is_suspended() {
+            turns += 1;
+            assert!(turns < 100, "the decision ends");
+            decision = in_turn(|| cluster.decide(&pod_request, BINPACK));
+        }
+        let expected = cluster.explain(&costly(result), BINPACK);
+        assert_eq!(text(&decision), text(&expected), "{result}");
+        assert!(result == "dyn(1)" || turns > 5, "{turns} turns for 20 GPUs");
     }
 }
