@@ -49,6 +49,8 @@ struct Problem<'a> {
     node_policy: NodePlacementPolicy,
     /// What the pod requests on its node.
     room: NodeRoom,
+    /// Whether a rejection needs the verdicts on nodes.
+    needs_verdicts: bool,
     exclusions: Exclusions,
 }
 
@@ -122,10 +124,21 @@ impl Cluster {
         pod_request: &PodRequest,
         policies: Policies,
     ) -> Result<Placement, Explanation> {
+        self.with_problem(pod_request, policies, |problem| self.decide_by_any(problem))
+    }
+
+    /// Decides like [`Self::decide`], in less time when no node is feasible.
+    #[must_use]
+    pub fn place(&self, pod_request: &PodRequest, policies: Policies) -> Option<Placement> {
         self.with_problem(pod_request, policies, |problem| {
-            self.decide_by_ranking(problem)
-                .unwrap_or_else(|| self.decide_among(self.candidates(problem.pod_request), problem))
+            problem.needs_verdicts = false;
+            self.decide_by_any(problem).ok()
         })
+    }
+
+    fn decide_by_any(&self, problem: &Problem<'_>) -> Result<Placement, Explanation> {
+        self.decide_by_ranking(problem)
+            .unwrap_or_else(|| self.decide_among(self.candidates(problem.pod_request), problem))
     }
 
     /// Decides like [`Self::decide`], by an evaluation of every node.
@@ -161,14 +174,14 @@ impl Cluster {
         &self,
         pod_request: &PodRequest,
         policies: Policies,
-        decide: impl FnOnce(&Problem<'_>) -> T,
+        decide: impl FnOnce(&mut Problem<'_>) -> T,
     ) -> T {
         let resolved = self.with_policies(pod_request);
         let pod_request = resolved.as_ref().unwrap_or(pod_request);
         let containers = pod_request.containers(|pool, device| self.gpu_of(pool, device));
         let namespace = pod_request.claims.first();
         let budgets = namespace.map(|claim| self.budgets(&claim.id.namespace));
-        decide(&Problem {
+        decide(&mut Problem {
             pod_request,
             input: SearchInput {
                 claims: &pod_request.claims,
@@ -178,6 +191,7 @@ impl Cluster {
             },
             node_policy: node_policy(pod_request, policies),
             room: NodeRoom::of(&pod_request.demand.requests),
+            needs_verdicts: true,
             exclusions: self.exclusions(&pod_request.uid, &pod_request.demand),
         })
     }

@@ -275,15 +275,26 @@ impl Planner {
 
     /// Decides for the pod. Prefers a node on which all pending pods that share its claims fit.
     pub(super) fn decide(&self, pod_request: &PodRequest) -> Result<Placement, Explanation> {
-        let sharers = self.sharers(pod_request);
-        if !sharers.is_empty() {
-            let mut joint = pod_request.clone();
-            joint.sharers = sharers;
-            if let Ok(placement) = self.cluster.decide(&joint, self.settings.policies) {
-                return Ok(placement);
-            }
+        match self.place_with_sharers(pod_request) {
+            Some(placement) => Ok(placement),
+            None => self.cluster.decide(pod_request, self.settings.policies),
         }
-        self.cluster.decide(pod_request, self.settings.policies)
+    }
+
+    /// Decides like [`Self::decide`], without an explanation.
+    pub(super) fn place(&self, pod_request: &PodRequest) -> Option<Placement> {
+        let placement = self.place_with_sharers(pod_request);
+        placement.or_else(|| self.cluster.place(pod_request, self.settings.policies))
+    }
+
+    fn place_with_sharers(&self, pod_request: &PodRequest) -> Option<Placement> {
+        let sharers = self.sharers(pod_request);
+        if sharers.is_empty() {
+            return None;
+        }
+        let mut joint = pod_request.clone();
+        joint.sharers = sharers;
+        self.cluster.place(&joint, self.settings.policies)
     }
 
     /// Returns the demand of the other pending pods that share a claim with this one.

@@ -108,14 +108,16 @@ const TABLES: [Table; 3] = [
         title: "Pods bound",
         note: "managed: the controller allocates, and kube-scheduler binds; pods have the gate of the admission webhook, which \
                does not run. native: the devices have no taint, and kube-scheduler alone allocates and binds. seconds is the \
-               time from the first creation to the last binding; creation took createdSeconds. Nodes with `shares` publish 16 \
-               devices, and pods ask for 8 GiB of a share; nodes with `partitions` publish 216, and pods ask for a partition \
-               with at least 30 GiB.",
+               time from the first creation to the last binding; creation took createdSeconds. schedulerQps is the limit of \
+               requests per second of kube-scheduler's client, whose default is 50. Nodes with `shares` publish 16 devices, \
+               and pods ask for 8 GiB of a share; nodes with `partitions` publish 216, and pods ask for a partition with at \
+               least 30 GiB.",
         measures: &["shares", "partitions"],
         columns: &[
             "measure",
             "round",
             "mode",
+            "schedulerQps",
             "nodes",
             "pods",
             "createdSeconds",
@@ -220,6 +222,11 @@ fn measure(seconds: f64, options: &Options) -> Result<Vec<Value>> {
     removed?;
     let text = String::from_utf8(output.stdout)?;
     text.lines()
-        .map(|line| serde_json::from_str(line).with_context(|| format!("read measurement {line}")))
+        .map(|line| {
+            let mut row: Value =
+                serde_json::from_str(line).with_context(|| format!("read measurement {line}"))?;
+            row["schedulerQps"] = options.scheduler_qps.into();
+            Ok(row)
+        })
         .collect()
 }

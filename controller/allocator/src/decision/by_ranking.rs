@@ -97,8 +97,11 @@ impl Cluster {
         Ok(())
     }
 
-    /// Returns why each node is not feasible.
+    /// Returns why each node is not feasible, if that is needed.
     fn verdicts(&self, ranking: &Ranking, problem: &Problem<'_>) -> Vec<Arc<NodeVerdict>> {
+        if !problem.needs_verdicts {
+            return Vec::new();
+        }
         let verdict = |(node, evaluation): (&str, &Evaluation)| {
             if let Err(obstacle) = self.admits(node, problem) {
                 return Some(Arc::new(verdict(node, Reason::NodeUnfit, obstacle)));

@@ -33,7 +33,7 @@ impl Planner {
         };
         self.presume_ended(holders, &ended);
         let placements = self.place_group(search, |planner, request| {
-            if let Ok(placement) = planner.decide(&request.pod_request) {
+            if let Some(placement) = planner.place(&request.pod_request) {
                 known.node_changed(&placement.node);
                 return Some(placement);
             }
@@ -102,7 +102,7 @@ impl Planner {
         let mut anew: Placements = Vec::new();
         for &index in &moved {
             let request = &placements[index].0;
-            let placement = self.decide(&request.pod_request).ok();
+            let placement = self.place(&request.pod_request);
             let Some(placement) = placement.filter(|each| self.is_allowed(search, each)) else {
                 break;
             };
