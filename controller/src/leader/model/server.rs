@@ -481,6 +481,8 @@ fn merge(target: &mut Value, patch: &Value) {
 }
 
 fn failure(code: u16, message: &str) -> Answer {
-    let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": message, "reason": ""});
+    // Without the reason, a 404 may come from a proxy, and proves nothing.
+    let reason = if code == 404 { "NotFound" } else { "" };
+    let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": message, "reason": reason});
     (StatusCode::from_u16(code).unwrap(), status)
 }
