@@ -172,10 +172,13 @@ impl DueIndex {
         if !self.has_due() {
             return None;
         }
-        let Some((_, uid)) = self.this_round.pop_first() else {
-            return self.pop_suspended();
+        let uid = match self.this_round.pop_first() {
+            Some((_, uid)) => {
+                self.positions.remove(&uid);
+                uid
+            }
+            None => self.pop_suspended()?,
         };
-        self.positions.remove(&uid);
         self.decided.insert(uid.clone());
         Some(uid)
     }
