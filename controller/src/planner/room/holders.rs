@@ -12,12 +12,31 @@ use crate::planner::decision::Group;
 use crate::planner::{DecisionTime, Planner};
 use crate::victims::Candidate;
 
+/// Nodes on which each pod holds devices, by its UID.
+pub(super) type NodesOfPod<'a> = BTreeMap<&'a str, Vec<&'a str>>;
+
 /// Which pods hold what.
 pub(super) struct Holders {
     /// UIDs of the pods that use an allocated claim.
     pub(super) consumers: BTreeMap<ObjectKey, BTreeSet<String>>,
     /// Pods that may end, by the node of their devices.
     pub(super) candidates: BTreeMap<String, Vec<Candidate>>,
+}
+
+impl Holders {
+    /// Returns the nodes on which each pod that may end holds devices.
+    pub(super) fn nodes_of_pod(&self) -> NodesOfPod<'_> {
+        let mut nodes = NodesOfPod::new();
+        for (node, candidates) in &self.candidates {
+            for uid in candidates
+                .iter()
+                .flat_map(|candidate| candidate.pods.keys())
+            {
+                nodes.entry(uid).or_default().push(node);
+            }
+        }
+        nodes
+    }
 }
 
 impl Planner {

@@ -6,7 +6,7 @@ use drava_allocator::placement::Placement;
 use drava_allocator::pod_request::PodRequest;
 
 use super::Search;
-use super::placing::NodesOfPod;
+use super::holders::NodesOfPod;
 use crate::planner::Planner;
 use crate::planner::demand::Request;
 use crate::victims::{self, Cost, Effect};

@@ -1,10 +1,10 @@
 //! Placements of a group while pods end for it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use drava_allocator::placement::Placement;
 
-use super::holders::Holders;
+use super::holders::{Holders, NodesOfPod};
 use super::known_victims::KnownVictims;
 use super::{Precedence, Room, RoomCause, Search};
 use crate::planner::Planner;
@@ -13,8 +13,6 @@ use crate::victims::Candidate;
 
 /// Placements of the pods of a group.
 type Placements = Vec<(Request, Placement)>;
-/// Nodes on which each pod holds devices, by its UID.
-pub(super) type NodesOfPod<'a> = BTreeMap<&'a str, Vec<&'a str>>;
 
 impl Planner {
     /// Places the required pods of the group one after the other; for a pod that does not fit, the best set of pods ends.
@@ -164,20 +162,6 @@ impl Planner {
 }
 
 impl Holders {
-    /// Returns the nodes on which each pod that may end holds devices.
-    fn nodes_of_pod(&self) -> NodesOfPod<'_> {
-        let mut nodes = NodesOfPod::new();
-        for (node, candidates) in &self.candidates {
-            for uid in candidates
-                .iter()
-                .flat_map(|candidate| candidate.pods.keys())
-            {
-                nodes.entry(uid).or_default().push(node);
-            }
-        }
-        nodes
-    }
-
     /// Returns the pods and gangs whose pods are all in the set, those that should end last first.
     fn units_in(&self, uids: &BTreeSet<String>) -> Vec<Candidate> {
         let candidates = self.candidates.values().flatten();
