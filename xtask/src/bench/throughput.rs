@@ -32,8 +32,8 @@ pub(super) struct Options {
     /// throughput: number of pods that fit on no node.
     #[arg(long, default_value_t = 3000, value_name = "COUNT")]
     rejected_pods: usize,
-    /// throughput: requests per second of kube-scheduler's client. With its default of 50, it binds about 16 pods per second,
-    /// whoever allocates.
+    /// throughput: requests per second of kube-scheduler's client. With its default of 50, it binds about 16 pods per second
+    /// in both modes.
     #[arg(long, default_value_t = 1000, value_name = "COUNT")]
     scheduler_qps: u32,
     /// throughput: rounds of each comparison.

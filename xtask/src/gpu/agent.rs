@@ -97,7 +97,7 @@ impl Bench<'_> {
         command
     }
 
-    /// The part of the GPU time that so many tenants use without limits.
+    /// Returns the part of the GPU time that this number of tenants uses without limits.
     fn unlimited(&self, kernel_us: u64, count: usize) -> Result<f64> {
         let commands = std::iter::repeat_with(|| self.tenant(None, kernel_us));
         let done: Vec<Done> = together(commands.take(count).collect())?;
