@@ -97,13 +97,18 @@ fn labels_name_every_container_of_a_shared_claim() -> Result<()> {
             Ok(series.any(is_complete).then_some(()))
         })?;
     }
-    let text = scrape(&cluster, "driver", 9394)?;
-    ensure!(!text.contains("container=\"outsider\""), "{text}");
-    let limits = text.lines().filter(|line| {
+    let has_limit = |line: &&str| {
         line.starts_with("drava_share_memory_limit_bytes{") && line.contains(&namespace)
-    });
+    };
+    // The node agent measures a share some time after its preparation.
+    let text = wait("the limit of the share", || {
+        let text = scrape(&cluster, "driver", 9394)?;
+        let is_measured = text.lines().any(|line| has_limit(&line));
+        Ok(is_measured.then_some(text))
+    })?;
+    ensure!(!text.contains("container=\"outsider\""), "{text}");
     ensure!(
-        limits.count() == 1,
+        text.lines().filter(has_limit).count() == 1,
         "the share is counted more than once:\n{text}"
     );
     tenant.delete_pods(&["team"])?;
