@@ -24,6 +24,7 @@ mod reserve;
 mod schedule;
 mod shares;
 mod simulated_gpu;
+mod simulated_share;
 mod token;
 mod virtual_clock;
 mod workload;

@@ -5,8 +5,12 @@ use std::collections::BTreeMap;
 use drava_dra_driver::agent::policy::token::{
     AHEAD_US, Change, EndedSlice, LONGEST_US, SHORTEST_US, TokenCandidate, TokenRing,
 };
-use drava_vgpu_abi::bucket::{TOKEN_BURST_US, TokenSlice};
+use drava_vgpu_abi::bucket::TokenSlice;
 use proptest::prelude::*;
+use simulator_machine::kernel::engine::Timing;
+
+use crate::simulated_gpu::{DEFAULT_SLICES, PERTURBED, SimulatedGpu};
+use crate::workload::Workload;
 
 /// Demand of a share over time.
 #[derive(Clone, Debug)]
@@ -294,67 +298,22 @@ fn renews_token_of_single_share_without_debt() {
     assert!((43..=52).contains(&back), "{back}");
 }
 
-/// Simulates saturating shares, each with cores and kernel length, on a GPU that runs contexts round-robin. Returns the
-/// percentage of the GPU of each share.
-fn simulate_gpu(tenants: &[(u32, i64)], seconds: u64) -> Vec<f64> {
-    const TICK_US: i64 = 500;
-    /// Four ticks.
-    const HARDWARE_SLICE: u32 = 4;
-    const BURST_US: i64 = TOKEN_BURST_US.cast_signed();
-    let candidates: Vec<_> = (0..)
-        .zip(tenants)
-        .map(|(id, (cores, _))| TokenCandidate {
-            id,
-            cores: *cores,
-            wants: true,
-            yields: false,
-        })
+/// Checks that each share gets its cores as part of the GPU time that all of them get.
+fn assert_divided_by_cores(timing: Timing, loads: &[(u32, u64)]) {
+    let tenants: Vec<_> = loads
+        .iter()
+        .map(|(cores, kernel_us)| Workload::token(*cores, *kernel_us))
         .collect();
-    let mut ring = TokenRing::default();
-    let mut slices = vec![TokenSlice::default(); tenants.len()];
-    let (mut credit, mut queued) = (vec![0; tenants.len()], vec![0; tenants.len()]);
-    let (mut charged, mut settled) = (vec![0_u64; tenants.len()], vec![0; tenants.len()]);
-    let mut used = vec![0; tenants.len()];
-    let (mut running, mut slice) = (0, 0);
-    for now_us in (0..seconds * 1_000_000).step_by(usize::try_from(TICK_US).unwrap()) {
-        if now_us.is_multiple_of(POLL_US) {
-            for change in ring.poll(now_us, &candidates) {
-                match change {
-                    Change::Grant(id, slice) => slices[id] = slice,
-                    Change::Revoke(id) => slices[id].until_us = now_us,
-                }
-            }
-            for ended in ring.ended() {
-                let before = std::mem::replace(&mut settled[ended.id], charged[ended.id]);
-                ring.account_slice(ended, charged[ended.id] - before);
-            }
-        }
-        for (id, (_, kernel_us)) in tenants.iter().enumerate() {
-            let has_turn = (slices[id].from_us..slices[id].until_us).contains(&now_us);
-            let begins = has_turn && now_us < slices[id].from_us + TICK_US.unsigned_abs();
-            let gain = if begins { BURST_US } else { TICK_US };
-            credit[id] = (credit[id] + gain).min(if has_turn { BURST_US } else { 0 });
-            while has_turn && credit[id] > 0 && queued[id] < 16 * kernel_us {
-                credit[id] -= kernel_us;
-                queued[id] += kernel_us;
-                charged[id] += kernel_us.unsigned_abs();
-            }
-        }
-        if slice == 0 || queued[running] <= 0 {
-            let next = (1..=tenants.len()).map(|offset| (running + offset) % tenants.len());
-            running = next
-                .into_iter()
-                .find(|id| queued[*id] > 0)
-                .unwrap_or(running);
-            slice = HARDWARE_SLICE;
-        }
-        slice -= 1;
-        let ran = TICK_US.min(queued[running]);
-        queued[running] -= ran;
-        used[running] += ran;
+    let mut gpu = SimulatedGpu::of(timing, &tenants);
+    gpu.run(2.0);
+    let got = gpu.run(40.0);
+    let sum: f64 = got.iter().sum();
+    let what = format!("cores and kernels {loads:?}: {got:.1?}");
+    assert!(sum > 97.0, "{what}");
+    for (got, (cores, _)) in got.iter().zip(loads) {
+        let part = got / sum * 100.0;
+        assert!((part - f64::from(*cores)).abs() <= 1.0, "{what}");
     }
-    let percent = |used: &i64| *used as f64 / (seconds * 10_000) as f64;
-    used.iter().map(percent).collect()
 }
 
 #[test]
@@ -365,23 +324,22 @@ fn deducts_overrun_from_next_slices() {
             (5_000, 1_000),
             (500, 20_000),
             (20_000, 1_000),
-            (20_000, 20_000),
             (80_000, 1_000),
         ] {
-            let got = simulate_gpu(&[(cores, kernel_us), (other, others_us)], 60);
-            let what = format!("{cores}% with {kernel_us} µs and {others_us} µs: {got:.1?}");
-            assert!((got[0] - f64::from(cores)).abs() <= 1.0, "{what}");
-            assert!((got[1] - f64::from(other)).abs() <= 1.0, "{what}");
+            assert_divided_by_cores(DEFAULT_SLICES, &[(cores, kernel_us), (other, others_us)]);
         }
     }
-    let got = simulate_gpu(&[(20, 30_000), (30, 2_000), (50, 500)], 60);
-    let due = [20.0, 30.0, 50.0];
-    assert!(
-        got.iter()
-            .zip(due)
-            .all(|(got, due)| (got - due).abs() <= 1.0),
-        "{got:.1?}"
-    );
+    assert_divided_by_cores(DEFAULT_SLICES, &[(20, 30_000), (30, 2_000), (50, 500)]);
+}
+
+#[test]
+fn keeps_slice_while_kernels_run_beside_overrun() {
+    // Two kernels in flight, both in the time of another share's overrun, take twice as long.
+    for timing in [DEFAULT_SLICES, PERTURBED] {
+        for cores in [10, 30, 50] {
+            assert_divided_by_cores(timing, &[(cores, 20_000), (100 - cores, 20_000)]);
+        }
+    }
 }
 
 /// Polls the ring in the range `us`. `used_us` returns the use of each ended slice. Returns the total length of the first

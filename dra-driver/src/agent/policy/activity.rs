@@ -12,6 +12,9 @@ use super::usage_counters::UsageDelta;
 /// Time after the last demand in which a share still wants GPU time, µs: two of the longest sleeps of a waiting launch.
 const DEMAND_HOLD_US: u64 = 15_000;
 
+/// How much longer than its GPU time a kernel may run: another share that overran its slice has half of the GPU.
+const MAX_STRETCH: u64 = 2;
+
 /// Longest debt that is believed, µs: a kernel of that length may be running.
 const MAX_DEBT_US: u64 = 1_000_000;
 
@@ -51,7 +54,7 @@ impl RegionHeader {
     #[must_use]
     pub fn wants_time(&self, now_us: u64) -> bool {
         let demand_us = self.share.last_demand_us.min(now_us);
-        demand_us.saturating_add(self.debt_us() + DEMAND_HOLD_US) > now_us
+        demand_us.saturating_add(MAX_STRETCH * self.debt_us() + DEMAND_HOLD_US) > now_us
     }
 
     /// Returns until when the share works by its own report, µs; 0 without a report.

@@ -1,0 +1,308 @@
+//! A simulated share: its program, and libvgpu's bucket.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+
+use drava_dra_driver::agent::policy::activity::RegionHeader;
+use drava_dra_driver::agent::policy::control::{ActivityChange, Measured};
+use drava_vgpu_abi::Limits;
+use drava_vgpu_abi::atomic::Word;
+use drava_vgpu_abi::bucket::{Bucket, Grant, LEASE_US, NextLaunch, TokenSlice};
+use drava_vgpu_abi::contention::ALL_PPM;
+use drava_vgpu_abi::region::Header;
+use drava_vgpu_abi::snapshot::ShareUsage;
+use simulator_machine::kernel::engine::Engine;
+use simulator_machine::protocol::{ContextId, Work};
+
+use crate::simulated_gpu::{NS_PER_US, SECOND_US};
+use crate::workload::Workload;
+
+/// Polling of resumed shares: interval, duration, and silence until a share is idle.
+const POLL_US: u64 = 20_000;
+const POLLING_US: u64 = 1_000_000;
+const IDLE_AFTER_US: u64 = 40_000;
+
+/// Events of a share: before a kernel in an idle stream, and after each kernel.
+const START: u32 = 0;
+const END: u32 = 1;
+
+struct VirtualWord(Cell<u64>);
+
+impl Word for VirtualWord {
+    fn load(&self) -> u64 {
+        self.0.get()
+    }
+    fn store(&self, value: u64) {
+        self.0.set(value);
+    }
+    fn compare_exchange(&self, current: u64, new: u64) -> Result<u64, u64> {
+        let found = self.0.get();
+        if found == current {
+            self.0.set(new);
+            Ok(found)
+        } else {
+            Err(found)
+        }
+    }
+    fn fetch_add(&self, value: u64) -> u64 {
+        self.0.replace(self.0.get().wrapping_add(value))
+    }
+    fn fetch_sub(&self, value: u64) -> u64 {
+        self.0.replace(self.0.get().wrapping_sub(value))
+    }
+}
+
+/// See the [module](self).
+pub(crate) struct SimulatedShare {
+    pub(crate) context: ContextId,
+    pub(crate) load: Workload,
+    header: Header<VirtualWord>,
+    pub(crate) limits: Limits,
+    pub(crate) own_time_ppm: u32,
+    /// Its slice with the token.
+    pub(crate) slice: TokenSlice,
+    /// Charges of the kernels in flight.
+    charges_us: VecDeque<u64>,
+    launched: usize,
+    tickets: u64,
+    /// Time of the event before the running kernel.
+    start_us: u64,
+    not_before_us: u64,
+    /// Taken from the bucket and not yet used.
+    lease_us: u64,
+    waits: bool,
+    /// Moving average, as in the cost table.
+    cost_us: u64,
+    gpu_time_us: u64,
+    throttled_us: u64,
+    wanted_us: u64,
+    seen: (u64, u64, u64),
+    seen_launched: usize,
+    /// GPU time at the last accounted slice.
+    seen_in_slice_us: u64,
+    launch_us: u64,
+    was_idle: bool,
+    pub(crate) is_lent: bool,
+    demand_us: u64,
+    polled_until_us: u64,
+}
+
+impl SimulatedShare {
+    pub(crate) fn new(context: ContextId, load: &Workload) -> Self {
+        Self {
+            context,
+            load: load.clone(),
+            header: Header::from_words(|| VirtualWord(Cell::new(0))),
+            limits: Limits {
+                cores: load.entitlement.cores,
+                compute_policy: load.entitlement.policy,
+                priority: load.entitlement.priority,
+                ..Limits::memory(1 << 30)
+            },
+            own_time_ppm: ALL_PPM,
+            slice: TokenSlice::default(),
+            charges_us: VecDeque::new(),
+            launched: 0,
+            tickets: 0,
+            start_us: 0,
+            not_before_us: 0,
+            lease_us: 0,
+            waits: false,
+            cost_us: 2_000,
+            gpu_time_us: 0,
+            throttled_us: 0,
+            wanted_us: 0,
+            seen: (0, 0, 0),
+            seen_launched: 0,
+            seen_in_slice_us: 0,
+            launch_us: 0,
+            was_idle: true,
+            is_lent: false,
+            demand_us: 0,
+            polled_until_us: 0,
+        }
+    }
+
+    pub(crate) fn launch(&mut self, now_us: u64, engine: &mut Engine) {
+        if !(self.load.is_active)(now_us - SECOND_US) || now_us < self.not_before_us {
+            return;
+        }
+        while self.charges_us.len() < self.load.depth {
+            let bucket = Bucket::new(&self.header);
+            let grant = Grant::of(&self.limits, self.slice, now_us);
+            self.wanted_us = now_us;
+            bucket.refill(grant, now_us);
+            if grant != Grant::Free {
+                if self.lease_us < self.cost_us {
+                    let least_us = if self.waits {
+                        grant.resume_credit_us()
+                    } else {
+                        0
+                    };
+                    match bucket.take(grant, self.cost_us - self.lease_us, least_us, LEASE_US) {
+                        Ok(taken_us) => {
+                            self.waits = false;
+                            self.lease_us += taken_us;
+                        }
+                        Err(_) if grant.may_overdraw(self.next_launch(), now_us) => {
+                            let taken_us = self.cost_us.max(LEASE_US);
+                            bucket.charge(taken_us);
+                            self.lease_us += taken_us;
+                        }
+                        Err(debt) => {
+                            let until_slice_us = grant.starts_in_us(now_us);
+                            let sleep_us = until_slice_us
+                                .map_or(debt.retry_after_us, |us| us.min(debt.retry_after_us));
+                            self.waits = true;
+                            self.not_before_us = now_us + sleep_us;
+                            self.throttled_us += sleep_us;
+                            return;
+                        }
+                    }
+                }
+                self.lease_us -= self.cost_us;
+            }
+            let length_us = self.load.kernels_us[self.launched % self.load.kernels_us.len()];
+            let length_us = length_us * (self.load.kernel_scale)(now_us - SECOND_US);
+            if self.charges_us.is_empty() {
+                self.submit_event(engine, START);
+            }
+            let kernel = Work::Kernel {
+                nanos: length_us * NS_PER_US,
+                multiprocessors: 1,
+            };
+            self.submit(engine, kernel);
+            self.submit_event(engine, END);
+            self.launched += 1;
+            self.charges_us.push_back(self.cost_us);
+            self.gpu_time_us += self.cost_us;
+        }
+    }
+
+    fn submit(&mut self, engine: &mut Engine, work: Work) {
+        self.tickets += 1;
+        assert!(engine.submit(self.context, 0, self.tickets, work));
+    }
+
+    fn submit_event(&mut self, engine: &mut Engine, event: u32) {
+        let recording = self.tickets + 1;
+        self.submit(engine, Work::Record { event, recording });
+    }
+
+    /// Corrects the charge of a kernel at its end.
+    pub(crate) fn on_event(&mut self, event: u32, at_us: u64) {
+        let start_us = std::mem::replace(&mut self.start_us, at_us);
+        if event == START {
+            return;
+        }
+        let raw_us = at_us - start_us;
+        let own_us = raw_us * u64::from(self.own_time_ppm) / u64::from(ALL_PPM);
+        let charged_us = self.charges_us.pop_front().unwrap();
+        self.cost_us = (self.cost_us * 15 + own_us) / 16;
+        let bucket = Bucket::new(&self.header);
+        if own_us > charged_us {
+            bucket.charge(own_us - charged_us);
+        } else {
+            bucket.repay(charged_us - own_us);
+        }
+        self.gpu_time_us = (self.gpu_time_us + own_us).saturating_sub(charged_us);
+        if self.load.host_us > 0 {
+            self.not_before_us = at_us + self.load.host_us;
+        }
+    }
+
+    /// Returns whether the share resumes or goes idle.
+    pub(crate) fn activity_change(&mut self, now_us: u64) -> Option<ActivityChange> {
+        let before_us = std::mem::replace(&mut self.demand_us, self.wanted_us);
+        if self.is_lent && before_us != self.wanted_us {
+            self.polled_until_us = now_us + POLLING_US;
+            self.is_lent = false;
+            return Some(ActivityChange::Resumed);
+        }
+        let is_polled =
+            !self.is_lent && now_us < self.polled_until_us && now_us.is_multiple_of(POLL_US);
+        let is_quiet = now_us - self.wanted_us >= IDLE_AFTER_US;
+        (is_polled && is_quiet && !self.is_in_debt(now_us)).then_some(ActivityChange::Idle)
+    }
+
+    fn next_launch(&self) -> NextLaunch {
+        let mut lengths = self.load.kernels_us.windows(2);
+        NextLaunch {
+            us: self.cost_us,
+            is_variable: lengths.any(|pair| pair[0] != pair[1]),
+            in_flight: self.charges_us.len(),
+            in_flight_us: self.charges_us.iter().sum(),
+        }
+    }
+
+    /// Returns whether the agent sees that the share wants GPU time.
+    pub(crate) fn wants_time(&self, now_us: u64) -> bool {
+        let share = ShareUsage {
+            total_bytes: 0,
+            peak_bytes: 0,
+            denied: 0,
+            reclaimed: 0,
+            credit_us: Bucket::new(&self.header).credit_us(),
+            last_demand_us: self.wanted_us,
+            admission_timeouts: 0,
+            busy_until_us: 0,
+        };
+        let header = RegionHeader {
+            share,
+            refilled_us: self.header.refilled_us.load(),
+            slots_in_use: 1,
+        };
+        header.wants_time(now_us)
+    }
+
+    /// Returns the GPU time that it was charged since the last call, µs.
+    pub(crate) fn used_in_slice(&mut self) -> u64 {
+        let now_us = self.gpu_time_us.max(self.seen_in_slice_us);
+        now_us - std::mem::replace(&mut self.seen_in_slice_us, now_us)
+    }
+
+    fn is_in_debt(&self, now_us: u64) -> bool {
+        let rate = u64::from(self.limits.rate_us_per_s.unwrap_or(0));
+        let gained = (now_us - self.header.refilled_us.load()) * rate / SECOND_US;
+        Bucket::new(&self.header).credit_us().min(0).unsigned_abs() > gained
+    }
+
+    /// Returns the values that the agent reads in the region.
+    pub(crate) fn measure(&mut self, now_us: u64) -> Measured {
+        let (gpu_time_us, throttled_us, wanted_us) = self.seen;
+        self.seen = (
+            self.gpu_time_us.max(gpu_time_us),
+            self.throttled_us,
+            self.wanted_us,
+        );
+        let in_debt = self.is_in_debt(now_us);
+        let is_idle = self.is_lent && self.wanted_us == self.demand_us && !in_debt;
+        self.demand_us = self.wanted_us;
+        if wanted_us == self.wanted_us {
+            self.was_idle = !in_debt;
+            return Measured {
+                used_us: 0,
+                launches: 0,
+                has_waited: in_debt,
+                launch_us: self.launch_us,
+                is_idle,
+            };
+        }
+        let has_waited = self.throttled_us > throttled_us || in_debt || self.was_idle;
+        let has_waited = has_waited && !is_idle;
+        self.was_idle = is_idle;
+        let used_us = self.gpu_time_us.saturating_sub(gpu_time_us);
+        let launches = (self.launched - self.seen_launched) as u64;
+        self.seen_launched = self.launched;
+        if let Some(mean_us) = used_us.checked_div(launches).filter(|us| *us > 0) {
+            self.launch_us = mean_us;
+        }
+        Measured {
+            used_us,
+            launches,
+            has_waited,
+            launch_us: self.launch_us,
+            is_idle,
+        }
+    }
+}
