@@ -4,6 +4,8 @@
 use std::sync::Arc;
 
 use drava_api::error::describe;
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event, EventSource, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
@@ -13,72 +15,73 @@ use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use self::condition_retries::ConditionRetries;
+use self::report_queue::{ConditionWrite, Report, ReportQueue};
 use crate::event::PendingEvent;
 use crate::metrics::Metrics;
 use crate::pod_condition::PodConditionUpdate;
 use crate::writes::FIELD_MANAGER;
 
-mod condition_retries;
+mod report_queue;
 #[cfg(test)]
 mod tests;
 
 /// Maximum number of queued events.
 const QUEUE_LENGTH: usize = 4096;
+/// Maximum number of requests in flight: reports leave most of the API server to allocations.
+const MAX_IN_FLIGHT: usize = 8;
 /// Maximum message length in the API.
 const MAX_MESSAGE_BYTES: usize = 1024;
 /// Maximum length of the object's name in the event's name.
 const MAX_NAME_BYTES: usize = 200;
 
-/// What is published.
-#[derive(Debug)]
-enum Report {
-    Event(PendingEvent),
-    Condition(PodConditionUpdate),
-}
-
-/// Queue of a task that publishes events and conditions.
+/// Queues of a task that publishes events and conditions.
 #[derive(Debug)]
 pub struct EventPublisher {
-    queue: mpsc::Sender<Report>,
+    events: mpsc::Sender<PendingEvent>,
+    /// Without a limit: the task moves the conditions to its [`ReportQueue`] at once.
+    conditions: mpsc::UnboundedSender<PodConditionUpdate>,
     failed: mpsc::Receiver<PendingEvent>,
 }
 
+/// The task.
+struct Task {
+    client: Client,
+    metrics: Arc<Metrics>,
+    events: mpsc::Receiver<PendingEvent>,
+    conditions: mpsc::UnboundedReceiver<PodConditionUpdate>,
+    failures: mpsc::Sender<PendingEvent>,
+    queue: ReportQueue,
+}
+
+/// What is to be repeated after a write.
+enum Outcome {
+    Ended,
+    EventFailed(PendingEvent),
+    ConditionFailed(ConditionWrite),
+}
+
 impl EventPublisher {
-    /// Starts the task; it ends when the publisher is dropped and the queue is empty. `metrics` show how long pods wait for
-    /// their first condition.
+    /// Starts the task. When the publisher is dropped, the task publishes the queued events and ends; the next leader writes
+    /// the conditions. `metrics` show how long pods wait for their first condition.
     #[must_use]
     pub fn start(client: Client, metrics: Arc<Metrics>) -> Self {
-        let (queue, mut reports) = mpsc::channel(QUEUE_LENGTH);
+        let (events, queued_events) = mpsc::channel(QUEUE_LENGTH);
+        let (conditions, queued_conditions) = mpsc::unbounded_channel();
         let (failures, failed) = mpsc::channel(QUEUE_LENGTH);
-        tokio::spawn(async move {
-            let mut retries = ConditionRetries::default();
-            loop {
-                let report = tokio::select! {
-                    report = reports.recv() => report,
-                    () = at(retries.next_due()) => {
-                        if let Some(update) = retries.start_due(Instant::now()) {
-                            write_or_repeat(&client, update, &mut retries, &metrics).await;
-                        }
-                        continue;
-                    }
-                };
-                match report {
-                    Some(Report::Event(event)) => {
-                        if let Some(event) = publish(&client, event).await {
-                            // The channel is closed when the leader stops; the next leader publishes its own events.
-                            let _ = failures.try_send(event);
-                        }
-                    }
-                    Some(Report::Condition(update)) => {
-                        retries.forget(&update);
-                        write_or_repeat(&client, update, &mut retries, &metrics).await;
-                    }
-                    None => return,
-                }
-            }
-        });
-        Self { queue, failed }
+        let task = Task {
+            client,
+            metrics,
+            events: queued_events,
+            conditions: queued_conditions,
+            failures,
+            queue: ReportQueue::default(),
+        };
+        tokio::spawn(task.run());
+        Self {
+            events,
+            conditions,
+            failed,
+        }
     }
 
     /// Queues an event.
@@ -86,25 +89,109 @@ impl EventPublisher {
     /// # Errors
     /// Returns the event when the queue is full.
     pub fn publish(&self, event: PendingEvent) -> Result<(), Box<PendingEvent>> {
-        match self.queue.try_reserve() {
-            Ok(place) => {
-                place.send(Report::Event(event));
-                Ok(())
-            }
-            Err(_) => Err(Box::new(event)),
-        }
+        self.events
+            .try_send(event)
+            .map_err(|error| Box::new(error.into_inner()))
     }
 
-    /// Queues a condition; it is dropped when the queue is full, and written with a later event or change of the pod.
+    /// Queues a condition. It replaces an older one of the pod that is not written yet.
     pub(crate) fn write_condition(&self, update: PodConditionUpdate) {
-        if self.queue.try_send(Report::Condition(update)).is_err() {
-            tracing::warn!("too many reports are queued; the condition of a pod is written later");
-        }
+        // The task runs as long as the publisher exists.
+        let _ = self.conditions.send(update);
     }
 
     /// Returns the next event that could not be published and may be published later.
     pub async fn next_failed(&mut self) -> Option<PendingEvent> {
         self.failed.recv().await
+    }
+}
+
+impl Task {
+    async fn run(mut self) {
+        let mut writes = FuturesUnordered::new();
+        let mut is_open = true;
+        loop {
+            while writes.len() < MAX_IN_FLIGHT
+                && let Some(report) = self.queue.start_next(Instant::now())
+            {
+                let (client, metrics) = (self.client.clone(), Arc::clone(&self.metrics));
+                writes.push(async move {
+                    let uid = report.uid();
+                    (uid, write(&client, report, &metrics).await)
+                });
+            }
+            let due = self.queue.next_due();
+            tokio::select! {
+                update = self.conditions.recv(), if is_open => match update {
+                    Some(update) => self.queue_conditions(update),
+                    None => {
+                        is_open = false;
+                        self.queue.drop_conditions();
+                    }
+                },
+                Some(event) = self.events.recv(), if self.queue.has_place_for_event() => {
+                    self.queue.push_event(event);
+                }
+                Some((uid, outcome)) = writes.next() => {
+                    self.queue.ended(&uid);
+                    match outcome {
+                        Outcome::ConditionFailed(write) if is_open => {
+                            self.queue.repeat(write, Instant::now());
+                        }
+                        Outcome::EventFailed(event) => {
+                            // The channel is closed when the leader stops; the next leader publishes its own events.
+                            let _ = self.failures.try_send(event);
+                        }
+                        Outcome::Ended | Outcome::ConditionFailed(_) => {}
+                    }
+                }
+                () = at(due), if due.is_some() && writes.len() < MAX_IN_FLIGHT => {}
+                else => return,
+            }
+        }
+    }
+
+    /// Queues this condition and all others that have been sent, before the next write.
+    fn queue_conditions(&mut self, update: PodConditionUpdate) {
+        let now = Instant::now();
+        self.queue.push_condition(update, now);
+        while let Ok(update) = self.conditions.try_recv() {
+            self.queue.push_condition(update, now);
+        }
+    }
+}
+
+/// Writes a report.
+async fn write(client: &Client, report: Report, metrics: &Metrics) -> Outcome {
+    match report {
+        Report::Event(event) => match publish(client, event).await {
+            Some(event) => Outcome::EventFailed(event),
+            None => Outcome::Ended,
+        },
+        Report::Condition(write) => match write_condition(client, &write.update).await {
+            Ok(()) => {
+                if let Some(created) = write.update.waits_since {
+                    metrics.explained(Timestamp::now().duration_since(created));
+                }
+                Outcome::Ended
+            }
+            Err(error) => {
+                let is_rejected = is_rejected(&error);
+                let pod = &write.update.pod;
+                tracing::warn!(
+                    error = describe(&error),
+                    namespace = pod.namespace,
+                    pod = pod.name,
+                    is_rejected,
+                    "cannot write the condition of a pod"
+                );
+                if is_rejected {
+                    Outcome::Ended
+                } else {
+                    Outcome::ConditionFailed(write)
+                }
+            }
+        },
     }
 }
 
@@ -143,36 +230,6 @@ async fn at(due: Option<Instant>) {
 fn is_rejected(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status)
         if (400..500).contains(&status.code) && ![408, 429].contains(&status.code))
-}
-
-/// Writes a condition, and again later if the failure is temporary.
-async fn write_or_repeat(
-    client: &Client,
-    update: PodConditionUpdate,
-    retries: &mut ConditionRetries,
-    metrics: &Metrics,
-) {
-    let Err(error) = write_condition(client, &update).await else {
-        if let Some(created) = update.waits_since {
-            metrics.explained(Timestamp::now().duration_since(created));
-        }
-        return retries.forget(&update);
-    };
-    let (namespace, pod) = (update.pod.namespace.clone(), update.pod.name.clone());
-    let is_repeated = if is_rejected(&error) {
-        retries.forget(&update);
-        false
-    } else {
-        retries.failed(update, Instant::now())
-    };
-    let error = describe(&error);
-    tracing::warn!(
-        error,
-        namespace,
-        pod,
-        is_repeated,
-        "cannot write the condition of a pod"
-    );
 }
 
 /// Writes a condition of the pod of this UID. The admission policy `drava-controller-pod-status` allows no other change.

@@ -24,7 +24,7 @@ use crate::pod_group::PodGroups;
 use crate::queue::PodQueue;
 use crate::queue::pending_pod::Phase;
 use crate::quota::QuotaStatuses;
-use crate::{claim, gang, pod, pod_condition};
+use crate::{claim, gang, pod};
 
 mod decision;
 mod demand;
@@ -47,6 +47,7 @@ mod volumes;
 
 use ended_pods::EndedPods;
 use overcommit::Overcommits;
+use pod_conditions::ConditionsInFlight;
 use policy::PolicyStatuses;
 use rejections::Rejections;
 use round::{DecisionCount, Round};
@@ -82,6 +83,7 @@ pub struct Planner {
     state_events: Vec<PendingEvent>,
     /// Pods whose condition says that their claims are not allocated, although they are.
     newly_allocated: Vec<ObjectReference>,
+    conditions: ConditionsInFlight,
     /// Events of finished writes; each is published.
     write_events: Vec<PendingEvent>,
     excluded_pools: ExcludedPools,
@@ -126,6 +128,7 @@ impl Planner {
             deduplicator: EventDeduplicator::default(),
             state_events: Vec::new(),
             newly_allocated: Vec::new(),
+            conditions: ConditionsInFlight::default(),
             write_events: Vec::new(),
             excluded_pools: ExcludedPools::default(),
             in_flight: BTreeMap::new(),
@@ -168,9 +171,7 @@ impl Planner {
             return;
         }
         let is_newly_bound = self.cluster.upsert_pod(&pod);
-        if drava_allocator::pod::node(&pod).is_some() {
-            self.newly_allocated.extend(pod_condition::waiting(&pod));
-        }
+        self.observe_condition(&uid, &pod);
         self.note_scheduler_activity(&uid, &pod, is_newly_bound);
         if is_newly_bound {
             self.queue.neighbors_changed();
@@ -191,6 +192,7 @@ impl Planner {
     }
 
     fn pod_removed(&mut self, uid: &str) {
+        self.conditions.forget(uid);
         self.evicted.remove(uid);
         self.protected.remove(uid);
         self.in_minimum_runtime.remove(uid);
@@ -451,7 +453,7 @@ impl Planner {
         self.write_policy_statuses(time, &mut actions);
         let delayed = self.deduplicator.due(time.instant);
         actions.extend(delayed.into_iter().map(Action::PublishEvent));
-        self.write_pod_conditions(time, &mut actions);
+        self.write_changed_conditions(time, &mut actions);
         actions
     }
 

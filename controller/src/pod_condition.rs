@@ -30,10 +30,20 @@ fn observed(pod: &Pod) -> Option<&PodCondition> {
     own.next()
 }
 
-/// Returns the pod if its condition says that its claims are not allocated.
-pub(crate) fn waiting(pod: &Pod) -> Option<ObjectReference> {
-    let is_false = observed(pod)?.status == "False";
+/// Returns the pod if its condition says that its claims are not allocated. A condition in flight replaces the observed one.
+pub(crate) fn waiting(pod: &Pod, in_flight: Option<&PodCondition>) -> Option<ObjectReference> {
+    let is_false = in_flight.or_else(|| observed(pod))?.status == "False";
     is_false.then(|| pod::reference(pod))
+}
+
+/// Returns whether two conditions say the same.
+pub(crate) fn is_same(left: &PodCondition, right: &PodCondition) -> bool {
+    left.status == right.status && left.reason == right.reason && left.message == right.message
+}
+
+/// Returns whether the pod has this condition.
+pub(crate) fn has(pod: &Pod, condition: &PodCondition) -> bool {
+    observed(pod).is_some_and(|observed| is_same(observed, condition))
 }
 
 /// Returns whether two versions of a pod differ in this condition only.
@@ -50,14 +60,15 @@ pub(crate) fn is_only_change(before: &Pod, after: &Pod) -> bool {
     observed(before) != observed(after) && without(before) == without(after)
 }
 
-/// Returns the condition of a pod that waits for this reason; `None` if it has this condition.
+/// Returns the condition of a pod that waits for this reason; `None` if it has this condition, or it is in flight.
 pub(crate) fn unallocated(
     pod: &Pod,
+    in_flight: Option<&PodCondition>,
     reason: &str,
     message: &str,
     now: Timestamp,
 ) -> Option<PodConditionUpdate> {
-    let before = observed(pod);
+    let before = in_flight.or_else(|| observed(pod));
     let since = match before {
         Some(before) if before.status == "False" => {
             if before.message.as_deref() == Some(message) {
@@ -81,7 +92,9 @@ pub(crate) fn unallocated(
     Some(PodConditionUpdate {
         pod: pod::reference(pod),
         condition,
-        waits_since: created.filter(|_| before.is_none()).map(|time| time.0),
+        waits_since: created
+            .filter(|_| observed(pod).is_none())
+            .map(|time| time.0),
     })
 }
 
@@ -128,7 +141,7 @@ mod tests {
     fn transition_time_changes_with_the_status_only() {
         let now: Timestamp = "2026-01-01T00:01:00Z".parse().unwrap();
         let update = |conditions: &serde_json::Value| {
-            unallocated(&pod_with(conditions), "GpuUnschedulable", "full", now)
+            unallocated(&pod_with(conditions), None, "GpuUnschedulable", "full", now)
         };
         let since = |conditions: &serde_json::Value| {
             let update = update(conditions)?;
@@ -152,7 +165,7 @@ mod tests {
     fn first_condition_has_the_start_of_the_wait() {
         let now: Timestamp = "2026-01-01T00:01:00Z".parse().unwrap();
         let waits_since = |conditions: &serde_json::Value| {
-            unallocated(&pod_with(conditions), "GpuUnschedulable", "full", now)?.waits_since
+            unallocated(&pod_with(conditions), None, "GpuUnschedulable", "full", now)?.waits_since
         };
         let created = "2026-01-01T00:00:00Z".parse().unwrap();
         assert_eq!(waits_since(&json!([])), Some(created));

@@ -1,7 +1,8 @@
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use drava_api::event::EventReason;
 use http::Request;
 use http_body_util::BodyExt;
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -20,68 +21,110 @@ fn truncates_at_character_boundary() {
     assert_eq!(truncate("a", 2), "a");
 }
 
-/// Starts a publisher whose API server responds with these status codes, then with 200. Returns it with the pod and message of
-/// each written condition, and the time since the start.
-fn publisher(
-    codes: &[u16],
-) -> (
-    EventPublisher,
-    UnboundedReceiver<(String, String, Duration)>,
-) {
-    publisher_with(codes, Arc::default())
+/// A request that the API server has served.
+#[derive(Debug)]
+struct Served {
+    /// Name of the object.
+    object: String,
+    is_event: bool,
+    text: String,
+    start: Duration,
+    end: Duration,
 }
 
+impl Served {
+    fn overlaps(&self, other: &Self) -> bool {
+        self.start < other.end && other.start < self.end
+    }
+}
+
+/// Starts a publisher whose API server responds with these status codes, then with 200.
+fn publisher(codes: &[u16]) -> (EventPublisher, UnboundedReceiver<Served>) {
+    publisher_with(codes, |_| 0, Arc::default())
+}
+
+/// As [`publisher`]; the API server takes that time for the n-th request, in milliseconds.
 fn publisher_with(
     codes: &[u16],
+    latency_ms: fn(u64) -> u64,
     metrics: Arc<Metrics>,
-) -> (
-    EventPublisher,
-    UnboundedReceiver<(String, String, Duration)>,
-) {
-    let codes = Arc::new(Mutex::new(VecDeque::from(codes.to_vec())));
-    let (log, written) = unbounded_channel();
-    let start = Instant::now();
+) -> (EventPublisher, UnboundedReceiver<Served>) {
+    let responses = Arc::new(Mutex::new((0, VecDeque::from(codes.to_vec()))));
+    let (log, served) = unbounded_channel();
+    let epoch = Instant::now();
     let service = tower::service_fn(move |request: Request<Body>| {
-        let (log, codes) = (log.clone(), Arc::clone(&codes));
+        let (log, responses) = (log.clone(), Arc::clone(&responses));
         async move {
-            let (head, body) = request.into_parts();
-            let body = body.collect().await.unwrap().to_bytes();
+            let start = epoch.elapsed();
+            let (number, code) = {
+                let mut responses = responses.lock().unwrap();
+                responses.0 += 1;
+                (responses.0, responses.1.pop_front().unwrap_or(200))
+            };
+            let body = request.into_body().collect().await.unwrap().to_bytes();
             let body: Value = serde_json::from_slice(&body).unwrap();
-            let pod = head.uri.path().split('/').rev().nth(1).unwrap().to_owned();
-            let message = &body["status"]["conditions"][0]["message"];
-            let message = message.as_str().unwrap().to_owned();
-            log.send((pod.clone(), message, start.elapsed())).unwrap();
-            let code = codes.lock().unwrap().pop_front().unwrap_or(200);
-            let found = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": pod}});
-            Ok::<_, tower::BoxError>(response(code, &found))
+            let is_event = body["message"].is_string();
+            let (uid, text) = if is_event {
+                (&body["involvedObject"]["uid"], &body["message"])
+            } else {
+                let condition = &body["status"]["conditions"][0];
+                (&body["metadata"]["uid"], &condition["message"])
+            };
+            tokio::time::sleep(Duration::from_millis(latency_ms(number))).await;
+            let request = Served {
+                object: uid.as_str().unwrap().trim_start_matches("uid-").to_owned(),
+                is_event,
+                text: text.as_str().unwrap().to_owned(),
+                start,
+                end: epoch.elapsed(),
+            };
+            log.send(request).unwrap();
+            Ok::<_, tower::BoxError>(response(code, &json!({"metadata": {}})))
         }
     });
     let publisher = EventPublisher::start(Client::new(service, "default"), metrics);
-    (publisher, written)
+    (publisher, served)
 }
 
-fn update(pod: &str, message: &str) -> PodConditionUpdate {
-    let reference = ObjectReference {
+fn reference(pod: &str) -> ObjectReference {
+    ObjectReference {
         name: Some(pod.to_owned()),
         namespace: Some("default".to_owned()),
         uid: Some(format!("uid-{pod}")),
         ..ObjectReference::default()
-    };
-    let mut update = allocated(reference, Timestamp::UNIX_EPOCH);
+    }
+}
+
+fn update(pod: &str, message: &str) -> PodConditionUpdate {
+    let mut update = allocated(reference(pod), Timestamp::UNIX_EPOCH);
     update.condition.message = Some(message.to_owned());
     update
 }
 
-/// Returns the conditions that are written within ten minutes.
-async fn all(
-    written: &mut UnboundedReceiver<(String, String, Duration)>,
-) -> Vec<(String, String, u64)> {
-    let mut conditions = Vec::new();
-    let limit = Duration::from_secs(600);
-    while let Ok(Some((pod, message, at))) = tokio::time::timeout(limit, written.recv()).await {
-        conditions.push((pod, message, at.as_secs()));
+fn event(pod: &str, message: &str) -> PendingEvent {
+    PendingEvent {
+        regarding: reference(pod),
+        reason: EventReason::GpuUnschedulable,
+        message: message.to_owned(),
     }
-    conditions
+}
+
+/// Returns the requests of ten minutes without one.
+async fn requests(served: &mut UnboundedReceiver<Served>) -> Vec<Served> {
+    let mut requests = Vec::new();
+    let limit = Duration::from_secs(600);
+    while let Ok(Some(request)) = tokio::time::timeout(limit, served.recv()).await {
+        requests.push(request);
+    }
+    requests
+}
+
+/// Returns object, text and second of each request.
+async fn all(served: &mut UnboundedReceiver<Served>) -> Vec<(String, String, u64)> {
+    let requests = requests(served).await.into_iter();
+    requests
+        .map(|request| (request.object, request.text, request.end.as_secs()))
+        .collect()
 }
 
 fn each(conditions: &[(&str, &str, u64)]) -> Vec<(String, String, u64)> {
@@ -90,46 +133,49 @@ fn each(conditions: &[(&str, &str, u64)]) -> Vec<(String, String, u64)> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn repeats_failed_conditions_for_a_while() {
-    let (publisher, mut written) = publisher(&[500; 20]);
+async fn repeats_failed_condition_until_it_is_written() {
+    let (publisher, mut served) = publisher(&[500; 9]);
     publisher.write_condition(update("a", "full"));
-    let times = [0, 1, 3, 7, 15, 31, 63];
+    let times = [0, 1, 3, 7, 15, 31, 63, 127, 191, 255];
     assert_eq!(
-        all(&mut written).await,
+        all(&mut served).await,
         each(&times.map(|at| ("a", "full", at)))
     );
 }
 
 #[tokio::test(start_paused = true)]
 async fn repeats_only_newest_condition_of_each_pod() {
-    let (publisher, mut written) = publisher(&[503, 503, 429, 500]);
+    let (publisher, mut served) = publisher(&[503, 503, 429, 500]);
     publisher.write_condition(update("a", "full"));
     publisher.write_condition(update("b", "full"));
+    let mut written = Vec::new();
+    for _ in 0..2 {
+        written.push(served.recv().await.unwrap().text);
+    }
+    assert_eq!(written, ["full", "full"]);
     publisher.write_condition(update("a", "newer"));
     let expected = [
-        ("a", "full", 0),
-        ("b", "full", 0),
         ("a", "newer", 0),
         ("a", "newer", 1),
         ("b", "full", 1),
         ("a", "newer", 3),
     ];
-    assert_eq!(all(&mut written).await, each(&expected));
+    assert_eq!(all(&mut served).await, each(&expected));
 }
 
 #[tokio::test(start_paused = true)]
 async fn repeats_no_rejected_condition() {
-    let (publisher, mut written) = publisher(&[403, 404]);
+    let (publisher, mut served) = publisher(&[403, 404]);
     publisher.write_condition(update("a", "denied"));
     publisher.write_condition(update("b", "deleted"));
     let expected = [("a", "denied", 0), ("b", "deleted", 0)];
-    assert_eq!(all(&mut written).await, each(&expected));
+    assert_eq!(all(&mut served).await, each(&expected));
 }
 
 #[tokio::test(start_paused = true)]
 async fn records_time_until_first_condition_is_written() {
     let metrics = Arc::new(Metrics::default());
-    let (publisher, mut written) = publisher_with(&[503], Arc::clone(&metrics));
+    let (publisher, mut served) = publisher_with(&[503], |_| 0, Arc::clone(&metrics));
     let first = PodConditionUpdate {
         waits_since: Some(Timestamp::now()),
         ..update("a", "full")
@@ -141,9 +187,131 @@ async fn records_time_until_first_condition_is_written() {
         ("b", "a later condition", 0),
         ("a", "full", 1),
     ];
-    assert_eq!(all(&mut written).await, each(&expected));
+    assert_eq!(all(&mut served).await, each(&expected));
     let text = metrics.text().unwrap();
     let count = "drava_controller_pod_explanation_seconds_count";
     let count = text.lines().find(|line| line.starts_with(count)).unwrap();
     assert!(count.ends_with(" 1"), "{count}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn writes_all_conditions_of_burst_with_few_in_flight() {
+    let (publisher, mut served) = publisher_with(&[], |_| 10, Arc::default());
+    let pods: Vec<String> = (0..10_000).map(|index| format!("{index:05}")).collect();
+    for pod in &pods {
+        publisher.write_condition(update(pod, "full"));
+    }
+    let mut requests = requests(&mut served).await;
+    let last = requests.iter().map(|request| request.end).max().unwrap();
+    let shortest = 0.01 * 10_000.0 / MAX_IN_FLIGHT as f64;
+    let longest = 2.0 * shortest;
+    assert!(
+        (shortest..longest).contains(&last.as_secs_f64()),
+        "{last:?}"
+    );
+    requests.sort_by(|left, right| left.object.cmp(&right.object));
+    let written = requests.into_iter().map(|request| request.object);
+    assert!(written.eq(pods), "each once");
+}
+
+#[tokio::test(start_paused = true)]
+async fn newest_condition_waits_for_write_in_flight() {
+    let (publisher, mut served) = publisher_with(&[], |_| 1000, Arc::default());
+    publisher.write_condition(update("a", "old"));
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    publisher.write_condition(update("a", "outdated"));
+    publisher.write_condition(update("b", "other pod"));
+    publisher.write_condition(update("a", "newest"));
+    let requests = requests(&mut served).await;
+    let texts: Vec<&str> = requests
+        .iter()
+        .map(|request| request.text.as_str())
+        .collect();
+    assert_eq!(texts, ["old", "other pod", "newest"]);
+    assert!(requests[0].overlaps(&requests[1]), "{requests:?}");
+    assert!(!requests[0].overlaps(&requests[2]), "{requests:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn writes_of_one_pod_are_in_order() {
+    let latency = |number: u64| number * 7919 % 1000;
+    let codes: Vec<u16> = (0..300)
+        .map(|number| if number % 3 == 1 { 500 } else { 200 })
+        .collect();
+    let (publisher, mut served) = publisher_with(&codes, latency, Arc::default());
+    for number in 0..300_u64 {
+        let (pod, text) = (format!("p{}", number % 7), format!("{number:03}"));
+        publisher.write_condition(update(&pod, &text));
+        publisher.publish(event(&pod, &text)).unwrap();
+        tokio::time::sleep(Duration::from_millis(number * 31 % 200)).await;
+    }
+    let mut requests = requests(&mut served).await;
+    requests.sort_by_key(|request| request.start);
+    let mut of_pods: BTreeMap<_, Vec<&Served>> = BTreeMap::new();
+    for request in &requests {
+        of_pods.entry(&request.object).or_default().push(request);
+    }
+    assert_eq!(of_pods.len(), 7);
+    for of_pod in of_pods.into_values() {
+        for pair in of_pod.windows(2) {
+            assert!(!pair[0].overlaps(pair[1]), "{pair:?}");
+        }
+        let (events, conditions): (Vec<&Served>, Vec<&Served>) =
+            of_pod.into_iter().partition(|request| request.is_event);
+        assert!(events.is_sorted_by_key(|event| &event.text), "{events:?}");
+        assert!(
+            conditions.is_sorted_by_key(|condition| &condition.text),
+            "{conditions:?}"
+        );
+        let newest = conditions.last().map(|condition| &condition.text);
+        assert_eq!(newest, events.last().map(|event| &event.text));
+    }
+    let events = requests.iter().filter(|request| request.is_event).count();
+    assert_eq!(events, 300);
+}
+
+#[tokio::test(start_paused = true)]
+async fn events_and_conditions_take_turns() {
+    let (publisher, mut served) = publisher_with(&[], |_| 10, Arc::default());
+    for index in 0..100 {
+        publisher
+            .publish(event(&format!("e{index}"), "full"))
+            .unwrap();
+        publisher.write_condition(update(&format!("c{index}"), "full"));
+    }
+    let mut kinds = [0, 0];
+    for _ in 0..100 {
+        kinds[usize::from(served.recv().await.unwrap().is_event)] += 1;
+    }
+    assert!(
+        kinds.iter().all(|count| (40..=60).contains(count)),
+        "{kinds:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn returns_events_beyond_queue() {
+    let (publisher, mut served) = publisher(&[]);
+    let queued = (0..QUEUE_LENGTH + 10)
+        .filter(|index| publisher.publish(event("a", &index.to_string())).is_ok())
+        .count();
+    assert_eq!(queued, QUEUE_LENGTH);
+    assert_eq!(requests(&mut served).await.len(), queued);
+}
+
+#[tokio::test(start_paused = true)]
+async fn publishes_events_and_drops_conditions_after_term() {
+    let (publisher, mut served) = publisher_with(&[], |_| 10, Arc::default());
+    for index in 0..100 {
+        publisher
+            .publish(event(&format!("e{index}"), "full"))
+            .unwrap();
+        publisher.write_condition(update(&format!("c{index}"), "full"));
+    }
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    drop(publisher);
+    let requests = requests(&mut served).await;
+    let events = requests.iter().filter(|request| request.is_event).count();
+    assert_eq!(events, 100);
+    assert!(requests.len() - events <= MAX_IN_FLIGHT, "{requests:?}");
 }

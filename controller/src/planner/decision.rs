@@ -58,9 +58,10 @@ impl Planner {
             Demand::Nothing | Demand::Unknown => return,
             // kube-scheduler takes over.
             Demand::Allocated => {
-                let pending = self.queue.get(uid);
-                let waiting = pending.and_then(|pending| pod_condition::waiting(&pending.pod));
-                self.newly_allocated.extend(waiting);
+                if let Some(pending) = self.queue.get(uid) {
+                    let waiting = pod_condition::waiting(&pending.pod, self.conditions.get(uid));
+                    self.newly_allocated.extend(waiting);
+                }
                 actions.extend(self.remove_gate(uid));
                 return;
             }
@@ -78,7 +79,7 @@ impl Planner {
                 }
             }
         };
-        self.report_unschedulable(uid, &explanation, &claims, time.instant, actions);
+        self.report_unschedulable(uid, &explanation, &claims, time, actions);
     }
 
     /// Returns whether the pod waits behind the others without a decision: it has selectors of its own, like a suspended pod of
@@ -121,13 +122,7 @@ impl Planner {
         if plan.placed.len() + plan.covered >= group.required {
             for (request, explanation) in plan.rejected {
                 let uid = &request.pod_request.uid;
-                self.report_unschedulable(
-                    uid,
-                    &explanation,
-                    &request.claims,
-                    time.instant,
-                    actions,
-                );
+                self.report_unschedulable(uid, &explanation, &request.claims, time, actions);
             }
             actions.extend(self.start_job(&plan.placed, time));
             return;
@@ -154,7 +149,7 @@ impl Planner {
         };
         for request in &group.requests {
             let uid = &request.pod_request.uid;
-            self.report_unschedulable(uid, &explanation, &request.claims, time.instant, actions);
+            self.report_unschedulable(uid, &explanation, &request.claims, time, actions);
             if let Some(pending) = self.queue.get_mut(uid) {
                 pending.set_unfit_nodes(Arc::clone(&unfit_nodes));
                 pending.waits_for_quota =
@@ -395,7 +390,7 @@ impl Planner {
         uid: &str,
         explanation: &Explanation,
         claims: &NamedClaims,
-        now: Instant,
+        time: &DecisionTime,
         actions: &mut Vec<Action>,
     ) {
         let unfit_nodes = self.unfit_nodes(explanation);
@@ -413,10 +408,11 @@ impl Planner {
             let event = PendingEvent::unschedulable(regarding, explanation);
             actions.extend(
                 self.deduplicator
-                    .filter(event, now)
+                    .filter(event, time.instant)
                     .map(Action::PublishEvent),
             );
         }
+        self.write_first_condition(uid, explanation, time, actions);
     }
 }
 

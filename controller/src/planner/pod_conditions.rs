@@ -1,16 +1,110 @@
 //! Conditions of pods that wait for GPUs, and of those that no longer do.
+//!
+//! The first condition of a wait is written at once, also when the budget of events is used up. Later texts are written with
+//! an event, so the limits of events hold for them, and a condition is never older than the event. A condition is written
+//! once, although the watch shows it later. The publisher repeats failed writes.
 
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use drava_allocator::explanation::Explanation;
 use drava_api::event::EventReason;
+use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use tokio::time::Instant;
 
 use super::{DecisionTime, Planner};
 use crate::action::Action;
 use crate::pod_condition::{self, PodConditionUpdate};
 
+/// Time after which a condition that the watch has not shown counts as rejected. It may be written again.
+const WATCH_LIMIT: Duration = Duration::from_secs(5 * 60);
+
+/// The newest condition of each pod whose condition the watch has not shown yet, by the UID of the pod.
+#[derive(Debug, Default)]
+pub(super) struct ConditionsInFlight {
+    conditions: BTreeMap<String, (PodCondition, Instant)>,
+    expired: Option<Instant>,
+}
+
+impl ConditionsInFlight {
+    pub(super) fn get(&self, uid: &str) -> Option<&PodCondition> {
+        self.conditions.get(uid).map(|(condition, _)| condition)
+    }
+
+    /// Returns whether the condition is to be written: it differs from the one in flight.
+    fn start(&mut self, update: &PodConditionUpdate, now: Instant) -> bool {
+        let uid = update.pod.uid.clone().unwrap_or_default();
+        let condition = &update.condition;
+        let is_new = !self
+            .get(&uid)
+            .is_some_and(|before| pod_condition::is_same(before, condition));
+        if is_new {
+            self.conditions.insert(uid, (condition.clone(), now));
+        }
+        is_new
+    }
+
+    /// The watch shows this version of the pod.
+    fn observe(&mut self, uid: &str, pod: &Pod) {
+        let is_shown = |condition| pod_condition::has(pod, condition);
+        if self.get(uid).is_some_and(is_shown) {
+            self.forget(uid);
+        }
+    }
+
+    pub(super) fn forget(&mut self, uid: &str) {
+        self.conditions.remove(uid);
+    }
+
+    /// Forgets conditions of which the watch has shown nothing for long.
+    fn expire(&mut self, now: Instant) {
+        if now < *self.expired.get_or_insert(now) + WATCH_LIMIT {
+            return;
+        }
+        self.expired = Some(now);
+        self.conditions
+            .retain(|_, (_, started)| now < *started + WATCH_LIMIT);
+    }
+}
+
 impl Planner {
-    /// Adds the writes of conditions: of each pod that an event reports as unschedulable, and of the pods that no longer wait.
-    /// The limits of events hold for them, too. The publisher repeats failed writes for a while; then they are repeated with
-    /// the next event or change of the pod.
-    pub(super) fn write_pod_conditions(&mut self, time: &DecisionTime, actions: &mut Vec<Action>) {
+    /// Observes the condition of a pod. A bound pod does not wait.
+    pub(super) fn observe_condition(&mut self, uid: &str, pod: &Pod) {
+        self.conditions.observe(uid, pod);
+        if drava_allocator::pod::node(pod).is_some() {
+            let waiting = pod_condition::waiting(pod, self.conditions.get(uid));
+            self.newly_allocated.extend(waiting);
+        }
+    }
+
+    /// Writes why a pod waits, if its condition does not say yet that it waits.
+    pub(super) fn write_first_condition(
+        &mut self,
+        uid: &str,
+        explanation: &Explanation,
+        time: &DecisionTime,
+        actions: &mut Vec<Action>,
+    ) {
+        let Some(pending) = self.queue.get(uid) else {
+            return;
+        };
+        let (pod, in_flight) = (&pending.pod, self.conditions.get(uid));
+        if pod_condition::waiting(pod, in_flight).is_some() {
+            return;
+        }
+        let reason = EventReason::GpuUnschedulable.as_str();
+        let (message, now) = (explanation.summary(), time.time.0);
+        let update = pod_condition::unallocated(pod, in_flight, reason, &message, now);
+        self.write_conditions(update, time.instant, actions);
+    }
+
+    /// Writes the condition of each pod that an event reports as unschedulable, and of the pods that no longer wait.
+    pub(super) fn write_changed_conditions(
+        &mut self,
+        time: &DecisionTime,
+        actions: &mut Vec<Action>,
+    ) {
+        self.conditions.expire(time.instant);
         let now = time.time.0;
         let of_event = |action: &Action| -> Option<PodConditionUpdate> {
             let Action::PublishEvent(event) = action else {
@@ -19,11 +113,24 @@ impl Planner {
             let is_waiting = event.reason == EventReason::GpuUnschedulable;
             let uid = event.regarding.uid.as_ref().filter(|_| is_waiting)?;
             let pod = &self.queue.get(uid)?.pod;
-            pod_condition::unallocated(pod, event.reason.as_str(), &event.message, now)
+            let in_flight = self.conditions.get(uid);
+            pod_condition::unallocated(pod, in_flight, event.reason.as_str(), &event.message, now)
         };
         let mut updates: Vec<PodConditionUpdate> = actions.iter().filter_map(of_event).collect();
         let allocated = std::mem::take(&mut self.newly_allocated).into_iter();
         updates.extend(allocated.map(|pod| pod_condition::allocated(pod, now)));
-        actions.extend(updates.into_iter().map(Action::WritePodCondition));
+        self.write_conditions(updates, time.instant, actions);
+    }
+
+    fn write_conditions(
+        &mut self,
+        updates: impl IntoIterator<Item = PodConditionUpdate>,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) {
+        let new = updates
+            .into_iter()
+            .filter(|update| self.conditions.start(update, now));
+        actions.extend(new.map(Action::WritePodCondition));
     }
 }

@@ -2,6 +2,7 @@
 
 mod allocation;
 mod cluster;
+mod conditions;
 mod events;
 mod gang;
 mod gang_victims;
