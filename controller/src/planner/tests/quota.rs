@@ -16,7 +16,7 @@ const GIB: f64 = (1_u64 << 30) as f64;
 
 impl TestCluster {
     /// Adds a quota, or changes its spec.
-    fn set_quota(&mut self, name: &str, spec: &Value) {
+    pub(super) fn set_quota(&mut self, name: &str, spec: &Value) {
         let quota = object(json!({
             "apiVersion": "gpu.drava.dev/v1alpha1", "kind": "GpuQuota",
             "metadata": {"name": name, "uid": format!("uid-{name}"), "generation": 1},

@@ -66,17 +66,19 @@ fn equal_rejected_pods_cost_one_search() {
     );
 }
 
-/// Adds a pod that fits on no node, with a claim whose selector takes nearly a turn for each device.
-fn add_costly(cluster: &mut TestCluster, name: &str) {
+/// Adds a pod of this priority with a claim whose selector takes nearly a turn for each device.
+fn add_costly(cluster: &mut TestCluster, name: &str, matches: bool, priority: i32) {
     let list = format!("[{}]", vec!["1"; 140].join(","));
-    let expression = format!("{list}.all(x, {list}.all(y, x == y)) && false");
+    let expression = format!("{list}.all(x, {list}.all(y, x == y)) && {matches}");
     let mut costly = claim(name, "8Gi");
     let devices = costly.spec.as_mut().unwrap().devices.as_mut();
     let requests = devices.unwrap().requests.as_mut();
     let exactly = requests.unwrap()[0].exactly.as_mut().unwrap();
     exactly.selectors = Some(vec![object(json!({"cel": {"expression": expression}}))]);
     cluster.add_claim(costly);
-    cluster.add_pod(pod(name, &[name]));
+    let mut pod = pod(name, &[name]);
+    pod.spec.as_mut().unwrap().priority = Some(priority);
+    cluster.add_pod(pod);
 }
 
 #[test]
@@ -85,7 +87,7 @@ fn costly_selectors_delay_no_other_pod() {
     // Each call is one decision, or one turn of it.
     cluster.is_slice_over = |_| true;
     for index in 0..20 {
-        add_costly(&mut cluster, &format!("costly-{index}"));
+        add_costly(&mut cluster, &format!("costly-{index}"), false, 0);
     }
     for _ in 0..3 {
         assert!(cluster.actions().0.is_empty());
@@ -129,6 +131,36 @@ fn costly_selectors_delay_no_other_pod() {
         assert_eq!(messages.len(), 1, "{messages:?}");
         assert!(messages[0].contains("SelectorMismatch"), "{messages:?}");
     }
+}
+
+#[test]
+fn suspended_search_for_room_evicts_nothing() {
+    let mut cluster = TestCluster::new(&["n1", "n2", "n3", "n4"]);
+    // With a quota, no selector is evaluated for a node whose CPUs are used, until the search simulates an eviction.
+    let quota = json!({"namespaces": ["default"], "limit": {"memory": "1Ti"}});
+    cluster.set_quota("team", &quota);
+    for (name, priority) in [("a", 3), ("b", 2), ("c", 1), ("d", 0)] {
+        cluster.add_claim(claim(name, "8Gi"));
+        let mut running = pod(name, &[name]);
+        let spec = running.spec.as_mut().unwrap();
+        spec.priority = Some(priority);
+        spec.containers[0].resources = Some(object(json!({"requests": {"cpu": "8"}})));
+        cluster.add_pod(running);
+        let placed = cluster.settle();
+        cluster.bind(placed[0].split_once(" → ").unwrap());
+    }
+    cluster.is_slice_over = |_| true;
+    add_costly(&mut cluster, "urgent", true, 10);
+    let mut turns = 0;
+    while cluster.evictions.is_empty() {
+        let reservations = cluster.planner.ledger.reservations().count();
+        assert_eq!(reservations, 0, "in turn {turns}");
+        assert!(cluster.actions().0.is_empty());
+        turns += 1;
+        assert!(turns < 20, "the search ends");
+    }
+    assert_eq!(cluster.evict(), ["d for urgent"], "the lowest priority");
+    assert!(turns > 1, "the search was suspended");
 }
 
 /// Returns how often a node was checked for one more pod, with that number of nodes.
