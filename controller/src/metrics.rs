@@ -35,8 +35,10 @@ use evictions::EvictionCounters;
 pub use namespace_usage::NamespaceAmounts;
 use namespace_usage::NamespaceUsage;
 
-/// Upper bounds of the buckets of decisions, seconds.
-const DECISION_BUCKETS: [f64; 9] = [0.000_01, 0.000_1, 0.001, 0.005, 0.01, 0.05, 0.1, 1.0, 10.0];
+/// Upper bounds of the buckets of decisions, seconds. Passes over 100 ms stall the other tasks of the leader.
+const DECISION_BUCKETS: [f64; 14] = [
+    0.000_01, 0.000_1, 0.001, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 10.0,
+];
 
 /// Upper bounds of the buckets of waits, seconds.
 const WAIT_BUCKETS: [f64; 10] = [0.1, 0.5, 1.0, 2.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 7200.0];

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -18,6 +19,7 @@ use kube::{Api, Client, Config, ResourceExt};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
+use crate::decisions::Decisions;
 use crate::objects::{self, Mode, NAMESPACE, Shape, object};
 use crate::watched::Watched;
 
@@ -53,6 +55,8 @@ pub(crate) struct Usage {
 /// A running controller, which ends when the value is dropped.
 pub(crate) struct Controller {
     process: Child,
+    /// Address of its metrics.
+    address: SocketAddr,
 }
 
 impl Drop for Controller {
@@ -70,6 +74,11 @@ impl Controller {
         let text = std::fs::read_to_string(&file).with_context(|| format!("read {file}"))?;
         let (_, usage) = parse_stat(&text).context("read the usage of the controller")?;
         Ok(usage)
+    }
+
+    /// Returns the durations of its passes of decisions so far.
+    pub(crate) async fn decisions(&self) -> Result<Decisions> {
+        Decisions::scrape(self.address).await
     }
 }
 
@@ -258,8 +267,11 @@ impl ControlPlane {
     pub(crate) fn start_controller(&self) -> Result<Controller> {
         let log = self.controller_log();
         let output = File::create(&log).with_context(|| format!("create {}", log.display()))?;
+        // A free port; the controller listens on it in a moment.
+        let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         let process = Command::new(&self.controller)
-            .args(["--listen=127.0.0.1:0", "--release-unreserved-after=1h"])
+            .arg(format!("--listen={address}"))
+            .arg("--release-unreserved-after=1h")
             .arg(format!("--namespace={NAMESPACE}"))
             .env("KUBECONFIG", &self.kubeconfig)
             .stdin(Stdio::null())
@@ -267,7 +279,7 @@ impl ControlPlane {
             .stderr(output)
             .spawn()
             .with_context(|| format!("run {}", self.controller.display()))?;
-        Ok(Controller { process })
+        Ok(Controller { process, address })
     }
 
     fn controller_log(&self) -> PathBuf {

@@ -7,6 +7,7 @@
 mod allocation;
 mod binding;
 mod control_plane;
+mod decisions;
 mod measured;
 mod objects;
 mod rejection;

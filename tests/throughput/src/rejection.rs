@@ -57,6 +57,7 @@ async fn reject(
         .map(|(index, name)| objects::claim(name, &request(index)))
         .collect();
     let watched = Watched::start(&plane.client);
+    let decided = controller.decisions().await?;
     let started = Instant::now();
     plane.create_claims(claims?).await?;
     plane.create_pods(&names, true).await?;
@@ -85,6 +86,7 @@ async fn reject(
     let mut latencies = churn(plane, &watched, Duration::from_secs(seconds)).await?;
     let churned = churn_started.elapsed();
     let used = controller.usage()?;
+    let decisions = controller.decisions().await?;
     latencies.sort();
     let events = watched.times().events.len();
     drop((controller, watched));
@@ -99,6 +101,8 @@ async fn reject(
         "eventsPerSecond": rate(events - first_events, churned),
         "p50Ms": percentile(&latencies, 50), "p99Ms": percentile(&latencies, 99),
         "maxMs": percentile(&latencies, 100),
+        "decisionsP99Ms": decisions.percentile_ms(&decided, 99),
+        "decisionsMaxMs": decisions.percentile_ms(&decided, 100),
         "controllerCpuSeconds": used.cpu_seconds - before.cpu_seconds, "controllerMib": used.resident_mib,
     }))
 }

@@ -80,8 +80,9 @@ const TABLES: [Table; 3] = [
                in a condition, or 180 s, and explained the number of pods that have one then; creation took createdSeconds. \
                reason… is the time from the first sight of such a pod to its condition, both seen by a watch. Then a pod that \
                fits is created about every 200 ms and deleted after its allocation: placed pods, time from the creation to \
-               the allocation, and events per second written by the controller meanwhile. p99 and the maximum contain all \
-               stalls of the leader.",
+               the allocation, and events per second written by the controller meanwhile. decisions… are the duration of \
+               the leader's passes of decisions from the first creation to the end: each stalls its other tasks. They are \
+               upper bounds of buckets of `drava_controller_decision_seconds`.",
         measures: &["rejection"],
         columns: &[
             "reason",
@@ -100,6 +101,8 @@ const TABLES: [Table; 3] = [
             "p50Ms",
             "p99Ms",
             "maxMs",
+            "decisionsP99Ms",
+            "decisionsMaxMs",
             "controllerCpuSeconds",
             "controllerMib",
         ],
