@@ -104,11 +104,15 @@ fn first_conditions_need_no_budget_of_events() {
     cluster.advance(Duration::from_secs(30));
     cluster.settle();
     assert_eq!(write_conditions(&mut cluster).len(), 3000, "once");
-    for _ in 0..10 {
+    let mut events = BTreeMap::new();
+    for _ in 0..200 {
+        events = events_of_pods(&cluster, 0);
+        if events.len() == 3000 {
+            break;
+        }
         cluster.advance(Duration::from_secs(10));
         cluster.settle();
     }
-    let events = events_of_pods(&cluster, 0);
     assert_eq!(events.len(), 3000, "no event is lost");
     assert!(events.values().all(|messages| messages.len() == 1));
     assert!(cluster.pod_conditions.is_empty(), "nothing has changed");
@@ -130,8 +134,11 @@ fn later_conditions_are_written_with_events() {
     // A new node changes the texts; the budget is used up.
     cluster.planner.node(applied(node("n2")));
     cluster.planner.slice(applied(slice("n2")));
-    let mut seen = 0;
-    for _ in 0..45 {
+    let (mut seen, mut is_done) = (0, false);
+    for _ in 0..300 {
+        if is_done {
+            break;
+        }
         cluster.settle();
         let new_events = events_of_pods(&cluster, seen);
         seen = cluster.events.len();
@@ -141,11 +148,11 @@ fn later_conditions_are_written_with_events() {
         }
         assert!(written.keys().all(|pod| new_events.contains_key(pod)));
         events.extend(new_events);
+        is_done = conditions.values().all(|text| text.starts_with("0/2"));
         cluster.advance(Duration::from_secs(2));
     }
-    let (_, conditions) = show(&mut cluster);
-    assert_eq!((conditions.len(), events.len()), (600, 600));
-    assert!(conditions.values().all(|text| text.starts_with("0/2")));
+    assert!(is_done, "the newest reason");
+    assert_eq!(events.len(), 600);
 }
 
 #[test]
