@@ -216,7 +216,8 @@ async fn writes_all_conditions_of_burst_with_few_in_flight() {
 
 #[tokio::test(start_paused = true)]
 async fn newest_condition_waits_for_write_in_flight() {
-    let (publisher, mut served) = publisher_with(&[], |_| 1000, Arc::default());
+    let (publisher, mut served) = publisher_with(&[500], |_| 1000, Arc::default());
+    // Its write fails; the newest replaces it.
     publisher.write_condition(update("a", "old"));
     tokio::time::sleep(Duration::from_millis(500)).await;
     publisher.write_condition(update("a", "outdated"));
