@@ -22,9 +22,10 @@ const REPEAT_INTERVAL: Duration = Duration::from_secs(30 * 60);
 const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Events of the whole cluster that can be published at once.
-const BURST: u32 = 1000;
-/// Time in which the budget grows by one event.
-const EVENT_PERIOD: Duration = Duration::from_millis(20);
+const BURST: u32 = 500;
+/// Time in which the budget grows by one event: an event costs the API server half as much as an allocation. The condition
+/// of a waiting pod does not wait for its event.
+const EVENT_PERIOD: Duration = Duration::from_millis(100);
 
 /// By UID of the object and reason.
 type Key = (String, EventReason);
