@@ -65,6 +65,7 @@ reasons! {
     WaitingForPreemption: "Pods were evicted for the pod, and their devices are not free so far.";
     InvalidGang: "The annotations of the pod do not define a gang.";
     SearchLimit: "The search reached its step limit.";
+    CostlySelectors: "CEL selectors take long to evaluate; the evaluation goes on after the decisions for other pods.";
 }
 
 impl fmt::Display for Reason {

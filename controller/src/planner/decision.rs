@@ -47,7 +47,7 @@ impl Planner {
             return;
         };
         if !self.queue.resume(uid) && self.yields(uid) {
-            return self.queue.suspend(uid);
+            return self.suspend_pod(uid, time, actions);
         }
         self.lift_reservations(uid, &order);
         if let Some(pending) = self.queue.get_mut(uid) {
@@ -91,11 +91,11 @@ impl Planner {
     }
 
     /// Suspends the decision for a group if its turn was too short. Returns whether it is suspended.
-    fn suspend(&mut self, group: &Group) -> bool {
+    fn suspend(&mut self, group: &Group, time: &DecisionTime, actions: &mut Vec<Action>) -> bool {
         let is_suspended = is_suspended();
         if is_suspended {
             for request in &group.requests {
-                self.queue.suspend(&request.pod_request.uid);
+                self.suspend_pod(&request.pod_request.uid, time, actions);
             }
         }
         is_suspended
@@ -113,7 +113,7 @@ impl Planner {
             self.queue.resume(&request.pod_request.uid);
         }
         let plan = self.plan(group);
-        if self.suspend(group) {
+        if self.suspend(group, time, actions) {
             for (request, placement) in &plan.placed {
                 self.forget(request, placement);
             }
@@ -135,7 +135,7 @@ impl Planner {
             .iter()
             .any(|(_, explanation)| explanation.reason() == Reason::QuotaExceeded);
         let waiting = self.make_room(group, waits_for_quota, order, time, actions);
-        if self.suspend(group) {
+        if self.suspend(group, time, actions) {
             return;
         }
         let explanation = waiting.unwrap_or_else(|| group.explanation(&plan));

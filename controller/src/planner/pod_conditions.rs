@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use drava_allocator::explanation::Explanation;
 use drava_api::event::EventReason;
+use drava_api::reason::Reason;
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use tokio::time::Instant;
 
@@ -96,6 +97,23 @@ impl Planner {
         let (message, now) = (explanation.summary(), time.time.0);
         let update = pod_condition::unallocated(pod, in_flight, reason, &message, now);
         self.write_conditions(update, time.instant, actions);
+    }
+
+    /// Suspends the decision for a pod, and writes why it waits: the decision may end after minutes.
+    pub(super) fn suspend_pod(
+        &mut self,
+        uid: &str,
+        time: &DecisionTime,
+        actions: &mut Vec<Action>,
+    ) {
+        const MESSAGE: &str = "the selectors of the pod, or of other pods of its namespace, take long to evaluate; the evaluation \
+                               goes on after the decisions for other pods";
+        self.queue.suspend(uid);
+        let explanation = Explanation::rejected(Reason::CostlySelectors, MESSAGE.to_owned());
+        if let Some(pending) = self.queue.get_mut(uid) {
+            pending.reason.get_or_insert(explanation.reason());
+        }
+        self.write_first_condition(uid, &explanation, time, actions);
     }
 
     /// Writes the condition of each pod that an event reports as unschedulable, and of the pods that no longer wait.

@@ -1,5 +1,6 @@
 //! Decisions in time slices.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -7,6 +8,7 @@ use serde_json::json;
 
 use super::cluster::{TestCluster, applied};
 use crate::fixture::{claim, class, node, object, pod};
+use crate::pod_condition::PodConditionUpdate;
 
 #[test]
 fn decides_for_every_pod_in_slices_under_churn() {
@@ -89,13 +91,19 @@ fn costly_selectors_delay_no_other_pod() {
     for index in 0..20 {
         add_costly(&mut cluster, &format!("costly-{index}"), false, 0);
     }
-    for _ in 0..3 {
+    for _ in 0..20 {
         assert!(cluster.actions().0.is_empty());
     }
     assert!(
         cluster.events.is_empty(),
-        "no reason before the end of the decision"
+        "no event before the end of the decision"
     );
+    let conditions = std::mem::take(&mut cluster.pod_conditions);
+    let of = |update: &PodConditionUpdate| update.pod.name.clone().unwrap();
+    let explained: BTreeSet<String> = conditions.iter().map(of).collect();
+    assert_eq!((explained.len(), conditions.len()), (20, 20));
+    let message = conditions[0].condition.message.as_ref().unwrap();
+    assert!(message.starts_with("CostlySelectors: "), "{message}");
     for name in ["usual", "later"] {
         cluster.add_pod_with_claim(name, "8Gi");
         let checks = cluster.planner.cluster.node_checks();
