@@ -18,6 +18,7 @@ mod config;
 mod control;
 mod golang;
 mod host;
+pub mod http;
 mod kubeconfig;
 pub mod node;
 pub mod oci;

@@ -6,7 +6,6 @@
 pub mod docs;
 pub mod doctor;
 mod go_module;
-pub mod http;
 mod jobs;
 mod ledger;
 pub mod manifest;

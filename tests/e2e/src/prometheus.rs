@@ -9,9 +9,10 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context as _, Result};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use drava_cluster::http;
 use serde_json::{Value, json};
 
-use crate::{TestCluster, http, wait};
+use crate::{TestCluster, wait};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 const SYSTEM: &str = "drava-system";

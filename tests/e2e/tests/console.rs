@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
+use drava_cluster::http;
 use drava_e2e::manifest::pod_with_share;
-use drava_e2e::{Namespace, TestCluster, http, wait};
+use drava_e2e::{Namespace, TestCluster, wait};
 use serde_json::{Value, json};
 
 /// A running console.

@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
+use drava_cluster::http;
 use drava_cluster::process::{self, Limit};
-use drava_e2e::{TestCluster, http, wait};
+use drava_e2e::{TestCluster, wait};
 
 /// Returns the metrics of a pod of drava.
 fn scrape(cluster: &TestCluster, component: &str, port: u16) -> Result<String> {

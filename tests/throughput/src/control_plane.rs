@@ -2,14 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use drava_cluster::process::{self, Limit};
-use drava_cluster::{Component, Node as ClusterNode};
+use drava_cluster::{Component, Node as ClusterNode, http};
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod, ServiceAccount};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
@@ -56,7 +55,7 @@ pub(crate) struct Usage {
 pub(crate) struct Controller {
     process: Child,
     /// Address of its metrics.
-    address: SocketAddr,
+    address: String,
 }
 
 impl Drop for Controller {
@@ -77,8 +76,8 @@ impl Controller {
     }
 
     /// Returns the durations of its passes of decisions so far.
-    pub(crate) async fn decisions(&self) -> Result<Decisions> {
-        Decisions::scrape(self.address).await
+    pub(crate) fn decisions(&self) -> Result<Decisions> {
+        Decisions::scrape(&self.address)
     }
 }
 
@@ -267,8 +266,7 @@ impl ControlPlane {
     pub(crate) fn start_controller(&self) -> Result<Controller> {
         let log = self.controller_log();
         let output = File::create(&log).with_context(|| format!("create {}", log.display()))?;
-        // A free port; the controller listens on it in a moment.
-        let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+        let address = format!("127.0.0.1:{}", http::free_port()?);
         let process = Command::new(&self.controller)
             .arg(format!("--listen={address}"))
             .arg("--release-unreserved-after=1h")

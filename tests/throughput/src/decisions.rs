@@ -1,11 +1,8 @@
 //! Durations of the leader's passes of decisions, which stall its other tasks.
 
-use std::net::SocketAddr;
-
 use anyhow::{Context, Result, ensure};
+use drava_cluster::http;
 use serde_json::Value;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 
 /// Series of the histogram's buckets.
 const BUCKETS: &str = "drava_controller_decision_seconds_bucket";
@@ -16,13 +13,9 @@ pub(crate) struct Decisions(Vec<(f64, u64)>);
 
 impl Decisions {
     /// Reads the metrics at this address.
-    pub(crate) async fn scrape(address: SocketAddr) -> Result<Self> {
-        let mut stream = TcpStream::connect(address).await?;
-        let request = format!("GET /metrics HTTP/1.0\r\nHost: {address}\r\n\r\n");
-        stream.write_all(request.as_bytes()).await?;
-        let mut text = String::new();
-        stream.read_to_string(&mut text).await?;
-        let decisions = Self::parse(&text).context("read the metrics of the controller")?;
+    pub(crate) fn scrape(address: &str) -> Result<Self> {
+        let decisions = Self::parse(&http::get(address, "/metrics")?)
+            .context("read the metrics of the controller")?;
         ensure!(
             !decisions.0.is_empty(),
             "the controller has no series {BUCKETS}"
@@ -63,7 +56,7 @@ mod tests {
     fn decisions(counts: [u64; 3]) -> Decisions {
         let [first, second, all] = counts;
         let text = format!(
-            "HTTP/1.0 200 OK\r\n\r\n{BUCKETS}{{le=\"0.01\"}} {first}\n{BUCKETS}{{le=\"0.1\"}} {second}\n\
+            "{BUCKETS}{{le=\"0.01\"}} {first}\n{BUCKETS}{{le=\"0.1\"}} {second}\n\
              {BUCKETS}{{le=\"+Inf\"}} {all}\ndrava_controller_decision_seconds_count {all}\n"
         );
         Decisions::parse(&text).unwrap()

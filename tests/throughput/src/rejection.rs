@@ -57,7 +57,7 @@ async fn reject(
         .map(|(index, name)| objects::claim(name, &request(index)))
         .collect();
     let watched = Watched::start(&plane.client);
-    let decided = controller.decisions().await?;
+    let decided = controller.decisions()?;
     let started = Instant::now();
     plane.create_claims(claims?).await?;
     plane.create_pods(&names, true).await?;
@@ -86,7 +86,7 @@ async fn reject(
     let mut latencies = churn(plane, &watched, Duration::from_secs(seconds)).await?;
     let churned = churn_started.elapsed();
     let used = controller.usage()?;
-    let decisions = controller.decisions().await?;
+    let decisions = controller.decisions()?;
     latencies.sort();
     let events = watched.times().events.len();
     drop((controller, watched));
