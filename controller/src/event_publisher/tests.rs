@@ -38,8 +38,44 @@ impl Served {
     }
 }
 
+/// The requests that the API server receives.
+struct Requests {
+    started: UnboundedReceiver<()>,
+    served: UnboundedReceiver<Served>,
+}
+
+impl Requests {
+    /// Waits until one more request has started.
+    async fn started(&mut self) {
+        self.started.recv().await.unwrap();
+    }
+
+    /// Waits until one more request is served.
+    async fn next(&mut self) -> Served {
+        self.served.recv().await.unwrap()
+    }
+
+    /// Returns the requests until there is none for ten minutes.
+    async fn rest(&mut self) -> Vec<Served> {
+        let mut requests = Vec::new();
+        let limit = Duration::from_secs(600);
+        while let Ok(Some(request)) = tokio::time::timeout(limit, self.served.recv()).await {
+            requests.push(request);
+        }
+        requests
+    }
+
+    /// As [`Self::rest`]; object, text and second of each.
+    async fn all(&mut self) -> Vec<(String, String, u64)> {
+        let requests = self.rest().await.into_iter();
+        requests
+            .map(|request| (request.object, request.text, request.end.as_secs()))
+            .collect()
+    }
+}
+
 /// Starts a publisher whose API server responds with these status codes, then with 200.
-fn publisher(codes: &[u16]) -> (EventPublisher, UnboundedReceiver<Served>) {
+fn publisher(codes: &[u16]) -> (EventPublisher, Requests) {
     publisher_with(codes, |_| 0, Arc::default())
 }
 
@@ -48,12 +84,14 @@ fn publisher_with(
     codes: &[u16],
     latency_ms: fn(u64) -> u64,
     metrics: Arc<Metrics>,
-) -> (EventPublisher, UnboundedReceiver<Served>) {
+) -> (EventPublisher, Requests) {
     let responses = Arc::new(Mutex::new((0, VecDeque::from(codes.to_vec()))));
     let (log, served) = unbounded_channel();
+    let (starts, started) = unbounded_channel();
     let epoch = Instant::now();
     let service = tower::service_fn(move |request: Request<Body>| {
         let (log, responses) = (log.clone(), Arc::clone(&responses));
+        starts.send(()).unwrap();
         async move {
             let start = epoch.elapsed();
             let (number, code) = {
@@ -83,7 +121,7 @@ fn publisher_with(
         }
     });
     let publisher = EventPublisher::start(Client::new(service, "default"), metrics);
-    (publisher, served)
+    (publisher, Requests { started, served })
 }
 
 fn reference(pod: &str) -> ObjectReference {
@@ -109,24 +147,6 @@ fn event(pod: &str, message: &str) -> PendingEvent {
     }
 }
 
-/// Returns the requests of ten minutes without one.
-async fn requests(served: &mut UnboundedReceiver<Served>) -> Vec<Served> {
-    let mut requests = Vec::new();
-    let limit = Duration::from_secs(600);
-    while let Ok(Some(request)) = tokio::time::timeout(limit, served.recv()).await {
-        requests.push(request);
-    }
-    requests
-}
-
-/// Returns object, text and second of each request.
-async fn all(served: &mut UnboundedReceiver<Served>) -> Vec<(String, String, u64)> {
-    let requests = requests(served).await.into_iter();
-    requests
-        .map(|request| (request.object, request.text, request.end.as_secs()))
-        .collect()
-}
-
 fn each(conditions: &[(&str, &str, u64)]) -> Vec<(String, String, u64)> {
     let own = |(pod, message, at): &(&str, &str, u64)| ((*pod).into(), (*message).into(), *at);
     conditions.iter().map(own).collect()
@@ -134,23 +154,20 @@ fn each(conditions: &[(&str, &str, u64)]) -> Vec<(String, String, u64)> {
 
 #[tokio::test(start_paused = true)]
 async fn repeats_failed_condition_until_it_is_written() {
-    let (publisher, mut served) = publisher(&[500; 9]);
+    let (publisher, mut log) = publisher(&[500; 9]);
     publisher.write_condition(update("a", "full"));
     let times = [0, 1, 3, 7, 15, 31, 63, 127, 191, 255];
-    assert_eq!(
-        all(&mut served).await,
-        each(&times.map(|at| ("a", "full", at)))
-    );
+    assert_eq!(log.all().await, each(&times.map(|at| ("a", "full", at))));
 }
 
 #[tokio::test(start_paused = true)]
 async fn repeats_only_newest_condition_of_each_pod() {
-    let (publisher, mut served) = publisher(&[503, 503, 429, 500]);
+    let (publisher, mut log) = publisher(&[503, 503, 429, 500]);
     publisher.write_condition(update("a", "full"));
     publisher.write_condition(update("b", "full"));
     let mut written = Vec::new();
     for _ in 0..2 {
-        written.push(served.recv().await.unwrap().text);
+        written.push(log.next().await.text);
     }
     assert_eq!(written, ["full", "full"]);
     publisher.write_condition(update("a", "newer"));
@@ -160,22 +177,22 @@ async fn repeats_only_newest_condition_of_each_pod() {
         ("b", "full", 1),
         ("a", "newer", 3),
     ];
-    assert_eq!(all(&mut served).await, each(&expected));
+    assert_eq!(log.all().await, each(&expected));
 }
 
 #[tokio::test(start_paused = true)]
 async fn repeats_no_rejected_condition() {
-    let (publisher, mut served) = publisher(&[403, 404]);
+    let (publisher, mut log) = publisher(&[403, 404]);
     publisher.write_condition(update("a", "denied"));
     publisher.write_condition(update("b", "deleted"));
     let expected = [("a", "denied", 0), ("b", "deleted", 0)];
-    assert_eq!(all(&mut served).await, each(&expected));
+    assert_eq!(log.all().await, each(&expected));
 }
 
 #[tokio::test(start_paused = true)]
 async fn records_time_until_first_condition_is_written() {
     let metrics = Arc::new(Metrics::default());
-    let (publisher, mut served) = publisher_with(&[503], |_| 0, Arc::clone(&metrics));
+    let (publisher, mut log) = publisher_with(&[503], |_| 0, Arc::clone(&metrics));
     let first = PodConditionUpdate {
         waits_since: Some(Timestamp::now()),
         ..update("a", "full")
@@ -187,7 +204,7 @@ async fn records_time_until_first_condition_is_written() {
         ("b", "a later condition", 0),
         ("a", "full", 1),
     ];
-    assert_eq!(all(&mut served).await, each(&expected));
+    assert_eq!(log.all().await, each(&expected));
     let text = metrics.text().unwrap();
     let count = "drava_controller_pod_explanation_seconds_count";
     let count = text.lines().find(|line| line.starts_with(count)).unwrap();
@@ -196,12 +213,12 @@ async fn records_time_until_first_condition_is_written() {
 
 #[tokio::test(start_paused = true)]
 async fn writes_all_conditions_of_burst_with_few_in_flight() {
-    let (publisher, mut served) = publisher_with(&[], |_| 10, Arc::default());
+    let (publisher, mut log) = publisher_with(&[], |_| 10, Arc::default());
     let pods: Vec<String> = (0..10_000).map(|index| format!("{index:05}")).collect();
     for pod in &pods {
         publisher.write_condition(update(pod, "full"));
     }
-    let mut requests = requests(&mut served).await;
+    let mut requests = log.rest().await;
     let last = requests.iter().map(|request| request.end).max().unwrap();
     let shortest = 0.01 * 10_000.0 / MAX_IN_FLIGHT as f64;
     let longest = 2.0 * shortest;
@@ -216,14 +233,14 @@ async fn writes_all_conditions_of_burst_with_few_in_flight() {
 
 #[tokio::test(start_paused = true)]
 async fn newest_condition_waits_for_write_in_flight() {
-    let (publisher, mut served) = publisher_with(&[500], |_| 1000, Arc::default());
+    let (publisher, mut log) = publisher_with(&[500], |_| 1000, Arc::default());
     // Its write fails; the newest replaces it.
     publisher.write_condition(update("a", "old"));
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    log.started().await;
     publisher.write_condition(update("a", "outdated"));
     publisher.write_condition(update("b", "other pod"));
     publisher.write_condition(update("a", "newest"));
-    let requests = requests(&mut served).await;
+    let requests = log.rest().await;
     let texts: Vec<&str> = requests
         .iter()
         .map(|request| request.text.as_str())
@@ -239,14 +256,14 @@ async fn writes_of_one_pod_are_in_order() {
     let codes: Vec<u16> = (0..300)
         .map(|number| if number % 3 == 1 { 500 } else { 200 })
         .collect();
-    let (publisher, mut served) = publisher_with(&codes, latency, Arc::default());
+    let (publisher, mut log) = publisher_with(&codes, latency, Arc::default());
     for number in 0..300_u64 {
         let (pod, text) = (format!("p{}", number % 7), format!("{number:03}"));
         publisher.write_condition(update(&pod, &text));
         publisher.publish(event(&pod, &text)).unwrap();
-        tokio::time::sleep(Duration::from_millis(number * 31 % 200)).await;
+        log.started().await;
     }
-    let mut requests = requests(&mut served).await;
+    let mut requests = log.rest().await;
     requests.sort_by_key(|request| request.start);
     let mut of_pods: BTreeMap<_, Vec<&Served>> = BTreeMap::new();
     for request in &requests {
@@ -271,18 +288,22 @@ async fn writes_of_one_pod_are_in_order() {
     assert_eq!(events, 300);
 }
 
+/// Publishes events and writes conditions of this number of objects each.
+fn report_objects(publisher: &EventPublisher, count: usize) {
+    for index in 0..count {
+        let (object, pod) = (format!("e{index}"), format!("c{index}"));
+        publisher.publish(event(&object, "full")).unwrap();
+        publisher.write_condition(update(&pod, "full"));
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn events_and_conditions_take_turns() {
-    let (publisher, mut served) = publisher_with(&[], |_| 10, Arc::default());
-    for index in 0..100 {
-        publisher
-            .publish(event(&format!("e{index}"), "full"))
-            .unwrap();
-        publisher.write_condition(update(&format!("c{index}"), "full"));
-    }
+    let (publisher, mut log) = publisher_with(&[], |_| 10, Arc::default());
+    report_objects(&publisher, 100);
     let mut kinds = [0, 0];
     for _ in 0..100 {
-        kinds[usize::from(served.recv().await.unwrap().is_event)] += 1;
+        kinds[usize::from(log.next().await.is_event)] += 1;
     }
     assert!(
         kinds.iter().all(|count| (40..=60).contains(count)),
@@ -292,26 +313,21 @@ async fn events_and_conditions_take_turns() {
 
 #[tokio::test(start_paused = true)]
 async fn returns_events_beyond_queue() {
-    let (publisher, mut served) = publisher(&[]);
+    let (publisher, mut log) = publisher(&[]);
     let queued = (0..QUEUE_LENGTH + 10)
         .filter(|index| publisher.publish(event("a", &index.to_string())).is_ok())
         .count();
     assert_eq!(queued, QUEUE_LENGTH);
-    assert_eq!(requests(&mut served).await.len(), queued);
+    assert_eq!(log.rest().await.len(), queued);
 }
 
 #[tokio::test(start_paused = true)]
 async fn publishes_events_and_drops_conditions_after_term() {
-    let (publisher, mut served) = publisher_with(&[], |_| 10, Arc::default());
-    for index in 0..100 {
-        publisher
-            .publish(event(&format!("e{index}"), "full"))
-            .unwrap();
-        publisher.write_condition(update(&format!("c{index}"), "full"));
-    }
-    tokio::time::sleep(Duration::from_millis(5)).await;
+    let (publisher, mut log) = publisher_with(&[], |_| 10, Arc::default());
+    report_objects(&publisher, 100);
+    log.started().await;
     drop(publisher);
-    let requests = requests(&mut served).await;
+    let requests = log.rest().await;
     let events = requests.iter().filter(|request| request.is_event).count();
     assert_eq!(events, 100);
     assert!(requests.len() - events <= MAX_IN_FLIGHT, "{requests:?}");
