@@ -212,6 +212,23 @@ fn allocation_replaces_condition_in_flight() {
 }
 
 #[test]
+fn writes_condition_of_bound_pod_once() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.add_pod_with_claim("a", "100Gi");
+    cluster.settle();
+    cluster.pod_conditions.clear();
+    // The watch shows two versions before the next decision.
+    cluster.bind(("a", "n1"));
+    cluster.bind(("a", "n1"));
+    cluster.settle();
+    let written = cluster.pod_conditions.iter();
+    let written: Vec<&str> = written
+        .map(|update| update.condition.status.as_str())
+        .collect();
+    assert_eq!(written, ["True"]);
+}
+
+#[test]
 fn writes_condition_again_that_watch_never_shows() {
     let mut cluster = TestCluster::new(&["n1"]);
     cluster.add_pod_with_claim("a", "100Gi");
