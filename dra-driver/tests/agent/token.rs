@@ -298,21 +298,24 @@ fn renews_token_of_single_share_without_debt() {
     assert!((43..=52).contains(&back), "{back}");
 }
 
-/// Checks that each share gets its cores as part of the GPU time that all of them get.
-fn assert_divided_by_cores(timing: Timing, loads: &[(u32, u64)]) {
+/// Runs two or three shares, each with cores and kernel length, and returns the percentage of the GPU of each.
+fn run_shares(timing: Timing, loads: &[(u32, u64)]) -> Vec<f64> {
     let tenants: Vec<_> = loads
         .iter()
         .map(|(cores, kernel_us)| Workload::token(*cores, *kernel_us))
         .collect();
     let mut gpu = SimulatedGpu::of(timing, &tenants);
     gpu.run(2.0);
-    let got = gpu.run(40.0);
-    let sum: f64 = got.iter().sum();
-    let what = format!("cores and kernels {loads:?}: {got:.1?}");
-    assert!(sum > 97.0, "{what}");
+    // One kernel more or less is a small part of the time.
+    let longest_us = loads.iter().map(|(_, kernel_us)| *kernel_us).max().unwrap();
+    gpu.run((longest_us as f64 * 3e-3).max(60.0))
+}
+
+fn assert_divided_by_cores(loads: &[(u32, u64)]) {
+    let got = run_shares(DEFAULT_SLICES, loads);
     for (got, (cores, _)) in got.iter().zip(loads) {
-        let part = got / sum * 100.0;
-        assert!((part - f64::from(*cores)).abs() <= 1.0, "{what}");
+        let error = (got - f64::from(*cores)).abs();
+        assert!(error <= 1.0, "{got:.1} with {cores}: {loads:?}");
     }
 }
 
@@ -326,19 +329,22 @@ fn deducts_overrun_from_next_slices() {
             (20_000, 1_000),
             (80_000, 1_000),
         ] {
-            assert_divided_by_cores(DEFAULT_SLICES, &[(cores, kernel_us), (other, others_us)]);
+            assert_divided_by_cores(&[(cores, kernel_us), (other, others_us)]);
         }
     }
-    assert_divided_by_cores(DEFAULT_SLICES, &[(20, 30_000), (30, 2_000), (50, 500)]);
+    assert_divided_by_cores(&[(20, 30_000), (30, 2_000), (50, 500)]);
 }
 
 #[test]
 fn keeps_slice_while_kernels_run_beside_overrun() {
     // Two kernels in flight, both in the time of another share's overrun, take twice as long.
-    for timing in [DEFAULT_SLICES, PERTURBED] {
-        for cores in [10, 30, 50] {
-            assert_divided_by_cores(timing, &[(cores, 20_000), (100 - cores, 20_000)]);
-        }
+    for cores in [10, 30, 50] {
+        let loads = [(cores, 20_000), (100 - cores, 20_000)];
+        assert_divided_by_cores(&loads);
+        // Context switches take a part of this GPU.
+        let got = run_shares(PERTURBED, &loads);
+        let part = got[0] / (got[0] + got[1]) * 100.0;
+        assert!((part - f64::from(cores)).abs() <= 1.0, "{cores}: {got:.1?}");
     }
 }
 
