@@ -62,7 +62,7 @@ fn now_us() -> u64 {
 
 /// Waits for a condition that another process fulfills.
 fn wait_until(mut condition: impl FnMut() -> bool, otherwise: impl Fn() -> String) {
-    let deadline = Instant::now() + Duration::from_secs(120);
+    let deadline = Instant::now() + Duration::from_secs(30);
     while !condition() {
         assert!(Instant::now() < deadline, "{}", otherwise());
         std::thread::sleep(Duration::from_millis(5));
