@@ -8,6 +8,7 @@ mod compute;
 mod entry_points;
 mod events;
 mod memory;
+mod package;
 mod programs;
 mod report;
 mod setup;
@@ -42,6 +43,16 @@ pub(crate) struct Args {
     /// Run only the parts with these names: entry-points, memory, events, compute, agent, programs.
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Part>,
+    /// Build the programs and copy them to a directory, for a machine with a GPU and without a Rust toolchain; there, run
+    /// `DIR/xtask gpu --programs DIR`.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["programs", "simulated"])]
+    package: Option<PathBuf>,
+    /// Use the programs of a directory that `--package` wrote, instead of building them.
+    #[arg(long, value_name = "DIR")]
+    programs: Option<PathBuf>,
+    /// Root directory of the NVIDIA driver of the real GPU.
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    driver_root: PathBuf,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -106,12 +117,18 @@ fn has_driver() -> bool {
 
 /// Runs the task.
 pub(crate) fn run(args: &Args) -> Result<()> {
+    if let Some(directory) = &args.package {
+        package::write(directory)?;
+        let directory = directory.display();
+        println!("packaged; on the machine with the GPU: {directory}/xtask gpu --programs {directory}");
+        return Ok(());
+    }
     let out = args.out.clone().unwrap_or_else(|| target_dir().join("gpu"));
     if !args.simulated && !has_driver() {
         println!("{NO_DRIVER}");
         return Ok(());
     }
-    let setup = Setup::new(args.simulated, &out)?;
+    let setup = Setup::new(args, &out)?;
     let card = match setup.card() {
         Ok(card) => card,
         Err(why) if !args.simulated => {
@@ -124,7 +141,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Err(why) => return Err(why),
     };
     println!("On {card}");
-    let mut report = Report::new(card, args.simulated)?;
+    let mut report = Report::new(
+        card,
+        args.simulated,
+        package::commit(args.programs.as_deref())?,
+    )?;
     for part in Part::ALL {
         if !args.only.is_empty() && !args.only.contains(&part) {
             continue;

@@ -98,8 +98,9 @@ fn measures_tenants_with_agent() {
     let (rows, samples) = (rows(&report), samples.as_array().unwrap());
     for policy in ["balance", "token"] {
         for split in ["30:70", "10:90"] {
-            for us in [5, 1000, 20_000] {
-                let case = format!("{policy}, {split}, kernels of {us} µs");
+            let random = "100, 1000, 10000 µs against 200, 5000 µs at random";
+            for kernels in ["5 µs", "1000 µs", "20000 µs", random] {
+                let case = format!("{policy}, {split}, kernels of {kernels}");
                 for what in ["division", "sum"] {
                     let what = format!("{case}, {what}");
                     let row = rows.iter().find(|row| row["what"] == what.as_str());

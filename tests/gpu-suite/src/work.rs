@@ -1,4 +1,4 @@
-//! Keeps the GPU busy for a while with kernels of one duration, and counts them.
+//! Keeps the GPU busy for a while with kernels of one or several durations, and adds up those that complete.
 
 use std::io::Read as _;
 use std::ptr;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use cudarc::driver::{CudaEvent, CudaFunction, CudaStream, LaunchConfig, PushKernelArg, sys};
 use serde::Serialize;
 
@@ -14,9 +14,9 @@ use crate::card::Card;
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Duration of one kernel on an idle GPU, in microseconds
-    #[arg(long)]
-    kernel_us: u64,
+    /// Duration of one kernel on an idle GPU, in microseconds; several durations alternate at random
+    #[arg(long, value_delimiter = ',', required = true)]
+    kernel_us: Vec<u64>,
     /// Time before the count, in seconds
     #[arg(long, default_value_t = 0.0)]
     settle: f64,
@@ -57,7 +57,6 @@ enum Kernel {
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Completed {
-    kernels: u64,
     seconds: f64,
     /// GPU time of the kernels by their duration on an idle GPU, divided by elapsed time.
     share: f64,
@@ -66,6 +65,34 @@ struct Completed {
 
 /// Kernels in a graph.
 const GRAPH_KERNELS: u64 = 20;
+
+/// Kernels that are launched together at most.
+const MAX_BATCH: u64 = 1000;
+
+/// Durations of kernels, µs, in an order that is random but the same in each run.
+struct Lengths<'a> {
+    all: &'a [u64],
+    state: u64,
+}
+
+impl<'a> Lengths<'a> {
+    fn new(all: &'a [u64]) -> Result<Self> {
+        ensure!(!all.contains(&0), "a kernel lasts at least 1 µs");
+        Ok(Self { all, state: 1 })
+    }
+
+    /// Returns the duration of the next kernel.
+    fn next(&mut self) -> u64 {
+        // Knuth's linear congruential generator; its high bits are the random ones.
+        self.state = self
+            .state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        let count = self.all.len().max(1);
+        let index = usize::try_from(self.state >> 33).unwrap_or(0) % count;
+        self.all.get(index).copied().unwrap_or(1)
+    }
+}
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let card = Card::open()?;
@@ -89,13 +116,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             block_dim: (256, 1, 1),
             shared_mem_bytes: 0,
         },
-        amount: amount(arguments.kernel_us, rounds_per_us),
+        rounds_per_us,
     };
+    let mut lengths = Lengths::new(&arguments.kernel_us)?;
     // Loads the module before the measurement.
-    work.launch()?;
+    work.launch(lengths.next())?;
     stream.synchronize()?;
     let graph = match arguments.way {
-        Way::Graph => Some(Graph::capture(&work)?),
+        Way::Graph => Some(Graph::capture(&work, &mut lengths)?),
         Way::Queue | Way::Sync => None,
     };
     if arguments.wait {
@@ -103,17 +131,26 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         std::io::stdin().read_line(&mut String::new())?;
     }
 
-    // Batches of at most about 20 ms drain quickly.
-    let batch = match arguments.way {
-        Way::Queue => (20_000 / arguments.kernel_us.max(1)).clamp(1, 1000),
-        Way::Sync => 1,
-        Way::Graph => GRAPH_KERNELS,
-    };
     let mut previous: Option<CudaEvent> = None;
-    let mut run_batch = || -> Result<()> {
+    // Returns the duration of its kernels, µs.
+    let mut run_batch = || -> Result<u64> {
+        let mut length_us = 0;
         match &graph {
-            Some(graph) => graph.launch(&stream)?,
-            None => (0..batch).try_for_each(|_| work.launch())?,
+            Some(graph) => {
+                graph.executable.launch(&stream)?;
+                length_us += graph.length_us;
+            }
+            None => {
+                // Batches of about 20 ms drain quickly.
+                for _ in 0..MAX_BATCH {
+                    let kernel_us = lengths.next();
+                    work.launch(kernel_us)?;
+                    length_us += kernel_us;
+                    if arguments.way == Way::Sync || length_us >= 20_000 {
+                        break;
+                    }
+                }
+            }
         }
         match arguments.way {
             Way::Queue => {
@@ -124,25 +161,23 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             }
             Way::Sync | Way::Graph => stream.synchronize()?,
         }
-        Ok(())
+        Ok(length_us)
     };
     // From now on each call ends with one batch.
     run_batch()?;
     let mut run = |seconds: f64| -> Result<(u64, f64)> {
         let (start, length) = (Instant::now(), Duration::from_secs_f64(seconds));
-        let mut kernels = 0;
+        let mut busy_us = 0;
         while start.elapsed() < length {
-            run_batch()?;
-            kernels += batch;
+            busy_us += run_batch()?;
         }
-        Ok((kernels, start.elapsed().as_secs_f64()))
+        Ok((busy_us, start.elapsed().as_secs_f64()))
     };
     run(arguments.settle)?;
-    let (kernels, seconds) = run(arguments.seconds)?;
+    let (busy_us, seconds) = run(arguments.seconds)?;
     #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
-    let busy = (kernels * arguments.kernel_us) as f64 / 1e6;
+    let busy = busy_us as f64 / 1e6;
     crate::print(&Completed {
-        kernels,
         seconds,
         share: busy / seconds,
         rounds_per_us,
@@ -176,13 +211,14 @@ struct Work<'a> {
     stream: &'a CudaStream,
     kernel: &'a CudaFunction,
     shape: LaunchConfig,
-    amount: u64,
+    rounds_per_us: f64,
 }
 
 impl Work<'_> {
-    fn launch(&self) -> Result<()> {
+    fn launch(&self, kernel_us: u64) -> Result<()> {
+        let amount = amount(kernel_us, self.rounds_per_us);
         let mut launch = self.stream.launch_builder(self.kernel);
-        launch.arg(&self.amount);
+        launch.arg(&amount);
         // SAFETY: the kernel takes one 64-bit number and touches no memory.
         unsafe { launch.launch(self.shape) }.context("cannot launch the kernel")?;
         Ok(())
@@ -218,16 +254,25 @@ fn calibrate(card: &Card, stream: &CudaStream, kernel: &CudaFunction) -> Result<
     Ok(rounds / best)
 }
 
-struct Graph(sys::CUgraphExec);
+struct Graph {
+    executable: Executable,
+    length_us: u64,
+}
+
+/// A graph that is never destroyed.
+struct Executable(sys::CUgraphExec);
 
 impl Graph {
-    fn capture(work: &Work<'_>) -> Result<Self> {
+    fn capture(work: &Work<'_>, lengths: &mut Lengths<'_>) -> Result<Self> {
         let stream = work.stream.cu_stream();
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: a stream that lives as long as `work`.
         unsafe { sys::cuStreamBeginCapture_v2(stream, mode) }.result()?;
+        let mut length_us = 0;
         for _ in 0..GRAPH_KERNELS {
-            work.launch()?;
+            let kernel_us = lengths.next();
+            work.launch(kernel_us)?;
+            length_us += kernel_us;
         }
         let mut graph = ptr::null_mut();
         // SAFETY: the stream is capturing; writes one handle.
@@ -235,11 +280,16 @@ impl Graph {
         let mut executable = ptr::null_mut();
         // SAFETY: a captured graph; writes one handle.
         unsafe { sys::cuGraphInstantiateWithFlags(&raw mut executable, graph, 0) }.result()?;
-        Ok(Self(executable))
+        Ok(Self {
+            executable: Executable(executable),
+            length_us,
+        })
     }
+}
 
+impl Executable {
     fn launch(&self, stream: &CudaStream) -> Result<()> {
-        // SAFETY: an executable graph that is never destroyed, and a stream of its context.
+        // SAFETY: an executable graph, and a stream of its context.
         unsafe { sys::cuGraphLaunch(self.0, stream.cu_stream()) }.result()?;
         Ok(())
     }

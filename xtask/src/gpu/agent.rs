@@ -24,8 +24,32 @@ const POLICIES: [(&str, f64); 2] = [("balance", 2.0), ("token", 1.0)];
 
 const SPLITS: [[u32; 2]; 2] = [[30, 70], [10, 90]];
 
-/// Lengths of kernels, µs.
-const KERNELS_US: [u64; 3] = [5, 1000, 20_000];
+/// The kernels of two tenants.
+#[derive(Clone, Copy)]
+struct Kernels {
+    name: &'static str,
+    /// Their lengths, µs, in random order.
+    us: [&'static [u64]; 2],
+}
+
+const KERNELS: [Kernels; 4] = [
+    Kernels {
+        name: "5 µs",
+        us: [&[5]; 2],
+    },
+    Kernels {
+        name: "1000 µs",
+        us: [&[1000]; 2],
+    },
+    Kernels {
+        name: "20000 µs",
+        us: [&[20_000]; 2],
+    },
+    Kernels {
+        name: "100, 1000, 10000 µs against 200, 5000 µs at random",
+        us: [&[100, 1000, 10_000], &[200, 5000]],
+    },
+];
 
 /// Time before a measurement, in which the agent reaches its steady state, as part of the measurement's length.
 const SETTLE: f64 = 0.4;
@@ -44,17 +68,18 @@ pub(crate) fn rows(setup: &Setup, seconds: f64, progress: &Progress) -> Result<V
         gpu,
     };
     let (mut rows, mut raw) = (Vec::new(), Vec::new());
-    for kernel_us in KERNELS_US {
+    for kernels in KERNELS {
+        let [left, right] = kernels.us;
         let free = Free {
-            alone: bench.unlimited(kernel_us, 1)?,
-            both: bench.unlimited(kernel_us, 2)?,
+            alone: [bench.unlimited(&[left])?, bench.unlimited(&[right])?],
+            both: bench.unlimited(&kernels.us)?,
         };
         for (policy, goal) in POLICIES {
             for split in SPLITS {
                 let case = Case {
                     policy,
                     split,
-                    kernel_us,
+                    kernels,
                 };
                 progress.note(case.to_string());
                 let got = bench.measure(&case).with_context(|| case.to_string())?;
@@ -71,14 +96,14 @@ pub(crate) fn rows(setup: &Setup, seconds: f64, progress: &Progress) -> Result<V
 struct Case {
     policy: &'static str,
     split: [u32; 2],
-    kernel_us: u64,
+    kernels: Kernels,
 }
 
 impl std::fmt::Display for Case {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let [left, right] = self.split;
-        let us = self.kernel_us;
-        write!(f, "{}, {left}:{right}, kernels of {us} µs", self.policy)
+        let kernels = self.kernels.name;
+        write!(f, "{}, {left}:{right}, kernels of {kernels}", self.policy)
     }
 }
 
@@ -91,24 +116,24 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    fn tenant(&self, share: Option<&Share>, kernel_us: u64) -> Command {
-        let mut command = self.tenants.work(share, kernel_us, "queue", true);
+    fn tenant(&self, share: Option<&Share>, kernels_us: &[u64]) -> Command {
+        let mut command = self.tenants.work(share, kernels_us, "queue", true);
         command.args(["--settle", &(self.seconds * SETTLE).to_string()]);
         command
     }
 
-    /// Returns the part of the GPU time that this number of tenants uses without limits.
-    fn unlimited(&self, kernel_us: u64, count: usize) -> Result<f64> {
-        let commands = std::iter::repeat_with(|| self.tenant(None, kernel_us));
-        let done: Vec<Done> = together(commands.take(count).collect())?;
+    /// Returns the part of the GPU time that these tenants use without limits.
+    fn unlimited(&self, tenants: &[&[u64]]) -> Result<f64> {
+        let commands = tenants.iter().map(|kernels| self.tenant(None, kernels));
+        let done: Vec<Done> = together(commands.collect())?;
         Ok(done.iter().map(|done| done.share).sum())
     }
 
     fn measure(&self, case: &Case) -> Result<Got> {
         let mut node = Node::start(self.setup, case, self.tenants.memory_bytes)?;
-        let tenants = node.shares.each_ref();
-        let tenants = tenants.map(|share| self.tenant(Some(share), case.kernel_us));
-        let mut tenants = start_all(tenants.into())?;
+        let tenants = node.shares.iter().zip(case.kernels.us);
+        let tenants = tenants.map(|(share, kernels)| self.tenant(Some(share), kernels));
+        let mut tenants = start_all(tenants.collect())?;
         let pids: Vec<u32> = tenants.iter().map(Running::pid).collect();
         for (number, pid) in (1..).zip(&pids) {
             node.program.send(&format!("{number} {pid}"))?;
@@ -224,9 +249,9 @@ fn two<T>(values: Vec<T>) -> Result<[T; 2]> {
         .map_err(|_| anyhow!("{count} tenants instead of two"))
 }
 
-/// The part of the GPU time that one tenant, and two tenants together, use without limits.
+/// The part of the GPU time that each tenant alone, and both together, use without limits.
 struct Free {
-    alone: f64,
+    alone: [f64; 2],
     both: f64,
 }
 
@@ -251,11 +276,12 @@ impl Got {
     /// fill a GPU.
     fn rows(&self, case: &Case, goal: f64, free: &Free) -> [Row; 2] {
         let [left, right] = self.tenants.each_ref().map(|tenant| tenant.share);
-        let short = |(got, percent): (f64, u32)| {
+        let short = |((got, percent), alone): ((f64, u32), f64)| {
             let due = f64::from(percent) / 100.0 * (left + right);
-            (due.min(free.alone) - got) * 100.0
+            (due.min(alone) - got) * 100.0
         };
-        let shortest = [left, right].into_iter().zip(case.split).map(short);
+        let shortest = [left, right].into_iter().zip(case.split);
+        let shortest = shortest.zip(free.alone).map(short);
         let shortest = shortest.fold(0.0, f64::max);
         let off = |[left, right]: [f64; 2]| {
             let sum = left + right;
@@ -273,11 +299,12 @@ impl Got {
         let samples = self.samples();
         let count: usize = samples.iter().map(|(count, _)| count).sum();
         let detail = format!(
-            "{} : {} ({}; {} alone without a limit); by libvgpu's account {}; by {count} samples of NVML {}",
+            "{} : {} ({}; {} and {} alone without a limit); by libvgpu's account {}; by {count} samples of NVML {}",
             percent(left),
             percent(right),
             points(by_kernels),
-            percent(free.alone),
+            percent(free.alone[0]),
+            percent(free.alone[1]),
             points(off(accounts)),
             points(off(samples.map(|(_, percent)| percent))),
         );

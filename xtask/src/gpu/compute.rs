@@ -111,7 +111,7 @@ impl<'a> Tenants<'a> {
             memory_bytes: setup.card()?.total_bytes / 4,
             rounds_per_us: 0.0,
         };
-        let done: Done = json(tenants.work(None, 1000, "queue", false))
+        let done: Done = json(tenants.work(None, &[1000], "queue", false))
             .context("cannot keep the GPU busy without limits")?;
         tenants.rounds_per_us = done.rounds_per_us;
         Ok(tenants)
@@ -121,7 +121,7 @@ impl<'a> Tenants<'a> {
     pub(super) fn work(
         &self,
         share: Option<&Share>,
-        kernel_us: u64,
+        kernels_us: &[u64],
         way: &str,
         wait: bool,
     ) -> Command {
@@ -131,8 +131,9 @@ impl<'a> Tenants<'a> {
             "work"
         };
         let mut command = self.setup.suite(share, &["work", "--kernel", kernel]);
+        let kernels_us: Vec<String> = kernels_us.iter().map(u64::to_string).collect();
         command
-            .args(["--kernel-us", &kernel_us.to_string()])
+            .args(["--kernel-us", &kernels_us.join(",")])
             .args(["--seconds", &self.seconds.to_string()])
             .args(["--way", way]);
         if self.rounds_per_us > 0.0 {
@@ -147,8 +148,8 @@ impl<'a> Tenants<'a> {
     /// One tenant. A program whose launches cannot fill its share must not be slower under the limit.
     fn alone(&self, cores: u32, kernel_us: u64, way: &str) -> Result<Row> {
         let share = self.setup.share(&limits(self.memory_bytes, cores)?)?;
-        let free: Done = json(self.work(None, kernel_us, way, false))?;
-        let capped: Done = json(self.work(Some(&share), kernel_us, way, false))?;
+        let free: Done = json(self.work(None, &[kernel_us], way, false))?;
+        let capped: Done = json(self.work(Some(&share), &[kernel_us], way, false))?;
         let due = (free.share * 100.0).min(f64::from(cores));
         let off = capped.share.mul_add(100.0, -due);
         Ok(Row::checked(
@@ -165,7 +166,7 @@ impl<'a> Tenants<'a> {
     /// Two tenants: how they divide the GPU time, and how much of it they use together.
     fn pair(&self, left: u32, right: u32) -> Result<Vec<Row>> {
         let both = |shares: [Option<&Share>; 2]| -> Result<[f64; 2]> {
-            let commands = shares.map(|share| self.work(share, 1000, "queue", true));
+            let commands = shares.map(|share| self.work(share, &[1000], "queue", true));
             let done: Vec<Done> = together(commands.into())?;
             match done.as_slice() {
                 [left, right] => Ok([left.share, right.share]),

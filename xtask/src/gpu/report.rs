@@ -77,13 +77,13 @@ struct Part {
 }
 
 impl Report {
-    pub(crate) fn new(card: Card, simulated: bool) -> Result<Self> {
+    pub(crate) fn new(card: Card, simulated: bool, commit: String) -> Result<Self> {
         Ok(Self {
             bench: "gpu",
-            commit: output_of("git", &["describe", "--always", "--dirty"])?,
+            commit,
             machine: card,
             simulated,
-            date: output_of("date", &["-u", "+%Y-%m-%d"])?,
+            date: output_of(Command::new("date").args(["-u", "+%Y-%m-%d"]))?,
             command: format!(
                 "cargo xtask {}",
                 std::env::args().skip(1).collect::<Vec<_>>().join(" ")
@@ -155,12 +155,14 @@ impl Report {
     }
 }
 
-fn output_of(program: &str, args: &[&str]) -> Result<String> {
-    let mut command = Command::new(program);
-    command
-        .args(args)
-        .current_dir(drava_cluster::workspace_root())
-        .stdin(Stdio::null());
-    let output = process::output(&mut command, Limit::REQUEST)?;
+/// Returns the commit of the workspace.
+pub(crate) fn commit() -> Result<String> {
+    let mut git = Command::new("git");
+    git.args(["describe", "--always", "--dirty"]);
+    output_of(git.current_dir(drava_cluster::workspace_root()))
+}
+
+fn output_of(command: &mut Command) -> Result<String> {
+    let output = process::output(command.stdin(Stdio::null()), Limit::REQUEST)?;
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }

@@ -8,15 +8,17 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use drava_cluster::process::{self, Limit, Watchdog};
-use drava_cluster::{Artifacts, Profile, build_preload, build_programs, build_workspace};
 use drava_nvml::{GpuUuid, Library};
 use drava_vgpu_abi::snapshot::Snapshot;
 use drava_vgpu_abi::{Cores, DeviceUuid, IdText, Limits, LimitsSpec, encode, paths};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use simulator_machine::description::H100X2;
-use simulator_machine::testing::{BUILT_VARIABLE, Machine};
+use simulator_machine::testing::Machine;
 use tempfile::TempDir;
+
+use super::Args;
+use super::package::Programs;
 
 /// Longest run of a program.
 const LONGEST: Duration = Duration::from_secs(30 * 60);
@@ -65,6 +67,8 @@ pub(crate) struct Setup {
     pub(crate) node: PathBuf,
     preload: PathBuf,
     machine: Option<Machine>,
+    /// Root directory of the NVIDIA driver of a real GPU.
+    driver_root: PathBuf,
     /// Directory of the report.
     pub(crate) out: PathBuf,
 }
@@ -99,26 +103,27 @@ impl Share {
 }
 
 impl Setup {
-    pub(crate) fn new(simulated: bool, out: &Path) -> Result<Self> {
-        const PROGRAMS: [&str; 3] = ["gpu-suite", "gpu-view", "gpu-node"];
-        let find = |built: Artifacts| -> Result<[PathBuf; 3]> {
-            let [suite, viewer, node] = PROGRAMS.map(|name| built.file(name).map(Path::to_owned));
-            Ok([suite?, viewer?, node?])
+    pub(crate) fn new(args: &Args, out: &Path) -> Result<Self> {
+        let Programs {
+            suite,
+            viewer,
+            node,
+            preload,
+        } = match &args.programs {
+            Some(directory) => Programs::in_directory(directory),
+            None => Programs::build(args.simulated)?,
         };
-        // Times of the simulated GPU mean nothing, so the programs of the tests do.
-        let [suite, viewer, node] = match std::env::var_os(BUILT_VARIABLE) {
-            Some(directory) if simulated => PROGRAMS.map(|name| Path::new(&directory).join(name)),
-            _ if simulated => find(build_workspace(Profile::Dev)?)?,
-            _ => find(build_programs(&PROGRAMS, Profile::Release)?)?,
-        };
-        let preload = build_preload()?;
         fs::create_dir_all(out).with_context(|| format!("create {}", out.display()))?;
         Ok(Self {
             suite,
             viewer,
             node,
             preload,
-            machine: simulated.then(|| Machine::start(H100X2)).transpose()?,
+            machine: args
+                .simulated
+                .then(|| Machine::start(H100X2))
+                .transpose()?,
+            driver_root: args.driver_root.clone(),
             out: out.to_owned(),
         })
     }
@@ -166,7 +171,7 @@ impl Setup {
     pub(crate) fn driver_root(&self) -> &Path {
         self.machine
             .as_ref()
-            .map_or(Path::new("/"), |machine| machine.root())
+            .map_or(&self.driver_root, |machine| machine.root())
     }
 
     /// Loads NVML, and returns it with the first GPU.

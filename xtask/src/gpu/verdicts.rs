@@ -30,7 +30,7 @@ pub(super) fn allocator(title: &str, command: Command, limit: u64) -> Row {
 
 /// Runs a program that exits with 0.
 pub(super) fn succeeds(title: &str, mut command: Command) -> Row {
-    match process::output(&mut command, Limit::BUILD) {
+    match process::output(&mut command, Limit::REQUEST) {
         Err(error) => Row::checked(title, false, format!("{error:#}")),
         Ok(output) if output.status.success() => Row::checked(title, true, "succeeded"),
         Ok(output) => {

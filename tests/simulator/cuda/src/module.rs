@@ -210,18 +210,17 @@ fn allocate(driver: &Driver, context: ContextId, bytes: u64) -> CudaResult<Alloc
 }
 
 /// Bytes of the global variables that an image declares.
+///
+/// # Errors
+/// For PTX with another character than those of ASCII, even in a comment, as the driver's compiler.
 pub(crate) fn global_bytes(image: In<c_char>) -> CudaResult<u64> {
-    const PTX: &[u8] = b".version";
     image.get()?;
-    // An image may be of any form, so bytes are read one by one, up to the first that does not fit.
-    let byte = |at: usize| image.element(at).map_or(0, c_char::cast_unsigned);
-    let mut letters = PTX.iter().enumerate();
-    if !letters.all(|(at, letter)| byte(at) == *letter) {
+    let Some(text) = ptx(image) else {
         return Ok(0);
+    };
+    if !text.is_ascii() {
+        return Err(CudaError::InvalidPtx);
     }
-    // PTX is a terminated string.
-    let text: Vec<u8> = (0..).map(byte).take_while(|letter| *letter != 0).collect();
-    let text = String::from_utf8_lossy(&text);
     let declared = text.lines().filter_map(|line| {
         let (_, variable) = line.split_once(".global ")?;
         let (_, size) = variable.split_once('[')?;
@@ -229,6 +228,22 @@ pub(crate) fn global_bytes(image: In<c_char>) -> CudaResult<u64> {
         size.parse::<u64>().ok()
     });
     Ok(declared.fold(0, u64::saturating_add))
+}
+
+/// Returns the text of an image that begins as PTX: with its version or a comment.
+fn ptx(image: In<c_char>) -> Option<String> {
+    // An image may be of any form, so bytes are read one by one, up to the first that does not fit.
+    let byte = |at: usize| image.element(at).map_or(0, c_char::cast_unsigned);
+    let begins = |with: &[u8]| {
+        let mut letters = with.iter().enumerate();
+        letters.all(|(at, letter)| byte(at) == *letter)
+    };
+    if !begins(b".version") && !begins(b"//") {
+        return None;
+    }
+    // PTX is a terminated string.
+    let text: Vec<u8> = (0..).map(byte).take_while(|letter| *letter != 0).collect();
+    Some(String::from_utf8_lossy(&text).into_owned())
 }
 
 /// `CUDA_MODULE_LOADING`, lazy by default.

@@ -18,6 +18,7 @@ mod green;
 mod launches;
 mod lookup;
 mod memory;
+mod modules;
 mod multicast;
 mod pointers;
 mod pools;
