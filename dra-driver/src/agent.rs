@@ -47,9 +47,7 @@ pub mod policy;
 use node::ShareKey;
 use node::card::{Card, Shares};
 pub use node::enforcement_events;
-use node::nvml_observer::{
-    Attention, NvmlSample, Observation, ObservationSender, Observer, UtilizationSample,
-};
+use node::nvml_observer::{Observation, ObservationSender, Observer};
 use node::tracked_share::TrackedShare;
 use policy::detection::{ViolationChange, ViolationKind};
 use policy::schedule::Schedule;
@@ -119,7 +117,7 @@ pub struct Agent {
     /// Of each GPU that ever had a share.
     observers: BTreeMap<GpuUuid, Observer>,
     next_key: u32,
-    observations: Receiver<NvmlSample>,
+    observations: Receiver<Observation>,
     sender: ObservationSender,
     /// Readable when there are observations.
     wakeup_fd: Option<Arc<OwnedFd>>,
@@ -159,14 +157,9 @@ impl Agent {
         while !stop.is_cancelled() {
             self.poll(now_us()).into_iter().for_each(&mut report);
             self.wait();
-            while let Ok(sample) = self.observations.try_recv() {
-                match sample {
-                    NvmlSample::Processes(observation) => {
-                        let found = self.scan(now_us(), &observation);
-                        found.into_iter().for_each(&mut report);
-                    }
-                    NvmlSample::Utilization(sample) => self.record_utilization(now_us(), &sample),
-                }
+            while let Ok(observation) = self.observations.try_recv() {
+                let found = self.scan(now_us(), &observation);
+                found.into_iter().for_each(&mut report);
             }
         }
     }
@@ -238,14 +231,13 @@ impl Agent {
             }
         }
         let mut found = Vec::new();
-        for (uuid, card) in &mut self.cards {
+        for card in self.cards.values_mut() {
             let due = self.schedule.gpu_tasks(now_us, tasks, &card.state());
             if due.tick {
                 found.extend(card.tick(now_us, &mut self.shares));
             }
-            let has_changed = due.tick || card.reclaim_lent_time(now_us, &mut self.shares);
-            if let Some(observer) = self.observers.get(uuid).filter(|_| has_changed) {
-                observer.set_attention(card.attention());
+            if !due.tick {
+                card.reclaim_lent_time(now_us, &mut self.shares);
             }
             card.poll_priorities(now_us, &mut self.shares);
             card.poll_token(now_us, due.tick, &mut self.shares);
@@ -278,13 +270,6 @@ impl Agent {
         share.mark_occupied();
         if let Some(card) = self.cards.get_mut(&share.card) {
             card.mark_occupied();
-        }
-    }
-
-    /// Applies a utilization sample of NVML.
-    pub fn record_utilization(&mut self, now_us: u64, sample: &UtilizationSample) {
-        if let Some(card) = self.cards.get_mut(&sample.card) {
-            card.record_utilization(now_us, &sample.per_mille);
         }
     }
 
@@ -363,9 +348,7 @@ impl Agent {
         let used: BTreeSet<&GpuUuid> = shares.map(|share| &share.card).collect();
         self.cards.retain(|uuid, _| used.contains(uuid));
         for (uuid, observer) in &self.observers {
-            if !used.contains(uuid) {
-                observer.set_attention(Attention::None);
-            }
+            observer.set_needed(used.contains(uuid));
         }
         for uuid in used {
             let card = self.cards.entry(uuid.clone());

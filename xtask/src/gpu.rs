@@ -120,7 +120,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if let Some(directory) = &args.package {
         package::write(directory)?;
         let directory = directory.display();
-        println!("packaged; on the machine with the GPU: {directory}/xtask gpu --programs {directory}");
+        println!(
+            "packaged; on the machine with the GPU: {directory}/xtask gpu --programs {directory}"
+        );
         return Ok(());
     }
     let out = args.out.clone().unwrap_or_else(|| target_dir().join("gpu"));

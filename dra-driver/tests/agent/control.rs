@@ -15,7 +15,6 @@ fn saturated(id: u32, cores: u32) -> MeasuredShare<u32> {
     };
     let measured = Measured {
         used_us: STEP_US * u64::from(cores) / 100,
-        launches: STEP_US * u64::from(cores) / 100 / 1_000,
         has_waited: true,
         launch_us: 1_000,
         is_idle: false,
@@ -76,10 +75,43 @@ fn leaves_measurements_unchanged_between_ticks() {
         for _ in 0..50 {
             other.on_activity_change(&terms(&shares), &[]);
         }
-        let decisions = [&mut one, &mut other].map(|controller| {
-            controller.observe(STEP_US, &[(1, 25_000), (2, 0)]);
-            controller.tick(STEP_US, &shares)
-        });
+        let decisions = [&mut one, &mut other].map(|controller| controller.tick(STEP_US, &shares));
         assert_eq!(decisions[0], decisions[1]);
     }
+}
+
+/// Kernels of several lengths make the use of single ticks uneven.
+#[test]
+fn lends_nothing_of_uneven_use() {
+    let mut controller = Controller::default();
+    let mut rates = Vec::new();
+    for percent in [115, 66, 92, 38, 86, 47, 49, 35, 88, 66].repeat(5) {
+        let mut filling = saturated(2, 70);
+        // At the highest rate it does not wait.
+        (filling.2.used_us, filling.2.has_waited) = (STEP_US * percent / 100, false);
+        let decisions = controller.tick(STEP_US, &[saturated(1, 30), filling]);
+        rates.push(decisions[0].1.rate_us_per_s);
+    }
+    let mean = rates.iter().sum::<u32>() / u32::try_from(rates.len()).unwrap();
+    assert!(mean <= 310_000, "{mean}: {rates:?}");
+}
+
+#[test]
+fn lends_what_share_no_longer_uses() {
+    let mut controller = Controller::default();
+    let rate = |controller: &mut Controller<u32>, percent: u64| {
+        let mut other = saturated(2, 70);
+        (other.2.used_us, other.2.has_waited) = (STEP_US * percent / 100, false);
+        controller.tick(STEP_US, &[saturated(1, 30), other])[0]
+            .1
+            .rate_us_per_s
+    };
+    for _ in 0..10 {
+        rate(&mut controller, 70);
+    }
+    let rates: Vec<u32> = (0..20).map(|_| rate(&mut controller, 20)).collect();
+    assert!(rates[0] < 450_000, "{rates:?}");
+    assert!(rates[10..].iter().all(|rate| *rate > 700_000), "{rates:?}");
+    // What it uses again, it gets back at once.
+    assert!(rate(&mut controller, 60) < 350_000);
 }

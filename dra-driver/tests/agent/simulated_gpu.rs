@@ -2,15 +2,14 @@
 //!
 //! The length of a kernel by events is the wall-clock time from its start to its end, slices of other contexts included.
 //! Shares launch when their bucket permits, sleep as libvgpu does, and correct the charge of a kernel at its end. The
-//! controller gets the values that the agent reads in the regions, and of each of NVML's samples the busy time of each
-//! share in whole percents.
+//! controller gets the values that the agent reads in the regions.
 //!
 //! GPUs differ in what takes time besides kernels ([`Timing`]).
 
 use drava_dra_driver::agent::policy::control::{ActivityChange, Controller, Decision};
 use drava_dra_driver::agent::policy::token::{Change, TokenCandidate, TokenRing};
 use drava_vgpu_abi::ComputePolicy;
-use simulator_machine::kernel::engine::{Engine, Outcome, SAMPLE_PERIOD, Timing};
+use simulator_machine::kernel::engine::{Engine, Outcome, Timing};
 use simulator_machine::protocol::{ContextId, Nanos};
 
 use crate::simulated_share::SimulatedShare;
@@ -18,8 +17,6 @@ use crate::workload::Workload;
 
 /// Simulation step.
 const STEP_US: u64 = 100;
-/// NVML's sample period.
-const SAMPLE_US: u64 = SAMPLE_PERIOD / NS_PER_US;
 pub(crate) const NS_PER_US: Nanos = 1_000;
 /// Control period of the agent.
 const TICK_US: u64 = 100_000;
@@ -27,21 +24,13 @@ const TICK_US: u64 = 100_000;
 const TOKEN_POLL_US: u64 = 5_000;
 pub(crate) const SECOND_US: u64 = 1_000_000;
 
-/// Slices shorter than the agent expects, and events that include the wait for the first slice.
-pub(crate) const SHORT_SLICES: Timing = Timing {
-    records_out_of_slice: true,
-    ..Timing::slices_of(1_000 * NS_PER_US)
-};
-
 /// The hardware of the simulated machine.
 pub(crate) const DEFAULT_SLICES: Timing = Timing::slices_of(2_000 * NS_PER_US);
 
-/// Uneven slices, and time of context switches and events.
-pub(crate) const PERTURBED: Timing = Timing {
-    slice_deviation_percent: 40,
-    context_switch: 50 * NS_PER_US,
-    event: 2 * NS_PER_US,
-    ..DEFAULT_SLICES
+/// An H200 by `docs/results/gpu-h200.md`: between slices of 2.05 ms nothing runs for 0.2 ms.
+pub(crate) const H200: Timing = Timing {
+    context_switch: 200 * NS_PER_US,
+    ..Timing::slices_of(2_050 * NS_PER_US)
 };
 
 /// A GPU with shares and the agent's controller.
@@ -51,18 +40,14 @@ pub(crate) struct SimulatedGpu {
     controller: Controller<usize>,
     ring: TokenRing<usize>,
     now_us: u64,
-    /// End of the last of NVML's samples that was read.
-    sampled: Nanos,
     stepped_us: u64,
     /// Whether the agent runs.
     has_agent: bool,
-    /// Returns NVML's value in percent of the true value, at a time, µs.
-    sample_percent: fn(u64) -> u64,
 }
 
 impl SimulatedGpu {
     pub(crate) fn new(loads: &[Workload]) -> Self {
-        Self::of(SHORT_SLICES, loads)
+        Self::of(H200, loads)
     }
 
     pub(crate) fn of(timing: Timing, loads: &[Workload]) -> Self {
@@ -82,16 +67,9 @@ impl SimulatedGpu {
             controller: Controller::default(),
             ring: TokenRing::default(),
             now_us: SECOND_US,
-            sampled: 0,
             stepped_us: SECOND_US,
             has_agent: true,
-            sample_percent: |_| 100,
         }
-    }
-
-    /// Sets NVML's value in percent of the true value, by time.
-    pub(crate) fn distort_samples(&mut self, sample_percent: fn(u64) -> u64) {
-        self.sample_percent = sample_percent;
     }
 
     /// Stops the agent.
@@ -144,7 +122,6 @@ impl SimulatedGpu {
         if self.now_us.is_multiple_of(TOKEN_POLL_US) {
             self.pass_token();
         }
-        self.observe();
     }
 
     /// Runs the GPU until now.
@@ -230,24 +207,6 @@ impl SimulatedGpu {
             let used_us = self.shares[ended.id].used_in_slice();
             self.ring.account_slice(ended, used_us);
         }
-    }
-
-    /// Passes NVML's next sample to the controller.
-    fn observe(&mut self) {
-        let sample = self.engine.samples().back();
-        let Some(sample) = sample.filter(|sample| sample.end > self.sampled) else {
-            return;
-        };
-        self.sampled = sample.end;
-        let says = (self.sample_percent)(self.now_us - SECOND_US);
-        let seen = |share: &SimulatedShare| {
-            let busy = sample.busy.get(&share.context).copied().unwrap_or(0);
-            let percent = busy * says / SAMPLE_PERIOD;
-            let cut_off = u64::from((1..100).contains(&percent));
-            (percent * 10 + cut_off * 5) * SAMPLE_US / 1000
-        };
-        let seen: Vec<_> = self.shares.iter().map(seen).enumerate().collect();
-        self.controller.observe(SAMPLE_US, &seen);
     }
 
     /// Returns the rates in the pages.

@@ -63,7 +63,7 @@ pub(crate) struct SimulatedShare {
     pub(crate) slice: TokenSlice,
     /// Charges of the kernels in flight.
     charges_us: VecDeque<u64>,
-    launched: usize,
+    pub(crate) launched: usize,
     tickets: u64,
     /// Time of the event before the running kernel.
     start_us: u64,
@@ -73,7 +73,7 @@ pub(crate) struct SimulatedShare {
     waits: bool,
     /// Moving average, as in the cost table.
     cost_us: u64,
-    gpu_time_us: u64,
+    pub(crate) gpu_time_us: u64,
     throttled_us: u64,
     wanted_us: u64,
     seen: (u64, u64, u64),
@@ -282,7 +282,6 @@ impl SimulatedShare {
             self.was_idle = !in_debt;
             return Measured {
                 used_us: 0,
-                launches: 0,
                 has_waited: in_debt,
                 launch_us: self.launch_us,
                 is_idle,
@@ -299,7 +298,6 @@ impl SimulatedShare {
         }
         Measured {
             used_us,
-            launches,
             has_waited,
             launch_us: self.launch_us,
             is_idle,

@@ -9,7 +9,7 @@ use drava_vgpu_abi::bucket::TokenSlice;
 use proptest::prelude::*;
 use simulator_machine::kernel::engine::Timing;
 
-use crate::simulated_gpu::{DEFAULT_SLICES, PERTURBED, SimulatedGpu};
+use crate::simulated_gpu::{DEFAULT_SLICES, H200, SimulatedGpu};
 use crate::workload::Workload;
 
 /// Demand of a share over time.
@@ -311,11 +311,18 @@ fn run_shares(timing: Timing, loads: &[(u32, u64)]) -> Vec<f64> {
     gpu.run((longest_us as f64 * 3e-3).max(60.0))
 }
 
+/// Errors in points of the time that the shares got together. On an H200, switches between contexts take a part that no
+/// share is charged, so that the mean overrun seems shorter.
+const TOLERANCES: [(Timing, f64); 2] = [(DEFAULT_SLICES, 1.1), (H200, 2.0)];
+
 fn assert_divided_by_cores(loads: &[(u32, u64)]) {
-    let got = run_shares(DEFAULT_SLICES, loads);
-    for (got, (cores, _)) in got.iter().zip(loads) {
-        let error = (got - f64::from(*cores)).abs();
-        assert!(error <= 1.0, "{got:.1} with {cores}: {loads:?}");
+    for (hardware, tolerance) in TOLERANCES {
+        let got = run_shares(hardware, loads);
+        let sum: f64 = got.iter().sum();
+        for (used, (cores, _)) in got.iter().zip(loads) {
+            let error = (used / sum).mul_add(100.0, -f64::from(*cores)).abs();
+            assert!(error <= tolerance, "{got:.1?}: {loads:?}, {hardware:?}");
+        }
     }
 }
 
@@ -323,29 +330,19 @@ fn assert_divided_by_cores(loads: &[(u32, u64)]) {
 fn deducts_overrun_from_next_slices() {
     for (cores, other) in [(10, 90), (30, 70), (50, 50)] {
         for (kernel_us, others_us) in [
+            (100, 100),
             (1_000, 1_000),
             (5_000, 1_000),
             (500, 20_000),
             (20_000, 1_000),
+            // Two kernels in flight, both in the time of another share's overrun, take twice as long.
+            (20_000, 20_000),
             (80_000, 1_000),
         ] {
             assert_divided_by_cores(&[(cores, kernel_us), (other, others_us)]);
         }
     }
     assert_divided_by_cores(&[(20, 30_000), (30, 2_000), (50, 500)]);
-}
-
-#[test]
-fn keeps_slice_while_kernels_run_beside_overrun() {
-    // Two kernels in flight, both in the time of another share's overrun, take twice as long.
-    for cores in [10, 30, 50] {
-        let loads = [(cores, 20_000), (100 - cores, 20_000)];
-        assert_divided_by_cores(&loads);
-        // Context switches take a part of this GPU.
-        let got = run_shares(PERTURBED, &loads);
-        let part = got[0] / (got[0] + got[1]) * 100.0;
-        assert!((part - f64::from(cores)).abs() <= 1.0, "{cores}: {got:.1?}");
-    }
 }
 
 /// Polls the ring in the range `us`. `used_us` returns the use of each ended slice. Returns the total length of the first
@@ -375,10 +372,10 @@ fn compensates_slice_shortened_by_overrun() {
         wants: true,
         yields: false,
     });
-    // The second share overruns each slice by 20 ms into the first share's slice.
+    // The second share overruns each slice by 20 ms into the first share's slice, and both run in turn until then.
     let used_us = |ended: EndedSlice<u32>| match ended.id {
-        1 => ended.held_us - 20_000,
-        _ => ended.held_us + 20_000,
+        1 => ended.held_us,
+        _ => ended.held_us + 40_000,
     };
     let held_us = run_ring(&mut TokenRing::default(), 0..10_000_000, &both, used_us);
     // The slices of the first share are longer by the lost time.
@@ -431,10 +428,10 @@ fn keeps_overrun_debt_over_short_pause() {
             exact,
         )
     };
-    let paid_us = held_after_pause(0, 20_000) - held_after_pause(200_000, 20_000);
+    let paid_us = held_after_pause(0, 20_000) - held_after_pause(400_000, 20_000);
     assert!(paid_us > 100_000, "{paid_us}");
-    // In 1 s its share is 333 ms, which is more than its debt.
-    let paid_us = held_after_pause(0, 1_000_000).abs_diff(held_after_pause(200_000, 1_000_000));
+    // In 1 s its share is 333 ms, which is more than its debt, half of the overrun.
+    let paid_us = held_after_pause(0, 1_000_000).abs_diff(held_after_pause(400_000, 1_000_000));
     assert!(paid_us < 20_000, "{paid_us}");
 }
 

@@ -10,6 +10,7 @@ mod gemm;
 mod handles;
 mod latency;
 mod memory;
+mod slices;
 mod wait;
 mod work;
 
@@ -39,6 +40,8 @@ enum Measurement {
     Wait(wait::Arguments),
     /// Keep the GPU busy and count the completed kernels
     Work(work::Arguments),
+    /// Measure the time slices of this context and of others
+    Slices(slices::Arguments),
     /// Measure short kernels by events
     Events(events::Arguments),
     /// Measure the cost of a launch for the calling thread
@@ -55,6 +58,7 @@ fn main() -> ExitCode {
         Measurement::Handles(arguments) => handles::run(&arguments),
         Measurement::Wait(arguments) => wait::run(&arguments),
         Measurement::Work(arguments) => work::run(&arguments),
+        Measurement::Slices(arguments) => slices::run(&arguments),
         Measurement::Events(arguments) => events::run(&arguments),
         Measurement::Latency(arguments) => latency::run(&arguments),
         Measurement::Gemm(arguments) => gemm::run(&arguments),

@@ -32,6 +32,9 @@ pub(crate) struct Arguments {
     /// Rounds of `work` per microsecond, as measured by a run on an idle GPU; measured if absent
     #[arg(long)]
     rounds_per_us: Option<f64>,
+    /// Time that any kernel takes beyond its duration, in microseconds, as measured by a run on an idle GPU
+    #[arg(long, default_value_t = 0.0)]
+    overhead_us: f64,
     /// Wait for a line on stdin before the run, and go on until stdin closes, so that several processes are counted at the
     /// same time
     #[arg(long)]
@@ -49,7 +52,7 @@ enum Way {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Kernel {
+pub(crate) enum Kernel {
     Work,
     Spin,
 }
@@ -61,6 +64,7 @@ struct Completed {
     /// GPU time of the kernels by their duration on an idle GPU, divided by elapsed time.
     share: f64,
     rounds_per_us: f64,
+    overhead_us: f64,
 }
 
 /// Kernels in a graph.
@@ -97,15 +101,13 @@ impl<'a> Lengths<'a> {
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let card = Card::open()?;
     let stream = card.context.new_stream()?;
-    let (kernel, rounds_per_us) = match arguments.kernel {
-        Kernel::Spin => (card.kernel("spin")?, 1000.0),
-        Kernel::Work => {
+    let (kernel, rounds_per_us, overhead_us) = match (arguments.kernel, arguments.rounds_per_us) {
+        (Kernel::Spin, _) => (card.kernel("spin")?, 1000.0, 0.0),
+        (Kernel::Work, Some(known)) => (card.kernel("work")?, known, arguments.overhead_us),
+        (Kernel::Work, None) => {
             let kernel = card.kernel("work")?;
-            let rounds_per_us = match arguments.rounds_per_us {
-                Some(known) => known,
-                None => calibrate(&card, &stream, &kernel)?,
-            };
-            (kernel, rounds_per_us)
+            let (rounds_per_us, overhead_us) = calibrate(&card, &stream, &kernel)?;
+            (kernel, rounds_per_us, overhead_us)
         }
     };
     let work = Work {
@@ -132,13 +134,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
 
     let mut previous: Option<CudaEvent> = None;
-    // Returns the duration of its kernels, µs.
-    let mut run_batch = || -> Result<u64> {
-        let mut length_us = 0;
+    // Returns the duration and the number of its kernels, µs.
+    let mut run_batch = || -> Result<(u64, u64)> {
+        let (mut length_us, mut kernels) = (0, 0);
         match &graph {
             Some(graph) => {
                 graph.executable.launch(&stream)?;
                 length_us += graph.length_us;
+                kernels += GRAPH_KERNELS;
             }
             None => {
                 // Batches of about 20 ms drain quickly.
@@ -146,6 +149,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
                     let kernel_us = lengths.next();
                     work.launch(kernel_us)?;
                     length_us += kernel_us;
+                    kernels += 1;
                     if arguments.way == Way::Sync || length_us >= 20_000 {
                         break;
                     }
@@ -161,26 +165,29 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             }
             Way::Sync | Way::Graph => stream.synchronize()?,
         }
-        Ok(length_us)
+        Ok((length_us, kernels))
     };
     // From now on each call ends with one batch.
     run_batch()?;
-    let mut run = |seconds: f64| -> Result<(u64, f64)> {
+    let mut run = |seconds: f64| -> Result<(f64, f64)> {
         let (start, length) = (Instant::now(), Duration::from_secs_f64(seconds));
-        let mut busy_us = 0;
+        let (mut length_us, mut kernels) = (0, 0);
         while start.elapsed() < length {
-            busy_us += run_batch()?;
+            let batch = run_batch()?;
+            length_us += batch.0;
+            kernels += batch.1;
         }
+        #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+        let busy_us = (kernels as f64).mul_add(overhead_us, length_us as f64);
         Ok((busy_us, start.elapsed().as_secs_f64()))
     };
     run(arguments.settle)?;
     let (busy_us, seconds) = run(arguments.seconds)?;
-    #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
-    let busy = busy_us as f64 / 1e6;
     crate::print(&Completed {
         seconds,
-        share: busy / seconds,
+        share: busy_us / 1e6 / seconds,
         rounds_per_us,
+        overhead_us,
     })?;
     if arguments.wait {
         let is_closed = Arc::new(AtomicBool::new(false));
@@ -225,33 +232,43 @@ impl Work<'_> {
     }
 }
 
-/// Rounds of `work` per microsecond on an otherwise idle GPU.
-fn calibrate(card: &Card, stream: &CudaStream, kernel: &CudaFunction) -> Result<f64> {
+/// Returns the rounds of `work` per microsecond on an otherwise idle GPU, and the time of a kernel beyond its rounds, µs.
+#[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+fn calibrate(card: &Card, stream: &CudaStream, kernel: &CudaFunction) -> Result<(f64, f64)> {
     const ROUNDS: u64 = 2_000_000;
+    const SHORT_US: u64 = 20;
     let flags = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
-    let mut best = f64::MAX;
-    for _ in 0..5 {
-        let (from, to) = (
-            card.context.new_event(flags)?,
-            card.context.new_event(flags)?,
-        );
-        let shape = LaunchConfig {
-            grid_dim: (card.multiprocessors()?, 1, 1),
-            block_dim: (256, 1, 1),
-            shared_mem_bytes: 0,
-        };
-        from.record(stream)?;
-        let mut launch = stream.launch_builder(kernel);
-        launch.arg(&ROUNDS);
-        // SAFETY: the kernel takes one 64-bit number and touches no memory.
-        unsafe { launch.launch(shape) }?;
-        to.record(stream)?;
-        stream.synchronize()?;
-        best = best.min(f64::from(from.elapsed_ms(&to)?) * 1000.0);
-    }
-    #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
-    let rounds = ROUNDS as f64;
-    Ok(rounds / best)
+    let shape = LaunchConfig {
+        grid_dim: (card.multiprocessors()?, 1, 1),
+        block_dim: (256, 1, 1),
+        shared_mem_bytes: 0,
+    };
+    // Returns the shortest time of a number of kernels in a row, µs.
+    let measure = |rounds: u64, kernels: usize| -> Result<f64> {
+        let mut best = f64::MAX;
+        for _ in 0..5 {
+            let (from, to) = (
+                card.context.new_event(flags)?,
+                card.context.new_event(flags)?,
+            );
+            from.record(stream)?;
+            for _ in 0..kernels {
+                let mut launch = stream.launch_builder(kernel);
+                launch.arg(&rounds);
+                // SAFETY: the kernel takes one 64-bit number and touches no memory.
+                unsafe { launch.launch(shape) }?;
+            }
+            to.record(stream)?;
+            stream.synchronize()?;
+            best = best.min(f64::from(from.elapsed_ms(&to)?) * 1000.0);
+        }
+        Ok(best)
+    };
+    let rounds_per_us = ROUNDS as f64 / measure(ROUNDS, 1)?;
+    // Many in a row: launches take less time than the kernels.
+    let many = 200;
+    let short_us = measure(amount(SHORT_US, rounds_per_us), many)? / many as f64;
+    Ok((rounds_per_us, (short_us - SHORT_US as f64).max(0.0)))
 }
 
 struct Graph {

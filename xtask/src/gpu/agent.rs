@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::compute::{Done, GOAL_SUM, Tenants, percent};
+use super::compute::{Done, GOAL_SUM, Tenants, kernel, percent};
 use super::report::Row;
 use super::setup::{Running, Setup, Share, go, start_all, together};
 
@@ -67,7 +67,8 @@ pub(crate) fn rows(setup: &Setup, seconds: f64, progress: &Progress) -> Result<V
         nvml,
         gpu,
     };
-    let (mut rows, mut raw) = (Vec::new(), Vec::new());
+    progress.note("time slices");
+    let (mut rows, mut raw) = (vec![bench.slices(1)?, bench.slices(2)?], Vec::new());
     for kernels in KERNELS {
         let [left, right] = kernels.us;
         let free = Free {
@@ -129,6 +130,33 @@ impl Bench<'_> {
         Ok(done.iter().map(|done| done.share).sum())
     }
 
+    /// Returns the time slices of a context beside this number of others without limits.
+    fn slices(&self, others: usize) -> Result<Row> {
+        let kernel = kernel(self.setup);
+        let mut slices = self.setup.suite(None, &["slices", "--kernel", kernel]);
+        slices.args(["--seconds", &self.seconds.to_string()]);
+        let others_work = std::iter::repeat_with(|| self.tenant(None, &[1000])).take(others);
+        let commands = std::iter::once(slices).chain(others_work).collect();
+        let mut programs = start_all(commands)?;
+        go(&mut programs)?;
+        let first = programs.first_mut().context("no program")?;
+        let seen: Slices = first.json()?;
+        for program in programs {
+            program.end()?;
+        }
+        let Slices {
+            own_us, others_us, ..
+        } = &seen;
+        Ok(Row::measured(
+            format!("time slices beside {others} other contexts"),
+            format!(
+                "{:.0}% of the time; own {own_us}, between them {others_us} ({} of them)",
+                seen.own_part * 100.0,
+                seen.count
+            ),
+        ))
+    }
+
     fn measure(&self, case: &Case) -> Result<Got> {
         let mut node = Node::start(self.setup, case, self.tenants.memory_bytes)?;
         let tenants = node.shares.iter().zip(case.kernels.us);
@@ -182,6 +210,31 @@ impl Bench<'_> {
             });
         }
         Ok((samples, used_bytes))
+    }
+}
+
+/// Output of `gpu-suite slices`.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Slices {
+    count: usize,
+    own_us: Quantiles,
+    others_us: Quantiles,
+    own_part: f64,
+}
+
+/// Lengths, µs.
+#[derive(Debug, Deserialize)]
+struct Quantiles {
+    p10: f64,
+    p50: f64,
+    p90: f64,
+}
+
+impl std::fmt::Display for Quantiles {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { p10, p50, p90 } = self;
+        write!(f, "{p50:.0} µs ({p10:.0} to {p90:.0})")
     }
 }
 

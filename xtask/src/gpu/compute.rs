@@ -21,6 +21,7 @@ pub(super) const GOAL_SUM: f64 = 0.97;
 pub(super) struct Done {
     pub(super) share: f64,
     rounds_per_us: f64,
+    overhead_us: f64,
 }
 
 /// Output of `gpu-suite latency`.
@@ -95,12 +96,18 @@ pub(super) fn percent(share: f64) -> String {
     format!("{:.1}%", share * 100.0)
 }
 
+/// The kernel that keeps a GPU busy.
+pub(super) fn kernel(setup: &Setup) -> &'static str {
+    if setup.is_simulated() { "spin" } else { "work" }
+}
+
 pub(super) struct Tenants<'a> {
     setup: &'a Setup,
     seconds: f64,
     /// Memory of a share.
     pub(super) memory_bytes: u64,
     rounds_per_us: f64,
+    overhead_us: f64,
 }
 
 impl<'a> Tenants<'a> {
@@ -110,10 +117,12 @@ impl<'a> Tenants<'a> {
             seconds,
             memory_bytes: setup.card()?.total_bytes / 4,
             rounds_per_us: 0.0,
+            overhead_us: 0.0,
         };
         let done: Done = json(tenants.work(None, &[1000], "queue", false))
             .context("cannot keep the GPU busy without limits")?;
         tenants.rounds_per_us = done.rounds_per_us;
+        tenants.overhead_us = done.overhead_us;
         Ok(tenants)
     }
 
@@ -125,11 +134,7 @@ impl<'a> Tenants<'a> {
         way: &str,
         wait: bool,
     ) -> Command {
-        let kernel = if self.setup.is_simulated() {
-            "spin"
-        } else {
-            "work"
-        };
+        let kernel = kernel(self.setup);
         let mut command = self.setup.suite(share, &["work", "--kernel", kernel]);
         let kernels_us: Vec<String> = kernels_us.iter().map(u64::to_string).collect();
         command
@@ -137,7 +142,9 @@ impl<'a> Tenants<'a> {
             .args(["--seconds", &self.seconds.to_string()])
             .args(["--way", way]);
         if self.rounds_per_us > 0.0 {
-            command.args(["--rounds-per-us", &self.rounds_per_us.to_string()]);
+            command
+                .args(["--rounds-per-us", &self.rounds_per_us.to_string()])
+                .args(["--overhead-us", &self.overhead_us.to_string()]);
         }
         if wait {
             command.arg("--wait");

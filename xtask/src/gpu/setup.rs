@@ -119,10 +119,7 @@ impl Setup {
             viewer,
             node,
             preload,
-            machine: args
-                .simulated
-                .then(|| Machine::start(H100X2))
-                .transpose()?,
+            machine: args.simulated.then(|| Machine::start(H100X2)).transpose()?,
             driver_root: args.driver_root.clone(),
             out: out.to_owned(),
         })

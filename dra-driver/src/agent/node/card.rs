@@ -6,7 +6,6 @@ use std::io;
 use drava_nvml::GpuUuid;
 
 use super::ShareKey;
-use super::nvml_observer::Attention;
 use super::region_watch::RegionWatch;
 use super::tracked_share::{PriorityRole, TrackedShare};
 use super::usage_region::ReadBuffer;
@@ -28,12 +27,6 @@ const TOKEN_IN_USE_US: u64 = 4_000_000;
 /// the agent has stopped.
 const TOKEN_REMINDER_US: u64 = 1_000_000;
 
-/// Ticks for which a GPU counts as shared after several shares were active in one.
-const SHARED_TICKS: u8 = 10;
-
-/// Longest sample period of NVML, µs.
-const MAX_SAMPLE_US: u64 = 1_000_000;
-
 /// Ticks without activity after which a GPU is quiet; more than the controller needs to notice.
 const QUIET_AFTER_TICKS: u32 = 10;
 
@@ -48,19 +41,14 @@ pub struct Card {
     violations: ViolationTracker<ShareKey>,
     /// Successive ticks without activity.
     quiet_ticks: u32,
-    /// Remaining ticks for which it counts as shared.
-    shared_ticks: u8,
     /// Whether any share may have processes.
     is_occupied: bool,
     /// Whether lent shares may resume, or resumed shares may go idle, at any time.
     is_lent: bool,
     /// Whether some shares yield to others.
     has_roles: bool,
-    /// Shares of the processes that NVML lists, by PID on the host.
-    owners: BTreeMap<u32, ShareKey>,
     ticked_us: u64,
     scanned_us: u64,
-    sampled_us: u64,
     /// Last demand for the token.
     token_demand_us: Option<u64>,
     token_reminder_us: u64,
@@ -112,14 +100,11 @@ impl Card {
             arbiter: PriorityArbiter::default(),
             violations: ViolationTracker::default(),
             quiet_ticks: 0,
-            shared_ticks: 0,
             is_occupied: true,
             is_lent: false,
             has_roles: false,
-            owners: BTreeMap::new(),
             ticked_us: now_us,
             scanned_us: now_us,
-            sampled_us: now_us,
             token_demand_us: None,
             token_reminder_us: 0,
         }
@@ -135,16 +120,6 @@ impl Card {
             uses_token: self.token_demand_us.is_some(),
             next_priority_poll_us: self.has_roles.then(|| self.arbiter.next_us()),
             scanned_us: self.scanned_us,
-        }
-    }
-
-    /// Returns how closely NVML is to observe the GPU.
-    #[must_use]
-    pub fn attention(&self) -> Attention {
-        if self.shared_ticks > 0 {
-            Attention::Utilization
-        } else {
-            Attention::Memory
         }
     }
 
@@ -186,10 +161,6 @@ impl Card {
             .iter()
             .filter(|(_, _, measured)| is_active(measured));
         let active = active.count();
-        self.shared_ticks = match active {
-            2.. => SHARED_TICKS,
-            0 | 1 => self.shared_ticks.saturating_sub(1),
-        };
         self.quiet_ticks = match active {
             0 => self.quiet_ticks.saturating_add(1),
             1.. => 0,
@@ -202,10 +173,10 @@ impl Card {
     }
 
     /// Reclaims the lent time of shares that have resumed, and lends the time of resumed shares that have gone idle again.
-    /// Returns whether there are any. The other shares are not measured: just after a change their use is not typical.
-    pub fn reclaim_lent_time(&mut self, now_us: u64, shares: &mut Shares) -> bool {
+    /// The other shares are not measured: just after a change their use is not typical.
+    pub fn reclaim_lent_time(&mut self, now_us: u64, shares: &mut Shares) {
         if !self.is_lent {
-            return false;
+            return;
         }
         let mut changed: Vec<(ShareKey, ActivityChange)> = Vec::new();
         for key in &self.keys {
@@ -214,7 +185,7 @@ impl Card {
             changed.extend(change.map(|change| (*key, change)));
         }
         if changed.is_empty() {
-            return false;
+            return;
         }
         let metered: Vec<(ShareKey, Entitlement)> = self
             .keys
@@ -224,7 +195,6 @@ impl Card {
         let decisions = self.controller.on_activity_change(&metered, &changed);
         self.quiet_ticks = 0;
         self.apply(now_us, &decisions, shares);
-        true
     }
 
     fn apply(&mut self, now_us: u64, decisions: &[(ShareKey, Decision)], shares: &mut Shares) {
@@ -353,19 +323,5 @@ impl Card {
                 }
             }
         }
-    }
-
-    /// Applies NVML's utilization of the processes, per mille by PID.
-    pub fn record_utilization(&mut self, now_us: u64, per_mille: &BTreeMap<u32, u32>) {
-        let elapsed_us = now_us.saturating_sub(self.sampled_us).min(MAX_SAMPLE_US);
-        self.sampled_us = now_us;
-        let busy_us = |per_mille: u64| elapsed_us * per_mille.min(1000) / 1000;
-        let of_share = |key: &ShareKey| {
-            let own = self.owners.iter().filter(|(_, owner)| *owner == key);
-            let busy = own.filter_map(|(pid, _)| per_mille.get(pid)).copied();
-            (*key, busy_us(busy.map(u64::from).sum()))
-        };
-        let by_share: Vec<(ShareKey, u64)> = self.keys.iter().map(of_share).collect();
-        self.controller.observe(elapsed_us, &by_share);
     }
 }

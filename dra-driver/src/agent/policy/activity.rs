@@ -219,7 +219,6 @@ impl ActivityTracker {
         }
         let measured = Measured {
             used_us,
-            launches,
             has_waited: has_waited && !is_idle,
             launch_us: self.launch_us,
             is_idle,

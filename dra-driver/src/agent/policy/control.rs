@@ -2,8 +2,7 @@
 //!
 //! - [`allotment`] divides the GPU by demand, and libvgpu's bucket charges no share more than its rate: a change of the active
 //!   set takes effect within one control period.
-//! - [`contention`](super::contention) estimates which part of its charge a share really gets, and corrects that by NVML, so
-//!   that rates are true.
+//! - [`contention`](super::contention) estimates which part of its measured time a share really gets, so that rates are true.
 //!
 //! All values are times, so nothing depends on the size of the GPU.
 
@@ -12,7 +11,7 @@ use std::collections::BTreeMap;
 use drava_vgpu_abi::{ComputePolicy, Cores, Priority};
 
 use super::allotment::{self, Allotment, Borrowing, Demand, GPU, ShareDemand};
-use super::contention::{ALL, Active, Contention, Workload};
+use super::contention::{self, ALL, Active, Workload};
 
 /// A share that needs at least this part of the wall-clock time, percent, is not throttled if that takes nothing from other
 /// shares; then until it needs less than the second value, which single wrong NVML samples do not reach. A throttled share
@@ -23,9 +22,13 @@ const UNTHROTTLED_UNTIL: i64 = 90;
 /// Part of the time from which the parts of the shares use the whole GPU, percent.
 const ALL_ALLOTTED: i64 = 99;
 
-/// A share's demand exceeds its use by the fraction 1/`HEADROOM`, and at least by `MIN_HEADROOM`.
+/// A share's demand exceeds its peak use by the fraction 1/`HEADROOM`, and at least by `MIN_HEADROOM`.
 const HEADROOM: i64 = 8;
 const MIN_HEADROOM: i64 = GPU / 100;
+
+/// Ticks in which the peak use fades. Kernels of several lengths make the use of single ticks uneven; without the peak other
+/// shares would get the difference in each tick of low use, and return nothing in ticks of high use.
+const PEAK_TICKS: i64 = 8;
 
 /// Ticks without demand after which a share leaves the active set. Until then other shares use its time, and what was
 /// learned about the active set is kept.
@@ -55,8 +58,6 @@ pub struct Measured {
     pub used_us: u64,
     /// Whether it waited for time, or waits, or has debt for kernels that may still run.
     pub has_waited: bool,
-    /// Launches charged.
-    pub launches: u64,
     /// Mean duration of its last launches, µs.
     pub launch_us: u64,
     /// Whether it is idle now, whatever it did before.
@@ -84,20 +85,20 @@ struct ShareControl {
     /// Last measurement, and the demand since then.
     measured: Measured,
     demand: Demand,
+    /// Highest part of the time that it has used lately.
+    peak: i64,
 }
 
 /// Controller of one GPU. `Id` identifies its shares.
 #[derive(Debug, Clone)]
 pub struct Controller<Id> {
     shares: BTreeMap<Id, ShareControl>,
-    contention: Contention<Id>,
 }
 
 impl<Id> Default for Controller<Id> {
     fn default() -> Self {
         Self {
             shares: BTreeMap::new(),
-            contention: Contention::default(),
         }
     }
 }
@@ -119,10 +120,9 @@ impl<Id: Ord + Copy> Controller<Id> {
         let elapsed_us = to_i64(elapsed_us).max(1);
         let is_present = |id: &Id| shares.iter().any(|(present, ..)| present == id);
         self.shares.retain(|id, _| is_present(id));
-        self.contention.retain(is_present);
         let demands = self.demands(elapsed_us, shares);
         let allotments = allotment::allot(&demands);
-        self.decide(Some(to_u64(elapsed_us)), shares, &demands, &allotments)
+        self.decide(shares, &demands, &allotments)
     }
 
     /// Decides after some shares have resumed or gone idle. For the other shares, the last tick is valid.
@@ -150,7 +150,7 @@ impl<Id: Ord + Copy> Controller<Id> {
             measured.push((*id, *entitlement, state.measured));
             demands.push(share_demand(entitlement, state.demand));
         }
-        self.decide(None, &measured, &demands, &allotment::allot(&demands))
+        self.decide(&measured, &demands, &allotment::allot(&demands))
     }
 
     /// Returns the demands of the shares.
@@ -164,6 +164,7 @@ impl<Id: Ord + Copy> Controller<Id> {
                 false => state.active_ticks.saturating_sub(1),
             };
             state.measured = *measured;
+            state.peak = used.max(state.peak - state.peak / PEAK_TICKS);
             state.demand = if state.active_ticks == 0 {
                 Demand::Idle
             } else if measured.is_idle || !is_active {
@@ -172,17 +173,17 @@ impl<Id: Ord + Copy> Controller<Id> {
             } else if measured.has_waited {
                 Demand::All
             } else {
-                Demand::UpTo(used.saturating_add((used / HEADROOM).max(MIN_HEADROOM)))
+                let peak = state.peak;
+                Demand::UpTo(peak.saturating_add((peak / HEADROOM).max(MIN_HEADROOM)))
             };
             share_demand(entitlement, state.demand)
         });
         demands.collect()
     }
 
-    /// Returns the decisions for these allotments: `elapsed_us` after the last tick, or between two ticks.
+    /// Returns the decisions for these allotments.
     fn decide(
         &mut self,
-        elapsed_us: Option<u64>,
         shares: &[MeasuredShare<Id>],
         demands: &[ShareDemand],
         allotments: &[Allotment],
@@ -195,7 +196,7 @@ impl<Id: Ord + Copy> Controller<Id> {
                 && demand.borrowing == Borrowing::Allowed
                 && Some(allotment.part) == largest
         };
-        let own = self.own_time(elapsed_us, shares, demands, allotments, may_be_unthrottled);
+        let own = own_times(shares, demands, allotments, may_be_unthrottled);
         let mut both = allotments.iter().zip(demands);
         let is_any_borrowing =
             both.any(|(allotment, demand)| allotment.part > allotment::guarantee(demand.cores));
@@ -226,44 +227,35 @@ impl<Id: Ord + Copy> Controller<Id> {
         });
         decisions.collect()
     }
+}
 
-    /// Returns the own time of the active shares, parts per million.
-    fn own_time(
-        &mut self,
-        elapsed_us: Option<u64>,
-        shares: &[MeasuredShare<Id>],
-        demands: &[ShareDemand],
-        allotments: &[Allotment],
-        may_be_unthrottled: impl Fn(&ShareDemand, &Allotment) -> bool,
-    ) -> BTreeMap<Id, u64> {
-        let active: Vec<Active<Id>> = shares
-            .iter()
-            .zip(demands.iter().zip(allotments))
-            .filter(|(_, (demand, _))| demand.demand != Demand::Idle)
-            .map(
-                |((id, entitlement, measured), (demand, allotment))| Active {
-                    id: *id,
-                    // Microseconds per second are parts per million.
-                    part: to_u64(allotment.part).max(1),
-                    workload: match entitlement.policy {
-                        ComputePolicy::Token => Workload::TokenSlices(measured.launch_us),
-                        _ if may_be_unthrottled(demand, allotment) => Workload::Saturating,
-                        _ => Workload::Launches(measured.launch_us),
-                    },
-                    charged_us: elapsed_us.map_or(0, |_| measured.used_us),
-                    launches: elapsed_us.map_or(0, |_| measured.launches),
-                    is_working: !measured.is_idle && (measured.has_waited || measured.used_us > 0),
-                },
-            )
-            .collect();
-        let own = self.contention.update(elapsed_us.unwrap_or(0), &active);
-        active.iter().map(|share| share.id).zip(own).collect()
-    }
-
-    /// Applies an NVML sample over `elapsed_us`: the use of each share, µs.
-    pub fn observe(&mut self, elapsed_us: u64, used: &[(Id, u64)]) {
-        self.contention.observe(elapsed_us, used);
-    }
+/// Returns the own time of the active shares, parts per million.
+fn own_times<Id: Ord + Copy>(
+    shares: &[MeasuredShare<Id>],
+    demands: &[ShareDemand],
+    allotments: &[Allotment],
+    may_be_unthrottled: impl Fn(&ShareDemand, &Allotment) -> bool,
+) -> BTreeMap<Id, u64> {
+    let with_demand = shares
+        .iter()
+        .zip(demands.iter().zip(allotments))
+        .filter(|(_, (demand, _))| demand.demand != Demand::Idle);
+    let active = with_demand.map(|((id, entitlement, measured), (demand, allotment))| {
+        let active = Active {
+            // Microseconds per second are parts per million.
+            part: to_u64(allotment.part).max(1),
+            workload: match entitlement.policy {
+                ComputePolicy::Token => Workload::TokenSlices(measured.launch_us),
+                _ if may_be_unthrottled(demand, allotment) => Workload::Saturating,
+                _ => Workload::Launches(measured.launch_us),
+            },
+        };
+        (*id, active)
+    });
+    let (ids, active): (Vec<Id>, Vec<Active>) = active.unzip();
+    ids.into_iter()
+        .zip(contention::own_times(&active))
+        .collect()
 }
 
 fn share_demand(entitlement: &Entitlement, demand: Demand) -> ShareDemand {

@@ -7,7 +7,8 @@
 //!
 //! A kernel cannot be stopped, so it may run beyond its slice, in the slice of the next share. At its end each slice is
 //! [accounted](TokenRing::account_slice): an overrun is deducted from later slices, and the share that lost time is
-//! compensated.
+//! compensated. During an overrun the GPU alternates between both shares, and each is charged that time in full. So half of
+//! it is deducted from the charge of each.
 //!
 //! The next slice is announced [`AHEAD_US`] before the current one ends, so the GPU is not idle until the next poll.
 //!
@@ -84,6 +85,8 @@ pub struct TokenRing<Id> {
     over_us: BTreeMap<Id, i64>,
     /// Overruns not compensated yet, µs.
     overrun_us: BTreeMap<Id, i64>,
+    /// Time that the share of the last accounted slice and the next one were charged, and half of which each had, µs.
+    overlap_us: i64,
     /// Ended slices that are not accounted yet.
     ended: Vec<EndedSlice<Id>>,
     /// Last poll, µs.
@@ -99,6 +102,7 @@ impl<Id> Default for TokenRing<Id> {
             credit_us: BTreeMap::new(),
             over_us: BTreeMap::new(),
             overrun_us: BTreeMap::new(),
+            overlap_us: 0,
             ended: Vec::new(),
             polled_us: 0,
         }
@@ -179,6 +183,8 @@ impl<Id: Ord + Copy> TokenRing<Id> {
     pub fn account_slice(&mut self, ended: EndedSlice<Id>, used_us: u64) {
         let signed = |us: u64| i64::try_from(us).unwrap_or(i64::MAX).min(MAX_DEBT_US);
         let mut over_us = signed(used_us) - signed(ended.held_us);
+        let overlap_us = over_us.max(0) / 2;
+        over_us -= overlap_us + std::mem::replace(&mut self.overlap_us, overlap_us);
         let overrun_us = self.overrun_us.entry(ended.id).or_default();
         *overrun_us = (*overrun_us + over_us.max(0)).min(MAX_COMPENSATION_US);
         let credit = self.credit_us.entry(ended.id).or_default();

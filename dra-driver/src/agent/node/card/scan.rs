@@ -73,11 +73,6 @@ impl Card {
         }
         let mut own = self.keys.iter().filter_map(|key| shares.tracked.get(key));
         self.is_occupied = own.any(TrackedShare::is_occupied);
-        if let Some(processes) = processes {
-            let owner =
-                |process: &GpuProcess<ShareKey>| Some((process.pid, *process.shares.first()?));
-            self.owners = processes.iter().filter_map(owner).collect();
-        }
         found
     }
 

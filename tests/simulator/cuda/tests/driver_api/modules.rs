@@ -9,7 +9,7 @@ use crate::api::{Api, Handle, call};
 
 #[test]
 fn rejects_ptx_with_other_characters_than_ascii() {
-    const INVALID_PTX: i32 = 218;
+    const INVALID_PTX: u32 = 218;
     let machine = Machine::start(H100X2).unwrap();
     let api = Api::start(&machine);
     let load = |image: &CStr| {

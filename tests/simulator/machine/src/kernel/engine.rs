@@ -276,18 +276,12 @@ impl Engine {
             }
             !done
         });
-        // The GPU writes event times, so only while the context holds its part.
-        let holders = self.parts.iter();
-        let holders = holders.filter_map(|(part, turns)| Some((*part, turns.holder()?)));
-        let runs = |holder: &ContextId| self.contexts.get(holder).is_some_and(Context::runs);
-        let runners: BTreeMap<Part, ContextId> =
-            holders.filter(|(_, holder)| runs(holder)).collect();
         for (&id, context) in &mut self.contexts {
             any |= context.complete_kernels(id, outcomes);
-            let runner = runners.get(&context.part);
+            // The GPU writes event times, so only while the context holds its part.
             let turns = self.parts.get(&context.part);
-            let is_switching = turns.is_some_and(|turns| turns.resumes_at() > now);
-            let has_turn = runner.is_none_or(|runner| *runner == id) && !is_switching;
+            let has_turn =
+                turns.is_none_or(|turns| turns.holder() == Some(id) && turns.resumes_at() <= now);
             let records = has_turn || self.timing.records_out_of_slice;
             any |= context.complete_timeless(id, now, records, self.timing.event, outcomes);
         }
