@@ -139,3 +139,21 @@ fn reports_missing_gpu_and_writes_no_report() {
     assert!(stdout.contains("--simulated"), "{stdout}");
     assert!(!out.path().join("gpu.json").exists() && !out.path().join("gpu.md").exists());
 }
+
+#[test]
+fn names_missing_packaged_program() {
+    let directory = tempfile::tempdir().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_xtask"))
+        .args(["gpu", "--simulated", "--programs"])
+        .arg(directory.path())
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{stderr}");
+    let suite = directory.path().join("gpu-suite");
+    assert!(
+        stderr.contains(&format!("{} is missing", suite.display())),
+        "{stderr}"
+    );
+    assert!(stderr.contains("--package"), "{stderr}");
+}

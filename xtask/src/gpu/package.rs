@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use drava_cluster::{Artifacts, Profile, build_preload, build_programs, build_workspace};
 use simulator_machine::testing::BUILT_VARIABLE;
 
@@ -26,8 +26,30 @@ pub(crate) struct Programs {
 }
 
 impl Programs {
-    /// Programs that [`write`] packaged.
-    pub(crate) fn in_directory(directory: &Path) -> Self {
+    /// Returns the programs that [`write`] packaged.
+    ///
+    /// # Errors
+    /// When one of them is missing; names it.
+    pub(crate) fn packaged(directory: &Path) -> Result<Self> {
+        let programs = Self::in_directory(directory);
+        let Self {
+            suite,
+            viewer,
+            node,
+            preload,
+        } = &programs;
+        for file in [suite, viewer, node, preload] {
+            ensure!(
+                file.is_file(),
+                "{} is missing; `cargo xtask gpu --package {}` writes it",
+                file.display(),
+                directory.display()
+            );
+        }
+        Ok(programs)
+    }
+
+    fn in_directory(directory: &Path) -> Self {
         let [suite, viewer, node] = NAMES.map(|name| directory.join(name));
         Self {
             suite,

@@ -110,7 +110,7 @@ impl Setup {
             node,
             preload,
         } = match &args.programs {
-            Some(directory) => Programs::in_directory(directory),
+            Some(directory) => Programs::packaged(directory)?,
             None => Programs::build(args.simulated)?,
         };
         fs::create_dir_all(out).with_context(|| format!("create {}", out.display()))?;

@@ -65,6 +65,31 @@ fn records_events_out_of_slice_if_set() {
     }
 }
 
+/// When a context has no more work, only the next one records its events, not all that wait.
+#[test]
+fn records_events_of_next_context_only() {
+    const C: ContextId = ContextId(3);
+    let mut engine = engine_with(Timing::slices_of(SLICE));
+    engine.add_context(C);
+    submit(&mut engine, A, 0, 1, kernel(MS));
+    engine.advance(0, &mut Vec::new());
+    for context in [B, C] {
+        let record = Work::Record {
+            event: 0,
+            recording: 1,
+        };
+        submit(&mut engine, context, 0, 1, record);
+        submit(&mut engine, context, 0, 2, kernel(MS));
+    }
+    let mut outcomes = Vec::new();
+    engine.advance(3 * MS, &mut outcomes);
+    let recorded = outcomes.into_iter().filter_map(|outcome| match outcome {
+        Outcome::Recorded { context, at, .. } => Some((context, at)),
+        Outcome::Completed { .. } | Outcome::HostCall { .. } => None,
+    });
+    assert_eq!(recorded.collect::<Vec<_>>(), [(B, MS), (C, 2 * MS)]);
+}
+
 #[test]
 fn spends_time_on_each_context_switch() {
     const SWITCH: Nanos = 100_000;
