@@ -2,12 +2,12 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
+use drava_cluster::process::{self, Limit};
 use drava_cluster::{Artifacts, Profile, build_preload, build_programs, build_workspace};
 use simulator_machine::testing::BUILT_VARIABLE;
-
-use super::report;
 
 /// File with the commit of packaged programs.
 const COMMIT: &str = "commit";
@@ -96,16 +96,29 @@ pub(crate) fn write(directory: &Path) -> Result<()> {
             .with_context(|| format!("copy {} to {}", from.display(), to.display()))?;
     }
     let commit = directory.join(COMMIT);
-    fs::write(&commit, report::commit()? + "\n")
+    fs::write(&commit, workspace_commit()? + "\n")
         .with_context(|| format!("write {}", commit.display()))
 }
 
 /// Returns the commit of packaged programs, or of the workspace.
 pub(crate) fn commit(directory: Option<&Path>) -> Result<String> {
     let Some(directory) = directory else {
-        return report::commit();
+        return workspace_commit();
     };
     let path = directory.join(COMMIT);
     let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
     Ok(text.trim().to_owned())
+}
+
+/// Returns the commit of the workspace.
+fn workspace_commit() -> Result<String> {
+    let mut git = Command::new("git");
+    git.args(["describe", "--always", "--dirty"]);
+    output_of(git.current_dir(drava_cluster::workspace_root()))
+}
+
+/// Returns the output of a program, without the end of its last line.
+pub(crate) fn output_of(command: &mut Command) -> Result<String> {
+    let output = process::output(command.stdin(Stdio::null()), Limit::REQUEST)?;
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }

@@ -3,12 +3,12 @@
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use anyhow::{Context, Result, bail};
-use drava_cluster::process::{self, Limit};
 use serde::Serialize;
 
+use super::package::output_of;
 use super::setup::Card;
 
 /// One row.
@@ -153,16 +153,4 @@ impl Report {
         }
         bail!("does not hold: {}", broken.join("; "))
     }
-}
-
-/// Returns the commit of the workspace.
-pub(crate) fn commit() -> Result<String> {
-    let mut git = Command::new("git");
-    git.args(["describe", "--always", "--dirty"]);
-    output_of(git.current_dir(drava_cluster::workspace_root()))
-}
-
-fn output_of(command: &mut Command) -> Result<String> {
-    let output = process::output(command.stdin(Stdio::null()), Limit::REQUEST)?;
-    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }

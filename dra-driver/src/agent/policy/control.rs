@@ -14,10 +14,8 @@ use super::allotment::{self, Allotment, Borrowing, Demand, GPU, ShareDemand};
 use super::contention::{self, ALL, Active, Workload};
 
 /// A share that needs at least this part of the wall-clock time, percent, is not throttled if that takes nothing from other
-/// shares; then until it needs less than the second value, which single wrong NVML samples do not reach. A throttled share
-/// leaves gaps, and seems to need less time for the same work.
+/// shares. A throttled share leaves gaps, and seems to need less time for the same work.
 const UNTHROTTLED_FROM: i64 = 97;
-const UNTHROTTLED_UNTIL: i64 = 90;
 
 /// Part of the time from which the parts of the shares use the whole GPU, percent.
 const ALL_ALLOTTED: i64 = 99;
@@ -79,7 +77,6 @@ pub type MeasuredShare<Id> = (Id, Entitlement, Measured);
 /// State of one share.
 #[derive(Debug, Clone, Default)]
 struct ShareControl {
-    is_unthrottled: bool,
     /// Remaining ticks in which it counts as active.
     active_ticks: u8,
     /// Last measurement, and the demand since then.
@@ -122,7 +119,7 @@ impl<Id: Ord + Copy> Controller<Id> {
         self.shares.retain(|id, _| is_present(id));
         let demands = self.demands(elapsed_us, shares);
         let allotments = allotment::allot(&demands);
-        self.decide(shares, &demands, &allotments)
+        decide(shares, &demands, &allotments)
     }
 
     /// Decides after some shares have resumed or gone idle. For the other shares, the last tick is valid.
@@ -150,7 +147,7 @@ impl<Id: Ord + Copy> Controller<Id> {
             measured.push((*id, *entitlement, state.measured));
             demands.push(share_demand(entitlement, state.demand));
         }
-        self.decide(&measured, &demands, &allotment::allot(&demands))
+        decide(&measured, &demands, &allotment::allot(&demands))
     }
 
     /// Returns the demands of the shares.
@@ -180,53 +177,47 @@ impl<Id: Ord + Copy> Controller<Id> {
         });
         demands.collect()
     }
+}
 
-    /// Returns the decisions for these allotments.
-    fn decide(
-        &mut self,
-        shares: &[MeasuredShare<Id>],
-        demands: &[ShareDemand],
-        allotments: &[Allotment],
-    ) -> Vec<(Id, Decision)> {
-        let allotted: i64 = allotments.iter().map(|allotted| allotted.part).sum();
-        let largest = allotments.iter().map(|allotted| allotted.part).max();
-        // On a full GPU the shares with the largest part fill all gaps.
-        let may_be_unthrottled = |demand: &ShareDemand, allotment: &Allotment| {
-            allotted * 100 >= GPU * ALL_ALLOTTED
-                && demand.borrowing == Borrowing::Allowed
-                && Some(allotment.part) == largest
+/// Returns the decisions for these allotments.
+fn decide<Id: Ord + Copy>(
+    shares: &[MeasuredShare<Id>],
+    demands: &[ShareDemand],
+    allotments: &[Allotment],
+) -> Vec<(Id, Decision)> {
+    let allotted: i64 = allotments.iter().map(|allotted| allotted.part).sum();
+    let largest = allotments.iter().map(|allotted| allotted.part).max();
+    // On a full GPU the shares with the largest part fill all gaps.
+    let may_be_unthrottled = |demand: &ShareDemand, allotment: &Allotment| {
+        allotted * 100 >= GPU * ALL_ALLOTTED
+            && demand.borrowing == Borrowing::Allowed
+            && Some(allotment.part) == largest
+    };
+    let own = own_times(shares, demands, allotments, may_be_unthrottled);
+    let mut both = allotments.iter().zip(demands);
+    let is_any_borrowing =
+        both.any(|(allotment, demand)| allotment.part > allotment::guarantee(demand.cores));
+    let decisions = shares.iter().zip(demands.iter().zip(allotments));
+    let decisions = decisions.map(|((id, _, measured), (demand, allotment))| {
+        let own = own.get(id).copied().unwrap_or(ALL);
+        let is_unthrottled = may_be_unthrottled(demand, allotment)
+            && allotment.rate * 100 >= to_i64(own) * UNTHROTTLED_FROM;
+        let rate = match is_unthrottled {
+            true => HIGHEST,
+            false => allotment.rate.clamp(LOWEST, HIGHEST),
         };
-        let own = own_times(shares, demands, allotments, may_be_unthrottled);
-        let mut both = allotments.iter().zip(demands);
-        let is_any_borrowing =
-            both.any(|(allotment, demand)| allotment.part > allotment::guarantee(demand.cores));
-        let decisions = shares.iter().zip(demands.iter().zip(allotments));
-        let decisions = decisions.map(|((id, _, measured), (demand, allotment))| {
-            let own = own.get(id).copied().unwrap_or(ALL);
-            let state = self.shares.entry(*id).or_default();
-            let from = match state.is_unthrottled {
-                true => UNTHROTTLED_UNTIL,
-                false => UNTHROTTLED_FROM,
-            };
-            state.is_unthrottled =
-                may_be_unthrottled(demand, allotment) && allotment.rate * 100 >= to_i64(own) * from;
-            let rate = match state.is_unthrottled {
-                true => HIGHEST,
-                false => allotment.rate.clamp(LOWEST, HIGHEST),
-            };
-            let decision = Decision {
-                rate_us_per_s: u32::try_from(rate).unwrap_or(u32::MAX),
-                own_time_ppm: u32::try_from(own).unwrap_or(u32::MAX),
-                // A share whose guarantee is unused by others need not be polled.
-                is_lent: is_any_borrowing
-                    && (measured.used_us == 0 || measured.is_idle)
-                    && demand.demand != Demand::All
-                    && allotment.part < allotment::guarantee(demand.cores),
-            };
-            (*id, decision)
-        });
-        decisions.collect()
-    }
+        let decision = Decision {
+            rate_us_per_s: u32::try_from(rate).unwrap_or(u32::MAX),
+            own_time_ppm: u32::try_from(own).unwrap_or(u32::MAX),
+            // A share whose guarantee is unused by others need not be polled.
+            is_lent: is_any_borrowing
+                && (measured.used_us == 0 || measured.is_idle)
+                && demand.demand != Demand::All
+                && allotment.part < allotment::guarantee(demand.cores),
+        };
+        (*id, decision)
+    });
+    decisions.collect()
 }
 
 /// Returns the own time of the active shares, parts per million.
