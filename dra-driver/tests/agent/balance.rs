@@ -161,7 +161,7 @@ fn keeps_gpu_busy_when_share_starts() {
 #[test]
 fn bounds_gain_from_lengthened_kernels() {
     const PART: f64 = 30.0;
-    // Seconds of GPU time: twice its share until NVML's samples arrive and outweigh the estimate.
+    // Seconds of GPU time: the first longer kernels are charged as the shorter ones.
     const MAX_GAIN_S: f64 = 0.2;
     let from_2 = |us: u64| us >= 2_000_000;
     let scales: [fn(u64) -> u64; 4] = [

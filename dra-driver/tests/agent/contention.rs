@@ -58,3 +58,32 @@ fn divides_time_of_many_saturating_shares() {
         }
     }
 }
+
+/// Tenants report the duration of their launches.
+#[test]
+fn bounds_reported_durations() {
+    for us in [0, 1, u64::MAX] {
+        for workload in [Workload::Launches(us), Workload::TokenSlices(us)] {
+            let [own, _] = own_time_with_saturating_share(workload);
+            assert!((ALL / 3..=ALL).contains(&own), "{workload:?}: {own}");
+        }
+    }
+}
+
+/// On three shares of 500 µs beside each other: a share that is due 20% has its launches in its slices, one that is due 40% has
+/// more work per round than fits into one.
+#[test]
+fn predicts_interruption_of_share_with_backlog() {
+    let share = |percent, workload| Active {
+        part: ALL * percent / 100,
+        workload,
+    };
+    let own = own_times(&[
+        share(40, Workload::Launches(500)),
+        share(20, Workload::Launches(500)),
+        share(40, Workload::Saturating),
+    ]);
+    assert_eq!(own[1], ALL);
+    assert!((ALL * 2 / 5..ALL * 3 / 4).contains(&own[0]), "{own:?}");
+    assert!(own[2].abs_diff(ALL * 2 / 5) < ALL / 20, "{own:?}");
+}

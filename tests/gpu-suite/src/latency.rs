@@ -1,19 +1,33 @@
-//! Measures the cost of a launch for the calling thread.
+//! Measures the cost of a launch, or of an asynchronous allocation, for the calling thread.
 
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use cudarc::driver::LaunchConfig;
+use cudarc::driver::{LaunchConfig, sys};
 use serde::Serialize;
 
 use crate::card::Card;
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Number of measured launches
+    /// Number of measured operations
     #[arg(long, default_value_t = 100_000)]
     launches: usize,
+    /// What is measured
+    #[arg(long, value_enum, default_value_t = Operation::Launch)]
+    operation: Operation,
 }
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Operation {
+    /// Launch of an empty kernel
+    Launch,
+    /// `cuMemAllocAsync` of 64 KiB, and `cuMemFreeAsync`
+    AllocateAsync,
+}
+
+/// Size of an asynchronous allocation.
+const ALLOCATION: usize = 64 << 10;
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -44,14 +58,27 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             .context("cannot launch the kernel")?;
         Ok(())
     };
+    let allocate = || -> Result<()> {
+        let mut address = 0;
+        // SAFETY: writes one address, of memory that is freed once.
+        unsafe {
+            sys::cuMemAllocAsync(&raw mut address, ALLOCATION, stream.cu_stream()).result()?;
+            sys::cuMemFreeAsync(address, stream.cu_stream()).result()?;
+        }
+        Ok(())
+    };
+    let operate = || match arguments.operation {
+        Operation::Launch => launch(),
+        Operation::AllocateAsync => allocate(),
+    };
     // Warms up code, caches and the driver.
-    (0..5 * BURST).try_for_each(|_| launch())?;
+    (0..5 * BURST).try_for_each(|_| operate())?;
     stream.synchronize()?;
     let mut costs = Vec::with_capacity(arguments.launches);
     while costs.len() < arguments.launches {
         for _ in 0..BURST {
             let start = Instant::now();
-            launch()?;
+            operate()?;
             costs.push(u64::try_from(start.elapsed().as_nanos())?);
         }
         stream.synchronize()?;

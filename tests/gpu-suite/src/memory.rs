@@ -2,9 +2,10 @@
 
 use std::io::Read;
 use std::ptr;
+use std::sync::{Arc, Barrier};
 
-use anyhow::{Result, ensure};
-use cudarc::driver::{LaunchConfig, result, sys};
+use anyhow::{Result, anyhow, ensure};
+use cudarc::driver::{CudaContext, LaunchConfig, result, sys};
 use cudarc::nvrtc::Ptx;
 use serde::Serialize;
 
@@ -66,6 +67,8 @@ enum Path {
     Local,
     /// No allocation: memory of the context alone
     Nothing,
+    /// The same with a context that two threads use first at the same time
+    Threads,
 }
 
 #[derive(Serialize)]
@@ -84,6 +87,10 @@ struct Taken {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    let _contexts = match arguments.path {
+        Path::Threads => open_at_once()?,
+        _ => Vec::new(),
+    };
     let card = Card::open()?;
     let (free_bytes_before, total_bytes) = result::mem_get_info()?;
     let (taken_bytes, refusal) = take(&card, arguments.path)?;
@@ -104,6 +111,24 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
+/// Makes the primary context current in two threads at the same time.
+fn open_at_once() -> Result<Vec<Arc<CudaContext>>> {
+    const THREADS: usize = 2;
+    let barrier = Barrier::new(THREADS);
+    let open = || {
+        barrier.wait();
+        CudaContext::new(0)
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(open)).collect();
+        let joined = threads.into_iter().map(|thread| {
+            let opened = thread.join().map_err(|_| anyhow!("a thread panicked"))?;
+            Ok(opened?)
+        });
+        joined.collect()
+    })
+}
+
 /// Allocates, and returns the granted bytes and the name of the error of a denied request.
 fn take(card: &Card, path: Path) -> Result<(usize, Option<String>)> {
     let granted = |bytes: usize, refusal: Option<String>| match refusal {
@@ -115,7 +140,7 @@ fn take(card: &Card, path: Path) -> Result<(usize, Option<String>)> {
         error_name(unsafe { sys::cuCtxSetLimit(limit, value) })
     };
     Ok(match path {
-        Path::Nothing => (0, None),
+        Path::Nothing | Path::Threads => (0, None),
         Path::Heap => granted(HEAP, limit(sys::CUlimit::CU_LIMIT_MALLOC_HEAP_SIZE, HEAP)),
         Path::Stack => {
             let refusal = limit(sys::CUlimit::CU_LIMIT_STACK_SIZE, PER_THREAD);
@@ -219,7 +244,12 @@ impl Allocator {
     fn allocate(&mut self, bytes: usize) -> Option<String> {
         let mut pointer = 0;
         let code = match self.path {
-            Path::Nothing | Path::Steps | Path::Heap | Path::Stack | Path::Local => {
+            Path::Nothing
+            | Path::Threads
+            | Path::Steps
+            | Path::Heap
+            | Path::Stack
+            | Path::Local => {
                 return Some("no allocation".to_owned());
             }
             // SAFETY: writes one pointer.

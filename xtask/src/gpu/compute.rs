@@ -65,8 +65,13 @@ pub(crate) fn rows(
     }
     progress.note("launches behind a long kernel");
     rows.push(wait(setup)?);
-    progress.note("cost of a launch");
-    rows.extend(launch_cost(setup, launches)?);
+    for (operation, title) in [
+        ("launch", "a launch"),
+        ("allocate-async", "an asynchronous allocation and its free"),
+    ] {
+        progress.note(format!("cost of {title}"));
+        rows.extend(cost(setup, launches, operation, title)?);
+    }
     Ok(rows)
 }
 
@@ -207,8 +212,8 @@ impl<'a> Tenants<'a> {
     }
 }
 
-/// Cost of a launch: unhooked, hooked without a limit of GPU time, and hooked with a limit that never blocks, in turn.
-fn launch_cost(setup: &Setup, launches: usize) -> Result<Vec<Row>> {
+/// Cost of an operation: unhooked, hooked without a limit of GPU time, and hooked with a limit that never blocks, in turn.
+fn cost(setup: &Setup, launches: usize, operation: &str, title: &str) -> Result<Vec<Row>> {
     const ROUNDS: usize = 5;
     let memory = setup.card()?.total_bytes / 4;
     let cases = [
@@ -226,9 +231,10 @@ fn launch_cost(setup: &Setup, launches: usize) -> Result<Vec<Row>> {
     let mut costs: Vec<Vec<Cost>> = cases.iter().map(|_| Vec::new()).collect();
     for _ in 0..ROUNDS {
         for ((_, share), costs) in cases.iter().zip(&mut costs) {
-            costs.push(json(
-                setup.suite(share.as_ref(), &["latency", "--launches", &count]),
-            )?);
+            costs.push(json(setup.suite(
+                share.as_ref(),
+                &["latency", "--operation", operation, "--launches", &count],
+            ))?);
         }
     }
     Ok(cases
@@ -241,7 +247,7 @@ fn launch_cost(setup: &Setup, launches: usize) -> Result<Vec<Row>> {
                 all.get(all.len() / 2).copied().unwrap_or_default()
             };
             Row::measured(
-                format!("a launch, {name} (median of {ROUNDS} interleaved runs)"),
+                format!("{title}, {name} (median of {ROUNDS} interleaved runs)"),
                 format!(
                     "p50 {:.0} ns, mean {:.0} ns, p99.9 {:.0} ns",
                     of(|cost| cost.p50_ns),

@@ -1,5 +1,8 @@
 //! Every allocation path, one at a time, until a request is denied, and libvgpu's account of it against NVML.
 
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
 use anyhow::{Context, Result};
 use drava_cluster::Progress;
 use drava_nvml::{GpuLibrary as _, GpuUuid, Library, Memory, ProcessMemory};
@@ -17,13 +20,16 @@ const PATHS: [&str; 10] = [
 ];
 
 /// Paths that are compared with NVML only: they allocate a fixed amount, or round more than the others.
-const OTHER_PATHS: [&str; 5] = ["nothing", "steps", "heap", "stack", "local"];
+const OTHER_PATHS: [&str; 6] = ["nothing", "threads", "steps", "heap", "stack", "local"];
 
 /// Name of the file with what NVML reported.
 const SAMPLES: &str = "nvml-memory.json";
 
 /// GPU memory that the driver may use beyond the account of a process, for itself.
 const DRIVER_ALLOWANCE: u64 = 64 * MIB;
+
+/// Time after which NVML no longer lists a killed process.
+const LONGEST_RELEASE: Duration = Duration::from_secs(10);
 
 /// Output of `gpu-suite memory`.
 #[derive(Debug, Deserialize)]
@@ -67,6 +73,8 @@ pub(crate) fn rows(setup: &Setup, progress: &Progress) -> Result<Vec<Row>> {
         raw.push(seen.raw(path));
     }
     setup.save(SAMPLES, &Value::Array(raw))?;
+    progress.note("a killed process");
+    rows.push(killed(setup, &nvml, &setup.share(&limits)?)?);
     progress.note("handles");
     rows.push(handles(setup, &setup.share(&limits)?));
     Ok(rows)
@@ -151,6 +159,11 @@ fn against_nvml(path: &str, seen: &Seen) -> Row {
     );
     match path {
         "local" => Row::measured(title, detail),
+        // One context, paid once.
+        "nothing" | "threads" => {
+            let off = nvml.abs_diff(seen.account);
+            Row::checked(title, off <= DRIVER_ALLOWANCE, detail)
+        }
         _ => Row::checked(title, nvml <= seen.account + DRIVER_ALLOWANCE, detail),
     }
 }
@@ -167,6 +180,40 @@ impl Seen {
             "usedBytes": after,
         })
     }
+}
+
+/// A process that is killed while it holds all memory of its share; then another one that allocates it.
+fn killed(setup: &Setup, (nvml, gpu): &(Library, GpuUuid), share: &Share) -> Result<Row> {
+    const PATH: [&str; 3] = ["memory", "--path", "plain"];
+    let mut command = setup.suite(Some(share), &PATH);
+    command.arg("--hold");
+    let mut program = Running::start(command)?;
+    let first: Taken = program.json()?;
+    let pid = program.pid();
+    program.kill()?;
+    let start = Instant::now();
+    while nvml
+        .processes(gpu)?
+        .iter()
+        .any(|process| process.pid == pid)
+        && start.elapsed() < LONGEST_RELEASE
+    {
+        sleep(Duration::from_millis(1));
+    }
+    let listed = start.elapsed();
+    let second: Taken = json(setup.suite(Some(share), &PATH))?;
+    Ok(Row::checked(
+        "memory of a killed process is free again",
+        listed < LONGEST_RELEASE
+            && second.free_bytes_before == first.free_bytes_before
+            && second.taken_bytes == first.taken_bytes,
+        format!(
+            "NVML lists it for {} ms; then {} of {} MiB",
+            listed.as_millis(),
+            second.taken_bytes / MIB,
+            first.taken_bytes / MIB
+        ),
+    ))
 }
 
 /// Output of `gpu-suite handles`.

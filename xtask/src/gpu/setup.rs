@@ -285,6 +285,13 @@ impl Running {
         serde_json::from_str(&line).with_context(|| format!("read {line:?}"))
     }
 
+    /// Kills the program.
+    pub(crate) fn kill(mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
     /// Closes stdin, and returns the last line.
     pub(crate) fn end(mut self) -> Result<String> {
         drop(self.stdin);

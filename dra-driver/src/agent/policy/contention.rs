@@ -21,6 +21,9 @@ const ITERATIONS: usize = 32;
 /// Time slice of a context, µs: the default of NVIDIA's driver, as measured on an H200.
 const SLICE_US: u64 = 2_000;
 
+/// Longest launch that counts, µs. Tenants report their launches.
+const LONGEST_US: u64 = 60_000_000;
+
 /// Lowest own time, parts per million.
 const LOWEST: u64 = ALL / 50;
 
@@ -74,10 +77,15 @@ impl Active {
     fn own_time(&self, round_us: u64) -> u64 {
         let due_us = self.due_us(round_us);
         let others_us = round_us - SLICE_US;
-        let (work_us, interrupted) = match self.workload {
+        // Its work, and how many rests of a round interrupt it, both times the same number.
+        let (work, interruptions) = match self.workload {
+            Workload::Saturating => (SLICE_US, 1),
             Workload::Launches(us) | Workload::TokenSlices(us) if us > SLICE_US => match due_us {
                 SLICE_US.. => (SLICE_US, 1),
-                _ => (us, us.div_ceil(SLICE_US) - 1),
+                _ => {
+                    let us = us.min(LONGEST_US);
+                    (us, us.div_ceil(SLICE_US) - 1)
+                }
             },
             Workload::Launches(us) | Workload::TokenSlices(us) => {
                 // The work varies by a launch, and the last launch of a slice may be interrupted. One launch alone is not.
@@ -86,9 +94,8 @@ impl Active {
                 let beyond_us = if due_us > us { beyond_us } else { 0 };
                 (due_us.min(SLICE_US) * us, beyond_us)
             }
-            Workload::Saturating => (SLICE_US, 1),
         };
-        let own = ALL * work_us / (work_us + interrupted * others_us);
+        let own = ALL * work / (work + interruptions * others_us);
         // With less it could not get its part.
         own.clamp(self.part.clamp(LOWEST, ALL), ALL)
     }
