@@ -84,7 +84,7 @@ fn rows(report: &Value) -> Vec<&Value> {
 fn measures_tenants_with_agent() {
     let out = tempfile::tempdir().unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_xtask"))
-        .args(["gpu", "--simulated", "--only", "agent", "--seconds", "1"])
+        .args(["gpu", "--simulated", "--only", "agent", "--seconds", "0.7"])
         .arg("--out")
         .arg(out.path())
         .output()

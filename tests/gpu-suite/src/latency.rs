@@ -60,11 +60,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     };
     let allocate = || -> Result<()> {
         let mut address = 0;
-        // SAFETY: writes one address, of memory that is freed once.
-        unsafe {
-            sys::cuMemAllocAsync(&raw mut address, ALLOCATION, stream.cu_stream()).result()?;
-            sys::cuMemFreeAsync(address, stream.cu_stream()).result()?;
-        }
+        let stream = stream.cu_stream();
+        // SAFETY: writes one address.
+        unsafe { sys::cuMemAllocAsync(&raw mut address, ALLOCATION, stream) }.result()?;
+        // SAFETY: memory that is freed once.
+        unsafe { sys::cuMemFreeAsync(address, stream) }.result()?;
         Ok(())
     };
     let operate = || match arguments.operation {
