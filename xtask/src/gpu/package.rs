@@ -26,7 +26,7 @@ pub(crate) struct Programs {
 }
 
 impl Programs {
-    /// Returns the programs that [`write`] packaged.
+    /// Returns the programs that [`write()`] packaged.
     ///
     /// # Errors
     /// When one of them is missing; names it.

@@ -2,7 +2,7 @@
 //!
 //! - [`allotment`] divides the GPU by demand, and libvgpu's bucket charges no share more than its rate: a change of the active
 //!   set takes effect within one control period.
-//! - [`contention`](super::contention) estimates which part of its measured time a share really gets, so that rates are true.
+//! - [`contention`] estimates which part of its measured time a share really gets, so that rates are true.
 //!
 //! All values are times, so nothing depends on the size of the GPU.
 
