@@ -5,6 +5,7 @@
 
 pub mod docs;
 pub mod doctor;
+pub mod exporter;
 mod go_module;
 mod jobs;
 mod ledger;

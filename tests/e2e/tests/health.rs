@@ -68,6 +68,7 @@ fn fatal_xid_keeps_new_pods_off_the_gpu_until_it_recovers() -> Result<()> {
     let gpu = gpu_of_new_pod(&tenant, "before")?;
     let card = gpu.trim_start_matches("gpu-").to_owned();
     wait_for_condition(&tenant, "before", "True")?;
+    cluster.gpus_are_watched()?;
 
     let test = || -> Result<()> {
         control(&cluster, &["xid", "--card", &card, "--code", "31"])?;

@@ -6,21 +6,8 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result, ensure};
 use drava_cluster::http;
 use drava_cluster::process::{self, Limit};
+use drava_e2e::exporter::DRIVER_PORT;
 use drava_e2e::{TestCluster, wait};
-
-/// Returns the metrics of a pod of drava.
-fn scrape(cluster: &TestCluster, component: &str, port: u16) -> Result<String> {
-    let selector = format!("app.kubernetes.io/component={component}");
-    let pods = cluster.get(&["pods", "-n", "drava-system", "-l", &selector])?;
-    let pods = pods["items"].as_array().context("pods")?;
-    let running = pods
-        .iter()
-        .find(|pod| pod["metadata"]["deletionTimestamp"].is_null());
-    let name = running.and_then(|pod| pod["metadata"]["name"].as_str());
-    let name = name.with_context(|| format!("no pod of {component}"))?;
-    let path = format!("/api/v1/namespaces/drava-system/pods/{name}:{port}/proxy/metrics");
-    cluster.kubectl(["get", "--raw", &path])
-}
 
 /// Returns an OpenMetrics exposition in Prometheus' text format, which promtool checks: names of counters have their suffix
 /// in descriptions too, and there are no units and no end.
@@ -53,14 +40,14 @@ fn promtool_accepts_the_metrics_of_each_component() -> Result<()> {
     tenant.example("shared-claim")?;
     tenant.running("team")?;
     wait("metrics of the claim", || {
-        let text = scrape(&cluster, "driver", 9394)?;
+        let text = cluster.metrics("driver", DRIVER_PORT)?;
         Ok(text
             .contains("drava_share_memory_limit_bytes{")
             .then_some(()))
     })?;
     let promtool = drava_cluster::promtool().context("build promtool")?;
     for (component, port) in [("driver", 9394), ("controller", 8080)] {
-        let text = text_format(&scrape(&cluster, component, port)?);
+        let text = text_format(&cluster.metrics(component, port)?);
         ensure!(text.lines().count() > 20, "{component}: {text}");
         let mut check = Command::new(&promtool);
         check
@@ -87,7 +74,7 @@ fn labels_name_every_container_of_a_shared_claim() -> Result<()> {
     // Both containers that reference the claim, and not the third one.
     for container in ["first", "second"] {
         wait(&format!("a series of container {container}"), || {
-            let text = scrape(&cluster, "driver", 9394)?;
+            let text = cluster.metrics("driver", DRIVER_PORT)?;
             let mut series = text.lines().filter(|line| {
                 line.starts_with("drava_container_device_info{") && line.contains(&namespace)
             });
@@ -103,7 +90,7 @@ fn labels_name_every_container_of_a_shared_claim() -> Result<()> {
     };
     // The node agent measures a share some time after its preparation.
     let text = wait("the limit of the share", || {
-        let text = scrape(&cluster, "driver", 9394)?;
+        let text = cluster.metrics("driver", DRIVER_PORT)?;
         let is_measured = text.lines().any(|line| has_limit(&line));
         Ok(is_measured.then_some(text))
     })?;
@@ -114,7 +101,7 @@ fn labels_name_every_container_of_a_shared_claim() -> Result<()> {
     );
     tenant.delete_pods(&["team"])?;
     wait("no series of the claim", || {
-        Ok((!scrape(&cluster, "driver", 9394)?.contains(&namespace)).then_some(()))
+        Ok((!cluster.metrics("driver", DRIVER_PORT)?.contains(&namespace)).then_some(()))
     })
 }
 
