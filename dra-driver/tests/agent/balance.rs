@@ -1,6 +1,7 @@
 //! The controller divides the time of a simulated GPU among shares, in virtual time.
 
 use drava_vgpu_abi::ComputePolicy;
+use simulator_machine::kernel::engine::Timing;
 
 use crate::simulated_gpu::{DEFAULT_SLICES, H200, SimulatedGpu};
 use crate::workload::Workload;
@@ -8,13 +9,18 @@ use crate::workload::Workload;
 /// Tolerance over 10 s, percentage points.
 const POINTS: f64 = 2.0;
 
-/// Tolerance for random active sets, percentage points: the estimate of several throttled shares, none of which fills the
-/// gaps, is coarse where two launches do not fit into one slice.
+/// Tolerance for random active sets, percentage points: the estimate of throttled shares, none of which fills the gaps, is
+/// coarse where two launches do not fit into one slice.
 const ANY: f64 = 10.0;
 
-/// Least use of the GPU by saturating shares, percent: an H200 switches between contexts in up to 15% of the time, if short
+/// What such shares leave idle, percent.
+const IDLE: f64 = 4.0;
+
+/// Least use of the GPU by saturating shares, percent. An H200 switches between contexts in up to 15% of the time, if short
 /// kernels of a throttled share end most of its slices early.
-const SUM: f64 = 85.0;
+fn least_sum(hardware: Timing) -> f64 {
+    if hardware == H200 { 85.0 } else { 97.0 }
+}
 
 /// Compares parts of the GPU time, percent. Throttled shares have their part of the whole time, so that switches between
 /// contexts take the time of the share that fills the gaps.
@@ -53,7 +59,7 @@ fn lends_whole_gpu_to_single_balance_share() {
         load.depth = depth;
         let mut gpu = SimulatedGpu::new(&[load]);
         gpu.run(0.3);
-        assert!(gpu.run(2.0)[0] >= SUM);
+        assert!(gpu.run(2.0)[0] >= least_sum(DEFAULT_SLICES));
     }
 }
 
@@ -86,7 +92,10 @@ fn keeps_shares_for_any_kernel_lengths() {
                 let used = gpu.run(10.0);
                 let what = format!("{split:?} with kernels of {kernels:?} µs, {hardware:?}");
                 assert_near(&used, &due, POINTS, &what);
-                assert!(used.iter().sum::<f64>() >= SUM, "{what}: {used:.1?}");
+                assert!(
+                    used.iter().sum::<f64>() >= least_sum(hardware),
+                    "{what}: {used:.1?}"
+                );
             }
         }
     }
@@ -109,7 +118,7 @@ fn gives_new_share_its_time_within_300_ms() {
         gpu.run(4.3 - gpu.now_s());
         let remaining = gpu.run(0.5)[0];
         assert!(
-            remaining >= SUM,
+            remaining >= least_sum(hardware),
             "after the second share stops, {hardware:?}: {remaining:.1}"
         );
     }
@@ -152,7 +161,10 @@ fn keeps_gpu_busy_when_share_starts() {
             gpu.run(2.0);
             let used = gpu.run(1.0);
             let sum: f64 = used.iter().sum();
-            assert!(sum >= SUM, "{resident}:{new}, {hardware:?}: {used:.1?}");
+            assert!(
+                sum >= least_sum(hardware),
+                "{resident}:{new}, {hardware:?}: {used:.1?}"
+            );
         }
     }
 }
@@ -190,7 +202,9 @@ fn bounds_gain_from_lengthened_kernels() {
                 assert!(gained <= MAX_GAIN_S, "{what}: {gained:.3} s too much");
             }
             // At a multiple of a slice the number of interruptions is uncertain by one.
-            assert_near(&gpu.run(10.0), &[PART, 70.0], 3.0, &what);
+            let is_multiple = (scale(2_000_000) * kernel_us).is_multiple_of(2_000);
+            let points = if is_multiple { 3.0 } else { POINTS };
+            assert_near(&gpu.run(10.0), &[PART, 70.0], points, &what);
         }
     }
 }
@@ -278,7 +292,7 @@ fn does_not_throttle_share_below_its_guarantee() {
     let used = gpu.run(5.0);
     // Its kernels share the hardware's time slices with the other share.
     assert!(used[0] >= alone * 0.8, "{used:.1?}, alone {alone:.1}");
-    assert!(used.iter().sum::<f64>() >= SUM, "{used:.1?}");
+    assert!(used.iter().sum::<f64>() >= least_sum(H200), "{used:.1?}");
 }
 
 #[test]
@@ -439,7 +453,7 @@ fn keeps_guarantees_for_random_active_sets() {
             .any(|load| load.entitlement.policy == ComputePolicy::Balance)
         {
             assert!(
-                used.iter().sum::<f64>() >= SUM,
+                used.iter().sum::<f64>() >= least_sum(hardware) - IDLE,
                 "{seed}: {used:.1?} of {active_set:?}, {hardware:?}"
             );
         }
