@@ -97,7 +97,7 @@ fn measures_tenants_with_agent() {
     let samples = read(out.path(), "nvml-utilization.json");
     let (rows, samples) = (rows(&report), samples.as_array().unwrap());
     for policy in ["balance", "token"] {
-        for split in ["30:70", "10:90"] {
+        for split in ["30:70", "10:90", "42:58"] {
             let random = "100, 1000, 10000 µs against 200, 5000 µs at random";
             for kernels in ["5 µs", "1000 µs", "20000 µs", random] {
                 let case = format!("{policy}, {split}, kernels of {kernels}");

@@ -52,10 +52,11 @@ fn reclaims_and_relends_time_between_ticks() {
     };
     assert_eq!(rates(&mut controller, &[]), (1_000_000, 700_000, true));
     let (borrower, owner, is_lent) = rates(&mut controller, &[(2, ActivityChange::Resumed)]);
-    assert_eq!((borrower, is_lent), (300_000, false));
-    assert!(owner >= 700_000, "{owner}");
+    // Its guarantee, less its part of the time of switches between contexts.
+    assert!((270_000..=300_000).contains(&borrower), "{borrower}");
+    assert!(owner >= 700_000 && !is_lent, "{owner}");
     // The owner is saturated until it is measured.
-    assert_eq!(rates(&mut controller, &[]).0, 300_000);
+    assert_eq!(rates(&mut controller, &[]).0, borrower);
     let (borrower, _, is_lent) = rates(&mut controller, &[(2, ActivityChange::Idle)]);
     assert!(borrower >= 980_000 && is_lent, "{borrower} {is_lent}");
     // Usage before it went idle creates no demand.
@@ -114,4 +115,28 @@ fn lends_what_share_no_longer_uses() {
     assert!(rates[10..].iter().all(|rate| *rate > 700_000), "{rates:?}");
     // What it uses again, it gets back at once.
     assert!(rate(&mut controller, 60) < 350_000);
+}
+
+/// Two shares that always have work get half of the GPU each while none waits for its limit. The larger one uses less than
+/// its guarantee then, and demands it all the same.
+#[test]
+fn lends_nothing_of_share_limited_by_others() {
+    let (mut small, mut large) = (saturated(1, 42), saturated(2, 58));
+    let mut controller = Controller::default();
+    controller.tick(STEP_US, &[small, large]);
+    for measured in [&mut small.2, &mut large.2] {
+        (measured.used_us, measured.has_waited) = (STEP_US * 45 / 100, false);
+    }
+    let mut rate = 0;
+    for _ in 0..20 {
+        rate = controller.tick(STEP_US, &[small, large])[0].1.rate_us_per_s;
+    }
+    assert!(rate <= 420_000, "{rate}");
+    // It gets that time, needs no more, and lends the rest.
+    (small.2.used_us, small.2.has_waited) = (STEP_US * 42 / 100, true);
+    large.2.used_us = STEP_US * 20 / 100;
+    for _ in 0..40 {
+        rate = controller.tick(STEP_US, &[small, large])[0].1.rate_us_per_s;
+    }
+    assert!(rate >= 700_000, "{rate}");
 }

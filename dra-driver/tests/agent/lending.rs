@@ -58,7 +58,12 @@ fn reclaims_lent_time_on_first_launch_and_relends_it() {
         let start_us = agent.now_us;
         launch(&owner, start_us);
         agent.run(1);
-        assert_eq!(rate(&agent.node, BORROWER), 300_000, "{round}");
+        // Its guarantee, less its part of the time of switches between contexts.
+        let borrower = rate(&agent.node, BORROWER);
+        assert!(
+            (270_000..=300_000).contains(&borrower),
+            "{round}: {borrower}"
+        );
         assert!(rate(&agent.node, OWNER) >= 700_000, "{round}");
         assert!(
             !is_lent(&agent.node),
@@ -68,7 +73,12 @@ fn reclaims_lent_time_on_first_launch_and_relends_it() {
         for _ in 0..3 {
             agent.run(10_000);
             launch(&owner, agent.now_us);
-            assert_eq!(rate(&agent.node, BORROWER), 300_000, "{round}");
+            // Its guarantee, less its part of the time of switches between contexts.
+            let borrower = rate(&agent.node, BORROWER);
+            assert!(
+                (270_000..=300_000).contains(&borrower),
+                "{round}: {borrower}"
+            );
         }
         owner.write(
             SLOTS_OFFSET + offset_of!(Slot, gpu_time_us),
@@ -117,7 +127,7 @@ fn bounds_cost_of_constant_notifications() {
             launch(&owner, agent.now_us);
             reads += agent.run(2_000);
             polls += 1;
-            assert!(rate(&agent.node, BORROWER) >= 300_000);
+            assert!(rate(&agent.node, BORROWER) >= 270_000);
             assert!(rate(&agent.node, OWNER) <= 1_000_000);
         }
     }

@@ -24,10 +24,10 @@ const TICK_US: u64 = 100_000;
 const TOKEN_POLL_US: u64 = 5_000;
 pub(crate) const SECOND_US: u64 = 1_000_000;
 
-/// The hardware of the simulated machine.
-pub(crate) const DEFAULT_SLICES: Timing = Timing::slices_of(2_000 * NS_PER_US);
+/// A GPU that loses no time between slices.
+pub(crate) const NO_SWITCHES: Timing = Timing::slices_of(2_000 * NS_PER_US);
 
-/// An H200 by `docs/results/gpu-h200.md`: between slices of 2.05 ms nothing runs for 0.2 ms.
+/// An H200 by `docs/results/gpu-h200.md`, and the simulated machine: between slices of 2.05 ms nothing runs for 0.2 ms.
 pub(crate) const H200: Timing = Timing {
     context_switch: 200 * NS_PER_US,
     ..Timing::slices_of(2_050 * NS_PER_US)
@@ -180,7 +180,7 @@ impl SimulatedGpu {
         for (id, decision) in decisions {
             self.shares[id].limits.rate_us_per_s = Some(decision.rate_us_per_s);
             self.shares[id].is_lent = decision.is_lent;
-            self.shares[id].own_time_ppm = decision.own_time_ppm;
+            self.shares[id].own_time = decision.own_time;
         }
     }
 

@@ -8,7 +8,7 @@ use drava_dra_driver::agent::policy::control::{ActivityChange, Measured};
 use drava_vgpu_abi::Limits;
 use drava_vgpu_abi::atomic::Word;
 use drava_vgpu_abi::bucket::{Bucket, Grant, LEASE_US, NextLaunch, TokenSlice};
-use drava_vgpu_abi::contention::ALL_PPM;
+use drava_vgpu_abi::contention::OwnTime;
 use drava_vgpu_abi::region::Header;
 use drava_vgpu_abi::snapshot::ShareUsage;
 use simulator_machine::kernel::engine::Engine;
@@ -58,7 +58,7 @@ pub(crate) struct SimulatedShare {
     pub(crate) load: Workload,
     header: Header<VirtualWord>,
     pub(crate) limits: Limits,
-    pub(crate) own_time_ppm: u32,
+    pub(crate) own_time: OwnTime,
     /// Its slice with the token.
     pub(crate) slice: TokenSlice,
     /// Charges of the kernels in flight.
@@ -99,7 +99,7 @@ impl SimulatedShare {
                 priority: load.entitlement.priority,
                 ..Limits::memory(1 << 30)
             },
-            own_time_ppm: ALL_PPM,
+            own_time: OwnTime::ALL,
             slice: TokenSlice::default(),
             charges_us: VecDeque::new(),
             launched: 0,
@@ -196,7 +196,7 @@ impl SimulatedShare {
             return;
         }
         let raw_us = at_us - start_us;
-        let own_us = raw_us * u64::from(self.own_time_ppm) / u64::from(ALL_PPM);
+        let own_us = self.own_time.of_ns(raw_us * NS_PER_US) / NS_PER_US;
         let charged_us = self.charges_us.pop_front().unwrap();
         self.cost_us = (self.cost_us * 15 + own_us) / 16;
         let bucket = Bucket::new(&self.header);

@@ -9,7 +9,7 @@ use drava_vgpu_abi::bucket::TokenSlice;
 use proptest::prelude::*;
 use simulator_machine::kernel::engine::Timing;
 
-use crate::simulated_gpu::{DEFAULT_SLICES, H200, SimulatedGpu};
+use crate::simulated_gpu::{H200, NO_SWITCHES, SimulatedGpu};
 use crate::workload::Workload;
 
 /// Demand of a share over time.
@@ -313,7 +313,7 @@ fn run_shares(timing: Timing, loads: &[(u32, u64)]) -> Vec<f64> {
 
 /// Errors in points of the time that the shares got together. On an H200, switches between contexts take a part that no
 /// share is charged, so that the mean overrun seems shorter.
-const TOLERANCES: [(Timing, f64); 2] = [(DEFAULT_SLICES, 1.0), (H200, 2.0)];
+const TOLERANCES: [(Timing, f64); 2] = [(NO_SWITCHES, 1.0), (H200, 2.0)];
 
 fn assert_divided_by_cores(loads: &[(u32, u64)]) {
     for (hardware, tolerance) in TOLERANCES {

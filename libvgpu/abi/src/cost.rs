@@ -159,6 +159,12 @@ impl Cost {
         }
     }
 
+    /// Returns whether the cost is known, and so low that only some launches of uniform kinds are sampled.
+    #[must_use]
+    pub const fn is_cheap(self) -> bool {
+        self.samples() > MIN_SAMPLES && self.ns() < ALWAYS_SAMPLED_NS
+    }
+
     /// Adds a launch that took `sample_ns`.
     #[must_use]
     pub fn learn(self, sample_ns: u64) -> Self {

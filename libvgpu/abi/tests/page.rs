@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that fails should panic")]
 
+use drava_vgpu_abi::contention::OwnTime;
 use drava_vgpu_abi::page::{lent, notify, window, yield_until};
 use drava_vgpu_abi::{
     BrokenRegion, ComputePolicy, Cores, DeviceUuid, IdText, Limits, LimitsSpec, MemoryPolicy,
@@ -70,7 +71,10 @@ fn places_agent_words_at_golden_offsets() {
     let before = page;
     apply(
         &mut page,
-        &[token(0x0102_0304_0506_0708), own_time(500_000)],
+        &[
+            token(0x0102_0304_0506_0708),
+            own_time(OwnTime::Part(500_000)),
+        ],
     );
     assert_eq!(page[24..32], [8, 7, 6, 5, 4, 3, 2, 1]);
     assert_eq!(page[32..40], [0x20, 0xa1, 7, 0, 0, 0, 0, 0]);

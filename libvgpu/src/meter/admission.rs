@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use drava_vgpu_abi::bucket::{Grant, LEASE_US, MAX_ADMISSION_WAIT_US, MAX_SLEEP_US, NextLaunch};
-use drava_vgpu_abi::contention;
+use drava_vgpu_abi::contention::OwnTime;
 use drava_vgpu_abi::cost::{Cost, LaunchKind};
 
 use super::Meter;
@@ -279,18 +279,9 @@ pub(super) fn first(card: Card) -> Option<&'static Share> {
     card.shares().next()
 }
 
-/// Returns the share's own part of measured time.
-pub(super) fn own_part(card: Card, ns: u64) -> u64 {
-    let parts = first(card).map_or(contention::ALL_PPM, Share::own_time_ppm);
-    if parts == contention::ALL_PPM {
-        return ns;
-    }
-    // In two steps, so that hours do not overflow.
-    const ALL: u64 = contention::ALL_PPM as u64;
-    let parts = u64::from(parts);
-    (ns / ALL)
-        .saturating_mul(parts)
-        .saturating_add((ns % ALL).saturating_mul(parts) / ALL)
+/// Returns which part of the measured time of launches is the share's own.
+pub(super) fn own_time(card: Card) -> OwnTime {
+    first(card).map_or(OwnTime::ALL, Share::own_time)
 }
 
 /// Returns whether the debt may never be repaid: hardly any rate, another share's token, or a busy share of higher

@@ -24,7 +24,7 @@ use drava_vgpu_abi::bucket::LONG_KERNEL_US;
 use drava_vgpu_abi::cost::{Cost, LaunchKind, MAX_BELIEVED_NS, SAMPLING_INTERVAL};
 
 use super::Meter;
-use super::admission::{first, own_part};
+use super::admission::{first, own_time};
 use super::events::{elapsed_ns, query, record};
 use super::lease::Lease;
 use crate::card::Card;
@@ -261,7 +261,9 @@ impl Meter {
             .started_us
             .load(Ordering::Relaxed)
             .saturating_mul(1_000);
-        let run_ns = own_part(card, now_ns.saturating_sub(started)).min(MAX_BELIEVED_NS);
+        let run_ns = own_time(card)
+            .of_ns(now_ns.saturating_sub(started))
+            .min(MAX_BELIEVED_NS);
         let charged = pair.charged_ns.load(Ordering::Relaxed);
         if run_ns > charged {
             pair.charged_ns.store(run_ns, Ordering::Relaxed);
@@ -277,19 +279,21 @@ impl Meter {
         let Some(taken_ns) = cost.estimate_ns(sample) else {
             return;
         };
+        let own_time = own_time(card);
         if let Some(share) = first(card) {
-            let us = own_part(card, taken_ns) / 1_000;
+            let us = own_time.of_ns(taken_ns) / 1_000;
             share.record_kernel(us, us >= LONG_KERNEL_US);
         }
         let ns = cost.believed_ns(taken_ns);
         let new_ns = self.samples.new_part_ns(pair, ns);
-        let own_ns = own_part(card, new_ns);
-        self.settle(card, pair.charged_ns.load(Ordering::Relaxed), own_ns);
+        let own = own_time.of_launch(new_ns, cost);
+        self.settle(card, pair.charged_ns.load(Ordering::Relaxed), own.ns);
         if let Some(kind) = kind
+            && own.is_evidence
             && pair.learns.load(Ordering::Relaxed) != 0
         {
             self.costs
-                .change(kind, |cost| cost.learn_from(sample, own_ns));
+                .change(kind, |cost| cost.learn_from(sample, own.ns));
             if card.shares().any(Share::notifies_agent) {
                 self.durations
                     .change(kind, |duration| duration.learn_from(sample, new_ns));

@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 
 use drava_vgpu_abi::atomic::Word;
 use drava_vgpu_abi::bucket::{self, Bucket, Grant, TokenSlice};
-use drava_vgpu_abi::contention;
+use drava_vgpu_abi::contention::OwnTime;
 use drava_vgpu_abi::page::{
     LENT_OFFSET, NOTIFY_OFFSET, OWN_TIME_OFFSET, SLICE_START_OFFSET, TOKEN_OFFSET, WINDOW_OFFSET,
     YIELD_UNTIL_OFFSET,
@@ -39,12 +39,9 @@ impl Share {
         unpack(self.compute.load(Ordering::Relaxed)).compute_policy == ComputePolicy::Token
     }
 
-    /// Returns the share's own part of the time that events measure, in parts per million.
-    pub(crate) fn own_time_ppm(&self) -> u32 {
-        u32::try_from(self.page_word(OWN_TIME_OFFSET))
-            .ok()
-            .filter(|parts| (1..contention::ALL_PPM).contains(parts))
-            .unwrap_or(contention::ALL_PPM)
+    /// Returns which part of the time that events measure is the share's own.
+    pub(crate) fn own_time(&self) -> OwnTime {
+        OwnTime::from_word(self.page_word(OWN_TIME_OFFSET))
     }
 
     /// Returns how long the share yields to a share of higher priority.

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use drava_vgpu_abi::bucket::TokenSlice;
-use drava_vgpu_abi::{ComputePolicy, Limits};
+use drava_vgpu_abi::contention::{OwnTime, SLICE_US};
+use drava_vgpu_abi::{ComputePolicy, Limits, own_time};
 
 use crate::{ABOVE, ATTEMPTS, BELOW, MEASURE, SETTLE, now_us};
 use gpu_tenants::{Share, Tenant, TestBed, share};
@@ -58,24 +59,43 @@ fn assert_shares(tenants: &[(u32, &str)]) {
 }
 
 #[test]
-fn enforces_30_and_70_percent() {
+fn enforces_30_and_55_percent() {
     assert_shares(&[
         (30, "kernel ns=1000000 depth=16"),
-        (70, "kernel ns=3000000 depth=16"),
+        (55, "kernel ns=3000000 depth=16"),
     ]);
 }
 
 #[test]
-fn enforces_10_and_90_percent() {
+fn enforces_10_and_80_percent() {
     assert_shares(&[
         (10, "kernel ns=20000000 depth=4"),
-        (90, "kernel ns=2000000 depth=16"),
+        (80, "kernel ns=2000000 depth=16"),
     ]);
 }
 
 #[test]
 fn enforces_four_shares_of_20_percent() {
     assert_shares(&[(20, "kernel ns=2000000 depth=8"); 4]);
+}
+
+/// Beside a process that always has work, a third of the measured time of such a share are interruptions.
+#[test]
+fn charges_no_interruptions_of_short_kernels() {
+    // A slice of the other process and two switches, as the node agent states it.
+    let interruption_us = SLICE_US + 400;
+    let test_bed = crate::test_bed();
+    let share = fixed(&test_bed, "share", 35);
+    share
+        .write(&[own_time(OwnTime::Interrupted(interruption_us))])
+        .unwrap();
+    let _other = {
+        let mut other = test_bed.tenant(None, "dlsym").unwrap();
+        other.ok("start kernel ns=1000000 depth=16").unwrap();
+        other
+    };
+    let tenant = tenant(&test_bed, &share, "kernel ns=400000 depth=16");
+    crate::await_percents(&test_bed, &[&tenant], &[35.0]);
 }
 
 #[test]

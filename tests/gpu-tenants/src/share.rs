@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use drava_vgpu_abi::bucket::TokenSlice;
+use drava_vgpu_abi::contention::OwnTime;
 use drava_vgpu_abi::snapshot::{ProcessUsage, ShareUsage, Snapshot};
 use drava_vgpu_abi::{
     ComputePolicy, Cores, Limits, PageWrite, own_time, paths, token, token_slice, update,
@@ -72,7 +73,7 @@ impl Share {
 
     /// Sets the own-time fraction of the time that it measures.
     pub fn set_own_time(&self, parts_per_million: u32) -> anyhow::Result<()> {
-        self.write(&[own_time(parts_per_million)])
+        self.write(&[own_time(OwnTime::Part(parts_per_million))])
     }
 
     /// Writes to its page.

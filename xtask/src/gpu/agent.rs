@@ -22,7 +22,7 @@ const SAMPLES: &str = "nvml-utilization.json";
 /// Policies, each with the tolerated error of a share in percentage points.
 const POLICIES: [(&str, f64); 2] = [("balance", 2.0), ("token", 1.0)];
 
-const SPLITS: [[u32; 2]; 2] = [[30, 70], [10, 90]];
+const SPLITS: [[u32; 2]; 3] = [[30, 70], [10, 90], [42, 58]];
 
 /// The kernels of two tenants.
 #[derive(Clone, Copy)]

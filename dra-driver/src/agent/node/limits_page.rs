@@ -6,6 +6,7 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use drava_vgpu_abi::bucket::TokenSlice;
+use drava_vgpu_abi::contention::OwnTime;
 use drava_vgpu_abi::page::{self, LimitsPage, PAGE_SIZE, PageWrite};
 use drava_vgpu_abi::{Limits, paths};
 
@@ -106,12 +107,12 @@ impl Page {
         self.write(&page::token(until_us))
     }
 
-    /// Sets which part of the time measured by events is the share's own, parts per million.
+    /// Sets which part of the time measured by events is the share's own.
     ///
     /// # Errors
     /// If the page cannot be written.
-    pub fn set_own_time(&mut self, own_time_ppm: u32) -> io::Result<()> {
-        self.write(&page::own_time(own_time_ppm))
+    pub fn set_own_time(&mut self, own_time: OwnTime) -> io::Result<()> {
+        self.write(&page::own_time(own_time))
     }
 
     /// Sets until when the share yields, µs; 0 if it does not.

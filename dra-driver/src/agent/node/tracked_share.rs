@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use drava_api::config::Enforcement;
 use drava_nvml::GpuUuid;
 use drava_vgpu_abi::ComputePolicy;
-use drava_vgpu_abi::contention::ALL_PPM;
+use drava_vgpu_abi::contention::{ALL_PPM, OwnTime};
 use drava_vgpu_abi::snapshot::ProcessUsage;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -31,8 +31,9 @@ use crate::prepare::{Prepared, Share};
 /// Rates that differ by less than one part in this number are not written.
 const RATE_RESOLUTION: u32 = 256;
 
-/// Own times that differ by less are not written.
+/// Own times that differ by less are not written: parts per million, or one part of an interruption in this number.
 const OWN_TIME_RESOLUTION_PPM: u32 = ALL_PPM / 200;
+const INTERRUPTION_RESOLUTION: u32 = 100;
 
 /// A share whose processes have no context counts as empty after so long without demand, µs. A killed process leaves its
 /// slot to the next process that reclaims it.
@@ -75,7 +76,7 @@ pub struct TrackedShare {
     counters: UsageCounters,
     /// Counters at the end of its last accounted token slice.
     slice_counters: UsageCounters,
-    own_time_ppm: u32,
+    own_time: OwnTime,
     reserve: Reserve,
     /// Driver reserve in the page when it was opened.
     initial_reserve_bytes: u64,
@@ -113,7 +114,7 @@ impl TrackedShare {
             activity: ActivityTracker::default(),
             counters: UsageCounters::default(),
             slice_counters: UsageCounters::default(),
-            own_time_ppm: ALL_PPM,
+            own_time: OwnTime::ALL,
             reserve: Reserve::default(),
             initial_reserve_bytes: page.limits().driver_reserve_bytes,
             page,
@@ -234,12 +235,9 @@ impl TrackedShare {
             self.page
                 .change(|limits| limits.rate_us_per_s = Some(rate))?;
         }
-        let own_ppm = decision.own_time_ppm;
-        if own_ppm.abs_diff(self.own_time_ppm) > OWN_TIME_RESOLUTION_PPM
-            || (own_ppm == ALL_PPM) != (self.own_time_ppm == ALL_PPM)
-        {
-            self.own_time_ppm = own_ppm;
-            self.page.set_own_time(own_ppm)?;
+        if differs(decision.own_time, self.own_time) {
+            self.own_time = decision.own_time;
+            self.page.set_own_time(decision.own_time)?;
         }
         // A share without processes cannot resume before one starts.
         self.activity
@@ -401,5 +399,19 @@ impl TrackedShare {
             },
             figures: self.figures?,
         })
+    }
+}
+
+/// Returns whether the difference of two own times is worth a write.
+fn differs(new: OwnTime, old: OwnTime) -> bool {
+    match (new, old) {
+        (OwnTime::Part(new), OwnTime::Part(old))
+        | (OwnTime::Saturating(new), OwnTime::Saturating(old)) => {
+            new.abs_diff(old) > OWN_TIME_RESOLUTION_PPM || (new == ALL_PPM) != (old == ALL_PPM)
+        }
+        (OwnTime::Interrupted(new), OwnTime::Interrupted(old)) => {
+            new.abs_diff(old) > old / INTERRUPTION_RESOLUTION
+        }
+        (OwnTime::Part(_) | OwnTime::Saturating(_) | OwnTime::Interrupted(_), _) => true,
     }
 }

@@ -1,25 +1,35 @@
 //! Estimate of the part of a share's measured time that is its own, and not the time slice of another share. Pure.
 //!
 //! With time slicing, the contexts with work take turns, and events measure the slices of others within a kernel, too. But a
-//! kernel waits for its slice before it starts, so that one that ends within the slice is measured alone. [`own_times`]
+//! kernel waits for its slice before it starts, so that one that ends within the slice is measured alone. [`estimate`]
 //! predicts this from the parts of the active shares and the durations of their launches:
 //!
 //! - A round lasts from one slice of a share to its next one, while the share has work: each other share takes what it is due
-//!   in that time, at most a slice.
-//! - A share that is due more per round than fits into a slice has a backlog: it fills its slices, and each is followed by the
-//!   rest of a round. Launches of any other share are interrupted only where they are longer than a slice.
+//!   in that time, at most a slice, and nothing runs during a switch between two contexts.
+//! - Beside a share that always has work, an interruption lasts as long as the rest of a round, and libvgpu recognizes each
+//!   one ([`OwnTime::Interrupted`]).
+//! - The share that always has work is limited by the others alone ([`OwnTime::Saturating`]).
+//! - Otherwise a mean part of the measured time is corrected ([`OwnTime::Part`]). A share that is due more per round than fits
+//!   into a slice has a backlog: it fills its slices, and each is followed by the rest of a round. Launches of any other share
+//!   are interrupted only where they are longer than a slice.
 //!
 //! NVML's utilization of processes does not correct the prediction: on an H200 it attributes each sample of 0.2 s to one
 //! process alone, so that the share of 30% has 0% to 50% of the samples of 3 s (`docs/results/gpu-h200.md`).
 
+use drava_vgpu_abi::bucket::LEASE_US;
+use drava_vgpu_abi::contention::{ALL_PPM, OwnTime, SLICE_US as SLICE};
+
 /// One, in parts per million.
-pub const ALL: u64 = 1_000_000;
+pub const ALL: u64 = ALL_PPM as u64;
 
 /// Iterations until the rounds are stable.
 const ITERATIONS: usize = 32;
 
-/// Time slice of a context, µs: the default of NVIDIA's driver, as measured on an H200.
-const SLICE_US: u64 = 2_000;
+/// Time slice of a context, µs.
+const SLICE_US: u64 = SLICE as u64;
+
+/// Time of a switch between two contexts, µs, as measured on an H200.
+const SWITCH_US: u64 = 200;
 
 /// Longest launch that counts, µs. Tenants report their launches.
 const LONGEST_US: u64 = 60_000_000;
@@ -47,6 +57,28 @@ pub struct Active {
     pub workload: Workload,
 }
 
+/// The effect of other shares on one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Contention {
+    /// Which part of the time measured by its events is its own.
+    pub own_time: OwnTime,
+    /// Mean of that part over all its launches, parts per million.
+    pub mean_own_ppm: u64,
+    /// Part of the GPU that it gets if it always has work, parts per million.
+    pub saturated_ppm: u64,
+    /// Part of the time in which the GPU switches between contexts, parts per million.
+    pub switching_ppm: u64,
+}
+
+/// What happens between two slices of a share.
+#[derive(Debug, Clone, Copy, Default)]
+struct Interruption {
+    /// Slices of others and switches, µs.
+    us: u64,
+    /// Switches, µs.
+    switching_us: u64,
+}
+
 impl Active {
     /// Returns the work that it is due in a round, µs: more than a slice makes a backlog.
     fn due_us(&self, round_us: u64) -> u64 {
@@ -64,6 +96,22 @@ impl Active {
         }
     }
 
+    /// Returns the least work that it has when it gets its slice, µs: a lease, or a launch.
+    fn at_once_us(&self) -> u64 {
+        match self.workload {
+            Workload::Saturating => SLICE_US,
+            Workload::Launches(us) | Workload::TokenSlices(us) => us.clamp(LEASE_US, SLICE_US),
+        }
+    }
+
+    /// Whether its launches fit into a slice, so that any longer one was interrupted.
+    fn is_short(&self) -> bool {
+        match self.workload {
+            Workload::Saturating => false,
+            Workload::Launches(us) | Workload::TokenSlices(us) => us <= SLICE_US,
+        }
+    }
+
     /// Whether both can have work on the GPU at the same time.
     fn overlaps(&self, other: &Self) -> bool {
         use Workload::TokenSlices;
@@ -74,9 +122,8 @@ impl Active {
     }
 
     /// Returns its own time, parts per million.
-    fn own_time(&self, round_us: u64) -> u64 {
-        let due_us = self.due_us(round_us);
-        let others_us = round_us - SLICE_US;
+    fn mean_own_time(&self, others_us: u64) -> u64 {
+        let due_us = self.due_us(SLICE_US + others_us);
         // Its work, and how many rests of a round interrupt it, both times the same number.
         let (work, interruptions) = match self.workload {
             Workload::Saturating => (SLICE_US, 1),
@@ -96,28 +143,67 @@ impl Active {
             }
         };
         let own = ALL * work / (work + interruptions * others_us);
-        // With less it could not get its part.
-        own.clamp(self.part.clamp(LOWEST, ALL), ALL)
+        // With much less the share would seem not to demand its part.
+        own.clamp((self.part - self.part / 16).clamp(LOWEST, ALL), ALL)
     }
 }
 
-/// Returns the own times of active shares, parts per million, in their order.
+/// Returns the effect of all others on each share.
 #[must_use]
-pub fn own_times(active: &[Active]) -> Vec<u64> {
-    let mut rounds_us = vec![SLICE_US; active.len()];
+pub fn estimate(active: &[Active]) -> Vec<Contention> {
+    let mut rounds = vec![Interruption::default(); active.len()];
     // Rounds only rise, and at most to a slice of each share.
     for _ in 0..ITERATIONS {
-        let round_us = |(index, share): (usize, &Active)| {
-            let own_us = rounds_us.get(index).copied().unwrap_or(SLICE_US);
-            let others = active.iter().zip(&rounds_us).enumerate();
-            let others = others.filter(|(other, (of, _))| *other != index && share.overlaps(of));
-            let taken = others.map(|(_, (of, of_us))| of.takes_us(*of_us, own_us));
-            SLICE_US + taken.sum::<u64>()
-        };
-        rounds_us = active.iter().enumerate().map(round_us).collect();
+        rounds = (0..active.len())
+            .map(|index| interruption(active, &rounds, index))
+            .collect();
     }
-    let rounds = active.iter().zip(rounds_us);
-    rounds
-        .map(|(share, round_us)| share.own_time(round_us))
-        .collect()
+    let is_beside_saturating = |index: usize, share: &Active| {
+        let mut others = active.iter().enumerate();
+        others.any(|(other, of)| {
+            other != index && of.workload == Workload::Saturating && share.overlaps(of)
+        })
+    };
+    let shares = active.iter().zip(rounds).enumerate();
+    let contention = shares.map(|(index, (share, others))| {
+        let mean_own_ppm = share.mean_own_time(others.us);
+        let is_recognizable = share.is_short() && is_beside_saturating(index, share);
+        Contention {
+            own_time: match share.workload {
+                _ if is_recognizable => OwnTime::Interrupted(to_u32(others.us)),
+                Workload::Saturating => OwnTime::Saturating(to_u32(mean_own_ppm)),
+                _ => OwnTime::Part(to_u32(mean_own_ppm)),
+            },
+            mean_own_ppm,
+            saturated_ppm: ALL * SLICE_US / (SLICE_US + others.us),
+            switching_ppm: ALL * others.switching_us / (SLICE_US + others.us),
+        }
+    });
+    contention.collect()
+}
+
+/// Returns what happens between two slices of the share of this index.
+fn interruption(active: &[Active], rounds: &[Interruption], index: usize) -> Interruption {
+    let round_us = |index: usize| SLICE_US + rounds.get(index).map_or(0, |others| others.us);
+    let Some(share) = active.get(index) else {
+        return Interruption::default();
+    };
+    let others = active.iter().enumerate();
+    let others = others.filter(|(other, of)| *other != index && share.overlaps(of));
+    let (mut taken_us, mut contexts_ppm) = (0, 0);
+    for (other, of) in others {
+        let takes_us = of.takes_us(round_us(other), round_us(index));
+        taken_us += takes_us;
+        contexts_ppm += (ALL * takes_us / of.at_once_us()).min(ALL);
+    }
+    // One switch to each context that has work, and one back.
+    let switching_us = SWITCH_US * (contexts_ppm + contexts_ppm.min(ALL)) / ALL;
+    Interruption {
+        us: taken_us + switching_us,
+        switching_us,
+    }
+}
+
+fn to_u32(value: u64) -> u32 {
+    u32::try_from(value).unwrap_or(u32::MAX)
 }

@@ -8,10 +8,11 @@
 
 use std::collections::BTreeMap;
 
+use drava_vgpu_abi::contention::OwnTime;
 use drava_vgpu_abi::{ComputePolicy, Cores, Priority};
 
 use super::allotment::{self, Allotment, Borrowing, Demand, GPU, ShareDemand};
-use super::contention::{self, ALL, Active, Workload};
+use super::contention::{self, ALL, Active, Contention, Workload};
 
 /// A share that needs at least this part of the wall-clock time, percent, is not throttled if that takes nothing from other
 /// shares. A throttled share leaves gaps, and seems to need less time for the same work.
@@ -24,9 +25,12 @@ const ALL_ALLOTTED: i64 = 99;
 const HEADROOM: i64 = 8;
 const MIN_HEADROOM: i64 = GPU / 100;
 
+/// A share that uses this part of what it could use if it always had work counts as such, percent.
+const SATURATED_FROM: i64 = 90;
+
 /// Ticks in which the peak use fades. Kernels of several lengths make the use of single ticks uneven; without the peak other
 /// shares would get the difference in each tick of low use, and return nothing in ticks of high use.
-const PEAK_TICKS: i64 = 8;
+const PEAK_TICKS: i64 = 16;
 
 /// Ticks without demand after which a share leaves the active set. Until then other shares use its time, and what was
 /// learned about the active set is kept.
@@ -84,6 +88,15 @@ struct ShareControl {
     demand: Demand,
     /// Highest part of the time that it has used lately.
     peak: i64,
+    /// What it can use at most, beside the shares of the last tick; 0 if unknown.
+    saturated: i64,
+}
+
+impl ShareControl {
+    /// Whether it used as much as a share that always has work, so that it may demand more.
+    fn is_limited_by_others(&self) -> bool {
+        self.saturated != 0 && self.peak * 100 >= self.saturated * SATURATED_FROM
+    }
 }
 
 /// Controller of one GPU. `Id` identifies its shares.
@@ -105,8 +118,8 @@ impl<Id> Default for Controller<Id> {
 pub struct Decision {
     /// Rate, µs of GPU time per second.
     pub rate_us_per_s: u32,
-    /// Part of the time measured by events that is the share's own, parts per million.
-    pub own_time_ppm: u32,
+    /// Which part of the time measured by events is the share's own.
+    pub own_time: OwnTime,
     /// Whether other shares use its guaranteed time, so that it is polled.
     pub is_lent: bool,
 }
@@ -119,7 +132,7 @@ impl<Id: Ord + Copy> Controller<Id> {
         self.shares.retain(|id, _| is_present(id));
         let demands = self.demands(elapsed_us, shares);
         let allotments = allotment::allot(&demands);
-        decide(shares, &demands, &allotments)
+        self.decide(shares, &demands, &allotments)
     }
 
     /// Decides after some shares have resumed or gone idle. For the other shares, the last tick is valid.
@@ -147,7 +160,7 @@ impl<Id: Ord + Copy> Controller<Id> {
             measured.push((*id, *entitlement, state.measured));
             demands.push(share_demand(entitlement, state.demand));
         }
-        decide(&measured, &demands, &allotment::allot(&demands))
+        self.decide(&measured, &demands, &allotment::allot(&demands))
     }
 
     /// Returns the demands of the shares.
@@ -167,7 +180,7 @@ impl<Id: Ord + Copy> Controller<Id> {
             } else if measured.is_idle || !is_active {
                 // A waiting share shows demand on each tick, and a share with debt may still run its kernels.
                 Demand::UpTo(MIN_HEADROOM)
-            } else if measured.has_waited {
+            } else if measured.has_waited || state.is_limited_by_others() {
                 Demand::All
             } else {
                 let peak = state.peak;
@@ -177,76 +190,86 @@ impl<Id: Ord + Copy> Controller<Id> {
         });
         demands.collect()
     }
+
+    /// Returns the decisions for these allotments.
+    fn decide(
+        &mut self,
+        shares: &[MeasuredShare<Id>],
+        demands: &[ShareDemand],
+        allotments: &[Allotment],
+    ) -> Vec<(Id, Decision)> {
+        let allotted: i64 = allotments.iter().map(|allotted| allotted.part).sum();
+        let largest = allotments.iter().map(|allotted| allotted.part).max();
+        // On a full GPU the shares with the largest part fill all gaps.
+        let is_full = allotted * 100 >= GPU * ALL_ALLOTTED;
+        let fills_gaps = |allotment: &Allotment| is_full && Some(allotment.part) == largest;
+        let contention = estimate_contention(shares, demands, allotments, fills_gaps);
+        for (id, state) in &mut self.shares {
+            let saturated = contention
+                .get(id)
+                .map(|contention| contention.saturated_ppm);
+            state.saturated = to_i64(saturated.unwrap_or(0));
+        }
+        let mut both = allotments.iter().zip(demands);
+        let is_any_borrowing =
+            both.any(|(allotment, demand)| allotment.part > allotment::guarantee(demand.cores));
+        let decisions = shares.iter().zip(demands.iter().zip(allotments));
+        let decisions = decisions.map(|((id, _, measured), (demand, allotment))| {
+            let contention = contention.get(id);
+            let mean_own = to_i64(contention.map_or(ALL, |contention| contention.mean_own_ppm));
+            let is_unthrottled = fills_gaps(allotment)
+                && demand.borrowing == Borrowing::Allowed
+                && allotment.rate * 100 >= mean_own * UNTHROTTLED_FROM;
+            // All shares lose the same part of their time to switches between contexts.
+            let switching = to_i64(contention.map_or(0, |contention| contention.switching_ppm));
+            let rate = match is_full && !fills_gaps(allotment) {
+                true => allotment.rate * (GPU - switching) / GPU,
+                false => allotment.rate,
+            };
+            let rate = match is_unthrottled {
+                true => HIGHEST,
+                false => rate.clamp(LOWEST, HIGHEST),
+            };
+            let decision = Decision {
+                rate_us_per_s: u32::try_from(rate).unwrap_or(u32::MAX),
+                own_time: contention.map_or(OwnTime::ALL, |contention| contention.own_time),
+                // A share whose guarantee is unused by others need not be polled.
+                is_lent: is_any_borrowing
+                    && (measured.used_us == 0 || measured.is_idle)
+                    && demand.demand != Demand::All
+                    && allotment.part < allotment::guarantee(demand.cores),
+            };
+            (*id, decision)
+        });
+        decisions.collect()
+    }
 }
 
-/// Returns the decisions for these allotments.
-fn decide<Id: Ord + Copy>(
+/// Returns the effect of the active shares on each other.
+fn estimate_contention<Id: Ord + Copy>(
     shares: &[MeasuredShare<Id>],
     demands: &[ShareDemand],
     allotments: &[Allotment],
-) -> Vec<(Id, Decision)> {
-    let allotted: i64 = allotments.iter().map(|allotted| allotted.part).sum();
-    let largest = allotments.iter().map(|allotted| allotted.part).max();
-    // On a full GPU the shares with the largest part fill all gaps.
-    let may_be_unthrottled = |demand: &ShareDemand, allotment: &Allotment| {
-        allotted * 100 >= GPU * ALL_ALLOTTED
-            && demand.borrowing == Borrowing::Allowed
-            && Some(allotment.part) == largest
-    };
-    let own = own_times(shares, demands, allotments, may_be_unthrottled);
-    let mut both = allotments.iter().zip(demands);
-    let is_any_borrowing =
-        both.any(|(allotment, demand)| allotment.part > allotment::guarantee(demand.cores));
-    let decisions = shares.iter().zip(demands.iter().zip(allotments));
-    let decisions = decisions.map(|((id, _, measured), (demand, allotment))| {
-        let own = own.get(id).copied().unwrap_or(ALL);
-        let is_unthrottled = may_be_unthrottled(demand, allotment)
-            && allotment.rate * 100 >= to_i64(own) * UNTHROTTLED_FROM;
-        let rate = match is_unthrottled {
-            true => HIGHEST,
-            false => allotment.rate.clamp(LOWEST, HIGHEST),
-        };
-        let decision = Decision {
-            rate_us_per_s: u32::try_from(rate).unwrap_or(u32::MAX),
-            own_time_ppm: u32::try_from(own).unwrap_or(u32::MAX),
-            // A share whose guarantee is unused by others need not be polled.
-            is_lent: is_any_borrowing
-                && (measured.used_us == 0 || measured.is_idle)
-                && demand.demand != Demand::All
-                && allotment.part < allotment::guarantee(demand.cores),
-        };
-        (*id, decision)
-    });
-    decisions.collect()
-}
-
-/// Returns the own time of the active shares, parts per million.
-fn own_times<Id: Ord + Copy>(
-    shares: &[MeasuredShare<Id>],
-    demands: &[ShareDemand],
-    allotments: &[Allotment],
-    may_be_unthrottled: impl Fn(&ShareDemand, &Allotment) -> bool,
-) -> BTreeMap<Id, u64> {
+    fills_gaps: impl Fn(&Allotment) -> bool,
+) -> BTreeMap<Id, Contention> {
     let with_demand = shares
         .iter()
         .zip(demands.iter().zip(allotments))
         .filter(|(_, (demand, _))| demand.demand != Demand::Idle);
-    let active = with_demand.map(|((id, entitlement, measured), (demand, allotment))| {
+    let active = with_demand.map(|((id, entitlement, measured), (_, allotment))| {
         let active = Active {
             // Microseconds per second are parts per million.
             part: to_u64(allotment.part).max(1),
             workload: match entitlement.policy {
                 ComputePolicy::Token => Workload::TokenSlices(measured.launch_us),
-                _ if may_be_unthrottled(demand, allotment) => Workload::Saturating,
+                _ if fills_gaps(allotment) => Workload::Saturating,
                 _ => Workload::Launches(measured.launch_us),
             },
         };
         (*id, active)
     });
     let (ids, active): (Vec<Id>, Vec<Active>) = active.unzip();
-    ids.into_iter()
-        .zip(contention::own_times(&active))
-        .collect()
+    ids.into_iter().zip(contention::estimate(&active)).collect()
 }
 
 fn share_demand(entitlement: &Entitlement, demand: Demand) -> ShareDemand {

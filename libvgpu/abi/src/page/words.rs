@@ -2,6 +2,7 @@
 
 use super::{IDENTITY_OFFSET, IDENTITY_SIZE, PageWrite, write_word};
 use crate::bucket::TokenSlice;
+use crate::contention::OwnTime;
 
 /// Offset of the word that [`token`] writes, an aligned little-endian `u64`.
 ///
@@ -12,8 +13,7 @@ pub const TOKEN_OFFSET: usize = 24;
 
 /// Offset of the word that [`own_time`] writes, an aligned little-endian `u64`.
 ///
-/// The share's own part of the time measured by events, in parts per million; the rest is time slices of other
-/// shares, which events do not distinguish. 0, and anything above a million, is a million.
+/// Which part of the time measured by events is the share's own ([`OwnTime`]); the rest is time slices of other shares.
 pub const OWN_TIME_OFFSET: usize = 32;
 
 /// Offset of the word with the start of a token slice, an aligned little-endian `u64`. Written before the word at
@@ -71,11 +71,10 @@ pub fn token(until_us: u64) -> PageWrite {
     write_word(TOKEN_OFFSET, until_us)
 }
 
-/// Returns the write that sets the share's own part of the time that its events measure, in parts per million. See
-/// [`crate::contention`].
+/// Returns the write that sets which part of the time that the share's events measure is its own.
 #[must_use]
-pub fn own_time(parts_per_million: u32) -> PageWrite {
-    write_word(OWN_TIME_OFFSET, u64::from(parts_per_million))
+pub fn own_time(own: OwnTime) -> PageWrite {
+    write_word(OWN_TIME_OFFSET, own.word())
 }
 
 /// Returns the write that makes a share yield until `until_us` of `CLOCK_MONOTONIC`; 0 ends the yield.

@@ -170,8 +170,6 @@ pub struct CardModel {
 pub struct Perturbation {
     /// Largest deviation of a time slice from its mean, percent.
     pub slice_deviation_percent: u32,
-    /// Time of a switch between contexts, in which nothing runs.
-    pub context_switch_nanoseconds: u64,
     /// Time of an event on its stream.
     pub event_nanoseconds: u64,
     /// Whether contexts record events also in the time slices of others.
@@ -225,8 +223,10 @@ pub struct Compute {
     pub cores: u32,
     /// Resident threads per multiprocessor.
     pub threads_per_multiprocessor: u32,
-    /// Time slice of a context while another one waits.
+    /// Time slice of a context while another one waits. Measured on an H200, assumed for other models.
     pub time_slice_microseconds: u32,
+    /// Time of a switch between contexts, in which nothing runs. Measured on an H200, assumed for other models.
+    pub context_switch_microseconds: u32,
     /// Copy engines (`CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT`).
     pub copy_engines: u32,
 }

@@ -66,7 +66,8 @@ mod tests {
         multiprocessors: 132,
         cores: 16896,
         threads_per_multiprocessor: 2048,
-        time_slice_microseconds: 2000,
+        time_slice_microseconds: 2050,
+        context_switch_microseconds: 200,
         copy_engines: 3,
     };
 

@@ -37,7 +37,7 @@ impl Card {
         let timing = Timing {
             slice: Nanos::from(model.compute.time_slice_microseconds) * 1000,
             slice_deviation_percent: perturbation.slice_deviation_percent,
-            context_switch: perturbation.context_switch_nanoseconds,
+            context_switch: Nanos::from(model.compute.context_switch_microseconds) * 1000,
             event: perturbation.event_nanoseconds,
             records_out_of_slice: perturbation.records_out_of_slice,
         };
