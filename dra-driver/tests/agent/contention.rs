@@ -135,6 +135,7 @@ fn states_duration_of_interruptions_beside_saturating_share() {
             "{workload:?} {others:?}"
         );
     }
+    assert_eq!(beside(Saturating, &[]), OwnTime::ALL);
     let own = beside(Saturating, &[Saturating]);
     assert!(matches!(own, OwnTime::Saturating(_)), "{own:?}");
 }

@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | `Part` | beside others that do not always have work | each launch counts with a mean part of its measured time |
 //! | `Interrupted` | beside one that always has work | a launch within one time slice is never interrupted, and a longer measured time contains the slices of others a whole number of times |
-//! | `Saturating` | that always have work and have no limit | as `Part`; but few launches of a cheap kind are measured and fewer interrupted ones, so that these say nothing about the rest |
+//! | `Saturating` | that always have work, so that others limit them | as `Part`; but few launches of a cheap kind are measured and fewer interrupted ones, so that these say nothing about the rest |
 
 use crate::cost::Cost;
 
@@ -39,7 +39,7 @@ pub enum OwnTime {
     Part(u32),
     /// All but interruptions of this mean duration between two slices, µs.
     Interrupted(u32),
-    /// This part, parts per million, of a share that always has work and has no limit.
+    /// This part, parts per million, of a share that always has work.
     Saturating(u32),
 }
 

@@ -302,8 +302,8 @@ fn with_agent(args: &Args, report: &mut Report) -> Result<()> {
         (
             "two",
             "With the node agent",
-            "Both tenants demand the whole GPU, and the agent sets their rates. The error is the larger of the two. \"hami\": HAMi-core's \
-             algorithm, which has one policy and meters kernels only, with the same loads and the same times.",
+            "Both tenants demand the whole GPU, and the agent sets their rates. The error is the larger deviation from its part of what both got: \
+             without limits, both get 91%, because nothing runs while the GPU switches between contexts. \"hami\": HAMi-core's algorithm, which has one policy and meters kernels only, with the same loads and the same times.",
             &[
                 "policy",
                 "load",
@@ -326,10 +326,9 @@ fn with_agent(args: &Args, report: &mut Report) -> Result<()> {
             "giving back",
             "Reclaiming lent time",
             "A share of 70% is idle, its time is lent to another share, and it resumes. Milliseconds until the borrower is throttled (\"told\"), and the \
-             owner's deficit in its first 500 ms (\"lacks\"): time that the borrower used beyond its share (\"lent\"), and time in which the GPU was \
-             idle (\"idle\"). \"waited\" is how long the owner's launches waited because of debt; a longer idle time is caused by the host, which does \
-             not schedule the tenants.",
-            &["told_ms", "lacks_ms", "lent_ms", "idle_ms", "waited_ms"],
+             owner's deficit in its first 500 ms (\"lacks\"), relative to its part of what both got. \"idle\" is the time in which the GPU was idle or \
+             switched between contexts, \"waited\" how long the owner's launches waited because of debt.",
+            &["told_ms", "lacks_ms", "idle_ms", "waited_ms"],
         ),
         (
             "latency",

@@ -8,7 +8,7 @@
 //!   in that time, at most a slice, and nothing runs during a switch between two contexts.
 //! - Beside a share that always has work, an interruption lasts as long as the rest of a round, and libvgpu recognizes each
 //!   one ([`OwnTime::Interrupted`]).
-//! - The share that always has work is limited by the others alone ([`OwnTime::Saturating`]).
+//! - The share that always has work is limited by the others, hardly by its rate ([`OwnTime::Saturating`]).
 //! - Otherwise a mean part of the measured time is corrected ([`OwnTime::Part`]). A share that is due more per round than fits
 //!   into a slice has a backlog: it fills its slices, and each is followed by the rest of a round. Launches of any other share
 //!   are interrupted only where they are longer than a slice.
@@ -171,7 +171,7 @@ pub fn estimate(active: &[Active]) -> Vec<Contention> {
         Contention {
             own_time: match share.workload {
                 _ if is_recognizable => OwnTime::Interrupted(to_u32(others.us)),
-                Workload::Saturating => OwnTime::Saturating(to_u32(mean_own_ppm)),
+                Workload::Saturating if others.us != 0 => OwnTime::Saturating(to_u32(mean_own_ppm)),
                 _ => OwnTime::Part(to_u32(mean_own_ppm)),
             },
             mean_own_ppm,
