@@ -96,20 +96,22 @@ impl Active {
         }
     }
 
-    /// Returns the least work that it has when it gets its slice, µs: a lease, or a launch.
-    fn at_once_us(&self) -> u64 {
+    /// Returns the duration of its launches, µs, or of all in a slice.
+    fn launch_us(&self) -> u64 {
         match self.workload {
             Workload::Saturating => SLICE_US,
-            Workload::Launches(us) | Workload::TokenSlices(us) => us.clamp(LEASE_US, SLICE_US),
+            Workload::Launches(us) | Workload::TokenSlices(us) => us.clamp(1, LONGEST_US),
         }
+    }
+
+    /// Returns the least work that it has when it gets its slice, µs: a lease, or a launch.
+    fn at_once_us(&self) -> u64 {
+        self.launch_us().clamp(LEASE_US, SLICE_US)
     }
 
     /// Whether its launches fit into a slice, so that any longer one was interrupted.
     fn is_short(&self) -> bool {
-        match self.workload {
-            Workload::Saturating => false,
-            Workload::Launches(us) | Workload::TokenSlices(us) => us <= SLICE_US,
-        }
+        self.workload != Workload::Saturating && self.launch_us() <= SLICE_US
     }
 
     /// Whether both can have work on the GPU at the same time.
@@ -121,26 +123,12 @@ impl Active {
         )
     }
 
-    /// Returns its own time, parts per million.
+    /// Returns the mean own part of the measured time, parts per million.
     fn mean_own_time(&self, others_us: u64) -> u64 {
-        let due_us = self.due_us(SLICE_US + others_us);
-        // Its work, and how many rests of a round interrupt it, both times the same number.
-        let (work, interruptions) = match self.workload {
-            Workload::Saturating => (SLICE_US, 1),
-            Workload::Launches(us) | Workload::TokenSlices(us) if us > SLICE_US => match due_us {
-                SLICE_US.. => (SLICE_US, 1),
-                _ => {
-                    let us = us.min(LONGEST_US);
-                    (us, us.div_ceil(SLICE_US) - 1)
-                }
-            },
-            Workload::Launches(us) | Workload::TokenSlices(us) => {
-                // The work varies by a launch, and the last launch of a slice may be interrupted. One launch alone is not.
-                let us = us.max(1);
-                let beyond_us = (due_us + us / 2).saturating_sub(SLICE_US).min(us);
-                let beyond_us = if due_us > us { beyond_us } else { 0 };
-                (due_us.min(SLICE_US) * us, beyond_us)
-            }
+        // Its work, and how many rests of a round interrupt it.
+        let (work, interruptions) = match self.due_us(SLICE_US + others_us) {
+            SLICE_US.. => (SLICE_US, 1),
+            _ => (self.launch_us(), self.launch_us().div_ceil(SLICE_US) - 1),
         };
         let own = ALL * work / (work + interruptions * others_us);
         // With much less the share would seem not to demand its part.
