@@ -132,13 +132,18 @@ fn leaves_foreign_instance_alone() -> Result<()> {
     let cluster = TestCluster::attach()?;
     let tenant = cluster.namespace("foreign")?;
     let node = cluster.node(NODE)?;
+    // The instance is newer than the last scan of the node driver: prepare detects it.
+    ensure!(node.signal("drava-dra-driver", "STOP")? > 0, "no driver");
     // As an administrator does with nvidia-smi, on the placement that the controller prefers.
     let create = "create-instance --card 1 --profile 19 --start 6";
     node.simulator(&create.split(' ').collect::<Vec<_>>())?;
     let foreign = node.mig_instances(CARD)?;
-    let tried = (|| {
-        // The instance is newer than the last scan of the node driver: prepare detects it.
-        tenant.apply(&pod_with_memory("early", "3000Mi"))?;
+    let placed = tenant
+        .apply(&pod_with_memory("early", "3000Mi"))
+        .and_then(|()| device_of(&tenant, "early"));
+    node.signal("drava-dra-driver", "CONT")?;
+    let tried = placed.and_then(|device| {
+        ensure!(device == "gpu-1-mig-1g-5gb-6", "{device}");
         tenant.event("early", "which drava did not create")?;
         // A scan taints the devices that the instance excludes.
         node.signal("drava-dra-driver", "KILL")?;
@@ -152,7 +157,7 @@ fn leaves_foreign_instance_alone() -> Result<()> {
         wait("only the foreign instance exists", || {
             Ok((node.mig_instances(CARD)? == foreign).then_some(()))
         })
-    })();
+    });
     let id = foreign[0]["id"].to_string();
     node.simulator(&["destroy-instance", "--card", "1", "--instance", &id])?;
     tried?;
