@@ -167,8 +167,12 @@ fn reports_expected_end_when_notifying() {
     let ns = 200_000;
     let load = format!("start kernel ns={ns} depth=16 blocks=128");
     tenant.ok(&load).unwrap();
-    // Lets the library learn their duration.
-    std::thread::sleep(Duration::from_millis(300));
+    // The library learns their duration.
+    let enough = tenant.launched().unwrap() + 64;
+    wait_until(
+        || tenant.launched().unwrap() > enough,
+        || "too few launches".to_owned(),
+    );
     tenant.ok("stop").unwrap();
     let is_reported = |tenant: &mut Tenant| {
         let before = busy_until();

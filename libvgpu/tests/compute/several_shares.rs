@@ -7,7 +7,7 @@ use drava_vgpu_abi::contention::{OwnTime, SLICE_US};
 use drava_vgpu_abi::{ComputePolicy, Limits, own_time};
 
 use crate::{ABOVE, ATTEMPTS, BELOW, MEASURE, SETTLE, now_us};
-use gpu_tenants::{Share, Tenant, TestBed, share};
+use gpu_tenants::{Share, Tenant, TestBed, library, share};
 
 /// Kernels so long that the share's debt determines the next launch, not the host: at 40% each takes 112 ms to repay,
 /// and 50 ms more of credit can be saved. A loaded host schedules a tenant every 100 ms. With kernels of 3 ms a tenant
@@ -26,14 +26,22 @@ fn fixed(test_bed: &TestBed, name: &str, percent: u32) -> Share {
     test_bed.share(name, &limits).unwrap()
 }
 
+/// A GPU that loses no time to switches between contexts, so that shares of the whole GPU fit.
+fn without_switches() -> TestBed {
+    let machine = simulator_machine::description::H100X2;
+    let usual = "contextSwitchMicroseconds: 200\n";
+    assert!(machine.contains(usual));
+    let machine = machine.replace(usual, "contextSwitchMicroseconds: 0\n");
+    TestBed::with_machine(library::shipped().unwrap(), &machine).unwrap()
+}
+
 /// Checks that each tenant gets its share while all run concurrently, and never more.
-fn assert_shares(tenants: &[(u32, &str)]) {
-    let test_bed = crate::test_bed();
+fn assert_shares(test_bed: &TestBed, tenants: &[(u32, &str)]) {
     let mut shares = Vec::new();
     let mut running = Vec::new();
     for (index, (percent, load)) in tenants.iter().enumerate() {
-        let share = fixed(&test_bed, &format!("share-{index}"), *percent);
-        running.push(tenant(&test_bed, &share, load));
+        let share = fixed(test_bed, &format!("share-{index}"), *percent);
+        running.push(tenant(test_bed, &share, load));
         shares.push(share);
     }
     let shares: Vec<&Share> = shares.iter().collect();
@@ -59,24 +67,22 @@ fn assert_shares(tenants: &[(u32, &str)]) {
 }
 
 #[test]
-fn enforces_30_and_55_percent() {
-    assert_shares(&[
-        (30, "kernel ns=1000000 depth=16"),
-        (55, "kernel ns=3000000 depth=16"),
-    ]);
+fn enforces_30_and_70_percent() {
+    let loads = ["kernel ns=1000000 depth=16", "kernel ns=3000000 depth=16"];
+    assert_shares(&without_switches(), &[(30, loads[0]), (70, loads[1])]);
+    assert_shares(&crate::test_bed(), &[(30, loads[0]), (55, loads[1])]);
 }
 
 #[test]
-fn enforces_10_and_80_percent() {
-    assert_shares(&[
-        (10, "kernel ns=20000000 depth=4"),
-        (80, "kernel ns=2000000 depth=16"),
-    ]);
+fn enforces_10_and_90_percent() {
+    let loads = ["kernel ns=20000000 depth=4", "kernel ns=2000000 depth=16"];
+    assert_shares(&without_switches(), &[(10, loads[0]), (90, loads[1])]);
+    assert_shares(&crate::test_bed(), &[(10, loads[0]), (80, loads[1])]);
 }
 
 #[test]
 fn enforces_four_shares_of_20_percent() {
-    assert_shares(&[(20, "kernel ns=2000000 depth=8"); 4]);
+    assert_shares(&crate::test_bed(), &[(20, "kernel ns=2000000 depth=8"); 4]);
 }
 
 /// Beside a process that always has work, a third of the measured time of such a share are interruptions.
@@ -138,8 +144,10 @@ fn applies_changed_share_and_agent_rate() {
         ..changed
     };
     share.change(&granted).unwrap();
-    // Lets the tenant spend credit saved at the old rate.
-    std::thread::sleep(SETTLE);
+    crate::wait_until(
+        || share.usage().unwrap().0.credit_us <= 0,
+        || "credit saved at the old rate is not spent".to_owned(),
+    );
     crate::await_percents(&test_bed, &[&tenant], &[25.0]);
 }
 
