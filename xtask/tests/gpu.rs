@@ -79,12 +79,13 @@ fn rows(report: &Value) -> Vec<&Value> {
         .collect()
 }
 
-/// Only that everything is measured: in such short times on a busy machine the shares prove nothing.
+/// Only that everything is measured: in such short times on a busy machine the shares prove nothing. Launches are counted in
+/// advance, by guesses at first, so that an account may stand still for some tenths of a second.
 #[test]
 fn measures_tenants_with_agent() {
     let out = tempfile::tempdir().unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_xtask"))
-        .args(["gpu", "--simulated", "--only", "agent", "--seconds", "0.7"])
+        .args(["gpu", "--simulated", "--only", "agent", "--seconds", "1.5"])
         .arg("--out")
         .arg(out.path())
         .output()
@@ -96,7 +97,6 @@ fn measures_tenants_with_agent() {
     let report = read(out.path(), "gpu.json");
     let samples = read(out.path(), "nvml-utilization.json");
     let (rows, samples) = (rows(&report), samples.as_array().unwrap());
-    let mut accounts_us = [0; 2];
     for policy in ["balance", "token"] {
         for split in ["30:70", "10:90", "42:58"] {
             let random = "100, 1000, 10000 µs against 200, 5000 µs at random";
@@ -112,8 +112,8 @@ fn measures_tenants_with_agent() {
                 let raw = samples.iter().find(|raw| raw["case"] == case.as_str());
                 let raw = raw.unwrap_or_else(|| panic!("no samples of {case}"));
                 assert!(!raw["usedBytes"].as_array().unwrap().is_empty(), "{raw:#}");
-                for (index, tenant) in raw["tenants"].as_array().unwrap().iter().enumerate() {
-                    accounts_us[index] += tenant["accountUs"].as_u64().unwrap();
+                for tenant in raw["tenants"].as_array().unwrap() {
+                    assert!(tenant["accountUs"].as_u64().unwrap() > 0, "{raw:#}");
                     let samples = raw["utilization"].as_array().unwrap();
                     let has_samples = samples.iter().any(|sample| sample["pid"] == tenant["pid"]);
                     assert!(has_samples, "{raw:#}");
@@ -121,8 +121,6 @@ fn measures_tenants_with_agent() {
             }
         }
     }
-    // Launches are counted in advance, by guesses at first, so that an account may stand still for so short a time.
-    assert!(accounts_us.iter().all(|us| *us > 0), "{report:#}");
 }
 
 #[test]
