@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use drava_vgpu_abi::page::LENT_OFFSET;
 use drava_vgpu_abi::snapshot::Snapshot;
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits, Priority};
 use gpu_tenants::{Tenant, TestBed, library};
@@ -191,12 +192,10 @@ fn measures_reclaim_of_lent_time() {
         snapshot.processes().map(|p| p.throttled_us).sum::<u64>()
     };
     for _ in 0..20 {
-        crate::node::eventually("the whole GPU for the borrower", || {
+        crate::node::eventually("the whole GPU for the borrower of an idle owner", || {
             let rate = node.page(1).rate_us_per_s?;
-            (rate > 900_000).then_some(())
+            (rate > 900_000 && node.word(2, LENT_OFFSET) != 0).then_some(())
         });
-        // Several ticks, so that the owner counts as idle.
-        std::thread::sleep(Duration::from_millis(500));
         let waited_before_us = waited_us();
         let (before, start) = node.test_bed.used(&pids).unwrap();
         owner.ok("start kernel ns=1000000 depth=16").unwrap();

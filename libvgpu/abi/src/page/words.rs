@@ -13,7 +13,8 @@ pub const TOKEN_OFFSET: usize = 24;
 
 /// Offset of the word that [`own_time`] writes, an aligned little-endian `u64`.
 ///
-/// Which part of the time measured by events is the share's own ([`OwnTime`]); the rest is time slices of other shares.
+/// Which part of the time measured by events is the share's own ([`OwnTime`]); the rest is time slices of other shares. A
+/// reader that knows parts only takes any other word for the whole time.
 pub const OWN_TIME_OFFSET: usize = 32;
 
 /// Offset of the word with the start of a token slice, an aligned little-endian `u64`. Written before the word at
