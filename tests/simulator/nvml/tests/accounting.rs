@@ -11,6 +11,7 @@ use nvml_wrapper_sys::bindings::{
 };
 use simulator_machine::client::Connection;
 use simulator_machine::description::{A100_80X8, H100X2, T4};
+use simulator_machine::kernel::ProcessStatus;
 use simulator_machine::protocol::{CardIndex, ClientKind, MigReply, MigRequest, Reply, Request};
 use simulator_machine::root::DriverRoot;
 use simulator_machine::testing::{Machine, skips_without_root};
@@ -142,11 +143,10 @@ fn keeps_accounting_of_ended_processes() -> anyhow::Result<()> {
         Ok(found.ok().filter(|stats| stats.gpuUtilization > 0))
     })?;
     assert_eq!((running.isRunning, running.time), (1, 0));
-    let used = machine
-        .card(0)?
-        .processes
-        .into_iter()
-        .find(|process| process.pid == pid);
+    // Durations are whole milliseconds: a kernel of 20 ms has to run first.
+    let is_done = |process: &ProcessStatus| process.pid == pid && process.kernels > 0;
+    let card = machine.wait_for_card(0, |card| card.processes.iter().any(is_done))?;
+    let used = card.processes.iter().find(|process| process.pid == pid);
     let used = used.context("missing process on the GPU")?.used_bytes;
     assert!(running.maxMemoryUsage >= used, "{running:?} {used}");
     drop(busy);
@@ -154,7 +154,10 @@ fn keeps_accounting_of_ended_processes() -> anyhow::Result<()> {
         let found = stats(&library, device, pid);
         Ok(found.ok().filter(|stats| stats.isRunning == 0))
     })?;
-    assert!(gone.time > 0 && gone.maxMemoryUsage >= used);
+    assert!(
+        gone.time > 0 && gone.maxMemoryUsage >= used,
+        "{gone:?} {used}"
+    );
     assert_eq!(gone.startTime, running.startTime);
     assert_eq!(pids(&library, device), Ok(vec![pid]));
     let mut size = 0;
