@@ -60,6 +60,9 @@ const REFRESH_US: u64 = 30_000_000;
 /// Time between two attempts to open a share, µs: its record precedes its limits page by some milliseconds.
 const RETRY_US: u64 = 200_000;
 
+/// Time between two attempts to list the claims, µs.
+const LIST_RETRY_US: u64 = 5_000_000;
+
 /// Longest wait without an eventfd, µs.
 const POLL_WITHOUT_EVENTS_US: u64 = 20_000;
 
@@ -281,11 +284,16 @@ impl Agent {
         let estimate = (self.config.estimate)(&observation.card);
         let found = card.scan(now_us, Some(observation), estimate, &mut self.shares);
         let found = self.findings(found);
-        let before = self.shares.tracked.len();
-        self.shares.tracked.retain(|_, share| {
-            share.card != observation.card || !share.is_occupied() || share.is_current()
-        });
-        if self.shares.tracked.len() < before {
+        // Claims are opened as a whole, so a share with another page closes all shares of its claim.
+        let mut replaced = BTreeSet::new();
+        for share in self.shares.tracked.values_mut() {
+            if share.card == observation.card && share.is_occupied() && !share.is_current() {
+                replaced.insert(share.claim.clone());
+            }
+        }
+        if !replaced.is_empty() {
+            let tracked = &mut self.shares.tracked;
+            tracked.retain(|_, share| !replaced.contains(&share.claim));
             self.refresh_us = 0;
         }
         found
@@ -299,14 +307,15 @@ impl Agent {
         if changed == self.claims_changed && now_us < self.refresh_us {
             return;
         }
+        self.claims_changed = changed;
         let listed = match self.store.list() {
             Ok(listing) => listing.recorded,
             Err(error) => {
-                tracing::warn!(%error, "cannot list the prepared claims");
+                tracing::warn!(%error, "cannot list the prepared claims; retrying");
+                self.refresh_us = now_us + LIST_RETRY_US;
                 return;
             }
         };
-        self.claims_changed = changed;
         self.refresh_us = now_us + REFRESH_US;
         let tracked = &mut self.shares.tracked;
         tracked.retain(|_, share| listed.contains(&share.claim));

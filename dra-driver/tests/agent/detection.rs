@@ -187,10 +187,10 @@ fn reports_violation_once_until_cleared() {
         )]
     };
     for scan in 1..CONFIRMATIONS {
-        assert_eq!(tracker.update(&[1], &suspected()), [], "scan {scan}");
+        assert_eq!(tracker.update(&[1], &suspected(), true), [], "scan {scan}");
     }
     assert!(!tracker.is_confirmed(1, ViolationKind::NotCounted));
-    let changes = tracker.update(&[1], &suspected());
+    let changes = tracker.update(&[1], &suspected(), true);
     assert!(
         matches!(
             changes.as_slice(),
@@ -203,16 +203,46 @@ fn reports_violation_once_until_cleared() {
     );
     assert!(tracker.is_confirmed(1, ViolationKind::NotCounted));
     for _ in 0..100 {
-        assert_eq!(tracker.update(&[1], &suspected()), []);
+        assert_eq!(tracker.update(&[1], &suspected(), true), []);
     }
     for _ in 1..HEALTHY {
-        assert_eq!(tracker.update(&[1], &[]), []);
+        assert_eq!(tracker.update(&[1], &[], true), []);
     }
     assert_eq!(
-        tracker.update(&[1], &[]),
+        tracker.update(&[1], &[], true),
         [(1, ViolationChange::Cleared(ViolationKind::NotCounted))]
     );
-    assert_eq!(tracker.update(&[1], &[]), []);
+    assert_eq!(tracker.update(&[1], &[], true), []);
+}
+
+#[test]
+fn keeps_violation_while_nvml_does_not_answer() {
+    let mut tracker = ViolationTracker::default();
+    let pid = 7;
+    let name = "x".to_owned();
+    let suspected = [
+        (1, SuspectedViolation::NotCounted { pid, name }),
+        (1, SuspectedViolation::Region(RegionProblem::Slots(9999))),
+    ];
+    for _ in 0..CONFIRMATIONS {
+        tracker.update(&[1], &suspected, true);
+    }
+    let cleared: Vec<_> = (0..10 * HEALTHY)
+        .flat_map(|_| tracker.update(&[1], &[], false))
+        .collect();
+    // Regions are read without NVML.
+    assert_eq!(
+        cleared,
+        [(1, ViolationChange::Cleared(ViolationKind::Region))]
+    );
+    assert!(tracker.is_confirmed(1, ViolationKind::NotCounted));
+    for _ in 1..HEALTHY {
+        assert_eq!(tracker.update(&[1], &[], true), []);
+    }
+    assert_eq!(
+        tracker.update(&[1], &[], true),
+        [(1, ViolationChange::Cleared(ViolationKind::NotCounted))]
+    );
 }
 
 #[test]
@@ -220,18 +250,18 @@ fn requires_new_confirmation_after_interruption() {
     let mut tracker = ViolationTracker::default();
     let suspected = || vec![(1, SuspectedViolation::Region(RegionProblem::Slots(9999)))];
     for _ in 0..CONFIRMATIONS {
-        tracker.update(&[1], &suspected());
+        tracker.update(&[1], &suspected(), true);
     }
     assert!(tracker.is_confirmed(1, ViolationKind::Region));
-    tracker.update(&[1], &[]);
-    tracker.update(&[1], &suspected());
+    tracker.update(&[1], &[], true);
+    tracker.update(&[1], &suspected(), true);
     // A single scan kills no process.
     assert!(!tracker.is_confirmed(1, ViolationKind::Region));
     // A removed share leaves no state for a new share with the same key.
-    tracker.update(&[], &[]);
-    tracker.update(&[1], &suspected());
+    tracker.update(&[], &[], true);
+    tracker.update(&[1], &suspected(), true);
     assert!(!tracker.is_confirmed(1, ViolationKind::Region));
-    assert_eq!(tracker.update(&[1], &suspected()).len(), 1);
+    assert_eq!(tracker.update(&[1], &suspected(), true).len(), 1);
 }
 
 #[test]
@@ -245,7 +275,7 @@ fn ignores_single_suspicious_scan() {
     let mut tracker = ViolationTracker::default();
     for _ in 0..10 {
         let violation = SuspectedViolation::Region(RegionProblem::Slots(9999));
-        assert_eq!(tracker.update(&[1], &[(1, violation)]), []);
-        assert_eq!(tracker.update(&[1], &[]), []);
+        assert_eq!(tracker.update(&[1], &[(1, violation)], true), []);
+        assert_eq!(tracker.update(&[1], &[], true), []);
     }
 }

@@ -10,6 +10,7 @@ use drava_dra_driver::agent::policy::detection::{
     RegionProblem, SuspectedViolation, ViolationChange, ViolationKind,
 };
 use drava_vgpu_abi::bucket::LONG_KERNEL_US;
+use drava_vgpu_abi::contention::OwnTime;
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits, REGION_SIZE};
 use simulator_machine::control;
 use simulator_machine::kernel::Faults;
@@ -115,10 +116,13 @@ fn follows_claims_across_agent_restart() {
     let rates = node.rates(&[1]);
     await_percents(&node, &[&tenant], &[30.0], 4.0);
     assert_eq!(node.rates(&[1]), rates);
+    // The correction for a share that has ended since then.
+    node.set_own_time(1, OwnTime::Part(500_000));
     let _agent = node.agent();
     node.prepare(3, &share_limits(20, ComputePolicy::Fixed));
     eventually("a rate for the third", || node.page(3).rate_us_per_s);
     await_percents(&node, &[&tenant], &[30.0], 3.0);
+    assert_eq!(node.token_words(1)[1], OwnTime::ALL.word());
     assert_eq!(node.findings.lock().unwrap().as_slice(), []);
 }
 

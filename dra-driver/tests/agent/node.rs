@@ -14,10 +14,11 @@ use drava_api::config::Enforcement;
 use drava_dra_driver::agent::{Agent, Config, Finding};
 use drava_dra_driver::claim::{ClaimUid, ShareId};
 use drava_dra_driver::mounts::MountedShare;
+use drava_vgpu_abi::contention::OwnTime;
 use drava_vgpu_abi::page::{
     NOTIFY_OFFSET, OWN_TIME_OFFSET, TOKEN_OFFSET, WINDOW_OFFSET, YIELD_UNTIL_OFFSET,
 };
-use drava_vgpu_abi::{Limits, PageError, PageWrite, decode, paths, retire, update};
+use drava_vgpu_abi::{Limits, PageError, PageWrite, decode, own_time, paths, retire, update};
 use gpu_node::Node;
 use tokio_util::sync::CancellationToken;
 
@@ -125,6 +126,14 @@ impl TestNode {
         let mut limits = self.page(number);
         change(&mut limits);
         self.write_page(number, |content| update(content, &limits));
+    }
+
+    /// Sets which part of its measured time a share is charged, as an earlier agent did.
+    pub(crate) fn set_own_time(&self, number: u32, own: OwnTime) {
+        let path = self.page_file(number);
+        let page = fs::OpenOptions::new().write(true).open(path).unwrap();
+        let write = own_time(own);
+        page.write_all_at(write.bytes(), write.offset()).unwrap();
     }
 
     fn write_page(

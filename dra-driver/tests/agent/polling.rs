@@ -146,6 +146,39 @@ fn applies_page_changes_of_other_writers() {
     assert_eq!(agent.node.page(0).cores, cores(10));
 }
 
+/// The other share of the claim has no process, so that its page is not checked.
+#[test]
+fn opens_replaced_page_of_claim_with_two_shares() {
+    let node = TestNode::on(TestBed::with_machine(library::shipped().unwrap(), H200X8).unwrap());
+    let machine = node.test_bed.machine().status().unwrap();
+    let [first, second] = [0, 1].map(|index| machine.cards[index].uuid.clone());
+    let limits = Limits {
+        cores: Cores::new(40).unwrap(),
+        compute_policy: ComputePolicy::Balance,
+        ..Limits::memory(GIB)
+    };
+    node.prepare_shares(1, &[(&first, 1), (&second, 11)], &limits);
+    let mut agent = VirtualClockAgent::on(node);
+    let process = FakeProcess::new(&agent.node, 1);
+    agent
+        .listed
+        .push((agent.cards[0].clone(), process.listed(1)));
+    let mut step = 0;
+    let mut work = |agent: &mut VirtualClockAgent| {
+        for _ in 0..15 * SECOND_US / STEP_US {
+            step += 1;
+            process.record_usage(agent.now_us, step * STEP_US / 2);
+            agent.run(STEP_US);
+        }
+    };
+    work(&mut agent);
+    assert!(agent.node.page(1).rate_us_per_s.is_some());
+    agent.node.replace_page(&first, 1, true, &limits);
+    assert_eq!(agent.node.page(1).rate_us_per_s, None);
+    work(&mut agent);
+    assert!(agent.node.page(1).rate_us_per_s.is_some());
+}
+
 /// With tokens on both GPUs, a kernel that waits for a kernel on the other GPU would wait for two slices.
 #[test]
 fn grants_no_token_to_multi_gpu_and_unmetered_claims() {

@@ -107,6 +107,15 @@ impl Page {
         self.write(&page::token(until_us))
     }
 
+    /// Returns which part of the time measured by events is the share's own.
+    #[must_use]
+    pub fn own_time(&self) -> OwnTime {
+        let word = self.content[page::OWN_TIME_OFFSET..].first_chunk();
+        word.map_or(OwnTime::ALL, |word| {
+            OwnTime::from_word(u64::from_le_bytes(*word))
+        })
+    }
+
     /// Sets which part of the time measured by events is the share's own.
     ///
     /// # Errors

@@ -76,7 +76,6 @@ pub struct TrackedShare {
     counters: UsageCounters,
     /// Counters at the end of its last accounted token slice.
     slice_counters: UsageCounters,
-    own_time: OwnTime,
     reserve: Reserve,
     /// Driver reserve in the page when it was opened.
     initial_reserve_bytes: u64,
@@ -114,7 +113,6 @@ impl TrackedShare {
             activity: ActivityTracker::default(),
             counters: UsageCounters::default(),
             slice_counters: UsageCounters::default(),
-            own_time: OwnTime::ALL,
             reserve: Reserve::default(),
             initial_reserve_bytes: page.limits().driver_reserve_bytes,
             page,
@@ -235,8 +233,7 @@ impl TrackedShare {
             self.page
                 .change(|limits| limits.rate_us_per_s = Some(rate))?;
         }
-        if differs(decision.own_time, self.own_time) {
-            self.own_time = decision.own_time;
+        if differs(decision.own_time, self.page.own_time()) {
             self.page.set_own_time(decision.own_time)?;
         }
         // A share without processes cannot resume before one starts.

@@ -284,11 +284,13 @@ impl<Id: Ord + Copy> ViolationTracker<Id> {
         state.is_some_and(|state| state.suspected >= CONFIRMATIONS)
     }
 
-    /// Applies a scan of all shares of a GPU.
+    /// Applies a scan of all shares of a GPU. `has_processes` is whether NVML listed the processes: without them only
+    /// regions are judged, and other violations stay as they are.
     pub fn update(
         &mut self,
         shares: &[Id],
         suspected: &[(Id, SuspectedViolation)],
+        has_processes: bool,
     ) -> Vec<(Id, ViolationChange)> {
         // One process per share and kind is reported.
         let mut first = BTreeMap::new();
@@ -311,6 +313,9 @@ impl<Id: Ord + Copy> ViolationTracker<Id> {
             }
             if !shares.contains(&key.0) {
                 return false;
+            }
+            if !has_processes && key.1 != ViolationKind::Region {
+                return true;
             }
             state.suspected = 0;
             state.healthy += 1;

@@ -46,7 +46,10 @@ impl Card {
             }
         }
         let suspected = detect(&views, processes.unwrap_or_default());
-        let changes = self.violations.update(&self.keys, &suspected);
+        let has_processes = processes.is_some();
+        let changes = self
+            .violations
+            .update(&self.keys, &suspected, has_processes);
         let mut found: Vec<_> = changes
             .into_iter()
             .map(|(key, change)| (key, FindingKind::Violation(change)))
