@@ -18,6 +18,9 @@ const ANY: f64 = 6.0;
 /// The same if no share fills the gaps: kernels of several slices meet others by chance.
 const WITH_GAPS: f64 = 10.0;
 
+/// The same if switches between contexts take the rest of the GPU.
+const NEARLY_FULL: f64 = 5.0;
+
 /// Least use of the GPU by saturating shares, percent. The rest are switches between contexts: 9% if each has its whole
 /// slice, more if short kernels of throttled shares end slices early.
 const LEAST_SUM: f64 = 85.0;
@@ -423,6 +426,35 @@ fn keeps_guarantees_for_random_active_sets() {
     }
 }
 
+/// Shares with `fixed` that leave less of the GPU than switches between contexts take: nearly all of it is in use, so that one
+/// of them always waits for the others.
+#[test]
+fn keeps_fixed_shares_that_nearly_use_whole_gpu() {
+    let sets: [&[u32]; 5] = [
+        &[45, 45],
+        &[60, 30],
+        &[48, 42],
+        &[30, 30, 30],
+        &[40, 30, 20],
+    ];
+    for cores in sets {
+        for first in [500, 1_500, 3_500, 15_000] {
+            for second in [500, 3_500, 15_000] {
+                let kernels = [first, second, 1_000];
+                let loads = cores.iter().zip(kernels);
+                let loads: Vec<_> = loads
+                    .map(|(cores, us)| Workload::fixed(*cores, us))
+                    .collect();
+                let mut gpu = SimulatedGpu::new(&loads);
+                gpu.run(3.0);
+                let due: Vec<f64> = cores.iter().map(|cores| f64::from(*cores)).collect();
+                let what = format!("{cores:?} with kernels of {kernels:?} µs");
+                assert_near(&gpu.run(10.0), &due, NEARLY_FULL, &what);
+            }
+        }
+    }
+}
+
 /// Shares that need nearly half of a round beside a share that always has work: whether a launch is interrupted decides
 /// about most of its measured time.
 #[test]
@@ -455,5 +487,21 @@ fn divides_gpu_between_shares_of_similar_size() {
             let what = format!("{what}, no switches");
             assert_near(&measure(NO_SWITCHES), &due, WITHOUT_SWITCHES, &what);
         }
+    }
+}
+
+/// Shares that leave time between their kernels use less than 90% of the GPU, so that none of them always waits for the
+/// other.
+#[test]
+fn charges_shares_with_gaps_for_their_use() {
+    for (kernel_us, host_us) in [(1_000, 1_300), (1_000, 1_500), (400, 400), (500, 700)] {
+        let mut load = Workload::balance(50, kernel_us);
+        (load.depth, load.host_us) = (1, host_us);
+        let mut gpu = SimulatedGpu::new(&[load.clone(), load]);
+        gpu.run(3.0);
+        let charged = gpu.run_charged(10.0);
+        let used = gpu.run(10.0);
+        let what = format!("kernels of {kernel_us} µs after {host_us} µs");
+        assert_near(&charged, &used, POINTS, &what);
     }
 }

@@ -209,6 +209,23 @@ impl SimulatedGpu {
         }
     }
 
+    /// Runs for `seconds` and returns the percentage of the GPU that each share was charged.
+    pub(crate) fn run_charged(&mut self, seconds: f64) -> Vec<f64> {
+        let charged = |gpu: &Self| -> Vec<u64> {
+            let shares = gpu.shares.iter();
+            shares.map(|share| share.gpu_time_us).collect()
+        };
+        let before = charged(self);
+        self.run(seconds);
+        let of_gpu = |us: u64| us as f64 / (seconds * SECOND_US as f64) * 100.0;
+        let after = charged(self);
+        after
+            .iter()
+            .zip(before)
+            .map(|(after, before)| of_gpu(after - before))
+            .collect()
+    }
+
     /// Returns the rates in the pages.
     pub(crate) fn rates(&self) -> Vec<Option<u32>> {
         self.shares

@@ -21,6 +21,9 @@ const UNTHROTTLED_FROM: i64 = 97;
 /// Part of the time from which the parts of the shares use the whole GPU, percent.
 const ALL_ALLOTTED: i64 = 99;
 
+/// The same if no share has enough: switches between contexts take the rest.
+const ALL_SATURATED: i64 = 90;
+
 /// A share's demand exceeds its peak use by the fraction 1/`HEADROOM`, and at least by `MIN_HEADROOM`.
 const HEADROOM: i64 = 8;
 const MIN_HEADROOM: i64 = GPU / 100;
@@ -201,7 +204,12 @@ impl<Id: Ord + Copy> Controller<Id> {
         let allotted: i64 = allotments.iter().map(|allotted| allotted.part).sum();
         let largest = allotments.iter().map(|allotted| allotted.part).max();
         // On a full GPU the shares with the largest part fill all gaps.
-        let is_full = allotted * 100 >= GPU * ALL_ALLOTTED;
+        let has_enough = |demand: &ShareDemand| matches!(demand.demand, Demand::UpTo(_));
+        let full_from = match demands.iter().any(has_enough) {
+            true => ALL_ALLOTTED,
+            false => ALL_SATURATED,
+        };
+        let is_full = allotted * 100 >= GPU * full_from;
         let fills_gaps = |allotment: &Allotment| is_full && Some(allotment.part) == largest;
         let contention = estimate_contention(shares, demands, allotments, fills_gaps);
         for (id, state) in &mut self.shares {
@@ -220,10 +228,11 @@ impl<Id: Ord + Copy> Controller<Id> {
             let is_unthrottled = fills_gaps(allotment)
                 && demand.borrowing == Borrowing::Allowed
                 && allotment.rate * 100 >= mean_own * UNTHROTTLED_FROM;
-            // All shares lose the same part of their time to switches between contexts.
+            // All shares lose the same part of their time to switches between contexts, as far as these exceed what no
+            // share is allotted.
             let switching = to_i64(contention.map_or(0, |contention| contention.switching_ppm));
             let rate = match is_full && !fills_gaps(allotment) {
-                true => allotment.rate * (GPU - switching) / GPU,
+                true => allotment.rate * (GPU - switching).min(allotted) / allotted,
                 false => allotment.rate,
             };
             let rate = match is_unthrottled {
