@@ -205,7 +205,7 @@ impl SimulatedGpu {
         }
         for ended in self.ring.ended() {
             let used_us = self.shares[ended.id].used_in_slice();
-            self.ring.account_slice(ended, used_us);
+            self.shares[ended.id].of_others_us += self.ring.account_slice(ended, used_us);
         }
     }
 
@@ -213,7 +213,9 @@ impl SimulatedGpu {
     pub(crate) fn run_charged(&mut self, seconds: f64) -> Vec<f64> {
         let charged = |gpu: &Self| -> Vec<u64> {
             let shares = gpu.shares.iter();
-            shares.map(|share| share.gpu_time_us).collect()
+            shares
+                .map(|share| share.gpu_time_us - share.of_others_us)
+                .collect()
         };
         let before = charged(self);
         self.run(seconds);

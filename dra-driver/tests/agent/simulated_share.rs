@@ -74,6 +74,8 @@ pub(crate) struct SimulatedShare {
     /// Moving average, as in the cost table.
     cost_us: u64,
     pub(crate) gpu_time_us: u64,
+    /// Part of it in which other shares used the GPU, by the token ring.
+    pub(crate) of_others_us: u64,
     throttled_us: u64,
     wanted_us: u64,
     seen: (u64, u64, u64),
@@ -110,6 +112,7 @@ impl SimulatedShare {
             waits: false,
             cost_us: 2_000,
             gpu_time_us: 0,
+            of_others_us: 0,
             throttled_us: 0,
             wanted_us: 0,
             seen: (0, 0, 0),

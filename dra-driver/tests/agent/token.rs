@@ -453,3 +453,29 @@ proptest! {
         prop_assert!(slices.iter().all(|(_, us)| *us <= LONGEST_US), "{:?}", slices);
     }
 }
+
+/// A kernel that overruns its slice is measured with the slices of the next share. Switches between contexts, up to 3% of the
+/// time of a share, are charged, too.
+#[test]
+fn charges_shares_for_their_use() {
+    for (cores, kernels) in [
+        (30, [1_000, 1_000]),
+        (30, [20_000, 20_000]),
+        (10, [20_000, 1_000]),
+        (30, [300, 12_000]),
+        (10, [8_000, 20_000]),
+    ] {
+        let loads = [
+            Workload::token(cores, kernels[0]),
+            Workload::token(100 - cores, kernels[1]),
+        ];
+        let mut gpu = SimulatedGpu::new(&loads);
+        gpu.run(3.0);
+        let charged = gpu.run_charged(10.0);
+        let used = gpu.run(10.0);
+        for (charged, used) in charged.iter().zip(&used) {
+            let is_near = (used - 0.1..used + 3.0).contains(charged);
+            assert!(is_near, "{cores}%, {kernels:?}: {charged:.1} for {used:.1}");
+        }
+    }
+}

@@ -312,7 +312,8 @@ impl Card {
         for ended in self.ring.ended() {
             if let Some(share) = shares.tracked.get_mut(&ended.id) {
                 let used_us = share.used_in_slice(&mut shares.buffer);
-                self.ring.account_slice(ended, used_us);
+                let of_others_us = self.ring.account_slice(ended, used_us);
+                share.totals.deduct(of_others_us);
             }
         }
         if now_us.saturating_sub(self.token_reminder_us) >= TOKEN_REMINDER_US {

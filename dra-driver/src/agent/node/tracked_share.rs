@@ -81,7 +81,8 @@ pub struct TrackedShare {
     initial_reserve_bytes: u64,
     /// Its processes, whose ends are followed.
     pub pidfds: Vec<OwnedFd>,
-    totals: CounterTotals,
+    /// Sums of its counters, for metrics.
+    pub totals: CounterTotals,
     /// Values of the last scan.
     figures: Option<share_metrics::Figures>,
 }

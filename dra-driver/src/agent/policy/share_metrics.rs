@@ -2,12 +2,10 @@
 //!
 //! Usage regions belong to tenants. A tenant that writes false numbers falsifies the metrics of its own share only.
 
-use std::collections::BTreeMap;
-
-use drava_vgpu_abi::region::SlotIndex;
 use drava_vgpu_abi::snapshot::ProcessUsage;
 
 use super::detection::{GpuProcess, RegionView, SuspectedViolation};
+use super::usage_counters::UsageCounters;
 use crate::claim::{ClaimUid, ShareId};
 
 /// Metrics of a share.
@@ -88,11 +86,13 @@ pub fn figures<Id: Ord + Copy>(
 }
 
 /// Sums of the counters of processes, which end with their processes.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct CounterTotals {
-    slots: BTreeMap<SlotIndex, Slot>,
+    counters: UsageCounters,
     gpu_time_us: u64,
     throttled_us: u64,
+    /// Time to be deducted from the GPU time of the next updates, which never falls.
+    overlap_us: u64,
     period: Period,
 }
 
@@ -127,35 +127,34 @@ impl Period {
     }
 }
 
-#[derive(Debug, Clone, Copy, Default)]
-struct Slot {
-    generation: u64,
-    gpu_time_us: u64,
-    throttled_us: u64,
+impl Default for CounterTotals {
+    fn default() -> Self {
+        Self {
+            // A restart of the node driver loses only ended processes.
+            counters: UsageCounters::counting_earlier(),
+            gpu_time_us: 0,
+            throttled_us: 0,
+            overlap_us: 0,
+            period: Period::default(),
+        }
+    }
 }
 
 impl CounterTotals {
-    /// Adds what the processes have used since the last call. What a process has used before the first call counts, so
-    /// that a restart of the node driver loses only ended processes.
+    /// Adds what the processes have used since the last call.
     pub fn update(&mut self, now_us: u64, processes: &[ProcessUsage]) {
-        self.slots
-            .retain(|index, _| processes.iter().any(|process| process.slot == *index));
-        for process in processes {
-            let now = Slot {
-                generation: process.generation,
-                gpu_time_us: process.gpu_time_us,
-                throttled_us: process.throttled_us,
-            };
-            let before = self.slots.insert(process.slot, now);
-            let before = before
-                .filter(|before| before.generation == now.generation)
-                .unwrap_or_default();
-            let used_us = now.gpu_time_us.saturating_sub(before.gpu_time_us);
-            let waited_us = now.throttled_us.saturating_sub(before.throttled_us);
-            self.gpu_time_us = self.gpu_time_us.saturating_add(used_us);
-            self.throttled_us = self.throttled_us.saturating_add(waited_us);
-        }
+        let delta = self.counters.advance(processes);
+        let overlap_us = self.overlap_us.min(delta.used_us);
+        self.overlap_us -= overlap_us;
+        let used_us = delta.used_us - overlap_us;
+        self.gpu_time_us = self.gpu_time_us.saturating_add(used_us);
+        self.throttled_us = self.throttled_us.saturating_add(delta.throttled_us);
         self.period.update(now_us, self.gpu_time_us);
+    }
+
+    /// Deducts time that the processes were charged while another share used the GPU, µs.
+    pub fn deduct(&mut self, overlap_us: u64) {
+        self.overlap_us = self.overlap_us.saturating_add(overlap_us);
     }
 
     /// Returns the GPU time used lately, percent of the GPU.

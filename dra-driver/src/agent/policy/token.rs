@@ -179,12 +179,14 @@ impl<Id: Ord + Copy> TokenRing<Id> {
         std::mem::take(&mut self.ended)
     }
 
-    /// Accounts an ended slice: `used_us` is what its share was charged since its last accounted slice.
-    pub fn account_slice(&mut self, ended: EndedSlice<Id>, used_us: u64) {
+    /// Accounts an ended slice: `used_us` is what its share was charged since its last accounted slice. Returns the part of
+    /// it in which another share used the GPU, µs.
+    pub fn account_slice(&mut self, ended: EndedSlice<Id>, used_us: u64) -> u64 {
         let signed = |us: u64| i64::try_from(us).unwrap_or(i64::MAX).min(MAX_DEBT_US);
         let mut over_us = signed(used_us) - signed(ended.held_us);
         let overlap_us = over_us.max(0) / 2;
-        over_us -= overlap_us + std::mem::replace(&mut self.overlap_us, overlap_us);
+        let of_others_us = overlap_us + std::mem::replace(&mut self.overlap_us, overlap_us);
+        over_us -= of_others_us;
         let overrun_us = self.overrun_us.entry(ended.id).or_default();
         *overrun_us = (*overrun_us + over_us.max(0)).min(MAX_COMPENSATION_US);
         let credit = self.credit_us.entry(ended.id).or_default();
@@ -205,6 +207,7 @@ impl<Id: Ord + Copy> TokenRing<Id> {
             *credit = (*credit - *sum_us).max(-MAX_DEBT_US);
             *sum_us = 0;
         }
+        of_others_us.unsigned_abs()
     }
 
     /// Drops the credit of shares without demand. Their debt is repaid by their part of the time.

@@ -9,6 +9,8 @@ use drava_vgpu_abi::snapshot::ProcessUsage;
 #[derive(Debug, Default)]
 pub struct UsageCounters {
     slots: BTreeMap<SlotIndex, Slot>,
+    /// Whether GPU time and launches of a process before its first reading count.
+    counts_earlier: bool,
 }
 
 /// Difference of two readings.
@@ -34,6 +36,15 @@ struct Slot {
 }
 
 impl UsageCounters {
+    /// Returns counters whose differences include what a process did before its first reading.
+    #[must_use]
+    pub fn counting_earlier() -> Self {
+        Self {
+            counts_earlier: true,
+            ..Self::default()
+        }
+    }
+
     /// Returns the difference from the last reading.
     pub fn advance(&mut self, processes: &[ProcessUsage]) -> UsageDelta {
         self.slots
@@ -51,6 +62,7 @@ impl UsageCounters {
                 Some(before) if before.generation == now.generation => before,
                 // Another process has the slot.
                 Some(_) => Slot::default(),
+                None if self.counts_earlier => Slot::default(),
                 // On the first reading, earlier GPU time is not of this period. An earlier long kernel is reported.
                 None => Slot {
                     long_kernels: 0,
