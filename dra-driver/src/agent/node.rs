@@ -9,5 +9,5 @@ pub mod tracked_share;
 pub mod usage_region;
 
 /// Identifies a share in the agent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ShareKey(pub u32);

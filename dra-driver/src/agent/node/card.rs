@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 
 use drava_nvml::GpuUuid;
+use drava_vgpu_abi::page;
 
 use super::ShareKey;
 use super::region_watch::RegionWatch;
@@ -85,6 +86,11 @@ impl Shares {
         {
             tracing::warn!(claim = %share.claim, share = %share.share, %error, "cannot write the limits page");
         }
+    }
+
+    /// Ends the token slice of a share. A time in the past means that another share has the token.
+    fn revoke_token(&mut self, key: ShareKey, now_us: u64) {
+        self.write(key, |share| share.page.set(&page::token(now_us)));
     }
 }
 
@@ -271,7 +277,7 @@ impl Card {
         }
         for (key, until_us) in self.arbiter.poll(now_us, &states) {
             shares.write(key, |share| match share.role.yields {
-                true => share.page.set_yield(until_us),
+                true => share.page.set(&page::yield_until(until_us)),
                 false => Ok(()),
             });
         }
@@ -303,10 +309,11 @@ impl Card {
         }
         for change in self.ring.poll(now_us, &candidates) {
             match change {
-                Change::Grant(key, slice) => {
-                    shares.write(key, |share| share.page.grant_token(slice))
-                }
-                Change::Revoke(key) => shares.write(key, |share| share.page.revoke_token(now_us)),
+                Change::Grant(key, slice) => shares.write(key, |share| {
+                    let mut writes = page::token_slice(slice).into_iter();
+                    writes.try_for_each(|write| share.page.set(&write))
+                }),
+                Change::Revoke(key) => shares.revoke_token(key, now_us),
             }
         }
         for ended in self.ring.ended() {
@@ -320,7 +327,7 @@ impl Card {
             self.token_reminder_us = now_us;
             for key in candidates.iter().map(|candidate| candidate.id) {
                 if !self.ring.has_slice(key) {
-                    shares.write(key, |share| share.page.revoke_token(now_us));
+                    shares.revoke_token(key, now_us);
                 }
             }
         }

@@ -5,7 +5,6 @@ use std::io;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
-use drava_vgpu_abi::bucket::TokenSlice;
 use drava_vgpu_abi::contention::OwnTime;
 use drava_vgpu_abi::page::{self, LimitsPage, PAGE_SIZE, PageWrite};
 use drava_vgpu_abi::{Limits, paths};
@@ -89,24 +88,6 @@ impl Page {
         Ok(())
     }
 
-    /// Grants the share its next token slice, or a longer one.
-    ///
-    /// # Errors
-    /// If the page cannot be written.
-    pub fn grant_token(&mut self, slice: TokenSlice) -> io::Result<()> {
-        page::token_slice(slice)
-            .iter()
-            .try_for_each(|write| self.write(write))
-    }
-
-    /// Ends the token slice of the share at `until_us`. A time in the past means that another share has the token.
-    ///
-    /// # Errors
-    /// If the page cannot be written.
-    pub fn revoke_token(&mut self, until_us: u64) -> io::Result<()> {
-        self.write(&page::token(until_us))
-    }
-
     /// Returns which part of the time measured by events is the share's own.
     #[must_use]
     pub fn own_time(&self) -> OwnTime {
@@ -116,42 +97,11 @@ impl Page {
         })
     }
 
-    /// Sets which part of the time measured by events is the share's own.
-    ///
-    /// # Errors
-    /// If the page cannot be written.
-    pub fn set_own_time(&mut self, own_time: OwnTime) -> io::Result<()> {
-        self.write(&page::own_time(own_time))
-    }
-
-    /// Sets until when the share yields, µs; 0 if it does not.
-    ///
-    /// # Errors
-    /// If the page cannot be written.
-    pub fn set_yield(&mut self, until_us: u64) -> io::Result<()> {
-        self.set(&page::yield_until(until_us))
-    }
-
-    /// Sets how much GPU time of the share may be queued on the GPU, µs, 0 for any, and whether the share notifies the
-    /// agent when it starts to use the GPU.
-    ///
-    /// # Errors
-    /// If the page cannot be written.
-    pub fn set_priority_role(&mut self, window_us: u32, notifies: bool) -> io::Result<()> {
-        self.set(&page::window(window_us))?;
-        self.set(&page::notify(notifies))
-    }
-
-    /// Sets whether other shares use the share's time, so that it notifies the agent when it resumes.
-    ///
-    /// # Errors
-    /// If the page cannot be written.
-    pub fn set_lent(&mut self, is_lent: bool) -> io::Result<()> {
-        self.set(&page::lent(is_lent))
-    }
-
     /// Writes a word that only the agent writes, if it changes.
-    fn set(&mut self, write: &PageWrite) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// If the page cannot be written.
+    pub fn set(&mut self, write: &PageWrite) -> io::Result<()> {
         let start = usize::try_from(write.offset()).unwrap_or(usize::MAX);
         let present = self.content.get(start..);
         let is_same = present.is_some_and(|present| present.starts_with(write.bytes()));

@@ -7,6 +7,7 @@ use drava_api::config::Enforcement;
 use drava_nvml::GpuUuid;
 use drava_vgpu_abi::ComputePolicy;
 use drava_vgpu_abi::contention::{ALL_PPM, OwnTime};
+use drava_vgpu_abi::page;
 use drava_vgpu_abi::snapshot::ProcessUsage;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -39,8 +40,8 @@ const INTERRUPTION_RESOLUTION: u32 = 100;
 /// slot to the next process that reclaims it.
 const ORPHANED_SLOT_US: u64 = 10_000_000;
 
-/// GPU time of a yielding share that may be queued on the GPU while a share of higher priority has processes, µs: about
-/// so long does that share wait for the GPU, or for one kernel.
+/// GPU time of a yielding share that may be queued on the GPU while a share of higher priority has processes, µs: it bounds
+/// the wait of that share, apart from one running kernel.
 const WINDOW_US: u32 = 250;
 
 /// Role of a share by its priority.
@@ -235,12 +236,12 @@ impl TrackedShare {
                 .change(|limits| limits.rate_us_per_s = Some(rate))?;
         }
         if differs(decision.own_time, self.page.own_time()) {
-            self.page.set_own_time(decision.own_time)?;
+            self.page.set(&page::own_time(decision.own_time))?;
         }
         // A share without processes cannot resume before one starts.
         self.activity
             .set_lent(decision.is_lent && self.is_occupied());
-        self.page.set_lent(self.is_lent())
+        self.page.set(&page::lent(self.is_lent()))
     }
 
     /// Writes the driver's memory in its processes to the page. `estimate_bytes` is the memory of a context on a GPU of this
@@ -318,7 +319,8 @@ impl TrackedShare {
     pub fn set_role(&mut self, role: PriorityRole) -> io::Result<()> {
         self.role = role;
         let window_us = if role.yields { WINDOW_US } else { 0 };
-        self.page.set_priority_role(window_us, role.notifies_agent)
+        self.page.set(&page::window(window_us))?;
+        self.page.set(&page::notify(role.notifies_agent))
     }
 
     /// Returns the directory of its region.

@@ -6,11 +6,11 @@
 //!
 //! - A round lasts from one slice of a share to its next one, while the share has work: each other share takes what it is due
 //!   in that time, at most a slice, and nothing runs during a switch between two contexts.
-//! - Beside a share that always has work, an interruption lasts as long as the rest of a round, and libvgpu recognizes each
-//!   one ([`OwnTime::Interrupted`]).
-//! - The share that always has work is limited by the others, hardly by its rate ([`OwnTime::Saturating`]).
+//! - Beside a share that always has work, an interruption lasts one round minus the share's own slice, and libvgpu recognizes
+//!   each one ([`OwnTime::Interrupted`]).
+//! - Co-located shares limit the share that always has work; its rate has little effect ([`OwnTime::Saturating`]).
 //! - Otherwise a mean part of the measured time is corrected ([`OwnTime::Part`]). A share that is due more per round than fits
-//!   into a slice has a backlog: it fills its slices, and each is followed by the rest of a round. Launches of any other share
+//!   into a slice has a backlog: it fills its slices, and the slices of others follow each one. Launches of any other share
 //!   are interrupted only where they are longer than a slice.
 //!
 //! NVML's utilization of processes does not correct the prediction: on an H200 it attributes each sample of 0.2 s to one
@@ -89,7 +89,7 @@ impl Active {
     }
 
     /// Returns what it takes of a round of another share, µs, if its own rounds last `own_round_us`.
-    fn takes_us(&self, own_round_us: u64, round_us: u64) -> u64 {
+    fn used_per_round_us(&self, own_round_us: u64, round_us: u64) -> u64 {
         match self.due_us(own_round_us) {
             SLICE_US.. => SLICE_US,
             _ => self.due_us(round_us).min(SLICE_US),
@@ -105,7 +105,7 @@ impl Active {
     }
 
     /// Returns the least work that it has when it gets its slice, µs: a lease, or a launch.
-    fn at_once_us(&self) -> u64 {
+    fn min_burst_us(&self) -> u64 {
         self.launch_us().clamp(LEASE_US, SLICE_US)
     }
 
@@ -125,13 +125,13 @@ impl Active {
 
     /// Returns the mean own part of the measured time, parts per million.
     fn mean_own_time(&self, others_us: u64) -> u64 {
-        // Its work, and how many rests of a round interrupt it.
+        // Its work, and how many times others interrupt it.
         let (work, interruptions) = match self.due_us(SLICE_US + others_us) {
             SLICE_US.. => (SLICE_US, 1),
             _ => (self.launch_us(), self.launch_us().div_ceil(SLICE_US) - 1),
         };
         let own = ALL * work / (work + interruptions * others_us);
-        // With much less the share would seem not to demand its part.
+        // A lower value would make the measured use look like missing demand.
         own.clamp((self.part - self.part / 16).clamp(LOWEST, ALL), ALL)
     }
 }
@@ -180,9 +180,9 @@ fn interruption(active: &[Active], rounds: &[Interruption], index: usize) -> Int
     let others = others.filter(|(other, of)| *other != index && share.overlaps(of));
     let (mut taken_us, mut contexts_ppm) = (0, 0);
     for (other, of) in others {
-        let takes_us = of.takes_us(round_us(other), round_us(index));
-        taken_us += takes_us;
-        contexts_ppm += (ALL * takes_us / of.at_once_us()).min(ALL);
+        let used_per_round_us = of.used_per_round_us(round_us(other), round_us(index));
+        taken_us += used_per_round_us;
+        contexts_ppm += (ALL * used_per_round_us / of.min_burst_us()).min(ALL);
     }
     // One switch to each context that has work, and one back.
     let switching_us = SWITCH_US * (contexts_ppm + contexts_ppm.min(ALL)) / ALL;

@@ -91,29 +91,21 @@ struct ShareControl {
     demand: Demand,
     /// Highest part of the time that it has used lately.
     peak: i64,
-    /// What it can use at most, beside the shares of the last tick; 0 if unknown.
-    saturated: i64,
+    /// Largest possible use alongside the active set of the last tick; 0 if unknown.
+    max_use: i64,
 }
 
 impl ShareControl {
     /// Whether it used as much as a share that always has work, so that it may demand more.
     fn is_limited_by_others(&self) -> bool {
-        self.saturated != 0 && self.peak * 100 >= self.saturated * SATURATED_FROM
+        self.max_use != 0 && self.peak * 100 >= self.max_use * SATURATED_FROM
     }
 }
 
 /// Controller of one GPU. `Id` identifies its shares.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Controller<Id> {
     shares: BTreeMap<Id, ShareControl>,
-}
-
-impl<Id> Default for Controller<Id> {
-    fn default() -> Self {
-        Self {
-            shares: BTreeMap::new(),
-        }
-    }
 }
 
 /// Decision for one share.
@@ -216,7 +208,7 @@ impl<Id: Ord + Copy> Controller<Id> {
             let saturated = contention
                 .get(id)
                 .map(|contention| contention.saturated_ppm);
-            state.saturated = to_i64(saturated.unwrap_or(0));
+            state.max_use = to_i64(saturated.unwrap_or(0));
         }
         let mut both = allotments.iter().zip(demands);
         let is_any_borrowing =

@@ -255,7 +255,7 @@ pub enum ViolationChange {
 }
 
 /// Confirms and clears violations.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct ViolationTracker<Id> {
     states: BTreeMap<(Id, ViolationKind), ViolationState>,
 }
@@ -266,14 +266,6 @@ struct ViolationState {
     suspected: u32,
     healthy: u32,
     is_confirmed: bool,
-}
-
-impl<Id> Default for ViolationTracker<Id> {
-    fn default() -> Self {
-        Self {
-            states: BTreeMap::new(),
-        }
-    }
 }
 
 impl<Id: Ord + Copy> ViolationTracker<Id> {

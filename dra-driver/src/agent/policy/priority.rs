@@ -24,14 +24,15 @@ pub const AHEAD_US: u64 = 50_000;
 /// Yielded part of a guarantee after which a share stops yielding, µs; also the most it can get in advance.
 pub const MAX_DEFICIT_US: u64 = 10_000;
 
-/// Allowance for work that had to wait for the GPU: the fraction 1/`LATE` of the work, within the bounds `LATE_US`, µs.
-const LATE: u64 = 4;
-const LATE_US: (u64, u64) = (50, 1_000);
+/// Allowance for work that had to wait for the GPU: the fraction 1/`DELAY_FRACTION` of the work, within the bounds
+/// `DELAY_BOUNDS_US`, µs.
+const DELAY_FRACTION: u64 = 4;
+const DELAY_BOUNDS_US: (u64, u64) = (50, 1_000);
 
 /// Time on the host between two kernels of a request, µs.
 pub const GAP_US: u64 = 500;
 
-/// The same if a kernel of a yielding share, of a millisecond, may have delayed the request.
+/// Hold-off when a kernel of a yielding share, of a millisecond, may have delayed the request.
 pub const HOLDOFF_US: u64 = GAP_US + 1_000;
 
 /// Budget of hold-offs: the fraction 1/`HOLDOFF_BUDGET` of the time, saved up to `MAX_SAVED_US`, µs.
@@ -186,7 +187,7 @@ impl BusyTracker {
         let most = HOLDOFF_BUDGET * MAX_SAVED_US;
         let passed_us = now_us.saturating_sub(last_us).min(most);
         self.saved = (self.saved + passed_us).min(most);
-        let (shortest, longest) = LATE_US;
+        let (shortest, longest) = DELAY_BOUNDS_US;
         if let Some(period) = self.period {
             let from_us = period.busy_until_us.saturating_add(shortest).max(last_us);
             self.spend(period.end_us.min(now_us).saturating_sub(from_us));
@@ -209,7 +210,10 @@ impl BusyTracker {
             .period
             .map_or(now_us, |period| period.busy_until_us.max(now_us));
         let work_us = busy_until_us.saturating_sub(before_us);
-        self.earned_us = self.earned_us.saturating_add(work_us / LATE).min(longest);
+        self.earned_us = self
+            .earned_us
+            .saturating_add(work_us / DELAY_FRACTION)
+            .min(longest);
         let saved_us = match self.multi_kernel {
             0 => shortest,
             _ => (self.saved / HOLDOFF_BUDGET).clamp(shortest, holdoff_us),

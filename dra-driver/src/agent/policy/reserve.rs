@@ -64,21 +64,21 @@ pub struct Correction {
 /// Driver memory in the processes of one share.
 #[derive(Debug, Clone, Default)]
 pub struct Reserve {
-    processes: BTreeMap<(u32, u64, u64), Known>,
+    processes: BTreeMap<(u32, u64, u64), ProcessHistory>,
     reserve_bytes: u64,
     /// Demands of the latest scans below the reserve.
     less: VecDeque<u64>,
 }
 
 #[derive(Debug, Clone, Default)]
-struct Known {
+struct ProcessHistory {
     /// Estimated driver memory.
     driver_bytes: u64,
     /// Values of the latest scans, each wrong by what was requested or freed during it.
     scans: VecDeque<u64>,
 }
 
-impl Known {
+impl ProcessHistory {
     fn update(&mut self, process: &ProcessMemory) {
         let beyond = |requested: u64| process.held_bytes.saturating_sub(requested);
         remember(&mut self.scans, beyond(process.requested_bytes), SCANS);

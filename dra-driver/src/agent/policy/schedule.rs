@@ -26,7 +26,7 @@ pub struct GpuState {
     pub is_lent: bool,
     /// Its shares use a token now.
     pub uses_token: bool,
-    /// Some shares yield to others, which are polled then; `None` if none does.
+    /// Next poll of shares to which others yield; `None` if none does.
     pub next_priority_poll_us: Option<u64>,
     /// Last scan.
     pub scanned_us: u64,

@@ -71,7 +71,7 @@ pub struct EndedSlice<Id> {
 }
 
 /// The shares of one GPU in token mode.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct TokenRing<Id> {
     /// Current slice.
     present: Option<(Id, TokenSlice)>,
@@ -82,31 +82,15 @@ pub struct TokenRing<Id> {
     /// Credit not granted yet, µs; negative is debt.
     credit_us: BTreeMap<Id, i64>,
     /// Sum of overruns and unused time that is not deducted yet, µs.
-    over_us: BTreeMap<Id, i64>,
+    uncharged_us: BTreeMap<Id, i64>,
     /// Overruns not compensated yet, µs.
-    overrun_us: BTreeMap<Id, i64>,
-    /// Time that the share of the last accounted slice and the next one were charged, and half of which each had, µs.
+    uncompensated_us: BTreeMap<Id, i64>,
+    /// Half of the last overrun, µs: the share of the next slice is not charged for it.
     overlap_us: i64,
     /// Ended slices that are not accounted yet.
     ended: Vec<EndedSlice<Id>>,
     /// Last poll, µs.
     polled_us: u64,
-}
-
-impl<Id> Default for TokenRing<Id> {
-    fn default() -> Self {
-        Self {
-            present: None,
-            next: None,
-            last: None,
-            credit_us: BTreeMap::new(),
-            over_us: BTreeMap::new(),
-            overrun_us: BTreeMap::new(),
-            overlap_us: 0,
-            ended: Vec::new(),
-            polled_us: 0,
-        }
-    }
 }
 
 impl<Id: Ord + Copy> TokenRing<Id> {
@@ -187,12 +171,12 @@ impl<Id: Ord + Copy> TokenRing<Id> {
         let overlap_us = over_us.max(0) / 2;
         let of_others_us = overlap_us + std::mem::replace(&mut self.overlap_us, overlap_us);
         over_us -= of_others_us;
-        let overrun_us = self.overrun_us.entry(ended.id).or_default();
+        let overrun_us = self.uncompensated_us.entry(ended.id).or_default();
         *overrun_us = (*overrun_us + over_us.max(0)).min(MAX_COMPENSATION_US);
         let credit = self.credit_us.entry(ended.id).or_default();
         // Unused time is compensated as far as other shares have overrun.
         for (_, overrun_us) in self
-            .overrun_us
+            .uncompensated_us
             .iter_mut()
             .filter(|(id, _)| **id != ended.id)
         {
@@ -201,7 +185,7 @@ impl<Id: Ord + Copy> TokenRing<Id> {
             *credit += back_us;
             over_us += back_us;
         }
-        let sum_us = self.over_us.entry(ended.id).or_default();
+        let sum_us = self.uncharged_us.entry(ended.id).or_default();
         *sum_us = (*sum_us + over_us).max(-UNUSED_US);
         if *sum_us > 0 {
             *credit = (*credit - *sum_us).max(-MAX_DEBT_US);
@@ -226,8 +210,8 @@ impl<Id: Ord + Copy> TokenRing<Id> {
             *credit < 0
         });
         let is_there = |id: &Id| candidates.iter().any(|candidate| candidate.id == *id);
-        self.over_us.retain(|id, _| is_there(id));
-        self.overrun_us.retain(|id, _| is_there(id));
+        self.uncharged_us.retain(|id, _| is_there(id));
+        self.uncompensated_us.retain(|id, _| is_there(id));
     }
 
     /// Returns the slice that starts now: the announced one, or one of the next share in order.
