@@ -1,7 +1,8 @@
-//! Modules of a crate do not depend on each other in cycles, read from `use` declarations.
+//! Modules of a crate do not depend on each other in cycles, and in libvgpu only in one direction; the policies of the node
+//! agent do no I/O. Read from `use` declarations and from paths that begin with `crate`.
 //!
 //! In each folder of modules, a module depends on a sibling when a file of the module names the sibling, or something
-//! below it, in a `use` declaration. Items of the parent are no dependency: siblings share them. Tests do not count.
+//! below it. Items of the parent are no dependency: siblings share them. Tests do not count.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -24,10 +25,12 @@ struct Cycle {
     modules: Vec<String>,
 }
 
-/// Returns every cycle between siblings.
-fn cycles(sources: &Sources) -> BTreeSet<Cycle> {
-    // For each parent, the dependencies between its children.
-    let mut edges: BTreeMap<Module, BTreeMap<String, BTreeSet<String>>> = BTreeMap::new();
+/// Dependencies between the children of each parent.
+type Edges = BTreeMap<Module, BTreeMap<String, BTreeSet<String>>>;
+
+/// Returns the dependencies between siblings.
+fn edges(sources: &Sources) -> Edges {
+    let mut edges = Edges::new();
     for (module, source) in sources {
         for path in uses(source) {
             let Some(target) = resolve(sources, module, &path) else {
@@ -44,8 +47,13 @@ fn cycles(sources: &Sources) -> BTreeSet<Cycle> {
             }
         }
     }
+    edges
+}
+
+/// Returns every cycle between siblings.
+fn cycles(sources: &Sources) -> BTreeSet<Cycle> {
     let mut found = BTreeSet::new();
-    for (parent, siblings) in &edges {
+    for (parent, siblings) in &edges(sources) {
         for start in siblings.keys() {
             let reached = reachable(siblings, start);
             if reached.contains(start) {
@@ -113,7 +121,7 @@ fn resolve(sources: &Sources, module: &[String], path: &[String]) -> Option<Modu
     Some(target)
 }
 
-/// The paths of every `use` declaration outside tests.
+/// The paths of every `use` declaration outside tests, and of every expression that begins with `crate`.
 fn uses(source: &str) -> Vec<Vec<String>> {
     let mut paths = vec![];
     let mut declaration: Option<String> = None;
@@ -121,13 +129,30 @@ fn uses(source: &str) -> Vec<Vec<String>> {
         let line = line.split("//").next().unwrap_or(line).trim();
         match &mut declaration {
             Some(text) => text.push_str(line),
-            None => declaration = declared(line).map(str::to_owned),
+            None => {
+                declaration = declared(line).map(str::to_owned);
+                if declaration.is_none() {
+                    paths.extend(inline_paths(line));
+                }
+            }
         }
         if let Some(text) = declaration.take_if(|text| text.ends_with(';')) {
             expand(vec![], text.trim_end_matches(';'), &mut paths);
         }
     }
     paths
+}
+
+/// The paths in a line that begin with `crate`. `$crate` in a macro is a dependency of its callers.
+fn inline_paths(line: &str) -> impl Iterator<Item = Vec<String>> {
+    let starts = line.match_indices("crate::");
+    let starts = starts.filter(|(start, _)| !line[..*start].ends_with('$'));
+    starts.map(|(start, _)| {
+        let is_path = |character: char| character.is_alphanumeric() || "_:".contains(character);
+        let path = line[start..].split(|character| !is_path(character)).next();
+        let segments = path.unwrap_or_default().split("::");
+        segments.map(str::to_owned).collect()
+    })
 }
 
 /// The lines of a source up to its tests.
@@ -249,6 +274,90 @@ fn crates_have_no_module_cycles() {
         })
         .collect();
     assert!(found.is_empty(), "cycles between modules: {found:#?}");
+}
+
+/// Modules of libvgpu in the direction of their dependencies: each depends only on those before it and beside it.
+const LIBVGPU: [&[&str]; 10] = [
+    &["sys"],
+    &["driver", "functions"],
+    &["share"],
+    &["card"],
+    &["meter"],
+    &["process"],
+    &["current"],
+    &["hooks"],
+    &["wiring"],
+    &["entry"],
+];
+
+/// Returns the dependencies on later layers.
+fn reversed(sources: &Sources, layers: &[&[&str]]) -> Vec<(String, String)> {
+    let layer = |module: &str| layers.iter().position(|layer| layer.contains(&module));
+    let top = edges(sources).remove(&Module::new()).unwrap_or_default();
+    let pairs = top.into_iter().flat_map(|(from, targets)| {
+        let pair = move |to| (from.clone(), to);
+        targets.into_iter().map(pair)
+    });
+    pairs
+        .filter(|(from, to)| layer(from).zip(layer(to)).is_some_and(|(a, b)| a < b))
+        .collect()
+}
+
+fn crate_sources(name: &str) -> Result<Sources> {
+    let mut crates = crates()?.into_iter();
+    let (_, folder) = crates.find(|(of, _)| of == name).context("no crate")?;
+    read(&folder)
+}
+
+#[test]
+fn libvgpu_depends_in_one_direction() {
+    let sources = crate_sources("libvgpu").unwrap();
+    for name in LIBVGPU.into_iter().flatten() {
+        assert!(sources.contains_key(&vec![(*name).to_owned()]), "{name}");
+    }
+    assert_eq!(reversed(&sources, &LIBVGPU), []);
+}
+
+/// What the policies of the node agent do not use: files, clocks, threads, NVML, logs, and the I/O of the agent.
+const IMPURE: [&str; 8] = [
+    "std::fs",
+    "std::io",
+    "std::time",
+    "std::thread",
+    "rustix",
+    "tracing",
+    "drava_nvml",
+    "crate::agent::node",
+];
+
+#[test]
+fn agent_policies_do_no_io() {
+    let sources = crate_sources("drava-dra-driver").unwrap();
+    let policies: Vec<_> = sources
+        .iter()
+        .filter(|(module, _)| module.join("::").starts_with("agent::policy::"))
+        .collect();
+    assert!(policies.len() > 10, "{}", policies.len());
+    for (module, source) in policies {
+        for path in uses(source) {
+            let path = path.join("::");
+            let is_impure = |name: &&str| path.starts_with(*name) || source.contains(*name);
+            let found: Vec<_> = IMPURE.iter().filter(|name| is_impure(name)).collect();
+            assert!(found.is_empty(), "{module:?} uses {found:?}");
+        }
+    }
+}
+
+#[test]
+fn finds_reversed_dependency_by_inline_path() {
+    let modules = [
+        ("low", "fn f() { crate::high::g(&crate::other::X) }"),
+        ("high", "use crate::low::f;"),
+        ("other", ""),
+    ];
+    let layers: [&[&str]; 2] = [&["low"], &["high"]];
+    let pair = ("low".to_owned(), "high".to_owned());
+    assert_eq!(reversed(&sources(&modules), &layers), [pair]);
 }
 
 fn sources(modules: &[(&str, &str)]) -> Sources {
