@@ -505,3 +505,36 @@ fn charges_shares_with_gaps_for_their_use() {
         assert_near(&charged, &used, POINTS, &what);
     }
 }
+
+/// Shares that use the whole GPU are charged for what they used. The largest one is charged a mean part of its measured time, and
+/// of eight equal ones each interrupts the others by chance.
+#[test]
+fn charges_shares_of_full_gpu_for_their_use() {
+    let sets: [(&[u32], f64); 6] = [
+        (&[30, 70], 4.0),
+        (&[10, 90], 4.0),
+        (&[42, 58], 4.0),
+        (&[10, 20, 70], 6.0),
+        (&[40, 20, 40], 4.0),
+        (&[12; 8], 8.0),
+    ];
+    for (cores, points) in sets {
+        for kernels in [[100, 100], [1_000, 1_000], [8_000, 8_000], [300, 20_000]] {
+            let loads = cores.iter().zip(kernels.iter().cycle());
+            let loads: Vec<_> = loads
+                .map(|(cores, us)| Workload::balance(*cores, *us))
+                .collect();
+            let mut gpu = SimulatedGpu::new(&loads);
+            gpu.run(3.0);
+            let charged = gpu.run_charged(5.0);
+            let used = gpu.run(5.0);
+            for (charged, used) in charged.iter().zip(&used) {
+                let error = (charged - used).abs();
+                assert!(
+                    error <= points,
+                    "{cores:?}, {kernels:?}: {charged:.1} for {used:.1}"
+                );
+            }
+        }
+    }
+}

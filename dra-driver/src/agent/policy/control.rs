@@ -24,9 +24,8 @@ const ALL_ALLOTTED: i64 = 99;
 /// The same if no share has enough: switches between contexts take the rest.
 const ALL_SATURATED: i64 = 90;
 
-/// A share's demand exceeds its peak use by the fraction 1/`HEADROOM`, and at least by `MIN_HEADROOM`.
-const HEADROOM: i64 = 8;
-const MIN_HEADROOM: i64 = GPU / 100;
+/// What a share that has enough may use beyond its peak use until the next tick.
+const HEADROOM: i64 = GPU / 100;
 
 /// A share that uses this part of what it could use if it always had work counts as such, percent.
 const SATURATED_FROM: i64 = 90;
@@ -35,8 +34,8 @@ const SATURATED_FROM: i64 = 90;
 /// shares would get the difference in each tick of low use, and return nothing in ticks of high use.
 const PEAK_TICKS: i64 = 16;
 
-/// Ticks without demand after which a share leaves the active set. Until then other shares use its time, and what was
-/// learned about the active set is kept.
+/// Ticks without demand after which a share leaves the active set. Until then other shares use its time, but their kernels
+/// count as interrupted by it: a kernel may run for several ticks.
 const ACTIVE_TICKS: u8 = 5;
 
 /// Lowest rate.
@@ -144,7 +143,7 @@ impl<Id: Ord + Copy> Controller<Id> {
                     state.demand = Demand::All;
                 }
                 ActivityChange::Idle => {
-                    state.demand = Demand::UpTo(MIN_HEADROOM);
+                    state.demand = Demand::UpTo(HEADROOM);
                     (state.measured.is_idle, state.measured.has_waited) = (true, false);
                 }
             }
@@ -164,22 +163,21 @@ impl<Id: Ord + Copy> Controller<Id> {
             let state = self.shares.entry(*id).or_default();
             let used = to_i64(measured.used_us).saturating_mul(GPU) / elapsed_us;
             let is_active = measured.has_waited || used > 0;
+            state.measured = *measured;
+            state.peak = used.max(state.peak - state.peak / PEAK_TICKS);
             state.active_ticks = match is_active {
                 true => ACTIVE_TICKS,
                 false => state.active_ticks.saturating_sub(1),
             };
-            state.measured = *measured;
-            state.peak = used.max(state.peak - state.peak / PEAK_TICKS);
             state.demand = if state.active_ticks == 0 {
                 Demand::Idle
             } else if measured.is_idle || !is_active {
                 // A waiting share shows demand on each tick, and a share with debt may still run its kernels.
-                Demand::UpTo(MIN_HEADROOM)
+                Demand::UpTo(HEADROOM)
             } else if measured.has_waited || state.is_limited_by_others() {
                 Demand::All
             } else {
-                let peak = state.peak;
-                Demand::UpTo(peak.saturating_add((peak / HEADROOM).max(MIN_HEADROOM)))
+                Demand::UpTo(state.peak.saturating_add(HEADROOM))
             };
             share_demand(entitlement, state.demand)
         });

@@ -30,9 +30,6 @@ pub const AHEAD_US: u64 = 10_000;
 /// Credit of all shares with demand together per round, µs.
 const ROUND_US: i64 = 100_000;
 
-/// Unused time of slices that offsets overruns of later ones, µs: launches are charged some time before or after they run.
-const UNUSED_US: i64 = 3_000;
-
 /// Highest overrun of a share that is compensated, µs.
 const MAX_COMPENSATION_US: i64 = 100_000;
 
@@ -81,8 +78,6 @@ pub struct TokenRing<Id> {
     last: Option<Id>,
     /// Credit not granted yet, µs; negative is debt.
     credit_us: BTreeMap<Id, i64>,
-    /// Sum of overruns and unused time that is not deducted yet, µs.
-    uncharged_us: BTreeMap<Id, i64>,
     /// Overruns not compensated yet, µs.
     uncompensated_us: BTreeMap<Id, i64>,
     /// Half of the last overrun, µs: the share of the next slice is not charged for it.
@@ -185,12 +180,7 @@ impl<Id: Ord + Copy> TokenRing<Id> {
             *credit += back_us;
             over_us += back_us;
         }
-        let sum_us = self.uncharged_us.entry(ended.id).or_default();
-        *sum_us = (*sum_us + over_us).max(-UNUSED_US);
-        if *sum_us > 0 {
-            *credit = (*credit - *sum_us).max(-MAX_DEBT_US);
-            *sum_us = 0;
-        }
+        *credit = (*credit - over_us.max(0)).max(-MAX_DEBT_US);
         of_others_us.unsigned_abs()
     }
 
@@ -210,7 +200,6 @@ impl<Id: Ord + Copy> TokenRing<Id> {
             *credit < 0
         });
         let is_there = |id: &Id| candidates.iter().any(|candidate| candidate.id == *id);
-        self.uncharged_us.retain(|id, _| is_there(id));
         self.uncompensated_us.retain(|id, _| is_there(id));
     }
 
