@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: measurements on simulated GPUs, as JSON and as Markdown.
+//! `cargo xtask bench NAME`: measurements on simulated GPUs, in `docs/results/NAME.json` and on the page `NAME.md` beside it.
 //!
 //! Each bench is a module that returns rows; this module reads the command line and writes the rows. Variants that are
 //! compared are measured in turn in one run.
@@ -14,13 +14,16 @@ mod planning;
 mod prepare;
 mod report;
 mod share;
+mod share_agent;
 mod startup;
 mod throughput;
 
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use clap::ValueEnum as _;
 use simulator_machine::testing::BUILT_VARIABLE;
 
 use report::Report;
@@ -37,13 +40,13 @@ pub(crate) struct Args {
     /// Write the measurements to this Markdown file [default: docs/results/NAME.md].
     #[arg(long, value_name = "FILE")]
     markdown: Option<PathBuf>,
-    /// Seconds of each long measurement.
-    #[arg(long, default_value_t = 10.0, value_name = "SECONDS")]
-    seconds: f64,
+    /// Seconds of each long measurement [default: 10; agent: 30].
+    #[arg(long, value_name = "SECONDS")]
+    seconds: Option<f64>,
     /// Rounds of each comparison.
     #[arg(long, default_value_t = 10, value_name = "COUNT")]
     rounds: usize,
-    /// Measure only rows with this text in their part or first column.
+    /// Measure only rows with this text in their part or first column; share-agent: two, copies, bursts, reclaim or latency.
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
     /// Skip the measurements of HAMi-core's algorithm.
@@ -71,6 +74,11 @@ impl Args {
         (markdown, json)
     }
 
+    /// Length of a long measurement.
+    fn seconds(&self, default: f64) -> Duration {
+        Duration::from_secs_f64(self.seconds.unwrap_or(default))
+    }
+
     /// Whether `--only` selects that row.
     fn includes(&self, row: &str) -> bool {
         self.only
@@ -81,6 +89,8 @@ impl Args {
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Name {
+    /// Every bench, in this order.
+    All,
     /// Cost of the node agent.
     Agent,
     /// Cost of a decision of the controller in large clusters.
@@ -99,8 +109,10 @@ enum Name {
     Preemption,
     /// Time of decisions about quotas.
     Quota,
-    /// Exactness of shares of GPU time.
+    /// Exactness of shares of GPU time with libvgpu alone.
     Share,
+    /// Exactness of shares of GPU time, reclaim and priority with the node agent.
+    ShareAgent,
     /// Cost of the start of a process.
     Startup,
     /// Allocations of a real control plane, with the controller and by kube-scheduler alone.
@@ -108,8 +120,15 @@ enum Name {
 }
 
 impl Name {
+    /// Every bench, in order.
+    fn benches() -> impl Iterator<Item = Self> {
+        let names = Self::value_variants().iter().copied();
+        names.filter(|name| *name != Self::All)
+    }
+
     const fn text(self) -> &'static str {
         match self {
+            Self::All => "all",
             Self::Agent => "agent",
             Self::Decision => "decision",
             Self::Gang => "gang",
@@ -120,6 +139,7 @@ impl Name {
             Self::Preemption => "preemption",
             Self::Quota => "quota",
             Self::Share => "share",
+            Self::ShareAgent => "share-agent",
             Self::Startup => "startup",
             Self::Throughput => "throughput",
         }
@@ -134,6 +154,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let name = args.name.text();
     let mut report = Report::new(name)?;
     match args.name {
+        Name::All => return run_all(args),
         Name::Agent => agent::run(args, &mut report)?,
         Name::Decision => decision::run(&mut report)?,
         Name::Hook => hook::run(args, &mut report)?,
@@ -144,13 +165,33 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             planning::run(name, &args.planning, &mut report)?;
         }
         Name::Share => share::run(args, &mut report)?,
+        Name::ShareAgent => share_agent::run(args, &mut report)?,
         Name::Startup => startup::run(args, &mut report)?,
-        Name::Throughput => throughput::run(args.seconds, &args.throughput, &mut report)?,
+        Name::Throughput => throughput::run(args.seconds(10.0), &args.throughput, &mut report)?,
     }
     let (markdown, json) = args.files();
-    report.write_markdown(&markdown)?;
-    report.write_json(&json)?;
-    println!("{}", report.markdown());
+    println!("{}", report.write(&markdown, &json)?);
+    Ok(())
+}
+
+/// Runs every bench with the same options, each by a command of its own. A failure does not stop the other benches.
+fn run_all(args: &Args) -> Result<()> {
+    ensure!(
+        args.json.is_none() && args.markdown.is_none(),
+        "each bench has files of its own: --json and --markdown need one bench"
+    );
+    let mut failed = Vec::new();
+    for name in Name::benches() {
+        let mut words: Vec<_> = std::env::args_os().skip(1).collect();
+        let all = words.iter_mut().find(|word| **word == Name::All.text());
+        *all.context("no bench on the command line")? = name.text().into();
+        let mut bench = Command::new(std::env::current_exe()?);
+        let status = bench.args(words).status().context("cannot run the bench")?;
+        if !status.success() {
+            failed.push(name.text());
+        }
+    }
+    ensure!(failed.is_empty(), "benches failed: {}", failed.join(", "));
     Ok(())
 }
 
@@ -166,25 +207,4 @@ fn run_on_fast_machine() -> Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use clap::Parser;
-
-    use super::*;
-
-    #[derive(Parser)]
-    struct CommandLine {
-        #[command(flatten)]
-        args: Args,
-    }
-
-    #[test]
-    fn writes_measurements_beside_page() {
-        let files = |line: &str| CommandLine::parse_from(line.split(' ')).args.files();
-        let (page, measurements) = files("bench hook");
-        assert!(page.ends_with("docs/results/hook.md"), "{page:?}");
-        assert_eq!(measurements, page.with_extension("json"));
-        let (page, measurements) = files("bench share --only agent --markdown a/share-agent.md");
-        assert_eq!(page, PathBuf::from("a/share-agent.md"));
-        assert_eq!(measurements, PathBuf::from("a/share-agent.json"));
-    }
-}
+mod tests;

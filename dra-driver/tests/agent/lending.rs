@@ -7,9 +7,8 @@ use drava_vgpu_abi::ComputePolicy;
 use drava_vgpu_abi::page::LENT_OFFSET;
 use drava_vgpu_abi::region::{Header, SLOTS_OFFSET, Slot};
 
-use crate::node::{TestNode, eventually};
+use crate::node::{TestNode, eventually, limits};
 use crate::priority::{now_us, with_processes};
-use crate::shares::limits;
 use crate::virtual_clock::{FakeProcess, STEP_US, VirtualClockAgent};
 
 const BORROWER: u32 = 0;

@@ -22,7 +22,6 @@ mod region_watch;
 mod regions;
 mod reserve;
 mod schedule;
-mod shares;
 mod simulated_gpu;
 mod simulated_share;
 mod token;

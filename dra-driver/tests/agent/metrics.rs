@@ -20,8 +20,7 @@ use simulator_machine::testing::{Machine, skips_without_root};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::node::{CARD, GIB, MIB, TestNode, eventually};
-use crate::shares::limits;
+use crate::node::{CARD, GIB, MIB, TestNode, eventually, limits};
 
 fn await_metrics(
     metrics: &watch::Receiver<Arc<[ShareMetrics]>>,

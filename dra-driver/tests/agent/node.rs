@@ -2,13 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Read as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use drava_api::config::Enforcement;
 use drava_dra_driver::agent::{Agent, Config, Finding};
@@ -18,8 +16,10 @@ use drava_vgpu_abi::contention::OwnTime;
 use drava_vgpu_abi::page::{
     NOTIFY_OFFSET, OWN_TIME_OFFSET, TOKEN_OFFSET, WINDOW_OFFSET, YIELD_UNTIL_OFFSET,
 };
-use drava_vgpu_abi::{Limits, PageError, PageWrite, decode, own_time, paths, retire, update};
-use gpu_node::Node;
+use drava_vgpu_abi::{
+    ComputePolicy, Cores, Limits, PageError, PageWrite, Priority, own_time, retire, update,
+};
+use gpu_node::{AgentProcess, Node, run_agent, simulated};
 use tokio_util::sync::CancellationToken;
 
 use gpu_tenants::{Tenant, TestBed, library};
@@ -36,7 +36,7 @@ pub(crate) const GIB: u64 = 1 << 30;
 pub(crate) struct TestNode {
     pub(crate) test_bed: TestBed,
     root: tempfile::TempDir,
-    node: Node,
+    pub(crate) node: Node,
     pub(crate) findings: Arc<Mutex<Vec<Finding>>>,
     pub(crate) enforcement: Enforcement,
 }
@@ -157,21 +157,16 @@ impl TestNode {
     }
 
     fn page_file(&self, number: u32) -> PathBuf {
-        self.node
-            .layout()
-            .limits(&Self::uid(number), &Self::share_id(number))
-            .join(paths::PAGE_FILE)
+        self.node.page_file(number).unwrap()
     }
 
     pub(crate) fn page(&self, number: u32) -> Limits {
-        let page = fs::read(self.page_file(number)).unwrap();
-        decode(&page).unwrap().spec.limits
+        self.node.limits(number).unwrap()
     }
 
     /// Returns a word of the page outside its records.
     pub(crate) fn word(&self, number: u32, at: usize) -> u64 {
-        let page = fs::read(self.page_file(number)).unwrap();
-        u64::from_le_bytes(page[at..at + 8].try_into().unwrap())
+        self.node.word(number, at).unwrap()
     }
 
     /// Returns the token word and the own-time word of the page.
@@ -185,29 +180,12 @@ impl TestNode {
     }
 
     pub(crate) fn region(&self, number: u32) -> PathBuf {
-        self.node
-            .layout()
-            .usage(&Self::uid(number), &Self::share_id(number))
-            .join(paths::REGION_FILE)
+        self.node.region_file(number).unwrap()
     }
 
     /// Starts a process in the container of a claim, with a context on the first GPU.
     pub(crate) fn tenant(&self, number: u32) -> Tenant {
-        self.tenant_on(0, number)
-    }
-
-    /// Starts a process in the container of a claim, with a context on the GPU with this index.
-    pub(crate) fn tenant_on(&self, card: usize, number: u32) -> Tenant {
-        let container = self.node.container(number);
-        let tenant = self.test_bed.tenant_with(None, "dlsym", |command| {
-            command
-                .env("CUDA_VISIBLE_DEVICES", card.to_string())
-                .env("LD_PRELOAD", library::shipped().unwrap())
-                .env("DRAVA_RUN_DIR", &container);
-        });
-        let tenant = tenant.unwrap();
-        self.node.add_process(tenant.pid(), number).unwrap();
-        tenant
+        simulated::start_tenant(&self.node, &self.test_bed, 0, number).unwrap()
     }
 
     /// Starts a process that has allocated `bytes` by `function`, with or without `libvgpu.so`.
@@ -267,18 +245,12 @@ impl TestNode {
 
     /// Starts an agent in a separate process. Its findings are discarded.
     pub(crate) fn agent_process(&self) -> AgentProcess {
-        let child = Command::new(std::env::current_exe().unwrap())
-            .args([
-                "--ignored",
-                "--exact",
-                "node::runs_agent_until_stdin_closes",
-            ])
-            .env(NODE_VARIABLE, self.root.path())
-            .env(DRIVER_VARIABLE, self.test_bed.machine().root())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .spawn();
-        AgentProcess(child.unwrap())
+        let test = [
+            "--ignored",
+            "--exact",
+            "node::runs_agent_until_stdin_closes",
+        ];
+        AgentProcess::start(&self.node, self.test_bed.machine().root(), &test).unwrap()
     }
 
     /// Waits for a finding that `matches` accepts.
@@ -312,47 +284,25 @@ impl TestNode {
     }
 }
 
-const NODE_VARIABLE: &str = "DRAVA_TEST_NODE";
-const DRIVER_VARIABLE: &str = "DRAVA_TEST_DRIVER";
+/// Returns the limits of a share with 1 GiB.
+pub(crate) fn limits(policy: ComputePolicy, percent: u32, priority: i32) -> Limits {
+    Limits {
+        cores: Cores::new(percent).unwrap(),
+        compute_policy: policy,
+        priority: Priority::new(priority).unwrap(),
+        ..Limits::memory(GIB)
+    }
+}
 
 /// The agent of [`TestNode::agent_process`].
 #[test]
 #[ignore = "a process that other tests start"]
 fn runs_agent_until_stdin_closes() {
-    let path = |name| PathBuf::from(std::env::var_os(name).unwrap());
-    let config = Node::new(&path(NODE_VARIABLE)).config(&path(DRIVER_VARIABLE));
-    let stop = CancellationToken::new();
-    let stopped = stop.clone();
-    let agent = std::thread::spawn(move || Agent::new(config).run(&stopped, |_| {}));
-    std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
-    stop.cancel();
-    agent.join().unwrap();
-}
-
-/// An agent process, killed on drop.
-pub(crate) struct AgentProcess(Child);
-
-impl AgentProcess {
-    pub(crate) fn pid(&self) -> u32 {
-        self.0.id()
-    }
-}
-
-impl Drop for AgentProcess {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+    assert!(run_agent().unwrap());
 }
 
 /// Waits up to 60 s until `condition` returns a value.
-pub(crate) fn eventually<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    loop {
-        if let Some(value) = condition() {
-            return value;
-        }
-        assert!(Instant::now() < deadline, "timed out waiting for {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+#[track_caller]
+pub(crate) fn eventually<T>(what: &str, condition: impl FnMut() -> Option<T>) -> T {
+    gpu_node::eventually(what, condition).unwrap()
 }

@@ -8,8 +8,7 @@ use drava_vgpu_abi::{ComputePolicy, Limits, Priority};
 use gpu_tenants::Tenant;
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::node::{TestNode, eventually};
-use crate::shares::limits;
+use crate::node::{TestNode, eventually, limits};
 use crate::virtual_clock::{FakeProcess, SECOND_US, STEP_US, VirtualClockAgent};
 
 /// Returns an agent for these shares, and one fake process per share.

@@ -1,14 +1,18 @@
 //! A node with prepared shares and the node agent, without Kubernetes, containers and privileges.
 //!
 //! [`Node`] writes the files that the node driver writes, and gives the agent a `/proc` of its own, in which each process
-//! is in the container of a claim. Used by the tests of the agent, and as a program by `cargo xtask gpu`.
+//! is in the container of a claim. Used by the tests and the bench of the agent, and as a program by `cargo xtask gpu`.
+
+mod agent_process;
+pub mod simulated;
 
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use drava_api::config::{ComputePolicy, Enforcement, MemoryPolicy, Priority};
 use drava_dra_driver::agent::Config;
 use drava_dra_driver::claim::{ClaimRef, ClaimUid, ShareId};
@@ -18,8 +22,10 @@ use drava_dra_driver::options::Paths;
 use drava_dra_driver::prepare::record::{ClaimRecord, RecordStore};
 use drava_dra_driver::prepare::{Access, CardRef, Delivery, Prepared, Share};
 use drava_nvml::{GpuLibrary, Library, find};
-use drava_vgpu_abi::{IdText, Limits, LimitsSpec, REGION_SIZE, encode, paths};
+use drava_vgpu_abi::{IdText, Limits, LimitsSpec, REGION_SIZE, decode, encode, paths};
 use tokio::sync::watch;
+
+pub use agent_process::{AgentProcess, UsedResources, run_agent};
 
 /// A node. Its claims and shares have numbers.
 pub struct Node {
@@ -120,6 +126,43 @@ impl Node {
         self.root.join(format!("container-{claim}"))
     }
 
+    /// The limits page of a claim with one share of the same number.
+    ///
+    /// # Errors
+    /// Never, for any number.
+    pub fn page_file(&self, claim: u32) -> Result<PathBuf> {
+        let limits = self.layout.limits(&claim_uid(claim)?, &share_id(claim)?);
+        Ok(limits.join(paths::PAGE_FILE))
+    }
+
+    /// The usage region of a claim with one share of the same number.
+    ///
+    /// # Errors
+    /// Never, for any number.
+    pub fn region_file(&self, claim: u32) -> Result<PathBuf> {
+        let usage = self.layout.usage(&claim_uid(claim)?, &share_id(claim)?);
+        Ok(usage.join(paths::REGION_FILE))
+    }
+
+    /// Returns the limits in the page of a claim.
+    ///
+    /// # Errors
+    /// If the page cannot be read.
+    pub fn limits(&self, claim: u32) -> Result<Limits> {
+        let page = fs::read(self.page_file(claim)?)?;
+        Ok(decode(&page)?.spec.limits)
+    }
+
+    /// Returns a word outside the records of the page of a claim.
+    ///
+    /// # Errors
+    /// If the page cannot be read or ends before the word.
+    pub fn word(&self, claim: u32, at: usize) -> Result<u64> {
+        let page = fs::read(self.page_file(claim)?)?;
+        let word = page.get(at..at + 8).context("a page too short")?;
+        Ok(u64::from_le_bytes(word.try_into()?))
+    }
+
     /// Adds a process to the agent's `/proc`, in the container of a claim with one share of the same number.
     ///
     /// # Errors
@@ -155,6 +198,21 @@ impl Node {
             estimate: Arc::new(|_| None),
             metrics: watch::Sender::new(Arc::default()),
         }
+    }
+}
+
+/// Waits up to 60 s until `condition` returns a value.
+///
+/// # Errors
+/// If it returns none in that time.
+pub fn eventually<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> Result<T> {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        if let Some(value) = condition() {
+            return Ok(value);
+        }
+        ensure!(Instant::now() < deadline, "timed out waiting for {what}");
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 

@@ -1,4 +1,4 @@
-//! Measurements by the tests of libvgpu, of the node agent and of the node driver.
+//! Measurements by the bench of the node agent, and by tests of libvgpu, of the node agent and of the node driver.
 //!
 //! The tests check bounds on any machine. Benches run the same tests longer, on a simulated driver that is built for
 //! speed, and report the values.
@@ -22,7 +22,7 @@ const MACHINE: [&str; 5] = [
     "gpu-view",
 ];
 
-/// Limit of a run of tests that measure.
+/// Limit of a run of measurements.
 const LIMIT: Limit = Limit::total(Duration::from_secs(6 * 60 * 60));
 
 /// Tests that measure.
@@ -81,7 +81,6 @@ pub(crate) fn measure(
     test.args(["test", "--locked", "--quiet"])
         .args(suite.arguments())
         .args([filter, "--", "--test-threads=1", "--nocapture"])
-        .arg("--include-ignored")
         .env(BUILT_VARIABLE, built)
         .env("DRAVA_FIGURES", &file)
         .envs(variables.iter().map(|(name, value)| (name, value)));
@@ -94,6 +93,36 @@ pub(crate) fn measure(
     );
     let text = fs::read_to_string(&file)
         .with_context(|| format!("no test with {filter} in its name reports a measurement"))?;
+    rows(&text)
+}
+
+/// Runs measurements of `dra-driver/benches/agent` for that long each, and returns their rows.
+pub(crate) fn measure_agent(
+    measurements: &[&str],
+    length: Duration,
+    has_baseline: bool,
+) -> Result<Vec<Value>> {
+    let built = build_machine()?;
+    let mut bench = cargo();
+    bench
+        .args(["bench", "--locked", "--quiet", "-p", "drava-dra-driver"])
+        .args(["--bench", "agent", "--"])
+        .args(measurements)
+        .args(["--seconds", &length.as_secs_f64().to_string()])
+        .args(has_baseline.then_some("--baseline"))
+        .env(BUILT_VARIABLE, built);
+    // Messages of cargo go to the terminal.
+    let file = drava_cluster::target_dir().join("measurements.jsonl");
+    bench.stdout(fs::File::create(&file)?);
+    ensure!(
+        process::status(&mut bench, LIMIT)?.success(),
+        "the bench of the agent failed"
+    );
+    rows(&fs::read_to_string(&file)?)
+}
+
+/// Reads measurements, one JSON object on each line.
+pub(crate) fn rows(text: &str) -> Result<Vec<Value>> {
     text.lines()
         .map(|line| serde_json::from_str(line).with_context(|| format!("read measurement {line}")))
         .collect()

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use drava_cluster::process::{self, Limit};
 use serde_json::{Value, json};
 
-use super::measurements::value;
+use super::measurements::{self, value};
 use super::report::{Report, median_and_spread};
 
 /// Traces in `tests/packing/openb`.
@@ -173,7 +173,5 @@ pub(super) fn rows(arguments: &[OsString]) -> Result<Vec<Value>> {
         String::from_utf8_lossy(&output.stderr)
     );
     let text = String::from_utf8(output.stdout)?;
-    text.lines()
-        .map(|line| serde_json::from_str(line).with_context(|| format!("read measurement {line}")))
-        .collect()
+    measurements::rows(&text)
 }

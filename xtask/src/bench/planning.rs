@@ -4,11 +4,11 @@ use std::fs;
 use std::process::Stdio;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use drava_cluster::process::{self, Limit};
 use serde_json::{Value, json};
 
-use super::measurements::value;
+use super::measurements::{self, value};
 use super::report::Report;
 
 /// Limit of all runs.
@@ -113,7 +113,5 @@ fn measure(name: &str, options: &Options) -> Result<Vec<Value>> {
         "the runs failed"
     );
     let text = fs::read_to_string(&file)?;
-    text.lines()
-        .map(|line| serde_json::from_str(line).with_context(|| format!("read measurement {line}")))
-        .collect()
+    measurements::rows(&text)
 }

@@ -1,4 +1,6 @@
-//! Results of a bench: tables of rows, as JSON and as Markdown.
+//! Results of a bench: tables of rows, as JSON, and the page that shows them.
+//!
+//! A page is the rendering of its JSON file, followed by a section [`REMARKS`] that is written by hand, if any.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -7,40 +9,43 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
 use drava_cluster::process::{self, Limit};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 /// One measured point: columns and their values, in order.
 pub(crate) type Row = Vec<(&'static str, Value)>;
 
+/// Start of the part of a page that is written by hand.
+const REMARKS: &str = "\n## Remarks\n";
+
 /// All results of a bench.
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 pub(crate) struct Report {
-    bench: &'static str,
+    bench: String,
     command: String,
     commit: String,
     machine: String,
-    results: Vec<Map<String, Value>>,
-    #[serde(skip)]
     parts: Vec<Part>,
 }
 
 /// A table.
+#[derive(Serialize, Deserialize)]
 struct Part {
     title: String,
     note: String,
-    rows: Vec<Row>,
+    columns: Vec<String>,
+    /// The values of each row, by column.
+    rows: Vec<Map<String, Value>>,
 }
 
 impl Report {
     /// Returns an empty report of that bench on this machine.
-    pub(crate) fn new(bench: &'static str) -> Result<Self> {
+    pub(crate) fn new(bench: &str) -> Result<Self> {
         Ok(Self {
-            bench,
+            bench: bench.to_owned(),
             command: command(std::env::args()),
             commit: commit()?,
             machine: machine(),
-            results: Vec::new(),
             parts: Vec::new(),
         })
     }
@@ -52,6 +57,7 @@ impl Report {
         self.parts.push(Part {
             title,
             note: note.into(),
+            columns: Vec::new(),
             rows: Vec::new(),
         });
     }
@@ -66,17 +72,19 @@ impl Report {
             .map(|(name, value)| format!("{name} {}", cell(value)))
             .collect();
         eprintln!("  {}", cells.join(", "));
-        let mut object = Map::new();
-        object.insert("part".into(), part.title.clone().into());
-        for (name, value) in &row {
-            object.insert((*name).into(), value.clone());
+        for (name, _) in &row {
+            if !part.columns.iter().any(|column| column == name) {
+                part.columns.push((*name).to_owned());
+            }
         }
-        self.results.push(object);
-        part.rows.push(row);
+        let values = row
+            .into_iter()
+            .map(|(name, value)| (name.to_owned(), value));
+        part.rows.push(values.collect());
     }
 
     /// Returns the tables as Markdown.
-    pub(crate) fn markdown(&self) -> String {
+    fn markdown(&self) -> String {
         let mut text = format!(
             "# Bench: {}\n\n`{}` at commit {}, on simulated GPUs, on {}.\n",
             self.bench, self.command, self.commit, self.machine
@@ -84,33 +92,64 @@ impl Report {
         for part in &self.parts {
             // Writing to a string cannot fail.
             let _ = write!(text, "\n## {}\n{}\n\n", part.title, part.note);
-            let Some(first) = part.rows.first() else {
+            if part.rows.is_empty() {
                 continue;
-            };
-            let names: Vec<&str> = first.iter().map(|(name, _)| *name).collect();
-            let _ = writeln!(text, "| {} |", names.join(" | "));
-            let _ = writeln!(text, "|{}", "---|".repeat(names.len()));
+            }
+            let _ = writeln!(text, "| {} |", part.columns.join(" | "));
+            let _ = writeln!(text, "|{}", "---|".repeat(part.columns.len()));
             for row in &part.rows {
-                let cells: Vec<String> = row.iter().map(|(_, value)| cell(value)).collect();
+                let of = |name: &String| row.get(name).map_or_else(String::new, cell);
+                let cells: Vec<String> = part.columns.iter().map(of).collect();
                 let _ = writeln!(text, "| {} |", cells.join(" | "));
             }
         }
         text
     }
 
-    /// Writes the tables as Markdown.
-    pub(crate) fn write_markdown(&self, path: &Path) -> Result<()> {
-        if let Some(directory) = path.parent() {
-            fs::create_dir_all(directory)?;
+    /// Writes the results as JSON, and the page that shows them. Returns the page. Remarks on the page stay.
+    pub(crate) fn write(&self, page: &Path, json: &Path) -> Result<String> {
+        for path in [page, json] {
+            if let Some(directory) = path.parent() {
+                fs::create_dir_all(directory)?;
+            }
         }
-        fs::write(path, self.markdown()).with_context(|| format!("write {}", path.display()))
+        let results = serde_json::to_string_pretty(self)? + "\n";
+        fs::write(json, &results).with_context(|| format!("write {}", json.display()))?;
+        let before = fs::read_to_string(page).unwrap_or_default();
+        let remarks = before.find(REMARKS).and_then(|start| before.get(start..));
+        let text = rendered(&results)? + remarks.unwrap_or_default();
+        fs::write(page, &text).with_context(|| format!("write {}", page.display()))?;
+        Ok(text)
     }
+}
 
-    /// Writes the rows as one JSON object.
-    pub(crate) fn write_json(&self, path: &Path) -> Result<()> {
-        let text = serde_json::to_string_pretty(self)? + "\n";
-        fs::write(path, text).with_context(|| format!("write {}", path.display()))
+/// Returns the page of these results, without remarks.
+fn rendered(json: &str) -> Result<String> {
+    let report: Report = serde_json::from_str(json).context("read the results")?;
+    Ok(report.markdown())
+}
+
+/// Checks that a page is the rendering of its JSON file, except for its remarks.
+#[cfg(test)]
+pub(crate) fn check(page: &Path, json: &Path) -> Result<()> {
+    let read = |path: &Path| {
+        fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+    };
+    let (text, results) = (read(page)?, read(json)?);
+    let expected = rendered(&results)?;
+    let shown = text.split(REMARKS).next().unwrap_or_default();
+    if shown == expected {
+        return Ok(());
     }
+    let different = shown
+        .lines()
+        .zip(expected.lines())
+        .find(|(shown, expected)| shown != expected);
+    anyhow::bail!(
+        "{} is not the rendering of {}: {different:?}",
+        page.display(),
+        json.display()
+    )
 }
 
 /// A value with two decimal places at most.
@@ -175,15 +214,56 @@ fn machine() -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+
+    fn report() -> Report {
+        let mut report = Report::new("hook").unwrap();
+        report.part("A launch", "Nanoseconds of a launch.");
+        report.row(vec![
+            ("variant", json!("metered")),
+            ("p50", json!(1.0 / 3.0)),
+        ]);
+        report.row(vec![("variant", json!("two")), ("got", json!([1.5, 2.25]))]);
+        report
+    }
+
+    #[test]
+    fn writes_page_as_rendering_of_json_and_retains_remarks() {
+        let directory = tempfile::tempdir().unwrap();
+        let [page, json] = ["a/hook.md", "a/hook.json"].map(|name| directory.path().join(name));
+        let first = report().write(&page, &json).unwrap();
+        assert!(
+            first.ends_with("| variant | p50 | got |\n|---|---|---|\n| metered | 0.33 |  |\n| two |  | 1.50 : 2.25 |\n"),
+            "{first}"
+        );
+        check(&page, &json).unwrap();
+        let remarks = "\n## Remarks\nThe goal is 25 ns.\n";
+        fs::write(&page, first.clone() + remarks).unwrap();
+        check(&page, &json).unwrap();
+        assert_eq!(report().write(&page, &json).unwrap(), first + remarks);
+    }
+
+    #[test]
+    fn finds_page_that_was_edited() {
+        let directory = tempfile::tempdir().unwrap();
+        let [page, json] = ["hook.md", "hook.json"].map(|name| directory.path().join(name));
+        let text = report().write(&page, &json).unwrap();
+        for edited in [text.replace("0.33", "0.32"), text + "The goal is 25 ns.\n"] {
+            fs::write(&page, edited).unwrap();
+            assert!(check(&page, &json).is_err());
+        }
+        assert!(check(&page, &json.with_extension("missing")).is_err());
+    }
 
     #[test]
     fn names_command_without_its_files() {
-        let arguments = "xtask bench share --json a.json --only agent --markdown=b.md --seconds 5";
+        let arguments = "xtask bench share --json a.json --only two --markdown=b.md --seconds 5";
         let arguments = arguments.split(' ').map(str::to_owned);
         assert_eq!(
             command(arguments),
-            "cargo xtask bench share --only agent --seconds 5"
+            "cargo xtask bench share --only two --seconds 5"
         );
     }
 }

@@ -8,7 +8,6 @@ use anyhow::{Context, Result};
 use drava_vgpu_abi::{ComputePolicy, Limits};
 use serde_json::json;
 
-use super::measurements::{Suite, measure, named, value};
 use super::report::{Report, Row};
 use super::{Args, hami_baseline};
 use gpu_tenants::{Share, Tenant, TestBed, share};
@@ -63,7 +62,7 @@ pub(crate) fn run(args: &Args, report: &mut Report) -> Result<()> {
     let bench = Bench {
         args,
         library: drava_cluster::build_preload()?,
-        measure: Duration::from_secs_f64(args.seconds),
+        measure: args.seconds(10.0),
     };
     bench.alone(report)?;
     bench.mixes(report)?;
@@ -71,9 +70,6 @@ pub(crate) fn run(args: &Args, report: &mut Report) -> Result<()> {
     bench.many(report)?;
     if args.includes("settle") {
         bench.settle(report)?;
-    }
-    if args.includes("agent") {
-        with_agent(args, report)?;
     }
     Ok(())
 }
@@ -289,91 +285,6 @@ impl Bench<'_> {
         }
         Ok(())
     }
-}
-
-/// Shares under the node agent, measured by its tests with the agent in a process of its own.
-fn with_agent(args: &Args, report: &mut Report) -> Result<()> {
-    let variables = [
-        ("DRAVA_SECONDS", args.seconds.to_string()),
-        ("DRAVA_BASELINE", (!args.without_baseline).to_string()),
-    ];
-    let measurements = measure(Suite::Agent, "shares::", &variables)?;
-    let parts: [(&str, &str, &str, &[&'static str]); 4] = [
-        (
-            "two",
-            "With the node agent",
-            "Both tenants demand the whole GPU, and the agent sets their rates. The error is the larger deviation from its part of what both got: \
-             without limits, both get 91%, because nothing runs while the GPU switches between contexts. \"hami\": HAMi-core's algorithm, which has one policy and meters kernels only, with the same loads and the same times.",
-            &[
-                "policy",
-                "load",
-                "share",
-                "got",
-                "error_points",
-                "sum",
-                "hami_got",
-                "hami_error_points",
-            ],
-        ),
-        (
-            "bursts",
-            "Bursts with the node agent",
-            "One tenant works for 50 ms of GPU time, with kernels of 1 ms, and pauses for 200 ms; the other always demands the whole GPU. \"due\" is what \
-             the first tenant would receive if its share were a GPU of its own; the error is the deficit.",
-            &["policy", "share", "due", "got", "error_points", "sum"],
-        ),
-        (
-            "giving back",
-            "Reclaiming lent time",
-            "A share of 70% is idle, its time is lent to another share, and it resumes. Milliseconds until the borrower is throttled (\"told\"), and the \
-             owner's deficit in its first 500 ms (\"lacks\"), relative to its part of what both got. \"idle\" is the time in which the GPU was idle or \
-             switched between contexts, \"waited\" how long the owner's launches waited because of debt.",
-            &["told_ms", "lacks_ms", "idle_ms", "waited_ms"],
-        ),
-        (
-            "latency",
-            "Priority",
-            "A tenant with 50% and priority 100 makes requests of one kernel, or of several kernels that it awaits one by one, each followed by a pause of four \
-             times its length. In turn: 50 requests alone, 50 while a best-effort tenant keeps another GPU busy with short kernels (\"elsewhere\": the \
-             host's part of the interference), 50 while such a tenant keeps the same GPU busy (\"beside\"). Milliseconds of a request, and percent of GPU \
-             time that the best-effort tenant received, and that it receives alone. \"Behind one kernel\": the duration of the requests alone if each \
-             arrived at a random moment and waited for the running kernel, at the same utilization; no scheduler that cannot interrupt kernels is faster.",
-            &[
-                "policy",
-                "kernels",
-                "kernel_ms",
-                "best_effort_kernel_ms",
-                "requests",
-                "p50_ms",
-                "p50_elsewhere_ms",
-                "p50_beside_ms",
-                "p90_ms",
-                "p90_elsewhere_ms",
-                "p90_beside_ms",
-                "p99_ms",
-                "p99_elsewhere_ms",
-                "p99_beside_ms",
-                "p99_more_percent",
-                "p99_more_than_elsewhere_percent",
-                "p99_behind_one_kernel_ms",
-                "p99_behind_one_kernel_percent",
-                "best_effort_got",
-                "best_effort_solo",
-            ],
-        ),
-    ];
-    for (measurement, title, note, columns) in parts {
-        report.part(title, note);
-        for row in named(&measurements, measurement) {
-            report.row(
-                columns
-                    .iter()
-                    .map(|name| (*name, value(row, name)))
-                    .collect(),
-            );
-        }
-    }
-    Ok(())
 }
 
 /// The tenant's command for a load of kernels, whose grids grow with their lengths unless the load says otherwise.

@@ -4,11 +4,12 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use drava_cluster::process::{self, Limit};
 use drava_cluster::{Machine, Options as ClusterOptions, down, up};
 use serde_json::Value;
 
+use super::measurements;
 use super::report::{Report, Row};
 
 /// Name of the cluster.
@@ -137,8 +138,8 @@ const TABLES: [Table; 3] = [
 ];
 
 /// Runs the bench.
-pub(super) fn run(seconds: f64, options: &Options, report: &mut Report) -> Result<()> {
-    let rows = measure(seconds, options)?;
+pub(super) fn run(length: Duration, options: &Options, report: &mut Report) -> Result<()> {
+    let rows = measure(length, options)?;
     for table in &TABLES {
         let rows: Vec<&Value> = rows
             .iter()
@@ -173,7 +174,7 @@ fn build() -> Result<PathBuf> {
     Ok(drava_cluster::target_dir().join("release"))
 }
 
-fn measure(seconds: f64, options: &Options) -> Result<Vec<Value>> {
+fn measure(length: Duration, options: &Options) -> Result<Vec<Value>> {
     let programs = build()?;
     let mut cluster = ClusterOptions::named(CLUSTER);
     cluster.nodes = vec![Machine::None];
@@ -205,7 +206,7 @@ fn measure(seconds: f64, options: &Options) -> Result<Vec<Value>> {
         .args(["--pods", &options.bound_pods.to_string()])
         .args(["--rejected", &options.rejected_pods.to_string()])
         .args(["--rounds", &options.throughput_rounds.to_string()])
-        .args(["--seconds", &format!("{seconds:.0}")]);
+        .args(["--seconds", &format!("{:.0}", length.as_secs_f64())]);
     let all = ["allocation", "rejection", "shares", "partitions"].map(str::to_owned);
     let measures = match options.measure.as_slice() {
         [] => &all,
@@ -224,12 +225,9 @@ fn measure(seconds: f64, options: &Options) -> Result<Vec<Value>> {
     );
     removed?;
     let text = String::from_utf8(output.stdout)?;
-    text.lines()
-        .map(|line| {
-            let mut row: Value =
-                serde_json::from_str(line).with_context(|| format!("read measurement {line}"))?;
-            row["schedulerQps"] = options.scheduler_qps.into();
-            Ok(row)
-        })
-        .collect()
+    let mut rows = measurements::rows(&text)?;
+    for row in &mut rows {
+        row["schedulerQps"] = options.scheduler_qps.into();
+    }
+    Ok(rows)
 }

@@ -1,0 +1,111 @@
+//! Each bench has a page and its measurements, and `docs/results/README.md` names them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+
+use clap::Parser;
+
+use super::*;
+
+/// Pages that are not the rendering of their JSON files, with the reason. Each leaves this list when its bench writes it.
+const TO_REGENERATE: [(&str, &str); 8] = [
+    ("agent", "no JSON file"),
+    (
+        "decision",
+        "no page: its two measured rows are on the page of packing",
+    ),
+    ("memory", "no JSON file, and rows of several runs"),
+    ("packing", "no JSON file, and tables written by hand"),
+    ("prepare", "no JSON file, and rows of two runs"),
+    (
+        "share",
+        "a JSON file with the rounded values of a page that was written by hand",
+    ),
+    ("startup", "no JSON file"),
+    ("throughput", "two runs that were merged by hand"),
+];
+
+#[derive(Parser)]
+struct CommandLine {
+    #[command(flatten)]
+    args: Args,
+}
+
+fn args(line: &str) -> Args {
+    CommandLine::parse_from(line.split(' ')).args
+}
+
+#[test]
+fn writes_measurements_beside_page() {
+    let (page, measurements) = args("bench hook").files();
+    assert!(page.ends_with("docs/results/hook.md"), "{page:?}");
+    assert_eq!(measurements, page.with_extension("json"));
+    let (page, measurements) = args("bench share-agent --only two --markdown a/two.md").files();
+    assert_eq!(page, PathBuf::from("a/two.md"));
+    assert_eq!(measurements, PathBuf::from("a/two.json"));
+}
+
+#[test]
+fn gives_each_bench_a_page_of_its_own() {
+    let names: Vec<Name> = Name::benches().collect();
+    let pages: BTreeSet<PathBuf> = names
+        .iter()
+        .map(|name| args(&format!("bench {}", name.text())).files().0)
+        .collect();
+    assert_eq!(pages.len(), names.len(), "{pages:?}");
+}
+
+#[test]
+fn pages_show_their_measurements() {
+    let differences: BTreeMap<&str, String> = Name::benches()
+        .filter_map(|name| {
+            let (page, json) = args(&format!("bench {}", name.text())).files();
+            let difference = report::check(&page, &json).err()?;
+            Some((name.text(), format!("{difference:#}")))
+        })
+        .collect();
+    let listed: BTreeSet<&str> = TO_REGENERATE.iter().map(|(name, _)| *name).collect();
+    assert_eq!(
+        differences.keys().copied().collect::<BTreeSet<_>>(),
+        listed,
+        "{differences:#?}"
+    );
+}
+
+/// Files of `docs/results` with that extension.
+fn results(extension: &str) -> BTreeSet<String> {
+    let folder = drava_cluster::workspace_root().join("docs/results");
+    let names = fs::read_dir(folder).unwrap().map(|entry| {
+        let name = entry.unwrap().file_name();
+        name.into_string().unwrap()
+    });
+    names.filter(|name| name.ends_with(extension)).collect()
+}
+
+#[test]
+fn summary_names_every_file() {
+    let path = drava_cluster::workspace_root().join("docs/results/README.md");
+    let summary = fs::read_to_string(path).unwrap();
+    let mut files = results(".json");
+    files.extend(results(".md"));
+    files.remove("README.md");
+    assert!(files.len() > 20, "{files:?}");
+    files.retain(|file| !summary.contains(&format!("]({file})")));
+    assert!(files.is_empty(), "not in the summary: {files:?}");
+}
+
+#[test]
+fn summary_lists_page_of_every_bench() {
+    let path = drava_cluster::workspace_root().join("docs/results/README.md");
+    let summary = fs::read_to_string(path).unwrap();
+    let rows: BTreeSet<&str> = summary
+        .lines()
+        .filter_map(|line| {
+            line.strip_prefix("| `cargo xtask bench ")?
+                .split('`')
+                .next()
+        })
+        .collect();
+    let benches: BTreeSet<&str> = Name::benches().map(Name::text).collect();
+    assert_eq!(rows, benches);
+}
