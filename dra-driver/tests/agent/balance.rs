@@ -538,3 +538,36 @@ fn charges_shares_of_full_gpu_for_their_use() {
         }
     }
 }
+
+/// A program launches kernels for several ticks at once and waits for all of them, as a training step does: in most ticks it
+/// makes no launch, but the GPU has its work.
+#[test]
+fn keeps_shares_of_programs_that_wait_for_batches() {
+    for cores in [[30, 70], [50, 50], [10, 90]] {
+        for (kernel_us, depth) in [
+            (1_000, 50),
+            (1_000, 150),
+            (1_000, 300),
+            (1_000, 800),
+            (10_000, 30),
+        ] {
+            for is_batch in [[true, true], [true, false], [false, true]] {
+                let loads = cores.iter().zip(is_batch).map(|(cores, is_batch)| {
+                    let mut load = Workload::balance(*cores, kernel_us);
+                    if is_batch {
+                        (load.is_batch, load.depth) = (true, depth);
+                    }
+                    load
+                });
+                let loads: Vec<_> = loads.collect();
+                let mut gpu = SimulatedGpu::new(&loads);
+                // Until the decision for both, the first one launches as if alone.
+                gpu.run(6.0);
+                let due = cores.map(f64::from);
+                let what =
+                    format!("{cores:?} with {depth} kernels of {kernel_us} µs, {is_batch:?}");
+                assert_near(&gpu.run(5.0), &due, POINTS, &what);
+            }
+        }
+    }
+}

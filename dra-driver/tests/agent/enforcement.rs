@@ -85,6 +85,22 @@ fn keeps_balance_shares_and_reclaims_lent_time() {
     await_more_than(&node, &first, 45.0);
 }
 
+/// The larger share launches 300 ms of work at once and waits for all of it.
+#[test]
+fn keeps_share_of_program_that_waits_for_batches() {
+    let node = TestNode::new();
+    node.prepare(1, &share_limits(30, ComputePolicy::Balance));
+    node.prepare(2, &share_limits(70, ComputePolicy::Balance));
+    let _agent = node.agent();
+    let first = start_kernels(&node, 1, 1_000_000);
+    let mut second = node.tenant(2);
+    second
+        .ok("start kernel ns=1000000 depth=400 burst=300 idle=0")
+        .unwrap();
+    // Both lose their part of the time of switches.
+    await_percents(&node, &[&first, &second], &[27.3, 65.0], 4.0);
+}
+
 #[test]
 fn divides_time_by_token_and_drops_dead_process() {
     let node = TestNode::new();

@@ -178,9 +178,7 @@ impl SimulatedGpu {
 
     fn apply(&mut self, decisions: Vec<(usize, Decision)>) {
         for (id, decision) in decisions {
-            self.shares[id].limits.rate_us_per_s = Some(decision.rate_us_per_s);
-            self.shares[id].is_lent = decision.is_lent;
-            self.shares[id].own_time = decision.own_time;
+            self.shares[id].apply(decision);
         }
     }
 

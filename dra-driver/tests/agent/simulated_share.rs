@@ -3,8 +3,9 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 
-use drava_dra_driver::agent::policy::activity::RegionHeader;
-use drava_dra_driver::agent::policy::control::{ActivityChange, Measured};
+use drava_dra_driver::agent::policy::activity::{ActivityTracker, RegionHeader};
+use drava_dra_driver::agent::policy::control::{ActivityChange, Decision, Measured};
+use drava_dra_driver::agent::policy::usage_counters::UsageDelta;
 use drava_vgpu_abi::Limits;
 use drava_vgpu_abi::atomic::Word;
 use drava_vgpu_abi::bucket::{Bucket, Grant, LEASE_US, NextLaunch, TokenSlice};
@@ -17,10 +18,8 @@ use simulator_machine::protocol::{ContextId, Work};
 use crate::simulated_gpu::{NS_PER_US, SECOND_US};
 use crate::workload::Workload;
 
-/// Polling of resumed shares: interval, duration, and silence until a share is idle.
+/// Interval of polling resumed shares.
 const POLL_US: u64 = 20_000;
-const POLLING_US: u64 = 1_000_000;
-const IDLE_AFTER_US: u64 = 40_000;
 
 /// Events of a share: before a kernel in an idle stream, and after each kernel.
 const START: u32 = 0;
@@ -52,6 +51,14 @@ impl Word for VirtualWord {
     }
 }
 
+/// Counters of its processes.
+#[derive(Clone, Copy, Default)]
+struct Counters {
+    gpu_time_us: u64,
+    throttled_us: u64,
+    launches: u64,
+}
+
 /// See the [module](self).
 pub(crate) struct SimulatedShare {
     pub(crate) context: ContextId,
@@ -71,6 +78,8 @@ pub(crate) struct SimulatedShare {
     /// Taken from the bucket and not yet used.
     lease_us: u64,
     waits: bool,
+    /// Whether its program waits for a batch of kernels.
+    is_waiting: bool,
     /// Moving average, as in the cost table.
     cost_us: u64,
     pub(crate) gpu_time_us: u64,
@@ -78,15 +87,11 @@ pub(crate) struct SimulatedShare {
     pub(crate) of_others_us: u64,
     throttled_us: u64,
     wanted_us: u64,
-    seen: (u64, u64, u64),
-    seen_launched: usize,
+    seen: Counters,
     /// GPU time at the last accounted slice.
     seen_in_slice_us: u64,
-    launch_us: u64,
-    was_idle: bool,
-    pub(crate) is_lent: bool,
-    demand_us: u64,
-    polled_until_us: u64,
+    activity: ActivityTracker,
+    pace_us_per_s: u32,
 }
 
 impl SimulatedShare {
@@ -110,19 +115,16 @@ impl SimulatedShare {
             not_before_us: 0,
             lease_us: 0,
             waits: false,
+            is_waiting: false,
             cost_us: 2_000,
             gpu_time_us: 0,
             of_others_us: 0,
             throttled_us: 0,
             wanted_us: 0,
-            seen: (0, 0, 0),
-            seen_launched: 0,
+            seen: Counters::default(),
             seen_in_slice_us: 0,
-            launch_us: 0,
-            was_idle: true,
-            is_lent: false,
-            demand_us: 0,
-            polled_until_us: 0,
+            activity: ActivityTracker::default(),
+            pace_us_per_s: 0,
         }
     }
 
@@ -130,7 +132,8 @@ impl SimulatedShare {
         if !(self.load.is_active)(now_us - SECOND_US) || now_us < self.not_before_us {
             return;
         }
-        while self.charges_us.len() < self.load.depth {
+        self.is_waiting &= !self.charges_us.is_empty();
+        while !self.is_waiting && self.charges_us.len() < self.load.depth {
             let bucket = Bucket::new(&self.header);
             let grant = Grant::of(&self.limits, self.slice, now_us);
             self.wanted_us = now_us;
@@ -164,6 +167,8 @@ impl SimulatedShare {
                     }
                 }
                 self.lease_us -= self.cost_us;
+            } else {
+                bucket.enqueue(self.cost_us);
             }
             let length_us = self.load.kernels_us[self.launched % self.load.kernels_us.len()];
             let length_us = length_us * (self.load.kernel_scale)(now_us - SECOND_US);
@@ -180,6 +185,7 @@ impl SimulatedShare {
             self.charges_us.push_back(self.cost_us);
             self.gpu_time_us += self.cost_us;
         }
+        self.is_waiting |= self.load.is_batch && self.charges_us.len() == self.load.depth;
     }
 
     fn submit(&mut self, engine: &mut Engine, work: Work) {
@@ -216,16 +222,15 @@ impl SimulatedShare {
 
     /// Returns whether the share resumes or goes idle.
     pub(crate) fn activity_change(&mut self, now_us: u64) -> Option<ActivityChange> {
-        let before_us = std::mem::replace(&mut self.demand_us, self.wanted_us);
-        if self.is_lent && before_us != self.wanted_us {
-            self.polled_until_us = now_us + POLLING_US;
-            self.is_lent = false;
-            return Some(ActivityChange::Resumed);
+        let is_poll = self.activity.is_lent() || now_us.is_multiple_of(POLL_US);
+        if !(is_poll && self.activity.is_polled(now_us)) {
+            return None;
         }
-        let is_polled =
-            !self.is_lent && now_us < self.polled_until_us && now_us.is_multiple_of(POLL_US);
-        let is_quiet = now_us - self.wanted_us >= IDLE_AFTER_US;
-        (is_polled && is_quiet && !self.is_in_debt(now_us)).then_some(ActivityChange::Idle)
+        let header = self.region_header();
+        let is_in_debt = self
+            .activity
+            .is_in_debt(&header, now_us, self.pace_us_per_s);
+        self.activity.poll(now_us, &header, is_in_debt)
     }
 
     fn next_launch(&self) -> NextLaunch {
@@ -238,8 +243,8 @@ impl SimulatedShare {
         }
     }
 
-    /// Returns whether the agent sees that the share wants GPU time.
-    pub(crate) fn wants_time(&self, now_us: u64) -> bool {
+    /// Returns the header of its usage region.
+    fn region_header(&self) -> RegionHeader {
         let share = ShareUsage {
             total_bytes: 0,
             peak_bytes: 0,
@@ -250,12 +255,16 @@ impl SimulatedShare {
             admission_timeouts: 0,
             busy_until_us: 0,
         };
-        let header = RegionHeader {
+        RegionHeader {
             share,
             refilled_us: self.header.refilled_us.load(),
             slots_in_use: 1,
-        };
-        header.wants_time(now_us)
+        }
+    }
+
+    /// Returns whether the agent sees that the share wants GPU time.
+    pub(crate) fn wants_time(&self, now_us: u64) -> bool {
+        self.region_header().wants_time(now_us)
     }
 
     /// Returns the GPU time that it was charged since the last call, µs.
@@ -264,46 +273,43 @@ impl SimulatedShare {
         now_us - std::mem::replace(&mut self.seen_in_slice_us, now_us)
     }
 
-    fn is_in_debt(&self, now_us: u64) -> bool {
-        let rate = u64::from(self.limits.rate_us_per_s.unwrap_or(0));
-        let gained = (now_us - self.header.refilled_us.load()) * rate / SECOND_US;
-        Bucket::new(&self.header).credit_us().min(0).unsigned_abs() > gained
+    fn rate(&self) -> u32 {
+        self.limits.rate_us_per_s.unwrap_or(0)
     }
 
-    /// Returns the values that the agent reads in the region.
+    /// Applies a decision of the controller.
+    pub(crate) fn apply(&mut self, decision: Decision) {
+        self.limits.rate_us_per_s = Some(decision.rate_us_per_s);
+        self.pace_us_per_s = decision.pace_us_per_s;
+        self.own_time = decision.own_time;
+        self.activity.set_lent(decision.is_lent);
+    }
+
+    /// Returns the measurement by the values that the agent reads in the region.
     pub(crate) fn measure(&mut self, now_us: u64) -> Measured {
-        let (gpu_time_us, throttled_us, wanted_us) = self.seen;
-        self.seen = (
-            self.gpu_time_us.max(gpu_time_us),
-            self.throttled_us,
-            self.wanted_us,
-        );
-        let in_debt = self.is_in_debt(now_us);
-        let is_idle = self.is_lent && self.wanted_us == self.demand_us && !in_debt;
-        self.demand_us = self.wanted_us;
-        if wanted_us == self.wanted_us {
-            self.was_idle = !in_debt;
-            return Measured {
-                used_us: 0,
-                has_waited: in_debt,
-                launch_us: self.launch_us,
-                is_idle,
-            };
-        }
-        let has_waited = self.throttled_us > throttled_us || in_debt || self.was_idle;
-        let has_waited = has_waited && !is_idle;
-        self.was_idle = is_idle;
-        let used_us = self.gpu_time_us.saturating_sub(gpu_time_us);
-        let launches = (self.launched - self.seen_launched) as u64;
-        self.seen_launched = self.launched;
-        if let Some(mean_us) = used_us.checked_div(launches).filter(|us| *us > 0) {
-            self.launch_us = mean_us;
-        }
-        Measured {
-            used_us,
-            has_waited,
-            launch_us: self.launch_us,
-            is_idle,
-        }
+        let header = self.region_header();
+        let is_in_debt = self
+            .activity
+            .is_in_debt(&header, now_us, self.pace_us_per_s);
+        let is_limited = u64::from(self.rate()) < SECOND_US;
+        let now = Counters {
+            gpu_time_us: self.gpu_time_us.max(self.seen.gpu_time_us),
+            throttled_us: self.throttled_us,
+            launches: self.launched as u64,
+        };
+        let seen = &mut self.seen;
+        let read = || {
+            let before = std::mem::replace(seen, now);
+            Some(UsageDelta {
+                used_us: now.gpu_time_us - before.gpu_time_us,
+                throttled_us: now.throttled_us - before.throttled_us,
+                launches: now.launches - before.launches,
+                long_kernel_us: None,
+            })
+        };
+        let activity = &mut self.activity;
+        activity
+            .measure(&header, is_in_debt, is_limited, read)
+            .measured
     }
 }

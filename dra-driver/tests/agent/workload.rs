@@ -11,6 +11,8 @@ pub(crate) struct Workload {
     pub(crate) kernels_us: Vec<u64>,
     /// Most launches in flight: 1 waits for each kernel.
     pub(crate) depth: usize,
+    /// Whether it launches that many kernels at once and waits for all of them.
+    pub(crate) is_batch: bool,
     /// Time on the host after each kernel.
     pub(crate) host_us: u64,
     /// Returns whether the share is active at a time, µs.
@@ -31,6 +33,7 @@ impl Workload {
             kernels_us: vec![kernel_us],
             // Launches run some slices ahead, as in a program that does not wait for each kernel.
             depth: usize::try_from(4_000 / kernel_us).unwrap().max(2),
+            is_batch: false,
             host_us: 0,
             is_active: |_| true,
             kernel_scale: |_| 1,

@@ -77,6 +77,10 @@ const MAX_BUSY_US: u64 = 60_000_000;
 /// Largest debt, microseconds; more is damage.
 const MAX_DEBT_US: i64 = 3_600_000_000;
 
+/// Most debt of a share that may use the whole GPU before further work is not charged, microseconds. A share that is limited
+/// later has to wait until it is repaid.
+pub const MAX_QUEUED_US: i64 = 1_000_000;
+
 /// Microseconds per second.
 pub const SECOND_US: u64 = 1_000_000;
 
@@ -410,6 +414,14 @@ impl<'a, A: Word> Bucket<'a, A> {
         self.header
             .credit_us
             .fetch_sub(us.min(MAX_DEBT_US.cast_unsigned()));
+    }
+
+    /// Charges work of a share that may use the whole GPU, which is admitted at once: its debt is the work that the GPU has
+    /// yet to do, up to [`MAX_QUEUED_US`].
+    pub fn enqueue(&self, us: u64) {
+        if self.credit_us() > -MAX_QUEUED_US {
+            self.charge(us.min(MAX_QUEUED_US.cast_unsigned()));
+        }
     }
 
     /// Returns `us` to the credit.

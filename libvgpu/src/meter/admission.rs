@@ -203,7 +203,9 @@ impl Meter {
             let grant = share.grant(now);
             bucket.refill(grant, now);
             if grant == Grant::Free {
-                return Admission::Granted(need_us.max(lease_us));
+                let granted_us = need_us.max(lease_us);
+                bucket.enqueue(granted_us);
+                return Admission::Granted(granted_us);
             }
             // A share to which others yield does not wait for more than it needs.
             let least_us = if has_waited && !constraints.notifies_agent {

@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use drava_api::config::Enforcement;
 use drava_nvml::GpuUuid;
 use drava_vgpu_abi::ComputePolicy;
+use drava_vgpu_abi::bucket::SECOND_US;
 use drava_vgpu_abi::contention::{ALL_PPM, OwnTime};
 use drava_vgpu_abi::page;
 use drava_vgpu_abi::snapshot::ProcessUsage;
@@ -77,6 +78,8 @@ pub struct TrackedShare {
     counters: UsageCounters,
     /// Counters at the end of its last accounted token slice.
     slice_counters: UsageCounters,
+    /// How fast the GPU does its work at least, by the last decision, µs per second.
+    pace_us_per_s: u32,
     reserve: Reserve,
     /// Driver reserve in the page when it was opened.
     initial_reserve_bytes: u64,
@@ -115,6 +118,7 @@ impl TrackedShare {
             activity: ActivityTracker::default(),
             counters: UsageCounters::default(),
             slice_counters: UsageCounters::default(),
+            pace_us_per_s: 0,
             reserve: Reserve::default(),
             initial_reserve_bytes: page.limits().driver_reserve_bytes,
             page,
@@ -185,9 +189,12 @@ impl TrackedShare {
         let Ok(header) = self.region.header(buffer) else {
             return self.activity.unchanged();
         };
-        let is_in_debt = header.is_in_debt(now_us, self.rate());
+        let is_in_debt = self
+            .activity
+            .is_in_debt(&header, now_us, self.pace_us_per_s);
+        let is_limited = u64::from(self.rate()) < SECOND_US;
         let (region, counters) = (&self.region, &mut self.counters);
-        self.activity.measure(&header, is_in_debt, || {
+        self.activity.measure(&header, is_in_debt, is_limited, || {
             let view = region.view(buffer).ok()?;
             Some(counters.advance(&view.processes))
         })
@@ -204,7 +211,9 @@ impl TrackedShare {
             return None;
         }
         let header = self.region.header(buffer).ok()?;
-        let is_in_debt = header.is_in_debt(now_us, self.rate());
+        let is_in_debt = self
+            .activity
+            .is_in_debt(&header, now_us, self.pace_us_per_s);
         self.activity.poll(now_us, &header, is_in_debt)
     }
 
@@ -229,6 +238,7 @@ impl TrackedShare {
     /// # Errors
     /// If the page cannot be written.
     pub fn apply(&mut self, decision: Decision) -> io::Result<()> {
+        self.pace_us_per_s = decision.pace_us_per_s;
         let rate = decision.rate_us_per_s;
         let present = self.page.limits().rate_us_per_s;
         if present.is_none_or(|present| present.abs_diff(rate) > rate / RATE_RESOLUTION) {

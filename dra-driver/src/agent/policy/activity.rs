@@ -108,6 +108,8 @@ pub struct ActivityTracker {
     /// Mean duration of the launches in the last tick that had any, µs.
     launch_us: u64,
     reported_kernel_us: u64,
+    /// Refill after which its debt was repaid, µs.
+    repaid_us: u64,
 }
 
 impl Default for ActivityTracker {
@@ -119,6 +121,7 @@ impl Default for ActivityTracker {
             was_idle: true,
             launch_us: 0,
             reported_kernel_us: 0,
+            repaid_us: 0,
         }
     }
 }
@@ -155,6 +158,17 @@ impl ActivityTracker {
         };
     }
 
+    /// Returns whether the GPU still has work of the share, which it does at about `pace_us_per_s`. Debt that is repaid once
+    /// does not return when the share gets less.
+    pub fn is_in_debt(&mut self, header: &RegionHeader, now_us: u64, pace_us_per_s: u32) -> bool {
+        let is_repaid = header.refilled_us == self.repaid_us;
+        if is_repaid || !header.is_in_debt(now_us, pace_us_per_s) {
+            self.repaid_us = header.refilled_us;
+            return false;
+        }
+        true
+    }
+
     /// Measures a share without processes.
     pub fn measure_empty(&mut self) -> Activity {
         self.was_idle = true;
@@ -173,12 +187,14 @@ impl ActivityTracker {
         }
     }
 
-    /// Measures a share since the last tick. `read_slots` returns the difference of its counters, or `None` if they cannot
-    /// be read; it is called only if there was demand.
+    /// Measures a share since the last tick. A share in debt waits before its next launch if it `is_limited`; without demand
+    /// since the last tick, its program waits for the GPU. `read_slots` returns the difference of its counters, or `None` if
+    /// they cannot be read; it is called only if there was demand.
     pub fn measure(
         &mut self,
         header: &RegionHeader,
         is_in_debt: bool,
+        is_limited: bool,
         read_slots: impl FnOnce() -> Option<UsageDelta>,
     ) -> Activity {
         let demand_us = header.share.last_demand_us;
@@ -212,7 +228,8 @@ impl ActivityTracker {
         // The past use of a share that resumes says nothing about its demand. A share with demand and without use waits:
         // libvgpu counts a wait at its end.
         let used_nothing = used_us == 0 && launches == 0;
-        let has_waited = throttled_us > 0 || is_in_debt || self.was_idle || used_nothing;
+        let is_limited = is_limited && is_in_debt;
+        let has_waited = throttled_us > 0 || is_limited || self.was_idle || used_nothing;
         self.was_idle = is_idle;
         if let Some(mean_us) = used_us.checked_div(launches).filter(|us| *us > 0) {
             self.launch_us = mean_us;

@@ -38,6 +38,10 @@ const PEAK_TICKS: i64 = 16;
 /// count as interrupted by it: a kernel may run for several ticks.
 const ACTIVE_TICKS: u8 = 5;
 
+/// Part of its time that a share gets at least, percent: some is lost to switches between contexts. A share whose work seems to
+/// be done too early loses its time to others until the next tick.
+const PACE: i64 = 75;
+
 /// Lowest rate.
 const LOWEST: i64 = 100;
 
@@ -112,6 +116,8 @@ pub struct Controller<Id> {
 pub struct Decision {
     /// Rate, µs of GPU time per second.
     pub rate_us_per_s: u32,
+    /// How fast the GPU does its work at least, µs per second.
+    pub pace_us_per_s: u32,
     /// Which part of the time measured by events is the share's own.
     pub own_time: OwnTime,
     /// Whether other shares use its guaranteed time, so that it is polled.
@@ -231,6 +237,7 @@ impl<Id: Ord + Copy> Controller<Id> {
             };
             let decision = Decision {
                 rate_us_per_s: u32::try_from(rate).unwrap_or(u32::MAX),
+                pace_us_per_s: u32::try_from(rate.min(allotment.part) * PACE / 100).unwrap_or(0),
                 own_time: contention.map_or(OwnTime::ALL, |contention| contention.own_time),
                 // A share whose guarantee is unused by others need not be polled.
                 is_lent: is_any_borrowing
