@@ -22,18 +22,17 @@
 //! [`MAX_BELIEVED_NS`]: drava_vgpu_abi::cost::MAX_BELIEVED_NS
 //! [`MAX_ADMISSION_WAIT_US`]: drava_vgpu_abi::bucket::MAX_ADMISSION_WAIT_US
 
-use core::sync::atomic::AtomicU64;
-
 use drava_vgpu_abi::cost::{Cost, LaunchKind};
 
 use crate::card::Card;
 use crate::cuda::{CUDA_SUCCESS, CUdevice, CUresult, CUstream};
-use crate::shares::Shares;
+use crate::shares::{MAX_SHARES, Shares};
 
 mod admission;
 mod capture;
 mod cards;
 mod costs;
+mod counted_time;
 mod events;
 mod lease;
 mod samples;
@@ -42,6 +41,7 @@ mod stream;
 use capture::Captures;
 use cards::{Cards, Known};
 use costs::Costs;
+use counted_time::CountedTime;
 use lease::Leases;
 use samples::Samples;
 pub(crate) use stream::{Legacy, NullStream, PerThread};
@@ -59,10 +59,8 @@ pub(crate) struct Meter {
     samples: Samples,
     /// Elapsed time of launches, including time slices of other shares; known if the share notifies the agent.
     durations: Costs,
-    /// GPU time that was counted in excess and is subtracted from the next counted time, microseconds.
-    overcounted_us: AtomicU64,
-    /// Corrections of less than a microsecond, nanoseconds in two's complement.
-    corrections_ns: AtomicU64,
+    /// By [`Card::index`]: each GPU's share has its own counter.
+    counted_times: [CountedTime; MAX_SHARES],
 }
 
 /// Result of [`Meter::try_fast_path`].

@@ -1,7 +1,5 @@
 //! Admission of launches: leases from the share's debt bucket, and the wait of a share in debt.
 
-use core::sync::atomic::Ordering;
-
 use drava_vgpu_abi::bucket::{Grant, LEASE_US, MAX_ADMISSION_WAIT_US, MAX_SLEEP_US, NextLaunch};
 use drava_vgpu_abi::contention::OwnTime;
 use drava_vgpu_abi::cost::{Cost, LaunchKind};
@@ -233,41 +231,17 @@ impl Meter {
         Admission::RetryAfter(retry_us)
     }
 
-    /// Adds to the GPU time of this process.
+    /// Adds to the GPU time of this process on the GPU.
     pub(super) fn count_time(&self, card: Card, ns: u64) {
         self.correct_ns(card, i64::try_from(ns).unwrap_or(i64::MAX));
     }
 
-    /// Adds to the GPU time of this process. A negative amount is subtracted from the next amounts.
+    /// Adds to the GPU time of this process on the GPU. A negative amount is subtracted from the next amounts.
     pub(super) fn correct_ns(&self, card: Card, ns: i64) {
-        let carried = self.corrections_ns.swap(0, Ordering::Relaxed).cast_signed();
-        let sum = carried.saturating_add(ns);
-        let us = sum / 1_000;
-        let remainder = sum % 1_000;
-        self.corrections_ns
-            .fetch_add(remainder.cast_unsigned(), Ordering::Relaxed);
-        if us < 0 {
-            self.overcounted_us
-                .fetch_add(us.unsigned_abs(), Ordering::Relaxed);
+        let Some(counted) = self.counted_times.get(usize::from(card.index())) else {
             return;
-        }
-        let mut us = us.unsigned_abs();
-        let mut over = self.overcounted_us.load(Ordering::Relaxed);
-        while over != 0 && us != 0 {
-            let part = over.min(us);
-            match self.overcounted_us.compare_exchange(
-                over,
-                over.saturating_sub(part),
-                Ordering::Relaxed,
-                Ordering::Relaxed,
-            ) {
-                Ok(_) => {
-                    us = us.saturating_sub(part);
-                    over = over.saturating_sub(part);
-                }
-                Err(found) => over = found,
-            }
-        }
+        };
+        let us = counted.add(ns);
         if us != 0
             && let Some(share) = first(card)
         {

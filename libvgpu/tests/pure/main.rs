@@ -13,6 +13,8 @@ mod cache_charge;
 mod charge_map;
 #[path = "../../src/meter/costs.rs"]
 mod costs;
+#[path = "../../src/meter/counted_time.rs"]
+mod counted_time;
 #[path = "../../src/destroyed_pools.rs"]
 mod destroyed_pools;
 #[path = "../../src/elements.rs"]
@@ -36,6 +38,7 @@ mod shared_chunks;
 mod cache_charges;
 mod charge_maps;
 mod charges;
+mod counted_times;
 mod destroyed_pool_list;
 mod formats;
 mod free_space;
