@@ -31,6 +31,7 @@ use crate::shares::{MAX_SHARES, Shares};
 mod admission;
 mod capture;
 mod cards;
+mod contexts;
 mod costs;
 mod counted_time;
 mod events;

@@ -8,19 +8,15 @@
 //! A context can also end unnoticed, and its handle recur. So each launch on the slow path, at least one per lease,
 //! queries the device and corrects the record.
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
 
+use super::contexts::Contexts;
 use crate::card::Card;
 use crate::cuda::CUdevice;
 use crate::device::{current_context, current_device, device_count};
 
-/// CUDA ordinals and contexts with a record; further contexts replace others.
+/// CUDA ordinals with a record.
 const DEVICES: usize = 64;
-const CONTEXTS: usize = 64;
-
-/// Handles are multiples of 16 below 2^60, so that a handle and a code fit in one word. Others are not recorded.
-const HANDLE_SHIFT: u32 = 4;
-const CODE: u64 = 0xff;
 
 /// Codes of what is known of a device; further ones are the index of a metered GPU.
 const UNKNOWN: u32 = 0;
@@ -45,8 +41,8 @@ pub(super) struct Cards {
     only: AtomicU32,
     /// Code of each CUDA ordinal.
     by_device: [AtomicU32; DEVICES],
-    /// Handle and code of contexts on metered GPUs.
-    by_context: [AtomicU64; CONTEXTS],
+    /// Codes of contexts on metered GPUs.
+    by_context: Contexts,
 }
 
 impl Cards {
@@ -63,17 +59,8 @@ impl Cards {
 
     #[inline(never)]
     fn known_by_context(&self) -> Known {
-        let Some((context, entry)) =
-            current_context().and_then(|context| Some((context, self.entry(context)?)))
-        else {
-            return Known::Unknown;
-        };
-        let found = entry.load(Ordering::Relaxed);
-        let [code, ..] = found.to_le_bytes();
-        if code == 0 || found != word_of(context, code) {
-            return Known::Unknown;
-        }
-        decode(u32::from(code))
+        let code = current_context().and_then(|context| self.by_context.code_of(context));
+        code.map_or(Known::Unknown, |code| decode(u32::from(code)))
     }
 
     /// Returns the [`Card::index`] of the GPU of this thread's launches if its time is metered, according to libcuda
@@ -117,47 +104,18 @@ impl Cards {
     /// Records the code of the current context. A context on a GPU that is not metered has no record: its launches
     /// would never take the slow path.
     fn record(&self, code: u32) {
-        let Some((context, entry)) =
-            current_context().and_then(|context| Some((context, self.entry(context)?)))
-        else {
-            return;
-        };
-        let word = match u8::try_from(code) {
-            Ok(code)
-                if u32::from(code) >= FIRST_CARD
-                    && handle_of(word_of(context, code)) == context =>
-            {
-                word_of(context, code)
-            }
-            _ => 0,
-        };
-        entry.store(word, Ordering::Relaxed);
+        if let Some(context) = current_context() {
+            let metered = u8::try_from(code)
+                .ok()
+                .filter(|code| u32::from(*code) >= FIRST_CARD);
+            self.by_context.set(context, metered);
+        }
     }
 
     /// Drops the records of contexts for which `has_ended` is true.
     pub(super) fn forget(&self, has_ended: impl Fn(u64) -> bool) {
-        for entry in &self.by_context {
-            let found = entry.load(Ordering::Relaxed);
-            if found != 0 && has_ended(handle_of(found)) {
-                entry.store(0, Ordering::Relaxed);
-            }
-        }
+        self.by_context.forget(has_ended);
     }
-
-    #[inline]
-    fn entry(&self, context: u64) -> Option<&AtomicU64> {
-        let hash = context.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58;
-        self.by_context.get(usize::try_from(hash).ok()?)
-    }
-}
-
-#[inline]
-fn word_of(context: u64, code: u8) -> u64 {
-    context << HANDLE_SHIFT | u64::from(code)
-}
-
-fn handle_of(word: u64) -> u64 {
-    (word & !CODE) >> HANDLE_SHIFT
 }
 
 #[inline]

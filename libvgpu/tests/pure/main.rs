@@ -11,6 +11,8 @@ mod blocks;
 mod cache_charge;
 #[path = "../../src/charge_map.rs"]
 mod charge_map;
+#[path = "../../src/meter/contexts.rs"]
+mod contexts;
 #[path = "../../src/meter/costs.rs"]
 mod costs;
 #[path = "../../src/meter/counted_time.rs"]
@@ -38,6 +40,7 @@ mod shared_chunks;
 mod cache_charges;
 mod charge_maps;
 mod charges;
+mod context_records;
 mod counted_times;
 mod destroyed_pool_list;
 mod formats;
