@@ -31,7 +31,7 @@ pub const MAX_BELIEVED_NS: u64 = 1_000_000_000;
 /// Weight of a cost that is never measured.
 const UNMEASURABLE: u8 = u8::MAX;
 
-/// How many times its kind's mean a launch may run to be believed beyond [`MAX_BELIEVED_NS`].
+/// How many times its kind's mean a launch may run to be believed beyond [`MAX_BELIEVED_NS`], if the mean is uncertain.
 const MAX_BELIEVED_FACTOR: u64 = 8;
 
 /// Largest deviation of a uniform kind, in 1/32 of the mean.
@@ -115,15 +115,32 @@ impl Cost {
         }
     }
 
-    /// Returns the believed part of a launch that took `ns`. A kind whose launches really are so long is believed
-    /// after a few of them.
+    /// Returns the believed part of a launch that took `ns`.
+    ///
+    /// | Kind | Longest believed time |
+    /// |---|---|
+    /// | unknown | [`MAX_BELIEVED_NS`] |
+    /// | settled | [`MAX_BELIEVED_NS`] more than its mean |
+    /// | few samples, or varies | 8 times its mean, at least [`MAX_BELIEVED_NS`] |
+    ///
+    /// A settled kind of which a launch is not wholly believed is marked as stale ([`Cost::marked_stale`]). So one
+    /// interruption costs a second, and a kind that really became longer is believed after a few launches.
     #[must_use]
     pub fn believed_ns(self, ns: u64) -> u64 {
-        let longest = match self.samples() {
-            0 => MAX_BELIEVED_NS,
-            _ => MAX_BELIEVED_NS.max(self.ns().saturating_mul(MAX_BELIEVED_FACTOR)),
+        let longest = if self.samples() == 0 {
+            MAX_BELIEVED_NS
+        } else if self.is_settled() {
+            self.ns().saturating_add(MAX_BELIEVED_NS)
+        } else {
+            MAX_BELIEVED_NS.max(self.ns().saturating_mul(MAX_BELIEVED_FACTOR))
         };
         ns.min(longest)
+    }
+
+    /// Returns whether the next launch is expected to take about the mean.
+    #[must_use]
+    pub const fn is_settled(self) -> bool {
+        self.samples() > MIN_SAMPLES && !self.is_variable()
     }
 
     /// Returns the number of samples, up to 255.

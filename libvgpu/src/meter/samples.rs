@@ -288,10 +288,10 @@ impl Meter {
         let new_ns = self.samples.new_part_ns(pair, ns);
         let own = own_time.of_launch(new_ns, cost);
         self.settle(card, pair.charged_ns.load(Ordering::Relaxed), own.ns);
-        if let Some(kind) = kind
-            && own.is_evidence
-            && pair.learns.load(Ordering::Relaxed) != 0
-        {
+        let Some(kind) = kind else { return };
+        if ns < taken_ns && cost.is_settled() {
+            self.mark_stale(kind);
+        } else if own.is_evidence && pair.learns.load(Ordering::Relaxed) != 0 {
             self.costs
                 .change(kind, |cost| cost.learn_from(sample, own.ns));
             if card.shares().any(Share::notifies_agent) {
