@@ -16,8 +16,10 @@
 //! - A launch into a stream that is being captured is neither charged nor delayed.
 //! - While a known capture is active in the process, no launch waits and no event is used.
 //! - If GPU time cannot be counted (no region, no memory for state), launches are admitted: memory is denied instead.
-//! - No launch waits without end: a running launch is charged at most [`MAX_BELIEVED_NS`] until it ends, so the debt
-//!   is repaid while it runs; without a rate, after [`MAX_ADMISSION_WAIT_US`].
+//! - No launch waits without end: the launches of a process that run are together charged at most [`MAX_BELIEVED_NS`]
+//!   until they end, so the debt is repaid while they run. A launch that waited for [`MAX_ADMISSION_WAIT_US`] is admitted
+//!   if the share has no rate, or if a launch in flight runs for longer than is believed of its kind, since that launch
+//!   may wait for this one.
 //!
 //! [`MAX_BELIEVED_NS`]: drava_vgpu_abi::cost::MAX_BELIEVED_NS
 //! [`MAX_ADMISSION_WAIT_US`]: drava_vgpu_abi::bucket::MAX_ADMISSION_WAIT_US

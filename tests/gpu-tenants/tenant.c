@@ -6,12 +6,14 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -359,6 +361,71 @@ static void hidden_capture(int count) {
     printf("%d %zu\n", result, nodes);
 }
 
+// The parameter of a launch, in a page that stops the process when it is read.
+static uint64_t *parameter;
+
+static void stop_process(int signal) {
+    (void)signal;
+    mprotect(parameter, 4096, PROT_READ);
+    kill(getpid(), SIGSTOP);
+}
+
+// Launches a kernel of `ns`. The process stops while libcuda executes the launching call, until it is continued.
+static Result stopped_launch(uint64_t ns) {
+    struct sigaction action = {.sa_handler = stop_process}, before;
+    parameter = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (parameter == MAP_FAILED) return -1;
+    *parameter = ns;
+    mprotect(parameter, 4096, PROT_NONE);
+    sigaction(SIGSEGV, &action, &before);
+    void *parameters[] = {parameter, NULL};
+    Result result = CALL(cuLaunchKernel, (Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Handle, void **, void **),
+                         spin, 4096, 1, 1, 256, 1, 1, 0, NULL, parameters, NULL);
+    sigaction(SIGSEGV, &before, NULL);
+    munmap(parameter, 4096);
+    return result;
+}
+
+// Flags of two processes, in a file that both map.
+#define ROUNDS 256
+static volatile uint32_t *flags;
+static struct {
+    volatile uint32_t *flag;
+    uint32_t value;
+} settings[ROUNDS];
+
+static void set_flag(void *setting) {
+    typeof(settings[0]) *set = setting;
+    *set->flag = set->value;
+}
+
+// Queues `rounds` kernels of `ns`. Each waits on the GPU for a flag that the previous kernel of the other process sets;
+// the first kernel of process 0 does not wait.
+static Result exchange(const char *path, int own, int rounds, uint64_t ns) {
+    int file = open(path, O_RDWR);
+    if (file < 0 || rounds > ROUNDS) return -1;
+    // The host memory of the simulated GPU is memory of the process, a page of which is replaced by the file.
+    enum { PAGE = 4096 };
+    char *pages = NULL;
+    Result result = CALL(cuMemHostAlloc, (void **, size_t, unsigned), (void **)&pages, 2 * PAGE, 0);
+    if (result) return result;
+    char *page = pages + (PAGE - (uintptr_t)pages % PAGE) % PAGE;
+    flags = mmap(page, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0);
+    close(file);
+    if (flags == MAP_FAILED) return -1;
+    Handle stream = NULL;
+    result = CALL(cuStreamCreate, (Handle *, unsigned), &stream, 1);
+    for (int i = 0; !result && i < rounds; i++) {
+        uint32_t awaited = own ? i + 1 : i;
+        settings[i].flag = &flags[!own], settings[i].value = i + 1;
+        // Flag 0: the word is at least the value.
+        result = CALL(cuStreamWaitValue32_v2, (Handle, Pointer, uint32_t, unsigned), stream, (Pointer)(uintptr_t)&flags[own], awaited, 0);
+        if (!result) result = launch_kernel(spin, stream, ns, 4096);
+        if (!result) result = CALL(cuLaunchHostFunc, (Handle, void (*)(void *), void *), stream, set_flag, &settings[i]);
+    }
+    return result;
+}
+
 static void run(char *line) {
     char word[64] = "", name[128] = "";
     long long a = 0, b = 0;
@@ -386,6 +453,13 @@ static void run(char *line) {
     else if (!strcmp(word, "capture")) printf("%d\n", capture((int)a, (int)b));
     else if (!strcmp(word, "lostcapture")) printf("%d\n", lost_capture());
     else if (!strcmp(word, "hostgraph")) printf("%d\n", graph_with_host_function((int)a, (int)b));
+    else if (!strcmp(word, "stoppedlaunch")) printf("%d\n", stopped_launch(a));
+    else if (!strcmp(word, "exchange")) {
+        // `exchange PATH OWN ROUNDS NS`
+        int own = 0, rounds = 0;
+        sscanf(line, "%63s %127s %d %d %lld", word, name, &own, &rounds, &a);
+        printf("%d\n", exchange(name, own, rounds, a));
+    } else if (!strcmp(word, "synchronize")) printf("%d\n", CALL(cuCtxSynchronize, (void)));
     else if (!strcmp(word, "hiddencapture")) hidden_capture((int)a);
     else if (!strcmp(word, "destroyprimary")) printf("%d\n", CALL(cuDevicePrimaryCtxReset_v2, (int), (int)a));
     else if (!strcmp(word, "fork")) {

@@ -23,6 +23,41 @@ const WINDOW_POLL_US: (u64, u64) = (20, 500);
 /// have ended.
 const SLICE_POLL_US: (u64, u64) = (100, 500);
 
+/// The wait of one launch.
+struct Wait {
+    begun_us: u64,
+    now_us: u64,
+    /// Time to count as throttled, microseconds.
+    throttled_us: u64,
+}
+
+impl Wait {
+    fn begin() -> Self {
+        let now_us = sys::now_us();
+        Self {
+            begun_us: now_us,
+            now_us,
+            throttled_us: 0,
+        }
+    }
+
+    fn waited_us(&self) -> u64 {
+        self.now_us.saturating_sub(self.begun_us)
+    }
+
+    /// Sleeps for at most [`MAX_SLEEP_US`]. A longer time is not the share's: a debugger or `SIGSTOP` has stopped the
+    /// process, or the host is loaded. Twice as long is still counted.
+    fn sleep(&mut self, us: u64) {
+        sys::sleep_us(us.clamp(1, MAX_SLEEP_US));
+        let now_us = sys::now_us();
+        let slept_us = now_us.saturating_sub(self.now_us);
+        self.now_us = now_us;
+        self.throttled_us = self
+            .throttled_us
+            .saturating_add(slept_us.min(MAX_SLEEP_US.saturating_mul(2)));
+    }
+}
+
 /// Result of a request for GPU time.
 enum Admission {
     /// This many microseconds of GPU time were granted.
@@ -75,11 +110,11 @@ impl Meter {
             return ns;
         }
         let _errno = SavedErrno::new();
-        let mut waited_us = 0u64;
-        let begun = sys::now_us();
-        let mut now = begun;
+        let mut wait = Wait::begin();
         let constraints = PriorityConstraints::of(card);
         loop {
+            let now = wait.now_us;
+            let waited_us = wait.waited_us();
             // A finished sample may lower the cost of the launch, or the debt.
             self.poll(card, now);
             let cost = self.costs.get(kind);
@@ -87,7 +122,7 @@ impl Meter {
             let missing = ns.saturating_sub(lease.remaining_ns()).div_ceil(NS_PER_US);
             if missing == 0 {
                 lease.spend_admitted(ns);
-                count_wait(card, waited_us);
+                count_wait(card, wait.throttled_us);
                 return ns;
             }
             if let Some(us) = self.window_wait_us(card, constraints, ns)
@@ -95,9 +130,7 @@ impl Meter {
                 && !self.captures.is_any()
             {
                 record_demand(card, now);
-                sys::sleep_us(us);
-                now = sys::now_us();
-                waited_us = now.saturating_sub(begun);
+                wait.sleep(us);
                 continue;
             }
             let granted_us =
@@ -106,7 +139,8 @@ impl Meter {
                     // No launch waits during a capture: the share goes into debt.
                     Admission::RetryAfter(_) if self.captures.is_any() => overdraw(card, missing),
                     Admission::RetryAfter(_)
-                        if waited_us >= MAX_ADMISSION_WAIT_US && has_no_rate(card, now) =>
+                        if waited_us >= MAX_ADMISSION_WAIT_US
+                            && (has_no_rate(card, now) || self.has_overrun(card, now)) =>
                     {
                         if let Some(bucket) = first(card).and_then(Share::bucket) {
                             bucket.count_admission_timeout();
@@ -122,9 +156,7 @@ impl Meter {
                         } else {
                             us
                         };
-                        sys::sleep_us(us.clamp(1, MAX_SLEEP_US));
-                        now = sys::now_us();
-                        waited_us = now.saturating_sub(begun);
+                        wait.sleep(us);
                         continue;
                     }
                 };
@@ -132,7 +164,7 @@ impl Meter {
             self.count_time(card, spent.ns);
             count_launches(card, spent.launches);
             lease.spend_admitted(ns);
-            count_wait(card, waited_us);
+            count_wait(card, wait.throttled_us);
             if constraints.notifies_agent {
                 let duration = self.durations.get(kind);
                 let duration_ns = if duration.samples() == 0 {

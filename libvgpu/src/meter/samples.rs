@@ -238,37 +238,43 @@ impl Meter {
         }
     }
 
-    /// Charges a running launch for its time so far.
+    /// Charges a running launch for its time so far. The launches in flight of the process on one GPU are together
+    /// charged at most [`MAX_BELIEVED_NS`] beyond what was paid in advance.
     fn charge_running(&self, card: Card, pair: &Pair, now: u64) {
-        let now_ns = now.saturating_mul(1_000);
-        if let Some(kind) = LaunchKind::of_number(pair.kind.load(Ordering::Relaxed)) {
-            let age = now_ns.saturating_sub(pair.returned_ns.load(Ordering::Relaxed));
-            self.costs.change(kind, |cost| {
-                if cost.samples() == 0 && age > cost.ns() {
-                    Cost::guess(age.min(MAX_BELIEVED_NS))
-                } else {
-                    cost
-                }
-            });
-        }
         if pair.started_us.load(Ordering::Relaxed) == 0 {
             if query(pair.start.load(Ordering::Relaxed)) == CUDA_SUCCESS {
                 pair.started_us.store(now, Ordering::Relaxed);
             }
             return;
         }
-        let started = pair
-            .started_us
-            .load(Ordering::Relaxed)
-            .saturating_mul(1_000);
-        let run_ns = own_time(card)
-            .of_ns(now_ns.saturating_sub(started))
-            .min(MAX_BELIEVED_NS);
+        let run_ns = run_ns(card, pair, now).min(MAX_BELIEVED_NS);
+        if let Some(kind) = LaunchKind::of_number(pair.kind.load(Ordering::Relaxed)) {
+            self.costs.change(kind, |cost| {
+                if cost.samples() == 0 && run_ns > cost.ns() {
+                    Cost::guess(run_ns)
+                } else {
+                    cost
+                }
+            });
+        }
         let charged = pair.charged_ns.load(Ordering::Relaxed);
+        // Launches in flight may overlap, and may wait for later ones.
+        let others = self.samples.in_flight(card, 0).ns.saturating_sub(charged);
+        let run_ns = run_ns.min(MAX_BELIEVED_NS.saturating_sub(others));
         if run_ns > charged {
             pair.charged_ns.store(run_ns, Ordering::Relaxed);
             self.settle(card, charged, run_ns);
         }
+    }
+
+    /// Returns whether a launch in flight runs for longer than is believed of its kind: it may wait for a later one.
+    pub(super) fn has_overrun(&self, card: Card, now: u64) -> bool {
+        self.samples.pending(card).any(|pair| {
+            let kind = LaunchKind::of_number(pair.kind.load(Ordering::Relaxed));
+            let cost = kind.map_or(Cost::UNKNOWN, |kind| self.costs.get(kind));
+            let run_ns = run_ns(card, pair, now);
+            cost.believed_ns(run_ns) < run_ns
+        })
     }
 
     /// Corrects the charge of a sample that has ended, and learns from it.
@@ -358,22 +364,24 @@ impl Samples {
     /// Returns the launches on a GPU whose end was not observed yet. Each counts at least `least_ns`, which stands for
     /// unobserved launches after it.
     pub(super) fn in_flight(&self, card: Card, least_ns: u64) -> InFlight {
+        self.pending(card).fold(InFlight::default(), |sum, pair| {
+            let charged_ns = pair.charged_ns.load(Ordering::Relaxed);
+            InFlight {
+                launches: sum.launches.saturating_add(1),
+                ns: sum.ns.saturating_add(charged_ns.max(least_ns)),
+            }
+        })
+    }
+
+    fn pending(&self, card: Card) -> impl Iterator<Item = &Pair> {
         let head = self.head.load(Ordering::Acquire);
         let tail = self.tail.load(Ordering::Relaxed);
         let numbers = tail.max(head.saturating_sub(RING))..head;
-        let is_of_card = |pair: &&Pair| {
-            pair.state.load(Ordering::Acquire) == PENDING
-                && pair.card.load(Ordering::Relaxed) == u32::from(card.index())
-        };
         numbers
             .filter_map(|number| self.at(number))
-            .filter(is_of_card)
-            .fold(InFlight::default(), |sum, pair| {
-                let charged_ns = pair.charged_ns.load(Ordering::Relaxed);
-                InFlight {
-                    launches: sum.launches.saturating_add(1),
-                    ns: sum.ns.saturating_add(charged_ns.max(least_ns)),
-                }
+            .filter(move |pair| {
+                pair.state.load(Ordering::Acquire) == PENDING
+                    && pair.card.load(Ordering::Relaxed) == u32::from(card.index())
             })
     }
 
@@ -490,6 +498,14 @@ impl Samples {
         }
         // SAFETY: under the lock.
         unsafe { &mut *self.clocks.get() }.forget(ends);
+    }
+}
+
+/// Returns how long a launch in flight runs since a poll found it started, without the time slices of other shares.
+fn run_ns(card: Card, pair: &Pair, now_us: u64) -> u64 {
+    match pair.started_us.load(Ordering::Relaxed) {
+        0 => 0,
+        started_us => own_time(card).of_ns(now_us.saturating_sub(started_us).saturating_mul(1_000)),
     }
 }
 

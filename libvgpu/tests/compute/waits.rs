@@ -1,5 +1,9 @@
 //! No launch waits without end, and no pause becomes minutes of debt.
 
+mod flags;
+mod patience;
+mod stops;
+
 use std::time::{Duration, Instant};
 
 use drava_vgpu_abi::ComputePolicy;
@@ -56,32 +60,6 @@ fn charges_interrupted_launch_at_most_a_second() {
     }
     let waited = begun.elapsed();
     assert!(waited < LONGEST, "{waited:?}");
-}
-
-/// As by SIGSTOP, a debugger or the freezer of cgroups: the process sees the end of its kernel late.
-#[test]
-fn charges_launch_of_stopped_process_for_its_kernel() {
-    const STOPPED: Duration = Duration::from_secs(3);
-    let test_bed = crate::test_bed();
-    let (_share, mut tenant) = tenant_of_share(&test_bed, PERCENT);
-    for _ in 0..10 {
-        tenant.ok("once 5000000").unwrap();
-    }
-    tenant.ok("queue 5000000").unwrap();
-    let pid = i32::try_from(tenant.pid()).unwrap();
-    // SAFETY: a child that was not waited for.
-    let signal = |signal| assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
-    signal(libc::SIGSTOP);
-    // The length of the stop is what the test is about: the kernel must not be charged for it.
-    std::thread::sleep(STOPPED);
-    signal(libc::SIGCONT);
-    let begun = Instant::now();
-    for _ in 0..3 {
-        tenant.ok("once 5000000").unwrap();
-    }
-    // Repaid, three kernels take 75 ms; the rest is for a loaded host.
-    let waited = begun.elapsed();
-    assert!(waited < STOPPED, "{waited:?}");
 }
 
 /// During the host function the GPU is idle.
