@@ -72,45 +72,71 @@ fn avoids_deadlock_of_processes_across_two_gpus() {
     }
 }
 
-/// Each launch of one process follows the end of a launch of the other, as in a loop that exchanges flags.
+/// Kernels of two processes, each on its own GPU, wait on the GPU for flags of each other.
 #[test]
-fn alternates_launches_of_two_processes_on_two_gpus() {
-    const ROUNDS: u32 = 100;
+fn exchanges_flags_of_two_processes_on_two_gpus() {
+    const ROUNDS: u32 = 50;
+    const PERCENT: u32 = 25;
+    /// The kernels, 50 ms, are repaid in 200 ms. A charged wait of a second would be repaid in four.
+    const STALL: Duration = Duration::from_secs(4);
     for policy in [
         ComputePolicy::Fixed,
         ComputePolicy::Balance,
         ComputePolicy::Token,
     ] {
         let test_bed = crate::test_bed();
-        let limits = share(policy, 50).unwrap();
-        let containers =
+        let limits = share(policy, PERCENT).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let flags = directory.path().join("flags");
+        std::fs::write(&flags, [0; 4096]).unwrap();
+        let shares =
             ["one", "other"].map(|name| test_bed.share_of_each_card(name, &limits).unwrap());
-        let mut tenants: Vec<Tenant> = containers
-            .iter()
-            .enumerate()
-            .map(|(own, shares)| {
+        let shares: Vec<_> = (0..).zip(&shares).map(|(own, of)| &of[own]).collect();
+        let give_tokens = || {
+            for share in &shares {
+                // Each share is the only one of its GPU.
+                share.give_token(now_us() + 900_000).unwrap();
+            }
+        };
+        give_tokens();
+        let mut tenants: Vec<Tenant> = (0..)
+            .zip(&shares)
+            .map(|(own, share)| {
                 let both = |command: &mut std::process::Command| {
                     command.env("CUDA_VISIBLE_DEVICES", "0,1");
                 };
-                let share = Some(&shares[own]);
-                let mut tenant = test_bed.tenant_with(share, "dlsym", both).unwrap();
+                let mut tenant = test_bed.tenant_with(Some(share), "dlsym", both).unwrap();
                 tenant.ok(&format!("init {own}")).unwrap();
                 tenant
             })
             .collect();
-        for _ in 0..ROUNDS {
-            for (own, tenant) in tenants.iter_mut().enumerate() {
-                // Each share is the only one of its GPU that needs the token.
-                containers[own][own].give_token(now_us() + 900_000).unwrap();
-                tenant.ok("once 1000000").unwrap();
-            }
+        for (own, tenant) in tenants.iter_mut().enumerate() {
+            let flags = flags.display();
+            tenant
+                .send(&format!("exchange {flags} {own} {ROUNDS} 1000000"))
+                .unwrap();
+            tenant.send("synchronize").unwrap();
         }
-        for (own, shares) in containers.iter().enumerate() {
-            let (header, processes) = shares[own].usage().unwrap();
+        std::thread::scope(|scope| {
+            let ends: Vec<_> = tenants
+                .iter_mut()
+                .map(|tenant| {
+                    scope.spawn(|| [tenant.receive().unwrap(), tenant.receive().unwrap()])
+                })
+                .collect();
+            while ends.iter().any(|end| !end.is_finished()) {
+                give_tokens();
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            for end in ends {
+                assert_eq!(end.join().unwrap(), ["0", "0"], "{policy:?}");
+            }
+        });
+        for share in &shares {
+            let (header, processes) = share.usage().unwrap();
             assert_eq!(header.admission_timeouts, 0, "{policy:?}");
-            // Half of the time each GPU is idle, so a share of 50% hardly waits.
-            let waited = Duration::from_micros(processes[0].throttled_us);
-            assert!(waited < Duration::from_secs(1), "{policy:?}: {waited:?}");
+            let throttled = Duration::from_micros(processes[0].throttled_us);
+            assert!(throttled < STALL, "{policy:?}: {throttled:?}");
         }
     }
 }
