@@ -55,32 +55,36 @@ fn enforces_share_with_rarely_sampled_short_kernels() {
     assert_share(10, "kernel ns=20000 depth=256");
 }
 
-/// An event takes as long as a short kernel, which must not be charged for it.
+/// An event takes several times as long as a short kernel, which must not be charged for it.
 #[test]
 fn charges_short_kernels_without_time_of_events() {
-    const EVENT_NS: u64 = 20_000;
+    const EVENT_NS: u32 = 20_000;
     let machine = simulator_machine::description::H100X2;
     let usual = "    ecc: true\n";
     assert!(machine.contains(usual));
     let perturbed = format!("{usual}    perturbation: {{eventNanoseconds: {EVENT_NS}}}\n");
     let machine = machine.replacen(usual, &perturbed, 1);
-    let test_bed = TestBed::with_machine(library::shipped().unwrap(), &machine).unwrap();
-    let (mut tenant, share) = tenant(&test_bed, 60);
-    // The tenant's own events are few.
-    tenant
-        .ok("start kernel ns=20000 depth=4096 burst=512 idle=1")
-        .unwrap();
-    crate::wait_until(
-        || share.usage().unwrap().1[0].launches > 50_000,
-        || "too few launches".to_owned(),
-    );
-    let counted = share.counted().unwrap().as_secs_f64();
-    let kernels = share.usage().unwrap().1[0].launches as f64 * 20e-6;
-    let ratio = counted / kernels;
-    assert!(
-        (0.7..1.5).contains(&ratio),
-        "counted {ratio} of {kernels} s"
-    );
+    for ns in [1_000u32, 5_000] {
+        let test_bed = TestBed::with_machine(library::shipped().unwrap(), &machine).unwrap();
+        let (mut tenant, share) = tenant(&test_bed, 60);
+        // The tenant's own events are few.
+        tenant
+            .ok(&format!("start kernel ns={ns} depth=4096 burst=512 idle=1"))
+            .unwrap();
+        crate::wait_until(
+            || share.usage().unwrap().1[0].launches > 20_000,
+            || "too few launches".to_owned(),
+        );
+        let counted_ns = share.counted().unwrap().as_nanos() as f64;
+        let charged_ns = counted_ns / share.usage().unwrap().1[0].launches as f64;
+        let kernel_ns = f64::from(ns);
+        // A loaded host makes some kernels seem longer.
+        let longest_ns = kernel_ns + f64::from(EVENT_NS) / 8.0;
+        assert!(
+            (0.7 * kernel_ns..longest_ns).contains(&charged_ns),
+            "a kernel of {ns} ns is charged {charged_ns} ns"
+        );
+    }
 }
 
 #[test]
