@@ -58,6 +58,7 @@ impl State {
             .chain(self.events.handles())
             .chain(self.modules.handles())
             .chain(self.libraries.handles())
+            .chain(self.links.handles())
             .chain(self.arrays.handles())
             .chain(self.pools.handles())
             .chain(self.virtual_memory.handles())

@@ -41,6 +41,7 @@ mod host;
 mod ipc;
 mod launch;
 mod library;
+mod linker;
 mod lookup;
 mod managed;
 mod memory;
@@ -68,6 +69,7 @@ use handles::Handles;
 use host::HostFunctions;
 use ipc::IpcMappings;
 use library::Libraries;
+use linker::Links;
 use memory::AddressSpace;
 use module::Modules;
 use multicast::Multicast;
@@ -88,6 +90,7 @@ struct State {
     events: Events,
     modules: Modules,
     libraries: Libraries,
+    links: Links,
     arrays: Arrays,
     pools: Pools,
     virtual_memory: VirtualMemory,
@@ -111,6 +114,7 @@ impl State {
             events: Events::default(),
             modules: Modules::default(),
             libraries: Libraries::default(),
+            links: Links::default(),
             arrays: Arrays::default(),
             pools: Pools::default(),
             virtual_memory: VirtualMemory::default(),

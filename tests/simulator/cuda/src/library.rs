@@ -15,6 +15,9 @@ use crate::error::CudaError;
 use crate::module::global_bytes;
 use crate::types::{CUcontext, CUdeviceptr, CUfunction, CUkernel, CUlibrary, CUmodule};
 
+/// The only kernel that an enumeration returns, though a library has one of every name.
+const ENUMERATED: &str = "enumerated";
+
 #[derive(Debug, Default)]
 pub(crate) struct Libraries {
     libraries: BTreeMap<CUlibrary, Library>,
@@ -170,6 +173,19 @@ entry_points! {
     "cuLibraryGetKernel" 12000 fn cuLibraryGetKernel(kernel: Out<CUkernel>, library: CUlibrary, name: Text) {
         let name = name.get()?;
         kernel.set(driver()?.state().library_kernel(library, &name)?)
+    }
+
+    "cuLibraryGetKernelCount" 12040 fn cuLibraryGetKernelCount(count: Out<c_uint>, library: CUlibrary) {
+        driver()?.state().libraries.library(library)?;
+        count.set(1)
+    }
+
+    "cuLibraryEnumerateKernels" 12040 fn cuLibraryEnumerateKernels(kernels: Out<CUkernel>, count: c_uint, library: CUlibrary) {
+        let mut state = driver()?.state();
+        match count {
+            0 => state.libraries.library(library).map(drop),
+            _ => kernels.set(state.library_kernel(library, ENUMERATED)?),
+        }
     }
 
     "cuLibraryGetModule" 12000 fn cuLibraryGetModule(module: Out<CUmodule>, library: CUlibrary) {

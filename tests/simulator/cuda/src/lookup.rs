@@ -6,8 +6,8 @@ use crate::abi::{CudaResult, EntryPoint, Out, Text, entry_points};
 use crate::error::CudaError;
 use crate::{
     array, capture, checkpoint, context, copy, device, error_names, event, external, fill, graph,
-    green, host, ipc, launch, library, managed, memory, module, multicast, pointer, pool, stream,
-    stream_memory, unlisted, virtual_memory,
+    green, host, ipc, launch, library, linker, managed, memory, module, multicast, pointer, pool,
+    stream, stream_memory, unlisted, virtual_memory,
 };
 
 const TABLES: &[&[EntryPoint]] = &[
@@ -34,6 +34,7 @@ const TABLES: &[&[EntryPoint]] = &[
     launch::ENTRY_POINTS,
     launch::legacy::ENTRY_POINTS,
     library::ENTRY_POINTS,
+    linker::ENTRY_POINTS,
     ENTRY_POINTS,
     managed::ENTRY_POINTS,
     memory::ENTRY_POINTS,

@@ -55,6 +55,7 @@ handles! {
     CUgreenCtx;
     CUdevResourceDesc;
     CUexternalMemory;
+    CUlinkState;
 }
 
 impl CUcontext {
