@@ -209,6 +209,7 @@ pub(crate) fn release_allocations_of(context: u64) {
     };
     let ends = |charge: &Charge| charge.context == context;
     process.pointers.remove_all(ends, |pointer, charge| {
+        shared_memory::end_export(process, pointer);
         release_linear(process, pointer, charge);
     });
     shared_memory::end_context(process, context);

@@ -5,6 +5,7 @@ use crate::functions::{cuMemFree, cuMemFree_v2, cuMemFreeAsync};
 use crate::hooks::memory::free_linear;
 use crate::hooks::metering::NullStream;
 use crate::hooks::pool;
+use crate::hooks::shared_memory::{self, blocks_around};
 use crate::process::Process;
 
 fn free(
@@ -12,13 +13,22 @@ fn free(
     stream: Option<CUstream>,
     call: impl FnOnce() -> CUresult,
 ) -> CUresult {
-    let has_pool_memory = |process: &&Process| {
-        process.pointers.get(pointer).is_none() && pool::is_from_pool(process, pointer)
+    let Some(process) = Process::get() else {
+        return call();
     };
-    match Process::get().filter(has_pool_memory) {
-        Some(process) => pool::free(process, pointer, stream, call),
-        None => free_linear(pointer, call),
-    }
+    let charge = process.pointers.get(pointer);
+    let is_from_pool = charge.is_none() && pool::is_from_pool(process, pointer);
+    let chunk = || match charge {
+        Some(charge) => Some((charge.card, blocks_around(pointer, charge.bytes))),
+        None => process.pool_free_space.chunk_of(pointer),
+    };
+    shared_memory::free_exported(process, pointer, chunk, || {
+        if is_from_pool {
+            pool::free(process, pointer, stream, call)
+        } else {
+            free_linear(pointer, call)
+        }
+    })
 }
 
 pub(crate) unsafe fn now(original: cuMemFree_v2::Function, pointer: CUdeviceptr) -> CUresult {

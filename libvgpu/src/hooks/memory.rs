@@ -18,7 +18,6 @@ use crate::functions::{
 };
 use crate::guard::GateGuard;
 use crate::hooks::driver_cache::{deny, reserve, reserve_ahead};
-use crate::hooks::shared_memory;
 use crate::process::Process;
 
 static ADVISE: Original<Advise> = Original::new(Library::Cuda, c"cuMemAdvise");
@@ -274,7 +273,6 @@ pub(crate) fn release_linear(process: &'static Process, pointer: u64, charge: Ch
     let Some(card) = process.card(charge.card) else {
         return;
     };
-    shared_memory::end_export(process, pointer);
     if !blocks::is_small(charge.bytes) {
         card.release(charge.bytes);
     } else if process.blocks.remove(charge.card, pointer, charge.bytes) {

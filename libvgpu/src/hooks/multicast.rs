@@ -151,11 +151,19 @@ pub(crate) unsafe fn unbind(
     bytes: usize,
 ) -> CUresult {
     // SAFETY: the caller's arguments.
-    let result = unsafe { original(object, device, offset, bytes) };
-    if let Some(process) = Process::get().filter(|_| result == CUDA_SUCCESS)
-        && let Some(binding) = process.bindings.remove(binding_key(object, device, offset))
-    {
-        physical::drop_mapping(process, binding.memory);
+    let call = || unsafe { original(object, device, offset, bytes) };
+    let Some(process) = Process::get() else {
+        return call();
+    };
+    let key = binding_key(object, device, offset);
+    let bound = process.bindings.remove(key);
+    let dropped = bound.map(|binding| physical::begin_drop_mapping(process, binding.memory));
+    let result = call();
+    if let Some(dropped) = dropped {
+        dropped.end(process, result);
+    }
+    if let Some(binding) = bound.filter(|_| result != CUDA_SUCCESS) {
+        process.bindings.insert(key, binding);
     }
     result
 }

@@ -82,66 +82,91 @@ pub(crate) fn add_import(process: &Process, handle: CUmemGenericAllocationHandle
 
 /// Adds a handle of known memory; `false` if the memory is unknown.
 pub(crate) fn add_handle(process: &Process, handle: CUmemGenericAllocationHandle) -> bool {
-    let one_more = |memory: &Physical| {
-        Some(Physical {
-            handles: memory.handles.saturating_add(1),
-            ..*memory
-        })
-    };
-    process.physical.change(handle, one_more).is_some()
+    process.physical.change(handle, with_handle).is_some()
 }
 
 /// Adds a mapping of known memory; `false` if the memory is not the share's.
 pub(crate) fn add_mapping(process: &Process, handle: CUmemGenericAllocationHandle) -> bool {
-    let one_more = |memory: &Physical| {
-        Some(Physical {
-            mappings: memory.mappings.saturating_add(1),
-            ..*memory
-        })
-    };
-    process.physical.change(handle, one_more).is_some()
+    process.physical.change(handle, with_mapping).is_some()
 }
 
-/// Reverts [`add_mapping`].
+fn with_handle(memory: &Physical) -> Option<Physical> {
+    Some(Physical {
+        handles: memory.handles.saturating_add(1),
+        ..*memory
+    })
+}
+
+fn with_mapping(memory: &Physical) -> Option<Physical> {
+    Some(Physical {
+        mappings: memory.mappings.saturating_add(1),
+        ..*memory
+    })
+}
+
+/// Removes a mapping that libcuda has ended.
 pub(crate) fn drop_mapping(process: &'static Process, handle: CUmemGenericAllocationHandle) {
-    if let Some(remaining) = drop_reference(process, handle, without_mapping) {
-        release_if_unreferenced(process, handle, remaining);
+    begin_drop_mapping(process, handle).confirm(process);
+}
+
+/// A reference that libcuda is about to end. It is removed before: afterwards other memory may have the same handle.
+#[derive(Clone, Copy)]
+pub(crate) struct DroppedReference {
+    handle: CUmemGenericAllocationHandle,
+    /// The memory without the reference; `None` if it had none.
+    remaining: Option<Physical>,
+    restore: fn(&Physical) -> Option<Physical>,
+}
+
+/// Removes a handle.
+pub(crate) fn begin_drop_handle(
+    process: &Process,
+    handle: CUmemGenericAllocationHandle,
+) -> DroppedReference {
+    DroppedReference {
+        handle,
+        remaining: drop_reference(process, handle, without_handle),
+        restore: with_handle,
     }
 }
 
-/// A handle that libcuda is about to release.
-pub(crate) struct DroppedHandle(Option<Physical>);
-
-/// Removes a handle before libcuda is called: afterwards another thread may have got the same handle.
-pub(crate) fn drop_handle(
+/// Removes a mapping.
+pub(crate) fn begin_drop_mapping(
     process: &Process,
     handle: CUmemGenericAllocationHandle,
-) -> DroppedHandle {
-    DroppedHandle(drop_reference(process, handle, |memory| {
-        let handles = memory.handles.checked_sub(1)?;
-        Some(Physical { handles, ..*memory })
-    }))
+) -> DroppedReference {
+    DroppedReference {
+        handle,
+        remaining: drop_reference(process, handle, without_mapping),
+        restore: with_mapping,
+    }
 }
 
-impl DroppedHandle {
-    /// Confirms that libcuda released the handle.
-    pub(crate) fn confirm(self, process: &'static Process, handle: CUmemGenericAllocationHandle) {
-        if let Some(remaining) = self.0 {
-            release_if_unreferenced(process, handle, remaining);
+impl DroppedReference {
+    /// Confirms or restores the reference after the call.
+    pub(crate) fn end(self, process: &'static Process, result: CUresult) {
+        if result == CUDA_SUCCESS {
+            self.confirm(process);
+        } else {
+            self.restore(process);
         }
     }
 
-    /// Restores the handle, which libcuda did not release.
-    pub(crate) fn restore(self, process: &Process, handle: CUmemGenericAllocationHandle) {
-        let Some(remaining) = self.0 else { return };
+    fn confirm(self, process: &'static Process) {
+        if let Some(remaining) = self.remaining {
+            release_if_unreferenced(process, self.handle, remaining);
+        }
+    }
+
+    fn restore(self, process: &Process) {
+        let Some(remaining) = self.remaining else {
+            return;
+        };
         let _guard = process.guard();
-        if !add_handle(process, handle) {
-            let handles = remaining.handles.saturating_add(1);
-            let restored = Physical {
-                handles,
-                ..remaining
-            };
-            process.physical.insert(handle, restored);
+        if process.physical.change(self.handle, self.restore).is_none()
+            && let Some(restored) = (self.restore)(&remaining)
+        {
+            process.physical.insert(self.handle, restored);
         }
     }
 }
@@ -225,6 +250,11 @@ pub(crate) fn cancel_mapping(process: &'static Process, handle: CUmemGenericAllo
     if let Some(remaining) = remaining {
         release_if_unreferenced(process, handle, remaining);
     }
+}
+
+fn without_handle(memory: &Physical) -> Option<Physical> {
+    let handles = memory.handles.checked_sub(1)?;
+    Some(Physical { handles, ..*memory })
 }
 
 fn without_mapping(memory: &Physical) -> Option<Physical> {

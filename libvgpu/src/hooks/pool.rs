@@ -21,7 +21,7 @@ use crate::hooks::driver_cache::pools::{
 };
 use crate::hooks::driver_cache::{deny, destroyed, reserve_ahead};
 use crate::hooks::metering::{self, NullStream};
-use crate::hooks::{graph_memory, streams};
+use crate::hooks::{graph_memory, shared_memory, streams};
 use crate::pool_free_space::{CHUNK, SizeChange};
 use crate::process::Process;
 
@@ -255,7 +255,7 @@ pub(crate) fn free(
     let of_destroyed = process.destroyed_pools.begin_free(pointer);
     let result = call();
     if result == CUDA_SUCCESS {
-        share::freed(process, pointer);
+        shared_memory::close(process, pointer);
         if let Some(taken) = of_destroyed {
             let when = match (stream, key) {
                 // `cuMemFree` is not ordered by a stream.

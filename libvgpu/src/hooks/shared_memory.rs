@@ -51,7 +51,30 @@ pub(crate) fn add_export(
         .add_once(shared, |bytes| card.export(bytes));
 }
 
-/// Ends an export after the allocation was freed.
+/// Frees an allocation with `call`, and ends its export before: afterwards another thread may export other memory at
+/// the same pointer. `chunk` is its GPU's index and its memory, to restore the export if the call fails.
+pub(crate) fn free_exported(
+    process: &'static Process,
+    pointer: CUdeviceptr,
+    chunk: impl FnOnce() -> Option<(u8, Chunk)>,
+    call: impl FnOnce() -> CUresult,
+) -> CUresult {
+    if !process.exported.contains(pointer) {
+        return call();
+    }
+    let chunk = chunk();
+    end_export(process, pointer);
+    let result = call();
+    if result != CUDA_SUCCESS
+        && let Some((card, chunk)) = chunk
+        && let Some(card) = process.card(card)
+    {
+        add_export(process, card, pointer, chunk);
+    }
+    result
+}
+
+/// Ends the export of an allocation.
 pub(crate) fn end_export(process: &'static Process, pointer: CUdeviceptr) {
     process.exported.remove(pointer, |chunk| {
         if let Some(card) = process.card(chunk.card) {

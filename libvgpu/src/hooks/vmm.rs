@@ -67,14 +67,10 @@ pub(crate) unsafe fn release(
         // SAFETY: the caller's arguments.
         return unsafe { original(handle) };
     };
-    let dropped = physical::drop_handle(process, handle);
+    let dropped = physical::begin_drop_handle(process, handle);
     // SAFETY: the caller's arguments.
     let result = unsafe { original(handle) };
-    if result == CUDA_SUCCESS {
-        dropped.confirm(process, handle);
-    } else {
-        dropped.restore(process, handle);
-    }
+    dropped.end(process, result);
     result
 }
 
@@ -162,19 +158,46 @@ pub(crate) unsafe fn unmap(
     bytes: usize,
 ) -> CUresult {
     // SAFETY: the caller's arguments.
-    let result = unsafe { original(address, bytes) };
-    let Some(process) = Process::get().filter(|_| result == CUDA_SUCCESS) else {
-        return result;
+    let call = || unsafe { original(address, bytes) };
+    let Some(process) = Process::get() else {
+        return call();
     };
-    // The range consists of whole mappings; libcuda rejects others.
-    let end = address.saturating_add(bytes as u64);
-    let mut at = address;
-    while at < end {
-        let Some(mapping) = process.mappings.remove(at) else {
-            break;
-        };
-        physical::drop_mapping(process, mapping.memory);
-        at = at.saturating_add(mapping.bytes.max(1));
+    let mappings = || mappings_in(process, address, bytes as u64);
+    let mut dropped = [None; UNMAPPED_AT_ONCE];
+    for (slot, (_, memory)) in dropped.iter_mut().zip(mappings()) {
+        *slot = Some(physical::begin_drop_mapping(process, memory));
+    }
+    let result = call();
+    for dropped in dropped.into_iter().flatten() {
+        dropped.end(process, result);
+    }
+    if result == CUDA_SUCCESS {
+        for (index, (at, memory)) in mappings().enumerate() {
+            process.mappings.remove(at);
+            if index >= UNMAPPED_AT_ONCE {
+                physical::drop_mapping(process, memory);
+            }
+        }
     }
     result
+}
+
+/// Mappings of a range whose references are removed before libcuda unmaps them; those of further ones are removed
+/// afterwards.
+const UNMAPPED_AT_ONCE: usize = 32;
+
+/// Returns address and memory of the mappings in a range. It consists of whole mappings; libcuda rejects others.
+fn mappings_in(
+    process: &Process,
+    address: CUdeviceptr,
+    bytes: u64,
+) -> impl Iterator<Item = (CUdeviceptr, CUmemGenericAllocationHandle)> {
+    let end = address.saturating_add(bytes);
+    let mut at = address;
+    core::iter::from_fn(move || {
+        let mapping = process.mappings.get(at).filter(|_| at < end)?;
+        let found = (at, mapping.memory);
+        at = at.saturating_add(mapping.bytes.max(1));
+        Some(found)
+    })
 }

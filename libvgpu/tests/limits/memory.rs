@@ -253,3 +253,41 @@ fn charges_holes_between_small_allocations() {
     }
     assert_eq!(process.memory_info().0, 62 * MIB);
 }
+
+/// The records of an object are removed before the call that frees it, and restored if the call fails.
+#[test]
+fn keeps_charges_after_failed_calls() {
+    const BYTES: u64 = 32 * MIB;
+    let container = Container::with_memory(GIB);
+    let mut process = container.process();
+
+    let handle = process.ok(&format!("create {BYTES} 0 1"))[0];
+    let address = process.ok(&format!("reserve {}", 2 * BYTES))[0];
+    process.ok(&format!("map {address} {BYTES} {handle} 0"));
+    process.ok(&format!("release {handle}"));
+    assert_ne!(
+        process.query(&format!("unmap {address} {}", 2 * BYTES))[0],
+        0
+    );
+    assert_eq!(process.memory_info().0, GIB - BYTES);
+    process.ok(&format!("unmap {address} {BYTES}"));
+    assert_eq!(process.memory_info().0, GIB);
+
+    let primary = process.init(0);
+    let pointer = process.alloc(BYTES);
+    assert_ne!(process.query(&format!("destroy {primary}"))[0], 0);
+    assert_eq!(process.memory_info().0, GIB - BYTES);
+
+    let answer = process.request(&format!("ipcget {pointer}"));
+    let exported = answer.strip_prefix("0 ").unwrap();
+    let stream = process.ok("capture")[0];
+    assert_ne!(process.query(&format!("free {pointer}"))[0], 0);
+    process.query(&format!("endcapture {stream}"));
+    // The export is not charged to another process of the share.
+    let mut other = container.process();
+    let opened = other.ok(&format!("ipcopen {exported}"))[0];
+    assert_eq!(other.memory_info().0, GIB - BYTES);
+    other.ok(&format!("ipcclose {opened}"));
+    process.ok(&format!("free {pointer}"));
+    assert_eq!(process.memory_info().0, GIB);
+}

@@ -61,9 +61,3 @@ pub(crate) unsafe fn import_pointer(
     unsafe { pointer.write(0) };
     CUDA_ERROR_OUT_OF_MEMORY
 }
-
-/// Ends the export or import of a freed pointer.
-pub(crate) fn freed(process: &'static Process, pointer: CUdeviceptr) {
-    shared_memory::end_export(process, pointer);
-    shared_memory::close(process, pointer);
-}
