@@ -271,18 +271,20 @@ impl Card {
         }
     }
 
-    /// Closes memory of another process.
+    /// Closes memory of another process and releases its charge.
     pub(crate) fn end_import(self, bytes: u64) {
+        self.release(self.close_import(bytes));
+    }
+
+    /// Closes memory of another process and returns its charge, to be released.
+    pub(crate) fn close_import(self, bytes: u64) -> u64 {
         let Some(imports) = self.imports() else {
-            return;
+            return 0;
         };
-        let surplus = {
-            let _guard = self.shares.guard();
-            let surplus = imports.close(bytes);
-            self.publish(imports);
-            surplus
-        };
-        self.release(surplus);
+        let _guard = self.shares.guard();
+        let surplus = imports.close(bytes);
+        self.publish(imports);
+        surplus
     }
 
     /// Reserves `bytes` if they are available without a reclaim.

@@ -6,6 +6,7 @@ pub(crate) mod driver_cache;
 pub(crate) mod exported;
 pub(crate) mod external;
 pub(crate) mod free;
+pub(crate) mod freed_bytes;
 pub(crate) mod graph;
 pub(crate) mod graph_memory;
 pub(crate) mod green;

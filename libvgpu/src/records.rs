@@ -158,6 +158,22 @@ impl Context {
         }
     }
 
+    /// Returns the context with the additional charge that `more` returns for its GPU.
+    pub(crate) fn with_bytes(self, more: impl FnOnce(u8) -> u64) -> Self {
+        match self {
+            Self::Own {
+                bytes,
+                card,
+                attachments,
+            } => Self::Own {
+                bytes: bytes.saturating_add(more(card)),
+                card,
+                attachments,
+            },
+            part @ Self::Part { .. } => part,
+        }
+    }
+
     /// Returns whether a detach leaves the context alive.
     pub(crate) fn is_attached(self) -> bool {
         match self {

@@ -87,32 +87,26 @@ fn allocate(bytes: u64, array: *mut *mut c_void, call: impl FnOnce() -> CUresult
     if result == CUDA_SUCCESS {
         process.arrays.insert(key(), request.charge(card));
     } else {
-        release(process, request.charge(card));
+        card.release(drop_bytes(process, request.charge(card)));
     }
     result
 }
 
-/// Releases the charge of a destroyed array and its mappings.
-pub(crate) fn release_array(process: &'static Process, array: u64, charge: Charge) {
+/// Drops the mappings of an array that is destroyed, and returns the bytes to release.
+pub(crate) fn drop_array(process: &'static Process, array: u64, charge: Charge) -> u64 {
     if charge.bytes == 0 {
         sparse::drop_mappings(process, array);
     }
-    release(process, charge);
+    drop_bytes(process, charge)
 }
 
-fn release(process: &'static Process, charge: Charge) {
-    let Some(card) = process.card(charge.card) else {
-        return;
-    };
+fn drop_bytes(process: &Process, charge: Charge) -> u64 {
     if charge.bytes == 0 || !blocks::is_small(charge.bytes) {
-        card.release(charge.bytes);
-    } else if let Some(small) = process.small_arrays.get(usize::from(charge.card)) {
-        let bytes = {
-            let _guard = process.guard();
-            small.remove(charge.bytes)
-        };
-        card.release(bytes);
+        return charge.bytes;
     }
+    let small = process.small_arrays.get(usize::from(charge.card));
+    let _guard = process.guard();
+    small.map_or(0, |small| small.remove(charge.bytes))
 }
 
 macro_rules! create {
@@ -211,6 +205,10 @@ pub(crate) unsafe fn destroy(original: cuArrayDestroy::Function, array: *mut c_v
         array.expose_provenance() as u64,
         // SAFETY: the caller's arguments.
         || unsafe { original(array) },
-        release_array,
+        |process, array, charge| {
+            if let Some(card) = process.card(charge.card) {
+                card.release(drop_array(process, array, charge));
+            }
+        },
     )
 }

@@ -13,11 +13,13 @@ use crate::current::{Target, target_of_device};
 use crate::functions::{
     cuCtxAttach, cuCtxCreate, cuCtxCreate_v3, cuCtxCreate_v4, cuCtxDestroy, cuCtxDetach,
 };
+use crate::hooks::array::drop_array;
 use crate::hooks::driver_cache::reserve;
-use crate::hooks::memory::{free_charged, release_linear};
+use crate::hooks::freed_bytes::FreedBytes;
+use crate::hooks::memory::drop_linear;
 use crate::hooks::metering;
 use crate::hooks::physical_use::{attribute, measured_context};
-use crate::hooks::{array, module, shared_memory};
+use crate::hooks::{module, shared_memory};
 use crate::process::Process;
 use crate::records::Context;
 
@@ -86,19 +88,19 @@ pub(crate) fn create_charged(
     let ContextCharge::Charged(card, bytes) = charge else {
         return result;
     };
-    if result == CUDA_SUCCESS {
-        // SAFETY: libcuda has written the context.
-        let context = unsafe { context.read() };
-        let charge = Context::Own {
-            bytes: correct_context(card, context, bytes),
-            card: card.index(),
-            attachments: 0,
-        };
-        let key = context.expose_provenance() as u64;
-        Process::of(card).contexts.insert(key, charge);
-    } else {
+    if result != CUDA_SUCCESS {
         release_context(card, bytes);
+        return result;
     }
+    // SAFETY: libcuda has written the context.
+    let context = unsafe { context.read() };
+    let charge = Context::Own {
+        bytes: correct_context(card, context, bytes),
+        card: card.index(),
+        attachments: 0,
+    };
+    let key = context.expose_provenance() as u64;
+    Process::of(card).contexts.insert(key, charge);
     result
 }
 
@@ -144,26 +146,44 @@ pub(crate) unsafe fn create_v4(
 pub(crate) unsafe fn destroy(original: cuCtxDestroy::Function, context: CUcontext) -> CUresult {
     let key = context.expose_provenance() as u64;
     metering::begin_end_of_contexts(|context| context == key);
-    free_charged(
-        |process| &process.contexts,
-        key,
-        || {
-            // SAFETY: the caller's arguments.
-            let result = unsafe { original(context) };
-            if result == CUDA_SUCCESS {
-                metering::end_contexts(|context| context == key);
-                release_allocations_of(key);
-            }
-            result
-        },
-        |process, _, ended| {
-            if let Context::Own { bytes, card, .. } = ended
-                && let Some(card) = process.card(card)
-            {
-                release_context(card, bytes);
-            }
-        },
-    )
+    // SAFETY: the caller's arguments.
+    let call = || unsafe { original(context) };
+    let Some(process) = Process::get() else {
+        return call();
+    };
+    let known = process.contexts.remove(key);
+    let mut freed = FreedBytes::NONE;
+    // libcuda does not destroy the contexts of other functions.
+    let is_own = matches!(known, Some(Context::Own { .. }));
+    if is_own {
+        remove_allocations_of(process, key, &mut freed);
+    }
+    let result = call();
+    if result != CUDA_SUCCESS {
+        if let Some(known) = known {
+            let restored = known.with_bytes(|card| {
+                let bytes = freed.take(card);
+                if let Some(card) = process.card(card) {
+                    card.add_driver_bytes(bytes);
+                }
+                bytes
+            });
+            process.contexts.insert(key, restored);
+        }
+        return result;
+    }
+    metering::end_contexts(|context| context == key);
+    if !is_own {
+        remove_allocations_of(process, key, &mut freed);
+    }
+    freed.release(process);
+    forget_pool_memory(process);
+    if let Some(Context::Own { bytes, card, .. }) = known
+        && let Some(card) = process.card(card)
+    {
+        release_context(card, bytes);
+    }
+    result
 }
 
 /// Adds an attachment to a context.
@@ -207,16 +227,28 @@ pub(crate) fn release_allocations_of(context: u64) {
     let Some(process) = Process::get().filter(|_| context != 0) else {
         return;
     };
+    let mut freed = FreedBytes::NONE;
+    remove_allocations_of(process, context, &mut freed);
+    freed.release(process);
+    forget_pool_memory(process);
+}
+
+/// Removes the records of the allocations and imports in a context that ends.
+fn remove_allocations_of(process: &'static Process, context: u64, freed: &mut FreedBytes) {
     let ends = |charge: &Charge| charge.context == context;
     process.pointers.remove_all(ends, |pointer, charge| {
         shared_memory::end_export(process, pointer);
-        release_linear(process, pointer, charge);
+        freed.add(charge.card, drop_linear(process, pointer, charge));
     });
-    shared_memory::end_context(process, context);
-    module::end_context(process, context);
+    shared_memory::end_context(process, context, freed);
+    module::end_context(process, context, freed);
+    process.arrays.remove_all(ends, |array, charge| {
+        freed.add(charge.card, drop_array(process, array, charge));
+    });
+}
+
+/// Drops what is known of free pool memory after the end of a context.
+fn forget_pool_memory(process: &Process) {
     process.pool_free_space.forget_all();
     process.destroyed_pools.forget_all();
-    process.arrays.remove_all(ends, |array, charge| {
-        array::release_array(process, array, charge)
-    });
 }

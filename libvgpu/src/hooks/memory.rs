@@ -268,15 +268,21 @@ impl Linear<'_> {
     }
 }
 
-/// Releases the charge of freed linear memory.
-pub(crate) fn release_linear(process: &'static Process, pointer: u64, charge: Charge) {
-    let Some(card) = process.card(charge.card) else {
-        return;
-    };
+/// Drops the block of linear memory that is freed, and returns the bytes to release.
+pub(crate) fn drop_linear(process: &'static Process, pointer: u64, charge: Charge) -> u64 {
     if !blocks::is_small(charge.bytes) {
-        card.release(charge.bytes);
+        charge.bytes
     } else if process.blocks.remove(charge.card, pointer, charge.bytes) {
-        card.release(BLOCK);
+        BLOCK
+    } else {
+        0
+    }
+}
+
+/// Releases the charge of freed linear memory.
+fn release_linear(process: &'static Process, pointer: u64, charge: Charge) {
+    if let Some(card) = process.card(charge.card) {
+        card.release(drop_linear(process, pointer, charge));
     }
 }
 

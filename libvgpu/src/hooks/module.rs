@@ -27,6 +27,7 @@ use crate::functions::{
     cuModuleLoad, cuModuleLoadDataEx, cuModuleUnload,
 };
 use crate::hooks::driver_cache::reserve;
+use crate::hooks::freed_bytes::FreedBytes;
 use crate::hooks::memory::free_charged;
 use crate::hooks::metering;
 use crate::hooks::physical_use::{attribute, uncounted_bytes};
@@ -355,14 +356,10 @@ pub(crate) unsafe fn set_limit(
     result
 }
 
-/// Releases the charges of modules and limits of a context that has ended.
-pub(crate) fn end_context(process: &'static Process, context: u64) {
+/// Removes the charges of modules and limits of a context that ends.
+pub(crate) fn end_context(process: &Process, context: u64, freed: &mut FreedBytes) {
     let ends = |charge: &Charge| charge.context == context;
     for map in [&process.modules, &process.limits] {
-        map.remove_all(ends, |_, charge| {
-            if let Some(card) = process.card(charge.card) {
-                card.release(charge.bytes);
-            }
-        });
+        map.remove_all(ends, |_, charge| freed.add(charge.card, charge.bytes));
     }
 }

@@ -8,6 +8,7 @@ use crate::card::Card;
 use crate::cuda::{CUDA_SUCCESS, CUdeviceptr, CUresult};
 use crate::driver::{Library, Original};
 use crate::hooks::driver_cache::reserve_with;
+use crate::hooks::freed_bytes::FreedBytes;
 use crate::process::Process;
 use crate::shared_chunks::{Chunk, Shared, SharedChunk};
 
@@ -104,11 +105,13 @@ pub(crate) fn close(process: &'static Process, pointer: CUdeviceptr) {
         .remove(pointer, |chunk| end_import(process, chunk));
 }
 
-/// Closes the memory that was opened in a context that has ended.
-pub(crate) fn end_context(process: &'static Process, context: u64) {
-    process
-        .opened
-        .end_context(context, |chunk| end_import(process, chunk));
+/// Closes the memory that was opened in a context that ends.
+pub(crate) fn end_context(process: &'static Process, context: u64, freed: &mut FreedBytes) {
+    process.opened.end_context(context, |chunk| {
+        if let Some(card) = process.card(chunk.card) {
+            freed.add(chunk.card, card.close_import(chunk.bytes));
+        }
+    });
 }
 
 fn end_import(process: &'static Process, chunk: SharedChunk) {

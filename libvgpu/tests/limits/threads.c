@@ -14,6 +14,9 @@
 //   pools <threads> <rounds> <bytes>          each creates a pool, allocates from it and frees, queries the free memory
 //                                             and destroys the pool; prints the number of denials and of
 //                                             rounds after which memory was in use
+//   recur <rounds> <bytes>                    one thread destroys a context with many allocations; as soon as another
+//                                             thread gets a context with the same handle, it allocates there. Prints the
+//                                             number of such contexts, and of those whose memory was not in use
 //   meminfo                                   prints free and total memory
 
 #define _GNU_SOURCE
@@ -154,14 +157,50 @@ static void *use_own_pool(void *unused) {
     return unused;
 }
 
-// Runs the task in `count` threads.
-static void run_task(void *(*body)(void *), Pointer count) {
+static void *ended;
+
+static void *destroy_context(void *unused) {
+    for (Pointer round = 0; round < task.rounds; round++) {
+        Pointer pointer = 0;
+        must(CALL(cuCtxCreate_v2, (void **, unsigned, int), &ended, 0, 0));
+        for (int i = 0; i < 1000; i++) must(CALL(cuMemAlloc_v2, (Pointer *, size_t), &pointer, 4096));
+        pthread_barrier_wait(&task.start);
+        must(CALL(cuCtxDestroy_v2, (void *), ended));
+        pthread_barrier_wait(&task.start);
+        pthread_barrier_wait(&task.start);
+    }
+    return unused;
+}
+
+static void *create_context_again(void *unused) {
+    for (Pointer round = 0; round < task.rounds; round++) {
+        void *mine = NULL;
+        Pointer pointer = 0;
+        size_t available = 0, total = 0;
+        pthread_barrier_wait(&task.start);
+        for (int i = 0; i < 64 && mine != ended; i++) {
+            if (mine) must(CALL(cuCtxDestroy_v2, (void *), mine));
+            must(CALL(cuCtxCreate_v2, (void **, unsigned, int), &mine, 0, 0));
+        }
+        must(CALL(cuMemAlloc_v2, (Pointer *, size_t), &pointer, task.bytes));
+        pthread_barrier_wait(&task.start);
+        must(CALL(cuMemGetInfo_v2, (size_t *, size_t *), &available, &total));
+        task.granted += mine == ended;
+        task.left += available + task.bytes > total;
+        must(CALL(cuCtxDestroy_v2, (void *), mine));
+        pthread_barrier_wait(&task.start);
+    }
+    return unused;
+}
+
+// Runs the task in `count` threads, the first of them with `first`.
+static void run_task(void *(*first)(void *), void *(*body)(void *), Pointer count) {
     pthread_t threads[MOST_THREADS];
     if (count > MOST_THREADS) exit(1);
     task.granted = task.denied = task.left = 0;
     task.wrong = 0;
     pthread_barrier_init(&task.start, NULL, (unsigned)count);
-    for (Pointer i = 0; i < count; i++) pthread_create(&threads[i], NULL, body, NULL);
+    for (Pointer i = 0; i < count; i++) pthread_create(&threads[i], NULL, i ? body : first, NULL);
     for (Pointer i = 0; i < count; i++) pthread_join(threads[i], NULL);
     pthread_barrier_destroy(&task.start);
 }
@@ -180,7 +219,8 @@ static void run(const char *line) {
     } else if (!strcmp(word, "grow") || !strcmp(word, "small") || !strcmp(word, "primary") || !strcmp(word, "pools")) {
         task.rounds = b;
         task.bytes = c;
-        run_task(*word == 'g' ? grow : *word == 's' ? small : !strcmp(word, "pools") ? use_own_pool : use_primary, a);
+        void *(*body)(void *) = *word == 'g' ? grow : *word == 's' ? small : !strcmp(word, "pools") ? use_own_pool : use_primary;
+        run_task(body, body, a);
         printf("%d %llu %llu\n", task.wrong, task.denied, task.left);
     } else if (!strcmp(word, "importpool")) {
         char path[64];
@@ -192,8 +232,14 @@ static void run(const char *line) {
         sscanf(line, "%63s %159s %llu %llu", word, hex, &a, &b);
         for (size_t i = 0; i < sizeof task.handle.bytes; i++) sscanf(hex + 2 * i, "%2hhx", &task.handle.bytes[i]);
         task.rounds = b;
-        run_task(*word == 'i' ? import : open_handle, a);
+        void *(*body)(void *) = *word == 'i' ? import : open_handle;
+        run_task(body, body, a);
         printf("%d %llu\n", task.wrong, task.granted);
+    } else if (!strcmp(word, "recur")) {
+        task.rounds = a;
+        task.bytes = b;
+        run_task(destroy_context, create_context_again, 2);
+        printf("%d %llu %llu\n", task.wrong, task.granted, task.left);
     } else if (!strcmp(word, "meminfo")) {
         size_t available = 0, total = 0;
         Result result = CALL(cuMemGetInfo_v2, (size_t *, size_t *), &available, &total);

@@ -118,3 +118,18 @@ fn charges_primary_context_once_for_several_threads() {
     last.alloc(THREADS * ROOM);
     drop(process);
 }
+
+/// The end of a context does not release the charges of the next context with the same handle.
+#[test]
+fn keeps_charge_in_context_with_recurring_handle() {
+    const BYTES: u64 = 256 * MIB;
+    let container = Container::with_memory(GIB);
+    let mut process = TestProcess::spawn(container.command(interposer::threads()));
+    process.ok("initonly");
+    let [recurred, uncharged] = process.ok(&format!("recur 100 {BYTES}"))[..] else {
+        panic!("two numbers");
+    };
+    assert!(recurred > 0, "no handle recurred");
+    assert_eq!(uncharged, 0, "of {recurred}");
+    assert_eq!(container.ledger_bytes(), 0);
+}
