@@ -89,11 +89,12 @@ macro_rules! for_each_hook {
         = c"cuModuleLoadDataEx" 2010 => module::load_data_ex;
     Memory Cuda cuModuleLoadFatBinary(module: *mut CUmodule, image: *const c_void) = c"cuModuleLoadFatBinary" 2000 => module::load_data;
     Any Cuda cuModuleUnload(module: CUmodule) = c"cuModuleUnload" 2000 => module::unload;
-    Memory Cuda cuLibraryGetModule(module: *mut CUmodule, library: CUlibrary) = c"cuLibraryGetModule" 12000 => module::library_module;
+    Memory Cuda cuLibraryGetModule(module: *mut CUmodule, library: CUlibrary) = c"cuLibraryGetModule" 12000 => library::module;
     Memory Cuda cuLibraryGetGlobal(pointer: *mut CUdeviceptr, bytes: *mut usize, library: CUlibrary, name: *const c_char)
-        = c"cuLibraryGetGlobal" 12000 => module::library_global;
-    Memory Cuda cuLibraryGetKernel(kernel: *mut CUkernel, library: CUlibrary, name: *const c_char) = c"cuLibraryGetKernel" 12000 => module::library_kernel;
-    Any Cuda cuLibraryUnload(library: CUlibrary) = c"cuLibraryUnload" 12000 => module::unload_library;
+        = c"cuLibraryGetGlobal" 12000 => library::global;
+    Memory Cuda cuLibraryGetKernel(kernel: *mut CUkernel, library: CUlibrary, name: *const c_char) = c"cuLibraryGetKernel" 12000 => library::kernel;
+    Memory Cuda cuLibraryEnumerateKernels(kernels: *mut CUkernel, count: c_uint, library: CUlibrary) = c"cuLibraryEnumerateKernels" 12040 => library::kernels;
+    Any Cuda cuLibraryUnload(library: CUlibrary) = c"cuLibraryUnload" 12000 => library::unload;
 
     // Linear memory.
     Memory Cuda cuMemAlloc(pointer: *mut CUdeviceptr_v1, bytes: c_uint) = c"cuMemAlloc" 2000 => memory::alloc_v1;

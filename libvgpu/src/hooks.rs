@@ -12,6 +12,7 @@ pub(crate) mod graph_memory;
 pub(crate) mod green;
 pub(crate) mod ipc;
 pub(crate) mod launch;
+pub(crate) mod library;
 pub(crate) mod lookup;
 pub(crate) mod memory;
 pub(crate) mod memory_info;

@@ -22,7 +22,9 @@ use crate::environment::{self, Environment};
 use crate::guard::{Guard, PendingReservations, SharedGate};
 use crate::meter::Meter;
 use crate::pool_free_space::PoolFreeSpace;
-use crate::records::{Binding, Context, Descriptor, GraphNeed, Mapping, Physical, TotalNeed};
+use crate::records::{
+    Binding, Context, Descriptor, GraphNeed, LibraryPart, Mapping, Physical, TotalNeed,
+};
 use crate::share::Share;
 use crate::shared_chunks::SharedChunks;
 use crate::shares::{LimitsSource, MAX_SHARES, Shares};
@@ -88,10 +90,14 @@ pub(crate) struct Process {
     pub(crate) exported: SharedChunks,
     /// Memory of other processes that was opened in the same ways.
     pub(crate) opened: SharedChunks,
-    /// Memory of modules and libraries, by handle.
+    /// Memory of modules, by handle.
     pub(crate) modules: ChargeMap<Charge>,
-    /// Growth at loads of modules that is not charged yet.
-    pub(crate) uncharged_module_bytes: AtomicU64,
+    /// Growth at loads of modules that is not charged yet, by the GPU's index.
+    pub(crate) uncharged_module_bytes: [AtomicU64; MAX_SHARES],
+    /// Libraries with kernels that the program has, and the modules of libraries, by handle.
+    pub(crate) library_parts: ChargeMap<LibraryPart>,
+    /// Loads of libraries into contexts; neither must be destroyed meanwhile.
+    pub(crate) library_gate: SharedGate,
     /// Memory for the limits of contexts (heap, stacks, output), by context and limit.
     pub(crate) limits: ChargeMap<Charge>,
     /// Whether any graph of the process may have allocation nodes.

@@ -113,6 +113,15 @@ pair! {
     }
 }
 
+pair! {
+    /// A library with kernels that the program has, at its own handle; or its module in a context, at the module's.
+    LibraryPart {
+        library,
+        /// Handle of the context; 0 at the library's own handle.
+        context,
+    }
+}
+
 record! {
     /// A file descriptor by which other processes can open physical memory.
     Descriptor {

@@ -11,7 +11,8 @@ use crate::cuda::{
 };
 use crate::current::{Target, target_of_device};
 use crate::functions::{
-    cuCtxAttach, cuCtxCreate, cuCtxCreate_v3, cuCtxCreate_v4, cuCtxDestroy, cuCtxDetach,
+    cuCtxAttach, cuCtxCreate, cuCtxCreate_v3, cuCtxCreate_v4, cuCtxDestroy, cuCtxDestroy_v2,
+    cuCtxDetach,
 };
 use crate::hooks::array::drop_array;
 use crate::hooks::driver_cache::reserve;
@@ -19,7 +20,7 @@ use crate::hooks::freed_bytes::FreedBytes;
 use crate::hooks::memory::drop_linear;
 use crate::hooks::metering;
 use crate::hooks::physical_use::{attribute, measured_context};
-use crate::hooks::{module, shared_memory};
+use crate::hooks::{library, module, shared_memory};
 use crate::process::Process;
 use crate::records::Context;
 
@@ -93,15 +94,24 @@ pub(crate) fn create_charged(
         return result;
     }
     // SAFETY: libcuda has written the context.
-    let context = unsafe { context.read() };
+    let created = unsafe { context.read() };
     let charge = Context::Own {
-        bytes: correct_context(card, context, bytes),
+        bytes: correct_context(card, created, bytes),
         card: card.index(),
         attachments: 0,
     };
-    let key = context.expose_provenance() as u64;
+    let key = created.expose_provenance() as u64;
     Process::of(card).contexts.insert(key, charge);
-    result
+    if library::load_known(device, created) {
+        return result;
+    }
+    if let Some(undo) = cuCtxDestroy_v2::ORIGINAL.get() {
+        // SAFETY: just created, and unknown to the program.
+        unsafe { destroy(undo, created) };
+    }
+    // SAFETY: libcuda has written the context.
+    unsafe { context.write(core::ptr::null_mut()) };
+    CUDA_ERROR_OUT_OF_MEMORY
 }
 
 pub(crate) unsafe fn create(
@@ -151,7 +161,11 @@ pub(crate) unsafe fn destroy(original: cuCtxDestroy::Function, context: CUcontex
     let Some(process) = Process::get() else {
         return call();
     };
-    let known = process.contexts.remove(key);
+    let known = {
+        // No library is being loaded into it.
+        let _alone = process.library_gate.enter_exclusive();
+        process.contexts.remove(key)
+    };
     let mut freed = FreedBytes::NONE;
     // libcuda does not destroy the contexts of other functions.
     let is_own = matches!(known, Some(Context::Own { .. }));
@@ -242,6 +256,7 @@ fn remove_allocations_of(process: &'static Process, context: u64, freed: &mut Fr
     });
     shared_memory::end_context(process, context, freed);
     module::end_context(process, context, freed);
+    library::end_context(process, context);
     process.arrays.remove_all(ends, |array, charge| {
         freed.add(charge.card, drop_array(process, array, charge));
     });

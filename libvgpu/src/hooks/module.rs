@@ -4,8 +4,6 @@
 //! the growth of the GPU's used memory that the share's account does not explain. Code and small variables are part
 //! of the estimate for a context until they add up to [`LEAST_BYTES`]. On a GPU with several tenants the growth may
 //! include memory of another one; therefore a load is denied only if its undo returns the memory.
-//!
-//! A library is loaded into a context at its first use there.
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::sync::atomic::Ordering;
@@ -16,21 +14,17 @@ use crate::charge_map::Charge;
 use crate::cuda::{
     CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
     CU_LIMIT_MALLOC_HEAP_SIZE, CU_LIMIT_PRINTF_FIFO_SIZE, CU_LIMIT_STACK_SIZE,
-    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdevice, CUdeviceptr, CUkernel, CUlibrary, CUmodule,
-    CUresult,
+    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdevice, CUmodule, CUresult,
 };
 use crate::current::{Target, target_of_current_context};
 use crate::device::{current_context, current_device};
 use crate::driver::{Library, Original};
-use crate::functions::{
-    cuCtxSetLimit, cuLibraryGetGlobal, cuLibraryGetKernel, cuLibraryGetModule, cuLibraryUnload,
-    cuModuleLoad, cuModuleLoadDataEx, cuModuleUnload,
-};
+use crate::functions::{cuCtxSetLimit, cuModuleLoad, cuModuleLoadDataEx, cuModuleUnload};
 use crate::hooks::driver_cache::reserve;
 use crate::hooks::freed_bytes::FreedBytes;
 use crate::hooks::memory::free_charged;
 use crate::hooks::metering;
-use crate::hooks::physical_use::{attribute, uncounted_bytes};
+use crate::hooks::physical_use::{attribute, growth, uncounted_bytes};
 use crate::process::Process;
 
 /// Smallest growth that is charged.
@@ -38,26 +32,26 @@ const LEAST_BYTES: u64 = 16 << 20;
 /// Attempts to load a module while another tenant's memory grows.
 const ATTEMPTS: u32 = 3;
 
-/// Charges the uncounted growth since `before` to the module or library at `key`.
+/// Charges the uncounted growth since `before` to the module at `key`.
 ///
 /// # Errors
 /// The growth, if it exceeds the limit; then nothing is charged.
-fn charge_growth(
+pub(super) fn charge_growth(
     process: &'static Process,
     card: Card,
     key: u64,
-    before: Option<u64>,
+    before: Option<i128>,
 ) -> Result<(), u64> {
-    let (Some(before), Some(after)) = (before, uncounted_bytes(card)) else {
+    let uncharged = process
+        .uncharged_module_bytes
+        .get(usize::from(card.index()));
+    let (Some(before), Some(after), Some(uncharged)) = (before, uncounted_bytes(card), uncharged)
+    else {
         return Ok(());
     };
-    let growth = after
-        .saturating_sub(before)
-        .saturating_add(process.uncharged_module_bytes.swap(0, Ordering::Relaxed));
+    let growth = growth(before, after).saturating_add(uncharged.swap(0, Ordering::Relaxed));
     if growth < LEAST_BYTES {
-        process
-            .uncharged_module_bytes
-            .fetch_add(growth, Ordering::Relaxed);
+        uncharged.fetch_add(growth, Ordering::Relaxed);
         return Ok(());
     }
     let bytes = growth.checked_next_multiple_of(BLOCK).unwrap_or(growth);
@@ -68,22 +62,14 @@ fn charge_growth(
     Ok(())
 }
 
-/// Adds `bytes` to the charge of the module or library at `key`.
-fn record(process: &Process, card: Card, key: u64, bytes: u64) {
-    let more = |charge: &Charge| {
-        Some(Charge {
-            bytes: charge.bytes.saturating_add(bytes),
-            ..*charge
-        })
+/// Records that the module at `key` in the current context is charged `bytes`.
+pub(super) fn record(process: &Process, card: Card, key: u64, bytes: u64) {
+    let charge = Charge {
+        bytes,
+        card: card.index(),
+        context: current_context().unwrap_or(0),
     };
-    if process.modules.change(key, more).is_none() {
-        let charge = Charge {
-            bytes,
-            card: card.index(),
-            context: current_context().unwrap_or(0),
-        };
-        process.modules.insert(key, charge);
-    }
+    process.modules.insert(key, charge);
 }
 
 /// Loads a module with `call`, which writes it to `module`.
@@ -113,10 +99,8 @@ unsafe fn load_with(module: *mut CUmodule, call: impl Fn() -> CUresult) -> CUres
         }
         // SAFETY: as above; the program must not see it.
         unsafe { module.write(core::ptr::null_mut()) };
-        let returned = with_module
-            .unwrap_or(0)
-            .saturating_sub(uncounted_bytes(card).unwrap_or(0));
-        if returned >= LEAST_BYTES {
+        let returned = uncounted_bytes(card).zip(with_module);
+        if returned.is_some_and(|(without, with)| growth(without, with) >= LEAST_BYTES) {
             break;
         }
     }
@@ -160,11 +144,12 @@ pub(crate) unsafe fn load_data(
     unsafe { load_with(module, call) }
 }
 
-fn unload_with(key: u64, call: impl FnOnce() -> CUresult) -> CUresult {
+pub(crate) unsafe fn unload(original: cuModuleUnload::Function, module: CUmodule) -> CUresult {
     let result = free_charged(
         |process| &process.modules,
-        key,
-        call,
+        module.expose_provenance() as u64,
+        // SAFETY: the caller's arguments.
+        || unsafe { original(module) },
         |process, _, charge| {
             if let Some(card) = process.card(charge.card) {
                 card.release(charge.bytes);
@@ -174,111 +159,6 @@ fn unload_with(key: u64, call: impl FnOnce() -> CUresult) -> CUresult {
     // Other functions may get the handles of its functions.
     metering::mark_all_stale();
     result
-}
-
-pub(crate) unsafe fn unload(original: cuModuleUnload::Function, module: CUmodule) -> CUresult {
-    // SAFETY: the caller's arguments.
-    unload_with(module.expose_provenance() as u64, || unsafe {
-        original(module)
-    })
-}
-
-pub(crate) unsafe fn unload_library(
-    original: cuLibraryUnload::Function,
-    library: CUlibrary,
-) -> CUresult {
-    // SAFETY: the caller's arguments.
-    unload_with(library.expose_provenance() as u64, || unsafe {
-        original(library)
-    })
-}
-
-/// Makes a call that may load the library into the current context. If the limit is exceeded, `erase` erases the
-/// result from the program's memory, and the library stays charged until it is unloaded.
-fn use_library(
-    library: CUlibrary,
-    call: impl FnOnce() -> CUresult,
-    erase: impl FnOnce(),
-) -> CUresult {
-    let (card, process) = match (target_of_current_context(), Process::get()) {
-        (Target::Limited(card), Some(process)) => (card, process),
-        _ => return call(),
-    };
-    let before = uncounted_bytes(card);
-    let result = call();
-    let key = library.expose_provenance() as u64;
-    if result != CUDA_SUCCESS {
-        return result;
-    }
-    let Err(bytes) = charge_growth(process, card, key, before) else {
-        return result;
-    };
-    card.charge(bytes);
-    record(process, card, key, bytes);
-    erase();
-    CUDA_ERROR_OUT_OF_MEMORY
-}
-
-pub(crate) unsafe fn library_module(
-    original: cuLibraryGetModule::Function,
-    module: *mut CUmodule,
-    library: CUlibrary,
-) -> CUresult {
-    use_library(
-        library,
-        // SAFETY: the caller's arguments.
-        || unsafe { original(module, library) },
-        // SAFETY: libcuda has written the module.
-        || unsafe { module.write(core::ptr::null_mut()) },
-    )
-}
-
-pub(crate) unsafe fn library_global(
-    original: cuLibraryGetGlobal::Function,
-    pointer: *mut CUdeviceptr,
-    bytes: *mut usize,
-    library: CUlibrary,
-    name: *const c_char,
-) -> CUresult {
-    use_library(
-        library,
-        // SAFETY: the caller's arguments.
-        || unsafe { original(pointer, bytes, library, name) },
-        || {
-            // SAFETY: null or written by libcuda.
-            if let Some(pointer) = unsafe { pointer.as_mut() } {
-                *pointer = 0;
-            }
-        },
-    )
-}
-
-/// A launch of the kernel would load the library; it is loaded now, where it can be denied.
-pub(crate) unsafe fn library_kernel(
-    original: cuLibraryGetKernel::Function,
-    kernel: *mut CUkernel,
-    library: CUlibrary,
-    name: *const c_char,
-) -> CUresult {
-    use_library(
-        library,
-        || {
-            // SAFETY: the caller's arguments.
-            let result = unsafe { original(kernel, library, name) };
-            if result == CUDA_SUCCESS
-                && current_context().is_some()
-                && let Some(get) = cuLibraryGetModule::ORIGINAL.get()
-            {
-                let mut module = core::ptr::null_mut();
-                // SAFETY: writes one module; libcuda accepted the library. A library that does not fit into the GPU
-                // fails at its launch, as without this call.
-                unsafe { get(&raw mut module, library) };
-            }
-            result
-        },
-        // SAFETY: libcuda has written the kernel.
-        || unsafe { kernel.write(core::ptr::null_mut()) },
-    )
 }
 
 static GET_LIMIT: Original<GetLimit> = Original::new(Library::Cuda, c"cuCtxGetLimit");

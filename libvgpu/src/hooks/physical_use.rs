@@ -25,9 +25,29 @@ pub(crate) fn attribute(device: CUdevice, attribute: c_int) -> Option<u64> {
 }
 
 /// Returns the used memory of the current context's GPU that the share's account does not contain: that of other
-/// tenants, and that of libcuda as far as it is not charged.
-pub(crate) fn uncounted_bytes(card: Card) -> Option<u64> {
-    Some(used_bytes()?.saturating_sub(card.counted_bytes()))
+/// tenants, and that of libcuda as far as it is not charged. Negative if less is used than charged: managed memory is
+/// charged before a GPU uses it.
+pub(crate) fn uncounted_bytes(card: Card) -> Option<i128> {
+    Some(i128::from(used_bytes()?).saturating_sub(i128::from(card.counted_bytes())))
+}
+
+/// Returns how much [`uncounted_bytes`] has grown.
+pub(crate) fn growth(before: i128, after: i128) -> u64 {
+    u64::try_from(after.saturating_sub(before)).unwrap_or(0)
+}
+
+/// Makes `calls` with `context` current; `None` if it cannot be made current.
+pub(crate) fn with_context<T>(context: CUcontext, calls: impl FnOnce() -> T) -> Option<T> {
+    let (push, pop) = (PUSH.get()?, POP.get()?);
+    // SAFETY: the caller's context, which has not ended.
+    if unsafe { push(context) } != CUDA_SUCCESS {
+        return None;
+    }
+    let value = calls();
+    let mut popped = core::ptr::null_mut();
+    // SAFETY: pops the pushed context and writes it.
+    unsafe { pop(&raw mut popped) };
+    Some(value)
 }
 
 /// Returns the used memory of the current context's GPU.
@@ -44,15 +64,7 @@ fn used_bytes() -> Option<u64> {
 /// shows beyond the rest of the account, if that is near the estimate. Other tenants' memory makes it far from it,
 /// because each of them has a context.
 pub(crate) fn measured_context(card: Card, context: CUcontext, estimate: u64) -> Option<u64> {
-    let (push, pop) = (PUSH.get()?, POP.get()?);
-    // SAFETY: the context was just created.
-    if unsafe { push(context) } != CUDA_SUCCESS {
-        return None;
-    }
-    let used = used_bytes();
-    let mut popped = core::ptr::null_mut();
-    // SAFETY: pops the pushed context and writes it.
-    unsafe { pop(&raw mut popped) };
+    let used = with_context(context, used_bytes)?;
     let others = card.counted_bytes().saturating_sub(estimate);
     let measured = used?.saturating_sub(others);
     let is_near = measured >= estimate / 2 && measured <= estimate.saturating_add(estimate / 2);

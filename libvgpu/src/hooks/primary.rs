@@ -6,16 +6,20 @@
 //! again, or allocate in a new context that is mistaken for the old one.
 
 use core::ffi::{c_int, c_uint};
+use core::ptr;
 use core::sync::atomic::Ordering;
 
-use crate::cuda::{CUDA_SUCCESS, CUcontext, CUdevice, CUresult};
+use crate::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUcontext, CUdevice, CUresult};
 use crate::current::{Target, target_of_device};
 use crate::driver::{Library, Original};
-use crate::functions::{cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRetain};
+use crate::functions::{
+    cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2, cuDevicePrimaryCtxRetain,
+};
 use crate::hooks::context::{
     ContextCharge, charge_context, correct_context, create_charged, release_allocations_of,
     release_context,
 };
+use crate::hooks::library;
 use crate::hooks::metering;
 use crate::process::{Device, Process};
 use crate::records::Context;
@@ -48,7 +52,8 @@ pub(crate) unsafe fn retain(
     let Some(state) = device_state(device) else {
         return create_charged(device, context, call);
     };
-    retain_with(device, || {
+    let is_new = state.charged.load(Ordering::Acquire) == 0;
+    let result = retain_with(device, || {
         let result = call();
         if result != CUDA_SUCCESS {
             return (result, None);
@@ -58,7 +63,21 @@ pub(crate) unsafe fn retain(
         let key = context.expose_provenance() as u64;
         state.primary.store(key, Ordering::Release);
         (result, Some(context))
-    })
+    });
+    if result != CUDA_SUCCESS || !is_new {
+        return result;
+    }
+    // SAFETY: libcuda has written the context.
+    if library::load_known(device, unsafe { context.read() }) {
+        return result;
+    }
+    if let Some(undo) = cuDevicePrimaryCtxRelease_v2::ORIGINAL.get() {
+        // SAFETY: reverts the retain.
+        unsafe { end(undo, device) };
+    }
+    // SAFETY: libcuda has written the context.
+    unsafe { context.write(ptr::null_mut()) };
+    CUDA_ERROR_OUT_OF_MEMORY
 }
 
 /// Retains the primary context with `call`. A retain creates the context if it is the first one, or the first one

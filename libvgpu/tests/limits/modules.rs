@@ -1,6 +1,8 @@
 //! Memory that libcuda allocates for modules, and for the heap and the stacks of a context.
 
-use crate::test_process::{CONTEXT_BYTES, Container, GIB, MIB};
+use drava_vgpu_abi::Limits;
+
+use crate::test_process::{CARDS, CONTEXT_BYTES, Container, GIB, MIB, TestProcess};
 
 const BYTES: u64 = 512 * MIB;
 
@@ -39,6 +41,18 @@ fn charges_globals_until_module_is_unloaded() {
     assert_eq!(process.memory_info().0, GIB - BYTES);
     process.ok(&format!("destroy {context}"));
     process.ok("init 0");
+    assert_eq!(process.memory_info().0, GIB);
+}
+
+#[test]
+fn charges_globals_of_linked_images() {
+    let container = Container::with_memory(GIB);
+    let mut process = container.process();
+    process.denied(&format!("linked {}", 2 * GIB));
+    assert_eq!(container.ledger_bytes(), CONTEXT_BYTES);
+    let module = process.ok(&format!("linked {}", BYTES / 2))[0];
+    assert_eq!(process.memory_info().0, GIB - BYTES);
+    process.ok(&format!("unload {module}"));
     assert_eq!(process.memory_info().0, GIB);
 }
 
@@ -81,6 +95,117 @@ fn charges_globals_of_library_used_in_context() {
         assert_eq!(process.memory_info().0, GIB, "{uses}");
         assert_eq!(container.ledger_bytes(), CONTEXT_BYTES, "{uses}");
     }
+}
+
+/// A container with a share of each GPU.
+fn with_two_shares() -> Container {
+    let container = Container::with_memory(GIB);
+    container.add_share("second", CARDS[1], &Limits::memory(GIB));
+    container
+}
+
+/// Requests for the kernels of a library.
+const KERNELS: [&str; 2] = ["kernel", "kernels"];
+
+#[test]
+fn charges_library_whose_kernel_is_older_than_context() {
+    let container = Container::with_memory(GIB);
+    for kernel in KERNELS {
+        for context in ["init 0", "context 0"] {
+            let mut process = container.start("dlsym");
+            process.ok("initonly");
+            let library = process.ok(&format!("library {BYTES}"))[0];
+            let handle = process.ok(&format!("{kernel} {library}"))[0];
+            process.ok(context);
+            assert_eq!(process.memory_info().0, GIB - BYTES, "{kernel}, {context}");
+            process.ok(&format!("launchkernel {handle}"));
+            process.ok("sync");
+            assert_eq!(process.memory_info().0, GIB - BYTES, "{kernel}, {context}");
+            process.ok(&format!("unloadlibrary {library}"));
+            assert_eq!(process.memory_info().0, GIB, "{kernel}, {context}");
+            process.end();
+            container.wait_for_ledger_bytes(0);
+        }
+    }
+}
+
+#[test]
+fn denies_context_for_library_beyond_limit() {
+    let container = Container::with_memory(GIB);
+    let mut process = container.start("dlsym");
+    process.ok("initonly");
+    let library = process.ok(&format!("library {}", 4 * GIB))[0];
+    process.ok(&format!("kernel {library}"));
+    for context in ["init 0", "context 0"] {
+        process.denied(context);
+        assert_eq!(container.ledger_bytes(), 0, "{context}");
+    }
+    process.ok(&format!("unloadlibrary {library}"));
+    for context in ["init 0", "context 0"] {
+        process.ok(context);
+        assert_eq!(process.memory_info().0, GIB, "{context}");
+    }
+}
+
+#[test]
+fn charges_library_in_each_context() {
+    let container = with_two_shares();
+    for kernel in KERNELS {
+        let mut process = container.start("dlsym");
+        let contexts = ["init 0", "init 1", "context 1"].map(|create| process.ok(create)[0]);
+        let free = |process: &mut TestProcess| {
+            contexts.map(|context| {
+                process.ok(&format!("setcurrent {context}"));
+                process.memory_info().0
+            })
+        };
+        let library = process.ok(&format!("library {}", BYTES / 2))[0];
+        let handle = process.ok(&format!("{kernel} {library}"))[0];
+        let charged = [GIB - BYTES / 2, GIB - BYTES, GIB - BYTES];
+        assert_eq!(free(&mut process), charged, "{kernel}");
+        for context in contexts {
+            process.ok(&format!("setcurrent {context}"));
+            process.ok(&format!("launchkernel {handle}"));
+            process.ok("sync");
+        }
+        assert_eq!(free(&mut process), charged, "{kernel}");
+        process.ok(&format!("destroy {}", contexts[2]));
+        process.ok(&format!("setcurrent {}", contexts[1]));
+        assert_eq!(process.memory_info().0, GIB - BYTES / 2, "{kernel}");
+        process.ok(&format!("unloadlibrary {library}"));
+        assert_eq!(process.memory_info().0, GIB, "{kernel}");
+        process.ok(&format!("setcurrent {}", contexts[0]));
+        assert_eq!(process.memory_info().0, GIB, "{kernel}");
+        process.end();
+        container.wait_for_ledger_bytes(0);
+    }
+}
+
+#[test]
+fn denies_kernel_of_library_beyond_limit_of_other_gpu() {
+    let container = with_two_shares();
+    container.add_share("more", CARDS[0], &Limits::memory(8 * GIB));
+    let mut process = container.start("dlsym");
+    process.init(1);
+    process.init(0);
+    let library = process.ok(&format!("library {}", 4 * GIB))[0];
+    process.denied(&format!("kernel {library}"));
+    process.ok(&format!("unloadlibrary {library}"));
+    assert_eq!(process.memory_info().0, 9 * GIB);
+    assert_eq!(container.machine.card(1).unwrap().used_bytes, CONTEXT_BYTES);
+}
+
+/// Managed memory is charged before a GPU uses it.
+#[test]
+fn charges_globals_beside_unused_managed_memory() {
+    let container = Container::with_memory(6 * GIB);
+    let mut process = container.process();
+    process.ok(&format!("managed {}", 4 * GIB));
+    process.denied(&format!("module {} 0", 4 * GIB));
+    let module = process.ok(&format!("module {BYTES} 0"))[0];
+    assert_eq!(process.memory_info().0, 2 * GIB - BYTES);
+    process.ok(&format!("unload {module}"));
+    assert_eq!(process.memory_info().0, 2 * GIB);
 }
 
 #[test]

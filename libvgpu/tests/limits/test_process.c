@@ -264,6 +264,20 @@ static void run(char *line) {
                : b == 3 ? CALL(cuModuleLoad, (Pointer *, const char *), &pointer, path)
                         : CALL(cuModuleLoadData, (Pointer *, const void *), &pointer, image));
         if (b == 3) unlink(path);
+    } else if (!strcmp(word, "linked")) {
+        // A module with the global variables of two linked images, each of `a` bytes.
+        char image[160];
+        void *link = NULL, *linked = NULL;
+        size_t size = 0;
+        snprintf(image, sizeof image, PTX, a);
+        Result result = CALL(cuLinkCreate_v2, (unsigned, int *, void **, void **), 0, NULL, NULL, &link);
+        for (int i = 0; !result && i < 2; i++) {
+            result = CALL(cuLinkAddData_v2, (void *, int, void *, size_t, const char *, unsigned, int *, void **), link, 1, image, strlen(image) + 1, NULL, 0, NULL, NULL);
+        }
+        if (!result) result = CALL(cuLinkComplete, (void *, void **, size_t *), link, &linked, &size);
+        if (!result) result = CALL(cuModuleLoadData, (Pointer *, const void *), &pointer, linked);
+        answer_slot(result, pointer);
+        if (link) CALL(cuLinkDestroy, (void *), link);
     } else if (!strcmp(word, "unload")) {
         printf("%d\n", CALL(cuModuleUnload, (Pointer), slots[a]));
     } else if (!strcmp(word, "library")) {
@@ -277,6 +291,11 @@ static void run(char *line) {
     } else if (!strcmp(word, "libraryglobal")) {
         size_t size = 0;
         ANSWER(CALL(cuLibraryGetGlobal, (Pointer *, size_t *, Pointer, const char *), &pointer, &size, slots[a], "any"));
+    } else if (!strcmp(word, "kernels")) {
+        ANSWER(CALL(cuLibraryEnumerateKernels, (Pointer *, unsigned, Pointer), &pointer, 1, slots[a]));
+    } else if (!strcmp(word, "launchkernel")) {
+        Result result = CALL(cuLaunchKernel, (Pointer, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **), slots[a], 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL);
+        printf("%d\n", result);
     } else if (!strcmp(word, "unloadlibrary")) {
         printf("%d\n", CALL(cuLibraryUnload, (Pointer), slots[a]));
     } else if (!strcmp(word, "setlimit")) {
@@ -314,6 +333,8 @@ static void run(char *line) {
         errno = 77;
         Result result = allocate(&pointer, a);
         if (!info(&available, &total)) printf("%d %d\n", result, errno);
+    } else if (!strcmp(word, "setcurrent")) {
+        printf("%d\n", CALL(cuCtxSetCurrent, (Pointer), slots[a]));
     } else if (!strcmp(word, "attach")) {
         ANSWER(CALL(cuCtxAttach, (Pointer *, unsigned), &pointer, 0));
     } else if (!strcmp(word, "detach")) {
