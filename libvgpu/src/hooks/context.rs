@@ -56,6 +56,10 @@ pub(crate) fn charge_context(device: CUdevice) -> Result<ContextCharge, CUresult
 }
 
 /// Corrects the charge of a created context where no limits page has an estimate, and returns it.
+///
+/// A page has the estimate of the node agent, which compares the account with NVML's memory of each process once a second
+/// and publishes the excess in the page. NVML sees each process by itself; libcuda reports the whole GPU, with the
+/// memory of other tenants.
 pub(crate) fn correct_context(card: Card, context: CUcontext, bytes: u64) -> u64 {
     if card.driver_reserve_bytes().is_some() {
         return bytes;

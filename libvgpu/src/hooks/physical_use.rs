@@ -24,11 +24,23 @@ pub(crate) fn attribute(device: CUdevice, attribute: c_int) -> Option<u64> {
     u64::try_from(value).ok().filter(|_| result == CUDA_SUCCESS)
 }
 
+/// Readings of used memory before it is unknown, because the account keeps changing.
+const MAX_READINGS: u32 = 8;
+
 /// Returns the used memory of the current context's GPU that the share's account does not contain: that of other
 /// tenants, and that of libcuda as far as it is not charged. Negative if less is used than charged: managed memory is
 /// charged before a GPU uses it.
+///
+/// `None` if libcuda does not report it, or the account changed during each reading.
 pub(crate) fn uncounted_bytes(card: Card) -> Option<i128> {
-    Some(i128::from(used_bytes()?).saturating_sub(i128::from(card.counted_bytes())))
+    for _ in 0..MAX_READINGS {
+        let counted = card.counted_bytes();
+        let used = used_bytes()?;
+        if card.counted_bytes() == counted {
+            return Some(i128::from(used).saturating_sub(i128::from(counted)));
+        }
+    }
+    None
 }
 
 /// Returns how much [`uncounted_bytes`] has grown.
@@ -61,12 +73,14 @@ fn used_bytes() -> Option<u64> {
 }
 
 /// Returns the memory of a context that was created and is charged `estimate` bytes: what the GPU's used memory
-/// shows beyond the rest of the account, if that is near the estimate. Other tenants' memory makes it far from it,
-/// because each of them has a context.
+/// shows beyond the rest of the account, if that is near the estimate. Other tenants' memory makes it far larger,
+/// because each of them has a context; unused managed memory and the requests of other processes in flight, which are
+/// charged already, make it smaller. So two equal readings count, and a much smaller one does not.
 pub(crate) fn measured_context(card: Card, context: CUcontext, estimate: u64) -> Option<u64> {
-    let used = with_context(context, used_bytes)?;
-    let others = card.counted_bytes().saturating_sub(estimate);
-    let measured = used?.saturating_sub(others);
-    let is_near = measured >= estimate / 2 && measured <= estimate.saturating_add(estimate / 2);
-    is_near.then_some(measured)
+    let (first, second) = with_context(context, || (uncounted_bytes(card), uncounted_bytes(card)))?;
+    let uncounted = first.filter(|_| first == second)?;
+    let measured = u64::try_from(uncounted.saturating_add(i128::from(estimate))).ok()?;
+    let least = estimate.saturating_sub(estimate / 8);
+    let most = estimate.saturating_add(estimate / 2);
+    (least..=most).contains(&measured).then_some(measured)
 }

@@ -118,6 +118,23 @@ fn estimates_context_beside_neighbor() {
     assert_eq!(process.memory_info().0, 4 * GIB - ESTIMATE);
 }
 
+/// Managed memory that no GPU uses yet is charged already, but not mistaken for a smaller context.
+#[test]
+fn estimates_context_beside_unused_managed_memory() {
+    const MANAGED: u64 = 200 * MIB;
+    let container = Container::new();
+    let job = format!("managed-{}", std::process::id());
+    let of_job = [("DRAVA_MEMORY_LIMIT", "4Gi"), ("DRAVA_JOB", &job)];
+    let mut first = start(&container, &of_job);
+    let mut second = start(&container, &of_job);
+    first.init(0);
+    first.ok(&format!("managed {MANAGED}"));
+    second.init(0);
+    let (free, _) = second.memory_info();
+    let most = 4 * GIB - 2 * CONTEXT_BYTES - MANAGED;
+    assert!(free <= most, "{free} bytes instead of at most {most}");
+}
+
 #[test]
 fn removes_regions_of_ended_jobs() {
     let container = Container::new();
