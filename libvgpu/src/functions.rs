@@ -19,9 +19,9 @@ macro_rules! for_each_hook {
         = c"cuGetProcAddress" 12000 => lookup::get_proc_address_v2;
 
     // Memory information.
-    Memory Cuda cuDeviceTotalMem(bytes: *mut c_uint, device: CUdevice) = c"cuDeviceTotalMem" 2000 => memory_info::total_mem_v1;
+    Memory Cuda cuDeviceTotalMem(bytes: *mut c_uint, device: CUdevice) = c"cuDeviceTotalMem" 2000 => memory_info::total_mem;
     Memory Cuda cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice) = c"cuDeviceTotalMem" 3020 => memory_info::total_mem;
-    Memory Cuda cuMemGetInfo(free: *mut c_uint, total: *mut c_uint) = c"cuMemGetInfo" 2000 => memory_info::mem_get_info_v1;
+    Memory Cuda cuMemGetInfo(free: *mut c_uint, total: *mut c_uint) = c"cuMemGetInfo" 2000 => memory_info::mem_get_info;
     Memory Cuda cuMemGetInfo_v2(free: *mut usize, total: *mut usize) = c"cuMemGetInfo" 3020 => memory_info::mem_get_info;
     Memory Nvml nvmlDeviceGetMemoryInfo(device: nvmlDevice_t, memory: *mut nvmlMemory_t) = c"" 0 => nvml::memory;
     Memory Nvml nvmlDeviceGetMemoryInfo_v2(device: nvmlDevice_t, memory: *mut nvmlMemory_v2_t) = c"" 0 => nvml::memory_v2;

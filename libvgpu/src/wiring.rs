@@ -80,10 +80,14 @@ mod bodies {
 
 /// The bodies that look up hooks.
 mod lookup {
+    use core::ffi::CStr;
+    use core::ptr::{self, NonNull};
+
     use super::find_by_base;
+    use crate::cuda::CUDA_SUCCESS;
     use crate::functions::types::*;
     use crate::functions::{cuGetProcAddress, cuGetProcAddress_v2};
-    use crate::hooks::lookup;
+    use crate::hooks::lookup::replace;
 
     pub(crate) use crate::hooks::lookup::init;
 
@@ -95,9 +99,18 @@ mod lookup {
         flags: u64,
     ) -> c_int {
         // SAFETY: the caller's arguments.
-        unsafe {
-            lookup::get_proc_address(original, symbol, function, version, flags, find_by_base)
+        let result = unsafe { original(symbol, function, version, flags) };
+        let ask = |base: &CStr, version, flags| {
+            let mut found = ptr::null_mut();
+            // SAFETY: the name is terminated and `found` takes one pointer.
+            let result = unsafe { original(base.as_ptr(), &raw mut found, version, flags) };
+            NonNull::new(found).filter(|_| result == CUDA_SUCCESS)
+        };
+        if result == CUDA_SUCCESS {
+            // SAFETY: libcuda accepted both pointers.
+            unsafe { replace(symbol, function, ask, find_by_base) };
         }
+        result
     }
 
     pub(crate) unsafe fn get_proc_address_v2(
@@ -109,17 +122,19 @@ mod lookup {
         status: *mut c_int,
     ) -> c_int {
         // SAFETY: the caller's arguments.
-        unsafe {
-            lookup::get_proc_address_v2(
-                original,
-                symbol,
-                function,
-                version,
-                flags,
-                status,
-                find_by_base,
-            )
+        let result = unsafe { original(symbol, function, version, flags, status) };
+        let ask = |base: &CStr, version, flags| {
+            let mut found = ptr::null_mut();
+            let status = ptr::null_mut();
+            // SAFETY: the name is terminated, `found` takes one pointer, the status may be null.
+            let result = unsafe { original(base.as_ptr(), &raw mut found, version, flags, status) };
+            NonNull::new(found).filter(|_| result == CUDA_SUCCESS)
+        };
+        if result == CUDA_SUCCESS {
+            // SAFETY: libcuda accepted both pointers.
+            unsafe { replace(symbol, function, ask, find_by_base) };
         }
+        result
     }
 }
 

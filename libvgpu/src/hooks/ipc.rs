@@ -2,8 +2,7 @@
 
 use core::ffi::c_uint;
 
-use crate::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdeviceptr, CUipcMemHandle, CUresult};
-use crate::current::{Target, target_of_current_context};
+use crate::cuda::{CUDA_SUCCESS, CUdeviceptr, CUipcMemHandle, CUresult};
 use crate::device::current_context;
 use crate::functions::{cuIpcCloseMemHandle, cuIpcGetMemHandle, cuIpcOpenMemHandle};
 use crate::hooks::shared_memory::{self, blocks_around, range_of};
@@ -36,27 +35,10 @@ pub(crate) unsafe fn open(
 ) -> CUresult {
     // SAFETY: the caller's arguments.
     let call = || unsafe { original(pointer, handle, flags) };
-    let card = match target_of_current_context() {
-        Target::Unlimited => return call(),
-        Target::Denied => return CUDA_ERROR_OUT_OF_MEMORY,
-        Target::Limited(card) => card,
-    };
-    let result = call();
-    if result != CUDA_SUCCESS {
-        return result;
-    }
-    // SAFETY: libcuda has written the pointer.
-    let address = unsafe { pointer.read() };
-    let (start, bytes) = range_of(address).unwrap_or((address, 1));
     // Opened twice, it is the same memory at the same address.
-    let context = current_context().unwrap_or(0);
-    if shared_memory::open(card, address, blocks_around(start, bytes), context) {
-        return result;
-    }
-    undo_open(address);
-    // SAFETY: libcuda has written the pointer.
-    unsafe { pointer.write(0) };
-    CUDA_ERROR_OUT_OF_MEMORY
+    let context = || current_context().unwrap_or(0);
+    // SAFETY: the call writes the pointer.
+    unsafe { shared_memory::open_with(pointer, call, blocks_around, context, undo_open) }
 }
 
 /// Closes an import that was denied.

@@ -1,4 +1,4 @@
-//! `cuInit` and `cuGetProcAddress`: entry points inside libcuda.
+//! `cuInit` and the result of `cuGetProcAddress`: entry points inside libcuda.
 //!
 //! `cuGetProcAddress` resolves a base name, version and flags in a way that only libcuda knows. So libcuda resolves
 //! first, and its pointer is compared with the originals of the hooks of that base name, looked up both by name and
@@ -6,10 +6,10 @@
 //! other pointer, such as one of a newer ABI, is returned unchanged.
 
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use core::ptr::{self, NonNull};
+use core::ptr::NonNull;
 
-use crate::cuda::{CUDA_SUCCESS, CUresult};
-use crate::functions::{cuGetProcAddress, cuGetProcAddress_v2, cuInit};
+use crate::cuda::CUresult;
+use crate::functions::cuInit;
 use crate::hook::Hook;
 use crate::process::Process;
 use crate::sys::SavedErrno;
@@ -25,59 +25,11 @@ pub(crate) unsafe fn init(original: cuInit::Function, flags: c_uint) -> CUresult
     unsafe { original(flags) }
 }
 
-pub(crate) unsafe fn get_proc_address(
-    original: cuGetProcAddress::Function,
-    symbol: *const c_char,
-    function: *mut *mut c_void,
-    version: c_int,
-    flags: u64,
-    find: Find,
-) -> CUresult {
-    // SAFETY: the caller's arguments.
-    let result = unsafe { original(symbol, function, version, flags) };
-    let ask = |base: &CStr, version, flags| {
-        let mut found = ptr::null_mut();
-        // SAFETY: the name is terminated and `found` takes one pointer.
-        let result = unsafe { original(base.as_ptr(), &raw mut found, version, flags) };
-        NonNull::new(found).filter(|_| result == CUDA_SUCCESS)
-    };
-    if result == CUDA_SUCCESS {
-        // SAFETY: libcuda accepted both pointers.
-        unsafe { replace(symbol, function, ask, find) };
-    }
-    result
-}
-
-pub(crate) unsafe fn get_proc_address_v2(
-    original: cuGetProcAddress_v2::Function,
-    symbol: *const c_char,
-    function: *mut *mut c_void,
-    version: c_int,
-    flags: u64,
-    status: *mut c_int,
-    find: Find,
-) -> CUresult {
-    // SAFETY: the caller's arguments.
-    let result = unsafe { original(symbol, function, version, flags, status) };
-    let ask = |base: &CStr, version, flags| {
-        let mut found = ptr::null_mut();
-        let status = ptr::null_mut();
-        // SAFETY: the name is terminated, `found` takes one pointer, the status may be null.
-        let result = unsafe { original(base.as_ptr(), &raw mut found, version, flags, status) };
-        NonNull::new(found).filter(|_| result == CUDA_SUCCESS)
-    };
-    if result == CUDA_SUCCESS {
-        // SAFETY: libcuda accepted both pointers.
-        unsafe { replace(symbol, function, ask, find) };
-    }
-    result
-}
-
 /// Replaces the resolved function by its hook.
 ///
 /// # Safety
 /// `symbol` is null or a terminated string; `function` is null or points to a pointer.
-unsafe fn replace(
+pub(crate) unsafe fn replace(
     symbol: *const c_char,
     function: *mut *mut c_void,
     ask: impl Fn(&CStr, c_int, u64) -> Option<NonNull<c_void>>,

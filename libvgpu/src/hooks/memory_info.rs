@@ -8,7 +8,6 @@ use core::ffi::c_uint;
 use crate::card::Amount;
 use crate::cuda::{CUDA_SUCCESS, CUdevice, CUresult};
 use crate::current::{Target, target_of_current_context, target_of_device};
-use crate::functions::{cuDeviceTotalMem, cuDeviceTotalMem_v2, cuMemGetInfo, cuMemGetInfo_v2};
 use crate::hooks::driver_cache;
 
 /// A denied GPU.
@@ -29,18 +28,39 @@ pub(crate) fn amount_of(target: Target) -> Option<Amount> {
     }
 }
 
-fn size(bytes: u64) -> usize {
-    usize::try_from(bytes).unwrap_or(usize::MAX)
+/// Size in libcuda's functions: of 32 bits in their first versions.
+pub(crate) trait Size: Copy + Ord {
+    /// Returns the size, or the largest one.
+    fn of(bytes: u64) -> Self;
 }
 
-fn size_v1(bytes: u64) -> c_uint {
-    c_uint::try_from(bytes).unwrap_or(c_uint::MAX)
+impl Size for usize {
+    fn of(bytes: u64) -> Self {
+        Self::try_from(bytes).unwrap_or(Self::MAX)
+    }
 }
 
-pub(crate) unsafe fn mem_get_info(
-    original: cuMemGetInfo_v2::Function,
-    free: *mut usize,
-    total: *mut usize,
+impl Size for c_uint {
+    fn of(bytes: u64) -> Self {
+        Self::try_from(bytes).unwrap_or(Self::MAX)
+    }
+}
+
+/// Lowers a size that libcuda has written.
+///
+/// # Safety
+/// `size` is null or points to a size.
+unsafe fn lower<T: Size>(size: *mut T, bytes: u64) {
+    // SAFETY: the caller's contract.
+    if let Some(size) = unsafe { size.as_mut() } {
+        *size = T::of(bytes).min(*size);
+    }
+}
+
+pub(crate) unsafe fn mem_get_info<T: Size>(
+    original: unsafe extern "C" fn(*mut T, *mut T) -> CUresult,
+    free: *mut T,
+    total: *mut T,
 ) -> CUresult {
     // SAFETY: the caller's arguments.
     let result = unsafe { original(free, total) };
@@ -48,69 +68,25 @@ pub(crate) unsafe fn mem_get_info(
         && let Some(amount) = amount_of(target_of_current_context())
     {
         // SAFETY: null or written by libcuda.
-        if let Some(free) = unsafe { free.as_mut() } {
-            *free = size(amount.free_bytes()).min(*free);
-        }
+        unsafe { lower(free, amount.free_bytes()) };
         // SAFETY: null or written by libcuda.
-        if let Some(total) = unsafe { total.as_mut() } {
-            *total = size(amount.limit_bytes).min(*total);
-        }
+        unsafe { lower(total, amount.limit_bytes) };
     }
     result
 }
 
-pub(crate) unsafe fn mem_get_info_v1(
-    original: cuMemGetInfo::Function,
-    free: *mut c_uint,
-    total: *mut c_uint,
-) -> CUresult {
-    // SAFETY: the caller's arguments.
-    let result = unsafe { original(free, total) };
-    if result == CUDA_SUCCESS
-        && let Some(amount) = amount_of(target_of_current_context())
-    {
-        // SAFETY: null or written by libcuda.
-        if let Some(free) = unsafe { free.as_mut() } {
-            *free = size_v1(amount.free_bytes()).min(*free);
-        }
-        // SAFETY: null or written by libcuda.
-        if let Some(total) = unsafe { total.as_mut() } {
-            *total = size_v1(amount.limit_bytes).min(*total);
-        }
-    }
-    result
-}
-
-pub(crate) unsafe fn total_mem(
-    original: cuDeviceTotalMem_v2::Function,
-    bytes: *mut usize,
+pub(crate) unsafe fn total_mem<T: Size>(
+    original: unsafe extern "C" fn(*mut T, CUdevice) -> CUresult,
+    bytes: *mut T,
     device: CUdevice,
 ) -> CUresult {
     // SAFETY: the caller's arguments.
     let result = unsafe { original(bytes, device) };
     if result == CUDA_SUCCESS
         && let Some(amount) = amount_of(target_of_device(device))
-        // SAFETY: null or written by libcuda.
-        && let Some(bytes) = unsafe { bytes.as_mut() }
     {
-        *bytes = size(amount.limit_bytes).min(*bytes);
-    }
-    result
-}
-
-pub(crate) unsafe fn total_mem_v1(
-    original: cuDeviceTotalMem::Function,
-    bytes: *mut c_uint,
-    device: CUdevice,
-) -> CUresult {
-    // SAFETY: the caller's arguments.
-    let result = unsafe { original(bytes, device) };
-    if result == CUDA_SUCCESS
-        && let Some(amount) = amount_of(target_of_device(device))
         // SAFETY: null or written by libcuda.
-        && let Some(bytes) = unsafe { bytes.as_mut() }
-    {
-        *bytes = size_v1(amount.limit_bytes).min(*bytes);
+        unsafe { lower(bytes, amount.limit_bytes) };
     }
     result
 }

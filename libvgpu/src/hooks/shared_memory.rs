@@ -5,7 +5,8 @@
 
 use crate::blocks::BLOCK;
 use crate::card::Card;
-use crate::cuda::{CUDA_SUCCESS, CUdeviceptr, CUresult};
+use crate::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdeviceptr, CUresult};
+use crate::current::{Target, target_of_current_context};
 use crate::driver::{Library, Original};
 use crate::hooks::driver_cache::reserve_with;
 use crate::hooks::freed_bytes::FreedBytes;
@@ -86,7 +87,7 @@ pub(crate) fn end_export(process: &'static Process, pointer: CUdeviceptr) {
 
 /// Charges memory opened at `pointer`, in `chunk`, until it is closed or `context` ends, unless that is 0. Returns
 /// `false` if the limit is exceeded.
-pub(crate) fn open(card: Card, pointer: CUdeviceptr, chunk: Chunk, context: u64) -> bool {
+fn open(card: Card, pointer: CUdeviceptr, chunk: Chunk, context: u64) -> bool {
     let opened = &Process::of(card).opened;
     let pay = |bytes| card.import(bytes).is_ok();
     let shared = Shared {
@@ -96,6 +97,39 @@ pub(crate) fn open(card: Card, pointer: CUdeviceptr, chunk: Chunk, context: u64)
         context,
     };
     reserve_with(card, || opened.add(shared, pay))
+}
+
+/// Opens memory of another process with `call`, which writes its address to `pointer`, and charges the chunk around it
+/// as [`open`] does. If that exceeds the limit, `undo` closes it.
+///
+/// # Safety
+/// `call` calls libcuda, which writes to `pointer` on success.
+pub(crate) unsafe fn open_with(
+    pointer: *mut CUdeviceptr,
+    call: impl FnOnce() -> CUresult,
+    chunk_around: fn(CUdeviceptr, u64) -> Chunk,
+    context: impl FnOnce() -> u64,
+    undo: impl FnOnce(CUdeviceptr),
+) -> CUresult {
+    let card = match target_of_current_context() {
+        Target::Unlimited => return call(),
+        Target::Denied => return CUDA_ERROR_OUT_OF_MEMORY,
+        Target::Limited(card) => card,
+    };
+    let result = call();
+    if result != CUDA_SUCCESS {
+        return result;
+    }
+    // SAFETY: libcuda has written the pointer.
+    let address = unsafe { pointer.read() };
+    let (start, bytes) = range_of(address).unwrap_or((address, 1));
+    if open(card, address, chunk_around(start, bytes), context()) {
+        return result;
+    }
+    undo(address);
+    // SAFETY: libcuda has written the pointer.
+    unsafe { pointer.write(0) };
+    CUDA_ERROR_OUT_OF_MEMORY
 }
 
 /// Closes memory of another process.

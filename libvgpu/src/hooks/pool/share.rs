@@ -2,12 +2,11 @@
 
 use core::ffi::c_void;
 
-use crate::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdeviceptr, CUmemoryPool, CUresult};
-use crate::current::{Target, target_of_current_context};
+use crate::cuda::{CUDA_SUCCESS, CUdeviceptr, CUmemoryPool, CUresult};
 use crate::functions::{cuMemPoolExportPointer, cuMemPoolImportPointer};
 use crate::hooks::memory::undo_allocation;
-use crate::hooks::shared_memory::{self, range_of};
-use crate::pool_free_space;
+use crate::hooks::shared_memory;
+use crate::pool_free_space::chunk_around;
 use crate::process::Process;
 
 pub(crate) unsafe fn export_pointer(
@@ -34,30 +33,10 @@ pub(crate) unsafe fn import_pointer(
 ) -> CUresult {
     // SAFETY: the caller's arguments.
     let call = || unsafe { original(pointer, pool, data) };
-    let card = match target_of_current_context() {
-        Target::Unlimited => return call(),
-        Target::Denied => return CUDA_ERROR_OUT_OF_MEMORY,
-        Target::Limited(card) => card,
-    };
-    let result = call();
-    if result != CUDA_SUCCESS {
-        return result;
-    }
-    // SAFETY: libcuda has written the pointer.
-    let address = unsafe { pointer.read() };
-    let (start, bytes) = range_of(address).unwrap_or((address, pool_free_space::CHUNK));
     // It belongs to the pool, whichever context is current.
-    if shared_memory::open(
-        card,
-        address,
-        pool_free_space::chunk_around(start, bytes),
-        0,
-    ) {
-        return result;
-    }
+    let context = || 0;
     // SAFETY: just imported, and unknown to the program.
-    unsafe { undo_allocation(address) };
-    // SAFETY: libcuda has written the pointer.
-    unsafe { pointer.write(0) };
-    CUDA_ERROR_OUT_OF_MEMORY
+    let undo = |address| unsafe { undo_allocation(address) };
+    // SAFETY: the call writes the pointer.
+    unsafe { shared_memory::open_with(pointer, call, chunk_around, context, undo) }
 }
