@@ -1,12 +1,11 @@
 //! Stress test: eight processes allocate and free in every way, fork, create contexts, and are killed at random steps.
-//! The GPU's physical ledger verifies the accounts.
+//! The GPU's physical ledger verifies the accounts, and its high-water mark the limit at every moment: no other process
+//! uses the GPU, so the mark of the GPU is that of the share.
 //!
 //! All random choices follow from one seed, which a failure prints; the interleaving of the processes does not.
 //! `DRAVA_STRESS_SEED` and `DRAVA_STRESS_OPERATIONS` select other runs, as `cargo xtask bench memory` does.
 
 use std::collections::BTreeSet;
-use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use drava_vgpu_abi::Limits;
@@ -54,10 +53,9 @@ struct Statistics {
     deaths: u64,
     /// Rounds without deaths.
     exact_rounds: u64,
-    samples: u64,
-    /// Largest amount by which living processes exceeded the limit while all were running.
+    /// Largest amount by which living processes exceeded the limit, however short.
     worst_overshoot_bytes: u64,
-    /// Largest usage in the GPU's ledger, however short.
+    /// Largest usage of living processes in the GPU's ledger, however short.
     highest_bytes: u64,
 }
 
@@ -70,8 +68,6 @@ struct Stress {
     started: u64,
     processes: Vec<TestProcess>,
     statistics: Statistics,
-    /// Deaths before the round.
-    deaths_before: u64,
 }
 
 impl Stress {
@@ -90,7 +86,6 @@ impl Stress {
             started: 0,
             processes: Vec::new(),
             statistics: Statistics::default(),
-            deaths_before: 0,
         }
     }
 
@@ -132,10 +127,8 @@ impl Stress {
             let delay = Duration::from_micros(self.random.below(20_000));
             (self.processes[index].pid(), delay)
         });
-        let is_over = AtomicBool::new(false);
-        let (container, processes) = (&self.container, &mut self.processes);
-        let (answers, samples) = std::thread::scope(|scope| {
-            let sampler = scope.spawn(|| sample(container, &is_over));
+        let processes = &mut self.processes;
+        let answers: Vec<Option<String>> = std::thread::scope(|scope| {
             if let Some((pid, delay)) = victim {
                 scope.spawn(move || {
                     std::thread::sleep(delay);
@@ -143,17 +136,8 @@ impl Stress {
                     unsafe { libc::kill(pid, libc::SIGKILL) };
                 });
             }
-            let answers: Vec<Option<String>> =
-                processes.iter_mut().map(TestProcess::try_receive).collect();
-            is_over.store(true, Ordering::Relaxed);
-            (answers, sampler.join().unwrap())
+            processes.iter_mut().map(TestProcess::try_receive).collect()
         });
-        for used in samples {
-            self.statistics.samples += 1;
-            let overshoot = used.saturating_sub(LIMIT);
-            self.statistics.worst_overshoot_bytes =
-                self.statistics.worst_overshoot_bytes.max(overshoot);
-        }
         let before = std::mem::take(&mut self.processes);
         for (process, answer) in before.into_iter().zip(answers) {
             match answer {
@@ -229,21 +213,23 @@ impl Stress {
         self.statistics.rounds += 1;
     }
 
-    /// The ledger's mark counts memory of killed processes until the GPU's driver has detected their ends, so it is exact
-    /// in rounds without deaths.
+    /// Checks the ledger's high-water mark of the round. The memory of a killed process stays in the ledger until the GPU's
+    /// driver detects its end, and another process may reclaim it before, so the mark may exceed the limit by what ended
+    /// processes held. Nothing else is allowed: growth of a pool is reserved in the driver's chunks before the request.
     fn check_peak(&mut self, card: &CardStatus) {
         let (seed, round) = (self.seed, self.statistics.rounds);
-        self.statistics.highest_bytes = self.statistics.highest_bytes.max(card.peak_bytes);
-        let had_end = self.statistics.deaths != self.deaths_before;
-        if !had_end && self.kinds == EXACT {
-            assert!(
-                card.peak_bytes <= LIMIT,
-                "seed {seed}, round {round}: {} bytes in the ledger, limit {LIMIT}",
-                card.peak_bytes
-            );
-            self.statistics.exact_rounds += 1;
-        }
-        self.deaths_before = self.statistics.deaths;
+        let statistics = &mut self.statistics;
+        let living = card.peak_bytes.saturating_sub(card.freed_at_exit_bytes);
+        statistics.highest_bytes = statistics.highest_bytes.max(living);
+        let overshoot = living.saturating_sub(LIMIT);
+        statistics.worst_overshoot_bytes = statistics.worst_overshoot_bytes.max(overshoot);
+        assert!(
+            overshoot == 0,
+            "seed {seed}, round {round}: {} bytes in the ledger, {} of them of ended processes, limit {LIMIT}",
+            card.peak_bytes,
+            card.freed_at_exit_bytes
+        );
+        statistics.exact_rounds += u64::from(card.freed_at_exit_bytes == 0);
         let reset = control::Command::ResetPeak { card: CardIndex(0) };
         self.container.machine.control(&reset).unwrap();
     }
@@ -281,53 +267,6 @@ impl Stress {
     }
 }
 
-/// Polls the ledger, and returns the memory of living processes at each poll.
-fn sample(container: &Container, is_over: &AtomicBool) -> Vec<u64> {
-    let mut samples = Vec::new();
-    while !is_over.load(Ordering::Relaxed) {
-        let card = container.machine.card(0).unwrap();
-        samples.push(bytes_of_living_processes(container, &card));
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    samples
-}
-
-/// Memory in the ledger of processes that are still alive after it was read. The memory of dead processes is excluded:
-/// another process may reclaim it before the machine detects the exit.
-fn bytes_of_living_processes(container: &Container, card: &CardStatus) -> u64 {
-    let Ok(region) = std::fs::File::options()
-        .read(true)
-        .write(true)
-        .open(container.region("share"))
-    else {
-        return 0;
-    };
-    let processes = container.processes_of("share");
-    let is_alive = |pid: u32| {
-        processes
-            .iter()
-            .any(|process| process.owner.pid == pid && is_locked(&region, process.slot.offset()))
-    };
-    let taken = card.processes.iter().filter(|taken| is_alive(taken.pid));
-    taken.map(|taken| taken.used_bytes).sum()
-}
-
-/// Returns whether a process holds the lock of the slot at the offset.
-fn is_locked(region: &std::fs::File, offset: usize) -> bool {
-    // SAFETY: all zeroes is a `struct flock`.
-    let mut range = unsafe { std::mem::zeroed::<libc::flock>() };
-    range.l_type = libc::F_WRLCK.try_into().unwrap();
-    range.l_start = offset.try_into().unwrap();
-    range.l_len = 1;
-    // SAFETY: fcntl reads and writes one `struct flock`.
-    let result = unsafe { libc::fcntl(region.as_raw_fd(), libc::F_OFD_GETLK, &raw mut range) };
-    assert_eq!(result, 0);
-    i32::from(range.l_type) != libc::F_UNLCK
-}
-
-/// Operations that never exceed the limit, even for a moment: without pools, where a request can be undone.
-const EXACT: &str = "others";
-
 /// Default number of operations: some seconds on two cores.
 const OPERATIONS: u64 = 50_000;
 
@@ -343,7 +282,7 @@ fn holds_limit_under_pool_stress() {
 
 #[test]
 fn holds_limit_at_every_moment_without_pools() {
-    run(EXACT);
+    run("others");
 }
 
 /// Runs many operations of a kind.
@@ -373,7 +312,6 @@ fn run(kinds: &'static str) {
         "limitBytes": LIMIT,
         "highestBytes": statistics.highest_bytes,
         "exactRounds": statistics.exact_rounds,
-        "samples": statistics.samples,
         "worstOvershootBytes": statistics.worst_overshoot_bytes,
         "seconds": started.elapsed().as_secs(),
     });
@@ -384,14 +322,11 @@ fn run(kinds: &'static str) {
         "seed {seed}: {report}"
     );
     assert!(statistics.deaths > 0, "seed {seed}: {report}");
-    assert_eq!(statistics.worst_overshoot_bytes, 0, "seed {seed}: {report}");
     // Otherwise the limit was never in danger.
     assert!(
         statistics.highest_bytes > LIMIT / 10 * 9,
         "seed {seed}: {report}"
     );
-    assert!(
-        kinds != EXACT || statistics.exact_rounds > 0,
-        "seed {seed}: {report}"
-    );
+    // Rounds without deaths have no allowance.
+    assert!(statistics.exact_rounds > 0, "seed {seed}: {report}");
 }

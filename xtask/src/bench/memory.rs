@@ -20,8 +20,8 @@ pub(crate) fn run(args: &Args, report: &mut Report) -> Result<()> {
              random steps of the accounting. After each round, with all processes stopped, the share's account includes \
              every byte of the GPU's ledger and is within the limit; after each fourth round, with all memory freed, \
              both are equal; at the end all memory is reclaimed. The overshoot is the maximum that living processes held \
-             beyond the limit in samples during the work. The second row has requests to pools only, by two threads of \
-             each process.",
+             beyond the limit by the ledger's high-water mark; in exact rounds no process with memory was killed. The \
+             second row has requests to pools only, by two threads of each process.",
         );
         for row in named(&measurements, "stress") {
             report.row(
@@ -34,7 +34,7 @@ pub(crate) fn run(args: &Args, report: &mut Report) -> Result<()> {
                     "deaths",
                     "limitBytes",
                     "highestBytes",
-                    "samples",
+                    "exactRounds",
                     "worstOvershootBytes",
                     "seconds",
                 ]

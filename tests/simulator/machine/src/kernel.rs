@@ -162,6 +162,11 @@ impl Kernel {
 
     /// Removes a connection whose last holder closed it, and frees everything it held.
     pub fn disconnect(&mut self, client: ClientId) {
+        let earlier: Vec<u64> = self
+            .cards
+            .iter()
+            .map(|card| card.ledger.taken_bytes())
+            .collect();
         let contexts: Vec<ContextId> = self
             .contexts
             .iter()
@@ -172,6 +177,9 @@ impl Kernel {
             self.destroy_context(context);
         }
         self.release_all(Holder::Client(client));
+        for (card, earlier_bytes) in self.cards.iter_mut().zip(earlier) {
+            card.ledger.note_exit(earlier_bytes);
+        }
         self.clients.remove(&client);
     }
 

@@ -19,6 +19,8 @@ pub(super) struct Ledger {
     taken_bytes: u64,
     /// Highest `taken_bytes` since the last reset.
     peak_bytes: u64,
+    /// See [`Self::freed_at_exit_bytes`].
+    freed_at_exit_bytes: u64,
 }
 
 impl Ledger {
@@ -28,6 +30,7 @@ impl Ledger {
             usable_bytes,
             taken_bytes: 0,
             peak_bytes: 0,
+            freed_at_exit_bytes: 0,
         }
     }
 
@@ -62,9 +65,21 @@ impl Ledger {
         self.peak_bytes
     }
 
+    /// Memory that processes held when they ended, since the last reset. The high-water mark can include each of them
+    /// after its end: until then the driver had not detected it.
+    pub(super) fn freed_at_exit_bytes(&self) -> u64 {
+        self.freed_at_exit_bytes
+    }
+
+    /// Counts what was freed at the end of a process: the difference to `earlier_bytes`.
+    pub(super) fn note_exit(&mut self, earlier_bytes: u64) {
+        self.freed_at_exit_bytes += earlier_bytes.saturating_sub(self.taken_bytes);
+    }
+
     /// Restarts the high-water mark at the present value.
     pub(super) fn reset_peak(&mut self) {
         self.peak_bytes = self.taken_bytes;
+        self.freed_at_exit_bytes = 0;
     }
 
     pub(super) fn free_bytes(&self) -> u64 {

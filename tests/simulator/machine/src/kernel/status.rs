@@ -32,6 +32,9 @@ pub struct CardStatus {
     pub used_bytes: u64,
     /// Highest `used_bytes` since the start or the last reset of this mark.
     pub peak_bytes: u64,
+    /// Memory that processes held when they ended, since the start or the last reset of that mark. The mark can include
+    /// it: a process's memory is freed when its end is detected.
+    pub freed_at_exit_bytes: u64,
     /// Free.
     pub free_bytes: u64,
     /// Time with any kernel running.
@@ -81,6 +84,7 @@ impl Kernel {
             reserved_bytes: card.model.memory.reserved_bytes,
             used_bytes: card.ledger.taken_bytes(),
             peak_bytes: card.ledger.peak_bytes(),
+            freed_at_exit_bytes: card.ledger.freed_at_exit_bytes(),
             free_bytes: card.ledger.free_bytes(),
             busy_nanos: card.engine.busy(),
             gpu_percent: card.sensors().utilization.gpu_percent,

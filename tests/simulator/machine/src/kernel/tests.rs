@@ -343,6 +343,26 @@ fn keeps_high_water_mark_of_memory() {
 }
 
 #[test]
+fn counts_memory_freed_at_exit_since_reset() {
+    let mut kernel = kernel();
+    let freed = |kernel: &Kernel| kernel.status().cards[0].freed_at_exit_bytes;
+    let (first, second) = (cuda_client(&mut kernel, 7), cuda_client(&mut kernel, 8));
+    let bytes = 8 * PAGE_BYTES;
+    for client in [first, second] {
+        let context = context(&mut kernel, client);
+        kernel.handle(client, &Request::Allocate { context, bytes });
+    }
+    let each = used(&kernel) / 2;
+    assert_eq!(freed(&kernel), 0);
+    kernel.disconnect(first);
+    assert_eq!((used(&kernel), freed(&kernel)), (each, each));
+    kernel.reset_peak(CARD).unwrap();
+    assert_eq!(freed(&kernel), 0);
+    kernel.disconnect(second);
+    assert_eq!((used(&kernel), freed(&kernel)), (0, each));
+}
+
+#[test]
 fn delays_and_rounds_samples_of_perturbed_gpu() {
     const MS: Nanos = 1_000_000;
     let mut description = MachineDescription::parse(T4).unwrap();
