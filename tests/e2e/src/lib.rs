@@ -13,6 +13,7 @@ pub mod manifest;
 mod node;
 mod objects;
 mod plugin;
+pub mod preparation;
 mod program_output;
 pub mod prometheus;
 

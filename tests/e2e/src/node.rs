@@ -1,6 +1,6 @@
 //! One node of the cluster: its programs, its simulated GPUs, and the state of claims on it.
 
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -45,6 +45,14 @@ impl TestNode {
         let mut command = self.node.command(program)?;
         command.args(args).stdin(Stdio::null());
         stdout(command)
+    }
+
+    /// Returns a program that runs in the node's namespaces.
+    ///
+    /// # Errors
+    /// When the node does not run.
+    pub(crate) fn command(&self, program: &str) -> Result<Command> {
+        self.node.command(program)
     }
 
     /// Runs `simulator-machine ctl` for the node's GPUs and returns its standard output.

@@ -63,19 +63,33 @@ fn running_pods_survive_driver_restart() -> Result<()> {
 fn driver_killed_during_prepare_completes_it() -> Result<()> {
     let cluster = TestCluster::attach()?;
     let tenant = cluster.namespace("prepare")?;
-    let pods: Vec<String> = (0..6).map(|index| format!("pod-{index}")).collect();
-    for (index, pod) in pods.iter().enumerate() {
+    let node = cluster.first_node();
+    let pods = ["first", "second", "third"];
+    // The driver gets kubelet's calls when the preparations are blocked.
+    ensure!(
+        node.signal("drava-dra-driver", "STOP")? > 0,
+        "no driver process on the node"
+    );
+    let blocked = pods.iter().map(|pod| {
         tenant.apply(&pod_with_share(pod, "vgpu.drava.dev", "{memory: 1Gi}"))?;
-        if index % 2 == 1 {
-            cluster.kill_processes("drava-dra-driver")?;
-        }
-    }
-    for pod in &pods {
+        let claim = tenant.allocated_claim_of(pod)?;
+        let blocked = node.block_preparation(&claim)?;
+        Ok((claim.uid, blocked))
+    });
+    let blocked: Result<Vec<_>> = blocked.collect();
+    node.signal("drava-dra-driver", "CONT")?;
+    let (uids, blocked): (Vec<String>, Vec<_>) = blocked?.into_iter().unzip();
+    let uids: Vec<&str> = uids.iter().map(String::as_str).collect();
+    node.kill_driver_amid_claims(&uids, || {
+        drop(blocked);
+        Ok(())
+    })?;
+    for pod in pods {
         tenant.running(pod)?;
         still_limited(&tenant, pod, 1024)?;
     }
-    tenant.delete_pods(&pods.iter().map(String::as_str).collect::<Vec<_>>())?;
-    cluster.first_node().wait_until_clean()
+    tenant.delete_pods(&pods)?;
+    node.wait_until_clean()
 }
 
 #[test]

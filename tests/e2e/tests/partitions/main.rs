@@ -10,6 +10,9 @@ mod mig_mode;
 const NODE: &str = "node-1";
 /// Index and minor number of the A100.
 const CARD: usize = 1;
+/// Delay of each answer of NVML about the A100 during which the driver is to be killed. Prepare and unprepare of a partition
+/// have dozens of them after the record is written and before it is removed, so both take longer than a check of the files.
+const DELAY_MILLISECONDS: &str = "200";
 
 /// A pod with a partition of the A100 of the smallest profile that holds the memory.
 fn pod_with_memory(name: &str, memory: &str) -> String {
@@ -182,14 +185,26 @@ fn partitions_survive_driver_crashes() -> Result<()> {
     tenant.apply(&pod_with_memory("before", "3000Mi"))?;
     tenant.running("before")?;
     let partition = sees_only(&tenant, "before", "1g.5gb")?;
+    // Each step that uses NVML takes seconds, the search for the instances before and after the record included.
+    let delay = |milliseconds: &str| {
+        let card = CARD.to_string();
+        let delay = ["--delay-milliseconds", milliseconds];
+        node.simulator(&[&["break", "--card", &card], &delay[..]].concat())
+            .map(drop)
+    };
     // Killed while it prepares.
     let pods = ["during-0", "during-1", "during-2"];
-    let mut killed = 0;
-    for pod in pods {
+    delay(DELAY_MILLISECONDS)?;
+    let killed = tenant
+        .apply(&pod_with_memory(pods[0], "3000Mi"))
+        .and_then(|()| tenant.allocated_claim_of(pods[0]))
+        .and_then(|claim| node.kill_driver_amid_claims(&[&claim.uid], || delay("0")));
+    delay("0")?;
+    killed?;
+    // The other preparations begin with the restart.
+    for pod in &pods[1..] {
         tenant.apply(&pod_with_memory(pod, "3000Mi"))?;
-        killed += node.signal("drava-dra-driver", "KILL")?;
     }
-    ensure!(killed > 0, "no driver process on the node");
     for pod in pods {
         tenant.running(pod)?;
         sees_only(&tenant, pod, "1g.5gb")?;
@@ -210,8 +225,13 @@ fn partitions_survive_driver_crashes() -> Result<()> {
         "--grace-period=1",
         "--wait=false",
     ];
-    tenant.kubectl(&delete)?;
-    node.signal("drava-dra-driver", "KILL")?;
+    let claim = tenant.allocated_claim_of("before")?;
+    delay(DELAY_MILLISECONDS)?;
+    let killed = tenant
+        .kubectl(&delete)
+        .and_then(|_| node.kill_driver_amid_claims(&[&claim.uid], || delay("0")));
+    delay("0")?;
+    killed?;
     wait_until_clean(&cluster)
 }
 
