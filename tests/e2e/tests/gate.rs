@@ -174,12 +174,15 @@ fn removes_gates_after_controller_crashes() -> Result<()> {
     let tenant = cluster.namespace("gate-crash")?;
     with_gated_template(&tenant)?;
     let pods: Vec<String> = (0..6).map(|index| format!("pod-{index}")).collect();
+    let mut killed = 0;
     for (index, name) in pods.iter().enumerate() {
         tenant.apply(&pod(name, "resourceClaimTemplateName: a"))?;
         if index % 3 == 0 {
-            cluster.kill_processes("drava-controller")?;
+            // The second time Kubernetes may not have restarted the replicas yet.
+            killed += cluster.kill_processes("drava-controller")?;
         }
     }
+    ensure!(killed > 0, "no controller process on the node");
     for name in &pods {
         tenant.running(name)?;
     }
