@@ -2,17 +2,22 @@
 
 use std::time::Duration;
 
-use drava_vgpu_abi::bucket::TokenSlice;
+use drava_vgpu_abi::bucket::{TOKEN_ABANDONED_US, TokenSlice};
 use drava_vgpu_abi::contention::{OwnTime, SLICE_US};
 use drava_vgpu_abi::{ComputePolicy, Limits, own_time};
 
-use crate::{ABOVE, ATTEMPTS, BELOW, MEASURE, SETTLE, now_us};
+use crate::measurement::{Due, LENGTH, Measurement};
+use crate::{SETTLE, now_us};
 use gpu_tenants::{Share, Tenant, TestBed, library, share};
 
 /// Kernels so long that the share's debt determines the next launch, not the host: at 40% each takes 112 ms to repay,
 /// and 50 ms more of credit can be saved. A loaded host schedules a tenant every 100 ms. With kernels of 3 ms a tenant
 /// would lose half of its share then, because it can save at most 50 ms of credit.
 const LONG_KERNELS: &str = "kernel ns=45000000 depth=3";
+const LONG_KERNEL_MS: f64 = 45.0;
+
+/// Time between two corrections of own-time fractions.
+const CORRECTION: Duration = Duration::from_millis(100);
 
 /// Starts a tenant of the share with a load.
 fn tenant(test_bed: &TestBed, share: &Share, load: &str) -> Tenant {
@@ -35,54 +40,56 @@ fn without_switches() -> TestBed {
     TestBed::with_machine(library::shipped().unwrap(), &machine).unwrap()
 }
 
-/// Checks that each tenant gets its share while all run concurrently, and never more.
-fn assert_shares(test_bed: &TestBed, tenants: &[(u32, &str)]) {
+/// Checks that each tenant gets its share while all run concurrently, and never more. A tenant has a share, the longest
+/// kernel of its load, ms, and a load.
+fn assert_shares(test_bed: &TestBed, tenants: &[(u32, f64, &str)]) {
     let mut shares = Vec::new();
     let mut running = Vec::new();
-    for (index, (percent, load)) in tenants.iter().enumerate() {
+    for (index, (percent, _, load)) in tenants.iter().enumerate() {
         let share = fixed(test_bed, &format!("share-{index}"), *percent);
         running.push(tenant(test_bed, &share, load));
         shares.push(share);
     }
     let shares: Vec<&Share> = shares.iter().collect();
     let running: Vec<&Tenant> = running.iter().collect();
-    let mut seen = Vec::new();
-    for round in 0..ATTEMPTS {
-        let settle = SETTLE * if round == 0 { 4 } else { 1 };
-        let got = test_bed
-            .percents_corrected(&running, &shares, settle, MEASURE)
-            .unwrap();
-        let pairs = || {
-            got.iter()
-                .zip(tenants.iter().map(|(percent, _)| f64::from(*percent)))
-        };
-        let none_above = pairs().all(|(got, percent)| *got <= percent + ABOVE);
-        assert!(none_above, "{got:.1?} instead of {tenants:?}");
-        if pairs().all(|(got, percent)| *got >= percent - BELOW) {
-            return;
-        }
-        seen.push(got);
-    }
-    panic!("{seen:.1?} instead of {tenants:?}");
+    let due = tenants
+        .iter()
+        .map(|(percent, kernel_ms, _)| Due::new(*percent, *kernel_ms).corrected(CORRECTION));
+    let due: Vec<Due> = due.collect();
+    let settle = SETTLE * 4;
+    let measured = std::thread::scope(|scope| {
+        let corrections = scope
+            .spawn(|| test_bed.percents_corrected(&running, &shares, settle, LENGTH + CORRECTION));
+        std::thread::sleep(settle);
+        let measured = Measurement::of(test_bed, &running);
+        corrections.join().unwrap().unwrap();
+        measured
+    });
+    measured.assert_all(&due);
 }
 
 #[test]
 fn enforces_30_and_70_percent() {
     let loads = ["kernel ns=1000000 depth=16", "kernel ns=3000000 depth=16"];
-    assert_shares(&without_switches(), &[(30, loads[0]), (70, loads[1])]);
-    assert_shares(&crate::test_bed(), &[(30, loads[0]), (55, loads[1])]);
+    let tenants = |more| [(30, 1.0, loads[0]), (more, 3.0, loads[1])];
+    assert_shares(&without_switches(), &tenants(70));
+    assert_shares(&crate::test_bed(), &tenants(55));
 }
 
 #[test]
 fn enforces_10_and_90_percent() {
     let loads = ["kernel ns=20000000 depth=4", "kernel ns=2000000 depth=16"];
-    assert_shares(&without_switches(), &[(10, loads[0]), (90, loads[1])]);
-    assert_shares(&crate::test_bed(), &[(10, loads[0]), (80, loads[1])]);
+    let tenants = |more| [(10, 20.0, loads[0]), (more, 2.0, loads[1])];
+    assert_shares(&without_switches(), &tenants(90));
+    assert_shares(&crate::test_bed(), &tenants(80));
 }
 
 #[test]
 fn enforces_four_shares_of_20_percent() {
-    assert_shares(&crate::test_bed(), &[(20, "kernel ns=2000000 depth=8"); 4]);
+    assert_shares(
+        &crate::test_bed(),
+        &[(20, 2.0, "kernel ns=2000000 depth=8"); 4],
+    );
 }
 
 /// Beside a process that always has work, a third of the measured time of such a share are interruptions.
@@ -101,7 +108,7 @@ fn charges_no_interruptions_of_short_kernels() {
         other
     };
     let tenant = tenant(&test_bed, &share, "kernel ns=400000 depth=16");
-    crate::await_percents(&test_bed, &[&tenant], &[35.0]);
+    crate::assert_part(&test_bed, &tenant, Due::new(35, 0.4));
 }
 
 #[test]
@@ -113,20 +120,11 @@ fn divides_share_among_its_processes() {
         tenant(&test_bed, &share, load),
         tenant(&test_bed, &share, load),
     ];
-    let mut sums = Vec::new();
-    for _ in 0..ATTEMPTS {
-        let got = test_bed
-            .percents(&[&tenants[0], &tenants[1]], SETTLE, MEASURE)
-            .unwrap();
-        let sum: f64 = got.iter().sum();
-        assert!(sum <= 30.0 + ABOVE, "{got:.1?}");
-        // Their kernels preempt each other, and events cannot measure by how much.
-        if sum >= 15.0 {
-            return;
-        }
-        sums.push(sum);
-    }
-    panic!("{sums:.1?}");
+    std::thread::sleep(SETTLE);
+    let measured = Measurement::of(&test_bed, &[&tenants[0], &tenants[1]]).merged();
+    measured.assert_no_excess(0, Due::new(30, 4.0));
+    // Their kernels preempt each other, so each can seem to take twice its time.
+    measured.assert_no_lack(0, Due::new(15, 4.0));
 }
 
 #[test]
@@ -134,10 +132,10 @@ fn applies_changed_share_and_agent_rate() {
     let test_bed = crate::test_bed();
     let share = fixed(&test_bed, "share", 10);
     let tenant = tenant(&test_bed, &share, LONG_KERNELS);
-    crate::await_percents(&test_bed, &[&tenant], &[10.0]);
+    crate::assert_part(&test_bed, &tenant, Due::new(10, LONG_KERNEL_MS));
     let changed = gpu_tenants::share(ComputePolicy::Fixed, 60).unwrap();
     share.change(&changed).unwrap();
-    crate::await_percents(&test_bed, &[&tenant], &[60.0]);
+    crate::assert_part(&test_bed, &tenant, Due::new(60, LONG_KERNEL_MS));
     let granted = Limits {
         compute_policy: ComputePolicy::Balance,
         rate_us_per_s: Some(250_000),
@@ -148,7 +146,7 @@ fn applies_changed_share_and_agent_rate() {
         || share.usage().unwrap().0.credit_us <= 0,
         || "credit saved at the old rate is not spent".to_owned(),
     );
-    crate::await_percents(&test_bed, &[&tenant], &[25.0]);
+    crate::assert_part(&test_bed, &tenant, Due::new(25, LONG_KERNEL_MS));
 }
 
 #[test]
@@ -180,7 +178,7 @@ fn leaves_debt_of_killed_process_with_its_share() {
     let debt = indebted.usage().unwrap().0.credit_us;
     assert!(debt < -50_000, "{debt}");
     let tenant = tenant(&test_bed, &other, LONG_KERNELS);
-    crate::await_percents(&test_bed, &[&tenant], &[40.0]);
+    crate::assert_part(&test_bed, &tenant, Due::new(40, LONG_KERNEL_MS));
     // Time alone repays the debt.
     let mut successor = test_bed.tenant(Some(&indebted), "dlsym").unwrap();
     successor.ok("once 1000").unwrap();
@@ -203,7 +201,7 @@ fn gives_share_of_killed_process_to_survivors() {
         || "one of the tenants does not run".into(),
     );
     first.kill().unwrap();
-    crate::await_percents(&test_bed, &[&second], &[40.0]);
+    crate::assert_part(&test_bed, &second, Due::new(40, LONG_KERNEL_MS));
 }
 
 #[test]
@@ -246,7 +244,12 @@ fn runs_only_token_holder_and_never_starves_others() {
         || "no launch after the time-out".into(),
     );
     // Without an agent the guarantee remains.
-    crate::await_percents(&test_bed, &[&second], &[50.0]);
+    let abandoned_us = now_us() + TOKEN_ABANDONED_US;
+    crate::wait_until(
+        || now_us() > abandoned_us,
+        || "the time does not pass".to_owned(),
+    );
+    crate::assert_part(&test_bed, &second, Due::new(50, 2.0));
 }
 
 #[test]
@@ -312,5 +315,5 @@ fn preserves_captures_during_launches_of_other_thread() {
     tenant.ok("stop").unwrap();
     // Sampling continues afterwards.
     tenant.ok(&format!("start {LONG_KERNELS}")).unwrap();
-    crate::await_percents(&test_bed, &[&tenant], &[50.0]);
+    crate::assert_part(&test_bed, &tenant, Due::new(50, LONG_KERNEL_MS));
 }

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use drava_vgpu_abi::ComputePolicy;
 use gpu_tenants::{Share, Tenant, TestBed, share};
 
+use crate::measurement::Due;
+
 /// A share of 20% waits five seconds for each second of GPU time; the rest is for a loaded host.
 const PERCENT: u32 = 20;
 const LONGEST: Duration = Duration::from_secs(15);
@@ -100,5 +102,5 @@ fn ends_capture_with_its_context() {
     let (_share, mut tenant) = tenant_of_share(&test_bed, PERCENT);
     tenant.ok("lostcapture").unwrap();
     tenant.ok("start kernel ns=2000000 depth=8").unwrap();
-    crate::await_percents(&test_bed, &[&tenant], &[PERCENT.into()]);
+    crate::assert_part(&test_bed, &tenant, Due::new(PERCENT, 2.0));
 }

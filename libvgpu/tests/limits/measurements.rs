@@ -88,26 +88,24 @@ fn allocates_whole_limit_except_context() {
     }
 }
 
-/// The driver allocates more for itself than the estimate charged for the context.
+/// The driver allocates more for itself than the estimate charged for the context: the limit still holds for requests, and
+/// nothing but that error exceeds it. The agent's tests measure the driver's memory under the product's estimates.
 #[test]
 fn exceeds_limit_only_by_driver_estimate_error() {
-    let error = 24 * MIB;
+    const ERROR: u64 = 24 * MIB;
+    const PROCESSES: u64 = 4;
     let container = Container::new();
     let limits = Limits {
-        driver_reserve_bytes: CONTEXT_BYTES - error,
+        driver_reserve_bytes: CONTEXT_BYTES - ERROR,
         ..Limits::memory(8 * GIB)
     };
     container.add_share("share", CARDS[0], &limits);
-    let mut processes: Vec<TestProcess> = (0..4).map(|_| container.process()).collect();
-    for process in &mut processes {
-        process.fill(16 * MIB);
+    let mut processes: Vec<TestProcess> = (0..PROCESSES).map(|_| container.process()).collect();
+    for step in [16 * MIB, 2 * MIB] {
+        processes[0].fill(step);
     }
-    let overshoot = container.ledger_bytes().saturating_sub(8 * GIB);
-    report(&json!({
-        "figure": "driverOvershoot", "contexts": processes.len(),
-        "estimateErrorBytes": error, "overshootBytes": overshoot,
-    }));
-    assert!(overshoot <= processes.len() as u64 * error, "{overshoot}");
+    let peak = container.machine.card(0).unwrap().peak_bytes;
+    assert_eq!(peak, 8 * GIB + PROCESSES * ERROR);
 }
 
 /// Seconds from the start to the exit of a process that looks up a driver function and initializes the driver.
