@@ -9,7 +9,7 @@ use crate::card::Card;
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// Durations of the kernels by the GPU's clock, in microseconds
-    #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 5, 10, 20])]
+    #[arg(long, value_delimiter = ',', default_values_t = [0, 1, 2, 5, 10, 20])]
     kernel_us: Vec<u64>,
     /// Number of samples of each
     #[arg(long, default_value_t = 100)]
