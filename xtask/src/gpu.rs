@@ -7,6 +7,7 @@ mod agent;
 mod compute;
 mod entry_points;
 mod events;
+mod handles;
 mod memory;
 mod package;
 mod programs;
@@ -15,6 +16,7 @@ mod setup;
 mod tools;
 mod torch;
 mod verdicts;
+mod waits;
 
 use std::path::PathBuf;
 
@@ -36,6 +38,9 @@ pub(crate) struct Args {
     /// Launches of each measurement of the cost of a launch.
     #[arg(long, default_value_t = 100_000, value_name = "COUNT")]
     launches: usize,
+    /// Seconds for which a process of a share is stopped.
+    #[arg(long, default_value_t = 20.0, value_name = "SECONDS")]
+    stop_seconds: f64,
     /// Directory of the report: gpu.json, gpu.md, entry-points.json with every address found, and nvml-memory.json and
     /// nvml-utilization.json with what NVML reported.
     #[arg(long, value_name = "DIR")]
@@ -57,13 +62,13 @@ pub(crate) struct Args {
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Part {
-    /// The address of each entry point.
+    /// The address of each entry point, and allocations through each.
     EntryPoints,
-    /// Every allocation path up to its limit.
+    /// Every allocation path up to its limit and against NVML, and handles that recur.
     Memory,
-    /// Short kernels by events.
+    /// Short kernels by events, against the GPU's clock.
     Events,
-    /// Shares of GPU time, and the cost of a launch.
+    /// Shares of GPU time, launches without credit, and the cost of a launch.
     Compute,
     /// Two tenants with the node agent.
     Agent,
@@ -97,7 +102,7 @@ impl Part {
             Self::EntryPoints => entry_points::rows(setup),
             Self::Memory => memory::rows(setup, progress),
             Self::Events => events::rows(setup),
-            Self::Compute => compute::rows(setup, args.seconds, args.launches, progress),
+            Self::Compute => compute::rows(setup, args, progress),
             Self::Agent => agent::rows(setup, args.seconds, progress),
             Self::Programs => programs::rows(setup, progress),
         }

@@ -1,39 +1,39 @@
-//! Resolves every known entry point: with `dlsym` on the library, and with `cuGetProcAddress` for every version and
-//! flag.
+//! Resolves every entry point that is known or exported, in every way: see [`crate::lookup`].
 //!
 //! The difference between runs with and without libvgpu is the set of functions that libvgpu replaces.
 
-use std::collections::BTreeMap;
-use std::ffi::{CStr, CString, c_void};
-use std::ptr;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{CStr, c_void};
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use serde::Serialize;
+
+use crate::exports;
+use crate::lookup::{Driver, Library};
 
 /// Names and classes; libvgpu's tests use the same table.
 const TABLE: &str = include_str!("../../../libvgpu/entry-points.tsv");
 
+/// The functions that libvgpu replaces, among them those of NVML, which have no table.
+const REPLACED: &str = include_str!("../../../libvgpu/src/functions.rs");
+
 /// Suffixes that the table omits.
 const SUFFIXES: [&str; 3] = ["", "_ptsz", "_ptds"];
 
-/// `CUDA_VERSION`s at which the ABI of some function changed.
-const VERSIONS: [i32; 14] = [
-    2000, 3020, 4000, 6000, 7000, 9000, 10_020, 11_000, 11_030, 11_040, 12_000, 12_030, 12_080,
-    13_000,
-];
-
-/// Default, legacy stream, stream per thread.
-const FLAGS: [u64; 3] = [0, 1, 2];
+/// Class of an exported function that the table does not contain.
+const UNKNOWN: &str = "unknown";
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Entry {
     name: String,
     class: &'static str,
+    /// Whether the library's ELF file defines it.
+    is_exported: bool,
     /// The result of `dlsym`; absent if the library has no such symbol.
     #[serde(skip_serializing_if = "Option::is_none")]
     symbol: Option<Location>,
-    /// The results of `cuGetProcAddress`, with the versions and flags that return them (`version/flags`).
+    /// The results of `cuGetProcAddress`, with the forms, versions and flags that return them.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     procedures: BTreeMap<String, Vec<String>>,
 }
@@ -62,71 +62,106 @@ impl Location {
 }
 
 pub(crate) fn run() -> Result<()> {
-    // SAFETY: a terminated string; loading runs the library's initializers, as in any program.
-    let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
-    ensure!(!library.is_null(), "cannot load libcuda.so.1");
-    let find = |name: &str| -> Result<*mut c_void> {
-        let name = CString::new(name)?;
-        // SAFETY: a library that stays open and a terminated string.
-        Ok(unsafe { libc::dlsym(library, name.as_ptr()) })
-    };
-    type Init = unsafe extern "C" fn(u32) -> i32;
-    type Procedure = unsafe extern "C" fn(*const i8, *mut *mut c_void, i32, u64, *mut i32) -> i32;
-    let (init, procedure) = (find("cuInit")?, find("cuGetProcAddress_v2")?);
-    ensure!(!init.is_null(), "libcuda.so.1 has no cuInit");
-    // SAFETY: the function of that name has this type.
-    let init = unsafe { std::mem::transmute::<*mut c_void, Init>(init) };
-    // SAFETY: the argument is a plain number.
-    let code = unsafe { init(0) };
-    ensure!(code == 0, "cuInit failed with {code}");
+    let mut entries = of_cuda()?;
+    entries.extend(of_nvml()?);
+    crate::print(&entries)
+}
 
+/// Entry points of the CUDA driver API. The library exports the interface of debuggers (`cudbg…`), too, which is not part of
+/// that API.
+fn of_cuda() -> Result<Vec<Entry>> {
+    let driver = Driver::open()?;
+    let classes = classes();
+    let exported = exported("libcuda.so", |name| {
+        let rest = name.strip_prefix("cu").and_then(|rest| rest.chars().next());
+        rest.is_some_and(|first| first.is_ascii_uppercase())
+    })?;
+    let known = classes.keys().flat_map(|base| {
+        let name = |suffix: &&str| format!("{base}{suffix}");
+        SUFFIXES.iter().map(name).collect::<Vec<_>>()
+    });
+    let names: BTreeSet<String> = known.chain(exported.iter().cloned()).collect();
     let mut entries = Vec::new();
-    for line in TABLE.lines().filter(|line| !line.starts_with('#')) {
-        let mut columns = line.split('\t');
-        let (Some(base), Some(class)) = (columns.next(), columns.next()) else {
-            continue;
-        };
-        for suffix in SUFFIXES {
-            let name = format!("{base}{suffix}");
-            let symbol = find(&name)?;
-            let mut procedures = BTreeMap::<String, Vec<String>>::new();
-            if suffix.is_empty() && !procedure.is_null() {
-                // SAFETY: the function of that name has this type.
-                let resolve = unsafe { std::mem::transmute::<*mut c_void, Procedure>(procedure) };
-                let text = CString::new(base)?;
-                for version in VERSIONS {
-                    for flags in FLAGS {
-                        let mut address = ptr::null_mut();
-                        let mut status = 0;
-                        // SAFETY: a terminated string; writes a pointer and an integer.
-                        let code = unsafe {
-                            resolve(
-                                text.as_ptr().cast(),
-                                &raw mut address,
-                                version,
-                                flags,
-                                &raw mut status,
-                            )
-                        };
-                        if code == 0 && !address.is_null() {
-                            let Location(location) = Location::of(address);
-                            procedures
-                                .entry(location)
-                                .or_default()
-                                .push(format!("{version}/{flags}"));
-                        }
-                    }
-                }
-            }
-            if !symbol.is_null() || !procedures.is_empty() {
-                entries.push(Entry {
-                    name,
-                    class,
-                    symbol: (!symbol.is_null()).then(|| Location::of(symbol)),
-                    procedures,
-                });
+    for name in names {
+        let base = SUFFIXES
+            .iter()
+            .rev()
+            .find_map(|suffix| name.strip_suffix(suffix));
+        let base = base.unwrap_or(&name);
+        let symbol = driver.library.symbol(&name)?;
+        let mut procedures = BTreeMap::<String, Vec<String>>::new();
+        if base == name {
+            for procedure in driver.procedures(&name)? {
+                let Location(location) = Location::of(procedure.address);
+                let lookups = procedures.entry(location).or_default();
+                lookups.push(procedure.to_string());
             }
         }
+        if symbol.is_some() || !procedures.is_empty() {
+            entries.push(Entry {
+                class: classes.get(base).copied().unwrap_or(UNKNOWN),
+                is_exported: exported.contains(&name),
+                symbol: symbol.map(|symbol| Location::of(symbol)),
+                procedures,
+                name,
+            });
+        }
     }
-    crate::print(&entries)
+    Ok(entries)
+}
+
+/// Classes of CUDA's functions, by their names without [`SUFFIXES`].
+fn classes() -> BTreeMap<&'static str, &'static str> {
+    let lines = TABLE.lines().filter(|line| !line.starts_with('#'));
+    let rows = lines.filter_map(|line| {
+        let mut columns = line.split('\t');
+        Some((columns.next()?, columns.next()?))
+    });
+    rows.collect()
+}
+
+/// Exported functions of NVML; none if it is not installed. Programs find them by `dlsym` only.
+fn of_nvml() -> Result<Vec<Entry>> {
+    let Ok(library) = Library::open(c"libnvidia-ml.so.1") else {
+        return Ok(Vec::new());
+    };
+    let replaced: BTreeSet<&str> = REPLACED
+        .lines()
+        .filter_map(|line| line.split_once(" Nvml ")?.1.split('(').next())
+        .collect();
+    let replaced_bases: BTreeSet<&str> =
+        replaced.iter().map(|name| without_version(name)).collect();
+    let exported = exported("libnvidia-ml.so", |name| name.starts_with("nvml"))?;
+    let entries = exported.into_iter().map(|name| {
+        let class = if replaced.contains(name.as_str()) {
+            "virtualized"
+        } else if replaced_bases.contains(without_version(&name)) {
+            // Another version of a replaced function.
+            UNKNOWN
+        } else {
+            "passed"
+        };
+        Ok(Entry {
+            class,
+            is_exported: true,
+            symbol: library.symbol(&name)?.map(|symbol| Location::of(symbol)),
+            procedures: BTreeMap::new(),
+            name,
+        })
+    });
+    entries.collect()
+}
+
+/// Returns a name without `_v2`.
+fn without_version(name: &str) -> &str {
+    let base = name.trim_end_matches(|last: char| last.is_ascii_digit());
+    base.strip_suffix("_v").unwrap_or(name)
+}
+
+/// Names that a library exports and `is_included` accepts.
+fn exported(library: &str, is_included: impl Fn(&str) -> bool) -> Result<BTreeSet<String>> {
+    let file = std::fs::read(exports::file_of(library)?)?;
+    let mut names = exports::functions(&file)?;
+    names.retain(|name| is_included(name));
+    Ok(names)
 }

@@ -6,10 +6,13 @@
 mod card;
 mod entry_points;
 mod events;
+mod exports;
 mod gemm;
 mod handles;
 mod latency;
+mod lookup;
 mod memory;
+mod pointers;
 mod slices;
 mod wait;
 mod work;
@@ -30,14 +33,18 @@ struct Arguments {
 enum Measurement {
     /// Show the GPU and its driver
     Card,
-    /// Resolve every entry point of the driver API with `dlsym` and `cuGetProcAddress`
+    /// Resolve every known or exported function of the driver and of NVML
     EntryPoints,
+    /// Allocate through every pointer to an allocating function
+    Pointers,
     /// Allocate memory by one function until denied
     Memory(memory::Arguments),
-    /// Create, export and release physical memory repeatedly
+    /// Create and release objects of each kind repeatedly
     Handles(handles::Arguments),
-    /// Launch while a long kernel runs
+    /// Launch while a kernel runs that may wait for it
     Wait(wait::Arguments),
+    /// Launch after a stop of the process
+    Stopped,
     /// Keep the GPU busy and count the completed kernels
     Work(work::Arguments),
     /// Measure the time slices of this context and of others
@@ -54,9 +61,11 @@ fn main() -> ExitCode {
     let outcome = match Arguments::parse().measurement {
         Measurement::Card => card::run(),
         Measurement::EntryPoints => entry_points::run(),
+        Measurement::Pointers => pointers::run(),
         Measurement::Memory(arguments) => memory::run(&arguments),
         Measurement::Handles(arguments) => handles::run(&arguments),
         Measurement::Wait(arguments) => wait::run(&arguments),
+        Measurement::Stopped => wait::run_stopped(),
         Measurement::Work(arguments) => work::run(&arguments),
         Measurement::Slices(arguments) => slices::run(&arguments),
         Measurement::Events(arguments) => events::run(&arguments),

@@ -347,7 +347,7 @@ pub(crate) fn on_device_0<P>(set: impl FnOnce(&mut P) -> &mut sys::CUmemLocation
 }
 
 /// A 2D array with elements of four floats, 4096 elements per row.
-fn descriptor(bytes: usize) -> sys::CUDA_ARRAY3D_DESCRIPTOR {
+pub(crate) fn descriptor(bytes: usize) -> sys::CUDA_ARRAY3D_DESCRIPTOR {
     const ROW: usize = 4096;
     sys::CUDA_ARRAY3D_DESCRIPTOR {
         Width: ROW,

@@ -6,8 +6,10 @@ use anyhow::{Context, Result};
 use drava_cluster::Progress;
 use serde::Deserialize;
 
+use super::Args;
 use super::report::Row;
 use super::setup::{Setup, Share, json, limits, together};
+use super::waits;
 
 /// Tolerated error of a share, in percentage points.
 const GOAL_POINTS: f64 = 2.0;
@@ -33,13 +35,8 @@ struct Cost {
     p999_ns: f64,
 }
 
-pub(crate) fn rows(
-    setup: &Setup,
-    seconds: f64,
-    launches: usize,
-    progress: &Progress,
-) -> Result<Vec<Row>> {
-    let tenants = Tenants::new(setup, seconds)?;
+pub(crate) fn rows(setup: &Setup, args: &Args, progress: &Progress) -> Result<Vec<Row>> {
+    let tenants = Tenants::new(setup, args.seconds)?;
     let mut rows = Vec::new();
     for cores in (1..=9).map(|tenth| tenth * 10) {
         progress.note(format!("{cores}% alone"));
@@ -63,38 +60,15 @@ pub(crate) fn rows(
         progress.note(format!("{left}:{right}"));
         rows.extend(tenants.pair(left, right)?);
     }
-    progress.note("launches behind a long kernel");
-    rows.push(wait(setup)?);
+    rows.extend(waits::rows(setup, args.stop_seconds, progress)?);
     for (operation, title) in [
         ("launch", "a launch"),
         ("allocate-async", "an asynchronous allocation and its free"),
     ] {
         progress.note(format!("cost of {title}"));
-        rows.extend(cost(setup, launches, operation, title)?);
+        rows.extend(cost(setup, args.launches, operation, title)?);
     }
     Ok(rows)
-}
-
-/// Output of `gpu-suite wait`.
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Waited {
-    kernel_seconds: u64,
-    seconds: f64,
-}
-
-/// A kernel of 20 s does not delay launches until its end: it may wait for them.
-fn wait(setup: &Setup) -> Result<Row> {
-    let share = setup.share(&limits(setup.card()?.total_bytes / 4, 20)?)?;
-    let waited: Waited = json(setup.suite(Some(&share), &["wait"]))?;
-    Ok(Row::checked(
-        "launches behind a long kernel of a share of 20%",
-        waited.seconds < 15.0,
-        format!(
-            "returned after {:.1} s of a kernel of {} s",
-            waited.seconds, waited.kernel_seconds
-        ),
-    ))
 }
 
 pub(super) fn percent(share: f64) -> String {

@@ -1,4 +1,4 @@
-//! Compares every way to look up an entry point with the table of entry points.
+//! Compares every way to look up an entry point with the table of entry points, and allocates through each.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -11,16 +11,30 @@ use super::setup::{Setup, json, limits};
 
 /// Output of `gpu-suite entry-points` about one name.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub(crate) struct Entry {
     name: String,
     class: String,
+    is_exported: bool,
     #[serde(default)]
     symbol: Option<String>,
     #[serde(default)]
     procedures: BTreeMap<String, Vec<String>>,
 }
 
+/// Output of `gpu-suite pointers` about one function.
+#[derive(Debug, Deserialize)]
+struct Called {
+    name: String,
+    lookups: usize,
+    failures: Vec<String>,
+}
+
 const OURS: &str = "libvgpu+";
+
+/// Exports of the simulated libraries that the table does not know: the one that tests bypass libvgpu with, and a version of
+/// a function of NVML which answers that it is not supported.
+const UNKNOWN_OF_SIMULATOR: [&str; 2] = ["cuMemAllocUnlisted", "nvmlDeviceGetAccountingStats_v2"];
 
 pub(crate) fn rows(setup: &Setup) -> Result<Vec<Row>> {
     let card = setup.card()?;
@@ -38,9 +52,29 @@ pub(crate) fn rows(setup: &Setup) -> Result<Vec<Row>> {
             .collect::<BTreeSet<_>>()
     };
     let vanished: Vec<String> = names(&bare).difference(&names(&hooked)).cloned().collect();
-    let wrong = wrong(&bare, &hooked);
+    let (unknown, wrong) = (unknown(&bare), wrong(&bare, &hooked));
+    let tolerated: &[&str] = if setup.is_simulated() {
+        &UNKNOWN_OF_SIMULATOR
+    } else {
+        &[]
+    };
+    let exported = |is_of_library: fn(&str) -> bool| {
+        let exported = bare.iter().filter(|entry| entry.is_exported);
+        exported.filter(|entry| is_of_library(&entry.name)).count()
+    };
+    let of_nvml = exported(|name| name.starts_with("nvml"));
+    let of_cuda = exported(|name| name.starts_with("cu"));
     let ours = hooked.iter().filter(|entry| is_ours(entry)).count();
-    Ok(vec![
+    let mut rows = vec![
+        Row::measured(
+            "functions that the libraries export",
+            format!("{of_cuda} of libcuda, {of_nvml} of NVML"),
+        ),
+        Row::checked(
+            "every exported function is in the table of entry points",
+            of_cuda > 0 && unknown == tolerated,
+            format!("unknown: {}", list(&unknown)),
+        ),
         Row::measured("entry points of the driver", bare.len().to_string()),
         Row::measured("entry points replaced under a limit", ours.to_string()),
         Row::checked(
@@ -53,7 +87,34 @@ pub(crate) fn rows(setup: &Setup) -> Result<Vec<Row>> {
             wrong.is_empty(),
             list(&wrong),
         ),
-    ])
+    ];
+    let called: Vec<Called> = json(setup.suite(Some(&share), &["pointers"]))?;
+    rows.extend(called.iter().map(moves_account));
+    Ok(rows)
+}
+
+fn moves_account(called: &Called) -> Row {
+    let title = format!("{}: each pointer moves the account", called.name);
+    if called.lookups == 0 {
+        return Row::not_run(title, "the driver has no such function");
+    }
+    Row::checked(
+        title,
+        called.failures.is_empty(),
+        format!(
+            "{} lookups; wrong: {}",
+            called.lookups,
+            list(&called.failures)
+        ),
+    )
+}
+
+/// Exported functions that are not in the table, in order.
+fn unknown(bare: &[Entry]) -> Vec<String> {
+    let unknown = bare.iter().filter(|entry| entry.class == "unknown");
+    let mut names: Vec<String> = unknown.map(|entry| entry.name.clone()).collect();
+    names.sort_unstable();
+    names
 }
 
 fn is_ours(entry: &Entry) -> bool {
@@ -145,9 +206,19 @@ mod tests {
         Entry {
             name: name.to_owned(),
             class: class.to_owned(),
+            is_exported: true,
             symbol: Some(symbol.to_owned()),
             procedures: [(procedure.to_owned(), vec!["12000/0".to_owned()])].into(),
         }
+    }
+
+    #[test]
+    fn reports_exports_without_class() {
+        let bare = [
+            entry("cuNew_v2", "unknown", "libcuda+0x2", "libcuda+0x2"),
+            entry("cuMemAlloc_v2", "counted", "libcuda+0x1", "libcuda+0x1"),
+        ];
+        assert_eq!(unknown(&bare), ["cuNew_v2"]);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use drava_vgpu_abi::Limits;
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::handles;
 use super::report::Row;
 use super::setup::{Running, Setup, Share, json, limits};
 
@@ -25,7 +26,8 @@ const OTHER_PATHS: [&str; 6] = ["nothing", "threads", "steps", "heap", "stack", 
 /// Name of the file with what NVML reported.
 const SAMPLES: &str = "nvml-memory.json";
 
-/// GPU memory that the driver may use beyond the account of a process, for itself.
+/// GPU memory that the driver may use beyond the account of a process, for itself, and by which granularities may round the
+/// account up.
 const DRIVER_ALLOWANCE: u64 = 64 * MIB;
 
 /// Time after which NVML no longer lists a killed process.
@@ -76,7 +78,7 @@ pub(crate) fn rows(setup: &Setup, progress: &Progress) -> Result<Vec<Row>> {
     progress.note("a killed process");
     rows.push(killed(setup, &nvml, &setup.share(&limits)?)?);
     progress.note("handles");
-    rows.push(handles(setup, &setup.share(&limits)?));
+    rows.extend(handles::rows(setup, &setup.share(&limits)?));
     Ok(rows)
 }
 
@@ -145,27 +147,66 @@ fn observe(
     Ok(seen)
 }
 
-/// The account is not below NVML's value by more than the driver takes for itself. Other paths than explicit allocations
-/// are the driver's own memory, which the node agent corrects.
+/// How far the account may be from NVML's value, bytes.
+#[derive(Clone, Copy)]
+struct Bounds {
+    above: u64,
+    below: u64,
+}
+
+impl Bounds {
+    /// Paths whose memory the driver takes later than it is charged, or that only the node agent charges; all others are
+    /// charged what they take. [`DRIVER_ALLOWANCE`] is added in both directions.
+    fn of(path: &str, taken_bytes: u64) -> Self {
+        let (above, below) = match path {
+            // Managed memory is on the host until a kernel uses it, and the heap is taken by the first kernel that uses it.
+            "managed" | "heap" => (taken_bytes, 0),
+            // The stacks replace those of 1 KiB per thread, a quarter of them, which the context already has.
+            "stack" => (taken_bytes / 4, 0),
+            // The driver takes it for a launch; the node agent sees it.
+            "local" => (0, taken_bytes),
+            _ => (0, 0),
+        };
+        Self {
+            above: above + DRIVER_ALLOWANCE,
+            below: below + DRIVER_ALLOWANCE,
+        }
+    }
+
+    const fn contain(self, account: u64, nvml: u64) -> bool {
+        account <= nvml + self.above && nvml <= account + self.below
+    }
+}
+
+/// The account is close to NVML's value, and the path took its memory.
 fn against_nvml(path: &str, seen: &Seen) -> Row {
     let title = format!("{path}: account against NVML");
     let Some(nvml) = seen.nvml else {
         return Row::not_run(title, "NVML does not list the process with its memory");
     };
-    let detail = format!(
-        "account {} MiB, NVML {} MiB",
+    let bounds = Bounds::of(path, seen.taken.taken_bytes);
+    let refusal = seen.taken.refusal.as_deref();
+    let mut detail = format!(
+        "account {} MiB, NVML {} MiB; at most {} MiB above it and {} MiB below",
         seen.account / MIB,
-        nvml / MIB
+        nvml / MIB,
+        bounds.above / MIB,
+        bounds.below / MIB
     );
-    match path {
-        "local" => Row::measured(title, detail),
-        // One context, paid once.
-        "nothing" | "threads" => {
-            let off = nvml.abs_diff(seen.account);
-            Row::checked(title, off <= DRIVER_ALLOWANCE, detail)
-        }
-        _ => Row::checked(title, nvml <= seen.account + DRIVER_ALLOWANCE, detail),
+    // Fixed amounts fit into the share; all others end with a denial.
+    let is_as_expected = match path {
+        "nothing" | "threads" | "heap" | "stack" | "local" => refusal.is_none(),
+        _ => refusal == Some("CUDA_ERROR_OUT_OF_MEMORY"),
+    };
+    if !is_as_expected {
+        detail += "; request: ";
+        detail += refusal.unwrap_or("never denied");
     }
+    Row::checked(
+        title,
+        is_as_expected && bounds.contain(seen.account, nvml),
+        detail,
+    )
 }
 
 impl Seen {
@@ -216,34 +257,6 @@ fn killed(setup: &Setup, (nvml, gpu): &(Library, GpuUuid), share: &Share) -> Res
     ))
 }
 
-/// Output of `gpu-suite handles`.
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Recurrence {
-    rounds: u64,
-    distinct_handles: u64,
-    free_bytes_before: u64,
-    free_bytes_after: u64,
-}
-
-/// The account after many allocations whose handles recur.
-fn handles(setup: &Setup, share: &Share) -> Row {
-    let title = "exported memory is released with its last reference";
-    match json::<Recurrence>(setup.suite(Some(share), &["handles"])) {
-        Ok(seen) => Row::checked(
-            title,
-            seen.free_bytes_after == seen.free_bytes_before,
-            format!(
-                "{} MiB less free after {} allocations with {} distinct handles",
-                seen.free_bytes_before.saturating_sub(seen.free_bytes_after) / MIB,
-                seen.rounds,
-                seen.distinct_handles
-            ),
-        ),
-        Err(error) => Row::checked(title, false, format!("{error:#}")),
-    }
-}
-
 /// Memory of one context, by the driver's own values.
 fn context_row(taken: &Taken, free_bytes: u64) -> Row {
     let bytes = taken.total_bytes.saturating_sub(taken.free_bytes_before);
@@ -255,4 +268,22 @@ fn context_row(taken: &Taken, free_bytes: u64) -> Row {
             free_bytes / MIB
         ),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Bounds, DRIVER_ALLOWANCE, MIB};
+
+    #[test]
+    fn bounds_account_in_both_directions() {
+        let taken = 256 * MIB;
+        let exact = Bounds::of("plain", taken);
+        assert!(exact.contain(taken, taken + DRIVER_ALLOWANCE));
+        assert!(!exact.contain(taken, taken + DRIVER_ALLOWANCE + 1));
+        assert!(!exact.contain(taken + DRIVER_ALLOWANCE + 1, taken));
+        assert!(Bounds::of("heap", taken).contain(taken, 0));
+        assert!(!Bounds::of("local", taken).contain(taken, 0));
+        assert!(Bounds::of("local", taken).contain(0, taken));
+        assert!(!Bounds::of("stack", taken).contain(taken, 0));
+    }
 }
