@@ -19,6 +19,7 @@ mod verdicts;
 mod waits;
 
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use drava_cluster::{Progress, target_dir};
@@ -153,16 +154,62 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         args.simulated,
         package::commit(args.programs.as_deref())?,
     )?;
+    let mut durations = Vec::new();
     for part in Part::ALL {
         if !args.only.is_empty() && !args.only.contains(&part) {
             continue;
         }
         let progress = Progress::step(part.title());
+        let begun = Instant::now();
         let rows = part.rows(&setup, args, &progress)?;
         progress.done();
+        durations.push((part, begun.elapsed()));
         report.add(part.title(), rows);
     }
+    report.add("Duration", duration_rows(&durations));
     report.write(&out)?;
     println!("{}\nreport: {}", report.markdown(), out.display());
     report.verdict()
+}
+
+/// Longest time of all parts.
+const LONGEST: Duration = Duration::from_secs(30 * 60);
+
+/// The time of each part. Only a run of all parts has a goal.
+fn duration_rows(durations: &[(Part, Duration)]) -> Vec<Row> {
+    let parts = durations.iter();
+    let mut rows: Vec<Row> = parts
+        .map(|(part, time)| Row::measured(part.title(), format!("{:.0} s", time.as_secs_f64())))
+        .collect();
+    let total: Duration = durations.iter().map(|(_, time)| time).sum();
+    let detail = format!("{:.0} s", total.as_secs_f64());
+    rows.push(if durations.len() == Part::ALL.len() {
+        Row::checked("all parts, under 30 minutes", total < LONGEST, detail)
+    } else {
+        Row::measured("these parts", detail)
+    });
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::report::Outcome;
+    use super::{LONGEST, Part, duration_rows};
+
+    #[test]
+    fn limits_duration_of_all_parts() {
+        let each = LONGEST / u32::try_from(Part::ALL.len()).unwrap_or(1);
+        let held = |parts: &[Part], each| {
+            let durations: Vec<_> = parts.iter().map(|part| (*part, each)).collect();
+            let rows = duration_rows(&durations);
+            assert_eq!(rows.len(), parts.len() + 1);
+            match rows.last().map(|row| &row.outcome) {
+                Some(Outcome::Checked { held, .. }) => Some(*held),
+                _ => None,
+            }
+        };
+        assert_eq!(held(&Part::ALL, each / 2), Some(true));
+        assert_eq!(held(&Part::ALL, each * 2), Some(false));
+        assert_eq!(held(&[Part::Memory], LONGEST * 2), None);
+    }
 }
