@@ -1,6 +1,8 @@
 //! GPU memory that libcuda allocates for itself: the correction of its estimate, and the agent with programs that exceed
 //! the estimate.
 
+mod driver_growth;
+
 use std::time::Instant;
 
 use drava_dra_driver::agent::policy::detection::{GpuProcess, RegionView, ShareView};
