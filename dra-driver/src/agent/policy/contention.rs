@@ -88,14 +88,6 @@ impl Active {
         }
     }
 
-    /// Returns what it takes of a round of another share, µs, if its own rounds last `own_round_us`.
-    fn used_per_round_us(&self, own_round_us: u64, round_us: u64) -> u64 {
-        match self.due_us(own_round_us) {
-            SLICE_US.. => SLICE_US,
-            _ => self.due_us(round_us).min(SLICE_US),
-        }
-    }
-
     /// Returns the duration of its launches, µs, or of all in a slice.
     fn launch_us(&self) -> u64 {
         match self.workload {
@@ -139,21 +131,15 @@ impl Active {
 /// Returns the effect of all others on each share.
 #[must_use]
 pub fn estimate(active: &[Active]) -> Vec<Contention> {
-    let mut rounds = vec![Interruption::default(); active.len()];
-    // Rounds only rise, and at most to a slice of each share.
-    for _ in 0..ITERATIONS {
-        rounds = (0..active.len())
-            .map(|index| interruption(active, &rounds, index))
-            .collect();
-    }
     let is_beside_saturating = |index: usize, share: &Active| {
         let mut others = active.iter().enumerate();
         others.any(|(other, of)| {
             other != index && of.workload == Workload::Saturating && share.overlaps(of)
         })
     };
-    let shares = active.iter().zip(rounds).enumerate();
-    let contention = shares.map(|(index, (share, others))| {
+    let shares = active.iter().enumerate();
+    let contention = shares.map(|(index, share)| {
+        let others = interruption(active, index, share);
         let mean_own_ppm = share.mean_own_time(others.us);
         let is_recognizable = share.is_short() && is_beside_saturating(index, share);
         Contention {
@@ -171,25 +157,30 @@ pub fn estimate(active: &[Active]) -> Vec<Contention> {
 }
 
 /// Returns what happens between two slices of the share of this index.
-fn interruption(active: &[Active], rounds: &[Interruption], index: usize) -> Interruption {
-    let round_us = |index: usize| SLICE_US + rounds.get(index).map_or(0, |others| others.us);
-    let Some(share) = active.get(index) else {
-        return Interruption::default();
-    };
+fn interruption(active: &[Active], index: usize, share: &Active) -> Interruption {
     let others = active.iter().enumerate();
-    let others = others.filter(|(other, of)| *other != index && share.overlaps(of));
-    let (mut taken_us, mut contexts_ppm) = (0, 0);
-    for (other, of) in others {
-        let used_per_round_us = of.used_per_round_us(round_us(other), round_us(index));
-        taken_us += used_per_round_us;
-        contexts_ppm += (ALL * used_per_round_us / of.min_burst_us()).min(ALL);
+    let others: Vec<_> = others
+        .filter(|(other, of)| *other != index && share.overlaps(of))
+        .map(|(_, of)| of)
+        .collect();
+    let mut found = Interruption::default();
+    // Rounds only rise, and at most to a slice of each share.
+    for _ in 0..ITERATIONS {
+        let round_us = SLICE_US + found.us;
+        let (mut used_us, mut contexts_ppm) = (0, 0);
+        for of in &others {
+            let used_per_round_us = of.due_us(round_us).min(SLICE_US);
+            used_us += used_per_round_us;
+            contexts_ppm += (ALL * used_per_round_us / of.min_burst_us()).min(ALL);
+        }
+        // One switch to each context that has work, and one back.
+        let switching_us = SWITCH_US * (contexts_ppm + contexts_ppm.min(ALL)) / ALL;
+        found = Interruption {
+            us: used_us + switching_us,
+            switching_us,
+        };
     }
-    // One switch to each context that has work, and one back.
-    let switching_us = SWITCH_US * (contexts_ppm + contexts_ppm.min(ALL)) / ALL;
-    Interruption {
-        us: taken_us + switching_us,
-        switching_us,
-    }
+    found
 }
 
 fn to_u32(value: u64) -> u32 {
