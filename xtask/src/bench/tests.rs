@@ -8,8 +8,7 @@ use clap::Parser;
 use super::*;
 
 /// Pages that are not the rendering of their JSON files, with the reason. Each leaves this list when its bench writes it.
-const TO_REGENERATE: [(&str, &str); 8] = [
-    ("agent", "no JSON file"),
+const TO_REGENERATE: [(&str, &str); 6] = [
     (
         "decision",
         "no page: its two measured rows are on the page of packing",
@@ -21,7 +20,6 @@ const TO_REGENERATE: [(&str, &str); 8] = [
         "share",
         "a JSON file with the rounded values of a page that was written by hand",
     ),
-    ("startup", "no JSON file"),
     ("throughput", "two runs that were merged by hand"),
 ];
 
