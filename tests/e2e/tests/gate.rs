@@ -35,23 +35,42 @@ fn with_gated_template(tenant: &Namespace<'_>) -> Result<()> {
     })
 }
 
+/// Returns how many requests the API server has admitted without the answer of a webhook, which it awaits for 2 s.
+fn failed_open(cluster: &TestCluster) -> Result<f64> {
+    let metrics = cluster.kubectl(["get", "--raw", "/metrics"])?;
+    let counts = metrics
+        .lines()
+        .filter(|line| line.starts_with("apiserver_admission_webhook_fail_open_count{"));
+    let values = counts.map(|line| {
+        let value = line.rsplit(' ').next().unwrap_or_default();
+        value.parse::<f64>().with_context(|| line.to_owned())
+    });
+    values.sum()
+}
+
+/// A pod that the API server admits without the webhook, as on a loaded host, has no gate.
 #[test]
 fn schedules_fitting_pods_without_failure() -> Result<()> {
     let cluster = TestCluster::attach()?;
     let tenant = cluster.namespace("fits")?;
     with_gated_template(&tenant)?;
+    let without_webhook = failed_open(&cluster)?;
     let pods: Vec<String> = (0..8).map(|index| format!("pod-{index}")).collect();
     for name in &pods {
         tenant.apply(&pod(name, "resourceClaimTemplateName: a"))?;
     }
+    let without_webhook = failed_open(&cluster)? - without_webhook;
+    let mut failures = Vec::new();
     for name in &pods {
         tenant.running(name)?;
-        let events = tenant.events(name)?;
-        let failure = events
-            .iter()
-            .find(|event| event.starts_with("FailedScheduling"));
-        ensure!(failure.is_none(), "{name}: {failure:?}");
+        let mut events = tenant.events(name)?.into_iter();
+        let failure = events.find(|event| event.starts_with("FailedScheduling"));
+        failures.extend(failure.map(|event| format!("{name}: {event}")));
     }
+    ensure!(
+        failures.len() as f64 <= without_webhook,
+        "{failures:#?}, {without_webhook} admitted without the webhook"
+    );
     Ok(())
 }
 
@@ -82,6 +101,7 @@ fn serves_pods_without_webhook() -> Result<()> {
     let cluster = TestCluster::attach()?;
     let tenant = cluster.namespace("no-webhook")?;
     with_gated_template(&tenant)?;
+    let without_webhook = failed_open(&cluster)?;
     let select = |component: &str| {
         let selector = json!({"app.kubernetes.io/component": component});
         let patch = json!({"spec": {"selector": selector}}).to_string();
@@ -102,6 +122,10 @@ fn serves_pods_without_webhook() -> Result<()> {
         .and_then(|()| tenant.running("b"));
     select("controller")?;
     served?;
+    ensure!(
+        failed_open(&cluster)? > without_webhook,
+        "the API server does not count requests without the webhook"
+    );
     wait("the webhook gates pods again", || {
         Ok(is_gated(&tenant, "a")?.then_some(()))
     })
