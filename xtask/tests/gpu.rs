@@ -129,6 +129,23 @@ fn rows(report: &Value) -> Vec<&Value> {
         .collect()
 }
 
+/// Runs a part of the suite, with its options, and returns the directory of its report. The goals of shares are for longer
+/// measurements on an idle host, so each test states what must hold here.
+fn measured(part: &[&str]) -> tempfile::TempDir {
+    let out = tempfile::tempdir().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_xtask"))
+        .args(["gpu", "--simulated", "--only"])
+        .args(part)
+        .arg("--out")
+        .arg(out.path())
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let is_measured = output.status.success() || stderr.contains("does not hold");
+    assert!(is_measured, "{stderr}");
+    out
+}
+
 /// Length of a measurement of [`limits_gpu_time_on_simulated_gpu`].
 const SECONDS: f64 = 0.4;
 
@@ -141,18 +158,9 @@ fn most(cores: f64) -> f64 {
 
 #[test]
 fn limits_gpu_time_on_simulated_gpu() {
-    let out = tempfile::tempdir().unwrap();
-    let output = Command::new(env!("CARGO_BIN_EXE_xtask"))
-        .args(["gpu", "--simulated", "--only", "compute"])
-        .args(["--seconds", &SECONDS.to_string()])
-        .args(["--launches", "500", "--stop-seconds", "2", "--out"])
-        .arg(out.path())
-        .output()
-        .unwrap();
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    // The goals of shares are for longer measurements on an idle host.
-    let is_measured = output.status.success() || stderr.contains("does not hold");
-    assert!(is_measured, "{stderr}");
+    let seconds = SECONDS.to_string();
+    let options = ["--launches", "500", "--stop-seconds", "2"];
+    let out = measured(&[&["compute", "--seconds", &seconds], &options[..]].concat());
     let report = read(out.path(), "gpu.json");
     let rows = rows(&report);
     let alone = rows.iter().filter_map(|row| {
@@ -207,17 +215,7 @@ fn most_on_average(guarantee: f64) -> f64 {
 /// advance, by guesses at first, so that an account may stand still for some tenths of a second.
 #[test]
 fn measures_tenants_with_agent() {
-    let out = tempfile::tempdir().unwrap();
-    let output = Command::new(env!("CARGO_BIN_EXE_xtask"))
-        .args(["gpu", "--simulated", "--only", "agent", "--seconds", "1.5"])
-        .arg("--out")
-        .arg(out.path())
-        .output()
-        .unwrap();
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    let is_measured = output.status.success() || stderr.contains("does not hold");
-    assert!(is_measured, "{stderr}");
-
+    let out = measured(&["agent", "--seconds", "1.5"]);
     let report = read(out.path(), "gpu.json");
     let samples = read(out.path(), "nvml-utilization.json");
     let (rows, samples) = (rows(&report), samples.as_array().unwrap());

@@ -5,6 +5,7 @@
 
 mod allotment;
 mod balance;
+mod charges;
 mod contention;
 mod control;
 mod detection;

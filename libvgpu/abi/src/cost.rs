@@ -115,24 +115,15 @@ impl Cost {
         }
     }
 
-    /// Returns the believed part of a launch that took `ns`.
-    ///
-    /// | Kind | Longest believed time |
-    /// |---|---|
-    /// | unknown | [`MAX_BELIEVED_NS`] |
-    /// | settled | [`MAX_BELIEVED_NS`] more than its mean |
-    /// | few samples, or varies | 8 times its mean, at least [`MAX_BELIEVED_NS`] |
-    ///
-    /// A settled kind of which a launch is not wholly believed is marked as stale ([`Cost::marked_stale`]). So one
-    /// interruption costs a second, and a kind that really became longer is believed after a few launches.
+    /// Returns the believed part of a launch that took `ns`: up to [`MAX_BELIEVED_NS`] more than the mean of a settled
+    /// kind; otherwise 8 times the mean, at least [`MAX_BELIEVED_NS`]. If a launch of a settled kind is not wholly
+    /// believed, the kind is sampled again ([`Cost::marked_stale`]): one interruption costs a second.
     #[must_use]
     pub fn believed_ns(self, ns: u64) -> u64 {
-        let longest = if self.samples() == 0 {
-            MAX_BELIEVED_NS
-        } else if self.is_settled() {
-            self.ns().saturating_add(MAX_BELIEVED_NS)
-        } else {
-            MAX_BELIEVED_NS.max(self.ns().saturating_mul(MAX_BELIEVED_FACTOR))
+        let longest = match (self.samples(), self.is_settled()) {
+            (0, _) => MAX_BELIEVED_NS,
+            (_, true) => self.ns().saturating_add(MAX_BELIEVED_NS),
+            (_, false) => MAX_BELIEVED_NS.max(self.ns().saturating_mul(MAX_BELIEVED_FACTOR)),
         };
         ns.min(longest)
     }

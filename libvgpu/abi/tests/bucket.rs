@@ -7,8 +7,8 @@ use std::sync::atomic::AtomicU64;
 
 use drava_vgpu_abi::atomic::Word;
 use drava_vgpu_abi::bucket::{
-    BURST_US, Bucket, Grant, InDebt, LEASE_US, MAX_QUEUED_US, MAX_SLEEP_US, MAX_YIELD_US,
-    NOTIFY_AHEAD_US, NextLaunch, TOKEN_ABANDONED_US, TOKEN_BURST_US, TokenSlice, yields_for_us,
+    BURST_US, Bucket, Grant, InDebt, LEASE_US, MAX_SLEEP_US, MAX_YIELD_US, NOTIFY_AHEAD_US,
+    NextLaunch, TOKEN_ABANDONED_US, TOKEN_BURST_US, TokenSlice, yields_for_us,
 };
 use drava_vgpu_abi::region::Header;
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits};
@@ -268,37 +268,6 @@ fn keeps_no_credit_without_token_and_little_with_it() {
     bucket.refill(NO_TOKEN, 1_000_001);
     assert_eq!(bucket.credit_us(), 0);
     assert!(bucket.take(NO_TOKEN, 1, 1, 1).is_err());
-}
-
-#[test]
-fn counts_queued_work_of_free_share_as_debt() {
-    let header = header();
-    let bucket = Bucket::new(&header);
-    let start = 1_000_000;
-    bucket.refill(Grant::Free, start);
-    for _ in 0..3 {
-        bucket.enqueue(100_000);
-    }
-    assert_eq!(bucket.credit_us(), -300_000);
-    // The GPU has done a part of it.
-    bucket.refill(Grant::Free, start + 200_000);
-    assert_eq!(bucket.credit_us(), -100_000);
-    bucket.refill(Grant::Free, start + 900_000);
-    assert_eq!(bucket.credit_us(), 0);
-    // A share that is limited later waits for a bounded time.
-    for _ in 0..100 {
-        bucket.enqueue(300_000);
-    }
-    assert!(
-        bucket.credit_us() <= -MAX_QUEUED_US,
-        "{}",
-        bucket.credit_us()
-    );
-    assert!(
-        bucket.credit_us() > -2 * MAX_QUEUED_US,
-        "{}",
-        bucket.credit_us()
-    );
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicU64;
 
 use drava_vgpu_abi::atomic::Word;
-use drava_vgpu_abi::bucket::{Bucket, Grant, IDLE_US, MAX_SLEEP_US, resumes_demand};
+use drava_vgpu_abi::bucket::{Bucket, Grant, IDLE_US, MAX_QUEUED_US, MAX_SLEEP_US, resumes_demand};
 use drava_vgpu_abi::region::Header;
 
 fn header() -> Header {
@@ -64,4 +64,35 @@ fn records_demand_and_reclaims_lent_time_after_pause() {
             "{last_demand_us}"
         );
     }
+}
+
+#[test]
+fn counts_queued_work_of_free_share_as_debt() {
+    let header = header();
+    let bucket = Bucket::new(&header);
+    let start = 1_000_000;
+    bucket.refill(Grant::Free, start);
+    for _ in 0..3 {
+        bucket.enqueue(100_000);
+    }
+    assert_eq!(bucket.credit_us(), -300_000);
+    // The GPU has done a part of it.
+    bucket.refill(Grant::Free, start + 200_000);
+    assert_eq!(bucket.credit_us(), -100_000);
+    bucket.refill(Grant::Free, start + 900_000);
+    assert_eq!(bucket.credit_us(), 0);
+    // A share that is limited later waits for a bounded time.
+    for _ in 0..100 {
+        bucket.enqueue(300_000);
+    }
+    assert!(
+        bucket.credit_us() <= -MAX_QUEUED_US,
+        "{}",
+        bucket.credit_us()
+    );
+    assert!(
+        bucket.credit_us() > -2 * MAX_QUEUED_US,
+        "{}",
+        bucket.credit_us()
+    );
 }

@@ -4,7 +4,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 const BITS: u32 = 6;
 const CONTEXTS: usize = 1 << BITS;
-/// Entries in which a context may have its record. So many contexts, one per GPU of a machine, never displace another.
+/// Entries in which a context may have its record. A process with at most this many contexts, one per GPU of a machine,
+/// keeps all their records.
 const PROBES: usize = 8;
 
 /// Handles are multiples of 16 below 2^60, so that a handle and a code fit in one word. Others are not recorded.

@@ -21,7 +21,7 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use drava_vgpu_abi::bucket::LONG_KERNEL_US;
-use drava_vgpu_abi::cost::{Cost, LaunchKind, MAX_BELIEVED_NS, SAMPLING_INTERVAL};
+use drava_vgpu_abi::cost::{Cost, LaunchKind, SAMPLING_INTERVAL};
 
 use super::Meter;
 use super::admission::{first, own_time};
@@ -36,6 +36,7 @@ use crate::sys;
 mod clocks;
 mod lock;
 mod pair;
+mod running;
 
 use clocks::Clocks;
 use lock::Lock;
@@ -236,45 +237,6 @@ impl Meter {
             // The events ended with their context.
             _ => pair.state.store(EMPTY, Ordering::Release),
         }
-    }
-
-    /// Charges a running launch for its time so far. The launches in flight of the process on one GPU are together
-    /// charged at most [`MAX_BELIEVED_NS`] beyond what was paid in advance.
-    fn charge_running(&self, card: Card, pair: &Pair, now: u64) {
-        if pair.started_us.load(Ordering::Relaxed) == 0 {
-            if query(pair.start.load(Ordering::Relaxed)) == CUDA_SUCCESS {
-                pair.started_us.store(now, Ordering::Relaxed);
-            }
-            return;
-        }
-        let run_ns = run_ns(card, pair, now).min(MAX_BELIEVED_NS);
-        if let Some(kind) = LaunchKind::of_number(pair.kind.load(Ordering::Relaxed)) {
-            self.costs.change(kind, |cost| {
-                if cost.samples() == 0 && run_ns > cost.ns() {
-                    Cost::guess(run_ns)
-                } else {
-                    cost
-                }
-            });
-        }
-        let charged = pair.charged_ns.load(Ordering::Relaxed);
-        // Launches in flight may overlap, and may wait for later ones.
-        let others = self.samples.in_flight(card, 0).ns.saturating_sub(charged);
-        let run_ns = run_ns.min(MAX_BELIEVED_NS.saturating_sub(others));
-        if run_ns > charged {
-            pair.charged_ns.store(run_ns, Ordering::Relaxed);
-            self.settle(card, charged, run_ns);
-        }
-    }
-
-    /// Returns whether a launch in flight runs for longer than is believed of its kind: it may wait for a later one.
-    pub(super) fn has_overrun(&self, card: Card, now: u64) -> bool {
-        self.samples.pending(card).any(|pair| {
-            let kind = LaunchKind::of_number(pair.kind.load(Ordering::Relaxed));
-            let cost = kind.map_or(Cost::UNKNOWN, |kind| self.costs.get(kind));
-            let run_ns = run_ns(card, pair, now);
-            cost.believed_ns(run_ns) < run_ns
-        })
     }
 
     /// Corrects the charge of a sample that has ended, and learns from it.
@@ -498,14 +460,6 @@ impl Samples {
         }
         // SAFETY: under the lock.
         unsafe { &mut *self.clocks.get() }.forget(ends);
-    }
-}
-
-/// Returns how long a launch in flight runs since a poll found it started, without the time slices of other shares.
-fn run_ns(card: Card, pair: &Pair, now_us: u64) -> u64 {
-    match pair.started_us.load(Ordering::Relaxed) {
-        0 => 0,
-        started_us => own_time(card).of_ns(now_us.saturating_sub(started_us).saturating_mul(1_000)),
     }
 }
 

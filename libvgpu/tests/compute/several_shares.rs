@@ -6,7 +6,7 @@ use drava_vgpu_abi::bucket::{TOKEN_ABANDONED_US, TokenSlice};
 use drava_vgpu_abi::contention::{OwnTime, SLICE_US};
 use drava_vgpu_abi::{ComputePolicy, Limits, own_time};
 
-use crate::measurement::{Due, LENGTH, Measurement};
+use crate::measurement::{Due, LENGTH, Measurement, await_parts};
 use crate::{SETTLE, now_us};
 use gpu_tenants::{Share, Tenant, TestBed, library, share};
 
@@ -56,16 +56,18 @@ fn assert_shares(test_bed: &TestBed, tenants: &[(u32, f64, &str)]) {
         .iter()
         .map(|(percent, kernel_ms, _)| Due::new(*percent, *kernel_ms).corrected(CORRECTION));
     let due: Vec<Due> = due.collect();
-    let settle = SETTLE * 4;
-    let measured = std::thread::scope(|scope| {
-        let corrections = scope
-            .spawn(|| test_bed.percents_corrected(&running, &shares, settle, LENGTH + CORRECTION));
-        std::thread::sleep(settle);
-        let measured = Measurement::of(test_bed, &running);
-        corrections.join().unwrap().unwrap();
-        measured
+    await_parts(&due, |attempt| {
+        let settle = SETTLE * if attempt == 0 { 4 } else { 1 };
+        let length = LENGTH + CORRECTION;
+        std::thread::scope(|scope| {
+            let corrections =
+                scope.spawn(|| test_bed.percents_corrected(&running, &shares, settle, length));
+            std::thread::sleep(settle);
+            let measured = Measurement::of(test_bed, &running);
+            corrections.join().unwrap().unwrap();
+            measured
+        })
     });
-    measured.assert_all(&due);
 }
 
 #[test]
@@ -124,7 +126,7 @@ fn divides_share_among_its_processes() {
     let measured = Measurement::of(&test_bed, &[&tenants[0], &tenants[1]]).merged();
     measured.assert_no_excess(0, Due::new(30, 4.0));
     // Their kernels preempt each other, so each can seem to take twice its time.
-    measured.assert_no_lack(0, Due::new(15, 4.0));
+    assert!(measured.percent(0) >= 15.0, "{:.1}", measured.percent(0));
 }
 
 #[test]

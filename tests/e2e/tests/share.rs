@@ -10,18 +10,16 @@ use serde_json::Value;
 const MIB: u64 = 1 << 20;
 
 /// Promised time from the deletion of the pods on a GPU to the start of the pod that waits for it. It includes the second of
-/// their grace. On a host so loaded that two pods on a free GPU need a third of it to start, three times as long.
+/// their grace.
 const START_WAIT: Duration = Duration::from_secs(5);
 
 #[test]
 fn quickstart_shares_a_gpu_and_queues_the_third_pod() -> Result<()> {
     let cluster = TestCluster::attach()?;
     let tenant = cluster.namespace("quickstart")?;
-    let applied = Instant::now();
     tenant.example("quickstart")?;
     tenant.running("inference")?;
     tenant.running("training")?;
-    let promised = START_WAIT.max(applied.elapsed() * 3);
 
     // Packed onto one GPU.
     let devices = tenant.devices_of("inference")?;
@@ -93,8 +91,8 @@ fn quickstart_shares_a_gpu_and_queues_the_third_pod() -> Result<()> {
     tenant.running("distributed")?;
     let waited = deleted.elapsed();
     ensure!(
-        waited < promised,
-        "the pending pod ran {waited:?} after the deletion, not within {promised:?}"
+        waited < START_WAIT,
+        "the pending pod ran {waited:?} after the deletion"
     );
     let devices = tenant.devices_of("distributed")?;
     ensure!(devices == ["gpu-0", "gpu-1"], "{devices:?}");
