@@ -5,19 +5,25 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::sys;
 
-/// A spin lock.
+/// A lock that is held for a short time.
 pub(crate) struct Guard<'a>(&'a AtomicU32);
 
 impl<'a> Guard<'a> {
     /// Waits until `word` is 0.
     pub(crate) fn acquire(word: &'a AtomicU32) -> Self {
-        while word
-            .compare_exchange_weak(0, 1, Ordering::Acquire, Ordering::Relaxed)
-            .is_err()
-        {
-            sys::yield_now();
+        loop {
+            if let Some(guard) = Self::try_acquire(word) {
+                return guard;
+            }
+            wait(|| word.load(Ordering::Relaxed) == 0);
         }
-        Self(word)
+    }
+
+    /// Acquires the lock unless `word` is not 0.
+    pub(crate) fn try_acquire(word: &'a AtomicU32) -> Option<Self> {
+        word.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed)
+            .ok()
+            .map(|_| Self(word))
     }
 }
 
@@ -155,7 +161,7 @@ impl PendingReservations {
 }
 
 /// Checks `is_over` repeatedly; returns `false` after [`MAX_CHECKS`].
-fn wait(is_over: impl Fn() -> bool) -> bool {
+pub(crate) fn wait(is_over: impl Fn() -> bool) -> bool {
     for check in 0..MAX_CHECKS {
         if is_over() {
             return true;

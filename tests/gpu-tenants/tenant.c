@@ -77,7 +77,6 @@ struct Load {
     int random;         // random durations instead of in turn
     int plain;          // only launches, at the pace of their durations
 };
-
 static struct Load load;
 static volatile int running;
 static volatile uint64_t launched;
@@ -317,8 +316,6 @@ static Result capture(int milliseconds, int times) {
     return 0;
 }
 
-static Result init(int device);
-
 static void rest(void *milliseconds) { usleep((useconds_t)(uintptr_t)milliseconds * 1000); }
 
 // Launches a graph of a kernel of a millisecond and a host function that takes `milliseconds`, repeated `times` times.
@@ -360,6 +357,8 @@ static void hidden_capture(int count) {
     if (!result) result = CALL(cuGraphGetNodes, (Handle, Handle *, size_t *), graph, NULL, &nodes);
     printf("%d %zu\n", result, nodes);
 }
+
+#include "full_stream.h"
 
 // The parameter of a launch, in a page that stops the process when it is read.
 static uint64_t *parameter;
@@ -451,6 +450,7 @@ static void run(char *line) {
         printf("%d %llu\n", result, (unsigned long long)(now_ns() - begun) / 1000);
     } else if (!strcmp(word, "time")) time_launches((int)a, (int)b);
     else if (!strcmp(word, "capture")) printf("%d\n", capture((int)a, (int)b));
+    else if (!strcmp(word, "fullstream")) beside_full_stream(a, b);
     else if (!strcmp(word, "lostcapture")) printf("%d\n", lost_capture());
     else if (!strcmp(word, "hostgraph")) printf("%d\n", graph_with_host_function((int)a, (int)b));
     else if (!strcmp(word, "stoppedlaunch")) printf("%d\n", stopped_launch(a));

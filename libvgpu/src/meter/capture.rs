@@ -11,6 +11,9 @@
 //! Both sides write before they read, so at least one sees the other. In addition, own calls are made in the relaxed
 //! capture mode, and libcuda is asked about the stream before an event is recorded in it: captures also begin by
 //! functions without a hook.
+//!
+//! An own call blocks while its stream is full, possibly until the capturing thread proceeds. So the wait is bounded;
+//! after it, only the relaxed mode protects the capture.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -21,7 +24,7 @@ use crate::cuda::{
 };
 use crate::device::current_context;
 use crate::driver::{Library, Original};
-use crate::sys;
+use crate::guard;
 
 /// Concurrent captures whose streams are recorded; further ones are only counted.
 const CAPTURES: usize = 64;
@@ -81,9 +84,7 @@ impl Captures {
     /// Begins a capture of the stream with `call`.
     pub(crate) fn begin(&self, stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
         self.active.fetch_add(1, Ordering::SeqCst);
-        while self.own_calls.load(Ordering::SeqCst) != 0 {
-            sys::yield_now();
-        }
+        guard::wait(|| self.own_calls.load(Ordering::SeqCst) == 0);
         let result = call();
         if result == CUDA_SUCCESS {
             self.add(stream);

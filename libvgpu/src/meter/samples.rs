@@ -14,7 +14,7 @@
 //! The measured time of a short launch contains the time of an event itself, which is measured by a third event and
 //! subtracted.
 //!
-//! Pairs are in a ring, are reused, and belong to a context. No thread waits here: without the ring's lock a thread does
+//! Pairs are in a ring, are reused, and belong to a context. No launch waits here: without the ring's lock a thread does
 //! not poll, and a launch without a free pair is not sampled.
 
 use core::cell::UnsafeCell;
@@ -25,21 +25,20 @@ use drava_vgpu_abi::cost::{Cost, LaunchKind, SAMPLING_INTERVAL};
 
 use super::Meter;
 use super::admission::{first, own_time};
-use super::events::{elapsed_ns, query, record};
+use super::events::{create, destroy, elapsed_ns, query, record};
 use super::lease::Lease;
 use crate::card::Card;
 use crate::cuda::{CUDA_ERROR_NOT_READY, CUDA_SUCCESS, CUstream};
 use crate::device::current_context;
+use crate::guard::Guard;
 use crate::share::Share;
 use crate::sys;
 
 mod clocks;
-mod lock;
 mod pair;
 mod running;
 
 use clocks::Clocks;
-use lock::Lock;
 use pair::{BUSY, EMPTY, IDLE, PENDING, Pair};
 
 /// Samples in flight.
@@ -73,7 +72,7 @@ pub(crate) struct Samples {
     last_stream: AtomicU64,
     /// Above 0 if several streams are in use.
     mixed: AtomicU32,
-    /// Held by the thread that polls.
+    /// Held by a thread that polls or uses the clocks; no event is recorded meanwhile.
     lock: AtomicU32,
     clocks: UnsafeCell<Clocks>,
 }
@@ -387,13 +386,8 @@ impl Samples {
         }
         let is_ready = (state == IDLE && pair.context.load(Ordering::Relaxed) == context)
             || pair.create(context);
-        if is_ready
-            && launch.is_measured
-            && self.is_mixed()
-            && let Some(_lock) = self.try_lock()
-        {
-            // SAFETY: under the lock.
-            unsafe { &mut *self.clocks.get() }.set(context, stream);
+        if is_ready && launch.is_measured && self.is_mixed() {
+            self.set_clock(context, stream);
         }
         let begun_ns = sys::now_ns();
         let is_begun =
@@ -422,8 +416,29 @@ impl Samples {
         Some(Started(usize::try_from(number % RING).ok()?))
     }
 
-    fn try_lock(&self) -> Option<Lock<'_>> {
-        Lock::try_acquire(&self.lock)
+    fn try_lock(&self) -> Option<Guard<'_>> {
+        Guard::try_acquire(&self.lock)
+    }
+
+    /// Sets the clock of the context if it has none, or an old one. Its event is recorded without the lock: the call
+    /// blocks while the stream is full.
+    fn set_clock(&self, context: u64, stream: CUstream) {
+        let now = sys::now_us();
+        let is_due = self.try_lock().is_some_and(|_lock| {
+            // SAFETY: under the lock.
+            unsafe { &*self.clocks.get() }.is_due(context, now)
+        });
+        let Some(event) = is_due.then(create).flatten() else {
+            return;
+        };
+        let is_set = record(event, stream)
+            && self.try_lock().is_some_and(|_lock| {
+                // SAFETY: under the lock.
+                unsafe { &mut *self.clocks.get() }.set(context, event, now)
+            });
+        if !is_set {
+            destroy(event);
+        }
     }
 
     /// Returns the part of a sample of `ns` that no other sample covers. The caller holds the lock.
@@ -439,12 +454,7 @@ impl Samples {
 
     /// Destroys the events of contexts for which `ends` is true, before the contexts end.
     pub(super) fn forget(&self, ends: impl Fn(u64) -> bool) {
-        let _lock = loop {
-            if let Some(lock) = self.try_lock() {
-                break lock;
-            }
-            sys::yield_now();
-        };
+        let _lock = Guard::acquire(&self.lock);
         for pair in &self.pairs {
             let state = pair.state.load(Ordering::Acquire);
             if matches!(state, IDLE | PENDING)

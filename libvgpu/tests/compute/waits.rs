@@ -1,6 +1,7 @@
 //! No launch waits without end, and no pause becomes minutes of debt.
 
 mod flags;
+mod full_streams;
 mod patience;
 mod stops;
 

@@ -2,9 +2,7 @@
 
 use drava_vgpu_abi::cost::Timeline;
 
-use crate::cuda::CUstream;
-use crate::meter::events::{create, destroy, elapsed_ns, record};
-use crate::sys;
+use crate::meter::events::{destroy, elapsed_ns};
 
 /// Contexts whose streams are compared.
 const CLOCKS: usize = 8;
@@ -25,28 +23,30 @@ struct Clock {
 }
 
 impl Clocks {
-    /// Sets the clock of the context if it has none, or an old one.
-    pub(super) fn set(&mut self, context: u64, stream: CUstream) {
-        let now = sys::now_us();
-        let clocks = &mut self.0;
-        let known = clocks
-            .iter()
-            .position(|clock| clock.context == context)
-            .or_else(|| clocks.iter().position(|clock| clock.context == 0));
-        let Some(clock) = known.and_then(|index| clocks.get_mut(index)) else {
-            return;
-        };
-        if clock.context == context && now.saturating_sub(clock.set_us) < CLOCK_LIFE_US {
-            return;
+    /// Returns whether the context has no clock, or an old one.
+    pub(super) fn is_due(&self, context: u64, now_us: u64) -> bool {
+        let of_context = self.0.iter().find(|clock| clock.context == context);
+        of_context.map_or_else(
+            || self.0.iter().any(|clock| clock.context == 0),
+            |clock| now_us.saturating_sub(clock.set_us) >= CLOCK_LIFE_US,
+        )
+    }
+
+    /// Sets the clock of the context to an event that was recorded at `now_us`. Returns `false` if it is not due.
+    pub(super) fn set(&mut self, context: u64, event: u64, now_us: u64) -> bool {
+        if !self.is_due(context, now_us) {
+            return false;
         }
-        if clock.context == 0 {
-            clock.event = create().unwrap_or(0);
-        }
-        if clock.event != 0 && record(clock.event, stream) {
+        self.forget(|old| old == context);
+        let free = self.0.iter_mut().find(|clock| clock.context == 0);
+        if let Some(clock) = free {
             clock.context = context;
-            clock.set_us = now;
+            clock.event = event;
+            clock.set_us = now_us;
             clock.timeline = Timeline::new();
+            return true;
         }
+        false
     }
 
     /// Returns the part of a sample of `ns` from the event `start` that no other sample covers.
