@@ -94,12 +94,7 @@ fn attach(shares: &Shares, directory: Fd, run_directory: &CStr, name: &str) -> A
         ));
         return Attached::Broken;
     };
-    let full_path = PathBuffer::new(format_args!(
-        "{run_directory}/{name}/{}/{}",
-        paths::LIMITS_DIR,
-        paths::PAGE_FILE
-    ));
-    let attached = full_path.and_then(|path| share.attach_page(page, path));
+    let attached = share.attach_page(page);
     sys::close(page);
     if attached.is_none() {
         log::line(format_args!(

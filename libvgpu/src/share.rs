@@ -10,7 +10,7 @@ use drava_vgpu_abi::atomic::Word;
 use drava_vgpu_abi::ledger::{Rebuild, Region};
 use drava_vgpu_abi::page::CURRENT_OFFSET;
 use drava_vgpu_abi::region::{SLOT_SIZE, SlotIndex};
-use drava_vgpu_abi::{BrokenRegion, DeviceUuid, Limits, MemoryPolicy, PAGE_SIZE};
+use drava_vgpu_abi::{BrokenRegion, DeviceUuid, Limits, MemoryPolicy};
 
 use crate::path::PathBuffer;
 use crate::sys::{self, Fd};
@@ -21,7 +21,7 @@ mod mapping;
 pub(crate) mod usage;
 
 pub(crate) use attach::AttachError;
-use mapping::{map_page, page_words, read_page, view};
+use mapping::{page_words, read_page, view};
 
 /// A word of the region.
 #[cfg(not(feature = "kill-points"))]
@@ -47,8 +47,7 @@ const REGION_FLAGS: c_int = libc::O_RDWR | libc::O_NOFOLLOW;
 pub(crate) struct Share {
     /// Written before the share is published, never after.
     uuid: UnsafeCell<DeviceUuid>,
-    /// Paths of the page and the region; written as `uuid`.
-    page_path: UnsafeCell<PathBuffer>,
+    /// Path of the region; written as `uuid`.
     region_path: UnsafeCell<PathBuffer>,
     /// The mapped page; null if the limits come from the environment.
     page: AtomicPtr<AtomicU64>,
@@ -375,45 +374,7 @@ impl Share {
             return;
         };
         self.set_limits(&content.spec.limits);
-        if content.retired {
-            // Retried at each refresh until the successor exists.
-            self.switch_to_successor(page);
-        } else {
-            self.seen_generation.store(hint, Ordering::Relaxed);
-        }
-    }
-
-    /// Switches to the page that replaced a retired one.
-    fn switch_to_successor(&self, retired: NonNull<AtomicU64>) {
-        // SAFETY: never written after the share is published.
-        let path = unsafe { &*self.page_path.get() };
-        let Some(fd) = sys::open(None, path.as_c_str(), libc::O_RDONLY, 0) else {
-            return;
-        };
-        let opened = map_page(fd);
-        sys::close(fd);
-        let Some((mapping, content)) = opened else {
-            return;
-        };
-        let is_successor = !content.retired && content.spec.device_uuid == self.uuid();
-        // Other threads may still be reading the retired page, so it stays mapped.
-        let is_mine = is_successor
-            && self
-                .page
-                .compare_exchange(
-                    retired.as_ptr(),
-                    mapping.as_ptr(),
-                    Ordering::AcqRel,
-                    Ordering::Relaxed,
-                )
-                .is_ok();
-        if is_mine {
-            self.set_limits(&content.spec.limits);
-            self.seen_generation
-                .store(content.generation, Ordering::Relaxed);
-        } else {
-            sys::unmap(mapping.cast(), PAGE_SIZE);
-        }
+        self.seen_generation.store(hint, Ordering::Relaxed);
     }
 
     fn set_limits(&self, limits: &Limits) {

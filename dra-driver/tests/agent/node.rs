@@ -17,7 +17,7 @@ use drava_vgpu_abi::page::{
     NOTIFY_OFFSET, OWN_TIME_OFFSET, TOKEN_OFFSET, WINDOW_OFFSET, YIELD_UNTIL_OFFSET,
 };
 use drava_vgpu_abi::{
-    ComputePolicy, Cores, Limits, PageError, PageWrite, Priority, own_time, retire, update,
+    ComputePolicy, Cores, Limits, PageError, PageWrite, Priority, own_time, update,
 };
 use gpu_node::{AgentProcess, Node, run_agent, simulated};
 use tokio_util::sync::CancellationToken;
@@ -108,13 +108,9 @@ impl TestNode {
             .unwrap();
     }
 
-    /// Replaces the page of a share, as the driver does. The old page is retired first if `retires`; the driver does not
-    /// retire damaged pages.
-    pub(crate) fn replace_page(&self, card: &str, number: u32, retires: bool, limits: &Limits) {
+    /// Replaces the page of a share, as the driver does with a damaged page.
+    pub(crate) fn replace_page(&self, card: &str, number: u32, limits: &Limits) {
         let path = self.page_file(number);
-        if retires {
-            self.write_page(number, retire);
-        }
         let page = gpu_node::page(number, number, card, limits).unwrap();
         let new = path.with_extension("new");
         fs::write(&new, page).unwrap();

@@ -138,9 +138,7 @@ fn applies_page_changes_of_other_writers() {
             compute_policy: ComputePolicy::Balance,
             ..Limits::memory(GIB)
         };
-        agent
-            .node
-            .replace_page(card.as_str(), number, number == 0, &limits);
+        agent.node.replace_page(card.as_str(), number, &limits);
     }
     assert!(work(&mut agent, 3) < 200_000);
     assert_eq!(agent.node.page(0).cores, cores(10));
@@ -173,7 +171,7 @@ fn opens_replaced_page_of_claim_with_two_shares() {
     };
     work(&mut agent);
     assert!(agent.node.page(1).rate_us_per_s.is_some());
-    agent.node.replace_page(&first, 1, true, &limits);
+    agent.node.replace_page(&first, 1, &limits);
     assert_eq!(agent.node.page(1).rate_us_per_s, None);
     work(&mut agent);
     assert!(agent.node.page(1).rate_us_per_s.is_some());

@@ -30,7 +30,7 @@ pub mod snapshot;
 pub use id::{DeviceUuid, IdText};
 pub use limits::{BrokenRegion, ComputePolicy, Cores, Limits, LimitsSpec, MemoryPolicy, Priority};
 pub use page::{
-    LimitsPage, PAGE_SIZE, PageError, PageWrite, decode, encode, own_time, retire, token,
-    token_slice, update,
+    LimitsPage, PAGE_SIZE, PageError, PageWrite, decode, encode, own_time, token, token_slice,
+    update,
 };
 pub use region::REGION_SIZE;

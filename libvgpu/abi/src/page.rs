@@ -25,7 +25,7 @@
 //! - Reserved bytes are zero and ignored by readers; a change that old readers must not ignore gets a new ABI
 //!   version.
 //!
-//! A page may be *retired*: then the node driver has replaced the file, and readers reopen its path.
+//! An intact page of a share is never replaced by another file, so readers do not reopen its path.
 
 use core::fmt;
 
@@ -57,7 +57,6 @@ const RECORD_OFFSETS: [usize; 2] = [256, 384];
 const RECORD_SIZE: usize = 128;
 const CHECKSUM_SIZE: usize = 8;
 
-const FLAG_RETIRED: u32 = 1 << 0;
 const FLAG_FAIL_OPEN: u32 = 1 << 1;
 const FLAG_SPILL: u32 = 1 << 2;
 
@@ -79,8 +78,6 @@ pub struct LimitsPage {
     pub spec: LimitsSpec,
     /// Generation of the decoded record; 1 for a page from [`encode`].
     pub generation: u64,
-    /// Whether the node driver has replaced the file.
-    pub retired: bool,
 }
 
 /// Reason why bytes are not a limits page.
@@ -153,7 +150,7 @@ impl PageWrite {
     }
 }
 
-/// Encodes the page of a new share: generation 1, not retired.
+/// Encodes the page of a new share: generation 1.
 #[must_use]
 pub fn encode(spec: &LimitsSpec) -> [u8; PAGE_SIZE] {
     let mut page = [0; PAGE_SIZE];
@@ -165,7 +162,7 @@ pub fn encode(spec: &LimitsSpec) -> [u8; PAGE_SIZE] {
     write_at(
         &mut page,
         RECORD_OFFSETS[1],
-        &encode_record(1, &spec.limits, false),
+        &encode_record(1, &spec.limits),
     );
     page
 }
@@ -187,7 +184,6 @@ pub fn decode(page: &[u8]) -> Result<LimitsPage, PageError> {
     }
     let (claim_uid, share_id, device_uuid) = decode_identity(page).ok_or(PageError::Identity)?;
     let record = newest_record(page).ok_or(PageError::Records)?;
-    let flags = word32(&record, 36);
     Ok(LimitsPage {
         spec: LimitsSpec {
             claim_uid,
@@ -196,7 +192,6 @@ pub fn decode(page: &[u8]) -> Result<LimitsPage, PageError> {
             limits: decode_limits(&record)?,
         },
         generation: word64(&record, 0),
-        retired: flags & FLAG_RETIRED != 0,
     })
 }
 
@@ -206,16 +201,7 @@ pub fn decode(page: &[u8]) -> Result<LimitsPage, PageError> {
 /// If `page` is not an intact page of this ABI version.
 pub fn update(page: &[u8], limits: &Limits) -> Result<[PageWrite; 2], PageError> {
     let current = decode(page)?;
-    Ok(writes(current.generation, limits, current.retired))
-}
-
-/// Returns the writes that make readers reopen the page's path, in order.
-///
-/// # Errors
-/// If `page` is not an intact page of this ABI version.
-pub fn retire(page: &[u8]) -> Result<[PageWrite; 2], PageError> {
-    let current = decode(page)?;
-    Ok(writes(current.generation, &current.spec.limits, true))
+    Ok(writes(current.generation, limits))
 }
 
 /// Returns the write of one word.
@@ -229,9 +215,9 @@ fn write_word(offset: usize, value: u64) -> PageWrite {
     }
 }
 
-fn writes(present: u64, limits: &Limits, retired: bool) -> [PageWrite; 2] {
+fn writes(present: u64, limits: &Limits) -> [PageWrite; 2] {
     let generation = present.wrapping_add(1);
-    let record = encode_record(generation, limits, retired);
+    let record = encode_record(generation, limits);
     let mut current = [0; RECORD_SIZE];
     write_at(&mut current, 0, &generation.to_le_bytes());
     [
@@ -278,7 +264,7 @@ fn decode_identity(page: &[u8; PAGE_SIZE]) -> Option<(IdText, IdText, DeviceUuid
     ))
 }
 
-fn encode_record(generation: u64, limits: &Limits, retired: bool) -> [u8; RECORD_SIZE] {
+fn encode_record(generation: u64, limits: &Limits) -> [u8; RECORD_SIZE] {
     let Limits {
         memory_limit_bytes,
         driver_reserve_bytes,
@@ -290,8 +276,7 @@ fn encode_record(generation: u64, limits: &Limits, retired: bool) -> [u8; RECORD
         broken_region,
         rate_us_per_s,
     } = *limits;
-    let mut flags = if retired { FLAG_RETIRED } else { 0 };
-    flags |= match broken_region {
+    let mut flags = match broken_region {
         BrokenRegion::Closed => 0,
         BrokenRegion::Open => FLAG_FAIL_OPEN,
     };

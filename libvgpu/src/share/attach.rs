@@ -38,11 +38,9 @@ impl AttachError {
 }
 
 impl Share {
-    /// Reads the limits from the page at `path`, which is open as `fd`. The share is not published yet.
-    pub(crate) fn attach_page(&self, fd: Fd, path: PathBuffer) -> Option<LimitsPage> {
+    /// Reads the limits from the page that is open as `fd`. The share is not published yet.
+    pub(crate) fn attach_page(&self, fd: Fd) -> Option<LimitsPage> {
         let (mapping, page) = map_page(fd)?;
-        // SAFETY: the share is not published yet, so only this thread accesses it.
-        unsafe { self.page_path.get().write(path) };
         self.set_identity(page.spec.device_uuid);
         self.set_limits(&page.spec.limits);
         self.seen_generation

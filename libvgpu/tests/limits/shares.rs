@@ -3,7 +3,7 @@
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 
-use drava_vgpu_abi::{BrokenRegion, Limits, REGION_SIZE, retire, update};
+use drava_vgpu_abi::{BrokenRegion, Limits, REGION_SIZE, update};
 
 use crate::test_process::{CARDS, Container, GIB, MIB};
 
@@ -88,31 +88,6 @@ fn charges_driver_excess_until_returned() {
     change(u64::MAX);
     assert_eq!(process.memory_info(), (0, GIB));
     process.denied("alloc 1");
-}
-
-#[test]
-fn switches_from_retired_page_to_successor() {
-    let container = Container::with_memory(GIB);
-    let mut process = container.process();
-    let old = fs::read(container.page("share")).unwrap();
-    let page = OpenOptions::new()
-        .write(true)
-        .open(container.page("share"))
-        .unwrap();
-    for write in retire(&old).unwrap() {
-        page.write_all_at(write.bytes(), write.offset()).unwrap();
-    }
-    // The old limits apply until the successor exists.
-    assert_eq!(process.memory_info().1, GIB);
-    process.denied(&format!("alloc {}", 2 * GIB));
-    // A page of another GPU is not a successor.
-    fs::remove_file(container.page("share")).unwrap();
-    container.add_share("share", CARDS[1], &Limits::memory(4 * GIB));
-    assert_eq!(process.memory_info().1, GIB);
-    fs::remove_file(container.page("share")).unwrap();
-    container.add_share("share", CARDS[0], &Limits::memory(2 * GIB));
-    assert_eq!(process.memory_info().1, 2 * GIB);
-    process.alloc(2 * GIB);
 }
 
 #[test]

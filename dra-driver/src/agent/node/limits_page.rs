@@ -1,9 +1,9 @@
 //! The limits page of a share, which the agent changes in place.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use drava_vgpu_abi::contention::OwnTime;
 use drava_vgpu_abi::page::{self, LimitsPage, PAGE_SIZE, PageWrite};
@@ -11,7 +11,6 @@ use drava_vgpu_abi::{Limits, paths};
 
 /// The limits page of a share. The node driver changes it, too, so each change applies to its current content.
 pub struct Page {
-    path: PathBuf,
     file: File,
     content: [u8; PAGE_SIZE],
     decoded: LimitsPage,
@@ -24,12 +23,11 @@ impl Page {
     /// If it cannot be opened or read, or is not a page.
     pub fn open(dir: &Path) -> io::Result<Self> {
         let path = dir.join(paths::PAGE_FILE);
-        let file = OpenOptions::new().read(true).write(true).open(&path)?;
+        let file = OpenOptions::new().read(true).write(true).open(path)?;
         let mut content = [0; PAGE_SIZE];
         file.read_exact_at(&mut content, 0)?;
         let decoded = page::decode(&content).map_err(io::Error::other)?;
         Ok(Self {
-            path,
             file,
             content,
             decoded,
@@ -42,14 +40,10 @@ impl Page {
         &self.decoded.spec.limits
     }
 
-    /// Whether it still is the page at its path. A removed or retired page is replaced by another.
+    /// Whether it still is the page at its path, neither removed nor replaced.
     #[must_use]
     pub fn is_current(&self) -> bool {
-        let Ok(held) = self.file.metadata() else {
-            return false;
-        };
-        let has_successor = || fs::metadata(&self.path).is_ok_and(|at| at.ino() != held.ino());
-        held.nlink() > 0 && !(self.decoded.retired && has_successor())
+        self.file.metadata().is_ok_and(|held| held.nlink() > 0)
     }
 
     /// Reads it again if it has changed.
