@@ -37,6 +37,29 @@ fn releases_memory_of_destroyed_context_by_every_function() {
     }
 }
 
+/// The driver detaches only the current context.
+#[test]
+fn keeps_charge_of_context_that_fails_to_end() {
+    const BYTES: u64 = 100 * MIB;
+    let container = Container::with_memory(GIB);
+    let mut process = start(&container);
+    process.ok("init");
+    for _ in 0..2 {
+        process.ok("context3");
+        process.ok(&format!("alloc {BYTES}"));
+        process.ok("array 4096 4096 cuArrayCreate_v2");
+        process.ok("init");
+        assert_ne!(process.query("detachcontext")[0], 0);
+        let used = BYTES + 64 * MIB;
+        assert_eq!(container.ledger_bytes(), 2 * CONTEXT_BYTES + used);
+        assert_eq!(free(&mut process), GIB - used);
+        process.denied(&format!("alloc {}", GIB - used + 2 * MIB));
+        process.ok("destroycontext");
+        assert_eq!(container.ledger_bytes(), CONTEXT_BYTES);
+        assert_eq!(free(&mut process), GIB);
+    }
+}
+
 #[test]
 fn releases_memory_of_primary_context_by_every_function() {
     let container = Container::with_memory(GIB);
@@ -157,22 +180,50 @@ fn keeps_charge_for_memory_bound_to_multicast_object() {
         "cuMulticastBindAddr",
         "cuMulticastBindAddr_v2",
     ] {
-        for end in ["unbind", "releaseobject"] {
+        for end in [format!("unbind {BYTES}"), "releaseobject".to_owned()] {
             process.ok(&format!("object {BYTES}"));
             process.ok(&format!("create {BYTES}"));
             process.ok(&format!("map {BYTES}"));
             process.ok(&format!("bind {bind}"));
+            assert_ne!(process.query(&format!("bind {bind}"))[0], 0, "bound");
             process.ok(&format!("unmap {BYTES}"));
             process.ok("release");
             assert_eq!(container.ledger_bytes(), CONTEXT_BYTES + BYTES, "{bind}");
             assert_eq!(free(&mut process), GIB - BYTES, "{bind}");
-            process.ok(end);
+            process.ok(&end);
             assert_eq!(container.ledger_bytes(), CONTEXT_BYTES, "{bind} {end}");
             assert_eq!(free(&mut process), GIB, "{bind} {end}");
-            if end == "unbind" {
+            if end != "releaseobject" {
                 process.ok("releaseobject");
             }
         }
+    }
+}
+
+/// The driver rejects a part of a binding.
+#[test]
+fn keeps_charge_after_failed_unbind() {
+    const BYTES: u64 = 4 * MIB;
+    let container = Container::with_memory(GIB);
+    let mut process = start(&container);
+    process.ok("init");
+    for is_released_first in [true, false] {
+        process.ok(&format!("object {BYTES}"));
+        process.ok(&format!("create {BYTES}"));
+        process.ok("bind cuMulticastBindMem");
+        if is_released_first {
+            process.ok("release");
+        }
+        assert_ne!(process.query(&format!("unbind {}", BYTES / 2))[0], 0);
+        if !is_released_first {
+            process.ok("release");
+        }
+        assert_eq!(container.ledger_bytes(), CONTEXT_BYTES + BYTES);
+        assert_eq!(free(&mut process), GIB - BYTES, "{is_released_first}");
+        process.ok(&format!("unbind {BYTES}"));
+        assert_eq!(container.ledger_bytes(), CONTEXT_BYTES);
+        assert_eq!(free(&mut process), GIB, "{is_released_first}");
+        process.ok("releaseobject");
     }
 }
 

@@ -418,7 +418,8 @@ static void run(char *line) {
     else if (!strcmp(word, "destroycontext")) {
         result = CALL(cuCtxDestroy_v2, (Handle), made_context);
         if (!result) result = CALL(cuCtxSetCurrent, (Handle), context);
-    } else if (!strcmp(word, "green")) result = make_green();
+    } else if (!strcmp(word, "detachcontext")) result = CALL(cuCtxDetach, (Handle), made_context);
+    else if (!strcmp(word, "green")) result = make_green();
     else if (!strcmp(word, "destroygreen")) result = CALL(cuGreenCtxDestroy, (Handle), green);
     else if (!strcmp(word, "create")) result = make_memory(a);
     else if (!strcmp(word, "map")) result = map_memory(a);
@@ -449,7 +450,7 @@ static void run(char *line) {
             result = CALL(cuMulticastBindAddr, (Pointer, size_t, Pointer, size_t, uint64_t), object, 0, mapped, 4 << 20, 0);
         else
             result = CALL(cuMulticastBindAddr_v2, (Pointer, int, size_t, Pointer, size_t, uint64_t), object, 0, 0, mapped, 4 << 20, 0);
-    } else if (!strcmp(word, "unbind")) result = CALL(cuMulticastUnbind, (Pointer, int, size_t, size_t), object, 0, 0, 4 << 20);
+    } else if (!strcmp(word, "unbind")) result = CALL(cuMulticastUnbind, (Pointer, int, size_t, size_t), object, 0, 0, a);
     else if (!strcmp(word, "releaseobject")) result = CALL(cuMemRelease, (Pointer), object);
     else if (!strcmp(word, "export")) {
         int exported = -1;
