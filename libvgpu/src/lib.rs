@@ -70,6 +70,7 @@ mod share;
 mod shared_chunks;
 mod shares;
 mod sys;
+mod temporary_list;
 mod wiring;
 
 /// Unreachable: no code here panics. If it did, the program would abort without unwinding through foreign frames.

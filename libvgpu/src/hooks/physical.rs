@@ -162,9 +162,15 @@ impl DroppedReference {
         let Some(remaining) = self.remaining else {
             return;
         };
+        // Other references that were in the record have ended or are restored by themselves.
+        let unreferenced = Physical {
+            handles: 0,
+            mappings: 0,
+            ..remaining
+        };
         let _guard = process.guard();
         if process.physical.change(self.handle, self.restore).is_none()
-            && let Some(restored) = (self.restore)(&remaining)
+            && let Some(restored) = (self.restore)(&unreferenced)
         {
             process.physical.insert(self.handle, restored);
         }

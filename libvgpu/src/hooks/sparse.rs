@@ -11,13 +11,14 @@ use core::ptr;
 use crate::cuda::{
     CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_SPARSE_LEVEL, CU_MEM_OPERATION_TYPE_MAP,
     CU_RESOURCE_TYPE_ARRAY, CUDA_ARRAY_SPARSE_PROPERTIES, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS,
-    CUarrayMapInfo, CUresult, CUstream,
+    CUarrayMapInfo, CUmemGenericAllocationHandle, CUresult, CUstream,
 };
 use crate::driver::{Library, Original};
 use crate::functions::cuMemMapArrayAsync;
-use crate::hooks::physical;
+use crate::hooks::physical::{self, Denied, DroppedReference};
 use crate::process::Process;
 use crate::records::Binding;
+use crate::temporary_list::TemporaryList;
 
 /// Size of a tile, whatever its extent.
 const TILE: u64 = 64 << 10;
@@ -90,18 +91,74 @@ fn part_of(operation: &CUarrayMapInfo) -> u64 {
         )
 }
 
-fn drop_part(process: &'static Process, part: u64) {
-    if let Some(mapping) = process.array_mappings.remove(part) {
-        physical::drop_mapping(process, mapping.memory);
-    }
-}
-
 /// Removes the mappings of a destroyed array.
 pub(crate) fn drop_mappings(process: &'static Process, array: u64) {
     let ends = |mapping: &Binding| mapping.object == array;
     process.array_mappings.remove_all(ends, |_, mapping| {
         physical::drop_mapping(process, mapping.memory);
     });
+}
+
+/// A part of an array that a call changes.
+#[derive(Clone, Copy)]
+struct ChangedPart {
+    key: u64,
+    /// The share's memory that the call maps to it.
+    mapped: Option<CUmemGenericAllocationHandle>,
+    /// The mapping that the call ends.
+    ended: Option<(Binding, DroppedReference)>,
+}
+
+/// Records a change before libcuda is called; otherwise another thread could release mapped memory unnoticed, or get
+/// other memory with the handle of unmapped memory.
+fn begin_change(
+    process: &'static Process,
+    operation: &CUarrayMapInfo,
+) -> Result<ChangedPart, Denied> {
+    let key = part_of(operation);
+    let memory = operation.memHandle;
+    // Memory that is not the share's has no record.
+    let is_mapped =
+        operation.maps() && physical::begin_mapping(process, memory, || operation.end_in_memory())?;
+    let ended = process.array_mappings.remove(key);
+    let ended = ended.map(|mapping| {
+        let dropped = physical::begin_drop_mapping(process, mapping.memory);
+        (mapping, dropped)
+    });
+    if is_mapped {
+        let object = operation.resource;
+        process
+            .array_mappings
+            .insert(key, Binding { memory, object });
+    }
+    Ok(ChangedPart {
+        key,
+        mapped: is_mapped.then_some(memory),
+        ended,
+    })
+}
+
+/// Confirms or reverts the changes after the call.
+fn end_changes(process: &'static Process, parts: &mut [ChangedPart], result: CUresult) {
+    // From the last to the first, because an operation may change the part of an earlier one.
+    for part in parts.iter_mut().rev() {
+        if result == CUDA_SUCCESS {
+            part.mapped = None;
+        } else if part.mapped.is_some() && process.array_mappings.remove(part.key).is_none() {
+            // Another thread has destroyed the array and dropped the mapping.
+            part.mapped = None;
+        }
+        if let Some((mapping, dropped)) = part.ended {
+            dropped.end(process, result);
+            if result != CUDA_SUCCESS {
+                process.array_mappings.insert(part.key, mapping);
+            }
+        }
+    }
+    // After the ended mappings are restored, because imported memory without a mapping is not charged.
+    for memory in parts.iter().filter_map(|part| part.mapped) {
+        physical::cancel_mapping(process, memory);
+    }
 }
 
 pub(crate) unsafe fn map(
@@ -118,36 +175,20 @@ pub(crate) unsafe fn map(
     // SAFETY: the caller's list, if there is one.
     let operation = |index: usize| unsafe { operations.wrapping_add(index).as_ref() };
     let list = || (0..operation_count).map_while(operation);
-    let maps = || list().filter(|operation| operation.maps());
-    // Counted before libcuda is called; otherwise another thread could release the memory unnoticed.
-    for (count, operation) in maps().enumerate() {
-        let end = || operation.end_in_memory();
-        if physical::begin_mapping(process, operation.memHandle, end).is_err() {
-            for operation in maps().take(count) {
-                physical::cancel_mapping(process, operation.memHandle);
+    let Some(mut parts) = TemporaryList::with_capacity(list().count()) else {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    };
+    for operation in list() {
+        match begin_change(process, operation) {
+            Ok(part) => parts.push(part),
+            Err(Denied) => {
+                end_changes(process, parts.as_mut_slice(), CUDA_ERROR_OUT_OF_MEMORY);
+                return CUDA_ERROR_OUT_OF_MEMORY;
             }
-            return CUDA_ERROR_OUT_OF_MEMORY;
         }
     }
     // SAFETY: the caller's arguments.
     let result = unsafe { original(operations, count, stream) };
-    if result != CUDA_SUCCESS {
-        for operation in maps() {
-            physical::cancel_mapping(process, operation.memHandle);
-        }
-        return result;
-    }
-    for operation in list() {
-        let part = part_of(operation);
-        drop_part(process, part);
-        // Memory that is not the share's has no record.
-        if operation.maps() && process.physical.get(operation.memHandle).is_some() {
-            let mapping = Binding {
-                memory: operation.memHandle,
-                object: operation.resource,
-            };
-            process.array_mappings.insert(part, mapping);
-        }
-    }
+    end_changes(process, parts.as_mut_slice(), result);
     result
 }

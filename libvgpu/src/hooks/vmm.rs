@@ -17,6 +17,7 @@ use crate::hooks::exported;
 use crate::hooks::physical::{self, Denied};
 use crate::process::Process;
 use crate::records::Mapping;
+use crate::temporary_list::TemporaryList;
 
 pub(crate) unsafe fn create(
     original: cuMemCreate::Function,
@@ -163,40 +164,37 @@ pub(crate) unsafe fn unmap(
         return call();
     };
     let mappings = || mappings_in(process, address, bytes as u64);
-    let mut dropped = [None; UNMAPPED_AT_ONCE];
-    for (slot, (_, memory)) in dropped.iter_mut().zip(mappings()) {
-        *slot = Some(physical::begin_drop_mapping(process, memory));
+    let count = mappings().count();
+    let Some(mut ended) = TemporaryList::with_capacity(count) else {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    };
+    for at in mappings().take(count) {
+        if let Some(mapping) = process.mappings.remove(at) {
+            let dropped = physical::begin_drop_mapping(process, mapping.memory);
+            ended.push((at, mapping, dropped));
+        }
     }
     let result = call();
-    for dropped in dropped.into_iter().flatten() {
+    for (at, mapping, dropped) in ended.as_mut_slice() {
         dropped.end(process, result);
-    }
-    if result == CUDA_SUCCESS {
-        for (index, (at, memory)) in mappings().enumerate() {
-            process.mappings.remove(at);
-            if index >= UNMAPPED_AT_ONCE {
-                physical::drop_mapping(process, memory);
-            }
+        if result != CUDA_SUCCESS {
+            process.mappings.insert(*at, *mapping);
         }
     }
     result
 }
 
-/// Mappings of a range whose references are removed before libcuda unmaps them; those of further ones are removed
-/// afterwards.
-const UNMAPPED_AT_ONCE: usize = 32;
-
-/// Returns address and memory of the mappings in a range. It consists of whole mappings; libcuda rejects others.
+/// Returns the addresses of the mappings in a range. It consists of whole mappings; libcuda rejects others.
 fn mappings_in(
     process: &Process,
     address: CUdeviceptr,
     bytes: u64,
-) -> impl Iterator<Item = (CUdeviceptr, CUmemGenericAllocationHandle)> {
+) -> impl Iterator<Item = CUdeviceptr> {
     let end = address.saturating_add(bytes);
     let mut at = address;
     core::iter::from_fn(move || {
         let mapping = process.mappings.get(at).filter(|_| at < end)?;
-        let found = (at, mapping.memory);
+        let found = at;
         at = at.saturating_add(mapping.bytes.max(1));
         Some(found)
     })

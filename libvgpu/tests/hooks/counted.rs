@@ -152,6 +152,9 @@ fn keeps_charge_for_memory_mapped_to_sparse_array() {
         assert_ne!(process.query(&format!("tiles 0 9 0 {map}"))[0], 0);
         process.ok("release");
         taken(&mut process, 2 * BYTES, "failed");
+        // Nor does it end the mapping that it would replace.
+        assert_ne!(process.query(&format!("tiles 0 2 0 {map}"))[0], 0);
+        taken(&mut process, 2 * BYTES, "released memory");
         // Unmapped with other ranges, the memory stays charged until the array is destroyed.
         process.ok(&format!("tiles 0 1 1 {map}"));
         process.ok(&format!("tiles 1 1 1 {map}"));

@@ -273,6 +273,22 @@ fn keeps_charges_after_failed_calls() {
     process.ok(&format!("unmap {address} {BYTES}"));
     assert_eq!(process.memory_info().0, GIB);
 
+    // All references of the memory are in the range.
+    let handle = process.ok(&format!("create {} 0 1", 2 * MIB))[0];
+    let address = process.ok(&format!("reserve {}", 128 * MIB))[0];
+    let mapped = 80 * MIB;
+    for offset in (0..mapped).step_by(2 << 20) {
+        process.ok(&format!("map {address} {} {handle} {offset}", 2 * MIB));
+    }
+    process.ok(&format!("release {handle}"));
+    assert_ne!(
+        process.query(&format!("unmap {address} {}", 128 * MIB))[0],
+        0
+    );
+    assert_eq!(process.memory_info().0, GIB - 2 * MIB);
+    process.ok(&format!("unmap {address} {mapped}"));
+    assert_eq!(process.memory_info().0, GIB);
+
     let primary = process.init(0);
     let pointer = process.alloc(BYTES);
     assert_ne!(process.query(&format!("destroy {primary}"))[0], 0);

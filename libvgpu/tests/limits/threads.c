@@ -17,6 +17,10 @@
 //   recur <rounds> <bytes>                    one thread destroys a context with many allocations; as soon as another
 //                                             thread gets a context with the same handle, it allocates there. Prints the
 //                                             number of such contexts, and of those whose memory was not in use
+//   unmap <rounds>, unmaptiles <rounds>       one thread unmaps the only references of many allocations, at addresses or
+//                                             in a sparse array, with one call; another thread creates and releases
+//                                             allocations with the same handles meanwhile. Prints the number of such allocations, and of
+//                                             rounds after which memory was in use
 //   meminfo                                   prints free and total memory
 
 #define _GNU_SOURCE
@@ -193,6 +197,96 @@ static void *create_context_again(void *unused) {
     return unused;
 }
 
+enum { MAPPINGS = 200, CREATED = 100, TILES = 32, EMPTY = 4000 };
+static Pointer range, sparse, handles[MAPPINGS];
+static int uses_tiles;
+
+static Pointer create_memory(void) {
+    // Pinned memory of device 0, without handle types.
+    struct { int type, handles, location_type, location; void *win32; unsigned char flags[8]; } properties = {1, 0, 1, 0, NULL, {0}};
+    Pointer handle = 0;
+    must(CALL(cuMemCreate, (Pointer *, size_t, void *, uint64_t), &handle, task.bytes, &properties, 0));
+    return handle;
+}
+
+// Maps each allocation to a tile of the sparse array, 128 elements long and high, or unmaps all; first unmaps a tile
+// without memory many times.
+static void change_tiles(int unmaps) {
+    static struct { unsigned resource_type; Pointer resource; unsigned part, padding, level, layer, x, y, z, width, height, depth, operation, memory_type; Pointer memory, offset; unsigned devices, flags, reserved[2]; }
+        operations[EMPTY + MAPPINGS];
+    _Static_assert(sizeof operations[0] == 96, "as in cuda.h");
+    for (int i = 0; i < EMPTY + MAPPINGS; i++) {
+        int tile = i < EMPTY ? TILES * TILES - 1 : i - EMPTY;
+        operations[i].resource = sparse;
+        operations[i].x = tile % TILES * 128;
+        operations[i].y = tile / TILES * 128;
+        operations[i].width = operations[i].height = 128;
+        operations[i].depth = operations[i].devices = 1;
+        operations[i].operation = unmaps || i < EMPTY ? 2 : 1;
+        operations[i].memory = unmaps || i < EMPTY ? 0 : handles[tile];
+    }
+    must(CALL(cuMemMapArrayAsync, (void *, unsigned, void *), operations, EMPTY + MAPPINGS, NULL));
+}
+
+static int by_handle(const void *left, const void *right) {
+    Pointer a = *(const Pointer *)left, b = *(const Pointer *)right;
+    return (a > b) - (a < b);
+}
+
+static void *unmap_all(void *unused) {
+    size_t available = 0, total = 0;
+    must(CALL(cuCtxSetCurrent, (void *), context));
+    for (Pointer round = 0; round < task.rounds; round++) {
+        for (int i = 0; i < MAPPINGS; i++) handles[i] = create_memory();
+        // The driver reuses the highest handle first, which is unmapped last.
+        qsort(handles, MAPPINGS, sizeof *handles, by_handle);
+        if (uses_tiles) change_tiles(0);
+        for (Pointer i = 0; i < MAPPINGS; i++) {
+            if (!uses_tiles) must(CALL(cuMemMap, (Pointer, size_t, size_t, Pointer, uint64_t), range + i * task.bytes, task.bytes, 0, handles[i], 0));
+            must(CALL(cuMemRelease, (Pointer), handles[i]));
+        }
+        pthread_barrier_wait(&task.start);
+        if (uses_tiles) change_tiles(1);
+        else must(CALL(cuMemUnmap, (Pointer, size_t), range, MAPPINGS * task.bytes));
+        pthread_barrier_wait(&task.start);
+        pthread_barrier_wait(&task.start);
+        must(CALL(cuMemGetInfo_v2, (size_t *, size_t *), &available, &total));
+        task.left += available != total;
+    }
+    return unused;
+}
+
+static void *create_again(void *unused) {
+    Pointer created[CREATED];
+    must(CALL(cuCtxSetCurrent, (void *), context));
+    for (Pointer round = 0; round < task.rounds; round++) {
+        int count = 0, recurred = 0;
+        pthread_barrier_wait(&task.start);
+        while (count < CREATED && recurred < 20) {
+            Pointer handle = create_memory();
+            if (!bsearch(&handle, handles, MAPPINGS, sizeof handle, by_handle)) {
+                created[count++] = handle;
+                continue;
+            }
+            recurred++;
+            must(CALL(cuMemRelease, (Pointer), handle));
+        }
+        task.granted += recurred;
+        pthread_barrier_wait(&task.start);
+        for (int i = 0; i < count; i++) must(CALL(cuMemRelease, (Pointer), created[i]));
+        pthread_barrier_wait(&task.start);
+    }
+    return unused;
+}
+
+static Result prepare_unmap(int tiles) {
+    struct { size_t width, height, depth; unsigned format, channels, flags; } descriptor = {128 * TILES, 128 * TILES, 0, 0x20, 1, 0x40};
+    uses_tiles = tiles;
+    task.bytes = 2 << 20;
+    if (tiles) return CALL(cuArray3DCreate_v2, (Pointer *, void *), &sparse, &descriptor);
+    return CALL(cuMemAddressReserve, (Pointer *, size_t, size_t, Pointer, uint64_t), &range, MAPPINGS * task.bytes, 0, 0, 0);
+}
+
 // Runs the task in `count` threads, the first of them with `first`.
 static void run_task(void *(*first)(void *), void *(*body)(void *), Pointer count) {
     pthread_t threads[MOST_THREADS];
@@ -240,6 +334,11 @@ static void run(const char *line) {
         task.bytes = b;
         run_task(destroy_context, create_context_again, 2);
         printf("%d %llu %llu\n", task.wrong, task.granted, task.left);
+    } else if (!strcmp(word, "unmap") || !strcmp(word, "unmaptiles")) {
+        task.rounds = a;
+        Result result = prepare_unmap(!strcmp(word, "unmaptiles"));
+        run_task(unmap_all, create_again, 2);
+        printf("%d %llu %llu\n", result ? result : task.wrong, task.granted, task.left);
     } else if (!strcmp(word, "meminfo")) {
         size_t available = 0, total = 0;
         Result result = CALL(cuMemGetInfo_v2, (size_t *, size_t *), &available, &total);

@@ -133,3 +133,18 @@ fn keeps_charge_in_context_with_recurring_handle() {
     assert_eq!(uncharged, 0, "of {recurred}");
     assert_eq!(container.ledger_bytes(), 0);
 }
+
+/// The end of mappings does not release the charges of new memory with the same handles.
+#[test]
+fn keeps_charge_of_memory_with_recurring_handle() {
+    for unmap in ["unmap", "unmaptiles"] {
+        let container = Container::with_memory(GIB);
+        let mut process = threaded_process(&container);
+        let [recurred, miscounted] = process.ok(&format!("{unmap} 15"))[..] else {
+            panic!("two numbers");
+        };
+        assert!(recurred > 0, "{unmap}: no handle recurred");
+        assert_eq!(miscounted, 0, "{unmap}");
+        assert_eq!(process.memory_info(), (GIB, GIB), "{unmap}");
+    }
+}
