@@ -48,6 +48,7 @@ macro_rules! for_each_hook {
     Memory Nvml nvmlDeviceGetRunningProcessDetailList(device: nvmlDevice_t, list: *mut nvmlProcessDetailList_t) = c"" 0 => nvml::processes::detailed;
     Memory Nvml nvmlDeviceGetAccountingPids(device: nvmlDevice_t, count: *mut c_uint, pids: *mut c_uint) = c"" 0 => nvml::accounting::pids;
     Memory Nvml nvmlDeviceGetAccountingStats(device: nvmlDevice_t, pid: c_uint, stats: *mut nvmlAccountingStats_t) = c"" 0 => nvml::accounting::stats;
+    Memory Nvml nvmlDeviceGetAccountingStats_v2(device: nvmlDevice_t, stats: *mut nvmlAccountingStats_v2_t) = c"" 0 => nvml::accounting::stats_v2;
     Any Nvml nvmlGpmQueryDeviceSupport(device: nvmlDevice_t, support: *mut nvmlGpmSupport_t) = c"" 0 => nvml::performance::support;
     Any Nvml nvmlGpmSampleGet(device: nvmlDevice_t, sample: nvmlGpmSample_t) = c"" 0 => nvml::performance::sample;
     Any Nvml nvmlGpmMigSampleGet(device: nvmlDevice_t, gpu_instance: c_uint, sample: nvmlGpmSample_t) = c"" 0 => nvml::performance::sample_of_instance;

@@ -95,6 +95,22 @@ pub(crate) struct nvmlAccountingStats_t {
     pub(crate) reserved: [c_uint; 5],
 }
 
+#[repr(C)]
+pub(crate) struct nvmlAccountingStats_v2_t {
+    /// Set by the caller.
+    pub(crate) pid: c_uint,
+    pub(crate) isRunning: c_uint,
+    pub(crate) gpuUtilization: c_uint,
+    pub(crate) memoryUtilization: c_uint,
+    pub(crate) maxMemoryUsage: c_ulonglong,
+    pub(crate) sampleCount: c_uint,
+    /// Sums over the samples, in hundredths of a percent.
+    pub(crate) sumGpuUtil: c_ulonglong,
+    pub(crate) sumFbUtil: c_ulonglong,
+    pub(crate) time: c_ulonglong,
+    pub(crate) startTime: c_ulonglong,
+}
+
 pub(crate) type nvmlGpmSample_t = *mut c_void;
 
 #[repr(C)]
@@ -161,6 +177,8 @@ const _: () = {
     assert!(size_of::<nvmlProcessDetail_v1_t>() == 32);
     assert!(size_of::<nvmlProcessDetailList_t>() == 24);
     assert!(size_of::<nvmlAccountingStats_t>() == 56);
+    assert!(size_of::<nvmlAccountingStats_v2_t>() == 64);
+    assert!(offset_of!(nvmlAccountingStats_v2_t, sumGpuUtil) == 32);
     assert!(size_of::<nvmlUtilization_t>() == 8);
     assert!(size_of::<nvmlProcessUtilizationSample_t>() == 32);
     assert!(offset_of!(nvmlProcessUtilizationSample_t, smUtil) == 16);

@@ -13,6 +13,8 @@ class Details(ctypes.Structure):
     _fields_ = [("version", ctypes.c_uint), ("mode", ctypes.c_uint), ("count", ctypes.c_uint), ("array", ctypes.POINTER(Detail))]
 class Stats(ctypes.Structure):
     _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint), ("most", ctypes.c_ulonglong), ("time", ctypes.c_ulonglong), ("start", ctypes.c_ulonglong), ("running", ctypes.c_uint), ("reserved", ctypes.c_uint * 5)]
+class Stats2(ctypes.Structure):
+    _fields_ = [("pid", ctypes.c_uint), ("running", ctypes.c_uint), ("gpu", ctypes.c_uint), ("memory", ctypes.c_uint), ("most", ctypes.c_ulonglong), ("samples", ctypes.c_uint), ("gpu_sum", ctypes.c_ulonglong), ("memory_sum", ctypes.c_ulonglong), ("time", ctypes.c_ulonglong), ("start", ctypes.c_ulonglong)]
 class Support(ctypes.Structure):
     _fields_ = [("version", ctypes.c_uint), ("supported", ctypes.c_uint)]
 def call(name, *arguments):
@@ -29,6 +31,9 @@ def accounted():
 def stats(pid):
     found = Stats()
     return call("nvmlDeviceGetAccountingStats", card, ctypes.c_uint(pid), ctypes.byref(found)), found.running, found.most >> 30
+def stats2(pid):
+    found = Stats2(pid)
+    return call("nvmlDeviceGetAccountingStats_v2", card, ctypes.byref(found)), found.running, found.most >> 30
 "#;
 
 fn run(container: &Container, text: &str) -> String {
@@ -78,17 +83,21 @@ fn reports_accounting_only_of_own_processes() {
     let mut unlimited = container.unlimited_process();
     unlimited.alloc(5 * GIB);
     let (own, other) = (first.pid(), unlimited.pid());
-    let text = format!("print(accounted(), stats({own}), stats({other}))");
-    assert_eq!(
-        run(&container, &text),
-        format!("(0, [{own}]) (0, 1, 3) (6, 0, 0)")
-    );
     let mut both = [own, other];
     both.sort_unstable();
-    assert_eq!(
-        run_outside(&container, &text),
-        format!("(0, {both:?}) (0, 1, 3) (0, 1, 5)")
-    );
+    for stats in ["stats", "stats2"] {
+        let text = format!("print(accounted(), {stats}({own}), {stats}({other}))");
+        assert_eq!(
+            run(&container, &text),
+            format!("(0, [{own}]) (0, 1, 3) (6, 0, 0)"),
+            "{stats}"
+        );
+        assert_eq!(
+            run_outside(&container, &text),
+            format!("(0, {both:?}) (0, 1, 3) (0, 1, 5)"),
+            "{stats}"
+        );
+    }
 }
 
 #[test]

@@ -32,9 +32,8 @@ struct Called {
 
 const OURS: &str = "libvgpu+";
 
-/// Exports of the simulated libraries that the table does not know: the one that tests bypass libvgpu with, and a version of
-/// a function of NVML which answers that it is not supported.
-const UNKNOWN_OF_SIMULATOR: [&str; 2] = ["cuMemAllocUnlisted", "nvmlDeviceGetAccountingStats_v2"];
+/// Export of the simulated libraries that the table does not know: tests bypass libvgpu with it.
+const UNKNOWN_OF_SIMULATOR: [&str; 1] = ["cuMemAllocUnlisted"];
 
 pub(crate) fn rows(setup: &Setup) -> Result<Vec<Row>> {
     let card = setup.card()?;

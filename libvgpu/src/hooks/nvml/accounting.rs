@@ -7,13 +7,15 @@ use core::ffi::c_uint;
 
 use crate::card::Card;
 use crate::current::Target;
-use crate::functions::{nvmlDeviceGetAccountingPids, nvmlDeviceGetAccountingStats};
+use crate::functions::{
+    nvmlDeviceGetAccountingPids, nvmlDeviceGetAccountingStats, nvmlDeviceGetAccountingStats_v2,
+};
 use crate::hooks::nvml::memory_target;
 use crate::hooks::nvml::processes::live_processes;
 use crate::hooks::nvml::utilization::{cores_percent, scale, shows_own_pids};
 use crate::nvml::{
     NVML_ERROR_NOT_FOUND, NVML_ERROR_NOT_SUPPORTED, NVML_SUCCESS, nvmlAccountingStats_t,
-    nvmlDevice_t, nvmlReturn_t,
+    nvmlAccountingStats_v2_t, nvmlDevice_t, nvmlReturn_t,
 };
 
 fn is_live(card: Card, pid: c_uint) -> bool {
@@ -59,15 +61,15 @@ pub(crate) unsafe fn pids(
     NVML_SUCCESS
 }
 
-pub(crate) unsafe fn stats(
-    original: nvmlDeviceGetAccountingStats::Function,
+/// Queries the record of a process of the share with `call`. `to_share` scales it from the GPU to the share's cores.
+fn query(
     device: nvmlDevice_t,
     pid: c_uint,
-    stats: *mut nvmlAccountingStats_t,
+    call: impl FnOnce() -> nvmlReturn_t,
+    to_share: impl FnOnce(u32),
 ) -> nvmlReturn_t {
     let card = match memory_target(device) {
-        // SAFETY: the caller's arguments.
-        Target::Unlimited => return unsafe { original(device, pid, stats) },
+        Target::Unlimited => return call(),
         Target::Denied => return NVML_ERROR_NOT_SUPPORTED,
         Target::Limited(card) => card,
     };
@@ -77,13 +79,54 @@ pub(crate) unsafe fn stats(
     if !shows_own_pids(card, device) {
         return NVML_ERROR_NOT_SUPPORTED;
     }
-    // SAFETY: the caller's arguments.
-    let result = unsafe { original(device, pid, stats) };
-    // SAFETY: null or written by NVML.
-    if let Some(stats) = unsafe { stats.as_mut() }.filter(|_| result == NVML_SUCCESS) {
-        let cores = cores_percent(card);
-        stats.gpuUtilization = scale(stats.gpuUtilization, cores);
-        stats.memoryUtilization = scale(stats.memoryUtilization, cores);
+    let result = call();
+    if result == NVML_SUCCESS {
+        to_share(cores_percent(card));
     }
     result
+}
+
+pub(crate) unsafe fn stats(
+    original: nvmlDeviceGetAccountingStats::Function,
+    device: nvmlDevice_t,
+    pid: c_uint,
+    stats: *mut nvmlAccountingStats_t,
+) -> nvmlReturn_t {
+    // SAFETY: the caller's arguments.
+    let call = || unsafe { original(device, pid, stats) };
+    query(device, pid, call, |cores| {
+        // SAFETY: null or written by NVML.
+        if let Some(stats) = unsafe { stats.as_mut() } {
+            stats.gpuUtilization = scale(stats.gpuUtilization, cores);
+            stats.memoryUtilization = scale(stats.memoryUtilization, cores);
+        }
+    })
+}
+
+pub(crate) unsafe fn stats_v2(
+    original: nvmlDeviceGetAccountingStats_v2::Function,
+    device: nvmlDevice_t,
+    stats: *mut nvmlAccountingStats_v2_t,
+) -> nvmlReturn_t {
+    // SAFETY: null, which NVML rejects, or the caller's query.
+    let pid = unsafe { stats.as_ref() }.map_or(0, |stats| stats.pid);
+    // SAFETY: the caller's arguments.
+    let call = || unsafe { original(device, stats) };
+    query(device, pid, call, |cores| {
+        // SAFETY: null or written by NVML.
+        if let Some(stats) = unsafe { stats.as_mut() } {
+            stats.gpuUtilization = scale(stats.gpuUtilization, cores);
+            stats.memoryUtilization = scale(stats.memoryUtilization, cores);
+            stats.sumGpuUtil = scale_sum(stats.sumGpuUtil, stats.sampleCount, cores);
+            stats.sumFbUtil = scale_sum(stats.sumFbUtil, stats.sampleCount, cores);
+        }
+    })
+}
+
+/// As [`scale`], for the sum of a number of samples, each in hundredths of a percent.
+fn scale_sum(sum: u64, samples: u32, cores_percent: u32) -> u64 {
+    sum.saturating_mul(100)
+        .checked_div(u64::from(cores_percent))
+        .unwrap_or(sum)
+        .min(u64::from(samples).saturating_mul(100 * 100))
 }

@@ -82,6 +82,48 @@ entry_points! {
             _ => Err(NvmlError::Unknown),
         }
     }
+
+    fn nvmlDeviceGetAccountingStats_v2(handle: nvmlDevice_t, stats: Out<AccountingStatsV2>) {
+        let (device, _) = enabled(handle)?;
+        let pid = stats.get()?.pid;
+        match ask(device, AccountingRequest::Stats { pid })? {
+            Some(AccountingReply::Stats(kept)) => stats.set(shown_v2(pid, &shown(device, &kept))),
+            _ => Err(NvmlError::Unknown),
+        }
+    }
+}
+
+/// `nvmlAccountingStats_v2_t` of NVML 610; the bindings are older.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+struct AccountingStatsV2 {
+    pid: c_uint,
+    is_running: c_uint,
+    gpu_utilization: c_uint,
+    memory_utilization: c_uint,
+    max_memory_usage: c_ulonglong,
+    sample_count: c_uint,
+    /// Sums over the samples, in hundredths of a percent.
+    sum_gpu_utilization: c_ulonglong,
+    sum_memory_utilization: c_ulonglong,
+    time: c_ulonglong,
+    start_time: c_ulonglong,
+}
+
+/// The statistics as one sample.
+fn shown_v2(pid: c_uint, stats: &nvmlAccountingStats_t) -> AccountingStatsV2 {
+    AccountingStatsV2 {
+        pid,
+        is_running: stats.isRunning,
+        gpu_utilization: stats.gpuUtilization,
+        memory_utilization: stats.memoryUtilization,
+        max_memory_usage: stats.maxMemoryUsage,
+        sample_count: 1,
+        sum_gpu_utilization: c_ulonglong::from(stats.gpuUtilization) * 100,
+        sum_memory_utilization: c_ulonglong::from(stats.memoryUtilization) * 100,
+        time: stats.time,
+        start_time: stats.startTime,
+    }
 }
 
 fn shown(device: Device, kept: &AccountingStats) -> nvmlAccountingStats_t {

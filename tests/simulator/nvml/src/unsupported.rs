@@ -29,7 +29,6 @@ unsupported! {
     nvmlDeviceDiscoverGpus
     nvmlDeviceFreezeNvLinkUtilizationCounter
     nvmlDeviceGetAPIRestriction
-    nvmlDeviceGetAccountingStats_v2
     nvmlDeviceGetActiveVgpus
     nvmlDeviceGetAdaptiveClockInfoStatus
     nvmlDeviceGetAdaptiveTgpModeInfo_v1
