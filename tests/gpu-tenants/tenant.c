@@ -318,12 +318,13 @@ static Result capture(int milliseconds, int times) {
 
 static void rest(void *milliseconds) { usleep((useconds_t)(uintptr_t)milliseconds * 1000); }
 
-// Launches a graph of a kernel of a millisecond and a host function that takes `milliseconds`, repeated `times` times.
-static Result graph_with_host_function(int milliseconds, int times) {
+// Launches a graph of a kernel of a millisecond, `others` such kernels of kinds that occur only there, and a host function
+// that takes `milliseconds`, repeated `times` times.
+static Result graph_with_host_function(int milliseconds, int times, unsigned others) {
     Handle stream = NULL, graph = NULL, exec = NULL;
     Result result = CALL(cuStreamCreate, (Handle *, unsigned), &stream, 1);
     if (!result) result = CALL(cuStreamBeginCapture_v2, (Handle, int), stream, 0);
-    if (!result) result = launch_kernel(spin, stream, 1000000, 4096);
+    for (unsigned i = 0; !result && i <= others; i++) result = launch_kernel(spin, stream, 1000000, 4096u << i);
     if (!result) result = CALL(cuLaunchHostFunc, (Handle, void (*)(void *), void *), stream, rest, (void *)(uintptr_t)milliseconds);
     if (!result) result = CALL(cuStreamEndCapture, (Handle, Handle *), stream, &graph);
     if (!result) result = CALL(cuGraphInstantiateWithFlags, (Handle *, Handle, unsigned long long), &exec, graph, 0);
@@ -452,7 +453,11 @@ static void run(char *line) {
     else if (!strcmp(word, "capture")) printf("%d\n", capture((int)a, (int)b));
     else if (!strcmp(word, "fullstream")) beside_full_stream(a, b);
     else if (!strcmp(word, "lostcapture")) printf("%d\n", lost_capture());
-    else if (!strcmp(word, "hostgraph")) printf("%d\n", graph_with_host_function((int)a, (int)b));
+    else if (!strcmp(word, "hostgraph")) {
+        unsigned others = 0;
+        sscanf(line, "%*s %*s %*s %u", &others);
+        printf("%d\n", graph_with_host_function((int)a, (int)b, others));
+    }
     else if (!strcmp(word, "stoppedlaunch")) printf("%d\n", stopped_launch(a));
     else if (!strcmp(word, "exchange")) {
         // `exchange PATH OWN ROUNDS NS`

@@ -1,8 +1,8 @@
 //! Graphs: launched and charged as a whole. Stream captures, which create most graphs.
 //!
-//! The cost of a graph is learned per executable graph. Until the first measurement it is the sum of the known
+//! The cost of a graph is learned per executable graph. Until the first measurement it is estimated from the known
 //! costs of its kernels; after a change of its nodes it is measured again. A graph that waits for the host or another
-//! device leaves the GPU idle, so its cost stays that sum.
+//! device leaves the GPU idle, so its cost stays that estimate.
 
 use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use core::ptr;
@@ -41,7 +41,7 @@ fn kind_of(exec: CUgraphExec) -> LaunchKind {
     LaunchKind::graph(exec.expose_provenance() as u64)
 }
 
-/// Returns the sum of the known costs of the graph's kernels.
+/// Returns the sum of the costs of the graph's kernels; those of unknown kernels count as the mean of the known ones.
 fn estimate_ns(graph: CUgraph) -> Option<u64> {
     let get = GET_NODES.get()?;
     let mut all = 0usize;
@@ -56,13 +56,22 @@ fn estimate_ns(graph: CUgraph) -> Option<u64> {
         return None;
     }
     let inspected = count.min(all).min(NODES);
-    let sum = nodes
+    let (mut kernels, mut known, mut sum) = (0u64, 0u64, 0u64);
+    for kernel in nodes
         .iter()
         .take(inspected)
         .filter_map(|node| kernel_of(*node))
-        .filter_map(metering::known_cost_ns)
-        .fold(0u64, u64::saturating_add);
+    {
+        kernels = kernels.saturating_add(1);
+        if let Some(ns) = metering::known_cost_ns(kernel) {
+            known = known.saturating_add(1);
+            sum = sum.saturating_add(ns);
+        }
+    }
+    let mean = sum.checked_div(known)?;
+    let unknown = kernels.saturating_sub(known);
     let sum = sum
+        .saturating_add(mean.saturating_mul(unknown))
         .saturating_mul(all as u64)
         .checked_div(inspected as u64)?;
     (sum != 0).then_some(sum)

@@ -79,6 +79,26 @@ fn charges_graph_with_host_function_for_its_kernels() {
     assert!(counted < Duration::from_millis(500), "{counted:?} of 14 ms");
 }
 
+/// Such a graph is never measured, and only one of its ten kernels is known.
+#[test]
+fn charges_unknown_kernels_of_graph_as_known_ones() {
+    let test_bed = crate::test_bed();
+    let (share, mut tenant) = tenant_of_share(&test_bed, 90);
+    for _ in 0..20 {
+        tenant.ok("once 1000000").unwrap();
+    }
+    let before = share.counted().unwrap();
+    tenant.ok("hostgraph 0 20 9").unwrap();
+    for _ in 0..4 {
+        tenant.ok("once 1000000").unwrap();
+    }
+    let counted = share.counted().unwrap() - before;
+    assert!(
+        counted > Duration::from_millis(150),
+        "{counted:?} of 204 ms"
+    );
+}
+
 /// Other functions than the hooked ones begin captures, too. The graph is not launched, so nothing is charged; an
 /// event in the capture would not measure anything.
 #[test]
