@@ -8,13 +8,8 @@ use clap::Parser;
 use super::*;
 
 /// Pages that are not the rendering of their JSON files, with the reason. Each leaves this list when its bench writes it.
-const TO_REGENERATE: [(&str, &str); 6] = [
-    (
-        "decision",
-        "no page: its two measured rows are on the page of packing",
-    ),
+const TO_REGENERATE: [(&str, &str); 4] = [
     ("memory", "no JSON file, and rows of several runs"),
-    ("packing", "no JSON file, and tables written by hand"),
     ("prepare", "no JSON file, and rows of two runs"),
     (
         "share",
