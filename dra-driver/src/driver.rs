@@ -188,7 +188,7 @@ pub async fn run(
         stop: stop.clone(),
         config,
     };
-    shared.follow(&mut tasks, thread.state());
+    shared.follow(&mut tasks);
     let profiles = shared.follow_profiles(&mut tasks, thread.state(), &published, state_sender);
     shared.follow_release(&mut tasks, gate, thread.requests(), profiles.node.clone());
     let installed = shared.install(&mut tasks);
@@ -267,7 +267,7 @@ struct Shared {
 
 impl Shared {
     /// Reports unmet conditions, changes of the GPUs and records of other builds.
-    fn follow(&self, tasks: &mut Tasks, gpus: watch::Receiver<State>) {
+    fn follow(&self, tasks: &mut Tasks) {
         let (conditions, stop) = (&self.conditions, &self.stop);
         tasks.spawn(follow::report_conditions(
             conditions.clone(),
@@ -275,7 +275,7 @@ impl Shared {
             stop.clone(),
         ));
         tasks.spawn(follow::follow_gpus(
-            gpus,
+            self.gpus.clone(),
             conditions.clone(),
             self.reporter.clone(),
             Arc::clone(&self.reconcile),

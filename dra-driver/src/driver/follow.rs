@@ -92,7 +92,8 @@ pub(super) async fn report_other_owners(
     }
 }
 
-/// Sets the condition `gpus` and requests a reconciliation when the GPUs change.
+/// Sets the condition `gpus` and requests a reconciliation when the GPUs or their settings change. `gpus` is the state that
+/// claims use: the condition is met when they can.
 pub(super) async fn follow_gpus(
     mut gpus: watch::Receiver<State>,
     conditions: Conditions,
