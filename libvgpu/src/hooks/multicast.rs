@@ -21,23 +21,29 @@ fn binding_key(object: CUmemGenericAllocationHandle, device: CUdevice, offset: u
     object.rotate_left(32) ^ within.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-fn add_binding(
+/// Binds physical memory with `call`. It is counted before: afterwards another thread could have released it.
+fn bind_counted(
     object: CUmemGenericAllocationHandle,
     device: Option<CUdevice>,
     offset: usize,
     memory: CUmemGenericAllocationHandle,
-) {
+    call: impl FnOnce() -> CUresult,
+) -> CUresult {
     let Some(process) = Process::get() else {
-        return;
+        return call();
     };
     let device = device.or_else(|| physical::device_of(memory));
     let Some(device) = device.filter(|_| physical::add_mapping(process, memory)) else {
-        return;
+        return call();
     };
-    process.bindings.insert(
-        binding_key(object, device, offset),
-        Binding { memory, object },
-    );
+    let result = call();
+    if result == CUDA_SUCCESS {
+        let key = binding_key(object, device, offset);
+        process.bindings.insert(key, Binding { memory, object });
+    } else {
+        physical::drop_mapping(process, memory);
+    }
+    result
 }
 
 pub(crate) unsafe fn create(
@@ -63,12 +69,10 @@ pub(crate) unsafe fn bind(
     bytes: usize,
     flags: u64,
 ) -> CUresult {
-    // SAFETY: the caller's arguments.
-    let result = unsafe { original(object, offset, memory, memory_offset, bytes, flags) };
-    if result == CUDA_SUCCESS {
-        add_binding(object, None, offset, memory);
-    }
-    result
+    bind_counted(object, None, offset, memory, || {
+        // SAFETY: the caller's arguments.
+        unsafe { original(object, offset, memory, memory_offset, bytes, flags) }
+    })
 }
 
 #[expect(clippy::too_many_arguments, reason = "the original's arguments")]
@@ -82,30 +86,36 @@ pub(crate) unsafe fn bind_v2(
     bytes: usize,
     flags: u64,
 ) -> CUresult {
-    // SAFETY: the caller's arguments.
-    let result = unsafe { original(object, device, offset, memory, memory_offset, bytes, flags) };
-    if result == CUDA_SUCCESS {
-        add_binding(object, Some(device), offset, memory);
-    }
-    result
+    bind_counted(object, Some(device), offset, memory, || {
+        // SAFETY: the caller's arguments.
+        unsafe { original(object, device, offset, memory, memory_offset, bytes, flags) }
+    })
 }
 
-/// Calls `run` with a handle of the physical memory that is mapped at an address, if any.
-fn with_memory_at(address: CUdeviceptr, run: impl FnOnce(CUmemGenericAllocationHandle)) {
+/// As [`bind_counted`], of the memory that is mapped at an address.
+fn bind_mapped(
+    object: CUmemGenericAllocationHandle,
+    device: Option<CUdevice>,
+    offset: usize,
+    address: CUdeviceptr,
+    call: impl FnOnce() -> CUresult,
+) -> CUresult {
     let retain = cuMemRetainAllocationHandle::ORIGINAL.get();
     let release = cuMemRelease::ORIGINAL.get();
     let (Some(retain), Some(release)) = (retain, release) else {
-        return;
+        return call();
     };
     let address = usize::try_from(address).unwrap_or(0);
     let pointer = core::ptr::with_exposed_provenance_mut(address);
     let mut memory = 0;
     // SAFETY: writes one handle; libcuda rejects unknown addresses.
-    if unsafe { retain(&raw mut memory, pointer) } == CUDA_SUCCESS {
-        run(memory);
-        // SAFETY: the handle was just retained.
-        unsafe { release(memory) };
+    if unsafe { retain(&raw mut memory, pointer) } != CUDA_SUCCESS {
+        return call();
     }
+    let result = bind_counted(object, device, offset, memory, call);
+    // SAFETY: the handle was just retained.
+    unsafe { release(memory) };
+    result
 }
 
 pub(crate) unsafe fn bind_address(
@@ -116,12 +126,10 @@ pub(crate) unsafe fn bind_address(
     bytes: usize,
     flags: u64,
 ) -> CUresult {
-    // SAFETY: the caller's arguments.
-    let result = unsafe { original(object, offset, address, bytes, flags) };
-    if result == CUDA_SUCCESS {
-        with_memory_at(address, |memory| add_binding(object, None, offset, memory));
-    }
-    result
+    bind_mapped(object, None, offset, address, || {
+        // SAFETY: the caller's arguments.
+        unsafe { original(object, offset, address, bytes, flags) }
+    })
 }
 
 pub(crate) unsafe fn bind_address_v2(
@@ -133,14 +141,10 @@ pub(crate) unsafe fn bind_address_v2(
     bytes: usize,
     flags: u64,
 ) -> CUresult {
-    // SAFETY: the caller's arguments.
-    let result = unsafe { original(object, device, offset, address, bytes, flags) };
-    if result == CUDA_SUCCESS {
-        with_memory_at(address, |memory| {
-            add_binding(object, Some(device), offset, memory)
-        });
-    }
-    result
+    bind_mapped(object, Some(device), offset, address, || {
+        // SAFETY: the caller's arguments.
+        unsafe { original(object, device, offset, address, bytes, flags) }
+    })
 }
 
 pub(crate) unsafe fn unbind(
