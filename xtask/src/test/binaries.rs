@@ -82,7 +82,7 @@ pub(crate) struct Binary {
 impl Binary {
     fn suite(&self) -> Suite {
         match (self.package.as_str(), self.target.as_str()) {
-            ("drava-e2e", "cores") => Suite::E2eTimed,
+            ("drava-e2e", "cores" | "quickstart") => Suite::E2eTimed,
             ("drava-e2e", "uninstall" | "airgap") => Suite::E2eUninstall,
             ("drava-e2e", "nodes" | "partitions") => Suite::E2eNodes,
             ("drava-e2e", "models") => Suite::E2eModels,
