@@ -21,7 +21,7 @@ pub(crate) fn run(args: &Args, report: &mut Report) -> Result<()> {
              every byte of the GPU's ledger and is within the limit; after each fourth round, with all memory freed, \
              both are equal; at the end all memory is reclaimed. The overshoot is the maximum that living processes held \
              beyond the limit by the ledger's high-water mark; in exact rounds no process with memory was killed. The \
-             second row has requests to pools only, by two threads of each process.",
+             row \"pools\" has requests to pools only, by two threads of each process, and \"others\" all other kinds.",
         );
         for row in named(&measurements, "stress") {
             report.row(
@@ -73,18 +73,21 @@ pub(crate) fn run(args: &Args, report: &mut Report) -> Result<()> {
     }
     report.part(
         "Driver-internal memory",
-        "Overshoot of a full share of 8 GiB when each context takes that much more than the estimate charged for it.",
+        "Overshoot of a full share of 8 GiB with the node agent and the estimate for that GPU, by the ledger's high-water mark: \
+         three processes extend heap and stacks and use some kernels before one of them fills the share; then each loads eight \
+         modules.",
     );
-    for row in named(&measurements, "driverOvershoot") {
+    let growth = measure(Suite::Agent, "reserve::driver_growth::", &[])?;
+    for row in named(&growth, "driverOvershoot") {
         report.row(
-            ["contexts", "estimateErrorBytes", "overshootBytes"]
+            ["machine", "contexts", "estimateBytes", "overshootBytes"]
                 .map(|name| (name, value(row, name)))
                 .into(),
         );
     }
     report.part(
         "Driver-internal memory, corrected",
-        "The same with the node agent, in a share of 4 GiB. The agent reads in NVML what the contexts take beyond the \
+        "In a share of 4 GiB whose estimate is too low by that much for each context. The agent reads in NVML what the contexts take beyond the \
          estimate before the share is full, so there is no overshoot. Then modules are loaded in the full share, and the \
          driver takes more memory. The values are the time from there until the share's requests are denied, and the \
          overshoot in that time. Every request is denied until that much memory is freed.",

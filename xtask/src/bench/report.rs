@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use drava_cluster::process::{self, Limit};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -107,6 +107,9 @@ impl Report {
     }
 
     /// Writes the results as JSON, and the page that shows them. Returns the page. Remarks on the page stay.
+    ///
+    /// # Errors
+    /// A table without rows, of which no measurement was reported; the files are written.
     pub(crate) fn write(&self, page: &Path, json: &Path) -> Result<String> {
         for path in [page, json] {
             if let Some(directory) = path.parent() {
@@ -119,6 +122,9 @@ impl Report {
         let remarks = before.find(REMARKS).and_then(|start| before.get(start..));
         let text = rendered(&results)? + remarks.unwrap_or_default();
         fs::write(page, &text).with_context(|| format!("write {}", page.display()))?;
+        if let Some(part) = self.parts.iter().find(|part| part.rows.is_empty()) {
+            bail!("no measurement for the table {:?}", part.title);
+        }
         Ok(text)
     }
 }
@@ -145,7 +151,7 @@ pub(crate) fn check(page: &Path, json: &Path) -> Result<()> {
         .lines()
         .zip(expected.lines())
         .find(|(shown, expected)| shown != expected);
-    anyhow::bail!(
+    bail!(
         "{} is not the rendering of {}: {different:?}",
         page.display(),
         json.display()
@@ -243,6 +249,17 @@ mod tests {
         fs::write(&page, first.clone() + remarks).unwrap();
         check(&page, &json).unwrap();
         assert_eq!(report().write(&page, &json).unwrap(), first + remarks);
+    }
+
+    #[test]
+    fn fails_without_measurements_of_a_table() {
+        let directory = tempfile::tempdir().unwrap();
+        let [page, json] = ["hook.md", "hook.json"].map(|name| directory.path().join(name));
+        let mut report = report();
+        report.part("A denial", "Nanoseconds of a denial.");
+        let error = report.write(&page, &json).unwrap_err();
+        assert!(error.to_string().contains("A denial"), "{error}");
+        check(&page, &json).unwrap();
     }
 
     #[test]
