@@ -4,10 +4,12 @@
 #define QUEUE 1024
 
 static Handle full_stream;
+static volatile int launches;
 
 static void *launch_into_full_stream(void *unused) {
     (void)unused;
     CHECK(CALL(cuCtxSetCurrent, (Handle), context));
+    launches = 1;
     CHECK(launch_kernel(spin, full_stream, 1000, 1));
     return NULL;
 }
@@ -46,8 +48,10 @@ static Result destroy_once(uint64_t *took_ns) {
 }
 
 // Begins captures, or destroys contexts, while another thread launches into a stream that is full for `ns`; until one
-// call has taken long, or `MOST_CALLS`. Prints the time of the longest one, microseconds.
+// call has taken long, or `MOST_CALLS`. Prints the time of the longest one, microseconds. Fails if the launch did not wait
+// during all of them.
 #define MOST_CALLS 500
+#define LAUNCH_DID_NOT_WAIT (-2)
 #define LONG_NS 100000000
 
 static void beside_full_stream(uint64_t ns, int destroys) {
@@ -56,10 +60,13 @@ static void beside_full_stream(uint64_t ns, int destroys) {
     Result result = fill_stream(ns);
     if (!result) result = CALL(cuStreamCreate, (Handle *, unsigned), &idle, 1);
     if (!result) result = pthread_create(&worker, NULL, launch_into_full_stream, NULL);
+    while (!result && !launches) usleep(500);
+    // Spaced, because the launch reaches its event meanwhile.
     for (int i = 0; !result && i < MOST_CALLS && longest < LONG_NS; i++) {
         result = destroys ? destroy_once(&took) : capture_once(idle, &took);
         if (took > longest) longest = took;
         usleep(500);
     }
+    if (!result && longest < LONG_NS && pthread_tryjoin_np(worker, NULL) != EBUSY) result = LAUNCH_DID_NOT_WAIT;
     printf("%d %llu\n", result, (unsigned long long)longest / 1000);
 }

@@ -6,7 +6,7 @@ use crate::nvml_processes::script;
 use crate::test_process::{Container, GIB};
 
 /// Prelude of the scripts: functions that the process lists do not cover.
-const RECORDS: &str = r#"
+pub(crate) const RECORDS: &str = r#"
 class Detail(ctypes.Structure):
     _fields_ = [("pid", ctypes.c_uint), ("used", ctypes.c_ulonglong), ("gi", ctypes.c_uint), ("ci", ctypes.c_uint), ("protected", ctypes.c_ulonglong)]
 class Details(ctypes.Structure):

@@ -11,6 +11,7 @@ use simulator_machine::description::H100X2;
 use simulator_machine::testing::{Machine, python};
 
 use crate::nvml_processes::script;
+use crate::nvml_records::RECORDS;
 use crate::test_process::{CARDS, Container, GIB};
 
 /// A program that keeps GPU 0 busy; killed when dropped.
@@ -111,6 +112,41 @@ except n.NVMLError_NotFound:
 print(*(sample.pid for sample in n.nvmlDeviceGetProcessUtilization(card, 0)))";
     let pids = script(python(&container), text);
     assert_eq!(pids, busy.0.id().to_string());
+}
+
+/// NVML's accounting has percentages and sums of samples; both are relative to the share's cores. Beside another process the
+/// share uses about its 50%, so that no limit of 100% hides a difference.
+#[test]
+fn scales_sums_of_accounting_to_share() {
+    if python::is_unavailable() {
+        return;
+    }
+    let container = half_of_gpu();
+    let outside = container
+        .machine
+        .command(python::clients().unwrap().join("python"));
+    let on = "n.nvmlDeviceSetAccountingMode(card, 1); print('on')";
+    assert_eq!(script(outside, on), "on");
+    let _other = Busy::outside(&container);
+    container
+        .machine
+        .wait_for_card(0, |card| card.gpu_percent > 50)
+        .unwrap();
+    let busy = Busy::inside(&container);
+    let text = format!(
+        "{RECORDS}
+deadline = time.time() + 60
+found = Stats2({})
+while found.gpu == 0:
+    assert time.time() < deadline
+    time.sleep(0.02)
+    call('nvmlDeviceGetAccountingStats_v2', card, ctypes.byref(found))
+assert found.samples > 0
+assert found.gpu_sum == found.samples * found.gpu * 100, (found.gpu, found.samples, found.gpu_sum)
+print('scaled')",
+        busy.0.id()
+    );
+    assert_eq!(script(python(&container), &text), "scaled");
 }
 
 /// Samples of a process over time, as `timestamp percent` lines. The client first requests their number, so there may
