@@ -87,10 +87,10 @@ pub(crate) fn run(args: &Args, report: &mut Report) -> Result<()> {
     }
     report.part(
         "Driver-internal memory, corrected",
-        "In a share of 4 GiB whose estimate is too low by that much for each context. The agent reads in NVML what the contexts take beyond the \
-         estimate before the share is full, so there is no overshoot. Then modules are loaded in the full share, and the \
-         driver takes more memory. The values are the time from there until the share's requests are denied, and the \
-         overshoot in that time. Every request is denied until that much memory is freed.",
+        "In a share of 4 GiB whose estimate is too low by that much for each context. The agent reads in NVML what the contexts \
+         take beyond the estimate before the share is full, so there is no overshoot. Then modules are loaded in the full \
+         share, and the driver takes more memory. The values are the time from there until the share's requests are denied, \
+         and the overshoot in that time. Every request is denied until that much memory is freed.",
     );
     let corrected = measure(Suite::Agent, "reserve::denies_memory_until", &[])?;
     for row in named(&corrected, "driverGrowth") {
