@@ -181,6 +181,13 @@ impl<R: Record> ChargeMap<R> {
         }
     }
 
+    /// Returns the number of records for which `matches` is true.
+    pub(crate) fn count(&self, matches: impl Fn(&R) -> bool) -> usize {
+        let mut count = 0usize;
+        self.for_each(|_, record| count = count.saturating_add(usize::from(matches(&record))));
+        count
+    }
+
     fn find(&self, key: u64) -> Option<&Entry> {
         for (level, pointer) in self.levels.iter().enumerate() {
             for entry in probe(existing(pointer, level)?, key) {

@@ -3,6 +3,7 @@
 pub(crate) mod array;
 pub(crate) mod context;
 pub(crate) mod driver_cache;
+pub(crate) mod ending_references;
 pub(crate) mod exported;
 pub(crate) mod external;
 pub(crate) mod free;

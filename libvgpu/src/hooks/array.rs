@@ -15,6 +15,7 @@ use crate::functions::{
     cuMipmappedArrayCreate,
 };
 use crate::hooks::driver_cache::reserve;
+use crate::hooks::ending_references::{EndingReferences, end_references};
 use crate::hooks::memory::{Request, free_charged};
 use crate::hooks::sparse;
 use crate::process::Process;
@@ -92,7 +93,7 @@ fn allocate(bytes: u64, array: *mut *mut c_void, call: impl FnOnce() -> CUresult
     result
 }
 
-/// Drops the mappings of an array that is destroyed, and returns the bytes to release.
+/// Drops the mappings of an array that ends with its context, and returns the bytes to release.
 pub(crate) fn drop_array(process: &'static Process, array: u64, charge: Charge) -> u64 {
     if charge.bytes == 0 {
         sparse::drop_mappings(process, array);
@@ -200,14 +201,20 @@ pub(crate) unsafe fn create_mipmapped(
 }
 
 pub(crate) unsafe fn destroy(original: cuArrayDestroy::Function, array: *mut c_void) -> c_int {
+    let key = array.expose_provenance() as u64;
     free_charged(
         |process| &process.arrays,
-        array.expose_provenance() as u64,
-        // SAFETY: the caller's arguments.
-        || unsafe { original(array) },
-        |process, array, charge| {
+        key,
+        || {
+            end_references(
+                |process| EndingReferences::of_array(process, key),
+                // SAFETY: the caller's arguments.
+                || unsafe { original(array) },
+            )
+        },
+        |process, _, charge| {
             if let Some(card) = process.card(charge.card) {
-                card.release(drop_array(process, array, charge));
+                card.release(drop_bytes(process, charge));
             }
         },
     )

@@ -10,6 +10,7 @@ use crate::functions::{
     cuMemRelease, cuMemRetainAllocationHandle, cuMulticastBindAddr, cuMulticastBindAddr_v2,
     cuMulticastBindMem, cuMulticastBindMem_v2, cuMulticastCreate, cuMulticastUnbind,
 };
+use crate::hooks::ending_references::{EndingReferences, end_references};
 use crate::hooks::physical;
 use crate::process::Process;
 use crate::records::Binding;
@@ -154,20 +155,10 @@ pub(crate) unsafe fn unbind(
     offset: usize,
     bytes: usize,
 ) -> CUresult {
-    // SAFETY: the caller's arguments.
-    let call = || unsafe { original(object, device, offset, bytes) };
-    let Some(process) = Process::get() else {
-        return call();
-    };
     let key = binding_key(object, device, offset);
-    let bound = process.bindings.remove(key);
-    let dropped = bound.map(|binding| physical::begin_drop_mapping(process, binding.memory));
-    let result = call();
-    if let Some(dropped) = dropped {
-        dropped.end(process, result);
-    }
-    if let Some(binding) = bound.filter(|_| result != CUDA_SUCCESS) {
-        process.bindings.insert(key, binding);
-    }
-    result
+    end_references(
+        |process| EndingReferences::of_binding(process, key),
+        // SAFETY: the caller's arguments.
+        || unsafe { original(object, device, offset, bytes) },
+    )
 }

@@ -66,7 +66,7 @@ pub(crate) fn add_object(process: &Process, handle: CUmemGenericAllocationHandle
 pub(crate) fn add_import(process: &Process, handle: CUmemGenericAllocationHandle) {
     let card = card_of(handle);
     // Another thread may have got the same handle.
-    let _guard = process.guard();
+    let _guard = process.import_guard();
     if add_handle(process, handle) {
         return;
     }
@@ -110,6 +110,8 @@ pub(crate) fn drop_mapping(process: &'static Process, handle: CUmemGenericAlloca
 }
 
 /// A reference that libcuda is about to end. It is removed before: afterwards other memory may have the same handle.
+///
+/// The thread that removes the last reference removes the record, and owns the charge.
 #[derive(Clone, Copy)]
 pub(crate) struct DroppedReference {
     handle: CUmemGenericAllocationHandle,
@@ -152,29 +154,69 @@ impl DroppedReference {
         }
     }
 
+    /// Returns the multicast object that ends with the reference, if it is one.
+    pub(crate) fn ended_object(&self) -> Option<CUmemGenericAllocationHandle> {
+        let remaining = self.remaining?;
+        let ends = remaining.card == NO_CARD && !remaining.is_referenced();
+        ends.then_some(self.handle)
+    }
+
     fn confirm(self, process: &'static Process) {
         if let Some(remaining) = self.remaining {
             release_if_unreferenced(process, self.handle, remaining);
         }
     }
 
-    fn restore(self, process: &Process) {
+    fn restore(self, process: &'static Process) {
         let Some(remaining) = self.remaining else {
             return;
         };
-        // Other references that were in the record have ended or are restored by themselves.
-        let unreferenced = Physical {
-            handles: 0,
-            mappings: 0,
-            ..remaining
-        };
-        let _guard = process.guard();
-        if process.physical.change(self.handle, self.restore).is_none()
-            && let Some(restored) = (self.restore)(&unreferenced)
-        {
-            process.physical.insert(self.handle, restored);
+        let guard = process.import_guard();
+        let restored = process.physical.change(self.handle, self.restore);
+        if restored.is_none() {
+            let bytes = match remaining.is_referenced() {
+                // The thread that removed the last reference releases the charge, or has.
+                true => charge_again(process, &remaining),
+                false => remaining.bytes,
+            };
+            // Other references that were in the record have ended or are restored by themselves.
+            let unreferenced = Physical {
+                bytes,
+                handles: 0,
+                mappings: 0,
+                ..remaining
+            };
+            if let Some(restored) = (self.restore)(&unreferenced) {
+                process.physical.insert(self.handle, restored);
+            }
+        }
+        drop(guard);
+        if restored.is_some() {
+            // If this was the last reference, another thread has restored one with a new charge.
+            release_if_unreferenced(process, self.handle, remaining);
         }
     }
+}
+
+/// Charges memory once more, and returns its charged bytes.
+fn charge_again(process: &'static Process, memory: &Physical) -> u64 {
+    let Some(card) = process.card(memory.card) else {
+        return memory.bytes;
+    };
+    match memory.origin {
+        Origin::Own => card.charge(memory.bytes),
+        Origin::Exported => {
+            card.charge(memory.bytes);
+            card.export(memory.bytes);
+        }
+        Origin::Imported => {
+            // Its size is unknown until the next mapping.
+            if card.import(memory.bytes).is_err() {
+                return 0;
+            }
+        }
+    }
+    memory.bytes
 }
 
 /// Adds a mapping of memory up to `bytes` from its start, and charges that part of imported memory. `bytes` is

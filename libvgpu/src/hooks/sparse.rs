@@ -91,7 +91,7 @@ fn part_of(operation: &CUarrayMapInfo) -> u64 {
         )
 }
 
-/// Removes the mappings of a destroyed array.
+/// Removes the mappings of an array that ends with its context.
 pub(crate) fn drop_mappings(process: &'static Process, array: u64) {
     let ends = |mapping: &Binding| mapping.object == array;
     process.array_mappings.remove_all(ends, |_, mapping| {

@@ -13,11 +13,11 @@ use crate::functions::{
     cuMemRelease, cuMemRetainAllocationHandle, cuMemUnmap,
 };
 use crate::hooks::driver_cache::reserve;
+use crate::hooks::ending_references::{EndingReferences, end_references};
 use crate::hooks::exported;
 use crate::hooks::physical::{self, Denied};
 use crate::process::Process;
 use crate::records::Mapping;
-use crate::temporary_list::TemporaryList;
 
 pub(crate) unsafe fn create(
     original: cuMemCreate::Function,
@@ -64,15 +64,11 @@ pub(crate) unsafe fn release(
     original: cuMemRelease::Function,
     handle: CUmemGenericAllocationHandle,
 ) -> CUresult {
-    let Some(process) = Process::get() else {
+    end_references(
+        |process| EndingReferences::of_handle(process, handle),
         // SAFETY: the caller's arguments.
-        return unsafe { original(handle) };
-    };
-    let dropped = physical::begin_drop_handle(process, handle);
-    // SAFETY: the caller's arguments.
-    let result = unsafe { original(handle) };
-    dropped.end(process, result);
-    result
+        || unsafe { original(handle) },
+    )
 }
 
 pub(crate) unsafe fn retain(
@@ -158,44 +154,9 @@ pub(crate) unsafe fn unmap(
     address: CUdeviceptr,
     bytes: usize,
 ) -> CUresult {
-    // SAFETY: the caller's arguments.
-    let call = || unsafe { original(address, bytes) };
-    let Some(process) = Process::get() else {
-        return call();
-    };
-    let mappings = || mappings_in(process, address, bytes as u64);
-    let count = mappings().count();
-    let Some(mut ended) = TemporaryList::with_capacity(count) else {
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    };
-    for at in mappings().take(count) {
-        if let Some(mapping) = process.mappings.remove(at) {
-            let dropped = physical::begin_drop_mapping(process, mapping.memory);
-            ended.push((at, mapping, dropped));
-        }
-    }
-    let result = call();
-    for (at, mapping, dropped) in ended.as_mut_slice() {
-        dropped.end(process, result);
-        if result != CUDA_SUCCESS {
-            process.mappings.insert(*at, *mapping);
-        }
-    }
-    result
-}
-
-/// Returns the addresses of the mappings in a range. It consists of whole mappings; libcuda rejects others.
-fn mappings_in(
-    process: &Process,
-    address: CUdeviceptr,
-    bytes: u64,
-) -> impl Iterator<Item = CUdeviceptr> {
-    let end = address.saturating_add(bytes);
-    let mut at = address;
-    core::iter::from_fn(move || {
-        let mapping = process.mappings.get(at).filter(|_| at < end)?;
-        let found = at;
-        at = at.saturating_add(mapping.bytes.max(1));
-        Some(found)
-    })
+    end_references(
+        |process| EndingReferences::of_addresses(process, address, bytes as u64),
+        // SAFETY: the caller's arguments.
+        || unsafe { original(address, bytes) },
+    )
 }

@@ -2,7 +2,9 @@
 
 use drava_vgpu_abi::{Limits, MemoryPolicy};
 
-use crate::test_process::{CARDS, CONTEXT_BYTES, Container, GIB, KIB, MIB, OUT_OF_MEMORY};
+use crate::test_process::{
+    CARDS, CONTEXT_BYTES, Container, GIB, KIB, MIB, OUT_OF_MEMORY, TestProcess,
+};
 
 #[test]
 fn enforces_limit_to_the_byte() {
@@ -306,4 +308,38 @@ fn keeps_charges_after_failed_calls() {
     other.ok(&format!("ipcclose {opened}"));
     process.ok(&format!("free {pointer}"));
     assert_eq!(process.memory_info().0, GIB);
+}
+
+/// The last references of memory, in an array or a multicast object that a failed call does not end.
+#[test]
+fn keeps_charges_of_memory_in_objects_after_failed_calls() {
+    const BYTES: u64 = 4 * MIB;
+    let container = Container::with_memory(GIB);
+    let mut process = container.process();
+    let check = |process: &mut TestProcess, used_bytes: u64, what: &str| {
+        assert_eq!(process.memory_info().0, GIB - used_bytes, "{what}");
+    };
+
+    let handle = process.ok(&format!("create {BYTES} 0 1"))[0];
+    let array = process.ok("sparse")[0];
+    process.ok(&format!("tiles {array} {handle} 0 3"));
+    process.ok(&format!("release {handle}"));
+    let stream = process.ok("capture")[0];
+    assert_ne!(process.query(&format!("destroyarray {array}"))[0], 0);
+    process.query(&format!("endcapture {stream}"));
+    check(&mut process, BYTES, "array not destroyed");
+    process.ok(&format!("destroyarray {array}"));
+    check(&mut process, 0, "array destroyed");
+
+    let handle = process.ok(&format!("create {BYTES} 0 1"))[0];
+    let object = process.ok(&format!("object {handle} {BYTES}"))[0];
+    let address = process.ok(&format!("reserve {}", 2 * BYTES))[0];
+    process.ok(&format!("map {address} {BYTES} {object} 0"));
+    process.ok(&format!("release {object}"));
+    process.ok(&format!("release {handle}"));
+    let too_long = format!("unmap {address} {}", 2 * BYTES);
+    assert_ne!(process.query(&too_long)[0], 0);
+    check(&mut process, BYTES, "object not unmapped");
+    process.ok(&format!("unmap {address} {BYTES}"));
+    check(&mut process, 0, "object unmapped");
 }

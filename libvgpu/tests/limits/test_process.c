@@ -243,6 +243,13 @@ static void run(char *line) {
         // Elements along two sides, levels, and layers or the faces of a cube, with its flags.
         struct ArrayDescriptor descriptor = {a, b, d, 0x20, 1, (unsigned)e};
         ANSWER(CALL(cuMipmappedArrayCreate, (Pointer *, struct ArrayDescriptor *, unsigned), &pointer, &descriptor, c));
+    } else if (!strcmp(word, "object")) {
+        // A multicast object of devices 0 and 1, to which the first `b` bytes of memory `a` are bound.
+        struct { unsigned devices; size_t bytes; uint64_t handles, flags; } properties = {2, b, 0, 0};
+        Result result = CALL(cuMulticastCreate, (Pointer *, void *), &pointer, &properties);
+        for (int device = 0; device < 2 && !result; device++) result = CALL(cuMulticastAddDevice, (Pointer, int), pointer, device);
+        if (!result) result = CALL(cuMulticastBindMem, (Pointer, size_t, Pointer, size_t, size_t, uint64_t), pointer, 0, slots[a], 0, b, 0);
+        ANSWER(result);
     } else if (!strcmp(word, "destroyarray")) {
         printf("%d\n", CALL(cuArrayDestroy, (Pointer), slots[a]));
     } else if (!strcmp(word, "destroymipmapped")) {

@@ -17,16 +17,21 @@
 //   recur <rounds> <bytes>                    one thread destroys a context with many allocations; as soon as another
 //                                             thread gets a context with the same handle, it allocates there. Prints the
 //                                             number of such contexts, and of those whose memory was not in use
-//   unmap <rounds>, unmaptiles <rounds>       one thread unmaps the only references of many allocations, at addresses or
-//                                             in a sparse array, with one call; another thread creates and releases
-//                                             allocations with the same handles meanwhile. Prints the number of such allocations, and of
-//                                             rounds after which memory was in use
+//   unmap <rounds>, unmaptiles <rounds>, destroyarray <rounds>, releaseobject <rounds>
+//                                             one thread ends the only references of many allocations, at addresses, in a
+//                                             sparse array or in a multicast object, with one call; another thread creates
+//                                             and releases allocations with the same handles meanwhile and afterwards. Prints
+//                                             the number of such allocations, and of rounds after which memory was in use
+//   failunmap <rounds>                        one thread releases the handle of memory that is mapped twice, while two others
+//                                             try to unmap it in vain. Prints how often the memory was not in use before its
+//                                             end, or in use afterwards
 //   meminfo                                   prints free and total memory
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -57,6 +62,7 @@ static struct Task {
     pthread_barrier_t start;
     _Atomic Pointer granted, denied, left;
     _Atomic Result wrong;
+    _Atomic int has_ended;
 } task;
 
 static void note(Result result) {
@@ -198,8 +204,8 @@ static void *create_context_again(void *unused) {
 }
 
 enum { MAPPINGS = 200, CREATED = 100, TILES = 32, EMPTY = 4000 };
-static Pointer range, sparse, handles[MAPPINGS];
-static int uses_tiles;
+static Pointer range, sparse, object, handles[MAPPINGS];
+static enum { ADDRESSES, TILES_OF_ARRAY, WHOLE_ARRAY, OBJECT } referrer;
 
 static Pointer create_memory(void) {
     // Pinned memory of device 0, without handle types.
@@ -233,58 +239,132 @@ static int by_handle(const void *left, const void *right) {
     return (a > b) - (a < b);
 }
 
-static void *unmap_all(void *unused) {
+static Result make_array(void) {
+    struct { size_t width, height, depth; unsigned format, channels, flags; } descriptor = {128 * TILES, 128 * TILES, 0, 0x20, 1, 0x40};
+    return CALL(cuArray3DCreate_v2, (Pointer *, void *), &sparse, &descriptor);
+}
+
+static void make_object(void) {
+    struct { unsigned devices; size_t bytes; uint64_t handles, flags; } properties = {2, MAPPINGS * task.bytes, 0, 0};
+    must(CALL(cuMulticastCreate, (Pointer *, void *), &object, &properties));
+    for (int device = 0; device < 2; device++) must(CALL(cuMulticastAddDevice, (Pointer, int), object, device));
+}
+
+static void map_all(void) {
+    if (referrer == WHOLE_ARRAY) must(make_array());
+    if (referrer == TILES_OF_ARRAY || referrer == WHOLE_ARRAY) change_tiles(0);
+    if (referrer == OBJECT) make_object();
+    for (Pointer i = 0; i < MAPPINGS; i++) {
+        if (referrer == ADDRESSES) must(CALL(cuMemMap, (Pointer, size_t, size_t, Pointer, uint64_t), range + i * task.bytes, task.bytes, 0, handles[i], 0));
+        if (referrer == OBJECT) must(CALL(cuMulticastBindMem, (Pointer, size_t, Pointer, size_t, size_t, uint64_t), object, i * task.bytes, handles[i], 0, task.bytes, 0));
+        must(CALL(cuMemRelease, (Pointer), handles[i]));
+    }
+}
+
+static void unmap_all(void) {
+    if (referrer == ADDRESSES) must(CALL(cuMemUnmap, (Pointer, size_t), range, MAPPINGS * task.bytes));
+    if (referrer == TILES_OF_ARRAY) change_tiles(1);
+    if (referrer == WHOLE_ARRAY) must(CALL(cuArrayDestroy, (Pointer), sparse));
+    if (referrer == OBJECT) must(CALL(cuMemRelease, (Pointer), object));
+}
+
+static void *end_references(void *unused) {
     size_t available = 0, total = 0;
     must(CALL(cuCtxSetCurrent, (void *), context));
     for (Pointer round = 0; round < task.rounds; round++) {
         for (int i = 0; i < MAPPINGS; i++) handles[i] = create_memory();
         // The driver reuses the highest handle first, which is unmapped last.
         qsort(handles, MAPPINGS, sizeof *handles, by_handle);
-        if (uses_tiles) change_tiles(0);
-        for (Pointer i = 0; i < MAPPINGS; i++) {
-            if (!uses_tiles) must(CALL(cuMemMap, (Pointer, size_t, size_t, Pointer, uint64_t), range + i * task.bytes, task.bytes, 0, handles[i], 0));
-            must(CALL(cuMemRelease, (Pointer), handles[i]));
-        }
+        map_all();
+        task.has_ended = 0;
         pthread_barrier_wait(&task.start);
-        if (uses_tiles) change_tiles(1);
-        else must(CALL(cuMemUnmap, (Pointer, size_t), range, MAPPINGS * task.bytes));
-        pthread_barrier_wait(&task.start);
+        unmap_all();
+        task.has_ended = 1;
         pthread_barrier_wait(&task.start);
         must(CALL(cuMemGetInfo_v2, (size_t *, size_t *), &available, &total));
         task.left += available != total;
+        pthread_barrier_wait(&task.start);
     }
     return unused;
 }
 
+static int is_of_ended(Pointer handle) {
+    return bsearch(&handle, handles, MAPPINGS, sizeof handle, by_handle) != NULL;
+}
+
 static void *create_again(void *unused) {
-    Pointer created[CREATED];
+    Pointer created[CREATED + 1];
     must(CALL(cuCtxSetCurrent, (void *), context));
     for (Pointer round = 0; round < task.rounds; round++) {
         int count = 0, recurred = 0;
         pthread_barrier_wait(&task.start);
         while (count < CREATED && recurred < 20) {
             Pointer handle = create_memory();
-            if (!bsearch(&handle, handles, MAPPINGS, sizeof handle, by_handle)) {
+            if (!is_of_ended(handle)) {
                 created[count++] = handle;
                 continue;
             }
             recurred++;
             must(CALL(cuMemRelease, (Pointer), handle));
         }
+        // On a busy machine the other thread may not have begun.
+        while (!task.has_ended) sched_yield();
+        if (!recurred) {
+            created[count] = create_memory();
+            recurred = is_of_ended(created[count++]);
+        }
         task.granted += recurred;
-        pthread_barrier_wait(&task.start);
         for (int i = 0; i < count; i++) must(CALL(cuMemRelease, (Pointer), created[i]));
+        pthread_barrier_wait(&task.start);
         pthread_barrier_wait(&task.start);
     }
     return unused;
 }
 
-static Result prepare_unmap(int tiles) {
-    struct { size_t width, height, depth; unsigned format, channels, flags; } descriptor = {128 * TILES, 128 * TILES, 0, 0x20, 1, 0x40};
-    uses_tiles = tiles;
+static Result prepare_references(void) {
     task.bytes = 2 << 20;
-    if (tiles) return CALL(cuArray3DCreate_v2, (Pointer *, void *), &sparse, &descriptor);
+    if (referrer == TILES_OF_ARRAY) return make_array();
     return CALL(cuMemAddressReserve, (Pointer *, size_t, size_t, Pointer, uint64_t), &range, MAPPINGS * task.bytes, 0, 0, 0);
+}
+
+// Returns the address of a mapping; no other one follows it.
+static Pointer mapped_at(int index) {
+    return range + 2 * task.bytes * (Pointer)index;
+}
+
+static void *release_handle(void *unused) {
+    size_t available = 0, total = 0;
+    must(CALL(cuCtxSetCurrent, (void *), context));
+    for (Pointer round = 0; round < task.rounds; round++) {
+        Pointer handle = create_memory();
+        for (int i = 0; i < 2; i++) must(CALL(cuMemMap, (Pointer, size_t, size_t, Pointer, uint64_t), mapped_at(i), task.bytes, 0, handle, 0));
+        task.has_ended = 0;
+        pthread_barrier_wait(&task.start);
+        must(CALL(cuMemRelease, (Pointer), handle));
+        task.has_ended = 1;
+        pthread_barrier_wait(&task.start);
+        for (int i = 0; i < 2; i++) {
+            must(CALL(cuMemGetInfo_v2, (size_t *, size_t *), &available, &total));
+            task.left += available + task.bytes != total;
+            must(CALL(cuMemUnmap, (Pointer, size_t), mapped_at(i), task.bytes));
+        }
+        must(CALL(cuMemGetInfo_v2, (size_t *, size_t *), &available, &total));
+        task.left += available != total;
+    }
+    return unused;
+}
+
+static void *fail_unmap(void *unused) {
+    int index = (int)task.granted++;
+    must(CALL(cuCtxSetCurrent, (void *), context));
+    for (Pointer round = 0; round < task.rounds; round++) {
+        pthread_barrier_wait(&task.start);
+        do {
+            if (CALL(cuMemUnmap, (Pointer, size_t), mapped_at(index), 2 * task.bytes) == 0) task.wrong = -1;
+        } while (!task.has_ended);
+        pthread_barrier_wait(&task.start);
+    }
+    return unused;
 }
 
 // Runs the task in `count` threads, the first of them with `first`.
@@ -334,11 +414,17 @@ static void run(const char *line) {
         task.bytes = b;
         run_task(destroy_context, create_context_again, 2);
         printf("%d %llu %llu\n", task.wrong, task.granted, task.left);
-    } else if (!strcmp(word, "unmap") || !strcmp(word, "unmaptiles")) {
+    } else if (!strcmp(word, "unmap") || !strcmp(word, "unmaptiles") || !strcmp(word, "destroyarray") || !strcmp(word, "releaseobject")) {
         task.rounds = a;
-        Result result = prepare_unmap(!strcmp(word, "unmaptiles"));
-        run_task(unmap_all, create_again, 2);
+        referrer = *word == 'd' ? WHOLE_ARRAY : *word == 'r' ? OBJECT : !strcmp(word, "unmap") ? ADDRESSES : TILES_OF_ARRAY;
+        Result result = prepare_references();
+        run_task(end_references, create_again, 2);
         printf("%d %llu %llu\n", result ? result : task.wrong, task.granted, task.left);
+    } else if (!strcmp(word, "failunmap")) {
+        task.rounds = a;
+        Result result = prepare_references();
+        run_task(release_handle, fail_unmap, 3);
+        printf("%d %llu\n", result ? result : task.wrong, task.left);
     } else if (!strcmp(word, "meminfo")) {
         size_t available = 0, total = 0;
         Result result = CALL(cuMemGetInfo_v2, (size_t *, size_t *), &available, &total);

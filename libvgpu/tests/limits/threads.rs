@@ -137,14 +137,22 @@ fn keeps_charge_in_context_with_recurring_handle() {
 /// The end of mappings does not release the charges of new memory with the same handles.
 #[test]
 fn keeps_charge_of_memory_with_recurring_handle() {
-    for unmap in ["unmap", "unmaptiles"] {
+    for end in ["unmap", "unmaptiles", "destroyarray", "releaseobject"] {
         let container = Container::with_memory(GIB);
         let mut process = threaded_process(&container);
-        let [recurred, miscounted] = process.ok(&format!("{unmap} 15"))[..] else {
+        let [recurred, miscounted] = process.ok(&format!("{end} 15"))[..] else {
             panic!("two numbers");
         };
-        assert!(recurred > 0, "{unmap}: no handle recurred");
-        assert_eq!(miscounted, 0, "{unmap}");
-        assert_eq!(process.memory_info(), (GIB, GIB), "{unmap}");
+        assert!(recurred > 0, "{end}: no handle recurred");
+        assert_eq!(miscounted, 0, "{end}");
+        assert_eq!(process.memory_info(), (GIB, GIB), "{end}");
     }
+}
+
+/// Mappings that libcuda does not end keep the charge of the memory while another thread releases its handle.
+#[test]
+fn keeps_charge_of_memory_that_other_threads_fail_to_unmap() {
+    let container = Container::with_memory(GIB);
+    let mut process = threaded_process(&container);
+    assert_eq!(process.ok("failunmap 500")[0], 0);
 }

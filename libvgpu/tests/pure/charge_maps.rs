@@ -98,15 +98,14 @@ fn removes_only_entries_of_ended_context() {
             }
         ));
     }
+    let is_of_context = |held: &Charge| held.context == 1;
+    assert_eq!(map.count(is_of_context), 10);
     let mut ended = 0;
-    map.remove_all(
-        |held| held.context == 1,
-        |key, held| {
-            assert_eq!((key % 3, held.bytes), (1, key));
-            ended += 1;
-        },
-    );
-    assert_eq!(ended, 10);
+    map.remove_all(is_of_context, |key, held| {
+        assert_eq!((key % 3, held.bytes), (1, key));
+        ended += 1;
+    });
+    assert_eq!((ended, map.count(is_of_context)), (10, 0));
     let mut left = 0;
     map.for_each(|key, held| {
         assert_eq!(key % 3, held.context);
