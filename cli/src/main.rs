@@ -197,7 +197,7 @@ enum Command {
 
 #[derive(Debug, Args)]
 struct Migrate {
-    /// Manifests in YAML or JSON; - is standard input. Repeatable.
+    /// Manifests in YAML or JSON, or directories of them; - is standard input. Repeatable.
     #[arg(short, long, required = true, value_name = "FILE")]
     filename: Vec<std::path::PathBuf>,
 

@@ -12,7 +12,8 @@ use crate::{decision, dump, migrate};
 /// Command line of `simulate`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Manifests in YAML or JSON: pods or workloads, and their claims and claim templates; - is standard input. Repeatable.
+    /// Manifests in YAML or JSON, or directories of them: pods or workloads, and their claims and claim templates; - is standard
+    /// input. Repeatable.
     #[arg(short, long, required = true, value_name = "FILE")]
     filename: Vec<PathBuf>,
 

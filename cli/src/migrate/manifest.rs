@@ -1,27 +1,58 @@
 //! Manifests as text: YAML or JSON, several documents per file.
 
+use std::ffi::OsStr;
 use std::io::Read as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use drava_api::compatibility::Settings;
 use serde_json::Value;
 
-/// Reads the objects of a file; `-` is standard input.
+/// Reads the objects of a file, or of the `.json`, `.yaml` and `.yml` files of a directory in the order of their names, as
+/// `kubectl apply -f` does; `-` is standard input.
 ///
 /// # Errors
-/// If the file cannot be read or a document is not YAML.
-pub(crate) fn read(file: &Path) -> anyhow::Result<Vec<Value>> {
-    let mut text = String::new();
-    if file == Path::new("-") {
+/// If a file cannot be read, a document is not YAML, or a directory has no such file.
+pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<Value>> {
+    if path == Path::new("-") {
+        let mut text = String::new();
         std::io::stdin()
             .read_to_string(&mut text)
             .context("cannot read standard input")?;
-    } else {
-        text = std::fs::read_to_string(file)
-            .with_context(|| format!("cannot read {}", file.display()))?;
+        return parse(&text).context("cannot parse standard input");
     }
+    if !path.is_dir() {
+        return read_file(path);
+    }
+    let files = manifests_in(path).with_context(|| format!("cannot read {}", path.display()))?;
+    anyhow::ensure!(
+        !files.is_empty(),
+        "{} has no .json, .yaml or .yml file",
+        path.display()
+    );
+    let mut documents = Vec::new();
+    for file in files {
+        documents.extend(read_file(&file)?);
+    }
+    Ok(documents)
+}
+
+fn read_file(file: &Path) -> anyhow::Result<Vec<Value>> {
+    let text =
+        std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
     parse(&text).with_context(|| format!("cannot parse {}", file.display()))
+}
+
+fn manifests_in(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let is_manifest = |file: &PathBuf| {
+        let extension = file.extension().and_then(OsStr::to_str);
+        matches!(extension, Some("json" | "yaml" | "yml")) && file.is_file()
+    };
+    let entries = std::fs::read_dir(directory)?.map(|entry| Ok(entry?.path()));
+    let mut files: Vec<PathBuf> = entries.collect::<std::io::Result<_>>()?;
+    files.retain(is_manifest);
+    files.sort();
+    Ok(files)
 }
 
 /// Reads the settings of the translation.

@@ -427,3 +427,31 @@ fn rejects_documents_without_object() {
     assert!(error.to_string().contains("expected a Kubernetes object"));
     assert!(manifest::parse("a: [").is_err());
 }
+
+#[test]
+fn reads_manifests_of_directory_in_order() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let write = |name: &str, text: &str| {
+        std::fs::write(directory.path().join(name), text).expect("a file");
+    };
+    let error = manifest::read(directory.path()).expect_err("an empty directory");
+    let error = format!("{error:#}");
+    assert!(
+        error.contains(&directory.path().display().to_string()),
+        "{error}"
+    );
+    write("README.md", "no manifest: [");
+    write("b.yml", "kind: B\n---\nkind: C\n");
+    write("a.yaml", "kind: A\n");
+    write("d.json", "{\"kind\": \"D\"}");
+    std::fs::create_dir(directory.path().join("e.yaml")).expect("a directory");
+    let documents = manifest::read(directory.path()).expect("manifests");
+    let kinds: Vec<_> = documents.iter().map(|document| &document["kind"]).collect();
+    assert_eq!(kinds, ["A", "B", "C", "D"]);
+    write("f.yaml", "a: [");
+    let error = format!(
+        "{:#}",
+        manifest::read(directory.path()).expect_err("no YAML")
+    );
+    assert!(error.contains("f.yaml"), "{error}");
+}
