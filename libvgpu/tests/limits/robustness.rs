@@ -48,6 +48,24 @@ fn limits_with_inessential_syscalls_forbidden() {
     assert_eq!(fs::read_to_string(errors).unwrap(), "");
 }
 
+/// Calls that free memory need no memory of their own.
+#[test]
+fn frees_memory_in_process_that_can_map_no_more() {
+    let container = Container::with_memory(GIB);
+    let mut process = container.process();
+    let handle = process.ok(&format!("create {} 0 1", 4 * MIB))[0];
+    let address = process.ok(&format!("reserve {}", 8 * MIB))[0];
+    for offset in [0, 4 * MIB] {
+        process.ok(&format!("map {address} {} {handle} {offset}", 4 * MIB));
+    }
+    let pointer = process.alloc(64 * MIB);
+    process.ok("forbidmemory");
+    process.ok(&format!("unmap {address} {}", 8 * MIB));
+    process.ok(&format!("release {handle}"));
+    process.ok(&format!("free {pointer}"));
+    assert_eq!(process.memory_info(), (GIB, GIB));
+}
+
 /// With system calls forbidden that the account needs, the library cannot count. It denies all memory and reports the
 /// cause; it neither ends the program nor lifts the limit.
 #[test]

@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -134,6 +135,8 @@ static int by_size(const void *left, const void *right) {
 
 // A module with a global variable.
 #define PTX ".version 6.4\n.target sm_50\n.address_size 64\n.visible .global .align 8 .b8 data[%llu];\n"
+
+static void forbid(const char *name);
 
 static void run(char *line) {
     char word[64] = "", name[128] = "";
@@ -573,6 +576,10 @@ static void run(char *line) {
             const char *file = strrchr(info.dli_fname, '/');
             printf("0 %s %s\n", file ? file + 1 : info.dli_fname, info.dli_sname ? info.dli_sname : "?");
         }
+    } else if (!strcmp(word, "forbidmemory")) {
+        // As if the process could map no more.
+        forbid("memory");
+        printf("0\n");
     } else {
         printf("-1 unknown command\n");
     }
@@ -590,6 +597,7 @@ static const struct Forbidden { const char *name; int call, argument; unsigned v
     {"open", SYS_openat, 2, O_RDWR | O_NOFOLLOW | O_CLOEXEC},
     {"open", SYS_openat, 2, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_CREAT},
     {"map", SYS_mmap, 1, 266240},
+    {"memory", SYS_mmap, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE},
     {"lock", SYS_fcntl, 1, F_OFD_SETLK},
     {"rundir", SYS_openat, 2, O_RDONLY | O_DIRECTORY | O_CLOEXEC},
 };

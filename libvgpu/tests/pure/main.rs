@@ -36,6 +36,8 @@ mod path;
 mod pool_free_space;
 #[path = "../../src/shared_chunks.rs"]
 mod shared_chunks;
+#[path = "../../src/temporary_list.rs"]
+mod temporary_list;
 
 mod cache_charges;
 mod charge_maps;
@@ -50,6 +52,7 @@ mod sampling;
 mod share;
 mod shared_gate;
 mod sys;
+mod temporary_lists;
 mod variables;
 
 /// The identity of the process that takes slots.
