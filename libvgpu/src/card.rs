@@ -239,18 +239,8 @@ impl Card {
 
     /// Opens memory of another process, with a charge if that process is not in this share.
     pub(crate) fn import(self, bytes: u64) -> Result<(), LimitExceeded> {
-        let Some(imports) = self.imports() else {
+        let Some((imports, missing)) = self.open_import(bytes) else {
             return Err(LimitExceeded);
-        };
-        let missing = {
-            let _guard = self.shares.guard();
-            imports.open(bytes);
-            // Published before the exported bytes are read: see `Region::reclaim_slot`.
-            self.publish(imports);
-            let missing = imports.missing_bytes(self.exported_bytes());
-            // Otherwise a concurrent reclaim would charge it as well.
-            imports.add_charged(missing);
-            missing
         };
         if missing == 0 {
             return Ok(());
@@ -262,6 +252,28 @@ impl Card {
         }
         self.publish(imports);
         outcome
+    }
+
+    /// As [`Card::import`], of memory that is open already.
+    pub(crate) fn import_existing(self, bytes: u64) {
+        if let Some((imports, missing)) = self.open_import(bytes) {
+            self.charge(missing);
+            let _guard = self.shares.guard();
+            self.publish(imports);
+        }
+    }
+
+    /// Counts opened memory. Returns the bytes to charge, which are counted as charged.
+    fn open_import(self, bytes: u64) -> Option<(&'static Imports, u64)> {
+        let imports = self.imports()?;
+        let _guard = self.shares.guard();
+        imports.open(bytes);
+        // Published before the exported bytes are read: see `Region::reclaim_slot`.
+        self.publish(imports);
+        let missing = imports.missing_bytes(self.exported_bytes());
+        // Otherwise a concurrent reclaim would charge it as well.
+        imports.add_charged(missing);
+        Some((imports, missing))
     }
 
     /// Publishes what this process has open. The caller holds the process's guard.

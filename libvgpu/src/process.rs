@@ -70,6 +70,8 @@ pub(crate) struct Process {
     pub(crate) bindings: ChargeMap<Binding>,
     /// File descriptors of exported physical memory, by descriptor and file.
     pub(crate) descriptors: ChargeMap<Descriptor>,
+    /// How often descriptors were detached from a handle.
+    pub(crate) detached_count: AtomicU64,
     /// Imported memory of other APIs and processes, by the importing object.
     pub(crate) externals: ChargeMap<Charge>,
     /// Contexts that are not primary, by handle.

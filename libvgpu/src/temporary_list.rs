@@ -47,6 +47,11 @@ impl<T: Copy> TemporaryList<T> {
         }
     }
 
+    /// Returns how many more values fit.
+    pub(crate) fn room(&self) -> usize {
+        self.capacity.saturating_sub(self.length)
+    }
+
     pub(crate) fn as_mut_slice(&mut self) -> &mut [T] {
         // SAFETY: that many values were written, and only this list accesses them.
         unsafe { slice::from_raw_parts_mut(self.start(), self.length) }

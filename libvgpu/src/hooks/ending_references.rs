@@ -3,13 +3,15 @@
 //!
 //! All are removed before the call: afterwards other memory may have the same handles. They are restored if it fails.
 
+use core::cell::Cell;
+
 use crate::charge_map::ChargeMap;
 use crate::cuda::{
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdeviceptr, CUmemGenericAllocationHandle, CUresult,
 };
 use crate::hooks::physical::{self, DroppedReference};
 use crate::process::Process;
-use crate::records::{Binding, Mapping};
+use crate::records::{Binding, Mapping, NO_CARD};
 use crate::temporary_list::TemporaryList;
 
 /// The record of a reference, with its key.
@@ -39,7 +41,7 @@ pub(crate) struct EndingReferences {
     list: TemporaryList<(Referrer, DroppedReference)>,
 }
 
-/// Ends the references `of` a process with `call`.
+/// Ends references with `call`; `of` removes them from the records of the process.
 pub(crate) fn end_references(
     of: impl FnOnce(&'static Process) -> Option<EndingReferences>,
     call: impl FnOnce() -> CUresult,
@@ -57,10 +59,8 @@ pub(crate) fn end_references(
 
 /// The constructors return `None` without memory for the list.
 impl EndingReferences {
-    /// Returns a list for `count` references, and those of multicast objects that end with them.
-    fn with_capacity(process: &'static Process, count: usize) -> Option<Self> {
-        let count = count.checked_add(process.bindings.count(|_| true))?;
-        let list = TemporaryList::with_capacity(count)?;
+    fn with_capacity(process: &'static Process, capacity: usize) -> Option<Self> {
+        let list = TemporaryList::with_capacity(capacity)?;
         Some(Self { process, list })
     }
 
@@ -69,11 +69,9 @@ impl EndingReferences {
         process: &'static Process,
         handle: CUmemGenericAllocationHandle,
     ) -> Option<Self> {
-        let mut ending = Self::with_capacity(process, 1)?;
-        ending.push(
-            Referrer::Handle,
-            physical::begin_drop_handle(process, handle),
-        );
+        let mut ending = Self::with_capacity(process, most_ended(process, handle))?;
+        let dropped = physical::begin_drop_handle(process, handle);
+        ending.push(Referrer::Handle, dropped);
         Some(ending)
     }
 
@@ -84,9 +82,14 @@ impl EndingReferences {
         bytes: u64,
     ) -> Option<Self> {
         let mappings = || mappings_in(process, address, bytes);
-        let count = mappings().count();
-        let mut ending = Self::with_capacity(process, count)?;
-        for at in mappings().take(count) {
+        let capacity = mappings()
+            .map(|(_, mapping)| most_ended(process, mapping.memory))
+            .fold(0, usize::saturating_add);
+        let mut ending = Self::with_capacity(process, capacity)?;
+        for (at, _) in mappings() {
+            if ending.list.room() == 0 {
+                break;
+            }
             if let Some(mapping) = process.mappings.remove(at) {
                 let dropped = physical::begin_drop_mapping(process, mapping.memory);
                 ending.push(Referrer::Mapping(at, mapping), dropped);
@@ -97,15 +100,15 @@ impl EndingReferences {
 
     /// Removes the mappings to an array.
     pub(crate) fn of_array(process: &'static Process, array: u64) -> Option<Self> {
-        let count = process.array_mappings.count(|tile| tile.object == array);
-        let mut ending = Self::with_capacity(process, count)?;
-        ending.push_all(array, &process.array_mappings, Referrer::Tile);
+        let map = &process.array_mappings;
+        let mut ending = Self::with_capacity(process, references_of(map, array))?;
+        ending.push_all(array, map, Referrer::Tile);
         Some(ending)
     }
 
     /// Removes a binding to a multicast object.
     pub(crate) fn of_binding(process: &'static Process, key: u64) -> Option<Self> {
-        let mut ending = Self::with_capacity(process, 0)?;
+        let mut ending = Self::with_capacity(process, 1)?;
         if let Some(binding) = process.bindings.remove(key) {
             let dropped = physical::begin_drop_mapping(process, binding.memory);
             ending.push(Referrer::Binding(key, binding), dropped);
@@ -121,8 +124,7 @@ impl EndingReferences {
         }
     }
 
-    /// Removes all references of an object. The charge of one that another thread adds meanwhile, to an object that is
-    /// being destroyed, stays until the process ends.
+    /// Removes all references of an object, except those that another thread adds meanwhile.
     fn push_all(
         &mut self,
         object: u64,
@@ -130,17 +132,20 @@ impl EndingReferences {
         referrer: fn(u64, Binding) -> Referrer,
     ) {
         let process = self.process;
-        let ends = |binding: &Binding| binding.object == object;
+        let room = Cell::new(self.list.room());
+        let ends = |binding: &Binding| binding.object == object && room.get() != 0;
         map.remove_all(ends, |key, binding| {
             let dropped = physical::begin_drop_mapping(process, binding.memory);
             self.list.push((referrer(key, binding), dropped));
+            room.set(self.list.room());
         });
     }
 
     /// Confirms or restores the references after the call.
     fn end(mut self, result: CUresult) {
         let process = self.process;
-        for (referrer, dropped) in self.list.as_mut_slice() {
+        // The reference that took the record along is the last.
+        for (referrer, dropped) in self.list.as_mut_slice().iter().rev() {
             dropped.end(process, result);
             if result != CUDA_SUCCESS {
                 referrer.restore(process);
@@ -149,18 +154,31 @@ impl EndingReferences {
     }
 }
 
-/// Returns the addresses of the mappings in a range.
+/// Returns how many references end with one of this memory: its own, and all of a multicast object.
+fn most_ended(process: &Process, memory: CUmemGenericAllocationHandle) -> usize {
+    let known = process.physical.get(memory);
+    match known.is_some_and(|known| known.card == NO_CARD) {
+        true => references_of(&process.bindings, memory).saturating_add(1),
+        false => 1,
+    }
+}
+
+fn references_of(map: &ChargeMap<Binding>, object: u64) -> usize {
+    map.count(|binding| binding.object == object)
+}
+
+/// Returns the mappings in a range, with their addresses.
 fn mappings_in(
     process: &Process,
     address: CUdeviceptr,
     bytes: u64,
-) -> impl Iterator<Item = CUdeviceptr> {
+) -> impl Iterator<Item = (CUdeviceptr, Mapping)> {
     let end = address.saturating_add(bytes);
     let mut at = address;
     core::iter::from_fn(move || {
         let mapping = process.mappings.get(at).filter(|_| at < end)?;
         let found = at;
         at = at.saturating_add(mapping.bytes.max(1));
-        Some(found)
+        Some((found, mapping))
     })
 }

@@ -7,9 +7,11 @@
 //! Another process of the share that has the memory open is not charged for it ([`crate::imports`]). So the charge
 //! stays here as far as the processes of the share have more open than they export.
 //!
-//! Invariant: no record has a handle as its key or memory after the handle's end.
+//! Invariant: no record has a handle as its key or memory after the handle's end. So descriptors are detached from it
+//! before.
 
 use core::ffi::c_int;
+use core::sync::atomic::Ordering;
 
 use crate::card::Card;
 use crate::cuda::CUmemGenericAllocationHandle;
@@ -70,16 +72,49 @@ pub(crate) fn add(
     }
 }
 
-/// Releases exported memory without handles and mappings, unless a descriptor keeps it alive.
-pub(crate) fn release(
-    process: &'static Process,
-    card: Card,
+/// The descriptors of memory whose last handle or mapping is about to end.
+#[derive(Clone, Copy)]
+pub(crate) struct Descriptors(u64);
+
+impl Descriptors {
+    pub(crate) const NONE: Self = Self(0);
+}
+
+/// Detaches the descriptors of memory from its handle, which may recur.
+pub(crate) fn detach(process: &Process, handle: CUmemGenericAllocationHandle) -> Descriptors {
+    // No handle has the highest bit.
+    let id = process.detached_count.fetch_add(1, Ordering::Relaxed) | 1 << 63;
+    rename(process, handle, id);
+    Descriptors(id)
+}
+
+/// Reverts [`detach`].
+pub(crate) fn attach(
+    process: &Process,
+    descriptors: Descriptors,
     handle: CUmemGenericAllocationHandle,
-    bytes: u64,
 ) {
+    if descriptors.0 != Descriptors::NONE.0 {
+        rename(process, descriptors.0, handle);
+    }
+}
+
+/// Replaces the memory of descriptors without a charge.
+fn rename(process: &Process, from: u64, to: u64) {
+    process.descriptors.for_each(|key, _| {
+        process.descriptors.change(key, |known| {
+            let is_of_memory = known.bytes == 0 && known.memory == from;
+            let memory = if is_of_memory { to } else { known.memory };
+            Some(Descriptor { memory, ..*known })
+        });
+    });
+}
+
+/// Releases exported memory without handles and mappings, unless a descriptor keeps it alive.
+pub(crate) fn release(process: &'static Process, card: Card, descriptors: Descriptors, bytes: u64) {
     let mut is_kept = false;
     process.descriptors.for_each(|key, known| {
-        if known.bytes != 0 || known.memory != handle {
+        if known.bytes != 0 || known.memory != descriptors.0 {
             return;
         }
         let keeps = !is_kept && is_open(key);

@@ -17,7 +17,7 @@ use crate::cuda::{
 use crate::current::{Target, target_of_device};
 use crate::driver::{Library, Original};
 use crate::hooks::driver_cache::reserve_with;
-use crate::hooks::exported;
+use crate::hooks::exported::{self, Descriptors};
 use crate::process::Process;
 use crate::records::{Binding, NO_CARD, Origin, Physical};
 
@@ -111,13 +111,21 @@ pub(crate) fn drop_mapping(process: &'static Process, handle: CUmemGenericAlloca
 
 /// A reference that libcuda is about to end. It is removed before: afterwards other memory may have the same handle.
 ///
-/// The thread that removes the last reference removes the record, and owns the charge.
+/// The last reference takes the record and its charge along.
 #[derive(Clone, Copy)]
 pub(crate) struct DroppedReference {
     handle: CUmemGenericAllocationHandle,
-    /// The memory without the reference; `None` if it had none.
-    remaining: Option<Physical>,
+    /// `None` if the memory had no such reference.
+    dropped: Option<Remaining>,
     restore: fn(&Physical) -> Option<Physical>,
+}
+
+/// What remains of memory without a reference.
+#[derive(Clone, Copy)]
+struct Remaining {
+    memory: Physical,
+    /// File descriptors that may keep it alive without references.
+    descriptors: Descriptors,
 }
 
 /// Removes a handle.
@@ -127,7 +135,7 @@ pub(crate) fn begin_drop_handle(
 ) -> DroppedReference {
     DroppedReference {
         handle,
-        remaining: drop_reference(process, handle, without_handle),
+        dropped: drop_reference(process, handle, without_handle),
         restore: with_handle,
     }
 }
@@ -139,7 +147,7 @@ pub(crate) fn begin_drop_mapping(
 ) -> DroppedReference {
     DroppedReference {
         handle,
-        remaining: drop_reference(process, handle, without_mapping),
+        dropped: drop_reference(process, handle, without_mapping),
         restore: with_mapping,
     }
 }
@@ -156,67 +164,105 @@ impl DroppedReference {
 
     /// Returns the multicast object that ends with the reference, if it is one.
     pub(crate) fn ended_object(&self) -> Option<CUmemGenericAllocationHandle> {
-        let remaining = self.remaining?;
-        let ends = remaining.card == NO_CARD && !remaining.is_referenced();
+        let memory = self.dropped?.memory;
+        let ends = memory.card == NO_CARD && !memory.is_referenced();
         ends.then_some(self.handle)
     }
 
     fn confirm(self, process: &'static Process) {
-        if let Some(remaining) = self.remaining {
-            release_if_unreferenced(process, self.handle, remaining);
+        if let Some(dropped) = self.dropped {
+            dropped.release_if_unreferenced(process);
         }
     }
 
     fn restore(self, process: &'static Process) {
-        let Some(remaining) = self.remaining else {
+        let Some(Remaining {
+            memory,
+            descriptors,
+        }) = self.dropped
+        else {
             return;
         };
-        let guard = process.import_guard();
-        let restored = process.physical.change(self.handle, self.restore);
-        if restored.is_none() {
-            let bytes = match remaining.is_referenced() {
-                // The thread that removed the last reference releases the charge, or has.
-                true => charge_again(process, &remaining),
-                false => remaining.bytes,
+        let owned_bytes = if memory.is_referenced() {
+            0
+        } else {
+            memory.bytes
+        };
+        let _guard = process.import_guard();
+        exported::attach(process, descriptors, self.handle);
+        // Other threads may have restored references, or imported the memory again.
+        let known = process.physical.change(self.handle, |known| {
+            let origin = match known.origin {
+                Origin::Imported => memory.origin,
+                origin => origin,
             };
+            (self.restore)(&Physical {
+                bytes: known.bytes.max(memory.bytes),
+                origin,
+                ..*known
+            })
+        });
+        let known_bytes = known.map_or(0, |known| known.bytes);
+        let charged_bytes = known_bytes.saturating_add(owned_bytes);
+        let needed_bytes = known_bytes.max(memory.bytes);
+        memory.charge(process, needed_bytes.saturating_sub(charged_bytes));
+        memory.release(process, charged_bytes.saturating_sub(needed_bytes));
+        if known.is_none() {
             // Other references that were in the record have ended or are restored by themselves.
             let unreferenced = Physical {
-                bytes,
                 handles: 0,
                 mappings: 0,
-                ..remaining
+                ..memory
             };
             if let Some(restored) = (self.restore)(&unreferenced) {
                 process.physical.insert(self.handle, restored);
             }
         }
-        drop(guard);
-        if restored.is_some() {
-            // If this was the last reference, another thread has restored one with a new charge.
-            release_if_unreferenced(process, self.handle, remaining);
+    }
+}
+
+impl Remaining {
+    fn release_if_unreferenced(self, process: &'static Process) {
+        let memory = self.memory;
+        if memory.is_referenced() {
+            return;
+        }
+        match process.card(memory.card) {
+            Some(card) if memory.origin == Origin::Exported => {
+                exported::release(process, card, self.descriptors, memory.bytes);
+            }
+            _ => memory.release(process, memory.bytes),
         }
     }
 }
 
-/// Charges memory once more, and returns its charged bytes.
-fn charge_again(process: &'static Process, memory: &Physical) -> u64 {
-    let Some(card) = process.card(memory.card) else {
-        return memory.bytes;
-    };
-    match memory.origin {
-        Origin::Own => card.charge(memory.bytes),
-        Origin::Exported => {
-            card.charge(memory.bytes);
-            card.export(memory.bytes);
-        }
-        Origin::Imported => {
-            // Its size is unknown until the next mapping.
-            if card.import(memory.bytes).is_err() {
-                return 0;
+impl Physical {
+    /// Charges `bytes` of this memory, which exists.
+    fn charge(self, process: &'static Process, bytes: u64) {
+        let Some(card) = process.card(self.card).filter(|_| bytes != 0) else {
+            return;
+        };
+        match self.origin {
+            Origin::Own => card.charge(bytes),
+            Origin::Exported => {
+                card.charge(bytes);
+                card.export(bytes);
             }
+            Origin::Imported => card.import_existing(bytes),
         }
     }
-    memory.bytes
+
+    /// Releases `bytes` of this memory.
+    fn release(self, process: &'static Process, bytes: u64) {
+        let Some(card) = process.card(self.card).filter(|_| bytes != 0) else {
+            return;
+        };
+        match self.origin {
+            Origin::Own => card.release(bytes),
+            Origin::Exported => card.end_export_charged(bytes),
+            Origin::Imported => card.end_import(bytes),
+        }
+    }
 }
 
 /// Adds a mapping of memory up to `bytes` from its start, and charges that part of imported memory. `bytes` is
@@ -295,8 +341,11 @@ pub(crate) fn cancel_mapping(process: &'static Process, handle: CUmemGenericAllo
         card.end_import(memory.bytes);
     }
     drop(guard);
-    if let Some(remaining) = remaining {
-        release_if_unreferenced(process, handle, remaining);
+    let Some(remaining) = remaining else { return };
+    remaining.release_if_unreferenced(process);
+    if remaining.memory.card == NO_CARD && !remaining.memory.is_referenced() {
+        // Another thread has released the handle of the object meanwhile.
+        drop_bindings(process, handle);
     }
 }
 
@@ -318,28 +367,22 @@ fn drop_reference(
     process: &Process,
     handle: CUmemGenericAllocationHandle,
     without: impl FnOnce(&Physical) -> Option<Physical>,
-) -> Option<Physical> {
+) -> Option<Remaining> {
     let mut remaining = None;
     process.physical.change(handle, |memory| {
         remaining = without(memory);
         let kept = remaining.unwrap_or(*memory);
         kept.is_referenced().then_some(kept)
     });
-    remaining
-}
-
-fn release_if_unreferenced(process: &'static Process, handle: u64, remaining: Physical) {
-    if remaining.is_referenced() {
-        return;
-    }
-    let Some(card) = process.card(remaining.card) else {
-        return drop_bindings(process, handle);
+    let memory = remaining?;
+    let descriptors = match memory.origin {
+        Origin::Exported if !memory.is_referenced() => exported::detach(process, handle),
+        _ => Descriptors::NONE,
     };
-    match remaining.origin {
-        Origin::Own => card.release(remaining.bytes),
-        Origin::Exported => exported::release(process, card, handle, remaining.bytes),
-        Origin::Imported => card.end_import(remaining.bytes),
-    }
+    Some(Remaining {
+        memory,
+        descriptors,
+    })
 }
 
 /// Removes the bindings of a destroyed multicast object.

@@ -343,3 +343,36 @@ fn keeps_charges_of_memory_in_objects_after_failed_calls() {
     process.ok(&format!("unmap {address} {BYTES}"));
     check(&mut process, 0, "object unmapped");
 }
+
+/// All references of memory that other processes have, or may have, open, in one call that fails.
+#[test]
+fn keeps_charges_of_shared_memory_after_failed_calls() {
+    const BYTES: u64 = 128 * MIB;
+    let container = Container::with_memory(GIB);
+    let tenant = container.tenant(BYTES + 2 * MIB);
+    let mut exporter = container.process();
+    let handle = exporter.ok(&format!("create {BYTES} 0 1"))[0];
+    let descriptor = exporter.ok(&format!("export {handle}"))[0];
+    let mut importer = container.process_of(&tenant);
+    let import = format!("import {} {descriptor}", exporter.pid());
+    let imported = importer.ok(&import)[0];
+    for (process, memory, limit_bytes) in [
+        (&mut exporter, handle, GIB),
+        (&mut importer, imported, BYTES + 2 * MIB),
+    ] {
+        let address = process.ok(&format!("reserve {}", 3 * BYTES))[0];
+        for offset in [0, BYTES] {
+            process.ok(&format!("map {address} {BYTES} {memory} {offset}"));
+        }
+        process.ok(&format!("release {memory}"));
+        let too_long = format!("unmap {address} {}", 3 * BYTES);
+        assert_ne!(process.query(&too_long)[0], 0);
+        assert_eq!(process.memory_info().0, limit_bytes - BYTES);
+        process.ok(&format!("unmap {address} {}", 2 * BYTES));
+        // An open descriptor keeps the charge of its process.
+        let left = if limit_bytes == GIB { BYTES } else { 0 };
+        assert_eq!(process.memory_info().0, limit_bytes - left);
+    }
+    exporter.ok(&format!("close {descriptor}"));
+    assert_eq!(exporter.memory_info().0, GIB);
+}

@@ -48,7 +48,7 @@ fn limits_with_inessential_syscalls_forbidden() {
     assert_eq!(fs::read_to_string(errors).unwrap(), "");
 }
 
-/// Calls that free memory need no memory of their own.
+/// A call that ends few references needs no memory of its own.
 #[test]
 fn frees_memory_in_process_that_can_map_no_more() {
     let container = Container::with_memory(GIB);

@@ -18,7 +18,7 @@
 //                                             thread gets a context with the same handle, it allocates there. Prints the
 //                                             number of such contexts, and of those whose memory was not in use
 //   unmap <rounds>, unmaptiles <rounds>, destroyarray <rounds>, releaseobject <rounds>
-//                                             one thread ends the only references of many allocations, at addresses, in a
+//                                             one thread ends all references of many allocations, at addresses, in a
 //                                             sparse array or in a multicast object, with one call; another thread creates
 //                                             and releases allocations with the same handles meanwhile and afterwards. Prints
 //                                             the number of such allocations, and of rounds after which memory was in use
@@ -203,8 +203,8 @@ static void *create_context_again(void *unused) {
     return unused;
 }
 
-enum { MAPPINGS = 200, CREATED = 100, TILES = 32, EMPTY = 4000 };
-static Pointer range, sparse, object, handles[MAPPINGS];
+enum { MEMORIES = 200, MAPPINGS = 20 * MEMORIES, CREATED = 100, SPARE = 10, TILES = 64 };
+static Pointer range, sparse, object, handles[MEMORIES];
 static enum { ADDRESSES, TILES_OF_ARRAY, WHOLE_ARRAY, OBJECT } referrer;
 
 static Pointer create_memory(void) {
@@ -215,23 +215,21 @@ static Pointer create_memory(void) {
     return handle;
 }
 
-// Maps each allocation to a tile of the sparse array, 128 elements long and high, or unmaps all; first unmaps a tile
-// without memory many times.
+// Maps all allocations in turn to the tiles of the sparse array, each 128 elements long and high, or unmaps all.
 static void change_tiles(int unmaps) {
     static struct { unsigned resource_type; Pointer resource; unsigned part, padding, level, layer, x, y, z, width, height, depth, operation, memory_type; Pointer memory, offset; unsigned devices, flags, reserved[2]; }
-        operations[EMPTY + MAPPINGS];
+        operations[MAPPINGS];
     _Static_assert(sizeof operations[0] == 96, "as in cuda.h");
-    for (int i = 0; i < EMPTY + MAPPINGS; i++) {
-        int tile = i < EMPTY ? TILES * TILES - 1 : i - EMPTY;
+    for (int i = 0; i < MAPPINGS; i++) {
         operations[i].resource = sparse;
-        operations[i].x = tile % TILES * 128;
-        operations[i].y = tile / TILES * 128;
+        operations[i].x = i % TILES * 128;
+        operations[i].y = i / TILES * 128;
         operations[i].width = operations[i].height = 128;
         operations[i].depth = operations[i].devices = 1;
-        operations[i].operation = unmaps || i < EMPTY ? 2 : 1;
-        operations[i].memory = unmaps || i < EMPTY ? 0 : handles[tile];
+        operations[i].operation = unmaps ? 2 : 1;
+        operations[i].memory = unmaps ? 0 : handles[i % MEMORIES];
     }
-    must(CALL(cuMemMapArrayAsync, (void *, unsigned, void *), operations, EMPTY + MAPPINGS, NULL));
+    must(CALL(cuMemMapArrayAsync, (void *, unsigned, void *), operations, MAPPINGS, NULL));
 }
 
 static int by_handle(const void *left, const void *right) {
@@ -255,10 +253,11 @@ static void map_all(void) {
     if (referrer == TILES_OF_ARRAY || referrer == WHOLE_ARRAY) change_tiles(0);
     if (referrer == OBJECT) make_object();
     for (Pointer i = 0; i < MAPPINGS; i++) {
-        if (referrer == ADDRESSES) must(CALL(cuMemMap, (Pointer, size_t, size_t, Pointer, uint64_t), range + i * task.bytes, task.bytes, 0, handles[i], 0));
-        if (referrer == OBJECT) must(CALL(cuMulticastBindMem, (Pointer, size_t, Pointer, size_t, size_t, uint64_t), object, i * task.bytes, handles[i], 0, task.bytes, 0));
-        must(CALL(cuMemRelease, (Pointer), handles[i]));
+        Pointer memory = handles[i % MEMORIES];
+        if (referrer == ADDRESSES) must(CALL(cuMemMap, (Pointer, size_t, size_t, Pointer, uint64_t), range + i * task.bytes, task.bytes, 0, memory, 0));
+        if (referrer == OBJECT) must(CALL(cuMulticastBindMem, (Pointer, size_t, Pointer, size_t, size_t, uint64_t), object, i * task.bytes, memory, 0, task.bytes, 0));
     }
+    for (int i = 0; i < MEMORIES; i++) must(CALL(cuMemRelease, (Pointer), handles[i]));
 }
 
 static void unmap_all(void) {
@@ -272,9 +271,9 @@ static void *end_references(void *unused) {
     size_t available = 0, total = 0;
     must(CALL(cuCtxSetCurrent, (void *), context));
     for (Pointer round = 0; round < task.rounds; round++) {
-        for (int i = 0; i < MAPPINGS; i++) handles[i] = create_memory();
+        for (int i = 0; i < MEMORIES; i++) handles[i] = create_memory();
         // The driver reuses the highest handle first, which is unmapped last.
-        qsort(handles, MAPPINGS, sizeof *handles, by_handle);
+        qsort(handles, MEMORIES, sizeof *handles, by_handle);
         map_all();
         task.has_ended = 0;
         pthread_barrier_wait(&task.start);
@@ -288,31 +287,34 @@ static void *end_references(void *unused) {
     return unused;
 }
 
-static int is_of_ended(Pointer handle) {
-    return bsearch(&handle, handles, MAPPINGS, sizeof handle, by_handle) != NULL;
+// Creates memory. Keeps it and returns 0, or releases it and returns 1 if it has the handle of ended memory.
+static int create_one(Pointer *created, int *count) {
+    Pointer handle = create_memory();
+    if (!bsearch(&handle, handles, MEMORIES, sizeof handle, by_handle)) {
+        created[(*count)++] = handle;
+        return 0;
+    }
+    must(CALL(cuMemRelease, (Pointer), handle));
+    return 1;
 }
 
 static void *create_again(void *unused) {
-    Pointer created[CREATED + 1];
+    Pointer created[CREATED + SPARE];
     must(CALL(cuCtxSetCurrent, (void *), context));
     for (Pointer round = 0; round < task.rounds; round++) {
         int count = 0, recurred = 0;
         pthread_barrier_wait(&task.start);
-        while (count < CREATED && recurred < 20) {
-            Pointer handle = create_memory();
-            if (!is_of_ended(handle)) {
-                created[count++] = handle;
-                continue;
+        while (recurred < 20 && !task.has_ended) {
+            if (count == CREATED) {
+                // The driver reuses the highest handle first.
+                qsort(created, CREATED, sizeof *created, by_handle);
+                must(CALL(cuMemRelease, (Pointer), created[0]));
+                created[0] = created[--count];
             }
-            recurred++;
-            must(CALL(cuMemRelease, (Pointer), handle));
+            recurred += create_one(created, &count);
         }
-        // On a busy machine the other thread may not have begun.
         while (!task.has_ended) sched_yield();
-        if (!recurred) {
-            created[count] = create_memory();
-            recurred = is_of_ended(created[count++]);
-        }
+        while (!recurred && count < CREATED + SPARE) recurred += create_one(created, &count);
         task.granted += recurred;
         for (int i = 0; i < count; i++) must(CALL(cuMemRelease, (Pointer), created[i]));
         pthread_barrier_wait(&task.start);

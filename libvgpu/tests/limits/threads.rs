@@ -140,7 +140,7 @@ fn keeps_charge_of_memory_with_recurring_handle() {
     for end in ["unmap", "unmaptiles", "destroyarray", "releaseobject"] {
         let container = Container::with_memory(GIB);
         let mut process = threaded_process(&container);
-        let [recurred, miscounted] = process.ok(&format!("{end} 15"))[..] else {
+        let [recurred, miscounted] = process.ok(&format!("{end} 40"))[..] else {
             panic!("two numbers");
         };
         assert!(recurred > 0, "{end}: no handle recurred");

@@ -8,7 +8,9 @@ fn holds_values_up_to_capacity() {
         let mut list = TemporaryList::with_capacity(capacity).unwrap();
         assert_eq!(list.as_mut_slice(), [0u64; 0]);
         let values = 0..=u64::try_from(capacity).unwrap();
+        assert_eq!(list.room(), capacity);
         values.for_each(|value| list.push(value));
+        assert_eq!(list.room(), 0);
         let expected: Vec<u64> = (0..).take(capacity).collect();
         assert_eq!(list.as_mut_slice(), expected);
         for value in list.as_mut_slice() {
