@@ -154,5 +154,5 @@ fn keeps_charge_of_memory_with_recurring_handle() {
 fn keeps_charge_of_memory_that_other_threads_fail_to_unmap() {
     let container = Container::with_memory(GIB);
     let mut process = threaded_process(&container);
-    assert_eq!(process.ok("failunmap 500")[0], 0);
+    assert_eq!(process.ok("failunmap 3000")[0], 0);
 }
