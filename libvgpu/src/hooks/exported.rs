@@ -101,12 +101,18 @@ pub(crate) fn attach(
 
 /// Replaces the memory of descriptors without a charge.
 fn rename(process: &Process, from: u64, to: u64) {
-    process.descriptors.for_each(|key, _| {
-        process.descriptors.change(key, |known| {
-            let is_of_memory = known.bytes == 0 && known.memory == from;
-            let memory = if is_of_memory { to } else { known.memory };
-            Some(Descriptor { memory, ..*known })
-        });
+    let renamed = |known: &Descriptor| {
+        let is_of_memory = known.bytes == 0 && known.memory == from;
+        is_of_memory.then_some(Descriptor {
+            memory: to,
+            ..*known
+        })
+    };
+    process.descriptors.for_each(|key, known| {
+        if renamed(&known).is_some() {
+            let change = |known: &Descriptor| Some(renamed(known).unwrap_or(*known));
+            process.descriptors.change(key, change);
+        }
     });
 }
 
