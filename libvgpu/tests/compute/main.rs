@@ -12,10 +12,11 @@ mod several_shares;
 mod single_share;
 mod waits;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use gpu_tenants::{Tenant, TestBed, library};
 use measurement::{Due, Measurement};
+use simulator_machine::testing::poll;
 
 /// Time in which libvgpu learns the durations of a tenant's kernels.
 const SETTLE: Duration = Duration::from_millis(400);
@@ -33,21 +34,26 @@ fn assert_part(test_bed: &TestBed, tenant: &Tenant, due: Due) {
 
 /// `CLOCK_MONOTONIC`, microseconds.
 fn now_us() -> u64 {
+    u64::try_from(time_of(libc::CLOCK_MONOTONIC).as_micros()).unwrap()
+}
+
+/// Returns the time of a clock.
+fn time_of(clock: libc::clockid_t) -> Duration {
     let mut now = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
     // SAFETY: writes one `struct timespec`.
-    let result = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    let result = unsafe { libc::clock_gettime(clock, &raw mut now) };
     assert_eq!(result, 0);
-    u64::try_from(now.tv_sec).unwrap() * 1_000_000 + u64::try_from(now.tv_nsec).unwrap() / 1_000
+    Duration::new(
+        u64::try_from(now.tv_sec).unwrap(),
+        u32::try_from(now.tv_nsec).unwrap(),
+    )
 }
 
-/// Waits for a condition that another process fulfills. The deadline only ends a test that hangs: a busy host takes long.
+/// Waits for a condition that another process fulfills.
 fn wait_until(mut condition: impl FnMut() -> bool, otherwise: impl Fn() -> String) {
-    let deadline = Instant::now() + Duration::from_secs(120);
-    while !condition() {
-        assert!(Instant::now() < deadline, "{}", otherwise());
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    let holds = poll(|| Ok(condition().then_some(())));
+    assert!(holds.is_ok(), "{}", otherwise());
 }

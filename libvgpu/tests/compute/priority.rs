@@ -1,11 +1,11 @@
 //! Yielding to shares of higher priority, and the busy time that a share reports.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use drava_vgpu_abi::ComputePolicy;
 use drava_vgpu_abi::page::{lent, notify, window, yield_until};
 
-use crate::{now_us, wait_until};
+use crate::{now_us, time_of, wait_until};
 use gpu_tenants::{Share, Tenant, TestBed, share};
 
 /// A tenant that may use the whole GPU.
@@ -149,8 +149,11 @@ fn reports_expected_end_when_notifying() {
             .unwrap()
     };
     let previous = last_notified();
-    // Longer than the granularity of access times.
-    std::thread::sleep(Duration::from_millis(25));
+    // Otherwise a notification would have the same access time.
+    wait_until(
+        || UNIX_EPOCH + time_of(libc::CLOCK_REALTIME_COARSE) > previous,
+        || "the clock of access times stands still".to_owned(),
+    );
     // A different grid, so its duration does not count for the long kernel.
     tenant.ok("once 1000 64").unwrap();
     assert_eq!(last_notified(), previous);

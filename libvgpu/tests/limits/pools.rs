@@ -1,10 +1,10 @@
 //! Stream-ordered memory: a share is charged what its pools reserve.
 
-use std::time::{Duration, Instant};
-
 use drava_vgpu_abi::Limits;
 
-use crate::test_process::{CARDS, CONTEXT_BYTES, Container, GIB, MIB, ObjectId, TestProcess};
+use crate::test_process::{
+    CARDS, CONTEXT_BYTES, Container, GIB, MIB, ObjectId, TestProcess, wait_until,
+};
 
 fn used(process: &mut TestProcess) -> u64 {
     let (free, total) = process.memory_info();
@@ -329,11 +329,11 @@ impl Full {
     /// Resumes the stream, and waits until another stream can allocate 8 MiB.
     fn go_on(&mut self) {
         self.process.ok(&format!("set {}", self.word));
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while self.process.query(&format!("async {}", 8 * MIB))[0] != 0 {
-            assert!(Instant::now() < deadline);
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        let allocate = format!("async {}", 8 * MIB);
+        wait_until(
+            || self.process.query(&allocate)[0] == 0,
+            || "the other stream cannot allocate".to_owned(),
+        );
         assert_eq!(used_bytes(&self.container), 34 * MIB);
     }
 }

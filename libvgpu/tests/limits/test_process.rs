@@ -3,12 +3,11 @@
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
 
 use drava_vgpu_abi::snapshot::{ProcessUsage, Snapshot};
 use drava_vgpu_abi::{IdText, Limits, LimitsSpec, encode, paths};
 use simulator_machine::description::H100X2;
-use simulator_machine::testing::Machine;
+use simulator_machine::testing::{Machine, poll};
 
 use crate::interposer;
 
@@ -171,12 +170,9 @@ impl Container {
 }
 
 /// Waits for a condition that another process fulfills.
-pub(crate) fn wait_until(condition: impl Fn() -> bool, otherwise: impl Fn() -> String) {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !condition() {
-        assert!(Instant::now() < deadline, "{}", otherwise());
-        std::thread::sleep(Duration::from_millis(2));
-    }
+pub(crate) fn wait_until(mut condition: impl FnMut() -> bool, otherwise: impl Fn() -> String) {
+    let holds = poll(|| Ok(condition().then_some(())));
+    assert!(holds.is_ok(), "{}", otherwise());
 }
 
 /// A process that runs commands.

@@ -10,9 +10,8 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use drava_api::config::{ComputePolicy, Enforcement, MemoryPolicy, Priority};
 use drava_dra_driver::agent::Config;
 use drava_dra_driver::claim::{ClaimRef, ClaimUid, ShareId};
@@ -23,6 +22,7 @@ use drava_dra_driver::prepare::record::{ClaimRecord, RecordStore};
 use drava_dra_driver::prepare::{Access, CardRef, Delivery, Prepared, Share};
 use drava_nvml::{GpuLibrary, Library, find};
 use drava_vgpu_abi::{IdText, Limits, LimitsSpec, REGION_SIZE, decode, encode, paths};
+use simulator_machine::testing::poll;
 use tokio::sync::watch;
 
 pub use agent_process::{AgentProcess, UsedResources, run_agent};
@@ -201,19 +201,12 @@ impl Node {
     }
 }
 
-/// Waits up to 60 s until `condition` returns a value.
+/// Waits until `condition` returns a value.
 ///
 /// # Errors
-/// If it returns none in that time.
+/// As [`poll`].
 pub fn eventually<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> Result<T> {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    loop {
-        if let Some(value) = condition() {
-            return Ok(value);
-        }
-        ensure!(Instant::now() < deadline, "timed out waiting for {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    poll(|| Ok(condition())).with_context(|| format!("waiting for {what}"))
 }
 
 /// Returns the UID of a claim.

@@ -25,6 +25,27 @@ pub mod python;
 /// and `gpu-view`.
 pub const BUILT_VARIABLE: &str = "DRAVA_SIMULATOR_BUILT";
 
+/// Time after which [`poll`] gives up. It only ends a test that hangs: a busy host takes long.
+const HUNG_AFTER: Duration = Duration::from_secs(120);
+
+/// Interval of [`poll`].
+const POLL: Duration = Duration::from_millis(2);
+
+/// Calls `condition` until it returns a value, for two minutes.
+///
+/// # Errors
+/// That of `condition`, or if it returns no value in that time.
+pub fn poll<T>(mut condition: impl FnMut() -> anyhow::Result<Option<T>>) -> anyhow::Result<T> {
+    let deadline = Instant::now() + HUNG_AFTER;
+    loop {
+        if let Some(value) = condition()? {
+            return Ok(value);
+        }
+        ensure!(Instant::now() < deadline, "not within {HUNG_AFTER:?}");
+        std::thread::sleep(POLL);
+    }
+}
+
 /// A running machine in a temporary directory. Dropping it kills the daemon.
 #[derive(Debug)]
 pub struct Machine {
@@ -113,21 +134,18 @@ impl Machine {
     /// Waits until a GPU satisfies a condition, and returns it.
     ///
     /// # Errors
-    /// After 30 s; the message shows the GPU.
+    /// As [`poll`]; the message shows the GPU.
     pub fn wait_for_card(
         &self,
         index: usize,
         expected: impl Fn(&CardStatus) -> bool,
     ) -> anyhow::Result<CardStatus> {
-        let deadline = Instant::now() + Duration::from_secs(30);
-        loop {
-            let card = self.card(index)?;
-            if expected(&card) {
-                return Ok(card);
-            }
-            ensure!(Instant::now() < deadline, "not as expected: {card:?}");
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        let mut last = None;
+        let as_expected = poll(|| {
+            let card = last.insert(self.card(index)?);
+            Ok(expected(card).then(|| card.clone()))
+        });
+        as_expected.with_context(|| format!("the GPU is {last:?}"))
     }
 
     /// PID of the daemon.

@@ -2,7 +2,6 @@
 
 use std::ffi::c_uint;
 use std::process::{Child, Stdio};
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use nvml_wrapper_sys::bindings::{
@@ -14,7 +13,7 @@ use simulator_machine::description::{A100_80X8, H100X2, T4};
 use simulator_machine::kernel::ProcessStatus;
 use simulator_machine::protocol::{CardIndex, ClientKind, MigReply, MigRequest, Reply, Request};
 use simulator_machine::root::DriverRoot;
-use simulator_machine::testing::{Machine, skips_without_root};
+use simulator_machine::testing::{Machine, poll, skips_without_root};
 
 const INVALID_ARGUMENT: c_uint = 2;
 const NOT_SUPPORTED: c_uint = 3;
@@ -53,19 +52,6 @@ fn open(machine: &Machine) -> anyhow::Result<(NvmlLib, nvmlDevice_t)> {
     // SAFETY: writes one handle.
     ensure!(unsafe { library.nvmlDeviceGetHandleByIndex_v2(0, &raw mut device) } == 0);
     Ok((library, device))
-}
-
-fn wait_for<T>(mut look: impl FnMut() -> anyhow::Result<Option<T>>) -> anyhow::Result<T> {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    loop {
-        if let Some(found) = look()? {
-            return Ok(found);
-        }
-        if Instant::now() > deadline {
-            bail!("condition not met within 60 s");
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 fn pids(library: &NvmlLib, device: nvmlDevice_t) -> Result<Vec<c_uint>, c_uint> {
@@ -135,10 +121,10 @@ fn keeps_accounting_of_ended_processes() -> anyhow::Result<()> {
     let pid = busy.0.id();
     // Processes that started before are not accounted.
     assert_eq!(
-        wait_for(|| Ok(pids(&library, device).ok().filter(|pids| !pids.is_empty())))?,
+        poll(|| Ok(pids(&library, device).ok().filter(|pids| !pids.is_empty())))?,
         [pid]
     );
-    let running = wait_for(|| {
+    let running = poll(|| {
         let found = stats(&library, device, pid);
         Ok(found.ok().filter(|stats| stats.gpuUtilization > 0))
     })?;
@@ -150,7 +136,7 @@ fn keeps_accounting_of_ended_processes() -> anyhow::Result<()> {
     let used = used.context("missing process on the GPU")?.used_bytes;
     assert!(running.maxMemoryUsage >= used, "{running:?} {used}");
     drop(busy);
-    let gone = wait_for(|| {
+    let gone = poll(|| {
         let found = stats(&library, device, pid);
         Ok(found.ok().filter(|stats| stats.isRunning == 0))
     })?;

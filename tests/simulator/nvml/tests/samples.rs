@@ -1,9 +1,8 @@
 //! Utilization samples of GPUs and processes, and field values.
 
 use std::process::{Child, Stdio};
-use std::time::{Duration, Instant};
 
-use anyhow::{bail, ensure};
+use anyhow::{Context, bail};
 use nvml_wrapper::Device;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enum_wrappers::device::Sampling;
@@ -16,7 +15,7 @@ use simulator_machine::control::Command;
 use simulator_machine::description::{H100X2, RTX_4090};
 use simulator_machine::kernel::Faults;
 use simulator_machine::protocol::{CardIndex, ReportedValue};
-use simulator_machine::testing::{Machine, python};
+use simulator_machine::testing::{Machine, poll, python};
 
 /// A process that keeps GPU 0 busy until killed.
 struct Busy(Child);
@@ -53,17 +52,13 @@ fn wait_for(
     since: u64,
     expected: impl Fn(&[ProcessUtilizationSample]) -> bool,
 ) -> anyhow::Result<Vec<ProcessUtilizationSample>> {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    loop {
-        match device.process_utilization_stats(since) {
-            Ok(samples) if expected(&samples) => return Ok(samples),
-            // The wrapper asks for the number of samples first, and another one may arrive meanwhile.
-            Ok(_) | Err(NvmlError::NotFound | NvmlError::InsufficientSize(_)) => {}
-            Err(error) => bail!(error),
-        }
-        ensure!(Instant::now() < deadline, "no sample");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    poll(|| match device.process_utilization_stats(since) {
+        Ok(samples) if expected(&samples) => Ok(Some(samples)),
+        // The wrapper asks for the number of samples first, and another one may arrive meanwhile.
+        Ok(_) | Err(NvmlError::NotFound | NvmlError::InsufficientSize(_)) => Ok(None),
+        Err(error) => bail!(error),
+    })
+    .context("no sample")
 }
 
 #[test]

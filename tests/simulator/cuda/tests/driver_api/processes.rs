@@ -6,10 +6,10 @@ use std::os::fd::RawFd;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Stdio};
-use std::time::{Duration, Instant};
 
+use anyhow::Context as _;
 use simulator_machine::description::{MIB, T4};
-use simulator_machine::testing::Machine;
+use simulator_machine::testing::{Machine, poll};
 
 use crate::api::{Api, NOT_INITIALIZED, OUT_OF_MEMORY, call};
 use crate::sharing;
@@ -154,14 +154,9 @@ fn child_process() {
             api.write(address, &vec![7; 64 << 20]);
             assert!(gpu_memory_on_host() >= before + 64 * MIB);
             api.free(address);
-            let deadline = Instant::now() + Duration::from_secs(60);
-            while gpu_memory_on_host() > before {
-                assert!(
-                    Instant::now() < deadline,
-                    "freed memory is still allocated on the host"
-                );
-                std::thread::sleep(Duration::from_millis(1));
-            }
+            poll(|| Ok((gpu_memory_on_host() <= before).then_some(())))
+                .context("freed memory is still allocated on the host")
+                .unwrap();
             ready();
             until_stdin_closes();
         }
