@@ -37,10 +37,12 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<Value>> {
     Ok(documents)
 }
 
+fn text_of(file: &Path) -> anyhow::Result<String> {
+    std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))
+}
+
 fn read_file(file: &Path) -> anyhow::Result<Vec<Value>> {
-    let text =
-        std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
-    parse(&text).with_context(|| format!("cannot parse {}", file.display()))
+    parse(&text_of(file)?).with_context(|| format!("cannot parse {}", file.display()))
 }
 
 fn manifests_in(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
@@ -60,9 +62,8 @@ fn manifests_in(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
 /// # Errors
 /// If the file cannot be read or has an unknown or invalid field.
 pub(crate) fn read_settings(file: &Path) -> anyhow::Result<Settings> {
-    let text =
-        std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
-    serde_saphyr::from_str(&text).with_context(|| format!("cannot parse {}", file.display()))
+    serde_saphyr::from_str(&text_of(file)?)
+        .with_context(|| format!("cannot parse {}", file.display()))
 }
 
 /// Parses YAML documents; empty documents are skipped.

@@ -469,16 +469,26 @@ async fn handle(State(server): State<ApiServer>, request: Request<Body>) -> Resp
     server.answer(&parts.method, &parts.uri, &body)
 }
 
-/// Waits up to 60 s until `condition` returns a value.
+/// Waits until `condition` returns a value.
 pub(crate) async fn eventually<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
-    let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
+    poll(what, async || condition().ok_or_else(String::new)).await
+}
+
+/// Waits until `condition` returns a value. Its error is what there is instead.
+pub(crate) async fn poll<T>(
+    what: &str,
+    mut condition: impl AsyncFnMut() -> Result<T, String>,
+) -> T {
+    // Only ends a test that hangs: a busy host takes long.
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(120);
     loop {
-        if let Some(value) = condition() {
-            return value;
-        }
+        let instead = match condition().await {
+            Ok(value) => return value,
+            Err(instead) => instead,
+        };
         assert!(
             tokio::time::Instant::now() < deadline,
-            "timed out waiting for {what}"
+            "timed out waiting for {what}: {instead}"
         );
         tokio::time::sleep(Duration::from_millis(20)).await;
     }

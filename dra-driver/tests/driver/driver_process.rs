@@ -4,9 +4,9 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::api_server::ApiServer;
+use crate::api_server::{ApiServer, poll};
 use crate::cluster::{free_address, get};
 use crate::fixture::NODE;
 use crate::node::TestNode;
@@ -74,23 +74,19 @@ impl DriverProcess {
     }
 
     async fn await_response(&self, path: &str, text: &str) -> String {
-        let deadline = Instant::now() + Duration::from_secs(120);
-        loop {
+        poll(&format!("{text:?}"), async || {
             let is_bound = tokio::net::TcpStream::connect(self.address).await.is_ok();
             let mut response = String::new();
             if is_bound {
                 response = get(self.address, path).await;
             }
             if response.contains(text) {
-                return response;
+                Ok(response)
+            } else {
+                Err(format!("{response:?}:\n{}", self.log()))
             }
-            assert!(
-                Instant::now() < deadline,
-                "no {text:?} in {response:?}:\n{}",
-                self.log()
-            );
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+        })
+        .await
     }
 
     pub(crate) async fn await_ready(&self) {

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
 
 use drava_api::metric::{self, driver as table};
 use drava_dra_driver::driver::Config;
 use serde_json::json;
 
+use crate::api_server::poll;
 use crate::cluster::{TestCluster, free_address, get, kubelet_claim};
 use crate::fixture::Allocated::{Share, Whole};
 use crate::fixture::{claim, share_id};
@@ -16,20 +16,18 @@ use crate::node::lacks_device_files;
 
 /// Scrapes until the text is as wanted, up to 60 s.
 async fn scrape(address: SocketAddr, what: &str, is_wanted: impl Fn(&str) -> bool) -> String {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    loop {
+    poll(what, async || {
         let answer = get(address, "/metrics").await;
         let (head, body) = answer.split_once("\r\n\r\n").unwrap();
         assert!(head.contains(metric::CONTENT_TYPE), "{head}");
-        if is_wanted(body) {
-            return body.to_owned();
+        let body = body.to_owned();
+        if is_wanted(&body) {
+            Ok(body)
+        } else {
+            Err(body)
         }
-        assert!(
-            Instant::now() < deadline,
-            "timed out waiting for {what}: {body}"
-        );
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    })
+    .await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -9,6 +9,7 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use drava_dra_driver::prepare::effects::KernelTmpfs;
+use simulator_machine::testing::poll;
 
 use super::*;
 use crate::fixture::Allocated::Share;
@@ -284,16 +285,17 @@ fn next_process_completes_killed_rollback() {
 
 /// Kills the process while `is_half` holds. Returns false if it has ended before.
 fn is_killed_in(mut process: Child, is_half: impl Fn() -> bool) -> bool {
-    loop {
+    let is_alive = poll(|| {
         if is_half() {
-            process.kill().unwrap();
-            return process.wait().unwrap().signal() == Some(9);
+            return Ok(Some(true));
         }
-        if process.try_wait().unwrap().is_some() {
-            return false;
-        }
-        std::thread::sleep(Duration::from_millis(2));
+        Ok(process.try_wait()?.map(|_| false))
+    });
+    if !is_alive.unwrap() {
+        return false;
     }
+    process.kill().unwrap();
+    process.wait().unwrap().signal() == Some(9)
 }
 
 #[test]
