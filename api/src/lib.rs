@@ -10,6 +10,7 @@ pub mod error;
 pub mod event;
 pub mod explanation;
 pub mod leader;
+pub mod listed;
 pub mod metric;
 pub mod names;
 pub mod node_profile;
