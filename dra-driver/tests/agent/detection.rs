@@ -5,6 +5,7 @@ use drava_dra_driver::agent::policy::detection::{
     CONFIRMATIONS, GpuProcess, HEALTHY, RegionProblem, RegionView, ShareView, SuspectedViolation,
     ViolationChange, ViolationKind, ViolationTracker, check, detect, tolerance,
 };
+use drava_dra_driver::agent::policy::reserve::most_excess_bytes;
 use drava_vgpu_abi::ledger::Owner;
 use drava_vgpu_abi::region::SlotIndex;
 use drava_vgpu_abi::snapshot::ProcessUsage;
@@ -43,6 +44,7 @@ fn share(id: u32, limit_bytes: u64, processes: &[ProcessUsage]) -> ShareView<u32
     ShareView {
         id,
         limit_bytes: Some(limit_bytes),
+        estimate_bytes: 0,
         region: Ok(RegionView {
             total_bytes,
             processes: processes.to_vec(),
@@ -71,13 +73,36 @@ fn kinds(shares: &[ShareView<u32>], processes: &[GpuProcess<u32>]) -> Vec<(u32, 
 #[test]
 fn tolerates_use_within_limit_and_slack() {
     let shares = [share(1, GIB, &[counted(1, GIB)])];
-    for used in [0, GIB, GIB + tolerance(1)] {
+    for used in [0, GIB, GIB + tolerance(0)] {
         assert_eq!(kinds(&shares, &[process(1, used, &[1])]), []);
     }
     assert_eq!(
-        kinds(&shares, &[process(1, GIB + tolerance(1) + 1, &[1])]),
+        kinds(&shares, &[process(1, GIB + tolerance(0) + 1, &[1])]),
         [(1, ViolationKind::OverLimit)]
     );
+}
+
+#[test]
+fn tolerates_driver_memory_of_processes_that_count_themselves() {
+    const CONTEXT: u64 = 512 * MIB;
+    let full = |processes: &[ProcessUsage]| ShareView {
+        estimate_bytes: CONTEXT,
+        ..share(1, 4 * GIB, processes)
+    };
+    let excess = most_excess_bytes(CONTEXT);
+    let one = [full(&[counted(1, 4 * GIB)])];
+    assert_eq!(kinds(&one, &[process(1, 4 * GIB + excess, &[1])]), []);
+    let more = [process(1, 4 * GIB + excess + 1, &[1])];
+    assert_eq!(kinds(&one, &more), [(1, ViolationKind::OverLimit)]);
+    // Each of two processes may grow, whichever holds the memory.
+    let two = [full(&[counted(1, 2 * GIB), counted(2, 2 * GIB)])];
+    let both = |used: u64| [process(1, used, &[1]), process(2, 2 * GIB, &[1])];
+    assert_eq!(kinds(&two, &both(2 * GIB + 2 * excess)), []);
+    assert_eq!(kinds(&two, &both(2 * GIB + 2 * excess + 1)).len(), 1);
+    // A process without a slot has no driver memory to account for.
+    let hidden = [process(1, 4 * GIB, &[1]), process(2, GIB, &[1])];
+    let found = kinds(&[full(&[])], &hidden);
+    assert!(found.contains(&(1, ViolationKind::OverLimit)), "{found:?}");
 }
 
 #[test]
@@ -141,6 +166,7 @@ fn reports_damaged_region_instead_of_its_processes() {
     let damaged = |region| ShareView {
         id: 1,
         limit_bytes: Some(GIB),
+        estimate_bytes: 0,
         region: Err(region),
     };
     let problem = RegionProblem::Size {

@@ -2,6 +2,7 @@
 //! the estimate.
 
 mod driver_growth;
+mod local_memory;
 
 use std::time::Instant;
 
@@ -198,6 +199,7 @@ fn view(id: u32, slots: &[ProcessUsage]) -> ShareView<u32> {
     ShareView {
         id,
         limit_bytes: Some(8 * GIB),
+        estimate_bytes: ESTIMATE,
         region: Ok(RegionView {
             total_bytes: 0,
             processes: slots.to_vec(),

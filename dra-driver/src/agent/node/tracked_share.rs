@@ -264,8 +264,9 @@ impl TrackedShare {
         estimate_bytes: Option<u64>,
         processes: &[ProcessMemory],
     ) -> io::Result<()> {
-        let estimate_bytes = estimate_bytes.unwrap_or(self.initial_reserve_bytes);
-        let correction = self.reserve.update(estimate_bytes, processes);
+        let correction = self
+            .reserve
+            .update(self.estimate_bytes(estimate_bytes), processes);
         let limits = self.page.limits();
         if limits.driver_reserve_bytes == correction.reserve_bytes
             && limits.driver_excess_bytes == correction.excess_bytes
@@ -347,12 +348,25 @@ impl TrackedShare {
         header.map_or(0, |header| header.busy_until_us(now_us, self.uses_token()))
     }
 
-    /// Returns its limit, the size of its region and all values of the region.
-    pub fn view(&mut self, key: ShareKey, buffer: &mut ReadBuffer) -> ShareView<ShareKey> {
+    /// Returns the driver's memory of a context: `known_bytes`, or what the page had when it was opened.
+    fn estimate_bytes(&self, known_bytes: Option<u64>) -> u64 {
+        known_bytes.unwrap_or(self.initial_reserve_bytes)
+    }
+
+    /// Returns its limit, the size of its region and all values of the region. `estimate_bytes` is as in
+    /// [`Self::correct_reserve`].
+    pub fn view(
+        &mut self,
+        key: ShareKey,
+        estimate_bytes: Option<u64>,
+        buffer: &mut ReadBuffer,
+    ) -> ShareView<ShareKey> {
+        let estimate_bytes = self.estimate_bytes(estimate_bytes);
         let region = &mut self.region;
         ShareView {
             id: key,
             limit_bytes: self.page.limits().memory_limit_bytes,
+            estimate_bytes,
             region: region.verify().and_then(|()| region.view(buffer)),
         }
     }

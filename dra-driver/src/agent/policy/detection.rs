@@ -5,9 +5,13 @@
 //!
 //! | Suspected violation | Condition |
 //! |---|---|
-//! | over the limit | by NVML, the processes of the share use more than its limit and [`tolerance`] |
+//! | over the limit | by NVML, the processes of the share use more than its limit and the [`tolerance`] of each |
 //! | not counted | a process with a context, in a container of the share, has no slot in its region |
 //! | region damaged | the region is missing, has a wrong size or type, or contradicts itself |
+//!
+//! Memory that libcuda allocates for itself is no violation. It looks the same as memory that a program has allocated past
+//! libvgpu, so the amount decides: up to [`most_excess_bytes`] in each process that counts itself, [`super::reserve`] charges
+//! it to the share, which is denied further memory.
 //!
 //! A violation suspected in [`CONFIRMATIONS`] successive scans is confirmed, once. It is cleared after [`HEALTHY`]
 //! successive scans without it.
@@ -16,6 +20,8 @@ use std::collections::BTreeMap;
 
 use drava_vgpu_abi::ledger::Owner;
 use drava_vgpu_abi::snapshot::{ProcessUsage, RegionError};
+
+use super::reserve::most_excess_bytes;
 
 const MIB: u64 = 1 << 20;
 
@@ -28,13 +34,14 @@ pub const HEALTHY: u32 = 10;
 /// Tolerated error of the total of a region: processes change it while it is read.
 const TORN_READ_BYTES: u64 = 256 * MIB;
 
-/// Returns by how much NVML's value may exceed a limit: the driver's memory in each process is estimated.
+/// Least value of [`tolerance`]: NVML and the region are read at different times.
+const LEAST_TOLERANCE_BYTES: u64 = 64 * MIB;
+
+/// Returns by how much NVML's value of a process that counts itself may exceed its account, if the driver's memory of a
+/// context is estimated as `estimate_bytes`.
 #[must_use]
-pub fn tolerance(processes: usize) -> u64 {
-    u64::try_from(processes)
-        .unwrap_or(u64::MAX)
-        .max(1)
-        .saturating_mul(64 * MIB)
+pub fn tolerance(estimate_bytes: u64) -> u64 {
+    most_excess_bytes(estimate_bytes).max(LEAST_TOLERANCE_BYTES)
 }
 
 /// Problem of a usage region.
@@ -89,6 +96,8 @@ pub struct ShareView<Id> {
     pub id: Id,
     /// Memory limit of its page.
     pub limit_bytes: Option<u64>,
+    /// Estimated memory of the driver in a context.
+    pub estimate_bytes: u64,
     /// Its region.
     pub region: Result<RegionView, RegionProblem>,
 }
@@ -211,7 +220,15 @@ fn over_limit<Id: Ord + Copy>(
     let members: Vec<_> = processes.iter().filter(is_member).collect();
     let used = members.iter().filter_map(|process| process.used_bytes);
     let used_bytes = used.fold(0, u64::saturating_add);
-    (used_bytes > limit_bytes.saturating_add(tolerance(members.len()))).then(|| {
+    let tolerated = members.iter().map(|process| {
+        let counting = shares.iter().filter(|share| group.contains(&share.id));
+        let estimates = counting
+            .filter(|share| counts(share, process.owner))
+            .map(|share| share.estimate_bytes);
+        tolerance(estimates.max().unwrap_or(0))
+    });
+    let tolerated = tolerated.fold(limit_bytes, u64::saturating_add);
+    (used_bytes > tolerated).then(|| {
         let pids = members.iter().map(|process| process.pid).collect();
         let violation = SuspectedViolation::OverLimit {
             used_bytes,
@@ -224,12 +241,14 @@ fn over_limit<Id: Ord + Copy>(
 
 fn is_counted<Id: Ord + Copy>(shares: &[ShareView<Id>], id: Id, owner: Owner) -> bool {
     let share = shares.iter().find(|share| share.id == id);
-    match share.map(|share| &share.region) {
-        Some(Ok(region)) => region.processes.iter().any(|slot| slot.owner == owner),
-        // A damaged region is reported itself; it does not say which processes count themselves.
-        Some(Err(_)) => true,
-        None => false,
-    }
+    // A damaged region is reported itself; it does not say which processes count themselves.
+    share.is_some_and(|share| share.region.is_err() || counts(share, owner))
+}
+
+/// Returns whether a process has a slot in the region of the share.
+fn counts<Id>(share: &ShareView<Id>, owner: Owner) -> bool {
+    let region = share.region.as_ref();
+    region.is_ok_and(|region| region.processes.iter().any(|slot| slot.owner == owner))
 }
 
 /// Groups shares that one process has together.

@@ -39,10 +39,10 @@ const START: [&str; 5] = [
 /// Modules that each process loads lazily in the full share: those of an optimizer, of checkpoints and of an evaluation.
 const LATER: usize = 8;
 
-const OUT_OF_MEMORY: i32 = 2;
+pub(super) const OUT_OF_MEMORY: i32 = 2;
 
 /// Returns the program of `driver_growth.c`, compiled on the first call.
-fn program() -> &'static PathBuf {
+pub(super) fn program() -> &'static PathBuf {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
         let program = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("driver_growth");

@@ -42,7 +42,7 @@ impl Card {
             if let Some(share) = shares.tracked.get_mut(key)
                 && (share.is_scan_due() || is_used)
             {
-                views.push(share.view(*key, &mut shares.buffer));
+                views.push(share.view(*key, estimate_bytes, &mut shares.buffer));
             }
         }
         let suspected = detect(&views, processes.unwrap_or_default());
