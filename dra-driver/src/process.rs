@@ -2,7 +2,7 @@
 //!
 //! NVML gives PIDs of the host, a slot has the PID of the container's namespace: `/proc/<pid>` has both. The shares of a
 //! container are the limits directories that are mounted in it, see [`crate::mounts`]. A process in a mount namespace
-//! without these mounts still is in the container's cgroup, and has the shares of the other processes there.
+//! without these mounts still is in the container's cgroup or below it, and has the shares of the other processes there.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -59,12 +59,14 @@ impl Processes {
         let (_, start_time) = self.identity(pid)?;
         if let Some(known) = self.known.get(&pid)
             && known.owner.start_time == start_time
-            && !known.shares.is_empty()
         {
             return Some(known.clone());
         }
         let described = self.describe_again(pid)?;
-        self.known.insert(pid, described.clone());
+        // A process without shares is remembered too: to find none, all of `/proc` is read.
+        if self.mount.is_some() {
+            self.known.insert(pid, described.clone());
+        }
         Some(described)
     }
 
@@ -122,9 +124,12 @@ impl Processes {
     }
 
     fn shares_of_cgroup(&mut self, dir: &Path) -> Vec<MountedShare> {
-        let cgroup = |dir: &Path| fs::read_to_string(dir.join("cgroup")).ok();
+        let container = |dir: &Path| {
+            let cgroups = fs::read_to_string(dir.join("cgroup")).ok()?;
+            container_cgroup(&cgroups).map(str::to_owned)
+        };
         // Outside of pods a cgroup has all sorts of processes.
-        let Some(own) = cgroup(dir).filter(|path| path.contains("kubepods")) else {
+        let Some(own) = container(dir) else {
             return Vec::new();
         };
         let Ok(entries) = fs::read_dir(&self.root) else {
@@ -137,11 +142,33 @@ impl Processes {
                     .file_name()
                     .is_some_and(|name| name.as_encoded_bytes().iter().all(u8::is_ascii_digit))
             })
-            .filter(|other| cgroup(other).as_ref() == Some(&own))
+            .filter(|other| container(other).as_ref() == Some(&own))
             .map(|other| self.mounted_shares(&other))
             .find(|shares| !shares.is_empty())
             .unwrap_or_default()
     }
+}
+
+/// Returns the cgroup of the container in `/proc/<pid>/cgroup`; `None` outside of pods. A program in the container, such as
+/// systemd or a container runtime, may have created cgroups below it.
+fn container_cgroup(cgroups: &str) -> Option<&str> {
+    cgroups.lines().find_map(|line| {
+        // `<hierarchy>:<controllers>:<path>`
+        let path = line.splitn(3, ':').nth(2)?;
+        let mut end = 0;
+        let (mut is_in_kubepods, mut is_in_pod) = (false, false);
+        for part in path.split_inclusive('/') {
+            end += part.len();
+            let name = part.trim_end_matches('/');
+            if is_in_pod {
+                return path.get(..end).map(|path| path.trim_end_matches('/'));
+            }
+            is_in_kubepods |= name.starts_with("kubepods");
+            // `pod<uid>`, with systemd `kubepods-<class>-pod<uid>.slice`.
+            is_in_pod = is_in_kubepods && (name.starts_with("pod") || name.contains("-pod"));
+        }
+        None
+    })
 }
 
 /// Opens a process; `None` if it has ended.
@@ -248,6 +275,81 @@ mod tests {
         }
         let mut processes = processes_of(root.path());
         assert!(processes.describe(11).unwrap().shares.is_empty());
+    }
+
+    #[test]
+    fn finds_container_of_nested_cgroups() {
+        for (cgroups, container) in [
+            (
+                "0::/kubepods.slice/pod1/c1\n",
+                Some("/kubepods.slice/pod1/c1"),
+            ),
+            (
+                "0::/kubepods/burstable/pod1/c1/docker/c2\n",
+                Some("/kubepods/burstable/pod1/c1"),
+            ),
+            (
+                "0::/kubelet.slice/kubelet-kubepods.slice/kubepods-besteffort-pod1.slice/cri-c1.scope/init.scope\n",
+                Some(
+                    "/kubelet.slice/kubelet-kubepods.slice/kubepods-besteffort-pod1.slice/cri-c1.scope",
+                ),
+            ),
+            (
+                "12:devices:/kubepods/pod1/c1/kubepods/pod2/c3\n1:name=systemd:/\n",
+                Some("/kubepods/pod1/c1"),
+            ),
+            ("0::/kubepods.slice/pod1\n", None),
+            ("0::/system.slice/podman.service/c1\n", None),
+            ("0::/\n", None),
+            ("", None),
+        ] {
+            assert_eq!(container_cgroup(cgroups), container, "{cgroups}");
+        }
+    }
+
+    /// Writes the files of a process in `/proc`.
+    fn add_process(root: &Path, pid: u32, mounts: &str, cgroup: &str) {
+        let dir = root.join(pid.to_string());
+        fs::create_dir_all(dir.join("ns")).unwrap();
+        fs::write(dir.join("stat"), format!("{pid} (x) {}", "1 ".repeat(30))).unwrap();
+        fs::write(dir.join("status"), format!("NSpid:\t{pid}\t2\n")).unwrap();
+        fs::write(dir.join("ns/pid"), "").unwrap();
+        fs::write(dir.join("mountinfo"), mounts).unwrap();
+        fs::write(dir.join("cgroup"), format!("0::{cgroup}\n")).unwrap();
+    }
+
+    #[test]
+    fn finds_shares_of_process_in_nested_cgroup() {
+        let root = tempfile::tempdir().unwrap();
+        let other = "1 1 8:1 / / rw";
+        let shown = mounts(root.path(), SHARES[0]);
+        add_process(root.path(), 10, &shown, "/kubepods/pod1/c1/init.scope");
+        add_process(root.path(), 11, other, "/kubepods/pod1/c1/docker/c9");
+        add_process(root.path(), 12, other, "/kubepods/pod1/c2");
+        let mut processes = processes_of(root.path());
+        assert_eq!(share_ids(&processes.describe(11).unwrap()), [SHARES[0]]);
+        assert!(processes.describe(12).unwrap().shares.is_empty());
+    }
+
+    #[test]
+    fn reads_proc_once_for_process_without_shares() {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir_all(root.path().join("claims")).unwrap();
+        let (other, cgroup) = ("1 1 8:1 / / rw", "/kubepods/pod1/c1");
+        add_process(root.path(), 10, other, cgroup);
+        let mut processes = processes_of(root.path());
+        assert!(processes.describe(10).unwrap().shares.is_empty());
+        // Would be found if the processes of the container were read again.
+        let shown = mounts(root.path(), SHARES[0]);
+        add_process(root.path(), 11, &shown, cgroup);
+        assert!(processes.describe(10).unwrap().shares.is_empty());
+        assert_eq!(
+            share_ids(&processes.describe_again(10).unwrap()),
+            [SHARES[0]]
+        );
+        // The answer ends with the process.
+        processes.retain(&[]);
+        assert_eq!(share_ids(&processes.describe(10).unwrap()), [SHARES[0]]);
     }
 
     #[test]
