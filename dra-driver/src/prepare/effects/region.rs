@@ -6,6 +6,7 @@ use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 
 use drava_vgpu_abi::{REGION_SIZE, paths};
+use rustix::fs::{FallocateFlags, fallocate};
 
 use super::Ensured;
 
@@ -20,8 +21,7 @@ pub(super) fn ensure(path: &Path) -> io::Result<Ensured> {
             if present.len() == REGION_SIZE as u64 {
                 return Ok(Ensured::Present);
             }
-            let file = open_region(path, false)?;
-            file.set_len(REGION_SIZE as u64)?;
+            allocate(&open_region(path, false)?)?;
             Ok(Ensured::Replaced)
         }
         Ok(present) => {
@@ -43,8 +43,16 @@ pub(super) fn ensure(path: &Path) -> io::Result<Ensured> {
 
 fn create_region(path: &Path) -> io::Result<()> {
     let file = open_region(path, true)?;
-    file.set_len(REGION_SIZE as u64)?;
+    allocate(&file)?;
     file.set_permissions(fs::Permissions::from_mode(paths::REGION_FILE_MODE))
+}
+
+/// Gives the file its size and its memory. In a sparse file, the first write to a page of the mapping would raise SIGBUS once
+/// another file of the tenant has filled the file system.
+fn allocate(file: &fs::File) -> io::Result<()> {
+    let size = REGION_SIZE as u64;
+    file.set_len(size)?;
+    Ok(fallocate(file, FallocateFlags::empty(), 0, size)?)
 }
 
 /// Opens the region for writing. A tenant controls the path, so links are not followed and a FIFO does not block.
