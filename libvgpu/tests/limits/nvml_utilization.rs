@@ -12,7 +12,7 @@ use simulator_machine::testing::{Machine, python};
 
 use crate::nvml_processes::script;
 use crate::nvml_records::RECORDS;
-use crate::test_process::{CARDS, Container, GIB};
+use crate::test_process::{CARDS, Container, GIB, TestProcess};
 
 /// A program that keeps GPU 0 busy; killed when dropped.
 struct Busy(Child);
@@ -240,13 +240,8 @@ print(n._nvmlGetFunctionPointer('nvmlDeviceGetUtilizationRates')(card, None))";
     assert_eq!(script(python(&container), text), "3 7 2\n25\n2");
 }
 
-/// The share's meter answers where the driver shows a container no processes.
-#[test]
-fn reports_metered_utilization_without_samples() {
-    if python::is_unavailable() {
-        return;
-    }
-    let machine = Machine::start(&format!("{H100X2}\nprocessIds: hiddenInContainers\n")).unwrap();
+/// Returns a container with a metered share of 50%, and its process.
+fn metered_half(machine: Machine) -> (Container, TestProcess) {
     let container = Container::on(machine);
     let limits = Limits {
         cores: Cores::new(50).unwrap(),
@@ -256,6 +251,11 @@ fn reports_metered_utilization_without_samples() {
     container.add_share("share", CARDS[0], &limits);
     let mut process = container.process();
     process.alloc(GIB);
+    (container, process)
+}
+
+/// Returns the output of `client` while the share uses 25% of the GPU, by its own account.
+fn while_using_a_quarter(container: &Container, client: impl FnOnce() -> String) -> String {
     let [owner] = container.processes_of("share")[..] else {
         panic!("one process")
     };
@@ -264,8 +264,7 @@ fn reports_metered_utilization_without_samples() {
         .open(container.region("share"));
     let region = region.unwrap();
     let done = AtomicBool::new(false);
-    let output = std::thread::scope(|scope| {
-        // Uses 25% of the GPU, by its own account.
+    std::thread::scope(|scope| {
         scope.spawn(|| {
             let begin = Instant::now();
             while !done.load(Ordering::Relaxed) {
@@ -275,15 +274,50 @@ fn reports_metered_utilization_without_samples() {
                 std::thread::sleep(Duration::from_millis(1));
             }
         });
-        let mut unshare = container.command("unshare");
-        // SAFETY: no arguments, cannot fail.
-        if unsafe { libc::geteuid() } != 0 {
-            unshare.arg("--map-root-user");
-        }
-        unshare
-            .args(["--pid", "--fork", "--kill-child"])
-            .arg(python::clients().unwrap().join("python"));
-        let text = "
+        let output = std::panic::catch_unwind(std::panic::AssertUnwindSafe(client));
+        done.store(true, Ordering::Relaxed);
+        output.unwrap()
+    })
+}
+
+/// 25% of the GPU is 50% of the share.
+fn assert_about_half(output: &str) {
+    let percent: u32 = output.parse().unwrap();
+    assert!((35..=65).contains(&percent), "{percent}");
+}
+
+/// By NVML's samples the process does nothing.
+#[test]
+fn prefers_meter_of_share_over_samples() {
+    if python::is_unavailable() {
+        return;
+    }
+    let (container, _process) = metered_half(Machine::start(H100X2).unwrap());
+    let text = "
+n.nvmlDeviceGetUtilizationRates(card)
+time.sleep(1.5)
+print(n.nvmlDeviceGetUtilizationRates(card).gpu)";
+    let output = while_using_a_quarter(&container, || script(python(&container), text));
+    assert_about_half(&output);
+}
+
+/// The share's meter answers where the driver shows a container no processes.
+#[test]
+fn reports_metered_utilization_without_samples() {
+    if python::is_unavailable() {
+        return;
+    }
+    let machine = Machine::start(&format!("{H100X2}\nprocessIds: hiddenInContainers\n")).unwrap();
+    let (container, _process) = metered_half(machine);
+    let mut unshare = container.command("unshare");
+    // SAFETY: no arguments, cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        unshare.arg("--map-root-user");
+    }
+    unshare
+        .args(["--pid", "--fork", "--kill-child"])
+        .arg(python::clients().unwrap().join("python"));
+    let text = "
 child = subprocess.Popen([sys.argv[1], 'alloc', '--mib', '100', '--hold', '600'], stdout=subprocess.DEVNULL)
 while not compute():
     time.sleep(0.01)
@@ -292,17 +326,11 @@ n.nvmlDeviceGetUtilizationRates(card)
 time.sleep(1.5)
 print(n.nvmlDeviceGetUtilizationRates(card).gpu)
 child.kill()";
-        let probe = container.machine.program("cuda-probe").unwrap();
-        let text = format!(
-            "import sys; sys.argv = ['', {:?}]\n{text}",
-            probe.get_program()
-        );
-        let output =
-            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| script(unshare, &text)));
-        done.store(true, Ordering::Relaxed);
-        output.unwrap()
-    });
-    let percent: u32 = output.parse().unwrap();
-    // 25% of the GPU is 50% of the share.
-    assert!((35..=65).contains(&percent), "{percent}");
+    let probe = container.machine.program("cuda-probe").unwrap();
+    let text = format!(
+        "import sys; sys.argv = ['', {:?}]\n{text}",
+        probe.get_program()
+    );
+    let output = while_using_a_quarter(&container, || script(unshare, &text));
+    assert_about_half(&output);
 }

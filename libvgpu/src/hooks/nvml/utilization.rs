@@ -1,8 +1,10 @@
 //! Utilization: the share's own work only, where 100% is the share's cores.
 //!
-//! There are two sources. NVML's process samples come first, if NVML reports the container's own PIDs (NVIDIA
-//! drivers since 515) or the program runs on the host. With other PIDs, or none, a sample cannot be attributed to
-//! the share; then the share's own meter answers. Without a meter the function is not supported.
+//! There are two sources. The share's own meter comes first: NVML's process samples attribute a period of 0.2 s to one
+//! process with up to 99%, so a share that works all the time reads 0 and 100 in turn. The samples answer for shares
+//! without a meter, and for what the meter does not have: memory traffic, and single processes. They need NVML to report
+//! the container's own PIDs (NVIDIA drivers since 515), or a program on the host; with other PIDs, or none, a sample
+//! cannot be attributed to the share. Without both the function is not supported.
 //!
 //! For a share without a guarantee 100% is the whole GPU. Work beyond the guarantee, in idle time of other shares,
 //! still reads 100%.
@@ -144,30 +146,24 @@ fn of_share(card: Card, device: nvmlDevice_t) -> Result<nvmlUtilization_t, nvmlR
     let cores = cores_percent(card);
     let mut sum = nvmlUtilization_t { gpu: 0, memory: 0 };
     let since_us = sys::epoch_us().saturating_sub(RECENT_US);
-    let result = sampled(card, device, since_us, |sample| {
+    let sampled = sampled(card, device, since_us, |sample| {
         sum.gpu = sum.gpu.saturating_add(sample.smUtil);
         sum.memory = sum.memory.saturating_add(sample.memUtil);
     });
-    match result {
-        Ok(()) => Ok(nvmlUtilization_t {
-            gpu: scale(sum.gpu, cores),
-            memory: scale(sum.memory, cores),
-        }),
-        Err(NVML_ERROR_NOT_SUPPORTED) => metered(card, cores),
-        Err(error) => Err(error),
-    }
-}
-
-/// Returns the utilization according to the share's meter, which has no memory traffic.
-fn metered(card: Card, cores: u32) -> Result<nvmlUtilization_t, nvmlReturn_t> {
-    let mut sum = 0u32;
-    for share in card.shares() {
-        let percent = share.metered_percent().ok_or(NVML_ERROR_NOT_SUPPORTED)?;
-        sum = sum.saturating_add(percent);
+    match metered_percent(card) {
+        Some(percent) => sum.gpu = percent,
+        None => sampled?,
     }
     Ok(nvmlUtilization_t {
-        gpu: scale(sum, cores),
-        memory: 0,
+        gpu: scale(sum.gpu, cores),
+        memory: scale(sum.memory, cores),
+    })
+}
+
+/// Returns the percent of GPU time by the meters of the shares; `None` if one has none.
+fn metered_percent(card: Card) -> Option<u32> {
+    card.shares().try_fold(0u32, |sum, share| {
+        Some(sum.saturating_add(share.metered_percent()?))
     })
 }
 
