@@ -205,7 +205,7 @@ pub mod driver {
             SHARE_MEMORY_DRIVER_BYTES = "drava_share_memory_driver_bytes" Gauge ["namespace", "claim", "share"]
                 "Part of the charged memory that libcuda uses for itself beyond its reserve.";
             SHARE_MEMORY_PROCESSES_BYTES = "drava_share_memory_processes_bytes" Gauge ["namespace", "claim", "share"]
-                "Memory of the processes of the share by NVML, with contexts, which are not charged; a process with several shares counts for the first.";
+                "Memory of the processes of the share by NVML, with the memory of libcuda, also as far as it is not charged; a process with several shares counts for the first.";
             SHARE_GUARANTEED_RATIO = "drava_share_gpu_time_guaranteed_ratio" Gauge ["namespace", "claim", "share"]
                 "Guaranteed part of the GPU time; 0 is best effort.";
             SHARE_GPU_TIME_SECONDS = "drava_share_gpu_time_seconds" Counter ["namespace", "claim", "share"]
