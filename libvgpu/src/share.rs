@@ -57,6 +57,8 @@ pub(crate) struct Share {
     driver_reserve_bytes: AtomicU64,
     /// Memory of libcuda beyond the charged contexts, from the page.
     driver_excess_bytes: AtomicU64,
+    /// What the contexts are charged too much, from the page.
+    driver_surplus_bytes: AtomicU64,
     fails_open: AtomicU32,
     spills: AtomicU32,
     /// Compute policy, guarantee and rate, see [`Share::set_limits`].
@@ -114,13 +116,15 @@ impl Share {
         self.limit_bytes.load(Ordering::Relaxed)
     }
 
-    /// Returns what processes of this share may allocate together: the limit minus libcuda's excess.
+    /// Returns what processes of this share may charge together: the limit, corrected by the agent's figures.
     fn grantable_bytes(&self) -> u64 {
         let limit = self.limit_bytes();
         if limit == NO_LIMIT {
             return limit;
         }
-        limit.saturating_sub(self.driver_excess_bytes.load(Ordering::Relaxed))
+        limit
+            .saturating_add(self.driver_surplus_bytes.load(Ordering::Relaxed))
+            .saturating_sub(self.driver_excess_bytes.load(Ordering::Relaxed))
     }
 
     /// Returns the estimated memory of libcuda per context; `None` if the limits come from the environment.
@@ -140,6 +144,7 @@ impl Share {
     pub(crate) fn used_bytes(&self) -> u64 {
         self.counted_bytes()
             .saturating_add(self.driver_excess_bytes.load(Ordering::Relaxed))
+            .saturating_sub(self.driver_surplus_bytes.load(Ordering::Relaxed))
     }
 
     /// Returns the bytes charged by all processes of the share.
@@ -384,6 +389,8 @@ impl Share {
             .store(limits.driver_reserve_bytes, Ordering::Relaxed);
         self.driver_excess_bytes
             .store(limits.driver_excess_bytes, Ordering::Relaxed);
+        self.driver_surplus_bytes
+            .store(limits.driver_surplus_bytes, Ordering::Relaxed);
         let spills = limits.memory_policy == MemoryPolicy::Spill;
         self.spills.store(u32::from(spills), Ordering::Relaxed);
         self.compute.store(compute::pack(limits), Ordering::Relaxed);

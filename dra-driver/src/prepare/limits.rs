@@ -27,6 +27,7 @@ pub(super) fn page(
             memory_limit_bytes: Some(share.memory_bytes),
             driver_reserve_bytes: reserve,
             driver_excess_bytes: 0,
+            driver_surplus_bytes: 0,
             cores: cores.unwrap_or(abi::Cores::BEST_EFFORT),
             compute_policy: match share.compute_policy {
                 ComputePolicy::Balance => abi::ComputePolicy::Balance,

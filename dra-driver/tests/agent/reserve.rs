@@ -50,6 +50,7 @@ fn correction(reserve_bytes: u64, excess_bytes: u64) -> Correction {
     Correction {
         reserve_bytes,
         excess_bytes,
+        surplus_bytes: 0,
     }
 }
 
@@ -97,6 +98,36 @@ fn lowers_reserve_only_after_enough_scans() {
     for _ in 0..3 * FALLS_AFTER {
         let held = reserve.update(ESTIMATE, &[more(2, 30)]);
         assert_eq!(held, correction(ESTIMATE + 30 * MIB, 30 * MIB));
+    }
+}
+
+/// A context that starts after a larger one is charged as much, and no longer than until it has shown what it needs.
+#[test]
+fn returns_charge_that_context_does_not_need() {
+    let mut reserve = Reserve::default();
+    let larger = process_at_peak(1, ESTIMATE + 400 * MIB, GIB);
+    reserve.update(ESTIMATE, &[larger]);
+    for (driver_bytes, surplus_bytes) in [(ESTIMATE + 100 * MIB, 300 * MIB), (0, 400 * MIB)] {
+        let pid = u32::try_from(driver_bytes / MIB).unwrap() + 2;
+        let mut next = process_at_peak(pid, driver_bytes, GIB);
+        next.charged_bytes = ESTIMATE + 400 * MIB;
+        for scan in 1..SCANS {
+            let seen = reserve.update(ESTIMATE, &[larger, next]);
+            assert_eq!(seen.surplus_bytes, 0, "scan {scan}");
+        }
+        // The excess of the larger one is as large as the surplus, or larger.
+        let both = reserve.update(ESTIMATE, &[larger, next]);
+        assert_eq!(both.excess_bytes, 400 * MIB - surplus_bytes);
+        let alone = reserve.update(ESTIMATE, &[next]);
+        assert_eq!(
+            (alone.excess_bytes, alone.surplus_bytes),
+            (0, surplus_bytes)
+        );
+        // Its memory grows after all.
+        next.held_bytes = ESTIMATE + 350 * MIB + GIB;
+        let grown = reserve.update(ESTIMATE, &[next]);
+        assert_eq!(grown.surplus_bytes, 50 * MIB);
+        reserve.update(ESTIMATE, &[larger]);
     }
 }
 

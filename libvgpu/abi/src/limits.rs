@@ -25,6 +25,8 @@ pub struct Limits {
     /// Memory of libcuda beyond the charged contexts, as the node agent measures with NVML. Counts as used; 0 until
     /// the agent reports.
     pub driver_excess_bytes: u64,
+    /// What contexts are charged beyond the memory that they have turned out to need; 0 until the agent reports.
+    pub driver_surplus_bytes: u64,
     /// Guaranteed share of GPU time.
     pub cores: Cores,
     /// Use of idle GPU time.
@@ -48,6 +50,7 @@ impl Limits {
             memory_limit_bytes: Some(memory_limit_bytes),
             driver_reserve_bytes: 0,
             driver_excess_bytes: 0,
+            driver_surplus_bytes: 0,
             cores: Cores::BEST_EFFORT,
             compute_policy: ComputePolicy::None,
             priority: Priority::DEFAULT,

@@ -269,6 +269,7 @@ fn encode_record(generation: u64, limits: &Limits) -> [u8; RECORD_SIZE] {
         memory_limit_bytes,
         driver_reserve_bytes,
         driver_excess_bytes,
+        driver_surplus_bytes,
         cores,
         compute_policy,
         priority,
@@ -308,6 +309,7 @@ fn encode_record(generation: u64, limits: &Limits) -> [u8; RECORD_SIZE] {
         &rate_us_per_s.map_or(NO_RATE, u64::from).to_le_bytes(),
     );
     write_at(&mut record, 48, &driver_excess_bytes.to_le_bytes());
+    write_at(&mut record, 56, &driver_surplus_bytes.to_le_bytes());
     seal(&mut record);
     record
 }
@@ -338,6 +340,7 @@ fn decode_limits(record: &[u8; RECORD_SIZE]) -> Result<Limits, PageError> {
         memory_limit_bytes: Some(word64(record, 8)).filter(|&bytes| bytes != NO_LIMIT),
         driver_reserve_bytes: word64(record, 16),
         driver_excess_bytes: word64(record, 48),
+        driver_surplus_bytes: word64(record, 56),
         cores: Cores::new(cores).ok_or(unknown("cores", cores))?,
         compute_policy: match policy {
             0 => ComputePolicy::None,

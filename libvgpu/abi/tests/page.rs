@@ -21,6 +21,7 @@ fn spec() -> LimitsSpec {
             memory_limit_bytes: Some(8 * GIB),
             driver_reserve_bytes: 0x1234_5678,
             driver_excess_bytes: 0,
+            driver_surplus_bytes: 0,
             cores: Cores::new(30).unwrap(),
             compute_policy: ComputePolicy::Balance,
             priority: Priority::new(-2).unwrap(),
@@ -123,13 +124,18 @@ fn apply(page: &mut [u8], writes: &[drava_vgpu_abi::PageWrite]) {
     }
 }
 
-/// ABI version 1 had zeroes there: an old page has no excess, and old readers ignore the word.
+/// ABI version 1 had zeroes there: an old page has no correction, and old readers ignore the words.
 #[test]
-fn stores_driver_excess_in_reserved_bytes() {
+fn stores_driver_correction_in_reserved_bytes() {
     let mut limits = spec().limits;
     limits.driver_excess_bytes = 0x0102_0304_0506_0708;
+    limits.driver_surplus_bytes = 0x1112_1314_1516_1718;
     let page = encode(&LimitsSpec { limits, ..spec() });
     assert_eq!(page[432..440], [8, 7, 6, 5, 4, 3, 2, 1]);
+    assert_eq!(
+        page[440..448],
+        [0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11]
+    );
     assert_eq!(page[..432], encode(&spec())[..432]);
 }
 
@@ -218,7 +224,7 @@ fn limits() -> impl Strategy<Value = Limits> {
     ]);
     (
         prop::option::of(0..u64::MAX),
-        any::<(u64, u64)>(),
+        any::<(u64, u64, u64)>(),
         0..=100u32,
         policies,
         -100..=100i32,
@@ -226,11 +232,20 @@ fn limits() -> impl Strategy<Value = Limits> {
         any::<Option<u32>>(),
     )
         .prop_map(
-            |(memory, (reserve, excess), cores, compute_policy, priority, (spill, open), rate)| {
+            |(
+                memory,
+                (reserve, excess, surplus),
+                cores,
+                compute_policy,
+                priority,
+                (spill, open),
+                rate,
+            )| {
                 Limits {
                     memory_limit_bytes: memory,
                     driver_reserve_bytes: reserve,
                     driver_excess_bytes: excess,
+                    driver_surplus_bytes: surplus,
                     cores: Cores::new(cores).unwrap(),
                     compute_policy,
                     priority: Priority::new(priority).unwrap(),

@@ -90,6 +90,29 @@ fn charges_driver_excess_until_returned() {
     process.denied("alloc 1");
 }
 
+/// The agent found that the contexts are charged too much.
+#[test]
+fn grants_surplus_of_driver_charges() {
+    let container = Container::with_memory(GIB);
+    let mut process = container.process();
+    process.alloc(GIB);
+    process.denied("alloc 1");
+    let path = container.page("share");
+    let limits = Limits {
+        driver_surplus_bytes: 100 * MIB,
+        ..Limits::memory(GIB)
+    };
+    let writes = update(&fs::read(&path).unwrap(), &limits).unwrap();
+    let page = OpenOptions::new().write(true).open(path).unwrap();
+    for write in writes {
+        page.write_all_at(write.bytes(), write.offset()).unwrap();
+    }
+    assert_eq!(process.memory_info(), (100 * MIB, GIB));
+    process.denied(&format!("alloc {}", 102 * MIB));
+    process.alloc(100 * MIB);
+    assert_eq!(process.memory_info(), (0, GIB));
+}
+
 #[test]
 fn prefers_page_over_environment() {
     let container = Container::with_memory(GIB);

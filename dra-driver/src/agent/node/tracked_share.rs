@@ -270,12 +270,14 @@ impl TrackedShare {
         let limits = self.page.limits();
         if limits.driver_reserve_bytes == correction.reserve_bytes
             && limits.driver_excess_bytes == correction.excess_bytes
+            && limits.driver_surplus_bytes == correction.surplus_bytes
         {
             return Ok(());
         }
         self.page.change(|limits| {
             limits.driver_reserve_bytes = correction.reserve_bytes;
             limits.driver_excess_bytes = correction.excess_bytes;
+            limits.driver_surplus_bytes = correction.surplus_bytes;
         })
     }
 

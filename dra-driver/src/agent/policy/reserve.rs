@@ -1,13 +1,16 @@
 //! Memory that libcuda uses for itself in the processes of a share. Pure.
 //!
 //! Each context is charged ahead with an estimate for the GPU model. NVML reports the memory of a process; memory that its
-//! program did not request belongs to the driver. Two values follow from that, once per second:
+//! program did not request belongs to the driver. Three values follow from that, once per second:
 //!
 //! - the **reserve**, which the next context is charged: the largest driver memory of a context, at least the estimate,
 //!   because a context grows (lazily loaded modules, stacks, heaps), and at most [`RESERVE_FACTOR`] times the estimate. It
 //!   rises at once and falls after [`FALLS_AFTER`] scans;
 //! - the **excess**, driver memory of living processes beyond their charges. It counts as used: a share over its limit is
-//!   denied all memory until it has freed the excess. It ends with the process.
+//!   denied all memory until it has freed the excess. It ends with the process;
+//! - the **surplus**, what living processes were charged beyond driver memory that they turned out to need, by [`SCANS`]
+//!   scans: an earlier, larger context had raised the reserve. It counts as free. The estimate for each context stays
+//!   charged, so nothing in the region lowers a charge further.
 //!
 //! The requested memory is read in the region **at another time than NVML's value**: a program that frees and allocates all
 //! the time would seem to hold what it has just freed. So the driver has what exceeds the *most* that the program ever
@@ -38,7 +41,7 @@ pub fn most_excess_bytes(estimate_bytes: u64) -> u64 {
 /// Successive scans with less driver memory before the reserve falls.
 pub const FALLS_AFTER: usize = 5;
 
-/// Scans that must agree on more driver memory, if the program once requested more than now.
+/// Scans that must agree on more driver memory, if the program once requested more than now; or on a surplus.
 pub const SCANS: usize = 16;
 
 /// Scans that must agree on less driver memory.
@@ -66,6 +69,8 @@ pub struct Correction {
     pub reserve_bytes: u64,
     /// Driver memory beyond the charges of contexts.
     pub excess_bytes: u64,
+    /// Charges of contexts beyond driver memory; 0 unless `excess_bytes` is.
+    pub surplus_bytes: u64,
 }
 
 /// Driver memory in the processes of one share.
@@ -83,6 +88,11 @@ struct ProcessHistory {
     driver_bytes: u64,
     /// Values of the latest scans, each wrong by what was requested or freed during it.
     scans: VecDeque<u64>,
+    /// Charge of its contexts, and their number when that charge was first seen.
+    charged_bytes: u64,
+    contexts: u64,
+    /// Scans since then.
+    unchanged: usize,
 }
 
 impl ProcessHistory {
@@ -100,6 +110,17 @@ impl ProcessHistory {
         };
         self.driver_bytes = self.driver_bytes.min(at_most).max(at_least);
     }
+
+    /// Returns what its contexts are charged beyond their memory, which is at least the estimate for each.
+    fn surplus_bytes(&self, estimate_bytes: u64) -> u64 {
+        if self.unchanged < SCANS {
+            return 0;
+        }
+        let at_most = self.scans.iter().max().copied().unwrap_or(u64::MAX);
+        let estimated = estimate_bytes.saturating_mul(self.contexts);
+        let needed = at_most.max(self.driver_bytes).max(estimated);
+        self.charged_bytes.saturating_sub(needed)
+    }
 }
 
 impl Reserve {
@@ -109,12 +130,18 @@ impl Reserve {
         let key = |owner: Owner| (owner.pid, owner.start_time, owner.pid_namespace);
         let is_there = |known: &(u32, u64, u64)| processes.iter().any(|p| key(p.owner) == *known);
         self.processes.retain(|known, _| is_there(known));
-        let (mut wanted, mut excess_bytes) = (estimate_bytes, 0u64);
+        let (mut wanted, mut excess_bytes, mut surplus_bytes) = (estimate_bytes, 0u64, 0u64);
         for process in processes {
             let contexts = self.contexts(estimate_bytes, process);
             let known = self.processes.entry(key(process.owner)).or_default();
+            if known.charged_bytes != process.charged_bytes || known.contexts == 0 {
+                (known.charged_bytes, known.contexts) = (process.charged_bytes, contexts);
+                known.unchanged = 0;
+            }
+            known.unchanged = known.unchanged.saturating_add(1);
             known.update(process);
-            wanted = wanted.max(known.driver_bytes / contexts);
+            wanted = wanted.max(known.driver_bytes / known.contexts);
+            surplus_bytes = surplus_bytes.saturating_add(known.surplus_bytes(estimate_bytes));
             let beyond = known.driver_bytes.saturating_sub(process.charged_bytes);
             let most = most_excess_bytes(estimate_bytes);
             excess_bytes = excess_bytes.saturating_add(beyond.min(most));
@@ -122,7 +149,8 @@ impl Reserve {
         self.move_to(wanted.min(estimate_bytes.saturating_mul(RESERVE_FACTOR)));
         Correction {
             reserve_bytes: self.reserve_bytes,
-            excess_bytes,
+            excess_bytes: excess_bytes.saturating_sub(surplus_bytes),
+            surplus_bytes: surplus_bytes.saturating_sub(excess_bytes),
         }
     }
 
