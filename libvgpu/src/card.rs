@@ -100,15 +100,6 @@ impl Card {
         self.shares().filter_map(Share::driver_reserve_bytes).max()
     }
 
-    /// Returns the bytes that the processes of the shares have charged.
-    pub(crate) fn counted_bytes(self) -> u64 {
-        let _guard = self.shares.guard();
-        self.reclaim();
-        self.shares()
-            .map(Share::counted_bytes)
-            .fold(0, u64::saturating_add)
-    }
-
     /// Reserves `bytes`, from one share if possible, else from several.
     pub(crate) fn reserve(self, bytes: u64) -> Result<(), LimitExceeded> {
         if !self.certainly_lacks(bytes)

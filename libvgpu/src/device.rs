@@ -12,8 +12,11 @@ static GET_DEVICE: Original<GetDevice> = Original::new(Library::Cuda, c"cuCtxGet
 static GET_UUID_V2: Original<GetUuid> = Original::new(Library::Cuda, c"cuDeviceGetUuid_v2");
 static GET_UUID: Original<GetUuid> = Original::new(Library::Cuda, c"cuDeviceGetUuid");
 
+static GET_ATTRIBUTE: Original<GetAttribute> =
+    Original::new(Library::Cuda, c"cuDeviceGetAttribute");
 static GET_COUNT: Original<GetCount> = Original::new(Library::Cuda, c"cuDeviceGetCount");
 
+type GetAttribute = unsafe extern "C" fn(*mut c_int, c_int, CUdevice) -> CUresult;
 type GetCount = unsafe extern "C" fn(*mut c_int) -> CUresult;
 type GetCurrent = unsafe extern "C" fn(*mut CUcontext) -> CUresult;
 type GetDevice = unsafe extern "C" fn(*mut CUdevice) -> CUresult;
@@ -44,6 +47,15 @@ pub(crate) fn uuid_of(device: CUdevice) -> Option<DeviceUuid> {
     // SAFETY: writes one UUID.
     let result = unsafe { get(&raw mut uuid, device) };
     (result == CUDA_SUCCESS).then_some(DeviceUuid(uuid.bytes))
+}
+
+/// Returns a `CU_DEVICE_ATTRIBUTE_*`.
+pub(crate) fn attribute(device: CUdevice, attribute: c_int) -> Option<u64> {
+    let get = GET_ATTRIBUTE.get()?;
+    let mut value = 0;
+    // SAFETY: writes one number.
+    let result = unsafe { get(&raw mut value, attribute, device) };
+    u64::try_from(value).ok().filter(|_| result == CUDA_SUCCESS)
 }
 
 /// Returns the number of CUDA devices.

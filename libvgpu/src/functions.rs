@@ -82,7 +82,7 @@ macro_rules! for_each_hook {
     Any Cuda cuGreenCtxDestroy(green: CUgreenCtx) = c"cuGreenCtxDestroy" 12040 => green::destroy;
     Memory Cuda cuCtxFromGreenCtx(context: *mut CUcontext, green: CUgreenCtx) = c"cuCtxFromGreenCtx" 12040 => green::context;
 
-    // Modules, and limits of a context, for which libcuda allocates memory.
+    // Modules and libraries, and limits of a context, for which libcuda allocates memory.
     Memory Cuda cuCtxSetLimit(limit: c_int, value: usize) = c"cuCtxSetLimit" 3010 => module::set_limit;
     Memory Cuda cuModuleLoad(module: *mut CUmodule, path: *const c_char) = c"cuModuleLoad" 2000 => module::load;
     Memory Cuda cuModuleLoadData(module: *mut CUmodule, image: *const c_void) = c"cuModuleLoadData" 2000 => module::load_data;
@@ -90,6 +90,12 @@ macro_rules! for_each_hook {
         = c"cuModuleLoadDataEx" 2010 => module::load_data_ex;
     Memory Cuda cuModuleLoadFatBinary(module: *mut CUmodule, image: *const c_void) = c"cuModuleLoadFatBinary" 2000 => module::load_data;
     Any Cuda cuModuleUnload(module: CUmodule) = c"cuModuleUnload" 2000 => module::unload;
+    Memory Cuda cuLibraryLoadData(library: *mut CUlibrary, code: *const c_void, jit: *mut c_int, jit_values: *mut *mut c_void, jit_count: c_uint, options: *mut c_int, values: *mut *mut c_void, count: c_uint)
+        = c"cuLibraryLoadData" 12000 => library::load_data;
+    Memory Cuda cuLibraryLoadFromFile(library: *mut CUlibrary, path: *const c_char, jit: *mut c_int, jit_values: *mut *mut c_void, jit_count: c_uint, options: *mut c_int, values: *mut *mut c_void, count: c_uint)
+        = c"cuLibraryLoadFromFile" 12000 => library::load_file;
+    Memory Cuda cuLibraryGetUnifiedFunction(function: *mut *mut c_void, library: CUlibrary, symbol: *const c_char)
+        = c"cuLibraryGetUnifiedFunction" 12000 => library::unified_function;
     Memory Cuda cuLibraryGetModule(module: *mut CUmodule, library: CUlibrary) = c"cuLibraryGetModule" 12000 => library::module;
     Memory Cuda cuLibraryGetGlobal(pointer: *mut CUdeviceptr, bytes: *mut usize, library: CUlibrary, name: *const c_char)
         = c"cuLibraryGetGlobal" 12000 => library::global;

@@ -22,7 +22,6 @@ pub(crate) mod module;
 pub(crate) mod multicast;
 pub(crate) mod nvml;
 pub(crate) mod physical;
-pub(crate) mod physical_use;
 pub(crate) mod pool;
 pub(crate) mod primary;
 pub(crate) mod shared_memory;

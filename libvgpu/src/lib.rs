@@ -6,7 +6,7 @@
 //! | What does a hook do? | [`hooks`] |
 //! | What are the limits of this process? | [`process`], [`shares`], [`discovery`] (limits pages), [`environment`] (variables) |
 //! | Which limit applies to a call? | [`current`], [`card`] |
-//! | What does the process use? | [`share`] (shared with other processes), [`charge_map`], [`blocks`], [`cache_charge`], [`pool_free_space`] and [`imports`] (its own) |
+//! | What does the process use? | [`share`] (shared with other processes), [`charge_map`], [`blocks`], [`image`], [`cache_charge`], [`pool_free_space`] and [`imports`] (its own) |
 //! | How is GPU time limited? | [`meter`] |
 //! | Where are the original functions? | [`functions`], [`driver`] |
 //!
@@ -56,6 +56,7 @@ mod guard;
 mod hook;
 mod hooks;
 mod identity;
+mod image;
 mod imports;
 #[cfg(feature = "kill-points")]
 mod kill_points;

@@ -42,6 +42,7 @@ mod samples;
 mod stream;
 
 use capture::Captures;
+pub(crate) use capture::relaxed;
 use cards::{Cards, Known};
 use costs::Costs;
 use counted_time::CountedTime;

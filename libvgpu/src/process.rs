@@ -23,7 +23,8 @@ use crate::guard::{Guard, PendingReservations, SharedGate};
 use crate::meter::Meter;
 use crate::pool_free_space::PoolFreeSpace;
 use crate::records::{
-    Binding, Context, Descriptor, GraphNeed, LibraryPart, Mapping, Physical, TotalNeed,
+    Binding, Context, Descriptor, GraphNeed, LibraryImage, LibraryPart, Mapping, Physical,
+    TotalNeed,
 };
 use crate::share::Share;
 use crate::shared_chunks::SharedChunks;
@@ -92,13 +93,13 @@ pub(crate) struct Process {
     pub(crate) exported: SharedChunks,
     /// Memory of other processes that was opened in the same ways.
     pub(crate) opened: SharedChunks,
-    /// Memory of modules, by handle.
+    /// Memory of modules, by handle, and of libraries in contexts.
     pub(crate) modules: ChargeMap<Charge>,
-    /// Growth at loads of modules that is not charged yet, by the GPU's index.
-    pub(crate) uncharged_module_bytes: [AtomicU64; MAX_SHARES],
-    /// Libraries with kernels that the program has, and the modules of libraries, by handle.
+    /// Libraries with global variables, by handle.
+    pub(crate) libraries: ChargeMap<LibraryImage>,
+    /// Their contexts, with the keys of their charges.
     pub(crate) library_parts: ChargeMap<LibraryPart>,
-    /// Loads of libraries into contexts; neither must be destroyed meanwhile.
+    /// Charges of libraries in contexts; neither must be destroyed meanwhile.
     pub(crate) library_gate: SharedGate,
     /// Memory for the limits of contexts (heap, stacks, output), by context and limit.
     pub(crate) limits: ChargeMap<Charge>,

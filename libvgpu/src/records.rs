@@ -114,10 +114,19 @@ pair! {
 }
 
 pair! {
-    /// A library with kernels that the program has, at its own handle; or its module in a context, at the module's.
+    /// Memory of a library in each context that loads it.
+    LibraryImage {
+        bytes,
+        /// 1 once the program has requested a kernel, else 0.
+        is_used,
+    }
+}
+
+pair! {
+    /// A library that is charged in a context.
     LibraryPart {
         library,
-        /// Handle of the context; 0 at the library's own handle.
+        /// Handle of the context.
         context,
     }
 }

@@ -10,6 +10,7 @@ use crate::cuda::{
     CUdevice, CUresult,
 };
 use crate::current::{Target, target_of_device};
+use crate::device::attribute;
 use crate::functions::{
     cuCtxAttach, cuCtxCreate, cuCtxCreate_v3, cuCtxCreate_v4, cuCtxDestroy, cuCtxDestroy_v2,
     cuCtxDetach,
@@ -19,7 +20,6 @@ use crate::hooks::driver_cache::reserve;
 use crate::hooks::freed_bytes::FreedBytes;
 use crate::hooks::memory::drop_linear;
 use crate::hooks::metering;
-use crate::hooks::physical_use::{attribute, measured_context};
 use crate::hooks::{library, module, shared_memory};
 use crate::process::Process;
 use crate::records::Context;
@@ -55,24 +55,6 @@ pub(crate) fn charge_context(device: CUdevice) -> Result<ContextCharge, CUresult
     Ok(ContextCharge::Charged(card, bytes))
 }
 
-/// Corrects the charge of a created context where no limits page has an estimate, and returns it.
-///
-/// A page has the estimate of the node agent, which compares the account with NVML's memory of each process once a second
-/// and publishes the excess in the page. NVML sees each process by itself; libcuda reports the whole GPU, with the
-/// memory of other tenants.
-pub(crate) fn correct_context(card: Card, context: CUcontext, bytes: u64) -> u64 {
-    if card.driver_reserve_bytes().is_some() {
-        return bytes;
-    }
-    let Some(measured) = measured_context(card, context, bytes) else {
-        return bytes;
-    };
-    card.correct(bytes, measured);
-    card.subtract_driver_bytes(bytes);
-    card.add_driver_bytes(measured);
-    measured
-}
-
 /// Reverts [`charge_context`].
 pub(crate) fn release_context(card: Card, bytes: u64) {
     card.subtract_driver_bytes(bytes);
@@ -100,13 +82,13 @@ pub(crate) fn create_charged(
     // SAFETY: libcuda has written the context.
     let created = unsafe { context.read() };
     let charge = Context::Own {
-        bytes: correct_context(card, created, bytes),
+        bytes,
         card: card.index(),
         attachments: 0,
     };
     let key = created.expose_provenance() as u64;
     Process::of(card).contexts.insert(key, charge);
-    if library::load_known(device, created) {
+    if library::charge_known(device, created) {
         return result;
     }
     if let Some(undo) = cuCtxDestroy_v2::ORIGINAL.get() {
@@ -166,7 +148,7 @@ pub(crate) unsafe fn destroy(original: cuCtxDestroy::Function, context: CUcontex
         return call();
     };
     let known = {
-        // No library is being loaded into it.
+        // No library is being charged in it.
         let _alone = process.library_gate.enter_exclusive();
         process.contexts.remove(key)
     };

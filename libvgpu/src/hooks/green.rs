@@ -20,8 +20,7 @@ pub(crate) unsafe fn create(
 ) -> CUresult {
     let result = primary::retain_with(device, || {
         // SAFETY: the caller's arguments.
-        let result = unsafe { original(green, description, device, flags) };
-        (result, None)
+        unsafe { original(green, description, device, flags) }
     });
     if let Some(process) = Process::get().filter(|_| result == CUDA_SUCCESS) {
         // SAFETY: libcuda has written the green context.

@@ -1,13 +1,16 @@
 //! Libraries: libcuda loads one into a context when the context first uses it, at the latest at the launch of a kernel.
 //!
-//! A launch is not hooked for memory. So a library whose kernels the program has is loaded into every context on a
-//! GPU with a limit, where the load can be denied: into existing contexts with the request for the kernel, into others
-//! at their creation. [`crate::hooks::module`] measures the load.
+//! A launch is not hooked for memory. So a library with global variables is charged in every context on a GPU with a limit
+//! from the first request for one of its kernels on, where that can be denied: in existing contexts with the request, in
+//! others at their creation. Nothing is loaded on the program's behalf: a load waits for the kernels that run in its
+//! context.
 
-use core::ffi::{c_char, c_uint};
+use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::ptr;
 use core::sync::atomic::Ordering;
 
+use crate::card::Card;
+use crate::charge_map::Charge;
 use crate::cuda::{
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUcontext, CUdevice, CUdeviceptr, CUkernel, CUlibrary,
     CUmodule, CUresult,
@@ -16,108 +19,203 @@ use crate::current::{Target, target_of_current_context, target_of_device};
 use crate::device::current_context;
 use crate::functions::{
     cuLibraryEnumerateKernels, cuLibraryGetGlobal, cuLibraryGetKernel, cuLibraryGetModule,
-    cuLibraryUnload,
+    cuLibraryGetUnifiedFunction, cuLibraryLoadData, cuLibraryLoadFromFile, cuLibraryUnload,
 };
+use crate::hooks::driver_cache::reserve;
 use crate::hooks::freed_bytes::FreedBytes;
 use crate::hooks::metering;
-use crate::hooks::module::{charge_growth, record};
-use crate::hooks::physical_use::{uncounted_bytes, with_context};
+use crate::hooks::module::{bytes_of_file, bytes_of_image};
 use crate::process::Process;
-use crate::records::{Context, LibraryPart};
+use crate::records::{Context, LibraryImage, LibraryPart};
 
-/// A library or context of libcuda from its key.
-fn handle_of<T>(key: u64) -> *mut T {
-    ptr::with_exposed_provenance_mut(usize::try_from(key).unwrap_or(0))
+fn key_of(library: CUlibrary) -> u64 {
+    library.expose_provenance() as u64
 }
 
-/// Loads a library into the current context. Returns `false` if the limit is exceeded: then the library stays loaded
-/// and charged until it is unloaded or the context ends.
-fn load(process: &'static Process, library: u64) -> bool {
-    let Target::Limited(card) = target_of_current_context() else {
-        return true;
-    };
-    let (Some(get), Some(context)) = (cuLibraryGetModule::ORIGINAL.get(), current_context()) else {
-        return true;
-    };
-    let before = uncounted_bytes(card);
-    let mut module: CUmodule = ptr::null_mut();
-    // SAFETY: writes one module. A library without code for the GPU, or that does not fit into it, fails at its use, as
-    // without this call.
-    if unsafe { get(&raw mut module, handle_of(library)) } != CUDA_SUCCESS {
-        return true;
+/// Loads a library with `call`, which writes it to `library`, and records the memory that it takes in each context.
+///
+/// # Safety
+/// `call` calls libcuda, which writes to `library` on success.
+unsafe fn load_with(
+    library: *mut CUlibrary,
+    bytes: impl FnOnce() -> u64,
+    call: impl FnOnce() -> CUresult,
+) -> CUresult {
+    let result = call();
+    if let Some(process) = Process::get()
+        && process.is_memory_limited()
+        && result == CUDA_SUCCESS
+    {
+        let bytes = bytes();
+        // SAFETY: libcuda has written the library.
+        let key = key_of(unsafe { library.read() });
+        if bytes != 0 {
+            let is_used = 0;
+            process
+                .libraries
+                .insert(key, LibraryImage { bytes, is_used });
+        }
     }
-    let key = module.expose_provenance() as u64;
+    result
+}
+
+#[expect(clippy::too_many_arguments, reason = "the original's arguments")]
+pub(crate) unsafe fn load_data(
+    original: cuLibraryLoadData::Function,
+    library: *mut CUlibrary,
+    code: *const c_void,
+    jit: *mut c_int,
+    jit_values: *mut *mut c_void,
+    jit_count: c_uint,
+    options: *mut c_int,
+    values: *mut *mut c_void,
+    count: c_uint,
+) -> CUresult {
+    // SAFETY: libcuda has accepted the image.
+    let bytes = || unsafe { bytes_of_image(code) };
+    let call = || {
+        // SAFETY: the caller's arguments.
+        unsafe {
+            original(
+                library, code, jit, jit_values, jit_count, options, values, count,
+            )
+        }
+    };
+    // SAFETY: the call writes to `library`.
+    unsafe { load_with(library, bytes, call) }
+}
+
+#[expect(clippy::too_many_arguments, reason = "the original's arguments")]
+pub(crate) unsafe fn load_file(
+    original: cuLibraryLoadFromFile::Function,
+    library: *mut CUlibrary,
+    path: *const c_char,
+    jit: *mut c_int,
+    jit_values: *mut *mut c_void,
+    jit_count: c_uint,
+    options: *mut c_int,
+    values: *mut *mut c_void,
+    count: c_uint,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let bytes = || unsafe { bytes_of_file(path) };
+    let call = || {
+        // SAFETY: the caller's arguments.
+        unsafe {
+            original(
+                library, path, jit, jit_values, jit_count, options, values, count,
+            )
+        }
+    };
+    // SAFETY: the call writes to `library`.
+    unsafe { load_with(library, bytes, call) }
+}
+
+/// Charges a library in a context, once. Returns `false` if the limit is exceeded.
+fn charge(process: &'static Process, library: u64, bytes: u64, card: Card, context: u64) -> bool {
+    let key = library.rotate_left(16) ^ context;
     if process.library_parts.get(key).is_some() {
         return true;
     }
-    process
-        .library_parts
-        .insert(key, LibraryPart { library, context });
-    let Err(bytes) = charge_growth(process, card, key, before) else {
-        return true;
+    if !reserve(card, bytes) {
+        return false;
+    }
+    let is_new = {
+        let _guard = process.guard();
+        let is_new = process.library_parts.get(key).is_none();
+        if is_new {
+            let part = LibraryPart { library, context };
+            process.library_parts.insert(key, part);
+            let charge = Charge {
+                bytes,
+                card: card.index(),
+                context,
+            };
+            process.modules.insert(key, charge);
+        }
+        is_new
     };
-    card.charge(bytes);
-    record(process, card, key, bytes);
-    false
+    if !is_new {
+        // Another thread has charged it.
+        card.release(bytes);
+    }
+    true
 }
 
-/// Loads the libraries whose kernels the program has into a new context of the device. Returns `false` if the limit is
+/// Charges a library in the current context, which may be one that no hook has seen, or a green one.
+fn charge_here(process: &'static Process, library: u64, bytes: u64) -> bool {
+    match (target_of_current_context(), current_context()) {
+        (Target::Limited(card), Some(context)) => charge(process, library, bytes, card, context),
+        _ => true,
+    }
+}
+
+/// Charges the libraries whose kernels the program has in a new context of the device. Returns `false` if the limit is
 /// exceeded.
-pub(crate) fn load_known(device: CUdevice, context: CUcontext) -> bool {
-    let (Some(process), Target::Limited(_)) = (Process::get(), target_of_device(device)) else {
+pub(crate) fn charge_known(device: CUdevice, context: CUcontext) -> bool {
+    let (Some(process), Target::Limited(card)) = (Process::get(), target_of_device(device)) else {
         return true;
     };
+    let context = context.expose_provenance() as u64;
     let mut fits = true;
-    process.library_parts.for_each(|key, part| {
-        if key != part.library || !fits {
+    process.libraries.for_each(|key, library| {
+        if library.is_used == 0 || !fits {
             return;
         }
         let _in_use = process.library_gate.enter();
-        if process.library_parts.get(key).is_some() {
-            fits = with_context(context, || load(process, key)).unwrap_or(true);
+        if process.libraries.get(key).is_some() {
+            fits = charge(process, key, library.bytes, card, context);
         }
     });
     fits
 }
 
-/// Loads a library into all contexts, before the program gets its first kernel. Returns `false` if a limit is
-/// exceeded.
-fn load_everywhere(process: &'static Process, library: u64) -> bool {
-    let part = LibraryPart {
-        library,
-        context: 0,
-    };
-    process.library_parts.insert(library, part);
+/// Charges a library in all contexts. Returns `false` if a limit is exceeded.
+fn charge_everywhere(process: &'static Process, library: u64, bytes: u64) -> bool {
     let mut fits = true;
     process.contexts.for_each(|key, context| {
-        let Context::Own { .. } = context else { return };
+        let Context::Own { card, .. } = context else {
+            return;
+        };
         let _in_use = process.library_gate.enter();
-        if process.contexts.get(key).is_some() {
-            fits &= with_context(handle_of(key), || load(process, library)).unwrap_or(true);
+        if process.contexts.get(key).is_some()
+            && let Some(card) = process.card(card)
+        {
+            fits &= charge(process, library, bytes, card, key);
         }
     });
-    for device in &process.devices {
+    for (device, ordinal) in process.devices.iter().zip(0..) {
         if device.charged.load(Ordering::Acquire) == 0 {
             continue;
         }
         let _alive = device.primary_gate.enter();
         let context = device.primary.load(Ordering::Acquire);
-        if device.charged.load(Ordering::Acquire) != 0 && context != 0 {
-            fits &= with_context(handle_of(context), || load(process, library)).unwrap_or(true);
+        if device.charged.load(Ordering::Acquire) != 0
+            && context != 0
+            && let Target::Limited(card) = target_of_device(ordinal)
+        {
+            fits &= charge(process, library, bytes, card, context);
         }
     }
     fits
 }
 
-/// Loads a library before the program uses its kernels. Returns `false` if a limit is exceeded.
+/// Charges a library before the program gets its kernels. Returns `false` if a limit is exceeded.
 fn begin_use(library: CUlibrary) -> bool {
     let Some(process) = Process::get() else {
         return true;
     };
-    let key = library.expose_provenance() as u64;
-    let is_known = process.library_parts.get(key).is_some();
-    // The current context may be one that no hook has seen, or a green one.
-    (is_known || load_everywhere(process, key)) & load(process, key)
+    let key = key_of(library);
+    let used = |image: &LibraryImage| {
+        Some(LibraryImage {
+            is_used: 1,
+            ..*image
+        })
+    };
+    let Some(LibraryImage { bytes, is_used }) = process.libraries.change(key, used) else {
+        return true;
+    };
+    (is_used != 0 || charge_everywhere(process, key, bytes)) & charge_here(process, key, bytes)
 }
 
 pub(crate) unsafe fn kernel(
@@ -155,9 +253,10 @@ pub(crate) unsafe fn kernels(
 }
 
 /// Makes a call that loads the library into the current context.
-fn load_with(library: CUlibrary, call: impl FnOnce() -> CUresult) -> CUresult {
-    let fits = |process| load(process, library.expose_provenance() as u64);
-    if Process::get().is_none_or(fits) {
+fn use_with(library: CUlibrary, call: impl FnOnce() -> CUresult) -> CUresult {
+    let key = key_of(library);
+    let known = Process::get().and_then(|process| Some((process, process.libraries.get(key)?)));
+    if known.is_none_or(|(process, image)| charge_here(process, key, image.bytes)) {
         call()
     } else {
         CUDA_ERROR_OUT_OF_MEMORY
@@ -170,7 +269,7 @@ pub(crate) unsafe fn module(
     library: CUlibrary,
 ) -> CUresult {
     // SAFETY: the caller's arguments.
-    load_with(library, || unsafe { original(module, library) })
+    use_with(library, || unsafe { original(module, library) })
 }
 
 pub(crate) unsafe fn global(
@@ -181,9 +280,19 @@ pub(crate) unsafe fn global(
     name: *const c_char,
 ) -> CUresult {
     // SAFETY: the caller's arguments.
-    load_with(library, || unsafe {
+    use_with(library, || unsafe {
         original(pointer, bytes, library, name)
     })
+}
+
+pub(crate) unsafe fn unified_function(
+    original: cuLibraryGetUnifiedFunction::Function,
+    function: *mut *mut c_void,
+    library: CUlibrary,
+    symbol: *const c_char,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    use_with(library, || unsafe { original(function, library, symbol) })
 }
 
 pub(crate) unsafe fn unload(original: cuLibraryUnload::Function, library: CUlibrary) -> CUresult {
@@ -192,11 +301,12 @@ pub(crate) unsafe fn unload(original: cuLibraryUnload::Function, library: CUlibr
     let Some(process) = Process::get() else {
         return call();
     };
-    let key = library.expose_provenance() as u64;
+    let key = key_of(library);
     let mut freed = FreedBytes::NONE;
-    // Removed before the call: afterwards other libraries and modules may have the same handles.
-    {
+    // Removed before the call: afterwards another library may have the same handle.
+    if process.libraries.get(key).is_some() {
         let _alone = process.library_gate.enter_exclusive();
+        process.libraries.remove(key);
         let ends = |part: &LibraryPart| part.library == key;
         process.library_parts.remove_all(ends, |part, _| {
             if let Some(charge) = process.modules.remove(part) {
@@ -214,7 +324,7 @@ pub(crate) unsafe fn unload(original: cuLibraryUnload::Function, library: CUlibr
     result
 }
 
-/// Drops the records of modules in a context that ends.
+/// Drops the records of libraries in a context that ends.
 pub(crate) fn end_context(process: &Process, context: u64) {
     let ends = |part: &LibraryPart| part.context == context;
     process.library_parts.remove_all(ends, |_, _| {});

@@ -7,7 +7,7 @@ use crate::cuda::{CUdevice, CUresult, CUstream};
 use crate::current::{Target, target_of};
 use crate::device::uuid_of;
 use crate::meter::{FastPath, Meter};
-pub(crate) use crate::meter::{Legacy, NullStream, PerThread};
+pub(crate) use crate::meter::{Legacy, NullStream, PerThread, relaxed};
 use crate::process::Process;
 
 /// Makes a launch of the kind with the call once the share may make it.

@@ -1,15 +1,11 @@
 //! Memory that libcuda allocates for modules and for the limits of a context.
 //!
-//! An image does not contain the size of its global variables (it may be compressed, or PTX), so loading is measured:
-//! the growth of the GPU's used memory that the share's account does not explain. Code and small variables are part
-//! of the estimate for a context until they add up to [`LEAST_BYTES`]. On a GPU with several tenants the growth may
-//! include memory of another one; therefore a load is denied only if its undo returns the memory.
+//! A module is charged the global variables that its image declares ([`crate::image`]). Its code, and variables of images
+//! that cannot be read, are libcuda's own memory, which the node agent corrects.
 
-use core::ffi::{c_char, c_int, c_uint, c_void};
-use core::sync::atomic::Ordering;
+use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
-use crate::blocks::BLOCK;
-use crate::card::Card;
+use crate::blocks::{BLOCK, rounded};
 use crate::charge_map::Charge;
 use crate::cuda::{
     CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
@@ -17,94 +13,72 @@ use crate::cuda::{
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdevice, CUmodule, CUresult,
 };
 use crate::current::{Target, target_of_current_context};
-use crate::device::{current_context, current_device};
+use crate::device::{attribute, current_context, current_device};
 use crate::driver::{Library, Original};
 use crate::functions::{cuCtxSetLimit, cuModuleLoad, cuModuleLoadDataEx, cuModuleUnload};
 use crate::hooks::driver_cache::reserve;
 use crate::hooks::freed_bytes::FreedBytes;
-use crate::hooks::memory::free_charged;
+use crate::hooks::memory::{Request, free_charged};
 use crate::hooks::metering;
-use crate::hooks::physical_use::{attribute, growth, uncounted_bytes};
+use crate::image;
 use crate::process::Process;
+use crate::sys;
 
-/// Smallest growth that is charged.
-const LEAST_BYTES: u64 = 16 << 20;
-/// Attempts to load a module while another tenant's memory grows.
-const ATTEMPTS: u32 = 3;
-
-/// Charges the uncounted growth since `before` to the module at `key`.
+/// Returns the memory of the global variables of an image in memory.
 ///
-/// # Errors
-/// The growth, if it exceeds the limit; then nothing is charged.
-pub(super) fn charge_growth(
-    process: &'static Process,
-    card: Card,
-    key: u64,
-    before: Option<i128>,
-) -> Result<(), u64> {
-    let uncharged = process
-        .uncharged_module_bytes
-        .get(usize::from(card.index()));
-    let (Some(before), Some(after), Some(uncharged)) = (before, uncounted_bytes(card), uncharged)
-    else {
-        return Ok(());
-    };
-    let growth = growth(before, after).saturating_add(uncharged.swap(0, Ordering::Relaxed));
-    if growth < LEAST_BYTES {
-        uncharged.fetch_add(growth, Ordering::Relaxed);
-        return Ok(());
-    }
-    let bytes = growth.checked_next_multiple_of(BLOCK).unwrap_or(growth);
-    if !reserve(card, bytes) {
-        return Err(bytes);
-    }
-    record(process, card, key, bytes);
-    Ok(())
+/// # Safety
+/// `image` is null or an image for libcuda.
+pub(super) unsafe fn bytes_of_image(image: *const c_void) -> u64 {
+    // SAFETY: the caller's contract.
+    rounded(unsafe { image::global_bytes(image, None) })
 }
 
-/// Records that the module at `key` in the current context is charged `bytes`.
-pub(super) fn record(process: &Process, card: Card, key: u64, bytes: u64) {
-    let charge = Charge {
-        bytes,
-        card: card.index(),
-        context: current_context().unwrap_or(0),
+/// As [`bytes_of_image`], of an image in a file. A file that cannot be read counts as nothing: libcuda reports it.
+///
+/// # Safety
+/// `path` is null or terminated.
+pub(super) unsafe fn bytes_of_file(path: *const c_char) -> u64 {
+    if path.is_null() {
+        return 0;
+    }
+    // SAFETY: the caller's contract.
+    let path = unsafe { CStr::from_ptr(path) };
+    let Some(file) = sys::open(None, path, libc::O_RDONLY, 0) else {
+        return 0;
     };
-    process.modules.insert(key, charge);
+    let length = sys::status(file).and_then(|status| usize::try_from(status.size).ok());
+    let mapped = length.and_then(|length| Some((sys::map_file(file, length, false)?, length)));
+    sys::close(file);
+    let Some((image, length)) = mapped else {
+        return 0;
+    };
+    // SAFETY: mapped with this length.
+    let bytes = unsafe { image::global_bytes(image.as_ptr(), Some(length)) };
+    sys::unmap(image, length);
+    rounded(bytes)
 }
 
-/// Loads a module with `call`, which writes it to `module`.
+/// Loads a module with `call`, which writes it to `module`, if the memory of its image fits.
 ///
 /// # Safety
 /// `call` calls libcuda, which writes to `module` on success.
-unsafe fn load_with(module: *mut CUmodule, call: impl Fn() -> CUresult) -> CUresult {
-    let (card, process) = match (target_of_current_context(), Process::get()) {
-        (Target::Limited(card), Some(process)) => (card, process),
-        _ => return call(),
+unsafe fn load_with(
+    module: *mut CUmodule,
+    bytes: impl FnOnce() -> u64,
+    call: impl FnOnce() -> CUresult,
+) -> CUresult {
+    let Target::Limited(_) = target_of_current_context() else {
+        return call();
     };
-    for _ in 0..ATTEMPTS {
-        let before = uncounted_bytes(card);
-        let result = call();
-        if result != CUDA_SUCCESS {
-            return result;
-        }
-        // SAFETY: libcuda has written the module.
-        let loaded = unsafe { module.read() };
-        if charge_growth(process, card, loaded.expose_provenance() as u64, before).is_ok() {
-            return result;
-        }
-        let with_module = uncounted_bytes(card);
-        if let Some(unload) = cuModuleUnload::ORIGINAL.get() {
-            // SAFETY: just loaded, and unknown to the program.
-            unsafe { unload(loaded) };
-        }
-        // SAFETY: as above; the program must not see it.
-        unsafe { module.write(core::ptr::null_mut()) };
-        let returned = uncounted_bytes(card).zip(with_module);
-        if returned.is_some_and(|(without, with)| growth(without, with) >= LEAST_BYTES) {
-            break;
-        }
+    match bytes() {
+        0 => call(),
+        bytes => Request::in_current_context(bytes).allocate(
+            |process| &process.modules,
+            call,
+            // SAFETY: libcuda has written the module.
+            || unsafe { module.read() }.expose_provenance() as u64,
+        ),
     }
-    CUDA_ERROR_OUT_OF_MEMORY
 }
 
 pub(crate) unsafe fn load(
@@ -113,9 +87,11 @@ pub(crate) unsafe fn load(
     path: *const c_char,
 ) -> CUresult {
     // SAFETY: the caller's arguments.
+    let bytes = || unsafe { bytes_of_file(path) };
+    // SAFETY: the caller's arguments.
     let call = || unsafe { original(module, path) };
     // SAFETY: the call writes to `module`.
-    unsafe { load_with(module, call) }
+    unsafe { load_with(module, bytes, call) }
 }
 
 pub(crate) unsafe fn load_data_ex(
@@ -127,9 +103,11 @@ pub(crate) unsafe fn load_data_ex(
     values: *mut *mut c_void,
 ) -> CUresult {
     // SAFETY: the caller's arguments.
+    let bytes = || unsafe { bytes_of_image(image) };
+    // SAFETY: the caller's arguments.
     let call = || unsafe { original(module, image, count, options, values) };
     // SAFETY: the call writes to `module`.
-    unsafe { load_with(module, call) }
+    unsafe { load_with(module, bytes, call) }
 }
 
 /// As [`load`], from memory.
@@ -139,9 +117,11 @@ pub(crate) unsafe fn load_data(
     image: *const c_void,
 ) -> CUresult {
     // SAFETY: the caller's arguments.
+    let bytes = || unsafe { bytes_of_image(image) };
+    // SAFETY: the caller's arguments.
     let call = || unsafe { original(module, image) };
     // SAFETY: the call writes to `module`.
-    unsafe { load_with(module, call) }
+    unsafe { load_with(module, bytes, call) }
 }
 
 pub(crate) unsafe fn unload(original: cuModuleUnload::Function, module: CUmodule) -> CUresult {

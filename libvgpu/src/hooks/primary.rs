@@ -16,8 +16,7 @@ use crate::functions::{
     cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2, cuDevicePrimaryCtxRetain,
 };
 use crate::hooks::context::{
-    ContextCharge, charge_context, correct_context, create_charged, release_allocations_of,
-    release_context,
+    ContextCharge, charge_context, create_charged, release_allocations_of, release_context,
 };
 use crate::hooks::library;
 use crate::hooks::metering;
@@ -55,20 +54,19 @@ pub(crate) unsafe fn retain(
     let is_new = state.charged.load(Ordering::Acquire) == 0;
     let result = retain_with(device, || {
         let result = call();
-        if result != CUDA_SUCCESS {
-            return (result, None);
+        if result == CUDA_SUCCESS {
+            // SAFETY: libcuda has written the context.
+            let context = unsafe { context.read() };
+            let key = context.expose_provenance() as u64;
+            state.primary.store(key, Ordering::Release);
         }
-        // SAFETY: libcuda has written the context.
-        let context = unsafe { context.read() };
-        let key = context.expose_provenance() as u64;
-        state.primary.store(key, Ordering::Release);
-        (result, Some(context))
+        result
     });
     if result != CUDA_SUCCESS || !is_new {
         return result;
     }
     // SAFETY: libcuda has written the context.
-    if library::load_known(device, unsafe { context.read() }) {
+    if library::charge_known(device, unsafe { context.read() }) {
         return result;
     }
     if let Some(undo) = cuDevicePrimaryCtxRelease_v2::ORIGINAL.get() {
@@ -81,26 +79,22 @@ pub(crate) unsafe fn retain(
 }
 
 /// Retains the primary context with `call`. A retain creates the context if it is the first one, or the first one
-/// since a release or reset ended the context. `call` returns the context if it is known.
-pub(crate) fn retain_with(
-    device: CUdevice,
-    call: impl FnOnce() -> (CUresult, Option<CUcontext>),
-) -> CUresult {
+/// since a release or reset ended the context.
+pub(crate) fn retain_with(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
     let Some(state) = device_state(device) else {
-        return call().0;
+        return call();
     };
     let _alone = state.primary_gate.wait_exclusive();
     if state.charged.load(Ordering::Acquire) != 0 {
-        return call().0;
+        return call();
     }
     let charge = match charge_context(device) {
         Ok(charge) => charge,
         Err(result) => return result,
     };
-    let (result, context) = call();
+    let result = call();
     match charge {
-        ContextCharge::Charged(card, bytes) if result == CUDA_SUCCESS => {
-            let bytes = context.map_or(bytes, |context| correct_context(card, context, bytes));
+        ContextCharge::Charged(_, bytes) if result == CUDA_SUCCESS => {
             let charged = bytes.saturating_add(1);
             state.charged.store(charged, Ordering::Release);
         }

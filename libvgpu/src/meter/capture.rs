@@ -143,12 +143,7 @@ impl Captures {
         let result = if self.is_any() {
             None
         } else {
-            let mode = exchange_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
-            let result = calls();
-            if let Some(mode) = mode {
-                exchange_mode(mode);
-            }
-            Some(result)
+            Some(relaxed(calls))
         };
         self.own_calls.fetch_sub(1, Ordering::SeqCst);
         result
@@ -173,6 +168,16 @@ impl Captures {
 /// Returns the handle, not zero.
 fn key_of(stream: CUstream) -> u64 {
     (stream.expose_provenance() as u64).max(1)
+}
+
+/// Makes calls to libcuda that concern no captured stream and leave the captures of all threads alone.
+pub(crate) fn relaxed<T>(calls: impl FnOnce() -> T) -> T {
+    let mode = exchange_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
+    let result = calls();
+    if let Some(mode) = mode {
+        exchange_mode(mode);
+    }
+    result
 }
 
 fn exchange_mode(mode: c_int) -> Option<c_int> {

@@ -10,7 +10,7 @@ use drava_vgpu_abi::region::{SLOT_COUNT, SLOT_SIZE, SLOTS_OFFSET};
 use drava_vgpu_abi::{Limits, REGION_SIZE};
 
 use crate::robustness::{NOBODY, is_root};
-use crate::test_process::{CARDS, CONTEXT_BYTES, Container, GIB, MIB};
+use crate::test_process::{CARDS, Container, ESTIMATE, GIB, MIB};
 
 fn writable(container: &Container, share: &str) -> File {
     OpenOptions::new()
@@ -152,7 +152,7 @@ fn rejects_region_of_another_user() {
             .env("DRAVA_JOB", &job);
     });
     process.init(0);
-    process.alloc(GIB - CONTEXT_BYTES);
+    process.alloc(GIB - ESTIMATE);
     process.denied("alloc 1");
     let untouched = fs::read(&path).unwrap();
     fs::remove_file(&path).unwrap();

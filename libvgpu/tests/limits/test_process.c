@@ -133,8 +133,14 @@ static int by_size(const void *left, const void *right) {
     return (a > b) - (a < b);
 }
 
-// A module with a global variable.
-#define PTX ".version 6.4\n.target sm_50\n.address_size 64\n.visible .global .align 8 .b8 data[%llu];\n"
+#include "image.h"
+
+// Writes an image to a new file, whose name replaces the pattern at `path`.
+static void write_image(char *path, struct Image image) {
+    int file = mkstemp(path);
+    if (file < 0 || write(file, image.start, image.length) < 0) perror(path);
+    close(file);
+}
 
 static void forbid(const char *name);
 
@@ -261,14 +267,11 @@ static void run(char *line) {
         struct Properties properties = {1, (int)c, 1, (int)b, NULL, {0}};
         ANSWER(CALL(cuMemCreate, (Pointer *, size_t, struct Properties *, uint64_t), &pointer, a, &properties, 0));
     } else if (!strcmp(word, "module")) {
-        // A module with global variables of `a` bytes, loaded by function `b`.
-        char image[160], path[] = "/tmp/drava-module-XXXXXX";
-        snprintf(image, sizeof image, PTX, a);
-        if (b == 3) {
-            int file = mkstemp(path);
-            if (file < 0 || write(file, image, strlen(image)) < 0) perror(path);
-            close(file);
-        }
+        // A module with global variables of `a` bytes, loaded by function `b` from an image of form `c`.
+        char path[] = "/tmp/drava-module-XXXXXX";
+        struct Image made = make_image(a, (enum Form)c);
+        const void *image = made.start;
+        if (b == 3) write_image(path, made);
         ANSWER(b == 1   ? CALL(cuModuleLoadDataEx, (Pointer *, const void *, unsigned, int *, void **), &pointer, image, 0, NULL, NULL)
                : b == 2 ? CALL(cuModuleLoadFatBinary, (Pointer *, const void *), &pointer, image)
                : b == 3 ? CALL(cuModuleLoad, (Pointer *, const char *), &pointer, path)
@@ -276,13 +279,12 @@ static void run(char *line) {
         if (b == 3) unlink(path);
     } else if (!strcmp(word, "linked")) {
         // A module with the global variables of two linked images, each of `a` bytes.
-        char image[160];
+        struct Image image = make_image(a, PTX);
         void *link = NULL, *linked = NULL;
         size_t size = 0;
-        snprintf(image, sizeof image, PTX, a);
         Result result = CALL(cuLinkCreate_v2, (unsigned, int *, void **, void **), 0, NULL, NULL, &link);
         for (int i = 0; !result && i < 2; i++) {
-            result = CALL(cuLinkAddData_v2, (void *, int, void *, size_t, const char *, unsigned, int *, void **), link, 1, image, strlen(image) + 1, NULL, 0, NULL, NULL);
+            result = CALL(cuLinkAddData_v2, (void *, int, void *, size_t, const char *, unsigned, int *, void **), link, 1, (void *)image.start, image.length, NULL, 0, NULL, NULL);
         }
         if (!result) result = CALL(cuLinkComplete, (void *, void **, size_t *), link, &linked, &size);
         if (!result) result = CALL(cuModuleLoadData, (Pointer *, const void *), &pointer, linked);
@@ -291,9 +293,13 @@ static void run(char *line) {
     } else if (!strcmp(word, "unload")) {
         printf("%d\n", CALL(cuModuleUnload, (Pointer), slots[a]));
     } else if (!strcmp(word, "library")) {
-        char image[160];
-        snprintf(image, sizeof image, PTX, a);
-        ANSWER(CALL(cuLibraryLoadData, (Pointer *, const void *, int *, void **, unsigned, int *, void **, unsigned), &pointer, image, NULL, NULL, 0, NULL, NULL, 0));
+        // A library with global variables of `a` bytes, from an image of form `b`, in a file if `c` is not 0.
+        char path[] = "/tmp/drava-library-XXXXXX";
+        struct Image image = make_image(a, (enum Form)b);
+        if (c) write_image(path, image);
+        ANSWER(c ? CALL(cuLibraryLoadFromFile, (Pointer *, const char *, int *, void **, unsigned, int *, void **, unsigned), &pointer, path, NULL, NULL, 0, NULL, NULL, 0)
+                 : CALL(cuLibraryLoadData, (Pointer *, const void *, int *, void **, unsigned, int *, void **, unsigned), &pointer, image.start, NULL, NULL, 0, NULL, NULL, 0));
+        if (c) unlink(path);
     } else if (!strcmp(word, "kernel")) {
         ANSWER(CALL(cuLibraryGetKernel, (Pointer *, Pointer, const char *), &pointer, slots[a], "any"));
     } else if (!strcmp(word, "librarymodule")) {
@@ -301,6 +307,8 @@ static void run(char *line) {
     } else if (!strcmp(word, "libraryglobal")) {
         size_t size = 0;
         ANSWER(CALL(cuLibraryGetGlobal, (Pointer *, size_t *, Pointer, const char *), &pointer, &size, slots[a], "any"));
+    } else if (!strcmp(word, "libraryfunction")) {
+        ANSWER(CALL(cuLibraryGetUnifiedFunction, (Pointer *, Pointer, const char *), &pointer, slots[a], "any"));
     } else if (!strcmp(word, "kernels")) {
         ANSWER(CALL(cuLibraryEnumerateKernels, (Pointer *, unsigned, Pointer), &pointer, 1, slots[a]));
     } else if (!strcmp(word, "launchkernel")) {

@@ -26,6 +26,9 @@ pub(crate) const CARDS: [&str; 2] = [
 /// Memory of a context, as in the machine's description.
 pub(crate) const CONTEXT_BYTES: u64 = 545_259_520;
 
+/// Estimate for a context without a limits page: 4 MiB for each of 132 multiprocessors.
+pub(crate) const ESTIMATE: u64 = 132 * 4 * MIB;
+
 /// A machine and one container on it.
 pub(crate) struct Container {
     pub(crate) machine: Machine,

@@ -25,6 +25,11 @@
 //   failunmap <rounds>                        one thread releases the handle of memory that is mapped twice, while two others
 //                                             try to unmap it in vain. Prints how often the memory was not in use before its
 //                                             end, or in use afterwards
+//   churn <bytes>, calm                       begins, or ends, to allocate and free in another thread
+//   load <count>                              loads modules without global variables; prints the number of denials
+//   captures <call> <rounds>                  one thread captures in global mode; meanwhile another one queries the free memory
+//                                             (0), the same by NVML (1), launches a graph with memory nodes (2), or creates
+//                                             memory (3). Prints the numbers of denied calls and of invalid captures
 //   meminfo                                   prints free and total memory
 
 #define _GNU_SOURCE
@@ -46,7 +51,7 @@ typedef unsigned long long Pointer;
 #define OUT_OF_MEMORY 2
 #define MOST_THREADS 16
 
-static void *cuda, *context;
+static void *cuda, *nvml, *context;
 
 #define CALL(name, types, ...)                                     \
     ({                                                             \
@@ -329,6 +334,93 @@ static Result prepare_references(void) {
     return CALL(cuMemAddressReserve, (Pointer *, size_t, size_t, Pointer, uint64_t), &range, MAPPINGS * task.bytes, 0, 0, 0);
 }
 
+static _Atomic int churns;
+static pthread_t churner;
+
+static void *churn(void *bytes) {
+    must(CALL(cuCtxSetCurrent, (void *), context));
+    while (churns) {
+        Pointer pointer = 0;
+        Result result = CALL(cuMemAlloc_v2, (Pointer *, size_t), &pointer, (size_t)bytes);
+        if (!result) must(CALL(cuMemFree_v2, (Pointer), pointer));
+    }
+    return NULL;
+}
+
+static Result load(Pointer count) {
+    Result result = 0;
+    task.denied = 0;
+    for (Pointer i = 0; i < count && !result; i++) {
+        Pointer module = 0;
+        result = CALL(cuModuleLoadData, (Pointer *, const void *), &module, ".version 6.4\n.target sm_50\n.address_size 64\n.visible .entry any() { ret; }\n");
+        if (result != OUT_OF_MEMORY) continue;
+        task.denied++;
+        result = 0;
+    }
+    return result;
+}
+
+static void *captured_exec;
+
+// Leaves free memory in a pool, and makes a graph with memory.
+static void prepare_captures(void) {
+    uint64_t keeps = ~0ull;
+    Pointer pool = 0, pointer = 0;
+    void *graph = NULL, *node = NULL, *next = NULL;
+    must(CALL(cuDeviceGetMemPool, (Pointer *, int), &pool, 0));
+    must(CALL(cuMemPoolSetAttribute, (Pointer, int, void *), pool, 4, &keeps));
+    must(CALL(cuMemAllocAsync, (Pointer *, size_t, Pointer), &pointer, 8 << 20, 0));
+    must(CALL(cuMemFreeAsync, (Pointer, Pointer), pointer, 0));
+    must(CALL(cuGraphCreate, (void **, unsigned), &graph, 0));
+    struct { int properties[22]; void *access; size_t count, bytes; Pointer pointer; } allocation = {{1, 0, 1, 0}, NULL, 0, 8 << 20, 0};
+    _Static_assert(sizeof allocation == 120, "as in cuda.h");
+    must(CALL(cuGraphAddMemAllocNode, (void **, void *, void **, size_t, void *), &node, graph, NULL, 0, &allocation));
+    must(CALL(cuGraphAddMemFreeNode, (void **, void *, void **, size_t, Pointer), &next, graph, &node, 1, allocation.pointer));
+    must(CALL(cuGraphInstantiateWithFlags, (void **, void *, unsigned long long), &captured_exec, graph, 0));
+}
+
+static void *capture(void *unused) {
+    Pointer stream = 0;
+    must(CALL(cuCtxSetCurrent, (void *), context));
+    must(CALL(cuStreamCreate, (Pointer *, unsigned), &stream, 1));
+    for (Pointer round = 0; round < task.rounds; round++) {
+        void *graph = NULL;
+        must(CALL(cuStreamBeginCapture_v2, (Pointer, int), stream, 0));
+        pthread_barrier_wait(&task.start);
+        pthread_barrier_wait(&task.start);
+        task.left += CALL(cuStreamEndCapture, (Pointer, void **), stream, &graph) != 0;
+        if (graph) must(CALL(cuGraphDestroy, (void *), graph));
+    }
+    return unused;
+}
+
+static void *poll_memory(void *unused) {
+    Pointer stream = 0;
+    void *device = NULL;
+    must(CALL(cuCtxSetCurrent, (void *), context));
+    must(CALL(cuStreamCreate, (Pointer *, unsigned), &stream, 1));
+    if (task.bytes == 1) {
+        nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+        must(((int (*)(void))dlsym(nvml, "nvmlInit_v2"))());
+        must(((int (*)(unsigned, void **))dlsym(nvml, "nvmlDeviceGetHandleByIndex_v2"))(0, &device));
+    }
+    for (Pointer round = 0; round < task.rounds; round++) {
+        pthread_barrier_wait(&task.start);
+        for (int i = 0; i < 3; i++) {
+            unsigned long long amounts[3] = {0};
+            size_t available = 0, total = 0;
+            struct { int type, handles, location_type, location; void *win32; unsigned char flags[8]; } properties = {1, 0, 1, 0, NULL, {0}};
+            Pointer handle = 0;
+            note(task.bytes == 0   ? CALL(cuMemGetInfo_v2, (size_t *, size_t *), &available, &total)
+                 : task.bytes == 1 ? ((int (*)(void *, void *))dlsym(nvml, "nvmlDeviceGetMemoryInfo"))(device, amounts)
+                 : task.bytes == 2 ? CALL(cuGraphLaunch, (void *, Pointer), captured_exec, stream)
+                                   : CALL(cuMemCreate, (Pointer *, size_t, void *, uint64_t), &handle, 1ull << 40, &properties, 0));
+        }
+        pthread_barrier_wait(&task.start);
+    }
+    return unused;
+}
+
 // Returns the address of a mapping; no other one follows it.
 static Pointer mapped_at(int index) {
     return range + 2 * task.bytes * (Pointer)index;
@@ -427,6 +519,23 @@ static void run(const char *line) {
         Result result = prepare_references();
         run_task(release_handle, fail_unmap, 3);
         printf("%d %llu\n", result ? result : task.wrong, task.left);
+    } else if (!strcmp(word, "churn")) {
+        churns = 1;
+        printf("%d\n", pthread_create(&churner, NULL, churn, (void *)(uintptr_t)a));
+    } else if (!strcmp(word, "calm")) {
+        churns = 0;
+        printf("%d\n", pthread_join(churner, NULL));
+    } else if (!strcmp(word, "load")) {
+        Result result = load(a);
+        printf("%d %llu\n", result, task.denied);
+    } else if (!strcmp(word, "captures")) {
+        task.bytes = a;
+        task.rounds = b;
+        task.wrong = 0;
+        prepare_captures();
+        Result prepared = task.wrong;
+        run_task(capture, poll_memory, 2);
+        printf("%d %llu %llu\n", prepared ? prepared : task.wrong, task.denied, task.left);
     } else if (!strcmp(word, "meminfo")) {
         size_t available = 0, total = 0;
         Result result = CALL(cuMemGetInfo_v2, (size_t *, size_t *), &available, &total);

@@ -37,6 +37,41 @@ fn grants_whole_limit_to_threads_growing_a_pool() {
     }
 }
 
+/// Calls that natively leave the captures of other threads alone do so with free memory in a pool, and with graph memory.
+#[test]
+fn leaves_captures_of_other_threads_alone() {
+    const CALLS: [&str; 4] = ["free memory", "NVML", "graph launch", "denied memory"];
+    let container = Container::with_memory(GIB);
+    for (call, name) in CALLS.iter().enumerate() {
+        let mut process = threaded_process(&container);
+        let [denied, invalid] = process.ok(&format!("captures {call} 20"))[..] else {
+            panic!("two numbers");
+        };
+        assert_eq!(denied, if call == 3 { 60 } else { 0 }, "{name}");
+        assert_eq!(invalid, 0, "{name}");
+    }
+}
+
+/// Memory that other threads, processes and tenants allocate meanwhile is not charged to a module.
+#[test]
+fn loads_modules_beside_churning_memory() {
+    const MODULES: u64 = 300;
+    let container = Container::with_memory(8 * GIB);
+    let mut process = threaded_process(&container);
+    let mut other = threaded_process(&container);
+    let (_tenant, mut neighbour) = process_of_tenant(&container, 8 * GIB);
+    let (free_before, _) = process.memory_info();
+    for churning in [&mut process, &mut other, &mut neighbour] {
+        churning.ok(&format!("churn {GIB}"));
+    }
+    assert_eq!(process.ok(&format!("load {MODULES}"))[0], 0, "denied");
+    for churning in [&mut process, &mut other, &mut neighbour] {
+        churning.ok("calm");
+    }
+    let charged = free_before - process.memory_info().0;
+    assert!(charged <= 16 * MIB, "{charged}");
+}
+
 /// All allocations fit into one block, in any order.
 #[test]
 fn grants_shared_block_to_all_threads() {

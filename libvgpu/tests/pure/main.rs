@@ -25,6 +25,8 @@ mod elements;
 mod environment;
 #[path = "../../src/guard.rs"]
 mod guard;
+#[path = "../../src/image.rs"]
+mod image;
 #[path = "../../src/imports.rs"]
 mod imports;
 #[path = "../../src/meter/lease.rs"]
@@ -47,6 +49,7 @@ mod counted_times;
 mod destroyed_pool_list;
 mod formats;
 mod free_space;
+mod images;
 mod launch_costs;
 mod sampling;
 mod share;

@@ -1,6 +1,8 @@
 //! Reserved size of memory pools. A pool takes memory from the GPU in chunks, allocates parts of them, and keeps
 //! freed memory until it is synchronized or trimmed.
 //!
+//! Queries and trims are made in the relaxed capture mode: in the others they invalidate captures of other threads.
+//!
 //! Invariant: the charge for a pool is its last reported size, apart from the reservations of allocations in
 //! flight. The size is queried after each allocation; between allocations the pool can only shrink.
 
@@ -10,6 +12,7 @@ use crate::cache_charge::CacheCharge;
 use crate::card::Card;
 use crate::cuda::{CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CUDA_SUCCESS, CUmemoryPool, CUresult};
 use crate::driver::{Library, Original};
+use crate::hooks::metering::relaxed;
 use crate::pool_free_space::SizeChange;
 use crate::process::Process;
 
@@ -30,7 +33,7 @@ pub(crate) fn attribute(pool: CUmemoryPool, attribute: c_int) -> Option<u64> {
     let get = GET_ATTRIBUTE.get()?;
     let mut value = 0u64;
     // SAFETY: the attributes asked for are at most 64 bits wide.
-    let result = unsafe { get(pool, attribute, (&raw mut value).cast()) };
+    let result = relaxed(|| unsafe { get(pool, attribute, (&raw mut value).cast()) });
     (result == CUDA_SUCCESS).then_some(value)
 }
 
@@ -38,7 +41,7 @@ pub(crate) fn attribute(pool: CUmemoryPool, attribute: c_int) -> Option<u64> {
 pub(crate) fn trim(pool: CUmemoryPool) {
     if let Some(trim) = TRIM.get() {
         // SAFETY: trims only unused memory.
-        unsafe { trim(pool, 0) };
+        relaxed(|| unsafe { trim(pool, 0) });
     }
 }
 

@@ -3,7 +3,7 @@
 //! A capture begins in one stream and spreads to streams that wait for one of its events. During a
 //! capture, calls that could wait for captured work or that affect the whole device are rejected
 //! and invalidate it: calls of every thread in global mode, of the capturing thread in thread-local
-//! mode, of none in relaxed mode. An invalidated capture rejects everything but its end.
+//! mode, of none in relaxed mode. Which calls those are was measured on an H200. An invalidated capture rejects everything but its end.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};

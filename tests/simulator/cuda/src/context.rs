@@ -11,6 +11,7 @@ use crate::abi::{CudaResult, In, Out, entry_points};
 use crate::driver::{Driver, driver};
 use crate::error::CudaError;
 use crate::heap::Heap;
+use crate::stream::wait_for_context;
 use crate::types::{CUcontext, CUctxCreateParams, CUdevice};
 
 mod current;
@@ -332,6 +333,12 @@ entry_points! {
         let mut state = driver.state();
         if !state.current()?.limits.contains_key(&limit) {
             return Err(CudaError::UnsupportedLimit);
+        }
+        state.require_safe_in_capture()?;
+        if limit == STACK_SIZE && state.grows_local(driver, handle, value as u64)? {
+            drop(state);
+            wait_for_context(driver, handle)?;
+            state = driver.state();
         }
         match limit {
             STACK_SIZE => state.require_local(driver, handle, value as u64)?,

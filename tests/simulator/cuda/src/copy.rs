@@ -324,9 +324,6 @@ pub(crate) fn move_bytes(to: u64, from: u64, bytes: u64) -> CudaResult {
 
 /// Submits a copy to a stream.
 pub(crate) fn copy(copy: CUmemcpy3D, stream: CUstream, completion: Completion) -> CudaResult {
-    if completion == Completion::Awaited {
-        driver()?.state().require_safe_in_capture()?;
-    }
     let point = enqueue(stream, |_, _, _| Ok(Operation::Copy(copy)))?;
     match (point, completion) {
         (Some(point), Completion::Awaited) => driver()?.wait_for(&[point]),

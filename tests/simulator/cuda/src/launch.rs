@@ -7,11 +7,11 @@ use simulator_machine::protocol::{Nanos, Work};
 use crate::State;
 use crate::abi::{CudaResult, In, entry_points};
 use crate::context::fail;
-use crate::driver::{Driver, Point};
+use crate::driver::{Driver, Point, driver};
 use crate::error::CudaError;
 use crate::module::{FAULT, LOCAL_SIZE_BYTES, SPIN};
 use crate::operation::{Launch, Operation, Shape, enqueue};
-use crate::stream::Stream;
+use crate::stream::{Stream, wait_for_context};
 use crate::types::{CUcontext, CUfunction, CUlaunchConfig, CUlaunchParams, CUstream};
 
 pub(crate) mod legacy;
@@ -137,6 +137,24 @@ enum Blocks {
     Cooperative,
 }
 
+/// Waits for all work of the context if the launch loads a library into it or extends its local memory.
+fn await_load(function: CUfunction, stream: CUstream) -> CudaResult {
+    let driver = driver()?;
+    let mut state = driver.state();
+    let context = state.stream(driver, stream)?.context;
+    let context = state.owner(context);
+    let local = state.modules.function(function).ok();
+    let local = local.and_then(|function| function.attribute(LOCAL_SIZE_BYTES));
+    let local = local.and_then(|bytes| u64::try_from(bytes).ok());
+    let waits = state.loads_library_of(function, context)
+        || state.grows_local(driver, context, local.unwrap_or(0))?;
+    drop(state);
+    match waits {
+        true => wait_for_context(driver, context),
+        false => Ok(()),
+    }
+}
+
 fn launch(
     function: CUfunction,
     shape: Shape,
@@ -145,6 +163,7 @@ fn launch(
     stream: CUstream,
     parameters: Parameters,
 ) -> CudaResult {
+    await_load(function, stream)?;
     enqueue(stream, |driver, state, stream| {
         let launch = state.launch(
             driver,

@@ -38,6 +38,7 @@ mod green;
 mod handles;
 mod heap;
 mod host;
+mod image;
 mod ipc;
 mod launch;
 mod library;

@@ -1,4 +1,5 @@
-//! Libraries and their kernels: code that is loaded into a context on first use.
+//! Libraries and their kernels: code that is loaded into a context on first use, which waits for all work of the context;
+//! with `CUDA_MODULE_LOADING=EAGER` into all contexts at once.
 //!
 //! A library has one module per context. A kernel handle is accepted wherever a function handle is;
 //! the launch uses the function of the stream's context.
@@ -12,7 +13,9 @@ use crate::abi::{CudaResult, In, Out, Text, entry_points};
 use crate::context::current_handle;
 use crate::driver::{Driver, driver};
 use crate::error::CudaError;
-use crate::module::global_bytes;
+use crate::image::global_bytes;
+use crate::module::lazy;
+use crate::stream::wait_for_context;
 use crate::types::{CUcontext, CUdeviceptr, CUfunction, CUkernel, CUlibrary, CUmodule};
 
 /// The only kernel that an enumeration returns, though a library has one of every name.
@@ -116,6 +119,18 @@ impl State {
         Ok(module)
     }
 
+    /// Returns whether the first use of a library in a context is still to come.
+    fn loads_library(&self, handle: CUlibrary, context: CUcontext) -> bool {
+        let library = self.libraries.libraries.get(&handle);
+        library.is_some_and(|library| !library.modules.contains_key(&context))
+    }
+
+    /// Returns whether the use of a function or kernel in a context loads its library.
+    pub(crate) fn loads_library_of(&self, handle: CUfunction, context: CUcontext) -> bool {
+        let kernel = self.libraries.kernels.get(&CUkernel(handle.0));
+        kernel.is_some_and(|kernel| self.loads_library(kernel.library, context))
+    }
+
     fn kernel_function(
         &mut self,
         driver: &Driver,
@@ -144,14 +159,36 @@ impl State {
     }
 }
 
+/// Waits for the work of a context into which the library is going to be loaded.
+fn await_load(library: CUlibrary, context: CUcontext) -> CudaResult {
+    let driver = driver()?;
+    let loads = driver.state().loads_library(library, context);
+    match loads {
+        true => wait_for_context(driver, context),
+        false => Ok(()),
+    }
+}
+
+fn load(library: Out<CUlibrary>, global_bytes: u64) -> CudaResult {
+    let driver = driver()?;
+    let loaded = driver.state().load_library(global_bytes);
+    if !lazy() {
+        let contexts: Vec<CUcontext> = driver.state().contexts.keys().copied().collect();
+        for context in contexts {
+            wait_for_context(driver, context)?;
+            driver.state().library_module(driver, loaded, context)?;
+        }
+    }
+    library.set(loaded)
+}
+
 entry_points! {
     "cuLibraryLoadData" 12000 fn cuLibraryLoadData(
         library: Out<CUlibrary>, code: In<c_char>,
         _jit: In<c_uint>, _jit_values: In<*mut c_void>, _jit_count: c_uint,
         _options: In<c_uint>, _values: In<*mut c_void>, _count: c_uint,
     ) {
-        let global_bytes = global_bytes(code)?;
-        library.set(driver()?.state().load_library(global_bytes))
+        load(library, global_bytes(code)?)
     }
 
     "cuLibraryLoadFromFile" 12000 fn cuLibraryLoadFromFile(
@@ -159,14 +196,18 @@ entry_points! {
         _jit: In<c_uint>, _jit_values: In<*mut c_void>, _jit_count: c_uint,
         _options: In<c_uint>, _values: In<*mut c_void>, _count: c_uint,
     ) {
-        if !std::path::Path::new(&path.get()?).exists() {
-            return Err(CudaError::FileNotFound);
-        }
-        library.set(driver()?.state().load_library(0))
+        let mut image = std::fs::read(path.get()?).map_err(|_| CudaError::FileNotFound)?;
+        image.push(0);
+        load(library, global_bytes(In::at(image.as_ptr().cast()))?)
     }
 
     "cuLibraryUnload" 12000 fn cuLibraryUnload(library: CUlibrary) {
         let driver = driver()?;
+        let mut state = driver.state();
+        state.require_safe_in_capture()?;
+        let used: Vec<CUcontext> = state.libraries.library(library)?.modules.keys().copied().collect();
+        drop(state);
+        used.into_iter().try_for_each(|context| wait_for_context(driver, context))?;
         driver.state().unload_library(driver, library)
     }
 
@@ -191,6 +232,7 @@ entry_points! {
     "cuLibraryGetModule" 12000 fn cuLibraryGetModule(module: Out<CUmodule>, library: CUlibrary) {
         let driver = driver()?;
         let context = current_handle()?;
+        await_load(library, context)?;
         module.set(driver.state().library_module(driver, library, context)?)
     }
 
@@ -198,6 +240,7 @@ entry_points! {
         let name = name.get()?;
         let driver = driver()?;
         let context = current_handle()?;
+        await_load(library, context)?;
         let mut state = driver.state();
         let module = state.library_module(driver, library, context)?;
         let (found, size) = state.global(driver, module, &name)?;
@@ -206,9 +249,21 @@ entry_points! {
         Ok(())
     }
 
+    "cuLibraryGetUnifiedFunction" 12000 fn cuLibraryGetUnifiedFunction(function: Out<usize>, library: CUlibrary, name: Text) {
+        let name = name.get()?;
+        let driver = driver()?;
+        let context = current_handle()?;
+        await_load(library, context)?;
+        let mut state = driver.state();
+        let module = state.library_module(driver, library, context)?;
+        function.set(state.function(module, &name)?.0)
+    }
+
     "cuKernelGetFunction" 12000 fn cuKernelGetFunction(function: Out<CUfunction>, kernel: CUkernel) {
         let driver = driver()?;
         let context = current_handle()?;
+        let library = driver.state().libraries.kernel(kernel)?.library;
+        await_load(library, context)?;
         function.set(driver.state().kernel_function(driver, kernel, context)?)
     }
 }

@@ -1,12 +1,12 @@
 //! Linking of images in host memory. The linked image declares the global variables of all its inputs.
 
 use std::collections::BTreeMap;
-use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use crate::abi::{In, Out, entry_points};
 use crate::driver::driver;
 use crate::error::CudaError;
-use crate::module::global_bytes;
+use crate::image::{cubin, global_bytes};
 use crate::types::CUlinkState;
 
 #[derive(Debug, Default)]
@@ -17,7 +17,7 @@ struct Link {
     /// Bytes of the global variables that the inputs declare.
     global_bytes: u64,
     /// The linked image, which lives as long as the link.
-    image: CString,
+    image: Vec<u8>,
 }
 
 impl Links {
@@ -50,10 +50,9 @@ entry_points! {
     "cuLinkComplete" 5050 fn cuLinkComplete(link: CUlinkState, image: Out<*const c_char>, bytes: Out<usize>) {
         let mut state = driver()?.state();
         let link = state.links.0.get_mut(&link).ok_or(CudaError::InvalidHandle)?;
-        let text = format!(".version 6.4\n.visible .global .align 8 .b8 linked[{}];\n", link.global_bytes);
-        link.image = CString::new(text).map_err(|_| CudaError::Unknown)?;
-        bytes.set_if_not_null(link.image.as_bytes_with_nul().len());
-        image.set(link.image.as_ptr())
+        link.image = cubin(link.global_bytes);
+        bytes.set_if_not_null(link.image.len());
+        image.set(link.image.as_ptr().cast())
     }
 
     "cuLinkDestroy" 5050 fn cuLinkDestroy(link: CUlinkState) {

@@ -1,8 +1,8 @@
 //! Modules and their functions. Every image loads and has a function of every name.
 //!
 //! As in the real driver, the code of a module takes memory at the first use of a function, or at load with
-//! `CUDA_MODULE_LOADING=EAGER`. Its global variables take memory at load: as many bytes as PTX declares by lines like
-//! `.visible .global .align 8 .b8 name[BYTES];`. Images of other forms have none.
+//! `CUDA_MODULE_LOADING=EAGER`. Its global variables take memory at load, see [`crate::image`]. A load waits for all work
+//! of its context, and so does an unload.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -15,6 +15,8 @@ use crate::abi::{CudaResult, In, Out, Text, entry_points};
 use crate::context::current_handle;
 use crate::driver::{Driver, driver};
 use crate::error::CudaError;
+use crate::image::global_bytes;
+use crate::stream::wait_for_context;
 use crate::types::{CUcontext, CUdeviceptr, CUfunction, CUmodule};
 
 #[derive(Debug, Default)]
@@ -209,45 +211,8 @@ fn allocate(driver: &Driver, context: ContextId, bytes: u64) -> CudaResult<Alloc
     }
 }
 
-/// Bytes of the global variables that an image declares.
-///
-/// # Errors
-/// For PTX with another character than those of ASCII, even in a comment, as the driver's compiler.
-pub(crate) fn global_bytes(image: In<c_char>) -> CudaResult<u64> {
-    image.get()?;
-    let Some(text) = ptx(image) else {
-        return Ok(0);
-    };
-    if !text.is_ascii() {
-        return Err(CudaError::InvalidPtx);
-    }
-    let declared = text.lines().filter_map(|line| {
-        let (_, variable) = line.split_once(".global ")?;
-        let (_, size) = variable.split_once('[')?;
-        let (size, _) = size.split_once(']')?;
-        size.parse::<u64>().ok()
-    });
-    Ok(declared.fold(0, u64::saturating_add))
-}
-
-/// Returns the text of an image that begins as PTX: with its version or a comment.
-fn ptx(image: In<c_char>) -> Option<String> {
-    // An image may be of any form, so bytes are read one by one, up to the first that does not fit.
-    let byte = |at: usize| image.element(at).map_or(0, c_char::cast_unsigned);
-    let begins = |with: &[u8]| {
-        let mut letters = with.iter().enumerate();
-        letters.all(|(at, letter)| byte(at) == *letter)
-    };
-    if !begins(b".version") && !begins(b"//") {
-        return None;
-    }
-    // PTX is a terminated string.
-    let text: Vec<u8> = (0..).map(byte).take_while(|letter| *letter != 0).collect();
-    Some(String::from_utf8_lossy(&text).into_owned())
-}
-
 /// `CUDA_MODULE_LOADING`, lazy by default.
-fn lazy() -> bool {
+pub(crate) fn lazy() -> bool {
     std::env::var("CUDA_MODULE_LOADING").map_or(true, |mode| mode != "EAGER")
 }
 
@@ -265,6 +230,11 @@ entry_points! {
 
     "cuModuleUnload" 2000 fn cuModuleUnload(module: CUmodule) {
         let driver = driver()?;
+        let mut state = driver.state();
+        state.require_safe_in_capture()?;
+        let context = state.modules.modules.get(&module).ok_or(CudaError::InvalidHandle)?.context;
+        drop(state);
+        wait_for_context(driver, context)?;
         driver.state().unload_module(driver, module)
     }
 
@@ -313,9 +283,8 @@ fn load(module: Out<CUmodule>, image: In<c_char>) -> CudaResult {
 fn load_here(module: Out<CUmodule>, global_bytes: u64) -> CudaResult {
     let context = current_handle()?;
     let driver = driver()?;
-    let mut state = driver.state();
-    state.require_safe_in_capture()?;
-    module.set(state.load_module(driver, context, global_bytes)?)
+    wait_for_context(driver, context)?;
+    module.set(driver.state().load_module(driver, context, global_bytes)?)
 }
 
 /// The kernel whose first parameter is its duration.

@@ -361,6 +361,7 @@ fn allocate_async(
             state.capture(stream, Operation::Allocate(memory))?;
             return Ok(memory.address);
         }
+        state.require_safe_in_capture()?;
         let pool = pool.unwrap_or_else(|| state.current_pool(location));
         state.allocate_from(driver, pool, bytes as u64)
     })?)
@@ -388,7 +389,10 @@ entry_points! {
         with_capacity(stream, |driver, state, stream| {
             match state.is_capturing(stream)? {
                 true => state.capture(stream, Operation::Free(address)).map(drop),
-                false => state.free_to_pool(driver, address),
+                false => {
+                    state.require_safe_in_capture()?;
+                    state.free_to_pool(driver, address)
+                }
             }
         })
     }
@@ -430,6 +434,7 @@ entry_points! {
         }
         let most = (properties.max_size > 0).then_some(properties.max_size as u64);
         let mut state = driver.state();
+        state.require_safe_in_capture()?;
         let handle = CUmemoryPool(state.handle());
         let mut created = Pool::new(location, most);
         created.exportable = exportable;
@@ -440,6 +445,7 @@ entry_points! {
     "cuMemPoolDestroy" 11020 fn cuMemPoolDestroy(pool: CUmemoryPool) {
         let driver = driver()?;
         let mut state = driver.state();
+        state.require_safe_in_capture()?;
         if state.pools.defaults.values().any(|default| *default == pool) {
             return Err(CudaError::InvalidValue);
         }
@@ -450,6 +456,8 @@ entry_points! {
 
     "cuMemPoolTrimTo" 11020 fn cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize) {
         let driver = driver()?;
-        driver.state().trim(driver, pool, keep as u64)
+        let mut state = driver.state();
+        state.require_safe_in_capture()?;
+        state.trim(driver, pool, keep as u64)
     }
 }

@@ -47,13 +47,38 @@ impl State {
         if bytes_per_thread <= DEFAULT_STACK_BYTES {
             return Ok(());
         }
+        let bytes = self.local_bytes(driver, context, bytes_per_thread)?;
+        self.grow(driver, context, Purpose::Local, bytes)
+    }
+
+    /// Returns whether a kernel with this local memory extends that of its context.
+    pub(crate) fn grows_local(
+        &self,
+        driver: &Driver,
+        context: CUcontext,
+        bytes_per_thread: u64,
+    ) -> CudaResult<bool> {
+        let bytes = self.local_bytes(driver, context, bytes_per_thread)?;
+        let context = self.contexts.get(&context);
+        let reserves = &context.ok_or(CudaError::ContextIsDestroyed)?.reserves.0;
+        let has = reserves
+            .get(&Purpose::Local)
+            .map_or(0, |reserve| reserve.bytes);
+        Ok(bytes_per_thread > DEFAULT_STACK_BYTES && bytes > has)
+    }
+
+    fn local_bytes(
+        &self,
+        driver: &Driver,
+        context: CUcontext,
+        bytes_per_thread: u64,
+    ) -> CudaResult<u64> {
         let device = self.contexts.get(&context);
         let device = device.ok_or(CudaError::ContextIsDestroyed)?.device;
         let compute = &driver.model(device)?.compute;
         let threads =
             u64::from(compute.multiprocessors) * u64::from(compute.threads_per_multiprocessor);
-        let bytes = bytes_per_thread.saturating_mul(threads);
-        self.grow(driver, context, Purpose::Local, bytes)
+        Ok(bytes_per_thread.saturating_mul(threads))
     }
 
     /// KernelReserves the heap.

@@ -88,6 +88,7 @@ impl State {
         if flags & !FLAGS != 0 {
             return Err(CudaError::InvalidValue);
         }
+        self.require_safe_in_capture()?;
         let steps = flatten(&self.graphs, graph).map_err(|_| CudaError::InvalidValue)?;
         if steps.len() > MAX_STEPS {
             return Err(CudaError::OutOfMemory);

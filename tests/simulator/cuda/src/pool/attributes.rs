@@ -41,6 +41,7 @@ entry_points! {
             return Err(CudaError::InvalidValue);
         }
         let mut state = driver.state();
+        state.require_safe_in_capture()?;
         let pool = state.pools.get(pool)?;
         let number = match which {
             which if attribute::REUSE_POLICIES.contains(&which) => {
@@ -64,6 +65,7 @@ entry_points! {
     "cuMemPoolSetAttribute" 11020 fn cuMemPoolSetAttribute(pool: CUmemoryPool, which: c_uint, value: Untyped) {
         let driver = driver()?;
         let mut state = driver.state();
+        state.require_safe_in_capture()?;
         let pool = state.pools.get(pool)?;
         match which {
             which if attribute::REUSE_POLICIES.contains(&which) => {

@@ -128,9 +128,13 @@ fn invalidates_captures_by_mode_and_thread() {
     let event = api.event();
     assert_eq!(record(&api, event, other), 0);
     api.synchronize();
+    let (mut pool, mut graph) = (NONE, NONE);
+    assert_eq!(call!(api, "cuDeviceGetDefaultMemPool", &raw mut pool, 0), 0);
+    assert_eq!(call!(api, "cuGraphCreate", &raw mut graph, 0u32), 0);
     // Numbers, since handles cannot be sent to other threads.
     let (event, other) = (event.addr(), other.addr());
-    let calls: [(&str, &(dyn Fn() -> u32 + Sync)); 7] = [
+    let (pool, graph) = (pool.addr(), graph.addr());
+    let calls: [(&str, &(dyn Fn() -> u32 + Sync)); 12] = [
         ("cuEventQuery", &|| call!(api, "cuEventQuery", event)),
         ("cuEventSynchronize", &|| {
             call!(api, "cuEventSynchronize", event)
@@ -144,13 +148,33 @@ fn invalidates_captures_by_mode_and_thread() {
             call!(api, "cuMemAlloc_v2", &raw mut address, 4096usize)
         }),
         ("cuMemFree", &|| call!(api, "cuMemFree_v2", 0u64)),
-        ("cuModuleLoadData", &|| {
-            let mut module = NONE;
+        ("cuMemAllocAsync", &|| {
+            let mut address = 0u64;
+            let bytes = 4096usize;
+            call!(api, "cuMemAllocAsync", &raw mut address, bytes, other)
+        }),
+        ("cuMemPoolGetAttribute", &|| {
+            let mut value = 0u64;
+            call!(api, "cuMemPoolGetAttribute", pool, 5u32, &raw mut value)
+        }),
+        ("cuMemPoolSetAttribute", &|| {
+            let mut value = 0u64;
+            call!(api, "cuMemPoolSetAttribute", pool, 4u32, &raw mut value)
+        }),
+        ("cuMemPoolTrimTo", &|| {
+            call!(api, "cuMemPoolTrimTo", pool, 0usize)
+        }),
+        ("cuCtxSetLimit", &|| {
+            call!(api, "cuCtxSetLimit", 0u32, 1024usize)
+        }),
+        ("cuGraphInstantiate", &|| {
+            let mut exec = NONE;
             call!(
                 api,
-                "cuModuleLoadData",
-                &raw mut module,
-                c"any image".as_ptr()
+                "cuGraphInstantiateWithFlags",
+                &raw mut exec,
+                graph,
+                0u64
             )
         }),
     ];
@@ -183,6 +207,38 @@ fn invalidates_captures_by_mode_and_thread() {
             }
             assert_eq!(status(&api, stream), 0);
         }
+    }
+}
+
+/// As on an H200.
+#[test]
+fn keeps_captures_beside_safe_calls_of_other_threads() {
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    let stream = api.stream(NON_BLOCKING);
+    let calls: [(&str, &(dyn Fn() -> u32 + Sync)); 4] = [
+        ("cuModuleLoadData", &|| {
+            let mut module = NONE;
+            let image = c"any image".as_ptr();
+            call!(api, "cuModuleLoadData", &raw mut module, image)
+        }),
+        ("cuDeviceGetGraphMemAttribute", &|| {
+            let mut value = 0u64;
+            call!(api, "cuDeviceGetGraphMemAttribute", 0, 2u32, &raw mut value)
+        }),
+        ("cuDeviceGraphMemTrim", &|| {
+            call!(api, "cuDeviceGraphMemTrim", 0)
+        }),
+        ("cuMemGetInfo", &|| {
+            let (mut free, mut total) = (0usize, 0usize);
+            call!(api, "cuMemGetInfo_v2", &raw mut free, &raw mut total)
+        }),
+    ];
+    for (name, made) in calls {
+        begin(&api, stream, GLOBAL);
+        assert_eq!(on_new_thread(&api, made), 0, "{name}");
+        let graph = end(&api, stream).unwrap();
+        assert_eq!(call!(api, "cuGraphDestroy", graph), 0);
     }
 }
 

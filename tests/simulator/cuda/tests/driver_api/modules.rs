@@ -7,6 +7,69 @@ use simulator_machine::testing::Machine;
 
 use crate::api::{Api, Handle, call};
 
+const MS: u64 = 1_000_000;
+const NOT_READY: u32 = 600;
+
+/// As on an H200: a load waits for the kernels of its context, and of no other one.
+#[test]
+fn waits_for_kernels_of_context_that_loads_code() {
+    let machine = Machine::start(H100X2).unwrap();
+    let api = Api::start(&machine);
+    let none: Handle = std::ptr::null_mut();
+    let mut library = none;
+    let loaded = call!(
+        api,
+        "cuLibraryLoadData",
+        &raw mut library,
+        c"".as_ptr(),
+        none,
+        none,
+        0u32,
+        none,
+        none,
+        0u32
+    );
+    assert_eq!(loaded, 0);
+    let mut kernel = none;
+    let spin = api.function(c"spin");
+    let stream = api.stream(1);
+    api.spin(spin, stream, 1, 200 * MS);
+    let requested = call!(
+        api,
+        "cuLibraryGetKernel",
+        &raw mut kernel,
+        library,
+        c"any".as_ptr()
+    );
+    assert_eq!(requested, 0);
+    assert_eq!(call!(api, "cuStreamQuery", stream), NOT_READY);
+    let load = |api: &Api| {
+        let mut module = none;
+        let image = c"any image".as_ptr();
+        call!(api, "cuModuleLoadData", &raw mut module, image)
+    };
+    let mut own = none;
+    assert_eq!(call!(api, "cuCtxGetCurrent", &raw mut own), 0);
+    let mut other = none;
+    assert_eq!(call!(api, "cuCtxCreate_v2", &raw mut other, 0u32, 0), 0);
+    assert_eq!(load(&api), 0);
+    assert_eq!(call!(api, "cuCtxSetCurrent", own), 0);
+    assert_eq!(call!(api, "cuStreamQuery", stream), NOT_READY);
+    assert_eq!(load(&api), 0);
+    assert_eq!(call!(api, "cuStreamQuery", stream), 0);
+    // The first use of a library is such a load.
+    for _ in 0..2 {
+        api.spin(spin, stream, 1, 20 * MS);
+        let mut function = none;
+        assert_eq!(
+            call!(api, "cuKernelGetFunction", &raw mut function, kernel),
+            0
+        );
+    }
+    assert_eq!(call!(api, "cuStreamQuery", stream), NOT_READY);
+    api.synchronize();
+}
+
 #[test]
 fn rejects_ptx_with_other_characters_than_ascii() {
     const INVALID_PTX: u32 = 218;
