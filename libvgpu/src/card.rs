@@ -126,11 +126,6 @@ impl Card {
         headroom.bytes < bytes && sys::now_ns() < headroom.valid_until_ns
     }
 
-    /// Returns whether `bytes` may be available; reserves nothing.
-    pub(crate) fn may_have(self, bytes: u64) -> bool {
-        self.headroom().bytes >= bytes
-    }
-
     #[inline]
     fn headroom(self) -> Headroom {
         let none = Headroom {

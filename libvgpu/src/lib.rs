@@ -44,7 +44,6 @@ mod card;
 mod charge_map;
 mod cuda;
 mod current;
-mod destroyed_pools;
 mod device;
 mod discovery;
 mod driver;

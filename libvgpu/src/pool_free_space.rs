@@ -12,7 +12,7 @@
 //! - A pool returns a chunk to the GPU only if it has no allocation, and does not report which chunk. So after a
 //!   pool has shrunk, only free space in chunks with an allocation counts.
 
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::charge_map::{ChargeMap, record};
 use crate::guard::Guard;
@@ -185,8 +185,6 @@ record! {
 pub(crate) struct PoolFreeSpace {
     /// By pointer.
     allocated: ChargeMap<PoolAllocation>,
-    /// Whether there may be allocations that are missing in the map.
-    is_incomplete: AtomicBool,
     guard: AtomicU32,
     count: AtomicU32,
     extents: [ExtentEntry; EXTENTS],
@@ -232,13 +230,7 @@ impl PoolFreeSpace {
             card,
             pool,
         };
-        self.record(start, allocation);
-    }
-
-    fn record(&self, start: u64, allocation: PoolAllocation) {
-        if !self.allocated.insert(start, allocation) {
-            self.is_incomplete.store(true, Ordering::Relaxed);
-        }
+        self.allocated.insert(start, allocation);
     }
 
     /// Returns whether the pointer is an allocation of a pool.
@@ -277,7 +269,7 @@ impl PoolFreeSpace {
     pub(crate) fn restore(&self, start: u64, freed: PoolAllocation) {
         let _guard = Guard::acquire(&self.guard);
         self.cut(start, start.saturating_add(freed.bytes));
-        self.record(start, freed);
+        self.allocated.insert(start, freed);
     }
 
     /// Returns whether the pool can serve an allocation in that stream without growth. `has_passed` returns whether
@@ -308,27 +300,10 @@ impl PoolFreeSpace {
         self.invalidate_all_of(pool);
     }
 
-    /// Drops everything recorded of the pool.
-    pub(crate) fn forget_pool(&self, pool: u64) {
-        self.is_incomplete.store(true, Ordering::Relaxed);
-        self.end_pool(pool, |_| {});
-    }
-
-    /// Returns the allocated bytes of a pool, or `None` if an allocation may be missing.
-    pub(crate) fn allocated_in(&self, pool: u64) -> Option<u64> {
-        let mut bytes = 0u64;
-        self.allocated.for_each(|_, allocation| {
-            if allocation.pool == pool {
-                bytes = bytes.saturating_add(allocation.bytes);
-            }
-        });
-        (!self.is_incomplete.load(Ordering::Relaxed)).then_some(bytes)
-    }
-
-    /// Drops a destroyed pool and passes its allocations to `each`.
-    pub(crate) fn end_pool(&self, pool: u64, mut each: impl FnMut(u64)) {
+    /// Drops everything recorded of a pool.
+    pub(crate) fn end_pool(&self, pool: u64) {
         self.allocated
-            .remove_all(|found| found.pool == pool, |start, _| each(start));
+            .remove_all(|found| found.pool == pool, |_, _| {});
         self.forget(|extent| extent.pool == pool);
     }
 
@@ -339,10 +314,7 @@ impl PoolFreeSpace {
 
     /// Drops everything: a context was destroyed, with an unknown part of the allocations.
     pub(crate) fn forget_all(&self) {
-        self.allocated.remove_all(
-            |_| true,
-            |_, _| self.is_incomplete.store(true, Ordering::Relaxed),
-        );
+        self.allocated.remove_all(|_| true, |_, _| {});
         self.forget(|_| true);
     }
 

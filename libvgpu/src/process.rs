@@ -16,7 +16,6 @@ use crate::blocks::{Blocks, SmallArrays};
 use crate::cache_charge::{Cache, Report};
 use crate::card::Card;
 use crate::charge_map::{Charge, ChargeMap};
-use crate::destroyed_pools::DestroyedPools;
 use crate::discovery;
 use crate::environment::{self, Environment};
 use crate::guard::{Guard, PendingReservations, SharedGate};
@@ -87,8 +86,6 @@ pub(crate) struct Process {
     pub(crate) pool_gate: SharedGate,
     /// Free space in them.
     pub(crate) pool_free_space: PoolFreeSpace,
-    /// Pools that were destroyed with live allocations.
-    pub(crate) destroyed_pools: DestroyedPools,
     /// Memory that other processes may have open: linear memory by IPC handle, pool memory by pointer.
     pub(crate) exported: SharedChunks,
     /// Memory of other processes that was opened in the same ways.

@@ -251,5 +251,4 @@ fn remove_allocations_of(process: &'static Process, context: u64, freed: &mut Fr
 /// Drops what is known of free pool memory after the end of a context.
 fn forget_pool_memory(process: &Process) {
     process.pool_free_space.forget_all();
-    process.destroyed_pools.forget_all();
 }

@@ -12,7 +12,6 @@ use crate::guard::GateGuard;
 use crate::hooks::exported;
 use crate::process::Process;
 
-pub(crate) mod destroyed;
 pub(crate) mod graphs;
 pub(crate) mod pools;
 

@@ -4,7 +4,7 @@
 
 use core::ffi::{c_int, c_uint};
 
-use crate::blocks::{self, BLOCK, BlockClass, SmallArrays};
+use crate::blocks::{self, BLOCK};
 use crate::card::Card;
 use crate::charge_map::{Charge, ChargeMap, Record};
 use crate::cuda::{
@@ -72,47 +72,22 @@ impl Request {
     }
 
     /// As [`Request::allocate`], for linear memory, which shares a block if it is small.
-    ///
-    /// If no block can be reserved, a small allocation is made in a block with a certain hole, exclusively, so that
-    /// no other thread gets that hole meanwhile: charged memory is never denied.
     fn allocate_linear(self, linear: &Linear<'_>) -> CUresult {
-        let (card, process) = match self.limited() {
+        let (card, _) = match self.limited() {
             Ok(Some(limited)) => limited,
             Ok(None) => return (linear.call)(),
             Err(result) => return result,
         };
-        if !blocks::is_small(self.bytes) {
-            if !reserve(card, self.bytes) {
-                return CUDA_ERROR_OUT_OF_MEMORY;
-            }
-            return self.allocate_reserved(linear, card, self.bytes, None);
+        if blocks::is_small(self.bytes) {
+            let Some(attempt) = reserve_ahead(card, BLOCK) else {
+                return deny(card);
+            };
+            self.allocate_reserved(linear, card, BLOCK, Some(attempt))
+        } else if reserve(card, self.bytes) {
+            self.allocate_reserved(linear, card, self.bytes, None)
+        } else {
+            CUDA_ERROR_OUT_OF_MEMORY
         }
-        let at_once = || {
-            if !card.may_have(BLOCK) {
-                return None;
-            }
-            let attempt = process.pending_reservations.begin();
-            card.try_reserve(BLOCK).then_some(attempt)
-        };
-        let attempt = match at_once() {
-            Some(attempt) => attempt,
-            None => {
-                if let Some(result) = self.allocate_in_hole(linear, card) {
-                    return result;
-                }
-                match reserve_ahead(card, BLOCK) {
-                    Some(attempt) => attempt,
-                    // A call that was awaited may have opened a block.
-                    None => {
-                        return self
-                            .allocate_in_hole(linear, card)
-                            .unwrap_or_else(|| deny(card));
-                    }
-                }
-            }
-        };
-        let _passage = process.reuse_gate.enter();
-        self.allocate_reserved(linear, card, BLOCK, Some(attempt))
     }
 
     /// Makes an allocation with `reserved` bytes charged; with `attempt` it may need less. It may also turn out
@@ -135,10 +110,9 @@ impl Request {
             bytes: (linear.actual)(),
             ..self.charge(card)
         };
-        let class = linear.block_class(charge.card, charge.context);
         let needed = if !blocks::is_small(charge.bytes) {
             charge.bytes
-        } else if process.blocks.add(class, address, charge.bytes) {
+        } else if process.blocks.add(address) {
             BLOCK
         } else {
             0
@@ -149,60 +123,13 @@ impl Request {
         if needed > reserved && !reserve(card, needed.saturating_sub(reserved)) {
             card.release(reserved);
             if blocks::is_small(charge.bytes) {
-                process.blocks.remove(charge.card, address, charge.bytes);
+                process.blocks.remove(address);
             }
             linear.undo(address);
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
         process.pointers.insert(address, charge);
         CUDA_SUCCESS
-    }
-
-    /// Makes a small allocation in a hole of a charged block. Returns `None` without a certain hole.
-    ///
-    /// If libcuda opens another block nevertheless, beyond the share's limit, the allocation is undone.
-    fn allocate_in_hole(self, linear: &Linear<'_>, card: Card) -> Option<CUresult> {
-        let process = Process::of(card);
-        let index = card.index();
-        let has_arrays = process
-            .small_arrays
-            .get(usize::from(index))
-            .is_none_or(SmallArrays::is_any);
-        // The addresses of small arrays and the padding of rows are unknown. Without free bytes no thread needs to
-        // wait.
-        let is_exact = linear.kind != LinearKind::Pitched;
-        if has_arrays || !is_exact || !process.blocks.may_have_hole(index, self.bytes) {
-            return None;
-        }
-        let _alone = process.reuse_gate.enter_exclusive()?;
-        let class = linear.block_class(index, current_context()?);
-        let block_number = process
-            .blocks
-            .reserve_hole(&process.pointers, class, self.bytes)?;
-        let result = (linear.call)();
-        if result != CUDA_SUCCESS {
-            let block = block_number.saturating_mul(BLOCK);
-            if process.blocks.remove(index, block, self.bytes) {
-                card.release(BLOCK);
-            }
-            return Some(result);
-        }
-        let address = (linear.pointer)();
-        let (is_opened, is_closed) =
-            process
-                .blocks
-                .settle(class, block_number, address, self.bytes);
-        // No wait here: another thread may be waiting for this call to end.
-        if is_opened && !is_closed && card.reserve(BLOCK).is_err() {
-            process.blocks.remove(index, address, self.bytes);
-            linear.undo(address);
-            return Some(deny(card));
-        }
-        if is_closed && !is_opened {
-            card.release(BLOCK);
-        }
-        process.pointers.insert(address, self.charge(card));
-        Some(CUDA_SUCCESS)
     }
 
     /// Returns the limited GPU, `None` if there is no limit, or the error to return.
@@ -229,18 +156,8 @@ impl Request {
     }
 }
 
-/// Function that allocates linear memory.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum LinearKind {
-    Plain,
-    /// The size is known only after libcuda has padded the rows.
-    Pitched,
-    Managed,
-}
-
 /// Steps of an allocation of linear memory.
 struct Linear<'a> {
-    kind: LinearKind,
     /// Calls libcuda.
     call: &'a dyn Fn() -> CUresult,
     /// Returns the written pointer.
@@ -252,14 +169,6 @@ struct Linear<'a> {
 }
 
 impl Linear<'_> {
-    fn block_class(&self, card: u8, context: u64) -> BlockClass {
-        BlockClass {
-            card,
-            context,
-            is_managed: self.kind == LinearKind::Managed,
-        }
-    }
-
     /// Frees an allocation that is denied.
     fn undo(&self, address: u64) {
         // SAFETY: just allocated, and unknown to the program.
@@ -272,7 +181,7 @@ impl Linear<'_> {
 pub(crate) fn drop_linear(process: &'static Process, pointer: u64, charge: Charge) -> u64 {
     if !blocks::is_small(charge.bytes) {
         charge.bytes
-    } else if process.blocks.remove(charge.card, pointer, charge.bytes) {
+    } else if process.blocks.remove(pointer) {
         BLOCK
     } else {
         0
@@ -361,7 +270,6 @@ pub(crate) unsafe fn alloc(
     let bytes_taken = blocks::rounded(bytes as u64);
     let request = Request::in_current_context(bytes_taken);
     let result = request.allocate_linear(&Linear {
-        kind: LinearKind::Plain,
         // SAFETY: the caller's arguments.
         call: &|| unsafe { original(pointer, bytes) },
         // SAFETY: libcuda has written the pointer.
@@ -387,7 +295,6 @@ pub(crate) unsafe fn alloc_v1(
 ) -> CUresult {
     let bytes_taken = blocks::rounded(u64::from(bytes));
     Request::in_current_context(bytes_taken).allocate_linear(&Linear {
-        kind: LinearKind::Plain,
         // SAFETY: the caller's arguments.
         call: &|| unsafe { original(pointer, bytes) },
         // SAFETY: libcuda has written the pointer.
@@ -406,7 +313,6 @@ pub(crate) unsafe fn alloc_managed(
 ) -> CUresult {
     let bytes_taken = blocks::rounded(bytes as u64);
     Request::in_current_context(bytes_taken).allocate_linear(&Linear {
-        kind: LinearKind::Managed,
         // SAFETY: the caller's arguments.
         call: &|| unsafe { original(pointer, bytes, flags) },
         // SAFETY: libcuda has written the pointer.
@@ -438,7 +344,6 @@ pub(crate) unsafe fn alloc_pitch(
     element: c_uint,
 ) -> CUresult {
     Request::in_current_context(pitched(width as u64, height as u64)).allocate_linear(&Linear {
-        kind: LinearKind::Pitched,
         // SAFETY: the caller's arguments.
         call: &|| unsafe { original(pointer, pitch, width, height, element) },
         // SAFETY: libcuda has written the pointer.
@@ -460,7 +365,6 @@ pub(crate) unsafe fn alloc_pitch_v1(
 ) -> CUresult {
     Request::in_current_context(pitched(u64::from(width), u64::from(height))).allocate_linear(
         &Linear {
-            kind: LinearKind::Pitched,
             // SAFETY: the caller's arguments.
             call: &|| unsafe { original(pointer, pitch, width, height, element) },
             // SAFETY: libcuda has written the pointer.

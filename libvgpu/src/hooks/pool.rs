@@ -12,14 +12,13 @@ use crate::cuda::{
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdeviceptr, CUmemPoolProps, CUmemoryPool, CUresult,
     CUstream,
 };
-use crate::destroyed_pools::FreedAt;
 use crate::functions::{
     cuMemAllocAsync, cuMemAllocFromPoolAsync, cuMemFreeAsync, cuMemPoolCreate, cuMemPoolDestroy,
 };
 use crate::hooks::driver_cache::pools::{
     add_reservation, attribute, key_of, reserved_of, settle, trim, uncharged_bytes,
 };
-use crate::hooks::driver_cache::{deny, destroyed, reserve_ahead};
+use crate::hooks::driver_cache::{deny, reserve_ahead};
 use crate::hooks::metering::{self, NullStream};
 use crate::hooks::{graph_memory, shared_memory, streams};
 use crate::pool_free_space::{CHUNK, SizeChange};
@@ -117,7 +116,7 @@ impl PoolRequest {
         // SAFETY: just written by libcuda.
         unsafe { undo_allocation(pointer, self.stream) };
         trim(self.pool);
-        process.pool_free_space.forget_pool(key_of(self.pool));
+        process.pool_free_space.end_pool(key_of(self.pool));
         settle(self.card, self.pool, 0, result);
         Some(deny(self.card))
     }
@@ -252,26 +251,11 @@ pub(crate) fn free(
         .and_then(streams::key_of);
     let _passage = process.reuse_gate.enter();
     let charge = process.pool_free_space.free(pointer, key);
-    let of_destroyed = process.destroyed_pools.begin_free(pointer);
     let result = call();
     if result == CUDA_SUCCESS {
         shared_memory::close(process, pointer);
-        if let Some(taken) = of_destroyed {
-            let when = match (stream, key) {
-                // `cuMemFree` is not ordered by a stream.
-                (None, _) => FreedAt::Now,
-                (Some(_), Some(key)) => FreedAt::InStream(key),
-                (Some(_), None) => FreedAt::Unknown,
-            };
-            destroyed::freed(process, taken, when);
-        }
-        return result;
-    }
-    if let Some(charge) = charge {
+    } else if let Some(charge) = charge {
         process.pool_free_space.restore(pointer, charge);
-    }
-    if let Some(taken) = of_destroyed {
-        process.destroyed_pools.cancel_free(pointer, taken);
     }
     result
 }
@@ -279,7 +263,6 @@ pub(crate) fn free(
 /// Returns whether the pointer is a pool allocation of this process, or imported from another one.
 pub(crate) fn is_from_pool(process: &Process, pointer: CUdeviceptr) -> bool {
     process.pool_free_space.is_from_pool(pointer)
-        || process.destroyed_pools.contains(pointer)
         || process.exported.contains(pointer)
         || process.opened.contains(pointer)
 }
@@ -301,7 +284,8 @@ pub(crate) unsafe fn create(
     result
 }
 
-/// A destroyed pool keeps the chunks that have allocations; they stay charged, see [`crate::destroyed_pools`].
+/// A destroyed pool keeps the chunks that have allocations. It cannot be queried any more, so they stay charged until the
+/// process ends.
 pub(crate) unsafe fn destroy(original: cuMemPoolDestroy::Function, pool: CUmemoryPool) -> CUresult {
     // SAFETY: the caller's arguments.
     let call = || unsafe { original(pool) };
@@ -320,14 +304,10 @@ pub(crate) unsafe fn destroy(original: cuMemPoolDestroy::Function, pool: CUmemor
     let Some(charge) = known else {
         return call();
     };
-    // Without concurrent calls the remaining allocations are certain.
-    let alone = process.reuse_gate.enter_exclusive();
     trim(pool);
     let used = attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
     let is_in_use = used.is_none_or(|bytes| bytes != 0);
     let kept = reserved_of(pool).filter(|_| is_in_use).unwrap_or(0);
-    let is_known =
-        alone.is_some() && process.pool_free_space.allocated_in(key) >= used.or(Some(u64::MAX));
     let result = call();
     if result != CUDA_SUCCESS {
         process.pools.insert(key, charge);
@@ -336,15 +316,7 @@ pub(crate) unsafe fn destroy(original: cuMemPoolDestroy::Function, pool: CUmemor
     if let Some(card) = process.card(charge.card) {
         card.release(charge.charged_bytes.saturating_sub(kept));
     }
-    // At most the charge can be released.
-    let charged = kept.min(charge.charged_bytes);
-    if charged == 0 || !is_known {
-        process.pool_free_space.end_pool(key, |_| {});
-        return result;
-    }
-    process.destroyed_pools.add(charge.card, charged, |parse| {
-        process.pool_free_space.end_pool(key, parse);
-    });
+    process.pool_free_space.end_pool(key);
     result
 }
 
@@ -354,6 +326,5 @@ pub(crate) fn forget_stream(stream: CUstream) {
         && let Some(key) = streams::key_of(stream)
     {
         process.pool_free_space.forget_stream(key);
-        destroyed::forget_stream(process, key);
     }
 }

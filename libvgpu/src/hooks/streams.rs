@@ -95,13 +95,6 @@ pub(crate) fn has_passed(key: u64) -> bool {
     usize::try_from(key).is_ok_and(|address| is_idle(ptr::with_exposed_provenance_mut(address)))
 }
 
-/// As [`has_passed`], also for the default streams of this thread.
-pub(crate) fn is_done(key: u64) -> bool {
-    let defaults = [CU_STREAM_LEGACY, CU_STREAM_PER_THREAD].into_iter();
-    let mut own = defaults.filter(|stream| key_of(*stream) == Some(key));
-    own.next().map_or_else(|| has_passed(key), is_idle)
-}
-
 /// Queries a stream that was used and not destroyed (see [`crate::hooks::pool::forget_stream`]), except during a capture.
 fn is_idle(stream: CUstream) -> bool {
     let Some(query) = QUERY.get() else {

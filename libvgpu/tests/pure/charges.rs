@@ -6,8 +6,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 
-use crate::blocks::{self, BLOCK, BlockClass, Blocks, LARGEST_SMALL, SmallArrays};
-use crate::charge_map::{Charge, ChargeMap};
+use crate::blocks::{self, BLOCK, Blocks, LARGEST_SMALL, SmallArrays};
 use crate::imports::Imports;
 use crate::pool_free_space::{CHUNK, PoolFreeSpace, SizeChange, chunk_around};
 use crate::shared_chunks::{Chunk, Shared, SharedChunks};
@@ -63,158 +62,22 @@ fn rounds_small_requests_to_steps_and_large_to_blocks() {
     assert!(blocks::is_small(LARGEST_SMALL) && !blocks::is_small(BLOCK));
 }
 
-/// Plain memory of one context of the first device.
-const CLASS: BlockClass = BlockClass {
-    card: 0,
-    context: 0x5000,
-    is_managed: false,
-};
-
 #[test]
 fn charges_block_from_first_to_last_allocation() {
     let blocks = no_blocks();
     let base = 0x7f00_0000_0000;
-    assert!(!blocks.may_have_hole(0, 1));
-    assert!(blocks.add(CLASS, base, 512 * KIB));
-    assert!(blocks.may_have_hole(0, 1536 * KIB) && !blocks.may_have_hole(0, 1537 * KIB));
-    assert!(!blocks.may_have_hole(1, 1), "allocation on another device");
-    assert!(!blocks.add(CLASS, base + 512 * KIB, 512 * KIB));
-    assert!(blocks.add(CLASS, base + BLOCK, KIB), "another block");
-    assert!(!blocks.remove(0, base, 512 * KIB));
-    assert!(blocks.remove(0, base + 512 * KIB, 512 * KIB));
-    assert!(!blocks.remove(0, base, 512 * KIB), "twice");
-    assert!(blocks.remove(0, base + BLOCK, KIB));
-    assert!(!blocks.may_have_hole(0, 1));
-}
-
-/// The linear memory of a process and its blocks.
-struct Linear {
-    blocks: Blocks,
-    held: ChargeMap<Charge>,
-}
-
-impl Linear {
-    const BASE: u64 = 0x7f00_0000_0000;
-
-    fn new() -> Self {
-        Self {
-            blocks: no_blocks(),
-            // SAFETY: all zeroes is a valid value.
-            held: unsafe { zeroes() },
-        }
-    }
-
-    /// Allocations of a block, by offset and size in KiB.
-    fn with(allocations: &[(u64, u64)]) -> Self {
-        let linear = Self::new();
-        for (offset, size) in allocations {
-            linear.allocate(*offset, *size);
-        }
-        linear
-    }
-
-    fn allocate(&self, offset_kib: u64, size_kib: u64) {
-        let (address, bytes) = (Self::BASE + offset_kib * KIB, size_kib * KIB);
-        self.blocks.add(CLASS, address, bytes);
-        let held = Charge {
-            bytes,
-            card: CLASS.card,
-            context: CLASS.context,
-        };
-        self.held.insert(address, held);
-    }
-
-    /// The step before the call to the driver.
-    fn begin_to_free(&self, offset_kib: u64) {
-        self.held.remove(Self::BASE + offset_kib * KIB).unwrap();
-    }
-
-    /// The step after the driver has freed.
-    fn free(&self, offset_kib: u64, size_kib: u64) -> bool {
-        let (address, bytes) = (Self::BASE + offset_kib * KIB, size_kib * KIB);
-        self.blocks.remove(0, address, bytes)
-    }
-
-    fn claim(&self, class: BlockClass, kib: u64) -> Option<u64> {
-        self.blocks.reserve_hole(&self.held, class, kib * KIB)
-    }
-}
-
-#[test]
-fn finds_hole_between_allocations() {
-    let linear = Linear::with(&[(0, 512), (768, 512), (1792, 256)]);
-    assert_eq!(linear.claim(CLASS, 513), None, "no contiguous hole");
-    assert_eq!(linear.claim(CLASS, 512), Some(Linear::BASE / BLOCK));
-    assert_eq!(
-        linear.claim(CLASS, 1),
-        None,
-        "the position of the claim is unknown"
-    );
-    for kib in [1, 256, 768] {
-        let linear = Linear::with(&[(0, 512), (1280, 256), (1536, 512)]);
-        assert!(linear.claim(CLASS, kib).is_some(), "{kib}");
-        assert!(linear.claim(CLASS, 769 - kib).is_none());
-    }
-}
-
-#[test]
-fn finds_holes_only_of_same_block_class() {
-    let others = [
-        BlockClass { card: 1, ..CLASS },
-        BlockClass {
-            context: CLASS.context + 1,
-            ..CLASS
-        },
-        BlockClass {
-            is_managed: true,
-            ..CLASS
-        },
-    ];
-    for other in others {
-        assert_eq!(Linear::with(&[(0, 512)]).claim(other, 1), None, "{other:?}");
-    }
-    assert!(Linear::with(&[(0, 512)]).claim(CLASS, 1).is_some());
-}
-
-/// The driver may not have freed the memory yet.
-#[test]
-fn ignores_memory_being_freed_as_hole() {
-    let linear = Linear::with(&[(0, 1024), (1024, 1024)]);
-    linear.begin_to_free(1024);
-    assert_eq!(linear.claim(CLASS, 1024), None);
-    assert!(!linear.free(1024, 1024));
-    assert!(linear.claim(CLASS, 1024).is_some());
-}
-
-#[test]
-fn keeps_charge_for_claimed_block() {
-    let linear = Linear::with(&[(0, 1024)]);
-    let claimed = linear.claim(CLASS, 512).unwrap();
-    linear.begin_to_free(0);
-    assert!(!linear.free(0, 1024), "the claim keeps the block open");
-    let settle = |address, bytes| linear.blocks.settle(CLASS, claimed, address, bytes);
-    // The driver released the block and opened another one: one charge replaces the other.
-    assert_eq!(settle(Linear::BASE + BLOCK, 512 * KIB), (true, true));
-    assert!(linear.blocks.may_have_hole(0, 1536 * KIB));
-    assert!(!linear.blocks.may_have_hole(0, 1537 * KIB));
-}
-
-#[test]
-fn searches_emptiest_of_many_blocks() {
-    let linear = Linear::new();
-    for block in 0..40 {
-        let offset = block * 2048;
-        linear.allocate(offset, 1024);
-        // All blocks except one have no sufficient space at their end.
-        linear.allocate(offset + 1024, if block == 33 { 256 } else { 1000 });
-    }
-    assert_eq!(linear.claim(CLASS, 700), Some(Linear::BASE / BLOCK + 33));
+    assert!(blocks.add(base));
+    assert!(!blocks.add(base + 512 * KIB));
+    assert!(blocks.add(base + BLOCK), "another block");
+    assert!(!blocks.remove(base));
+    assert!(blocks.remove(base + 512 * KIB));
+    assert!(!blocks.remove(base), "twice");
+    assert!(blocks.remove(base + BLOCK));
 }
 
 #[test]
 fn charges_small_arrays_until_last_is_destroyed() {
     let arrays = no_arrays();
-    assert!(!arrays.is_any());
     assert_eq!(arrays.add(600 * KIB), BLOCK);
     assert_eq!(arrays.add(600 * KIB), 0);
     assert_eq!(arrays.add(KIB), BLOCK, "1 MiB each fills a block");
@@ -222,9 +85,7 @@ fn charges_small_arrays_until_last_is_destroyed() {
     assert_eq!(arrays.remove(600 * KIB), 0, "its space may remain a hole");
     assert_eq!(arrays.add(600 * KIB), 0);
     assert_eq!(arrays.remove(600 * KIB), 0);
-    assert!(arrays.is_any());
     assert_eq!(arrays.remove(600 * KIB), BLOCK);
-    assert!(!arrays.is_any());
 }
 
 #[test]

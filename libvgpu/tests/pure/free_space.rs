@@ -219,7 +219,7 @@ fn detects_trimmed_pool_without_growth() {
 #[test]
 fn drops_free_space_of_destroyed_objects() {
     let gone: [fn(&PoolFreeSpace); 3] = [
-        |room| room.forget_pool(POOL),
+        |room| room.end_pool(POOL),
         |room| room.forget_stream(STREAM),
         PoolFreeSpace::forget_all,
     ];
@@ -232,10 +232,10 @@ fn drops_free_space_of_destroyed_objects() {
     }
     let pools = Pools::full();
     pools.free(0, STREAM);
-    pools.room.forget_pool(POOL + 1);
+    pools.room.end_pool(POOL + 1);
     pools.room.forget_stream(OTHER_STREAM);
     assert!(pools.has(4 * MIB) && pools.room.is_from_pool(BASE + 4 * MIB));
-    pools.room.forget_pool(POOL);
+    pools.room.end_pool(POOL);
     assert!(!pools.room.is_from_pool(BASE + 4 * MIB));
 }
 

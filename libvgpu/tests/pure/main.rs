@@ -17,8 +17,6 @@ mod contexts;
 mod costs;
 #[path = "../../src/meter/counted_time.rs"]
 mod counted_time;
-#[path = "../../src/destroyed_pools.rs"]
-mod destroyed_pools;
 #[path = "../../src/elements.rs"]
 mod elements;
 #[path = "../../src/environment/variables.rs"]
@@ -46,7 +44,6 @@ mod charge_maps;
 mod charges;
 mod context_records;
 mod counted_times;
-mod destroyed_pool_list;
 mod formats;
 mod free_space;
 mod images;
@@ -69,10 +66,6 @@ mod identity {
             pid_namespace: 700,
         }
     }
-}
-
-mod shares {
-    pub(crate) const MAX_SHARES: usize = 64;
 }
 
 /// Stands in for the library's log on standard error.

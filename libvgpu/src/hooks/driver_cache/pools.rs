@@ -124,12 +124,11 @@ fn for_each_pool(card: Card, each: impl Fn(CUmemoryPool)) {
 /// Updates the charges after pools returned memory to the GPU.
 pub(super) fn refresh(card: Card) {
     for_each_pool(card, |pool| refresh_pool(card, pool, false));
-    super::destroyed::settle(card);
 }
 
-/// Trims the process's pools. Returns `false` if the GPU has none, and no destroyed pool released memory.
+/// Trims the process's pools. Returns `false` if the GPU has none.
 pub(super) fn trim_all(card: Card) -> bool {
-    let mut has_any = super::destroyed::settle(card);
+    let mut has_any = false;
     Process::of(card)
         .pools
         .for_each(|_, pool| has_any |= pool.card == card.index());
