@@ -152,12 +152,16 @@ fn limit_of_context(limit: c_int) -> Option<u64> {
     (result == CUDA_SUCCESS).then_some(value as u64)
 }
 
+/// Stack of each thread that is part of the context's own memory.
+const DEFAULT_STACK: u64 = 1 << 10;
+
 /// Returns the memory for that value of a limit; `None` if the limit takes no memory. A stack exists for each
 /// thread that the GPU can run at once.
 fn bytes_of_limit(device: CUdevice, limit: c_int, value: u64) -> Option<u64> {
     let bytes = match limit {
         CU_LIMIT_MALLOC_HEAP_SIZE | CU_LIMIT_PRINTF_FIFO_SIZE => value,
         CU_LIMIT_STACK_SIZE => value
+            .saturating_sub(DEFAULT_STACK)
             .saturating_mul(attribute(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?)
             .saturating_mul(attribute(
                 device,
@@ -169,7 +173,7 @@ fn bytes_of_limit(device: CUdevice, limit: c_int, value: u64) -> Option<u64> {
 }
 
 /// Charges heap, stack and output buffer of the context beyond their defaults, which are part of its own charge.
-/// They never shrink before the context ends.
+/// Only stacks shrink before the context ends.
 pub(crate) unsafe fn set_limit(
     original: cuCtxSetLimit::Function,
     limit: c_int,
@@ -194,7 +198,14 @@ pub(crate) unsafe fn set_limit(
     let charged = process.limits.get(key).map_or(0, |charge| charge.bytes);
     let is_default = charged == 0 && limit_of_context(limit) >= Some(value as u64);
     if bytes <= charged || is_default {
-        return call();
+        let result = call();
+        if result == CUDA_SUCCESS && limit == CU_LIMIT_STACK_SIZE && bytes < charged {
+            let fewer = |charge: &Charge| (bytes != 0).then_some(Charge { bytes, ..*charge });
+            let before = process.limits.change(key, fewer);
+            let before = before.map_or(0, |charge| charge.bytes);
+            card.release(before.saturating_sub(bytes));
+        }
+        return result;
     }
     // libcuda allocates the new size before it frees the old one.
     if !reserve(card, bytes) {

@@ -307,7 +307,7 @@ fn charges_heap_set_by_context_limit() {
     assert_eq!(process.memory_info().0, GIB);
 }
 
-/// A stack exists for each of the 2048 threads of each of 132 multiprocessors.
+/// A stack exists for each of the 2048 threads of each of 132 multiprocessors. The first KiB is part of the context.
 #[test]
 fn charges_stacks_set_by_context_limit() {
     const STACK: u32 = 0;
@@ -315,15 +315,20 @@ fn charges_stacks_set_by_context_limit() {
     let container = Container::with_memory(GIB);
     let mut process = container.process();
     process.denied(&format!("setlimit {STACK} {}", 16 << 10));
+    for kib in [3, 2, 3] {
+        process.ok(&format!("setlimit {STACK} {}", kib << 10));
+        let stacks = THREADS * ((kib - 1) << 10);
+        assert_eq!(process.memory_info().0, GIB - stacks);
+        assert_eq!(container.ledger_bytes(), CONTEXT_BYTES + stacks);
+    }
+    process.ok(&format!("setlimit {STACK} 1024"));
+    assert_eq!(process.memory_info().0, GIB);
+    assert_eq!(container.ledger_bytes(), CONTEXT_BYTES);
     process.ok(&format!("setlimit {STACK} {}", 2 << 10));
-    assert_eq!(process.memory_info().0, GIB - THREADS * (2 << 10));
-    assert_eq!(
-        container.ledger_bytes(),
-        CONTEXT_BYTES + THREADS * (2 << 10)
-    );
+    assert_eq!(process.memory_info().0, GIB - THREADS * (1 << 10));
     // The default is part of the context.
     let context = process.ok("context 0")[0];
     process.ok(&format!("setlimit {STACK} 1024"));
-    assert_eq!(process.memory_info().0, GIB - THREADS * (2 << 10));
+    assert_eq!(process.memory_info().0, GIB - THREADS * (1 << 10));
     process.ok(&format!("destroy {context}"));
 }

@@ -341,7 +341,7 @@ entry_points! {
             state = driver.state();
         }
         match limit {
-            STACK_SIZE => state.require_local(driver, handle, value as u64)?,
+            STACK_SIZE => state.set_local(driver, handle, value as u64)?,
             MALLOC_HEAP_SIZE => state.require_heap(driver, handle, value as u64)?,
             _ => {}
         }

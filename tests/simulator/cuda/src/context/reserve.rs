@@ -2,7 +2,8 @@
 //! the heap of device-side `malloc`.
 //!
 //! The defaults are part of the context's own memory. Local memory grows at the launch of a kernel
-//! that needs more. Neither shrinks before the context is destroyed.
+//! that needs more, with the context's limit. It shrinks only by that limit, and the heap not at all,
+//! as on an H200.
 
 use std::collections::BTreeMap;
 
@@ -13,6 +14,8 @@ use crate::abi::CudaResult;
 use crate::driver::Driver;
 use crate::error::CudaError;
 use crate::types::CUcontext;
+
+use super::STACK_SIZE;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Purpose {
@@ -44,11 +47,45 @@ impl State {
         context: CUcontext,
         bytes_per_thread: u64,
     ) -> CudaResult {
-        if bytes_per_thread <= DEFAULT_STACK_BYTES {
+        if !self.grows_local(driver, context, bytes_per_thread)? {
             return Ok(());
         }
         let bytes = self.local_bytes(driver, context, bytes_per_thread)?;
-        self.grow(driver, context, Purpose::Local, bytes)
+        self.grow(driver, context, Purpose::Local, bytes)?;
+        self.set_stack_limit(context, bytes_per_thread)
+    }
+
+    /// Sets local memory for every thread, more or less than before.
+    pub(super) fn set_local(
+        &mut self,
+        driver: &Driver,
+        context: CUcontext,
+        bytes_per_thread: u64,
+    ) -> CudaResult {
+        if self.grows_local(driver, context, bytes_per_thread)? {
+            return self.require_local(driver, context, bytes_per_thread);
+        }
+        let bytes = self.local_bytes(driver, context, bytes_per_thread)?;
+        let reserves = self.contexts.get_mut(&context);
+        let reserves = &mut reserves.ok_or(CudaError::ContextIsDestroyed)?.reserves.0;
+        let shrinks = |reserve: &KernelReserve| reserve.bytes > bytes;
+        if reserves.get(&Purpose::Local).is_some_and(shrinks)
+            && let Some(KernelReserve { allocation, .. }) = reserves.remove(&Purpose::Local)
+        {
+            driver.request(&Request::Free { allocation })?;
+            if bytes != 0 {
+                self.grow(driver, context, Purpose::Local, bytes)?;
+            }
+        }
+        self.set_stack_limit(context, bytes_per_thread)
+    }
+
+    fn set_stack_limit(&mut self, context: CUcontext, bytes_per_thread: u64) -> CudaResult {
+        let context = self.contexts.get_mut(&context);
+        let limits = &mut context.ok_or(CudaError::ContextIsDestroyed)?.limits;
+        let bytes = usize::try_from(bytes_per_thread).map_err(|_| CudaError::InvalidValue)?;
+        limits.insert(STACK_SIZE, bytes);
+        Ok(())
     }
 
     /// Returns whether a kernel with this local memory extends that of its context.
@@ -64,7 +101,7 @@ impl State {
         let has = reserves
             .get(&Purpose::Local)
             .map_or(0, |reserve| reserve.bytes);
-        Ok(bytes_per_thread > DEFAULT_STACK_BYTES && bytes > has)
+        Ok(bytes > has)
     }
 
     fn local_bytes(
@@ -78,7 +115,8 @@ impl State {
         let compute = &driver.model(device)?.compute;
         let threads =
             u64::from(compute.multiprocessors) * u64::from(compute.threads_per_multiprocessor);
-        Ok(bytes_per_thread.saturating_mul(threads))
+        let beyond_default = bytes_per_thread.saturating_sub(DEFAULT_STACK_BYTES);
+        Ok(beyond_default.saturating_mul(threads))
     }
 
     /// KernelReserves the heap.
