@@ -230,7 +230,7 @@ impl State {
             }
             // Like a free on a completed stream.
             RangeKind::Pool { .. } | RangeKind::HostPool { .. } => {
-                return self.free_to_pool(driver, address);
+                return self.free_to_pool(driver, address, None);
             }
             RangeKind::Graph { .. } if base == address => {
                 return self.release_graph_memory(address);

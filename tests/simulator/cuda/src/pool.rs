@@ -1,7 +1,8 @@
 //! Memory pools and stream-ordered allocation.
 //!
 //! A pool reserves GPU memory in chunks and suballocates. Freed memory stays reserved until a
-//! synchronization finds more unused memory than the release threshold, as in the real driver.
+//! synchronization finds more unused memory than the release threshold, as in the real driver; and
+//! until the stream of the free has reached it, also if the pool is trimmed.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint};
@@ -12,7 +13,7 @@ use simulator_machine::protocol::{AllocationId, Request};
 use crate::State;
 use crate::abi::{CudaResult, In, Out, entry_points};
 use crate::context::current_handle;
-use crate::driver::{Driver, driver};
+use crate::driver::{Driver, Point, driver};
 use crate::error::CudaError;
 use crate::heap::{Freed, Heap};
 use crate::memory::{Mapping, RangeKind};
@@ -72,6 +73,8 @@ struct Chunk {
     allocation: Option<AllocationId>,
     bytes: u64,
     idle: bool,
+    /// The work in front of the last free in a stream.
+    in_use_until: Option<Point>,
 }
 
 impl Pool {
@@ -219,6 +222,7 @@ impl State {
                 allocation,
                 bytes,
                 idle: false,
+                in_use_until: None,
             },
         );
         pool.reserved_high = pool.reserved_high.max(pool.reserved());
@@ -257,8 +261,13 @@ impl State {
         Ok(address)
     }
 
-    /// Frees an allocation; the pool keeps the memory.
-    pub(crate) fn free_to_pool(&mut self, driver: &Driver, address: CUdeviceptr) -> CudaResult {
+    /// Frees an allocation; the pool keeps the memory, which is in use until that point is reached.
+    pub(crate) fn free_to_pool(
+        &mut self,
+        driver: &Driver,
+        address: CUdeviceptr,
+        in_use_until: Option<Point>,
+    ) -> CudaResult {
         let (start, bytes, kind) = self.allocation_at(address).ok_or(CudaError::InvalidValue)?;
         let (RangeKind::Pool { pool: handle, .. } | RangeKind::HostPool { pool: handle, .. }) =
             kind
@@ -269,23 +278,19 @@ impl State {
             return Err(CudaError::InvalidValue);
         }
         let pool = self.pools.get(handle)?;
-        let emptied = if pool.large.remove(&address).is_some() {
-            Some(address)
+        let is_emptied = if pool.large.remove(&address).is_some() {
+            true
         } else {
-            let base = pool
-                .chunks
-                .range(..=address)
-                .next_back()
-                .map(|(base, _)| *base);
             match pool.heap.free(address) {
                 Freed::Unknown => return Err(CudaError::InvalidValue),
-                Freed::BlockInUse => None,
-                Freed::BlockEmpty => base,
+                Freed::BlockInUse => false,
+                Freed::BlockEmpty => true,
             }
         };
         pool.used = pool.used.saturating_sub(bytes);
-        if let Some(chunk) = emptied.and_then(|base| pool.chunks.get_mut(&base)) {
-            chunk.idle = true;
+        if let Some((_, chunk)) = pool.chunks.range_mut(..=address).next_back() {
+            chunk.idle = is_emptied;
+            chunk.in_use_until = in_use_until.or(chunk.in_use_until);
         }
         self.remove_unused_pool(driver, handle)
     }
@@ -309,7 +314,11 @@ impl State {
             if pool.reserved() <= keep {
                 return Ok(());
             }
-            let idle = pool.chunks.iter().find(|(_, chunk)| chunk.idle);
+            let is_unused = |chunk: &Chunk| {
+                let in_use_until = chunk.in_use_until;
+                chunk.idle && in_use_until.is_none_or(|point| driver.is_reached(point))
+            };
+            let idle = pool.chunks.iter().find(|(_, chunk)| is_unused(chunk));
             let Some((base, allocation)) = idle.map(|(base, chunk)| (*base, chunk.allocation))
             else {
                 return Ok(());
@@ -330,9 +339,10 @@ impl State {
             .iter()
             .map(|(handle, pool)| (*handle, pool.threshold))
             .collect();
-        pools
-            .into_iter()
-            .try_for_each(|(handle, threshold)| self.trim(driver, handle, threshold))
+        pools.into_iter().try_for_each(|(handle, threshold)| {
+            self.trim(driver, handle, threshold)?;
+            self.remove_unused_pool(driver, handle)
+        })
     }
 }
 
@@ -391,7 +401,8 @@ entry_points! {
                 true => state.capture(stream, Operation::Free(address)).map(drop),
                 false => {
                     state.require_safe_in_capture()?;
-                    state.free_to_pool(driver, address)
+                    let before = state.unfinished(driver, stream.cell);
+                    state.free_to_pool(driver, address, before)
                 }
             }
         })

@@ -90,6 +90,33 @@ fn keeps_pool_memory_below_the_release_threshold() {
 }
 
 #[test]
+fn keeps_trimmed_memory_until_stream_reaches_free() {
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    let pool = pool(&api);
+    let mut threshold = u64::MAX;
+    let name = RELEASE_THRESHOLD;
+    let set = call!(api, "cuMemPoolSetAttribute", pool, name, &raw mut threshold);
+    assert_eq!(set, 0);
+    let spin = api.function(c"spin");
+    let stream = api.stream(1);
+    let trim = || assert_eq!(call!(api, "cuMemPoolTrimTo", pool, 0usize), 0);
+    let mut address = 0u64;
+    let bytes = 100 * MIB;
+    let allocated = call!(api, "cuMemAllocAsync", &raw mut address, bytes, stream);
+    assert_eq!(allocated, 0);
+    api.spin(spin, stream, 1, 300_000_000);
+    assert_eq!(call!(api, "cuMemFreeAsync", address, stream), 0);
+    trim();
+    assert_eq!(attribute(&api, pool, RESERVED), bytes);
+    assert_eq!(attribute(&api, pool, USED), 0);
+    api.synchronize();
+    assert_eq!(attribute(&api, pool, RESERVED), bytes);
+    trim();
+    assert_eq!(attribute(&api, pool, RESERVED), 0);
+}
+
+#[test]
 fn keeps_destroyed_pool_until_its_last_free() {
     #[repr(C)]
     struct Properties {
