@@ -121,6 +121,9 @@ event_reasons! {
     ClaimMissing: Warning, NodeDriver, "Node",
         "The API server lacks a claim whose containers or GPU processes run. Its limits and its GPU stay reserved until they end.",
         "Delete the pod that uses the claim, or wait until its processes end.";
+    ClaimStateMissing: Warning, NodeDriver, "ResourceClaim",
+        "Node state of a prepared claim is missing and cannot be recreated at present, so its containers cannot restart.",
+        "Remove the cause in the message; the node driver repeats the repair every few seconds.";
     ClaimStateRepaired: Warning, NodeDriver, "ResourceClaim",
         "Node state of a prepared claim was missing or damaged and was repaired.",
         "Find out which program changes the driver's directories if the event repeats.";
@@ -130,6 +133,9 @@ event_reasons! {
     GangIncomplete: Warning, Controller, "Pod",
         "Too few members of the pod's gang were bound in time, so the bound members are evicted and their devices are free again.",
         "Free what the other members of the gang wait for (see their events), then create the pods again.";
+    GpuDegraded: Warning, NodeDriver, "Node",
+        "A GPU stays in use, and reported an XID that this version of drava does not know, or memory whose repair waits for a reset.",
+        "Follow the message; see [health](health.md).";
     GpuOvercommitted: Warning, Controller, "Pod, ResourceClaim",
         "More of a GPU is allocated than it has. The controller releases the newest allocation that no pod has reserved; \
          reserved ones stay, and the node driver rejects what does not fit.",

@@ -62,6 +62,18 @@ pub const CDI_KIND: &str = "gpu.drava.dev/claim";
 /// Annotation of a Node on which the node driver closes NVML, so that the NVIDIA kernel modules can be unloaded.
 pub const RELEASE_NVML: &str = "gpu.drava.dev/release-nvml";
 
+/// Labels of a Node by which NVIDIA's GPU operator controls programs that use its driver.
+pub mod gpu_operator {
+    /// Prefix of the labels of its operands, such as `nvidia.com/gpu.deploy.client` of programs that it does not know.
+    pub const DEPLOY: &str = "nvidia.com/gpu.deploy.";
+    /// Prefix of the value while the operand must not use the GPUs: `paused-for-driver-upgrade`, `paused-for-mig-change`.
+    pub const PAUSED: &str = "paused-for-";
+    /// State of an upgrade of the NVIDIA driver.
+    pub const UPGRADE_STATE: &str = "nvidia.com/gpu-driver-upgrade-state";
+    /// State in which the pod of the driver is replaced, after the pods that use the GPUs were deleted.
+    pub const RESTART_REQUIRED: &str = "pod-restart-required";
+}
+
 /// Extended resources with which device plugins offer NVIDIA GPUs.
 const DEVICE_PLUGIN_RESOURCES: [&str; 3] = [
     "nvidia.com/gpu",

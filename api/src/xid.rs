@@ -17,7 +17,9 @@ pub enum XidClass {
     Application,
     /// A report about the GPU that needs no action.
     Informational,
-    /// The GPU is unhealthy until a reset, a reboot or a time without further errors.
+    /// An XID that this version does not know. The GPU stays healthy.
+    Unknown,
+    /// The GPU is unhealthy until a reset or a reboot.
     Unhealthy,
     /// The GPU has left the bus.
     Lost,
@@ -25,9 +27,10 @@ pub enum XidClass {
 
 impl XidClass {
     /// All classes.
-    pub const ALL: [Self; 4] = [
+    pub const ALL: [Self; 5] = [
         Self::Application,
         Self::Informational,
+        Self::Unknown,
         Self::Unhealthy,
         Self::Lost,
     ];
@@ -38,6 +41,7 @@ impl XidClass {
         match self {
             Self::Application => "application",
             Self::Informational => "informational",
+            Self::Unknown => "unknown",
             Self::Unhealthy => "unhealthy",
             Self::Lost => "lost",
         }
@@ -53,6 +57,10 @@ impl XidClass {
             Self::Informational => {
                 "A report that needs no action. The GPU stays healthy; the XID is only counted."
             }
+            Self::Unknown => {
+                "An XID that this version of drava does not know: newer drivers report XIDs that need no action. The GPU stays \
+                 healthy; the event `GpuDegraded` of the node names the XID."
+            }
             Self::Unhealthy => "The GPU is unhealthy until it recovers.",
             Self::Lost => "The GPU has left the bus. It is unhealthy until it recovers.",
         }
@@ -62,7 +70,7 @@ impl XidClass {
     #[must_use]
     pub const fn is_fatal(self) -> bool {
         match self {
-            Self::Application | Self::Informational => false,
+            Self::Application | Self::Informational | Self::Unknown => false,
             Self::Unhealthy | Self::Lost => true,
         }
     }
@@ -162,6 +170,12 @@ pub fn find(xid: u64) -> Option<&'static Xids> {
         .find(|xids| (xids.first..=xids.last).contains(&xid))
 }
 
+/// Returns whether the GPU works again only after a reset or a reboot, by NVIDIA's catalog.
+#[must_use]
+pub fn needs_reset(xid: u64) -> bool {
+    find(xid).is_some_and(|xids| xids.class == XidClass::Unhealthy)
+}
+
 /// Returns the meaning of an XID.
 #[must_use]
 pub fn meaning(xid: u64) -> &'static str {
@@ -192,10 +206,10 @@ impl XidPolicy {
         }
     }
 
-    /// Returns the class of an XID. An unknown XID makes the GPU unhealthy.
+    /// Returns the class of an XID.
     #[must_use]
     pub fn class(&self, xid: u64) -> XidClass {
-        let class = find(xid).map_or(XidClass::Unhealthy, |xids| xids.class);
+        let class = find(xid).map_or(XidClass::Unknown, |xids| xids.class);
         if self.fatal.contains(&xid) {
             class.max(XidClass::Unhealthy)
         } else if self.ignored.contains(&xid) {
@@ -236,7 +250,9 @@ mod tests {
         for xid in [63, 108, 141, 157, 160, 161] {
             assert_eq!(policy.class(xid), XidClass::Informational, "{xid}");
         }
-        assert_eq!(policy.class(9999), XidClass::Unhealthy, "unknown");
+        for xid in [162, 173, 9999] {
+            assert_eq!(policy.class(xid), XidClass::Unknown, "{xid}");
+        }
     }
 
     #[test]

@@ -60,6 +60,7 @@ faults! {
     DriverPodMissing: "A selected node runs no pod of the node driver.";
     DriverNotReady: "The node driver of a node is not ready.";
     DriverRootWrong: "The driver root has no NVIDIA libraries.";
+    StateDirNoexec: "The state directory of a node is on a file system without execution.";
     RecordsNewer: "A newer node driver wrote records of claims that this one cannot read.";
     NotPublished: "The node driver is ready, but its node has no ResourceSlice.";
     DevicePlugin: "A device plugin offers GPUs of a node of drava.";
@@ -70,6 +71,7 @@ faults! {
     DeviceUnavailable: "The mode of a GPU or its node profile excludes a device that claims hold.";
     ForeignInstance: "MIG instances that drava did not create exclude partitions.";
     NotEnforced: "The limits of a claim are not enforced.";
+    StateMissing: "The node lacks state of a prepared claim.";
     PrepareFailed: "The kubelet cannot prepare the claims of a pod.";
     StaleSocket: "The kubelet calls a socket of the node driver that no process serves.";
     UvmMissing: "A node has no device file of unified memory.";

@@ -128,7 +128,7 @@ pub async fn clean(
         let published = listed.map_err(failed("list ResourceSlices"))?.items;
         let left = nodes::clean(client, namespace, pod, nodes::nodes(&published)).await?;
         if !left.is_empty() {
-            tracing::warn!(nodes = ?left, "the files of the node driver stay: /var/lib/drava and /run/drava");
+            tracing::warn!(nodes = ?left, "the files of the node driver stay: driver.stateDir of the chart and /run/drava");
         }
     }
     delete_all(&slices, &ours)

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use drava_cdi::elf::{self, Machine};
 use drava_vgpu_abi::paths;
+use rustix::fs::{StatVfsMountFlags, statvfs};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
@@ -97,7 +98,7 @@ pub enum InstallError {
         source: io::Error,
     },
     /// The file cannot be written to the node.
-    #[error("cannot install {}; --state-dir must be writable and not mounted noexec", path.display())]
+    #[error("cannot install {}; --state-dir must be writable", path.display())]
     Write {
         /// The file on the node.
         path: PathBuf,
@@ -105,6 +106,36 @@ pub enum InstallError {
         #[source]
         source: io::Error,
     },
+}
+
+/// The node does not run programs from the state directory.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{} is mounted noexec on the node: the container runtime cannot run the CDI hook and containers cannot load libvgpu.so; \
+     set driver.stateDir of the drava chart to a directory whose file system allows programs, such as \
+     /home/kubernetes/bin/drava on GKE, or remount the file system with exec",
+    state_dir.display()
+)]
+pub struct NotExecutable {
+    state_dir: PathBuf,
+}
+
+/// Checks that the node runs programs from `state_dir`, where the container runtime finds the CDI hook. `host_root` is the root
+/// of the node: the flags of a mount in the container of the driver can be others. Without access to it, the flags in the
+/// container count.
+///
+/// # Errors
+/// When the file system of the directory is mounted `noexec`.
+pub fn check_executable(state_dir: &Path, host_root: &Path) -> Result<(), NotExecutable> {
+    let on_host = host_root.join(state_dir.strip_prefix("/").unwrap_or(state_dir));
+    let mount = statvfs(&on_host).or_else(|_| statvfs(state_dir));
+    match mount {
+        Ok(mount) if mount.f_flag.contains(StatVfsMountFlags::NOEXEC) => Err(NotExecutable {
+            state_dir: state_dir.to_owned(),
+        }),
+        // Without an answer the directory is unusable anyway, which the installation reports.
+        Ok(_) | Err(_) => Ok(()),
+    }
 }
 
 /// Installs the files of `artifacts_dir` and the stubs below `state_dir`. Installed files are only read and compared.

@@ -190,7 +190,8 @@ pub async fn run(
     };
     shared.follow(&mut tasks);
     let profiles = shared.follow_profiles(&mut tasks, thread.state(), &published, state_sender);
-    shared.follow_release(&mut tasks, gate, thread.requests(), profiles.node.clone());
+    let (requests, node) = (thread.requests(), profiles.node.clone());
+    shared.follow_release(&mut tasks, gate, health.clone(), requests, node);
     let installed = shared.install(&mut tasks);
     let claims = shared.claims(tmpfs, access, installed);
     let (kubelet_devices, devices) = watch::channel(Vec::new());
@@ -307,6 +308,7 @@ impl Shared {
         let (install, installed) = watch::channel(None);
         tasks.spawn(install_artifacts(
             (self.config.paths.clone(), self.config.labels),
+            self.config.proc_root.join("1/root"),
             install,
             self.conditions.clone(),
             self.stop.clone(),
@@ -421,6 +423,7 @@ async fn supervise(tasks: &mut Tasks, stop: &CancellationToken) -> Result<(), Ru
 /// Installs the artifacts; retries until the installation succeeds.
 async fn install_artifacts(
     (paths, labels): (Paths, Labels),
+    host_root: PathBuf,
     install: watch::Sender<Option<Result<Installed, String>>>,
     conditions: Conditions,
     stop: CancellationToken,
@@ -431,9 +434,12 @@ async fn install_artifacts(
             state_dir,
             ..
         } = paths.clone();
+        let host_root = host_root.clone();
         let install_all = move || {
             let installed = artifacts::install(&artifacts_dir, &state_dir);
             let installed = installed.map_err(|error| describe(&error))?;
+            artifacts::check_executable(&state_dir, &host_root)
+                .map_err(|error| describe(&error))?;
             let libraries = Artifact::Library.all(&state_dir);
             let labelled = labels.ensure_all(&libraries);
             labelled.map_err(|error| describe(&error))?;

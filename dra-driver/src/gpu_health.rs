@@ -69,8 +69,8 @@ impl HealthTable {
         self.0.health.subscribe()
     }
 
-    /// Sets the faults that an earlier instance of the driver recorded. Their GPUs are unhealthy at once, so that no
-    /// publication without taints comes first.
+    /// Sets the GPUs that an earlier instance of the driver knew, with the faults that it recorded. These GPUs are unhealthy at
+    /// once, so that no publication without taints comes first. A GPU that is not on the node any more is lost.
     pub fn restore(&self, recorded: RecordedFaults, now: Instant) {
         let mut states = self.lock();
         for (gpu, faults) in recorded {
@@ -138,6 +138,11 @@ impl HealthTable {
             state.observe(observation, &rules, now);
         }
         self.publish(&states, now);
+    }
+
+    /// Processes a release of NVML: the GPUs may be reset before it is opened again.
+    pub fn release(&self) {
+        self.lock().values_mut().for_each(GpuState::release);
     }
 
     /// Checks for expired faults and for GPUs that do not respond. Without `is_nvml_available` no GPU can respond.

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::gpu_health::HealthTable;
-use crate::gpu_health::state::{Observation, Scope};
+use crate::gpu_health::state::{Answer, Observation, Scope};
 use crate::inventory::{OpenLibrary, State};
 use crate::metrics::telemetry::GpuTable;
 
@@ -115,8 +115,12 @@ impl Monitor {
             let now = Instant::now();
             match telemetry {
                 Ok(telemetry) => {
-                    let action = telemetry.recovery_action;
-                    self.health(&Observation::Answer { action }, now);
+                    let answer = Answer {
+                        action: telemetry.recovery_action,
+                        fabric: telemetry.fabric,
+                        memory_repair: telemetry.memory_repair,
+                    };
+                    self.health(&Observation::Answer(answer), now);
                     let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
                     let unix = unix.map_or(0.0, |unix| unix.as_secs_f64());
                     self.tables.telemetry.set_sample(&self.gpu, telemetry, unix);

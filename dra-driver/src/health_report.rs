@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::claim::ClaimUid;
 use crate::claims::{ClaimService, blocking};
-use crate::gpu_health::state::{Fault, GpuHealth, Scope};
+use crate::gpu_health::state::{Degradation, Fault, GpuHealth, Scope};
 use crate::gpu_health::{HealthByGpu, RecordedFaults};
 use crate::inventory::State;
 use crate::pods::reserving_pods;
@@ -102,11 +102,13 @@ pub async fn run<E: Effects>(
         .into_iter()
         .flat_map(|(gpu, faults)| faults.into_iter().map(move |(s, f)| ((gpu.clone(), s), f)))
         .collect();
+    let mut degradations = BTreeSet::new();
     let mut reported = Reported::default();
     let mut is_first = true;
     loop {
         let present = Arc::clone(&health.borrow_and_update());
         report_gpus(&claims.reporter, &mut faults, &present);
+        report_degradations(&claims.reporter, &mut degradations, &present);
         // Until all GPUs were seen, the health of a claim may be unknown. Later, claims on healthy GPUs have the condition
         // of prepare.
         let is_healthy = present.values().all(GpuHealth::is_healthy);
@@ -151,11 +153,11 @@ fn report_gpus(
     for ((gpu, scope), fault) in &present {
         if before.get(&(gpu.clone(), *scope)) != Some(fault) {
             let note = format!(
-                "GPU {gpu}{}: {fault}; its devices have the taint {}={}; replace its pods, then reset the GPU or reboot \
-                 the node",
+                "GPU {gpu}{}: {fault}; its devices have the taint {}={}; {}",
                 slices(*scope),
                 names::UNHEALTHY_TAINT,
-                fault.value()
+                fault.value(),
+                fault.remedy()
             );
             reporter.event(Subject::Node, EventReason::GpuUnhealthy, note);
         }
@@ -170,6 +172,25 @@ fn report_gpus(
         !is_over
     });
     before.extend(present);
+}
+
+/// Raises an event on the node for each new fault that leaves its GPU healthy.
+fn report_degradations(
+    reporter: &Reporter,
+    before: &mut BTreeSet<(GpuUuid, Degradation)>,
+    health: &HealthByGpu,
+) {
+    let of_gpu = |(gpu, health): (&GpuUuid, &GpuHealth)| {
+        let degradations = health.degradations.clone().into_iter();
+        let gpu = gpu.clone();
+        degradations.map(move |degradation| (gpu.clone(), degradation))
+    };
+    let present: BTreeSet<_> = health.iter().flat_map(of_gpu).collect();
+    for (gpu, degradation) in present.difference(before) {
+        let note = format!("GPU {gpu}: {degradation}");
+        reporter.event(Subject::Node, EventReason::GpuDegraded, note);
+    }
+    *before = present;
 }
 
 fn slices(scope: Scope) -> String {

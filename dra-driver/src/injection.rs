@@ -1,8 +1,9 @@
 //! Detects a container runtime that ignores CDI devices.
 //!
 //! containerd with `enable_cdi = false` drops the CDI devices that kubelet passes, without an error: the container
-//! starts without its GPU. The CDI hook writes a marker into the usage directory of each share. A prepared claim
-//! without a marker that a started container uses was not injected; the pod and the claim get an event.
+//! starts without its GPU. The CDI hook writes a marker into the usage directory of each share, before the container
+//! starts. A prepared claim without a marker **after** a container of it was seen started was not injected; the pod and the
+//! claim get an event. A marker that appears later withdraws the condition, also one of an earlier instance of the driver.
 //!
 //! A claim without shares has no usage directory and no marker, so it is not checked.
 
@@ -10,8 +11,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use drava_api::condition::ConditionReason;
 use drava_api::error::describe;
 use drava_api::event::EventReason;
+use drava_api::names;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::Api;
@@ -91,7 +94,18 @@ struct SharedClaim {
     check_at: Instant,
     /// Time between the checks of the pods: an image can take minutes to pull.
     wait: Duration,
-    is_reported: bool,
+    report: Report,
+}
+
+/// Whether the condition of a claim reports a missing injection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Report {
+    /// Unknown: an earlier instance of the driver may have written it.
+    Possible,
+    /// This instance has queued the condition.
+    Queued,
+    /// The condition does not.
+    Absent,
 }
 
 impl SharedClaim {
@@ -102,7 +116,7 @@ impl SharedClaim {
             shares: shares.map(|share| share.id.clone()).collect(),
             check_at: now,
             wait: INTERVAL,
-            is_reported: false,
+            report: Report::Possible,
         }
     }
 
@@ -113,14 +127,23 @@ impl SharedClaim {
     }
 }
 
+/// Claims that need requests to the API server.
+#[derive(Debug, Default)]
+struct Due {
+    /// Claims without marker, whose pods are checked.
+    unmarked: Vec<ClaimRef>,
+    /// Claims with a marker, whose condition may report a missing injection.
+    marked: Vec<ClaimRef>,
+}
+
 impl SharedClaims {
-    /// Reads the records if they have changed, and the markers. Returns the claims whose pods are due for a check.
+    /// Reads the records if they have changed, and the markers.
     fn update(
         &mut self,
         store: &RecordStore,
         is_marked: impl Fn(&ClaimUid, &ShareId) -> bool,
         now: Instant,
-    ) -> Result<Vec<ClaimRef>, RecordError> {
+    ) -> Result<Due, RecordError> {
         if self.changes.is_changed(store, now) {
             let listed = match store.list() {
                 Ok(listing) => listing.recorded,
@@ -139,14 +162,20 @@ impl SharedClaims {
                 }
             }
         }
-        let mut due = Vec::new();
+        let mut due = Due::default();
         for known in self.known.values_mut() {
             let mut shares = known.shares.iter();
-            if known.shares.is_empty() || shares.any(|share| is_marked(&known.claim.uid, share)) {
+            if known.shares.is_empty() {
+                continue;
+            }
+            if shares.any(|share| is_marked(&known.claim.uid, share)) {
                 // The claim can be prepared again.
-                (known.check_at, known.wait, known.is_reported) = (now, INTERVAL, false);
-            } else if !known.is_reported && known.check_at <= now {
-                due.push(known.claim.clone());
+                (known.check_at, known.wait) = (now, INTERVAL);
+                if known.report != Report::Absent {
+                    due.marked.push(known.claim.clone());
+                }
+            } else if known.report != Report::Queued && known.check_at <= now {
+                due.unmarked.push(known.claim.clone());
             }
         }
         Ok(due)
@@ -158,19 +187,26 @@ async fn check<E: Effects>(
     layout: &Layout,
     shared: &mut SharedClaims,
 ) -> Result<(), CheckError> {
-    let (applier, layout, mut read) = (
+    let (applier, layout_of_task, mut read) = (
         Arc::clone(&claims.applier),
         layout.clone(),
         std::mem::take(shared),
     );
     let (read, due) = blocking(move || {
-        let is_marked = |uid: &ClaimUid, share: &ShareId| layout.marker(uid, share).exists();
+        let is_marked =
+            |uid: &ClaimUid, share: &ShareId| layout_of_task.marker(uid, share).exists();
         let due = read.update(applier.store(), is_marked, Instant::now());
         (read, due)
     })
     .await?;
     *shared = read;
-    for claim in due? {
+    let Due { unmarked, marked } = due?;
+    for claim in marked {
+        if let Some(known) = shared.known.get_mut(&claim.uid) {
+            known.report = withdraw(claims, &claim, known.report).await?;
+        }
+    }
+    for claim in unmarked {
         let found = claims.fetch(&claim).await?;
         if let Some(known) = shared.known.get_mut(&claim.uid) {
             known.postpone(Instant::now());
@@ -189,18 +225,80 @@ async fn check<E: Effects>(
             if running.is_some_and(|running| runs_with(&running, &pod, &claim)) {
                 let applier = Arc::clone(&claims.applier);
                 let uid = claim.uid.clone();
-                let loaded = blocking(move || applier.store().load(&uid)).await??;
+                let layout = layout.clone();
+                // The container started before the answer, and the hook ran before the container: the marker is read again.
+                let loaded = blocking(move || {
+                    let loaded = applier.store().load(&uid)?;
+                    Ok::<_, RecordError>((is_injected(&layout, &loaded), loaded))
+                });
+                let (is_injected, loaded) = loaded.await??;
+                if is_injected {
+                    break;
+                }
                 if let Loaded::Present(record) = loaded {
                     report(claims, &found, &record, pod);
                 }
                 if let Some(known) = shared.known.get_mut(&claim.uid) {
-                    known.is_reported = true;
+                    known.report = Report::Queued;
                 }
                 break;
             }
         }
     }
     Ok(())
+}
+
+/// Returns whether a share of the record has its marker.
+fn is_injected(layout: &Layout, loaded: &Loaded) -> bool {
+    let Loaded::Present(record) = loaded else {
+        return false;
+    };
+    let mut shares = record.devices.iter().filter_map(Prepared::share);
+    shares.any(|share| layout.marker(&record.claim.uid, &share.id).exists())
+}
+
+/// Withdraws the condition of an injected claim that reports a missing injection. Returns what is known of the condition
+/// afterwards.
+async fn withdraw<E: Effects>(
+    claims: &ClaimService<E>,
+    claim: &ClaimRef,
+    report: Report,
+) -> Result<Report, CheckError> {
+    let found = claims.fetch(claim).await?;
+    let uid = Some(claim.uid.as_str());
+    let Some(found) = found.filter(|found| found.metadata.uid.as_deref() == uid) else {
+        return Ok(Report::Absent);
+    };
+    if !is_ignored(&found) {
+        return Ok(match report {
+            // Not written yet.
+            Report::Queued => Report::Queued,
+            Report::Possible | Report::Absent => Report::Absent,
+        });
+    }
+    let State::Known(node) = claims.gpus.borrow().clone() else {
+        return Ok(report);
+    };
+    let (applier, uid) = (Arc::clone(&claims.applier), claim.uid.clone());
+    if let Loaded::Present(record) = blocking(move || applier.store().load(&uid)).await?? {
+        claims
+            .reporter
+            .devices(&found, &record, &node.inventory, &Injection::Expected);
+    }
+    // The next check sees whether it was written.
+    Ok(Report::Possible)
+}
+
+/// Returns whether a condition of the claim reports a missing injection.
+fn is_ignored(claim: &ResourceClaim) -> bool {
+    let devices = claim
+        .status
+        .iter()
+        .flat_map(|status| status.devices.iter().flatten());
+    let mut conditions = devices
+        .filter(|device| device.driver == names::DRIVER)
+        .flat_map(|device| device.conditions.iter().flatten());
+    conditions.any(|condition| condition.reason == ConditionReason::CdiIgnored.as_str())
 }
 
 /// Returns whether `pod` is `wanted` and one of its containers that use the claim was started.

@@ -3,12 +3,14 @@
 //! An open NVML has the device files open. Everything in the driver that uses NVML opens it through a [`Gate`]; closing the
 //! gate closes all libraries and event sources, also those that their users keep, and their calls fail like those of an
 //! unloaded kernel module until the gate is opened. The health of GPUs needs an open NVML (XIDs are events), so NVML is not
-//! released without a request: the annotation [`names::RELEASE_NVML`] of the Node.
+//! released without a request: the annotation [`names::RELEASE_NVML`] of the Node, or the labels of an upgrade by NVIDIA's GPU
+//! operator, see [`requested_release`].
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use drava_api::names;
+use drava_api::names::{self, gpu_operator};
 use drava_nvml::{
     CardError, Event, EventSource, GpuInstance, GpuLibrary, GpuUuid, Inventory, InventoryError,
     Memory, MigProfile, Placement, Process, ProcessUtilization, Status, Telemetry, Utilization,
@@ -29,7 +31,8 @@ pub struct Gate(Arc<Mutex<Gated>>);
 
 #[derive(Default)]
 struct Gated {
-    is_closed: bool,
+    /// Reason of a closed gate.
+    closed: Option<String>,
     libraries: Vec<Weak<LibrarySlot>>,
     events: Vec<Weak<EventSlot>>,
 }
@@ -60,21 +63,15 @@ impl Gate {
         &self,
         mut open: impl FnMut() -> Result<Box<dyn GpuLibrary>, String>,
     ) -> Result<Box<dyn GpuLibrary>, String> {
-        let closed = || {
-            format!(
-                "NVML is released on request; remove the annotation {} of the Node",
-                names::RELEASE_NVML
-            )
-        };
-        if lock(&self.0).is_closed {
-            return Err(closed());
+        if let Some(reason) = lock(&self.0).closed.clone() {
+            return Err(reason);
         }
         let library: Arc<dyn GpuLibrary> = Arc::from(open()?);
         let slot = Arc::new(Mutex::new(Some(library)));
         let mut gated = lock(&self.0);
         // Closed while the library was opened.
-        if gated.is_closed {
-            return Err(closed());
+        if let Some(reason) = gated.closed.clone() {
+            return Err(reason);
         }
         gated.libraries.retain(|slot| slot.strong_count() > 0);
         gated.libraries.push(Arc::downgrade(&slot));
@@ -85,12 +82,13 @@ impl Gate {
         }))
     }
 
-    /// Closes or opens the gate. Closing closes NVML as soon as the calls in progress return. Returns whether that changed
-    /// anything.
-    pub fn set_closed(&self, is_closed: bool) -> bool {
+    /// Closes the gate for a reason, or opens it. Closing closes NVML as soon as the calls in progress return. Returns whether
+    /// that changed anything.
+    pub fn set_closed(&self, reason: Option<String>) -> bool {
         let mut gated = lock(&self.0);
-        let is_changed = std::mem::replace(&mut gated.is_closed, is_closed) != is_closed;
-        let (libraries, events) = match is_closed {
+        let is_changed = gated.closed != reason;
+        gated.closed = reason;
+        let (libraries, events) = match gated.closed.is_some() {
             true => (
                 std::mem::take(&mut gated.libraries),
                 std::mem::take(&mut gated.events),
@@ -106,6 +104,29 @@ impl Gate {
         }
         is_changed
     }
+}
+
+/// Returns why a Node with these annotations and labels requests the release of NVML; `None` without a request.
+#[must_use]
+pub fn requested_release(
+    annotations: &BTreeMap<String, String>,
+    labels: &BTreeMap<String, String>,
+) -> Option<String> {
+    let annotation = annotations.get(names::RELEASE_NVML);
+    if annotation.is_some_and(|value| value != "false") {
+        return Some(format!(
+            "NVML is released on request; remove the annotation {} of the Node",
+            names::RELEASE_NVML
+        ));
+    }
+    let is_request = |(key, value): &(&String, &String)| {
+        (key.starts_with(gpu_operator::DEPLOY) && value.starts_with(gpu_operator::PAUSED))
+            || (*key == gpu_operator::UPGRADE_STATE && *value == gpu_operator::RESTART_REQUIRED)
+    };
+    let (key, value) = labels.iter().find(is_request)?;
+    Some(format!(
+        "NVML is released while the GPU operator changes the NVIDIA driver or its GPUs: label {key}={value} of the Node"
+    ))
 }
 
 /// A library of a gate.
@@ -171,7 +192,7 @@ impl GpuLibrary for GatedLibrary {
         let slot = Arc::new(Mutex::new(Some(library.watch(cards)?)));
         drop(library);
         let mut gated = lock(&self.gate.0);
-        if gated.is_closed {
+        if gated.closed.is_some() {
             return Err(WatchError::Create(Status::DriverNotLoaded));
         }
         gated.events.retain(|slot| slot.strong_count() > 0);
@@ -222,5 +243,47 @@ impl EventSource for GatedEvents {
             Some(source) => source.next(timeout),
             None => Err(WatchError::Wait(Status::DriverNotLoaded)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn releases_nvml_for_upgrades_only() {
+        let map = |key: &str, value: &str| BTreeMap::from([(key.to_owned(), value.to_owned())]);
+        let none = BTreeMap::new();
+        for (key, value) in [
+            ("nvidia.com/gpu.deploy.client", "paused-for-driver-upgrade"),
+            ("nvidia.com/gpu.deploy.dcgm", "paused-for-driver-upgrade"),
+            ("nvidia.com/gpu.deploy.client", "paused-for-mig-change"),
+            (
+                "nvidia.com/gpu-driver-upgrade-state",
+                "pod-restart-required",
+            ),
+        ] {
+            let reason = requested_release(&none, &map(key, value)).unwrap();
+            assert!(reason.contains(&format!("label {key}={value}")), "{reason}");
+        }
+        for (key, value) in [
+            ("nvidia.com/gpu.deploy.driver", "true"),
+            ("nvidia.com/gpu.deploy.dcgm", "false"),
+            ("nvidia.com/gpu-driver-upgrade-state", "drain-required"),
+            ("nvidia.com/gpu-driver-upgrade-state", "validation-required"),
+            ("nvidia.com/gpu-driver-upgrade-state", "upgrade-done"),
+            ("example.com/paused", "paused-for-driver-upgrade"),
+        ] {
+            assert_eq!(
+                requested_release(&none, &map(key, value)),
+                None,
+                "{key}={value}"
+            );
+        }
+        assert!(requested_release(&map(names::RELEASE_NVML, ""), &none).is_some());
+        assert_eq!(
+            requested_release(&map(names::RELEASE_NVML, "false"), &none),
+            None
+        );
     }
 }

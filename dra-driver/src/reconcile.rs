@@ -23,7 +23,9 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::claim::{ClaimRef, ClaimUid};
-use crate::claims::{ClaimService, FetchError, PrepareError, TaskError, blocking};
+use crate::claims::{
+    ClaimService, EnvironmentError, FetchError, PrepareError, TaskError, blocking,
+};
 use crate::files;
 use crate::inventory::State;
 use crate::layout::{Layout, SPEC_PREFIX};
@@ -40,7 +42,7 @@ pub mod orphans;
 mod scan;
 
 pub use scan::ScanError;
-use scan::{Scan, scan};
+use scan::{Incomplete, Scan, scan};
 
 pub use orphans::{Action, NodeState, Presence, RemovalReason, decide};
 
@@ -51,6 +53,10 @@ const INTERVAL: Duration = Duration::from_secs(300);
 /// claim is kept without the API server, so that its GPU is released soon after the last process, or an action failed or
 /// was skipped.
 const INTERVAL_UNSETTLED: Duration = Duration::from_secs(5);
+
+/// Time between two comparisons of the records with the files of the claims. State that is missing in two of them is restored
+/// at once: kubelet does not prepare a running claim again, and its containers cannot restart without the state.
+const INTERVAL_FILES: Duration = Duration::from_secs(10);
 
 /// How long a prepared claim is missing before its state is removed without an unprepare call, unless its containers run.
 /// Kubelet unprepares a force-deleted claim when the pod has stopped.
@@ -75,6 +81,8 @@ enum ActionError {
     Apply(#[from] ApplyError),
     #[error(transparent)]
     Fetch(#[from] FetchError),
+    #[error(transparent)]
+    Environment(#[from] EnvironmentError),
     #[error(transparent)]
     Prepare(#[from] PrepareError),
     #[error(transparent)]
@@ -106,6 +114,7 @@ pub async fn run<E: Effects>(
         grace,
         missing_since: BTreeMap::new(),
         kept: BTreeMap::new(),
+        unrestored: BTreeMap::new(),
         has_compared: false,
     };
     loop {
@@ -125,6 +134,7 @@ pub async fn run<E: Effects>(
         tokio::select! {
             () = stop.cancelled() => return,
             () = request.notified() => {}
+            () = reconciler.lost_state() => {}
             () = tokio::time::sleep(wait) => {}
         }
     }
@@ -140,6 +150,8 @@ pub struct Reconciler<E> {
     missing_since: BTreeMap<ClaimUid, Instant>,
     /// Claims whose state is kept although the API server has no such claim, with the reason.
     kept: BTreeMap<ClaimUid, String>,
+    /// Claims whose missing state could not be restored, with the report.
+    unrestored: BTreeMap<ClaimUid, String>,
     /// Whether the claims of the node were listed since the start and compared with the records.
     has_compared: bool,
 }
@@ -154,6 +166,9 @@ impl<E: Effects> Reconciler<E> {
         let (layout, applier) = (self.layout.clone(), Arc::clone(&self.claims.applier));
         let inspector = self.inspector.clone();
         let scan = blocking(move || scan(&layout, applier.store(), &inspector)).await??;
+        let incomplete = self.incomplete().await?;
+        self.unrestored
+            .retain(|uid, _| incomplete.contains_key(uid));
         let presence = self.presence(&scan.state).await;
         let liveness = self.liveness(&scan, &presence).await?;
         let state = scan.state;
@@ -169,22 +184,73 @@ impl<E: Effects> Reconciler<E> {
                 self.keep(uid, claim, reason);
                 continue;
             }
-            match self.apply(&uid, claim, action).await {
+            let missing = incomplete.get(&uid);
+            let named = claim.clone().or_else(|| action.claim().cloned());
+            match self.apply(&uid, claim, action, missing.is_some()).await {
                 Ok(true) => {
                     damaged.remove(&uid);
                 }
                 Ok(false) => is_applied = false,
                 Err(error) => {
                     is_applied = false;
-                    tracing::warn!(
-                        claim.uid = %uid,
-                        error = describe(&error),
-                        "cannot reconcile the claim"
-                    );
+                    let error = describe(&error);
+                    tracing::warn!(claim.uid = %uid, error, "cannot reconcile the claim");
+                    if let Some((claim, missing)) = named.zip(missing) {
+                        self.report_unrestored(claim, missing, &error);
+                    }
                 }
             }
         }
         Ok(is_applied && damaged.is_empty() && self.kept.is_empty())
+    }
+
+    /// Returns when the same claim lacks state in two checks: a prepare or unprepare between both ends meanwhile.
+    async fn lost_state(&self) {
+        let mut before = Incomplete::new();
+        loop {
+            tokio::time::sleep(INTERVAL_FILES).await;
+            let present = self.incomplete().await.unwrap_or_else(|error| {
+                tracing::warn!(
+                    error = describe(&error),
+                    "cannot check the files of the claims"
+                );
+                Incomplete::new()
+            });
+            if present.keys().any(|uid| before.contains_key(uid)) {
+                return;
+            }
+            before = present;
+        }
+    }
+
+    async fn incomplete(&self) -> Result<Incomplete, ScanError> {
+        let (layout, applier) = (self.layout.clone(), Arc::clone(&self.claims.applier));
+        blocking(move || scan::incomplete(&layout, applier.store())).await?
+    }
+
+    /// Reports once that missing state of a claim cannot be restored.
+    fn report_unrestored(
+        &mut self,
+        claim: ClaimRef,
+        missing: &BTreeSet<&'static str>,
+        error: &str,
+    ) {
+        let missing: Vec<&str> = missing.iter().copied().collect();
+        let verb = if missing.len() == 1 { "is" } else { "are" };
+        let note = format!(
+            "claim {claim}: {} {verb} missing on the node, and cannot be recreated: {error}; containers of the claim cannot \
+             restart until then",
+            missing.join(" and ")
+        );
+        if self
+            .unrestored
+            .insert(claim.uid.clone(), note.clone())
+            .as_ref()
+            != Some(&note)
+        {
+            let reporter = &self.claims.reporter;
+            reporter.event(Subject::Claim(claim), EventReason::ClaimStateMissing, note);
+        }
     }
 
     /// Reports once that the state of a claim is kept.
@@ -361,6 +427,7 @@ impl<E: Effects> Reconciler<E> {
         uid: &ClaimUid,
         claim: Option<ClaimRef>,
         action: Action,
+        is_incomplete: bool,
     ) -> Result<bool, ActionError> {
         let (applier, wanted) = (Arc::clone(&self.claims.applier), uid.clone());
         let Some(lock) = blocking(move || applier.locks().try_claim(&wanted)).await?? else {
@@ -368,7 +435,7 @@ impl<E: Effects> Reconciler<E> {
         };
         match (action, claim) {
             (Action::Remove(reason), claim) => self.remove(uid, claim, reason, lock).await?,
-            (Action::Restore, Some(claim)) => self.restore(&claim, lock).await?,
+            (Action::Restore, Some(claim)) => self.restore(&claim, is_incomplete, lock).await?,
             (Action::Restore, None) | (Action::Keep(_), _) => {}
             (Action::Rebuild(claim), _) => self.rebuild(&claim, lock).await?,
         }
@@ -401,11 +468,18 @@ impl<E: Effects> Reconciler<E> {
         Ok(())
     }
 
-    /// Recreates the missing state of a prepared claim. Returns early without GPUs or artifacts; their own conditions
-    /// report that.
-    async fn restore(&self, claim: &ClaimRef, lock: Lock) -> Result<(), ActionError> {
-        let Ok((node, installed)) = self.claims.environment(claim).await else {
-            return Ok(());
+    /// Recreates the missing state of a prepared claim. Returns early without GPUs or artifacts if nothing is missing; their
+    /// own conditions report that.
+    async fn restore(
+        &self,
+        claim: &ClaimRef,
+        is_incomplete: bool,
+        lock: Lock,
+    ) -> Result<(), ActionError> {
+        let (node, installed) = match self.claims.environment(claim).await {
+            Ok(environment) => environment,
+            Err(error) if is_incomplete => return Err(error.into()),
+            Err(_) => return Ok(()),
         };
         let (applier, pool) = (Arc::clone(&self.claims.applier), self.claims.pool.clone());
         let (wanted, delivery) = (claim.uid.clone(), self.claims.delivery);

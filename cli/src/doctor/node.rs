@@ -100,6 +100,12 @@ fn known_fault(cause: &str) -> Option<(Fault, &'static str)> {
             Fault::RecordsNewer,
             "run the version of drava that wrote the records (helm rollback), or drain the node with it before the downgrade",
         ))
+    } else if cause.starts_with("artifacts: ") && cause.contains("is mounted noexec on the node") {
+        Some((
+            Fault::StateDirNoexec,
+            "set driver.stateDir of the drava chart to a directory whose file system allows programs: /home/kubernetes/bin/drava \
+             on GKE",
+        ))
     } else if cause.starts_with("gpus: ") && cause.contains("libnvidia-ml.so") {
         Some((
             Fault::DriverRootWrong,

@@ -1,8 +1,10 @@
-//! Pods: limits that are not enforced, claims that cannot be prepared, GPUs without a claim.
+//! Pods: limits that are not enforced, claims that cannot be prepared or lack state on their node, GPUs without a claim.
 
 use drava_api::condition::{ConditionReason, ConditionType};
+use drava_api::event::EventReason;
 use drava_api::names;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::ResourceClaim;
 
 use super::state::ClusterState;
 use super::{Fault, Finding};
@@ -25,6 +27,7 @@ const PREPARE_FAILED: &str = "FailedPrepareDynamicResources";
 
 pub(super) fn check(state: &ClusterState) -> Vec<Finding> {
     let mut findings = not_enforced(state);
+    findings.extend(state_missing(state));
     let nodes: Vec<&str> = state.gpu_nodes().map(|(name, _)| name).collect();
     for pod in &state.pods {
         let Some(node) = drava_allocator::pod::node(pod).filter(|node| nodes.contains(node)) else {
@@ -35,6 +38,25 @@ pub(super) fn check(state: &ClusterState) -> Vec<Finding> {
         findings.extend(unclaimed(pod, node));
     }
     findings
+}
+
+/// Finds claims whose state on the node is missing and was not repaired since.
+fn state_missing(state: &ClusterState) -> Vec<Finding> {
+    let finding = |claim: &ResourceClaim| {
+        let name = claim.metadata.name.as_deref()?;
+        let event = |reason: EventReason| state.timed_event("ResourceClaim", name, reason.as_str());
+        let (problem, reported) = event(EventReason::ClaimStateMissing)?;
+        let is_repaired = event(EventReason::ClaimStateRepaired)
+            .is_some_and(|(_, repaired)| repaired >= reported);
+        (!is_repaired && claim.status.as_ref()?.allocation.is_some()).then(|| Finding {
+            fault: Fault::StateMissing,
+            object: format!("resourceclaim {}", object(&claim.metadata)),
+            problem: problem.to_owned(),
+            fix: "remove the cause; the node driver repeats the repair every few seconds"
+                .to_owned(),
+        })
+    };
+    state.claims.iter().filter_map(finding).collect()
 }
 
 /// Returns the fix of a condition, if the condition is a fault.

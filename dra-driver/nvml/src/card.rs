@@ -165,6 +165,29 @@ pub enum ComputeMode {
     Unknown,
 }
 
+/// Registration of a GPU with its NVLink fabric (`nvmlGpuFabricState_t`). Until it is complete, `cuInit` fails with
+/// `CUDA_ERROR_SYSTEM_NOT_READY`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FabricState {
+    /// The fabric manager has not configured the GPU.
+    NotStarted,
+    /// The fabric manager is configuring the GPU.
+    InProgress,
+    /// The GPU is part of the fabric.
+    Completed,
+    /// The registration failed with this NVML code.
+    Failed(u32),
+}
+
+/// Repair of faulty memory: remapping of rows since Ampere, retirement of pages before.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MemoryRepair {
+    /// A repair takes effect at the next reset of the GPU.
+    pub is_pending: bool,
+    /// A row could not be remapped: the GPU must be replaced.
+    pub has_failed: bool,
+}
+
 /// Membership in an NVLink fabric (`nvmlGpuFabricInfo_t`).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Fabric {

@@ -22,8 +22,8 @@ mod status;
 mod telemetry;
 
 pub use card::{
-    AddressingMode, Card, CardFault, ComputeCapability, ComputeMode, CudaVersion, Fabric, GpuUuid,
-    Inventory, Memory,
+    AddressingMode, Card, CardFault, ComputeCapability, ComputeMode, CudaVersion, Fabric,
+    FabricState, GpuUuid, Inventory, Memory, MemoryRepair,
 };
 pub use error::{CardError, InventoryError, OpenError, WatchError};
 pub use event::{Event, EventKind, EventSource, RecoveryAction};

@@ -1,6 +1,6 @@
 //! Sensor readings of a GPU.
 
-use crate::{Memory, RecoveryAction, Utilization};
+use crate::{FabricState, Memory, MemoryRepair, RecoveryAction, Utilization};
 
 /// Readings of a GPU at about one moment. `None` where the GPU or the NVIDIA driver has no such sensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,4 +23,8 @@ pub struct Telemetry {
     pub ecc_uncorrected: Option<u64>,
     /// Action that the NVIDIA driver requests for the recovery of the GPU; `None` if it does not report one (before 565).
     pub recovery_action: Option<RecoveryAction>,
+    /// Registration with the NVLink fabric; `None` for a GPU without NVSwitch, or alone, and before Hopper.
+    pub fabric: Option<FabricState>,
+    /// Repair of faulty memory; `None` without ECC.
+    pub memory_repair: Option<MemoryRepair>,
 }

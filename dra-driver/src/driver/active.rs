@@ -1,11 +1,13 @@
 //! Tasks of the active instance: publishing, reconciliation, injection checks, the node agent, sources of metrics,
 //! artifact cleanup.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use drava_api::error::describe;
+use drava_nvml::GpuUuid;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -28,6 +30,7 @@ use crate::plugin::socket::Sockets;
 use crate::plugin::takeover::{self, InstanceRole};
 use crate::prepare::effects::NodeEffects;
 use crate::prepare::liveness::Inspector;
+use crate::prepare::record::{Loaded, RecordError};
 use crate::profile::status::StatusWriter;
 use crate::publish::writer::Publisher;
 use crate::reconcile;
@@ -86,7 +89,12 @@ impl Active {
             open: Arc::clone(&agent.open),
         };
         let recorded = recorded_faults(&record);
-        health.restore(recorded.clone(), Instant::now());
+        let mut known = recorded.clone();
+        // A GPU that went away while no driver ran is lost, not unknown.
+        for gpu in claimed_gpus(Arc::clone(&claims)).await {
+            known.entry(gpu).or_default();
+        }
+        health.restore(known, Instant::now());
         let tables = gpu_monitor::Tables {
             telemetry: metrics.gpus,
             health: health.clone(),
@@ -137,6 +145,27 @@ fn recorded_faults(record: &RecordFile) -> RecordedFaults {
         let path = record.path().display();
         tracing::warn!(%path, %error, "cannot read the recorded faults of the GPUs; GPUs count as healthy until the next fault");
         RecordedFaults::new()
+    })
+}
+
+/// Returns the GPUs of the prepared claims. Damaged records are rebuilt by the reconciliation.
+async fn claimed_gpus(claims: Arc<ClaimService<NodeEffects>>) -> BTreeSet<GpuUuid> {
+    let read = blocking(move || {
+        let store = claims.applier.store();
+        let mut gpus = BTreeSet::new();
+        for uid in store.list()?.recorded {
+            if let Loaded::Present(record) = store.load(&uid)? {
+                let devices = record.devices.into_iter();
+                gpus.extend(devices.map(|device| GpuUuid::new(device.card.uuid)));
+            }
+        }
+        Ok::<_, RecordError>(gpus)
+    });
+    let read = read.await.map_err(|error| describe(&error));
+    let read = read.and_then(|read| read.map_err(|error| describe(&error)));
+    read.unwrap_or_else(|error| {
+        tracing::warn!(error, "cannot read the GPUs of the claim records");
+        BTreeSet::new()
     })
 }
 

@@ -1,6 +1,5 @@
 //! Starts what follows the node profiles.
 
-use drava_api::names;
 use k8s_openapi::api::core::v1::Node as NodeObject;
 use kube::ResourceExt as _;
 use tokio::sync::watch;
@@ -9,7 +8,7 @@ use super::{Shared, Tasks};
 use crate::claims::blocking;
 use crate::gpu_health::HealthTable;
 use crate::inventory::{RescanRequests, State};
-use crate::nvml_gate::Gate;
+use crate::nvml_gate::{self, Gate};
 use crate::plugin::health::Devices;
 use crate::profile::status::StatusWriter;
 use crate::profile::{self, Objects, Watches};
@@ -53,18 +52,22 @@ impl Shared {
         &self,
         tasks: &mut Tasks,
         gate: Gate,
+        health: HealthTable,
         discovery: RescanRequests,
         mut node: watch::Receiver<Objects<NodeObject>>,
     ) {
         let stop = self.stop.clone();
         tasks.spawn(async move {
             loop {
-                let is_requested = is_release_requested(&node.borrow_and_update());
-                let (gate, wanted) = (gate.clone(), is_requested);
+                let requested = release(&node.borrow_and_update());
+                let (gate, wanted) = (gate.clone(), requested.clone());
                 // Waits for the events of the GPUs.
                 let changed = blocking(move || gate.set_closed(wanted)).await;
                 if changed.unwrap_or(false) {
-                    tracing::info!(is_requested, "NVML is released on request of the Node object");
+                    if requested.is_some() {
+                        health.release();
+                    }
+                    tracing::info!(reason = requested, "the request of the Node object to release NVML changed");
                     discovery.rescan().await;
                 }
                 tokio::select! {
@@ -111,10 +114,8 @@ impl Shared {
     }
 }
 
-fn is_release_requested(node: &Objects<NodeObject>) -> bool {
+/// Returns why the Node object requests the release of NVML.
+fn release(node: &Objects<NodeObject>) -> Option<String> {
     let mut nodes = node.iter().flat_map(|nodes| nodes.values());
-    nodes.any(|node| {
-        let value = node.annotations().get(names::RELEASE_NVML);
-        value.is_some_and(|value| value != "false")
-    })
+    nodes.find_map(|node| nvml_gate::requested_release(node.annotations(), node.labels()))
 }

@@ -1,18 +1,20 @@
 //! Health of one GPU as a state machine. Pure: no I/O, no clock.
 //!
 //! A fault is set by an event of NVML and holds for the whole GPU, or for the memory slices of a MIG instance. It ends
-//! - when the recovery was seen: the GPU was gone and answers again, or the NVIDIA driver withdrew its recovery action,
-//! - or when the GPU answered for the recovery window without another fatal event.
+//! - when the recovery was seen: the GPU was gone and answers again, NVML was released, which a reset needs, or the NVIDIA
+//!   driver withdrew its recovery action,
+//! - or when the GPU answered for the recovery window without another fatal event. After an XID that calls for a reset, this
+//!   needs an NVIDIA driver that reports recovery actions (since 565), and none: the time alone does not reset a GPU.
 //!
-//! A GPU that is gone, that does not answer, or for which the NVIDIA driver requests a recovery action is unhealthy as
-//! long as this lasts.
+//! A GPU that is gone, that does not answer, whose NVLink fabric is not ready, whose memory could not be repaired, or for which
+//! the NVIDIA driver requests a recovery action is unhealthy as long as this lasts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::{Duration, Instant};
 
 use drava_api::xid::{self, XidClass, XidPolicy};
-use drava_nvml::{EventKind, Placement, RecoveryAction, Status};
+use drava_nvml::{EventKind, FabricState, MemoryRepair, Placement, RecoveryAction, Status};
 use serde::{Deserialize, Serialize};
 
 /// Rules of the state machine.
@@ -24,6 +26,8 @@ pub struct Rules {
     pub recovery_window: Duration,
     /// Time without an answer after which a GPU is unhealthy.
     pub response_limit: Duration,
+    /// Time after which a GPU is unhealthy whose NVLink fabric is not ready. The fabric manager takes its time after a boot.
+    pub fabric_limit: Duration,
 }
 
 impl Default for Rules {
@@ -32,6 +36,7 @@ impl Default for Rules {
             xids: XidPolicy::default(),
             recovery_window: Duration::from_secs(600),
             response_limit: Duration::from_secs(30),
+            fabric_limit: Duration::from_secs(120),
         }
     }
 }
@@ -50,6 +55,10 @@ pub enum Fault {
     DoubleBitEcc,
     /// The NVIDIA driver reports the GPU as unavailable.
     Unavailable,
+    /// The GPU is not part of its NVLink fabric.
+    FabricNotReady,
+    /// A faulty row of the memory could not be remapped.
+    MemoryRepairFailed,
     /// The GPU must be reset.
     GpuReset,
     /// The node must be rebooted.
@@ -72,11 +81,53 @@ impl Fault {
             Self::Xid(xid) => format!("xid-{xid}"),
             Self::DoubleBitEcc => "ecc-double-bit".to_owned(),
             Self::Unavailable => "unavailable".to_owned(),
+            Self::FabricNotReady => "fabric-not-ready".to_owned(),
+            Self::MemoryRepairFailed => "memory-repair-failed".to_owned(),
             Self::GpuReset => "needs-gpu-reset".to_owned(),
             Self::NodeReboot => "needs-node-reboot".to_owned(),
             Self::DrainP2p => "needs-p2p-drain".to_owned(),
             Self::DrainAndReset => "needs-drain-and-reset".to_owned(),
             Self::OtherAction(action) => format!("needs-action-{action}"),
+        }
+    }
+
+    /// Returns what ends the fault.
+    #[must_use]
+    pub const fn remedy(self) -> &'static str {
+        match self {
+            Self::FabricNotReady => {
+                "start the fabric manager of the NVIDIA driver's version on the node (nvidia-fabricmanager, with nvlsm on HGX \
+                 B200 and later)"
+            }
+            Self::MemoryRepairFailed => "replace its pods, then replace the GPU",
+            Self::Lost
+            | Self::NotResponding
+            | Self::Xid(_)
+            | Self::DoubleBitEcc
+            | Self::Unavailable
+            | Self::GpuReset
+            | Self::NodeReboot
+            | Self::DrainP2p
+            | Self::DrainAndReset
+            | Self::OtherAction(_) => "replace its pods, then reset the GPU or reboot the node",
+        }
+    }
+
+    /// Returns whether time without further errors is no recovery.
+    fn needs_reset(self) -> bool {
+        match self {
+            Self::Xid(number) => xid::needs_reset(number),
+            Self::DoubleBitEcc => true,
+            Self::Lost
+            | Self::NotResponding
+            | Self::Unavailable
+            | Self::FabricNotReady
+            | Self::MemoryRepairFailed
+            | Self::GpuReset
+            | Self::NodeReboot
+            | Self::DrainP2p
+            | Self::DrainAndReset
+            | Self::OtherAction(_) => false,
         }
     }
 
@@ -100,6 +151,12 @@ impl fmt::Display for Fault {
             Self::Xid(number) => write!(f, "XID {number}: {}", xid::meaning(*number)),
             Self::DoubleBitEcc => f.write_str("uncorrectable double-bit ECC error"),
             Self::Unavailable => f.write_str("the NVIDIA driver reports the GPU as unavailable"),
+            Self::FabricNotReady => f.write_str(
+                "the GPU is not registered with its NVLink fabric, so CUDA programs fail with error 802 (system not ready)",
+            ),
+            Self::MemoryRepairFailed => {
+                f.write_str("a faulty row of the memory could not be remapped")
+            }
             Self::GpuReset => f.write_str("the NVIDIA driver requests a reset of the GPU"),
             Self::NodeReboot => f.write_str("the NVIDIA driver requests a reboot of the node"),
             Self::DrainP2p => {
@@ -124,20 +181,53 @@ pub enum Scope {
     Slices(Placement),
 }
 
+/// Answer of NVML about the health of a GPU; `None` where the GPU or the NVIDIA driver reports nothing.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Answer {
+    /// Requested recovery action.
+    pub action: Option<RecoveryAction>,
+    /// Registration with the NVLink fabric.
+    pub fabric: Option<FabricState>,
+    /// Repair of faulty memory.
+    pub memory_repair: Option<MemoryRepair>,
+}
+
 /// What was observed of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Observation {
     /// NVML answered.
-    Answer {
-        /// Requested recovery action; `None` if the NVIDIA driver does not report one.
-        action: Option<RecoveryAction>,
-    },
+    Answer(Answer),
     /// NVML rejected a query.
     Refusal(Status),
     /// NVML reported an event about this part of the GPU.
     Event(EventKind, Scope),
     /// The GPU is missing in the inventory.
     Missing,
+}
+
+/// A fault of a GPU that does not make it unhealthy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Degradation {
+    /// An XID that this version does not know.
+    UnknownXid(u64),
+    /// A repair of the memory waits for a reset.
+    MemoryRepairPending,
+}
+
+impl fmt::Display for Degradation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::UnknownXid(xid) => write!(
+                f,
+                "XID {xid}, which this version of drava does not know; the GPU stays in use: see NVIDIA's XID catalog, and add the \
+                 XID to driver.health.fatalXids of the drava chart if it must not"
+            ),
+            Self::MemoryRepairPending => f.write_str(
+                "faulty memory was found, and its repair takes effect at a reset; the GPU stays in use: reset it when its pods have \
+                 ended",
+            ),
+        }
+    }
 }
 
 /// Faults of a GPU at one moment.
@@ -147,6 +237,8 @@ pub struct GpuHealth {
     pub gpu: Option<Fault>,
     /// Faults of MIG instances by their memory slices.
     pub instances: BTreeMap<Placement, Fault>,
+    /// Faults that leave the GPU healthy.
+    pub degradations: BTreeSet<Degradation>,
 }
 
 impl GpuHealth {
@@ -186,6 +278,10 @@ const fn overlap(one: Placement, other: Placement) -> bool {
 pub struct GpuState {
     /// Faults set by events, with the time of the last fatal event.
     faults: BTreeMap<Scope, (Fault, Instant)>,
+    /// Unknown XIDs, with the time of the last one.
+    unknown_xids: BTreeMap<u64, Instant>,
+    /// Whether the GPU may have been reset since the last answer: NVML was closed.
+    may_be_reset: bool,
     contact: Contact,
 }
 
@@ -200,6 +296,12 @@ enum Contact {
         last: Instant,
         /// Action that the NVIDIA driver requests.
         needs: Option<Fault>,
+        /// Whether the NVIDIA driver reports recovery actions.
+        reports_actions: bool,
+        /// Time since which the fabric is not ready.
+        fabric_waits_since: Option<Instant>,
+        /// Repair of the memory.
+        repair: MemoryRepair,
     },
     /// The GPU is gone.
     Gone,
@@ -213,10 +315,15 @@ impl GpuState {
         let faults = recorded.into_iter();
         Self {
             faults: faults.map(|(scope, fault)| (scope, (fault, now))).collect(),
+            unknown_xids: BTreeMap::new(),
+            may_be_reset: false,
             contact: Contact::Answering {
                 since: now,
                 last: now,
                 needs: None,
+                reports_actions: false,
+                fabric_waits_since: None,
+                repair: MemoryRepair::default(),
             },
         }
     }
@@ -224,10 +331,10 @@ impl GpuState {
     /// Processes an observation.
     pub fn observe(&mut self, observation: &Observation, rules: &Rules, now: Instant) {
         match observation {
-            Observation::Answer { action } => {
-                let needs = action.map(Fault::of_action);
-                // Without the value of the NVIDIA driver, an answer means that a reset is not required.
-                self.answer(needs.unwrap_or(None), rules, now);
+            Observation::Answer(answer) => {
+                let needs = answer.action.and_then(Fault::of_action);
+                self.answer(needs, rules, now);
+                self.set_reported(*answer, now);
             }
             Observation::Refusal(Status::GpuLost) | Observation::Missing => {
                 self.contact = Contact::Gone;
@@ -244,34 +351,72 @@ impl GpuState {
     }
 
     fn answer(&mut self, needs: Option<Fault>, rules: &Rules, now: Instant) {
-        let since = match self.contact {
+        if std::mem::take(&mut self.may_be_reset) {
+            self.recover();
+        }
+        match &mut self.contact {
             Contact::Gone => {
-                self.faults.clear();
-                now
+                self.recover();
+                self.contact = Self::new([], now).contact;
+                self.answer(needs, rules, now);
             }
             Contact::Answering {
                 since,
                 last,
                 needs: before,
+                ..
             } => {
-                if before.is_some() && needs.is_none() {
-                    self.faults.clear();
+                let is_withdrawn = before.is_some() && needs.is_none();
+                if now.duration_since(*last) > rules.response_limit {
+                    *since = now;
                 }
-                let is_interrupted = now.duration_since(last) > rules.response_limit;
-                if is_interrupted { now } else { since }
+                (*last, *before) = (now, needs);
+                if is_withdrawn {
+                    self.recover();
+                }
             }
-        };
-        self.contact = Contact::Answering {
-            since,
-            last: now,
-            needs,
-        };
+        }
+    }
+
+    fn recover(&mut self) {
+        self.faults.clear();
+        self.unknown_xids.clear();
+    }
+
+    /// Sets what an answer reports.
+    fn set_reported(&mut self, answer: Answer, now: Instant) {
+        if let Contact::Answering {
+            reports_actions,
+            fabric_waits_since,
+            repair,
+            ..
+        } = &mut self.contact
+        {
+            *reports_actions = answer.action.is_some();
+            *repair = answer.memory_repair.unwrap_or_default();
+            *fabric_waits_since = match answer.fabric {
+                None | Some(FabricState::Completed) => None,
+                Some(
+                    FabricState::NotStarted | FabricState::InProgress | FabricState::Failed(_),
+                ) => fabric_waits_since.or(Some(now)),
+            };
+        }
+    }
+
+    /// Processes a release of NVML. A reset of the GPU needs it, so that the next answer is that of a GPU that may have been
+    /// reset.
+    pub fn release(&mut self) {
+        self.may_be_reset = true;
     }
 
     fn event(&mut self, kind: EventKind, scope: Scope, rules: &Rules, now: Instant) {
         let (scope, fault) = match kind {
             EventKind::Xid(number) => match rules.xids.class(number) {
                 XidClass::Application | XidClass::Informational => return,
+                XidClass::Unknown => {
+                    self.unknown_xids.insert(number, now);
+                    return;
+                }
                 XidClass::Unhealthy => (scope, Fault::Xid(number)),
                 // The whole GPU has left the bus.
                 XidClass::Lost => (Scope::Gpu, Fault::Xid(number)),
@@ -299,6 +444,8 @@ impl GpuState {
             | Fault::NotResponding
             | Fault::DoubleBitEcc
             | Fault::Unavailable
+            | Fault::FabricNotReady
+            | Fault::MemoryRepairFailed
             | Fault::GpuReset
             | Fault::NodeReboot
             | Fault::DrainP2p
@@ -320,6 +467,8 @@ impl GpuState {
             since,
             last,
             needs: None,
+            reports_actions,
+            ..
         } = self.contact
         else {
             return;
@@ -327,8 +476,10 @@ impl GpuState {
         if now.duration_since(last) > rules.response_limit {
             return;
         }
+        let is_recent = |at: Instant| now.duration_since(since.max(at)) < rules.recovery_window;
         self.faults
-            .retain(|_, (_, at)| now.duration_since(since.max(*at)) < rules.recovery_window);
+            .retain(|_, (fault, at)| is_recent(*at) || (fault.needs_reset() && !reports_actions));
+        self.unknown_xids.retain(|_, at| is_recent(*at));
     }
 
     /// Returns the health at `now`.
@@ -339,11 +490,30 @@ impl GpuState {
             Contact::Answering { last, .. } if now.duration_since(last) > rules.response_limit => {
                 Some(Fault::NotResponding)
             }
-            Contact::Answering { needs, .. } => needs,
+            Contact::Answering {
+                needs,
+                fabric_waits_since,
+                repair,
+                ..
+            } => {
+                let is_late = |since| now.duration_since(since) >= rules.fabric_limit;
+                let fabric = fabric_waits_since.is_some_and(is_late);
+                needs
+                    .or(repair.has_failed.then_some(Fault::MemoryRepairFailed))
+                    .or(fabric.then_some(Fault::FabricNotReady))
+            }
         };
+        let unknown = self.unknown_xids.keys().copied();
+        let mut degradations: BTreeSet<_> = unknown.map(Degradation::UnknownXid).collect();
+        if let Contact::Answering { repair, .. } = self.contact
+            && repair.is_pending
+        {
+            degradations.insert(Degradation::MemoryRepairPending);
+        }
         let mut health = GpuHealth {
             gpu: of_contact,
             instances: BTreeMap::new(),
+            degradations,
         };
         for (scope, (fault, _)) in &self.faults {
             match scope {

@@ -52,7 +52,8 @@ fn due_seconds(
     let mut seconds = Vec::new();
     for check in 0..checks {
         let now = start + INTERVAL * check;
-        for claim in shared.update(store, |_, _| is_marked, now).unwrap() {
+        let due = shared.update(store, |_, _| is_marked, now).unwrap();
+        for claim in due.unmarked {
             shared.known.get_mut(&claim.uid).unwrap().postpone(now);
             seconds.push((now - start).as_secs());
         }

@@ -57,6 +57,17 @@ pub enum Action {
     Keep(String),
 }
 
+impl Action {
+    /// Returns the claim that the API server has for a claim whose record is damaged or lost.
+    #[must_use]
+    pub fn claim(&self) -> Option<&ClaimRef> {
+        match self {
+            Self::Rebuild(claim) => Some(claim),
+            Self::Remove(_) | Self::Restore | Self::Keep(_) => None,
+        }
+    }
+}
+
 /// Reason for removing a claim's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RemovalReason {

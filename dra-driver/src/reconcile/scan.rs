@@ -6,6 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use drava_cdi::SpecDir;
+use drava_vgpu_abi::paths;
 
 use super::orphans::NodeState;
 use crate::claim::ClaimUid;
@@ -92,6 +93,53 @@ pub(super) fn scan(
         devices,
         damaged_gpus,
     })
+}
+
+/// What the node lacks of the state of claims, by claim.
+pub(super) type Incomplete = BTreeMap<ClaimUid, BTreeSet<&'static str>>;
+
+/// Compares the records with the files of the claims. Reads no `/proc` and asks no API server, so that it can run often.
+///
+/// A claim that is prepared or unprepared meanwhile can seem incomplete.
+pub(super) fn incomplete(layout: &Layout, store: &RecordStore) -> Result<Incomplete, ScanError> {
+    let listing = store.list()?;
+    let specs = SpecDir::new(layout.cdi_dir(), SPEC_PREFIX).list();
+    let specs = specs.map_err(ScanError::Specs)?;
+    let specs = specs.iter().filter_map(|id| ClaimUid::parse(id).ok());
+    let specs: BTreeSet<ClaimUid> = specs.collect();
+    let mut incomplete = Incomplete::new();
+    for uid in &listing.recorded {
+        let mut missing = BTreeSet::new();
+        match store.load(uid)? {
+            Loaded::Present(record) => {
+                if !specs.contains(uid) {
+                    missing.insert("the CDI spec");
+                }
+                for share in record.devices.iter().filter_map(Prepared::share) {
+                    let limits = layout.limits(uid, &share.id);
+                    if !limits.join(paths::PAGE_FILE).exists() {
+                        missing.insert("the limits page");
+                    }
+                    let usage = layout.usage(uid, &share.id);
+                    if !usage.join(paths::REGION_FILE).exists() {
+                        missing.insert("the usage region");
+                    }
+                }
+            }
+            Loaded::Damaged(_) => drop(missing.insert("a readable claim record")),
+            Loaded::Absent | Loaded::Unsupported(_) => {}
+        }
+        if !missing.is_empty() {
+            incomplete.insert(uid.clone(), missing);
+        }
+    }
+    let has_record = |uid: &&ClaimUid| listing.recorded.binary_search(uid).is_ok();
+    for uid in listing.limits.iter().chain(&specs) {
+        if !has_record(&uid) {
+            incomplete.insert(uid.clone(), BTreeSet::from(["the claim record"]));
+        }
+    }
+    Ok(incomplete)
 }
 
 /// Returns the UIDs of the subdirectories that are named after claims.

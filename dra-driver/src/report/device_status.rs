@@ -128,6 +128,8 @@ fn healthy(device: &Prepared, health: &HealthByGpu) -> Option<Condition> {
                 Fault::Xid(_)
                 | Fault::DoubleBitEcc
                 | Fault::Unavailable
+                | Fault::FabricNotReady
+                | Fault::MemoryRepairFailed
                 | Fault::GpuReset
                 | Fault::NodeReboot
                 | Fault::DrainP2p

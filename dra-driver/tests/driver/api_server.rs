@@ -50,6 +50,8 @@ struct Objects {
     changes: Vec<Change>,
     /// Whether the API server has the resource definition of node profiles.
     has_profiles: bool,
+    /// What happens on the node while the API server answers the next read of an object, by path.
+    on_read: BTreeMap<String, Box<dyn FnOnce() + Send>>,
 }
 
 impl Objects {
@@ -133,6 +135,12 @@ impl ApiServer {
     pub(crate) fn put_claim(&self, claim: &k8s_openapi::api::resource::v1::ResourceClaim) {
         let value = serde_json::to_value(claim).unwrap();
         self.store(&claim_path(&value), value);
+    }
+
+    /// Calls `change` before the next read of this pod is answered, as a change of the node during a slow answer.
+    pub(crate) fn on_read_of_pod(&self, name: &str, change: impl FnOnce() + Send + 'static) {
+        let path = format!("/api/v1/namespaces/default/pods/{name}");
+        self.objects().on_read.insert(path, Box::new(change));
     }
 
     /// Stores a pod.
@@ -308,8 +316,13 @@ impl ApiServer {
                 {
                     return list(&objects, path, uri.query().unwrap_or_default());
                 }
-                match objects.by_path.get(path) {
-                    Some(object) => axum::Json(object.clone()).into_response(),
+                match objects.by_path.get(path).cloned() {
+                    Some(object) => {
+                        if let Some(change) = objects.on_read.remove(path) {
+                            change();
+                        }
+                        axum::Json(object).into_response()
+                    }
                     None => status(StatusCode::NOT_FOUND, path),
                 }
             }

@@ -1,14 +1,16 @@
 //! Detection of a container runtime that ignores CDI.
 
 use std::fs;
+use std::path::PathBuf;
 
+use drava_dra_driver::claim::ShareId;
 use drava_dra_driver::injection;
 use drava_dra_driver::pods::PodRef;
 use serde_json::{Value, json};
 
 use crate::api_server::eventually;
 use crate::cluster::TestCluster;
-use crate::fixture::claim_ref;
+use crate::fixture::{claim_ref, share_id};
 use crate::node::lacks_device_files;
 
 /// Returns a pod named `pod` whose container uses `claim-<number>` and is in `state`.
@@ -107,4 +109,74 @@ async fn reports_container_runtime_that_ignores_cdi() {
         eventually("condition", enforced).await["reason"],
         "CdiIgnored"
     );
+}
+
+/// Returns the marker of a claim with one share.
+fn marker(cluster: &TestCluster, number: u32) -> PathBuf {
+    let share = ShareId::parse(&share_id(number, 0)).unwrap();
+    cluster.node.layout().marker(&claim_ref(number).uid, &share)
+}
+
+/// Returns a running pod whose container uses these claims.
+fn running_pod(numbers: &[u32]) -> Value {
+    let mut pod = pod(1, &json!({"running": {}}));
+    let claims = numbers
+        .iter()
+        .map(|number| json!({"name": "gpu", "resourceClaimName": format!("claim-{number}")}));
+    pod["status"]["resourceClaimStatuses"] = claims.collect();
+    pod
+}
+
+/// Waits until the condition `Enforced` of a claim has this reason.
+async fn await_enforced(cluster: &TestCluster, number: u32, reason: &str) {
+    eventually(&format!("reason {reason} of claim {number}"), || {
+        let condition = cluster
+            .api
+            .condition(&format!("claim-{number}"), "Enforced");
+        condition.filter(|condition| condition["reason"] == reason)
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reports_no_share_that_is_injected_during_slow_answer() {
+    if lacks_device_files() {
+        return;
+    }
+    let cluster = TestCluster::new().await;
+    let (_running, plugin) = cluster.start_ready().await;
+    cluster.prepare_shares(&plugin, &[1, 2]).await;
+    // The hook of claim 1 runs between the first check of its marker and the answer about its pod.
+    let injected = marker(&cluster, 1);
+    let change = move || fs::write(injected, "").unwrap();
+    cluster.api.on_read_of_pod("pod", change);
+    cluster.api.put_pod(&running_pod(&[1, 2]));
+    // Claims are checked in order of their UIDs.
+    await_enforced(&cluster, 2, "CdiIgnored").await;
+    await_enforced(&cluster, 1, "Interposed").await;
+    let events = cluster.api.events();
+    let is_about_first =
+        |(reason, note): &(String, String)| reason == "CdiIgnored" && note.contains("claim-1");
+    assert!(!events.iter().any(is_about_first), "{events:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn withdraws_report_when_share_is_injected() {
+    if lacks_device_files() {
+        return;
+    }
+    let cluster = TestCluster::new().await;
+    let (running, plugin) = cluster.start_ready().await;
+    cluster.prepare_shares(&plugin, &[1, 2]).await;
+    cluster.api.put_pod(&running_pod(&[1, 2]));
+    for number in [1, 2] {
+        await_enforced(&cluster, number, "CdiIgnored").await;
+    }
+    fs::write(marker(&cluster, 1), "").unwrap();
+    await_enforced(&cluster, 1, "Interposed").await;
+    // Another instance of the driver withdraws the report too.
+    running.kill().await;
+    fs::write(marker(&cluster, 2), "").unwrap();
+    let (_running, _plugin) = cluster.start_ready().await;
+    await_enforced(&cluster, 2, "Interposed").await;
 }

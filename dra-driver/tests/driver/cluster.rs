@@ -52,6 +52,11 @@ impl FakeGpus {
         *self.inventory.lock().unwrap() = None;
     }
 
+    /// Ends [`fail`](Self::fail).
+    pub(crate) fn restore(&self) {
+        *self.inventory.lock().unwrap() = Some(h100x2().gpus);
+    }
+
     /// Makes the sensors of a GPU hang, or of none.
     pub(crate) fn hang(&self, gpu: Option<&str>) {
         self.hanging.send_replace(gpu.map(GpuUuid::new));

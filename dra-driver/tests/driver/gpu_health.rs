@@ -311,6 +311,30 @@ async fn attributes_xid_to_slices_of_mig_instance() {
     running.await.unwrap();
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reports_gpu_that_disappeared_while_driver_was_down() {
+    if lacks_device_files() {
+        return;
+    }
+    let cluster = TestCluster::new().await;
+    let (running, plugin) = cluster.start_ready().await;
+    cluster.prepare_shares(&plugin, &[1]).await;
+    let reason = |reason: &'static str| {
+        let condition = cluster.api.condition("claim-1", "Healthy");
+        condition.filter(|condition| condition["reason"] == reason)
+    };
+    eventually("healthy claim", || reason("NoFault")).await;
+    running.kill().await;
+    cluster.gpus.change(|gpus| drop(gpus.cards.remove(0)));
+    let (_running, _plugin) = cluster.start_ready().await;
+    eventually("claim with a lost GPU", || reason("GpuLost")).await;
+    eventually("events", || {
+        let kinds = event_kinds(&cluster.api, "GpuUnhealthy", GPU_UUIDS[0]);
+        (kinds == ["Node", "Pod", "ResourceClaim"]).then_some(())
+    })
+    .await;
+}
+
 #[test]
 fn taints_devices_of_unhealthy_gpu_only() {
     let gpu = h100x2().gpus.cards[1].uuid.clone();

@@ -29,6 +29,8 @@ const NOW: Now = Now {
 
 fn telemetry() -> Telemetry {
     Telemetry {
+        fabric: None,
+        memory_repair: None,
         memory: Memory::Dedicated {
             total_bytes: 80 << 30,
             reserved_bytes: 1 << 30,

@@ -12,6 +12,7 @@ use crate::api_server::eventually;
 use crate::cluster::{TestCluster, free_address, get, kubelet_claim, prepare_error};
 use crate::fixture::Allocated::Share;
 use crate::fixture::claim;
+use crate::namespace::in_mount_namespace;
 use crate::node::lacks_device_files;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -197,4 +198,62 @@ async fn publishes_other_gpus_while_one_hangs() {
         (names().len() == 4).then_some(())
     })
     .await;
+}
+
+#[test]
+fn refuses_state_directory_that_node_mounts_noexec() {
+    in_mount_namespace(
+        "readiness::refuses_state_directory_that_node_mounts_noexec",
+        || {
+            let mut runtime = tokio::runtime::Builder::new_multi_thread();
+            let runtime = runtime.worker_threads(2).enable_all().build().unwrap();
+            runtime.block_on(check_noexec());
+        },
+    );
+}
+
+/// The node mounts the state directory `noexec`, as Container-Optimized OS mounts `/var`. In the container of the driver the
+/// mount has other flags.
+async fn check_noexec() {
+    let cluster = TestCluster::new().await;
+    let mut config = cluster.config();
+    config.listen = free_address();
+    let host = cluster.node.root.path().join("host");
+    let on_host = host.join(config.paths.state_dir.strip_prefix("/").unwrap());
+    fs::create_dir_all(&on_host).unwrap();
+    let process = config.proc_root.join("1");
+    fs::create_dir_all(&process).unwrap();
+    std::os::unix::fs::symlink(&host, process.join("root")).unwrap();
+    let mount = |arguments: &[&str]| {
+        let mut command = std::process::Command::new(arguments[0]);
+        let status = command.args(&arguments[1..]).arg(&on_host).status();
+        assert!(status.unwrap().success(), "{arguments:?}");
+    };
+    mount(&["mount", "-t", "tmpfs", "-o", "noexec", "none"]);
+    let running = cluster.start_with(config.clone(), cluster.source());
+    let plugin = cluster.kubelet.register("gpu.drava.dev").await.unwrap();
+    let reason = running
+        .await_unmet(Condition::Artifacts, "is mounted noexec on the node")
+        .await;
+    assert!(
+        reason.starts_with(&*config.paths.state_dir.to_string_lossy())
+            && reason.contains("driver.stateDir")
+            && reason.contains("/home/kubernetes/bin/drava"),
+        "{reason}"
+    );
+    eventually("event on the node", || {
+        let mut events = cluster.api.events_with_kind().into_iter();
+        events.find(|(reason, note, kind)| {
+            reason == "NotReady" && kind == "Node" && note.contains("is mounted noexec on the node")
+        })
+    })
+    .await;
+    cluster.api.put_claim(&claim(1, &[Share(0, "8Gi", "0")]));
+    let error = prepare_error(&plugin, 1).await;
+    assert!(
+        error.contains("default/claim-1") && error.contains("is mounted noexec on the node"),
+        "{error}"
+    );
+    mount(&["mount", "-o", "remount,exec"]);
+    running.await_ready().await;
 }

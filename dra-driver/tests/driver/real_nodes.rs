@@ -69,6 +69,17 @@ async fn releases_nvml_on_request() {
     cluster.api.annotate_node(NODE, &json!({}));
     running.await_ready().await;
     plugin.prepare_one(&kubelet_claim(2)).await.unwrap();
+
+    // The labels by which the GPU operator stops programs that hold its driver, and starts them again.
+    let label = "nvidia.com/gpu.deploy.client";
+    let upgrade = json!({label: "paused-for-driver-upgrade"});
+    cluster.api.label_node(NODE, &upgrade);
+    let text = "nvidia.com/gpu.deploy.client=paused-for-driver-upgrade";
+    running.await_unmet(Condition::Gpus, text).await;
+    eventually("no open NVML", || (connections() == 0).then_some(())).await;
+    cluster.api.label_node(NODE, &json!({label: "true"}));
+    running.await_ready().await;
+    assert!(connections() > 0);
 }
 
 /// Copies a directory tree without its sockets.

@@ -1,7 +1,7 @@
 //! Recovery of a new driver instance from the files on the node.
 
 use std::fs;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use drava_dra_driver::driver::Config;
 
@@ -261,4 +261,69 @@ async fn keeps_running_claim_without_record_and_api_claim() {
     cluster.api.put_claim(&claim(2, &[Share(0, "50Gi", "0")]));
     let error = prepare_error(&plugin, 2).await;
     assert!(error.contains("is damaged or lost"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn restores_deleted_state_of_running_claims() {
+    if lacks_device_files() {
+        return;
+    }
+    let cluster = TestCluster::new().await;
+    let (_running, plugin) = cluster.start_ready().await;
+    cluster.prepare_shares(&plugin, &[1, 2, 3]).await;
+    eventually("the start", || {
+        (cluster.api.reads("claim-3") > 1).then_some(())
+    })
+    .await;
+    let complete = cluster.node.claim_state();
+    fs::remove_file(cluster.spec_file(1)).unwrap();
+    fs::remove_file(cluster.record_file(2)).unwrap();
+    fs::remove_dir_all(page_of(&cluster.node, 3).parent().unwrap()).unwrap();
+    let started = Instant::now();
+    eventually("restored files", || {
+        (cluster.node.claim_state() == complete).then_some(())
+    })
+    .await;
+    assert!(started.elapsed() < Duration::from_secs(60));
+    for repair in [
+        "recreated the missing CDI spec",
+        "rebuilt the lost claim record",
+        "recreated the missing limits page",
+    ] {
+        eventually(repair, || {
+            let events = cluster.api.events().into_iter();
+            let mut repairs = events.filter(|(reason, _)| reason == "ClaimStateRepaired");
+            repairs.find(|(_, note)| note.contains(repair))
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn names_deleted_state_that_cannot_be_restored() {
+    if lacks_device_files() {
+        return;
+    }
+    let cluster = TestCluster::new().await;
+    let (_running, plugin) = cluster.start_ready().await;
+    cluster.prepare_shares(&plugin, &[1]).await;
+    // Without GPUs the spec cannot be built.
+    cluster.gpus.fail();
+    fs::remove_file(cluster.spec_file(1)).unwrap();
+    let (_, note) = eventually("event", || {
+        let mut events = cluster.api.events().into_iter();
+        events.find(|(reason, _)| reason == "ClaimStateMissing")
+    })
+    .await;
+    assert!(
+        note.starts_with(
+            "claim default/claim-1: the CDI spec is missing on the node, and cannot be recreated: "
+        ) && note.contains("the number of GPUs"),
+        "{note}"
+    );
+    cluster.gpus.restore();
+    eventually("restored spec", || {
+        cluster.spec_file(1).exists().then_some(())
+    })
+    .await;
 }

@@ -22,6 +22,7 @@ const RENDERS: [(&str, &[&str]); 4] = [
         &[
             "driver.driverRoot=/home/kubernetes/bin/nvidia",
             "driver.devRoot=/",
+            "driver.stateDir=/home/kubernetes/bin/drava",
             "driver.devCharLinks=false",
         ],
     ),
@@ -60,7 +61,7 @@ const RENDERS: [(&str, &[&str]); 4] = [
 ];
 
 /// Values that the schema rejects, each with the path that the message names.
-const REJECTED: [(&str, &str); 16] = [
+const REJECTED: [(&str, &str); 17] = [
     ("image.digests.driver=latest", "'/image/digests/driver'"),
     (
         "compatibility.nodes.labels={gpu}",
@@ -84,6 +85,8 @@ const REJECTED: [(&str, &str); 16] = [
     ("scheduling.gpuPolicy=random", "'/scheduling/gpuPolicy'"),
     ("driver.driverRoot=relative", "'/driver/driverRoot'"),
     ("driver.devRoot=relative", "'/driver/devRoot'"),
+    // Its parent is mounted at the removal.
+    ("driver.stateDir=/drava", "'/driver/stateDir'"),
     (
         "driver.driverrot=/",
         "'/driver': additional properties 'driverrot'",

@@ -140,6 +140,32 @@ fn finds_claims_without_enforcement() {
 }
 
 #[test]
+fn finds_missing_state_of_claim_until_repaired() {
+    let problem =
+        "claim team/c: the CDI spec is missing on the node, and cannot be recreated: disk full";
+    let found = |repaired: &str| {
+        text(|state| {
+            state.claims = vec![object(json!({
+                "metadata": {"name": "c", "namespace": "team"}, "spec": {},
+                "status": {"allocation": {}},
+            }))];
+            let event = |reason, time| object(event("ResourceClaim", "c", reason, problem, time));
+            state.events = Some(vec![
+                event("ClaimStateMissing", "2026-01-01T00:00:02.000000Z"),
+                event("ClaimStateRepaired", repaired),
+            ]);
+        })
+    };
+    assert_eq!(
+        found("2026-01-01T00:00:01.000000Z"),
+        format!(
+            "resourceclaim team/c: {problem}; remove the cause; the node driver repeats the repair every few seconds\n"
+        )
+    );
+    assert_eq!(found("2026-01-01T00:00:03.000000Z"), "no problems found\n");
+}
+
+#[test]
 fn finds_failed_prepare_of_pending_pods() {
     let message = "failed to prepare dynamic resources: DRA driver gpu.drava.dev is not registered";
     let failed = |phase: &str, message: &str, driver: &str| {
@@ -237,6 +263,11 @@ fn names_cause_of_driver_that_is_not_ready() {
             "gpus: cannot find libnvidia-ml.so.1",
             Fault::DriverRootWrong,
             "set driver.driverRoot",
+        ),
+        (
+            "artifacts: /var/lib/drava is mounted noexec on the node: the container runtime cannot run the CDI hook",
+            Fault::StateDirNoexec,
+            "set driver.stateDir of the drava chart",
         ),
     ] {
         let mut state = healthy();

@@ -83,7 +83,7 @@ spec:
         - --node-name=unused
         - --kubelet-dir=/host/kubelet
         - --cdi-dir=/host/cdi
-        - --state-dir=/host/lib/drava
+        - --state-dir=/host/state/{{ base .Values.driver.stateDir }}
         - --run-dir=/host/run/drava
         - remove-files
       securityContext:
@@ -94,12 +94,12 @@ spec:
         - {name: plugins, mountPath: /host/kubelet/plugins}
         - {name: plugins-registry, mountPath: /host/kubelet/plugins_registry}
         - {name: cdi, mountPath: /host/cdi}
-        - {name: lib, mountPath: /host/lib}
+        - {name: state, mountPath: /host/state}
         - {name: run, mountPath: /host/run}
   volumes:
     - {name: plugins, hostPath: {path: {{ .Values.driver.kubeletDir }}/plugins}}
     - {name: plugins-registry, hostPath: {path: {{ .Values.driver.kubeletDir }}/plugins_registry}}
     - {name: cdi, hostPath: {path: {{ .Values.driver.cdiDir }}}}
-    - {name: lib, hostPath: {path: /var/lib}}
+    - {name: state, hostPath: {path: {{ dir (clean .Values.driver.stateDir) }}}}
     - {name: run, hostPath: {path: /run}}
 {{- end }}

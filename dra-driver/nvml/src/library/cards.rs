@@ -10,8 +10,8 @@ use nvml_wrapper_sys::bindings as sys;
 use super::readings::Reading;
 use super::{Handle, Shared, call, handle_of, optional, struct_version};
 use crate::{
-    AddressingMode, Card, CardFault, ComputeCapability, ComputeMode, CudaVersion, Fabric, GpuUuid,
-    Inventory, InventoryError, Memory, Mig, Status,
+    AddressingMode, Card, CardFault, ComputeCapability, ComputeMode, CudaVersion, Fabric,
+    FabricState, GpuUuid, Inventory, InventoryError, Memory, Mig, Status,
 };
 
 impl Shared {
@@ -183,6 +183,21 @@ impl Shared {
     }
 
     fn fabric(&self, handle: Handle) -> Result<Option<Fabric>, Status> {
+        let info = self.fabric_info(handle)?;
+        let is_registered = fabric_state(&info) == Some(FabricState::Completed);
+        Ok(is_registered.then(|| Fabric {
+            cluster_uuid: dashed(info.clusterUuid),
+            clique: info.cliqueId,
+        }))
+    }
+
+    /// Returns the registration with the fabric; `None` without one.
+    pub(super) fn fabric_state(&self, handle: Handle) -> Result<Option<FabricState>, Status> {
+        let info = optional(self.fabric_info(handle))?;
+        Ok(info.as_ref().and_then(fabric_state))
+    }
+
+    fn fabric_info(&self, handle: Handle) -> Result<sys::nvmlGpuFabricInfoV_t, Status> {
         // Version 2 is a prefix of the binding's version 3 and the newest that drivers of 2024 know.
         let mut info = sys::nvmlGpuFabricInfoV_t {
             version: struct_version::<sys::nvmlGpuFabricInfo_v2_t>(2),
@@ -197,12 +212,7 @@ impl Shared {
             self.lib(),
             nvmlDeviceGetGpuFabricInfoV(handle.0, &raw mut info)
         )?;
-        let registered = u32::from(info.state) == sys::NVML_GPU_FABRIC_STATE_COMPLETED
-            && info.status == sys::nvmlReturn_enum_NVML_SUCCESS;
-        Ok(registered.then(|| Fabric {
-            cluster_uuid: dashed(info.clusterUuid),
-            clique: info.cliqueId,
-        }))
+        Ok(info)
     }
 
     fn confidential_computing(&self) -> bool {
@@ -220,6 +230,21 @@ impl Shared {
         )
         .is_ok()
             && settings.ccFeature == sys::NVML_CC_SYSTEM_FEATURE_ENABLED
+    }
+}
+
+/// Returns the registration; `None` for a GPU that has no fabric (state "not supported") or a state newer than this build.
+fn fabric_state(info: &sys::nvmlGpuFabricInfoV_t) -> Option<FabricState> {
+    match u32::from(info.state) {
+        sys::NVML_GPU_FABRIC_STATE_NOT_STARTED => Some(FabricState::NotStarted),
+        sys::NVML_GPU_FABRIC_STATE_IN_PROGRESS => Some(FabricState::InProgress),
+        sys::NVML_GPU_FABRIC_STATE_COMPLETED
+            if info.status == sys::nvmlReturn_enum_NVML_SUCCESS =>
+        {
+            Some(FabricState::Completed)
+        }
+        sys::NVML_GPU_FABRIC_STATE_COMPLETED => Some(FabricState::Failed(info.status)),
+        _ => None,
     }
 }
 

@@ -7,8 +7,8 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::structs::device::FieldId;
 use nvml_wrapper_sys::bindings::field_id::NVML_FI_DEV_GET_GPU_RECOVERY_ACTION;
 
-use super::{Handle, Shared, optional};
-use crate::{RecoveryAction, Status, Telemetry};
+use super::{Handle, Shared, call, optional};
+use crate::{MemoryRepair, RecoveryAction, Status, Telemetry};
 
 impl Shared {
     pub(super) fn telemetry(&self, handle: Handle) -> Result<Telemetry, Status> {
@@ -24,7 +24,38 @@ impl Shared {
             ecc_corrected: ecc(MemoryError::Corrected)?,
             ecc_uncorrected: ecc(MemoryError::Uncorrected)?,
             recovery_action: read(recovery_action(&device))?.flatten(),
+            fabric: self.fabric_state(handle)?,
+            memory_repair: self.memory_repair(&device, handle)?,
         })
+    }
+
+    fn memory_repair(
+        &self,
+        device: &Device<'_>,
+        handle: Handle,
+    ) -> Result<Option<MemoryRepair>, Status> {
+        let [mut correctable, mut uncorrectable, mut pending, mut failed] = [0; 4];
+        let rows = call!(
+            self.lib(),
+            nvmlDeviceGetRemappedRows(
+                handle.0,
+                &raw mut correctable,
+                &raw mut uncorrectable,
+                &raw mut pending,
+                &raw mut failed
+            )
+        );
+        if optional(rows)?.is_some() {
+            return Ok(Some(MemoryRepair {
+                is_pending: pending != 0,
+                has_failed: failed != 0,
+            }));
+        }
+        let pages = read(device.are_pages_pending_retired())?;
+        Ok(pages.map(|is_pending| MemoryRepair {
+            is_pending,
+            has_failed: false,
+        }))
     }
 }
 
@@ -32,10 +63,13 @@ fn read<T>(value: Result<T, NvmlError>) -> Result<Option<T>, Status> {
     optional(value.map_err(Status::from))
 }
 
-/// Returns the recovery action; `None` if the field has an unexpected type.
+/// Returns the recovery action; `None` if the field has an unexpected type, or the NVIDIA driver does not know it (before 565).
 fn recovery_action(device: &Device<'_>) -> Result<Option<RecoveryAction>, NvmlError> {
     let fields = device.field_values_for(&[FieldId(NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)])?;
-    let field = fields.into_iter().next().ok_or(NvmlError::NotSupported)??;
+    let field = match fields.into_iter().next().ok_or(NvmlError::NotSupported)? {
+        Err(NvmlError::InvalidArg) => return Ok(None),
+        field => field?,
+    };
     let value = match field.value? {
         SampleValue::U32(value) => Some(u64::from(value)),
         SampleValue::U64(value) => Some(value),

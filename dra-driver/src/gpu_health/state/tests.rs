@@ -2,7 +2,12 @@ use std::collections::BTreeSet;
 
 use super::*;
 
-const ANSWER: Observation = Observation::Answer { action: None };
+/// Answer of an NVIDIA driver that reports recovery actions.
+const ANSWER: Observation = Observation::Answer(Answer {
+    action: Some(RecoveryAction::None),
+    fabric: None,
+    memory_repair: None,
+});
 
 /// A GPU under a clock that only tests advance.
 struct Gpu {
@@ -35,9 +40,29 @@ impl Gpu {
     }
 
     fn action(&mut self, action: RecoveryAction) {
-        self.observe(&Observation::Answer {
+        self.observe(&Observation::Answer(Answer {
             action: Some(action),
-        });
+            ..Answer::default()
+        }));
+    }
+
+    /// Answers every 5 s for this time, without the values that only newer NVIDIA drivers have.
+    fn old_driver_for(&mut self, seconds: u64) {
+        for _ in 0..seconds / 5 {
+            self.silent_for(5);
+            self.observe(&Observation::Answer(Answer::default()));
+        }
+    }
+
+    /// Answers every 5 s for this time with this state of the fabric.
+    fn fabric_for(&mut self, seconds: u64, fabric: FabricState) {
+        for _ in 0..seconds / 5 {
+            self.silent_for(5);
+            self.observe(&Observation::Answer(Answer {
+                fabric: Some(fabric),
+                ..Answer::default()
+            }));
+        }
     }
 
     /// Answers every 5 s for this time.
@@ -170,6 +195,96 @@ fn marks_silent_gpu_after_limit() {
 }
 
 #[test]
+fn needs_reset_where_driver_reports_no_recovery_action() {
+    for xid in [48, 62, 95, 119] {
+        let mut gpu = Gpu::new();
+        gpu.xid(xid);
+        gpu.old_driver_for(7200);
+        assert_eq!(
+            gpu.fault(),
+            value(&format!("xid-{xid}")),
+            "time is no reset"
+        );
+        // Also of another instance of the driver.
+        let mut gpu = Gpu::recorded([(Scope::Gpu, Fault::Xid(xid))]);
+        gpu.old_driver_for(7200);
+        assert_eq!(gpu.fault(), value(&format!("xid-{xid}")));
+        // A reset needs a closed NVML.
+        gpu.state.release();
+        assert_eq!(gpu.fault(), value(&format!("xid-{xid}")), "not yet reset");
+        gpu.old_driver_for(5);
+        assert_eq!(gpu.fault(), None);
+    }
+    let mut gpu = Gpu::new();
+    gpu.rules.xids.fatal = BTreeSet::from([31]);
+    gpu.xid(31);
+    gpu.old_driver_for(605);
+    assert_eq!(gpu.fault(), None, "NVIDIA requires no reset after this XID");
+    gpu.observe(&Observation::Event(EventKind::DoubleBitEcc, Scope::Gpu));
+    gpu.old_driver_for(7200);
+    assert_eq!(gpu.fault(), value("ecc-double-bit"));
+    gpu.observe(&Observation::Missing);
+    gpu.old_driver_for(5);
+    assert_eq!(gpu.fault(), None);
+}
+
+#[test]
+fn waits_two_minutes_for_fabric() {
+    for fabric in [
+        FabricState::NotStarted,
+        FabricState::InProgress,
+        FabricState::Failed(999),
+    ] {
+        let mut gpu = Gpu::new();
+        gpu.fabric_for(120, fabric);
+        assert_eq!(gpu.fault(), None, "the node has just booted");
+        gpu.fabric_for(5, fabric);
+        assert_eq!(gpu.fault(), value("fabric-not-ready"));
+        gpu.fabric_for(3600, fabric);
+        assert_eq!(gpu.fault(), value("fabric-not-ready"));
+        gpu.fabric_for(5, FabricState::Completed);
+        assert_eq!(gpu.fault(), None);
+    }
+    // Without NVSwitch, alone, and before Hopper NVML reports no fabric.
+    let mut gpu = Gpu::new();
+    gpu.old_driver_for(3600);
+    assert_eq!(gpu.fault(), None);
+}
+
+#[test]
+fn reports_memory_repairs() {
+    let answer = |is_pending, has_failed| {
+        Observation::Answer(Answer {
+            memory_repair: Some(MemoryRepair {
+                is_pending,
+                has_failed,
+            }),
+            ..Answer::default()
+        })
+    };
+    let mut gpu = Gpu::new();
+    gpu.observe(&answer(true, false));
+    assert!(gpu.health().is_healthy());
+    let pending = BTreeSet::from([Degradation::MemoryRepairPending]);
+    assert_eq!(gpu.health().degradations, pending);
+    // At the first answer after a start of the driver too.
+    gpu.observe(&answer(false, true));
+    assert_eq!(gpu.fault(), value("memory-repair-failed"));
+    assert!(gpu.health().degradations.is_empty());
+}
+
+#[test]
+fn unknown_xid_leaves_gpu_healthy() {
+    let mut gpu = Gpu::new();
+    gpu.xid(173);
+    assert!(gpu.health().is_healthy());
+    let unknown = BTreeSet::from([Degradation::UnknownXid(173)]);
+    assert_eq!(gpu.health().degradations, unknown);
+    gpu.answer_for(605);
+    assert!(gpu.health().degradations.is_empty());
+}
+
+#[test]
 fn keeps_recorded_fault_for_a_window() {
     let mut gpu = Gpu::recorded([(Scope::Gpu, Fault::Xid(79))]);
     assert_eq!(gpu.fault(), value("xid-79"));
@@ -226,6 +341,8 @@ fn values_are_valid_taint_values() {
         Fault::Xid(u64::MAX),
         Fault::DoubleBitEcc,
         Fault::Unavailable,
+        Fault::FabricNotReady,
+        Fault::MemoryRepairFailed,
         Fault::GpuReset,
         Fault::NodeReboot,
         Fault::DrainP2p,

@@ -298,8 +298,8 @@ pub enum Brand {
     NvidiaRtx,
 }
 
-/// Chip generations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// Chip generations, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[expect(missing_docs, reason = "names of NVML")]
 pub enum Architecture {

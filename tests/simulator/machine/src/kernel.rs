@@ -433,6 +433,9 @@ impl Kernel {
             graphics_mhz: card.model.clocks_mhz.graphics,
             mig_enabled: card.partitions.is_enabled(),
             recovery_action: card.faults.recovery_action,
+            fabric_state: card.faults.fabric_state,
+            repair_pending: card.faults.repair_pending,
+            repair_failed: card.faults.repair_failed,
             unsupported: card.faults.unsupported.clone(),
         })))
     }

@@ -126,6 +126,18 @@ enum CtlCommand {
         /// Recovery action that the driver requests: 1 GPU reset, 2 node reboot, 3 drain P2P, 4 drain and reset.
         #[arg(long, default_value_t = 0)]
         recovery_action: u32,
+        /// State of the NVLink fabric: 1 not started, 2 in progress.
+        #[arg(long)]
+        fabric_state: Option<u8>,
+        /// A repair of the memory (row remapping, page retirement) waits for a reset.
+        #[arg(long)]
+        repair_pending: bool,
+        /// A row of the memory could not be remapped.
+        #[arg(long)]
+        repair_failed: bool,
+        /// A monitor has the MIG instances open: they cannot be destroyed.
+        #[arg(long)]
+        holds_instances: bool,
         /// Temperature instead of that of the load.
         #[arg(long)]
         temperature_celsius: Option<u32>,
@@ -209,6 +221,10 @@ fn ctl(root: &DriverRoot, command: CtlCommand) -> anyhow::Result<()> {
             refuses_contexts,
             refuses_instances,
             recovery_action,
+            fabric_state,
+            repair_pending,
+            repair_failed,
+            holds_instances,
             temperature_celsius,
             unsupported,
         } => Command::Break {
@@ -219,6 +235,10 @@ fn ctl(root: &DriverRoot, command: CtlCommand) -> anyhow::Result<()> {
                 refuses_contexts,
                 refuses_instances,
                 recovery_action,
+                fabric_state,
+                repair_pending,
+                repair_failed,
+                holds_instances,
                 temperature_celsius,
                 unsupported: unsupported.into_iter().collect(),
             },

@@ -1,4 +1,4 @@
-//! ECC: enabled if the model has it, without errors.
+//! ECC: enabled if the model has it, without error counts. Rows are remapped since Ampere, pages are retired before.
 
 use std::ffi::{c_uint, c_ulonglong};
 
@@ -6,6 +6,8 @@ use nvml_wrapper_sys::bindings::{
     nvmlDevice_t, nvmlEccCounterType_t, nvmlEnableState_t, nvmlMemoryErrorType_t,
     nvmlMemoryLocation_t,
 };
+
+use simulator_machine::description::Architecture;
 
 use crate::abi::{NvmlResult, Out, entry_points};
 use crate::error::NvmlError;
@@ -35,10 +37,24 @@ entry_points! {
 
     fn nvmlDeviceGetRemappedRows(handle: nvmlDevice_t, correctable: Out<c_uint>, uncorrectable: Out<c_uint>, pending: Out<c_uint>, failed: Out<c_uint>) {
         require(handle)?;
-        for count in [correctable, uncorrectable, pending, failed] {
-            count.set(0)?;
+        let device = device(handle)?;
+        if device.model()?.architecture < Architecture::Ampere {
+            return Err(NvmlError::NotSupported);
         }
-        Ok(())
+        let state = device.state()?;
+        correctable.set(0)?;
+        uncorrectable.set((state.repair_pending || state.repair_failed).into())?;
+        pending.set(state.repair_pending.into())?;
+        failed.set(state.repair_failed.into())
+    }
+
+    fn nvmlDeviceGetRetiredPagesPendingStatus(handle: nvmlDevice_t, pending: Out<nvmlEnableState_t>) {
+        require(handle)?;
+        let device = device(handle)?;
+        if device.model()?.architecture >= Architecture::Ampere {
+            return Err(NvmlError::NotSupported);
+        }
+        pending.set(device.state()?.repair_pending.into())
     }
 }
 

@@ -85,10 +85,9 @@ fn value(device: Device, field: c_uint, scope: c_uint) -> NvmlResult<Value> {
         | id::NVML_FI_DEV_ECC_DBE_VOL_TOTAL
         | id::NVML_FI_DEV_ECC_SBE_AGG_TOTAL
         | id::NVML_FI_DEV_ECC_DBE_AGG_TOTAL => ecc(Value::Long(0)),
-        id::NVML_FI_DEV_REMAPPED_COR
-        | id::NVML_FI_DEV_REMAPPED_UNC
-        | id::NVML_FI_DEV_REMAPPED_PENDING
-        | id::NVML_FI_DEV_REMAPPED_FAILURE => ecc(Value::Int(0)),
+        id::NVML_FI_DEV_REMAPPED_COR | id::NVML_FI_DEV_REMAPPED_UNC => ecc(Value::Int(0)),
+        id::NVML_FI_DEV_REMAPPED_PENDING => ecc(Value::Int(device.state()?.repair_pending.into())),
+        id::NVML_FI_DEV_REMAPPED_FAILURE => ecc(Value::Int(device.state()?.repair_failed.into())),
         id::NVML_FI_DEV_MEMORY_TEMP => {
             // Only memory on the package has its own sensor.
             if model.memory.bus_width_bits < 2048 {
@@ -122,9 +121,20 @@ fn value(device: Device, field: c_uint, scope: c_uint) -> NvmlResult<Value> {
             let switch = model.mig.as_ref().map(|mig| mig.switch);
             Ok(Value::Int((switch == Some(MigSwitch::Live)).into()))
         }
+        // Older drivers do not know the number of the field.
+        id::NVML_FI_DEV_GET_GPU_RECOVERY_ACTION if driver_branch(device) < 565 => {
+            Err(NvmlError::InvalidArgument)
+        }
         id::NVML_FI_DEV_GET_GPU_RECOVERY_ACTION => Ok(Value::Int(device.state()?.recovery_action)),
         0 => Err(NvmlError::InvalidArgument),
         field if field >= id::NVML_FI_MAX => Err(NvmlError::InvalidArgument),
         _ => Err(NvmlError::NotSupported),
     }
+}
+
+/// Release branch of the simulated driver, such as 580.
+fn driver_branch(device: Device) -> u32 {
+    let version = &device.library.machine().driver_version;
+    let branch = version.split('.').next();
+    branch.and_then(|branch| branch.parse().ok()).unwrap_or(0)
 }

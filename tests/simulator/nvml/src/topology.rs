@@ -168,7 +168,11 @@ fn fabric(device: Device) -> NvmlResult<([u8; 16], c_uint, u8)> {
     for (byte, pair) in uuid.iter_mut().zip(digits.chunks_exact(2)) {
         *byte = pair.iter().fold(0, |byte, digit| byte << 4 | digit);
     }
-    Ok((uuid, fabric.clique, COMPLETED))
+    Ok((
+        uuid,
+        fabric.clique,
+        device.state()?.fabric_state.unwrap_or(COMPLETED),
+    ))
 }
 
 /// All CPUs: the simulated GPUs have no affinity.

@@ -110,7 +110,6 @@ unsupported! {
     nvmlDeviceGetRemappedRows_v2
     nvmlDeviceGetRepairStatus
     nvmlDeviceGetRetiredPages
-    nvmlDeviceGetRetiredPagesPendingStatus
     nvmlDeviceGetRetiredPages_v2
     nvmlDeviceGetRowRemapperHistogram
     nvmlDeviceGetSramEccErrorStatus

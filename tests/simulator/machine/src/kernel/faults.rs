@@ -22,6 +22,18 @@ pub struct Faults {
     pub refuses_instances: bool,
     /// Recovery action that the driver requests (`nvmlDeviceGpuRecoveryAction_t`), until a reset; 0 is none.
     pub recovery_action: u32,
+    /// State of the registration with the NVLink fabric (`nvmlGpuFabricState_t`) instead of "completed".
+    #[serde(default)]
+    pub fabric_state: Option<u8>,
+    /// A repair of the memory waits for a reset.
+    #[serde(default)]
+    pub repair_pending: bool,
+    /// A row of the memory could not be remapped.
+    #[serde(default)]
+    pub repair_failed: bool,
+    /// A monitor such as dcgm-exporter has the MIG instances open, which cannot be destroyed.
+    #[serde(default)]
+    pub holds_instances: bool,
     /// Temperature instead of that of the load.
     pub temperature_celsius: Option<u32>,
     /// Values that NVML does not report.
@@ -64,6 +76,10 @@ impl Kernel {
                     MigRequest::CreateGpuInstance { .. } | MigRequest::CreateComputeInstance { .. },
                 ..
             } if faults.refuses_instances => Err(Refusal::InsufficientResources),
+            Request::Mig {
+                request: MigRequest::DestroyGpuInstance { .. },
+                ..
+            } if faults.holds_instances => Err(Refusal::InUse),
             _ => Ok(()),
         }
     }

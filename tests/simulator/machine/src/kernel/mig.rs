@@ -100,6 +100,7 @@ impl Kernel {
         let card = self.card_mut(index)?;
         card.partitions.reset();
         card.faults.recovery_action = 0;
+        card.faults.repair_pending = false;
         Ok(())
     }
 

@@ -28,6 +28,12 @@ pub struct CardState {
     pub mig_enabled: bool,
     /// Recovery action that the driver requests (`nvmlDeviceGpuRecoveryAction_t`); 0 is none.
     pub recovery_action: u32,
+    /// State of the registration with the fabric (`nvmlGpuFabricState_t`); `None` is completed.
+    pub fabric_state: Option<u8>,
+    /// Whether a repair of the memory waits for a reset.
+    pub repair_pending: bool,
+    /// Whether a row of the memory could not be remapped.
+    pub repair_failed: bool,
     /// Values that the GPU does not report.
     pub unsupported: BTreeSet<ReportedValue>,
 }
