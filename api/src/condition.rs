@@ -98,6 +98,8 @@ condition_reasons! {
     ProcessNotCounted: Enforced, false, "A process of the claim uses the GPU without libvgpu.";
     SharedAddressSpace: Enforced, false, "The GPU shares page tables with the CPU (ATS), so host memory can reside in \
         GPU memory.";
+    HeterogeneousMemory: Enforced, false, "The claim has `enforcement: required`, and host memory can migrate to the GPU (HMM), \
+        where no limit counts it.";
     Unmetered: Enforced, false, "The device class mounts graphics and video libraries, whose allocations no limit \
         covers.";
     UsageRegionDamaged: Enforced, false, "The usage region of the share is damaged or missing.";

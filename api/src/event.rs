@@ -168,6 +168,10 @@ event_reasons! {
     OrphanRemoved: Normal, NodeDriver, "Node, ResourceClaim",
         "Node state of a claim that no longer exists was removed.",
         "None.";
+    PartitionInUse: Warning, NodeDriver, "ResourceClaim",
+        "A program such as dcgm-exporter holds the MIG partition of a deleted pod, so it cannot be destroyed. After three attempts the \
+         pod ends; the partition stays reserved until it is destroyed.",
+        "Restart the programs that the message names.";
     PreemptionBlocked: Warning, Controller, "Pod",
         "Other pods could make room for a pod, and one of them cannot be evicted.",
         "Follow the message, for example wait for the PodDisruptionBudget to allow the eviction.";

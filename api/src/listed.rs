@@ -54,6 +54,15 @@ pub struct HeldDevice {
 }
 
 impl<K> Listed<K> {
+    /// Returns the object; `None` for one that cannot be read.
+    #[must_use]
+    pub fn object(self) -> Option<K> {
+        match self {
+            Self::Object(object) => Some(*object),
+            Self::Unreadable(_) => None,
+        }
+    }
+
     /// Separates the objects from those that cannot be read.
     pub fn split(items: impl IntoIterator<Item = Self>) -> (Vec<K>, Vec<Unreadable>) {
         let (mut objects, mut unreadable) = (Vec::new(), Vec::new());

@@ -3,6 +3,8 @@
 //! The [plan of a GPU](crate::card_plan) and the limits page use these functions, so published, checked and enforced
 //! amounts agree.
 
+use drava_api::condition::ConditionReason;
+use drava_api::config::Enforcement;
 pub use drava_api::unavailable::UnavailableReason;
 use drava_nvml::{AddressingMode, Card, ComputeCapability, Memory};
 
@@ -81,14 +83,26 @@ pub fn driver_reserve_bytes(card: &Card) -> u64 {
         .map_or(DEFAULT, |count| (u64::from(count) * 4 * MIB).max(least))
 }
 
-/// Returns the reason why memory limits cannot be guaranteed on this GPU; `None` when they can.
+/// Returns why memory limits cannot be guaranteed on this GPU, as reason and message of the condition `Enforced`; `None` when they
+/// can. Heterogeneous memory management (HMM, the default of NVIDIA's open kernel modules) only counts for claims that require
+/// enforcement: programs must use host allocations on the GPU on purpose, without any allocation of CUDA.
 #[must_use]
-pub fn unenforceable(card: &Card) -> Option<&'static str> {
-    match card.addressing_mode {
-        Some(AddressingMode::Ats) => Some(
+pub fn unenforceable(
+    card: &Card,
+    enforcement: Enforcement,
+) -> Option<(ConditionReason, &'static str)> {
+    match (card.addressing_mode, enforcement) {
+        (Some(AddressingMode::Ats), _) => Some((
+            ConditionReason::SharedAddressSpace,
             "the GPU shares page tables with the CPU (ATS); host allocations can reside in GPU memory",
-        ),
-        Some(AddressingMode::None | AddressingMode::Hmm) | None => None,
+        )),
+        (Some(AddressingMode::Hmm), Enforcement::Required) => Some((
+            ConditionReason::HeterogeneousMemory,
+            "host allocations can migrate to the GPU (HMM), where no limit counts them; load the module nvidia-uvm with \
+             uvm_disable_hmm=1",
+        )),
+        (Some(AddressingMode::Hmm), Enforcement::Report)
+        | (Some(AddressingMode::None) | None, _) => None,
     }
 }
 

@@ -1,17 +1,20 @@
 //! Prepares and unprepares claims for kubelet: reads the claim from the API server, locks it, applies it, reports it.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use drava_api::error::describe;
 use drava_api::event::EventReason;
+use drava_api::listed::Listed;
 use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::api::{ListParams, VersionMatch};
 use kube::{Api, Client};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::artifacts::Installed;
-use crate::claim::ClaimRef;
+use crate::claim::{ClaimRef, ClaimUid};
 use crate::inventory::{Node, State};
 use crate::lock::{Lock, LockError};
 use crate::options::Delivery;
@@ -59,6 +62,22 @@ pub enum FetchError {
         /// The claim.
         claim: ClaimRef,
     },
+    /// This build cannot read the claim.
+    #[error("claim {claim}: cannot read the claim: {cause}")]
+    Unreadable {
+        /// The claim.
+        claim: ClaimRef,
+        /// Field and cause.
+        cause: String,
+    },
+}
+
+/// Parameters of a list of the claims of the whole cluster, of which a node needs a few: the API server answers it from memory,
+/// without a read of the database, and may miss the changes of the last seconds.
+pub(crate) fn cached_list() -> ListParams {
+    ListParams::default()
+        .matching(VersionMatch::NotOlderThan)
+        .at("0")
 }
 
 /// The node cannot prepare claims at present.
@@ -182,17 +201,62 @@ pub struct ClaimService<E> {
     pub reconcile: Arc<Notify>,
     /// Longest wait for devices of a claim that is being released.
     pub release_wait: Duration,
+    /// Claims whose MIG instances programs hold.
+    pub held: HeldInstances,
+}
+
+/// Attempts after which a pod ends although a program holds the MIG instance of its claim. kubelet repeats an unprepare once a
+/// minute.
+const HELD_ATTEMPTS: u32 = 3;
+
+/// Claims whose MIG instances could not be destroyed because programs hold them, with the number of attempts.
+#[derive(Debug, Default)]
+pub struct HeldInstances(Mutex<BTreeMap<ClaimUid, u32>>);
+
+impl HeldInstances {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<ClaimUid, u32>> {
+        // The map is valid after a panic: every change is one operation.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts an attempt. Returns the number of attempts.
+    fn count(&self, uid: &ClaimUid) -> u32 {
+        let mut held = self.lock();
+        let attempts = held.entry(uid.clone()).or_default();
+        *attempts = attempts.saturating_add(1);
+        *attempts
+    }
+
+    /// Returns whether the pod of a claim has ended without the destruction of the instance.
+    #[must_use]
+    pub fn is_released(&self, uid: &ClaimUid) -> bool {
+        self.lock()
+            .get(uid)
+            .is_some_and(|count| *count >= HELD_ATTEMPTS)
+    }
+
+    /// Ends the account of a claim: its instance is destroyed, or it is prepared again.
+    pub(crate) fn forget(&self, uid: &ClaimUid) {
+        self.lock().remove(uid);
+    }
 }
 
 impl<E: Effects> ClaimService<E> {
     /// Reads the claim from the API server; `None` when no claim has this name.
     ///
     /// # Errors
-    /// When the API server returns an error or does not answer in time.
+    /// When the API server returns an error or does not answer in time, or when this build cannot read the claim.
     pub async fn fetch(&self, claim: &ClaimRef) -> Result<Option<ResourceClaim>, FetchError> {
-        let claims: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &claim.namespace);
+        let claims: Api<Listed<ResourceClaim>> =
+            Api::namespaced(self.client.clone(), &claim.namespace);
         match tokio::time::timeout(API_TIMEOUT, claims.get_opt(&claim.name)).await {
-            Ok(found) => found.map_err(|source| FetchError::Api {
+            Ok(Ok(None)) => Ok(None),
+            Ok(Ok(Some(Listed::Object(found)))) => Ok(Some(*found)),
+            Ok(Ok(Some(Listed::Unreadable(unreadable)))) => Err(FetchError::Unreadable {
+                claim: claim.clone(),
+                cause: unreadable.cause,
+            }),
+            Ok(Err(source)) => Err(FetchError::Api {
                 claim: claim.clone(),
                 source: Box::new(source),
             }),
@@ -270,6 +334,7 @@ impl<E: Effects> ClaimService<E> {
                     .event(Subject::Node, EventReason::GpuUnavailable, note);
             }
         })?;
+        self.held.forget(&claim.uid);
         self.report_repairs(claim, repairs);
         if let Some(found) = &found {
             self.reporter
@@ -345,9 +410,26 @@ impl<E: Effects> Claims for ClaimService<E> {
         let outcome = blocking(move || {
             applier.unprepare(&wanted)?;
             lock.remove();
-            Ok(())
+            Ok::<_, ApplyError>(())
         });
-        outcome.await?
+        match outcome.await? {
+            Ok(()) => self.held.forget(&claim.uid),
+            Err(error) if error.is_instance_held() => {
+                let note = describe(&error);
+                self.reporter.event(
+                    Subject::Claim(claim.clone()),
+                    EventReason::PartitionInUse,
+                    note,
+                );
+                if self.held.count(&claim.uid) < HELD_ATTEMPTS {
+                    return Err(error.into());
+                }
+                // The record keeps the slices reserved; the reconciliation repeats the destruction.
+                self.reconcile.notify_one();
+            }
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
     }
 }
 

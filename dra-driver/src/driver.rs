@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::agent;
 use crate::artifacts::{self, Artifact, Installed};
-use crate::claims::{ClaimService, blocking};
+use crate::claims::{ClaimService, HeldInstances, blocking};
 use crate::conditions::{Condition, Conditions};
 use crate::directories;
 use crate::gpu_health::HealthTable;
@@ -334,6 +334,7 @@ impl Shared {
             reporter: self.reporter.clone(),
             reconcile: Arc::clone(&self.reconcile),
             release_wait: self.config.release_wait,
+            held: HeldInstances::default(),
         })
     }
 

@@ -14,6 +14,7 @@ use std::time::Duration;
 use drava_api::condition::ConditionReason;
 use drava_api::error::describe;
 use drava_api::event::EventReason;
+use drava_api::listed::Listed;
 use drava_api::names;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -207,7 +208,7 @@ async fn check<E: Effects>(
         }
     }
     for claim in unmarked {
-        let found = claims.fetch(&claim).await?;
+        let found = readable(claims.fetch(&claim).await)?;
         if let Some(known) = shared.known.get_mut(&claim.uid) {
             known.postpone(Instant::now());
         }
@@ -215,13 +216,14 @@ async fn check<E: Effects>(
             continue;
         };
         for pod in reserving_pods(&found) {
-            let pods: Api<Pod> = Api::namespaced(claims.client.clone(), &pod.namespace);
+            let pods: Api<Listed<Pod>> = Api::namespaced(claims.client.clone(), &pod.namespace);
             let running = pods.get_opt(&pod.name).await;
             let running = running.map_err(|source| CheckError::Pod {
                 namespace: pod.namespace.clone(),
                 name: pod.name.clone(),
                 source: Box::new(source),
             })?;
+            let running = running.and_then(Listed::object);
             if running.is_some_and(|running| runs_with(&running, &pod, &claim)) {
                 let applier = Arc::clone(&claims.applier);
                 let uid = claim.uid.clone();
@@ -248,6 +250,16 @@ async fn check<E: Effects>(
     Ok(())
 }
 
+/// Ignores a claim that this build cannot read: the others are checked.
+fn readable(
+    found: Result<Option<ResourceClaim>, FetchError>,
+) -> Result<Option<ResourceClaim>, FetchError> {
+    match found {
+        Err(FetchError::Unreadable { .. }) => Ok(None),
+        found => found,
+    }
+}
+
 /// Returns whether a share of the record has its marker.
 fn is_injected(layout: &Layout, loaded: &Loaded) -> bool {
     let Loaded::Present(record) = loaded else {
@@ -264,7 +276,7 @@ async fn withdraw<E: Effects>(
     claim: &ClaimRef,
     report: Report,
 ) -> Result<Report, CheckError> {
-    let found = claims.fetch(claim).await?;
+    let found = readable(claims.fetch(claim).await)?;
     let uid = Some(claim.uid.as_str());
     let Some(found) = found.filter(|found| found.metadata.uid.as_deref() == uid) else {
         return Ok(Report::Absent);

@@ -14,13 +14,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drava_api::error::describe;
+use drava_api::listed::{Listed, Unreadable};
 use drava_api::names;
 use drava_api::node_profile::{CardIdentity, GpuNodeProfile, NodeSettings};
 use drava_nvml::GpuUuid;
-use futures::{Stream, StreamExt as _, TryStreamExt as _};
+use futures::{Stream, StreamExt as _};
 use k8s_openapi::api::core::v1::Node as NodeObject;
 use k8s_openapi::api::resource::v1::ResourceSlice;
-use kube::core::DeserializeGuard;
 use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client, Resource, ResourceExt as _};
 use tokio::sync::watch;
@@ -66,7 +66,7 @@ pub type Objects<K> = Option<BTreeMap<String, K>>;
 #[derive(Debug, Clone)]
 pub struct Watches {
     /// All profiles that this build can read.
-    pub profiles: watch::Receiver<Objects<DeserializeGuard<GpuNodeProfile>>>,
+    pub profiles: watch::Receiver<Objects<GpuNodeProfile>>,
     /// The Node object of this node.
     pub node: watch::Receiver<Objects<NodeObject>>,
     /// Slices of other drivers on this node.
@@ -105,12 +105,11 @@ impl Watches {
         let (known, fields) = (watches.clone(), format!("metadata.name={node}"));
         let of_others = format!("spec.nodeName={node},spec.driver!={}", names::DRIVER);
         let task = async move {
-            let profiles: Api<DeserializeGuard<GpuNodeProfile>> = Api::all(client.clone());
-            let profiles =
-                watcher(profiles, watcher::Config::default()).inspect_ok(warn_of_unreadable);
-            let nodes: Api<NodeObject> = Api::all(client.clone());
+            let profiles: Api<Listed<GpuNodeProfile>> = Api::all(client.clone());
+            let profiles = watcher(profiles, watcher::Config::default());
+            let nodes: Api<Listed<NodeObject>> = Api::all(client.clone());
             let nodes = watcher(nodes, watcher::Config::default().fields(&fields));
-            let slices: Api<ResourceSlice> = Api::all(client);
+            let slices: Api<Listed<ResourceSlice>> = Api::all(client);
             let slices = watcher(slices, watcher::Config::default().fields(&of_others));
             let failed = |error: String| {
                 if known.are_known() {
@@ -196,10 +195,7 @@ impl Watches {
             .values()
             .next()
             .map(|node| node.labels().clone());
-        let readable = profiles
-            .as_ref()?
-            .values()
-            .filter_map(|profile| profile.0.as_ref().ok());
+        let readable = profiles.as_ref()?.values();
         let cards: Vec<_> = cards.collect();
         Some(NodeSettings::resolve(
             readable,
@@ -212,7 +208,7 @@ impl Watches {
 /// Stores the objects of a watch. A missing resource definition counts as no objects.
 async fn keep<K>(
     kind: &'static str,
-    events: impl Stream<Item = watcher::Result<watcher::Event<K>>>,
+    events: impl Stream<Item = watcher::Result<watcher::Event<Listed<K>>>>,
     objects: &watch::Sender<Objects<K>>,
     missing: Duration,
     failed: impl Fn(String),
@@ -227,7 +223,7 @@ async fn keep<K>(
         match events.next().await {
             Some(Ok(event)) => {
                 is_missing = false;
-                store(event, &mut listed, objects);
+                store(kind, event, &mut listed, objects);
                 done();
             }
             Some(Err(error)) if is_undefined(&error) => {
@@ -255,24 +251,32 @@ async fn keep<K>(
     }
 }
 
-/// Applies an event. A list replaces the objects when it is complete.
+/// Applies an event. A list replaces the objects when it is complete. An object that this build cannot read, for example because
+/// it was written for a newer one, has no effect.
 fn store<K: Resource<DynamicType = ()>>(
-    event: watcher::Event<K>,
+    kind: &'static str,
+    event: watcher::Event<Listed<K>>,
     listed: &mut BTreeMap<String, K>,
     objects: &watch::Sender<Objects<K>>,
 ) {
     match event {
         watcher::Event::Init => listed.clear(),
-        watcher::Event::InitApply(object) => {
-            listed.insert(object.name_any(), object);
+        watcher::Event::InitApply(Listed::Object(object)) => {
+            listed.insert(object.name_any(), *object);
         }
+        watcher::Event::InitApply(Listed::Unreadable(object)) => warn_of(kind, &object),
         watcher::Event::InitDone => {
             objects.send_replace(Some(std::mem::take(listed)));
         }
-        watcher::Event::Apply(object) => objects.send_modify(|present| {
+        watcher::Event::Apply(Listed::Object(object)) => objects.send_modify(|present| {
             let present = present.get_or_insert_default();
-            present.insert(object.name_any(), object);
+            present.insert(object.name_any(), *object);
         }),
+        watcher::Event::Apply(Listed::Unreadable(object)) => {
+            warn_of(kind, &object);
+            let name = object.metadata.name.unwrap_or_default();
+            objects.send_modify(|present| drop(present.get_or_insert_default().remove(&name)));
+        }
         watcher::Event::Delete(object) => objects.send_modify(|present| {
             let present = present.get_or_insert_default();
             present.remove(&object.name_any());
@@ -280,19 +284,9 @@ fn store<K: Resource<DynamicType = ()>>(
     }
 }
 
-/// Logs a profile that this build cannot read, for example because it was written for a newer one. It has no effect.
-fn warn_of_unreadable(event: &watcher::Event<DeserializeGuard<GpuNodeProfile>>) {
-    let (watcher::Event::Apply(object) | watcher::Event::InitApply(object)) = event else {
-        return;
-    };
-    if let Err(error) = &object.0 {
-        let profile = object.name_any();
-        tracing::warn!(
-            profile,
-            error = describe(error),
-            "ignoring a GpuNodeProfile that this build cannot read"
-        );
-    }
+/// Logs an object that this build cannot read.
+fn warn_of(kind: &'static str, object: &Unreadable) {
+    tracing::warn!(kind, %object, "ignoring an object that this build cannot read");
 }
 
 /// Returns whether the API server does not have the resource.

@@ -12,19 +12,19 @@ use std::time::Duration;
 
 use drava_api::error::describe;
 use drava_api::event::EventReason;
+use drava_api::listed::Listed;
 use drava_api::names;
 use drava_cdi::SpecDir;
 use drava_nvml::GpuUuid;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::Api;
-use kube::api::ListParams;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::claim::{ClaimRef, ClaimUid};
 use crate::claims::{
-    ClaimService, EnvironmentError, FetchError, PrepareError, TaskError, blocking,
+    ClaimService, EnvironmentError, FetchError, PrepareError, TaskError, blocking, cached_list,
 };
 use crate::files;
 use crate::inventory::State;
@@ -115,7 +115,6 @@ pub async fn run<E: Effects>(
         missing_since: BTreeMap::new(),
         kept: BTreeMap::new(),
         unrestored: BTreeMap::new(),
-        has_compared: false,
     };
     loop {
         let reconciled = tokio::select! {
@@ -152,8 +151,6 @@ pub struct Reconciler<E> {
     kept: BTreeMap<ClaimUid, String>,
     /// Claims whose missing state could not be restored, with the report.
     unrestored: BTreeMap<ClaimUid, String>,
-    /// Whether the claims of the node were listed since the start and compared with the records.
-    has_compared: bool,
 }
 
 impl<E: Effects> Reconciler<E> {
@@ -334,48 +331,39 @@ impl<E: Effects> Reconciler<E> {
         }
     }
 
-    /// Reads the claims that have state on the node from the API server.
+    /// Reads the claims that have state on the node from the API server: by name where the record has it.
     async fn presence(&mut self, state: &NodeState) -> BTreeMap<ClaimUid, Presence> {
-        let mut unnamed = state.damaged.clone();
-        unnamed.extend(state.unrecorded().cloned());
         let mut holders: BTreeMap<ClaimUid, Option<ClaimRef>> = BTreeMap::new();
-        let mut is_listed = false;
-        // A damaged or lost record yields only the UID, and the API server has no lookup by UID. At start, one list
-        // compares all records.
-        if !self.has_compared || !unnamed.is_empty() {
-            let api: Api<ResourceClaim> = Api::all(self.claims.client.clone());
-            match api.list(&ListParams::default()).await {
-                Ok(all) => {
-                    let held = all.items.iter().filter_map(|claim| self.holder(claim));
-                    let mut held: BTreeMap<ClaimUid, ClaimRef> =
-                        held.map(|claim| (claim.uid.clone(), claim)).collect();
-                    let known = state.recorded.keys().chain(&unnamed);
-                    holders.extend(known.map(|uid| (uid.clone(), held.remove(uid))));
-                    if !self.has_compared {
-                        tracing::info!(
-                            prepared = state.recorded.len(),
-                            unprepared = held.len(),
-                            "compared the claims of this node with their records"
-                        );
-                    }
-                    (self.has_compared, is_listed) = (true, true);
-                }
-                Err(error) => tracing::warn!(error = describe(&error), "cannot list the claims"),
-            }
-        }
-        let recorded = state.recorded.iter().filter(|_| !is_listed);
-        for (uid, claim) in recorded {
-            let api: Api<ResourceClaim> =
+        for (uid, claim) in &state.recorded {
+            let api: Api<Listed<ResourceClaim>> =
                 Api::namespaced(self.claims.client.clone(), &claim.namespace);
             match api.get_opt(&claim.name).await {
                 Ok(found) => {
-                    let found =
-                        found.filter(|found| found.metadata.uid.as_deref() == Some(uid.as_str()));
-                    holders.insert(uid.clone(), found.and_then(|found| self.holder(&found)));
+                    let found = found.and_then(|found| self.holder(&found));
+                    let holder = found.filter(|found| found.uid == *uid);
+                    holders.insert(uid.clone(), holder);
                 }
                 Err(error) => {
                     tracing::warn!(%claim, error = describe(&error), "cannot get the claim");
                 }
+            }
+        }
+        let mut unnamed = state.damaged.clone();
+        unnamed.extend(state.unrecorded().cloned());
+        // A damaged or lost record yields only the UID, and the API server has no lookup by UID.
+        if !unnamed.is_empty() {
+            let api: Api<Listed<ResourceClaim>> = Api::all(self.claims.client.clone());
+            match api.list(&cached_list()).await {
+                Ok(all) => {
+                    let held = all.items.iter().filter_map(|claim| self.holder(claim));
+                    let mut held: BTreeMap<ClaimUid, ClaimRef> =
+                        held.map(|claim| (claim.uid.clone(), claim)).collect();
+                    holders.extend(unnamed.into_iter().map(|uid| {
+                        let holder = held.remove(&uid);
+                        (uid, holder)
+                    }));
+                }
+                Err(error) => tracing::warn!(error = describe(&error), "cannot list the claims"),
             }
         }
         self.missing_since
@@ -386,6 +374,8 @@ impl<E: Effects> Reconciler<E> {
             .map(|(uid, holder)| {
                 let presence = match holder {
                     Some(claim) => Presence::Allocated(claim),
+                    // Kubelet has unprepared it.
+                    None if self.claims.held.is_released(&uid) => Presence::Missing(self.grace),
                     None => {
                         let since = *self.missing_since.entry(uid.clone()).or_insert(now);
                         Presence::Missing(now - since)
@@ -396,25 +386,25 @@ impl<E: Effects> Reconciler<E> {
             .collect()
     }
 
-    /// Returns the claim if devices of this node are allocated to it and it is reserved.
-    fn holder(&self, claim: &ResourceClaim) -> Option<ClaimRef> {
+    /// Returns the claim if devices of this node are allocated to it and it is reserved. A claim that this build cannot read
+    /// counts as reserved.
+    fn holder(&self, claim: &Listed<ResourceClaim>) -> Option<ClaimRef> {
+        let is_own = |driver: &str, pool: &str| driver == names::DRIVER && pool == self.claims.pool;
+        let claim = match claim {
+            Listed::Object(claim) => claim,
+            Listed::Unreadable(claim) => {
+                let mut devices = claim.devices.iter();
+                let is_held = devices.any(|device| is_own(&device.driver, &device.pool));
+                return is_held.then(|| claim_ref(&claim.metadata)).flatten();
+            }
+        };
         let status = claim.status.as_ref()?;
-        let results = status
-            .allocation
-            .as_ref()?
-            .devices
-            .as_ref()?
-            .results
-            .as_ref()?;
-        let is_on_this_node = results
-            .iter()
-            .any(|result| result.driver == names::DRIVER && result.pool == self.claims.pool);
-        let is_reserved = status
-            .reserved_for
-            .as_ref()
-            .is_some_and(|pods| !pods.is_empty());
-        if is_on_this_node && is_reserved {
-            claim_ref(claim)
+        let devices = status.allocation.as_ref()?.devices.as_ref()?;
+        let mut results = devices.results.iter().flatten();
+        let is_on_this_node = results.any(|result| is_own(&result.driver, &result.pool));
+        let mut pods = status.reserved_for.iter().flatten();
+        if is_on_this_node && pods.next().is_some() {
+            claim_ref(&claim.metadata)
         } else {
             None
         }
@@ -460,6 +450,7 @@ impl<E: Effects> Reconciler<E> {
             Ok::<_, ActionError>(applies)
         });
         if removed.await?? {
+            self.claims.held.forget(uid);
             let note = format!("removed orphaned node state of claim {uid}: {reason}");
             let subject = claim.map_or(Subject::Node, Subject::Claim);
             let reporter = &self.claims.reporter;
@@ -476,6 +467,10 @@ impl<E: Effects> Reconciler<E> {
         is_incomplete: bool,
         lock: Lock,
     ) -> Result<(), ActionError> {
+        // Kubelet has unprepared the claim; its allocation ends soon.
+        if self.claims.held.is_released(&claim.uid) {
+            return Ok(());
+        }
         let (node, installed) = match self.claims.environment(claim).await {
             Ok(environment) => environment,
             Err(error) if is_incomplete => return Err(error.into()),

@@ -103,9 +103,17 @@ fn unhealthy(node: &str, device: &Device, value: &str) -> Finding {
         fault: Fault::GpuUnhealthy,
         object: format!("device {} of node {node}", device.name),
         problem: format!("the GPU is unhealthy: {value}"),
-        fix: format!(
-            "see kubectl get events --field-selector involvedObject.name={node}, and repair or reset the GPU"
-        ),
+        fix: match value {
+            "fabric-not-ready" => {
+                "start the fabric manager of the NVIDIA driver's version on the node (nvidia-fabricmanager, with nvlsm on HGX B200 \
+                 and later)"
+                    .to_owned()
+            }
+            "memory-repair-failed" => "replace the GPU".to_owned(),
+            _ => format!(
+                "see kubectl get events --field-selector involvedObject.name={node}, and repair or reset the GPU"
+            ),
+        },
     }
 }
 

@@ -68,6 +68,10 @@ fn fix(reason: ConditionReason) -> Option<&'static str> {
         ConditionReason::ProcessNotCounted => Some(
             "use an image with glibc and a dynamically linked program that keeps /etc/ld.so.preload; restart the pod",
         ),
+        ConditionReason::HeterogeneousMemory => Some(
+            "load the module nvidia-uvm on the node with uvm_disable_hmm=1 (options in /etc/modprobe.d), or use a class without \
+             enforcement: required",
+        ),
         ConditionReason::MemoryOverLimit | ConditionReason::UsageRegionDamaged => {
             Some("restart the pod, and report the program to drava")
         }

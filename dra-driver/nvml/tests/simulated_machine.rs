@@ -4,9 +4,9 @@
 use std::time::{Duration, Instant};
 
 use drava_nvml::{
-    AddressingMode, Card, ComputeCapability, ComputeMode, CudaVersion, EventKind, GpuLibrary,
-    GpuUuid, Inventory, Library, Memory, Mig, MigVariant, Placement, ProcessKind, ProcessMemory,
-    RecoveryAction, Status, find,
+    AddressingMode, Card, ComputeCapability, ComputeMode, CudaVersion, EventKind, FabricState,
+    GpuLibrary, GpuUuid, Inventory, Library, Memory, MemoryRepair, Mig, MigVariant, Placement,
+    ProcessKind, ProcessMemory, RecoveryAction, Status, find,
 };
 use simulator_machine::client::Connection;
 use simulator_machine::control::Command;
@@ -299,6 +299,57 @@ fn reads_recovery_action_until_reset() {
     assert_eq!(action(), Some(RecoveryAction::GpuReset));
     machine.control(&Command::Reset { card }).unwrap();
     assert_eq!(action(), Some(RecoveryAction::None));
+}
+
+#[test]
+fn reads_fabric_and_memory_repair() {
+    let machine = Machine::start(H100X2).unwrap();
+    let library = open(&machine);
+    let gpu = library.inventory().unwrap().cards.remove(0).uuid;
+    let read = || {
+        let telemetry = library.telemetry(&gpu).unwrap();
+        (telemetry.fabric, telemetry.memory_repair)
+    };
+    let repair = |is_pending, has_failed| {
+        Some(MemoryRepair {
+            is_pending,
+            has_failed,
+        })
+    };
+    assert_eq!(read(), (Some(FabricState::Completed), repair(false, false)));
+    let card = CardIndex(0);
+    let faults = Faults {
+        fabric_state: Some(2),
+        repair_pending: true,
+        ..Faults::default()
+    };
+    machine.control(&Command::Break { card, faults }).unwrap();
+    assert_eq!(read(), (Some(FabricState::InProgress), repair(true, false)));
+    machine.control(&Command::Reset { card }).unwrap();
+    assert_eq!(read().1, repair(false, false), "repaired by the reset");
+    // No fabric without NVSwitch, and pages instead of rows before Ampere.
+    let machine = Machine::start(T4).unwrap();
+    let faults = Faults {
+        repair_pending: true,
+        ..Faults::default()
+    };
+    machine.control(&Command::Break { card, faults }).unwrap();
+    let gpu = inventory(&machine).cards[0].uuid.clone();
+    let telemetry = open(&machine).telemetry(&gpu).unwrap();
+    assert_eq!(
+        (telemetry.fabric, telemetry.memory_repair),
+        (None, repair(true, false))
+    );
+}
+
+#[test]
+fn reads_sensors_of_driver_without_recovery_action() {
+    let yaml = H100X2.replace("580.65.06", "550.163.01");
+    let machine = Machine::start(&yaml).unwrap();
+    let gpu = inventory(&machine).cards[0].uuid.clone();
+    let telemetry = open(&machine).telemetry(&gpu).unwrap();
+    assert_eq!(telemetry.recovery_action, None);
+    assert_eq!(telemetry.temperature_celsius, Some(30));
 }
 
 #[test]

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drava_api::error::describe;
+use drava_api::listed::Listed;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client};
 use tokio::sync::watch;
@@ -210,7 +211,7 @@ fn entry(record: &ClaimRecord) -> ClaimEntry {
 
 /// Reads the containers of the pods that were not read before. Returns whether all were read.
 async fn read_containers(client: &Client, entry: &mut ClaimEntry, reserving: &[PodRef]) -> bool {
-    let pods: Api<Pod> = Api::namespaced(client.clone(), &entry.claim.namespace);
+    let pods: Api<Listed<Pod>> = Api::namespaced(client.clone(), &entry.claim.namespace);
     let reserves = |name: &String| reserving.iter().any(|pod| pod.name == *name);
     entry.containers.retain(|name, _| reserves(name));
     let mut is_complete = true;
@@ -221,6 +222,7 @@ async fn read_containers(client: &Client, entry: &mut ClaimEntry, reserving: &[P
         match pods.get_opt(&pod.name).await {
             Ok(found) => {
                 let uid = Some(pod.uid.as_str());
+                let found = found.and_then(Listed::object);
                 let found = found.filter(|found| found.metadata.uid.as_deref() == uid);
                 let users = found.map(|found| pods::users(&found, &entry.claim.name));
                 let users = users.unwrap_or_default().into_iter();

@@ -65,6 +65,18 @@ pub enum EffectError {
         /// What holds the GPU.
         holders: String,
     },
+    /// A program holds a MIG instance.
+    #[error(
+        "cannot destroy MIG instance {id} of GPU {card}: it is held by {holders}; restart these programs"
+    )]
+    InstanceHeld {
+        /// UUID of the GPU.
+        card: GpuUuid,
+        /// ID of the GPU instance.
+        id: u32,
+        /// What holds the instance.
+        holders: String,
+    },
     /// The lock of a GPU was not acquired.
     #[error(transparent)]
     Lock(#[from] LockError),
@@ -249,6 +261,23 @@ impl NodeEffects {
         (self.access.open)().map_err(EffectError::Library)
     }
 
+    /// Returns the programs that hold a MIG instance, as text.
+    fn holders(&self, library: &dyn GpuLibrary, card: &GpuUuid, id: u32) -> String {
+        let processes = library.processes(card).unwrap_or_default();
+        let of_instance = processes.iter().filter(|one| one.gpu_instance == Some(id));
+        let pids: Vec<u32> = of_instance.map(|process| process.pid).collect();
+        let inventory = library.inventory().ok();
+        let cards = inventory.iter().flat_map(|inventory| &inventory.cards);
+        let minor = cards
+            .clone()
+            .find(|one| one.uuid == *card)
+            .map(|card| card.minor);
+        let files = minor.map_or_else(Vec::new, |minor| {
+            gpu_users::capability_files(&self.access.proc_root, minor, id)
+        });
+        gpu_users::describe(&self.access.proc_root, &files, &pids)
+    }
+
     fn spec_error(&self, source: drava_cdi::StoreError) -> EffectError {
         EffectError::Spec {
             dir: self.layout.cdi_dir().to_owned(),
@@ -384,7 +413,8 @@ impl Effects for NodeEffects {
             Err(error) if error.status == Status::InUse => {
                 let processes = library.processes(card).unwrap_or_default();
                 let pids: Vec<u32> = processes.iter().map(|process| process.pid).collect();
-                let holders = gpu_users::describe(&self.access.proc_root, minor, &pids);
+                let file = PathBuf::from(format!("/dev/nvidia{minor}"));
+                let holders = gpu_users::describe(&self.access.proc_root, &[file], &pids);
                 Err(held(holders))
             }
             switched => {
@@ -405,7 +435,15 @@ impl Effects for NodeEffects {
     }
 
     fn destroy_instance(&self, card: &GpuUuid, id: u32) -> Result<(), EffectError> {
-        Ok(self.library()?.destroy_mig(card, id)?)
+        let library = self.library()?;
+        match library.destroy_mig(card, id) {
+            Err(error) if error.status == Status::InUse => Err(EffectError::InstanceHeld {
+                card: card.clone(),
+                id,
+                holders: self.holders(library.as_ref(), card, id),
+            }),
+            destroyed => Ok(destroyed?),
+        }
     }
 
     fn remove_spec(&self, uid: &ClaimUid) -> Result<(), EffectError> {

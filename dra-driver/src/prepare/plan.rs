@@ -11,6 +11,7 @@ use k8s_openapi::api::resource::v1::{
     DeviceAllocationConfiguration, DeviceRequestAllocationResult, ResourceClaim,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as RawQuantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{Access, CardRef, Partition, Prepared, Share};
 use crate::capacity::{ALL_CORES, MIB, ShareOffer};
@@ -421,10 +422,10 @@ fn check_config_without_share(
 
 /// Returns the reference of a claim; `None` when its metadata is incomplete.
 #[must_use]
-pub fn claim_ref(claim: &ResourceClaim) -> Option<ClaimRef> {
+pub fn claim_ref(metadata: &ObjectMeta) -> Option<ClaimRef> {
     Some(ClaimRef {
-        namespace: claim.metadata.namespace.clone()?,
-        name: claim.metadata.name.clone()?,
-        uid: ClaimUid::parse(claim.metadata.uid.as_deref()?).ok()?,
+        namespace: metadata.namespace.clone()?,
+        name: metadata.name.clone()?,
+        uid: ClaimUid::parse(metadata.uid.as_deref()?).ok()?,
     })
 }

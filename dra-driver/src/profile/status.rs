@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use drava_api::error::describe;
 use drava_api::event::EventReason;
+use drava_api::listed::Listed;
 use drava_api::names;
 use drava_api::node_profile::status::MAX_WAITING;
 use drava_api::node_profile::{
@@ -20,7 +21,7 @@ use k8s_openapi::api::resource::v1::ResourceSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{ListParams, Patch, PatchParams};
-use kube::core::{DeserializeGuard, PartialObjectMeta};
+use kube::core::PartialObjectMeta;
 use kube::{Api, Client};
 use serde_json::json;
 use tokio::sync::watch;
@@ -44,7 +45,7 @@ pub struct StatusWriter {
     /// Name of the node.
     pub node: String,
     /// The profiles.
-    pub profiles: watch::Receiver<Objects<DeserializeGuard<GpuNodeProfile>>>,
+    pub profiles: watch::Receiver<Objects<GpuNodeProfile>>,
     /// What the slices of the node show.
     pub published: watch::Receiver<Published>,
     /// Queue of events.
@@ -163,9 +164,7 @@ impl StatusWriter {
     fn readable(&mut self) -> Vec<GpuNodeProfile> {
         let profiles = self.profiles.borrow_and_update();
         let profiles = profiles.iter().flat_map(BTreeMap::values);
-        profiles
-            .filter_map(|profile| profile.0.as_ref().ok().cloned())
-            .collect()
+        profiles.cloned().collect()
     }
 
     /// Returns how long this node waits before it writes, so that not all nodes write at once.
@@ -234,7 +233,7 @@ impl StatusWriter {
         let terms: Vec<_> = selector
             .map(|(key, value)| format!("{key}={value}"))
             .collect();
-        let nodes: Api<PartialObjectMeta<NodeObject>> = Api::all(self.client.clone());
+        let nodes: Api<Listed<PartialObjectMeta<NodeObject>>> = Api::all(self.client.clone());
         let params = ListParams::default().labels(&terms.join(","));
         Ok(nodes.list(&params).await?.items.len())
     }
@@ -320,7 +319,7 @@ impl StatusWriter {
 
     /// Returns whether a node driver publishes devices on a node.
     async fn publishes(&self, node: &str) -> Result<bool, kube::Error> {
-        let slices: Api<PartialObjectMeta<ResourceSlice>> = Api::all(self.client.clone());
+        let slices: Api<Listed<PartialObjectMeta<ResourceSlice>>> = Api::all(self.client.clone());
         let fields = format!("spec.driver={},spec.nodeName={node}", names::DRIVER);
         let params = ListParams::default().fields(&fields).limit(1);
         Ok(!slices.list(&params).await?.items.is_empty())

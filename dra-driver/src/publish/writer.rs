@@ -3,12 +3,13 @@
 //! The writer watches the slices and restores them after changes by other clients: kubelet deletes all slices of its
 //! node when kubelet starts and when the driver was unavailable.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use drava_api::error::describe;
 use drava_api::event::EventReason;
+use drava_api::listed::Listed;
 use drava_api::names;
 use drava_api::node_profile::NodeSettings;
 use drava_nvml::GpuUuid;
@@ -17,7 +18,7 @@ use k8s_openapi::api::core::v1::Node as NodeObject;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use kube::api::ListParams;
 use kube::runtime::{WatchStreamExt as _, watcher};
-use kube::{Api, Client};
+use kube::{Api, Client, ResourceExt as _};
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -27,6 +28,7 @@ use super::diff::{self, Owner};
 use super::retained::{self, PublishedCards, Retained};
 use super::{Features, Pool, TaintPolicy};
 use crate::capacity::UnavailableReason;
+use crate::claims::cached_list;
 use crate::conditions::{Condition, Conditions};
 use crate::gpu_health::HealthByGpu;
 use crate::inventory::{NodeInventory, State};
@@ -283,7 +285,7 @@ impl Publisher {
         let is_grace_over =
             |retained: &Retained| published.is_grace_over(retained, now, self.retained_grace);
         if retained.values().any(is_grace_over) {
-            let allocated = retained::allocated(&self.claims().await?, &pool);
+            let allocated = self.allocated(&pool).await?;
             retained.retain(|uuid, retained| {
                 let mut devices = retained.card.devices.iter();
                 let is_held = devices.any(|device| allocated.contains(&device.name));
@@ -306,15 +308,22 @@ impl Publisher {
         });
     }
 
-    async fn claims(&self) -> Result<Vec<ResourceClaim>, SyncError> {
-        let claims: Api<ResourceClaim> = Api::all(self.client.clone());
-        let list = claims.list(&ListParams::default()).await;
-        list.map(|list| list.items)
-            .map_err(|source| SyncError::Api {
-                operation: "list",
-                object: "ResourceClaims".to_owned(),
-                source,
-            })
+    /// Returns the names of the allocated devices of the pool. The devices in question are tainted for longer than the answer
+    /// can be old.
+    async fn allocated(&self, pool: &str) -> Result<BTreeSet<String>, SyncError> {
+        let claims: Api<Listed<ResourceClaim>> = Api::all(self.client.clone());
+        let list = claims.list(&cached_list()).await;
+        let list = list.map_err(|source| SyncError::Api {
+            operation: "list",
+            object: "ResourceClaims".to_owned(),
+            source,
+        })?;
+        let (claims, unreadable) = Listed::split(list.items);
+        let mut allocated = retained::allocated(&claims, pool);
+        let held = unreadable.into_iter().flat_map(|claim| claim.devices);
+        let held = held.filter(|held| held.driver == names::DRIVER && held.pool == pool);
+        allocated.extend(held.map(|held| held.device));
+        Ok(allocated)
     }
 
     /// Returns the slices of this driver and node.
@@ -330,7 +339,7 @@ impl Publisher {
     }
 
     async fn owner(&self) -> Result<Owner, SyncError> {
-        let nodes: Api<NodeObject> = Api::all(self.client.clone());
+        let nodes: Api<Listed<NodeObject>> = Api::all(self.client.clone());
         let error = |source| SyncError::Api {
             operation: "get",
             object: format!("Node {}", self.node),
@@ -338,7 +347,7 @@ impl Publisher {
         };
         let node = nodes.get_opt(&self.node).await.map_err(error)?;
         let uid = node
-            .and_then(|node| node.metadata.uid)
+            .and_then(|node| node.uid())
             .ok_or_else(|| SyncError::NoNode(self.node.clone()))?;
         Ok(Owner {
             node: self.node.clone(),

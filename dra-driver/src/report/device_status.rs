@@ -181,9 +181,9 @@ fn share_enforced(
     let unenforceable = observed
         .inventory
         .card(&device.card.uuid)
-        .and_then(capacity::unenforceable);
-    if let Some(reason) = unenforceable {
-        return (ConditionReason::SharedAddressSpace, reason.to_owned());
+        .and_then(|card| capacity::unenforceable(card, share.enforcement));
+    if let Some((reason, message)) = unenforceable {
+        return (reason, message.to_owned());
     }
     if share.unmetered {
         let message = "the device class mounts graphics and video libraries, whose allocations no limit covers";

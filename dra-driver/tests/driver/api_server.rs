@@ -46,6 +46,8 @@ struct Objects {
     writes: Vec<String>,
     /// Number of reads of each object or collection, by path.
     reads: BTreeMap<String, usize>,
+    /// Path and query of all lists.
+    lists: Vec<(String, String)>,
     /// All changes, in order.
     changes: Vec<Change>,
     /// Whether the API server has the resource definition of node profiles.
@@ -133,8 +135,12 @@ impl ApiServer {
 
     /// Stores a claim.
     pub(crate) fn put_claim(&self, claim: &k8s_openapi::api::resource::v1::ResourceClaim) {
-        let value = serde_json::to_value(claim).unwrap();
-        self.store(&claim_path(&value), value);
+        self.put_claim_json(&serde_json::to_value(claim).unwrap());
+    }
+
+    /// Stores a claim that the types may refuse.
+    pub(crate) fn put_claim_json(&self, claim: &Value) {
+        self.store(&claim_path(claim), claim.clone());
     }
 
     /// Calls `change` before the next read of this pod is answered, as a change of the node during a slow answer.
@@ -254,6 +260,13 @@ impl ApiServer {
         self.objects().reads.get(collection).copied().unwrap_or(0)
     }
 
+    /// Returns the queries of all lists of a collection.
+    pub(crate) fn list_queries(&self, collection: &str) -> Vec<String> {
+        let objects = self.objects();
+        let lists = objects.lists.iter().filter(|(path, _)| path == collection);
+        lists.map(|(_, query)| query.clone()).collect()
+    }
+
     fn store(&self, path: &str, mut object: Value) -> Value {
         let mut objects = self.objects();
         objects.version += 1;
@@ -314,7 +327,9 @@ impl ApiServer {
                 if [SLICES, CLAIMS, NODES].contains(&path)
                     || path == PROFILES && objects.has_profiles
                 {
-                    return list(&objects, path, uri.query().unwrap_or_default());
+                    let query = uri.query().unwrap_or_default();
+                    objects.lists.push((path.to_owned(), query.to_owned()));
+                    return list(&objects, path, query);
                 }
                 match objects.by_path.get(path).cloned() {
                     Some(object) => {

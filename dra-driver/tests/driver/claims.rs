@@ -296,3 +296,30 @@ async fn retries_failed_writes_of_status() {
     };
     assert_eq!(writes(), 3);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reports_hmm_where_enforcement_is_required() {
+    if lacks_device_files() {
+        return;
+    }
+    let cluster = TestCluster::new().await;
+    let (_running, plugin) = cluster.start_ready().await;
+    let share = [Share(0, "8Gi", "0")];
+    let required = config("FromClass", &json!({"enforcement": "required"}));
+    cluster.api.put_claim(&claim(1, &share));
+    cluster
+        .api
+        .put_claim(&claim_with(2, &share, &json!([required])));
+    for (number, reason) in [(1, "Interposed"), (2, "HeterogeneousMemory")] {
+        plugin.prepare_one(&kubelet_claim(number)).await.unwrap();
+        let name = format!("claim-{number}");
+        let condition = eventually("condition", || cluster.api.condition(&name, "Enforced")).await;
+        assert_eq!(condition["reason"], reason);
+        let message = condition["message"].as_str().unwrap();
+        assert_eq!(
+            number == 2,
+            message.contains("uvm_disable_hmm=1"),
+            "{message}"
+        );
+    }
+}

@@ -312,6 +312,42 @@ async fn attributes_xid_to_slices_of_mig_instance() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn taints_gpu_without_its_fabric() {
+    if lacks_device_files() {
+        return;
+    }
+    let cluster = TestCluster::new().await;
+    let machine = Machine::start(H100X2).unwrap();
+    let card = CardIndex(1);
+    let faults = Faults {
+        fabric_state: Some(1),
+        repair_pending: true,
+        ..Faults::default()
+    };
+    machine.control(&Command::Break { card, faults }).unwrap();
+    let mut config = cluster.config();
+    config.health.fabric_limit = Duration::from_secs(1);
+    config.paths.driver_root_mount = machine.root().to_owned();
+    let source = Source::nvml(config.paths.driver_root.clone(), machine.root().to_owned());
+    let running = cluster.start_with(config, source);
+    cluster.kubelet.register("gpu.drava.dev").await.unwrap();
+    running.await_ready().await;
+    let expected = ["gpu-1: fabric-not-ready", "gpu-1-vgpu: fabric-not-ready"];
+    await_tainted(&cluster.api, &expected).await;
+    let (unhealthy, degraded) = ("start the fabric manager", "repair takes effect at a reset");
+    for (reason, text) in [("GpuUnhealthy", unhealthy), ("GpuDegraded", degraded)] {
+        eventually("event on the node", || {
+            (event_kinds(&cluster.api, reason, text) == ["Node"]).then_some(())
+        })
+        .await;
+    }
+    let faults = Faults::default();
+    machine.control(&Command::Break { card, faults }).unwrap();
+    await_tainted(&cluster.api, &[]).await;
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reports_gpu_that_disappeared_while_driver_was_down() {
     if lacks_device_files() {
         return;

@@ -32,6 +32,7 @@ mod profile_offer;
 mod publish;
 mod readiness;
 mod real_nodes;
+mod recipes;
 mod record;
 #[cfg(debug_assertions)]
 mod record_versions;

@@ -28,6 +28,7 @@ use crate::node::{TestNode, lacks_device_files};
 use crate::publish::{check_limits, desired};
 
 mod dynamic;
+mod held;
 mod killed;
 mod model;
 mod repair;

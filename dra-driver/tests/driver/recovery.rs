@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use drava_dra_driver::driver::Config;
 
-use crate::api_server::eventually;
+use crate::api_server::{CLAIMS, eventually};
 use crate::cluster::{TestCluster, inode, kubelet_claim, prepare_error};
 use crate::fixture::Allocated::Share;
 use crate::fixture::claim;
@@ -316,9 +316,9 @@ async fn names_deleted_state_that_cannot_be_restored() {
     })
     .await;
     assert!(
-        note.starts_with(
-            "claim default/claim-1: the CDI spec is missing on the node, and cannot be recreated: "
-        ) && note.contains("the number of GPUs"),
+        note.starts_with("claim default/claim-1 ")
+            && note.contains(": the CDI spec is missing on the node, and cannot be recreated: ")
+            && note.contains("the number of GPUs"),
         "{note}"
     );
     cluster.gpus.restore();
@@ -326,4 +326,67 @@ async fn names_deleted_state_that_cannot_be_restored() {
         cluster.spec_file(1).exists().then_some(())
     })
     .await;
+}
+
+/// A time that the API server stores and typed decoding refuses.
+const LAST_TIME: &str = "9999-12-31T23:59:59Z";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reads_claims_of_the_node_by_name() {
+    if lacks_device_files() {
+        return;
+    }
+    let cluster = TestCluster::new().await;
+    let (running, plugin) = cluster.start_ready().await;
+    cluster.prepare_shares(&plugin, &[1, 2]).await;
+    running.kill().await;
+    let before = cluster.api.reads("claim-2");
+    let (_running, _plugin) = cluster.start_ready().await;
+    eventually("comparison with the API server", || {
+        (cluster.api.reads("claim-2") > before).then_some(())
+    })
+    .await;
+    assert_eq!(cluster.api.lists(CLAIMS), 0, "lists of all claims");
+    // A record without a name needs a list, which the API server answers from memory.
+    fs::remove_file(cluster.record_file(1)).unwrap();
+    eventually("rebuilt record", || {
+        cluster.record_file(1).exists().then_some(())
+    })
+    .await;
+    let queries = cluster.api.list_queries(CLAIMS);
+    assert!(
+        !queries.is_empty()
+            && queries
+                .iter()
+                .all(|query| query.contains("resourceVersion=0")),
+        "{queries:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn works_beside_objects_with_extreme_times() {
+    if lacks_device_files() {
+        return;
+    }
+    let cluster = TestCluster::new().await;
+    let (_running, plugin) = cluster.start_ready().await;
+    cluster.prepare_shares(&plugin, &[1]).await;
+    for name in ["claim-1", "claim-7"] {
+        let mut odd = serde_json::to_value(claim(7, &[Share(1, "8Gi", "0")])).unwrap();
+        if name == "claim-1" {
+            odd = cluster.api.claim(name);
+        }
+        odd["metadata"]["managedFields"] = serde_json::json!([
+            {"manager": "kubectl", "operation": "Update", "time": LAST_TIME}
+        ]);
+        cluster.api.put_claim_json(&odd);
+    }
+    // By a list and by name.
+    fs::remove_file(cluster.record_file(1)).unwrap();
+    eventually("rebuilt record", || {
+        cluster.record_file(1).exists().then_some(())
+    })
+    .await;
+    plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
+    plugin.prepare_one(&kubelet_claim(7)).await.unwrap();
 }

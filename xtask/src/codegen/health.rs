@@ -22,6 +22,8 @@ not delay the others.
 | `xid-<number>` | a fatal XID, see below | after a recovery |
 | `ecc-double-bit` | an uncorrectable memory error | after a recovery |
 | `unavailable` | the NVIDIA driver reports the GPU as unavailable | after a recovery |
+| `fabric-not-ready` | the GPU is not registered with its NVLink fabric for 2 min: CUDA fails with error 802. GPUs that report no fabric (PCIe, alone on the node, before Hopper) never have this fault | when the fabric manager has registered it |
+| `memory-repair-failed` | a faulty row of the memory could not be remapped | with another GPU |
 | `lost` | the GPU has fallen off the bus, or NVML does not list it | when NVML can read the GPU again |
 | `not-responding` | no NVML call for the GPU returned for 30 s | when NVML answers |
 | `needs-gpu-reset`, `needs-node-reboot`, `needs-p2p-drain`, `needs-drain-and-reset` | the NVIDIA driver (565 or later) requests a recovery action | when the NVIDIA driver withdraws the request |
@@ -31,11 +33,17 @@ A recovery is any of these:
 - The GPU was lost and can be read again, as after a reset.
 - The NVIDIA driver withdrew a recovery action that it had requested.
 - NVML answered for the recovery window (`driver.health.recoveryWindow`, default 10 min) without another fatal event, and the
-  NVIDIA driver requests no recovery action.
+  NVIDIA driver requests no recovery action. NVIDIA drivers before 565 report no recovery action: there, this is no recovery from a
+  memory error or from an XID of the class `unhealthy`, which calls for a reset.
+- NVML was released ([annotation or labels of the Node](../driver-upgrade.md)), which a reset of the GPU needs, and opened again.
 - The node was rebooted.
 
 A restart of the node driver is no recovery: faults are recorded in `/run/drava/gpu-health.json`, and their recovery windows
-start again. Events that occur while no node driver runs are not received; a recovery action of the NVIDIA driver is.
+start again. Events that occur while no node driver runs are not received; a recovery action of the NVIDIA driver, the state of the
+fabric and failed repairs of the memory are read at its start.
+
+A GPU with an unknown XID, or with a repair of its memory (remapped row, retired page) that waits for a reset, stays in use: the
+event `GpuDegraded` of the node names it once.
 
 ## Effects of a fault
 
@@ -56,7 +64,7 @@ partitions are not. If the instance no longer exists, or the GPU has left the bu
 
 XIDs are the error numbers of the NVIDIA driver. The classes follow the immediate action of NVIDIA's
 [XID catalog](https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html): restart of the program or none, or reset or
-reboot. An XID that is not in the table makes the GPU unhealthy.
+reboot. An XID that is not in the table is of the class `unknown`.
 
 | Value of the chart | Effect |
 |---|---|

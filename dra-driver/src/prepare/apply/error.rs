@@ -21,6 +21,15 @@ pub struct ApplyError {
     pub failure: Box<Failure>,
 }
 
+impl ApplyError {
+    /// Returns whether a program holds a MIG instance of the claim.
+    #[must_use]
+    pub fn is_instance_held(&self) -> bool {
+        let failure = self.failure.as_ref();
+        matches!(failure, Failure::Effect(EffectError::InstanceHeld { .. }))
+    }
+}
+
 /// Cause of an [`ApplyError`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

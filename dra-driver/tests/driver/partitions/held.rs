@@ -1,0 +1,108 @@
+//! MIG instances that a monitor holds open, as dcgm-exporter does.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::time::Duration;
+
+use drava_dra_driver::inventory::Source;
+use simulator_machine::control::Command;
+use simulator_machine::description::H100X2;
+use simulator_machine::kernel::Faults;
+use simulator_machine::protocol::CardIndex;
+use simulator_machine::testing::Machine;
+
+use super::PartitionedNode;
+use crate::api_server::eventually;
+use crate::cluster::{TestCluster, kubelet_claim};
+use crate::fixture::Allocated::Partition;
+use crate::fixture::claim;
+use crate::node::lacks_device_files;
+
+fn hold_instances(machine: &Machine, holds_instances: bool) {
+    let faults = Faults {
+        holds_instances,
+        ..Faults::default()
+    };
+    let card = CardIndex(0);
+    machine.control(&Command::Break { card, faults }).unwrap();
+}
+
+/// Adds a process to `proc_root` that has the device file of the only GPU instance of the first GPU open.
+fn start_monitor(proc_root: &Path, machine: &Machine) {
+    let driver = machine.root().join("proc/driver");
+    symlink(&driver, proc_root.join("driver")).unwrap();
+    let instances = driver.join("nvidia/capabilities/gpu0/mig");
+    let instance = fs::read_dir(&instances).unwrap().find_map(|entry| {
+        let path = entry.unwrap().path();
+        path.is_dir().then_some(path)
+    });
+    let access = fs::read_to_string(instance.unwrap().join("access")).unwrap();
+    let minor = access
+        .lines()
+        .find_map(|line| line.strip_prefix("DeviceFileMinor: "));
+    let process = proc_root.join("77");
+    fs::create_dir_all(process.join("fd")).unwrap();
+    fs::write(process.join("comm"), "dcgm-exporter\n").unwrap();
+    let file = format!("/dev/nvidia-caps/nvidia-cap{}", minor.unwrap());
+    symlink(file, process.join("fd/5")).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn releases_pod_while_monitor_holds_partition() {
+    if lacks_device_files() {
+        return;
+    }
+    let cluster = TestCluster::new().await;
+    let machine = Machine::start(H100X2).unwrap();
+    PartitionedNode::enable(&machine);
+    let mut config = cluster.config();
+    config.paths.driver_root_mount = machine.root().to_owned();
+    let proc_root = config.proc_root.clone();
+    let source = Source {
+        rescan: Duration::from_millis(100),
+        ..Source::nvml(config.paths.driver_root.clone(), machine.root().to_owned())
+    };
+    let running = cluster.start_with(config, source);
+    let plugin = cluster.kubelet.register("gpu.drava.dev").await.unwrap();
+    running.await_ready().await;
+    let found = claim(1, &[Partition(0, "1g.10gb", 0)]);
+    cluster.api.put_claim(&found);
+    plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
+    start_monitor(&proc_root, &machine);
+    hold_instances(&machine, true);
+    for _ in 0..2 {
+        let error = plugin.unprepare_one(&kubelet_claim(1)).await.unwrap_err();
+        let error = error.to_string();
+        assert!(
+            error.contains("claim default/claim-1")
+                && error.contains("cannot destroy MIG instance")
+                && error
+                    .contains("it is held by dcgm-exporter (process 77); restart these programs"),
+            "{error}"
+        );
+    }
+    // The pod ends; the record keeps the slices.
+    plugin.unprepare_one(&kubelet_claim(1)).await.unwrap();
+    cluster.api.delete_claim(&found);
+    assert!(cluster.record_file(1).exists() && !cluster.spec_file(1).exists());
+    eventually("event on the claim", || {
+        let mut events = cluster.api.events_with_kind().into_iter();
+        events.find(|(reason, note, kind)| {
+            reason == "PartitionInUse" && kind == "ResourceClaim" && note.contains("dcgm-exporter")
+        })
+    })
+    .await;
+    hold_instances(&machine, false);
+    eventually("destroyed partition", || {
+        (!cluster.record_file(1).exists()).then_some(())
+    })
+    .await;
+    let instances = machine
+        .root()
+        .join("proc/driver/nvidia/capabilities/gpu0/mig");
+    let left = fs::read_dir(instances)
+        .unwrap()
+        .filter(|entry| entry.as_ref().unwrap().path().is_dir());
+    assert_eq!(left.count(), 0);
+}
