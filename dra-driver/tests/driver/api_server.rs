@@ -434,9 +434,12 @@ impl ApiServer {
                 let change = change.ok().filter(|change| {
                     change.collection == path && is_selected(&change.event["object"], &selector)
                 });
-                futures::future::ready(
-                    change.map(|change| Ok::<_, Infallible>(format!("{}\n", change.event))),
-                )
+                // The type comes first, as from the API server.
+                let line = |Change { event, .. }: Change| {
+                    let (kind, object) = (&event["type"], &event["object"]);
+                    Ok::<_, Infallible>(format!("{{\"type\":{kind},\"object\":{object}}}\n"))
+                };
+                futures::future::ready(change.map(line))
             });
         Body::from_stream(events).into_response()
     }

@@ -307,9 +307,7 @@ async fn reports_hmm_where_enforcement_is_required() {
     let share = [Share(0, "8Gi", "0")];
     let required = config("FromClass", &json!({"enforcement": "required"}));
     cluster.api.put_claim(&claim(1, &share));
-    cluster
-        .api
-        .put_claim(&claim_with(2, &share, &json!([required])));
+    cluster.api.put_claim(&claim_with(2, &share, &required));
     for (number, reason) in [(1, "Interposed"), (2, "HeterogeneousMemory")] {
         plugin.prepare_one(&kubelet_claim(number)).await.unwrap();
         let name = format!("claim-{number}");
