@@ -37,6 +37,24 @@ fn finds_unhealthy_gpu_and_excluded_pool() {
     );
 }
 
+#[test]
+fn names_fabric_manager_and_broken_memory() {
+    let found = |value: &str| {
+        text(|state| {
+            let mut device = device();
+            device["taints"] = json!([device["taints"][0], {
+                "key": "gpu.drava.dev/unhealthy", "value": value, "effect": "NoSchedule",
+            }]);
+            state.slices = vec![object(slice("gpu.drava.dev", device))];
+        })
+    };
+    assert_eq!(
+        found("fabric-not-ready"),
+        "device gpu-0-vgpu of node n1: the GPU is unhealthy: fabric-not-ready; start the fabric manager of the NVIDIA driver's version on the node (nvidia-fabricmanager, with nvlsm on HGX B200 and later)\n"
+    );
+    assert!(found("memory-repair-failed").ends_with("memory-repair-failed; replace the GPU\n"));
+}
+
 /// Text of the findings about a device with this taint, held by a claim or not.
 fn tainted(value: &str, is_held: bool) -> String {
     text(|state| {
