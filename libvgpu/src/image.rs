@@ -168,181 +168,103 @@ fn of_cubin(cubin: Bytes) -> Option<u64> {
     Some(sum)
 }
 
-/// A token of PTX: a name, directive or number, or another character.
+/// A word or another character of PTX.
 #[derive(Clone, Copy)]
-enum Token {
-    Word { at: usize, length: usize },
-    Sign(u8),
+struct Token {
+    text: Bytes,
+    length: usize,
 }
 
-/// The tokens of PTX.
+impl Token {
+    fn is(self, word: &[u8]) -> bool {
+        self.length == word.len() && self.text.begins_with(word)
+    }
+
+    fn first(self) -> u8 {
+        self.text.byte(0).unwrap_or(0)
+    }
+
+    /// Returns the product of the decimal or hexadecimal numbers in a word; `None` without any.
+    fn number(self) -> Option<u64> {
+        let digits = |radix: u32, at: usize| {
+            let bytes = (at..self.length).map_while(|at| self.text.byte(at));
+            bytes.map_while(move |byte| char::from(byte).to_digit(radix))
+        };
+        let value = |radix: u32, at: usize| {
+            digits(radix, at).fold(0u64, |number, digit| {
+                let shifted = number.saturating_mul(u64::from(radix));
+                shifted.saturating_add(u64::from(digit))
+            })
+        };
+        if self.text.begins_with(b"0x") {
+            return Some(value(16, 2));
+        }
+        let (mut product, mut at) = (None::<u64>, 0usize);
+        while at < self.length {
+            let count = digits(10, at).count();
+            if count != 0 {
+                product = Some(product.unwrap_or(1).saturating_mul(value(10, at)));
+            }
+            at = at.saturating_add(count.max(1));
+        }
+        product
+    }
+}
+
+/// The tokens of PTX without its comments.
 struct Tokens {
-    text: Bytes,
-    at: usize,
+    rest: Bytes,
 }
 
 impl Tokens {
-    /// Returns the byte at a distance from the present one.
-    fn peek(&self, distance: usize) -> Option<u8> {
-        let at = self.at.checked_add(distance)?;
-        self.text.byte(at).filter(|byte| *byte != 0)
-    }
-
-    fn skip_while(&mut self, is_part: impl Fn(&Self, u8) -> bool) {
-        while let Some(byte) = self.peek(0)
-            && is_part(self, byte)
-        {
-            self.at = self.at.saturating_add(1);
-        }
-    }
-
     fn next(&mut self) -> Option<Token> {
         loop {
-            self.skip_while(|_, byte| byte.is_ascii_whitespace());
-            match (self.peek(0)?, self.peek(1)) {
-                (b'/', Some(b'/')) => self.skip_while(|_, byte| byte != b'\n'),
-                (b'/', Some(b'*')) => {
-                    let ends = |tokens: &Self| {
-                        tokens.peek(0) == Some(b'*') && tokens.peek(1) == Some(b'/')
-                    };
-                    self.skip_while(|tokens, _| !ends(tokens));
-                    self.at = self.at.saturating_add(2);
-                }
-                (byte, _) if is_letter(byte) => {
-                    let at = self.at;
-                    self.skip_while(|_, byte| is_letter(byte));
-                    let length = self.at.saturating_sub(at);
-                    return Some(Token::Word { at, length });
-                }
-                (byte, _) => {
-                    self.at = self.at.saturating_add(1);
-                    return Some(Token::Sign(byte));
-                }
-            }
-        }
-    }
-
-    fn is(&self, at: usize, length: usize, word: &[u8]) -> bool {
-        length == word.len() && self.text.from(at).begins_with(word)
-    }
-
-    /// Returns the number that a word is.
-    fn number(&self, at: usize, length: usize) -> Option<u64> {
-        let text = self.text.from(at);
-        let (skipped, radix) = match (
-            text.byte(0)?,
-            length.checked_sub(1).and_then(|_| text.byte(1)),
-        ) {
-            (b'0', Some(b'x' | b'X')) if length > 2 => (2, 16),
-            _ => (0, 10),
-        };
-        let mut number = 0u64;
-        for at in skipped..length {
-            let digit = char::from(text.byte(at)?).to_digit(radix);
-            // An unsigned number may end with a letter.
-            let Some(digit) = digit else {
-                return (at > skipped && text.byte(at)? == b'U').then_some(number);
+            let first = self.rest.byte(0).filter(|byte| *byte != 0)?;
+            let length_while = |is_part: fn(u8) -> bool| {
+                let bytes = (0..self.rest.length).map_while(|at| self.rest.byte(at));
+                bytes.take_while(|byte| is_part(*byte)).count()
             };
-            number = number
-                .saturating_mul(u64::from(radix))
-                .saturating_add(u64::from(digit));
-        }
-        Some(number)
-    }
-
-    /// Skips a group after its opening sign, and returns the number of its elements.
-    fn skip_group(&mut self) -> u64 {
-        let (mut depth, mut elements) = (1u32, 1u64);
-        while depth != 0 {
-            match self.next() {
-                Some(Token::Sign(b'{' | b'(')) => depth = depth.saturating_add(1),
-                Some(Token::Sign(b'}' | b')')) => depth = depth.saturating_sub(1),
-                Some(Token::Sign(b',')) => elements = elements.saturating_add(1),
-                Some(_) => {}
-                None => break,
+            if self.rest.begins_with(b"//") {
+                let length = length_while(|byte| !matches!(byte, b'\n' | 0));
+                self.rest = self.rest.from(length);
+            } else if first.is_ascii_whitespace() {
+                self.rest = self.rest.from(1);
+            } else {
+                let token = Token {
+                    text: self.rest,
+                    length: length_while(is_letter).max(1),
+                };
+                self.rest = self.rest.from(token.length);
+                return Some(token);
             }
         }
-        elements
     }
 
-    /// Returns the bytes of the variables that are declared after `.global`.
-    fn variables(&mut self) -> u64 {
-        let (mut element_bytes, mut elements, mut sum) = (0u64, 0u64, 0u64);
-        loop {
-            let token = self.next();
-            match token {
-                // A name. Numbers occur elsewhere.
-                Some(Token::Word { at, .. }) if self.text.byte(at) != Some(b'.') => elements = 1,
-                Some(Token::Word { at, length }) if self.is(at, length, b".align") => {
+    /// Returns the bytes of the variable that is declared after `.global`.
+    fn variable(&mut self) -> u64 {
+        let (mut element_bytes, mut elements) = (0u64, 1u64);
+        while let Some(token) = self.next() {
+            match token.first() {
+                b';' | b'=' | b',' => break,
+                _ if token.is(b".align") => {
                     self.next();
                 }
-                Some(Token::Word { at, length }) => {
-                    let bits = self.number_at_end(at, length);
-                    match self.text.byte(at.saturating_add(1)) {
-                        Some(b'v') if length == 3 => element_bytes = bits,
-                        Some(b'b' | b'u' | b's' | b'f') => {
-                            element_bytes = element_bytes.max(1).saturating_mul(bits / 8);
-                        }
-                        _ => {}
+                b'.' => {
+                    let number = token.number().unwrap_or(0);
+                    if token.text.begins_with(b".v") {
+                        elements = elements.saturating_mul(number);
+                    } else {
+                        element_bytes = element_bytes.max(number / 8);
                     }
                 }
-                Some(Token::Sign(b'(')) => {
-                    self.skip_group();
+                // A dimension; names do not begin with a digit.
+                byte if byte.is_ascii_digit() => {
+                    elements = elements.saturating_mul(token.number().unwrap_or(0));
                 }
-                Some(Token::Sign(b'[')) => {
-                    elements = elements.saturating_mul(self.dimension());
-                }
-                Some(Token::Sign(b'=')) => elements = self.initialized(elements),
-                Some(Token::Sign(sign)) if sign != b',' && sign != b';' => {}
-                ends => {
-                    sum = sum.saturating_add(elements.saturating_mul(element_bytes));
-                    elements = 0;
-                    if !matches!(ends, Some(Token::Sign(b','))) {
-                        return sum;
-                    }
-                }
+                _ => {}
             }
         }
-    }
-
-    /// Returns the number at the end of a type such as `.b32` or `.f16x2`.
-    fn number_at_end(&self, at: usize, length: usize) -> u64 {
-        let text = self.text.from(at);
-        let is_digit = |at: usize| text.byte(at).is_some_and(|byte| byte.is_ascii_digit());
-        let first = (0..length).find(|at| is_digit(*at)).unwrap_or(length);
-        let digits = (first..length).take_while(|at| is_digit(*at)).count();
-        let number = self.number(at.saturating_add(first), digits).unwrap_or(0);
-        // A pair of numbers.
-        let is_pair = first.saturating_add(digits).saturating_add(2) == length;
-        if is_pair {
-            number.saturating_mul(2)
-        } else {
-            number
-        }
-    }
-
-    /// Reads a dimension after its opening bracket. One that the initial value determines counts as 0.
-    fn dimension(&mut self) -> u64 {
-        let mut elements = 0;
-        while let Some(token) = self.next() {
-            match token {
-                Token::Sign(b']') => break,
-                Token::Word { at, length } => elements = self.number(at, length).unwrap_or(0),
-                Token::Sign(_) => {}
-            }
-        }
-        elements
-    }
-
-    /// Reads an initial value, for a variable of as many elements, or of an undefined number of them.
-    fn initialized(&mut self, elements: u64) -> u64 {
-        match self.next() {
-            Some(Token::Sign(b'{')) => match self.skip_group() {
-                listed if elements == 0 => listed,
-                _ => elements,
-            },
-            _ => elements,
-        }
+        elements.saturating_mul(element_bytes)
     }
 }
 
@@ -350,30 +272,17 @@ fn is_letter(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'$' | b'%' | b'.')
 }
 
-/// The sum of the variables that PTX declares outside of functions and does not import.
+/// The sum of the variables that PTX declares, one with each `.global`, as compilers write it. A parameter may point to
+/// global memory, and an imported variable is another module's.
 fn of_ptx(text: Bytes) -> u64 {
-    let mut tokens = Tokens { text, at: 0 };
-    let (mut sum, mut is_imported) = (0u64, false);
+    let mut tokens = Tokens { rest: text };
+    let mut sum = 0u64;
+    let mut is_declaration = true;
     while let Some(token) = tokens.next() {
-        match token {
-            Token::Word { at, length } if tokens.is(at, length, b".extern") => is_imported = true,
-            Token::Word { at, length } if tokens.is(at, length, b".global") => {
-                let bytes = tokens.variables();
-                if !is_imported {
-                    sum = sum.saturating_add(bytes);
-                }
-                is_imported = false;
-            }
-            Token::Sign(b'(') => {
-                tokens.skip_group();
-            }
-            Token::Sign(b'{') => {
-                tokens.skip_group();
-                is_imported = false;
-            }
-            Token::Sign(b';') => is_imported = false,
-            Token::Word { .. } | Token::Sign(_) => {}
+        if token.is(b".global") && is_declaration {
+            sum = sum.saturating_add(tokens.variable());
         }
+        is_declaration = !token.is(b".extern") && !token.is(b".ptr");
     }
     sum
 }

