@@ -1,12 +1,14 @@
 //! Evictions by the Eviction API, which respects PodDisruptionBudgets and sets the condition `DisruptionTarget`.
 //!
 //! All victims are tried by a dry run first, so that none is evicted if one cannot be. A PodDisruptionBudget that covers
-//! several victims may still reject one after others were evicted: the rest stays, and the devices are given back.
+//! several victims may still reject one after others were evicted: the rest stays, and the devices are given back. The
+//! batches of parallel evictions grow from one pod on, so that a budget stops most of them.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use drava_api::error::describe;
+use futures::future::join_all;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use kube::api::PostParams;
 use kube::core::Request;
@@ -17,6 +19,9 @@ use serde_json::json;
 use crate::action::{Eviction, EvictionFailure, EvictionOutcome, Victim};
 use crate::lease::{Term, WRITE_TIMEOUT};
 use crate::writes::FIELD_MANAGER;
+
+/// Evictions at the same time.
+const MAX_PARALLEL: usize = 16;
 
 /// Why a pod is not evicted.
 #[derive(Debug, thiserror::Error)]
@@ -58,19 +63,27 @@ impl Evictor {
     pub async fn evict(&self, eviction: Eviction) -> EvictionOutcome {
         let mut evicted = Vec::new();
         let mut failure = None;
-        for is_dry_run in [true, false] {
-            for victim in &eviction.victims {
-                match self.evict_one(&victim.pod, is_dry_run).await {
-                    Ok(()) if is_dry_run => {}
-                    Ok(()) => evicted.push(victim.clone()),
-                    Err(error) => {
-                        failure = Some(failed(victim, &error));
-                        break;
+        for (is_dry_run, first_batch) in [(true, MAX_PARALLEL), (false, 1)] {
+            let mut rest = &eviction.victims[..];
+            let mut batch = first_batch;
+            while !rest.is_empty() && failure.is_none() {
+                let (now, later) = rest.split_at(batch.min(rest.len()));
+                let requests = now
+                    .iter()
+                    .map(|victim| self.evict_one(&victim.pod, is_dry_run));
+                let results = join_all(requests.collect::<Vec<_>>()).await;
+                for (victim, result) in now.iter().zip(results) {
+                    match result {
+                        Ok(()) if is_dry_run => {}
+                        Ok(()) => evicted.push(victim.clone()),
+                        Err(error) => {
+                            let failed = failed(victim, &error);
+                            failure.get_or_insert(failed);
+                        }
                     }
                 }
-            }
-            if failure.is_some() {
-                break;
+                rest = later;
+                batch = (batch * 2).min(MAX_PARALLEL);
             }
         }
         EvictionOutcome {

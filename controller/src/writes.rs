@@ -9,11 +9,13 @@
 //! repeated until it is accepted, and only then lists the claims.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use drava_allocator::object::object_key;
 use drava_api::error::describe;
 use drava_api::names;
+use futures::stream::{self, StreamExt};
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
 use kube::Client;
 use serde_json::{Value, json};
@@ -57,6 +59,8 @@ impl Default for Timing {
     }
 }
 
+/// Pods of a gang whose allocations are written at the same time.
+const MAX_PARALLEL: usize = 16;
 /// Maximum attempts of a write after update conflicts.
 const CONFLICT_LIMIT: u32 = 5;
 
@@ -146,33 +150,28 @@ impl Writer {
         self.requests.wait_until_holder(attempted).await;
     }
 
-    /// Writes the allocations of a job, all or none.
+    /// Writes the allocations of a job, all or none. After a failure no further write starts; those in flight end first.
     pub async fn allocate(&self, job: AllocationJob) -> AllocationOutcome {
-        let mut writes: Vec<(&PodAllocation, &ClaimWrite)> = Vec::new();
-        for pod in &job.pods {
-            writes.extend(pod.writes.iter().map(|write| (pod, write)));
-        }
+        let writes = job.pods.iter().flat_map(|pod| &pod.writes);
         let keys = writes
-            .iter()
-            .map(|(_, write)| object_key(&write.claim.metadata))
+            .map(|write| object_key(&write.claim.metadata))
             .collect();
-        let mut claims: Vec<ResourceClaim> = Vec::new();
-        let mut failure = None;
-        for (allocation, write) in writes {
-            match self.write_one(write, &allocation.uid).await {
-                Ok(claim) => claims.push(claim),
-                Err(error) => {
-                    let PodAllocation { pod, node, .. } = allocation;
-                    tracing::warn!(%error, pod = pod.name, namespace = pod.namespace, node, "allocation failed");
-                    failure = Some(AllocationFailure {
-                        message: error.to_string(),
-                        is_reportable: error.is_reportable(),
-                    });
-                    claims = self.roll_back(claims).await;
-                    claims.extend(error.into_claim());
-                    break;
-                }
-            }
+        let has_failed = AtomicBool::new(false);
+        let pods = job.pods.iter();
+        let pods: Vec<_> = pods
+            .map(|pod| self.allocate_pod(pod, &has_failed))
+            .collect();
+        let outcomes: Vec<_> = stream::iter(pods).buffered(MAX_PARALLEL).collect().await;
+        let (written, errors): (Vec<_>, Vec<_>) = outcomes.into_iter().unzip();
+        let mut claims: Vec<ResourceClaim> = written.into_iter().flatten().collect();
+        let errors: Vec<WriteError> = errors.into_iter().flatten().collect();
+        let failure = errors.first().map(|error| AllocationFailure {
+            message: error.to_string(),
+            is_reportable: error.is_reportable(),
+        });
+        if failure.is_some() {
+            claims = self.roll_back(claims).await;
+            claims.extend(errors.into_iter().filter_map(WriteError::into_claim));
         }
         AllocationOutcome {
             pods: job.pods.iter().map(|pod| pod.uid.clone()).collect(),
@@ -182,20 +181,50 @@ impl Writer {
         }
     }
 
-    /// Releases the allocations that a failed job has written. Returns the claims in their newest versions.
-    async fn roll_back(&self, written: Vec<ResourceClaim>) -> Vec<ResourceClaim> {
-        let mut newest = Vec::new();
-        for claim in written {
-            match self.release_claim(claim.clone()).await {
-                Ok(released) => newest.push(released),
-                Err(WriteError::Deleted(_)) => {}
+    /// Writes the allocations of one pod of a job, one after the other, until a write of the job fails. Returns the written
+    /// claims and the failure of this pod.
+    async fn allocate_pod(
+        &self,
+        allocation: &PodAllocation,
+        has_failed: &AtomicBool,
+    ) -> (Vec<ResourceClaim>, Option<WriteError>) {
+        let mut written = Vec::new();
+        for write in &allocation.writes {
+            if has_failed.load(Ordering::Relaxed) {
+                break;
+            }
+            match self.write_one(write, &allocation.uid).await {
+                Ok(claim) => written.push(claim),
                 Err(error) => {
-                    tracing::warn!(%error, "roll-back failed; the allocation is released after the unreserved time-out");
-                    newest.push(error.into_claim().unwrap_or(claim));
+                    has_failed.store(true, Ordering::Relaxed);
+                    let PodAllocation { pod, node, .. } = allocation;
+                    tracing::warn!(%error, pod = pod.name, namespace = pod.namespace, node, "allocation failed");
+                    return (written, Some(error));
                 }
             }
         }
-        newest
+        (written, None)
+    }
+
+    /// Releases the allocations that a failed job has written. Returns the claims in their newest versions.
+    async fn roll_back(&self, written: Vec<ResourceClaim>) -> Vec<ResourceClaim> {
+        let releases: Vec<_> = written
+            .into_iter()
+            .map(|claim| self.take_back(claim))
+            .collect();
+        let newest = stream::iter(releases).buffered(MAX_PARALLEL);
+        newest.filter_map(std::future::ready).collect().await
+    }
+
+    async fn take_back(&self, claim: ResourceClaim) -> Option<ResourceClaim> {
+        match self.release_claim(claim.clone()).await {
+            Ok(released) => Some(released),
+            Err(WriteError::Deleted(_)) => None,
+            Err(error) => {
+                tracing::warn!(%error, "roll-back failed; the allocation is released after the unreserved time-out");
+                Some(error.into_claim().unwrap_or(claim))
+            }
+        }
     }
 
     /// Releases an allocation.

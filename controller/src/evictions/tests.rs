@@ -11,6 +11,9 @@ use super::*;
 use crate::action::EvictionCause;
 use crate::clock::Clock;
 
+/// Time until the response to a request.
+const LATENCY: Duration = Duration::from_millis(1);
+
 /// Requests in order: name of the pod, and whether it was a dry run.
 type Log = Arc<Mutex<Vec<(String, bool)>>>;
 
@@ -40,6 +43,7 @@ fn evictor(
             let is_dry_run = query.contains("dryRun=All");
             let status = StatusCode::from_u16(status_of(&name, is_dry_run)).unwrap();
             requests.lock().unwrap().push((name, is_dry_run));
+            tokio::time::sleep(LATENCY).await;
             let kind = if status.is_success() {
                 "Success"
             } else {
@@ -120,12 +124,35 @@ async fn stops_at_first_rejected_eviction() {
         |name, dry| if name == "b" && !dry { 429 } else { 201 },
         TERM,
     );
-    let outcome = evictor.evict(eviction(&["a", "b", "c"])).await;
-    assert_eq!(names(&outcome.evicted), ["a"]);
+    let victims = ["a", "b", "c", "d", "e"];
+    let outcome = evictor.evict(eviction(&victims)).await;
+    assert_eq!(
+        names(&outcome.evicted),
+        ["a", "c"],
+        "no batch after that of b"
+    );
     assert_eq!(
         outcome.failure.unwrap().victim.pod.name.as_deref(),
         Some("b")
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn evicts_many_pods_in_a_tenth_of_the_time() {
+    let (evictor, log) = evictor(|_, _| 201, TERM);
+    let names: Vec<String> = (0..250).map(|index| format!("p{index}")).collect();
+    let victims: Vec<&str> = names.iter().map(String::as_str).collect();
+    let start = tokio::time::Instant::now();
+    let outcome = evictor.evict(eviction(&victims)).await;
+    assert!(
+        start.elapsed() < LATENCY * 500 / 10,
+        "{:?}",
+        start.elapsed()
+    );
+    assert_eq!(outcome.evicted.len(), 250);
+    let log = requests(&log);
+    assert!(log[..250].iter().all(|(_, is_dry_run)| *is_dry_run));
+    assert_eq!(log.len(), 500);
 }
 
 #[tokio::test]

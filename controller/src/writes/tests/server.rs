@@ -54,6 +54,8 @@ pub(super) struct Server {
     pub(super) dry_run_faults: VecDeque<Fault>,
     /// Writes without response, executed late.
     late: Vec<(Method, String, bool, Value)>,
+    /// Time until the response to a request.
+    pub(super) latency: Duration,
     pub(super) log: Vec<String>,
 }
 
@@ -244,6 +246,7 @@ pub(super) fn start_in(
         faults: faults.iter().copied().collect(),
         dry_run_faults: VecDeque::new(),
         late: Vec::new(),
+        latency: Duration::ZERO,
         log: Vec::new(),
     }));
     let shared = Arc::clone(&server);
@@ -257,6 +260,8 @@ pub(super) fn start_in(
                 .uri
                 .query()
                 .is_some_and(|query| query.contains("dryRun=All"));
+            let latency = server.lock().unwrap().latency;
+            tokio::time::sleep(latency).await;
             let (status, body) =
                 server
                     .lock()
