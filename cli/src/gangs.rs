@@ -1,11 +1,15 @@
-//! `kubectl drava gangs`: the gangs of pods, with what each waits for.
+//! `kubectl drava gangs`: the gangs of pods, with what each waits for. Annotations of the pods define them, or PodGroups.
 
 use std::collections::BTreeMap;
 
+use anyhow::Context;
 use drava_api::names::{ALLOCATION_GATE, GANG_ANNOTATION, GANG_MIN_ANNOTATION};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, ApiResource, DynamicObject, ListParams};
+use kube::{Client, ResourceExt};
 use serde::Serialize;
+use serde_json::Value;
 
 use drava_explanation::table;
 
@@ -44,27 +48,108 @@ enum State {
     Running,
 }
 
+/// Number of pods that each PodGroup needs, by namespace and name.
+pub(crate) type Minimums = BTreeMap<(String, String), usize>;
+
+/// The APIs with a PodGroup: Kubernetes, Volcano, the coscheduling plugin.
+const POD_GROUP_APIS: [(&str, &str); 3] = [
+    ("scheduling.k8s.io", "v1beta1"),
+    ("scheduling.volcano.sh", "v1beta1"),
+    ("scheduling.x-k8s.io", "v1alpha1"),
+];
+
+/// Returns the minimums of the PodGroups of all APIs that the API server serves.
+pub(crate) async fn minimums(client: &Client) -> anyhow::Result<Minimums> {
+    let mut minimums = Minimums::new();
+    for (group, version) in POD_GROUP_APIS {
+        let resource = ApiResource {
+            group: group.to_owned(),
+            version: version.to_owned(),
+            api_version: format!("{group}/{version}"),
+            kind: "PodGroup".to_owned(),
+            plural: "podgroups".to_owned(),
+        };
+        let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
+        let groups = match api.list(&ListParams::default()).await {
+            Ok(groups) => groups,
+            Err(kube::Error::Api(status)) if status.code == 404 => continue,
+            Err(error) => return Err(error).context(format!("list podgroups of {group}")),
+        };
+        for group in groups {
+            let min = minimum(&group.data);
+            minimums.insert(
+                (group.namespace().unwrap_or_default(), group.name_any()),
+                min,
+            );
+        }
+    }
+    Ok(minimums)
+}
+
+/// Returns the minimum of a PodGroup; one that names none starts with one pod.
+fn minimum(group: &Value) -> usize {
+    let of_kubernetes = &group["spec"]["schedulingPolicy"]["gang"]["minCount"];
+    let min = of_kubernetes
+        .as_u64()
+        .or_else(|| group["spec"]["minMember"].as_u64());
+    min.and_then(|min| usize::try_from(min).ok())
+        .unwrap_or(1)
+        .max(1)
+}
+
 /// Returns the gangs of the pods by namespace and name.
-pub(crate) fn gangs(pods: &[Pod], now: Timestamp) -> Vec<Gang> {
+pub(crate) fn gangs(pods: &[Pod], minimums: &Minimums, now: Timestamp) -> Vec<Gang> {
     let mut members: BTreeMap<(&str, &str), Vec<&Pod>> = BTreeMap::new();
     for pod in pods.iter().filter(|pod| is_unfinished(pod)) {
-        if let Some(name) = annotation(pod, GANG_ANNOTATION) {
-            let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+        let of_group = || {
+            let name = pod_group(pod)?;
+            let key = (namespace.to_owned(), name.to_owned());
+            minimums.contains_key(&key).then_some(name)
+        };
+        if let Some(name) = annotation(pod, GANG_ANNOTATION).or_else(of_group) {
             members.entry((namespace, name)).or_default().push(pod);
         }
     }
     members
         .into_iter()
-        .map(|((namespace, name), pods)| gang(namespace, name, &pods, now))
+        .map(|((namespace, name), pods)| {
+            let key = (namespace.to_owned(), name.to_owned());
+            gang(namespace, name, &pods, minimums.get(&key).copied(), now)
+        })
         .collect()
 }
 
-fn gang(namespace: &str, name: &str, pods: &[&Pod], now: Timestamp) -> Gang {
+/// Returns the name of the PodGroup of a pod.
+fn pod_group(pod: &Pod) -> Option<&str> {
+    let group = pod.spec.as_ref().and_then(|spec| {
+        let group = spec.scheduling_group.as_ref()?;
+        group.pod_group_name.as_deref()
+    });
+    let label = || {
+        let labels = pod.metadata.labels.as_ref()?;
+        labels
+            .get("scheduling.x-k8s.io/pod-group")
+            .map(String::as_str)
+    };
+    group
+        .or_else(|| annotation(pod, "scheduling.k8s.io/group-name"))
+        .or_else(label)
+}
+
+fn gang(
+    namespace: &str,
+    name: &str,
+    pods: &[&Pod],
+    min_of_group: Option<usize>,
+    now: Timestamp,
+) -> Gang {
     let min = pods
         .iter()
         .filter_map(|pod| annotation(pod, GANG_MIN_ANNOTATION)?.trim().parse().ok())
         .filter(|min: &usize| *min > 0)
-        .max();
+        .max()
+        .or(min_of_group);
     let running = pods.iter().filter(|pod| phase(pod) == "Running").count();
     let gated = pods.iter().filter(|pod| is_gated(pod)).count();
     let state = match min {
@@ -93,7 +178,7 @@ fn gang(namespace: &str, name: &str, pods: &[&Pod], now: Timestamp) -> Gang {
 /// Formats gangs as a table.
 pub(crate) fn text(gangs: &[Gang]) -> String {
     if gangs.is_empty() {
-        return format!("no pod has the annotation {GANG_ANNOTATION}\n");
+        return format!("no pod has the annotation {GANG_ANNOTATION} or a PodGroup\n");
     }
     let rows = gangs.iter().map(|gang| {
         vec![
@@ -207,7 +292,7 @@ mod tests {
             pod("starts", Some("2"), "Pending", false),
         ];
         let now = "2026-01-01T00:05:00Z".parse().expect("valid time");
-        let table = text(&gangs(&pods, now));
+        let table = text(&gangs(&pods, &Minimums::new(), now));
         let rows: Vec<Vec<&str>> = table
             .lines()
             .skip(1)
@@ -229,8 +314,57 @@ mod tests {
     #[test]
     fn says_that_there_is_no_gang() {
         assert_eq!(
-            text(&gangs(&[], Timestamp::UNIX_EPOCH)),
-            "no pod has the annotation gpu.drava.dev/gang\n"
+            text(&gangs(&[], &Minimums::new(), Timestamp::UNIX_EPOCH)),
+            "no pod has the annotation gpu.drava.dev/gang or a PodGroup\n"
+        );
+    }
+
+    #[test]
+    fn lists_gangs_of_every_pod_group() {
+        let member = |metadata: Value, spec: Value| -> Pod {
+            let mut pod = json!({"metadata": metadata, "spec": spec});
+            pod["metadata"]["namespace"] = json!("research");
+            pod["spec"]["containers"] = json!([]);
+            serde_json::from_value(pod).expect("valid pod")
+        };
+        let group = |name: &str| json!({"podGroupName": name});
+        let pods = [
+            member(json!({}), json!({"schedulingGroup": group("kubernetes")})),
+            member(
+                json!({"annotations": {"scheduling.k8s.io/group-name": "volcano"}}),
+                json!({}),
+            ),
+            member(
+                json!({"labels": {"scheduling.x-k8s.io/pod-group": "plugin"}}),
+                json!({}),
+            ),
+            member(
+                json!({"labels": {"scheduling.x-k8s.io/pod-group": "unknown"}}),
+                json!({}),
+            ),
+        ];
+        let groups = [
+            (
+                "kubernetes",
+                json!({"spec": {"schedulingPolicy": {"gang": {"minCount": 3}}}}),
+            ),
+            ("volcano", json!({"spec": {"minMember": 2}})),
+            ("plugin", json!({"spec": {}})),
+        ];
+        let minimums =
+            groups.map(|(name, group)| (("research".to_owned(), name.to_owned()), minimum(&group)));
+        let found = gangs(&pods, &minimums.into(), Timestamp::UNIX_EPOCH);
+        let found: Vec<_> = found
+            .iter()
+            .map(|gang| (gang.name.as_str(), gang.min))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                ("kubernetes", Some(3)),
+                ("plugin", Some(1)),
+                ("volcano", Some(2))
+            ]
         );
     }
 }

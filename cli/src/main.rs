@@ -299,7 +299,8 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             if let Some(namespace) = &cli.connection.namespace {
                 pods.retain(|pod: &Pod| pod.metadata.namespace.as_ref() == Some(namespace));
             }
-            let gangs = gangs::gangs(&pods, Timestamp::now());
+            let minimums = gangs::minimums(&client).await?;
+            let gangs = gangs::gangs(&pods, &minimums, Timestamp::now());
             let document = serde_json::json!({"gangs": gangs});
             cli.output.format(&document, || gangs::text(&gangs))?
         }
