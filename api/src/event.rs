@@ -176,8 +176,8 @@ event_reasons! {
         "Other pods could make room for a pod, and one of them cannot be evicted.",
         "Follow the message, for example wait for the PodDisruptionBudget to allow the eviction.";
     Preempted: Warning, Controller, "Pod",
-        "The pod was evicted to make room for another pod, which the message names: one of higher priority, or one within the \
-         guarantee of its GpuQuota, while this pod used borrowed GPUs.",
+        "The pod was evicted, or lost its allocation before it was bound, for another pod, which the message names: one of \
+         higher priority, or one within the guarantee of its GpuQuota, while this pod used borrowed GPUs.",
         "None if a workload recreates the pod; otherwise create it again, or raise its priority or the guarantee.";
     Preempting: Normal, Controller, "Pod",
         "Pods of lower priority, or pods that borrow, were evicted for this pod, which gets their devices when they end.",

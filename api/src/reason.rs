@@ -63,6 +63,9 @@ reasons! {
     QuotaExceeded: "The claim, or the claims of the namespace together, would exceed a GpuQuota.";
     WaitingForGang: "The gang of the pod cannot start: pods are missing, or too few of them fit at the same time.";
     WaitingForPreemption: "Pods were evicted for the pod, and their devices are not free so far.";
+    Reserved: "Free devices are reserved for another pod: the head of the queue, or one for which others were evicted.";
+    RolloutBlocked: "Pods of the same Deployment hold the devices, and its rollout ends them only when this pod runs.";
+    NotBound: "The scheduler of the pod did not bind it where its claims were allocated; they are allocated later again.";
     InvalidGang: "The annotations of the pod do not define a gang.";
     SearchLimit: "The search reached its step limit.";
     CostlySelectors: "CEL selectors take long to evaluate; the evaluation goes on after the decisions for other pods.";

@@ -94,6 +94,19 @@ pub struct Preemptor {
     pub precedence: Precedence,
 }
 
+impl Preemptor {
+    /// Returns why the pod precedes the others, for an event of one of them.
+    #[must_use]
+    pub fn why(&self) -> String {
+        match self.precedence {
+            Precedence::Priority => format!("priority {}", self.priority),
+            Precedence::Guarantee => {
+                "within the guarantee of its quota; this pod used borrowed GPUs".to_owned()
+            }
+        }
+    }
+}
+
 /// Why a pod precedes those that are evicted for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Precedence {

@@ -4,6 +4,8 @@ use drava_api::names;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 
+use crate::gang::GangName;
+
 /// Returns whether the claim is allocated.
 pub(crate) fn is_allocated(claim: &ResourceClaim) -> bool {
     claim
@@ -21,12 +23,23 @@ pub(crate) fn is_reserved(claim: &ResourceClaim) -> bool {
         .is_some_and(|consumers| !consumers.is_empty())
 }
 
-/// Returns the UIDs of the consumers that have reserved the claim.
+/// Returns the UIDs of the pods that have reserved the claim.
 pub(crate) fn consumers(claim: &ResourceClaim) -> impl Iterator<Item = &str> {
     let status = claim.status.iter();
     status
         .flat_map(|status| status.reserved_for.iter().flatten())
+        .filter(|consumer| consumer.resource == "pods")
         .map(|consumer| consumer.uid.as_str())
+}
+
+/// Returns the gangs, as PodGroups of Kubernetes, that have reserved the claim: all their pods may use it.
+pub(crate) fn consuming_gangs(claim: &ResourceClaim) -> impl Iterator<Item = GangName> {
+    let namespace = claim.metadata.namespace.as_deref().unwrap_or_default();
+    let status = claim.status.iter();
+    status
+        .flat_map(|status| status.reserved_for.iter().flatten())
+        .filter(|consumer| consumer.resource == "podgroups")
+        .map(move |consumer| GangName::new(namespace, &consumer.name))
 }
 
 /// Returns the UID of the pod for which this controller has allocated the claim.

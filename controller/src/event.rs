@@ -38,6 +38,20 @@ pub enum ReleaseReason {
         /// Time since the allocation was observed.
         after: Duration,
     },
+    /// Other claims of the gated pod, or of its gang, were not allocated in time.
+    Incomplete {
+        /// Node of the devices.
+        node: String,
+        /// Time since the allocation was observed.
+        after: Duration,
+    },
+    /// Another pod needs the devices, and the pod was not bound.
+    Preempted {
+        /// The other pod.
+        by: String,
+        /// Why it precedes.
+        why: String,
+    },
     /// No pending pod references the claim.
     NoPendingPod,
     /// The node of the devices does not exist.
@@ -62,6 +76,12 @@ impl fmt::Display for ReleaseReason {
                 "not reserved within {} s: kube-scheduler did not bind the pod to node {node}",
                 after.as_secs()
             ),
+            Self::Incomplete { node, after } => write!(
+                f,
+                "the rest of the pod or its gang was not allocated within {} s after this claim on node {node}",
+                after.as_secs()
+            ),
+            Self::Preempted { by, why } => write!(f, "pod {by} needs the devices ({why})"),
             Self::NoPendingPod => f.write_str("no pending pod references the claim"),
             Self::NodeDeleted { node } => write!(f, "node {node} does not exist"),
             Self::SiblingReleased => {
@@ -139,6 +159,23 @@ impl PendingEvent {
             message: format!(
                 "claim {claim}: the allocation on node {node} was released, because the pod was not bound there; \
                  allocating again, node {node} last"
+            ),
+        }
+    }
+
+    /// A pending pod lost an allocation to another pod; `why` says why that one precedes it.
+    #[must_use]
+    pub fn allocation_preempted(
+        pod: ObjectReference,
+        claim: &str,
+        node: &str,
+        (by, why): (&str, &str),
+    ) -> Self {
+        Self {
+            regarding: pod,
+            reason: EventReason::Preempted,
+            message: format!(
+                "the allocation of claim {claim} on {node} was released for pod {by} ({why}); the pod waits again"
             ),
         }
     }

@@ -1,10 +1,10 @@
 //! Deduplicates events: a repeated text is suppressed, a text that keeps changing is rate limited, and all events share a
-//! budget.
+//! budget. Allocations leave a part of it to the events that ask for action. Evictions do not wait for it: each is published.
 //!
 //! Invariant: only an event that was handed out counts as published. Events beyond a limit are delayed, and of each object
 //! and reason only the newest text is; an event that could not be published comes back by [`EventDeduplicator::failed`].
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use drava_api::event::EventReason;
@@ -23,6 +23,8 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Events of the whole cluster that can be published at once.
 const BURST: u32 = 500;
+/// Part of the budget that allocations leave to other events.
+const RESERVE: u32 = BURST / 2;
 /// Time in which the budget grows by one event: an event costs the API server half as much as an allocation. The condition
 /// of a waiting pod does not wait for its event.
 const EVENT_PERIOD: Duration = Duration::from_millis(100);
@@ -54,16 +56,33 @@ struct Budget {
     counted: Option<Instant>,
 }
 
-/// See the [module](self).
+/// Who waits for a turn: a namespace, with its allocations or its other events.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Turn {
+    is_of_allocations: bool,
+    namespace: Option<String>,
+}
+
+/// Delayed events that take turns with those of others.
+#[derive(Debug, Default)]
+struct Queue {
+    /// Number of the last turn.
+    last_turn: u64,
+    /// Keys of the entries with a delayed event, by when it is due.
+    delayed: BTreeSet<(Instant, Key)>,
+}
+
+/// See the [module](self). Handing out an event takes O(log events + namespaces).
 #[derive(Debug)]
 pub struct EventDeduplicator {
     entries: BTreeMap<Key, Entry>,
-    /// Keys of the entries with a delayed event, by when it is due.
-    delayed: BTreeSet<(Instant, Key)>,
-    budget: Budget,
-    /// Namespaces with delayed events, each with the number of its last turn.
-    turns: BTreeMap<Option<String>, u64>,
+    queues: BTreeMap<Turn, Queue>,
+    /// The keys of the queues, by their last turn.
+    turns: BTreeSet<(u64, Turn)>,
     next_turn: u64,
+    budget: Budget,
+    /// Events of evictions that could not be published, in the order of the times at which they are published again.
+    repeated: VecDeque<(Instant, PendingEvent)>,
 }
 
 impl Default for EventDeduplicator {
@@ -74,10 +93,11 @@ impl Default for EventDeduplicator {
         };
         Self {
             entries: BTreeMap::new(),
-            delayed: BTreeSet::new(),
-            budget,
-            turns: BTreeMap::new(),
+            queues: BTreeMap::new(),
+            turns: BTreeSet::new(),
             next_turn: 1,
+            budget,
+            repeated: VecDeque::new(),
         }
     }
 }
@@ -97,16 +117,19 @@ impl Budget {
         }
     }
 
-    fn take(&mut self) -> bool {
-        let is_left = self.events > 0;
-        self.events = self.events.saturating_sub(1);
+    /// Takes an event if more than `reserve` are left.
+    fn take(&mut self, reserve: u32) -> bool {
+        let is_left = self.events > reserve;
+        if is_left {
+            self.events -= 1;
+        }
         is_left
     }
 
-    /// Returns when an event can be published, at the earliest.
-    fn next(&self, due: Instant) -> Instant {
-        match self.counted {
-            Some(counted) if self.events == 0 => due.max(counted + EVENT_PERIOD),
+    /// Returns when an event can be published that leaves `reserve`, at the earliest.
+    fn next(&self, due: Instant, reserve: u32) -> Instant {
+        match (self.counted, (reserve + 1).saturating_sub(self.events)) {
+            (Some(counted), missing) if missing > 0 => due.max(counted + EVENT_PERIOD * missing),
             _ => due,
         }
     }
@@ -115,13 +138,13 @@ impl Budget {
 impl EventDeduplicator {
     /// Returns the event if it is to be published now.
     pub fn filter(&mut self, event: PendingEvent, now: Instant) -> Option<PendingEvent> {
+        if is_of_eviction(event.reason) {
+            return Some(event);
+        }
         self.budget.grow(now);
         let key = key_of(&event);
+        let delayed = self.take_delayed(&key);
         let entry = self.entries.entry(key.clone()).or_default();
-        let delayed = entry.delayed.take();
-        if let Some(delayed) = &delayed {
-            self.delayed.remove(&(delayed.due, key.clone()));
-        }
         let due = match &entry.published {
             Some((text, at)) if *text == event.message && now < *at + REPEAT_INTERVAL => {
                 return None;
@@ -134,70 +157,87 @@ impl EventDeduplicator {
         };
         // A delayed event keeps its turn.
         let due = delayed.map_or(due, |delayed| delayed.due.min(due));
-        if due <= now && self.budget.take() {
+        if due <= now && self.budget.take(reserve(event.reason)) {
             entry.published = Some((event.message.clone(), now));
             return Some(event);
         }
-        entry.delayed = Some(Delayed { event, due });
-        self.delayed.insert((due, key));
+        self.delay(key, event, due);
         None
+    }
+
+    fn delay(&mut self, key: Key, event: PendingEvent, due: Instant) {
+        let turn = turn_of(&event);
+        let queue = self.queues.entry(turn.clone()).or_default();
+        queue.delayed.insert((due, key.clone()));
+        self.turns.insert((queue.last_turn, turn));
+        self.entries.entry(key).or_default().delayed = Some(Delayed { event, due });
     }
 
     /// Returns the delayed events that are due, as far as the budget allows: in turn by namespace, so that a tenant with
     /// many events does not delay those of the others, and the oldest first.
     pub fn due(&mut self, now: Instant) -> Vec<PendingEvent> {
         self.budget.grow(now);
-        if self.budget.events == 0 {
-            return Vec::new();
-        }
-        let due = self.delayed.iter().take_while(|(due, _)| *due <= now);
-        let delayed: Vec<(Option<String>, Key)> = due
-            .filter_map(|(_, key)| {
-                let delayed = self.entries.get(key)?.delayed.as_ref()?;
-                Some((delayed.event.regarding.namespace.clone(), key.clone()))
-            })
-            .collect();
-        let mut queued: BTreeMap<Option<String>, usize> = BTreeMap::new();
-        let mut in_turn: Vec<_> = delayed
-            .into_iter()
-            .map(|(namespace, key)| {
-                let position = queued.entry(namespace.clone()).or_default();
-                *position += 1;
-                let last_turn = self.turns.get(&namespace).copied().unwrap_or_default();
-                (*position, last_turn, namespace, key)
-            })
-            .collect();
-        in_turn.sort_by_key(|(position, last_turn, ..)| (*position, *last_turn));
-        self.turns
-            .retain(|namespace, _| queued.contains_key(namespace));
         let mut events = Vec::new();
-        for (_, _, namespace, key) in in_turn {
-            self.turns.insert(namespace, self.next_turn);
-            self.next_turn += 1;
+        while let Some((due, _)) = self.repeated.front()
+            && *due <= now
+        {
+            events.extend(self.repeated.pop_front().map(|(_, event)| event));
+        }
+        while let Some((key, turn)) = self.next_in_turn(now) {
             let delayed = self.take_delayed(&key);
-            events.extend(delayed.and_then(|delayed| self.filter(delayed.event, now)));
-            if self.budget.events == 0 {
-                break;
+            if let Some(queue) = self.queues.get_mut(&turn) {
+                self.turns.remove(&(queue.last_turn, turn.clone()));
+                queue.last_turn = self.next_turn;
+                self.turns.insert((queue.last_turn, turn));
             }
+            self.next_turn += 1;
+            events.extend(delayed.and_then(|delayed| self.filter(delayed.event, now)));
         }
         events
     }
 
+    /// Returns the due event whose turn it is, if the budget allows one.
+    fn next_in_turn(&self, now: Instant) -> Option<(Key, Turn)> {
+        let mut turns = self.turns.iter();
+        turns.find_map(|(_, turn)| {
+            let (due, key) = self.queues.get(turn)?.delayed.first()?;
+            let is_allowed = self.budget.events > reserve(key.1);
+            (is_allowed && *due <= now).then(|| (key.clone(), turn.clone()))
+        })
+    }
+
     fn take_delayed(&mut self, key: &Key) -> Option<Delayed> {
         let delayed = self.entries.get_mut(key)?.delayed.take()?;
-        self.delayed.remove(&(delayed.due, key.clone()));
+        let turn = turn_of(&delayed.event);
+        if let Some(queue) = self.queues.get_mut(&turn) {
+            queue.delayed.remove(&(delayed.due, key.clone()));
+            if queue.delayed.is_empty() {
+                self.turns.remove(&(queue.last_turn, turn.clone()));
+                self.queues.remove(&turn);
+            }
+        }
         Some(delayed)
     }
 
     /// Returns when the next delayed event is due.
     #[must_use]
     pub fn next_due(&self) -> Option<Instant> {
-        let first = self.delayed.first().map(|(due, _)| *due)?;
-        Some(self.budget.next(first))
+        let queues = self.queues.values();
+        let first = queues.filter_map(|queue| {
+            let (due, key) = queue.delayed.first()?;
+            Some(self.budget.next(*due, reserve(key.1)))
+        });
+        let repeated = self.repeated.front().map(|(due, _)| *due);
+        first.chain(repeated).min()
     }
 
     /// An event could not be published. It is delayed, unless a newer one is or its text is outdated.
     pub fn failed(&mut self, event: PendingEvent, now: Instant) {
+        let due = now + RETRY_INTERVAL;
+        if is_of_eviction(event.reason) {
+            self.repeated.push_back((due, event));
+            return;
+        }
         let key = key_of(&event);
         let Some(entry) = self.entries.get_mut(&key) else {
             return;
@@ -205,10 +245,15 @@ impl EventDeduplicator {
         let is_last = matches!(&entry.published, Some((text, _)) if *text == event.message);
         if is_last {
             entry.published = None;
-            let due = now + RETRY_INTERVAL;
-            let due = entry.delayed.get_or_insert(Delayed { event, due }).due;
-            self.delayed.insert((due, key));
+            if entry.delayed.is_none() {
+                self.delay(key, event, due);
+            }
         }
+    }
+
+    /// Returns the events of evictions that are not published.
+    pub fn into_evictions(self) -> impl Iterator<Item = PendingEvent> {
+        self.repeated.into_iter().map(|(_, event)| event)
     }
 
     /// Forgets the events of an object that is deleted or schedulable again.
@@ -227,6 +272,30 @@ fn key_of(event: &PendingEvent) -> Key {
     (
         event.regarding.uid.clone().unwrap_or_default(),
         event.reason,
+    )
+}
+
+fn turn_of(event: &PendingEvent) -> Turn {
+    Turn {
+        is_of_allocations: event.reason == EventReason::Allocated,
+        namespace: event.regarding.namespace.clone(),
+    }
+}
+
+/// Returns which part of the budget an event leaves to others.
+fn reserve(reason: EventReason) -> u32 {
+    if reason == EventReason::Allocated {
+        RESERVE
+    } else {
+        0
+    }
+}
+
+/// Returns whether the event tells of an eviction. Evictions limit the number of these events.
+const fn is_of_eviction(reason: EventReason) -> bool {
+    matches!(
+        reason,
+        EventReason::Preempted | EventReason::Preempting | EventReason::GangIncomplete
     )
 }
 
@@ -390,5 +459,79 @@ mod tests {
         events.forget("u");
         events.failed(newer, start);
         assert_eq!(events.next_due(), None, "a schedulable pod");
+    }
+
+    fn allocated(uid: &str) -> PendingEvent {
+        PendingEvent {
+            reason: EventReason::Allocated,
+            ..event_of(uid, "ns")
+        }
+    }
+
+    #[test]
+    fn allocations_leave_budget_to_other_events() {
+        let start = Instant::now();
+        let mut events = EventDeduplicator::default();
+        let allocations = (0..BURST).map(|index| allocated(&format!("{index:05}")));
+        let passed = allocations
+            .filter_map(|event| events.filter(event, start))
+            .count();
+        assert_eq!(passed, (BURST - RESERVE) as usize);
+        assert!(events.filter(event_of("waiting", "ns"), start).is_some());
+        let next = events.next_due().unwrap();
+        assert_eq!(next, start + EVENT_PERIOD * 2, "the reserve comes first");
+        assert_eq!(events.due(next), [allocated("00250")]);
+        let mut now = next;
+        let mut count = passed + 1;
+        while let Some(next) = events.next_due() {
+            assert!(next > now);
+            now = next;
+            count += events.due(now).len();
+        }
+        assert_eq!(count, BURST as usize, "none is lost");
+    }
+
+    #[test]
+    fn repeats_every_failed_event_of_an_eviction() {
+        let start = Instant::now();
+        let mut events = EventDeduplicator::default();
+        let of = |reason| PendingEvent {
+            reason,
+            ..event("evicted")
+        };
+        let reasons = [EventReason::Preempted, EventReason::Preempting];
+        for reason in reasons {
+            let event = events.filter(of(reason), start).unwrap();
+            events.failed(event, start);
+        }
+        // The evicted pod is gone before its event is published.
+        events.forget("u");
+        let due = events.next_due().unwrap();
+        assert_eq!(due, start + RETRY_INTERVAL);
+        assert_eq!(events.due(due), reasons.map(of));
+        assert_eq!(events.next_due(), None);
+    }
+
+    #[test]
+    fn handing_out_takes_no_longer_with_many_delayed() {
+        // The last of many calls, each of which hands out one event.
+        let time_of_calls = |count: u32| {
+            let mut now = Instant::now();
+            let mut events = EventDeduplicator::default();
+            for index in 0..count + BURST {
+                events.filter(event_of(&format!("{index:06}"), "ns"), now);
+            }
+            let begin = std::time::Instant::now();
+            for _ in 0..50 {
+                now = events.next_due().unwrap();
+                assert_eq!(events.due(now).len(), 1);
+            }
+            begin.elapsed()
+        };
+        let (few, many) = (time_of_calls(2_000), time_of_calls(200_000));
+        assert!(
+            many < few * 20,
+            "{few:?} with 2,000 and {many:?} with 200,000 delayed events"
+        );
     }
 }

@@ -5,6 +5,8 @@ use std::fmt;
 use drava_api::names::{GANG_ANNOTATION, GANG_MIN_ANNOTATION};
 use k8s_openapi::api::core::v1::Pod;
 
+use crate::pod_group::COMPOSITE_ANNOTATION;
+
 /// Annotations that define a gang.
 pub(crate) const ANNOTATIONS: [&str; 2] = [GANG_ANNOTATION, GANG_MIN_ANNOTATION];
 
@@ -59,6 +61,17 @@ pub(crate) enum GangError {
         /// Value of the annotation.
         value: String,
     },
+    /// The PodGroup is a part of another group.
+    #[error(
+        "PodGroup {gang} belongs to CompositePodGroup {composite}, whose groups drava cannot start together; create it \
+         without spec.parentCompositePodGroupName"
+    )]
+    Composite {
+        /// The gang.
+        gang: GangName,
+        /// Name of the other group.
+        composite: String,
+    },
     /// Pending members name different minimums.
     #[error(
         "members of gang {gang} have different minimums, {} and {}; set the same {GANG_MIN_ANNOTATION} in all of them",
@@ -89,10 +102,14 @@ pub(crate) fn of(pod: &Pod) -> Result<Option<Gang>, GangError> {
     let Some(name) = name_of(pod) else {
         return Ok(None);
     };
-    let annotations = pod.metadata.annotations.iter();
-    let value = annotations
-        .flat_map(|all| all.get(GANG_MIN_ANNOTATION))
-        .next();
+    let annotation = |name: &str| pod.metadata.annotations.as_ref()?.get(name);
+    if let Some(composite) = annotation(COMPOSITE_ANNOTATION) {
+        return Err(GangError::Composite {
+            gang: name,
+            composite: composite.clone(),
+        });
+    }
+    let value = annotation(GANG_MIN_ANNOTATION);
     match value.map(|value| (value, value.trim().parse::<usize>())) {
         None => Err(GangError::MinMissing(name)),
         Some((_, Ok(min))) if min > 0 => Ok(Some(Gang { name, min })),

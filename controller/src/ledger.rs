@@ -20,6 +20,7 @@ mod unreserved;
 
 pub(crate) use reservation::{Owner, Purpose, Reservation};
 use timers::ReleaseTimers;
+pub(crate) use unreserved::Users;
 use unreserved::{ReleaseCheck, ReleaseTimes, UnreservedAllocation};
 
 /// State of a claim.
@@ -138,6 +139,21 @@ impl Ledger {
     pub(crate) fn is_unreserved(&self, key: &ObjectKey) -> bool {
         let state = self.claims.get(key).map(|entry| &entry.state);
         matches!(state, Some(ClaimState::Allocated(Some(_))))
+    }
+
+    /// Returns whether the claim is allocated, and no write to it is in flight.
+    pub(crate) fn is_settled(&self, key: &ObjectKey) -> bool {
+        let state = self.claims.get(key).map(|entry| &entry.state);
+        matches!(state, Some(ClaimState::Allocated(_) | ClaimState::Reserved))
+    }
+
+    /// Returns whether the claim has no allocation, or one of this controller that can be released at once.
+    pub(crate) fn can_be_freed(&self, key: &ObjectKey) -> bool {
+        let state = self.claims.get(key).map(|entry| &entry.state);
+        matches!(
+            state,
+            None | Some(ClaimState::Free | ClaimState::Planned | ClaimState::Allocated(Some(_)))
+        )
     }
 
     /// Returns the newest versions of all claims.
@@ -341,12 +357,12 @@ impl Ledger {
         }
     }
 
-    /// Starts the releases that are due, each with its reason. `is_needed` returns whether a pending pod references the
-    /// claim and whether the node exists.
+    /// Starts the releases that are due, each with its reason. `use_of` returns which pending pods reference the claim, and
+    /// whether the node exists.
     pub(crate) fn start_due_releases(
         &mut self,
         now: Instant,
-        is_needed: impl Fn(&ObjectKey, &str) -> (bool, bool),
+        use_of: impl Fn(&ObjectKey, &str) -> (Users, bool),
     ) -> Vec<(Arc<ResourceClaim>, ReleaseReason)> {
         let mut due = Vec::new();
         for key in self.timers.pop_due(now) {
@@ -356,10 +372,12 @@ impl Ledger {
             let ClaimState::Allocated(Some(unreserved)) = &entry.state else {
                 continue;
             };
-            let (has_users, node_exists) = is_needed(&key, &unreserved.node);
-            match unreserved.check(now, &self.times, has_users, node_exists) {
+            let (users, node_exists) = use_of(&key, &unreserved.node);
+            match unreserved.check(now, &self.times, users, node_exists) {
                 ReleaseCheck::Due(reason) => {
-                    entry.state = ClaimState::Releasing(unreserved.clone());
+                    let mut unreserved = unreserved.clone();
+                    unreserved.start_release(reason.clone());
+                    entry.state = ClaimState::Releasing(unreserved);
                     due.push((Arc::clone(&entry.claim), reason));
                 }
                 ReleaseCheck::NotBefore(at) => self.timers.set(&key, Some(at)),

@@ -11,7 +11,8 @@ use tokio::time::Instant;
 
 use crate::gang::{self, GangName};
 use crate::metrics::GangCounts;
-use crate::pod;
+use crate::pod::{self, Revision};
+use crate::pod_group::{self, Disruption, GroupSpec};
 
 /// An unfinished pod.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,10 +31,16 @@ pub(crate) struct LivePod {
     pub(crate) gang: Option<GangName>,
     /// Number of pods that its gang needs.
     pub(crate) gang_min: usize,
+    /// Which pods of its gang end together.
+    pub(crate) disruption: Disruption,
     /// Its claims.
     pub(crate) claims: Vec<ObjectKey>,
     /// End of the grace period of a pod that is being deleted.
     pub(crate) grace_period_end: Option<Timestamp>,
+    /// Whether it ends without being deleted.
+    pub(crate) ends_by_itself: bool,
+    /// Its version of the template of a Deployment.
+    pub(crate) revision: Option<Revision>,
 }
 
 impl LivePod {
@@ -53,8 +60,11 @@ impl LivePod {
                 Ok(Some(gang)) => gang.min,
                 Ok(None) | Err(_) => 1,
             },
+            disruption: pod_group::disruption(pod),
             claims: pod::claim_keys(pod),
             grace_period_end: metadata.deletion_timestamp.as_ref().map(|time| time.0),
+            ends_by_itself: pod::ends_by_itself(pod),
+            revision: pod::revision(pod),
         }
     }
 }
@@ -65,6 +75,16 @@ struct GangMembers {
     uids: BTreeSet<String>,
     /// Whether as many members as the gang needs were bound at the same time.
     has_started: bool,
+}
+
+/// Removes one pod of this priority from the numbers.
+fn uncount(priorities: &mut BTreeMap<i32, usize>, priority: i32) {
+    if let Some(count) = priorities.get_mut(&priority) {
+        *count -= 1;
+        if *count == 0 {
+            priorities.remove(&priority);
+        }
+    }
 }
 
 /// A gang of which too few members were bound in time.
@@ -130,12 +150,7 @@ impl LivePods {
     fn unlist(&mut self, uid: &str) -> Option<Option<GangName>> {
         let pod = self.pods.remove(uid)?;
         self.deleting.remove(uid);
-        if let Some(count) = self.priorities.get_mut(&pod.priority) {
-            *count -= 1;
-            if *count == 0 {
-                self.priorities.remove(&pod.priority);
-            }
-        }
+        uncount(&mut self.priorities, pod.priority);
         Some(pod.gang)
     }
 
@@ -209,12 +224,19 @@ impl LivePods {
         self.pods.iter().map(|(uid, pod)| (uid.as_str(), pod))
     }
 
-    /// Sets the number of pods that a gang needs.
-    pub(crate) fn set_gang_min(&mut self, gang: &GangName, min: usize) {
+    /// Sets what the PodGroup of a gang says.
+    pub(crate) fn set_group(&mut self, gang: &GangName, spec: &GroupSpec) {
         let members = self.gangs.get(gang).into_iter();
         for uid in members.flat_map(|members| &members.uids) {
-            if let Some(pod) = self.pods.get_mut(uid) {
-                pod.gang_min = min;
+            let Some(pod) = self.pods.get_mut(uid) else {
+                continue;
+            };
+            pod.gang_min = spec.min;
+            pod.disruption = spec.disruption;
+            if let Some(priority) = spec.priority {
+                let before = std::mem::replace(&mut pod.priority, priority);
+                uncount(&mut self.priorities, before);
+                *self.priorities.entry(priority).or_default() += 1;
             }
         }
         self.review_gang(gang);

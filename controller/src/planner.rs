@@ -5,8 +5,9 @@
 //! Invariants: no decision before [`Planner::set_synced`]; allocations in flight count as allocated.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
-use drava_allocator::cluster::Cluster;
+use drava_allocator::cluster::{Cluster, PoolChange};
 use drava_allocator::object::{ObjectKey, object_key};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
@@ -18,7 +19,7 @@ use crate::change::Change;
 use crate::event::{PendingEvent, ReleaseReason};
 use crate::event_deduplicator::EventDeduplicator;
 use crate::excluded_pools::ExcludedPools;
-use crate::ledger::{Ledger, Observed, Origin};
+use crate::ledger::{Ledger, Observed, Origin, Owner, Reservation, Users};
 use crate::live_pods::LivePods;
 use crate::pod_group::PodGroups;
 use crate::queue::PodQueue;
@@ -50,11 +51,11 @@ use overcommit::Overcommits;
 use pod_conditions::ConditionsInFlight;
 use policy::PolicyStatuses;
 use rejections::Rejections;
-use round::{DecisionCount, Round};
+use round::{DecisionCount, Refresh, Round};
 
 pub use settings::{DecisionTime, Settings};
 
-/// Maximum number of allocation jobs and gate removals in flight.
+/// Maximum number of allocation jobs in flight.
 const MAX_IN_FLIGHT: usize = 64;
 
 /// Generates the UUIDs of shares.
@@ -69,8 +70,11 @@ pub struct Planner {
     queue: PodQueue,
     live_pods: LivePods,
     pod_groups: PodGroups,
-    /// Pods whose eviction was started, until they are observed to be deleted, or this time.
-    evicted: BTreeMap<String, Instant>,
+    /// Pods whose eviction or release for another pod was started, until they are observed to be deleted, or this time;
+    /// `None` while the eviction is in flight.
+    evicted: BTreeMap<String, Option<Instant>>,
+    /// UIDs of the pods for which an eviction is in flight: they choose no other victims.
+    preemptors: BTreeSet<String>,
     ended_pods: EndedPods,
     /// Pods that could not be evicted, and are not tried again before this time.
     protected: BTreeMap<String, Instant>,
@@ -84,7 +88,7 @@ pub struct Planner {
     /// Pods whose condition says that their claims are not allocated, although they are.
     newly_allocated: Vec<ObjectReference>,
     conditions: ConditionsInFlight,
-    /// Events of finished writes; each is published.
+    /// Events of finished writes; also those that end last are published.
     write_events: Vec<PendingEvent>,
     excluded_pools: ExcludedPools,
     /// Events to publish when the job in flight succeeds, by the UID of its first pod.
@@ -96,9 +100,18 @@ pub struct Planner {
     /// Namespaces in which claims have released devices since the last decisions.
     released_in: BTreeSet<String>,
     activate_all: bool,
+    /// Whether something has changed that helps none of the pods that wait, but may be the reason of one.
+    are_reasons_outdated: bool,
+    refresh: Refresh,
     /// Whether kube-scheduler has shown a sign of life since the last decisions.
     is_scheduler_active: bool,
     rejections: Rejections,
+    /// Reservations that are lifted while pods ahead of their owners are decided.
+    lifted: Vec<(Owner, Reservation)>,
+    /// Owners whose lifted reservation was taken by a pod ahead, until they are decided again.
+    outdated: BTreeSet<Owner>,
+    /// Whether the owner of a reservation was decided and has none any longer: others may use the devices.
+    has_room_ended: bool,
     round: Round,
     decisions: DecisionCount,
     overcommits: Overcommits,
@@ -121,6 +134,7 @@ impl Planner {
             live_pods: LivePods::default(),
             pod_groups: PodGroups::default(),
             evicted: BTreeMap::new(),
+            preemptors: BTreeSet::new(),
             ended_pods: EndedPods::default(),
             protected: BTreeMap::new(),
             in_minimum_runtime: BTreeMap::new(),
@@ -137,8 +151,13 @@ impl Planner {
             policy_statuses: PolicyStatuses::default(),
             released_in: BTreeSet::new(),
             activate_all: false,
+            are_reasons_outdated: false,
+            refresh: Refresh::default(),
             is_scheduler_active: false,
             rejections: Rejections::default(),
+            lifted: Vec::new(),
+            outdated: BTreeSet::new(),
+            has_room_ended: false,
             round: Round::default(),
             decisions: DecisionCount::default(),
             overcommits: Overcommits::default(),
@@ -173,16 +192,21 @@ impl Planner {
         let is_newly_bound = self.cluster.upsert_pod(&pod);
         self.observe_condition(&uid, &pod);
         self.note_scheduler_activity(&uid, &pod, is_newly_bound);
-        if is_newly_bound {
-            self.queue.neighbors_changed();
-            // It can be evicted from now on.
-            self.queue.activate_above(pod::priority(&pod));
-        }
         let is_new = self.live_pods.get(&uid).is_none();
         self.live_pods.upsert(&uid, &pod);
+        if is_newly_bound {
+            // Its allocation was to be released for another pod.
+            self.evicted.remove(&uid);
+            self.queue.neighbors_changed();
+            // It can be evicted from now on, if it holds something.
+            if self.settings.preemption && self.live_pods.get(&uid).is_some() {
+                self.queue.activate_above(pod::priority(&pod));
+            }
+        }
         let gang = gang::name_of(&pod).filter(|_| is_new);
         if pod::is_pending(&pod) {
             self.queue.upsert(&uid, pod);
+            self.review_gate(&uid);
         } else {
             self.dequeue(&uid);
         }
@@ -194,6 +218,7 @@ impl Planner {
     fn pod_removed(&mut self, uid: &str) {
         self.conditions.forget(uid);
         self.evicted.remove(uid);
+        self.deduplicator.forget(uid);
         self.protected.remove(uid);
         self.in_minimum_runtime.remove(uid);
         self.eviction_delays.remove(uid);
@@ -260,11 +285,23 @@ impl Planner {
                 if origin == Origin::Watch && !is_releasing {
                     self.scheduler_releases += 1;
                 }
-                self.is_scheduler_active = true;
-                self.allocation_lost(&key, &lost.node, now);
+                let reason = lost.release_reason();
+                if let Some(ReleaseReason::Preempted { by, why }) = reason {
+                    self.allocation_preempted(&key, &lost.node, (by, why));
+                } else {
+                    self.is_scheduler_active = true;
+                    let timeout = match reason {
+                        Some(ReleaseReason::Unreserved { after, .. }) => Some(*after),
+                        _ => None,
+                    };
+                    self.allocation_lost(&key, &lost.node, timeout, now);
+                }
             }
         }
         self.queue.activate_users(&key);
+        for uid in self.queue.users_of(&key) {
+            self.review_gate(&uid);
+        }
     }
 
     /// A write has ended with the claim in this version. The claim of a write that ends after its deletion is ignored.
@@ -275,8 +312,30 @@ impl Planner {
         }
     }
 
-    /// An unreserved allocation of this controller was released, by kube-scheduler's PostFilter or by this controller.
-    fn allocation_lost(&mut self, key: &ObjectKey, node: &str, now: Instant) {
+    /// An unreserved allocation was released for another pod. Its own pod waits again, for any node.
+    fn allocation_preempted(&mut self, key: &ObjectKey, node: &str, by: (&str, &str)) {
+        for uid in self.queue.users_of(key) {
+            self.cluster.forget_pod(&uid);
+            if let Some(pending) = self.queue.get(&uid) {
+                self.state_events.push(PendingEvent::allocation_preempted(
+                    pod::reference(&pending.pod),
+                    &format!("{}/{}", key.0, key.1),
+                    node,
+                    by,
+                ));
+            }
+        }
+    }
+
+    /// An unreserved allocation of this controller was released, by kube-scheduler's PostFilter or by this controller, after
+    /// this time-out if there is one.
+    fn allocation_lost(
+        &mut self,
+        key: &ObjectKey,
+        node: &str,
+        timeout: Option<Duration>,
+        now: Instant,
+    ) {
         let users: Vec<String> = self.queue.users_of(key);
         let siblings: BTreeSet<ObjectKey> = users
             .iter()
@@ -287,7 +346,10 @@ impl Planner {
         for uid in users {
             self.cluster.forget_pod(&uid);
             if let Some(pending) = self.queue.get_mut(&uid) {
-                pending.avoid(node, now);
+                match timeout {
+                    Some(after) => pending.not_bound(node, after, now),
+                    None => pending.avoid(node, now),
+                }
                 self.state_events.push(PendingEvent::allocation_lost(
                     pod::reference(&pending.pod),
                     &format!("{}/{}", key.0, key.1),
@@ -304,19 +366,28 @@ impl Planner {
     /// Observes a device class.
     pub fn class(&mut self, change: Change<DeviceClass>) {
         match change {
-            Change::Applied(class) => self.cluster.upsert_class(*class),
-            Change::Deleted(class) => self.cluster.remove_class(&class.name),
+            Change::Applied(class) => self.activate_all |= self.cluster.upsert_class(*class),
+            Change::Deleted(class) => {
+                self.cluster.remove_class(&class.name);
+                self.activate_all = true;
+            }
         }
-        self.activate_all = true;
     }
 
     /// Observes a slice of this driver.
     pub fn slice(&mut self, change: Change<ResourceSlice>) {
-        match change {
+        let effect = match change {
             Change::Applied(slice) => self.cluster.upsert_slice(&slice),
             Change::Deleted(slice) => self.cluster.remove_slice(&slice.name),
+        };
+        match effect {
+            PoolChange::None => {}
+            PoolChange::Unusable => self.are_reasons_outdated = true,
+            PoolChange::Usable(node) => {
+                self.queue.devices_changed(&node);
+                self.are_reasons_outdated = true;
+            }
         }
-        self.activate_all = true;
     }
 
     /// Observes a DeviceTaintRule.
@@ -329,24 +400,23 @@ impl Planner {
 
     /// Observes a node.
     pub fn node(&mut self, change: Change<Node>) {
-        let is_relevant = match change {
+        match change {
             Change::Applied(node) => {
-                let is_changed = self.cluster.upsert_node(&node);
-                if is_changed {
-                    self.queue
-                        .node_changed(node.metadata.name.as_deref().unwrap_or_default());
+                let name = node.metadata.name.as_deref().unwrap_or_default();
+                let is_new = self.cluster.node(name).is_none();
+                if self.cluster.upsert_node(&node) {
+                    self.queue.node_changed(name, is_new);
+                    self.are_reasons_outdated = true;
                 }
-                is_changed
             }
             Change::Deleted(node) => {
                 self.queue.node_deleted(&node.name);
                 self.cluster.remove_node(&node.name);
                 self.ledger.node_deleted(&node.name);
-                true
+                // Events reference a node by its name.
+                self.deduplicator.forget(&node.name);
+                self.are_reasons_outdated = true;
             }
-        };
-        if is_relevant {
-            self.activate_all = true;
         }
     }
 
@@ -363,14 +433,15 @@ impl Planner {
             Some(_) => {
                 for key in &outcome.keys {
                     self.cluster.forget(key);
+                    self.released_in.insert(key.0.clone());
                 }
-                self.activate_all = true;
             }
         }
         for uid in &outcome.pods {
             if outcome.failure.is_some() {
                 self.cluster.forget_pod(uid);
             }
+            self.review_gate(uid);
             let Some(pending) = self.queue.get_mut(uid) else {
                 continue;
             };
@@ -394,6 +465,10 @@ impl Planner {
     pub fn release_finished(&mut self, outcome: ReleaseOutcome, now: Instant) {
         let key = object_key(&outcome.release.claim.metadata);
         self.ledger.release_ended(&key, now);
+        for uid in self.queue.users_of(&key) {
+            self.evicted.remove(&uid);
+            self.review_gate(&uid);
+        }
         if let Some(claim) = outcome.claim {
             if !claim::is_allocated(&claim) {
                 self.write_events.push(PendingEvent::released(
@@ -417,9 +492,10 @@ impl Planner {
         created.as_ref().map(|created| created.0)
     }
 
-    /// Returns the events of finished writes and removes them.
-    pub fn take_write_events(&mut self) -> Vec<PendingEvent> {
-        std::mem::take(&mut self.write_events)
+    /// Returns the unpublished events of finished writes.
+    pub fn into_write_events(self) -> impl Iterator<Item = PendingEvent> {
+        let evictions = self.deduplicator.into_evictions();
+        self.write_events.into_iter().chain(evictions)
     }
 
     /// Returns what to do now.
@@ -428,23 +504,24 @@ impl Planner {
             return Vec::new();
         }
         let released_in = std::mem::take(&mut self.released_in);
+        self.activate_all |= self
+            .refresh
+            .is_due(std::mem::take(&mut self.are_reasons_outdated), time.instant);
         if std::mem::take(&mut self.activate_all) {
             self.queue.activate_all();
         } else if !released_in.is_empty() {
             self.activate_after_release(&released_in);
         }
-        let mut actions: Vec<Action> = self
-            .take_write_events()
-            .into_iter()
-            .map(Action::PublishEvent)
-            .collect();
-        let mut events = std::mem::take(&mut self.state_events);
+        let mut actions = Vec::new();
+        let mut events = std::mem::take(&mut self.write_events);
+        events.append(&mut self.state_events);
         events.extend(self.excluded_pools.new_events(&self.cluster));
         events.extend(self.review_overcommits());
         for event in events {
             let event = self.deduplicator.filter(event, time.instant);
             actions.extend(event.map(Action::PublishEvent));
         }
+        self.remove_due_gates(time, &mut actions);
         self.release_unreserved(time.instant, &mut actions);
         self.end_incomplete_gangs(time.instant, &mut actions);
         self.review_reservations(time);
@@ -473,6 +550,7 @@ impl Planner {
             .chain(self.quota_statuses.next_due())
             .chain(self.policy_statuses.next_due())
             .chain(self.round.resumes_at())
+            .chain(self.refresh.next())
             .min()
     }
 
@@ -482,13 +560,28 @@ impl Planner {
         }
         let (queue, cluster) = (&self.queue, &self.cluster);
         let due = self.ledger.start_due_releases(now, |key, node| {
-            (queue.has_users(key), cluster.node(node).is_some())
+            (users_of(queue, key), cluster.node(node).is_some())
         });
         actions.extend(
             due.into_iter()
                 .map(|(claim, reason)| Action::Release(Release { claim, reason })),
         );
     }
+}
+
+/// Returns which pending pods reference a claim.
+fn users_of(queue: &PodQueue, key: &ObjectKey) -> Users {
+    let mut users = Users::Gone;
+    let uids = queue.users_of(key);
+    for pending in uids.iter().filter_map(|uid| queue.get(uid)) {
+        users = match users {
+            _ if !pod::has_allocation_gate(&pending.pod) => return Users::Schedulable,
+            _ if pending.is_complete => Users::Complete,
+            Users::Gone => Users::Incomplete,
+            known => known,
+        };
+    }
+    users
 }
 
 #[cfg(test)]

@@ -89,6 +89,34 @@ pub(crate) fn priority(pod: &Pod) -> i32 {
     spec.and_then(|spec| spec.priority).unwrap_or_default()
 }
 
+/// Returns whether the pod ends without being deleted. The API server sets `Always` if the pod says nothing.
+pub(crate) fn ends_by_itself(pod: &Pod) -> bool {
+    let spec = pod.spec.as_ref();
+    spec.and_then(|spec| spec.restart_policy.as_deref()) != Some("Always")
+}
+
+/// A version of the pod template of a Deployment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Revision {
+    /// Name of the Deployment.
+    pub(crate) deployment: String,
+    /// Hash of the template.
+    pub(crate) template_hash: String,
+}
+
+/// Returns the revision of a Deployment's pod, from the name of its ReplicaSet.
+pub(crate) fn revision(pod: &Pod) -> Option<Revision> {
+    let hash = pod.metadata.labels.as_ref()?.get("pod-template-hash")?;
+    let mut owners = pod.metadata.owner_references.iter().flatten();
+    let owner =
+        owners.find(|owner| owner.kind == "ReplicaSet" && owner.controller == Some(true))?;
+    let deployment = owner.name.strip_suffix(hash)?.strip_suffix('-')?;
+    Some(Revision {
+        deployment: deployment.to_owned(),
+        template_hash: hash.clone(),
+    })
+}
+
 /// Returns whether the pod may preempt pods of lower priority.
 pub(crate) fn may_preempt(pod: &Pod) -> bool {
     let spec = pod.spec.as_ref();

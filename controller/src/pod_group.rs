@@ -1,7 +1,7 @@
 //! PodGroups of Kubernetes, Volcano and the coscheduling plugin: gangs whose minimum is in an object of its own.
 //!
-//! A pod of a PodGroup gets the annotations of a gang when it is observed, so that everything else knows one kind of gang.
-//! The annotations of the pod itself take precedence.
+//! A pod of a PodGroup gets the annotations of a gang, and the priority of the group, when it is observed, so that everything
+//! else knows one kind of gang. The annotations of the pod itself take precedence.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,6 +13,9 @@ pub(crate) const VOLCANO_ANNOTATION: &str = "scheduling.k8s.io/group-name";
 /// Label with the name of a pod's PodGroup of the coscheduling plugin.
 pub(crate) const COSCHEDULING_LABEL: &str = "scheduling.x-k8s.io/pod-group";
 
+const SINGLE: &str = "single";
+const ALL: &str = "all";
+
 /// An API with a PodGroup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PodGroupApi {
@@ -22,6 +25,36 @@ pub enum PodGroupApi {
     Volcano,
     /// `scheduling.x-k8s.io`, named by a label.
     Coscheduling,
+}
+
+/// Annotation with the [`Disruption`] of a PodGroup's pods. The watch drops it from pods that have it themselves.
+pub(crate) const DISRUPTION_ANNOTATION: &str = "gpu.drava.dev/gang-disruption";
+/// Annotation with the CompositePodGroup of a PodGroup. The watch drops it from pods that have it themselves.
+pub(crate) const COMPOSITE_ANNOTATION: &str = "gpu.drava.dev/gang-composite";
+
+/// Which pods of a gang end when one is evicted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Disruption {
+    /// Those beyond the minimum alone, the others together.
+    #[default]
+    Elastic,
+    /// Each alone.
+    Single,
+    /// All together.
+    All,
+}
+
+/// What a PodGroup says of its pods.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct GroupSpec {
+    /// Number of pods that it needs to start, at least 1.
+    pub min: usize,
+    /// Priority of its pods, instead of their own.
+    pub priority: Option<i32>,
+    /// Which of its pods end together.
+    pub disruption: Disruption,
+    /// The CompositePodGroup to which it belongs.
+    pub composite: Option<String>,
 }
 
 /// An observation of PodGroups.
@@ -37,8 +70,8 @@ pub enum PodGroupChange {
         namespace: String,
         /// Its name.
         name: String,
-        /// Number of pods that it needs to start; `None` if it does not exist.
-        min: Option<usize>,
+        /// Its specification; `None` if it does not exist.
+        spec: Option<GroupSpec>,
     },
 }
 
@@ -49,7 +82,7 @@ type Reference = (PodGroupApi, String, String);
 #[derive(Debug, Default)]
 pub(crate) struct PodGroups {
     served: BTreeSet<PodGroupApi>,
-    minimums: BTreeMap<Reference, usize>,
+    groups: BTreeMap<Reference, GroupSpec>,
 }
 
 impl PodGroups {
@@ -62,12 +95,15 @@ impl PodGroups {
                 api,
                 namespace,
                 name,
-                min,
+                spec,
             } => {
                 let reference = (api, namespace, name);
-                match min {
-                    Some(min) => self.minimums.insert(reference, min) != Some(min),
-                    None => self.minimums.remove(&reference).is_some(),
+                match spec {
+                    Some(spec) => {
+                        let before = self.groups.insert(reference, spec.clone());
+                        before != Some(spec)
+                    }
+                    None => self.groups.remove(&reference).is_some(),
                 }
             }
         }
@@ -81,17 +117,47 @@ impl PodGroups {
         if !self.served.contains(&reference.0) {
             return;
         }
-        let min = self.minimums.get(&reference);
+        let group = self.groups.get(&reference);
+        if let Some(priority) = group.and_then(|group| group.priority)
+            && let Some(spec) = &mut pod.spec
+        {
+            spec.priority = Some(priority);
+        }
+        let disruption = group.and_then(|group| match group.disruption {
+            Disruption::Elastic => None,
+            Disruption::Single => Some(SINGLE.to_owned()),
+            Disruption::All => Some(ALL.to_owned()),
+        });
         let annotations = pod.metadata.annotations.get_or_insert_default();
         annotations.insert(GANG_ANNOTATION.to_owned(), reference.2);
-        match min {
-            Some(min) => {
-                annotations.insert(GANG_MIN_ANNOTATION.to_owned(), min.to_string());
-            }
-            None => {
-                annotations.remove(GANG_MIN_ANNOTATION);
-            }
+        let of_group = [
+            (
+                GANG_MIN_ANNOTATION,
+                group.map(|group| group.min.to_string()),
+            ),
+            (DISRUPTION_ANNOTATION, disruption),
+            (
+                COMPOSITE_ANNOTATION,
+                group.and_then(|group| group.composite.clone()),
+            ),
+        ];
+        for (name, value) in of_group {
+            match value {
+                Some(value) => annotations.insert(name.to_owned(), value),
+                None => annotations.remove(name),
+            };
         }
+    }
+}
+
+/// Returns which pods of the gang of a pod end together.
+pub(crate) fn disruption(pod: &Pod) -> Disruption {
+    let annotations = pod.metadata.annotations.as_ref();
+    let value = annotations.and_then(|all| all.get(DISRUPTION_ANNOTATION));
+    match value.map(String::as_str) {
+        Some(SINGLE) => Disruption::Single,
+        Some(ALL) => Disruption::All,
+        Some(_) | None => Disruption::Elastic,
     }
 }
 
@@ -133,7 +199,10 @@ mod tests {
             api,
             namespace: "default".to_owned(),
             name: "g".to_owned(),
-            min,
+            spec: min.map(|min| GroupSpec {
+                min,
+                ..GroupSpec::default()
+            }),
         }
     }
 
@@ -174,6 +243,50 @@ mod tests {
             groups.resolve(&mut pod);
             assert!(gang::of(&pod).is_err(), "the group was deleted");
         }
+    }
+
+    #[test]
+    fn pod_has_priority_and_disruption_of_its_group() {
+        let mut groups = PodGroups::default();
+        groups.observe(PodGroupChange::Served(PodGroupApi::Kubernetes, true));
+        let mut member = pod(
+            &json!({}),
+            &json!({"schedulingGroup": {"podGroupName": "g"}, "priority": 0}),
+        );
+        let mut set = |spec: GroupSpec| {
+            groups.observe(PodGroupChange::Group {
+                api: PodGroupApi::Kubernetes,
+                namespace: "default".to_owned(),
+                name: "g".to_owned(),
+                spec: Some(spec),
+            });
+            groups.resolve(&mut member);
+            (
+                crate::pod::priority(&member),
+                disruption(&member),
+                gang::of(&member),
+            )
+        };
+        let spec = GroupSpec {
+            min: 2,
+            priority: Some(7),
+            disruption: Disruption::All,
+            composite: None,
+        };
+        let (priority, all, gang) = set(spec.clone());
+        assert_eq!((priority, all), (7, Disruption::All));
+        assert_eq!(gang.unwrap().unwrap().min, 2);
+        let (_, single, composite) = set(GroupSpec {
+            disruption: Disruption::Single,
+            composite: Some("job".to_owned()),
+            ..spec
+        });
+        assert_eq!(single, Disruption::Single);
+        assert_eq!(
+            composite.unwrap_err().to_string(),
+            "PodGroup g belongs to CompositePodGroup job, whose groups drava cannot start together; create it without \
+             spec.parentCompositePodGroupName"
+        );
     }
 
     #[test]

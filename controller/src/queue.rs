@@ -116,10 +116,6 @@ impl PodQueue {
         self.users.get(key).into_iter().flatten().cloned().collect()
     }
 
-    pub(crate) fn has_users(&self, key: &ObjectKey) -> bool {
-        self.users.contains_key(key)
-    }
-
     /// Makes the decision for a pod due at the ends of rounds.
     pub(crate) fn suspend(&mut self, uid: &str) {
         if let Some(pending) = self.get_mut(uid) {
@@ -132,6 +128,13 @@ impl PodQueue {
     pub(crate) fn resume(&mut self, uid: &str) -> bool {
         let pending = self.get_mut(uid);
         pending.is_some_and(|pending| std::mem::take(&mut pending.is_suspended))
+    }
+
+    /// Returns whether the decision for a pod is suspended.
+    pub(crate) fn is_suspended(&self, uid: &str) -> bool {
+        self.pods
+            .get(uid)
+            .is_some_and(|pending| pending.is_suspended)
     }
 
     /// Returns whether a decision for a pod of the namespace is suspended.
@@ -166,22 +169,25 @@ impl PodQueue {
         }
     }
 
-    /// Stops avoiding a node that has changed.
-    pub(crate) fn node_changed(&mut self, node: &str) {
-        for pending in self.pods.values_mut() {
-            pending.node_changed(node);
-        }
+    /// Activates the pods that a change of the node can help: all if it is new.
+    pub(crate) fn node_changed(&mut self, node: &str, is_new: bool) {
+        let number = self.nodes.get(node);
+        self.update_all(|pending| {
+            let is_helped = pending.node_changed(node, number);
+            (is_helped || is_new) && pending.activate()
+        });
+    }
+
+    /// Activates the pods that a change of the node's devices can help.
+    pub(crate) fn devices_changed(&mut self, node: &str) {
+        let number = self.nodes.get(node);
+        self.update_all(|pending| pending.devices_changed(number));
     }
 
     /// Forgets a deleted node.
     pub(crate) fn node_deleted(&mut self, node: &str) {
         let number = self.nodes.remove(node);
-        for pending in self.pods.values_mut() {
-            pending.node_changed(node);
-            if let Some(number) = number {
-                pending.node_deleted(number);
-            }
-        }
+        self.update_all(|pending| pending.node_deleted(node, number));
     }
 
     /// Returns the set of these nodes.
@@ -230,6 +236,21 @@ impl PodQueue {
         self.due.has_due()
     }
 
+    /// Returns the UID of the first pod in queue order of which only the gate is left.
+    pub(crate) fn pop_complete(&mut self, now: Instant) -> Option<String> {
+        self.index_changed(now);
+        self.due.pop_complete()
+    }
+
+    /// Makes a decision due for a pod, in this round also if it was decided in this round: before the pods behind it.
+    pub(crate) fn decide_again(&mut self, uid: &str) {
+        if let Some(pending) = self.pods.get_mut(uid) {
+            pending.activate();
+            self.due.decide_again(uid);
+            self.changed.insert(uid.to_owned());
+        }
+    }
+
     /// Returns the UID of the first pod in queue order whose decision is due, which counts as decided in this round.
     pub(crate) fn pop_due(&mut self, now: Instant) -> Option<String> {
         self.index_changed(now);
@@ -274,9 +295,10 @@ impl PodQueue {
                         None => order,
                     };
                     let order = Arc::new(order);
-                    Some(match pending.is_suspended {
-                        true => Due::Suspended(pending.namespace().to_owned(), order),
-                        false => Due::Now(order),
+                    Some(match (pending.is_complete, pending.is_suspended) {
+                        (true, _) => Due::Complete(order),
+                        (false, true) => Due::Suspended(pending.namespace().to_owned(), order),
+                        (false, false) => Due::Now(order),
                     })
                 }
                 Phase::Backoff(until) => Some(Due::At(until)),
@@ -301,6 +323,11 @@ impl PodQueue {
             .filter_map(|uid| self.pods.get(uid))
             .map(PendingPod::order)
             .reduce(|order, member| order.joined(&member))
+    }
+
+    /// Returns the UIDs of the pending pods of a gang.
+    pub(crate) fn uids_of(&self, gang: &GangName) -> impl Iterator<Item = &String> {
+        self.gangs.get(gang).into_iter().flatten()
     }
 
     /// Returns the UIDs of the pending pods of a gang, the oldest first.

@@ -287,10 +287,10 @@ tracked! {
         },
         |snapshot, key| snapshot.cluster.remove_node(&key.1);
     ResourceSlice, Slices:
-        |snapshot, slice| snapshot.cluster.upsert_slice(&slice),
-        |snapshot, key| snapshot.cluster.remove_slice(&key.1);
+        |snapshot, slice| { snapshot.cluster.upsert_slice(&slice); },
+        |snapshot, key| { snapshot.cluster.remove_slice(&key.1); };
     DeviceClass, Classes:
-        |snapshot, class| snapshot.cluster.upsert_class(class),
+        |snapshot, class| { snapshot.cluster.upsert_class(class); },
         |snapshot, key| snapshot.cluster.remove_class(&key.1);
     DeviceTaintRule, TaintRules:
         |snapshot, rule| { snapshot.cluster.upsert_taint_rule(&rule); },

@@ -86,6 +86,17 @@ pub struct Cluster {
     pub(crate) node_checks: AtomicU64,
 }
 
+/// Effect of a slice on its pool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PoolChange {
+    /// The pool publishes what it did.
+    None,
+    /// The pool cannot be used, as while slices are missing.
+    Unusable,
+    /// The pool of this node can be used, and could not, or published something else.
+    Usable(String),
+}
+
 /// A pool with its usage, or its problem.
 #[derive(Debug)]
 pub(crate) struct PoolState {
@@ -103,6 +114,8 @@ struct ClaimState {
 struct Assumed {
     uid: String,
     allocated_devices: Vec<AllocatedDevice>,
+    /// Whether the devices count against quotas.
+    is_charged: bool,
 }
 
 #[derive(Debug)]
@@ -153,11 +166,14 @@ impl Cluster {
         self.nodes.get(name)
     }
 
-    /// Adds or replaces a class.
-    pub fn upsert_class(&mut self, class: DeviceClass) {
-        if let Some(name) = class.metadata.name.clone() {
-            self.classes.insert(name, class);
-        }
+    /// Adds or replaces a class. Returns whether its specification has changed.
+    pub fn upsert_class(&mut self, class: DeviceClass) -> bool {
+        let Some(name) = class.metadata.name.clone() else {
+            return false;
+        };
+        let spec = class.spec.clone();
+        let before = self.classes.insert(name, class);
+        before.is_none_or(|before| before.spec != spec)
     }
 
     /// Removes a class.
@@ -165,8 +181,8 @@ impl Cluster {
         self.classes.remove(name);
     }
 
-    /// Adds or replaces a slice of this driver.
-    pub fn upsert_slice(&mut self, slice: &ResourceSlice) {
+    /// Adds or replaces a slice of this driver. Returns what has changed.
+    pub fn upsert_slice(&mut self, slice: &ResourceSlice) -> PoolChange {
         let version = version(&slice.metadata);
         let parsed = Slice::parse(slice);
         let name = parsed.name.clone();
@@ -175,7 +191,7 @@ impl Cluster {
             .get(&name)
             .is_some_and(|(known, _)| *known > version)
         {
-            return;
+            return PoolChange::None;
         }
         let pool = parsed.pool.clone();
         let before = self.slices.insert(name.clone(), (version, parsed));
@@ -185,20 +201,21 @@ impl Cluster {
             self.unlink_slice(&name, &before.pool);
         }
         self.slices_of.entry(pool.clone()).or_default().insert(name);
-        self.assemble(&pool);
+        self.assemble_and_compare(&pool)
     }
 
-    fn unlink_slice(&mut self, name: &str, pool: &str) {
+    fn unlink_slice(&mut self, name: &str, pool: &str) -> PoolChange {
         if let Some(names) = self.slices_of.get_mut(pool) {
             names.remove(name);
         }
-        self.assemble(pool);
+        self.assemble_and_compare(pool)
     }
 
-    /// Removes a slice.
-    pub fn remove_slice(&mut self, name: &str) {
-        if let Some((_, slice)) = self.slices.remove(name) {
-            self.unlink_slice(name, &slice.pool);
+    /// Removes a slice. Returns what has changed.
+    pub fn remove_slice(&mut self, name: &str) -> PoolChange {
+        match self.slices.remove(name) {
+            Some((_, slice)) => self.unlink_slice(name, &slice.pool),
+            None => PoolChange::None,
         }
     }
 
@@ -266,6 +283,16 @@ impl Cluster {
 
     /// Assumes the allocations of a placement until its claims are observed with them.
     pub fn assume(&mut self, placement: &Placement) {
+        self.assume_devices(placement, true);
+    }
+
+    /// Assumes the allocations of a placement without charging them to quotas: the devices are kept for a pod that may have
+    /// to wait long for others.
+    pub fn hold(&mut self, placement: &Placement) {
+        self.assume_devices(placement, false);
+    }
+
+    fn assume_devices(&mut self, placement: &Placement, is_charged: bool) {
         for claim in &placement.claims {
             let key = (claim.claim.namespace.clone(), claim.claim.name.clone());
             let allocated_devices = claim.allocated_devices();
@@ -276,6 +303,7 @@ impl Cluster {
                 Assumed {
                     uid,
                     allocated_devices,
+                    is_charged,
                 },
             );
             self.recount(&key, &touched);
@@ -368,18 +396,24 @@ impl Cluster {
 
     /// Returns the devices of a claim, including assumed allocations.
     fn devices_of(&self, claim: &ObjectKey) -> impl Iterator<Item = &AllocatedDevice> {
-        let observed = self
-            .claims
-            .get(claim)
-            .filter(|_| !self.gone.claims.contains(claim))
-            .into_iter()
-            .flat_map(|state| &state.allocated_devices);
-        let assumed = self
-            .assumed
-            .get(claim)
-            .into_iter()
-            .flat_map(|assumed| &assumed.allocated_devices);
-        observed.chain(assumed)
+        let assumed = self.assumed.get(claim).into_iter();
+        let assumed = assumed.flat_map(|assumed| &assumed.allocated_devices);
+        self.observed_devices_of(claim).chain(assumed)
+    }
+
+    /// Returns the devices of a claim that count against quotas.
+    fn charged_devices_of(&self, claim: &ObjectKey) -> impl Iterator<Item = &AllocatedDevice> {
+        let assumed = self.assumed.get(claim).filter(|assumed| assumed.is_charged);
+        let assumed = assumed.into_iter();
+        let assumed = assumed.flat_map(|assumed| &assumed.allocated_devices);
+        self.observed_devices_of(claim).chain(assumed)
+    }
+
+    fn observed_devices_of(&self, claim: &ObjectKey) -> impl Iterator<Item = &AllocatedDevice> {
+        let observed = self.claims.get(claim);
+        let observed = observed.filter(|_| !self.gone.claims.contains(claim));
+        let observed = observed.into_iter();
+        observed.flat_map(|state| &state.allocated_devices)
     }
 }
 

@@ -39,6 +39,21 @@ pub struct Device {
     matches: MatchCache,
 }
 
+impl Device {
+    /// Returns whether both publish the same.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.name == other.name
+            && self.attributes == other.attributes
+            && self.capacity == other.capacity
+            && self.shared == other.shared
+            && self.consumes == other.consumes
+            && self.taints == other.taints
+            && self.binding_conditions == other.binding_conditions
+            && self.binding_failure_conditions == other.binding_failure_conditions
+    }
+}
+
 /// Counters consumed from one counter set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Consumption {

@@ -80,6 +80,21 @@ pub enum PoolProblem {
     },
 }
 
+impl Pool {
+    /// Returns whether both publish the same devices of the same node, with the same taints of rules.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        let devices = self.devices.iter().zip(&other.devices);
+        self.node == other.node
+            && self.counter_sets == other.counter_sets
+            && self.rule_taints == other.rule_taints
+            && self.devices.len() == other.devices.len()
+            && devices
+                .into_iter()
+                .all(|(one, other)| Arc::ptr_eq(one, other) || one.is_same(other))
+    }
+}
+
 impl Slice {
     /// Parses a slice; [`Pool::assemble`] returns its problem.
     #[must_use]

@@ -197,8 +197,8 @@ impl State {
     }
 
     /// Returns the unpublished events of finished writes.
-    pub(super) fn into_events(mut self) -> Vec<PendingEvent> {
-        self.planner.take_write_events()
+    pub(super) fn into_events(self) -> Vec<PendingEvent> {
+        self.planner.into_write_events().collect()
     }
 }
 

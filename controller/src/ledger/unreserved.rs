@@ -1,7 +1,8 @@
 //! Allocations of this controller that no pod has reserved.
 //!
 //! kube-scheduler reserves an allocated claim when it binds the pod. An allocation that stays unreserved blocks devices:
-//! its pod cannot be bound to that node, or does not exist. The time-out of a gated pod starts when its gate is removed.
+//! its pod cannot be bound to that node, or does not exist. The time-out of a gated pod starts when its gate is removed: no
+//! scheduler has seen the pod. Until then the allocation times out only if the rest, of the pod or its gang, is missing.
 //!
 //! While kube-scheduler shows no sign of life, nothing is released for the time-out, up to a bound: an allocation that waits
 //! for a scheduler that is down blocks nothing that another allocation would not block, too.
@@ -24,6 +25,19 @@ const MAX_TIMEOUTS: u32 = 5;
 /// Backoff after a failed release.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
+/// The pending pods that reference an allocated claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Users {
+    /// None.
+    Gone,
+    /// All have the gate of this controller, and only the gate of one is left.
+    Complete,
+    /// All have the gate of this controller; other claims of the pods, or of their gangs, are not allocated.
+    Incomplete,
+    /// One is visible to its scheduler.
+    Schedulable,
+}
+
 /// An allocation that no pod has reserved.
 #[derive(Debug, Clone)]
 pub(crate) struct UnreservedAllocation {
@@ -32,6 +46,8 @@ pub(crate) struct UnreservedAllocation {
     since: Instant,
     /// Set when the release is due at once.
     release_reason: Option<ReleaseReason>,
+    /// Why the last release was started.
+    started_because: Option<ReleaseReason>,
     not_before: Instant,
 }
 
@@ -76,6 +92,7 @@ impl UnreservedAllocation {
             node,
             since: now,
             release_reason: None,
+            started_because: None,
             not_before: now,
         })
     }
@@ -83,6 +100,16 @@ impl UnreservedAllocation {
     /// Starts the time-out again.
     pub(crate) fn restart(&mut self, now: Instant) {
         self.since = now;
+    }
+
+    /// Starts a release for this reason.
+    pub(super) fn start_release(&mut self, reason: ReleaseReason) {
+        self.started_because = Some(reason);
+    }
+
+    /// Returns why the last release was started, if one was.
+    pub(crate) const fn release_reason(&self) -> Option<&ReleaseReason> {
+        self.started_because.as_ref()
     }
 
     /// Makes the release due at once.
@@ -109,7 +136,7 @@ impl UnreservedAllocation {
         &self,
         now: Instant,
         times: &ReleaseTimes,
-        has_users: bool,
+        users: Users,
         node_exists: bool,
     ) -> ReleaseCheck {
         if now < self.not_before {
@@ -120,7 +147,13 @@ impl UnreservedAllocation {
         }
         let age = now.duration_since(self.since);
         let bound = times.release_after.saturating_mul(MAX_TIMEOUTS);
-        let has_timed_out = age >= times.release_after;
+        let has_timed_out = users != Users::Complete && age >= times.release_after;
+        if has_timed_out && users == Users::Incomplete {
+            return ReleaseCheck::Due(ReleaseReason::Incomplete {
+                node: self.node.clone(),
+                after: times.release_after,
+            });
+        }
         if has_timed_out && (times.is_scheduler_active_since(self.since) || age >= bound) {
             return ReleaseCheck::Due(ReleaseReason::Unreserved {
                 node: self.node.clone(),
@@ -136,7 +169,7 @@ impl UnreservedAllocation {
                 grace_end.min(end)
             });
         }
-        if !has_users {
+        if users == Users::Gone {
             return ReleaseCheck::Due(ReleaseReason::NoPendingPod);
         }
         if !node_exists {
@@ -147,7 +180,13 @@ impl UnreservedAllocation {
         if has_timed_out {
             ReleaseCheck::Frozen(self.since + bound)
         } else {
-            ReleaseCheck::NotBefore(self.since + times.release_after)
+            let end = self.since + times.release_after;
+            // The removal of the gate starts the time-out again.
+            ReleaseCheck::NotBefore(if end > now {
+                end
+            } else {
+                now + times.release_after
+            })
         }
     }
 }

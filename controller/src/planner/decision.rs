@@ -7,6 +7,7 @@ use drava_allocator::explanation::Explanation;
 use drava_allocator::node::PodDemand;
 use drava_allocator::object::object_key;
 use drava_allocator::placement::Placement;
+use drava_allocator::pod::scheduler;
 use drava_allocator::pod_request::PodRequest;
 use drava_allocator::selector::is_suspended;
 use drava_api::reason::Reason;
@@ -19,7 +20,7 @@ use crate::event::PendingEvent;
 use crate::gang::{self, GangName};
 use crate::queue::QueueOrder;
 use crate::queue::pending_pod::{PendingPod, Phase};
-use crate::{allocation, claim, pod, pod_condition};
+use crate::{allocation, claim, pod};
 
 /// Pods that are decided together: one pod, or the pending members of a gang.
 pub(super) struct Group {
@@ -46,24 +47,31 @@ impl Planner {
         let Some(order) = self.queue.order(uid) else {
             return;
         };
+        self.restore_reservations(Some(&order));
         if !self.queue.resume(uid) && self.yields(uid) {
             return self.suspend_pod(uid, time, actions);
         }
-        self.lift_reservations(uid, &order);
+        let own = self.take_own_reservations(uid);
+        self.decide_without_own(uid, &order, time, actions);
+        self.renew_reservations(uid, own);
+    }
+
+    /// Decides like [`Self::schedule`] while nothing is reserved for the pod.
+    fn decide_without_own(
+        &mut self,
+        uid: &str,
+        order: &QueueOrder,
+        time: &DecisionTime,
+        actions: &mut Vec<Action>,
+    ) {
         if let Some(pending) = self.queue.get_mut(uid) {
             pending.phase = Phase::Unschedulable;
             pending.waits_for_quota = false;
         }
         let (explanation, claims) = match self.demand(uid) {
             Demand::Nothing | Demand::Unknown => return,
-            // kube-scheduler takes over.
             Demand::Allocated => {
-                if let Some(pending) = self.queue.get(uid) {
-                    let waiting = pod_condition::waiting(&pending.pod, self.conditions.get(uid));
-                    self.newly_allocated.extend(waiting);
-                }
-                actions.extend(self.remove_gate(uid));
-                return;
+                return self.pod_allocated(uid, &mut BTreeSet::new(), time, actions);
             }
             Demand::Unservable(explanation, claims) => (explanation, claims),
             Demand::Devices(request) => {
@@ -73,8 +81,9 @@ impl Planner {
                 {
                     self.cluster.observe_request(&request.pod_request);
                 }
+                self.lift_reservations(order);
                 match self.group(*request, time.instant) {
-                    Ok(group) => return self.schedule_group(&group, &order, time, actions),
+                    Ok(group) => return self.schedule_group(&group, order, time, actions),
                     Err(explanation) => (explanation, claims),
                 }
             }
@@ -120,10 +129,15 @@ impl Planner {
             return;
         }
         if plan.placed.len() + plan.covered >= group.required {
+            if let Some(until) = self.held_until(&plan, time.instant) {
+                return self.wait_behind(group, &plan, until, time, actions);
+            }
             for (request, explanation) in plan.rejected {
                 let uid = &request.pod_request.uid;
                 self.report_unschedulable(uid, &explanation, &request.claims, time, actions);
             }
+            let placements = plan.placed.iter().map(|(_, placement)| placement);
+            self.outdate_reservations(placements, None);
             actions.extend(self.start_job(&plan.placed, time));
             return;
         }
@@ -138,7 +152,9 @@ impl Planner {
         if self.suspend(group, time, actions) {
             return;
         }
-        let explanation = waiting.unwrap_or_else(|| group.explanation(&plan));
+        let explanation = waiting
+            .or_else(|| self.reserved_room(group))
+            .unwrap_or_else(|| group.explanation(&plan));
         let unfit_nodes = match &plan.rejected[..] {
             [(_, only)] => self.unfit_nodes(only),
             rejected => {
@@ -155,6 +171,46 @@ impl Planner {
                 pending.waits_for_quota =
                     request.pod_request.is_single() && explanation.is_quota_only();
             }
+        }
+    }
+
+    /// Returns until when the plan waits, because it has a node where its pod was not bound in time.
+    fn held_until(&self, plan: &Plan, now: Instant) -> Option<Instant> {
+        let held = plan.placed.iter().filter_map(|(request, placement)| {
+            let pending = self.queue.get(&request.pod_request.uid)?;
+            pending.held_on(&placement.node, now)
+        });
+        held.max()
+    }
+
+    /// Gives up a plan on nodes where the pods were not bound in time, and lets the group wait behind others.
+    fn wait_behind(
+        &mut self,
+        group: &Group,
+        plan: &Plan,
+        until: Instant,
+        time: &DecisionTime,
+        actions: &mut Vec<Action>,
+    ) {
+        for (request, placement) in &plan.placed {
+            self.forget(request, placement);
+        }
+        for request in &group.requests {
+            let uid = &request.pod_request.uid;
+            let Some(pending) = self.queue.get_mut(uid) else {
+                continue;
+            };
+            let nodes: Vec<&str> = pending.avoided_nodes().iter().map(String::as_str).collect();
+            let message = format!(
+                "scheduler {} did not bind the pod to {} within {} s; the pod waits behind others and is tried there again \
+                 later: see in the events of the pod and of its group or queue why it is not admitted",
+                scheduler(&pending.pod),
+                nodes.join(", "),
+                self.settings.release_after.as_secs()
+            );
+            pending.wait_behind(until);
+            let explanation = Explanation::rejected(Reason::NotBound, message);
+            self.report_unschedulable(uid, &explanation, &request.claims, time, actions);
         }
     }
 
@@ -385,7 +441,7 @@ impl Planner {
     }
 
     /// Reports the explanation on the pod and on its unallocated claims.
-    fn report_unschedulable(
+    pub(super) fn report_unschedulable(
         &mut self,
         uid: &str,
         explanation: &Explanation,

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::room::REVIEW_INTERVAL;
 use super::{DecisionTime, Planner};
-use crate::action::{EvictionCause, EvictionOutcome, Precedence, Victim};
+use crate::action::{EvictionCause, EvictionOutcome, Victim};
 use crate::event::PendingEvent;
 use crate::pod::qualified_name;
 
@@ -19,6 +19,18 @@ impl Planner {
     pub fn eviction_finished(&mut self, outcome: EvictionOutcome, now: Instant) {
         let eviction = &outcome.eviction;
         self.report_evicted(&eviction.cause, &outcome.evicted);
+        if let EvictionCause::Preemption(preemptor) = &eviction.cause {
+            self.preemptors.remove(&preemptor.uid);
+            for victim in &outcome.evicted {
+                let uid = victim.pod.uid.as_deref().unwrap_or_default();
+                if let Some(until) = self.evicted.get_mut(uid) {
+                    *until = Some(now + REVIEW_INTERVAL);
+                }
+            }
+            if let Some(pending) = self.queue.get_mut(&preemptor.uid) {
+                pending.activate();
+            }
+        }
         let Some(failure) = outcome.failure else {
             return;
         };
@@ -63,13 +75,8 @@ impl Planner {
                     self.write_events.push(event);
                 }
                 let name = qualified_name(&preemptor.pod);
-                let why = match preemptor.precedence {
-                    Precedence::Priority => format!("priority {}", preemptor.priority),
-                    Precedence::Guarantee => {
-                        "within the guarantee of its quota; this pod used borrowed GPUs".to_owned()
-                    }
-                };
                 for victim in evicted {
+                    let why = preemptor.why();
                     let event = PendingEvent::preempted(victim.pod.clone(), &name, &why);
                     self.write_events.push(event);
                 }
@@ -87,7 +94,8 @@ impl Planner {
     /// for all pods when a pod may be evicted again.
     pub(super) fn review_reservations(&mut self, time: &DecisionTime) {
         let now = time.instant;
-        self.evicted.retain(|_, until| now < *until);
+        self.evicted
+            .retain(|_, until| until.is_none_or(|until| now < until));
         self.ended_pods.review(&self.ledger, time);
         let count = self.protected.len() + self.in_minimum_runtime.len();
         self.protected.retain(|_, until| now < *until);

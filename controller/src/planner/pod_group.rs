@@ -11,16 +11,16 @@ impl Planner {
             PodGroupChange::Group {
                 namespace,
                 name,
-                min,
+                spec,
                 ..
-            } => Some((GangName::new(namespace, name), *min)),
+            } => Some((GangName::new(namespace, name), spec.clone())),
             PodGroupChange::Served(..) => None,
         };
         if !self.pod_groups.observe(change) {
             return;
         }
-        if let Some((gang, Some(min))) = &changed {
-            self.live_pods.set_gang_min(gang, *min);
+        if let Some((gang, Some(spec))) = &changed {
+            self.live_pods.set_group(gang, spec);
         }
         let members: Vec<_> = self
             .queue

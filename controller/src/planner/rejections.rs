@@ -9,7 +9,7 @@ use drava_allocator::pod_request::PodRequest;
 use drava_allocator::selector::is_suspended;
 
 use super::Planner;
-use super::room::RoomCause;
+use super::room::RoomKind;
 use crate::queue::NodeSet;
 
 /// Most requests that are remembered.
@@ -20,8 +20,10 @@ const MAX_REJECTIONS: usize = 16;
 pub(super) struct Rejections {
     /// The newest first.
     known: VecDeque<(PodRequest, Explanation)>,
-    /// Requests for which no room can be made for that cause and with that priority, the newest first.
-    without_room: VecDeque<(PodRequest, (RoomCause, i32))>,
+    /// Requests for which no room of that kind can be made, the newest first.
+    without_room: VecDeque<(PodRequest, RoomKind)>,
+    /// Requests with the reservation that keeps their devices, if one does; the newest first.
+    reserved: VecDeque<(PodRequest, Option<Explanation>)>,
     /// The last explanation with its nodes that are unfit regardless of devices.
     unfit_nodes: Option<(Explanation, Arc<NodeSet>)>,
 }
@@ -31,16 +33,30 @@ impl Rejections {
     pub(super) fn clear(&mut self) {
         self.known.clear();
         self.without_room.clear();
+        self.reserved.clear();
+    }
+
+    /// Notes which reservation keeps the devices of a request.
+    pub(super) fn reserved(&mut self, request: &PodRequest, by: Option<Explanation>) {
+        self.reserved.push_front((request.clone(), by));
+        self.reserved.truncate(MAX_REJECTIONS);
+    }
+
+    /// Returns which reservation keeps the devices of a request, if that is known.
+    pub(super) fn reserved_for(&self, request: &PodRequest) -> Option<&Option<Explanation>> {
+        let mut known = self.reserved.iter();
+        let (_, by) = known.find(|(known, _)| known.is_equivalent(request))?;
+        Some(by)
     }
 
     /// Notes that no room can be made for a request.
-    pub(super) fn no_room(&mut self, request: &PodRequest, kind: (RoomCause, i32)) {
+    pub(super) fn no_room(&mut self, request: &PodRequest, kind: RoomKind) {
         self.without_room.push_front((request.clone(), kind));
         self.without_room.truncate(MAX_REJECTIONS);
     }
 
     /// Returns whether no room can be made for a request.
-    pub(super) fn has_no_room(&self, request: &PodRequest, kind: (RoomCause, i32)) -> bool {
+    pub(super) fn has_no_room(&self, request: &PodRequest, kind: RoomKind) -> bool {
         let mut known = self.without_room.iter();
         known.any(|(known, of)| *of == kind && known.is_equivalent(request))
     }

@@ -3,7 +3,7 @@
 //! Pods that are being deleted cost nothing, nor do those that have ended and whose claims are about to be released. A pod
 //! evicts pods of strictly lower priority, after a simulation has proved that it fits then. A pod within the guarantee of its
 //! quota evicts pods of tenants that use more than theirs. No eviction takes another tenant below its guarantee. The head of
-//! the queue waits for pods of any priority without evicting them.
+//! the queue waits for pods of any priority without evicting them, and reserves devices only while pods end for it.
 //!
 //! A pod that kube-scheduler did not bind where it was allocated evicts nothing until a node or the pod changes: otherwise
 //! it could evict on one node after the other in vain.
@@ -13,7 +13,9 @@ use std::time::Duration;
 
 use drava_allocator::cluster::{Departure, Floors};
 use drava_allocator::explanation::Explanation;
+use drava_allocator::node::PodDemand;
 use drava_allocator::placement::Placement;
+use drava_allocator::pod_request::PodRequest;
 use drava_allocator::selector::is_suspended;
 use drava_api::reason::Reason;
 use jiff::{SignedDuration, Timestamp};
@@ -22,15 +24,18 @@ use super::decision::Group;
 use super::demand::Request;
 use super::{DecisionTime, Planner};
 use crate::action::{Action, Eviction, EvictionCause, Precedence, Preemptor, Victim};
+use crate::event::ReleaseReason;
 use crate::ledger::{Owner, Purpose, Reservation};
 use crate::live_pods::LivePod;
-use crate::pod;
+use crate::pod::{self, qualified_name};
 use crate::queue::QueueOrder;
 
 mod holders;
 mod known_victims;
 mod limits;
 mod placing;
+mod reserved;
+mod rollout;
 
 use holders::Holders;
 
@@ -47,6 +52,9 @@ pub(super) enum RoomCause {
     /// They are evicted.
     Eviction(Precedence),
 }
+
+/// Cause of a room, and the priority below which pods may end for it; `None` if priority does not decide.
+pub(super) type RoomKind = (RoomCause, Option<i32>);
 
 /// Room for a group.
 struct Room {
@@ -67,18 +75,107 @@ struct Search<'a> {
     cause: RoomCause,
 }
 
+/// The reservations of a pod that is decided, or of its gang.
+#[derive(Default)]
+pub(super) struct OwnReservations {
+    taken: Vec<(Owner, Reservation)>,
+    /// Whether there was one before this round, too.
+    existed: bool,
+}
+
 impl Planner {
-    /// Ends the reservation of the pod or its gang, and those of pods behind it, which are decided again.
-    pub(super) fn lift_reservations(&mut self, uid: &str, order: &QueueOrder) {
-        let own = self.owners(uid);
-        let lifted: Vec<Owner> = self
+    /// Ends the reservations of the pod or its gang, before it is decided. Returns them.
+    pub(super) fn take_own_reservations(&mut self, uid: &str) -> OwnReservations {
+        let mut own = OwnReservations::default();
+        for owner in self.owners(uid) {
+            own.existed |= self.outdated.remove(&owner);
+            let lifted = self.lifted.extract_if(.., |(of, _)| *of == owner);
+            own.taken.extend(lifted);
+            if let Some(reservation) = self.take_reservation(&owner) {
+                own.taken.push((owner, reservation));
+            }
+        }
+        own.existed |= !own.taken.is_empty();
+        own
+    }
+
+    /// Keeps the reservations of a pod whose decision goes on later. Notes whether the pod reserves nothing any longer.
+    pub(super) fn renew_reservations(&mut self, uid: &str, own: OwnReservations) {
+        if self.queue.is_suspended(uid) {
+            self.lifted.extend(own.taken);
+        } else if own.existed {
+            let owners = self.owners(uid);
+            let is_renewed = self.ledger.owners().any(|owner| owners.contains(owner));
+            self.has_room_ended |= !is_renewed;
+        }
+    }
+
+    /// Lifts the reservations of the pods behind one that is decided.
+    pub(super) fn lift_reservations(&mut self, order: &QueueOrder) {
+        let behind: Vec<Owner> = self
             .ledger
             .reservations()
-            .filter(|(owner, reservation)| own.contains(owner) || reservation.order >= *order)
+            .filter(|(_, reservation)| reservation.order >= *order)
             .map(|(owner, _)| owner.clone())
             .collect();
-        for owner in lifted {
-            self.end_reservation(&owner);
+        for owner in behind {
+            if let Some(reservation) = self.take_reservation(&owner) {
+                self.lifted.push((owner, reservation));
+            }
+        }
+    }
+
+    /// Restores the lifted reservations, before a pod of this order is decided: those ahead of it. Less is free then, so what
+    /// was rejected stays rejected.
+    pub(super) fn restore_reservations(&mut self, before: Option<&QueueOrder>) {
+        let lifted = std::mem::take(&mut self.lifted);
+        for (owner, reservation) in lifted {
+            if before.is_some_and(|order| reservation.order >= *order) {
+                self.lifted.push((owner, reservation));
+                continue;
+            }
+            for (uid, placement) in &reservation.placements {
+                let demand = self
+                    .queue
+                    .get(uid)
+                    .map(|pending| PodDemand::of(&pending.pod));
+                self.keep(placement, reservation.purpose);
+                if let Some(demand) = demand {
+                    self.cluster.assume_pod(uid, &placement.node, &demand);
+                }
+            }
+            self.ledger.reserve(owner, reservation);
+        }
+    }
+
+    /// Ends the lifted reservations on the nodes of new placements, and that of the head of the queue if there is another
+    /// one now. Their owners are decided before the pods behind them.
+    pub(super) fn outdate_reservations<'a>(
+        &mut self,
+        placements: impl Iterator<Item = &'a Placement>,
+        purpose: Option<Purpose>,
+    ) {
+        if self.lifted.is_empty() {
+            return;
+        }
+        let nodes: BTreeSet<&str> = placements
+            .map(|placement| placement.node.as_str())
+            .collect();
+        let is_outdated = |reservation: &Reservation| {
+            let mut reserved = reservation.placements.iter();
+            reserved.any(|(_, placement)| nodes.contains(placement.node.as_str()))
+                || purpose == Some(Purpose::HeadOfQueue)
+                    && reservation.purpose == Purpose::HeadOfQueue
+        };
+        let lifted = std::mem::take(&mut self.lifted).into_iter();
+        let (outdated, kept): (Vec<_>, Vec<_>) =
+            lifted.partition(|(_, reservation)| is_outdated(reservation));
+        self.lifted = kept;
+        for (owner, reservation) in outdated {
+            for (uid, _) in &reservation.placements {
+                self.queue.decide_again(uid);
+            }
+            self.outdated.insert(owner);
         }
     }
 
@@ -90,20 +187,37 @@ impl Planner {
     }
 
     fn end_reservation(&mut self, owner: &Owner) -> bool {
-        let Some(reservation) = self.ledger.end_reservation(owner) else {
-            return false;
+        let was_outdated = self.outdated.remove(owner);
+        let Some(reservation) = self.take_reservation(owner) else {
+            return was_outdated;
         };
+        for (uid, _) in &reservation.placements {
+            if let Some(pending) = self.queue.get_mut(uid) {
+                pending.activate();
+            }
+        }
+        true
+    }
+
+    fn take_reservation(&mut self, owner: &Owner) -> Option<Reservation> {
+        let reservation = self.ledger.end_reservation(owner)?;
         self.rejections.clear();
         for key in reservation.claims() {
             self.cluster.forget(&key);
         }
         for (uid, _) in &reservation.placements {
             self.cluster.forget_pod(uid);
-            if let Some(pending) = self.queue.get_mut(uid) {
-                pending.activate();
-            }
         }
-        true
+        Some(reservation)
+    }
+
+    /// Keeps devices for a pod. A waiting head of the queue is charged nothing: its devices may be those that its own tenant
+    /// still uses.
+    fn keep(&mut self, placement: &Placement, purpose: Purpose) {
+        match purpose {
+            Purpose::HeadOfQueue => self.cluster.hold(placement),
+            Purpose::Preemption => self.cluster.assume(placement),
+        }
     }
 
     fn namespace_of(&self, uid: &str) -> String {
@@ -132,7 +246,11 @@ impl Planner {
         self.set_reclaiming(group, false);
         let ending = self.ending_pods(time);
         let pending = |request: &Request| self.queue.get(&request.pod_request.uid);
+        let mut preemptors = group.requests.iter();
+        let is_evicting =
+            preemptors.any(|request| self.preemptors.contains(&request.pod_request.uid));
         let may_evict = self.settings.preemption
+            && !is_evicting
             && group.requests.iter().filter_map(pending).all(|pending| {
                 pod::may_preempt(&pending.pod) && pending.avoided_nodes().is_empty()
             })
@@ -149,11 +267,12 @@ impl Planner {
         if may_preempt || !ending.is_empty() {
             let precedence = Precedence::Priority;
             let cause = RoomCause::Eviction(precedence);
-            let found = self.find_room_once(group, &ending, (cause, priority), below, time);
+            let kind = (cause, may_preempt.then_some(priority));
+            let found = self.find_room_once(group, &ending, kind, below, time);
             room = found.map(|room| (room, precedence));
         }
         if room.is_none() && may_evict {
-            let found = self.find_guaranteed_room(group, &ending, priority, time);
+            let found = self.find_guaranteed_room(group, &ending, time);
             room = found.map(|room| (room, Precedence::Guarantee));
         }
         if let Some((room, precedence)) = room {
@@ -174,23 +293,25 @@ impl Planner {
             self.reserve(group, room, Purpose::Preemption, order, time);
             return Some(waiting);
         }
+        if let Some(blocked) = self.own_rollout(group, &ending, time) {
+            return Some(blocked);
+        }
         let has_head = self
             .ledger
             .reservations()
             .any(|(_, reservation)| reservation.purpose == Purpose::HeadOfQueue);
         if !has_head
             && !waits_for_quota
-            && let Some(room) = self.find_room_once(
-                group,
-                &ending,
-                (RoomCause::Wait, priority),
-                |_| Some(0),
-                time,
-            )
+            && let Some(room) =
+                self.find_room_once(group, &ending, (RoomCause::Wait, None), |_| Some(0), time)
         {
+            let awaited = room.victims.iter();
+            let awaited = awaited.filter_map(|uid| self.live_pods.get(uid));
+            let end_by_themselves = awaited.clone().all(|pod| pod.ends_by_itself);
             let head = room.placements.first();
             let head = head.and_then(|(head, _)| self.queue.get_mut(&head.pod_request.uid));
-            if head.is_some_and(|head| head.may_reserve(room.victims.len(), time.instant)) {
+            let count = room.victims.len();
+            if head.is_some_and(|head| head.may_reserve(count, end_by_themselves, time.instant)) {
                 self.reserve(group, room, Purpose::HeadOfQueue, order, time);
             }
         }
@@ -202,7 +323,6 @@ impl Planner {
         &mut self,
         group: &Group,
         ending: &BTreeSet<String>,
-        priority: i32,
         time: &DecisionTime,
     ) -> Option<Room> {
         let first = group.requests.first()?;
@@ -217,7 +337,7 @@ impl Planner {
             let namespace = pod.reference.namespace.as_deref().unwrap_or_default();
             borrowers.contains(namespace).then_some(pod.priority)
         };
-        self.find_room_once(group, ending, (cause, priority), of_borrower, time)
+        self.find_room_once(group, ending, (cause, None), of_borrower, time)
     }
 
     fn reserve(
@@ -236,10 +356,15 @@ impl Planner {
             .clone()
             .map_or_else(|| Owner::Pod(first.pod_request.uid.clone()), Owner::Gang);
         let uid = first.pod_request.uid.clone();
+        let placements = room.placements.iter().map(|(_, placement)| placement);
+        self.outdate_reservations(placements, Some(purpose));
         let mut is_guaranteed = purpose == Purpose::Preemption;
         for (request, placement) in &room.placements {
             is_guaranteed &= self.cluster.is_guaranteed(placement);
-            self.assume(request, placement);
+            self.rejections.clear();
+            self.keep(placement, purpose);
+            let PodRequest { uid, demand, .. } = &request.pod_request;
+            self.cluster.assume_pod(uid, &placement.node, demand);
         }
         if is_guaranteed {
             self.set_reclaiming(group, true);
@@ -266,7 +391,7 @@ impl Planner {
         }
     }
 
-    /// Starts the eviction of the victims.
+    /// Starts the eviction of the victims. One that is not bound loses its allocation instead, and waits again.
     fn evict(
         &mut self,
         group: &Group,
@@ -284,29 +409,41 @@ impl Planner {
         else {
             return;
         };
-        let victims: Vec<Victim> = victims
-            .iter()
-            .filter_map(|uid| self.live_pods.get(uid))
-            .map(|pod| Victim {
-                pod: pod.reference.clone(),
-                priority: pod.priority,
-            })
-            .collect();
-        if victims.is_empty() {
+        let preemptor = Preemptor {
+            uid: uid.clone(),
+            pod: preemptor.reference.clone(),
+            priority: preemptor.priority,
+            precedence,
+        };
+        let victims = victims.iter().filter_map(|uid| {
+            let (uid, pod) = self.live_pods.get_key_value(uid)?;
+            Some((uid.to_owned(), pod.clone()))
+        });
+        let (bound, unbound): (Vec<_>, Vec<_>) = victims.partition(|(_, pod)| pod.is_bound);
+        for (uid, pod) in unbound {
+            let reason = ReleaseReason::Preempted {
+                by: qualified_name(&preemptor.pod),
+                why: preemptor.why(),
+            };
+            for key in &pod.claims {
+                self.ledger.release_now(key, reason.clone());
+            }
+            self.evicted
+                .insert(uid, Some(time.instant + REVIEW_INTERVAL));
+        }
+        if bound.is_empty() {
             return;
         }
-        for victim in &victims {
-            let uid = victim.pod.uid.clone().unwrap_or_default();
-            self.evicted.insert(uid, time.instant + REVIEW_INTERVAL);
-        }
+        self.evicted
+            .extend(bound.iter().map(|(uid, _)| (uid.clone(), None)));
+        self.preemptors.insert(preemptor.uid.clone());
+        let victims = bound.into_iter().map(|(_, pod)| Victim {
+            pod: pod.reference,
+            priority: pod.priority,
+        });
         actions.push(Action::Evict(Eviction {
-            cause: EvictionCause::Preemption(Preemptor {
-                uid: uid.clone(),
-                pod: preemptor.reference.clone(),
-                priority: preemptor.priority,
-                precedence,
-            }),
-            victims,
+            cause: EvictionCause::Preemption(preemptor),
+            victims: victims.collect(),
         }));
     }
 
@@ -326,19 +463,18 @@ impl Planner {
         let evicted = self
             .evicted
             .iter()
-            .filter(|(_, until)| time.instant < **until)
+            .filter(|(_, until)| until.is_none_or(|until| time.instant < until))
             .map(|(uid, _)| uid.clone());
         let ended = self.ended_pods.uids().cloned();
         deleted.chain(evicted).chain(ended).collect()
     }
 
-    /// Returns room like [`Self::find_room`]; for a request equal to one without room, at once. The priority is that of the
-    /// group.
+    /// Returns room like [`Self::find_room`]; for a request equal to one without such room, at once.
     fn find_room_once(
         &mut self,
         group: &Group,
         ending: &BTreeSet<String>,
-        (cause, priority): (RoomCause, i32),
+        kind: RoomKind,
         priority_of: impl Fn(&LivePod) -> Option<i32>,
         time: &DecisionTime,
     ) -> Option<Room> {
@@ -346,17 +482,17 @@ impl Planner {
             (None, [request]) => Some(&request.pod_request),
             _ => None,
         };
-        if single.is_some_and(|request| self.rejections.has_no_room(request, (cause, priority))) {
+        if single.is_some_and(|request| self.rejections.has_no_room(request, kind)) {
             return None;
         }
         let room = self
-            .find_room(group, ending, cause, priority_of, time)
+            .find_room(group, ending, kind.0, priority_of, time)
             .filter(|_| !is_suspended());
         if room.is_none()
             && !is_suspended()
             && let Some(request) = single
         {
-            self.rejections.no_room(request, (cause, priority));
+            self.rejections.no_room(request, kind);
         }
         room
     }

@@ -1,6 +1,6 @@
 //! Decisions for all due pods, in time slices.
 
-use std::collections::BTreeSet;
+use std::time::Duration;
 
 use drava_allocator::selector::in_turn;
 use tokio::time::Instant;
@@ -13,6 +13,28 @@ use crate::action::Action;
 pub(super) struct Round {
     /// Start of the slice that ended before the round.
     interrupted: Option<Instant>,
+}
+
+/// Time after which pods are decided again that a change cannot have helped, so that their reasons are up to date.
+const REFRESH_AFTER: Duration = Duration::from_secs(30);
+
+/// When all pods are decided again, only for their reasons.
+#[derive(Debug, Default)]
+pub(super) struct Refresh(Option<Instant>);
+
+impl Refresh {
+    /// Returns whether all are decided again now. `is_outdated` tells of a change since the last call.
+    pub(super) fn is_due(&mut self, is_outdated: bool, now: Instant) -> bool {
+        if is_outdated {
+            self.0.get_or_insert(now + REFRESH_AFTER);
+        }
+        self.0.take_if(|due| *due <= now).is_some()
+    }
+
+    /// Returns when [`Self::is_due`] has to be called.
+    pub(super) const fn next(&self) -> Option<Instant> {
+        self.0
+    }
 }
 
 /// Number of decisions since the start.
@@ -36,22 +58,24 @@ impl Planner {
     /// Decides for the due pods, and for all when a reservation has ended.
     pub(super) fn decide_due(&mut self, time: &DecisionTime, actions: &mut Vec<Action>) {
         self.rejections.clear();
-        let owners: BTreeSet<_> = self.ledger.owners().cloned().collect();
         self.decide_in_order(time, actions);
-        if !owners.is_subset(&self.ledger.owners().cloned().collect()) {
+        if std::mem::take(&mut self.has_room_ended) {
             self.queue.activate_all();
             self.decide_in_order(time, actions);
         }
     }
 
     /// Decides for the due pods in queue order, until the time slice is over. A decision can make pods behind it due again,
-    /// because it ends their reservations.
+    /// because it takes what was reserved for them.
     fn decide_in_order(&mut self, time: &DecisionTime, actions: &mut Vec<Action>) {
+        self.decide_until_slice_ends(time, actions);
+        self.restore_reservations(None);
+    }
+
+    fn decide_until_slice_ends(&mut self, time: &DecisionTime, actions: &mut Vec<Action>) {
         self.round.interrupted = None;
         let mut is_started = false;
-        while self.in_flight.len() + self.gates_in_flight.len() < MAX_IN_FLIGHT
-            && self.queue.has_due(time.instant)
-        {
+        while self.in_flight.len() < MAX_IN_FLIGHT && self.queue.has_due(time.instant) {
             if is_started && (time.is_slice_over)(time.instant) {
                 self.round.interrupted = Some(time.instant);
                 return;

@@ -4,6 +4,8 @@
 //! changes, which make every pod due, do not starve those at the end of the queue. A new pod takes its place in the current
 //! round.
 //!
+//! A complete pod, of which only the gate is left, takes no part in the rounds: what is allocated waits for no decision.
+//!
 //! A suspended decision goes on when a round is over: one turn of one decision, of the first pod in queue order of a
 //! namespace. Namespaces take turns.
 
@@ -22,6 +24,8 @@ pub(super) enum Due {
     Now(Arc<QueueOrder>),
     /// When a round is over, in this order in this namespace.
     Suspended(String, Arc<QueueOrder>),
+    /// Before all decisions, in this order: the pod is complete.
+    Complete(Arc<QueueOrder>),
     /// At the end of its backoff.
     At(Instant),
 }
@@ -32,6 +36,7 @@ enum Position {
     ThisRound(Arc<QueueOrder>),
     NextRound(Arc<QueueOrder>),
     Suspended(String, Arc<QueueOrder>),
+    Complete(Arc<QueueOrder>),
     Backoff(Instant),
 }
 
@@ -42,6 +47,7 @@ pub(super) struct DueIndex {
     positions: BTreeMap<String, Position>,
     this_round: BTreeSet<(Arc<QueueOrder>, String)>,
     next_round: BTreeSet<(Arc<QueueOrder>, String)>,
+    complete: BTreeSet<(Arc<QueueOrder>, String)>,
     /// By namespace.
     suspended: BTreeMap<String, BTreeSet<(Arc<QueueOrder>, String)>>,
     /// Namespace of the last turn of a suspended decision.
@@ -60,6 +66,7 @@ impl DueIndex {
             Due::Now(order) if self.decided.contains(uid) => Position::NextRound(order),
             Due::Now(order) => Position::ThisRound(order),
             Due::Suspended(namespace, order) => Position::Suspended(namespace, order),
+            Due::Complete(order) => Position::Complete(order),
             Due::At(until) => Position::Backoff(until),
         });
         if self.positions.get(uid) == position.as_ref() {
@@ -78,6 +85,9 @@ impl DueIndex {
             Position::Suspended(namespace, order) => {
                 let pods = self.suspended.entry(namespace.clone()).or_default();
                 pods.insert((Arc::clone(order), uid.clone()));
+            }
+            Position::Complete(order) => {
+                self.complete.insert((Arc::clone(order), uid.clone()));
             }
             Position::Backoff(until) => {
                 self.backoffs.insert((*until, uid.clone()));
@@ -108,11 +118,26 @@ impl DueIndex {
                     }
                 }
             }
+            Some(Position::Complete(order)) => {
+                self.complete.remove(&(order, uid.to_owned()));
+            }
             Some(Position::Backoff(until)) => {
                 self.backoffs.remove(&(until, uid.to_owned()));
             }
             None => {}
         }
+    }
+
+    /// Lets the pod be decided once more in this round, before those behind it.
+    pub(super) fn decide_again(&mut self, uid: &str) {
+        self.decided.remove(uid);
+    }
+
+    /// Removes and returns the first complete pod.
+    pub(super) fn pop_complete(&mut self) -> Option<String> {
+        let (_, uid) = self.complete.pop_first()?;
+        self.positions.remove(&uid);
+        Some(uid)
     }
 
     /// Returns the UIDs of the pods whose backoff has ended.

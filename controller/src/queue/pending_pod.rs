@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use drava_allocator::node::PodDemand;
 use drava_allocator::object::{ObjectKey, object_key};
+use drava_api::names::ALLOCATION_GATE;
 use drava_api::reason::Reason;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
@@ -18,6 +19,8 @@ use crate::{pod, pod_condition};
 
 /// Backoff after the first failure; doubles with each failure.
 const INITIAL_BACKOFF: Duration = Duration::from_secs(1);
+/// Maximum time for which a pod is not allocated again where it was not bound in time.
+const MAX_HOLD: Duration = Duration::from_secs(300);
 /// Maximum backoff.
 const MAX_BACKOFF: Duration = Duration::from_secs(120);
 /// Time for which the head of the queue reserves devices although no pod ends for which it waits, and for which it then
@@ -43,6 +46,12 @@ pub(crate) struct PendingPod {
     has_neighbor_rules: bool,
     /// Consecutive failures.
     failures: u32,
+    /// How often it was not bound in time where it was allocated.
+    timeouts: u32,
+    /// Until when it is not allocated again on the nodes that it avoids.
+    held_until: Option<Instant>,
+    /// Whether it waits behind the others of its priority, because it was not bound in time on any node that it fits.
+    is_behind: bool,
     /// Nodes to which kube-scheduler did not bind the pod; selected last until the node or the pod changes.
     avoided_nodes: BTreeSet<String>,
     /// Nodes that the last decision rejected regardless of devices.
@@ -52,11 +61,16 @@ pub(crate) struct PendingPod {
     pub(crate) is_counted: bool,
     /// Whether a node is planned for the pod, as a member of its gang without claims. Claims carry their own state.
     pub(crate) is_placed: bool,
+    /// Whether only the gate of this controller is left: the claims of the pod are allocated, and the watch has delivered
+    /// them.
+    pub(crate) is_complete: bool,
 }
 
 /// Wait of the head of the queue for the end of other pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum HeadWait {
+    /// Nothing is reserved: this number of pods has to end, and none is known to end.
+    Watching { awaited: usize },
     /// Devices are reserved; since this time this number of pods has to end.
     Reserving { since: Instant, awaited: usize },
     /// Nothing is reserved before this time.
@@ -76,12 +90,14 @@ pub(crate) enum Phase {
     Backoff(Instant),
 }
 
-/// Sort key of pending pods: those that restore the guarantee of their tenant first, then by priority, then the age of the gang, then the age of the pod. A gang has the priority of its
-/// member with the lowest one.
+/// Sort key of pending pods: those that restore the guarantee of their tenant first, then by priority, then those that a
+/// scheduler does not bind last, then the age of the gang, then the age of the pod. A gang has the priority of its member with
+/// the lowest one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct QueueOrder {
     is_reclaiming: Reverse<bool>,
     priority: Reverse<i32>,
+    is_behind: bool,
     /// Of the gang; of the pod if it belongs to none.
     group_created: Timestamp,
     group: ObjectKey,
@@ -100,6 +116,7 @@ impl QueueOrder {
         Self {
             is_reclaiming: gang.is_reclaiming,
             priority: gang.priority,
+            is_behind: gang.is_behind,
             group_created: gang.group_created,
             group: gang.group.clone(),
             ..self
@@ -112,6 +129,7 @@ impl QueueOrder {
         Self {
             is_reclaiming: self.is_reclaiming.min(other.is_reclaiming),
             priority: self.priority.max(other.priority),
+            is_behind: self.is_behind || other.is_behind,
             group_created,
             ..self
         }
@@ -129,18 +147,38 @@ impl PendingPod {
             waits_for_quota: false,
             is_reclaiming: false,
             failures: 0,
+            timeouts: 0,
+            held_until: None,
+            is_behind: false,
             avoided_nodes: BTreeSet::new(),
             unfit_nodes: Arc::default(),
             head_wait: None,
             is_counted: false,
             is_placed: false,
+            is_complete: false,
         }
     }
 
     /// Returns whether the pod, as the head of the queue, may reserve devices while it waits for the end of `awaited` pods.
-    pub(crate) fn may_reserve(&mut self, awaited: usize, now: Instant) -> bool {
+    /// Those that `end_by_themselves` may end at any time; for others it reserves from the first end on that brings it closer.
+    pub(crate) fn may_reserve(
+        &mut self,
+        awaited: usize,
+        end_by_themselves: bool,
+        now: Instant,
+    ) -> bool {
         match self.head_wait {
             Some(HeadWait::Paused(until)) if now < until => false,
+            None | Some(HeadWait::Paused(_)) if !end_by_themselves => {
+                self.head_wait = Some(HeadWait::Watching { awaited });
+                false
+            }
+            Some(HeadWait::Watching { awaited: before })
+                if awaited >= before && !end_by_themselves =>
+            {
+                self.head_wait = Some(HeadWait::Watching { awaited });
+                false
+            }
             Some(HeadWait::Reserving {
                 since,
                 awaited: before,
@@ -170,6 +208,7 @@ impl PendingPod {
         QueueOrder {
             is_reclaiming: Reverse(self.is_reclaiming),
             priority: Reverse(pod::priority(&self.pod)),
+            is_behind: self.is_behind,
             group_created: created,
             group: self
                 .gang()
@@ -182,6 +221,16 @@ impl PendingPod {
     /// Returns the namespace of the pod.
     pub(crate) fn namespace(&self) -> &str {
         self.pod.metadata.namespace.as_deref().unwrap_or_default()
+    }
+
+    /// Removes the gate of this controller, as a finished write has done.
+    pub(crate) fn remove_gate(&mut self) {
+        self.is_complete = false;
+        if let Some(spec) = &mut self.pod.spec {
+            let gates = spec.scheduling_gates.take().into_iter().flatten();
+            let left: Vec<_> = gates.filter(|gate| gate.name != ALLOCATION_GATE).collect();
+            spec.scheduling_gates = (!left.is_empty()).then_some(left);
+        }
     }
 
     /// Returns the gang of the pod.
@@ -211,18 +260,54 @@ impl PendingPod {
         self.unfit_nodes = nodes;
     }
 
-    /// Forgets a deleted node by its number.
-    pub(super) fn node_deleted(&mut self, number: usize) {
-        if self.unfit_nodes.contains(number) {
+    /// Forgets a deleted node by its number. Returns whether the phase has changed.
+    pub(super) fn node_deleted(&mut self, node: &str, number: Option<usize>) -> bool {
+        self.stop_avoiding(node);
+        if let Some(number) = number
+            && self.unfit_nodes.contains(number)
+        {
             Arc::make_mut(&mut self.unfit_nodes).remove(number);
         }
+        self.has_neighbor_rules && self.activate()
     }
 
     /// Makes a decision due if the last one rejected the node, of that number, on which a pod has ended. Returns whether the
     /// phase has changed.
     pub(super) fn resources_freed(&mut self, node: &str, number: Option<usize>) -> bool {
-        self.avoided_nodes.remove(node);
+        self.stop_avoiding(node);
         number.is_some_and(|number| self.unfit_nodes.contains(number)) && self.activate()
+    }
+
+    /// Stops avoiding a node where something has changed: its scheduler may bind the pod there now.
+    fn stop_avoiding(&mut self, node: &str) -> bool {
+        let was_avoided = self.avoided_nodes.remove(node);
+        if was_avoided {
+            self.held_until = None;
+            self.is_behind = false;
+        }
+        was_avoided
+    }
+
+    /// Selects a node last where the pod was not bound in time, and is not allocated there for a while: so long that others
+    /// can have the devices at least as long as it had them, and doubled each time.
+    pub(crate) fn not_bound(&mut self, node: &str, after: Duration, now: Instant) {
+        self.avoided_nodes.insert(node.to_owned());
+        let hold = after.saturating_mul(1 << self.timeouts.min(7));
+        self.timeouts = self.timeouts.saturating_add(1);
+        self.held_until = Some(now + hold.min(MAX_HOLD));
+        self.phase = Phase::Backoff(now + INITIAL_BACKOFF);
+    }
+
+    /// Returns until when the pod is not allocated on the node.
+    pub(crate) fn held_on(&self, node: &str, now: Instant) -> Option<Instant> {
+        let until = self.held_until.filter(|until| now < *until)?;
+        self.avoided_nodes.contains(node).then_some(until)
+    }
+
+    /// Makes the pod wait behind others until this time.
+    pub(crate) fn wait_behind(&mut self, until: Instant) {
+        self.is_behind = true;
+        self.phase = Phase::Backoff(until);
     }
 
     /// Makes a decision due after a pod was bound or has ended, if the pod has rules about other pods. Returns whether the
@@ -248,9 +333,20 @@ impl PendingPod {
         }
     }
 
-    /// Stops avoiding a node that has changed.
-    pub(crate) fn node_changed(&mut self, node: &str) {
-        self.avoided_nodes.remove(node);
+    /// Stops avoiding a node, of that number, that has changed. Returns whether the change can help: the last decision rejected
+    /// or avoided the node regardless of devices, or other pods decide where this one can run, by the labels of their nodes.
+    pub(super) fn node_changed(&mut self, node: &str, number: Option<usize>) -> bool {
+        let was_avoided = self.stop_avoiding(node);
+        was_avoided
+            || self.has_neighbor_rules
+            || number.is_some_and(|number| self.unfit_nodes.contains(number))
+    }
+
+    /// Makes a decision due after a change of the devices of the node, of that number, unless the last decision rejected the
+    /// node regardless of devices. Returns whether the phase has changed.
+    pub(super) fn devices_changed(&mut self, number: Option<usize>) -> bool {
+        let is_unfit = number.is_some_and(|number| self.unfit_nodes.contains(number));
+        !is_unfit && self.activate()
     }
 
     pub(crate) const fn avoided_nodes(&self) -> &BTreeSet<String> {
@@ -263,6 +359,8 @@ impl PendingPod {
         let is_own_change = pod_condition::is_only_change(&self.pod, &pod);
         if self.pod.spec != pod.spec {
             self.avoided_nodes.clear();
+            self.held_until = None;
+            self.is_behind = false;
         }
         self.has_neighbor_rules = PodDemand::of(&pod).has_neighbor_rules();
         self.pod = pod;

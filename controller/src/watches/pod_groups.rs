@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::served::{is_served, once_then_pause};
 use super::{Kind, Observation, observe, trim};
 use crate::change::Change;
-use crate::pod_group::{PodGroupApi, PodGroupChange};
+use crate::pod_group::{Disruption, GroupSpec, PodGroupApi, PodGroupChange};
 
 /// Time between two checks whether an API is served by now.
 const RECHECK: Duration = Duration::from_secs(30);
@@ -99,32 +99,57 @@ fn observations(client: &Client, api: PodGroupApi) -> BoxStream<'static, Observa
 
 fn of_kubernetes(change: Change<v1beta1::PodGroup>) -> Observation {
     group_change(PodGroupApi::Kubernetes, change, |group| {
-        let policy = group.spec.scheduling_policy;
-        Some(policy.gang?.min_count.into())
+        let spec = group.spec;
+        let gang = spec.scheduling_policy.gang;
+        let disruption = match spec.disruption_mode {
+            Some(mode) if mode.all.is_some() => Disruption::All,
+            // The default of the API.
+            Some(_) | None => Disruption::Single,
+        };
+        GroupSpec {
+            min: minimum(gang.map(|gang| gang.min_count.into())),
+            priority: spec.priority,
+            disruption,
+            composite: spec.parent_composite_pod_group_name,
+        }
     })
 }
 
 fn of_volcano(change: Change<VolcanoPodGroup>) -> Observation {
-    group_change(PodGroupApi::Volcano, change, |group| group.spec.min_member)
+    group_change(PodGroupApi::Volcano, change, |group| {
+        of_members(group.spec.min_member)
+    })
 }
 
 fn of_coscheduling(change: Change<CoschedulingPodGroup>) -> Observation {
     group_change(PodGroupApi::Coscheduling, change, |group| {
-        group.spec.min_member
+        of_members(group.spec.min_member)
     })
 }
 
-/// Returns the observation of a change. A group without a minimum starts with one pod.
+fn of_members(min: Option<i64>) -> GroupSpec {
+    GroupSpec {
+        min: minimum(min),
+        ..GroupSpec::default()
+    }
+}
+
+/// Returns the number of pods that a group needs; one without a minimum starts with one pod.
+fn minimum(min: Option<i64>) -> usize {
+    let min = min.and_then(|min| usize::try_from(min).ok());
+    min.unwrap_or(1).max(1)
+}
+
+/// Returns the observation of a change.
 fn group_change<K: kube::ResourceExt>(
     api: PodGroupApi,
     change: Change<K>,
-    min_of: impl FnOnce(K) -> Option<i64>,
+    spec_of: impl FnOnce(K) -> GroupSpec,
 ) -> Observation {
-    let (namespace, name, min) = match change {
+    let (namespace, name, spec) = match change {
         Change::Applied(group) => {
             let (namespace, name) = (group.namespace().unwrap_or_default(), group.name_any());
-            let min = min_of(*group).and_then(|min| usize::try_from(min).ok());
-            (namespace, name, Some(min.unwrap_or(1).max(1)))
+            (namespace, name, Some(spec_of(*group)))
         }
         Change::Deleted(group) => (group.namespace, group.name, None),
     };
@@ -132,7 +157,7 @@ fn group_change<K: kube::ResourceExt>(
         api,
         namespace,
         name,
-        min,
+        spec,
     })
 }
 
@@ -150,7 +175,10 @@ mod tests {
         let volcano = of_member("PodGroup", group_version(PodGroupApi::Volcano), 4);
         let coscheduling = of_member("PodGroup", group_version(PodGroupApi::Coscheduling), 0);
         let kubernetes = json!({
-            "metadata": metadata, "spec": {"schedulingPolicy": {"gang": {"minCount": 3}}},
+            "metadata": metadata, "spec": {
+                "schedulingPolicy": {"gang": {"minCount": 3}}, "disruptionMode": {"all": {}}, "priority": 5,
+                "parentCompositePodGroupName": "job",
+            },
         });
         let applied = [
             (
@@ -164,10 +192,18 @@ mod tests {
             ),
         ];
         for (observation, expected) in applied {
-            let Observation::PodGroup(PodGroupChange::Group { min, name, .. }) = observation else {
+            let Observation::PodGroup(PodGroupChange::Group {
+                api, spec, name, ..
+            }) = observation
+            else {
                 panic!("{observation:?}");
             };
-            assert_eq!((name.as_str(), min), ("g", Some(expected)));
+            let spec = spec.unwrap();
+            assert_eq!((name.as_str(), spec.min), ("g", expected));
+            if api == PodGroupApi::Kubernetes {
+                assert_eq!((spec.priority, spec.disruption), (Some(5), Disruption::All));
+                assert_eq!(spec.composite.as_deref(), Some("job"));
+            }
         }
     }
 }

@@ -83,6 +83,10 @@ impl Cluster {
         self.with_anti_affinity.remove(uid);
         if let Some(requested) = self.requested.get_mut(&assignment.node) {
             node::subtract(requested, &assignment.requests);
+            // Names of nodes that are gone are not kept.
+            if requested.values().all(|amount| amount.is_zero()) {
+                self.requested.remove(&assignment.node);
+            }
         }
         if self.gone.pods.contains(uid)
             && let Some(gone) = self.gone_requested.get_mut(&assignment.node)

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Cluster, PoolState};
+use super::{Cluster, PoolChange, PoolState};
 use crate::device::Device;
 use crate::object::ObjectKey;
 use crate::pool::{Pool, PoolProblem};
@@ -118,6 +118,20 @@ impl Cluster {
         self.mark_pool_changed(pool);
         self.assemble_slices(pool);
         self.mark_pool_changed(pool);
+    }
+
+    /// Assembles a pool. Returns what has changed.
+    pub(super) fn assemble_and_compare(&mut self, name: &str) -> PoolChange {
+        let before = self.pools.get(name).and_then(|pool| {
+            let (pool, _) = pool.state.as_ref().ok()?;
+            Some(pool.clone())
+        });
+        self.assemble(name);
+        match (before, self.pools.get(name).map(|pool| &pool.state)) {
+            (Some(before), Some(Ok((after, _)))) if before.is_same(after) => PoolChange::None,
+            (_, Some(Ok((after, _)))) => PoolChange::Usable(after.node.clone()),
+            (_, Some(Err(_)) | None) => PoolChange::Unusable,
+        }
     }
 
     /// Notes that the devices of the pool's node may have changed.

@@ -281,7 +281,7 @@ impl Cluster {
 
     /// Charges the devices of a claim after a change.
     pub(super) fn charge(&mut self, claim: &ObjectKey) {
-        let devices = self.devices_of(claim);
+        let devices = self.charged_devices_of(claim);
         let charges = devices.filter_map(|allocated| {
             let device = self.published(&allocated.pool, &allocated.device);
             let charge = Charge::of(device, &allocated.access)?;

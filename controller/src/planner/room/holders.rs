@@ -10,6 +10,7 @@ use crate::claim;
 use crate::live_pods::LivePod;
 use crate::planner::decision::Group;
 use crate::planner::{DecisionTime, Planner};
+use crate::pod_group::Disruption;
 use crate::victims::Candidate;
 
 /// Nodes on which each pod holds devices, by its UID.
@@ -143,6 +144,9 @@ impl Planner {
                 continue;
             }
             let mut uids: BTreeSet<String> = claim::consumers(claim).map(str::to_owned).collect();
+            for gang in claim::consuming_gangs(claim) {
+                uids.extend(self.live_pods.members(&gang).map(|(uid, _)| uid.to_owned()));
+            }
             if uids.is_empty() {
                 // A tenant can write any UID into the annotation.
                 let pod = claim::allocated_for(claim).filter(|uid| self.references(uid, key));
@@ -179,8 +183,13 @@ impl Planner {
             for uid in &uids {
                 let unit = self.unit(uid);
                 let is_deleted = |(_, pod): &(&str, &LivePod)| pod.grace_period_end.is_some();
+                // Of a pod that is not bound, the allocation is released: not one that is being written or reserved.
+                let is_in_motion = |(_, pod): &(&str, &LivePod)| {
+                    !pod.is_bound && !pod.claims.iter().all(|key| self.ledger.can_be_freed(key))
+                };
                 if ending.contains(uid)
                     || unit.iter().any(is_deleted)
+                    || cause != RoomCause::Wait && unit.iter().any(is_in_motion)
                     || unit
                         .iter()
                         .any(|(uid, _)| own.contains(uid) || is_protected(uid))
@@ -211,7 +220,7 @@ impl Planner {
     }
 
     /// Returns the pods that end with this one: the members of its gang that hold devices or are bound. The newest members
-    /// beyond the number that the gang needs end alone.
+    /// beyond the number that the gang needs end alone, unless its PodGroup says otherwise.
     fn unit(&self, uid: &str) -> Vec<(&str, &LivePod)> {
         let Some((uid, pod)) = self.live_pods.get_key_value(uid) else {
             return Vec::new();
@@ -224,6 +233,11 @@ impl Planner {
                     .filter(|(uid, pod)| pod.is_bound || self.holds_devices(uid, pod))
                     .collect();
                 members.sort_by_key(|(uid, pod)| (pod.created, *uid));
+                match pod.disruption {
+                    Disruption::Single => return vec![(uid, pod)],
+                    Disruption::All => return members,
+                    Disruption::Elastic => {}
+                }
                 let mut elastic = members.iter().skip(pod.gang_min);
                 if elastic.any(|(member, _)| *member == uid) {
                     return vec![(uid, pod)];
@@ -242,7 +256,10 @@ impl Planner {
         let mut claims = pod.claims.iter().filter_map(|key| self.ledger.claim(key));
         claims.any(|claim| {
             let is_consumer = claim::consumers(claim).any(|consumer| consumer == uid);
-            claim::is_allocated(claim) && (is_consumer || claim::allocated_for(claim) == Some(uid))
+            let of_gang =
+                || claim::consuming_gangs(claim).any(|gang| pod.gang.as_ref() == Some(&gang));
+            claim::is_allocated(claim)
+                && (is_consumer || claim::allocated_for(claim) == Some(uid) || of_gang())
         })
     }
 }

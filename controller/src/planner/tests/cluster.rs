@@ -419,6 +419,18 @@ impl TestCluster {
         }));
     }
 
+    /// Deletes a node with its slice.
+    pub(super) fn delete_node(&mut self, name: &str) {
+        let deleted = |name: String| DeletedObject {
+            namespace: String::new(),
+            uid: name.clone(),
+            name,
+        };
+        self.planner
+            .slice(Change::Deleted(deleted(format!("slice-{name}"))));
+        self.planner.node(Change::Deleted(deleted(name.to_owned())));
+    }
+
     pub(super) fn delete_claim(&mut self, name: &str) {
         let claim = self.claims.remove(name).unwrap();
         let deleted = DeletedObject {

@@ -9,7 +9,7 @@ use serde_json::json;
 use super::cluster::{RELEASE_AFTER, TestCluster, applied, member};
 use crate::action::AllocationFailure;
 use crate::fixture::{claim, gated_pod, node, object, pod, slice};
-use crate::pod_group::{PodGroupApi, PodGroupChange};
+use crate::pod_group::{Disruption, GroupSpec, PodGroupApi, PodGroupChange};
 
 #[test]
 fn waits_until_enough_members_exist() {
@@ -257,11 +257,14 @@ fn failed_gate_removal_keeps_place_of_member() {
 
 #[test]
 fn pod_waits_for_minimum_of_its_pod_group() {
-    let group = |min| PodGroupChange::Group {
+    let group = |min: Option<usize>| PodGroupChange::Group {
         api: PodGroupApi::Coscheduling,
         namespace: "default".to_owned(),
         name: "g".to_owned(),
-        min,
+        spec: min.map(|min| GroupSpec {
+            min,
+            ..GroupSpec::default()
+        }),
     };
     let mut cluster = TestCluster::new(&["n1"]);
     let served = PodGroupChange::Served(PodGroupApi::Coscheduling, true);
@@ -379,4 +382,148 @@ fn gang_without_claims_preempts_by_priority() {
         cluster.delete_pod(name);
     }
     assert_eq!(cluster.settle().len(), 2);
+}
+
+#[test]
+fn opens_no_gate_of_half_written_gang() {
+    let names = ["m-1", "m-2", "m-3"];
+    // Any set of the writes may have been executed when the leader died.
+    for written in 0..8_usize {
+        let is_written = |index: usize| written >> index & 1 == 1;
+        let mut cluster = TestCluster::new(&["n1", "n2", "n3"]);
+        for name in names {
+            cluster.add_claim(claim(name, "50Gi"));
+            cluster.add_pod(member(gated_pod(name, &[name], &[ALLOCATION_GATE]), "3"));
+        }
+        let (mut jobs, _) = cluster.actions();
+        let before = cluster.claims.clone();
+        cluster.written(&jobs.remove(0));
+        for (index, name) in names.into_iter().enumerate() {
+            if !is_written(index) {
+                let claim = before[name].clone();
+                cluster.claims.insert(name.to_owned(), claim);
+            }
+        }
+        cluster.change_leader();
+        // Meanwhile the rest of the gang does not fit.
+        let free: Vec<&str> = ["n1", "n2", "n3"]
+            .into_iter()
+            .filter(|node| {
+                let pool = format!("{node}/gpus");
+                !names.iter().any(|name| {
+                    let claim = serde_json::to_value(&cluster.claims[*name]).unwrap();
+                    claim["status"].to_string().contains(&pool)
+                })
+            })
+            .collect();
+        for node in &free {
+            cluster.delete_node(node);
+        }
+        cluster.settle();
+        if written == 7 {
+            assert_eq!(cluster.finish_gate_removals(None).len(), 3);
+            continue;
+        }
+        assert!(cluster.gate_removals.is_empty(), "writes {written:03b}");
+        let count = written.count_ones();
+        if let Some(index) = (0..3).find(|index| is_written(*index)) {
+            let messages = cluster.messages_of(&format!("Pod/{}", names[index]));
+            let expected = format!("WaitingForGang: gang g: {count} of 3 members are allocated");
+            assert_eq!(messages, [expected.as_str()]);
+        }
+        cluster.advance(RELEASE_AFTER);
+        let (_, releases) = cluster.actions();
+        assert_eq!(releases.len(), count as usize, "the gang holds nothing");
+        for release in &releases {
+            cluster.release(release);
+        }
+        for node in free {
+            cluster.planner.node(applied(crate::fixture::node(node)));
+            cluster.planner.slice(applied(slice(node)));
+        }
+        cluster.advance(Duration::from_secs(2));
+        assert_eq!(cluster.settle().len(), 3);
+        assert_eq!(cluster.finish_gate_removals(None).len(), 3);
+    }
+}
+
+/// Evicts for a pod of priority 10 on a node full of members of a PodGroup of Kubernetes with this specification, whose claim
+/// is reserved for the group.
+fn evicted_from_group(spec: GroupSpec) -> Vec<String> {
+    let mut cluster = TestCluster::new(&["n1"]);
+    let api = PodGroupApi::Kubernetes;
+    cluster.planner.pod_group(PodGroupChange::Served(api, true));
+    cluster.planner.pod_group(PodGroupChange::Group {
+        api,
+        namespace: "default".to_owned(),
+        name: "g".to_owned(),
+        spec: Some(spec),
+    });
+    for name in ["m-1", "m-2", "m-3"] {
+        cluster.add_claim(claim(name, "25Gi"));
+        let mut pod = pod(name, &[name]);
+        let group = json!({"podGroupName": "g"});
+        pod.spec.as_mut().unwrap().scheduling_group = Some(object(group));
+        cluster.add_pod(pod);
+    }
+    assert_eq!(cluster.settle().len(), 3);
+    for name in ["m-1", "m-2", "m-3"] {
+        cluster.bind((name, "n1"));
+    }
+    let mut reserved = cluster.claims["m-3"].clone();
+    let consumer = json!([{"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "g", "uid": "g"}]);
+    reserved.status.as_mut().unwrap().reserved_for = Some(object(consumer));
+    cluster.observe(reserved);
+    cluster.add_pod_of_priority("urgent", "20Gi", 10);
+    assert!(cluster.settle().is_empty());
+    let evicted = cluster.evict().into_iter();
+    evicted
+        .map(|evicted| evicted.replace(" for urgent", ""))
+        .collect()
+}
+
+#[test]
+fn pod_group_says_which_pods_end_together() {
+    let spec = |disruption, priority| GroupSpec {
+        min: 2,
+        priority,
+        disruption,
+        composite: None,
+    };
+    // The claim of m-3 is free only when all have ended.
+    assert_eq!(evicted_from_group(spec(Disruption::Single, None)).len(), 1);
+    assert_eq!(evicted_from_group(spec(Disruption::All, None)).len(), 3);
+    assert_eq!(evicted_from_group(spec(Disruption::Elastic, None)).len(), 3);
+    let protected = evicted_from_group(spec(Disruption::Single, Some(10)));
+    assert!(
+        protected.is_empty(),
+        "the priority of the group counts: {protected:?}"
+    );
+}
+
+#[test]
+fn refuses_part_of_composite_group_with_reason() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    let api = PodGroupApi::Kubernetes;
+    cluster.planner.pod_group(PodGroupChange::Served(api, true));
+    cluster.planner.pod_group(PodGroupChange::Group {
+        api,
+        namespace: "default".to_owned(),
+        name: "g".to_owned(),
+        spec: Some(GroupSpec {
+            min: 1,
+            composite: Some("job".to_owned()),
+            ..GroupSpec::default()
+        }),
+    });
+    cluster.add_claim(claim("m", "20Gi"));
+    let mut pod = pod("m", &["m"]);
+    pod.spec.as_mut().unwrap().scheduling_group = Some(object(json!({"podGroupName": "g"})));
+    cluster.add_pod(pod);
+    assert!(cluster.settle().is_empty());
+    let messages = cluster.messages_of("Pod/m");
+    assert!(
+        messages[0].starts_with("InvalidGang: PodGroup g belongs to CompositePodGroup job"),
+        "{messages:?}"
+    );
 }

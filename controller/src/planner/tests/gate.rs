@@ -5,7 +5,7 @@ use std::time::Duration;
 use drava_api::names::ALLOCATION_GATE;
 use serde_json::json;
 
-use super::cluster::{RELEASE_AFTER, TestCluster};
+use super::cluster::{RELEASE_AFTER, TestCluster, applied};
 use crate::action::AllocationFailure;
 use crate::fixture::{claim, gated_pod, object, pod};
 
@@ -140,4 +140,117 @@ fn retries_failed_gate_removal_after_backoff() {
     cluster.advance(Duration::from_secs(1));
     cluster.actions();
     assert_eq!(cluster.finish_gate_removals(None), ["p"]);
+}
+
+/// Cluster with this number of equal gated pods, of which more than 1,000 fit.
+fn backlog(count: usize) -> TestCluster {
+    let nodes: Vec<String> = (0..10).map(|index| format!("n{index}")).collect();
+    let nodes: Vec<&str> = nodes.iter().map(String::as_str).collect();
+    let mut cluster = TestCluster::new(&nodes);
+    let mut template = (
+        claim("p", "100Mi"),
+        gated_pod("p", &["p"], &[ALLOCATION_GATE]),
+    );
+    template.1.spec.as_mut().unwrap().containers[0].resources = None;
+    for index in 0..count {
+        let name = format!("p{index:05}");
+        let (mut claim, mut pod) = template.clone();
+        claim.metadata.name = Some(name.clone());
+        claim.metadata.uid = Some(format!("uid-{name}"));
+        cluster.observe(claim);
+        pod.metadata.name = Some(name.clone());
+        pod.metadata.uid = Some(format!("pod-{name}"));
+        let entry = &mut pod.spec.as_mut().unwrap().resource_claims.as_mut().unwrap()[0];
+        entry.resource_claim_name = Some(name);
+        cluster.add_pod(pod);
+    }
+    cluster
+}
+
+/// Writes the next allocations, and the watch delivers them. Returns the names of their pods.
+fn write_next(cluster: &mut TestCluster) -> Vec<String> {
+    let (jobs, releases) = cluster.actions();
+    assert!(releases.is_empty(), "{releases:?}");
+    let mut names = Vec::new();
+    for job in jobs {
+        names.push(job.pods[0].pod.name.clone().unwrap());
+        cluster.write(job);
+    }
+    for name in &names {
+        let claim = cluster.claims[name].clone();
+        cluster.planner.claim(applied(claim), cluster.now);
+    }
+    names
+}
+
+#[test]
+fn removes_first_gate_before_it_decides_for_others() {
+    for count in [200, 3_000, 30_000] {
+        let mut cluster = backlog(count);
+        let written = write_next(&mut cluster);
+        assert!(written.len() < count, "others are undecided");
+        cluster.actions();
+        let ungated = cluster.finish_gate_removals(None);
+        assert_eq!(
+            ungated.first(),
+            Some(&"p00000".to_owned()),
+            "of {count} pods"
+        );
+    }
+}
+
+#[test]
+fn removes_gate_of_highest_priority_first() {
+    let mut cluster = backlog(200);
+    cluster.add_claim(claim("urgent", "100Mi"));
+    let mut urgent = gated_pod("urgent", &["urgent"], &[ALLOCATION_GATE]);
+    urgent.spec.as_mut().unwrap().priority = Some(1000);
+    cluster.add_pod(urgent);
+    assert_eq!(write_next(&mut cluster)[0], "urgent");
+    cluster.actions();
+    assert_eq!(cluster.finish_gate_removals(None)[0], "urgent");
+}
+
+#[test]
+fn gated_pod_keeps_its_allocation() {
+    let mut cluster = backlog(80);
+    for _ in 0..2 {
+        write_next(&mut cluster);
+    }
+    // The removals of the gates are not executed, or have no turn.
+    for _ in 0..10 {
+        cluster.advance(RELEASE_AFTER);
+        let (jobs, releases) = cluster.actions();
+        assert!(jobs.is_empty() && releases.is_empty(), "{releases:?}");
+    }
+    assert!(!cluster.gate_removals.is_empty());
+    let mut ungated = 0;
+    while !cluster.gate_removals.is_empty() {
+        for name in cluster.finish_gate_removals(None) {
+            cluster.add_pod(pod(&name, &[&name]));
+            ungated += 1;
+        }
+        assert!(
+            cluster.actions().1.is_empty(),
+            "the time-outs have just started"
+        );
+    }
+    assert_eq!(ungated, 80);
+    cluster.advance(RELEASE_AFTER);
+    assert_eq!(cluster.actions().1.len(), 80);
+}
+
+#[test]
+fn late_gate_removal_ends_no_back_off() {
+    let mut cluster = cluster_with_gated_pod(&[ALLOCATION_GATE]);
+    cluster.settle();
+    // kube-scheduler has rejected the pod before the response to the removal of its gate arrives.
+    for name in ["a", "b"] {
+        cluster.deallocate(name);
+    }
+    cluster.add_pod(pod("p", &["a", "b"]));
+    cluster.actions();
+    cluster.finish_gate_removals(None);
+    cluster.advance(Duration::from_secs(1));
+    assert_eq!(cluster.settle(), ["p → n1"]);
 }

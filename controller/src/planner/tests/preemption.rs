@@ -35,13 +35,39 @@ fn evicts_needed_pods_and_allocates_their_devices() {
 }
 
 #[test]
-fn evicts_victim_that_was_bound_after_the_decision() {
+fn unbound_pod_loses_its_allocation_instead_of_its_life() {
     let mut cluster = TestCluster::new(&["n1"]);
     cluster.add_pod_of_priority("low", "70Gi", 0);
     assert_eq!(cluster.settle(), ["low → n1"]);
     cluster.add_pod_of_priority("urgent", "60Gi", 10);
-    assert!(cluster.settle().is_empty());
+    assert!(cluster.actions().0.is_empty());
+    let (jobs, releases) = cluster.actions();
+    assert!(jobs.is_empty() && cluster.evictions.is_empty());
+    assert_eq!(releases.len(), 1);
+    cluster.release(&releases[0]);
+    assert_eq!(cluster.settle(), ["urgent → n1"]);
+    assert_eq!(
+        cluster.messages_of("Pod/low")[0],
+        "the allocation of claim default/low on n1 was released for pod default/urgent (priority 10); the pod waits again"
+    );
+    // It avoids no node and has no back-off: no scheduler has rejected it.
+    cluster.end("urgent");
+    assert_eq!(cluster.settle(), ["low → n1"]);
+}
+
+#[test]
+fn evicts_victim_that_is_bound_before_its_release() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.add_pod_of_priority("low", "70Gi", 0);
+    assert_eq!(cluster.settle(), ["low → n1"]);
+    cluster.add_pod_of_priority("urgent", "60Gi", 10);
+    cluster.actions();
+    let (_, releases) = cluster.actions();
+    assert_eq!(releases.len(), 1);
+    // kube-scheduler has reserved the claim in the meantime, so the release fails.
     cluster.bind(("low", "n1"));
+    let reserved = cluster.claims["low"].clone();
+    cluster.release_finished(&releases[0], Some(reserved));
     assert!(cluster.settle().is_empty());
     assert_eq!(cluster.evict(), ["low for urgent"]);
 }
@@ -229,6 +255,9 @@ fn counts_shared_claim_with_all_its_pods() {
         cluster.add_pod(pod);
     }
     cluster.settle();
+    for name in ["low", "high"] {
+        cluster.bind((name, "n1"));
+    }
     let consumers = serde_json::json!([
         {"resource": "pods", "name": "low", "uid": "pod-low"},
         {"resource": "pods", "name": "high", "uid": "pod-high"},
@@ -445,4 +474,75 @@ fn takes_free_devices_before_the_delay() {
     assert!(cluster.evictions.is_empty(), "the delay is not over");
     cluster.end("low");
     assert_eq!(cluster.settle(), ["urgent → n1"]);
+}
+
+#[test]
+fn chooses_no_victims_again_while_an_eviction_is_in_flight() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.add_running(&[("low", "70Gi", 0)]);
+    cluster.add_pod_of_priority("urgent", "60Gi", 10);
+    assert!(cluster.settle().is_empty());
+    let eviction = cluster.evictions.remove(0);
+    // A younger pod on a new node would be the better victim.
+    let mut younger = pod("younger", &["younger"]);
+    younger.spec.as_mut().unwrap().priority = Some(20);
+    let created = crate::fixture::object(serde_json::json!("2026-01-01T00:00:20Z"));
+    younger.metadata.creation_timestamp = Some(created);
+    cluster.add_claim(claim("younger", "70Gi"));
+    cluster.add_pod(younger.clone());
+    cluster.planner.node(applied(node("n2")));
+    cluster.planner.slice(applied(slice("n2")));
+    assert_eq!(cluster.settle(), ["younger → n2"]);
+    younger.spec.as_mut().unwrap().priority = Some(0);
+    cluster.pods.insert("younger".to_owned(), younger);
+    cluster.bind(("younger", "n2"));
+    for _ in 0..5 {
+        cluster.advance(Duration::from_secs(31));
+        assert!(cluster.settle().is_empty());
+        assert!(
+            cluster.evictions.is_empty(),
+            "the first eviction has not ended"
+        );
+    }
+    cluster.evictions.push(eviction);
+    assert_eq!(cluster.evict(), ["low for urgent"]);
+    assert!(cluster.settle().is_empty());
+    assert!(cluster.evictions.is_empty());
+    cluster.end("low");
+    assert_eq!(cluster.settle(), ["urgent → n1"]);
+}
+
+#[test]
+fn pod_that_may_not_evict_silences_no_other() {
+    let mut cluster = TestCluster::new(&["n1", "n2"]);
+    let mut labeled = node("n2");
+    labeled.metadata.labels = Some([("only".to_owned(), "n2".to_owned())].into());
+    cluster.planner.node(applied(labeled));
+    let add = |cluster: &mut TestCluster,
+               name: &str,
+               memory: &str,
+               priority,
+               policy: Option<&str>,
+               is_on_n2| {
+        cluster.add_claim(claim(name, memory));
+        let mut pod = pod(name, &[name]);
+        let spec = pod.spec.as_mut().unwrap();
+        spec.priority = Some(priority);
+        spec.preemption_policy = policy.map(str::to_owned);
+        if is_on_n2 {
+            spec.node_selector = Some([("only".to_owned(), "n2".to_owned())].into());
+        }
+        cluster.add_pod(pod);
+    };
+    add(&mut cluster, "vip", "80Gi", 30, None, true);
+    assert_eq!(cluster.settle(), ["vip → n2"]);
+    cluster.bind(("vip", "n2"));
+    cluster.add_running(&[("leaving", "10Gi", 0), ("low", "70Gi", 0)]);
+    cluster.start_deletion("leaving");
+    // The head of the queue waits for the other node.
+    add(&mut cluster, "head", "75Gi", 20, Some("Never"), true);
+    add(&mut cluster, "a-polite", "75Gi", 10, Some("Never"), false);
+    add(&mut cluster, "b-entitled", "75Gi", 10, None, false);
+    assert!(cluster.settle().is_empty());
+    assert_eq!(cluster.evict(), ["low for b-entitled"]);
 }

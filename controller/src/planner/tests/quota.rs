@@ -414,3 +414,22 @@ fn retries_failed_status_write() {
     cluster.settle();
     assert_eq!(cluster.write_statuses(), 1);
 }
+
+#[test]
+fn waiting_head_is_charged_nothing() {
+    let mut cluster = TestCluster::new(&["n1", "n2"]);
+    cluster.set_quota("team-a", &memory_limit("100Gi"));
+    cluster.add_running_of("default", &[("running", "40Gi", 0)]);
+    cluster.add_running_of("other", &[("busy", "60Gi", 0)]);
+    // It fits into the quota, but waits for the end of another pod.
+    cluster.add_pod_of("default", "head", "60Gi", 0);
+    assert!(cluster.settle().is_empty());
+    assert!(
+        (cluster.used_gib() - 40.0).abs() < 1e-9,
+        "{}",
+        cluster.used_gib()
+    );
+    cluster.add_pod_of("default", "small", "20Gi", 0);
+    assert_eq!(cluster.settle().len(), 1);
+    assert!((cluster.used_gib() - 60.0).abs() < 1e-9);
+}

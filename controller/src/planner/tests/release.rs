@@ -324,3 +324,38 @@ fn rejection_of_pod_is_sign_of_scheduler() {
     cluster.advance(RELEASE_AFTER);
     assert_eq!(cluster.actions().1.len(), 1);
 }
+
+#[test]
+fn pod_that_no_scheduler_binds_waits_behind_others() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.add_pod_with_claim("a-stuck", "70Gi");
+    assert_eq!(cluster.settle(), ["a-stuck → n1"]);
+    cluster.add_pod_with_claim("b-waiting", "70Gi");
+    assert!(cluster.settle().is_empty());
+    cluster.advance(RELEASE_AFTER);
+    let releases = cluster.actions().1;
+    cluster.release(&releases[0]);
+    cluster.advance(Duration::from_secs(1));
+    assert_eq!(cluster.settle(), ["b-waiting → n1"]);
+    // Alone it is not allocated again at once either, and less often each time.
+    cluster.end("b-waiting");
+    let mut waits = Vec::new();
+    for _ in 0..3 {
+        let start = cluster.now;
+        while cluster.settle().is_empty() {
+            cluster.advance(Duration::from_secs(1));
+        }
+        waits.push((cluster.now - start).as_secs());
+        cluster.advance(RELEASE_AFTER);
+        let releases = cluster.actions().1;
+        cluster.release(&releases[0]);
+    }
+    let messages = cluster.messages_of("Pod/a-stuck");
+    let expected = "NotBound: scheduler default-scheduler did not bind the pod to n1 within 60 s; the pod waits behind others \
+                    and is tried there again later: see in the events of the pod and of its group or queue why it is not admitted";
+    assert!(messages.contains(&expected), "{messages:?}");
+    assert!(
+        waits[0] >= 58 && waits[1] >= 119 && waits[2] >= 239,
+        "{waits:?}"
+    );
+}

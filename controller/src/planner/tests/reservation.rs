@@ -161,3 +161,120 @@ fn new_leader_reserves_before_it_decides_behind() {
     cluster.end("running");
     assert_eq!(cluster.settle(), ["head → n1", "small → n1"]);
 }
+
+#[test]
+fn pod_ahead_opens_no_reservation_for_pods_behind() {
+    let mut cluster = TestCluster::new(&["n1", "n2"]);
+    cluster.add_running(&[("other", "60Gi", 20), ("low", "70Gi", 0)]);
+    assert_ne!(node_of(&cluster, "other"), node_of(&cluster, "low"));
+    cluster.is_slice_over = |_| true;
+    cluster.add_pod_of_priority("large", "75Gi", 10);
+    for index in 0..3 {
+        cluster.add_pod_of_priority(&format!("small-{index}"), "5Gi", 0);
+    }
+    cluster.actions();
+    assert_eq!(cluster.evict(), ["low for large"]);
+    // It ignores the reservation, but needs none of its devices.
+    cluster.add_pod_of_priority("urgent", "20Gi", 15);
+    let mut placed = Vec::new();
+    for _ in 0..10 {
+        for job in cluster.actions().0 {
+            let pod = &job.pods[0];
+            placed.push(format!(
+                "{} → {}",
+                pod.pod.name.as_deref().unwrap(),
+                pod.node
+            ));
+            cluster.write(job);
+        }
+        cluster.deliver_claims();
+    }
+    let node = node_of(&cluster, "other");
+    assert_eq!(placed, [format!("urgent → {node}")]);
+    let node = node_of(&cluster, "low");
+    cluster.end("low");
+    cluster.is_slice_over = |_| false;
+    let placed = cluster.settle();
+    assert_eq!(placed[0], format!("large → {node}"));
+}
+
+/// Returns the node of an allocated claim.
+fn node_of(cluster: &TestCluster, claim: &str) -> String {
+    let claim = serde_json::to_value(&cluster.claims[claim]).unwrap();
+    let pool = &claim["status"]["allocation"]["devices"]["results"][0]["pool"];
+    pool.as_str().unwrap().replace("/gpus", "")
+}
+
+/// Pod of a revision of Deployment `server`.
+fn replica(name: &str, hash: &str) -> Pod {
+    let mut pod = pod(name, &[name]);
+    pod.metadata.labels = Some([("pod-template-hash".to_owned(), hash.to_owned())].into());
+    pod.metadata.owner_references = Some(vec![object(json!({
+        "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": format!("server-{hash}"), "uid": hash, "controller": true,
+    }))]);
+    pod.spec.as_mut().unwrap().restart_policy = Some("Always".to_owned());
+    pod
+}
+
+#[test]
+fn rollout_blocked_by_its_surge_says_so_and_holds_nothing() {
+    let mut cluster = TestCluster::new(&["n1", "n2"]);
+    for name in ["server-a-1", "server-a-2"] {
+        cluster.add_claim(claim(name, "70Gi"));
+        cluster.add_pod(replica(name, "a"));
+    }
+    assert_eq!(bind_all(&mut cluster).len(), 2);
+    cluster.add_claim(claim("server-b-1", "70Gi"));
+    cluster.add_pod(replica("server-b-1", "b"));
+    assert!(bind_all(&mut cluster).is_empty());
+    assert_eq!(
+        cluster.messages_of("Pod/server-b-1"),
+        [
+            "RolloutBlocked: the pod fits when pods of another revision of Deployment server have ended, and the rollout ends \
+             them only when this pod is ready; set strategy.rollingUpdate.maxSurge: 0 with maxUnavailable: 1, or strategy.type: \
+             Recreate"
+        ]
+    );
+    for name in ["bystander-1", "bystander-2"] {
+        cluster.add_pod_of_priority(name, "8Gi", 0);
+    }
+    assert_eq!(
+        bind_all(&mut cluster).len(),
+        2,
+        "nobody frees what the surge waits for"
+    );
+    // The rollout goes on when an old pod is deleted.
+    cluster.end("server-a-1");
+    assert_eq!(bind_all(&mut cluster).len(), 1);
+}
+
+#[test]
+fn head_reserves_nothing_before_a_service_ends_for_it() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    for name in ["service-1", "service-2", "service-3"] {
+        cluster.add_claim(claim(name, "20Gi"));
+        let mut pod = pod(name, &[name]);
+        pod.spec.as_mut().unwrap().restart_policy = Some("Always".to_owned());
+        cluster.add_pod(pod);
+    }
+    assert_eq!(bind_all(&mut cluster).len(), 3);
+    cluster.add_pod_of_priority("head", "70Gi", 5);
+    cluster.planner.settings.preemption = false;
+    assert!(cluster.settle().is_empty());
+    cluster.add_pod_of_priority("small-1", "5Gi", 0);
+    assert_eq!(bind_all(&mut cluster), ["small-1 → n1"]);
+    cluster.end("service-1");
+    assert!(cluster.settle().is_empty());
+    cluster.add_pod_of_priority("small-2", "5Gi", 0);
+    assert!(cluster.settle().is_empty(), "pods end for the head");
+    assert_eq!(
+        cluster.messages_of("Pod/small-2"),
+        [
+            "Reserved: the pod fits on n1, but its devices are reserved for pod default/head, the head of the queue"
+        ]
+    );
+    for name in ["service-2", "service-3", "small-1"] {
+        cluster.end(name);
+    }
+    assert_eq!(cluster.settle(), ["head → n1", "small-2 → n1"]);
+}

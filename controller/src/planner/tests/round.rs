@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 
 use super::cluster::{TestCluster, applied};
-use crate::fixture::{claim, class, node, object, pod};
+use crate::fixture::{claim, class, node, object, pod, slice};
 use crate::pod_condition::PodConditionUpdate;
 
 #[test]
@@ -20,8 +20,7 @@ fn decides_for_every_pod_in_slices_under_churn() {
     cluster.add_pod_with_claim("d", "8Gi");
     let mut jobs = Vec::new();
     for _ in 0..4 {
-        // Activates all pods.
-        cluster.planner.class(applied(class()));
+        cluster.planner.activate_all = true;
         cluster.advance(Duration::from_millis(100));
         assert!(jobs.is_empty());
         jobs = cluster.actions().0;
@@ -229,5 +228,81 @@ fn unrelated_changes_cause_no_decision() {
         decisions_after(|cluster| cluster.end("small")),
         2,
         "a release may help all that wait"
+    );
+}
+
+#[test]
+fn changes_wake_only_pods_that_they_can_help() {
+    let bound = |name: &str, claims: &[&str]| {
+        let mut pod = pod(name, claims);
+        pod.spec.as_mut().unwrap().node_name = Some("n2".to_owned());
+        pod
+    };
+    assert_eq!(
+        decisions_after(|cluster| cluster.add_pod(bound("other", &[]))),
+        0,
+        "nobody can evict a pod without devices"
+    );
+    assert_eq!(
+        decisions_after(|cluster| cluster.planner.slice(applied(slice("n1")))),
+        0,
+        "an unchanged slice"
+    );
+    assert_eq!(
+        decisions_after(|cluster| cluster.planner.class(applied(class()))),
+        0,
+        "an unchanged class"
+    );
+    let transition = |generations: &[(i64, i64)]| {
+        let slices: Vec<_> = generations
+            .iter()
+            .map(|(generation, index)| {
+                let mut slice = slice("n1");
+                slice.metadata.name = Some(format!("slice-n1-{index}"));
+                slice.metadata.resource_version = Some((generation * 10 + index).to_string());
+                slice.spec.pool.generation = *generation;
+                slice.spec.pool.resource_slice_count = 2;
+                if *index > 0 {
+                    slice.spec.devices = None;
+                }
+                slice
+            })
+            .collect();
+        decisions_after(|cluster| {
+            for slice in slices {
+                cluster.planner.slice(applied(slice));
+                cluster.settle();
+            }
+        })
+    };
+    assert_eq!(transition(&[(2, 0)]), 0, "an incomplete pool");
+    assert_eq!(transition(&[(2, 0), (2, 1)]), 3, "once per completed pool");
+    let other_label = |name: &str| {
+        let mut node = node(name);
+        node.metadata.labels = Some([("a".to_owned(), "b".to_owned())].into());
+        node
+    };
+    assert_eq!(
+        decisions_after(|cluster| {
+            let mut unfit = pod("picky", &["picky"]);
+            let selector = [("a".to_owned(), "b".to_owned())];
+            unfit.spec.as_mut().unwrap().node_selector = Some(selector.into());
+            cluster.add_claim(claim("picky", "8Gi"));
+            cluster.add_pod(unfit);
+            assert!(cluster.settle().is_empty());
+            cluster.planner.node(applied(other_label("n2")));
+            assert_eq!(cluster.actions().0[0].pods[0].node, "n2");
+        }),
+        2,
+        "only those of the pod that the node did not fit"
+    );
+    // The reasons of the others are renewed a little later.
+    assert_eq!(
+        decisions_after(|cluster| {
+            cluster.planner.node(applied(other_label("n2")));
+            cluster.settle();
+            cluster.advance(Duration::from_secs(30));
+        }),
+        3
     );
 }

@@ -1,0 +1,56 @@
+//! Rollouts that block themselves: the new pod of a Deployment waits for devices of its old ones, which the rollout ends only
+//! when the new pod runs.
+
+use std::collections::BTreeSet;
+
+use drava_allocator::cluster::Departure;
+use drava_allocator::explanation::Explanation;
+use drava_api::reason::Reason;
+
+use super::RoomCause;
+use crate::planner::decision::Group;
+use crate::planner::{DecisionTime, Planner};
+
+impl Planner {
+    /// Returns why the rollout of a pod's Deployment is blocked: the pod fits only when pods of another revision have ended,
+    /// and none of them is being deleted.
+    pub(super) fn own_rollout(
+        &mut self,
+        group: &Group,
+        ending: &BTreeSet<String>,
+        time: &DecisionTime,
+    ) -> Option<Explanation> {
+        let [request] = &group.requests[..] else {
+            return None;
+        };
+        let pod = self.live_pods.get(&request.pod_request.uid)?;
+        let revision = pod.revision.clone()?;
+        let namespace = pod.reference.namespace.clone();
+        let others = self.live_pods.iter().filter(|(_, other)| {
+            let of = other.revision.as_ref();
+            let is_other = of.is_some_and(|of| {
+                of.deployment == revision.deployment && of.template_hash != revision.template_hash
+            });
+            is_other && other.is_bound && other.reference.namespace == namespace
+        });
+        let others: Vec<_> = others.collect();
+        if others.is_empty() || others.iter().any(|(_, pod)| pod.grace_period_end.is_some()) {
+            return None;
+        }
+        let mut ended: BTreeSet<String> =
+            others.into_iter().map(|(uid, _)| uid.to_owned()).collect();
+        ended.extend(ending.iter().cloned());
+        let holders = self.holders(group, ending, RoomCause::Wait, |_| None, time);
+        self.presume_ended(&holders, &ended);
+        let fits = self.place(&request.pod_request).is_some();
+        self.cluster.presume_gone(&Departure::default());
+        fits.then(|| {
+            let message = format!(
+                "the pod fits when pods of another revision of Deployment {} have ended, and the rollout ends them only when \
+                 this pod is ready; set strategy.rollingUpdate.maxSurge: 0 with maxUnavailable: 1, or strategy.type: Recreate",
+                revision.deployment
+            );
+            Explanation::rejected(Reason::RolloutBlocked, message)
+        })
+    }
+}
