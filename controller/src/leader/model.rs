@@ -1,11 +1,12 @@
 //! The state of the leader, its writers and its publisher against a model of the API server, with faults.
 //!
-//! The model has what a cluster has and a test with one fault has not: watches that lag or are lost, requests that conflict,
-//! time out before or after their execution or are executed late, a rolling update (SIGTERM), a leader that is stopped at any
-//! request and continues (SIGSTOP), tenants that create and delete pods, and kube-scheduler.
+//! The model has what a cluster has and a test with one fault has not: watches that lag, are lost or go silent one by one,
+//! requests that conflict, take long, time out before or after their execution or are executed late, a rolling update (SIGTERM),
+//! a leader that is stopped at any request and continues (SIGSTOP), tenants that create and delete pods and gangs, with and
+//! without gates, within a quota, a namespace that is observed late, and kube-scheduler, which also releases allocations.
 //!
-//! Checked after each write: no GPU has more allocated than it has. Checked at the end, without faults: every pod was
-//! served, and no allocation is left. Time is virtual, and everything follows from the seed.
+//! Checked after each write: no GPU has more allocated than it has, and no gate of a gang is removed before the gang was
+//! allocated as a whole. Checked at the end, without faults: every pod was served, and no allocation is left. Time is virtual, and everything follows from the seed.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -25,7 +26,7 @@ use crate::change::Change;
 use crate::clock::Clock;
 use crate::event_publisher::EventPublisher;
 use crate::evictions::Evictor;
-use crate::fixture::{class, node, slice};
+use crate::fixture::{class, node, object, slice};
 use crate::health::Health;
 use crate::lease::Term;
 use crate::planner::{Planner, Settings};
@@ -36,7 +37,7 @@ mod random;
 mod server;
 
 use random::Random;
-use server::Server;
+use server::{Event, Server};
 
 const NODES: [&str; 3] = ["n1", "n2", "n3"];
 /// Time of one iteration.
@@ -70,6 +71,10 @@ struct Replica {
     admission: Option<JoinHandle<()>>,
     /// Next change of the history to observe.
     cursor: usize,
+    /// The watch of pods or of claims that is silent, and for how many iterations.
+    silent: Option<(bool, usize)>,
+    /// Iterations until the namespace is observed.
+    namespace_after: u32,
     stop: CancellationToken,
     term_ended: Arc<AtomicBool>,
 }
@@ -105,9 +110,13 @@ impl Replica {
             executor,
             admission: Some(admission),
             cursor: 0,
+            silent: None,
+            namespace_after: 10,
             stop,
             term_ended,
         };
+        let quota = object(server::quota());
+        replica.observe(Observation::Quota(Change::Applied(Box::new(quota))));
         replica.observe(Observation::Class(Change::Applied(Box::new(class()))));
         for name in NODES {
             replica.observe(Observation::Node(Change::Applied(Box::new(node(name)))));
@@ -146,12 +155,23 @@ impl Replica {
 
     /// Observes up to `limit` changes.
     fn watch(&mut self, server: &Server, limit: usize) {
-        for observation in server.history.iter().skip(self.cursor).take(limit) {
-            self.state.apply(
-                Input::Observed(server::observation(observation)),
-                Instant::now(),
-            );
+        for event in server.history.iter().skip(self.cursor).take(limit) {
             self.cursor += 1;
+            let is_pod = matches!(event, Event::Pod(..));
+            if self.silent.is_some_and(|(pods, _)| pods == is_pod) {
+                continue;
+            }
+            self.state
+                .apply(Input::Observed(server::observation(event)), Instant::now());
+        }
+        match &mut self.silent {
+            // The watch is restarted, with a new list.
+            Some((_, 0)) => {
+                self.silent = None;
+                self.list(server);
+            }
+            Some((_, left)) => *left -= 1,
+            None => {}
         }
     }
 
@@ -162,6 +182,11 @@ impl Replica {
         }
         if self.stop.is_cancelled() {
             return;
+        }
+        self.namespace_after = self.namespace_after.saturating_sub(1);
+        if self.namespace_after == 1 {
+            let namespace = object(server::namespace());
+            self.observe(Observation::Namespace(Change::Applied(Box::new(namespace))));
         }
         while let Some(Some(event)) = self.executor.publisher.next_failed().now_or_never() {
             self.state
@@ -244,6 +269,10 @@ impl Cluster {
                 } else {
                     usize::MAX
                 };
+                if is_faulty && self.leader.silent.is_none() && self.random.chance(1) {
+                    let is_of_pods = self.random.chance(50);
+                    self.leader.silent = Some((is_of_pods, self.random.below(450)));
+                }
                 let server = self.server.lock().unwrap();
                 if is_lost {
                     self.leader.list(&server);

@@ -13,8 +13,11 @@ use crate::watches::Observation;
 use super::random::Random;
 
 mod connection;
+mod pods;
 
 pub(super) use connection::service;
+use pods::{gang_of, is_gated};
+pub(super) use pods::{namespace, quota};
 
 /// Memory of the GPU of each node, GiB.
 const GPU_GIB: u64 = 80;
@@ -71,6 +74,8 @@ pub(super) struct Server {
     holder: usize,
     policy_holder: usize,
     created: usize,
+    /// Gangs of which all members were allocated at the same time.
+    complete_gangs: BTreeSet<String>,
     /// Pods that were bound.
     pub(super) served: usize,
     counts: BTreeMap<&'static str, usize>,
@@ -91,6 +96,7 @@ impl Server {
             holder: 0,
             policy_holder: 0,
             created: 0,
+            complete_gangs: BTreeSet::new(),
             served: 0,
             counts: BTreeMap::new(),
             problems: Vec::new(),
@@ -144,6 +150,7 @@ impl Server {
         let event = Event::Claim(name.to_owned(), Some(claim.clone()));
         self.history.push(event);
         self.check_gpus();
+        self.note_complete_gangs();
     }
 
     fn put_pod(&mut self, name: &str, change: impl FnOnce(&mut Value)) {
@@ -189,10 +196,18 @@ impl Server {
             }
         }
         if is_faulty && self.pods.len() < MAX_PODS && self.random.chance(8) {
-            self.create();
+            if self.random.chance(20) {
+                self.create_gang();
+            } else {
+                self.create();
+            }
         }
         let names: Vec<String> = self.pods.keys().cloned().collect();
         for name in names {
+            // The end of another member has ended it.
+            if !self.pods.contains_key(&name) {
+                continue;
+            }
             self.schedule(&name);
             let is_bound = self.pods[&name]["spec"]["nodeName"].is_string();
             let ends = if is_bound { 4 } else { usize::from(is_faulty) };
@@ -215,18 +230,27 @@ impl Server {
 
     /// A tenant creates a pod with one or two claims, or one that shares the claim of another pod.
     fn create(&mut self) {
+        let is_gated = self.random.chance(50);
+        if self.random.chance(20) {
+            self.create_pod(&["20Gi", "20Gi"], is_gated, &Value::Null);
+            return;
+        }
+        let memory = self
+            .random
+            .choose(&["10Gi", "20Gi", "40Gi", "70Gi"])
+            .unwrap();
+        self.create_pod(&[memory], is_gated, &Value::Null);
+    }
+
+    /// Creates a pod with a claim for each amount of memory.
+    fn create_pod(&mut self, memory: &[&str], is_gated: bool, annotations: &Value) {
         self.created += 1;
         let name = format!("p{:04}", self.created);
-        let mut claims = vec![name.clone()];
-        if self.random.chance(20) {
-            claims.push(format!("{name}-2"));
-        }
-        for claim_name in &claims {
-            let memory = self
-                .random
-                .choose(&["10Gi", "20Gi", "40Gi", "70Gi"])
-                .unwrap();
-            let memory = if claims.len() > 1 { "20Gi" } else { memory };
+        let mut claims = Vec::new();
+        for (index, memory) in memory.iter().enumerate() {
+            let suffix = if index == 0 { "" } else { "-2" };
+            let claim_name = &format!("{name}{suffix}");
+            claims.push(claim_name.clone());
             self.claims.insert(
                 claim_name.clone(),
                 serde_json::to_value(claim(claim_name, memory)).unwrap(),
@@ -238,6 +262,10 @@ impl Server {
         let second = self.created;
         created["metadata"]["creationTimestamp"] =
             format!("2026-01-01T{:02}:{:02}:00Z", second / 60 % 24, second % 60).into();
+        if is_gated {
+            created["spec"]["schedulingGates"] = json!([{"name": names::ALLOCATION_GATE}]);
+        }
+        created["metadata"]["annotations"] = annotations.clone();
         self.pods.insert(name.clone(), created);
         self.put_pod(&name, |_| {});
     }
@@ -258,11 +286,15 @@ impl Server {
         let (Some(node), true, false) = (
             nodes.first().cloned(),
             is_allocated && nodes.len() == 1,
-            pod["spec"]["nodeName"].is_string(),
+            pod["spec"]["nodeName"].is_string() || is_gated(pod),
         ) else {
             return;
         };
         if self.is_faulty && !self.random.chance(5) {
+            return;
+        }
+        if self.is_faulty && self.random.chance(10) {
+            self.reject(&claims);
             return;
         }
         for claim in &claims {
@@ -274,8 +306,31 @@ impl Server {
         self.served += 1;
     }
 
-    /// A pod ends. Its claims are deleted with it, or stay.
+    /// kube-scheduler finds that a pod does not fit on the node of its claims, and releases one of them.
+    fn reject(&mut self, claims: &[String]) {
+        let unreserved = claims.iter().find(|claim| {
+            let claim = &self.claims[*claim];
+            !results(claim).is_empty() && !claim["status"]["reservedFor"].is_array()
+        });
+        if let Some(claim) = unreserved.cloned() {
+            self.count("released by kube-scheduler");
+            self.put_claim(&claim, |claim| claim["status"] = json!({}));
+        }
+    }
+
+    /// A pod ends with the other members of its gang.
     fn end(&mut self, name: &str) {
+        let members = match gang_of(&self.pods[name]) {
+            Some(gang) => self.members(gang),
+            None => vec![name.to_owned()],
+        };
+        for name in members {
+            self.end_pod(&name);
+        }
+    }
+
+    /// A pod ends. Its claims are deleted with it, or stay.
+    fn end_pod(&mut self, name: &str) {
         self.version += 1;
         let pod = self.pods.remove(name).unwrap();
         self.history.push(Event::Pod(name.to_owned(), None));
@@ -339,6 +394,14 @@ impl Server {
             let list =
                 json!({"metadata": {"resourceVersion": self.version.to_string()}, "items": items});
             return Ok((StatusCode::OK, list));
+        }
+        if request.path.contains("/gpuquotas/") {
+            let mut quota = quota();
+            quota["status"] = request.body["status"].clone();
+            return Ok((StatusCode::OK, quota));
+        }
+        if request.path.contains("/pods/") && request.method == Method::PATCH {
+            return self.serve_pod(request);
         }
         let (name, is_status) = request.target();
         if request.method == Method::GET {

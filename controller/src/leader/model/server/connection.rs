@@ -10,6 +10,15 @@ use serde_json::Value;
 
 use super::{Request, Server};
 
+impl Server {
+    /// Returns how long a request or a response takes; a few take longer than the time-outs of the writes.
+    fn latency(&mut self) -> Duration {
+        let is_slow = self.is_faulty && self.random.chance(3);
+        let limit = if is_slow { 6000 } else { 150 };
+        Duration::from_millis(self.random.below(limit) as u64)
+    }
+}
+
 /// Returns the connection of a replica to the server.
 pub(in super::super) fn service(
     replica: usize,
@@ -34,14 +43,14 @@ pub(in super::super) fn service(
                 method: head.method,
                 body: serde_json::from_slice(&bytes).unwrap_or(Value::Null),
             };
-            let latency = server.lock().unwrap().random.below(150);
-            tokio::time::sleep(Duration::from_millis(latency as u64)).await;
+            let latency = server.lock().unwrap().latency();
+            tokio::time::sleep(latency).await;
             while server.lock().unwrap().stopped.contains(&replica) {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
             let (status, body) = server.lock().unwrap().serve(replica, &request)?;
-            let latency = server.lock().unwrap().random.below(150);
-            tokio::time::sleep(Duration::from_millis(latency as u64)).await;
+            let latency = server.lock().unwrap().latency();
+            tokio::time::sleep(latency).await;
             while server.lock().unwrap().stopped.contains(&replica) {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
