@@ -1,6 +1,6 @@
 //! Images of GPU code: object files ("cubins"), PTX, and containers of them ("fat binaries"), as `nvcc` 13 writes them.
 //!
-//! Only the size of global variables is read: of the sections `.nv.global` and `.nv.global.init`, or of PTX lines like
+//! Little is read: whether PTX calls `vprintf`, and the size of global variables, of the sections `.nv.global` and `.nv.global.init`, or of PTX lines like
 //! `.visible .global .align 8 .b8 name[BYTES];`. Any other image loads, too, and has none.
 
 use std::ffi::c_char;
@@ -59,11 +59,29 @@ impl Image {
     }
 }
 
-/// Bytes of the global variables of an image.
+/// What an image declares.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Declared {
+    /// Size of its global variables.
+    pub(crate) global_bytes: u64,
+    /// Whether a kernel prints. Only PTX tells.
+    pub(crate) prints: bool,
+}
+
+impl Declared {
+    fn variables(global_bytes: u64) -> Self {
+        Self {
+            global_bytes,
+            prints: false,
+        }
+    }
+}
+
+/// Reads an image.
 ///
 /// # Errors
 /// For PTX with another character than those of ASCII, even in a comment, as the driver's compiler.
-pub(crate) fn global_bytes(image: In<c_char>) -> CudaResult<u64> {
+pub(crate) fn declared(image: In<c_char>) -> CudaResult<Declared> {
     image.get()?;
     let image = Image(image);
     if image.is_number32(WRAPPER) {
@@ -74,10 +92,10 @@ pub(crate) fn global_bytes(image: In<c_char>) -> CudaResult<u64> {
         return of_container(image);
     }
     if image.begins(0, ELF) {
-        return of_cubin(image, 0);
+        return of_cubin(image, 0).map(Declared::variables);
     }
     if !image.begins(0, b".version") && !image.begins(0, b"//") {
-        return Ok(0);
+        return Ok(Declared::default());
     }
     // PTX is a terminated string.
     let byte = |at: usize| image.0.element(at).map_or(0, c_char::cast_unsigned);
@@ -85,7 +103,7 @@ pub(crate) fn global_bytes(image: In<c_char>) -> CudaResult<u64> {
     of_ptx(&text)
 }
 
-fn of_container(container: Image) -> CudaResult<u64> {
+fn of_container(container: Image) -> CudaResult<Declared> {
     let mut at = container.number16(6)?;
     let end = at + container.offset(8)?;
     while at < end {
@@ -97,10 +115,10 @@ fn of_container(container: Image) -> CudaResult<u64> {
         let body = at + header;
         // The only member is loaded. A "compressed" one is stored with its variables' size in front.
         if container.number64(at + 40)? & MEMBER_COMPRESSED != 0 {
-            return container.number64(body);
+            return container.number64(body).map(Declared::variables);
         }
         match kind {
-            2 => return of_cubin(container, body),
+            2 => return of_cubin(container, body).map(Declared::variables),
             1 => {
                 let text: Result<Vec<u8>, _> = (body..body + length)
                     .map(|at| container.bytes::<1>(at).map(|[byte]| byte))
@@ -110,7 +128,7 @@ fn of_container(container: Image) -> CudaResult<u64> {
             _ => at = body + length,
         }
     }
-    Ok(0)
+    Ok(Declared::default())
 }
 
 fn of_cubin(image: Image, start: usize) -> CudaResult<u64> {
@@ -128,18 +146,21 @@ fn of_cubin(image: Image, start: usize) -> CudaResult<u64> {
     Ok(sum)
 }
 
-fn of_ptx(text: &[u8]) -> CudaResult<u64> {
+fn of_ptx(text: &[u8]) -> CudaResult<Declared> {
     let text = String::from_utf8_lossy(text);
     if !text.is_ascii() {
         return Err(CudaError::InvalidPtx);
     }
-    let declared = text.lines().filter_map(|line| {
+    let bytes = text.lines().filter_map(|line| {
         let (_, variable) = line.split_once(".global ")?;
         let (_, size) = variable.split_once('[')?;
         let (size, _) = size.split_once(']')?;
         size.parse::<u64>().ok()
     });
-    Ok(declared.fold(0, u64::saturating_add))
+    Ok(Declared {
+        global_bytes: bytes.fold(0, u64::saturating_add),
+        prints: text.contains("vprintf"),
+    })
 }
 
 /// A cubin with global variables of this size.

@@ -31,6 +31,7 @@ mod enumerate;
 mod error;
 mod error_names;
 mod event;
+mod export_table;
 mod external;
 mod fill;
 mod graph;

@@ -13,7 +13,7 @@ use crate::abi::{CudaResult, In, Out, Text, entry_points};
 use crate::context::current_handle;
 use crate::driver::{Driver, driver};
 use crate::error::CudaError;
-use crate::image::global_bytes;
+use crate::image::{Declared, declared};
 use crate::module::lazy;
 use crate::stream::wait_for_context;
 use crate::types::{CUcontext, CUdeviceptr, CUfunction, CUkernel, CUlibrary, CUmodule};
@@ -32,8 +32,7 @@ struct Library {
     modules: BTreeMap<CUcontext, CUmodule>,
     /// Kernels requested so far: a library has a kernel of every name.
     kernels: BTreeMap<String, CUkernel>,
-    /// Bytes of the global variables that the image declares.
-    global_bytes: u64,
+    declared: Declared,
 }
 
 #[derive(Debug)]
@@ -67,10 +66,10 @@ impl Libraries {
 }
 
 impl State {
-    fn load_library(&mut self, global_bytes: u64) -> CUlibrary {
+    fn load_library(&mut self, declared: Declared) -> CUlibrary {
         let handle = CUlibrary(self.handle());
         let library = Library {
-            global_bytes,
+            declared,
             ..Library::default()
         };
         self.libraries.libraries.insert(handle, library);
@@ -112,8 +111,8 @@ impl State {
         if let Some(module) = self.libraries.library(handle)?.modules.get(&context) {
             return Ok(*module);
         }
-        let global_bytes = self.libraries.library(handle)?.global_bytes;
-        let module = self.load_module(driver, context, global_bytes)?;
+        let declared = self.libraries.library(handle)?.declared;
+        let module = self.load_module(driver, context, declared)?;
         let library = self.libraries.library(handle)?;
         library.modules.insert(context, module);
         Ok(module)
@@ -169,9 +168,9 @@ fn await_load(library: CUlibrary, context: CUcontext) -> CudaResult {
     }
 }
 
-fn load(library: Out<CUlibrary>, global_bytes: u64) -> CudaResult {
+fn load(library: Out<CUlibrary>, declared: Declared) -> CudaResult {
     let driver = driver()?;
-    let loaded = driver.state().load_library(global_bytes);
+    let loaded = driver.state().load_library(declared);
     if !lazy() {
         let contexts: Vec<CUcontext> = driver.state().contexts.keys().copied().collect();
         for context in contexts {
@@ -188,7 +187,7 @@ entry_points! {
         _jit: In<c_uint>, _jit_values: In<*mut c_void>, _jit_count: c_uint,
         _options: In<c_uint>, _values: In<*mut c_void>, _count: c_uint,
     ) {
-        load(library, global_bytes(code)?)
+        load(library, declared(code)?)
     }
 
     "cuLibraryLoadFromFile" 12000 fn cuLibraryLoadFromFile(
@@ -198,7 +197,7 @@ entry_points! {
     ) {
         let mut image = std::fs::read(path.get()?).map_err(|_| CudaError::FileNotFound)?;
         image.push(0);
-        load(library, global_bytes(In::at(image.as_ptr().cast()))?)
+        load(library, declared(In::at(image.as_ptr().cast()))?)
     }
 
     "cuLibraryUnload" 12000 fn cuLibraryUnload(library: CUlibrary) {

@@ -6,7 +6,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use crate::abi::{In, Out, entry_points};
 use crate::driver::driver;
 use crate::error::CudaError;
-use crate::image::{cubin, global_bytes};
+use crate::image::{cubin, declared};
 use crate::types::CUlinkState;
 
 #[derive(Debug, Default)]
@@ -40,7 +40,7 @@ entry_points! {
         link: CUlinkState, _kind: c_int, image: In<c_char>, _bytes: usize, _name: In<c_char>,
         _count: c_uint, _options: In<c_int>, _values: In<*mut c_void>,
     ) {
-        let more = global_bytes(image)?;
+        let more = declared(image)?.global_bytes;
         let mut state = driver()?.state();
         let link = state.links.0.get_mut(&link).ok_or(CudaError::InvalidHandle)?;
         link.global_bytes = link.global_bytes.saturating_add(more);

@@ -5,9 +5,9 @@ use std::ffi::{c_int, c_uint, c_void};
 use crate::abi::{CudaResult, EntryPoint, Out, Text, entry_points};
 use crate::error::CudaError;
 use crate::{
-    array, capture, checkpoint, context, copy, device, error_names, event, external, fill, graph,
-    green, host, ipc, launch, library, linker, managed, memory, module, multicast, pointer, pool,
-    stream, stream_memory, unlisted, virtual_memory,
+    array, capture, checkpoint, context, copy, device, error_names, event, export_table, external,
+    fill, graph, green, host, ipc, launch, library, linker, managed, memory, module, multicast,
+    pointer, pool, stream, stream_memory, unlisted, virtual_memory,
 };
 
 const TABLES: &[&[EntryPoint]] = &[
@@ -22,6 +22,7 @@ const TABLES: &[&[EntryPoint]] = &[
     device::ENTRY_POINTS,
     error_names::ENTRY_POINTS,
     event::ENTRY_POINTS,
+    export_table::ENTRY_POINTS,
     external::ENTRY_POINTS,
     fill::ENTRY_POINTS,
     graph::ENTRY_POINTS,

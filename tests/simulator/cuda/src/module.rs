@@ -2,7 +2,7 @@
 //!
 //! As in the real driver, the code of a module takes memory at the first use of a function, or at load with
 //! `CUDA_MODULE_LOADING=EAGER`. Its global variables take memory at load, see [`crate::image`]. A load waits for all work
-//! of its context, and so does an unload.
+//! of its context, and so does an unload. The first module of a context that prints takes a buffer, too.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -15,7 +15,7 @@ use crate::abi::{CudaResult, In, Out, Text, entry_points};
 use crate::context::current_handle;
 use crate::driver::{Driver, driver};
 use crate::error::CudaError;
-use crate::image::global_bytes;
+use crate::image::{Declared, declared};
 use crate::stream::wait_for_context;
 use crate::types::{CUcontext, CUdeviceptr, CUfunction, CUmodule};
 
@@ -97,11 +97,14 @@ impl State {
         &mut self,
         driver: &Driver,
         context: CUcontext,
-        global_bytes: u64,
+        declared: Declared,
     ) -> CudaResult<CUmodule> {
         let owner = self.contexts.get(&context);
         let owner = owner.ok_or(CudaError::ContextIsDestroyed)?.id;
-        let data = match global_bytes {
+        if declared.prints {
+            self.require_print_buffer(driver, context)?;
+        }
+        let data = match declared.global_bytes {
             0 => None,
             bytes => Some(allocate(driver, owner, bytes)?),
         };
@@ -277,14 +280,14 @@ entry_points! {
 }
 
 fn load(module: Out<CUmodule>, image: In<c_char>) -> CudaResult {
-    load_here(module, global_bytes(image)?)
+    load_here(module, declared(image)?)
 }
 
-fn load_here(module: Out<CUmodule>, global_bytes: u64) -> CudaResult {
+fn load_here(module: Out<CUmodule>, declared: Declared) -> CudaResult {
     let context = current_handle()?;
     let driver = driver()?;
     wait_for_context(driver, context)?;
-    module.set(driver.state().load_module(driver, context, global_bytes)?)
+    module.set(driver.state().load_module(driver, context, declared)?)
 }
 
 /// The kernel whose first parameter is its duration.

@@ -1,5 +1,5 @@
-//! Memory that a context reserves for kernels: local memory of all threads that a GPU can hold, and
-//! the heap of device-side `malloc`.
+//! Memory that a context reserves for kernels: local memory of all threads that a GPU can hold, the
+//! heap of device-side `malloc`, the buffer of `printf`, and what profilers let it reserve.
 //!
 //! The defaults are part of the context's own memory. Local memory grows at the launch of a kernel
 //! that needs more, with the context's limit. It shrinks only by that limit, and the heap not at all,
@@ -23,11 +23,18 @@ pub(crate) enum Purpose {
     Local,
     /// Device-side `malloc`.
     Heap,
+    /// Device-side `printf`.
+    Print,
+    Profiler,
 }
 
 /// Defaults: local memory per thread, and the heap.
 pub(super) const DEFAULT_STACK_BYTES: u64 = 1024;
 pub(super) const DEFAULT_HEAP_BYTES: u64 = 8 << 20;
+
+/// Buffer of the first module that prints, and of a profiler.
+const PRINT_BYTES: u64 = 64 << 20;
+const PROFILER_BYTES: u64 = 256 << 20;
 
 /// Reservations beyond the defaults.
 #[derive(Debug, Default)]
@@ -130,6 +137,20 @@ impl State {
             return Ok(());
         }
         self.grow(driver, context, Purpose::Heap, bytes)
+    }
+
+    pub(crate) fn require_print_buffer(
+        &mut self,
+        driver: &Driver,
+        context: CUcontext,
+    ) -> CudaResult {
+        let context = self.owner(context);
+        self.grow(driver, context, Purpose::Print, PRINT_BYTES)
+    }
+
+    pub(crate) fn require_profiler(&mut self, driver: &Driver, context: CUcontext) -> CudaResult {
+        let context = self.owner(context);
+        self.grow(driver, context, Purpose::Profiler, PROFILER_BYTES)
     }
 
     fn grow(

@@ -70,6 +70,44 @@ fn waits_for_kernels_of_context_that_loads_code() {
     api.synchronize();
 }
 
+/// As on an H200: the buffer stays with the context.
+#[test]
+fn takes_buffer_for_first_module_that_prints() {
+    let machine = Machine::start(H100X2).unwrap();
+    let api = Api::start(&machine);
+    let idle = machine.card(0).unwrap().used_bytes;
+    let mut module: Handle = std::ptr::null_mut();
+    let image =
+        c".version 6.4\n.extern .func (.param .b32 r) vprintf (.param .b64 f, .param .b64 a);\n";
+    for _ in 0..2 {
+        let image = image.as_ptr();
+        assert_eq!(call!(api, "cuModuleLoadData", &raw mut module, image), 0);
+        assert_eq!(machine.card(0).unwrap().used_bytes - idle, 64 << 20);
+        assert_eq!(call!(api, "cuModuleUnload", module), 0);
+    }
+    assert_eq!(machine.card(0).unwrap().used_bytes - idle, 64 << 20);
+}
+
+/// As a profiler: by a private function.
+#[test]
+fn reserves_memory_by_export_table() {
+    let machine = Machine::start(H100X2).unwrap();
+    let api = Api::start(&machine);
+    let idle = machine.card(0).unwrap().used_bytes;
+    let mut table: *const [usize; 2] = std::ptr::null();
+    for (id, expected) in [(b"another libraries", 500), (b"simulated export\0", 0)] {
+        let got = call!(api, "cuGetExportTable", &raw mut table, id.as_ptr());
+        assert_eq!(got, expected);
+    }
+    // SAFETY: the table has a size and a function.
+    let [_, function] = unsafe { table.read() };
+    // SAFETY: the function has this signature.
+    let begin: extern "C" fn() -> u32 =
+        unsafe { std::mem::transmute(std::ptr::with_exposed_provenance::<()>(function)) };
+    assert_eq!(begin(), 0);
+    assert_eq!(machine.card(0).unwrap().used_bytes - idle, 256 << 20);
+}
+
 #[test]
 fn rejects_ptx_with_other_characters_than_ascii() {
     const INVALID_PTX: u32 = 218;
