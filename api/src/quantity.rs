@@ -132,7 +132,7 @@ impl Quantity {
             .flatten()
     }
 
-    /// Returns the value in whole units, rounded up; `None` below zero and beyond `u64`.
+    /// Returns the value in whole units, rounded up; `None` where these are below zero or beyond `u64`.
     #[must_use]
     pub fn to_u64_rounded_up(self) -> Option<u64> {
         u64::try_from(div_up(self.nano, NANO)).ok()

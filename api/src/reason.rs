@@ -67,7 +67,7 @@ reasons! {
     RolloutBlocked: "Pods of the same Deployment hold the devices, and its rollout ends them only when this pod runs.";
     NotBound: "The scheduler of the pod did not bind it where its claims were allocated; they are allocated later again.";
     InvalidGang: "The annotations of the pod do not define a gang.";
-    SearchLimit: "The search reached its step limit.";
+    SearchLimit: "The devices can be combined in too many ways to try all of them.";
     CostlySelectors: "CEL selectors take long to evaluate; the evaluation goes on after the decisions for other pods.";
 }
 

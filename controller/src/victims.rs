@@ -2,9 +2,9 @@
 //! caller, which simulates it with the allocator.
 //!
 //! Sets are compared by their highest priority, then by the number of pods, then by age: the newest pods lose the least
-//! work. The result is the best set if it is small (at most [`MAX_SUBSETS`] subsets are of its size or smaller), as it is
-//! for ten candidates. Otherwise it is a minimal set: no pod of it is unnecessary. Some sets may be forbidden; of more
-//! candidates a set may then be missed.
+//! work. The result is the best set if it is small (at most [`MAX_SUBSETS`] subsets are of its size or smaller, and the
+//! simulations of as many are not too much work), as it is for ten candidates. Otherwise it is a minimal set: no pod of it is
+//! unnecessary. Some sets may be forbidden; of more candidates a set may then be missed.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -59,6 +59,15 @@ impl Cost {
     }
 }
 
+/// The simulations of sets of pods.
+pub(crate) trait Simulation {
+    /// Returns the effect of the end of pods with these UIDs; `None` if it cannot be told, which ends the search.
+    fn effect(&mut self, victims: &BTreeSet<String>) -> Option<Effect>;
+
+    /// Returns whether there may be simulations for the comparison of sets. Those that every search needs do not ask.
+    fn may_compare(&self) -> bool;
+}
+
 /// Effect of the end of a set of pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Effect {
@@ -70,16 +79,6 @@ pub(crate) enum Effect {
     Enough,
 }
 
-impl From<bool> for Effect {
-    fn from(is_enough: bool) -> Self {
-        if is_enough {
-            Self::Enough
-        } else {
-            Self::TooLittle
-        }
-    }
-}
-
 /// Returns whether no set of the candidates, apart from the empty one, costs less than `bound`.
 pub(crate) fn cannot_beat(candidates: &[Candidate], bound: &Cost) -> bool {
     // A set costs at least as much as each of its members.
@@ -89,18 +88,14 @@ pub(crate) fn cannot_beat(candidates: &[Candidate], bound: &Cost) -> bool {
 }
 
 /// Returns the best set of candidates that is enough. A superset of a set that is enough must be enough or forbidden, one
-/// of a forbidden set forbidden. `None` if there is no such set, or none better than `bound`.
-pub(crate) fn search<E: Into<Effect>>(
+/// of a forbidden set forbidden. `None` if there is no such set, or none better than `bound`, or if a simulation cannot tell.
+pub(crate) fn search(
     candidates: &[Candidate],
     bound: Option<&Cost>,
-    mut effect: impl FnMut(&BTreeSet<String>) -> E,
+    simulation: &mut impl Simulation,
 ) -> Option<Cost> {
-    let mut effect = |set: &[&Candidate]| -> Effect {
-        let uids = set.iter().flat_map(|candidate| candidate.pods.keys());
-        effect(&uids.cloned().collect()).into()
-    };
     let is_better = |cost: &Cost| bound.is_none_or(|bound| cost < bound);
-    if effect(&[]) == Effect::Enough {
+    if effect(simulation, &[])? == Effect::Enough {
         return Some(Cost::of([])).filter(is_better);
     }
     // The lowest priority up to which candidates have to end.
@@ -111,36 +106,54 @@ pub(crate) fn search<E: Into<Effect>>(
     for priority in priorities {
         let up_to = candidates.iter();
         let up_to = up_to.filter(|candidate| candidate.priority <= priority);
-        if let Some(found) = best_of(up_to.collect(), priority, bound, &mut effect) {
-            return Some(found).filter(is_better);
+        match best_of(up_to.collect(), priority, bound, simulation)? {
+            Found::Best(found) => return Some(found).filter(is_better),
+            Found::NoneBetter => {}
         }
     }
     None
 }
 
+/// Result of the search among candidates up to a priority.
+enum Found {
+    Best(Cost),
+    NoneBetter,
+}
+
+impl From<Option<Cost>> for Found {
+    fn from(best: Option<Cost>) -> Self {
+        best.map_or(Self::NoneBetter, Self::Best)
+    }
+}
+
+fn effect(simulation: &mut impl Simulation, set: &[&Candidate]) -> Option<Effect> {
+    let uids = set.iter().flat_map(|candidate| candidate.pods.keys());
+    simulation.effect(&uids.cloned().collect())
+}
+
 /// Returns the best set out of `candidates`, whose highest priority is `priority`, or a minimal one if there are too many.
-/// `None` if there is none better than `bound`.
-fn best_of<'a>(
-    candidates: Vec<&'a Candidate>,
+/// `None` if a simulation cannot tell.
+fn best_of(
+    candidates: Vec<&Candidate>,
     priority: i32,
     bound: Option<&Cost>,
-    effect: &mut impl FnMut(&[&'a Candidate]) -> Effect,
-) -> Option<Cost> {
-    if effect(&candidates) == Effect::TooLittle {
-        return None;
+    simulation: &mut impl Simulation,
+) -> Option<Found> {
+    if effect(simulation, &candidates)? == Effect::TooLittle {
+        return Some(Found::NoneBetter);
     }
     // Every set that is enough has the candidates without which the others are too little.
-    let (needed, others) = divided(&candidates, effect);
+    let (needed, others) = divided(&candidates, simulation)?;
     let needed_cost = Cost::of(needed.iter().copied());
     if bound.is_some_and(|bound| needed_cost >= *bound) {
-        return None;
+        return Some(Found::NoneBetter);
     }
     let mut best: Option<Cost> = None;
     let mut tried = 0;
     let smallest = needed.len().max(1);
     // Each set with the candidates after its last member.
     let mut sets: Vec<(Vec<&Candidate>, &[&Candidate])> = vec![(needed, &others)];
-    for size in smallest.. {
+    'sizes: for size in smallest.. {
         if sets.iter().any(|(set, _)| set.len() < size) {
             sets = larger(&sets);
         }
@@ -151,7 +164,7 @@ fn best_of<'a>(
         // A set has at least as many pods as candidates, and sets of lower priority are not enough.
         let is_unbeatable = |cost: &Cost| cost.highest_priority <= priority && cost.pods < size;
         if sets.is_empty() || best.as_ref().or(bound).is_some_and(is_unbeatable) {
-            return best;
+            return Some(best.into());
         }
         let mut by_cost: Vec<(Cost, &[&Candidate])> = sets
             .iter()
@@ -159,31 +172,39 @@ fn best_of<'a>(
             .filter(|(cost, _)| best.as_ref().or(bound).is_none_or(|best| cost < best))
             .collect();
         by_cost.sort_by(|(one, _), (other, _)| one.cmp(other));
-        let found = by_cost
-            .into_iter()
-            .find(|(_, set)| effect(set) == Effect::Enough);
-        best = found.map(|(cost, _)| cost).or(best);
+        for (cost, set) in by_cost {
+            if !simulation.may_compare() {
+                break 'sizes;
+            }
+            if effect(simulation, set)? == Effect::Enough {
+                best = Some(cost);
+                break;
+            }
+        }
     }
     if best.is_some() {
-        return best;
+        return Some(best.into());
     }
-    let mut is_enough = |set: &[&'a Candidate]| effect(set) != Effect::TooLittle;
-    let minimal = reduced(candidates, &mut is_enough);
-    (effect(&minimal) == Effect::Enough).then(|| Cost::of(minimal))
+    let minimal = reduced(candidates, simulation)?;
+    let is_enough = effect(simulation, &minimal)? == Effect::Enough;
+    Some(is_enough.then(|| Cost::of(minimal)).into())
 }
 
-/// Divides candidates into those without which the others are too little, and the others.
+/// Divides candidates into those without which the others are too little, and the others. `None` if a simulation cannot tell.
 fn divided<'a>(
     candidates: &[&'a Candidate],
-    effect: &mut impl FnMut(&[&'a Candidate]) -> Effect,
-) -> (Vec<&'a Candidate>, Vec<&'a Candidate>) {
-    let mut index = 0;
-    candidates.iter().partition(|_| {
+    simulation: &mut impl Simulation,
+) -> Option<(Vec<&'a Candidate>, Vec<&'a Candidate>)> {
+    let (mut needed, mut others) = (Vec::new(), Vec::new());
+    for (index, candidate) in candidates.iter().enumerate() {
         let mut without = candidates.to_vec();
         without.remove(index);
-        index += 1;
-        effect(&without) == Effect::TooLittle
-    })
+        match effect(simulation, &without)? {
+            Effect::TooLittle => needed.push(*candidate),
+            Effect::Forbidden | Effect::Enough => others.push(*candidate),
+        }
+    }
+    Some((needed, others))
 }
 
 /// Returns the sets with one candidate more.
@@ -202,10 +223,11 @@ fn larger<'s, 'a>(
 }
 
 /// Removes every candidate from the set that is not needed: the highest priority first, then the most pods, then the oldest.
+/// `None` if a simulation cannot tell.
 fn reduced<'a>(
     mut set: Vec<&'a Candidate>,
-    is_enough: &mut impl FnMut(&[&'a Candidate]) -> bool,
-) -> Vec<&'a Candidate> {
+    simulation: &mut impl Simulation,
+) -> Option<Vec<&'a Candidate>> {
     set.sort_by_key(|candidate| {
         let oldest = candidate.pods.values().min().copied();
         (
@@ -217,12 +239,12 @@ fn reduced<'a>(
     let mut index = 0;
     while index < set.len() {
         let candidate = set.remove(index);
-        if !is_enough(&set) {
+        if effect(simulation, &set)? == Effect::TooLittle {
             set.insert(index, candidate);
             index += 1;
         }
     }
-    set
+    Some(set)
 }
 
 #[cfg(test)]

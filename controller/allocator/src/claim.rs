@@ -237,7 +237,7 @@ pub trait Classes {
     fn class(&self, name: &str) -> Option<&dra::DeviceClass>;
 
     /// Returns the class of an extended resource: of an implicit one by the name of the class, otherwise by its
-    /// `extendedResourceName`.
+    /// `extendedResourceName`. Of several classes with that name it is the one that kube-scheduler takes.
     fn of_extended_resource(&self, resource: &str) -> Option<&dra::DeviceClass>;
 }
 
@@ -250,10 +250,22 @@ impl Classes for BTreeMap<String, dra::DeviceClass> {
         if let Some(name) = resource.strip_prefix(IMPLICIT_RESOURCE_PREFIX) {
             return self.get(name);
         }
-        self.values().find(|class| {
+        let mut named = self.values().filter(|class| {
             let spec = class.spec.as_ref();
             spec.and_then(|spec| spec.extended_resource_name.as_deref()) == Some(resource)
-        })
+        });
+        // Of several, kube-scheduler takes the newest, and of equally old ones the first by name.
+        let first = named.next()?;
+        let created = |class: &dra::DeviceClass| {
+            let time = class.metadata.creation_timestamp.as_ref();
+            time.map(|time| time.0)
+        };
+        Some(
+            named.fold(first, |best, class| match created(class) > created(best) {
+                true => class,
+                false => best,
+            }),
+        )
     }
 }
 
@@ -476,6 +488,29 @@ fn devices_at_least(requests: &[Request]) -> usize {
 }
 
 impl Alternative {
+    /// Returns whether the other alternative is equal but for its name.
+    pub(crate) fn is_alike(&self, other: &Self) -> bool {
+        let Self {
+            name: _,
+            class,
+            class_selectors,
+            selectors,
+            count,
+            capacity,
+            memory_percent,
+            tolerations,
+            admin_access,
+        } = self;
+        *class == other.class
+            && *class_selectors == other.class_selectors
+            && *selectors == other.selectors
+            && *count == other.count
+            && *capacity == other.capacity
+            && *memory_percent == other.memory_percent
+            && *tolerations == other.tolerations
+            && *admin_access == other.admin_access
+    }
+
     /// Returns the requested amount of a capacity.
     #[must_use]
     pub fn requested(&self, capacity: &str) -> Option<Quantity> {

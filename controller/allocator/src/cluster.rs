@@ -69,6 +69,10 @@ pub struct Cluster {
     gone_requested: BTreeMap<String, Amounts>,
     /// UIDs of the pods with required anti-affinity.
     with_anti_affinity: BTreeSet<String>,
+    /// UIDs of the pods that attract or repel others.
+    with_preferences: BTreeSet<String>,
+    /// Nodes with a taint that pods without a toleration should avoid.
+    softly_tainted: BTreeSet<String>,
     quotas: Quotas,
     volumes: Volumes,
     /// GpuPolicies by name.
@@ -145,6 +149,10 @@ impl Cluster {
             return false;
         }
         self.rankings.mark_changed(&name);
+        match info.has_soft_taints() {
+            true => self.softly_tainted.insert(name.clone()),
+            false => self.softly_tainted.remove(&name),
+        };
         self.nodes.insert(name, info);
         true
     }
@@ -152,6 +160,7 @@ impl Cluster {
     /// Removes a node.
     pub fn remove_node(&mut self, name: &str) {
         self.rankings.mark_changed(name);
+        self.softly_tainted.remove(name);
         self.nodes.remove(name);
     }
 

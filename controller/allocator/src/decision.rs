@@ -16,6 +16,7 @@ use crate::fragmentation::{NodeLoss, NodeRoom};
 use crate::load::{gpu_load, mean};
 use crate::node::add;
 use crate::node::neighbors::Exclusions;
+use crate::node::preferences::Preferences;
 use crate::placement::{ClaimPlacement, DevicePlacement, Placement, Policies};
 use crate::pod_request::PodRequest;
 use crate::ranking::DeviceScore;
@@ -25,13 +26,18 @@ use crate::score::{
 use crate::search::candidates::SelectionError;
 use crate::search::input::{NodeState, PoolView, SearchInput};
 use crate::search::tentative_allocation::SelectedDevice;
-use crate::search::{self, Outcome, STEP_LIMIT};
+use crate::search::{self, Effort, Outcome};
+use crate::turn;
 use crate::usage::GpuMemory;
 
 mod by_ranking;
 mod closest_rejection;
 
 use closest_rejection::closest_rejection;
+
+/// Detail of a search that has given up. It names no number: those of one decision differ.
+const SEARCH_LIMIT: &str = "the devices can be combined in too many ways to try all; request fewer devices, or put equal \
+                            requests into one with a count";
 
 /// A node on which the pod fits.
 struct FeasibleNode<'a> {
@@ -52,6 +58,8 @@ struct Problem<'a> {
     /// Whether a rejection needs the verdicts on nodes.
     needs_verdicts: bool,
     exclusions: Exclusions,
+    /// `None` if the pod prefers no node to another one, and if there is no other one.
+    preferences: Option<Preferences>,
 }
 
 impl Problem<'_> {
@@ -78,6 +86,8 @@ impl Problem<'_> {
             is_nominated: nominated == Some(node),
             alternatives: devices.alternatives,
             proximity: devices.proximity,
+            // Depends on all feasible nodes, see [`Cluster::by_preferences`].
+            preference: 0,
             policy_score: devices.policy_score,
             tie: devices.tie,
         }
@@ -136,9 +146,16 @@ impl Cluster {
         })
     }
 
-    fn decide_by_any(&self, problem: &Problem<'_>) -> Result<Placement, Explanation> {
+    fn decide_by_any(&self, problem: &mut Problem<'_>) -> Result<Placement, Explanation> {
+        self.prefer(problem);
         self.decide_by_ranking(problem)
             .unwrap_or_else(|| self.decide_among(self.candidates(problem.pod_request), problem))
+    }
+
+    /// Adds the preferences, which a decision about one node does not need.
+    fn prefer(&self, problem: &mut Problem<'_>) {
+        let PodRequest { uid, demand, .. } = problem.pod_request;
+        problem.preferences = self.preferences(uid, demand);
     }
 
     /// Decides like [`Self::decide`], by an evaluation of every node.
@@ -151,6 +168,7 @@ impl Cluster {
         policies: Policies,
     ) -> Result<Placement, Explanation> {
         self.with_problem(pod_request, policies, |problem| {
+            self.prefer(problem);
             self.decide_among(self.candidates(problem.pod_request), problem)
         })
     }
@@ -193,6 +211,7 @@ impl Cluster {
             room: NodeRoom::of(&pod_request.demand.requests),
             needs_verdicts: true,
             exclusions: self.exclusions(&pod_request.uid, &pod_request.demand),
+            preferences: None,
         })
     }
 
@@ -221,38 +240,49 @@ impl Cluster {
         problem: &Problem<'_>,
     ) -> Result<Placement, Explanation> {
         let mut verdicts = Vec::new();
-        let mut best: Option<FeasibleNode<'_>> = None;
-        let mut runner_up: Option<FeasibleNode<'_>> = None;
+        let mut feasible: Vec<FeasibleNode<'_>> = Vec::new();
         for node in nodes {
             if let Err(obstacle) = self.admits(node, problem) {
                 verdicts.push(Arc::new(verdict(node, Reason::NodeUnfit, obstacle)));
                 continue;
             }
-            match self.evaluate_node(node, problem)? {
+            // The nodes before have used up the work for combinations of devices.
+            let effort = match turn::has_searched() {
+                true => Effort::FirstPath,
+                false => Effort::Full,
+            };
+            match self.evaluate_node(node, problem, effort)? {
                 Err(verdict) => verdicts.push(Arc::new(verdict)),
-                // Nodes are sorted by name: of equal scores the first name is kept.
-                Ok(node) if best.as_ref().is_none_or(|best| node.score > best.score) => {
-                    runner_up = best.replace(node);
-                }
-                Ok(node) => {
-                    if runner_up
-                        .as_ref()
-                        .is_none_or(|runner_up| node.score > runner_up.score)
-                    {
-                        runner_up = Some(node);
-                    }
-                }
+                Ok(node) => feasible.push(node),
             }
         }
-        let Some(best) = best else {
+        let names: Vec<&str> = feasible.iter().map(|node| node.name).collect();
+        let preferences = self.by_preferences(problem, &names);
+        for (node, preference) in feasible.iter_mut().zip(preferences) {
+            node.score.preference = preference;
+        }
+        // Nodes are sorted by name, and the sort is stable: of equal scores the first name precedes.
+        feasible.sort_by_key(|node| Reverse(node.score));
+        let mut feasible = feasible.into_iter();
+        let Some(best) = feasible.next() else {
             return Err(Explanation::of_nodes(verdicts));
         };
-        let runner_up = runner_up.map(|node| NodeRunnerUp {
+        let runner_up = feasible.next().map(|node| NodeRunnerUp {
             node: node.name.to_owned(),
             allocated_ppm: node.devices.allocated_ppm,
             score: node.score,
         });
         self.placement(best, runner_up, problem)
+    }
+
+    /// Returns the score of each node by the preferences of the pod and of those around it.
+    fn by_preferences(&self, problem: &Problem<'_>, nodes: &[&str]) -> Vec<i64> {
+        match &problem.preferences {
+            None => vec![0; nodes.len()],
+            Some(preferences) => {
+                self.scores_by_preferences(&problem.pod_request.demand, preferences, nodes)
+            }
+        }
     }
 
     fn placement(
@@ -295,6 +325,7 @@ impl Cluster {
         &'a self,
         node: &'a str,
         problem: &Problem<'_>,
+        effort: Effort,
     ) -> Result<Result<FeasibleNode<'a>, NodeVerdict>, Explanation> {
         self.count_check();
         let verdict = |reason, detail| verdict(node, reason, detail);
@@ -317,7 +348,7 @@ impl Cluster {
             pools: &pools,
             loss: loss.as_ref(),
         };
-        let outcome = search::search(&problem.input, state, &self.selectors)
+        let outcome = search::search(&problem.input, state, &self.selectors, effort)
             .map_err(|error| selection_failed(&error))?;
         let lost = match (&outcome, &loss) {
             (Outcome::Found(selected, _), Some(loss)) => {
@@ -362,10 +393,9 @@ impl Cluster {
                 })
             }
             (_, Some(excluded)) => Err(verdict(Reason::PoolIncomplete, excluded)),
-            (Outcome::LimitReached, None) => Err(verdict(
-                Reason::SearchLimit,
-                format!("no solution within {STEP_LIMIT} steps"),
-            )),
+            (Outcome::LimitReached, None) => {
+                Err(verdict(Reason::SearchLimit, SEARCH_LIMIT.to_owned()))
+            }
             (Outcome::NotFound(rejections), None) => {
                 Err(closest_rejection(node, &pools, &rejections))
             }
@@ -383,13 +413,13 @@ impl Cluster {
             }
         }
         let mut requested = self.requested_on(node, &pod_request.uid);
-        info.admits(node, &pod_request.demand, &requested)?;
+        info.admits(node, &pod_request.demand, &requested, &self.classes)?;
         problem.exclusions.admit(node, info)?;
         self.admits_volumes(node, info, &pod_request.demand)?;
         let mut before = &pod_request.demand;
         for sharer in &pod_request.sharers {
             add(requested.to_mut(), &before.requests);
-            info.admits(node, sharer, &requested)?;
+            info.admits(node, sharer, &requested, &self.classes)?;
             before = sharer;
         }
         Ok(())

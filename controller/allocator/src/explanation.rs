@@ -129,6 +129,15 @@ impl Explanation {
         }))
     }
 
+    /// Returns whether this is the reason, of the whole or of a node.
+    #[must_use]
+    pub fn has_reason(&self, wanted: Reason) -> bool {
+        match self {
+            Self::Rejected { reason, .. } => *reason == wanted,
+            Self::Nodes(verdicts) => verdicts.iter().any(|verdict| verdict.reason == wanted),
+        }
+    }
+
     /// Returns whether both are from one decision about nodes.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {

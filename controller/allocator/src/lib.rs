@@ -29,6 +29,7 @@ pub mod search;
 pub mod selector;
 pub mod taint;
 pub mod topology;
+pub mod turn;
 pub mod usage;
 
 #[cfg(test)]

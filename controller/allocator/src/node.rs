@@ -1,23 +1,27 @@
 //! Checks whether a pod fits on a node apart from its devices, so that kube-scheduler can bind it there.
 //!
-//! Covered: cordon, readiness, taints, node selector, required node affinity, allocatable resources minus the requests
-//! of the node's pods, pod count, the rules about other pods of [`neighbors`], and where volumes are accessible. If
-//! kube-scheduler cannot bind the pod for another reason, the allocation is released and the node is avoided.
+//! Covered: cordon, readiness, taints, node selector, required node affinity, allocatable resources minus what the node's pods
+//! hold, pod count, the rules about other pods of [`neighbors`], and where volumes are accessible. If kube-scheduler cannot
+//! bind the pod for another reason, the allocation is released and the node is avoided. Of the nodes that are left, the
+//! [`preferences`] of the pod decide as they do in kube-scheduler.
 
 use std::collections::BTreeMap;
 
 use drava_api::Quantity;
 use k8s_openapi::api::core::v1::{
-    Container, Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Pod,
-    ResourceRequirements, Taint, Toleration, Volume,
+    Container, Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Pod, PodSpec,
+    PodStatus, PreferredSchedulingTerm, ResourceRequirements, Taint, Toleration, Volume,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as RawQuantity;
 
 use crate::capacity::Amounts;
+use crate::claim::Classes;
 use crate::fragmentation::NodeRoom;
 use crate::object::{ObjectKey, object_key};
+use crate::pod::is_extended;
 
 pub mod neighbors;
+pub(crate) mod preferences;
 
 use neighbors::{Neighbor, NeighborRules};
 
@@ -47,6 +51,7 @@ pub struct PodDemand {
     /// What the pod means to others.
     pub neighbor: Neighbor,
     rules: NeighborRules,
+    preferred_affinity: Vec<PreferredSchedulingTerm>,
     /// Its PersistentVolumeClaims.
     pub(crate) volume_claims: Vec<ObjectKey>,
 }
@@ -72,7 +77,7 @@ impl NodeInfo {
             is_ready,
             allocatable: status
                 .and_then(|status| status.allocatable.as_ref())
-                .map(parse_amounts)
+                .map(parse_allocatable)
                 .unwrap_or_default(),
             is_terminating: node.metadata.deletion_timestamp.is_some(),
         }
@@ -90,6 +95,11 @@ impl NodeInfo {
         self.is_cordoned
     }
 
+    /// Returns a label.
+    pub(crate) fn label(&self, key: &str) -> Option<&str> {
+        self.labels.get(key).map(String::as_str)
+    }
+
     /// Returns the allocatable CPUs and memory.
     pub(crate) fn room(&self) -> NodeRoom {
         NodeRoom::of(&self.allocatable)
@@ -99,7 +109,13 @@ impl NodeInfo {
     ///
     /// # Errors
     /// The first obstacle, as the detail of an explanation.
-    pub fn admits(&self, name: &str, pod: &PodDemand, used: &Amounts) -> Result<(), String> {
+    pub fn admits(
+        &self,
+        name: &str,
+        pod: &PodDemand,
+        used: &Amounts,
+        classes: &impl Classes,
+    ) -> Result<(), String> {
         if pod
             .node_name
             .as_deref()
@@ -119,14 +135,14 @@ impl NodeInfo {
         self.is_tolerated(pod)?;
         self.is_selected(name, pod)?;
         for (resource, requested) in &pod.requests {
-            let allocatable = self.allocatable.get(resource);
-            if allocatable.is_none() && resource.contains('/') {
-                // May be served from a device class (KEP-5004), which kube-scheduler checks.
+            let allocatable = self.allocatable.get(resource).copied().unwrap_or_default();
+            let used = used.get(resource).copied().unwrap_or_default();
+            if requested.is_zero() || used + *requested <= allocatable {
                 continue;
             }
-            let used = used.get(resource).copied().unwrap_or_default();
-            if !requested.is_zero() && used + *requested > allocatable.copied().unwrap_or_default()
-            {
+            // kube-scheduler serves what the node lacks from a device class (KEP-5004), which it checks.
+            let is_lacking = allocatable.is_zero() && is_extended(resource);
+            if !is_lacking || classes.of_extended_resource(resource).is_none() {
                 return Err(format!("insufficient {resource}"));
             }
         }
@@ -214,20 +230,17 @@ impl PodDemand {
         let Some(spec) = &pod.spec else {
             return Self::default();
         };
-        let required_affinity = spec
-            .affinity
-            .as_ref()
-            .and_then(|affinity| affinity.node_affinity.as_ref())
-            .and_then(|affinity| {
-                affinity
-                    .required_during_scheduling_ignored_during_execution
-                    .clone()
-            });
+        let affinity = spec.affinity.as_ref();
+        let affinity = affinity.and_then(|affinity| affinity.node_affinity.clone());
+        let affinity = affinity.unwrap_or_default();
         Self {
             requests: requests(pod),
             tolerations: spec.tolerations.clone().unwrap_or_default(),
             node_selector: spec.node_selector.clone().unwrap_or_default(),
-            required_affinity,
+            required_affinity: affinity.required_during_scheduling_ignored_during_execution,
+            preferred_affinity: affinity
+                .preferred_during_scheduling_ignored_during_execution
+                .unwrap_or_default(),
             node_name: spec.node_name.clone().filter(|name| !name.is_empty()),
             nominated_node: pod
                 .status
@@ -252,15 +265,27 @@ impl PodDemand {
         self.tolerations.iter().any(|toleration| {
             let key = toleration.key.as_deref().unwrap_or_default();
             let effect = toleration.effect.as_deref().unwrap_or_default();
-            let exists = toleration.operator.as_deref() == Some("Exists");
-            let value_matches = exists
-                || toleration.value.as_deref().unwrap_or_default()
-                    == taint.value.as_deref().unwrap_or_default();
+            let value = toleration.value.as_deref().unwrap_or_default();
+            let of_taint = taint.value.as_deref().unwrap_or_default();
+            // The comparisons are stored by clusters with the feature gate TaintTolerationComparisonOperators only.
+            let value_matches = match toleration.operator.as_deref() {
+                None | Some("" | "Equal") => value == of_taint,
+                Some("Exists") => true,
+                Some("Gt") => decimal(of_taint) > decimal(value) && decimal(value).is_some(),
+                Some("Lt") => decimal(of_taint) < decimal(value) && decimal(of_taint).is_some(),
+                Some(_) => false,
+            };
             (effect.is_empty() || effect == taint.effect)
-                && (key == taint.key || (key.is_empty() && exists))
+                && (key.is_empty() || key == taint.key)
                 && value_matches
         })
     }
+}
+
+/// Returns a number in the only notation that kube-scheduler compares.
+fn decimal(text: &str) -> Option<i64> {
+    let number = text.parse::<i64>().ok()?;
+    (number.to_string() == text).then_some(number)
 }
 
 /// Returns the PersistentVolumeClaims of a pod; that of an ephemeral volume is generated.
@@ -288,14 +313,90 @@ pub fn requests(pod: &Pod) -> Amounts {
     let Some(spec) = &pod.spec else {
         return Amounts::default();
     };
+    let of_containers = sum_of_containers(spec, spec_requests);
+    with_pod_level(
+        spec,
+        of_containers,
+        of_requirements(spec.resources.as_ref()),
+    )
+}
+
+/// Returns what a bound pod holds on its node, as kube-scheduler computes it. While kubelet changes a running pod (KEP-1287,
+/// KEP-5419), this is the maximum of what the spec requests, what kubelet has allocated, and what the containers have; without
+/// the spec when kubelet has refused it as infeasible.
+#[must_use]
+pub fn held(pod: &Pod) -> Amounts {
+    let (Some(spec), Some(status)) = (&pod.spec, &pod.status) else {
+        return requests(pod);
+    };
+    let is_infeasible = is_resize_infeasible(status);
+    let wished = |container: &Container| match is_infeasible {
+        true => Amounts::default(),
+        false => spec_requests(container),
+    };
+    let of_status = |container: &Container| {
+        let all = status.container_statuses.iter().flatten();
+        let mut all = all.chain(status.init_container_statuses.iter().flatten());
+        all.find(|status| status.name == container.name)
+    };
+    let allocated = |container: &Container| {
+        let amounts = of_status(container).and_then(|status| status.allocated_resources.as_ref());
+        amounts.map_or_else(|| wished(container), parse_requests)
+    };
+    let actual = |container: &Container| {
+        let resources = of_status(container).and_then(|status| status.resources.as_ref());
+        let amounts = resources.and_then(|resources| resources.requests.as_ref());
+        amounts.map_or_else(|| allocated(container), parse_requests)
+    };
+    let actual_of_pod = status.resources.as_ref();
+    let actual_of_pod = actual_of_pod.and_then(|resources| resources.requests.as_ref());
+    // The sums of the pod, where kubelet reports them.
+    let mut of_containers = match (&status.allocated_resources, actual_of_pod) {
+        (Some(allocated), Some(actual)) => {
+            let mut amounts = parse_requests(allocated);
+            raise(&mut amounts, &parse_requests(actual));
+            amounts
+        }
+        _ => {
+            let mut amounts = sum_of_containers(spec, allocated);
+            raise(&mut amounts, &sum_of_containers(spec, actual));
+            amounts
+        }
+    };
+    if !is_infeasible {
+        raise(&mut of_containers, &sum_of_containers(spec, spec_requests));
+    }
+    let mut of_pod = of_requirements(spec.resources.as_ref());
+    if status.resources.is_some() && has_pod_level(&of_pod) {
+        if is_infeasible {
+            of_pod.clear();
+        }
+        raise(&mut of_pod, &of_requirements(status.resources.as_ref()));
+        let allocated = status.allocated_resources.as_ref();
+        raise(
+            &mut of_pod,
+            &allocated.map(parse_requests).unwrap_or_default(),
+        );
+    }
+    with_pod_level(spec, of_containers, of_pod)
+}
+
+/// Returns whether kubelet has refused the newest resources of a running pod because its node can never have them.
+fn is_resize_infeasible(status: &PodStatus) -> bool {
+    let mut conditions = status.conditions.iter().flatten();
+    let pending = conditions.find(|condition| condition.type_ == "PodResizePending");
+    pending.is_some_and(|pending| pending.reason.as_deref() == Some("Infeasible"))
+}
+
+fn sum_of_containers(spec: &PodSpec, amounts: impl Fn(&Container) -> Amounts) -> Amounts {
     let mut running = Amounts::default();
     for container in &spec.containers {
-        add(&mut running, &container_requests(container));
+        add(&mut running, &amounts(container));
     }
     let mut starting = Amounts::default();
     let mut sidecars = Amounts::default();
     for container in spec.init_containers.iter().flatten() {
-        let own = container_requests(container);
+        let own = amounts(container);
         let mut during = sidecars.clone();
         add(&mut during, &own);
         raise(&mut starting, &during);
@@ -305,34 +406,51 @@ pub fn requests(pod: &Pod) -> Amounts {
     }
     add(&mut running, &sidecars);
     raise(&mut running, &starting);
-    // Pod-level requests replace the sum of the containers (KEP-2837).
-    for (resource, amount) in of_requirements(spec.resources.as_ref()) {
-        running.insert(resource, amount);
-    }
-    add(
-        &mut running,
-        &spec
-            .overhead
-            .as_ref()
-            .map(parse_amounts)
-            .unwrap_or_default(),
-    );
-    running.insert(PODS.to_owned(), Quantity::count(1));
     running
 }
 
-fn container_requests(container: &Container) -> Amounts {
+/// Returns the amounts of a pod by those of its containers. Pod-level requests replace the sum (KEP-2837).
+fn with_pod_level(spec: &PodSpec, of_containers: Amounts, of_pod: Amounts) -> Amounts {
+    let mut sum = of_containers;
+    sum.extend(of_pod.into_iter().filter(|(name, _)| is_pod_level(name)));
+    let overhead = spec.overhead.as_ref().map(parse_requests);
+    add(&mut sum, &overhead.unwrap_or_default());
+    sum.insert(PODS.to_owned(), Quantity::count(1));
+    sum
+}
+
+fn is_pod_level(resource: &str) -> bool {
+    matches!(resource, "cpu" | "memory") || resource.starts_with("hugepages-")
+}
+
+fn has_pod_level(amounts: &Amounts) -> bool {
+    amounts.keys().any(|name| is_pod_level(name))
+}
+
+fn spec_requests(container: &Container) -> Amounts {
     of_requirements(container.resources.as_ref())
 }
 
 fn of_requirements(resources: Option<&ResourceRequirements>) -> Amounts {
     resources
         .and_then(|resources| resources.requests.as_ref())
-        .map(parse_amounts)
+        .map(parse_requests)
         .unwrap_or_default()
 }
 
-fn parse_amounts(raw: &BTreeMap<String, RawQuantity>) -> Amounts {
+/// Parses what a pod requests. An amount that cannot be read is more than any node has.
+fn parse_requests(raw: &BTreeMap<String, RawQuantity>) -> Amounts {
+    let unreadable = Quantity::ZERO.with_nano(i128::MAX >> 24);
+    raw.iter()
+        .map(|(name, amount)| {
+            let amount = Quantity::try_from(amount).unwrap_or(unreadable);
+            (name.clone(), amount)
+        })
+        .collect()
+}
+
+/// Parses what a node has. An amount that cannot be read is not there.
+fn parse_allocatable(raw: &BTreeMap<String, RawQuantity>) -> Amounts {
     raw.iter()
         .filter_map(|(name, amount)| Some((name.clone(), Quantity::try_from(amount).ok()?)))
         .collect()

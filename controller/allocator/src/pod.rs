@@ -99,7 +99,7 @@ pub fn extended_resources(pod: &Pod) -> impl Iterator<Item = (&str, &str)> {
 
 /// Returns whether a resource is an extended one: its name has a domain outside `kubernetes.io`, or belongs to a device
 /// class (KEP-5004).
-fn is_extended(resource: &str) -> bool {
+pub(crate) fn is_extended(resource: &str) -> bool {
     resource.starts_with(IMPLICIT_RESOURCE_PREFIX)
         || resource.split_once('/').is_some_and(|(domain, _)| {
             domain != "kubernetes.io"

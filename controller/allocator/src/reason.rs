@@ -6,7 +6,11 @@ use drava_api::quota::QuotaResource;
 use drava_api::reason::Reason;
 use drava_api::{Quantity, names};
 
+use crate::claim::ConstraintRule;
 use crate::taint::Taint;
+
+/// Qualified name of the attribute that is equal for the devices of a GPU.
+const UUID: &str = "gpu.drava.dev/uuid";
 
 /// How a GPU is in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,7 +31,12 @@ pub enum GpuUse {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Rejection {
     /// The device is not of the class.
-    ClassMismatch,
+    ClassMismatch {
+        /// Name of the class.
+        class: String,
+    },
+    /// The request is for a percentage of a GPU's memory, and the device has no shares.
+    PercentageOfWhole,
     /// A selector of the request does not select the device.
     SelectorMismatch,
     /// The request names a capacity that the device lacks.
@@ -65,8 +74,12 @@ pub enum Rejection {
     AlreadySelected,
     /// The device violates a constraint of the claim.
     Constraint {
+        /// Relation between the values.
+        rule: ConstraintRule,
         /// Attribute of the constraint.
         attribute: String,
+        /// Whether the device lacks the attribute.
+        is_missing: bool,
     },
     /// A container of the pod has another device of the same GPU.
     SameGpu {
@@ -84,7 +97,7 @@ impl Rejection {
     #[must_use]
     pub fn reason(&self) -> Reason {
         match self {
-            Self::ClassMismatch => Reason::TypeMismatch,
+            Self::ClassMismatch { .. } | Self::PercentageOfWhole => Reason::TypeMismatch,
             Self::SelectorMismatch => Reason::SelectorMismatch,
             Self::CapacityUndefined { .. } => Reason::InsufficientCapacity,
             Self::Tainted(taint) if taint.is_unhealthy() => Reason::Unhealthy,
@@ -108,7 +121,8 @@ impl Rejection {
     pub fn closeness(&self) -> u8 {
         match self {
             Self::Unpublished => 0,
-            Self::ClassMismatch => 1,
+            Self::ClassMismatch { .. } => 1,
+            Self::PercentageOfWhole => 2,
             Self::SelectorMismatch => 2,
             Self::CapacityUndefined { .. } => 3,
             Self::Tainted(_) => 4,
@@ -132,7 +146,10 @@ impl Rejection {
     pub const fn is_of_requested_type(&self) -> bool {
         !matches!(
             self,
-            Self::Unpublished | Self::ClassMismatch | Self::SelectorMismatch
+            Self::Unpublished
+                | Self::ClassMismatch { .. }
+                | Self::PercentageOfWhole
+                | Self::SelectorMismatch
         )
     }
 
@@ -141,7 +158,7 @@ impl Rejection {
     pub const fn is_permanent(&self) -> bool {
         matches!(
             self,
-            Self::CapacityUndefined { .. } | Self::AboveMaximum { .. }
+            Self::PercentageOfWhole | Self::CapacityUndefined { .. } | Self::AboveMaximum { .. }
         )
     }
 
@@ -159,7 +176,14 @@ impl Rejection {
     #[must_use]
     pub fn detail(&self, device: &str) -> String {
         match self {
-            Self::ClassMismatch | Self::SelectorMismatch | Self::AlreadySelected => String::new(),
+            Self::ClassMismatch { class } => format!("{device} is not of class {class}"),
+            Self::PercentageOfWhole => format!(
+                "{device} has no shares, and memory.percent is a share; use class vgpu.drava.dev or fraction.drava.dev"
+            ),
+            Self::SelectorMismatch => format!("the selectors of the request exclude {device}"),
+            Self::AlreadySelected => {
+                format!("{device} is selected for another request of the claim")
+            }
             Self::InUse | Self::GpuInUse(GpuUse::Exclusive) => {
                 format!("{device} is allocated exclusively")
             }
@@ -198,10 +222,31 @@ impl Rejection {
                     format!("most free memory {} on {device}", bytes(*free))
                 }
                 names::capacity::CORES => format!("most free cores {free}% on {device}"),
-                names::capacity::SLOTS => String::new(),
+                names::capacity::SLOTS => "every GPU has its maximum number of shares".to_owned(),
                 _ => format!("most free {name} {free} on {device}"),
             },
-            Self::Constraint { attribute } => format!("constraint on {attribute} is not satisfied"),
+            Self::Constraint {
+                attribute,
+                is_missing: true,
+                ..
+            } => format!("{device} has no {attribute}, which a constraint of the claim compares"),
+            Self::Constraint {
+                rule, attribute, ..
+            } => match rule {
+                ConstraintRule::Match => {
+                    format!(
+                        "the free devices differ in {attribute}, by which the claim matches them"
+                    )
+                }
+                ConstraintRule::Distinct if attribute == UUID => {
+                    format!("the claim needs devices of different GPUs (distinctAttribute {UUID})")
+                }
+                ConstraintRule::Distinct => {
+                    format!(
+                        "the free devices have too few values of {attribute}, which the claim distinguishes"
+                    )
+                }
+            },
             Self::SameGpu { container } => {
                 format!("container {container} needs devices of different GPUs")
             }
@@ -300,6 +345,99 @@ pub fn bytes(amount: Quantity) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_rejection_has_reason_and_detail() {
+        let amount = Quantity::count(1);
+        let capacities = ["memory", "cores", "slots", "decoders"];
+        let name = |name: &str| name.to_owned();
+        let above = capacities.map(|capacity| Rejection::AboveMaximum {
+            name: name(capacity),
+            requested: amount,
+            maximum: amount,
+        });
+        let insufficient = capacities.map(|capacity| Rejection::Capacity {
+            name: name(capacity),
+            requested: amount,
+            free: amount,
+            total: amount,
+        });
+        let in_use = [
+            GpuUse::Exclusive,
+            GpuUse::Shared,
+            GpuUse::Partitioned,
+            GpuUse::Slices,
+            GpuUse::Unknown,
+        ]
+        .map(Rejection::GpuInUse);
+        let taint = |key: &str, value: &str| {
+            let taint = serde_json::json!({"key": key, "value": value, "effect": "NoSchedule"});
+            let taint: k8s_openapi::api::resource::v1::DeviceTaint =
+                serde_json::from_value(taint).unwrap();
+            Rejection::Tainted(Taint::foreign(&taint).unwrap())
+        };
+        let constraint = |rule, is_missing| Rejection::Constraint {
+            rule,
+            attribute: name("gpu.drava.dev/uuid"),
+            is_missing,
+        };
+        let quota = |bound| {
+            Rejection::Quota(Box::new(QuotaRejection {
+                quota: name("q"),
+                resource: QuotaResource::Devices,
+                requested: amount,
+                bound,
+            }))
+        };
+        let others = [
+            Rejection::ClassMismatch { class: name("c") },
+            Rejection::PercentageOfWhole,
+            Rejection::SelectorMismatch,
+            Rejection::CapacityUndefined { name: name("x") },
+            taint("gpu.drava.dev/unhealthy", "xid-79"),
+            taint("gpu.drava.dev/unhealthy", ""),
+            taint("example.com/reserved", ""),
+            Rejection::InUse,
+            Rejection::AlreadySelected,
+            constraint(ConstraintRule::Match, false),
+            constraint(ConstraintRule::Distinct, false),
+            constraint(ConstraintRule::Match, true),
+            Rejection::SameGpu {
+                container: name("c"),
+            },
+            quota(Bound::ClaimMaximum(amount)),
+            quota(Bound::Limit {
+                used: amount,
+                limit: amount,
+            }),
+            Rejection::Unpublished,
+        ];
+        let all = above
+            .into_iter()
+            .chain(insufficient)
+            .chain(in_use)
+            .chain(others);
+        for rejection in all {
+            assert_ne!(rejection.detail("n1/gpu-0").trim(), "", "{rejection:?}");
+            // Each kind of rejection is above.
+            match rejection {
+                Rejection::ClassMismatch { .. }
+                | Rejection::PercentageOfWhole
+                | Rejection::SelectorMismatch
+                | Rejection::CapacityUndefined { .. }
+                | Rejection::Tainted(_)
+                | Rejection::AboveMaximum { .. }
+                | Rejection::InUse
+                | Rejection::GpuInUse(_)
+                | Rejection::Capacity { .. }
+                | Rejection::AlreadySelected
+                | Rejection::Constraint { .. }
+                | Rejection::SameGpu { .. }
+                | Rejection::Quota(_)
+                | Rejection::Unpublished => {}
+            }
+        }
+    }
 
     #[test]
     fn formats_memory_with_binary_units() {

@@ -92,6 +92,8 @@ pub struct NodeScore {
     pub alternatives: Reverse<usize>,
     /// What the GPUs have in common; the default without the policy `topology`.
     pub proximity: Reverse<Proximity>,
+    /// Score by the preferences of the pod and of those around it, with the weights of kube-scheduler; 0 without any.
+    pub preference: i64,
     /// Score under the policy between nodes.
     pub policy_score: u32,
     /// Order of equal nodes by the seed of a GpuPolicy; 0 without one.
@@ -226,6 +228,12 @@ impl fmt::Display for NodeRanking {
         } else if ours.proximity != theirs.proximity {
             let (Reverse(ours), Reverse(theirs)) = (ours.proximity, theirs.proximity);
             write!(f, "topology: {ours}, on {} {theirs}", other.node)
+        } else if ours.preference != theirs.preference {
+            write!(
+                f,
+                "preferred by affinity, spread and taints: score {}, {} {}",
+                ours.preference, other.node, theirs.preference
+            )
         } else {
             let by = if ours.tie == theirs.tie {
                 "name"
@@ -340,6 +348,7 @@ mod tests {
         is_nominated: false,
         alternatives: Reverse(0),
         proximity: Reverse(Proximity::Same),
+        preference: 0,
         policy_score: 100_000,
         tie: 0,
     };
@@ -419,6 +428,17 @@ mod tests {
                     ..SCORE
                 },
                 "topology: the GPUs share a NUMA node, on n2 the GPUs share the node only",
+            ),
+            (
+                NodeScore {
+                    preference: 700,
+                    ..lower
+                },
+                NodeScore {
+                    preference: 500,
+                    ..SCORE
+                },
+                "preferred by affinity, spread and taints: score 700, n2 500",
             ),
             (
                 NodeScore {

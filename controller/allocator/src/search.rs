@@ -2,7 +2,14 @@
 //!
 //! Depth-first search with backtracking over claims, requests and devices, in the order of the claims. Candidates are
 //! tried in the order of their score, so the first solution is the preferred one. The rejections of the request that
-//! got farthest are returned for the explanation. The number of steps is limited, so no claim can block the caller.
+//! got farthest are returned for the explanation.
+//!
+//! The first path, without backtracking, nearly always ends in the solution, or with the reason why there is none. Otherwise
+//! the search [looks ahead](look_ahead) after each selection, and remembers what has failed: selections that differ in the
+//! order of equal requests only are one. Its work is limited, so no claim can block the caller.
+
+use std::collections::BTreeSet;
+use std::rc::Rc;
 
 use drava_api::DeviceType;
 use drava_api::config::GpuPlacementPolicy;
@@ -12,18 +19,25 @@ use crate::reason::Rejection;
 use crate::score::{GpuRanking, GpuRunnerUp, KindChoice};
 use crate::selector::Selectors;
 use crate::topology::Proximity;
+use crate::turn;
 
 pub mod candidates;
 pub mod input;
 mod kind;
+mod look_ahead;
+mod matching;
 pub mod tentative_allocation;
 
 use candidates::{Candidates, SelectionError};
 use input::{DeviceRef, NodeState, SearchInput};
+use look_ahead::{Domains, kinds};
 use tentative_allocation::{RequestIndex, SelectedDevice, TentativeAllocation};
 
-/// Candidates tried before the search gives up on a node.
-pub const STEP_LIMIT: u32 = 2_000;
+/// Checks of devices before the search gives up on a node, about 20 ms.
+const CHECK_LIMIT: usize = 10_000;
+
+/// Units of a turn for a check.
+const UNITS_PER_CHECK: u64 = 2;
 
 /// Result of the search on a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,7 +46,7 @@ pub enum Outcome {
     Found(Vec<SelectedDevice>, Proximity),
     /// No solution, with the rejections of the request that got farthest.
     NotFound(Rejections),
-    /// [`STEP_LIMIT`] was reached.
+    /// The search has given up.
     LimitReached,
 }
 
@@ -43,12 +57,23 @@ pub struct Rejections {
     pub claim: usize,
     /// Result name of the request.
     pub request: String,
+    /// Its device class.
+    pub class: String,
     /// Devices that the request needs.
     pub needed: usize,
     /// Devices that were found for it, at most.
     pub found: usize,
     /// Every rejected device.
     pub devices: Vec<(DeviceRef, Rejection)>,
+}
+
+/// How far a search may go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Effort {
+    /// Until there is a result, or the limit is reached.
+    Full,
+    /// Along the first path.
+    FirstPath,
 }
 
 /// Searches the pools of one node.
@@ -59,21 +84,37 @@ pub fn search(
     input: &SearchInput<'_>,
     node: NodeState<'_>,
     selectors: &Selectors,
+    effort: Effort,
 ) -> Result<Outcome, SelectionError> {
     let mut search = Search::new(input, node, selectors)?;
-    let found = search.request(0);
+    let mut found = search.request(0, None);
+    turn::count(units(search.checks));
+    if !found && !search.is_conclusive && effort == Effort::Full {
+        search.restart();
+        found = match search.look_at_start() {
+            Some(domains) => search.request(0, Some(&domains)),
+            None => false,
+        };
+        search.is_conclusive = !search.is_over;
+        turn::count(units(search.checks));
+        turn::charge_search(units(search.checks));
+    }
     Ok(match found {
         true => {
             let proximity = search.allocation.proximity();
             Outcome::Found(search.allocation.into_selected(), proximity)
         }
-        false if search.steps >= STEP_LIMIT => Outcome::LimitReached,
+        false if !search.is_conclusive => Outcome::LimitReached,
         false => Outcome::NotFound(
             search
                 .rejections
                 .map_or_else(Rejections::default, |(_, rejections)| rejections),
         ),
     })
+}
+
+fn units(checks: usize) -> u64 {
+    UNITS_PER_CHECK.saturating_mul(u64::try_from(checks).unwrap_or(u64::MAX))
 }
 
 /// Returns why each device of a solution was selected: its score and that of the best other GPU, in the state in which
@@ -133,12 +174,24 @@ struct Slot<'a> {
 }
 
 struct Search<'a> {
-    slots: Vec<Slot<'a>>,
+    slots: Rc<[Slot<'a>]>,
+    /// For each slot the first one that is equal to it.
+    kinds: Vec<usize>,
     allocation: TentativeAllocation<'a>,
     /// Rejections of the request that got farthest, with the number of devices selected before it.
     rejections: Option<(usize, Rejections)>,
-    steps: u32,
+    /// Selections from which the later requests cannot be served.
+    failed: BTreeSet<Selection>,
+    /// Checks of devices.
+    checks: usize,
+    /// Whether the first path has ended, or the limit is reached.
+    is_over: bool,
+    /// Whether the search has shown that there is no solution.
+    is_conclusive: bool,
 }
+
+/// The devices of the requests before a slot, by kind of the request and alternative.
+type Selection = (usize, Vec<(usize, usize, DeviceRef)>);
 
 impl<'a> Search<'a> {
     fn new(
@@ -162,26 +215,79 @@ impl<'a> Search<'a> {
             }
         }
         Ok(Self {
-            slots,
+            kinds: kinds(&slots, input),
+            slots: slots.into(),
             allocation: TentativeAllocation::new(input, node),
             rejections: None,
-            steps: 0,
+            failed: BTreeSet::new(),
+            checks: 0,
+            is_over: false,
+            is_conclusive: false,
         })
     }
 
-    /// Serves the requests from `slot` on.
-    fn request(&mut self, slot: usize) -> bool {
-        let Some(current) = self.slots.get(slot) else {
-            return true;
-        };
-        (0..current.alternatives.len()).any(|alternative| self.alternative(slot, alternative))
+    /// Prepares the search after its first path.
+    fn restart(&mut self) {
+        self.checks = 0;
+        self.is_over = false;
     }
 
-    fn alternative(&mut self, slot: usize, alternative: usize) -> bool {
-        let Some((index, candidates)) = self.at(slot, alternative) else {
+    /// Counts checks of devices.
+    fn spend(&mut self, checks: usize) {
+        self.checks = self.checks.saturating_add(checks);
+    }
+
+    /// Notes that a request cannot be served after what is selected. The first path ends there.
+    fn dead_end(&mut self, is_first_path: bool) {
+        if is_first_path && !self.is_over {
+            self.is_over = true;
+            self.is_conclusive = self.allocation.selected().is_empty();
+        }
+    }
+
+    /// Serves the requests from `slot` on, along the first path without `domains`.
+    fn request(&mut self, slot: usize, domains: Option<&Domains>) -> bool {
+        let Some(alternatives) = self.slots.get(slot).map(|slot| slot.alternatives.len()) else {
+            return true;
+        };
+        let selection = domains.map(|_| self.selection(slot));
+        if selection
+            .as_ref()
+            .is_some_and(|selection| self.failed.contains(selection))
+        {
+            return false;
+        }
+        let found = (0..alternatives)
+            .any(|alternative| !self.is_over && self.alternative(slot, alternative, domains));
+        if !found {
+            self.dead_end(domains.is_none());
+            if !self.is_over {
+                self.failed.extend(selection);
+            }
+        }
+        found
+    }
+
+    /// Returns the devices that are selected for the requests before a slot. The order of equal requests does not matter.
+    fn selection(&self, slot: usize) -> Selection {
+        let selected = self.allocation.selected().iter().map(|selected| {
+            let index = selected.index;
+            let mut slots = self.slots.iter();
+            let slot =
+                slots.position(|slot| (slot.claim, slot.request) == (index.claim, index.request));
+            let kind = slot.and_then(|slot| self.kinds.get(slot).copied());
+            (kind.unwrap_or_default(), index.alternative, selected.device)
+        });
+        let mut selected: Vec<_> = selected.collect();
+        selected.sort_unstable();
+        (slot, selected)
+    }
+
+    fn alternative(&mut self, slot: usize, alternative: usize, domains: Option<&Domains>) -> bool {
+        let slots = Rc::clone(&self.slots);
+        let Some((index, candidates)) = self.at(&slots, slot, alternative) else {
             return false;
         };
-        let mut order = self.order(slot, index, candidates);
         let needed = match candidates.alternative.count {
             Count::Exactly(count) => count,
             Count::All => {
@@ -192,9 +298,11 @@ impl<'a> Search<'a> {
                         .check(index, candidates.alternative, *candidate)
                         .is_err_and(|rejection| rejection.is_permanent())
                 };
-                order.retain(can_serve);
+                let untainted = candidates.selected.iter().copied().filter(can_serve);
                 let tainted = candidates.tainted().filter(can_serve).count();
-                (order.len() + tainted).max(1)
+                let all = (untainted.count() + tainted).max(1);
+                self.spend(candidates.selected.len());
+                all
             }
         };
         let selected = self
@@ -206,31 +314,64 @@ impl<'a> Search<'a> {
         if selected + needed > MAX_RESULTS {
             return false;
         }
+        let domain =
+            domains.and_then(|domains| domains.get(*self.kinds.get(slot)?)?.get(alternative));
+        let order = self.order(slot, index, candidates, domain);
         // Prevents trying every combination when fewer devices are feasible than needed.
-        let feasible = order
-            .iter()
-            .filter(|candidate| {
-                self.allocation
-                    .check(index, candidates.alternative, **candidate)
-                    .is_ok()
-            })
-            .count();
+        let feasible = match domain {
+            Some(domain) => domain.len(),
+            None => {
+                let is_feasible = |candidate: &&DeviceRef| {
+                    let check = self
+                        .allocation
+                        .check(index, candidates.alternative, **candidate);
+                    check.is_ok()
+                };
+                order.iter().filter(is_feasible).count()
+            }
+        };
+        self.spend(order.len());
         if feasible < needed {
-            self.record_rejections(slot, alternative, &order, needed);
+            let devices = match domain {
+                Some(_) => candidates.selected.clone(),
+                None => self.retained(index, candidates, order),
+            };
+            self.record_rejections(slot, alternative, &devices, needed);
             return false;
         }
-        self.select(slot, alternative, &order, needed)
+        self.select((slot, alternative), &order, needed, domains)
     }
 
-    /// Returns the candidates of a request in the order in which they are tried.
+    /// Returns the devices of which the rejections count: those of `All` that could serve it.
+    fn retained(
+        &self,
+        index: RequestIndex,
+        candidates: &Candidates<'_>,
+        mut order: Vec<DeviceRef>,
+    ) -> Vec<DeviceRef> {
+        if candidates.alternative.count == Count::All {
+            order.retain(|candidate| {
+                let check = self
+                    .allocation
+                    .check(index, candidates.alternative, *candidate);
+                !check.is_err_and(|rejection| rejection.is_permanent())
+            });
+        }
+        order
+    }
+
+    /// Returns the candidates of a request in the order in which they are tried; those of `domain`, if it is known which of them
+    /// can be allocated now.
     fn order(
         &self,
         slot: usize,
         index: RequestIndex,
         candidates: &Candidates<'_>,
+        domain: Option<&Vec<DeviceRef>>,
     ) -> Vec<DeviceRef> {
         let allocation = &self.allocation;
-        let mut order = allocation.order_by_score(index, candidates);
+        let devices = domain.unwrap_or(&candidates.selected);
+        let mut order = allocation.order_by_score(index, candidates.alternative, devices);
         let policy = allocation.gpu_policy(index.claim);
         if matches!(
             policy,
@@ -252,36 +393,66 @@ impl<'a> Search<'a> {
     /// Selects `needed` more devices out of `order`.
     fn select(
         &mut self,
-        slot: usize,
-        alternative: usize,
+        at: (usize, usize),
         order: &[DeviceRef],
         needed: usize,
+        domains: Option<&Domains>,
     ) -> bool {
+        let (slot, alternative) = at;
         if needed == 0 {
-            return self.request(slot + 1);
+            return self.request(slot + 1, domains);
         }
+        let slots = Rc::clone(&self.slots);
+        let Some((index, candidates)) = self.at(&slots, slot, alternative) else {
+            return false;
+        };
         for (position, candidate) in order.iter().enumerate() {
             let rest = order.get(position + 1..).unwrap_or_default();
-            if rest.len() + 1 < needed || self.steps >= STEP_LIMIT {
+            if domains.is_some() && self.checks >= CHECK_LIMIT {
+                self.is_over = true;
+            }
+            if rest.len() + 1 < needed || self.is_over {
                 break;
             }
-            self.steps += 1;
-            let Some((index, candidates)) = self.at(slot, alternative) else {
-                return false;
-            };
-            if let Ok(access) = self
+            self.spend(1);
+            let check = self
                 .allocation
-                .check(index, candidates.alternative, *candidate)
-            {
-                self.allocation.allocate(index, *candidate, access);
-                if self.select(slot, alternative, rest, needed - 1) {
-                    return true;
-                }
-                self.allocation.release();
+                .check(index, candidates.alternative, *candidate);
+            let Ok(access) = check else {
+                continue;
+            };
+            self.allocation.allocate(index, *candidate, access);
+            let found = match domains {
+                None => self.select(at, rest, needed - 1, None),
+                Some(domains) => match self.look_ahead(at, rest, needed - 1, domains) {
+                    Some((rest, domains)) => self.select(at, &rest, needed - 1, Some(&domains)),
+                    None => false,
+                },
+            };
+            if found {
+                return true;
+            }
+            self.allocation.release();
+        }
+        match domains {
+            None => self.record_rejections(slot, alternative, order, needed),
+            Some(_) => {
+                let devices = self.unselected(index, candidates);
+                self.record_rejections(slot, alternative, &devices, needed);
             }
         }
-        self.record_rejections(slot, alternative, order, needed);
+        self.dead_end(domains.is_none());
         false
+    }
+
+    /// Returns the devices that are not selected for the request.
+    fn unselected(&self, index: RequestIndex, candidates: &Candidates<'_>) -> Vec<DeviceRef> {
+        let is_selected = |candidate: &DeviceRef| {
+            let mut selected = self.allocation.selected().iter();
+            selected.any(|selected| selected.index == index && selected.device == *candidate)
+        };
+        let devices = candidates.selected.iter().copied();
+        devices.filter(|device| !is_selected(device)).collect()
     }
 
     /// Records the rejections of the request that got farthest; of equals the first, which has the best score.
@@ -300,7 +471,8 @@ impl<'a> Search<'a> {
         {
             return;
         }
-        let Some((index, candidates)) = self.at(slot, alternative) else {
+        let slots = Rc::clone(&self.slots);
+        let Some((index, candidates)) = self.at(&slots, slot, alternative) else {
             return;
         };
         let rejected: Vec<_> = order
@@ -319,6 +491,7 @@ impl<'a> Search<'a> {
         let rejections = Rejections {
             claim: index.claim,
             request: candidates.alternative.name.clone(),
+            class: candidates.alternative.class.clone(),
             needed: total,
             found: total.saturating_sub(needed) + (order.len() - rejected.len()),
             devices: rejected
@@ -336,9 +509,9 @@ impl<'a> Search<'a> {
             .slots
             .iter()
             .position(|slot| (slot.claim, slot.request) == (index.claim, index.request))?;
-        let (_, candidates) = self.at(slot, index.alternative)?;
+        let (_, candidates) = self.at(&self.slots, slot, index.alternative)?;
         let gpu = &self.allocation.device(selected.device)?.gpu;
-        self.order(slot, index, candidates)
+        self.order(slot, index, candidates, None)
             .into_iter()
             .filter_map(|candidate| Some((candidate, self.allocation.device(candidate)?)))
             .find(|(candidate, device)| {
@@ -361,7 +534,7 @@ impl<'a> Search<'a> {
         let of_request =
             |slot: &Slot<'_>| (slot.claim, slot.request) == (index.claim, index.request);
         let slot = self.slots.iter().position(of_request)?;
-        let (_, candidates) = self.at(slot, index.alternative)?;
+        let (_, candidates) = self.at(&self.slots, slot, index.alternative)?;
         let has = |kind| {
             let mut selected = candidates.selected.iter();
             selected.any(|candidate| {
@@ -376,13 +549,13 @@ impl<'a> Search<'a> {
         })
     }
 
-    fn at(&self, slot: usize, alternative: usize) -> Option<(RequestIndex, &Candidates<'a>)> {
-        let slot = self.slots.get(slot)?;
-        let index = RequestIndex {
-            claim: slot.claim,
-            request: slot.request,
-            alternative,
-        };
-        Some((index, slot.alternatives.get(alternative)?))
+    fn at<'s>(
+        &self,
+        slots: &'s [Slot<'a>],
+        slot: usize,
+        alternative: usize,
+    ) -> Option<(RequestIndex, &'s Candidates<'a>)> {
+        let index = self.index(slot, alternative)?;
+        Some((index, slots.get(slot)?.alternatives.get(alternative)?))
     }
 }

@@ -29,7 +29,7 @@ mod regex;
 mod url;
 mod values;
 
-pub use budget::{in_turn, is_suspended};
+pub use crate::turn::{in_turn, is_suspended};
 pub use driver_match::DriverMatch;
 pub use values::DeviceValue;
 
@@ -76,7 +76,7 @@ pub enum SelectorError {
     /// The evaluation failed on a device.
     #[error("CEL runtime error: {0}")]
     Runtime(String),
-    /// The decision goes on in another turn, see [`in_turn`].
+    /// The decision goes on in another turn, see [`crate::turn`].
     #[error("the evaluation is suspended")]
     Suspended,
 }
@@ -181,7 +181,7 @@ impl Selectors {
         if selector.spent_units.load(Ordering::Relaxed) > SELECTOR_UNITS {
             return Err(exceeded());
         }
-        if !budget::continues() {
+        if !crate::turn::continues() {
             return Err(SelectorError::Suspended);
         }
         let (outcome, used) = budget::measure(|| {

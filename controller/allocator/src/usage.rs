@@ -203,6 +203,14 @@ impl Usage {
             .is_some_and(|device| self.check_counters(pool, device).is_ok())
     }
 
+    /// Returns how much of a counter is allocated.
+    pub(crate) fn used_counter(&self, set: &str, counter: &str) -> Quantity {
+        let set = self.counters.get(set);
+        set.and_then(|set| set.get(counter))
+            .copied()
+            .unwrap_or_default()
+    }
+
     fn check_counters(&self, pool: &Pool, device: &Device) -> Result<(), Rejection> {
         for consumption in &device.consumes {
             let available = pool.counter_sets.get(&consumption.set);
@@ -446,7 +454,7 @@ fn amount(
 fn consumption(device: &Device, request: &Alternative) -> Result<Amounts, Rejection> {
     // A whole GPU and a partition have their memory; only a share can be a percentage.
     if request.memory_percent.is_some() && !device.shared {
-        return Err(Rejection::ClassMismatch);
+        return Err(Rejection::PercentageOfWhole);
     }
     if let Some(name) = request
         .capacity

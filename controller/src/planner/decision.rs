@@ -14,6 +14,7 @@ use drava_api::reason::Reason;
 use tokio::time::Instant;
 
 use super::demand::{Demand, NamedClaims, Request};
+use super::room::gave_up;
 use super::{DecisionTime, Planner};
 use crate::action::{Action, AllocationJob, ClaimWrite, PodAllocation};
 use crate::event::PendingEvent;
@@ -148,7 +149,12 @@ impl Planner {
             .rejected
             .iter()
             .any(|(_, explanation)| explanation.reason() == Reason::QuotaExceeded);
-        let waiting = self.make_room(group, waits_for_quota, order, time, actions);
+        let mut rejected = plan.rejected.iter();
+        // The simulations would give up, too.
+        let waiting = match rejected.any(|(_, explanation)| gave_up(explanation)) {
+            true => None,
+            false => self.make_room(group, waits_for_quota, order, time, actions),
+        };
         if self.suspend(group, time, actions) {
             return;
         }

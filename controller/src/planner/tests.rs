@@ -16,4 +16,5 @@ mod quota;
 mod release;
 mod reservation;
 mod round;
+mod search;
 mod unallocatable;

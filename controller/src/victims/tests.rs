@@ -4,6 +4,37 @@ use proptest::prelude::*;
 
 use super::*;
 
+/// Simulates by a rule for the UIDs of the pods that end.
+struct ByRule<F> {
+    is_enough: F,
+    may_compare: bool,
+}
+
+impl<F: FnMut(&BTreeSet<String>) -> bool> Simulation for ByRule<F> {
+    fn effect(&mut self, victims: &BTreeSet<String>) -> Option<Effect> {
+        Some(match (self.is_enough)(victims) {
+            true => Effect::Enough,
+            false => Effect::TooLittle,
+        })
+    }
+
+    fn may_compare(&self) -> bool {
+        self.may_compare
+    }
+}
+
+fn search(
+    candidates: &[Candidate],
+    bound: Option<&Cost>,
+    is_enough: impl FnMut(&BTreeSet<String>) -> bool,
+) -> Option<Cost> {
+    let mut simulation = ByRule {
+        is_enough,
+        may_compare: true,
+    };
+    super::search(candidates, bound, &mut simulation)
+}
+
 fn candidate(uid: usize, priority: i32, second: i64) -> Candidate {
     let created = Timestamp::from_second(second).unwrap();
     Candidate {
@@ -74,7 +105,8 @@ proptest! {
         let all: Vec<&Candidate> = candidates.iter().collect();
         let enough = |set: &[&Candidate]| is_enough(&Cost::of(set.iter().copied()).uids);
         if enough(&all) {
-            let set = reduced(all, &mut |set: &[&Candidate]| enough(set));
+            let mut simulation = ByRule { is_enough: &is_enough, may_compare: false };
+            let set = reduced(all, &mut simulation).unwrap();
             prop_assert!(enough(&set));
             for index in 0..set.len() {
                 let mut fewer = set.clone();
@@ -159,4 +191,39 @@ fn finds_best_of_many_candidates_beside_needed_one() {
     });
     let expected = ["pod-00".to_owned(), "pod-19".to_owned()];
     assert_eq!(best.unwrap().into_uids(), expected.into());
+}
+
+#[test]
+fn finds_minimal_set_without_comparisons() {
+    let candidates: Vec<Candidate> = (0..8).map(|uid| candidate(uid, 0, 0)).collect();
+    let mut simulated = 0;
+    let mut simulation = ByRule {
+        is_enough: |ended: &BTreeSet<String>| {
+            simulated += 1;
+            ended.len() >= 3
+        },
+        may_compare: false,
+    };
+    let found = super::search(&candidates, None, &mut simulation).unwrap();
+    assert_eq!(found.into_uids().len(), 3);
+    assert_eq!(simulated, 19, "none, all, and twice all but one each");
+}
+
+#[test]
+fn ends_with_simulation_that_cannot_tell() {
+    struct Unknown(usize);
+    impl Simulation for Unknown {
+        fn effect(&mut self, victims: &BTreeSet<String>) -> Option<Effect> {
+            self.0 += 1;
+            victims.is_empty().then_some(Effect::TooLittle)
+        }
+
+        fn may_compare(&self) -> bool {
+            true
+        }
+    }
+    let candidates: Vec<Candidate> = (0..8).map(|uid| candidate(uid, 0, 0)).collect();
+    let mut simulation = Unknown(0);
+    assert_eq!(super::search(&candidates, None, &mut simulation), None);
+    assert_eq!(simulation.0, 2, "none, and all");
 }

@@ -36,7 +36,7 @@ impl Cluster {
             uid,
             PodAssignment {
                 node: node.to_owned(),
-                requests: node::requests(pod),
+                requests: node::held(pod),
                 neighbor: Neighbor::of(pod),
                 is_bound: true,
             },
@@ -81,6 +81,7 @@ impl Cluster {
         let assignment = self.pods.remove(uid)?;
         self.rankings.mark_requests_changed(&assignment.node);
         self.with_anti_affinity.remove(uid);
+        self.with_preferences.remove(uid);
         if let Some(requested) = self.requested.get_mut(&assignment.node) {
             node::subtract(requested, &assignment.requests);
             // Names of nodes that are gone are not kept.
@@ -107,6 +108,9 @@ impl Cluster {
         }
         if assignment.neighbor.has_anti_affinity() {
             self.with_anti_affinity.insert(uid.to_owned());
+        }
+        if assignment.neighbor.has_preferences() {
+            self.with_preferences.insert(uid.to_owned());
         }
         self.pods.insert(uid.to_owned(), assignment);
     }

@@ -1,7 +1,8 @@
-//! Volumes that limit the nodes of a pod: those that are bound, by their node affinity, and those that are provisioned for the
-//! node of their first pod, by the topologies that their StorageClass allows. Source: the plugin VolumeBinding of kube-scheduler.
+//! Volumes that limit the nodes of a pod: those that are bound, by their node affinity and zone labels, and those that are
+//! provisioned for the node of their first pod, by the topologies that their StorageClass allows. Sources: the plugins
+//! VolumeBinding and VolumeZone of kube-scheduler.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{
     NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PersistentVolume,
@@ -18,9 +19,67 @@ use crate::object::{ObjectKey, object_key};
 pub(super) struct Volumes {
     claims: BTreeMap<ObjectKey, VolumeClaim>,
     /// By name; those that are accessible on every node are missing.
-    volumes: BTreeMap<String, NodeSelector>,
+    volumes: BTreeMap<String, Volume>,
     /// Topologies of the StorageClasses that limit them.
     classes: BTreeMap<String, NodeSelector>,
+}
+
+/// Where a volume is accessible.
+#[derive(Debug, Default, PartialEq)]
+struct Volume {
+    affinity: Option<NodeSelector>,
+    /// Values of the zone labels of the volume, which the node must have.
+    zones: Vec<(&'static str, BTreeSet<String>)>,
+}
+
+/// Labels of zones and regions, each with its name before Kubernetes 1.17.
+const ZONE_LABELS: [(&str, &str); 2] = [
+    (
+        "topology.kubernetes.io/zone",
+        "failure-domain.beta.kubernetes.io/zone",
+    ),
+    (
+        "topology.kubernetes.io/region",
+        "failure-domain.beta.kubernetes.io/region",
+    ),
+];
+
+impl Volume {
+    fn of(volume: &PersistentVolume) -> Self {
+        let affinity = volume.spec.as_ref().and_then(|spec| {
+            let affinity = spec.node_affinity.as_ref()?;
+            affinity.required.clone()
+        });
+        let labels = volume.metadata.labels.as_ref();
+        let keys = ZONE_LABELS.iter().flat_map(|(key, old)| [*key, *old]);
+        let zones = keys.filter_map(|key| Some((key, zones(labels?.get(key)?)?)));
+        Self {
+            affinity,
+            zones: zones.collect(),
+        }
+    }
+
+    /// Returns whether the volume is accessible on a node. A node without any zone label is in every zone.
+    fn is_accessible(&self, name: &str, node: &NodeInfo) -> bool {
+        let affinity = self.affinity.as_ref();
+        let has_label =
+            |(key, old): &(&str, &str)| node.label(key).is_some() || node.label(old).is_some();
+        let in_zone = |(key, zones): &(&str, BTreeSet<String>)| {
+            let current = ZONE_LABELS.iter().find(|(_, old)| old == key);
+            let value = node.label(key).or_else(|| node.label(current?.0));
+            value.is_some_and(|value| zones.contains(value))
+        };
+        affinity.is_none_or(|affinity| node.selected_by(name, affinity))
+            && (!ZONE_LABELS.iter().any(has_label) || self.zones.iter().all(in_zone))
+    }
+}
+
+/// Returns the zones of a label, which are separated by `__`; `None` if one is empty.
+fn zones(label: &str) -> Option<BTreeSet<String>> {
+    let zones = label.split("__").map(str::trim);
+    zones
+        .map(|zone| (!zone.is_empty()).then(|| zone.to_owned()))
+        .collect()
 }
 
 #[derive(Debug, Default, PartialEq)]
@@ -31,12 +90,21 @@ struct VolumeClaim {
 }
 
 impl Volumes {
-    /// Returns where the volume of a claim is accessible, or can be provisioned; `None` if on every node.
-    fn selector(&self, claim: &ObjectKey) -> Option<&NodeSelector> {
-        let claim = self.claims.get(claim)?;
-        match &claim.volume {
-            Some(volume) => self.volumes.get(volume),
-            None => self.classes.get(claim.class.as_ref()?),
+    /// Returns whether the volume of a claim is accessible on a node, or can be provisioned there.
+    fn is_accessible(&self, claim: &ObjectKey, name: &str, node: &NodeInfo) -> bool {
+        let Some(claim) = self.claims.get(claim) else {
+            return true;
+        };
+        match (&claim.volume, &claim.class) {
+            (Some(volume), _) => {
+                let volume = self.volumes.get(volume);
+                volume.is_none_or(|volume| volume.is_accessible(name, node))
+            }
+            (None, Some(class)) => {
+                let class = self.classes.get(class);
+                class.is_none_or(|selector| node.selected_by(name, selector))
+            }
+            (None, None) => true,
         }
     }
 }
@@ -62,13 +130,10 @@ impl Cluster {
     /// Adds or replaces a PersistentVolume.
     pub fn upsert_volume(&mut self, volume: &PersistentVolume) {
         let name = volume.metadata.name.clone().unwrap_or_default();
-        let affinity = volume.spec.as_ref().and_then(|spec| {
-            let affinity = spec.node_affinity.as_ref()?;
-            affinity.required.clone()
-        });
-        match affinity {
-            Some(affinity) => self.volumes.volumes.insert(name, affinity),
-            None => self.volumes.volumes.remove(&name),
+        let reduced = Volume::of(volume);
+        match reduced == Volume::default() {
+            false => self.volumes.volumes.insert(name, reduced),
+            true => self.volumes.volumes.remove(&name),
         };
     }
 
@@ -103,8 +168,7 @@ impl Cluster {
         pod: &PodDemand,
     ) -> Result<(), String> {
         for claim in &pod.volume_claims {
-            let selector = self.volumes.selector(claim);
-            if selector.is_some_and(|selector| !node.selected_by(name, selector)) {
+            if !self.volumes.is_accessible(claim, name, node) {
                 return Err(format!(
                     "the volume of PersistentVolumeClaim {} is not accessible",
                     claim.1

@@ -11,7 +11,8 @@ use crate::explanation::{Explanation, NodeVerdict};
 use crate::placement::Placement;
 use crate::ranking::{DeviceScore, Evaluation, Ranking};
 use crate::score::{NodeRunnerUp, NodeScore};
-use crate::selector::is_suspended;
+use crate::search::Effort;
+use crate::turn::{self, is_suspended};
 
 /// A node on which the pod fits.
 struct Feasible {
@@ -56,7 +57,8 @@ impl Cluster {
             allocated_ppm: node.devices.allocated_ppm,
             score: node.score,
         });
-        let evaluated = self.evaluate_node(&best.name, problem).ok()?.ok();
+        let evaluated = self.evaluate_node(&best.name, problem, Effort::Full);
+        let evaluated = evaluated.ok()?.ok();
         let is_current = evaluated
             .as_ref()
             .is_some_and(|node| node.devices == best.devices);
@@ -76,7 +78,12 @@ impl Cluster {
                 ranking.remove(&node);
                 continue;
             }
-            let evaluated = match self.evaluate_node(&node, problem) {
+            if !turn::continues_to_search() {
+                changed.insert(node);
+                ranking.put_back(changed);
+                return Err(Explanation::of_nodes(Vec::new()));
+            }
+            let evaluated = match self.evaluate_node(&node, problem, Effort::Full) {
                 Ok(evaluated) => evaluated,
                 Err(failure) => {
                     changed.insert(node);
@@ -121,10 +128,15 @@ impl Cluster {
             .map(String::as_str)
             .collect();
         let is_feasible = |node: &str| self.admits(node, problem).is_ok();
+        // Preferences compare all nodes on which the pod fits.
+        let most = match problem.preferences {
+            Some(_) => usize::MAX,
+            None => 2,
+        };
         let others = ranking
             .feasible()
             .filter(|(node, _)| !special.contains(node) && is_feasible(node))
-            .take(2);
+            .take(most);
         let special = special
             .iter()
             .filter_map(|node| Some((*node, ranking.score(node)?)))
@@ -137,6 +149,11 @@ impl Cluster {
                 score: problem.score(node, devices),
             })
             .collect();
+        let names: Vec<&str> = feasible.iter().map(|node| node.name.as_str()).collect();
+        let preferences = self.by_preferences(problem, &names);
+        for (node, preference) in feasible.iter_mut().zip(preferences) {
+            node.score.preference = preference;
+        }
         feasible.sort_by(|one, other| {
             let by_score = other.score.cmp(&one.score);
             by_score.then_with(|| one.name.cmp(&other.name))

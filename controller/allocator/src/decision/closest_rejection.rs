@@ -1,13 +1,16 @@
 //! The closest rejection of a node: the device that came closest to serving the request, in words.
 
-use drava_api::Quantity;
 use drava_api::reason::Reason;
+use drava_api::{DeviceType, Quantity};
 
 use crate::device::Device;
 use crate::explanation::{DeviceVerdict, NodeVerdict};
 use crate::reason::Rejection;
 use crate::search::Rejections;
 use crate::search::input::PoolView;
+
+/// A device with its rejection.
+type Named<'a> = (&'a Device, &'a Rejection);
 
 /// Most GPUs in use that a detail names.
 const NAMED_GPUS: usize = 2;
@@ -21,7 +24,7 @@ pub(super) fn closest_rejection(
     // In published order: the order by score changes with usage, the text must not.
     let mut by_device = rejections.devices.clone();
     by_device.sort_by_key(|(device, _)| *device);
-    let named: Vec<(&Device, &Rejection)> = by_device
+    let named: Vec<Named<'_>> = by_device
         .iter()
         .filter_map(|(position, rejection)| {
             let device = pools.get(position.pool)?.pool.devices.get(position.index)?;
@@ -59,7 +62,7 @@ pub(super) fn closest_rejection(
     NodeVerdict {
         node: node.to_owned(),
         reason,
-        detail: detail(node, rejections, &named, closest.copied()),
+        detail: detail(node, pools, rejections, (&named, closest.copied())),
         closeness,
         devices,
     }
@@ -77,9 +80,9 @@ fn text_name<'a>(device: &'a Device, rejection: &Rejection) -> &'a str {
 /// use are all named, up to [`NAMED_GPUS`].
 fn detail(
     node: &str,
+    pools: &[PoolView<'_>],
     rejections: &Rejections,
-    named: &[(&Device, &Rejection)],
-    closest: Option<(&Device, &Rejection)>,
+    (named, closest): (&[Named<'_>], Option<Named<'_>>),
 ) -> String {
     let several = rejections.needed > 1;
     // The text names the node once.
@@ -105,11 +108,17 @@ fn detail(
                 format!("{quoted} and {more} more")
             }
         }
+        // All devices are rejected like this one.
+        Some((_, Rejection::ClassMismatch { class })) => missing_type(class, pools),
+        Some((_, Rejection::SelectorMismatch)) => format!(
+            "no device of class {} satisfies the selectors of request {}",
+            rejections.class, rejections.request
+        ),
         Some((device, rejection)) => rejection.detail(&path(device, rejection)),
     };
     match (several, obstacle.is_empty()) {
-        (false, _) => obstacle,
-        (true, true) => format!(
+        (false, false) => obstacle,
+        (_, true) => format!(
             "{} of {} devices found on {node}",
             rejections.found, rejections.needed
         ),
@@ -117,5 +126,23 @@ fn detail(
             "{} of {} devices found on {node}; {obstacle}",
             rejections.found, rejections.needed
         ),
+    }
+}
+
+/// Returns what a node lacks for a class, and what provides it.
+fn missing_type(class: &str, pools: &[PoolView<'_>]) -> String {
+    let mut devices = pools.iter().flat_map(|view| &view.pool.devices);
+    let mut publishes = |kind| devices.any(|device| device.kind == Some(kind));
+    match class {
+        "mig.drava.dev" if !publishes(DeviceType::Mig) => {
+            "no GPU is in MIG mode; set mode mig or dynamic in a GpuNodeProfile, or use class fraction.drava.dev".to_owned()
+        }
+        "gpu.drava.dev" if !publishes(DeviceType::Gpu) => {
+            "no GPU is published as a whole; set mode auto or exclusive in a GpuNodeProfile".to_owned()
+        }
+        "vgpu.drava.dev" if !publishes(DeviceType::Vgpu) => {
+            "no GPU is published with shares; set mode auto or vgpu in a GpuNodeProfile, or use class fraction.drava.dev".to_owned()
+        }
+        _ => format!("no device is of class {class}; use another class, or another mode in a GpuNodeProfile"),
     }
 }

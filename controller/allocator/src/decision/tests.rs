@@ -10,8 +10,10 @@ use crate::placement::Policies;
 
 mod by_ranking;
 mod co_allocation;
+mod many_devices;
 mod partition;
 mod policy;
+mod preference;
 mod properties;
 mod quota;
 mod rejection;

@@ -1,12 +1,14 @@
-//! Rules of pods about other pods: host ports, required pod affinity and anti-affinity, and topology spread constraints that
-//! forbid. The API server has merged `matchLabelKeys` into the selectors.
+//! Rules of pods about other pods: host ports, pod affinity and anti-affinity, and topology spread constraints. Those that
+//! forbid are decided here, the others by [`super::preferences`]. The API server has merged `matchLabelKeys` into the selectors.
 //!
 //! Sources: the plugins NodePorts, InterPodAffinity and PodTopologySpread of kube-scheduler.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use drava_api::quota::labels_match;
-use k8s_openapi::api::core::v1::{Pod, PodAffinityTerm, TopologySpreadConstraint};
+use k8s_openapi::api::core::v1::{
+    Pod, PodAffinityTerm, TopologySpreadConstraint, WeightedPodAffinityTerm,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 use super::{NodeInfo, PodDemand};
@@ -22,6 +24,8 @@ pub struct Neighbor {
     ports: Vec<HostPort>,
     /// Required anti-affinity, which pods that come later must respect, too.
     avoids: Vec<PodTerm>,
+    /// Pods that come later are attracted by its affinity, or repelled with a negative weight.
+    pub(super) prefers: Vec<(PodTerm, i64)>,
     is_terminating: bool,
 }
 
@@ -29,13 +33,15 @@ pub struct Neighbor {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct NeighborRules {
     requires: Vec<PodTerm>,
+    /// Preferred affinity, and with negative weights preferred anti-affinity.
+    pub(super) prefers: Vec<(PodTerm, i64)>,
     spreads: Vec<TopologySpreadConstraint>,
 }
 
 /// A port of the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct HostPort {
-    /// `None` is every address of the node.
+    /// `None` is every address of the node: only 0.0.0.0 for kube-scheduler.
     address: Option<String>,
     protocol: String,
     port: i32,
@@ -49,10 +55,10 @@ impl HostPort {
     }
 }
 
-/// A required term of pod affinity or anti-affinity.
+/// A term of pod affinity or anti-affinity.
 #[derive(Debug, Clone, PartialEq)]
-struct PodTerm {
-    topology_key: String,
+pub(super) struct PodTerm {
+    pub(super) topology_key: String,
     selector: Option<LabelSelector>,
     namespaces: BTreeSet<String>,
     namespace_selector: Option<LabelSelector>,
@@ -72,7 +78,7 @@ impl PodTerm {
         }
     }
 
-    fn matches(&self, pod: &Neighbor, namespaces: &NamespaceLabels) -> bool {
+    pub(super) fn matches(&self, pod: &Neighbor, namespaces: &NamespaceLabels) -> bool {
         let is_namespace = self.namespaces.contains(&pod.namespace)
             || self.namespace_selector.as_ref().is_some_and(|selector| {
                 let none = BTreeMap::new();
@@ -100,6 +106,8 @@ impl Neighbor {
                     .required_during_scheduling_ignored_during_execution
                     .as_ref()
             });
+        // Required affinity has the default weight of kube-scheduler for the pods that come later.
+        let requires = required_affinity(pod, &namespace).map(|term| (term, 1));
         Self {
             labels: pod.metadata.labels.clone().unwrap_or_default(),
             ports: host_ports(pod),
@@ -108,9 +116,17 @@ impl Neighbor {
                 .flatten()
                 .map(|term| PodTerm::of(term, &namespace))
                 .collect(),
+            prefers: requires
+                .chain(preferred_affinity(pod, &namespace))
+                .collect(),
             is_terminating: pod.metadata.deletion_timestamp.is_some(),
             namespace,
         }
+    }
+
+    /// Returns whether pods that come later are attracted or repelled by this one.
+    pub(crate) const fn has_preferences(&self) -> bool {
+        !self.prefers.is_empty()
     }
 
     /// Returns whether pods that come later must keep away from this one.
@@ -123,28 +139,84 @@ impl NeighborRules {
     pub(super) fn of(pod: &Pod) -> Self {
         let namespace = pod.metadata.namespace.clone().unwrap_or_default();
         let spec = pod.spec.as_ref();
-        let requires = spec
-            .and_then(|spec| spec.affinity.as_ref()?.pod_affinity.as_ref())
-            .and_then(|terms| {
-                terms
-                    .required_during_scheduling_ignored_during_execution
-                    .as_ref()
-            });
         let spreads = spec.and_then(|spec| spec.topology_spread_constraints.as_ref());
         Self {
-            requires: requires
-                .into_iter()
-                .flatten()
-                .map(|term| PodTerm::of(term, &namespace))
-                .collect(),
-            spreads: spreads
-                .into_iter()
-                .flatten()
-                .filter(|spread| spread.when_unsatisfiable == "DoNotSchedule")
-                .cloned()
-                .collect(),
+            requires: required_affinity(pod, &namespace).collect(),
+            prefers: preferred_affinity(pod, &namespace).collect(),
+            spreads: spreads.into_iter().flatten().cloned().collect(),
         }
     }
+
+    /// Returns the topology spread constraints that forbid.
+    fn spreads(&self) -> impl Iterator<Item = &TopologySpreadConstraint> {
+        let spreads = self.spreads.iter();
+        spreads.filter(|spread| spread.when_unsatisfiable == "DoNotSchedule")
+    }
+
+    /// Returns the topology spread constraints that do not forbid.
+    pub(super) fn soft_spreads(&self) -> impl Iterator<Item = &TopologySpreadConstraint> {
+        let spreads = self.spreads.iter();
+        spreads.filter(|spread| spread.when_unsatisfiable == "ScheduleAnyway")
+    }
+}
+
+fn required_affinity<'a>(pod: &'a Pod, namespace: &'a str) -> impl Iterator<Item = PodTerm> + 'a {
+    let affinity = pod.spec.as_ref().and_then(|spec| spec.affinity.as_ref());
+    let terms = affinity.and_then(|affinity| affinity.pod_affinity.as_ref());
+    let terms = terms.and_then(|terms| {
+        terms
+            .required_during_scheduling_ignored_during_execution
+            .as_ref()
+    });
+    let terms = terms.into_iter().flatten();
+    terms.map(move |term| PodTerm::of(term, namespace))
+}
+
+/// Returns the terms of preferred affinity and anti-affinity, the latter with negative weights.
+fn preferred_affinity<'a>(
+    pod: &'a Pod,
+    namespace: &'a str,
+) -> impl Iterator<Item = (PodTerm, i64)> + 'a {
+    let affinity = pod.spec.as_ref().and_then(|spec| spec.affinity.as_ref());
+    let attract = affinity.and_then(|affinity| affinity.pod_affinity.as_ref());
+    let attract = attract.and_then(|terms| {
+        terms
+            .preferred_during_scheduling_ignored_during_execution
+            .as_ref()
+    });
+    let repel = affinity.and_then(|affinity| affinity.pod_anti_affinity.as_ref());
+    let repel = repel.and_then(|terms| {
+        terms
+            .preferred_during_scheduling_ignored_during_execution
+            .as_ref()
+    });
+    let weighted = move |sign: i64| {
+        move |term: &WeightedPodAffinityTerm| {
+            let weight = sign * i64::from(term.weight);
+            (PodTerm::of(&term.pod_affinity_term, namespace), weight)
+        }
+    };
+    let attract = attract.into_iter().flatten().map(weighted(1));
+    attract.chain(repel.into_iter().flatten().map(weighted(-1)))
+}
+
+/// Returns whether a topology spread constraint of a pod counts another one. kube-scheduler counts no pod by a selector
+/// without requirements.
+pub(super) fn is_counted(
+    spread: &TopologySpreadConstraint,
+    pod: &Neighbor,
+    other: &Neighbor,
+) -> bool {
+    let has_requirements = spread.label_selector.as_ref().is_some_and(|selector| {
+        let labels = selector.match_labels.as_ref();
+        let expressions = selector.match_expressions.as_ref();
+        labels.is_some_and(|labels| !labels.is_empty())
+            || expressions.is_some_and(|expressions| !expressions.is_empty())
+    });
+    has_requirements
+        && !other.is_terminating
+        && other.namespace == pod.namespace
+        && selects(spread.label_selector.as_ref(), other)
 }
 
 /// Ports of the node that the containers and sidecars use.
@@ -161,7 +233,7 @@ fn host_ports(pod: &Pod) -> Vec<HostPort> {
         .filter_map(|port| {
             let address = port.host_ip.clone();
             Some(HostPort {
-                address: address.filter(|address| !["", "0.0.0.0", "::"].contains(&&**address)),
+                address: address.filter(|address| !["", "0.0.0.0"].contains(&&**address)),
                 protocol: port.protocol.clone().unwrap_or_else(|| "TCP".to_owned()),
                 port: port.host_port.filter(|port| *port > 0)?,
             })
@@ -202,7 +274,7 @@ impl PodDemand {
         !neighbor.ports.is_empty()
             || neighbor.has_anti_affinity()
             || !rules.requires.is_empty()
-            || !rules.spreads.is_empty()
+            || rules.spreads().next().is_some()
     }
 
     /// Computes which nodes the pods around it exclude.
@@ -244,7 +316,11 @@ impl PodDemand {
             if !self.rules.requires.is_empty()
                 && required.all(|term| term.matches(other, around.namespaces))
             {
-                friends.push(node);
+                // A node without any of the keys has no friends.
+                let mut keys = self.rules.requires.iter().map(|term| &term.topology_key);
+                if keys.any(|key| value(node, key).is_some()) {
+                    friends.push(node);
+                }
             }
         }
         let is_first = friends.is_empty()
@@ -262,7 +338,7 @@ impl PodDemand {
                 (key.clone(), values)
             })
             .collect();
-        exclusions.spread = (self.rules.spreads.iter())
+        exclusions.spread = (self.rules.spreads())
             .map(|spread| {
                 (
                     spread.topology_key.clone(),
@@ -273,6 +349,19 @@ impl PodDemand {
         exclusions
     }
 
+    /// Returns whether the pods of a node count for a topology spread constraint.
+    pub(super) fn includes(
+        &self,
+        spread: &TopologySpreadConstraint,
+        name: &str,
+        node: &NodeInfo,
+    ) -> bool {
+        let honors_taints = spread.node_taints_policy.as_deref() == Some("Honor");
+        let honors_affinity = spread.node_affinity_policy.as_deref() != Some("Ignore");
+        (!honors_affinity || node.is_selected(name, self).is_ok())
+            && (!honors_taints || node.is_tolerated(self).is_ok())
+    }
+
     /// Returns the values of the topology key where one more pod keeps the skew.
     fn allowed<'a>(
         &self,
@@ -281,16 +370,11 @@ impl PodDemand {
         pods: impl Iterator<Item = (&'a str, &'a Neighbor)>,
     ) -> BTreeSet<String> {
         let has_all_keys = |node: &NodeInfo| {
-            let mut keys = self.rules.spreads.iter().map(|spread| &spread.topology_key);
+            let mut keys = self.rules.spreads().map(|spread| &spread.topology_key);
             keys.all(|key| node.labels.contains_key(key))
         };
-        let honors_taints = spread.node_taints_policy.as_deref() == Some("Honor");
-        let honors_affinity = spread.node_affinity_policy.as_deref() != Some("Ignore");
-        let counts_node = |name: &str, node: &NodeInfo| {
-            has_all_keys(node)
-                && (!honors_affinity || node.is_selected(name, self).is_ok())
-                && (!honors_taints || node.is_tolerated(self).is_ok())
-        };
+        let counts_node =
+            |name: &str, node: &NodeInfo| has_all_keys(node) && self.includes(spread, name, node);
         let domains = nodes
             .iter()
             .filter(|(name, node)| counts_node(name, node))
@@ -299,14 +383,9 @@ impl PodDemand {
             });
         let domains: BTreeMap<&str, &str> = domains.collect();
         let mut counts: BTreeMap<&str, i64> = domains.values().map(|domain| (*domain, 0)).collect();
-        let is_counted = |other: &Neighbor| {
-            !other.is_terminating
-                && other.namespace == self.neighbor.namespace
-                && selects(spread.label_selector.as_ref(), other)
-        };
         for (node, other) in pods {
             if let Some(domain) = domains.get(node)
-                && is_counted(other)
+                && is_counted(spread, &self.neighbor, other)
                 && let Some(count) = counts.get_mut(domain)
             {
                 *count += 1;

@@ -178,16 +178,34 @@ fn names_first_obstacle() {
             Err("insufficient hugepages-2Mi"),
         ),
         (
-            plain,
+            plain.clone(),
             demand(
                 json!({"containers": [{"name": "c", "resources": {"requests": {"nvidia.com/gpu": "1"}}}]}),
             ),
             Ok(()),
         ),
+        (
+            plain.clone(),
+            demand(
+                json!({"containers": [{"name": "c", "resources": {"requests": {"example.com/rdma": "1"}}}]}),
+            ),
+            Err("insufficient example.com/rdma"),
+        ),
+        (
+            plain,
+            demand(
+                json!({"containers": [{"name": "c", "resources": {"requests": {"cpu": "1e30"}}}]}),
+            ),
+            Err("insufficient cpu"),
+        ),
     ];
+    let served = crate::fixture::object(
+        json!({"metadata": {"name": "gpus"}, "spec": {"extendedResourceName": "nvidia.com/gpu"}}),
+    );
+    let classes = BTreeMap::from([("gpus".to_owned(), served)]);
     for (node, pod, expected) in cases {
         assert_eq!(
-            node.admits("n1", &pod, &Amounts::new()),
+            node.admits("n1", &pod, &Amounts::new(), &classes),
             expected.map_err(str::to_owned),
             "{node:?} {pod:?}"
         );
@@ -230,6 +248,105 @@ fn sums_requests_as_kube_scheduler() {
         let sum = requests(&pod(spec.clone()));
         assert_eq!(sum["cpu"], cpu.parse().unwrap(), "{spec}");
         assert_eq!(sum["pods"], Quantity::count(1));
+    }
+}
+
+/// A running pod that requests `spec` CPUs, of which kubelet reports what is allocated and what the container has.
+fn running(
+    spec: &str,
+    allocated: Option<&str>,
+    actual: Option<&str>,
+    pending: Option<&str>,
+) -> Pod {
+    let requests = |cpu: Option<&str>| cpu.map(|cpu| json!({"requests": {"cpu": cpu}}));
+    let conditions = pending
+        .map(|reason| json!([{"type": "PodResizePending", "status": "True", "reason": reason}]));
+    serde_json::from_value(json!({
+        "metadata": {},
+        "spec": {"containers": [{"name": "c", "resources": {"requests": {"cpu": spec}}}]},
+        "status": {
+            "conditions": conditions,
+            "containerStatuses": [{
+                "name": "c", "image": "", "imageID": "", "ready": true, "restartCount": 0,
+                "allocatedResources": allocated.map(|cpu| json!({"cpu": cpu})),
+                "resources": requests(actual),
+            }],
+        },
+    }))
+    .unwrap()
+}
+
+#[test]
+fn holds_most_of_resize_in_place() {
+    let (infeasible, deferred) = (Some("Infeasible"), Some("Deferred"));
+    for (spec, allocated, actual, pending, cpu) in [
+        ("2", None, None, None, "2"),
+        ("100", Some("1"), Some("1"), infeasible, "1"),
+        ("100", None, None, infeasible, "0"),
+        ("3", Some("1"), Some("1"), deferred, "3"),
+        ("1", Some("3"), Some("3"), None, "3"),
+        ("1", Some("1"), Some("3"), None, "3"),
+        ("2", Some("1"), None, None, "2"),
+        ("1", Some("2"), None, None, "2"),
+    ] {
+        let pod = running(spec, allocated, actual, pending);
+        let held = held(&pod).get("cpu").copied().unwrap_or_default();
+        assert_eq!(
+            held,
+            cpu.parse().unwrap(),
+            "{spec} {allocated:?} {actual:?} {pending:?}"
+        );
+        assert_eq!(requests(&pod)["cpu"], spec.parse().unwrap());
+    }
+}
+
+#[test]
+fn holds_most_of_pod_level_resize() {
+    let pod = |reason: &str| {
+        serde_json::from_value::<Pod>(json!({
+            "metadata": {},
+            "spec": {
+                "containers": [{"name": "c", "resources": {"requests": {"cpu": "1"}}}],
+                "resources": {"requests": {"cpu": "8", "memory": "1Gi"}},
+            },
+            "status": {
+                "conditions": [{"type": "PodResizePending", "status": "True", "reason": reason}],
+                "allocatedResources": {"cpu": "2", "memory": "2Gi"},
+                "resources": {"requests": {"cpu": "3", "memory": "1Gi"}},
+            },
+        }))
+        .unwrap()
+    };
+    let infeasible = held(&pod("Infeasible"));
+    assert_eq!(infeasible["cpu"], "3".parse().unwrap());
+    assert_eq!(infeasible["memory"], "2Gi".parse().unwrap());
+    assert_eq!(held(&pod("Deferred"))["cpu"], "8".parse().unwrap());
+}
+
+#[test]
+fn compares_values_of_taints() {
+    let tainted = node(
+        &json!({"taints": [{"key": "gpu", "value": "5", "effect": "NoSchedule"}]}),
+        "True",
+    );
+    for (operator, value, is_tolerated) in [
+        ("Gt", "5", false),
+        ("Gt", "4", true),
+        ("Lt", "5", false),
+        ("Lt", "6", true),
+        ("Gt", "+4", false),
+        ("Lt", "many", false),
+        ("Equal", "5", true),
+        ("", "5", true),
+        ("Near", "5", false),
+    ] {
+        let pod =
+            demand(json!({"tolerations": [{"key": "gpu", "operator": operator, "value": value}]}));
+        assert_eq!(
+            tainted.is_tolerated(&pod).is_ok(),
+            is_tolerated,
+            "{operator} {value}"
+        );
     }
 }
 

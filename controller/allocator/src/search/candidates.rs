@@ -108,7 +108,9 @@ fn reject(
     if !all_match(&alternative.class_selectors, &|| {
         format!("class {}", alternative.class)
     })? {
-        return Ok(Some(Rejection::ClassMismatch));
+        return Ok(Some(Rejection::ClassMismatch {
+            class: alternative.class.clone(),
+        }));
     }
     if !all_match(&alternative.selectors, &|| format!("claim {}", spec.id))? {
         return Ok(Some(Rejection::SelectorMismatch));

@@ -36,6 +36,19 @@ pub struct ContainerDevices {
     pub gpus: BTreeSet<Arc<str>>,
 }
 
+impl ContainerDevices {
+    /// Returns whether the container uses the devices of a request.
+    pub(super) fn uses(&self, claims: &[ClaimSpec], claim: usize, request: usize) -> bool {
+        let request = claims
+            .get(claim)
+            .and_then(|spec| spec.requests.get(request));
+        let name = request.map(|request| request.name.as_str());
+        self.requests.iter().any(|(used, request)| {
+            *used == claim && (request.is_none() || request.as_deref() == name)
+        })
+    }
+}
+
 /// One pool of the node with its usage.
 #[derive(Debug, Clone, Copy)]
 pub struct PoolView<'a> {

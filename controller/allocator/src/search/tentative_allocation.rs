@@ -4,16 +4,17 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 
 use drava_api::config::GpuPlacementPolicy;
-use drava_api::{DeviceType, names};
+use drava_api::{DeviceType, Quantity, names};
 
-use super::candidates::Candidates;
 use super::input::{ContainerDevices, DeviceRef, NodeState, PoolView, SearchInput};
 use super::kind;
 use crate::attribute::Attribute;
-use crate::claim::{Alternative, ConstraintRule, Tuning};
+use crate::capacity::Amounts;
+use crate::claim::{Alternative, ClaimSpec, ConstraintRule, Tuning};
 use crate::device::Device;
 use crate::fragmentation::NodeLoss;
 use crate::load::gpu_load;
+use crate::pool::CounterSet;
 use crate::quota;
 use crate::reason::Rejection;
 use crate::score::{PartitionScore, allocated_ppm, gpu_score, tie};
@@ -161,12 +162,13 @@ impl<'a> TentativeAllocation<'a> {
             .iter()
             .filter(|constraint| constraint.covers(request))
         {
-            let violated = || Rejection::Constraint {
+            let violated = |is_missing| Rejection::Constraint {
+                rule: constraint.rule,
                 attribute: constraint.attribute.clone(),
+                is_missing,
             };
-            let value = device
-                .attribute(&constraint.attribute)
-                .ok_or_else(violated)?;
+            let value = device.attribute(&constraint.attribute);
+            let value = value.ok_or_else(|| violated(true))?;
             let holds = self
                 .selected
                 .iter()
@@ -179,7 +181,7 @@ impl<'a> TentativeAllocation<'a> {
                 })
                 .all(|other| satisfies(constraint.rule, other, value));
             if !holds {
-                return Err(violated());
+                return Err(violated(false));
             }
         }
         Ok(())
@@ -200,15 +202,7 @@ impl<'a> TentativeAllocation<'a> {
 
     /// Returns whether the container uses the devices of the request.
     fn uses(&self, container: &ContainerDevices, index: RequestIndex) -> bool {
-        let name = self
-            .input
-            .claims
-            .get(index.claim)
-            .and_then(|spec| spec.requests.get(index.request))
-            .map(|request| request.name.as_str());
-        container.requests.iter().any(|(claim, request)| {
-            *claim == index.claim && (request.is_none() || request.as_deref() == name)
-        })
+        container.uses(self.input.claims, index.claim, index.request)
     }
 
     /// Allocates a device as [`Self::check`] has returned it.
@@ -290,7 +284,8 @@ impl<'a> TentativeAllocation<'a> {
     pub(super) fn order_by_score(
         &self,
         index: RequestIndex,
-        candidates: &Candidates<'_>,
+        request: &Alternative,
+        candidates: &[DeviceRef],
     ) -> Vec<DeviceRef> {
         let policy = self.gpu_policy(index.claim);
         let tuning = self.tuning(index.claim);
@@ -304,15 +299,20 @@ impl<'a> TentativeAllocation<'a> {
         let loss_of = |candidate: DeviceRef| {
             let (loss, idle) = loss.as_ref()?;
             let device = self.device(candidate)?;
-            let access = self.check(index, candidates.alternative, candidate).ok()?;
+            let access = self.check(index, request, candidate).ok()?;
             Some(loss.of_device(idle, candidate.pool, device, &access))
         };
+        let memory: Vec<_> = (self.pools.iter().zip(&self.usage))
+            .map(|(view, usage)| usage.memory_by_gpu(view.pool))
+            .collect();
         let mut order: Vec<_> = candidates
-            .selected
             .iter()
             .map(|candidate| {
                 let loss = loss_of(*candidate).unwrap_or_default();
-                let gpu_memory = self.gpu_memory(*candidate);
+                let gpu = self.device(*candidate).map(|device| &*device.gpu);
+                let of_pool = memory.get(candidate.pool);
+                let gpu_memory = of_pool.zip(gpu).and_then(|(gpus, gpu)| gpus.get(gpu));
+                let gpu_memory = gpu_memory.copied().unwrap_or_default();
                 let allocated = match tuning.weights {
                     None => allocated_ppm(gpu_memory.allocated, gpu_memory.total),
                     Some(_) => self.gpu_allocated_ppm(index.claim, *candidate),
@@ -322,7 +322,6 @@ impl<'a> TentativeAllocation<'a> {
                 let PartitionScore { memory, closed } =
                     self.partition_score(*candidate, open).unwrap_or_default();
                 let by_device = self.device(*candidate).map(|device| {
-                    let request = candidates.alternative;
                     let kind = kind::order(tuning.prefer, request, device, gpu_memory);
                     (kind, tie(tuning.seed, &device.gpu))
                 });
@@ -460,6 +459,110 @@ impl<'a> TentativeAllocation<'a> {
             .devices
             .get(candidate.index)
             .map(Arc::as_ref)
+    }
+
+    pub(super) const fn claims(&self) -> &'a [ClaimSpec] {
+        self.input.claims
+    }
+
+    /// Returns the number of containers.
+    pub(super) const fn containers(&self) -> usize {
+        self.input.containers.len()
+    }
+
+    /// Returns whether the container at this position uses the devices of a request.
+    pub(super) fn is_used_by(&self, container: usize, claim: usize, request: usize) -> bool {
+        let container = self.input.containers.get(container);
+        container.is_some_and(|container| container.uses(self.input.claims, claim, request))
+    }
+
+    /// Returns an attribute of a device.
+    pub(super) fn attribute(&self, device: DeviceRef, attribute: &str) -> Option<&'a Attribute> {
+        self.device(device)?.attribute(attribute)
+    }
+
+    /// Returns how many of the requests a device can serve at the same time, at most.
+    pub(super) fn most_claims<'r>(
+        &self,
+        device: DeviceRef,
+        requests: impl Iterator<Item = (RequestIndex, &'r Alternative)>,
+    ) -> usize {
+        let (Some(published), Some(usage)) = (self.device(device), self.usage.get(device.pool))
+        else {
+            return 0;
+        };
+        if !published.shared {
+            return 1;
+        }
+        // By capacity, the smallest amount of the requests.
+        let mut least: Option<Amounts> = None;
+        for (index, alternative) in requests {
+            let Ok(DeviceAccess::Share(amounts)) = self.check(index, alternative, device) else {
+                continue;
+            };
+            least = Some(match least {
+                None => amounts,
+                Some(mut least) => {
+                    least.retain(|name, _| amounts.contains_key(name));
+                    for (name, amount) in &mut least {
+                        *amount = amounts
+                            .get(name)
+                            .map_or(*amount, |other| (*amount).min(*other));
+                    }
+                    least
+                }
+            });
+        }
+        let used = usage.devices.get(device.index);
+        let least = least.unwrap_or_default();
+        let most = least
+            .iter()
+            .filter(|(_, amount)| !amount.is_zero())
+            .map(|(name, amount)| {
+                let used = used.and_then(|used| used.consumed.get(name)).copied();
+                let free = published.amount(name).unwrap_or_default() - used.unwrap_or_default();
+                let times = free.nano().checked_div(amount.nano()).unwrap_or_default();
+                usize::try_from(times).unwrap_or_default()
+            });
+        most.min().unwrap_or(usize::MAX)
+    }
+
+    /// Returns the counters that an unshared device consumes, with their pool and set, if they are of one set.
+    pub(super) fn counters(&self, device: DeviceRef) -> Option<((usize, &'a str), &'a CounterSet)> {
+        match self.device(device)? {
+            Device { shared: true, .. } => None,
+            Device { consumes, .. } => match &consumes[..] {
+                [of] => Some(((device.pool, of.set.as_str()), &of.counters)),
+                _ => None,
+            },
+        }
+    }
+
+    fn counter_set(&self, (pool, set): (usize, &str)) -> Option<&'a CounterSet> {
+        self.pools.get(pool)?.pool.counter_sets.get(set)
+    }
+
+    /// Returns whether the GPU has one of the counter, like a slice of its memory.
+    pub(super) fn is_unit(&self, set: (usize, &str), counter: &str) -> bool {
+        let total = self.counter_set(set).and_then(|set| set.get(counter));
+        total.is_some_and(|total| *total == Quantity::count(1))
+    }
+
+    /// Returns how much of a counter is free.
+    pub(super) fn free_counter(&self, set: (usize, &str), counter: &str) -> Quantity {
+        let total = self.counter_set(set).and_then(|set| set.get(counter));
+        let usage = self.usage.get(set.0);
+        let used = usage.map(|usage| usage.used_counter(set.1, counter));
+        total.copied().unwrap_or_default() - used.unwrap_or_default()
+    }
+
+    /// Returns how many of the counters of which there is one are free.
+    pub(super) fn free_units(&self, set: (usize, &str)) -> Quantity {
+        let counters = self.counter_set(set).into_iter().flatten();
+        let units = counters.filter(|(_, total)| **total == Quantity::count(1));
+        units.fold(Quantity::ZERO, |sum, (name, _)| {
+            sum + self.free_counter(set, name)
+        })
     }
 
     fn request_name(&self, selected: &SelectedDevice) -> &'a str {

@@ -9,9 +9,8 @@
 //! Functions of the `cel` crate carry no state, so the budget belongs to the thread; [`measure`] sets it for one
 //! evaluation. Charges depend on the device and the expression only, so equal inputs have equal results.
 //!
-//! Selectors within that budget can still take seconds on all devices of a cluster. So the evaluations of one decision in a
-//! turn ([`in_turn`]) have a limit of their own, beyond which the decision is suspended. Results of devices are cached, so
-//! the decision ends after some turns, and its result does not depend on them.
+//! Costly evaluations are charged to the turn of the decision ([`turn`]), which is suspended when they exceed it. Results of
+//! devices are cached, so the decision ends after some turns, and its result does not depend on them.
 
 use std::cell::Cell;
 
@@ -20,12 +19,11 @@ use cel::common::types::{CelString, DYN_TYPE};
 use cel::common::value::CowVal;
 use cel::{DeclarationError, Env, ExecutionError};
 
+use crate::turn;
+
 /// Units of work of one evaluation. A unit is one element of a comprehension or ten bytes of a computed string, about
 /// 0.3 µs.
 pub(super) const EVALUATION_UNITS: u64 = 50_000;
-
-/// Units of costly evaluations in a turn, about 15 ms. The last one may exceed them.
-const TURN_UNITS: u64 = 20_000;
 
 /// Work of an evaluation that is not costly. Selectors that compare attributes stay below it, so that decisions for them are
 /// never suspended.
@@ -58,34 +56,6 @@ thread_local! {
     static LEFT: Cell<Option<u64>> = const { Cell::new(None) };
     /// Units of work of the evaluation on this thread; less than its charges when a regular expression was used before.
     static WORK: Cell<u64> = const { Cell::new(0) };
-    /// Units left to the turn on this thread. `None` outside of turns.
-    static TURN: Cell<Option<u64>> = const { Cell::new(None) };
-    static IS_SUSPENDED: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Runs a decision in a turn of this thread; [`is_suspended`] tells afterwards whether it has to be repeated.
-pub fn in_turn<T>(decide: impl FnOnce() -> T) -> T {
-    TURN.set(Some(TURN_UNITS));
-    IS_SUSPENDED.set(false);
-    let decided = decide();
-    TURN.set(None);
-    decided
-}
-
-/// Returns whether the current turn, or the last one of this thread, was too short for the evaluations of its decision. What
-/// it decided is not valid then, and it has to be repeated in another turn.
-#[must_use]
-pub fn is_suspended() -> bool {
-    IS_SUSPENDED.get()
-}
-
-/// Returns whether the turn has units left; otherwise its decision is suspended.
-pub(super) fn continues() -> bool {
-    let continues = TURN.get() != Some(0);
-    if !continues {
-        IS_SUSPENDED.set(true);
-    }
-    continues
 }
 
 /// Runs an evaluation with a full budget, and returns its result with the units that it used; `None` if it exhausted the
@@ -96,7 +66,7 @@ pub(super) fn measure<T>(evaluate: impl FnOnce() -> T) -> (T, Option<u64>) {
     let result = evaluate();
     let work = WORK.get();
     if work > CHEAP_UNITS {
-        TURN.set(TURN.get().map(|left| left.saturating_sub(work)));
+        turn::charge(work);
     }
     (result, LEFT.get().map(|left| EVALUATION_UNITS - left))
 }

@@ -2,14 +2,21 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use drava_allocator::cluster::Departure;
+use drava_allocator::explanation::Explanation;
 use drava_allocator::placement::Placement;
 use drava_allocator::pod_request::PodRequest;
+use drava_allocator::turn;
+use drava_api::reason::Reason;
 
 use super::Search;
 use super::holders::NodesOfPod;
 use crate::planner::Planner;
 use crate::planner::demand::Request;
-use crate::victims::{self, Cost, Effect};
+use crate::victims::{self, Cost, Effect, Simulation};
+
+/// Units of checks of devices in one turn beyond which sets of pods are not compared any more, about 50 ms.
+const COMPARISON_UNITS: u64 = 100_000;
 
 /// The best victims on each node for one request. Nodes that changed since are searched again. What changes elsewhere, such
 /// as the usage of a quota, may outdate the victims of a node; a placement checks them again.
@@ -141,21 +148,54 @@ impl Planner {
         search: &Search<'_>,
         bound: Option<&Cost>,
     ) -> Option<Cost> {
+        let candidates = search.holders.candidates.get(node)?;
+        victims::search(
+            candidates,
+            bound,
+            &mut OnNode {
+                planner: self,
+                node,
+                request,
+                search,
+            },
+        )
+    }
+}
+
+/// Simulations of the end of pods of one node.
+struct OnNode<'a> {
+    planner: &'a mut Planner,
+    node: &'a str,
+    request: &'a Request,
+    search: &'a Search<'a>,
+}
+
+impl Simulation for OnNode<'_> {
+    /// A search for devices that gave up tells nothing about victims, and another one would give up, too.
+    fn effect(&mut self, victims: &BTreeSet<String>) -> Option<Effect> {
         let Search {
             holders, floors, ..
-        } = search;
-        let candidates = holders.candidates.get(node)?;
-        victims::search(candidates, bound, |victims| {
-            let gone = self.presume_also_ended(holders, victims);
-            let policies = self.settings.policies;
-            let placement = self.cluster.decide_on(node, &request.pod_request, policies);
-            let effect = match placement {
-                Err(_) => Effect::TooLittle,
-                Ok(_) if self.cluster.keeps(floors) => Effect::Enough,
-                Ok(_) => Effect::Forbidden,
-            };
-            self.cluster.presume_back(&gone);
-            effect
-        })
+        } = self.search;
+        let gone: Departure = self.planner.presume_also_ended(holders, victims);
+        let cluster = &self.planner.cluster;
+        let policies = self.planner.settings.policies;
+        let placed = cluster.decide_on(self.node, &self.request.pod_request, policies);
+        let effect = match placed {
+            Err(explanation) if gave_up(&explanation) => None,
+            Err(_) => Some(Effect::TooLittle),
+            Ok(_) if cluster.keeps(floors) => Some(Effect::Enough),
+            Ok(_) => Some(Effect::Forbidden),
+        };
+        self.planner.cluster.presume_back(&gone);
+        effect
     }
+
+    fn may_compare(&self) -> bool {
+        turn::checked() < COMPARISON_UNITS
+    }
+}
+
+/// Returns whether the search for devices has given up on a node.
+pub(in crate::planner) fn gave_up(explanation: &Explanation) -> bool {
+    explanation.has_reason(Reason::SearchLimit)
 }

@@ -86,3 +86,39 @@ fn respects_topologies_of_class_that_waits_for_pod() {
     cluster.upsert_storage_class(&class("Immediate"));
     assert_eq!(admitted(&cluster, &data), [true, true]);
 }
+
+#[test]
+fn follows_zone_labels_of_volume() {
+    let mut cluster = Cluster::default();
+    cluster.upsert_volume_claim(&claim("data", &json!({"volumeName": "v"})));
+    let data = pod(&json!({"name": "d", "persistentVolumeClaim": {"claimName": "data"}}));
+    let node = |labels: &Value| -> NodeInfo {
+        NodeInfo::of(&object::<Node>(
+            json!({"metadata": {"name": "n", "labels": labels}}),
+        ))
+    };
+    let (zone, old) = (
+        "topology.kubernetes.io/zone",
+        "failure-domain.beta.kubernetes.io/zone",
+    );
+    for (volume, labels, is_accessible) in [
+        (json!({zone: "a"}), json!({zone: "a"}), true),
+        (json!({zone: "a"}), json!({zone: "b"}), false),
+        (json!({zone: "a__b"}), json!({zone: "b"}), true),
+        (json!({zone: "a__"}), json!({zone: "b"}), true),
+        (json!({old: "a"}), json!({zone: "b"}), false),
+        (json!({old: "a"}), json!({zone: "a"}), true),
+        (
+            json!({zone: "a"}),
+            json!({"topology.kubernetes.io/region": "a"}),
+            false,
+        ),
+        (json!({zone: "a"}), json!({}), true),
+    ] {
+        cluster.upsert_volume(&object(
+            json!({"metadata": {"name": "v", "labels": volume}}),
+        ));
+        let admitted = cluster.admits_volumes("n", &node(&labels), &data);
+        assert_eq!(admitted.is_ok(), is_accessible, "{volume} {labels}");
+    }
+}

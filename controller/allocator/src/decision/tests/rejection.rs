@@ -8,6 +8,7 @@ use crate::cluster::Cluster;
 use crate::explanation::Explanation;
 use crate::fixture::{claim, class, classes, cluster, node, object, pod, request, share, slices};
 use crate::pod_request::PodRequest;
+use crate::turn::{self, in_turn, is_suspended};
 
 #[test]
 fn rejects_whole_request_on_shared_gpu() {
@@ -168,7 +169,7 @@ fn reports_exhausted_cores_and_slots() {
     }
     assert_eq!(
         allocate(&mut cluster, &[share("z", "1Gi", "0")], BINPACK),
-        Err("0/1 nodes: 1 SlotsExhausted".to_owned())
+        Err("0/1 nodes: 1 SlotsExhausted (every GPU has its maximum number of shares)".to_owned())
     );
 }
 
@@ -241,22 +242,104 @@ fn explains_invalid_claims() {
 }
 
 #[test]
-fn stops_search_at_step_limit() {
-    let mut cluster = cluster(&[("n1", &[80; 24])]);
-    // No two of 24 GPUs have the same UUID: none of millions of combinations is a solution.
-    let infeasible = claim(
-        "h",
-        &json!({
-            "requests": [
-                {"name": "a", "exactly": {"deviceClassName": "vgpu.drava.dev", "count": 8, "capacity": {"requests": {"memory": "1Gi"}}}},
-                {"name": "b", "exactly": {"deviceClassName": "vgpu.drava.dev", "count": 8, "capacity": {"requests": {"memory": "1Gi"}}}},
-            ],
-            "constraints": [{"requests": ["b"], "matchAttribute": "gpu.drava.dev/uuid"}],
-        }),
+fn names_missing_type_and_what_provides_it() {
+    let explain = |class: &str| {
+        let mut cluster = cluster(&[("n1", &[80]), ("n2", &[80])]);
+        cluster.upsert_class(crate::fixture::class(
+            "other.example.com",
+            "device.driver == 'gpu.drava.dev' && false",
+        ));
+        allocate(
+            &mut cluster,
+            &[request("c", &json!({"deviceClassName": class}))],
+            BINPACK,
+        )
+        .unwrap_err()
+    };
+    assert_eq!(
+        explain("mig.drava.dev"),
+        "0/2 nodes: 2 TypeMismatch (no GPU is in MIG mode; set mode mig or dynamic in a GpuNodeProfile, or use class \
+         fraction.drava.dev)"
     );
     assert_eq!(
-        allocate(&mut cluster, &[infeasible], BINPACK),
-        Err("0/1 nodes: 1 SearchLimit (no solution within 2000 steps)".to_owned())
+        explain("other.example.com"),
+        "0/2 nodes: 2 TypeMismatch (no device is of class other.example.com; use another class, or another mode in a \
+         GpuNodeProfile)"
+    );
+    let mut partitions = super::partition::partitioned(1);
+    assert_eq!(
+        allocate(&mut partitions, &[whole("w")], BINPACK),
+        Err("0/1 nodes: 1 TypeMismatch (no GPU is published as a whole; set mode auto or exclusive in a GpuNodeProfile)".to_owned())
+    );
+}
+
+const GAVE_UP: &str = "SearchLimit (the devices can be combined in too many ways to try all; request fewer devices, or put \
+                       equal requests into one with a count)";
+
+/// A request that does not fit on 16 GPUs of 80 GiB, which only a search of all combinations shows: 17 shares of more than half
+/// a GPU, and a small one, so that the amounts do not tell.
+fn hard_to_reject(cluster: &Cluster) -> PodRequest {
+    let requests: Vec<_> = (0..18)
+        .map(|index| {
+            let memory = if index == 17 { "1Mi" } else { "41Gi" };
+            json!({"name": format!("r{index}"), "exactly": {
+                "deviceClassName": "vgpu.drava.dev", "capacity": {"requests": {"memory": memory}},
+            }})
+        })
+        .collect();
+    let claim = claim("h", &json!({"requests": requests}));
+    let pod = object(json!({"metadata": {"uid": "p"}, "spec": {"containers": []}}));
+    let named = [("h", &claim)];
+    PodRequest::new(&pod, &named, &cluster.classes, &cluster.selectors).unwrap()
+}
+
+#[test]
+fn costly_searches_take_turns() {
+    let nodes = ["n1", "n2", "n3", "n4"].map(|name| (name, &[80; 16][..]));
+    let cluster = cluster(&nodes);
+    let pod_request = hard_to_reject(&cluster);
+    let mut turns = 1;
+    let mut decision = in_turn(|| cluster.decide(&pod_request, BINPACK));
+    while is_suspended() {
+        turns += 1;
+        assert!(turns < 20, "the decision ends");
+        decision = in_turn(|| cluster.decide(&pod_request, BINPACK));
+    }
+    assert_eq!(turns, 4, "a node in each");
+    let summary = decision.map(|_| ()).unwrap_err().summary();
+    assert_eq!(summary, format!("0/4 nodes: 4 {GAVE_UP}"));
+}
+
+#[test]
+fn stops_search_at_limit() {
+    let mut cluster = cluster(&[("n1", &[80; 16])]);
+    let mut pod_request = hard_to_reject(&cluster);
+    let summary = |decision: Result<_, Explanation>| decision.map(|_| ()).unwrap_err().summary();
+    let gave_up = format!("0/1 nodes: 1 {GAVE_UP}");
+    assert_eq!(summary(cluster.decide(&pod_request, BINPACK)), gave_up);
+    // A decision that cannot go on later has one limit for all nodes and simulations.
+    let others: Vec<String> = (2..8).map(|number| format!("n{number}")).collect();
+    for node in &others {
+        cluster.upsert_node(&crate::fixture::node(node));
+        for slice in crate::fixture::slices(node, &[80; 16]) {
+            cluster.upsert_slice(&slice);
+        }
+    }
+    let explained = in_turn(|| {
+        let explained = cluster.explain(&pod_request, BINPACK);
+        assert!(turn::has_searched());
+        let before = turn::checked();
+        pod_request.demand.node_name = Some("n1".to_owned());
+        assert_eq!(
+            summary(cluster.decide_on("n1", &pod_request, BINPACK)),
+            gave_up
+        );
+        assert!(turn::checked() - before < 2_000, "the first path only");
+        explained
+    });
+    assert_eq!(
+        summary(explained),
+        gave_up.replace("0/1 nodes: 1", "0/7 nodes: 7")
     );
 }
 

@@ -24,7 +24,10 @@ fn applies_selectors_constraints_and_alternatives() {
     );
     assert_eq!(
         allocate(&mut cluster, &[selected("b", "false")], BINPACK),
-        Err("0/1 nodes: 1 SelectorMismatch".to_owned())
+        Err(
+            "0/1 nodes: 1 SelectorMismatch (no device of class vgpu.drava.dev satisfies the selectors of request gpu)"
+                .to_owned()
+        )
     );
     let error = allocate(
         &mut cluster,
@@ -81,7 +84,7 @@ fn applies_selectors_constraints_and_alternatives() {
             )],
             BINPACK
         ),
-        Err("0/1 nodes: 1 TopologyUnsatisfied (1 of 2 devices found on n1; constraint on gpu.drava.dev/uuid is not satisfied)".to_owned())
+        Err("0/1 nodes: 1 TopologyUnsatisfied (1 of 2 devices found on n1; the free devices differ in gpu.drava.dev/uuid, by which the claim matches them)".to_owned())
     );
     let alternatives = claim(
         "f",
@@ -236,7 +239,11 @@ fn rejects_percentage_of_whole_gpu() {
     requests[0].exactly.as_mut().unwrap().device_class_name = "gpu.drava.dev".to_owned();
     assert_eq!(
         allocate(&mut cluster, &[whole], BINPACK),
-        Err("0/1 nodes: 1 TypeMismatch".to_owned())
+        Err(
+            "0/1 nodes: 1 TypeMismatch (n1/gpu-0 has no shares, and memory.percent is a share; use class vgpu.drava.dev or \
+             fraction.drava.dev)"
+                .to_owned()
+        )
     );
 }
 

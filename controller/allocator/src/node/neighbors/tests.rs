@@ -100,6 +100,9 @@ fn excludes_nodes_with_used_host_port() {
         let found = verdicts(&with_port(&port), &[("n1", used.clone())]);
         assert_eq!(found, [expected, "fits", "fits"], "{port}");
     }
+    let any_of_ipv6 = json!({"containerPort": 80, "hostPort": 80, "hostIP": "::"});
+    let found = verdicts(&with_port(&any_of_ipv6), &[("n1", with_port(&local))]);
+    assert_eq!(found[0], "fits", "no wildcard for kube-scheduler");
     let other_address = json!({"containerPort": 80, "hostPort": 80, "hostIP": "10.0.0.1"});
     let found = verdicts(&with_port(&local), &[("n1", with_port(&other_address))]);
     assert_eq!(found[0], "fits");
@@ -152,6 +155,37 @@ fn requires_domain_of_pods_with_affinity() {
     assert_eq!(verdicts(&first, &[]), ["fits"; 3]);
     let found = verdicts(&first, &[("n1", plain("web"))]);
     assert_eq!(found, ["fits", "fits", excluded]);
+}
+
+#[test]
+fn friend_counts_on_node_with_required_label() {
+    let rack = |name: &str, labels: Value| {
+        let node = json!({"metadata": {"name": name, "labels": labels}});
+        (
+            name.to_owned(),
+            NodeInfo::of(&serde_json::from_value(node).unwrap()),
+        )
+    };
+    let nodes = [rack("n0", json!({})), rack("n1", json!({"rack": "r"}))];
+    let first = with_affinity("podAffinity", "web", &[term("rack", "web", json!({}))]);
+    let running = Neighbor::of(&plain("web"));
+    let exclusions = PodDemand::of(&first).exclusions(&Surroundings {
+        nodes: nodes.iter().map(|(name, node)| (name.as_str(), node)),
+        pods: [("n0", &running)].into_iter(),
+        namespaces: &BTreeMap::new(),
+    });
+    assert!(exclusions.admit("n0", &nodes[0].1).is_err());
+    assert_eq!(
+        exclusions.admit("n1", &nodes[1].1),
+        Ok(()),
+        "the pod is the first one of a rack"
+    );
+}
+
+#[test]
+fn spread_with_empty_selector_counts_no_pod() {
+    let pending = with_spread("web", &spread(json!({"labelSelector": {}})));
+    assert_eq!(verdicts(&pending, &[("n1", plain("web"))]), ["fits"; 3]);
 }
 
 #[test]

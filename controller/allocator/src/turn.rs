@@ -1,0 +1,86 @@
+//! Turns: the work of one decision, and when it gives way to other pods.
+//!
+//! A selector within its own limits can take seconds on all devices of a cluster, and searches among many combinations of
+//! devices, or their repetition in simulations, too. So both kinds of work have a limit in a turn. A decision whose results so
+//! far are kept is suspended then and goes on in another turn; another one has to do without the rest of the searches.
+//!
+//! Charges depend on the input only, so equal inputs have equal results. The turn belongs to the thread: functions of the
+//! `cel` crate carry no state.
+
+use std::cell::Cell;
+
+/// Units of costly evaluations of selectors in a turn, about 15 ms, and of searches beyond their first path. The last piece
+/// of each may exceed them.
+const UNITS: u64 = 20_000;
+
+thread_local! {
+    /// Units left to selectors in the turn on this thread. `None` outside of turns.
+    static LEFT: Cell<Option<u64>> = const { Cell::new(None) };
+    /// Units left to searches.
+    static SEARCHES: Cell<Option<u64>> = const { Cell::new(None) };
+    /// Units of all checks of devices since the start of the turn.
+    static CHECKED: Cell<u64> = const { Cell::new(0) };
+    static IS_SUSPENDED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs a decision in a turn of this thread; [`is_suspended`] tells afterwards whether it has to be repeated.
+pub fn in_turn<T>(decide: impl FnOnce() -> T) -> T {
+    LEFT.set(Some(UNITS));
+    SEARCHES.set(Some(UNITS));
+    CHECKED.set(0);
+    IS_SUSPENDED.set(false);
+    let decided = decide();
+    LEFT.set(None);
+    SEARCHES.set(None);
+    decided
+}
+
+/// Returns whether the current turn, or the last one of this thread, was too short for its decision. What it decided is not
+/// valid then, and it has to be repeated in another turn.
+#[must_use]
+pub fn is_suspended() -> bool {
+    IS_SUSPENDED.get()
+}
+
+/// Returns whether selectors have units left; otherwise the decision is suspended.
+pub(crate) fn continues() -> bool {
+    or_suspend(LEFT.get() != Some(0))
+}
+
+/// Returns whether searches have units left; otherwise the decision is suspended.
+pub(crate) fn continues_to_search() -> bool {
+    or_suspend(!has_searched())
+}
+
+fn or_suspend(continues: bool) -> bool {
+    if !continues {
+        IS_SUSPENDED.set(true);
+    }
+    continues
+}
+
+/// Returns whether searches have no units left.
+pub(crate) fn has_searched() -> bool {
+    SEARCHES.get() == Some(0)
+}
+
+/// Takes units for a costly evaluation from the turn.
+pub(crate) fn charge(units: u64) {
+    LEFT.set(LEFT.get().map(|left| left.saturating_sub(units)));
+}
+
+/// Takes units for a search beyond its first path from the turn.
+pub(crate) fn charge_search(units: u64) {
+    SEARCHES.set(SEARCHES.get().map(|left| left.saturating_sub(units)));
+}
+
+/// Counts units of checks that every decision needs. They suspend nothing.
+pub(crate) fn count(units: u64) {
+    CHECKED.set(CHECKED.get().saturating_add(units));
+}
+
+/// Returns the units of all checks of devices since the start of the turn, by which simulations are limited.
+#[must_use]
+pub fn checked() -> u64 {
+    CHECKED.get()
+}
