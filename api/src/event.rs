@@ -205,8 +205,11 @@ event_reasons! {
         "The container runtime of the node no longer has a setting that was reported as RuntimeMisconfigured.",
         "None.";
     RuntimeMisconfigured: Warning, NodeDriver, "Node",
-        "The configuration of containerd gives GPUs to pods without a claim, or ignores the devices of claims.",
-        "Follow the message, and restart containerd.";
+        "The configuration of the container runtime gives GPUs to pods without a claim, or ignores the devices of claims.",
+        "Follow the message, and restart the container runtime.";
+    RuntimeUnchecked: Warning, NodeDriver, "Node",
+        "The node driver does not find the configuration of the container runtime, so it does not check it.",
+        "Check that CDI is on and that NVIDIA's runtime is not the default.";
     UsageRegionDamaged: Warning, NodeDriver, "ResourceClaim",
         "The usage region of a share is damaged or missing; libvgpu denies GPU memory.",
         "Restart the pod; its program wrote to /run/drava.";

@@ -6,7 +6,7 @@
 
 use std::path::PathBuf;
 
-use crate::{ContainerEdits, DeviceNode, HookProgram, Link, Mount};
+use crate::{ContainerEdits, DeviceNode, Hook, HookProgram, Link, Mount};
 
 mod files;
 mod libraries;
@@ -22,6 +22,12 @@ pub use root::{DriverRoot, RootError};
 
 /// Disables `nvidia-container-runtime`'s own device injection on nodes where it is the default runtime.
 const NO_OTHER_RUNTIME: &str = "NVIDIA_VISIBLE_DEVICES=void";
+
+/// The same for runtimes that are configured to take the devices from mounts instead of the environment.
+const NO_OTHER_RUNTIME_MOUNT: &str = "/var/run/nvidia-container-devices/void";
+
+/// Directory in which the library of GPUDirect Storage finds the PCI device of a disk.
+const DEVICE_DATABASE: &str = "/run/udev";
 
 /// The user-space NVIDIA driver of a node.
 #[derive(Debug)]
@@ -81,6 +87,19 @@ pub enum DiscoverError {
         /// Directories searched.
         searched: String,
     },
+    /// CUDA fails in containers that get libraries of another version than the kernel driver's.
+    #[error(
+        "the kernel driver has the version {kernel}, and libcuda.so.1 under the driver root {root} the version {files}; install \
+         libcuda of the version {kernel}, or load the kernel driver of the version {files}"
+    )]
+    Version {
+        /// Driver root in this process's view.
+        root: PathBuf,
+        /// Version of the kernel driver.
+        kernel: String,
+        /// Version of the libraries.
+        files: String,
+    },
     /// The libraries exist, the control device of the kernel driver does not.
     #[error(
         "no /dev/nvidiactl under the device root {root}; load the NVIDIA kernel driver (nvidia-modprobe creates the device nodes), or set --dev-root to the directory whose /dev has them, as / on GKE"
@@ -98,23 +117,34 @@ impl Driver {
     /// # Errors
     /// [`DiscoverError`], with the directories searched.
     pub fn discover(root: DriverRoot) -> Result<Self, DiscoverError> {
-        Self::discover_with_devices(root, None)
+        Self::discover_with_devices(root, None, None)
     }
 
     /// As [`discover`](Self::discover), with the device files below `devices`, as on nodes whose NVIDIA driver is installed
-    /// in a directory without `/dev`.
+    /// in a directory without `/dev`, and for the version of the kernel driver. Without that version it is the version of
+    /// the file to which `libcuda.so.1` leads.
     ///
     /// # Errors
     /// [`DiscoverError`], with the directories searched.
     pub fn discover_with_devices(
         root: DriverRoot,
         devices: Option<DriverRoot>,
+        kernel_version: Option<&str>,
     ) -> Result<Self, DiscoverError> {
-        let found = libraries::find(&root)?;
+        let found = libraries::find(&root, kernel_version);
         if !found.libraries.iter().any(Library::is_cuda) {
             return Err(DiscoverError::NoDriver {
                 root: root.mount().to_owned(),
                 searched: found.searched.join(", "),
+            });
+        }
+        if let (Some(kernel), Some(files)) = (kernel_version, &found.version)
+            && kernel != files
+        {
+            return Err(DiscoverError::Version {
+                root: root.mount().to_owned(),
+                kernel: kernel.to_owned(),
+                files: files.clone(),
             });
         }
         let device_root = devices.as_ref().unwrap_or(&root);
@@ -215,11 +245,21 @@ impl Driver {
                 .filter(|file| wanted(file.part))
                 .map(|file| Mount::data(self.root.on_node(&file.path), &file.container_path)),
         );
-        mounts.extend(
-            self.sockets
-                .iter()
-                .map(|path| Mount::data(self.root.on_node(path), path)),
-        );
+        // A daemon may have ended since the discovery; a mount of a missing file keeps containers from starting.
+        let sockets = self
+            .sockets
+            .iter()
+            .filter(|path| files::is_socket(&self.root, path));
+        mounts.extend(sockets.map(|path| Mount::data(self.root.on_node(path), path)));
+        mounts.push(Mount::data("/dev/null", NO_OTHER_RUNTIME_MOUNT));
+        if self
+            .control_nodes
+            .iter()
+            .any(|(part, path)| wanted(*part) && nodes::is_storage(path))
+            && let Some(directory) = self.root.directory(DEVICE_DATABASE)
+        {
+            mounts.push(Mount::data(self.root.on_node(&directory), DEVICE_DATABASE));
+        }
 
         let links: Vec<Link> = libraries
             .iter()
@@ -231,8 +271,6 @@ impl Driver {
             .collect();
         let mut hooks = hook.symlinks(&links);
         hooks.extend(hook.ldcache(&names));
-        // After the cache of the node's libraries.
-        hooks.extend(self.version.as_ref().map(|version| hook.compat(version)));
         hooks.push(hook.params());
         ContainerEdits {
             env: vec![NO_OTHER_RUNTIME.to_owned()],
@@ -240,6 +278,14 @@ impl Driver {
             hooks,
             mounts,
         }
+    }
+
+    /// Returns the hook that prefers the CUDA compatibility libraries of newer images, for GPUs that support them. The driver
+    /// supports CUDA up to `cuda_version`. Runs after the hooks of [`Driver::edits`].
+    #[must_use]
+    pub fn compat(&self, hook: &HookProgram, cuda_version: Option<&str>) -> Option<Hook> {
+        let version = self.version.as_ref()?;
+        Some(hook.compat(version, cuda_version))
     }
 
     /// Returns a GPU's device node and, for graphics, its nodes in `/dev/dri`. `pci_bus_id` is spelled as in sysfs.
@@ -278,20 +324,32 @@ impl Driver {
         gpu_instance: u32,
         compute_instance: u32,
     ) -> Result<ContainerEdits, NodeError> {
-        self.require_unified_memory(UNMETERED)?;
-        let mut paths = vec![nodes::gpu(self.device_root(), minor)?];
-        paths.extend(nodes::capabilities(
+        let mut device_nodes = vec![self.node(&self.partitionable(minor)?)];
+        device_nodes.extend(nodes::capabilities(
             &self.root,
-            self.device_root(),
             minor,
             gpu_instance,
             compute_instance,
         )?);
-        let device_nodes = paths.iter().map(|path| self.node(path)).collect();
         Ok(ContainerEdits {
             device_nodes,
             ..ContainerEdits::default()
         })
+    }
+
+    /// Checks that containers can get MIG devices of a GPU, before an instance exists.
+    ///
+    /// # Errors
+    /// [`NodeError`] where a node or the major number of capabilities is missing.
+    pub fn check_mig(&self, minor: u32) -> Result<(), NodeError> {
+        self.partitionable(minor)?;
+        nodes::capabilities_major(&self.root).map(drop)
+    }
+
+    /// Returns the node of a GPU whose MIG devices have what CUDA needs.
+    fn partitionable(&self, minor: u32) -> Result<String, NodeError> {
+        self.require_unified_memory(UNMETERED)?;
+        nodes::gpu(self.device_root(), minor)
     }
 
     /// Checks that containers with compute libraries get the node that CUDA needs.

@@ -27,18 +27,83 @@ pub struct ContainerEdits {
     pub mounts: Vec<Mount>,
 }
 
-/// A device node in the container. Type, major and minor are those of the host's node when the container starts.
+/// A device node in the container.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(try_from = "DeviceNodeFields", into = "DeviceNodeFields")]
 pub struct DeviceNode {
     /// Path in the container.
     pub path: String,
     /// Path on the node, where it differs from `path`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_path: Option<String>,
+    /// Number of a character device; `None` for the type and number of the host's node when the container starts.
+    pub number: Option<DeviceNumber>,
     /// Access allowed by the device cgroup: letters of `rwm`. `None` allows all three.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub permissions: Option<String>,
+}
+
+/// Number of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DeviceNumber {
+    /// Number of the kernel driver, not 0.
+    pub major: u32,
+    /// Number of the device.
+    pub minor: u32,
+}
+
+/// JSON form of a [`DeviceNode`].
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct DeviceNodeFields {
+    path: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    host_path: Option<String>,
+    #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
+    kind: Option<CharacterDevice>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    major: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    minor: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    permissions: Option<String>,
+}
+
+#[derive(Clone, Copy, Serialize, Deserialize)]
+enum CharacterDevice {
+    #[serde(rename = "c")]
+    Character,
+}
+
+impl TryFrom<DeviceNodeFields> for DeviceNode {
+    type Error = &'static str;
+
+    fn try_from(fields: DeviceNodeFields) -> Result<Self, Self::Error> {
+        let number = match (fields.kind, fields.major, fields.minor) {
+            (None, None, None) => None,
+            (Some(CharacterDevice::Character), Some(major), Some(minor)) => {
+                Some(DeviceNumber { major, minor })
+            }
+            _ => return Err("type, major and minor must be set together"),
+        };
+        Ok(Self {
+            path: fields.path,
+            host_path: fields.host_path,
+            number,
+            permissions: fields.permissions,
+        })
+    }
+}
+
+impl From<DeviceNode> for DeviceNodeFields {
+    fn from(node: DeviceNode) -> Self {
+        Self {
+            path: node.path,
+            host_path: node.host_path,
+            kind: node.number.map(|_| CharacterDevice::Character),
+            major: node.number.map(|number| number.major),
+            minor: node.number.map(|number| number.minor),
+            permissions: node.permissions,
+        }
+    }
 }
 
 impl DeviceNode {
@@ -50,6 +115,18 @@ impl DeviceNode {
         Self {
             path,
             host_path,
+            number: None,
+            permissions: Some("rw".to_owned()),
+        }
+    }
+
+    /// As [`read_write`](Self::read_write), for a character device that needs no node on the host.
+    #[must_use]
+    pub fn numbered(path: impl Into<String>, number: DeviceNumber) -> Self {
+        Self {
+            path: path.into(),
+            host_path: None,
+            number: Some(number),
             permissions: Some("rw".to_owned()),
         }
     }

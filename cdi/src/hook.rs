@@ -88,13 +88,15 @@ impl HookProgram {
     }
 
     /// Prefers the CUDA compatibility libraries of an image that is newer than the NVIDIA driver `driver_version` of the
-    /// node. Runs after [`Self::ldcache`].
+    /// node, unless the image requires no newer CUDA version than `cuda_version`, which the driver supports. Runs after
+    /// [`Self::ldcache`].
     #[must_use]
-    pub fn compat(&self, driver_version: &str) -> Hook {
-        self.call(
-            "compat",
-            ["--driver-version".to_owned(), driver_version.to_owned()],
-        )
+    pub fn compat(&self, driver_version: &str, cuda_version: Option<&str>) -> Hook {
+        let mut arguments = vec!["--driver-version".to_owned(), driver_version.to_owned()];
+        if let Some(version) = cuda_version {
+            arguments.extend(["--cuda-version".to_owned(), version.to_owned()]);
+        }
+        self.call("compat", arguments)
     }
 
     /// Hides from NVIDIA's libraries in the container that they may create device files: they would create those of all

@@ -26,7 +26,7 @@ pub use discover::{
     Binary, DataFile, DiscoverError, Driver, DriverRoot, Library, METERED, NodeError, Part,
     RootError, Substitute, UNMETERED,
 };
-pub use edits::{ContainerEdits, DeviceNode, Hook, HookName, Mount};
+pub use edits::{ContainerEdits, DeviceNode, DeviceNumber, Hook, HookName, Mount};
 pub use hook::{HookProgram, Link};
 pub use spec::{Device, ReadError, Spec};
 pub use store::{SpecDir, StoreError};

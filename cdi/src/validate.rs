@@ -143,6 +143,10 @@ fn edits(field: &str, edits: &ContainerEdits) -> Result<(), Invalid> {
         if let Some(host_path) = &node.host_path {
             path(&format!("{of}.hostPath"), host_path)?;
         }
+        // Runtimes take the host's node where the major number is 0.
+        if node.number.is_some_and(|number| number.major == 0) {
+            return invalid(format!("{of}.major"), "is 0");
+        }
         if node
             .permissions
             .as_ref()

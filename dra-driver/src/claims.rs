@@ -7,6 +7,7 @@ use std::time::Duration;
 use drava_api::error::describe;
 use drava_api::event::EventReason;
 use drava_api::listed::Listed;
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::{ListParams, VersionMatch};
 use kube::{Api, Client};
@@ -19,6 +20,7 @@ use crate::inventory::{Node, State};
 use crate::lock::{Lock, LockError};
 use crate::options::Delivery;
 use crate::plugin::service::Claims;
+use crate::pods::reserving_pods;
 use crate::prepare::Prepared;
 use crate::prepare::apply::{Applier, ApplyError, Environment, Failure, Repairs};
 use crate::prepare::effects::Effects;
@@ -141,6 +143,20 @@ pub enum PrepareError {
     /// The allocation is invalid, conflicts with a prepared claim, or the node could not be changed.
     #[error(transparent)]
     Apply(#[from] ApplyError),
+    /// A pod of the claim runs in a runtime that may not apply the claim.
+    #[error(
+        "claim {claim}: pod {pod} has the RuntimeClass {class:?}, which is not in driver.runtimeClasses: a runtime with its own \
+         kernel, such as gVisor or Kata, does not give containers the devices and limits of claims; use another RuntimeClass, or \
+         add it to driver.runtimeClasses if its runtime applies CDI as runc does"
+    )]
+    RuntimeClass {
+        /// The claim.
+        claim: ClaimRef,
+        /// The pod.
+        pod: String,
+        /// Name of the RuntimeClass.
+        class: String,
+    },
     /// A task panicked.
     #[error(transparent)]
     Task(#[from] TaskError),
@@ -155,7 +171,11 @@ impl PrepareError {
                 Failure::Conflict(conflict) => conflict.holders(),
                 _ => &[],
             },
-            Self::Fetch(_) | Self::Environment(_) | Self::Lock { .. } | Self::Task(_) => &[],
+            Self::Fetch(_)
+            | Self::Environment(_)
+            | Self::Lock { .. }
+            | Self::RuntimeClass { .. }
+            | Self::Task(_) => &[],
         }
     }
 }
@@ -181,6 +201,9 @@ pub enum UnprepareError {
     Task(#[from] TaskError),
 }
 
+/// Limit of the pods whose RuntimeClass is checked at one prepare.
+const MAX_PODS: usize = 16;
+
 /// Prepares and unprepares the claims of one node.
 pub struct ClaimService<E> {
     /// Pool of the node.
@@ -195,6 +218,8 @@ pub struct ClaimService<E> {
     pub installed: watch::Receiver<Option<Result<Installed, String>>>,
     /// Delivery of libvgpu for claims that are prepared from now on.
     pub delivery: Delivery,
+    /// RuntimeClasses whose containers get the devices of claims.
+    pub runtime_classes: Vec<String>,
     /// Queue of events and device statuses.
     pub reporter: Reporter,
     /// Requests a reconciliation.
@@ -307,6 +332,9 @@ impl<E: Effects> ClaimService<E> {
         found: Option<ResourceClaim>,
         lock: Lock,
     ) -> Result<ClaimRecord, PrepareError> {
+        if let Some(found) = &found {
+            self.check_runtime_classes(claim, found).await?;
+        }
         let (node, installed) = self.environment(claim).await?;
         let (applier, pool, wanted) = (Arc::clone(&self.applier), self.pool.clone(), claim.clone());
         let delivery = self.delivery;
@@ -341,6 +369,36 @@ impl<E: Effects> ClaimService<E> {
                 .devices(found, &record, &node.inventory, &Injection::Expected);
         }
         Ok(record)
+    }
+
+    /// Checks that the runtimes of the claim's pods apply it. A pod that cannot be read passes: the check for containers that
+    /// did not get their devices follows.
+    async fn check_runtime_classes(
+        &self,
+        claim: &ClaimRef,
+        found: &ResourceClaim,
+    ) -> Result<(), PrepareError> {
+        // The last reservations are the newest; kubelet calls for the first pod of a claim on the node.
+        for consumer in reserving_pods(found).into_iter().rev().take(MAX_PODS) {
+            let pods: Api<Pod> = Api::namespaced(self.client.clone(), &consumer.namespace);
+            let pod = tokio::time::timeout(API_TIMEOUT, pods.get_opt(&consumer.name)).await;
+            let Ok(Ok(Some(pod))) = pod else {
+                continue;
+            };
+            let is_same = pod.metadata.uid.as_deref() == Some(consumer.uid.as_str());
+            let class = pod.spec.and_then(|spec| spec.runtime_class_name);
+            if let Some(class) = class
+                && is_same
+                && !self.runtime_classes.contains(&class)
+            {
+                return Err(PrepareError::RuntimeClass {
+                    claim: claim.clone(),
+                    pod: format!("{}/{}", consumer.namespace, consumer.name),
+                    class,
+                });
+            }
+        }
+        Ok(())
     }
 
     /// Returns whether one of the claims is no longer allocated, so that kubelet unprepares it soon: its pod was

@@ -4,13 +4,25 @@
 //!   loaded late or a GPU was added, are created there from those of the node: NVML opens them there.
 //! - With systemd's cgroup driver, systemd looks up the devices of containers in `/dev/char` at each reload. udev creates
 //!   no link there for NVIDIA's devices, so running containers would lose their GPUs. The links are created.
+//! - The kernel driver creates no file for the capabilities of a MIG instance. Runtimes create files in containers from
+//!   numbers, but for a container with its own user namespace they mount the node's file. The files of an instance are
+//!   created on the node, with their links.
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, symlink};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, FileType, Mode, major, minor, mknodat};
+use drava_cdi::DeviceNode;
+use rustix::fs::{CWD, FileType, Mode, major, makedev, minor, mknodat};
+
+/// Mode of the files in this container.
+const OWN_MODE: u32 = 0o600;
+/// Mode of the files of MIG instances on the node, as that of the kernel driver: the device cgroup decides who opens them.
+const CAPABILITY_MODE: u32 = 0o444;
+
+/// Files of NVIDIA's kernel modules whose names do not start with `nvidia`.
+const OTHER_NAMES: [&str; 1] = ["gdrdrv"];
 
 /// Directories below `/dev` with further files of the kernel driver.
 const SUBDIRECTORIES: [&str; 2] = ["nvidia-caps", "nvidia-caps-imex-channels"];
@@ -47,16 +59,41 @@ impl DeviceFiles {
             }
         };
         for file in &files {
-            if let Err(error) = copy(file, &self.own_dev) {
+            if let Err(error) = copy(file, &self.own_dev, OWN_MODE) {
                 tracing::warn!(file = file.name, %error, "cannot create the device file for NVML");
             }
-            let linked = match &self.char_dir {
-                Some(dir) => link(file, dir, &self.dev_on_node),
-                None => Ok(()),
+            self.link(file);
+        }
+    }
+
+    /// Creates the files of MIG capabilities on the node, and their links; logs what cannot be created. Only containers with
+    /// their own user namespace need the files.
+    pub fn create(&self, nodes: &[DeviceNode]) {
+        for node in nodes {
+            let (Some(number), Some(name)) = (node.number, node.path.strip_prefix("/dev/")) else {
+                continue;
             };
-            if let Err(error) = linked {
-                tracing::warn!(file = file.name, %error, "cannot create the link in /dev/char");
+            let file = DeviceFile {
+                name: name.to_owned(),
+                rdev: makedev(number.major, number.minor),
+            };
+            if let Err(error) = copy(&file, &self.dev, CAPABILITY_MODE) {
+                tracing::warn!(
+                    file = file.name, %error,
+                    "cannot create the device file on the node; pods with hostUsers: false cannot use the MIG instance"
+                );
             }
+            self.link(&file);
+        }
+    }
+
+    fn link(&self, file: &DeviceFile) {
+        let linked = match &self.char_dir {
+            Some(dir) => link(file, dir, &self.dev_on_node),
+            None => Ok(()),
+        };
+        if let Err(error) = linked {
+            tracing::warn!(file = file.name, %error, "cannot create the link in /dev/char");
         }
     }
 }
@@ -74,7 +111,8 @@ fn find(dev: &Path) -> io::Result<Vec<DeviceFile>> {
         for entry in entries {
             let entry = entry?;
             let name = entry.file_name();
-            let Some(name) = name.to_str().filter(|name| name.starts_with("nvidia")) else {
+            let is_of_driver = |name: &&str| !directory.is_empty() || is_of_nvidia(name);
+            let Some(name) = name.to_str().filter(is_of_driver) else {
                 continue;
             };
             // A file can disappear at any time.
@@ -97,9 +135,9 @@ fn find(dev: &Path) -> io::Result<Vec<DeviceFile>> {
     Ok(files)
 }
 
-/// Ensures that `own_dev` has the file. A module can get another major number when it is loaded again.
-fn copy(file: &DeviceFile, own_dev: &Path) -> io::Result<()> {
-    let path = own_dev.join(&file.name);
+/// Ensures that `dev` has the file. A module can get another major number when it is loaded again.
+fn copy(file: &DeviceFile, dev: &Path, mode: u32) -> io::Result<()> {
+    let path = dev.join(&file.name);
     match fs::symlink_metadata(&path) {
         Ok(present) if present.file_type().is_char_device() && present.rdev() == file.rdev => {
             return Ok(());
@@ -111,14 +149,10 @@ fn copy(file: &DeviceFile, own_dev: &Path) -> io::Result<()> {
     if let Some(directory) = path.parent() {
         fs::create_dir_all(directory)?;
     }
-    let mode = Mode::from_raw_mode(0o600);
-    Ok(mknodat(
-        CWD,
-        &path,
-        FileType::CharacterDevice,
-        mode,
-        file.rdev,
-    )?)
+    let kind = FileType::CharacterDevice;
+    mknodat(CWD, &path, kind, Mode::from_raw_mode(mode), file.rdev)?;
+    // Without the umask.
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))
 }
 
 /// Ensures that `char_dir` has a link to the file. Links to files of other drivers stay.
@@ -129,7 +163,7 @@ fn link(file: &DeviceFile, char_dir: &Path, dev_on_node: &Path) -> io::Result<()
         false => dev_on_node.join(&file.name),
     };
     match fs::read_link(&path) {
-        Ok(present) if present == target || !is_of_nvidia(&present) => return Ok(()),
+        Ok(present) if present == target || !leads_to_nvidia(&present) => return Ok(()),
         Ok(_) => fs::remove_file(&path)?,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error),
@@ -137,14 +171,18 @@ fn link(file: &DeviceFile, char_dir: &Path, dev_on_node: &Path) -> io::Result<()
     symlink(target, path)
 }
 
-fn is_of_nvidia(target: &Path) -> bool {
-    let name = target.file_name().and_then(|name| name.to_str());
-    name.is_some_and(|name| name.starts_with("nvidia"))
+fn leads_to_nvidia(target: &Path) -> bool {
+    let mut names = target.iter().filter_map(|name| name.to_str());
+    names.any(is_of_nvidia)
+}
+
+fn is_of_nvidia(name: &str) -> bool {
+    name.starts_with("nvidia") || OTHER_NAMES.contains(&name)
 }
 
 #[cfg(test)]
 mod tests {
-    use rustix::fs::makedev;
+    use drava_cdi::DeviceNumber;
 
     use super::*;
 
@@ -177,6 +215,7 @@ mod tests {
                 rdev: makedev(major, minor),
             },
             &files.dev,
+            OWN_MODE,
         )
     }
 
@@ -192,11 +231,15 @@ mod tests {
         create(&files, "nvidia-uvm", 510, 0).unwrap();
         create(&files, "nvidia-caps/nvidia-cap1", 237, 1).unwrap();
         create(&files, "null", 1, 3).unwrap();
+        create(&files, "gdrdrv", 236, 0).unwrap();
+        create(&files, "nvidia-caps-imex-channels/channel0", 235, 0).unwrap();
         files.refresh();
         let own = |name: &str| numbers(&files.own_dev.join(name));
         assert_eq!(own("nvidiactl"), (195, 255));
         assert_eq!(own("nvidia-uvm"), (510, 0));
         assert_eq!(own("nvidia-caps/nvidia-cap1"), (237, 1));
+        assert_eq!(own("gdrdrv"), (236, 0));
+        assert_eq!(own("nvidia-caps-imex-channels/channel0"), (235, 0));
         assert!(
             !files.own_dev.join("null").exists() && !files.own_dev.join("nvidia-file").exists()
         );
@@ -206,6 +249,29 @@ mod tests {
         create(&files, "nvidia-uvm", 511, 0).unwrap();
         files.refresh();
         assert_eq!(own("nvidia-uvm"), (511, 0));
+    }
+
+    #[test]
+    fn creates_files_of_mig_instances_on_the_node() {
+        let Some((_dir, files)) = node() else { return };
+        let node = |minor| {
+            let path = format!("/dev/nvidia-caps/nvidia-cap{minor}");
+            DeviceNode::numbered(path, DeviceNumber { major: 237, minor })
+        };
+        let gpu = DeviceNode::read_write("/dev/nvidia0", "/dev/nvidia0");
+        for _repeated in 0..2 {
+            files.create(&[gpu.clone(), node(48), node(49)]);
+        }
+        let on_node = |name: &str| files.dev.join(name);
+        assert_eq!(numbers(&on_node("nvidia-caps/nvidia-cap49")), (237, 49));
+        let found = fs::metadata(on_node("nvidia-caps/nvidia-cap48")).unwrap();
+        assert_eq!(found.permissions().mode() & 0o777, 0o444);
+        assert!(
+            !on_node("nvidia0").exists(),
+            "only the kernel driver's users create it"
+        );
+        let link = fs::read_link(files.char_dir.unwrap().join("237:48")).unwrap();
+        assert_eq!(link, Path::new("../nvidia-caps/nvidia-cap48"));
     }
 
     #[test]

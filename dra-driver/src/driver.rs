@@ -81,6 +81,8 @@ pub struct Config {
     pub proc_root: PathBuf,
     /// SELinux labels of the files that containers use.
     pub labels: Labels,
+    /// RuntimeClasses whose containers get the devices of claims.
+    pub runtime_classes: Vec<String>,
     /// Address of the health endpoints.
     pub listen: SocketAddr,
     /// How long a prepared claim is missing before it is undone without kubelet, see [`crate::reconcile::GRACE`].
@@ -163,6 +165,7 @@ pub async fn run(
         proc_root: config.proc_root.clone(),
         boot_id: boot_id().map_err(RunError::BootId)?,
         labels: config.labels,
+        device_files: source.device_files.clone(),
     };
     let records = read_records(RecordStore::new(layout.claims()), access.boot_id.clone());
     let thread = InventoryThread::start(source, records).map_err(RunError::Thread)?;
@@ -331,6 +334,7 @@ impl Shared {
             gpus: self.gpus.clone(),
             installed,
             delivery: self.config.delivery,
+            runtime_classes: self.config.runtime_classes.clone(),
             reporter: self.reporter.clone(),
             reconcile: Arc::clone(&self.reconcile),
             release_wait: self.config.release_wait,

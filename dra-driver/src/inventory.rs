@@ -321,7 +321,8 @@ fn scan(
     let device_root = source.device_root.as_ref();
     let device_root = device_root.map(|(mount, on_node)| DriverRoot::open(mount, on_node));
     let device_root = device_root.transpose().map_err(|error| describe(&error))?;
-    let driver = Driver::discover_with_devices(root, device_root);
+    let kernel_version = Some(gpus.driver_version.as_str());
+    let driver = Driver::discover_with_devices(root, device_root, kernel_version);
     let driver = driver.map_err(|error| describe(&error))?;
     Ok(Node {
         inventory: NodeInventory {

@@ -1,4 +1,4 @@
-//! Configuration of containerd on the node: settings with which pods get GPUs without a claim, or no GPU with one.
+//! Configuration of the node's container runtime: settings with which pods get GPUs without a claim, or no GPU with one.
 //!
 //! Containers of a claim get their devices by CDI. If NVIDIA's runtime is the default, images of CUDA, whose environment
 //! requests all GPUs, see every GPU of the node without a claim and without limits.
@@ -14,8 +14,18 @@ use toml_edit::{DocumentMut, Item};
 use crate::claims::blocking;
 use crate::report::{Reporter, Subject};
 
-/// Main file of containerd's configuration on the node.
-const FILE: &str = "/etc/containerd/config.toml";
+/// Main files of containerd's configuration in distributions of Kubernetes that bring their own containerd: k3s, RKE2,
+/// MicroK8s, k0s. Where one exists, the node's other files have no effect on pods.
+const DISTRIBUTIONS: [&str; 4] = [
+    "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
+    "/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
+    "/var/snap/microk8s/current/args/containerd.toml",
+    "/etc/k0s/containerd.toml",
+];
+/// Main file of containerd's configuration. Without the file, containerd has its defaults, which have no fault.
+const CONTAINERD: &str = "/etc/containerd/config.toml";
+/// Main file of CRI-O's configuration, and the directory of files that precede it.
+const CRIO: [&str; 2] = ["/etc/crio/crio.conf", "/etc/crio/crio.conf.d"];
 /// Plugins of the container runtime interface: of containerd 2 (version 3 of the file), and of earlier releases (version 2).
 const PLUGINS: [&str; 2] = ["io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri"];
 /// Time between two checks.
@@ -37,7 +47,22 @@ pub enum Fault {
         file: PathBuf,
         /// Name of the runtime.
         runtime: String,
+        /// Setting that makes another runtime the default, and the program to restart.
+        remedy: &'static str,
     },
+    /// The node has no configuration that this module knows.
+    Unknown,
+}
+
+impl Fault {
+    /// Returns the reason of the event that reports the fault.
+    #[must_use]
+    pub const fn reason(&self) -> EventReason {
+        match self {
+            Self::CdiOff { .. } | Self::NvidiaDefault { .. } => EventReason::RuntimeMisconfigured,
+            Self::Unknown => EventReason::RuntimeUnchecked,
+        }
+    }
 }
 
 impl std::fmt::Display for Fault {
@@ -49,14 +74,31 @@ impl std::fmt::Display for Fault {
                  restart containerd",
                 file.display()
             ),
-            Self::NvidiaDefault { file, runtime } => write!(
+            Self::NvidiaDefault {
+                file,
+                runtime,
+                remedy,
+            } => write!(
                 f,
                 "{} makes {runtime:?} the default runtime, so that images which set NVIDIA_VISIBLE_DEVICES see all GPUs without a \
-                 claim; set default_runtime_name = \"runc\" and restart containerd",
+                 claim; set {remedy}",
                 file.display()
+            ),
+            Self::Unknown => f.write_str(
+                "cannot check the container runtime, because the node has no configuration of containerd or CRI-O at a known \
+                 path; make sure that CDI is on and that NVIDIA's runtime is not the default",
             ),
         }
     }
+}
+
+/// Configuration of a container runtime.
+#[derive(Debug)]
+pub enum RuntimeConfig {
+    /// Files of containerd, the main file first.
+    Containerd(Vec<ConfigFile>),
+    /// Files of CRI-O, the main file first.
+    Crio(Vec<ConfigFile>),
 }
 
 /// A file of the configuration.
@@ -68,14 +110,33 @@ pub struct ConfigFile {
     pub text: String,
 }
 
-/// Returns the faults of a configuration. Later files precede earlier ones, as in containerd. A file that is no TOML has no
-/// fault: containerd would not start with it.
+/// Returns the faults of the configurations of a node. Later files precede earlier ones, as in the runtimes. A file that is
+/// no TOML has no fault: a runtime would not start with it.
 #[must_use]
-pub fn check(files: &[ConfigFile]) -> Vec<Fault> {
-    let parsed: Vec<(&Path, DocumentMut)> = files
-        .iter()
+pub fn check(configs: &[RuntimeConfig]) -> Vec<Fault> {
+    if configs.is_empty() {
+        return vec![Fault::Unknown];
+    }
+    let faults = configs.iter().flat_map(|config| match config {
+        RuntimeConfig::Containerd(files) => check_containerd(files),
+        RuntimeConfig::Crio(files) => Vec::from_iter(check_crio(files)),
+    });
+    faults.collect()
+}
+
+fn parsed(files: &[ConfigFile]) -> Vec<(&Path, DocumentMut)> {
+    let files = files.iter();
+    files
         .filter_map(|file| Some((file.path.as_path(), file.text.parse().ok()?)))
-        .collect();
+        .collect()
+}
+
+fn is_nvidia(name: &str) -> bool {
+    name.contains("nvidia")
+}
+
+fn check_containerd(files: &[ConfigFile]) -> Vec<Fault> {
+    let parsed = parsed(files);
     let setting = |keys: &[&str]| {
         let mut found = parsed.iter().rev().flat_map(|(path, document)| {
             PLUGINS
@@ -97,15 +158,35 @@ pub fn check(files: &[ConfigFile]) -> Vec<Fault> {
     {
         let keys = ["containerd", "runtimes", runtime, "options", "BinaryName"];
         let program = setting(&keys).and_then(|(_, program)| program.as_str());
-        let is_nvidia = |name: &str| name.contains("nvidia");
         if is_nvidia(runtime) || program.is_some_and(is_nvidia) {
             faults.push(Fault::NvidiaDefault {
                 file: file.to_owned(),
                 runtime: runtime.to_owned(),
+                remedy: "default_runtime_name = \"runc\" and restart containerd",
             });
         }
     }
     faults
+}
+
+fn check_crio(files: &[ConfigFile]) -> Option<Fault> {
+    let parsed = parsed(files);
+    let setting = |keys: &[&str]| {
+        let mut found = parsed.iter().rev().filter_map(|(path, document)| {
+            let section = document.get("crio")?.get("runtime")?;
+            let value = keys.iter().try_fold(section, |item, key| item.get(key))?;
+            Some((*path, value.as_str()?.to_owned()))
+        });
+        found.next()
+    };
+    let (file, runtime) = setting(&["default_runtime"])?;
+    let program = setting(&["runtimes", &runtime, "runtime_path"]);
+    let is_fault = is_nvidia(&runtime) || program.is_some_and(|(_, program)| is_nvidia(&program));
+    is_fault.then(|| Fault::NvidiaDefault {
+        file: file.to_owned(),
+        runtime,
+        remedy: "default_runtime = \"crun\" and restart CRI-O",
+    })
 }
 
 fn member<'a>(document: &'a DocumentMut, plugin: &str, keys: &[&str]) -> Option<&'a Item> {
@@ -113,23 +194,48 @@ fn member<'a>(document: &'a DocumentMut, plugin: &str, keys: &[&str]) -> Option<
     keys.iter().try_fold(plugin, |item, key| item.get(key))
 }
 
-/// Reads the configuration below `root`, the root of the node: the main file and its imports. Without a main file, for
-/// example with CRI-O, there is none.
+/// Reads the configurations below `root`, the root of the node; none for an unknown runtime.
 #[must_use]
-pub fn read(root: &Path) -> Vec<ConfigFile> {
-    let Some(main) = read_file(root, Path::new(FILE)) else {
-        return Vec::new();
-    };
+pub fn read(root: &Path) -> Vec<RuntimeConfig> {
+    let of_distributions: Vec<RuntimeConfig> = DISTRIBUTIONS
+        .iter()
+        .filter_map(|main| containerd(root, Path::new(main)))
+        .collect();
+    if !of_distributions.is_empty() {
+        return of_distributions;
+    }
+    let main = Path::new(CONTAINERD);
+    let has_containerd = main.parent().is_some_and(|dir| below(root, dir).is_dir());
+    let of_containerd = containerd(root, main);
+    // Without files containerd has its defaults.
+    let of_containerd =
+        of_containerd.or_else(|| has_containerd.then(|| RuntimeConfig::Containerd(Vec::new())));
+    of_containerd.into_iter().chain(crio(root)).collect()
+}
+
+/// Reads the main file of containerd and its imports.
+fn containerd(root: &Path, path: &Path) -> Option<RuntimeConfig> {
+    let main = read_file(root, path)?;
     let document: DocumentMut = main.text.parse().unwrap_or_default();
     let imports = document.get("imports").and_then(Item::as_array);
     let patterns = imports
         .into_iter()
         .flat_map(|imports| imports.iter().filter_map(|import| import.as_str()));
+    // A relative pattern is one of the directory of the main file.
+    let directory = path.parent().unwrap_or(Path::new("/"));
     let mut files: Vec<ConfigFile> = patterns
-        .flat_map(|pattern| imported(root, pattern))
+        .flat_map(|pattern| imported(root, &directory.join(pattern)))
         .collect();
     files.insert(0, main);
-    files
+    Some(RuntimeConfig::Containerd(files))
+}
+
+fn crio(root: &Path) -> Option<RuntimeConfig> {
+    let [main, directory] = CRIO.map(Path::new);
+    let mut files = Vec::from_iter(read_file(root, main));
+    files.extend(imported(root, &directory.join("*")));
+    let is_present = !files.is_empty() || below(root, directory).is_dir();
+    is_present.then_some(RuntimeConfig::Crio(files))
 }
 
 fn read_file(root: &Path, path: &Path) -> Option<ConfigFile> {
@@ -145,14 +251,13 @@ fn below(root: &Path, path: &Path) -> PathBuf {
 }
 
 /// Returns the files of a pattern with at most one `*` in its last part, such as `/etc/containerd/conf.d/*.toml`.
-fn imported(root: &Path, pattern: &str) -> Vec<ConfigFile> {
-    let pattern = Path::new("/etc/containerd").join(pattern);
+fn imported(root: &Path, pattern: &Path) -> Vec<ConfigFile> {
     let name = pattern.file_name().and_then(|name| name.to_str());
     let Some((directory, (start, end))) = pattern
         .parent()
         .zip(name.and_then(|name| name.split_once('*')))
     else {
-        return Vec::from_iter(read_file(root, &pattern));
+        return Vec::from_iter(read_file(root, pattern));
     };
     let Ok(entries) = fs::read_dir(below(root, directory)) else {
         return Vec::new();
@@ -174,16 +279,19 @@ pub(crate) async fn report(root: PathBuf, reporter: Reporter, stop: Cancellation
     loop {
         let root = root.clone();
         if let Ok(faults) = blocking(move || check(&read(&root))).await {
-            let ended = reported.iter().any(|(fault, _)| !faults.contains(fault));
+            let is_ended = |fault: &Fault| {
+                !faults.contains(fault) && fault.reason() == EventReason::RuntimeMisconfigured
+            };
+            let ended = reported.iter().any(|(fault, _)| is_ended(fault));
             reported.retain(|(fault, since)| faults.contains(fault) && since.elapsed() < REPEAT);
             if ended {
-                let note = format!("{FILE} no longer has the setting that was reported");
+                let note =
+                    "the container runtime no longer has the setting that was reported".to_owned();
                 reporter.event(Subject::Node, EventReason::RuntimeCorrected, note);
             }
             for fault in faults {
                 if !reported.iter().any(|(known, _)| *known == fault) {
-                    let reason = EventReason::RuntimeMisconfigured;
-                    reporter.event(Subject::Node, reason, fault.to_string());
+                    reporter.event(Subject::Node, fault.reason(), fault.to_string());
                     reported.push((fault, Instant::now()));
                 }
             }
@@ -201,10 +309,11 @@ mod tests {
 
     fn faults(text: &str) -> Vec<String> {
         let file = ConfigFile {
-            path: FILE.into(),
+            path: CONTAINERD.into(),
             text: text.to_owned(),
         };
-        check(&[file]).iter().map(Fault::to_string).collect()
+        let config = RuntimeConfig::Containerd(vec![file]);
+        check(&[config]).iter().map(Fault::to_string).collect()
     }
 
     #[test]
@@ -246,7 +355,11 @@ mod tests {
         let write = |name: &str, text: &str| {
             fs::write(root.path().join("etc/containerd").join(name), text).unwrap();
         };
-        assert!(read(root.path()).is_empty(), "another runtime");
+        assert_eq!(
+            check(&read(root.path())),
+            [],
+            "containerd with its defaults"
+        );
         write(
             "config.toml",
             "imports = ['/etc/containerd/conf.d/*.toml']\n[plugins.'io.containerd.cri.v1.runtime']\nenable_cdi = false\n",
@@ -262,7 +375,87 @@ mod tests {
             [Fault::NvidiaDefault {
                 file: "/etc/containerd/conf.d/99-nvidia.toml".into(),
                 runtime: "nvidia".into(),
+                remedy: "default_runtime_name = \"runc\" and restart containerd",
             }]
+        );
+    }
+
+    /// Returns a root of a node with these files.
+    fn root(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = below(root.path(), Path::new(path));
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        root
+    }
+
+    const NVIDIA: &str =
+        "[plugins.'io.containerd.cri.v1.runtime'.containerd]\ndefault_runtime_name = 'nvidia'\n";
+
+    #[test]
+    fn reads_containerd_of_distributions() {
+        for main in DISTRIBUTIONS {
+            let imports = "imports = ['conf.d/*.toml']\n";
+            let directory = Path::new(main).parent().unwrap().join("conf.d/nvidia.toml");
+            let root = root(&[
+                (main, imports),
+                (directory.to_str().unwrap(), NVIDIA),
+                // Of a containerd that runs no pods.
+                (
+                    CONTAINERD,
+                    "[plugins.'io.containerd.cri.v1.runtime']\nenable_cdi = false\n",
+                ),
+            ]);
+            let faults = check(&read(root.path()));
+            let [Fault::NvidiaDefault { file, .. }] = &faults[..] else {
+                panic!("{main}: {faults:?}")
+            };
+            assert_eq!(*file, directory);
+        }
+    }
+
+    #[test]
+    fn reads_crio() {
+        let config = |name: &str| format!("[crio.runtime]\ndefault_runtime = {name:?}\n");
+        let found = |main: &str, last: &str| {
+            let root = root(&[
+                ("/etc/crio/crio.conf", &config(main)),
+                (
+                    "/etc/crio/crio.conf.d/10-runtimes",
+                    "[crio.runtime.runtimes.gpu]\nruntime_path = '/usr/bin/nvidia-container-runtime'\n",
+                ),
+                ("/etc/crio/crio.conf.d/99-last.conf", &config(last)),
+            ]);
+            check(&read(root.path()))
+                .iter()
+                .map(Fault::to_string)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(found("nvidia", "crun"), [""; 0], "later files precede");
+        for name in ["nvidia", "gpu"] {
+            let faults = found("crun", name);
+            assert!(
+                faults.len() == 1
+                    && faults[0]
+                        .contains(&format!("99-last.conf makes {name:?} the default runtime"))
+                    && faults[0].contains("set default_runtime = \"crun\" and restart CRI-O"),
+                "{faults:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn reports_unknown_runtime_as_unchecked() {
+        let root = root(&[("/etc/docker/daemon.json", "{}")]);
+        let faults = check(&read(root.path()));
+        assert_eq!(faults, [Fault::Unknown]);
+        assert_eq!(faults[0].reason(), EventReason::RuntimeUnchecked);
+        let text = faults[0].to_string();
+        assert!(
+            text.contains("cannot check the container runtime"),
+            "{text}"
         );
     }
 }

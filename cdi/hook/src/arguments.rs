@@ -24,10 +24,7 @@ pub(crate) enum Action {
         libraries: Vec<String>,
     },
     /// Prefer the CUDA compatibility libraries of an image that is newer than the NVIDIA driver.
-    Compat {
-        /// Version of the NVIDIA driver on the node.
-        driver_version: String,
-    },
+    Compat(NodeDriver),
     /// Mask the parameters of the NVIDIA kernel driver.
     Params,
     /// Create an empty file, which shows that the runtime has applied the edits.
@@ -40,6 +37,15 @@ pub(crate) enum Action {
         /// The links.
         links: Vec<Link>,
     },
+}
+
+/// The NVIDIA driver of the node.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct NodeDriver {
+    /// Version of the driver.
+    pub(crate) version: String,
+    /// Newest CUDA version that the driver supports.
+    pub(crate) cuda: Option<String>,
 }
 
 /// A symbolic link.
@@ -55,7 +61,7 @@ pub(crate) struct Link {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ArgumentsError {
     #[error(
-        "usage: drava-cdi-hook preload --library PATH | shim --library PATH --stub PATH... | ldcache --library PATH... | symlinks --link TARGET::PATH... | compat --driver-version VERSION | params | mark --file PATH"
+        "usage: drava-cdi-hook preload --library PATH | shim --library PATH --stub PATH... | ldcache --library PATH... | symlinks --link TARGET::PATH... | compat --driver-version VERSION [--cuda-version VERSION] | params | mark --file PATH"
     )]
     Usage,
     #[error("unexpected argument {0:?} of {1}")]
@@ -107,8 +113,17 @@ pub(crate) fn parse(
             Ok(Action::Mark { file })
         }
         Some("compat") => {
-            let driver_version = value(arguments, "compat", "--driver-version")?;
-            Ok(Action::Compat { driver_version })
+            let (mut versions, mut cuda) = (Vec::new(), None);
+            for (flag, value) in
+                flags(arguments, "compat", &["--driver-version", "--cuda-version"])?
+            {
+                match flag {
+                    "--cuda-version" => cuda = Some(value),
+                    _ => versions.push(value),
+                }
+            }
+            let version = single(versions, "compat", "--driver-version")?;
+            Ok(Action::Compat(NodeDriver { version, cuda }))
         }
         Some("params") => match arguments.next().transpose()? {
             None => Ok(Action::Params),
@@ -315,7 +330,8 @@ mod tests {
         hooks.extend(hook.ldcache(&["/usr/lib64/libcuda.so.1".to_owned()]));
         hooks.extend(hook.symlinks(&[link]));
         hooks.push(hook.shim("/opt/libvgpu.so", &["/usr/lib64/libcuda.so.1".to_owned()]));
-        hooks.push(hook.compat("580.65.06"));
+        hooks.push(hook.compat("580.65.06", None));
+        hooks.push(hook.compat("580.65.06", Some("13.0")));
         hooks.push(hook.params());
         hooks.push(hook.mark("/run/drava/share/usage/injected"));
         let actions: Vec<Action> = hooks
@@ -341,9 +357,14 @@ mod tests {
                     library: "/opt/libvgpu.so".into(),
                     stubs: vec!["/usr/lib64/libcuda.so.1".into()]
                 },
-                Action::Compat {
-                    driver_version: "580.65.06".into()
-                },
+                Action::Compat(NodeDriver {
+                    version: "580.65.06".into(),
+                    cuda: None
+                }),
+                Action::Compat(NodeDriver {
+                    version: "580.65.06".into(),
+                    cuda: Some("13.0".into())
+                }),
                 Action::Params,
                 Action::Mark {
                     file: "/run/drava/share/usage/injected".into()

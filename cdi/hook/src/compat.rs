@@ -1,13 +1,16 @@
 //! CUDA compatibility libraries of the image, which let programs of a newer CUDA release run on the node's older kernel
 //! driver. NVIDIA's images have them in one directory, which the loader does not search.
 //!
-//! The libraries are preferred only if they are of a newer release branch than the NVIDIA driver of the node: older ones do
-//! not know the kernel driver. A stub that loads libvgpu stays the library that programs find: without it, the share would
+//! The libraries are preferred only if they are of a newer release branch than the NVIDIA driver of the node, since older
+//! ones do not know the kernel driver, and if the image requires a CUDA version that the driver does not support. The node
+//! driver runs this hook for GPUs of data centers only: on others, CUDA ends with error 804. A stub that loads libvgpu stays the library that programs find: without it, the share would
 //! have no limits.
 
 use drava_cdi::elf::{self, Machine};
 use drava_cdi::ldcache::Entry;
 
+use crate::arguments::NodeDriver;
+use crate::container::Container;
 use crate::ldcache::{self, LdCacheError};
 use crate::root::Root;
 
@@ -23,9 +26,18 @@ const LIBRARY: &str = "libcuda.so.1";
 /// Prefix of the file whose name contains the version.
 const CUDA: &str = "libcuda.so.";
 
-pub(crate) fn apply(root: &Root, driver_version: &str) -> Result<(), LdCacheError> {
+/// Variable of NVIDIA's images with conditions separated by spaces, such as `cuda>=12.4`.
+const REQUIREMENTS: &str = "NVIDIA_REQUIRE_CUDA";
+
+pub(crate) fn apply(container: &Container, driver: &NodeDriver) -> Result<(), LdCacheError> {
+    let root = &container.root;
+    let required = container.variable(REQUIREMENTS).and_then(required_cuda);
+    let supported = driver.cuda.as_deref().and_then(cuda_version);
+    let is_sufficient = required
+        .zip(supported)
+        .is_some_and(|(required, supported)| required <= supported);
     let names = root.names(DIRECTORY, MAX_NAMES)?;
-    if !is_newer(&names, driver_version) || is_stub(root)? {
+    if is_sufficient || !is_newer(&names, &driver.version) || is_stub(root)? {
         return Ok(());
     }
     let libraries = names.iter().filter(|name| name.contains(".so"));
@@ -68,6 +80,19 @@ fn is_newer(names: &[String], driver_version: &str) -> bool {
     }
 }
 
+/// Returns the CUDA version that an image requires: the first condition `cuda>=<version>`.
+fn required_cuda(requirements: &str) -> Option<(u32, u32)> {
+    let conditions = requirements.split([' ', ',']);
+    let mut versions = conditions.filter_map(|condition| condition.strip_prefix("cuda>="));
+    versions.next().and_then(cuda_version)
+}
+
+/// Parses `major.minor`.
+fn cuda_version(version: &str) -> Option<(u32, u32)> {
+    let (major, minor) = version.split_once('.')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
+
 /// Returns the release branch: the first number of a version.
 fn branch(version: &str) -> Option<u32> {
     version.split('.').next()?.parse().ok()
@@ -76,6 +101,15 @@ fn branch(version: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn reads_cuda_version_that_image_requires() {
+        let of_image = "cuda>=12.4 brand=tesla,driver>=470,driver<471 brand=unknown,driver>=535";
+        assert_eq!(required_cuda(of_image), Some((12, 4)));
+        assert_eq!(required_cuda("driver>=470"), None);
+        assert_eq!(required_cuda("cuda>=12"), None);
+        assert!(cuda_version("13.0") > cuda_version("12.10"));
+    }
 
     #[test]
     fn prefers_only_newer_release_branch() {

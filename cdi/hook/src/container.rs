@@ -1,7 +1,7 @@
-//! Opens the container's root directory from the state that the runtime writes to stdin.
+//! Reads the container of the state that the runtime writes to stdin.
 //!
-//! Only the two required fields are parsed; others are ignored, because a newer runtime may add fields and values.
-//! Source: OCI runtime specification, "State" and `config.json`, "Root".
+//! Only fields that the hook needs are parsed; others are ignored, because a newer runtime may add fields and values.
+//! Source: OCI runtime specification, "State" and `config.json`, "Root", "Process" and "Linux: Mount Label".
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -25,6 +25,43 @@ struct State {
 #[derive(Deserialize)]
 struct Config {
     root: RootConfig,
+    #[serde(default)]
+    process: Process,
+    #[serde(default)]
+    linux: Linux,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Process {
+    env: Vec<String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Linux {
+    mount_label: String,
+}
+
+/// A container that the runtime creates.
+pub(crate) struct Container {
+    /// Root directory.
+    pub(crate) root: Root,
+    /// SELinux context of file systems that are mounted for the container; empty without SELinux.
+    pub(crate) mount_label: String,
+    /// Environment of the first process, `NAME=value`.
+    environment: Vec<String>,
+}
+
+impl Container {
+    /// Returns the value of a variable of the image or the pod.
+    pub(crate) fn variable(&self, name: &str) -> Option<&str> {
+        let mut pairs = self
+            .environment
+            .iter()
+            .filter_map(|pair| pair.split_once('='));
+        pairs.find(|(of, _)| *of == name).map(|(_, value)| value)
+    }
 }
 
 #[derive(Deserialize)]
@@ -55,8 +92,8 @@ pub(crate) enum ParseError {
     Json(#[from] serde_json::Error),
 }
 
-/// Opens the root of the container whose state is on `stdin`.
-pub(crate) fn root(stdin: impl Read) -> Result<Root, ContainerError> {
+/// Reads the container whose state is on `stdin`.
+pub(crate) fn read(stdin: impl Read) -> Result<Container, ContainerError> {
     let state: State = parse(stdin, MAX_STATE).map_err(ContainerError::State)?;
     let path = state.bundle.join("config.json");
     let file = match File::open(&path) {
@@ -68,7 +105,11 @@ pub(crate) fn root(stdin: impl Read) -> Result<Root, ContainerError> {
         Err(source) => return Err(ContainerError::ConfigContents { path, source }),
     };
     // An absolute path replaces the bundle's path.
-    Ok(Root::open(state.bundle.join(config.root.path))?)
+    Ok(Container {
+        root: Root::open(state.bundle.join(config.root.path))?,
+        mount_label: config.linux.mount_label,
+        environment: config.process.env,
+    })
 }
 
 fn parse<T: DeserializeOwned>(reader: impl Read, limit: u64) -> Result<T, ParseError> {
@@ -85,7 +126,7 @@ mod tests {
     use super::*;
 
     fn failure(stdin: &[u8]) -> String {
-        let error = root(stdin).err().unwrap();
+        let error = read(stdin).err().unwrap();
         crate::one_line(&error)
     }
 
@@ -102,9 +143,30 @@ mod tests {
         for path in [std::path::Path::new("rootfs"), &absolute] {
             let config = format!(r#"{{"root": {{"path": {path:?}}}, "new": [1]}}"#);
             std::fs::write(bundle.path().join("config.json"), config).unwrap();
-            let root = root(state.as_bytes()).unwrap();
-            assert_eq!(root.read("/marker", 9).unwrap().unwrap(), b"here");
+            let container = read(state.as_bytes()).unwrap();
+            let marker = container.root.read("/marker", 9).unwrap();
+            assert_eq!(marker.unwrap(), b"here");
+            assert_eq!(
+                (container.mount_label.as_str(), container.variable("A")),
+                ("", None)
+            );
         }
+    }
+
+    #[test]
+    fn reads_label_of_mounts_and_environment() {
+        let bundle = tempfile::tempdir().unwrap();
+        let config = r#"{"root": {"path": "."}, "process": {"env": ["A=1=2", "B="]},
+            "linux": {"mountLabel": "system_u:object_r:container_file_t:s0:c1,c2"}}"#;
+        std::fs::write(bundle.path().join("config.json"), config).unwrap();
+        let state = format!(r#"{{"bundle": {:?}}}"#, bundle.path());
+        let container = read(state.as_bytes()).unwrap();
+        assert_eq!(
+            container.mount_label,
+            "system_u:object_r:container_file_t:s0:c1,c2"
+        );
+        assert_eq!(container.variable("A"), Some("1=2"));
+        assert_eq!(container.variable("B"), Some(""));
     }
 
     #[test]
@@ -120,7 +182,7 @@ mod tests {
                 .contains("cannot open /nonexistent/config.json")
         );
         let endless = io::repeat(b' ');
-        let error = crate::one_line(&root(endless).err().unwrap());
+        let error = crate::one_line(&read(endless).err().unwrap());
         assert!(error.contains("larger than 1048576 bytes"), "{error}");
 
         let bundle = tempfile::tempdir().unwrap();

@@ -1,8 +1,10 @@
-//! `/etc/ld.so.cache`: adds libraries under their file names and removes the image's entries of those names.
+//! `/etc/ld.so.cache`: adds libraries under their file names and removes the image's entries of those names. A cache that is
+//! older than the image's configuration gets the libraries of the configuration, too.
 
 use drava_cdi::elf::{self, Machine};
 use drava_cdi::ldcache::{Entry, LdCache, ParseError};
 
+use crate::ldconf;
 use crate::root::{Root, RootError};
 
 const CACHE: &str = "/etc/ld.so.cache";
@@ -54,6 +56,7 @@ pub(crate) fn add(root: &Root, entries: Vec<Entry>) -> Result<(), LdCacheError> 
         .map(LdCache::parse)
         .and_then(Result::ok)
         .unwrap_or_default();
+    ldconf::add_missing(root, CACHE, &mut cache)?;
     for entry in entries {
         cache.insert(entry);
     }

@@ -10,16 +10,20 @@
 //! in the pod's events. A second run on the same container changes nothing.
 //!
 //! Subcommands (`drava_cdi::HookProgram` writes the command lines):
-//! - `preload --library PATH`: inserts PATH at the start of `/etc/ld.so.preload`, before the image's entries.
+//! - `preload --library PATH`: inserts PATH at the start of `/etc/ld.so.preload`, before the image's entries, and of
+//!   `/etc/ld-nix.so.preload` in an image with programs of Nix.
 //! - `shim --library PATH --stub PATH…`: checks that each stub is a shared library that needs PATH first. If another
 //!   file is mounted at a stub's path, such as the NVIDIA library of another device of the container, runs `preload`.
-//! - `ldcache --library PATH…`: adds each library to `/etc/ld.so.cache` under its file name.
-//! - `compat --driver-version VERSION`: adds the CUDA compatibility libraries of the image to `/etc/ld.so.cache` if they
-//!   are of a newer release than VERSION.
+//! - `ldcache --library PATH…`: adds each library to `/etc/ld.so.cache` under its file name, and the libraries of the
+//!   image's `/etc/ld.so.conf` if the image's cache is older.
+//! - `compat --driver-version VERSION [--cuda-version VERSION]`: adds the CUDA compatibility libraries of the image to
+//!   `/etc/ld.so.cache` if they are of a newer release than the driver and the image requires a newer CUDA version.
 //! - `params`: mounts a copy of `/proc/driver/nvidia/params` with `ModifyDeviceFiles: 0` over the file.
 //! - `symlinks --link TARGET::PATH…`: creates the symbolic link PATH to TARGET.
 //! - `mark --file PATH`: creates the file PATH, which shows the node driver that the runtime has applied the edits. A
 //!   runtime with CDI disabled starts the container without them and reports nothing.
+//!
+//! crun before 1.26 makes the root read-only before it runs hooks; the hook then makes it writable for its own writes.
 //!
 //! musl's loader ignores `ld.so.preload` and `ld.so.cache`. The NVIDIA libraries need glibc, so a musl program cannot
 //! use the GPU with or without this hook.
@@ -30,6 +34,7 @@ mod arguments;
 mod compat;
 mod container;
 mod ldcache;
+mod ldconf;
 mod mark;
 mod params;
 mod preload;
@@ -57,15 +62,16 @@ fn main() -> ExitCode {
 
 fn run() -> Result<(), Box<dyn Error>> {
     let action = arguments::parse(std::env::args_os().skip(1))?;
-    let root = container::root(io::stdin().lock())?;
+    let container = container::read(io::stdin().lock())?;
+    let root = &container.root;
     match action {
-        Action::Preload { library } => preload::apply(&root, &library)?,
-        Action::Shim { library, stubs } => shim::apply(&root, &library, &stubs)?,
-        Action::LdCache { libraries } => ldcache::apply(&root, &libraries)?,
-        Action::Compat { driver_version } => compat::apply(&root, &driver_version)?,
-        Action::Params => params::apply(&root)?,
-        Action::Mark { file } => mark::apply(&root, &file)?,
-        Action::Symlinks { links } => symlinks::apply(&root, &links)?,
+        Action::Preload { library } => preload::apply(root, &library)?,
+        Action::Shim { library, stubs } => shim::apply(root, &library, &stubs)?,
+        Action::LdCache { libraries } => ldcache::apply(root, &libraries)?,
+        Action::Compat(driver) => compat::apply(&container, &driver)?,
+        Action::Params => params::apply(&container)?,
+        Action::Mark { file } => mark::apply(root, &file)?,
+        Action::Symlinks { links } => symlinks::apply(root, &links)?,
     }
     Ok(())
 }

@@ -15,7 +15,8 @@ use rustix::mount::{
     open_tree, unmount,
 };
 
-use crate::root::{Root, RootError};
+use crate::container::Container;
+use crate::root::RootError;
 
 const DIRECTORY: &str = "/proc/driver/nvidia";
 const PARAMS: &str = "/proc/driver/nvidia/params";
@@ -34,7 +35,8 @@ pub(crate) enum ParamsError {
     },
 }
 
-pub(crate) fn apply(root: &Root) -> Result<(), ParamsError> {
+pub(crate) fn apply(container: &Container) -> Result<(), ParamsError> {
+    let root = &container.root;
     // Without the kernel driver there is no file.
     let Some(present) = root.read(PARAMS, MAX_BYTES)? else {
         return Ok(());
@@ -44,7 +46,8 @@ pub(crate) fn apply(root: &Root) -> Result<(), ParamsError> {
     };
     let (directory, file) = (root.mount_point(DIRECTORY)?, root.mount_point(PARAMS)?);
     let failed = |operation| move |source: io::Error| ParamsError::Mount { operation, source };
-    let copy = copy_below(&directory, &masked).map_err(failed("prepare a copy"))?;
+    let copy = copy_below(&directory, &masked, &container.mount_label)
+        .map_err(failed("prepare a copy"))?;
     attach(&copy, &file).map_err(failed("mount a copy"))
 }
 
@@ -68,10 +71,11 @@ fn masked(present: &[u8]) -> Option<Vec<u8>> {
 ///
 /// The file is on a new tmpfs that is on `directory` for a moment: older kernels copy no mount that is not in the mount
 /// namespace. The namespace is the container's, in which no process of the tenant runs yet.
-fn copy_below(directory: &OwnedFd, content: &[u8]) -> io::Result<OwnedFd> {
+fn copy_below(directory: &OwnedFd, content: &[u8], label: &str) -> io::Result<OwnedFd> {
     let context = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
-    fsconfig_set_string(&context, "size", "64k")?;
-    fsconfig_set_string(&context, "nr_inodes", "2")?;
+    for (option, value) in options(label) {
+        fsconfig_set_string(&context, option, value)?;
+    }
     fsconfig_create(&context)?;
     let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID
         | MountAttrFlags::MOUNT_ATTR_NODEV
@@ -90,6 +94,15 @@ fn copy_below(directory: &OwnedFd, content: &[u8]) -> io::Result<OwnedFd> {
     );
     unmount(path_of(&tmpfs), UnmountFlags::DETACH)?;
     Ok(copy?)
+}
+
+/// Returns the options of the tmpfs. Without the label of the container's mounts, SELinux denies the container the file.
+fn options(label: &str) -> Vec<(&str, &str)> {
+    let mut options = vec![("size", "64k"), ("nr_inodes", "2")];
+    if !label.is_empty() {
+        options.push(("context", label));
+    }
+    options
 }
 
 /// Attaches the mount of a file to `file`, read-only.
@@ -113,6 +126,13 @@ fn path_of(file: &OwnedFd) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn labels_copy_as_mounts_of_the_container() {
+        let label = "system_u:object_r:container_file_t:s0:c1,c2";
+        assert!(options(label).contains(&("context", label)));
+        assert!(options("").iter().all(|(option, _)| *option != "context"));
+    }
 
     #[test]
     fn masks_only_permission_to_create_device_files() {

@@ -1,10 +1,15 @@
 //! `/etc/ld.so.preload`: libvgpu first, then the image's entries.
 //!
+//! The loader of Nix reads `/etc/ld-nix.so.preload` instead. Images with a store of Nix get both files, since they can have
+//! programs of both kinds.
+//!
 //! The loader reads names separated by white space and colons; `#` starts a comment (`elf/rtld.c` of glibc).
 
 use crate::root::{Root, RootError};
 
 const PRELOAD: &str = "/etc/ld.so.preload";
+const NIX_PRELOAD: &str = "/etc/ld-nix.so.preload";
+const NIX_STORE: &str = "/nix/store";
 /// Size limit of the image's file: room for thousands of libraries.
 const MAX_BYTES: u64 = 1 << 20;
 
@@ -24,10 +29,18 @@ pub(crate) fn apply(root: &Root, library: &str) -> Result<(), PreloadError> {
     if root.file(library)?.is_none() {
         return Err(PreloadError::NoLibrary(library.to_owned()));
     }
-    let present = root.read(PRELOAD, MAX_BYTES)?;
+    insert(root, PRELOAD, library)?;
+    if !root.names(NIX_STORE, 1)?.is_empty() {
+        insert(root, NIX_PRELOAD, library)?;
+    }
+    Ok(())
+}
+
+fn insert(root: &Root, path: &str, library: &str) -> Result<(), RootError> {
+    let present = root.read(path, MAX_BYTES)?;
     let wanted = merged(library, present.as_deref().unwrap_or_default());
     if present.as_deref() != Some(&wanted) {
-        root.replace(PRELOAD, &wanted)?;
+        root.replace(path, &wanted)?;
     }
     Ok(())
 }

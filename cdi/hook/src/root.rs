@@ -3,18 +3,22 @@
 //! The kernel resolves every path as for a process with this root: symbolic links, including absolute ones, and `..`
 //! stay inside. Files are replaced by a rename in their directory, so a reader sees the old or the new contents, and a
 //! link or FIFO at a file's path is replaced, never followed.
+//!
+//! A runtime can make the root read-only before it runs hooks, as crun before 1.26 does. The mount is then writable for the
+//! time of one write: no process of the container runs yet.
 
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::PathBuf;
 
 use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, fchmod, fstat, mkdirat, openat,
-    openat2, readlinkat, renameat, symlinkat, unlinkat,
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, StatVfsMountFlags, fchmod, fstat,
+    fstatvfs, mkdirat, openat, openat2, readlinkat, renameat, symlinkat, unlinkat,
 };
 use rustix::io::Errno;
+use rustix::mount::{MountFlags, mount_remount};
 
 const DIRECTORY_MODE: u32 = 0o755;
 const FILE_MODE: u32 = 0o644;
@@ -44,6 +48,15 @@ pub(crate) enum RootError {
     TooLarge { path: String, limit: u64 },
     #[error("{path} is not a path to a file")]
     NoFile { path: String },
+}
+
+impl RootError {
+    fn is_read_only(&self) -> bool {
+        let Self::Operation { source, .. } = self else {
+            return false;
+        };
+        Errno::from_io_error(source) == Some(Errno::ROFS)
+    }
 }
 
 impl Root {
@@ -91,6 +104,17 @@ impl Root {
             });
         }
         Ok(Some(bytes))
+    }
+
+    /// Returns the time of the last change of the file or directory `path`, in seconds since 1970; `None` where it does not
+    /// exist.
+    pub(crate) fn modified(&self, path: &str) -> Result<Option<i64>, RootError> {
+        let failed = |errno| operation("read the time of", path, errno);
+        match self.resolve(path, OFlags::PATH) {
+            Ok(file) => Ok(Some(fstat(&file).map_err(failed)?.st_mtime)),
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
+            Err(errno) => Err(failed(errno)),
+        }
     }
 
     /// Returns the names in the directory `path`, at most `limit`; none where no directory exists.
@@ -153,7 +177,52 @@ impl Root {
     fn put(
         &self,
         path: &str,
-        make: impl FnOnce(&OwnedFd, &OsStr) -> io::Result<()>,
+        make: impl Fn(&OwnedFd, &OsStr) -> io::Result<()>,
+    ) -> Result<(), RootError> {
+        match self.try_put(path, &make) {
+            Err(error) if error.is_read_only() => {
+                let Some(flags) = self.read_only_flags() else {
+                    return Err(error);
+                };
+                let failed = |errno| operation("remount the root to write", path, errno);
+                self.remount(flags - MountFlags::RDONLY).map_err(failed)?;
+                let written = self.try_put(path, &make);
+                self.remount(flags).map_err(failed)?;
+                written
+            }
+            result => result,
+        }
+    }
+
+    /// Returns the flags of the root's mount if it is read-only.
+    fn read_only_flags(&self) -> Option<MountFlags> {
+        let present = fstatvfs(&self.dir).ok()?.f_flag;
+        let flags = [
+            (StatVfsMountFlags::RDONLY, MountFlags::RDONLY),
+            (StatVfsMountFlags::NOSUID, MountFlags::NOSUID),
+            (StatVfsMountFlags::NODEV, MountFlags::NODEV),
+            (StatVfsMountFlags::NOEXEC, MountFlags::NOEXEC),
+            (StatVfsMountFlags::NOATIME, MountFlags::NOATIME),
+            (StatVfsMountFlags::NODIRATIME, MountFlags::NODIRATIME),
+            (StatVfsMountFlags::RELATIME, MountFlags::RELATIME),
+        ];
+        let flags = flags
+            .into_iter()
+            .filter(|(flag, _)| present.contains(*flag));
+        let flags: MountFlags = flags.map(|(_, flag)| flag).collect();
+        flags.contains(MountFlags::RDONLY).then_some(flags)
+    }
+
+    /// Changes the flags of the root's mount in the mount namespace of the container.
+    fn remount(&self, flags: MountFlags) -> rustix::io::Result<()> {
+        let path = format!("/proc/self/fd/{}", self.dir.as_raw_fd());
+        mount_remount(path, flags | MountFlags::BIND, "")
+    }
+
+    fn try_put(
+        &self,
+        path: &str,
+        make: &impl Fn(&OwnedFd, &OsStr) -> io::Result<()>,
     ) -> Result<(), RootError> {
         let (directory, name) = split(path)?;
         let directory = self.directory(directory)?;

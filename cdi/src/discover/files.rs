@@ -138,10 +138,13 @@ pub(super) fn firmware(root: &DriverRoot, version: Option<&str>) -> Vec<DataFile
 
 /// Returns the existing sockets. NVIDIA's libraries have the paths built in, so containers use the same paths.
 pub(super) fn sockets(root: &DriverRoot) -> Vec<String> {
-    let is_socket = |path: &&&str| root.resolve(path).is_some_and(|(_, kind)| kind.is_socket());
     SOCKETS
         .iter()
-        .filter(is_socket)
+        .filter(|path| is_socket(root, path))
         .map(|path| (*path).to_owned())
         .collect()
+}
+
+pub(super) fn is_socket(root: &DriverRoot, path: &str) -> bool {
+    root.resolve(path).is_some_and(|(_, kind)| kind.is_socket())
 }

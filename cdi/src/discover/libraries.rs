@@ -9,11 +9,12 @@ use crate::Link;
 use crate::elf::{self, Machine};
 use crate::ldcache::LdCache;
 
-/// Directories searched in addition to those of the loader's cache: Debian, Red Hat and SUSE, other distributions (for
-/// GKE's Container-Optimized OS under its own root), Talos, NixOS, WSL.
+/// Directories searched in addition to those of the loader's cache: Ubuntu, Debian's packages of the NVIDIA driver, Red
+/// Hat and SUSE, other distributions (for GKE's Container-Optimized OS under its own root), Talos, NixOS, WSL.
 #[cfg(target_arch = "x86_64")]
-const DIRECTORIES: [&str; 9] = [
+const DIRECTORIES: [&str; 10] = [
     "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/x86_64-linux-gnu/nvidia/current",
     "/usr/lib64",
     "/lib/x86_64-linux-gnu",
     "/lib64",
@@ -24,8 +25,9 @@ const DIRECTORIES: [&str; 9] = [
     "/usr/lib/wsl/lib",
 ];
 #[cfg(not(target_arch = "x86_64"))]
-const DIRECTORIES: [&str; 8] = [
+const DIRECTORIES: [&str; 9] = [
     "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu/nvidia/current",
     "/usr/lib64",
     "/lib/aarch64-linux-gnu",
     "/lib64",
@@ -129,7 +131,10 @@ impl Library {
 }
 
 /// Searches the directories in the driver root's loader cache, then [`DIRECTORIES`].
-pub(super) fn find(root: &DriverRoot) -> Result<Found, super::DiscoverError> {
+///
+/// Uninstalled drivers leave files behind. Of several versions, that of the kernel driver counts; if it is unknown or no
+/// file has it, that of the file to which `libcuda.so.1` leads.
+pub(super) fn find(root: &DriverRoot, kernel_version: Option<&str>) -> Found {
     let mut searched = Vec::new();
     let mut files: Vec<(String, BTreeSet<String>)> = Vec::new();
     for directory in cached_directories(root)
@@ -154,10 +159,7 @@ pub(super) fn find(root: &DriverRoot) -> Result<Found, super::DiscoverError> {
         .into_iter()
         .filter_map(|(path, names)| library(root, path, &names))
         .collect();
-    let version = libraries
-        .iter()
-        .find(|library| library.is_cuda())
-        .and_then(|cuda| version(cuda.file_name()));
+    let version = driver_version(root, &searched, &libraries, kernel_version);
     let mut sonames = BTreeSet::new();
     libraries.retain(|library| {
         // Excludes libraries of another driver version. Of several files with one SONAME the first wins, as in the
@@ -169,10 +171,31 @@ pub(super) fn find(root: &DriverRoot) -> Result<Found, super::DiscoverError> {
         !stale && sonames.insert(library.soname.clone())
     });
     libraries.sort_by(|a, b| a.path.cmp(&b.path));
-    Ok(Found {
+    Found {
         libraries,
         version,
         searched: searched_or_known(searched),
+    }
+}
+
+fn driver_version(
+    root: &DriverRoot,
+    directories: &[String],
+    libraries: &[Library],
+    kernel_version: Option<&str>,
+) -> Option<String> {
+    let cuda = || libraries.iter().filter(|library| library.is_cuda());
+    let of_kernel = kernel_version.and_then(|wanted| {
+        let mut versions = cuda().filter_map(|cuda| version(cuda.file_name()));
+        versions.find(|version| version == wanted)
+    });
+    of_kernel.or_else(|| {
+        let mut links = directories.iter().filter_map(|directory| {
+            let path = root.file(&format!("{directory}/libcuda.so.1"))?;
+            cuda().find(|cuda| cuda.path == path)
+        });
+        let library = links.next().or_else(|| cuda().next())?;
+        version(library.file_name())
     })
 }
 

@@ -17,6 +17,9 @@ pub enum Part {
     Graphics,
     /// Display output.
     Display,
+    /// Transfers between GPU memory and other devices or nodes: GDRCopy, GPUDirect Storage, IMEX. They map device memory
+    /// without the CUDA driver API.
+    Transfer,
     /// MPS, whose server shares one context between processes: its memory belongs to no single tenant.
     Mps,
 }
@@ -32,6 +35,7 @@ pub const UNMETERED: &[Part] = &[
     Part::Video,
     Part::Graphics,
     Part::Display,
+    Part::Transfer,
     Part::Mps,
 ];
 

@@ -110,6 +110,13 @@ impl DriverRoot {
             .map(|(path, _)| path)
     }
 
+    /// Returns the resolved path of `path` if it is a directory.
+    pub(crate) fn directory(&self, path: &str) -> Option<String> {
+        self.resolve(path)
+            .filter(|(_, kind)| kind.is_dir())
+            .map(|(path, _)| path)
+    }
+
     /// Opens the regular file `path` of the tree.
     pub(crate) fn read(&self, path: &str) -> rustix::io::Result<File> {
         // Without NONBLOCK a FIFO would hang this process.

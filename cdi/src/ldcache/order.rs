@@ -5,7 +5,8 @@ use std::cmp::Ordering;
 use super::{Entry, hwcap_name};
 
 /// `ldconfig`'s order: names descending in the loader's order, then flags descending. Among entries of one name and
-/// kind, variants for particular processors come first, ordered by subdirectory, then by descending `hwcap`.
+/// kind, variants for particular processors come first, ordered by subdirectory, then by descending number of bits of
+/// `hwcap`, then by descending `hwcap`.
 pub(super) fn entries(a: &Entry, b: &Entry) -> Ordering {
     compare_names(&b.name, &a.name)
         .then_with(|| b.flags.cmp(&a.flags))
@@ -15,7 +16,10 @@ pub(super) fn entries(a: &Entry, b: &Entry) -> Ordering {
                 (None, Some(_)) => Ordering::Greater,
                 // The names are sorted, so their indices have the order of the names.
                 (Some(a_name), Some(b_name)) => a_name.cmp(&b_name),
-                (None, None) => b.hwcap.cmp(&a.hwcap),
+                (None, None) => {
+                    let bits = |entry: &Entry| entry.hwcap.count_ones();
+                    bits(b).cmp(&bits(a)).then_with(|| b.hwcap.cmp(&a.hwcap))
+                }
             }
         })
 }

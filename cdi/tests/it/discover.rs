@@ -2,7 +2,8 @@
 
 use drava_cdi::ldcache::{Entry, LdCache};
 use drava_cdi::{
-    ContainerEdits, Driver, HookProgram, Library, METERED, Part, Substitute, UNMETERED,
+    ContainerEdits, DeviceNumber, Driver, HookProgram, Library, METERED, Part, Substitute,
+    UNMETERED,
 };
 
 use crate::driver_root::{FakeRoot, OTHER, cannot_create_devices, elf, elf_of_host};
@@ -271,9 +272,21 @@ fn mig_device_has_capabilities_of_both_instances() {
         &format!("{base}/ci0/access"),
         b"DeviceFileMinor: 49\nDeviceFileMode: 292\n",
     );
-    root.device("dev/nvidia-caps/nvidia-cap48");
-    root.device("dev/nvidia-caps/nvidia-cap49");
+    // No program has created nodes of the capabilities.
+    root.file("proc/devices", b"Character devices:\n  1 mem\n\n");
     let driver = root.driver();
+    let error = driver.check_mig(0).unwrap_err().to_string();
+    assert!(
+        error.contains("no major number nvidia-caps") && error.contains("450 or later"),
+        "{error}"
+    );
+    root.file(
+        "proc/devices",
+        b"Character devices:\n  1 mem\n237 nvidia-caps\n\nBlock devices:\n  7 loop\n",
+    );
+    driver.check_mig(0).unwrap();
+    let error = driver.check_mig(7).unwrap_err().to_string();
+    assert!(error.contains("/dev/nvidia7"), "{error}");
     let edits = driver.mig(0, 5, 0).unwrap();
     assert_eq!(
         nodes(&edits),
@@ -283,12 +296,59 @@ fn mig_device_has_capabilities_of_both_instances() {
             "/dev/nvidia-caps/nvidia-cap49"
         ]
     );
+    let numbers: Vec<_> = edits.device_nodes.iter().map(|node| node.number).collect();
+    let capability = |minor| Some(DeviceNumber { major: 237, minor });
+    assert_eq!(numbers, [None, capability(48), capability(49)]);
+    assert_eq!(edits.device_nodes[1].host_path, None);
 
     let error = driver.mig(0, 6, 0).unwrap_err().to_string();
     assert!(error.contains("gpu0/mig/gi6/access"), "{error}");
-    root.remove("dev/nvidia-caps/nvidia-cap49");
-    let error = driver.mig(0, 5, 0).unwrap_err().to_string();
-    assert!(error.contains("/dev/nvidia-caps/nvidia-cap49"), "{error}");
+}
+
+#[test]
+fn leftover_library_of_older_driver_does_not_win() {
+    if cannot_create_devices() {
+        return;
+    }
+    let root = FakeRoot::debian();
+    for leftover in ["libcuda.so.470.10", "libnvidia-ml.so.470.10"] {
+        root.library(&format!("{DEBIAN}/{leftover}"), "libcuda.so.1");
+    }
+    let discover = |version| Driver::discover_with_devices(root.open("/"), None, version);
+    for version in [None, Some("580.65.06")] {
+        let driver = discover(version).unwrap();
+        assert_eq!(driver.version(), Some("580.65.06"));
+        let cuda = driver.library("libcuda.so.1").unwrap();
+        assert!(cuda.path.ends_with("libcuda.so.580.65.06"), "{}", cuda.path);
+        let paths = paths(&driver, UNMETERED);
+        assert!(
+            !paths.iter().any(|path| path.contains("470.10")),
+            "{paths:?}"
+        );
+    }
+    // The link is wrong, and NVML knows.
+    assert_eq!(discover(Some("470.10")).unwrap().version(), Some("470.10"));
+    let error = discover(Some("590.44.01")).unwrap_err().to_string();
+    for part in [
+        "kernel driver has the version 590.44.01",
+        "the version 580.65.06",
+        "install libcuda",
+    ] {
+        assert!(error.contains(part), "{part} is missing in: {error}");
+    }
+}
+
+#[test]
+fn finds_debian_packages_without_loader_cache() {
+    if cannot_create_devices() {
+        return;
+    }
+    let root = FakeRoot::empty();
+    root.driver_libraries(&format!("{DEBIAN}/nvidia/current"), "580.65.06");
+    root.device("dev/nvidiactl");
+    let driver = root.driver();
+    let cuda = driver.library("libcuda.so.1").unwrap();
+    assert!(cuda.path.contains("/nvidia/current/"), "{}", cuda.path);
 }
 
 #[test]
@@ -348,4 +408,56 @@ fn substitute_takes_path_and_names_of_library() {
     assert_eq!(gone.count(), 1, "only libcuda moves");
     // Links and cache still lead to the original path.
     assert_eq!(edits.hooks, plain.hooks);
+}
+
+#[test]
+fn whole_gpu_gets_devices_of_direct_transfers() {
+    if cannot_create_devices() {
+        return;
+    }
+    let root = FakeRoot::debian();
+    let devices = [
+        "/dev/gdrdrv",
+        "/dev/nvidia-caps-imex-channels/channel0",
+        "/dev/nvidia-fs0",
+        "/dev/nvidia-fs15",
+    ];
+    for device in devices {
+        root.device(device.trim_start_matches('/'));
+    }
+    // A channel of a compute domain, and a file of another kind.
+    root.device("dev/nvidia-caps-imex-channels/channel1");
+    root.device("dev/nvidia-fs-control");
+    root.file("run/udev/data/b259:0", b"");
+    let driver = root.driver();
+    let whole = driver.edits(UNMETERED, &[], &hook());
+    let share = driver.edits(METERED, &[], &hook());
+    let only_whole: Vec<_> = nodes(&whole)
+        .into_iter()
+        .filter(|node| !nodes(&share).contains(node) && *node != "/dev/nvidia-modeset")
+        .collect();
+    assert_eq!(only_whole, devices);
+    let database = |edits: &ContainerEdits| {
+        let mut mounts = edits.mounts.iter();
+        mounts.any(|mount| mount.container_path == "/run/udev")
+    };
+    assert!(database(&whole) && !database(&share));
+}
+
+#[test]
+fn mounts_no_socket_that_ended_after_discovery() {
+    if cannot_create_devices() {
+        return;
+    }
+    const SOCKET: &str = "run/nvidia-persistenced/socket";
+    let root = FakeRoot::debian();
+    let driver = root.driver();
+    let has_socket = || {
+        paths(&driver, METERED)
+            .iter()
+            .any(|path| path.ends_with(SOCKET))
+    };
+    assert!(has_socket());
+    root.remove(SOCKET);
+    assert!(!has_socket(), "the container would not start");
 }

@@ -8,11 +8,17 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::Path;
 use std::process::Command;
+use std::sync::OnceLock;
 
 use drava_cdi::{ContainerEdits, Driver, DriverRoot, HookProgram, UNMETERED};
 
+use tempfile::TempDir;
+
 use crate::driver_root::{FakeRoot, cannot_create_devices};
 use crate::installs::{devices, install};
+
+/// Version of the kernel driver of the installs.
+const VERSION: &str = "580.65.06";
 
 /// Hooks of the toolkit and of drava with the same purpose.
 const HOOKS: [(&str, &str); 4] = [
@@ -29,6 +35,9 @@ fn reason(is_of_drava: bool, line: &str) -> Option<&'static str> {
     Some(match (is_of_drava, kind, file) {
         (false, "hook", "update-application-profile") => {
             "selects GPUs of EGL; a container has no device file of another GPU"
+        }
+        (false, "hook", "apply-cuda-memory-limits") => {
+            "limits by NVIDIA_GPU_MEMORY_LIMIT; those of drava are limits of a claim"
         }
         (false, "mount", "nvidia-persistenced") => "a daemon of the node",
         (false, "mount", _) if name.contains("/X11/") => "configures X servers, which run on nodes",
@@ -47,12 +56,35 @@ fn reason(is_of_drava: bool, line: &str) -> Option<&'static str> {
     })
 }
 
+/// Returns the program around the toolkit, built once; `None` without Go.
+fn toolkit() -> Option<&'static Path> {
+    static BUILT: OnceLock<Option<TempDir>> = OnceLock::new();
+    let built = BUILT.get_or_init(|| {
+        let dir = tempfile::tempdir().unwrap();
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/nvcdi");
+        let build = Command::new("go")
+            .current_dir(source)
+            .args(["build", "-o"])
+            .arg(dir.path().join("nvcdi"))
+            .output();
+        let Ok(build) = build else {
+            let line =
+                b"skipped: comparison with NVIDIA's container toolkit: Go is not installed\n";
+            // `eprintln!` would be hidden for a test that passes.
+            std::io::stderr().write_all(line).unwrap();
+            return None;
+        };
+        let text = String::from_utf8_lossy(&build.stderr);
+        assert!(build.status.success(), "{text}");
+        Some(dir)
+    });
+    built.as_ref().map(TempDir::path)
+}
+
 /// Returns the nodes, mounts and hooks that the toolkit gives to containers, or its error.
-fn of_toolkit(root: &Path, device_root: &Path) -> Result<BTreeSet<String>, String> {
-    let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/nvcdi");
-    let output = Command::new("go")
-        .current_dir(program)
-        .args(["run", "."])
+fn of_toolkit(toolkit: &Path, root: &Path, device_root: &Path) -> Result<BTreeSet<String>, String> {
+    let output = Command::new(toolkit.join("nvcdi"))
+        .arg(VERSION)
         .args([root, device_root])
         .output()
         .unwrap();
@@ -85,23 +117,29 @@ fn compare(name: &str, node: Option<&FakeRoot>) -> Option<String> {
     if cannot_create_devices() {
         return None;
     }
-    if Command::new("go").arg("version").output().is_err() {
-        let test = std::thread::current();
-        let test = test.name().unwrap_or("a test");
-        let line = format!("skipped: {test}: Go is not installed\n");
-        // `eprintln!` would be hidden for a test that passes.
-        std::io::stderr().write_all(line.as_bytes()).unwrap();
-        return None;
-    }
-    let root = install(name);
-    let open = |root: &FakeRoot| DriverRoot::open(root.path(), "/driver").unwrap();
-    let driver = Driver::discover_with_devices(open(&root), node.map(open)).unwrap();
-    let hook = HookProgram::new("/var/lib/drava/bin/0123/drava-cdi-hook");
-    let ours = of_drava(&driver.edits(UNMETERED, &[], &hook));
-    let theirs = match of_toolkit(root.path(), node.unwrap_or(&root).path()) {
-        Ok(theirs) => theirs,
+    let report = match differences(name, toolkit()?, &install(name), node) {
+        Ok(report) => report,
         Err(error) => return Some(error),
     };
+    insta::assert_snapshot!(format!("nvcdi_{}", name.replace('-', "_")), report);
+    None
+}
+
+/// Returns the differences, each with its reason, or the toolkit's error.
+fn differences(
+    name: &str,
+    toolkit: &Path,
+    root: &FakeRoot,
+    node: Option<&FakeRoot>,
+) -> Result<String, String> {
+    let open = |root: &FakeRoot| DriverRoot::open(root.path(), "/driver").unwrap();
+    let driver = Driver::discover_with_devices(open(root), node.map(open), Some(VERSION)).unwrap();
+    let hook = HookProgram::new("/var/lib/drava/bin/0123/drava-cdi-hook");
+    let mut edits = driver.edits(UNMETERED, &[], &hook);
+    edits.hooks.extend(driver.compat(&hook, None));
+    edits.append(driver.gpu(0, "0000:1b:00.0", UNMETERED).unwrap());
+    let ours = of_drava(&edits);
+    let theirs = of_toolkit(toolkit, root.path(), node.unwrap_or(root).path())?;
     let mut report = format!("the same: {}\n", ours.intersection(&theirs).count());
     for (is_of_drava, who, lines) in [
         (false, "toolkit", theirs.difference(&ours)),
@@ -113,8 +151,61 @@ fn compare(name: &str, node: Option<&FakeRoot>) -> Option<String> {
             writeln!(report, "only {who}: {line} ({reason})").unwrap();
         }
     }
-    insta::assert_snapshot!(format!("nvcdi_{}", name.replace('-', "_")), report);
-    None
+    Ok(report)
+}
+
+/// Number of generated roots.
+const ROOTS: u64 = 60;
+
+/// Creates a root with the driver in one of the usual directories, and with what older and newer drivers leave behind.
+fn generated(seed: u64) -> FakeRoot {
+    const DIRECTORIES: [&str; 3] = [
+        "usr/lib/x86_64-linux-gnu",
+        "usr/lib64",
+        "usr/lib/x86_64-linux-gnu/nvidia/current",
+    ];
+    const LEFTOVERS: [&str; 4] = ["470.10", "535.54.03", "580.65.05", "590.44.01"];
+    // Knuth's generator; its high bits are used.
+    let mut state = seed;
+    let mut below = |limit: usize| {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from(state >> 33).unwrap() % limit
+    };
+    let root = FakeRoot::empty();
+    for device in ["nvidiactl", "nvidia0", "nvidia-uvm", "nvidia-uvm-tools"] {
+        root.device(&format!("dev/{device}"));
+    }
+    let home = DIRECTORIES[below(3)];
+    root.driver_libraries(home, VERSION);
+    for _leftover in 0..below(4) {
+        // In the same directory and in others, searched before and after.
+        let (directory, version) = (DIRECTORIES[below(3)], LEFTOVERS[below(4)]);
+        let stem = ["libcuda", "libnvidia-ml", "libnvidia-ptxjitcompiler"][below(3)];
+        root.library(
+            &format!("{directory}/{stem}.so.{version}"),
+            &format!("{stem}.so.1"),
+        );
+    }
+    root
+}
+
+#[test]
+fn generated_roots_as_with_container_toolkit() {
+    if cannot_create_devices() {
+        return;
+    }
+    let Some(toolkit) = toolkit() else { return };
+    let mut compared = 0;
+    for seed in 0..ROOTS {
+        match differences(&format!("root {seed}"), toolkit, &generated(seed), None) {
+            Ok(_) => compared += 1,
+            // The toolkit searches fewer directories.
+            Err(error) => assert!(error.contains("failed to locate"), "root {seed}: {error}"),
+        }
+    }
+    assert!(compared > ROOTS / 2, "{compared} of {ROOTS} roots");
 }
 
 #[test]

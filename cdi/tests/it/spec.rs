@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use drava_cdi::{
-    ContainerEdits, Device, DeviceNode, Driver, DriverRoot, Hook, HookName, HookProgram, METERED,
-    Mount, ReadError, Spec, UNMETERED, Version,
+    ContainerEdits, Device, DeviceNode, DeviceNumber, Driver, DriverRoot, Hook, HookName,
+    HookProgram, METERED, Mount, ReadError, Spec, UNMETERED, Version,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
@@ -204,11 +204,22 @@ fn errors_name_the_invalid_field() {
                 device_nodes: vec![DeviceNode {
                     path: "/dev/x".into(),
                     host_path: None,
+                    number: None,
                     permissions: Some("rx".into()),
                 }],
                 ..Default::default()
             }),
             "containerEdits.deviceNodes[/dev/x].permissions",
+        ),
+        (
+            with(ContainerEdits {
+                device_nodes: vec![DeviceNode::numbered(
+                    "/dev/x",
+                    DeviceNumber { major: 0, minor: 1 },
+                )],
+                ..Default::default()
+            }),
+            "containerEdits.deviceNodes[/dev/x].major: is 0",
         ),
         (
             with(ContainerEdits {

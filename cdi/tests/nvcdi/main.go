@@ -1,7 +1,7 @@
-// Command nvcdi prints what nvidia-container-toolkit gives to containers of all GPUs of a driver root: one line
+// Command nvcdi prints what nvidia-container-toolkit gives to containers of the first GPU of a driver root: one line
 // per device node, mount and hook.
 //
-// Usage: nvcdi DRIVER_ROOT DEV_ROOT
+// Usage: nvcdi DRIVER_VERSION DRIVER_ROOT DEV_ROOT
 package main
 
 import (
@@ -11,26 +11,34 @@ import (
 	"os"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
-	"github.com/NVIDIA/go-nvml/pkg/nvml/mock"
+	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/dgxa100"
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi"
 	"github.com/sirupsen/logrus"
+	"tags.cncf.io/container-device-interface/specs-go"
 )
 
 func main() {
-	if len(os.Args) != 3 {
-		log.Fatal("usage: nvcdi DRIVER_ROOT DEV_ROOT")
+	if len(os.Args) != 4 {
+		log.Fatal("usage: nvcdi DRIVER_VERSION DRIVER_ROOT DEV_ROOT")
 	}
+	version, driverRoot, devRoot := os.Args[1], os.Args[2], os.Args[3]
 	logger := logrus.New()
 	logger.SetOutput(io.Discard)
-	// The libraries of the tree are not loadable. Without NVML the version is that of the file names.
-	library := &mock.Interface{
-		InitFunc: func() nvml.Return { return nvml.ERROR_LIBRARY_NOT_FOUND },
+	// The libraries of the tree are not loadable, so NVML is that of a model of a machine.
+	library := dgxa100.New()
+	library.SystemGetDriverVersionFunc = func() (string, nvml.Return) {
+		return version, nvml.SUCCESS
+	}
+	for _, device := range library.Devices {
+		device.(*dgxa100.Device).IsMigDeviceHandleFunc = func() (bool, nvml.Return) {
+			return false, nvml.SUCCESS
+		}
 	}
 	cdi, err := nvcdi.New(
 		nvcdi.WithLogger(logger),
 		nvcdi.WithMode(nvcdi.ModeNvml),
-		nvcdi.WithDriverRoot(os.Args[1]),
-		nvcdi.WithDevRoot(os.Args[2]),
+		nvcdi.WithDriverRoot(driverRoot),
+		nvcdi.WithDevRoot(devRoot),
 		nvcdi.WithNvmlLib(library),
 		nvcdi.WithFeatureFlags(nvcdi.FeatureDisableNvsandboxUtils),
 		nvcdi.WithNVIDIACDIHookPath("/usr/bin/nvidia-cdi-hook"),
@@ -38,10 +46,19 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	edits, err := cdi.GetCommonEdits()
+	common, err := cdi.GetCommonEdits()
 	if err != nil {
 		log.Fatal(err)
 	}
+	devices, err := cdi.GetDeviceSpecsByID("0")
+	if err != nil {
+		log.Fatal(err)
+	}
+	show(common.ContainerEdits)
+	show(&devices[0].ContainerEdits)
+}
+
+func show(edits *specs.ContainerEdits) {
 	for _, node := range edits.DeviceNodes {
 		fmt.Println("device", node.Path)
 	}

@@ -110,6 +110,16 @@ pub struct Card {
     pub fabric: Option<Fabric>,
 }
 
+impl Card {
+    /// Returns whether the user-space files of a newer NVIDIA driver work with the kernel driver of the GPU. CUDA ends with
+    /// error 804 on consumer GPUs.
+    #[must_use]
+    pub fn has_forward_compatibility(&self) -> bool {
+        const CONSUMER: [&str; 2] = ["GeForce", "Titan"];
+        !CONSUMER.iter().any(|brand| self.brand.starts_with(brand))
+    }
+}
+
 /// CUDA compute capability.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ComputeCapability {

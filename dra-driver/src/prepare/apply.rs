@@ -145,12 +145,12 @@ impl<E: Effects> Applier<E> {
             }
         };
         self.try_complete(record, origin, environment, repairs)
-            .inspect_err(|_| match origin {
-                Origin::New => {
+            .inspect_err(|_| {
+                // An instance stays for the next prepare: kubelet repeats a failed one every few seconds.
+                if origin == Origin::New && !self.has_instances(uid) {
                     // On an error the next prepare, unprepare or reconciliation undoes the rest.
                     let _ = self.undo(uid);
                 }
-                Origin::Found | Origin::Rebuilt => {}
             })
     }
 
@@ -341,10 +341,17 @@ impl<E: Effects> Applier<E> {
         let uid = record.claim.uid.clone();
         repeat::refresh_cards(&mut record.devices, environment.inventory)?;
         self.refresh_artifacts(&mut record, environment);
+        spec::check(&record, environment.driver)?;
         self.ensure_mig_mode(&record.devices, environment.inventory)?;
         let instances = self.ensure_instances(&mut record, origin)?;
         // Before the files, because this step fails on missing device files.
-        let spec = spec::build(&record, &self.layout, environment.driver)?;
+        let spec = spec::build(
+            &record,
+            &self.layout,
+            environment.driver,
+            environment.inventory,
+        )?;
+        self.effects.create_device_files(&spec);
         let mut note = |object: &str, outcome: Ensured| match outcome {
             Ensured::Created if origin == Origin::Found => {
                 repairs.0.push(format!("recreated the missing {object}"))

@@ -16,6 +16,7 @@ use drava_vgpu_abi::{LimitsSpec, REGION_SIZE, page, paths};
 use super::record::{ClaimRecord, RecordError, RecordStore};
 use super::{Partition, Prepared};
 use crate::claim::{ClaimUid, ShareId};
+use crate::device_files::DeviceFiles;
 use crate::files;
 use crate::gpu_users;
 use crate::inventory::OpenLibrary;
@@ -145,6 +146,9 @@ pub trait Effects: Send + Sync + 'static {
     /// When the tmpfs cannot be mounted or the region cannot be created.
     fn ensure_usage(&self, uid: &ClaimUid, share: &ShareId) -> Result<Ensured, EffectError>;
 
+    /// Creates the device files of MIG instances on the node, as far as it allows.
+    fn create_device_files(&self, spec: &Spec);
+
     /// Ensures that the claim's CDI spec equals `spec`.
     ///
     /// # Errors
@@ -231,6 +235,8 @@ pub struct NodeAccess {
     pub boot_id: String,
     /// Labels of the files that containers use.
     pub labels: Labels,
+    /// Device files of the node; `None` to create none.
+    pub device_files: Option<DeviceFiles>,
 }
 
 /// Effects on the real node.
@@ -357,6 +363,14 @@ impl Effects for NodeEffects {
         }
         let path = dir.join(paths::REGION_FILE);
         region::ensure(&path).map_err(|source| file("create the usage region", &path, source))
+    }
+
+    fn create_device_files(&self, spec: &Spec) {
+        if let Some(files) = &self.access.device_files {
+            for device in spec.devices() {
+                files.create(&device.container_edits.device_nodes);
+            }
+        }
     }
 
     fn ensure_spec(&self, uid: &ClaimUid, spec: &Spec) -> Result<Ensured, EffectError> {

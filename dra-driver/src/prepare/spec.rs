@@ -10,12 +10,14 @@ use drava_cdi::{
     ContainerEdits, Device, Driver, Hook, HookProgram, Invalid, METERED, Mount, NodeError, Part,
     Spec, Substitute, UNMETERED,
 };
+use drava_nvml::Card;
 use drava_vgpu_abi::paths;
 
 use super::record::ClaimRecord;
 use super::{Access, Delivery, Prepared, Share};
 use crate::artifacts::Artifact;
 use crate::claim::ClaimUid;
+use crate::inventory::NodeInventory;
 use crate::layout::{Layout, MARKER};
 
 /// The CDI spec could not be built.
@@ -53,7 +55,12 @@ pub enum SpecError {
 ///
 /// # Errors
 /// When a GPU has no device file, or a path is invalid in a spec.
-pub fn build(record: &ClaimRecord, layout: &Layout, driver: &Driver) -> Result<Spec, SpecError> {
+pub fn build(
+    record: &ClaimRecord,
+    layout: &Layout,
+    driver: &Driver,
+    inventory: &NodeInventory,
+) -> Result<Spec, SpecError> {
     let state_dir = layout.state_dir();
     let hook = HookProgram::new(
         Artifact::Hook
@@ -73,7 +80,12 @@ pub fn build(record: &ClaimRecord, layout: &Layout, driver: &Driver) -> Result<S
     let is_uniform = views
         .windows(2)
         .all(|pair| matches!(pair, [a, b] if a == b));
-    let edits = |view: &View<'_>| driver.edits(view.parts, view.substitutes, &hook);
+    let compat = compat(record, driver, inventory, &hook);
+    let edits = |view: &View<'_>| {
+        let mut edits = driver.edits(view.parts, view.substitutes, &hook);
+        edits.hooks.extend(compat.clone());
+        edits
+    };
     let common = match views.first() {
         Some(first) if is_uniform => edits(first),
         Some(_) | None => ContainerEdits::default(),
@@ -101,6 +113,48 @@ pub fn build(record: &ClaimRecord, layout: &Layout, driver: &Driver) -> Result<S
     Spec::new(names::CDI_KIND, devices, common).map_err(SpecError::Invalid)
 }
 
+/// Checks what [`build`] needs for the devices of a record, before MIG instances exist.
+///
+/// # Errors
+/// When a device file is missing.
+pub fn check(record: &ClaimRecord, driver: &Driver) -> Result<(), SpecError> {
+    let check = |device: &Prepared| {
+        let (card, parts) = (&device.card, parts(&device.access));
+        let checked = match device.partition() {
+            Some(_) => driver.check_mig(card.minor),
+            None => driver.gpu(card.minor, &card.pci_bus_id, parts).map(drop),
+        };
+        checked.map_err(|source| node_error(device, source))
+    };
+    record.devices.iter().try_for_each(check)
+}
+
+/// Returns the hook of the CUDA compatibility libraries, if all GPUs of the claim support them.
+fn compat(
+    record: &ClaimRecord,
+    driver: &Driver,
+    inventory: &NodeInventory,
+    hook: &HookProgram,
+) -> Option<Hook> {
+    let is_supported = |device: &Prepared| {
+        let card = inventory.card(&device.card.uuid);
+        card.is_some_and(Card::has_forward_compatibility)
+    };
+    if !record.devices.iter().all(is_supported) {
+        return None;
+    }
+    let cuda = inventory.gpus.cuda_driver_version;
+    let cuda = cuda.map(|version| format!("{}.{}", version.major, version.minor));
+    driver.compat(hook, cuda.as_deref())
+}
+
+fn node_error(device: &Prepared, source: NodeError) -> SpecError {
+    SpecError::Node {
+        device: device.device.clone(),
+        source,
+    }
+}
+
 /// Returns the device files of a device.
 fn nodes(device: &Prepared, parts: &[Part], driver: &Driver) -> Result<ContainerEdits, SpecError> {
     let minor = device.card.minor;
@@ -113,10 +167,7 @@ fn nodes(device: &Prepared, parts: &[Part], driver: &Driver) -> Result<Container
         }
         None => driver.gpu(minor, &device.card.pci_bus_id, parts),
     };
-    nodes.map_err(|source| SpecError::Node {
-        device: device.device.clone(),
-        source,
-    })
+    nodes.map_err(|source| node_error(device, source))
 }
 
 /// `libvgpu.so` and its stubs.

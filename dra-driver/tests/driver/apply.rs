@@ -47,6 +47,26 @@ fn writes_page_region_and_spec_of_share() {
 }
 
 #[test]
+fn prefers_newer_libraries_of_images_except_on_consumer_gpus() {
+    if lacks_device_files() {
+        return;
+    }
+    for (brand, is_supported) in [("Nvidia", true), ("Tesla", true), ("GeForceRTX", false)] {
+        let node = TestNode::started();
+        let mut inventory = h100x2();
+        inventory.gpus.cards[0].brand = brand.to_owned();
+        let (driver, installed) = (node.driver(), node.installed());
+        let found = claim(1, &[Share(0, "8Gi", "30")]);
+        let environment = environment(&inventory, &driver, &installed);
+        node.applier(node.effects())
+            .prepare(&claim_ref(1), Some(&found), &environment)
+            .unwrap();
+        let spec = fs::read_to_string(spec_of(&node, 1)).unwrap();
+        assert_eq!(spec.contains("\"compat\""), is_supported, "{brand}");
+    }
+}
+
+#[test]
 fn injects_no_libvgpu_for_whole_gpu() {
     if lacks_device_files() {
         return;

@@ -1,4 +1,4 @@
-//! Detection of a container runtime that ignores CDI.
+//! Container runtimes that do not apply claims: refused by RuntimeClass, or detected.
 
 use std::fs;
 use std::path::PathBuf;
@@ -6,11 +6,13 @@ use std::path::PathBuf;
 use drava_dra_driver::claim::ShareId;
 use drava_dra_driver::injection;
 use drava_dra_driver::pods::PodRef;
+use k8s_openapi::api::resource::v1::ResourceClaimConsumerReference;
 use serde_json::{Value, json};
 
 use crate::api_server::eventually;
-use crate::cluster::TestCluster;
-use crate::fixture::{claim_ref, share_id};
+use crate::cluster::{TestCluster, kubelet_claim, prepare_error};
+use crate::fixture::Allocated::Share;
+use crate::fixture::{claim, claim_ref, share_id};
 use crate::node::lacks_device_files;
 
 /// Returns a pod named `pod` whose container uses `claim-<number>` and is in `state`.
@@ -179,4 +181,38 @@ async fn withdraws_report_when_share_is_injected() {
     fs::write(marker(&cluster, 2), "").unwrap();
     let (_running, _plugin) = cluster.start_ready().await;
     await_enforced(&cluster, 2, "Interposed").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn refuses_runtime_with_its_own_kernel() {
+    if lacks_device_files() {
+        return;
+    }
+    let cluster = TestCluster::new().await;
+    let (_running, plugin) = cluster.start_ready().await;
+    let mut found = claim(1, &[Share(0, "8Gi", "30")]);
+    found.status.as_mut().unwrap().reserved_for = Some(vec![ResourceClaimConsumerReference {
+        resource: "pods".to_owned(),
+        name: "pod".to_owned(),
+        uid: "pod-uid".to_owned(),
+        ..Default::default()
+    }]);
+    cluster.api.put_claim(&found);
+    let put = |class: &str| {
+        let mut pod = pod(1, &json!({"waiting": {}}));
+        pod["spec"]["runtimeClassName"] = json!(class);
+        cluster.api.put_pod(&pod);
+    };
+    put("gvisor");
+    let error = prepare_error(&plugin, 1).await;
+    for part in [
+        "pod default/pod has the RuntimeClass \"gvisor\"",
+        "not in driver.runtimeClasses",
+        "use another RuntimeClass",
+    ] {
+        assert!(error.contains(part), "{part} is missing in: {error}");
+    }
+    assert_eq!(cluster.node.claim_state().0, Vec::<String>::new());
+    put("nvidia");
+    plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
 }

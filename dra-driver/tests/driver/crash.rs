@@ -96,6 +96,10 @@ impl Effects for CrashingEffects {
         self.node.ensure_usage(uid, share)
     }
 
+    fn create_device_files(&self, spec: &Spec) {
+        self.node.create_device_files(spec);
+    }
+
     fn ensure_spec(&self, uid: &ClaimUid, spec: &Spec) -> Result<Ensured, EffectError> {
         self.next_effect()?;
         self.node.ensure_spec(uid, spec)

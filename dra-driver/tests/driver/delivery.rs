@@ -125,7 +125,7 @@ fn mounts_stubs_for_share_alongside_whole_gpu() {
             assert_eq!(mounted, [stub.display().to_string()]);
             assert_eq!(original.len(), 1);
             let subcommands = subcommands(&device.container_edits);
-            let expected = ["symlinks", "ldcache", "compat", "params", "shim", "mark"];
+            let expected = ["symlinks", "ldcache", "params", "compat", "shim", "mark"];
             assert_eq!(subcommands, expected);
         } else {
             assert!(mounted[0].starts_with("/opt/gpu-driver/"), "{mounted:?}");

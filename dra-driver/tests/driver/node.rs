@@ -100,7 +100,9 @@ impl TestNode {
         let node = Self::at(root, machine_root().to_owned());
         let image = &node.paths.artifacts_dir;
         std::fs::create_dir(image).unwrap();
-        std::fs::create_dir(node.root.path().join("proc")).unwrap();
+        // The node has a containerd with its defaults.
+        let containerd = node.root.path().join("proc/1/root/etc/containerd");
+        std::fs::create_dir_all(containerd).unwrap();
         std::fs::write(image.join("libvgpu.so"), "libvgpu").unwrap();
         std::fs::write(image.join("drava-cdi-hook"), "hook").unwrap();
         node
@@ -168,6 +170,7 @@ impl TestNode {
             proc_root: self.root.path().join("proc"),
             boot_id: "boot".to_owned(),
             labels: Labels::Off,
+            device_files: None,
         };
         NodeEffects::new(self.layout(), tmpfs, access)
     }

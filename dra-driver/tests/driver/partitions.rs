@@ -1,11 +1,13 @@
 //! MIG partitions on simulated machines: publication, prepare, unprepare, crashes, foreign instances.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt as _;
 use std::sync::Arc;
 
 use drava_api::node_profile::CardSettings;
 use drava_cdi::{Driver, DriverRoot};
 use drava_dra_driver::card_plan::{self, CardPlan, Counters, DeviceKind, PlannedDevice};
+use drava_dra_driver::device_files::DeviceFiles;
 use drava_dra_driver::inventory::NodeInventory;
 use drava_dra_driver::options::Delivery;
 use drava_dra_driver::prepare::apply::{ApplyError, Environment, partitions};
@@ -18,7 +20,7 @@ use simulator_machine::control::Command;
 use simulator_machine::description::{self, A30X2, A100_40X8, H100X2, RTX_PRO_6000X2};
 use simulator_machine::kernel::Faults;
 use simulator_machine::protocol::{CardIndex, ClientKind, MigRequest, Request};
-use simulator_machine::root::DriverRoot as MachineRoot;
+use simulator_machine::root::{CAPABILITIES_MAJOR, DriverRoot as MachineRoot};
 use simulator_machine::testing::Machine;
 
 use crate::crash::CrashingEffects;
@@ -73,6 +75,16 @@ impl PartitionedNode {
         }
     }
 
+    /// Device files of the machine, in its own directory.
+    fn device_files(&self) -> DeviceFiles {
+        DeviceFiles {
+            dev: self.machine.root().join("dev"),
+            dev_on_node: "/dev".into(),
+            own_dev: self.node.root.path().join("own-dev"),
+            char_dir: None,
+        }
+    }
+
     fn effects(&self, boot_id: &str) -> NodeEffects {
         let library = Arc::clone(&self.library);
         let access = NodeAccess {
@@ -80,6 +92,7 @@ impl PartitionedNode {
             open: Arc::new(move || Ok(Box::new(Library::clone(&library)) as Box<dyn GpuLibrary>)),
             boot_id: boot_id.to_owned(),
             labels: Labels::Off,
+            device_files: Some(self.device_files()),
         };
         NodeEffects::new(
             self.node.layout(),
@@ -347,6 +360,22 @@ fn creates_and_destroys_instance_of_claim() {
         path.starts_with("/dev/nvidia-caps/nvidia-cap")
     };
     assert_eq!(nodes.iter().filter(caps).count(), 2, "{edits}");
+    for capability in nodes.iter().filter(caps) {
+        // The kernel driver creates no node; the runtime creates that of the container from the numbers.
+        assert_eq!(
+            (&capability["type"], &capability["major"]),
+            (&"c".into(), &CAPABILITIES_MAJOR.into())
+        );
+        let path = capability["path"].as_str().unwrap();
+        assert!(
+            path.ends_with(&format!("nvidia-cap{}", capability["minor"])),
+            "{capability}"
+        );
+        // For containers with their own user namespace.
+        let on_node = node.machine.root().join(path.trim_start_matches('/'));
+        let rdev = std::fs::metadata(on_node).unwrap().rdev();
+        assert_eq!(rustix::fs::major(rdev), CAPABILITIES_MAJOR);
+    }
     assert!(
         nodes.iter().any(|node| node["path"] == "/dev/nvidia0"),
         "{edits}"
@@ -362,6 +391,50 @@ fn creates_and_destroys_instance_of_claim() {
     node.unprepare(1).unwrap();
     assert!(node.instances(0).is_empty());
     assert_eq!(node.node.claim_state().0, Vec::<String>::new());
+}
+
+/// Kubelet repeats a failed prepare for as long as the pod exists.
+#[test]
+fn failed_prepare_keeps_the_instance_for_its_repetition() {
+    let Some(node) = a100() else { return };
+    let one = [Partition(0, "1g.5gb", 6)];
+    let directory = &node.node.paths.cdi_dir;
+    std::fs::remove_dir(directory).unwrap();
+    std::fs::write(directory, "not a directory").unwrap();
+    let error = node.error(1, &one);
+    assert!(error.contains("CDI directory"), "{error}");
+    let [instance] = &node.instances(0)[..] else {
+        panic!("one instance")
+    };
+    let uuid = &instance.compute_instances[0].uuid;
+    node.error(1, &one);
+    assert_eq!(&node.instances(0)[0].compute_instances[0].uuid, uuid);
+    std::fs::remove_file(directory).unwrap();
+    std::fs::create_dir(directory).unwrap();
+    let record = node.prepare(1, &one).unwrap();
+    let of_claim = record.devices[0].partition().unwrap().instance.as_ref();
+    assert_eq!(&of_claim.unwrap().uuid, uuid);
+    node.unprepare(1).unwrap();
+    assert!(node.instances(0).is_empty());
+}
+
+/// A missing file is found before an instance is created.
+#[test]
+fn creates_no_instance_that_containers_cannot_use() {
+    let Some(node) = a100() else { return };
+    let devices = node.machine.root().join("proc/devices");
+    let kept = std::fs::read_to_string(&devices).unwrap();
+    std::fs::write(&devices, "Character devices:\n  1 mem\n").unwrap();
+    let error = node.error(1, &[Partition(0, "1g.5gb", 6)]);
+    assert!(
+        error.contains("device gpu-0-mig-1g-5gb-6")
+            && error.contains("no major number nvidia-caps"),
+        "{error}"
+    );
+    assert!(node.instances(0).is_empty());
+    assert_eq!(node.node.claim_state().0, Vec::<String>::new());
+    std::fs::write(&devices, kept).unwrap();
+    node.prepare(1, &[Partition(0, "1g.5gb", 6)]).unwrap();
 }
 
 #[test]

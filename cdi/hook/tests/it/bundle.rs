@@ -49,6 +49,12 @@ impl Bundle {
         bundle
     }
 
+    /// Writes `config.json` with these fields besides the root.
+    pub(crate) fn write_config(&self, fields: &str) {
+        let config = format!(r#"{{"root": {{"path": "rootfs"}}, {fields}}}"#);
+        fs::write(self.dir.path().join("config.json"), config).unwrap();
+    }
+
     pub(crate) fn root(&self) -> PathBuf {
         self.dir.path().join("rootfs")
     }

@@ -67,3 +67,16 @@ fn stub_of_libcuda_stays_in_place() {
         .collect();
     assert_eq!(paths, [node]);
 }
+
+#[test]
+fn image_that_the_driver_satisfies_uses_libraries_of_the_node() {
+    let bundle = bundle("590.44.01");
+    bundle.write_config(r#""process": {"env": ["NVIDIA_REQUIRE_CUDA=cuda>=13.0 brand=tesla"]}"#);
+    let run = |cuda| {
+        let arguments = ["compat", "--driver-version", "580.65.06", "--cuda-version"];
+        bundle.hook_succeeds(&[&arguments[..], &[cuda]].concat());
+        bundle.probe(&["libanswer.so.1"])
+    };
+    assert_eq!(run("13.0"), [format!("libanswer.so.1: {NODE}")]);
+    assert_eq!(run("12.9"), [format!("libanswer.so.1: {IMAGE}")]);
+}

@@ -174,3 +174,66 @@ fn names_missing_and_invalid_libraries() {
     );
     assert!(!bundle.at(CACHE).exists());
 }
+
+/// Sets the time of a file to the year 2020.
+fn make_old(bundle: &Bundle, path: &str) {
+    let status = Command::new("touch")
+        .args(["-d", "2020-01-01"])
+        .arg(bundle.at(path))
+        .status();
+    assert!(status.unwrap().success());
+}
+
+#[test]
+fn finds_libraries_of_configuration_without_cache() {
+    let bundle = bundle();
+    bundle.write(
+        "/etc/ld.so.conf",
+        "# first\ninclude /etc/ld.so.conf.d/*.conf\ninclude ld.so.conf\n",
+    );
+    bundle.write(
+        "/etc/ld.so.conf.d/x.conf",
+        "/opt/x/lib/  # of x\n/missing\n",
+    );
+    bundle.write("/etc/ld.so.conf.d/x.off", "/opt/off\n");
+    bundle.answer("/opt/x/lib/libx.so.1");
+    bundle.answer("/opt/off/liboff.so.1");
+    bundle.write("/opt/x/lib/libscript.so", "INPUT(libx.so.1)");
+    bundle.write("/opt/x/lib/README", "text");
+    let libraries = ["libanswer.so.1", "libx.so.1", "liboff.so.1"];
+    bundle.hook_succeeds(&ARGUMENTS);
+    assert_eq!(
+        bundle.probe(&libraries),
+        [
+            &format!("libanswer.so.1: {DRIVER}"),
+            "libx.so.1: /opt/x/lib/libx.so.1",
+            "liboff.so.1: not found"
+        ]
+    );
+}
+
+#[test]
+fn finds_libraries_that_are_newer_than_the_cache() {
+    let bundle = bundle();
+    bundle.answer("/opt/image/libold.so.1");
+    ldconfig(&bundle, "new");
+    for path in [CACHE, "/etc/ld.so.conf", "/opt/image"] {
+        make_old(&bundle, path);
+    }
+    bundle.hook_succeeds(&ARGUMENTS);
+    bundle.answer("/opt/image/libnew.so.1");
+    // The hook's cache is newer than the directory, as in an image whose build ran ldconfig last.
+    make_old(&bundle, "/opt/image");
+    let libraries = ["libold.so.1", "libnew.so.1"];
+    bundle.hook_succeeds(&ARGUMENTS);
+    let old = "libold.so.1: /opt/image/libold.so.1";
+    assert_eq!(bundle.probe(&libraries), [old, "libnew.so.1: not found"]);
+
+    make_old(&bundle, CACHE);
+    bundle.answer("/opt/image/libnewer.so.1");
+    bundle.hook_succeeds(&ARGUMENTS);
+    assert_eq!(
+        bundle.probe(&libraries),
+        [old, "libnew.so.1: /opt/image/libnew.so.1"]
+    );
+}

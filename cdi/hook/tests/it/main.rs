@@ -7,6 +7,7 @@
 
 mod bundle;
 mod compat;
+mod crun;
 mod hostile;
 mod ldcache;
 mod mark;

@@ -1,9 +1,11 @@
 //! `/etc/ld.so.preload` as read by the loader.
 
 use std::fs;
+use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
 
-use crate::bundle::{Bundle, OURS, failure};
+use crate::bundle::{Bundle, OURS, failure, stderr};
 
 const OTHER: &str = "/opt/libother.so";
 const PRELOAD: &str = "/etc/ld.so.preload";
@@ -146,4 +148,90 @@ fn works_before_runtime_makes_root_read_only() {
     .unwrap();
     bundle.hook_succeeds(&ARGUMENTS);
     assert_eq!(bundle.probe(&[]), ["first"]);
+}
+
+#[test]
+fn programs_of_nix_load_library_too() {
+    const NIX: &str = "/etc/ld-nix.so.preload";
+    let bundle = bundle();
+    bundle.hook_succeeds(&ARGUMENTS);
+    assert!(!bundle.at(NIX).exists(), "no store of Nix");
+    fs::create_dir_all(bundle.at("/nix/store/0123-glibc-2.40/lib")).unwrap();
+    bundle.write(NIX, OTHER);
+    bundle.hook_succeeds(&ARGUMENTS);
+    assert_eq!(bundle.read(NIX), format!("{OURS}\n{OTHER}\n"));
+}
+
+/// Makes the root read-only, runs the hook, and prints the flags of the mount.
+const READ_ONLY: &str = r#"
+mount --bind "$ROOT" "$ROOT"
+mount -o remount,bind,ro,nosuid "$ROOT"
+"$HOOK" "$@"
+grep " $ROOT " /proc/self/mountinfo | cut -d ' ' -f 6
+exit 0"#;
+
+#[test]
+fn writes_into_root_that_runtime_made_read_only() {
+    let bundle = bundle();
+    bundle.write(PRELOAD, OTHER);
+    let output = bundle.hook_after(READ_ONLY, &ARGUMENTS);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(bundle.read(PRELOAD), format!("{OURS}\n{OTHER}\n"));
+    let flags = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        flags.starts_with("ro,nosuid"),
+        "the root stays read-only: {flags}"
+    );
+}
+
+/// Runs the hook on a volume below `/etc` and on a root of a read-only file system.
+#[test]
+fn reports_read_only_volume_and_file_system() {
+    for script in [
+        "mount --bind \"$ROOT/etc\" \"$ROOT/etc\"; mount -o remount,bind,ro \"$ROOT/etc\"",
+        "mount -t tmpfs t \"$ROOT/etc\"; mount -o remount,ro \"$ROOT/etc\"",
+    ] {
+        let bundle = bundle();
+        bundle.write("/etc/hosts", "");
+        let line = failure(&bundle.hook_after(script, &ARGUMENTS));
+        assert!(
+            line.contains("/etc/ld.so.preload") && line.contains("read-only mount"),
+            "{line}"
+        );
+    }
+}
+
+/// The text and the remedy in `docs/troubleshooting.md`.
+#[test]
+fn program_with_address_sanitizer_needs_option() {
+    let dir = tempfile::tempdir().unwrap();
+    let build = |name: &str, flags: &[&str]| {
+        let (source, output) = (dir.path().join("main.c"), dir.path().join(name));
+        fs::write(&source, "int main(void) { return 0; }").unwrap();
+        let mut compiler = Command::new("cc");
+        let compiled = compiler.args(flags).arg("-o").arg(&output).arg(source);
+        compiled.status().unwrap().success().then_some(output)
+    };
+    let library = build("library.so", &["-shared", "-fPIC"]).unwrap();
+    let Some(program) = build("program", &["-fsanitize=address"]) else {
+        let line = b"skipped: preload: the compiler has no AddressSanitizer\n";
+        // `eprintln!` would be hidden for a test that passes.
+        std::io::stderr().write_all(line).unwrap();
+        return;
+    };
+    let run = |options| {
+        Command::new(&program)
+            .env("LD_PRELOAD", &library)
+            .env("ASAN_OPTIONS", options)
+            .output()
+            .unwrap()
+    };
+    let refused = run("");
+    let text = stderr(&refused);
+    assert!(
+        !refused.status.success()
+            && text.contains("ASan runtime does not come first in initial library list"),
+        "{text}"
+    );
+    assert!(run("verify_asan_link_order=0").status.success());
 }

@@ -104,6 +104,20 @@ impl<E: Effects> Applier<E> {
         })
     }
 
+    /// Returns whether MIG instances of a claim exist.
+    pub(super) fn has_instances(&self, uid: &ClaimUid) -> bool {
+        let Ok(Loaded::Present(record)) = self.store.load(uid) else {
+            return false;
+        };
+        partitions(&record.devices).any(|(card, partition)| {
+            let instances = self.effects.instances(&card).unwrap_or_default();
+            partition.boot_id == self.effects.boot_id()
+                && instances
+                    .iter()
+                    .any(|instance| partition.is_geometry_of(instance))
+        })
+    }
+
     fn ensure_each(
         &self,
         devices: &mut [Prepared],

@@ -76,6 +76,7 @@ impl Node {
             open: Arc::new(move || Ok(Box::new(Library::clone(&library)) as Box<dyn GpuLibrary>)),
             boot_id: BOOT.to_owned(),
             labels: Labels::Off,
+            device_files: None,
         };
         let tmpfs = Box::new(KernelTmpfs::default());
         NodeEffects::new(self.node.layout(), tmpfs, access)

@@ -64,6 +64,9 @@ pub struct MachineDescription {
     /// Which processes a caller sees in NVML's process lists.
     #[serde(default)]
     pub process_ids: ProcessIds,
+    /// Device nodes of MIG capabilities.
+    #[serde(default)]
+    pub capability_nodes: CapabilityNodes,
     /// GPU models by name; names are local to the file.
     pub models: BTreeMap<String, CardModel>,
     /// GPUs in PCI order: the index is the minor number.
@@ -82,6 +85,17 @@ pub enum ProcessIds {
     Host,
     /// Nothing for callers in another PID namespace than the daemon's.
     HiddenInContainers,
+}
+
+/// Who creates the device nodes of MIG capabilities.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum CapabilityNodes {
+    /// Programs that use an instance, as on a real machine: no node exists after its creation.
+    #[default]
+    OnDemand,
+    /// The machine, with each instance.
+    Created,
 }
 
 /// `major.minor`, as in compute capability 9.0 and CUDA 13.0.

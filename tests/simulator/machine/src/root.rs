@@ -3,8 +3,8 @@
 //! `usr/lib/x86_64-linux-gnu/libcuda.so.1` and `libnvidia-ml.so.1` (with their versioned files),
 //! `dev/nvidia<minor>`, `dev/nvidiactl`, `dev/nvidia-uvm`, `dev/nvidia-uvm-tools`,
 //! `run/nvidia-persistenced/socket` (the daemon) and `run/simulator-machine/control`; for MIG also
-//! nodes in `dev/nvidia-caps`, `proc/driver/nvidia/capabilities` and
-//! `proc/driver/nvidia-caps/mig-minors`; the PCI devices of the GPUs in `sys`.
+//! `proc/driver/nvidia/capabilities`, `proc/driver/nvidia-caps/mig-minors` and `proc/devices`; the
+//! PCI devices of the GPUs in `sys`.
 //!
 //! A library finds the root from its own path: the same file serves a test on the host and, mounted
 //! at `/usr/lib/x86_64-linux-gnu`, a container whose root is `/`. Device nodes are nodes of
@@ -18,11 +18,13 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FileType, Mode, makedev, mknodat};
 use rustix::io::Errno;
 
+use crate::description::CapabilityNodes;
 use crate::protocol::{CardIndex, MigState};
 
 mod capabilities;
 mod pci;
 
+pub use capabilities::CAPABILITIES_MAJOR;
 pub use pci::PciDevice;
 
 /// Overrides the driver root that a library finds from its path.
@@ -135,7 +137,8 @@ impl DriverRoot {
         at(&capabilities, self.lay_out_machine_capabilities())?;
         for card in indices {
             let nothing = MigState::default();
-            at(&capabilities, self.lay_out_instances(card, &nothing))?;
+            let nodes = layout.capability_nodes;
+            at(&capabilities, self.lay_out_instances(card, &nothing, nodes))?;
         }
         at(
             &self.path().join("sys"),
@@ -162,6 +165,8 @@ pub struct Layout<'a> {
     pub driver_version: &'a str,
     /// Directory with the built libraries, if they are to be installed.
     pub libraries: Option<&'a Path>,
+    /// Device nodes of MIG capabilities.
+    pub capability_nodes: CapabilityNodes,
 }
 
 /// A path of the driver root could not be written.
@@ -285,6 +290,7 @@ mod tests {
                 devices: &[device(0x1b), device(0x9d)],
                 driver_version: "580.65.06",
                 libraries: Some(built.path()),
+                capability_nodes: CapabilityNodes::OnDemand,
             })
             .unwrap();
             let linked = root.library_dir().join("libcuda.so.1");
@@ -303,6 +309,7 @@ mod tests {
                 devices: &[],
                 driver_version: "1",
                 libraries: Some(built.path()),
+                capability_nodes: CapabilityNodes::OnDemand,
             })
             .unwrap_err();
         assert!(

@@ -141,6 +141,7 @@ impl Server {
             devices: &PciDevice::of_machine(&description),
             driver_version: &description.driver_version,
             libraries,
+            capability_nodes: description.capability_nodes,
         })?;
         let epoll =
             epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("create an epoll"))?;

@@ -1,9 +1,11 @@
-//! MIG capabilities, as in the driver: a device node each for configuration, for monitoring, for
-//! every GPU instance and every compute instance, with minor numbers in `/proc`. A process may use
-//! an instance if it sees both of its nodes.
+//! MIG capabilities, as in the driver: files in `/proc` with the minor numbers of configuration, of
+//! monitoring, of every GPU instance and every compute instance.
 //!
 //! `proc/driver/nvidia/capabilities` has the files of existing instances;
-//! `proc/driver/nvidia-caps/mig-minors` lists the minor numbers of all possible instances.
+//! `proc/driver/nvidia-caps/mig-minors` lists the minor numbers of all possible instances;
+//! `proc/devices` has the major number. The kernel driver creates no device nodes: programs do, as
+//! `nvidia-modprobe`, which NVIDIA's libraries run. So a process may use an instance if it sees both
+//! of its nodes, or, outside of containers, both of its files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -11,6 +13,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::description::CapabilityNodes;
 use crate::protocol::{CardIndex, InstanceId, MigState};
 
 use super::{DriverRoot, make_node};
@@ -42,7 +45,9 @@ fn compute_minor(card: CardIndex, id: InstanceId) -> u32 {
 }
 
 impl DriverRoot {
-    fn capability_node(&self, minor: u32) -> PathBuf {
+    /// Device node of a capability.
+    #[must_use]
+    pub fn capability_node(&self, minor: u32) -> PathBuf {
         let node = format!("dev/nvidia-caps/nvidia-cap{minor}");
         self.path().join(node)
     }
@@ -52,46 +57,58 @@ impl DriverRoot {
         self.path().join(directory)
     }
 
-    /// Whether the nodes of an instance are present, so that this process may use it.
+    /// Whether this process may use an instance: it sees the nodes, or the files by which it could
+    /// create them.
     #[must_use]
     pub fn sees_instance(&self, card: CardIndex, id: InstanceId) -> bool {
-        [gpu_minor(card, id.gpu), compute_minor(card, id)]
+        let gpu = self.capabilities(card).join(format!("gi{}", id.gpu));
+        let files = [
+            gpu.join("access"),
+            gpu.join(format!("ci{}/access", id.compute)),
+        ];
+        let nodes = [gpu_minor(card, id.gpu), compute_minor(card, id)];
+        let has_nodes = nodes
             .into_iter()
-            .all(|minor| self.capability_node(minor).exists())
+            .all(|minor| self.capability_node(minor).exists());
+        has_nodes || files.iter().all(|file| file.exists())
     }
 
-    /// Lays out the capabilities of the whole machine and the table of all minor numbers.
+    /// Lays out the capabilities of the whole machine, the table of all minor numbers, and the major
+    /// number. The nodes of the two capabilities exist on most machines: administrators use them.
     ///
     /// # Errors
     /// If a file cannot be written.
     pub(super) fn lay_out_machine_capabilities(&self) -> io::Result<()> {
         let directory = self.path().join("proc/driver/nvidia/capabilities/mig");
         for (name, minor, mode) in MACHINE {
-            self.lay_out_capability(&directory.join(name), minor, mode)?;
+            self.create_capability_node(minor, mode)?;
+            lay_out_capability(&directory.join(name), minor, mode)?;
         }
+        fs::write(self.path().join("proc/devices"), table_of_majors())?;
         let table = self.path().join("proc/driver/nvidia-caps");
         fs::create_dir_all(&table)?;
         fs::write(table.join("mig-minors"), table_of_minors())
     }
 
-    /// Creates the device node of a capability and then the file with its minor number.
-    fn lay_out_capability(&self, file: &Path, minor: u32, mode: u32) -> io::Result<()> {
+    fn create_capability_node(&self, minor: u32, mode: u32) -> io::Result<()> {
         let node = self.capability_node(minor);
-        for parent in [node.parent(), file.parent()].into_iter().flatten() {
+        if let Some(parent) = node.parent() {
             fs::create_dir_all(parent)?;
         }
-        make_node(&node, mode)?;
-        let text =
-            format!("DeviceFileMinor: {minor}\nDeviceFileMode: {mode}\nDeviceFileModify: 1\n");
-        fs::write(file, text)
+        make_node(&node, mode)
     }
 
     /// Lays out the capabilities of existing instances. Correct files are not replaced, since they
-    /// may be open.
+    /// may be open. Device nodes are created with [`CapabilityNodes::Created`] only.
     ///
     /// # Errors
     /// If a file cannot be written.
-    pub fn lay_out_instances(&self, card: CardIndex, state: &MigState) -> io::Result<()> {
+    pub fn lay_out_instances(
+        &self,
+        card: CardIndex,
+        state: &MigState,
+        nodes: CapabilityNodes,
+    ) -> io::Result<()> {
         let directory = self.capabilities(card);
         let mut wanted: BTreeMap<PathBuf, u32> = BTreeMap::new();
         for gpu in &state.gpu_instances {
@@ -116,10 +133,33 @@ impl DriverRoot {
             if access.exists() {
                 continue;
             }
-            self.lay_out_capability(&access, minor, INSTANCE_MODE)?;
+            if nodes == CapabilityNodes::Created {
+                self.create_capability_node(minor, INSTANCE_MODE)?;
+            }
+            lay_out_capability(&access, minor, INSTANCE_MODE)?;
         }
         Ok(())
     }
+}
+
+/// Writes the file with the minor number of a capability.
+fn lay_out_capability(file: &Path, minor: u32, mode: u32) -> io::Result<()> {
+    if let Some(parent) = file.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    let text = format!("DeviceFileMinor: {minor}\nDeviceFileMode: {mode}\nDeviceFileModify: 1\n");
+    fs::write(file, text)
+}
+
+/// Major number of the capabilities; the kernel chooses it when the module is loaded.
+pub const CAPABILITIES_MAJOR: u32 = 237;
+
+/// The kernel's `/proc/devices`, shortened.
+fn table_of_majors() -> String {
+    format!(
+        "Character devices:\n  1 mem\n  5 /dev/tty\n195 nvidia\n195 nvidiactl\n{CAPABILITIES_MAJOR} nvidia-caps\n\
+         510 nvidia-uvm\n\nBlock devices:\n  7 loop\n259 blkext\n"
+    )
 }
 
 /// The driver's `mig-minors`: one line per capability.
@@ -173,6 +213,8 @@ fn remove(path: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use super::*;
     use crate::protocol::{ComputeInstanceState, GpuInstanceState};
 
@@ -206,9 +248,13 @@ mod tests {
         let root = DriverRoot::new(directory.path());
         let card = CardIndex(1);
         let id = |gpu, compute| InstanceId { gpu, compute };
-        root.lay_out_instances(card, &state(&[(7, &[0, 1]), (2, &[])]))
-            .unwrap();
+        let lay_out = |instances| {
+            root.lay_out_instances(card, &state(instances), CapabilityNodes::OnDemand)
+                .unwrap();
+        };
+        lay_out(&[(7, &[0, 1]), (2, &[])]);
         assert!(root.sees_instance(card, id(7, 1)));
+        assert!(!root.capability_node(203).exists(), "programs create nodes");
         assert!(!root.sees_instance(card, id(2, 0)));
         assert!(!root.sees_instance(CardIndex(0), id(7, 1)));
         let access = "proc/driver/nvidia/capabilities/gpu1/mig/gi7/ci1/access";
@@ -219,12 +265,27 @@ mod tests {
             "DeviceFileMinor: 203\nDeviceFileMode: 292\nDeviceFileModify: 1\n"
         );
 
-        root.lay_out_instances(card, &state(&[(7, &[0])])).unwrap();
+        // A container has nodes but no files.
+        root.create_capability_node(compute_minor(card, id(7, 1)), INSTANCE_MODE)
+            .unwrap();
+        let container = DriverRoot::new(directory.path().join("container"));
+        fs::create_dir(container.path()).unwrap();
+        symlink(directory.path().join("dev"), container.path().join("dev")).unwrap();
+        assert!(!container.sees_instance(card, id(7, 1)));
+        root.create_capability_node(gpu_minor(card, 7), INSTANCE_MODE)
+            .unwrap();
+        assert!(container.sees_instance(card, id(7, 1)));
+
+        lay_out(&[(7, &[0])]);
         assert!(root.sees_instance(card, id(7, 0)));
         assert!(!root.sees_instance(card, id(7, 1)));
-        root.lay_out_instances(card, &state(&[])).unwrap();
+        lay_out(&[]);
         assert!(!root.sees_instance(card, id(7, 0)));
         assert!(!root.path().join(access).exists());
+
+        root.lay_out_instances(card, &state(&[(7, &[1])]), CapabilityNodes::Created)
+            .unwrap();
+        assert!(root.capability_node(203).exists(), "the option");
     }
 
     #[test]
@@ -234,9 +295,12 @@ mod tests {
         let root = DriverRoot::new(directory.path());
         root.lay_out_machine_capabilities().unwrap();
         // Instances come and go; the capabilities of the machine stay.
-        root.lay_out_instances(CardIndex(0), &state(&[(1, &[0])]))
-            .unwrap();
-        root.lay_out_instances(CardIndex(0), &state(&[])).unwrap();
+        for instances in [&[(1, &[0][..])][..], &[]] {
+            root.lay_out_instances(CardIndex(0), &state(instances), CapabilityNodes::OnDemand)
+                .unwrap();
+        }
+        let devices = fs::read_to_string(root.path().join("proc/devices")).unwrap();
+        assert!(devices.contains("\n237 nvidia-caps\n"), "{devices}");
         for (name, minor, mode) in [("config", 1, 256), ("monitor", 2, 292)] {
             let file = format!("proc/driver/nvidia/capabilities/mig/{name}");
             assert_eq!(

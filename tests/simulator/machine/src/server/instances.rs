@@ -40,7 +40,8 @@ impl Server {
         let Some(state) = self.kernel.mig_state(card) else {
             return;
         };
-        if let Err(error) = self.root.lay_out_instances(card, &state) {
+        let nodes = self.kernel.description().capability_nodes;
+        if let Err(error) = self.root.lay_out_instances(card, &state, nodes) {
             // The instance exists; only its capability files are missing.
             let _ = writeln!(
                 std::io::stderr(),
