@@ -234,8 +234,11 @@ impl<E: Effects> Reconciler<E> {
     ) {
         let missing: Vec<&str> = missing.iter().copied().collect();
         let verb = if missing.len() == 1 { "is" } else { "are" };
+        let cause = error
+            .strip_prefix(&format!("claim {claim}: "))
+            .unwrap_or(error);
         let note = format!(
-            "claim {claim}: {} {verb} missing on the node, and cannot be recreated: {error}; containers of the claim cannot \
+            "claim {claim}: {} {verb} missing on the node, and cannot be recreated: {cause}; containers of the claim cannot \
              restart until then",
             missing.join(" and ")
         );

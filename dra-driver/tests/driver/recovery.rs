@@ -317,7 +317,9 @@ async fn names_deleted_state_that_cannot_be_restored() {
     .await;
     assert!(
         note.starts_with("claim default/claim-1 ")
-            && note.contains(": the CDI spec is missing on the node, and cannot be recreated: ")
+            && note.contains(
+                ": the CDI spec is missing on the node, and cannot be recreated: cannot use the GPUs of this node: ",
+            )
             && note.contains("the number of GPUs"),
         "{note}"
     );
