@@ -153,14 +153,14 @@ impl Planner {
         // The simulations would give up, too.
         let waiting = match rejected.any(|(_, explanation)| gave_up(explanation)) {
             true => None,
-            false => self.make_room(group, waits_for_quota, order, time, actions),
+            false => self
+                .make_room(group, waits_for_quota, order, time, actions)
+                .or_else(|| self.reserved_room(group)),
         };
         if self.suspend(group, time, actions) {
             return;
         }
-        let explanation = waiting
-            .or_else(|| self.reserved_room(group))
-            .unwrap_or_else(|| group.explanation(&plan));
+        let explanation = waiting.unwrap_or_else(|| group.explanation(&plan));
         let unfit_nodes = match &plan.rejected[..] {
             [(_, only)] => self.unfit_nodes(only),
             rejected => {

@@ -10,7 +10,11 @@ use drava_allocator::selector::is_suspended;
 
 use super::Planner;
 use super::room::RoomKind;
+use crate::pod::Revision;
 use crate::queue::NodeSet;
+
+/// Namespace and revision of a Deployment.
+pub(super) type Rollout = (Option<String>, Revision);
 
 /// Most requests that are remembered.
 const MAX_REJECTIONS: usize = 16;
@@ -24,6 +28,8 @@ pub(super) struct Rejections {
     without_room: VecDeque<(PodRequest, RoomKind)>,
     /// Requests with the reservation that keeps their devices, if one does; the newest first.
     reserved: VecDeque<(PodRequest, Option<Explanation>)>,
+    /// Requests of rollouts, with why the rollout is blocked if it is; the newest first.
+    rollouts: VecDeque<(PodRequest, Rollout, Option<Explanation>)>,
     /// The last explanation with its nodes that are unfit regardless of devices.
     unfit_nodes: Option<(Explanation, Arc<NodeSet>)>,
 }
@@ -34,6 +40,31 @@ impl Rejections {
         self.known.clear();
         self.without_room.clear();
         self.reserved.clear();
+        self.rollouts.clear();
+    }
+
+    /// Notes whether a rollout is blocked.
+    pub(super) fn set_rollout(
+        &mut self,
+        request: &PodRequest,
+        rollout: Rollout,
+        blocked: Option<Explanation>,
+    ) {
+        self.rollouts
+            .push_front((request.clone(), rollout, blocked));
+        self.rollouts.truncate(MAX_REJECTIONS);
+    }
+
+    /// Returns why a rollout is blocked, if it is, and if that is known.
+    pub(super) fn rollout(
+        &self,
+        request: &PodRequest,
+        rollout: &Rollout,
+    ) -> Option<&Option<Explanation>> {
+        let mut known = self.rollouts.iter();
+        let (.., blocked) =
+            known.find(|(known, of, _)| of == rollout && known.is_equivalent(request))?;
+        Some(blocked)
     }
 
     /// Notes which reservation keeps the devices of a request.

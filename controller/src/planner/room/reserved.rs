@@ -1,5 +1,7 @@
 //! The reservation that keeps the devices of a pod that would fit without it.
 
+use std::collections::BTreeSet;
+
 use drava_allocator::explanation::Explanation;
 use drava_allocator::node::PodDemand;
 use drava_api::reason::Reason;
@@ -8,6 +10,9 @@ use crate::ledger::{Owner, Purpose, Reservation};
 use crate::planner::Planner;
 use crate::planner::decision::Group;
 use crate::pod::qualified_name;
+
+/// Nodes of one reservation that are tried; a gang may have reserved devices on many.
+const MAX_NODES: usize = 8;
 
 impl Planner {
     /// Returns for whom the devices are reserved that would serve a single pod, which fits on no other.
@@ -42,7 +47,19 @@ impl Planner {
                 self.cluster.forget_pod(uid);
             }
         }
-        let placement = self.place(request);
+        // A pod that fits on no node fits without the reservations on one of theirs, if at all.
+        let fitting = others.iter().find_map(|(owner, reservation)| {
+            let nodes: BTreeSet<&str> = reservation
+                .placements
+                .iter()
+                .map(|(_, placement)| placement.node.as_str())
+                .collect();
+            let mut nodes = nodes.into_iter().take(MAX_NODES);
+            let policies = self.settings.policies;
+            let node =
+                nodes.find(|node| self.cluster.decide_on(node, request, policies).is_ok())?;
+            Some((owner, reservation.purpose, node.to_owned()))
+        });
         for (_, reservation) in &others {
             for (uid, placement) in &reservation.placements {
                 let demand = self
@@ -55,13 +72,7 @@ impl Planner {
                 }
             }
         }
-        let explanation = placement.and_then(|placement| {
-            let node = placement.node;
-            let mut others = others.iter();
-            let (owner, reservation) = others.find(|(_, reservation)| {
-                let mut reserved = reservation.placements.iter();
-                reserved.any(|(_, placement)| placement.node == node)
-            })?;
+        let explanation = fitting.and_then(|(owner, purpose, node)| {
             let owner = match owner {
                 Owner::Pod(uid) => {
                     format!(
@@ -71,7 +82,7 @@ impl Planner {
                 }
                 Owner::Gang(gang) => format!("gang {gang}"),
             };
-            let why = match reservation.purpose {
+            let why = match purpose {
                 Purpose::HeadOfQueue => "the head of the queue",
                 Purpose::Preemption => "for which other pods end",
             };

@@ -9,6 +9,7 @@ use drava_api::reason::Reason;
 
 use super::RoomCause;
 use crate::planner::decision::Group;
+use crate::planner::rejections::Rollout;
 use crate::planner::{DecisionTime, Planner};
 
 impl Planner {
@@ -26,12 +27,31 @@ impl Planner {
         let pod = self.live_pods.get(&request.pod_request.uid)?;
         let revision = pod.revision.clone()?;
         let namespace = pod.reference.namespace.clone();
+        let key = (namespace, revision);
+        // The pods of a rollout are equal.
+        if let Some(known) = self.rejections.rollout(&request.pod_request, &key) {
+            return known.clone();
+        }
+        let blocked = self.blocked_rollout(group, ending, &key, time);
+        self.rejections
+            .set_rollout(&request.pod_request, key, blocked.clone());
+        blocked
+    }
+
+    fn blocked_rollout(
+        &mut self,
+        group: &Group,
+        ending: &BTreeSet<String>,
+        (namespace, revision): &Rollout,
+        time: &DecisionTime,
+    ) -> Option<Explanation> {
+        let request = group.requests.first()?;
         let others = self.live_pods.iter().filter(|(_, other)| {
             let of = other.revision.as_ref();
             let is_other = of.is_some_and(|of| {
                 of.deployment == revision.deployment && of.template_hash != revision.template_hash
             });
-            is_other && other.is_bound && other.reference.namespace == namespace
+            is_other && other.is_bound && other.reference.namespace == *namespace
         });
         let others: Vec<_> = others.collect();
         if others.is_empty() || others.iter().any(|(_, pod)| pod.grace_period_end.is_some()) {
