@@ -64,9 +64,6 @@ pub enum ComputePolicy {
     Fixed,
     /// Not metered.
     None,
-    /// Exclusive time slices of 10 to 50 ms in proportion to `cores`. Exact for long kernels too, with a pause at each
-    /// change. A claim with several devices gets `balance` instead: work on several GPUs would wait for a slice of each.
-    Token,
 }
 
 /// Priority among the shares of one GPU: −100 to 100.
@@ -304,6 +301,12 @@ pub enum ConfigError {
         /// Cause.
         source: serde_json::Error,
     },
+    /// The policy of exclusive time slices.
+    #[error(
+        "config field computePolicy: `token` does not exist; use `balance` (cores are guaranteed, idle time of other \
+         shares is added) or `fixed` (never more than cores)"
+    )]
+    TimeSlices,
     /// The field or value is not allowed in its layer.
     #[error(transparent)]
     Forbidden(#[from] ForbiddenField),
@@ -327,6 +330,9 @@ impl VgpuConfig {
                 api_version: non_empty(api_version, "without apiVersion"),
                 kind: non_empty(kind, "without kind"),
             });
+        }
+        if text_of("computePolicy") == "token" {
+            return Err(ConfigError::TimeSlices);
         }
         serde_path_to_error::deserialize(parameters).map_err(|error| ConfigError::Field {
             path: match error.path().to_string() {

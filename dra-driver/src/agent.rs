@@ -5,7 +5,6 @@
 //! | Task | Decided by | Effects by |
 //! |---|---|---|
 //! | divide the time of a GPU | [`policy::allotment`], [`policy::control`], [`policy::contention`] | [`node::card`] |
-//! | pass the token on | [`policy::token`] | [`node::card`] |
 //! | yield to higher priority | [`policy::priority`] | [`node::card`] |
 //! | measure a share, lend its time, reclaim it | [`policy::activity`], [`policy::occupancy`] | [`node::tracked_share`] |
 //! | detect violations, kill processes | [`policy::detection`] | [`node::card`], [`node::nvml_observer`] |
@@ -243,7 +242,6 @@ impl Agent {
                 card.reclaim_lent_time(now_us, &mut self.shares);
             }
             card.poll_priorities(now_us, &mut self.shares);
-            card.poll_token(now_us, due.tick, &mut self.shares);
             if due.scan {
                 found.extend(card.scan(now_us, None, None, &mut self.shares));
             }

@@ -22,6 +22,7 @@
 
 use drava_api::config::{ComputePolicy, Enforcement, MemoryPolicy, Priority};
 use drava_nvml::{GpuInstance, MigUuid, Placement};
+use serde::de::{Deserializer, IntoDeserializer as _};
 use serde::{Deserialize, Serialize};
 
 use crate::artifacts::{Installed, Stubs};
@@ -92,7 +93,8 @@ pub struct Share {
     pub cores: u64,
     /// Slots of the GPU that the share uses.
     pub slots: u64,
-    /// Enforcement of GPU time.
+    /// Enforcement of GPU time. Records of older builds may have `token`, exclusive time slices, whose guarantee is the same.
+    #[serde(deserialize_with = "recorded_policy")]
     pub compute_policy: ComputePolicy,
     /// Priority among the shares of the GPU.
     pub priority: Priority,
@@ -103,6 +105,14 @@ pub struct Share {
     pub enforcement: Enforcement,
     /// Whether graphics and video libraries of the NVIDIA driver are mounted.
     pub unmetered: bool,
+}
+
+fn recorded_policy<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ComputePolicy, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    match text.as_str() {
+        "token" => Ok(ComputePolicy::Balance),
+        policy => ComputePolicy::deserialize(policy.into_deserializer()),
+    }
 }
 
 /// A MIG partition of a GPU: one GPU instance with one compute instance.

@@ -172,7 +172,7 @@ fn container_cgroup(cgroups: &str) -> Option<&str> {
 }
 
 /// Opens a process; `None` if it has ended.
-pub fn open(pid: u32) -> Option<OwnedFd> {
+fn open(pid: u32) -> Option<OwnedFd> {
     let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
     pidfd_open(pid, PidfdFlags::empty()).ok()
 }

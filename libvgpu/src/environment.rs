@@ -5,7 +5,7 @@
 //! | `DRAVA_MEMORY_LIMIT` | memory of each GPU: bytes, or a quantity such as `4Gi` or `500M` |
 //! | `DRAVA_CORES` | percent of each GPU's time, 1 to 99; 0 or 100 for no limit |
 //! | `DRAVA_MEMORY_POLICY` | `hard`, or `spill`: plain allocations beyond the limit come from the host |
-//! | `DRAVA_COMPUTE_POLICY` | `fixed`, `balance`, `token` or `none`; default: `fixed` if cores are limited |
+//! | `DRAVA_COMPUTE_POLICY` | `fixed`, `balance` or `none`; default: `fixed` if cores are limited |
 //! | `DRAVA_PRIORITY` | −100 to 100, higher first |
 //! | `DRAVA_JOB` | processes with the same value share one limit; default: the process group |
 //! | `DRAVA_RUN_DIR` | directory of the shares if `/run/drava` has none |

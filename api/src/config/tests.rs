@@ -61,7 +61,12 @@ fn names_field_in_errors() {
         ),
         (
             document(json!({"computePolicy": "turbo"})),
-            "config field computePolicy: unknown variant `turbo`, expected one of `balance`, `fixed`, `none`, `token`",
+            "config field computePolicy: unknown variant `turbo`, expected one of `balance`, `fixed`, `none`",
+        ),
+        (
+            document(json!({"computePolicy": "token"})),
+            "config field computePolicy: `token` does not exist; use `balance` (cores are guaranteed, idle time of other shares \
+             is added) or `fixed` (never more than cores)",
         ),
         (
             json!({"apiVersion": "gpu.nvidia.com/v1", "kind": "GpuConfig"}),

@@ -92,13 +92,11 @@ struct Times {
     best_effort_part: f64,
 }
 
-/// Measures requests for each policy with short best-effort kernels.
+/// Measures requests with short best-effort kernels.
 pub(crate) fn measure(length: Duration) -> Result<()> {
     for request in REQUESTS {
-        for policy in [ComputePolicy::Balance, ComputePolicy::Token] {
-            for other_ns in [100_000, 1_000_000] {
-                latency(policy, request, other_ns, length)?;
-            }
+        for other_ns in [100_000, 1_000_000] {
+            latency(ComputePolicy::Balance, request, other_ns, length)?;
         }
     }
     Ok(())

@@ -78,6 +78,5 @@ const fn name(policy: ComputePolicy) -> &'static str {
         ComputePolicy::None => "none",
         ComputePolicy::Balance => "balance",
         ComputePolicy::Fixed => "fixed",
-        ComputePolicy::Token => "token",
     }
 }

@@ -110,13 +110,10 @@ fn two(
     Ok(())
 }
 
-/// Measures both policies with kernels.
+/// Measures kernels.
 pub(crate) fn measure_kernels(length: Duration, has_baseline: bool) -> Result<()> {
-    for policy in [ComputePolicy::Balance, ComputePolicy::Token] {
-        let has_baseline = has_baseline && policy == ComputePolicy::Balance;
-        for (loads, shares) in LOADS.into_iter().flat_map(|l| SPLITS.map(|s| (l, s))) {
-            two(policy, shares, loads, length, has_baseline)?;
-        }
+    for (loads, shares) in LOADS.into_iter().flat_map(|l| SPLITS.map(|s| (l, s))) {
+        two(ComputePolicy::Balance, shares, loads, length, has_baseline)?;
     }
     Ok(())
 }
@@ -141,16 +138,15 @@ pub(crate) fn measure_bursts(length: Duration) -> Result<()> {
         "kernel ns=1000000 depth=16 burst=50 idle=200",
         "kernel ns=1000000 depth=16",
     ];
-    for policy in [ComputePolicy::Balance, ComputePolicy::Token] {
-        for shares in SPLITS {
-            let got = run_two(policy, shares, loads, length)?;
-            let due = 100.0 * WORK_S / (WORK_S * 100.0 / f64::from(shares[0]) + PAUSE_S);
-            let first = got.first().copied().unwrap_or_default();
-            report(&json!({
-                "figure": "bursts", "policy": name(policy), "share": shares, "due": due, "got": got,
-                "error_points": (due - first).max(0.0), "sum": got.iter().sum::<f64>(),
-            }));
-        }
+    let policy = ComputePolicy::Balance;
+    for shares in SPLITS {
+        let got = run_two(policy, shares, loads, length)?;
+        let due = 100.0 * WORK_S / (WORK_S * 100.0 / f64::from(shares[0]) + PAUSE_S);
+        let first = got.first().copied().unwrap_or_default();
+        report(&json!({
+            "figure": "bursts", "policy": name(policy), "share": shares, "due": due, "got": got,
+            "error_points": (due - first).max(0.0), "sum": got.iter().sum::<f64>(),
+        }));
     }
     Ok(())
 }

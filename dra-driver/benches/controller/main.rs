@@ -1,4 +1,4 @@
-//! What the controller and the token ring achieve for simulated shares in virtual time, as one row of the table in
+//! What the controller achieves for simulated shares in virtual time, as one row of the table in
 //! `docs/results/ablation.md`: `cargo bench -p drava-dra-driver --bench controller`.
 
 #![expect(
@@ -65,8 +65,8 @@ fn loads(policy: ComputePolicy, cores: &[u32], kernels: &[u64]) -> Vec<Workload>
 }
 
 /// Returns shares with kernels of 0.1, 1 and 10 ms in an order that is the same in each run.
-fn mixed(policy: ComputePolicy, cores: &[u32]) -> Vec<Workload> {
-    let mut loads = loads(policy, cores, &[1_000]);
+fn mixed(cores: &[u32]) -> Vec<Workload> {
+    let mut loads = loads(ComputePolicy::Balance, cores, &[1_000]);
     for (load, seed) in loads.iter_mut().zip(1_u64..) {
         let mut state = seed;
         load.kernels_us.clear();
@@ -91,11 +91,13 @@ struct Divided {
     sum: f64,
 }
 
-fn divide(timing: Timing, policy: ComputePolicy) -> Divided {
+fn divide(timing: Timing) -> Divided {
     let (mut errors, mut charges, mut sum) = (Vec::new(), Vec::new(), f64::MAX);
     for cores in FULL {
-        let sets = KERNELS.iter().map(|kernels| loads(policy, cores, kernels));
-        for set in sets.chain(once(mixed(policy, cores))) {
+        let sets = KERNELS
+            .iter()
+            .map(|kernels| loads(ComputePolicy::Balance, cores, kernels));
+        for set in sets.chain(once(mixed(cores))) {
             let mut gpu = SimulatedGpu::of(timing, &set);
             gpu.run(2.0);
             let charged = gpu.run_charged(5.0);
@@ -186,9 +188,8 @@ fn main() {
         slice_deviation_percent: 40,
         ..H200
     };
-    let balance = divide(H200, ComputePolicy::Balance);
-    let on_uneven = divide(uneven, ComputePolicy::Balance);
-    let token = divide(H200, ComputePolicy::Token);
+    let balance = divide(H200);
+    let on_uneven = divide(uneven);
     let (new, reclaim) = changes();
     let columns = [
         mean_and_worst(&balance.errors),
@@ -199,9 +200,6 @@ fn main() {
         mean_and_worst(&with_gaps()),
         mean_and_worst(&new),
         mean_and_worst(&reclaim),
-        mean_and_worst(&token.errors),
-        format!("{:.1}", token.sum),
-        mean_and_worst(&token.charges),
     ];
     println!("| {} |", columns.join(" | "));
 }

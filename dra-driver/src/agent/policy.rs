@@ -11,5 +11,4 @@ pub mod rate_limiter;
 pub mod reserve;
 pub mod schedule;
 pub mod share_metrics;
-pub mod token;
 pub mod usage_counters;

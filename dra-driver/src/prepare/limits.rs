@@ -33,7 +33,6 @@ pub(super) fn page(
                 ComputePolicy::Balance => abi::ComputePolicy::Balance,
                 ComputePolicy::Fixed => abi::ComputePolicy::Fixed,
                 ComputePolicy::None => abi::ComputePolicy::None,
-                ComputePolicy::Token => abi::ComputePolicy::Token,
             },
             priority: abi::Priority::new(i32::from(share.priority.get()))
                 .unwrap_or(abi::Priority::DEFAULT),

@@ -203,7 +203,6 @@ fn time(share: &Share) -> String {
         (_, 0) => "GPU time is best effort (no guarantee)".to_owned(),
         (ComputePolicy::Balance, _) => format!("{cores}% of GPU time guaranteed"),
         (ComputePolicy::Fixed, _) => format!("GPU time limited to {cores}%"),
-        (ComputePolicy::Token, _) => format!("{cores}% of GPU time in time slices"),
     }
 }
 

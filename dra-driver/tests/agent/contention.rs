@@ -14,11 +14,7 @@ fn own_times(active: &[Active]) -> Vec<u64> {
 /// Returns the own time of a share with a third of the GPU and of a share that saturates the rest.
 fn own_time_with_saturating_share(workload: Workload) -> [u64; 2] {
     let (part, rest) = (ALL / 3, ALL - ALL / 3);
-    let filled = match workload {
-        Workload::TokenSlices(us) => Workload::TokenSlices(us),
-        Workload::Saturating | Workload::Launches(_) => Workload::Saturating,
-    };
-    let shares = [(part, workload), (rest, filled)];
+    let shares = [(part, workload), (rest, Workload::Saturating)];
     let own = own_times(&shares.map(|(part, workload)| Active { part, workload }));
     [own[0], own[1]]
 }
@@ -36,14 +32,6 @@ fn predicts_no_interruption_within_time_slice() {
     );
     let [own, _] = own_time_with_saturating_share(Workload::Launches(4_000));
     assert!((ALL / 2..ALL * 3 / 4).contains(&own), "{own}");
-}
-
-#[test]
-fn predicts_no_interruption_between_token_shares() {
-    assert_eq!(
-        own_time_with_saturating_share(Workload::TokenSlices(20_000)),
-        [ALL, ALL]
-    );
 }
 
 #[test]
@@ -74,10 +62,8 @@ fn divides_time_of_many_saturating_shares() {
 #[test]
 fn bounds_reported_durations() {
     for us in [0, 1, u64::MAX] {
-        for workload in [Workload::Launches(us), Workload::TokenSlices(us)] {
-            let [own, _] = own_time_with_saturating_share(workload);
-            assert!((ALL / 3..=ALL).contains(&own), "{workload:?}: {own}");
-        }
+        let [own, _] = own_time_with_saturating_share(Workload::Launches(us));
+        assert!((ALL / 3..=ALL).contains(&own), "{us}: {own}");
     }
 }
 
@@ -114,7 +100,7 @@ fn states_duration_of_interruptions_beside_saturating_share() {
             .collect();
         estimate(&active)[0].own_time
     };
-    use Workload::{Launches, Saturating, TokenSlices};
+    use Workload::{Launches, Saturating};
     // A slice of the other and two switches, as measured on an H200.
     assert_eq!(
         beside(Launches(500), &[Saturating]),
@@ -127,7 +113,6 @@ fn states_duration_of_interruptions_beside_saturating_share() {
     for (workload, others) in [
         (Launches(5_000), &[Saturating][..]),
         (Launches(500), &[Launches(500)]),
-        (TokenSlices(500), &[TokenSlices(500)]),
         (Launches(500), &[]),
     ] {
         assert!(

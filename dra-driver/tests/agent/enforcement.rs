@@ -102,21 +102,6 @@ fn keeps_share_of_program_that_waits_for_batches() {
 }
 
 #[test]
-fn divides_time_by_token_and_drops_dead_process() {
-    let node = TestNode::new();
-    node.prepare(1, &share_limits(50, ComputePolicy::Token));
-    node.prepare(2, &share_limits(50, ComputePolicy::Token));
-    let _agent = node.agent();
-    let (first, second) = (
-        start_kernels(&node, 1, 2_000_000),
-        start_kernels(&node, 2, 2_000_000),
-    );
-    await_percents(&node, &[&first, &second], &[50.0, 50.0], 3.0);
-    second.kill().unwrap();
-    await_more_than(&node, &first, 90.0);
-}
-
-#[test]
 fn follows_claims_across_agent_restart() {
     let node = TestNode::new();
     node.prepare(1, &share_limits(30, ComputePolicy::Fixed));
@@ -138,7 +123,7 @@ fn follows_claims_across_agent_restart() {
     node.prepare(3, &share_limits(20, ComputePolicy::Fixed));
     eventually("a rate for the third", || node.page(3).rate_us_per_s);
     await_percents(&node, &[&tenant], &[30.0], 3.0);
-    assert_eq!(node.token_words(1)[1], OwnTime::ALL.word());
+    assert_eq!(node.own_time_word(1), OwnTime::ALL.word());
     assert_eq!(node.findings.lock().unwrap().as_slice(), []);
 }
 

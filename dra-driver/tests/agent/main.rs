@@ -25,6 +25,5 @@ mod reserve;
 mod schedule;
 mod simulated_gpu;
 mod simulated_share;
-mod token;
 mod virtual_clock;
 mod workload;

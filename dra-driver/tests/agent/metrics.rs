@@ -100,30 +100,6 @@ fn reports_gpu_time_and_throttling_of_busy_share() {
     assert!(busy.figures.last_demand_us > 0);
 }
 
-/// A kernel that overruns its slice is measured with the slices of the next share, by a third of all its time here.
-#[test]
-fn reports_gpu_time_of_token_shares_once() {
-    let node = TestNode::new();
-    node.prepare(1, &limits(ComputePolicy::Token, 30, 0));
-    node.prepare(2, &limits(ComputePolicy::Token, 70, 0));
-    let config = node.config();
-    let metrics = config.metrics.subscribe();
-    let _agent = node.agent_with(config);
-    let _tenants = [1, 2].map(|number| {
-        let mut tenant = node.tenant(number);
-        tenant.ok("start kernel ns=20000000 depth=4").unwrap();
-        tenant
-    });
-    let charged_us = eventually("8 s of GPU time", || {
-        let shares = metrics.borrow();
-        let charged_us: u64 = shares.iter().map(|share| share.gpu_time_us).sum();
-        (charged_us > 8_000_000).then_some(charged_us)
-    });
-    let used_us = node.test_bed.machine().card(0).unwrap().busy_nanos / 1_000;
-    // Switches between contexts are charged, too.
-    assert!(charged_us < used_us * 112 / 100, "{charged_us} {used_us}");
-}
-
 fn usage(slot: usize, generation: u64, gpu_time_us: u64) -> ProcessUsage {
     ProcessUsage {
         slot: SlotIndex::new(slot).unwrap(),
@@ -172,19 +148,6 @@ fn totals_rise_over_ends_of_processes() {
         "a tenant sets its counter back"
     );
     assert_eq!(total(&[usage(0, 2, u64::MAX)]), u64::MAX, "or to nonsense");
-}
-
-#[test]
-fn total_never_falls_by_deducted_time() {
-    let mut totals = CounterTotals::default();
-    let mut total = |gpu_time_us, overlap_us| {
-        totals.deduct(overlap_us);
-        totals.update(0, &[usage(0, 1, gpu_time_us)]);
-        totals.gpu_time_us()
-    };
-    assert_eq!(total(100, 30), 70);
-    assert_eq!(total(110, 25), 70, "the rest is deducted later");
-    assert_eq!(total(200, 0), 145);
 }
 
 #[test]

@@ -13,9 +13,7 @@ use drava_dra_driver::agent::{Agent, Config, Finding};
 use drava_dra_driver::claim::{ClaimUid, ShareId};
 use drava_dra_driver::mounts::MountedShare;
 use drava_vgpu_abi::contention::OwnTime;
-use drava_vgpu_abi::page::{
-    NOTIFY_OFFSET, OWN_TIME_OFFSET, TOKEN_OFFSET, WINDOW_OFFSET, YIELD_UNTIL_OFFSET,
-};
+use drava_vgpu_abi::page::{NOTIFY_OFFSET, OWN_TIME_OFFSET, WINDOW_OFFSET, YIELD_UNTIL_OFFSET};
 use drava_vgpu_abi::{
     ComputePolicy, Cores, Limits, PageError, PageWrite, Priority, own_time, update,
 };
@@ -165,9 +163,9 @@ impl TestNode {
         self.node.word(number, at).unwrap()
     }
 
-    /// Returns the token word and the own-time word of the page.
-    pub(crate) fn token_words(&self, number: u32) -> [u64; 2] {
-        [TOKEN_OFFSET, OWN_TIME_OFFSET].map(|at| self.word(number, at))
+    /// Returns the own-time word of the page.
+    pub(crate) fn own_time_word(&self, number: u32) -> u64 {
+        self.word(number, OWN_TIME_OFFSET)
     }
 
     /// Returns the priority words of the page: end of the yield, window, and whether the share notifies the agent.

@@ -177,42 +177,19 @@ fn opens_replaced_page_of_claim_with_two_shares() {
     assert!(agent.node.page(1).rate_us_per_s.is_some());
 }
 
-/// With tokens on both GPUs, a kernel that waits for a kernel on the other GPU would wait for two slices.
 #[test]
-fn grants_no_token_to_multi_gpu_and_unmetered_claims() {
-    let node = TestNode::on(TestBed::with_machine(library::shipped().unwrap(), H200X8).unwrap());
-    let machine = node.test_bed.machine().status().unwrap();
-    let [first, second] = [0, 1].map(|index| machine.cards[index].uuid.clone());
-    let token = Limits {
-        cores: Cores::new(40).unwrap(),
-        compute_policy: ComputePolicy::Token,
-        ..Limits::memory(GIB)
-    };
-    for number in [1, 2] {
-        let shares = [(first.as_str(), number), (second.as_str(), 10 + number)];
-        node.prepare_shares(number, &shares, &token);
-    }
-    node.prepare_on(&first, 3, &token);
-    node.prepare_on(&first, 4, &Limits::memory(GIB));
-    let regions = [1, 2].map(|number| node.region(number));
+fn leaves_page_of_unmetered_share_unchanged() {
+    let node = TestNode::new();
+    node.prepare(1, &Limits::memory(GIB));
     let mut agent = VirtualClockAgent::on(node);
+    let process = FakeProcess::new(&agent.node, 1);
     let card = agent.cards[0].clone();
-    let alone = [3, 4].map(|number| FakeProcess::new(&agent.node, number));
-    let paired = regions.map(|region| FakeProcess::at(&region));
-    for (number, process) in (1..).zip(paired.iter().chain(&alone)) {
-        agent.listed.push((card.clone(), process.listed(number)));
-    }
+    agent.listed.push((card, process.listed(1)));
     for step in 0..20 {
-        for process in paired.iter().chain(&alone) {
-            process.record_usage(agent.now_us, step * STEP_US / 2);
-        }
+        process.record_usage(agent.now_us, step * STEP_US / 2);
         agent.run(STEP_US);
     }
-    let [one, two, alone, unmetered] = [1, 2, 3, 4].map(|number| agent.node.token_words(number)[0]);
-    assert_eq!((one, two, unmetered), (0, 0, 0));
-    assert!(alone > 0, "a claim with one GPU gets the token");
-    assert!(agent.node.page(1).rate_us_per_s.is_some());
-    assert_eq!(agent.node.page(4), Limits::memory(GIB));
+    assert_eq!(agent.node.page(1), Limits::memory(GIB));
 }
 
 #[test]

@@ -4,9 +4,7 @@ use drava_dra_driver::agent::policy::priority::{
     AHEAD_US, GAP_US, MAX_DEFICIT_US, PriorityArbiter, ShareState,
 };
 use drava_dra_driver::agent::policy::rate_limiter::{BURST, REFILL_US, RateLimiter};
-use drava_dra_driver::agent::policy::token::{Change, LONGEST_US, TokenCandidate, TokenRing};
 use drava_vgpu_abi::Priority;
-use drava_vgpu_abi::bucket::TokenSlice;
 use proptest::prelude::*;
 
 const SECOND_US: u64 = 1_000_000;
@@ -17,7 +15,6 @@ fn share(id: u32, priority: i32, kept_percent: u32, busy_until_us: u64) -> Share
         id,
         priority: Priority::new(priority).unwrap(),
         guarantee: i64::from(kept_percent) * 10_000,
-        weight: 1,
         busy_until_us,
     }
 }
@@ -234,32 +231,6 @@ fn keeps_guarantees_under_constant_busy_claims() {
 }
 
 #[test]
-fn counts_guarantee_by_weight_in_token_mode() {
-    let mut arbiter = PriorityArbiter::default();
-    let (mut stopped, mut had, ticks) = (0.0, 0.0, 60_000);
-    for tick in 0..ticks {
-        let now = BEGIN_US + tick * 500;
-        let urgent = ShareState {
-            weight: 50,
-            ..share(1, 50, 50, u64::MAX)
-        };
-        let low = ShareState {
-            weight: 30,
-            ..share(2, 0, 30, 0)
-        };
-        match arbiter.poll(now, &[urgent, low])[1].1 > now {
-            true => stopped += 1.0,
-            false => had += 30.0 / 80.0,
-        }
-    }
-    let had = 100.0 * had / ticks as f64;
-    assert!(
-        (29.8..32.0).contains(&had) && stopped > 0.0,
-        "{had} {stopped}"
-    );
-}
-
-#[test]
 fn does_not_yield_to_equal_priority() {
     let mut arbiter = PriorityArbiter::default();
     for now in (BEGIN_US..BEGIN_US + SECOND_US).step_by(1_000) {
@@ -296,56 +267,6 @@ fn rate_limits_notifications_of_one_share() {
         assert_eq!(limiter.next_us(now), now, "{request}");
         limiter.accept(now);
     }
-}
-
-#[test]
-fn revokes_token_of_yielding_share_and_compensates_it() {
-    let candidate = |id: usize, cores, wants, yields| TokenCandidate {
-        id,
-        cores,
-        wants,
-        yields,
-    };
-    let mut ring = TokenRing::default();
-    // Two low-priority shares, of which the first has the token; the high-priority share is idle.
-    let idle = [
-        candidate(1, 50, true, false),
-        candidate(2, 50, true, false),
-        candidate(3, 50, false, false),
-    ];
-    let whole = TokenSlice {
-        from_us: 0,
-        until_us: LONGEST_US,
-    };
-    assert_eq!(ring.poll(0, &idle), [Change::Grant(1, whole)]);
-    // The high-priority share starts, and the others yield.
-    let now_us = 10_000;
-    let at_work = [
-        candidate(1, 50, true, true),
-        candidate(2, 50, true, true),
-        candidate(3, 50, true, false),
-    ];
-    let its = TokenSlice {
-        from_us: now_us,
-        until_us: now_us + LONGEST_US,
-    };
-    assert_eq!(
-        ring.poll(now_us, &at_work),
-        [Change::Revoke(1), Change::Grant(3, its)]
-    );
-    // For any duration.
-    for now_us in (15_000..500_000).step_by(5_000) {
-        ring.poll(now_us, &at_work);
-        assert_eq!(ring.holder(), Some(3), "{now_us}");
-    }
-    // Afterwards the first share gets the time that was cut off: 40 ms more than the second share.
-    let again_us = 500_000;
-    let mut held = [0u64; 4];
-    for now_us in (again_us..again_us + 240_000).step_by(1_000) {
-        ring.poll(now_us, &idle);
-        held[ring.holder().unwrap_or(0)] += 1_000;
-    }
-    assert_eq!(held, [0, 140_000, 100_000, 0]);
 }
 
 proptest! {

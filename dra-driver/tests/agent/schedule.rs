@@ -78,14 +78,9 @@ fn wakes_for_earliest_poll_of_any_gpu() {
         ..active()
     };
     assert_eq!(next(true, &[active(), lent]), 20_000);
-    let token = GpuState {
-        uses_token: true,
-        ..active()
-    };
-    assert_eq!(next(true, &[lent, token]), 5_000);
     let priority = GpuState {
         next_priority_poll_us: Some(NOW_US + 200),
         ..active()
     };
-    assert_eq!(next(true, &[token, priority]), 200);
+    assert_eq!(next(true, &[lent, priority]), 200);
 }

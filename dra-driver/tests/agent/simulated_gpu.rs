@@ -7,8 +7,6 @@
 //! GPUs differ in what takes time besides kernels ([`Timing`]).
 
 use drava_dra_driver::agent::policy::control::{ActivityChange, Controller, Decision};
-use drava_dra_driver::agent::policy::token::{Change, TokenCandidate, TokenRing};
-use drava_vgpu_abi::ComputePolicy;
 use simulator_machine::kernel::engine::{Engine, Outcome, Timing};
 use simulator_machine::protocol::{ContextId, Nanos};
 
@@ -20,8 +18,6 @@ const STEP_US: u64 = 100;
 pub(crate) const NS_PER_US: Nanos = 1_000;
 /// Control period of the agent.
 const TICK_US: u64 = 100_000;
-/// Period in which the token is passed on.
-const TOKEN_POLL_US: u64 = 5_000;
 pub(crate) const SECOND_US: u64 = 1_000_000;
 
 /// A GPU that loses no time between slices.
@@ -38,7 +34,6 @@ pub(crate) struct SimulatedGpu {
     engine: Engine,
     shares: Vec<SimulatedShare>,
     controller: Controller<usize>,
-    ring: TokenRing<usize>,
     now_us: u64,
     stepped_us: u64,
     /// Whether the agent runs.
@@ -65,7 +60,6 @@ impl SimulatedGpu {
             engine,
             shares,
             controller: Controller::default(),
-            ring: TokenRing::default(),
             now_us: SECOND_US,
             stepped_us: SECOND_US,
             has_agent: true,
@@ -118,9 +112,6 @@ impl SimulatedGpu {
             self.control();
         } else {
             self.update_activity();
-        }
-        if self.now_us.is_multiple_of(TOKEN_POLL_US) {
-            self.pass_token();
         }
     }
 
@@ -182,39 +173,10 @@ impl SimulatedGpu {
         }
     }
 
-    /// Passes the token on, as the agent does.
-    fn pass_token(&mut self) {
-        let now_us = self.now_us;
-        let candidate = |(id, share): (usize, &SimulatedShare)| TokenCandidate {
-            id,
-            cores: share.load.entitlement.cores.percent(),
-            wants: share.wants_time(now_us),
-            yields: false,
-        };
-        let shares = self.shares.iter().enumerate();
-        let in_token_mode =
-            shares.filter(|(_, share)| share.load.entitlement.policy == ComputePolicy::Token);
-        let candidates: Vec<_> = in_token_mode.map(candidate).collect();
-        for change in self.ring.poll(now_us, &candidates) {
-            match change {
-                Change::Grant(id, slice) => self.shares[id].slice = slice,
-                Change::Revoke(id) => self.shares[id].slice.until_us = now_us,
-            }
-        }
-        for ended in self.ring.ended() {
-            let used_us = self.shares[ended.id].used_in_slice();
-            self.shares[ended.id].of_others_us += self.ring.account_slice(ended, used_us);
-        }
-    }
-
     /// Runs for `seconds` and returns the percentage of the GPU that each share was charged.
     pub(crate) fn run_charged(&mut self, seconds: f64) -> Vec<f64> {
-        let charged = |gpu: &Self| -> Vec<u64> {
-            let shares = gpu.shares.iter();
-            shares
-                .map(|share| share.gpu_time_us - share.of_others_us)
-                .collect()
-        };
+        let charged =
+            |gpu: &Self| -> Vec<u64> { gpu.shares.iter().map(|share| share.gpu_time_us).collect() };
         let before = charged(self);
         self.run(seconds);
         let of_gpu = |us: u64| us as f64 / (seconds * SECOND_US as f64) * 100.0;

@@ -8,7 +8,7 @@ use drava_dra_driver::agent::policy::control::{ActivityChange, Decision, Measure
 use drava_dra_driver::agent::policy::usage_counters::UsageDelta;
 use drava_vgpu_abi::Limits;
 use drava_vgpu_abi::atomic::Word;
-use drava_vgpu_abi::bucket::{Bucket, Grant, LEASE_US, NextLaunch, TokenSlice};
+use drava_vgpu_abi::bucket::{Bucket, Grant, LEASE_US};
 use drava_vgpu_abi::contention::OwnTime;
 use drava_vgpu_abi::region::Header;
 use drava_vgpu_abi::snapshot::ShareUsage;
@@ -66,8 +66,6 @@ pub(crate) struct SimulatedShare {
     header: Header<VirtualWord>,
     pub(crate) limits: Limits,
     pub(crate) own_time: OwnTime,
-    /// Its slice with the token.
-    pub(crate) slice: TokenSlice,
     /// Charges of the kernels in flight.
     charges_us: VecDeque<u64>,
     pub(crate) launched: usize,
@@ -83,13 +81,9 @@ pub(crate) struct SimulatedShare {
     /// Moving average, as in the cost table.
     cost_us: u64,
     pub(crate) gpu_time_us: u64,
-    /// Part of it in which other shares used the GPU, by the token ring.
-    pub(crate) of_others_us: u64,
     throttled_us: u64,
     wanted_us: u64,
     seen: Counters,
-    /// GPU time at the last accounted slice.
-    seen_in_slice_us: u64,
     activity: ActivityTracker,
     pace_us_per_s: u32,
 }
@@ -107,7 +101,6 @@ impl SimulatedShare {
                 ..Limits::memory(1 << 30)
             },
             own_time: OwnTime::ALL,
-            slice: TokenSlice::default(),
             charges_us: VecDeque::new(),
             launched: 0,
             tickets: 0,
@@ -118,11 +111,9 @@ impl SimulatedShare {
             is_waiting: false,
             cost_us: 2_000,
             gpu_time_us: 0,
-            of_others_us: 0,
             throttled_us: 0,
             wanted_us: 0,
             seen: Counters::default(),
-            seen_in_slice_us: 0,
             activity: ActivityTracker::default(),
             pace_us_per_s: 0,
         }
@@ -135,7 +126,7 @@ impl SimulatedShare {
         self.is_waiting &= !self.charges_us.is_empty();
         while !self.is_waiting && self.charges_us.len() < self.load.depth {
             let bucket = Bucket::new(&self.header);
-            let grant = Grant::of(&self.limits, self.slice, now_us);
+            let grant = Grant::of(&self.limits);
             self.wanted_us = now_us;
             bucket.refill(grant, now_us);
             if grant != Grant::Free {
@@ -150,18 +141,10 @@ impl SimulatedShare {
                             self.waits = false;
                             self.lease_us += taken_us;
                         }
-                        Err(_) if grant.may_overdraw(self.next_launch(), now_us) => {
-                            let taken_us = self.cost_us.max(LEASE_US);
-                            bucket.charge(taken_us);
-                            self.lease_us += taken_us;
-                        }
                         Err(debt) => {
-                            let until_slice_us = grant.starts_in_us(now_us);
-                            let sleep_us = until_slice_us
-                                .map_or(debt.retry_after_us, |us| us.min(debt.retry_after_us));
                             self.waits = true;
-                            self.not_before_us = now_us + sleep_us;
-                            self.throttled_us += sleep_us;
+                            self.not_before_us = now_us + debt.retry_after_us;
+                            self.throttled_us += debt.retry_after_us;
                             return;
                         }
                     }
@@ -233,16 +216,6 @@ impl SimulatedShare {
         self.activity.poll(now_us, &header, is_in_debt)
     }
 
-    fn next_launch(&self) -> NextLaunch {
-        let mut lengths = self.load.kernels_us.windows(2);
-        NextLaunch {
-            us: self.cost_us,
-            is_variable: lengths.any(|pair| pair[0] != pair[1]),
-            in_flight: self.charges_us.len(),
-            in_flight_us: self.charges_us.iter().sum(),
-        }
-    }
-
     /// Returns the header of its usage region.
     fn region_header(&self) -> RegionHeader {
         let share = ShareUsage {
@@ -260,17 +233,6 @@ impl SimulatedShare {
             refilled_us: self.header.refilled_us.load(),
             slots_in_use: 1,
         }
-    }
-
-    /// Returns whether the agent sees that the share wants GPU time.
-    pub(crate) fn wants_time(&self, now_us: u64) -> bool {
-        self.region_header().wants_time(now_us)
-    }
-
-    /// Returns the GPU time that it was charged since the last call, µs.
-    pub(crate) fn used_in_slice(&mut self) -> u64 {
-        let now_us = self.gpu_time_us.max(self.seen_in_slice_us);
-        now_us - std::mem::replace(&mut self.seen_in_slice_us, now_us)
     }
 
     fn rate(&self) -> u32 {

@@ -48,10 +48,6 @@ impl Workload {
         Self::new(cores, ComputePolicy::Fixed, kernel_us)
     }
 
-    pub(crate) fn token(cores: u32, kernel_us: u64) -> Self {
-        Self::new(cores, ComputePolicy::Token, kernel_us)
-    }
-
     pub(crate) fn priority(mut self, priority: i32) -> Self {
         self.entitlement.priority = Priority::new(priority).unwrap();
         self

@@ -395,7 +395,7 @@ fn share_options_come_from_profile_class_and_claim() {
         h100x2(),
         &json!({
             "memoryScaling": 2, "oversubscription": "spill",
-            "defaults": {"computePolicy": "token", "enforcement": "required"},
+            "defaults": {"computePolicy": "none", "enforcement": "required"},
         }),
     );
     let options = |config: &Value| {
@@ -407,7 +407,7 @@ fn share_options_come_from_profile_class_and_claim() {
     assert_eq!(
         options(&json!([])),
         (
-            ComputePolicy::Token,
+            ComputePolicy::None,
             MemoryPolicy::Spill,
             Enforcement::Required
         )
@@ -418,11 +418,7 @@ fn share_options_come_from_profile_class_and_claim() {
     );
     assert_eq!(
         options(&of_class),
-        (
-            ComputePolicy::Token,
-            MemoryPolicy::Hard,
-            Enforcement::Report
-        )
+        (ComputePolicy::None, MemoryPolicy::Hard, Enforcement::Report)
     );
     let of_claim = config("FromClaim", &json!({"computePolicy": "fixed"}));
     assert_eq!(options(&of_claim).0, ComputePolicy::Fixed);

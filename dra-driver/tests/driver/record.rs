@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 
+use drava_api::config::ComputePolicy;
 use drava_api::error::describe;
 use drava_dra_driver::prepare::apply::Failure;
 use drava_dra_driver::prepare::record::Loaded;
@@ -146,6 +147,29 @@ fn detects_damaged_record() {
     fs::write(record_of(&node, 2), &valid).unwrap();
     let loaded = applier.store().load(&claim_ref(2).uid).unwrap();
     assert!(matches!(loaded, Loaded::Damaged(_)), "{loaded:?}");
+}
+
+#[test]
+fn reads_time_slices_of_older_record_as_balance() {
+    if lacks_device_files() {
+        return;
+    }
+    let node = TestNode::started();
+    let applier = node.applier(node.effects());
+    prepare(&node, &applier, 1, &claim(1, &[Share(0, "8Gi", "30")])).unwrap();
+    let present = fs::read_to_string(record_of(&node, 1)).unwrap();
+    let balance = r#""computePolicy":"balance""#;
+    assert!(present.contains(balance), "{present}");
+    let older = rewritten(&present, 1, |body| {
+        body.replace(balance, r#""computePolicy":"token""#)
+    });
+    fs::write(record_of(&node, 1), older).unwrap();
+    let loaded = applier.store().load(&claim_ref(1).uid).unwrap();
+    let Loaded::Present(record) = loaded else {
+        panic!("{loaded:?}");
+    };
+    let share = record.devices[0].share().unwrap();
+    assert_eq!(share.compute_policy, ComputePolicy::Balance);
 }
 
 #[test]

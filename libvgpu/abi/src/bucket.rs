@@ -18,13 +18,10 @@
 //!   the two steps, the share loses that interval, at most [`MAX_REFILL_US`].
 //! - No process waits for another process: every wait has a deadline.
 //!
-//! During its own token slice a share may overdraw further: [`Grant::may_overdraw`].
-//!
 //! A thread takes leases of up to [`LEASE_US`] and spends them launch by launch without touching shared memory. The
 //! rest of a lease is lost when the thread ends.
 //!
-//! **Node agent**: it writes rates and tokens into the limits page and reads the sums in the slots. It writes
-//! nothing here.
+//! **Node agent**: it writes rates into the limits page and reads the sums in the slots. It writes nothing here.
 
 use crate::atomic::Word;
 use crate::limits::{ComputePolicy, Limits};
@@ -37,26 +34,17 @@ pub const LEASE_US: u64 = 1_000;
 /// times this beyond its rate, in any interval.
 pub const BURST_US: u64 = 50_000;
 
-/// As [`BURST_US`], in token mode: the work that may be queued on the GPU when a token slice ends.
-pub const TOKEN_BURST_US: u64 = 2_000;
-
 /// Longest interval that one refill pays out, microseconds; more than any burst.
 pub const MAX_REFILL_US: u64 = 1_000_000;
 
 /// Longest sleep of a waiting launch, microseconds: the delay until it sees a new rate.
 pub const MAX_SLEEP_US: u64 = 5_000;
 
-/// Longest wait of a launch without a token or at rate zero, microseconds; then the launch is admitted. Prevents a
+/// Longest wait of a launch at rate zero, microseconds; then the launch is admitted. Prevents a
 /// deadlock with a kernel that waits for a kernel on another GPU whose launch waits here.
 pub const MAX_ADMISSION_WAIT_US: u64 = 500_000;
 
-/// A token that ended longer ago than this comes from an agent that is gone, microseconds.
-pub const TOKEN_ABANDONED_US: u64 = 3_000_000;
-
-/// A token that ends further ahead than this is ignored as a torn or damaged word, microseconds.
-pub const MAX_TOKEN_US: u64 = 1_000_000;
-
-/// A launch of at least this duration is counted as long, microseconds: ten slices of 50 ms.
+/// A launch of at least this duration is counted as long, microseconds: ten times the burst.
 pub const LONG_KERNEL_US: u64 = 500_000;
 
 /// A yield that ends further ahead than this is ignored as damage, microseconds.
@@ -94,26 +82,6 @@ pub enum Grant {
     Free,
     /// Microseconds of GPU time per second. 0 stops the share, except for [`MAX_ADMISSION_WAIT_US`].
     Rate(u32),
-    /// The share has the token, and with it the whole GPU, until this time.
-    Token {
-        /// Time on `CLOCK_MONOTONIC`, microseconds.
-        until_us: u64,
-    },
-    /// Another share has the token.
-    NoToken {
-        /// Start of this share's next token slice, microseconds of `CLOCK_MONOTONIC`; a past time if unknown.
-        from_us: u64,
-    },
-}
-
-/// A time slice with the token, in microseconds of `CLOCK_MONOTONIC`. It is announced before it starts, so the GPU
-/// is not idle between two slices.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TokenSlice {
-    /// Its start.
-    pub from_us: u64,
-    /// Its exclusive end; 0 if the share never had a slice.
-    pub until_us: u64,
 }
 
 impl Grant {
@@ -124,25 +92,11 @@ impl Grant {
     /// | none | – | free |
     /// | balance, fixed | has set a rate | that rate; free from a whole GPU up |
     /// | balance, fixed | has not | the guarantee; free if there is none |
-    /// | token | gives tokens | the token, or none |
-    /// | token | never gave one, or not for [`TOKEN_ABANDONED_US`] | as balance |
     #[must_use]
-    pub fn of(limits: &Limits, slice: TokenSlice, now_us: u64) -> Self {
-        let TokenSlice { from_us, until_us } = slice;
+    pub fn of(limits: &Limits) -> Self {
         match limits.compute_policy {
             ComputePolicy::None => Self::Free,
             ComputePolicy::Balance | ComputePolicy::Fixed => Self::by_rate(limits),
-            ComputePolicy::Token => {
-                let is_damaged = until_us > now_us.saturating_add(MAX_TOKEN_US);
-                let is_abandoned = until_us.saturating_add(TOKEN_ABANDONED_US) < now_us;
-                if is_damaged || is_abandoned {
-                    Self::by_rate(limits)
-                } else if (from_us..until_us).contains(&now_us) {
-                    Self::Token { until_us }
-                } else {
-                    Self::NoToken { from_us }
-                }
-            }
         }
     }
 
@@ -167,48 +121,6 @@ impl Grant {
         (rate * MAX_SLEEP_US / SECOND_US).clamp(1, LEASE_US)
     }
 
-    /// Returns the time until the share's token slice starts, microseconds, if known. A launch can only wait until
-    /// then.
-    #[must_use]
-    pub fn starts_in_us(self, now_us: u64) -> Option<u64> {
-        match self {
-            Self::NoToken { from_us } => from_us.checked_sub(now_us),
-            Self::Free | Self::Rate(_) | Self::Token { .. } => None,
-        }
-    }
-
-    /// Returns whether a launch is admitted despite debt: during the share's own token slice no other share can use
-    /// the GPU, and the debt may be a wrong estimate.
-    ///
-    /// A launch is admitted with nothing in flight, unless most of it would run in the next slice. If launches of
-    /// its kind vary, the one in flight may end at any moment; a second launch is queued if both are likely to end
-    /// within the slice. Otherwise the GPU would be idle after each short launch until its end is observed.
-    #[must_use]
-    pub fn may_overdraw(self, launch: NextLaunch, now_us: u64) -> bool {
-        let Self::Token { until_us } = self else {
-            return false;
-        };
-        let remaining_us = until_us.saturating_sub(now_us);
-        match launch.in_flight {
-            0 => launch.us / 2 <= remaining_us,
-            1 => {
-                launch.is_variable && launch.us.saturating_add(launch.in_flight_us) <= remaining_us
-            }
-            _ => false,
-        }
-    }
-
-    /// Returns the time up to which a refill pays. A share that knows the start of its slice has a burst at that
-    /// start, whenever it refilled before: the GPU is busy from the start on.
-    fn refill_until_us(self, now_us: u64) -> u64 {
-        match self {
-            Self::NoToken { from_us } if from_us > now_us => {
-                now_us.min(from_us.saturating_sub(TOKEN_BURST_US))
-            }
-            Self::NoToken { .. } | Self::Token { .. } | Self::Free | Self::Rate(_) => now_us,
-        }
-    }
-
     /// Returns the refill rate in microseconds of GPU time per second, and the cap of the credit.
     fn rate_and_cap(self) -> (u64, u64) {
         match self {
@@ -220,24 +132,8 @@ impl Grant {
             // A share that may use the whole GPU accumulates no credit: it would become a burst at the expense of
             // the share that resumes.
             Self::Free => (SECOND_US, 0),
-            Self::Token { .. } => (SECOND_US, TOKEN_BURST_US),
-            // Work that runs beyond a slice is repaid while it runs; the agent subtracts it from the next slices.
-            Self::NoToken { .. } => (SECOND_US, 0),
         }
     }
-}
-
-/// A launch to admit, and the launches in flight of its process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NextLaunch {
-    /// Its charge, microseconds.
-    pub us: u64,
-    /// Whether launches of its kind vary in duration.
-    pub is_variable: bool,
-    /// Number of launches whose end was not observed yet.
-    pub in_flight: usize,
-    /// Total charge of these launches, microseconds.
-    pub in_flight_us: u64,
 }
 
 /// Returns how long a share yields, microseconds, if the page requests to yield until `until_us`.
@@ -319,7 +215,6 @@ impl<'a, A: Word> Bucket<'a, A> {
     /// Pays out the time since the last refill.
     pub fn refill(&self, grant: Grant, now_us: u64) {
         let (rate, cap) = grant.rate_and_cap();
-        let now_us = grant.refill_until_us(now_us);
         let since = self.header.refilled_us.load();
         if since > now_us && since - now_us < MAX_REFILL_US {
             // Another process refilled at a later time.
@@ -446,9 +341,6 @@ fn charged(credit: i64, taken: u64) -> i64 {
 
 /// Returns the delay after which the credit may suffice at the grant's rate, microseconds, at most one sleep.
 fn retry_after_us(credit: i64, grant: Grant) -> u64 {
-    if let Grant::NoToken { .. } = grant {
-        return MAX_SLEEP_US;
-    }
     let (rate, _) = grant.rate_and_cap();
     let wanted = i64::try_from(grant.resume_credit_us()).unwrap_or(1);
     let missing = wanted.saturating_sub(credit).unsigned_abs();

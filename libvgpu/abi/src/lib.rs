@@ -29,8 +29,5 @@ pub mod snapshot;
 
 pub use id::{DeviceUuid, IdText};
 pub use limits::{BrokenRegion, ComputePolicy, Cores, Limits, LimitsSpec, MemoryPolicy, Priority};
-pub use page::{
-    LimitsPage, PAGE_SIZE, PageError, PageWrite, decode, encode, own_time, token, token_slice,
-    update,
-};
+pub use page::{LimitsPage, PAGE_SIZE, PageError, PageWrite, decode, encode, own_time, update};
 pub use region::REGION_SIZE;

@@ -120,8 +120,6 @@ pub enum ComputePolicy {
     Balance,
     /// Never more than the guarantee.
     Fixed,
-    /// Exclusive time slices.
-    Token,
 }
 
 /// Handling of plain allocations beyond the limit.

@@ -3,9 +3,7 @@
 //! ```text
 //!    0  magic, ABI version, size
 //!   16  current: generation of the newest record, a hint that readers compare with their copy
-//!   24  token: until when a share in token mode may launch
 //!   32  own time: the share's own part of the time that events measure
-//!   40  slice start: since when a share in token mode may launch
 //!   48  yield: until when the share makes no launches, because a share of higher priority is busy
 //!   56  window: GPU time that the share may have queued on the GPU
 //!   64  identity: claim UID, share ID, device UUID, checksum
@@ -19,11 +17,12 @@
 //! - A record is valid if its checksum matches. The valid record with the higher generation applies.
 //! - An update overwrites the *other* record and then `current`. A crash of the writer or a torn copy leaves one
 //!   valid record, so readers neither wait nor see a mixture, and no repair is needed.
-//! - The words at 24 to 56, 216 and 224 are outside the records: the node agent changes each with one aligned write
+//! - The words at 32, 48, 56, 216 and 224 are outside the records: the node agent changes each with one aligned write
 //!   of eight bytes, at any rate, and readers read each alone. An implausible value, as from a torn write, is
 //!   ignored.
 //! - Reserved bytes are zero and ignored by readers; a change that old readers must not ignore gets a new ABI
-//!   version.
+//!   version. The words at 24 and 40 are reserved: readers that know them take zero, or a time that has passed, for an
+//!   agent that is gone, and keep the rate.
 //!
 //! An intact page of a share is never replaced by another file, so readers do not reopen its path.
 
@@ -37,8 +36,8 @@ use crate::limits::{
 mod words;
 
 pub use words::{
-    LENT_OFFSET, NOTIFY_OFFSET, OWN_TIME_OFFSET, SLICE_START_OFFSET, TOKEN_OFFSET, WINDOW_OFFSET,
-    YIELD_UNTIL_OFFSET, lent, notify, own_time, token, token_slice, window, yield_until,
+    LENT_OFFSET, NOTIFY_OFFSET, OWN_TIME_OFFSET, WINDOW_OFFSET, YIELD_UNTIL_OFFSET, lent, notify,
+    own_time, window, yield_until,
 };
 
 /// Size of the page and of its file.
@@ -289,7 +288,6 @@ fn encode_record(generation: u64, limits: &Limits) -> [u8; RECORD_SIZE] {
         ComputePolicy::None => 0,
         ComputePolicy::Balance => 1,
         ComputePolicy::Fixed => 2,
-        ComputePolicy::Token => 3,
     };
     let mut record = [0; RECORD_SIZE];
     write_at(&mut record, 0, &generation.to_le_bytes());
@@ -344,9 +342,9 @@ fn decode_limits(record: &[u8; RECORD_SIZE]) -> Result<Limits, PageError> {
         cores: Cores::new(cores).ok_or(unknown("cores", cores))?,
         compute_policy: match policy {
             0 => ComputePolicy::None,
-            1 => ComputePolicy::Balance,
+            // 3 were time slices, whose guarantee is the same.
+            1 | 3 => ComputePolicy::Balance,
             2 => ComputePolicy::Fixed,
-            3 => ComputePolicy::Token,
             other => return Err(unknown("compute policy", other)),
         },
         priority: Priority::new(priority).ok_or(unknown("priority", priority.cast_unsigned()))?,

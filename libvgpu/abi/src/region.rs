@@ -102,7 +102,7 @@ pub struct Header<A = AtomicU64> {
     /// demand to the node agent: updated with each lease, so at least once per [`crate::bucket::LEASE_US`] of GPU
     /// time, and every [`crate::bucket::MAX_SLEEP_US`] while a launch waits.
     pub last_demand_us: A,
-    /// Launches admitted without credit or token after [`crate::bucket::MAX_ADMISSION_WAIT_US`].
+    /// Launches admitted without credit after [`crate::bucket::MAX_ADMISSION_WAIT_US`].
     pub admission_timeouts: A,
     /// Estimated end of the work launched so far, if the share has the GPU alone, microseconds of
     /// `CLOCK_MONOTONIC`. Only written if the limits page asks for it, see [`crate::page::NOTIFY_OFFSET`].

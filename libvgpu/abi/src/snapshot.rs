@@ -56,7 +56,7 @@ pub struct ShareUsage {
     pub credit_us: i64,
     /// When a process last took GPU time or waited for it, microseconds of `CLOCK_MONOTONIC`; 0 is never.
     pub last_demand_us: u64,
-    /// Launches admitted after the longest wait without credit or token.
+    /// Launches admitted after the longest wait without credit.
     pub admission_timeouts: u64,
     /// Estimated end of the launched work, microseconds of `CLOCK_MONOTONIC`; 0 if not reported.
     pub busy_until_us: u64,

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicU64;
 use drava_vgpu_abi::atomic::Word;
 use drava_vgpu_abi::bucket::{
     BURST_US, Bucket, Grant, InDebt, LEASE_US, MAX_SLEEP_US, MAX_YIELD_US, NOTIFY_AHEAD_US,
-    NextLaunch, TOKEN_ABANDONED_US, TOKEN_BURST_US, TokenSlice, yields_for_us,
+    yields_for_us,
 };
 use drava_vgpu_abi::region::Header;
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits};
@@ -23,70 +23,24 @@ fn limits(policy: ComputePolicy, cores: u32, rate: Option<u32>) -> Limits {
     }
 }
 
-const NO_TOKEN: Grant = Grant::NoToken { from_us: 0 };
-
-#[test]
-fn announces_token_slice_before_it_begins() {
-    let token = limits(ComputePolicy::Token, 30, None);
-    let turn = TokenSlice {
-        from_us: 10_000_000,
-        until_us: 10_030_000,
-    };
-    let at = |now_us| Grant::of(&token, turn, now_us);
-    let waiting = Grant::NoToken {
-        from_us: turn.from_us,
-    };
-    assert_eq!(at(9_997_000), waiting);
-    assert_eq!(at(9_997_000).starts_in_us(9_997_000), Some(3_000));
-    for now_us in [turn.from_us, turn.until_us - 1] {
-        let until_us = turn.until_us;
-        assert_eq!(at(now_us), Grant::Token { until_us });
-        assert_eq!(at(now_us).starts_in_us(now_us), None);
-    }
-    assert_eq!(at(turn.until_us), waiting);
-    assert_eq!(waiting.starts_in_us(turn.until_us), None, "unknown");
-}
-
 #[test]
 fn derives_grant_from_page() {
-    use ComputePolicy::{Balance, Fixed, None as Unmetered, Token};
-    let now = 10_000_000;
-    let soon = now + 20_000;
+    use ComputePolicy::{Balance, Fixed, None as Unmetered};
     let table = [
-        (Unmetered, 30, Some(1), 0, Grant::Free),
-        (Balance, 30, None, 0, Grant::Rate(300_000)),
-        (Balance, 30, Some(450_000), 0, Grant::Rate(450_000)),
-        (Balance, 30, Some(1_000_000), 0, Grant::Free),
-        (Balance, 30, Some(0), 0, Grant::Rate(0)),
-        (Balance, 0, None, 0, Grant::Free),
-        (Balance, 0, Some(50_000), 0, Grant::Rate(50_000)),
-        (Fixed, 100, None, 0, Grant::Free),
-        (Fixed, 99, None, 0, Grant::Rate(990_000)),
-        (Fixed, 30, None, soon, Grant::Rate(300_000)),
-        (Token, 30, None, soon, Grant::Token { until_us: soon }),
-        (Token, 30, None, now, NO_TOKEN),
-        (Token, 30, Some(1_000_000), now, NO_TOKEN),
-        (Token, 30, None, 0, Grant::Rate(300_000)),
-        (Token, 0, None, 0, Grant::Free),
-        (Token, 30, None, now - TOKEN_ABANDONED_US, NO_TOKEN),
-        (
-            Token,
-            30,
-            None,
-            now - TOKEN_ABANDONED_US - 1,
-            Grant::Rate(300_000),
-        ),
-        // Torn or damaged.
-        (Token, 30, None, now + 5_000_000, Grant::Rate(300_000)),
-        (Token, 30, None, u64::MAX, Grant::Rate(300_000)),
+        (Unmetered, 30, Some(1), Grant::Free),
+        (Balance, 30, None, Grant::Rate(300_000)),
+        (Balance, 30, Some(450_000), Grant::Rate(450_000)),
+        (Balance, 30, Some(1_000_000), Grant::Free),
+        (Balance, 30, Some(0), Grant::Rate(0)),
+        (Balance, 0, None, Grant::Free),
+        (Balance, 0, Some(50_000), Grant::Rate(50_000)),
+        (Fixed, 100, None, Grant::Free),
+        (Fixed, 99, None, Grant::Rate(990_000)),
+        (Fixed, 30, None, Grant::Rate(300_000)),
     ];
-    for (policy, cores, rate, token, expected) in table {
-        let turn = TokenSlice {
-            from_us: 0,
-            until_us: token,
-        };
-        let found = Grant::of(&limits(policy, cores, rate), turn, now);
-        assert_eq!(found, expected, "{policy:?} {cores} {rate:?} {token}");
+    for (policy, cores, rate, expected) in table {
+        let found = Grant::of(&limits(policy, cores, rate));
+        assert_eq!(found, expected, "{policy:?} {cores} {rate:?}");
     }
 }
 
@@ -257,93 +211,13 @@ fn recovers_from_random_credit() {
 }
 
 #[test]
-fn keeps_no_credit_without_token_and_little_with_it() {
+fn keeps_no_credit_with_whole_gpu() {
     let header = header();
     let bucket = Bucket::new(&header);
-    let token = Grant::Token {
-        until_us: 2_000_000,
-    };
-    bucket.refill(token, 1_000_000);
-    assert_eq!(bucket.credit_us(), i64::try_from(TOKEN_BURST_US).unwrap());
-    bucket.refill(NO_TOKEN, 1_000_001);
+    bucket.repay(5_000);
+    bucket.refill(Grant::Free, 1_000_000);
+    bucket.refill(Grant::Free, 1_000_001);
     assert_eq!(bucket.credit_us(), 0);
-    assert!(bucket.take(NO_TOKEN, 1, 1, 1).is_err());
-}
-
-#[test]
-fn repays_kernel_that_outlasts_token_slice() {
-    let header = header();
-    let bucket = Bucket::new(&header);
-    let until_us = 2_000_000;
-    bucket.refill(Grant::Token { until_us }, until_us - 1);
-    let kernel_us = TOKEN_BURST_US + 20_000;
-    assert!(
-        bucket
-            .take(Grant::Token { until_us }, kernel_us, 1, 1)
-            .is_ok()
-    );
-    bucket.refill(NO_TOKEN, until_us - 1 + 15_000);
-    assert_eq!(bucket.credit_us(), -5_000);
-    let sleep = InDebt {
-        retry_after_us: MAX_SLEEP_US,
-    };
-    assert_eq!(bucket.take(NO_TOKEN, 1, 1, 1), Err(sleep));
-    bucket.refill(NO_TOKEN, until_us + 100_000);
-    assert_eq!(bucket.credit_us(), 0, "no credit beyond the repaid debt");
-    assert_eq!(bucket.take(NO_TOKEN, 1, 1, 1), Err(sleep));
-}
-
-#[test]
-fn starts_announced_token_slice_with_full_burst() {
-    let burst = i64::try_from(TOKEN_BURST_US).unwrap();
-    for previous_refill_us in [1, 1_000, 4_000] {
-        let header = header();
-        let bucket = Bucket::new(&header);
-        let from_us = 2_000_000;
-        bucket.refill(Grant::NoToken { from_us }, 1_000_000);
-        bucket.refill(Grant::NoToken { from_us }, from_us - previous_refill_us);
-        let until_us = from_us + 10_000;
-        bucket.refill(Grant::Token { until_us }, from_us);
-        assert_eq!(bucket.credit_us(), burst, "{previous_refill_us}");
-    }
-}
-
-#[test]
-fn admits_launch_on_idle_gpu_in_own_token_slice() {
-    let now_us = 2_000_000;
-    let until_us = now_us + 10_000;
-    let token = Grant::Token { until_us };
-    let next = |in_flight, is_variable| NextLaunch {
-        us: 4_000,
-        is_variable,
-        in_flight,
-        in_flight_us: 4_000 * in_flight as u64,
-    };
-    let table = [
-        (0, false, true),
-        (0, true, true),
-        // The charge predicts when the running launch completes, and the credit when to queue the next one.
-        (1, false, false),
-        (1, true, true),
-        (2, true, false),
-    ];
-    for (in_flight, is_variable, may_overdraw) in table {
-        let launch = next(in_flight, is_variable);
-        assert_eq!(
-            token.may_overdraw(launch, now_us),
-            may_overdraw,
-            "{launch:?}"
-        );
-        for other in [NO_TOKEN, Grant::Rate(500_000), Grant::Free] {
-            assert!(!other.may_overdraw(launch, now_us), "{other:?} {launch:?}");
-        }
-    }
-    // Behind a running launch, only a launch that is likely to end within the slice is admitted.
-    assert!(token.may_overdraw(next(1, true), until_us - 8_000));
-    assert!(!token.may_overdraw(next(1, true), until_us - 7_999));
-    // On an idle GPU, a launch is admitted if at least half of it is likely to run within the slice.
-    assert!(token.may_overdraw(next(0, false), until_us - 2_000));
-    assert!(!token.may_overdraw(next(0, false), until_us - 1_999));
 }
 
 /// A word that kills its process, here by a panic, after a number of steps.
@@ -474,7 +348,7 @@ proptest! {
         Word::store(&header.credit_us, credit);
         Word::store(&header.refilled_us, refilled);
         let bucket = Bucket::new(&header);
-        for grant in [Grant::Rate(rate), Grant::Free, NO_TOKEN, Grant::Token { until_us: now }] {
+        for grant in [Grant::Rate(rate), Grant::Free] {
             bucket.refill(grant, now);
             let _ = bucket.take(grant, need, 1, LEASE_US);
             bucket.charge(need);

@@ -308,7 +308,7 @@ fn grants_one_overdraft_at_a_time() {
             let header = Arc::clone(&header);
             move || {
                 Bucket::new(&*header)
-                    .take(Grant::NoToken { from_us: 0 }, 1_000, 1, 1)
+                    .take(Grant::Rate(0), 1_000, 1, 1)
                     .is_ok()
             }
         };

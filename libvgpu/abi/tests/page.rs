@@ -6,7 +6,7 @@ use drava_vgpu_abi::contention::OwnTime;
 use drava_vgpu_abi::page::{lent, notify, window, yield_until};
 use drava_vgpu_abi::{
     BrokenRegion, ComputePolicy, Cores, DeviceUuid, IdText, Limits, LimitsSpec, MemoryPolicy,
-    PAGE_SIZE, PageError, Priority, decode, encode, own_time, token, update,
+    PAGE_SIZE, PageError, Priority, decode, encode, own_time, update,
 };
 use proptest::prelude::*;
 
@@ -70,16 +70,9 @@ fn encodes_golden_bytes_of_abi_version_1() {
 fn places_agent_words_at_golden_offsets() {
     let mut page = encode(&spec());
     let before = page;
-    apply(
-        &mut page,
-        &[
-            token(0x0102_0304_0506_0708),
-            own_time(OwnTime::Part(500_000)),
-        ],
-    );
-    assert_eq!(page[24..32], [8, 7, 6, 5, 4, 3, 2, 1]);
+    apply(&mut page, &[own_time(OwnTime::Part(500_000))]);
     assert_eq!(page[32..40], [0x20, 0xa1, 7, 0, 0, 0, 0, 0]);
-    assert_eq!(page[..24], before[..24]);
+    assert_eq!(page[..32], before[..32]);
     assert_eq!(page[40..], before[40..]);
     assert_eq!(decode(&page).unwrap().spec, spec());
 }
@@ -220,7 +213,6 @@ fn limits() -> impl Strategy<Value = Limits> {
         ComputePolicy::None,
         ComputePolicy::Balance,
         ComputePolicy::Fixed,
-        ComputePolicy::Token,
     ]);
     (
         prop::option::of(0..u64::MAX),

@@ -29,11 +29,10 @@ pub(crate) struct Environment {
 }
 
 const MEMORY_POLICIES: [MemoryPolicy; 2] = [MemoryPolicy::Hard, MemoryPolicy::Spill];
-const COMPUTE_POLICIES: [ComputePolicy; 4] = [
+const COMPUTE_POLICIES: [ComputePolicy; 3] = [
     ComputePolicy::None,
     ComputePolicy::Balance,
     ComputePolicy::Fixed,
-    ComputePolicy::Token,
 ];
 const LOWEST_PRIORITY: i32 = -100;
 
@@ -252,7 +251,6 @@ fn parse_compute_policy(text: &[u8]) -> Option<u64> {
         b"none" => Some(1),
         b"balance" => Some(2),
         b"fixed" => Some(3),
-        b"token" => Some(4),
         _ => None,
     }
 }

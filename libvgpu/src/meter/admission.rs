@@ -1,8 +1,8 @@
 //! Admission of launches: leases from the share's debt bucket, and the wait of a share in debt.
 
-use drava_vgpu_abi::bucket::{Grant, LEASE_US, MAX_ADMISSION_WAIT_US, MAX_SLEEP_US, NextLaunch};
+use drava_vgpu_abi::bucket::{Grant, LEASE_US, MAX_ADMISSION_WAIT_US, MAX_SLEEP_US};
 use drava_vgpu_abi::contention::OwnTime;
-use drava_vgpu_abi::cost::{Cost, LaunchKind};
+use drava_vgpu_abi::cost::LaunchKind;
 
 use super::Meter;
 use super::lease::Lease;
@@ -18,10 +18,6 @@ const ANSWER_US: u64 = 3_000;
 
 /// Shortest and longest poll interval while the in-flight launches fill the share's window, microseconds.
 const WINDOW_POLL_US: (u64, u64) = (20, 500);
-
-/// Shortest and longest poll interval in the share's own token slice if its launches vary, microseconds: any of them may
-/// have ended.
-const SLICE_POLL_US: (u64, u64) = (100, 500);
 
 /// The wait of one launch.
 struct Wait {
@@ -133,33 +129,32 @@ impl Meter {
                 wait.sleep(us);
                 continue;
             }
-            let granted_us =
-                match self.request(card, missing, constraints, waited_us != 0, now, cost) {
-                    Admission::Granted(us) => us,
-                    // No launch waits during a capture: the share goes into debt.
-                    Admission::RetryAfter(_) if self.captures.is_any() => overdraw(card, missing),
-                    Admission::RetryAfter(_)
-                        if waited_us >= MAX_ADMISSION_WAIT_US
-                            && (has_no_rate(card, now) || self.has_overrun(card, now)) =>
-                    {
-                        if let Some(bucket) = first(card).and_then(Share::bucket) {
-                            bucket.count_admission_timeout();
+            let granted_us = match request(card, missing, constraints, waited_us != 0, now) {
+                Admission::Granted(us) => us,
+                // No launch waits during a capture: the share goes into debt.
+                Admission::RetryAfter(_) if self.captures.is_any() => overdraw(card, missing),
+                Admission::RetryAfter(_)
+                    if waited_us >= MAX_ADMISSION_WAIT_US
+                        && (has_no_rate(card, now) || self.has_overrun(card, now)) =>
+                {
+                    if let Some(bucket) = first(card).and_then(Share::bucket) {
+                        bucket.count_admission_timeout();
+                    }
+                    overdraw(card, missing)
+                }
+                Admission::RetryAfter(us) => {
+                    let us = if constraints.notifies_agent && waited_us < ANSWER_US {
+                        if waited_us == 0 {
+                            card.shares().for_each(Share::notify_agent);
                         }
-                        overdraw(card, missing)
-                    }
-                    Admission::RetryAfter(us) => {
-                        let us = if constraints.notifies_agent && waited_us < ANSWER_US {
-                            if waited_us == 0 {
-                                card.shares().for_each(Share::notify_agent);
-                            }
-                            us.min(ANSWER_POLL_US)
-                        } else {
-                            us
-                        };
-                        wait.sleep(us);
-                        continue;
-                    }
-                };
+                        us.min(ANSWER_POLL_US)
+                    } else {
+                        us
+                    };
+                    wait.sleep(us);
+                    continue;
+                }
+            };
             let spent = lease.renew(granted_us.saturating_mul(NS_PER_US));
             self.count_time(card, spent.ns);
             count_launches(card, spent.launches);
@@ -192,75 +187,7 @@ impl Meter {
 
     /// Returns whether the end of each launch on the slow path is observed.
     pub(super) fn follows_launches(card: Card) -> bool {
-        let is_followed = |share: &Share| share.window_us().is_some() || share.has_token_policy();
-        card.shares().any(is_followed)
-    }
-
-    /// Returns the properties of a launch that decide on its admission in the share's own token slice.
-    fn next_launch(&self, card: Card, cost: Cost, constraints: PriorityConstraints) -> NextLaunch {
-        let least_ns = constraints.lease_us().saturating_mul(NS_PER_US);
-        let in_flight = self.samples.in_flight(card, least_ns);
-        NextLaunch {
-            us: cost.advance_ns() / NS_PER_US,
-            is_variable: cost.is_variable(),
-            in_flight: in_flight.launches,
-            in_flight_us: in_flight.ns / NS_PER_US,
-        }
-    }
-
-    /// Requests at least `need_us` of GPU time from one of the GPU's shares.
-    fn request(
-        &self,
-        card: Card,
-        need_us: u64,
-        constraints: PriorityConstraints,
-        has_waited: bool,
-        now: u64,
-        cost: Cost,
-    ) -> Admission {
-        let lease_us = constraints.lease_us();
-        let mut retry_us = MAX_SLEEP_US;
-        for share in card.shares() {
-            let Some(bucket) = share.bucket() else {
-                // GPU time cannot be counted.
-                return Admission::Granted(need_us.max(lease_us));
-            };
-            share.record_demand(bucket, now);
-            if let Some(us) = share.yields_for_us(now) {
-                retry_us = retry_us.min(us);
-                continue;
-            }
-            let grant = share.grant(now);
-            bucket.refill(grant, now);
-            if grant == Grant::Free {
-                let granted_us = need_us.max(lease_us);
-                bucket.enqueue(granted_us);
-                return Admission::Granted(granted_us);
-            }
-            // A share to which others yield does not wait for more than it needs.
-            let least_us = if has_waited && !constraints.notifies_agent {
-                grant.resume_credit_us()
-            } else {
-                1
-            };
-            match bucket.take(grant, need_us, least_us, lease_us) {
-                Ok(taken_us) => return Admission::Granted(taken_us),
-                Err(_) if grant.may_overdraw(self.next_launch(card, cost, constraints), now) => {
-                    let taken_us = need_us.max(lease_us);
-                    bucket.charge(taken_us);
-                    return Admission::Granted(taken_us);
-                }
-                Err(_) if matches!(grant, Grant::Token { .. }) && cost.is_variable() => {
-                    let (shortest, longest) = SLICE_POLL_US;
-                    retry_us = retry_us.min((cost.ns() / NS_PER_US / 16).clamp(shortest, longest));
-                }
-                Err(debt) => {
-                    let slice_us = grant.starts_in_us(now).unwrap_or(debt.retry_after_us);
-                    retry_us = retry_us.min(debt.retry_after_us).min(slice_us);
-                }
-            }
-        }
-        Admission::RetryAfter(retry_us)
+        card.shares().any(|share| share.window_us().is_some())
     }
 
     /// Adds to the GPU time of this process on the GPU.
@@ -282,6 +209,47 @@ impl Meter {
     }
 }
 
+/// Requests at least `need_us` of GPU time from one of the GPU's shares.
+fn request(
+    card: Card,
+    need_us: u64,
+    constraints: PriorityConstraints,
+    has_waited: bool,
+    now: u64,
+) -> Admission {
+    let lease_us = constraints.lease_us();
+    let mut retry_us = MAX_SLEEP_US;
+    for share in card.shares() {
+        let Some(bucket) = share.bucket() else {
+            // GPU time cannot be counted.
+            return Admission::Granted(need_us.max(lease_us));
+        };
+        share.record_demand(bucket, now);
+        if let Some(us) = share.yields_for_us(now) {
+            retry_us = retry_us.min(us);
+            continue;
+        }
+        let grant = share.grant();
+        bucket.refill(grant, now);
+        if grant == Grant::Free {
+            let granted_us = need_us.max(lease_us);
+            bucket.enqueue(granted_us);
+            return Admission::Granted(granted_us);
+        }
+        // A share to which others yield does not wait for more than it needs.
+        let least_us = if has_waited && !constraints.notifies_agent {
+            grant.resume_credit_us()
+        } else {
+            1
+        };
+        match bucket.take(grant, need_us, least_us, lease_us) {
+            Ok(taken_us) => return Admission::Granted(taken_us),
+            Err(debt) => retry_us = retry_us.min(debt.retry_after_us),
+        }
+    }
+    Admission::RetryAfter(retry_us)
+}
+
 /// Returns the share that counts the GPU time of all shares of the GPU.
 pub(super) fn first(card: Card) -> Option<&'static Share> {
     card.shares().next()
@@ -292,13 +260,10 @@ pub(super) fn own_time(card: Card) -> OwnTime {
     first(card).map_or(OwnTime::ALL, Share::own_time)
 }
 
-/// Returns whether the debt may never be repaid: hardly any rate, another share's token, or a busy share of higher
-/// priority.
+/// Returns whether the debt may never be repaid: hardly any rate, or a busy share of higher priority.
 fn has_no_rate(card: Card, now: u64) -> bool {
     card.shares().all(|share| {
-        let grant = share.grant(now);
-        share.yields_for_us(now).is_some()
-            || matches!(grant, Grant::NoToken { .. } | Grant::Rate(..1_000))
+        share.yields_for_us(now).is_some() || matches!(share.grant(), Grant::Rate(..1_000))
     })
 }
 

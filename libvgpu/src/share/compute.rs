@@ -4,11 +4,10 @@ use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
 use drava_vgpu_abi::atomic::Word;
-use drava_vgpu_abi::bucket::{self, Bucket, Grant, TokenSlice};
+use drava_vgpu_abi::bucket::{self, Bucket, Grant};
 use drava_vgpu_abi::contention::OwnTime;
 use drava_vgpu_abi::page::{
-    LENT_OFFSET, NOTIFY_OFFSET, OWN_TIME_OFFSET, SLICE_START_OFFSET, TOKEN_OFFSET, WINDOW_OFFSET,
-    YIELD_UNTIL_OFFSET,
+    LENT_OFFSET, NOTIFY_OFFSET, OWN_TIME_OFFSET, WINDOW_OFFSET, YIELD_UNTIL_OFFSET,
 };
 use drava_vgpu_abi::region::Slot;
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits};
@@ -25,18 +24,9 @@ impl Share {
     }
 
     /// Returns the current grant.
-    pub(crate) fn grant(&self, now_us: u64) -> Grant {
+    pub(crate) fn grant(&self) -> Grant {
         self.refresh();
-        let limits = unpack(self.compute.load(Ordering::Relaxed));
-        // In this order, see `SLICE_START_OFFSET`.
-        let until_us = self.page_word(TOKEN_OFFSET);
-        let from_us = self.page_word(SLICE_START_OFFSET);
-        Grant::of(&limits, TokenSlice { from_us, until_us }, now_us)
-    }
-
-    /// Returns whether the share gets exclusive token slices.
-    pub(crate) fn has_token_policy(&self) -> bool {
-        unpack(self.compute.load(Ordering::Relaxed)).compute_policy == ComputePolicy::Token
+        Grant::of(&unpack(self.compute.load(Ordering::Relaxed)))
     }
 
     /// Returns which part of the time that events measure is the share's own.
@@ -128,7 +118,6 @@ pub(super) fn pack(limits: &Limits) -> u64 {
         ComputePolicy::None => 0,
         ComputePolicy::Balance => 1,
         ComputePolicy::Fixed => 2,
-        ComputePolicy::Token => 3,
     };
     rate | u64::from(limits.cores.percent()) << 40 | policy << 48
 }
@@ -140,7 +129,6 @@ pub(super) fn unpack(word: u64) -> Limits {
         compute_policy: match policy {
             1 => ComputePolicy::Balance,
             2 => ComputePolicy::Fixed,
-            3 => ComputePolicy::Token,
             _ => ComputePolicy::None,
         },
         rate_us_per_s: u32::try_from(word & NO_RATE).ok(),

@@ -2,28 +2,25 @@
 
 use std::time::{Duration, Instant};
 
-use drava_vgpu_abi::ComputePolicy;
+use drava_vgpu_abi::{ComputePolicy, Limits};
 
-use crate::now_us;
 use gpu_tenants::{Tenant, share};
 
-/// Models a collective operation: a process returns the token of its GPU only after it has launched on both GPUs, so it
-/// needs the token that the other process holds. The admission time-out resolves the deadlock.
+/// Models a collective operation: each process launches on both GPUs, and one of its shares has no rate, as if the other
+/// process had to launch there first. The admission time-out resolves the deadlock.
 #[test]
 fn avoids_deadlock_of_processes_across_two_gpus() {
     let test_bed = crate::test_bed();
-    let token = share(ComputePolicy::Token, 50).unwrap();
-    let containers =
-        ["one", "other"].map(|name| test_bed.share_of_each_card(name, &token).unwrap());
-    let give_tokens = || {
-        for (index, shares) in containers.iter().enumerate() {
-            for (card, share) in shares.iter().enumerate() {
-                let length_us = if index == card { 900_000 } else { 0 };
-                share.give_token(now_us() + length_us).unwrap();
-            }
-        }
+    let limits = share(ComputePolicy::Balance, 50).unwrap();
+    let stopped = Limits {
+        rate_us_per_s: Some(0),
+        ..limits
     };
-    give_tokens();
+    let containers =
+        ["one", "other"].map(|name| test_bed.share_of_each_card(name, &limits).unwrap());
+    for (index, shares) in containers.iter().enumerate() {
+        shares[1 - index].change(&stopped).unwrap();
+    }
     let mut tenants: Vec<Tenant> = containers
         .iter()
         .map(|shares| {
@@ -59,16 +56,12 @@ fn avoids_deadlock_of_processes_across_two_gpus() {
                     unsafe { libc::kill(i32::try_from(*pid).unwrap(), libc::SIGKILL) };
                 }
             }
-            give_tokens();
             std::thread::sleep(Duration::from_millis(10));
         }
     });
     for (index, shares) in containers.iter().enumerate() {
         let timeouts = shares[1 - index].usage().unwrap().0.admission_timeouts;
-        assert!(
-            timeouts > 0,
-            "the process also held the token of the other GPU"
-        );
+        assert!(timeouts > 0, "the process also had time on the other GPU");
     }
 }
 
@@ -79,11 +72,7 @@ fn exchanges_flags_of_two_processes_on_two_gpus() {
     const PERCENT: u32 = 25;
     /// The kernels, 50 ms, are repaid in 200 ms. A charged wait of a second would be repaid in four.
     const STALL: Duration = Duration::from_secs(4);
-    for policy in [
-        ComputePolicy::Fixed,
-        ComputePolicy::Balance,
-        ComputePolicy::Token,
-    ] {
+    for policy in [ComputePolicy::Fixed, ComputePolicy::Balance] {
         let test_bed = crate::test_bed();
         let limits = share(policy, PERCENT).unwrap();
         let directory = tempfile::tempdir().unwrap();
@@ -92,13 +81,6 @@ fn exchanges_flags_of_two_processes_on_two_gpus() {
         let shares =
             ["one", "other"].map(|name| test_bed.share_of_each_card(name, &limits).unwrap());
         let shares: Vec<_> = (0..).zip(&shares).map(|(own, of)| &of[own]).collect();
-        let give_tokens = || {
-            for share in &shares {
-                // Each share is the only one of its GPU.
-                share.give_token(now_us() + 900_000).unwrap();
-            }
-        };
-        give_tokens();
         let mut tenants: Vec<Tenant> = (0..)
             .zip(&shares)
             .map(|(own, share)| {
@@ -124,10 +106,6 @@ fn exchanges_flags_of_two_processes_on_two_gpus() {
                     scope.spawn(|| [tenant.receive().unwrap(), tenant.receive().unwrap()])
                 })
                 .collect();
-            while ends.iter().any(|end| !end.is_finished()) {
-                give_tokens();
-                std::thread::sleep(Duration::from_millis(10));
-            }
             for end in ends {
                 assert_eq!(end.join().unwrap(), ["0", "0"], "{policy:?}");
             }

@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
-use drava_vgpu_abi::bucket::{TOKEN_ABANDONED_US, TokenSlice};
 use drava_vgpu_abi::contention::{OwnTime, SLICE_US};
 use drava_vgpu_abi::{ComputePolicy, Limits, own_time};
 
+use crate::SETTLE;
 use crate::measurement::{Due, LENGTH, Measurement, await_parts};
-use crate::{SETTLE, now_us};
 use gpu_tenants::{Share, Tenant, TestBed, library, share};
 
 /// Kernels so long that the share's debt determines the next launch, not the host: at 40% each takes 112 ms to repay,
@@ -204,103 +203,6 @@ fn gives_share_of_killed_process_to_survivors() {
     );
     first.kill().unwrap();
     crate::assert_part(&test_bed, &second, Due::new(40, LONG_KERNEL_MS));
-}
-
-#[test]
-fn runs_only_token_holder_and_never_starves_others() {
-    let test_bed = crate::test_bed();
-    let token = share(ComputePolicy::Token, 50).unwrap();
-    let shares = ["one", "other"].map(|name| test_bed.share(name, &token).unwrap());
-    for share in &shares {
-        share.give_token(now_us()).unwrap();
-    }
-    let tenants =
-        [0, 1].map(|index: usize| tenant(&test_bed, &shares[index], "kernel ns=2000000 depth=8"));
-    let pids = [tenants[0].pid(), tenants[1].pid()];
-    // Only one share holds the token, 30 ms at a time, with pauses to drain.
-    let (before, _) = test_bed.used(&pids).unwrap();
-    for _ in 0..40 {
-        shares[0].give_token(now_us() + 30_000).unwrap();
-        shares[1].give_token(now_us()).unwrap();
-        // The token slice and the pause.
-        std::thread::sleep(Duration::from_millis(35));
-    }
-    let (after, _) = test_bed.used(&pids).unwrap();
-    let got = [0, 1].map(|index: usize| (after[index] - before[index]).as_secs_f64());
-    assert!(got[0] > 10.0 * got[1], "{got:?}");
-    assert!(got[0] > 0.3, "{got:?}");
-    // After the token holder is killed, the other share's launches are admitted by time-out, each after 500 ms.
-    let [first, mut second] = tenants;
-    first.kill().unwrap();
-    let launched = second.launched().unwrap();
-    let released = || shares[1].usage().unwrap().0.admission_timeouts;
-    crate::wait_until(
-        || {
-            shares[1].give_token(now_us()).unwrap();
-            released() > 0
-        },
-        || "a launch without the token is never admitted".into(),
-    );
-    crate::wait_until(
-        || second.launched().unwrap() > launched,
-        || "no launch after the time-out".into(),
-    );
-    // Without an agent the guarantee remains.
-    let abandoned_us = now_us() + TOKEN_ABANDONED_US;
-    crate::wait_until(
-        || now_us() > abandoned_us,
-        || "the time does not pass".to_owned(),
-    );
-    crate::assert_part(&test_bed, &second, Due::new(50, 2.0));
-}
-
-#[test]
-fn starts_announced_token_slice_on_time() {
-    let test_bed = crate::test_bed();
-    let token = share(ComputePolicy::Token, 50).unwrap();
-    let share = test_bed.share("share", &token).unwrap();
-    share.give_token(now_us()).unwrap();
-    let mut tenant = test_bed.tenant(Some(&share), "dlsym").unwrap();
-    // Shorter than the admission time-out.
-    let from_us = now_us() + 400_000;
-    let until_us = from_us + 500_000;
-    share.give_turn(TokenSlice { from_us, until_us }).unwrap();
-    tenant.ok("once 1000").unwrap();
-    let launched_us = now_us();
-    assert!(launched_us >= from_us, "{} µs early", from_us - launched_us);
-}
-
-#[test]
-fn waits_only_for_running_work_in_own_token_slice() {
-    const ROUNDS: u32 = 20;
-    let test_bed = crate::test_bed();
-    let token = share(ComputePolicy::Token, 50).unwrap();
-    let share = test_bed.share("share", &token).unwrap();
-    share.give_token(now_us() + 900_000).unwrap();
-    let mut tenant = test_bed.tenant(Some(&share), "dlsym").unwrap();
-    let waited_us = || {
-        let (_, processes) = share.usage().unwrap();
-        processes
-            .iter()
-            .map(|process| process.throttled_us)
-            .sum::<u64>()
-    };
-    // One long and two short kernels in turn: each is charged the mean, many times the duration of the short ones.
-    let mut without_wait = 0;
-    crate::wait_until(
-        || {
-            share.give_token(now_us() + 900_000).unwrap();
-            tenant.ok("once 20000000").unwrap();
-            let before = waited_us();
-            for _ in 0..2 {
-                tenant.ok("queue 100000").unwrap();
-            }
-            let has_waited = waited_us() > before;
-            without_wait = if has_waited { 0 } else { without_wait + 1 };
-            without_wait == ROUNDS
-        },
-        || "a short launch waits for the charge of the previous one".into(),
-    );
 }
 
 #[test]

@@ -49,7 +49,7 @@ fn sets_no_limit_without_limit_variables() {
         &[][..],
         &[("DRAVA_MEMORY_POLICY", "spill"), ("DRAVA_PRIORITY", "5")],
         &[
-            ("DRAVA_COMPUTE_POLICY", "token"),
+            ("DRAVA_COMPUTE_POLICY", "balance"),
             ("CUDA_TASK_PRIORITY", "0"),
         ],
         &[("DRAVA_CORES", "100"), ("CUDA_DEVICE_SM_LIMIT", "0")],
@@ -118,7 +118,6 @@ fn parses_policies_by_name_and_alias() {
         ("DRAVA_COMPUTE_POLICY", "none", ComputePolicy::None),
         ("DRAVA_COMPUTE_POLICY", "balance", ComputePolicy::Balance),
         ("DRAVA_COMPUTE_POLICY", "fixed", ComputePolicy::Fixed),
-        ("DRAVA_COMPUTE_POLICY", "token", ComputePolicy::Token),
         (
             "GPU_CORE_UTILIZATION_POLICY",
             "disable",
@@ -146,7 +145,7 @@ fn parses_policies_by_name_and_alias() {
     }
     let all = [
         ("DRAVA_CORES", "50"),
-        ("DRAVA_COMPUTE_POLICY", "token"),
+        ("DRAVA_COMPUTE_POLICY", "balance"),
         ("GPU_CORE_UTILIZATION_POLICY", "force"),
         ("DRAVA_MEMORY_POLICY", "hard"),
         ("CUDA_OVERSUBSCRIBE", "true"),
@@ -154,7 +153,7 @@ fn parses_policies_by_name_and_alias() {
         ("CUDA_TASK_PRIORITY", "0"),
     ];
     let limits = limits_of(0, &all);
-    assert_eq!(limits.compute_policy, ComputePolicy::Token);
+    assert_eq!(limits.compute_policy, ComputePolicy::Balance);
     assert_eq!(limits.memory_policy, MemoryPolicy::Hard);
     assert_eq!(Some(limits.priority), Priority::new(-7));
 }

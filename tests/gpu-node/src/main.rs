@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context as _, Result, anyhow};
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 use drava_api::config::Enforcement;
 use drava_dra_driver::agent::Agent;
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits, paths};
@@ -29,21 +29,12 @@ struct Arguments {
     /// UUID of the GPU
     #[arg(long)]
     gpu: String,
-    /// Enforcement of GPU time
-    #[arg(long, value_enum)]
-    policy: Policy,
     /// Memory of each share, in bytes
     #[arg(long)]
     memory_bytes: u64,
     /// Guaranteed percent of each share
     #[arg(long, value_delimiter = ',')]
     cores: Vec<u32>,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum Policy {
-    Balance,
-    Token,
 }
 
 fn main() -> ExitCode {
@@ -102,10 +93,7 @@ fn add_processes(node: &Node) -> Result<()> {
 fn prepare(node: &Node, arguments: &Arguments, number: u32, cores: u32) -> Result<Value> {
     let limits = Limits {
         cores: Cores::new(cores).context("cores above 100")?,
-        compute_policy: match arguments.policy {
-            Policy::Balance => ComputePolicy::Balance,
-            Policy::Token => ComputePolicy::Token,
-        },
+        compute_policy: ComputePolicy::Balance,
         ..Limits::memory(arguments.memory_bytes)
     };
     let shares = [(arguments.gpu.as_str(), number)];

@@ -6,12 +6,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use drava_vgpu_abi::bucket::TokenSlice;
 use drava_vgpu_abi::contention::OwnTime;
 use drava_vgpu_abi::snapshot::{ProcessUsage, ShareUsage, Snapshot};
-use drava_vgpu_abi::{
-    ComputePolicy, Cores, Limits, PageWrite, own_time, paths, token, token_slice, update,
-};
+use drava_vgpu_abi::{ComputePolicy, Cores, Limits, PageWrite, own_time, paths, update};
 
 /// Returns the limits of a share of `percent` of the GPU.
 pub fn share(policy: ComputePolicy, percent: u32) -> anyhow::Result<Limits> {
@@ -59,16 +56,6 @@ impl Share {
     /// Changes its limits in place, as the agent does.
     pub fn change(&self, limits: &Limits) -> anyhow::Result<()> {
         self.write(&update(&fs::read(self.page())?, limits)?)
-    }
-
-    /// Gives it the token until `until_us`, microseconds of `CLOCK_MONOTONIC`.
-    pub fn give_token(&self, until_us: u64) -> anyhow::Result<()> {
-        self.write(&[token(until_us)])
-    }
-
-    /// Gives it a token slice, which may begin later.
-    pub fn give_turn(&self, next: TokenSlice) -> anyhow::Result<()> {
-        self.write(&token_slice(next))
     }
 
     /// Sets the own-time fraction of the time that it measures.

@@ -19,8 +19,11 @@ use super::setup::{Running, Setup, Share, go, start_all, together};
 /// Name of the file with what NVML reported.
 const SAMPLES: &str = "nvml-utilization.json";
 
-/// Policies, each with the tolerated error of a share in percentage points.
-const POLICIES: [(&str, f64); 2] = [("balance", 2.0), ("token", 1.0)];
+/// Policy of the shares of `gpu-node`.
+const POLICY: &str = "balance";
+
+/// Tolerated error of a share, in percentage points.
+const GOAL_POINTS: f64 = 2.0;
 
 const SPLITS: [[u32; 2]; 3] = [[30, 70], [10, 90], [42, 58]];
 
@@ -75,18 +78,12 @@ pub(crate) fn rows(setup: &Setup, seconds: f64, progress: &Progress) -> Result<V
             alone: [bench.unlimited(&[left])?, bench.unlimited(&[right])?],
             both: bench.unlimited(&kernels.us)?,
         };
-        for (policy, goal) in POLICIES {
-            for split in SPLITS {
-                let case = Case {
-                    policy,
-                    split,
-                    kernels,
-                };
-                progress.note(case.to_string());
-                let got = bench.measure(&case).with_context(|| case.to_string())?;
-                rows.extend(got.rows(&case, goal, &free));
-                raw.push(got.raw(&case));
-            }
+        for split in SPLITS {
+            let case = Case { split, kernels };
+            progress.note(case.to_string());
+            let got = bench.measure(&case).with_context(|| case.to_string())?;
+            rows.extend(got.rows(&case, &free));
+            raw.push(got.raw(&case));
         }
     }
     setup.save(SAMPLES, &Value::Array(raw))?;
@@ -95,7 +92,6 @@ pub(crate) fn rows(setup: &Setup, seconds: f64, progress: &Progress) -> Result<V
 
 /// Two shares and the load of their tenants.
 struct Case {
-    policy: &'static str,
     split: [u32; 2],
     kernels: Kernels,
 }
@@ -104,7 +100,7 @@ impl std::fmt::Display for Case {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let [left, right] = self.split;
         let kernels = self.kernels.name;
-        write!(f, "{}, {left}:{right}, kernels of {kernels}", self.policy)
+        write!(f, "{POLICY}, {left}:{right}, kernels of {kernels}")
     }
 }
 
@@ -274,7 +270,6 @@ impl Node {
             .arg("--driver-root")
             .arg(setup.driver_root())
             .args(["--gpu", &setup.card()?.gpu()?])
-            .args(["--policy", case.policy])
             .args(["--memory-bytes", &memory_bytes.to_string()])
             .args(["--cores", &format!("{left},{right}")]);
         let mut program = Running::start(command)?;
@@ -327,7 +322,7 @@ struct Got {
 impl Got {
     /// No tenant gets less than its share of what both got, unless it cannot use that: launches of short kernels may not
     /// fill a GPU.
-    fn rows(&self, case: &Case, goal: f64, free: &Free) -> [Row; 2] {
+    fn rows(&self, case: &Case, free: &Free) -> [Row; 2] {
         let [left, right] = self.tenants.each_ref().map(|tenant| tenant.share);
         let short = |((got, percent), alone): ((f64, u32), f64)| {
             let due = f64::from(percent) / 100.0 * (left + right);
@@ -364,7 +359,7 @@ impl Got {
         [
             Row::checked(
                 format!("{case}, division"),
-                by_kernels.is_some() && shortest <= goal,
+                by_kernels.is_some() && shortest <= GOAL_POINTS,
                 detail,
             ),
             Row::checked(

@@ -16,17 +16,9 @@ use crate::agent::policy::control::{ActivityChange, Controller, Decision, Entitl
 use crate::agent::policy::detection::ViolationTracker;
 use crate::agent::policy::priority::{PriorityArbiter, ShareState};
 use crate::agent::policy::schedule::GpuState;
-use crate::agent::policy::token::{Change, TokenCandidate, TokenRing};
 use crate::process::Processes;
 
 mod scan;
-
-/// Time for which the token is polled after the last demand for it, µs.
-const TOKEN_IN_USE_US: u64 = 4_000_000;
-
-/// Time between two writes that another share has the token, µs; shorter than the time after which libvgpu assumes that
-/// the agent has stopped.
-const TOKEN_REMINDER_US: u64 = 1_000_000;
 
 /// Ticks without activity after which a GPU is quiet; more than the controller needs to notice.
 const QUIET_AFTER_TICKS: u32 = 10;
@@ -37,7 +29,6 @@ pub struct Card {
     /// Its shares.
     keys: Vec<ShareKey>,
     controller: Controller<ShareKey>,
-    ring: TokenRing<ShareKey>,
     arbiter: PriorityArbiter<ShareKey>,
     violations: ViolationTracker<ShareKey>,
     /// Successive ticks without activity.
@@ -50,9 +41,6 @@ pub struct Card {
     has_roles: bool,
     ticked_us: u64,
     scanned_us: u64,
-    /// Last demand for the token.
-    token_demand_us: Option<u64>,
-    token_reminder_us: u64,
 }
 
 /// The shares of a node, and what reads them.
@@ -87,11 +75,6 @@ impl Shares {
             tracing::warn!(claim = %share.claim, share = %share.share, %error, "cannot write the limits page");
         }
     }
-
-    /// Ends the token slice of a share. A time in the past means that another share has the token.
-    fn revoke_token(&mut self, key: ShareKey, now_us: u64) {
-        self.write(key, |share| share.page.set(&page::token(now_us)));
-    }
 }
 
 impl Card {
@@ -102,7 +85,6 @@ impl Card {
             uuid,
             keys: Vec::new(),
             controller: Controller::default(),
-            ring: TokenRing::default(),
             arbiter: PriorityArbiter::default(),
             violations: ViolationTracker::default(),
             quiet_ticks: 0,
@@ -111,8 +93,6 @@ impl Card {
             has_roles: false,
             ticked_us: now_us,
             scanned_us: now_us,
-            token_demand_us: None,
-            token_reminder_us: 0,
         }
     }
 
@@ -123,7 +103,6 @@ impl Card {
             is_quiet: self.is_quiet(),
             is_occupied: self.is_occupied,
             is_lent: self.is_lent,
-            uses_token: self.token_demand_us.is_some(),
             next_priority_poll_us: self.has_roles.then(|| self.arbiter.next_us()),
             scanned_us: self.scanned_us,
         }
@@ -229,15 +208,11 @@ impl Card {
             let own = metered.iter().find(|(of, ..)| of == key);
             shares.write(*key, |share| {
                 let role = own.map_or(PriorityRole::default(), |(_, priority, is_occupied)| {
-                    // A share that waits for a token must not also wait for a poll, with or without processes of others.
-                    let is_below = |(_, of, occupied): &(_, _, bool)| {
-                        *of < *priority && (*occupied || share.uses_token())
-                    };
+                    let mut others = metered.iter().filter(|(.., occupied)| *occupied);
                     PriorityRole {
-                        notifies_agent: *is_occupied && metered.iter().any(is_below),
-                        yields: metered
-                            .iter()
-                            .any(|(_, of, occupied)| *of > *priority && *occupied),
+                        notifies_agent: *is_occupied
+                            && others.clone().any(|(_, of, _)| of < priority),
+                        yields: others.any(|(_, of, _)| of > priority),
                     }
                 });
                 self.has_roles |= role.notifies_agent;
@@ -263,11 +238,7 @@ impl Card {
                 id: *key,
                 priority: entitlement.priority,
                 guarantee: allotment::guarantee(entitlement.cores),
-                weight: match share.uses_token() {
-                    true => entitlement.cores.percent(),
-                    false => 1,
-                },
-                busy_until_us: share.busy_until_us(now_us, &mut shares.buffer),
+                busy_until_us: share.busy_until_us(&mut shares.buffer),
             });
         }
         let best_effort = states.iter().filter(|state| state.guarantee == 0);
@@ -280,56 +251,6 @@ impl Card {
                 true => share.page.set(&page::yield_until(until_us)),
                 false => Ok(()),
             });
-        }
-    }
-
-    /// Passes the token on, if it is time. Polled after each tick, and while the token is in use or shares have roles.
-    pub fn poll_token(&mut self, now_us: u64, has_ticked: bool, shares: &mut Shares) {
-        if !(has_ticked || self.token_demand_us.is_some() || self.has_roles) {
-            return;
-        }
-        let mut candidates: Vec<TokenCandidate<ShareKey>> = Vec::new();
-        for key in &self.keys {
-            if let Some(share) = shares.tracked.get(key).filter(|share| share.uses_token()) {
-                let yields = self.arbiter.yields(*key, now_us);
-                candidates.push(share.token_candidate(*key, now_us, yields, &mut shares.buffer));
-            }
-        }
-        if candidates.iter().any(|candidate| candidate.wants) {
-            self.token_demand_us = Some(now_us);
-        }
-        let Some(demand_us) = self.token_demand_us else {
-            return;
-        };
-        if now_us.saturating_sub(demand_us) > TOKEN_IN_USE_US {
-            // Without further tokens libvgpu meters by the rate.
-            self.token_demand_us = None;
-            self.token_reminder_us = 0;
-            return;
-        }
-        for change in self.ring.poll(now_us, &candidates) {
-            match change {
-                Change::Grant(key, slice) => shares.write(key, |share| {
-                    let mut writes = page::token_slice(slice).into_iter();
-                    writes.try_for_each(|write| share.page.set(&write))
-                }),
-                Change::Revoke(key) => shares.revoke_token(key, now_us),
-            }
-        }
-        for ended in self.ring.ended() {
-            if let Some(share) = shares.tracked.get_mut(&ended.id) {
-                let used_us = share.used_in_slice(&mut shares.buffer);
-                let of_others_us = self.ring.account_slice(ended, used_us);
-                share.totals.deduct(of_others_us);
-            }
-        }
-        if now_us.saturating_sub(self.token_reminder_us) >= TOKEN_REMINDER_US {
-            self.token_reminder_us = now_us;
-            for key in candidates.iter().map(|candidate| candidate.id) {
-                if !self.ring.has_slice(key) {
-                    shares.revoke_token(key, now_us);
-                }
-            }
         }
     }
 }

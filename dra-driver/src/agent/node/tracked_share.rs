@@ -1,7 +1,6 @@
 //! A share that the agent follows: its files, and its state.
 
 use std::io;
-use std::os::fd::OwnedFd;
 
 use drava_api::config::Enforcement;
 use drava_nvml::GpuUuid;
@@ -10,7 +9,6 @@ use drava_vgpu_abi::bucket::SECOND_US;
 use drava_vgpu_abi::contention::{ALL_PPM, OwnTime};
 use drava_vgpu_abi::page;
 use drava_vgpu_abi::snapshot::ProcessUsage;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::ShareKey;
 use super::limits_page::Page;
@@ -22,7 +20,6 @@ use crate::agent::policy::detection::{GpuProcess, ShareView, SuspectedViolation}
 use crate::agent::policy::occupancy::Occupancy;
 use crate::agent::policy::reserve::{ProcessMemory, Reserve};
 use crate::agent::policy::share_metrics::{self, CounterTotals, ShareMetrics};
-use crate::agent::policy::token::TokenCandidate;
 use crate::agent::policy::usage_counters::UsageCounters;
 use crate::claim::{ClaimUid, ShareId};
 use crate::layout::Layout;
@@ -71,20 +68,14 @@ pub struct TrackedShare {
     /// Its limits page.
     pub page: Page,
     region: UsageRegion,
-    /// Whether it is the only device of its claim.
-    is_only_device: bool,
     occupancy: Occupancy,
     activity: ActivityTracker,
     counters: UsageCounters,
-    /// Counters at the end of its last accounted token slice.
-    slice_counters: UsageCounters,
     /// How fast the GPU does its work at least, by the last decision, µs per second.
     pace_us_per_s: u32,
     reserve: Reserve,
     /// Driver reserve in the page when it was opened.
     initial_reserve_bytes: u64,
-    /// Its processes, whose ends are followed.
-    pub pidfds: Vec<OwnedFd>,
     /// Sums of its counters, for metrics.
     pub totals: CounterTotals,
     /// Values of the last scan.
@@ -113,16 +104,13 @@ impl TrackedShare {
             since_us: now_us,
             role: PriorityRole::default(),
             region: UsageRegion::open(&layout.usage(uid, &share.id)),
-            is_only_device: record.devices.len() == 1,
             occupancy: Occupancy::default(),
             activity: ActivityTracker::default(),
             counters: UsageCounters::default(),
-            slice_counters: UsageCounters::default(),
             pace_us_per_s: 0,
             reserve: Reserve::default(),
             initial_reserve_bytes: page.limits().driver_reserve_bytes,
             page,
-            pidfds: Vec::new(),
             totals: CounterTotals::default(),
             figures: None,
         })
@@ -138,23 +126,11 @@ impl TrackedShare {
     #[must_use]
     pub fn entitlement(&self) -> Option<Entitlement> {
         let limits = self.page.limits();
-        let policy = match limits.compute_policy {
-            ComputePolicy::None => return None,
-            ComputePolicy::Token if !self.uses_token() => ComputePolicy::Balance,
-            policy => policy,
-        };
-        Some(Entitlement {
+        (limits.compute_policy != ComputePolicy::None).then_some(Entitlement {
             cores: limits.cores,
-            policy,
+            policy: limits.compute_policy,
             priority: limits.priority,
         })
-    }
-
-    /// Whether it uses the token. A share of a claim with several devices does not: a collective on two GPUs would wait for
-    /// two tokens.
-    #[must_use]
-    pub fn uses_token(&self) -> bool {
-        self.is_only_device && self.page.limits().compute_policy == ComputePolicy::Token
     }
 
     /// Whether it may have processes.
@@ -281,50 +257,6 @@ impl TrackedShare {
         })
     }
 
-    /// Returns its state for the token ring.
-    pub fn token_candidate(
-        &self,
-        key: ShareKey,
-        now_us: u64,
-        yields: bool,
-        buffer: &mut ReadBuffer,
-    ) -> TokenCandidate<ShareKey> {
-        let header = self.is_occupied().then(|| self.region.header(buffer));
-        let wants = header.and_then(Result::ok).is_some_and(|header| {
-            // A notifying share reports how long it works.
-            let wants = match self.role.notifies_agent && header.share.busy_until_us > 0 {
-                true => header.busy_until_us(now_us, self.uses_token()) > now_us,
-                false => header.wants_time(now_us),
-            };
-            wants && !self.have_processes_ended()
-        });
-        TokenCandidate {
-            id: key,
-            cores: self.page.limits().cores.percent(),
-            wants,
-            yields,
-        }
-    }
-
-    /// Returns the GPU time that it was charged since the last call, µs.
-    pub fn used_in_slice(&mut self, buffer: &mut ReadBuffer) -> u64 {
-        let view = self.region.view(buffer);
-        view.map_or(0, |view| {
-            self.slice_counters.advance(&view.processes).used_us
-        })
-    }
-
-    /// Whether all known processes have ended.
-    fn have_processes_ended(&self) -> bool {
-        let polled = |fd| PollFd::new(fd, PollFlags::IN);
-        let mut fds: Vec<PollFd<'_>> = self.pidfds.iter().map(polled).collect();
-        let at_once = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        !fds.is_empty() && poll(&mut fds, Some(&at_once)) == Ok(fds.len())
-    }
-
     /// Writes its priority role to the page.
     ///
     /// # Errors
@@ -343,11 +275,11 @@ impl TrackedShare {
     }
 
     /// Returns until when it works by its own report, µs; 0 without a report.
-    pub fn busy_until_us(&self, now_us: u64, buffer: &mut ReadBuffer) -> u64 {
+    pub fn busy_until_us(&self, buffer: &mut ReadBuffer) -> u64 {
         let header = (self.role.notifies_agent && self.is_occupied())
             .then(|| self.region.header(buffer))
             .and_then(Result::ok);
-        header.map_or(0, |header| header.busy_until_us(now_us, self.uses_token()))
+        header.map_or(0, |header| header.share.busy_until_us)
     }
 
     /// Returns the driver's memory of a context: `known_bytes`, or what the page had when it was opened.

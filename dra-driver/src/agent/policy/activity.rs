@@ -9,12 +9,6 @@ use drava_vgpu_abi::snapshot::ShareUsage;
 use super::control::{ActivityChange, Measured};
 use super::usage_counters::UsageDelta;
 
-/// Time after the last demand in which a share still wants GPU time, µs: two of the longest sleeps of a waiting launch.
-const DEMAND_HOLD_US: u64 = 15_000;
-
-/// How much longer than its GPU time a kernel may run: another share that overran its slice has half of the GPU.
-const MAX_STRETCH: u64 = 2;
-
 /// Longest debt that is believed, µs: a kernel of that length may be running.
 const MAX_DEBT_US: u64 = 1_000_000;
 
@@ -48,31 +42,6 @@ impl RegionHeader {
         let since_us = now_us.saturating_sub(self.refilled_us);
         let repaid_us = since_us.saturating_mul(u64::from(rate_us_per_s)) / 1_000_000;
         self.share.last_demand_us > 0 && self.debt_us() > repaid_us
-    }
-
-    /// Returns whether the share waits for GPU time or uses it. Debt is GPU time of kernels that may still run.
-    #[must_use]
-    pub fn wants_time(&self, now_us: u64) -> bool {
-        let demand_us = self.share.last_demand_us.min(now_us);
-        demand_us.saturating_add(MAX_STRETCH * self.debt_us() + DEMAND_HOLD_US) > now_us
-    }
-
-    /// Returns until when the share works by its own report, µs; 0 without a report.
-    ///
-    /// A share with demand after its last launch waits. In token mode it waits for the token, which requires that shares
-    /// of lower priority yield; otherwise it waits for its own rate.
-    #[must_use]
-    pub fn busy_until_us(&self, now_us: u64, uses_token: bool) -> u64 {
-        let ShareUsage {
-            last_demand_us,
-            busy_until_us,
-            ..
-        } = self.share;
-        if uses_token && last_demand_us > busy_until_us {
-            last_demand_us.min(now_us).saturating_add(DEMAND_HOLD_US)
-        } else {
-            busy_until_us
-        }
     }
 }
 

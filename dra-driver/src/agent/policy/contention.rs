@@ -44,8 +44,6 @@ pub enum Workload {
     Saturating,
     /// In launches of about this duration, µs, with gaps.
     Launches(u64),
-    /// In token slices, in which no other share with a token runs; launches of about this duration, µs.
-    TokenSlices(u64),
 }
 
 /// An active share.
@@ -84,7 +82,7 @@ impl Active {
     fn due_us(&self, round_us: u64) -> u64 {
         match self.workload {
             Workload::Saturating => SLICE_US,
-            Workload::Launches(_) | Workload::TokenSlices(_) => (self.part * round_us / ALL).max(1),
+            Workload::Launches(_) => (self.part * round_us / ALL).max(1),
         }
     }
 
@@ -92,7 +90,7 @@ impl Active {
     fn launch_us(&self) -> u64 {
         match self.workload {
             Workload::Saturating => SLICE_US,
-            Workload::Launches(us) | Workload::TokenSlices(us) => us.clamp(1, LONGEST_US),
+            Workload::Launches(us) => us.clamp(1, LONGEST_US),
         }
     }
 
@@ -104,15 +102,6 @@ impl Active {
     /// Whether its launches fit into a slice, so that any longer one was interrupted.
     fn is_short(&self) -> bool {
         self.workload != Workload::Saturating && self.launch_us() <= SLICE_US
-    }
-
-    /// Whether both can have work on the GPU at the same time.
-    fn overlaps(&self, other: &Self) -> bool {
-        use Workload::TokenSlices;
-        !matches!(
-            (self.workload, other.workload),
-            (TokenSlices(_), TokenSlices(_))
-        )
     }
 
     /// Returns the mean own part of the measured time, parts per million.
@@ -131,17 +120,15 @@ impl Active {
 /// Returns the effect of all others on each share.
 #[must_use]
 pub fn estimate(active: &[Active]) -> Vec<Contention> {
-    let is_beside_saturating = |index: usize, share: &Active| {
+    let is_beside_saturating = |index: usize| {
         let mut others = active.iter().enumerate();
-        others.any(|(other, of)| {
-            other != index && of.workload == Workload::Saturating && share.overlaps(of)
-        })
+        others.any(|(other, of)| other != index && of.workload == Workload::Saturating)
     };
     let shares = active.iter().enumerate();
     let contention = shares.map(|(index, share)| {
-        let others = interruption(active, index, share);
+        let others = interruption(active, index);
         let mean_own_ppm = share.mean_own_time(others.us);
-        let is_recognizable = share.is_short() && is_beside_saturating(index, share);
+        let is_recognizable = share.is_short() && is_beside_saturating(index);
         Contention {
             own_time: match share.workload {
                 _ if is_recognizable => OwnTime::Interrupted(to_u32(others.us)),
@@ -157,10 +144,10 @@ pub fn estimate(active: &[Active]) -> Vec<Contention> {
 }
 
 /// Returns what happens between two slices of the share of this index.
-fn interruption(active: &[Active], index: usize, share: &Active) -> Interruption {
+fn interruption(active: &[Active], index: usize) -> Interruption {
     let others = active.iter().enumerate();
     let others: Vec<_> = others
-        .filter(|(other, of)| *other != index && share.overlaps(of))
+        .filter(|(other, _)| *other != index)
         .map(|(_, of)| of)
         .collect();
     let mut found = Interruption::default();

@@ -262,14 +262,13 @@ fn estimate_contention<Id: Ord + Copy>(
         .iter()
         .zip(demands.iter().zip(allotments))
         .filter(|(_, (demand, _))| demand.demand != Demand::Idle);
-    let active = with_demand.map(|((id, entitlement, measured), (_, allotment))| {
+    let active = with_demand.map(|((id, _, measured), (_, allotment))| {
         let active = Active {
             // Microseconds per second are parts per million.
             part: to_u64(allotment.part).max(1),
-            workload: match entitlement.policy {
-                ComputePolicy::Token => Workload::TokenSlices(measured.launch_us),
-                _ if fills_gaps(allotment) => Workload::Saturating,
-                _ => Workload::Launches(measured.launch_us),
+            workload: match fills_gaps(allotment) {
+                true => Workload::Saturating,
+                false => Workload::Launches(measured.launch_us),
             },
         };
         (*id, active)
@@ -284,9 +283,7 @@ fn share_demand(entitlement: &Entitlement, demand: Demand) -> ShareDemand {
         priority: entitlement.priority,
         borrowing: match entitlement.policy {
             ComputePolicy::Fixed => Borrowing::Denied,
-            ComputePolicy::Balance | ComputePolicy::Token | ComputePolicy::None => {
-                Borrowing::Allowed
-            }
+            ComputePolicy::Balance | ComputePolicy::None => Borrowing::Allowed,
         },
         demand,
     }

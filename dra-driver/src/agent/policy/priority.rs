@@ -59,8 +59,6 @@ pub struct ShareState<Id> {
     pub priority: Priority,
     /// Time that it gets however long other shares are busy, µs of GPU time per second.
     pub guarantee: i64,
-    /// Its weight in token mode; otherwise the GPU divides time evenly.
-    pub weight: u32,
     /// Reported end of its work, µs; in the past if it is idle.
     pub busy_until_us: u64,
 }
@@ -168,9 +166,9 @@ impl<Id: Ord + Copy> PriorityArbiter<Id> {
             let above = || busy.iter().filter(|(of, _)| of.priority > share.priority);
             let account = self.accounts.entry(share.id).or_default();
             account.update(last_us, now_us, share.guarantee);
-            let others: u32 = above().map(|(other, _)| other.weight.max(1)).sum();
-            let weight = i64::from(share.weight.max(1));
-            account.part = MILLION * weight / (weight + i64::from(others));
+            // The GPU divides time evenly.
+            let others = i64::try_from(above().count()).unwrap_or(i64::MAX - 1);
+            account.part = MILLION / (1 + others);
             let until_us = above().map(|(_, period)| period.end_us).max().unwrap_or(0);
             account.until_us = if account.has_deficit { 0 } else { until_us };
             (share.id, account.until_us)

@@ -6,9 +6,6 @@ const TICK_US: u64 = 100_000;
 /// Time between two polls of lent shares, µs.
 const LENT_POLL_US: u64 = 20_000;
 
-/// Time between two polls of a token, µs.
-const TOKEN_POLL_US: u64 = 5_000;
-
 /// GPUs without an NVML observation for so long are scanned without one, µs.
 const SCAN_TIMEOUT_US: u64 = 2_000_000;
 
@@ -24,8 +21,6 @@ pub struct GpuState {
     pub is_occupied: bool,
     /// Lent shares may resume, or resumed shares may go idle, at any time.
     pub is_lent: bool,
-    /// Its shares use a token now.
-    pub uses_token: bool,
     /// Next poll of shares to which others yield; `None` if none does.
     pub next_priority_poll_us: Option<u64>,
     /// Last scan.
@@ -102,7 +97,6 @@ impl Schedule {
             .min(after(!has_notifications, LENT_POLL_US));
         gpus.fold(first_us, |next_us, gpu| {
             next_us
-                .min(after(gpu.uses_token, TOKEN_POLL_US))
                 .min(after(gpu.is_lent, LENT_POLL_US))
                 .min(gpu.next_priority_poll_us.unwrap_or(u64::MAX))
         })

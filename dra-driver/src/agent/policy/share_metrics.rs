@@ -91,8 +91,6 @@ pub struct CounterTotals {
     counters: UsageCounters,
     gpu_time_us: u64,
     throttled_us: u64,
-    /// Time to be deducted from the GPU time of the next updates, which never falls.
-    overlap_us: u64,
     period: Period,
 }
 
@@ -134,7 +132,6 @@ impl Default for CounterTotals {
             counters: UsageCounters::counting_earlier(),
             gpu_time_us: 0,
             throttled_us: 0,
-            overlap_us: 0,
             period: Period::default(),
         }
     }
@@ -144,17 +141,9 @@ impl CounterTotals {
     /// Adds what the processes have used since the last call.
     pub fn update(&mut self, now_us: u64, processes: &[ProcessUsage]) {
         let delta = self.counters.advance(processes);
-        let overlap_us = self.overlap_us.min(delta.used_us);
-        self.overlap_us -= overlap_us;
-        let used_us = delta.used_us - overlap_us;
-        self.gpu_time_us = self.gpu_time_us.saturating_add(used_us);
+        self.gpu_time_us = self.gpu_time_us.saturating_add(delta.used_us);
         self.throttled_us = self.throttled_us.saturating_add(delta.throttled_us);
         self.period.update(now_us, self.gpu_time_us);
-    }
-
-    /// Deducts time that the processes were charged while another share used the GPU, µs.
-    pub fn deduct(&mut self, overlap_us: u64) {
-        self.overlap_us = self.overlap_us.saturating_add(overlap_us);
     }
 
     /// Returns the GPU time used lately, percent of the GPU.

@@ -1,25 +1,13 @@
 //! The words of a page outside its records, which the node agent changes one by one.
 
 use super::{IDENTITY_OFFSET, IDENTITY_SIZE, PageWrite, write_word};
-use crate::bucket::TokenSlice;
 use crate::contention::OwnTime;
-
-/// Offset of the word that [`token`] writes, an aligned little-endian `u64`.
-///
-/// A share with policy [`crate::ComputePolicy::Token`] launches only while `CLOCK_MONOTONIC`, in microseconds, is
-/// below it and not below the word at [`SLICE_START_OFFSET`]. 0 is no token. [`crate::bucket::Grant`] defines the
-/// behavior without an agent.
-pub const TOKEN_OFFSET: usize = 24;
 
 /// Offset of the word that [`own_time`] writes, an aligned little-endian `u64`.
 ///
 /// Which part of the time measured by events is the share's own ([`OwnTime`]); the rest is time slices of other shares. A
 /// reader that knows parts only takes any other word for the whole time.
 pub const OWN_TIME_OFFSET: usize = 32;
-
-/// Offset of the word with the start of a token slice, an aligned little-endian `u64`. Written before the word at
-/// [`TOKEN_OFFSET`] and read after it, so no slice starts with the end of another one.
-pub const SLICE_START_OFFSET: usize = 40;
 
 /// Offset of the word that [`yield_until`] writes, an aligned little-endian `u64`.
 ///
@@ -46,9 +34,7 @@ pub const NOTIFY_OFFSET: usize = 216;
 pub const LENT_OFFSET: usize = 224;
 
 const _: () = {
-    assert!(TOKEN_OFFSET.is_multiple_of(8));
     assert!(OWN_TIME_OFFSET.is_multiple_of(8));
-    assert!(SLICE_START_OFFSET.is_multiple_of(8));
     assert!(YIELD_UNTIL_OFFSET.is_multiple_of(8));
     assert!(WINDOW_OFFSET.is_multiple_of(8));
     assert!(WINDOW_OFFSET + 8 <= IDENTITY_OFFSET);
@@ -56,21 +42,6 @@ const _: () = {
     assert!(IDENTITY_OFFSET + IDENTITY_SIZE <= NOTIFY_OFFSET);
     assert!(NOTIFY_OFFSET + 8 == LENT_OFFSET);
 };
-
-/// Returns the writes that give a share in token mode its next slice, or a longer one, in order.
-#[must_use]
-pub fn token_slice(slice: TokenSlice) -> [PageWrite; 2] {
-    [
-        write_word(SLICE_START_OFFSET, slice.from_us),
-        token(slice.until_us),
-    ]
-}
-
-/// Returns the write that ends the token slice of a share at `until_us` of `CLOCK_MONOTONIC`; 0 revokes the token.
-#[must_use]
-pub fn token(until_us: u64) -> PageWrite {
-    write_word(TOKEN_OFFSET, until_us)
-}
 
 /// Returns the write that sets which part of the time that the share's events measure is its own.
 #[must_use]

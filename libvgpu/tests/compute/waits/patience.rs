@@ -6,7 +6,6 @@ use drava_vgpu_abi::ComputePolicy;
 use gpu_tenants::share;
 
 use super::{LONGEST, PERCENT, tenant_of_share};
-use crate::now_us;
 
 /// A kernel that does not end before the test.
 const ENDLESS_NS: u64 = 400_000_000_000;
@@ -16,11 +15,7 @@ const REPAID: Duration = Duration::from_secs(100);
 
 #[test]
 fn admits_launch_at_one_percent_while_kernel_runs_on() {
-    for policy in [
-        ComputePolicy::Fixed,
-        ComputePolicy::Balance,
-        ComputePolicy::Token,
-    ] {
+    for policy in [ComputePolicy::Fixed, ComputePolicy::Balance] {
         let test_bed = crate::test_bed();
         let limits = share(policy, 1).unwrap();
         let share = test_bed.share("share", &limits).unwrap();
@@ -33,23 +28,6 @@ fn admits_launch_at_one_percent_while_kernel_runs_on() {
         let waited = begun.elapsed();
         assert!(waited < REPAID / 2, "{policy:?}: {waited:?}");
     }
-}
-
-#[test]
-fn admits_launch_in_token_slice_while_kernel_runs_on() {
-    let test_bed = crate::test_bed();
-    let limits = share(ComputePolicy::Token, 1).unwrap();
-    let share = test_bed.share("share", &limits).unwrap();
-    share.give_token(now_us() + 900_000).unwrap();
-    let mut tenant = test_bed.tenant(Some(&share), "dlsym").unwrap();
-    tenant.ok(&format!("queue {ENDLESS_NS}")).unwrap();
-    let begun = Instant::now();
-    for blocks in [100, 200, 300] {
-        share.give_token(now_us() + 900_000).unwrap();
-        tenant.ok(&format!("queue 1000000 {blocks}")).unwrap();
-    }
-    let waited = begun.elapsed();
-    assert!(waited < REPAID / 2, "{waited:?}");
 }
 
 /// Running kernels of several streams are charged a second together, which another process of the share waits for: it

@@ -12,7 +12,6 @@ use crate::agent::node::nvml_observer::{Observation, ObservedProcess};
 use crate::agent::node::tracked_share::TrackedShare;
 use crate::agent::policy::detection::{GpuProcess, SuspectedViolation, detect};
 use crate::agent::policy::reserve::process_memory;
-use crate::process;
 
 /// Age of a share from which its processes are killed for violations, µs: after a restart of the agent, processes may still
 /// register.
@@ -64,15 +63,7 @@ impl Card {
             }
             let Some(processes) = processes else { continue };
             let memory = process_memory(key, &views, processes);
-            shares.write(key, |share| {
-                if share.uses_token() {
-                    let own = processes.iter();
-                    let own = own.filter(|process| process.shares.contains(&key));
-                    let pidfds = own.filter_map(|process| process::open(process.pid));
-                    share.pidfds = pidfds.collect();
-                }
-                share.correct_reserve(estimate_bytes, &memory)
-            });
+            shares.write(key, |share| share.correct_reserve(estimate_bytes, &memory));
         }
         let mut own = self.keys.iter().filter_map(|key| shares.tracked.get(key));
         self.is_occupied = own.any(TrackedShare::is_occupied);
