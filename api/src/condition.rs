@@ -95,6 +95,7 @@ condition_reasons! {
     AdminAccess: Enforced, false, "The claim has admin access, which has no limits.";
     CdiIgnored: Enforced, false, "The container runtime ignored the CDI devices of the claim.";
     MemoryOverLimit: Enforced, false, "The processes of the claim use more GPU memory than its limit.";
+    OtherGpuUsed: Enforced, false, "A process of the claim uses a GPU that the claim does not have.";
     ProcessNotCounted: Enforced, false, "A process of the claim uses the GPU without libvgpu.";
     SharedAddressSpace: Enforced, false, "The GPU shares page tables with the CPU (ATS), so host memory can reside in \
         GPU memory.";

@@ -168,6 +168,10 @@ event_reasons! {
     OrphanRemoved: Normal, NodeDriver, "Node, ResourceClaim",
         "Node state of a claim that no longer exists was removed.",
         "None.";
+    OtherGpuUsed: Warning, NodeDriver, "Pod, ResourceClaim",
+        "A process of a limited claim uses a GPU of the node that its pod has by no claim, as privileged containers and volumes \
+         of /dev allow.",
+        "Run the pod without privileges and volumes of /dev, or request the GPU in a claim.";
     PartitionInUse: Warning, NodeDriver, "ResourceClaim",
         "A program such as dcgm-exporter holds the MIG partition of a deleted pod, so it cannot be destroyed. After three attempts the \
          pod ends; the partition stays reserved until it is destroyed.",

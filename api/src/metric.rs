@@ -216,6 +216,8 @@ pub mod driver {
                 "Allocations that were denied because of the memory limit.";
             SHARE_PROCESSES = "drava_share_processes" Gauge ["namespace", "claim", "share", "state"]
                 "Processes with a context on the GPU: registered (limited by libvgpu) or escaped (without libvgpu).";
+            SHARE_VIOLATION_INFO = "drava_share_violation_info" Gauge ["namespace", "claim", "share", "reason"]
+                "Violation of the limits of the share, by the reason of the claim's condition Enforced; the value is 1.";
             SHARE_LAST_ACTIVITY_TIMESTAMP_SECONDS = "drava_share_last_activity_timestamp_seconds" Gauge
                 ["namespace", "claim", "share"]
                 "Unix time at which a process of the share last used or waited for GPU time; absent before the first use.";

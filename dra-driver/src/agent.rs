@@ -115,8 +115,10 @@ pub struct Agent {
     config: Config,
     store: RecordStore,
     shares: Shares,
+    /// Opened claims, with their GPUs.
+    claims: BTreeMap<ClaimUid, BTreeSet<GpuUuid>>,
     cards: BTreeMap<GpuUuid, Card>,
-    /// Of each GPU that ever had a share.
+    /// Of each GPU that was ever followed.
     observers: BTreeMap<GpuUuid, Observer>,
     next_key: u32,
     observations: Receiver<Observation>,
@@ -141,6 +143,7 @@ impl Agent {
             store: RecordStore::new(config.layout.claims()),
             shares: Shares::new(processes(&config)),
             config,
+            claims: BTreeMap::new(),
             cards: BTreeMap::new(),
             observers: BTreeMap::new(),
             next_key: 0,
@@ -292,6 +295,7 @@ impl Agent {
         if !replaced.is_empty() {
             let tracked = &mut self.shares.tracked;
             tracked.retain(|_, share| !replaced.contains(&share.claim));
+            self.claims.retain(|uid, _| !replaced.contains(uid));
             self.refresh_us = 0;
         }
         found
@@ -317,9 +321,11 @@ impl Agent {
         self.refresh_us = now_us + REFRESH_US;
         let tracked = &mut self.shares.tracked;
         tracked.retain(|_, share| listed.contains(&share.claim));
-        let known: BTreeSet<ClaimUid> = tracked.values().map(|share| share.claim.clone()).collect();
-        for uid in listed.into_iter().filter(|uid| !known.contains(uid)) {
-            if let Err(error) = self.open_claim(&uid, now_us) {
+        self.claims.retain(|uid, _| listed.contains(uid));
+        for uid in listed {
+            if !self.claims.contains_key(&uid)
+                && let Err(error) = self.open_claim(&uid, now_us)
+            {
                 self.refresh_us = now_us + RETRY_US;
                 tracing::debug!(claim = %uid, %error, "cannot open the shares of the claim; retrying");
             }
@@ -342,6 +348,7 @@ impl Agent {
                 opened.push(tracked.map_err(|error| format!("share {}: {error}", share.id))?);
             }
         }
+        self.claims.insert(uid.clone(), record.gpus());
         for share in opened {
             self.next_key = self.next_key.wrapping_add(1);
             self.shares.tracked.insert(ShareKey(self.next_key), share);
@@ -349,10 +356,13 @@ impl Agent {
         Ok(())
     }
 
-    /// Adds GPUs with shares, with their observers, and removes GPUs without.
+    /// Adds the GPUs of claims, with their observers, and removes the others. GPUs of claims without shares are followed while
+    /// there are shares, whose processes may use them.
     fn follow_cards(&mut self, now_us: u64) {
-        let shares = self.shares.tracked.values();
-        let used: BTreeSet<&GpuUuid> = shares.map(|share| &share.card).collect();
+        let used: BTreeSet<&GpuUuid> = match self.shares.tracked.is_empty() {
+            true => BTreeSet::new(),
+            false => self.claims.values().flatten().collect(),
+        };
         self.cards.retain(|uuid, _| used.contains(uuid));
         for (uuid, observer) in &self.observers {
             observer.set_needed(used.contains(uuid));

@@ -41,7 +41,7 @@ pub mod telemetry;
 use aliases::WithAliases;
 use claim_view::ClaimEntry;
 use compression::{GZIP, compressed};
-use exposition::{Now, Snapshot};
+use exposition::{Now, ShareViolation, Snapshot};
 use operations::Operations;
 use telemetry::GpuTable;
 
@@ -56,6 +56,8 @@ pub struct Sources {
     pub health: watch::Receiver<Arc<HealthByGpu>>,
     /// Shares that the node agent follows.
     pub shares: watch::Sender<Arc<[ShareMetrics]>>,
+    /// Violations of their limits.
+    pub violations: watch::Sender<Arc<[ShareViolation]>>,
     /// Prepared claims.
     pub claims: watch::Sender<Arc<[ClaimEntry]>>,
     /// Prepare and unprepare calls.
@@ -73,6 +75,7 @@ impl Sources {
             gpus: GpuTable::default(),
             health,
             shares: watch::Sender::new(Arc::default()),
+            violations: watch::Sender::new(Arc::default()),
             claims: watch::Sender::new(Arc::default()),
             operations: Operations::default(),
             aliases_of_node: None,
@@ -85,6 +88,7 @@ impl Sources {
             gpus: self.gpus.entries(),
             health: Arc::clone(&self.health.borrow()),
             shares: Arc::clone(&self.shares.borrow()),
+            violations: Arc::clone(&self.violations.borrow()),
             claims: Arc::clone(&self.claims.borrow()),
             operations: self.operations.clone(),
             now: now(),

@@ -72,6 +72,9 @@ fn fix(reason: ConditionReason) -> Option<&'static str> {
             "load the module nvidia-uvm on the node with uvm_disable_hmm=1 (options in /etc/modprobe.d), or use a class without \
              enforcement: required",
         ),
+        ConditionReason::OtherGpuUsed => Some(
+            "run the pod without privileges and volumes of /dev, or request the GPU in a claim",
+        ),
         ConditionReason::MemoryOverLimit | ConditionReason::UsageRegionDamaged => {
             Some("restart the pod, and report the program to drava")
         }

@@ -25,6 +25,7 @@ use crate::injection;
 use crate::inventory::State;
 use crate::layout::Layout;
 use crate::lock::{Lock, Locks};
+use crate::metrics::exposition::ShareViolation;
 use crate::metrics::{self, Sources};
 use crate::plugin::socket::Sockets;
 use crate::plugin::takeover::{self, InstanceRole};
@@ -123,7 +124,8 @@ impl Active {
             reconcile_request,
             stop.clone(),
         );
-        let agent = run_agent(agent, Arc::clone(&claims), stop.clone());
+        let violations = metrics.violations.clone();
+        let agent = run_agent(agent, Arc::clone(&claims), violations, stop.clone());
         tokio::join!(
             publisher.run(stop.clone()),
             profile_status.run(stop.clone()),
@@ -216,6 +218,7 @@ pub(super) fn estimate(gpus: watch::Receiver<State>) -> agent::Estimate {
 async fn run_agent(
     config: agent::Config,
     claims: Arc<ClaimService<NodeEffects>>,
+    violations: watch::Sender<Arc<[ShareViolation]>>,
     stop: CancellationToken,
 ) {
     let (sender, findings) = mpsc::channel(FINDINGS);
@@ -229,7 +232,7 @@ async fn run_agent(
         });
     });
     match started {
-        Ok(_) => agent::enforcement_events::run(claims, findings, stop).await,
+        Ok(_) => agent::enforcement_events::run(claims, findings, violations, stop).await,
         Err(error) => {
             tracing::error!(%error, "cannot start the node agent; shares keep the limits set at prepare");
         }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
+use drava_api::condition::ConditionReason;
 use drava_api::metric::{BUILD_INFO, driver as metric};
 use drava_nvml::{GpuUuid, Memory, Telemetry};
 use prometheus_client::collector::Collector;
@@ -32,12 +33,25 @@ pub struct Snapshot {
     pub health: Arc<HealthByGpu>,
     /// Shares that the node agent follows.
     pub shares: Arc<[ShareMetrics]>,
+    /// Violations of their limits.
+    pub violations: Arc<[ShareViolation]>,
     /// Prepared claims.
     pub claims: Arc<[ClaimEntry]>,
     /// Prepare and unprepare calls.
     pub operations: Operations,
     /// Time of the snapshot.
     pub now: Now,
+}
+
+/// A violation of the limits of a share.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShareViolation {
+    /// The claim.
+    pub claim: ClaimUid,
+    /// The share.
+    pub share: ShareId,
+    /// Reason of the condition `Enforced`.
+    pub reason: ConditionReason,
 }
 
 /// One moment by two clocks.
@@ -308,6 +322,12 @@ impl Snapshot {
                 .map(|(state, count)| ([*namespace, *claim, *share, state], count as f64))
             });
         metric::SHARE_PROCESSES.encode(encoder, states)?;
+        let violations = self.violations.iter().filter_map(|violation| {
+            let claim = known.get(&violation.claim)?;
+            let (share, reason) = (violation.share.as_str(), violation.reason.as_str());
+            Some(([claim.namespace.as_str(), &claim.name, share, reason], 1.0))
+        });
+        metric::SHARE_VIOLATION_INFO.encode(encoder, violations)?;
         let activity = each(&|share| match share.figures.last_demand_us {
             0 => None,
             last_us => Some(now.unix(last_us)),

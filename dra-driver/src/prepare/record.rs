@@ -49,6 +49,13 @@ pub struct ClaimRecord {
 }
 
 impl ClaimRecord {
+    /// Returns the GPUs of its devices.
+    #[must_use]
+    pub fn gpus(&self) -> BTreeSet<GpuUuid> {
+        let gpus = self.devices.iter().map(|device| &device.card.uuid);
+        gpus.map(|uuid| GpuUuid::new(uuid.clone())).collect()
+    }
+
     /// Returns the UUIDs of the GPUs of which the claim holds capacity.
     #[must_use]
     pub fn held_gpus(&self) -> BTreeSet<String> {

@@ -60,11 +60,12 @@ fn process(pid: u32, used_bytes: u64, shares: &[u32]) -> GpuProcess<u32> {
         owner: owner(pid),
         used_bytes: Some(used_bytes),
         shares: shares.to_vec(),
+        elsewhere: None,
     }
 }
 
 fn kinds(shares: &[ShareView<u32>], processes: &[GpuProcess<u32>]) -> Vec<(u32, ViolationKind)> {
-    detect(shares, processes)
+    detect("GPU-0", shares, processes)
         .iter()
         .map(|(id, suspicion)| (*id, suspicion.kind()))
         .collect()
@@ -159,6 +160,19 @@ fn reports_process_without_slot() {
     );
     // A process without a share is ignored.
     assert_eq!(kinds(&shares, &[process(2, 50 * GIB, &[])]), []);
+}
+
+#[test]
+fn reports_use_of_other_gpu_for_share_of_container() {
+    let mut stranger = process(2, MIB, &[]);
+    stranger.elsewhere = Some(9);
+    let found = detect("GPU-0", &[share(1, GIB, &[])], &[stranger]);
+    let violation = SuspectedViolation::OtherGpu {
+        pid: 100_002,
+        name: "python".to_owned(),
+        gpu: "GPU-0".to_owned(),
+    };
+    assert_eq!(found, [(9, violation)]);
 }
 
 #[test]

@@ -15,6 +15,7 @@ mod lending;
 mod measurements;
 mod metrics;
 mod node;
+mod other_gpu;
 mod polling;
 mod priority;
 mod priority_arbiter;

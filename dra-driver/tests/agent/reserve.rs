@@ -246,6 +246,7 @@ fn process(pid: u32, used_bytes: Option<u64>, shares: &[u32]) -> GpuProcess<u32>
         owner: owner(pid),
         used_bytes,
         shares: shares.to_vec(),
+        elsewhere: None,
     }
 }
 

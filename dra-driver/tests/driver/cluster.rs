@@ -1,5 +1,6 @@
 //! The whole driver with a fake kubelet and an in-memory API server.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -33,6 +34,8 @@ pub(crate) struct FakeGpus {
     inventory: Arc<Mutex<Option<Inventory>>>,
     /// GPU whose sensors cannot be read: the calls hang.
     hanging: watch::Sender<Option<GpuUuid>>,
+    /// Processes on the GPUs, if NVML lists them.
+    processes: Arc<Mutex<BTreeMap<GpuUuid, Vec<Process>>>>,
 }
 
 impl FakeGpus {
@@ -40,11 +43,18 @@ impl FakeGpus {
         Self {
             inventory: Arc::new(Mutex::new(Some(h100x2().gpus))),
             hanging: watch::Sender::default(),
+            processes: Arc::default(),
         }
     }
 
     pub(crate) fn change(&self, change: impl FnOnce(&mut Inventory)) {
         change(self.inventory.lock().unwrap().as_mut().unwrap());
+    }
+
+    /// Sets the processes that NVML lists on a GPU.
+    pub(crate) fn set_processes(&self, gpu: &str, processes: Vec<Process>) {
+        let gpu = GpuUuid::new(gpu);
+        self.processes.lock().unwrap().insert(gpu, processes);
     }
 
     /// Makes the library fail from now on.
@@ -84,7 +94,8 @@ impl GpuLibrary for FakeGpus {
     }
 
     fn processes(&self, card: &GpuUuid) -> Result<Vec<Process>, CardError> {
-        unsupported(card)
+        let listed = self.processes.lock().unwrap().get(card).cloned();
+        listed.map_or_else(|| unsupported(card), Ok)
     }
 
     fn utilization(&self, card: &GpuUuid) -> Result<Option<Utilization>, CardError> {

@@ -5,6 +5,7 @@ use std::io::Write as _;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
+use drava_api::condition::ConditionReason;
 use drava_api::metric::{self, BUILD_INFO, Metric, MetricKind, alias, driver as table};
 use drava_dra_driver::agent::share_metrics::{Figures, ShareMetrics};
 use drava_dra_driver::claim::ShareId;
@@ -13,7 +14,7 @@ use drava_dra_driver::gpu_health::state::{Fault, GpuHealth};
 use drava_dra_driver::metrics::aliases::WithAliases;
 use drava_dra_driver::metrics::claim_view::{ClaimEntry, Container, DeviceAccess, DeviceEntry};
 use drava_dra_driver::metrics::debug_state;
-use drava_dra_driver::metrics::exposition::{Now, Snapshot};
+use drava_dra_driver::metrics::exposition::{Now, ShareViolation, Snapshot};
 use drava_dra_driver::metrics::operations::Operations;
 use drava_dra_driver::metrics::telemetry::GpuTable;
 use drava_nvml::{GpuUuid, Memory, Telemetry, Utilization};
@@ -104,6 +105,11 @@ fn snapshot() -> Snapshot {
             (healthy, GpuHealth::default()),
         ])),
         shares: Arc::new(shares),
+        violations: Arc::new([ShareViolation {
+            claim: claim_ref(1).uid,
+            share: ShareId::parse(&share_id(1, 0)).unwrap(),
+            reason: ConditionReason::MemoryOverLimit,
+        }]),
         claims: Arc::new(claims),
         operations: Operations::default(),
         now: NOW,

@@ -18,7 +18,7 @@ use drava_dra_driver::claim::{ClaimRef, ClaimUid, ShareId};
 use drava_dra_driver::layout::Layout;
 use drava_dra_driver::mounts::ClaimsMount;
 use drava_dra_driver::options::Paths;
-use drava_dra_driver::prepare::record::{ClaimRecord, RecordStore};
+use drava_dra_driver::prepare::record::{ClaimRecord, Loaded, RecordStore};
 use drava_dra_driver::prepare::{Access, CardRef, Delivery, Prepared, Share};
 use drava_nvml::{GpuLibrary, Library, find};
 use drava_vgpu_abi::{IdText, Limits, LimitsSpec, REGION_SIZE, decode, encode, paths};
@@ -105,18 +105,30 @@ impl Node {
             symlink(usage_dir, inside.join(paths::USAGE_DIR))?;
             devices.push(device(card, share, limits, enforcement));
         }
-        let record = ClaimRecord {
-            claim: ClaimRef {
-                namespace: "default".to_owned(),
-                name: format!("claim-{claim}"),
-                uid,
-            },
-            devices,
-            delivery: Delivery::Preload,
-            library: "library".to_owned(),
-            hook: "hook".to_owned(),
+        RecordStore::new(self.layout.claims()).save(&record(claim, devices)?)?;
+        Ok(())
+    }
+
+    /// Adds a whole GPU to a claim, which is prepared if it is not.
+    ///
+    /// # Errors
+    /// If the record cannot be read or written.
+    pub fn add_whole_gpu(&self, claim: u32, card: &str) -> Result<()> {
+        let (store, uid) = (RecordStore::new(self.layout.claims()), claim_uid(claim)?);
+        let mut record = match store.load(&uid)? {
+            Loaded::Present(record) => *record,
+            _ => record(claim, Vec::new())?,
         };
-        RecordStore::new(self.layout.claims()).save(&record)?;
+        record.devices.push(Prepared {
+            access: Access::Whole,
+            ..device(
+                card,
+                share_id(claim)?,
+                &Limits::memory(0),
+                Enforcement::Report,
+            )
+        });
+        store.save(&record)?;
         Ok(())
     }
 
@@ -253,6 +265,20 @@ pub fn mountinfo(device: &str, root: &Path, share: u32) -> Result<String> {
     Ok(format!(
         "31 30 {device} {root} {point} ro - ext4 /dev/sda rw\n"
     ))
+}
+
+fn record(claim: u32, devices: Vec<Prepared>) -> Result<ClaimRecord> {
+    Ok(ClaimRecord {
+        claim: ClaimRef {
+            namespace: "default".to_owned(),
+            name: format!("claim-{claim}"),
+            uid: claim_uid(claim)?,
+        },
+        devices,
+        delivery: Delivery::Preload,
+        library: "library".to_owned(),
+        hook: "hook".to_owned(),
+    })
 }
 
 fn device(card: &str, id: ShareId, limits: &Limits, enforcement: Enforcement) -> Prepared {

@@ -133,6 +133,10 @@ fn finds_claims_without_enforcement() {
         "resourceclaim team/c: limits are not enforced: CdiIgnored: text; set enable_cdi = true in containerd's config; restart containerd and the pod\n"
     );
     assert_eq!(
+        enforced("OtherGpuUsed"),
+        "resourceclaim team/c: limits are not enforced: OtherGpuUsed: text; run the pod without privileges and volumes of /dev, or request the GPU in a claim\n"
+    );
+    assert_eq!(
         enforced("AdminAccess"),
         "no problems found\n",
         "by intention"

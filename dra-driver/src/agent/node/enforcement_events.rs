@@ -1,4 +1,5 @@
-//! Reports findings of the agent: an event on the claim, and for a violation the condition `Enforced` of the device.
+//! Reports findings of the agent: an event on the claim, and for a violation the condition `Enforced` of the device, and a
+//! metric. The use of a GPU of others is an event on the pod, too.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,14 +8,16 @@ use std::time::Duration;
 use drava_api::condition::ConditionReason;
 use drava_api::error::describe;
 use drava_api::event::EventReason;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::agent::policy::detection::{SuspectedViolation, ViolationChange, ViolationKind};
 use crate::agent::{Finding, FindingKind};
-use crate::claim::{ClaimUid, ShareId};
+use crate::claim::{ClaimRef, ClaimUid, ShareId};
 use crate::claims::{ClaimService, blocking};
 use crate::inventory::State;
+use crate::metrics::exposition::ShareViolation;
+use crate::pods::{PodRef, reserving_pods};
 use crate::prepare::effects::Effects;
 use crate::prepare::record::{ClaimRecord, Loaded};
 use crate::report::{Injection, Subject, Violation};
@@ -28,10 +31,24 @@ const REPEAT: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 struct OpenViolations(BTreeMap<(ClaimUid, ShareId), BTreeMap<ViolationKind, Violation>>);
 
-/// Reports findings until `stop` or the end of the agent.
+impl OpenViolations {
+    fn metrics(&self) -> Arc<[ShareViolation]> {
+        let all = self.0.iter().flat_map(|((claim, share), violations)| {
+            violations.values().map(|violation| ShareViolation {
+                claim: claim.clone(),
+                share: share.clone(),
+                reason: violation.reason,
+            })
+        });
+        all.collect()
+    }
+}
+
+/// Reports findings until `stop` or the end of the agent. `metrics` receives the violations that are not cleared.
 pub async fn run<E: Effects>(
     claims: Arc<ClaimService<E>>,
     mut findings: mpsc::Receiver<Finding>,
+    metrics: watch::Sender<Arc<[ShareViolation]>>,
     stop: CancellationToken,
 ) {
     let mut open = OpenViolations::default();
@@ -47,6 +64,7 @@ pub async fn run<E: Effects>(
             }
             () = tokio::time::sleep(REPEAT) => repeat(&claims, &mut open).await,
         }
+        metrics.send_replace(open.metrics());
     }
 }
 
@@ -65,6 +83,17 @@ async fn report<E: Effects>(
         .find(|device| device.share().is_some_and(|share| share.id == key.1));
     let device = device.map_or_else(String::new, |device| format!(" (device {})", device.device));
     let about = format!("claim {}{device}", record.claim);
+    let mut subjects = vec![Subject::Claim(record.claim.clone())];
+    if let FindingKind::Violation(ViolationChange::Confirmed(SuspectedViolation::OtherGpu {
+        gpu,
+        ..
+    })) = &kind
+    {
+        let Some(pods) = pods_without(claims, &record, gpu).await? else {
+            return Ok(());
+        };
+        subjects.extend(pods.into_iter().map(Subject::Pod));
+    }
     let (reason, note) = match &kind {
         FindingKind::Violation(ViolationChange::Confirmed(suspected)) => {
             let violation = violation(suspected);
@@ -106,15 +135,54 @@ async fn report<E: Effects>(
                     ViolationKind::OverLimit => "the share exceeded its memory limit",
                     ViolationKind::NotCounted => "the process used the GPU without libvgpu",
                     ViolationKind::Region => "the usage region was damaged",
+                    ViolationKind::OtherGpu => "the process used another GPU",
                 }
             );
             (EventReason::ProcessKilled, note)
         }
     };
-    claims
-        .reporter
-        .event(Subject::Claim(record.claim.clone()), reason, note);
+    for subject in subjects {
+        claims.reporter.event(subject, reason, note.clone());
+    }
     write(claims, open, &record).await
+}
+
+/// Returns the pods of a claim; `None` if one of them has the GPU by another claim, so that its use is right.
+async fn pods_without<E: Effects>(
+    claims: &ClaimService<E>,
+    record: &ClaimRecord,
+    gpu: &str,
+) -> Result<Option<Vec<PodRef>>, String> {
+    let applier = Arc::clone(&claims.applier);
+    let recorded = blocking(move || {
+        let store = applier.store();
+        let listed = store.list()?.recorded.into_iter();
+        listed
+            .map(|uid| store.load(&uid))
+            .collect::<Result<Vec<_>, _>>()
+    });
+    let recorded = recorded.await.map_err(|error| describe(&error))?;
+    let recorded = recorded.map_err(|error| describe(&error))?;
+    let pods_of = async |claim: &ClaimRef| {
+        let found = claims.fetch(claim).await;
+        let found = found.map_err(|error| describe(&error))?;
+        Ok::<_, String>(found.as_ref().map(reserving_pods).unwrap_or_default())
+    };
+    let pods = pods_of(&record.claim).await?;
+    for loaded in recorded {
+        let Loaded::Present(other) = loaded else {
+            continue;
+        };
+        if other.devices.iter().any(|device| device.card.uuid == gpu)
+            && pods_of(&other.claim)
+                .await?
+                .iter()
+                .any(|pod| pods.contains(pod))
+        {
+            return Ok(None);
+        }
+    }
+    Ok(Some(pods))
 }
 
 /// Updates the conditions of all claims with violations.
@@ -209,6 +277,12 @@ fn violation(suspected: &SuspectedViolation) -> Violation {
             reason: ConditionReason::UsageRegionDamaged,
             message: format!("the usage region {problem}; libvgpu denies GPU memory"),
         },
+        SuspectedViolation::OtherGpu { pid, name, gpu } => Violation {
+            reason: ConditionReason::OtherGpuUsed,
+            message: format!(
+                "process {pid} ({name}) uses GPU {gpu}, which the claim does not have; no limit is enforced there"
+            ),
+        },
     }
 }
 
@@ -217,6 +291,7 @@ fn event_reason(kind: ViolationKind) -> EventReason {
         ViolationKind::OverLimit => EventReason::MemoryOverLimit,
         ViolationKind::NotCounted => EventReason::ProcessNotCounted,
         ViolationKind::Region => EventReason::UsageRegionDamaged,
+        ViolationKind::OtherGpu => EventReason::OtherGpuUsed,
     }
 }
 
@@ -232,6 +307,10 @@ fn remedy(kind: ViolationKind) -> &'static str {
         }
         ViolationKind::Region => {
             "a program of the claim wrote to or removed /run/drava/<share>/usage/region; restart the pod"
+        }
+        ViolationKind::OtherGpu => {
+            "a privileged container and a volume of /dev have all GPUs of the node: run the pod without them, or request the \
+             GPU in a claim"
         }
     }
 }

@@ -1,5 +1,6 @@
 //! A share that the agent follows: its files, and its state.
 
+use std::collections::BTreeSet;
 use std::io;
 
 use drava_api::config::Enforcement;
@@ -59,6 +60,8 @@ pub struct TrackedShare {
     pub share: ShareId,
     /// GPU of the share.
     pub card: GpuUuid,
+    /// All GPUs of its claim.
+    pub claim_gpus: BTreeSet<GpuUuid>,
     /// Whether processes that violate its limits are killed.
     pub enforcement: Enforcement,
     /// When the agent opened its files, µs.
@@ -100,6 +103,7 @@ impl TrackedShare {
             claim: uid.clone(),
             share: share.id.clone(),
             card: GpuUuid::new(device.card.uuid.clone()),
+            claim_gpus: record.gpus(),
             enforcement: share.enforcement,
             since_us: now_us,
             role: PriorityRole::default(),

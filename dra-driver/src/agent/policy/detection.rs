@@ -8,6 +8,7 @@
 //! | over the limit | by NVML, the processes of the share use more than its limit and the [`tolerance`] of each |
 //! | not counted | a process with a context, in a container of the share, has no slot in its region |
 //! | region damaged | the region is missing, has a wrong size or type, or contradicts itself |
+//! | other GPU | a process, in a container of the share, has a context on a GPU that its claim does not have |
 //!
 //! Memory that libcuda allocates for itself is no violation. It looks the same as memory that a program has allocated past
 //! libvgpu, so the amount decides: up to [`most_excess_bytes`] in each process that counts itself, [`super::reserve`] charges
@@ -115,6 +116,8 @@ pub struct GpuProcess<Id> {
     pub used_bytes: Option<u64>,
     /// Shares of this GPU that its container has.
     pub shares: Vec<Id>,
+    /// If none, a share of another GPU that its container has, whose claim does not have this GPU.
+    pub elsewhere: Option<Id>,
 }
 
 /// A violation in one scan.
@@ -138,6 +141,15 @@ pub enum SuspectedViolation {
     },
     /// The region is damaged.
     Region(RegionProblem),
+    /// A process uses a GPU that is not the share's.
+    OtherGpu {
+        /// PID on the host.
+        pid: u32,
+        /// Name of its program.
+        name: String,
+        /// UUID of the GPU.
+        gpu: String,
+    },
 }
 
 /// Kinds of violations.
@@ -149,6 +161,8 @@ pub enum ViolationKind {
     NotCounted,
     /// [`SuspectedViolation::Region`]
     Region,
+    /// [`SuspectedViolation::OtherGpu`]
+    OtherGpu,
 }
 
 impl SuspectedViolation {
@@ -159,6 +173,7 @@ impl SuspectedViolation {
             Self::OverLimit { .. } => ViolationKind::OverLimit,
             Self::NotCounted { .. } => ViolationKind::NotCounted,
             Self::Region(_) => ViolationKind::Region,
+            Self::OtherGpu { .. } => ViolationKind::OtherGpu,
         }
     }
 }
@@ -179,9 +194,10 @@ pub fn check(region: RegionView) -> Result<RegionView, RegionProblem> {
     Ok(region)
 }
 
-/// Returns the suspected violations of the shares of one GPU.
+/// Returns the suspected violations of the shares of the GPU with the UUID `gpu`, and by its processes.
 #[must_use]
 pub fn detect<Id: Ord + Copy>(
+    gpu: &str,
     shares: &[ShareView<Id>],
     processes: &[GpuProcess<Id>],
 ) -> Vec<(Id, SuspectedViolation)> {
@@ -192,6 +208,11 @@ pub fn detect<Id: Ord + Copy>(
         }
     }
     for process in processes {
+        if let Some(share) = process.elsewhere {
+            let (pid, name) = (process.pid, process.name.clone());
+            let gpu = gpu.to_owned();
+            found.push((share, SuspectedViolation::OtherGpu { pid, name, gpu }));
+        }
         let mut own = process.shares.iter();
         if let Some(first) = process.shares.first()
             && !own.any(|id| is_counted(shares, *id, process.owner))

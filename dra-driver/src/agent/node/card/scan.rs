@@ -30,7 +30,7 @@ impl Card {
         self.scanned_us = now_us;
         let observed = observation.and_then(|observation| observation.processes.as_deref());
         let processes: Option<Vec<GpuProcess<ShareKey>>> = observed.map(|observed| {
-            let of = |observed| gpu_process(observed, &self.keys, &shares.tracked);
+            let of = |observed| self.gpu_process(observed, &shares.tracked);
             observed.iter().map(of).collect()
         });
         let processes = processes.as_deref();
@@ -44,11 +44,11 @@ impl Card {
                 views.push(share.view(*key, estimate_bytes, &mut shares.buffer));
             }
         }
-        let suspected = detect(&views, processes.unwrap_or_default());
+        let suspected = detect(self.uuid.as_str(), &views, processes.unwrap_or_default());
         let has_processes = processes.is_some();
-        let changes = self
-            .violations
-            .update(&self.keys, &suspected, has_processes);
+        // Processes of shares of other GPUs violate their limits here.
+        let known: Vec<ShareKey> = shares.tracked.keys().copied().collect();
+        let changes = self.violations.update(&known, &suspected, has_processes);
         let mut found: Vec<_> = changes
             .into_iter()
             .map(|(key, change)| (key, FindingKind::Violation(change)))
@@ -95,7 +95,8 @@ impl Card {
                 SuspectedViolation::OverLimit { pids, .. } => pids,
                 SuspectedViolation::NotCounted { pid, .. } => std::slice::from_ref(pid),
                 // libvgpu denies all memory itself if the region is damaged.
-                SuspectedViolation::Region(_) => &[],
+                // A container has access to other GPUs only by its privileges or volumes.
+                SuspectedViolation::Region(_) | SuspectedViolation::OtherGpu { .. } => &[],
             };
             for &pid in pids {
                 // Another process may have the PID by now.
@@ -110,23 +111,32 @@ impl Card {
         }
         killed
     }
-}
 
-fn gpu_process(
-    observed: &ObservedProcess,
-    keys: &[ShareKey],
-    tracked: &BTreeMap<ShareKey, TrackedShare>,
-) -> GpuProcess<ShareKey> {
-    let info = &observed.info;
-    let has = |key: &&ShareKey| {
-        let share = tracked.get(key);
-        share.is_some_and(|share| info.shares.iter().any(|mounted| share.is(mounted)))
-    };
-    GpuProcess {
-        pid: observed.pid,
-        name: info.name.clone(),
-        owner: info.owner,
-        used_bytes: observed.used_bytes,
-        shares: keys.iter().filter(has).copied().collect(),
+    fn gpu_process(
+        &self,
+        observed: &ObservedProcess,
+        tracked: &BTreeMap<ShareKey, TrackedShare>,
+    ) -> GpuProcess<ShareKey> {
+        let info = &observed.info;
+        let has = |share: &TrackedShare| info.shares.iter().any(|mounted| share.is(mounted));
+        let is_own = |key: &&ShareKey| tracked.get(key).is_some_and(has);
+        let shares: Vec<ShareKey> = self.keys.iter().filter(is_own).copied().collect();
+        let elsewhere = match shares.is_empty() {
+            true => {
+                let others: Vec<_> = tracked.iter().filter(|(_, share)| has(share)).collect();
+                let mut claims = others.iter().map(|(_, share)| &share.claim_gpus);
+                let lacks_gpu = claims.all(|gpus| !gpus.contains(&self.uuid));
+                others.first().filter(|_| lacks_gpu).map(|(key, _)| **key)
+            }
+            false => None,
+        };
+        GpuProcess {
+            pid: observed.pid,
+            name: info.name.clone(),
+            owner: info.owner,
+            used_bytes: observed.used_bytes,
+            shares,
+            elsewhere,
+        }
     }
 }
