@@ -33,8 +33,8 @@ use input::{DeviceRef, NodeState, SearchInput};
 use look_ahead::{Domains, kinds};
 use tentative_allocation::{RequestIndex, SelectedDevice, TentativeAllocation};
 
-/// Checks of devices before the search gives up on a node, about 20 ms.
-const CHECK_LIMIT: usize = 10_000;
+/// Checks of devices before the search gives up on a node, about 50 ms.
+const CHECK_LIMIT: usize = 30_000;
 
 /// Units of a turn for a check.
 const UNITS_PER_CHECK: u64 = 2;

@@ -63,7 +63,10 @@ impl Cluster {
             .as_ref()
             .is_some_and(|node| node.devices == best.devices);
         debug_assert!(is_current, "the ranking of {} is out of date", best.name);
-        Some(self.placement(evaluated?, runner_up, problem))
+        // The evaluation of one node knows nothing of preferences.
+        let mut evaluated = evaluated?;
+        evaluated.score = best.score;
+        Some(self.placement(evaluated, runner_up, problem))
     }
 
     /// Evaluates the nodes that have changed; after a suspension, those that are left.

@@ -74,7 +74,15 @@ fn prefers_nodes_by_affinity() {
     let affinity = json!({"affinity": {"nodeAffinity": {
         "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "preference": zone_b}],
     }}});
-    assert_eq!(chosen(&cluster, &with("p", &affinity)), "n2");
+    let pod = with("p", &affinity);
+    assert_eq!(chosen(&cluster, &pod), "n2");
+    let claim = share("c", "1Gi", "0");
+    let request = PodRequest::new(&pod, &[("c", &claim)], &cluster.classes, &cluster.selectors);
+    let placement = cluster.decide(&request.unwrap(), BINPACK).unwrap();
+    assert_eq!(
+        placement.ranking.to_string(),
+        "preferred by affinity, spread and taints: score 500, n1 300"
+    );
 }
 
 #[test]
