@@ -77,6 +77,7 @@ faults! {
     UvmMissing: "A node has no device file of unified memory.";
     CdiOff: "CDI is off in the container runtime of a node.";
     NvidiaDefaultRuntime: "The default runtime of a node gives all GPUs to pods without a claim.";
+    RuntimeUnchecked: "The configuration of the container runtime of a node is not at a known path.";
     UnclaimedAccess: "A pod without a claim sees the GPUs of its node.";
     ClockSkew: "The clock of a node differs from the clock of the API server.";
 }

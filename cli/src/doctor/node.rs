@@ -169,15 +169,22 @@ fn of_node(slice: &ResourceSlice, node: &str) -> bool {
 
 /// Returns the fault of the container runtime that the node driver has reported last.
 fn runtime(state: &ClusterState, object: &str, node: &str) -> Option<Finding> {
-    let (problem, reported) =
-        state.timed_event("Node", node, EventReason::RuntimeMisconfigured.as_str())?;
-    let corrected = state.timed_event("Node", node, EventReason::RuntimeCorrected.as_str());
+    let event = |reason: EventReason| state.timed_event("Node", node, reason.as_str());
+    let misconfigured = event(EventReason::RuntimeMisconfigured);
+    let unchecked = event(EventReason::RuntimeUnchecked);
+    let (problem, reported) = misconfigured
+        .into_iter()
+        .chain(unchecked)
+        .max_by_key(|(_, time)| *time)?;
+    let corrected = event(EventReason::RuntimeCorrected);
     if corrected.is_some_and(|(_, corrected)| corrected >= reported) {
         return None;
     }
     let (problem, fix) = problem.split_once("; ")?;
     Some(Finding {
-        fault: if problem.contains("enable_cdi") {
+        fault: if unchecked.is_some_and(|(_, time)| time == reported) {
+            Fault::RuntimeUnchecked
+        } else if problem.contains("enable_cdi") {
             Fault::CdiOff
         } else {
             Fault::NvidiaDefaultRuntime

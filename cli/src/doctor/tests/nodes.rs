@@ -348,6 +348,22 @@ fn finds_runtime_until_it_is_corrected() {
 }
 
 #[test]
+fn says_that_runtime_could_not_be_checked() {
+    let problem = "cannot check the container runtime, because the node has no configuration at a known path; make sure that CDI is on";
+    let found = text(|state| {
+        let time = "2026-01-01T00:00:02.000000Z";
+        state.events = Some(vec![object(event(
+            "Node",
+            "n1",
+            "RuntimeUnchecked",
+            problem,
+            time,
+        ))]);
+    });
+    assert_eq!(found, format!("node n1: {problem}\n"));
+}
+
+#[test]
 fn finds_unserved_socket_and_missing_device_file() {
     let failed = |message: &str| {
         let mut state = healthy();
