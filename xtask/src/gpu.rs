@@ -4,14 +4,19 @@
 //! GPU; no setting of the GPU is changed. With `--simulated` the same runs on the simulated GPU, which tests the suite itself.
 
 mod agent;
+mod captures;
 mod compute;
 mod entry_points;
 mod events;
 mod handles;
+mod launches;
+mod loads;
 mod memory;
+mod mix;
 mod package;
 mod programs;
 mod report;
+mod rows;
 mod setup;
 mod tools;
 mod torch;
@@ -25,6 +30,7 @@ use anyhow::Result;
 use drava_cluster::{Progress, target_dir};
 
 use report::{Report, Row};
+use rows::{Rows, Selection};
 use setup::Setup;
 
 /// Command line of `cargo xtask gpu`.
@@ -37,7 +43,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 10.0, value_name = "SECONDS")]
     seconds: f64,
     /// Launches of each measurement of the cost of a launch.
-    #[arg(long, default_value_t = 100_000, value_name = "COUNT")]
+    #[arg(long, default_value_t = 20_000, value_name = "COUNT")]
     launches: usize,
     /// Seconds for which a process of a share is stopped.
     #[arg(long, default_value_t = 20.0, value_name = "SECONDS")]
@@ -46,9 +52,17 @@ pub(crate) struct Args {
     /// nvml-utilization.json with what NVML reported.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Run only the parts with these names: entry-points, memory, events, compute, agent, programs.
-    #[arg(long, value_enum, value_delimiter = ',')]
-    only: Vec<Part>,
+    /// Seconds of the mixed load whose account is compared with NVML: 180, or 2 on the simulated GPU.
+    #[arg(long, value_name = "SECONDS")]
+    mix_seconds: Option<f64>,
+    /// Run only the parts with these names (loads, account, launches, entry-points, memory, events, compute, agent,
+    /// programs), and rows whose titles begin so.
+    #[arg(long, value_delimiter = ',', value_name = "PART|ROW")]
+    only: Vec<String>,
+    /// Another library to preload, for a column of its own in the rows of memory, shares and launches. It gets the variables
+    /// of HAMi-core.
+    #[arg(long, value_name = "FILE")]
+    peer: Option<PathBuf>,
     /// Build the programs and copy them to a directory, for a machine with a GPU and without a Rust toolchain; there, run
     /// `DIR/xtask gpu --programs DIR`.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["programs", "simulated"])]
@@ -61,15 +75,22 @@ pub(crate) struct Args {
     driver_root: PathBuf,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+/// Parts, in the order in which they run: first what hardware alone decides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Part {
+    /// Loads of modules beside allocations, captures beside other calls, and a library beside a kernel that waits.
+    Loads,
+    /// The account of a mixed load against NVML.
+    Account,
+    /// The cost of a launch, and kernels that a program awaits one by one.
+    Launches,
     /// The address of each entry point, and allocations through each.
     EntryPoints,
     /// Every allocation path up to its limit and against NVML, and handles that recur.
     Memory,
     /// Short kernels by events, against the GPU's clock.
     Events,
-    /// Shares of GPU time, launches without credit, and the cost of a launch.
+    /// Shares of GPU time, and launches without credit.
     Compute,
     /// Two tenants with the node agent.
     Agent,
@@ -78,7 +99,10 @@ enum Part {
 }
 
 impl Part {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 9] = [
+        Self::Loads,
+        Self::Account,
+        Self::Launches,
         Self::EntryPoints,
         Self::Memory,
         Self::Events,
@@ -89,6 +113,9 @@ impl Part {
 
     const fn title(self) -> &'static str {
         match self {
+            Self::Loads => "Loads and captures",
+            Self::Account => "Account",
+            Self::Launches => "Launches",
             Self::EntryPoints => "Entry points",
             Self::Memory => "Memory, by allocation path",
             Self::Events => "Short kernels",
@@ -98,14 +125,23 @@ impl Part {
         }
     }
 
-    fn rows(self, setup: &Setup, args: &Args, progress: &Progress) -> Result<Vec<Row>> {
+    fn run(self, setup: &Setup, args: &Args, rows: &mut Rows<'_>) -> Result<()> {
         match self {
-            Self::EntryPoints => entry_points::rows(setup),
-            Self::Memory => memory::rows(setup, progress),
-            Self::Events => events::rows(setup),
-            Self::Compute => compute::rows(setup, args, progress),
-            Self::Agent => agent::rows(setup, args.seconds, progress),
-            Self::Programs => programs::rows(setup, progress),
+            Self::Loads => {
+                loads::rows(setup, rows)?;
+                captures::rows(setup, rows)
+            }
+            Self::Account => {
+                let seconds = if args.simulated { 2.0 } else { 180.0 };
+                mix::rows(setup, args.mix_seconds.unwrap_or(seconds), rows)
+            }
+            Self::Launches => launches::rows(setup, args, rows),
+            Self::EntryPoints => entry_points::rows(setup, rows),
+            Self::Memory => memory::rows(setup, rows),
+            Self::Events => events::rows(setup, rows),
+            Self::Compute => compute::rows(setup, args, rows),
+            Self::Agent => agent::rows(setup, args.seconds, rows),
+            Self::Programs => programs::rows(setup, rows),
         }
     }
 }
@@ -149,26 +185,34 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Err(why) => return Err(why),
     };
     println!("On {card}");
-    let mut report = Report::new(
-        card,
-        args.simulated,
-        package::commit(args.programs.as_deref())?,
-    )?;
+    let commit = package::commit(args.programs.as_deref())?;
+    let mut report = Report::new(card, args, commit)?;
+    let selection = Selection::new(&args.only);
     let mut durations = Vec::new();
     for part in Part::ALL {
-        if !args.only.is_empty() && !args.only.contains(&part) {
+        if !selection.may_have(part) {
             continue;
         }
         let progress = Progress::step(part.title());
         let begun = Instant::now();
-        let rows = part.rows(&setup, args, &progress)?;
+        let mut rows = Rows {
+            part,
+            selection: &selection,
+            report: &mut report,
+            progress: &progress,
+            out: &out,
+            has_peer: setup.has_peer(),
+        };
+        part.run(&setup, args, &mut rows)?;
         progress.done();
-        durations.push((part, begun.elapsed()));
-        report.add(part.title(), rows);
+        if report.has(part.title()) {
+            durations.push((part, begun.elapsed()));
+        }
     }
     report.add("Duration", duration_rows(&durations));
     report.write(&out)?;
     println!("{}\nreport: {}", report.markdown(), out.display());
+    selection.demand(&report)?;
     report.verdict()
 }
 

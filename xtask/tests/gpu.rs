@@ -15,7 +15,7 @@ fn guarantees_hold_on_simulated_gpu() {
             "gpu",
             "--simulated",
             "--only",
-            "entry-points,memory,events,programs",
+            "loads,account,entry-points,memory,events,programs",
             "--out",
         ])
         .arg(out.path())
@@ -74,6 +74,20 @@ fn guarantees_hold_on_simulated_gpu() {
         "Programs",
     ] {
         assert_eq!(named(&rows, part)["outcome"], "measured");
+    }
+    for what in [
+        "loads beside a thread that allocates",
+        "loads beside a process of the share that allocates",
+        "loads beside another share that allocates",
+        "an array of 2000 MiB in PTX, in a share of 1 GiB",
+        "captures beside nvml-memory of another thread",
+        "captures beside first-launch of its own thread",
+        "a library beside a kernel that waits on another GPU",
+        "account throughout a mixed load of 2 s, process 1",
+        "account throughout a mixed load of 2 s, process 2",
+    ] {
+        let row = named(&rows, what);
+        assert_eq!(row["held"], true, "{row}");
     }
     // What this machine lacks is reported with a reason.
     for what in [
@@ -160,7 +174,7 @@ fn most(cores: f64) -> f64 {
 fn limits_gpu_time_on_simulated_gpu() {
     let seconds = SECONDS.to_string();
     let options = ["--launches", "500", "--stop-seconds", "2"];
-    let out = measured(&[&["compute", "--seconds", &seconds], &options[..]].concat());
+    let out = measured(&[&["launches,compute", "--seconds", &seconds], &options[..]].concat());
     let report = read(out.path(), "gpu.json");
     let rows = rows(&report);
     let alone = rows.iter().filter_map(|row| {
@@ -168,7 +182,7 @@ fn limits_gpu_time_on_simulated_gpu() {
         Some((cores.parse::<f64>().unwrap(), *row))
     });
     let alone: Vec<_> = alone.collect();
-    assert_eq!(alone.len(), 18, "{report:#}");
+    assert_eq!(alone.len(), 20, "{report:#}");
     for (cores, row) in alone {
         let got = number(row);
         assert!(
@@ -199,7 +213,7 @@ fn limits_gpu_time_on_simulated_gpu() {
             .as_str()
             .is_some_and(|cost| cost.contains("p99.9"))
     });
-    assert_eq!(costs.count(), 6, "{report:#}");
+    assert_eq!(costs.count(), 8, "{report:#}");
 }
 
 /// Most that a tenant may get of the GPU, on average of several cases. Without the agent, two tenants get half each,
@@ -256,6 +270,90 @@ fn measures_tenants_with_agent() {
             );
         }
     }
+}
+
+/// A library of this process that limits nothing.
+fn inert_library() -> String {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let mut files = maps
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(5));
+    files
+        .find(|file| file.contains("libc.so"))
+        .unwrap()
+        .to_owned()
+}
+
+#[test]
+fn shows_another_library_in_its_own_column_and_runs_named_rows() {
+    let out = tempfile::tempdir().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_xtask"))
+        .args(["gpu", "--simulated", "--launches", "200"])
+        .args(["--only", "plain: ,stack: account,a launch"])
+        .args(["--peer", &inert_library(), "--out"])
+        .arg(out.path())
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    // What the other library does not hold is no failure of the run.
+    assert!(output.status.success(), "{stderr}");
+    let report = read(out.path(), "gpu.json");
+    let rows = rows(&report);
+    let titles: Vec<&str> = rows
+        .iter()
+        .map(|row| row["what"].as_str().unwrap())
+        .collect();
+    let measured = |title: &&&str| !title.starts_with("these parts");
+    let starts = ["plain: ", "stack: account", "a launch"];
+    for title in titles.iter().filter(measured) {
+        let is_part = report["results"].as_array().unwrap().iter();
+        let mut is_part = is_part.map(|part| part["title"].as_str().unwrap());
+        let is_named = starts.iter().any(|start| title.starts_with(start));
+        assert!(is_named || is_part.any(|part| part == *title), "{titles:?}");
+    }
+    let limit = rows
+        .iter()
+        .find(|row| row["what"].as_str().unwrap().starts_with("plain: limit"));
+    let limit = limit.unwrap();
+    assert_eq!(
+        (&limit["held"], &limit["peer"]["held"]),
+        (&true.into(), &false.into()),
+        "{limit}"
+    );
+    let account = named(&rows, "plain: account against NVML");
+    assert_eq!(account["peer"]["outcome"], "checked", "{account}");
+    let other = "a launch, the other library, memory limited only (median of 3 processes in turn)";
+    assert_eq!(named(&rows, other)["outcome"], "measured");
+    let page = std::fs::read_to_string(out.path().join("gpu.md")).unwrap();
+    assert!(
+        page.contains("| What | Result | | Other library | |"),
+        "{page}"
+    );
+}
+
+#[test]
+fn refuses_unknown_row_and_missing_library() {
+    let refusal = |arguments: &[&str]| {
+        let out = tempfile::tempdir().unwrap();
+        let output = Command::new(env!("CARGO_BIN_EXE_xtask"))
+            .args(["gpu", "--simulated", "--out"])
+            .arg(out.path())
+            .args(arguments)
+            .output()
+            .unwrap();
+        assert!(!output.status.success());
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let unknown = refusal(&["--only", "plane"]);
+    assert!(
+        unknown.contains("no part is named \"plane\" and no row begins with it; the parts are loads, account, launches"),
+        "{unknown}"
+    );
+    let missing = refusal(&["--only", "events", "--peer", "/nonexistent/libvgpu.so"]);
+    assert!(
+        missing.contains("--peer /nonexistent/libvgpu.so: No such file or directory"),
+        "{missing}"
+    );
 }
 
 #[test]

@@ -37,6 +37,10 @@ struct Cost {
     p50_ns: u64,
     p99_ns: u64,
     p999_ns: u64,
+    /// Mean of the first launches after a synchronization.
+    first_ns: f64,
+    /// Page faults during the launches.
+    faults: i64,
 }
 
 /// Launches between two synchronizations, so that the queue never fills and blocks.
@@ -74,7 +78,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     // Warms up code, caches and the driver.
     (0..5 * BURST).try_for_each(|_| operate())?;
     stream.synchronize()?;
-    let mut costs = Vec::with_capacity(arguments.launches);
+    // Written once, so that no launch is followed by the first write to a page of it.
+    let mut costs = vec![1_u64; arguments.launches + BURST];
+    costs.clear();
+    let faults_before = faults()?;
     while costs.len() < arguments.launches {
         for _ in 0..BURST {
             let start = Instant::now();
@@ -83,6 +90,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         }
         stream.synchronize()?;
     }
+    let faults = faults()? - faults_before;
+    let firsts: Vec<u64> = costs.iter().copied().step_by(BURST).collect();
     costs.sort_unstable();
     let at = |part: f64| {
         #[expect(
@@ -95,12 +104,24 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         costs.get(index).copied().unwrap_or_default()
     };
     #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
-    let mean_ns = costs.iter().sum::<u64>() as f64 / costs.len() as f64;
+    let mean = |costs: &[u64]| costs.iter().sum::<u64>() as f64 / costs.len() as f64;
     crate::print(&Cost {
         launches: costs.len(),
-        mean_ns,
+        mean_ns: mean(&costs),
         p50_ns: at(0.5),
         p99_ns: at(0.99),
         p999_ns: at(0.999),
+        first_ns: mean(&firsts),
+        faults,
     })
+}
+
+/// Page faults of this process.
+fn faults() -> Result<i64> {
+    // SAFETY: a struct of numbers.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: writes the struct.
+    let code = unsafe { libc::getrusage(libc::RUSAGE_SELF, &raw mut usage) };
+    ensure!(code == 0, "getrusage failed");
+    Ok(usage.ru_minflt + usage.ru_majflt)
 }

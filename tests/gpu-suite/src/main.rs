@@ -3,6 +3,7 @@
 //! `cargo xtask gpu` runs it with and without `libvgpu.so` and compares the results. Each subcommand is one measurement
 //! and prints one JSON object. It runs on a real or simulated GPU and changes no GPU setting.
 
+mod captures;
 mod card;
 mod entry_points;
 mod events;
@@ -10,8 +11,11 @@ mod exports;
 mod gemm;
 mod handles;
 mod latency;
+mod library;
+mod loads;
 mod lookup;
 mod memory;
+mod mix;
 mod pointers;
 mod slices;
 mod wait;
@@ -39,6 +43,14 @@ enum Measurement {
     Pointers,
     /// Allocate memory by one function until denied
     Memory(memory::Arguments),
+    /// Load modules while another thread allocates
+    Loads(loads::Arguments),
+    /// Capture while something else is called
+    Captures(captures::Arguments),
+    /// Use a library while a kernel of another context waits
+    Library(library::Arguments),
+    /// Allocate and free by several functions at random
+    Mix(mix::Arguments),
     /// Create and release objects of each kind repeatedly
     Handles(handles::Arguments),
     /// Launch while a kernel runs that may wait for it
@@ -63,6 +75,10 @@ fn main() -> ExitCode {
         Measurement::EntryPoints => entry_points::run(),
         Measurement::Pointers => pointers::run(),
         Measurement::Memory(arguments) => memory::run(&arguments),
+        Measurement::Loads(arguments) => loads::run(&arguments),
+        Measurement::Captures(arguments) => captures::run(&arguments),
+        Measurement::Library(arguments) => library::run(&arguments),
+        Measurement::Mix(arguments) => mix::run(&arguments),
         Measurement::Handles(arguments) => handles::run(&arguments),
         Measurement::Wait(arguments) => wait::run(&arguments),
         Measurement::Stopped => wait::run_stopped(),

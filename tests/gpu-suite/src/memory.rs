@@ -282,9 +282,7 @@ impl Allocator {
             }
             Path::Globals => {
                 let mut module = ptr::null_mut();
-                let image = format!(
-                    ".version 6.4\n.target sm_50\n.address_size 64\n.visible .global .align 8 .b8 data[{bytes}];\n\0"
-                );
+                let image = array_image(bytes) + "\0";
                 // SAFETY: writes one handle; a terminated image that lives through the call.
                 unsafe { sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast()) }
             }
@@ -306,36 +304,56 @@ impl Allocator {
     }
 }
 
+/// An image with an array.
+pub(crate) fn array_image(bytes: usize) -> String {
+    format!(
+        ".version 6.4\n.target sm_50\n.address_size 64\n.visible .global .align 8 .b8 data[{bytes}];\n"
+    )
+}
+
 /// Launches a graph that allocates. The executable graph of a denied launch is destroyed.
 fn launch_allocation(bytes: usize) -> sys::CUresult {
+    let exec = match allocation_graph(bytes, false) {
+        Ok(exec) => exec,
+        Err(code) => return code,
+    };
+    // SAFETY: the null stream is the default one.
+    let code = unsafe { sys::cuGraphLaunch(exec, ptr::null_mut()) };
+    if error_name(code).is_some() {
+        // SAFETY: instantiated above, and not running.
+        unsafe { sys::cuGraphExecDestroy(exec) };
+    }
+    code
+}
+
+/// Returns an executable graph that allocates, and frees at its end so that it can be launched again.
+pub(crate) fn allocation_graph(
+    bytes: usize,
+    is_freed: bool,
+) -> std::result::Result<sys::CUgraphExec, sys::CUresult> {
     let (mut graph, mut node, mut exec) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
     let mut parameters = on_device_0(|parameters: &mut sys::CUDA_MEM_ALLOC_NODE_PARAMS| {
         parameters.poolProps.allocType = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
         parameters.bytesize = bytes;
         &mut parameters.poolProps.location
     });
+    let check = |code: sys::CUresult| error_name(code).map_or(Ok(()), |_| Err(code));
     // SAFETY: writes one graph.
-    let mut code = unsafe { sys::cuGraphCreate(&raw mut graph, 0) };
-    if error_name(code).is_none() {
-        let parameters = &raw mut parameters;
-        // SAFETY: writes one node, and reads and writes the parameters.
-        code = unsafe {
-            sys::cuGraphAddMemAllocNode(&raw mut node, graph, ptr::null(), 0, parameters)
-        };
+    check(unsafe { sys::cuGraphCreate(&raw mut graph, 0) })?;
+    let place = &raw mut parameters;
+    // SAFETY: writes one node, and reads and writes the parameters.
+    check(unsafe { sys::cuGraphAddMemAllocNode(&raw mut node, graph, ptr::null(), 0, place) })?;
+    if is_freed {
+        let (after, mut free) = (node, ptr::null_mut());
+        let after = &raw const after;
+        // SAFETY: writes one node; depends on one node, which allocates the pointer.
+        check(unsafe {
+            sys::cuGraphAddMemFreeNode(&raw mut free, graph, after, 1, parameters.dptr)
+        })?;
     }
-    if error_name(code).is_none() {
-        // SAFETY: writes one executable graph.
-        code = unsafe { sys::cuGraphInstantiateWithFlags(&raw mut exec, graph, 0) };
-    }
-    if error_name(code).is_none() {
-        // SAFETY: the null stream is the default one.
-        code = unsafe { sys::cuGraphLaunch(exec, ptr::null_mut()) };
-        if error_name(code).is_some() {
-            // SAFETY: instantiated above, and not running.
-            unsafe { sys::cuGraphExecDestroy(exec) };
-        }
-    }
-    code
+    // SAFETY: writes one executable graph.
+    check(unsafe { sys::cuGraphInstantiateWithFlags(&raw mut exec, graph, 0) })?;
+    Ok(exec)
 }
 
 /// Zeroed properties with device 0 as the location and the values of `set`.

@@ -29,7 +29,7 @@ pub(crate) struct Arguments {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Kernel {
+pub(crate) enum Kernel {
     /// Ends when a later launch has set the flag: needs a real GPU
     AwaitFlag,
     /// Lasts for all its time, so the process does not wait for its end

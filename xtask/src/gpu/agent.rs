@@ -6,7 +6,6 @@ use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, anyhow};
-use drava_cluster::Progress;
 use drava_nvml::{GpuLibrary as _, GpuUuid, Library, Memory, ProcessUtilization};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -14,6 +13,7 @@ use tempfile::TempDir;
 
 use super::compute::{Done, GOAL_SUM, Tenants, kernel, percent};
 use super::report::Row;
+use super::rows::{Needed, Rows};
 use super::setup::{Running, Setup, Share, go, start_all, together};
 
 /// Name of the file with what NVML reported.
@@ -60,34 +60,41 @@ const SETTLE: f64 = 0.4;
 /// Time between two readings of NVML, shorter than its sample period.
 const READ_EVERY: Duration = Duration::from_millis(100);
 
-pub(crate) fn rows(setup: &Setup, seconds: f64, progress: &Progress) -> Result<Vec<Row>> {
-    let tenants = Tenants::new(setup, seconds)?;
-    let (nvml, gpu) = setup.nvml()?;
-    let bench = Bench {
-        setup,
-        tenants,
-        seconds,
-        nvml,
-        gpu,
-    };
-    progress.note("time slices");
-    let (mut rows, mut raw) = (vec![bench.slices(1)?, bench.slices(2)?], Vec::new());
+pub(super) fn rows(setup: &Setup, seconds: f64, rows: &mut Rows<'_>) -> Result<()> {
+    let bench = Needed::new(|| {
+        let (nvml, gpu) = setup.nvml()?;
+        Ok(Bench {
+            setup,
+            tenants: Tenants::new(setup, seconds)?,
+            seconds,
+            nvml,
+            gpu,
+        })
+    });
+    rows.run("time slices", || {
+        Ok(vec![bench.get()?.slices(1)?, bench.get()?.slices(2)?])
+    })?;
+    let mut raw = Vec::new();
     for kernels in KERNELS {
         let [left, right] = kernels.us;
-        let free = Free {
-            alone: [bench.unlimited(&[left])?, bench.unlimited(&[right])?],
-            both: bench.unlimited(&kernels.us)?,
-        };
+        let free = Needed::new(|| {
+            let bench = bench.get()?;
+            Ok(Free {
+                alone: [bench.unlimited(&[left])?, bench.unlimited(&[right])?],
+                both: bench.unlimited(&kernels.us)?,
+            })
+        });
         for split in SPLITS {
             let case = Case { split, kernels };
-            progress.note(case.to_string());
-            let got = bench.measure(&case).with_context(|| case.to_string())?;
-            rows.extend(got.rows(&case, &free));
-            raw.push(got.raw(&case));
+            rows.run(&case.to_string(), || {
+                let free = free.get()?;
+                let got = bench.get()?.measure(&case)?;
+                raw.push(got.raw(&case));
+                Ok(got.rows(&case, free).into())
+            })?;
         }
     }
-    setup.save(SAMPLES, &Value::Array(raw))?;
-    Ok(rows)
+    setup.save(SAMPLES, &Value::Array(raw))
 }
 
 /// Two shares and the load of their tenants.

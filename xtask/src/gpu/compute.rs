@@ -1,14 +1,14 @@
-//! Shares of GPU time, of one process and of two, and the cost of a launch.
+//! Shares of GPU time, of one process and of two.
 
 use std::process::Command;
 
 use anyhow::{Context, Result};
-use drava_cluster::Progress;
 use serde::Deserialize;
 
 use super::Args;
 use super::report::Row;
-use super::setup::{Setup, Share, json, limits, together};
+use super::rows::{Needed, Rows};
+use super::setup::{Preload, Setup, Share, json, limits, together};
 use super::waits;
 
 /// Tolerated error of a share, in percentage points.
@@ -26,49 +26,44 @@ pub(super) struct Done {
     overhead_us: f64,
 }
 
-/// Output of `gpu-suite latency`.
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Cost {
-    mean_ns: f64,
-    p50_ns: f64,
-    p999_ns: f64,
+pub(super) fn rows(setup: &Setup, args: &Args, rows: &mut Rows<'_>) -> Result<()> {
+    let tenants = Needed::new(|| Tenants::new(setup, args.seconds));
+    let mut cases: Vec<_> = (1..=9).map(|tenth| (tenth * 10, 1000, "queue")).collect();
+    cases.extend([
+        (50, 1, "queue"),
+        (50, 5, "queue"),
+        (50, 20, "queue"),
+        (50, 30_000, "queue"),
+        (50, 30_000, "sync"),
+        (50, 100, "graph"),
+        (50, 1000, "graph"),
+    ]);
+    for (cores, kernel_us, way) in cases {
+        alone(rows, &tenants, cores, kernel_us, way)?;
+    }
+    for [left, right] in [[30, 70], [10, 90], [50, 50]] {
+        rows.compare(&format!("{left}:{right}, "), |preload| {
+            tenants.get()?.pair(preload, left, right)
+        })?;
+    }
+    waits::rows(setup, args.stop_seconds, rows)
 }
 
-pub(crate) fn rows(setup: &Setup, args: &Args, progress: &Progress) -> Result<Vec<Row>> {
-    let tenants = Tenants::new(setup, args.seconds)?;
-    let mut rows = Vec::new();
-    for cores in (1..=9).map(|tenth| tenth * 10) {
-        progress.note(format!("{cores}% alone"));
-        rows.push(tenants.alone(cores, 1000, "queue")?);
-    }
-    for (kernel_us, way) in [
-        (1, "queue"),
-        (5, "queue"),
-        (20, "queue"),
-        (20, "sync"),
-        (1000, "sync"),
-        (30_000, "queue"),
-        (30_000, "sync"),
-        (100, "graph"),
-        (1000, "graph"),
-    ] {
-        progress.note(format!("50% alone, kernels of {kernel_us} µs, {way}"));
-        rows.push(tenants.alone(50, kernel_us, way)?);
-    }
-    for (left, right) in [(30, 70), (10, 90), (50, 50)] {
-        progress.note(format!("{left}:{right}"));
-        rows.extend(tenants.pair(left, right)?);
-    }
-    rows.extend(waits::rows(setup, args.stop_seconds, progress)?);
-    for (operation, title) in [
-        ("launch", "a launch"),
-        ("allocate-async", "an asynchronous allocation and its free"),
-    ] {
-        progress.note(format!("cost of {title}"));
-        rows.extend(cost(setup, args.launches, operation, title)?);
-    }
-    Ok(rows)
+/// One tenant, with a limit of GPU time.
+pub(super) fn alone<'a>(
+    rows: &mut Rows<'_>,
+    tenants: &Needed<Tenants<'a>, impl Fn() -> Result<Tenants<'a>>>,
+    cores: u32,
+    kernel_us: u64,
+    way: &str,
+) -> Result<()> {
+    let title = format!("{cores}% alone, kernels of {kernel_us} µs, {way}");
+    rows.compare(&title, |preload| {
+        let row = tenants
+            .get()?
+            .alone(preload, &title, (cores, kernel_us, way))?;
+        Ok(vec![row])
+    })
 }
 
 pub(super) fn percent(share: f64) -> String {
@@ -132,14 +127,21 @@ impl<'a> Tenants<'a> {
     }
 
     /// One tenant. A program whose launches cannot fill its share must not be slower under the limit.
-    fn alone(&self, cores: u32, kernel_us: u64, way: &str) -> Result<Row> {
-        let share = self.setup.share(&limits(self.memory_bytes, cores)?)?;
+    fn alone(
+        &self,
+        preload: Preload,
+        title: &str,
+        (cores, kernel_us, way): (u32, u64, &str),
+    ) -> Result<Row> {
+        let share = self
+            .setup
+            .preloaded(preload, &limits(self.memory_bytes, cores)?)?;
         let free: Done = json(self.work(None, &[kernel_us], way, false))?;
         let capped: Done = json(self.work(Some(&share), &[kernel_us], way, false))?;
         let due = (free.share * 100.0).min(f64::from(cores));
         let off = capped.share.mul_add(100.0, -due);
         Ok(Row::checked(
-            format!("{cores}% alone, kernels of {kernel_us} µs, {way}"),
+            title,
             off.abs() <= GOAL_POINTS,
             format!(
                 "{} ({off:+.1} points; {} without a limit)",
@@ -150,7 +152,7 @@ impl<'a> Tenants<'a> {
     }
 
     /// Two tenants: how they divide the GPU time, and how much of it they use together.
-    fn pair(&self, left: u32, right: u32) -> Result<Vec<Row>> {
+    fn pair(&self, preload: Preload, left: u32, right: u32) -> Result<Vec<Row>> {
         let both = |shares: [Option<&Share>; 2]| -> Result<[f64; 2]> {
             let commands = shares.map(|share| self.work(share, &[1000], "queue", true));
             let done: Vec<Done> = together(commands.into())?;
@@ -161,8 +163,10 @@ impl<'a> Tenants<'a> {
         };
         let free: f64 = both([None, None])?.iter().sum();
         let shares = [
-            self.setup.share(&limits(self.memory_bytes, left)?)?,
-            self.setup.share(&limits(self.memory_bytes, right)?)?,
+            self.setup
+                .preloaded(preload, &limits(self.memory_bytes, left)?)?,
+            self.setup
+                .preloaded(preload, &limits(self.memory_bytes, right)?)?,
         ];
         let [first, second] = both([Some(&shares[0]), Some(&shares[1])])?;
         let sum = first + second;
@@ -184,51 +188,4 @@ impl<'a> Tenants<'a> {
             ),
         ])
     }
-}
-
-/// Cost of an operation: unhooked, hooked without a limit of GPU time, and hooked with a limit that never blocks, in turn.
-fn cost(setup: &Setup, launches: usize, operation: &str, title: &str) -> Result<Vec<Row>> {
-    const ROUNDS: usize = 5;
-    let memory = setup.card()?.total_bytes / 4;
-    let cases = [
-        ("unhooked", None),
-        (
-            "memory limited only",
-            Some(setup.share(&limits(memory, 0)?)?),
-        ),
-        (
-            "GPU time limited, not blocked",
-            Some(setup.share(&limits(memory, 100)?)?),
-        ),
-    ];
-    let count = launches.to_string();
-    let mut costs: Vec<Vec<Cost>> = cases.iter().map(|_| Vec::new()).collect();
-    for _ in 0..ROUNDS {
-        for ((_, share), costs) in cases.iter().zip(&mut costs) {
-            costs.push(json(setup.suite(
-                share.as_ref(),
-                &["latency", "--operation", operation, "--launches", &count],
-            ))?);
-        }
-    }
-    Ok(cases
-        .iter()
-        .zip(costs)
-        .map(|((name, _), costs)| {
-            let of = |value: fn(&Cost) -> f64| {
-                let mut all: Vec<f64> = costs.iter().map(value).collect();
-                all.sort_unstable_by(f64::total_cmp);
-                all.get(all.len() / 2).copied().unwrap_or_default()
-            };
-            Row::measured(
-                format!("{title}, {name} (median of {ROUNDS} interleaved runs)"),
-                format!(
-                    "p50 {:.0} ns, mean {:.0} ns, p99.9 {:.0} ns",
-                    of(|cost| cost.p50_ns),
-                    of(|cost| cost.mean_ns),
-                    of(|cost| cost.p999_ns)
-                ),
-            )
-        })
-        .collect())
 }

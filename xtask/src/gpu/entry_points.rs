@@ -7,7 +7,8 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use super::report::Row;
-use super::setup::{Setup, json, limits};
+use super::rows::Rows;
+use super::setup::{Setup, Share, json, limits};
 
 /// Output of `gpu-suite entry-points` about one name.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
@@ -35,11 +36,27 @@ const OURS: &str = "libvgpu+";
 /// Export of the simulated libraries that the table does not know: tests bypass libvgpu with it.
 const UNKNOWN_OF_SIMULATOR: [&str; 1] = ["cuMemAllocUnlisted"];
 
-pub(crate) fn rows(setup: &Setup) -> Result<Vec<Row>> {
+pub(super) fn rows(setup: &Setup, rows: &mut Rows<'_>) -> Result<()> {
     let card = setup.card()?;
     let share = setup.share(&limits(card.total_bytes / 4, 50)?)?;
+    let groups = [
+        "functions that",
+        "every exported",
+        "entry points",
+        "no entry point",
+        "every lookup",
+    ];
+    rows.run_any(&groups, || lookups(setup, &share))?;
+    rows.run("cu", || {
+        let called: Vec<Called> = json(setup.suite(Some(&share), &["pointers"]))?;
+        Ok(called.iter().map(moves_account).collect())
+    })
+}
+
+/// What each way to look a function up finds.
+fn lookups(setup: &Setup, share: &Share) -> Result<Vec<Row>> {
     let bare: Vec<Entry> = json(setup.suite(None, &["entry-points"]))?;
-    let hooked: Vec<Entry> = json(setup.suite(Some(&share), &["entry-points"]))?;
+    let hooked: Vec<Entry> = json(setup.suite(Some(share), &["entry-points"]))?;
     let dump = setup.out.join("entry-points.json");
     let text = serde_json::to_string_pretty(&serde_json::json!({"bare": bare, "hooked": hooked}))?;
     fs::write(&dump, text + "\n").with_context(|| format!("write {}", dump.display()))?;
@@ -64,7 +81,7 @@ pub(crate) fn rows(setup: &Setup) -> Result<Vec<Row>> {
     let of_nvml = exported(|name| name.starts_with("nvml"));
     let of_cuda = exported(|name| name.starts_with("cu"));
     let ours = hooked.iter().filter(|entry| is_ours(entry)).count();
-    let mut rows = vec![
+    Ok(vec![
         Row::measured(
             "functions that the libraries export",
             format!("{of_cuda} of libcuda, {of_nvml} of NVML"),
@@ -86,10 +103,7 @@ pub(crate) fn rows(setup: &Setup) -> Result<Vec<Row>> {
             wrong.is_empty(),
             list(&wrong),
         ),
-    ];
-    let called: Vec<Called> = json(setup.suite(Some(&share), &["pointers"]))?;
-    rows.extend(called.iter().map(moves_account));
-    Ok(rows)
+    ])
 }
 
 fn moves_account(called: &Called) -> Row {

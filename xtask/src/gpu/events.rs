@@ -4,6 +4,7 @@ use anyhow::{Context as _, Result};
 use serde::Deserialize;
 
 use super::report::Row;
+use super::rows::Rows;
 use super::setup::{Setup, json, limits};
 
 /// Output of `gpu-suite events`.
@@ -28,7 +29,11 @@ const RESOLUTION_NS: u64 = 1_500;
 const OWN_PAIRS: u64 = 2;
 
 /// Rows without a limit and under one, whose own events must change little of what a program measures.
-pub(crate) fn rows(setup: &Setup) -> Result<Vec<Row>> {
+pub(super) fn rows(setup: &Setup, rows: &mut Rows<'_>) -> Result<()> {
+    rows.run_any(&["a pair of events", "a kernel of"], || measure(setup))
+}
+
+fn measure(setup: &Setup) -> Result<Vec<Row>> {
     let share = setup.share(&limits(setup.card()?.total_bytes / 4, 100)?)?;
     let free: Times = json(setup.suite(None, &["events"]))?;
     let limited: Times = json(setup.suite(Some(&share), &["events"]))?;

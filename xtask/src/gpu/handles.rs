@@ -16,6 +16,18 @@ struct Recurrence {
     free_bytes_after: u64,
 }
 
+/// The kinds of `gpu-suite handles`.
+pub(super) const KINDS: [&str; 8] = [
+    "memory handle",
+    "device pointer",
+    "array",
+    "pool",
+    "stream",
+    "event",
+    "context",
+    "graph",
+];
+
 pub(super) fn rows(setup: &Setup, share: &Share) -> Vec<Row> {
     match json::<Vec<Recurrence>>(setup.suite(Some(share), &["handles"])) {
         Ok(kinds) => kinds

@@ -1,10 +1,10 @@
 //! Every allocation path, one at a time, until a request is denied, and libvgpu's account of it against NVML.
 
+use std::cell::RefCell;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use drava_cluster::Progress;
 use drava_nvml::{GpuLibrary as _, GpuUuid, Library, Memory, ProcessMemory};
 use drava_vgpu_abi::Limits;
 use serde::Deserialize;
@@ -12,7 +12,8 @@ use serde_json::Value;
 
 use super::handles;
 use super::report::Row;
-use super::setup::{Running, Setup, Share, json, limits};
+use super::rows::{Needed, Rows};
+use super::setup::{Preload, Running, Setup, Share, json, limits};
 
 const MIB: u64 = 1 << 20;
 
@@ -28,7 +29,7 @@ const SAMPLES: &str = "nvml-memory.json";
 
 /// GPU memory that the driver may use beyond the account of a process, for itself, and by which granularities may round the
 /// account up.
-const DRIVER_ALLOWANCE: u64 = 64 * MIB;
+pub(super) const DRIVER_ALLOWANCE: u64 = 64 * MIB;
 
 /// Time after which NVML no longer lists a killed process.
 const LONGEST_RELEASE: Duration = Duration::from_secs(10);
@@ -40,46 +41,67 @@ struct Taken {
     free_bytes_before: u64,
     total_bytes: u64,
     taken_bytes: u64,
+    free_bytes_after: u64,
     refusal: Option<String>,
 }
 
-pub(crate) fn rows(setup: &Setup, progress: &Progress) -> Result<Vec<Row>> {
+pub(super) fn rows(setup: &Setup, rows: &mut Rows<'_>) -> Result<()> {
     let card = setup.card()?;
     // No multiple of any granularity.
     let limit = (card.free_bytes / 4).min(8 << 30) / MIB * MIB + 4096;
-    let nvml = setup.nvml()?;
-    let context =
-        observe(setup, &nvml, None, "nothing").context("cannot create a context without limits")?;
-    let limits = Limits {
-        // What the node driver estimates.
-        driver_reserve_bytes: context.nvml.unwrap_or(0),
-        ..limits(limit, 0)?
-    };
-    let mut rows = vec![context_row(&context.taken, card.free_bytes)];
-    let mut raw = Vec::new();
+    let nvml = Needed::new(|| setup.nvml());
+    let context = Needed::new(|| observe(setup, nvml.get()?, None, "nothing"));
+    let limits = Needed::new(|| {
+        Ok(Limits {
+            // What the node driver estimates.
+            driver_reserve_bytes: context.get()?.nvml.unwrap_or(0),
+            ..limits(limit, 0)?
+        })
+    });
+    rows.run("GPU memory that is not free with one context", || {
+        Ok(vec![context_row(&context.get()?.taken, card.free_bytes)])
+    })?;
+    let raw = RefCell::new(Vec::new());
     for path in PATHS.into_iter().chain(OTHER_PATHS) {
-        progress.note(path);
-        let title = format!("{path}: limit of {} MiB", limit / MIB);
-        let share = setup.share(&limits)?;
-        let seen = match observe(setup, &nvml, Some(&share), path) {
-            Ok(seen) => seen,
-            Err(error) => {
-                rows.push(Row::checked(title, false, format!("{error:#}")));
-                continue;
+        rows.compare(&format!("{path}: "), |preload| {
+            let share = setup.preloaded(preload, limits.get()?)?;
+            let seen = observe(setup, nvml.get()?, Some(&share), path)?;
+            if preload == Preload::Own {
+                raw.borrow_mut().push(seen.raw(path));
             }
-        };
-        if PATHS.contains(&path) {
-            rows.push(exact(title, &seen.taken, limit));
-        }
-        rows.push(against_nvml(path, &seen));
-        raw.push(seen.raw(path));
+            let title = format!("{path}: limit of {} MiB", limit / MIB);
+            let exact = PATHS
+                .contains(&path)
+                .then(|| exact(title, &seen.taken, limit));
+            Ok(exact
+                .into_iter()
+                .chain([against_nvml(path, &seen)])
+                .collect())
+        })?;
     }
-    setup.save(SAMPLES, &Value::Array(raw))?;
-    progress.note("a killed process");
-    rows.push(killed(setup, &nvml, &setup.share(&limits)?)?);
-    progress.note("handles");
-    rows.extend(handles::rows(setup, &setup.share(&limits)?));
-    Ok(rows)
+    setup.save(SAMPLES, &Value::Array(raw.into_inner()))?;
+    rows.run("memory of a killed process", || {
+        Ok(vec![killed(
+            setup,
+            nvml.get()?,
+            &setup.share(limits.get()?)?,
+        )?])
+    })?;
+    let kinds: Vec<String> = handles::KINDS
+        .iter()
+        .map(|kind| format!("{kind}: "))
+        .collect();
+    let kinds: Vec<&str> = kinds.iter().map(String::as_str).collect();
+    rows.run_any(&kinds, || {
+        Ok(handles::rows(setup, &setup.share(limits.get()?)?))
+    })
+}
+
+/// Memory of a process with one context by NVML, as the node driver estimates it; 0 if NVML does not say.
+pub(super) fn context_bytes(setup: &Setup, nvml: &(Library, GpuUuid)) -> Result<u64> {
+    let context = observe(setup, nvml, None, "nothing");
+    let context = context.context("cannot create a context without limits")?;
+    Ok(context.nvml.unwrap_or(0))
 }
 
 /// Allocations up to the limit, and none beyond it.
@@ -103,7 +125,7 @@ fn exact(title: String, taken: &Taken, limit: u64) -> Row {
 /// A process that holds what it has allocated.
 struct Seen {
     taken: Taken,
-    /// Bytes in libvgpu's account, if the process has a share.
+    /// Bytes that are not free for the process: those in the account, if it has a share.
     account: u64,
     /// Bytes of the process by NVML.
     nvml: Option<u64>,
@@ -127,8 +149,8 @@ fn observe(
     let before = used()?;
     let command = setup.suite(share, &["memory", "--path", path, "--hold"]);
     let mut program = Running::start(command)?;
-    let taken = program.json()?;
-    let account = share.map_or(Ok((0, 0)), Share::account)?.0;
+    let taken: Taken = program.json()?;
+    let account = taken.total_bytes.saturating_sub(taken.free_bytes_after);
     let listed = nvml.processes(gpu)?;
     let own = listed
         .iter()

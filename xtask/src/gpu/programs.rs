@@ -1,14 +1,11 @@
 //! Programs of users, under a share.
 
-use std::fs;
-use std::process::Command;
-
 use anyhow::Result;
-use drava_cluster::Progress;
 use drava_cluster::process::{self, Limit};
 use serde::Deserialize;
 
 use super::report::Row;
+use super::rows::Rows;
 use super::setup::{Setup, Share, json, limits};
 use super::verdicts::allocator;
 use super::{tools, torch};
@@ -19,20 +16,16 @@ struct Compared {
     wrong: usize,
 }
 
-pub(crate) fn rows(setup: &Setup, progress: &Progress) -> Result<Vec<Row>> {
+pub(super) fn rows(setup: &Setup, rows: &mut Rows<'_>) -> Result<()> {
     let limit = setup.card()?.free_bytes.min(16 << 30) / 4;
     let share = setup.share(&limits(limit, 50)?)?;
-    progress.note("matrix products");
-    let mut rows = vec![gemm(setup, &share)];
-    progress.note("nvidia-smi");
-    rows.push(smi(setup, &share, limit));
-    progress.note("static cudart");
-    rows.push(static_cudart(setup, &share, limit));
-    progress.note("PyTorch");
-    rows.extend(torch::rows(setup, &share, limit));
-    progress.note("tools");
-    rows.extend(tools::rows(setup, &share));
-    Ok(rows)
+    rows.run("matrix products", || Ok(vec![gemm(setup, &share)]))?;
+    rows.run("nvidia-smi", || Ok(vec![smi(setup, &share, limit)]))?;
+    rows.run("a program with static cudart", || {
+        Ok(vec![static_cudart(setup, &share, limit)])
+    })?;
+    rows.run("PyTorch", || Ok(torch::rows(setup, &share, limit)))?;
+    rows.run("a limited program", || Ok(tools::rows(setup, &share)))
 }
 
 fn gemm(setup: &Setup, share: &Share) -> Row {
@@ -91,18 +84,8 @@ int main(void) {
     let title = "a program with static cudart is limited";
     let source = setup.out.join("cudart.cu");
     let program = setup.out.join("cudart");
-    let mut nvcc = Command::new("nvcc");
-    nvcc.args(["--cudart", "static", "-o"])
-        .args([&program, &source]);
-    let built = fs::write(&source, SOURCE)
-        .map_err(anyhow::Error::from)
-        .and_then(|()| process::output(&mut nvcc, Limit::REQUEST));
-    match built {
-        Err(error) => return Row::not_run(title, format!("cannot run nvcc: {error:#}")),
-        Ok(output) if !output.status.success() => {
-            return Row::not_run(title, "nvcc cannot compile a program here");
-        }
-        Ok(_) => {}
+    if let Err(error) = tools::nvcc(&source, SOURCE, &["--cudart", "static"], &program) {
+        return Row::not_run(title, format!("{error:#}"));
     }
     allocator(title, setup.program(Some(share), &program), limit)
 }

@@ -2,12 +2,13 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
+use super::Args;
 use super::package::output_of;
 use super::setup::Card;
 
@@ -18,6 +19,9 @@ pub(crate) struct Row {
     pub(crate) what: String,
     #[serde(flatten)]
     pub(crate) outcome: Outcome,
+    /// The same with the other library.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) peer: Option<Outcome>,
 }
 
 /// Result of a row.
@@ -38,6 +42,7 @@ impl Row {
         Self {
             what: what.into(),
             outcome: Outcome::Checked { held, detail },
+            peer: None,
         }
     }
 
@@ -46,6 +51,7 @@ impl Row {
         Self {
             what: what.into(),
             outcome: Outcome::Measured { value },
+            peer: None,
         }
     }
 
@@ -54,6 +60,36 @@ impl Row {
         Self {
             what: what.into(),
             outcome: Outcome::NotRun { reason },
+            peer: None,
+        }
+    }
+
+    /// Adds the result of the row with the same title, or the error instead of all rows.
+    pub(crate) fn join(&mut self, rows: &Result<Vec<Self>>) {
+        self.peer = match rows {
+            Err(error) => Some(Outcome::Checked {
+                held: false,
+                detail: format!("{error:#}"),
+            }),
+            Ok(rows) => {
+                let row = rows.iter().find(|row| row.what == self.what);
+                row.map(|row| row.outcome.clone())
+            }
+        };
+    }
+}
+
+impl Outcome {
+    /// Text and verdict for a table.
+    fn cells(&self) -> (&str, &str) {
+        match self {
+            Self::Checked { held: true, detail } => (detail, "holds"),
+            Self::Checked {
+                held: false,
+                detail,
+            } => (detail, "**broken**"),
+            Self::Measured { value } => (value, ""),
+            Self::NotRun { reason } => (reason, "not run"),
         }
     }
 }
@@ -65,6 +101,9 @@ pub(crate) struct Report {
     commit: String,
     machine: Card,
     simulated: bool,
+    /// File of the other library.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    peer: Option<PathBuf>,
     date: String,
     command: String,
     results: Vec<Part>,
@@ -77,12 +116,13 @@ struct Part {
 }
 
 impl Report {
-    pub(crate) fn new(card: Card, simulated: bool, commit: String) -> Result<Self> {
+    pub(crate) fn new(card: Card, args: &Args, commit: String) -> Result<Self> {
         Ok(Self {
             bench: "gpu",
             commit,
             machine: card,
-            simulated,
+            simulated: args.simulated,
+            peer: args.peer.clone(),
             date: output_of(Command::new("date").args(["-u", "+%Y-%m-%d"]))?,
             command: format!(
                 "cargo xtask {}",
@@ -92,8 +132,32 @@ impl Report {
         })
     }
 
+    /// Adds rows to a part.
     pub(crate) fn add(&mut self, title: &'static str, rows: Vec<Row>) {
-        self.results.push(Part { title, rows });
+        match self.results.iter_mut().find(|part| part.title == title) {
+            Some(part) => part.rows.extend(rows),
+            None => self.results.push(Part { title, rows }),
+        }
+    }
+
+    /// Adds another library's results to the rows of a group, whose titles begin with its name.
+    pub(crate) fn join(&mut self, group: &str, results: &Result<Vec<Row>>) {
+        let rows = self.results.iter_mut().flat_map(|part| &mut part.rows);
+        for row in rows.filter(|row| row.what.starts_with(group)) {
+            row.join(results);
+        }
+    }
+
+    /// Whether a part has rows.
+    pub(crate) fn has(&self, title: &str) -> bool {
+        let mut parts = self.results.iter();
+        parts.any(|part| part.title == title && !part.rows.is_empty())
+    }
+
+    /// The title of each row.
+    pub(crate) fn titles(&self) -> impl Iterator<Item = &str> {
+        let rows = self.results.iter().flat_map(|part| &part.rows);
+        rows.map(|row| row.what.as_str())
     }
 
     pub(crate) fn markdown(&self) -> String {
@@ -108,22 +172,19 @@ impl Report {
         );
         for part in &self.results {
             // Writing to a string cannot fail.
-            let _ = write!(
-                text,
-                "\n## {}\n| What | Result | |\n|---|---|---|\n",
-                part.title
-            );
-            for Row { what, outcome } in &part.rows {
-                let (result, mark) = match outcome {
-                    Outcome::Checked { held: true, detail } => (detail, "holds"),
-                    Outcome::Checked {
-                        held: false,
-                        detail,
-                    } => (detail, "**broken**"),
-                    Outcome::Measured { value } => (value, ""),
-                    Outcome::NotRun { reason } => (reason, "not run"),
-                };
-                let _ = writeln!(text, "| {what} | {result} | {mark} |");
+            let _ = write!(text, "\n## {}\n", part.title);
+            text += match &self.peer {
+                None => "| What | Result | |\n|---|---|---|\n",
+                Some(_) => "| What | Result | | Other library | |\n|---|---|---|---|---|\n",
+            };
+            for row in &part.rows {
+                let (result, mark) = row.outcome.cells();
+                let _ = write!(text, "| {} | {result} | {mark} |", row.what);
+                if self.peer.is_some() {
+                    let (result, mark) = row.peer.as_ref().map(Outcome::cells).unwrap_or_default();
+                    let _ = write!(text, " {result} | {mark} |");
+                }
+                text.push('\n');
             }
         }
         text

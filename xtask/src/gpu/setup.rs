@@ -1,12 +1,13 @@
 //! The GPU, the programs, and processes with and without a share.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use drava_cluster::process::{self, Limit, Watchdog};
 use drava_nvml::{GpuUuid, Library};
 use drava_vgpu_abi::snapshot::Snapshot;
@@ -66,6 +67,8 @@ pub(crate) struct Setup {
     /// Runs the node agent.
     pub(crate) node: PathBuf,
     preload: PathBuf,
+    /// Another library that limits processes.
+    peer: Option<PathBuf>,
     machine: Option<Machine>,
     /// Root directory of the NVIDIA driver of a real GPU.
     driver_root: PathBuf,
@@ -73,28 +76,50 @@ pub(crate) struct Setup {
     pub(crate) out: PathBuf,
 }
 
-/// One container's share of the first GPU, with the files that the node driver writes.
+/// The library that limits the processes of a share.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Preload {
+    /// libvgpu.
+    Own,
+    /// The one of `--peer`.
+    Peer,
+}
+
+/// One container's share of the first GPU.
 pub(crate) struct Share {
-    /// The directory that the container sees as `/run/drava`.
-    container: PathBuf,
-    region: PathBuf,
+    limited_by: LimitedBy,
     /// Holds the files; `None` if another holds them.
     _directory: Option<TempDir>,
 }
+
+enum LimitedBy {
+    /// The files that the node driver writes.
+    Own {
+        /// The directory that the container sees as `/run/drava`.
+        container: PathBuf,
+        region: PathBuf,
+    },
+    /// What an environment says: another library with its limits, or libvgpu without limits.
+    Environment(Vec<(&'static str, OsString)>),
+}
+
+/// Where HAMi-core locks, which nothing creates outside of its images.
+const PEER_LOCKS: &str = "/tmp/vgpulock";
 
 impl Share {
     /// Returns a share that the node of an agent has prepared.
     pub(crate) const fn of_node(container: PathBuf, region: PathBuf) -> Self {
         Self {
-            container,
-            region,
+            limited_by: LimitedBy::Own { container, region },
             _directory: None,
         }
     }
 
     /// Returns the memory, bytes, and the GPU time, µs, in the accounts of its processes.
     pub(crate) fn account(&self) -> Result<(u64, u64)> {
-        let path = &self.region;
+        let LimitedBy::Own { region: path, .. } = &self.limited_by else {
+            bail!("no account of another library");
+        };
         let region = fs::read(path).with_context(|| format!("read {}", path.display()))?;
         let snapshot = Snapshot::decode(&region)?;
         let gpu_time_us = snapshot.processes().map(|process| process.gpu_time_us);
@@ -114,11 +139,18 @@ impl Setup {
             None => Programs::build(args.simulated)?,
         };
         fs::create_dir_all(out).with_context(|| format!("create {}", out.display()))?;
+        let peer = args.peer.as_deref().map(|peer| {
+            fs::create_dir_all(PEER_LOCKS)
+                .and_then(|()| fs::canonicalize(peer))
+                .with_context(|| format!("--peer {}", peer.display()))
+        });
+        let peer = peer.transpose()?;
         Ok(Self {
             suite,
             viewer,
             node,
             preload,
+            peer,
             machine: args.simulated.then(|| Machine::start(H100X2)).transpose()?,
             driver_root: args.driver_root.clone(),
             out: out.to_owned(),
@@ -158,8 +190,57 @@ impl Setup {
         let page = share.join(paths::LIMITS_DIR).join(paths::PAGE_FILE);
         fs::write(&page, encode(&spec)).with_context(|| format!("write {}", page.display()))?;
         Ok(Share {
-            container: directory.path().to_owned(),
-            region: share.join(paths::USAGE_DIR).join(paths::REGION_FILE),
+            limited_by: LimitedBy::Own {
+                container: directory.path().to_owned(),
+                region: share.join(paths::USAGE_DIR).join(paths::REGION_FILE),
+            },
+            _directory: Some(directory),
+        })
+    }
+
+    /// No limits, with libvgpu.
+    pub(crate) fn unlimited(&self) -> Share {
+        let preload = ("LD_PRELOAD", self.preload.clone().into());
+        Share {
+            limited_by: LimitedBy::Environment(vec![preload]),
+            _directory: None,
+        }
+    }
+
+    pub(crate) const fn has_peer(&self) -> bool {
+        self.peer.is_some()
+    }
+
+    /// Creates a share of the first GPU that one of the libraries limits.
+    pub(crate) fn preloaded(&self, preload: Preload, limits: &Limits) -> Result<Share> {
+        match preload {
+            Preload::Own => self.share(limits),
+            Preload::Peer => self.peer_share(limits),
+        }
+    }
+
+    /// Creates a share in the environment that HAMi-core's manual names.
+    fn peer_share(&self, limits: &Limits) -> Result<Share> {
+        let peer = self.peer.as_ref().context("no --peer")?;
+        let directory = tempfile::tempdir()?;
+        let bytes = limits.memory_limit_bytes.context("no limit of memory")?;
+        let mut environment = vec![
+            ("LD_PRELOAD", peer.into()),
+            // Where it finds its own functions.
+            ("CUDA_REDIRECT", peer.into()),
+            ("CUDA_DEVICE_MEMORY_LIMIT", bytes.to_string().into()),
+            (
+                "CUDA_DEVICE_MEMORY_SHARED_CACHE",
+                directory.path().join("cache").into(),
+            ),
+            ("LIBCUDA_LOG_LEVEL", "0".into()),
+        ];
+        let cores = limits.cores.percent();
+        if cores > 0 {
+            environment.push(("CUDA_DEVICE_SM_LIMIT", cores.to_string().into()));
+        }
+        Ok(Share {
+            limited_by: LimitedBy::Environment(environment),
             _directory: Some(directory),
         })
     }
@@ -209,21 +290,32 @@ impl Setup {
         command
             .env("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
             .stdin(Stdio::null());
-        if let Some(share) = share {
-            command
-                .env("LD_PRELOAD", &self.preload)
-                .env("DRAVA_RUN_DIR", &share.container);
+        match share.map(|share| &share.limited_by) {
+            None => {}
+            Some(LimitedBy::Own { container, .. }) => {
+                command
+                    .env("LD_PRELOAD", &self.preload)
+                    .env("DRAVA_RUN_DIR", container);
+            }
+            Some(LimitedBy::Environment(environment)) => {
+                command.envs(environment.iter().map(|(name, value)| (name, value)));
+            }
         }
         command
     }
 }
 
-/// Limits of a share with memory and a guarantee of GPU time.
+/// Limits of a share with memory and a guarantee of GPU time; of memory only without one, as the node driver writes them:
+/// launches of other shares are metered.
 pub(crate) fn limits(memory_bytes: u64, cores: u32) -> Result<Limits> {
+    let memory = Limits::memory(memory_bytes);
+    if cores == 0 {
+        return Ok(memory);
+    }
     Ok(Limits {
         cores: Cores::new(cores).context("cores above 100")?,
         compute_policy: drava_vgpu_abi::ComputePolicy::Fixed,
-        ..Limits::memory(memory_bytes)
+        ..memory
     })
 }
 
@@ -282,6 +374,9 @@ impl Running {
     /// Reads a line of JSON.
     pub(crate) fn json<T: DeserializeOwned>(&mut self) -> Result<T> {
         let line = self.line()?;
+        if line.is_empty() {
+            bail!("a program ended: {}", self.child.wait()?);
+        }
         serde_json::from_str(&line).with_context(|| format!("read {line:?}"))
     }
 

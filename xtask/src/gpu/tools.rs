@@ -1,8 +1,10 @@
 //! NVIDIA's tools and the Multi-Process Service with a program under a share, where they are installed.
 
+use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use anyhow::{Result, ensure};
 use drava_cluster::process::{self, Limit};
 
 use super::report::Row;
@@ -27,6 +29,23 @@ pub(super) fn rows(setup: &Setup, share: &Share) -> Vec<Row> {
         .collect();
     rows.push(mps(setup, share));
     rows
+}
+
+/// Compiles a program.
+///
+/// # Errors
+/// When this machine has no nvcc, or none that works.
+pub(super) fn nvcc(source: &Path, text: &str, options: &[&str], output: &Path) -> Result<()> {
+    fs::write(source, text)?;
+    let mut nvcc = Command::new("nvcc");
+    nvcc.args(options).arg("-o").args([output, source]);
+    let ran = process::output(&mut nvcc, Limit::REQUEST)?;
+    ensure!(
+        ran.status.success(),
+        "nvcc cannot compile a program here: {}",
+        String::from_utf8_lossy(&ran.stderr).trim()
+    );
+    Ok(())
 }
 
 /// Whether a program is installed.

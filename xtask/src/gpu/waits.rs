@@ -5,11 +5,11 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use drava_cluster::Progress;
 use drava_cluster::process::{self, Limit};
 use serde::Deserialize;
 
 use super::report::Row;
+use super::rows::Rows;
 use super::setup::{Running, Setup, Share, go, json, limits, start_all};
 
 /// A share of 20% waits five seconds for each second of GPU time, of which it owes at most about one.
@@ -42,25 +42,26 @@ struct Continued {
     seconds: f64,
 }
 
-pub(super) fn rows(setup: &Setup, stop_seconds: f64, progress: &Progress) -> Result<Vec<Row>> {
+pub(super) fn rows(setup: &Setup, stop_seconds: f64, rows: &mut Rows<'_>) -> Result<()> {
     let share = || setup.share(&limits(setup.card()?.total_bytes / 4, CORES)?);
-    progress.note("launches behind a kernel that waits for them");
-    let alone: Waited = json(wait(setup, &share()?, &["--role", "alone"]))?;
-    let pair = pair(setup, &share()?)?;
-    progress.note("a stopped process");
-    let continued = stop(setup, &share()?, stop_seconds)?;
-    Ok(vec![
-        behind("of one process", &[alone]),
-        behind("of two processes", &pair),
-        Row::checked(
+    rows.run("a kernel that waits for launches of one process", || {
+        let alone = json(wait(setup, &share()?, &["--role", "alone"]))?;
+        Ok(vec![behind("of one process", &[alone])])
+    })?;
+    rows.run("a kernel that waits for launches of two processes", || {
+        Ok(vec![behind("of two processes", &pair(setup, &share()?)?)])
+    })?;
+    rows.run("a stop of", || {
+        let continued = stop(setup, &share()?, stop_seconds)?;
+        Ok(vec![Row::checked(
             format!("a stop of {stop_seconds} s"),
             continued.seconds < AFTER_STOP_SECONDS,
             format!(
                 "{} kernels of 5 ms took {:.2} s after it, at {CORES}%",
                 continued.kernels, continued.seconds
             ),
-        ),
-    ])
+        )])
+    })
 }
 
 /// The simulated GPU has no kernel that reads memory. There the kernel is one that lasts for all its time.
