@@ -170,17 +170,18 @@ pub mod attribute {
     pub const MINOR: &str = "minor";
     /// NVML index.
     pub const INDEX: &str = "index";
-    /// Memory of the GPU in MiB as `nvidia-smi` shows it: with the part that the NVIDIA driver reserves, which no claim gets.
+    /// Memory of the GPU in MiB as `nvidia-smi` shows it: with the part that the NVIDIA driver reserves, which no claim gets. Of a
+    /// MIG partition that of its profile.
     pub const MEMORY_MIB: &str = "memoryMib";
     /// True if the node publishes more memory than the GPU has.
     pub const OVERSUBSCRIBED: &str = "oversubscribed";
-    /// NVLink clique of the GPU.
+    /// NVLink clique of the GPU, if it is in one.
     pub const NVLINK_DOMAIN: &str = "nvlinkDomain";
     /// PCI bus id (standard attribute of Kubernetes).
     pub const PCI_BUS_ID: &str = "resource.kubernetes.io/pciBusID";
     /// PCIe root complex (standard attribute of Kubernetes).
     pub const PCIE_ROOT: &str = "resource.kubernetes.io/pcieRoot";
-    /// NUMA node, −1 when unknown (standard attribute of Kubernetes, KEP-6072).
+    /// NUMA node, if it is known (standard attribute of Kubernetes, KEP-6072).
     pub const NUMA_NODE: &str = "resource.kubernetes.io/numaNode";
 }
 

@@ -14,6 +14,7 @@ mod device;
 pub(crate) mod fetch;
 mod installation;
 mod node;
+mod selector;
 mod state;
 mod workload;
 
@@ -79,6 +80,7 @@ faults! {
     NvidiaDefaultRuntime: "The default runtime of a node gives all GPUs to pods without a claim.";
     RuntimeUnchecked: "The configuration of the container runtime of a node is not at a known path.";
     UnclaimedAccess: "A pod without a claim sees the GPUs of its node.";
+    PlaceholderSelector: "A selector compares an attribute with a value that no GPU publishes.";
     ClockSkew: "The clock of a node differs from the clock of the API server.";
 }
 
@@ -106,6 +108,7 @@ pub(crate) fn diagnose(state: &ClusterState) -> Diagnosis {
         findings.extend(node::check(state));
         findings.extend(device::check(state));
         findings.extend(workload::check(state));
+        findings.extend(selector::check(state));
         findings.extend(clock::check(state));
     }
     findings.sort();

@@ -11,7 +11,7 @@ use k8s_openapi::api::authorization::v1::{
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Event, Node};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use k8s_openapi::api::resource::v1::{DeviceClass, ResourceSlice};
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaimTemplate, ResourceSlice};
 use k8s_openapi::jiff::Timestamp;
 use k8s_openapi::jiff::fmt::rfc2822;
 use kube::api::{ListParams, PostParams};
@@ -53,6 +53,10 @@ pub(crate) async fn fetch(client: &Client) -> anyhow::Result<ClusterState> {
     };
     let mut unchecked = Vec::new();
     (state.server, state.now) = server(client, &mut unchecked).await;
+    state.templates = optional(
+        list::<ResourceClaimTemplate>(client, &all).await,
+        &mut unchecked,
+    );
     state.leases = optional(list::<Lease>(client, &all).await, &mut unchecked);
     state.events = optional(list::<Event>(client, &all).await, &mut unchecked);
     state.policies = optional(

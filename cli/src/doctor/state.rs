@@ -12,7 +12,9 @@ use k8s_openapi::api::core::v1::{
     Event, Node, NodeSelectorRequirement, Pod, PodSpec, PodTemplateSpec,
 };
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
+use k8s_openapi::api::resource::v1::{
+    DeviceClass, ResourceClaim, ResourceClaimTemplate, ResourceSlice,
+};
 use k8s_openapi::jiff::Timestamp;
 
 /// Objects of the cluster, read once. A list that cannot be read is `None`.
@@ -28,6 +30,7 @@ pub(crate) struct ClusterState {
     pub(crate) slices: Vec<ResourceSlice>,
     pub(crate) classes: Vec<DeviceClass>,
     pub(crate) claims: Vec<ResourceClaim>,
+    pub(crate) templates: Option<Vec<ResourceClaimTemplate>>,
     /// Why pools are excluded from allocation.
     pub(crate) excluded_pools: Vec<String>,
     /// DaemonSets and Deployments with the labels of the chart.

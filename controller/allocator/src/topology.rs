@@ -21,15 +21,6 @@ const LEVELS: [&str; 3] = [
 /// Position of the NUMA node in [`LEVELS`].
 const NUMA: usize = 1;
 
-/// Returns whether a GPU has the thing: the driver publishes NVLink domain `none` and NUMA node −1 without one.
-fn is_known(value: &Attribute) -> bool {
-    match value {
-        Attribute::Int(number) => *number != -1,
-        Attribute::String(text) => text != "none",
-        _ => true,
-    }
-}
-
 /// Place of a GPU: its value at each level, if it is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Location<'a>([Option<&'a Attribute>; LEVELS.len()]);
@@ -38,7 +29,7 @@ impl<'a> Location<'a> {
     /// Returns the place of a device's GPU.
     #[must_use]
     pub fn of(device: &'a Device) -> Self {
-        Self(LEVELS.map(|level| device.attribute(level).filter(|value| is_known(value))))
+        Self(LEVELS.map(|level| device.attribute(level)))
     }
 
     fn at(self, level: usize) -> Option<&'a Attribute> {

@@ -1,6 +1,7 @@
 //! DRA devices of a GPU: attributes, capacities, counters, taints.
 //!
-//! All device types have the same attribute keys: a CEL selector on a missing attribute fails the pod.
+//! All device types have the same attribute keys: a CEL selector on a missing attribute fails the pod. What is unknown of a
+//! GPU has no placeholder: equal placeholders would satisfy a `matchAttribute`.
 
 use std::collections::BTreeMap;
 
@@ -39,6 +40,8 @@ pub(super) fn device(
         DeviceKind::Partition { profile, .. } => {
             let name = names::attribute::PROFILE.to_owned();
             attributes.insert(name, string(&profile.name));
+            let name = names::attribute::MEMORY_MIB.to_owned();
+            attributes.insert(name, mib(profile.memory_bytes));
             partition_capacity(profile, card)
         }
     };
@@ -202,10 +205,6 @@ fn attributes(
     let cuda = gpus
         .cuda_driver_version
         .map_or_else(|| "0".to_owned(), |version| version.to_string());
-    let nvlink = card.fabric.as_ref().map_or_else(
-        || "none".to_owned(),
-        |fabric| format!("{}.{}", fabric.cluster_uuid, fabric.clique),
-    );
     let addressing = match card.addressing_mode {
         Some(AddressingMode::Hmm) => "hmm",
         Some(AddressingMode::Ats) => "ats",
@@ -232,16 +231,18 @@ fn attributes(
         (name::MINOR, int(i64::from(card.minor))),
         (name::INDEX, int(i64::from(card.index))),
         (name::OVERSUBSCRIBED, boolean(false)),
-        (name::NVLINK_DOMAIN, string(&nvlink)),
         (name::PCI_BUS_ID, string(&card.pci_bus_id)),
-        (name::NUMA_NODE, int(card.numa_node.map_or(-1, i64::from))),
     ]);
-    if let Memory::Dedicated { total_bytes, .. } = card.memory {
-        let mib = i64::try_from(total_bytes / MIB).unwrap_or(i64::MAX);
-        attributes.insert(name::MEMORY_MIB, int(mib));
+    if let Some(fabric) = &card.fabric {
+        let domain = format!("{}.{}", fabric.cluster_uuid, fabric.clique);
+        attributes.insert(name::NVLINK_DOMAIN, string(&domain));
     }
-    // Without a known root all devices of the GPU lack the standard attribute: a placeholder would make GPUs of
-    // different roots look aligned.
+    if let Some(numa_node) = card.numa_node {
+        attributes.insert(name::NUMA_NODE, int(i64::from(numa_node)));
+    }
+    if let Memory::Dedicated { total_bytes, .. } = card.memory {
+        attributes.insert(name::MEMORY_MIB, mib(total_bytes));
+    }
     if let Some(root) = node.pcie_roots.get(&card.uuid) {
         attributes.insert(name::PCIE_ROOT, string(root));
     }
@@ -326,6 +327,10 @@ fn boolean(value: bool) -> DeviceAttribute {
         bool: Some(value),
         ..DeviceAttribute::default()
     }
+}
+
+fn mib(bytes: u64) -> DeviceAttribute {
+    int(i64::try_from(bytes / MIB).unwrap_or(i64::MAX))
 }
 
 fn int(value: i64) -> DeviceAttribute {

@@ -234,6 +234,11 @@ fn publishes_every_placement_of_every_profile() {
         ("mig".to_owned(), "3g.20gb".to_owned())
     );
     assert_eq!(text("uuid"), node.card(0).uuid.as_str());
+    assert_eq!(
+        attributes["memoryMib"].int,
+        Some(19_968),
+        "not that of the GPU"
+    );
     assert_eq!(half.allow_multiple_allocations, None);
     let consumed = &half.consumes_counters.as_ref().unwrap()[0];
     let consumed: BTreeMap<_, _> = consumed

@@ -137,6 +137,26 @@ fn publishes_same_attribute_keys_on_every_device() {
 }
 
 #[test]
+fn publishes_no_placeholder_for_unknown_place() {
+    let mut inventory = h100x2();
+    for card in &mut inventory.gpus.cards {
+        (card.numa_node, card.fabric) = (None, None);
+    }
+    inventory.pcie_roots.clear();
+    let pool = desired(&inventory);
+    for device in devices(&pool) {
+        let attributes = device.attributes.as_ref().unwrap();
+        for absent in [
+            "resource.kubernetes.io/numaNode",
+            "resource.kubernetes.io/pcieRoot",
+            "nvlinkDomain",
+        ] {
+            assert!(!attributes.contains_key(absent), "{} {absent}", device.name);
+        }
+    }
+}
+
+#[test]
 fn publishes_unshareable_gpu_as_whole_only() {
     let with = |change: fn(&mut drava_nvml::Card)| {
         let mut inventory = t4();

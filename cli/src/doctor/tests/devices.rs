@@ -149,3 +149,50 @@ fn gives_each_unavailable_device_its_fix() {
         )
     );
 }
+
+#[test]
+fn finds_selectors_with_placeholders() {
+    let selector = |expression: &str| json!([{"cel": {"expression": expression}}]);
+    let old = [
+        r#"device.attributes["resource.kubernetes.io"].numaNode == -1"#,
+        r#"device.attributes['gpu.drava.dev'].nvlinkDomain != 'none'"#,
+    ];
+    let fixed = [
+        r#"device.attributes["resource.kubernetes.io"].?numaNode.orValue(-1) == -1"#,
+        r#"device.attributes["gpu.drava.dev"].?nvlinkDomain.orValue("none") == "none""#,
+        r#"device.attributes["resource.kubernetes.io"].numaNode == 1"#,
+    ];
+    let devices = |expression: &str| {
+        json!({"devices": {"requests": [
+            {"name": "a", "exactly": {"deviceClassName": "c", "selectors": selector(expression)}},
+            {"name": "b", "firstAvailable": [{"name": "s", "deviceClassName": "c", "selectors": selector(expression)}]},
+        ]}})
+    };
+    let with = |expression: &str| {
+        text(|state| {
+            state.classes.push(object(json!({
+                "metadata": {"name": "c"}, "spec": {"selectors": selector(expression)},
+            })));
+            state.claims.push(object(json!({
+                "metadata": {"name": "d", "namespace": "team"}, "spec": devices(expression),
+            })));
+            state.templates = Some(vec![object(json!({
+                "metadata": {"name": "t", "namespace": "team"}, "spec": {"spec": devices(expression)},
+            }))]);
+        })
+    };
+    let numa = "a selector compares numaNode with -1, which no GPU publishes; use \
+                device.attributes[\"resource.kubernetes.io\"].?numaNode.orValue(-1), or leave the selector out";
+    let expected = format!(
+        "deviceclass c: {numa}\nresourceclaim team/d: {numa}\nresourceclaimtemplate team/t: {numa}\n"
+    );
+    assert_eq!(with(old[0]), expected);
+    assert!(
+        with(old[1]).contains("compares nvlinkDomain with none"),
+        "{}",
+        with(old[1])
+    );
+    for expression in fixed {
+        assert_eq!(with(expression), "no problems found\n", "{expression}");
+    }
+}

@@ -14,6 +14,10 @@ fn attributes(places: &[Place]) -> Vec<[Attribute; 3]> {
     places.iter().map(place).collect()
 }
 
+fn is_unknown(value: &Attribute) -> bool {
+    [Attribute::String("none".to_owned()), Attribute::Int(-1)].contains(value)
+}
+
 fn locations(attributes: &[[Attribute; 3]]) -> Vec<Location<'_>> {
     attributes
         .iter()
@@ -21,7 +25,7 @@ fn locations(attributes: &[[Attribute; 3]]) -> Vec<Location<'_>> {
             Location(
                 values
                     .each_ref()
-                    .map(|value| Some(value).filter(|value| is_known(value))),
+                    .map(|value| Some(value).filter(|value| !is_unknown(value))),
             )
         })
         .collect()
