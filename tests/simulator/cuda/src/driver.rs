@@ -9,7 +9,7 @@
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use std::time::Duration;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 use simulator_machine::channel::Channel;
 use simulator_machine::client::{ClientError, Connection};
-use simulator_machine::description::{CardDescription, CardModel, MachineDescription};
+use simulator_machine::description::{Brand, CardDescription, CardModel, MachineDescription};
 use simulator_machine::protocol::{ClientKind, Reply, Request};
 use simulator_machine::root::DriverRoot;
 
@@ -104,7 +104,8 @@ pub(crate) fn driver_even_if_locked() -> CudaResult<&'static Driver> {
 
 impl Driver {
     fn connect() -> CudaResult<Self> {
-        let root = DriverRoot::of_library(own_path().as_deref());
+        let path = own_path();
+        let root = DriverRoot::of_library(path.as_deref());
         if !root.path().join("dev/nvidiactl").exists() {
             return Err(CudaError::NoDevice);
         }
@@ -116,6 +117,15 @@ impl Driver {
         let devices = enumerate::devices(&mut connection, &root, &machine, welcome.fds);
         if devices.is_empty() {
             return Err(CudaError::NoDevice);
+        }
+        let is_consumer = |device: &Device| {
+            let card = usize::try_from(device.card.0).ok();
+            let card = card.and_then(|index| machine.cards.get(index));
+            card.is_some_and(|card| machine.model(card).brand == Brand::GeforceRtx)
+        };
+        let is_newer = path.is_some_and(|path| is_newer_release(&path, &machine.driver_version));
+        if is_newer && devices.iter().any(is_consumer) {
+            return Err(CudaError::CompatNotSupportedOnDevice);
         }
         let state = State::new(devices.len());
         Ok(Self {
@@ -219,6 +229,15 @@ impl Driver {
     pub(crate) fn request_about(&self, request: &Request, fd: BorrowedFd<'_>) -> CudaResult<Reply> {
         Ok(self.connection().request_about(request, fd)?)
     }
+}
+
+/// Whether the library is one of a newer release branch than the kernel driver: a compatibility library.
+fn is_newer_release(library: &Path, kernel_version: &str) -> bool {
+    let file = std::fs::canonicalize(library).unwrap_or_else(|_| library.to_owned());
+    let name = file.file_name().and_then(|name| name.to_str());
+    let branch = |version: &str| version.split_once('.')?.0.parse::<u32>().ok();
+    let of_library = name.and_then(|name| branch(name.strip_prefix("libcuda.so.")?));
+    of_library > branch(kernel_version)
 }
 
 fn own_path() -> Option<PathBuf> {

@@ -8,7 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Stdio};
 
 use anyhow::Context as _;
-use simulator_machine::description::{MIB, T4};
+use simulator_machine::description::{MIB, RTX_4090, T4};
 use simulator_machine::testing::{Machine, poll};
 
 use crate::api::{Api, NOT_INITIALIZED, OUT_OF_MEMORY, call};
@@ -296,4 +296,18 @@ fn disconnects_only_the_client_that_sends_noise() {
         let _ = rustix::io::read(&socket, &mut reply);
     }
     api.allocate(MIB).unwrap();
+}
+
+/// As an image's library in `/usr/local/cuda/compat`.
+#[test]
+fn newer_library_works_on_gpus_of_data_centers_only() {
+    for (yaml, expected) in [(RTX_4090, 804), (T4, 0)] {
+        let machine = Machine::start(yaml).unwrap();
+        let directory = machine.root().join("usr/local/cuda/compat");
+        std::fs::create_dir_all(&directory).unwrap();
+        let library = directory.join("libcuda.so.999.1");
+        std::fs::copy(machine.lib_dir().join("libcuda.so.1"), &library).unwrap();
+        let api = Api::open_path(&library);
+        assert_eq!(call!(api, "cuInit", 0u32), expected);
+    }
 }
