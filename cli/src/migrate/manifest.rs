@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use drava_api::compatibility::Settings;
+use serde::{Serialize, Serializer};
 use serde_json::Value;
 
 /// Reads the objects of a file, or of the `.json`, `.yaml` and `.yml` files of a directory in the order of their names, as
@@ -71,7 +72,10 @@ pub(crate) fn read_settings(file: &Path) -> anyhow::Result<Settings> {
 /// # Errors
 /// If a document is not YAML or not an object.
 pub(crate) fn parse(text: &str) -> anyhow::Result<Vec<Value>> {
-    let documents: Vec<Value> = serde_saphyr::from_multiple_with_options(text, options())?;
+    let documents = match json_objects(text) {
+        Some(objects) => objects,
+        None => serde_saphyr::from_multiple_with_options(text, options())?,
+    };
     for document in &documents {
         anyhow::ensure!(
             document.is_object(),
@@ -79,6 +83,16 @@ pub(crate) fn parse(text: &str) -> anyhow::Result<Vec<Value>> {
         );
     }
     Ok(documents)
+}
+
+/// Returns the objects of a text with nothing but JSON objects, as programs write them one after the other. kubectl reads them
+/// without separators; YAML does not.
+fn json_objects(text: &str) -> Option<Vec<Value>> {
+    if !text.trim_start().starts_with('{') {
+        return None;
+    }
+    let objects = serde_json::Deserializer::from_str(text).into_iter();
+    objects.collect::<Result<_, _>>().ok()
 }
 
 /// Formats objects as YAML documents that every YAML 1.1 and 1.2 parser reads alike.
@@ -92,9 +106,31 @@ pub(crate) fn format(objects: &[Value]) -> anyhow::Result<String> {
             text.push_str("---\n");
         }
         let options = serde_saphyr::ser_options! { folded_wrap_chars: usize::MAX };
-        text.push_str(&serde_saphyr::to_string_with_options(object, options)?);
+        text.push_str(&serde_saphyr::to_string_with_options(
+            &Legible(object),
+            options,
+        )?);
     }
     Ok(text)
+}
+
+/// A value that every parser reads alike. A block whose first line starts with a tab is none: kubectl takes the tab for
+/// indentation.
+struct Legible<'a>(&'a Value);
+
+impl Serialize for Legible<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.0 {
+            Value::Array(items) => serializer.collect_seq(items.iter().map(Legible)),
+            Value::Object(fields) => {
+                serializer.collect_map(fields.iter().map(|(name, value)| (name, Legible(value))))
+            }
+            Value::String(text) if text.starts_with('\t') => {
+                serde_saphyr::DoubleQuoted(text.as_str()).serialize(serializer)
+            }
+            plain => plain.serialize(serializer),
+        }
+    }
 }
 
 /// kubectl reads numbers like 0644 as octal.

@@ -455,3 +455,30 @@ fn reads_manifests_of_directory_in_order() {
     );
     assert!(error.contains("f.yaml"), "{error}");
 }
+
+#[test]
+fn quotes_text_that_starts_with_a_tab() {
+    let objects = [json!({
+        "kind": "ConfigMap", "metadata": {"name": "c"},
+        "data": {"Makefile": "\tcc x.c\n\tld x.o\n", "script": "a\n\tb\n", "list": ["\t"]},
+    })];
+    let text = manifest::format(&objects).expect("YAML");
+    assert!(
+        text.contains(r#"Makefile: "\tcc x.c\n\tld x.o\n""#),
+        "{text}"
+    );
+    assert!(text.contains("script: |"), "blocks stay legible: {text}");
+    assert_eq!(manifest::parse(&text).expect("YAML"), objects);
+}
+
+#[test]
+fn reads_json_objects_without_separators() {
+    let read = |text: &str| manifest::parse(text).expect("objects");
+    let (a, b) = (json!({"kind": "A", "x": "---"}), json!({"kind": "B"}));
+    let both = [a.clone(), b.clone()];
+    assert_eq!(read(&format!("{a}\n{b}\n")), both);
+    assert_eq!(read(&format!("{a}{b}")), both);
+    assert_eq!(read(&format!("{a}\n---\n{b}\n")), both);
+    assert_eq!(read("{kind: B}\n"), [b], "YAML in braces");
+    assert!(manifest::parse("{\"kind\": ").is_err());
+}
