@@ -61,7 +61,12 @@ pub(super) enum Memory {
 struct Amount {
     field: String,
     value: u64,
+    /// The value as the pod has it.
+    text: String,
 }
+
+/// From this amount on it is certainly not counted in MiB: 1 TiB.
+const MAX_MEMORY_MIB: u64 = 1 << 20;
 
 /// Reads the resources of a container.
 pub(super) fn read(
@@ -93,12 +98,12 @@ fn values(
             continue;
         }
         let field = format!("{container}.resources.{list}[{name}]");
+        let text = match raw {
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
         let Some(value) = whole_number(raw) else {
-            let value = match raw {
-                Value::String(text) => text.clone(),
-                other => other.to_string(),
-            };
-            findings.refuse(field, RefusalCause::NotCount { value });
+            findings.refuse(field, RefusalCause::NotCount { value: text });
             continue;
         };
         match amounts.get(name) {
@@ -111,7 +116,7 @@ fn values(
             }
             Some(_) => {}
             None => {
-                amounts.insert(name.to_owned(), Amount { field, value });
+                amounts.insert(name.to_owned(), Amount { field, value, text });
             }
         }
     }
@@ -151,14 +156,14 @@ fn device(
     }
     let mut found = found.into_iter();
     let (first, device) = found.next()?;
-    for (_, other) in found {
-        let other_resource = first.clone();
-        findings.refuse(
-            other.field,
-            RefusalCause::SeveralFamilies {
-                other: other_resource,
-            },
-        );
+    let is_partition = |device: &DeviceAmounts| matches!(device.kind, DeviceKind::Partition { .. });
+    for (_, next) in found {
+        let other = first.clone();
+        let cause = match is_partition(&device) && is_partition(&next) {
+            true => RefusalCause::SeveralProfiles { other },
+            false => RefusalCause::SeveralFamilies { other },
+        };
+        findings.refuse(next.field, cause);
     }
     if device.count > MAX_DEVICES {
         let count = device.count;
@@ -235,7 +240,12 @@ fn share(
             if let Some(percentage) = percentage {
                 findings.warn(&percentage.field, WarningCause::PercentageIgnored);
             }
-            mib(&memory.field, memory.value, family, findings)
+            mib(
+                &memory.field,
+                (memory.value, &memory.text),
+                family,
+                findings,
+            )
         }
         (None, Some(percentage)) => match u8::try_from(percentage.value) {
             Ok(100) => Memory::All,
@@ -252,7 +262,8 @@ fn share(
         (None, None) if family.default_memory == 0 => Memory::All,
         (None, None) => {
             let field = format!("{container}.resources.limits[{}]", family.memory);
-            mib(&field, family.default_memory, family, findings)
+            let value = family.default_memory;
+            mib(&field, (value, &value.to_string()), family, findings)
         }
     };
     let cores = amounts.get(&family.cores);
@@ -276,15 +287,26 @@ fn share(
     DeviceKind::WholeGpu
 }
 
-fn mib(field: &str, value: u64, family: &ResourceFamily, findings: &mut Findings) -> Memory {
-    // The API server stores binary quantities up to 2^63 - 1 bytes.
+/// Returns the memory of an amount and its text. Users who write `16Gi` mean bytes, and the resource counts MiB.
+fn mib(
+    field: &str,
+    (value, text): (u64, &str),
+    family: &ResourceFamily,
+    findings: &mut Findings,
+) -> Memory {
     let mib = value
         .checked_mul(family.memory_factor)
-        .filter(|mib| *mib < 1 << 43);
+        .filter(|mib| *mib < MAX_MEMORY_MIB);
     match mib {
         Some(mib) => Memory::Mib(mib),
         None => {
-            findings.refuse(field, RefusalCause::MemoryOutOfRange { value });
+            let of_bytes = value.div_ceil(family.memory_factor.max(1) << 20);
+            let cause = RefusalCause::MemoryOutOfRange {
+                text: text.to_owned(),
+                unit_mib: family.memory_factor,
+                amount: (of_bytes < MAX_MEMORY_MIB).then_some(of_bytes),
+            };
+            findings.refuse(field, cause);
             Memory::All
         }
     }

@@ -150,6 +150,10 @@ impl Builder<'_> {
                 class
             }
         };
+        if class == names::class::MIG && ask.count > 1 {
+            let several = WarningCause::PartitionsOfDifferentGpus;
+            self.findings.warn(&ask.field, several);
+        }
         let is_default = config == VgpuConfig::default();
         if !is_default {
             config.api_version = names::API_VERSION.to_owned();

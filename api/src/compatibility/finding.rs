@@ -34,11 +34,15 @@ pub enum RefusalCause {
         /// The value.
         value: String,
     },
-    /// The amount of memory is too large for a quantity.
-    #[error("{value} MiB of memory is out of range; request less")]
+    /// The amount of memory is more than any GPU has, as if it counted bytes.
+    #[error("{}", memory_out_of_range(.text, *.unit_mib, *.amount))]
     MemoryOutOfRange {
-        /// The value in MiB.
-        value: u64,
+        /// The value as the pod has it.
+        text: String,
+        /// MiB of one unit.
+        unit_mib: u64,
+        /// The amount to request if the value counts bytes.
+        amount: Option<u64>,
     },
     /// Limit and request differ.
     #[error(
@@ -56,6 +60,15 @@ pub enum RefusalCause {
     )]
     SeveralFamilies {
         /// Resource of the other device plugin.
+        other: String,
+    },
+    /// The container requests partitions of two profiles.
+    #[error(
+        "the container also requests {other}; CUDA uses one MIG partition per process, request each profile in a container of \
+         its own"
+    )]
+    SeveralProfiles {
+        /// Resource of the other profile.
         other: String,
     },
     /// More devices than a claim can have.
@@ -125,6 +138,18 @@ pub enum RefusalCause {
         /// Resource to use instead.
         example: String,
     },
+}
+
+fn memory_out_of_range(text: &str, unit_mib: u64, amount: Option<u64>) -> String {
+    let unit = match unit_mib {
+        1 => "MiB".to_owned(),
+        unit => format!("{unit} MiB"),
+    };
+    let action = match amount {
+        Some(amount) => format!("use {amount}"),
+        None => "request less".to_owned(),
+    };
+    format!("{text} is more memory than a GPU has, because the resource counts in {unit}; {action}")
 }
 
 /// All fields of a pod that cannot be translated.
@@ -199,6 +224,8 @@ pub enum WarningCause {
         /// The value.
         name: String,
     },
+    /// Several partitions of a container are partitions of different GPUs.
+    PartitionsOfDifferentGpus,
     /// A privileged container can use every GPU of its node.
     Privileged,
     /// The scheduler is kept.
@@ -247,6 +274,10 @@ impl fmt::Display for WarningCause {
             Self::RuntimeClass { name } => write!(
                 f,
                 "runtime class {name:?} may inject GPUs without a claim; remove it, the container runtime injects claims by CDI"
+            ),
+            Self::PartitionsOfDifferentGpus => f.write_str(
+                "the partitions are of different GPUs, because CUDA uses one MIG partition per process; give each partition a \
+                 container of its own to use partitions of one GPU",
             ),
             Self::Privileged => {
                 f.write_str("a privileged container can use every GPU of its node, without limits")

@@ -39,7 +39,21 @@ fn refuses_with_field_and_reason() {
             json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem": "9Ei"}),
             json!({}),
             format!(
-                "{gpu}[nvidia.com/gpumem]: 9223372036854775807 MiB of memory is out of range; request less"
+                "{gpu}[nvidia.com/gpumem]: 9Ei is more memory than a GPU has, because the resource counts in MiB; request less"
+            ),
+        ),
+        (
+            json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem": "16Gi"}),
+            json!({}),
+            format!(
+                "{gpu}[nvidia.com/gpumem]: 16Gi is more memory than a GPU has, because the resource counts in MiB; use 16384"
+            ),
+        ),
+        (
+            json!({"nvidia.com/mig-1g.10gb": 1, "nvidia.com/mig-1g.20gb": 2}),
+            json!({}),
+            format!(
+                "{gpu}[nvidia.com/mig-1g.20gb]: the container also requests nvidia.com/mig-1g.10gb; CUDA uses one MIG partition per process, request each profile in a container of its own"
             ),
         ),
         (
@@ -105,4 +119,26 @@ fn reports_all_refusals_of_a_pod() {
         json!({"volcano.sh/vgpu-mode": "mps"}),
     ));
     assert_eq!(text.matches("; use").count(), 2, "{text}");
+}
+
+#[test]
+fn no_suffix_of_memory_becomes_a_whole_gpu() {
+    for (text, amount) in [
+        ("16Gi", "16384"),
+        ("16G", "15259"),
+        ("16000M", "15259"),
+        ("16384Mi", "16384"),
+        ("16000000Ki", "15625"),
+        ("17179869184", "16384"),
+    ] {
+        let refusal = refused(&annotated(
+            json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem": text}),
+            json!({}),
+        ));
+        assert!(
+            refusal.contains(&format!("{text} is more memory"))
+                && refusal.ends_with(&format!("use {amount}")),
+            "{refusal}"
+        );
+    }
 }
