@@ -165,6 +165,10 @@ event_reasons! {
         "The node driver is not ready. The message names the unmet condition: directories, artifacts, records, gpus, \
          profiles, exclusive, registered or published.",
         "Follow the message.";
+    ObjectUnreadable: Warning, Controller, "any watched object",
+        "The controller cannot read the object, so it works without it, or with the version that it read last. The devices of \
+         an unreadable claim count as taken, and no other device of their pools is allocated.",
+        "Repair the field that the message names, or delete the object. Update drava if a newer release wrote the object.";
     OrphanRemoved: Normal, NodeDriver, "Node, ResourceClaim",
         "Node state of a claim that no longer exists was removed.",
         "None.";

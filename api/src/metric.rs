@@ -316,6 +316,8 @@ pub mod controller {
                 "Whether the first list of a watched kind is complete: 1 or 0.";
             WATCH_FAILURES = "drava_controller_watch_failures" Counter ["kind"]
                 "Interrupted watches; each is restarted.";
+            UNREADABLE = "drava_controller_unreadable_objects" Gauge ["kind"]
+                "Objects that this build cannot read, by kind; events name them. The pools of an unreadable claim are excluded.";
             CAPACITY = "drava_device_capacity" Gauge ["node", "device", "capacity"]
                 "Published capacity of a shareable device: memory in bytes, cores in percent of GPU time, slots.";
             ALLOCATED = "drava_device_allocated" Gauge ["node", "device", "capacity"]

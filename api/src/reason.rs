@@ -54,13 +54,14 @@ reasons! {
     DriverUnspecified: "No selector of a request names a driver, and kube-scheduler found no device of another driver.";
     ExtendedResource: "A container requests an extended resource of a device class of drava instead of a claim.";
     SchedulerNotServed: "The controller does not serve the scheduler of the pod.";
-    ClaimMissing: "A claim that the pod names was deleted.";
+    ClaimMissing: "A claim of the pod does not exist, is being deleted, belongs to another pod or cannot be read.";
     UnknownClass: "A device class does not exist.";
     InvalidRequest: "A requested amount is invalid.";
     InvalidConfig: "The opaque config is invalid.";
     Unsupported: "The claim uses a feature that is not supported.";
     NoDevices: "No node publishes devices.";
     QuotaExceeded: "The claim, or the claims of the namespace together, would exceed a GpuQuota.";
+    NamespaceUnknown: "Quotas or policies select namespaces by labels, and those of the pod's namespace are not known so far.";
     WaitingForGang: "The gang of the pod cannot start: pods are missing, or too few of them fit at the same time.";
     WaitingForPreemption: "Pods were evicted for the pod, and their devices are not free so far.";
     Reserved: "Free devices are reserved for another pod: the head of the queue, or one for which others were evicted.";

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
+use drava_api::listed::{Listed, Unreadable};
 use drava_api::names;
 use k8s_openapi::api::resource::v1::{Device, DeviceTaintRule, ResourceClaim, ResourceSlice};
 use k8s_openapi::api::resource::v1beta2;
@@ -194,11 +195,12 @@ pub(crate) async fn drain(client: &Client, drain: &DrainOptions) -> anyhow::Resu
 async fn change(client: &Client, options: &Options, action: Action) -> anyhow::Result<Report> {
     let Options { target, dry_run } = options;
     let wanted = ListParams::default().fields(&format!("spec.driver={}", names::DRIVER));
-    let slices: Api<ResourceSlice> = Api::all(client.clone());
+    let slices: Api<Listed<ResourceSlice>> = Api::all(client.clone());
     let slices = slices.list(&wanted).await.context(
         "cannot list resourceslices; `kubectl auth can-i list resourceslices` shows whether you may",
     )?;
-    let targeted = targeted(&slices.items, target)?;
+    let (slices, _) = Listed::split(slices.items);
+    let targeted = targeted(&slices, target)?;
     let mut rules = Vec::new();
     for rule in &targeted.rules {
         let is_changed = match write::<DeviceTaintRule>(client, rule, action, *dry_run).await {
@@ -232,7 +234,7 @@ async fn write<K>(client: &Client, rule: &Rule, action: Action, dry_run: bool) -
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
 {
-    let rules: Api<K> = Api::all(client.clone());
+    let rules: Api<Listed<K>> = Api::all(client.clone());
     let Some(effect) = action.effect() else {
         let params = DeleteParams {
             dry_run,
@@ -299,8 +301,8 @@ fn explain(error: kube::Error, rule: &Rule, action: Action) -> anyhow::Error {
     anyhow::Error::new(error).context(text)
 }
 
-async fn claims(client: &Client) -> anyhow::Result<Vec<ResourceClaim>> {
-    let claims: Api<ResourceClaim> = Api::all(client.clone());
+async fn claims(client: &Client) -> anyhow::Result<Vec<Listed<ResourceClaim>>> {
+    let claims: Api<Listed<ResourceClaim>> = Api::all(client.clone());
     let listed = claims.list(&ListParams::default()).await;
     let listed = listed.context(
         "cannot list resourceclaims in all namespaces; `kubectl auth can-i list resourceclaims -A` shows whether you may",
@@ -388,8 +390,12 @@ fn list(names: &[&str]) -> String {
     }
 }
 
-/// Returns the claims whose pods use the devices. Admin access does not count.
-fn holders(claims: &[ResourceClaim], pool: &str, devices: &BTreeSet<String>) -> Vec<Holder> {
+/// Returns the claims whose pods use the devices. Admin access does not count. A claim that cannot be read may have pods.
+fn holders(
+    claims: &[Listed<ResourceClaim>],
+    pool: &str,
+    devices: &BTreeSet<String>,
+) -> Vec<Holder> {
     let holder = |claim: &ResourceClaim| {
         let status = claim.status.as_ref()?;
         let allocation = status.allocation.as_ref()?.devices.as_ref()?;
@@ -410,7 +416,27 @@ fn holders(claims: &[ResourceClaim], pool: &str, devices: &BTreeSet<String>) -> 
             pods,
         })
     };
-    claims.iter().filter_map(holder).collect()
+    let unreadable = |claim: &Unreadable| {
+        let held = claim.devices.iter().filter(|device| {
+            device.driver == names::DRIVER
+                && device.pool == pool
+                && devices.contains(&device.device)
+        });
+        let devices: Vec<String> = held.map(|device| device.device.clone()).collect();
+        (!devices.is_empty()).then(|| Holder {
+            namespace: claim.metadata.namespace.clone().unwrap_or_default(),
+            claim: claim.metadata.name.clone().unwrap_or_default(),
+            devices,
+            pods: vec![format!("unknown ({})", claim.cause)],
+        })
+    };
+    let claims = claims.iter();
+    claims
+        .filter_map(|claim| match claim {
+            Listed::Object(claim) => holder(claim),
+            Listed::Unreadable(claim) => unreadable(claim),
+        })
+        .collect()
 }
 
 #[cfg(test)]

@@ -68,6 +68,7 @@ faults! {
     OtherDriver: "Another DRA driver publishes the same GPUs.";
     FieldsDropped: "The API server drops fields of ResourceSlices, because a feature gate is off.";
     PoolExcluded: "The ResourceSlices of a node are inconsistent.";
+    ObjectUnreadable: "An object has a value that drava cannot read.";
     GpuUnhealthy: "A GPU is unhealthy.";
     DeviceUnavailable: "The mode of a GPU or its node profile excludes a device that claims hold.";
     ForeignInstance: "MIG instances that drava did not create exclude partitions.";

@@ -1,7 +1,7 @@
 //! Properties of a ResourceClaim.
 
 use drava_api::names;
-use k8s_openapi::api::core::v1::{ObjectReference, Pod};
+use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 
 use crate::gang::GangName;
@@ -71,19 +71,6 @@ pub(crate) fn classes(claim: &ResourceClaim) -> impl Iterator<Item = &str> {
             .chain(alternatives.map(|alternative| &alternative.device_class_name))
             .map(String::as_str)
     })
-}
-
-/// Returns whether the pod may use the claim: a claim with an owning pod belongs to that pod only.
-pub(crate) fn belongs_to(claim: &ResourceClaim, pod: &Pod) -> bool {
-    let owners = claim
-        .metadata
-        .owner_references
-        .as_deref()
-        .unwrap_or_default();
-    owners
-        .iter()
-        .filter(|owner| owner.kind == "Pod" && owner.controller == Some(true))
-        .all(|owner| Some(&owner.uid) == pod.metadata.uid.as_ref())
 }
 
 /// Returns whether `claim` is an older version than `known`; resource versions are ordered numbers (KEP-5504).

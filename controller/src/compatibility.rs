@@ -1,8 +1,9 @@
 //! Pods that request GPUs by the extended resources of other systems, see [`drava_api::compatibility`].
 //!
 //! The webhook replaces the resources of a new pod by a reference to a claim template whose name is a hash of the claim. It
-//! has no side effects, so it records the claim in an annotation of the pod; the leader creates the template ([`templates`]).
-//! The annotation is tenant input: [`accept`] admits only claims that a translation can produce.
+//! creates the template before the pod exists, so that kube-controller-manager finds it, and records the claim in an
+//! annotation of the pod; the leader creates a template that is missing, and deletes those without pods ([`templates`]). The
+//! annotation is tenant input: [`accept`] admits only claims that a translation can produce.
 
 use std::collections::BTreeSet;
 
@@ -17,6 +18,9 @@ pub mod templates;
 /// Result of the translation of a pod: JSON Patch operations and warnings for its author.
 #[derive(Debug, PartialEq)]
 pub(crate) struct PodTranslation {
+    /// Name of the claim template that the pod references.
+    pub(crate) template: String,
+    pub(crate) claim: ResourceClaimSpec,
     pub(crate) operations: Vec<Value>,
     pub(crate) warnings: Vec<String>,
 }
@@ -40,7 +44,8 @@ pub(crate) fn translate<'a>(
         return Err(refusal);
     }
     let mut translated = pod.clone();
-    translation.apply(&mut translated, &translation.template_name());
+    let template = translation.template_name();
+    translation.apply(&mut translated, &template);
     let metadata = |map: &str, key: &str, value: String| {
         let mut map = match pod.pointer(&format!("/metadata/{map}")) {
             Some(Value::Object(map)) => map.clone(),
@@ -63,6 +68,8 @@ pub(crate) fn translate<'a>(
             .iter()
             .map(|warning| warning.to_string())
             .collect(),
+        template,
+        claim: translation.claim,
     }))
 }
 

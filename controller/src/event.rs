@@ -11,8 +11,11 @@ use drava_allocator::pool::PoolProblem;
 use drava_allocator::reason::bytes;
 use drava_allocator::usage::DeviceAccess;
 use drava_api::event::EventReason;
+use drava_api::listed::Unreadable;
 use drava_api::names;
 use k8s_openapi::api::core::v1::ObjectReference;
+
+use crate::watches::Kind;
 
 /// Maximum number of pods that an event names.
 const MAX_NAMES: usize = 5;
@@ -261,6 +264,33 @@ impl PendingEvent {
             message: format!(
                 "GPU {gpu} on node {node}: more is allocated than the GPU has, to claims {}{more}",
                 names.join(", ")
+            ),
+        }
+    }
+
+    /// An object cannot be read.
+    #[must_use]
+    pub fn unreadable(kind: Kind, object: &Unreadable) -> Self {
+        let (api_version, object_kind) = kind.object_type();
+        let effect = match kind {
+            Kind::Claims => {
+                "its devices count as taken, and no other device of their pools is allocated"
+            }
+            _ => "it works without the object, or with the version that it read last",
+        };
+        Self {
+            regarding: ObjectReference {
+                api_version: Some(api_version.to_owned()),
+                kind: Some(object_kind.to_owned()),
+                namespace: object.metadata.namespace.clone(),
+                name: object.metadata.name.clone(),
+                uid: object.metadata.uid.clone(),
+                ..ObjectReference::default()
+            },
+            reason: EventReason::ObjectUnreadable,
+            message: format!(
+                "the controller cannot read the object: {}; {effect}; repair or delete it",
+                object.cause
             ),
         }
     }

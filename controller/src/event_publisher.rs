@@ -2,8 +2,10 @@
 //! is returned, and the write of a condition is repeated.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use drava_api::error::describe;
+use drava_api::listed::Listed;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use jiff::Timestamp;
@@ -29,6 +31,10 @@ mod tests;
 const QUEUE_LENGTH: usize = 4096;
 /// Maximum number of requests in flight: reports leave most of the API server to allocations.
 const MAX_IN_FLIGHT: usize = 8;
+/// Time-out of one request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// Cause of a failure without a response.
+const TIMED_OUT: &str = "request timed out";
 /// Maximum message length in the API.
 const MAX_MESSAGE_BYTES: usize = 1024;
 /// Maximum length of the object's name in the event's name.
@@ -168,18 +174,20 @@ async fn write(client: &Client, report: Report, metrics: &Metrics) -> Outcome {
             Some(event) => Outcome::EventFailed(event),
             None => Outcome::Ended,
         },
-        Report::Condition(write) => match write_condition(client, &write.update).await {
-            Ok(()) => {
+        Report::Condition(write) => match in_time(write_condition(client, &write.update)).await {
+            Some(Ok(())) => {
                 if let Some(created) = write.update.waits_since {
                     metrics.explained(Timestamp::now().duration_since(created));
                 }
                 Outcome::Ended
             }
-            Err(error) => {
-                let is_rejected = is_rejected(&error);
+            failure => {
+                let error = failure.and_then(Result::err);
+                let is_rejected = error.as_ref().is_some_and(is_rejected);
+                let cause = error.map_or_else(|| TIMED_OUT.to_owned(), |error| describe(&error));
                 let pod = &write.update.pod;
                 tracing::warn!(
-                    error = describe(&error),
+                    error = cause,
                     namespace = pod.namespace,
                     pod = pod.name,
                     is_rejected,
@@ -205,17 +213,25 @@ async fn publish(client: &Client, pending: PendingEvent) -> Option<PendingEvent>
     let object = pending.regarding.name.clone().unwrap_or_default();
     let event = event(pending.clone(), &namespace, Timestamp::now());
     let api: Api<Event> = Api::namespaced(client.clone(), &namespace);
-    let Err(error) = api.create(&PostParams::default(), &event).await else {
-        return None;
+    let parameters = PostParams::default();
+    let (cause, is_rejected) = match in_time(api.create(&parameters, &event)).await {
+        Some(Ok(_)) => return None,
+        Some(Err(error)) => (describe(&error), is_rejected(&error)),
+        None => (TIMED_OUT.to_owned(), false),
     };
     tracing::warn!(
-        error = describe(&error),
+        error = cause,
         namespace,
         object,
         reason = event.reason,
         "cannot publish an event"
     );
-    (!is_rejected(&error)).then_some(pending)
+    (!is_rejected).then_some(pending)
+}
+
+/// Returns the response; `None` if there is none in time. A request that is never answered must not occupy a place for ever.
+async fn in_time<T>(request: impl Future<Output = T>) -> Option<T> {
+    tokio::time::timeout(REQUEST_TIMEOUT, request).await.ok()
 }
 
 /// Waits until this time; forever without a time.
@@ -237,7 +253,7 @@ async fn write_condition(client: &Client, update: &PodConditionUpdate) -> kube::
     let PodConditionUpdate { pod, condition, .. } = update;
     let namespace = pod.namespace.as_deref().unwrap_or("default");
     let name = pod.name.as_deref().unwrap_or_default();
-    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let pods: Api<Listed<Pod>> = Api::namespaced(client.clone(), namespace);
     let patch = json!({"metadata": {"uid": pod.uid}, "status": {"conditions": [condition]}});
     let parameters = PatchParams {
         field_manager: Some(FIELD_MANAGER.to_owned()),

@@ -7,6 +7,7 @@ use drava_api::error::describe;
 use drava_api::explanation::{
     MAX_BLOCKERS, PlacementBlocker, PlacementExplanation, PlacementExplanationStatus,
 };
+use drava_api::listed::Listed;
 use drava_explanation::changes::Change;
 use drava_explanation::explain::{ExplainError, Report};
 use jiff::{SignedDuration, Timestamp};
@@ -31,13 +32,14 @@ const POD_MISSING: &str = "PodMissing";
 
 /// Serves the requests during the term.
 pub async fn maintain(client: Client, explainer: Arc<Explainer>, term: &Term) {
-    let all: Api<PlacementExplanation> = Api::all(client.clone());
+    let all: Api<Listed<PlacementExplanation>> = Api::all(client.clone());
     // From the cache of the API server.
     let cached = ListParams::default().match_any();
     for reading in 0_u32.. {
         match all.list(&cached).await {
             Ok(list) => {
-                for request in list.items.into_iter().take(MAX_REQUESTS) {
+                let (requests, _) = Listed::split(list.items);
+                for request in requests.into_iter().take(MAX_REQUESTS) {
                     if !term.is_valid() {
                         return;
                     }

@@ -34,6 +34,8 @@ struct HealthState {
     lease_confirmed: Duration,
     /// When the planning loop ran last; `None` in a standby replica.
     planning_ran: Option<Duration>,
+    /// For how long a watch of the leader has failed without an answer.
+    silence: Duration,
 }
 
 /// Why a replica is not alive.
@@ -45,6 +47,9 @@ pub enum Stall {
     /// The planning loop does not run.
     #[error("planning is stalled for {} s", .0.as_secs())]
     Planning(Duration),
+    /// A watch fails.
+    #[error("the API server has not answered a watch for {} s", .0.as_secs())]
+    Watches(Duration),
 }
 
 impl Health {
@@ -56,6 +61,7 @@ impl Health {
             is_webhook_ready: true,
             lease_confirmed: clock.now(),
             planning_ran: None,
+            silence: Duration::ZERO,
         };
         Self {
             clock,
@@ -83,9 +89,16 @@ impl Health {
         self.lock().planning_ran = Some(self.clock.now());
     }
 
+    /// Records for how long a watch of the leader has failed without an answer.
+    pub fn set_silence(&self, silence: Duration) {
+        self.lock().silence = silence;
+    }
+
     /// Records that the planning loop has ended.
     pub fn planning_ended(&self) {
-        self.lock().planning_ran = None;
+        let mut state = self.lock();
+        state.planning_ran = None;
+        state.silence = Duration::ZERO;
     }
 
     /// Returns whether the replica makes progress.
@@ -101,6 +114,7 @@ impl Health {
         }
         match state.planning_ran.map(|ran| now.saturating_sub(ran)) {
             Some(stalled) if stalled >= STALL_LIMIT => Err(Stall::Planning(stalled)),
+            _ if state.silence >= STALL_LIMIT => Err(Stall::Watches(state.silence)),
             _ => Ok(()),
         }
     }
@@ -195,6 +209,22 @@ mod tests {
         health.confirm_lease();
         seconds.fetch_add(59, Ordering::Relaxed);
         assert_eq!(health.liveness(), Ok(()), "a standby replica plans nothing");
+    }
+
+    #[test]
+    fn fails_liveness_of_a_blind_leader() {
+        let (_, health) = health();
+        health.planning_runs();
+        health.set_silence(STALL_LIMIT - Duration::from_secs(1));
+        assert_eq!(health.liveness(), Ok(()));
+        health.set_silence(STALL_LIMIT);
+        assert_eq!(health.liveness(), Err(Stall::Watches(STALL_LIMIT)));
+        health.planning_ended();
+        assert_eq!(
+            health.liveness(),
+            Ok(()),
+            "a standby replica watches nothing"
+        );
     }
 
     #[test]

@@ -23,6 +23,7 @@ use crate::writes::{Timing, Writer};
 
 #[cfg(test)]
 mod model;
+mod silence;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -40,9 +41,10 @@ const SLICE: Duration = Duration::from_millis(50);
 /// Time between two updates of the metrics of the cluster; an idle loop updates them every [`IDLE_PERIOD`].
 const REPORT_PERIOD: Duration = Duration::from_secs(5);
 
-/// Leads until `stop`. Starts from complete lists; returns when no write is in flight. No write is sent after `term`.
+/// Leads until `stop`, with the client of the watches. Starts from complete lists; returns when no write is in flight. No write is sent after `term`.
 pub async fn lead(
     client: Client,
+    watching: &Client,
     settings: Settings,
     health: Arc<Health>,
     metrics: &Arc<Metrics>,
@@ -63,11 +65,12 @@ pub async fn lead(
     let health = Arc::clone(&executor.health);
     // Boxed: the future of the loop below needs no room for it.
     Box::pin(executor.writer.wait_until_holder(|| health.planning_runs())).await;
-    let mut observations = watches::all(&client);
+    let mut observations = watches::all(watching);
     metrics.set_leading(true);
     let mut report_at = Instant::now();
     loop {
         executor.health.planning_runs();
+        executor.health.set_silence(state.silence(Instant::now()));
         let idle_end = Instant::now() + IDLE_PERIOD;
         let deadline = state.next_deadline().unwrap_or(idle_end).min(idle_end);
         tokio::select! {

@@ -10,6 +10,7 @@ pub mod change;
 mod claim;
 pub mod clock;
 pub mod compatibility;
+pub mod connection;
 pub mod event;
 pub mod event_deduplicator;
 pub mod event_publisher;

@@ -6,6 +6,7 @@ use anyhow::Context;
 use clap::Parser;
 use drava_controller::clock::Clock;
 use drava_controller::compatibility::templates;
+use drava_controller::connection;
 use drava_controller::explainer::Explainer;
 use drava_controller::explanations;
 use drava_controller::health::{self, Health};
@@ -16,7 +17,7 @@ use drava_controller::options::{Command, LogFormat, Options, UninstallTask};
 use drava_controller::planner::Settings;
 use drava_controller::uninstall;
 use drava_controller::webhook::{self, WebhookSettings};
-use kube::{Client, Config};
+use kube::Client;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
@@ -25,12 +26,12 @@ use tracing_subscriber::EnvFilter;
 async fn main() -> anyhow::Result<()> {
     let options = Options::parse();
     start_log(options.log_format);
-    let client = connect()
-        .await
-        .context("cannot connect to the API server: no usable service account or kubeconfig")?;
+    let client = connect().await?;
     if let Some(Command::Uninstall(task)) = options.command {
         return uninstall(&client, &options, task).await;
     }
+    // Watches have connections of their own: none of them waits for a connection that only seems to be open.
+    let watching = connect().await?;
     let stop = CancellationToken::new();
     stop_on_signal(stop.clone()).context("cannot install signal handlers")?;
 
@@ -45,6 +46,7 @@ async fn main() -> anyhow::Result<()> {
     ));
     let admitting = tokio::spawn(serve_webhook(
         client.clone(),
+        watching.clone(),
         options.clone(),
         Arc::clone(&health),
         Arc::clone(&metrics),
@@ -75,7 +77,15 @@ async fn main() -> anyhow::Result<()> {
     };
     // Planning runs on the main thread: it delays neither the lease nor the endpoints, whose tasks have other threads.
     let leading = async {
-        lead_when_elected(&client, &options, &election, &health, &metrics, &stop).await;
+        lead_when_elected(
+            (&client, &watching),
+            &options,
+            &election,
+            &health,
+            &metrics,
+            &stop,
+        )
+        .await;
         stop.cancel();
     };
     let (served, admitted, ()) = tokio::join!(serving, admitting, leading);
@@ -89,12 +99,11 @@ async fn main() -> anyhow::Result<()> {
         .context("cannot serve the webhook")
 }
 
-/// Returns a client that sends each request once. A repetition would ignore the end of the term, and hide the answer of a
-/// PodDisruptionBudget (429) behind a time-out.
 async fn connect() -> anyhow::Result<Client> {
-    let mut config = Config::infer().await?;
-    config.default_retry = false;
-    Ok(Client::try_from(config)?)
+    connection::connect()
+        .await
+        .map_err(anyhow::Error::from_boxed)
+        .context("cannot connect to the API server: no usable service account or kubeconfig")
 }
 
 /// Runs a hook of `helm uninstall`. Helm prints the output of a failed one.
@@ -117,6 +126,7 @@ async fn uninstall(client: &Client, options: &Options, task: UninstallTask) -> a
 /// Serves the webhook, if it has an address, until `stop`.
 async fn serve_webhook(
     client: Client,
+    watching: Client,
     options: Options,
     health: Arc<Health>,
     metrics: Arc<Metrics>,
@@ -135,12 +145,15 @@ async fn serve_webhook(
         compatibility: options.compatibility,
         explainer,
     };
-    Box::pin(webhook::serve(client, settings, health, metrics, stop)).await
+    Box::pin(webhook::serve(
+        client, watching, settings, health, metrics, stop,
+    ))
+    .await
 }
 
 /// Leads while this replica holds the lease, until `stop`. Returns when no write is in flight.
 async fn lead_when_elected(
-    client: &Client,
+    (client, watching): (&Client, &Client),
     options: &Options,
     election: &LeaseElection,
     health: &Arc<Health>,
@@ -162,6 +175,7 @@ async fn lead_when_elected(
             tokio::join!(
                 leader::lead(
                     client.clone(),
+                    watching,
                     settings(options),
                     Arc::clone(health),
                     metrics,
@@ -169,7 +183,7 @@ async fn lead_when_elected(
                     end.clone(),
                 ),
                 rotate_certificate(client, options, &term, &end),
-                maintain_templates(client, options, &term, &end),
+                maintain_templates((client, watching), options, &term, &end),
                 Box::pin(maintain_explanations(client, options, &term, &end)),
             );
         };
@@ -206,7 +220,7 @@ async fn rotate_certificate(
 
 /// Maintains the claim templates of translated pods until `end`.
 async fn maintain_templates(
-    client: &Client,
+    (client, watching): (&Client, &Client),
     options: &Options,
     term: &Term,
     end: &CancellationToken,
@@ -215,7 +229,7 @@ async fn maintain_templates(
         return;
     }
     tokio::select! {
-        () = templates::maintain(client.clone(), term) => {}
+        () = templates::maintain(client.clone(), watching.clone(), term) => {}
         () = end.cancelled() => {}
     }
 }

@@ -63,6 +63,8 @@ pub struct ClusterMetrics {
     pub scheduler_releases: u64,
     /// Pools that are excluded from allocation.
     pub excluded_pools: usize,
+    /// Objects that this build cannot read.
+    pub unreadable: BTreeMap<Kind, usize>,
     /// Quotas.
     pub quotas: Vec<QuotaMetrics>,
     /// What the claims of each namespace have.
@@ -375,6 +377,11 @@ impl ClusterMetrics {
             fragmentation.map(|(node, free)| ([node.as_str()], free.fragmentation_ratio()));
         table::FRAGMENTATION.encode(encoder, fragmentation)?;
         table::EXCLUDED_POOLS.encode(encoder, [([], self.excluded_pools as f64)])?;
+        let unreadable = Kind::ALL.map(|kind| {
+            let count = self.unreadable.get(&kind).copied().unwrap_or_default();
+            ([kind.as_str()], count as f64)
+        });
+        table::UNREADABLE.encode(encoder, unreadable)?;
         // All reasons, so that a reason without pods is 0 instead of absent.
         let reasons = Reason::ALL.iter().copied().map(Some).chain([None]);
         let pending = reasons.map(|reason| {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use drava_allocator::object::{ObjectKey, object_key};
+use drava_api::listed::Listed;
 use kube::Resource;
 use kube::runtime::watcher;
 
@@ -71,4 +72,29 @@ impl<V> Objects<V> {
             }
         }
     }
+}
+
+/// Returns the event without an object that cannot be read: it is left out of a list, and stays as it was read last.
+pub(crate) fn readable<K>(event: watcher::Event<Listed<K>>) -> Option<watcher::Event<K>>
+where
+    K: Resource<DynamicType = ()> + Default,
+{
+    let object = |listed| match listed {
+        Listed::Object(object) => Some(*object),
+        Listed::Unreadable(object) => {
+            tracing::warn!(kind = %K::kind(&()), %object, "cannot read an object; ignoring it");
+            None
+        }
+    };
+    Some(match event {
+        watcher::Event::Init => watcher::Event::Init,
+        watcher::Event::InitApply(listed) => watcher::Event::InitApply(object(listed)?),
+        watcher::Event::InitDone => watcher::Event::InitDone,
+        watcher::Event::Apply(listed) => watcher::Event::Apply(object(listed)?),
+        watcher::Event::Delete(listed) => {
+            let mut deleted = K::default();
+            *deleted.meta_mut() = listed.meta().clone();
+            watcher::Event::Delete(deleted)
+        }
+    })
 }

@@ -34,6 +34,7 @@ mod eviction;
 mod gate;
 mod incomplete_gang;
 mod metrics;
+mod missing_claims;
 mod overcommit;
 mod pod_conditions;
 mod pod_group;
@@ -44,14 +45,17 @@ mod room;
 mod round;
 mod scheduler_activity;
 mod settings;
+mod unreadable;
 mod volumes;
 
 use ended_pods::EndedPods;
+use missing_claims::MissingClaims;
 use overcommit::Overcommits;
 use pod_conditions::ConditionsInFlight;
 use policy::PolicyStatuses;
 use rejections::Rejections;
 use round::{DecisionCount, Refresh, Round};
+use unreadable::UnreadableObjects;
 
 pub use settings::{DecisionTime, Settings};
 
@@ -91,6 +95,10 @@ pub struct Planner {
     /// Events of finished writes; also those that end last are published.
     write_events: Vec<PendingEvent>,
     excluded_pools: ExcludedPools,
+    unreadable: UnreadableObjects,
+    /// Claim templates.
+    templates: BTreeSet<ObjectKey>,
+    missing_claims: MissingClaims,
     /// Events to publish when the job in flight succeeds, by the UID of its first pod.
     in_flight: BTreeMap<String, Vec<PendingEvent>>,
     /// UIDs of the pods whose gate is being removed.
@@ -145,6 +153,9 @@ impl Planner {
             conditions: ConditionsInFlight::default(),
             write_events: Vec::new(),
             excluded_pools: ExcludedPools::default(),
+            unreadable: UnreadableObjects::new(),
+            templates: BTreeSet::new(),
+            missing_claims: MissingClaims::default(),
             in_flight: BTreeMap::new(),
             gates_in_flight: BTreeSet::new(),
             quota_statuses: QuotaStatuses::default(),
@@ -250,6 +261,7 @@ impl Planner {
                 self.ledger.user_gone(&key);
             }
             self.reservation_unneeded(uid);
+            self.missing_claims.remove(uid);
             self.deduplicator.forget(uid);
             self.cluster.forget_pod(uid);
         }
@@ -262,7 +274,8 @@ impl Planner {
             Change::Deleted(claim) => {
                 let key = (claim.namespace, claim.name);
                 self.ledger.remove(&key);
-                self.report_deleted_claim(&key);
+                self.queue.activate_users(&key);
+                self.missing_claims.claim_gone(&key.0, now);
                 self.deduplicator.forget(&claim.uid);
                 if self.cluster.remove_claim(&key) {
                     self.released_in.insert(key.0);
@@ -525,6 +538,7 @@ impl Planner {
         self.release_unreserved(time.instant, &mut actions);
         self.end_incomplete_gangs(time.instant, &mut actions);
         self.review_reservations(time);
+        self.review_missing_claims(time.instant);
         self.decide_due(time, &mut actions);
         self.write_quota_statuses(time, &mut actions);
         self.write_policy_statuses(time, &mut actions);
@@ -544,6 +558,7 @@ impl Planner {
         next_release
             .into_iter()
             .chain(self.queue.next_backoff_end())
+            .chain(self.missing_claims.next_due())
             .chain(self.next_review())
             .chain(self.next_gang_end())
             .chain(self.deduplicator.next_due())

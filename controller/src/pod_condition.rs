@@ -98,6 +98,24 @@ pub(crate) fn unallocated(
     })
 }
 
+/// Returns the condition of a pod that waits, with the time of this check alone changed. The change makes other controllers
+/// look at the pod again.
+pub(crate) fn probed(
+    pod: &Pod,
+    in_flight: Option<&PodCondition>,
+    now: Timestamp,
+) -> Option<PodConditionUpdate> {
+    let before = in_flight.or_else(|| observed(pod))?;
+    Some(PodConditionUpdate {
+        pod: pod::reference(pod),
+        condition: PodCondition {
+            last_probe_time: Some(Time(now)),
+            ..before.clone()
+        },
+        waits_since: None,
+    })
+}
+
 /// Returns the condition of a pod whose claims are allocated.
 pub(crate) fn allocated(pod: ObjectReference, now: Timestamp) -> PodConditionUpdate {
     let condition = PodCondition {

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use drava_allocator::usage::AllocatedDevice;
 use drava_api::leader::{GpuControllerLeader, LEADER_NAME};
+use drava_api::listed::Listed;
 use drava_api::names;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
@@ -69,10 +70,15 @@ fn failed(action: &'static str) -> impl FnOnce(kube::Error) -> UninstallError {
 /// # Errors
 /// When claims have devices, with their names, or the claims cannot be listed.
 pub async fn check(client: &Client) -> Result<(), UninstallError> {
-    let claims = Api::<ResourceClaim>::all(client.clone());
+    let claims = Api::<Listed<ResourceClaim>>::all(client.clone());
     let listed = claims.list(&ListParams::default()).await;
-    let claims = listed.map_err(failed("list ResourceClaims"))?.items;
-    let in_use: Vec<String> = claims.iter().filter_map(use_of).collect();
+    let (claims, unreadable) = Listed::split(listed.map_err(failed("list ResourceClaims"))?.items);
+    let in_use = claims.iter().filter_map(use_of);
+    let unreadable = unreadable
+        .iter()
+        .filter(|claim| !AllocatedDevice::of_unreadable(claim).is_empty())
+        .map(ToString::to_string);
+    let in_use: Vec<String> = in_use.chain(unreadable).collect();
     if in_use.is_empty() {
         return Ok(());
     }
@@ -121,11 +127,11 @@ pub async fn clean(
 ) -> Result<(), UninstallError> {
     wait_for_end_of_driver(client, namespace).await?;
     remove_gates(client).await?;
-    let slices = Api::<ResourceSlice>::all(client.clone());
+    let slices = Api::<Listed<ResourceSlice>>::all(client.clone());
     let ours = ListParams::default().fields(&format!("spec.driver={}", names::DRIVER));
     if let Some(pod) = node_pod {
         let listed = slices.list(&ours).await;
-        let published = listed.map_err(failed("list ResourceSlices"))?.items;
+        let (published, _) = Listed::split(listed.map_err(failed("list ResourceSlices"))?.items);
         let left = nodes::clean(client, namespace, pod, nodes::nodes(&published)).await?;
         if !left.is_empty() {
             tracing::warn!(nodes = ?left, "the files of the node driver stay: driver.stateDir of the chart and /run/drava");
@@ -151,7 +157,7 @@ pub async fn clean(
 
 /// Waits until the pods of the node driver have ended: they would publish the slices again.
 async fn wait_for_end_of_driver(client: &Client, namespace: &str) -> Result<(), UninstallError> {
-    let pods = Api::<Pod>::namespaced(client.clone(), namespace);
+    let pods = Api::<Listed<Pod>>::namespaced(client.clone(), namespace);
     let drivers = ListParams::default()
         .labels("app.kubernetes.io/name=drava,app.kubernetes.io/component=driver");
     let deadline = tokio::time::Instant::now() + DRIVER_END;
@@ -175,8 +181,8 @@ async fn wait_for_end_of_driver(client: &Client, namespace: &str) -> Result<(), 
 /// Removes the gate of all pods: no controller does it after the uninstallation.
 async fn remove_gates(client: &Client) -> Result<(), UninstallError> {
     let pending = ListParams::default().fields("status.phase=Pending");
-    let listed = Api::<Pod>::all(client.clone()).list(&pending).await;
-    let pods = listed.map_err(failed("list pods"))?.items;
+    let listed = Api::<Listed<Pod>>::all(client.clone()).list(&pending).await;
+    let (pods, _) = Listed::split(listed.map_err(failed("list pods"))?.items);
     let gates: BTreeSet<(String, String)> = pods
         .iter()
         .filter(|pod| pod::has_allocation_gate(pod))
@@ -185,7 +191,7 @@ async fn remove_gates(client: &Client) -> Result<(), UninstallError> {
     let gate = json!({"$patch": "delete", "name": names::ALLOCATION_GATE});
     let patch = Patch::Strategic(json!({"spec": {"schedulingGates": [gate]}}));
     for (namespace, name) in gates {
-        let pods = Api::<Pod>::namespaced(client.clone(), &namespace);
+        let pods = Api::<Listed<Pod>>::namespaced(client.clone(), &namespace);
         match pods
             .patch(&name, &PatchParams::apply(FIELD_MANAGER), &patch)
             .await
@@ -201,10 +207,10 @@ async fn remove_gates(client: &Client) -> Result<(), UninstallError> {
 
 /// Removes the DeviceTaintRules of `kubectl drava cordon` and `drain`. A server without this API has none.
 async fn remove_taint_rules(client: &Client) -> Result<(), UninstallError> {
-    let rules = Api::<DeviceTaintRule>::all(client.clone());
+    let rules = Api::<Listed<DeviceTaintRule>>::all(client.clone());
     let listed = match rules.list(&ListParams::default()).await {
         Err(error) if is_missing(&error) => return Ok(()),
-        listed => listed.map_err(failed("list DeviceTaintRules"))?.items,
+        listed => Listed::split(listed.map_err(failed("list DeviceTaintRules"))?.items).0,
     };
     for rule in listed {
         if rule.spec.taint.key == names::CORDONED_TAINT {

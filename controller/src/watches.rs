@@ -1,12 +1,15 @@
 //! Watches of the objects that the planner needs, as one stream of changes.
 //!
 //! Each kind is listed and watched. After a failed watch the new list is compared with the known objects, so that objects
-//! deleted in between are reported. Fields that no decision needs are dropped.
+//! deleted in between are reported. Fields that no decision needs are dropped. An object that cannot be read is reported as
+//! such and hides no other.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 
+use drava_allocator::object::ObjectKey;
 use drava_api::error::describe;
+use drava_api::listed::{Listed, Unreadable};
 use drava_api::names;
 use drava_api::policy::GpuPolicy;
 use drava_api::quota::GpuQuota;
@@ -14,7 +17,9 @@ use futures::stream::{BoxStream, SelectAll, StreamExt};
 use k8s_openapi::api::core::v1::{
     Container, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod,
 };
-use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
+use k8s_openapi::api::resource::v1::{
+    DeviceClass, DeviceTaintRule, ResourceClaim, ResourceClaimTemplate, ResourceSlice,
+};
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, watcher};
@@ -22,6 +27,7 @@ use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 
 use crate::change::{Change, DeletedObject};
+use crate::connection;
 use crate::gang;
 use crate::pod_group::{PodGroupApi, PodGroupChange, VOLCANO_ANNOTATION};
 
@@ -38,6 +44,8 @@ pub enum Kind {
     Pods,
     /// ResourceClaims.
     Claims,
+    /// ResourceClaimTemplates, only their names.
+    Templates,
     /// DeviceClasses.
     Classes,
     /// ResourceSlices of this driver.
@@ -68,9 +76,10 @@ pub enum Kind {
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Pods,
         Self::Claims,
+        Self::Templates,
         Self::Classes,
         Self::Slices,
         Self::Nodes,
@@ -92,6 +101,7 @@ impl Kind {
         match self {
             Self::Pods => "pods",
             Self::Claims => "resourceclaims",
+            Self::Templates => "resourceclaimtemplates",
             Self::Classes => "deviceclasses",
             Self::Slices => "resourceslices",
             Self::Nodes => "nodes",
@@ -109,6 +119,31 @@ impl Kind {
     }
 }
 
+impl Kind {
+    /// Returns `apiVersion` and `kind` of the objects. TaintRules are named by their stable version.
+    #[must_use]
+    pub const fn object_type(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Pods => ("v1", "Pod"),
+            Self::Claims => ("resource.k8s.io/v1", "ResourceClaim"),
+            Self::Templates => ("resource.k8s.io/v1", "ResourceClaimTemplate"),
+            Self::Classes => ("resource.k8s.io/v1", "DeviceClass"),
+            Self::Slices => ("resource.k8s.io/v1", "ResourceSlice"),
+            Self::Nodes => ("v1", "Node"),
+            Self::TaintRules => ("resource.k8s.io/v1", "DeviceTaintRule"),
+            Self::Quotas => (names::API_VERSION, "GpuQuota"),
+            Self::Policies => (names::API_VERSION, "GpuPolicy"),
+            Self::Namespaces => ("v1", "Namespace"),
+            Self::VolumeClaims => ("v1", "PersistentVolumeClaim"),
+            Self::Volumes => ("v1", "PersistentVolume"),
+            Self::StorageClasses => ("storage.k8s.io/v1", "StorageClass"),
+            Self::PodGroups => ("scheduling.k8s.io/v1beta1", "PodGroup"),
+            Self::VolcanoPodGroups => ("scheduling.volcano.sh/v1beta1", "PodGroup"),
+            Self::CoschedulingPodGroups => ("scheduling.x-k8s.io/v1alpha1", "PodGroup"),
+        }
+    }
+}
+
 /// An observation of the watches.
 #[derive(Debug)]
 pub enum Observation {
@@ -116,6 +151,8 @@ pub enum Observation {
     Pod(Change<Pod>),
     /// A claim changed.
     Claim(Change<ResourceClaim>),
+    /// A claim template changed.
+    Template(Change<ResourceClaimTemplate>),
     /// A class changed.
     Class(Change<DeviceClass>),
     /// A slice changed.
@@ -138,22 +175,96 @@ pub enum Observation {
     StorageClass(Change<StorageClass>),
     /// A PodGroup changed, or whether PodGroups are served.
     PodGroup(PodGroupChange),
+    /// An object cannot be read.
+    Unreadable(Kind, Box<Unreadable>),
+    /// An object that could not be read can be read by now, or is deleted.
+    Readable(Kind, ObjectKey),
     /// The list of a kind is complete.
     Listed(Kind),
     /// A watch failed; it restarts by itself.
-    WatchFailed(Kind, String),
+    WatchFailed(Kind, WatchFailure),
+}
+
+impl Observation {
+    /// Returns the kind of which the API server has delivered something; `None` for a failure.
+    #[must_use]
+    pub const fn delivered_kind(&self) -> Option<Kind> {
+        Some(match self {
+            Self::Pod(_) => Kind::Pods,
+            Self::Claim(_) => Kind::Claims,
+            Self::Template(_) => Kind::Templates,
+            Self::Class(_) => Kind::Classes,
+            Self::Slice(_) => Kind::Slices,
+            Self::Node(_) => Kind::Nodes,
+            Self::TaintRule(_) => Kind::TaintRules,
+            Self::Quota(_) => Kind::Quotas,
+            Self::Policy(_) => Kind::Policies,
+            Self::Namespace(_) => Kind::Namespaces,
+            Self::VolumeClaim(_) => Kind::VolumeClaims,
+            Self::Volume(_) => Kind::Volumes,
+            Self::StorageClass(_) => Kind::StorageClasses,
+            Self::PodGroup(PodGroupChange::Group { api, .. } | PodGroupChange::Served(api, _)) => {
+                pod_groups::kind(*api)
+            }
+            Self::Unreadable(kind, _) | Self::Readable(kind, _) | Self::Listed(kind) => *kind,
+            Self::WatchFailed(..) => return None,
+        })
+    }
+}
+
+/// Why a watch failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WatchFailure {
+    /// Cause.
+    pub error: String,
+    /// Whether the API server has answered.
+    pub is_answered: bool,
+}
+
+impl From<&kube::Error> for WatchFailure {
+    fn from(error: &kube::Error) -> Self {
+        Self {
+            error: describe(error),
+            is_answered: matches!(error, kube::Error::Api(_)),
+        }
+    }
+}
+
+impl From<&watcher::Error> for WatchFailure {
+    fn from(error: &watcher::Error) -> Self {
+        use watcher::Error::{
+            InitialListFailed, NoResourceVersion, WatchError, WatchFailed, WatchStartFailed,
+        };
+        let is_answered = match error {
+            InitialListFailed(error) | WatchStartFailed(error) | WatchFailed(error) => {
+                matches!(error, kube::Error::Api(_))
+            }
+            WatchError(_) | NoResourceVersion => true,
+        };
+        Self {
+            error: describe(error),
+            is_answered,
+        }
+    }
 }
 
 /// Watches all kinds.
 pub fn all(client: &Client) -> SelectAll<BoxStream<'static, Observation>> {
-    let pods = watcher::Config::default().fields("status.phase!=Succeeded,status.phase!=Failed");
-    let slices = watcher::Config::default().fields(&format!("spec.driver={}", names::DRIVER));
-    let plain = watcher::Config::default;
+    let plain = connection::watch;
+    let pods = plain().fields("status.phase!=Succeeded,status.phase!=Failed");
+    let slices = plain().fields(&format!("spec.driver={}", names::DRIVER));
     futures::stream::select_all([
         observe(client, Kind::Pods, pods, trim_pod, Observation::Pod),
-        observe(client, Kind::Claims, plain(), trim, Observation::Claim),
-        observe(client, Kind::Classes, plain(), trim, Observation::Class),
-        observe(client, Kind::Slices, slices, trim, Observation::Slice),
+        observe(client, Kind::Claims, plain(), keep, Observation::Claim),
+        observe(
+            client,
+            Kind::Templates,
+            plain(),
+            trim_template,
+            Observation::Template,
+        ),
+        observe(client, Kind::Classes, plain(), keep, Observation::Class),
+        observe(client, Kind::Slices, slices, keep, Observation::Slice),
         observe(client, Kind::Nodes, plain(), trim_node, Observation::Node),
         taint_rules::observe_served(client.clone()),
         definitions::observe_served(client.clone(), Kind::Quotas, Observation::Quota),
@@ -183,7 +294,7 @@ pub fn all(client: &Client) -> SelectAll<BoxStream<'static, Observation>> {
             client,
             Kind::StorageClasses,
             plain(),
-            trim,
+            keep,
             Observation::StorageClass,
         ),
         pod_groups::observe_served(client.clone(), PodGroupApi::Kubernetes),
@@ -202,14 +313,13 @@ fn observe<K>(
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
 {
-    let mut tracker = Tracker::default();
-    watcher(Api::<K>::all(client.clone()), config)
+    let mut tracker = Tracker::new(kind, trim, wrap);
+    watcher(Api::<Listed<K>>::all(client.clone()), config)
         .default_backoff()
-        .modify(trim)
         .flat_map(move |event| {
             let observations = match event {
-                Ok(event) => tracker.observe(event, kind, wrap),
-                Err(error) => vec![Observation::WatchFailed(kind, describe(&error))],
+                Ok(event) => tracker.observe(event),
+                Err(error) => vec![Observation::WatchFailed(kind, (&error).into())],
             };
             futures::stream::iter(observations)
         })
@@ -217,68 +327,96 @@ where
 }
 
 /// Tracks the existing objects, to report those deleted while no watch runs.
-#[derive(Debug, Default)]
-struct Tracker {
-    known: BTreeMap<(String, String), String>,
+struct Tracker<K> {
+    kind: Kind,
+    trim: fn(&mut K),
+    wrap: fn(Change<K>) -> Observation,
+    known: BTreeMap<ObjectKey, String>,
     /// Known objects that the current list has not contained so far.
-    missing: BTreeMap<(String, String), String>,
+    missing: BTreeMap<ObjectKey, String>,
+    /// Known objects that cannot be read.
+    unreadable: BTreeSet<ObjectKey>,
 }
 
-impl Tracker {
-    fn observe<K>(
-        &mut self,
-        event: watcher::Event<K>,
-        kind: Kind,
-        wrap: fn(Change<K>) -> Observation,
-    ) -> Vec<Observation>
-    where
-        K: Resource<DynamicType = ()>,
-    {
+impl<K: Resource<DynamicType = ()>> Tracker<K> {
+    const fn new(kind: Kind, trim: fn(&mut K), wrap: fn(Change<K>) -> Observation) -> Self {
+        Self {
+            kind,
+            trim,
+            wrap,
+            known: BTreeMap::new(),
+            missing: BTreeMap::new(),
+            unreadable: BTreeSet::new(),
+        }
+    }
+
+    fn observe(&mut self, event: watcher::Event<Listed<K>>) -> Vec<Observation> {
         match event {
             watcher::Event::Init => {
                 self.missing.clone_from(&self.known);
                 Vec::new()
             }
             watcher::Event::InitApply(object) | watcher::Event::Apply(object) => {
-                let key = key_of(&object);
-                let uid = object.uid().unwrap_or_default();
-                self.missing.remove(&key);
-                let before = self.known.insert(key.clone(), uid.clone());
-                // Deleted and recreated while no watch ran.
-                let replaced = before
-                    .filter(|before| *before != uid)
-                    .map(|before| wrap(deleted(key, before)));
-                replaced
-                    .into_iter()
-                    .chain([wrap(Change::Applied(Box::new(object)))])
-                    .collect()
+                self.applied(object)
             }
             watcher::Event::Delete(object) => {
-                let key = key_of(&object);
-                self.known.remove(&key);
-                vec![wrap(deleted(key, object.uid().unwrap_or_default()))]
+                self.deleted(key_of(&object), object.uid().unwrap_or_default())
             }
             watcher::Event::InitDone => {
                 let missing = std::mem::take(&mut self.missing);
                 let mut observations: Vec<_> = missing
                     .into_iter()
-                    .map(|(key, uid)| {
-                        self.known.remove(&key);
-                        wrap(deleted(key, uid))
-                    })
+                    .flat_map(|(key, uid)| self.deleted(key, uid))
                     .collect();
-                observations.push(Observation::Listed(kind));
+                observations.push(Observation::Listed(self.kind));
                 observations
             }
         }
     }
+
+    fn applied(&mut self, object: Listed<K>) -> Vec<Observation> {
+        let key = key_of(&object);
+        let uid = object.uid().unwrap_or_default();
+        self.missing.remove(&key);
+        let before = self.known.insert(key.clone(), uid.clone());
+        // Deleted and recreated while no watch ran.
+        let replaced = before.filter(|before| *before != uid);
+        let mut observations: Vec<_> = replaced
+            .map(|before| (self.wrap)(deleted(key.clone(), before)))
+            .into_iter()
+            .collect();
+        match object {
+            Listed::Object(mut object) => {
+                (self.trim)(&mut object);
+                observations.extend(self.readable(&key));
+                observations.push((self.wrap)(Change::Applied(object)));
+            }
+            Listed::Unreadable(object) => {
+                self.unreadable.insert(key);
+                observations.push(Observation::Unreadable(self.kind, object));
+            }
+        }
+        observations
+    }
+
+    fn deleted(&mut self, key: ObjectKey, uid: String) -> Vec<Observation> {
+        self.known.remove(&key);
+        let readable = self.readable(&key);
+        let deleted = (self.wrap)(deleted(key, uid));
+        readable.into_iter().chain([deleted]).collect()
+    }
+
+    fn readable(&mut self, key: &ObjectKey) -> Option<Observation> {
+        let was_unreadable = self.unreadable.remove(key);
+        was_unreadable.then(|| Observation::Readable(self.kind, key.clone()))
+    }
 }
 
-fn key_of(object: &impl ResourceExt) -> (String, String) {
+fn key_of(object: &impl ResourceExt) -> ObjectKey {
     (object.namespace().unwrap_or_default(), object.name_any())
 }
 
-fn deleted<K>((namespace, name): (String, String), uid: String) -> Change<K> {
+fn deleted<K>((namespace, name): ObjectKey, uid: String) -> Change<K> {
     Change::Deleted(DeletedObject {
         namespace,
         name,
@@ -286,17 +424,20 @@ fn deleted<K>((namespace, name): (String, String), uid: String) -> Change<K> {
     })
 }
 
-fn trim<K: Resource>(object: &mut K) {
-    object.meta_mut().managed_fields = None;
+/// Keeps all fields.
+fn keep<K>(_: &mut K) {}
+
+fn trim_template(template: &mut ResourceClaimTemplate) {
+    template.metadata.annotations = None;
+    template.metadata.labels = None;
+    template.spec = None;
 }
 
 fn trim_namespace(namespace: &mut Namespace) {
-    trim(namespace);
     namespace.metadata.annotations = None;
 }
 
 fn trim_node(node: &mut Node) {
-    trim(node);
     node.metadata.annotations = None;
     if let Some(status) = node.status.as_mut() {
         status.images = None;
@@ -306,7 +447,6 @@ fn trim_node(node: &mut Node) {
 }
 
 fn trim_pod(pod: &mut Pod) {
-    trim(pod);
     if let Some(annotations) = pod.metadata.annotations.as_mut() {
         annotations.retain(|name, _| {
             gang::ANNOTATIONS.contains(&name.as_str()) || name == VOLCANO_ANNOTATION

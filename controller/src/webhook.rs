@@ -1,8 +1,9 @@
 //! Admission webhook, served by every replica: the allocation gate of new pods, the check of opaque config, and the
 //! translation of extended resources. The same server answers requests for explanations and simulations.
 //!
-//! The webhook has no side effects. The API server ignores its failures: then pods wait in kube-scheduler for their
-//! allocation, and the controller reports invalid config at the pod.
+//! The webhook has no side effects but the claim templates of translated pods. The API server ignores its failures, except
+//! those of the translation: then pods wait in kube-scheduler for their allocation, and the controller reports invalid config
+//! at the pod.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -68,14 +69,17 @@ struct Webhook {
     catalog: SharedCatalog,
     schedulers: Arc<[String]>,
     compatibility: Option<Arc<Settings>>,
+    /// Creates the claim templates of translated pods.
+    client: Option<Client>,
 }
 
-/// Serves the webhook until `stop`. The replica is ready when the certificate is loaded and all lists are complete.
+/// Serves the webhook until `stop`, with the client of the watches. The replica is ready when the certificate is loaded and all lists are complete.
 ///
 /// # Errors
 /// When the address cannot be bound.
 pub async fn serve(
     client: Client,
+    watching: Client,
     settings: WebhookSettings,
     health: Arc<Health>,
     metrics: Arc<Metrics>,
@@ -89,6 +93,7 @@ pub async fn serve(
         catalog: catalog.clone(),
         schedulers: settings.schedulers.into(),
         compatibility: settings.compatibility.map(Arc::new),
+        client: Some(client.clone()),
     };
     let store = CertificateStore::new(client.clone(), &settings.namespace);
     let listener = TlsListener::start(listener, certificate.clone())?;
@@ -110,7 +115,7 @@ pub async fn serve(
     tokio::select! {
         served = served => served,
         () = store.follow(&certificates, &metrics) => Ok(()),
-        () = catalog.follow(&client, &complete) => Ok(()),
+        () = catalog.follow(&watching, &complete) => Ok(()),
         () = ready => Ok(()),
         () = stopped => Ok(()),
     }
@@ -154,19 +159,31 @@ async fn translate_pod(
     let Some(settings) = &webhook.compatibility else {
         return Json(request.allow(&[], Vec::new()));
     };
-    let catalog = webhook.catalog.read();
-    let settings = Settings {
-        largest_share_bytes: catalog.largest_share_bytes(),
-        largest_partition_bytes: catalog.largest_partition_bytes(),
-        ..settings.as_ref().clone()
+    let translated = {
+        let catalog = webhook.catalog.read();
+        let settings = Settings {
+            largest_share_bytes: catalog.largest_share_bytes(),
+            largest_partition_bytes: catalog.largest_partition_bytes(),
+            ..settings.as_ref().clone()
+        };
+        let limits = catalog.resource_limits(&request.namespace);
+        compatibility::translate(&request.object, &settings, limits)
     };
-    let limits = catalog.resource_limits(&request.namespace);
-    let response = match compatibility::translate(&request.object, &settings, limits) {
-        Ok(None) => request.allow(&[], Vec::new()),
-        Ok(Some(translation)) => request.allow(&translation.operations, translation.warnings),
-        Err(message) => request.reject(message),
+    let translation = match translated {
+        Ok(None) => return Json(request.allow(&[], Vec::new())),
+        Ok(Some(translation)) => translation,
+        Err(message) => return Json(request.reject(message)),
     };
-    Json(response)
+    let key = (request.namespace.clone(), translation.template);
+    let exists = webhook.catalog.read().has_template(&key.0, &key.1);
+    if let Some(client) = webhook
+        .client
+        .as_ref()
+        .filter(|_| !request.is_dry_run && !exists)
+    {
+        compatibility::templates::create(client, &key, &translation.claim).await;
+    }
+    Json(request.allow(&translation.operations, translation.warnings))
 }
 
 async fn check_config(

@@ -14,10 +14,11 @@ use std::time::Duration;
 
 use drava_allocator::object::object_key;
 use drava_api::error::describe;
+use drava_api::listed::Listed;
 use drava_api::names;
 use futures::stream::{self, StreamExt};
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
-use kube::Client;
+use kube::{Client, Resource};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
@@ -90,6 +91,9 @@ enum WriteError {
     /// The API server rejects the content.
     #[error("claim {claim}: the API server rejects the allocation: {message}")]
     Rejected { claim: String, message: String },
+    /// This build cannot read the claim.
+    #[error("claim {claim}: cannot read the claim: {cause}")]
+    Unreadable { claim: String, cause: String },
     /// Repeated update conflicts.
     #[error("claim {0}: giving up after repeated update conflicts")]
     Conflicts(String),
@@ -109,6 +113,7 @@ impl WriteError {
             Failure::NotFound => Self::Deleted(claim),
             Failure::Forbidden(message) => Self::Forbidden { claim, message },
             Failure::Rejected(message) => Self::Rejected { claim, message },
+            Failure::Unreadable(cause) => Self::Unreadable { claim, cause },
             Failure::NotHolder => Self::NotHolder(claim),
             Failure::NotSent => Self::Stopped(claim),
         }
@@ -372,8 +377,14 @@ impl Writer {
         let mut retry = self.timing.first_retry;
         loop {
             match tokio::time::timeout(self.timing.request_timeout, api.get_opt(name)).await {
-                Ok(Ok(Some(found))) if found.metadata.uid == claim.metadata.uid => {
-                    return Ok(found);
+                Ok(Ok(Some(found))) if found.meta().uid == claim.metadata.uid => {
+                    return match found {
+                        Listed::Object(found) => Ok(*found),
+                        Listed::Unreadable(found) => Err(WriteError::Unreadable {
+                            claim: name_of(claim),
+                            cause: found.cause,
+                        }),
+                    };
                 }
                 Ok(Ok(_)) => return Err(WriteError::Deleted(name_of(claim))),
                 Ok(Err(kube::Error::Api(status))) if status.code == 403 => {

@@ -10,6 +10,7 @@ use std::time::Duration;
 use drava_allocator::object::{ObjectKey, object_key};
 use drava_allocator::taint::rule_from_v1beta2;
 use drava_api::error::describe;
+use drava_api::listed::{Listed, Unreadable};
 use drava_api::names;
 use drava_api::policy::GpuPolicy;
 use drava_api::quota::GpuQuota;
@@ -36,6 +37,9 @@ trait Tracked: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + S
     fn apply(self, snapshot: &mut Snapshot);
 
     fn remove(snapshot: &mut Snapshot, key: &ObjectKey, uid: &str);
+
+    /// Applies a version that cannot be read: the last one that could stays.
+    fn unreadable(_object: &Unreadable, _snapshot: &mut Snapshot) {}
 }
 
 /// Starts the watches; they end with the runtime.
@@ -106,7 +110,12 @@ impl<K: Tracked> Follower<K> {
         }
     }
 
-    async fn run(mut self, all: Api<K>, narrow: Option<(String, Api<K>)>, config: watcher::Config) {
+    async fn run(
+        mut self,
+        all: Api<Listed<K>>,
+        narrow: Option<(String, Api<Listed<K>>)>,
+        config: watcher::Config,
+    ) {
         loop {
             let mut end = self.follow(&all, &config, Access::Complete).await;
             if let (End::ListDenied, Some((namespace, narrow))) = (end, &narrow) {
@@ -124,7 +133,12 @@ impl<K: Tracked> Follower<K> {
     }
 
     /// Follows the objects until a permission is missing; `access` is the state when all are listed.
-    async fn follow(&mut self, api: &Api<K>, config: &watcher::Config, access: Access) -> End {
+    async fn follow(
+        &mut self,
+        api: &Api<Listed<K>>,
+        config: &watcher::Config,
+        access: Access,
+    ) -> End {
         let stream = watcher(api.clone(), config.clone()).default_backoff();
         let mut stream = std::pin::pin!(stream);
         // The stream of a watch has no end.
@@ -148,7 +162,7 @@ impl<K: Tracked> Follower<K> {
     }
 
     /// Applies an event; returns whether the objects are complete after it.
-    fn apply(&mut self, event: watcher::Event<K>) -> bool {
+    fn apply(&mut self, event: watcher::Event<Listed<K>>) -> bool {
         match event {
             watcher::Event::Init => {
                 self.missing.clone_from(&self.known);
@@ -179,8 +193,7 @@ impl<K: Tracked> Follower<K> {
         }
     }
 
-    fn insert(&mut self, mut object: K) {
-        object.meta_mut().managed_fields = None;
+    fn insert(&mut self, object: Listed<K>) {
         let key = object_key(object.meta());
         let uid = object.meta().uid.clone().unwrap_or_default();
         self.missing.remove(&key);
@@ -190,7 +203,10 @@ impl<K: Tracked> Follower<K> {
             if let Some(before) = before.filter(|before| *before != uid) {
                 K::remove(snapshot, &key, &before);
             }
-            object.apply(snapshot);
+            match object {
+                Listed::Object(object) => object.apply(snapshot),
+                Listed::Unreadable(object) => K::unreadable(&object, snapshot),
+            }
         });
     }
 }
@@ -257,6 +273,10 @@ impl Tracked for ResourceClaim {
     fn remove(snapshot: &mut Snapshot, key: &ObjectKey, _uid: &str) {
         snapshot.cluster.remove_claim(key);
         remove(&mut snapshot.claims, key);
+    }
+
+    fn unreadable(object: &Unreadable, snapshot: &mut Snapshot) {
+        snapshot.cluster.upsert_unreadable_claim(object);
     }
 }
 

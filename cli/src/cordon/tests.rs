@@ -117,6 +117,7 @@ fn finds_claims_whose_pods_use_the_devices() {
         claim("monitor", "gpu-0", &["dcgm"], true),
         claim("other", "gpu-1", &["c-pod"], false),
     ];
+    let claims = claims.map(|claim| Listed::Object(Box::new(claim)));
     let devices = ["gpu-0", "gpu-0-vgpu"].map(str::to_owned).into();
     let found = holders(&claims, "n1/gpus", &devices);
     let [holder] = &found[..] else {

@@ -126,6 +126,7 @@ pub(super) fn required(state: &ClusterState) -> Vec<Permission> {
             ("watch", DRA, "deviceclasses", None),
             ("watch", DRA, "devicetaintrules", None),
             ("watch", DRA, "resourceclaims", None),
+            ("watch", DRA, "resourceclaimtemplates", None),
             ("patch", DRA, "resourceclaims", None),
             ("patch", DRA, "resourceclaims/status", None),
             ("patch", DRA, "resourceclaims/binding", None),
@@ -139,7 +140,6 @@ pub(super) fn required(state: &ClusterState) -> Vec<Permission> {
         // Rules of optional features, by the flags of the controller.
         let optional = [
             (EVICTION, ("create", "", "pods/eviction", None)),
-            (WEBHOOK, ("watch", DRA, "resourceclaimtemplates", None)),
             (
                 WEBHOOK,
                 ("create", "authentication.k8s.io", "tokenreviews", None),

@@ -15,6 +15,7 @@ pub(super) fn check(state: &ClusterState) -> Vec<Finding> {
         .iter()
         .map(|problem| excluded(problem))
         .collect();
+    findings.extend(state.unreadable.iter().map(unreadable));
     let mut gates = BTreeSet::new();
     for slice in state.own_slices() {
         let spec = &slice.spec;
@@ -41,6 +42,23 @@ fn excluded(problem: &str) -> Finding {
         object: "resourceslices".to_owned(),
         problem: problem.to_owned(),
         fix: "restart the node driver of the node".to_owned(),
+    }
+}
+
+fn unreadable((kind, object): &(String, String)) -> Finding {
+    let (name, cause) = object.split_once(": ").unwrap_or((object, ""));
+    let effect = match kind.as_str() {
+        "ResourceClaim" => {
+            "; its devices count as taken, and no other device of their pools is allocated"
+        }
+        _ => "; drava works without it",
+    };
+    Finding {
+        fault: Fault::ObjectUnreadable,
+        object: format!("{} {name}", kind.to_lowercase()),
+        problem: format!("the object cannot be read: {cause}{effect}"),
+        fix: "repair the field or delete the object; update drava if a newer release wrote it"
+            .to_owned(),
     }
 }
 

@@ -18,6 +18,7 @@ use kube::api::{ListParams, PostParams};
 use kube::client::Body;
 use kube::{Api, Client};
 
+use drava_allocator::pool::PoolProblem;
 use drava_api::error::describe;
 
 use drava_explanation::snapshot::{self, ListError, list};
@@ -41,9 +42,12 @@ pub(crate) async fn fetch(client: &Client) -> anyhow::Result<ClusterState> {
         excluded_pools: snapshot
             .cluster
             .excluded_pools()
+            // The claim is a finding of its own.
+            .filter(|(_, _, problem)| !matches!(problem, PoolProblem::ClaimUnreadable { .. }))
             .map(|(pool, _, problem)| format!("pool {pool} is excluded from allocation: {problem}"))
             .collect(),
         classes: list::<DeviceClass>(client, &all).await?,
+        unreadable: snapshot.unreadable,
         claims: snapshot.claims,
         pods: snapshot.pods,
         slices: list::<ResourceSlice>(client, &all).await?,

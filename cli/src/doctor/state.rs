@@ -33,6 +33,8 @@ pub(crate) struct ClusterState {
     pub(crate) templates: Option<Vec<ResourceClaimTemplate>>,
     /// Why pools are excluded from allocation.
     pub(crate) excluded_pools: Vec<String>,
+    /// Objects that cannot be read: kind, and namespace and name with the cause.
+    pub(crate) unreadable: Vec<(String, String)>,
     /// DaemonSets and Deployments with the labels of the chart.
     pub(crate) daemon_sets: Vec<DaemonSet>,
     pub(crate) deployments: Vec<Deployment>,

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use drava_api::listed::Unreadable;
 use drava_api::policy::GpuPolicySpec;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
@@ -59,6 +60,8 @@ pub struct Cluster {
     /// Names of the pools by node.
     pools_on: BTreeMap<String, BTreeSet<String>>,
     claims: BTreeMap<ObjectKey, ClaimState>,
+    /// Claims that cannot be read, with the cause. Their devices are known, but not how they use them.
+    unreadable_claims: BTreeMap<ObjectKey, String>,
     /// Claims with devices, by pool.
     claims_of: BTreeMap<String, BTreeSet<ObjectKey>>,
     assumed: BTreeMap<ObjectKey, Assumed>,
@@ -230,8 +233,29 @@ impl Cluster {
 
     /// Adds or replaces a claim; ignores a version older than the known one. Returns whether devices were released.
     pub fn upsert_claim(&mut self, claim: &ResourceClaim) -> bool {
-        let key = object_key(&claim.metadata);
-        let version = version(&claim.metadata);
+        let status = claim.status.as_ref();
+        let is_allocated = status.is_some_and(|status| status.allocation.is_some());
+        let devices = AllocatedDevice::of_claim(claim);
+        self.upsert_devices(&claim.metadata, devices, is_allocated, None)
+    }
+
+    /// Adds or replaces a claim that cannot be read, with the same results. The pools of its devices are excluded.
+    pub fn upsert_unreadable_claim(&mut self, claim: &Unreadable) -> bool {
+        let devices = AllocatedDevice::of_unreadable(claim);
+        let is_allocated = !devices.is_empty();
+        let cause = Some(claim.cause.clone());
+        self.upsert_devices(&claim.metadata, devices, is_allocated, cause)
+    }
+
+    fn upsert_devices(
+        &mut self,
+        metadata: &ObjectMeta,
+        allocated_devices: Vec<AllocatedDevice>,
+        is_allocated: bool,
+        unreadable: Option<String>,
+    ) -> bool {
+        let key = object_key(metadata);
+        let version = version(metadata);
         if self
             .claims
             .get(&key)
@@ -239,10 +263,12 @@ impl Cluster {
         {
             return false;
         }
-        let allocated_devices = AllocatedDevice::of_claim(claim);
-        let uid = claim.metadata.uid.as_deref().unwrap_or_default();
-        let status = claim.status.as_ref();
-        let is_allocated = status.is_some_and(|status| status.allocation.is_some());
+        let was_readable = match unreadable {
+            Some(cause) => self.unreadable_claims.insert(key.clone(), cause).is_none(),
+            None => self.unreadable_claims.remove(&key).is_none(),
+        };
+        let is_readable = !self.unreadable_claims.contains_key(&key);
+        let uid = metadata.uid.as_deref().unwrap_or_default();
         let assumed = self
             .assumed
             .get(&key)
@@ -265,10 +291,12 @@ impl Cluster {
         let current = current.map_or(&[][..], |state| &state.allocated_devices);
         let is_released = before.iter().any(|allocated| !current.contains(allocated));
         // Most versions of a claim change nothing that counts: the allocation was assumed, or is known.
-        let is_unchanged = match was_assumed {
-            true => before.is_empty() && uses(&assumed).eq(uses(current)),
-            false => before == current,
-        };
+        let is_unchanged = was_readable
+            && is_readable
+            && match was_assumed {
+                true => before.is_empty() && uses(&assumed).eq(uses(current)),
+                false => before == current,
+            };
         if !is_unchanged {
             let all = before.iter().chain(&assumed).chain(current);
             let touched = pools_of(all);
@@ -280,6 +308,7 @@ impl Cluster {
     /// Removes a claim. Returns whether it had devices.
     pub fn remove_claim(&mut self, key: &ObjectKey) -> bool {
         let mut touched = BTreeSet::new();
+        self.unreadable_claims.remove(key);
         if let Some(state) = self.claims.remove(key) {
             touched.extend(pools_of(&state.allocated_devices));
         }
@@ -376,8 +405,10 @@ impl Cluster {
     /// Counts the usage of a pool after a change of its claims.
     fn recount_pool(&mut self, pool: &str) {
         match self.pools.get(pool).map(|state| &state.state) {
-            // The claim may have released the missing device.
-            Some(Err(PoolProblem::AllocatedDeviceMissing { .. })) => self.assemble(pool),
+            // The claim may have released the missing device, or be readable now.
+            Some(Err(
+                PoolProblem::AllocatedDeviceMissing { .. } | PoolProblem::ClaimUnreadable { .. },
+            )) => self.assemble(pool),
             Some(Ok((assembled, _))) => {
                 let counted = self.usage_of(pool, assembled);
                 self.mark_pool_changed(pool);
@@ -396,6 +427,16 @@ impl Cluster {
 
     fn usage_of(&self, pool: &str, assembled: &Pool) -> Result<Usage, PoolProblem> {
         let claims = self.claims_of.get(pool).into_iter().flatten();
+        let unreadable = claims.clone().find_map(|claim| {
+            let (key, cause) = self.unreadable_claims.get_key_value(claim)?;
+            Some(PoolProblem::ClaimUnreadable {
+                claim: format!("{}/{}", key.0, key.1),
+                cause: cause.clone(),
+            })
+        });
+        if let Some(problem) = unreadable {
+            return Err(problem);
+        }
         let allocated_devices = claims.flat_map(|claim| self.devices_of(claim));
         Usage::of(
             assembled,

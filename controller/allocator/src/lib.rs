@@ -9,6 +9,7 @@
 pub mod attribute;
 pub mod capacity;
 pub mod claim;
+pub mod claim_problem;
 pub mod cluster;
 pub mod decision;
 pub mod device;

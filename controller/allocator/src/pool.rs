@@ -78,6 +78,16 @@ pub enum PoolProblem {
         /// Name of the device.
         device: String,
     },
+    /// A claim with devices of the pool cannot be read, so it is unknown how it uses them.
+    #[error(
+        "claim {claim} has devices of the pool and cannot be read ({cause}); repair or delete the claim"
+    )]
+    ClaimUnreadable {
+        /// Namespace and name of the claim.
+        claim: String,
+        /// Field and cause.
+        cause: String,
+    },
 }
 
 impl Pool {

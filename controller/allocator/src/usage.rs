@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use drava_api::listed::Unreadable;
 use drava_api::{DeviceType, Quantity, names};
 use k8s_openapi::api::resource::v1 as dra;
 
@@ -70,6 +71,29 @@ impl AllocatedDevice {
                 access: DeviceAccess::of_result(result),
             })
             .collect()
+    }
+}
+
+impl AllocatedDevice {
+    /// Returns the devices of this driver that a claim has which cannot be read. They count as used alone.
+    #[must_use]
+    pub fn of_unreadable(claim: &Unreadable) -> Vec<Self> {
+        let text = |text: &Option<String>| text.clone().unwrap_or_default();
+        let id = Arc::new(ClaimId {
+            namespace: text(&claim.metadata.namespace),
+            name: text(&claim.metadata.name),
+            uid: text(&claim.metadata.uid),
+        });
+        let own = claim.devices.iter();
+        let own = own.filter(|device| device.driver == names::DRIVER);
+        own.map(|device| Self {
+            claim: Arc::clone(&id),
+            pool: device.pool.clone(),
+            device: device.device.clone(),
+            request: String::new(),
+            access: DeviceAccess::Exclusive,
+        })
+        .collect()
     }
 }
 

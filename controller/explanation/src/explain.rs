@@ -3,8 +3,9 @@
 
 use std::collections::BTreeMap;
 
+use drava_allocator::claim_problem::{ClaimProblem, Claims, resolve};
 use drava_allocator::explanation::{DeviceVerdict, Explanation, NodeVerdict};
-use drava_allocator::object::object_key;
+use drava_allocator::object::{ObjectKey, object_key};
 use drava_allocator::placement::Policies;
 use drava_allocator::pod;
 use drava_allocator::pod_request::PodRequest;
@@ -54,7 +55,7 @@ pub enum State {
     NoGpuRequest,
     /// The pod is bound to a node.
     Placed,
-    /// A claim of the pod does not exist.
+    /// A claim of the pod does not exist, or cannot be used.
     WaitingForClaim,
     /// The pod has scheduling gates of other controllers.
     Gated,
@@ -136,7 +137,7 @@ pub fn pod_with_changes(
     }
     let pod = snapshot.pods.iter().find(|pod| is(pod, namespace, name));
     if let Some(pod) = pod.cloned()
-        && let Ok(claims) = claims_of(snapshot, &pod)
+        && let Ok(claims) = resolve(&pod, &&*snapshot)
     {
         let claims: Vec<(String, ResourceClaim)> = claims
             .into_iter()
@@ -191,19 +192,17 @@ pub fn of_pod(snapshot: &Snapshot, pod: &Pod, settings: &Settings, depth: Depth)
         changes: Vec::new(),
     };
     (report.state, report.summary) = match stage(snapshot, pod, &settings.schedulers) {
-        Stage::WithoutClaim(name) => (
-            State::WaitingForClaim,
-            format!(
-                "claim {name} does not exist; kube-controller-manager creates claims of templates, create other claims yourself"
-            ),
-        ),
+        Stage::WithoutClaim(problem) => {
+            report.reason = Some(Reason::ClaimMissing);
+            (State::WaitingForClaim, problem.to_string())
+        }
         Stage::Rejected(explanation) => {
             report.reason = Some(explanation.reason());
             (State::Rejected, explanation.summary())
         }
         Stage::Allocated { devices, reasons } => {
             report.placements = reasons;
-            allocated(&devices, pod::node(pod))
+            allocated(&devices, pod)
         }
         Stage::Gated(gates) => (
             State::Gated,
@@ -243,8 +242,8 @@ pub fn of_pod(snapshot: &Snapshot, pod: &Pod, settings: &Settings, depth: Depth)
 
 /// Stage of a pod before the allocator runs.
 enum Stage<'a> {
-    /// The named claim does not exist.
-    WithoutClaim(String),
+    /// A claim does not exist, or cannot be used.
+    WithoutClaim(ClaimProblem),
     /// The request is invalid.
     Rejected(Explanation),
     /// The pod requests nothing beyond these allocated devices.
@@ -259,9 +258,9 @@ enum Stage<'a> {
 }
 
 fn stage<'a>(snapshot: &Snapshot, pod: &'a Pod, schedulers: &[String]) -> Stage<'a> {
-    let claims = match claims_of(snapshot, pod) {
+    let claims = match resolve(pod, &snapshot) {
         Ok(claims) => claims,
-        Err(missing) => return Stage::WithoutClaim(missing),
+        Err(problem) => return Stage::WithoutClaim(problem),
     };
     let named: Vec<(&str, &ResourceClaim)> = claims
         .iter()
@@ -313,14 +312,22 @@ fn placement_reason(claim: &ResourceClaim) -> Option<String> {
 }
 
 /// Returns the state of a pod that requests nothing beyond these allocated devices.
-fn allocated(devices: &[String], node: Option<&str>) -> (State, String) {
+fn allocated(devices: &[String], pod: &Pod) -> (State, String) {
     let list = devices.join(", ");
-    match (devices.is_empty(), node) {
+    match (devices.is_empty(), pod::node(pod)) {
         (true, _) => (
             State::NoGpuRequest,
             format!("the pod requests no devices of {}", names::DRIVER),
         ),
         (false, Some(node)) => (State::Placed, format!("bound to node {node} with {list}")),
+        (false, None) if all_gates(pod).any(|gate| gate == names::ALLOCATION_GATE) => (
+            State::Allocated,
+            format!(
+                "allocated {list}; the controller removes the scheduling gate {} within seconds, otherwise check the log of \
+                 drava-controller",
+                names::ALLOCATION_GATE
+            ),
+        ),
         (false, None) => (
             State::Allocated,
             format!(
@@ -335,40 +342,39 @@ fn is(pod: &Pod, namespace: &str, name: &str) -> bool {
         && pod.metadata.name.as_deref() == Some(name)
 }
 
+/// Returns the scheduling gates of a pod.
+fn all_gates(pod: &Pod) -> impl Iterator<Item = &str> {
+    let gates = pod.spec.iter();
+    let gates = gates.flat_map(|spec| spec.scheduling_gates.iter().flatten());
+    gates.map(|gate| gate.name.as_str())
+}
+
 /// Returns the gates of other controllers.
 fn gates(pod: &Pod) -> Vec<&str> {
-    let gates = pod
-        .spec
-        .as_ref()
-        .and_then(|spec| spec.scheduling_gates.as_deref());
-    gates
-        .unwrap_or_default()
-        .iter()
-        .map(|gate| gate.name.as_str())
+    all_gates(pod)
         .filter(|gate| *gate != names::ALLOCATION_GATE)
         .collect()
 }
 
-/// Returns the claims of a pod with their names in the pod.
-///
-/// # Errors
-/// The name of a claim that does not exist; its name in the pod if kube-controller-manager has not created it.
-fn claims_of<'a>(
-    snapshot: &'a Snapshot,
-    pod: &Pod,
-) -> Result<Vec<(String, &'a ResourceClaim)>, String> {
-    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-    pod::claims(pod)
-        .map(|(entry, object)| {
-            let name = object.ok_or(entry)?;
-            let claim = snapshot.claims.iter().find(|claim| {
-                claim.metadata.namespace.as_deref() == Some(namespace)
-                    && claim.metadata.name.as_deref() == Some(name)
-            });
-            Ok((entry.to_owned(), claim.ok_or(name)?))
+impl<'a> Claims<&'a ResourceClaim> for &'a Snapshot {
+    fn claim(&self, (namespace, name): &ObjectKey) -> Option<&'a ResourceClaim> {
+        self.claims.iter().find(|claim| {
+            claim.metadata.namespace.as_ref() == Some(namespace)
+                && claim.metadata.name.as_ref() == Some(name)
         })
-        .collect::<Result<_, &str>>()
-        .map_err(str::to_owned)
+    }
+
+    fn unreadable(&self, (namespace, name): &ObjectKey) -> Option<String> {
+        let object = format!("{namespace}/{name}: ");
+        self.unreadable
+            .iter()
+            .filter(|(kind, _)| kind == "ResourceClaim")
+            .find_map(|(_, text)| text.strip_prefix(&object).map(str::to_owned))
+    }
+
+    fn has_template(&self, _: &ObjectKey) -> Option<bool> {
+        None
+    }
 }
 
 fn blockers(verdict: &NodeVerdict) -> Vec<Blocker> {

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use drava_allocator::pod_request::PodRequest;
 use drava_allocator::{pod, usage::AllocatedDevice};
 use k8s_openapi::api::core::v1::{Pod, PodResourceClaim, PodTemplateSpec};
+use k8s_openapi::api::node::v1::RuntimeClass;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -15,10 +16,15 @@ use crate::explain::Settings;
 use crate::snapshot::Snapshot;
 use crate::table::table;
 
+pub(crate) use defaults::Overheads;
+
 /// Result of a simulation: the pods in the order of the manifest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Report {
     pods: Vec<SimulatedPod>,
+    /// Workloads that are not simulated, with the cause.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    skipped: Vec<String>,
 }
 
 /// Result for one pod.
@@ -65,9 +71,6 @@ pub enum SimulateError {
     /// More pods than allowed.
     #[error("the manifests have more than {0} pods; simulate fewer replicas")]
     TooMany(usize),
-    /// Workloads whose number of pods is unknown.
-    #[error("{0}: this kind cannot be simulated; use its pod template in a Pod")]
-    Kind(String),
     /// A template is unknown.
     #[error(
         "cannot simulate pod {pod}: ResourceClaimTemplate {name} is neither in the manifests nor in the cluster"
@@ -106,6 +109,9 @@ struct Manifest {
     pods: Vec<Pod>,
     claims: Vec<ResourceClaim>,
     templates: Vec<ResourceClaimTemplate>,
+    /// Overhead of the runtime classes of the manifests.
+    overheads: Overheads,
+    skipped: Vec<String>,
 }
 
 /// Simulates the pods of the documents, at most `limit`, one after the other, each beside those before it.
@@ -127,10 +133,13 @@ pub fn run(
     }
     // Objects of the manifest replace those of the cluster.
     manifest.templates.extend(templates);
+    let mut overheads = snapshot.overheads.clone();
+    overheads.append(&mut manifest.overheads);
     let mut used = BTreeSet::new();
     let mut pods = Vec::new();
     for (number, mut pod) in std::mem::take(&mut manifest.pods).into_iter().enumerate() {
         pod.metadata.uid = Some(format!("simulated-pod-{number}"));
+        defaults::set(&mut pod, &overheads);
         let name = format!(
             "{}/{}",
             pod.metadata.namespace.as_deref().unwrap_or_default(),
@@ -139,7 +148,10 @@ pub fn run(
         let outcome = simulate(snapshot, &manifest, &pod, &mut used, settings)?;
         pods.push(SimulatedPod { pod: name, outcome });
     }
-    Ok(Report { pods })
+    Ok(Report {
+        pods,
+        skipped: manifest.skipped,
+    })
 }
 
 fn simulate(
@@ -245,7 +257,11 @@ impl Manifest {
             }
             "Deployment" | "ReplicaSet" | "StatefulSet" | "Job" => {
                 let count = match kind.as_str() {
-                    "Job" => number("/spec/parallelism"),
+                    // The job controller starts no more pods than are to complete.
+                    "Job" => {
+                        let completions = number("/spec/completions").unwrap_or(usize::MAX);
+                        Some(number("/spec/parallelism").unwrap_or(1).min(completions))
+                    }
                     _ => number("/spec/replicas"),
                 };
                 let template: PodTemplateSpec =
@@ -280,9 +296,15 @@ impl Manifest {
                     .get_or_insert_with(|| namespace.to_owned());
                 self.templates.push(template);
             }
-            "DaemonSet" | "CronJob" => {
-                return Err(SimulateError::Kind(subject));
+            "RuntimeClass" => {
+                let class: RuntimeClass = read(document, &subject)?;
+                let overhead = class.overhead.and_then(|overhead| overhead.pod_fixed);
+                self.overheads.extend(class.metadata.name.zip(overhead));
             }
+            "DaemonSet" | "CronJob" => self.skipped.push(format!(
+                "{subject} is not simulated, because its number of pods depends on {}; use its pod template in a Pod",
+                if kind == "CronJob" { "the time" } else { "the nodes" }
+            )),
             // Objects without pods, such as Services, change nothing.
             _ => {}
         }
@@ -412,6 +434,9 @@ impl Report {
             vec![pod.pod.clone(), node.to_owned(), detail]
         });
         let mut text = table(&["POD", "NODE", "DETAIL"], rows.collect());
+        for skipped in &self.skipped {
+            text.push_str(&format!("{skipped}\n"));
+        }
         for pod in &self.pods {
             if let Outcome::Pending { changes, .. } = &pod.outcome {
                 text.push_str(&changes_text(&pod.pod, changes));
@@ -421,5 +446,6 @@ impl Report {
     }
 }
 
+mod defaults;
 #[cfg(test)]
 mod tests;

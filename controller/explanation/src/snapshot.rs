@@ -4,12 +4,14 @@ use std::fmt::Debug;
 
 use drava_allocator::cluster::Cluster;
 use drava_allocator::taint::rule_from_v1beta2;
+use drava_api::listed::{Listed, Unreadable};
 use drava_api::names;
 use drava_api::policy::GpuPolicy;
 use drava_api::quota::GpuQuota;
 use k8s_openapi::api::core::v1::{
     Container, Namespace, Node, NodeStatus, PersistentVolume, PersistentVolumeClaim, Pod, PodStatus,
 };
+use k8s_openapi::api::node::v1::RuntimeClass;
 use k8s_openapi::api::resource::v1::{
     DeviceClass, DeviceTaintRule, ResourceClaim, ResourceClaimTemplate, ResourceSlice,
 };
@@ -20,6 +22,8 @@ use kube::api::ListParams;
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+
+use crate::simulate::Overheads;
 
 mod volumes;
 
@@ -48,6 +52,14 @@ pub struct Objects {
     storage_classes: Vec<StorageClass>,
     /// Empty unless they were fetched, too.
     resource_claim_templates: Vec<ResourceClaimTemplate>,
+    #[serde(default)]
+    runtime_classes: Vec<RuntimeClass>,
+    /// Claims that this build cannot read. Other kinds without a readable version are left out.
+    #[serde(default)]
+    unreadable_claims: Vec<Unreadable>,
+    /// Pods, policies and quotas that this build cannot read: kind, and namespace and name with the cause.
+    #[serde(default)]
+    unreadable: Vec<(String, String)>,
 }
 
 impl Objects {
@@ -100,6 +112,17 @@ impl Objects {
         for policy in &self.gpu_policies {
             snapshot.cluster.upsert_policy(policy);
         }
+        let classes = self.runtime_classes.into_iter();
+        snapshot.overheads = classes
+            .filter_map(|class| class.metadata.name.zip(class.overhead?.pod_fixed))
+            .collect();
+        for claim in &self.unreadable_claims {
+            snapshot.cluster.upsert_unreadable_claim(claim);
+        }
+        snapshot.unreadable = self.unreadable;
+        let claims = self.unreadable_claims.iter();
+        let claims = claims.map(|claim| ("ResourceClaim".to_owned(), claim.to_string()));
+        snapshot.unreadable.extend(claims);
         (snapshot, self.resource_claim_templates)
     }
 }
@@ -159,6 +182,10 @@ pub struct Snapshot {
     pub claims: Vec<ResourceClaim>,
     /// All pods.
     pub pods: Vec<Pod>,
+    /// Objects that this build cannot read: kind, and namespace and name with the cause.
+    pub unreadable: Vec<(String, String)>,
+    /// Pod overhead of the runtime classes.
+    pub(crate) overheads: Overheads,
 }
 
 /// Why the objects of a kind are unknown.
@@ -215,6 +242,8 @@ impl Snapshot {
             cluster,
             claims,
             pods,
+            unreadable: Vec::new(),
+            overheads: Overheads::new(),
         }
     }
 }
@@ -234,17 +263,26 @@ pub async fn take(client: &Client) -> Result<Snapshot, ListError> {
 pub async fn fetch(client: &Client) -> Result<Objects, ListError> {
     let ours = ListParams::default().fields(&format!("spec.driver={}", names::DRIVER));
     let all = ListParams::default();
+    let mut unreadable = Vec::new();
     let (nodes, slices, rules, classes, claims, pods, quotas, policies) = tokio::try_join!(
-        list::<Node>(client, &all),
-        list::<ResourceSlice>(client, &ours),
+        list_readable::<Node>(client, &all),
+        list_readable::<ResourceSlice>(client, &ours),
         list_taint_rules(client),
-        list::<DeviceClass>(client, &all),
-        list::<ResourceClaim>(client, &all),
-        list::<Pod>(client, &all),
+        list_readable::<DeviceClass>(client, &all),
+        list_readable::<ResourceClaim>(client, &all),
+        list_readable::<Pod>(client, &all),
         Box::pin(list_served::<GpuQuota>(client)),
         Box::pin(list_served::<GpuPolicy>(client)),
     )?;
-    let (persistent_volume_claims, persistent_volumes, storage_classes) = tokio::try_join!(
+    let (resource_claims, unreadable_claims) = claims;
+    let nodes = noting("Node", nodes, &mut unreadable);
+    let slices = noting("ResourceSlice", slices, &mut unreadable);
+    let classes = noting("DeviceClass", classes, &mut unreadable);
+    let pods = noting("Pod", pods, &mut unreadable);
+    let quotas = noting("GpuQuota", quotas, &mut unreadable);
+    let policies = noting("GpuPolicy", policies, &mut unreadable);
+    let (persistent_volume_claims, persistent_volumes, storage_classes, runtime_classes) = tokio::try_join!(
+        list_if_permitted(client),
         list_if_permitted(client),
         list_if_permitted(client),
         list_if_permitted(client),
@@ -263,7 +301,7 @@ pub async fn fetch(client: &Client) -> Result<Objects, ListError> {
         resource_slices: slices,
         device_taint_rules: rules,
         device_classes: classes,
-        resource_claims: claims,
+        resource_claims,
         pods,
         gpu_quotas: quotas,
         gpu_policies: policies,
@@ -272,7 +310,21 @@ pub async fn fetch(client: &Client) -> Result<Objects, ListError> {
         persistent_volumes,
         storage_classes,
         resource_claim_templates: Vec::new(),
+        runtime_classes,
+        unreadable_claims,
+        unreadable,
     })
+}
+
+/// Returns the objects of a list, and notes those that this build cannot read.
+fn noting<K>(
+    kind: &str,
+    (objects, unreadable): (Vec<K>, Vec<Unreadable>),
+    noted: &mut Vec<(String, String)>,
+) -> Vec<K> {
+    let unreadable = unreadable.iter();
+    noted.extend(unreadable.map(|object| (kind.to_owned(), object.to_string())));
+    objects
 }
 
 /// Reads the objects of the cluster with its claim templates.
@@ -299,12 +351,12 @@ async fn list_taint_rules(client: &Client) -> Result<Vec<DeviceTaintRule>, ListE
 }
 
 /// Lists the objects of a kind; none if its definition is not installed.
-async fn list_served<K>(client: &Client) -> Result<Vec<K>, ListError>
+async fn list_served<K>(client: &Client) -> Result<(Vec<K>, Vec<Unreadable>), ListError>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
 {
-    match list::<K>(client, &ListParams::default()).await {
-        Err(error) if is_not_served(&error) => Ok(Vec::new()),
+    match list_readable::<K>(client, &ListParams::default()).await {
+        Err(error) if is_not_served(&error) => Ok((Vec::new(), Vec::new())),
         objects => objects,
     }
 }
@@ -324,7 +376,7 @@ fn is_not_served(error: &ListError) -> bool {
     error.code() == Some(404)
 }
 
-/// Lists the objects of a kind in all namespaces.
+/// Lists the objects of a kind in all namespaces, without those that this build cannot read.
 ///
 /// # Errors
 /// With a hint about the permission or version that is missing.
@@ -332,7 +384,21 @@ pub async fn list<K>(client: &Client, params: &ListParams) -> Result<Vec<K>, Lis
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
 {
-    let listed = Api::<K>::all(client.clone()).list(params).await;
+    Ok(list_readable(client, params).await?.0)
+}
+
+/// Lists the objects of a kind in all namespaces, and those that this build cannot read.
+///
+/// # Errors
+/// With a hint about the permission or version that is missing.
+pub async fn list_readable<K>(
+    client: &Client,
+    params: &ListParams,
+) -> Result<(Vec<K>, Vec<Unreadable>), ListError>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+{
+    let listed = Api::<Listed<K>>::all(client.clone()).list(params).await;
     let plural = K::plural(&());
     let objects = listed.map_err(|error| {
         let hint = match &error {
@@ -352,5 +418,5 @@ where
             source: Box::new(error),
         }
     })?;
-    Ok(objects.items)
+    Ok(Listed::split(objects.items))
 }

@@ -1,4 +1,5 @@
-//! Claim templates of translated pods: the leader creates those that pods reference, and deletes those that none references.
+//! Claim templates of translated pods: the webhook creates them with the pods. The leader creates those that are missing, and
+//! deletes those that no pod references.
 //!
 //! [`TemplatePlan`] decides; [`maintain`] sends the requests. Both follow from the observed pods and templates alone, so a
 //! new leader continues.
@@ -8,6 +9,7 @@ use std::time::Duration;
 
 use drava_allocator::object::ObjectKey;
 use drava_api::error::describe;
+use drava_api::listed::Listed;
 use drava_api::names;
 use futures::{FutureExt, StreamExt};
 use k8s_openapi::api::core::v1::Pod;
@@ -18,15 +20,18 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, watcher};
-use kube::{Api, Client};
+use kube::{Api, Client, Resource};
 use tokio::time::Instant;
 
 use super::accept;
+use crate::connection;
 use crate::lease::{Term, WRITE_TIMEOUT};
-use crate::objects::Objects;
+use crate::objects::{Objects, readable};
 
 /// Time for which an unreferenced template stays, for the next pod of its workload.
 const RETENTION: Duration = Duration::from_secs(600);
+/// Time for which the creation of a pod waits for that of its template.
+const ADMISSION_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time between two passes without a change, and after a failed request.
 const PERIOD: Duration = Duration::from_secs(5);
 
@@ -104,12 +109,25 @@ impl TemplatePlan {
     }
 }
 
-/// Creates and deletes templates during the term.
-pub async fn maintain(client: Client, term: &Term) {
-    let config = watcher::Config::default().labels(names::TRANSLATED_LABEL);
-    let pods = Api::<Pod>::all(client.clone());
+/// Creates the template of a translated pod, unless it exists. Without an answer in time the leader creates it later.
+pub(crate) async fn create(client: &Client, key: &ObjectKey, claim: &ResourceClaimSpec) {
+    let api = Api::<ResourceClaimTemplate>::namespaced(client.clone(), &key.0);
+    let (parameters, template) = (PostParams::default(), template(key, claim));
+    let request = api.create(&parameters, &template);
+    match tokio::time::timeout(ADMISSION_TIMEOUT, request).await {
+        Ok(Ok(_)) => {}
+        Ok(Err(kube::Error::Api(status))) if status.code == 409 => {}
+        Ok(Err(error)) => log(key, &describe(&error)),
+        Err(_) => log(key, "request timed out"),
+    }
+}
+
+/// Creates and deletes templates during the term. `watching` is the client of the watches.
+pub async fn maintain(client: Client, watching: Client, term: &Term) {
+    let config = connection::watch().labels(names::TRANSLATED_LABEL);
+    let pods = Api::<Listed<Pod>>::all(watching.clone());
     let mut pods = watcher(pods, config.clone()).default_backoff().boxed();
-    let templates = Api::<ResourceClaimTemplate>::all(client.clone());
+    let templates = Api::<Listed<ResourceClaimTemplate>>::all(watching);
     let mut templates = watcher(templates, config).default_backoff().boxed();
     let mut plan = TemplatePlan::default();
     while term.is_valid() {
@@ -134,12 +152,12 @@ pub async fn maintain(client: Client, term: &Term) {
     }
 }
 
-fn observe<K>(
-    event: Result<watcher::Event<K>, watcher::Error>,
-    apply: impl FnOnce(watcher::Event<K>),
+fn observe<K: Resource<DynamicType = ()> + Default>(
+    event: Result<watcher::Event<Listed<K>>, watcher::Error>,
+    apply: impl FnMut(watcher::Event<K>),
 ) {
     match event {
-        Ok(event) => apply(event),
+        Ok(event) => readable(event).into_iter().for_each(apply),
         Err(error) => tracing::warn!(
             error = describe(&error),
             "watch of translated pods failed; restarting it"

@@ -1,10 +1,12 @@
 //! State of the leading replica: decides on the next steps. Pure: no I/O, no clock.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use tokio::time::Instant;
 
+use super::silence::Silence;
 use crate::action::{
     Action, AllocationJob, AllocationOutcome, Eviction, EvictionOutcome, GateRemoval,
     GateRemovalOutcome, PolicyStatusOutcome, PolicyStatusUpdate, QuotaStatusOutcome,
@@ -15,7 +17,7 @@ use crate::event::PendingEvent;
 use crate::metrics::Metrics;
 use crate::planner::{DecisionTime, Planner};
 use crate::pod_condition::PodConditionUpdate;
-use crate::watches::{Kind, Observation};
+use crate::watches::{Kind, Observation, WatchFailure};
 
 /// An input of the state.
 #[derive(Debug)]
@@ -80,6 +82,7 @@ pub(super) struct State {
     planner: Planner,
     /// Kinds whose first list is incomplete.
     unlisted: BTreeSet<Kind>,
+    silence: Silence,
     /// Steps that precede those of the planner.
     steps: Vec<Step>,
 }
@@ -89,8 +92,14 @@ impl State {
         Self {
             planner,
             unlisted: Kind::ALL.into_iter().collect(),
+            silence: Silence::default(),
             steps: Vec::new(),
         }
+    }
+
+    /// Returns for how long a watch has failed without an answer of the API server.
+    pub(super) fn silence(&self, now: Instant) -> Duration {
+        self.silence.longest(now)
     }
 
     /// Applies an input.
@@ -111,9 +120,13 @@ impl State {
     }
 
     fn observe(&mut self, observation: Observation, now: Instant) {
+        if let Some(kind) = observation.delivered_kind() {
+            self.silence.delivered(kind);
+        }
         match observation {
             Observation::Pod(change) => self.planner.pod(change),
             Observation::Claim(change) => self.planner.claim(change, now),
+            Observation::Template(change) => self.planner.template(change),
             Observation::Class(change) => self.planner.class(change),
             Observation::Slice(change) => self.planner.slice(change),
             Observation::Node(change) => self.planner.node(change),
@@ -125,13 +138,19 @@ impl State {
             Observation::Volume(change) => self.planner.volume(change),
             Observation::StorageClass(change) => self.planner.storage_class(change),
             Observation::PodGroup(change) => self.planner.pod_group(change),
+            Observation::Unreadable(kind, object) => self.planner.unreadable(kind, &object),
+            Observation::Readable(kind, key) => self.planner.readable(kind, key),
             Observation::Listed(kind) => {
                 if self.unlisted.remove(&kind) && self.unlisted.is_empty() {
                     self.planner.set_synced();
                     self.steps.push(Step::MarkReady);
                 }
             }
-            Observation::WatchFailed(kind, error) => {
+            Observation::WatchFailed(kind, failure) => {
+                if !failure.is_answered {
+                    self.silence.failed(kind, now);
+                }
+                let WatchFailure { error, .. } = failure;
                 self.steps.push(Step::LogWatchFailure { kind, error });
             }
         }
@@ -462,7 +481,13 @@ mod tests {
         let mut state = unsynced();
         observe(
             &mut state,
-            Observation::WatchFailed(Kind::Pods, "timeout".to_owned()),
+            Observation::WatchFailed(
+                Kind::Pods,
+                WatchFailure {
+                    error: "timeout".to_owned(),
+                    is_answered: false,
+                },
+            ),
         );
         let steps = state.next_steps(&time());
         assert!(matches!(

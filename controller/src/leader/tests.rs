@@ -40,7 +40,7 @@ async fn dry_runs_before_lists() -> Vec<usize> {
                 server.dry_runs += 1;
                 let code = if server.dry_runs < 3 { 409 } else { 200 };
                 (code, json!(any))
-            } else if query.split('&').any(|part| part == "limit=1") {
+            } else if query.split('&').any(|part| part == "limit=20") {
                 (200, json!({"metadata": {}, "items": [any]}))
             } else {
                 let dry_runs = server.dry_runs;
@@ -54,8 +54,10 @@ async fn dry_runs_before_lists() -> Vec<usize> {
         }
     });
     let clock = Clock::new(|| Duration::ZERO);
+    let client = Client::new(service, "default");
     lead(
-        Client::new(service, "default"),
+        client.clone(),
+        &client,
         settings(),
         Arc::new(Health::new(clock.clone())),
         &Arc::default(),

@@ -33,6 +33,7 @@ fn cluster() -> ClusterMetrics {
         )]),
         oldest_undelivered: None,
         scheduler_releases: 6,
+        unreadable: [(Kind::Pods, 2)].into(),
         excluded_pools: 0,
         quotas: vec![QuotaMetrics {
             name: "team-a".to_owned(),

@@ -69,8 +69,13 @@ impl Planner {
             pending.phase = Phase::Unschedulable;
             pending.waits_for_quota = false;
         }
-        let (explanation, claims) = match self.demand(uid) {
-            Demand::Nothing | Demand::Unknown => return,
+        let demand = self.demand(uid);
+        if let Demand::Unusable(problem) = &demand {
+            return self.report_claim_problem(uid, problem, time, actions);
+        }
+        self.missing_claims.remove(uid);
+        let (explanation, claims) = match demand {
+            Demand::Nothing | Demand::Unusable(_) => return,
             Demand::Allocated => {
                 return self.pod_allocated(uid, &mut BTreeSet::new(), time, actions);
             }
@@ -267,7 +272,7 @@ impl Planner {
             match self.demand(member) {
                 Demand::Nothing | Demand::Allocated => placed += 1,
                 Demand::Devices(request) if !is_in_backoff => requests.push(*request),
-                Demand::Devices(_) | Demand::Unknown | Demand::Unservable(..) => {}
+                Demand::Devices(_) | Demand::Unusable(_) | Demand::Unservable(..) => {}
             }
         }
         if placed >= gang.min {
@@ -297,14 +302,20 @@ impl Planner {
     fn plan(&mut self, group: &Group) -> Plan {
         let mut plan = Plan::default();
         for request in &group.requests {
-            if request.shares_claim(plan.placed.iter().map(|(other, _)| other)) {
-                plan.covered += 1;
-                continue;
-            }
-            match self.decide_once(&request.pod_request) {
-                Ok(placement) => {
-                    self.assume(request, &placement);
-                    plan.placed.push((request.clone(), placement));
+            let decided = match self.beside(request, &plan.placed) {
+                Ok(None) => {
+                    plan.covered += 1;
+                    continue;
+                }
+                Ok(Some(request)) => self
+                    .decide_once(&request.pod_request)
+                    .map(|placement| (request, placement)),
+                Err(explanation) => Err(explanation),
+            };
+            match decided {
+                Ok((request, placement)) => {
+                    self.assume(&request, &placement);
+                    plan.placed.push((request, placement));
                 }
                 Err(explanation) => plan.rejected.push((request.clone(), explanation)),
             }

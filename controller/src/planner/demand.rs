@@ -2,19 +2,20 @@
 
 use std::sync::Arc;
 
+use drava_allocator::claim_problem::{ClaimProblem, resolve};
 use drava_allocator::explanation::Explanation;
-use drava_allocator::object::{ObjectKey, object_key};
-use drava_allocator::pod::{claims, is_served, is_unschedulable};
+use drava_allocator::object::object_key;
+use drava_allocator::placement::Placement;
+use drava_allocator::pod::{is_served, is_unschedulable};
 use drava_allocator::pod_request::PodRequest;
 use drava_api::reason::Reason;
-use k8s_openapi::api::core::v1::Pod;
+use jiff::Timestamp;
 use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::Planner;
-use crate::event::PendingEvent;
-use crate::ledger::Ledger;
 use crate::queue::pending_pod::PendingPod;
-use crate::{claim, pod};
+use crate::{allocation, pod};
 
 /// Claims with their names in the pod.
 pub(super) type NamedClaims = Vec<(String, Arc<ResourceClaim>)>;
@@ -25,8 +26,8 @@ pub(super) enum Demand {
     Nothing,
     /// Nothing: its claims are allocated or for other drivers.
     Allocated,
-    /// A claim does not exist so far.
-    Unknown,
+    /// A claim does not exist, or cannot be used.
+    Unusable(ClaimProblem),
     /// Devices for its claims, or only a node as a member of a gang without claims.
     Devices(Box<Request>),
     /// Its claims cannot be served.
@@ -52,14 +53,6 @@ impl Request {
             alternatives.any(|alternative| !alternative.selectors.is_empty())
         })
     }
-
-    /// Returns whether a claim of the pod is among those of the other pods.
-    pub(super) fn shares_claim<'a>(&self, mut others: impl Iterator<Item = &'a Self>) -> bool {
-        others.any(|other| {
-            let mut claims = other.pod_request.claims.iter();
-            claims.any(|claim| self.pod_request.claims.iter().any(|own| own.id == claim.id))
-        })
-    }
 }
 
 impl Planner {
@@ -68,8 +61,9 @@ impl Planner {
         let Some(pending) = self.queue.get(uid) else {
             return Demand::Nothing;
         };
-        let Some(claims) = resolve(&self.ledger, &pending.pod) else {
-            return Demand::Unknown;
+        let claims = match resolve(&pending.pod, self) {
+            Ok(claims) => claims,
+            Err(problem) => return Demand::Unusable(problem),
         };
         // A claim may be in flight for another pod; the outcome of that job activates this pod.
         let is_pending =
@@ -96,6 +90,9 @@ impl Planner {
                 _ if waits_for_gang(pending, &pod_request) => devices(pending, pod_request, claims),
                 _ => Demand::Allocated,
             },
+            Ok(_) if self.cluster.has_unknown_limits(pending.namespace()) => {
+                Demand::Unservable(unknown_namespace(pending.namespace()), claims)
+            }
             Ok(_) if !is_served(&pending.pod, &self.settings.schedulers) => Demand::Unservable(
                 Explanation::scheduler_not_served(&pending.pod, &self.settings.schedulers),
                 claims,
@@ -107,29 +104,73 @@ impl Planner {
 }
 
 impl Planner {
-    /// Reports the deletion of a claim at the pods that wait for it and name it themselves: kube-scheduler ignores gated pods,
-    /// and no controller creates the claim again.
-    pub(super) fn report_deleted_claim(&mut self, key: &ObjectKey) {
-        for uid in self.queue.users_of(key) {
-            let Some(pending) = self.queue.get(&uid) else {
-                continue;
-            };
-            let entries = pending.pod.spec.iter();
-            let mut entries = entries.flat_map(|spec| spec.resource_claims.iter().flatten());
-            if entries.any(|entry| entry.resource_claim_name.as_ref() == Some(&key.1)) {
-                let explanation = Explanation::rejected(
-                    Reason::ClaimMissing,
-                    format!(
-                        "claim {} was deleted; create it again, or delete the pod",
-                        key.1
-                    ),
-                );
-                let regarding = pod::reference(&pending.pod);
-                self.state_events
-                    .push(PendingEvent::unschedulable(regarding, &explanation));
-            }
+    /// Returns what a member of a gang still needs beside those that are placed: they allocate the claims that it shares with
+    /// them, and the pod must follow these to their node. `None` if they allocate all its claims.
+    pub(super) fn beside(
+        &self,
+        request: &Request,
+        placed: &[(Request, Placement)],
+    ) -> Result<Option<Request>, Explanation> {
+        let placement_of = |claim: &ResourceClaim| {
+            placed.iter().find_map(|(_, placement)| {
+                let mut claims = placement.claims.iter();
+                let found =
+                    claims.find(|found| Some(&found.claim.uid) == claim.metadata.uid.as_ref());
+                Some((placement, found?))
+            })
+        };
+        let is_shared = |(_, claim): &(String, Arc<ResourceClaim>)| placement_of(claim).is_some();
+        let Some(pending) = self.queue.get(&request.pod_request.uid) else {
+            return Ok(None);
+        };
+        if !request.claims.iter().any(is_shared) {
+            return Ok(Some(request.clone()));
         }
+        let as_allocated = |(name, claim): &(String, Arc<ResourceClaim>)| {
+            let Some((placement, found)) = placement_of(claim) else {
+                return (name.clone(), Arc::clone(claim));
+            };
+            let mut allocated = claim.as_ref().clone();
+            // Neither the time nor the names of shares matter to the decision.
+            let allocation = allocation::build(
+                claim,
+                found,
+                &placement.node,
+                &self.cluster.classes,
+                Time(Timestamp::UNIX_EPOCH),
+                String::new,
+            );
+            allocated.status.get_or_insert_default().allocation = Some(allocation);
+            (name.clone(), Arc::new(allocated))
+        };
+        let claims: NamedClaims = request.claims.iter().map(as_allocated).collect();
+        let named: Vec<(&str, &ResourceClaim)> = claims
+            .iter()
+            .map(|(name, claim)| (name.as_str(), claim.as_ref()))
+            .collect();
+        let (classes, selectors) = (&self.cluster.classes, &self.cluster.selectors);
+        let mut rest = PodRequest::new(&pending.pod, &named, classes, selectors)?;
+        if rest.claims.is_empty() {
+            return Ok(None);
+        }
+        rest.avoided_nodes
+            .clone_from(&request.pod_request.avoided_nodes);
+        Ok(Some(Request {
+            name: request.name.clone(),
+            pod_request: rest,
+            claims,
+        }))
     }
+}
+
+fn unknown_namespace(namespace: &str) -> Explanation {
+    Explanation::rejected(
+        Reason::NamespaceUnknown,
+        format!(
+            "the labels of namespace {namespace} are not known so far, and quotas or policies select by them; the controller goes \
+             on when it has read the namespace"
+        ),
+    )
 }
 
 /// Returns whether the pod has no claims for this driver and is gated until its gang is allocated.
@@ -147,17 +188,4 @@ fn devices(pending: &PendingPod, mut pod_request: PodRequest, claims: NamedClaim
         pod_request,
         claims,
     }))
-}
-
-/// Returns the pod's claims; `None` while a claim is missing or belongs to another pod.
-fn resolve(ledger: &Ledger, pod: &Pod) -> Option<NamedClaims> {
-    let namespace = pod.metadata.namespace.clone().unwrap_or_default();
-    claims(pod)
-        .map(|(name, object)| {
-            let claim = ledger.claim(&(namespace.clone(), object?.to_owned()))?;
-            let is_usable =
-                claim.metadata.deletion_timestamp.is_none() && claim::belongs_to(claim, pod);
-            is_usable.then(|| (name.to_owned(), Arc::clone(claim)))
-        })
-        .collect()
 }

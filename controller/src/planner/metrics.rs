@@ -40,6 +40,7 @@ impl Planner {
                 .collect(),
             oldest_undelivered: self.ledger.oldest_undelivered(),
             scheduler_releases: self.scheduler_releases,
+            unreadable: self.count_unreadable(),
             excluded_pools: self.cluster.excluded_pools().count(),
             quotas: self.quota_metrics(),
             namespaces: self

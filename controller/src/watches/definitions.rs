@@ -6,16 +6,15 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
-use drava_api::error::describe;
 use drava_api::names;
 use futures::stream::{self, BoxStream, StreamExt};
-use kube::runtime::watcher;
 use kube::{Client, Resource};
 use serde::de::DeserializeOwned;
 
 use super::served::{is_served, once_then_pause};
-use super::{Kind, Observation, observe, trim};
+use super::{Kind, Observation, keep, observe};
 use crate::change::Change;
+use crate::connection;
 
 /// Time between two checks whether the kind is served by now.
 const RECHECK: Duration = Duration::from_secs(60);
@@ -43,12 +42,12 @@ where
         }
         let observations = match served {
             Ok(true) => {
-                let config = watcher::Config::default();
-                observe(&client, kind, config, trim, wrap)
+                let config = connection::watch();
+                observe(&client, kind, config, keep, wrap)
             }
             Ok(false) => once_then_pause(Observation::Listed(kind), RECHECK),
             Err(error) => {
-                let failure = Observation::WatchFailed(kind, describe(&error));
+                let failure = Observation::WatchFailed(kind, (&error).into());
                 once_then_pause(failure, RETRY)
             }
         };

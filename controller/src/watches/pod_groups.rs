@@ -2,16 +2,15 @@
 
 use std::time::Duration;
 
-use drava_api::error::describe;
 use futures::stream::{self, BoxStream, StreamExt};
 use k8s_openapi::api::scheduling::v1beta1;
-use kube::runtime::watcher;
 use kube::{Client, CustomResource};
 use serde::{Deserialize, Serialize};
 
 use super::served::{is_served, once_then_pause};
-use super::{Kind, Observation, observe, trim};
+use super::{Kind, Observation, keep, observe};
 use crate::change::Change;
+use crate::connection;
 use crate::pod_group::{Disruption, GroupSpec, PodGroupApi, PodGroupChange};
 
 /// Time between two checks whether an API is served by now.
@@ -64,7 +63,7 @@ pub(super) fn observe_served(client: Client, api: PodGroupApi) -> BoxStream<'sta
                     .chain(once_then_pause(Observation::Listed(kind), RECHECK))
                     .boxed(),
                 Err(error) => {
-                    once_then_pause(Observation::WatchFailed(kind, describe(&error)), RETRY)
+                    once_then_pause(Observation::WatchFailed(kind, (&error).into()), RETRY)
                 }
             }
         })
@@ -72,7 +71,7 @@ pub(super) fn observe_served(client: Client, api: PodGroupApi) -> BoxStream<'sta
         .boxed()
 }
 
-const fn kind(api: PodGroupApi) -> Kind {
+pub(super) const fn kind(api: PodGroupApi) -> Kind {
     match api {
         PodGroupApi::Kubernetes => Kind::PodGroups,
         PodGroupApi::Volcano => Kind::VolcanoPodGroups,
@@ -89,11 +88,11 @@ const fn group_version(api: PodGroupApi) -> &'static str {
 }
 
 fn observations(client: &Client, api: PodGroupApi) -> BoxStream<'static, Observation> {
-    let config = watcher::Config::default();
+    let config = connection::watch();
     match api {
-        PodGroupApi::Kubernetes => observe(client, kind(api), config, trim, of_kubernetes),
-        PodGroupApi::Volcano => observe(client, kind(api), config, trim, of_volcano),
-        PodGroupApi::Coscheduling => observe(client, kind(api), config, trim, of_coscheduling),
+        PodGroupApi::Kubernetes => observe(client, kind(api), config, keep, of_kubernetes),
+        PodGroupApi::Volcano => observe(client, kind(api), config, keep, of_volcano),
+        PodGroupApi::Coscheduling => observe(client, kind(api), config, keep, of_coscheduling),
     }
 }
 

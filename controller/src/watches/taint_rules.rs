@@ -5,15 +5,14 @@
 use std::time::Duration;
 
 use drava_allocator::taint::rule_from_v1beta2;
-use drava_api::error::describe;
 use futures::stream::{self, BoxStream, StreamExt};
 use k8s_openapi::api::resource::{v1, v1beta2};
 use kube::Client;
-use kube::runtime::watcher;
 
 use super::served::{is_served, once_then_pause};
-use super::{Kind, Observation, observe, trim};
+use super::{Kind, Observation, keep, observe};
 use crate::change::Change;
+use crate::connection;
 
 /// Time between two checks whether the rules are served by now.
 const RECHECK: Duration = Duration::from_secs(300);
@@ -34,7 +33,7 @@ pub(super) fn observe_served(client: Client) -> BoxStream<'static, Observation> 
             match served(&client).await {
                 Ok(version) => observations(&client, version),
                 Err(error) => {
-                    let failure = Observation::WatchFailed(Kind::TaintRules, describe(&error));
+                    let failure = Observation::WatchFailed(Kind::TaintRules, (&error).into());
                     once_then_pause(failure, RETRY)
                 }
             }
@@ -44,16 +43,16 @@ pub(super) fn observe_served(client: Client) -> BoxStream<'static, Observation> 
 }
 
 fn observations(client: &Client, version: Option<Version>) -> BoxStream<'static, Observation> {
-    let config = watcher::Config::default();
+    let config = connection::watch();
     match version {
         Some(Version::V1) => observe(
             client,
             Kind::TaintRules,
             config,
-            trim,
+            keep,
             Observation::TaintRule,
         ),
-        Some(Version::V1Beta2) => observe(client, Kind::TaintRules, config, trim, from_v1beta2),
+        Some(Version::V1Beta2) => observe(client, Kind::TaintRules, config, keep, from_v1beta2),
         None => once_then_pause(Observation::Listed(Kind::TaintRules), RECHECK),
     }
 }

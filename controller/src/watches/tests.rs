@@ -5,17 +5,31 @@ use kube::runtime::watcher::Event;
 use super::*;
 use crate::fixture::object;
 
-fn node(name: &str, uid: &str) -> Node {
+fn node(name: &str, uid: &str) -> Listed<Node> {
     object(serde_json::json!({"metadata": {"name": name, "uid": uid}}))
 }
 
-fn observe(tracker: &mut Tracker, event: Event<Node>) -> Vec<String> {
+/// A node with a time that no decoder of times reads.
+fn odd_node(name: &str, uid: &str) -> Listed<Node> {
+    object(serde_json::json!({
+        "metadata": {"name": name, "uid": uid},
+        "spec": {"taints": [{"key": "k", "effect": "NoExecute", "timeAdded": "9999-12-31T23:59:59Z"}]},
+    }))
+}
+
+fn tracker() -> Tracker<Node> {
+    Tracker::new(Kind::Nodes, keep, Observation::Node)
+}
+
+fn observe(tracker: &mut Tracker<Node>, event: Event<Listed<Node>>) -> Vec<String> {
     tracker
-        .observe(event, Kind::Nodes, Observation::Node)
+        .observe(event)
         .into_iter()
         .map(|observation| match observation {
             Observation::Node(Change::Applied(node)) => format!("+{}", node.uid().unwrap()),
             Observation::Node(Change::Deleted(node)) => format!("-{}", node.uid),
+            Observation::Unreadable(_, node) => format!("?{}", node.metadata.uid.unwrap()),
+            Observation::Readable(_, (_, name)) => format!("!{name}"),
             Observation::Listed(_) => "listed".to_owned(),
             other => panic!("{other:?}"),
         })
@@ -24,7 +38,7 @@ fn observe(tracker: &mut Tracker, event: Event<Node>) -> Vec<String> {
 
 #[test]
 fn reports_objects_deleted_between_lists() {
-    let mut tracker = Tracker::default();
+    let mut tracker = tracker();
     assert!(observe(&mut tracker, Event::Init).is_empty());
     assert_eq!(
         observe(&mut tracker, Event::InitApply(node("a", "a1"))),
@@ -54,7 +68,7 @@ fn reports_objects_deleted_between_lists() {
 
 #[test]
 fn reports_no_deletion_after_incomplete_list() {
-    let mut tracker = Tracker::default();
+    let mut tracker = tracker();
     observe(&mut tracker, Event::InitApply(node("a", "a1")));
     observe(&mut tracker, Event::InitApply(node("b", "b1")));
     observe(&mut tracker, Event::InitDone);
@@ -66,9 +80,28 @@ fn reports_no_deletion_after_incomplete_list() {
 }
 
 #[test]
+fn reports_unreadable_objects_beside_the_others() {
+    let mut tracker = tracker();
+    observe(&mut tracker, Event::Init);
+    for (event, expected) in [
+        (Event::InitApply(odd_node("a", "a1")), vec!["?a1"]),
+        (Event::InitApply(node("b", "b1")), vec!["+b1"]),
+        (Event::InitDone, vec!["listed"]),
+        (Event::Apply(node("a", "a1")), vec!["!a", "+a1"]),
+        (Event::Apply(odd_node("a", "a1")), vec!["?a1"]),
+        (Event::Apply(odd_node("b", "b2")), vec!["-b1", "?b2"]),
+        (Event::Delete(odd_node("a", "a1")), vec!["!a", "-a1"]),
+        (Event::Init, vec![]),
+        (Event::InitDone, vec!["!b", "-b2", "listed"]),
+    ] {
+        assert_eq!(observe(&mut tracker, event), expected);
+    }
+}
+
+#[test]
 fn drops_unneeded_pod_fields() {
     let mut pod: Pod = object(serde_json::json!({
-        "metadata": {"name": "p", "managedFields": [{}], "annotations": {"a": "b", "gpu.drava.dev/gang": "g"}},
+        "metadata": {"name": "p", "annotations": {"a": "b", "gpu.drava.dev/gang": "g"}},
         "spec": {
             "volumes": [{"name": "v"}],
             "containers": [{"name": "c", "image": "i", "env": [{"name": "E"}], "resources": {"requests": {"cpu": "1"}}}],

@@ -5,10 +5,7 @@ use k8s_openapi::api::core::v1::{
     PersistentVolumeSpec, PodSpec, Volume,
 };
 
-use super::trim;
-
 pub(super) fn trim_claim(claim: &mut PersistentVolumeClaim) {
-    trim(claim);
     claim.metadata.annotations = None;
     claim.metadata.labels = None;
     claim.status = None;
@@ -20,7 +17,6 @@ pub(super) fn trim_claim(claim: &mut PersistentVolumeClaim) {
 }
 
 pub(super) fn trim_volume(volume: &mut PersistentVolume) {
-    trim(volume);
     volume.metadata.annotations = None;
     volume.metadata.labels = None;
     volume.status = None;

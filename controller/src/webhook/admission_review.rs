@@ -18,6 +18,9 @@ pub(super) struct AdmissionRequest<K> {
     /// Namespace of the object; the object of a creation may lack it.
     #[serde(default)]
     pub(super) namespace: String,
+    /// Whether nothing is written in the end.
+    #[serde(default, rename = "dryRun")]
+    pub(super) is_dry_run: bool,
     pub(super) object: K,
 }
 

@@ -7,6 +7,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use drava_allocator::claim::{self, Ownership};
 use drava_allocator::selector::Selectors;
 use drava_api::error::describe;
+use drava_api::listed::Listed;
 use drava_api::{DeviceType, Quantity, names};
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{LimitRange, ResourceQuota};
@@ -19,7 +20,8 @@ use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 
-use crate::objects::Objects;
+use crate::connection;
+use crate::objects::{Objects, readable};
 
 /// See the [module](self).
 #[derive(Debug, Default)]
@@ -136,6 +138,11 @@ impl Catalog {
         &self.classes_by_name
     }
 
+    /// Returns whether the template exists.
+    pub(super) fn has_template(&self, namespace: &str, name: &str) -> bool {
+        self.templates.get(namespace, name).is_some()
+    }
+
     /// Returns whether claims of the template are for this driver; `None` for an unknown template.
     pub(super) fn template_is_own(&self, namespace: &str, name: &str) -> Option<bool> {
         let spec = self.templates.get(namespace, name);
@@ -209,7 +216,7 @@ impl SharedCatalog {
 
     /// Watches the objects until the future is dropped. Sends `true` when all lists are complete.
     pub(super) async fn follow(&self, client: &Client, is_complete: &watch::Sender<bool>) {
-        let all = watcher::Config::default;
+        let all = connection::watch;
         tokio::join!(
             self.follow_kind(client, all(), Catalog::class, is_complete),
             self.follow_kind(client, all(), Catalog::template, is_complete),
@@ -222,7 +229,7 @@ impl SharedCatalog {
         if !self.read().is_translating {
             return;
         }
-        let all = watcher::Config::default;
+        let all = connection::watch;
         let own = all().fields(&format!("spec.driver={}", names::DRIVER));
         tokio::join!(
             self.follow_kind(client, own, Catalog::slice, is_complete),
@@ -238,14 +245,17 @@ impl SharedCatalog {
         apply: fn(&mut Catalog, watcher::Event<K>),
         is_complete: &watch::Sender<bool>,
     ) where
-        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
+        K: Resource<DynamicType = ()> + Clone + Default + DeserializeOwned + Debug + Send + 'static,
     {
-        let api = Api::<K>::all(client.clone());
+        let api = Api::<Listed<K>>::all(client.clone());
         let events = watcher(api, config).default_backoff();
         let mut events = std::pin::pin!(events);
         while let Some(event) = events.next().await {
             match event {
                 Ok(event) => {
+                    let Some(event) = readable(event) else {
+                        continue;
+                    };
                     let mut catalog = self.write();
                     apply(&mut catalog, event);
                     if catalog.is_complete() {

@@ -17,13 +17,14 @@ use k8s_openapi::api::admissionregistration::v1::{
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
 use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher;
+use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client};
 use rustls::ServerConfig;
 use serde_json::json;
 use tokio::sync::watch;
 
 use super::certificate::{self, Certificate, CertificateError};
+use crate::connection;
 use crate::lease::Term;
 use crate::metrics::{CertificateValidity, Metrics};
 
@@ -86,12 +87,13 @@ impl CertificateStore {
         certificates: &watch::Sender<Option<Arc<ServerConfig>>>,
         metrics: &Metrics,
     ) {
-        let secrets = watcher::watch_object(self.secrets(), WEBHOOK_NAME).default_backoff();
+        let config = connection::watch().fields(&format!("metadata.name={WEBHOOK_NAME}"));
+        let secrets = watcher::watcher(self.secrets(), config).default_backoff();
         let mut secrets = std::pin::pin!(secrets);
         while let Some(secret) = secrets.next().await {
             // Without a usable certificate in the Secret, the last one is served.
             match secret {
-                Ok(Some(secret)) => match usable(&secret) {
+                Ok(Event::InitApply(secret) | Event::Apply(secret)) => match usable(&secret) {
                     Ok((config, validity)) => {
                         tracing::info!("serving the webhook certificate of the Secret");
                         metrics.set_certificate(validity);
@@ -103,7 +105,9 @@ impl CertificateStore {
                         "no usable webhook certificate"
                     ),
                 },
-                Ok(None) => tracing::warn!(
+                Ok(Event::Init) => {}
+                Ok(Event::InitDone) if certificates.borrow().is_some() => {}
+                Ok(Event::InitDone | Event::Delete(_)) => tracing::warn!(
                     secret = WEBHOOK_NAME,
                     "the Secret of the webhook does not exist; run helm upgrade to create it"
                 ),

@@ -38,6 +38,7 @@ async fn start(certificate: Option<&Certificate>) -> Server {
         catalog,
         schedulers: ["default-scheduler".to_owned()].into(),
         compatibility: Some(Arc::default()),
+        client: None,
     };
     let config = certificate.map(|certificate| certificate.server_config().unwrap());
     let (certificates, current) = watch::channel(config);

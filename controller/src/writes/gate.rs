@@ -4,6 +4,7 @@
 //! admission policy `drava-controller-gate` rejects any other change of a pod by this controller.
 
 use drava_api::error::describe;
+use drava_api::listed::Listed;
 use drava_api::names;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
@@ -43,7 +44,7 @@ impl Writer {
         }
         let namespace = removal.pod.namespace.as_deref().unwrap_or_default();
         let name = removal.pod.name.as_deref().unwrap_or_default();
-        let pods: Api<Pod> = Api::namespaced(self.requests.client(), namespace);
+        let pods: Api<Listed<Pod>> = Api::namespaced(self.requests.client(), namespace);
         let patch = json!({
             "metadata": {"uid": removal.pod.uid},
             "spec": {"schedulingGates": [{"$patch": "delete", "name": names::ALLOCATION_GATE}]},

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use drava_api::error::describe;
 use drava_api::leader::LEADER_NAME;
+use drava_api::listed::Listed;
 use drava_api::names;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::{ListParams, Patch, PatchParams};
@@ -20,6 +21,11 @@ const LEASE_POLICY: &str = "drava-controller-lease";
 
 /// Number of rejections by [`LEASE_POLICY`] between two warnings.
 const WARN_AFTER: u32 = 20;
+/// Maximum number of claims with which a replica tries whether its writes are admitted.
+const MAX_TRIED: u32 = 20;
+/// Number of attempts after which a replica leads although every tried claim is rejected for another reason than the lease.
+/// With the pause between them they last longer than a request of an earlier holder.
+const MAX_REJECTED: u32 = 100;
 
 /// Response to one request.
 pub(super) enum Response {
@@ -30,6 +36,16 @@ pub(super) enum Response {
     Failed(Failure),
 }
 
+/// What dry runs tell about the writes of this replica.
+enum Admission {
+    /// They are admitted, or never will be.
+    Known,
+    /// They are not admitted so far, or it is unknown.
+    Unknown,
+    /// Each tried claim is rejected for another reason.
+    Rejected,
+}
+
 /// Why a request was not executed.
 pub(super) enum Failure {
     NotFound,
@@ -37,6 +53,8 @@ pub(super) enum Failure {
     Rejected(String),
     /// Another replica holds the lease.
     NotHolder,
+    /// The request was executed, and this build cannot read the claim.
+    Unreadable(String),
     /// The request was not sent, because the term has ended.
     NotSent,
 }
@@ -93,30 +111,26 @@ impl ClaimRequests {
     /// Without claims there is nothing to wait for: an earlier holder can write only claims that it has observed. A missing
     /// permission is reported at the claim whose write fails.
     pub(super) async fn wait_until_holder(&self, attempted: impl Fn()) {
-        let claims: Api<ResourceClaim> = Api::all(self.client.clone());
+        let claims: Api<Listed<ResourceClaim>> = Api::all(self.client.clone());
         // Without a resource version, the list is consistent.
-        let any = ListParams::default().limit(1);
-        let mut rejections = 0;
+        let some = ListParams::default().limit(MAX_TRIED);
+        let (mut rejections, mut rejected) = (0, 0);
         while !self.stop.is_cancelled() {
             attempted();
-            match tokio::time::timeout(self.timing.request_timeout, claims.list(&any)).await {
+            match tokio::time::timeout(self.timing.request_timeout, claims.list(&some)).await {
                 Ok(Ok(list)) => {
-                    let Some(claim) = list.items.first() else {
+                    let (claims, unreadable) = Listed::split(list.items);
+                    if claims.is_empty() && unreadable.is_empty() {
                         return;
-                    };
-                    match self.try_write(claim, &mut rejections).await {
-                        Response::Success(_) => {
-                            // Another writer may have set it.
-                            let _ = self.admitted.set(());
-                            return;
-                        }
-                        Response::Failed(
-                            Failure::Forbidden(_) | Failure::Rejected(_) | Failure::NotSent,
-                        ) => return,
-                        // The claim was deleted or changed meanwhile, or the outcome is unknown.
-                        Response::Failed(Failure::NotFound | Failure::NotHolder)
-                        | Response::Conflict
-                        | Response::Unknown(_) => {}
+                    }
+                    match self.try_any(&claims, &mut rejections).await {
+                        Admission::Known => return,
+                        Admission::Unknown => {}
+                        Admission::Rejected => rejected += 1,
+                    }
+                    if rejected >= MAX_REJECTED {
+                        tracing::warn!("admission rejects a dry run of each tried claim; leading");
+                        return;
                     }
                 }
                 Ok(Err(error)) => {
@@ -131,7 +145,33 @@ impl ClaimRequests {
         }
     }
 
-    /// Waits until the API server accepts a dry-run write of this replica. Returns the response if it is another one.
+    /// Tries the claims until a response tells whether writes of this replica are admitted.
+    async fn try_any(&self, claims: &[ResourceClaim], rejections: &mut u32) -> Admission {
+        for claim in claims {
+            match self.try_write(claim, rejections).await {
+                Response::Success(_) => {
+                    // Another writer may have set it.
+                    let _ = self.admitted.set(());
+                    return Admission::Known;
+                }
+                Response::Failed(Failure::Forbidden(_) | Failure::NotSent) => {
+                    return Admission::Known;
+                }
+                Response::Failed(Failure::NotHolder) | Response::Unknown(_) => {
+                    return Admission::Unknown;
+                }
+                // Rejected for what the claim is, deleted or changed meanwhile: no proof.
+                Response::Failed(
+                    Failure::Rejected(_) | Failure::NotFound | Failure::Unreadable(_),
+                )
+                | Response::Conflict => {}
+            }
+        }
+        Admission::Rejected
+    }
+
+    /// Waits until the API server accepts a dry-run write of this replica. Returns the response if it is another one; a
+    /// rejection of this claim for another reason than the lease is left to the write itself.
     async fn wait_until_admitted(&self, claim: &ResourceClaim) -> Result<(), Response> {
         let admission = || async {
             let mut rejections = 0;
@@ -139,15 +179,23 @@ impl ClaimRequests {
                 match self.try_write(claim, &mut rejections).await {
                     Response::Success(_) => return Ok(()),
                     Response::Failed(Failure::NotHolder) | Response::Unknown(_) => {}
-                    other => return Err(other),
+                    Response::Failed(Failure::Rejected(_) | Failure::Unreadable(_)) => {
+                        return Err(None);
+                    }
+                    other => return Err(Some(other)),
                 }
                 tokio::select! {
                     () = tokio::time::sleep(self.timing.first_retry) => {}
-                    () = self.stop.cancelled() => return Err(Response::Failed(Failure::NotSent)),
+                    () = self.stop.cancelled() => {
+                        return Err(Some(Response::Failed(Failure::NotSent)));
+                    }
                 }
             }
         };
-        self.admitted.get_or_try_init(admission).await.map(|_| ())
+        match self.admitted.get_or_try_init(admission).await {
+            Ok(()) | Err(None) => Ok(()),
+            Err(Some(response)) => Err(response),
+        }
     }
 
     /// Sends a dry-run write. Counts the rejections by the admission policy and warns of many.
@@ -183,13 +231,14 @@ impl ClaimRequests {
 
     async fn response(
         &self,
-        request: impl Future<Output = Result<ResourceClaim, kube::Error>>,
+        request: impl Future<Output = Result<Listed<ResourceClaim>, kube::Error>>,
     ) -> Response {
         if !self.may_send() {
             return Response::Failed(Failure::NotSent);
         }
         match tokio::time::timeout(self.timing.request_timeout, request).await {
-            Ok(Ok(claim)) => Response::Success(Box::new(claim)),
+            Ok(Ok(Listed::Object(claim))) => Response::Success(claim),
+            Ok(Ok(Listed::Unreadable(claim))) => Response::Failed(Failure::Unreadable(claim.cause)),
             Ok(Err(kube::Error::Api(status))) => Response::of_error(status.code, &status.message),
             Ok(Err(error)) => Response::Unknown(describe(&error)),
             Err(_) => Response::Unknown("request timed out".to_owned()),
@@ -205,7 +254,7 @@ impl ClaimRequests {
         self.client.clone()
     }
 
-    pub(super) fn api(&self, claim: &ResourceClaim) -> Api<ResourceClaim> {
+    pub(super) fn api(&self, claim: &ResourceClaim) -> Api<Listed<ResourceClaim>> {
         let namespace = claim.metadata.namespace.as_deref().unwrap_or_default();
         Api::namespaced(self.client.clone(), namespace)
     }

@@ -312,7 +312,7 @@ fn explains_claim_that_was_deleted_while_pod_is_gated() -> Result<()> {
     tenant.apply(&pod)?;
     tenant.event("waits", "exceeds the largest GPU")?;
     tenant.kubectl(&["delete", "resourceclaim", "own", "--timeout=60s"])?;
-    tenant.event("waits", "ClaimMissing: claim own was deleted")?;
+    tenant.event("waits", "ClaimMissing: claim own does not exist")?;
     tenant.apply(&claim("1Gi"))?;
     tenant.running("waits")
 }

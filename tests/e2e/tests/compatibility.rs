@@ -131,3 +131,47 @@ fn leaves_pods_of_other_namespaces_unchanged() -> Result<()> {
     ensure!(limits["nvidia.com/gpu"] == "2", "{created}");
     Ok(())
 }
+
+#[test]
+fn translated_pod_shows_no_failed_creation_of_its_claim() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = enabled(&cluster, "template-first")?;
+    // Amounts that no other test requests, so that the template is new.
+    tenant.apply(&pod("new", "nvidia.com/gpu: 1, nvidia.com/gpumem: 1237"))?;
+    tenant.running("new")?;
+    let events = tenant.events("new")?;
+    ensure!(
+        !events
+            .iter()
+            .any(|event| event.starts_with("FailedResourceClaimCreation")),
+        "{events:?}"
+    );
+    Ok(())
+}
+
+#[test]
+fn workload_names_the_unit_of_memory() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = enabled(&cluster, "unit")?;
+    let spec = spec("nvidia.com/gpu: 1, nvidia.com/gpumem: 16Gi");
+    tenant.apply(&format!(
+        "{{apiVersion: apps/v1, kind: Deployment, metadata: {{name: model}}, spec: {{selector: {{matchLabels: {{app: model}}}}, \
+         template: {{metadata: {{labels: {{app: model}}}}, spec: {spec}}}}}}}"
+    ))?;
+    let text = wait("the condition of the Deployment", || {
+        let found = tenant.find("deployment", "model")?;
+        let conditions = found.and_then(|found| found["status"]["conditions"].as_array().cloned());
+        let failure = conditions
+            .into_iter()
+            .flatten()
+            .find(|condition| condition["type"] == "ReplicaFailure");
+        Ok(failure.and_then(|failure| failure["message"].as_str().map(str::to_owned)))
+    })?;
+    ensure!(
+        text.contains(
+            "16Gi is more memory than a GPU has, because the resource counts in MiB; use 16384"
+        ),
+        "{text}"
+    );
+    Ok(())
+}

@@ -101,7 +101,7 @@ async fn falls_back_to_namespace_of_tenant() {
 fn removes_objects_deleted_while_disconnected() {
     let live = Arc::new(Live::new("test".to_owned(), settings()));
     let mut follower = Follower::<Pod>::new(&live);
-    let pod = |name: &str, uid: &str| -> Pod {
+    let pod = |name: &str, uid: &str| -> Listed<Pod> {
         let pod = json!({"metadata": {"name": name, "namespace": "n", "uid": uid}, "spec": {"containers": []}});
         serde_json::from_value(pod).expect("a pod")
     };

@@ -196,3 +196,19 @@ fn finds_selectors_with_placeholders() {
         assert_eq!(with(expression), "no problems found\n", "{expression}");
     }
 }
+
+#[test]
+fn names_objects_that_cannot_be_read() {
+    let text = text(|state| {
+        let claim = (
+            "ResourceClaim".to_owned(),
+            "n/odd: status.x: odd".to_owned(),
+        );
+        state.unreadable = vec![claim];
+    });
+    assert_eq!(
+        text,
+        "resourceclaim n/odd: the object cannot be read: status.x: odd; its devices count as taken, and no other device of their \
+         pools is allocated; repair the field or delete the object; update drava if a newer release wrote it\n"
+    );
+}

@@ -15,6 +15,7 @@ use crate::node::neighbors::NamespaceLabels;
 use crate::object::ObjectKey;
 use crate::placement::Placement;
 use crate::quota::{Budget, Charge, DeviceModel};
+use crate::usage::DeviceAccess;
 
 /// State of the quotas.
 #[derive(Debug, Default)]
@@ -24,7 +25,7 @@ pub(super) struct Quotas {
     /// Labels by namespace.
     namespaces: NamespaceLabels,
     /// Charges of each claim.
-    charges: BTreeMap<ObjectKey, Vec<(Model, Charge)>>,
+    charges: BTreeMap<ObjectKey, Vec<DeviceCharge>>,
     /// Sums of the charges by namespace and model.
     sums: BTreeMap<String, BTreeMap<Model, Charge>>,
 }
@@ -37,8 +38,18 @@ struct Quota {
     used: Charge,
 }
 
-/// Model of a device; `None` for a device that is not published, which every quota counts.
+/// Model of a device; `None` for a device that was never published, which every quota counts.
 type Model = Option<DeviceModel>;
+
+/// What a claim is charged for one device.
+#[derive(Debug)]
+struct DeviceCharge {
+    pool: String,
+    device: String,
+    access: DeviceAccess,
+    model: Model,
+    charge: Charge,
+}
 
 impl Quotas {
     pub(super) const fn namespace_labels(&self) -> &NamespaceLabels {
@@ -145,10 +156,29 @@ impl Cluster {
         let name = namespace.metadata.name.clone().unwrap_or_default();
         let labels = namespace.metadata.labels.clone().unwrap_or_default();
         let before = self.quotas.namespaces.insert(name.clone(), labels.clone());
-        if before == Some(labels) {
+        if before.as_ref() == Some(&labels) {
             return BTreeSet::new();
         }
-        self.quotas.cover(&name)
+        let mut affected = self.quotas.cover(&name);
+        if before.is_none() && self.selects_namespaces() {
+            affected.insert(name);
+        }
+        affected
+    }
+
+    /// Returns whether it is unknown which quotas and policies hold for the namespace: some select by labels, and its labels
+    /// are not known.
+    #[must_use]
+    pub fn has_unknown_limits(&self, namespace: &str) -> bool {
+        !self.quotas.namespaces.contains_key(namespace) && self.selects_namespaces()
+    }
+
+    /// Returns whether a quota or policy selects namespaces by labels.
+    fn selects_namespaces(&self) -> bool {
+        let mut quotas = self.quotas.quotas.values();
+        let mut policies = self.policies.values();
+        quotas.any(|quota| quota.spec.namespace_selector.is_some())
+            || policies.any(|policy| policy.namespace_selector.is_some())
     }
 
     /// Returns the labels of a namespace.
@@ -282,10 +312,28 @@ impl Cluster {
     /// Charges the devices of a claim after a change.
     pub(super) fn charge(&mut self, claim: &ObjectKey) {
         let devices = self.charged_devices_of(claim);
+        let before = self.quotas.charges.get(claim);
         let charges = devices.filter_map(|allocated| {
             let device = self.published(&allocated.pool, &allocated.device);
             let charge = Charge::of(device, &allocated.access)?;
-            Some((device.map(DeviceModel::from), charge))
+            // A pod goes on with a device that is not published for a while, so the last known amounts count.
+            let known = before.into_iter().flatten().find(|known| {
+                device.is_none()
+                    && known.pool == allocated.pool
+                    && known.device == allocated.device
+                    && known.access == allocated.access
+            });
+            let (model, charge) = match known {
+                Some(known) => (known.model.clone(), known.charge),
+                None => (device.map(DeviceModel::from), charge),
+            };
+            Some(DeviceCharge {
+                pool: allocated.pool.clone(),
+                device: allocated.device.clone(),
+                access: allocated.access.clone(),
+                model,
+                charge,
+            })
         });
         let charges = charges.collect();
         self.quotas.replace(claim, charges);
@@ -329,13 +377,13 @@ impl Quotas {
     }
 
     /// Replaces the charges of a claim.
-    fn replace(&mut self, claim: &ObjectKey, charges: Vec<(Model, Charge)>) {
+    fn replace(&mut self, claim: &ObjectKey, charges: Vec<DeviceCharge>) {
         let before = self.charges.remove(claim).unwrap_or_default();
-        for (model, charge) in before {
-            self.add(&claim.0, &model, Charge::default() - charge);
+        for before in before {
+            self.add(&claim.0, &before.model, Charge::default() - before.charge);
         }
-        for (model, charge) in &charges {
-            self.add(&claim.0, model, *charge);
+        for current in &charges {
+            self.add(&claim.0, &current.model, current.charge);
         }
         if !charges.is_empty() {
             self.charges.insert(claim.clone(), charges);

@@ -72,6 +72,52 @@ fn counts_newest_version_of_claim() {
 }
 
 #[test]
+fn excludes_pools_of_unreadable_claim() {
+    let unreadable = |version: &str| Unreadable {
+        metadata: ObjectMeta {
+            name: Some("a".to_owned()),
+            namespace: Some("default".to_owned()),
+            resource_version: Some(version.to_owned()),
+            ..ObjectMeta::default()
+        },
+        devices: vec![
+            serde_json::from_value(
+                json!({"driver": "gpu.drava.dev", "pool": "n1/gpus", "device": "gpu-0-vgpu"}),
+            )
+            .unwrap(),
+        ],
+        cause: "odd".to_owned(),
+    };
+    let mut cluster = cluster(&[("n1", &[80]), ("n2", &[80])]);
+    let excluded = |cluster: &Cluster| -> Vec<String> {
+        let excluded = cluster.excluded_pools();
+        excluded
+            .map(|(pool, _, problem)| format!("{pool}: {problem}"))
+            .collect()
+    };
+    cluster.upsert_claim(&allocated("a", 5, &[("gpu-0-vgpu", "8Gi")]));
+    assert!(
+        !cluster.upsert_unreadable_claim(&unreadable("4")),
+        "an old version"
+    );
+    assert!(excluded(&cluster).is_empty());
+    cluster.upsert_unreadable_claim(&unreadable("6"));
+    assert_eq!(
+        excluded(&cluster),
+        [
+            "n1/gpus: claim default/a has devices of the pool and cannot be read (odd); repair or delete the claim"
+        ]
+    );
+    cluster.upsert_claim(&allocated("a", 7, &[("gpu-0-vgpu", "8Gi")]));
+    assert!(excluded(&cluster).is_empty());
+    assert_eq!(allocated_gib(&cluster), Some(8));
+    cluster.upsert_unreadable_claim(&unreadable("8"));
+    assert!(cluster.remove_claim(&("default".to_owned(), "a".to_owned())));
+    assert!(excluded(&cluster).is_empty());
+    assert_eq!(allocated_gib(&cluster), Some(0));
+}
+
+#[test]
 fn charges_whole_capacity_without_amounts() {
     let mut cluster = cluster(&[("n1", &[80])]);
     let mut claim = allocated("a", 2, &[("gpu-0-vgpu", "8Gi")]);

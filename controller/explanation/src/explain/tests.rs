@@ -135,3 +135,68 @@ fn names_quota_with_figures() {
         "0/1 nodes: 1 QuotaExceeded (quota team-a: memory 104 GiB of 104 GiB used, 1 GiB requested)"
     );
 }
+
+/// Explains the pod `b`, whose claim is allocated, after a change of the snapshot.
+fn explained_after(change: impl FnOnce(&mut Snapshot)) -> Report {
+    let mut snapshot = snapshot();
+    change(&mut snapshot);
+    super::pod(&snapshot, "default", "b", &settings()).unwrap()
+}
+
+fn claim_of_b(snapshot: &mut Snapshot) -> &mut ResourceClaim {
+    let pod = snapshot.pods.iter().find(|pod| is(pod, "default", "b"));
+    let name = pod::claims(pod.unwrap()).find_map(|(_, object)| object.map(str::to_owned));
+    let mut claims = snapshot.claims.iter_mut();
+    claims.find(|claim| claim.metadata.name == name).unwrap()
+}
+
+#[test]
+fn claim_in_deletion_is_no_allocation() {
+    let report = explained_after(|snapshot| {
+        claim_of_b(snapshot).metadata.deletion_timestamp =
+            Some(object(json!("2026-01-01T00:00:00Z")));
+    });
+    assert_eq!(report.state, State::WaitingForClaim);
+    assert!(
+        report.summary.contains("is being deleted"),
+        "{}",
+        report.summary
+    );
+    assert_eq!(report.reason, Some(Reason::ClaimMissing));
+}
+
+#[test]
+fn allocated_pod_with_our_gate_waits_for_the_controller() {
+    let report = explained_after(|snapshot| {
+        let mut pods = snapshot.pods.iter_mut();
+        let pod = pods.find(|pod| is(pod, "default", "b")).unwrap();
+        let gates = vec![object(json!({"name": names::ALLOCATION_GATE}))];
+        pod.spec.as_mut().unwrap().scheduling_gates = Some(gates);
+    });
+    assert_eq!(report.state, State::Allocated);
+    assert!(
+        report
+            .summary
+            .contains("the controller removes the scheduling gate")
+            && !report.summary.contains("kube-scheduler"),
+        "{}",
+        report.summary
+    );
+}
+
+#[test]
+fn names_unreadable_claim() {
+    let report = explained_after(|snapshot| {
+        let claim = claim_of_b(snapshot);
+        let name = claim.metadata.name.take().unwrap();
+        snapshot.unreadable = vec![(
+            "ResourceClaim".to_owned(),
+            format!("default/{name}: spec: odd"),
+        )];
+    });
+    assert!(
+        report.summary.contains("cannot be read (spec: odd)"),
+        "{}",
+        report.summary
+    );
+}

@@ -142,8 +142,81 @@ fn names_missing_and_shared_objects() {
         error(&[pod("a"), pod("b")]),
         "cannot simulate pod default/b: ResourceClaim default/feasible is used by another pod of the manifests; simulate one of them"
     );
+}
+
+#[test]
+fn daemon_set_hides_no_other_workload() {
     let set = json!({"kind": "DaemonSet", "metadata": {"name": "d"}});
-    assert!(error(&[set]).starts_with("DaemonSet d: this kind cannot be simulated"));
+    let report = simulated(&[set, deployment(1), template("1Gi")]).unwrap();
+    assert!(report.all_fit());
+    let text = report.text();
+    assert!(
+        text.contains("DaemonSet d is not simulated, because its number of pods depends on the nodes; use its pod template in a Pod\n"),
+        "{text}"
+    );
+}
+
+/// Simulates a job with this pod spec, merged into that of a pod with a share.
+fn job(spec: &Value, pod: &Value) -> Report {
+    let mut template_spec = pod_spec(&json!({"resourceClaimTemplateName": "share"}));
+    for (field, value) in pod.as_object().unwrap() {
+        template_spec[field] = value.clone();
+    }
+    let mut job = json!({"kind": "Job", "metadata": {"name": "j"}, "spec": spec});
+    job["spec"]["template"] = json!({"spec": template_spec});
+    let class = json!({
+        "kind": "RuntimeClass", "metadata": {"name": "kata"}, "handler": "kata",
+        "overhead": {"podFixed": {"cpu": "100"}},
+    });
+    simulated(&[job, template("1Gi"), class]).unwrap()
+}
+
+#[test]
+fn reads_pods_as_the_api_server_stores_them() {
+    let one = json!({});
+    let reason = |pod: Value| {
+        let report = job(&one, &pod);
+        assert!(!report.all_fit());
+        report.text()
+    };
+    let container = |fields: Value| {
+        let mut container = json!({"name": "c", "image": "x"});
+        for (field, value) in fields.as_object().unwrap() {
+            container[field] = value.clone();
+        }
+        json!([container])
+    };
+    let limited = container(json!({"resources": {"limits": {"cpu": "100"}}}));
+    for pod in [
+        json!({"containers": limited}),
+        json!({"resources": {"limits": {"cpu": "100"}}}),
+        json!({"runtimeClassName": "kata"}),
+    ] {
+        let text = reason(pod);
+        assert!(text.contains("insufficient cpu"), "{text}");
+    }
+    let ports = container(json!({"ports": [{"containerPort": 8080}]}));
+    let report = job(
+        &json!({"parallelism": 2}),
+        &json!({"hostNetwork": true, "containers": ports}),
+    );
+    assert!(
+        report.text().contains("host port 8080 is in use"),
+        "{}",
+        report.text()
+    );
+}
+
+#[test]
+fn job_has_no_more_pods_than_completions() {
+    for (spec, pods) in [
+        (json!({"parallelism": 8, "completions": 2}), 2),
+        (json!({"parallelism": 2, "completions": 8}), 2),
+        (json!({"parallelism": 2}), 2),
+        (json!({"completions": 3}), 1),
+    ] {
+        assert_eq!(job(&spec, &json!({})).pods.len(), pods, "{spec}");
+    }
 }
 
 #[test]

@@ -143,15 +143,19 @@ impl Planner {
             if placements.len() + covered == group.required {
                 break;
             }
-            if request.shares_claim(placements.iter().map(|(other, _)| other)) {
-                covered += 1;
-                continue;
-            }
-            let placement = place(self, request);
+            let request = match self.beside(request, &placements) {
+                Ok(None) => {
+                    covered += 1;
+                    continue;
+                }
+                Ok(Some(request)) => request,
+                Err(_) => continue,
+            };
+            let placement = place(self, &request);
             let placement = placement.filter(|placement| self.is_allowed(search, placement));
             if let Some(placement) = placement {
-                self.assume(request, &placement);
-                placements.push((request.clone(), placement));
+                self.assume(&request, &placement);
+                placements.push((request, placement));
             }
         }
         for (request, placement) in &placements {

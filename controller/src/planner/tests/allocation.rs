@@ -265,3 +265,29 @@ fn schedules_after_end_of_pod_that_filled_node() {
     cluster.delete_pod("web");
     assert_eq!(cluster.settle(), ["a → n1"]);
 }
+
+#[test]
+fn own_claim_follows_the_shared_one() {
+    let mut cluster = TestCluster::new(&["n1", "n2"]);
+    cluster.add_claim(claim("shared", "30Gi"));
+    cluster.add_claim(claim("a", "10Gi"));
+    cluster.add_claim(claim("b", "10Gi"));
+    cluster.add_claim(claim("c", "40Gi"));
+    cluster.add_pod(pod("a", &["shared", "a"]));
+    let placed = cluster.settle();
+    let node = placed[0].split_once(" → ").unwrap().1.to_owned();
+    cluster.bind(("a", &node));
+    cluster.add_pod(pod("b", &["shared", "b"]));
+    assert_eq!(cluster.settle(), [format!("b → {node}")]);
+    cluster.add_pod(pod("c", &["shared", "c"]));
+    assert!(
+        cluster.settle().is_empty(),
+        "the other node has room, but not the shared claim"
+    );
+    let messages = cluster.messages_of("Pod/c");
+    assert!(
+        messages[0].contains("InsufficientMemory")
+            && messages[0].contains("claim default/shared is allocated on another node"),
+        "{messages:?}"
+    );
+}

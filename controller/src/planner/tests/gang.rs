@@ -189,6 +189,39 @@ fn members_share_one_claim() {
     assert_eq!(cluster.settle(), ["m-1 → n1"], "the claim is written once");
 }
 
+#[test]
+fn member_needs_its_own_claim_beside_the_shared_one() {
+    let mut cluster = TestCluster::new(&["n1", "n2"]);
+    cluster.add_claim(claim("shared", "30Gi"));
+    for (name, memory) in [("m-1", "30Gi"), ("m-2", "30Gi")] {
+        cluster.add_claim(claim(name, memory));
+        cluster.add_pod(member(pod(name, &["shared", name]), "2"));
+    }
+    assert!(
+        cluster.settle().is_empty(),
+        "90 of 80 GiB on the node of the shared claim"
+    );
+    let messages = cluster.messages_of("Pod/m-2");
+    assert!(messages[0].contains("1 of 2 members fit"), "{messages:?}");
+    cluster.end("m-2");
+    cluster.add_claim(claim("m-3", "10Gi"));
+    cluster.add_pod(member(pod("m-3", &["shared", "m-3"]), "2"));
+    let placed = cluster.settle();
+    assert_eq!(placed.len(), 2, "{placed:?}");
+    let node = placed[0].split_once(" → ").unwrap().1;
+    assert!(
+        placed.iter().all(|placed| placed.ends_with(node)),
+        "{placed:?}"
+    );
+    let devices = |name: &str| {
+        cluster.claims[name]
+            .status
+            .as_ref()
+            .is_some_and(|status| status.allocation.is_some())
+    };
+    assert!(["shared", "m-1", "m-3"].into_iter().all(devices));
+}
+
 /// Returns a gated member of the gang `g` without claims that requests CPUs.
 fn gated_member(name: &str, cpus: &str, min: &str) -> Pod {
     let mut pod = member(gated_pod(name, &[], &[ALLOCATION_GATE]), min);

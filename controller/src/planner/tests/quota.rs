@@ -433,3 +433,23 @@ fn waiting_head_is_charged_nothing() {
     assert_eq!(cluster.settle().len(), 1);
     assert!((cluster.used_gib() - 60.0).abs() < 1e-9);
 }
+
+#[test]
+fn pod_of_unknown_namespace_waits_for_its_quotas() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    let selector = json!({"matchLabels": {"team": "a"}});
+    cluster.set_quota(
+        "q",
+        &json!({"namespaceSelector": selector, "limit": {"memory": "10Gi"}}),
+    );
+    cluster.add_pod_of("new", "a", "20Gi", 0);
+    assert!(cluster.settle().is_empty(), "it may be one of the tenant's");
+    assert!(
+        cluster.messages_of("Pod/a")[0].starts_with("NamespaceUnknown"),
+        "{:?}",
+        cluster.messages_of("Pod/a")
+    );
+    let namespace = object(json!({"metadata": {"name": "new", "labels": {"team": "b"}}}));
+    cluster.planner.namespace(applied(namespace));
+    assert_eq!(cluster.settle(), ["a → n1"]);
+}

@@ -274,6 +274,62 @@ async fn term_starts_when_a_dry_run_is_accepted() {
 }
 
 #[tokio::test]
+async fn writes_although_dry_runs_are_rejected() {
+    let claims = [claim("a", "1Gi")];
+    for rejection in [
+        Fault::Status(400, "admission webhook \"x\" does not support dry run"),
+        Fault::Status(422, "claims need the label x"),
+    ] {
+        let (writer, server) = start(&claims, &[], &CancellationToken::new());
+        server.lock().unwrap().dry_run_faults = [rejection; 9].into();
+        let outcome = writer.allocate(job(&claims)).await;
+        assert_eq!(outcome.failure, None, "{rejection:?}");
+    }
+}
+
+#[tokio::test]
+async fn rejected_dry_run_of_one_claim_proves_nothing() {
+    let denial = "admission policy 'drava-controller-lease' denied request";
+    let claims = [claim("a", "1Gi"), claim("b", "1Gi")];
+    let (writer, server) = start(&claims, &[], &CancellationToken::new());
+    let other = Fault::Status(422, "claims need the label x");
+    server.lock().unwrap().dry_run_faults = [other, Fault::Status(422, denial), other].into();
+    let attempts = Cell::new(0);
+    writer
+        .wait_until_holder(|| attempts.set(attempts.get() + 1))
+        .await;
+    assert_eq!(attempts.get(), 2, "until b is admitted");
+}
+
+#[tokio::test]
+async fn leads_although_every_claim_is_rejected() {
+    let (writer, server) = start(&[claim("a", "1Gi")], &[], &CancellationToken::new());
+    let rejection = Fault::Status(422, "claims need the label x");
+    server.lock().unwrap().dry_run_faults = [rejection; 1000].into();
+    writer.wait_until_holder(|| {}).await;
+    assert!(!server.lock().unwrap().dry_run_faults.is_empty());
+}
+
+#[tokio::test]
+async fn gives_up_on_claim_that_it_cannot_read_back() {
+    let claims = [claim("a", "1Gi")];
+    let (writer, server) = start(&claims, &[], &CancellationToken::new());
+    server.lock().unwrap().objects.get_mut("a").unwrap()["status"]["devices"] = json!([{
+        "driver": "d", "pool": "p", "device": "d",
+        "conditions": [{"type": "t", "status": "True", "reason": "r", "message": "",
+                        "lastTransitionTime": "9999-12-31T23:59:59Z"}],
+    }]);
+    let failure = writer.allocate(job(&claims)).await.failure.unwrap();
+    assert!(
+        failure
+            .message
+            .contains("cannot read the claim: status.devices[0].conditions[0]"),
+        "{}",
+        failure.message
+    );
+}
+
+#[tokio::test]
 async fn term_starts_at_once_without_claims_or_permission() {
     let (writer, _) = start(&[], &[], &CancellationToken::new());
     writer.wait_until_holder(|| {}).await;

@@ -83,7 +83,7 @@ impl Server {
         let mut parts = path.rsplit('/');
         let last = parts.next().unwrap();
         if last == "resourceclaims" {
-            let items: Vec<&Value> = self.objects.values().take(1).collect();
+            let items: Vec<&Value> = self.objects.values().collect();
             return Ok((StatusCode::OK, json!({"metadata": {}, "items": items})));
         }
         let (name, status) = if last == "status" {

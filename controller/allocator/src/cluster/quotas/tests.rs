@@ -87,6 +87,52 @@ fn counts_claims_before_their_devices_are_published() {
 }
 
 #[test]
+fn charges_unpublished_devices_as_before() {
+    let mut cluster = cluster(&[("n1", &[16, 80])]);
+    cluster.upsert_quota(&quota("q", &json!({"namespaces": ["a"]})));
+    let h100 = json!({"namespaces": ["a"], "deviceSelector": {"productNames": ["NVIDIA H100"]}});
+    cluster.upsert_quota(&quota("h100", &h100));
+    cluster.upsert_claim(&allocated("a", "c", &[("gpu-0", None), ("gpu-1", None)]));
+    let before = used(&cluster);
+    assert_eq!(before["q"], (96, 2));
+    assert_eq!(before["h100"], (80, 1));
+    for slice in slices("n1", &[16, 80]) {
+        cluster.remove_slice(slice.metadata.name.as_deref().unwrap());
+    }
+    assert_eq!(used(&cluster), before, "the pods go on");
+    let mut newer = allocated("a", "c", &[("gpu-0", None), ("gpu-1", None)]);
+    newer.metadata.resource_version = Some("9".to_owned());
+    cluster.upsert_claim(&newer);
+    assert_eq!(used(&cluster), before);
+    cluster.remove_claim(&("a".to_owned(), "c".to_owned()));
+    assert_eq!(used(&cluster)["q"], (0, 0));
+}
+
+#[test]
+fn limits_of_namespace_are_unknown_without_its_labels() {
+    let mut cluster = cluster(&[]);
+    cluster.upsert_quota(&quota("plain", &json!({"namespaces": ["a"]})));
+    assert!(!cluster.has_unknown_limits("new"), "no selector");
+    let spec = json!({"namespaceSelector": {"matchLabels": {"team": "a"}}});
+    cluster.upsert_quota(&quota("q", &spec));
+    assert!(cluster.has_unknown_limits("new"));
+    let namespace: Namespace = object(json!({"metadata": {"name": "new"}}));
+    assert_eq!(
+        names(&cluster.upsert_namespace(&namespace)),
+        ["new"],
+        "its pods are decided"
+    );
+    assert!(!cluster.has_unknown_limits("new"));
+    cluster.remove_quota("q");
+    let policy = object(json!({
+        "apiVersion": "gpu.drava.dev/v1alpha1", "kind": "GpuPolicy", "metadata": {"name": "p"},
+        "spec": {"namespaceSelector": {"matchLabels": {"team": "a"}}},
+    }));
+    cluster.upsert_policy(&policy);
+    assert!(cluster.has_unknown_limits("newer"));
+}
+
+#[test]
 fn follows_labels_of_namespaces() {
     let mut cluster = cluster(&[("n1", &[80])]);
     let spec = json!({"namespaceSelector": {"matchLabels": {"team": "a"}}});

@@ -1,0 +1,190 @@
+//! Watches and requests over connections that stop to deliver without being closed.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{RawQuery, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use drava_api::listed::Listed;
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::Node;
+use kube::api::ListParams;
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{Event, watcher};
+use kube::{Api, Resource};
+use serde_json::{Value, json};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch::{Receiver, Sender, channel};
+
+use super::*;
+
+/// Silence that the clients of the tests accept.
+const SILENCE: Duration = Duration::from_millis(300);
+/// Time in which a test must end; shorter than the limits of a watch alone.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// An API server with nodes.
+#[derive(Clone)]
+struct Nodes {
+    names: Arc<Mutex<Vec<String>>>,
+    changed: Sender<()>,
+}
+
+impl Nodes {
+    async fn start() -> (Self, SocketAddr) {
+        let nodes = Self {
+            names: Arc::default(),
+            changed: channel(()).0,
+        };
+        let router = Router::new()
+            .route("/api/v1/nodes", get(serve))
+            .with_state(nodes.clone());
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(axum::serve(listener, router).into_future());
+        (nodes, address)
+    }
+
+    fn add(&self, name: &str) {
+        self.names.lock().unwrap().push(name.to_owned());
+        self.changed.send_replace(());
+    }
+
+    /// Returns the nodes after the first `known` ones; the version of a node is its number.
+    fn after(&self, known: usize) -> Vec<Value> {
+        let names = self.names.lock().unwrap();
+        let node = |(index, name): (usize, &String)| json!({"metadata": {"name": name, "resourceVersion": (index + 1).to_string()}});
+        names.iter().enumerate().skip(known).map(node).collect()
+    }
+}
+
+async fn serve(State(nodes): State<Nodes>, RawQuery(query): RawQuery) -> Response {
+    let query = query.unwrap_or_default();
+    if !query.contains("watch=true") {
+        let items = nodes.after(0);
+        let version = items.len().to_string();
+        let list = json!({"metadata": {"resourceVersion": version}, "items": items});
+        return list.to_string().into_response();
+    }
+    let version = query
+        .split('&')
+        .find_map(|part| part.strip_prefix("resourceVersion="));
+    let known = version.and_then(|version| version.parse().ok());
+    let changes = nodes.changed.subscribe();
+    let events = futures::stream::unfold(
+        (nodes, known.unwrap_or(0), changes),
+        |(nodes, known, mut changes)| async move {
+            loop {
+                changes.borrow_and_update();
+                let new = nodes.after(known);
+                if !new.is_empty() {
+                    // The API server writes the type first.
+                    let lines: String = new
+                        .iter()
+                        .map(|node| format!("{{\"type\":\"ADDED\",\"object\":{node}}}\n"))
+                        .collect();
+                    let chunk = Ok::<_, Infallible>(Bytes::from(lines));
+                    return Some((chunk, (nodes, known + new.len(), changes)));
+                }
+                changes.changed().await.ok()?;
+            }
+        },
+    );
+    Body::from_stream(events).into_response()
+}
+
+/// A proxy that forgets established connections: they stay open and deliver nothing.
+struct Proxy {
+    address: SocketAddr,
+    /// Number of connections that are forgotten.
+    forgotten: Sender<u32>,
+    accepted: Receiver<u32>,
+}
+
+impl Proxy {
+    async fn start(target: SocketAddr, forgotten: u32) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (forgotten, is_forgotten) = channel(forgotten);
+        let (sender, accepted) = channel(0);
+        tokio::spawn(async move {
+            for number in 1_u32.. {
+                let (mut client, _) = listener.accept().await.unwrap();
+                sender.send_replace(number);
+                let mut forgotten = is_forgotten.clone();
+                tokio::spawn(async move {
+                    let mut server = TcpStream::connect(target).await.unwrap();
+                    let is_forgotten = async {
+                        let _ = forgotten.wait_for(|first| number <= *first).await.map(drop);
+                    };
+                    tokio::select! {
+                        biased;
+                        () = is_forgotten => std::future::pending().await,
+                        _ = tokio::io::copy_bidirectional(&mut client, &mut server) => {}
+                    }
+                });
+            }
+        });
+        Self {
+            address,
+            forgotten,
+            accepted,
+        }
+    }
+
+    /// Forgets all connections of this moment.
+    fn forget(&self) {
+        let accepted = *self.accepted.borrow();
+        self.forgotten.send_replace(accepted);
+    }
+
+    fn client(&self) -> Client {
+        let url = format!("http://{}", self.address).parse().unwrap();
+        let mut config = limited(Config::new(url), SILENCE);
+        config.default_retry = false;
+        Client::try_from(config).unwrap()
+    }
+}
+
+#[tokio::test]
+async fn watch_goes_on_after_silent_loss_of_connections() {
+    let (nodes, address) = Nodes::start().await;
+    nodes.add("a");
+    let proxy = Proxy::start(address, 0).await;
+    let api = Api::<Listed<Node>>::all(proxy.client());
+    let mut events = watcher(api, watch()).default_backoff().boxed();
+    let mut next = async || loop {
+        let event = tokio::time::timeout(PATIENCE, events.next()).await;
+        let event = event.expect("progress of the watch").unwrap();
+        if let Ok(Event::InitApply(node) | Event::Apply(node)) = event {
+            return node.meta().name.clone().unwrap();
+        }
+    };
+    assert_eq!(next().await, "a");
+    nodes.add("b");
+    assert_eq!(next().await, "b", "over the watch");
+    proxy.forget();
+    nodes.add("c");
+    assert_eq!(next().await, "c");
+}
+
+#[tokio::test]
+async fn request_without_answer_fails() {
+    let (_, address) = Nodes::start().await;
+    let proxy = Proxy::start(address, 1).await;
+    let api = Api::<Node>::all(proxy.client());
+    let list = async || {
+        let params = ListParams::default();
+        let answer = tokio::time::timeout(PATIENCE, api.list(&params)).await;
+        answer.expect("an answer or a failure")
+    };
+    assert!(list().await.is_err());
+    assert!(
+        list().await.unwrap().items.is_empty(),
+        "on a new connection"
+    );
+}

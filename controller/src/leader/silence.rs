@@ -1,0 +1,74 @@
+//! Watches that fail without an answer of the API server: the leader is blind.
+//!
+//! A failed watch is repeated, and every attempt ends, because silence has a limit on each connection. A watch that works and
+//! delivers nothing reports nothing, so a run of failures ends when no further one follows.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::watches::Kind;
+
+/// Longest time between two failures of a watch that works in no attempt: time-out and pause.
+const MAX_GAP: Duration = Duration::from_secs(120);
+
+/// A run of failures.
+#[derive(Debug, Clone, Copy)]
+struct Failing {
+    since: Instant,
+    last: Instant,
+}
+
+/// See the [module](self).
+#[derive(Debug, Default)]
+pub(super) struct Silence(BTreeMap<Kind, Failing>);
+
+impl Silence {
+    /// A watch has failed without an answer.
+    pub(super) fn failed(&mut self, kind: Kind, now: Instant) {
+        let run = self.0.get(&kind).filter(|run| now < run.last + MAX_GAP);
+        let since = run.map_or(now, |run| run.since);
+        self.0.insert(kind, Failing { since, last: now });
+    }
+
+    /// A watch has delivered something.
+    pub(super) fn delivered(&mut self, kind: Kind) {
+        self.0.remove(&kind);
+    }
+
+    /// Returns the length of the longest run of failures that goes on.
+    pub(super) fn longest(&self, now: Instant) -> Duration {
+        let runs = self.0.values().filter(|run| now < run.last + MAX_GAP);
+        let lengths = runs.map(|run| run.last - run.since);
+        lengths.max().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_failures_of_a_watch_without_progress() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut silence = Silence::default();
+        for seconds in [0, 40, 90] {
+            silence.failed(Kind::Pods, at(seconds));
+        }
+        silence.failed(Kind::Nodes, at(80));
+        assert_eq!(silence.longest(at(95)), Duration::from_secs(90));
+        assert_eq!(
+            silence.longest(at(300)),
+            Duration::ZERO,
+            "no failure follows, so the watches work"
+        );
+        silence.failed(Kind::Pods, at(301));
+        assert_eq!(silence.longest(at(302)), Duration::ZERO, "a new run");
+        silence.failed(Kind::Pods, at(311));
+        assert_eq!(silence.longest(at(312)), Duration::from_secs(10));
+        silence.delivered(Kind::Pods);
+        assert_eq!(silence.longest(at(312)), Duration::ZERO);
+    }
+}
