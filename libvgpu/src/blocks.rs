@@ -6,7 +6,7 @@
 //!
 //! Invariant: a block is charged as a whole, from its first allocation to its last.
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::AtomicU32;
 
 use crate::charge_map::{ChargeMap, Record};
 use crate::guard::Guard;
@@ -76,51 +76,4 @@ impl Blocks {
 
 fn number(address: u64) -> u64 {
     address.checked_div(BLOCK).unwrap_or(0)
-}
-
-/// Small arrays, which share blocks but whose addresses are unknown.
-///
-/// Each counts as the next power of two, which no packing exceeds. The charge stays until the last array is
-/// destroyed: holes return no block to the GPU.
-pub(crate) struct SmallArrays {
-    count: AtomicU64,
-    bytes: AtomicU64,
-    charged_bytes: AtomicU64,
-}
-
-impl SmallArrays {
-    /// Adds an array and returns the additional charge. The caller holds the process's guard.
-    pub(crate) fn add(&self, bytes: u64) -> u64 {
-        self.count.fetch_add(1, Ordering::Relaxed);
-        let bytes = packed(bytes);
-        let all = self
-            .bytes
-            .fetch_add(bytes, Ordering::Relaxed)
-            .saturating_add(bytes);
-        let needed = all.checked_next_multiple_of(BLOCK).unwrap_or(u64::MAX);
-        let charged = self.charged_bytes.fetch_max(needed, Ordering::Relaxed);
-        needed.saturating_sub(charged)
-    }
-
-    /// Removes an array and returns the charge to release. The caller holds the process's guard.
-    pub(crate) fn remove(&self, bytes: u64) -> u64 {
-        self.bytes.fetch_sub(packed(bytes), Ordering::Relaxed);
-        if self.count.fetch_sub(1, Ordering::Relaxed) == 1 {
-            self.charged_bytes.swap(0, Ordering::Relaxed)
-        } else {
-            0
-        }
-    }
-
-    /// Removes an array of `bytes` that was not allocated, with its additional charge of `more`.
-    pub(crate) fn undo(&self, bytes: u64, more: u64) {
-        self.count.fetch_sub(1, Ordering::Relaxed);
-        self.bytes.fetch_sub(packed(bytes), Ordering::Relaxed);
-        self.charged_bytes.fetch_sub(more, Ordering::Relaxed);
-    }
-}
-
-/// At most [`LARGEST_SMALL`], which is a power of two.
-fn packed(bytes: u64) -> u64 {
-    bytes.max(STEP).checked_next_power_of_two().unwrap_or(BLOCK)
 }

@@ -12,7 +12,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use drava_vgpu_abi::DeviceUuid;
 
-use crate::blocks::{Blocks, SmallArrays};
+use crate::blocks::Blocks;
 use crate::cache_charge::{Cache, Report};
 use crate::card::Card;
 use crate::charge_map::{Charge, ChargeMap};
@@ -27,7 +27,7 @@ use crate::records::{
 };
 use crate::share::Share;
 use crate::shared_chunks::SharedChunks;
-use crate::shares::{LimitsSource, MAX_SHARES, Shares};
+use crate::shares::{LimitsSource, Shares};
 use crate::sys;
 
 /// Number of CUDA ordinals with a cached GPU.
@@ -58,8 +58,6 @@ pub(crate) struct Process {
     pub(crate) blocks: Blocks,
     /// Arrays and mipmapped arrays, by handle.
     pub(crate) arrays: ChargeMap<Charge>,
-    /// Arrays that share blocks, by the GPU's index.
-    pub(crate) small_arrays: [SmallArrays; MAX_SHARES],
     /// Physical memory of the virtual memory management API, by handle.
     pub(crate) physical: ChargeMap<Physical>,
     /// Its mappings, by address.

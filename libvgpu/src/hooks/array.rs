@@ -1,20 +1,21 @@
 //! Arrays and mipmapped arrays. They live until they are destroyed or their context ends.
+//!
+//! Each is charged blocks of its own: libcuda does not report where an array lies, and arrays of random sizes take more of an
+//! H200 than a packing of the small ones into shared blocks (docs/results/gpu-h200.md).
 
 use core::ffi::{c_int, c_uint, c_void};
 
-use crate::blocks;
+use crate::blocks::BLOCK;
 use crate::charge_map::Charge;
 use crate::cuda::{
     CUDA_ARRAY_DESCRIPTOR, CUDA_ARRAY_DESCRIPTOR_v1, CUDA_ARRAY3D_DESCRIPTOR,
-    CUDA_ARRAY3D_DESCRIPTOR_v1, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUarray, CUmipmappedArray,
-    CUresult,
+    CUDA_ARRAY3D_DESCRIPTOR_v1, CUarray, CUmipmappedArray, CUresult,
 };
 use crate::elements;
 use crate::functions::{
     cuArray3DCreate, cuArray3DCreate_v2, cuArrayCreate, cuArrayCreate_v2, cuArrayDestroy,
     cuMipmappedArrayCreate,
 };
-use crate::hooks::driver_cache::reserve;
 use crate::hooks::ending_references::{EndingReferences, end_references};
 use crate::hooks::memory::{Request, free_charged};
 use crate::hooks::sparse;
@@ -56,41 +57,14 @@ impl Extent {
         let bytes = (0..levels.clamp(1, 32))
             .map(level)
             .fold(0, u64::saturating_add);
-        blocks::rounded(bytes)
+        bytes.checked_next_multiple_of(BLOCK).unwrap_or(u64::MAX)
     }
 }
 
 fn allocate(bytes: u64, array: *mut *mut c_void, call: impl FnOnce() -> CUresult) -> CUresult {
     // SAFETY: libcuda has written the handle.
     let key = || unsafe { array.read() }.expose_provenance() as u64;
-    let request = Request::in_current_context(bytes);
-    if bytes == 0 || !blocks::is_small(bytes) {
-        return request.allocate(|process| &process.arrays, call, key);
-    }
-    let (card, process) = match request.limited() {
-        Ok(Some(limited)) => limited,
-        Ok(None) => return call(),
-        Err(result) => return result,
-    };
-    let Some(small) = process.small_arrays.get(usize::from(card.index())) else {
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    };
-    let more = {
-        let _guard = process.guard();
-        small.add(bytes)
-    };
-    if more != 0 && !reserve(card, more) {
-        let _guard = process.guard();
-        small.undo(bytes, more);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    let result = call();
-    if result == CUDA_SUCCESS {
-        process.arrays.insert(key(), request.charge(card));
-    } else {
-        card.release(drop_bytes(process, request.charge(card)));
-    }
-    result
+    Request::in_current_context(bytes).allocate(|process| &process.arrays, call, key)
 }
 
 /// Drops the mappings of an array that ends with its context, and returns the bytes to release.
@@ -98,16 +72,7 @@ pub(crate) fn drop_array(process: &'static Process, array: u64, charge: Charge) 
     if charge.bytes == 0 {
         sparse::drop_mappings(process, array);
     }
-    drop_bytes(process, charge)
-}
-
-fn drop_bytes(process: &Process, charge: Charge) -> u64 {
-    if charge.bytes == 0 || !blocks::is_small(charge.bytes) {
-        return charge.bytes;
-    }
-    let small = process.small_arrays.get(usize::from(charge.card));
-    let _guard = process.guard();
-    small.map_or(0, |small| small.remove(charge.bytes))
+    charge.bytes
 }
 
 macro_rules! create {
@@ -214,7 +179,7 @@ pub(crate) unsafe fn destroy(original: cuArrayDestroy::Function, array: *mut c_v
         },
         |process, _, charge| {
             if let Some(card) = process.card(charge.card) {
-                card.release(drop_bytes(process, charge));
+                card.release(charge.bytes);
             }
         },
     )

@@ -1,4 +1,4 @@
-//! Blocks of small allocations, small arrays, and memory of other processes.
+//! Blocks of small allocations, and memory of other processes.
 
 use std::cell::Cell;
 use std::mem::MaybeUninit;
@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 
-use crate::blocks::{self, BLOCK, Blocks, LARGEST_SMALL, SmallArrays};
+use crate::blocks::{self, BLOCK, Blocks, LARGEST_SMALL};
 use crate::imports::Imports;
 use crate::pool_free_space::{CHUNK, PoolFreeSpace, SizeChange, chunk_around};
 use crate::shared_chunks::{Chunk, Shared, SharedChunks};
@@ -21,11 +21,6 @@ unsafe fn zeroes<T>() -> T {
 }
 
 fn no_blocks() -> Blocks {
-    // SAFETY: all zeroes is a valid value.
-    unsafe { zeroes() }
-}
-
-fn no_arrays() -> SmallArrays {
     // SAFETY: all zeroes is a valid value.
     unsafe { zeroes() }
 }
@@ -73,19 +68,6 @@ fn charges_block_from_first_to_last_allocation() {
     assert!(blocks.remove(base + 512 * KIB));
     assert!(!blocks.remove(base), "twice");
     assert!(blocks.remove(base + BLOCK));
-}
-
-#[test]
-fn charges_small_arrays_until_last_is_destroyed() {
-    let arrays = no_arrays();
-    assert_eq!(arrays.add(600 * KIB), BLOCK);
-    assert_eq!(arrays.add(600 * KIB), 0);
-    assert_eq!(arrays.add(KIB), BLOCK, "1 MiB each fills a block");
-    arrays.undo(KIB, BLOCK);
-    assert_eq!(arrays.remove(600 * KIB), 0, "its space may remain a hole");
-    assert_eq!(arrays.add(600 * KIB), 0);
-    assert_eq!(arrays.remove(600 * KIB), 0);
-    assert_eq!(arrays.remove(600 * KIB), BLOCK);
 }
 
 #[test]

@@ -6,6 +6,8 @@
 use std::collections::BTreeMap;
 use std::ffi::c_uint;
 
+use simulator_machine::kernel::PAGE_BYTES;
+
 use crate::State;
 use crate::abi::{CudaResult, In, Out, entry_points};
 use crate::driver::{Driver, driver};
@@ -209,6 +211,13 @@ impl Arrays {
 }
 
 impl State {
+    /// Allocates the memory of an array: blocks of its own. On an H200 arrays of random sizes take more than any packing
+    /// of them into shared blocks.
+    fn allocate_array(&mut self, driver: &Driver, bytes: u64) -> CudaResult<CUdeviceptr> {
+        let bytes = bytes.checked_next_multiple_of(PAGE_BYTES);
+        self.allocate(driver, bytes.ok_or(CudaError::InvalidValue)?)
+    }
+
     fn create_array(
         &mut self,
         driver: &Driver,
@@ -218,7 +227,7 @@ impl State {
         self.require_safe_in_capture()?;
         let context = crate::context::current_handle()?;
         let address = match descriptor.flags & SPARSE {
-            0 => self.allocate(driver, descriptor.bytes()?)?,
+            0 => self.allocate_array(driver, descriptor.bytes()?)?,
             _ => 0,
         };
         let handle = CUarray(self.handle());
@@ -264,7 +273,7 @@ impl State {
             let more = descriptor.level(level).bytes()?;
             bytes = u64::checked_add(bytes, more).ok_or(CudaError::InvalidValue)?;
         }
-        let address = self.allocate(driver, bytes)?;
+        let address = self.allocate_array(driver, bytes)?;
         let handle = CUmipmappedArray(self.handle());
         self.arrays
             .mipmaps
