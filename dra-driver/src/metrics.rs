@@ -26,7 +26,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde_json::Value;
 use tokio::sync::watch;
 
-use crate::agent::share_metrics::ShareMetrics;
+use crate::agent::share_metrics::{ShareMetrics, ShareViolation};
 use crate::conditions::Conditions;
 use crate::gpu_health::HealthByGpu;
 
@@ -41,7 +41,7 @@ pub mod telemetry;
 use aliases::WithAliases;
 use claim_view::ClaimEntry;
 use compression::{GZIP, compressed};
-use exposition::{Now, ShareViolation, Snapshot};
+use exposition::{Now, Snapshot};
 use operations::Operations;
 use telemetry::GpuTable;
 

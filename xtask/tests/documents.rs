@@ -152,6 +152,23 @@ fn sources(folder: &Path) -> String {
         .collect()
 }
 
+/// Replaces the values of format strings, such as `{name}` and `{name:?}`, as the pages do.
+fn without_values(source: &str) -> String {
+    let mut parts = source.split('{');
+    let mut text = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let value = part.split_once('}').filter(|(name, _)| {
+            let is_part = |letter: char| letter.is_alphanumeric() || "_:?".contains(letter);
+            !name.is_empty() && name.chars().all(is_part)
+        });
+        match value {
+            Some((_, rest)) => text.extend(["…", rest]),
+            None => text.extend(["{", part]),
+        }
+    }
+    text
+}
+
 #[test]
 fn troubleshooting_quotes_texts_of_node_driver() {
     let text = fs::read_to_string(root().join("docs/troubleshooting.md")).expect("troubleshooting");
@@ -159,7 +176,9 @@ fn troubleshooting_quotes_texts_of_node_driver() {
         .split_once("## The container does not start")
         .expect("the section");
     let section = section.split("\n## ").next().unwrap_or_default();
-    let sources = sources(&root().join("dra-driver/src"));
+    // The driver passes on the texts of discovery.
+    let sources = sources(&root().join("dra-driver/src")) + &sources(&root().join("cdi/src"));
+    let sources = without_values(&sources);
     let quoted: Vec<&str> = section
         .lines()
         .filter_map(|line| line.strip_prefix("| `")?.split('`').next())
@@ -253,7 +272,7 @@ fn troubleshooting_names_existing_reasons() {
             && word.chars().any(char::is_lowercase)
     };
     // What the first words in backticks of Kubernetes and of claims are.
-    let foreign = ["SchedulingGated"];
+    let foreign = ["ASan", "RuntimeClass", "SchedulingGated"];
     let codes: BTreeSet<&str> = text
         .split('`')
         .skip(1)

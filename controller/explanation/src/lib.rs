@@ -5,6 +5,7 @@
 //! the user, the controller with its own.
 
 pub mod changes;
+mod defaults;
 pub mod explain;
 #[cfg(any(test, feature = "fixture"))]
 #[allow(clippy::expect_used, reason = "objects for tests")]

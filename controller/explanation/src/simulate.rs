@@ -12,11 +12,10 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::changes::{self, Change, changes_text};
+use crate::defaults::{self, Overheads};
 use crate::explain::Settings;
 use crate::snapshot::Snapshot;
 use crate::table::table;
-
-pub(crate) use defaults::Overheads;
 
 /// Result of a simulation: the pods in the order of the manifest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -446,6 +445,5 @@ impl Report {
     }
 }
 
-mod defaults;
 #[cfg(test)]
 mod tests;

@@ -23,7 +23,7 @@ use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::simulate::Overheads;
+use crate::defaults::Overheads;
 
 mod volumes;
 

@@ -14,7 +14,6 @@ use drava_api::reason::Reason;
 use tokio::time::Instant;
 
 use super::demand::{Demand, NamedClaims, Request};
-use super::room::gave_up;
 use super::{DecisionTime, Planner};
 use crate::action::{Action, AllocationJob, ClaimWrite, PodAllocation};
 use crate::event::PendingEvent;
@@ -519,4 +518,9 @@ impl Group {
             ),
         }
     }
+}
+
+/// Returns whether the search for devices has given up on a node.
+pub(super) fn gave_up(explanation: &Explanation) -> bool {
+    explanation.has_reason(Reason::SearchLimit)
 }

@@ -9,12 +9,8 @@ use drava_allocator::pod_request::PodRequest;
 use drava_allocator::selector::is_suspended;
 
 use super::Planner;
-use super::room::RoomKind;
-use crate::pod::Revision;
+use super::room::{Rollout, RoomKind};
 use crate::queue::NodeSet;
-
-/// Namespace and revision of a Deployment.
-pub(super) type Rollout = (Option<String>, Revision);
 
 /// Most requests that are remembered.
 const MAX_REJECTIONS: usize = 16;

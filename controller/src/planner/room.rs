@@ -38,7 +38,7 @@ mod reserved;
 mod rollout;
 
 use holders::Holders;
-pub(super) use known_victims::gave_up;
+pub(super) use rollout::Rollout;
 
 /// Time after the grace period in which a pod that is being deleted is still expected to end.
 const TERMINATION_MARGIN: SignedDuration = SignedDuration::from_secs(30);

@@ -12,6 +12,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::until;
+use crate::agent::share_metrics::ShareViolation;
 use crate::agent::{self, Agent};
 use crate::artifacts::{self, Installed, Stubs};
 use crate::capacity;
@@ -25,7 +26,6 @@ use crate::injection;
 use crate::inventory::State;
 use crate::layout::Layout;
 use crate::lock::{Lock, Locks};
-use crate::metrics::exposition::ShareViolation;
 use crate::metrics::{self, Sources};
 use crate::plugin::socket::Sockets;
 use crate::plugin::takeover::{self, InstanceRole};

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-use drava_api::condition::ConditionReason;
 use drava_api::metric::{BUILD_INFO, driver as metric};
 use drava_nvml::{GpuUuid, Memory, Telemetry};
 use prometheus_client::collector::Collector;
@@ -13,7 +12,7 @@ use prometheus_client::encoding::DescriptorEncoder;
 use super::claim_view::{ClaimEntry, Container, DeviceAccess, DeviceEntry};
 use super::operations::Operations;
 use super::telemetry::{GpuEntry, Xid};
-use crate::agent::share_metrics::ShareMetrics;
+use crate::agent::share_metrics::{ShareMetrics, ShareViolation};
 use crate::claim::{ClaimRef, ClaimUid, ShareId};
 use crate::conditions::Condition;
 use crate::gpu_health::HealthByGpu;
@@ -41,17 +40,6 @@ pub struct Snapshot {
     pub operations: Operations,
     /// Time of the snapshot.
     pub now: Now,
-}
-
-/// A violation of the limits of a share.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ShareViolation {
-    /// The claim.
-    pub claim: ClaimUid,
-    /// The share.
-    pub share: ShareId,
-    /// Reason of the condition `Enforced`.
-    pub reason: ConditionReason,
 }
 
 /// One moment by two clocks.

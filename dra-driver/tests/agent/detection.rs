@@ -3,9 +3,8 @@
 use drava_dra_driver::agent::node::nvml_observer::INTERVAL;
 use drava_dra_driver::agent::policy::detection::{
     CONFIRMATIONS, GpuProcess, HEALTHY, RegionProblem, RegionView, ShareView, SuspectedViolation,
-    ViolationChange, ViolationKind, ViolationTracker, check, detect, tolerance,
+    ViolationChange, ViolationKind, ViolationTracker, check, detect, most_excess_bytes, tolerance,
 };
-use drava_dra_driver::agent::policy::reserve::most_excess_bytes;
 use drava_vgpu_abi::ledger::Owner;
 use drava_vgpu_abi::region::SlotIndex;
 use drava_vgpu_abi::snapshot::ProcessUsage;

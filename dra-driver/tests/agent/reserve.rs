@@ -6,10 +6,11 @@ mod local_memory;
 
 use std::time::Instant;
 
-use drava_dra_driver::agent::policy::detection::{GpuProcess, RegionView, ShareView};
+use drava_dra_driver::agent::policy::detection::{
+    EXCESS_FACTOR, GpuProcess, RegionView, ShareView,
+};
 use drava_dra_driver::agent::policy::reserve::{
-    Correction, EXCESS_FACTOR, FALLS_AFTER, ProcessMemory, RESERVE_FACTOR, Reserve, SCANS,
-    process_memory,
+    Correction, FALLS_AFTER, ProcessMemory, RESERVE_FACTOR, Reserve, SCANS, process_memory,
 };
 use drava_vgpu_abi::Limits;
 use drava_vgpu_abi::ledger::Owner;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use drava_api::condition::ConditionReason;
 use drava_api::metric::{self, BUILD_INFO, Metric, MetricKind, alias, driver as table};
+use drava_dra_driver::agent::share_metrics::ShareViolation;
 use drava_dra_driver::agent::share_metrics::{Figures, ShareMetrics};
 use drava_dra_driver::claim::ShareId;
 use drava_dra_driver::conditions::{Condition, Conditions};
@@ -14,7 +15,7 @@ use drava_dra_driver::gpu_health::state::{Fault, GpuHealth};
 use drava_dra_driver::metrics::aliases::WithAliases;
 use drava_dra_driver::metrics::claim_view::{ClaimEntry, Container, DeviceAccess, DeviceEntry};
 use drava_dra_driver::metrics::debug_state;
-use drava_dra_driver::metrics::exposition::{Now, ShareViolation, Snapshot};
+use drava_dra_driver::metrics::exposition::{Now, Snapshot};
 use drava_dra_driver::metrics::operations::Operations;
 use drava_dra_driver::metrics::telemetry::GpuTable;
 use drava_nvml::{GpuUuid, Memory, Telemetry, Utilization};

@@ -218,12 +218,9 @@ async fn check_noexec() {
     let cluster = TestCluster::new().await;
     let mut config = cluster.config();
     config.listen = free_address();
-    let host = cluster.node.root.path().join("host");
+    let host = config.proc_root.join("1/root");
     let on_host = host.join(config.paths.state_dir.strip_prefix("/").unwrap());
     fs::create_dir_all(&on_host).unwrap();
-    let process = config.proc_root.join("1");
-    fs::create_dir_all(&process).unwrap();
-    std::os::unix::fs::symlink(&host, process.join("root")).unwrap();
     let mount = |arguments: &[&str]| {
         let mut command = std::process::Command::new(arguments[0]);
         let status = command.args(&arguments[1..]).arg(&on_host).status();

@@ -7,7 +7,9 @@ use anyhow::{Context, Result, ensure};
 use drava_allocator::placement::Policies;
 use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy};
 use drava_api::quota::GpuQuota;
-use drava_controller::action::{Action, AllocationJob, AllocationOutcome, Eviction};
+use drava_controller::action::{
+    Action, AllocationJob, AllocationOutcome, Eviction, EvictionOutcome,
+};
 use drava_controller::change::{Change, DeletedObject};
 use drava_controller::planner::{DecisionTime, Planner, Settings};
 use drava_packing::objects;
@@ -70,6 +72,8 @@ pub struct BenchCluster {
     version: u64,
     pods: BTreeMap<String, Pod>,
     claims: BTreeMap<String, ResourceClaim>,
+    /// Evictions of this round.
+    evictions: Vec<Eviction>,
 }
 
 fn object<T: DeserializeOwned>(value: Value) -> Result<T> {
@@ -108,6 +112,7 @@ impl BenchCluster {
             version: 1,
             pods: BTreeMap::new(),
             claims: BTreeMap::new(),
+            evictions: Vec::new(),
         };
         for class in objects::classes()? {
             cluster.planner.class(applied(class));
@@ -201,8 +206,16 @@ impl BenchCluster {
         }
     }
 
-    /// Lets so much time pass that evictions which did not end are not awaited any longer.
+    /// Accepts the evictions of this round, and lets so much time pass that the end of their pods is not awaited any longer.
     pub fn next_round(&mut self) {
+        for eviction in std::mem::take(&mut self.evictions) {
+            let outcome = EvictionOutcome {
+                evicted: eviction.victims.clone(),
+                eviction,
+                failure: None,
+            };
+            self.planner.eviction_finished(outcome, self.now);
+        }
         self.now += ROUND;
     }
 
@@ -234,6 +247,7 @@ impl BenchCluster {
                 | Action::WritePolicyStatus(_) => {}
             }
         }
+        self.evictions.extend(decided.evictions.iter().cloned());
         Ok((decided, took))
     }
 

@@ -3,15 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use drava_allocator::cluster::Departure;
-use drava_allocator::explanation::Explanation;
 use drava_allocator::placement::Placement;
 use drava_allocator::pod_request::PodRequest;
 use drava_allocator::turn;
-use drava_api::reason::Reason;
 
 use super::Search;
 use super::holders::NodesOfPod;
 use crate::planner::Planner;
+use crate::planner::decision::gave_up;
 use crate::planner::demand::Request;
 use crate::victims::{self, Cost, Effect, Simulation};
 
@@ -193,9 +192,4 @@ impl Simulation for OnNode<'_> {
     fn may_compare(&self) -> bool {
         turn::checked() < COMPARISON_UNITS
     }
-}
-
-/// Returns whether the search for devices has given up on a node.
-pub(in crate::planner) fn gave_up(explanation: &Explanation) -> bool {
-    explanation.has_reason(Reason::SearchLimit)
 }

@@ -9,8 +9,11 @@ use drava_api::reason::Reason;
 
 use super::RoomCause;
 use crate::planner::decision::Group;
-use crate::planner::rejections::Rollout;
 use crate::planner::{DecisionTime, Planner};
+use crate::pod::Revision;
+
+/// Namespace and revision of a Deployment.
+pub(in crate::planner) type Rollout = (Option<String>, Revision);
 
 impl Planner {
     /// Returns why the rollout of a pod's Deployment is blocked: the pod fits only when pods of another revision have ended,

@@ -12,11 +12,11 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::agent::policy::detection::{SuspectedViolation, ViolationChange, ViolationKind};
+use crate::agent::policy::share_metrics::ShareViolation;
 use crate::agent::{Finding, FindingKind};
 use crate::claim::{ClaimRef, ClaimUid, ShareId};
 use crate::claims::{ClaimService, blocking};
 use crate::inventory::State;
-use crate::metrics::exposition::ShareViolation;
 use crate::pods::{PodRef, reserving_pods};
 use crate::prepare::effects::Effects;
 use crate::prepare::record::{ClaimRecord, Loaded};

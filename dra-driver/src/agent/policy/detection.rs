@@ -22,8 +22,6 @@ use std::collections::BTreeMap;
 use drava_vgpu_abi::ledger::Owner;
 use drava_vgpu_abi::snapshot::{ProcessUsage, RegionError};
 
-use super::reserve::most_excess_bytes;
-
 const MIB: u64 = 1 << 20;
 
 /// Successive scans that confirm a violation. With one scan per second, it is reported within three seconds.
@@ -34,6 +32,16 @@ pub const HEALTHY: u32 = 10;
 
 /// Tolerated error of the total of a region: processes change it while it is read.
 const TORN_READ_BYTES: u64 = 256 * MIB;
+
+/// The excess of one process is at most so many times the estimate; more is not driver memory but a violation. Four contexts
+/// are the local memory of a kernel with 8 KiB for each thread, or the buffers of a profiler.
+pub const EXCESS_FACTOR: u64 = 4;
+
+/// Returns the most driver memory of a process beyond its charges, if a context is estimated as `estimate_bytes`.
+#[must_use]
+pub fn most_excess_bytes(estimate_bytes: u64) -> u64 {
+    estimate_bytes.saturating_mul(EXCESS_FACTOR)
+}
 
 /// Least value of [`tolerance`]: NVML and the region are read at different times.
 const LEAST_TOLERANCE_BYTES: u64 = 64 * MIB;

@@ -23,20 +23,10 @@ use std::collections::{BTreeMap, VecDeque};
 use drava_vgpu_abi::ledger::Owner;
 use drava_vgpu_abi::snapshot::ProcessUsage;
 
-use super::detection::{GpuProcess, ShareView};
+use super::detection::{GpuProcess, ShareView, most_excess_bytes};
 
 /// The reserve is at most so many times the estimate; more is not driver memory.
 pub const RESERVE_FACTOR: u64 = 2;
-
-/// The excess of one process is at most so many times the estimate; more is not driver memory but a violation. Four contexts
-/// are the local memory of a kernel with 8 KiB for each thread, or the buffers of a profiler.
-pub const EXCESS_FACTOR: u64 = 4;
-
-/// Returns the most driver memory of a process beyond its charges, if a context is estimated as `estimate_bytes`.
-#[must_use]
-pub fn most_excess_bytes(estimate_bytes: u64) -> u64 {
-    estimate_bytes.saturating_mul(EXCESS_FACTOR)
-}
 
 /// Successive scans with less driver memory before the reserve falls.
 pub const FALLS_AFTER: usize = 5;

@@ -2,6 +2,7 @@
 //!
 //! Usage regions belong to tenants. A tenant that writes false numbers falsifies the metrics of its own share only.
 
+use drava_api::condition::ConditionReason;
 use drava_vgpu_abi::snapshot::ProcessUsage;
 
 use super::detection::{GpuProcess, RegionView, SuspectedViolation};
@@ -27,6 +28,17 @@ pub struct ShareMetrics {
     pub utilization_percent: u32,
     /// Values of the last check.
     pub figures: Figures,
+}
+
+/// A violation of the limits of a share.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShareViolation {
+    /// The claim.
+    pub claim: ClaimUid,
+    /// The share.
+    pub share: ShareId,
+    /// Reason of the condition `Enforced`.
+    pub reason: ConditionReason,
 }
 
 /// Values of a share at one check.

@@ -79,6 +79,8 @@ fn disk(state: &NodeDir, node: NodeIndex, plan: &Plan, root: &Path) -> Result<()
     let (etc, var) = (state.disk().join("etc"), state.disk().join("var"));
     for dir in [
         &etc,
+        // As on every node with containerd. The file of this containerd is another, so that tests can write one here.
+        &etc.join("containerd"),
         &var,
         &var.join("lib"),
         &var.join("log"),

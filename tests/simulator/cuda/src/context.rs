@@ -11,7 +11,6 @@ use crate::abi::{CudaResult, In, Out, entry_points};
 use crate::driver::{Driver, driver};
 use crate::error::CudaError;
 use crate::heap::Heap;
-use crate::stream::wait_for_context;
 use crate::types::{CUcontext, CUctxCreateParams, CUdevice};
 
 mod current;
@@ -337,7 +336,7 @@ entry_points! {
         state.require_safe_in_capture()?;
         if limit == STACK_SIZE && state.grows_local(driver, handle, value as u64)? {
             drop(state);
-            wait_for_context(driver, handle)?;
+            driver.wait_for_context(handle)?;
             state = driver.state();
         }
         match limit {

@@ -25,7 +25,7 @@ use crate::State;
 use crate::abi::CudaResult;
 use crate::enumerate::{self, Device};
 use crate::error::CudaError;
-use crate::types::CUdevice;
+use crate::types::{CUcontext, CUdevice};
 
 /// Driver of the process that called `cuInit`. Never freed, since other threads may use it.
 static CURRENT: AtomicPtr<Driver> = AtomicPtr::new(std::ptr::null_mut());
@@ -194,6 +194,12 @@ impl Driver {
             }
         }
         Ok(())
+    }
+
+    /// Waits for all work of a context, as a load of code into it does. The caller must hold no lock.
+    pub(crate) fn wait_for_context(&self, context: CUcontext) -> CudaResult {
+        let points = self.state().points_of_context(self, context);
+        self.wait_for(&points)
     }
 
     /// Errors if the daemon is gone, so that no caller waits for it forever.

@@ -11,7 +11,7 @@ use crate::driver::{Driver, Point, driver};
 use crate::error::CudaError;
 use crate::module::{FAULT, LOCAL_SIZE_BYTES, SPIN};
 use crate::operation::{Launch, Operation, Shape, enqueue};
-use crate::stream::{Stream, wait_for_context};
+use crate::stream::Stream;
 use crate::types::{CUcontext, CUfunction, CUlaunchConfig, CUlaunchParams, CUstream};
 
 pub(crate) mod legacy;
@@ -150,7 +150,7 @@ fn await_load(function: CUfunction, stream: CUstream) -> CudaResult {
         || state.grows_local(driver, context, local.unwrap_or(0))?;
     drop(state);
     match waits {
-        true => wait_for_context(driver, context),
+        true => driver.wait_for_context(context),
         false => Ok(()),
     }
 }

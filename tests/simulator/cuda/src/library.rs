@@ -15,7 +15,6 @@ use crate::driver::{Driver, driver};
 use crate::error::CudaError;
 use crate::image::{Declared, declared};
 use crate::module::lazy;
-use crate::stream::wait_for_context;
 use crate::types::{CUcontext, CUdeviceptr, CUfunction, CUkernel, CUlibrary, CUmodule};
 
 /// The only kernel that an enumeration returns, though a library has one of every name.
@@ -163,7 +162,7 @@ fn await_load(library: CUlibrary, context: CUcontext) -> CudaResult {
     let driver = driver()?;
     let loads = driver.state().loads_library(library, context);
     match loads {
-        true => wait_for_context(driver, context),
+        true => driver.wait_for_context(context),
         false => Ok(()),
     }
 }
@@ -174,7 +173,7 @@ fn load(library: Out<CUlibrary>, declared: Declared) -> CudaResult {
     if !lazy() {
         let contexts: Vec<CUcontext> = driver.state().contexts.keys().copied().collect();
         for context in contexts {
-            wait_for_context(driver, context)?;
+            driver.wait_for_context(context)?;
             driver.state().library_module(driver, loaded, context)?;
         }
     }
@@ -206,7 +205,7 @@ entry_points! {
         state.require_safe_in_capture()?;
         let used: Vec<CUcontext> = state.libraries.library(library)?.modules.keys().copied().collect();
         drop(state);
-        used.into_iter().try_for_each(|context| wait_for_context(driver, context))?;
+        used.into_iter().try_for_each(|context| driver.wait_for_context(context))?;
         driver.state().unload_library(driver, library)
     }
 

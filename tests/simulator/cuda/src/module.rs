@@ -16,7 +16,6 @@ use crate::context::current_handle;
 use crate::driver::{Driver, driver};
 use crate::error::CudaError;
 use crate::image::{Declared, declared};
-use crate::stream::wait_for_context;
 use crate::types::{CUcontext, CUdeviceptr, CUfunction, CUmodule};
 
 #[derive(Debug, Default)]
@@ -237,7 +236,7 @@ entry_points! {
         state.require_safe_in_capture()?;
         let context = state.modules.modules.get(&module).ok_or(CudaError::InvalidHandle)?.context;
         drop(state);
-        wait_for_context(driver, context)?;
+        driver.wait_for_context(context)?;
         driver.state().unload_module(driver, module)
     }
 
@@ -286,7 +285,7 @@ fn load(module: Out<CUmodule>, image: In<c_char>) -> CudaResult {
 fn load_here(module: Out<CUmodule>, declared: Declared) -> CudaResult {
     let context = current_handle()?;
     let driver = driver()?;
-    wait_for_context(driver, context)?;
+    driver.wait_for_context(context)?;
     module.set(driver.state().load_module(driver, context, declared)?)
 }
 

@@ -401,12 +401,6 @@ fn destroy(handle: CUstream) -> CudaResult {
     Ok(())
 }
 
-/// Waits for all work of a context, as a load of code into it does.
-pub(crate) fn wait_for_context(driver: &Driver, context: CUcontext) -> CudaResult {
-    let points = driver.state().points_of_context(driver, context);
-    driver.wait_for(&points)
-}
-
 fn synchronize(context: CUcontext) -> CudaResult {
     let driver = driver()?;
     let mut state = driver.state();

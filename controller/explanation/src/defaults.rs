@@ -10,7 +10,7 @@ pub(crate) type Overheads = BTreeMap<String, BTreeMap<String, Quantity>>;
 
 /// Sets the defaults of the API server: requests from limits, host ports on the network of the host, and the overhead of the
 /// runtime class.
-pub(super) fn set(pod: &mut Pod, overheads: &Overheads) {
+pub(crate) fn set(pod: &mut Pod, overheads: &Overheads) {
     let Some(spec) = &mut pod.spec else { return };
     let is_host_network = spec.host_network == Some(true);
     let init = spec.init_containers.iter_mut().flatten();
