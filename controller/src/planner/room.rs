@@ -126,6 +126,20 @@ impl Planner {
         }
     }
 
+    /// Takes the devices and the nodes' resources of a reservation.
+    fn keep_reserved(&mut self, reservation: &Reservation) {
+        for (uid, placement) in &reservation.placements {
+            let demand = self
+                .queue
+                .get(uid)
+                .map(|pending| PodDemand::of(&pending.pod));
+            self.keep(placement, reservation.purpose);
+            if let Some(demand) = demand {
+                self.cluster.assume_pod(uid, &placement.node, &demand);
+            }
+        }
+    }
+
     /// Restores the lifted reservations, before a pod of this order is decided: those ahead of it. Less is free then, so what
     /// was rejected stays rejected.
     pub(super) fn restore_reservations(&mut self, before: Option<&QueueOrder>) {
@@ -135,16 +149,7 @@ impl Planner {
                 self.lifted.push((owner, reservation));
                 continue;
             }
-            for (uid, placement) in &reservation.placements {
-                let demand = self
-                    .queue
-                    .get(uid)
-                    .map(|pending| PodDemand::of(&pending.pod));
-                self.keep(placement, reservation.purpose);
-                if let Some(demand) = demand {
-                    self.cluster.assume_pod(uid, &placement.node, &demand);
-                }
-            }
+            self.keep_reserved(&reservation);
             self.ledger.reserve(owner, reservation);
         }
     }

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 
 use drava_allocator::explanation::Explanation;
-use drava_allocator::node::PodDemand;
 use drava_api::reason::Reason;
 
 use crate::ledger::{Owner, Purpose, Reservation};
@@ -61,16 +60,7 @@ impl Planner {
             Some((owner, reservation.purpose, node.to_owned()))
         });
         for (_, reservation) in &others {
-            for (uid, placement) in &reservation.placements {
-                let demand = self
-                    .queue
-                    .get(uid)
-                    .map(|pending| PodDemand::of(&pending.pod));
-                self.keep(placement, reservation.purpose);
-                if let Some(demand) = demand {
-                    self.cluster.assume_pod(uid, &placement.node, &demand);
-                }
-            }
+            self.keep_reserved(reservation);
         }
         let explanation = fitting.and_then(|(owner, purpose, node)| {
             let owner = match owner {
