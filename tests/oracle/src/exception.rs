@@ -36,7 +36,7 @@ pub enum Exception {
     /// Kubernetes 1.36: the solution of upstream violates a `distinctAttribute`, because of each request only the value of
     /// its last device is compared.
     DistinctRepeated,
-    /// Our search has reached its limit of steps.
+    /// Our search has reached its limit.
     SearchLimit,
 }
 

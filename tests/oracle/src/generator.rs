@@ -37,11 +37,15 @@ pub enum Class {
     /// Any of the above. The policies of the allocator see neither memory nor MIG partitions to rank, so both allocators
     /// select the first device that fits.
     FirstFit,
+    /// Many requests for one device each, all of one GPU.
+    OneGpu,
+    /// Requests of which the last ones select few devices, which the first ones can use, too.
+    LateSelectors,
 }
 
 impl Class {
     /// Every class.
-    pub const EVERY: [Self; 12] = [
+    pub const EVERY: [Self; 14] = [
         Self::Shares,
         Self::Rounding,
         Self::Partitions,
@@ -54,6 +58,8 @@ impl Class {
         Self::AdminAccess,
         Self::SeveralClaims,
         Self::FirstFit,
+        Self::OneGpu,
+        Self::LateSelectors,
     ];
 
     /// Returns the probabilities of the class.
@@ -139,6 +145,19 @@ impl Class {
                 idle: 50,
                 ..base
             },
+            Self::OneGpu => Mix {
+                one_gpu: 100,
+                partitions: 100,
+                idle: 60,
+                gpus: 4,
+                ..base
+            },
+            Self::LateSelectors => Mix {
+                late_selectors: 100,
+                idle: 75,
+                gpus: 7,
+                ..base
+            },
         }
     }
 }
@@ -180,6 +199,12 @@ struct Mix {
     odd_policies: u64,
     /// GPUs without allocations.
     idle: u64,
+    /// Most GPUs of a pool.
+    gpus: u64,
+    /// Claims with many requests for devices of one GPU.
+    one_gpu: u64,
+    /// Claims of which the last requests select few devices.
+    late_selectors: u64,
 }
 
 impl Default for Mix {
@@ -202,6 +227,9 @@ impl Default for Mix {
             several_devices: 30,
             odd_policies: 10,
             idle: 35,
+            gpus: 3,
+            one_gpu: 0,
+            late_selectors: 0,
         }
     }
 }

@@ -5,8 +5,12 @@
 //! when the program says so; every other result is a difference, unless [`exception`] lists it. A [`validator`] written
 //! from the enhancement proposals checks the devices that our allocator selects.
 //!
-//! Upstream does not know containers, so the pods of the cases have none: the rule that the devices of one container are
-//! on different GPUs does not apply.
+//! Upstream does not know containers, so the pods of the cases have none: our rule that the devices of one container are on
+//! different GPUs does not apply. kube-scheduler allocates two shares of one GPU to two requests of a claim for one container;
+//! ours does not.
+//!
+//! A second program (`scheduler/`) has the plugins of kube-scheduler for everything but devices: [`scheduler`] compares on
+//! which nodes a pod fits, and their scores.
 
 pub mod allocator;
 pub mod batch;
@@ -19,4 +23,5 @@ pub mod mutation;
 pub mod program;
 pub mod random;
 pub mod reduction;
+pub mod scheduler;
 pub mod validator;

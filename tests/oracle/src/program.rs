@@ -74,8 +74,16 @@ impl Program {
     /// # Errors
     /// When it cannot be built or started.
     pub fn start(release: Kubernetes) -> Result<Self> {
-        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("go");
-        let executable = drava_cluster::build_program(&directory, "oracle", release)?;
+        Self::start_of("go", "oracle", release)
+    }
+
+    /// Builds the program of this package's folder where the cache lacks it, and starts it.
+    ///
+    /// # Errors
+    /// When it cannot be built or started.
+    pub fn start_of(folder: &str, name: &'static str, release: Kubernetes) -> Result<Self> {
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
+        let executable = drava_cluster::build_program(&directory, name, release)?;
         let mut child = Command::new(&executable)
             // A quarter of the collections of the default: cases are garbage soon after they are answered.
             .env("GOGC", "400")
@@ -109,6 +117,18 @@ impl Program {
     /// # Errors
     /// When the program has ended or cannot answer.
     pub fn receive(&mut self) -> Result<Answer> {
+        let answer: Answer = self.receive_as()?;
+        if !answer.error.is_empty() {
+            bail!("the program cannot answer: {}", answer.error);
+        }
+        Ok(answer)
+    }
+
+    /// Returns an answer in the form of the program.
+    ///
+    /// # Errors
+    /// When the program has ended or answers in another form.
+    pub fn receive_as<T: serde::de::DeserializeOwned>(&mut self) -> Result<T> {
         let mut line = String::new();
         let length = self
             .output
@@ -117,12 +137,7 @@ impl Program {
         if length == 0 {
             bail!("the program ended: {:?}", self.child.wait());
         }
-        let answer: Answer =
-            serde_json::from_str(&line).with_context(|| format!("parse answer {line}"))?;
-        if !answer.error.is_empty() {
-            bail!("the program cannot answer: {}", answer.error);
-        }
-        Ok(answer)
+        serde_json::from_str(&line).with_context(|| format!("parse answer {line}"))
     }
 
     /// Sends a case and returns the answer.

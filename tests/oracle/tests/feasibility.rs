@@ -10,6 +10,7 @@ use std::io::Write as _;
 
 use drava_cluster::Kubernetes;
 use drava_oracle::batch::{self, Range};
+use drava_oracle::exception::Exception;
 use drava_oracle::generator::Class;
 use drava_oracle::program;
 
@@ -28,6 +29,13 @@ fn compare(test: &str, release: Kubernetes, class: Class) {
     );
     if let Err(error) = batch::check(release, class, range, &report) {
         panic!("{error}");
+    }
+    if matches!(class, Class::OneGpu | Class::LateSelectors) {
+        let given_up = report.listed.get(&Exception::SearchLimit);
+        assert_eq!(
+            given_up, None,
+            "the search finds what upstream finds: {report}"
+        );
     }
     if range.cases >= 100 {
         let near_the_limit = report.decisions() / 10;
@@ -72,4 +80,6 @@ classes! {
     grants_admin_access: AdminAccess,
     decides_several_claims: SeveralClaims,
     selects_first_device_that_fits: FirstFit,
+    finds_gpu_with_many_devices: OneGpu,
+    leaves_devices_for_late_selectors: LateSelectors,
 }

@@ -49,6 +49,13 @@ pub(super) fn generate(random: &mut Random, mix: Mix) -> Vec<Value> {
 }
 
 fn claim(random: &mut Random, mix: Mix, index: u64, budget: &mut u64) -> Value {
+    // No number is drawn for the other classes, so their cases stay the same.
+    if mix.one_gpu > 0 && random.chance(mix.one_gpu) {
+        return named(index, &of_one_gpu(random));
+    }
+    if mix.late_selectors > 0 && random.chance(mix.late_selectors) {
+        return named(index, &with_late_selectors(random));
+    }
     let requests = if random.chance(mix.several_devices) {
         random.between(1, 3)
     } else {
@@ -89,11 +96,78 @@ fn claim(random: &mut Random, mix: Mix, index: u64, budget: &mut u64) -> Value {
             .collect();
         devices["constraints"] = json!(constraints);
     }
+    named(index, &devices)
+}
+
+fn named(index: u64, devices: &Value) -> Value {
     let name = format!("claim-{index}");
     json!({
         "metadata": {"name": name, "namespace": "default", "uid": name, "resourceVersion": "1"},
         "spec": {"devices": devices},
     })
+}
+
+/// Requests for one device each, nearly always of one GPU.
+fn of_one_gpu(random: &mut Random) -> Value {
+    let small = random.between(1, 4);
+    let large = random.between(0, 2);
+    let mut profiles: Vec<&str> = (0..small).map(|_| "1g").collect();
+    for _ in 0..large {
+        let position = random.between(0, profiles.len() as u64);
+        profiles.insert(usize::try_from(position).unwrap_or_default(), "2g");
+    }
+    let requests: Vec<Value> = profiles
+        .iter()
+        .enumerate()
+        .map(|(request, profile)| {
+            let expression =
+                format!(r#"device.attributes["gpu.drava.dev"].profile == "{profile}""#);
+            json!({"name": format!("r{request}"), "exactly": {
+                "deviceClassName": "mig.drava.dev",
+                "selectors": [{"cel": {"expression": expression}}],
+            }})
+        })
+        .collect();
+    let attribute = random.choose(&[
+        "gpu.drava.dev/uuid",
+        "gpu.drava.dev/uuid",
+        "gpu.drava.dev/index",
+    ]);
+    json!({"requests": requests, "constraints": [{"matchAttribute": attribute}]})
+}
+
+/// A request for several devices of any GPU, and others that select some of the first GPUs.
+fn with_late_selectors(random: &mut Random) -> Value {
+    let (class, capacity) = match random.chance(60) {
+        true => ("gpu.drava.dev", Value::Null),
+        // Two of them do not fit on most GPUs.
+        false => ("vgpu.drava.dev", json!({"requests": {"memory": "10Gi"}})),
+    };
+    let request = |name: String, count: u64, expression: String| {
+        let mut body = json!({
+            "deviceClassName": class, "allocationMode": "ExactCount", "count": count,
+            "selectors": [{"cel": {"expression": expression}}],
+        });
+        if !capacity.is_null() {
+            body["capacity"] = capacity.clone();
+        }
+        json!({"name": name, "exactly": body})
+    };
+    let mut requests = vec![request(
+        "r0".to_owned(),
+        random.between(1, 4),
+        "true".to_owned(),
+    )];
+    for late in 1..=random.between(1, 3) {
+        let most = random.between(0, 3);
+        let expression = match random.between(0, 9) {
+            0 => "false".to_owned(),
+            1..=4 => format!(r#"device.attributes["gpu.drava.dev"].index == {most}"#),
+            _ => format!(r#"device.attributes["gpu.drava.dev"].index <= {most}"#),
+        };
+        requests.push(request(format!("r{late}"), 1, expression));
+    }
+    json!({"requests": requests})
 }
 
 fn request_body(random: &mut Random, mix: Mix, budget: &mut u64) -> Map<String, Value> {

@@ -63,7 +63,7 @@ impl<'a> Generator<'a> {
     }
 
     fn add_pool(&mut self, node: &str, pool: &str) {
-        let gpus: Vec<Gpu> = (0..self.random.between(1, 3))
+        let gpus: Vec<Gpu> = (0..self.random.between(1, self.mix.gpus))
             .map(|index| self.gpu(pool, index))
             .collect();
         let mut devices: Vec<Value> = vec![];
