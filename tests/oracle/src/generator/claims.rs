@@ -123,7 +123,7 @@ fn of_one_gpu(random: &mut Random) -> Value {
             let expression =
                 format!(r#"device.attributes["gpu.drava.dev"].profile == "{profile}""#);
             json!({"name": format!("r{request}"), "exactly": {
-                "deviceClassName": "mig.drava.dev",
+                "deviceClassName": "mig.drava.dev", "allocationMode": "ExactCount", "count": 1,
                 "selectors": [{"cel": {"expression": expression}}],
             }})
         })
