@@ -132,6 +132,8 @@ pub(super) fn plan<'a>(
             for release in Kubernetes::ALL {
                 drava_cluster::build_program(&directory, "oracle", release)?;
             }
+            let directory = drava_cluster::workspace_root().join("tests/oracle/scheduler");
+            drava_cluster::build_program(&directory, "scheduler", Kubernetes::V1_37)?;
             Ok(Outcome::default())
         });
     }
