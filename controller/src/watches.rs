@@ -15,7 +15,7 @@ use drava_api::policy::GpuPolicy;
 use drava_api::quota::GpuQuota;
 use futures::stream::{BoxStream, SelectAll, StreamExt};
 use k8s_openapi::api::core::v1::{
-    Container, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod,
+    Container, ContainerStatus, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod,
 };
 use k8s_openapi::api::resource::v1::{
     DeviceClass, DeviceTaintRule, ResourceClaim, ResourceClaimTemplate, ResourceSlice,
@@ -466,10 +466,28 @@ fn trim_pod(pod: &mut Pod) {
         }
     }
     if let Some(status) = pod.status.as_mut() {
-        status.container_statuses = None;
-        status.init_container_statuses = None;
+        // What the containers have, where kubelet does not report the sums of the pod.
+        let has_sums = status.allocated_resources.is_some() && status.resources.is_some();
+        for statuses in [
+            &mut status.container_statuses,
+            &mut status.init_container_statuses,
+        ] {
+            if has_sums || statuses.as_ref().is_some_and(Vec::is_empty) {
+                *statuses = None;
+            }
+            statuses.iter_mut().flatten().for_each(trim_status);
+        }
         status.ephemeral_container_statuses = None;
     }
+}
+
+fn trim_status(status: &mut ContainerStatus) {
+    *status = ContainerStatus {
+        name: std::mem::take(&mut status.name),
+        allocated_resources: status.allocated_resources.take(),
+        resources: status.resources.take(),
+        ..ContainerStatus::default()
+    };
 }
 
 fn trim_container(container: &mut Container) {

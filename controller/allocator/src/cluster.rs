@@ -42,6 +42,7 @@ pub use pods::is_finished;
 pub use pools::FreeMemory;
 pub use quotas::{Floors, QuotaUse};
 pub use simulation::Departure;
+pub use volumes::is_zone_label;
 
 /// State of the cluster, see the [module](self).
 #[derive(Debug, Default)]

@@ -13,11 +13,15 @@ use crate::watches::Kind;
 /// Longest time between two failures of a watch that works in no attempt: time-out and pause.
 const MAX_GAP: Duration = Duration::from_secs(120);
 
+/// Least number of failures of a run. Two can be those of two restarts of API servers, with a quiet watch between them.
+const LEAST_FAILURES: u32 = 3;
+
 /// A run of failures.
 #[derive(Debug, Clone, Copy)]
 struct Failing {
     since: Instant,
     last: Instant,
+    failures: u32,
 }
 
 /// See the [module](self).
@@ -28,8 +32,12 @@ impl Silence {
     /// A watch has failed without an answer.
     pub(super) fn failed(&mut self, kind: Kind, now: Instant) {
         let run = self.0.get(&kind).filter(|run| now < run.last + MAX_GAP);
-        let since = run.map_or(now, |run| run.since);
-        self.0.insert(kind, Failing { since, last: now });
+        let failing = Failing {
+            since: run.map_or(now, |run| run.since),
+            last: now,
+            failures: run.map_or(1, |run| run.failures.saturating_add(1)),
+        };
+        self.0.insert(kind, failing);
     }
 
     /// A watch has delivered something.
@@ -39,7 +47,10 @@ impl Silence {
 
     /// Returns the length of the longest run of failures that goes on.
     pub(super) fn longest(&self, now: Instant) -> Duration {
-        let runs = self.0.values().filter(|run| now < run.last + MAX_GAP);
+        let runs = self
+            .0
+            .values()
+            .filter(|run| now < run.last + MAX_GAP && run.failures >= LEAST_FAILURES);
         let lengths = runs.map(|run| run.last - run.since);
         lengths.max().unwrap_or_default()
     }
@@ -66,9 +77,11 @@ mod tests {
         );
         silence.failed(Kind::Pods, at(301));
         assert_eq!(silence.longest(at(302)), Duration::ZERO, "a new run");
-        silence.failed(Kind::Pods, at(311));
-        assert_eq!(silence.longest(at(312)), Duration::from_secs(10));
+        silence.failed(Kind::Pods, at(391));
+        assert_eq!(silence.longest(at(392)), Duration::ZERO, "two restarts");
+        silence.failed(Kind::Pods, at(401));
+        assert_eq!(silence.longest(at(402)), Duration::from_secs(100));
         silence.delivered(Kind::Pods);
-        assert_eq!(silence.longest(at(312)), Duration::ZERO);
+        assert_eq!(silence.longest(at(402)), Duration::ZERO);
     }
 }

@@ -105,6 +105,15 @@ impl MissingClaims {
         }
     }
 
+    /// Nothing is to be done about the pod before `until`.
+    fn postpone(&mut self, uid: &str, until: Instant) {
+        if let Some(pod) = self.pods.get_mut(uid) {
+            self.due.remove(&(pod.next, uid.to_owned()));
+            pod.next = pod.next.max(until);
+            self.due.insert((pod.next, uid.to_owned()));
+        }
+    }
+
     /// A claim of the namespace is gone: the oldest pods are tried again soon.
     pub(super) fn claim_gone(&mut self, namespace: &str, now: Instant) {
         let waiting = self.pods.iter();
@@ -168,7 +177,15 @@ impl Planner {
     /// Makes decisions due for the pods whose missing claims are to be reported.
     pub(super) fn review_missing_claims(&mut self, now: Instant) {
         for uid in self.missing_claims.due(now) {
-            self.activate(&uid);
+            let pending = self.queue.get_mut(&uid);
+            let back_off_end = pending.and_then(|pending| {
+                pending.activate();
+                pending.back_off_end()
+            });
+            // A back-off ends with a decision, which finds the claim missing or not.
+            if let Some(until) = back_off_end {
+                self.missing_claims.postpone(&uid, until);
+            }
         }
     }
 
@@ -191,13 +208,17 @@ impl Planner {
             return;
         };
         if !pod::has_allocation_gate(&pending.pod) && pending.reason.is_none() {
+            self.missing_claims.remove(uid);
             return;
         }
         let step = match problem.may_be_momentary() {
             true => self
                 .missing_claims
                 .found_missing(uid, pending.namespace(), time.instant),
-            false => Step::Report,
+            false => {
+                self.missing_claims.remove(uid);
+                Step::Report
+            }
         };
         if step == Step::Wait {
             return;

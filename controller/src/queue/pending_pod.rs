@@ -255,6 +255,14 @@ impl PendingPod {
         is_changed
     }
 
+    /// Returns the end of a backoff that goes on.
+    pub(crate) fn back_off_end(&self) -> Option<Instant> {
+        match self.phase {
+            Phase::Backoff(until) => Some(until),
+            _ => None,
+        }
+    }
+
     /// Records the nodes that a decision rejected regardless of devices.
     pub(crate) fn set_unfit_nodes(&mut self, nodes: Arc<NodeSet>) {
         self.unfit_nodes = nodes;

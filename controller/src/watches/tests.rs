@@ -119,3 +119,41 @@ fn drops_unneeded_pod_fields() {
         })
     );
 }
+
+#[test]
+fn keeps_what_decides_about_volumes_and_resizes() {
+    let mut volume: PersistentVolume = object(serde_json::json!({
+        "metadata": {"name": "v", "labels": {"topology.kubernetes.io/zone": "a", "app": "b"}},
+    }));
+    volumes::trim_volume(&mut volume);
+    let labels = volume.metadata.labels.unwrap();
+    assert_eq!(
+        labels.into_keys().collect::<Vec<_>>(),
+        ["topology.kubernetes.io/zone"]
+    );
+    let pod = |status: serde_json::Value| -> Pod {
+        let mut pod = object(serde_json::json!({"metadata": {"name": "p"}, "status": status}));
+        trim_pod(&mut pod);
+        pod
+    };
+    let amounts = serde_json::json!({"cpu": "1"});
+    let containers = serde_json::json!([{
+        "name": "c", "image": "i", "imageID": "i", "ready": true, "restartCount": 7,
+        "allocatedResources": amounts, "resources": {"requests": amounts},
+    }]);
+    let status = pod(serde_json::json!({"containerStatuses": containers}))
+        .status
+        .unwrap();
+    let kept = &status.container_statuses.unwrap()[0];
+    assert_eq!((kept.name.as_str(), kept.restart_count), ("c", 0));
+    assert!(kept.allocated_resources.is_some() && kept.resources.is_some());
+    let sums = pod(serde_json::json!({
+        "containerStatuses": containers, "allocatedResources": amounts,
+        "resources": {"requests": amounts},
+    }));
+    assert_eq!(
+        sums.status.unwrap().container_statuses,
+        None,
+        "the sums of the pod suffice"
+    );
+}

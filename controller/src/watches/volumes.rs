@@ -1,5 +1,6 @@
 //! The fields of volumes that decide where a pod can run.
 
+use drava_allocator::cluster::is_zone_label;
 use k8s_openapi::api::core::v1::{
     EphemeralVolumeSource, PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec,
     PersistentVolumeSpec, PodSpec, Volume,
@@ -18,7 +19,9 @@ pub(super) fn trim_claim(claim: &mut PersistentVolumeClaim) {
 
 pub(super) fn trim_volume(volume: &mut PersistentVolume) {
     volume.metadata.annotations = None;
-    volume.metadata.labels = None;
+    if let Some(labels) = &mut volume.metadata.labels {
+        labels.retain(|name, _| is_zone_label(name));
+    }
     volume.status = None;
     volume.spec = volume.spec.take().map(|spec| PersistentVolumeSpec {
         node_affinity: spec.node_affinity,

@@ -44,6 +44,13 @@ const ZONE_LABELS: [(&str, &str); 2] = [
     ),
 ];
 
+/// Returns whether a label of a PersistentVolume decides where it is accessible.
+#[must_use]
+pub fn is_zone_label(name: &str) -> bool {
+    let mut labels = ZONE_LABELS.iter();
+    labels.any(|(label, old)| name == *label || name == *old)
+}
+
 impl Volume {
     fn of(volume: &PersistentVolume) -> Self {
         let affinity = volume.spec.as_ref().and_then(|spec| {

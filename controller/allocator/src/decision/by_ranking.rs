@@ -6,7 +6,7 @@ use std::sync::Arc;
 use drava_api::reason::Reason;
 
 use super::{Problem, verdict};
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Departure};
 use crate::explanation::{Explanation, NodeVerdict};
 use crate::placement::Placement;
 use crate::ranking::{DeviceScore, Evaluation, Ranking};
@@ -81,12 +81,18 @@ impl Cluster {
                 ranking.remove(&node);
                 continue;
             }
-            if !turn::continues_to_search() {
+            // What a simulation finds is not kept, so another turn would search the same again.
+            let is_simulated = *self.presumed_gone() != Departure::default();
+            if !is_simulated && !turn::continues_to_search() {
                 changed.insert(node);
                 ranking.put_back(changed);
                 return Err(Explanation::of_nodes(Vec::new()));
             }
-            let evaluated = match self.evaluate_node(&node, problem, Effort::Full) {
+            let effort = match turn::has_searched() {
+                true => Effort::FirstPath,
+                false => Effort::Full,
+            };
+            let evaluated = match self.evaluate_node(&node, problem, effort) {
                 Ok(evaluated) => evaluated,
                 Err(failure) => {
                     changed.insert(node);

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use drava_allocator::cluster::Departure;
 use drava_allocator::explanation::Explanation;
+use drava_allocator::selector::is_suspended;
 use drava_api::reason::Reason;
 
 use super::RoomCause;
@@ -36,8 +37,11 @@ impl Planner {
             return known.clone();
         }
         let blocked = self.blocked_rollout(group, ending, &key, time);
-        self.rejections
-            .set_rollout(&request.pod_request, key, blocked.clone());
+        // A suspended decision has not found out.
+        if !is_suspended() {
+            self.rejections
+                .set_rollout(&request.pod_request, key, blocked.clone());
+        }
         blocked
     }
 

@@ -156,3 +156,26 @@ fn pod_without_gate_may_wait_for_another_driver() {
     assert!(cluster.settle().is_empty());
     assert!(cluster.messages_of("Pod/a").is_empty());
 }
+
+#[test]
+fn missing_claim_that_turns_out_foreign_makes_no_decision_due() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.add_pod(gated_pod("a", &["x"], &[ALLOCATION_GATE]));
+    assert!(cluster.settle().is_empty());
+    assert_eq!(wait(&mut cluster).len(), 1);
+    let mut foreign = claim("x", "1Gi");
+    foreign.metadata.owner_references = Some(vec![object(json!({
+        "apiVersion": "v1", "kind": "Pod", "name": "other", "uid": "other", "controller": true,
+    }))]);
+    cluster.add_claim(foreign);
+    for _ in 0..4 {
+        let deadline = cluster.planner.next_deadline();
+        cluster.now = deadline.unwrap_or(cluster.now).max(cluster.now);
+        assert!(cluster.settle().is_empty());
+    }
+    let deadline = cluster.planner.next_deadline();
+    assert!(
+        deadline.is_none_or(|deadline| deadline > cluster.now),
+        "the leader would not sleep"
+    );
+}
