@@ -378,15 +378,14 @@ impl<E: Effects> Applier<E> {
     }
 
     /// Replaces versions of artifacts that are missing on the node. Other versions and the delivery stay: running
-    /// containers use them.
+    /// containers use them. The hook is the installed one: it ends with the start of a container, and the CDI spec, which is
+    /// written with this driver's arguments, would call another version with arguments that it may refuse.
     fn refresh_artifacts(&self, record: &mut ClaimRecord, environment: &Environment<'_>) {
         let state_dir = self.layout.state_dir();
         if !Artifact::Library.path(state_dir, &record.library).exists() {
             record.library.clone_from(&environment.installed.library);
         }
-        if !Artifact::Hook.path(state_dir, &record.hook).exists() {
-            record.hook.clone_from(&environment.installed.hook);
-        }
+        record.hook.clone_from(&environment.installed.hook);
         if let Delivery::Shim(Stubs { cuda, nvml }) = &mut record.delivery {
             let installed = &environment.installed.stubs;
             if !Artifact::CudaStub.path(state_dir, cuda).exists() {
