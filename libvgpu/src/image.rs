@@ -78,6 +78,10 @@ pub(crate) unsafe fn global_bytes(image: *const c_void, length: Option<usize>) -
         start: image.cast(),
         length: length.unwrap_or(isize::MAX.cast_unsigned()),
     };
+    // PTX begins with a directive or a comment, and may end at once.
+    if let Some(0 | b'.' | b'/' | b' ' | b'\t' | b'\r' | b'\n') = bytes.byte(0) {
+        return of_ptx(bytes);
+    }
     match bytes.word(0) {
         // Only the image in memory has an address in it.
         Some(WRAPPER) if length.is_none() => {
@@ -93,11 +97,7 @@ pub(crate) unsafe fn global_bytes(image: *const c_void, length: Option<usize>) -
         }
         Some(CONTAINER) => of_container(bytes),
         _ if bytes.begins_with(ELF) => of_cubin(bytes).unwrap_or(0),
-        // PTX begins with a directive or a comment.
-        _ => match bytes.byte(0) {
-            Some(b'.' | b'/' | b' ' | b'\t' | b'\r' | b'\n') => of_ptx(bytes),
-            _ => 0,
-        },
+        _ => 0,
     }
 }
 
@@ -140,12 +140,19 @@ fn of_member(member: Bytes) -> Option<(u64, usize)> {
     Some((bytes, header.checked_add(length)?))
 }
 
+/// Size of the header of a section.
+const SECTION_BYTES: usize = 64;
+
 /// The sum of the sections with global variables, initialized or not.
 fn of_cubin(cubin: Bytes) -> Option<u64> {
     if cubin.byte(4)? != ELF_64 || cubin.half(18)? != CUDA_MACHINE {
         return None;
     }
     let (table, each) = (cubin.number(40)?, usize::from(cubin.half(58)?));
+    // libcuda refuses it, and the header is no table of sections.
+    if table == 0 || each < SECTION_BYTES {
+        return None;
+    }
     let section = |index: usize| Some(cubin.from(table.checked_add(index.checked_mul(each)?)?));
     // The first section has the numbers that do not fit into the header.
     let count = match cubin.half(60)? {
