@@ -61,7 +61,7 @@ pub(crate) async fn fetch(client: &Client) -> anyhow::Result<ClusterState> {
         list::<ResourceClaimTemplate>(client, &all).await,
         &mut unchecked,
     );
-    state.leases = optional(list::<Lease>(client, &all).await, &mut unchecked);
+    state.leases = optional(leases(client, &all).await, &mut unchecked);
     state.events = optional(list::<Event>(client, &all).await, &mut unchecked);
     state.policies = optional(
         list::<ValidatingAdmissionPolicy>(client, &ours).await,
@@ -102,6 +102,21 @@ fn optional<T>(objects: Result<Vec<T>, ListError>, unchecked: &mut Vec<String>) 
     objects
         .map_err(|error| unchecked.push(describe(&error)))
         .ok()
+}
+
+/// Namespace of the leases of nodes.
+const NODE_LEASES: &str = "kube-node-lease";
+
+/// Lists the leases. Those of nodes have their managed fields, which lists of all objects leave out: the times of the API
+/// server in them show the clocks of the nodes. Only kubelets write there.
+async fn leases(client: &Client, all: &ListParams) -> Result<Vec<Lease>, ListError> {
+    let mut leases = list::<Lease>(client, all).await?;
+    let of_nodes = Api::<Lease>::namespaced(client.clone(), NODE_LEASES);
+    if let Ok(of_nodes) = of_nodes.list(&ListParams::default()).await {
+        leases.retain(|lease| lease.metadata.namespace.as_deref() != Some(NODE_LEASES));
+        leases.extend(of_nodes.items);
+    }
+    Ok(leases)
 }
 
 /// Returns version and time of the API server.
