@@ -10,13 +10,8 @@ set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
-cat > go.mod <<'MOD'
-module quantity
-
-go 1.26.0
-
-require k8s.io/apimachinery v0.37.1
-MOD
+go mod init quantity >log 2>&1
+go get k8s.io/apimachinery/pkg/api/resource@v0.37.1 >>log 2>&1 || { cat log; exit 1; }
 cat > main.go <<'GO'
 package main
 
@@ -37,7 +32,6 @@ func main() {
 	}
 }
 GO
-go mod tidy >tidy.log 2>&1 || { cat tidy.log; exit 1; }
 go run . | tee seen
 cat > expected <<'OUT'
 "-T" = 0

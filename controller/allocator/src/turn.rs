@@ -1,4 +1,4 @@
-//! Turns: the work of one decision, and when it gives way to other pods.
+//! Turns: the work of one decision, and when it yields to other pods.
 //!
 //! A selector within its own limits can take seconds on all devices of a cluster, and searches among many combinations of
 //! devices, or their repetition in simulations, too. So both kinds of work have a limit in a turn. A decision whose results so

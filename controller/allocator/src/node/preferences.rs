@@ -216,7 +216,7 @@ impl Preferences {
     }
 }
 
-/// Returns the weight of a constraint with so many domains: the more there are, the more one pod counts.
+/// Returns the weight of a constraint with this number of domains: the larger it is, the more one pod counts.
 fn size_weight(size: usize) -> f64 {
     float(i64::try_from(size + 2).unwrap_or(i64::MAX)).ln()
 }

@@ -9,7 +9,7 @@ pub(super) struct Need {
     pub(super) among: Vec<usize>,
 }
 
-/// Returns whether the needs can be met at the same time, when so many of them can use the resource at each position.
+/// Returns whether the needs can be met at the same time, given how many of them can use the resource at each position.
 /// Augments along alternating paths (Kuhn), as the number of needs is small.
 pub(super) fn can_meet_all(needs: &[Need], capacities: &[usize]) -> bool {
     let mut users: Vec<Vec<usize>> = vec![Vec::new(); capacities.len()];

@@ -241,7 +241,7 @@ fn rollout_blocked_by_its_surge_says_so_and_holds_nothing() {
     assert_eq!(
         bind_all(&mut cluster).len(),
         2,
-        "nobody frees what the surge waits for"
+        "no pod frees what the surge waits for"
     );
     // The rollout goes on when an old pod is deleted.
     cluster.end("server-a-1");

@@ -241,7 +241,7 @@ fn changes_wake_only_pods_that_they_can_help() {
     assert_eq!(
         decisions_after(|cluster| cluster.add_pod(bound("other", &[]))),
         0,
-        "nobody can evict a pod without devices"
+        "a pod without devices has no victim"
     );
     assert_eq!(
         decisions_after(|cluster| cluster.planner.slice(applied(slice("n1")))),

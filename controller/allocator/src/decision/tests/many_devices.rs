@@ -79,7 +79,7 @@ fn without_containers(cluster: &Cluster, claim: &ResourceClaim) -> Result<Vec<St
     decide(cluster, &pod, claim)
 }
 
-/// A node of partitioned GPUs; on each, so many partitions of the smallest profile are in use.
+/// A node of partitioned GPUs; on each, the given number of partitions of the smallest profile is in use.
 fn with_used_slices(used: &[usize]) -> Cluster {
     let mut cluster = partitioned(used.len());
     for (gpu, count) in used.iter().enumerate() {
