@@ -2,8 +2,7 @@
 //!
 //! The kubelet bindings of the node driver come from its own minimal `.proto` files (no protoc: protox parses them), the
 //! pages of events, health and metrics from the tables in `drava-api`, the chart's custom resource definitions from its
-//! types, the dashboards from the tables in [`dashboards`]. Generated files are checked in, so that building the driver needs
-//! none of this; `--check` fails when one is stale.
+//! types. Generated files are checked in, so that building the driver needs none of this; `--check` fails when one is stale.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +11,6 @@ use anyhow::{Context, Result, bail};
 
 mod crd_reference;
 mod crds;
-pub(crate) mod dashboards;
 mod events;
 mod health;
 mod metrics;
@@ -76,8 +74,6 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         (root.join(health::PATH), health::render()),
         (root.join(metrics::PATH), metrics::render()),
     ];
-    let dashboards = dashboards::files().into_iter();
-    files.extend(dashboards.map(|(path, text)| (root.join(path), text)));
     for (path, text) in crds::render()? {
         files.push((root.join(path), text));
     }

@@ -13,10 +13,10 @@ use serde_json::{Value, json};
 /// Measures the packing quality of placement policies.
 #[derive(Parser)]
 struct Args {
-    /// Nodes, a CSV file in the format of openb.
+    /// Nodes, a CSV file in the format of openb, plain or compressed by gzip.
     #[arg(long, value_name = "FILE", required_unless_present_any = ["scale", "mig"])]
     nodes: Option<PathBuf>,
-    /// Pods, a CSV file in the format of openb; may be repeated.
+    /// Pods, a CSV file in the format of openb, plain or compressed by gzip; may be repeated.
     #[arg(long, value_name = "FILE", requires = "nodes")]
     pods: Vec<PathBuf>,
     /// Number of equal nodes with 8 GPUs each, for the cost of decisions; may be repeated.
@@ -60,8 +60,9 @@ fn main() -> Result<()> {
     let nodes = read_nodes(nodes)?;
     for file in &args.pods {
         let pods = read_pods(file)?;
-        let stem = file.file_stem().unwrap_or_default().to_string_lossy();
-        let trace = stem.strip_prefix("openb_pod_list_").unwrap_or(&stem);
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        let stem = name.split('.').next().unwrap_or_default();
+        let trace = stem.strip_prefix("openb_pod_list_").unwrap_or(stem);
         for policy in &args.policy {
             for seed in 0..args.seeds {
                 let readings = experiment::run(&nodes, &pods, policies(policy)?, seed)?;

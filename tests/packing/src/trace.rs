@@ -1,9 +1,11 @@
-//! Traces in the CSV format of openb.
+//! Traces in the CSV format of openb, plain or compressed by gzip.
 
 use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use flate2::read::MultiGzDecoder;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
@@ -76,7 +78,12 @@ pub fn read_pods(path: &Path) -> Result<Vec<TracePod>> {
 
 fn read<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>> {
     let file = File::open(path).with_context(|| format!("open {}", path.display()))?;
-    let mut reader = csv::Reader::from_reader(file);
+    let is_compressed = path.extension().is_some_and(|extension| extension == "gz");
+    let rows: Box<dyn Read> = match is_compressed {
+        true => Box::new(MultiGzDecoder::new(file)),
+        false => Box::new(file),
+    };
+    let mut reader = csv::Reader::from_reader(rows);
     let rows = reader.deserialize().collect::<Result<_, _>>();
     rows.with_context(|| format!("read {}", path.display()))
 }

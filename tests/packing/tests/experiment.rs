@@ -21,7 +21,7 @@ const SPREAD: Policies = Policies {
 
 fn file(name: &str) -> PathBuf {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("openb");
-    directory.join(format!("openb_{name}.csv"))
+    directory.join(format!("openb_{name}.csv.gz"))
 }
 
 const LEAST_FRAGMENTATION: Policies = Policies {

@@ -129,10 +129,10 @@ fn measure(options: &Options) -> Result<Vec<Value>> {
     let workspace = drava_cluster::workspace_root();
     let data = workspace.join("tests/packing/openb");
     let nodes = options.nodes.clone();
-    let nodes = nodes.unwrap_or_else(|| data.join("openb_node_list_gpu_node.csv"));
+    let nodes = nodes.unwrap_or_else(|| data.join("openb_node_list_gpu_node.csv.gz"));
     let pods = match options.pods.as_slice() {
         [] => TRACES
-            .map(|trace| data.join(format!("openb_pod_list_{trace}.csv")))
+            .map(|trace| data.join(format!("openb_pod_list_{trace}.csv.gz")))
             .to_vec(),
         pods => pods.to_vec(),
     };

@@ -1,8 +1,7 @@
-//! Checks the Helm chart: lint, the schema of its values, and its rendering with each supported set of values.
+//! Checks the Helm chart: lint, the schema of its values, its rendering, and the effect of values.
 //!
-//! The renderings are checked in under `deploy/helm/renders`, so that a review shows the effect of a change of the chart.
-//! `deploy/kustomize` has the rendering of the default values without Helm's hooks.
-//! `UPDATE_RENDERS=1 cargo xtask test --only chart` updates them.
+//! The rendering of the default values is checked in as `deploy/kustomize`, without Helm's hooks, so that a review shows the
+//! effect of a change of the chart. `UPDATE_RENDERS=1 cargo xtask test --only chart` updates it.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -14,50 +13,149 @@ use drava_cluster::workspace_root;
 use super::libtest::Outcome;
 use super::log::Log;
 
-/// Names of renderings and their values.
-const RENDERS: [(&str, &[&str]); 4] = [
-    ("default", &[]),
-    (
-        "gke",
-        &[
+/// Values that belong together and what they add to the rendering of the default values.
+struct Effect {
+    name: &'static str,
+    values: &'static [&'static str],
+    /// Parts of lines that the default rendering does not have.
+    added: &'static [&'static str],
+    /// Parts of lines that only the default rendering has.
+    removed: &'static [&'static str],
+}
+
+const EFFECTS: [Effect; 8] = [
+    Effect {
+        name: "gke",
+        values: &[
             "driver.driverRoot=/home/kubernetes/bin/nvidia",
             "driver.devRoot=/",
             "driver.stateDir=/home/kubernetes/bin/drava",
             "driver.devCharLinks=false",
         ],
-    ),
-    ("native", &["scheduling.mode=native"]),
-    (
-        "custom",
-        &[
+        added: &[
+            "--state-dir=/home/kubernetes/bin/drava",
+            "--driver-root=/home/kubernetes/bin/nvidia",
+            "--driver-root-mount=/driver-root/nvidia",
+            "--dev-root=/",
+            "{name: state, mountPath: /home/kubernetes/bin/drava}",
+            "hostPath: {path: /home/kubernetes/bin, type: DirectoryOrCreate}",
+            r#"\"hostPath\":{\"path\":\"/home/kubernetes/bin\"},\"name\":\"state\""#,
+        ],
+        removed: &["--dev-char-dir", "mountPath: /dev-char", "/var/lib/drava"],
+    },
+    Effect {
+        name: "native",
+        values: &["scheduling.mode=native"],
+        added: &[
+            "--scheduling=native",
+            "extendedResourceName: nvidia.com/gpu",
+        ],
+        removed: &["name: drava-controller", "name: drava-webhook"],
+    },
+    Effect {
+        name: "images",
+        values: &[
             "image.registry=registry.example.com/mirror",
             "image.digests.driver=sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
-            "driver.coexistenceGuard=false",
-            "compatibility.nodes.labels={gpu=on,volcano.sh/vgpu.enabled=true}",
-            "compatibility.nodes.taints={volcano.sh/vgpu}",
             "imagePullSecrets[0].name=pull",
+        ],
+        added: &[
+            "registry.example.com/mirror/drava-dra-driver:0.1.0@sha256:0123456789abcdef",
+            "registry.example.com/mirror/drava-controller:0.1.0",
+            "- name: pull",
+        ],
+        removed: &[],
+    },
+    Effect {
+        name: "node driver",
+        values: &[
+            "driver.coexistenceGuard=false",
             "driver.driverRoot=/run/nvidia/driver",
             "driver.delivery=shim",
             "driver.health.ignoreXids={74,119}",
             "driver.health.fatalXids={31}",
             "driver.health.taintEffect=NoExecute",
+            "log.format=text",
+            "metrics.aliases=true",
+        ],
+        added: &[
+            "--ignore-other-owners",
+            "--driver-root=/run/nvidia/driver",
+            "--driver-root-mount=/driver-root/driver",
+            "hostPath: {path: /run/nvidia, type: DirectoryOrCreate}",
+            "--delivery=shim",
+            "--xid-ignore=74,119",
+            "--xid-fatal=31",
+            "--unhealthy-effect=NoExecute",
+            "--log-format=text",
+            "--metric-aliases",
+        ],
+        removed: &[],
+    },
+    Effect {
+        name: "compatibility",
+        values: &[
+            "compatibility.enabled=true",
+            "compatibility.settings.shareClass=fraction",
+            "compatibility.nodes.labels={gpu=on,volcano.sh/vgpu.enabled=true}",
+            "compatibility.nodes.taints={volcano.sh/vgpu}",
+        ],
+        added: &[
+            r#"--compatibility={\"shareClass\":\"fraction\"}"#,
+            "name: compatibility.gpu.drava.dev",
+            "path: /compatibility",
+            "key: volcano.sh/vgpu.enabled",
+            "key: volcano.sh/vgpu\n",
+            "resources: [resourcequotas, limitranges]",
+        ],
+        removed: &[],
+    },
+    Effect {
+        name: "admission",
+        values: &[
             "controller.replicas=1",
             "crds.install=false",
             "admission.catchAllTolerationClasses[0]=team-gpu",
             "admission.exemptNamespaces[0]=monitoring",
-            "log.format=text",
+        ],
+        added: &["replicas: 1", "team-gpu", "monitoring"],
+        removed: &["replicas: 2", "kind: CustomResourceDefinition"],
+    },
+    Effect {
+        name: "certificate",
+        values: &[
             "webhook.certificate.provider=certManager",
             "webhook.exemptNamespaces[0]=monitoring",
-            "compatibility.enabled=true",
-            "compatibility.settings.shareClass=fraction",
-            "metrics.aliases=true",
+        ],
+        added: &[
+            "cert-manager.io/inject-ca-from: drava-system/drava-webhook",
+            "kind: Certificate",
+            "kind: Issuer",
+            "- monitoring",
+        ],
+        removed: &[],
+    },
+    Effect {
+        name: "metrics",
+        values: &[
             "metrics.podMonitor.enabled=true",
             "metrics.podMonitor.labels.release=prometheus",
             "metrics.alerts.enabled=true",
             "metrics.dashboards.enabled=true",
             "metrics.alerts.runbookUrlPrefix=https://runbooks.example.com/",
         ],
-    ),
+        added: &[
+            "kind: PodMonitor",
+            "release: prometheus",
+            "kind: PrometheusRule",
+            "name: drava-dashboard-cluster",
+            "name: drava-dashboard-gpus",
+            "name: drava-dashboard-scheduling",
+            "name: drava-dashboard-workloads",
+            "https://runbooks.example.com/",
+        ],
+        removed: &[],
+    },
 ];
 
 /// Values that the schema rejects, each with the path that the message names.
@@ -121,27 +219,48 @@ pub(crate) fn check(log: &mut Log) -> Result<Outcome> {
     let mut lint = Command::new(&helm);
     lint.args(["lint", "--strict"]).arg(&chart);
     let mut outcome = log.check(lint)?;
-    for (name, values) in RENDERS {
-        let mut template = template(values);
-        let output = process::output(template.stdin(Stdio::null()), Limit::REQUEST)?;
-        if !output.status.success() {
-            bail!("render {name}: {}", String::from_utf8_lossy(&output.stderr));
-        }
-        let file = workspace_root().join(format!("deploy/helm/renders/{name}.yaml"));
-        outcome += compare(name, &file, &output.stdout, log)?;
+    let default = render(template(&[]))?;
+    for effect in &EFFECTS {
+        let has_effect =
+            render(template(effect.values)).and_then(|text| effect.check(&default, &text));
+        outcome += Outcome::of_check(effect.name, has_effect);
     }
     // Hooks are Helm's: without them, kustomize applies the same objects.
     let mut kustomize = template(&[]);
     kustomize.arg("--no-hooks");
-    let output = process::output(kustomize.stdin(Stdio::null()), Limit::REQUEST)?;
     let file = workspace_root().join("deploy/kustomize/drava.yaml");
-    outcome += compare("kustomize", &file, &output.stdout, log)?;
+    outcome += compare("kustomize", &file, render(kustomize)?.as_bytes(), log)?;
     let registry = template(&["global.imageRegistry=registry.internal:5000/mirror"]);
     outcome += Outcome::of_check("registry", uses_registry(registry));
     for (value, path) in REJECTED {
         outcome += Outcome::of_check(value, rejects(template(&[value]), path));
     }
     Ok(outcome)
+}
+
+impl Effect {
+    /// Checks the rendering with its values against that of the default values.
+    fn check(&self, default: &str, rendered: &str) -> Result<()> {
+        for (wanted, present, absent) in [
+            (self.added, rendered, default),
+            (self.removed, default, rendered),
+        ] {
+            for part in wanted {
+                ensure!(present.contains(part), "no rendering has {part}");
+                ensure!(!absent.contains(part), "both renderings have {part}");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns what a successful rendering prints.
+fn render(mut template: Command) -> Result<String> {
+    let output = process::output(template.stdin(Stdio::null()), Limit::REQUEST)?;
+    if !output.status.success() {
+        bail!("render: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(String::from_utf8(output.stdout)?)
 }
 
 /// Checks that a rendering fails with a message that contains `path`.
@@ -157,9 +276,8 @@ fn rejects(mut template: Command, path: &str) -> Result<()> {
 }
 
 /// Checks that all images of a rendering come from one registry.
-fn uses_registry(mut template: Command) -> Result<()> {
-    let output = process::output(template.stdin(Stdio::null()), Limit::REQUEST)?;
-    let text = String::from_utf8(output.stdout)?;
+fn uses_registry(template: Command) -> Result<()> {
+    let text = render(template)?;
     let images: Vec<&str> = text
         .lines()
         .filter_map(|line| line.trim().strip_prefix("image: "))

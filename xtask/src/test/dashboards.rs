@@ -1,90 +1,187 @@
-//! Checks the dashboards: their metrics are documented, every query returns data (promtool) for the series of
-//! `tests/dashboards/series.yaml`, and the files have the fields and types of Grafana's schema.
+//! Checks the dashboards of the chart: their metrics are documented, every query returns data (promtool) for the series of
+//! `tests/dashboards/series.yaml`, panels do not overlap, and the files have the fields and types of Grafana's schema.
 
+use std::collections::BTreeSet;
 use std::fs;
+use std::path::PathBuf;
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use drava_cluster::{Kubernetes, workspace_root};
 use serde_json::{Value, json};
 
 use super::libtest::Outcome;
 use super::log::Log;
-use crate::codegen::dashboards;
-use crate::codegen::dashboards::tables::{self, Variable};
+
+/// Directory of the dashboards below the repository root.
+const DIRECTORY: &str = "deploy/helm/drava/files/dashboards";
+
+/// What is checked of a dashboard.
+struct Dashboard {
+    file: PathBuf,
+    variables: Vec<Variable>,
+    /// PromQL expressions of all panels.
+    queries: Vec<String>,
+}
+
+/// A variable: the values of a label, as Grafana's `label_values(metric, label)`.
+struct Variable {
+    name: String,
+    metric: String,
+    label: String,
+}
 
 /// Runs the task.
 pub(crate) fn check(log: &mut Log) -> Result<Outcome> {
     let promtool = drava_cluster::promtool().context("build promtool")?;
     let root = workspace_root();
+    let dashboards = dashboards()?;
     let path = root.join("tests/dashboards/series.yaml");
     let series = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
     let test = root.join("target/dashboards.yaml");
-    fs::write(&test, test_of(&all_queries(&series)?, &series))
+    fs::write(&test, test_of(&all_queries(&dashboards, &series)?, &series))
         .with_context(|| format!("write {}", test.display()))?;
     let mut command = Command::new(&promtool);
     command.args(["test", "rules"]).arg(&test);
     let mut outcome = log.check(command)?;
-    outcome += log.check(schema()?)?;
+    outcome += log.check(schema(&dashboards)?)?;
     let metrics = fs::read_to_string(root.join("docs/reference/metrics.md"))?;
-    outcome += Outcome::of_check("metrics of the dashboards", check_metrics(&metrics));
+    let documented = check_metrics(&dashboards, &metrics);
+    outcome += Outcome::of_check("metrics of the dashboards", documented);
     Ok(outcome)
 }
 
-/// Returns the check of the files against the types that Grafana generates from its schema.
-fn schema() -> Result<Command> {
-    let root = workspace_root();
-    let source = root.join("tests/dashboards/schema");
-    let schema = drava_cluster::build_program(&source, "schema", Kubernetes::default());
-    let mut command = Command::new(schema.context("build the check of dashboards")?);
-    for (file, _) in dashboards::files() {
-        command.arg(root.join(file));
-    }
-    Ok(command)
+/// Reads all dashboards.
+fn dashboards() -> Result<Vec<Dashboard>> {
+    let directory = workspace_root().join(DIRECTORY);
+    let files =
+        fs::read_dir(&directory).with_context(|| format!("read {}", directory.display()))?;
+    let read = |file: PathBuf| {
+        let text = fs::read_to_string(&file)?;
+        let content = serde_json::from_str(&text)?;
+        let dashboard = parse(file.clone(), &content);
+        dashboard.with_context(|| format!("check {}", file.display()))
+    };
+    let dashboards = files.map(|file| read(file?.path()));
+    let dashboards = dashboards.collect::<Result<Vec<_>>>()?;
+    ensure!(!dashboards.is_empty(), "{} is empty", directory.display());
+    Ok(dashboards)
 }
 
-/// Returns the queries, with `value` for each variable.
-fn queries(value: impl Fn(&Variable) -> String) -> impl Iterator<Item = String> {
-    tables::ALL.iter().flat_map(move |dashboard| {
-        let values: Vec<(String, String)> = dashboard
-            .variables
-            .iter()
-            .map(|variable| (format!("${}", variable.name), value(variable)))
-            .collect();
-        let panels = dashboard.panels.iter().flat_map(|panel| panel.queries);
-        panels.map(move |(_, query)| {
-            let query = (*query).to_owned();
-            values
-                .iter()
-                .fold(query, |query, (name, value)| query.replace(name, value))
-        })
+/// Returns variables and queries of a dashboard whose panels do not overlap and whose queries use declared variables only.
+fn parse(file: PathBuf, content: &Value) -> Result<Dashboard> {
+    let mut cells = BTreeSet::new();
+    let mut queries = Vec::new();
+    for panel in list(&content["panels"])? {
+        let [x, y, w, h] = ["x", "y", "w", "h"].map(|name| panel["gridPos"][name].as_u64());
+        let (Some(x), Some(y), Some(w), Some(h)) = (x, y, w, h) else {
+            bail!("a panel has no position: {panel}");
+        };
+        let columns = x..x + w;
+        let own = columns.flat_map(|column| (y..y + h).map(move |row| (column, row)));
+        for cell in own {
+            ensure!(
+                cell.0 < 24 && cells.insert(cell),
+                "panels overlap: {}",
+                panel["title"]
+            );
+        }
+        for target in list(&panel["targets"])? {
+            queries.push(text(&target["expr"])?.to_owned());
+        }
+    }
+    let is_query = |variable: &&Value| variable["type"] == "query";
+    let variables = list(&content["templating"]["list"])?.iter();
+    let variables = variables.filter(is_query).map(variable);
+    let variables = variables.collect::<Result<Vec<_>>>()?;
+    for query in &queries {
+        let names = variables.iter();
+        let rest = names.fold(query.clone(), |rest, variable| {
+            rest.replace(&format!("${}\"", variable.name), "\"")
+        });
+        ensure!(!rest.contains('$'), "undeclared variable: {query}");
+    }
+    Ok(Dashboard {
+        file,
+        variables,
+        queries,
     })
 }
 
-/// Returns the queries for all values of the variables, and for one value of each that the series have.
-fn all_queries(series: &str) -> Result<Vec<String>> {
-    let variables = tables::ALL.iter().flat_map(|dashboard| dashboard.variables);
-    for variable in variables {
-        first_value(series, variable).with_context(|| {
-            format!(
-                "the series have no {} with label {}",
-                variable.metric, variable.name
-            )
-        })?;
-    }
-    let of_all = queries(|_| ".*".to_owned());
-    let of_one = queries(|variable| first_value(series, variable).unwrap_or_default().to_owned());
-    Ok(of_all.chain(of_one).collect())
+fn variable(variable: &Value) -> Result<Variable> {
+    let query = text(&variable["query"]["query"])?;
+    let arguments = query.strip_prefix("label_values(");
+    let arguments = arguments.and_then(|rest| rest.strip_suffix(')'));
+    let arguments = arguments.and_then(|arguments| arguments.split_once(", "));
+    let (metric, label) = arguments.with_context(|| format!("not label_values: {query}"))?;
+    Ok(Variable {
+        name: text(&variable["name"])?.to_owned(),
+        metric: metric.to_owned(),
+        label: label.to_owned(),
+    })
 }
 
-/// Returns the first value of a variable, as Grafana's `label_values(metric, label)`.
+fn list(value: &Value) -> Result<&Vec<Value>> {
+    value
+        .as_array()
+        .with_context(|| format!("not a list: {value}"))
+}
+
+fn text(value: &Value) -> Result<&str> {
+    value
+        .as_str()
+        .with_context(|| format!("not a text: {value}"))
+}
+
+/// Returns the check of the files against the types that Grafana generates from its schema.
+fn schema(dashboards: &[Dashboard]) -> Result<Command> {
+    let source = workspace_root().join("tests/dashboards/schema");
+    let schema = drava_cluster::build_program(&source, "schema", Kubernetes::default());
+    let mut command = Command::new(schema.context("build the check of dashboards")?);
+    command.args(dashboards.iter().map(|dashboard| &dashboard.file));
+    Ok(command)
+}
+
+impl Dashboard {
+    /// Returns the queries, with `value` for each variable.
+    fn queries(&self, value: impl Fn(&Variable) -> String) -> Vec<String> {
+        let with_values = |query: &String| {
+            let variables = self.variables.iter();
+            variables.fold(query.clone(), |query, variable| {
+                query.replace(&format!("${}", variable.name), &value(variable))
+            })
+        };
+        self.queries.iter().map(with_values).collect()
+    }
+}
+
+/// Returns the queries for all values of the variables, and for one value of each that the series have.
+fn all_queries(dashboards: &[Dashboard], series: &str) -> Result<Vec<String>> {
+    let mut queries = Vec::new();
+    for dashboard in dashboards {
+        for variable in &dashboard.variables {
+            first_value(series, variable).with_context(|| {
+                format!(
+                    "the series have no {} with label {}",
+                    variable.metric, variable.label
+                )
+            })?;
+        }
+        queries.extend(dashboard.queries(|_| ".*".to_owned()));
+        let first = |variable: &Variable| first_value(series, variable).unwrap_or_default();
+        queries.extend(dashboard.queries(|variable| first(variable).to_owned()));
+    }
+    Ok(queries)
+}
+
+/// Returns the first value of a variable.
 fn first_value<'a>(series: &'a str, variable: &Variable) -> Option<&'a str> {
     let metric = format!("series: '{}{{", variable.metric);
     let mut labels = series
         .lines()
         .filter_map(|line| line.split_once(&metric).map(|(_, labels)| labels));
     labels.find_map(|labels| {
-        let (_, rest) = labels.split_once(&format!("{}=\"", variable.name))?;
+        let (_, rest) = labels.split_once(&format!("{}=\"", variable.label))?;
         rest.split_once('"').map(|(value, _)| value)
     })
 }
@@ -109,10 +206,13 @@ fn test_of(queries: &[String], series: &str) -> String {
 }
 
 /// Checks that every metric of a query or variable is in the reference.
-fn check_metrics(reference: &str) -> Result<()> {
-    let variables = tables::ALL.iter().flat_map(|dashboard| dashboard.variables);
-    let variables = variables.map(|variable| variable.metric.to_owned());
-    for query in queries(|_| ".*".to_owned()).chain(variables) {
+fn check_metrics(dashboards: &[Dashboard], reference: &str) -> Result<()> {
+    let variables = dashboards.iter().flat_map(|dashboard| &dashboard.variables);
+    let metrics = variables.map(|variable| variable.metric.clone());
+    let queries = dashboards
+        .iter()
+        .flat_map(|dashboard| dashboard.queries.iter().cloned());
+    for query in queries.chain(metrics) {
         let words = query.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
         for name in words.filter(|word| word.starts_with("drava_")) {
             let metric = name.strip_suffix("_bucket").unwrap_or(name);
