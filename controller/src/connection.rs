@@ -2,15 +2,37 @@
 //!
 //! An API server, or the load balancer before it, can vanish without closing its connections. Kubernetes' own clients notice
 //! that by pings of HTTP/2; this client speaks HTTP/1.1. So silence has a limit on every connection: a request without answer
-//! fails after it, and a watch ends by itself before it, with a bookmark, and goes on from there on another connection.
+//! fails after it, and a watch ends by itself before it, with a bookmark, and goes on from there on another connection. And
+//! unused connections are not kept: each request on a dead one would wait for its time-out, one after the other.
 
 use std::time::Duration;
 
+use hyper_timeout::TimeoutConnector;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use kube::client::{Body, ConfigExt};
 use kube::runtime::watcher;
 use kube::{Client, Config};
+use tower::{BoxError, ServiceBuilder};
 
-/// Time after which a connection that delivers nothing is closed. Longer than a watch.
-const MAX_SILENCE: Duration = Duration::from_secs(35);
+/// Time limits of connections.
+struct Limits {
+    /// Until a connection is established.
+    connect: Duration,
+    /// After which a connection that delivers nothing is closed. Longer than a watch.
+    silence: Duration,
+    /// For which a connection without a request is kept.
+    idle: Duration,
+}
+
+const LIMITS: Limits = Limits {
+    connect: Duration::from_secs(10),
+    silence: Duration::from_secs(35),
+    idle: MAX_IDLE,
+};
+/// Time for which a connection without a request is kept; longer than the time between two renewals of the lease, shorter than
+/// the time-out of one. So the next renewal after one without an answer has a new connection, however many are dead.
+pub(crate) const MAX_IDLE: Duration = Duration::from_secs(3);
 /// Length of a watch, seconds. The API server ends it, after a bookmark.
 const WATCH_SECONDS: u32 = 25;
 
@@ -20,17 +42,32 @@ const WATCH_SECONDS: u32 = 25;
 /// # Errors
 /// Without a usable service account or kubeconfig.
 pub async fn connect() -> Result<Client, Box<dyn std::error::Error + Send + Sync>> {
-    let mut config = Config::infer().await?;
-    config.default_retry = false;
-    Ok(Client::try_from(limited(config, MAX_SILENCE))?)
+    Ok(client(Config::infer().await?, &LIMITS)?)
 }
 
-/// Limits the silence on each connection.
-fn limited(mut config: Config, max_silence: Duration) -> Config {
-    config.read_timeout = Some(max_silence);
+/// Returns a client with these limits; kube's own builder has none for the pool.
+fn client(config: Config, limits: &Limits) -> kube::Result<Client> {
+    if config.proxy_url.is_some() {
+        // Names what is missing: this build has no support of proxies.
+        return Client::try_from(config);
+    }
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    let mut connector = TimeoutConnector::new(config.rustls_https_connector_with_connector(tcp)?);
+    connector.set_connect_timeout(Some(limits.connect));
+    connector.set_read_timeout(Some(limits.silence));
     // The idle time of a pooled connection is no silence.
-    config.reset_reader_on_write = true;
-    config
+    connector.set_reset_reader_on_write(true);
+    let pool = hyper_util::client::legacy::Builder::new(TokioExecutor::new())
+        .pool_timer(TokioTimer::new())
+        .pool_idle_timeout(limits.idle)
+        .build::<_, Body>(connector);
+    let service = ServiceBuilder::new()
+        .layer(config.base_uri_layer())
+        .option_layer(config.auth_layer()?)
+        .map_err(BoxError::from)
+        .service(pool);
+    Ok(Client::new(service, config.default_namespace))
 }
 
 /// Returns the configuration of a watch.

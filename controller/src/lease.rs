@@ -21,6 +21,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Clock;
+use crate::connection;
 use crate::health::Health;
 
 mod candidate;
@@ -49,6 +50,13 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 // A request that is sent at the end of the validity ends before another candidate can acquire the lease.
 const _: () =
     assert!(VALIDITY.as_millis() + WRITE_TIMEOUT.as_millis() < LEASE_DURATION.as_millis());
+
+// Connections that a request without an answer leaves are not used by the next one, which is sent within the validity.
+const _: () = assert!(
+    connection::MAX_IDLE.as_millis() < REQUEST_TIMEOUT.as_millis()
+        && RETRY_PERIOD.as_millis() + REQUEST_TIMEOUT.as_millis() + MIN_PAUSE.as_millis()
+            < VALIDITY.as_millis()
+);
 
 /// Why a round has failed.
 #[derive(Debug, thiserror::Error)]

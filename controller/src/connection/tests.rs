@@ -22,8 +22,12 @@ use tokio::sync::watch::{Receiver, Sender, channel};
 
 use super::*;
 
-/// Silence that the clients of the tests accept.
-const SILENCE: Duration = Duration::from_millis(300);
+/// Limits of the clients of the tests.
+const SHORT: Limits = Limits {
+    connect: PATIENCE,
+    silence: Duration::from_millis(300),
+    idle: Duration::from_millis(100),
+};
 /// Time in which a test must end; shorter than the limits of a watch alone.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -144,9 +148,7 @@ impl Proxy {
 
     fn client(&self) -> Client {
         let url = format!("http://{}", self.address).parse().unwrap();
-        let mut config = limited(Config::new(url), SILENCE);
-        config.default_retry = false;
-        Client::try_from(config).unwrap()
+        client(Config::new(url), &SHORT).unwrap()
     }
 }
 
@@ -170,6 +172,23 @@ async fn watch_goes_on_after_silent_loss_of_connections() {
     proxy.forget();
     nodes.add("c");
     assert_eq!(next().await, "c");
+}
+
+#[tokio::test]
+async fn one_request_at_a_time_is_lost_with_its_connection() {
+    let (_, address) = Nodes::start().await;
+    let proxy = Proxy::start(address, 0).await;
+    let api = Api::<Node>::all(proxy.client());
+    let params = ListParams::default();
+    let parallel = (0..8).map(|_| api.list(&params));
+    futures::future::try_join_all(parallel).await.unwrap();
+    assert!(*proxy.accepted.borrow() > 1, "a pool of connections");
+    proxy.forget();
+    let mut failures = 0;
+    while api.list(&params).await.is_err() {
+        failures += 1;
+    }
+    assert!(failures <= 1, "{failures} requests had dead connections");
 }
 
 #[tokio::test]

@@ -16,6 +16,8 @@ mod plugin;
 pub mod preparation;
 mod program_output;
 pub mod prometheus;
+mod proxy;
+mod replicas;
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
@@ -31,6 +33,7 @@ pub use crate::go_module::go_module;
 use crate::manifest::pod_with_share;
 pub use crate::node::TestNode;
 pub use crate::program_output::ProgramOutput;
+pub use crate::proxy::Proxy;
 
 /// Longest wait for an expected condition. Only a failing test waits that long.
 pub const MAX_WAIT: Duration = Duration::from_secs(240);

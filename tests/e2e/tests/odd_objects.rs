@@ -39,12 +39,7 @@ fn deeply_nested_claim(name: &str) -> String {
 
 /// Replaces the leading controller, which has read the objects one by one so far, by one that lists them.
 fn change_leader(cluster: &TestCluster) -> Result<()> {
-    let holder = || -> Result<String> {
-        let lease = cluster.get(&["lease", "drava-controller", "-n", SYSTEM])?;
-        let holder = lease["spec"]["holderIdentity"].as_str();
-        Ok(holder.unwrap_or_default().to_owned())
-    };
-    let before = holder()?;
+    let before = cluster.leader()?;
     cluster.kubectl([
         "delete",
         "pod",
@@ -54,7 +49,7 @@ fn change_leader(cluster: &TestCluster) -> Result<()> {
         "--wait=false",
     ])?;
     wait("another leader", || {
-        let current = holder()?;
+        let current = cluster.leader()?;
         Ok((!current.is_empty() && current != before).then_some(()))
     })
 }

@@ -1,6 +1,8 @@
 //! Controls a node of a running cluster.
 
 use std::fs::{self, File};
+use std::net::Ipv4Addr;
+use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread::sleep;
@@ -8,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use rustix::process::Signal;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::component::Component;
 use crate::config::{self, BUILD_DIR, NodeIndex, PATH, SIMULATED_ROOT};
@@ -39,6 +42,21 @@ impl Node {
     #[must_use]
     pub fn name(&self) -> String {
         self.index.name()
+    }
+
+    /// Address of the node in the cluster's network.
+    #[must_use]
+    pub fn address(&self) -> Ipv4Addr {
+        self.index.address()
+    }
+
+    /// Moves this thread to the node's network, where the threads that it starts afterwards are, too.
+    pub fn enter_network(&self) -> Result<()> {
+        let init = self.control()?.init;
+        let namespace = format!("/proc/{}/ns/net", init.as_raw_pid());
+        let namespace = File::open(&namespace).with_context(|| format!("open {namespace}"))?;
+        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
+            .context("enter the node's network")
     }
 
     /// The node's state directory.
