@@ -27,7 +27,6 @@ mod node;
 mod output;
 mod quota;
 mod simulate;
-mod support_dump;
 mod top;
 mod watch;
 
@@ -92,12 +91,19 @@ enum Command {
     )]
     Simulate(simulate::Options),
 
-    /// Print the state on which allocation decisions depend, as JSON, for `simulate --dump`.
+    /// Print the state of the cluster as JSON, for `simulate`, `console` and bug reports.
     ///
     /// Contains nodes, ResourceSlices, DeviceClasses, GpuQuotas, labels of namespaces, claims, claim templates and pods, with
     /// names and requests, without container images, commands and environment variables.
-    #[command(after_help = "Example:\n  kubectl drava dump > cluster.json")]
-    Dump,
+    #[command(
+        after_help = "Examples:\n  kubectl drava dump > cluster.json\n  kubectl drava dump --support > drava.json    # for a bug report"
+    )]
+    Dump {
+        /// Print what a maintainer needs to understand a fault instead: nodes, ResourceSlices, claims, the workloads and
+        /// events of drava, and the findings of the doctor. Contains no Secret, no ConfigMap and no pod of a tenant.
+        #[arg(long)]
+        support: bool,
+    },
 
     /// Show the gangs: how many pods each needs, how many exist, run and wait.
     ///
@@ -159,13 +165,6 @@ enum Command {
     /// findings. With -o json each finding has a stable code.
     #[command(after_help = format!("Faults:\n{}", doctor::fault_table()))]
     Doctor,
-
-    /// Print what a maintainer needs to understand a fault, as JSON.
-    ///
-    /// Contains nodes, ResourceSlices, claims, the workloads and events of drava, and the findings of the doctor. Contains no
-    /// Secret, no ConfigMap and no pod of a tenant.
-    #[command(after_help = "Example:\n  kubectl drava support-dump > drava.json")]
-    SupportDump,
 
     /// Translate manifests for HAMi, Volcano's vGPU or NVIDIA's device plugin.
     ///
@@ -260,9 +259,9 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             String::new()
         }
         Command::Migrate(options) => return migrate(&options),
-        Command::SupportDump => {
+        Command::Dump { support: true } => {
             let (client, _) = connect(&cli.connection).await?;
-            output::json(&support_dump::dump(&doctor::fetch::fetch(&client).await?))?
+            output::json(&dump::for_support(&doctor::fetch::fetch(&client).await?))?
         }
         Command::Doctor => return doctor(&cli.connection, cli.output).await,
         Command::Node { name, classic } => {
@@ -333,7 +332,7 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Simulate(options) => {
             return simulate::run(&cli.connection, &options, cli.output).await;
         }
-        Command::Dump => {
+        Command::Dump { support: false } => {
             let (client, _) = connect(&cli.connection).await?;
             output::json(&snapshot::fetch_with_templates(&client).await?.trimmed())?
         }

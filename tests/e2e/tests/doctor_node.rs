@@ -140,7 +140,7 @@ fn support_dump_has_state_of_drava_alone() -> Result<()> {
     }
     tenant.running("secretive")?;
     let claim = tenant.claim_of("secretive")?;
-    let dump = cluster.drava(&["support-dump"])?;
+    let dump = cluster.drava(&["dump", "--support"])?;
     ensure!(dump.code == 0, "{dump:?}");
     let text = dump.success()?;
     let dump: serde_json::Value = serde_json::from_str(&text)?;
