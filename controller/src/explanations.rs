@@ -1,4 +1,6 @@
 //! PlacementExplanations: the leader writes the explanation of each, keeps it up to date, and deletes it after its time.
+//!
+//! They are decided on a snapshot that is read for them, apart from the planner: a request delays no allocation.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,13 +11,14 @@ use drava_api::explanation::{
 };
 use drava_api::listed::Listed;
 use drava_explanation::changes::Change;
-use drava_explanation::explain::{ExplainError, Report};
+use drava_explanation::explain::{self, ExplainError, Report, Settings};
+use drava_explanation::snapshot::{self, ListError, Objects};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
 use kube::{Api, Client, ResourceExt};
+use tokio::task::JoinError;
 
-use crate::explainer::{Explainer, ExplainerError};
 use crate::lease::Term;
 use crate::writes::FIELD_MANAGER;
 
@@ -30,8 +33,50 @@ const MAX_REQUESTS: usize = 100;
 /// State of a pod that does not exist.
 const POD_MISSING: &str = "PodMissing";
 
+/// Why a pod is not explained.
+#[derive(Debug, thiserror::Error)]
+enum ExplanationError {
+    /// The cluster cannot be read.
+    #[error("cannot read the cluster")]
+    List(#[from] ListError),
+    /// The pod does not exist.
+    #[error(transparent)]
+    Explain(#[from] ExplainError),
+    /// The decision panicked.
+    #[error("the decision was aborted")]
+    Aborted(#[from] JoinError),
+}
+
+/// The explanations of one reading of the requests, all of the same snapshot.
+struct Round<'a> {
+    client: &'a Client,
+    settings: &'a Settings,
+    /// Read for the first explanation.
+    objects: Option<Arc<Objects>>,
+}
+
+impl Round<'_> {
+    async fn explain(&mut self, namespace: &str, name: &str) -> Result<Report, ExplanationError> {
+        let objects = match &self.objects {
+            Some(objects) => Arc::clone(objects),
+            None => {
+                let objects = Box::pin(snapshot::fetch(self.client)).await?.trimmed();
+                Arc::clone(self.objects.insert(Arc::new(objects)))
+            }
+        };
+        let (namespace, name) = (namespace.to_owned(), name.to_owned());
+        let settings = self.settings.clone();
+        // Outside the tasks that must not wait.
+        let decide = move || {
+            let (mut snapshot, _) = objects.as_ref().clone().into_snapshot();
+            explain::pod_with_changes(&mut snapshot, &namespace, &name, &settings)
+        };
+        Ok(tokio::task::spawn_blocking(decide).await??)
+    }
+}
+
 /// Serves the requests during the term.
-pub async fn maintain(client: Client, explainer: Arc<Explainer>, term: &Term) {
+pub async fn maintain(client: Client, settings: &Settings, term: &Term) {
     let all: Api<Listed<PlacementExplanation>> = Api::all(client.clone());
     // From the cache of the API server.
     let cached = ListParams::default().match_any();
@@ -39,12 +84,17 @@ pub async fn maintain(client: Client, explainer: Arc<Explainer>, term: &Term) {
         match all.list(&cached).await {
             Ok(list) => {
                 let (requests, _) = Listed::split(list.items);
+                let mut round = Round {
+                    client: &client,
+                    settings,
+                    objects: None,
+                };
                 for request in requests.into_iter().take(MAX_REQUESTS) {
                     if !term.is_valid() {
                         return;
                     }
                     let is_due = request.status.is_none() || reading % REFRESH == 0;
-                    if let Err(error) = serve(&client, &explainer, &request, is_due).await {
+                    if let Err(error) = serve(&mut round, &request, is_due).await {
                         tracing::warn!(
                             error = describe(&error),
                             namespace = request.namespace(),
@@ -70,13 +120,12 @@ pub async fn maintain(client: Client, explainer: Arc<Explainer>, term: &Term) {
 }
 
 async fn serve(
-    client: &Client,
-    explainer: &Arc<Explainer>,
+    round: &mut Round<'_>,
     request: &PlacementExplanation,
     is_due: bool,
 ) -> kube::Result<()> {
     let namespace = request.namespace().unwrap_or_default();
-    let requests: Api<PlacementExplanation> = Api::namespaced(client.clone(), &namespace);
+    let requests: Api<PlacementExplanation> = Api::namespaced(round.client.clone(), &namespace);
     let name = request.name_any();
     let now = Timestamp::now();
     if is_expired(request, now) {
@@ -90,10 +139,10 @@ async fn serve(
     if !is_due {
         return Ok(());
     }
-    let explained = explainer.explain(&namespace, &request.spec.pod_name).await;
+    let explained = round.explain(&namespace, &request.spec.pod_name).await;
     let mut status = match explained {
         Ok(report) => status(report),
-        Err(ExplainerError::Explain(ExplainError::PodMissing { .. })) => {
+        Err(ExplanationError::Explain(ExplainError::PodMissing { .. })) => {
             PlacementExplanationStatus {
                 state: POD_MISSING.to_owned(),
                 summary: format!("pod {} does not exist", request.spec.pod_name),

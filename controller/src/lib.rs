@@ -16,7 +16,6 @@ pub mod event_deduplicator;
 pub mod event_publisher;
 pub mod evictions;
 mod excluded_pools;
-pub mod explainer;
 pub mod explanations;
 #[cfg(test)]
 mod fixture;

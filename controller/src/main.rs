@@ -7,7 +7,6 @@ use clap::Parser;
 use drava_controller::clock::Clock;
 use drava_controller::compatibility::templates;
 use drava_controller::connection;
-use drava_controller::explainer::Explainer;
 use drava_controller::explanations;
 use drava_controller::health::{self, Health};
 use drava_controller::leader;
@@ -132,7 +131,6 @@ async fn serve_webhook(
     metrics: Arc<Metrics>,
     stop: CancellationToken,
 ) -> std::io::Result<()> {
-    let explainer = explainer(&client, &options);
     let Some(listen) = options.webhook_listen else {
         stop.cancelled().await;
         return Ok(());
@@ -143,7 +141,6 @@ async fn serve_webhook(
         namespace: options.namespace,
         schedulers: options.scheduler_name,
         compatibility: options.compatibility,
-        explainer,
     };
     Box::pin(webhook::serve(
         client, watching, settings, health, metrics, stop,
@@ -241,20 +238,14 @@ async fn maintain_explanations(
     term: &Term,
     end: &CancellationToken,
 ) {
-    let explainer = explainer(client, options);
-    tokio::select! {
-        () = explanations::maintain(client.clone(), explainer, term) => {}
-        () = end.cancelled() => {}
-    }
-}
-
-fn explainer(client: &Client, options: &Options) -> Arc<Explainer> {
     let settings = drava_explanation::explain::Settings {
         policies: options.policies(),
         schedulers: options.scheduler_name.clone(),
     };
-    // The chart grants templates to the webhook.
-    Explainer::new(client.clone(), settings, options.webhook_listen.is_some())
+    tokio::select! {
+        () = explanations::maintain(client.clone(), &settings, term) => {}
+        () = end.cancelled() => {}
+    }
 }
 
 fn settings(options: &Options) -> Settings {

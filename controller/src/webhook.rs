@@ -1,5 +1,5 @@
 //! Admission webhook, served by every replica: the allocation gate of new pods, the check of opaque config, and the
-//! translation of extended resources. The same server answers requests for explanations and simulations.
+//! translation of extended resources.
 //!
 //! The webhook has no side effects but the claim templates of translated pods. The API server ignores its failures, except
 //! those of the translation: then pods wait in kube-scheduler for their allocation, and the controller reports invalid config
@@ -22,22 +22,18 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::compatibility;
-use crate::explainer::Explainer;
 use crate::health::Health;
 use crate::lease::Term;
 use crate::metrics::Metrics;
 
-mod access;
 mod admission_review;
 mod catalog;
 mod certificate;
 mod certificate_store;
 mod config;
-mod explanation;
 mod gate;
 mod tls;
 
-use access::Access;
 use admission_review::{AdmissionResponse, AdmissionReview};
 use catalog::SharedCatalog;
 use certificate_store::CertificateStore;
@@ -59,8 +55,6 @@ pub struct WebhookSettings {
     pub schedulers: Vec<String>,
     /// Settings of the translation of extended resources; `None` without translation.
     pub compatibility: Option<Settings>,
-    /// Answers requests for explanations and simulations.
-    pub explainer: Arc<Explainer>,
 }
 
 /// What the handlers need.
@@ -97,8 +91,7 @@ pub async fn serve(
     };
     let store = CertificateStore::new(client.clone(), &settings.namespace);
     let listener = TlsListener::start(listener, certificate.clone())?;
-    let explanations = explanation::router(settings.explainer, Access::new(client.clone()));
-    let served = axum::serve(listener, router(webhook).merge(explanations))
+    let served = axum::serve(listener, router(webhook))
         .with_graceful_shutdown(stop.clone().cancelled_owned());
     let ready = async {
         let loaded = certificate.wait_for(Option::is_some).await.is_ok();

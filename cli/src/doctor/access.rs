@@ -8,7 +8,6 @@ use super::{Fault, Finding};
 
 /// Flags of the controller that come with rules of the chart's roles.
 const EVICTION: &str = "--preemption=true";
-const WEBHOOK: &str = "--webhook-listen=";
 const CERTIFICATE: &str = "--webhook-certificate-lifetime=";
 const COMPATIBILITY: &str = "--compatibility=";
 
@@ -140,19 +139,6 @@ pub(super) fn required(state: &ClusterState) -> Vec<Permission> {
         // Rules of optional features, by the flags of the controller.
         let optional = [
             (EVICTION, ("create", "", "pods/eviction", None)),
-            (
-                WEBHOOK,
-                ("create", "authentication.k8s.io", "tokenreviews", None),
-            ),
-            (
-                WEBHOOK,
-                (
-                    "create",
-                    "authorization.k8s.io",
-                    "subjectaccessreviews",
-                    None,
-                ),
-            ),
             (
                 COMPATIBILITY,
                 ("create", DRA, "resourceclaimtemplates", None),

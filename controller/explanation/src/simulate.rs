@@ -399,17 +399,6 @@ fn read<T: DeserializeOwned>(document: Value, subject: &str) -> Result<T, Simula
 }
 
 impl Report {
-    /// Hides the names of pods of other namespaces.
-    pub fn hide_other_namespaces(&mut self, namespace: &str) {
-        for pod in &mut self.pods {
-            if let Outcome::Pending { changes, .. } = &mut pod.outcome {
-                for change in changes {
-                    change.hide_other_namespaces(namespace);
-                }
-            }
-        }
-    }
-
     /// Returns whether every pod fits.
     #[must_use]
     pub fn all_fit(&self) -> bool {

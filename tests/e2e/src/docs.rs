@@ -91,18 +91,6 @@ pub const COMMANDS: &[(&str, Check)] = &[
     ("kubectl drava explain pod <pod>", Run),
     ("kubectl drava simulate -f <manifest>", Run),
     (
-        "kubectl port-forward -n drava-system service/drava-webhook 9443:443 &",
-        Test("explains_and_simulates_over_http_as_permitted"),
-    ),
-    (
-        r#"kubectl get secret -n drava-system drava-webhook -o go-template='{{index .data "ca.crt" | base64decode}}' > ca.crt"#,
-        Run,
-    ),
-    (
-        r#"curl --cacert ca.crt --connect-to drava-webhook.drava-system.svc:443:127.0.0.1:9443 -H "Authorization: Bearer $(kubectl create token default)" https://drava-webhook.drava-system.svc/explain/namespaces/default/pods/trainer-0"#,
-        Test("explains_and_simulates_over_http_as_permitted"),
-    ),
-    (
         "kubectl -n drava-system port-forward <driver pod> 9395",
         Test("log_filter_is_set_over_a_forwarded_port"),
     ),

@@ -102,19 +102,6 @@ fn rejects_more_pods_than_allowed() {
 }
 
 #[test]
-fn hides_pods_of_other_namespaces() {
-    let mut report = simulated(&[template("60Gi"), deployment(1)]).unwrap();
-    report.hide_other_namespaces("default");
-    assert!(report.text().contains("end default/"), "{}", report.text());
-    report.hide_other_namespaces("elsewhere");
-    let text = report.text();
-    assert!(
-        !text.contains("end default/") && text.contains("end a pod of another namespace"),
-        "{text}"
-    );
-}
-
-#[test]
 fn pods_without_gpu_and_other_kinds_are_no_obstacle() {
     let service = json!({"kind": "Service", "metadata": {"name": "web"}});
     let pod = json!({"kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": []}});
