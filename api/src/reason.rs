@@ -69,6 +69,7 @@ reasons! {
     NotBound: "The scheduler of the pod did not bind it where its claims were allocated; they are allocated later again.";
     InvalidGang: "The annotations of the pod do not define a gang.";
     SearchLimit: "The devices can be combined in too many ways to try all of them.";
+    CostlySearch: "The search takes long: devices can be combined, or pods could end, in many ways; it goes on after other pods.";
     CostlySelectors: "CEL selectors take long to evaluate; the evaluation goes on after the decisions for other pods.";
 }
 

@@ -108,7 +108,7 @@ impl Preemptor {
 }
 
 /// Why a pod precedes those that are evicted for it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Precedence {
     /// Their priority is lower.
     Priority,

@@ -286,8 +286,8 @@ impl Ledger {
         }
     }
 
-    /// A pod that references the claim is gone.
-    pub(crate) fn user_gone(&mut self, key: &ObjectKey) {
+    /// A pod that references the claim is gone, or was rejected by its scheduler.
+    pub(crate) fn users_changed(&mut self, key: &ObjectKey) {
         self.set_timer(key);
     }
 

@@ -19,8 +19,10 @@ use crate::pod_group::{self, Disruption, GroupSpec};
 pub(crate) struct LivePod {
     /// Reference to the pod.
     pub(crate) reference: ObjectReference,
-    /// `spec.priority`.
+    /// Its priority: that of its PodGroup, or its own.
     pub(crate) priority: i32,
+    /// `spec.priority`.
+    own_priority: i32,
     /// Time of creation.
     pub(crate) created: Timestamp,
     /// Whether it is bound to a node.
@@ -49,6 +51,7 @@ impl LivePod {
         Self {
             reference: pod::reference(pod),
             priority: pod::priority(pod),
+            own_priority: pod::own_priority(pod),
             created: metadata
                 .creation_timestamp
                 .as_ref()
@@ -73,8 +76,10 @@ impl LivePod {
 #[derive(Debug, Default)]
 struct GangMembers {
     uids: BTreeSet<String>,
-    /// Whether as many members as the gang needs were bound at the same time.
+    /// Whether as many members as the gang needs were bound at the same time, and some still are.
     has_started: bool,
+    /// Whether members that existed when the first one was bound are gone, although some are still bound.
+    has_lost: bool,
 }
 
 /// Removes one pod of this priority from the numbers.
@@ -173,22 +178,29 @@ impl LivePods {
         let min = members.iter().map(|pod| pod.gang_min).max().unwrap_or(1);
         let bound = members.iter().filter(|pod| pod.is_bound).count();
         let first_bound_at = members.iter().filter_map(|pod| pod.bound_at).min();
-        let candidates = first_bound_at.map_or(0, |time| {
+        let candidates = first_bound_at.map_or(min, |time| {
             let existed = |pod: &&&LivePod| pod.created <= time;
             members.iter().filter(existed).count()
         });
         let has_started = match self.gangs.get_mut(gang) {
             Some(members) => {
                 members.has_started = bound >= min || members.has_started && bound > 0;
-                members.has_started
+                members.has_lost = bound > 0 && candidates < min;
+                members.has_started || members.has_lost
             }
             None => false,
         };
-        if 0 < bound && bound < min && min <= candidates && !has_started {
+        if 0 < bound && bound < min && !has_started {
             self.incomplete.entry(gang.clone()).or_default();
         } else {
             self.incomplete.remove(gang);
         }
+    }
+
+    /// Returns whether the gang has started: members that it needed may have ended since.
+    pub(crate) fn has_started(&self, gang: &GangName) -> bool {
+        let members = self.gangs.get(gang);
+        members.is_some_and(|members| members.has_started || members.has_lost)
     }
 
     /// Returns the gangs that have been incomplete for this time. They are due again after the same time.
@@ -224,8 +236,9 @@ impl LivePods {
         self.pods.iter().map(|(uid, pod)| (uid.as_str(), pod))
     }
 
-    /// Sets what the PodGroup of a gang says.
-    pub(crate) fn set_group(&mut self, gang: &GangName, spec: &GroupSpec) {
+    /// Sets what the PodGroup of a gang says. Returns the lowest priority that a member has instead of a higher one.
+    pub(crate) fn set_group(&mut self, gang: &GangName, spec: &GroupSpec) -> Option<i32> {
+        let mut lowered: Option<i32> = None;
         let members = self.gangs.get(gang).into_iter();
         for uid in members.flat_map(|members| &members.uids) {
             let Some(pod) = self.pods.get_mut(uid) else {
@@ -233,13 +246,16 @@ impl LivePods {
             };
             pod.gang_min = spec.min;
             pod.disruption = spec.disruption;
-            if let Some(priority) = spec.priority {
-                let before = std::mem::replace(&mut pod.priority, priority);
-                uncount(&mut self.priorities, before);
-                *self.priorities.entry(priority).or_default() += 1;
+            let priority = spec.priority.unwrap_or(pod.own_priority);
+            let before = std::mem::replace(&mut pod.priority, priority);
+            if priority < before {
+                lowered = Some(lowered.map_or(priority, |lowered| lowered.min(priority)));
             }
+            uncount(&mut self.priorities, before);
+            *self.priorities.entry(priority).or_default() += 1;
         }
         self.review_gang(gang);
+        lowered
     }
 
     /// Returns a pod by UID.

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use drava_allocator::cluster::{Cluster, PoolChange};
 use drava_allocator::object::{ObjectKey, object_key};
+use drava_allocator::pod::rejection;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
@@ -39,6 +40,7 @@ mod overcommit;
 mod pod_conditions;
 mod pod_group;
 mod policy;
+mod progress;
 mod quota;
 mod rejections;
 mod room;
@@ -53,6 +55,7 @@ use missing_claims::MissingClaims;
 use overcommit::Overcommits;
 use pod_conditions::ConditionsInFlight;
 use policy::PolicyStatuses;
+use progress::SuspendedDecisions;
 use rejections::Rejections;
 use round::{DecisionCount, Refresh, Round};
 use unreadable::UnreadableObjects;
@@ -114,6 +117,7 @@ pub struct Planner {
     /// Whether kube-scheduler has shown a sign of life since the last decisions.
     is_scheduler_active: bool,
     rejections: Rejections,
+    suspended_decisions: SuspendedDecisions,
     /// Reservations that are lifted while pods ahead of their owners are decided.
     lifted: Vec<(Owner, Reservation)>,
     /// Owners whose lifted reservation was taken by a pod ahead, until they are decided again.
@@ -166,6 +170,7 @@ impl Planner {
             refresh: Refresh::default(),
             is_scheduler_active: false,
             rejections: Rejections::default(),
+            suspended_decisions: SuspendedDecisions::default(),
             lifted: Vec::new(),
             outdated: BTreeSet::new(),
             has_room_ended: false,
@@ -202,7 +207,8 @@ impl Planner {
         }
         let is_newly_bound = self.cluster.upsert_pod(&pod);
         self.observe_condition(&uid, &pod);
-        self.note_scheduler_activity(&uid, &pod, is_newly_bound);
+        let is_newly_rejected = self.is_newly_rejected(&uid, &pod);
+        self.note_scheduler_activity(&pod, is_newly_bound, is_newly_rejected);
         let is_new = self.live_pods.get(&uid).is_none();
         self.live_pods.upsert(&uid, &pod);
         if is_newly_bound {
@@ -216,8 +222,14 @@ impl Planner {
         }
         let gang = gang::name_of(&pod).filter(|_| is_new);
         if pod::is_pending(&pod) {
+            let keys = pod::claim_keys(&pod);
             self.queue.upsert(&uid, pod);
             self.review_gate(&uid);
+            if is_newly_rejected {
+                for key in keys {
+                    self.ledger.users_changed(&key);
+                }
+            }
         } else {
             self.dequeue(&uid);
         }
@@ -258,10 +270,11 @@ impl Planner {
             .map(|pending| pod::claim_keys(&pending.pod));
         if self.queue.remove(uid) {
             for key in keys.into_iter().flatten() {
-                self.ledger.user_gone(&key);
+                self.ledger.users_changed(&key);
             }
             self.reservation_unneeded(uid);
             self.missing_claims.remove(uid);
+            self.suspended_decisions.forget(uid);
             self.deduplicator.forget(uid);
             self.cluster.forget_pod(uid);
         }
@@ -584,19 +597,17 @@ impl Planner {
     }
 }
 
-/// Returns which pending pods reference a claim.
+/// Returns which pending pods reference a claim: those closest to their scheduler.
 fn users_of(queue: &PodQueue, key: &ObjectKey) -> Users {
-    let mut users = Users::Gone;
     let uids = queue.users_of(key);
-    for pending in uids.iter().filter_map(|uid| queue.get(uid)) {
-        users = match users {
-            _ if !pod::has_allocation_gate(&pending.pod) => return Users::Schedulable,
-            _ if pending.is_complete => Users::Complete,
-            Users::Gone => Users::Incomplete,
-            known => known,
-        };
-    }
-    users
+    let pending = uids.iter().filter_map(|uid| queue.get(uid));
+    let users = pending.map(|pending| match pod::has_allocation_gate(&pending.pod) {
+        true if pending.is_complete => Users::Complete,
+        true => Users::Incomplete,
+        false if rejection(&pending.pod).is_none() => Users::Untried,
+        false => Users::Rejected,
+    });
+    users.max().unwrap_or(Users::Gone)
 }
 
 #[cfg(test)]

@@ -6,7 +6,10 @@ use drava_api::names;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 
-use crate::gang;
+use crate::{gang, pod_group};
+
+/// `preemptionPolicy` of a pod or PodGroup that preempts no other pods.
+pub(crate) const NEVER: &str = "Never";
 
 /// Returns whether the pod is pending and requests devices or belongs to a gang. Its scheduler may be one that this
 /// controller does not serve.
@@ -83,8 +86,13 @@ pub(crate) fn ended_at(pod: &Pod) -> Option<Timestamp> {
     changes.max()
 }
 
-/// Returns `spec.priority`, which the API server sets from the PriorityClass.
+/// Returns the priority of the pod: that of its PodGroup, or its own.
 pub(crate) fn priority(pod: &Pod) -> i32 {
+    pod_group::priority(pod).unwrap_or_else(|| own_priority(pod))
+}
+
+/// Returns `spec.priority`, which the API server sets from the PriorityClass.
+pub(crate) fn own_priority(pod: &Pod) -> i32 {
     let spec = pod.spec.as_ref();
     spec.and_then(|spec| spec.priority).unwrap_or_default()
 }
@@ -117,10 +125,13 @@ pub(crate) fn revision(pod: &Pod) -> Option<Revision> {
     })
 }
 
-/// Returns whether the pod may preempt pods of lower priority.
+/// Returns whether the pod may preempt pods of lower priority: its PodGroup says so, or the pod.
 pub(crate) fn may_preempt(pod: &Pod) -> bool {
+    if let Some(may_preempt) = pod_group::may_preempt(pod) {
+        return may_preempt;
+    }
     let spec = pod.spec.as_ref();
-    spec.and_then(|spec| spec.preemption_policy.as_deref()) != Some("Never")
+    spec.and_then(|spec| spec.preemption_policy.as_deref()) != Some(NEVER)
 }
 
 /// Returns `namespace/name`.

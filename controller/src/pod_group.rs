@@ -1,7 +1,7 @@
 //! PodGroups of Kubernetes, Volcano and the coscheduling plugin: gangs whose minimum is in an object of its own.
 //!
-//! A pod of a PodGroup gets the annotations of a gang, and the priority of the group, when it is observed, so that everything
-//! else knows one kind of gang. The annotations of the pod itself take precedence.
+//! A pod of a PodGroup gets the annotations of a gang, and those with the other properties of the group, when it is observed,
+//! so that everything else knows one kind of gang. The annotations of the pod itself take precedence.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,9 +27,13 @@ pub enum PodGroupApi {
     Coscheduling,
 }
 
-/// Annotation with the [`Disruption`] of a PodGroup's pods. The watch drops it from pods that have it themselves.
-pub(crate) const DISRUPTION_ANNOTATION: &str = "gpu.drava.dev/gang-disruption";
-/// Annotation with the CompositePodGroup of a PodGroup. The watch drops it from pods that have it themselves.
+/// Annotation with the priority of a PodGroup. The watch drops it, and those below, from pods that have them themselves.
+const PRIORITY_ANNOTATION: &str = "gpu.drava.dev/gang-priority";
+/// Annotation that says whether the pods of a PodGroup may preempt others.
+const PREEMPTION_ANNOTATION: &str = "gpu.drava.dev/gang-may-preempt";
+/// Annotation with the [`Disruption`] of a PodGroup's pods.
+const DISRUPTION_ANNOTATION: &str = "gpu.drava.dev/gang-disruption";
+/// Annotation with the CompositePodGroup of a PodGroup.
 pub(crate) const COMPOSITE_ANNOTATION: &str = "gpu.drava.dev/gang-composite";
 
 /// Which pods of a gang end when one is evicted.
@@ -51,6 +55,8 @@ pub struct GroupSpec {
     pub min: usize,
     /// Priority of its pods, instead of their own.
     pub priority: Option<i32>,
+    /// Whether its pods may preempt others, instead of what they say themselves.
+    pub may_preempt: Option<bool>,
     /// Which of its pods end together.
     pub disruption: Disruption,
     /// The CompositePodGroup to which it belongs.
@@ -118,11 +124,6 @@ impl PodGroups {
             return;
         }
         let group = self.groups.get(&reference);
-        if let Some(priority) = group.and_then(|group| group.priority)
-            && let Some(spec) = &mut pod.spec
-        {
-            spec.priority = Some(priority);
-        }
         let disruption = group.and_then(|group| match group.disruption {
             Disruption::Elastic => None,
             Disruption::Single => Some(SINGLE.to_owned()),
@@ -134,6 +135,14 @@ impl PodGroups {
             (
                 GANG_MIN_ANNOTATION,
                 group.map(|group| group.min.to_string()),
+            ),
+            (
+                PRIORITY_ANNOTATION,
+                group.and_then(|group| Some(group.priority?.to_string())),
+            ),
+            (
+                PREEMPTION_ANNOTATION,
+                group.and_then(|group| Some(group.may_preempt?.to_string())),
             ),
             (DISRUPTION_ANNOTATION, disruption),
             (
@@ -150,11 +159,24 @@ impl PodGroups {
     }
 }
 
+fn annotation<'a>(pod: &'a Pod, name: &str) -> Option<&'a str> {
+    let annotations = pod.metadata.annotations.as_ref()?;
+    annotations.get(name).map(String::as_str)
+}
+
+/// Returns the priority that the PodGroup of a pod gives it.
+pub(crate) fn priority(pod: &Pod) -> Option<i32> {
+    annotation(pod, PRIORITY_ANNOTATION)?.parse().ok()
+}
+
+/// Returns whether the PodGroup of a pod lets it preempt others; `None` if the group says nothing.
+pub(crate) fn may_preempt(pod: &Pod) -> Option<bool> {
+    annotation(pod, PREEMPTION_ANNOTATION)?.parse().ok()
+}
+
 /// Returns which pods of the gang of a pod end together.
 pub(crate) fn disruption(pod: &Pod) -> Disruption {
-    let annotations = pod.metadata.annotations.as_ref();
-    let value = annotations.and_then(|all| all.get(DISRUPTION_ANNOTATION));
-    match value.map(String::as_str) {
+    match annotation(pod, DISRUPTION_ANNOTATION) {
         Some(SINGLE) => Disruption::Single,
         Some(ALL) => Disruption::All,
         Some(_) | None => Disruption::Elastic,
@@ -164,7 +186,7 @@ pub(crate) fn disruption(pod: &Pod) -> Disruption {
 /// Returns the PodGroup of a pod. A pod with its own gang annotation that names no PodGroup has none.
 pub(crate) fn reference(pod: &Pod) -> Option<Reference> {
     let namespace = pod.metadata.namespace.clone().unwrap_or_default();
-    let annotation = |name: &str| pod.metadata.annotations.as_ref()?.get(name).cloned();
+    let annotation = |name: &str| annotation(pod, name).map(str::to_owned);
     let label = |name: &str| pod.metadata.labels.as_ref()?.get(name).cloned();
     let group = pod.spec.as_ref().and_then(|spec| {
         let group = spec.scheduling_group.as_ref()?;
@@ -271,7 +293,7 @@ mod tests {
             min: 2,
             priority: Some(7),
             disruption: Disruption::All,
-            composite: None,
+            ..GroupSpec::default()
         };
         let (priority, all, gang) = set(spec.clone());
         assert_eq!((priority, all), (7, Disruption::All));
@@ -300,5 +322,17 @@ mod tests {
         groups.observe(change(PodGroupApi::Volcano, Some(5)));
         groups.resolve(&mut pod);
         assert_eq!(gang::of(&pod).unwrap().unwrap().min, 2);
+    }
+
+    #[test]
+    fn annotation_with_name_of_group_gates_and_keeps_its_minimum() {
+        let annotations = json!({"gpu.drava.dev/gang": "g", VOLCANO_ANNOTATION: "g"});
+        let mut pod = pod(&json!({"annotations": annotations}), &json!({}));
+        assert!(gang::name_of(&pod).is_some(), "the webhook gates it");
+        let mut groups = PodGroups::default();
+        groups.observe(PodGroupChange::Served(PodGroupApi::Volcano, true));
+        groups.observe(change(PodGroupApi::Volcano, Some(5)));
+        groups.resolve(&mut pod);
+        assert_eq!(gang::of(&pod).unwrap().unwrap().min, 5);
     }
 }

@@ -301,7 +301,7 @@ impl PodQueue {
                         (false, false) => Due::Now(order),
                     })
                 }
-                Phase::Backoff(until) => Some(Due::At(until)),
+                Phase::Backoff(until) | Phase::Behind(until) => Some(Due::At(until)),
                 Phase::Active | Phase::Unschedulable | Phase::Allocating => None,
             };
             self.due.set(uid, due);
@@ -344,7 +344,7 @@ impl PodQueue {
     pub(crate) fn next_backoff_end(&self) -> Option<Instant> {
         let changed = self.changed.iter().filter_map(|uid| self.pods.get(uid));
         let changed = changed.filter_map(|pending| match pending.phase {
-            Phase::Backoff(until) => Some(until),
+            Phase::Backoff(until) | Phase::Behind(until) => Some(until),
             Phase::Active | Phase::Unschedulable | Phase::Allocating => None,
         });
         changed.chain(self.due.next_backoff_end()).min()

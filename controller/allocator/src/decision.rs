@@ -241,20 +241,37 @@ impl Cluster {
     ) -> Result<Placement, Explanation> {
         let mut verdicts = Vec::new();
         let mut feasible: Vec<FeasibleNode<'_>> = Vec::new();
+        let before = problem.pod_request.searched.as_deref();
+        let mut has_progress = before.is_none();
+        let mut is_complete = true;
         for node in nodes {
             if let Err(obstacle) = self.admits(node, problem) {
                 verdicts.push(Arc::new(verdict(node, Reason::NodeUnfit, obstacle)));
                 continue;
             }
-            // The nodes before have used up the work for combinations of devices.
-            let effort = match turn::has_searched() {
+            let known = before.and_then(|before| before.get(node));
+            // The nodes before have used up the work for combinations of devices. Each turn of a decision searches one node.
+            let effort = match known.is_some() || turn::has_searched() && has_progress {
                 true => Effort::FirstPath,
                 false => Effort::Full,
             };
             match self.evaluate_node(node, problem, effort)? {
-                Err(verdict) => verdicts.push(Arc::new(verdict)),
                 Ok(node) => feasible.push(node),
+                Err(verdict) if effort == Effort::Full || verdict.reason != Reason::SearchLimit => {
+                    has_progress |= effort == Effort::Full;
+                    verdicts.push(Arc::new(verdict));
+                }
+                Err(verdict) => {
+                    is_complete &= known.is_some() || before.is_none();
+                    if known.is_some() || before.is_none() {
+                        verdicts.push(known.map_or_else(|| Arc::new(verdict), Arc::clone));
+                    }
+                }
             }
+        }
+        if feasible.is_empty() && !is_complete {
+            turn::suspend_search();
+            return Err(Explanation::of_nodes(verdicts));
         }
         let names: Vec<&str> = feasible.iter().map(|node| node.name).collect();
         let preferences = self.by_preferences(problem, &names);

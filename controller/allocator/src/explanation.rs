@@ -129,12 +129,25 @@ impl Explanation {
         }))
     }
 
-    /// Returns whether this is the reason, of the whole or of a node.
+    /// Returns whether the search for devices gave up on every node on which the pod can run.
     #[must_use]
-    pub fn has_reason(&self, wanted: Reason) -> bool {
+    pub fn gave_up(&self) -> bool {
+        let Self::Nodes(verdicts) = self else {
+            return false;
+        };
+        let mut admitted = verdicts
+            .iter()
+            .filter(|verdict| verdict.reason != Reason::NodeUnfit)
+            .peekable();
+        admitted.peek().is_some() && admitted.all(|verdict| verdict.reason == Reason::SearchLimit)
+    }
+
+    /// Returns the verdicts on the nodes.
+    #[must_use]
+    pub fn verdicts(&self) -> &[Arc<NodeVerdict>] {
         match self {
-            Self::Rejected { reason, .. } => *reason == wanted,
-            Self::Nodes(verdicts) => verdicts.iter().any(|verdict| verdict.reason == wanted),
+            Self::Rejected { .. } => &[],
+            Self::Nodes(verdicts) => verdicts,
         }
     }
 
@@ -158,11 +171,7 @@ impl Explanation {
 
     /// Returns the nodes on which the pod cannot run regardless of devices.
     pub fn unfit_nodes(&self) -> impl Iterator<Item = &str> {
-        let verdicts = match self {
-            Self::Rejected { .. } => &[][..],
-            Self::Nodes(verdicts) => &**verdicts,
-        };
-        verdicts
+        self.verdicts()
             .iter()
             .filter(|verdict| verdict.reason == Reason::NodeUnfit)
             .map(|verdict| verdict.node.as_str())

@@ -1,6 +1,6 @@
 //! The request of one pod: its claims for this driver, the containers that use them, and its node constraints.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use drava_api::reason::Reason;
@@ -8,12 +8,15 @@ use k8s_openapi::api::core::v1::{Container, NodeSelector, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 
 use crate::claim::{self, ClaimError, ClaimId, ClaimSpec, Classes, Count, Ownership};
-use crate::explanation::Explanation;
+use crate::explanation::{Explanation, NodeVerdict};
 use crate::node::PodDemand;
 use crate::pod::{self, containers};
 use crate::search::input::ContainerDevices;
 use crate::selector::{DriverMatch, Selectors};
 use crate::usage::AllocatedDevice;
+
+/// Verdicts on nodes whose devices were searched in vain, by name.
+pub type SearchedNodes = BTreeMap<String, Arc<NodeVerdict>>;
 
 /// Request of one pod.
 #[derive(Debug, Clone, Default)]
@@ -28,6 +31,8 @@ pub struct PodRequest {
     pub pinned_by: Vec<(ClaimId, NodeSelector)>,
     /// Nodes on which the pod could not be bound a short while ago; they are selected last.
     pub avoided_nodes: BTreeSet<String>,
+    /// What earlier turns of a suspended decision have found; `None` for a decision that cannot go on in another turn.
+    pub searched: Option<Arc<SearchedNodes>>,
     /// Demand of other pods that share the claims and must run on the same node.
     pub sharers: Vec<PodDemand>,
     /// Demand that devices of this driver match and that this controller does not allocate. The pod waits for ever if

@@ -20,7 +20,16 @@ thread_local! {
     static SEARCHES: Cell<Option<u64>> = const { Cell::new(None) };
     /// Units of all checks of devices since the start of the turn.
     static CHECKED: Cell<u64> = const { Cell::new(0) };
-    static IS_SUSPENDED: Cell<bool> = const { Cell::new(false) };
+    static SUSPENDED_BY: Cell<Option<Work>> = const { Cell::new(None) };
+}
+
+/// Work of a decision that is limited in a turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Work {
+    /// Evaluations of selectors.
+    Selectors,
+    /// Searches for devices, or for pods whose end makes room.
+    Searches,
 }
 
 /// Runs a decision in a turn of this thread; [`is_suspended`] tells afterwards whether it has to be repeated.
@@ -28,7 +37,7 @@ pub fn in_turn<T>(decide: impl FnOnce() -> T) -> T {
     LEFT.set(Some(UNITS));
     SEARCHES.set(Some(UNITS));
     CHECKED.set(0);
-    IS_SUSPENDED.set(false);
+    SUSPENDED_BY.set(None);
     let decided = decide();
     LEFT.set(None);
     SEARCHES.set(None);
@@ -39,28 +48,40 @@ pub fn in_turn<T>(decide: impl FnOnce() -> T) -> T {
 /// valid then, and it has to be repeated in another turn.
 #[must_use]
 pub fn is_suspended() -> bool {
-    IS_SUSPENDED.get()
+    suspended_by().is_some()
+}
+
+/// Returns the work for which the turn was too short.
+#[must_use]
+pub fn suspended_by() -> Option<Work> {
+    SUSPENDED_BY.get()
 }
 
 /// Returns whether selectors have units left; otherwise the decision is suspended.
 pub(crate) fn continues() -> bool {
-    or_suspend(LEFT.get() != Some(0))
+    or_suspend(LEFT.get() != Some(0), Work::Selectors)
+}
+
+/// Suspends the decision because of its searches.
+pub fn suspend_search() {
+    or_suspend(false, Work::Searches);
 }
 
 /// Returns whether searches have units left; otherwise the decision is suspended.
 pub(crate) fn continues_to_search() -> bool {
-    or_suspend(!has_searched())
+    or_suspend(!has_searched(), Work::Searches)
 }
 
-fn or_suspend(continues: bool) -> bool {
-    if !continues {
-        IS_SUSPENDED.set(true);
+fn or_suspend(continues: bool, work: Work) -> bool {
+    if !continues && SUSPENDED_BY.get().is_none() {
+        SUSPENDED_BY.set(Some(work));
     }
     continues
 }
 
 /// Returns whether searches have no units left.
-pub(crate) fn has_searched() -> bool {
+#[must_use]
+pub fn has_searched() -> bool {
     SEARCHES.get() == Some(0)
 }
 
@@ -75,7 +96,7 @@ pub(crate) fn charge_search(units: u64) {
 }
 
 /// Counts units of checks that every decision needs. They suspend nothing.
-pub(crate) fn count(units: u64) {
+pub fn count(units: u64) {
     CHECKED.set(CHECKED.get().saturating_add(units));
 }
 

@@ -4,6 +4,9 @@
 //! its pod cannot be bound to that node, or does not exist. The time-out of a gated pod starts when its gate is removed: no
 //! scheduler has seen the pod. Until then the allocation times out only if the rest, of the pod or its gang, is missing.
 //!
+//! A pod that its scheduler has not rejected, as the condition `PodScheduled` says, may wait in a backlog. Its allocation has
+//! [`MAX_TIMEOUTS`] times the time-out, so that it ends also if no scheduler ever tries the pod.
+//!
 //! While kube-scheduler shows no sign of life, nothing is released for the time-out, up to a bound: an allocation that waits
 //! for a scheduler that is down blocks nothing that another allocation would not block, too.
 
@@ -20,22 +23,25 @@ use crate::event::ReleaseReason;
 
 /// Grace period of a claim without pending pod: the watches of pods and claims are not synchronized.
 const GRACE_PERIOD: Duration = Duration::from_secs(2);
-/// Number of time-outs after which an allocation is released without a sign of life of kube-scheduler.
+/// Number of time-outs after which an allocation is released without a sign of life of kube-scheduler, or if it has not
+/// rejected the pod.
 const MAX_TIMEOUTS: u32 = 5;
 /// Backoff after a failed release.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The pending pods that reference an allocated claim.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The pending pods that reference an allocated claim, in the order of their way to a scheduler.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Users {
     /// None.
     Gone,
-    /// All have the gate of this controller, and only the gate of one is left.
-    Complete,
     /// All have the gate of this controller; other claims of the pods, or of their gangs, are not allocated.
     Incomplete,
-    /// One is visible to its scheduler.
-    Schedulable,
+    /// All have the gate of this controller, and only the gate of one is left.
+    Complete,
+    /// One is visible to its scheduler, which has not rejected it so far.
+    Untried,
+    /// A scheduler has rejected one that is visible to it.
+    Rejected,
 }
 
 /// An allocation that no pod has reserved.
@@ -147,22 +153,28 @@ impl UnreservedAllocation {
         }
         let age = now.duration_since(self.since);
         let bound = times.release_after.saturating_mul(MAX_TIMEOUTS);
-        let has_timed_out = users != Users::Complete && age >= times.release_after;
+        let after = match users {
+            Users::Untried => bound,
+            Users::Gone | Users::Complete | Users::Incomplete | Users::Rejected => {
+                times.release_after
+            }
+        };
+        let has_timed_out = users != Users::Complete && age >= after;
         if has_timed_out && users == Users::Incomplete {
             return ReleaseCheck::Due(ReleaseReason::Incomplete {
                 node: self.node.clone(),
-                after: times.release_after,
+                after,
             });
         }
         if has_timed_out && (times.is_scheduler_active_since(self.since) || age >= bound) {
             return ReleaseCheck::Due(ReleaseReason::Unreserved {
                 node: self.node.clone(),
-                after: times.release_after,
+                after,
             });
         }
         let grace_end = self.since + GRACE_PERIOD;
         if now < grace_end {
-            let end = self.since + times.release_after;
+            let end = self.since + after;
             return ReleaseCheck::NotBefore(if has_timed_out {
                 grace_end
             } else {
@@ -180,7 +192,7 @@ impl UnreservedAllocation {
         if has_timed_out {
             ReleaseCheck::Frozen(self.since + bound)
         } else {
-            let end = self.since + times.release_after;
+            let end = self.since + after;
             // The removal of the gate starts the time-out again.
             ReleaseCheck::NotBefore(if end > now {
                 end

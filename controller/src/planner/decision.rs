@@ -9,7 +9,7 @@ use drava_allocator::object::object_key;
 use drava_allocator::placement::Placement;
 use drava_allocator::pod::scheduler;
 use drava_allocator::pod_request::PodRequest;
-use drava_allocator::selector::is_suspended;
+use drava_allocator::turn::{self, Work, is_suspended, suspended_by};
 use drava_api::reason::Reason;
 use tokio::time::Instant;
 
@@ -49,10 +49,13 @@ impl Planner {
         };
         self.restore_reservations(Some(&order));
         if !self.queue.resume(uid) && self.yields(uid) {
-            return self.suspend_pod(uid, time, actions);
+            return self.suspend_pod(uid, Work::Selectors, time, actions);
         }
         let own = self.take_own_reservations(uid);
         self.decide_without_own(uid, &order, time, actions);
+        if !self.queue.is_suspended(uid) {
+            self.end_decision(uid);
+        }
         self.renew_reservations(uid, own);
     }
 
@@ -106,16 +109,16 @@ impl Planner {
 
     /// Suspends the decision for a group if its turn was too short. Returns whether it is suspended.
     fn suspend(&mut self, group: &Group, time: &DecisionTime, actions: &mut Vec<Action>) -> bool {
-        let is_suspended = is_suspended();
-        if is_suspended {
-            for request in &group.requests {
-                self.suspend_pod(&request.pod_request.uid, time, actions);
-            }
+        let Some(work) = suspended_by() else {
+            return false;
+        };
+        for request in &group.requests {
+            self.suspend_pod(&request.pod_request.uid, work, time, actions);
         }
-        is_suspended
+        true
     }
 
-    /// Starts the allocation of a group, or makes room for it, and reports members that stay pending.
+    /// Decides for a group, or goes on with its decision.
     fn schedule_group(
         &mut self,
         group: &Group,
@@ -123,13 +126,39 @@ impl Planner {
         time: &DecisionTime,
         actions: &mut Vec<Action>,
     ) {
-        for request in &group.requests {
-            self.queue.resume(&request.pod_request.uid);
+        let uids = || {
+            group
+                .requests
+                .iter()
+                .map(|request| &request.pod_request.uid)
+        };
+        for uid in uids() {
+            self.queue.resume(uid);
         }
+        self.decide_group(group, order, time, actions);
+        if !is_suspended() {
+            for uid in uids() {
+                self.end_decision(uid);
+            }
+        }
+    }
+
+    /// Starts the allocation of a group, or makes room for it, and reports members that stay pending.
+    fn decide_group(
+        &mut self,
+        group: &Group,
+        order: &QueueOrder,
+        time: &DecisionTime,
+        actions: &mut Vec<Action>,
+    ) {
         let plan = self.plan(group);
         if self.suspend(group, time, actions) {
             for (request, placement) in &plan.placed {
                 self.forget(request, placement);
+            }
+            for (request, explanation) in &plan.rejected {
+                let uid = &request.pod_request.uid;
+                self.suspended_decisions.add_searched(uid, explanation);
             }
             return;
         }
@@ -155,11 +184,19 @@ impl Planner {
             .any(|(_, explanation)| explanation.reason() == Reason::QuotaExceeded);
         let mut rejected = plan.rejected.iter();
         // The simulations would give up, too.
-        let waiting = match rejected.any(|(_, explanation)| gave_up(explanation)) {
-            true => None,
-            false => self
-                .make_room(group, waits_for_quota, order, time, actions)
-                .or_else(|| self.reserved_room(group)),
+        let gave_up = rejected.any(|(_, explanation)| explanation.gave_up());
+        let first = group.requests.first();
+        let waiting = if gave_up {
+            None
+        } else if first.is_some_and(|request| {
+            let uid = &request.pod_request.uid;
+            self.suspended_decisions.starts_room_later(uid)
+        }) {
+            turn::suspend_search();
+            None
+        } else {
+            self.make_room(group, waits_for_quota, order, time, actions)
+                .or_else(|| self.reserved_room(group))
         };
         if self.suspend(group, time, actions) {
             return;
@@ -216,7 +253,7 @@ impl Planner {
                  later: see in the events of the pod and of its group or queue why it is not admitted",
                 scheduler(&pending.pod),
                 nodes.join(", "),
-                self.settings.release_after.as_secs()
+                pending.timeout().as_secs()
             );
             pending.wait_behind(until);
             let explanation = Explanation::rejected(Reason::NotBound, message);
@@ -253,6 +290,10 @@ impl Planner {
                 minimums,
             }));
         }
+        if self.live_pods.has_started(&gang.name) {
+            // This member is elastic, or replaces one: others may have succeeded.
+            return Ok(Group::of_pod(request));
+        }
         let existing = self.live_pods.members(&gang.name).count();
         if existing < gang.min {
             return Err(waiting(existing, "exist", gang.min));
@@ -275,7 +316,7 @@ impl Planner {
             }
         }
         if placed >= gang.min {
-            // The gang has started; this member is elastic, or replaces one.
+            // The others are allocated, and not bound so far; this member is elastic.
             return Ok(Group::of_pod(request));
         }
         let required = gang.min - placed;
@@ -301,14 +342,21 @@ impl Planner {
     fn plan(&mut self, group: &Group) -> Plan {
         let mut plan = Plan::default();
         for request in &group.requests {
+            if is_suspended() {
+                break;
+            }
             let decided = match self.beside(request, &plan.placed) {
                 Ok(None) => {
                     plan.covered += 1;
                     continue;
                 }
-                Ok(Some(request)) => self
-                    .decide_once(&request.pod_request)
-                    .map(|placement| (request, placement)),
+                Ok(Some(mut request)) => {
+                    let searched = self.suspended_decisions.searched(&request.pod_request.uid);
+                    request.pod_request.searched = Some(searched);
+                    let decided = self.decide_once(&request.pod_request);
+                    request.pod_request.searched = None;
+                    decided.map(|placement| (request, placement))
+                }
                 Err(explanation) => Err(explanation),
             };
             match decided {
@@ -361,6 +409,7 @@ impl Planner {
         }
         let mut joint = pod_request.clone();
         joint.sharers = sharers;
+        joint.searched = None;
         self.cluster.place(&joint, self.settings.policies)
     }
 
@@ -518,9 +567,4 @@ impl Group {
             ),
         }
     }
-}
-
-/// Returns whether the search for devices has given up on a node.
-pub(super) fn gave_up(explanation: &Explanation) -> bool {
-    explanation.has_reason(Reason::SearchLimit)
 }

@@ -118,6 +118,9 @@ impl Planner {
         let Some(Gang { name, min }) = gang.map_err(invalid)? else {
             return Ok(());
         };
+        if self.live_pods.has_started(&name) {
+            return Ok(());
+        }
         let members = self.live_pods.members(&name);
         let is_allocated = |uid: &str| match self.queue.get(uid) {
             Some(pending) => {

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use drava_allocator::explanation::Explanation;
+use drava_allocator::turn::Work;
 use drava_api::event::EventReason;
 use drava_api::reason::Reason;
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
@@ -99,17 +100,23 @@ impl Planner {
         self.write_conditions(update, time.instant, actions);
     }
 
-    /// Suspends the decision for a pod, and writes why it waits: the decision may end after minutes.
+    /// Suspends the decision for a pod because of this work, and writes why it waits: the decision may end after minutes.
     pub(super) fn suspend_pod(
         &mut self,
         uid: &str,
+        work: Work,
         time: &DecisionTime,
         actions: &mut Vec<Action>,
     ) {
-        const MESSAGE: &str = "the selectors of the pod, or of other pods of its namespace, take long to evaluate; the evaluation \
-                               goes on after the decisions for other pods";
+        const SELECTORS: &str = "the selectors of the pod, or of other pods of its namespace, take long to evaluate; the \
+                                 evaluation goes on after the decisions for other pods";
+        const SEARCHES: &str = "the devices can be combined in many ways, or many pods could end for this one; the search goes \
+                                on after the decisions for other pods";
         self.queue.suspend(uid);
-        let explanation = Explanation::rejected(Reason::CostlySelectors, MESSAGE.to_owned());
+        let explanation = match work {
+            Work::Selectors => Explanation::rejected(Reason::CostlySelectors, SELECTORS),
+            Work::Searches => Explanation::rejected(Reason::CostlySearch, SEARCHES),
+        };
         if let Some(pending) = self.queue.get_mut(uid) {
             pending.reason.get_or_insert(explanation.reason());
         }

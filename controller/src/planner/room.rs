@@ -16,7 +16,7 @@ use drava_allocator::explanation::Explanation;
 use drava_allocator::node::PodDemand;
 use drava_allocator::placement::Placement;
 use drava_allocator::pod_request::PodRequest;
-use drava_allocator::selector::is_suspended;
+use drava_allocator::turn::is_suspended;
 use drava_api::reason::Reason;
 use jiff::{SignedDuration, Timestamp};
 
@@ -29,6 +29,7 @@ use crate::ledger::{Owner, Purpose, Reservation};
 use crate::live_pods::LivePod;
 use crate::pod::{self, qualified_name};
 use crate::queue::QueueOrder;
+use crate::victims::Cost;
 
 mod holders;
 mod known_victims;
@@ -45,13 +46,23 @@ const TERMINATION_MARGIN: SignedDuration = SignedDuration::from_secs(30);
 /// Interval after which the owner of a reservation is decided again even without a change.
 pub(super) const REVIEW_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Why pods may end for a group.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Why pods may end for a group, in the order of the searches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum RoomCause {
-    /// The group waits for their end.
-    Wait,
     /// They are evicted.
     Eviction(Precedence),
+    /// The group waits for their end.
+    Wait,
+}
+
+/// How far the search for room for one pod has come in earlier turns. The searches for causes before are over.
+#[derive(Debug)]
+pub(super) struct RoomProgress {
+    cause: RoomCause,
+    /// The first node that was not searched.
+    next: String,
+    /// The best victims so far, with their node.
+    best: Option<(String, Cost)>,
 }
 
 /// Cause of a room, and the priority below which pods may end for it; `None` if priority does not decide.
@@ -277,9 +288,12 @@ impl Planner {
             let found = self.find_room_once(group, &ending, kind, below, time);
             room = found.map(|room| (room, precedence));
         }
-        if room.is_none() && may_evict {
+        if room.is_none() && may_evict && !is_suspended() {
             let found = self.find_guaranteed_room(group, &ending, time);
             room = found.map(|room| (room, Precedence::Guarantee));
+        }
+        if is_suspended() {
+            return None;
         }
         if let Some((room, precedence)) = room {
             let nodes: BTreeSet<&str> = room
@@ -488,7 +502,11 @@ impl Planner {
             (None, [request]) => Some(&request.pod_request),
             _ => None,
         };
-        if single.is_some_and(|request| self.rejections.has_no_room(request, kind)) {
+        let progress = single.and_then(|request| self.suspended_decisions.room(&request.uid));
+        let progress = progress.map(|progress| progress.cause);
+        if progress.is_some_and(|reached| kind.0 < reached)
+            || single.is_some_and(|request| self.rejections.has_no_room(request, kind))
+        {
             return None;
         }
         let room = self
@@ -496,6 +514,8 @@ impl Planner {
             .filter(|_| !is_suspended());
         if room.is_none()
             && !is_suspended()
+            // What was searched in earlier turns may have changed for others.
+            && progress.is_none()
             && let Some(request) = single
         {
             self.rejections.no_room(request, kind);

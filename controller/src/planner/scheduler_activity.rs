@@ -6,18 +6,24 @@ use k8s_openapi::api::core::v1::Pod;
 use super::Planner;
 
 impl Planner {
-    /// Notes whether this version of a pod shows that kube-scheduler runs. The versions in the first lists do not.
-    pub(super) fn note_scheduler_activity(&mut self, uid: &str, pod: &Pod, is_newly_bound: bool) {
-        let mut served = self.settings.schedulers.iter();
-        if !self.is_synced || !served.any(|served| served == scheduler(pod)) {
-            return;
-        }
+    /// Returns whether this version of a pending pod has another rejection by its scheduler than the one before.
+    pub(super) fn is_newly_rejected(&self, uid: &str, pod: &Pod) -> bool {
         let rejected = rejection(pod);
-        let is_rejected = rejected.is_some() && {
-            let before = self.queue.get(uid);
-            before.is_some_and(|before| rejection(&before.pod) != rejected)
-        };
-        self.is_scheduler_active |= (is_newly_bound && !is_static(pod)) || is_rejected;
+        let before = self.queue.get(uid);
+        rejected.is_some() && before.is_some_and(|before| rejection(&before.pod) != rejected)
+    }
+
+    /// Notes whether this version of a pod shows that kube-scheduler runs. The versions in the first lists do not.
+    pub(super) fn note_scheduler_activity(
+        &mut self,
+        pod: &Pod,
+        is_newly_bound: bool,
+        is_newly_rejected: bool,
+    ) {
+        let mut served = self.settings.schedulers.iter();
+        if self.is_synced && served.any(|served| served == scheduler(pod)) {
+            self.is_scheduler_active |= (is_newly_bound && !is_static(pod)) || is_newly_rejected;
+        }
     }
 }
 

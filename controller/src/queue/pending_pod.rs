@@ -36,6 +36,8 @@ pub(crate) struct PendingPod {
     pub(crate) phase: Phase,
     /// Whether the last decision was suspended, or yields to a suspended one.
     pub(super) is_suspended: bool,
+    /// Whether something has changed since the first turn of the suspended decision that could help the pod.
+    is_outdated: bool,
     /// Reason of the last rejection; `None` before the first decision and after an allocation.
     pub(crate) reason: Option<Reason>,
     /// Whether the last decision rejected the pod only because of its quota.
@@ -48,6 +50,8 @@ pub(crate) struct PendingPod {
     failures: u32,
     /// How often it was not bound in time where it was allocated.
     timeouts: u32,
+    /// The time that it had for that at last.
+    timeout: Duration,
     /// Until when it is not allocated again on the nodes that it avoids.
     held_until: Option<Instant>,
     /// Whether it waits behind the others of its priority, because it was not bound in time on any node that it fits.
@@ -88,6 +92,8 @@ pub(crate) enum Phase {
     Allocating,
     /// A decision is due at this time.
     Backoff(Instant),
+    /// A decision is due when something changes, or at this time.
+    Behind(Instant),
 }
 
 /// Sort key of pending pods: those that restore the guarantee of their tenant first, then by priority, then those that a
@@ -143,11 +149,13 @@ impl PendingPod {
             pod,
             phase: Phase::Active,
             is_suspended: false,
+            is_outdated: false,
             reason: None,
             waits_for_quota: false,
             is_reclaiming: false,
             failures: 0,
             timeouts: 0,
+            timeout: Duration::ZERO,
             held_until: None,
             is_behind: false,
             avoided_nodes: BTreeSet::new(),
@@ -241,18 +249,26 @@ impl PendingPod {
     pub(crate) fn is_due(&self, now: Instant) -> bool {
         match self.phase {
             Phase::Active => true,
-            Phase::Backoff(until) => now >= until,
+            Phase::Backoff(until) | Phase::Behind(until) => now >= until,
             Phase::Unschedulable | Phase::Allocating => false,
         }
     }
 
     /// Makes a decision due after a change; does not shorten a backoff. Returns whether the phase has changed.
     pub(crate) fn activate(&mut self) -> bool {
-        let is_changed = self.phase == Phase::Unschedulable;
+        self.is_outdated |= self.is_suspended;
+        let is_changed = matches!(self.phase, Phase::Unschedulable | Phase::Behind(_));
         if is_changed {
             self.phase = Phase::Active;
         }
         is_changed
+    }
+
+    /// Ends a decision of one or more turns: it is repeated from the start if something has changed meanwhile.
+    pub(crate) fn decided(&mut self) {
+        if std::mem::take(&mut self.is_outdated) {
+            self.activate();
+        }
     }
 
     /// Returns the end of a backoff that goes on.
@@ -282,8 +298,18 @@ impl PendingPod {
     /// Makes a decision due if the last one rejected the node, of that number, on which a pod has ended. Returns whether the
     /// phase has changed.
     pub(super) fn resources_freed(&mut self, node: &str, number: Option<usize>) -> bool {
-        self.stop_avoiding(node);
-        number.is_some_and(|number| self.unfit_nodes.contains(number)) && self.activate()
+        // Others may have the devices of a node at least as long as the pod had them.
+        if self.held_until.is_none() {
+            self.stop_avoiding(node);
+        }
+        self.may_be_unfit(number) && self.activate()
+    }
+
+    /// Returns whether the last decision rejected the node, of that number, regardless of devices. That of a pod that waits
+    /// behind others tells of no node.
+    fn may_be_unfit(&self, number: Option<usize>) -> bool {
+        matches!(self.phase, Phase::Behind(_))
+            || number.is_some_and(|number| self.unfit_nodes.contains(number))
     }
 
     /// Stops avoiding a node where something has changed: its scheduler may bind the pod there now.
@@ -302,8 +328,14 @@ impl PendingPod {
         self.avoided_nodes.insert(node.to_owned());
         let hold = after.saturating_mul(1 << self.timeouts.min(7));
         self.timeouts = self.timeouts.saturating_add(1);
+        self.timeout = after;
         self.held_until = Some(now + hold.min(MAX_HOLD));
         self.phase = Phase::Backoff(now + INITIAL_BACKOFF);
+    }
+
+    /// Returns within which time the pod was not bound at last.
+    pub(crate) const fn timeout(&self) -> Duration {
+        self.timeout
     }
 
     /// Returns until when the pod is not allocated on the node.
@@ -312,10 +344,10 @@ impl PendingPod {
         self.avoided_nodes.contains(node).then_some(until)
     }
 
-    /// Makes the pod wait behind others until this time.
+    /// Makes the pod wait behind others until this time, or until something changes elsewhere.
     pub(crate) fn wait_behind(&mut self, until: Instant) {
         self.is_behind = true;
-        self.phase = Phase::Backoff(until);
+        self.phase = Phase::Behind(until);
     }
 
     /// Makes a decision due after a pod was bound or has ended, if the pod has rules about other pods. Returns whether the
@@ -345,9 +377,7 @@ impl PendingPod {
     /// or avoided the node regardless of devices, or other pods decide where this one can run, by the labels of their nodes.
     pub(super) fn node_changed(&mut self, node: &str, number: Option<usize>) -> bool {
         let was_avoided = self.stop_avoiding(node);
-        was_avoided
-            || self.has_neighbor_rules
-            || number.is_some_and(|number| self.unfit_nodes.contains(number))
+        was_avoided || self.has_neighbor_rules || self.may_be_unfit(number)
     }
 
     /// Makes a decision due after a change of the devices of the node, of that number, unless the last decision rejected the

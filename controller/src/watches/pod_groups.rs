@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use super::served::{is_served, once_then_pause};
 use super::{Kind, Observation, keep, observe};
 use crate::change::Change;
-use crate::connection;
 use crate::pod_group::{Disruption, GroupSpec, PodGroupApi, PodGroupChange};
+use crate::{connection, pod};
 
 /// Time between two checks whether an API is served by now.
 const RECHECK: Duration = Duration::from_secs(30);
@@ -108,6 +108,7 @@ fn of_kubernetes(change: Change<v1beta1::PodGroup>) -> Observation {
         GroupSpec {
             min: minimum(gang.map(|gang| gang.min_count.into())),
             priority: spec.priority,
+            may_preempt: spec.preemption_policy.map(|policy| policy != pod::NEVER),
             disruption,
             composite: spec.parent_composite_pod_group_name,
         }
@@ -176,6 +177,7 @@ mod tests {
         let kubernetes = json!({
             "metadata": metadata, "spec": {
                 "schedulingPolicy": {"gang": {"minCount": 3}}, "disruptionMode": {"all": {}}, "priority": 5,
+                "preemptionPolicy": "Never",
                 "parentCompositePodGroupName": "job",
             },
         });
@@ -201,6 +203,7 @@ mod tests {
             assert_eq!((name.as_str(), spec.min), ("g", expected));
             if api == PodGroupApi::Kubernetes {
                 assert_eq!((spec.priority, spec.disruption), (Some(5), Disruption::All));
+                assert_eq!(spec.may_preempt, Some(false));
                 assert_eq!(spec.composite.as_deref(), Some("job"));
             }
         }

@@ -160,7 +160,8 @@ impl Cluster {
             return BTreeSet::new();
         }
         let mut affected = self.quotas.cover(&name);
-        if before.is_none() && self.selects_namespaces() {
+        // A policy may select it now, or no longer.
+        if self.selects_namespaces() {
             affected.insert(name);
         }
         affected

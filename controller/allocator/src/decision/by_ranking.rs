@@ -76,6 +76,8 @@ impl Cluster {
     fn update(&self, ranking: &mut Ranking, problem: &Problem<'_>) -> Result<(), Explanation> {
         let all = self.candidates(problem.pod_request).map(str::to_owned);
         let mut changed = ranking.take_changed(all);
+        // Others of the same gang may have used up the turn.
+        let mut has_progress = false;
         while let Some(node) = changed.pop_first() {
             if !self.is_candidate(&node, problem.pod_request) {
                 ranking.remove(&node);
@@ -83,15 +85,16 @@ impl Cluster {
             }
             // What a simulation finds is not kept, so another turn would search the same again.
             let is_simulated = *self.presumed_gone() != Departure::default();
-            if !is_simulated && !turn::continues_to_search() {
+            if !is_simulated && has_progress && !turn::continues_to_search() {
                 changed.insert(node);
                 ranking.put_back(changed);
                 return Err(Explanation::of_nodes(Vec::new()));
             }
-            let effort = match turn::has_searched() {
+            let effort = match is_simulated && turn::has_searched() {
                 true => Effort::FirstPath,
                 false => Effort::Full,
             };
+            has_progress = true;
             let evaluated = match self.evaluate_node(&node, problem, effort) {
                 Ok(evaluated) => evaluated,
                 Err(failure) => {

@@ -7,15 +7,18 @@ use drava_allocator::placement::Placement;
 use drava_allocator::pod_request::PodRequest;
 use drava_allocator::turn;
 
-use super::Search;
 use super::holders::NodesOfPod;
+use super::{RoomProgress, Search};
 use crate::planner::Planner;
-use crate::planner::decision::gave_up;
 use crate::planner::demand::Request;
 use crate::victims::{self, Cost, Effect, Simulation};
 
 /// Units of checks of devices in one turn beyond which sets of pods are not compared any more, about 50 ms.
 const COMPARISON_UNITS: u64 = 100_000;
+/// Units of one search among the nodes in one turn, about as long.
+const SEARCH_UNITS: u64 = 100_000;
+/// Units of a simulation, beside its checks of devices.
+const SIMULATION_UNITS: u64 = 20;
 
 /// The best victims on each node for one request. Nodes that changed since are searched again. What changes elsewhere, such
 /// as the usage of a quota, may outdate the victims of a node; a placement checks them again.
@@ -119,23 +122,43 @@ impl Planner {
         Some((placement?, victims))
     }
 
-    /// Returns the best set of pods of one node whose end makes room for the pod, and the node.
+    /// Returns the best set of pods of one node whose end makes room for the pod, and the node. A search of many nodes goes on
+    /// in other turns.
     fn best_victims(
         &mut self,
         request: &Request,
         search: &Search<'_>,
     ) -> Option<(String, BTreeSet<String>)> {
-        let mut best: Option<(&String, Cost)> = None;
-        for (node, candidates) in &search.holders.candidates {
+        let uid = &request.pod_request.uid;
+        let before = self.suspended_decisions.take_room(uid);
+        let before = before.filter(|before| before.cause == search.cause);
+        let (first, mut best) = match before {
+            Some(RoomProgress { next, best, .. }) => (next, best),
+            None => (String::new(), None),
+        };
+        let started = turn::checked();
+        let mut has_progress = false;
+        for (node, candidates) in search.holders.candidates.range(first..) {
+            let is_over = turn::checked().saturating_sub(started) >= SEARCH_UNITS;
+            if std::mem::replace(&mut has_progress, true) && (is_over || turn::has_searched()) {
+                let progress = RoomProgress {
+                    cause: search.cause,
+                    next: node.clone(),
+                    best,
+                };
+                self.suspended_decisions.set_room(uid, progress);
+                turn::suspend_search();
+                return None;
+            }
             let bound = best.as_ref().map(|(_, cost)| cost);
             if bound.is_some_and(|bound| victims::cannot_beat(candidates, bound)) {
                 continue;
             }
             if let Some(cost) = self.victims_on(node, request, search, bound) {
-                best = Some((node, cost));
+                best = Some((node.clone(), cost));
             }
         }
-        best.map(|(node, cost)| (node.clone(), cost.into_uids()))
+        best.map(|(node, cost)| (node, cost.into_uids()))
     }
 
     /// Returns the best set of pods of the node whose end makes room for the pod. `None` if there is none better than
@@ -175,12 +198,13 @@ impl Simulation for OnNode<'_> {
         let Search {
             holders, floors, ..
         } = self.search;
+        turn::count(SIMULATION_UNITS);
         let gone: Departure = self.planner.presume_also_ended(holders, victims);
         let cluster = &self.planner.cluster;
         let policies = self.planner.settings.policies;
         let placed = cluster.decide_on(self.node, &self.request.pod_request, policies);
         let effect = match placed {
-            Err(explanation) if gave_up(&explanation) => None,
+            Err(explanation) if explanation.gave_up() => None,
             Err(_) => Some(Effect::TooLittle),
             Ok(_) if cluster.keeps(floors) => Some(Effect::Enough),
             Ok(_) => Some(Effect::Forbidden),

@@ -148,6 +148,15 @@ impl TestCluster {
         self.add_pod(pod);
     }
 
+    /// The scheduler of a pod has tried it, and found no node.
+    pub(super) fn reject(&mut self, name: &str) {
+        let mut pod = self.pods[name].clone();
+        pod.status = Some(object(json!({"phase": "Pending", "conditions": [{
+            "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes are available",
+        }]})));
+        self.add_pod(pod);
+    }
+
     /// Starts the deletion of a pod; its grace period ends after 30 s.
     pub(super) fn start_deletion(&mut self, name: &str) {
         let mut pod = self.pods[name].clone();

@@ -521,7 +521,7 @@ fn pod_group_says_which_pods_end_together() {
         min: 2,
         priority,
         disruption,
-        composite: None,
+        ..GroupSpec::default()
     };
     // The claim of m-3 is free only when all have ended.
     assert_eq!(evicted_from_group(spec(Disruption::Single, None)).len(), 1);
@@ -559,4 +559,120 @@ fn refuses_part_of_composite_group_with_reason() {
         messages[0].starts_with("InvalidGang: PodGroup g belongs to CompositePodGroup job"),
         "{messages:?}"
     );
+}
+
+#[test]
+fn gang_replaces_member_after_another_has_succeeded() {
+    for has_new_leader in [false, true] {
+        let mut cluster = cluster_with_incomplete_gang();
+        cluster.bind(("m-3", "n1"));
+        cluster.actions();
+        // One has succeeded, and one was lost.
+        cluster.end("m-1");
+        cluster.end("m-2");
+        cluster.add_claim(claim("m-4", "20Gi"));
+        let mut replacement = member(gated_pod("m-4", &["m-4"], &[ALLOCATION_GATE]), "3");
+        replacement.metadata.creation_timestamp = Some(object(json!("2026-01-01T00:01:00Z")));
+        cluster.add_pod(replacement);
+        if has_new_leader {
+            cluster.change_leader();
+        }
+        assert_eq!(cluster.settle(), ["m-4 → n1"]);
+        assert_eq!(cluster.finish_gate_removals(None), ["m-4"]);
+    }
+}
+
+/// A change of the PodGroup `g` of Kubernetes.
+fn kubernetes_group(spec: Option<GroupSpec>) -> PodGroupChange {
+    PodGroupChange::Group {
+        api: PodGroupApi::Kubernetes,
+        namespace: "default".to_owned(),
+        name: "g".to_owned(),
+        spec,
+    }
+}
+
+/// Adds a pod of the PodGroup `g` of Kubernetes.
+fn add_to_kubernetes_group(cluster: &mut TestCluster, name: &str, memory: &str, priority: i32) {
+    cluster.add_claim(claim(name, memory));
+    let mut pod = pod(name, &[name]);
+    let spec = pod.spec.as_mut().unwrap();
+    spec.scheduling_group = Some(object(json!({"podGroupName": "g"})));
+    spec.priority = Some(priority);
+    cluster.add_pod(pod);
+}
+
+fn cluster_with_kubernetes_group(spec: GroupSpec) -> TestCluster {
+    let mut cluster = TestCluster::new(&["n1"]);
+    let served = PodGroupChange::Served(PodGroupApi::Kubernetes, true);
+    cluster.planner.pod_group(served);
+    cluster.planner.pod_group(kubernetes_group(Some(spec)));
+    cluster
+}
+
+#[test]
+fn running_pods_have_their_own_priority_without_that_of_their_group() {
+    let spec = |priority| GroupSpec {
+        min: 1,
+        priority,
+        ..GroupSpec::default()
+    };
+    for after in [Some(spec(None)), None] {
+        let mut cluster = cluster_with_kubernetes_group(spec(Some(100)));
+        add_to_kubernetes_group(&mut cluster, "m", "70Gi", 5);
+        assert_eq!(cluster.settle(), ["m → n1"]);
+        cluster.bind(("m", "n1"));
+        cluster.add_pod_of_priority("urgent", "20Gi", 10);
+        assert!(cluster.settle().is_empty());
+        assert!(cluster.evict().is_empty(), "priority 100 of the group");
+        cluster.planner.pod_group(kubernetes_group(after));
+        assert!(cluster.settle().is_empty());
+        assert_eq!(cluster.evict(), ["m for urgent"], "its own priority is 5");
+    }
+}
+
+#[test]
+fn pending_pods_have_their_own_priority_without_that_of_their_group() {
+    let spec = |priority| GroupSpec {
+        min: 1,
+        priority,
+        ..GroupSpec::default()
+    };
+    let mut cluster = cluster_with_kubernetes_group(spec(Some(100)));
+    cluster.add_running(&[("runs", "70Gi", 50)]);
+    add_to_kubernetes_group(&mut cluster, "m", "20Gi", 5);
+    cluster
+        .planner
+        .pod_group(kubernetes_group(Some(spec(None))));
+    assert!(cluster.settle().is_empty());
+    assert!(cluster.evict().is_empty(), "its own priority is 5");
+    cluster
+        .planner
+        .pod_group(kubernetes_group(Some(spec(Some(100)))));
+    assert!(cluster.settle().is_empty());
+    assert_eq!(cluster.evict(), ["runs for m"]);
+}
+
+#[test]
+fn preemption_policy_of_group_precedes_that_of_its_pods() {
+    for (may_preempt, of_pod, expected) in [
+        (Some(false), None, false),
+        (Some(true), Some("Never"), true),
+        (None, Some("Never"), false),
+        (None, None, true),
+    ] {
+        let mut cluster = cluster_with_kubernetes_group(GroupSpec {
+            min: 1,
+            may_preempt,
+            ..GroupSpec::default()
+        });
+        cluster.add_running(&[("runs", "70Gi", 1)]);
+        add_to_kubernetes_group(&mut cluster, "m", "20Gi", 5);
+        let mut pod = cluster.pods["m"].clone();
+        pod.spec.as_mut().unwrap().preemption_policy = of_pod.map(str::to_owned);
+        cluster.add_pod(pod);
+        assert!(cluster.settle().is_empty());
+        let has_evicted = !cluster.evict().is_empty();
+        assert_eq!(has_evicted, expected, "{may_preempt:?} {of_pod:?}");
+    }
 }

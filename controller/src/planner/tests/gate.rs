@@ -80,6 +80,7 @@ fn starts_release_timeout_at_gate_removal() {
     cluster.advance(RELEASE_AFTER - Duration::from_secs(1));
     cluster.finish_gate_removals(None);
     cluster.add_pod(pod("p", &["a", "b"]));
+    cluster.reject("p");
     cluster.advance(RELEASE_AFTER - Duration::from_secs(1));
     assert!(cluster.actions().1.is_empty(), "too early");
     cluster.advance(Duration::from_secs(1));
@@ -228,6 +229,7 @@ fn gated_pod_keeps_its_allocation() {
     while !cluster.gate_removals.is_empty() {
         for name in cluster.finish_gate_removals(None) {
             cluster.add_pod(pod(&name, &[&name]));
+            cluster.reject(&name);
             ungated += 1;
         }
         assert!(

@@ -205,3 +205,23 @@ fn limits_of_evictions_follow_the_levels() {
     namespace(&mut cluster, "b");
     assert_eq!(limits(&cluster), (Some(2), Some(1)));
 }
+
+#[test]
+fn labels_of_namespace_wake_pods_for_policies() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    namespace(&mut cluster, "a");
+    let selector = json!({"matchLabels": {"team": "a"}});
+    let preemption = json!({"delaySeconds": 3600});
+    let team = json!({"namespaceSelector": selector, "preemption": preemption});
+    set(&mut cluster, "team", &team);
+    cluster.add_running(&[("low", "70Gi", 0)]);
+    cluster.add_pod_of_priority("urgent", "20Gi", 10);
+    let mut urgent = cluster.pods["urgent"].clone();
+    urgent.metadata.creation_timestamp = Some(object(json!("2026-01-01T00:00:00Z")));
+    cluster.add_pod(urgent);
+    assert!(cluster.settle().is_empty());
+    assert!(cluster.evict().is_empty(), "within the delay of the policy");
+    namespace(&mut cluster, "b");
+    assert!(cluster.settle().is_empty());
+    assert_eq!(cluster.evict(), ["low for urgent"], "no policy any more");
+}

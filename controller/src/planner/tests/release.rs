@@ -2,18 +2,21 @@
 
 use std::time::Duration;
 
+use drava_api::names::ALLOCATION_GATE;
+use k8s_openapi::api::core::v1::PodStatus;
 use serde_json::json;
 
 use super::cluster::{RELEASE_AFTER, TestCluster, applied};
 use crate::change::{Change, DeletedObject};
 use crate::event::ReleaseReason;
-use crate::fixture::{claim, object, pod};
+use crate::fixture::{claim, gated_pod, object, pod};
 
 #[test]
 fn releases_unreserved_allocation_and_avoids_node() {
     let mut cluster = TestCluster::new(&["n1", "n2"]);
     cluster.add_pod_with_claim("a", "8Gi");
     assert_eq!(cluster.settle(), ["a → n1"]);
+    cluster.reject("a");
     cluster.advance(RELEASE_AFTER - Duration::from_secs(1));
     assert!(cluster.actions().1.is_empty(), "too early");
     assert_eq!(
@@ -48,6 +51,7 @@ fn retries_failed_release() {
     let mut cluster = TestCluster::new(&["n1"]);
     cluster.add_pod_with_claim("a", "8Gi");
     cluster.settle();
+    cluster.reject("a");
     cluster.advance(RELEASE_AFTER);
     let (_, releases) = cluster.actions();
     cluster.release_finished(&releases[0], None);
@@ -150,7 +154,7 @@ fn reaches_only_node_that_accepts_pod() {
     while tried.last().map(String::as_str) != Some("a → n11") {
         assert!(tried.len() < nodes.len(), "{tried:?}");
         tried.extend(cluster.settle());
-        // kube-scheduler does not bind the pod.
+        cluster.reject("a");
         cluster.advance(RELEASE_AFTER);
         let (_, releases) = cluster.actions();
         for release in &releases {
@@ -232,6 +236,7 @@ fn releases_after_tenant_removes_annotation() {
     let mut claim = cluster.claims["a"].clone();
     claim.metadata.annotations = None;
     cluster.observe(claim);
+    cluster.reject("a");
     cluster.advance(RELEASE_AFTER);
     assert_eq!(cluster.actions().1.len(), 1);
 }
@@ -255,8 +260,15 @@ fn releases_allocation_whose_annotation_was_deleted() {
 fn freezes_releases_without_sign_of_scheduler() {
     let mut cluster = TestCluster::new(&["n1"]);
     cluster.is_scheduler_active = false;
+    // They were rejected where they were allocated before.
     for name in ["a", "b", "c"] {
-        cluster.add_pod_with_claim(name, "8Gi");
+        cluster.add_pod(pod(name, &[name]));
+        cluster.reject(name);
+    }
+    cluster.actions();
+    cluster.advance(Duration::from_secs(1));
+    for name in ["a", "b", "c"] {
+        cluster.add_claim(claim(name, "8Gi"));
         cluster.settle();
     }
     cluster.advance(RELEASE_AFTER * 2);
@@ -305,24 +317,16 @@ fn rejection_of_pod_is_sign_of_scheduler() {
     cluster.is_scheduler_active = false;
     cluster.add_pod_with_claim("a", "8Gi");
     cluster.settle();
-    let mut rejected = cluster.pods["a"].clone();
-    let condition = |reason: &str| {
-        object(json!({"phase": "Pending", "conditions": [{
-            "type": "PodScheduled", "status": "False", "reason": reason, "message": "0/1 nodes are available",
-        }]}))
-    };
-    rejected.status = Some(condition("SchedulingGated"));
-    cluster.add_pod(rejected.clone());
     cluster.advance(RELEASE_AFTER);
+    let mut gated = cluster.pods["a"].clone();
+    gated.status = Some(rejected_because("SchedulingGated"));
+    cluster.add_pod(gated);
     assert!(
         cluster.actions().1.is_empty(),
         "the API server sets this reason"
     );
-    rejected.status = Some(condition("Unschedulable"));
-    cluster.add_pod(rejected);
-    assert!(cluster.actions().1.is_empty());
-    cluster.advance(RELEASE_AFTER);
-    assert_eq!(cluster.actions().1.len(), 1);
+    cluster.reject("a");
+    assert_eq!(cluster.actions().1.len(), 1, "the time-out is over");
 }
 
 #[test]
@@ -330,6 +334,7 @@ fn pod_that_no_scheduler_binds_waits_behind_others() {
     let mut cluster = TestCluster::new(&["n1"]);
     cluster.add_pod_with_claim("a-stuck", "70Gi");
     assert_eq!(cluster.settle(), ["a-stuck → n1"]);
+    cluster.reject("a-stuck");
     cluster.add_pod_with_claim("b-waiting", "70Gi");
     assert!(cluster.settle().is_empty());
     cluster.advance(RELEASE_AFTER);
@@ -357,5 +362,79 @@ fn pod_that_no_scheduler_binds_waits_behind_others() {
     assert!(
         waits[0] >= 58 && waits[1] >= 119 && waits[2] >= 239,
         "{waits:?}"
+    );
+}
+
+#[test]
+fn freed_devices_wake_pod_that_waits_behind_others() {
+    let mut cluster = TestCluster::new(&["n1", "n2"]);
+    cluster.add_pod_with_claim("runs-1", "70Gi");
+    cluster.settle();
+    cluster.bind(("runs-1", "n1"));
+    cluster.add_pod_with_claim("stuck", "70Gi");
+    assert_eq!(cluster.settle(), ["stuck → n2"]);
+    cluster.reject("stuck");
+    cluster.advance(RELEASE_AFTER);
+    let releases = cluster.actions().1;
+    cluster.release(&releases[0]);
+    cluster.advance(Duration::from_secs(1));
+    assert!(cluster.settle().is_empty(), "not on n2 again for a while");
+    let messages = cluster.messages_of("Pod/stuck");
+    assert!(
+        messages.last().unwrap().starts_with("NotBound: "),
+        "{messages:?}"
+    );
+    cluster.end("runs-1");
+    assert_eq!(cluster.settle(), ["stuck → n1"], "at once");
+}
+
+/// A pod whose gate was removed after its allocation.
+fn ungated(cluster: &mut TestCluster, name: &str) {
+    cluster.add_claim(claim(name, "8Gi"));
+    let mut gated = gated_pod(name, &[name], &[ALLOCATION_GATE]);
+    gated.status = Some(rejected_because("SchedulingGated"));
+    cluster.add_pod(gated.clone());
+    cluster.settle();
+    assert_eq!(cluster.finish_gate_removals(None), [name]);
+    gated.spec.as_mut().unwrap().scheduling_gates = None;
+    cluster.add_pod(gated);
+    cluster.settle();
+}
+
+fn rejected_because(reason: &str) -> PodStatus {
+    object(json!({"phase": "Pending", "conditions": [{
+        "type": "PodScheduled", "status": "False", "reason": reason, "message": "0/1 nodes are available",
+    }]}))
+}
+
+#[test]
+fn pod_in_backlog_of_scheduler_keeps_its_allocation() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    ungated(&mut cluster, "waits");
+    ungated(&mut cluster, "tried");
+    cluster.reject("tried");
+    // kube-scheduler is alive, and binds other pods.
+    cluster.advance(RELEASE_AFTER);
+    let releases = cluster.actions().1;
+    let names: Vec<_> = releases
+        .iter()
+        .map(|release| release.claim.metadata.name.as_deref().unwrap())
+        .collect();
+    assert_eq!(names, ["tried"]);
+    cluster.advance(RELEASE_AFTER * 4 - Duration::from_secs(1));
+    assert!(
+        cluster.actions().1.is_empty(),
+        "no scheduler has tried the pod"
+    );
+    cluster.advance(Duration::from_secs(1));
+    let releases = cluster.actions().1;
+    assert_eq!(
+        releases[0].claim.metadata.name.as_deref(),
+        Some("waits"),
+        "not for ever"
+    );
+    assert_eq!(
+        releases[0].reason.to_string(),
+        "not reserved within 300 s: kube-scheduler did not bind the pod to node n1"
     );
 }

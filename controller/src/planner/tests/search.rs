@@ -135,3 +135,136 @@ fn search_for_victims_is_as_limited_as_decision() {
         "{messages:?}"
     );
 }
+
+/// Adds a node with that many shared GPUs of 80 GiB.
+fn add_node(cluster: &mut TestCluster, name: &str, gpus: usize) {
+    cluster.planner.node(applied(node(name)));
+    let device = |gpu: usize| {
+        json!({
+            "name": format!("gpu-{gpu}-vgpu"), "allowMultipleAllocations": true,
+            "attributes": {
+                "type": {"string": "vgpu"}, "uuid": {"string": format!("GPU-{name}-{gpu}")}, "index": {"int": gpu},
+            },
+            "capacity": {"memory": {"value": "80Gi"}},
+        })
+    };
+    let pool = json!({"name": format!("{name}/gpus"), "generation": 1, "resourceSliceCount": 1});
+    let devices: Vec<Value> = (0..gpus).map(device).collect();
+    let spec =
+        json!({"driver": "gpu.drava.dev", "nodeName": name, "pool": pool, "devices": devices});
+    let slice = json!({"metadata": {"name": name, "resourceVersion": "1"}, "spec": spec});
+    cluster.planner.slice(applied(object(slice)));
+}
+
+fn shares(name: &str, count: u32, memory: &str) -> Value {
+    json!({"name": name, "exactly": {
+        "deviceClassName": "vgpu.drava.dev", "count": count, "capacity": {"requests": {"memory": memory}},
+    }})
+}
+
+/// Adds a pod of this priority that needs half of 17 GPUs and a little more, and nearly half of GPU 0. A search gives up on a
+/// node with 16 GPUs: another request is so small that the amounts do not tell that they are too few.
+fn add_hard(cluster: &mut TestCluster, priority: i32) {
+    let mut requests: Vec<Value> = (0..17)
+        .map(|index| shares(&format!("r{index}"), 1, "41Gi"))
+        .collect();
+    let mut last = shares("last", 1, "39.5Gi");
+    let expression = "device.attributes['gpu.drava.dev'].index == 0";
+    last["exactly"]["selectors"] = json!([{"cel": {"expression": expression}}]);
+    requests.extend([shares("tiny", 1, "1Mi"), last]);
+    add_pod(cluster, "hard", &json!({"requests": requests}));
+    let mut pod = cluster.pods["hard"].clone();
+    let spec = pod.spec.as_mut().unwrap();
+    spec.priority = Some(priority);
+    cluster.add_pod(pod);
+}
+
+#[test]
+fn node_of_which_search_gave_up_leaves_preemption_to_others() {
+    let mut cluster = TestCluster::new(&[]);
+    add_node(&mut cluster, "large", 18);
+    add_pod(
+        &mut cluster,
+        "low",
+        &json!({"requests": [shares("all", 18, "79Gi")]}),
+    );
+    assert_eq!(cluster.settle(), ["low → large"]);
+    cluster.bind(("low", "large"));
+    add_node(&mut cluster, "small", 16);
+    add_hard(&mut cluster, 10);
+    assert!(cluster.settle().is_empty());
+    assert_eq!(cluster.evict(), ["low for hard"]);
+}
+
+#[test]
+fn every_node_is_searched_with_a_quota() {
+    let mut cluster = TestCluster::new(&[]);
+    let quota = json!({"namespaces": ["default"], "limit": {"devices": 1000}});
+    cluster.set_quota("team", &quota);
+    for name in ["a", "b", "c"] {
+        add_node(&mut cluster, name, 16);
+    }
+    add_node(&mut cluster, "d", 18);
+    add_hard(&mut cluster, 0);
+    // Each call is one turn of the decision.
+    cluster.is_slice_over = |_| true;
+    let mut turns = 0;
+    let mut jobs = Vec::new();
+    while jobs.is_empty() {
+        turns += 1;
+        assert!(turns < 10, "{:?}", cluster.messages_of("Pod/hard"));
+        jobs = cluster.actions().0;
+    }
+    assert_eq!(jobs[0].pods[0].node, "d", "the last node");
+    assert!(turns > 1, "the others are searched in turns before");
+}
+
+#[test]
+fn search_for_victims_takes_turns() {
+    const NODES: i32 = 400;
+    let mut cluster = TestCluster::new(&[]);
+    let whole_node = json!({"requests": [shares("all", 16, "41Gi")]});
+    for index in 0..NODES {
+        let name = format!("n{index:03}");
+        add_node(&mut cluster, &name, 16);
+        add_pod(&mut cluster, &name, &whole_node);
+        let mut pod = cluster.pods[&name].clone();
+        let spec = pod.spec.as_mut().unwrap();
+        // Each node has a better victim than those before.
+        spec.priority = Some(NODES - index);
+        cluster.add_pod(pod);
+    }
+    for placed in cluster.settle() {
+        let (pod, node) = placed.split_once(" → ").unwrap();
+        assert_eq!(pod, node);
+        cluster.bind((pod, node));
+    }
+    add_pod(&mut cluster, "urgent", &whole_node);
+    let mut urgent = cluster.pods["urgent"].clone();
+    urgent.spec.as_mut().unwrap().priority = Some(NODES + 1);
+    cluster.add_pod(urgent);
+    cluster.is_slice_over = |_| true;
+    let mut turns = 0;
+    while cluster.evictions.is_empty() {
+        turns += 1;
+        assert!(turns < 20, "the search ends");
+        assert!(cluster.actions().0.is_empty());
+        let units = turn::checked();
+        assert!(units < 200_000, "{units} units in turn {turns}");
+    }
+    assert_eq!(cluster.evict(), ["n399 for urgent"], "the lowest priority");
+    assert!(turns > 1, "a decision for another pod comes between");
+    let messages: Vec<_> = cluster
+        .pod_conditions
+        .iter()
+        .filter_map(|update| update.condition.message.as_deref())
+        .filter(|message| message.starts_with("CostlySearch"))
+        .collect();
+    assert_eq!(
+        messages,
+        [
+            "CostlySearch: the devices can be combined in many ways, or many pods could end for this one; the search goes on after \
+         the decisions for other pods"
+        ]
+    );
+}
