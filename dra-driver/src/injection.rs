@@ -5,6 +5,9 @@
 //! starts. A prepared claim without a marker **after** a container of it was seen started was not injected; the pod and the
 //! claim get an event. A marker that appears later withdraws the condition, also one of an earlier instance of the driver.
 //!
+//! The marker is in a directory that the container may change: a script that removes the content of `/run` removes it too. So a
+//! claim of which any process has a share mounted was injected.
+//!
 //! A claim without shares has no usage directory and no marker, so it is not checked.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,6 +32,7 @@ use crate::layout::Layout;
 use crate::pods::{self, PodRef, reserving_pods};
 use crate::prepare::Prepared;
 use crate::prepare::effects::Effects;
+use crate::prepare::liveness::Inspector;
 use crate::prepare::record::{ClaimRecord, Loaded, RecordChanges, RecordError, RecordStore};
 use crate::report::{Injection, Subject};
 
@@ -60,13 +64,14 @@ enum CheckError {
 pub async fn watch<E: Effects>(
     claims: Arc<ClaimService<E>>,
     layout: Layout,
+    inspector: Inspector,
     stop: CancellationToken,
 ) {
     let mut shared = SharedClaims::default();
     loop {
         let checked = async {
             tokio::time::sleep(INTERVAL).await;
-            check(&claims, &layout, &mut shared).await
+            check(&claims, &layout, &inspector, &mut shared).await
         };
         tokio::select! {
             () = stop.cancelled() => return,
@@ -186,6 +191,7 @@ impl SharedClaims {
 async fn check<E: Effects>(
     claims: &ClaimService<E>,
     layout: &Layout,
+    inspector: &Inspector,
     shared: &mut SharedClaims,
 ) -> Result<(), CheckError> {
     let (applier, layout_of_task, mut read) = (
@@ -227,11 +233,14 @@ async fn check<E: Effects>(
             if running.is_some_and(|running| runs_with(&running, &pod, &claim)) {
                 let applier = Arc::clone(&claims.applier);
                 let uid = claim.uid.clone();
-                let layout = layout.clone();
+                let (layout, inspector) = (layout.clone(), inspector.clone());
                 // The container started before the answer, and the hook ran before the container: the marker is read again.
                 let loaded = blocking(move || {
                     let loaded = applier.store().load(&uid)?;
-                    Ok::<_, RecordError>((is_injected(&layout, &loaded), loaded))
+                    let mounted = || inspector.mounted_claims();
+                    let is_injected = is_injected(&layout, &loaded)
+                        || mounted().is_ok_and(|claims| claims.contains(&uid));
+                    Ok::<_, RecordError>((is_injected, loaded))
                 });
                 let (is_injected, loaded) = loaded.await??;
                 if is_injected {

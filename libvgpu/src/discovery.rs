@@ -1,12 +1,14 @@
 //! Finds the shares of this container: one directory each under `/run/drava`.
 //!
 //! A share with an unreadable page is not skipped: it may limit any GPU, so every GPU without a readable share is
-//! denied.
+//! denied. So is every GPU if the node driver delivered this library, and the program cannot see any share: a sandbox
+//! or a mount hides the directory, or a program removed its content.
 
 use core::ffi::CStr;
 
 use drava_vgpu_abi::paths;
 
+use crate::driver;
 use crate::log;
 use crate::path::{EntryBuffer, PathBuffer, names};
 use crate::shares::{LimitsSource, Shares};
@@ -19,7 +21,16 @@ pub(crate) fn find_shares(
     other: impl FnOnce() -> Option<&'static CStr>,
 ) -> Option<LimitsSource> {
     let standard = PathBuffer::new(format_args!("{}", paths::RUN_DIR))?;
-    find_shares_in(shares, standard.as_c_str()).or_else(|| find_shares_in(shares, other()?))
+    let found = find_shares_in(shares, standard.as_c_str());
+    if found.is_none() && driver::is_delivered() {
+        log::line(format_args!(
+            "the limits of the share are hidden from this process: {} has none, because of a mount on /run, a sandbox \
+             or a removed directory; denying GPU memory",
+            paths::RUN_DIR
+        ));
+        return Some(LimitsSource::UnreadablePages);
+    }
+    found.or_else(|| find_shares_in(shares, other()?))
 }
 
 fn find_shares_in(shares: &Shares, run_directory: &CStr) -> Option<LimitsSource> {

@@ -8,7 +8,7 @@
 
 use core::ffi::{CStr, c_char, c_int, c_long, c_void};
 use core::marker::PhantomData;
-use core::mem::size_of;
+use core::mem::{MaybeUninit, size_of};
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, Ordering};
 
@@ -34,6 +34,7 @@ type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 type Dlopen = unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void;
 type Dlmopen = unsafe extern "C" fn(c_long, *const c_char, c_int) -> *mut c_void;
 type Dlinfo = unsafe extern "C" fn(*mut c_void, c_int, *mut c_void) -> c_int;
+type Dladdr = unsafe extern "C" fn(*const c_void, *mut libc::Dl_info) -> c_int;
 
 /// Requests of `dlinfo`, from `dlfcn.h`.
 const RTLD_DI_LMID: c_int = 1;
@@ -212,6 +213,26 @@ pub(crate) fn real_dlsym() -> Option<NonNull<c_void>> {
 /// Returns a function of glibc's loader.
 fn loader_function(name: &CStr) -> Option<NonNull<c_void>> {
     SEARCH_ORDERS.iter().find_map(|order| symbol(*order, name))
+}
+
+/// Returns whether the node driver delivered this library: it was loaded from its path in containers.
+pub(crate) fn is_delivered() -> bool {
+    let Some(dladdr) = loader_function(c"dladdr") else {
+        return false;
+    };
+    let dladdr: Dladdr = function(dladdr);
+    let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
+    let own: *const c_void = (is_delivered as fn() -> bool as *const ()).cast();
+    // SAFETY: any address; writes at most one `Dl_info`.
+    let found = unsafe { dladdr(own, info.as_mut_ptr()) };
+    // SAFETY: zeroed, which is a valid `Dl_info`.
+    let name = unsafe { info.assume_init() }.dli_fname;
+    if found == 0 || name.is_null() {
+        return false;
+    }
+    // SAFETY: not null; the loader's own name of the library, terminated.
+    let name = unsafe { CStr::from_ptr(name) };
+    name.to_bytes() == paths::LIBRARY.as_bytes()
 }
 
 /// Opens a loaded library by path or SONAME. The new reference keeps it loaded.

@@ -271,6 +271,45 @@ fn limits_deeply_bound_library() {
     process.denied("plugin 1");
 }
 
+/// The ways in which a program in a container cannot see the directory of the shares, which the node driver mounted.
+const HIDDEN: [&str; 3] = [
+    // As systemd and sandboxes do it. The simulated driver keeps its own directory.
+    "mkdir /kept && mount --bind /run/nvidia-persistenced /kept && mount -t tmpfs none /run
+     mkdir /run/nvidia-persistenced && mount --bind /kept /run/nvidia-persistenced",
+    "mount -t tmpfs none /run/drava",
+    "umount /run/drava && rmdir /run/drava",
+];
+
+#[test]
+fn denies_memory_where_shares_are_hidden() {
+    let Some(shim) = ShimContainer::with_memory(GIB) else {
+        return;
+    };
+    let preloaded = format!("echo {} > /etc/ld.so.preload", paths::LIBRARY);
+    for delivery in ["true", &preloaded] {
+        for hide in HIDDEN {
+            let script = format!("{delivery}\n{hide}\nexec \"$0\" \"$@\"");
+            let program = interposer::test_process().display().to_string();
+            let arguments = ["-ec", &script, &program, "dlsym"];
+            // A variable of the program does not replace the limits.
+            let mut command = shim.command_with("DRAVA_MEMORY_LIMIT=64Gi", "/bin/sh", &arguments);
+            let errors = shim.files.path().join("stderr");
+            command.stderr(fs::File::create(&errors).unwrap());
+            let mut process = TestProcess::spawn(command);
+            process.denied("init 0");
+            process.denied("init 0");
+            process.end();
+            let errors = fs::read_to_string(errors).unwrap();
+            assert_eq!(
+                errors,
+                "libvgpu: the limits of the share are hidden from this process: /run/drava has none, because of a mount \
+                 on /run, a sandbox or a removed directory; denying GPU memory\n",
+                "{hide}"
+            );
+        }
+    }
+}
+
 /// Compiles `linked.c`.
 fn linked(directory: &Path, name: &str, arguments: &[&str]) -> PathBuf {
     let program = directory.join(name);

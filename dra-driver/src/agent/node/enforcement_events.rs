@@ -303,7 +303,8 @@ fn remedy(kind: ViolationKind) -> &'static str {
         }
         ViolationKind::NotCounted => {
             "check that the program loads /usr/local/lib/drava/libvgpu.so, then restart the pod; usual causes are an image \
-             without glibc, a statically linked program, and a container that changes /etc/ld.so.preload"
+             without glibc, a statically linked program, and a container that changes /etc/ld.so.preload or removes files \
+             below /run/drava"
         }
         ViolationKind::Region => {
             "a program of the claim wrote to or removed /run/drava/<share>/usage/region; restart the pod"
