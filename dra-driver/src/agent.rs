@@ -167,6 +167,16 @@ impl Agent {
                 found.into_iter().for_each(&mut report);
             }
         }
+        self.end();
+    }
+
+    /// Withdraws what only a running agent may grant.
+    pub fn end(&mut self) {
+        for share in self.shares.tracked.values_mut() {
+            if let Err(error) = share.end() {
+                tracing::warn!(share = %share.share, %error, "cannot write the limits page");
+            }
+        }
     }
 
     /// Waits until a task is due or an event is readable.

@@ -234,6 +234,8 @@ impl Tokens {
             if self.rest.begins_with(b"//") {
                 let length = length_while(|byte| !matches!(byte, b'\n' | 0));
                 self.rest = self.rest.from(length);
+            } else if self.rest.begins_with(b"/*") {
+                self.skip_comment();
             } else if first.is_ascii_whitespace() {
                 self.rest = self.rest.from(1);
             } else {
@@ -247,6 +249,18 @@ impl Tokens {
         }
     }
 
+    /// Skips a comment that may have several lines.
+    fn skip_comment(&mut self) {
+        self.rest = self.rest.from(2);
+        while !self.rest.begins_with(b"*/") {
+            match self.rest.byte(0) {
+                None | Some(0) => return,
+                Some(_) => self.rest = self.rest.from(1),
+            }
+        }
+        self.rest = self.rest.from(2);
+    }
+
     /// Returns the bytes of the variable that is declared after `.global`.
     fn variable(&mut self) -> u64 {
         let (mut element_bytes, mut elements) = (0u64, 1u64);
@@ -256,6 +270,8 @@ impl Tokens {
                 _ if token.is(b".align") => {
                     self.next();
                 }
+                // An attribute's values, which may be numbers with commas.
+                b'(' => while self.next().is_some_and(|token| token.first() != b')') {},
                 b'.' => {
                     let number = token.number().unwrap_or(0);
                     if token.text.begins_with(b".v") {

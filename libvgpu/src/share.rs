@@ -123,8 +123,21 @@ impl Share {
             return limit;
         }
         limit
-            .saturating_add(self.driver_surplus_bytes.load(Ordering::Relaxed))
+            .saturating_add(self.surplus_bytes())
             .saturating_sub(self.driver_excess_bytes.load(Ordering::Relaxed))
+    }
+
+    /// Returns what the contexts are charged too much. The agent measures it once per second, and processes end
+    /// meanwhile, with the agent too: it never exceeds half of the charges of the contexts that are there. (The agent
+    /// lets a context be charged twice its estimate at most, and the estimate stays charged.)
+    fn surplus_bytes(&self) -> u64 {
+        match self.driver_surplus_bytes.load(Ordering::Relaxed) {
+            0 => 0,
+            surplus => {
+                let charged = self.region().map_or(0, |region| region.driver_bytes());
+                surplus.min(charged / 2)
+            }
+        }
     }
 
     /// Returns the estimated memory of libcuda per context; `None` if the limits come from the environment.
@@ -144,7 +157,7 @@ impl Share {
     pub(crate) fn used_bytes(&self) -> u64 {
         self.counted_bytes()
             .saturating_add(self.driver_excess_bytes.load(Ordering::Relaxed))
-            .saturating_sub(self.driver_surplus_bytes.load(Ordering::Relaxed))
+            .saturating_sub(self.surplus_bytes())
     }
 
     /// Returns the bytes charged by all processes of the share.

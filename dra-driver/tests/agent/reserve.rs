@@ -6,6 +6,7 @@ mod local_memory;
 
 use std::time::Instant;
 
+use drava_dra_driver::agent::Agent;
 use drava_dra_driver::agent::policy::detection::{
     EXCESS_FACTOR, GpuProcess, RegionView, ShareView,
 };
@@ -100,6 +101,19 @@ fn lowers_reserve_only_after_enough_scans() {
         let held = reserve.update(ESTIMATE, &[more(2, 30)]);
         assert_eq!(held, correction(ESTIMATE + 30 * MIB, 30 * MIB));
     }
+}
+
+/// The processes that a surplus was measured in end at any time, also while no agent runs.
+#[test]
+fn withdraws_surplus_when_agent_ends() {
+    let node = TestNode::new();
+    node.prepare(1, &Limits::memory(GIB));
+    let mut agent = Agent::new(node.config());
+    agent.poll(1_000_000);
+    node.change_page(1, |limits| limits.driver_surplus_bytes = 100 * MIB);
+    agent.end();
+    assert_eq!(node.page(1).driver_surplus_bytes, 0);
+    assert_eq!(node.page(1).memory_limit_bytes, Some(GIB));
 }
 
 /// A context that starts after a larger one is charged as much, and no longer than until it has shown what it needs.

@@ -261,6 +261,16 @@ impl<'a, A: Word> Region<'a, A> {
             .fold(0, u64::saturating_add)
     }
 
+    /// Returns the bytes charged for contexts, according to the slots. Includes those of dead processes until their slots
+    /// are reclaimed.
+    #[must_use]
+    pub fn driver_bytes(&self) -> u64 {
+        self.slots()
+            .iter()
+            .map(|slot| slot.driver_bytes.load())
+            .fold(0, u64::saturating_add)
+    }
+
     /// Reserves `bytes` for the slot's owner.
     ///
     /// # Errors

@@ -27,6 +27,7 @@ use crate::hooks::metering;
 use crate::hooks::module::{bytes_of_file, bytes_of_image};
 use crate::process::Process;
 use crate::records::{Context, LibraryImage, LibraryPart};
+use crate::temporary_list::TemporaryList;
 
 fn key_of(library: CUlibrary) -> u64 {
     library.expose_provenance() as u64
@@ -200,22 +201,55 @@ fn charge_everywhere(process: &'static Process, library: u64, bytes: u64) -> boo
     fits
 }
 
-/// Charges a library before the program gets its kernels. Returns `false` if a limit is exceeded.
+/// Charges a library before the program gets its kernels. Returns `false` if a limit is exceeded: then the program gets no
+/// kernel, and the library is charged where it was before.
 fn begin_use(library: CUlibrary) -> bool {
     let Some(process) = Process::get() else {
         return true;
     };
     let key = key_of(library);
-    let used = |image: &LibraryImage| {
-        Some(LibraryImage {
-            is_used: 1,
-            ..*image
-        })
+    let change_use = |is_used: u64| {
+        let change = |image: &LibraryImage| Some(LibraryImage { is_used, ..*image });
+        process.libraries.change(key, change)
     };
-    let Some(LibraryImage { bytes, is_used }) = process.libraries.change(key, used) else {
+    let of_library = |part: &LibraryPart| part.library == key;
+    let count = process.library_parts.count(of_library);
+    let Some(mut before) = TemporaryList::with_capacity(count) else {
+        return false;
+    };
+    process.library_parts.for_each(|_, part| {
+        if of_library(&part) {
+            before.push(part.context);
+        }
+    });
+    // Set first: a context that another thread creates meanwhile charges the library, too.
+    let Some(LibraryImage { bytes, is_used }) = change_use(1) else {
         return true;
     };
-    (is_used != 0 || charge_everywhere(process, key, bytes)) & charge_here(process, key, bytes)
+    let is_first = is_used == 0;
+    let fits =
+        (!is_first || charge_everywhere(process, key, bytes)) & charge_here(process, key, bytes);
+    if !fits && is_first {
+        change_use(0);
+        let stays = before.as_mut_slice();
+        end_parts(process, |part| {
+            part.library == key && !stays.contains(&part.context)
+        })
+        .release(process);
+    }
+    fits
+}
+
+/// Removes the charges of libraries in contexts.
+fn end_parts(process: &Process, ends: impl Fn(&LibraryPart) -> bool) -> FreedBytes {
+    let mut freed = FreedBytes::NONE;
+    let _alone = process.library_gate.enter_exclusive();
+    process.library_parts.remove_all(ends, |part, _| {
+        if let Some(charge) = process.modules.remove(part) {
+            freed.add(charge.card, charge.bytes);
+        }
+    });
+    freed
 }
 
 pub(crate) unsafe fn kernel(
@@ -302,18 +336,11 @@ pub(crate) unsafe fn unload(original: cuLibraryUnload::Function, library: CUlibr
         return call();
     };
     let key = key_of(library);
-    let mut freed = FreedBytes::NONE;
     // Removed before the call: afterwards another library may have the same handle.
-    if process.libraries.get(key).is_some() {
-        let _alone = process.library_gate.enter_exclusive();
-        process.libraries.remove(key);
-        let ends = |part: &LibraryPart| part.library == key;
-        process.library_parts.remove_all(ends, |part, _| {
-            if let Some(charge) = process.modules.remove(part) {
-                freed.add(charge.card, charge.bytes);
-            }
-        });
-    }
+    let freed = match process.libraries.remove(key) {
+        Some(_) => end_parts(process, |part| part.library == key),
+        None => FreedBytes::NONE,
+    };
     let result = call();
     // A library that libcuda cannot unload stays charged.
     if result == CUDA_SUCCESS {

@@ -248,6 +248,33 @@ fn denies_kernel_of_library_beyond_limit_of_other_gpu() {
     assert_eq!(container.machine.card(1).unwrap().used_bytes, CONTEXT_BYTES);
 }
 
+/// A library of which the program got no kernel is charged nowhere, and its next kernel everywhere.
+#[test]
+fn charges_nothing_for_denied_kernel_of_library() {
+    let container = with_two_shares();
+    container.add_share("more", CARDS[0], &Limits::memory(8 * GIB));
+    let mut process = container.start("dlsym");
+    process.init(0);
+    process.init(1);
+    let full = process.alloc(GIB - MIB);
+    process.ok("init 0");
+    let library = process.ok(&format!("library {GIB}"))[0];
+    for kernel in KERNELS {
+        process.denied(&format!("{kernel} {library}"));
+        assert_eq!(process.memory_info().0, 9 * GIB, "{kernel}");
+        let context = process.ok("context 0")[0];
+        assert_eq!(process.memory_info().0, 9 * GIB, "{kernel}");
+        process.ok(&format!("destroy {context}"));
+        process.ok("init 0");
+    }
+    process.ok(&format!("free {full}"));
+    process.ok("context 0");
+    process.ok(&format!("kernel {library}"));
+    assert_eq!(process.memory_info().0, 7 * GIB);
+    process.ok("init 1");
+    assert_eq!(process.memory_info().0, 0);
+}
+
 /// A load waits for the kernels of its context. Here those of the other GPU wait for this thread.
 #[test]
 fn loads_library_only_into_context_that_uses_it() {

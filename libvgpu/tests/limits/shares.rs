@@ -90,27 +90,56 @@ fn charges_driver_excess_until_returned() {
     process.denied("alloc 1");
 }
 
-/// The agent found that the contexts are charged too much.
-#[test]
-fn grants_surplus_of_driver_charges() {
-    let container = Container::with_memory(GIB);
-    let mut process = container.process();
-    process.alloc(GIB);
-    process.denied("alloc 1");
+/// Changes the limits of the share in place, as the agent does.
+fn change(container: &Container, limits: &Limits) {
     let path = container.page("share");
-    let limits = Limits {
-        driver_surplus_bytes: 100 * MIB,
-        ..Limits::memory(GIB)
-    };
-    let writes = update(&fs::read(&path).unwrap(), &limits).unwrap();
+    let writes = update(&fs::read(&path).unwrap(), limits).unwrap();
     let page = OpenOptions::new().write(true).open(path).unwrap();
     for write in writes {
         page.write_all_at(write.bytes(), write.offset()).unwrap();
     }
+}
+
+/// The agent found that the contexts are charged too much.
+#[test]
+fn grants_surplus_of_driver_charges() {
+    let container = Container::new();
+    let limits = Limits {
+        driver_reserve_bytes: 512 * MIB,
+        ..Limits::memory(GIB)
+    };
+    container.add_share("share", CARDS[0], &limits);
+    let mut process = container.process();
+    process.alloc(512 * MIB);
+    process.denied("alloc 1");
+    let limits = Limits {
+        driver_surplus_bytes: 100 * MIB,
+        ..limits
+    };
+    change(&container, &limits);
     assert_eq!(process.memory_info(), (100 * MIB, GIB));
     process.denied(&format!("alloc {}", 102 * MIB));
     process.alloc(100 * MIB);
     assert_eq!(process.memory_info(), (0, GIB));
+}
+
+/// The page names the surplus of two contexts, one of which has ended since the agent's last scan.
+#[test]
+fn grants_no_surplus_of_ended_processes() {
+    let container = Container::new();
+    let limits = Limits {
+        driver_reserve_bytes: 512 * MIB,
+        driver_surplus_bytes: 400 * MIB,
+        ..Limits::memory(2 * GIB)
+    };
+    container.add_share("share", CARDS[0], &limits);
+    let mut process = container.process();
+    let ended = container.process();
+    assert_eq!(process.memory_info().0, GIB + 400 * MIB);
+    ended.kill();
+    process.denied(&format!("alloc {}", GIB + 512 * MIB + 256 * MIB + 1));
+    process.alloc(GIB + 512 * MIB + 256 * MIB);
+    process.denied("alloc 1");
 }
 
 #[test]

@@ -27,6 +27,8 @@ fn adds_variables_of_ptx() {
         (".weak .global .b64 a[4];", 32),
         (".global .b128 a;", 16),
         (".global .attribute(.managed) .align 4 .u32 a[7];", 28),
+        (".global .attribute(.unified(19, 95)) .f32 a[7];", 28),
+        (".global .attribute(.managed, .unified(19, 95)) .f32 a;", 4),
         (".global .align 4 .b8 a[4] = {1, 2, 3, 4};", 4),
         (
             ".global .u64 a[2] = {generic(b), b + 8}; .global .b8 b;",
@@ -40,6 +42,12 @@ fn adds_variables_of_ptx() {
             4,
         ),
         ("\n\t.global\n.b8\ta [ 12 ]\n;", 12),
+        (
+            "/* .global .b8 a[8];\n * .global .b8 b[8]; **/ .global .b8 c[4] /* [3] */;",
+            4,
+        ),
+        (".global .b8 a[4]; /* .global .b8 b[8];", 4),
+        ("/*/ .global .b8 a[8]; */ .global .b8 b[2];", 2),
     ] {
         assert_eq!(ptx(text), bytes, "{text}");
     }

@@ -261,6 +261,14 @@ impl TrackedShare {
         })
     }
 
+    /// Withdraws what only a running agent may grant: the surplus of processes, which end at any time.
+    ///
+    /// # Errors
+    /// If the page cannot be written.
+    pub fn end(&mut self) -> io::Result<()> {
+        self.page.change(|limits| limits.driver_surplus_bytes = 0)
+    }
+
     /// Writes its priority role to the page.
     ///
     /// # Errors
