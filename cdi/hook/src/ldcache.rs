@@ -56,7 +56,7 @@ pub(crate) fn add(root: &Root, entries: Vec<Entry>) -> Result<(), LdCacheError> 
         .map(LdCache::parse)
         .and_then(Result::ok)
         .unwrap_or_default();
-    ldconf::add_missing(root, CACHE, &mut cache)?;
+    ldconf::add_missing(root, CACHE, &mut cache);
     for entry in entries {
         cache.insert(entry);
     }

@@ -7,7 +7,7 @@
 use drava_cdi::elf::{self, Machine};
 use drava_cdi::ldcache::{Entry, LdCache};
 
-use crate::root::{Root, RootError};
+use crate::root::Root;
 
 const CONFIGURATION: &str = "/etc/ld.so.conf";
 /// Size limit of a file of the configuration.
@@ -40,26 +40,24 @@ struct Configuration {
 }
 
 /// Adds the libraries that an up-to-date cache would have to `cache`, which the image has at `path`. Entries of present names
-/// stay.
-pub(crate) fn add_missing(root: &Root, path: &str, cache: &mut LdCache) -> Result<(), RootError> {
+/// stay. As ldconfig does, it skips files and directories that it cannot read, whatever the reason.
+pub(crate) fn add_missing(root: &Root, path: &str, cache: &mut LdCache) {
     let mut configuration = Configuration::default();
-    configuration.read(root, CONFIGURATION)?;
-    let mut changed = None;
-    for file in &configuration.files {
-        changed = changed.max(root.modified(file)?);
-    }
-    let cached = root.modified(path)?;
+    configuration.read(root, CONFIGURATION);
+    let modified = |path: &str| root.modified(path).ok().flatten();
+    let files = configuration.files.iter();
+    let changed = files.map(|file| modified(file)).max().flatten();
+    let cached = modified(path);
     for directory in &configuration.directories {
-        let is_current = changed <= cached && root.modified(directory)? <= cached;
+        let is_current = changed <= cached && modified(directory) <= cached;
         if is_current || SEARCHED.contains(&directory.as_str()) {
             continue;
         }
-        for name in root.names(directory, MAX_NAMES)? {
+        for name in root.names(directory, MAX_NAMES).unwrap_or_default() {
             let is_library = name.starts_with("lib") && name.contains(".so");
             let path = format!("{directory}/{name}");
             let shared = match root.file(&path) {
                 Ok(Some(file)) if is_library => elf::inspect(&file).ok().flatten(),
-                // ldconfig skips files that it cannot read.
                 Ok(_) | Err(_) => None,
             };
             let Some(shared) = shared.filter(|shared| shared.machine == Machine::HOST) else {
@@ -73,34 +71,32 @@ pub(crate) fn add_missing(root: &Root, path: &str, cache: &mut LdCache) -> Resul
             }
         }
     }
-    Ok(())
 }
 
 impl Configuration {
     /// Reads a file: directories and `include` with patterns, one a line; `#` starts a comment.
-    fn read(&mut self, root: &Root, path: &str) -> Result<(), RootError> {
+    fn read(&mut self, root: &Root, path: &str) {
         if self.files.len() == MAX_FILES || self.files.iter().any(|known| known == path) {
-            return Ok(());
+            return;
         }
         let Ok(Some(text)) = root.read(path, MAX_BYTES) else {
-            return Ok(());
+            return;
         };
         self.files.push(path.to_owned());
         for line in String::from_utf8_lossy(&text).lines() {
             let line = line.split('#').next().unwrap_or_default().trim();
             if let Some(patterns) = line.strip_prefix("include") {
                 for pattern in patterns.split_whitespace() {
-                    self.include(root, pattern)?;
+                    self.include(root, pattern);
                 }
             } else if line.starts_with('/') && self.directories.len() < MAX_DIRECTORIES {
                 self.directories.push(line.trim_end_matches('/').to_owned());
             }
         }
-        Ok(())
     }
 
     /// Reads the files of a pattern with at most one `*`, in the file name. A relative pattern is one of `/etc`.
-    fn include(&mut self, root: &Root, pattern: &str) -> Result<(), RootError> {
+    fn include(&mut self, root: &Root, pattern: &str) {
         let pattern = match pattern.starts_with('/') {
             true => pattern.to_owned(),
             false => format!("/etc/{pattern}"),
@@ -111,11 +107,10 @@ impl Configuration {
         else {
             return self.read(root, &pattern);
         };
-        for name in root.names(directory, MAX_NAMES)? {
+        for name in root.names(directory, MAX_NAMES).unwrap_or_default() {
             if name.starts_with(start) && name.ends_with(end) && !name.starts_with('.') {
-                self.read(root, &format!("{directory}/{name}"))?;
+                self.read(root, &format!("{directory}/{name}"));
             }
         }
-        Ok(())
     }
 }

@@ -212,6 +212,26 @@ fn finds_libraries_of_configuration_without_cache() {
     );
 }
 
+/// As ldconfig does, which reports them and succeeds.
+#[test]
+fn skips_configuration_that_cannot_be_read() {
+    let bundle = bundle();
+    let (name, path) = ("x".repeat(300), "/y".repeat(3000));
+    bundle.write(
+        "/etc/ld.so.conf",
+        format!(
+            "include /{name}/*.conf /{name} {path} /loop/*.conf\n/{name}\n{path}\n/loop\n/opt/x/lib\n"
+        ),
+    );
+    bundle.link("/loop", "loop");
+    bundle.answer("/opt/x/lib/libx.so.1");
+    bundle.hook_succeeds(&ARGUMENTS);
+    assert_eq!(
+        bundle.probe(&["libx.so.1"]),
+        ["libx.so.1: /opt/x/lib/libx.so.1"]
+    );
+}
+
 #[test]
 fn finds_libraries_that_are_newer_than_the_cache() {
     let bundle = bundle();
