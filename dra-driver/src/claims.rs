@@ -7,7 +7,9 @@ use std::time::Duration;
 use drava_api::error::describe;
 use drava_api::event::EventReason;
 use drava_api::listed::Listed;
+use futures::future::join_all;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::node::v1::RuntimeClass;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::{ListParams, VersionMatch};
 use kube::{Api, Client};
@@ -20,7 +22,7 @@ use crate::inventory::{Node, State};
 use crate::lock::{Lock, LockError};
 use crate::options::Delivery;
 use crate::plugin::service::Claims;
-use crate::pods::reserving_pods;
+use crate::pods::{PodRef, is_sandbox, reserving_pods};
 use crate::prepare::Prepared;
 use crate::prepare::apply::{Applier, ApplyError, Environment, Failure, Repairs};
 use crate::prepare::effects::Effects;
@@ -121,6 +123,24 @@ pub enum EnvironmentError {
 #[error("a task of the node driver panicked")]
 pub struct TaskError(#[from] tokio::task::JoinError);
 
+/// A pod runs in a runtime that does not apply its claim.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "claim {claim}: pod {pod} has the RuntimeClass {class:?} with the handler {handler:?}: a runtime with its own kernel \
+     does not give containers the devices and limits of claims; use another RuntimeClass, or add it to \
+     driver.runtimeClasses if its runtime applies CDI as runc does"
+)]
+pub struct SandboxError {
+    /// The claim.
+    pub claim: ClaimRef,
+    /// The pod.
+    pub pod: String,
+    /// Name of the RuntimeClass.
+    pub class: String,
+    /// Name of the runtime on the node.
+    pub handler: String,
+}
+
 /// A claim was not prepared.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -143,20 +163,9 @@ pub enum PrepareError {
     /// The allocation is invalid, conflicts with a prepared claim, or the node could not be changed.
     #[error(transparent)]
     Apply(#[from] ApplyError),
-    /// A pod of the claim runs in a runtime that may not apply the claim.
-    #[error(
-        "claim {claim}: pod {pod} has the RuntimeClass {class:?}, which is not in driver.runtimeClasses: a runtime with its own \
-         kernel, such as gVisor or Kata, does not give containers the devices and limits of claims; use another RuntimeClass, or \
-         add it to driver.runtimeClasses if its runtime applies CDI as runc does"
-    )]
-    RuntimeClass {
-        /// The claim.
-        claim: ClaimRef,
-        /// The pod.
-        pod: String,
-        /// Name of the RuntimeClass.
-        class: String,
-    },
+    /// A pod of the claim runs in a runtime that does not apply the claim.
+    #[error(transparent)]
+    Sandbox(Box<SandboxError>),
     /// A task panicked.
     #[error(transparent)]
     Task(#[from] TaskError),
@@ -174,7 +183,7 @@ impl PrepareError {
             Self::Fetch(_)
             | Self::Environment(_)
             | Self::Lock { .. }
-            | Self::RuntimeClass { .. }
+            | Self::Sandbox(_)
             | Self::Task(_) => &[],
         }
     }
@@ -218,7 +227,7 @@ pub struct ClaimService<E> {
     pub installed: watch::Receiver<Option<Result<Installed, String>>>,
     /// Delivery of libvgpu for claims that are prepared from now on.
     pub delivery: Delivery,
-    /// RuntimeClasses whose containers get the devices of claims.
+    /// RuntimeClasses whose containers get the devices of claims, whatever the name of their handler.
     pub runtime_classes: Vec<String>,
     /// Queue of events and device statuses.
     pub reporter: Reporter,
@@ -250,6 +259,12 @@ impl HeldInstances {
         let attempts = held.entry(uid.clone()).or_default();
         *attempts = attempts.saturating_add(1);
         *attempts
+    }
+
+    /// Returns whether kubelet has tried to unprepare a claim, part of whose state is removed.
+    #[must_use]
+    pub fn is_ending(&self, uid: &ClaimUid) -> bool {
+        self.lock().contains_key(uid)
     }
 
     /// Returns whether the pod of a claim has ended without the destruction of the instance.
@@ -332,9 +347,6 @@ impl<E: Effects> ClaimService<E> {
         found: Option<ResourceClaim>,
         lock: Lock,
     ) -> Result<ClaimRecord, PrepareError> {
-        if let Some(found) = &found {
-            self.check_runtime_classes(claim, found).await?;
-        }
         let (node, installed) = self.environment(claim).await?;
         let (applier, pool, wanted) = (Arc::clone(&self.applier), self.pool.clone(), claim.clone());
         let delivery = self.delivery;
@@ -371,34 +383,47 @@ impl<E: Effects> ClaimService<E> {
         Ok(record)
     }
 
-    /// Checks that the runtimes of the claim's pods apply it. A pod that cannot be read passes: the check for containers that
-    /// did not get their devices follows.
+    /// Checks that the runtimes of the claim's pods apply it. What the API server does not answer in time passes: the check for
+    /// containers that did not get their devices follows.
     async fn check_runtime_classes(
         &self,
         claim: &ClaimRef,
         found: &ResourceClaim,
     ) -> Result<(), PrepareError> {
         // The last reservations are the newest; kubelet calls for the first pod of a claim on the node.
-        for consumer in reserving_pods(found).into_iter().rev().take(MAX_PODS) {
-            let pods: Api<Pod> = Api::namespaced(self.client.clone(), &consumer.namespace);
-            let pod = tokio::time::timeout(API_TIMEOUT, pods.get_opt(&consumer.name)).await;
-            let Ok(Ok(Some(pod))) = pod else {
-                continue;
-            };
-            let is_same = pod.metadata.uid.as_deref() == Some(consumer.uid.as_str());
-            let class = pod.spec.and_then(|spec| spec.runtime_class_name);
-            if let Some(class) = class
-                && is_same
-                && !self.runtime_classes.contains(&class)
-            {
-                return Err(PrepareError::RuntimeClass {
-                    claim: claim.clone(),
-                    pod: format!("{}/{}", consumer.namespace, consumer.name),
-                    class,
-                });
+        let pods = reserving_pods(found).into_iter().rev().take(MAX_PODS);
+        let refused = async {
+            let classes = join_all(pods.map(|pod| self.runtime_class(pod))).await;
+            let mut classes: BTreeMap<String, PodRef> = classes.into_iter().flatten().collect();
+            classes.retain(|class, _| !self.runtime_classes.contains(class));
+            let api: Api<RuntimeClass> = Api::all(self.client.clone());
+            for (class, pod) in classes {
+                let found = api.get_opt(&class).await.ok().flatten();
+                let handler = found.map_or_else(|| class.clone(), |found| found.handler);
+                if is_sandbox(&handler) {
+                    return Some((class, handler, pod));
+                }
             }
+            None
+        };
+        match tokio::time::timeout(API_TIMEOUT, refused).await {
+            Ok(Some((class, handler, pod))) => Err(PrepareError::Sandbox(Box::new(SandboxError {
+                claim: claim.clone(),
+                pod: format!("{}/{}", pod.namespace, pod.name),
+                class,
+                handler,
+            }))),
+            Ok(None) | Err(_) => Ok(()),
         }
-        Ok(())
+    }
+
+    /// Returns the RuntimeClass of a pod.
+    async fn runtime_class(&self, pod: PodRef) -> Option<(String, PodRef)> {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
+        let found = pods.get_opt(&pod.name).await.ok()??;
+        let is_same = found.metadata.uid.as_deref() == Some(pod.uid.as_str());
+        let class = found.spec?.runtime_class_name.filter(|_| is_same)?;
+        Some((class, pod))
     }
 
     /// Returns whether one of the claims is no longer allocated, so that kubelet unprepares it soon: its pod was
@@ -447,6 +472,9 @@ impl<E: Effects> Claims for ClaimService<E> {
                 source: Box::new(source),
             })?;
             let found = self.fetch(claim).await?;
+            if let Some(found) = &found {
+                self.check_runtime_classes(claim, found).await?;
+            }
             let error = match self.prepare_locked(claim, found, lock).await {
                 Ok(record) => return Ok(devices(&record)),
                 Err(error) => error,

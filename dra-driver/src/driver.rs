@@ -81,7 +81,7 @@ pub struct Config {
     pub proc_root: PathBuf,
     /// SELinux labels of the files that containers use.
     pub labels: Labels,
-    /// RuntimeClasses whose containers get the devices of claims.
+    /// RuntimeClasses whose containers get the devices of claims, whatever the name of their handler.
     pub runtime_classes: Vec<String>,
     /// Address of the health endpoints.
     pub listen: SocketAddr,

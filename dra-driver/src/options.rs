@@ -59,14 +59,9 @@ pub struct Options {
     #[arg(long, env = "DRAVA_LOG_FILTER_LISTEN", default_value = "127.0.0.1:9395", value_parser = parse_loopback)]
     pub log_filter_listen: SocketAddr,
 
-    /// RuntimeClasses whose containers get the devices of claims, and whose programs run on the kernel of the node. Pods of
-    /// other classes are refused; pods without a class are not.
-    #[arg(
-        long,
-        env = "DRAVA_RUNTIME_CLASSES",
-        value_delimiter = ',',
-        default_value = "nvidia,nvidia-cdi,nvidia-legacy,runc,crun"
-    )]
+    /// RuntimeClasses whose containers get the devices of claims although their handler has the name of a runtime with a kernel
+    /// of its own, such as Kata. Pods of other such classes are refused.
+    #[arg(long, env = "DRAVA_RUNTIME_CLASSES", value_delimiter = ',')]
     pub runtime_classes: Vec<String>,
 
     #[command(flatten)]

@@ -92,6 +92,26 @@ fn user(index: usize, container: &Container, names: &BTreeSet<&str>) -> Option<U
     })
 }
 
+/// Beginnings of the names of runtimes with a kernel of their own, or without processes of the node.
+const SANDBOXES: [&str; 8] = [
+    "kata",
+    "gvisor",
+    "runsc",
+    "firecracker",
+    "edera",
+    "krun",
+    "wasm",
+    "spin",
+];
+
+/// Returns whether the handler of a RuntimeClass is a known runtime that does not run programs on the kernel of the node.
+#[must_use]
+pub fn is_sandbox(handler: &str) -> bool {
+    let handler = handler.to_ascii_lowercase();
+    let mut words = handler.split(|c: char| !c.is_ascii_alphanumeric());
+    words.any(|word| SANDBOXES.iter().any(|name| word.starts_with(name)))
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -129,5 +149,28 @@ mod tests {
             users,
             expected.map(|(name, requests)| (name, requests.to_owned()))
         );
+    }
+
+    #[test]
+    fn knows_handlers_of_sandboxes() {
+        let sandboxes = [
+            "kata-qemu",
+            "kata",
+            "io.containerd.kata-clh.v2",
+            "runsc",
+            "gvisor",
+            "wasmtime",
+        ];
+        assert!(sandboxes.into_iter().all(is_sandbox));
+        let others = [
+            "runc",
+            "crun",
+            "nvidia",
+            "nvidia-cdi",
+            "high-performance",
+            "sysbox-runc",
+            "",
+        ];
+        assert!(!others.into_iter().any(is_sandbox));
     }
 }

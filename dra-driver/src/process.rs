@@ -151,12 +151,16 @@ impl Processes {
 
 /// Returns the cgroup of the container in `/proc/<pid>/cgroup`; `None` outside of pods. A program in the container, such as
 /// systemd or a container runtime, may have created cgroups below it.
-fn container_cgroup(cgroups: &str) -> Option<&str> {
+///
+/// In a cgroup namespace of its own, the node driver reads paths that begin at its own cgroup, which is in a pod: `/../..` leads
+/// to the pods of the same quality of service.
+pub(crate) fn container_cgroup(cgroups: &str) -> Option<&str> {
     cgroups.lines().find_map(|line| {
         // `<hierarchy>:<controllers>:<path>`
         let path = line.splitn(3, ':').nth(2)?;
         let mut end = 0;
         let (mut is_in_kubepods, mut is_in_pod) = (false, false);
+        let is_relative = path.starts_with("/..");
         for part in path.split_inclusive('/') {
             end += part.len();
             let name = part.trim_end_matches('/');
@@ -166,9 +170,17 @@ fn container_cgroup(cgroups: &str) -> Option<&str> {
             is_in_kubepods |= name.starts_with("kubepods");
             // `pod<uid>`, with systemd `kubepods-<class>-pod<uid>.slice`.
             is_in_pod = is_in_kubepods && (name.starts_with("pod") || name.contains("-pod"));
+            is_in_pod |= is_relative && is_pod(name);
         }
         None
     })
+}
+
+/// Returns whether a cgroup has the name of a pod's, `pod` and a UID. Those of podman begin in the same way.
+fn is_pod(name: &str) -> bool {
+    let is_of_uid = |byte: u8| byte.is_ascii_hexdigit() || byte == b'-';
+    let uid = name.strip_prefix("pod");
+    uid.is_some_and(|uid| uid.len() >= 32 && uid.bytes().all(is_of_uid))
 }
 
 /// Opens a process; `None` if it has ended.
@@ -298,6 +310,16 @@ mod tests {
                 "12:devices:/kubepods/pod1/c1/kubepods/pod2/c3\n1:name=systemd:/\n",
                 Some("/kubepods/pod1/c1"),
             ),
+            // From the cgroup namespace of the node driver's container.
+            (
+                "0::/../../pod6c8a6d24-1c1e-4a53-9a0f-0e6a2f3b9c11/c1/init.scope\n",
+                Some("/../../pod6c8a6d24-1c1e-4a53-9a0f-0e6a2f3b9c11/c1"),
+            ),
+            (
+                "0::/../../kubepods-besteffort-pod1.slice/cri-c1.scope\n",
+                Some("/../../kubepods-besteffort-pod1.slice/cri-c1.scope"),
+            ),
+            ("0::/../../../../system.slice/podman-auto.scope/c1\n", None),
             ("0::/kubepods.slice/pod1\n", None),
             ("0::/system.slice/podman.service/c1\n", None),
             ("0::/\n", None),

@@ -470,8 +470,8 @@ impl<E: Effects> Reconciler<E> {
         is_incomplete: bool,
         lock: Lock,
     ) -> Result<(), ActionError> {
-        // Kubelet has unprepared the claim; its allocation ends soon.
-        if self.claims.held.is_released(&claim.uid) {
+        // Kubelet unprepares the claim, and repeats that or has let its pod end.
+        if self.claims.held.is_ending(&claim.uid) {
             return Ok(());
         }
         let (node, installed) = match self.claims.environment(claim).await {

@@ -18,7 +18,7 @@ use crate::inventory::{InstanceKey, OpenLibrary};
 use crate::mounts::ClaimsMount;
 use crate::prepare::Prepared;
 use crate::prepare::record::{held_gpus, instance_keys};
-use crate::process::{ProcessInfo, Processes};
+use crate::process::{ProcessInfo, Processes, container_cgroup};
 
 /// Liveness of a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -213,7 +213,7 @@ fn may_belong(uid: &ClaimUid, process: &ProcessInfo, is_in_pod: bool) -> bool {
 
 fn is_in_pod(proc_root: &Path, pid: u32) -> bool {
     fs::read_to_string(proc_root.join(pid.to_string()).join("cgroup"))
-        .is_ok_and(|cgroup| cgroup.contains("kubepods"))
+        .is_ok_and(|cgroups| container_cgroup(&cgroups).is_some())
 }
 
 #[cfg(test)]

@@ -29,6 +29,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{Intervals, Objects};
+use crate::claims::cached_list;
 use crate::publish::writer::Published;
 use crate::report::{Reporter, Subject};
 
@@ -227,14 +228,15 @@ impl StatusWriter {
         patched.await.map(drop)
     }
 
-    /// Returns the number of nodes that a profile selects.
+    /// Returns the number of nodes that a profile selects. Each of them may write its entry at the same time: the API server
+    /// answers from memory.
     async fn count_selected(&self, profile: &GpuNodeProfile) -> Result<usize, kube::Error> {
         let selector = profile.spec.node_selector.iter();
         let terms: Vec<_> = selector
             .map(|(key, value)| format!("{key}={value}"))
             .collect();
         let nodes: Api<Listed<PartialObjectMeta<NodeObject>>> = Api::all(self.client.clone());
-        let params = ListParams::default().labels(&terms.join(","));
+        let params = cached_list().labels(&terms.join(","));
         Ok(nodes.list(&params).await?.items.len())
     }
 

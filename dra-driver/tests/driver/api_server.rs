@@ -158,6 +158,17 @@ impl ApiServer {
         );
     }
 
+    /// Stores a RuntimeClass.
+    pub(crate) fn put_runtime_class(&self, name: &str, handler: &str) {
+        let class = json!({
+            "apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name}, "handler": handler,
+        });
+        self.store(
+            &format!("/apis/node.k8s.io/v1/runtimeclasses/{name}"),
+            class,
+        );
+    }
+
     /// Deletes a claim.
     pub(crate) fn delete_claim(&self, claim: &k8s_openapi::api::resource::v1::ResourceClaim) {
         let path = claim_path(&serde_json::to_value(claim).unwrap());

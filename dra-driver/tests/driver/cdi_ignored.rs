@@ -162,6 +162,38 @@ async fn reports_no_share_that_is_injected_during_slow_answer() {
     assert!(!events.iter().any(is_about_first), "{events:?}");
 }
 
+/// A container that removes the content of `/run` removes the marker, which says nothing about the runtime.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reports_no_share_whose_container_removes_marker() {
+    if lacks_device_files() {
+        return;
+    }
+    let cluster = TestCluster::new().await;
+    let (running, plugin) = cluster.start_ready().await;
+    cluster.prepare_shares(&plugin, &[1, 2, 3]).await;
+    // The container of claim 2 has removed the marker before the driver has seen it.
+    cluster.node.start_container(50, 1);
+    cluster.node.start_container(51, 2);
+    fs::write(marker(&cluster, 1), "").unwrap();
+    cluster.api.put_pod(&running_pod(&[1, 2, 3]));
+    // Claims are checked in order of their UIDs.
+    await_enforced(&cluster, 3, "CdiIgnored").await;
+    fs::remove_file(marker(&cluster, 1)).unwrap();
+    let other = claim(4, &[Share(1, "8Gi", "30")]);
+    cluster.api.put_claim(&other);
+    plugin.prepare_one(&kubelet_claim(4)).await.unwrap();
+    cluster.api.put_pod(&running_pod(&[1, 2, 3, 4]));
+    await_enforced(&cluster, 4, "CdiIgnored").await;
+    for number in [1, 2] {
+        let name = format!("claim-{number}");
+        let events = cluster.api.events();
+        let is_about =
+            |(reason, note): &(String, String)| reason == "CdiIgnored" && note.contains(&name);
+        assert!(!events.iter().any(is_about), "{events:?}");
+    }
+    running.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn withdraws_report_when_share_is_injected() {
     if lacks_device_files() {
@@ -198,21 +230,37 @@ async fn refuses_runtime_with_its_own_kernel() {
         ..Default::default()
     }]);
     cluster.api.put_claim(&found);
-    let put = |class: &str| {
+    let put = |class: &str, handler: Option<&str>| {
         let mut pod = pod(1, &json!({"waiting": {}}));
         pod["spec"]["runtimeClassName"] = json!(class);
         cluster.api.put_pod(&pod);
+        if let Some(handler) = handler {
+            cluster.api.put_runtime_class(class, handler);
+        }
     };
-    put("gvisor");
-    let error = prepare_error(&plugin, 1).await;
-    for part in [
-        "pod default/pod has the RuntimeClass \"gvisor\"",
-        "not in driver.runtimeClasses",
-        "use another RuntimeClass",
+    // The handler decides; without an answer of the API server, the name does.
+    for (class, handler, shown) in [
+        ("sandboxed", Some("kata-qemu"), "kata-qemu"),
+        ("gvisor", None, "gvisor"),
     ] {
-        assert!(error.contains(part), "{part} is missing in: {error}");
+        put(class, handler);
+        let error = prepare_error(&plugin, 1).await;
+        for part in [
+            &format!(
+                "pod default/pod has the RuntimeClass \"{class}\" with the handler \"{shown}\": a runtime with its own \
+                 kernel does not give containers the devices and limits of claims"
+            ),
+            "use another RuntimeClass, or add it to driver.runtimeClasses",
+        ] {
+            assert!(error.contains(part), "{part} is missing in: {error}");
+        }
     }
     assert_eq!(cluster.node.claim_state().0, Vec::<String>::new());
-    put("nvidia");
+    // As OpenShift's performance profiles have it.
+    put("performance-cnf", Some("high-performance"));
+    plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
+    plugin.unprepare_one(&kubelet_claim(1)).await.unwrap();
+    // The configuration of the driver lists this class.
+    put("kata-with-cdi", Some("kata"));
     plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
 }

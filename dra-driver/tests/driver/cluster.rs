@@ -183,7 +183,7 @@ impl TestCluster {
             paths: self.node.paths.clone(),
             proc_root: self.node.root.path().join("proc"),
             labels: Labels::Off,
-            runtime_classes: vec!["nvidia".to_owned()],
+            runtime_classes: vec!["kata-with-cdi".to_owned()],
             listen: ([127, 0, 0, 1], 0).into(),
             orphan_grace: Duration::ZERO,
             release_wait: Duration::ZERO,

@@ -6,6 +6,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use drava_dra_driver::inventory::Source;
+use drava_fake_kubelet::Plugin;
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use simulator_machine::control::Command;
 use simulator_machine::description::H100X2;
 use simulator_machine::kernel::Faults;
@@ -14,7 +16,7 @@ use simulator_machine::testing::Machine;
 
 use super::PartitionedNode;
 use crate::api_server::eventually;
-use crate::cluster::{TestCluster, kubelet_claim};
+use crate::cluster::{Running, TestCluster, kubelet_claim};
 use crate::fixture::Allocated::Partition;
 use crate::fixture::claim;
 use crate::node::lacks_device_files;
@@ -48,29 +50,58 @@ fn start_monitor(proc_root: &Path, machine: &Machine) {
     symlink(file, process.join("fd/5")).unwrap();
 }
 
+struct HeldCluster {
+    cluster: TestCluster,
+    machine: Machine,
+    running: Running,
+    plugin: Plugin,
+}
+
+impl HeldCluster {
+    /// A node with a prepared partition that a monitor holds.
+    async fn start() -> Self {
+        let cluster = TestCluster::new().await;
+        let machine = Machine::start(H100X2).unwrap();
+        PartitionedNode::enable(&machine);
+        let mut config = cluster.config();
+        config.paths.driver_root_mount = machine.root().to_owned();
+        let proc_root = config.proc_root.clone();
+        let source = Source {
+            rescan: Duration::from_millis(100),
+            ..Source::nvml(config.paths.driver_root.clone(), machine.root().to_owned())
+        };
+        let running = cluster.start_with(config, source);
+        let plugin = cluster.kubelet.register("gpu.drava.dev").await.unwrap();
+        running.await_ready().await;
+        cluster.api.put_claim(&partition(1));
+        plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
+        start_monitor(&proc_root, &machine);
+        hold_instances(&machine, true);
+        Self {
+            cluster,
+            machine,
+            running,
+            plugin,
+        }
+    }
+}
+
+fn partition(number: u32) -> ResourceClaim {
+    claim(number, &[Partition(0, "1g.10gb", number - 1)])
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn releases_pod_while_monitor_holds_partition() {
     if lacks_device_files() {
         return;
     }
-    let cluster = TestCluster::new().await;
-    let machine = Machine::start(H100X2).unwrap();
-    PartitionedNode::enable(&machine);
-    let mut config = cluster.config();
-    config.paths.driver_root_mount = machine.root().to_owned();
-    let proc_root = config.proc_root.clone();
-    let source = Source {
-        rescan: Duration::from_millis(100),
-        ..Source::nvml(config.paths.driver_root.clone(), machine.root().to_owned())
-    };
-    let running = cluster.start_with(config, source);
-    let plugin = cluster.kubelet.register("gpu.drava.dev").await.unwrap();
-    running.await_ready().await;
-    let found = claim(1, &[Partition(0, "1g.10gb", 0)]);
-    cluster.api.put_claim(&found);
-    plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
-    start_monitor(&proc_root, &machine);
-    hold_instances(&machine, true);
+    let HeldCluster {
+        cluster,
+        machine,
+        running: _running,
+        plugin,
+    } = HeldCluster::start().await;
+    let found = partition(1);
     for _ in 0..2 {
         let error = plugin.unprepare_one(&kubelet_claim(1)).await.unwrap_err();
         let error = error.to_string();
@@ -105,4 +136,45 @@ async fn releases_pod_while_monitor_holds_partition() {
         .unwrap()
         .filter(|entry| entry.as_ref().unwrap().path().is_dir());
     assert_eq!(left.count(), 0);
+}
+
+/// What the first attempt to unprepare has removed stays removed while kubelet repeats it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn restores_no_state_of_claim_that_is_unprepared() {
+    if lacks_device_files() {
+        return;
+    }
+    let held = HeldCluster::start().await;
+    let cluster = &held.cluster;
+    cluster.api.put_claim(&partition(2));
+    held.plugin.prepare_one(&kubelet_claim(2)).await.unwrap();
+    let error = held.plugin.unprepare_one(&kubelet_claim(1)).await;
+    assert!(
+        error
+            .unwrap_err()
+            .to_string()
+            .contains("held by dcgm-exporter")
+    );
+    assert!(!cluster.spec_file(1).exists());
+    // A claim that meets a damaged record requests a reconciliation, which handles claims in order of their UIDs.
+    fs::write(cluster.record_file(2), "noise").unwrap();
+    cluster.api.put_claim(&partition(3));
+    held.plugin
+        .prepare_one(&kubelet_claim(3))
+        .await
+        .unwrap_err();
+    eventually("a rebuilt record", || {
+        let mut events = cluster.api.events().into_iter();
+        events.find(|(reason, note)| reason == "ClaimStateRepaired" && note.contains("rebuilt"))
+    })
+    .await;
+    assert!(!cluster.spec_file(1).exists());
+    let events = cluster.api.events();
+    let is_repair = |(reason, note): &(String, String)| {
+        reason.starts_with("ClaimState") && note.contains("claim default/claim-1")
+    };
+    assert!(!events.iter().any(is_repair), "{events:?}");
+    hold_instances(&held.machine, false);
+    held.plugin.unprepare_one(&kubelet_claim(1)).await.unwrap();
+    held.running.stop().await;
 }
