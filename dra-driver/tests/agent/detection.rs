@@ -105,6 +105,35 @@ fn tolerates_driver_memory_of_processes_that_count_themselves() {
     assert!(found.contains(&(1, ViolationKind::OverLimit)), "{found:?}");
 }
 
+/// Idle processes have contexts, which are charged, and allow no further memory to another process.
+#[test]
+fn bounds_driver_memory_of_all_processes_of_share() {
+    const CONTEXT: u64 = 512 * MIB;
+    let limit = 8 * GIB;
+    let slots: Vec<_> = (1..=12).map(|pid| counted(pid, CONTEXT)).collect();
+    let shares = [ShareView {
+        estimate_bytes: CONTEXT,
+        ..share(1, limit, &slots)
+    }];
+    let processes = |hidden: u64| -> Vec<_> {
+        let idle = (2..=12).map(|pid| process(pid, CONTEXT, &[1]));
+        idle.chain([process(1, hidden, &[1])]).collect()
+    };
+    let most = 2 * limit - 11 * CONTEXT;
+    assert_eq!(kinds(&shares, &processes(most)), []);
+    assert_eq!(
+        kinds(&shares, &processes(most + 1)),
+        [(1, ViolationKind::OverLimit)]
+    );
+    // A single process is tolerated in a small share, too.
+    let small = [ShareView {
+        estimate_bytes: CONTEXT,
+        ..share(1, GIB, &slots)
+    }];
+    let excess = most_excess_bytes(CONTEXT);
+    assert_eq!(kinds(&small, &[process(1, GIB + excess, &[1])]), []);
+}
+
 #[test]
 fn trusts_nvml_memory_over_region() {
     // The tenant reports no usage.

@@ -5,14 +5,15 @@
 //!
 //! | Suspected violation | Condition |
 //! |---|---|
-//! | over the limit | by NVML, the processes of the share use more than its limit and the [`tolerance`] of each |
+//! | over the limit | by NVML, the processes of the share use more than its limit and the [`tolerance`] of each, at most twice the limit |
 //! | not counted | a process with a context, in a container of the share, has no slot in its region |
 //! | region damaged | the region is missing, has a wrong size or type, or contradicts itself |
 //! | other GPU | a process, in a container of the share, has a context on a GPU that its claim does not have |
 //!
 //! Memory that libcuda allocates for itself is no violation. It looks the same as memory that a program has allocated past
 //! libvgpu, so the amount decides: up to [`most_excess_bytes`] in each process that counts itself, [`super::reserve`] charges
-//! it to the share, which is denied further memory.
+//! it to the share, which is denied further memory. All processes together are tolerated as much as the limit, because many
+//! idle processes would hide any amount in another one.
 //!
 //! A violation suspected in [`CONFIRMATIONS`] successive scans is confirmed, once. It is cleared after [`HEALTHY`]
 //! successive scans without it.
@@ -256,8 +257,12 @@ fn over_limit<Id: Ord + Copy>(
             .map(|share| share.estimate_bytes);
         tolerance(estimates.max().unwrap_or(0))
     });
-    let tolerated = tolerated.fold(limit_bytes, u64::saturating_add);
-    (used_bytes > tolerated).then(|| {
+    let (sum, largest) = tolerated.fold((0u64, 0), |(sum, largest), bytes| {
+        (sum.saturating_add(bytes), bytes.max(largest))
+    });
+    // One process is tolerated in any share, however small.
+    let tolerated = sum.min(limit_bytes.max(largest));
+    (used_bytes > limit_bytes.saturating_add(tolerated)).then(|| {
         let pids = members.iter().map(|process| process.pid).collect();
         let violation = SuspectedViolation::OverLimit {
             used_bytes,
