@@ -25,6 +25,8 @@ macro_rules! for_each_hook {
     Memory Cuda cuMemGetInfo_v2(free: *mut usize, total: *mut usize) = c"cuMemGetInfo" 3020 => memory_info::mem_get_info;
     Memory Nvml nvmlDeviceGetMemoryInfo(device: nvmlDevice_t, memory: *mut nvmlMemory_t) = c"" 0 => nvml::memory;
     Memory Nvml nvmlDeviceGetMemoryInfo_v2(device: nvmlDevice_t, memory: *mut nvmlMemory_v2_t) = c"" 0 => nvml::memory_v2;
+    Memory Nvml nvmlDeviceGetConfComputeProtectedMemoryUsage(device: nvmlDevice_t, memory: *mut nvmlMemory_t) = c"" 0 => nvml::memory;
+    Memory Nvml nvmlDeviceGetConfComputeMemSizeInfo(device: nvmlDevice_t, sizes: *mut nvmlConfComputeMemSizeInfo_t) = c"" 0 => nvml::confidential_sizes;
 
     // Processes and utilization.
     Memory Nvml nvmlDeviceGetComputeRunningProcesses(device: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_v1_t)
@@ -49,9 +51,6 @@ macro_rules! for_each_hook {
     Memory Nvml nvmlDeviceGetAccountingPids(device: nvmlDevice_t, count: *mut c_uint, pids: *mut c_uint) = c"" 0 => nvml::accounting::pids;
     Memory Nvml nvmlDeviceGetAccountingStats(device: nvmlDevice_t, pid: c_uint, stats: *mut nvmlAccountingStats_t) = c"" 0 => nvml::accounting::stats;
     Memory Nvml nvmlDeviceGetAccountingStats_v2(device: nvmlDevice_t, stats: *mut nvmlAccountingStats_v2_t) = c"" 0 => nvml::accounting::stats_v2;
-    Any Nvml nvmlGpmQueryDeviceSupport(device: nvmlDevice_t, support: *mut nvmlGpmSupport_t) = c"" 0 => nvml::performance::support;
-    Any Nvml nvmlGpmSampleGet(device: nvmlDevice_t, sample: nvmlGpmSample_t) = c"" 0 => nvml::performance::sample;
-    Any Nvml nvmlGpmMigSampleGet(device: nvmlDevice_t, gpu_instance: c_uint, sample: nvmlGpmSample_t) = c"" 0 => nvml::performance::sample_of_instance;
     Any Nvml nvmlDeviceGetUtilizationRates(device: nvmlDevice_t, rates: *mut nvmlUtilization_t) = c"" 0 => nvml::utilization::rates;
     Any Nvml nvmlDeviceGetProcessUtilization(device: nvmlDevice_t, samples: *mut nvmlProcessUtilizationSample_t, count: *mut c_uint, since: u64)
         = c"" 0 => nvml::utilization::by_process;
@@ -59,6 +58,35 @@ macro_rules! for_each_hook {
         = c"" 0 => nvml::utilization::by_process_info;
     Any Nvml nvmlDeviceGetSamples(device: nvmlDevice_t, kind: c_uint, since: u64, value_type: *mut c_uint, count: *mut c_uint, samples: *mut nvmlSample_t)
         = c"" 0 => nvml::utilization::samples;
+    Any Nvml nvmlDeviceGetDynamicPstatesInfo(device: nvmlDevice_t, info: *mut nvmlGpuDynamicPstatesInfo_t) = c"" 0 => nvml::utilization::dynamic_states;
+
+    // Values that exist only for the whole GPU.
+    Any Nvml nvmlGpmQueryDeviceSupport(device: nvmlDevice_t, support: *mut nvmlGpmSupport_t) = c"" 0 => nvml::whole_gpu::monitoring;
+    Any Nvml nvmlGpmSampleGet(device: nvmlDevice_t, sample: *mut c_void) = c"" 0 => nvml::whole_gpu::one;
+    Any Nvml nvmlGpmMigSampleGet(device: nvmlDevice_t, gpu_instance: c_uint, sample: *mut c_void) = c"" 0 => nvml::whole_gpu::two;
+    Any Nvml nvmlDevicePerfMetricsGetSamples_v1(device: nvmlDevice_t, samples: *mut c_void) = c"" 0 => nvml::whole_gpu::one;
+    Any Nvml nvmlDeviceReadPRMCounters_v1(device: nvmlDevice_t, counters: *mut c_void) = c"" 0 => nvml::whole_gpu::one;
+    Any Nvml nvmlDeviceGetBAR1MemoryInfo(device: nvmlDevice_t, memory: *mut c_void) = c"" 0 => nvml::whole_gpu::one;
+    Any Nvml nvmlDeviceGetMemoryLimits_v1(device: nvmlDevice_t, limits: *mut c_void) = c"" 0 => nvml::whole_gpu::one;
+    Any Nvml nvmlDeviceGetPcieThroughput(device: nvmlDevice_t, counter: c_uint, value: *mut c_uint) = c"" 0 => nvml::whole_gpu::two;
+    Any Nvml nvmlDeviceGetNvLinkUtilizationCounter(device: nvmlDevice_t, link: c_uint, counter: c_uint, received: *mut c_ulonglong, sent: *mut c_ulonglong)
+        = c"" 0 => nvml::whole_gpu::four;
+    Any Nvml nvmlDeviceGetNvLinkTelemetrySamples_v1(device: nvmlDevice_t, samples: *mut c_void) = c"" 0 => nvml::whole_gpu::one;
+    Any Nvml nvmlDeviceGetFieldValues(device: nvmlDevice_t, count: c_int, values: *mut nvmlFieldValue_t) = c"" 0 => nvml::fields::values;
+    Any Nvml nvmlDeviceGetSupportedEventTypes(device: nvmlDevice_t, types: *mut c_ulonglong) = c"" 0 => nvml::events::supported;
+    Any Nvml nvmlDeviceRegisterEvents(device: nvmlDevice_t, types: c_ulonglong, set: *mut c_void) = c"" 0 => nvml::events::register;
+    Any Nvml nvmlEventSetRegisterGpuOperationalEvents_v1(set: *mut c_void, config: *mut c_void) = c"" 0 => nvml::events::register_operational;
+
+    // Video engines, which no program of a share can use.
+    Any Nvml nvmlDeviceGetEncoderUtilization(device: nvmlDevice_t, percent: *mut c_uint, period: *mut c_uint) = c"" 0 => nvml::video::utilization;
+    Any Nvml nvmlDeviceGetDecoderUtilization(device: nvmlDevice_t, percent: *mut c_uint, period: *mut c_uint) = c"" 0 => nvml::video::utilization;
+    Any Nvml nvmlDeviceGetJpgUtilization(device: nvmlDevice_t, percent: *mut c_uint, period: *mut c_uint) = c"" 0 => nvml::video::utilization;
+    Any Nvml nvmlDeviceGetOfaUtilization(device: nvmlDevice_t, percent: *mut c_uint, period: *mut c_uint) = c"" 0 => nvml::video::utilization;
+    Any Nvml nvmlDeviceGetEncoderCapacity(device: nvmlDevice_t, codec: c_uint, percent: *mut c_uint) = c"" 0 => nvml::whole_gpu::two;
+    Any Nvml nvmlDeviceGetEncoderStats(device: nvmlDevice_t, sessions: *mut c_uint, frames: *mut c_uint, latency: *mut c_uint) = c"" 0 => nvml::video::encoder_stats;
+    Any Nvml nvmlDeviceGetEncoderSessions(device: nvmlDevice_t, count: *mut c_uint, sessions: *mut c_void) = c"" 0 => nvml::video::sessions;
+    Any Nvml nvmlDeviceGetFBCStats(device: nvmlDevice_t, stats: *mut nvmlFBCStats_t) = c"" 0 => nvml::video::capture_stats;
+    Any Nvml nvmlDeviceGetFBCSessions(device: nvmlDevice_t, count: *mut c_uint, sessions: *mut c_void) = c"" 0 => nvml::video::sessions;
 
     // Contexts: they take memory, and their end frees their allocations.
     Memory Cuda cuCtxCreate(context: *mut CUcontext, flags: c_uint, device: CUdevice) = c"cuCtxCreate" 2000 => context::create;

@@ -3,10 +3,11 @@
 #![expect(
     non_camel_case_types,
     non_snake_case,
+    non_upper_case_globals,
     reason = "names are those of nvml.h"
 )]
 
-use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
+use core::ffi::{c_int, c_longlong, c_uint, c_ulonglong, c_void};
 use core::mem::{offset_of, size_of};
 
 pub(crate) type nvmlReturn_t = c_int;
@@ -25,6 +26,10 @@ pub(crate) const NO_INSTANCE: c_uint = c_uint::MAX;
 /// Values of `nvmlSamplingType_t`.
 pub(crate) const NVML_GPU_UTILIZATION_SAMPLES: c_uint = 1;
 pub(crate) const NVML_MEMORY_UTILIZATION_SAMPLES: c_uint = 2;
+pub(crate) const NVML_ENC_UTILIZATION_SAMPLES: c_uint = 3;
+pub(crate) const NVML_DEC_UTILIZATION_SAMPLES: c_uint = 4;
+pub(crate) const NVML_JPG_UTILIZATION_SAMPLES: c_uint = 8;
+pub(crate) const NVML_OFA_UTILIZATION_SAMPLES: c_uint = 9;
 /// Value of `nvmlValueType_t`.
 pub(crate) const NVML_VALUE_TYPE_UNSIGNED_INT: c_uint = 1;
 
@@ -36,6 +41,12 @@ pub(crate) struct nvmlMemory_t {
     pub(crate) total: c_ulonglong,
     pub(crate) free: c_ulonglong,
     pub(crate) used: c_ulonglong,
+}
+
+#[repr(C)]
+pub(crate) struct nvmlConfComputeMemSizeInfo_t {
+    pub(crate) protectedMemSizeKib: c_ulonglong,
+    pub(crate) unprotectedMemSizeKib: c_ulonglong,
 }
 
 #[repr(C)]
@@ -111,8 +122,6 @@ pub(crate) struct nvmlAccountingStats_v2_t {
     pub(crate) startTime: c_ulonglong,
 }
 
-pub(crate) type nvmlGpmSample_t = *mut c_void;
-
 #[repr(C)]
 pub(crate) struct nvmlGpmSupport_t {
     pub(crate) version: c_uint,
@@ -150,6 +159,48 @@ pub(crate) struct nvmlProcessUtilizationInfo_v1_t {
     pub(crate) ofaUtil: c_uint,
 }
 
+/// Domains of `nvmlGpuDynamicPstatesInfo_t`.
+pub(crate) const NVML_GPU_UTILIZATION_DOMAIN_GPU: usize = 0;
+pub(crate) const NVML_GPU_UTILIZATION_DOMAIN_FB: usize = 1;
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct nvmlGpuDynamicPstatesUtilization_t {
+    /// One bit; the others are undefined.
+    pub(crate) bIsPresent: c_uint,
+    pub(crate) percentage: c_uint,
+    pub(crate) incThreshold: c_uint,
+    pub(crate) decThreshold: c_uint,
+}
+
+#[repr(C)]
+pub(crate) struct nvmlGpuDynamicPstatesInfo_t {
+    pub(crate) flags: c_uint,
+    pub(crate) utilization: [nvmlGpuDynamicPstatesUtilization_t; 8],
+}
+
+#[repr(C)]
+pub(crate) struct nvmlFBCStats_t {
+    pub(crate) sessionsCount: c_uint,
+    pub(crate) averageFPS: c_uint,
+    pub(crate) averageLatency: c_uint,
+}
+
+#[repr(C)]
+pub(crate) struct nvmlFieldValue_t {
+    pub(crate) fieldId: c_uint,
+    pub(crate) scopeId: c_uint,
+    pub(crate) timestamp: c_longlong,
+    pub(crate) latencyUsec: c_longlong,
+    pub(crate) valueType: c_uint,
+    pub(crate) nvmlReturn: nvmlReturn_t,
+    /// Union of number types, which all start at offset 0.
+    pub(crate) value: c_ulonglong,
+}
+
+/// Value of an event type.
+pub(crate) const nvmlEventTypeXidCriticalError: c_ulonglong = 8;
+
 /// Version 1.
 #[repr(C)]
 pub(crate) struct nvmlProcessesUtilizationInfo_t {
@@ -159,6 +210,8 @@ pub(crate) struct nvmlProcessesUtilizationInfo_t {
     pub(crate) procUtilArray: *mut nvmlProcessUtilizationInfo_v1_t,
 }
 
+/// `nvmlProcessDetailList_v1`: size and version number.
+pub(crate) const PROCESS_DETAIL_LIST_V1: c_uint = 24 | 1 << 24;
 /// `nvmlProcessesUtilizationInfo_v1`: size and version number.
 pub(crate) const PROCESSES_UTILIZATION_INFO_V1: c_uint = 24 | 1 << 24;
 
@@ -187,6 +240,11 @@ const _: () = {
     assert!(size_of::<nvmlProcessesUtilizationInfo_t>() == 24);
     assert!(offset_of!(nvmlProcessesUtilizationInfo_t, procUtilArray) == 16);
     assert!(size_of::<nvmlSample_t>() == 16);
+    assert!(size_of::<nvmlConfComputeMemSizeInfo_t>() == 16);
+    assert!(size_of::<nvmlGpuDynamicPstatesInfo_t>() == 132);
+    assert!(size_of::<nvmlFBCStats_t>() == 12);
+    assert!(size_of::<nvmlFieldValue_t>() == 40);
+    assert!(offset_of!(nvmlFieldValue_t, nvmlReturn) == 28);
     assert!(size_of::<nvmlMemory_t>() == 24);
     assert!(size_of::<nvmlMemory_v2_t>() == 40);
     assert!(offset_of!(nvmlMemory_v2_t, total) == 8);

@@ -12,17 +12,23 @@ use drava_vgpu_abi::DeviceUuid;
 
 use crate::current::{Target, target_of};
 use crate::driver::{Library, Original};
-use crate::functions::{nvmlDeviceGetMemoryInfo, nvmlDeviceGetMemoryInfo_v2};
+use crate::functions::{
+    nvmlDeviceGetConfComputeMemSizeInfo, nvmlDeviceGetMemoryInfo, nvmlDeviceGetMemoryInfo_v2,
+};
 use crate::hooks::memory_info::amount_of;
 use crate::nvml::{
-    NVML_SUCCESS, UUID_BUFFER_SIZE, nvmlDevice_t, nvmlMemory_t, nvmlMemory_v2_t, nvmlReturn_t,
+    NVML_SUCCESS, UUID_BUFFER_SIZE, nvmlConfComputeMemSizeInfo_t, nvmlDevice_t, nvmlMemory_t,
+    nvmlMemory_v2_t, nvmlReturn_t,
 };
 use crate::process::Process;
 
 pub(crate) mod accounting;
-pub(crate) mod performance;
+pub(crate) mod events;
+pub(crate) mod fields;
 pub(crate) mod processes;
 pub(crate) mod utilization;
+pub(crate) mod video;
+pub(crate) mod whole_gpu;
 
 static GET_UUID: Original<GetUuid> = Original::new(Library::Nvml, c"nvmlDeviceGetUUID");
 type GetUuid = unsafe extern "C" fn(nvmlDevice_t, *mut c_char, c_uint) -> nvmlReturn_t;
@@ -46,6 +52,11 @@ fn target(device: nvmlDevice_t) -> Target {
         Some(uuid) if result == NVML_SUCCESS => target_of(process, uuid, None),
         _ => Target::Unlimited,
     }
+}
+
+/// Returns whether NVML's values of the device include those of other shares.
+fn is_shared(device: nvmlDevice_t) -> bool {
+    !matches!(target(device), Target::Unlimited)
 }
 
 /// Returns the limit that applies to the memory of an NVML device.
@@ -91,6 +102,27 @@ pub(crate) unsafe fn memory_v2(
         memory.total = amount.limit_bytes.min(memory.total);
         memory.used = amount.used_bytes.min(memory.total);
         memory.reserved = 0;
+    }
+    result
+}
+
+/// The two parts of the GPU's memory, of which the share has as much as its limit.
+pub(crate) unsafe fn confidential_sizes(
+    original: nvmlDeviceGetConfComputeMemSizeInfo::Function,
+    device: nvmlDevice_t,
+    sizes: *mut nvmlConfComputeMemSizeInfo_t,
+) -> nvmlReturn_t {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { original(device, sizes) };
+    if result == NVML_SUCCESS
+        && let Some(amount) = amount_of(memory_target(device))
+        // SAFETY: null or written by NVML.
+        && let Some(sizes) = unsafe { sizes.as_mut() }
+    {
+        let limit_kib = amount.limit_bytes >> 10;
+        sizes.protectedMemSizeKib = sizes.protectedMemSizeKib.min(limit_kib);
+        let rest_kib = limit_kib.saturating_sub(sizes.protectedMemSizeKib);
+        sizes.unprotectedMemSizeKib = sizes.unprotectedMemSizeKib.min(rest_kib);
     }
     result
 }

@@ -41,6 +41,26 @@ pub(crate) fn threads() -> &'static Path {
     THREADS.get_or_init(|| compile("threads"))
 }
 
+/// The test process, built with AddressSanitizer on the first call; `None` if the compiler does not have it.
+pub(crate) fn sanitized() -> Option<&'static Path> {
+    static SANITIZED: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let built = SANITIZED.get_or_init(|| {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/limits/test_process.c");
+        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("sanitized");
+        let output = Command::new("cc")
+            .args(["-std=gnu11", "-O1", "-fsanitize=address", "-o"])
+            .args([&target, &source])
+            .args(["-ldl", "-lpthread"])
+            .output()
+            .unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        let is_missing = error.contains("asan");
+        assert!(output.status.success() || is_missing, "{error}");
+        output.status.success().then_some(target)
+    });
+    built.as_deref()
+}
+
 /// Writes a stub as the node driver does.
 pub(crate) fn write_stub(stub: paths::Stub, path: &Path) {
     let link_names: Vec<&str> = stub.link_names().collect();

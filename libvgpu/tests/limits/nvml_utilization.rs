@@ -15,7 +15,7 @@ use crate::nvml_records::RECORDS;
 use crate::test_process::{CARDS, Container, GIB, TestProcess};
 
 /// A program that keeps GPU 0 busy; killed when dropped.
-struct Busy(Child);
+pub(crate) struct Busy(Child);
 
 impl Busy {
     fn start(mut command: Command) -> Self {
@@ -24,13 +24,13 @@ impl Busy {
     }
 
     /// Runs in the container.
-    fn inside(container: &Container) -> Self {
+    pub(crate) fn inside(container: &Container) -> Self {
         let probe = container.machine.program("cuda-probe").unwrap();
         Self::start(container.command(probe.get_program()))
     }
 
     /// Runs outside of the container.
-    fn outside(container: &Container) -> Self {
+    pub(crate) fn outside(container: &Container) -> Self {
         Self::start(container.machine.program("cuda-probe").unwrap())
     }
 }
@@ -48,7 +48,7 @@ fn python(container: &Container) -> Command {
 }
 
 /// A container with a share of 50% that is not enforced.
-fn half_of_gpu() -> Container {
+pub(crate) fn half_of_gpu() -> Container {
     let container = Container::new();
     let limits = Limits {
         cores: Cores::new(50).unwrap(),

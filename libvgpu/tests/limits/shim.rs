@@ -310,6 +310,20 @@ fn denies_memory_where_shares_are_hidden() {
     }
 }
 
+/// Nothing is preloaded, so AddressSanitizer is the first library.
+#[test]
+fn limits_program_with_address_sanitizer_as_it_is() {
+    let Some(program) = interposer::sanitized() else {
+        return;
+    };
+    let Some(shim) = ShimContainer::with_memory(GIB) else {
+        return;
+    };
+    let mut process = TestProcess::spawn(shim.command(program, &["dlsym"]));
+    process.init(0);
+    is_limited(&mut process, GIB, "sanitized");
+}
+
 /// Compiles `linked.c`.
 fn linked(directory: &Path, name: &str, arguments: &[&str]) -> PathBuf {
     let program = directory.join(name);

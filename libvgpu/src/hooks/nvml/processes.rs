@@ -15,8 +15,8 @@ use crate::functions::{
 use crate::hooks::nvml::memory_target;
 use crate::nvml::{
     NO_INSTANCE, NVML_ERROR_INSUFFICIENT_SIZE, NVML_ERROR_NOT_SUPPORTED, NVML_SUCCESS,
-    nvmlDevice_t, nvmlProcessDetail_v1_t, nvmlProcessDetailList_t, nvmlProcessInfo_t,
-    nvmlProcessInfo_v1_t, nvmlReturn_t,
+    PROCESS_DETAIL_LIST_V1, nvmlDevice_t, nvmlProcessDetail_v1_t, nvmlProcessDetailList_t,
+    nvmlProcessInfo_t, nvmlProcessInfo_v1_t, nvmlReturn_t,
 };
 use crate::process::Process;
 use crate::share::usage::LiveProcess;
@@ -169,9 +169,9 @@ pub(crate) unsafe fn compute(
     unsafe { list(original, device, count, infos, Some(info)) }
 }
 
-/// Values of `mode` in a detailed list.
+/// Values of `mode` in a detailed list. Between these are graphics and MPS, which a share does not have.
 const COMPUTE: c_uint = 0;
-const LAST_MODE: c_uint = 2;
+const ALL: c_uint = 3;
 
 /// Lets NVML check the arguments of a detailed list without filling it.
 ///
@@ -210,9 +210,13 @@ pub(crate) unsafe fn detailed(
     }
     // SAFETY: NVML has accepted it.
     let asked = unsafe { list.read() };
+    // A version that is unknown to this build may have other entries.
+    if asked.version != PROCESS_DETAIL_LIST_V1 {
+        return NVML_ERROR_NOT_SUPPORTED;
+    }
     let card = match target {
-        Target::Limited(card) if asked.mode == COMPUTE => Some(card),
-        _ if asked.mode <= LAST_MODE => None,
+        Target::Limited(card) if matches!(asked.mode, COMPUTE | ALL) => Some(card),
+        _ if asked.mode <= ALL => None,
         _ => return NVML_ERROR_NOT_SUPPORTED,
     };
     if card.is_some_and(|card| !card.shares().all(|share| share.is_countable())) {

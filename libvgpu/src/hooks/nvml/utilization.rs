@@ -15,17 +15,21 @@ use core::ptr;
 use crate::card::Card;
 use crate::current::Target;
 use crate::functions::{
-    nvmlDeviceGetComputeRunningProcesses_v3, nvmlDeviceGetProcessUtilization,
-    nvmlDeviceGetProcessesUtilizationInfo, nvmlDeviceGetSamples, nvmlDeviceGetUtilizationRates,
+    nvmlDeviceGetComputeRunningProcesses_v3, nvmlDeviceGetDynamicPstatesInfo,
+    nvmlDeviceGetProcessUtilization, nvmlDeviceGetProcessesUtilizationInfo, nvmlDeviceGetSamples,
+    nvmlDeviceGetUtilizationRates,
 };
 use crate::hooks::nvml::{
     self,
     processes::{live_processes, reclaim_dead},
 };
 use crate::nvml::{
-    NO_INSTANCE, NVML_ERROR_INSUFFICIENT_SIZE, NVML_ERROR_NOT_FOUND, NVML_ERROR_NOT_SUPPORTED,
-    NVML_GPU_UTILIZATION_SAMPLES, NVML_MEMORY_UTILIZATION_SAMPLES, NVML_SUCCESS,
-    NVML_VALUE_TYPE_UNSIGNED_INT, PROCESSES_UTILIZATION_INFO_V1, nvmlDevice_t, nvmlProcessInfo_t,
+    NO_INSTANCE, NVML_DEC_UTILIZATION_SAMPLES, NVML_ENC_UTILIZATION_SAMPLES,
+    NVML_ERROR_INSUFFICIENT_SIZE, NVML_ERROR_NOT_FOUND, NVML_ERROR_NOT_SUPPORTED,
+    NVML_GPU_UTILIZATION_DOMAIN_FB, NVML_GPU_UTILIZATION_DOMAIN_GPU, NVML_GPU_UTILIZATION_SAMPLES,
+    NVML_JPG_UTILIZATION_SAMPLES, NVML_MEMORY_UTILIZATION_SAMPLES, NVML_OFA_UTILIZATION_SAMPLES,
+    NVML_SUCCESS, NVML_VALUE_TYPE_UNSIGNED_INT, PROCESSES_UTILIZATION_INFO_V1, nvmlDevice_t,
+    nvmlGpuDynamicPstatesInfo_t, nvmlGpuDynamicPstatesUtilization_t, nvmlProcessInfo_t,
     nvmlProcessUtilizationInfo_v1_t, nvmlProcessUtilizationSample_t,
     nvmlProcessesUtilizationInfo_t, nvmlReturn_t, nvmlSample_t, nvmlUtilization_t,
 };
@@ -197,6 +201,48 @@ pub(crate) unsafe fn rates(
     }
 }
 
+/// Utilization by domain: the GPU and its memory; the others, video engines and bus, are not present in a share.
+pub(crate) unsafe fn dynamic_states(
+    original: nvmlDeviceGetDynamicPstatesInfo::Function,
+    device: nvmlDevice_t,
+    info: *mut nvmlGpuDynamicPstatesInfo_t,
+) -> nvmlReturn_t {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { original(device, info) };
+    let target = target(device);
+    // SAFETY: null or written by NVML.
+    let Some(info) = (unsafe { info.as_mut() }) else {
+        return result;
+    };
+    if result != NVML_SUCCESS || matches!(target, Target::Unlimited) {
+        return result;
+    }
+    let shown = match target {
+        Target::Limited(card) => of_share(card, device),
+        _ => Ok(nvmlUtilization_t { gpu: 0, memory: 0 }),
+    };
+    let none = nvmlGpuDynamicPstatesUtilization_t {
+        bIsPresent: 0,
+        percentage: 0,
+        incThreshold: 0,
+        decThreshold: 0,
+    };
+    for (domain, value) in info.utilization.iter_mut().enumerate() {
+        *value = match (domain, &shown) {
+            (NVML_GPU_UTILIZATION_DOMAIN_GPU, Ok(shown)) => nvmlGpuDynamicPstatesUtilization_t {
+                percentage: shown.gpu,
+                ..*value
+            },
+            (NVML_GPU_UTILIZATION_DOMAIN_FB, Ok(shown)) => nvmlGpuDynamicPstatesUtilization_t {
+                percentage: shown.memory,
+                ..*value
+            },
+            _ => none,
+        };
+    }
+    shown.err().unwrap_or(NVML_SUCCESS)
+}
+
 /// Reduces an array that NVML has written to the share's processes, and scales it.
 ///
 /// # Safety
@@ -338,7 +384,7 @@ pub(crate) unsafe fn by_process_info(
     NVML_SUCCESS
 }
 
-/// Utilization samples of the GPU are replaced by one of the share; other samples are the GPU's own.
+/// Utilization samples are replaced by one of the share; samples of power and clocks are the GPU's own.
 pub(crate) unsafe fn samples(
     original: nvmlDeviceGetSamples::Function,
     device: nvmlDevice_t,
@@ -351,6 +397,11 @@ pub(crate) unsafe fn samples(
     let value: fn(nvmlUtilization_t) -> c_uint = match kind {
         NVML_GPU_UTILIZATION_SAMPLES => |of_share| of_share.gpu,
         NVML_MEMORY_UTILIZATION_SAMPLES => |of_share| of_share.memory,
+        // A share does not use the video engines.
+        NVML_ENC_UTILIZATION_SAMPLES
+        | NVML_DEC_UTILIZATION_SAMPLES
+        | NVML_JPG_UTILIZATION_SAMPLES
+        | NVML_OFA_UTILIZATION_SAMPLES => |_| 0,
         // SAFETY: the caller's arguments.
         _ => return unsafe { original(device, kind, since_us, value_type, count, samples) },
     };

@@ -78,6 +78,11 @@ fn value(device: Device, field: c_uint, scope: c_uint) -> NvmlResult<Value> {
             .filter(|nvlink| scope < nvlink.links)
             .ok_or(NvmlError::NotSupported)
     };
+    // Bytes of all processes, one for each millijoule.
+    let traffic = || -> NvmlResult<Value> {
+        let power = device.reporting(ReportedValue::Power)?;
+        Ok(Value::Long(power.energy_millijoules))
+    };
     match field {
         id::NVML_FI_DEV_ECC_CURRENT | id::NVML_FI_DEV_ECC_PENDING => ecc(Value::Int(1)),
         // Error counts are zero.
@@ -116,6 +121,17 @@ fn value(device: Device, field: c_uint, scope: c_uint) -> NvmlResult<Value> {
         },
         id::NVML_FI_DEV_NVLINK_GET_STATE => link().map(|_| Value::Int(1)),
         id::NVML_FI_DEV_NVLINK_GET_VERSION => link().map(|nvlink| Value::Int(nvlink.version)),
+        id::NVML_FI_DEV_PCIE_COUNT_TX_BYTES | id::NVML_FI_DEV_PCIE_COUNT_RX_BYTES => traffic(),
+        id::NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX
+        | id::NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX
+        | id::NVML_FI_DEV_NVLINK_THROUGHPUT_RAW_TX
+        | id::NVML_FI_DEV_NVLINK_THROUGHPUT_RAW_RX
+        | id::NVML_FI_DEV_NVLINK_COUNT_XMIT_PACKETS
+        | id::NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES
+        | id::NVML_FI_DEV_NVLINK_COUNT_RCV_PACKETS
+        | id::NVML_FI_DEV_NVLINK_COUNT_RCV_BYTES => {
+            links.ok_or(NvmlError::NotSupported).and_then(|_| traffic())
+        }
         id::NVML_FI_DEV_PCIE_REPLAY_COUNTER => Ok(Value::Int(0)),
         id::NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED => {
             let switch = model.mig.as_ref().map(|mig| mig.switch);

@@ -27,3 +27,4 @@ mod sensors;
 mod system;
 mod topology;
 mod unsupported;
+mod video;

@@ -1,6 +1,8 @@
 //! Memory queries.
 
-use nvml_wrapper_sys::bindings::{nvmlBAR1Memory_t, nvmlDevice_t, nvmlMemory_t, nvmlMemory_v2_t};
+use nvml_wrapper_sys::bindings::{
+    nvmlBAR1Memory_t, nvmlConfComputeMemSizeInfo_t, nvmlDevice_t, nvmlMemory_t, nvmlMemory_v2_t,
+};
 use simulator_machine::description::MIB;
 use simulator_machine::protocol::ReportedValue;
 
@@ -38,6 +40,17 @@ entry_points! {
         let bar1Total = amounts.total.next_power_of_two();
         let bar1Used = MIB;
         bar1.set(nvmlBAR1Memory_t { bar1Total, bar1Free: bar1Total - bar1Used, bar1Used })
+    }
+
+    // Confidential computing is off: all memory is unprotected.
+    fn nvmlDeviceGetConfComputeMemSizeInfo(handle: nvmlDevice_t, sizes: Out<nvmlConfComputeMemSizeInfo_t>) {
+        let total = amounts(any_device(handle)?)?.total;
+        sizes.set(nvmlConfComputeMemSizeInfo_t { protectedMemSizeKib: 0, unprotectedMemSizeKib: total >> 10 })
+    }
+
+    fn nvmlDeviceGetConfComputeProtectedMemoryUsage(handle: nvmlDevice_t, memory: Out<nvmlMemory_t>) {
+        amounts(any_device(handle)?)?;
+        memory.set(nvmlMemory_t { total: 0, free: 0, used: 0 })
     }
 
     fn nvmlDeviceGetMemoryBusWidth(handle: nvmlDevice_t, width: Out<std::ffi::c_uint>) {

@@ -131,7 +131,10 @@ fn value_of(device: Device, kind: nvmlSamplingType_t) -> NvmlResult<Value> {
         nvmlSamplingType_enum_NVML_ENC_UTILIZATION_SAMPLES
         | nvmlSamplingType_enum_NVML_DEC_UTILIZATION_SAMPLES
         | nvmlSamplingType_enum_NVML_JPG_UTILIZATION_SAMPLES
-        | nvmlSamplingType_enum_NVML_OFA_UTILIZATION_SAMPLES => Ok(Box::new(|_| 0)),
+        | nvmlSamplingType_enum_NVML_OFA_UTILIZATION_SAMPLES => {
+            device.reporting(ReportedValue::Utilization)?;
+            Ok(Box::new(|sample| sample.gpu_percent))
+        }
         // For boards with a processor next to the GPU.
         nvmlSamplingType_enum_NVML_MODULE_POWER_SAMPLES => Err(NvmlError::NotSupported),
         _ => Err(NvmlError::InvalidArgument),

@@ -4,8 +4,9 @@ use std::ffi::{c_int, c_uint, c_ulonglong};
 
 use nvml_wrapper_sys::bindings::{
     nvmlClockId_t, nvmlClockType_t, nvmlComputeMode_t, nvmlDevice_t, nvmlEnableState_t,
-    nvmlPstates_t, nvmlTemperature_t, nvmlTemperatureSensors_t, nvmlTemperatureThresholds_t,
-    nvmlUtilization_t,
+    nvmlGpuDynamicPstatesInfo_st__bindgen_ty_1 as Domain, nvmlGpuDynamicPstatesInfo_t,
+    nvmlPcieUtilCounter_t, nvmlPstates_t, nvmlTemperature_t, nvmlTemperatureSensors_t,
+    nvmlTemperatureThresholds_t, nvmlUtilization_t,
 };
 use simulator_machine::protocol::ReportedValue;
 
@@ -17,8 +18,6 @@ const DISABLED: nvmlEnableState_t = 0;
 const ENABLED: nvmlEnableState_t = 1;
 /// `NVML_TEMPERATURE_GPU`
 const GPU_SENSOR: nvmlTemperatureSensors_t = 0;
-/// Sampling period of decoders and encoders.
-const SAMPLING_PERIOD_MICROSECONDS: c_uint = 1_000_000 / 6;
 
 entry_points! {
     fn nvmlDeviceGetUtilizationRates(handle: nvmlDevice_t, rates: Out<nvmlUtilization_t>) {
@@ -26,10 +25,27 @@ entry_points! {
         rates.set(nvmlUtilization_t { gpu: utilization.gpu_percent, memory: utilization.memory_percent })
     }
 
-    fn nvmlDeviceGetEncoderUtilization(handle: nvmlDevice_t, percent: Out<c_uint>, period: Out<c_uint>) { idle_engine(handle, percent, period) }
-    fn nvmlDeviceGetDecoderUtilization(handle: nvmlDevice_t, percent: Out<c_uint>, period: Out<c_uint>) { idle_engine(handle, percent, period) }
-    fn nvmlDeviceGetJpgUtilization(handle: nvmlDevice_t, percent: Out<c_uint>, period: Out<c_uint>) { idle_engine(handle, percent, period) }
-    fn nvmlDeviceGetOfaUtilization(handle: nvmlDevice_t, percent: Out<c_uint>, period: Out<c_uint>) { idle_engine(handle, percent, period) }
+    // As if the work of the GPU were that of its memory and bus, too.
+    fn nvmlDeviceGetDynamicPstatesInfo(handle: nvmlDevice_t, info: Out<nvmlGpuDynamicPstatesInfo_t>) {
+        let utilization = not_partitioned(handle)?.reporting(ReportedValue::Utilization)?.utilization;
+        let domain = |percentage| Domain { bIsPresent: 1, percentage, incThreshold: 0, decThreshold: 0 };
+        let mut domains = [Domain { bIsPresent: 0, percentage: 0, incThreshold: 0, decThreshold: 0 }; 8];
+        let percents = [utilization.gpu_percent, utilization.memory_percent, 0, utilization.gpu_percent];
+        for (slot, percent) in domains.iter_mut().zip(percents) {
+            *slot = domain(percent);
+        }
+        info.set(nvmlGpuDynamicPstatesInfo_t { flags: 0, utilization: domains })
+    }
+
+    // KB/s.
+    fn nvmlDeviceGetPcieThroughput(handle: nvmlDevice_t, counter: nvmlPcieUtilCounter_t, value: Out<c_uint>) {
+        const RECEIVED: nvmlPcieUtilCounter_t = 1;
+        let utilization = not_partitioned(handle)?.reporting(ReportedValue::Utilization)?.utilization;
+        if counter > RECEIVED {
+            return Err(NvmlError::InvalidArgument);
+        }
+        value.set(1 + utilization.gpu_percent * 1000)
+    }
 
     fn nvmlDeviceGetTemperature(handle: nvmlDevice_t, sensor: nvmlTemperatureSensors_t, celsius: Out<c_uint>) {
         let device = device(handle)?;
@@ -150,12 +166,6 @@ pub(crate) fn not_partitioned(handle: nvmlDevice_t) -> NvmlResult<Device> {
         false => Ok(device),
         true => Err(NvmlError::NotSupported),
     }
-}
-
-fn idle_engine(handle: nvmlDevice_t, percent: Out<c_uint>, period: Out<c_uint>) -> NvmlResult {
-    not_partitioned(handle)?;
-    percent.set(0)?;
-    period.set(SAMPLING_PERIOD_MICROSECONDS)
 }
 
 fn power_limit(handle: nvmlDevice_t, milliwatts: Out<c_uint>) -> NvmlResult {

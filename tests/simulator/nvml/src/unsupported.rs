@@ -42,8 +42,6 @@ unsupported! {
     nvmlDeviceGetClockOffsets
     nvmlDeviceGetConfComputeGpuAttestationReport
     nvmlDeviceGetConfComputeGpuCertificate
-    nvmlDeviceGetConfComputeMemSizeInfo
-    nvmlDeviceGetConfComputeProtectedMemoryUsage
     nvmlDeviceGetCoolerInfo
     nvmlDeviceGetCreatableVgpus
     nvmlDeviceGetCurrentClockFreqs
@@ -51,12 +49,6 @@ unsupported! {
     nvmlDeviceGetDramEncryptionMode
     nvmlDeviceGetDriverModel
     nvmlDeviceGetDriverModel_v2
-    nvmlDeviceGetDynamicPstatesInfo
-    nvmlDeviceGetEncoderCapacity
-    nvmlDeviceGetEncoderSessions
-    nvmlDeviceGetEncoderStats
-    nvmlDeviceGetFBCSessions
-    nvmlDeviceGetFBCStats
     nvmlDeviceGetFanControlPolicy_v2
     nvmlDeviceGetFanSpeed
     nvmlDeviceGetFanSpeedRPM
@@ -100,7 +92,6 @@ unsupported! {
     nvmlDeviceGetPcieLinkMaxSpeed
     nvmlDeviceGetPcieReplayCounter
     nvmlDeviceGetPcieSpeed
-    nvmlDeviceGetPcieThroughput
     nvmlDeviceGetPdi
     nvmlDeviceGetPerformanceModes
     nvmlDeviceGetPgpuMetadataString
