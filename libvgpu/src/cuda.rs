@@ -35,6 +35,7 @@ pub(crate) const CUDA_SUCCESS: CUresult = 0;
 pub(crate) const CUDA_ERROR_OUT_OF_MEMORY: CUresult = 2;
 pub(crate) const CUDA_ERROR_NOT_INITIALIZED: CUresult = 3;
 pub(crate) const CUDA_ERROR_NOT_READY: CUresult = 600;
+pub(crate) const CUDA_ERROR_NOT_PERMITTED: CUresult = 800;
 pub(crate) const CUDA_ERROR_NOT_SUPPORTED: CUresult = 801;
 
 /// The default stream that synchronizes with other streams.

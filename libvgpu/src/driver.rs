@@ -104,6 +104,29 @@ impl Library {
         Some(handle)
     }
 
+    /// Returns the loader's name of the library of this kind that has `found`; `None` if another library has it.
+    pub(crate) fn name_of(self, found: NonNull<c_void>) -> Option<&'static CStr> {
+        let name = library_of(found.as_ptr())?;
+        let bytes = name.to_bytes();
+        let start = bytes.iter().rposition(|byte| *byte == b'/');
+        let file = bytes.get(start.map_or(0, |at| at.saturating_add(1))..)?;
+        let stem: &[u8] = match self {
+            Self::Cuda => b"libcuda.so",
+            Self::Nvml => b"libnvidia-ml.so",
+        };
+        file.starts_with(stem).then_some(name)
+    }
+
+    /// Uses the library that has `found`, which the program asks for, if none is in use: programs open several, for
+    /// example to ask for their versions, and use one.
+    pub(crate) fn select(self, found: NonNull<c_void>) {
+        if self.slot().load(Ordering::Acquire).is_null()
+            && let Some(handle) = self.name_of(found).and_then(open_loaded)
+        {
+            self.slot().store(handle.as_ptr(), Ordering::Release);
+        }
+    }
+
     /// Uses the library of a program's handle if [`Library::handle`] does not find the library: it has another
     /// name, or a namespace of its own (`dlmopen`).
     pub(crate) fn adopt(self, handle: NonNull<c_void>) {
@@ -215,24 +238,30 @@ fn loader_function(name: &CStr) -> Option<NonNull<c_void>> {
     SEARCH_ORDERS.iter().find_map(|order| symbol(*order, name))
 }
 
-/// Returns whether the node driver delivered this library: it was loaded from its path in containers.
-pub(crate) fn is_delivered() -> bool {
-    let Some(dladdr) = loader_function(c"dladdr") else {
-        return false;
-    };
-    let dladdr: Dladdr = function(dladdr);
+/// Returns the loader's name of the library that has `address`.
+fn library_of(address: *const c_void) -> Option<&'static CStr> {
+    let dladdr: Dladdr = function(loader_function(c"dladdr")?);
     let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
-    let own: *const c_void = (is_delivered as fn() -> bool as *const ()).cast();
     // SAFETY: any address; writes at most one `Dl_info`.
-    let found = unsafe { dladdr(own, info.as_mut_ptr()) };
+    let found = unsafe { dladdr(address, info.as_mut_ptr()) };
     // SAFETY: zeroed, which is a valid `Dl_info`.
     let name = unsafe { info.assume_init() }.dli_fname;
     if found == 0 || name.is_null() {
-        return false;
+        return None;
     }
-    // SAFETY: not null; the loader's own name of the library, terminated.
-    let name = unsafe { CStr::from_ptr(name) };
-    name.to_bytes() == paths::LIBRARY.as_bytes()
+    // SAFETY: not null; terminated, and it lives as long as its library.
+    Some(unsafe { CStr::from_ptr(name) })
+}
+
+/// Returns whether the node driver delivered this library: it was loaded from its path in containers.
+pub(crate) fn is_delivered() -> bool {
+    let own: *const c_void = (is_delivered as fn() -> bool as *const ()).cast();
+    library_of(own).is_some_and(|name| name.to_bytes() == paths::LIBRARY.as_bytes())
+}
+
+/// Stands for the functions of a libcuda that cannot be limited; their arguments are ignored.
+pub(crate) extern "C" fn refused() -> c_int {
+    crate::cuda::CUDA_ERROR_NOT_PERMITTED
 }
 
 /// Opens a loaded library by path or SONAME. The new reference keeps it loaded.

@@ -8,8 +8,11 @@
 
 use core::ffi::{CStr, c_char, c_void};
 use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicBool, Ordering};
 
-use crate::driver::{self, RTLD_DEFAULT, RTLD_NEXT};
+use crate::driver::{self, Library, RTLD_DEFAULT, RTLD_NEXT};
+use crate::hook::Hook;
+use crate::log;
 use crate::sys::SavedErrno;
 use crate::wiring;
 
@@ -123,16 +126,38 @@ fn resolve(handle: *mut c_void, name: *const c_char) -> Option<*mut c_void> {
     if handle != RTLD_DEFAULT
         && let Some(handle) = NonNull::new(handle)
     {
+        hook.library.select(found);
         hook.library.adopt(handle);
     }
     let original = hook.original.address_or(found);
     // A function of that name in another library is returned unchanged; a stub's symbol is ours.
     if found != original && found.as_ptr() != hook.wrapper() {
-        return Some(found.as_ptr());
+        return Some(of_other_library(hook, found));
     }
     Some(if hook.is_needed() {
         hook.wrapper()
     } else {
         original.as_ptr()
     })
+}
+
+/// Returns the address for a function of a library that is not the one in use. A second libcuda would be without limits:
+/// the hooks call the functions of one.
+fn of_other_library(hook: &Hook, found: NonNull<c_void>) -> *mut c_void {
+    static IS_REPORTED: AtomicBool = AtomicBool::new(false);
+    let second = match hook.library {
+        Library::Cuda if hook.is_needed() => hook.library.name_of(found),
+        Library::Cuda | Library::Nvml => None,
+    };
+    let Some(second) = second else {
+        return found.as_ptr();
+    };
+    if !IS_REPORTED.swap(true, Ordering::Relaxed) {
+        log::line(format_args!(
+            "cannot limit {}: the program uses another libcuda already; denying its use; load one libcuda only (in Julia \
+             with JULIA_CUDA_USE_COMPAT=false)",
+            second.to_str().unwrap_or("?")
+        ));
+    }
+    driver::refused as *mut c_void
 }

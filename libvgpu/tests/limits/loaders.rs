@@ -17,6 +17,73 @@ fn limits_driver_in_separate_namespace() {
     assert_eq!(process.memory_info(), (0, GIB));
 }
 
+/// Opens two libcudas, initializes the first if told so, and uses the second.
+const TWO_DRIVERS: &str = r#"
+    #define _GNU_SOURCE
+    #include <dlfcn.h>
+    #include <stdio.h>
+    #include <string.h>
+    #define CALL(name, ...) ((int (*)())dlsym(driver, name))(__VA_ARGS__)
+    static void use(void *driver) {
+        void *context, *function;
+        unsigned long long pointer;
+        int status, initialized = CALL("cuInit", 0u);
+        printf("init %d ", initialized);
+        if (initialized) {
+            printf("lookup %d\n", CALL("cuGetProcAddress_v2", "cuInit", &function, 12000, 0ull, &status));
+            return;
+        }
+        CALL("cuDevicePrimaryCtxRetain", &context, 0);
+        CALL("cuCtxSetCurrent", context);
+        printf("alloc %d ", CALL("cuMemAlloc_v2", &pointer, (2ul << 30)));
+        printf("alloc %d\n", CALL("cuMemAlloc_v2", &pointer, (1ul << 29)));
+    }
+    int main(int count, char **arguments) {
+        void *first = dlopen("libcuda.so.1", RTLD_NOW);
+        int version, (*get_version)(int *) = (int (*)(int *))dlsym(first, "cuDriverGetVersion");
+        if (get_version(&version)) return 1;
+        if (!strcmp(arguments[2], "both")) use(first);
+        void *second = dlopen(arguments[1], RTLD_NOW);
+        if (count != 3 || second == first) return 2;
+        use(second);
+        return 0;
+    }"#;
+
+/// As Julia does it with the libcuda of its own packages: the hooks use one libcuda, and another one is refused.
+#[test]
+fn limits_one_libcuda_and_refuses_second() {
+    let container = Container::with_memory(GIB);
+    let directory = tempfile::tempdir().unwrap();
+    let (source, program) = (directory.path().join("two.c"), directory.path().join("two"));
+    fs::write(&source, TWO_DRIVERS).unwrap();
+    let built = Command::new("cc")
+        .args(["-std=gnu11", "-o"])
+        .args([&program, &source])
+        .arg("-ldl")
+        .status();
+    assert!(built.unwrap().success());
+    // The simulated driver finds its machine by its own directory.
+    let libraries = container.machine.lib_dir();
+    let second = libraries.join("libcuda.so.999.0");
+    fs::copy(libraries.join("libcuda.so.1"), &second).unwrap();
+    let refusal = format!(
+        "libvgpu: cannot limit {}: the program uses another libcuda already; denying its use; load one libcuda only (in \
+         Julia with JULIA_CUDA_USE_COMPAT=false)\n",
+        second.display()
+    );
+    let limited = "init 0 alloc 2 alloc 0\n";
+    for (used, shown, errors) in [
+        ("second", limited.to_owned(), String::new()),
+        ("both", format!("{limited}init 800 lookup 800\n"), refusal),
+    ] {
+        let output = container.command(&program).arg(&second).arg(used).output();
+        let output = output.unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stderr), errors, "{used}");
+        assert_eq!(String::from_utf8_lossy(&output.stdout), shown, "{used}");
+        assert!(output.status.success(), "{used}");
+    }
+}
+
 /// Statically linked programs have no dynamic loader, so nothing can be preloaded.
 #[test]
 fn does_not_affect_static_program() {
