@@ -20,6 +20,10 @@ use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 
+mod tracker;
+
+pub use tracker::{Change, DeletedObject, Tracked, Tracker};
+
 /// An object of a list or a watch. It is read from JSON text.
 #[derive(Debug, Clone)]
 pub enum Listed<K> {

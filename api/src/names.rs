@@ -47,6 +47,9 @@ pub const GANG_ANNOTATION: &str = "gpu.drava.dev/gang";
 /// Annotation of a pod in a gang: number of pods that the gang needs to start; further pods are elastic.
 pub const GANG_MIN_ANNOTATION: &str = "gpu.drava.dev/gang-min";
 
+/// Annotation of a pod: name of its PodGroup of Volcano, which Volcano sets.
+pub const VOLCANO_GROUP_ANNOTATION: &str = "scheduling.k8s.io/group-name";
+
 /// Label of pods whose extended resources were translated into a claim, and of their claim templates.
 pub const TRANSLATED_LABEL: &str = "gpu.drava.dev/translated";
 

@@ -131,7 +131,7 @@ mod tests {
             },
         }))
         .expect("a slice");
-        let snapshot = Snapshot::new(&[], &[slice], &[], Vec::new(), Vec::new(), Vec::new());
+        let snapshot = Snapshot::new(&[], &[slice], &[], &[], Vec::new(), Vec::new());
         assert_eq!(
             classic(&gpus(&snapshot, "n").expect("the node")).text(),
             "\

@@ -7,9 +7,6 @@ use k8s_openapi::api::core::v1::Pod;
 
 use crate::pod_group::COMPOSITE_ANNOTATION;
 
-/// Annotations that define a gang.
-pub(crate) const ANNOTATIONS: [&str; 2] = [GANG_ANNOTATION, GANG_MIN_ANNOTATION];
-
 /// Namespace and name of a gang.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct GangName {

@@ -6,7 +6,6 @@
 
 pub mod action;
 pub mod allocation;
-pub mod change;
 mod claim;
 pub mod clock;
 pub mod compatibility;

@@ -10,13 +10,13 @@ use std::time::Duration;
 use drava_allocator::cluster::{Cluster, PoolChange};
 use drava_allocator::object::{ObjectKey, object_key};
 use drava_allocator::pod::rejection;
+use drava_api::listed::Change;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
 use tokio::time::Instant;
 
 use crate::action::{Action, AllocationOutcome, Release, ReleaseOutcome};
-use crate::change::Change;
 use crate::event::{PendingEvent, ReleaseReason};
 use crate::event_deduplicator::EventDeduplicator;
 use crate::excluded_pools::ExcludedPools;

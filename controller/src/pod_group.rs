@@ -5,11 +5,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use drava_api::names::{GANG_ANNOTATION, GANG_MIN_ANNOTATION};
+use drava_api::names::{GANG_ANNOTATION, GANG_MIN_ANNOTATION, VOLCANO_GROUP_ANNOTATION};
 use k8s_openapi::api::core::v1::Pod;
 
-/// Annotation with the name of a pod's PodGroup of Volcano.
-pub(crate) const VOLCANO_ANNOTATION: &str = "scheduling.k8s.io/group-name";
 /// Label with the name of a pod's PodGroup of the coscheduling plugin.
 pub(crate) const COSCHEDULING_LABEL: &str = "scheduling.x-k8s.io/pod-group";
 
@@ -194,7 +192,7 @@ pub(crate) fn reference(pod: &Pod) -> Option<Reference> {
     });
     let (api, name) = group
         .map(|name| (PodGroupApi::Kubernetes, name))
-        .or_else(|| Some((PodGroupApi::Volcano, annotation(VOLCANO_ANNOTATION)?)))
+        .or_else(|| Some((PodGroupApi::Volcano, annotation(VOLCANO_GROUP_ANNOTATION)?)))
         .or_else(|| Some((PodGroupApi::Coscheduling, label(COSCHEDULING_LABEL)?)))?;
     // Resolved before, or of this name anyway.
     let is_own = annotation(GANG_ANNOTATION).is_some_and(|gang| gang != name);
@@ -241,7 +239,7 @@ mod tests {
             (
                 PodGroupApi::Volcano,
                 pod(
-                    &json!({"annotations": {VOLCANO_ANNOTATION: "g"}}),
+                    &json!({"annotations": {VOLCANO_GROUP_ANNOTATION: "g"}}),
                     &json!({}),
                 ),
             ),
@@ -314,7 +312,7 @@ mod tests {
     #[test]
     fn own_annotations_take_precedence() {
         let annotations = json!({
-            "gpu.drava.dev/gang": "own", "gpu.drava.dev/gang-min": "2", VOLCANO_ANNOTATION: "g",
+            "gpu.drava.dev/gang": "own", "gpu.drava.dev/gang-min": "2", VOLCANO_GROUP_ANNOTATION: "g",
         });
         let mut pod = pod(&json!({"annotations": annotations}), &json!({}));
         let mut groups = PodGroups::default();
@@ -326,7 +324,7 @@ mod tests {
 
     #[test]
     fn annotation_with_name_of_group_gates_and_keeps_its_minimum() {
-        let annotations = json!({"gpu.drava.dev/gang": "g", VOLCANO_ANNOTATION: "g"});
+        let annotations = json!({"gpu.drava.dev/gang": "g", VOLCANO_GROUP_ANNOTATION: "g"});
         let mut pod = pod(&json!({"annotations": annotations}), &json!({}));
         assert!(gang::name_of(&pod).is_some(), "the webhook gates it");
         let mut groups = PodGroups::default();

@@ -4,38 +4,33 @@
 //! deleted in between are reported. Fields that no decision needs are dropped. An object that cannot be read is reported as
 //! such and hides no other.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 
 use drava_allocator::object::ObjectKey;
+use drava_allocator::observed::Observed as _;
 use drava_api::error::describe;
-use drava_api::listed::{Listed, Unreadable};
+use drava_api::listed::{Change, Listed, Tracked, Tracker, Unreadable};
 use drava_api::names;
 use drava_api::policy::GpuPolicy;
 use drava_api::quota::GpuQuota;
-use futures::stream::{BoxStream, SelectAll, StreamExt};
-use k8s_openapi::api::core::v1::{
-    Container, ContainerStatus, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod,
-};
+use futures::stream::{self, BoxStream, SelectAll, StreamExt};
+use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::resource::v1::{
     DeviceClass, DeviceTaintRule, ResourceClaim, ResourceClaimTemplate, ResourceSlice,
 };
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, watcher};
-use kube::{Api, Client, Resource, ResourceExt};
+use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 
-use crate::change::{Change, DeletedObject};
 use crate::connection;
-use crate::gang;
-use crate::pod_group::{PodGroupApi, PodGroupChange, VOLCANO_ANNOTATION};
+use crate::pod_group::{PodGroupApi, PodGroupChange};
 
 mod definitions;
 mod pod_groups;
 mod served;
 mod taint_rules;
-mod volumes;
 
 /// Watched kinds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -253,8 +248,8 @@ pub fn all(client: &Client) -> SelectAll<BoxStream<'static, Observation>> {
     let plain = connection::watch;
     let pods = plain().fields("status.phase!=Succeeded,status.phase!=Failed");
     let slices = plain().fields(&format!("spec.driver={}", names::DRIVER));
-    futures::stream::select_all([
-        observe(client, Kind::Pods, pods, trim_pod, Observation::Pod),
+    stream::select_all([
+        observe(client, Kind::Pods, pods, Pod::trim, Observation::Pod),
         observe(client, Kind::Claims, plain(), keep, Observation::Claim),
         observe(
             client,
@@ -265,7 +260,7 @@ pub fn all(client: &Client) -> SelectAll<BoxStream<'static, Observation>> {
         ),
         observe(client, Kind::Classes, plain(), keep, Observation::Class),
         observe(client, Kind::Slices, slices, keep, Observation::Slice),
-        observe(client, Kind::Nodes, plain(), trim_node, Observation::Node),
+        observe(client, Kind::Nodes, plain(), Node::trim, Observation::Node),
         taint_rules::observe_served(client.clone()),
         definitions::observe_served(client.clone(), Kind::Quotas, Observation::Quota),
         definitions::observe_served(client.clone(), Kind::Policies, Observation::Policy),
@@ -273,21 +268,21 @@ pub fn all(client: &Client) -> SelectAll<BoxStream<'static, Observation>> {
             client,
             Kind::Namespaces,
             plain(),
-            trim_namespace,
+            Namespace::trim,
             Observation::Namespace,
         ),
         observe(
             client,
             Kind::VolumeClaims,
             plain(),
-            volumes::trim_claim,
+            PersistentVolumeClaim::trim,
             Observation::VolumeClaim,
         ),
         observe(
             client,
             Kind::Volumes,
             plain(),
-            volumes::trim_volume,
+            PersistentVolume::trim,
             Observation::Volume,
         ),
         observe(
@@ -313,119 +308,51 @@ fn observe<K>(
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
 {
-    let mut tracker = Tracker::new(kind, trim, wrap);
+    let mut tracker = Tracker::default();
     watcher(Api::<Listed<K>>::all(client.clone()), config)
         .default_backoff()
         .flat_map(move |event| {
-            let observations = match event {
-                Ok(event) => tracker.observe(event),
-                Err(error) => vec![Observation::WatchFailed(kind, (&error).into())],
+            let (tracked, end) = match event {
+                Ok(event) => track(&mut tracker, kind, event),
+                Err(error) => {
+                    let failed = Observation::WatchFailed(kind, (&error).into());
+                    (Vec::new(), Some(failed))
+                }
             };
-            futures::stream::iter(observations)
+            let observations = tracked.into_iter().map(move |tracked| match tracked {
+                Tracked::Changed(Change::Applied(mut object)) => {
+                    trim(&mut object);
+                    wrap(Change::Applied(object))
+                }
+                Tracked::Changed(deleted @ Change::Deleted(_)) => wrap(deleted),
+                Tracked::Unreadable(object) => Observation::Unreadable(kind, object),
+                Tracked::Readable { namespace, name } => {
+                    Observation::Readable(kind, (namespace, name))
+                }
+            });
+            stream::iter(observations.chain(end))
         })
         .boxed()
 }
 
-/// Tracks the existing objects, to report those deleted while no watch runs.
-struct Tracker<K> {
+/// Returns what an event means, and the observation that follows.
+fn track<K: Resource<DynamicType = ()>>(
+    tracker: &mut Tracker<K>,
     kind: Kind,
-    trim: fn(&mut K),
-    wrap: fn(Change<K>) -> Observation,
-    known: BTreeMap<ObjectKey, String>,
-    /// Known objects that the current list has not contained so far.
-    missing: BTreeMap<ObjectKey, String>,
-    /// Known objects that cannot be read.
-    unreadable: BTreeSet<ObjectKey>,
-}
-
-impl<K: Resource<DynamicType = ()>> Tracker<K> {
-    const fn new(kind: Kind, trim: fn(&mut K), wrap: fn(Change<K>) -> Observation) -> Self {
-        Self {
-            kind,
-            trim,
-            wrap,
-            known: BTreeMap::new(),
-            missing: BTreeMap::new(),
-            unreadable: BTreeSet::new(),
+    event: watcher::Event<Listed<K>>,
+) -> (Vec<Tracked<K>>, Option<Observation>) {
+    match event {
+        watcher::Event::Init => {
+            tracker.begin_list();
+            (Vec::new(), None)
         }
-    }
-
-    fn observe(&mut self, event: watcher::Event<Listed<K>>) -> Vec<Observation> {
-        match event {
-            watcher::Event::Init => {
-                self.missing.clone_from(&self.known);
-                Vec::new()
-            }
-            watcher::Event::InitApply(object) | watcher::Event::Apply(object) => {
-                self.applied(object)
-            }
-            watcher::Event::Delete(object) => {
-                self.deleted(key_of(&object), object.uid().unwrap_or_default())
-            }
-            watcher::Event::InitDone => {
-                let missing = std::mem::take(&mut self.missing);
-                let mut observations: Vec<_> = missing
-                    .into_iter()
-                    .flat_map(|(key, uid)| self.deleted(key, uid))
-                    .collect();
-                observations.push(Observation::Listed(self.kind));
-                observations
-            }
+        watcher::Event::InitApply(object) | watcher::Event::Apply(object) => {
+            (tracker.applied(object), None)
         }
-    }
-
-    fn applied(&mut self, object: Listed<K>) -> Vec<Observation> {
-        let key = key_of(&object);
-        let uid = object.uid().unwrap_or_default();
-        self.missing.remove(&key);
-        let before = self.known.insert(key.clone(), uid.clone());
-        // Deleted and recreated while no watch ran.
-        let replaced = before.filter(|before| *before != uid);
-        let mut observations: Vec<_> = replaced
-            .map(|before| (self.wrap)(deleted(key.clone(), before)))
-            .into_iter()
-            .collect();
-        match object {
-            Listed::Object(mut object) => {
-                (self.trim)(&mut object);
-                observations.extend(self.readable(&key));
-                observations.push((self.wrap)(Change::Applied(object)));
-            }
-            Listed::Unreadable(object) => {
-                self.unreadable.insert(key);
-                observations.push(Observation::Unreadable(self.kind, object));
-            }
-        }
-        observations
-    }
-
-    fn deleted(&mut self, key: ObjectKey, uid: String) -> Vec<Observation> {
-        self.known.remove(&key);
-        let readable = self.readable(&key);
-        let deleted = (self.wrap)(deleted(key, uid));
-        readable.into_iter().chain([deleted]).collect()
-    }
-
-    fn readable(&mut self, key: &ObjectKey) -> Option<Observation> {
-        let was_unreadable = self.unreadable.remove(key);
-        was_unreadable.then(|| Observation::Readable(self.kind, key.clone()))
+        watcher::Event::Delete(object) => (tracker.deleted(&object), None),
+        watcher::Event::InitDone => (tracker.end_list(), Some(Observation::Listed(kind))),
     }
 }
-
-fn key_of(object: &impl ResourceExt) -> ObjectKey {
-    (object.namespace().unwrap_or_default(), object.name_any())
-}
-
-fn deleted<K>((namespace, name): ObjectKey, uid: String) -> Change<K> {
-    Change::Deleted(DeletedObject {
-        namespace,
-        name,
-        uid,
-    })
-}
-
-/// Keeps all fields.
-fn keep<K>(_: &mut K) {}
 
 fn trim_template(template: &mut ResourceClaimTemplate) {
     template.metadata.annotations = None;
@@ -433,77 +360,5 @@ fn trim_template(template: &mut ResourceClaimTemplate) {
     template.spec = None;
 }
 
-fn trim_namespace(namespace: &mut Namespace) {
-    namespace.metadata.annotations = None;
-}
-
-fn trim_node(node: &mut Node) {
-    node.metadata.annotations = None;
-    if let Some(status) = node.status.as_mut() {
-        status.images = None;
-        status.volumes_attached = None;
-        status.volumes_in_use = None;
-    }
-}
-
-fn trim_pod(pod: &mut Pod) {
-    if let Some(annotations) = pod.metadata.annotations.as_mut() {
-        annotations.retain(|name, _| {
-            gang::ANNOTATIONS.contains(&name.as_str()) || name == VOLCANO_ANNOTATION
-        });
-    }
-    pod.metadata.annotations = pod
-        .metadata
-        .annotations
-        .take()
-        .filter(|all| !all.is_empty());
-    if let Some(spec) = pod.spec.as_mut() {
-        volumes::trim_volumes(spec);
-        spec.ephemeral_containers = None;
-        let init = spec.init_containers.iter_mut().flatten();
-        for container in init.chain(&mut spec.containers) {
-            trim_container(container);
-        }
-    }
-    if let Some(status) = pod.status.as_mut() {
-        // What the containers have, where kubelet does not report the sums of the pod.
-        let has_sums = status.allocated_resources.is_some() && status.resources.is_some();
-        for statuses in [
-            &mut status.container_statuses,
-            &mut status.init_container_statuses,
-        ] {
-            if has_sums || statuses.as_ref().is_some_and(Vec::is_empty) {
-                *statuses = None;
-            }
-            statuses.iter_mut().flatten().for_each(trim_status);
-        }
-        status.ephemeral_container_statuses = None;
-    }
-}
-
-fn trim_status(status: &mut ContainerStatus) {
-    *status = ContainerStatus {
-        name: std::mem::take(&mut status.name),
-        allocated_resources: status.allocated_resources.take(),
-        resources: status.resources.take(),
-        ..ContainerStatus::default()
-    };
-}
-
-fn trim_container(container: &mut Container) {
-    let ports = container.ports.take();
-    let ports = ports.map(|mut ports| {
-        ports.retain(|port| port.host_port.is_some());
-        ports
-    });
-    *container = Container {
-        name: std::mem::take(&mut container.name),
-        ports: ports.filter(|ports| !ports.is_empty()),
-        resources: container.resources.take(),
-        restart_policy: container.restart_policy.take(),
-        ..Container::default()
-    };
-}
-
-#[cfg(test)]
-mod tests;
+/// Keeps all fields.
+fn keep<K>(_: &mut K) {}

@@ -2,15 +2,14 @@
 //!
 //! A user who may not list a kind in all namespaces sees that of one namespace; the view names the missing objects.
 
-use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
 use drava_allocator::object::{ObjectKey, object_key};
-use drava_allocator::taint::rule_from_v1beta2;
+use drava_allocator::observed::Observed;
 use drava_api::error::describe;
-use drava_api::listed::{Listed, Unreadable};
+use drava_api::listed::{Change, Listed, Tracked, Tracker};
 use drava_api::names;
 use drava_api::policy::GpuPolicy;
 use drava_api::quota::GpuQuota;
@@ -25,21 +24,21 @@ use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 
 use super::live::{Access, Kind, Live};
-use drava_explanation::snapshot::{Snapshot, trim_node, trim_pod};
+use drava_explanation::snapshot::Snapshot;
 
 /// Time until a kind that cannot be listed or watched is tried again.
 const RETRY: Duration = Duration::from_secs(30);
 
-/// A kind of which the snapshot holds the objects.
-trait Tracked: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static {
+/// A kind that the console shows or needs for explanations.
+trait Shown:
+    Observed + Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static
+{
     const KIND: Kind;
 
-    fn apply(self, snapshot: &mut Snapshot);
-
-    fn remove(snapshot: &mut Snapshot, key: &ObjectKey, uid: &str);
-
-    /// Applies a version that cannot be read: the last one that could stays.
-    fn unreadable(_object: &Unreadable, _snapshot: &mut Snapshot) {}
+    /// Returns the objects of the kind that the snapshot holds beside the cluster.
+    fn objects(_snapshot: &mut Snapshot) -> Option<&mut Vec<Self>> {
+        None
+    }
 }
 
 /// Starts the watches; they end with the runtime.
@@ -63,14 +62,14 @@ pub(super) fn start(client: &Client, namespace: &str, live: &Arc<Live>) {
     cluster_wide::<StorageClass>(client, live, all());
 }
 
-fn cluster_wide<K: Tracked>(client: &Client, live: &Arc<Live>, config: watcher::Config) {
+fn cluster_wide<K: Shown>(client: &Client, live: &Arc<Live>, config: watcher::Config) {
     let follower = Follower::<K>::new(live);
     tokio::spawn(follower.run(Api::all(client.clone()), None, config));
 }
 
 fn namespaced<K>((namespace, client, live): (&str, &Client, &Arc<Live>), config: watcher::Config)
 where
-    K: Tracked + Resource<Scope = k8s_openapi::NamespaceResourceScope>,
+    K: Shown + Resource<Scope = k8s_openapi::NamespaceResourceScope>,
 {
     let narrow = Api::namespaced(client.clone(), namespace);
     let narrow = Some((namespace.to_owned(), narrow));
@@ -81,11 +80,7 @@ where
 /// Applies the changes of one kind.
 struct Follower<K> {
     live: Arc<Live>,
-    /// UIDs of the known objects.
-    known: BTreeMap<ObjectKey, String>,
-    /// Known objects that the current list has not contained so far.
-    missing: BTreeMap<ObjectKey, String>,
-    kind: std::marker::PhantomData<fn() -> K>,
+    tracker: Tracker<K>,
 }
 
 /// Why a watch ends.
@@ -99,14 +94,12 @@ enum End {
     NotServed,
 }
 
-impl<K: Tracked> Follower<K> {
+impl<K: Shown> Follower<K> {
     fn new(live: &Arc<Live>) -> Self {
         live.set_access(K::KIND, Access::Pending);
         Self {
             live: Arc::clone(live),
-            known: BTreeMap::new(),
-            missing: BTreeMap::new(),
-            kind: std::marker::PhantomData,
+            tracker: Tracker::default(),
         }
     }
 
@@ -163,51 +156,47 @@ impl<K: Tracked> Follower<K> {
 
     /// Applies an event; returns whether the objects are complete after it.
     fn apply(&mut self, event: watcher::Event<Listed<K>>) -> bool {
-        match event {
+        let (tracked, is_complete) = match event {
             watcher::Event::Init => {
-                self.missing.clone_from(&self.known);
-                false
+                self.tracker.begin_list();
+                return false;
             }
-            watcher::Event::InitApply(object) => {
-                self.insert(object);
-                false
-            }
-            watcher::Event::Apply(object) => {
-                self.insert(object);
-                true
-            }
-            watcher::Event::Delete(object) => {
-                let key = object_key(object.meta());
-                if let Some(uid) = self.known.remove(&key) {
-                    self.live.change(|snapshot| K::remove(snapshot, &key, &uid));
+            watcher::Event::InitApply(object) => (self.tracker.applied(object), false),
+            watcher::Event::Apply(object) => (self.tracker.applied(object), true),
+            watcher::Event::Delete(object) => (self.tracker.deleted(&object), true),
+            watcher::Event::InitDone => (self.tracker.end_list(), true),
+        };
+        // One change, so that no half of it is shown.
+        if !tracked.is_empty() {
+            self.live.change(|snapshot| {
+                for tracked in tracked {
+                    change(snapshot, tracked);
                 }
-                true
-            }
-            watcher::Event::InitDone => {
-                for (key, uid) in std::mem::take(&mut self.missing) {
-                    self.known.remove(&key);
-                    self.live.change(|snapshot| K::remove(snapshot, &key, &uid));
-                }
-                true
+            });
+        }
+        is_complete
+    }
+}
+
+fn change<K: Shown>(snapshot: &mut Snapshot, tracked: Tracked<K>) {
+    match tracked {
+        Tracked::Changed(Change::Applied(mut object)) => {
+            object.trim();
+            object.apply(&mut snapshot.cluster);
+            if let Some(objects) = K::objects(snapshot) {
+                upsert(objects, *object);
             }
         }
-    }
-
-    fn insert(&mut self, object: Listed<K>) {
-        let key = object_key(object.meta());
-        let uid = object.meta().uid.clone().unwrap_or_default();
-        self.missing.remove(&key);
-        let before = self.known.insert(key.clone(), uid.clone());
-        self.live.change(|snapshot| {
-            // Deleted and created again while no watch ran.
-            if let Some(before) = before.filter(|before| *before != uid) {
-                K::remove(snapshot, &key, &before);
+        Tracked::Changed(Change::Deleted(deleted)) => {
+            let key = (deleted.namespace, deleted.name);
+            K::remove(&mut snapshot.cluster, &key, &deleted.uid);
+            if let Some(objects) = K::objects(snapshot) {
+                remove(objects, &key);
             }
-            match object {
-                Listed::Object(object) => object.apply(snapshot),
-                Listed::Unreadable(object) => K::unreadable(&object, snapshot),
-            }
-        });
+        }
+        Tracked::Unreadable(object) => K::apply_unreadable(&object, &mut snapshot.cluster),
+        // The next version follows.
+        Tracked::Readable { .. } => {}
     }
 }
 
@@ -247,95 +236,43 @@ fn remove<K: Resource>(objects: &mut Vec<K>, key: &ObjectKey) {
     }
 }
 
-impl Tracked for Pod {
+impl Shown for Pod {
     const KIND: Kind = Kind::Pods;
 
-    fn apply(mut self, snapshot: &mut Snapshot) {
-        trim_pod(&mut self);
-        snapshot.cluster.upsert_pod(&self);
-        upsert(&mut snapshot.pods, self);
-    }
-
-    fn remove(snapshot: &mut Snapshot, key: &ObjectKey, uid: &str) {
-        snapshot.cluster.remove_pod(uid);
-        remove(&mut snapshot.pods, key);
+    fn objects(snapshot: &mut Snapshot) -> Option<&mut Vec<Self>> {
+        Some(&mut snapshot.pods)
     }
 }
 
-impl Tracked for ResourceClaim {
+impl Shown for ResourceClaim {
     const KIND: Kind = Kind::Claims;
 
-    fn apply(self, snapshot: &mut Snapshot) {
-        snapshot.cluster.upsert_claim(&self);
-        upsert(&mut snapshot.claims, self);
-    }
-
-    fn remove(snapshot: &mut Snapshot, key: &ObjectKey, _uid: &str) {
-        snapshot.cluster.remove_claim(key);
-        remove(&mut snapshot.claims, key);
-    }
-
-    fn unreadable(object: &Unreadable, snapshot: &mut Snapshot) {
-        snapshot.cluster.upsert_unreadable_claim(object);
+    fn objects(snapshot: &mut Snapshot) -> Option<&mut Vec<Self>> {
+        Some(&mut snapshot.claims)
     }
 }
 
-/// Implements [`Tracked`] for kinds that only the cluster of the allocator holds.
-macro_rules! tracked {
-    ($($type:ty, $kind:ident: $apply:expr, $remove:expr;)*) => {
-        $(impl Tracked for $type {
+/// Implements [`Shown`] for kinds that only the cluster of the allocator holds.
+macro_rules! shown {
+    ($($type:ty: $kind:ident;)*) => {
+        $(impl Shown for $type {
             const KIND: Kind = Kind::$kind;
-
-            fn apply(self, snapshot: &mut Snapshot) {
-                let apply: fn(&mut Snapshot, Self) = $apply;
-                apply(snapshot, self);
-            }
-
-            fn remove(snapshot: &mut Snapshot, key: &ObjectKey, _uid: &str) {
-                let remove: fn(&mut Snapshot, &ObjectKey) = $remove;
-                remove(snapshot, key);
-            }
         })*
     };
 }
 
-tracked! {
-    Node, Nodes:
-        |snapshot, mut node| {
-            trim_node(&mut node);
-            snapshot.cluster.upsert_node(&node);
-        },
-        |snapshot, key| snapshot.cluster.remove_node(&key.1);
-    ResourceSlice, Slices:
-        |snapshot, slice| { snapshot.cluster.upsert_slice(&slice); },
-        |snapshot, key| { snapshot.cluster.remove_slice(&key.1); };
-    DeviceClass, Classes:
-        |snapshot, class| { snapshot.cluster.upsert_class(class); },
-        |snapshot, key| snapshot.cluster.remove_class(&key.1);
-    DeviceTaintRule, TaintRules:
-        |snapshot, rule| { snapshot.cluster.upsert_taint_rule(&rule); },
-        |snapshot, key| { snapshot.cluster.remove_taint_rule(&key.1); };
-    v1beta2::DeviceTaintRule, OldTaintRules:
-        |snapshot, rule| { snapshot.cluster.upsert_taint_rule(&rule_from_v1beta2(rule)); },
-        |snapshot, key| { snapshot.cluster.remove_taint_rule(&key.1); };
-    GpuQuota, Quotas:
-        |snapshot, quota| { snapshot.cluster.upsert_quota(&quota); },
-        |snapshot, key| { snapshot.cluster.remove_quota(&key.1); };
-    GpuPolicy, Policies:
-        |snapshot, policy| { snapshot.cluster.upsert_policy(&policy); },
-        |snapshot, key| snapshot.cluster.remove_policy(&key.1);
-    Namespace, Namespaces:
-        |snapshot, namespace| { snapshot.cluster.upsert_namespace(&namespace); },
-        |snapshot, key| { snapshot.cluster.remove_namespace(&key.1); };
-    PersistentVolumeClaim, VolumeClaims:
-        |snapshot, claim| snapshot.cluster.upsert_volume_claim(&claim),
-        |snapshot, key| snapshot.cluster.remove_volume_claim(key);
-    PersistentVolume, Volumes:
-        |snapshot, volume| snapshot.cluster.upsert_volume(&volume),
-        |snapshot, key| snapshot.cluster.remove_volume(&key.1);
-    StorageClass, StorageClasses:
-        |snapshot, class| snapshot.cluster.upsert_storage_class(&class),
-        |snapshot, key| snapshot.cluster.remove_storage_class(&key.1);
+shown! {
+    Node: Nodes;
+    ResourceSlice: Slices;
+    DeviceClass: Classes;
+    DeviceTaintRule: TaintRules;
+    v1beta2::DeviceTaintRule: OldTaintRules;
+    GpuQuota: Quotas;
+    GpuPolicy: Policies;
+    Namespace: Namespaces;
+    PersistentVolumeClaim: VolumeClaims;
+    PersistentVolume: Volumes;
+    StorageClass: StorageClasses;
 }
 
 #[cfg(test)]

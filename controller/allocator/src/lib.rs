@@ -18,6 +18,7 @@ pub mod fragmentation;
 mod load;
 pub mod node;
 pub mod object;
+pub mod observed;
 pub mod placement;
 pub mod pod;
 pub mod pod_request;

@@ -78,7 +78,7 @@ pub fn snapshot() -> Snapshot {
         &[object(node)],
         &slices(),
         &[],
-        vec![
+        &[
             class("gpu"),
             class("vgpu"),
             object(json!({"metadata": {"name": "open.drava.dev"}, "spec": {}})),

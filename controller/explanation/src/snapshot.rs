@@ -3,14 +3,13 @@
 use std::fmt::Debug;
 
 use drava_allocator::cluster::Cluster;
+use drava_allocator::observed::Observed;
 use drava_allocator::taint::rule_from_v1beta2;
 use drava_api::listed::{Listed, Unreadable};
 use drava_api::names;
 use drava_api::policy::GpuPolicy;
 use drava_api::quota::GpuQuota;
-use k8s_openapi::api::core::v1::{
-    Container, Namespace, Node, NodeStatus, PersistentVolume, PersistentVolumeClaim, Pod, PodStatus,
-};
+use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::node::v1::RuntimeClass;
 use k8s_openapi::api::resource::v1::{
     DeviceClass, DeviceTaintRule, ResourceClaim, ResourceClaimTemplate, ResourceSlice,
@@ -24,8 +23,6 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::defaults::Overheads;
-
-mod volumes;
 
 /// Objects of the cluster on which decisions depend. Also the format of `kubectl drava dump`.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -66,20 +63,18 @@ impl Objects {
     /// Removes what decisions do not depend on, such as environment variables, which may hold secrets.
     #[must_use]
     pub fn trimmed(mut self) -> Self {
-        self.nodes.iter_mut().for_each(trim_node);
-        self.pods.iter_mut().for_each(trim_pod);
+        self.nodes.iter_mut().for_each(Node::trim);
+        self.pods.iter_mut().for_each(Pod::trim);
+        self.namespaces.iter_mut().for_each(Namespace::trim);
+        let claims = self.persistent_volume_claims.iter_mut();
+        claims.for_each(PersistentVolumeClaim::trim);
+        let volumes = self.persistent_volumes.iter_mut();
+        volumes.for_each(PersistentVolume::trim);
         let claims = self.resource_claims.iter_mut();
-        claims.for_each(|claim| trim_metadata(&mut claim.metadata));
-        let namespaces = self.namespaces.iter_mut();
-        namespaces.for_each(|namespace| trim_metadata(&mut namespace.metadata));
-        self.persistent_volume_claims
-            .iter_mut()
-            .for_each(volumes::trim_claim);
-        self.persistent_volumes
-            .iter_mut()
-            .for_each(volumes::trim_volume);
+        let claims = claims.map(|claim| &mut claim.metadata);
         let templates = self.resource_claim_templates.iter_mut();
-        templates.for_each(|template| trim_metadata(&mut template.metadata));
+        let templates = templates.map(|template| &mut template.metadata);
+        claims.chain(templates).for_each(keep_own_annotations);
         self
     }
 
@@ -90,34 +85,23 @@ impl Objects {
             &self.nodes,
             &self.resource_slices,
             &self.device_taint_rules,
-            self.device_classes,
+            &self.device_classes,
             self.resource_claims,
             self.pods,
         );
-        for namespace in &self.namespaces {
-            snapshot.cluster.upsert_namespace(namespace);
-        }
-        for quota in &self.gpu_quotas {
-            snapshot.cluster.upsert_quota(quota);
-        }
-        for claim in &self.persistent_volume_claims {
-            snapshot.cluster.upsert_volume_claim(claim);
-        }
-        for volume in &self.persistent_volumes {
-            snapshot.cluster.upsert_volume(volume);
-        }
-        for class in &self.storage_classes {
-            snapshot.cluster.upsert_storage_class(class);
-        }
-        for policy in &self.gpu_policies {
-            snapshot.cluster.upsert_policy(policy);
-        }
+        let cluster = &mut snapshot.cluster;
+        apply(cluster, &self.namespaces);
+        apply(cluster, &self.gpu_quotas);
+        apply(cluster, &self.persistent_volume_claims);
+        apply(cluster, &self.persistent_volumes);
+        apply(cluster, &self.storage_classes);
+        apply(cluster, &self.gpu_policies);
         let classes = self.runtime_classes.into_iter();
         snapshot.overheads = classes
             .filter_map(|class| class.metadata.name.zip(class.overhead?.pod_fixed))
             .collect();
         for claim in &self.unreadable_claims {
-            snapshot.cluster.upsert_unreadable_claim(claim);
+            ResourceClaim::apply_unreadable(claim, &mut snapshot.cluster);
         }
         snapshot.unreadable = self.unreadable;
         let claims = self.unreadable_claims.iter();
@@ -128,48 +112,15 @@ impl Objects {
 }
 
 /// Keeps the annotations of drava.
-pub fn trim_metadata(metadata: &mut ObjectMeta) {
-    metadata.managed_fields = None;
+fn keep_own_annotations(metadata: &mut ObjectMeta) {
     if let Some(annotations) = metadata.annotations.as_mut() {
         annotations.retain(|name, _| name.starts_with("gpu.drava.dev/"));
     }
 }
 
-/// Removes what decisions do not depend on from a node.
-pub fn trim_node(node: &mut Node) {
-    trim_metadata(&mut node.metadata);
-    if let Some(status) = node.status.take() {
-        node.status = Some(NodeStatus {
-            allocatable: status.allocatable,
-            conditions: status.conditions,
-            ..NodeStatus::default()
-        });
-    }
-}
-
-/// Removes what decisions do not depend on from a pod.
-pub fn trim_pod(pod: &mut Pod) {
-    trim_metadata(&mut pod.metadata);
-    if let Some(spec) = pod.spec.as_mut() {
-        volumes::trim_volumes(spec);
-        spec.ephemeral_containers = None;
-        let init = spec.init_containers.iter_mut().flatten();
-        for container in init.chain(&mut spec.containers) {
-            *container = Container {
-                name: std::mem::take(&mut container.name),
-                resources: container.resources.take(),
-                restart_policy: container.restart_policy.take(),
-                ports: container.ports.take(),
-                ..Container::default()
-            };
-        }
-    }
-    if let Some(status) = pod.status.take() {
-        pod.status = Some(PodStatus {
-            phase: status.phase,
-            resource_claim_statuses: status.resource_claim_statuses,
-            ..PodStatus::default()
-        });
+fn apply<K: Observed>(cluster: &mut Cluster, objects: &[K]) {
+    for object in objects {
+        object.apply(cluster);
     }
 }
 
@@ -215,29 +166,17 @@ impl Snapshot {
         nodes: &[Node],
         slices: &[ResourceSlice],
         taint_rules: &[DeviceTaintRule],
-        classes: Vec<DeviceClass>,
+        classes: &[DeviceClass],
         claims: Vec<ResourceClaim>,
         pods: Vec<Pod>,
     ) -> Self {
         let mut cluster = Cluster::default();
-        for node in nodes {
-            cluster.upsert_node(node);
-        }
-        for class in classes {
-            cluster.upsert_class(class);
-        }
-        for slice in slices {
-            cluster.upsert_slice(slice);
-        }
-        for rule in taint_rules {
-            cluster.upsert_taint_rule(rule);
-        }
-        for claim in &claims {
-            cluster.upsert_claim(claim);
-        }
-        for pod in &pods {
-            cluster.upsert_pod(pod);
-        }
+        apply(&mut cluster, nodes);
+        apply(&mut cluster, classes);
+        apply(&mut cluster, slices);
+        apply(&mut cluster, taint_rules);
+        apply(&mut cluster, &claims);
+        apply(&mut cluster, &pods);
         Self {
             cluster,
             claims,

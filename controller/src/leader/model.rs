@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use drava_allocator::placement::Policies;
 use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy};
+use drava_api::listed::Change;
 use futures::FutureExt;
 use kube::Client;
 use tokio::task::{JoinHandle, JoinSet};
@@ -22,7 +23,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::state::{Input, State};
 use super::{Executor, decision_time, finished};
-use crate::change::Change;
 use crate::clock::Clock;
 use crate::event_publisher::EventPublisher;
 use crate::evictions::Evictor;

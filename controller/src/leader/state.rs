@@ -235,10 +235,10 @@ mod tests {
 
     use super::*;
     use crate::action::AllocationFailure;
-    use crate::change::Change;
     use crate::event::ReleaseReason;
     use crate::fixture::{claim, class, node, object, pod, slice};
     use crate::planner::Settings;
+    use drava_api::listed::Change;
 
     fn time() -> DecisionTime {
         DecisionTime {

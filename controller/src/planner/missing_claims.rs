@@ -12,13 +12,13 @@ use std::time::Duration;
 use drava_allocator::claim_problem::{ClaimProblem, Claims};
 use drava_allocator::explanation::Explanation;
 use drava_allocator::object::{ObjectKey, object_key};
+use drava_api::listed::Change;
 use drava_api::reason::Reason;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate};
 use tokio::time::Instant;
 
 use super::{DecisionTime, Planner};
 use crate::action::Action;
-use crate::change::Change;
 use crate::{pod, pod_condition};
 
 /// Time that the creation of a claim has, in silence.

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use drava_api::listed::Change;
 use drava_api::policy::{APPLIED, CONFLICT, GpuPolicy, GpuPolicyStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use tokio::time::Instant;
 
 use super::{DecisionTime, Planner};
 use crate::action::{Action, PolicyStatusOutcome, PolicyStatusUpdate};
-use crate::change::Change;
 
 /// Time after a failed write.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);

@@ -6,13 +6,13 @@
 use std::collections::BTreeSet;
 
 use drava_allocator::cluster::QuotaUse;
+use drava_api::listed::Change;
 use drava_api::quota::{GpuQuota, QuotaResource};
 use k8s_openapi::api::core::v1::Namespace;
 use tokio::time::Instant;
 
 use super::Planner;
 use crate::action::{Action, QuotaStatusOutcome};
-use crate::change::Change;
 use crate::metrics::QuotaMetrics;
 use crate::planner::DecisionTime;
 

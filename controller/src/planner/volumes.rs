@@ -1,10 +1,10 @@
 //! Observations of volumes. They limit the nodes of pods whose decision is due for another reason, so they wake no pod.
 
+use drava_api::listed::Change;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
 
 use super::Planner;
-use crate::change::Change;
 
 impl Planner {
     /// Observes a PersistentVolumeClaim.

@@ -6,6 +6,7 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
+use drava_api::listed::Change;
 use drava_api::names;
 use futures::stream::{self, BoxStream, StreamExt};
 use kube::{Client, Resource};
@@ -13,7 +14,6 @@ use serde::de::DeserializeOwned;
 
 use super::served::{is_served, once_then_pause};
 use super::{Kind, Observation, keep, observe};
-use crate::change::Change;
 use crate::connection;
 
 /// Time between two checks whether the kind is served by now.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use drava_api::listed::Change;
 use futures::stream::{self, BoxStream, StreamExt};
 use k8s_openapi::api::scheduling::v1beta1;
 use kube::{Client, CustomResource};
@@ -9,7 +10,6 @@ use serde::{Deserialize, Serialize};
 
 use super::served::{is_served, once_then_pause};
 use super::{Kind, Observation, keep, observe};
-use crate::change::Change;
 use crate::pod_group::{Disruption, GroupSpec, PodGroupApi, PodGroupChange};
 use crate::{connection, pod};
 

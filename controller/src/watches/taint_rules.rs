@@ -5,13 +5,13 @@
 use std::time::Duration;
 
 use drava_allocator::taint::rule_from_v1beta2;
+use drava_api::listed::Change;
 use futures::stream::{self, BoxStream, StreamExt};
 use k8s_openapi::api::resource::{v1, v1beta2};
 use kube::Client;
 
 use super::served::{is_served, once_then_pause};
 use super::{Kind, Observation, keep, observe};
-use crate::change::Change;
 use crate::connection;
 
 /// Time between two checks whether the rules are served by now.

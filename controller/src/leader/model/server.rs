@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use drava_api::listed::{Change, DeletedObject};
 use drava_api::names;
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
 
-use crate::change::{Change, DeletedObject};
 use crate::fixture::{claim, object, pod};
 use crate::watches::Observation;
 

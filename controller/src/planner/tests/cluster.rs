@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use drava_allocator::object::object_key;
 use drava_allocator::placement::Policies;
+use drava_api::listed::{Change, DeletedObject};
 use drava_api::names;
 use drava_api::quota::GpuQuota;
 use jiff::Timestamp;
@@ -19,7 +20,6 @@ use crate::action::{
     EvictionOutcome, GateRemoval, GateRemovalOutcome, PolicyStatusUpdate, QuotaStatusUpdate,
     Release, ReleaseOutcome,
 };
-use crate::change::{Change, DeletedObject};
 use crate::fixture::{claim, class, node, object, pod, slice};
 use crate::planner::{DecisionTime, Planner, Settings};
 use crate::pod_condition::PodConditionUpdate;

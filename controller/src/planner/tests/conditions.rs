@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use drava_api::listed::{Change, DeletedObject};
 use drava_api::names::ALLOCATED_CONDITION;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use serde_json::json;
 
 use super::cluster::{TestCluster, applied};
-use crate::change::{Change, DeletedObject};
 use crate::fixture::{node, object, pod, slice};
 
 /// Executes the writes of conditions; returns the pod and the status and message of each.

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
+use drava_api::listed::{Change, DeletedObject};
 use drava_api::names::ALLOCATION_GATE;
 use drava_api::reason::Reason;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 
 use super::cluster::{TestCluster, applied};
-use crate::change::{Change, DeletedObject};
 use crate::fixture::{claim, gated_pod, object, pod};
 
 /// Gated pod with a claim of the template `t`.

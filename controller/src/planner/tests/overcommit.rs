@@ -1,9 +1,9 @@
 //! GPUs of which more is allocated than they have.
 
+use drava_api::listed::Change;
 use serde_json::json;
 
 use super::cluster::TestCluster;
-use crate::change::Change;
 use crate::fixture::{claim, object, slice};
 
 const EVENT: &str =

@@ -1,11 +1,11 @@
 //! GpuPolicies: precedence, live changes and contradictions.
 
+use drava_api::listed::{Change, DeletedObject};
 use drava_api::policy::GpuPolicy;
 use serde_json::{Value, json};
 
 use super::cluster::{TestCluster, applied};
 use crate::action::PolicyStatusOutcome;
-use crate::change::{Change, DeletedObject};
 use crate::fixture::{claim, class, object, pod};
 
 fn policy(name: &str, spec: &Value) -> GpuPolicy {

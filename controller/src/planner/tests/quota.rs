@@ -212,13 +212,13 @@ fn quota_change_wakes_only_its_pods() {
     cluster.set_quota("a", &json!({"namespaces": ["a"], "limit": {"devices": 1}}));
     assert_eq!(cluster.due_pods(), ["pod-a"]);
     assert_eq!(cluster.settle(), ["a → n1"]);
-    let deleted = crate::change::DeletedObject {
+    let deleted = drava_api::listed::DeletedObject {
         name: "b".to_owned(),
         ..Default::default()
     };
     cluster
         .planner
-        .quota(crate::change::Change::<GpuQuota>::Deleted(deleted));
+        .quota(drava_api::listed::Change::<GpuQuota>::Deleted(deleted));
     assert_eq!(cluster.settle(), ["b → n1"]);
 }
 

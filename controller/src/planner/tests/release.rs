@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use drava_api::listed::{Change, DeletedObject};
 use drava_api::names::ALLOCATION_GATE;
 use k8s_openapi::api::core::v1::PodStatus;
 use serde_json::json;
 
 use super::cluster::{RELEASE_AFTER, TestCluster, applied};
-use crate::change::{Change, DeletedObject};
 use crate::event::ReleaseReason;
 use crate::fixture::{claim, gated_pod, object, pod};
 

@@ -4,9 +4,9 @@ use drava_api::listed::Unreadable;
 use serde_json::json;
 
 use super::cluster::TestCluster;
-use crate::change::{Change, DeletedObject};
 use crate::fixture::object;
 use crate::watches::Kind;
+use drava_api::listed::{Change, DeletedObject};
 
 fn unreadable(name: &str) -> Unreadable {
     object(json!({
