@@ -1,5 +1,8 @@
 //! Publishes core/v1 Events and conditions of pods. A failure is logged and blocks nothing; an event that may succeed later
 //! is returned, and the write of a condition is repeated.
+//!
+//! The write of a condition names the version of the pod for which it was decided. So a write that is executed late, after
+//! another replica leads, changes no pod that this one has changed. After a conflict the newer version is read, within the term.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,13 +15,14 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event, EventSource, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::api::{Patch, PatchParams, PostParams};
-use kube::{Api, Client};
+use kube::{Api, Client, ResourceExt};
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use self::report_queue::{ConditionWrite, Report, ReportQueue};
 use crate::event::PendingEvent;
+use crate::lease::Term;
 use crate::metrics::Metrics;
 use crate::pod_condition::PodConditionUpdate;
 use crate::writes::FIELD_MANAGER;
@@ -31,6 +35,8 @@ mod tests;
 const QUEUE_LENGTH: usize = 4096;
 /// Maximum number of requests in flight: reports leave most of the API server to allocations.
 const MAX_IN_FLIGHT: usize = 8;
+/// Maximum attempts of a write after conflicts.
+const CONFLICT_LIMIT: u32 = 5;
 /// Time-out of one request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Cause of a failure without a response.
@@ -52,6 +58,7 @@ pub struct EventPublisher {
 /// The task.
 struct Task {
     client: Client,
+    term: Arc<Term>,
     metrics: Arc<Metrics>,
     events: mpsc::Receiver<PendingEvent>,
     conditions: mpsc::UnboundedReceiver<PodConditionUpdate>,
@@ -68,14 +75,15 @@ enum Outcome {
 
 impl EventPublisher {
     /// Starts the task. When the publisher is dropped, the task publishes the queued events and ends; the next leader writes
-    /// the conditions. `metrics` show how long pods wait for their first condition.
+    /// the conditions, of which none is sent after `term`. `metrics` show how long pods wait for their first condition.
     #[must_use]
-    pub fn start(client: Client, metrics: Arc<Metrics>) -> Self {
+    pub fn start(client: Client, term: Arc<Term>, metrics: Arc<Metrics>) -> Self {
         let (events, queued_events) = mpsc::channel(QUEUE_LENGTH);
         let (conditions, queued_conditions) = mpsc::unbounded_channel();
         let (failures, failed) = mpsc::channel(QUEUE_LENGTH);
         let task = Task {
             client,
+            term,
             metrics,
             events: queued_events,
             conditions: queued_conditions,
@@ -120,10 +128,11 @@ impl Task {
             while writes.len() < MAX_IN_FLIGHT
                 && let Some(report) = self.queue.start_next(Instant::now())
             {
-                let (client, metrics) = (self.client.clone(), Arc::clone(&self.metrics));
+                let (client, term) = (self.client.clone(), Arc::clone(&self.term));
+                let metrics = Arc::clone(&self.metrics);
                 writes.push(async move {
                     let uid = report.uid();
-                    (uid, write(&client, report, &metrics).await)
+                    (uid, write(&client, &term, report, &metrics).await)
                 });
             }
             let due = self.queue.next_due();
@@ -168,15 +177,17 @@ impl Task {
 }
 
 /// Writes a report.
-async fn write(client: &Client, report: Report, metrics: &Metrics) -> Outcome {
+async fn write(client: &Client, term: &Term, report: Report, metrics: &Metrics) -> Outcome {
     match report {
         Report::Event(event) => match publish(client, event).await {
             Some(event) => Outcome::EventFailed(event),
             None => Outcome::Ended,
         },
-        Report::Condition(write) => match in_time(write_condition(client, &write.update)).await {
-            Some(Ok(())) => {
-                if let Some(created) = write.update.waits_since {
+        Report::Condition(write) => match in_time(write_condition(client, term, &write.update))
+            .await
+        {
+            Some(Ok(is_written)) => {
+                if is_written && let Some(created) = write.update.waits_since {
                     metrics.explained(Timestamp::now().duration_since(created));
                 }
                 Outcome::Ended
@@ -245,27 +256,47 @@ async fn at(due: Option<Instant>) {
 /// Returns whether the API server would reject the request again, for example of a deleted namespace.
 fn is_rejected(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status)
-        if (400..500).contains(&status.code) && ![408, 429].contains(&status.code))
+        if (400..500).contains(&status.code) && ![408, 409, 429].contains(&status.code))
 }
 
-/// Writes a condition of the pod of this UID. The admission policy `drava-controller-pod-status` allows no other change.
-async fn write_condition(client: &Client, update: &PodConditionUpdate) -> kube::Result<()> {
+/// Writes a condition of the pod of this UID. Returns whether it is written: not after the term, nor to a deleted pod. The
+/// admission policy `drava-controller-pod-status` allows no other change.
+async fn write_condition(
+    client: &Client,
+    term: &Term,
+    update: &PodConditionUpdate,
+) -> kube::Result<bool> {
     let PodConditionUpdate { pod, condition, .. } = update;
     let namespace = pod.namespace.as_deref().unwrap_or("default");
     let name = pod.name.as_deref().unwrap_or_default();
     let pods: Api<Listed<Pod>> = Api::namespaced(client.clone(), namespace);
-    let patch = json!({"metadata": {"uid": pod.uid}, "status": {"conditions": [condition]}});
     let parameters = PatchParams {
         field_manager: Some(FIELD_MANAGER.to_owned()),
         ..PatchParams::default()
     };
-    let patch = Patch::Strategic(&patch);
-    match pods.patch_status(name, &parameters, &patch).await {
-        Ok(_) => Ok(()),
-        // Deleted, or replaced by a pod of the same name.
-        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
-        Err(error) => Err(error),
+    let mut version = pod.resource_version.clone();
+    for attempt in 1.. {
+        if !term.is_valid() {
+            return Ok(false);
+        }
+        let patch = json!({
+            "metadata": {"uid": pod.uid, "resourceVersion": version},
+            "status": {"conditions": [condition]},
+        });
+        let patch = Patch::Strategic(&patch);
+        match pods.patch_status(name, &parameters, &patch).await {
+            Ok(_) => return Ok(true),
+            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(false),
+            Err(kube::Error::Api(status)) if status.code == 409 && attempt < CONFLICT_LIMIT => {}
+            Err(error) => return Err(error),
+        }
+        match pods.get_opt(name).await? {
+            Some(found) if found.uid() == pod.uid => version = found.resource_version(),
+            // Deleted, or replaced by a pod of the same name.
+            Some(_) | None => return Ok(false),
+        }
     }
+    Ok(false)
 }
 
 fn event(pending: PendingEvent, namespace: &str, now: Timestamp) -> Event {

@@ -56,8 +56,8 @@ pub async fn lead(
     let mut state = State::new(planner);
     let mut executor = Executor {
         evictor: Evictor::new(client.clone(), Arc::clone(&term)),
+        publisher: EventPublisher::start(client.clone(), Arc::clone(&term), Arc::clone(metrics)),
         writer: Writer::new(client.clone(), term, stop.clone(), Timing::default()),
-        publisher: EventPublisher::start(client.clone(), Arc::clone(metrics)),
         writes: JoinSet::new(),
         health,
         stop: stop.clone(),

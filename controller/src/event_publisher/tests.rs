@@ -1,4 +1,5 @@
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use serde_json::Value;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::*;
+use crate::clock::Clock;
 use crate::fixture::response;
 use crate::pod_condition::{PodConditionUpdate, allocated};
 
@@ -120,8 +122,70 @@ fn publisher_with(
             Ok::<_, tower::BoxError>(response(code, &json!({"metadata": {}})))
         }
     });
-    let publisher = EventPublisher::start(Client::new(service, "default"), metrics);
+    let client = Client::new(service, "default");
+    let publisher = EventPublisher::start(client, term(|| false), metrics);
     (publisher, Requests { started, served })
+}
+
+/// A term that has ended when `has_ended` says so.
+fn term(has_ended: impl Fn() -> bool + Send + Sync + 'static) -> Arc<Term> {
+    let clock = Clock::new(move || Duration::from_secs(has_ended().into()));
+    Arc::new(Term::new(clock, Duration::from_secs(1)))
+}
+
+/// Writes a condition that was decided for version 1 of a pod, which another writer changes `changes` times: before each of so
+/// many patches. Returns the requests; the term ends with the first one if `term_ends`, and `uid` is that of the pod by then.
+async fn requests_after_changes(changes: usize, term_ends: bool, uid: &'static str) -> Vec<String> {
+    let (log, mut requests) = unbounded_channel();
+    let version = Arc::new(AtomicUsize::new(1));
+    let has_started = Arc::new(AtomicBool::new(false));
+    let started = Arc::clone(&has_started);
+    let service = tower::service_fn(move |request: Request<Body>| {
+        let (log, version) = (log.clone(), Arc::clone(&version));
+        started.store(true, Ordering::Relaxed);
+        async move {
+            let method = request.method().to_string();
+            let body = request.into_body().collect().await.unwrap().to_bytes();
+            let body: Value = serde_json::from_slice(&body).unwrap_or_default();
+            let sent = body["metadata"]["resourceVersion"].as_str();
+            log.send(format!("{method} {}", sent.unwrap_or_default()))
+                .unwrap();
+            if sent.is_some() && version.load(Ordering::Relaxed) <= changes {
+                version.fetch_add(1, Ordering::Relaxed);
+            }
+            let newest = version.load(Ordering::Relaxed).to_string();
+            let code = match sent {
+                Some(sent) if sent != newest => 409,
+                _ => 200,
+            };
+            let pod = json!({"metadata": {"name": "a", "uid": uid, "resourceVersion": newest}});
+            Ok::<_, tower::BoxError>(response(code, &pod))
+        }
+    });
+    let client = Client::new(service, "default");
+    let term = term(move || term_ends && has_started.load(Ordering::Relaxed));
+    let publisher = EventPublisher::start(client, term, Arc::default());
+    let mut update = update("a", "full");
+    update.pod.resource_version = Some("1".to_owned());
+    publisher.write_condition(update);
+    let mut all = Vec::new();
+    let limit = Duration::from_secs(600);
+    while let Ok(Some(request)) = tokio::time::timeout(limit, requests.recv()).await {
+        all.push(request);
+    }
+    all
+}
+
+#[tokio::test(start_paused = true)]
+async fn condition_of_older_version_is_written_within_the_term_only() {
+    let requests = requests_after_changes(0, false, "uid-a").await;
+    assert_eq!(requests, ["PATCH 1"]);
+    let requests = requests_after_changes(2, false, "uid-a").await;
+    assert_eq!(requests, ["PATCH 1", "GET ", "PATCH 2", "GET ", "PATCH 3"]);
+    let requests = requests_after_changes(1, true, "uid-a").await;
+    assert_eq!(requests, ["PATCH 1", "GET "], "another replica leads");
+    let requests = requests_after_changes(1, false, "uid-other").await;
+    assert_eq!(requests, ["PATCH 1", "GET "], "another pod of that name");
 }
 
 fn reference(pod: &str) -> ObjectReference {

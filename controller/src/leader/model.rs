@@ -91,8 +91,8 @@ impl Replica {
         let stop = CancellationToken::new();
         let executor = Executor {
             evictor: Evictor::new(client.clone(), Arc::clone(&term)),
-            writer: Writer::new(client.clone(), term, stop.clone(), Timing::default()),
-            publisher: EventPublisher::start(client, Arc::default()),
+            publisher: EventPublisher::start(client.clone(), Arc::clone(&term), Arc::default()),
+            writer: Writer::new(client, term, stop.clone(), Timing::default()),
             writes: JoinSet::new(),
             health: Arc::new(Health::new(clock)),
             stop: stop.clone(),

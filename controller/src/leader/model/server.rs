@@ -74,6 +74,10 @@ pub(super) struct Server {
     holder: usize,
     policy_holder: usize,
     created: usize,
+    /// Claims of templates that are not generated so far, with their memory, and those that their pods do not name so far; by
+    /// name, each with its pod.
+    ungenerated: BTreeMap<String, (String, String)>,
+    unnamed: BTreeMap<String, String>,
     /// Gangs of which all members were allocated at the same time.
     complete_gangs: BTreeSet<String>,
     /// Pods that were bound.
@@ -96,6 +100,8 @@ impl Server {
             holder: 0,
             policy_holder: 0,
             created: 0,
+            ungenerated: BTreeMap::new(),
+            unnamed: BTreeMap::new(),
             complete_gangs: BTreeSet::new(),
             served: 0,
             counts: BTreeMap::new(),
@@ -202,6 +208,7 @@ impl Server {
                 self.create();
             }
         }
+        self.generate_claims();
         let names: Vec<String> = self.pods.keys().cloned().collect();
         for name in names {
             // The end of another member has ended it.
@@ -246,11 +253,18 @@ impl Server {
     fn create_pod(&mut self, memory: &[&str], is_gated: bool, annotations: &Value) {
         self.created += 1;
         let name = format!("p{:04}", self.created);
+        // As the webhook leaves a translated pod.
+        let is_templated = self.random.chance(30);
         let mut claims = Vec::new();
         for (index, memory) in memory.iter().enumerate() {
             let suffix = if index == 0 { "" } else { "-2" };
             let claim_name = &format!("{name}{suffix}");
             claims.push(claim_name.clone());
+            if is_templated {
+                let generated = (name.clone(), (*memory).to_owned());
+                self.ungenerated.insert(claim_name.clone(), generated);
+                continue;
+            }
             self.claims.insert(
                 claim_name.clone(),
                 serde_json::to_value(claim(claim_name, memory)).unwrap(),
@@ -266,6 +280,12 @@ impl Server {
             created["spec"]["schedulingGates"] = json!([{"name": names::ALLOCATION_GATE}]);
         }
         created["metadata"]["annotations"] = annotations.clone();
+        if is_templated {
+            let entries = claims
+                .iter()
+                .map(|claim| json!({"name": claim, "resourceClaimTemplateName": "t"}));
+            created["spec"]["resourceClaims"] = entries.collect();
+        }
         self.pods.insert(name.clone(), created);
         self.put_pod(&name, |_| {});
     }
@@ -274,6 +294,9 @@ impl Server {
     fn schedule(&mut self, name: &str) {
         let pod = &self.pods[name];
         let claims = claims_of(pod);
+        if claims.iter().any(|claim| self.unnamed.contains_key(claim)) {
+            return;
+        }
         let nodes: BTreeSet<String> = claims
             .iter()
             .filter_map(|claim| node_of(self.claims.get(claim)?))
@@ -335,6 +358,10 @@ impl Server {
         let pod = self.pods.remove(name).unwrap();
         self.history.push(Event::Pod(name.to_owned(), None));
         for claim in claims_of(&pod) {
+            self.unnamed.remove(&claim);
+            if self.ungenerated.remove(&claim).is_some() {
+                continue;
+            }
             if self.random.chance(50) {
                 self.claims.remove(&claim);
                 self.version += 1;
@@ -405,7 +432,11 @@ impl Server {
         }
         let (name, is_status) = request.target();
         if request.method == Method::GET {
-            let found = self.claims.get(name).cloned();
+            let objects = match request.path.contains("/pods/") {
+                true => &self.pods,
+                false => &self.claims,
+            };
+            let found = objects.get(name).cloned();
             return Ok(found.map_or_else(
                 || failure(404, "not found"),
                 |claim| (StatusCode::OK, claim),
@@ -510,7 +541,11 @@ impl Request {
 fn claims_of(pod: &Value) -> Vec<String> {
     let claims = pod["spec"]["resourceClaims"].as_array().unwrap().iter();
     claims
-        .map(|claim| claim["resourceClaimName"].as_str().unwrap().to_owned())
+        .map(|claim| {
+            let generated = claim["name"].as_str().unwrap();
+            claim["resourceClaimName"].as_str().unwrap_or(generated)
+        })
+        .map(str::to_owned)
         .collect()
 }
 

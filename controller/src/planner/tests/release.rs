@@ -438,3 +438,34 @@ fn pod_in_backlog_of_scheduler_keeps_its_allocation() {
         "not reserved within 300 s: kube-scheduler did not bind the pod to node n1"
     );
 }
+
+#[test]
+fn finished_pod_that_reserves_a_static_claim_again_blocks_nobody() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.add_claim(claim("static", "70Gi"));
+    cluster.add_pod(pod("first", &["static"]));
+    assert_eq!(cluster.settle(), ["first → n1"]);
+    cluster.bind(("first", "n1"));
+    cluster.finish_pod("first");
+    cluster.deallocate("static");
+    cluster.add_pod(pod("second", &["static"]));
+    assert_eq!(cluster.settle(), ["second → n1"]);
+    // kube-controller-manager reserves the allocated claim for every bound pod that references it, also a finished one, and then
+    // releases it, because that pod has finished.
+    for _ in 0..3 {
+        cluster.reserve("static", "first");
+        cluster.advance(RELEASE_AFTER * 10);
+        assert!(cluster.settle().is_empty(), "the claim is allocated");
+        cluster.deallocate("static");
+        assert_eq!(cluster.settle(), ["second → n1"], "at once");
+    }
+    assert!(cluster.messages_of("Pod/second").is_empty());
+    // While only the finished pod has the claim, a pod of higher priority waits, and evicts nobody.
+    cluster.reserve("static", "first");
+    cluster.delete_pod("second");
+    cluster.add_pod_of_priority("urgent", "20Gi", 10);
+    assert!(cluster.settle().is_empty());
+    assert!(cluster.evict().is_empty());
+    cluster.deallocate("static");
+    assert_eq!(cluster.settle(), ["urgent → n1"]);
+}

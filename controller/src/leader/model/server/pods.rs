@@ -5,6 +5,7 @@ use http::StatusCode;
 use serde_json::{Value, json};
 
 use super::{Answer, Request, Server, claims_of, failure, results};
+use crate::fixture::claim;
 
 /// Quota of the tenant, GiB: less than the GPUs have.
 pub(in super::super) const QUOTA_GIB: u64 = 170;
@@ -47,6 +48,35 @@ impl Server {
         }
     }
 
+    /// The claim controller creates claims of templates, and names them in the status of their pods later.
+    pub(super) fn generate_claims(&mut self) {
+        for (name, pod) in self.unnamed.clone() {
+            if self.random.chance(20) {
+                self.unnamed.remove(&name);
+                let named = json!({"name": name, "resourceClaimName": name});
+                self.put_pod(&pod, |pod| {
+                    let statuses = &mut pod["status"]["resourceClaimStatuses"];
+                    let mut all = statuses.as_array().cloned().unwrap_or_default();
+                    all.push(named);
+                    *statuses = all.into();
+                });
+            }
+        }
+        for (name, (pod, memory)) in self.ungenerated.clone() {
+            if self.random.chance(20) {
+                self.count("claim generated");
+                self.ungenerated.remove(&name);
+                let mut generated = serde_json::to_value(claim(&name, &memory)).unwrap();
+                generated["metadata"]["ownerReferences"] = json!([{
+                    "apiVersion": "v1", "kind": "Pod", "name": pod, "uid": format!("pod-{pod}"), "controller": true,
+                }]);
+                self.claims.insert(name.clone(), generated);
+                self.unnamed.insert(name.clone(), pod);
+                self.put_claim(&name, |_| {});
+            }
+        }
+    }
+
     /// Returns the members of a gang.
     pub(super) fn members(&self, gang: &str) -> Vec<String> {
         let pods = self.pods.iter();
@@ -62,9 +92,11 @@ impl Server {
             let members = self.members(gang);
             let is_allocated = members.iter().all(|name| {
                 let claims = claims_of(&self.pods[name]);
-                claims
-                    .iter()
-                    .all(|claim| !results(&self.claims[claim]).is_empty())
+                claims.iter().all(|claim| {
+                    self.claims
+                        .get(claim)
+                        .is_some_and(|claim| !results(claim).is_empty())
+                })
             });
             let min = pod["metadata"]["annotations"][GANG_MIN_ANNOTATION].as_str();
             if is_allocated && min == Some(&members.len().to_string()) {
