@@ -49,8 +49,8 @@ pub struct PlacementExplanationSpec {
 #[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, PartialEq, Default)]
 #[serde(rename_all = "camelCase")]
 pub struct PlacementExplanationStatus {
-    /// State of the pod's allocation: Infeasible, Feasible, Gated, Allocated, Placed, Rejected, WaitingForClaim, NoGpuRequest,
-    /// or PodMissing.
+    /// State of the pod's allocation: Infeasible, Feasible, Waiting, Gated, Allocated, Placed, Rejected, WaitingForClaim,
+    /// NoGpuRequest, or PodMissing.
     #[serde(default)]
     pub state: String,
     /// Explanation in one line.

@@ -63,6 +63,8 @@ pub enum State {
     Allocated,
     /// A node is feasible; the controller has not allocated the claims.
     Feasible,
+    /// A node is feasible apart from what the controller alone knows: a reservation for another pod, for instance.
+    Waiting,
     /// No node is feasible.
     Infeasible,
     /// The request is invalid.
@@ -216,7 +218,10 @@ pub fn of_pod(snapshot: &Snapshot, pod: &Pod, settings: &Settings, depth: Depth)
                 Depth::Nodes => snapshot.cluster.decide(&request, settings.policies),
                 Depth::Devices => snapshot.cluster.explain(&request, settings.policies),
             };
+            let planned = waiting_reason(pod);
+            report.reason = planned.as_ref().map(|(reason, _)| *reason);
             match decision {
+                Ok(_) if let Some((_, text)) = planned => (State::Waiting, text),
                 Ok(placement) => (
                     State::Feasible,
                     format!(
@@ -226,13 +231,14 @@ pub fn of_pod(snapshot: &Snapshot, pod: &Pod, settings: &Settings, depth: Depth)
                     ),
                 ),
                 Err(explanation) => {
-                    report.reason = Some(explanation.reason());
+                    report.reason.get_or_insert(explanation.reason());
                     report.add_verdicts(&explanation, depth);
                     let state = match explanation {
                         Explanation::Rejected { .. } => State::Rejected,
                         Explanation::Nodes(_) => State::Infeasible,
                     };
-                    (state, explanation.summary())
+                    let summary = planned.map(|(_, text)| text);
+                    (state, summary.unwrap_or_else(|| explanation.summary()))
                 }
             }
         }
@@ -301,6 +307,32 @@ fn stage<'a>(snapshot: &Snapshot, pod: &'a Pod, schedulers: &[String]) -> Stage<
         return Stage::Rejected(Explanation::scheduler_not_served(pod, schedulers));
     }
     Stage::Requesting(Box::new(request))
+}
+
+/// Returns why the pod waits, if that is something that the controller alone knows, such as a reservation: the reason in the
+/// condition of the pod.
+fn waiting_reason(pod: &Pod) -> Option<(Reason, String)> {
+    let mut conditions = pod
+        .status
+        .iter()
+        .flat_map(|status| status.conditions.iter().flatten());
+    let own = conditions.find(|condition| condition.type_ == names::ALLOCATED_CONDITION)?;
+    let text = own.message.as_deref().filter(|_| own.status == "False")?;
+    let (code, _) = text.split_once(": ")?;
+    let reason = Reason::ALL.iter().find(|reason| reason.as_str() == code)?;
+    let is_of_queue = matches!(
+        reason,
+        Reason::WaitingForGang
+            | Reason::WaitingForPreemption
+            | Reason::Reserved
+            | Reason::RolloutBlocked
+            | Reason::NotBound
+            | Reason::InvalidGang
+            | Reason::CostlySearch
+            | Reason::CostlySelectors
+    );
+    // Control characters must not reach a terminal.
+    is_of_queue.then(|| (*reason, text.replace(char::is_control, " ")))
 }
 
 /// Returns the reason that the controller recorded when it allocated the claim.
@@ -406,6 +438,7 @@ impl State {
             Self::Gated => "Gated",
             Self::Allocated => "Allocated",
             Self::Feasible => "Feasible",
+            Self::Waiting => "Waiting",
             Self::Infeasible => "Infeasible",
             Self::Rejected => "Rejected",
         }
@@ -418,6 +451,13 @@ impl Report {
         let namespace = self.pod.split('/').next().unwrap_or_default();
         for change in &mut self.changes {
             change.hide_other_namespaces(namespace);
+        }
+        const OWNER: &str = "reserved for pod ";
+        if let Some((before, after)) = self.summary.split_once(OWNER)
+            && let Some((owner, rest)) = after.split_once(',')
+            && owner.split('/').next() != Some(namespace)
+        {
+            self.summary = format!("{before}reserved for a pod of another namespace,{rest}");
         }
     }
 

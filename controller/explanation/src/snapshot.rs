@@ -195,7 +195,7 @@ pub async fn take(client: &Client) -> Result<Snapshot, ListError> {
     Ok(fetch(client).await?.into_snapshot().0)
 }
 
-/// Reads the objects of the cluster, without claim templates.
+/// Reads the objects of the cluster, without claim templates and RuntimeClasses.
 ///
 /// # Errors
 /// If a kind cannot be listed.
@@ -220,8 +220,7 @@ pub async fn fetch(client: &Client) -> Result<Objects, ListError> {
     let pods = noting("Pod", pods, &mut unreadable);
     let quotas = noting("GpuQuota", quotas, &mut unreadable);
     let policies = noting("GpuPolicy", policies, &mut unreadable);
-    let (persistent_volume_claims, persistent_volumes, storage_classes, runtime_classes) = tokio::try_join!(
-        list_if_permitted(client),
+    let (persistent_volume_claims, persistent_volumes, storage_classes) = tokio::try_join!(
         list_if_permitted(client),
         list_if_permitted(client),
         list_if_permitted(client),
@@ -249,7 +248,7 @@ pub async fn fetch(client: &Client) -> Result<Objects, ListError> {
         persistent_volumes,
         storage_classes,
         resource_claim_templates: Vec::new(),
-        runtime_classes,
+        runtime_classes: Vec::new(),
         unreadable_claims,
         unreadable,
     })
@@ -266,13 +265,15 @@ fn noting<K>(
     objects
 }
 
-/// Reads the objects of the cluster with its claim templates.
+/// Reads the objects of the cluster with what only pods that do not exist so far need: claim templates and RuntimeClasses. The
+/// API server has set the overhead of an existing pod.
 ///
 /// # Errors
 /// If a kind cannot be listed.
 pub async fn fetch_with_templates(client: &Client) -> Result<Objects, ListError> {
     let mut objects = fetch(client).await?;
     objects.resource_claim_templates = list(client, &ListParams::default()).await?;
+    objects.runtime_classes = list_if_permitted(client).await?;
     Ok(objects)
 }
 

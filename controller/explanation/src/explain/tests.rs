@@ -1,5 +1,6 @@
 //! All states of a pod, in one small cluster.
 
+use drava_allocator::observed::Observed;
 use serde_json::json;
 
 use super::*;
@@ -199,4 +200,54 @@ fn names_unreadable_claim() {
         "{}",
         report.summary
     );
+}
+
+/// Explains a pod whose condition has this status and message.
+fn explained_with_condition(name: &str, status: &str, message: &str) -> Report {
+    let mut snapshot = snapshot();
+    let mut pods = snapshot.pods.iter_mut();
+    let pod = pods.find(|pod| is(pod, "default", name)).unwrap();
+    pod.status = Some(object(json!({"phase": "Pending", "conditions": [
+        {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"},
+        {"type": "gpu.drava.dev/Allocated", "status": status, "reason": "GpuUnschedulable", "message": message},
+    ]})));
+    pod.trim();
+    super::pod(&snapshot, "default", name, &settings()).unwrap()
+}
+
+#[test]
+fn names_reservation_for_another_pod() {
+    let text = "Reserved: the pod fits on n1, but its devices are reserved for pod default/head, the head of the queue";
+    let report = explained_with_condition("feasible", "False", text);
+    assert_eq!(
+        (report.state, report.summary.as_str()),
+        (State::Waiting, text)
+    );
+    assert_eq!(report.reason, Some(Reason::Reserved));
+    assert_eq!(report.text(), format!("pod default/feasible: {text}\n"));
+    let report = explained_with_condition("big", "False", text);
+    assert_eq!(
+        (report.state, report.summary.as_str()),
+        (State::Infeasible, text)
+    );
+    assert!(!report.blockers.is_empty(), "what the cluster shows");
+    let mut own = explained_with_condition("feasible", "False", text);
+    own.hide_other_namespaces();
+    assert_eq!(own.summary, text);
+    let mut other =
+        explained_with_condition("feasible", "False", &text.replace("default/", "other/"));
+    other.hide_other_namespaces();
+    assert_eq!(
+        other.summary,
+        "Reserved: the pod fits on n1, but its devices are reserved for a pod of another namespace, the head of the queue"
+    );
+}
+
+#[test]
+fn condition_about_nodes_gives_way_to_the_cluster() {
+    let full = "0/1 nodes: 1 InsufficientMemory (most free memory 1 GiB on n1/gpu-0)";
+    let report = explained_with_condition("feasible", "False", full);
+    assert_eq!(report.state, State::Feasible, "memory was freed meanwhile");
+    let report = explained_with_condition("feasible", "True", "Reserved: for another pod");
+    assert_eq!(report.state, State::Feasible);
 }
