@@ -6,11 +6,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use drava_allocator::placement::Policies;
 use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy};
+use drava_api::listed::{Change, DeletedObject};
 use drava_api::quota::GpuQuota;
 use drava_controller::action::{
     Action, AllocationJob, AllocationOutcome, Eviction, EvictionOutcome,
 };
-use drava_controller::change::{Change, DeletedObject};
 use drava_controller::planner::{DecisionTime, Planner, Settings};
 use drava_packing::objects;
 use drava_packing::trace::TraceNode;
