@@ -23,6 +23,7 @@ mod nvml_utilization;
 mod pools;
 mod processes;
 mod programs;
+mod recipes;
 mod robustness;
 mod shared_memory;
 mod shared_pools;
