@@ -102,6 +102,29 @@ pub(crate) fn driver_even_if_locked() -> CudaResult<&'static Driver> {
     }
 }
 
+/// Errors unless a GPU on an NVSwitch fabric is registered with it, which the fabric manager does.
+fn require_fabric(
+    connection: &mut Connection,
+    machine: &MachineDescription,
+    device: &Device,
+) -> CudaResult {
+    /// `NVML_GPU_FABRIC_STATE_COMPLETED`
+    const COMPLETED: u8 = 3;
+    let card = usize::try_from(device.card.0).ok();
+    let card = card.and_then(|index| machine.cards.get(index));
+    if card.is_none_or(|card| card.fabric.is_none()) {
+        return Ok(());
+    }
+    let request = Request::CardState { card: device.card };
+    match connection.request(&request) {
+        Ok(Reply::CardState(state)) if state.fabric_state.is_some_and(|at| at != COMPLETED) => {
+            Err(CudaError::SystemNotReady)
+        }
+        // A GPU that does not answer fails when used.
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
+
 impl Driver {
     fn connect() -> CudaResult<Self> {
         let path = own_path();
@@ -126,6 +149,9 @@ impl Driver {
         let is_newer = path.is_some_and(|path| is_newer_release(&path, &machine.driver_version));
         if is_newer && devices.iter().any(is_consumer) {
             return Err(CudaError::CompatNotSupportedOnDevice);
+        }
+        for device in &devices {
+            require_fabric(&mut connection, &machine, device)?;
         }
         let state = State::new(devices.len());
         Ok(Self {

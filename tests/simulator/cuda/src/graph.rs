@@ -65,6 +65,12 @@ impl Graphs {
         self.nodes.get(&handle).ok_or(CudaError::InvalidValue)
     }
 
+    /// Releases the addresses of graph memory that no node, no executable graph and no memory needs.
+    fn release_addresses(&mut self) {
+        let launched = self.execs.addresses();
+        self.memory.retain(&launched);
+    }
+
     /// Nodes and all their transitive dependencies.
     fn before(&self, nodes: &[CUgraphNode]) -> BTreeSet<CUgraphNode> {
         let mut found = BTreeSet::new();
@@ -185,6 +191,7 @@ impl State {
         for node in graph.ok_or(CudaError::InvalidValue)?.nodes {
             self.remove_node(driver, node)?;
         }
+        self.graphs.release_addresses();
         Ok(())
     }
 

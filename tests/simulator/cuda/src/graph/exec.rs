@@ -3,7 +3,7 @@
 //! A launch submits every step to the stream of its lane. The first lane is the launch stream,
 //! which resumes when all lanes are done. Launches of one executable graph are serialized.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{c_uint, c_ulonglong};
 
 use simulator_machine::protocol::Work;
@@ -17,9 +17,9 @@ use crate::error::CudaError;
 use crate::operation::Operation;
 use crate::stream::{Stream, with_capacity};
 use crate::types::{
-    CUcontext, CUgraph, CUgraphExec, CUgraphExecUpdateResultInfo, CUgraphInstantiateParams,
-    CUgraphNode, CUgraphNodeParams, CUkernelNodeParams, CUkernelNodeParamsV2, CUmemcpy3D,
-    CUmemsetNodeParams, CUstream,
+    CUcontext, CUdeviceptr, CUgraph, CUgraphExec, CUgraphExecUpdateResultInfo,
+    CUgraphInstantiateParams, CUgraphNode, CUgraphNodeParams, CUkernelNodeParams,
+    CUkernelNodeParamsV2, CUmemcpy3D, CUmemsetNodeParams, CUstream,
 };
 
 /// Most steps of one graph: the capacity of a stream's queue.
@@ -55,6 +55,16 @@ impl Execs {
     /// Handles of executable graphs.
     pub(crate) fn handles(&self) -> impl Iterator<Item = usize> {
         self.0.keys().map(|exec| exec.0)
+    }
+
+    /// Addresses of the memory that launches allocate.
+    pub(super) fn addresses(&self) -> BTreeSet<CUdeviceptr> {
+        let steps = self.0.values().flat_map(|exec| &exec.steps);
+        let allocated = steps.filter_map(|step| match &step.operation {
+            Operation::Allocate(memory) => Some(memory.address),
+            _ => None,
+        });
+        allocated.collect()
     }
 
     fn get(&self, handle: CUgraphExec) -> CudaResult<&Exec> {
@@ -113,6 +123,7 @@ impl State {
         let exec = self.graphs.execs.0.remove(&handle);
         // LaunchOutcome work still completes.
         self.free_cells(exec.ok_or(CudaError::InvalidValue)?.lanes);
+        self.graphs.release_addresses();
         Ok(())
     }
 

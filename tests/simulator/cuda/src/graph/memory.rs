@@ -5,7 +5,7 @@
 //! in the real driver. Memory freed by a launch can be reused by later launches of the same
 //! executable graph, and by others once the launch is complete.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_uint;
 
 use simulator_machine::kernel::PAGE_BYTES;
@@ -115,28 +115,31 @@ impl GraphMemory {
         }
     }
 
-    /// Removes a node. Its address stays reserved while memory is mapped.
+    /// Removes a node. Its address stays reserved while memory is mapped, or an executable graph may map it.
     pub(crate) fn remove_node(&mut self, address: CUdeviceptr) {
         if let Some(allocation) = self.allocations.get_mut(&address) {
             allocation.node_exists = false;
-            if allocation.memory.is_none() {
-                self.allocations.remove(&address);
-            }
         }
+    }
+
+    /// Releases the addresses without node and memory that no launch needs.
+    pub(super) fn retain(&mut self, launched: &BTreeSet<CUdeviceptr>) {
+        self.allocations.retain(|address, allocation| {
+            allocation.node_exists || allocation.memory.is_some() || launched.contains(address)
+        });
     }
 
     /// Removes the memory of a destroyed context.
     pub(crate) fn remove_context(&mut self, context: CUcontext) {
         self.cached.retain(|idle| idle.chunk.context != context);
-        self.allocations.retain(|_, allocation| {
+        for allocation in self.allocations.values_mut() {
             if allocation
                 .memory
                 .is_some_and(|chunk| chunk.context == context)
             {
                 allocation.memory = None;
             }
-            allocation.node_exists || allocation.memory.is_some()
-        });
+        }
     }
 
     /// Returns whether memory is mapped at an address.
@@ -316,14 +319,7 @@ impl State {
         let chunk = allocation.memory.take().ok_or(CudaError::InvalidValue)?;
         memory.cache(chunk);
         self.addresses.remove(address);
-        let memory = &mut self.graphs.memory;
-        if memory
-            .allocations
-            .get(&address)
-            .is_some_and(|allocation| !allocation.node_exists)
-        {
-            memory.allocations.remove(&address);
-        }
+        self.graphs.release_addresses();
         Ok(())
     }
 

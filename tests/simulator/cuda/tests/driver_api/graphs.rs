@@ -275,6 +275,27 @@ fn keeps_graph_memory_from_launch_to_trim() {
     assert_eq!((used(), graph_memory(&api, RESERVED)), (2 * MIB, 0));
 }
 
+/// The executable graph keeps the memory of its nodes.
+#[test]
+fn launches_memory_nodes_of_destroyed_graph() {
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    let graph = Graph::new(&api);
+    let (_, address) = graph.memory(&[], 4 << 20);
+    let exec = graph.instantiate(0);
+    assert_eq!(call!(api, "cuGraphDestroy", graph.handle), 0);
+    for _ in 0..2 {
+        assert_eq!(launch(&api, exec, NONE), 0);
+        assert_eq!(call!(api, "cuMemsetD8_v2", address, 7u8, 4 * MIB), 0);
+        assert_eq!(call!(api, "cuMemFreeAsync", address, NONE), 0);
+    }
+    assert_eq!(call!(api, "cuGraphExecDestroy", exec), 0);
+    assert_eq!(
+        call!(api, "cuMemsetD8_v2", address, 7u8, 4 * MIB),
+        INVALID_VALUE
+    );
+}
+
 #[test]
 fn leaves_unfreed_graph_memory_to_the_program() {
     let machine = Machine::start(T4).unwrap();

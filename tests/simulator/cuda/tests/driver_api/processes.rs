@@ -8,7 +8,10 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Stdio};
 
 use anyhow::Context as _;
-use simulator_machine::description::{MIB, RTX_4090, T4};
+use simulator_machine::control::Command;
+use simulator_machine::description::{H200X8, MIB, RTX_4090, T4};
+use simulator_machine::kernel::Faults;
+use simulator_machine::protocol::CardIndex;
 use simulator_machine::testing::{Machine, poll};
 
 use crate::api::{Api, NOT_INITIALIZED, OUT_OF_MEMORY, call};
@@ -296,6 +299,28 @@ fn disconnects_only_the_client_that_sends_noise() {
         let _ = rustix::io::read(&socket, &mut reply);
     }
     api.allocate(MIB).unwrap();
+}
+
+/// As without the fabric manager.
+#[test]
+fn needs_registration_with_fabric() {
+    let machine = Machine::start(H200X8).unwrap();
+    let registered = |fabric_state| {
+        let faults = Faults {
+            fabric_state,
+            ..Faults::default()
+        };
+        let card = CardIndex(0);
+        machine.control(&Command::Break { card, faults }).unwrap();
+        call!(
+            Api::open_path(&machine.lib_dir().join("libcuda.so.1")),
+            "cuInit",
+            0u32
+        )
+    };
+    // In progress.
+    assert_eq!(registered(Some(2)), 802);
+    assert_eq!(registered(None), 0);
 }
 
 /// As an image's library in `/usr/local/cuda/compat`.
