@@ -236,7 +236,7 @@ pub struct ClaimService<E> {
     /// Longest wait for devices of a claim that is being released.
     pub release_wait: Duration,
     /// Claims whose MIG instances programs hold.
-    pub held: HeldInstances,
+    pub held: Arc<HeldInstances>,
 }
 
 /// Attempts after which a pod ends although a program holds the MIG instance of its claim. kubelet repeats an unprepare once a

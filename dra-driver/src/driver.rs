@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::agent;
 use crate::artifacts::{self, Artifact, Installed};
+use crate::claim::ClaimUid;
 use crate::claims::{ClaimService, HeldInstances, blocking};
 use crate::conditions::{Condition, Conditions};
 use crate::directories;
@@ -167,7 +168,12 @@ pub async fn run(
         labels: config.labels,
         device_files: source.device_files.clone(),
     };
-    let records = read_records(RecordStore::new(layout.claims()), access.boot_id.clone());
+    let held = Arc::new(HeldInstances::default());
+    let records = read_records(
+        RecordStore::new(layout.claims()),
+        access.boot_id.clone(),
+        Arc::clone(&held),
+    );
     let thread = InventoryThread::start(source, records).map_err(RunError::Thread)?;
     let record = RecordFile::new(layout.gpu_health(), access.boot_id.clone());
     let (reporter, reports) =
@@ -188,6 +194,7 @@ pub async fn run(
         metrics,
         reporter,
         reconcile: Arc::new(Notify::new()),
+        held,
         stop: stop.clone(),
         config,
     };
@@ -219,9 +226,10 @@ fn boot_id() -> io::Result<String> {
 }
 
 /// Returns the reader of the claim records for discovery.
-fn read_records(store: RecordStore, boot_id: String) -> ReadRecords {
+fn read_records(store: RecordStore, boot_id: String, held: Arc<HeldInstances>) -> ReadRecords {
     Box::new(move || {
-        recorded(&store, &boot_id).unwrap_or_else(|error| {
+        let is_released = |uid: &ClaimUid| held.is_released(uid);
+        recorded(&store, &boot_id, is_released).unwrap_or_else(|error| {
             tracing::warn!(
                 error = describe(&error),
                 "cannot read the GPUs of the claim records"
@@ -266,6 +274,8 @@ struct Shared {
     metrics: Sources,
     reporter: Reporter,
     reconcile: Arc<Notify>,
+    /// Claims whose MIG instances programs hold.
+    held: Arc<HeldInstances>,
     stop: CancellationToken,
 }
 
@@ -338,7 +348,7 @@ impl Shared {
             reporter: self.reporter.clone(),
             reconcile: Arc::clone(&self.reconcile),
             release_wait: self.config.release_wait,
-            held: HeldInstances::default(),
+            held: Arc::clone(&self.held),
         })
     }
 

@@ -354,7 +354,7 @@ fn follows_gpu_whose_minor_number_shifted() {
     for (card, minor) in inventory.gpus.cards.iter_mut().zip([1, 0]) {
         card.minor = minor;
     }
-    let recorded = partitions::recorded(applier.store(), "boot").unwrap();
+    let recorded = partitions::recorded(applier.store(), "boot", |_| false).unwrap();
     inventory.numbers = numbers::assign(&inventory.gpus.cards, &recorded.numbers);
     let (driver, installed) = (node.driver(), node.installed());
     let environment = environment(&inventory, &driver, &installed);

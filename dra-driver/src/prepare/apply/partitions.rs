@@ -17,11 +17,17 @@ use crate::prepare::record::{
 };
 use crate::prepare::{Access, Instance, Partition, Prepared};
 
-/// Returns the MIG instances that records of this boot name, and the numbers of the GPUs of all records.
+/// Returns the MIG instances that records of this boot name, and the numbers of the GPUs of all records. An instance of a
+/// released claim, which has no pod any more and is held by a program, counts as one that drava did not create: no claim can
+/// have its slices.
 ///
 /// # Errors
 /// When the records cannot be read.
-pub fn recorded(store: &RecordStore, boot_id: &str) -> Result<Recorded, RecordError> {
+pub fn recorded(
+    store: &RecordStore,
+    boot_id: &str,
+    is_released: impl Fn(&ClaimUid) -> bool,
+) -> Result<Recorded, RecordError> {
     let mut recorded = Recorded::default();
     for uid in store.list()?.recorded {
         if let Loaded::Present(record) = store.load(&uid)? {
@@ -33,6 +39,7 @@ pub fn recorded(store: &RecordStore, boot_id: &str) -> Result<Recorded, RecordEr
             devices.retain(|device| {
                 let partition = device.partition();
                 partition.is_some_and(|partition| partition.boot_id == boot_id)
+                    && !is_released(&uid)
             });
             recorded.instances.extend(instance_keys(&devices));
         }

@@ -117,6 +117,17 @@ async fn releases_pod_while_monitor_holds_partition() {
     plugin.unprepare_one(&kubelet_claim(1)).await.unwrap();
     cluster.api.delete_claim(&found);
     assert!(cluster.record_file(1).exists() && !cluster.spec_file(1).exists());
+    // No claim can have the slices of the partition, which would fail at each prepare.
+    eventually("taint of the partition", || {
+        let mut devices = cluster.api.devices().into_iter();
+        devices.find(|device| {
+            let taints = device["taints"].as_array().into_iter().flatten();
+            let mut values = taints.filter_map(|taint| taint["value"].as_str());
+            device["name"] == "gpu-0-mig-1g-10gb-0"
+                && values.any(|value| value == "foreign-mig-instance")
+        })
+    })
+    .await;
     eventually("event on the claim", || {
         let mut events = cluster.api.events_with_kind().into_iter();
         events.find(|(reason, note, kind)| {

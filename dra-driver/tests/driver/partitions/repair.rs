@@ -136,10 +136,12 @@ fn records_name_own_instances_of_this_boot() {
     let Some(node) = a100() else { return };
     node.prepare(1, &[Partition(0, "1g.5gb", 6)]).unwrap();
     let applier = node.node.applier(node.effects(BOOT));
-    let own = partitions::recorded(applier.store(), BOOT).unwrap();
+    let own = partitions::recorded(applier.store(), BOOT, |_| false).unwrap();
     let card = GpuUuid::new(node.card(0).uuid.as_str());
     let key = (card, 19, Placement { start: 6, size: 1 });
     assert_eq!(own.instances.into_iter().collect::<Vec<_>>(), [key]);
-    let other = partitions::recorded(applier.store(), "another boot").unwrap();
+    let other = partitions::recorded(applier.store(), "another boot", |_| false).unwrap();
     assert!(other.instances.is_empty());
+    let released = partitions::recorded(applier.store(), BOOT, |_| true).unwrap();
+    assert!(released.instances.is_empty());
 }
