@@ -136,6 +136,69 @@ fn search_for_victims_is_as_limited_as_decision() {
     );
 }
 
+/// What the decisions for a pod with many combinations cost, and how long they delay a pod that is due at the same time.
+#[derive(Debug, Default)]
+struct Delay {
+    /// Turns until the other pod was allocated.
+    turns_of_other: usize,
+    turns: usize,
+    /// Units of work in the longest turn.
+    longest: u64,
+}
+
+/// Decides, one turn after the other, until nothing is due. The pod needs six partitions of one GPU, of which so many are in use.
+fn decide_six(used: [usize; GPUS], priority: i32) -> (TestCluster, Delay) {
+    let mut cluster = TestCluster::new(&["n1"]);
+    add_partitioned_node(&mut cluster);
+    use_partitions(&mut cluster, used);
+    add_six(&mut cluster);
+    let mut six = cluster.pods["six"].clone();
+    six.spec.as_mut().unwrap().priority = Some(priority);
+    cluster.add_pod(six);
+    cluster.add_pod_with_claim("z-other", "8Gi");
+    cluster.is_slice_over = |_| true;
+    let mut delay = Delay::default();
+    let start = Instant::now();
+    loop {
+        delay.turns += 1;
+        assert!(delay.turns < 100, "the decisions end");
+        let jobs = cluster.actions().0;
+        let has_jobs = !jobs.is_empty();
+        for job in jobs {
+            if job.pods[0].uid == "pod-z-other" {
+                delay.turns_of_other = delay.turns;
+            }
+            cluster.write(job);
+        }
+        if has_jobs {
+            cluster.deliver_claims();
+        }
+        delay.longest = delay.longest.max(turn::checked());
+        let deadline = cluster.planner.next_deadline();
+        if deadline.is_none_or(|deadline| deadline > cluster.now) {
+            break;
+        }
+    }
+    println!("{used:?}: {delay:?} in {:?}", start.elapsed());
+    (cluster, delay)
+}
+
+#[test]
+fn pod_with_many_combinations_delays_others_by_one_turn() {
+    // One GPU has six partitions left. None has: pods of the same priority stay, one of a lower priority ends.
+    let cases = [
+        ([2, 2, 2, 2, 2, 2, 2, 0], 0, 0),
+        ([2; GPUS], 0, 0),
+        ([2; GPUS], 10, 1),
+    ];
+    for (used, priority, evicted) in cases {
+        let (mut cluster, delay) = decide_six(used, priority);
+        assert!(delay.turns_of_other <= 2, "{delay:?}");
+        assert!(delay.longest < 60_000, "{delay:?}");
+        assert_eq!(cluster.evict().len(), evicted, "victims");
+    }
+}
+
 /// Adds a node with that many shared GPUs of 80 GiB.
 fn add_node(cluster: &mut TestCluster, name: &str, gpus: usize) {
     cluster.planner.node(applied(node(name)));
