@@ -5,6 +5,9 @@ use crate::{Hook, HookName};
 /// Name of the program, and its `argv[0]`.
 const NAME: &str = "drava-cdi-hook";
 
+/// Argument between two actions of one command line. No value of an action equals it.
+pub const THEN: &str = "then";
+
 /// Keeps a command line far below the limits of Linux: 128 KiB per argument and some MiB in all.
 const PATHS_PER_CALL: usize = 512;
 
@@ -106,9 +109,29 @@ impl HookProgram {
         self.call("params", [])
     }
 
+    /// Joins calls of this program to one process, which runs the actions in this order. The first error ends it.
+    #[must_use]
+    pub fn joined(&self, hooks: Vec<Hook>) -> Vec<Hook> {
+        let actions = hooks.into_iter().map(|hook| {
+            // The first argument is the name of the program.
+            hook.args.into_iter().skip(1).collect()
+        });
+        let actions: Vec<Vec<String>> = actions.collect();
+        if actions.is_empty() {
+            return Vec::new();
+        }
+        let mut args = vec![NAME.to_owned()];
+        args.extend(actions.join(&THEN.to_owned()));
+        vec![self.hook(args)]
+    }
+
     fn call(&self, subcommand: &str, arguments: impl IntoIterator<Item = String>) -> Hook {
         let mut args = vec![NAME.to_owned(), subcommand.to_owned()];
         args.extend(arguments);
+        self.hook(args)
+    }
+
+    fn hook(&self, args: Vec<String>) -> Hook {
         Hook {
             hook_name: HookName::CreateContainer,
             path: self.path.clone(),

@@ -27,7 +27,7 @@ pub use discover::{
     RootError, Substitute, UNMETERED,
 };
 pub use edits::{ContainerEdits, DeviceNode, DeviceNumber, Hook, HookName, Mount};
-pub use hook::{HookProgram, Link};
+pub use hook::{HookProgram, Link, THEN};
 pub use spec::{Device, ReadError, Spec};
 pub use store::{SpecDir, StoreError};
 pub use validate::Invalid;

@@ -3,6 +3,8 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 
+use drava_cdi::THEN;
+
 /// A subcommand and its arguments.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Action {
@@ -61,7 +63,7 @@ pub(crate) struct Link {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ArgumentsError {
     #[error(
-        "usage: drava-cdi-hook preload --library PATH | shim --library PATH --stub PATH... | ldcache --library PATH... | symlinks --link TARGET::PATH... | compat --driver-version VERSION [--cuda-version VERSION] | params | mark --file PATH"
+        "usage: drava-cdi-hook preload --library PATH | shim --library PATH --stub PATH... | ldcache --library PATH... | symlinks --link TARGET::PATH... | compat --driver-version VERSION [--cuda-version VERSION] | params | mark --file PATH; several actions are separated by \"then\""
     )]
     Usage,
     #[error("unexpected argument {0:?} of {1}")]
@@ -80,10 +82,18 @@ pub(crate) enum ArgumentsError {
     NotUtf8,
 }
 
-/// Parses the arguments after the program's name.
+/// Parses the arguments after the program's name: actions, separated by [`THEN`].
 pub(crate) fn parse(
     arguments: impl IntoIterator<Item = OsString>,
-) -> Result<Action, ArgumentsError> {
+) -> Result<Vec<Action>, ArgumentsError> {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let actions = arguments.split(|argument| argument == THEN);
+    actions
+        .map(|arguments| parse_action(arguments.iter().cloned()))
+        .collect()
+}
+
+fn parse_action(arguments: impl IntoIterator<Item = OsString>) -> Result<Action, ArgumentsError> {
     let mut arguments = arguments.into_iter().map(|argument| {
         String::from_utf8(argument.into_vec()).map_err(|_| ArgumentsError::NotUtf8)
     });
@@ -225,7 +235,7 @@ mod tests {
     use super::*;
 
     fn parsed(arguments: &[&str]) -> Result<Action, ArgumentsError> {
-        parse(arguments.iter().map(OsString::from))
+        parse_action(arguments.iter().map(OsString::from))
     }
 
     #[test]
@@ -265,6 +275,12 @@ mod tests {
         for (arguments, message) in [
             (&[][..], "usage:"),
             (&["run"], "usage:"),
+            (&["then"], "usage:"),
+            (&["params", "then"], "usage:"),
+            (
+                &["params", "then", "shim", "--stub", "/a"],
+                "shim needs --library",
+            ),
             (&["preload"], "preload needs --library"),
             (&["preload", "--library"], "--library needs a value"),
             (
@@ -314,7 +330,9 @@ mod tests {
                 "\"b\" is not an absolute path",
             ),
         ] {
-            let error = parsed(arguments).unwrap_err().to_string();
+            let error = parse(arguments.iter().map(OsString::from))
+                .unwrap_err()
+                .to_string();
             assert!(error.contains(message), "{arguments:?}: {error}");
         }
     }
@@ -334,10 +352,10 @@ mod tests {
         hooks.push(hook.compat("580.65.06", Some("13.0")));
         hooks.push(hook.params());
         hooks.push(hook.mark("/run/drava/share/usage/injected"));
-        let actions: Vec<Action> = hooks
-            .into_iter()
-            .map(|hook| parse(hook.args.into_iter().skip(1).map(OsString::from)).unwrap())
-            .collect();
+        let joined = hook.joined(hooks);
+        assert_eq!(joined.len(), 1);
+        let arguments = joined.into_iter().flat_map(|hook| hook.args);
+        let actions = parse(arguments.skip(1).map(OsString::from)).unwrap();
         assert_eq!(
             actions,
             [

@@ -9,7 +9,8 @@
 //! The hook fails closed. A non-zero status makes the runtime reject the container, and the one line on stderr appears
 //! in the pod's events. A second run on the same container changes nothing.
 //!
-//! Subcommands (`drava_cdi::HookProgram` writes the command lines):
+//! Subcommands (`drava_cdi::HookProgram` writes the command lines). One process runs several, separated by the argument
+//! `then`, in their order up to the first error:
 //! - `preload --library PATH`: inserts PATH at the start of `/etc/ld.so.preload`, before the image's entries, and of
 //!   `/etc/ld-nix.so.preload` in an image with programs of Nix.
 //! - `shim --library PATH --stub PATH…`: checks that each stub is a shared library that needs PATH first. If another
@@ -48,6 +49,7 @@ use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use arguments::Action;
+use container::Container;
 
 fn main() -> ExitCode {
     match run() {
@@ -61,15 +63,21 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<(), Box<dyn Error>> {
-    let action = arguments::parse(std::env::args_os().skip(1))?;
+    let actions = arguments::parse(std::env::args_os().skip(1))?;
     let container = container::read(io::stdin().lock())?;
+    actions
+        .into_iter()
+        .try_for_each(|action| apply(action, &container))
+}
+
+fn apply(action: Action, container: &Container) -> Result<(), Box<dyn Error>> {
     let root = &container.root;
     match action {
         Action::Preload { library } => preload::apply(root, &library)?,
         Action::Shim { library, stubs } => shim::apply(root, &library, &stubs)?,
         Action::LdCache { libraries } => ldcache::apply(root, &libraries)?,
-        Action::Compat(driver) => compat::apply(&container, &driver)?,
-        Action::Params => params::apply(&container)?,
+        Action::Compat(driver) => compat::apply(container, &driver)?,
+        Action::Params => params::apply(container)?,
         Action::Mark { file } => mark::apply(root, &file)?,
         Action::Symlinks { links } => symlinks::apply(root, &links)?,
     }

@@ -86,8 +86,13 @@ pub fn build(
         edits.hooks.extend(compat.clone());
         edits
     };
+    // One process runs all hooks of the common edits, and one those of a device.
+    let joined = |mut edits: ContainerEdits| {
+        edits.hooks = hook.joined(edits.hooks);
+        edits
+    };
     let common = match views.first() {
-        Some(first) if is_uniform => edits(first),
+        Some(first) if is_uniform => joined(edits(first)),
         Some(_) | None => ContainerEdits::default(),
     };
     let devices = record.devices.iter().zip(views).map(|(device, view)| {
@@ -106,7 +111,7 @@ pub fn build(
         Ok(Device {
             name: device.cdi_name(&record.claim.uid),
             annotations: annotations(device),
-            container_edits: own,
+            container_edits: joined(own),
         })
     });
     let devices = devices.collect::<Result<Vec<_>, SpecError>>()?;

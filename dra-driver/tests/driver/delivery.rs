@@ -60,11 +60,11 @@ fn mounted_at(edits: &[&ContainerEdits], path: &str) -> Vec<String> {
 }
 
 fn subcommands(edits: &ContainerEdits) -> Vec<&str> {
-    edits
-        .hooks
-        .iter()
-        .map(|hook| hook.args[1].as_str())
-        .collect()
+    let [hook] = &edits.hooks[..] else {
+        panic!("one process: {:?}", edits.hooks)
+    };
+    let actions = hook.args[1..].split(|argument| argument == drava_cdi::THEN);
+    actions.map(|action| action[0].as_str()).collect()
 }
 
 #[test]

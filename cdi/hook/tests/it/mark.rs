@@ -28,3 +28,38 @@ fn replaces_link_without_following() {
     assert!(!victim.exists());
     assert!(fs::symlink_metadata(bundle.at(FILE)).unwrap().is_file());
 }
+
+/// One process for all actions of a device.
+#[test]
+fn runs_actions_in_order_up_to_first_error() {
+    let bundle = Bundle::new();
+    let (driver, link) = ("/opt/driver/libanswer.so.1", "/opt/driver/libanswer.so.2");
+    bundle.answer(driver);
+    // The link precedes the cache that leads to it, and the marker follows both.
+    let linked = format!("libanswer.so.1::{link}");
+    let actions = [
+        "symlinks",
+        "--link",
+        &linked,
+        "then",
+        "ldcache",
+        "--library",
+        link,
+        "then",
+        "mark",
+        "--file",
+        FILE,
+    ];
+    let mut wrong_order = actions;
+    wrong_order.rotate_left(4);
+    wrong_order[7..].copy_from_slice(&["then", "symlinks", "--link", &linked]);
+    let line = bundle.hook_fails(&wrong_order);
+    assert!(line.contains(link) && line.contains("missing"), "{line}");
+    assert!(!bundle.at(FILE).exists());
+    bundle.hook_succeeds(&actions);
+    assert_eq!(
+        bundle.probe(&["libanswer.so.2"]),
+        [format!("libanswer.so.2: {link}")]
+    );
+    assert!(bundle.at(FILE).exists());
+}
