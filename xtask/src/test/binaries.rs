@@ -99,8 +99,9 @@ impl Binary {
 
     /// Binaries that take long start first.
     fn rank(&self) -> usize {
-        const LONGEST: [(&str, &str); 11] = [
+        const LONGEST: [(&str, &str); 12] = [
             ("drava-e2e", "node_faults"),
+            ("drava-e2e", "pods"),
             ("drava-e2e", "leader"),
             ("drava-e2e", "preemption"),
             ("drava-e2e", "prometheus"),
