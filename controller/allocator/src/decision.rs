@@ -255,18 +255,19 @@ impl Cluster {
                 true => Effort::FirstPath,
                 false => Effort::Full,
             };
+            has_progress |= effort == Effort::Full;
             match self.evaluate_node(node, problem, effort)? {
                 Ok(node) => feasible.push(node),
-                Err(verdict) if effort == Effort::Full || verdict.reason != Reason::SearchLimit => {
-                    has_progress |= effort == Effort::Full;
-                    verdicts.push(Arc::new(verdict));
-                }
-                Err(verdict) => {
-                    is_complete &= known.is_some() || before.is_none();
-                    if known.is_some() || before.is_none() {
-                        verdicts.push(known.map_or_else(|| Arc::new(verdict), Arc::clone));
+                Err(verdict)
+                    if effort == Effort::FirstPath && verdict.reason == Reason::SearchLimit =>
+                {
+                    match known {
+                        Some(known) => verdicts.push(Arc::clone(known)),
+                        None if before.is_none() => verdicts.push(Arc::new(verdict)),
+                        None => is_complete = false,
                     }
                 }
+                Err(verdict) => verdicts.push(Arc::new(verdict)),
             }
         }
         if feasible.is_empty() && !is_complete {

@@ -6,7 +6,7 @@ use drava_allocator::turn;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
-use super::cluster::{TestCluster, applied};
+use super::cluster::{TestCluster, applied, member};
 use crate::fixture::{claim, node, object};
 
 const GPUS: usize = 8;
@@ -227,7 +227,7 @@ fn shares(name: &str, count: u32, memory: &str) -> Value {
 
 /// Adds a pod of this priority that needs half of 17 GPUs and a little more, and nearly half of GPU 0. A search gives up on a
 /// node with 16 GPUs: another request is so small that the amounts do not tell that they are too few.
-fn add_hard(cluster: &mut TestCluster, priority: i32) {
+fn add_hard(cluster: &mut TestCluster, name: &str, priority: i32) {
     let mut requests: Vec<Value> = (0..17)
         .map(|index| shares(&format!("r{index}"), 1, "41Gi"))
         .collect();
@@ -235,8 +235,8 @@ fn add_hard(cluster: &mut TestCluster, priority: i32) {
     let expression = "device.attributes['gpu.drava.dev'].index == 0";
     last["exactly"]["selectors"] = json!([{"cel": {"expression": expression}}]);
     requests.extend([shares("tiny", 1, "1Mi"), last]);
-    add_pod(cluster, "hard", &json!({"requests": requests}));
-    let mut pod = cluster.pods["hard"].clone();
+    add_pod(cluster, name, &json!({"requests": requests}));
+    let mut pod = cluster.pods[name].clone();
     let spec = pod.spec.as_mut().unwrap();
     spec.priority = Some(priority);
     cluster.add_pod(pod);
@@ -254,7 +254,7 @@ fn node_of_which_search_gave_up_leaves_preemption_to_others() {
     assert_eq!(cluster.settle(), ["low → large"]);
     cluster.bind(("low", "large"));
     add_node(&mut cluster, "small", 16);
-    add_hard(&mut cluster, 10);
+    add_hard(&mut cluster, "hard", 10);
     assert!(cluster.settle().is_empty());
     assert_eq!(cluster.evict(), ["low for hard"]);
 }
@@ -268,7 +268,7 @@ fn every_node_is_searched_with_a_quota() {
         add_node(&mut cluster, name, 16);
     }
     add_node(&mut cluster, "d", 18);
-    add_hard(&mut cluster, 0);
+    add_hard(&mut cluster, "hard", 0);
     // Each call is one turn of the decision.
     cluster.is_slice_over = |_| true;
     let mut turns = 0;
@@ -330,4 +330,33 @@ fn search_for_victims_takes_turns() {
          the decisions for other pods"
         ]
     );
+}
+
+#[test]
+fn gang_of_hard_pods_is_placed_after_some_turns() {
+    for has_quota in [false, true] {
+        let mut cluster = TestCluster::new(&[]);
+        if has_quota {
+            let quota = json!({"namespaces": ["default"], "limit": {"devices": 1000}});
+            cluster.set_quota("team", &quota);
+        }
+        for (name, gpus) in [("a", 16), ("b", 18), ("c", 16), ("d", 18)] {
+            add_node(&mut cluster, name, gpus);
+        }
+        for name in ["m-1", "m-2"] {
+            add_hard(&mut cluster, name, 0);
+            let pod = member(cluster.pods[name].clone(), "2");
+            cluster.add_pod(pod);
+        }
+        cluster.is_slice_over = |_| true;
+        let mut turns = 0;
+        let mut jobs = Vec::new();
+        while jobs.is_empty() {
+            turns += 1;
+            assert!(turns < 20, "{:?}", cluster.messages_of("Pod/m-1"));
+            jobs = cluster.actions().0;
+        }
+        let nodes: Vec<_> = jobs[0].pods.iter().map(|pod| pod.node.as_str()).collect();
+        assert_eq!(nodes, ["b", "d"], "quota: {has_quota}");
+    }
 }
