@@ -99,7 +99,8 @@ impl Binary {
 
     /// Binaries that take long start first.
     fn rank(&self) -> usize {
-        const LONGEST: [(&str, &str); 12] = [
+        const LONGEST: [(&str, &str); 13] = [
+            ("drava-e2e", "chaos"),
             ("drava-e2e", "node_faults"),
             ("drava-e2e", "pods"),
             ("drava-e2e", "leader"),
