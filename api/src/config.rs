@@ -182,20 +182,13 @@ pub enum NodePlacementPolicy {
     Binpack,
     /// The emptiest first.
     Spread,
-    /// The node with the least free GPU memory first.
-    BestFit,
     /// The node first on which the free GPUs stay usable for the requests that this cluster usually has.
     LeastFragmentation,
 }
 
 impl NodePlacementPolicy {
     /// All policies.
-    pub const ALL: [Self; 4] = [
-        Self::Binpack,
-        Self::Spread,
-        Self::BestFit,
-        Self::LeastFragmentation,
-    ];
+    pub const ALL: [Self; 3] = [Self::Binpack, Self::Spread, Self::LeastFragmentation];
 
     /// Returns the value in config and flags.
     #[must_use]
@@ -203,7 +196,6 @@ impl NodePlacementPolicy {
         match self {
             Self::Binpack => "binpack",
             Self::Spread => "spread",
-            Self::BestFit => "bestFit",
             Self::LeastFragmentation => "leastFragmentation",
         }
     }
@@ -233,20 +225,17 @@ pub enum GpuPlacementPolicy {
     Topology,
     /// GPUs of one NUMA node first, from the smallest group that suffices; then the fullest first.
     Numa,
-    /// The GPU with the least free memory first.
-    BestFit,
     /// The GPU first with which the free GPUs of the node stay usable for the requests that this cluster usually has.
     LeastFragmentation,
 }
 
 impl GpuPlacementPolicy {
     /// All policies.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 5] = [
         Self::Binpack,
         Self::Spread,
         Self::Topology,
         Self::Numa,
-        Self::BestFit,
         Self::LeastFragmentation,
     ];
 
@@ -258,7 +247,6 @@ impl GpuPlacementPolicy {
             Self::Spread => "spread",
             Self::Topology => "topology",
             Self::Numa => "numa",
-            Self::BestFit => "bestFit",
             Self::LeastFragmentation => "leastFragmentation",
         }
     }

@@ -51,8 +51,8 @@ pub struct GpuPolicySpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "class_names")]
     pub device_classes: Option<Vec<String>>,
-    /// Placement among nodes: binpack (the fullest first), spread (the emptiest first), bestFit (the least free GPU memory
-    /// first) or leastFragmentation (keeps free GPUs usable for the usual requests).
+    /// Placement among nodes: binpack (the fullest first), spread (the emptiest first) or leastFragmentation (keeps free GPUs
+    /// usable for the usual requests).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "node_placement_policy")]
     pub node: Option<NodePlacementPolicy>,
@@ -64,14 +64,6 @@ pub struct GpuPolicySpec {
     /// Whether the config of a claim replaces the fields node and gpu of this policy; true by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim_override: Option<bool>,
-    /// Weights of GPU memory, GPU time and slots in how full a GPU or node is, for binpack, spread, topology and numa; GPU memory
-    /// alone by default.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub weights: Option<Weights>,
-    /// Orders equal nodes and equal GPUs pseudo-randomly, the same way for the same number; by name and index by default.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "seed")]
-    pub seed: Option<u32>,
     /// Device of requests that a share and a MIG partition can serve: vgpu (shares first, the default), mig (partitions first) or
     /// fit (a GPU that is in use first, then the least memory beyond the request).
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -80,28 +72,6 @@ pub struct GpuPolicySpec {
     /// Limits of evictions for other pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preemption: Option<PreemptionLimits>,
-}
-
-/// Weights of the amounts of a GPU in how full it is. Only their ratios count; a missing weight is 0.
-#[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[serde(rename_all = "camelCase")]
-#[schemars(extend("x-kubernetes-validations" = [json!({
-    "rule": "has(self.memory) && self.memory > 0 || has(self.cores) && self.cores > 0 || has(self.slots) && self.slots > 0",
-    "message": "one weight must be above 0",
-})]))]
-pub struct Weights {
-    /// GPU memory.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "weight")]
-    pub memory: Option<u32>,
-    /// GPU time.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "weight")]
-    pub cores: Option<u32>,
-    /// Number of shares.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "weight")]
-    pub slots: Option<u32>,
 }
 
 /// Which device is preferred for requests that a share and a MIG partition can serve.
@@ -209,15 +179,6 @@ impl GpuPolicySpec {
 /// At most 30 days.
 fn seconds(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "integer", "minimum": 0, "maximum": 2_592_000})
-}
-
-/// From 0 to 100.
-fn weight(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({"type": "integer", "minimum": 0, "maximum": 100})
-}
-
-fn seed(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({"type": "integer", "minimum": 0, "maximum": u32::MAX})
 }
 
 fn preference(_: &mut SchemaGenerator) -> Schema {

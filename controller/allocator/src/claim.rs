@@ -10,7 +10,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use drava_api::config::{self, ConfigError, Percent, Placement};
-use drava_api::policy::{Preference, Weights};
+use drava_api::policy::Preference;
 use drava_api::{Quantity, names};
 use k8s_openapi::api::resource::v1 as dra;
 
@@ -58,18 +58,7 @@ pub struct ClaimSpec {
     pub own_placement: Placement,
     /// Placement policies of the classes alone.
     pub class_placement: Placement,
-    /// Settings of GpuPolicies beyond the placement policies.
-    pub tuning: Tuning,
-}
-
-/// Settings of GpuPolicies that refine the placement policies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Tuning {
-    /// Weights of the amounts in how full a GPU is; GPU memory alone without them.
-    pub weights: Option<Weights>,
-    /// Order of equal nodes and GPUs; names and positions decide without it.
-    pub seed: Option<u32>,
-    /// Device of requests that a share and a partition can serve.
+    /// Preference of GpuPolicies for the device of requests that a share and a partition can serve.
     pub prefer: Option<Preference>,
 }
 
@@ -406,7 +395,7 @@ fn parse(
         placement,
         own_placement,
         class_placement,
-        tuning: Tuning::default(),
+        prefer: None,
     })
 }
 

@@ -5,15 +5,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy};
-use drava_api::policy::Weights;
 use drava_api::reason::Reason;
 use drava_api::{DeviceType, Quantity};
 
-use crate::claim::Tuning;
 use crate::cluster::Cluster;
 use crate::explanation::{Explanation, NodeVerdict};
 use crate::fragmentation::{NodeLoss, NodeRoom};
-use crate::load::{gpu_load, mean};
 use crate::node::add;
 use crate::node::neighbors::Exclusions;
 use crate::node::preferences::Preferences;
@@ -21,7 +18,7 @@ use crate::placement::{ClaimPlacement, DevicePlacement, Placement, Policies};
 use crate::pod_request::PodRequest;
 use crate::ranking::DeviceScore;
 use crate::score::{
-    GpuRanking, KindChoice, NodeRanking, NodeRunnerUp, NodeScore, allocated_ppm, node_score, tie,
+    GpuRanking, KindChoice, NodeRanking, NodeRunnerUp, NodeScore, allocated_ppm, node_score,
 };
 use crate::search::candidates::SelectionError;
 use crate::search::input::{NodeState, PoolView, SearchInput};
@@ -89,14 +86,13 @@ impl Problem<'_> {
             // Depends on all feasible nodes, see [`Cluster::by_preferences`].
             preference: 0,
             policy_score: devices.policy_score,
-            tie: devices.tie,
         }
     }
 
     /// Returns whether the device is a share where a GpuPolicy prefers partitions, or the other way round.
     fn is_second_kind(&self, selected: &SelectedDevice, pools: &[PoolView<'_>]) -> bool {
         let claim = self.input.claims.get(selected.index.claim);
-        let prefer = claim.and_then(|claim| claim.tuning.prefer);
+        let prefer = claim.and_then(|claim| claim.prefer);
         let view = pools.get(selected.device.pool);
         let device = view.and_then(|view| view.pool.devices.get(selected.device.index));
         let is_partition = match device.and_then(|device| device.kind) {
@@ -111,16 +107,6 @@ impl Problem<'_> {
             }
             .is_second()
         })
-    }
-
-    /// Returns the weights and the seed for nodes: those of the first claim with one.
-    fn tuning(&self) -> Tuning {
-        let claims = || self.input.claims.iter();
-        Tuning {
-            weights: claims().find_map(|claim| claim.tuning.weights),
-            seed: claims().find_map(|claim| claim.tuning.seed),
-            prefer: None,
-        }
     }
 }
 
@@ -312,7 +298,6 @@ impl Cluster {
         let ranking = NodeRanking {
             policy: problem.node_policy,
             allocated_ppm: best.devices.allocated_ppm,
-            is_weighted: problem.tuning().weights.is_some(),
             score: best.score,
             runner_up,
         };
@@ -383,11 +368,7 @@ impl Cluster {
         Ok(match (outcome, excluded) {
             (Outcome::Found(selected, proximity), _) => {
                 let memory = node_memory(&pools);
-                let tuning = problem.tuning();
-                let allocated_ppm = match tuning.weights {
-                    Some(weights) => node_load(&pools, weights),
-                    None => allocated_ppm(memory.allocated, memory.total),
-                };
+                let allocated_ppm = allocated_ppm(memory.allocated, memory.total);
                 let alternatives = selected
                     .iter()
                     .map(|selected| {
@@ -398,8 +379,7 @@ impl Cluster {
                 let devices = DeviceScore {
                     alternatives: Reverse(alternatives),
                     proximity: Reverse(proximity),
-                    policy_score: node_score(problem.node_policy, allocated_ppm, memory, lost),
-                    tie: tie(tuning.seed, node),
+                    policy_score: node_score(problem.node_policy, allocated_ppm, lost),
                     allocated_ppm,
                 };
                 Ok(FeasibleNode {
@@ -465,19 +445,6 @@ fn node_policy(pod_request: &PodRequest, policies: Policies) -> NodePlacementPol
         .iter()
         .find_map(|claim| claim.placement.node)
         .unwrap_or(policies.node)
-}
-
-/// Returns the mean allocated fraction of the node's GPUs by these weights, ppm.
-fn node_load(pools: &[PoolView<'_>], weights: Weights) -> u32 {
-    let (mut sum, mut count) = (0, 0);
-    for view in pools {
-        let gpus: BTreeSet<_> = view.pool.devices.iter().map(|device| &device.gpu).collect();
-        for gpu in gpus {
-            sum += u64::from(gpu_load(view.usage, view.pool, gpu, weights));
-            count += 1;
-        }
-    }
-    mean(sum, count)
 }
 
 /// Returns the memory of the node's GPUs.

@@ -15,7 +15,6 @@ pub mod decision;
 pub mod device;
 pub mod explanation;
 pub mod fragmentation;
-mod load;
 pub mod node;
 pub mod object;
 pub mod observed;

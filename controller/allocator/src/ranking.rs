@@ -9,8 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy, Placement};
+use drava_api::policy::Preference;
 
-use crate::claim::{ClaimSpec, Constraint, Request, Tuning};
+use crate::claim::{ClaimSpec, Constraint, Request};
 use crate::explanation::NodeVerdict;
 use crate::fragmentation::NodeRoom;
 use crate::search::input::{ContainerDevices, SearchInput};
@@ -28,8 +29,6 @@ pub(crate) struct DeviceScore {
     pub(crate) proximity: Reverse<Proximity>,
     /// See [`crate::score::NodeScore::policy_score`].
     pub(crate) policy_score: u32,
-    /// See [`crate::score::NodeScore::tie`].
-    pub(crate) tie: u32,
     /// See [`crate::score::NodeRanking::allocated_ppm`].
     pub(crate) allocated_ppm: u32,
 }
@@ -54,7 +53,7 @@ struct ClaimShape {
     requests: Vec<Request>,
     constraints: Vec<Constraint>,
     placement: Placement,
-    tuning: Tuning,
+    prefer: Option<Preference>,
 }
 
 impl Shape {
@@ -67,7 +66,7 @@ impl Shape {
             requests: claim.requests.clone(),
             constraints: claim.constraints.clone(),
             placement: claim.placement,
-            tuning: claim.tuning,
+            prefer: claim.prefer,
         });
         Self {
             claims: claims.collect(),
@@ -88,7 +87,7 @@ impl Shape {
             shape.requests == claim.requests
                 && shape.constraints == claim.constraints
                 && shape.placement == claim.placement
-                && shape.tuning == claim.tuning
+                && shape.prefer == claim.prefer
         };
         self.gpu_policy == input.gpu_policy
             && self.node_policy == node_policy

@@ -1,7 +1,6 @@
 //! Scores of the placement policies: how feasible nodes and GPUs are ranked, and the reason for the choice in words.
 //!
-//! The score of a node or GPU depends on its allocated fraction: of GPU memory, or by the weights of a GpuPolicy. Amounts are those before the
-//! pod's own claims. Among MIG partitions the profile and the placement count too: a request gets the smallest profile,
+//! The score of a node or GPU depends on the allocated fraction of its GPU memory. Amounts are those before the pod's own claims. Among MIG partitions the profile and the placement count too: a request gets the smallest profile,
 //! and of its placements the one that leaves most other partitions possible.
 
 use std::cmp::Reverse;
@@ -11,53 +10,35 @@ use drava_api::Quantity;
 use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy};
 use drava_api::policy::Preference;
 
-use crate::claim::Tuning;
 use crate::reason::bytes;
 use crate::topology::Proximity;
-use crate::usage::GpuMemory;
 
 /// Highest score.
 pub const MAX_SCORE: u32 = 1_000_000;
 
-/// Returns the score of a node under `policy`; the highest score is preferred. `allocated` is the allocated fraction, ppm. `loss` is the loss of GPUs with the policy
-/// `leastFragmentation`.
+/// Returns the score of a node under `policy`; the highest score is preferred. `allocated` is the allocated fraction, ppm.
+/// `loss` is the loss of GPUs with the policy `leastFragmentation`.
 #[must_use]
-pub fn node_score(
-    policy: NodePlacementPolicy,
-    allocated: u32,
-    memory: GpuMemory,
-    loss: f64,
-) -> u32 {
+pub fn node_score(policy: NodePlacementPolicy, allocated: u32, loss: f64) -> u32 {
     match policy {
         NodePlacementPolicy::Binpack => allocated,
         NodePlacementPolicy::Spread => MAX_SCORE.saturating_sub(allocated),
-        NodePlacementPolicy::BestFit => best_fit(memory),
         NodePlacementPolicy::LeastFragmentation => loss_score(loss),
     }
 }
 
-/// Returns the score of a GPU under `policy`; the highest score is preferred. `allocated` is the allocated fraction, ppm. `topology` and `numa` prefer the fullest of the
-/// GPUs of a group. `loss` is the loss of GPUs with the policy `leastFragmentation`.
+/// Returns the score of a GPU under `policy`; the highest score is preferred. `allocated` is the allocated fraction, ppm.
+/// `topology` and `numa` prefer the fullest of the GPUs of a group. `loss` is the loss of GPUs with the policy
+/// `leastFragmentation`.
 #[must_use]
-pub fn gpu_score(policy: GpuPlacementPolicy, allocated: u32, memory: GpuMemory, loss: f64) -> u32 {
+pub fn gpu_score(policy: GpuPlacementPolicy, allocated: u32, loss: f64) -> u32 {
     match policy {
         GpuPlacementPolicy::Binpack | GpuPlacementPolicy::Topology | GpuPlacementPolicy::Numa => {
             allocated
         }
         GpuPlacementPolicy::Spread => MAX_SCORE.saturating_sub(allocated),
-        GpuPlacementPolicy::BestFit => best_fit(memory),
         GpuPlacementPolicy::LeastFragmentation => loss_score(loss),
     }
-}
-
-/// Returns a score that is higher with less free memory.
-fn best_fit(memory: GpuMemory) -> u32 {
-    let free = memory
-        .total
-        .saturating_sub(memory.allocated)
-        .max(Quantity::ZERO);
-    let mib = free.nano() / (1_000_000_000 << 20);
-    u32::MAX - u32::try_from(mib).unwrap_or(u32::MAX)
 }
 
 /// Returns a score that is higher with a lower loss.
@@ -96,21 +77,6 @@ pub struct NodeScore {
     pub preference: i64,
     /// Score under the policy between nodes.
     pub policy_score: u32,
-    /// Order of equal nodes by the seed of a GpuPolicy; 0 without one.
-    pub tie: u32,
-}
-
-/// Returns the place of a node or GPU among equals; pseudo-random, and 0 without a seed.
-#[must_use]
-pub fn tie(seed: Option<u32>, name: &str) -> u32 {
-    // FNV-1a, and a mix of the bits: names that differ in the last digit have unrelated places.
-    let Some(seed) = seed else { return 0 };
-    let start = 0x811c_9dc5 ^ seed.wrapping_mul(0x9e37_79b9);
-    let hash = name.bytes().fold(start, |hash, byte| {
-        (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
-    });
-    let hash = (hash ^ (hash >> 15)).wrapping_mul(0x2c1b_3c6d);
-    hash ^ (hash >> 12)
 }
 
 /// Why a node was selected.
@@ -118,10 +84,8 @@ pub fn tie(seed: Option<u32>, name: &str) -> u32 {
 pub struct NodeRanking {
     /// Policy between nodes.
     pub policy: NodePlacementPolicy,
-    /// Allocated fraction of the node's GPU memory, or by [`Self::is_weighted`], ppm.
+    /// Allocated fraction of the node's GPU memory, ppm.
     pub allocated_ppm: u32,
-    /// Whether the allocated fractions are by the weights of a GpuPolicy.
-    pub is_weighted: bool,
     /// Score of the node.
     pub score: NodeScore,
     /// The feasible node with the next-best score.
@@ -144,10 +108,8 @@ pub struct NodeRunnerUp {
 pub struct GpuRanking {
     /// Policy between GPUs.
     pub policy: GpuPlacementPolicy,
-    /// Allocated fraction of the GPU's memory, or by [`Self::tuning`], ppm.
+    /// Allocated fraction of the GPU's memory, ppm.
     pub allocated_ppm: u32,
-    /// Settings of GpuPolicies for the claim.
-    pub tuning: Tuning,
     /// Why a share or a partition was selected, where both can serve the request and a GpuPolicy has a preference.
     pub kind: Option<KindChoice>,
     /// Of the other GPUs that can serve the request: the one with the best score.
@@ -235,20 +197,11 @@ impl fmt::Display for NodeRanking {
                 ours.preference, other.node, theirs.preference
             )
         } else {
-            let by = if ours.tie == theirs.tie {
-                "name"
-            } else {
-                "seed"
-            };
-            let order = (ours.policy_score == theirs.policy_score).then_some(by);
+            let order = (ours.policy_score == theirs.policy_score).then_some("name");
             compare(
                 f,
                 self.policy.as_str(),
-                if self.is_weighted {
-                    " allocated by weight"
-                } else {
-                    " of GPU memory allocated"
-                },
+                " of GPU memory allocated",
                 self.allocated_ppm,
                 (&other.node, other.allocated_ppm),
                 order,
@@ -282,26 +235,19 @@ impl GpuRanking {
             return f.write_str("only feasible GPU");
         };
         let policy = self.policy.as_str();
-        let amount = match self.tuning.weights {
-            Some(_) => " allocated by weight",
-            None => " of memory allocated",
-        };
+        let amount = " of memory allocated";
         let (ours, theirs) = match self.policy {
             GpuPlacementPolicy::Binpack => (self.allocated_ppm, other.allocated_ppm),
             GpuPlacementPolicy::Spread => (other.allocated_ppm, self.allocated_ppm),
             GpuPlacementPolicy::Topology | GpuPlacementPolicy::Numa => {
                 return write!(f, "{policy}: {}", self.proximity);
             }
-            GpuPlacementPolicy::BestFit | GpuPlacementPolicy::LeastFragmentation => {
+            GpuPlacementPolicy::LeastFragmentation => {
                 let other = (&*other.gpu, other.allocated_ppm);
                 return compare(f, policy, amount, self.allocated_ppm, other, None);
             }
         };
-        let by = match self.tuning.seed {
-            Some(_) => "seed",
-            None => "index",
-        };
-        let order = (ours == theirs).then_some(by);
+        let order = (ours == theirs).then_some("index");
         compare(
             f,
             policy,
@@ -350,14 +296,12 @@ mod tests {
         proximity: Reverse(Proximity::Same),
         preference: 0,
         policy_score: 100_000,
-        tie: 0,
     };
 
     fn ranking(score: NodeScore, runner_up: NodeScore) -> String {
         NodeRanking {
             policy: NodePlacementPolicy::Binpack,
             allocated_ppm: 100_000,
-            is_weighted: false,
             score,
             runner_up: Some(NodeRunnerUp {
                 node: "n2".to_owned(),
@@ -372,28 +316,15 @@ mod tests {
     fn prefers_full_with_binpack_and_empty_with_spread() {
         use GpuPlacementPolicy as Gpu;
         use NodePlacementPolicy as Node;
-        let memory = |allocated: u64, total: u64| GpuMemory {
-            allocated: Quantity::bytes(allocated << 30),
-            total: Quantity::bytes(total << 30),
-        };
-        let part = |memory: GpuMemory| allocated_ppm(memory.allocated, memory.total);
-        let of_node =
-            |policy, memory: GpuMemory, loss| node_score(policy, part(memory), memory, loss);
-        let of_gpu = |policy, memory: GpuMemory| gpu_score(policy, part(memory), memory, 0.0);
-        let node = |policy, allocated| of_node(policy, memory(allocated, 80), 0.0);
-        let gpu = |policy, allocated| of_gpu(policy, memory(allocated, 80));
+        let node = |policy, allocated| node_score(policy, allocated, 0.0);
+        let gpu = |policy, allocated| gpu_score(policy, allocated, 0.0);
         assert!(node(Node::Binpack, 2) > node(Node::Binpack, 1));
         assert!(node(Node::Spread, 1) > node(Node::Spread, 2));
-        for policy in [Gpu::Binpack, Gpu::Topology, Gpu::Numa, Gpu::BestFit] {
+        for policy in [Gpu::Binpack, Gpu::Topology, Gpu::Numa] {
             assert!(gpu(policy, 2) > gpu(policy, 1));
         }
         assert!(gpu(Gpu::Spread, 1) > gpu(Gpu::Spread, 2));
-        // The fuller GPU has more free memory.
-        let (large, small) = (memory(40, 80), memory(0, 24));
-        assert!(of_gpu(Gpu::Binpack, large) > of_gpu(Gpu::Binpack, small));
-        assert!(of_gpu(Gpu::BestFit, small) > of_gpu(Gpu::BestFit, large));
-        assert!(of_node(Node::BestFit, small, 0.0) > of_node(Node::BestFit, large, 0.0));
-        let loss = |loss| of_node(Node::LeastFragmentation, large, loss);
+        let loss = |loss| node_score(Node::LeastFragmentation, 0, loss);
         assert!(loss(-0.5) > loss(0.0) && loss(0.0) > loss(0.001));
     }
 
@@ -469,7 +400,6 @@ mod tests {
             GpuRanking {
                 policy,
                 allocated_ppm: ours,
-                tuning: Tuning::default(),
                 kind: None,
                 runner_up: runner_up.map(|allocated_ppm| GpuRunnerUp {
                     gpu: "gpu-1".to_owned(),

@@ -134,10 +134,7 @@ pub fn rank_gpus(
         let runner_up = search.runner_up(selected);
         rankings.push(GpuRanking {
             policy: search.allocation.gpu_policy(selected.index.claim),
-            allocated_ppm: search
-                .allocation
-                .gpu_allocated_ppm(selected.index.claim, selected.device),
-            tuning: search.allocation.tuning(selected.index.claim),
+            allocated_ppm: search.allocation.gpu_allocated_ppm(selected.device),
             kind: search.kind(selected),
             runner_up,
             partition: {
@@ -523,14 +520,14 @@ impl<'a> Search<'a> {
             })
             .map(|(candidate, device)| GpuRunnerUp {
                 gpu: device.display_name().to_owned(),
-                allocated_ppm: self.allocation.gpu_allocated_ppm(index.claim, candidate),
+                allocated_ppm: self.allocation.gpu_allocated_ppm(candidate),
             })
     }
 
     /// Returns the choice between share and partition, if a GpuPolicy has a preference and devices of both kinds match.
     fn kind(&self, selected: &SelectedDevice) -> Option<KindChoice> {
         let index = selected.index;
-        let prefer = self.allocation.tuning(index.claim).prefer?;
+        let prefer = self.allocation.preference(index.claim)?;
         let of_request =
             |slot: &Slot<'_>| (slot.claim, slot.request) == (index.claim, index.request);
         let slot = self.slots.iter().position(of_request)?;

@@ -22,7 +22,7 @@ const TRACES: [&str; 5] = [
 ];
 
 /// Policies for nodes and for GPUs.
-pub(super) const POLICIES: [&str; 4] = ["binpack", "spread", "bestFit", "leastFragmentation"];
+pub(super) const POLICIES: [&str; 3] = ["binpack", "spread", "leastFragmentation"];
 
 /// Limit of all runs.
 const LIMIT: Limit = Limit::total(Duration::from_secs(6 * 60 * 60));

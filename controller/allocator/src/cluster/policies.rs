@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use drava_api::config::Placement;
-use drava_api::policy::{GpuPolicy, GpuPolicySpec, PolicyLevel, PreemptionLimits};
+use drava_api::policy::{GpuPolicy, GpuPolicySpec, PolicyLevel, PreemptionLimits, Preference};
 
 use super::Cluster;
-use crate::claim::{ClaimSpec, Tuning};
+use crate::claim::ClaimSpec;
 use crate::pod_request::PodRequest;
 
 impl Cluster {
@@ -29,12 +29,12 @@ impl Cluster {
         }
         let mut resolved = pod_request.clone();
         for claim in &mut resolved.claims {
-            (claim.placement, claim.tuning) = self.placement_of(claim);
+            (claim.placement, claim.prefer) = self.placement_of(claim);
         }
         Some(resolved)
     }
 
-    fn placement_of(&self, claim: &ClaimSpec) -> (Placement, Tuning) {
+    fn placement_of(&self, claim: &ClaimSpec) -> (Placement, Option<Preference>) {
         let classes: BTreeSet<&str> = claim
             .requests
             .iter()
@@ -47,13 +47,8 @@ impl Cluster {
             node: resolve(own.node, of_class.node, settings, |policy| policy.node),
             gpu: resolve(own.gpu, of_class.gpu, settings, |policy| policy.gpu),
         };
-        let policies = || settings.iter().flatten();
-        let tuning = Tuning {
-            weights: policies().find_map(|policy| policy.weights),
-            seed: policies().find_map(|policy| policy.seed),
-            prefer: policies().find_map(|policy| policy.prefer),
-        };
-        (placement, tuning)
+        let prefer = settings.iter().flatten().find_map(|policy| policy.prefer);
+        (placement, prefer)
     }
 
     /// Returns the policies of the namespace, of the classes and of the cluster that apply to claims.
@@ -167,7 +162,7 @@ fn contradict(one: &GpuPolicySpec, other: &GpuPolicySpec) -> bool {
             policy.node,
             policy.gpu,
             policy.allows_override(),
-            (policy.weights, policy.seed, policy.prefer),
+            policy.prefer,
             policy.preemption,
         )
     };

@@ -13,13 +13,13 @@ mod co_allocation;
 mod many_devices;
 mod partition;
 mod policy;
+mod prefer;
 mod preference;
 mod properties;
 mod quota;
 mod rejection;
 mod selection;
 mod topology;
-mod tuning;
 
 const BINPACK: Policies = Policies {
     node: NodePlacementPolicy::Binpack,

@@ -4,20 +4,20 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 
 use drava_api::config::GpuPlacementPolicy;
+use drava_api::policy::Preference;
 use drava_api::{DeviceType, Quantity, names};
 
 use super::input::{ContainerDevices, DeviceRef, NodeState, PoolView, SearchInput};
 use super::kind;
 use crate::attribute::Attribute;
 use crate::capacity::Amounts;
-use crate::claim::{Alternative, ClaimSpec, ConstraintRule, Tuning};
+use crate::claim::{Alternative, ClaimSpec, ConstraintRule};
 use crate::device::Device;
 use crate::fragmentation::NodeLoss;
-use crate::load::gpu_load;
 use crate::pool::CounterSet;
 use crate::quota;
 use crate::reason::Rejection;
-use crate::score::{PartitionScore, allocated_ppm, gpu_score, tie};
+use crate::score::{PartitionScore, allocated_ppm, gpu_score};
 use crate::topology::{self, Location, Proximity};
 use crate::usage::{DeviceAccess, GpuMemory, Usage, requested_access};
 
@@ -270,17 +270,13 @@ impl<'a> TentativeAllocation<'a> {
             .unwrap_or(self.input.gpu_policy)
     }
 
-    /// Settings of GpuPolicies for a claim.
-    pub(super) fn tuning(&self, claim: usize) -> Tuning {
-        self.input
-            .claims
-            .get(claim)
-            .map(|spec| spec.tuning)
-            .unwrap_or_default()
+    /// Preference of GpuPolicies for a claim.
+    pub(super) fn preference(&self, claim: usize) -> Option<Preference> {
+        self.input.claims.get(claim)?.prefer
     }
 
     /// Returns the candidates, best first: by the preference for shares or partitions, the smallest partitions, by the score of
-    /// their GPU and by placement; among equals by the seed of a GpuPolicy, or in the published order.
+    /// their GPU and by placement; among equals in the published order.
     pub(super) fn order_by_score(
         &self,
         index: RequestIndex,
@@ -288,7 +284,7 @@ impl<'a> TentativeAllocation<'a> {
         candidates: &[DeviceRef],
     ) -> Vec<DeviceRef> {
         let policy = self.gpu_policy(index.claim);
-        let tuning = self.tuning(index.claim);
+        let prefer = self.preference(index.claim);
         let open: Vec<_> = (0..self.pools.len())
             .map(|pool| self.open_partitions(pool))
             .collect();
@@ -313,20 +309,15 @@ impl<'a> TentativeAllocation<'a> {
                 let of_pool = memory.get(candidate.pool);
                 let gpu_memory = of_pool.zip(gpu).and_then(|(gpus, gpu)| gpus.get(gpu));
                 let gpu_memory = gpu_memory.copied().unwrap_or_default();
-                let allocated = match tuning.weights {
-                    None => allocated_ppm(gpu_memory.allocated, gpu_memory.total),
-                    Some(_) => self.gpu_allocated_ppm(index.claim, *candidate),
-                };
-                let score = gpu_score(policy, allocated, gpu_memory, loss);
+                let allocated = allocated_ppm(gpu_memory.allocated, gpu_memory.total);
+                let score = gpu_score(policy, allocated, loss);
                 let open = open.get(candidate.pool).map_or(&[][..], Vec::as_slice);
                 let PartitionScore { memory, closed } =
                     self.partition_score(*candidate, open).unwrap_or_default();
-                let by_device = self.device(*candidate).map(|device| {
-                    let kind = kind::order(tuning.prefer, request, device, gpu_memory);
-                    (kind, tie(tuning.seed, &device.gpu))
-                });
-                let (kind, tie) = by_device.unwrap_or_default();
-                (kind, memory, Reverse(score), closed, tie, *candidate)
+                let device = self.device(*candidate);
+                let kind = device.map(|device| kind::order(prefer, request, device, gpu_memory));
+                let kind = kind.unwrap_or_default();
+                (kind, memory, Reverse(score), closed, *candidate)
             })
             .collect();
         order.sort_unstable();
@@ -427,15 +418,8 @@ impl<'a> TentativeAllocation<'a> {
         })
     }
 
-    /// Returns the allocated fraction of the candidate's GPU, of its memory or by the weights for the claim, ppm.
-    pub(super) fn gpu_allocated_ppm(&self, claim: usize, candidate: DeviceRef) -> u32 {
-        if let Some(weights) = self.tuning(claim).weights
-            && let Some(view) = self.pools.get(candidate.pool)
-            && let Some(usage) = self.usage.get(candidate.pool)
-            && let Some(device) = self.device(candidate)
-        {
-            return gpu_load(usage, view.pool, &device.gpu, weights);
-        }
+    /// Returns the allocated fraction of the memory of the candidate's GPU, ppm.
+    pub(super) fn gpu_allocated_ppm(&self, candidate: DeviceRef) -> u32 {
         let memory = self.gpu_memory(candidate);
         allocated_ppm(memory.allocated, memory.total)
     }

@@ -61,26 +61,6 @@ fn scores_nodes_and_gpus_independently() {
 }
 
 #[test]
-fn fills_smallest_free_piece_with_best_fit() {
-    let policies = Policies {
-        node: NodePlacementPolicy::BestFit,
-        gpu: GpuPlacementPolicy::BestFit,
-    };
-    let mut cluster = cluster(&[("n1", &[80]), ("n2", &[24, 80])]);
-    allocate(&mut cluster, &[share("filler", "40Gi", "0")], BINPACK).unwrap();
-    // Free: 40 GiB on n1; 24 and 80 GiB on n2.
-    for (name, memory, device) in [
-        ("a", "20Gi", "n1/gpu-0-vgpu"),
-        ("b", "24Gi", "n2/gpu-0-vgpu"),
-        ("c", "20Gi", "n1/gpu-0-vgpu"),
-        ("d", "4Gi", "n2/gpu-1-vgpu"),
-    ] {
-        let placed = allocate(&mut cluster, &[share(name, memory, "0")], policies);
-        assert_eq!(placed.unwrap(), [device], "{name}");
-    }
-}
-
-#[test]
 fn uses_policy_of_claim() {
     let mut cluster = cluster(&[("n1", &[80, 80])]);
     allocate(&mut cluster, &[share("a", "10Gi", "0")], BINPACK).unwrap();

@@ -1,12 +1,12 @@
-//! Settings of GpuPolicies that refine the placement policies: weights, seed, and preference for shares or partitions.
+//! Preference of GpuPolicies for shares or partitions.
 
 use drava_api::policy::GpuPolicy;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::{Value, json};
 
-use super::{BINPACK, SPREAD, allocate};
+use super::{BINPACK, allocate};
 use crate::cluster::Cluster;
-use crate::fixture::{cluster, node, object, pod_request, request, share};
+use crate::fixture::{cluster, node, object, pod_request, request};
 
 fn set_policy(cluster: &mut Cluster, spec: &Value) {
     let policy: GpuPolicy = object(json!({
@@ -153,62 +153,4 @@ fn explains_preference() {
         reason(&cluster, "30Gi"),
         "node n1: only feasible node; gpu-0: only feasible GPU; a share, prefer mig, but no partition can serve the request"
     );
-}
-
-#[test]
-fn weighs_memory_cores_and_slots() {
-    for (weights, device) in [
-        (json!({"memory": 1}), "n1/gpu-0-vgpu"),
-        (json!({"cores": 1}), "n1/gpu-1-vgpu"),
-        (json!({"memory": 3, "cores": 1}), "n1/gpu-0-vgpu"),
-        (json!({"memory": 1, "cores": 3}), "n1/gpu-1-vgpu"),
-    ] {
-        let mut cluster = cluster(&[("n1", &[80, 80])]);
-        allocate(&mut cluster, &[share("a", "40Gi", "10")], SPREAD).unwrap();
-        allocate(&mut cluster, &[share("b", "8Gi", "50")], SPREAD).unwrap();
-        set_policy(&mut cluster, &json!({"weights": weights}));
-        let placed = allocate(&mut cluster, &[share("c", "1Gi", "1")], BINPACK);
-        assert_eq!(placed.unwrap(), [device], "{weights}");
-    }
-    // Two small shares use more slots than one large share.
-    let mut cluster = cluster(&[("n1", &[80]), ("n2", &[80])]);
-    for (name, memory, policies) in [
-        ("a", "60Gi", BINPACK),
-        ("b", "1Gi", SPREAD),
-        ("c", "1Gi", SPREAD),
-    ] {
-        allocate(&mut cluster, &[share(name, memory, "0")], policies).unwrap();
-    }
-    set_policy(&mut cluster, &json!({"weights": {"slots": 1}}));
-    let request = pod_request(&cluster, &[share("d", "1Gi", "0")]);
-    let placement = cluster.decide(&request, BINPACK).unwrap();
-    assert_eq!(
-        placement.reason(&placement.claims[0]),
-        "node n2: binpack: 20% allocated by weight, n1 10%; gpu-0: only feasible GPU"
-    );
-}
-
-#[test]
-fn orders_equal_nodes_and_gpus_by_seed() {
-    let place = |seed: Option<u32>| {
-        let mut cluster = cluster(&[
-            ("n1", &[80, 80, 80, 80]),
-            ("n2", &[80, 80, 80, 80]),
-            ("n3", &[80, 80, 80, 80]),
-        ]);
-        set_policy(&mut cluster, &json!({"seed": seed}));
-        let request = pod_request(&cluster, &[share("a", "10Gi", "0")]);
-        let by_all = cluster.explain(&request, SPREAD).unwrap();
-        let placed = allocate(&mut cluster, &[share("a", "10Gi", "0")], SPREAD).unwrap();
-        assert_eq!(placed[0].split_once('/').unwrap().0, by_all.node);
-        let reason = by_all.reason(&by_all.claims[0]);
-        (placed[0].clone(), reason)
-    };
-    let places: std::collections::BTreeSet<String> =
-        (0..40).map(|seed| place(Some(seed)).0).collect();
-    assert!(places.len() >= 9, "{places:?}");
-    assert_eq!(place(Some(7)), place(Some(7)));
-    assert_eq!(place(None).0, "n1/gpu-0-vgpu");
-    let (_, reason) = place(Some(7));
-    assert_eq!(reason.matches(", first by seed").count(), 2, "{reason}");
 }
