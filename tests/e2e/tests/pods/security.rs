@@ -158,3 +158,51 @@ fn limits_privileged_container_and_reports_its_use_of_other_gpu() -> Result<()> 
     tenant.event("app", "OtherGpuUsed")?;
     is_limited(&tenant, "neighbor", "app")
 }
+
+/// Runtimes with a kernel of their own do not give containers the devices and limits of claims. The handler decides, not the
+/// name of the class.
+#[test]
+fn refuses_runtime_with_its_own_kernel() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("runtime")?;
+    let sandboxes = [("e2e-gvisor", "runsc"), ("e2e-other", "kata-qemu")];
+    let classes = [sandboxes[0], sandboxes[1], ("e2e-performance", "runc")];
+    for (class, handler) in classes {
+        tenant.apply(&format!(
+            "{{apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {{name: {class}}}, handler: {handler}}}"
+        ))?;
+    }
+    let with_class = |class: &str| {
+        let app = container("app", SLEEP, USES_SHARE);
+        pod(
+            class,
+            &format!("runtimeClassName: {class}, containers: [{app}]"),
+        )
+    };
+    let tested = (|| {
+        tenant.apply(SHARE)?;
+        for (class, handler) in sandboxes {
+            tenant.apply(&with_class(class))?;
+            let event = tenant.event(class, "has the RuntimeClass")?;
+            let names = format!("the RuntimeClass \"{class}\" with the handler \"{handler}\"");
+            for word in [
+                names.as_str(),
+                "use another RuntimeClass",
+                "driver.runtimeClasses",
+            ] {
+                ensure!(event.contains(word), "no {word:?} in {event}");
+            }
+            ensure!(
+                event.starts_with("FailedPrepareDynamicResources"),
+                "{event}"
+            );
+        }
+        tenant.apply(&with_class("e2e-performance"))?;
+        tenant.running("e2e-performance")?;
+        is_limited(&tenant, "e2e-performance", "app")
+    })();
+    for (class, _) in classes {
+        cluster.kubectl(["delete", "runtimeclass", class, "--ignore-not-found"])?;
+    }
+    tested
+}
