@@ -65,6 +65,7 @@ fn client(config: Config, limits: &Limits) -> kube::Result<Client> {
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
         .option_layer(config.auth_layer()?)
+        .layer(config.extra_headers_layer()?)
         .map_err(BoxError::from)
         .service(pool);
     Ok(Client::new(service, config.default_namespace))

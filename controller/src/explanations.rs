@@ -53,6 +53,8 @@ struct Round<'a> {
     settings: &'a Settings,
     /// Read for the first explanation.
     objects: Option<Arc<Objects>>,
+    /// Whether the cluster cannot be read now.
+    is_unreadable: bool,
 }
 
 impl Round<'_> {
@@ -60,7 +62,9 @@ impl Round<'_> {
         let objects = match &self.objects {
             Some(objects) => Arc::clone(objects),
             None => {
-                let objects = Box::pin(snapshot::fetch(self.client)).await?.trimmed();
+                let read = Box::pin(snapshot::fetch(self.client)).await;
+                self.is_unreadable = read.is_err();
+                let objects = read?.trimmed();
                 Arc::clone(self.objects.insert(Arc::new(objects)))
             }
         };
@@ -88,10 +92,14 @@ pub async fn maintain(client: Client, settings: &Settings, term: &Term) {
                     client: &client,
                     settings,
                     objects: None,
+                    is_unreadable: false,
                 };
                 for request in requests.into_iter().take(MAX_REQUESTS) {
                     if !term.is_valid() {
                         return;
+                    }
+                    if round.is_unreadable {
+                        break;
                     }
                     let is_due = request.status.is_none() || reading % REFRESH == 0;
                     if let Err(error) = serve(&mut round, &request, is_due).await {

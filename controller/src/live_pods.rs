@@ -31,8 +31,8 @@ pub(crate) struct LivePod {
     pub(crate) bound_at: Option<Timestamp>,
     /// Its gang.
     pub(crate) gang: Option<GangName>,
-    /// Number of pods that its gang needs.
-    pub(crate) gang_min: usize,
+    /// Number of pods that its gang needs; `None` while that is unknown, for instance before its PodGroup is observed.
+    pub(crate) gang_min: Option<usize>,
     /// Which pods of its gang end together.
     pub(crate) disruption: Disruption,
     /// Its claims.
@@ -59,10 +59,7 @@ impl LivePod {
             is_bound: node(pod).is_some(),
             bound_at: pod::bound_at(pod),
             gang: gang::name_of(pod),
-            gang_min: match gang::of(pod) {
-                Ok(Some(gang)) => gang.min,
-                Ok(None) | Err(_) => 1,
-            },
+            gang_min: gang::of(pod).ok().flatten().map(|gang| gang.min),
             disruption: pod_group::disruption(pod),
             claims: pod::claim_keys(pod),
             grace_period_end: metadata.deletion_timestamp.as_ref().map(|time| time.0),
@@ -169,23 +166,33 @@ impl LivePods {
         self.review_gang(gang);
     }
 
-    /// Determines whether a gang is incomplete, after a change of its members.
+    /// Determines whether a gang is incomplete, after a change of its members. Nothing changes while its minimum is unknown.
     ///
     /// A gang that has started and lost a member is not incomplete. A new leader has not seen the start, but sees that too
     /// few of the members existed when the first one was bound: a gang is allocated when all members that it needs exist.
+    /// That is not known of members without claims, which nothing holds back: they tell of the start only if no member has one.
     fn review_gang(&mut self, gang: &GangName) {
         let members: Vec<&LivePod> = self.members(gang).map(|(_, pod)| pod).collect();
-        let min = members.iter().map(|pod| pod.gang_min).max().unwrap_or(1);
+        let known = members.iter().filter_map(|pod| pod.gang_min).max();
+        let Some(min) = known.or_else(|| members.is_empty().then_some(1)) else {
+            return;
+        };
         let bound = members.iter().filter(|pod| pod.is_bound).count();
-        let first_bound_at = members.iter().filter_map(|pod| pod.bound_at).min();
+        let has_claims = members.iter().any(|pod| !pod.claims.is_empty());
+        let held_back = || {
+            let members = members.iter();
+            members.filter(move |pod| !has_claims || !pod.claims.is_empty())
+        };
+        let is_running = held_back().any(|pod| pod.is_bound);
+        let first_bound_at = held_back().filter_map(|pod| pod.bound_at).min();
         let candidates = first_bound_at.map_or(min, |time| {
             let existed = |pod: &&&LivePod| pod.created <= time;
             members.iter().filter(existed).count()
         });
         let has_started = match self.gangs.get_mut(gang) {
             Some(members) => {
-                members.has_started = bound >= min || members.has_started && bound > 0;
-                members.has_lost = bound > 0 && candidates < min;
+                members.has_started = bound >= min || members.has_started && is_running;
+                members.has_lost = is_running && candidates < min;
                 members.has_started || members.has_lost
             }
             None => false,
@@ -219,7 +226,8 @@ impl LivePods {
                     .filter(|(_, pod)| pod.is_bound)
                     .map(|(_, pod)| pod.clone())
                     .collect();
-                let min = bound.iter().map(|pod| pod.gang_min).max().unwrap_or(1);
+                let min = bound.iter().filter_map(|pod| pod.gang_min).max();
+                let min = min.unwrap_or(1);
                 IncompleteGang { name, min, bound }
             })
             .collect()
@@ -236,17 +244,20 @@ impl LivePods {
         self.pods.iter().map(|(uid, pod)| (uid.as_str(), pod))
     }
 
-    /// Sets what the PodGroup of a gang says. Returns the lowest priority that a member has instead of a higher one.
-    pub(crate) fn set_group(&mut self, gang: &GangName, spec: &GroupSpec) -> Option<i32> {
+    /// Sets what the PodGroup of a gang says; `None` for a group that does not exist. Returns the lowest priority that a member
+    /// has instead of a higher one.
+    pub(crate) fn set_group(&mut self, gang: &GangName, spec: Option<&GroupSpec>) -> Option<i32> {
+        let (priority, disruption) =
+            spec.map_or_else(Default::default, |spec| (spec.priority, spec.disruption));
         let mut lowered: Option<i32> = None;
         let members = self.gangs.get(gang).into_iter();
         for uid in members.flat_map(|members| &members.uids) {
             let Some(pod) = self.pods.get_mut(uid) else {
                 continue;
             };
-            pod.gang_min = spec.min;
-            pod.disruption = spec.disruption;
-            let priority = spec.priority.unwrap_or(pod.own_priority);
+            pod.gang_min = spec.map(|spec| spec.min);
+            pod.disruption = disruption;
+            let priority = priority.unwrap_or(pod.own_priority);
             let before = std::mem::replace(&mut pod.priority, priority);
             if priority < before {
                 lowered = Some(lowered.map_or(priority, |lowered| lowered.min(priority)));
@@ -296,5 +307,45 @@ impl LivePods {
         let uids = gang.flat_map(|members| &members.uids);
         uids.filter_map(|uid| Some((uid.as_str(), self.pods.get(uid)?)))
             .filter(|(_, pod)| pod.grace_period_end.is_none())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::fixture::object;
+
+    #[test]
+    fn gang_with_unknown_minimum_has_not_started() {
+        let mut live = LivePods::default();
+        for (name, node) in [("a", Some("n1")), ("b", None), ("c", None)] {
+            let pod: Pod = object(json!({
+                "metadata": {
+                    "name": name, "namespace": "default", "uid": name,
+                    "annotations": {"gpu.drava.dev/gang": "g"},
+                },
+                "spec": {
+                    "containers": [], "nodeName": node,
+                    "resourceClaims": [{"name": "gpu", "resourceClaimName": name}],
+                },
+            }));
+            live.upsert(name, &pod);
+        }
+        let gang = GangName::new("default", "g");
+        assert!(!live.has_started(&gang));
+        let spec = GroupSpec {
+            min: 3,
+            ..GroupSpec::default()
+        };
+        live.set_group(&gang, Some(&spec));
+        assert!(!live.has_started(&gang));
+        let now = Instant::now();
+        assert_eq!(live.due_incomplete(now, Duration::ZERO).len(), 1);
+        // It is deleted and created again.
+        live.set_group(&gang, None);
+        live.set_group(&gang, Some(&spec));
+        assert!(!live.has_started(&gang));
     }
 }

@@ -115,6 +115,15 @@ impl Kind {
 }
 
 impl Kind {
+    /// Returns whether the objects are PodGroups.
+    #[must_use]
+    pub const fn is_pod_groups(self) -> bool {
+        matches!(
+            self,
+            Self::PodGroups | Self::VolcanoPodGroups | Self::CoschedulingPodGroups
+        )
+    }
+
     /// Returns `apiVersion` and `kind` of the objects. TaintRules are named by their stable version.
     #[must_use]
     pub const fn object_type(self) -> (&'static str, &'static str) {

@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use drava_api::listed::Change;
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
 use tokio::time::Instant;
 
 use super::silence::Silence;
@@ -83,6 +85,8 @@ pub(super) struct State {
     /// Kinds whose first list is incomplete.
     unlisted: BTreeSet<Kind>,
     silence: Silence,
+    /// Changes of pods before all PodGroups are known, which say to which gangs they belong.
+    early_pods: Vec<Change<Pod>>,
     /// Steps that precede those of the planner.
     steps: Vec<Step>,
 }
@@ -93,6 +97,7 @@ impl State {
             planner,
             unlisted: Kind::ALL.into_iter().collect(),
             silence: Silence::default(),
+            early_pods: Vec::new(),
             steps: Vec::new(),
         }
     }
@@ -124,6 +129,7 @@ impl State {
             self.silence.delivered(kind);
         }
         match observation {
+            Observation::Pod(change) if !self.knows_pod_groups() => self.early_pods.push(change),
             Observation::Pod(change) => self.planner.pod(change),
             Observation::Claim(change) => self.planner.claim(change, now),
             Observation::Template(change) => self.planner.template(change),
@@ -141,7 +147,13 @@ impl State {
             Observation::Unreadable(kind, object) => self.planner.unreadable(kind, &object),
             Observation::Readable(kind, key) => self.planner.readable(kind, key),
             Observation::Listed(kind) => {
-                if self.unlisted.remove(&kind) && self.unlisted.is_empty() {
+                let is_first = self.unlisted.remove(&kind);
+                if self.knows_pod_groups() {
+                    for change in std::mem::take(&mut self.early_pods) {
+                        self.planner.pod(change);
+                    }
+                }
+                if is_first && self.unlisted.is_empty() {
                     self.planner.set_synced();
                     self.steps.push(Step::MarkReady);
                 }
@@ -154,6 +166,11 @@ impl State {
                 self.steps.push(Step::LogWatchFailure { kind, error });
             }
         }
+    }
+
+    fn knows_pod_groups(&self) -> bool {
+        let mut groups = Kind::ALL.into_iter().filter(|kind| kind.is_pod_groups());
+        !groups.any(|kind| self.unlisted.contains(&kind))
     }
 
     /// Returns the next steps.
@@ -342,6 +359,16 @@ mod tests {
             state.next_steps(&time()).is_empty(),
             "a list of a restarted watch changes nothing"
         );
+    }
+
+    #[test]
+    fn observes_pods_when_pod_groups_are_known() {
+        let mut state = unsynced();
+        for kind in Kind::ALL.into_iter().filter(|kind| kind.is_pod_groups()) {
+            assert_eq!(state.planner.metrics().pending.len(), 0);
+            observe(&mut state, Observation::Listed(kind));
+        }
+        assert_eq!(state.planner.metrics().pending.len(), 1);
     }
 
     #[test]

@@ -70,6 +70,7 @@ impl Planner {
         if let Some(pending) = self.queue.get_mut(uid) {
             pending.phase = Phase::Unschedulable;
             pending.waits_for_quota = false;
+            pending.end_hold(time.instant);
         }
         let demand = self.demand(uid);
         if let Demand::Unusable(problem) = &demand {
@@ -195,8 +196,11 @@ impl Planner {
             turn::suspend_search();
             None
         } else {
-            self.make_room(group, waits_for_quota, order, time, actions)
-                .or_else(|| self.reserved_room(group))
+            let waiting = self.make_room(group, waits_for_quota, order, time, actions);
+            match waiting {
+                None if !is_suspended() => self.reserved_room(group),
+                waiting => waiting,
+            }
         };
         if self.suspend(group, time, actions) {
             return;

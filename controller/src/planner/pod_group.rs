@@ -2,7 +2,7 @@
 
 use super::Planner;
 use crate::gang::GangName;
-use crate::pod_group::{self, GroupSpec, PodGroupChange};
+use crate::pod_group::{self, PodGroupChange};
 
 impl Planner {
     /// Observes a PodGroup, or whether PodGroups are served. Pods are resolved again, as if they had changed.
@@ -19,16 +19,11 @@ impl Planner {
         if !self.pod_groups.observe(change) {
             return;
         }
-        if let Some((gang, spec)) = &changed {
-            let without = GroupSpec {
-                min: 1,
-                ..GroupSpec::default()
-            };
-            let spec = spec.as_ref().unwrap_or(&without);
-            if let Some(priority) = self.live_pods.set_group(gang, spec) {
-                // Its pods can be evicted for more pods.
-                self.queue.activate_above(priority);
-            }
+        if let Some((gang, spec)) = &changed
+            && let Some(priority) = self.live_pods.set_group(gang, spec.as_ref())
+        {
+            // Its pods can be evicted for more pods.
+            self.queue.activate_above(priority);
         }
         let members: Vec<_> = self
             .queue

@@ -104,8 +104,11 @@ impl Planner {
             return Err(explanation.clone());
         }
         let decision = self.decide(pod_request);
+        // Verdicts of earlier turns are older than an equal pod that is created meanwhile.
+        let searched = pod_request.searched.as_ref();
         if let Err(explanation) = &decision
             && !is_suspended()
+            && searched.is_none_or(|searched| searched.is_empty())
         {
             let rejected = (pod_request.clone(), explanation.clone());
             self.rejections.known.push_front(rejected);

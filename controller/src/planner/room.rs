@@ -91,8 +91,8 @@ struct Search<'a> {
 #[derive(Default)]
 pub(super) struct OwnReservations {
     taken: Vec<(Owner, Reservation)>,
-    /// Whether there was one before this round, too.
-    existed: bool,
+    /// Owners of those that ended earlier in this round.
+    outdated: Vec<Owner>,
 }
 
 impl Planner {
@@ -100,14 +100,15 @@ impl Planner {
     pub(super) fn take_own_reservations(&mut self, uid: &str) -> OwnReservations {
         let mut own = OwnReservations::default();
         for owner in self.owners(uid) {
-            own.existed |= self.outdated.remove(&owner);
+            if self.outdated.remove(&owner) {
+                own.outdated.push(owner.clone());
+            }
             let lifted = self.lifted.extract_if(.., |(of, _)| *of == owner);
             own.taken.extend(lifted);
             if let Some(reservation) = self.take_reservation(&owner) {
                 own.taken.push((owner, reservation));
             }
         }
-        own.existed |= !own.taken.is_empty();
         own
     }
 
@@ -115,7 +116,8 @@ impl Planner {
     pub(super) fn renew_reservations(&mut self, uid: &str, own: OwnReservations) {
         if self.queue.is_suspended(uid) {
             self.lifted.extend(own.taken);
-        } else if own.existed {
+            self.outdated.extend(own.outdated);
+        } else if !own.taken.is_empty() || !own.outdated.is_empty() {
             let owners = self.owners(uid);
             let is_renewed = self.ledger.owners().any(|owner| owners.contains(owner));
             self.has_room_ended |= !is_renewed;

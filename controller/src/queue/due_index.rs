@@ -6,8 +6,8 @@
 //!
 //! A complete pod, of which only the gate is left, takes no part in the rounds: what is allocated waits for no decision.
 //!
-//! A suspended decision goes on when a round is over: one turn of one decision, of the first pod in queue order of a
-//! namespace. Namespaces take turns.
+//! A suspended decision goes on when a round is over: one turn of one decision. Namespaces take turns, and so do the pods of a
+//! namespace, in queue order.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -52,6 +52,8 @@ pub(super) struct DueIndex {
     suspended: BTreeMap<String, BTreeSet<(Arc<QueueOrder>, String)>>,
     /// Namespace of the last turn of a suspended decision.
     last_namespace: String,
+    /// The pod of the last turn of each namespace with suspended decisions.
+    last_suspended: BTreeMap<String, (Arc<QueueOrder>, String)>,
     /// Whether a suspended decision had its turn after this round.
     has_resumed: bool,
     backoffs: BTreeSet<(Instant, String)>,
@@ -155,6 +157,9 @@ impl DueIndex {
     pub(super) fn has_due(&mut self) -> bool {
         if self.this_round.is_empty() && (self.has_resumed || self.suspended.is_empty()) {
             self.has_resumed = false;
+            let suspended = &self.suspended;
+            self.last_suspended
+                .retain(|namespace, _| suspended.contains_key(namespace));
             self.decided.clear();
             std::mem::swap(&mut self.this_round, &mut self.next_round);
             for (order, uid) in &self.this_round {
@@ -178,10 +183,18 @@ impl DueIndex {
         );
         let next = self.suspended.range::<str, _>(after).next();
         let (namespace, pods) = next.or_else(|| self.suspended.iter().next())?;
-        let (_, uid) = pods.first()?.clone();
+        // A decision that is repeated because something has changed lets the others of its namespace go on.
+        let last = self.last_suspended.get(namespace);
+        let after =
+            last.and_then(|last| pods.range((Bound::Excluded(last), Bound::Unbounded)).next());
+        let popped = after.or_else(|| pods.first())?.clone();
+        let uid = popped.1.clone();
         self.last_namespace = namespace.clone();
+        let namespace = namespace.clone();
         self.has_resumed = true;
         self.unlink(&uid);
+        // The pod may be the last one, and be suspended again.
+        self.last_suspended.insert(namespace, popped);
         Some(uid)
     }
 
@@ -230,7 +243,7 @@ mod tests {
         index.set("one", Some(suspended("one", "one")));
         index.set("usual", Some(Due::Now(order("usual"))));
         let mut popped = Vec::new();
-        for _ in 0..5 {
+        for _ in 0..9 {
             let uid = index.pop().unwrap();
             let due = match uid.as_str() {
                 "usual" => Due::Now(order("usual")),
@@ -240,7 +253,10 @@ mod tests {
             index.set(&uid, Some(due));
             popped.push(uid);
         }
-        assert_eq!(popped, ["usual", "many-1", "usual", "one", "usual"]);
+        let expected = [
+            "usual", "many-1", "usual", "one", "usual", "many-2", "usual", "one", "usual",
+        ];
+        assert_eq!(popped, expected);
         for uid in ["usual", "many-1", "many-2", "one"] {
             index.remove(uid);
         }

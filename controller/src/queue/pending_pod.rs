@@ -309,6 +309,8 @@ impl PendingPod {
     /// behind others tells of no node.
     fn may_be_unfit(&self, number: Option<usize>) -> bool {
         matches!(self.phase, Phase::Behind(_))
+            // The nodes that this decision rejects are not known before its end.
+            || self.is_suspended
             || number.is_some_and(|number| self.unfit_nodes.contains(number))
     }
 
@@ -344,9 +346,15 @@ impl PendingPod {
         self.avoided_nodes.contains(node).then_some(until)
     }
 
+    /// Ends the time in which the pod is not allocated where it was not bound, if it is over.
+    pub(crate) fn end_hold(&mut self, now: Instant) {
+        self.held_until.take_if(|until| *until <= now);
+    }
+
     /// Makes the pod wait behind others until this time, or until something changes elsewhere.
     pub(crate) fn wait_behind(&mut self, until: Instant) {
         self.is_behind = true;
+        self.unfit_nodes = Arc::default();
         self.phase = Phase::Behind(until);
     }
 

@@ -238,7 +238,7 @@ impl Planner {
                     Disruption::All => return members,
                     Disruption::Elastic => {}
                 }
-                let mut elastic = members.iter().skip(pod.gang_min);
+                let mut elastic = members.iter().skip(pod.gang_min.unwrap_or(1));
                 if elastic.any(|(member, _)| *member == uid) {
                     return vec![(uid, pod)];
                 }

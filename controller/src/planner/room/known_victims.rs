@@ -8,7 +8,7 @@ use drava_allocator::pod_request::PodRequest;
 use drava_allocator::turn;
 
 use super::holders::NodesOfPod;
-use super::{RoomProgress, Search};
+use super::{RoomCause, RoomProgress, Search};
 use crate::planner::Planner;
 use crate::planner::demand::Request;
 use crate::victims::{self, Cost, Effect, Simulation};
@@ -140,25 +140,42 @@ impl Planner {
         let mut has_progress = false;
         for (node, candidates) in search.holders.candidates.range(first..) {
             let is_over = turn::checked().saturating_sub(started) >= SEARCH_UNITS;
-            if std::mem::replace(&mut has_progress, true) && (is_over || turn::has_searched()) {
-                let progress = RoomProgress {
-                    cause: search.cause,
-                    next: node.clone(),
-                    best,
-                };
-                self.suspended_decisions.set_room(uid, progress);
-                turn::suspend_search();
-                return None;
+            let is_first = !std::mem::replace(&mut has_progress, true);
+            if !is_first && (is_over || turn::has_searched()) {
+                return self.continue_at(node, best, uid, search.cause);
             }
             let bound = best.as_ref().map(|(_, cost)| cost);
             if bound.is_some_and(|bound| victims::cannot_beat(candidates, bound)) {
                 continue;
             }
-            if let Some(cost) = self.victims_on(node, request, search, bound) {
-                best = Some((node.clone(), cost));
+            match self.victims_on(node, request, search, bound) {
+                Some(cost) => best = Some((node.clone(), cost)),
+                // The turn ended amid the simulations, so they tell nothing about this node.
+                None if !is_first && turn::has_searched() => {
+                    return self.continue_at(node, best, uid, search.cause);
+                }
+                None => {}
             }
         }
         best.map(|(node, cost)| (node, cost.into_uids()))
+    }
+
+    /// Suspends a search for victims, which goes on with this node.
+    fn continue_at<T>(
+        &mut self,
+        node: &str,
+        best: Option<(String, Cost)>,
+        uid: &str,
+        cause: RoomCause,
+    ) -> Option<T> {
+        let progress = RoomProgress {
+            cause,
+            next: node.to_owned(),
+            best,
+        };
+        self.suspended_decisions.set_room(uid, progress);
+        turn::suspend_search();
+        None
     }
 
     /// Returns the best set of pods of the node whose end makes room for the pod. `None` if there is none better than

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use drava_allocator::explanation::Explanation;
+use drava_allocator::turn;
 use drava_api::reason::Reason;
 
 use crate::ledger::{Owner, Purpose, Reservation};
@@ -80,7 +81,10 @@ impl Planner {
                 format!("the pod fits on {node}, but its devices are reserved for {owner}, {why}");
             Some(Explanation::rejected(Reason::Reserved, message))
         });
-        self.rejections.reserved(request, explanation.clone());
+        // Otherwise the searches were too short to tell.
+        if !turn::has_searched() {
+            self.rejections.reserved(request, explanation.clone());
+        }
         explanation
     }
 }

@@ -67,6 +67,30 @@ fn counts_members_without_claim() {
 }
 
 #[test]
+fn bound_member_without_claim_starts_no_gang() {
+    for has_new_leader in [false, true] {
+        let mut cluster = TestCluster::new(&["n1"]);
+        cluster.add_pod(member(pod("launcher", &[]), "3"));
+        cluster.actions();
+        cluster.bind(("launcher", "n1"));
+        // The workers are created later. One of them fits.
+        for name in ["w-1", "w-2"] {
+            cluster.add_claim(claim(name, "60Gi"));
+            let mut worker = member(gated_pod(name, &[name], &[ALLOCATION_GATE]), "3");
+            worker.metadata.creation_timestamp = Some(object(json!("2026-01-01T00:01:00Z")));
+            cluster.add_pod(worker);
+        }
+        if has_new_leader {
+            cluster.change_leader();
+        }
+        assert!(cluster.settle().is_empty(), "all or nothing");
+        cluster.planner.node(applied(node("n2")));
+        cluster.planner.slice(applied(slice("n2")));
+        assert_eq!(cluster.settle().len(), 2);
+    }
+}
+
+#[test]
 fn places_elastic_members_as_far_as_they_fit() {
     let mut cluster = TestCluster::new(&["n1"]);
     for name in ["m-1", "m-2", "m-3"] {
