@@ -19,6 +19,8 @@ const PODS: usize = 36;
 const OUTAGE: Duration = Duration::from_secs(30);
 /// Time within which a waiting pod has its reason, while the API server responds.
 const REASON_LIMIT: Duration = Duration::from_secs(120);
+/// GPUs of the node.
+const GPUS: usize = 2;
 /// Pods of a gang.
 const MEMBERS: usize = 3;
 /// Times in which a leader is stopped while it writes a gang, until it was stopped between two writes.
@@ -132,6 +134,21 @@ impl Load<'_> {
         }
         self.expected += u64::try_from(pods + MEMBERS * pods.div_ceil(10))?;
         self.tenant.apply(&jobs.join("---\n"))
+    }
+
+    /// Takes most of each GPU with pods that do not end by themselves, so that urgent ones have to evict. Returns their names.
+    fn hold_gpus(&self, round: usize) -> Result<Vec<String>> {
+        let names: Vec<String> = (0..GPUS)
+            .map(|gpu| format!("holder-{round}-{gpu}"))
+            .collect();
+        for name in &names {
+            let pod = pod_with_share(name, "vgpu.drava.dev", "{memory: 68Gi}");
+            self.tenant.apply(&pod)?;
+        }
+        for name in &names {
+            self.tenant.running(name)?;
+        }
+        Ok(names)
     }
 
     /// Creates pods that evict others.
@@ -308,8 +325,9 @@ fn serves_all_while_everything_fails_in_turn() -> Result<()> {
     };
     for (round, victim) in Victim::ALL.into_iter().enumerate() {
         let before = load.succeeded()?;
+        let holders = load.hold_gpus(round)?;
         load.create(round)?;
-        // The GPUs are in use.
+        // The rest of the GPUs is in use.
         load.wait_for(before + 2)?;
         load.create_urgent(round)?;
         // Connections stay open, and requests get no response.
@@ -325,6 +343,14 @@ fn serves_all_while_everything_fails_in_turn() -> Result<()> {
         victim.kill(&cluster)?;
         load.unexplained.clear();
         load.check()?;
+        let urgent = format!("urgent-{round}");
+        wait("the urgent pods have evicted others", || {
+            let job = tenant.find("job", &urgent)?.context("no urgent pods")?;
+            Ok((job["status"]["succeeded"] == job["spec"]["completions"]).then_some(()))
+        })?;
+        let mut delete = vec!["delete", "pods", "--ignore-not-found", "--grace-period=1"];
+        delete.extend(holders.iter().map(String::as_str));
+        tenant.kubectl(&delete)?;
         let succeeded = load.succeeded()?;
         eprintln!(
             "{victim:?} killed; {succeeded} of {} pods have succeeded",
