@@ -167,7 +167,8 @@ pub(crate) fn container_cgroup(cgroups: &str) -> Option<&str> {
             if is_in_pod {
                 return path.get(..end).map(|path| path.trim_end_matches('/'));
             }
-            is_in_kubepods |= name.starts_with("kubepods");
+            // With systemd, a name begins with those of all slices above, also with the kubelet's `cgroupRoot`.
+            is_in_kubepods |= name.starts_with("kubepods") || name.contains("-kubepods");
             // `pod<uid>`, with systemd `kubepods-<class>-pod<uid>.slice`.
             is_in_pod = is_in_kubepods && (name.starts_with("pod") || name.contains("-pod"));
             is_in_pod |= is_relative && is_pod(name);
@@ -301,11 +302,23 @@ mod tests {
                 Some("/kubepods/burstable/pod1/c1"),
             ),
             (
-                "0::/kubelet.slice/kubelet-kubepods.slice/kubepods-besteffort-pod1.slice/cri-c1.scope/init.scope\n",
+                "0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod1.slice/cri-c1.scope/init.scope\n",
                 Some(
-                    "/kubelet.slice/kubelet-kubepods.slice/kubepods-besteffort-pod1.slice/cri-c1.scope",
+                    "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod1.slice/cri-c1.scope",
                 ),
             ),
+            // systemd repeats the kubelet's `cgroupRoot` in each name, as in kind.
+            (
+                "0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/kubelet-kubepods-burstable-pod1.slice/cri-c1.scope\n",
+                Some(
+                    "/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/kubelet-kubepods-burstable-pod1.slice/cri-c1.scope",
+                ),
+            ),
+            (
+                "0::/../../kubelet-kubepods-pod1.slice/cri-c1.scope\n",
+                Some("/../../kubelet-kubepods-pod1.slice/cri-c1.scope"),
+            ),
+            ("0::/kubelet.slice/kubelet-kubepods.slice/c1\n", None),
             (
                 "12:devices:/kubepods/pod1/c1/kubepods/pod2/c3\n1:name=systemd:/\n",
                 Some("/kubepods/pod1/c1"),
