@@ -275,6 +275,11 @@ impl HeldInstances {
             .is_some_and(|count| *count >= HELD_ATTEMPTS)
     }
 
+    /// Releases a claim that kubelet does not unprepare again, as after a restart of the driver.
+    pub(crate) fn release(&self, uid: &ClaimUid) {
+        self.lock().insert(uid.clone(), HELD_ATTEMPTS);
+    }
+
     /// Ends the account of a claim: its instance is destroyed, or it is prepared again.
     pub(crate) fn forget(&self, uid: &ClaimUid) {
         self.lock().remove(uid);

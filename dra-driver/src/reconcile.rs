@@ -452,7 +452,11 @@ impl<E: Effects> Reconciler<E> {
             }
             Ok::<_, ActionError>(applies)
         });
-        if removed.await?? {
+        let removed = removed.await?;
+        if let Err(ActionError::Effect(EffectError::InstanceHeld { .. })) = removed {
+            self.claims.held.release(uid);
+        }
+        if removed? {
             self.claims.held.forget(uid);
             let note = format!("removed orphaned node state of claim {uid}: {reason}");
             let subject = claim.map_or(Subject::Node, Subject::Claim);

@@ -58,19 +58,23 @@ struct HeldCluster {
 }
 
 impl HeldCluster {
+    fn start_driver(cluster: &TestCluster, machine: &Machine) -> Running {
+        let mut config = cluster.config();
+        config.paths.driver_root_mount = machine.root().to_owned();
+        let source = Source {
+            rescan: Duration::from_millis(100),
+            ..Source::nvml(config.paths.driver_root.clone(), machine.root().to_owned())
+        };
+        cluster.start_with(config, source)
+    }
+
     /// A node with a prepared partition that a monitor holds.
     async fn start() -> Self {
         let cluster = TestCluster::new().await;
         let machine = Machine::start(H100X2).unwrap();
         PartitionedNode::enable(&machine);
-        let mut config = cluster.config();
-        config.paths.driver_root_mount = machine.root().to_owned();
-        let proc_root = config.proc_root.clone();
-        let source = Source {
-            rescan: Duration::from_millis(100),
-            ..Source::nvml(config.paths.driver_root.clone(), machine.root().to_owned())
-        };
-        let running = cluster.start_with(config, source);
+        let proc_root = cluster.config().proc_root;
+        let running = Self::start_driver(&cluster, &machine);
         let plugin = cluster.kubelet.register("gpu.drava.dev").await.unwrap();
         running.await_ready().await;
         cluster.api.put_claim(&partition(1));
@@ -88,6 +92,20 @@ impl HeldCluster {
 
 fn partition(number: u32) -> ResourceClaim {
     claim(number, &[Partition(0, "1g.10gb", number - 1)])
+}
+
+/// Waits until no claim can have the slices of the partition: each prepare would fail.
+async fn await_taint(cluster: &TestCluster) {
+    eventually("taint of the partition", || {
+        let mut devices = cluster.api.devices().into_iter();
+        devices.find(|device| {
+            let taints = device["taints"].as_array().into_iter().flatten();
+            let mut values = taints.filter_map(|taint| taint["value"].as_str());
+            device["name"] == "gpu-0-mig-1g-10gb-0"
+                && values.any(|value| value == "foreign-mig-instance")
+        })
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -117,17 +135,7 @@ async fn releases_pod_while_monitor_holds_partition() {
     plugin.unprepare_one(&kubelet_claim(1)).await.unwrap();
     cluster.api.delete_claim(&found);
     assert!(cluster.record_file(1).exists() && !cluster.spec_file(1).exists());
-    // No claim can have the slices of the partition, which would fail at each prepare.
-    eventually("taint of the partition", || {
-        let mut devices = cluster.api.devices().into_iter();
-        devices.find(|device| {
-            let taints = device["taints"].as_array().into_iter().flatten();
-            let mut values = taints.filter_map(|taint| taint["value"].as_str());
-            device["name"] == "gpu-0-mig-1g-10gb-0"
-                && values.any(|value| value == "foreign-mig-instance")
-        })
-    })
-    .await;
+    await_taint(&cluster).await;
     eventually("event on the claim", || {
         let mut events = cluster.api.events_with_kind().into_iter();
         events.find(|(reason, note, kind)| {
@@ -149,6 +157,38 @@ async fn releases_pod_while_monitor_holds_partition() {
     assert_eq!(left.count(), 0);
 }
 
+/// Kubelet does not unprepare a claim again whose pod has ended.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn taints_held_partition_again_after_restart() {
+    if lacks_device_files() {
+        return;
+    }
+    let HeldCluster {
+        cluster,
+        machine,
+        running,
+        plugin,
+    } = HeldCluster::start().await;
+    for _ in 0..2 {
+        plugin.unprepare_one(&kubelet_claim(1)).await.unwrap_err();
+    }
+    plugin.unprepare_one(&kubelet_claim(1)).await.unwrap();
+    cluster.api.delete_claim(&partition(1));
+    await_taint(&cluster).await;
+    running.kill().await;
+    cluster.api.wipe_slices();
+    let running = HeldCluster::start_driver(&cluster, &machine);
+    cluster.kubelet.register("gpu.drava.dev").await.unwrap();
+    running.await_ready().await;
+    await_taint(&cluster).await;
+    hold_instances(&machine, false);
+    eventually("destroyed partition", || {
+        (!cluster.record_file(1).exists()).then_some(())
+    })
+    .await;
+    running.stop().await;
+}
+
 /// What the first attempt to unprepare has removed stays removed while kubelet repeats it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn restores_no_state_of_claim_that_is_unprepared() {
@@ -167,13 +207,11 @@ async fn restores_no_state_of_claim_that_is_unprepared() {
             .contains("held by dcgm-exporter")
     );
     assert!(!cluster.spec_file(1).exists());
-    // A claim that meets a damaged record requests a reconciliation, which handles claims in order of their UIDs.
+    // A claim that meets a damaged record requests a reconciliation, which handles claims in order of their UIDs. Another one
+    // may have repaired the record just before.
     fs::write(cluster.record_file(2), "noise").unwrap();
     cluster.api.put_claim(&partition(3));
-    held.plugin
-        .prepare_one(&kubelet_claim(3))
-        .await
-        .unwrap_err();
+    let _ = held.plugin.prepare_one(&kubelet_claim(3)).await;
     eventually("a rebuilt record", || {
         let mut events = cluster.api.events().into_iter();
         events.find(|(reason, note)| reason == "ClaimStateRepaired" && note.contains("rebuilt"))
