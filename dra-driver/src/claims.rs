@@ -398,12 +398,12 @@ impl<E: Effects> ClaimService<E> {
         // The last reservations are the newest; kubelet calls for the first pod of a claim on the node.
         let pods = reserving_pods(found).into_iter().rev().take(MAX_PODS);
         let refused = async {
-            let classes = join_all(pods.map(|pod| self.runtime_class(pod))).await;
+            let classes = join_all(pods.map(|pod| self.runtime_class(claim, pod))).await;
             let mut classes: BTreeMap<String, PodRef> = classes.into_iter().flatten().collect();
             classes.retain(|class, _| !self.runtime_classes.contains(class));
             let api: Api<RuntimeClass> = Api::all(self.client.clone());
             for (class, pod) in classes {
-                let found = api.get_opt(&class).await.ok().flatten();
+                let found = answered(claim, api.get_opt(&class).await);
                 let handler = found.map_or_else(|| class.clone(), |found| found.handler);
                 if is_sandbox(&handler) {
                     return Some((class, handler, pod));
@@ -418,14 +418,18 @@ impl<E: Effects> ClaimService<E> {
                 class,
                 handler,
             }))),
-            Ok(None) | Err(_) => Ok(()),
+            Ok(None) => Ok(()),
+            Err(timeout) => {
+                warn_of_unread_class(claim, &timeout);
+                Ok(())
+            }
         }
     }
 
-    /// Returns the RuntimeClass of a pod.
-    async fn runtime_class(&self, pod: PodRef) -> Option<(String, PodRef)> {
+    /// Returns the RuntimeClass of a pod of a claim.
+    async fn runtime_class(&self, claim: &ClaimRef, pod: PodRef) -> Option<(String, PodRef)> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
-        let found = pods.get_opt(&pod.name).await.ok()??;
+        let found = answered(claim, pods.get_opt(&pod.name).await)?;
         let is_same = found.metadata.uid.as_deref() == Some(pod.uid.as_str());
         let class = found.spec?.runtime_class_name.filter(|_| is_same)?;
         Some((class, pod))
@@ -522,6 +526,22 @@ impl<E: Effects> Claims for ClaimService<E> {
         }
         Ok(())
     }
+}
+
+/// Returns what the API server has, and nothing after an error, which is logged.
+fn answered<K>(claim: &ClaimRef, answer: kube::Result<Option<K>>) -> Option<K> {
+    answer.unwrap_or_else(|error| {
+        warn_of_unread_class(claim, &error);
+        None
+    })
+}
+
+fn warn_of_unread_class(claim: &ClaimRef, error: &dyn std::error::Error) {
+    tracing::warn!(
+        %claim,
+        error = describe(error),
+        "cannot read the RuntimeClass of a pod; a runtime with its own kernel may not be refused"
+    );
 }
 
 /// Returns the value once `is_settled`, or the current value after [`STARTUP_WAIT`].
