@@ -23,6 +23,10 @@ def domains():
     info = n.c_nvmlGpuDynamicPstatesInfo_t()
     assert call('nvmlDeviceGetDynamicPstatesInfo', card, ctypes.byref(info)) == 0
     return [(one.bIsPresent, one.percentage) for one in info.utilization]
+def sessions(kind):
+    count = ctypes.c_uint(1)
+    result = call(f'nvmlDeviceGet{kind}Sessions', card, ctypes.byref(count), ctypes.create_string_buffer(4096))
+    return result, count.value
 def engine_samples():
     kinds = (n.NVML_ENC_UTILIZATION_SAMPLES, n.NVML_DEC_UTILIZATION_SAMPLES, 8, 9)
     return [max(sample.sampleValue.uiVal for sample in n.nvmlDeviceGetSamples(card, kind, 0)[1]) for kind in kinds]
@@ -61,15 +65,17 @@ print(*(values(name, 2)[1] for name in ENGINES), engine_samples())
 print(values('nvmlDeviceGetEncoderStats', 3), len(n.nvmlDeviceGetEncoderSessions(card)))
 stats = n.nvmlDeviceGetFBCStats(card)
 print(stats.sessionsCount, stats.averageFPS, stats.averageLatency, len(n.nvmlDeviceGetFBCSessions(card)))
+print(sessions('Encoder'), sessions('FBC'), call('nvmlDeviceGetFBCSessions', card, None, None))
 print(values('nvmlDeviceGetPcieThroughput', 1, ctypes.c_uint(0))[0], values('nvmlDeviceGetEncoderCapacity', 1, ctypes.c_uint(0))[0])";
-    let nothing =
-        "[(1, 0), (1, 0), (0, 0), (0, 0)]\n0 0 0 0 [0, 0, 0, 0]\n(0, 0, 0, 0) 0\n0 0 0 0\n3 3";
+    let nothing = "[(1, 0), (1, 0), (0, 0), (0, 0)]\n0 0 0 0 [0, 0, 0, 0]\n(0, 0, 0, 0) 0\n0 0 0 0\n\
+        (0, 0) (0, 0) 2\n3 3";
     assert_eq!(run(&container, text), nothing);
     let check = "
 assert domains()[0][1] > 50 and domains()[3] != (0, 0), domains()
 assert all(values(name, 2)[1] > 50 for name in ENGINES) and min(engine_samples()) > 50
 assert values('nvmlDeviceGetEncoderStats', 3)[1] == len(n.nvmlDeviceGetEncoderSessions(card)) == 2
 assert n.nvmlDeviceGetFBCStats(card).sessionsCount == len(n.nvmlDeviceGetFBCSessions(card)) == 2
+assert sessions('Encoder') == sessions('FBC') == (7, 2)
 assert values('nvmlDeviceGetPcieThroughput', 1, ctypes.c_uint(0))[1] > 1000
 assert values('nvmlDeviceGetEncoderCapacity', 1, ctypes.c_uint(0)) == (0, 80)
 print('everything')";

@@ -2,10 +2,13 @@
 //! session and does not use them; NVML's sessions have the PIDs of other tenants.
 
 use core::ffi::{c_int, c_uint, c_void};
+use core::ptr;
 
 use crate::functions::{nvmlDeviceGetEncoderStats, nvmlDeviceGetFBCStats};
 use crate::hooks::nvml::is_shared;
-use crate::nvml::{NVML_SUCCESS, nvmlDevice_t, nvmlFBCStats_t, nvmlReturn_t};
+use crate::nvml::{
+    NVML_ERROR_INSUFFICIENT_SIZE, NVML_SUCCESS, nvmlDevice_t, nvmlFBCStats_t, nvmlReturn_t,
+};
 
 /// Sets a value that NVML has written to zero.
 ///
@@ -72,22 +75,24 @@ pub(crate) unsafe fn capture_stats(
     result
 }
 
-/// The sessions of encoders or captures. NVML does not get the array, so that it writes none.
+/// The sessions of encoders or captures: none. NVML checks all arguments except the array, which it must not fill.
 pub(crate) unsafe fn sessions(
     original: unsafe extern "C" fn(nvmlDevice_t, *mut c_uint, *mut c_void) -> c_int,
     device: nvmlDevice_t,
     count: *mut c_uint,
     sessions: *mut c_void,
 ) -> nvmlReturn_t {
-    if !is_shared(device) {
+    if count.is_null() || !is_shared(device) {
         // SAFETY: the caller's arguments.
         return unsafe { original(device, count, sessions) };
     }
-    // SAFETY: without an array NVML only writes the number of sessions.
-    let result = unsafe { original(device, count, core::ptr::null_mut()) };
-    if result == NVML_SUCCESS {
-        // SAFETY: the caller's argument.
-        unsafe { clear(count) };
+    let mut driver_count = 0;
+    // SAFETY: the capacity is zero.
+    let result = unsafe { original(device, &raw mut driver_count, ptr::null_mut()) };
+    if result != NVML_SUCCESS && result != NVML_ERROR_INSUFFICIENT_SIZE {
+        return result;
     }
-    result
+    // SAFETY: the caller's argument.
+    unsafe { clear(count) };
+    NVML_SUCCESS
 }

@@ -8,7 +8,7 @@ use nvml_wrapper_sys::bindings::{
 };
 use simulator_machine::protocol::ReportedValue;
 
-use crate::abi::{NvmlResult, Out, entry_points};
+use crate::abi::{NvmlResult, Out, entry_points, set_list};
 use crate::error::NvmlError;
 use crate::sensors::not_partitioned;
 
@@ -100,16 +100,13 @@ fn length<T>(list: &[T]) -> NvmlResult<c_uint> {
     c_uint::try_from(list.len()).map_err(|_| NvmlError::Unknown)
 }
 
-/// Writes sessions. Without an array, the length alone.
+/// Writes sessions. With a capacity of zero, the length alone; a list needs an array.
 fn list<T>(count: Out<c_uint>, array: Out<T>, sessions: Vec<T>) -> NvmlResult {
-    let total = length(&sessions)?;
+    if count.get()? == 0 {
+        return count.set(length(&sessions)?);
+    }
     if array.is_null() {
-        return count.set(total);
+        return Err(NvmlError::InvalidArgument);
     }
-    let capacity = count.get()?;
-    count.set(total)?;
-    if total > capacity {
-        return Err(NvmlError::InsufficientSize);
-    }
-    array.set_all(sessions.into_iter())
+    set_list(count, array, sessions)
 }
