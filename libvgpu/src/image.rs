@@ -218,7 +218,7 @@ impl Token {
     }
 }
 
-/// The tokens of PTX without its comments.
+/// The tokens of PTX without its comments and strings.
 struct Tokens {
     rest: Bytes,
 }
@@ -231,7 +231,9 @@ impl Tokens {
                 let bytes = (0..self.rest.length).map_while(|at| self.rest.byte(at));
                 bytes.take_while(|byte| is_part(*byte)).count()
             };
-            if self.rest.begins_with(b"//") {
+            if first == b'"' {
+                self.skip_string();
+            } else if self.rest.begins_with(b"//") {
                 let length = length_while(|byte| !matches!(byte, b'\n' | 0));
                 self.rest = self.rest.from(length);
             } else if self.rest.begins_with(b"/*") {
@@ -245,6 +247,17 @@ impl Tokens {
                 };
                 self.rest = self.rest.from(token.length);
                 return Some(token);
+            }
+        }
+    }
+
+    /// Skips a string, such as the name of a file. It ends with its line at the latest.
+    fn skip_string(&mut self) {
+        self.rest = self.rest.from(1);
+        while let Some(byte) = self.rest.byte(0).filter(|byte| !matches!(byte, b'\n' | 0)) {
+            self.rest = self.rest.from(1);
+            if byte == b'"' {
+                return;
             }
         }
     }

@@ -48,6 +48,12 @@ fn adds_variables_of_ptx() {
         ),
         (".global .b8 a[4]; /* .global .b8 b[8];", 4),
         ("/*/ .global .b8 a[8]; */ .global .b8 b[2];", 2),
+        (".file 1 \"/*\"\n.global .b8 a[8];", 8),
+        (".file 1 \"a//b\", 1, 2 .global .b8 a[8];", 8),
+        (".file 1 \".global .b8 a[8];\"\n.global .b8 b[2];", 2),
+        (".file 1 \"a\n.global .b8 a[8];", 8),
+        (".global .b8 a[4];\n.file 1 \"a", 4),
+        ("// \"\n.global .b8 a[8]; /* \" */ .global .b8 b[2];", 10),
     ] {
         assert_eq!(ptx(text), bytes, "{text}");
     }
