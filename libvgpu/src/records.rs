@@ -117,8 +117,8 @@ pair! {
     /// Memory of a library in each context that loads it.
     LibraryImage {
         bytes,
-        /// 1 once the program has requested a kernel, else 0.
-        is_used,
+        /// Requests for its kernels that were not denied, or are in progress. While it is 0, new contexts do not load it.
+        uses,
     }
 }
 

@@ -51,10 +51,8 @@ unsafe fn load_with(
         // SAFETY: libcuda has written the library.
         let key = key_of(unsafe { library.read() });
         if bytes != 0 {
-            let is_used = 0;
-            process
-                .libraries
-                .insert(key, LibraryImage { bytes, is_used });
+            let image = LibraryImage { bytes, uses: 0 };
+            process.libraries.insert(key, image);
         }
     }
     result
@@ -146,7 +144,10 @@ fn charge(process: &'static Process, library: u64, bytes: u64, card: Card, conte
 /// Charges a library in the current context, which may be one that no hook has seen, or a green one.
 fn charge_here(process: &'static Process, library: u64, bytes: u64) -> bool {
     match (target_of_current_context(), current_context()) {
-        (Target::Limited(card), Some(context)) => charge(process, library, bytes, card, context),
+        (Target::Limited(card), Some(context)) => {
+            let _in_use = process.library_gate.enter();
+            charge(process, library, bytes, card, context)
+        }
         _ => true,
     }
 }
@@ -160,7 +161,7 @@ pub(crate) fn charge_known(device: CUdevice, context: CUcontext) -> bool {
     let context = context.expose_provenance() as u64;
     let mut fits = true;
     process.libraries.for_each(|key, library| {
-        if library.is_used == 0 || !fits {
+        if library.uses == 0 || !fits {
             return;
         }
         let _in_use = process.library_gate.enter();
@@ -195,6 +196,7 @@ fn charge_everywhere(process: &'static Process, library: u64, bytes: u64) -> boo
             && context != 0
             && let Target::Limited(card) = target_of_device(ordinal)
         {
+            let _in_use = process.library_gate.enter();
             fits &= charge(process, library, bytes, card, context);
         }
     }
@@ -202,15 +204,18 @@ fn charge_everywhere(process: &'static Process, library: u64, bytes: u64) -> boo
 }
 
 /// Charges a library before the program gets its kernels. Returns `false` if a limit is exceeded: then the program gets no
-/// kernel, and the library is charged where it was before.
+/// kernel, and the library is charged where it was before, unless other threads use it.
 fn begin_use(library: CUlibrary) -> bool {
-    let Some(process) = Process::get() else {
+    let key = key_of(library);
+    let known = Process::get().and_then(|process| Some((process, process.libraries.get(key)?)));
+    let Some((process, LibraryImage { bytes, .. })) = known else {
         return true;
     };
-    let key = key_of(library);
-    let change_use = |is_used: u64| {
-        let change = |image: &LibraryImage| Some(LibraryImage { is_used, ..*image });
-        process.libraries.change(key, change)
+    let change_uses = |change: fn(u64, u64) -> u64| {
+        process.libraries.change(key, |image| {
+            let uses = change(image.uses, 1);
+            Some(LibraryImage { uses, ..*image })
+        });
     };
     let of_library = |part: &LibraryPart| part.library == key;
     let count = process.library_parts.count(of_library);
@@ -222,18 +227,19 @@ fn begin_use(library: CUlibrary) -> bool {
             before.push(part.context);
         }
     });
-    // Set first: a context that another thread creates meanwhile charges the library, too.
-    let Some(LibraryImage { bytes, is_used }) = change_use(1) else {
-        return true;
-    };
-    let is_first = is_used == 0;
-    let fits =
-        (!is_first || charge_everywhere(process, key, bytes)) & charge_here(process, key, bytes);
-    if !fits && is_first {
-        change_use(0);
+    // Counted first: a context that another thread creates meanwhile charges the library, too, and the charges on which this
+    // request relies stay if the request of another thread is denied.
+    change_uses(u64::saturating_add);
+    let fits = charge_everywhere(process, key, bytes) & charge_here(process, key, bytes);
+    if !fits {
+        change_uses(u64::saturating_sub);
         let stays = before.as_mut_slice();
+        let is_unused = || {
+            let image = process.libraries.get(key);
+            image.is_none_or(|image| image.uses == 0)
+        };
         end_parts(process, |part| {
-            part.library == key && !stays.contains(&part.context)
+            part.library == key && !stays.contains(&part.context) && is_unused()
         })
         .release(process);
     }

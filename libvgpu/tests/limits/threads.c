@@ -27,6 +27,8 @@
 //                                             end, or in use afterwards
 //   churn <bytes>, calm                       begins, or ends, to allocate and free in another thread
 //   load <count>                              loads modules without global variables; prints the number of denials
+//   kernels <threads> <rounds> <bytes>        each requests a kernel of one library with global variables; prints the number
+//                                             of denials
 //   captures <call> <rounds>                  one thread captures in global mode; meanwhile another one queries the free memory
 //                                             (0), the same by NVML (1), launches a graph with memory nodes (2), or creates
 //                                             memory (3). Prints the numbers of denied calls and of invalid captures
@@ -360,6 +362,24 @@ static Result load(Pointer count) {
     return result;
 }
 
+static Pointer library;
+
+static Result load_library(Pointer bytes) {
+    char text[160];
+    snprintf(text, sizeof text, ".version 6.4\n.target sm_50\n.address_size 64\n.global .b8 data[%llu];\n.visible .entry any() { ret; }\n", bytes);
+    return CALL(cuLibraryLoadData, (Pointer *, const void *, int *, void **, unsigned, int *, void **, unsigned), &library, text, NULL, NULL, 0, NULL, NULL, 0);
+}
+
+static void *request_kernel(void *unused) {
+    must(CALL(cuCtxSetCurrent, (void *), context));
+    for (Pointer round = 0; round < task.rounds; round++) {
+        Pointer kernel = 0;
+        pthread_barrier_wait(&task.start);
+        note(CALL(cuLibraryGetKernel, (Pointer *, Pointer, const char *), &kernel, library, "any"));
+    }
+    return unused;
+}
+
 static void *captured_exec;
 
 // Leaves free memory in a pool, and makes a graph with memory.
@@ -528,6 +548,12 @@ static void run(const char *line) {
     } else if (!strcmp(word, "load")) {
         Result result = load(a);
         printf("%d %llu\n", result, task.denied);
+    } else if (!strcmp(word, "kernels")) {
+        task.rounds = b;
+        Result result = load_library(c);
+        run_task(request_kernel, request_kernel, a);
+        if (!result) result = CALL(cuLibraryUnload, (Pointer), library);
+        printf("%d %llu\n", result ? result : task.wrong, task.denied);
     } else if (!strcmp(word, "captures")) {
         task.bytes = a;
         task.rounds = b;

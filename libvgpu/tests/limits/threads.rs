@@ -72,6 +72,25 @@ fn loads_modules_beside_churning_memory() {
     assert!(charged <= 16 * MIB, "{charged}");
 }
 
+/// A library fits into the share of the current GPU, and not into that of another one. A thread that relies on the charges of
+/// another one gets no kernel either.
+#[test]
+fn denies_kernel_beyond_limit_of_other_gpu_to_all_threads() {
+    const ROUNDS: u64 = 1000;
+    let container = Container::with_memory(4 * GIB);
+    container.add_share("second", CARDS[1], &Limits::memory(GIB));
+    let mut process = threaded_process(&container);
+    process.init(1);
+    process.init(0);
+    let free = process.memory_info().0;
+    let denied = process.ok(&format!("kernels {THREADS} {ROUNDS} {}", 2 * GIB))[0];
+    assert_eq!(u64::try_from(denied), Ok(THREADS * ROUNDS));
+    assert_eq!(process.memory_info().0, free);
+    let denied = process.ok(&format!("kernels {THREADS} {ROUNDS} {}", GIB / 2))[0];
+    assert_eq!(denied, 0);
+    assert_eq!(process.memory_info().0, free);
+}
+
 /// All allocations fit into one block, in any order. Each needs room for another one until its address is known.
 #[test]
 fn grants_shared_block_to_all_threads() {
