@@ -65,19 +65,52 @@ fn restricted_containers_of_two_users_have_one_limit() -> Result<()> {
     })
 }
 
-/// Waits until the pod runs, or until an event reports that its sandbox or container cannot be created, and returns the event.
-fn failure_to_start(tenant: &Namespace<'_>, pod: &str) -> Result<Option<String>> {
-    wait(&format!("pod {pod} runs or fails"), || {
-        let found = tenant.find("pod", pod)?.context("the pod is gone")?;
-        if found["status"]["phase"] == "Running" {
-            return Ok(Some(None));
-        }
-        let failed = tenant
-            .events(pod)?
-            .into_iter()
-            .find(|event| event.starts_with("Failed"));
-        Ok(failed.map(Some))
-    })
+/// Returns whether an event says that the host refuses user namespaces: the feature, id-mapped mounts, or the mount of `/proc`
+/// in a nested container.
+fn refuses_user_namespaces(event: &str) -> bool {
+    let event = event.to_lowercase();
+    event.starts_with("failed")
+        && (event.contains("user namespace")
+            || event.contains("idmap")
+            || (event.contains("mount") && event.contains("/proc")))
+}
+
+#[test]
+fn tells_refused_user_namespace_from_other_failures() {
+    let sandbox = "FailedCreatePodSandBox: Failed to create pod sandbox: rpc error: code = Unknown desc = failed to";
+    for reason in [
+        r#"start sandbox: runc create failed: unable to start container process: error mounting "proc" to rootfs at "/proc": mount src=proc, dst=/proc: operation not permitted"#,
+        "create containerd task: the runtime does not support user namespaces",
+        "mount rootfs: idmap mounts are not supported by the file system",
+    ] {
+        assert!(refuses_user_namespaces(&format!("{sandbox} {reason}")));
+    }
+    for event in [
+        "FailedScheduling: 0/1 nodes are available: 1 node has a taint of a user",
+        "FailedCreatePodSandBox: Failed to create pod sandbox: cni plugin not initialized",
+        "FailedPrepareDynamicResources: cannot mount the usage region",
+        "Pulled: image of a user namespace",
+    ] {
+        assert!(!refuses_user_namespaces(event), "{event}");
+    }
+}
+
+/// Waits until the pod runs, or until an event reports that the host refuses its user namespace, and returns the event.
+fn refusal_to_start(tenant: &Namespace<'_>, pod: &str) -> Result<Option<String>> {
+    wait(
+        &format!("pod {pod} runs or its user namespace is refused"),
+        || {
+            let found = tenant.find("pod", pod)?.context("the pod is gone")?;
+            if found["status"]["phase"] == "Running" {
+                return Ok(Some(None));
+            }
+            let refused = tenant
+                .events(pod)?
+                .into_iter()
+                .find(|event| refuses_user_namespaces(event));
+            Ok(refused.map(Some))
+        },
+    )
 }
 
 #[test]
@@ -88,7 +121,7 @@ fn limits_pod_in_its_own_user_namespace() -> Result<()> {
     let other = pod_without_claim("other").replace("spec:\n", "spec:\n  hostUsers: false\n");
     ensure!(other.contains("hostUsers"), "{other}");
     tenant.apply(&other)?;
-    if let Some(reason) = failure_to_start(&tenant, "other")? {
+    if let Some(reason) = refusal_to_start(&tenant, "other")? {
         return skip("limits_pod_in_its_own_user_namespace", &reason);
     }
     let app = container("app", SLEEP, USES_SHARE);
