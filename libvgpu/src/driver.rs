@@ -10,7 +10,7 @@ use core::ffi::{CStr, c_char, c_int, c_long, c_void};
 use core::marker::PhantomData;
 use core::mem::{MaybeUninit, size_of};
 use core::ptr::{self, NonNull};
-use core::sync::atomic::{AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 
 use drava_vgpu_abi::paths;
 
@@ -55,6 +55,18 @@ core::arch::global_asm!(".symver dlvsym, dlvsym@GLIBC_2.17");
 
 unsafe extern "C" {
     fn dlvsym(handle: *mut c_void, name: *const c_char, version: *const c_char) -> *mut c_void;
+}
+
+/// What `cuInit` of the libcuda in use has returned: the highest of these.
+static INITIALIZATION: AtomicU8 = AtomicU8::new(NOT_ASKED);
+const NOT_ASKED: u8 = 0;
+const FAILED: u8 = 1;
+const SUCCEEDED: u8 = 2;
+
+/// Notes whether `cuInit` has succeeded.
+pub(crate) fn note_initialization(has_succeeded: bool) {
+    let state = if has_succeeded { SUCCEEDED } else { FAILED };
+    INITIALIZATION.fetch_max(state, Ordering::AcqRel);
 }
 
 /// An NVIDIA library.
@@ -117,13 +129,19 @@ impl Library {
         file.starts_with(stem).then_some(name)
     }
 
-    /// Uses the library that has `found`, which the program asks for, if none is in use: programs open several, for
-    /// example to ask for their versions, and use one.
+    /// Uses the library that has `found`, which the program asks for, if none is in use, or if that one could not be
+    /// initialized: programs open several, for example to ask for their versions, and use one.
     pub(crate) fn select(self, found: NonNull<c_void>) {
-        if self.slot().load(Ordering::Acquire).is_null()
+        let used = self.slot().load(Ordering::Acquire);
+        let has_failed = self == Self::Cuda && INITIALIZATION.load(Ordering::Acquire) == FAILED;
+        if (used.is_null() || has_failed)
             && let Some(handle) = self.name_of(found).and_then(open_loaded)
+            && handle.as_ptr() != used
         {
             self.slot().store(handle.as_ptr(), Ordering::Release);
+            if has_failed {
+                INITIALIZATION.store(NOT_ASKED, Ordering::Release);
+            }
         }
     }
 
@@ -143,15 +161,28 @@ pub(crate) struct Symbol {
     library: Library,
     name: &'static CStr,
     address: AtomicPtr<c_void>,
+    /// Handle of the library that was in use when `address` was found. Written last.
+    handle: AtomicPtr<c_void>,
 }
 
 impl Symbol {
+    const fn new(library: Library, name: &'static CStr) -> Self {
+        Self {
+            library,
+            name,
+            address: AtomicPtr::new(ptr::null_mut()),
+            handle: AtomicPtr::new(ptr::null_mut()),
+        }
+    }
+
     /// Returns its address, if the program has loaded the library and the library has the function.
     #[inline]
     pub(crate) fn address(&self) -> Option<NonNull<c_void>> {
+        let used = self.library.slot().load(Ordering::Acquire);
+        let is_current = self.handle.load(Ordering::Acquire) == used;
         match NonNull::new(self.address.load(Ordering::Acquire)) {
-            Some(address) => Some(address),
-            None => self.find(),
+            Some(address) if is_current => Some(address),
+            _ => self.find(),
         }
     }
 
@@ -159,16 +190,21 @@ impl Symbol {
     fn find(&self) -> Option<NonNull<c_void>> {
         let handle = self.library.handle()?;
         let address = symbol(handle.as_ptr(), self.name)?;
-        self.address.store(address.as_ptr(), Ordering::Release);
+        self.remember(address, handle.as_ptr());
         Some(address)
     }
 
     /// Returns its address, or `found` if the library cannot be found by name.
     pub(crate) fn address_or(&self, found: NonNull<c_void>) -> NonNull<c_void> {
         self.address().unwrap_or_else(|| {
-            self.address.store(found.as_ptr(), Ordering::Release);
+            self.remember(found, self.library.slot().load(Ordering::Acquire));
             found
         })
+    }
+
+    fn remember(&self, address: NonNull<c_void>, handle: *mut c_void) {
+        self.address.store(address.as_ptr(), Ordering::Release);
+        self.handle.store(handle, Ordering::Release);
     }
 }
 
@@ -182,11 +218,7 @@ pub(crate) struct Original<F> {
 impl<F> Original<F> {
     pub(crate) const fn new(library: Library, name: &'static CStr) -> Self {
         Self {
-            symbol: Symbol {
-                library,
-                name,
-                address: AtomicPtr::new(ptr::null_mut()),
-            },
+            symbol: Symbol::new(library, name),
             function: PhantomData,
         }
     }

@@ -8,7 +8,8 @@
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::ptr::NonNull;
 
-use crate::cuda::CUresult;
+use crate::cuda::{CUDA_SUCCESS, CUresult};
+use crate::driver;
 use crate::functions::cuInit;
 use crate::hook::Hook;
 use crate::process::Process;
@@ -22,7 +23,9 @@ pub(crate) type Find = fn(&CStr, &dyn Fn(&Hook) -> bool) -> Option<&'static Hook
 pub(crate) unsafe fn init(original: cuInit::Function, flags: c_uint) -> CUresult {
     let _ = Process::get();
     // SAFETY: the caller's arguments.
-    unsafe { original(flags) }
+    let result = unsafe { original(flags) };
+    driver::note_initialization(result == CUDA_SUCCESS);
+    result
 }
 
 /// Replaces the resolved function by its hook.

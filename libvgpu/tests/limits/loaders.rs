@@ -17,7 +17,7 @@ fn limits_driver_in_separate_namespace() {
     assert_eq!(process.memory_info(), (0, GIB));
 }
 
-/// Opens two libcudas, initializes the first if told so, and uses the second.
+/// Opens two libcudas, the first of them `arguments[1]`, initializes it if told so, and uses the second, `arguments[2]`.
 const TWO_DRIVERS: &str = r#"
     #define _GNU_SOURCE
     #include <dlfcn.h>
@@ -39,17 +39,18 @@ const TWO_DRIVERS: &str = r#"
         printf("alloc %d\n", CALL("cuMemAlloc_v2", &pointer, (1ul << 29)));
     }
     int main(int count, char **arguments) {
-        void *first = dlopen("libcuda.so.1", RTLD_NOW);
+        void *first = dlopen(arguments[1], RTLD_NOW);
         int version, (*get_version)(int *) = (int (*)(int *))dlsym(first, "cuDriverGetVersion");
         if (get_version(&version)) return 1;
-        if (!strcmp(arguments[2], "both")) use(first);
-        void *second = dlopen(arguments[1], RTLD_NOW);
-        if (count != 3 || second == first) return 2;
+        if (!strcmp(arguments[3], "both")) use(first);
+        void *second = dlopen(arguments[2], RTLD_NOW);
+        if (count != 4 || second == first) return 2;
         use(second);
         return 0;
     }"#;
 
-/// As Julia does it with the libcuda of its own packages: the hooks use one libcuda, and another one is refused.
+/// As Julia does it with the libcuda of its own packages: the hooks use one libcuda, and another one is refused. One that cannot
+/// be initialized is not the one, such as a libcuda of CUDA's compatibility package on a GPU that does not support it.
 #[test]
 fn limits_one_libcuda_and_refuses_second() {
     let container = Container::with_memory(GIB);
@@ -71,13 +72,27 @@ fn limits_one_libcuda_and_refuses_second() {
          Julia with JULIA_CUDA_USE_COMPAT=false)\n",
         second.display()
     );
-    let limited = "init 0 alloc 2 alloc 0\n";
-    for (used, shown, errors) in [
-        ("second", limited.to_owned(), String::new()),
-        ("both", format!("{limited}init 800 lookup 800\n"), refusal),
+    // Without a machine.
+    let broken = directory.path().join("libcuda.so.888.0");
+    fs::copy(libraries.join("libcuda.so.1"), &broken).unwrap();
+    let (first, limited) = (Path::new("libcuda.so.1"), "init 0 alloc 2 alloc 0\n");
+    for (first, used, shown, errors) in [
+        (first, "second", limited.to_owned(), String::new()),
+        (
+            first,
+            "both",
+            format!("{limited}init 800 lookup 800\n"),
+            refusal,
+        ),
+        (
+            &broken,
+            "both",
+            format!("init 100 lookup 0\n{limited}"),
+            String::new(),
+        ),
     ] {
-        let output = container.command(&program).arg(&second).arg(used).output();
-        let output = output.unwrap();
+        let mut command = container.command(&program);
+        let output = command.arg(first).arg(&second).arg(used).output().unwrap();
         assert_eq!(String::from_utf8_lossy(&output.stderr), errors, "{used}");
         assert_eq!(String::from_utf8_lossy(&output.stdout), shown, "{used}");
         assert!(output.status.success(), "{used}");
