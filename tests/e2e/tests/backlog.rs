@@ -263,14 +263,18 @@ fn first_of_500_pods_is_bound_while_others_are_undecided() -> Result<()> {
         tenant.running(&format!("running-{index}"))?;
     }
     cluster.check_allocations()?;
+    let is_allocated = |claim: &Value| !claim["status"]["allocation"].is_null();
+    wait("the watches have delivered what was listed", || {
+        let bound = first(&pods_watch.read()?, is_bound).len();
+        let allocated = first(&claims_watch.read()?, is_allocated).len();
+        Ok((bound == pods.len() && allocated == pods.len()).then_some(()))
+    })?;
 
     let (seen_pods, seen_claims) = (pods_watch.read()?, claims_watch.read()?);
     let ungated = first(&seen_pods, |pod| !is_gated(pod));
     let bound = first(&seen_pods, is_bound);
     let ran = first(&seen_pods, |pod| pod["status"]["phase"] == "Running");
-    let allocated = first(&seen_claims, |claim| {
-        !claim["status"]["allocation"].is_null()
-    });
+    let allocated = first(&seen_claims, is_allocated);
     for observed in [&ungated, &bound, &allocated] {
         ensure!(observed.len() == pods.len(), "a watch has ended");
     }
