@@ -22,6 +22,11 @@ impl GangName {
             name: name.to_owned(),
         }
     }
+
+    /// Returns `namespace/name`.
+    pub(crate) fn qualified(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
 }
 
 impl fmt::Display for GangName {

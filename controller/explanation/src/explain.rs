@@ -446,18 +446,20 @@ impl State {
 }
 
 impl Report {
-    /// Hides the names of pods of other namespaces than the pod's.
+    /// Hides the names of pods and gangs of other namespaces than the pod's.
     pub fn hide_other_namespaces(&mut self) {
         let namespace = self.pod.split('/').next().unwrap_or_default();
         for change in &mut self.changes {
             change.hide_other_namespaces(namespace);
         }
-        const OWNER: &str = "reserved for pod ";
-        if let Some((before, after)) = self.summary.split_once(OWNER)
-            && let Some((owner, rest)) = after.split_once(',')
-            && owner.split('/').next() != Some(namespace)
-        {
-            self.summary = format!("{before}reserved for a pod of another namespace,{rest}");
+        for kind in ["pod", "gang"] {
+            let reserved = format!("reserved for {kind} ");
+            if let Some((before, after)) = self.summary.split_once(&reserved)
+                && let Some((owner, rest)) = after.split_once(',')
+                && owner.split('/').next() != Some(namespace)
+            {
+                self.summary = format!("{before}reserved for a {kind} of another namespace,{rest}");
+            }
         }
     }
 

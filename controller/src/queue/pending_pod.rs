@@ -415,3 +415,44 @@ impl PendingPod {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::pod;
+    use crate::queue::node_set::NodeNumbers;
+
+    #[test]
+    fn stops_avoiding_node_after_hold_when_pod_ends_there() {
+        let mut pending = PendingPod::new(pod("a", &[]));
+        let now = Instant::now();
+        pending.not_bound("n1", Duration::from_secs(60), now);
+        pending.resources_freed("n1", None);
+        assert!(pending.avoided_nodes().contains("n1"), "others come first");
+        pending.end_hold(now + Duration::from_secs(59));
+        pending.resources_freed("n1", None);
+        assert!(pending.avoided_nodes().contains("n1"));
+        pending.end_hold(now + Duration::from_secs(60));
+        pending.resources_freed("n1", None);
+        assert!(pending.avoided_nodes().is_empty());
+    }
+
+    #[test]
+    fn decides_again_for_node_that_becomes_fit_meanwhile() {
+        let mut suspended = PendingPod::new(pod("a", &[]));
+        suspended.phase = Phase::Unschedulable;
+        suspended.is_suspended = true;
+        suspended.resources_freed("n1", Some(0));
+        suspended.is_suspended = false;
+        suspended.phase = Phase::Unschedulable;
+        suspended.decided();
+        assert_eq!(suspended.phase, Phase::Active);
+
+        let mut behind = PendingPod::new(pod("b", &[]));
+        let unfit = NodeNumbers::default().set(["n1"].into_iter());
+        behind.set_unfit_nodes(Arc::new(unfit));
+        behind.wait_behind(Instant::now() + MAX_HOLD);
+        assert!(behind.devices_changed(Some(0)));
+        assert_eq!(behind.phase, Phase::Active);
+    }
+}

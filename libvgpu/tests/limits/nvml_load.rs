@@ -7,7 +7,7 @@ use drava_vgpu_abi::Limits;
 use simulator_machine::testing::python;
 
 use crate::nvml_processes::script;
-use crate::nvml_utilization::{Busy, half_of_gpu};
+use crate::nvml_utilization::{Busy, half_of_gpu, idle_beside_busy};
 use crate::test_process::{Container, GIB};
 
 /// Python functions that call NVML without the wrappers of its binding.
@@ -51,14 +51,7 @@ fn shows_no_load_and_no_session_of_other_shares() {
     if python::is_unavailable() {
         return;
     }
-    let container = half_of_gpu();
-    // A process of the share that does nothing.
-    let _idle = container.process();
-    let _busy = Busy::outside(&container);
-    container
-        .machine
-        .wait_for_card(0, |card| card.gpu_percent > 50)
-        .unwrap();
+    let (container, _idle, _busy) = idle_beside_busy();
     let text = "
 print(domains()[:4])
 print(*(values(name, 2)[1] for name in ENGINES), engine_samples())

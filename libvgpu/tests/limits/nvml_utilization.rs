@@ -59,19 +59,24 @@ pub(crate) fn half_of_gpu() -> Container {
     container
 }
 
+/// A share with an idle process, on a GPU that a process of another share uses by more than half.
+pub(crate) fn idle_beside_busy() -> (Container, TestProcess, Busy) {
+    let container = half_of_gpu();
+    let idle = container.process();
+    let busy = Busy::outside(&container);
+    container
+        .machine
+        .wait_for_card(0, |card| card.gpu_percent > 50)
+        .unwrap();
+    (container, idle, busy)
+}
+
 #[test]
 fn hides_utilization_of_other_shares() {
     if python::is_unavailable() {
         return;
     }
-    let container = half_of_gpu();
-    // A process of the share that does nothing.
-    let _idle = container.process();
-    let _busy = Busy::outside(&container);
-    container
-        .machine
-        .wait_for_card(0, |card| card.gpu_percent > 50)
-        .unwrap();
+    let (container, _idle, _busy) = idle_beside_busy();
     let text = "
 for attempt in range(20):
     rates = n.nvmlDeviceGetUtilizationRates(card)

@@ -241,6 +241,14 @@ fn names_reservation_for_another_pod() {
         other.summary,
         "Reserved: the pod fits on n1, but its devices are reserved for a pod of another namespace, the head of the queue"
     );
+    let gang = text.replace("pod default/head", "gang other/g");
+    let mut gang = explained_with_condition("feasible", "False", &gang);
+    gang.hide_other_namespaces();
+    assert!(
+        gang.summary.contains("for a gang of another namespace,"),
+        "{}",
+        gang.summary
+    );
 }
 
 #[test]

@@ -71,7 +71,7 @@ impl Planner {
                         qualified_name(&self.live_pods.get(uid)?.reference)
                     )
                 }
-                Owner::Gang(gang) => format!("gang {gang}"),
+                Owner::Gang(gang) => format!("gang {}", gang.qualified()),
             };
             let why = match purpose {
                 Purpose::HeadOfQueue => "the head of the queue",

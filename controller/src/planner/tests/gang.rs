@@ -635,7 +635,7 @@ fn cluster_with_kubernetes_group(spec: GroupSpec) -> TestCluster {
 }
 
 #[test]
-fn running_pods_have_their_own_priority_without_that_of_their_group() {
+fn restores_priority_of_running_pods_without_group() {
     let spec = |priority| GroupSpec {
         min: 1,
         priority,
@@ -656,7 +656,7 @@ fn running_pods_have_their_own_priority_without_that_of_their_group() {
 }
 
 #[test]
-fn pending_pods_have_their_own_priority_without_that_of_their_group() {
+fn restores_priority_of_pending_pods_without_group() {
     let spec = |priority| GroupSpec {
         min: 1,
         priority,

@@ -440,7 +440,7 @@ fn pod_in_backlog_of_scheduler_keeps_its_allocation() {
 }
 
 #[test]
-fn finished_pod_that_reserves_a_static_claim_again_blocks_nobody() {
+fn finished_pod_with_static_claim_blocks_no_pod() {
     let mut cluster = TestCluster::new(&["n1"]);
     cluster.add_claim(claim("static", "70Gi"));
     cluster.add_pod(pod("first", &["static"]));
@@ -460,7 +460,7 @@ fn finished_pod_that_reserves_a_static_claim_again_blocks_nobody() {
         assert_eq!(cluster.settle(), ["second → n1"], "at once");
     }
     assert!(cluster.messages_of("Pod/second").is_empty());
-    // While only the finished pod has the claim, a pod of higher priority waits, and evicts nobody.
+    // While only the finished pod has the claim, a pod of higher priority waits and evicts no pod.
     cluster.reserve("static", "first");
     cluster.delete_pod("second");
     cluster.add_pod_of_priority("urgent", "20Gi", 10);

@@ -146,7 +146,7 @@ struct Delay {
     longest: u64,
 }
 
-/// Decides, one turn after the other, until nothing is due. The pod needs six partitions of one GPU, of which so many are in use.
+/// Decides turn by turn until no decision is due. The pod needs six partitions of one GPU; `used` partitions of each are in use.
 fn decide_six(used: [usize; GPUS], priority: i32) -> (TestCluster, Delay) {
     let mut cluster = TestCluster::new(&["n1"]);
     add_partitioned_node(&mut cluster);

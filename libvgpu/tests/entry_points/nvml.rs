@@ -7,17 +7,12 @@
 //! | `passed` | not hooked: a property of the GPU, the state of its board, or about the caller; the note gives the reason where the name suggests another class |
 //! | `privileged` | not hooked: changes the GPU, which NVIDIA's driver permits to administrators of the node only |
 
-#![expect(clippy::unwrap_used, reason = "a test that fails should panic")]
-
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 use std::process::Command;
 
 use simulator_machine::testing::python;
 
-fn read(file: &str) -> String {
-    std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap()
-}
+use crate::{read, source_of_crate};
 
 /// Rows of a table: the fields of each by its name.
 fn rows(file: &str) -> BTreeMap<String, Vec<String>> {
@@ -80,24 +75,7 @@ fn in_binding(script: &str) -> Option<BTreeSet<String>> {
 
 /// Names in the binding of the crate nvml-wrapper-sys, which has old versions of functions, too.
 fn in_public_header() -> BTreeSet<String> {
-    let output = Command::new(env!("CARGO"))
-        .args(["metadata", "--format-version=1", "--offline"])
-        // Packages for other platforms need not be present.
-        .arg(format!(
-            "--filter-platform={}-unknown-linux-gnu",
-            std::env::consts::ARCH
-        ))
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .output()
-        .unwrap();
-    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    let mut packages = metadata["packages"].as_array().unwrap().iter();
-    let binding = packages
-        .find(|package| package["name"] == "nvml-wrapper-sys")
-        .unwrap();
-    let manifest = Path::new(binding["manifest_path"].as_str().unwrap());
-    let source = manifest.with_file_name("src").join("bindings.rs");
-    let source = std::fs::read_to_string(source).unwrap();
+    let source = source_of_crate("nvml-wrapper-sys", "bindings.rs");
     let names = source.split("b\"nvml").skip(1);
     names
         .filter_map(|rest| {

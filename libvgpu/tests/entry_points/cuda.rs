@@ -10,11 +10,10 @@
 //! | `uncounted` | allocates memory that is not counted; the note gives the reason |
 //! | `unmetered` | uses GPU time that is not metered; the note gives the reason |
 
-#![expect(clippy::unwrap_used, reason = "a test that fails should panic")]
-
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 use std::process::Command;
+
+use crate::{read, source_of_crate};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Class {
@@ -30,10 +29,6 @@ enum Class {
 struct EntryPoint {
     class: Class,
     note: String,
-}
-
-fn read(file: &str) -> String {
-    std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap()
 }
 
 fn entry_points() -> BTreeMap<String, EntryPoint> {
@@ -92,26 +87,7 @@ fn hooks_exactly_the_functions_classified_as_hooked() {
 
 /// Driver API functions in cudarc's bindings, which are generated from NVIDIA's headers of 11.4 to 13.x.
 fn in_public_headers() -> BTreeSet<String> {
-    let output = Command::new(env!("CARGO"))
-        .args(["metadata", "--format-version=1", "--offline"])
-        // Packages for other platforms need not be present.
-        .arg(format!(
-            "--filter-platform={}-unknown-linux-gnu",
-            std::env::consts::ARCH
-        ))
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .output()
-        .unwrap();
-    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    let packages = metadata["packages"].as_array().unwrap();
-    let cudarc = packages
-        .iter()
-        .find(|package| package["name"] == "cudarc")
-        .unwrap();
-    let manifest = Path::new(cudarc["manifest_path"].as_str().unwrap());
-    let bindings = manifest.with_file_name("src").join("driver/sys/mod.rs");
-    std::fs::read_to_string(bindings)
-        .unwrap()
+    source_of_crate("cudarc", "driver/sys/mod.rs")
         .split("fn ")
         .skip(1)
         .map(|rest| rest.split(|letter: char| !letter.is_alphanumeric() && letter != '_'))
