@@ -44,16 +44,16 @@ struct Plan {
 impl Planner {
     /// Decides for one pending pod and its gang, and adds the resulting actions.
     pub(super) fn schedule(&mut self, uid: &str, time: &DecisionTime, actions: &mut Vec<Action>) {
-        let Some(order) = self.queue.order(uid) else {
+        let Some(order) = self.backlog.queue.order(uid) else {
             return;
         };
         self.restore_reservations(Some(&order));
-        if !self.queue.resume(uid) && self.yields(uid) {
+        if !self.backlog.queue.resume(uid) && self.yields(uid) {
             return self.suspend_pod(uid, Work::Selectors, time, actions);
         }
         let own = self.take_own_reservations(uid);
         self.decide_without_own(uid, &order, time, actions);
-        if !self.queue.is_suspended(uid) {
+        if !self.backlog.queue.is_suspended(uid) {
             self.end_decision(uid);
         }
         self.renew_reservations(uid, own);
@@ -67,7 +67,7 @@ impl Planner {
         time: &DecisionTime,
         actions: &mut Vec<Action>,
     ) {
-        if let Some(pending) = self.queue.get_mut(uid) {
+        if let Some(pending) = self.backlog.queue.get_mut(uid) {
             pending.phase = Phase::Unschedulable;
             pending.waits_for_quota = false;
             pending.end_hold(time.instant);
@@ -76,7 +76,7 @@ impl Planner {
         if let Demand::Unusable(problem) = &demand {
             return self.report_claim_problem(uid, problem, time, actions);
         }
-        self.missing_claims.remove(uid);
+        self.backlog.missing_claims.remove(uid);
         let (explanation, claims) = match demand {
             Demand::Nothing | Demand::Unusable(_) => return,
             Demand::Allocated => {
@@ -85,10 +85,10 @@ impl Planner {
             Demand::Unservable(explanation, claims) => (explanation, claims),
             Demand::Devices(request) => {
                 let claims = request.claims.clone();
-                if let Some(pending) = self.queue.get_mut(uid)
+                if let Some(pending) = self.backlog.queue.get_mut(uid)
                     && !std::mem::replace(&mut pending.is_counted, true)
                 {
-                    self.cluster.observe_request(&request.pod_request);
+                    self.world.cluster.observe_request(&request.pod_request);
                 }
                 self.lift_reservations(order);
                 match self.group(*request, time.instant) {
@@ -103,8 +103,8 @@ impl Planner {
     /// Returns whether the pod waits behind the others without a decision: it has selectors of its own, like a suspended pod of
     /// its namespace. Otherwise each of a tenant's costly selectors would delay everybody once.
     fn yields(&self, uid: &str) -> bool {
-        let namespace = self.queue.get(uid).map(PendingPod::namespace);
-        namespace.is_some_and(|namespace| self.queue.has_suspended(namespace))
+        let namespace = self.backlog.queue.get(uid).map(PendingPod::namespace);
+        namespace.is_some_and(|namespace| self.backlog.queue.has_suspended(namespace))
             && matches!(self.demand(uid), Demand::Devices(request) if request.has_selectors())
     }
 
@@ -134,7 +134,7 @@ impl Planner {
                 .map(|request| &request.pod_request.uid)
         };
         for uid in uids() {
-            self.queue.resume(uid);
+            self.backlog.queue.resume(uid);
         }
         self.decide_group(group, order, time, actions);
         if !is_suspended() {
@@ -159,7 +159,9 @@ impl Planner {
             }
             for (request, explanation) in &plan.rejected {
                 let uid = &request.pod_request.uid;
-                self.suspended_decisions.add_searched(uid, explanation);
+                self.backlog
+                    .suspended_decisions
+                    .add_searched(uid, explanation);
             }
             return;
         }
@@ -191,7 +193,7 @@ impl Planner {
             None
         } else if first.is_some_and(|request| {
             let uid = &request.pod_request.uid;
-            self.suspended_decisions.starts_room_later(uid)
+            self.backlog.suspended_decisions.starts_room_later(uid)
         }) {
             turn::suspend_search();
             None
@@ -211,13 +213,13 @@ impl Planner {
             rejected => {
                 let rejected = rejected.iter();
                 let unfit = rejected.flat_map(|(_, explanation)| explanation.unfit_nodes());
-                self.queue.node_set(unfit)
+                self.backlog.queue.node_set(unfit)
             }
         };
         for request in &group.requests {
             let uid = &request.pod_request.uid;
             self.report_unschedulable(uid, &explanation, &request.claims, time, actions);
-            if let Some(pending) = self.queue.get_mut(uid) {
+            if let Some(pending) = self.backlog.queue.get_mut(uid) {
                 pending.set_unfit_nodes(Arc::clone(&unfit_nodes));
                 pending.waits_for_quota =
                     request.pod_request.is_single() && explanation.is_quota_only();
@@ -228,7 +230,7 @@ impl Planner {
     /// Returns until when the plan waits, because it has a node where its pod was not bound in time.
     fn held_until(&self, plan: &Plan, now: Instant) -> Option<Instant> {
         let held = plan.placed.iter().filter_map(|(request, placement)| {
-            let pending = self.queue.get(&request.pod_request.uid)?;
+            let pending = self.backlog.queue.get(&request.pod_request.uid)?;
             pending.held_on(&placement.node, now)
         });
         held.max()
@@ -248,7 +250,7 @@ impl Planner {
         }
         for request in &group.requests {
             let uid = &request.pod_request.uid;
-            let Some(pending) = self.queue.get_mut(uid) else {
+            let Some(pending) = self.backlog.queue.get_mut(uid) else {
                 continue;
             };
             let nodes: Vec<&str> = pending.avoided_nodes().iter().map(String::as_str).collect();
@@ -270,7 +272,7 @@ impl Planner {
         let invalid =
             |error: gang::GangError| Explanation::rejected(Reason::InvalidGang, error.to_string());
         let uid = request.pod_request.uid.clone();
-        let pending = self.queue.get(&uid);
+        let pending = self.backlog.queue.get(&uid);
         let gang = pending.map_or(Ok(None), |pending| gang::of(&pending.pod));
         let Some(gang) = gang.map_err(invalid)? else {
             return Ok(Group::of_pod(request));
@@ -281,8 +283,10 @@ impl Planner {
                 format!("gang {}: {count} of {min} members {verb}", gang.name),
             )
         };
-        let members: Vec<String> = self.queue.members(&gang.name);
-        let pending = members.iter().filter_map(|member| self.queue.get(member));
+        let members: Vec<String> = self.backlog.queue.members(&gang.name);
+        let pending = members
+            .iter()
+            .filter_map(|member| self.backlog.queue.get(member));
         let other = pending
             .filter_map(|pending| gang::of(&pending.pod).ok().flatten())
             .find(|other| other.min != gang.min);
@@ -294,22 +298,22 @@ impl Planner {
                 minimums,
             }));
         }
-        if self.live_pods.has_started(&gang.name) {
+        if self.world.live_pods.has_started(&gang.name) {
             // This member is elastic, or replaces one: others may have succeeded.
             return Ok(Group::of_pod(request));
         }
-        let existing = self.live_pods.members(&gang.name).count();
+        let existing = self.world.live_pods.members(&gang.name).count();
         if existing < gang.min {
             return Err(waiting(existing, "exist", gang.min));
         }
         let is_pending = |uid: &str| members.iter().any(|member| member == uid);
-        let live = self.live_pods.members(&gang.name);
+        let live = self.world.live_pods.members(&gang.name);
         let mut placed = live
             .filter(|(uid, pod)| !is_pending(uid) && (pod.is_bound || pod.claims.is_empty()))
             .count();
         let mut requests = Vec::new();
         for member in &members {
-            let Some(pending) = self.queue.get(member) else {
+            let Some(pending) = self.backlog.queue.get(member) else {
                 continue;
             };
             let is_in_backoff = matches!(pending.phase, Phase::Backoff(until) if now < until);
@@ -330,7 +334,7 @@ impl Planner {
         // Members without claims fit on more nodes than the others.
         requests.sort_by_key(|request| request.pod_request.claims.is_empty());
         for request in &requests {
-            if let Some(pending) = self.queue.get_mut(&request.pod_request.uid) {
+            if let Some(pending) = self.backlog.queue.get_mut(&request.pod_request.uid) {
                 pending.phase = Phase::Unschedulable;
             }
         }
@@ -355,7 +359,10 @@ impl Planner {
                     continue;
                 }
                 Ok(Some(mut request)) => {
-                    let searched = self.suspended_decisions.searched(&request.pod_request.uid);
+                    let searched = self
+                        .backlog
+                        .suspended_decisions
+                        .searched(&request.pod_request.uid);
                     request.pod_request.searched = Some(searched);
                     let decided = self.decide_once(&request.pod_request);
                     request.pod_request.searched = None;
@@ -377,33 +384,40 @@ impl Planner {
     /// Assumes a placement in the cluster.
     pub(super) fn assume(&mut self, request: &Request, placement: &Placement) {
         let PodRequest { uid, demand, .. } = &request.pod_request;
-        self.rejections.clear();
-        self.cluster.assume(placement);
-        self.cluster.assume_pod(uid, &placement.node, demand);
+        self.backlog.rejections.clear();
+        self.world.cluster.assume(placement);
+        self.world.cluster.assume_pod(uid, &placement.node, demand);
     }
 
     /// Reverts [`Self::assume`].
     pub(super) fn forget(&mut self, request: &Request, placement: &Placement) {
-        self.rejections.clear();
+        self.backlog.rejections.clear();
         for claim in &placement.claims {
             let key = (claim.claim.namespace.clone(), claim.claim.name.clone());
-            self.cluster.forget(&key);
+            self.world.cluster.forget(&key);
         }
-        self.cluster.forget_pod(&request.pod_request.uid);
+        self.world.cluster.forget_pod(&request.pod_request.uid);
     }
 
     /// Decides for the pod. Prefers a node on which all pending pods that share its claims fit.
     pub(super) fn decide(&self, pod_request: &PodRequest) -> Result<Placement, Explanation> {
         match self.place_with_sharers(pod_request) {
             Some(placement) => Ok(placement),
-            None => self.cluster.decide(pod_request, self.settings.policies),
+            None => self
+                .world
+                .cluster
+                .decide(pod_request, self.world.settings.policies),
         }
     }
 
     /// Decides like [`Self::decide`], without an explanation.
     pub(super) fn place(&self, pod_request: &PodRequest) -> Option<Placement> {
         let placement = self.place_with_sharers(pod_request);
-        placement.or_else(|| self.cluster.place(pod_request, self.settings.policies))
+        placement.or_else(|| {
+            self.world
+                .cluster
+                .place(pod_request, self.world.settings.policies)
+        })
     }
 
     fn place_with_sharers(&self, pod_request: &PodRequest) -> Option<Placement> {
@@ -414,7 +428,9 @@ impl Planner {
         let mut joint = pod_request.clone();
         joint.sharers = sharers;
         joint.searched = None;
-        self.cluster.place(&joint, self.settings.policies)
+        self.world
+            .cluster
+            .place(&joint, self.world.settings.policies)
     }
 
     /// Returns the demand of the other pending pods that share a claim with this one.
@@ -423,14 +439,15 @@ impl Planner {
             .claims
             .iter()
             .flat_map(|claim| {
-                self.queue
+                self.backlog
+                    .queue
                     .users_of(&(claim.id.namespace.clone(), claim.id.name.clone()))
             })
             .filter(|other| *other != pod_request.uid)
             .collect();
         others
             .iter()
-            .filter_map(|other| self.queue.get(other))
+            .filter_map(|other| self.backlog.queue.get(other))
             .map(|pending| PodDemand::of(&pending.pod))
             .collect()
     }
@@ -444,7 +461,7 @@ impl Planner {
         let mut pods = Vec::new();
         for (request, placement) in placed {
             let uid = &request.pod_request.uid;
-            let Some(pending) = self.queue.get_mut(uid) else {
+            let Some(pending) = self.backlog.queue.get_mut(uid) else {
                 continue;
             };
             pending.phase = Phase::Allocating;
@@ -452,9 +469,10 @@ impl Planner {
             pending.is_placed = true;
             let pod = pod::reference(&pending.pod);
             let writes = self.writes(request, placement, &pod, time, &mut events);
-            self.ledger
+            self.commitments
+                .ledger
                 .writing_started(writes.iter().map(|write| object_key(&write.claim.metadata)));
-            self.deduplicator.forget(uid);
+            self.reporter.deduplicator.forget(uid);
             pods.push(PodAllocation {
                 uid: uid.clone(),
                 pod,
@@ -463,7 +481,7 @@ impl Planner {
             });
         }
         let first = pods.first()?;
-        self.in_flight.insert(first.uid.clone(), events);
+        self.commitments.in_flight.insert(first.uid.clone(), events);
         Some(Action::Allocate(AllocationJob { pods }))
     }
 
@@ -499,7 +517,7 @@ impl Planner {
                     claim,
                     placed,
                     &placement.node,
-                    &self.cluster.classes,
+                    &self.world.cluster.classes,
                     time.time.clone(),
                     &mut self.share_ids,
                 ),
@@ -519,7 +537,7 @@ impl Planner {
         actions: &mut Vec<Action>,
     ) {
         let unfit_nodes = self.unfit_nodes(explanation);
-        let Some(pending) = self.queue.get_mut(uid) else {
+        let Some(pending) = self.backlog.queue.get_mut(uid) else {
             return;
         };
         pending.set_unfit_nodes(unfit_nodes);
@@ -532,7 +550,8 @@ impl Planner {
         for regarding in std::iter::once(pod::reference(&pending.pod)).chain(unallocated) {
             let event = PendingEvent::unschedulable(regarding, explanation);
             actions.extend(
-                self.deduplicator
+                self.reporter
+                    .deduplicator
                     .filter(event, time.instant)
                     .map(Action::PublishEvent),
             );

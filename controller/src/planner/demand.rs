@@ -58,7 +58,7 @@ impl Request {
 impl Planner {
     /// Returns the demand of a pending pod.
     pub(super) fn demand(&self, uid: &str) -> Demand {
-        let Some(pending) = self.queue.get(uid) else {
+        let Some(pending) = self.backlog.queue.get(uid) else {
             return Demand::Nothing;
         };
         let claims = match resolve(&pending.pod, self) {
@@ -66,8 +66,11 @@ impl Planner {
             Err(problem) => return Demand::Unusable(problem),
         };
         // A claim may be in flight for another pod; the outcome of that job activates this pod.
-        let is_pending =
-            |claim: &ResourceClaim| self.ledger.is_pending(&object_key(&claim.metadata));
+        let is_pending = |claim: &ResourceClaim| {
+            self.commitments
+                .ledger
+                .is_pending(&object_key(&claim.metadata))
+        };
         if claims.iter().any(|(_, claim)| is_pending(claim)) {
             return Demand::Nothing;
         }
@@ -78,8 +81,8 @@ impl Planner {
         let pod_request = PodRequest::new(
             &pending.pod,
             &named,
-            &self.cluster.classes,
-            &self.cluster.selectors,
+            &self.world.cluster.classes,
+            &self.world.cluster.selectors,
         );
         match pod_request {
             Ok(pod_request) if pod_request.claims.is_empty() => match pod_request.unallocatable {
@@ -90,13 +93,18 @@ impl Planner {
                 _ if waits_for_gang(pending, &pod_request) => devices(pending, pod_request, claims),
                 _ => Demand::Allocated,
             },
-            Ok(_) if self.cluster.has_unknown_limits(pending.namespace()) => {
+            Ok(_) if self.world.cluster.has_unknown_limits(pending.namespace()) => {
                 Demand::Unservable(unknown_namespace(pending.namespace()), claims)
             }
-            Ok(_) if !is_served(&pending.pod, &self.settings.schedulers) => Demand::Unservable(
-                Explanation::scheduler_not_served(&pending.pod, &self.settings.schedulers),
-                claims,
-            ),
+            Ok(_) if !is_served(&pending.pod, &self.world.settings.schedulers) => {
+                Demand::Unservable(
+                    Explanation::scheduler_not_served(
+                        &pending.pod,
+                        &self.world.settings.schedulers,
+                    ),
+                    claims,
+                )
+            }
             Ok(pod_request) => devices(pending, pod_request, claims),
             Err(error) => Demand::Unservable(Explanation::from(error), claims),
         }
@@ -120,7 +128,7 @@ impl Planner {
             })
         };
         let is_shared = |(_, claim): &(String, Arc<ResourceClaim>)| placement_of(claim).is_some();
-        let Some(pending) = self.queue.get(&request.pod_request.uid) else {
+        let Some(pending) = self.backlog.queue.get(&request.pod_request.uid) else {
             return Ok(None);
         };
         if !request.claims.iter().any(is_shared) {
@@ -136,7 +144,7 @@ impl Planner {
                 claim,
                 found,
                 &placement.node,
-                &self.cluster.classes,
+                &self.world.cluster.classes,
                 Time(Timestamp::UNIX_EPOCH),
                 String::new,
             );
@@ -148,7 +156,7 @@ impl Planner {
             .iter()
             .map(|(name, claim)| (name.as_str(), claim.as_ref()))
             .collect();
-        let (classes, selectors) = (&self.cluster.classes, &self.cluster.selectors);
+        let (classes, selectors) = (&self.world.cluster.classes, &self.world.cluster.selectors);
         let mut rest = PodRequest::new(&pending.pod, &named, classes, selectors)?;
         if rest.claims.is_empty() {
             return Ok(None);

@@ -20,14 +20,14 @@ impl Planner {
         let eviction = &outcome.eviction;
         self.report_evicted(&eviction.cause, &outcome.evicted);
         if let EvictionCause::Preemption(preemptor) = &eviction.cause {
-            self.preemptors.remove(&preemptor.uid);
+            self.commitments.preemptors.remove(&preemptor.uid);
             for victim in &outcome.evicted {
                 let uid = victim.pod.uid.as_deref().unwrap_or_default();
-                if let Some(until) = self.evicted.get_mut(uid) {
+                if let Some(until) = self.commitments.evicted.get_mut(uid) {
                     *until = Some(now + REVIEW_INTERVAL);
                 }
             }
-            if let Some(pending) = self.queue.get_mut(&preemptor.uid) {
+            if let Some(pending) = self.backlog.queue.get_mut(&preemptor.uid) {
                 pending.activate();
             }
         }
@@ -37,28 +37,31 @@ impl Planner {
         for victim in &eviction.victims {
             if !outcome.evicted.contains(victim) {
                 let uid = victim.pod.uid.as_deref().unwrap_or_default();
-                self.evicted.remove(uid);
+                self.commitments.evicted.remove(uid);
             }
         }
         let preemptor = match &eviction.cause {
             EvictionCause::Preemption(preemptor) => preemptor,
             EvictionCause::IncompleteGang(_) => {
                 let pod = failure.victim.pod;
-                self.state_events
+                self.reporter
+                    .state_events
                     .push(PendingEvent::gang_not_evicted(pod, &failure.message));
                 return;
             }
         };
-        self.state_events.push(PendingEvent::preemption_blocked(
-            preemptor.pod.clone(),
-            &qualified_name(&failure.victim.pod),
-            &failure.message,
-        ));
+        self.reporter
+            .state_events
+            .push(PendingEvent::preemption_blocked(
+                preemptor.pod.clone(),
+                &qualified_name(&failure.victim.pod),
+                &failure.message,
+            ));
         let protected = failure.victim.pod.uid.unwrap_or_default();
-        self.protected.insert(protected, now + PROTECTION);
+        self.backlog.protected.insert(protected, now + PROTECTION);
         // The devices of evicted pods are given back, and other victims may be found.
         self.reservation_unneeded(&preemptor.uid);
-        if let Some(pending) = self.queue.get_mut(&preemptor.uid) {
+        if let Some(pending) = self.backlog.queue.get_mut(&preemptor.uid) {
             pending.back_off(now);
         }
     }
@@ -72,19 +75,19 @@ impl Planner {
                     .collect();
                 if !names.is_empty() {
                     let event = PendingEvent::preempting(preemptor.pod.clone(), &names);
-                    self.write_events.push(event);
+                    self.reporter.write_events.push(event);
                 }
                 let name = qualified_name(&preemptor.pod);
                 for victim in evicted {
                     let why = preemptor.why();
                     let event = PendingEvent::preempted(victim.pod.clone(), &name, &why);
-                    self.write_events.push(event);
+                    self.reporter.write_events.push(event);
                 }
             }
             EvictionCause::IncompleteGang(state) => {
                 for victim in evicted {
                     let event = PendingEvent::gang_evicted(victim.pod.clone(), state);
-                    self.write_events.push(event);
+                    self.reporter.write_events.push(event);
                 }
             }
         }
@@ -94,22 +97,28 @@ impl Planner {
     /// for all pods when a pod may be evicted again.
     pub(super) fn review_reservations(&mut self, time: &DecisionTime) {
         let now = time.instant;
-        self.evicted
+        self.commitments
+            .evicted
             .retain(|_, until| until.is_none_or(|until| now < until));
-        self.ended_pods.review(&self.ledger, time);
-        let count = self.protected.len() + self.in_minimum_runtime.len();
-        self.protected.retain(|_, until| now < *until);
-        self.in_minimum_runtime.retain(|_, until| now < *until);
-        if self.protected.len() + self.in_minimum_runtime.len() < count {
-            self.queue.activate_all();
+        self.world.ended_pods.review(&self.commitments.ledger, time);
+        let count = self.backlog.protected.len() + self.backlog.in_minimum_runtime.len();
+        self.backlog.protected.retain(|_, until| now < *until);
+        self.backlog
+            .in_minimum_runtime
+            .retain(|_, until| now < *until);
+        if self.backlog.protected.len() + self.backlog.in_minimum_runtime.len() < count {
+            self.backlog.queue.activate_all();
         }
-        let delays = std::mem::take(&mut self.eviction_delays);
+        let delays = std::mem::take(&mut self.backlog.eviction_delays);
         let (waiting, over) = delays.into_iter().partition(|(_, until)| now < *until);
-        self.eviction_delays = waiting;
+        self.backlog.eviction_delays = waiting;
         let over: BTreeMap<String, Instant> = over;
-        let reviewed = self.ledger.start_due_reviews(now, REVIEW_INTERVAL);
+        let reviewed = self
+            .commitments
+            .ledger
+            .start_due_reviews(now, REVIEW_INTERVAL);
         for uid in over.into_keys().chain(reviewed) {
-            if let Some(pending) = self.queue.get_mut(&uid) {
+            if let Some(pending) = self.backlog.queue.get_mut(&uid) {
                 pending.activate();
             }
         }
@@ -118,10 +127,14 @@ impl Planner {
     /// Returns when [`Self::review_reservations`] is due.
     pub(super) fn next_review(&self) -> Option<Instant> {
         let protected = self
+            .backlog
             .protected
             .values()
-            .chain(self.in_minimum_runtime.values());
-        let waiting = protected.chain(self.eviction_delays.values());
-        waiting.copied().chain(self.ledger.next_review()).min()
+            .chain(self.backlog.in_minimum_runtime.values());
+        let waiting = protected.chain(self.backlog.eviction_delays.values());
+        waiting
+            .copied()
+            .chain(self.commitments.ledger.next_review())
+            .min()
     }
 }

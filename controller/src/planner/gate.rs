@@ -28,9 +28,13 @@ impl Planner {
     /// Determines whether only the gate of a pending pod is left, after a change of the pod or of its claims.
     pub(super) fn review_gate(&mut self, uid: &str) {
         let is_complete = self.may_be_complete(uid);
-        let before = self.queue.get(uid).map(|pending| pending.is_complete);
+        let before = self
+            .backlog
+            .queue
+            .get(uid)
+            .map(|pending| pending.is_complete);
         if before.is_some_and(|before| before != is_complete)
-            && let Some(pending) = self.queue.get_mut(uid)
+            && let Some(pending) = self.backlog.queue.get_mut(uid)
         {
             pending.is_complete = is_complete;
             if is_complete {
@@ -42,7 +46,7 @@ impl Planner {
     /// Returns whether the pod has the gate and its claims have what they need, as far as their states tell: those without
     /// allocation may be for other drivers.
     fn may_be_complete(&self, uid: &str) -> bool {
-        let Some(pending) = self.queue.get(uid) else {
+        let Some(pending) = self.backlog.queue.get(uid) else {
             return false;
         };
         if !pod::has_allocation_gate(&pending.pod) {
@@ -52,19 +56,24 @@ impl Planner {
         if keys.is_empty() {
             return pending.is_placed;
         }
-        let is_quiet = |key| self.ledger.is_delivered(key) && !self.ledger.is_in_flight(key);
-        keys.iter().all(is_quiet) && keys.iter().any(|key| self.ledger.is_settled(key))
+        let is_quiet = |key| {
+            self.commitments.ledger.is_delivered(key) && !self.commitments.ledger.is_in_flight(key)
+        };
+        keys.iter().all(is_quiet)
+            && keys
+                .iter()
+                .any(|key| self.commitments.ledger.is_settled(key))
     }
 
     /// Starts the removals of the gates of complete pods.
     pub(super) fn remove_due_gates(&mut self, time: &DecisionTime, actions: &mut Vec<Action>) {
         let mut allocated_gangs = BTreeSet::new();
-        while self.gates_in_flight.len() < MAX_GATES_IN_FLIGHT
-            && let Some(uid) = self.queue.pop_complete(time.instant)
+        while self.commitments.gates_in_flight.len() < MAX_GATES_IN_FLIGHT
+            && let Some(uid) = self.backlog.queue.pop_complete(time.instant)
         {
             let is_complete =
                 self.may_be_complete(&uid) && matches!(self.demand(&uid), Demand::Allocated);
-            let Some(pending) = self.queue.get_mut(&uid) else {
+            let Some(pending) = self.backlog.queue.get_mut(&uid) else {
                 continue;
             };
             if is_complete {
@@ -86,7 +95,7 @@ impl Planner {
         time: &DecisionTime,
         actions: &mut Vec<Action>,
     ) {
-        let Some(pending) = self.queue.get(uid) else {
+        let Some(pending) = self.backlog.queue.get(uid) else {
             return;
         };
         if pod::has_allocation_gate(&pending.pod)
@@ -94,7 +103,7 @@ impl Planner {
             && !allocated_gangs.contains(&name)
         {
             if let Err(explanation) = self.allocated_gang(uid) {
-                if let Some(pending) = self.queue.get_mut(uid) {
+                if let Some(pending) = self.backlog.queue.get_mut(uid) {
                     pending.is_complete = false;
                 }
                 return self.report_unschedulable(uid, &explanation, &Vec::new(), time, actions);
@@ -102,30 +111,30 @@ impl Planner {
             self.complete_members(&name);
             allocated_gangs.insert(name);
         }
-        if let Some(pending) = self.queue.get(uid) {
-            let waiting = pod_condition::waiting(&pending.pod, self.conditions.get(uid));
-            self.newly_allocated.extend(waiting);
+        if let Some(pending) = self.backlog.queue.get(uid) {
+            let waiting = pod_condition::waiting(&pending.pod, self.reporter.conditions.get(uid));
+            self.reporter.newly_allocated.extend(waiting);
         }
         actions.extend(self.remove_gate(uid));
     }
 
     /// Returns why the gang of the pod may not start, if too few of its members are allocated.
     fn allocated_gang(&self, uid: &str) -> Result<(), Explanation> {
-        let pending = self.queue.get(uid);
+        let pending = self.backlog.queue.get(uid);
         let gang = pending.map_or(Ok(None), |pending| gang::of(&pending.pod));
         let invalid =
             |error: gang::GangError| Explanation::rejected(Reason::InvalidGang, error.to_string());
         let Some(Gang { name, min }) = gang.map_err(invalid)? else {
             return Ok(());
         };
-        if self.live_pods.has_started(&name) {
+        if self.world.live_pods.has_started(&name) {
             return Ok(());
         }
-        let members = self.live_pods.members(&name);
-        let is_allocated = |uid: &str| match self.queue.get(uid) {
+        let members = self.world.live_pods.members(&name);
+        let is_allocated = |uid: &str| match self.backlog.queue.get(uid) {
             Some(pending) => {
                 let keys = pod::claim_keys(&pending.pod);
-                let is_settled = |key| self.ledger.is_settled(key);
+                let is_settled = |key| self.commitments.ledger.is_settled(key);
                 !keys.is_empty() && keys.iter().all(is_settled)
                     || matches!(self.demand(uid), Demand::Allocated)
             }
@@ -134,7 +143,7 @@ impl Planner {
         let allocated = members
             .filter(|(uid, pod)| {
                 let is_outside =
-                    pod.is_bound || pod.claims.is_empty() && self.queue.get(uid).is_none();
+                    pod.is_bound || pod.claims.is_empty() && self.backlog.queue.get(uid).is_none();
                 is_outside || is_allocated(uid)
             })
             .count();
@@ -147,14 +156,14 @@ impl Planner {
 
     /// Makes the members complete that waited for the rest of their gang.
     fn complete_members(&mut self, gang: &GangName) {
-        let members: Vec<String> = self.queue.uids_of(gang).cloned().collect();
+        let members: Vec<String> = self.backlog.queue.uids_of(gang).cloned().collect();
         for member in members {
-            let waits = self.queue.get(&member).is_some_and(|pending| {
+            let waits = self.backlog.queue.get(&member).is_some_and(|pending| {
                 !pending.is_complete && pending.phase == Phase::Unschedulable
             });
             if waits
                 && self.may_be_complete(&member)
-                && let Some(pending) = self.queue.get_mut(&member)
+                && let Some(pending) = self.backlog.queue.get_mut(&member)
             {
                 pending.is_complete = true;
                 pending.activate();
@@ -164,23 +173,23 @@ impl Planner {
 
     /// Returns the removal of a pending pod's gate, if it has the gate and the watch has delivered its claims.
     fn remove_gate(&mut self, uid: &str) -> Option<Action> {
-        let pending = self.queue.get_mut(uid)?;
+        let pending = self.backlog.queue.get_mut(uid)?;
         let mut claims = pod::claim_keys(&pending.pod).into_iter();
         if !pod::has_allocation_gate(&pending.pod)
-            || !claims.all(|key| self.ledger.is_delivered(&key))
+            || !claims.all(|key| self.commitments.ledger.is_delivered(&key))
         {
             return None;
         }
         pending.phase = Phase::Allocating;
         let pod = pod::reference(&pending.pod);
-        self.gates_in_flight.insert(uid.to_owned());
+        self.commitments.gates_in_flight.insert(uid.to_owned());
         Some(Action::RemoveGate(GateRemoval { pod }))
     }
 
     /// Observes the outcome of a gate removal. kube-scheduler may have rejected the pod meanwhile.
     pub fn gate_removed(&mut self, outcome: GateRemovalOutcome, now: Instant) {
-        self.gates_in_flight.remove(&outcome.pod_uid);
-        let Some(pending) = self.queue.get_mut(&outcome.pod_uid) else {
+        self.commitments.gates_in_flight.remove(&outcome.pod_uid);
+        let Some(pending) = self.backlog.queue.get_mut(&outcome.pod_uid) else {
             return;
         };
         let is_waiting = pending.phase == Phase::Allocating;
@@ -191,7 +200,7 @@ impl Planner {
                     pending.phase = Phase::Unschedulable;
                 }
                 for key in pod::claim_keys(&pending.pod) {
-                    self.ledger.restart_timeout(&key, now);
+                    self.commitments.ledger.restart_timeout(&key, now);
                 }
             }
             Some(failure) => {
@@ -199,10 +208,12 @@ impl Planner {
                     pending.back_off(now);
                 }
                 if failure.is_reportable {
-                    self.state_events.push(PendingEvent::allocation_failed(
-                        pod::reference(&pending.pod),
-                        failure.message,
-                    ));
+                    self.reporter
+                        .state_events
+                        .push(PendingEvent::allocation_failed(
+                            pod::reference(&pending.pod),
+                            failure.message,
+                        ));
                 }
             }
         }

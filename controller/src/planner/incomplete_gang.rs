@@ -15,7 +15,7 @@ impl Planner {
     /// Starts the eviction of the bound members of the gangs that did not start in time.
     pub(super) fn end_incomplete_gangs(&mut self, now: Instant, actions: &mut Vec<Action>) {
         let after = self.start_timeout();
-        for gang in self.live_pods.due_incomplete(now, after) {
+        for gang in self.world.live_pods.due_incomplete(now, after) {
             let state = format!(
                 "gang {}: {} of {} members were bound within {} s",
                 gang.name,
@@ -36,10 +36,10 @@ impl Planner {
 
     /// Returns when [`Self::end_incomplete_gangs`] is due.
     pub(super) fn next_gang_end(&self) -> Option<Instant> {
-        self.live_pods.next_incomplete(self.start_timeout())
+        self.world.live_pods.next_incomplete(self.start_timeout())
     }
 
     fn start_timeout(&self) -> Duration {
-        self.settings.release_after.saturating_mul(TIMEOUTS)
+        self.world.settings.release_after.saturating_mul(TIMEOUTS)
     }
 }

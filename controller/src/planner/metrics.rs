@@ -10,12 +10,13 @@ impl Planner {
     #[must_use]
     pub fn metrics(&self) -> ClusterMetrics {
         let overcommitted: BTreeSet<(String, String)> = self
+            .world
             .cluster
             .overcommits()
             .into_iter()
             .map(|overcommit| (overcommit.node, overcommit.gpu))
             .collect();
-        let devices = self.cluster.shared_devices().map(|shared| {
+        let devices = self.world.cluster.shared_devices().map(|shared| {
             let (node, device, _) = shared;
             DeviceMetrics {
                 is_gpu_overcommitted: overcommitted
@@ -24,26 +25,28 @@ impl Planner {
             }
         });
         let mut pending = BTreeMap::new();
-        for pod in self.queue.iter() {
+        for pod in self.backlog.queue.iter() {
             *pending.entry(pod.reason).or_default() += 1;
         }
         ClusterMetrics {
             devices: devices.collect(),
             pending,
-            gangs: self.live_pods.count_gangs(),
-            in_flight: self.in_flight.len(),
+            gangs: self.world.live_pods.count_gangs(),
+            in_flight: self.commitments.in_flight.len(),
             free_memory: self
+                .world
                 .cluster
                 .free_memory()
                 .into_iter()
                 .map(|(node, free)| (node.to_owned(), free))
                 .collect(),
-            oldest_undelivered: self.ledger.oldest_undelivered(),
-            scheduler_releases: self.scheduler_releases,
+            oldest_undelivered: self.commitments.ledger.oldest_undelivered(),
+            scheduler_releases: self.reporter.scheduler_releases,
             unreadable: self.count_unreadable(),
-            excluded_pools: self.cluster.excluded_pools().count(),
+            excluded_pools: self.world.cluster.excluded_pools().count(),
             quotas: self.quota_metrics(),
             namespaces: self
+                .world
                 .cluster
                 .namespace_charges()
                 .map(|(namespace, charge)| (namespace.to_owned(), charge.into()))

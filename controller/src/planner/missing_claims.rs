@@ -158,39 +158,39 @@ impl Planner {
             Change::Applied(template) => {
                 let key = object_key(&template.metadata);
                 let namespace = key.0.clone();
-                if !self.templates.insert(key) {
+                if !self.world.templates.insert(key) {
                     return;
                 }
                 namespace
             }
             Change::Deleted(template) => {
                 let key = (template.namespace, template.name);
-                self.templates.remove(&key);
+                self.world.templates.remove(&key);
                 key.0
             }
         };
-        for uid in self.missing_claims.of_namespace(&namespace) {
+        for uid in self.backlog.missing_claims.of_namespace(&namespace) {
             self.activate(&uid);
         }
     }
 
     /// Makes decisions due for the pods whose missing claims are to be reported.
     pub(super) fn review_missing_claims(&mut self, now: Instant) {
-        for uid in self.missing_claims.due(now) {
-            let pending = self.queue.get_mut(&uid);
+        for uid in self.backlog.missing_claims.due(now) {
+            let pending = self.backlog.queue.get_mut(&uid);
             let back_off_end = pending.and_then(|pending| {
                 pending.activate();
                 pending.back_off_end()
             });
             // A back-off ends with a decision, which finds the claim missing or not.
             if let Some(until) = back_off_end {
-                self.missing_claims.postpone(&uid, until);
+                self.backlog.missing_claims.postpone(&uid, until);
             }
         }
     }
 
     fn activate(&mut self, uid: &str) {
-        if let Some(pending) = self.queue.get_mut(uid) {
+        if let Some(pending) = self.backlog.queue.get_mut(uid) {
             pending.activate();
         }
     }
@@ -204,19 +204,21 @@ impl Planner {
         time: &DecisionTime,
         actions: &mut Vec<Action>,
     ) {
-        let Some(pending) = self.queue.get(uid) else {
+        let Some(pending) = self.backlog.queue.get(uid) else {
             return;
         };
         if !pod::has_allocation_gate(&pending.pod) && pending.reason.is_none() {
-            self.missing_claims.remove(uid);
+            self.backlog.missing_claims.remove(uid);
             return;
         }
         let step = match problem.may_be_momentary() {
-            true => self
-                .missing_claims
-                .found_missing(uid, pending.namespace(), time.instant),
+            true => {
+                self.backlog
+                    .missing_claims
+                    .found_missing(uid, pending.namespace(), time.instant)
+            }
             false => {
-                self.missing_claims.remove(uid);
+                self.backlog.missing_claims.remove(uid);
                 Step::Report
             }
         };
@@ -227,9 +229,9 @@ impl Planner {
         self.report_unschedulable(uid, &explanation, &Vec::new(), time, actions);
         if step == Step::Remind
             && matches!(problem, ClaimProblem::NotCreated { .. })
-            && let Some(pending) = self.queue.get(uid)
+            && let Some(pending) = self.backlog.queue.get(uid)
         {
-            let in_flight = self.conditions.get(uid);
+            let in_flight = self.reporter.conditions.get(uid);
             let reminder = pod_condition::probed(&pending.pod, in_flight, time.time.0);
             actions.extend(reminder.map(Action::WritePodCondition));
         }
@@ -238,7 +240,7 @@ impl Planner {
 
 impl Claims<Arc<ResourceClaim>> for Planner {
     fn claim(&self, key: &ObjectKey) -> Option<Arc<ResourceClaim>> {
-        self.ledger.claim(key).cloned()
+        self.commitments.ledger.claim(key).cloned()
     }
 
     fn unreadable(&self, key: &ObjectKey) -> Option<String> {
@@ -246,6 +248,6 @@ impl Claims<Arc<ResourceClaim>> for Planner {
     }
 
     fn has_template(&self, key: &ObjectKey) -> Option<bool> {
-        Some(self.templates.contains(key))
+        Some(self.world.templates.contains(key))
     }
 }

@@ -22,14 +22,14 @@ impl Planner {
     pub(super) fn review_overcommits(&mut self) -> Vec<PendingEvent> {
         let mut found = BTreeMap::new();
         let mut events = Vec::new();
-        for overcommit in self.cluster.overcommits() {
+        for overcommit in self.world.cluster.overcommits() {
             self.repair(&overcommit.gpu, &overcommit.claims);
             let key = (overcommit.pool, overcommit.gpu);
-            if self.overcommits.0.get(&key) != Some(&overcommit.claims) {
+            if self.reporter.overcommits.0.get(&key) != Some(&overcommit.claims) {
                 for claim in overcommit
                     .claims
                     .iter()
-                    .filter_map(|key| self.ledger.claim(key))
+                    .filter_map(|key| self.commitments.ledger.claim(key))
                 {
                     let users = users_of(claim);
                     let event = |user| {
@@ -45,22 +45,31 @@ impl Planner {
             }
             found.insert(key, overcommit.claims);
         }
-        self.overcommits.0 = found;
+        self.reporter.overcommits.0 = found;
         events
     }
 
     /// Makes the release of the newest unreserved allocation due, unless a write to one of the claims is in flight.
     fn repair(&mut self, gpu: &str, claims: &BTreeSet<ObjectKey>) {
-        if claims.iter().any(|key| self.ledger.is_in_flight(key)) {
+        if claims
+            .iter()
+            .any(|key| self.commitments.ledger.is_in_flight(key))
+        {
             return;
         }
         let newest = claims
             .iter()
-            .filter(|key| self.ledger.is_unreserved(key))
-            .max_by_key(|key| self.ledger.claim(key).map(|claim| age_order(claim)));
+            .filter(|key| self.commitments.ledger.is_unreserved(key))
+            .max_by_key(|key| {
+                self.commitments
+                    .ledger
+                    .claim(key)
+                    .map(|claim| age_order(claim))
+            });
         if let Some(key) = newest {
             let gpu = gpu.to_owned();
-            self.ledger
+            self.commitments
+                .ledger
                 .release_now(key, ReleaseReason::Overcommitted { gpu });
         }
     }

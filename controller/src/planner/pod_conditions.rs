@@ -72,10 +72,10 @@ impl ConditionsInFlight {
 impl Planner {
     /// Observes the condition of a pod. A bound pod does not wait.
     pub(super) fn observe_condition(&mut self, uid: &str, pod: &Pod) {
-        self.conditions.observe(uid, pod);
+        self.reporter.conditions.observe(uid, pod);
         if drava_allocator::pod::node(pod).is_some() {
-            let waiting = pod_condition::waiting(pod, self.conditions.get(uid));
-            self.newly_allocated.extend(waiting);
+            let waiting = pod_condition::waiting(pod, self.reporter.conditions.get(uid));
+            self.reporter.newly_allocated.extend(waiting);
         }
     }
 
@@ -87,10 +87,10 @@ impl Planner {
         time: &DecisionTime,
         actions: &mut Vec<Action>,
     ) {
-        let Some(pending) = self.queue.get(uid) else {
+        let Some(pending) = self.backlog.queue.get(uid) else {
             return;
         };
-        let (pod, in_flight) = (&pending.pod, self.conditions.get(uid));
+        let (pod, in_flight) = (&pending.pod, self.reporter.conditions.get(uid));
         if pod_condition::waiting(pod, in_flight).is_some() {
             return;
         }
@@ -112,12 +112,12 @@ impl Planner {
                                  evaluation goes on after the decisions for other pods";
         const SEARCHES: &str = "the devices can be combined in many ways, or many pods could end for this one; the search goes \
                                 on after the decisions for other pods";
-        self.queue.suspend(uid);
+        self.backlog.queue.suspend(uid);
         let explanation = match work {
             Work::Selectors => Explanation::rejected(Reason::CostlySelectors, SELECTORS),
             Work::Searches => Explanation::rejected(Reason::CostlySearch, SEARCHES),
         };
-        if let Some(pending) = self.queue.get_mut(uid) {
+        if let Some(pending) = self.backlog.queue.get_mut(uid) {
             pending.reason.get_or_insert(explanation.reason());
         }
         self.write_first_condition(uid, &explanation, time, actions);
@@ -129,7 +129,7 @@ impl Planner {
         time: &DecisionTime,
         actions: &mut Vec<Action>,
     ) {
-        self.conditions.expire(time.instant);
+        self.reporter.conditions.expire(time.instant);
         let now = time.time.0;
         let of_event = |action: &Action| -> Option<PodConditionUpdate> {
             let Action::PublishEvent(event) = action else {
@@ -137,12 +137,12 @@ impl Planner {
             };
             let is_waiting = event.reason == EventReason::GpuUnschedulable;
             let uid = event.regarding.uid.as_ref().filter(|_| is_waiting)?;
-            let pod = &self.queue.get(uid)?.pod;
-            let in_flight = self.conditions.get(uid);
+            let pod = &self.backlog.queue.get(uid)?.pod;
+            let in_flight = self.reporter.conditions.get(uid);
             pod_condition::unallocated(pod, in_flight, event.reason.as_str(), &event.message, now)
         };
         let mut updates: Vec<PodConditionUpdate> = actions.iter().filter_map(of_event).collect();
-        let allocated = std::mem::take(&mut self.newly_allocated).into_iter();
+        let allocated = std::mem::take(&mut self.reporter.newly_allocated).into_iter();
         updates.extend(allocated.map(|pod| pod_condition::allocated(pod, now)));
         self.write_conditions(updates, time.instant, actions);
     }
@@ -155,7 +155,7 @@ impl Planner {
     ) {
         let new = updates
             .into_iter()
-            .filter(|update| self.conditions.start(update, now));
+            .filter(|update| self.reporter.conditions.start(update, now));
         actions.extend(new.map(Action::WritePodCondition));
     }
 }

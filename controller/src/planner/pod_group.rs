@@ -16,16 +16,17 @@ impl Planner {
             } => Some((GangName::new(namespace, name), spec.clone())),
             PodGroupChange::Served(..) => None,
         };
-        if !self.pod_groups.observe(change) {
+        if !self.world.pod_groups.observe(change) {
             return;
         }
         if let Some((gang, spec)) = &changed
-            && let Some(priority) = self.live_pods.set_group(gang, spec.as_ref())
+            && let Some(priority) = self.world.live_pods.set_group(gang, spec.as_ref())
         {
             // Its pods can be evicted for more pods.
-            self.queue.activate_above(priority);
+            self.backlog.queue.activate_above(priority);
         }
         let members: Vec<_> = self
+            .backlog
             .queue
             .iter()
             .map(|pending| &pending.pod)
@@ -36,7 +37,7 @@ impl Planner {
             self.pod_applied(pod);
         }
         if let Some((gang, _)) = changed {
-            self.queue.activate_gang(&gang);
+            self.backlog.queue.activate_gang(&gang);
         }
     }
 }

@@ -49,20 +49,20 @@ impl Planner {
     pub fn policy(&mut self, change: Change<GpuPolicy>) {
         match change {
             Change::Applied(policy) => {
-                self.activate_all |= self.cluster.upsert_policy(&policy);
-                self.policy_statuses.observe(*policy);
+                self.backlog.activate_all |= self.world.cluster.upsert_policy(&policy);
+                self.reporter.policy_statuses.observe(*policy);
             }
             Change::Deleted(policy) => {
-                self.cluster.remove_policy(&policy.name);
-                self.policy_statuses.0.remove(&policy.name);
-                self.activate_all = true;
+                self.world.cluster.remove_policy(&policy.name);
+                self.reporter.policy_statuses.0.remove(&policy.name);
+                self.backlog.activate_all = true;
             }
         }
     }
 
     /// Observes the outcome of a write of a policy's status.
     pub fn policy_status_written(&mut self, outcome: PolicyStatusOutcome, now: Instant) {
-        let Some(known) = self.policy_statuses.0.get_mut(&outcome.name) else {
+        let Some(known) = self.reporter.policy_statuses.0.get_mut(&outcome.name) else {
             return;
         };
         known.is_in_flight = false;
@@ -78,11 +78,11 @@ impl Planner {
 
     /// Adds the writes of changed statuses.
     pub(super) fn write_policy_statuses(&mut self, time: &DecisionTime, actions: &mut Vec<Action>) {
-        if self.policy_statuses.0.is_empty() {
+        if self.reporter.policy_statuses.0.is_empty() {
             return;
         }
-        let conflicts = self.cluster.policy_conflicts();
-        for (name, known) in &mut self.policy_statuses.0 {
+        let conflicts = self.world.cluster.policy_conflicts();
+        for (name, known) in &mut self.reporter.policy_statuses.0 {
             let status = status(
                 &known.policy,
                 conflicts.get(name.as_str()).copied(),

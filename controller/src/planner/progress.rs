@@ -71,8 +71,8 @@ impl SuspendedDecisions {
 impl Planner {
     /// Ends the decision for a pod. It is repeated if something has changed since its first turn.
     pub(super) fn end_decision(&mut self, uid: &str) {
-        self.suspended_decisions.forget(uid);
-        if let Some(pending) = self.queue.get_mut(uid) {
+        self.backlog.suspended_decisions.forget(uid);
+        if let Some(pending) = self.backlog.queue.get_mut(uid) {
             pending.decided();
         }
     }

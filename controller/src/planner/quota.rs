@@ -21,44 +21,45 @@ impl Planner {
     pub fn quota(&mut self, change: Change<GpuQuota>) {
         let affected = match change {
             Change::Applied(quota) => {
-                self.quota_statuses.observe(&quota);
-                self.cluster.upsert_quota(&quota)
+                self.reporter.quota_statuses.observe(&quota);
+                self.world.cluster.upsert_quota(&quota)
             }
             Change::Deleted(quota) => {
-                self.quota_statuses.remove(&quota.name);
-                self.cluster.remove_quota(&quota.name)
+                self.reporter.quota_statuses.remove(&quota.name);
+                self.world.cluster.remove_quota(&quota.name)
             }
         };
-        self.queue.activate_namespaces(&affected);
+        self.backlog.queue.activate_namespaces(&affected);
     }
 
     /// Observes a namespace.
     pub fn namespace(&mut self, change: Change<Namespace>) {
         let affected = match change {
-            Change::Applied(namespace) => self.cluster.upsert_namespace(&namespace),
-            Change::Deleted(namespace) => self.cluster.remove_namespace(&namespace.name),
+            Change::Applied(namespace) => self.world.cluster.upsert_namespace(&namespace),
+            Change::Deleted(namespace) => self.world.cluster.remove_namespace(&namespace.name),
         };
-        self.queue.activate_namespaces(&affected);
+        self.backlog.queue.activate_namespaces(&affected);
     }
 
     /// Observes the outcome of a write of a quota's status.
     pub fn quota_status_written(&mut self, outcome: QuotaStatusOutcome, now: Instant) {
-        self.quota_statuses.written(outcome, now);
+        self.reporter.quota_statuses.written(outcome, now);
     }
 
     /// Adds the writes of changed statuses.
     pub(super) fn write_quota_statuses(&mut self, time: &DecisionTime, actions: &mut Vec<Action>) {
         let due = self
+            .reporter
             .quota_statuses
-            .due(&self.cluster, time.instant, &time.time);
+            .due(&self.world.cluster, time.instant, &time.time);
         actions.extend(due.into_iter().map(Action::WriteQuotaStatus));
     }
 
     /// Activates the pods that devices released in these namespaces can help. A pod over its quota is helped only by
     /// devices that count against the same quota.
     pub(super) fn activate_after_release(&mut self, namespaces: &BTreeSet<String>) {
-        let cluster = &self.cluster;
-        self.queue.activate_after_release(|waiting| {
+        let cluster = &self.world.cluster;
+        self.backlog.queue.activate_after_release(|waiting| {
             let mut namespaces = namespaces.iter();
             namespaces.any(|released| cluster.share_quota(released, waiting))
         });
@@ -66,7 +67,11 @@ impl Planner {
 
     /// Returns what the metrics show of the quotas.
     pub(super) fn quota_metrics(&self) -> Vec<QuotaMetrics> {
-        self.cluster.quotas().map(QuotaMetrics::from).collect()
+        self.world
+            .cluster
+            .quotas()
+            .map(QuotaMetrics::from)
+            .collect()
     }
 }
 

@@ -96,10 +96,10 @@ impl Planner {
         pod_request: &PodRequest,
     ) -> Result<Placement, Explanation> {
         // A pod with an assumed node does not compete with itself, so it is not equal to others.
-        if self.cluster.node_of_pod(&pod_request.uid).is_some() {
+        if self.world.cluster.node_of_pod(&pod_request.uid).is_some() {
             return self.decide(pod_request);
         }
-        let mut known = self.rejections.known.iter();
+        let mut known = self.backlog.rejections.known.iter();
         if let Some((_, explanation)) = known.find(|(known, _)| known.is_equivalent(pod_request)) {
             return Err(explanation.clone());
         }
@@ -111,20 +111,20 @@ impl Planner {
             && searched.is_none_or(|searched| searched.is_empty())
         {
             let rejected = (pod_request.clone(), explanation.clone());
-            self.rejections.known.push_front(rejected);
-            self.rejections.known.truncate(MAX_REJECTIONS);
+            self.backlog.rejections.known.push_front(rejected);
+            self.backlog.rejections.known.truncate(MAX_REJECTIONS);
         }
         decision
     }
 
     /// Returns the nodes that are unfit regardless of devices.
     pub(super) fn unfit_nodes(&mut self, explanation: &Explanation) -> Arc<NodeSet> {
-        match &self.rejections.unfit_nodes {
+        match &self.backlog.rejections.unfit_nodes {
             Some((known, nodes)) if known.is_same(explanation) => Arc::clone(nodes),
             _ => {
-                let nodes = self.queue.node_set(explanation.unfit_nodes());
+                let nodes = self.backlog.queue.node_set(explanation.unfit_nodes());
                 let entry = (explanation.clone(), Arc::clone(&nodes));
-                self.rejections.unfit_nodes = Some(entry);
+                self.backlog.rejections.unfit_nodes = Some(entry);
                 nodes
             }
         }

@@ -100,10 +100,13 @@ impl Planner {
     pub(super) fn take_own_reservations(&mut self, uid: &str) -> OwnReservations {
         let mut own = OwnReservations::default();
         for owner in self.owners(uid) {
-            if self.outdated.remove(&owner) {
+            if self.commitments.outdated.remove(&owner) {
                 own.outdated.push(owner.clone());
             }
-            let lifted = self.lifted.extract_if(.., |(of, _)| *of == owner);
+            let lifted = self
+                .commitments
+                .lifted
+                .extract_if(.., |(of, _)| *of == owner);
             own.taken.extend(lifted);
             if let Some(reservation) = self.take_reservation(&owner) {
                 own.taken.push((owner, reservation));
@@ -114,19 +117,24 @@ impl Planner {
 
     /// Keeps the reservations of a pod whose decision goes on later. Notes whether the pod reserves nothing any longer.
     pub(super) fn renew_reservations(&mut self, uid: &str, own: OwnReservations) {
-        if self.queue.is_suspended(uid) {
-            self.lifted.extend(own.taken);
-            self.outdated.extend(own.outdated);
+        if self.backlog.queue.is_suspended(uid) {
+            self.commitments.lifted.extend(own.taken);
+            self.commitments.outdated.extend(own.outdated);
         } else if !own.taken.is_empty() || !own.outdated.is_empty() {
             let owners = self.owners(uid);
-            let is_renewed = self.ledger.owners().any(|owner| owners.contains(owner));
-            self.has_room_ended |= !is_renewed;
+            let is_renewed = self
+                .commitments
+                .ledger
+                .owners()
+                .any(|owner| owners.contains(owner));
+            self.backlog.has_room_ended |= !is_renewed;
         }
     }
 
     /// Lifts the reservations of the pods behind one that is decided.
     pub(super) fn lift_reservations(&mut self, order: &QueueOrder) {
         let behind: Vec<Owner> = self
+            .commitments
             .ledger
             .reservations()
             .filter(|(_, reservation)| reservation.order >= *order)
@@ -134,7 +142,7 @@ impl Planner {
             .collect();
         for owner in behind {
             if let Some(reservation) = self.take_reservation(&owner) {
-                self.lifted.push((owner, reservation));
+                self.commitments.lifted.push((owner, reservation));
             }
         }
     }
@@ -143,12 +151,13 @@ impl Planner {
     fn keep_reserved(&mut self, reservation: &Reservation) {
         for (uid, placement) in &reservation.placements {
             let demand = self
+                .backlog
                 .queue
                 .get(uid)
                 .map(|pending| PodDemand::of(&pending.pod));
             self.keep(placement, reservation.purpose);
             if let Some(demand) = demand {
-                self.cluster.assume_pod(uid, &placement.node, &demand);
+                self.world.cluster.assume_pod(uid, &placement.node, &demand);
             }
         }
     }
@@ -156,14 +165,14 @@ impl Planner {
     /// Restores the lifted reservations, before a pod of this order is decided: those ahead of it. Less is free then, so what
     /// was rejected stays rejected.
     pub(super) fn restore_reservations(&mut self, before: Option<&QueueOrder>) {
-        let lifted = std::mem::take(&mut self.lifted);
+        let lifted = std::mem::take(&mut self.commitments.lifted);
         for (owner, reservation) in lifted {
             if before.is_some_and(|order| reservation.order >= *order) {
-                self.lifted.push((owner, reservation));
+                self.commitments.lifted.push((owner, reservation));
                 continue;
             }
             self.keep_reserved(&reservation);
-            self.ledger.reserve(owner, reservation);
+            self.commitments.ledger.reserve(owner, reservation);
         }
     }
 
@@ -174,7 +183,7 @@ impl Planner {
         placements: impl Iterator<Item = &'a Placement>,
         purpose: Option<Purpose>,
     ) {
-        if self.lifted.is_empty() {
+        if self.commitments.lifted.is_empty() {
             return;
         }
         let nodes: BTreeSet<&str> = placements
@@ -186,32 +195,32 @@ impl Planner {
                 || purpose == Some(Purpose::HeadOfQueue)
                     && reservation.purpose == Purpose::HeadOfQueue
         };
-        let lifted = std::mem::take(&mut self.lifted).into_iter();
+        let lifted = std::mem::take(&mut self.commitments.lifted).into_iter();
         let (outdated, kept): (Vec<_>, Vec<_>) =
             lifted.partition(|(_, reservation)| is_outdated(reservation));
-        self.lifted = kept;
+        self.commitments.lifted = kept;
         for (owner, reservation) in outdated {
             for (uid, _) in &reservation.placements {
-                self.queue.decide_again(uid);
+                self.backlog.queue.decide_again(uid);
             }
-            self.outdated.insert(owner);
+            self.commitments.outdated.insert(owner);
         }
     }
 
     /// Ends the reservation of a pod that is no longer pending. Others may reserve instead.
     pub(super) fn reservation_unneeded(&mut self, uid: &str) {
         for owner in self.owners(uid) {
-            self.activate_all |= self.end_reservation(&owner);
+            self.backlog.activate_all |= self.end_reservation(&owner);
         }
     }
 
     fn end_reservation(&mut self, owner: &Owner) -> bool {
-        let was_outdated = self.outdated.remove(owner);
+        let was_outdated = self.commitments.outdated.remove(owner);
         let Some(reservation) = self.take_reservation(owner) else {
             return was_outdated;
         };
         for (uid, _) in &reservation.placements {
-            if let Some(pending) = self.queue.get_mut(uid) {
+            if let Some(pending) = self.backlog.queue.get_mut(uid) {
                 pending.activate();
             }
         }
@@ -219,13 +228,13 @@ impl Planner {
     }
 
     fn take_reservation(&mut self, owner: &Owner) -> Option<Reservation> {
-        let reservation = self.ledger.end_reservation(owner)?;
-        self.rejections.clear();
+        let reservation = self.commitments.ledger.end_reservation(owner)?;
+        self.backlog.rejections.clear();
         for key in reservation.claims() {
-            self.cluster.forget(&key);
+            self.world.cluster.forget(&key);
         }
         for (uid, _) in &reservation.placements {
-            self.cluster.forget_pod(uid);
+            self.world.cluster.forget_pod(uid);
         }
         Some(reservation)
     }
@@ -234,20 +243,24 @@ impl Planner {
     /// still uses.
     fn keep(&mut self, placement: &Placement, purpose: Purpose) {
         match purpose {
-            Purpose::HeadOfQueue => self.cluster.hold(placement),
-            Purpose::Preemption => self.cluster.assume(placement),
+            Purpose::HeadOfQueue => self.world.cluster.hold(placement),
+            Purpose::Preemption => self.world.cluster.assume(placement),
         }
     }
 
     fn namespace_of(&self, uid: &str) -> String {
-        let pod = self.live_pods.get(uid);
+        let pod = self.world.live_pods.get(uid);
         let namespace = pod.and_then(|pod| pod.reference.namespace.clone());
         namespace.unwrap_or_default()
     }
 
     /// Returns the possible owners of a pod's reservation: its gang, or the pod itself, also as an elastic member.
     fn owners(&self, uid: &str) -> Vec<Owner> {
-        let gang = self.live_pods.get(uid).and_then(|pod| pod.gang.clone());
+        let gang = self
+            .world
+            .live_pods
+            .get(uid)
+            .and_then(|pod| pod.gang.clone());
         let pod = Owner::Pod(uid.to_owned());
         gang.map(Owner::Gang).into_iter().chain([pod]).collect()
     }
@@ -264,11 +277,14 @@ impl Planner {
     ) -> Option<Explanation> {
         self.set_reclaiming(group, false);
         let ending = self.ending_pods(time);
-        let pending = |request: &Request| self.queue.get(&request.pod_request.uid);
+        let pending = |request: &Request| self.backlog.queue.get(&request.pod_request.uid);
         let mut preemptors = group.requests.iter();
-        let is_evicting =
-            preemptors.any(|request| self.preemptors.contains(&request.pod_request.uid));
-        let may_evict = self.settings.preemption
+        let is_evicting = preemptors.any(|request| {
+            self.commitments
+                .preemptors
+                .contains(&request.pod_request.uid)
+        });
+        let may_evict = self.world.settings.preemption
             && !is_evicting
             && group.requests.iter().filter_map(pending).all(|pending| {
                 pod::may_preempt(&pending.pod) && pending.avoided_nodes().is_empty()
@@ -278,7 +294,7 @@ impl Planner {
             self.update_minimum_runtimes(time);
         }
         let priority = order.priority();
-        let lowest = self.live_pods.lowest_priority();
+        let lowest = self.world.live_pods.lowest_priority();
         let may_preempt = may_evict && lowest.is_some_and(|lowest| lowest < priority);
         let below =
             |pod: &LivePod| (may_preempt && pod.priority < priority).then_some(pod.priority);
@@ -319,6 +335,7 @@ impl Planner {
             return Some(blocked);
         }
         let has_head = self
+            .commitments
             .ledger
             .reservations()
             .any(|(_, reservation)| reservation.purpose == Purpose::HeadOfQueue);
@@ -328,10 +345,10 @@ impl Planner {
                 self.find_room_once(group, &ending, (RoomCause::Wait, None), |_| Some(0), time)
         {
             let awaited = room.victims.iter();
-            let awaited = awaited.filter_map(|uid| self.live_pods.get(uid));
+            let awaited = awaited.filter_map(|uid| self.world.live_pods.get(uid));
             let end_by_themselves = awaited.clone().all(|pod| pod.ends_by_itself);
             let head = room.placements.first();
-            let head = head.and_then(|(head, _)| self.queue.get_mut(&head.pod_request.uid));
+            let head = head.and_then(|(head, _)| self.backlog.queue.get_mut(&head.pod_request.uid));
             let count = room.victims.len();
             if head.is_some_and(|head| head.may_reserve(count, end_by_themselves, time.instant)) {
                 self.reserve(group, room, Purpose::HeadOfQueue, order, time);
@@ -349,6 +366,7 @@ impl Planner {
     ) -> Option<Room> {
         let first = group.requests.first()?;
         let borrowers = self
+            .world
             .cluster
             .borrowers(&self.namespace_of(&first.pod_request.uid));
         if borrowers.is_empty() {
@@ -382,11 +400,11 @@ impl Planner {
         self.outdate_reservations(placements, Some(purpose));
         let mut is_guaranteed = purpose == Purpose::Preemption;
         for (request, placement) in &room.placements {
-            is_guaranteed &= self.cluster.is_guaranteed(placement);
-            self.rejections.clear();
+            is_guaranteed &= self.world.cluster.is_guaranteed(placement);
+            self.backlog.rejections.clear();
             self.keep(placement, purpose);
             let PodRequest { uid, demand, .. } = &request.pod_request;
-            self.cluster.assume_pod(uid, &placement.node, demand);
+            self.world.cluster.assume_pod(uid, &placement.node, demand);
         }
         if is_guaranteed {
             self.set_reclaiming(group, true);
@@ -394,20 +412,24 @@ impl Planner {
         let placements = room.placements.into_iter();
         let reservation = Reservation {
             purpose,
-            order: self.queue.order(&uid).unwrap_or_else(|| order.clone()),
+            order: self
+                .backlog
+                .queue
+                .order(&uid)
+                .unwrap_or_else(|| order.clone()),
             placements: placements
                 .map(|(request, placement)| (request.pod_request.uid, placement))
                 .collect(),
             review_at: time.instant + REVIEW_INTERVAL,
         };
-        self.ledger.reserve(owner, reservation);
+        self.commitments.ledger.reserve(owner, reservation);
     }
 
     /// Sets whether the pods of the group get back the guarantee of their tenant: then they precede all others, so that no
     /// borrower takes the devices again.
     fn set_reclaiming(&mut self, group: &Group, is_reclaiming: bool) {
         for request in &group.requests {
-            if let Some(pending) = self.queue.get_mut(&request.pod_request.uid) {
+            if let Some(pending) = self.backlog.queue.get_mut(&request.pod_request.uid) {
                 pending.is_reclaiming = is_reclaiming;
             }
         }
@@ -427,7 +449,7 @@ impl Planner {
             .first()
             .map(|request| &request.pod_request.uid);
         let Some((uid, preemptor)) =
-            preemptor.and_then(|uid| Some((uid, self.live_pods.get(uid)?)))
+            preemptor.and_then(|uid| Some((uid, self.world.live_pods.get(uid)?)))
         else {
             return;
         };
@@ -438,7 +460,7 @@ impl Planner {
             precedence,
         };
         let victims = victims.iter().filter_map(|uid| {
-            let (uid, pod) = self.live_pods.get_key_value(uid)?;
+            let (uid, pod) = self.world.live_pods.get_key_value(uid)?;
             Some((uid.to_owned(), pod.clone()))
         });
         let (bound, unbound): (Vec<_>, Vec<_>) = victims.partition(|(_, pod)| pod.is_bound);
@@ -448,17 +470,19 @@ impl Planner {
                 why: preemptor.why(),
             };
             for key in &pod.claims {
-                self.ledger.release_now(key, reason.clone());
+                self.commitments.ledger.release_now(key, reason.clone());
             }
-            self.evicted
+            self.commitments
+                .evicted
                 .insert(uid, Some(time.instant + REVIEW_INTERVAL));
         }
         if bound.is_empty() {
             return;
         }
-        self.evicted
+        self.commitments
+            .evicted
             .extend(bound.iter().map(|(uid, _)| (uid.clone(), None)));
-        self.preemptors.insert(preemptor.uid.clone());
+        self.commitments.preemptors.insert(preemptor.uid.clone());
         let victims = bound.into_iter().map(|(_, pod)| Victim {
             pod: pod.reference,
             priority: pod.priority,
@@ -478,16 +502,18 @@ impl Planner {
                 .is_ok_and(|end| now < end)
         };
         let deleted = self
+            .world
             .live_pods
             .deleting()
             .filter(|(_, pod)| pod.grace_period_end.is_some_and(is_expected))
             .map(|(uid, _)| uid.to_owned());
         let evicted = self
+            .commitments
             .evicted
             .iter()
             .filter(|(_, until)| until.is_none_or(|until| time.instant < until))
             .map(|(uid, _)| uid.clone());
-        let ended = self.ended_pods.uids().cloned();
+        let ended = self.world.ended_pods.uids().cloned();
         deleted.chain(evicted).chain(ended).collect()
     }
 
@@ -504,10 +530,11 @@ impl Planner {
             (None, [request]) => Some(&request.pod_request),
             _ => None,
         };
-        let progress = single.and_then(|request| self.suspended_decisions.room(&request.uid));
+        let progress =
+            single.and_then(|request| self.backlog.suspended_decisions.room(&request.uid));
         let progress = progress.map(|progress| progress.cause);
         if progress.is_some_and(|reached| kind.0 < reached)
-            || single.is_some_and(|request| self.rejections.has_no_room(request, kind))
+            || single.is_some_and(|request| self.backlog.rejections.has_no_room(request, kind))
         {
             return None;
         }
@@ -520,7 +547,7 @@ impl Planner {
             && progress.is_none()
             && let Some(request) = single
         {
-            self.rejections.no_room(request, kind);
+            self.backlog.rejections.no_room(request, kind);
         }
         room
     }
@@ -550,7 +577,7 @@ impl Planner {
         let found = self.place_by_ends(&search);
         let room =
             found.map(|(placements, ended)| self.without_unnecessary(&search, placements, ended));
-        self.cluster.presume_gone(&Departure::default());
+        self.world.cluster.presume_gone(&Departure::default());
         room
     }
 }

@@ -52,15 +52,15 @@ impl Planner {
     /// Returns the number of decisions so far: for pods, or for gangs.
     #[must_use]
     pub const fn decisions(&self) -> u64 {
-        self.decisions.0
+        self.backlog.decisions.0
     }
 
     /// Decides for the due pods, and for all when a reservation has ended.
     pub(super) fn decide_due(&mut self, time: &DecisionTime, actions: &mut Vec<Action>) {
-        self.rejections.clear();
+        self.backlog.rejections.clear();
         self.decide_in_order(time, actions);
-        if std::mem::take(&mut self.has_room_ended) {
-            self.queue.activate_all();
+        if std::mem::take(&mut self.backlog.has_room_ended) {
+            self.backlog.queue.activate_all();
             self.decide_in_order(time, actions);
         }
     }
@@ -73,18 +73,20 @@ impl Planner {
     }
 
     fn decide_until_slice_ends(&mut self, time: &DecisionTime, actions: &mut Vec<Action>) {
-        self.round.interrupted = None;
+        self.backlog.round.interrupted = None;
         let mut is_started = false;
-        while self.in_flight.len() < MAX_IN_FLIGHT && self.queue.has_due(time.instant) {
+        while self.commitments.in_flight.len() < MAX_IN_FLIGHT
+            && self.backlog.queue.has_due(time.instant)
+        {
             if is_started && (time.is_slice_over)(time.instant) {
-                self.round.interrupted = Some(time.instant);
+                self.backlog.round.interrupted = Some(time.instant);
                 return;
             }
-            let Some(uid) = self.queue.pop_due(time.instant) else {
+            let Some(uid) = self.backlog.queue.pop_due(time.instant) else {
                 return;
             };
             is_started = true;
-            self.decisions.0 += 1;
+            self.backlog.decisions.0 += 1;
             in_turn(|| self.schedule(&uid, time, actions));
         }
     }

@@ -9,7 +9,7 @@ impl Planner {
     /// Returns whether this version of a pending pod has another rejection by its scheduler than the one before.
     pub(super) fn is_newly_rejected(&self, uid: &str, pod: &Pod) -> bool {
         let rejected = rejection(pod);
-        let before = self.queue.get(uid);
+        let before = self.backlog.queue.get(uid);
         rejected.is_some() && before.is_some_and(|before| rejection(&before.pod) != rejected)
     }
 
@@ -20,9 +20,10 @@ impl Planner {
         is_newly_bound: bool,
         is_newly_rejected: bool,
     ) {
-        let mut served = self.settings.schedulers.iter();
-        if self.is_synced && served.any(|served| served == scheduler(pod)) {
-            self.is_scheduler_active |= (is_newly_bound && !is_static(pod)) || is_newly_rejected;
+        let mut served = self.world.settings.schedulers.iter();
+        if self.world.is_synced && served.any(|served| served == scheduler(pod)) {
+            self.commitments.is_scheduler_active |=
+                (is_newly_bound && !is_static(pod)) || is_newly_rejected;
         }
     }
 }

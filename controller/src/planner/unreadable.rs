@@ -19,36 +19,39 @@ impl Planner {
     /// Observes a version of an object that cannot be read.
     pub fn unreadable(&mut self, kind: Kind, object: &Unreadable) {
         let key = object_key(&object.metadata);
-        self.state_events
+        self.reporter
+            .state_events
             .push(PendingEvent::unreadable(kind, object));
         if kind == Kind::Claims {
-            if self.cluster.upsert_unreadable_claim(object) {
-                self.released_in.insert(key.0.clone());
+            if self.world.cluster.upsert_unreadable_claim(object) {
+                self.backlog.released_in.insert(key.0.clone());
             }
-            self.ledger.remove(&key);
-            self.queue.activate_users(&key);
-            self.activate_all = true;
+            self.commitments.ledger.remove(&key);
+            self.backlog.queue.activate_users(&key);
+            self.backlog.activate_all = true;
         }
-        self.unreadable.insert((kind, key), object.cause.clone());
+        self.world
+            .unreadable
+            .insert((kind, key), object.cause.clone());
     }
 
     /// Observes that an object can be read by now, or is deleted.
     pub fn readable(&mut self, kind: Kind, key: ObjectKey) {
-        self.unreadable.remove(&(kind, key));
+        self.world.unreadable.remove(&(kind, key));
         // The pools of a claim are usable again.
-        self.activate_all |= kind == Kind::Claims;
+        self.backlog.activate_all |= kind == Kind::Claims;
     }
 
     /// Returns why a claim cannot be read; `None` for one that can.
     pub(super) fn unreadable_claim(&self, key: &ObjectKey) -> Option<&str> {
-        let cause = self.unreadable.get(&(Kind::Claims, key.clone()));
+        let cause = self.world.unreadable.get(&(Kind::Claims, key.clone()));
         cause.map(String::as_str)
     }
 
     /// Returns the number of unreadable objects of each kind that has any.
     pub(super) fn count_unreadable(&self) -> BTreeMap<Kind, usize> {
         let mut counts = BTreeMap::new();
-        for (kind, _) in self.unreadable.keys() {
+        for (kind, _) in self.world.unreadable.keys() {
             *counts.entry(*kind).or_default() += 1;
         }
         counts

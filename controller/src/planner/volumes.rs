@@ -10,9 +10,10 @@ impl Planner {
     /// Observes a PersistentVolumeClaim.
     pub fn volume_claim(&mut self, change: Change<PersistentVolumeClaim>) {
         match change {
-            Change::Applied(claim) => self.cluster.upsert_volume_claim(&claim),
+            Change::Applied(claim) => self.world.cluster.upsert_volume_claim(&claim),
             Change::Deleted(claim) => {
-                self.cluster
+                self.world
+                    .cluster
                     .remove_volume_claim(&(claim.namespace, claim.name));
             }
         }
@@ -21,16 +22,16 @@ impl Planner {
     /// Observes a PersistentVolume.
     pub fn volume(&mut self, change: Change<PersistentVolume>) {
         match change {
-            Change::Applied(volume) => self.cluster.upsert_volume(&volume),
-            Change::Deleted(volume) => self.cluster.remove_volume(&volume.name),
+            Change::Applied(volume) => self.world.cluster.upsert_volume(&volume),
+            Change::Deleted(volume) => self.world.cluster.remove_volume(&volume.name),
         }
     }
 
     /// Observes a StorageClass.
     pub fn storage_class(&mut self, change: Change<StorageClass>) {
         match change {
-            Change::Applied(class) => self.cluster.upsert_storage_class(&class),
-            Change::Deleted(class) => self.cluster.remove_storage_class(&class.name),
+            Change::Applied(class) => self.world.cluster.upsert_storage_class(&class),
+            Change::Deleted(class) => self.world.cluster.remove_storage_class(&class.name),
         }
     }
 }

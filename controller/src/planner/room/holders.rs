@@ -53,14 +53,14 @@ impl Planner {
         };
         self.presume_ended(holders, ending);
         let namespace = self.namespace_of(&first.pod_request.uid);
-        let floors = self.cluster.floors(&namespace);
+        let floors = self.world.cluster.floors(&namespace);
         if !floors.is_empty() {
             let mut candidates = std::mem::take(&mut holders.candidates);
             for candidates in candidates.values_mut() {
                 let mut keeps = |pods: BTreeSet<String>| {
                     let gone = self.presume_also_ended(holders, &pods);
-                    let keeps = self.cluster.keeps(&floors);
-                    self.cluster.presume_back(&gone);
+                    let keeps = self.world.cluster.keeps(&floors);
+                    self.world.cluster.presume_back(&gone);
                     keeps
                 };
                 let pods_of = |candidate: &Candidate| candidate.pods.keys().cloned().collect();
@@ -77,7 +77,7 @@ impl Planner {
 
     /// Presumes that exactly these pods have ended: a claim is released when all pods that use it have.
     pub(super) fn presume_ended(&mut self, holders: &Holders, ended: &BTreeSet<String>) {
-        self.cluster.presume_gone(&Departure::default());
+        self.world.cluster.presume_gone(&Departure::default());
         self.presume_also_ended(holders, ended);
     }
 
@@ -87,7 +87,7 @@ impl Planner {
         holders: &Holders,
         ended: &BTreeSet<String>,
     ) -> Departure {
-        let gone = &self.cluster.presumed_gone().pods;
+        let gone = &self.world.cluster.presumed_gone().pods;
         let also = ended.difference(gone).cloned().collect();
         let is_gone = |uid: &String| gone.contains(uid) || ended.contains(uid);
         let claims = self.claims_of(&also).filter(|key| {
@@ -98,13 +98,13 @@ impl Planner {
             claims: claims.cloned().collect(),
             pods: also,
         };
-        self.cluster.presume_also_gone(&also);
+        self.world.cluster.presume_also_gone(&also);
         also
     }
 
     /// Presumes that these pods have not ended. Returns what is not gone because of them.
     pub(super) fn presume_running(&mut self, pods: &BTreeSet<String>) -> Departure {
-        let gone = self.cluster.presumed_gone();
+        let gone = self.world.cluster.presumed_gone();
         let pods = pods.intersection(&gone.pods).cloned().collect();
         let claims = self.claims_of(&pods);
         let back = Departure {
@@ -114,16 +114,18 @@ impl Planner {
                 .collect(),
             pods,
         };
-        self.cluster.presume_back(&back);
+        self.world.cluster.presume_back(&back);
         back
     }
 
     /// Returns the claims of pods that hold devices or have held them.
     fn claims_of(&self, pods: &BTreeSet<String>) -> impl Iterator<Item = &ObjectKey> {
-        let claims = pods.iter().filter_map(|uid| match self.live_pods.get(uid) {
-            Some(pod) => Some(pod.claims.as_slice()),
-            None => self.ended_pods.claims(uid),
-        });
+        let claims = pods
+            .iter()
+            .filter_map(|uid| match self.world.live_pods.get(uid) {
+                Some(pod) => Some(pod.claims.as_slice()),
+                None => self.world.ended_pods.claims(uid),
+            });
         claims.flatten()
     }
 
@@ -138,20 +140,25 @@ impl Planner {
     ) -> Holders {
         let mut consumers: BTreeMap<ObjectKey, BTreeSet<String>> = BTreeMap::new();
         let mut pods_on: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
-        for (key, claim) in self.ledger.claims() {
-            let nodes: BTreeSet<&str> = self.cluster.nodes_of(key).collect();
+        for (key, claim) in self.commitments.ledger.claims() {
+            let nodes: BTreeSet<&str> = self.world.cluster.nodes_of(key).collect();
             if nodes.is_empty() {
                 continue;
             }
             let mut uids: BTreeSet<String> = claim::consumers(claim).map(str::to_owned).collect();
             for gang in claim::consuming_gangs(claim) {
-                uids.extend(self.live_pods.members(&gang).map(|(uid, _)| uid.to_owned()));
+                uids.extend(
+                    self.world
+                        .live_pods
+                        .members(&gang)
+                        .map(|(uid, _)| uid.to_owned()),
+                );
             }
             if uids.is_empty() {
                 // A tenant can write any UID into the annotation.
                 let pod = claim::allocated_for(claim).filter(|uid| self.references(uid, key));
                 uids.extend(pod.map(str::to_owned));
-                uids.extend(self.queue.users_of(key));
+                uids.extend(self.backlog.queue.users_of(key));
             }
             for node in nodes {
                 pods_on
@@ -162,9 +169,9 @@ impl Planner {
             consumers.insert(key.clone(), uids);
         }
         // Members of gangs without claims hold the other resources of their nodes.
-        let members = self.live_pods.iter();
+        let members = self.world.live_pods.iter();
         for (uid, _) in members.filter(|(_, pod)| pod.is_bound && pod.claims.is_empty()) {
-            if let Some(node) = self.cluster.node_of_pod(uid) {
+            if let Some(node) = self.world.cluster.node_of_pod(uid) {
                 pods_on.entry(node).or_default().insert(uid.to_owned());
             }
         }
@@ -173,9 +180,9 @@ impl Planner {
             .map(|request| request.pod_request.uid.as_str())
             .collect();
         let is_protected = |uid: &str| {
-            let until = self.protected.get(uid);
+            let until = self.backlog.protected.get(uid);
             until.is_some_and(|until| time.instant < *until)
-                || cause != RoomCause::Wait && self.in_minimum_runtime.contains_key(uid)
+                || cause != RoomCause::Wait && self.backlog.in_minimum_runtime.contains_key(uid)
         };
         let mut candidates: BTreeMap<String, Vec<Candidate>> = BTreeMap::new();
         for (node, uids) in pods_on {
@@ -185,7 +192,11 @@ impl Planner {
                 let is_deleted = |(_, pod): &(&str, &LivePod)| pod.grace_period_end.is_some();
                 // Of a pod that is not bound, the allocation is released: not one that is being written or reserved.
                 let is_in_motion = |(_, pod): &(&str, &LivePod)| {
-                    !pod.is_bound && !pod.claims.iter().all(|key| self.ledger.can_be_freed(key))
+                    !pod.is_bound
+                        && !pod
+                            .claims
+                            .iter()
+                            .all(|key| self.commitments.ledger.can_be_freed(key))
                 };
                 if ending.contains(uid)
                     || unit.iter().any(is_deleted)
@@ -222,13 +233,13 @@ impl Planner {
     /// Returns the pods that end with this one: the members of its gang that hold devices or are bound. The newest members
     /// beyond the number that the gang needs end alone, unless its PodGroup says otherwise.
     fn unit(&self, uid: &str) -> Vec<(&str, &LivePod)> {
-        let Some((uid, pod)) = self.live_pods.get_key_value(uid) else {
+        let Some((uid, pod)) = self.world.live_pods.get_key_value(uid) else {
             return Vec::new();
         };
         match &pod.gang {
             None => vec![(uid, pod)],
             Some(gang) => {
-                let members = self.live_pods.members(gang);
+                let members = self.world.live_pods.members(gang);
                 let mut members: Vec<_> = members
                     .filter(|(uid, pod)| pod.is_bound || self.holds_devices(uid, pod))
                     .collect();
@@ -248,12 +259,15 @@ impl Planner {
     }
 
     fn references(&self, uid: &str, key: &ObjectKey) -> bool {
-        let pod = self.live_pods.get(uid);
+        let pod = self.world.live_pods.get(uid);
         pod.is_some_and(|pod| pod.claims.contains(key))
     }
 
     fn holds_devices(&self, uid: &str, pod: &LivePod) -> bool {
-        let mut claims = pod.claims.iter().filter_map(|key| self.ledger.claim(key));
+        let mut claims = pod
+            .claims
+            .iter()
+            .filter_map(|key| self.commitments.ledger.claim(key));
         claims.any(|claim| {
             let is_consumer = claim::consumers(claim).any(|consumer| consumer == uid);
             let of_gang =

@@ -113,11 +113,16 @@ impl Planner {
         (node, victims): (&str, BTreeSet<String>),
     ) -> Option<(Placement, BTreeSet<String>)> {
         let gone = self.presume_also_ended(&search.holders, &victims);
-        let policies = self.settings.policies;
-        let placed = self.cluster.decide_on(node, &request.pod_request, policies);
-        let placement = placed.ok().filter(|_| self.cluster.keeps(&search.floors));
+        let policies = self.world.settings.policies;
+        let placed = self
+            .world
+            .cluster
+            .decide_on(node, &request.pod_request, policies);
+        let placement = placed
+            .ok()
+            .filter(|_| self.world.cluster.keeps(&search.floors));
         if placement.is_none() {
-            self.cluster.presume_back(&gone);
+            self.world.cluster.presume_back(&gone);
         }
         Some((placement?, victims))
     }
@@ -130,7 +135,7 @@ impl Planner {
         search: &Search<'_>,
     ) -> Option<(String, BTreeSet<String>)> {
         let uid = &request.pod_request.uid;
-        let before = self.suspended_decisions.take_room(uid);
+        let before = self.backlog.suspended_decisions.take_room(uid);
         let before = before.filter(|before| before.cause == search.cause);
         let (first, mut best) = match before {
             Some(RoomProgress { next, best, .. }) => (next, best),
@@ -173,7 +178,7 @@ impl Planner {
             next: node.to_owned(),
             best,
         };
-        self.suspended_decisions.set_room(uid, progress);
+        self.backlog.suspended_decisions.set_room(uid, progress);
         turn::suspend_search();
         None
     }
@@ -217,8 +222,8 @@ impl Simulation for OnNode<'_> {
         } = self.search;
         turn::count(SIMULATION_UNITS);
         let gone: Departure = self.planner.presume_also_ended(holders, victims);
-        let cluster = &self.planner.cluster;
-        let policies = self.planner.settings.policies;
+        let cluster = &self.planner.world.cluster;
+        let policies = self.planner.world.settings.policies;
         let placed = cluster.decide_on(self.node, &self.request.pod_request, policies);
         let effect = match placed {
             Err(explanation) if explanation.gave_up() => None,
@@ -226,7 +231,7 @@ impl Simulation for OnNode<'_> {
             Ok(_) if cluster.keeps(floors) => Some(Effect::Enough),
             Ok(_) => Some(Effect::Forbidden),
         };
-        self.planner.cluster.presume_back(&gone);
+        self.planner.world.cluster.presume_back(&gone);
         effect
     }
 

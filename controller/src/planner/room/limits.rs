@@ -19,7 +19,7 @@ impl Planner {
         let mut delays = Vec::new();
         for request in &group.requests {
             let uid = &request.pod_request.uid;
-            let Some(pod) = self.live_pods.get(uid) else {
+            let Some(pod) = self.world.live_pods.get(uid) else {
                 continue;
             };
             let delay = self.preemption_limits(pod).delay_seconds;
@@ -27,18 +27,18 @@ impl Planner {
             delays.extend(end.map(|end| (uid.clone(), end)));
         }
         let has_waited = delays.is_empty();
-        self.eviction_delays.extend(delays);
+        self.backlog.eviction_delays.extend(delays);
         has_waited
     }
 
     /// Determines which pods are not evicted so far because of their minimum runtime.
     pub(super) fn update_minimum_runtimes(&mut self, time: &DecisionTime) {
-        if !self.cluster.has_preemption_limits() {
-            self.in_minimum_runtime.clear();
+        if !self.world.cluster.has_preemption_limits() {
+            self.backlog.in_minimum_runtime.clear();
             return;
         }
         let mut running = BTreeMap::new();
-        for (uid, pod) in self.live_pods.iter() {
+        for (uid, pod) in self.world.live_pods.iter() {
             let Some(bound_at) = pod.bound_at else {
                 continue;
             };
@@ -46,14 +46,17 @@ impl Planner {
             let end = runtime.and_then(|runtime| end(bound_at, runtime, time));
             running.extend(end.map(|end| (uid.to_owned(), end)));
         }
-        self.in_minimum_runtime = running;
+        self.backlog.in_minimum_runtime = running;
     }
 
     fn preemption_limits(&self, pod: &LivePod) -> PreemptionLimits {
-        let claims = pod.claims.iter().filter_map(|key| self.ledger.claim(key));
+        let claims = pod
+            .claims
+            .iter()
+            .filter_map(|key| self.commitments.ledger.claim(key));
         let classes: BTreeSet<&str> = claims.flat_map(|claim| claim::classes(claim)).collect();
         let namespace = pod.reference.namespace.as_deref().unwrap_or_default();
-        self.cluster.preemption_limits(namespace, &classes)
+        self.world.cluster.preemption_limits(namespace, &classes)
     }
 }
 

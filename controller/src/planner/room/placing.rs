@@ -107,7 +107,7 @@ impl Planner {
             self.assume(request, &placement);
             anew.push((request.clone(), placement));
         }
-        if anew.len() == moved.len() && self.cluster.keeps(&search.floors) {
+        if anew.len() == moved.len() && self.world.cluster.keeps(&search.floors) {
             for (index, placed) in moved.into_iter().zip(anew) {
                 placements[index] = placed;
             }
@@ -116,7 +116,7 @@ impl Planner {
         for (request, placement) in &anew {
             self.forget(request, placement);
         }
-        self.cluster.presume_also_gone(&back);
+        self.world.cluster.presume_also_gone(&back);
         for index in moved {
             let (request, placement) = &placements[index];
             self.assume(request, placement);
@@ -127,7 +127,7 @@ impl Planner {
     /// Returns whether the group may have this placement.
     fn is_allowed(&self, search: &Search<'_>, placement: &Placement) -> bool {
         let must_be_guaranteed = search.cause == RoomCause::Eviction(Precedence::Guarantee);
-        !must_be_guaranteed || self.cluster.is_guaranteed(placement)
+        !must_be_guaranteed || self.world.cluster.is_guaranteed(placement)
     }
 
     /// Places as many pods of the group as it needs by `place`, each beside those before it. `None` if too few are placed.

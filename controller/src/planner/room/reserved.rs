@@ -22,6 +22,7 @@ impl Planner {
         };
         let request = &request.pod_request;
         let others: Vec<(Owner, Reservation)> = self
+            .commitments
             .ledger
             .reservations()
             .filter(|(_, reservation)| {
@@ -35,16 +36,16 @@ impl Planner {
         if others.is_empty() {
             return None;
         }
-        if let Some(known) = self.rejections.reserved_for(request) {
+        if let Some(known) = self.backlog.rejections.reserved_for(request) {
             return known.clone();
         }
         // The ledger keeps the reservations, only the cluster forgets them for this decision.
         for (_, reservation) in &others {
             for key in reservation.claims() {
-                self.cluster.forget(&key);
+                self.world.cluster.forget(&key);
             }
             for (uid, _) in &reservation.placements {
-                self.cluster.forget_pod(uid);
+                self.world.cluster.forget_pod(uid);
             }
         }
         // A pod that fits on no node fits without the reservations on one of theirs, if at all.
@@ -55,9 +56,13 @@ impl Planner {
                 .map(|(_, placement)| placement.node.as_str())
                 .collect();
             let mut nodes = nodes.into_iter().take(MAX_NODES);
-            let policies = self.settings.policies;
-            let node =
-                nodes.find(|node| self.cluster.decide_on(node, request, policies).is_ok())?;
+            let policies = self.world.settings.policies;
+            let node = nodes.find(|node| {
+                self.world
+                    .cluster
+                    .decide_on(node, request, policies)
+                    .is_ok()
+            })?;
             Some((owner, reservation.purpose, node.to_owned()))
         });
         for (_, reservation) in &others {
@@ -68,7 +73,7 @@ impl Planner {
                 Owner::Pod(uid) => {
                     format!(
                         "pod {}",
-                        qualified_name(&self.live_pods.get(uid)?.reference)
+                        qualified_name(&self.world.live_pods.get(uid)?.reference)
                     )
                 }
                 Owner::Gang(gang) => format!("gang {}", gang.qualified()),
@@ -83,7 +88,9 @@ impl Planner {
         });
         // Otherwise the searches were too short to tell.
         if !turn::has_searched() {
-            self.rejections.reserved(request, explanation.clone());
+            self.backlog
+                .rejections
+                .reserved(request, explanation.clone());
         }
         explanation
     }

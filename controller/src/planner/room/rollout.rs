@@ -28,18 +28,19 @@ impl Planner {
         let [request] = &group.requests[..] else {
             return None;
         };
-        let pod = self.live_pods.get(&request.pod_request.uid)?;
+        let pod = self.world.live_pods.get(&request.pod_request.uid)?;
         let revision = pod.revision.clone()?;
         let namespace = pod.reference.namespace.clone();
         let key = (namespace, revision);
         // The pods of a rollout are equal.
-        if let Some(known) = self.rejections.rollout(&request.pod_request, &key) {
+        if let Some(known) = self.backlog.rejections.rollout(&request.pod_request, &key) {
             return known.clone();
         }
         let blocked = self.blocked_rollout(group, ending, &key, time);
         // A suspended decision has not found out.
         if !is_suspended() {
-            self.rejections
+            self.backlog
+                .rejections
                 .set_rollout(&request.pod_request, key, blocked.clone());
         }
         blocked
@@ -53,7 +54,7 @@ impl Planner {
         time: &DecisionTime,
     ) -> Option<Explanation> {
         let request = group.requests.first()?;
-        let others = self.live_pods.iter().filter(|(_, other)| {
+        let others = self.world.live_pods.iter().filter(|(_, other)| {
             let of = other.revision.as_ref();
             let is_other = of.is_some_and(|of| {
                 of.deployment == revision.deployment && of.template_hash != revision.template_hash
@@ -70,7 +71,7 @@ impl Planner {
         let holders = self.holders(group, ending, RoomCause::Wait, |_| None, time);
         self.presume_ended(&holders, &ended);
         let fits = self.place(&request.pod_request).is_some();
-        self.cluster.presume_gone(&Departure::default());
+        self.world.cluster.presume_gone(&Departure::default());
         fits.then(|| {
             let message = format!(
                 "the pod fits when pods of another revision of Deployment {} have ended, and the rollout ends them only when \

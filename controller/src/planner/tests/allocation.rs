@@ -13,7 +13,7 @@ use crate::planner::MAX_IN_FLIGHT;
 #[test]
 fn waits_for_initial_sync() {
     let mut cluster = TestCluster::new(&["n1"]);
-    cluster.planner.is_synced = false;
+    cluster.planner.world.is_synced = false;
     cluster.add_pod_with_claim("a", "8Gi");
     assert!(cluster.actions().0.is_empty());
     assert_eq!(cluster.planner.next_deadline(), None);
@@ -252,8 +252,11 @@ fn decides_nothing_after_end_of_unrelated_pod() {
     }
     assert_eq!(cluster.settle().len(), 2);
     cluster.delete_pod("web");
-    let due = cluster.planner.queue.due(cluster.now);
-    assert!(!cluster.planner.activate_all && due.is_empty(), "{due:?}");
+    let due = cluster.planner.backlog.queue.due(cluster.now);
+    assert!(
+        !cluster.planner.backlog.activate_all && due.is_empty(),
+        "{due:?}"
+    );
 }
 
 #[test]

@@ -253,7 +253,7 @@ impl TestCluster {
 
     pub(super) fn advance(&mut self, time: Duration) {
         self.now += time;
-        self.planner.is_scheduler_active |= self.is_scheduler_active;
+        self.planner.commitments.is_scheduler_active |= self.is_scheduler_active;
     }
 
     pub(super) fn time(&self) -> DecisionTime {

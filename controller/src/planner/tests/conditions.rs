@@ -234,7 +234,7 @@ fn writes_condition_again_that_watch_never_shows() {
     cluster.add_pod_with_claim("a", "100Gi");
     let mut written = || {
         cluster.advance(Duration::from_secs(60));
-        cluster.planner.activate_all = true;
+        cluster.planner.backlog.activate_all = true;
         cluster.settle();
         std::mem::take(&mut cluster.pod_conditions).len()
     };
@@ -251,7 +251,7 @@ fn writes_condition_again_that_was_removed() {
     cluster.settle();
     assert_eq!(write_conditions(&mut cluster).len(), 1);
     cluster.add_pod(created);
-    cluster.planner.activate_all = true;
+    cluster.planner.backlog.activate_all = true;
     cluster.settle();
     assert_eq!(write_conditions(&mut cluster).len(), 1);
 }

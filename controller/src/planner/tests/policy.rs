@@ -185,6 +185,7 @@ fn limits_of_evictions_follow_the_levels() {
     let limits = |cluster: &TestCluster| {
         let limits = cluster
             .planner
+            .world
             .cluster
             .preemption_limits("default", &classes);
         (limits.delay_seconds, limits.minimum_runtime_seconds)

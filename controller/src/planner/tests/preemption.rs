@@ -117,7 +117,7 @@ fn never_evicts_with_preemption_policy_never() {
 #[test]
 fn evicts_nothing_when_preemption_is_off() {
     let mut cluster = TestCluster::new(&["n1"]);
-    cluster.planner.settings.preemption = false;
+    cluster.planner.world.settings.preemption = false;
     cluster.add_running(&[("low", "70Gi", 0)]);
     cluster.add_pod_of_priority("urgent", "30Gi", 10);
     assert!(cluster.settle().is_empty());

@@ -76,11 +76,11 @@ impl TestCluster {
 
     /// Returns the names of the pods that are due after the observed releases and changes.
     fn due_pods(&mut self) -> Vec<String> {
-        let released_in = std::mem::take(&mut self.planner.released_in);
+        let released_in = std::mem::take(&mut self.planner.backlog.released_in);
         if !released_in.is_empty() {
             self.planner.activate_after_release(&released_in);
         }
-        let mut due = self.planner.queue.due(self.now);
+        let mut due = self.planner.backlog.queue.due(self.now);
         due.sort();
         due
     }
@@ -317,7 +317,7 @@ fn pod_over_quota_neither_evicts_nor_reserves() {
     cluster.add_pod_of("b", "small", "10Gi", 0);
     assert_eq!(cluster.settle(), ["small → n1"]);
     assert!(cluster.evictions.is_empty());
-    assert!(cluster.planner.ledger.owners().next().is_none());
+    assert!(cluster.planner.commitments.ledger.owners().next().is_none());
 }
 
 #[test]

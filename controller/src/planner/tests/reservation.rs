@@ -259,7 +259,7 @@ fn head_reserves_nothing_before_a_service_ends_for_it() {
     }
     assert_eq!(bind_all(&mut cluster).len(), 3);
     cluster.add_pod_of_priority("head", "70Gi", 5);
-    cluster.planner.settings.preemption = false;
+    cluster.planner.world.settings.preemption = false;
     assert!(cluster.settle().is_empty());
     cluster.add_pod_of_priority("small-1", "5Gi", 0);
     assert_eq!(bind_all(&mut cluster), ["small-1 → n1"]);

@@ -20,7 +20,7 @@ fn decides_for_every_pod_in_slices_under_churn() {
     cluster.add_pod_with_claim("d", "8Gi");
     let mut jobs = Vec::new();
     for _ in 0..4 {
-        cluster.planner.activate_all = true;
+        cluster.planner.backlog.activate_all = true;
         cluster.advance(Duration::from_millis(100));
         assert!(jobs.is_empty());
         jobs = cluster.actions().0;
@@ -54,11 +54,11 @@ fn equal_rejected_pods_cost_one_search() {
     for index in 0..200 {
         cluster.add_pod_with_claim(&format!("w{index}"), "100Gi");
     }
-    let checks = cluster.planner.cluster.node_checks();
+    let checks = cluster.planner.world.cluster.node_checks();
     let decisions = cluster.planner.decisions();
     assert!(cluster.settle().is_empty());
     assert_eq!(cluster.planner.decisions() - decisions, 200);
-    let checks = cluster.planner.cluster.node_checks() - checks;
+    let checks = cluster.planner.world.cluster.node_checks() - checks;
     assert!(checks <= 20, "{checks} checks of nodes for 200 equal pods");
     assert_eq!(
         cluster.messages_of("Pod/w0"),
@@ -105,12 +105,12 @@ fn costly_selectors_delay_no_other_pod() {
     assert!(message.starts_with("CostlySelectors: "), "{message}");
     for name in ["usual", "later"] {
         cluster.add_pod_with_claim(name, "8Gi");
-        let checks = cluster.planner.cluster.node_checks();
+        let checks = cluster.planner.world.cluster.node_checks();
         let mut jobs = Vec::new();
         while jobs.is_empty() {
             jobs = cluster.actions().0;
         }
-        let checks = cluster.planner.cluster.node_checks() - checks;
+        let checks = cluster.planner.world.cluster.node_checks() - checks;
         assert!(
             checks <= 15,
             "{checks} checks of nodes for {name}, and a turn"
@@ -160,7 +160,7 @@ fn suspended_search_for_room_evicts_nothing() {
     add_costly(&mut cluster, "urgent", true, 10);
     let mut turns = 0;
     while cluster.evictions.is_empty() {
-        let reservations = cluster.planner.ledger.reservations().count();
+        let reservations = cluster.planner.commitments.ledger.reservations().count();
         assert_eq!(reservations, 0, "in turn {turns}");
         assert!(cluster.actions().0.is_empty());
         turns += 1;
@@ -177,10 +177,10 @@ fn checks_of_one_decision(nodes: usize) -> u64 {
     let mut cluster = TestCluster::new(&names);
     cluster.add_pod_with_claim("first", "8Gi");
     cluster.settle();
-    let before = cluster.planner.cluster.node_checks();
+    let before = cluster.planner.world.cluster.node_checks();
     cluster.add_pod_with_claim("second", "8Gi");
     assert_eq!(cluster.settle(), ["second → n000"]);
-    cluster.planner.cluster.node_checks() - before
+    cluster.planner.world.cluster.node_checks() - before
 }
 
 #[test]
