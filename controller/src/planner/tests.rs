@@ -7,6 +7,7 @@ mod events;
 mod gang;
 mod gang_victims;
 mod gate;
+mod histories;
 mod metrics;
 mod missing_claims;
 mod neighbors;

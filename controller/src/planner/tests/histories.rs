@@ -1,0 +1,321 @@
+//! Random histories of a small cluster: tenants with priorities, gangs and quotas, kube-scheduler, evictions and failed writes.
+//!
+//! Everything follows from the seed. With `DRAVA_HISTORIES`, all actions are written to that file, so that two builds can be
+//! compared action by action: `DRAVA_HISTORIES=/tmp/one DRAVA_HISTORY_SEEDS=300 cargo test histories`.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use drava_api::names::ALLOCATION_GATE;
+use serde_json::json;
+
+use super::cluster::{TestCluster, applied, member};
+use crate::action::{AllocationFailure, AllocationJob, EvictionOutcome, Release};
+use crate::fixture::{claim, gated_pod, node, object};
+
+const NODES: [&str; 4] = ["n1", "n2", "n3", "n4"];
+const STEPS: usize = 250;
+const GPU_GIB: u64 = 80;
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        usize::try_from((mixed ^ (mixed >> 31)) >> 33).unwrap() % bound
+    }
+
+    fn choose<T: Clone>(&mut self, from: &[T]) -> Option<T> {
+        (!from.is_empty()).then(|| from[self.below(from.len())].clone())
+    }
+}
+
+struct History {
+    random: Random,
+    cluster: TestCluster,
+    jobs: Vec<AllocationJob>,
+    releases: Vec<Release>,
+    created: usize,
+    /// Memory of each claim, GiB.
+    memory: BTreeMap<String, u64>,
+    log: String,
+}
+
+impl History {
+    fn new(seed: u64) -> Self {
+        Self {
+            random: Random(seed),
+            cluster: TestCluster::new(&NODES),
+            jobs: Vec::new(),
+            releases: Vec::new(),
+            created: 0,
+            memory: BTreeMap::new(),
+            log: String::new(),
+        }
+    }
+
+    fn create(&mut self, in_gang: bool) {
+        let memory = self.random.choose(&[10, 20, 40, 70]).unwrap();
+        let name = format!("p{:03}", self.created);
+        self.created += 1;
+        self.memory.insert(name.clone(), memory);
+        let mut claim = claim(&name, &format!("{memory}Gi"));
+        let is_gated = in_gang || self.random.below(3) == 0;
+        let gates = [ALLOCATION_GATE];
+        let gates: &[&str] = if is_gated { &gates } else { &[] };
+        let mut pod = gated_pod(&name, &[&name], gates);
+        let namespace = self.random.choose(&["default", "team"]).unwrap();
+        if in_gang {
+            pod = member(pod, "2");
+        } else {
+            claim.metadata.namespace = Some(namespace.to_owned());
+            pod.metadata.namespace = Some(namespace.to_owned());
+        }
+        pod.spec.as_mut().unwrap().priority = self
+            .random
+            .choose(&[Some(0), Some(0), Some(5), Some(10)])
+            .unwrap();
+        let created = format!(
+            "2025-12-31T{:02}:{:02}:00Z",
+            self.created / 60 % 24,
+            self.created % 60
+        );
+        pod.metadata.creation_timestamp = Some(object(json!(created)));
+        self.cluster.add_claim(claim);
+        self.cluster.add_pod(pod);
+    }
+
+    /// Returns the names of the pods that are bound, or are not.
+    fn pods(&self, is_bound: bool) -> Vec<String> {
+        let pods = self.cluster.pods.iter();
+        let pods = pods.filter(|(_, pod)| {
+            let spec = pod.spec.as_ref().unwrap();
+            spec.node_name.is_some() == is_bound
+        });
+        pods.map(|(name, _)| name.clone()).collect()
+    }
+
+    fn node_of(&self, claim: &str) -> Option<String> {
+        let status = self.cluster.claims.get(claim)?.status.as_ref()?;
+        let devices = status.allocation.as_ref()?.devices.as_ref()?;
+        let pool = &devices.results.as_ref()?.first()?.pool;
+        Some(pool.split_once('/')?.0.to_owned())
+    }
+
+    fn is_gated(&self, pod: &str) -> bool {
+        let spec = self.cluster.pods[pod].spec.as_ref().unwrap();
+        spec.scheduling_gates.is_some()
+    }
+
+    fn end(&mut self, name: &str) {
+        // A job or a release in flight ends first.
+        for job in std::mem::take(&mut self.jobs) {
+            self.cluster.write(job);
+        }
+        for release in std::mem::take(&mut self.releases) {
+            self.release(&release);
+        }
+        self.cluster.end(name);
+    }
+
+    fn release(&mut self, release: &Release) {
+        let name = release.claim.metadata.name.as_deref().unwrap();
+        let claim = &self.cluster.claims[name];
+        let is_reserved = claim
+            .status
+            .as_ref()
+            .is_some_and(|status| status.reserved_for.is_some());
+        if is_reserved {
+            self.cluster.release_finished(release, None);
+        } else {
+            self.cluster.release(release);
+        }
+    }
+
+    /// One event in the cluster.
+    fn step(&mut self) {
+        match self.random.below(24) {
+            0..=3 if self.cluster.pods.len() < 16 => self.create(false),
+            4 if self.cluster.pods.len() < 14 => {
+                self.create(true);
+                self.create(true);
+            }
+            5..=8 => {
+                let pending = self.pods(false);
+                let ready = pending
+                    .into_iter()
+                    .filter(|name| !self.is_gated(name) && self.node_of(name).is_some());
+                let ready: Vec<String> = ready.collect();
+                if let Some(name) = self.random.choose(&ready) {
+                    let node = self.node_of(&name).unwrap();
+                    self.cluster.bind((&name, &node));
+                }
+            }
+            9 => {
+                if let Some(name) = self.random.choose(&self.pods(false)) {
+                    self.end(&name);
+                }
+            }
+            10..=11 => {
+                if let Some(name) = self.random.choose(&self.pods(true)) {
+                    self.end(&name);
+                }
+            }
+            12 => {
+                if let Some(name) = self.random.choose(&self.pods(false)) {
+                    self.cluster.reject(&name);
+                }
+            }
+            13 => {
+                let name = self.random.choose(&NODES).unwrap();
+                let mut node = node(name);
+                let cpus = self.random.choose(&["2", "8"]).unwrap();
+                let allocatable = json!({"cpu": cpus, "pods": "110"});
+                node.status.as_mut().unwrap().allocatable = Some(object(allocatable));
+                self.cluster.planner.node(applied(node));
+            }
+            14 => {
+                let gib = self.random.choose(&["40Gi", "100Gi", "400Gi"]).unwrap();
+                let quota = json!({
+                    "apiVersion": "gpu.drava.dev/v1alpha1", "kind": "GpuQuota",
+                    "metadata": {"name": "team", "uid": "uid-team", "generation": 1},
+                    "spec": {"namespaces": ["team"], "limit": {"memory": gib}, "guarantee": {"memory": "40Gi"}},
+                });
+                self.cluster.observe_quota(object(quota));
+            }
+            15 => {
+                let names = self.pods(true);
+                if let Some(name) = self.random.choose(&names) {
+                    self.cluster.start_deletion(&name);
+                }
+            }
+            16..=17 => {
+                let seconds = self.random.choose(&[1, 5, 31, 61]).unwrap();
+                self.cluster.advance(Duration::from_secs(seconds));
+            }
+            18 => {
+                if let Some(deadline) = self.cluster.planner.next_deadline() {
+                    self.cluster.now = self.cluster.now.max(deadline);
+                }
+            }
+            19 => self.evict(),
+            20 => self.cluster.deliver_claims(),
+            21 => {
+                for name in self.cluster.finish_gate_removals(None) {
+                    if let Some(mut pod) = self.cluster.pods.get(&name).cloned() {
+                        pod.spec.as_mut().unwrap().scheduling_gates = None;
+                        self.cluster.add_pod(pod);
+                    }
+                }
+            }
+            22 => {
+                if let Some(release) = self.releases.pop() {
+                    self.release(&release);
+                }
+            }
+            _ => {
+                if let Some(job) = self.jobs.pop() {
+                    if self.random.below(8) == 0 {
+                        let failure = AllocationFailure {
+                            message: "rejected".to_owned(),
+                            is_reportable: true,
+                        };
+                        self.cluster.finish(job, Vec::new(), Some(failure));
+                    } else {
+                        self.cluster.write(job);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Executes the first eviction, of which the last victim may fail.
+    fn evict(&mut self) {
+        if self.cluster.evictions.is_empty() {
+            return;
+        }
+        let eviction = self.cluster.evictions.remove(0);
+        let mut evicted = eviction.victims.clone();
+        let mut failure = None;
+        if self.random.below(4) == 0 {
+            failure = evicted.pop().map(|victim| crate::action::EvictionFailure {
+                victim,
+                message: "budget".to_owned(),
+            });
+        }
+        for victim in &evicted {
+            let name = victim.pod.name.clone().unwrap();
+            if self.cluster.pods.contains_key(&name) {
+                self.cluster.start_deletion(&name);
+            }
+        }
+        let now = self.cluster.now;
+        let outcome = EvictionOutcome {
+            eviction,
+            evicted,
+            failure,
+        };
+        self.cluster.planner.eviction_finished(outcome, now);
+    }
+
+    fn decide(&mut self) {
+        let (jobs, releases) = self.cluster.actions();
+        let cluster = &mut self.cluster;
+        let due = cluster
+            .planner
+            .next_deadline()
+            .map(|due| due - cluster.start);
+        let log = &mut self.log;
+        writeln!(log, "jobs {jobs:?}").unwrap();
+        writeln!(
+            log,
+            "releases {releases:?} evictions {:?}",
+            cluster.evictions
+        )
+        .unwrap();
+        writeln!(log, "gates {:?} due {due:?}", cluster.gate_removals).unwrap();
+        for event in std::mem::take(&mut cluster.events) {
+            writeln!(log, "event {event:?}").unwrap();
+        }
+        for condition in std::mem::take(&mut cluster.pod_conditions) {
+            writeln!(log, "condition {condition:?}").unwrap();
+        }
+        self.jobs.extend(jobs);
+        self.releases.extend(releases);
+        let mut used: BTreeMap<String, u64> = BTreeMap::new();
+        for name in self.cluster.claims.keys() {
+            if let Some(node) = self.node_of(name) {
+                *used.entry(node).or_default() += self.memory[name];
+            }
+        }
+        assert!(used.values().all(|used| *used <= GPU_GIB), "{used:?}");
+    }
+}
+
+#[test]
+fn histories_allocate_no_gpu_twice() {
+    let number = |name: &str, default: u64| {
+        let set = std::env::var(name).ok();
+        set.and_then(|set| set.parse().ok()).unwrap_or(default)
+    };
+    let mut file = std::env::var("DRAVA_HISTORIES")
+        .ok()
+        .map(|path| std::fs::File::create(path).unwrap());
+    for seed in 0..number("DRAVA_HISTORY_SEEDS", 20) {
+        let mut history = History::new(seed);
+        for _ in 0..STEPS {
+            history.step();
+            history.decide();
+        }
+        assert!(history.created > 10, "seed {seed}");
+        if let Some(file) = &mut file {
+            use std::io::Write as _;
+            writeln!(file, "seed {seed}\n{}", history.log).unwrap();
+        }
+    }
+}
