@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use drava_allocator::object::ObjectKey;
-use drava_api::policy::{GpuPolicy, GpuPolicyStatus};
-use drava_api::quota::{GpuQuota, GpuQuotaStatus};
+use drava_api::policy::GpuPolicy;
+use drava_api::quota::GpuQuota;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
 
 use crate::event::{PendingEvent, ReleaseReason};
 use crate::pod_condition::PodConditionUpdate;
+use crate::status::{StatusOutcome, StatusUpdate};
 
 /// An action of the planner.
 #[derive(Debug)]
@@ -27,9 +28,28 @@ pub enum Action {
     /// Write the condition of a pod.
     WritePodCondition(PodConditionUpdate),
     /// Write the status of a quota.
-    WriteQuotaStatus(QuotaStatusUpdate),
+    WriteQuotaStatus(StatusUpdate<GpuQuota>),
     /// Write the status of a policy.
-    WritePolicyStatus(PolicyStatusUpdate),
+    WritePolicyStatus(StatusUpdate<GpuPolicy>),
+}
+
+/// What has become of an action.
+#[derive(Debug)]
+pub enum Outcome {
+    /// An allocation job has ended.
+    Allocation(AllocationOutcome),
+    /// A release has ended.
+    Release(ReleaseOutcome),
+    /// An eviction has ended.
+    Eviction(Box<EvictionOutcome>),
+    /// A gate removal has ended.
+    GateRemoval(GateRemovalOutcome),
+    /// The write of a quota's status has ended.
+    QuotaStatus(StatusOutcome<GpuQuota>),
+    /// The write of a policy's status has ended.
+    PolicyStatus(StatusOutcome<GpuPolicy>),
+    /// An event could not be published.
+    EventFailed(Box<PendingEvent>),
 }
 
 /// Allocations of the claims of a pod, or of the pods of a gang: all or none.
@@ -183,50 +203,6 @@ pub struct ReleaseOutcome {
     pub release: Release,
     /// The claim in its newest known version; `None` if it is unknown or deleted.
     pub claim: Option<Box<ResourceClaim>>,
-}
-
-/// Status of a quota to write.
-#[derive(Debug, Clone, PartialEq)]
-pub struct QuotaStatusUpdate {
-    /// Name of the quota.
-    pub name: String,
-    /// UID of the quota.
-    pub uid: String,
-    /// Version of the quota on which the status is based.
-    pub resource_version: String,
-    /// The status.
-    pub status: GpuQuotaStatus,
-}
-
-/// Outcome of a [`QuotaStatusUpdate`].
-#[derive(Debug)]
-pub struct QuotaStatusOutcome {
-    /// Name of the quota.
-    pub name: String,
-    /// The written version; `None` if the write failed.
-    pub quota: Option<Box<GpuQuota>>,
-}
-
-/// Status of a policy to write.
-#[derive(Debug, Clone, PartialEq)]
-pub struct PolicyStatusUpdate {
-    /// Name of the policy.
-    pub name: String,
-    /// UID of the policy.
-    pub uid: String,
-    /// Version of the policy on which the status is based.
-    pub resource_version: String,
-    /// The status.
-    pub status: GpuPolicyStatus,
-}
-
-/// Outcome of a [`PolicyStatusUpdate`].
-#[derive(Debug)]
-pub struct PolicyStatusOutcome {
-    /// Name of the policy.
-    pub name: String,
-    /// The written version; `None` if the write failed.
-    pub policy: Option<Box<GpuPolicy>>,
 }
 
 /// Removal of a pod's allocation gate.

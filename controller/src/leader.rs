@@ -1,4 +1,4 @@
-//! The loop of the leading replica: passes inputs to a pure state and executes the steps that the state returns.
+//! The loop of the leading replica: passes observations and outcomes to the planner, and executes the actions that it returns.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +11,8 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::action::{Action, Outcome};
+use crate::claim;
 use crate::event::PendingEvent;
 use crate::event_publisher::EventPublisher;
 use crate::evictions::Evictor;
@@ -18,17 +20,16 @@ use crate::health::Health;
 use crate::lease::Term;
 use crate::metrics::Metrics;
 use crate::planner::{DecisionTime, Planner, Settings};
-use crate::watches;
+use crate::watches::{self, Observation};
 use crate::writes::{Timing, Writer};
 
 #[cfg(test)]
 mod model;
 mod silence;
-mod state;
 #[cfg(test)]
 mod tests;
 
-use state::{Input, State, Step};
+use silence::Silence;
 
 /// Maximum number of queued observations that are passed before the next decision.
 const BATCH: usize = 4096;
@@ -52,15 +53,14 @@ pub async fn lead(
     stop: CancellationToken,
 ) {
     health.set_ready(false);
-    let planner = Planner::new(settings, Box::new(|| uuid::Uuid::new_v4().to_string()));
-    let mut state = State::new(planner);
+    let mut planner = Planner::new(settings, Box::new(|| uuid::Uuid::new_v4().to_string()));
+    let mut silence = Silence::default();
     let mut executor = Executor {
         evictor: Evictor::new(client.clone(), Arc::clone(&term)),
         publisher: EventPublisher::start(client.clone(), Arc::clone(&term), Arc::clone(metrics)),
         writer: Writer::new(client.clone(), term, stop.clone(), Timing::default()),
         writes: JoinSet::new(),
         health,
-        stop: stop.clone(),
     };
     let health = Arc::clone(&executor.health);
     // Boxed: the future of the loop below needs no room for it.
@@ -68,67 +68,112 @@ pub async fn lead(
     let mut observations = watches::all(watching);
     metrics.set_leading(true);
     let mut report_at = Instant::now();
+    let mut is_ready = false;
     loop {
         executor.health.planning_runs();
-        executor.health.set_silence(state.silence(Instant::now()));
+        executor.health.set_silence(silence.longest(Instant::now()));
         let idle_end = Instant::now() + IDLE_PERIOD;
-        let deadline = state.next_deadline().unwrap_or(idle_end).min(idle_end);
+        let deadline = planner.next_deadline().unwrap_or(idle_end).min(idle_end);
         tokio::select! {
             biased;
             () = stop.cancelled() => break,
             Some(write) = executor.writes.join_next() => {
                 let mut next = Some(write);
                 while let Some(write) = next {
-                    let write = finished(write);
-                    state.count(&write, Timestamp::now(), metrics);
-                    state.apply(write, Instant::now());
+                    if let Some(outcome) = finished(write, &stop) {
+                        count(&planner, &outcome, Timestamp::now(), metrics);
+                        planner.finished(outcome, Instant::now());
+                    }
                     next = executor.writes.try_join_next();
                 }
             }
             Some(observation) = observations.next() => {
-                state.apply(Input::Observed(observation), Instant::now());
-                for _ in 0..BATCH {
-                    match observations.next().now_or_never() {
-                        Some(Some(observation)) => state.apply(Input::Observed(observation), Instant::now()),
-                        _ => break,
+                let mut next = Some(observation);
+                let mut left = BATCH;
+                while let Some(observation) = next {
+                    let now = Instant::now();
+                    silence.observe(&observation, now);
+                    if let Observation::WatchFailed(kind, failure) = &observation {
+                        tracing::warn!(?kind, error = failure.error, "watch failed; restarting it");
+                        metrics.watch_failed(*kind);
                     }
+                    planner.observe(observation, now);
+                    left -= 1;
+                    let more = (left > 0).then(|| observations.next().now_or_never());
+                    next = more.flatten().flatten();
                 }
             }
             Some(event) = executor.publisher.next_failed() => {
-                state.apply(Input::EventFailed(Box::new(event)), Instant::now());
+                planner.finished(Outcome::EventFailed(Box::new(event)), Instant::now());
             }
             () = tokio::time::sleep_until(deadline) => {}
         }
+        if planner.is_synced() && !std::mem::replace(&mut is_ready, true) {
+            tracing::info!("cluster state is complete; allocating");
+            executor.health.set_ready(true);
+        }
         let started = Instant::now();
-        let steps = state.next_steps(&decision_time());
+        let actions = planner.actions(&decision_time());
         metrics.decided(started.elapsed());
-        for step in steps {
-            if let Step::LogWatchFailure { kind, .. } = &step {
-                metrics.watch_failed(*kind);
-            }
-            if let Some(failed) = executor.execute(step) {
-                state.apply(failed, Instant::now());
+        for action in actions {
+            if let Some(failed) = executor.execute(action) {
+                planner.finished(failed, Instant::now());
             }
         }
         // A slice of planning must not keep the lease's tasks from running.
         tokio::task::yield_now().await;
         if Instant::now() >= report_at {
             report_at = Instant::now() + REPORT_PERIOD;
-            state.report(metrics);
+            metrics.set_cluster(planner.metrics(), planner.synced_kinds());
         }
     }
     metrics.set_leading(false);
     executor.health.planning_ended();
     while let Some(write) = executor.writes.join_next().await {
-        state.apply(finished(write), Instant::now());
+        if let Some(outcome) = finished(write, &stop) {
+            planner.finished(outcome, Instant::now());
+        }
     }
-    for event in state.into_events() {
+    for event in planner.into_write_events() {
         let _ = executor.publish(event);
     }
 }
 
-fn finished(write: Result<Input, JoinError>) -> Input {
-    write.unwrap_or_else(|error| Input::WriteAborted(error.to_string()))
+/// Returns the outcome of a write. That of an aborted one is unknown: the leader stops, and starts again from complete lists.
+fn finished(write: Result<Outcome, JoinError>, stop: &CancellationToken) -> Option<Outcome> {
+    match write {
+        Ok(outcome) => Some(outcome),
+        Err(error) => {
+            tracing::error!(%error, "write task aborted; restarting from complete lists");
+            stop.cancel();
+            None
+        }
+    }
+}
+
+/// Counts the outcome of a write, before the planner learns it.
+fn count(planner: &Planner, outcome: &Outcome, now: Timestamp, metrics: &Metrics) {
+    match outcome {
+        Outcome::Allocation(outcome) if outcome.failure.is_none() => {
+            let waits = outcome.pods.iter().map(|uid| {
+                let created = planner.created(uid);
+                created.map(|created| now.duration_since(created))
+            });
+            metrics.allocated(waits);
+        }
+        Outcome::Allocation(_) => metrics.allocation_failed(),
+        Outcome::Release(outcome) => {
+            let claim = outcome.claim.as_deref();
+            if claim.is_some_and(|claim| !claim::is_allocated(claim)) {
+                metrics.released();
+            }
+        }
+        Outcome::Eviction(outcome) => metrics.evicted(outcome),
+        Outcome::GateRemoval(_)
+        | Outcome::QuotaStatus(_)
+        | Outcome::PolicyStatus(_)
+        | Outcome::EventFailed(_) => {}
+    }
 }
 
 fn decision_time() -> DecisionTime {
@@ -141,73 +186,54 @@ fn decision_time() -> DecisionTime {
     }
 }
 
-/// Executes steps.
+/// Executes actions.
 struct Executor {
     writer: Writer,
     evictor: Evictor,
     publisher: EventPublisher,
     /// Writes in flight.
-    writes: JoinSet<Input>,
+    writes: JoinSet<Outcome>,
     health: Arc<Health>,
-    stop: CancellationToken,
 }
 
 impl Executor {
-    /// Executes a step. Returns an input if it failed at once.
-    fn execute(&mut self, step: Step) -> Option<Input> {
-        match step {
-            Step::MarkReady => {
-                tracing::info!("cluster state is complete; allocating");
-                self.health.set_ready(true);
-            }
-            Step::Allocate(job) => {
-                let writer = self.writer.clone();
+    /// Executes an action. Returns its outcome if it failed at once.
+    fn execute(&mut self, action: Action) -> Option<Outcome> {
+        let writer = self.writer.clone();
+        match action {
+            Action::Allocate(job) => {
                 self.writes
-                    .spawn(async move { Input::AllocationFinished(writer.allocate(job).await) });
+                    .spawn(async move { Outcome::Allocation(writer.allocate(job).await) });
             }
-            Step::Release(release) => {
-                let writer = self.writer.clone();
+            Action::Release(release) => {
                 self.writes
-                    .spawn(async move { Input::ReleaseFinished(writer.release(release).await) });
+                    .spawn(async move { Outcome::Release(writer.release(release).await) });
             }
-            Step::Evict(eviction) => {
+            Action::Evict(eviction) => {
                 let evictor = self.evictor.clone();
                 self.writes.spawn(async move {
-                    Input::EvictionFinished(Box::new(evictor.evict(eviction).await))
+                    Outcome::Eviction(Box::new(evictor.evict(eviction).await))
                 });
             }
-            Step::RemoveGate(removal) => {
-                let writer = self.writer.clone();
-                self.writes.spawn(async move {
-                    Input::GateRemovalFinished(writer.remove_gate(removal).await)
-                });
+            Action::RemoveGate(removal) => {
+                self.writes
+                    .spawn(async move { Outcome::GateRemoval(writer.remove_gate(removal).await) });
             }
-            Step::WriteQuotaStatus(update) => {
-                let writer = self.writer.clone();
-                self.writes.spawn(async move {
-                    Input::QuotaStatusFinished(writer.write_quota_status(update).await)
-                });
+            Action::WriteQuotaStatus(update) => {
+                self.writes
+                    .spawn(async move { Outcome::QuotaStatus(writer.write_status(update).await) });
             }
-            Step::WritePolicyStatus(update) => {
-                let writer = self.writer.clone();
-                self.writes.spawn(async move {
-                    Input::PolicyStatusFinished(writer.write_policy_status(update).await)
-                });
+            Action::WritePolicyStatus(update) => {
+                self.writes
+                    .spawn(async move { Outcome::PolicyStatus(writer.write_status(update).await) });
             }
-            Step::PublishEvent(event) => return self.publish(event),
-            Step::WritePodCondition(update) => self.publisher.write_condition(update),
-            Step::LogWatchFailure { kind, error } => {
-                tracing::warn!(?kind, error, "watch failed; restarting it");
-            }
-            Step::Restart { error } => {
-                tracing::error!(error, "write task aborted; restarting from complete lists");
-                self.stop.cancel();
-            }
+            Action::PublishEvent(event) => return self.publish(event),
+            Action::WritePodCondition(update) => self.publisher.write_condition(update),
         }
         None
     }
 
-    fn publish(&self, event: PendingEvent) -> Option<Input> {
+    fn publish(&self, event: PendingEvent) -> Option<Outcome> {
         tracing::info!(
             kind = event.regarding.kind,
             namespace = event.regarding.namespace,
@@ -217,6 +243,6 @@ impl Executor {
             "publishing event"
         );
         let queued = self.publisher.publish(event);
-        queued.err().map(Input::EventFailed)
+        queued.err().map(Outcome::EventFailed)
     }
 }

@@ -33,6 +33,7 @@ pub mod pod_condition;
 pub mod pod_group;
 mod queue;
 mod quota;
+pub mod status;
 pub mod uninstall;
 mod victims;
 pub mod watches;

@@ -1,11 +1,11 @@
 //! The planner: decides what to do next. A pure function of what has been observed; no client, no clock.
 //!
-//! [`Planner`] receives the changes of watched objects and the outcomes of writes, and returns [`Action`]s.
+//! [`Planner`] receives [`Observation`]s of the watches, returns [`Action`]s, and receives their [`Outcome`]s.
 //!
 //! Its state has four owners, of which each knows only those before it: the world (what is true), the commitments (what
 //! is promised), the backlog (who waits) and the reporter (what is said).
 //!
-//! Invariants: no decision before [`Planner::set_synced`]; allocations in flight count as allocated.
+//! Invariants: no decision before the complete lists of all kinds; allocations in flight count as allocated.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -19,11 +19,12 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
 use tokio::time::Instant;
 
-use crate::action::{Action, AllocationOutcome, Release, ReleaseOutcome};
+use crate::action::{Action, AllocationOutcome, Outcome, Release, ReleaseOutcome};
 use crate::event::{PendingEvent, ReleaseReason};
 use crate::ledger::{Observed, Origin, Users};
 use crate::queue::PodQueue;
 use crate::queue::pending_pod::Phase;
+use crate::watches::{Kind, Observation};
 use crate::{claim, gang, pod};
 
 mod backlog;
@@ -87,9 +88,70 @@ impl Planner {
         }
     }
 
-    /// Allows decisions, after the complete lists of all kinds have been observed.
+    /// Allows decisions, as if the complete lists of all kinds had been observed.
     pub fn set_synced(&mut self) {
-        self.world.is_synced = true;
+        self.world.unlisted.clear();
+    }
+
+    /// Returns whether the complete lists of all kinds have been observed.
+    #[must_use]
+    pub fn is_synced(&self) -> bool {
+        self.world.is_synced()
+    }
+
+    /// Returns all kinds, each with whether its complete list has been observed.
+    #[must_use]
+    pub fn synced_kinds(&self) -> Vec<(Kind, bool)> {
+        let is_synced = |kind| (kind, !self.world.unlisted.contains(&kind));
+        Kind::ALL.map(is_synced).into()
+    }
+
+    /// Observes what a watch has delivered.
+    pub fn observe(&mut self, observation: Observation, now: Instant) {
+        match observation {
+            Observation::Pod(change) if !self.world.knows_pod_groups() => {
+                self.world.early_pods.push(change);
+            }
+            Observation::Pod(change) => self.pod(change),
+            Observation::Claim(change) => self.claim(change, now),
+            Observation::Template(change) => self.template(change),
+            Observation::Class(change) => self.class(change),
+            Observation::Slice(change) => self.slice(change),
+            Observation::Node(change) => self.node(change),
+            Observation::TaintRule(change) => self.taint_rule(change),
+            Observation::Quota(change) => self.quota(change),
+            Observation::Policy(change) => self.policy(change),
+            Observation::Namespace(change) => self.namespace(change),
+            Observation::VolumeClaim(change) => self.volume_claim(change),
+            Observation::Volume(change) => self.volume(change),
+            Observation::StorageClass(change) => self.storage_class(change),
+            Observation::PodGroup(change) => self.pod_group(change),
+            Observation::Unreadable(kind, object) => self.unreadable(kind, &object),
+            Observation::Readable(kind, key) => self.readable(kind, key),
+            Observation::Listed(kind) => {
+                self.world.unlisted.remove(&kind);
+                if self.world.knows_pod_groups() {
+                    for change in std::mem::take(&mut self.world.early_pods) {
+                        self.pod(change);
+                    }
+                }
+            }
+            // The watch restarts by itself.
+            Observation::WatchFailed(..) => {}
+        }
+    }
+
+    /// Observes what has become of an action.
+    pub fn finished(&mut self, outcome: Outcome, now: Instant) {
+        match outcome {
+            Outcome::Allocation(outcome) => self.allocation_finished(outcome, now),
+            Outcome::Release(outcome) => self.release_finished(outcome, now),
+            Outcome::Eviction(outcome) => self.eviction_finished(*outcome, now),
+            Outcome::GateRemoval(outcome) => self.gate_removed(outcome, now),
+            Outcome::QuotaStatus(outcome) => self.quota_status_written(outcome, now),
+            Outcome::PolicyStatus(outcome) => self.policy_status_written(outcome, now),
+            Outcome::EventFailed(event) => self.event_failed(*event, now),
+        }
     }
 
     /// Observes a pod.
@@ -212,7 +274,7 @@ impl Planner {
         match self.commitments.ledger.observe(claim, origin, now) {
             Observed::Outdated => return,
             Observed::Newest => {}
-            Observed::Reserved => self.commitments.is_scheduler_active |= self.world.is_synced,
+            Observed::Reserved => self.commitments.is_scheduler_active |= self.world.is_synced(),
             Observed::Released(lost) => {
                 if origin == Origin::Watch && !is_releasing {
                     self.reporter.scheduler_releases += 1;
@@ -450,7 +512,7 @@ impl Planner {
 
     /// Returns what to do now.
     pub fn actions(&mut self, time: &DecisionTime) -> Vec<Action> {
-        if !self.world.is_synced {
+        if !self.world.is_synced() {
             return Vec::new();
         }
         let released_in = std::mem::take(&mut self.backlog.released_in);
@@ -489,7 +551,7 @@ impl Planner {
     /// Returns when [`Self::actions`] has to be called without a new observation.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
-        if !self.world.is_synced {
+        if !self.world.is_synced() {
             return None;
         }
         let next_release = self.commitments.ledger.next_release();

@@ -30,9 +30,8 @@ use crate::claim::{allocated_for, annotation, is_allocated, is_reserved};
 use crate::lease::{Term, WRITE_TIMEOUT};
 
 mod gate;
-mod policy;
-mod quota;
 mod request;
+mod status;
 
 use request::{ClaimRequests, Failure, Response, fence};
 

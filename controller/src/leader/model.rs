@@ -1,4 +1,4 @@
-//! The state of the leader, its writers and its publisher against a model of the API server, with faults.
+//! The planner, its writers and its publisher against a model of the API server, with faults.
 //!
 //! The model has what a cluster has and a test with one fault has not: watches that lag, are lost or go silent one by one,
 //! requests that conflict, take long, time out before or after their execution or are executed late, a rolling update (SIGTERM),
@@ -21,8 +21,8 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::state::{Input, State};
 use super::{Executor, decision_time, finished};
+use crate::action::Outcome;
 use crate::clock::Clock;
 use crate::event_publisher::EventPublisher;
 use crate::evictions::Evictor;
@@ -65,7 +65,7 @@ pub(super) fn settings() -> Settings {
 /// A replica that leads, or led and does not know better.
 struct Replica {
     id: usize,
-    state: State,
+    planner: Planner,
     executor: Executor,
     /// The wait until the server admits writes of this replica.
     admission: Option<JoinHandle<()>>,
@@ -95,7 +95,6 @@ impl Replica {
             writer: Writer::new(client, term, stop.clone(), Timing::default()),
             writes: JoinSet::new(),
             health: Arc::new(Health::new(clock)),
-            stop: stop.clone(),
         };
         let mut shares = 0;
         let share_ids = Box::new(move || {
@@ -106,7 +105,7 @@ impl Replica {
         let admission = tokio::spawn(async move { writer.wait_until_holder(|| {}).await });
         let mut replica = Self {
             id,
-            state: State::new(Planner::new(settings(), share_ids)),
+            planner: Planner::new(settings(), share_ids),
             executor,
             admission: Some(admission),
             cursor: 0,
@@ -141,8 +140,7 @@ impl Replica {
     }
 
     fn observe(&mut self, observation: Observation) {
-        self.state
-            .apply(Input::Observed(observation), Instant::now());
+        self.planner.observe(observation, Instant::now());
     }
 
     /// Lists all objects, also after a lost watch; objects that are gone are reported as deleted.
@@ -161,8 +159,8 @@ impl Replica {
             if self.silent.is_some_and(|(pods, _)| pods == is_pod) {
                 continue;
             }
-            self.state
-                .apply(Input::Observed(server::observation(event)), Instant::now());
+            self.planner
+                .observe(server::observation(event), Instant::now());
         }
         match &mut self.silent {
             // The watch is restarted, with a new list.
@@ -178,7 +176,9 @@ impl Replica {
     /// Runs one iteration of the leader's loop.
     fn run(&mut self) {
         while let Some(Some(write)) = self.executor.writes.join_next().now_or_never() {
-            self.state.apply(finished(write), Instant::now());
+            if let Some(outcome) = finished(write, &self.stop) {
+                self.planner.finished(outcome, Instant::now());
+            }
         }
         if self.stop.is_cancelled() {
             return;
@@ -189,12 +189,12 @@ impl Replica {
             self.observe(Observation::Namespace(Change::Applied(Box::new(namespace))));
         }
         while let Some(Some(event)) = self.executor.publisher.next_failed().now_or_never() {
-            self.state
-                .apply(Input::EventFailed(Box::new(event)), Instant::now());
+            self.planner
+                .finished(Outcome::EventFailed(Box::new(event)), Instant::now());
         }
-        for step in self.state.next_steps(&decision_time()) {
-            if let Some(failed) = self.executor.execute(step) {
-                self.state.apply(failed, Instant::now());
+        for action in self.planner.actions(&decision_time()) {
+            if let Some(failed) = self.executor.execute(action) {
+                self.planner.finished(failed, Instant::now());
             }
         }
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::watches::Kind;
+use crate::watches::{Kind, Observation};
 
 /// Longest time between two failures of a watch that works in no attempt: time-out and pause.
 const MAX_GAP: Duration = Duration::from_secs(120);
@@ -29,8 +29,20 @@ struct Failing {
 pub(super) struct Silence(BTreeMap<Kind, Failing>);
 
 impl Silence {
+    /// Observes what a watch has delivered, or that it has failed.
+    pub(super) fn observe(&mut self, observation: &Observation, now: Instant) {
+        if let Some(kind) = observation.delivered_kind() {
+            self.delivered(kind);
+        }
+        if let Observation::WatchFailed(kind, failure) = observation
+            && !failure.is_answered
+        {
+            self.failed(*kind, now);
+        }
+    }
+
     /// A watch has failed without an answer.
-    pub(super) fn failed(&mut self, kind: Kind, now: Instant) {
+    fn failed(&mut self, kind: Kind, now: Instant) {
         let run = self.0.get(&kind).filter(|run| now < run.last + MAX_GAP);
         let failing = Failing {
             since: run.map_or(now, |run| run.since),
@@ -41,7 +53,7 @@ impl Silence {
     }
 
     /// A watch has delivered something.
-    pub(super) fn delivered(&mut self, kind: Kind) {
+    fn delivered(&mut self, kind: Kind) {
         self.0.remove(&kind);
     }
 

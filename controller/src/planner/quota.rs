@@ -3,7 +3,7 @@
 //! The allocator admits a pod only if all quotas of its namespace hold afterwards. It counts allocations in flight and
 //! reserved devices, and the planner decides for one pod after the other, so no number of pods exceeds a quota.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use drava_allocator::cluster::QuotaUse;
 use drava_api::listed::Change;
@@ -12,17 +12,20 @@ use k8s_openapi::api::core::v1::Namespace;
 use tokio::time::Instant;
 
 use super::Planner;
-use crate::action::{Action, QuotaStatusOutcome};
+use crate::action::Action;
 use crate::metrics::QuotaMetrics;
 use crate::planner::DecisionTime;
+use crate::quota;
+use crate::status::StatusOutcome;
 
 impl Planner {
     /// Observes a quota.
     pub fn quota(&mut self, change: Change<GpuQuota>) {
         let affected = match change {
             Change::Applied(quota) => {
-                self.reporter.quota_statuses.observe(&quota);
-                self.world.cluster.upsert_quota(&quota)
+                let affected = self.world.cluster.upsert_quota(&quota);
+                self.reporter.quota_statuses.observe(*quota);
+                affected
             }
             Change::Deleted(quota) => {
                 self.reporter.quota_statuses.remove(&quota.name);
@@ -42,16 +45,20 @@ impl Planner {
     }
 
     /// Observes the outcome of a write of a quota's status.
-    pub fn quota_status_written(&mut self, outcome: QuotaStatusOutcome, now: Instant) {
+    pub fn quota_status_written(&mut self, outcome: StatusOutcome<GpuQuota>, now: Instant) {
         self.reporter.quota_statuses.written(outcome, now);
     }
 
     /// Adds the writes of changed statuses.
     pub(super) fn write_quota_statuses(&mut self, time: &DecisionTime, actions: &mut Vec<Action>) {
-        let due = self
-            .reporter
-            .quota_statuses
-            .due(&self.world.cluster, time.instant, &time.time);
+        let uses: BTreeMap<&str, QuotaUse<'_>> = {
+            let quotas = self.world.cluster.quotas();
+            quotas.map(|quota| (quota.name, quota)).collect()
+        };
+        let due = self.reporter.quota_statuses.due(time.instant, |known| {
+            let quota = uses.get(known.metadata.name.as_deref()?)?;
+            Some(quota::status(quota, known, &time.time))
+        });
         actions.extend(due.into_iter().map(Action::WriteQuotaStatus));
     }
 

@@ -1,14 +1,15 @@
 //! What is said: events, conditions of pods, and statuses of quotas and policies.
 
+use drava_api::policy::GpuPolicy;
+use drava_api::quota::GpuQuota;
 use k8s_openapi::api::core::v1::ObjectReference;
 
 use super::overcommit::Overcommits;
 use super::pod_conditions::ConditionsInFlight;
-use super::policy::PolicyStatuses;
 use crate::event::PendingEvent;
 use crate::event_deduplicator::EventDeduplicator;
 use crate::excluded_pools::ExcludedPools;
-use crate::quota::QuotaStatuses;
+use crate::status::Statuses;
 
 /// See the [module](self).
 #[derive(Default)]
@@ -23,8 +24,8 @@ pub(super) struct Reporter {
     pub(super) newly_allocated: Vec<ObjectReference>,
     pub(super) excluded_pools: ExcludedPools,
     pub(super) overcommits: Overcommits,
-    pub(super) quota_statuses: QuotaStatuses,
-    pub(super) policy_statuses: PolicyStatuses,
+    pub(super) quota_statuses: Statuses<GpuQuota>,
+    pub(super) policy_statuses: Statuses<GpuPolicy>,
     /// Number of unreserved allocations of this controller that kube-scheduler has released.
     pub(super) scheduler_releases: u64,
 }

@@ -21,7 +21,7 @@ impl Planner {
         is_newly_rejected: bool,
     ) {
         let mut served = self.world.settings.schedulers.iter();
-        if self.world.is_synced && served.any(|served| served == scheduler(pod)) {
+        if self.world.is_synced() && served.any(|served| served == scheduler(pod)) {
             self.commitments.is_scheduler_active |=
                 (is_newly_bound && !is_static(pod)) || is_newly_rejected;
         }

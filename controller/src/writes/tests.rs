@@ -2,6 +2,6 @@
 
 mod allocate;
 mod gate;
-mod quota;
 mod release;
 mod server;
+mod status;

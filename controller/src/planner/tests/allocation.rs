@@ -9,11 +9,12 @@ use super::cluster::TestCluster;
 use crate::action::AllocationFailure;
 use crate::fixture::{claim, object, pod};
 use crate::planner::MAX_IN_FLIGHT;
+use crate::watches::Kind;
 
 #[test]
 fn waits_for_initial_sync() {
     let mut cluster = TestCluster::new(&["n1"]);
-    cluster.planner.world.is_synced = false;
+    cluster.planner.world.unlisted.insert(Kind::Pods);
     cluster.add_pod_with_claim("a", "8Gi");
     assert!(cluster.actions().0.is_empty());
     assert_eq!(cluster.planner.next_deadline(), None);

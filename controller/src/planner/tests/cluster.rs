@@ -7,6 +7,7 @@ use drava_allocator::object::object_key;
 use drava_allocator::placement::Policies;
 use drava_api::listed::{Change, DeletedObject};
 use drava_api::names;
+use drava_api::policy::GpuPolicy;
 use drava_api::quota::GpuQuota;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
@@ -17,12 +18,12 @@ use tokio::time::Instant;
 
 use crate::action::{
     Action, AllocationFailure, AllocationJob, AllocationOutcome, Eviction, EvictionCause,
-    EvictionOutcome, GateRemoval, GateRemovalOutcome, PolicyStatusUpdate, QuotaStatusUpdate,
-    Release, ReleaseOutcome,
+    EvictionOutcome, GateRemoval, GateRemovalOutcome, Release, ReleaseOutcome,
 };
 use crate::fixture::{claim, class, node, object, pod, slice};
 use crate::planner::{DecisionTime, Planner, Settings};
 use crate::pod_condition::PodConditionUpdate;
+use crate::status::StatusUpdate;
 
 pub(super) const RELEASE_AFTER: Duration = Duration::from_secs(60);
 
@@ -43,8 +44,8 @@ pub(super) struct TestCluster {
     pub(super) gate_removals: Vec<GateRemoval>,
     pub(super) quotas: BTreeMap<String, GpuQuota>,
     /// Writes of statuses in flight.
-    pub(super) quota_statuses: Vec<QuotaStatusUpdate>,
-    pub(super) policy_statuses: Vec<PolicyStatusUpdate>,
+    pub(super) quota_statuses: Vec<StatusUpdate<GpuQuota>>,
+    pub(super) policy_statuses: Vec<StatusUpdate<GpuPolicy>>,
     /// Writes of conditions in flight.
     pub(super) pod_conditions: Vec<PodConditionUpdate>,
     pub(super) is_slice_over: fn(Instant) -> bool,

@@ -5,8 +5,8 @@ use drava_api::policy::GpuPolicy;
 use serde_json::{Value, json};
 
 use super::cluster::{TestCluster, applied};
-use crate::action::PolicyStatusOutcome;
 use crate::fixture::{claim, class, object, pod};
+use crate::status::StatusOutcome;
 
 fn policy(name: &str, spec: &Value) -> GpuPolicy {
     object(json!({
@@ -157,9 +157,9 @@ fn condition_names_policy_that_applies_instead() {
     for update in updates {
         let mut written = policy(&update.name, &json!({"node": "spread"}));
         written.status = Some(update.status);
-        let outcome = PolicyStatusOutcome {
+        let outcome = StatusOutcome {
             name: update.name,
-            policy: Some(Box::new(written)),
+            written: Some(Box::new(written)),
         };
         cluster.planner.policy_status_written(outcome, cluster.now);
     }

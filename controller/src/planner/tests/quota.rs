@@ -7,8 +7,9 @@ use drava_api::reason::Reason;
 use serde_json::{Value, json};
 
 use super::cluster::{TestCluster, applied, member};
-use crate::action::{AllocationFailure, QuotaStatusOutcome};
+use crate::action::AllocationFailure;
 use crate::fixture::{claim, object, pod};
+use crate::status::StatusOutcome;
 
 mod guarantee;
 
@@ -65,9 +66,9 @@ impl TestCluster {
             );
             quota.status = Some(update.status.clone());
             self.observe_quota(quota);
-            let outcome = QuotaStatusOutcome {
+            let outcome = StatusOutcome {
                 name: update.name.clone(),
-                quota: Some(Box::new(self.quotas[&update.name].clone())),
+                written: Some(Box::new(self.quotas[&update.name].clone())),
             };
             self.planner.quota_status_written(outcome, self.now);
         }
@@ -403,9 +404,9 @@ fn retries_failed_status_write() {
     cluster.quota_statuses.clear();
     cluster.settle();
     assert!(cluster.quota_statuses.is_empty(), "in flight");
-    let outcome = QuotaStatusOutcome {
+    let outcome = StatusOutcome {
         name: "team-a".to_owned(),
-        quota: None,
+        written: None,
     };
     cluster.planner.quota_status_written(outcome, cluster.now);
     cluster.settle();

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use drava_api::quota::{GpuQuotaStatus, QuotaAmounts};
+use drava_api::quota::{GpuQuota, GpuQuotaStatus, QuotaAmounts};
 use http::Request;
 use http_body_util::BodyExt;
 use kube::Client;
@@ -12,12 +12,15 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use super::server::term_until;
-use crate::action::{QuotaStatusOutcome, QuotaStatusUpdate};
 use crate::fixture::response;
+use crate::status::{StatusOutcome, StatusUpdate};
 use crate::writes::{Timing, Writer};
 
 /// Writes a status; the API server responds with this status code. Returns the outcome and the requests.
-async fn write(code: u16, valid_until: Duration) -> (QuotaStatusOutcome, Vec<(String, Value)>) {
+async fn write(
+    code: u16,
+    valid_until: Duration,
+) -> (StatusOutcome<GpuQuota>, Vec<(String, Value)>) {
     let requests = Arc::new(Mutex::new(Vec::new()));
     let log = Arc::clone(&requests);
     let service = tower::service_fn(move |request: Request<Body>| {
@@ -46,7 +49,7 @@ async fn write(code: u16, valid_until: Duration) -> (QuotaStatusOutcome, Vec<(St
         devices: Some(1),
         ..QuotaAmounts::default()
     };
-    let update = QuotaStatusUpdate {
+    let update = StatusUpdate {
         name: "q".to_owned(),
         uid: "u".to_owned(),
         resource_version: "7".to_owned(),
@@ -56,7 +59,7 @@ async fn write(code: u16, valid_until: Duration) -> (QuotaStatusOutcome, Vec<(St
             ..GpuQuotaStatus::default()
         },
     };
-    let outcome = writer.write_quota_status(update).await;
+    let outcome = writer.write_status(update).await;
     let requests = requests.lock().unwrap().clone();
     (outcome, requests)
 }
@@ -64,7 +67,7 @@ async fn write(code: u16, valid_until: Duration) -> (QuotaStatusOutcome, Vec<(St
 #[tokio::test]
 async fn replaces_all_amounts_of_same_version() {
     let (outcome, requests) = write(200, Duration::MAX).await;
-    let quota = outcome.quota.unwrap();
+    let quota = outcome.written.unwrap();
     assert_eq!(quota.metadata.resource_version.as_deref(), Some("8"));
     let none = json!({"memory": null, "cores": null, "devices": null});
     assert_eq!(
@@ -89,13 +92,13 @@ async fn returns_no_quota_after_rejected_write() {
     for code in [403, 404, 409, 500] {
         let (outcome, _) = write(code, Duration::MAX).await;
         assert_eq!(outcome.name, "q");
-        assert!(outcome.quota.is_none(), "{code}");
+        assert!(outcome.written.is_none(), "{code}");
     }
 }
 
 #[tokio::test]
 async fn writes_no_status_after_end_of_term() {
     let (outcome, requests) = write(200, Duration::ZERO).await;
-    assert!(outcome.quota.is_none());
+    assert!(outcome.written.is_none());
     assert!(requests.is_empty());
 }

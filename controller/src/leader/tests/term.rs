@@ -1,0 +1,77 @@
+//! The start of a term.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use http::{Method, Request};
+use kube::Client;
+use kube::client::Body;
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+
+use crate::clock::Clock;
+use crate::fixture::{claim, response};
+use crate::health::Health;
+use crate::leader::lead;
+use crate::leader::model::settings;
+use crate::lease::Term;
+
+/// An API server that admits writes of this replica from its third dry run on.
+#[derive(Default)]
+struct Server {
+    dry_runs: usize,
+    /// Number of dry runs before the list of each watch.
+    listed_after: Vec<usize>,
+}
+
+/// Leads until every watch has listed. Returns the number of dry runs before each list.
+async fn dry_runs_before_lists() -> Vec<usize> {
+    let server = Arc::new(Mutex::new(Server::default()));
+    let stop = CancellationToken::new();
+    let (shared, end) = (Arc::clone(&server), stop.clone());
+    let service = tower::service_fn(move |request: Request<Body>| {
+        let (server, end) = (Arc::clone(&shared), end.clone());
+        async move {
+            let query = request.uri().query().unwrap_or_default();
+            let mut server = server.lock().unwrap();
+            let any = claim("a", "1Gi");
+            let (code, found) = if *request.method() == Method::PATCH {
+                assert!(query.contains("dryRun=All"), "nothing is written: {query}");
+                server.dry_runs += 1;
+                let code = if server.dry_runs < 3 { 409 } else { 200 };
+                (code, json!(any))
+            } else if query.split('&').any(|part| part == "limit=20") {
+                (200, json!({"metadata": {}, "items": [any]}))
+            } else {
+                let dry_runs = server.dry_runs;
+                server.listed_after.push(dry_runs);
+                if server.listed_after.len() == crate::watches::Kind::ALL.len() {
+                    end.cancel();
+                }
+                (503, json!({}))
+            };
+            Ok::<_, tower::BoxError>(response(code, &found))
+        }
+    });
+    let clock = Clock::new(|| Duration::ZERO);
+    let client = Client::new(service, "default");
+    lead(
+        client.clone(),
+        &client,
+        settings(),
+        Arc::new(Health::new(clock.clone())),
+        &Arc::default(),
+        Arc::new(Term::new(clock, Duration::MAX)),
+        stop,
+    )
+    .await;
+    server.lock().unwrap().listed_after.clone()
+}
+
+/// Until then the API server executes late writes of the previous leader, which the lists would miss.
+#[tokio::test(start_paused = true)]
+async fn lists_after_accepted_dry_run() {
+    let before = dry_runs_before_lists().await;
+    assert!(!before.is_empty());
+    assert!(before.iter().all(|dry_runs| *dry_runs == 3), "{before:?}");
+}
