@@ -3,7 +3,6 @@
 //!
 //! No I/O, no client, no clock.
 
-pub mod compatibility;
 pub mod condition;
 pub mod config;
 pub mod error;

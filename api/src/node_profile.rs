@@ -21,7 +21,7 @@ use crate::config::{ComputePolicy, Enforcement, MemoryPolicy};
 pub mod settings;
 pub mod status;
 
-pub use settings::{CardIdentity, CardSettings, NodeSettings, ProfileVersion};
+pub use settings::{GpuIdentity, GpuSettings, NodeSettings, ProfileVersion};
 pub use status::{GpuNodeProfileStatus, NodeState, NodeStatus, WaitingDevice};
 
 /// What the GPUs of the selected nodes offer. Of several profiles that select a node, the first by name applies.

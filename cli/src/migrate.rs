@@ -1,6 +1,6 @@
 //! `kubectl drava migrate`: manifests for HAMi, Volcano's vGPU and NVIDIA's device plugin in, manifests for drava out.
 //!
-//! Works without a cluster. Pods and workloads get a ResourceClaimTemplate ([`drava_api::compatibility`]); jobs of Volcano
+//! Works without a cluster. Pods and workloads get a ResourceClaimTemplate ([`drava_compatibility`]); jobs of Volcano
 //! become Jobs with gang annotations; limits of tenants are converted or refused, never dropped. An object that is refused is
 //! written unchanged, so that nothing is missing from the output; the report names the field and the way out. Objects without
 //! GPUs pass through unchanged. Comments are lost.
@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use drava_api::compatibility::Settings;
+use drava_compatibility::Settings;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 

@@ -1,4 +1,4 @@
-//! Pods that request GPUs by the extended resources of other systems, see [`drava_api::compatibility`].
+//! Pods that request GPUs by the extended resources of other systems, see [`drava_compatibility`].
 //!
 //! The webhook replaces the resources of a new pod by a reference to a claim template whose name is a hash of the claim. It
 //! creates the template before the pod exists, so that kube-controller-manager finds it, and records the claim in an
@@ -7,8 +7,8 @@
 
 use std::collections::BTreeSet;
 
-use drava_api::compatibility::{self, Settings};
 use drava_api::names;
+use drava_compatibility::{Settings, template_name};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaimSpec;
 use serde_json::{Value, json};
@@ -36,7 +36,7 @@ pub(crate) fn translate<'a>(
     limits: impl Iterator<Item = (String, &'a [String])>,
 ) -> Result<Option<PodTranslation>, String> {
     let Some(translation) =
-        compatibility::translate(pod, settings).map_err(|refusals| refusals.to_string())?
+        drava_compatibility::translate(pod, settings).map_err(|refusals| refusals.to_string())?
     else {
         return Ok(None);
     };
@@ -140,7 +140,7 @@ pub(crate) fn accept(pod: &Pod) -> Result<Option<(String, ResourceClaimSpec)>, A
     if !is_translated(&claim) {
         return Err(AcceptError::NotTranslated);
     }
-    let name = compatibility::template_name(&claim);
+    let name = template_name(&claim);
     let claims = pod
         .spec
         .iter()

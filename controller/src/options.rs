@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use drava_allocator::placement::Policies;
-use drava_api::compatibility;
 use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy};
+use drava_compatibility::Settings;
 
 /// Allocates ResourceClaims for the GPUs of the drava driver.
 #[derive(Debug, Clone, clap::Parser)]
@@ -59,7 +59,7 @@ pub struct Options {
 
     /// Settings of the translation of extended resources into claims, as JSON; without them no pod is translated.
     #[arg(long, env = "DRAVA_COMPATIBILITY", value_parser = parse_compatibility)]
-    pub compatibility: Option<compatibility::Settings>,
+    pub compatibility: Option<Settings>,
 
     /// Log format.
     #[arg(long, env = "DRAVA_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
@@ -122,7 +122,7 @@ fn parse_listen(text: &str) -> Result<SocketAddr, String> {
     })
 }
 
-fn parse_compatibility(text: &str) -> Result<compatibility::Settings, String> {
+fn parse_compatibility(text: &str) -> Result<Settings, String> {
     serde_json::from_str(text).map_err(|error| {
         format!("not the settings of a translation: {error}; use {{}} for the defaults")
     })

@@ -12,7 +12,7 @@ use std::time::Duration;
 use axum::extract::{DefaultBodyLimit, State};
 use axum::routing::post;
 use axum::{Json, Router};
-use drava_api::compatibility::Settings;
+use drava_compatibility::Settings;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaimSpec;
 use kube::Client;

@@ -4,10 +4,10 @@
 //!
 //! | Task | Decided by | Effects by |
 //! |---|---|---|
-//! | divide the time of a GPU | [`policy::allotment`], [`policy::control`], [`policy::contention`] | [`node::card`] |
-//! | yield to higher priority | [`policy::priority`] | [`node::card`] |
+//! | divide the time of a GPU | [`policy::allotment`], [`policy::control`], [`policy::contention`] | [`node::gpu`] |
+//! | yield to higher priority | [`policy::priority`] | [`node::gpu`] |
 //! | measure a share, lend its time, reclaim it | [`policy::activity`], [`policy::occupancy`] | [`node::tracked_share`] |
-//! | detect violations, kill processes | [`policy::detection`] | [`node::card`], [`node::nvml_observer`] |
+//! | detect violations, kill processes | [`policy::detection`] | [`node::gpu`], [`node::nvml_observer`] |
 //! | correct the driver's reserve | [`policy::reserve`] | [`node::tracked_share`] |
 //! | what is due when | [`policy::schedule`], [`policy::rate_limiter`] | the thread here, [`node::region_watch`] |
 //! | report findings and metrics | [`policy::share_metrics`] | [`node::enforcement_events`] |
@@ -44,8 +44,8 @@ pub mod node;
 pub mod policy;
 
 use node::ShareKey;
-use node::card::{Card, Shares};
 pub use node::enforcement_events;
+use node::gpu::{Gpu, Shares};
 use node::nvml_observer::{Observation, ObservationSender, Observer};
 use node::tracked_share::TrackedShare;
 use policy::detection::{ViolationChange, ViolationKind};
@@ -117,7 +117,7 @@ pub struct Agent {
     shares: Shares,
     /// Opened claims, with their GPUs.
     claims: BTreeMap<ClaimUid, BTreeSet<GpuUuid>>,
-    cards: BTreeMap<GpuUuid, Card>,
+    gpus: BTreeMap<GpuUuid, Gpu>,
     /// Of each GPU that was ever followed.
     observers: BTreeMap<GpuUuid, Observer>,
     next_key: u32,
@@ -144,7 +144,7 @@ impl Agent {
             shares: Shares::new(processes(&config)),
             config,
             claims: BTreeMap::new(),
-            cards: BTreeMap::new(),
+            gpus: BTreeMap::new(),
             observers: BTreeMap::new(),
             next_key: 0,
             observations,
@@ -231,7 +231,7 @@ impl Agent {
     /// Returns the time of the next task, µs of the clock of [`Self::poll`].
     #[must_use]
     pub fn next_us(&self, now_us: u64) -> u64 {
-        let states = self.cards.values().map(Card::state);
+        let states = self.gpus.values().map(Gpu::state);
         self.schedule
             .next_us(now_us, self.has_notifications, states)
     }
@@ -246,17 +246,17 @@ impl Agent {
             }
         }
         let mut found = Vec::new();
-        for card in self.cards.values_mut() {
-            let due = self.schedule.gpu_tasks(now_us, tasks, &card.state());
+        for gpu in self.gpus.values_mut() {
+            let due = self.schedule.gpu_tasks(now_us, tasks, &gpu.state());
             if due.tick {
-                found.extend(card.tick(now_us, &mut self.shares));
+                found.extend(gpu.tick(now_us, &mut self.shares));
             }
             if !due.tick {
-                card.reclaim_lent_time(now_us, &mut self.shares);
+                gpu.reclaim_lent_time(now_us, &mut self.shares);
             }
-            card.poll_priorities(now_us, &mut self.shares);
+            gpu.poll_priorities(now_us, &mut self.shares);
             if due.scan {
-                found.extend(card.scan(now_us, None, None, &mut self.shares));
+                found.extend(gpu.scan(now_us, None, None, &mut self.shares));
             }
         }
         if tasks.publish_metrics {
@@ -282,23 +282,23 @@ impl Agent {
             return;
         };
         share.mark_occupied();
-        if let Some(card) = self.cards.get_mut(&share.card) {
-            card.mark_occupied();
+        if let Some(gpu) = self.gpus.get_mut(&share.gpu) {
+            gpu.mark_occupied();
         }
     }
 
     /// Scans a GPU with NVML's list of processes.
     pub fn scan(&mut self, now_us: u64, observation: &Observation) -> Vec<Finding> {
-        let Some(card) = self.cards.get_mut(&observation.card) else {
+        let Some(gpu) = self.gpus.get_mut(&observation.gpu) else {
             return Vec::new();
         };
-        let estimate = (self.config.estimate)(&observation.card);
-        let found = card.scan(now_us, Some(observation), estimate, &mut self.shares);
+        let estimate = (self.config.estimate)(&observation.gpu);
+        let found = gpu.scan(now_us, Some(observation), estimate, &mut self.shares);
         let found = self.findings(found);
         // Claims are opened as a whole, so a share with another page closes all shares of its claim.
         let mut replaced = BTreeSet::new();
         for share in self.shares.tracked.values_mut() {
-            if share.card == observation.card && share.is_occupied() && !share.is_current() {
+            if share.gpu == observation.gpu && share.is_occupied() && !share.is_current() {
                 replaced.insert(share.claim.clone());
             }
         }
@@ -340,7 +340,7 @@ impl Agent {
                 tracing::debug!(claim = %uid, %error, "cannot open the shares of the claim; retrying");
             }
         }
-        self.follow_cards(now_us);
+        self.follow_gpus(now_us);
     }
 
     fn open_claim(&mut self, uid: &ClaimUid, now_us: u64) -> Result<(), String> {
@@ -368,19 +368,19 @@ impl Agent {
 
     /// Adds the GPUs of claims, with their observers, and removes the others. GPUs of claims without shares are followed while
     /// there are shares, whose processes may use them.
-    fn follow_cards(&mut self, now_us: u64) {
+    fn follow_gpus(&mut self, now_us: u64) {
         let used: BTreeSet<&GpuUuid> = match self.shares.tracked.is_empty() {
             true => BTreeSet::new(),
             false => self.claims.values().flatten().collect(),
         };
-        self.cards.retain(|uuid, _| used.contains(uuid));
+        self.gpus.retain(|uuid, _| used.contains(uuid));
         for (uuid, observer) in &self.observers {
             observer.set_needed(used.contains(uuid));
         }
         for uuid in used {
-            let card = self.cards.entry(uuid.clone());
-            let card = card.or_insert_with(|| Card::new(uuid.clone(), now_us));
-            card.select_shares(&self.shares);
+            let gpu = self.gpus.entry(uuid.clone());
+            let gpu = gpu.or_insert_with(|| Gpu::new(uuid.clone(), now_us));
+            gpu.select_shares(&self.shares);
             if self.observers.contains_key(uuid) {
                 continue;
             }

@@ -1,12 +1,12 @@
 //! Capacity of a GPU: usable memory, driver reserve, and the totals of its shares.
 //!
-//! The [plan of a GPU](crate::card_plan) and the limits page use these functions, so published, checked and enforced
+//! The [plan of a GPU](crate::gpu_plan) and the limits page use these functions, so published, checked and enforced
 //! amounts agree.
 
 use drava_api::condition::ConditionReason;
 use drava_api::config::Enforcement;
 pub use drava_api::unavailable::UnavailableReason;
-use drava_nvml::{AddressingMode, Card, ComputeCapability, Memory};
+use drava_nvml::{AddressingMode, ComputeCapability, Gpu, Memory};
 
 /// 1 MiB in bytes, the granularity of memory amounts.
 pub const MIB: u64 = 1 << 20;
@@ -53,8 +53,8 @@ pub struct ShareOffer {
 /// Returns the memory that programs can allocate, bytes: total minus reserved, rounded down to 1 MiB. `None` when NVML
 /// reports no memory size.
 #[must_use]
-pub fn usable_memory_bytes(card: &Card) -> Option<u64> {
-    match card.memory {
+pub fn usable_memory_bytes(gpu: &Gpu) -> Option<u64> {
+    match gpu.memory {
         Memory::Dedicated {
             total_bytes,
             reserved_bytes,
@@ -71,15 +71,15 @@ pub fn usable_memory_bytes(card: &Card) -> Option<u64> {
 /// multiprocessors. 4 MiB each approximates CUDA 12 and 13 (T4 150 MiB, A100 430 MiB, H100 520 MiB). The GA100 chip
 /// (compute capability 8.0) takes on an A30, with half of its multiprocessors, almost as much as on an A100 (410 MiB).
 #[must_use]
-pub fn driver_reserve_bytes(card: &Card) -> u64 {
+pub fn driver_reserve_bytes(gpu: &Gpu) -> u64 {
     const DEFAULT: u64 = 512 * MIB;
     const GA100: ComputeCapability = ComputeCapability { major: 8, minor: 0 };
     const GA100_LEAST: u64 = 416 * MIB;
-    let least = match card.compute_capability {
+    let least = match gpu.compute_capability {
         GA100 => GA100_LEAST,
         _ => 0,
     };
-    card.multiprocessors
+    gpu.multiprocessors
         .map_or(DEFAULT, |count| (u64::from(count) * 4 * MIB).max(least))
 }
 
@@ -88,10 +88,10 @@ pub fn driver_reserve_bytes(card: &Card) -> u64 {
 /// enforcement: programs must use host allocations on the GPU on purpose, without any allocation of CUDA.
 #[must_use]
 pub fn unenforceable(
-    card: &Card,
+    gpu: &Gpu,
     enforcement: Enforcement,
 ) -> Option<(ConditionReason, &'static str)> {
-    match (card.addressing_mode, enforcement) {
+    match (gpu.addressing_mode, enforcement) {
         (Some(AddressingMode::Ats), _) => Some((
             ConditionReason::SharedAddressSpace,
             "the GPU shares page tables with the CPU (ATS); host allocations can reside in GPU memory",

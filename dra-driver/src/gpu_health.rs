@@ -81,28 +81,28 @@ impl HealthTable {
 
     /// Sets which GPUs NVML lists. A GPU that was listed before and is not is lost, until it is listed again.
     pub fn set_inventory(&self, inventory: &NodeInventory, now: Instant) {
-        let (cards, faults) = (&inventory.gpus.cards, &inventory.gpus.faults);
+        let (gpus, faults) = (&inventory.nvml.gpus, &inventory.nvml.faults);
         let mut states = self.lock();
         for (uuid, state) in states.iter_mut() {
-            if cards.iter().any(|card| card.uuid == *uuid) {
+            if gpus.iter().any(|gpu| gpu.uuid == *uuid) {
                 continue;
             }
             // A GPU that left the bus often has no readable UUID; one with a UUID failed another query.
             let mut faults = faults.iter();
-            let fault = faults.find(|fault| fault.card.as_ref() == Some(uuid));
+            let fault = faults.find(|fault| fault.gpu.as_ref() == Some(uuid));
             let observation = fault.map_or(Observation::Missing, |fault| {
                 Observation::Refusal(fault.status.clone())
             });
             state.observe(&observation, &self.0.rules, now);
         }
         let mut overrides = self.overrides();
-        for card in cards {
-            let state = states.entry(card.uuid.clone());
+        for gpu in gpus {
+            let state = states.entry(gpu.uuid.clone());
             let state = state.or_insert_with(|| GpuState::new([], now));
-            let settings = inventory.card_settings(card.uuid.as_str());
+            let settings = inventory.gpu_settings(gpu.uuid.as_str());
             // Without settings the profiles are not known yet: recorded faults stay.
             if inventory.settings.is_some()
-                && overrides.insert(card.uuid.clone(), settings.xids.clone())
+                && overrides.insert(gpu.uuid.clone(), settings.xids.clone())
                     != Some(settings.xids.clone())
             {
                 state.forget_ignored(&self.0.rules.xids.overridden(&settings.xids));

@@ -50,16 +50,16 @@ pub async fn run(
                 tables.telemetry.set_inventory(&node.inventory);
                 let now = Instant::now();
                 tables.health.set_inventory(&node.inventory, now);
-                let cards = &node.inventory.gpus.cards;
-                threads.retain(|uuid, _| cards.iter().any(|card| card.uuid == *uuid));
-                for card in cards {
-                    if threads.contains_key(&card.uuid) {
+                let gpus = &node.inventory.nvml.gpus;
+                threads.retain(|uuid, _| gpus.iter().any(|gpu| gpu.uuid == *uuid));
+                for gpu in gpus {
+                    if threads.contains_key(&gpu.uuid) {
                         continue;
                     }
-                    match start(card.uuid.clone(), Arc::clone(&open), tables.clone()) {
-                        Ok(thread) => drop(threads.insert(card.uuid.clone(), thread)),
+                    match start(gpu.uuid.clone(), Arc::clone(&open), tables.clone()) {
+                        Ok(thread) => drop(threads.insert(gpu.uuid.clone(), thread)),
                         Err(error) => {
-                            tracing::warn!(gpu = %card.uuid, %error, "cannot start the thread of the GPU");
+                            tracing::warn!(gpu = %gpu.uuid, %error, "cannot start the thread of the GPU");
                         }
                     }
                 }

@@ -62,7 +62,7 @@ impl Reported {
     fn changes(&self, record: &ClaimRecord, health: &HealthByGpu, is_first: bool) -> Vec<Change> {
         let reported = self.0.get(&record.claim.uid);
         let change = |device: &Prepared| {
-            let present = health.get(&GpuUuid::new(&device.card.uuid))?;
+            let present = health.get(&GpuUuid::new(&device.gpu.uuid))?;
             let fault = present.of_device(device.partition().map(Partition::placement));
             let before = reported.and_then(|reported| reported.get(&device.device));
             let is_reported = match before {
@@ -71,7 +71,7 @@ impl Reported {
             };
             (!is_reported).then(|| Change {
                 device: device.device.clone(),
-                gpu: device.card.uuid.clone(),
+                gpu: device.gpu.uuid.clone(),
                 fault,
                 is_known: before.is_some(),
             })
@@ -81,7 +81,7 @@ impl Reported {
 
     fn set(&mut self, record: &ClaimRecord, health: &HealthByGpu) {
         let device = |device: &Prepared| {
-            let present = health.get(&GpuUuid::new(&device.card.uuid))?;
+            let present = health.get(&GpuUuid::new(&device.gpu.uuid))?;
             let fault = present.of_device(device.partition().map(Partition::placement));
             Some((device.device.clone(), fault))
         };
@@ -133,8 +133,8 @@ pub async fn run<E: Effects>(
 fn is_complete(gpus: &State, health: &HealthByGpu) -> bool {
     match gpus {
         State::Known(node) => {
-            let mut cards = node.inventory.gpus.cards.iter();
-            cards.all(|card| health.contains_key(&card.uuid))
+            let mut gpus = node.inventory.nvml.gpus.iter();
+            gpus.all(|gpu| health.contains_key(&gpu.uuid))
         }
         State::Pending | State::Unknown(_) => false,
     }
@@ -304,14 +304,14 @@ fn written_message<'a>(claim: &'a ResourceClaim, device: &str) -> Option<(bool, 
 mod tests {
     use super::*;
     use crate::claim::ClaimRef;
-    use crate::prepare::{Access, CardRef, Delivery};
+    use crate::prepare::{Access, Delivery, GpuRef};
 
     fn record() -> ClaimRecord {
         let device = |minor: u32| Prepared {
             request: "gpu".to_owned(),
             pool: "node-a/gpus".to_owned(),
             device: names::gpu_device(minor),
-            card: CardRef {
+            gpu: GpuRef {
                 uuid: format!("GPU-{minor}"),
                 minor,
                 pci_bus_id: String::new(),

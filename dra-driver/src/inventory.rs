@@ -11,17 +11,17 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use drava_api::error::describe;
-use drava_api::node_profile::{CardSettings, NodeSettings};
+use drava_api::node_profile::{GpuSettings, NodeSettings};
 use drava_cdi::{Driver, DriverRoot};
 use drava_nvml::{
-    Card, GpuInstance, GpuLibrary, GpuUuid, Inventory, Library, Memory, Mig, Placement, Status,
+    Gpu, GpuInstance, GpuLibrary, GpuUuid, Inventory, Library, Memory, Mig, Placement, Status,
 };
 use tokio::sync::{oneshot, watch};
 
 use crate::capacity::ShareTotals;
-use crate::card_plan::CardPlan;
 use crate::coexistence::OtherOwners;
 use crate::device_files::DeviceFiles;
+use crate::gpu_plan::GpuPlan;
 
 pub mod numbers;
 
@@ -37,7 +37,7 @@ const RETRY: Duration = Duration::from_secs(5);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeInventory {
     /// NVML's inventory.
-    pub gpus: Inventory,
+    pub nvml: Inventory,
     /// Numbers of GPUs in device names; a GPU without an entry has its minor number.
     pub numbers: Numbers,
     /// PCIe root complex of each GPU (`pci0000:00`), where sysfs has one.
@@ -55,19 +55,19 @@ pub struct NodeInventory {
 impl NodeInventory {
     /// Returns the plan of a GPU of this inventory.
     #[must_use]
-    pub fn plan(&self, card: &Card) -> CardPlan {
-        let foreign = self.foreign_instances.get(&card.uuid);
+    pub fn plan(&self, gpu: &Gpu) -> GpuPlan {
+        let foreign = self.foreign_instances.get(&gpu.uuid);
         let foreign = foreign.map_or(&[][..], Vec::as_slice);
-        let settings = self.card_settings(card.uuid.as_str());
-        let confidential_computing = self.gpus.confidential_computing;
-        let plan = CardPlan::new(
-            card,
-            self.number(card),
+        let settings = self.gpu_settings(gpu.uuid.as_str());
+        let confidential_computing = self.nvml.confidential_computing;
+        let plan = GpuPlan::new(
+            gpu,
+            self.number(gpu),
             confidential_computing,
             foreign,
             &settings,
         );
-        match self.other_owners.reason(&card.uuid) {
+        match self.other_owners.reason(&gpu.uuid) {
             Some(reason) if !settings.is_excluded => plan.without_offer(reason),
             _ => plan,
         }
@@ -75,21 +75,21 @@ impl NodeInventory {
 
     /// Returns the number of a GPU in the names of its devices.
     #[must_use]
-    pub fn number(&self, card: &Card) -> u32 {
-        self.numbers.get(&card.uuid).copied().unwrap_or(card.minor)
+    pub fn number(&self, gpu: &Gpu) -> u32 {
+        self.numbers.get(&gpu.uuid).copied().unwrap_or(gpu.minor)
     }
 
     /// Returns the settings of a GPU.
     #[must_use]
-    pub fn card_settings(&self, uuid: &str) -> CardSettings {
+    pub fn gpu_settings(&self, uuid: &str) -> GpuSettings {
         let settings = self.settings.as_ref();
-        settings.map_or_else(CardSettings::default, |settings| settings.card(uuid))
+        settings.map_or_else(GpuSettings::default, |settings| settings.gpu(uuid))
     }
 
     /// Returns the totals that the shares of a GPU must not exceed: those of its plan, or those that allocations before a
     /// change of the settings used.
     #[must_use]
-    pub fn share_limits(&self, plan: &CardPlan, uuid: &str) -> Option<ShareTotals> {
+    pub fn share_limits(&self, plan: &GpuPlan, uuid: &str) -> Option<ShareTotals> {
         let planned = plan.share_offer()?.totals;
         let retained = self.retained_totals.get(&GpuUuid::new(uuid));
         Some(retained.map_or(planned, |retained| planned.max(*retained)))
@@ -97,17 +97,14 @@ impl NodeInventory {
 
     /// Returns the GPU with this UUID.
     #[must_use]
-    pub fn card(&self, uuid: &str) -> Option<&Card> {
-        self.gpus
-            .cards
-            .iter()
-            .find(|card| card.uuid.as_str() == uuid)
+    pub fn gpu(&self, uuid: &str) -> Option<&Gpu> {
+        self.nvml.gpus.iter().find(|gpu| gpu.uuid.as_str() == uuid)
     }
 
     /// Returns the GPU with the device file `/dev/nvidia<minor>`.
     #[must_use]
-    pub fn card_by_minor(&self, minor: u32) -> Option<&Card> {
-        self.gpus.cards.iter().find(|card| card.minor == minor)
+    pub fn gpu_by_minor(&self, minor: u32) -> Option<&Gpu> {
+        self.nvml.gpus.iter().find(|gpu| gpu.minor == minor)
     }
 }
 
@@ -311,23 +308,23 @@ fn scan(
     let present = library.take().map_or_else(&mut source.open, Ok)?;
     // On an error the library is closed and the next scan opens it: after an upgrade of the NVIDIA driver the loaded
     // library fails every call.
-    let gpus = present.inventory().map_err(|error| describe(&error))?;
-    let foreign = foreign_instances(present.as_ref(), &gpus, records, &before.foreign);
+    let nvml = present.inventory().map_err(|error| describe(&error))?;
+    let foreign = foreign_instances(present.as_ref(), &nvml, records, &before.foreign);
     *library = Some(present);
-    before.numbers = numbered(&gpus.cards, &before.numbers, records);
+    before.numbers = numbered(&nvml.gpus, &before.numbers, records);
     before.foreign.clone_from(&foreign);
     let root = DriverRoot::open(&source.driver_root_mount, &source.driver_root)
         .map_err(|error| describe(&error))?;
     let device_root = source.device_root.as_ref();
     let device_root = device_root.map(|(mount, on_node)| DriverRoot::open(mount, on_node));
     let device_root = device_root.transpose().map_err(|error| describe(&error))?;
-    let kernel_version = Some(gpus.driver_version.as_str());
+    let kernel_version = Some(nvml.driver_version.as_str());
     let driver = Driver::discover_with_devices(root, device_root, kernel_version);
     let driver = driver.map_err(|error| describe(&error))?;
     Ok(Node {
         inventory: NodeInventory {
             numbers: before.numbers.clone(),
-            ..normalize(gpus, foreign, &source.sysfs)
+            ..normalize(nvml, foreign, &source.sysfs)
         },
         driver: Arc::new(driver),
     })
@@ -335,66 +332,66 @@ fn scan(
 
 /// Returns whether a GPU does not answer.
 fn has_hanging(inventory: &NodeInventory) -> bool {
-    let mut faults = inventory.gpus.faults.iter();
+    let mut faults = inventory.nvml.faults.iter();
     faults.any(|fault| fault.status == Status::Timeout)
 }
 
 /// Returns the numbers of the GPUs. The records are read when a GPU appears: the numbers of the others stay.
-fn numbered(cards: &[Card], before: &Numbers, records: &ReadRecords) -> Numbers {
-    let is_new = |card: &Card| !before.contains_key(&card.uuid);
-    if !cards.iter().any(is_new) && cards.len() == before.len() {
+fn numbered(gpus: &[Gpu], before: &Numbers, records: &ReadRecords) -> Numbers {
+    let is_new = |gpu: &Gpu| !before.contains_key(&gpu.uuid);
+    if !gpus.iter().any(is_new) && gpus.len() == before.len() {
         return before.clone();
     }
     let mut known = before.clone();
-    known.retain(|uuid, _| cards.iter().any(|card| card.uuid == *uuid));
+    known.retain(|uuid, _| gpus.iter().any(|gpu| gpu.uuid == *uuid));
     known.extend(records().numbers);
-    numbers::assign(cards, &known)
+    numbers::assign(gpus, &known)
 }
 
 /// Returns the MIG instances that drava did not create. The records are read before and after the instances: prepare
 /// writes the record first, and unprepare removes it last.
 fn foreign_instances(
     library: &dyn GpuLibrary,
-    gpus: &Inventory,
+    nvml: &Inventory,
     records: &ReadRecords,
     before: &Foreign,
 ) -> Foreign {
-    let is_partitioned = |card: &&Card| matches!(card.mig, Mig::Capable { enabled: true, .. });
+    let is_partitioned = |gpu: &&Gpu| matches!(gpu.mig, Mig::Capable { enabled: true, .. });
     // Of a GPU that does not answer the instances are those of the last scan.
-    let is_hanging = |card: &Card| {
-        let mut faults = gpus.faults.iter();
-        faults.any(|fault| fault.card.as_ref() == Some(&card.uuid))
+    let is_hanging = |gpu: &Gpu| {
+        let mut faults = nvml.faults.iter();
+        faults.any(|fault| fault.gpu.as_ref() == Some(&gpu.uuid))
     };
-    let mut partitioned = gpus.cards.iter().filter(is_partitioned).peekable();
+    let mut partitioned = nvml.gpus.iter().filter(is_partitioned).peekable();
     if partitioned.peek().is_none() {
         return BTreeMap::new();
     }
     let mut known = records().instances;
     let listed: Vec<_> = partitioned
-        .filter(|card| !is_hanging(card))
-        .map(|card| (card.uuid.clone(), library.mig_instances(&card.uuid)))
+        .filter(|gpu| !is_hanging(gpu))
+        .map(|gpu| (gpu.uuid.clone(), library.mig_instances(&gpu.uuid)))
         .collect();
     known.extend(records().instances);
     let mut foreign = before.clone();
     foreign.retain(|uuid, _| {
-        gpus.cards
+        nvml.gpus
             .iter()
-            .any(|card| card.uuid == *uuid && is_hanging(card))
+            .any(|gpu| gpu.uuid == *uuid && is_hanging(gpu))
     });
-    for (card, instances) in listed {
+    for (gpu, instances) in listed {
         match instances {
             Ok(mut instances) => {
                 instances.retain(|instance| {
-                    let key = (card.clone(), instance.profile_id, instance.placement);
+                    let key = (gpu.clone(), instance.profile_id, instance.placement);
                     !known.contains(&key)
                 });
                 if !instances.is_empty() {
-                    foreign.insert(card, instances);
+                    foreign.insert(gpu, instances);
                 }
             }
             Err(error) => {
                 // Prepare lists the instances again before it creates one.
-                tracing::warn!(gpu.uuid = %card, error = describe(&error), "cannot list the MIG instances");
+                tracing::warn!(gpu.uuid = %gpu, error = describe(&error), "cannot list the MIG instances");
             }
         }
     }
@@ -403,22 +400,22 @@ fn foreign_instances(
 
 /// Adds the PCIe roots and clears the used memory, so that only relevant changes compare unequal.
 fn normalize(
-    mut gpus: Inventory,
+    mut nvml: Inventory,
     foreign_instances: BTreeMap<GpuUuid, Vec<GpuInstance>>,
     sysfs: &Path,
 ) -> NodeInventory {
-    for card in &mut gpus.cards {
-        if let Memory::Dedicated { used_bytes, .. } = &mut card.memory {
+    for gpu in &mut nvml.gpus {
+        if let Memory::Dedicated { used_bytes, .. } = &mut gpu.memory {
             *used_bytes = 0;
         }
     }
-    let pcie_roots = gpus
-        .cards
+    let pcie_roots = nvml
+        .gpus
         .iter()
-        .filter_map(|card| Some((card.uuid.clone(), pcie_root(sysfs, &card.pci_bus_id)?)))
+        .filter_map(|gpu| Some((gpu.uuid.clone(), pcie_root(sysfs, &gpu.pci_bus_id)?)))
         .collect();
     NodeInventory {
-        gpus,
+        nvml,
         numbers: Numbers::new(),
         pcie_roots,
         foreign_instances,

@@ -3,7 +3,7 @@
 //! | Module | Responsibility |
 //! |---|---|
 //! | [`options`] | command line and environment |
-//! | [`inventory`], [`capacity`], [`card_plan`] | discovery of GPUs, and the devices and amounts that they offer |
+//! | [`inventory`], [`capacity`], [`gpu_plan`] | discovery of GPUs, and the devices and amounts that they offer |
 //! | [`profile`] | settings of the GPUs from GpuNodeProfiles |
 //! | [`publish`] | ResourceSlices |
 //! | [`plugin`], [`proto`] | kubelet's gRPC services |
@@ -18,7 +18,7 @@
 //! | [`device_files`] | device files of the NVIDIA driver |
 //! | [`claim`], [`pods`], [`process`] | identities of claims and shares, the pods that use claims, and the processes of the node |
 //!
-//! Decisions are pure functions: [`card_plan::CardPlan::new`], [`publish::desired`], [`publish::diff`], [`prepare::plan`], [`prepare::overcommit`],
+//! Decisions are pure functions: [`gpu_plan::GpuPlan::new`], [`publish::desired`], [`publish::diff`], [`prepare::plan`], [`prepare::overcommit`],
 //! [`reconcile::decide`], [`gpu_health::state`]. [`driver::run`] starts the tasks around them. `use` lines between these modules form a DAG.
 
 #![forbid(unsafe_code)]
@@ -26,7 +26,6 @@
 pub mod agent;
 pub mod artifacts;
 pub mod capacity;
-pub mod card_plan;
 pub mod claim;
 pub mod claims;
 pub mod coexistence;
@@ -37,6 +36,7 @@ pub mod driver;
 pub mod files;
 pub mod gpu_health;
 pub mod gpu_monitor;
+pub mod gpu_plan;
 pub mod gpu_users;
 pub mod health;
 pub mod health_report;

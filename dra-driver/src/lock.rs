@@ -97,7 +97,7 @@ impl Locks {
     ///
     /// # Errors
     /// When a lock is not released in time or its file cannot be used.
-    pub fn cards<'a>(
+    pub fn gpus<'a>(
         &self,
         uuids: impl IntoIterator<Item = &'a str>,
     ) -> Result<Vec<Lock>, LockError> {
@@ -106,7 +106,7 @@ impl Locks {
         uuids.dedup();
         uuids
             .into_iter()
-            .map(|uuid| self.acquire(&format!("card-{uuid}"), || format!("GPU {uuid}")))
+            .map(|uuid| self.acquire(&format!("gpu-{uuid}"), || format!("GPU {uuid}")))
             .collect()
     }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use drava_api::names::{self, gpu_operator};
 use drava_nvml::{
-    CardError, Event, EventSource, GpuInstance, GpuLibrary, GpuUuid, Inventory, InventoryError,
+    Event, EventSource, GpuError, GpuInstance, GpuLibrary, GpuUuid, Inventory, InventoryError,
     Memory, MigProfile, Placement, Process, ProcessUtilization, Status, Telemetry, Utilization,
     WatchError,
 };
@@ -143,12 +143,12 @@ impl GatedLibrary {
     /// Calls the library for a GPU.
     fn call<T>(
         &self,
-        card: &GpuUuid,
-        call: impl FnOnce(&dyn GpuLibrary) -> Result<T, CardError>,
-    ) -> Result<T, CardError> {
-        let library = self.library().map_err(|status| CardError {
+        gpu: &GpuUuid,
+        call: impl FnOnce(&dyn GpuLibrary) -> Result<T, GpuError>,
+    ) -> Result<T, GpuError> {
+        let library = self.library().map_err(|status| GpuError {
             operation: "use NVML".to_owned(),
-            card: card.clone(),
+            gpu: gpu.clone(),
             status,
         })?;
         call(library.as_ref())
@@ -163,33 +163,33 @@ impl GpuLibrary for GatedLibrary {
         library.inventory()
     }
 
-    fn memory(&self, card: &GpuUuid) -> Result<Memory, CardError> {
-        self.call(card, |library| library.memory(card))
+    fn memory(&self, gpu: &GpuUuid) -> Result<Memory, GpuError> {
+        self.call(gpu, |library| library.memory(gpu))
     }
 
-    fn processes(&self, card: &GpuUuid) -> Result<Vec<Process>, CardError> {
-        self.call(card, |library| library.processes(card))
+    fn processes(&self, gpu: &GpuUuid) -> Result<Vec<Process>, GpuError> {
+        self.call(gpu, |library| library.processes(gpu))
     }
 
-    fn utilization(&self, card: &GpuUuid) -> Result<Option<Utilization>, CardError> {
-        self.call(card, |library| library.utilization(card))
+    fn utilization(&self, gpu: &GpuUuid) -> Result<Option<Utilization>, GpuError> {
+        self.call(gpu, |library| library.utilization(gpu))
     }
 
-    fn telemetry(&self, card: &GpuUuid) -> Result<Telemetry, CardError> {
-        self.call(card, |library| library.telemetry(card))
+    fn telemetry(&self, gpu: &GpuUuid) -> Result<Telemetry, GpuError> {
+        self.call(gpu, |library| library.telemetry(gpu))
     }
 
     fn process_utilization(
         &self,
-        card: &GpuUuid,
+        gpu: &GpuUuid,
         since_us: u64,
-    ) -> Result<Vec<ProcessUtilization>, CardError> {
-        self.call(card, |library| library.process_utilization(card, since_us))
+    ) -> Result<Vec<ProcessUtilization>, GpuError> {
+        self.call(gpu, |library| library.process_utilization(gpu, since_us))
     }
 
-    fn watch(&self, cards: &[GpuUuid]) -> Result<Box<dyn EventSource>, WatchError> {
+    fn watch(&self, gpus: &[GpuUuid]) -> Result<Box<dyn EventSource>, WatchError> {
         let library = self.library().map_err(WatchError::Create)?;
-        let slot = Arc::new(Mutex::new(Some(library.watch(cards)?)));
+        let slot = Arc::new(Mutex::new(Some(library.watch(gpus)?)));
         drop(library);
         let mut gated = lock(&self.gate.0);
         if gated.closed.is_some() {
@@ -201,35 +201,35 @@ impl GpuLibrary for GatedLibrary {
         Ok(Box::new(GatedEvents(slot)))
     }
 
-    fn mig_instances(&self, card: &GpuUuid) -> Result<Vec<GpuInstance>, CardError> {
-        self.call(card, |library| library.mig_instances(card))
+    fn mig_instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>, GpuError> {
+        self.call(gpu, |library| library.mig_instances(gpu))
     }
 
     fn create_mig(
         &self,
-        card: &GpuUuid,
+        gpu: &GpuUuid,
         profile_id: u32,
         placement: Placement,
-    ) -> Result<GpuInstance, CardError> {
-        self.call(card, |library| {
-            library.create_mig(card, profile_id, placement)
+    ) -> Result<GpuInstance, GpuError> {
+        self.call(gpu, |library| {
+            library.create_mig(gpu, profile_id, placement)
         })
     }
 
-    fn destroy_mig(&self, card: &GpuUuid, id: u32) -> Result<(), CardError> {
-        self.call(card, |library| library.destroy_mig(card, id))
+    fn destroy_mig(&self, gpu: &GpuUuid, id: u32) -> Result<(), GpuError> {
+        self.call(gpu, |library| library.destroy_mig(gpu, id))
     }
 
-    fn is_mig_enabled(&self, card: &GpuUuid) -> Result<bool, CardError> {
-        self.call(card, |library| library.is_mig_enabled(card))
+    fn is_mig_enabled(&self, gpu: &GpuUuid) -> Result<bool, GpuError> {
+        self.call(gpu, |library| library.is_mig_enabled(gpu))
     }
 
-    fn set_mig_mode(&self, card: &GpuUuid, enabled: bool) -> Result<(), CardError> {
-        self.call(card, |library| library.set_mig_mode(card, enabled))
+    fn set_mig_mode(&self, gpu: &GpuUuid, enabled: bool) -> Result<(), GpuError> {
+        self.call(gpu, |library| library.set_mig_mode(gpu, enabled))
     }
 
-    fn mig_remaining(&self, card: &GpuUuid, profile: &MigProfile) -> Result<u32, CardError> {
-        self.call(card, |library| library.mig_remaining(card, profile))
+    fn mig_remaining(&self, gpu: &GpuUuid, profile: &MigProfile) -> Result<u32, GpuError> {
+        self.call(gpu, |library| library.mig_remaining(gpu, profile))
     }
 }
 

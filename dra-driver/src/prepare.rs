@@ -42,7 +42,7 @@ pub mod spec;
 /// GPU of a prepared device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct CardRef {
+pub struct GpuRef {
     /// UUID of the GPU.
     pub uuid: String,
     /// Number of the device file `/dev/nvidia<minor>`.
@@ -62,7 +62,7 @@ pub struct Prepared {
     /// Name of the device.
     pub device: String,
     /// GPU of the device.
-    pub card: CardRef,
+    pub gpu: GpuRef,
     /// Access of the claim to the device.
     pub access: Access,
 }
@@ -233,7 +233,7 @@ impl Prepared {
                 device.request.clone(),
                 device.pool.clone(),
                 device.device.clone(),
-                device.card.uuid.clone(),
+                device.gpu.uuid.clone(),
                 admin,
                 share,
             )

@@ -1,4 +1,4 @@
-//! Which container a process on a card belongs to, and how it appears in a slot. Reads `/proc`.
+//! Which container a process on a GPU belongs to, and how it appears in a slot. Reads `/proc`.
 //!
 //! NVML gives PIDs of the host, a slot has the PID of the container's namespace: `/proc/<pid>` has both. The shares of a
 //! container are the limits directories that are mounted in it, see [`crate::mounts`]. A process in a mount namespace

@@ -16,7 +16,7 @@ use std::time::Duration;
 use drava_api::error::describe;
 use drava_api::listed::{Listed, Unreadable};
 use drava_api::names;
-use drava_api::node_profile::{CardIdentity, GpuNodeProfile, NodeSettings};
+use drava_api::node_profile::{GpuIdentity, GpuNodeProfile, NodeSettings};
 use drava_nvml::GpuUuid;
 use futures::{Stream, StreamExt as _};
 use k8s_openapi::api::core::v1::Node as NodeObject;
@@ -185,7 +185,7 @@ impl Watches {
     }
 
     /// Returns the settings of the node with these GPUs; `None` until profiles, labels and other owners are known.
-    fn settings<'a>(&self, cards: impl Iterator<Item = CardIdentity<'a>>) -> Option<NodeSettings> {
+    fn settings<'a>(&self, gpus: impl Iterator<Item = GpuIdentity<'a>>) -> Option<NodeSettings> {
         if !self.are_known() {
             return None;
         }
@@ -196,11 +196,11 @@ impl Watches {
             .next()
             .map(|node| node.labels().clone());
         let readable = profiles.as_ref()?.values();
-        let cards: Vec<_> = cards.collect();
+        let gpus: Vec<_> = gpus.collect();
         Some(NodeSettings::resolve(
             readable,
             &labels.unwrap_or_default(),
-            cards,
+            gpus,
         ))
     }
 }
@@ -334,12 +334,12 @@ fn combine(discovered: &State, watches: &Watches, published: &Published) -> Stat
         return discovered.clone();
     };
     let mut node = (**node).clone();
-    let cards = node.inventory.gpus.cards.iter().map(|card| CardIdentity {
-        uuid: card.uuid.as_str(),
-        index: card.index,
-        product_name: &card.name,
+    let gpus = node.inventory.nvml.gpus.iter().map(|gpu| GpuIdentity {
+        uuid: gpu.uuid.as_str(),
+        index: gpu.index,
+        product_name: &gpu.name,
     });
-    let settings = watches.settings(cards);
+    let settings = watches.settings(gpus);
     node.inventory.settings = settings;
     node.inventory.other_owners = watches.other_owners();
     node.inventory.retained_totals = retained_totals(published);

@@ -11,9 +11,9 @@ use drava_nvml::GpuUuid;
 use k8s_openapi::api::resource::v1::{CounterSet, Device, DeviceTaint};
 
 use crate::capacity::UnavailableReason;
-use crate::card_plan::{DeviceKind, PlannedDevice};
 use crate::gpu_health::HealthByGpu;
 use crate::gpu_health::state::Fault;
+use crate::gpu_plan::{DeviceKind, PlannedDevice};
 use crate::inventory::NodeInventory;
 use crate::options::{Scheduling, UnhealthyEffect};
 
@@ -23,7 +23,7 @@ pub mod retained;
 mod version;
 pub mod writer;
 
-use retained::{PublishedCard, Reason, Retained};
+use retained::{PublishedGpu, Reason, Retained};
 
 /// Maximum number of counter sets of one slice (`ResourceSliceMaxCounterSets`).
 const MAX_COUNTER_SETS: usize = 8;
@@ -152,20 +152,18 @@ pub fn desired(
         };
     }
     // By number, which is unique among the GPUs of a node.
-    let mut cards: BTreeMap<u32, PublishedCard> = BTreeMap::new();
+    let mut gpus: BTreeMap<u32, PublishedGpu> = BTreeMap::new();
     let (mut unavailable, mut unhealthy) = (BTreeMap::new(), BTreeMap::new());
     let fault_of = |gpu: &GpuUuid, device: &PlannedDevice| {
         let health = health.get(gpu)?;
         health.of_device(device.slices())
     };
-    for (gpu, retained) in retained {
-        let plan = inventory
-            .card(gpu.as_str())
-            .map(|card| inventory.plan(card));
+    for (uuid, retained) in retained {
+        let plan = inventory.gpu(uuid.as_str()).map(|gpu| inventory.plan(gpu));
         // A device that the node profile changes works, unless the GPU has a fault.
         let fault = |device: &str, reason: &Reason| {
             let planned = plan.as_ref()?.device(device)?;
-            fault_of(gpu, planned).filter(|_| reason.is_of_profile())
+            fault_of(uuid, planned).filter(|_| reason.is_of_profile())
         };
         for (device, reason) in &retained.reasons {
             let text = match fault(device, reason) {
@@ -188,23 +186,23 @@ pub fn desired(
             };
             taints(Some((reason, effect)))
         };
-        let card = retained_devices(&retained.card, tainted, features);
-        cards.insert(card.number, card);
+        let gpu = retained_devices(&retained.gpu, tainted, features);
+        gpus.insert(gpu.number, gpu);
     }
-    for card in &inventory.gpus.cards {
-        let plan = inventory.plan(card);
+    for gpu in &inventory.nvml.gpus {
+        let plan = inventory.plan(gpu);
         if let Some(reason) = plan.unavailable {
-            unavailable.insert(card.uuid.to_string(), reason);
+            unavailable.insert(gpu.uuid.to_string(), reason);
         }
         let is_retained = |name: &str| {
-            let retained = retained.get(&card.uuid);
+            let retained = retained.get(&gpu.uuid);
             retained.is_some_and(|retained| retained.reason(name).is_some())
         };
         let devices: Vec<Device> = plan
             .offered()
             .filter(|planned| features.can_publish(planned) && !is_retained(&planned.name))
             .map(|planned| {
-                let fault = fault_of(&card.uuid, planned);
+                let fault = fault_of(&gpu.uuid, planned);
                 if let Some(fault) = fault {
                     unhealthy.insert(planned.name.clone(), fault.to_string());
                 }
@@ -215,27 +213,27 @@ pub fn desired(
                     (None, Some(blocked)) => Some((blocked, UnhealthyEffect::NoSchedule)),
                     (None, None) => None,
                 };
-                device::device(planned, card, inventory, taints(reason), features.counters)
+                device::device(planned, gpu, inventory, taints(reason), features.counters)
             })
             .collect();
         if devices.is_empty() {
             continue;
         }
-        let number = inventory.number(card);
-        let card = PublishedCard {
+        let number = inventory.number(gpu);
+        let gpu = PublishedGpu {
             number,
             devices,
             counters: features
                 .counters
                 .then(|| device::counter_set(number, &plan.counters)),
         };
-        merge_retained(&mut cards, card);
+        merge_retained(&mut gpus, gpu);
     }
-    let counter_sets: Vec<_> = cards
+    let counter_sets: Vec<_> = gpus
         .values()
-        .filter_map(|card| card.counters.clone())
+        .filter_map(|gpu| gpu.counters.clone())
         .collect();
-    let devices = cards.into_values().map(|card| card.devices).collect();
+    let devices = gpus.into_values().map(|gpu| gpu.devices).collect();
     Pool {
         name: names::pool(node),
         slices: slices(node, &counter_sets, devices),
@@ -246,9 +244,9 @@ pub fn desired(
 
 /// Adds a GPU, with its retained devices after the others. The counter set has the counters of both, because a GPU can have
 /// other counters in another mode; a whole GPU and shares consume all of them.
-fn merge_retained(cards: &mut BTreeMap<u32, PublishedCard>, mut current: PublishedCard) {
-    let Some(retained) = cards.remove(&current.number) else {
-        cards.insert(current.number, current);
+fn merge_retained(gpus: &mut BTreeMap<u32, PublishedGpu>, mut current: PublishedGpu) {
+    let Some(retained) = gpus.remove(&current.number) else {
+        gpus.insert(current.number, current);
         return;
     };
     current.devices.extend(retained.devices);
@@ -265,31 +263,31 @@ fn merge_retained(cards: &mut BTreeMap<u32, PublishedCard>, mut current: Publish
             None => device.consumes_counters = None,
         }
     }
-    cards.insert(current.number, current);
+    gpus.insert(current.number, current);
 }
 
 /// Returns the retained devices of a GPU without fields that the API server drops.
 fn retained_devices(
-    card: &PublishedCard,
+    gpu: &PublishedGpu,
     taints: impl Fn(&str) -> Option<Vec<DeviceTaint>>,
     features: Features,
-) -> PublishedCard {
-    let mut card = card.clone();
+) -> PublishedGpu {
+    let mut gpu = gpu.clone();
     if !features.can_share() {
-        card.devices
+        gpu.devices
             .retain(|device| device.allow_multiple_allocations != Some(true));
     }
     if !features.counters {
-        card.devices.retain(|device| !device::is_partition(device));
-        card.counters = None;
+        gpu.devices.retain(|device| !device::is_partition(device));
+        gpu.counters = None;
     }
-    for device in &mut card.devices {
+    for device in &mut gpu.devices {
         device.taints = taints(&device.name);
-        if card.counters.is_none() {
+        if gpu.counters.is_none() {
             device.consumes_counters = None;
         }
     }
-    card
+    gpu
 }
 
 /// Splits counter sets and devices into slices. The devices of one GPU stay in one slice.
@@ -299,10 +297,10 @@ fn slices(
     devices: Vec<Vec<Device>>,
 ) -> BTreeMap<String, SliceContent> {
     let mut chunks: Vec<Vec<Device>> = vec![Vec::new()];
-    for of_card in devices {
+    for of_gpu in devices {
         match chunks.last_mut() {
-            Some(chunk) if chunk.len() + of_card.len() <= MAX_DEVICES => chunk.extend(of_card),
-            _ => chunks.push(of_card),
+            Some(chunk) if chunk.len() + of_gpu.len() <= MAX_DEVICES => chunk.extend(of_gpu),
+            _ => chunks.push(of_gpu),
         }
     }
     let counters = counter_sets

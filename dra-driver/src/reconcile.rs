@@ -285,13 +285,13 @@ impl<E: Effects> Reconciler<E> {
             .values()
             .flatten()
             .filter(|device| device.access == Access::Whole)
-            .map(|device| device.card.uuid.as_str())
+            .map(|device| device.gpu.uuid.as_str())
             .collect();
         let unnamed: BTreeSet<GpuUuid> = match &*self.claims.gpus.borrow() {
-            State::Known(node) => node.inventory.gpus.cards.iter(),
+            State::Known(node) => node.inventory.nvml.gpus.iter(),
             State::Pending | State::Unknown(_) => [].iter(),
         }
-        .map(|card| card.uuid.clone())
+        .map(|gpu| gpu.uuid.clone())
         .filter(|uuid| !whole.contains(uuid.as_str()))
         .collect();
         let missing = presence

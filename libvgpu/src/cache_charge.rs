@@ -17,7 +17,7 @@ record! {
         /// See [`CacheCharge`].
         charged_bytes,
         /// Index of the GPU's first share; [`u8::MAX`] if the cache is not counted.
-        card,
+        gpu,
         /// See [`CacheCharge`].
         reserved_bytes,
     }
@@ -82,10 +82,10 @@ impl CacheCharge {
     }
 
     /// Returns the record of the cache.
-    pub(crate) fn on(self, card: u8) -> Cache {
+    pub(crate) fn on(self, gpu: u8) -> Cache {
         Cache {
             charged_bytes: self.charged_bytes,
-            card,
+            gpu,
             reserved_bytes: self.reserved_bytes,
         }
     }

@@ -52,7 +52,7 @@ pub(crate) const fn unpack(word: u64) -> (u64, u8) {
 macro_rules! record {
     ($(#[$outer:meta])* $name:ident {
         $(#[$first:meta])* $small:ident,
-        $(#[$second:meta])* card,
+        $(#[$second:meta])* gpu,
         $(#[$third:meta])* $large:ident $(,)?
     }) => {
         $(#[$outer])*
@@ -61,19 +61,19 @@ macro_rules! record {
             $(#[$first])*
             pub(crate) $small: u64,
             $(#[$second])*
-            pub(crate) card: u8,
+            pub(crate) gpu: u8,
             $(#[$third])*
             pub(crate) $large: u64,
         }
 
         impl $crate::charge_map::Record for $name {
             fn to_words(self) -> [u64; 2] {
-                [$crate::charge_map::pack(self.$small, self.card), self.$large]
+                [$crate::charge_map::pack(self.$small, self.gpu), self.$large]
             }
 
             fn from_words([packed, $large]: [u64; 2]) -> Self {
-                let ($small, card) = $crate::charge_map::unpack(packed);
-                Self { $small, card, $large }
+                let ($small, gpu) = $crate::charge_map::unpack(packed);
+                Self { $small, gpu, $large }
             }
         }
     };
@@ -86,7 +86,7 @@ record! {
         /// Its size.
         bytes,
         /// Index of the GPU's first share.
-        card,
+        gpu,
         /// The context whose end frees it, 0 if none.
         context,
     }

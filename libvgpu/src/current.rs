@@ -4,10 +4,10 @@ use core::sync::atomic::Ordering;
 
 use drava_vgpu_abi::DeviceUuid;
 
-use crate::card::Card;
 use crate::cuda::CUdevice;
 use crate::device::{current_device, uuid_of};
 use crate::environment::Attached;
+use crate::gpu::Gpu;
 use crate::process::Process;
 use crate::shares::LimitsSource;
 
@@ -17,7 +17,7 @@ pub(crate) enum Target {
     /// None: calls pass through unchanged.
     Unlimited,
     /// The limits of these shares.
-    Limited(Card),
+    Limited(Gpu),
     /// Unknown limits: all allocations are denied.
     Denied,
 }
@@ -28,8 +28,8 @@ pub(crate) fn target_of(
     uuid: DeviceUuid,
     ordinal: Option<u32>,
 ) -> Target {
-    if let Some(card) = process.card_of(uuid) {
-        return Target::Limited(card);
+    if let Some(gpu) = process.gpu_of(uuid) {
+        return Target::Limited(gpu);
     }
     match process.source() {
         LimitsSource::None | LimitsSource::Pages => Target::Unlimited,
@@ -37,13 +37,11 @@ pub(crate) fn target_of(
         LimitsSource::Environment => {
             let _guard = process.guard();
             // Another thread may have attached the share.
-            if let Some(card) = process.card_of(uuid) {
-                return Target::Limited(card);
+            if let Some(gpu) = process.gpu_of(uuid) {
+                return Target::Limited(gpu);
             }
             match process.environment.attach(&process.shares, uuid, ordinal) {
-                Attached::Share => process
-                    .card_of(uuid)
-                    .map_or(Target::Denied, Target::Limited),
+                Attached::Share => process.gpu_of(uuid).map_or(Target::Denied, Target::Limited),
                 Attached::NoLimit => Target::Unlimited,
                 Attached::Failed => Target::Denied,
             }
@@ -53,7 +51,7 @@ pub(crate) fn target_of(
 
 const UNLIMITED: u32 = 1;
 const DENIED: u32 = 2;
-const FIRST_CARD: u32 = 3;
+const FIRST_GPU: u32 = 3;
 
 /// Returns the limit that applies to the memory of a CUDA device.
 pub(crate) fn target_of_device(device: CUdevice) -> Target {
@@ -70,8 +68,8 @@ pub(crate) fn target_of_device(device: CUdevice) -> Target {
             UNLIMITED => return Target::Unlimited,
             DENIED => return Target::Denied,
             found => {
-                let index = u8::try_from(found.saturating_sub(FIRST_CARD)).unwrap_or(u8::MAX);
-                return process.card(index).map_or(Target::Denied, Target::Limited);
+                let index = u8::try_from(found.saturating_sub(FIRST_GPU)).unwrap_or(u8::MAX);
+                return process.gpu(index).map_or(Target::Denied, Target::Limited);
             }
         }
     }
@@ -80,14 +78,14 @@ pub(crate) fn target_of_device(device: CUdevice) -> Target {
         return Target::Unlimited;
     };
     let target = match target_of(process, uuid, u32::try_from(device).ok()) {
-        Target::Limited(card) if !card.is_memory_limited() => Target::Unlimited,
+        Target::Limited(gpu) if !gpu.is_memory_limited() => Target::Unlimited,
         target => target,
     };
     if let Some(known) = known {
         let code = match target {
             Target::Unlimited => UNLIMITED,
             Target::Denied => DENIED,
-            Target::Limited(card) => FIRST_CARD.saturating_add(u32::from(card.index())),
+            Target::Limited(gpu) => FIRST_GPU.saturating_add(u32::from(gpu.index())),
         };
         known.store(code, Ordering::Release);
     }

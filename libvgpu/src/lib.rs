@@ -5,12 +5,12 @@
 //! | How does a call get here? | [`entry`] (`dlsym`), [`hooks::lookup`] (`cuGetProcAddress`), [`wiring`] (exported names) |
 //! | What does a hook do? | [`hooks`] |
 //! | What are the limits of this process? | [`process`], [`shares`], [`discovery`] (limits pages), [`environment`] (variables) |
-//! | Which limit applies to a call? | [`current`], [`card`] |
+//! | Which limit applies to a call? | [`current`], [`gpu`] |
 //! | What does the process use? | [`share`] (shared with other processes), [`charge_map`], [`blocks`], [`image`], [`cache_charge`], [`pool_free_space`] and [`imports`] (its own) |
 //! | How is GPU time limited? | [`meter`] |
 //! | Where are the original functions? | [`functions`], [`driver`] |
 //!
-//! Modules depend on each other in one direction: `sys` → `driver`, `functions` → `share` → `card` → maps of charges,
+//! Modules depend on each other in one direction: `sys` → `driver`, `functions` → `share` → `gpu` → maps of charges,
 //! `meter` → `process` → `current` → `hooks` → `wiring` → `entry`.
 //!
 //! Invariants:
@@ -40,7 +40,6 @@
 
 mod blocks;
 mod cache_charge;
-mod card;
 mod charge_map;
 mod cuda;
 mod current;
@@ -51,6 +50,7 @@ mod elements;
 mod entry;
 mod environment;
 mod functions;
+mod gpu;
 mod guard;
 mod hook;
 mod hooks;

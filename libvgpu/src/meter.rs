@@ -6,7 +6,7 @@
 //! | If not, when does the share have some? | [`admission`] |
 //! | What does a launch cost? | [`costs`], learned from [`samples`] |
 //! | May events be used now? | [`capture`] |
-//! | Which GPU executes the launch? | [`cards`] |
+//! | Which GPU executes the launch? | [`gpus`] |
 //!
 //! A launch is charged the cost of its kind before it is made. While the thread's lease covers the cost, the launch
 //! touches no memory that other threads write, and makes no system call. Otherwise the share's debt bucket grants
@@ -26,26 +26,26 @@
 
 use drava_vgpu_abi::cost::{Cost, LaunchKind};
 
-use crate::card::Card;
 use crate::cuda::{CUDA_SUCCESS, CUdevice, CUresult, CUstream};
+use crate::gpu::Gpu;
 use crate::shares::{MAX_SHARES, Shares};
 
 mod admission;
 mod capture;
-mod cards;
 mod contexts;
 mod costs;
 mod counted_time;
 mod events;
+mod gpus;
 mod lease;
 mod samples;
 mod stream;
 
 use capture::Captures;
 pub(crate) use capture::relaxed;
-use cards::{Cards, Known};
 use costs::Costs;
 use counted_time::CountedTime;
+use gpus::{Gpus, Known};
 use lease::Leases;
 use samples::Samples;
 pub(crate) use stream::{Legacy, NullStream, PerThread};
@@ -57,13 +57,13 @@ pub(crate) use stream::{Legacy, NullStream, PerThread};
 #[repr(C, align(64))]
 pub(crate) struct Meter {
     pub(crate) captures: Captures,
-    cards: Cards,
+    gpus: Gpus,
     leases: Leases,
     costs: Costs,
     samples: Samples,
     /// Elapsed time of launches, including time slices of other shares; known if the share notifies the agent.
     durations: Costs,
-    /// By [`Card::index`]: each GPU's share has its own counter.
+    /// By [`Gpu::index`]: each GPU's share has its own counter.
     counted_times: [CountedTime; MAX_SHARES],
 }
 
@@ -82,12 +82,12 @@ impl Meter {
     /// Reads four cache lines and writes one, the lease, which no other thread touches.
     #[inline(always)]
     pub(crate) fn try_fast_path(&self, kind: LaunchKind) -> FastPath {
-        let card = match self.cards.known() {
-            Known::Metered(card) => card,
+        let gpu = match self.gpus.known() {
+            Known::Metered(gpu) => gpu,
             Known::NotMetered => return FastPath::Admitted,
             Known::Unknown => return FastPath::Miss,
         };
-        let lease = self.leases.of_this_thread(card);
+        let lease = self.leases.of_this_thread(gpu);
         if !self.captures.needs_attention() && lease.spend(self.costs.get(kind)) {
             FastPath::Admitted
         } else {
@@ -95,26 +95,26 @@ impl Meter {
         }
     }
 
-    /// Makes a launch with `call` once the share may make it. `metered_card` returns the GPU of a device if its time
+    /// Makes a launch with `call` once the share may make it. `metered_gpu` returns the GPU of a device if its time
     /// is metered, one of `shares`.
     pub(crate) fn launch(
         &self,
         kind: LaunchKind,
         stream: CUstream,
         shares: &'static Shares,
-        metered_card: impl Fn(CUdevice) -> Option<Card>,
+        metered_gpu: impl Fn(CUdevice) -> Option<Gpu>,
         call: impl FnOnce() -> CUresult,
     ) -> CUresult {
-        let card = self.cards.find(metered_card);
-        let Some(card) = card.and_then(|card| Card::at(shares, card)) else {
+        let gpu = self.gpus.find(metered_gpu);
+        let Some(gpu) = gpu.and_then(|gpu| Gpu::at(shares, gpu)) else {
             return call();
         };
         if self.captures.is_capturing(stream) {
             return call();
         }
-        let lease = self.leases.of_this_thread(card.index());
-        let charged_ns = self.admit(card, kind, lease);
-        let Some(sample) = self.start_sample(card, kind, stream, lease, charged_ns) else {
+        let lease = self.leases.of_this_thread(gpu.index());
+        let charged_ns = self.admit(gpu, kind, lease);
+        let Some(sample) = self.start_sample(gpu, kind, stream, lease, charged_ns) else {
             return call();
         };
         let result = call();
@@ -154,6 +154,6 @@ impl Meter {
     /// Drops the records of contexts for which `has_ended` is true: their handles, and those of their streams, recur.
     pub(crate) fn end_contexts(&self, has_ended: impl Fn(u64) -> bool) {
         self.captures.end_contexts(&has_ended);
-        self.cards.forget(has_ended);
+        self.gpus.forget(has_ended);
     }
 }

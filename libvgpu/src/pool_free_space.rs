@@ -176,7 +176,7 @@ record! {
         /// Its size in its chunk, or that of its own chunk.
         bytes,
         /// Index of the GPU's first share.
-        card,
+        gpu,
         pool,
     }
 }
@@ -201,7 +201,7 @@ pub(crate) struct SizeChange {
 
 impl PoolFreeSpace {
     /// Records an allocation from a pool, which changed the pool's size by `change`.
-    pub(crate) fn allocate(&self, pool: u64, card: u8, start: u64, bytes: u64, change: SizeChange) {
+    pub(crate) fn allocate(&self, pool: u64, gpu: u8, start: u64, bytes: u64, change: SizeChange) {
         let taken = rounded(bytes);
         let end = start.saturating_add(taken);
         let _guard = Guard::acquire(&self.guard);
@@ -227,7 +227,7 @@ impl PoolFreeSpace {
         }
         let allocation = PoolAllocation {
             bytes: taken,
-            card,
+            gpu,
             pool,
         };
         self.allocated.insert(start, allocation);
@@ -241,7 +241,7 @@ impl PoolFreeSpace {
     /// Returns the GPU of an allocation from a pool, and its chunk.
     pub(crate) fn chunk_of(&self, start: u64) -> Option<(u8, Chunk)> {
         let found = self.allocated.get(start)?;
-        Some((found.card, chunk_around(start, found.bytes)))
+        Some((found.gpu, chunk_around(start, found.bytes)))
     }
 
     /// Records the free of an allocation in a stream and returns its record. The caller is inside a

@@ -14,10 +14,10 @@ use drava_vgpu_abi::DeviceUuid;
 
 use crate::blocks::Blocks;
 use crate::cache_charge::{Cache, Report};
-use crate::card::Card;
 use crate::charge_map::{Charge, ChargeMap};
 use crate::discovery;
 use crate::environment::{self, Environment};
+use crate::gpu::Gpu;
 use crate::guard::{Guard, PendingReservations, SharedGate};
 use crate::meter::Meter;
 use crate::pool_free_space::PoolFreeSpace;
@@ -207,19 +207,19 @@ impl Process {
 
     /// Returns the process of a GPU.
     #[inline]
-    pub(crate) fn of(_card: Card) -> &'static Self {
+    pub(crate) fn of(_gpu: Gpu) -> &'static Self {
         // SAFETY: a GPU refers to shares in the state, so the state is mapped; it is never unmapped.
         unsafe { &*PROCESS.load(Ordering::Acquire) }
     }
 
     /// Returns the GPU with this UUID, if it has a share.
-    pub(crate) fn card_of(&'static self, uuid: DeviceUuid) -> Option<Card> {
-        Card::of(&self.shares, uuid)
+    pub(crate) fn gpu_of(&'static self, uuid: DeviceUuid) -> Option<Gpu> {
+        Gpu::of(&self.shares, uuid)
     }
 
-    /// Returns the GPU with that [`Card::index`].
-    pub(crate) fn card(&'static self, index: u8) -> Option<Card> {
-        Card::at(&self.shares, index)
+    /// Returns the GPU with that [`Gpu::index`].
+    pub(crate) fn gpu(&'static self, index: u8) -> Option<Gpu> {
+        Gpu::at(&self.shares, index)
     }
 
     /// Locks the charges of libcuda's caches. libcuda is not called.

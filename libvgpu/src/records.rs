@@ -3,16 +3,16 @@
 use crate::charge_map::{Record, pack, record, unpack};
 use crate::cuda::CUdevice;
 
-/// Card index of an object that is charged to no GPU.
-pub(crate) const NO_CARD: u8 = u8::MAX;
+/// GPU index of an object that is charged to no GPU.
+pub(crate) const NO_GPU: u8 = u8::MAX;
 
 /// Physical memory of the virtual memory management API, or a multicast object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Physical {
     /// Its size; for imported memory the known part, for a multicast object 0.
     pub(crate) bytes: u64,
-    /// Index of the GPU's first share; [`NO_CARD`] for a multicast object.
-    pub(crate) card: u8,
+    /// Index of the GPU's first share; [`NO_GPU`] for a multicast object.
+    pub(crate) gpu: u8,
     pub(crate) origin: Origin,
     /// Handles that the program has.
     pub(crate) handles: u32,
@@ -45,7 +45,7 @@ impl Record for Physical {
             Origin::Exported => 1,
             Origin::Imported => 2,
         };
-        let packed = pack(self.bytes, self.card) | origin << 56;
+        let packed = pack(self.bytes, self.gpu) | origin << 56;
         [
             packed,
             u64::from(self.handles) << 32 | u64::from(self.mappings),
@@ -53,12 +53,12 @@ impl Record for Physical {
     }
 
     fn from_words([packed, references]: [u64; 2]) -> Self {
-        let (bytes, card) = unpack(packed);
+        let (bytes, gpu) = unpack(packed);
         let [.., origin] = packed.to_le_bytes();
         let [a, b, c, d, e, f, g, h] = references.to_le_bytes();
         Self {
             bytes,
-            card,
+            gpu,
             origin: match origin {
                 0 => Origin::Own,
                 1 => Origin::Exported,
@@ -137,7 +137,7 @@ record! {
         /// The charge that the descriptor keeps alive; 0 while the memory has a handle or mapping.
         bytes,
         /// Index of the GPU's first share.
-        card,
+        gpu,
         /// Handle of the memory; invalid if `bytes` is not 0.
         memory,
     }
@@ -151,7 +151,7 @@ pub(crate) enum Context {
         /// Its charge.
         bytes: u64,
         /// Index of the GPU's first share.
-        card: u8,
+        gpu: u8,
         /// Attachments besides that of its creation.
         attachments: u64,
     },
@@ -165,11 +165,11 @@ impl Context {
         match self {
             Self::Own {
                 bytes,
-                card,
+                gpu,
                 attachments,
             } => Self::Own {
                 bytes,
-                card,
+                gpu,
                 attachments: attachments.saturating_add_signed(more),
             },
             part @ Self::Part { .. } => part,
@@ -181,11 +181,11 @@ impl Context {
         match self {
             Self::Own {
                 bytes,
-                card,
+                gpu,
                 attachments,
             } => Self::Own {
-                bytes: bytes.saturating_add(more(card)),
-                card,
+                bytes: bytes.saturating_add(more(gpu)),
+                gpu,
                 attachments,
             },
             part @ Self::Part { .. } => part,
@@ -206,23 +206,23 @@ impl Record for Context {
         match self {
             Self::Own {
                 bytes,
-                card,
+                gpu,
                 attachments,
-            } => [pack(bytes, card), attachments],
-            Self::Part { device } => [pack(0, NO_CARD), u64::from(device.cast_unsigned())],
+            } => [pack(bytes, gpu), attachments],
+            Self::Part { device } => [pack(0, NO_GPU), u64::from(device.cast_unsigned())],
         }
     }
 
     fn from_words([packed, number]: [u64; 2]) -> Self {
         match unpack(packed) {
-            (_, NO_CARD) => {
+            (_, NO_GPU) => {
                 let [a, b, c, d, ..] = number.to_le_bytes();
                 let device = CUdevice::from_le_bytes([a, b, c, d]);
                 Self::Part { device }
             }
-            (bytes, card) => Self::Own {
+            (bytes, gpu) => Self::Own {
                 bytes,
-                card,
+                gpu,
                 attachments: number,
             },
         }
@@ -234,7 +234,7 @@ impl Record for Context {
 pub(crate) struct GraphNeed {
     pub(crate) bytes: u64,
     /// Index of the GPU's first share.
-    pub(crate) card: u8,
+    pub(crate) gpu: u8,
     pub(crate) device: CUdevice,
     /// Whether it is part of the device's total need: it was launched or uploaded.
     pub(crate) is_counted: bool,
@@ -244,17 +244,17 @@ impl Record for GraphNeed {
     fn to_words(self) -> [u64; 2] {
         let device = u64::from(self.device.cast_unsigned());
         [
-            pack(self.bytes, self.card),
+            pack(self.bytes, self.gpu),
             device | u64::from(self.is_counted) << 32,
         ]
     }
 
     fn from_words([packed, word]: [u64; 2]) -> Self {
-        let (bytes, card) = unpack(packed);
+        let (bytes, gpu) = unpack(packed);
         let [a, b, c, d, is_counted, ..] = word.to_le_bytes();
         Self {
             bytes,
-            card,
+            gpu,
             device: CUdevice::from_le_bytes([a, b, c, d]),
             is_counted: is_counted != 0,
         }

@@ -14,7 +14,7 @@ record! {
         /// Address of the chunk.
         chunk,
         /// Index of the GPU's first share.
-        card,
+        gpu,
         /// How often it is exported or open.
         references,
     }
@@ -25,7 +25,7 @@ record! {
     SharedChunk {
         bytes,
         /// Index of the GPU's first share.
-        card,
+        gpu,
         /// Shared pointers into it.
         pointers,
     }
@@ -37,7 +37,7 @@ record! {
         /// 0.
         unused,
         /// Index of the GPU's first share.
-        card,
+        gpu,
         context,
     }
 }
@@ -58,7 +58,7 @@ pub(crate) struct SharedChunks {
 pub(crate) struct Shared {
     pub(crate) pointer: u64,
     /// Index of the GPU's first share.
-    pub(crate) card: u8,
+    pub(crate) gpu: u8,
     pub(crate) chunk: Chunk,
     /// The context whose end closes it, 0 if none.
     pub(crate) context: u64,
@@ -125,7 +125,7 @@ impl SharedChunks {
     fn note(&self, shared: Shared) -> bool {
         let Shared {
             pointer,
-            card,
+            gpu,
             chunk,
             context,
         } = shared;
@@ -140,22 +140,22 @@ impl SharedChunks {
         }
         let first = SharedPointer {
             chunk: chunk.address,
-            card,
+            gpu,
             references: 1,
         };
         self.pointers.insert(pointer, first);
         if context != 0 {
             let ends = OpenedIn {
                 unused: 0,
-                card,
+                gpu,
                 context,
             };
             self.contexts.insert(pointer, ends);
         }
-        self.add_to_chunk(card, chunk)
+        self.add_to_chunk(gpu, chunk)
     }
 
-    fn add_to_chunk(&self, card: u8, chunk: Chunk) -> bool {
+    fn add_to_chunk(&self, gpu: u8, chunk: Chunk) -> bool {
         let one_more = |known: &SharedChunk| {
             Some(SharedChunk {
                 pointers: known.pointers.saturating_add(1),
@@ -167,7 +167,7 @@ impl SharedChunks {
         }
         let first = SharedChunk {
             bytes: chunk.bytes,
-            card,
+            gpu,
             pointers: 1,
         };
         self.chunks.insert(chunk.address, first);

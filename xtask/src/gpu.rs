@@ -173,8 +173,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         return Ok(());
     }
     let setup = Setup::new(args, &out)?;
-    let card = match setup.card() {
-        Ok(card) => card,
+    let gpu = match setup.gpu() {
+        Ok(gpu) => gpu,
         Err(why) if !args.simulated => {
             println!(
                 "no GPU that CUDA can use: {why:#}; nothing was measured.\n\
@@ -184,9 +184,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
         Err(why) => return Err(why),
     };
-    println!("On {card}");
+    println!("On {gpu}");
     let commit = package::commit(args.programs.as_deref())?;
-    let mut report = Report::new(card, args, commit)?;
+    let mut report = Report::new(gpu, args, commit)?;
     let selection = Selection::new(&args.only);
     let mut durations = Vec::new();
     for part in Part::ALL {

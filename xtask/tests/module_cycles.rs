@@ -281,7 +281,7 @@ const LIBVGPU: [&[&str]; 10] = [
     &["sys"],
     &["driver", "functions"],
     &["share"],
-    &["card"],
+    &["gpu"],
     &["meter"],
     &["process"],
     &["current"],

@@ -15,7 +15,7 @@ pub const DEFAULT_SPLIT_COUNT: u32 = 10;
 
 /// Properties of a GPU that a profile can select.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CardIdentity<'a> {
+pub struct GpuIdentity<'a> {
     /// UUID.
     pub uuid: &'a str,
     /// NVML index.
@@ -32,7 +32,7 @@ pub struct NodeSettings {
     /// Other profiles that select the node, by name. They have no effect on the node.
     pub overridden: Vec<ProfileVersion>,
     /// Settings by UUID of the GPU. Other GPUs have the default settings.
-    pub cards: BTreeMap<String, CardSettings>,
+    pub gpus: BTreeMap<String, GpuSettings>,
 }
 
 /// One version of a profile.
@@ -48,7 +48,7 @@ pub struct ProfileVersion {
 
 /// Settings of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CardSettings {
+pub struct GpuSettings {
     /// Whether the GPU is not published.
     pub is_excluded: bool,
     /// Devices that the GPU is published as.
@@ -73,7 +73,7 @@ pub struct CardSettings {
     pub xids: XidOverrides,
 }
 
-impl Default for CardSettings {
+impl Default for GpuSettings {
     fn default() -> Self {
         Self {
             is_excluded: false,
@@ -91,7 +91,7 @@ impl Default for CardSettings {
     }
 }
 
-impl CardSettings {
+impl GpuSettings {
     /// Returns the memory of all shares of a GPU with `memory` to share. More than the GPU has needs a policy, without
     /// which it has no effect.
     #[must_use]
@@ -199,7 +199,7 @@ impl NodeSettings {
     pub fn resolve<'a>(
         profiles: impl IntoIterator<Item = &'a GpuNodeProfile>,
         labels: &BTreeMap<String, String>,
-        cards: impl IntoIterator<Item = CardIdentity<'a>>,
+        gpus: impl IntoIterator<Item = GpuIdentity<'a>>,
     ) -> Self {
         let mut selecting: Vec<&GpuNodeProfile> = profiles
             .into_iter()
@@ -210,21 +210,21 @@ impl NodeSettings {
         let Some(profile) = selecting.next() else {
             return Self::default();
         };
-        let cards = cards.into_iter().map(|card| {
-            let settings = profile.card_settings(card);
-            (card.uuid.to_owned(), settings)
+        let gpus = gpus.into_iter().map(|gpu| {
+            let settings = profile.gpu_settings(gpu);
+            (gpu.uuid.to_owned(), settings)
         });
         Self {
             profile: Some(profile.to_version()),
             overridden: selecting.map(GpuNodeProfile::to_version).collect(),
-            cards: cards.collect(),
+            gpus: gpus.collect(),
         }
     }
 
     /// Returns the settings of a GPU.
     #[must_use]
-    pub fn card(&self, uuid: &str) -> CardSettings {
-        self.cards.get(uuid).cloned().unwrap_or_default()
+    pub fn gpu(&self, uuid: &str) -> GpuSettings {
+        self.gpus.get(uuid).cloned().unwrap_or_default()
     }
 }
 
@@ -248,17 +248,17 @@ impl GpuNodeProfile {
         }
     }
 
-    fn card_settings(&self, card: CardIdentity<'_>) -> CardSettings {
+    fn gpu_settings(&self, gpu: GpuIdentity<'_>) -> GpuSettings {
         let spec = &self.spec;
-        let mut settings = CardSettings {
+        let mut settings = GpuSettings {
             is_excluded: spec
                 .exclude
                 .as_ref()
-                .is_some_and(|exclude| exclude.has(card)),
-            ..CardSettings::default()
+                .is_some_and(|exclude| exclude.has(gpu)),
+            ..GpuSettings::default()
         };
         settings.set(&spec.offer);
-        for entry in spec.devices.iter().filter(|entry| entry.selects(card)) {
+        for entry in spec.devices.iter().filter(|entry| entry.selects(gpu)) {
             settings.set(&entry.offer);
         }
         settings
@@ -266,24 +266,24 @@ impl GpuNodeProfile {
 }
 
 impl Exclude {
-    fn has(&self, card: CardIdentity<'_>) -> bool {
+    fn has(&self, gpu: GpuIdentity<'_>) -> bool {
         let Self {
             uuids,
             indices,
             product_names,
         } = self;
-        uuids.iter().any(|uuid| uuid == card.uuid)
-            || indices.contains(&card.index)
-            || product_names.iter().any(|name| name == card.product_name)
+        uuids.iter().any(|uuid| uuid == gpu.uuid)
+            || indices.contains(&gpu.index)
+            || product_names.iter().any(|name| name == gpu.product_name)
     }
 }
 
 impl DeviceOverride {
-    fn selects(&self, card: CardIdentity<'_>) -> bool {
+    fn selects(&self, gpu: GpuIdentity<'_>) -> bool {
         match (&self.uuid, self.index, &self.product_name) {
-            (Some(uuid), None, None) => uuid == card.uuid,
-            (None, Some(index), None) => index == card.index,
-            (None, None, Some(name)) => name == card.product_name,
+            (Some(uuid), None, None) => uuid == gpu.uuid,
+            (None, Some(index), None) => index == gpu.index,
+            (None, None, Some(name)) => name == gpu.product_name,
             // Rejected by the API server.
             _ => false,
         }

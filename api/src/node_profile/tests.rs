@@ -10,13 +10,13 @@ use crate::config::Settings;
 use crate::names;
 
 const H100: &str = "NVIDIA H100 80GB HBM3";
-const CARDS: [CardIdentity<'_>; 2] = [
-    CardIdentity {
+const GPUS: [GpuIdentity<'_>; 2] = [
+    GpuIdentity {
         uuid: "GPU-a",
         index: 0,
         product_name: H100,
     },
-    CardIdentity {
+    GpuIdentity {
         uuid: "GPU-b",
         index: 1,
         product_name: H100,
@@ -35,9 +35,9 @@ fn labels(labels: &[(&str, &str)]) -> BTreeMap<String, String> {
 }
 
 /// Returns the settings of both GPUs on a node without labels.
-fn settings(spec: &Value) -> [CardSettings; 2] {
-    let settings = NodeSettings::resolve([&profile("a", spec)], &BTreeMap::new(), CARDS);
-    CARDS.map(|card| settings.card(card.uuid))
+fn settings(spec: &Value) -> [GpuSettings; 2] {
+    let settings = NodeSettings::resolve([&profile("a", spec)], &BTreeMap::new(), GPUS);
+    GPUS.map(|gpu| settings.gpu(gpu.uuid))
 }
 
 #[test]
@@ -54,11 +54,11 @@ fn keeps_defaults_without_matching_profile() {
         "a",
         &json!({"nodeSelector": {"pool": "gpu"}, "splitCount": 4}),
     );
-    let resolve = |labels| NodeSettings::resolve([&of_pool], &labels, CARDS);
+    let resolve = |labels| NodeSettings::resolve([&of_pool], &labels, GPUS);
     assert_eq!(resolve(labels(&[("pool", "cpu")])), NodeSettings::default());
-    assert_eq!(resolve(labels(&[])).card("GPU-a"), CardSettings::default());
+    assert_eq!(resolve(labels(&[])).gpu("GPU-a"), GpuSettings::default());
     let selected = resolve(labels(&[("pool", "gpu"), ("zone", "a")]));
-    assert_eq!(selected.card("GPU-a").split_count, 4);
+    assert_eq!(selected.gpu("GPU-a").split_count, 4);
     assert_eq!(selected.profile, Some(of_pool.to_version()));
 }
 
@@ -68,7 +68,7 @@ fn applies_first_of_overlapping_profiles_by_name() {
         let split_count = name.bytes().next().unwrap();
         profile(name, &json!({"splitCount": split_count}))
     });
-    let resolved = NodeSettings::resolve(&profiles, &BTreeMap::new(), CARDS);
+    let resolved = NodeSettings::resolve(&profiles, &BTreeMap::new(), GPUS);
     assert_eq!(resolved.profile.unwrap().name, "a");
     let overridden: Vec<_> = resolved
         .overridden
@@ -76,7 +76,7 @@ fn applies_first_of_overlapping_profiles_by_name() {
         .map(|other| other.name)
         .collect();
     assert_eq!(overridden, ["b", "c"]);
-    assert_eq!(resolved.cards["GPU-a"].split_count, u32::from(b'a'));
+    assert_eq!(resolved.gpus["GPU-a"].split_count, u32::from(b'a'));
 }
 
 #[test]
@@ -117,10 +117,7 @@ fn merges_share_defaults_by_field() {
         (second.memory_policy, second.enforcement),
         (MemoryPolicy::Hard, Enforcement::Required)
     );
-    assert_eq!(
-        CardSettings::default().share_defaults(),
-        Settings::default()
-    );
+    assert_eq!(GpuSettings::default().share_defaults(), Settings::default());
 }
 
 #[test]
@@ -131,7 +128,7 @@ fn excludes_by_uuid_index_or_product_name() {
         (json!({"productNames": [H100]}), [true, true]),
         (json!({"productNames": ["H100"]}), [false, false]),
     ] {
-        let excluded = settings(&json!({"exclude": exclude})).map(|card| card.is_excluded);
+        let excluded = settings(&json!({"exclude": exclude})).map(|gpu| gpu.is_excluded);
         assert_eq!(excluded, expected, "{exclude}");
     }
 }
@@ -139,9 +136,9 @@ fn excludes_by_uuid_index_or_product_name() {
 #[test]
 fn oversubscribes_memory_only_with_a_policy() {
     let memory = |spec| {
-        let [card, _] = settings(&spec);
-        let spills = card.share_defaults().memory_policy == MemoryPolicy::Spill;
-        (card.share_memory(1000), card.is_oversubscribed(), spills)
+        let [gpu, _] = settings(&spec);
+        let spills = gpu.share_defaults().memory_policy == MemoryPolicy::Spill;
+        (gpu.share_memory(1000), gpu.is_oversubscribed(), spills)
     };
     assert_eq!(memory(json!({"memoryScaling": 1.5})), (1000, false, false));
     let spill = json!({"memoryScaling": 1.5, "oversubscription": "spill"});

@@ -42,7 +42,7 @@ fn device() -> Value {
         "name": "gpu-0-vgpu",
         "attributes": {"type": {"string": "vgpu"}, "uuid": {"string": "GPU-1"}},
         "allowMultipleAllocations": true,
-        "consumesCounters": [{"counterSet": "gpu-0", "counters": {"card": {"value": "1"}}}],
+        "consumesCounters": [{"counterSet": "gpu-0", "counters": {"gpu": {"value": "1"}}}],
         "taints": [{"key": "gpu.drava.dev/managed", "effect": "NoSchedule"}],
     })
 }

@@ -1,6 +1,6 @@
 //! ConfigMaps of the vGPU device plugins: names and defaults of the resources, and settings of the GPUs of all nodes.
 
-use drava_api::compatibility::{CountAlone, ResourceFamily, ResourceTable};
+use drava_compatibility::{CountAlone, ResourceFamily, ResourceTable};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 

@@ -5,7 +5,7 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use drava_api::compatibility::Settings;
+use drava_compatibility::Settings;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 

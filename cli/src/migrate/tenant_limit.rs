@@ -3,8 +3,8 @@
 //! A GpuQuota names the namespaces that it limits. Limits of manifests without a namespace stay ResourceQuotas of device
 //! classes, or are refused.
 
-use drava_api::compatibility::{ResourceFamily, ResourceTable, Settings};
 use drava_api::names::{self, class};
+use drava_compatibility::{ResourceFamily, ResourceTable, Settings};
 use serde_json::{Map, Value, json};
 
 use super::{Refused, Translated, find_resources};

@@ -1,6 +1,6 @@
 //! Manifests as users write them, and what becomes of them.
 
-use drava_api::compatibility::ShareClass;
+use drava_compatibility::ShareClass;
 
 use super::*;
 

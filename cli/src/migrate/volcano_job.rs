@@ -4,8 +4,8 @@
 
 use std::collections::BTreeMap;
 
-use drava_api::compatibility::Settings;
 use drava_api::names;
+use drava_compatibility::Settings;
 use serde::Deserialize;
 use serde_json::{Value, json};
 

@@ -1,6 +1,6 @@
 //! Pods, and objects with one pod template.
 
-use drava_api::compatibility::{self, Settings};
+use drava_compatibility::{Refusal, Settings, translate};
 use serde_json::{Value, json};
 
 use super::{Refused, Translated, metadata_beside};
@@ -51,10 +51,8 @@ pub(super) fn claim(
         "" => field.to_owned(),
         prefix => format!("{prefix}.{field}"),
     };
-    let translated = compatibility::translate(pod, settings).map_err(|refusals| {
-        let reason = |refusal: &compatibility::Refusal| {
-            format!("{}: {}", path(&refusal.field), refusal.cause)
-        };
+    let translated = translate(pod, settings).map_err(|refusals| {
+        let reason = |refusal: &Refusal| format!("{}: {}", path(&refusal.field), refusal.cause);
         Refused(refusals.0.iter().map(reason).collect())
     })?;
     let Some(translation) = translated else {

@@ -139,7 +139,7 @@ impl Dump {
             };
             let in_use = self.in_use(index, gpu, model);
             devices.extend(published(model, index, gpu, fault));
-            let mut set = json!({"card": {"value": "1"}});
+            let mut set = json!({"gpu": {"value": "1"}});
             for slice in 0..8 {
                 set[format!("slice-{slice}")] = json!({"value": "1"});
             }
@@ -322,7 +322,7 @@ fn published(model: &Model, node: usize, gpu: usize, fault: Option<&str>) -> Vec
             counters[format!("slice-{slice}")] = json!({"value": "1"});
         }
         if is_whole {
-            counters["card"] = json!({"value": "1"});
+            counters["gpu"] = json!({"value": "1"});
         }
         json!([{"counterSet": format!("gpu-{gpu}"), "counters": counters}])
     };

@@ -27,7 +27,7 @@ pub(crate) fn node(name: &str) -> Node {
 pub(crate) fn slices(node: &str, gpus_gib: &[u64]) -> Vec<ResourceSlice> {
     let pool = json!({"name": format!("{node}/gpus"), "generation": 1, "resourceSliceCount": 2});
     let counters: Vec<_> = (0..gpus_gib.len())
-        .map(|gpu| json!({"name": format!("gpu-{gpu}"), "counters": {"card": {"value": "1"}}}))
+        .map(|gpu| json!({"name": format!("gpu-{gpu}"), "counters": {"gpu": {"value": "1"}}}))
         .collect();
     let devices: Vec<_> = gpus_gib
         .iter()
@@ -60,7 +60,7 @@ fn devices(node: &str, gpu: usize, gib: u64) -> [Value; 2] {
         })
     };
     let consumes =
-        json!([{"counterSet": format!("gpu-{gpu}"), "counters": {"card": {"value": "1"}}}]);
+        json!([{"counterSet": format!("gpu-{gpu}"), "counters": {"gpu": {"value": "1"}}}]);
     let taints = json!([{"key": "gpu.drava.dev/managed", "value": "true", "effect": "NoSchedule"}]);
     let memory = format!("{gib}Gi");
     [

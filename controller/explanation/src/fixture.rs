@@ -89,7 +89,7 @@ pub fn snapshot() -> Snapshot {
 }
 
 fn slices() -> [k8s_openapi::api::resource::v1::ResourceSlice; 2] {
-    let consumes = |gpu: u32| json!([{"counterSet": format!("gpu-{gpu}"), "counters": {"card": {"value": "1"}}}]);
+    let consumes = |gpu: u32| json!([{"counterSet": format!("gpu-{gpu}"), "counters": {"gpu": {"value": "1"}}}]);
     let devices: Vec<_> = (0..2)
         .flat_map(|gpu| {
             let attributes = |kind: &str| {
@@ -108,7 +108,7 @@ fn slices() -> [k8s_openapi::api::resource::v1::ResourceSlice; 2] {
         })
         .collect();
     let counters: Vec<_> = (0..2)
-        .map(|gpu| json!({"name": format!("gpu-{gpu}"), "counters": {"card": {"value": "1"}}}))
+        .map(|gpu| json!({"name": format!("gpu-{gpu}"), "counters": {"gpu": {"value": "1"}}}))
         .collect();
     let pool = json!({"name": "n1/gpus", "generation": 1, "resourceSliceCount": 2});
     [

@@ -1,4 +1,4 @@
-use drava_api::compatibility::ShareClass;
+use drava_compatibility::ShareClass;
 use k8s_openapi::api::core::v1::PodSpec;
 use serde_json::Value;
 
@@ -92,7 +92,7 @@ fn rejects_forged_claim() {
         let mut claim = claim.clone();
         claim.pointer_mut(path).unwrap()[key] = value;
         let claim: ResourceClaimSpec = object(claim);
-        let name = compatibility::template_name(&claim);
+        let name = template_name(&claim);
         let mut pod = good.clone();
         pod["metadata"]["annotations"][names::TRANSLATED_CLAIM_ANNOTATION] =
             json!(claim).to_string().into();

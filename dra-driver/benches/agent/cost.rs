@@ -41,7 +41,7 @@ fn cost(claims_per_gpu: u32, is_busy: bool, length: Duration) -> Result<()> {
     std::thread::sleep(length);
     let (percent, reads) = agent.used()?.since(before);
     report(&json!({
-        "figure": "agent", "cards": GPUS, "claims": claims, "busy": busy.len(),
+        "figure": "agent", "gpus": GPUS, "claims": claims, "busy": busy.len(),
         "percentOfACore": percent, "readsPerSecond": reads,
     }));
     Ok(())

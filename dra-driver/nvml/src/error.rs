@@ -28,12 +28,12 @@ pub struct InventoryError {
 
 /// An operation on one GPU failed.
 #[derive(Debug, Clone, thiserror::Error)]
-#[error("cannot {operation} of GPU {card}")]
-pub struct CardError {
+#[error("cannot {operation} of GPU {gpu}")]
+pub struct GpuError {
     /// The operation, such as "read the processes".
     pub operation: String,
     /// The GPU.
-    pub card: GpuUuid,
+    pub gpu: GpuUuid,
     /// Cause.
     #[source]
     pub status: Status,
@@ -47,10 +47,10 @@ pub enum WatchError {
     #[error("cannot create an NVML event set")]
     Create(#[source] Status),
     /// A GPU could not be registered.
-    #[error("cannot watch GPU {card} for events")]
+    #[error("cannot watch GPU {gpu} for events")]
     Register {
         /// The GPU.
-        card: GpuUuid,
+        gpu: GpuUuid,
         /// Cause.
         #[source]
         status: Status,

@@ -8,7 +8,7 @@ use crate::{GpuUuid, WatchError};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
     /// The GPU.
-    pub card: GpuUuid,
+    pub gpu: GpuUuid,
     /// GPU instance; `None` for the whole GPU.
     pub gpu_instance: Option<u32>,
     /// Compute instance; `None` for the whole GPU or GPU instance.

@@ -1,33 +1,33 @@
 //! Safe access to NVML for the node driver.
 //!
 //! Only this crate calls NVML; apart from `libvgpu`, only this product crate has `unsafe` code. The API returns owned
-//! data ([`Inventory`], [`Card`], [`Process`], [`Event`]), never handles. Callers use the trait [`GpuLibrary`], which
+//! data ([`Inventory`], [`Gpu`], [`Process`], [`Event`]), never handles. Callers use the trait [`GpuLibrary`], which
 //! tests implement over plain data.
 //!
 //! The crate supports NVML since driver 450. A missing symbol or an unsupported query makes one value unknown (`None`,
 //! [`Memory::NotSupported`]) and does not fail the inventory. A GPU that has fallen off the bus is listed in
 //! [`Inventory::faults`]; the other GPUs are still listed. So is a GPU whose calls hang; if it was read before, it stays in
-//! [`Inventory::cards`] as it was.
+//! [`Inventory::gpus`] as it was.
 //!
 //! The crate makes no decisions and does not read sysfs.
 
-mod card;
 mod error;
 mod event;
 mod find;
+mod gpu;
 mod library;
 mod mig;
 mod process;
 mod status;
 mod telemetry;
 
-pub use card::{
-    AddressingMode, Card, CardFault, ComputeCapability, ComputeMode, CudaVersion, Fabric,
-    FabricState, GpuUuid, Inventory, Memory, MemoryRepair,
-};
-pub use error::{CardError, InventoryError, OpenError, WatchError};
+pub use error::{GpuError, InventoryError, OpenError, WatchError};
 pub use event::{Event, EventKind, EventSource, RecoveryAction};
 pub use find::{FindError, find};
+pub use gpu::{
+    AddressingMode, ComputeCapability, ComputeMode, CudaVersion, Fabric, FabricState, Gpu,
+    GpuFault, GpuUuid, Inventory, Memory, MemoryRepair,
+};
 pub use library::Library;
 pub use mig::{ComputeInstance, GpuInstance, Mig, MigProfile, MigUuid, MigVariant, Placement};
 pub use process::{Process, ProcessKind, ProcessMemory, ProcessUtilization, Utilization};
@@ -42,88 +42,88 @@ pub trait GpuLibrary: Send + Sync {
     /// Reads the inventory.
     ///
     /// # Errors
-    /// When NVML cannot list the GPUs. A fault of one GPU is a [`CardFault`] instead.
+    /// When NVML cannot list the GPUs. A fault of one GPU is a [`GpuFault`] instead.
     fn inventory(&self) -> Result<Inventory, InventoryError>;
 
     /// Reads the memory of a GPU.
     ///
     /// # Errors
-    /// [`CardError`] with the GPU's UUID.
-    fn memory(&self, card: &GpuUuid) -> Result<Memory, CardError>;
+    /// [`GpuError`] with the GPU's UUID.
+    fn memory(&self, gpu: &GpuUuid) -> Result<Memory, GpuError>;
 
     /// Lists the processes with a context on the GPU, with their memory. PIDs are of the caller's PID namespace.
     ///
     /// # Errors
-    /// [`CardError`] with the GPU's UUID.
-    fn processes(&self, card: &GpuUuid) -> Result<Vec<Process>, CardError>;
+    /// [`GpuError`] with the GPU's UUID.
+    fn processes(&self, gpu: &GpuUuid) -> Result<Vec<Process>, GpuError>;
 
     /// Reads the utilization in NVML's last sample period; `None` when the GPU reports none (MIG mode).
     ///
     /// # Errors
-    /// [`CardError`] with the GPU's UUID.
-    fn utilization(&self, card: &GpuUuid) -> Result<Option<Utilization>, CardError>;
+    /// [`GpuError`] with the GPU's UUID.
+    fn utilization(&self, gpu: &GpuUuid) -> Result<Option<Utilization>, GpuError>;
 
     /// Reads the sensors of a GPU.
     ///
     /// # Errors
-    /// [`CardError`] with the GPU's UUID.
-    fn telemetry(&self, card: &GpuUuid) -> Result<Telemetry, CardError>;
+    /// [`GpuError`] with the GPU's UUID.
+    fn telemetry(&self, gpu: &GpuUuid) -> Result<Telemetry, GpuError>;
 
     /// Reads the samples by process newer than `since_us`, µs of the CPU clock; 0 returns all samples.
     ///
     /// # Errors
-    /// [`CardError`] with the GPU's UUID.
+    /// [`GpuError`] with the GPU's UUID.
     fn process_utilization(
         &self,
-        card: &GpuUuid,
+        gpu: &GpuUuid,
         since_us: u64,
-    ) -> Result<Vec<ProcessUtilization>, CardError>;
+    ) -> Result<Vec<ProcessUtilization>, GpuError>;
 
-    /// Registers `cards` for health events.
+    /// Registers `gpus` for health events.
     ///
     /// # Errors
     /// [`WatchError`] when a GPU cannot be registered or no event set can be created.
-    fn watch(&self, cards: &[GpuUuid]) -> Result<Box<dyn EventSource>, WatchError>;
+    fn watch(&self, gpus: &[GpuUuid]) -> Result<Box<dyn EventSource>, WatchError>;
 
     /// Lists the GPU instances of the GPU with their compute instances.
     ///
     /// # Errors
-    /// [`CardError`] with the GPU's UUID.
-    fn mig_instances(&self, card: &GpuUuid) -> Result<Vec<GpuInstance>, CardError>;
+    /// [`GpuError`] with the GPU's UUID.
+    fn mig_instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>, GpuError>;
 
     /// Creates a GPU instance of the profile with this ID at `placement`, with one compute instance that uses all of it. A
     /// failed creation is rolled back.
     ///
     /// # Errors
-    /// [`CardError`]; [`Status::InsufficientResources`] when slices or engines are in use.
+    /// [`GpuError`]; [`Status::InsufficientResources`] when slices or engines are in use.
     fn create_mig(
         &self,
-        card: &GpuUuid,
+        gpu: &GpuUuid,
         profile_id: u32,
         placement: Placement,
-    ) -> Result<GpuInstance, CardError>;
+    ) -> Result<GpuInstance, GpuError>;
 
     /// Destroys the GPU instance `id` and its compute instances. Succeeds when the instance does not exist.
     ///
     /// # Errors
-    /// [`CardError`]; [`Status::InUse`] while a process uses the instance.
-    fn destroy_mig(&self, card: &GpuUuid, id: u32) -> Result<(), CardError>;
+    /// [`GpuError`]; [`Status::InUse`] while a process uses the instance.
+    fn destroy_mig(&self, gpu: &GpuUuid, id: u32) -> Result<(), GpuError>;
 
     /// Returns whether MIG mode is on.
     ///
     /// # Errors
-    /// [`CardError`] with the GPU's UUID.
-    fn is_mig_enabled(&self, card: &GpuUuid) -> Result<bool, CardError>;
+    /// [`GpuError`] with the GPU's UUID.
+    fn is_mig_enabled(&self, gpu: &GpuUuid) -> Result<bool, GpuError>;
 
     /// Switches MIG mode. If the mode does not take effect at once, it stays as it was: nothing changes at the next reset.
     ///
     /// # Errors
-    /// [`CardError`]; [`Status::InUse`] while a program uses the GPU, [`Status::ResetRequired`] on a GPU that needs a reset.
-    fn set_mig_mode(&self, card: &GpuUuid, enabled: bool) -> Result<(), CardError>;
+    /// [`GpuError`]; [`Status::InUse`] while a program uses the GPU, [`Status::ResetRequired`] on a GPU that needs a reset.
+    fn set_mig_mode(&self, gpu: &GpuUuid, enabled: bool) -> Result<(), GpuError>;
 
     /// Returns the number of GPU instances of `profile` that can still be created.
     ///
     /// # Errors
-    /// [`CardError`] with the GPU's UUID.
-    fn mig_remaining(&self, card: &GpuUuid, profile: &MigProfile) -> Result<u32, CardError>;
+    /// [`GpuError`] with the GPU's UUID.
+    fn mig_remaining(&self, gpu: &GpuUuid, profile: &MigProfile) -> Result<u32, GpuError>;
 }

@@ -13,13 +13,13 @@ use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings::{self as sys, NvmlLib};
 
 use crate::{
-    CardError, Event, EventSource, GpuInstance, GpuLibrary, GpuUuid, Inventory, InventoryError,
+    Event, EventSource, GpuError, GpuInstance, GpuLibrary, GpuUuid, Inventory, InventoryError,
     Memory, MigProfile, OpenError, Placement, Process, ProcessUtilization, Status, Telemetry,
     Utilization, WatchError,
 };
 
-mod cards;
 mod events;
+mod gpus;
 mod instances;
 mod processes;
 mod profiles;
@@ -116,13 +116,13 @@ impl Shared {
     }
 
     /// Returns the handle of a GPU, cached if possible.
-    fn handle(&self, card: &GpuUuid) -> Result<Handle, Status> {
-        if let Some(handle) = self.handles().get(card) {
+    fn handle(&self, gpu: &GpuUuid) -> Result<Handle, Status> {
+        if let Some(handle) = self.handles().get(gpu) {
             return Ok(*handle);
         }
-        let device = self.nvml.device_by_uuid(card.as_str())?;
+        let device = self.nvml.device_by_uuid(gpu.as_str())?;
         let handle = handle_of(&device);
-        self.handles().insert(card.clone(), handle);
+        self.handles().insert(gpu.clone(), handle);
         Ok(handle)
     }
 
@@ -132,19 +132,17 @@ impl Shared {
     }
 
     /// Runs `read` on a GPU; the error has operation and GPU.
-    fn on_card<T>(
+    fn on_gpu<T>(
         &self,
-        card: &GpuUuid,
+        gpu: &GpuUuid,
         operation: impl Into<String>,
         read: impl FnOnce(Handle) -> Result<T, Status>,
-    ) -> Result<T, CardError> {
-        self.handle(card)
-            .and_then(read)
-            .map_err(|status| CardError {
-                operation: operation.into(),
-                card: card.clone(),
-                status,
-            })
+    ) -> Result<T, GpuError> {
+        self.handle(gpu).and_then(read).map_err(|status| GpuError {
+            operation: operation.into(),
+            gpu: gpu.clone(),
+            status,
+        })
     }
 }
 
@@ -169,96 +167,95 @@ impl GpuLibrary for Library {
         self.shared.inventory()
     }
 
-    fn memory(&self, card: &GpuUuid) -> Result<Memory, CardError> {
+    fn memory(&self, gpu: &GpuUuid) -> Result<Memory, GpuError> {
         self.shared
-            .on_card(card, "read the memory", |handle| self.shared.memory(handle))
+            .on_gpu(gpu, "read the memory", |handle| self.shared.memory(handle))
     }
 
-    fn processes(&self, card: &GpuUuid) -> Result<Vec<Process>, CardError> {
-        self.shared.on_card(card, "read the processes", |handle| {
+    fn processes(&self, gpu: &GpuUuid) -> Result<Vec<Process>, GpuError> {
+        self.shared.on_gpu(gpu, "read the processes", |handle| {
             self.shared.processes(handle)
         })
     }
 
-    fn utilization(&self, card: &GpuUuid) -> Result<Option<Utilization>, CardError> {
-        self.shared.on_card(card, "read the utilization", |handle| {
+    fn utilization(&self, gpu: &GpuUuid) -> Result<Option<Utilization>, GpuError> {
+        self.shared.on_gpu(gpu, "read the utilization", |handle| {
             self.shared.utilization(handle)
         })
     }
 
-    fn telemetry(&self, card: &GpuUuid) -> Result<Telemetry, CardError> {
-        self.shared.on_card(card, "read the sensors", |handle| {
+    fn telemetry(&self, gpu: &GpuUuid) -> Result<Telemetry, GpuError> {
+        self.shared.on_gpu(gpu, "read the sensors", |handle| {
             self.shared.telemetry(handle)
         })
     }
 
     fn process_utilization(
         &self,
-        card: &GpuUuid,
+        gpu: &GpuUuid,
         since_us: u64,
-    ) -> Result<Vec<ProcessUtilization>, CardError> {
+    ) -> Result<Vec<ProcessUtilization>, GpuError> {
         self.shared
-            .on_card(card, "read the utilization by process", |handle| {
+            .on_gpu(gpu, "read the utilization by process", |handle| {
                 self.shared.process_utilization(handle, since_us)
             })
     }
 
-    fn watch(&self, cards: &[GpuUuid]) -> Result<Box<dyn EventSource>, WatchError> {
+    fn watch(&self, gpus: &[GpuUuid]) -> Result<Box<dyn EventSource>, WatchError> {
         Ok(Box::new(events::EventSet::open(
             Arc::clone(&self.shared),
-            cards,
+            gpus,
         )?))
     }
 
-    fn mig_instances(&self, card: &GpuUuid) -> Result<Vec<GpuInstance>, CardError> {
-        self.shared
-            .on_card(card, "list the MIG instances", |handle| {
-                self.shared.instances(handle)
-            })
+    fn mig_instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>, GpuError> {
+        self.shared.on_gpu(gpu, "list the MIG instances", |handle| {
+            self.shared.instances(handle)
+        })
     }
 
     fn create_mig(
         &self,
-        card: &GpuUuid,
+        gpu: &GpuUuid,
         profile_id: u32,
         placement: Placement,
-    ) -> Result<GpuInstance, CardError> {
+    ) -> Result<GpuInstance, GpuError> {
         let operation = format!("create a MIG instance of profile {profile_id} at {placement}");
-        self.shared.on_card(card, operation, |handle| {
+        self.shared.on_gpu(gpu, operation, |handle| {
             self.shared.create_instance(handle, profile_id, placement)
         })
     }
 
-    fn destroy_mig(&self, card: &GpuUuid, id: u32) -> Result<(), CardError> {
+    fn destroy_mig(&self, gpu: &GpuUuid, id: u32) -> Result<(), GpuError> {
         let operation = format!("destroy MIG instance {id}");
-        self.shared.on_card(card, operation, |handle| {
+        self.shared.on_gpu(gpu, operation, |handle| {
             self.shared.destroy_instance(handle, id)
         })
     }
 
-    fn is_mig_enabled(&self, card: &GpuUuid) -> Result<bool, CardError> {
-        self.shared.on_card(card, "read the MIG mode", |handle| {
+    fn is_mig_enabled(&self, gpu: &GpuUuid) -> Result<bool, GpuError> {
+        self.shared.on_gpu(gpu, "read the MIG mode", |handle| {
             let mode = optional(self.shared.device(handle).mig_mode().map_err(Status::from))?;
             Ok(mode.is_some_and(|mode| mode.current == sys::NVML_DEVICE_MIG_ENABLE))
         })
     }
 
-    fn set_mig_mode(&self, card: &GpuUuid, enabled: bool) -> Result<(), CardError> {
+    fn set_mig_mode(&self, gpu: &GpuUuid, enabled: bool) -> Result<(), GpuError> {
         let operation = match enabled {
             true => "enable MIG mode",
             false => "disable MIG mode",
         };
-        self.shared.on_card(card, operation, |handle| {
+        self.shared.on_gpu(gpu, operation, |handle| {
             self.shared.set_mig_mode(handle, enabled)
         })
     }
 
-    fn mig_remaining(&self, card: &GpuUuid, profile: &MigProfile) -> Result<u32, CardError> {
+    fn mig_remaining(&self, gpu: &GpuUuid, profile: &MigProfile) -> Result<u32, GpuError> {
         let operation = format!(
             "read the remaining capacity for MIG profile {}",
             profile.name
         );
-        self.shared.on_card(card, operation, |handle| {
+        self.shared.on_gpu(gpu, operation, |handle| {
             self.shared.remaining(handle, profile.id)
         })
     }

@@ -3,12 +3,12 @@
 
 use std::os::fd::OwnedFd;
 
-use drava_nvml::{Card, GpuLibrary, GpuUuid, Library, Mig, MigProfile, Placement, Status, find};
+use drava_nvml::{Gpu, GpuLibrary, GpuUuid, Library, Mig, MigProfile, Placement, Status, find};
 use simulator_machine::client::Connection;
 use simulator_machine::control::Command;
 use simulator_machine::description::{A30X2, H100X2, RTX_PRO_6000X2};
 use simulator_machine::kernel::Faults;
-use simulator_machine::protocol::{CardIndex, ClientKind, InstanceId, MigRequest, Reply, Request};
+use simulator_machine::protocol::{ClientKind, GpuIndex, InstanceId, MigRequest, Reply, Request};
 use simulator_machine::root::DriverRoot;
 use simulator_machine::testing::{Machine, skips_without_root};
 
@@ -16,7 +16,7 @@ use simulator_machine::testing::{Machine, skips_without_root};
 struct MigMachine {
     machine: Machine,
     library: Library,
-    card: GpuUuid,
+    gpu: GpuUuid,
     profiles: Vec<MigProfile>,
 }
 
@@ -25,7 +25,7 @@ impl MigMachine {
         let machine = Machine::start(yaml).unwrap();
         request(&machine, MigRequest::SetMode { enabled: true }).unwrap();
         let library = Library::open(&find(machine.root()).unwrap()).unwrap();
-        let Card { uuid, mig, .. } = library.inventory().unwrap().cards.remove(0);
+        let Gpu { uuid, mig, .. } = library.inventory().unwrap().gpus.remove(0);
         let Mig::Capable {
             enabled: true,
             pending: true,
@@ -37,7 +37,7 @@ impl MigMachine {
         Self {
             machine,
             library,
-            card: uuid,
+            gpu: uuid,
             profiles,
         }
     }
@@ -51,13 +51,13 @@ impl MigMachine {
         let profile = self.profile(name);
         let size = profile.placements[0].size;
         let placement = Placement { start, size };
-        let created = self.library.create_mig(&self.card, profile.id, placement);
+        let created = self.library.create_mig(&self.gpu, profile.id, placement);
         created.map_err(|error| error.status)
     }
 
     fn remaining(&self, name: &str) -> u32 {
         let profile = self.profile(name);
-        self.library.mig_remaining(&self.card, profile).unwrap()
+        self.library.mig_remaining(&self.gpu, profile).unwrap()
     }
 }
 
@@ -68,8 +68,8 @@ fn request(
 ) -> Result<Reply, simulator_machine::client::ClientError> {
     let root = DriverRoot::new(machine.root());
     let (mut connection, _welcome): (_, _) = Connection::open(&root, ClientKind::Nvml)?;
-    let card = CardIndex(0);
-    connection.request(&Request::Mig { card, request })
+    let gpu = GpuIndex(0);
+    connection.request(&Request::Mig { gpu, request })
 }
 
 #[test]
@@ -86,17 +86,17 @@ fn lists_instances_until_they_are_destroyed() {
     );
     let mut expected = vec![large.clone(), small.clone()];
     expected.sort_by_key(|instance| instance.id);
-    assert_eq!(node.library.mig_instances(&node.card).unwrap(), expected);
+    assert_eq!(node.library.mig_instances(&node.gpu).unwrap(), expected);
     assert_eq!(
         (node.remaining("3g.40gb"), node.remaining("1g.10gb")),
         (0, 3)
     );
 
-    node.library.destroy_mig(&node.card, large.id).unwrap();
-    assert_eq!(node.library.mig_instances(&node.card).unwrap(), [small]);
+    node.library.destroy_mig(&node.gpu, large.id).unwrap();
+    assert_eq!(node.library.mig_instances(&node.gpu).unwrap(), [small]);
     assert_eq!(node.remaining("3g.40gb"), 1);
     // A repeated destroy succeeds.
-    node.library.destroy_mig(&node.card, large.id).unwrap();
+    node.library.destroy_mig(&node.gpu, large.id).unwrap();
     // The same placement yields the same device.
     assert_eq!(node.create("3g.40gb", 4), Ok(large));
 }
@@ -121,10 +121,10 @@ fn creates_every_placement_of_every_profile() {
                     (created.profile_id, created.placement),
                     (profile.id, *placement)
                 );
-                node.library.destroy_mig(&node.card, created.id).unwrap();
+                node.library.destroy_mig(&node.gpu, created.id).unwrap();
             }
         }
-        assert_eq!(node.library.mig_instances(&node.card).unwrap(), []);
+        assert_eq!(node.library.mig_instances(&node.gpu).unwrap(), []);
     }
 }
 
@@ -139,7 +139,7 @@ fn rejects_placement_in_use_without_residue() {
         node.create("3g.40gb", 0),
         Err(Status::InsufficientResources)
     );
-    assert_eq!(node.library.mig_instances(&node.card).unwrap(), [first]);
+    assert_eq!(node.library.mig_instances(&node.gpu).unwrap(), [first]);
 }
 
 #[test]
@@ -152,15 +152,15 @@ fn reports_rejection_by_the_driver() {
         refuses_instances: true,
         ..Faults::default()
     };
-    let card = CardIndex(0);
+    let gpu = GpuIndex(0);
     node.machine
-        .control(&Command::Break { card, faults })
+        .control(&Command::Break { gpu, faults })
         .unwrap();
     assert_eq!(
         node.create("1g.10gb", 0),
         Err(Status::InsufficientResources)
     );
-    assert_eq!(node.library.mig_instances(&node.card).unwrap(), []);
+    assert_eq!(node.library.mig_instances(&node.gpu).unwrap(), []);
 }
 
 #[test]
@@ -173,23 +173,23 @@ fn destroys_instance_only_after_its_process_exits() {
     let root = DriverRoot::new(node.machine.root());
     let (mut cuda, welcome) = Connection::open(&root, ClientKind::Cuda).unwrap();
     let _memory: Vec<OwnedFd> = welcome.fds;
-    let card = CardIndex(0);
-    let Reply::ContextCreated { context } = cuda.request(&Request::CreateContext { card }).unwrap()
+    let gpu = GpuIndex(0);
+    let Reply::ContextCreated { context } = cuda.request(&Request::CreateContext { gpu }).unwrap()
     else {
         panic!("no context")
     };
     let instance = InstanceId {
-        gpu: created.id,
+        gpu_instance: created.id,
         compute: created.compute_instances[0].id,
     };
     let enter = MigRequest::Enter { context, instance };
     cuda.request(&Request::Mig {
-        card,
+        gpu,
         request: enter,
     })
     .unwrap();
 
-    let [process] = node.library.processes(&node.card).unwrap()[..] else {
+    let [process] = node.library.processes(&node.gpu).unwrap()[..] else {
         panic!("one process")
     };
     assert_eq!(
@@ -197,15 +197,12 @@ fn destroys_instance_only_after_its_process_exits() {
         (Some(created.id), Some(instance.compute))
     );
     // A GPU in MIG mode reports no utilization.
-    assert_eq!(node.library.utilization(&node.card).unwrap(), None);
-    let error = node
-        .library
-        .destroy_mig(&node.card, created.id)
-        .unwrap_err();
+    assert_eq!(node.library.utilization(&node.gpu).unwrap(), None);
+    let error = node.library.destroy_mig(&node.gpu, created.id).unwrap_err();
     assert_eq!(error.status, Status::InUse);
     drop(cuda);
     node.machine
-        .wait_for_card(0, |card| card.processes.is_empty())
+        .wait_for_gpu(0, |gpu| gpu.processes.is_empty())
         .unwrap();
-    node.library.destroy_mig(&node.card, created.id).unwrap();
+    node.library.destroy_mig(&node.gpu, created.id).unwrap();
 }

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use drava_nvml::{
-    AddressingMode, Card, ComputeCapability, ComputeMode, CudaVersion, EventKind, FabricState,
+    AddressingMode, ComputeCapability, ComputeMode, CudaVersion, EventKind, FabricState, Gpu,
     GpuLibrary, GpuUuid, Inventory, Library, Memory, MemoryRepair, Mig, MigVariant, Placement,
     ProcessKind, ProcessMemory, RecoveryAction, Status, find,
 };
@@ -12,7 +12,7 @@ use simulator_machine::client::Connection;
 use simulator_machine::control::Command;
 use simulator_machine::description::{H100X2, T4};
 use simulator_machine::kernel::Faults;
-use simulator_machine::protocol::{CardEvent, CardIndex, ClientKind, Request};
+use simulator_machine::protocol::{ClientKind, GpuEvent, GpuIndex, Request};
 use simulator_machine::root::DriverRoot;
 use simulator_machine::testing::Machine;
 
@@ -40,7 +40,7 @@ fn reads_inventory_of_two_h100() {
     );
     assert!(!inventory.confidential_computing);
     assert_eq!(inventory.faults, []);
-    let [first, second] = &inventory.cards[..] else {
+    let [first, second] = &inventory.gpus[..] else {
         panic!("{inventory:?}")
     };
     assert_eq!((first.index, first.minor), (0, 0));
@@ -53,7 +53,7 @@ fn reads_inventory_of_two_h100() {
         second.uuid.as_str(),
         "GPU-c3d94b76-62fa-4a18-8c05-7b9e21f4d502"
     );
-    let Card {
+    let Gpu {
         name,
         brand,
         architecture,
@@ -97,14 +97,14 @@ fn reads_inventory_of_two_h100() {
 #[test]
 fn reads_mig_geometry() {
     let machine = Machine::start(H100X2).unwrap();
-    let card = inventory(&machine).cards.remove(0);
+    let gpu = inventory(&machine).gpus.remove(0);
     let Mig::Capable {
         enabled: false,
         pending: false,
         profiles,
-    } = card.mig
+    } = gpu.mig
     else {
-        panic!("{:?}", card.mig)
+        panic!("{:?}", gpu.mig)
     };
     let names: Vec<(&str, u32)> = profiles
         .iter()
@@ -151,11 +151,11 @@ fn reads_mig_geometry() {
 
 #[test]
 fn reads_gpu_without_mig_or_fabric() {
-    let card = inventory(&Machine::start(T4).unwrap()).cards.remove(0);
-    assert_eq!(card.mig, Mig::NotCapable);
-    assert_eq!(card.fabric, None);
-    assert_eq!(card.architecture, "Turing");
-    assert_eq!(card.multiprocessors, Some(40));
+    let gpu = inventory(&Machine::start(T4).unwrap()).gpus.remove(0);
+    assert_eq!(gpu.mig, Mig::NotCapable);
+    assert_eq!(gpu.fabric, None);
+    assert_eq!(gpu.architecture, "Turing");
+    assert_eq!(gpu.multiprocessors, Some(40));
 }
 
 #[test]
@@ -176,33 +176,29 @@ fn error_names_unknown_gpu() {
 fn reads_values_of_idle_gpu() {
     let machine = Machine::start(T4).unwrap();
     let library = open(&machine);
-    let card = &library.inventory().unwrap().cards[0];
-    assert_eq!(library.memory(&card.uuid).unwrap(), card.memory);
-    assert_eq!(library.processes(&card.uuid).unwrap(), []);
+    let gpu = &library.inventory().unwrap().gpus[0];
+    assert_eq!(library.memory(&gpu.uuid).unwrap(), gpu.memory);
+    assert_eq!(library.processes(&gpu.uuid).unwrap(), []);
     assert_eq!(
-        library
-            .utilization(&card.uuid)
-            .unwrap()
-            .unwrap()
-            .gpu_percent,
+        library.utilization(&gpu.uuid).unwrap().unwrap().gpu_percent,
         0
     );
-    assert_eq!(library.process_utilization(&card.uuid, 0).unwrap(), []);
-    assert_eq!(library.mig_instances(&card.uuid).unwrap(), []);
+    assert_eq!(library.process_utilization(&gpu.uuid, 0).unwrap(), []);
+    assert_eq!(library.mig_instances(&gpu.uuid).unwrap(), []);
 }
 
 #[test]
 fn lists_process_with_memory_until_exit() {
     let machine = Machine::start(H100X2).unwrap();
     let library = open(&machine);
-    let cards = library.inventory().unwrap().cards;
+    let gpus = library.inventory().unwrap().gpus;
     let root = DriverRoot::new(machine.root());
     // This process acts as a CUDA program.
     let (mut cuda, _welcome) = Connection::open(&root, ClientKind::Cuda).unwrap();
-    cuda.request(&Request::CreateContext { card: CardIndex(1) })
+    cuda.request(&Request::CreateContext { gpu: GpuIndex(1) })
         .unwrap();
 
-    let [process] = library.processes(&cards[1].uuid).unwrap()[..] else {
+    let [process] = library.processes(&gpus[1].uuid).unwrap()[..] else {
         panic!("one process")
     };
     let ProcessMemory::Used { bytes } = process.memory else {
@@ -216,45 +212,45 @@ fn lists_process_with_memory_until_exit() {
         (process.gpu_instance, process.compute_instance),
         (None, None)
     );
-    let Memory::Dedicated { used_bytes, .. } = library.memory(&cards[1].uuid).unwrap() else {
+    let Memory::Dedicated { used_bytes, .. } = library.memory(&gpus[1].uuid).unwrap() else {
         panic!("no memory")
     };
     assert_eq!((bytes, used_bytes), (545_259_520, 545_259_520));
-    assert_eq!(library.processes(&cards[0].uuid).unwrap(), []);
+    assert_eq!(library.processes(&gpus[0].uuid).unwrap(), []);
 
     drop(cuda);
     let deadline = Instant::now() + Duration::from_secs(30);
-    while !library.processes(&cards[1].uuid).unwrap().is_empty() {
+    while !library.processes(&gpus[1].uuid).unwrap().is_empty() {
         assert!(Instant::now() < deadline, "the process is still listed");
         std::thread::yield_now();
     }
-    assert_eq!(library.memory(&cards[1].uuid).unwrap(), cards[1].memory);
+    assert_eq!(library.memory(&gpus[1].uuid).unwrap(), gpus[1].memory);
 }
 
 #[test]
 fn reports_xid_of_watched_gpu() {
     let machine = Machine::start(H100X2).unwrap();
     let library = open(&machine);
-    let cards: Vec<GpuUuid> = library
+    let gpus: Vec<GpuUuid> = library
         .inventory()
         .unwrap()
-        .cards
+        .gpus
         .into_iter()
-        .map(|card| card.uuid)
+        .map(|gpu| gpu.uuid)
         .collect();
-    let mut events = library.watch(&cards).unwrap();
+    let mut events = library.watch(&gpus).unwrap();
     assert_eq!(events.next(Duration::ZERO).unwrap(), None);
     machine
-        .control(&Command::Raise(CardEvent::Xid {
-            card: CardIndex(1),
+        .control(&Command::Raise(GpuEvent::Xid {
+            gpu: GpuIndex(1),
             code: 79,
             instance: None,
         }))
         .unwrap();
     let event = events.next(Duration::from_secs(30)).unwrap().unwrap();
     assert_eq!(
-        (event.card, event.kind),
-        (cards[1].clone(), EventKind::Xid(79))
+        (event.gpu, event.kind),
+        (gpus[1].clone(), EventKind::Xid(79))
     );
     assert_eq!((event.gpu_instance, event.compute_instance), (None, None));
     assert_eq!(events.next(Duration::ZERO).unwrap(), None);
@@ -264,13 +260,13 @@ fn reports_xid_of_watched_gpu() {
 fn reports_memory_error_and_xid_of_gpu_instance() {
     let machine = Machine::start(H100X2).unwrap();
     let library = open(&machine);
-    let gpu = library.inventory().unwrap().cards.remove(0).uuid;
+    let gpu = library.inventory().unwrap().gpus.remove(0).uuid;
     let mut events = library.watch(&[gpu]).unwrap();
     let raise = |event| machine.control(&Command::Raise(event)).unwrap();
-    let card = CardIndex(0);
-    raise(CardEvent::DoubleBitEcc { card });
-    raise(CardEvent::Xid {
-        card,
+    let gpu = GpuIndex(0);
+    raise(GpuEvent::DoubleBitEcc { gpu });
+    raise(GpuEvent::Xid {
+        gpu,
         code: 95,
         instance: Some(3),
     });
@@ -287,17 +283,17 @@ fn reports_memory_error_and_xid_of_gpu_instance() {
 fn reads_recovery_action_until_reset() {
     let machine = Machine::start(H100X2).unwrap();
     let library = open(&machine);
-    let gpu = library.inventory().unwrap().cards.remove(0).uuid;
+    let gpu = library.inventory().unwrap().gpus.remove(0).uuid;
     let action = || library.telemetry(&gpu).unwrap().recovery_action;
     assert_eq!(action(), Some(RecoveryAction::None));
-    let card = CardIndex(0);
+    let gpu = GpuIndex(0);
     let faults = Faults {
         recovery_action: 1,
         ..Faults::default()
     };
-    machine.control(&Command::Break { card, faults }).unwrap();
+    machine.control(&Command::Break { gpu, faults }).unwrap();
     assert_eq!(action(), Some(RecoveryAction::GpuReset));
-    machine.control(&Command::Reset { card }).unwrap();
+    machine.control(&Command::Reset { gpu }).unwrap();
     assert_eq!(action(), Some(RecoveryAction::None));
 }
 
@@ -305,7 +301,7 @@ fn reads_recovery_action_until_reset() {
 fn reads_fabric_and_memory_repair() {
     let machine = Machine::start(H100X2).unwrap();
     let library = open(&machine);
-    let gpu = library.inventory().unwrap().cards.remove(0).uuid;
+    let gpu = library.inventory().unwrap().gpus.remove(0).uuid;
     let read = || {
         let telemetry = library.telemetry(&gpu).unwrap();
         (telemetry.fabric, telemetry.memory_repair)
@@ -317,15 +313,15 @@ fn reads_fabric_and_memory_repair() {
         })
     };
     assert_eq!(read(), (Some(FabricState::Completed), repair(false, false)));
-    let card = CardIndex(0);
+    let gpu = GpuIndex(0);
     let faults = Faults {
         fabric_state: Some(2),
         repair_pending: true,
         ..Faults::default()
     };
-    machine.control(&Command::Break { card, faults }).unwrap();
+    machine.control(&Command::Break { gpu, faults }).unwrap();
     assert_eq!(read(), (Some(FabricState::InProgress), repair(true, false)));
-    machine.control(&Command::Reset { card }).unwrap();
+    machine.control(&Command::Reset { gpu }).unwrap();
     assert_eq!(read().1, repair(false, false), "repaired by the reset");
     // No fabric without NVSwitch, and pages instead of rows before Ampere.
     let machine = Machine::start(T4).unwrap();
@@ -333,8 +329,8 @@ fn reads_fabric_and_memory_repair() {
         repair_pending: true,
         ..Faults::default()
     };
-    machine.control(&Command::Break { card, faults }).unwrap();
-    let gpu = inventory(&machine).cards[0].uuid.clone();
+    machine.control(&Command::Break { gpu, faults }).unwrap();
+    let gpu = inventory(&machine).gpus[0].uuid.clone();
     let telemetry = open(&machine).telemetry(&gpu).unwrap();
     assert_eq!(
         (telemetry.fabric, telemetry.memory_repair),
@@ -346,7 +342,7 @@ fn reads_fabric_and_memory_repair() {
 fn reads_sensors_of_driver_without_recovery_action() {
     let yaml = H100X2.replace("580.65.06", "550.163.01");
     let machine = Machine::start(&yaml).unwrap();
-    let gpu = inventory(&machine).cards[0].uuid.clone();
+    let gpu = inventory(&machine).gpus[0].uuid.clone();
     let telemetry = open(&machine).telemetry(&gpu).unwrap();
     assert_eq!(telemetry.recovery_action, None);
     assert_eq!(telemetry.temperature_celsius, Some(30));
@@ -355,8 +351,8 @@ fn reads_sensors_of_driver_without_recovery_action() {
 #[test]
 fn reads_sensors_of_idle_h100() {
     let machine = Machine::start(H100X2).unwrap();
-    let card = inventory(&machine).cards[0].uuid.clone();
-    let telemetry = open(&machine).telemetry(&card).unwrap();
+    let gpu = inventory(&machine).gpus[0].uuid.clone();
+    let telemetry = open(&machine).telemetry(&gpu).unwrap();
     assert!(matches!(telemetry.memory, Memory::Dedicated { .. }));
     assert_eq!(telemetry.utilization.unwrap().gpu_percent, 0);
     assert_eq!(telemetry.temperature_celsius, Some(30));

@@ -30,12 +30,12 @@ fn stub(defines: &[&str]) -> (Library, TempDir) {
     (Library::open(&path).unwrap(), dir)
 }
 
-fn card(number: u32) -> GpuUuid {
+fn gpu(number: u32) -> GpuUuid {
     GpuUuid::new(format!("GPU-{number}"))
 }
 
 fn profiles(library: &Library) -> Vec<MigProfile> {
-    match library.inventory().unwrap().cards.swap_remove(0).mig {
+    match library.inventory().unwrap().gpus.swap_remove(0).mig {
         Mig::Capable { profiles, .. } => profiles,
         Mig::NotCapable => panic!("GPU 0 of the stub supports MIG"),
     }
@@ -55,9 +55,9 @@ fn missing_symbols_make_only_their_values_unknown() {
     assert_eq!(inventory.faults, []);
     assert_eq!(inventory.driver_version, "450.51");
     assert_eq!(inventory.cuda_driver_version, None);
-    let card = &inventory.cards[0];
+    let gpu = &inventory.gpus[0];
     assert_eq!(
-        card.memory,
+        gpu.memory,
         Memory::Dedicated {
             total_bytes: 81_559 * MIB,
             reserved_bytes: 0,
@@ -65,21 +65,21 @@ fn missing_symbols_make_only_their_values_unknown() {
         }
     );
     assert_eq!(
-        (card.brand.as_str(), card.architecture.as_str()),
+        (gpu.brand.as_str(), gpu.architecture.as_str()),
         ("Unknown", "Unknown")
     );
     assert_eq!(
-        (card.numa_node, card.multiprocessors, card.addressing_mode),
+        (gpu.numa_node, gpu.multiprocessors, gpu.addressing_mode),
         (None, None, None)
     );
     assert_eq!(
-        (card.compute_mode, &card.fabric),
+        (gpu.compute_mode, &gpu.fabric),
         (ComputeMode::Unknown, &None)
     );
-    assert_eq!(card.pci_bus_id, "0000:1b:00.0");
-    assert_eq!(library.utilization(&card.uuid).unwrap(), None);
-    assert_eq!(library.process_utilization(&card.uuid, 0).unwrap(), []);
-    let error = library.processes(&card.uuid).unwrap_err();
+    assert_eq!(gpu.pci_bus_id, "0000:1b:00.0");
+    assert_eq!(library.utilization(&gpu.uuid).unwrap(), None);
+    assert_eq!(library.process_utilization(&gpu.uuid, 0).unwrap(), []);
+    let error = library.processes(&gpu.uuid).unwrap_err();
     assert_eq!(
         error.status,
         Status::MissingSymbol("nvmlDeviceGetComputeRunningProcesses_v3")
@@ -97,8 +97,8 @@ fn lists_gpu_without_memory_size() {
     let (library, _dir) = stub(&["NO_MEMORY"]);
     let inventory = library.inventory().unwrap();
     assert_eq!(inventory.faults, []);
-    assert_eq!(inventory.cards[0].memory, Memory::NotSupported);
-    assert_eq!(library.memory(&card(0)).unwrap(), Memory::NotSupported);
+    assert_eq!(inventory.gpus[0].memory, Memory::NotSupported);
+    assert_eq!(library.memory(&gpu(0)).unwrap(), Memory::NotSupported);
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn reports_clients_of_mps() {
     for (defines, expected) in [(&["MPS"][..], true), (&[], false), (&["OLD"], false)] {
         let (library, _dir) = stub(defines);
         let inventory = library.inventory().unwrap();
-        assert_eq!(inventory.cards[0].has_mps_clients, expected, "{defines:?}");
+        assert_eq!(inventory.gpus[0].has_mps_clients, expected, "{defines:?}");
     }
 }
 
@@ -118,31 +118,31 @@ fn reports_reserved_memory_separately() {
         reserved_bytes: 100 * MIB,
         used_bytes: 200 * MIB,
     };
-    assert_eq!(library.memory(&card(0)).unwrap(), memory);
+    assert_eq!(library.memory(&gpu(0)).unwrap(), memory);
 }
 
 #[test]
 fn reports_lost_gpu_once_and_watches_the_others() {
     let (library, _dir) = stub(&["LOST"]);
-    assert_eq!(library.inventory().unwrap().cards.len(), 2);
-    let mut events = library.watch(&[card(0), card(1)]).unwrap();
+    assert_eq!(library.inventory().unwrap().gpus.len(), 2);
+    let mut events = library.watch(&[gpu(0), gpu(1)]).unwrap();
     assert_eq!(events.next(ZERO).unwrap(), None);
     let lost = events.next(ZERO).unwrap().unwrap();
-    assert_eq!((lost.card, lost.kind), (card(1), EventKind::Lost));
+    assert_eq!((lost.gpu, lost.kind), (gpu(1), EventKind::Lost));
     let xid = events.next(ZERO).unwrap().unwrap();
-    assert_eq!((xid.card, xid.kind), (card(0), EventKind::Xid(48)));
+    assert_eq!((xid.gpu, xid.kind), (gpu(0), EventKind::Xid(48)));
     assert_eq!((xid.gpu_instance, xid.compute_instance), (Some(3), Some(0)));
 
     let inventory = library.inventory().unwrap();
-    assert_eq!(inventory.cards.len(), 1, "the other GPU is listed");
+    assert_eq!(inventory.gpus.len(), 1, "the other GPU is listed");
     let [fault] = &inventory.faults[..] else {
         panic!("{inventory:?}")
     };
     assert_eq!(
-        (fault.index, fault.card.as_ref(), &fault.status),
-        (1, Some(&card(1)), &Status::GpuLost)
+        (fault.index, fault.gpu.as_ref(), &fault.status),
+        (1, Some(&gpu(1)), &Status::GpuLost)
     );
-    assert!(library.watch(&[card(0), card(1)]).is_err());
+    assert!(library.watch(&[gpu(0), gpu(1)]).is_err());
 }
 
 #[test]
@@ -153,36 +153,32 @@ fn lists_other_gpus_while_one_hangs() {
     let (library, _dir) = stub(&[&format!("HANG=\"{}\"", hang.display())]);
     let read = |library: &Library| {
         let inventory = library.inventory().unwrap();
-        let cards: Vec<_> = inventory
-            .cards
-            .iter()
-            .map(|card| card.uuid.clone())
-            .collect();
+        let gpus: Vec<_> = inventory.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
         let faults = inventory.faults.into_iter();
         let faults: Vec<_> = faults.map(|fault| (fault.index, fault.status)).collect();
-        (cards, faults)
+        (gpus, faults)
     };
-    assert_eq!(read(&library), (vec![card(0)], vec![(1, Status::Timeout)]));
+    assert_eq!(read(&library), (vec![gpu(0)], vec![(1, Status::Timeout)]));
     // The second inventory does not wait again.
     let before = std::time::Instant::now();
-    assert_eq!(read(&library), (vec![card(0)], vec![(1, Status::Timeout)]));
+    assert_eq!(read(&library), (vec![gpu(0)], vec![(1, Status::Timeout)]));
     assert!(before.elapsed() < Duration::from_secs(5));
 
     std::fs::remove_file(&hang).unwrap();
-    let both = (vec![card(0), card(1)], Vec::new());
+    let both = (vec![gpu(0), gpu(1)], Vec::new());
     while read(&library) != both {
         std::thread::yield_now();
     }
     // A GPU that was read before is listed as it was.
     std::fs::write(&hang, "").unwrap();
-    let (cards, faults) = read(&library);
-    assert_eq!((cards, faults), (both.0, vec![(1, Status::Timeout)]));
+    let (gpus, faults) = read(&library);
+    assert_eq!((gpus, faults), (both.0, vec![(1, Status::Timeout)]));
 }
 
 #[test]
 fn creates_lists_and_destroys_mig_instances() {
     let (library, _dir) = stub(&[]);
-    let card = card(0);
+    let gpu = gpu(0);
     let (small, large) = (profile(&library, "1g.10gb"), profile(&library, "3g.40gb"));
     assert_eq!(
         large.placements,
@@ -191,11 +187,11 @@ fn creates_lists_and_destroys_mig_instances() {
             Placement { start: 4, size: 4 }
         ]
     );
-    assert_eq!(library.mig_instances(&card).unwrap(), []);
-    assert_eq!(library.mig_remaining(&card, &large).unwrap(), 2);
+    assert_eq!(library.mig_instances(&gpu).unwrap(), []);
+    assert_eq!(library.mig_remaining(&gpu, &large).unwrap(), 2);
 
     let first = library
-        .create_mig(&card, large.id, large.placements[1])
+        .create_mig(&gpu, large.id, large.placements[1])
         .unwrap();
     assert_eq!(
         (first.profile_id, first.placement),
@@ -210,16 +206,16 @@ fn creates_lists_and_destroys_mig_instances() {
     );
     assert_eq!(compute.uuid.as_str(), "MIG-1-2");
     let second = library
-        .create_mig(&card, small.id, small.placements[3])
+        .create_mig(&gpu, small.id, small.placements[3])
         .unwrap();
     assert_eq!(
-        library.mig_instances(&card).unwrap(),
+        library.mig_instances(&gpu).unwrap(),
         [first.clone(), second.clone()]
     );
-    assert_eq!(library.mig_remaining(&card, &large).unwrap(), 0);
+    assert_eq!(library.mig_remaining(&gpu, &large).unwrap(), 0);
 
     let error = library
-        .create_mig(&card, large.id, large.placements[1])
+        .create_mig(&gpu, large.id, large.placements[1])
         .unwrap_err();
     assert_eq!(error.status, Status::InsufficientResources);
     assert_eq!(
@@ -230,10 +226,10 @@ fn creates_lists_and_destroys_mig_instances() {
         )
     );
 
-    library.destroy_mig(&card, first.id).unwrap();
-    library.destroy_mig(&card, first.id).unwrap();
-    assert_eq!(library.mig_instances(&card).unwrap(), [second]);
-    assert_eq!(library.mig_remaining(&card, &large).unwrap(), 1);
+    library.destroy_mig(&gpu, first.id).unwrap();
+    library.destroy_mig(&gpu, first.id).unwrap();
+    assert_eq!(library.mig_instances(&gpu).unwrap(), [second]);
+    assert_eq!(library.mig_remaining(&gpu, &large).unwrap(), 1);
 }
 
 #[test]
@@ -242,11 +238,11 @@ fn rolls_back_incomplete_mig_instance() {
     let large = profile(&library, "3g.40gb");
     assert!(
         library
-            .create_mig(&card(0), large.id, large.placements[0])
+            .create_mig(&gpu(0), large.id, large.placements[0])
             .is_err()
     );
-    assert_eq!(library.mig_instances(&card(0)).unwrap(), []);
-    assert_eq!(library.mig_remaining(&card(0), &large).unwrap(), 2);
+    assert_eq!(library.mig_instances(&gpu(0)).unwrap(), []);
+    assert_eq!(library.mig_remaining(&gpu(0), &large).unwrap(), 2);
 }
 
 #[test]
@@ -254,21 +250,21 @@ fn keeps_mig_instance_in_use() {
     let (library, _dir) = stub(&["BUSY"]);
     let large = profile(&library, "3g.40gb");
     let instance = library
-        .create_mig(&card(0), large.id, large.placements[0])
+        .create_mig(&gpu(0), large.id, large.placements[0])
         .unwrap();
-    let error = library.destroy_mig(&card(0), instance.id).unwrap_err();
+    let error = library.destroy_mig(&gpu(0), instance.id).unwrap_err();
     assert_eq!(error.status, Status::InUse);
     assert_eq!(
         error.to_string(),
         "cannot destroy MIG instance 1 of GPU GPU-0"
     );
-    assert_eq!(library.mig_instances(&card(0)).unwrap(), [instance]);
+    assert_eq!(library.mig_instances(&gpu(0)).unwrap(), [instance]);
 }
 
 #[test]
 fn gpu_without_mig_has_no_instances() {
     let (library, _dir) = stub(&[]);
-    assert_eq!(library.inventory().unwrap().cards[1].mig, Mig::NotCapable);
-    assert_eq!(library.mig_instances(&card(1)).unwrap(), []);
-    library.destroy_mig(&card(1), 5).unwrap();
+    assert_eq!(library.inventory().unwrap().gpus[1].mig, Mig::NotCapable);
+    assert_eq!(library.mig_instances(&gpu(1)).unwrap(), []);
+    library.destroy_mig(&gpu(1), 5).unwrap();
 }

@@ -1,7 +1,7 @@
 //! Input and output of the agent: limits pages, usage regions, file events, NVML, findings.
 
-pub mod card;
 pub mod enforcement_events;
+pub mod gpu;
 pub mod limits_page;
 pub mod nvml_observer;
 pub mod region_watch;

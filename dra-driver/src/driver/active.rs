@@ -163,7 +163,7 @@ async fn claimed_gpus(claims: Arc<ClaimService<NodeEffects>>) -> BTreeSet<GpuUui
         for uid in store.list()?.recorded {
             if let Loaded::Present(record) = store.load(&uid)? {
                 let devices = record.devices.into_iter();
-                gpus.extend(devices.map(|device| GpuUuid::new(device.card.uuid)));
+                gpus.extend(devices.map(|device| GpuUuid::new(device.gpu.uuid)));
             }
         }
         Ok::<_, RecordError>(gpus)
@@ -210,10 +210,10 @@ async fn become_active(
 
 /// Returns the estimate of the driver reserve that claims are prepared with.
 pub(super) fn estimate(gpus: watch::Receiver<State>) -> agent::Estimate {
-    Arc::new(move |card| match &*gpus.borrow() {
+    Arc::new(move |gpu| match &*gpus.borrow() {
         State::Known(node) => {
-            let card = node.inventory.card(card.as_str())?;
-            Some(capacity::driver_reserve_bytes(card))
+            let gpu = node.inventory.gpu(gpu.as_str())?;
+            Some(capacity::driver_reserve_bytes(gpu))
         }
         State::Pending | State::Unknown(_) => None,
     })

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drava_api::event::EventReason;
-use drava_nvml::{CardFault, Inventory};
+use drava_nvml::{GpuFault, Inventory};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -41,25 +41,25 @@ pub(super) async fn report_conditions(
 struct Reported {
     /// NVML indices of the GPUs that were read once: their health is reported.
     read: BTreeSet<u32>,
-    faults: Vec<CardFault>,
+    faults: Vec<GpuFault>,
 }
 
 impl Reported {
     /// Returns notes on the GPUs that were never read, each once.
-    fn unread(&mut self, gpus: &Inventory) -> Vec<String> {
-        self.read.extend(gpus.cards.iter().map(|card| card.index));
-        let unread = |fault: &&CardFault| !self.read.contains(&fault.index);
-        let faults: Vec<_> = gpus.faults.iter().filter(unread).cloned().collect();
+    fn unread(&mut self, nvml: &Inventory) -> Vec<String> {
+        self.read.extend(nvml.gpus.iter().map(|gpu| gpu.index));
+        let unread = |fault: &&GpuFault| !self.read.contains(&fault.index);
+        let faults: Vec<_> = nvml.faults.iter().filter(unread).cloned().collect();
         let new = faults.iter().filter(|fault| !self.faults.contains(fault));
         let notes = new
             .map(|fault| {
-                let CardFault {
+                let GpuFault {
                     index,
-                    card,
+                    gpu,
                     query,
                     status,
                 } = fault;
-                let gpu = card.as_ref().map_or_else(String::new, |card| format!(" ({card})"));
+                let gpu = gpu.as_ref().map_or_else(String::new, |gpu| format!(" ({gpu})"));
                 format!(
                     "GPU {index}{gpu} is not published: cannot read {query} from NVML: {status}; it is published as soon as \
                      it answers, see the kernel log of the node"
@@ -82,8 +82,8 @@ pub(super) async fn report_other_owners(
             && node.inventory.settings.is_some()
         {
             let inventory = &node.inventory;
-            let cards = inventory.gpus.cards.iter().map(|card| &card.uuid);
-            let offered = cards.filter(|gpu| !inventory.card_settings(gpu.as_str()).is_excluded);
+            let gpus = inventory.nvml.gpus.iter().map(|gpu| &gpu.uuid);
+            let offered = gpus.filter(|gpu| !inventory.gpu_settings(gpu.as_str()).is_excluded);
             conditions.set(Condition::Exclusive, inventory.other_owners.check(offered));
         }
         if !until(&stop, gpus.changed()).await {
@@ -108,12 +108,12 @@ pub(super) async fn follow_gpus(
             State::Known(node) => {
                 let inventory = &node.inventory;
                 tracing::info!(
-                    gpus = inventory.gpus.cards.len(),
-                    driver.version = inventory.gpus.driver_version,
-                    faults = ?inventory.gpus.faults,
+                    gpus = inventory.nvml.gpus.len(),
+                    driver.version = inventory.nvml.driver_version,
+                    faults = ?inventory.nvml.faults,
                     "GPU inventory changed"
                 );
-                for note in reported.unread(&inventory.gpus) {
+                for note in reported.unread(&inventory.nvml) {
                     reporter.event(Subject::Node, EventReason::GpuUnavailable, note);
                 }
                 conditions.set(Condition::Gpus, Ok(()));

@@ -3,7 +3,7 @@ use std::fs;
 use drava_api::config::{ComputePolicy, Enforcement, MemoryPolicy, Priority};
 
 use super::*;
-use crate::prepare::{Access, CardRef, Delivery, Share};
+use crate::prepare::{Access, Delivery, GpuRef, Share};
 
 fn record(number: u32) -> ClaimRecord {
     let uid = format!("00000000-0000-4000-8000-{number:012}");
@@ -28,7 +28,7 @@ fn record(number: u32) -> ClaimRecord {
             request: "gpu".to_owned(),
             pool: "node-a/gpus".to_owned(),
             device: "gpu-0-vgpu".to_owned(),
-            card: CardRef {
+            gpu: GpuRef {
                 uuid: "GPU-0".to_owned(),
                 minor: 0,
                 pci_bus_id: String::new(),

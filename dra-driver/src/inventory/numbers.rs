@@ -6,37 +6,37 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use drava_nvml::{Card, GpuUuid};
+use drava_nvml::{Gpu, GpuUuid};
 
 /// Numbers in device names, by GPU.
 pub type Numbers = BTreeMap<GpuUuid, u32>;
 
-/// Returns the numbers of `cards`. GPUs in `known` keep their number; the number of a GPU in `known` that is not on the node
+/// Returns the numbers of `gpus`. GPUs in `known` keep their number; the number of a GPU in `known` that is not on the node
 /// stays reserved, because a claim names its device.
 #[must_use]
-pub fn assign(cards: &[Card], known: &Numbers) -> Numbers {
+pub fn assign(gpus: &[Gpu], known: &Numbers) -> Numbers {
     let mut taken: BTreeSet<u32> = known.values().copied().collect();
     let mut numbers = Numbers::new();
     let mut used = BTreeSet::new();
-    for card in cards {
+    for gpu in gpus {
         // Of two GPUs with one number, the second gets another one.
-        if let Some(&number) = known.get(&card.uuid)
+        if let Some(&number) = known.get(&gpu.uuid)
             && used.insert(number)
         {
-            numbers.insert(card.uuid.clone(), number);
+            numbers.insert(gpu.uuid.clone(), number);
         }
     }
-    for card in cards {
-        if !numbers.contains_key(&card.uuid) && taken.insert(card.minor) {
-            numbers.insert(card.uuid.clone(), card.minor);
+    for gpu in gpus {
+        if !numbers.contains_key(&gpu.uuid) && taken.insert(gpu.minor) {
+            numbers.insert(gpu.uuid.clone(), gpu.minor);
         }
     }
-    for card in cards {
-        if !numbers.contains_key(&card.uuid) {
+    for gpu in gpus {
+        if !numbers.contains_key(&gpu.uuid) {
             let free = (0..=u32::MAX).find(|number| !taken.contains(number));
-            let number = free.unwrap_or(card.minor);
+            let number = free.unwrap_or(gpu.minor);
             taken.insert(number);
-            numbers.insert(card.uuid.clone(), number);
+            numbers.insert(gpu.uuid.clone(), number);
         }
     }
     numbers

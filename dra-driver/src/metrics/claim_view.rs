@@ -193,7 +193,7 @@ fn entry(record: &ClaimRecord) -> ClaimEntry {
     let device = |prepared: &Prepared| DeviceEntry {
         request: prepared.request.clone(),
         device: prepared.device.clone(),
-        gpu: prepared.card.uuid.clone(),
+        gpu: prepared.gpu.uuid.clone(),
         access: match &prepared.access {
             Access::Share(share) => DeviceAccess::Share(share.id.clone()),
             Access::Whole => DeviceAccess::Whole,

@@ -56,35 +56,35 @@ impl GpuTable {
 
     /// Sets which GPUs exist. Removed GPUs disappear with their counts.
     pub fn set_inventory(&self, inventory: &NodeInventory) {
-        let gpus = &inventory.gpus;
+        let nvml = &inventory.nvml;
         let mut table = self.lock();
         // A GPU that left the bus often has no readable UUID.
         table.retain(|uuid, _| {
-            let mut faults = gpus.faults.iter();
-            gpus.cards.iter().any(|card| card.uuid == *uuid)
-                || faults.any(|fault| fault.card.as_ref().is_none_or(|card| card == uuid))
+            let mut faults = nvml.faults.iter();
+            nvml.gpus.iter().any(|gpu| gpu.uuid == *uuid)
+                || faults.any(|fault| fault.gpu.as_ref().is_none_or(|gpu| gpu == uuid))
         });
-        for card in &gpus.cards {
-            let entry = table.entry(card.uuid.clone()).or_default();
+        for gpu in &nvml.gpus {
+            let entry = table.entry(gpu.uuid.clone()).or_default();
             entry.info = Some(GpuInfo {
-                index: card.index,
-                model: card.name.clone(),
-                pci_bus_id: card.pci_bus_id.clone(),
-                driver_version: gpus.driver_version.clone(),
+                index: gpu.index,
+                model: gpu.name.clone(),
+                pci_bus_id: gpu.pci_bus_id.clone(),
+                driver_version: nvml.driver_version.clone(),
             });
         }
     }
 
     /// Sets the reading of a GPU.
-    pub fn set_sample(&self, card: &GpuUuid, telemetry: Telemetry, unix_seconds: f64) {
-        if let Some(entry) = self.lock().get_mut(card) {
+    pub fn set_sample(&self, gpu: &GpuUuid, telemetry: Telemetry, unix_seconds: f64) {
+        if let Some(entry) = self.lock().get_mut(gpu) {
             entry.sample = Some((telemetry, unix_seconds));
         }
     }
 
     /// Counts an XID of a GPU.
-    pub fn count_xid(&self, card: &GpuUuid, number: u64) {
-        if let Some(entry) = self.lock().get_mut(card) {
+    pub fn count_xid(&self, gpu: &GpuUuid, number: u64) {
+        if let Some(entry) = self.lock().get_mut(gpu) {
             let xid = Xid::Number(number);
             let is_full = entry.xids.len() >= MAX_XIDS && !entry.xids.contains_key(&xid);
             *entry

@@ -265,7 +265,7 @@ impl<E: Effects> Applier<E> {
     ) -> Result<ClaimRecord, Failure> {
         let _gpus = self
             .locks
-            .cards(devices.iter().map(|device| device.card.uuid.as_str()))?;
+            .gpus(devices.iter().map(|device| device.gpu.uuid.as_str()))?;
         check(&devices)?;
         self.reserve_slices(&mut devices, origin)?;
         let record = ClaimRecord {
@@ -339,7 +339,7 @@ impl<E: Effects> Applier<E> {
         repairs: &mut Repairs,
     ) -> Result<ClaimRecord, Failure> {
         let uid = record.claim.uid.clone();
-        repeat::refresh_cards(&mut record.devices, environment.inventory)?;
+        repeat::refresh_gpus(&mut record.devices, environment.inventory)?;
         self.refresh_artifacts(&mut record, environment);
         spec::check(&record, environment.driver)?;
         self.ensure_mig_mode(&record.devices, environment.inventory)?;

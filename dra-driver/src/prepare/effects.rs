@@ -10,7 +10,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use drava_cdi::{Spec, SpecDir};
-use drava_nvml::{CardError, GpuInstance, GpuLibrary, GpuUuid, Status};
+use drava_nvml::{GpuError, GpuInstance, GpuLibrary, GpuUuid, Status};
 use drava_vgpu_abi::{LimitsSpec, REGION_SIZE, page, paths};
 
 use super::record::{ClaimRecord, RecordError, RecordStore};
@@ -51,16 +51,16 @@ pub enum EffectError {
     Library(String),
     /// A MIG instance could not be listed, created or destroyed.
     #[error(transparent)]
-    Gpu(#[from] CardError),
+    Gpu(#[from] GpuError),
     /// A program or a MIG instance holds the GPU in its present MIG mode.
     #[error(
-        "cannot switch MIG mode of GPU {card} {} while it is in use: {holders}; end that use, or delete the pod to release the \
+        "cannot switch MIG mode of GPU {gpu} {} while it is in use: {holders}; end that use, or delete the pod to release the \
          allocation",
         if *.enabled { "on" } else { "off" }
     )]
     MigModeHeld {
         /// UUID of the GPU.
-        card: GpuUuid,
+        gpu: GpuUuid,
         /// The wanted mode.
         enabled: bool,
         /// What holds the GPU.
@@ -68,11 +68,11 @@ pub enum EffectError {
     },
     /// A program holds a MIG instance.
     #[error(
-        "cannot destroy MIG instance {id} of GPU {card}: it is held by {holders}; restart these programs"
+        "cannot destroy MIG instance {id} of GPU {gpu}: it is held by {holders}; restart these programs"
     )]
     InstanceHeld {
         /// UUID of the GPU.
-        card: GpuUuid,
+        gpu: GpuUuid,
         /// ID of the GPU instance.
         id: u32,
         /// What holds the instance.
@@ -165,14 +165,13 @@ pub trait Effects: Send + Sync + 'static {
     ///
     /// # Errors
     /// When NVML cannot be opened or cannot list them.
-    fn instances(&self, card: &GpuUuid) -> Result<Vec<GpuInstance>, EffectError>;
+    fn instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>, EffectError>;
 
     /// Ensures that MIG mode of the GPU with the device file `/dev/nvidia<minor>` is on or off.
     ///
     /// # Errors
     /// When a program or a MIG instance holds the GPU, or NVML cannot switch the mode.
-    fn ensure_mig_mode(&self, card: &GpuUuid, minor: u32, enabled: bool)
-    -> Result<(), EffectError>;
+    fn ensure_mig_mode(&self, gpu: &GpuUuid, minor: u32, enabled: bool) -> Result<(), EffectError>;
 
     /// Creates the MIG instance of a partition.
     ///
@@ -180,7 +179,7 @@ pub trait Effects: Send + Sync + 'static {
     /// When slices or engines are in use, or NVML cannot create it.
     fn create_instance(
         &self,
-        card: &GpuUuid,
+        gpu: &GpuUuid,
         partition: &Partition,
     ) -> Result<GpuInstance, EffectError>;
 
@@ -188,7 +187,7 @@ pub trait Effects: Send + Sync + 'static {
     ///
     /// # Errors
     /// When a process uses it, or NVML cannot destroy it.
-    fn destroy_instance(&self, card: &GpuUuid, id: u32) -> Result<(), EffectError>;
+    fn destroy_instance(&self, gpu: &GpuUuid, id: u32) -> Result<(), EffectError>;
 
     /// Removes the claim's CDI spec.
     ///
@@ -268,16 +267,16 @@ impl NodeEffects {
     }
 
     /// Returns the programs that hold a MIG instance, as text.
-    fn holders(&self, library: &dyn GpuLibrary, card: &GpuUuid, id: u32) -> String {
-        let processes = library.processes(card).unwrap_or_default();
+    fn holders(&self, library: &dyn GpuLibrary, gpu: &GpuUuid, id: u32) -> String {
+        let processes = library.processes(gpu).unwrap_or_default();
         let of_instance = processes.iter().filter(|one| one.gpu_instance == Some(id));
         let pids: Vec<u32> = of_instance.map(|process| process.pid).collect();
         let inventory = library.inventory().ok();
-        let cards = inventory.iter().flat_map(|inventory| &inventory.cards);
-        let minor = cards
+        let gpus = inventory.iter().flat_map(|inventory| &inventory.gpus);
+        let minor = gpus
             .clone()
-            .find(|one| one.uuid == *card)
-            .map(|card| card.minor);
+            .find(|one| one.uuid == *gpu)
+            .map(|gpu| gpu.minor);
         let files = minor.map_or_else(Vec::new, |minor| {
             gpu_users::capability_files(&self.access.proc_root, minor, id)
         });
@@ -399,33 +398,28 @@ impl Effects for NodeEffects {
         inspector.liveness(&Held::new(uid, devices))
     }
 
-    fn instances(&self, card: &GpuUuid) -> Result<Vec<GpuInstance>, EffectError> {
-        Ok(self.library()?.mig_instances(card)?)
+    fn instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>, EffectError> {
+        Ok(self.library()?.mig_instances(gpu)?)
     }
 
-    fn ensure_mig_mode(
-        &self,
-        card: &GpuUuid,
-        minor: u32,
-        enabled: bool,
-    ) -> Result<(), EffectError> {
+    fn ensure_mig_mode(&self, gpu: &GpuUuid, minor: u32, enabled: bool) -> Result<(), EffectError> {
         let library = self.library()?;
-        if library.is_mig_enabled(card)? == enabled {
+        if library.is_mig_enabled(gpu)? == enabled {
             return Ok(());
         }
         let held = |holders| EffectError::MigModeHeld {
-            card: card.clone(),
+            gpu: gpu.clone(),
             enabled,
             holders,
         };
         // NVIDIA's driver would destroy the instances.
-        if let Some(instance) = library.mig_instances(card)?.first() {
+        if let Some(instance) = library.mig_instances(gpu)?.first() {
             let GpuInstance { id, placement, .. } = instance;
             return Err(held(format!("MIG instance {id} (slices {placement})")));
         }
-        match library.set_mig_mode(card, enabled) {
+        match library.set_mig_mode(gpu, enabled) {
             Err(error) if error.status == Status::InUse => {
-                let processes = library.processes(card).unwrap_or_default();
+                let processes = library.processes(gpu).unwrap_or_default();
                 let pids: Vec<u32> = processes.iter().map(|process| process.pid).collect();
                 let file = PathBuf::from(format!("/dev/nvidia{minor}"));
                 let holders = gpu_users::describe(&self.access.proc_root, &[file], &pids);
@@ -433,7 +427,7 @@ impl Effects for NodeEffects {
             }
             switched => {
                 switched?;
-                tracing::info!(gpu.uuid = %card, enabled, "switched MIG mode");
+                tracing::info!(gpu.uuid = %gpu, enabled, "switched MIG mode");
                 Ok(())
             }
         }
@@ -441,20 +435,20 @@ impl Effects for NodeEffects {
 
     fn create_instance(
         &self,
-        card: &GpuUuid,
+        gpu: &GpuUuid,
         partition: &Partition,
     ) -> Result<GpuInstance, EffectError> {
         let library = self.library()?;
-        Ok(library.create_mig(card, partition.profile_id, partition.placement())?)
+        Ok(library.create_mig(gpu, partition.profile_id, partition.placement())?)
     }
 
-    fn destroy_instance(&self, card: &GpuUuid, id: u32) -> Result<(), EffectError> {
+    fn destroy_instance(&self, gpu: &GpuUuid, id: u32) -> Result<(), EffectError> {
         let library = self.library()?;
-        match library.destroy_mig(card, id) {
+        match library.destroy_mig(gpu, id) {
             Err(error) if error.status == Status::InUse => Err(EffectError::InstanceHeld {
-                card: card.clone(),
+                gpu: gpu.clone(),
                 id,
-                holders: self.holders(library.as_ref(), card, id),
+                holders: self.holders(library.as_ref(), gpu, id),
             }),
             destroyed => Ok(destroyed?),
         }

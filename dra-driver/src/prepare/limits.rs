@@ -16,13 +16,13 @@ pub(super) fn page(
 ) -> abi::LimitsSpec {
     use drava_api::config::{ComputePolicy, MemoryPolicy};
     let reserve = inventory
-        .card(&device.card.uuid)
+        .gpu(&device.gpu.uuid)
         .map_or(0, capacity::driver_reserve_bytes);
     let cores = u32::try_from(share.cores).ok().and_then(abi::Cores::new);
     abi::LimitsSpec {
         claim_uid: id_text(claim.as_str()),
         share_id: id_text(share.id.as_str()),
-        device_uuid: device_uuid(&device.card.uuid),
+        device_uuid: device_uuid(&device.gpu.uuid),
         limits: abi::Limits {
             memory_limit_bytes: Some(share.memory_bytes),
             driver_reserve_bytes: reserve,

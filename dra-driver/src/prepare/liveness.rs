@@ -11,7 +11,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use drava_nvml::{CardError, GpuLibrary, GpuUuid, Process, Status};
+use drava_nvml::{GpuError, GpuLibrary, GpuUuid, Process, Status};
 
 use crate::claim::ClaimUid;
 use crate::inventory::{InstanceKey, OpenLibrary};
@@ -83,8 +83,8 @@ fn instance_ids(
     library: &dyn GpuLibrary,
     gpu: &GpuUuid,
     instances: &BTreeSet<InstanceKey>,
-) -> Result<Option<Vec<u32>>, CardError> {
-    if instances.iter().all(|(card, ..)| card != gpu) {
+) -> Result<Option<Vec<u32>>, GpuError> {
+    if instances.iter().all(|(other, ..)| other != gpu) {
         return Ok(None);
     }
     let listed = library.mig_instances(gpu)?;

@@ -8,8 +8,8 @@ use std::fmt;
 
 use super::{Access, Prepared};
 use crate::capacity::{self, ShareTotals, UnavailableReason};
-use crate::card_plan::{self, CardPlan, Counters};
 use crate::claim::ClaimRef;
+use crate::gpu_plan::{self, Counters, GpuPlan};
 use crate::inventory::NodeInventory;
 
 /// Conflict of a claim with the prepared claims or with the state of a GPU.
@@ -17,14 +17,14 @@ use crate::inventory::NodeInventory;
 pub enum Conflict {
     /// Claims use the GPU in ways that exclude each other.
     #[error(
-        "cannot use device {device} (GPU {card}) as {wanted}: claim {holder} uses the GPU as {held}; delete one of \
+        "cannot use device {device} (GPU {gpu}) as {wanted}: claim {holder} uses the GPU as {held}; delete one of \
          the pods"
     )]
     Exclusive {
         /// Allocated device.
         device: String,
         /// UUID of the GPU.
-        card: String,
+        gpu: String,
         /// Use by this claim.
         wanted: Use,
         /// The other claim.
@@ -34,14 +34,14 @@ pub enum Conflict {
     },
     /// The sum of the shares would exceed the GPU.
     #[error(
-        "cannot use {requested} of {resource} of device {device} (GPU {card}): {used} of {total} is prepared for other \
+        "cannot use {requested} of {resource} of device {device} (GPU {gpu}): {used} of {total} is prepared for other \
          claims: {holders}; delete one of the pods"
     )]
     Exceeds {
         /// Allocated device.
         device: String,
         /// UUID of the GPU.
-        card: String,
+        gpu: String,
         /// Memory, cores, slots, or a counter of the GPU.
         resource: String,
         /// Amount of this claim.
@@ -54,22 +54,22 @@ pub enum Conflict {
         holders: Holders,
     },
     /// The GPU cannot be used in its current mode.
-    #[error("cannot use device {device} (GPU {card}): {reason}")]
+    #[error("cannot use device {device} (GPU {gpu}): {reason}")]
     NotUsable {
         /// Allocated device.
         device: String,
         /// UUID of the GPU.
-        card: String,
+        gpu: String,
         /// Reason.
         reason: UnavailableReason,
     },
     /// The GPU cannot be shared in its current mode.
-    #[error("cannot share device {device} (GPU {card}): {reason}")]
+    #[error("cannot share device {device} (GPU {gpu}): {reason}")]
     NotShared {
         /// Allocated device.
         device: String,
         /// UUID of the GPU.
-        card: String,
+        gpu: String,
         /// Reason.
         reason: Unshared,
     },
@@ -196,28 +196,28 @@ pub fn check<'a>(
         .into_iter()
         .filter(|(other, _)| other.uid != claim.uid)
         .collect();
-    let mut by_card: BTreeMap<&str, Vec<&Prepared>> = BTreeMap::new();
+    let mut by_gpu: BTreeMap<&str, Vec<&Prepared>> = BTreeMap::new();
     for device in devices
         .iter()
         .filter(|device| usage(&device.access).is_some())
     {
-        by_card
-            .entry(device.card.uuid.as_str())
+        by_gpu
+            .entry(device.gpu.uuid.as_str())
             .or_default()
             .push(device);
     }
-    for (card, wanted) in by_card {
+    for (gpu, wanted) in by_gpu {
         let held: Vec<(&ClaimRef, &Prepared)> = others
             .iter()
             .flat_map(|(other, devices)| devices.iter().map(move |device| (*other, device)))
-            .filter(|(_, device)| device.card.uuid == card)
+            .filter(|(_, device)| device.gpu.uuid == gpu)
             .collect();
-        let plan = inventory.card(card).map(|card| inventory.plan(card));
-        check_usable(card, &wanted, plan.as_ref())?;
-        check_exclusive(claim, card, &wanted, &held)?;
+        let plan = inventory.gpu(gpu).map(|gpu| inventory.plan(gpu));
+        check_usable(gpu, &wanted, plan.as_ref())?;
+        check_exclusive(claim, gpu, &wanted, &held)?;
         match wanted.first().and_then(|device| usage(&device.access)) {
-            Some(Use::Shares) => check_shares(card, &wanted, &held, plan.as_ref(), inventory)?,
-            Some(Use::Partitions) => check_partitions(card, &wanted, &held, plan.as_ref())?,
+            Some(Use::Shares) => check_shares(gpu, &wanted, &held, plan.as_ref(), inventory)?,
+            Some(Use::Partitions) => check_partitions(gpu, &wanted, &held, plan.as_ref())?,
             Some(Use::Whole) | None => {}
         }
     }
@@ -236,9 +236,9 @@ fn usage(access: &Access) -> Option<Use> {
 
 /// Checks that the GPU can be used in its present mode. A GPU that is not on the node is checked for conflicts only.
 fn check_usable(
-    card: &str,
+    gpu: &str,
     wanted: &[&Prepared],
-    plan: Option<&CardPlan>,
+    plan: Option<&GpuPlan>,
 ) -> Result<(), Box<Conflict>> {
     let Some(plan) = plan else {
         return Ok(());
@@ -251,7 +251,7 @@ fn check_usable(
     match missing {
         Some(device) => Err(Box::new(Conflict::NotUsable {
             device: device.device.clone(),
-            card: card.to_owned(),
+            gpu: gpu.to_owned(),
             reason: plan.excluded,
         })),
         None => Ok(()),
@@ -260,7 +260,7 @@ fn check_usable(
 
 fn check_exclusive(
     claim: &ClaimRef,
-    card: &str,
+    gpu: &str,
     wanted: &[&Prepared],
     held: &[(&ClaimRef, &Prepared)],
 ) -> Result<(), Box<Conflict>> {
@@ -279,7 +279,7 @@ fn check_exclusive(
                 | (Use::Partitions, Some(held @ (Use::Whole | Use::Shares))) => {
                     return Err(Box::new(Conflict::Exclusive {
                         device: device.device.clone(),
-                        card: card.to_owned(),
+                        gpu: gpu.to_owned(),
                         wanted: wanted_use,
                         holder: holder.clone(),
                         held,
@@ -292,10 +292,10 @@ fn check_exclusive(
 }
 
 fn check_shares(
-    card: &str,
+    gpu: &str,
     wanted: &[&Prepared],
     held: &[(&ClaimRef, &Prepared)],
-    plan: Option<&CardPlan>,
+    plan: Option<&GpuPlan>,
     inventory: &NodeInventory,
 ) -> Result<(), Box<Conflict>> {
     let Some(first) = wanted.first() else {
@@ -304,7 +304,7 @@ fn check_shares(
     let not_shared = |reason| {
         Box::new(Conflict::NotShared {
             device: first.device.clone(),
-            card: card.to_owned(),
+            gpu: gpu.to_owned(),
             reason,
         })
     };
@@ -314,7 +314,7 @@ fn check_shares(
         cores,
         slots,
     } = inventory
-        .share_limits(plan, card)
+        .share_limits(plan, gpu)
         .ok_or_else(|| not_shared(Unshared::Unavailable(plan.excluded)))?;
     let (mut requested, mut used) = (Sums::default(), Sums::default());
     wanted
@@ -343,10 +343,10 @@ fn check_shares(
 
 /// Checks that the memory slices and engines of the GPU suffice.
 fn check_partitions(
-    card: &str,
+    gpu: &str,
     wanted: &[&Prepared],
     held: &[(&ClaimRef, &Prepared)],
-    plan: Option<&CardPlan>,
+    plan: Option<&GpuPlan>,
 ) -> Result<(), Box<Conflict>> {
     let Some(plan) = plan else {
         return Ok(());
@@ -354,12 +354,12 @@ fn check_partitions(
     let consumed = |device: &Prepared| plan.device(&device.device).map(|planned| &planned.consumes);
     let mut used = Counters::new();
     let held_here = held.iter().filter_map(|(_, device)| consumed(device));
-    held_here.for_each(|consumed| card_plan::add(&mut used, consumed));
+    held_here.for_each(|consumed| gpu_plan::add(&mut used, consumed));
     for device in wanted {
         let Some(requested) = consumed(device) else {
             return Err(Box::new(Conflict::NotUsable {
                 device: device.device.clone(),
-                card: card.to_owned(),
+                gpu: gpu.to_owned(),
                 reason: plan.excluded,
             }));
         };
@@ -371,7 +371,7 @@ fn check_partitions(
                 return Err(exceeds(device, name, amounts, held));
             }
         }
-        card_plan::add(&mut used, requested);
+        gpu_plan::add(&mut used, requested);
     }
     Ok(())
 }
@@ -387,7 +387,7 @@ fn exceeds(
     holders.dedup();
     Box::new(Conflict::Exceeds {
         device: device.device.clone(),
-        card: device.card.uuid.clone(),
+        gpu: device.gpu.uuid.clone(),
         resource: resource.to_owned(),
         requested,
         used,

@@ -5,7 +5,7 @@
 
 use drava_api::config::{self, ConfigError, Percent, Settings};
 use drava_api::{Quantity, names};
-use drava_nvml::Card;
+use drava_nvml::Gpu;
 use drava_vgpu_abi::DeviceUuid;
 use k8s_openapi::api::resource::v1::{
     DeviceAllocationConfiguration, DeviceRequestAllocationResult, ResourceClaim,
@@ -13,10 +13,10 @@ use k8s_openapi::api::resource::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as RawQuantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::{Access, CardRef, Partition, Prepared, Share};
+use super::{Access, GpuRef, Partition, Prepared, Share};
 use crate::capacity::{ALL_CORES, MIB, ShareOffer};
-use crate::card_plan::{self, DeviceKind};
 use crate::claim::{ClaimRef, ClaimUid, ShareId};
+use crate::gpu_plan::{self, DeviceKind};
 use crate::inventory::NodeInventory;
 
 /// The claim or its allocation is invalid.
@@ -185,10 +185,10 @@ fn device(
     configs: &[DeviceAllocationConfiguration],
     inventory: &NodeInventory,
 ) -> Result<Prepared, PlanError> {
-    let (card, kind) = resolve(result, inventory)?;
+    let (gpu, kind) = resolve(result, inventory)?;
     // The defaults of the node profile are those of shares.
     let defaults = match kind {
-        AllocatedKind::Shares => inventory.card_settings(card.uuid.as_str()).share_defaults(),
+        AllocatedKind::Shares => inventory.gpu_settings(gpu.uuid.as_str()).share_defaults(),
         AllocatedKind::Whole | AllocatedKind::Partition(_) => Settings::default(),
     };
     let settings = config::resolve_over(defaults, configs, &result.request);
@@ -200,16 +200,16 @@ fn device(
         (true, _) => Access::Admin,
         (false, AllocatedKind::Shares) => {
             // The limits page stores the UUID as 16 bytes.
-            card.uuid
+            gpu.uuid
                 .as_str()
                 .parse::<DeviceUuid>()
                 .map_err(|_| PlanError::Invalid {
                     request: result.request.clone(),
                     what: "GPU UUID",
-                    found: card.uuid.to_string(),
+                    found: gpu.uuid.to_string(),
                 })?;
             let share = share(result, settings)?;
-            check_percent(result, settings, &share, inventory.plan(card).share_offer())?;
+            check_percent(result, settings, &share, inventory.plan(gpu).share_offer())?;
             Access::Share(share)
         }
         (false, AllocatedKind::Whole) => {
@@ -225,10 +225,10 @@ fn device(
         request: main_request(&result.request).to_owned(),
         pool: result.pool.clone(),
         device: result.device.clone(),
-        card: CardRef {
-            uuid: card.uuid.to_string(),
-            minor: card.minor,
-            pci_bus_id: card.pci_bus_id.clone(),
+        gpu: GpuRef {
+            uuid: gpu.uuid.to_string(),
+            minor: gpu.minor,
+            pci_bus_id: gpu.pci_bus_id.clone(),
         },
         access,
     })
@@ -251,17 +251,17 @@ enum AllocatedKind {
 fn resolve<'a>(
     result: &DeviceRequestAllocationResult,
     inventory: &'a NodeInventory,
-) -> Result<(&'a Card, AllocatedKind), PlanError> {
+) -> Result<(&'a Gpu, AllocatedKind), PlanError> {
     let mut present = Vec::new();
-    for card in &inventory.gpus.cards {
-        let number = inventory.number(card);
-        let partitions = card_plan::partitions(card, number);
+    for gpu in &inventory.nvml.gpus {
+        let number = inventory.number(gpu);
+        let partitions = gpu_plan::partitions(gpu, number);
         for (name, kind) in [
             (names::gpu_device(number), AllocatedKind::Whole),
             (names::vgpu_device(number), AllocatedKind::Shares),
         ] {
             if name == result.device {
-                return Ok((card, kind));
+                return Ok((gpu, kind));
             }
             present.push(name);
         }
@@ -282,7 +282,7 @@ fn resolve<'a>(
                 boot_id: String::new(),
                 instance: None,
             };
-            return Ok((card, AllocatedKind::Partition(partition)));
+            return Ok((gpu, AllocatedKind::Partition(partition)));
         }
     }
     let present = if present.is_empty() {

@@ -52,7 +52,7 @@ impl ClaimRecord {
     /// Returns the GPUs of its devices.
     #[must_use]
     pub fn gpus(&self) -> BTreeSet<GpuUuid> {
-        let gpus = self.devices.iter().map(|device| &device.card.uuid);
+        let gpus = self.devices.iter().map(|device| &device.gpu.uuid);
         gpus.map(|uuid| GpuUuid::new(uuid.clone())).collect()
     }
 
@@ -69,20 +69,20 @@ pub fn held_gpus(devices: &[Prepared]) -> BTreeSet<String> {
     devices
         .iter()
         .filter(|device| device.access != Access::Admin)
-        .map(|device| device.card.uuid.clone())
+        .map(|device| device.gpu.uuid.clone())
         .collect()
 }
 
 /// Returns the MIG instances of these devices.
 pub fn instance_keys(devices: &[Prepared]) -> impl Iterator<Item = InstanceKey> {
-    partitions(devices).map(|(card, partition)| (card, partition.profile_id, partition.placement()))
+    partitions(devices).map(|(gpu, partition)| (gpu, partition.profile_id, partition.placement()))
 }
 
 /// Returns the partitions of these devices, with their GPUs.
 pub(super) fn partitions(devices: &[Prepared]) -> impl Iterator<Item = (GpuUuid, &Partition)> {
     devices.iter().filter_map(|device| {
         let partition = device.partition()?;
-        Some((GpuUuid::new(device.card.uuid.clone()), partition))
+        Some((GpuUuid::new(device.gpu.uuid.clone()), partition))
     })
 }
 

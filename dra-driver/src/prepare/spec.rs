@@ -10,7 +10,7 @@ use drava_cdi::{
     ContainerEdits, Device, Driver, Hook, HookProgram, Invalid, METERED, Mount, NodeError, Part,
     Spec, Substitute, UNMETERED,
 };
-use drava_nvml::Card;
+use drava_nvml::Gpu;
 use drava_vgpu_abi::paths;
 
 use super::record::ClaimRecord;
@@ -96,13 +96,13 @@ pub fn build(
         Some(_) | None => ContainerEdits::default(),
     };
     let devices = record.devices.iter().zip(views).map(|(device, view)| {
-        let card = nodes(device, view.parts, driver)?;
+        let gpu = nodes(device, view.parts, driver)?;
         let mut own = if is_uniform {
             ContainerEdits::default()
         } else {
             edits(&view)
         };
-        own.append(card);
+        own.append(gpu);
         if let Some(share) = device.share() {
             let uid = &record.claim.uid;
             let delivery = library.delivery_hook(&view, driver, &hook);
@@ -124,10 +124,10 @@ pub fn build(
 /// When a device file is missing.
 pub fn check(record: &ClaimRecord, driver: &Driver) -> Result<(), SpecError> {
     let check = |device: &Prepared| {
-        let (card, parts) = (&device.card, parts(&device.access));
+        let (gpu, parts) = (&device.gpu, parts(&device.access));
         let checked = match device.partition() {
-            Some(_) => driver.check_mig(card.minor),
-            None => driver.gpu(card.minor, &card.pci_bus_id, parts).map(drop),
+            Some(_) => driver.check_mig(gpu.minor),
+            None => driver.gpu(gpu.minor, &gpu.pci_bus_id, parts).map(drop),
         };
         checked.map_err(|source| node_error(device, source))
     };
@@ -142,13 +142,13 @@ fn compat(
     hook: &HookProgram,
 ) -> Option<Hook> {
     let is_supported = |device: &Prepared| {
-        let card = inventory.card(&device.card.uuid);
-        card.is_some_and(Card::has_forward_compatibility)
+        let gpu = inventory.gpu(&device.gpu.uuid);
+        gpu.is_some_and(Gpu::has_forward_compatibility)
     };
     if !record.devices.iter().all(is_supported) {
         return None;
     }
-    let cuda = inventory.gpus.cuda_driver_version;
+    let cuda = inventory.nvml.cuda_driver_version;
     let cuda = cuda.map(|version| format!("{}.{}", version.major, version.minor));
     driver.compat(hook, cuda.as_deref())
 }
@@ -162,7 +162,7 @@ fn node_error(device: &Prepared, source: NodeError) -> SpecError {
 
 /// Returns the device files of a device.
 fn nodes(device: &Prepared, parts: &[Part], driver: &Driver) -> Result<ContainerEdits, SpecError> {
-    let minor = device.card.minor;
+    let minor = device.gpu.minor;
     let nodes = match device.partition().map(|partition| &partition.instance) {
         Some(Some(instance)) => driver.mig(minor, instance.gpu_instance, instance.compute_instance),
         Some(None) => {
@@ -170,7 +170,7 @@ fn nodes(device: &Prepared, parts: &[Part], driver: &Driver) -> Result<Container
                 device: device.device.clone(),
             });
         }
-        None => driver.gpu(minor, &device.card.pci_bus_id, parts),
+        None => driver.gpu(minor, &device.gpu.pci_bus_id, parts),
     };
     nodes.map_err(|source| node_error(device, source))
 }
@@ -294,12 +294,12 @@ fn share_edits(
 /// Returns the UUIDs of the GPUs of a spec of [`build`]; `None` if a device has no GPU.
 #[must_use]
 pub fn gpus(spec: &Spec) -> Option<BTreeSet<String>> {
-    let gpu = |device: &Device| device.annotations.get(&annotation(CARD)).cloned();
+    let gpu = |device: &Device| device.annotations.get(&annotation(GPU)).cloned();
     spec.devices().iter().map(gpu).collect()
 }
 
 /// Annotation with the UUID of the GPU.
-const CARD: &str = "card";
+const GPU: &str = "gpu";
 
 fn annotation(key: &str) -> String {
     format!("{}/{key}", names::DRIVER)
@@ -308,7 +308,7 @@ fn annotation(key: &str) -> String {
 /// Returns annotations that identify the device to a reader of the file.
 fn annotations(device: &Prepared) -> BTreeMap<String, String> {
     BTreeMap::from([
-        (annotation(CARD), device.card.uuid.clone()),
+        (annotation(GPU), device.gpu.uuid.clone()),
         (annotation("request"), device.request.clone()),
     ])
 }

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use drava_api::{DeviceType, Quantity, names};
-use drava_nvml::{AddressingMode, Card, Memory, MigProfile};
+use drava_nvml::{AddressingMode, Gpu, Memory, MigProfile};
 use k8s_openapi::api::resource::v1::{
     CapacityRequestPolicy, CapacityRequestPolicyRange, Counter, CounterSet, Device,
     DeviceAttribute, DeviceCapacity, DeviceCounterConsumption, DeviceTaint,
@@ -14,7 +14,7 @@ use k8s_openapi::api::resource::v1::{
 
 use super::version;
 use crate::capacity::{self, ALL_CORES, MIB, ShareOffer, ShareTotals};
-use crate::card_plan::{Counters, DeviceKind, PlannedDevice};
+use crate::gpu_plan::{Counters, DeviceKind, PlannedDevice};
 use crate::inventory::NodeInventory;
 use crate::options::{Scheduling, UnhealthyEffect};
 
@@ -24,14 +24,14 @@ const MAX_ATTRIBUTE_BYTES: usize = 64;
 /// Returns a planned device of a GPU.
 pub(super) fn device(
     planned: &PlannedDevice,
-    card: &Card,
+    gpu: &Gpu,
     node: &NodeInventory,
     taints: Option<Vec<DeviceTaint>>,
     counters: bool,
 ) -> Device {
-    let mut attributes = attributes(planned.kind.device_type(), card, node);
+    let mut attributes = attributes(planned.kind.device_type(), gpu, node);
     let capacity = match &planned.kind {
-        DeviceKind::Whole => whole_capacity(card),
+        DeviceKind::Whole => whole_capacity(gpu),
         DeviceKind::Shares(offer) => {
             let name = names::attribute::OVERSUBSCRIBED.to_owned();
             attributes.insert(name, boolean(offer.is_oversubscribed));
@@ -42,7 +42,7 @@ pub(super) fn device(
             attributes.insert(name, string(&profile.name));
             let name = names::attribute::MEMORY_MIB.to_owned();
             attributes.insert(name, mib(profile.memory_bytes));
-            partition_capacity(profile, card)
+            partition_capacity(profile, gpu)
         }
     };
     let is_shared = matches!(planned.kind, DeviceKind::Shares(_));
@@ -52,18 +52,18 @@ pub(super) fn device(
         capacity: Some(capacity),
         allow_multiple_allocations: is_shared.then_some(true),
         consumes_counters: counters
-            .then(|| vec![consumes(&counter_set(node.number(card), &planned.consumes))]),
+            .then(|| vec![consumes(&counter_set(node.number(gpu), &planned.consumes))]),
         taints,
         ..Device::default()
     }
 }
 
-fn whole_capacity(card: &Card) -> BTreeMap<String, DeviceCapacity> {
+fn whole_capacity(gpu: &Gpu) -> BTreeMap<String, DeviceCapacity> {
     let mut capacity = BTreeMap::from([(
         names::capacity::CORES.to_owned(),
         fixed(Quantity::count(ALL_CORES)),
     )]);
-    if let Some(memory_bytes) = capacity::usable_memory_bytes(card) {
+    if let Some(memory_bytes) = capacity::usable_memory_bytes(gpu) {
         capacity.insert(
             names::capacity::MEMORY.to_owned(),
             fixed(Quantity::bytes(memory_bytes)),
@@ -119,10 +119,10 @@ fn share_capacity(offer: ShareOffer) -> BTreeMap<String, DeviceCapacity> {
     ])
 }
 
-fn partition_capacity(profile: &MigProfile, card: &Card) -> BTreeMap<String, DeviceCapacity> {
+fn partition_capacity(profile: &MigProfile, gpu: &Gpu) -> BTreeMap<String, DeviceCapacity> {
     use names::capacity as name;
     let multiprocessors = u64::from(profile.multiprocessors);
-    let all = card.multiprocessors.map_or(multiprocessors, u64::from);
+    let all = gpu.multiprocessors.map_or(multiprocessors, u64::from);
     let cores = (multiprocessors * ALL_CORES)
         .checked_div(all)
         .unwrap_or(ALL_CORES);
@@ -197,53 +197,53 @@ pub(super) fn is_partition(device: &Device) -> bool {
 
 fn attributes(
     kind: DeviceType,
-    card: &Card,
+    gpu: &Gpu,
     node: &NodeInventory,
 ) -> BTreeMap<String, DeviceAttribute> {
     use names::attribute as name;
-    let gpus = &node.gpus;
-    let cuda = gpus
+    let nvml = &node.nvml;
+    let cuda = nvml
         .cuda_driver_version
         .map_or_else(|| "0".to_owned(), |version| version.to_string());
-    let addressing = match card.addressing_mode {
+    let addressing = match gpu.addressing_mode {
         Some(AddressingMode::Hmm) => "hmm",
         Some(AddressingMode::Ats) => "ats",
         Some(AddressingMode::None) | None => "none",
     };
     let mut attributes = BTreeMap::from([
         (name::TYPE, string(kind.as_str())),
-        (name::UUID, string(card.uuid.as_str())),
+        (name::UUID, string(gpu.uuid.as_str())),
         (name::PROFILE, string("none")),
-        (name::PRODUCT_NAME, string(&card.name)),
-        (name::BRAND, string(&card.brand)),
-        (name::ARCHITECTURE, string(&card.architecture)),
+        (name::PRODUCT_NAME, string(&gpu.name)),
+        (name::BRAND, string(&gpu.brand)),
+        (name::ARCHITECTURE, string(&gpu.architecture)),
         (
             name::CUDA_COMPUTE_CAPABILITY,
-            semver(&card.compute_capability.to_string()),
+            semver(&gpu.compute_capability.to_string()),
         ),
-        (name::DRIVER_VERSION, semver(&gpus.driver_version)),
+        (name::DRIVER_VERSION, semver(&nvml.driver_version)),
         (name::CUDA_DRIVER_VERSION, semver(&cuda)),
         (name::ADDRESSING_MODE, string(addressing)),
         (
             name::MODE,
-            string(node.card_settings(card.uuid.as_str()).mode.as_str()),
+            string(node.gpu_settings(gpu.uuid.as_str()).mode.as_str()),
         ),
-        (name::MINOR, int(i64::from(card.minor))),
-        (name::INDEX, int(i64::from(card.index))),
+        (name::MINOR, int(i64::from(gpu.minor))),
+        (name::INDEX, int(i64::from(gpu.index))),
         (name::OVERSUBSCRIBED, boolean(false)),
-        (name::PCI_BUS_ID, string(&card.pci_bus_id)),
+        (name::PCI_BUS_ID, string(&gpu.pci_bus_id)),
     ]);
-    if let Some(fabric) = &card.fabric {
+    if let Some(fabric) = &gpu.fabric {
         let domain = format!("{}.{}", fabric.cluster_uuid, fabric.clique);
         attributes.insert(name::NVLINK_DOMAIN, string(&domain));
     }
-    if let Some(numa_node) = card.numa_node {
+    if let Some(numa_node) = gpu.numa_node {
         attributes.insert(name::NUMA_NODE, int(i64::from(numa_node)));
     }
-    if let Memory::Dedicated { total_bytes, .. } = card.memory {
+    if let Memory::Dedicated { total_bytes, .. } = gpu.memory {
         attributes.insert(name::MEMORY_MIB, mib(total_bytes));
     }
-    if let Some(root) = node.pcie_roots.get(&card.uuid) {
+    if let Some(root) = node.pcie_roots.get(&gpu.uuid) {
         attributes.insert(name::PCIE_ROOT, string(root));
     }
     attributes

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use super::{Pool, SliceContent, device};
 use crate::capacity::{MIB, ShareTotals, UnavailableReason};
-use crate::card_plan::{CardPlan, DeviceKind};
+use crate::gpu_plan::{DeviceKind, GpuPlan};
 use crate::inventory::NodeInventory;
 
 /// Default time between tainting and withdrawal. An allocation that was computed before the taint is written by then.
@@ -32,7 +32,7 @@ const RECHECK: (Duration, Duration) = (Duration::from_secs(1), Duration::from_se
 
 /// Published state of a GPU.
 #[derive(Debug, Clone, PartialEq)]
-pub struct PublishedCard {
+pub struct PublishedGpu {
     /// Number in the names of the devices.
     pub number: u32,
     /// Published devices.
@@ -45,7 +45,7 @@ pub struct PublishedCard {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Retained {
     /// The retained devices.
-    pub card: PublishedCard,
+    pub gpu: PublishedGpu,
     /// Reasons for the taints, by name of the device.
     pub reasons: BTreeMap<String, Reason>,
 }
@@ -60,7 +60,7 @@ impl Retained {
     /// Returns the totals of the retained shares.
     #[must_use]
     pub fn share_totals(&self) -> Option<ShareTotals> {
-        self.card.devices.iter().find_map(device::share_totals)
+        self.gpu.devices.iter().find_map(device::share_totals)
     }
 }
 
@@ -109,8 +109,8 @@ impl fmt::Display for Reason {
 
 /// Published GPUs and the taint times of retained devices.
 #[derive(Debug, Default)]
-pub struct PublishedCards {
-    cards: BTreeMap<GpuUuid, PublishedCard>,
+pub struct PublishedGpus {
+    gpus: BTreeMap<GpuUuid, PublishedGpu>,
     /// Time of the first taint by device name.
     tainted_since: BTreeMap<String, Tainted>,
 }
@@ -133,7 +133,7 @@ impl Tainted {
     }
 }
 
-impl PublishedCards {
+impl PublishedGpus {
     /// Returns the state that an earlier instance of the driver published. If an interrupted update left two generations,
     /// the newer generation wins.
     #[must_use]
@@ -152,7 +152,7 @@ impl PublishedCards {
             counters.extend(of_slice.map(|set| (set.name.as_str(), set)));
         }
         Self {
-            cards: cards(devices.into_values(), &counters),
+            gpus: gpus(devices.into_values(), &counters),
             tainted_since: BTreeMap::new(),
         }
     }
@@ -161,34 +161,34 @@ impl PublishedCards {
     /// excluded when another GPU has its number, because that GPU uses the same device names.
     #[must_use]
     pub fn retained(&self, inventory: &NodeInventory) -> BTreeMap<GpuUuid, Retained> {
-        let cards = &inventory.gpus.cards;
-        let numbers: BTreeSet<u32> = cards.iter().map(|card| inventory.number(card)).collect();
-        let of_card = |(uuid, card): (&GpuUuid, &PublishedCard)| {
-            let present = cards.iter().find(|present| present.uuid == *uuid);
+        let gpus = &inventory.nvml.gpus;
+        let numbers: BTreeSet<u32> = gpus.iter().map(|gpu| inventory.number(gpu)).collect();
+        let of_gpu = |(uuid, gpu): (&GpuUuid, &PublishedGpu)| {
+            let present = gpus.iter().find(|present| present.uuid == *uuid);
             let retained = match present {
-                Some(present) if inventory.number(present) == card.number => {
-                    not_offered(card, &inventory.plan(present))?
+                Some(present) if inventory.number(present) == gpu.number => {
+                    not_offered(gpu, &inventory.plan(present))?
                 }
                 // The GPU has another number and other device names.
                 Some(_) => return None,
-                None if numbers.contains(&card.number) => return None,
+                None if numbers.contains(&gpu.number) => return None,
                 None => {
-                    let names = card.devices.iter().map(|device| device.name.clone());
+                    let names = gpu.devices.iter().map(|device| device.name.clone());
                     Retained {
-                        card: card.clone(),
+                        gpu: gpu.clone(),
                         reasons: names.map(|name| (name, Reason::Lost)).collect(),
                     }
                 }
             };
             Some((uuid.clone(), retained))
         };
-        self.cards.iter().filter_map(of_card).collect()
+        self.gpus.iter().filter_map(of_gpu).collect()
     }
 
     /// Returns whether the grace period of all retained devices of a GPU has passed.
     #[must_use]
     pub fn is_grace_over(&self, retained: &Retained, now: Instant, grace: Duration) -> bool {
-        retained.card.devices.iter().all(|device| {
+        retained.gpu.devices.iter().all(|device| {
             let tainted = self.tainted_since.get(&device.name);
             tainted.is_some_and(|tainted| now >= tainted.end(grace))
         })
@@ -206,7 +206,7 @@ impl PublishedCards {
             SliceContent::Devices(_) => &[],
         });
         let counters = counters.map(|set| (set.name.as_str(), set)).collect();
-        self.cards = cards(pool.devices(), &counters);
+        self.gpus = gpus(pool.devices(), &counters);
         let reasons = retained.values().flat_map(|retained| &retained.reasons);
         let before = std::mem::take(&mut self.tainted_since);
         self.tainted_since = reasons
@@ -237,10 +237,10 @@ impl PublishedCards {
 }
 
 /// Returns the published devices that the plan does not offer, or with smaller amounts.
-fn not_offered(published: &PublishedCard, plan: &CardPlan) -> Option<Retained> {
-    let mut card = published.clone();
+fn not_offered(published: &PublishedGpu, plan: &GpuPlan) -> Option<Retained> {
+    let mut gpu = published.clone();
     let mut reasons = BTreeMap::new();
-    card.devices.retain(|device| {
+    gpu.devices.retain(|device| {
         let reason = match plan.device(&device.name) {
             None => Some(Reason::Unavailable(plan.excluded)),
             Some(planned) => match planned.withheld {
@@ -252,7 +252,7 @@ fn not_offered(published: &PublishedCard, plan: &CardPlan) -> Option<Retained> {
         reasons.extend(reason.map(|reason| (device.name.clone(), reason)));
         is_retained
     });
-    (!card.devices.is_empty()).then_some(Retained { card, reasons })
+    (!gpu.devices.is_empty()).then_some(Retained { gpu, reasons })
 }
 
 /// Returns what a plan takes from a published device with shares, as text; `None` if it takes nothing.
@@ -304,11 +304,11 @@ impl Unit {
 }
 
 /// Groups devices by GPU.
-fn cards<'a>(
+fn gpus<'a>(
     devices: impl Iterator<Item = &'a Device>,
     counters: &BTreeMap<&str, &CounterSet>,
-) -> BTreeMap<GpuUuid, PublishedCard> {
-    let mut cards: BTreeMap<GpuUuid, PublishedCard> = BTreeMap::new();
+) -> BTreeMap<GpuUuid, PublishedGpu> {
+    let mut gpus: BTreeMap<GpuUuid, PublishedGpu> = BTreeMap::new();
     for device in devices {
         let attribute = |name| device.attributes.as_ref()?.get(name);
         let uuid = attribute(names::attribute::UUID).and_then(|value| value.string.as_deref());
@@ -316,9 +316,9 @@ fn cards<'a>(
         let (Some(uuid), Some(number)) = (uuid, names::gpu_number(&device.name)) else {
             continue;
         };
-        let card = cards
+        let gpu = gpus
             .entry(GpuUuid::new(uuid))
-            .or_insert_with(|| PublishedCard {
+            .or_insert_with(|| PublishedGpu {
                 number,
                 devices: Vec::new(),
                 counters: counters
@@ -326,9 +326,9 @@ fn cards<'a>(
                     .copied()
                     .cloned(),
             });
-        card.devices.push(device.clone());
+        gpu.devices.push(device.clone());
     }
-    cards
+    gpus
 }
 
 /// Returns the names of the allocated devices of the pool.

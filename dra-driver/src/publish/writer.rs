@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::change::{SyncError, apply, dry_run, is_foreign_change};
 use super::diff::{self, Owner};
-use super::retained::{self, PublishedCards, Retained};
+use super::retained::{self, PublishedGpus, Retained};
 use super::{Features, Pool, TaintPolicy};
 use crate::capacity::UnavailableReason;
 use crate::claims::cached_list;
@@ -92,7 +92,7 @@ pub struct Published {
 #[derive(Default)]
 struct Memory {
     /// Published devices; `None` until the slices of an earlier instance were read.
-    published: Option<PublishedCards>,
+    published: Option<PublishedGpus>,
     /// Whether this publisher has synchronized the slices.
     is_published: bool,
     /// Features of the API server; `None` until the first write.
@@ -277,7 +277,7 @@ impl Publisher {
             Some(published) => published,
             unknown @ None => {
                 let existing = self.existing(slices).await?;
-                unknown.insert(PublishedCards::from_slices(&existing, &pool))
+                unknown.insert(PublishedGpus::from_slices(&existing, &pool))
             }
         };
         let mut retained = published.retained(inventory);
@@ -287,7 +287,7 @@ impl Publisher {
         if retained.values().any(is_grace_over) {
             let allocated = self.allocated(&pool).await?;
             retained.retain(|uuid, retained| {
-                let mut devices = retained.card.devices.iter();
+                let mut devices = retained.gpu.devices.iter();
                 let is_held = devices.any(|device| allocated.contains(&device.name));
                 let stays = is_held || !is_grace_over(retained);
                 if !stays {
@@ -392,18 +392,18 @@ impl Publisher {
     }
 
     fn report_unavailable(&self, pool: &Pool, memory: &mut Memory) {
-        for (card, reason) in &pool.unavailable {
-            if memory.reported.insert(card.clone(), *reason) != Some(*reason) {
+        for (gpu, reason) in &pool.unavailable {
+            if memory.reported.insert(gpu.clone(), *reason) != Some(*reason) {
                 self.reporter.event(
                     Subject::Node,
                     EventReason::GpuUnavailable,
-                    format!("GPU {card}: {}", reason.of_gpu(card)),
+                    format!("GPU {gpu}: {}", reason.of_gpu(gpu)),
                 );
             }
         }
         memory
             .reported
-            .retain(|card, _| pool.unavailable.contains_key(card));
+            .retain(|gpu, _| pool.unavailable.contains_key(gpu));
     }
 }
 
@@ -415,7 +415,7 @@ fn resets(pool: &Pool, inventory: &NodeInventory) -> BTreeMap<String, String> {
         .filter(|(_, reason)| reason.is_reset());
     resets
         .filter_map(|(uuid, reason)| {
-            let number = inventory.number(inventory.card(uuid)?);
+            let number = inventory.number(inventory.gpu(uuid)?);
             Some((names::gpu_device(number), reason.of_gpu(uuid)))
         })
         .collect()

@@ -107,13 +107,13 @@ fn is_status_of(status: &Value, device: &Prepared) -> bool {
 fn prepared(device: &Prepared) -> Condition {
     Condition {
         reason: ConditionReason::Prepared,
-        message: format!("GPU {} is ready for containers", device.card.uuid),
+        message: format!("GPU {} is ready for containers", device.gpu.uuid),
     }
 }
 
 /// Returns the condition `Healthy`; `None` while the health of the GPU is unknown.
 fn healthy(device: &Prepared, health: &HealthByGpu) -> Option<Condition> {
-    let uuid = &device.card.uuid;
+    let uuid = &device.gpu.uuid;
     let health = health.get(&GpuUuid::new(uuid))?;
     let fault = health.of_device(device.partition().map(Partition::placement));
     let (reason, message) = match fault {
@@ -180,8 +180,8 @@ fn share_enforced(
     }
     let unenforceable = observed
         .inventory
-        .card(&device.card.uuid)
-        .and_then(|card| capacity::unenforceable(card, share.enforcement));
+        .gpu(&device.gpu.uuid)
+        .and_then(|gpu| capacity::unenforceable(gpu, share.enforcement));
     if let Some((reason, message)) = unenforceable {
         return (reason, message.to_owned());
     }
@@ -238,8 +238,8 @@ impl Condition {
 
 fn data(device: &Prepared) -> Value {
     let mut data = BTreeMap::from([
-        ("uuid", json!(device.card.uuid)),
-        ("minor", json!(device.card.minor)),
+        ("uuid", json!(device.gpu.uuid)),
+        ("minor", json!(device.gpu.minor)),
     ]);
     if let Some(share) = device.share() {
         data.insert("memoryBytes", json!(share.memory_bytes));

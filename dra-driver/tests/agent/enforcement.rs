@@ -14,7 +14,7 @@ use drava_vgpu_abi::contention::OwnTime;
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits, REGION_SIZE};
 use simulator_machine::control;
 use simulator_machine::kernel::Faults;
-use simulator_machine::protocol::CardIndex;
+use simulator_machine::protocol::GpuIndex;
 
 use crate::node::{GIB, MIB, TestNode, eventually};
 use gpu_tenants::Tenant;
@@ -346,11 +346,11 @@ fn scans_regions_while_nvml_hangs() {
         ..Faults::default()
     };
     let start_hang = control::Command::Break {
-        card: CardIndex(0),
+        gpu: GpuIndex(0),
         faults: hanging,
     };
     let end_hang = control::Command::Break {
-        card: CardIndex(0),
+        gpu: GpuIndex(0),
         faults: Faults::default(),
     };
     eventually("a rate", || node.page(2).rate_us_per_s);

@@ -15,12 +15,12 @@ use drava_vgpu_abi::snapshot::ProcessUsage;
 use drava_vgpu_abi::{ComputePolicy, Limits};
 use simulator_machine::control::Command;
 use simulator_machine::description::H100X2;
-use simulator_machine::protocol::{CardEvent, CardIndex};
+use simulator_machine::protocol::{GpuEvent, GpuIndex};
 use simulator_machine::testing::{Machine, skips_without_root};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::node::{CARD, GIB, MIB, TestNode, eventually, limits};
+use crate::node::{GIB, GPU, MIB, TestNode, eventually, limits};
 
 fn await_metrics(
     metrics: &watch::Receiver<Arc<[ShareMetrics]>>,
@@ -190,7 +190,7 @@ fn reads_sensors_and_counts_xids_of_gpus() {
     };
     let running = gpu_monitor::run(tables, thread.state(), Arc::new(open), stop.clone());
     let running = std::thread::spawn(move || runtime.block_on(running));
-    let gpu = GpuUuid::new(CARD);
+    let gpu = GpuUuid::new(GPU);
     let entry = |is_wanted: &dyn Fn(&GpuEntry) -> bool| {
         table
             .entries()
@@ -202,8 +202,8 @@ fn reads_sensors_and_counts_xids_of_gpus() {
     let (telemetry, _) = read.sample.unwrap();
     assert!(matches!(telemetry.memory, Memory::Dedicated { .. }));
     assert_eq!(telemetry.temperature_celsius, Some(30));
-    let raise = Command::Raise(CardEvent::Xid {
-        card: CardIndex(0),
+    let raise = Command::Raise(GpuEvent::Xid {
+        gpu: GpuIndex(0),
         code: 79,
         instance: None,
     });

@@ -25,7 +25,7 @@ use gpu_tenants::{Tenant, TestBed, library};
 use crate::escape::{self, Escape};
 
 /// UUID of the machine's first GPU.
-pub(crate) const CARD: &str = "GPU-5f1c8a20-0b7e-4d39-9a64-1e0d6c9b7a01";
+pub(crate) const GPU: &str = "GPU-5f1c8a20-0b7e-4d39-9a64-1e0d6c9b7a01";
 
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const GIB: u64 = 1 << 30;
@@ -91,12 +91,12 @@ impl TestNode {
 
     /// Prepares a claim with one share of the first GPU, as the driver does.
     pub(crate) fn prepare(&self, number: u32, limits: &Limits) {
-        self.prepare_on(CARD, number, limits);
+        self.prepare_on(GPU, number, limits);
     }
 
     /// Prepares a claim with one share of the GPU with this UUID.
-    pub(crate) fn prepare_on(&self, card: &str, number: u32, limits: &Limits) {
-        self.prepare_shares(number, &[(card, number)], limits);
+    pub(crate) fn prepare_on(&self, gpu: &str, number: u32, limits: &Limits) {
+        self.prepare_shares(number, &[(gpu, number)], limits);
     }
 
     /// Prepares a claim with several shares, each with its GPU's UUID and its number.
@@ -107,9 +107,9 @@ impl TestNode {
     }
 
     /// Replaces the page of a share, as the driver does with a damaged page.
-    pub(crate) fn replace_page(&self, card: &str, number: u32, limits: &Limits) {
+    pub(crate) fn replace_page(&self, gpu: &str, number: u32, limits: &Limits) {
         let path = self.page_file(number);
-        let page = gpu_node::page(number, number, card, limits).unwrap();
+        let page = gpu_node::page(number, number, gpu, limits).unwrap();
         let new = path.with_extension("new");
         fs::write(&new, page).unwrap();
         fs::rename(new, path).unwrap();

@@ -27,8 +27,8 @@ fn reads_claims_without_processes_every_10_s() {
     // A claim with a process is read on each tick; the other claims are not.
     let process = FakeProcess::new(&agent.node, 5);
     assert!(agent.run(STEP_US) > 0, "process not detected");
-    let card = agent.cards[0].clone();
-    agent.listed.push((card, process.listed(5)));
+    let gpu = agent.gpus[0].clone();
+    agent.listed.push((gpu, process.listed(5)));
     let mut reads = 0;
     for step in 0..100 {
         process.record_usage(agent.now_us, step * STEP_US);
@@ -40,9 +40,9 @@ fn reads_claims_without_processes_every_10_s() {
 #[test]
 fn limits_borrower_on_next_tick_after_owner_starts() {
     let mut agent = VirtualClockAgent::new(&[20, 80]);
-    let card = agent.cards[0].clone();
+    let gpu = agent.gpus[0].clone();
     let busy = FakeProcess::new(&agent.node, 0);
-    agent.listed.push((card, busy.listed(0)));
+    agent.listed.push((gpu, busy.listed(0)));
     for step in 0..100 {
         busy.record_usage(agent.now_us, step * STEP_US);
         agent.run(STEP_US);
@@ -64,11 +64,11 @@ fn limits_borrower_on_next_tick_after_owner_starts() {
 #[test]
 fn reads_busy_claims_once_per_tick() {
     let mut agent = VirtualClockAgent::new(&[12; 8]);
-    let card = agent.cards[0].clone();
+    let gpu = agent.gpus[0].clone();
     let busy: Vec<FakeProcess> = (0..8)
         .map(|number| {
             let process = FakeProcess::new(&agent.node, number);
-            agent.listed.push((card.clone(), process.listed(number)));
+            agent.listed.push((gpu.clone(), process.listed(number)));
             process
         })
         .collect();
@@ -88,10 +88,10 @@ fn reads_busy_claims_once_per_tick() {
 #[test]
 fn applies_page_changes_of_other_writers() {
     let mut agent = VirtualClockAgent::new(&[20, 80]);
-    let card = agent.cards[0].clone();
+    let gpu = agent.gpus[0].clone();
     let both = [0, 1].map(|number| {
         let process = FakeProcess::new(&agent.node, number);
-        agent.listed.push((card.clone(), process.listed(number)));
+        agent.listed.push((gpu.clone(), process.listed(number)));
         process
     });
     let mut step = 0;
@@ -138,7 +138,7 @@ fn applies_page_changes_of_other_writers() {
             compute_policy: ComputePolicy::Balance,
             ..Limits::memory(GIB)
         };
-        agent.node.replace_page(card.as_str(), number, &limits);
+        agent.node.replace_page(gpu.as_str(), number, &limits);
     }
     assert!(work(&mut agent, 3) < 200_000);
     assert_eq!(agent.node.page(0).cores, cores(10));
@@ -149,7 +149,7 @@ fn applies_page_changes_of_other_writers() {
 fn opens_replaced_page_of_claim_with_two_shares() {
     let node = TestNode::on(TestBed::with_machine(library::shipped().unwrap(), H200X8).unwrap());
     let machine = node.test_bed.machine().status().unwrap();
-    let [first, second] = [0, 1].map(|index| machine.cards[index].uuid.clone());
+    let [first, second] = [0, 1].map(|index| machine.gpus[index].uuid.clone());
     let limits = Limits {
         cores: Cores::new(40).unwrap(),
         compute_policy: ComputePolicy::Balance,
@@ -160,7 +160,7 @@ fn opens_replaced_page_of_claim_with_two_shares() {
     let process = FakeProcess::new(&agent.node, 1);
     agent
         .listed
-        .push((agent.cards[0].clone(), process.listed(1)));
+        .push((agent.gpus[0].clone(), process.listed(1)));
     let mut step = 0;
     let mut work = |agent: &mut VirtualClockAgent| {
         for _ in 0..15 * SECOND_US / STEP_US {
@@ -183,8 +183,8 @@ fn leaves_page_of_unmetered_share_unchanged() {
     node.prepare(1, &Limits::memory(GIB));
     let mut agent = VirtualClockAgent::on(node);
     let process = FakeProcess::new(&agent.node, 1);
-    let card = agent.cards[0].clone();
-    agent.listed.push((card, process.listed(1)));
+    let gpu = agent.gpus[0].clone();
+    agent.listed.push((gpu, process.listed(1)));
     for step in 0..20 {
         process.record_usage(agent.now_us, step * STEP_US / 2);
         agent.run(STEP_US);
@@ -211,7 +211,7 @@ fn detects_process_that_bypasses_region_of_idle_share() {
         },
     };
     let observation = Observation {
-        card: agent.cards[number as usize].clone(),
+        gpu: agent.gpus[number as usize].clone(),
         processes: Some(vec![escapes]),
     };
     let mut found = Vec::new();
@@ -236,7 +236,7 @@ fn detects_damaged_region_of_idle_share_within_3_s() {
         agent.now_us += SECOND_US;
         let mut found = agent.agent.poll(agent.now_us);
         let observation = Observation {
-            card: agent.cards[3].clone(),
+            gpu: agent.gpus[3].clone(),
             processes: Some(Vec::new()),
         };
         found.extend(agent.agent.scan(agent.now_us, &observation));

@@ -18,10 +18,10 @@ pub(crate) fn with_processes(shares: &[Limits]) -> (VirtualClockAgent, Vec<FakeP
         node.prepare(number, limits);
     }
     let mut agent = VirtualClockAgent::on(node);
-    let card = agent.cards[0].clone();
+    let gpu = agent.gpus[0].clone();
     let processes = (0..).zip(shares).map(|(number, _)| {
         let process = FakeProcess::new(&agent.node, number);
-        agent.listed.push((card.clone(), process.listed(number)));
+        agent.listed.push((gpu.clone(), process.listed(number)));
         process
     });
     let processes = processes.collect();

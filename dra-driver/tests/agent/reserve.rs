@@ -335,7 +335,7 @@ fn denies_memory_until_driver_excess_is_repaid() {
     };
     let node = TestNode::new();
     node.prepare(1, &prepared);
-    let used_bytes = || node.test_bed.machine().card(0).unwrap().used_bytes;
+    let used_bytes = || node.test_bed.machine().gpu(0).unwrap().used_bytes;
 
     // The excess of the contexts is known before the share is full, so the limit holds. Both contexts start before the
     // agent: a later context would be charged the corrected estimate.

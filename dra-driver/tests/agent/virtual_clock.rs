@@ -25,7 +25,7 @@ pub(crate) const STEP_US: u64 = 100_000;
 pub(crate) struct VirtualClockAgent {
     pub(crate) agent: Agent,
     pub(crate) node: TestNode,
-    pub(crate) cards: Vec<GpuUuid>,
+    pub(crate) gpus: Vec<GpuUuid>,
     pub(crate) listed: Vec<(GpuUuid, ObservedProcess)>,
     pub(crate) now_us: u64,
     observed_us: u64,
@@ -38,16 +38,16 @@ impl VirtualClockAgent {
             TestNode::on(TestBed::with_machine(library::shipped().unwrap(), H200X8).unwrap());
         let machine = node.test_bed.machine().status().unwrap();
         let claims = machine
-            .cards
+            .gpus
             .iter()
-            .flat_map(|card| cores.iter().map(move |cores| (card, *cores)));
-        for (number, (card, cores)) in (0..).zip(claims) {
+            .flat_map(|gpu| cores.iter().map(move |cores| (gpu, *cores)));
+        for (number, (gpu, cores)) in (0..).zip(claims) {
             let limits = Limits {
                 cores: Cores::new(cores).unwrap(),
                 compute_policy: ComputePolicy::Balance,
                 ..Limits::memory(GIB)
             };
-            node.prepare_on(&card.uuid, number, &limits);
+            node.prepare_on(&gpu.uuid, number, &limits);
         }
         Self::on(node)
     }
@@ -60,10 +60,10 @@ impl VirtualClockAgent {
         Self {
             agent: Agent::new(config),
             node,
-            cards: machine
-                .cards
+            gpus: machine
+                .gpus
                 .iter()
-                .map(|card| GpuUuid::new(card.uuid.clone()))
+                .map(|gpu| GpuUuid::new(gpu.uuid.clone()))
                 .collect(),
             listed: Vec::new(),
             now_us: 1000 * SECOND_US,
@@ -77,11 +77,11 @@ impl VirtualClockAgent {
         while self.now_us < end_us {
             if self.now_us >= self.observed_us + SECOND_US {
                 self.observed_us = self.now_us;
-                for card in &self.cards {
-                    let on_card = self.listed.iter().filter(|(on, _)| on == card);
+                for gpu in &self.gpus {
+                    let on_gpu = self.listed.iter().filter(|(on, _)| on == gpu);
                     let observation = Observation {
-                        card: card.clone(),
-                        processes: Some(on_card.map(|(_, listed)| listed.clone()).collect()),
+                        gpu: gpu.clone(),
+                        processes: Some(on_gpu.map(|(_, listed)| listed.clone()).collect()),
                     };
                     assert_eq!(self.agent.scan(self.now_us, &observation), []);
                 }

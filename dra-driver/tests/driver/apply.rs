@@ -54,7 +54,7 @@ fn prefers_newer_libraries_of_images_except_on_consumer_gpus() {
     for (brand, is_supported) in [("Nvidia", true), ("Tesla", true), ("GeForceRTX", false)] {
         let node = TestNode::started();
         let mut inventory = h100x2();
-        inventory.gpus.cards[0].brand = brand.to_owned();
+        inventory.nvml.gpus[0].brand = brand.to_owned();
         let (driver, installed) = (node.driver(), node.installed());
         let found = claim(1, &[Share(0, "8Gi", "30")]);
         let environment = environment(&inventory, &driver, &installed);
@@ -310,7 +310,7 @@ fn replaces_preparation_of_reallocated_claim() {
     prepare(&node, &applier, 1, &claim(1, &[Share(0, "8Gi", "30")])).unwrap();
     let (record, repairs) =
         prepare(&node, &applier, 1, &claim(1, &[Share(1, "4Gi", "0")])).unwrap();
-    assert_eq!(record.devices[0].card.minor, 1);
+    assert_eq!(record.devices[0].gpu.minor, 1);
     assert_eq!(repairs, ["removed the state of an earlier allocation"]);
     let page = page::decode(&fs::read(page_of(&node, 1)).unwrap()).unwrap();
     assert_eq!(page.spec.limits.memory_limit_bytes, Some(4 << 30));
@@ -351,19 +351,19 @@ fn follows_gpu_whose_minor_number_shifted() {
     prepare(&node, &applier, 1, &found).unwrap();
     // After a reboot the first GPU is the second one.
     let mut inventory = h100x2();
-    for (card, minor) in inventory.gpus.cards.iter_mut().zip([1, 0]) {
-        card.minor = minor;
+    for (gpu, minor) in inventory.nvml.gpus.iter_mut().zip([1, 0]) {
+        gpu.minor = minor;
     }
     let recorded = partitions::recorded(applier.store(), "boot", |_| false).unwrap();
-    inventory.numbers = numbers::assign(&inventory.gpus.cards, &recorded.numbers);
+    inventory.numbers = numbers::assign(&inventory.nvml.gpus, &recorded.numbers);
     let (driver, installed) = (node.driver(), node.installed());
     let environment = environment(&inventory, &driver, &installed);
     let (record, repairs) = applier
         .prepare(&claim_ref(1), Some(&found), &environment)
         .unwrap();
-    let card = &record.devices[0].card;
+    let gpu = &record.devices[0].gpu;
     assert_eq!(
-        (card.uuid.as_str(), card.minor),
+        (gpu.uuid.as_str(), gpu.minor),
         (crate::fixture::GPU_UUIDS[0], 1)
     );
     assert_eq!(repairs.0, ["replaced the damaged or outdated CDI spec"]);
@@ -378,12 +378,12 @@ fn follows_gpu_whose_minor_number_shifted() {
             &environment,
         )
         .unwrap();
-    assert_eq!(other.devices[0].card.uuid, crate::fixture::GPU_UUIDS[1]);
+    assert_eq!(other.devices[0].gpu.uuid, crate::fixture::GPU_UUIDS[1]);
 
     // The first GPU is gone, and the second one has its device file.
     let mut inventory = inventory.clone();
-    inventory.gpus.cards.remove(0);
-    inventory.gpus.cards[0].minor = 1;
+    inventory.nvml.gpus.remove(0);
+    inventory.nvml.gpus[0].minor = 1;
     let environment = Environment {
         inventory: &inventory,
         ..environment

@@ -14,7 +14,7 @@ use drava_dra_driver::profile::{Guard, Intervals};
 use drava_dra_driver::selinux::Labels;
 use drava_fake_kubelet::{Claim, FakeKubelet, Plugin};
 use drava_nvml::{
-    CardError, EventSource, GpuInstance, GpuLibrary, GpuUuid, Inventory, InventoryError, Memory,
+    EventSource, GpuError, GpuInstance, GpuLibrary, GpuUuid, Inventory, InventoryError, Memory,
     MigProfile, Placement, Process, ProcessUtilization, Status, Telemetry, Utilization, WatchError,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -41,7 +41,7 @@ pub(crate) struct FakeGpus {
 impl FakeGpus {
     pub(crate) fn h100x2() -> Self {
         Self {
-            inventory: Arc::new(Mutex::new(Some(h100x2().gpus))),
+            inventory: Arc::new(Mutex::new(Some(h100x2().nvml))),
             hanging: watch::Sender::default(),
             processes: Arc::default(),
         }
@@ -64,7 +64,7 @@ impl FakeGpus {
 
     /// Ends [`fail`](Self::fail).
     pub(crate) fn restore(&self) {
-        *self.inventory.lock().unwrap() = Some(h100x2().gpus);
+        *self.inventory.lock().unwrap() = Some(h100x2().nvml);
     }
 
     /// Makes the sensors of a GPU hang, or of none.
@@ -73,10 +73,10 @@ impl FakeGpus {
     }
 }
 
-fn unsupported<T>(card: &GpuUuid) -> Result<T, CardError> {
-    Err(CardError {
+fn unsupported<T>(gpu: &GpuUuid) -> Result<T, GpuError> {
+    Err(GpuError {
         operation: "query the fake library".to_owned(),
-        card: card.clone(),
+        gpu: gpu.clone(),
         status: Status::NotSupported,
     })
 }
@@ -89,61 +89,61 @@ impl GpuLibrary for FakeGpus {
         inventory.ok_or(InventoryError { query, status })
     }
 
-    fn memory(&self, card: &GpuUuid) -> Result<Memory, CardError> {
-        unsupported(card)
+    fn memory(&self, gpu: &GpuUuid) -> Result<Memory, GpuError> {
+        unsupported(gpu)
     }
 
-    fn processes(&self, card: &GpuUuid) -> Result<Vec<Process>, CardError> {
-        let listed = self.processes.lock().unwrap().get(card).cloned();
-        listed.map_or_else(|| unsupported(card), Ok)
+    fn processes(&self, gpu: &GpuUuid) -> Result<Vec<Process>, GpuError> {
+        let listed = self.processes.lock().unwrap().get(gpu).cloned();
+        listed.map_or_else(|| unsupported(gpu), Ok)
     }
 
-    fn utilization(&self, card: &GpuUuid) -> Result<Option<Utilization>, CardError> {
-        unsupported(card)
+    fn utilization(&self, gpu: &GpuUuid) -> Result<Option<Utilization>, GpuError> {
+        unsupported(gpu)
     }
 
-    fn telemetry(&self, card: &GpuUuid) -> Result<Telemetry, CardError> {
+    fn telemetry(&self, gpu: &GpuUuid) -> Result<Telemetry, GpuError> {
         let mut hanging = self.hanging.subscribe();
-        let answers = hanging.wait_for(|hanging| hanging.as_ref() != Some(card));
+        let answers = hanging.wait_for(|hanging| hanging.as_ref() != Some(gpu));
         // Fails only without a sender, which is `self`.
         drop(futures::executor::block_on(answers));
-        unsupported(card)
+        unsupported(gpu)
     }
 
     fn process_utilization(
         &self,
-        card: &GpuUuid,
+        gpu: &GpuUuid,
         _since_us: u64,
-    ) -> Result<Vec<ProcessUtilization>, CardError> {
-        unsupported(card)
+    ) -> Result<Vec<ProcessUtilization>, GpuError> {
+        unsupported(gpu)
     }
 
-    fn watch(&self, _cards: &[GpuUuid]) -> Result<Box<dyn EventSource>, WatchError> {
+    fn watch(&self, _gpus: &[GpuUuid]) -> Result<Box<dyn EventSource>, WatchError> {
         Err(WatchError::Create(Status::NotSupported))
     }
 
-    fn mig_instances(&self, card: &GpuUuid) -> Result<Vec<GpuInstance>, CardError> {
-        unsupported(card)
+    fn mig_instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>, GpuError> {
+        unsupported(gpu)
     }
 
-    fn create_mig(&self, card: &GpuUuid, _: u32, _: Placement) -> Result<GpuInstance, CardError> {
-        unsupported(card)
+    fn create_mig(&self, gpu: &GpuUuid, _: u32, _: Placement) -> Result<GpuInstance, GpuError> {
+        unsupported(gpu)
     }
 
-    fn destroy_mig(&self, card: &GpuUuid, _id: u32) -> Result<(), CardError> {
-        unsupported(card)
+    fn destroy_mig(&self, gpu: &GpuUuid, _id: u32) -> Result<(), GpuError> {
+        unsupported(gpu)
     }
 
-    fn is_mig_enabled(&self, card: &GpuUuid) -> Result<bool, CardError> {
-        unsupported(card)
+    fn is_mig_enabled(&self, gpu: &GpuUuid) -> Result<bool, GpuError> {
+        unsupported(gpu)
     }
 
-    fn set_mig_mode(&self, card: &GpuUuid, _enabled: bool) -> Result<(), CardError> {
-        unsupported(card)
+    fn set_mig_mode(&self, gpu: &GpuUuid, _enabled: bool) -> Result<(), GpuError> {
+        unsupported(gpu)
     }
 
-    fn mig_remaining(&self, card: &GpuUuid, _profile: &MigProfile) -> Result<u32, CardError> {
-        unsupported(card)
+    fn mig_remaining(&self, gpu: &GpuUuid, _profile: &MigProfile) -> Result<u32, GpuError> {
+        unsupported(gpu)
     }
 }
 

@@ -113,31 +113,26 @@ impl Effects for CrashingEffects {
         self.node.liveness(uid, devices)
     }
 
-    fn instances(&self, card: &GpuUuid) -> Result<Vec<GpuInstance>, EffectError> {
-        self.node.instances(card)
+    fn instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>, EffectError> {
+        self.node.instances(gpu)
     }
 
-    fn ensure_mig_mode(
-        &self,
-        card: &GpuUuid,
-        minor: u32,
-        enabled: bool,
-    ) -> Result<(), EffectError> {
-        self.node.ensure_mig_mode(card, minor, enabled)
+    fn ensure_mig_mode(&self, gpu: &GpuUuid, minor: u32, enabled: bool) -> Result<(), EffectError> {
+        self.node.ensure_mig_mode(gpu, minor, enabled)
     }
 
     fn create_instance(
         &self,
-        card: &GpuUuid,
+        gpu: &GpuUuid,
         partition: &Partition,
     ) -> Result<GpuInstance, EffectError> {
         self.next_effect()?;
-        self.node.create_instance(card, partition)
+        self.node.create_instance(gpu, partition)
     }
 
-    fn destroy_instance(&self, card: &GpuUuid, id: u32) -> Result<(), EffectError> {
+    fn destroy_instance(&self, gpu: &GpuUuid, id: u32) -> Result<(), EffectError> {
         self.next_effect()?;
-        self.node.destroy_instance(card, id)
+        self.node.destroy_instance(gpu, id)
     }
 
     fn remove_spec(&self, uid: &ClaimUid) -> Result<(), EffectError> {

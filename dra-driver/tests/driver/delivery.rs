@@ -281,7 +281,7 @@ fn rebuilds_record_on_gpu_that_became_unavailable() {
     let (record, _) = prepare(&node, Mode::Preload, 1, &found);
     damage(&node, 1);
     let (mut inventory, driver, installed) = (h100x2(), node.driver(), node.installed());
-    inventory.gpus.cards[0].compute_mode = ComputeMode::Prohibited;
+    inventory.nvml.gpus[0].compute_mode = ComputeMode::Prohibited;
     let environment = environment(&inventory, &driver, &installed);
     let applier = node.applier(node.effects());
     let prepared = applier.prepare(&claim_ref(1), Some(&found), &environment);

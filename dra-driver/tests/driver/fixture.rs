@@ -8,7 +8,7 @@ use drava_dra_driver::claim::{ClaimRef, ClaimUid};
 use drava_dra_driver::coexistence::OtherOwners;
 use drava_dra_driver::inventory::NodeInventory;
 use drava_nvml::{
-    AddressingMode, Card, ComputeCapability, ComputeMode, CudaVersion, Fabric, GpuUuid, Inventory,
+    AddressingMode, ComputeCapability, ComputeMode, CudaVersion, Fabric, Gpu, GpuUuid, Inventory,
     Memory, Mig, MigProfile, MigVariant, Placement,
 };
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
@@ -38,7 +38,7 @@ pub(crate) fn machine_root() -> &'static Path {
 
 /// Returns the two H100 80GB of the simulated machine.
 pub(crate) fn h100x2() -> NodeInventory {
-    let card = |index: u32, uuid: &str, pci_bus_id: &str| Card {
+    let gpu = |index: u32, uuid: &str, pci_bus_id: &str| Gpu {
         index,
         minor: index,
         uuid: GpuUuid::new(uuid),
@@ -68,14 +68,14 @@ pub(crate) fn h100x2() -> NodeInventory {
         }),
     };
     inventory(vec![
-        card(0, GPU_UUIDS[0], "0000:1b:00.0"),
-        card(1, GPU_UUIDS[1], "0000:9d:00.0"),
+        gpu(0, GPU_UUIDS[0], "0000:1b:00.0"),
+        gpu(1, GPU_UUIDS[1], "0000:9d:00.0"),
     ])
 }
 
 /// Returns one Tesla T4: no MIG, no NVLink.
 pub(crate) fn t4() -> NodeInventory {
-    inventory(vec![Card {
+    inventory(vec![Gpu {
         index: 0,
         minor: 0,
         uuid: GpuUuid::new("GPU-2b8e5d14-9c03-4f6a-b7d1-40a8e6c31f03"),
@@ -99,18 +99,18 @@ pub(crate) fn t4() -> NodeInventory {
     }])
 }
 
-pub(crate) fn inventory(cards: Vec<Card>) -> NodeInventory {
-    let pcie_roots = cards
+pub(crate) fn inventory(gpus: Vec<Gpu>) -> NodeInventory {
+    let pcie_roots = gpus
         .iter()
-        .map(|card| {
+        .map(|gpu| {
             (
-                card.uuid.clone(),
-                format!("pci{}", card.pci_bus_id.split_at(7).0),
+                gpu.uuid.clone(),
+                format!("pci{}", gpu.pci_bus_id.split_at(7).0),
             )
         })
         .collect();
     NodeInventory {
-        gpus: Inventory {
+        nvml: Inventory {
             driver_version: "580.65.06".to_owned(),
             cuda_driver_version: Some(CudaVersion {
                 major: 13,
@@ -118,7 +118,7 @@ pub(crate) fn inventory(cards: Vec<Card>) -> NodeInventory {
             }),
             nvml_version: "13.580.65.06".to_owned(),
             confidential_computing: false,
-            cards,
+            gpus,
             faults: Vec::new(),
         },
         numbers: BTreeMap::new(),

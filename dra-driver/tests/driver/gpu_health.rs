@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use drava_api::node_profile::{CardIdentity, GpuNodeProfile, NodeSettings};
+use drava_api::node_profile::{GpuIdentity, GpuNodeProfile, NodeSettings};
 use drava_dra_driver::driver::Config;
 use drava_dra_driver::gpu_health::state::{Fault, GpuHealth, Observation, Rules, Scope};
 use drava_dra_driver::gpu_health::{HealthByGpu, HealthTable};
@@ -22,7 +22,7 @@ use simulator_machine::client::Connection;
 use simulator_machine::control::Command;
 use simulator_machine::description::H100X2;
 use simulator_machine::kernel::Faults;
-use simulator_machine::protocol::{CardEvent, CardIndex, ClientKind, MigRequest, Request};
+use simulator_machine::protocol::{ClientKind, GpuEvent, GpuIndex, MigRequest, Request};
 use simulator_machine::root::DriverRoot;
 use simulator_machine::testing::Machine;
 use tokio_util::sync::CancellationToken;
@@ -51,22 +51,22 @@ fn start(cluster: &TestCluster, machine: &Machine, window: Duration) -> Running 
     cluster.start_with(config, source)
 }
 
-fn raise_xid(machine: &Machine, card: u32, code: u64) {
-    let event = CardEvent::Xid {
-        card: CardIndex(card),
+fn raise_xid(machine: &Machine, gpu: u32, code: u64) {
+    let event = GpuEvent::Xid {
+        gpu: GpuIndex(gpu),
         code,
         instance: None,
     };
     machine.control(&Command::Raise(event)).unwrap();
 }
 
-fn set_lost(machine: &Machine, card: u32, lost: bool) {
+fn set_lost(machine: &Machine, gpu: u32, lost: bool) {
     let faults = Faults {
         lost,
         ..Faults::default()
     };
-    let card = CardIndex(card);
-    machine.control(&Command::Break { card, faults }).unwrap();
+    let gpu = GpuIndex(gpu);
+    machine.control(&Command::Break { gpu, faults }).unwrap();
 }
 
 /// Returns the devices with a health taint, as `name: value`.
@@ -219,8 +219,8 @@ async fn recovers_after_window_without_fatal_xid() {
     };
     // The monitor may register for events after the publication.
     let raise = || {
-        let card = CardIndex(0);
-        let event = CardEvent::DoubleBitEcc { card };
+        let gpu = GpuIndex(0);
+        let event = GpuEvent::DoubleBitEcc { gpu };
         machine.control(&Command::Raise(event)).unwrap();
     };
     let unhealthy = event("GpuUnhealthy");
@@ -269,8 +269,8 @@ async fn attributes_xid_to_slices_of_mig_instance() {
     let machine = Machine::start(H100X2).unwrap();
     let root = DriverRoot::new(machine.root());
     let (mut connection, _) = Connection::open(&root, ClientKind::Nvml).unwrap();
-    let (card, request) = (CardIndex(0), MigRequest::SetMode { enabled: true });
-    connection.request(&Request::Mig { card, request }).unwrap();
+    let (gpu, request) = (GpuIndex(0), MigRequest::SetMode { enabled: true });
+    connection.request(&Request::Mig { gpu, request }).unwrap();
     let source = Source::nvml(machine.root().to_owned(), machine.root().to_owned());
     let (open, stop) = (Arc::clone(&source.observe), CancellationToken::new());
     let thread = InventoryThread::start(source, Box::new(Recorded::default)).unwrap();
@@ -282,18 +282,18 @@ async fn attributes_xid_to_slices_of_mig_instance() {
     let running = tokio::spawn(gpu_monitor::run(tables, thread.state(), open, stop.clone()));
 
     let library = Library::open(&find(machine.root()).unwrap()).unwrap();
-    let gpu = GpuUuid::new(GPU_UUIDS[0]);
+    let uuid = GpuUuid::new(GPU_UUIDS[0]);
     let slices = Placement { start: 4, size: 2 };
-    let instance = library.create_mig(&gpu, 14, slices).unwrap();
+    let instance = library.create_mig(&uuid, 14, slices).unwrap();
     let raise = |instance| {
-        let xid = CardEvent::Xid {
-            card,
+        let xid = GpuEvent::Xid {
+            gpu,
             code: 95,
             instance: Some(instance),
         };
         machine.control(&Command::Raise(xid)).unwrap();
     };
-    let of_gpu = || health.borrow().get(&gpu).cloned();
+    let of_gpu = || health.borrow().get(&uuid).cloned();
     // The monitor may register for events only later.
     let with_fault = eventually("fault of the instance", || {
         raise(instance.id);
@@ -304,7 +304,7 @@ async fn attributes_xid_to_slices_of_mig_instance() {
     assert_eq!(faults, [(Scope::Slices(slices), Fault::Xid(95))]);
 
     // An instance that was destroyed: the GPU.
-    library.destroy_mig(&gpu, instance.id).unwrap();
+    library.destroy_mig(&uuid, instance.id).unwrap();
     raise(instance.id);
     eventually("fault of the GPU", || of_gpu()?.gpu).await;
     stop.cancel();
@@ -318,13 +318,13 @@ async fn taints_gpu_without_its_fabric() {
     }
     let cluster = TestCluster::new().await;
     let machine = Machine::start(H100X2).unwrap();
-    let card = CardIndex(1);
+    let gpu = GpuIndex(1);
     let faults = Faults {
         fabric_state: Some(1),
         repair_pending: true,
         ..Faults::default()
     };
-    machine.control(&Command::Break { card, faults }).unwrap();
+    machine.control(&Command::Break { gpu, faults }).unwrap();
     let mut config = cluster.config();
     config.health.fabric_limit = Duration::from_secs(1);
     config.paths.driver_root_mount = machine.root().to_owned();
@@ -342,7 +342,7 @@ async fn taints_gpu_without_its_fabric() {
         .await;
     }
     let faults = Faults::default();
-    machine.control(&Command::Break { card, faults }).unwrap();
+    machine.control(&Command::Break { gpu, faults }).unwrap();
     await_tainted(&cluster.api, &[]).await;
     running.stop().await;
 }
@@ -361,7 +361,7 @@ async fn reports_gpu_that_disappeared_while_driver_was_down() {
     };
     eventually("healthy claim", || reason("NoFault")).await;
     running.kill().await;
-    cluster.gpus.change(|gpus| drop(gpus.cards.remove(0)));
+    cluster.gpus.change(|gpus| drop(gpus.gpus.remove(0)));
     let (_running, _plugin) = cluster.start_ready().await;
     eventually("claim with a lost GPU", || reason("GpuLost")).await;
     eventually("events", || {
@@ -373,7 +373,7 @@ async fn reports_gpu_that_disappeared_while_driver_was_down() {
 
 #[test]
 fn taints_devices_of_unhealthy_gpu_only() {
-    let gpu = h100x2().gpus.cards[1].uuid.clone();
+    let gpu = h100x2().nvml.gpus[1].uuid.clone();
     let fault = GpuHealth {
         gpu: Some(Fault::Xid(79)),
         ..GpuHealth::default()
@@ -425,7 +425,7 @@ fn taints_devices_of_unhealthy_gpu_only() {
 #[test]
 fn taints_partitions_that_overlap_unhealthy_instance() {
     let mut inventory = h100x2();
-    if let Mig::Capable { enabled, .. } = &mut inventory.gpus.cards[0].mig {
+    if let Mig::Capable { enabled, .. } = &mut inventory.nvml.gpus[0].mig {
         *enabled = true;
     }
     let slices = Placement { start: 4, size: 2 };
@@ -433,7 +433,7 @@ fn taints_partitions_that_overlap_unhealthy_instance() {
         instances: BTreeMap::from([(slices, Fault::Xid(95))]),
         ..GpuHealth::default()
     };
-    let health = HealthByGpu::from([(inventory.gpus.cards[0].uuid.clone(), fault)]);
+    let health = HealthByGpu::from([(inventory.nvml.gpus[0].uuid.clone(), fault)]);
     let none = BTreeMap::new();
     let pool = publish::desired(NODE, &inventory, &none, &health, MANAGED, Features::ALL);
     let unhealthy: BTreeSet<&str> = pool.unhealthy.keys().map(String::as_str).collect();
@@ -455,12 +455,12 @@ fn profile_overrides_classes_of_xids() {
     let profile = |spec: Value| {
         let profile = GpuNodeProfile::new("a", serde_json::from_value(spec).unwrap());
         let mut inventory = h100x2();
-        let cards = inventory.gpus.cards.iter().map(|card| CardIdentity {
-            uuid: card.uuid.as_str(),
-            index: card.index,
-            product_name: &card.name,
+        let gpus = inventory.nvml.gpus.iter().map(|gpu| GpuIdentity {
+            uuid: gpu.uuid.as_str(),
+            index: gpu.index,
+            product_name: &gpu.name,
         });
-        let settings = NodeSettings::resolve([&profile], &BTreeMap::new(), cards);
+        let settings = NodeSettings::resolve([&profile], &BTreeMap::new(), gpus);
         inventory.settings = Some(settings);
         inventory
     };

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use simulator_machine::control;
 use simulator_machine::description::H200X8;
 use simulator_machine::kernel::Faults;
-use simulator_machine::protocol::CardIndex;
+use simulator_machine::protocol::GpuIndex;
 use simulator_machine::testing::Machine;
 
 use crate::api_server::ApiServer;
@@ -23,12 +23,12 @@ use crate::fixture::{NODE, claim};
 use crate::namespace::in_mount_namespace;
 use crate::node::{TestNode, lacks_device_files};
 
-const CARDS: u32 = 8;
-const CLAIMS_PER_CARD: u32 = 64;
+const GPUS: u32 = 8;
+const CLAIMS_PER_GPU: u32 = 64;
 /// Claims that kubelet prepares at once.
 const AT_ONCE: u32 = 64;
 /// GPU whose NVML calls hang.
-const HANGING: CardIndex = CardIndex(7);
+const HANGING: GpuIndex = GpuIndex(7);
 const HANG: Duration = Duration::from_secs(10);
 
 fn report(measurement: &Value) {
@@ -45,8 +45,8 @@ fn is_bench() -> bool {
 }
 
 /// Number of a claim on a GPU.
-fn number(card: u32, position: u32) -> u32 {
-    card * CLAIMS_PER_CARD + position
+fn number(gpu: u32, position: u32) -> u32 {
+    gpu * CLAIMS_PER_GPU + position
 }
 
 /// Returns the time of this percentile in milliseconds.
@@ -89,14 +89,14 @@ async fn measure() {
     node.paths.driver_root_mount = machine.root().to_owned();
     let kubelet = FakeKubelet::start(&node.paths.kubelet_dir).unwrap();
     let api = ApiServer::start(NODE).await;
-    api.put_profile("many", &json!({"splitCount": CLAIMS_PER_CARD}));
+    api.put_profile("many", &json!({"splitCount": CLAIMS_PER_GPU}));
     let driver = DriverProcess::start(&node, &api, &[]);
     let plugin = kubelet.register("gpu.drava.dev").await.unwrap();
     driver.await_ready().await;
-    for card in 0..CARDS {
-        for position in 0..CLAIMS_PER_CARD {
-            let shares = [Share(card, "1Gi", "1")];
-            api.put_claim(&claim(number(card, position), &shares));
+    for gpu in 0..GPUS {
+        for position in 0..CLAIMS_PER_GPU {
+            let shares = [Share(gpu, "1Gi", "1")];
+            api.put_claim(&claim(number(gpu, position), &shares));
         }
     }
     latency(&machine, &plugin).await;
@@ -110,9 +110,9 @@ async fn latency(machine: &Machine, plugin: &Plugin) {
             delay,
             ..Faults::default()
         };
-        let card = HANGING;
+        let gpu = HANGING;
         machine
-            .control(&control::Command::Break { card, faults })
+            .control(&control::Command::Break { gpu, faults })
             .unwrap();
     };
     hang(HANG);
@@ -144,16 +144,16 @@ async fn latency(machine: &Machine, plugin: &Plugin) {
 /// Row 15: memory, CPU time and size of the metrics with all claims.
 async fn footprint(driver: &DriverProcess, plugin: &Plugin) {
     report_footprint(driver, 0).await;
-    for card in 0..CARDS {
-        let all: Vec<u32> = (0..CLAIMS_PER_CARD)
-            .map(|position| number(card, position))
+    for gpu in 0..GPUS {
+        let all: Vec<u32> = (0..CLAIMS_PER_GPU)
+            .map(|position| number(gpu, position))
             .collect();
         // Each waits for the lock of the GPU, for a limited time.
         for some in all.chunks(8) {
             prepare_at_once(plugin, some).await;
         }
     }
-    report_footprint(driver, CARDS * CLAIMS_PER_CARD).await;
+    report_footprint(driver, GPUS * CLAIMS_PER_GPU).await;
 }
 
 async fn report_footprint(driver: &DriverProcess, claims: u32) {
@@ -166,7 +166,7 @@ async fn report_footprint(driver: &DriverProcess, claims: u32) {
     let has_claims = scrape.contains("drava_share_memory_limit_bytes{");
     assert_eq!(has_claims, claims > 0, "{scrape}");
     report(&json!({
-        "figure": "footprint", "cards": CARDS, "claims": claims,
+        "figure": "footprint", "gpus": GPUS, "claims": claims,
         "rssMiB": driver.status_kib("VmRSS") as f64 / 1024.0,
         "anonymousMiB": driver.status_kib("RssAnon") as f64 / 1024.0,
         "percentOfACore": 100.0 * cpu, "scrapeKiB": scrape.len() as f64 / 1024.0,

@@ -262,7 +262,7 @@ fn drops_series_of_removed_claims_and_gpus() {
     let gpus = GpuTable::default();
     gpus.set_inventory(&h100x2());
     let mut one = h100x2();
-    one.gpus.cards.truncate(1);
+    one.nvml.gpus.truncate(1);
     gpus.set_inventory(&one);
     assert_eq!(gpus.entries().len(), 1);
 }

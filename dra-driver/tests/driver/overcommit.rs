@@ -118,8 +118,8 @@ fn rejects_whole_gpu_alongside_shares_in_either_order() {
 #[test]
 fn rejects_gpu_excluded_by_compute_mode() {
     let mut inventory = h100x2();
-    inventory.gpus.cards[0].compute_mode = ComputeMode::Prohibited;
-    inventory.gpus.cards[1].compute_mode = ComputeMode::ExclusiveProcess;
+    inventory.nvml.gpus[0].compute_mode = ComputeMode::Prohibited;
+    inventory.nvml.gpus[1].compute_mode = ComputeMode::ExclusiveProcess;
     let check = |results| {
         let (claim, devices) = prepared(1, results);
         overcommit::check(&claim, &devices, [], &inventory).map_err(|conflict| conflict.to_string())
@@ -165,7 +165,7 @@ fn partitioned() -> NodeInventory {
     let mut inventory = h100x2();
     if let Mig::Capable {
         enabled, pending, ..
-    } = &mut inventory.gpus.cards[0].mig
+    } = &mut inventory.nvml.gpus[0].mig
     {
         (*enabled, *pending) = (true, true);
     }

@@ -4,22 +4,22 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::Arc;
 
-use drava_api::node_profile::CardSettings;
+use drava_api::node_profile::GpuSettings;
 use drava_cdi::{Driver, DriverRoot};
-use drava_dra_driver::card_plan::{self, CardPlan, Counters, DeviceKind, PlannedDevice};
 use drava_dra_driver::device_files::DeviceFiles;
+use drava_dra_driver::gpu_plan::{self, Counters, DeviceKind, GpuPlan, PlannedDevice};
 use drava_dra_driver::inventory::NodeInventory;
 use drava_dra_driver::options::Delivery;
 use drava_dra_driver::prepare::apply::{ApplyError, Environment, partitions};
 use drava_dra_driver::prepare::effects::{Effects, NodeAccess, NodeEffects};
 use drava_dra_driver::prepare::record::ClaimRecord;
 use drava_dra_driver::selinux::Labels;
-use drava_nvml::{Card, GpuInstance, GpuLibrary, GpuUuid, Library, Mig, Placement, find};
+use drava_nvml::{Gpu, GpuInstance, GpuLibrary, GpuUuid, Library, Mig, Placement, find};
 use simulator_machine::client::Connection;
 use simulator_machine::control::Command;
 use simulator_machine::description::{self, A30X2, A100_40X8, H100X2, RTX_PRO_6000X2};
 use simulator_machine::kernel::Faults;
-use simulator_machine::protocol::{CardIndex, ClientKind, MigRequest, Request};
+use simulator_machine::protocol::{ClientKind, GpuIndex, MigRequest, Request};
 use simulator_machine::root::{CAPABILITIES_MAJOR, DriverRoot as MachineRoot};
 use simulator_machine::testing::Machine;
 
@@ -54,12 +54,12 @@ impl PartitionedNode {
 
     /// Enables MIG mode of all GPUs.
     fn enable(machine: &Machine) {
-        let count = machine.status().unwrap().cards.len();
-        for card in (0..).map(CardIndex).take(count) {
+        let count = machine.status().unwrap().gpus.len();
+        for gpu in (0..).map(GpuIndex).take(count) {
             let root = MachineRoot::new(machine.root());
             let (mut connection, _) = Connection::open(&root, ClientKind::Nvml).unwrap();
             let request = MigRequest::SetMode { enabled: true };
-            connection.request(&Request::Mig { card, request }).unwrap();
+            connection.request(&Request::Mig { gpu, request }).unwrap();
         }
     }
 
@@ -133,13 +133,13 @@ impl PartitionedNode {
         applier.unprepare(&claim_ref(number))
     }
 
-    fn card(&self, index: usize) -> &Card {
-        &self.inventory.gpus.cards[index]
+    fn gpu(&self, index: usize) -> &Gpu {
+        &self.inventory.nvml.gpus[index]
     }
 
     /// Returns the instances of a GPU.
     fn instances(&self, index: usize) -> Vec<GpuInstance> {
-        self.library.mig_instances(&self.card(index).uuid).unwrap()
+        self.library.mig_instances(&self.gpu(index).uuid).unwrap()
     }
 
     /// Returns the first slices of the instances of the first GPU.
@@ -155,13 +155,13 @@ impl PartitionedNode {
 
     /// Creates an instance on the first GPU as an administrator does.
     fn create_foreign(&self, profile: &str, start: u32) -> GpuInstance {
-        let device = partition(self.card(0), profile, start);
+        let device = partition(self.gpu(0), profile, start);
         let DeviceKind::Partition { profile, placement } = device.kind else {
             panic!("{device:?}")
         };
         let created = self
             .library
-            .create_mig(&self.card(0).uuid, profile.id, placement);
+            .create_mig(&self.gpu(0).uuid, profile.id, placement);
         created.unwrap()
     }
 
@@ -174,7 +174,7 @@ impl PartitionedNode {
 /// Two A100 40GB; eight take longer to start.
 fn inventory_of(library: &Library) -> NodeInventory {
     NodeInventory {
-        gpus: library.inventory().unwrap(),
+        nvml: library.inventory().unwrap(),
         ..inventory(Vec::new())
     }
 }
@@ -185,9 +185,9 @@ fn a100x2() -> String {
     A100_40X8[..end].to_owned()
 }
 
-fn partition(card: &Card, profile: &str, start: u32) -> PlannedDevice {
-    let name = drava_api::names::mig_device(card.minor, profile, start);
-    let mut partitions = card_plan::partitions(card, card.minor).into_iter();
+fn partition(gpu: &Gpu, profile: &str, start: u32) -> PlannedDevice {
+    let name = drava_api::names::mig_device(gpu.minor, profile, start);
+    let mut partitions = gpu_plan::partitions(gpu, gpu.minor).into_iter();
     partitions.find(|device| device.name == name).unwrap()
 }
 
@@ -205,7 +205,7 @@ fn publishes_every_placement_of_every_profile() {
         .devices()
         .filter(|device| device.name.starts_with("gpu-0-"))
         .collect();
-    let Mig::Capable { profiles, .. } = &node.card(0).mig else {
+    let Mig::Capable { profiles, .. } = &node.gpu(0).mig else {
         panic!("no MIG")
     };
     let placements: usize = profiles
@@ -233,7 +233,7 @@ fn publishes_every_placement_of_every_profile() {
         (text("type"), text("profile")),
         ("mig".to_owned(), "3g.20gb".to_owned())
     );
-    assert_eq!(text("uuid"), node.card(0).uuid.as_str());
+    assert_eq!(text("uuid"), node.gpu(0).uuid.as_str());
     assert_eq!(
         attributes["memoryMib"].int,
         Some(19_968),
@@ -281,13 +281,13 @@ fn counters_admit_exactly_the_pairs_that_the_gpu_admits() {
     }
     for yaml in [A30X2, &a100x2(), H100X2, RTX_PRO_6000X2] {
         let node = PartitionedNode::start(yaml);
-        let card = node.card(0);
-        let plan = CardPlan::new(card, card.minor, false, &[], &CardSettings::default());
+        let gpu = node.gpu(0);
+        let plan = GpuPlan::new(gpu, gpu.minor, false, &[], &GpuSettings::default());
         let create = |device: &PlannedDevice| {
             let DeviceKind::Partition { profile, placement } = &device.kind else {
                 panic!("{device:?}")
             };
-            node.library.create_mig(&card.uuid, profile.id, *placement)
+            node.library.create_mig(&gpu.uuid, profile.id, *placement)
         };
         for one in &plan.devices {
             let first = create(one).unwrap();
@@ -305,10 +305,10 @@ fn counters_admit_exactly_the_pairs_that_the_gpu_admits() {
                 let second = create(other);
                 assert_eq!(fits, second.is_ok(), "{} and {}", one.name, other.name);
                 if let Ok(second) = second {
-                    node.library.destroy_mig(&card.uuid, second.id).unwrap();
+                    node.library.destroy_mig(&gpu.uuid, second.id).unwrap();
                 }
             }
-            node.library.destroy_mig(&card.uuid, first.id).unwrap();
+            node.library.destroy_mig(&gpu.uuid, first.id).unwrap();
         }
     }
 }
@@ -320,7 +320,7 @@ fn blocks_devices_that_foreign_instances_exclude() {
     }
     let node = PartitionedNode::start(&a100x2());
     let foreign = node.create_foreign("1g.5gb+me", 2);
-    let plan = CardPlan::new(node.card(0), 0, false, &[foreign], &CardSettings::default());
+    let plan = GpuPlan::new(node.gpu(0), 0, false, &[foreign], &GpuSettings::default());
     let blocked: Vec<_> = plan
         .devices
         .iter()
@@ -448,7 +448,7 @@ fn recreates_missing_instance_of_prepared_claim() {
     node.prepare(1, &[Partition(0, "2g.10gb", 4)]).unwrap();
     let instance = node.instances(0).remove(0);
     node.library
-        .destroy_mig(&node.card(0).uuid, instance.id)
+        .destroy_mig(&node.gpu(0).uuid, instance.id)
         .unwrap();
     node.prepare(1, &[Partition(0, "2g.10gb", 4)]).unwrap();
     assert_eq!(node.starts(), [4]);
@@ -461,9 +461,9 @@ fn rolls_back_claim_if_one_instance_cannot_be_created() {
         refuses_instances: true,
         ..Faults::default()
     };
-    let card = CardIndex(1);
+    let gpu = GpuIndex(1);
     node.machine
-        .control(&Command::Break { card, faults })
+        .control(&Command::Break { gpu, faults })
         .unwrap();
     let both = [Partition(0, "1g.5gb", 6), Partition(1, "1g.5gb", 6)];
     let error = node.error(1, &both);
@@ -476,7 +476,7 @@ fn rolls_back_claim_if_one_instance_cannot_be_created() {
     assert_eq!(node.node.claim_state().0, Vec::<String>::new());
     let faults = Faults::default();
     node.machine
-        .control(&Command::Break { card, faults })
+        .control(&Command::Break { gpu, faults })
         .unwrap();
     node.prepare(1, &both).unwrap();
     assert_eq!((node.instances(0).len(), node.instances(1).len()), (1, 1));

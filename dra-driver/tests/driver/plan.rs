@@ -39,7 +39,7 @@ fn plans_share_from_capacity_and_config() {
         ("gpu", "gpu-1-vgpu")
     );
     assert_eq!(
-        (device.card.uuid.as_str(), device.card.minor),
+        (device.gpu.uuid.as_str(), device.gpu.minor),
         (GPU_UUIDS[1], 1)
     );
     assert_eq!(share.id.as_str(), share_id(1, 0));
@@ -113,7 +113,7 @@ fn rejects_incomplete_claim_with_missing_field() {
 #[test]
 fn reports_missing_device_with_present_devices() {
     let mut inventory = h100x2();
-    inventory.gpus.cards.remove(1);
+    inventory.nvml.gpus.remove(1);
     let claim = claim(1, &[Share(1, "8Gi", "0")]);
     let error = plan::plan(&claim_ref(1), Some(&claim), POOL, &inventory)
         .unwrap_err()

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use drava_api::config::{ComputePolicy, Enforcement, MemoryPolicy};
-use drava_api::node_profile::{CardIdentity, GpuNodeProfile, NodeSettings};
+use drava_api::node_profile::{GpuIdentity, GpuNodeProfile, NodeSettings};
 use drava_dra_driver::capacity::UnavailableReason;
 use drava_dra_driver::gpu_health::HealthByGpu;
 use drava_dra_driver::gpu_health::state::{Fault, GpuHealth};
 use drava_dra_driver::inventory::NodeInventory;
 use drava_dra_driver::prepare::{overcommit, plan};
-use drava_dra_driver::publish::retained::{PublishedCards, Reason, Retained};
+use drava_dra_driver::publish::retained::{PublishedGpus, Reason, Retained};
 use drava_dra_driver::publish::{self, Features, Pool};
 use drava_nvml::{GpuUuid, Mig};
 use k8s_openapi::api::resource::v1::Device;
@@ -22,12 +22,12 @@ use crate::publish::{MANAGED, check_limits, desired, first_publication};
 /// Returns the inventory with a profile of this spec.
 fn with_profile(mut inventory: NodeInventory, spec: &Value) -> NodeInventory {
     let profile = GpuNodeProfile::new("a", serde_json::from_value(spec.clone()).unwrap());
-    let cards = inventory.gpus.cards.iter().map(|card| CardIdentity {
-        uuid: card.uuid.as_str(),
-        index: card.index,
-        product_name: &card.name,
+    let gpus = inventory.nvml.gpus.iter().map(|gpu| GpuIdentity {
+        uuid: gpu.uuid.as_str(),
+        index: gpu.index,
+        product_name: &gpu.name,
     });
-    let settings = NodeSettings::resolve([&profile], &BTreeMap::new(), cards);
+    let settings = NodeSettings::resolve([&profile], &BTreeMap::new(), gpus);
     inventory.settings = Some(settings);
     inventory
 }
@@ -44,7 +44,7 @@ fn device(pool: &Pool, name: &str) -> Device {
 /// Returns the H100s with the first in MIG mode.
 fn partitioned() -> NodeInventory {
     let mut inventory = h100x2();
-    if let Mig::Capable { enabled, .. } = &mut inventory.gpus.cards[0].mig {
+    if let Mig::Capable { enabled, .. } = &mut inventory.nvml.gpus[0].mig {
         *enabled = true;
     }
     inventory
@@ -136,8 +136,8 @@ fn mode_that_needs_a_reset_names_the_commands() {
         } else {
             h100x2()
         };
-        inventory.gpus.cards.truncate(1);
-        inventory.gpus.cards[0].compute_capability.major = 8;
+        inventory.nvml.gpus.truncate(1);
+        inventory.nvml.gpus[0].compute_capability.major = 8;
         let inventory = with_profile(inventory, &json!({"mode": mode}));
         let pool = desired(&inventory);
         let reason = pool.unavailable.get(GPU_UUIDS[0]).copied();
@@ -176,7 +176,7 @@ fn publishes_only_pinned_partitions() {
     assert_eq!(partitions, ["gpu-0-mig-1g-10gb-0", "gpu-0-mig-3g-40gb-4"]);
     // A held partition that is not pinned stays published, with the reason.
     let slices = first_publication(&desired(&partitioned()));
-    let retained = PublishedCards::from_slices(&slices, POOL).retained(&inventory);
+    let retained = PublishedGpus::from_slices(&slices, POOL).retained(&inventory);
     let reasons = &retained[&GpuUuid::new(GPU_UUIDS[0])].reasons;
     assert_eq!(reasons.len(), 23);
     assert!(
@@ -248,7 +248,7 @@ fn scales_amounts_and_keeps_one_share_within_the_gpu() {
 /// Returns the retained devices with their reasons after a change from the default settings or those of `before`.
 fn retained(before: &Value, after: &Value) -> Vec<(String, String)> {
     let slices = first_publication(&desired(&with_profile(h100x2(), before)));
-    let published = PublishedCards::from_slices(&slices, POOL);
+    let published = PublishedGpus::from_slices(&slices, POOL);
     let retained = published.retained(&with_profile(h100x2(), after));
     let reasons = retained.values().flat_map(|retained| &retained.reasons);
     assert!(reasons.clone().all(|(_, reason)| reason.is_of_profile()));
@@ -312,7 +312,7 @@ fn publishes_retained_device_as_before_with_taint() {
     let before = desired(&h100x2());
     let slices = first_publication(&before);
     let after = with_profile(h100x2(), &json!({"splitCount": 4, "mode": "vgpu"}));
-    let retained = PublishedCards::from_slices(&slices, POOL).retained(&after);
+    let retained = PublishedGpus::from_slices(&slices, POOL).retained(&after);
     let pool = published(&after, &retained, &HealthByGpu::new());
     check_limits(&pool);
     assert_eq!(names(&pool), names(&before));
@@ -340,7 +340,7 @@ fn publishes_retained_device_as_before_with_taint() {
 fn fault_of_the_gpu_comes_before_the_profile() {
     let slices = first_publication(&desired(&h100x2()));
     let after = with_profile(h100x2(), &json!({"splitCount": 4}));
-    let retained = PublishedCards::from_slices(&slices, POOL).retained(&after);
+    let retained = PublishedGpus::from_slices(&slices, POOL).retained(&after);
     let fault = GpuHealth {
         gpu: Some(Fault::Xid(79)),
         ..GpuHealth::default()
@@ -378,7 +378,7 @@ fn prepares_claims_of_withheld_and_reduced_devices() {
     let wanted = devices(1, &[Share(0, "70Gi", "0")], &reduced);
     let conflict = overcommit::check(&claim_ref(1), &wanted, [], &reduced).unwrap_err();
     assert!(conflict.to_string().contains("of 40240 MiB"), "{conflict}");
-    let published = PublishedCards::from_slices(&first_publication(&desired(&h100x2())), POOL);
+    let published = PublishedGpus::from_slices(&first_publication(&desired(&h100x2())), POOL);
     for (uuid, retained) in published.retained(&reduced) {
         let totals = retained.share_totals().unwrap();
         reduced.retained_totals.insert(uuid, totals);

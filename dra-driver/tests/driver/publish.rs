@@ -139,8 +139,8 @@ fn publishes_same_attribute_keys_on_every_device() {
 #[test]
 fn publishes_no_placeholder_for_unknown_place() {
     let mut inventory = h100x2();
-    for card in &mut inventory.gpus.cards {
-        (card.numa_node, card.fabric) = (None, None);
+    for gpu in &mut inventory.nvml.gpus {
+        (gpu.numa_node, gpu.fabric) = (None, None);
     }
     inventory.pcie_roots.clear();
     let pool = desired(&inventory);
@@ -158,9 +158,9 @@ fn publishes_no_placeholder_for_unknown_place() {
 
 #[test]
 fn publishes_unshareable_gpu_as_whole_only() {
-    let with = |change: fn(&mut drava_nvml::Card)| {
+    let with = |change: fn(&mut drava_nvml::Gpu)| {
         let mut inventory = t4();
-        inventory.gpus.cards.iter_mut().for_each(change);
+        inventory.nvml.gpus.iter_mut().for_each(change);
         desired(&inventory)
     };
     let names = |pool: &Pool| {
@@ -169,7 +169,7 @@ fn publishes_unshareable_gpu_as_whole_only() {
             .map(|device| device.name.clone())
             .collect::<Vec<_>>()
     };
-    let exclusive = with(|card| card.compute_mode = ComputeMode::ExclusiveProcess);
+    let exclusive = with(|gpu| gpu.compute_mode = ComputeMode::ExclusiveProcess);
     assert_eq!(names(&exclusive), ["gpu-0"]);
     assert!(
         exclusive
@@ -177,17 +177,17 @@ fn publishes_unshareable_gpu_as_whole_only() {
             .values()
             .all(|reason| *reason == UnavailableReason::ExclusiveProcess)
     );
-    let mps = with(|card| card.has_mps_clients = true);
+    let mps = with(|gpu| gpu.has_mps_clients = true);
     assert_eq!(names(&mps), ["gpu-0"]);
     assert!(
         mps.unavailable
             .values()
             .all(|reason| *reason == UnavailableReason::Mps)
     );
-    let without_memory_size = with(|card| card.memory = Memory::NotSupported);
+    let without_memory_size = with(|gpu| gpu.memory = Memory::NotSupported);
     assert_eq!(names(&without_memory_size), ["gpu-0"]);
-    let partitioned = with(|card| {
-        card.mig = Mig::Capable {
+    let partitioned = with(|gpu| {
+        gpu.mig = Mig::Capable {
             enabled: true,
             pending: true,
             profiles: Vec::new(),
@@ -201,7 +201,7 @@ fn publishes_unshareable_gpu_as_whole_only() {
             .all(|reason| *reason == UnavailableReason::NoMigProfiles)
     );
     assert_eq!(partitioned.slices.len(), 1, "an empty pool has one slice");
-    let prohibited = with(|card| card.compute_mode = ComputeMode::Prohibited);
+    let prohibited = with(|gpu| gpu.compute_mode = ComputeMode::Prohibited);
     assert!(names(&prohibited).is_empty());
 }
 
@@ -358,9 +358,9 @@ pub(crate) fn check_limits(pool: &Pool) {
 fn omits_step_in_range_smaller_than_step() {
     for (mib, has_step) in [(1, false), (2, true)] {
         let mut inventory = t4();
-        let card = &mut inventory.gpus.cards[0];
-        let reserve = capacity::driver_reserve_bytes(card);
-        card.memory = Memory::Dedicated {
+        let gpu = &mut inventory.nvml.gpus[0];
+        let reserve = capacity::driver_reserve_bytes(gpu);
+        gpu.memory = Memory::Dedicated {
             total_bytes: reserve + (mib << 20),
             reserved_bytes: 0,
             used_bytes: 0,
@@ -385,15 +385,15 @@ fn reserves_context_of_every_machine() {
                 continue;
             }
             let capability = model.compute_capability;
-            let card = drava_nvml::Card {
+            let gpu = drava_nvml::Gpu {
                 multiprocessors: Some(model.compute.multiprocessors),
                 compute_capability: ComputeCapability {
                     major: capability.major,
                     minor: capability.minor,
                 },
-                ..h100x2().gpus.cards.remove(0)
+                ..h100x2().nvml.gpus.remove(0)
             };
-            let reserve = capacity::driver_reserve_bytes(&card);
+            let reserve = capacity::driver_reserve_bytes(&gpu);
             let context = model.memory.context_bytes + model.memory.module_bytes;
             assert!(
                 (context..2 * context).contains(&reserve),
@@ -416,8 +416,8 @@ proptest! {
         name in "\\PC{0,80}",
         driver in "\\PC{0,12}",
     ) {
-        let template = h100x2().gpus.cards.remove(0);
-        let cards = (0..count).map(|minor| drava_nvml::Card {
+        let template = h100x2().nvml.gpus.remove(0);
+        let gpus = (0..count).map(|minor| drava_nvml::Gpu {
             minor,
             index: minor,
             name: name.clone(),
@@ -425,8 +425,8 @@ proptest! {
             memory: Memory::Dedicated { total_bytes: total, reserved_bytes: reserved, used_bytes: 0 },
             ..template.clone()
         });
-        let mut inventory = inventory(cards.collect());
-        inventory.gpus.driver_version = driver;
+        let mut inventory = inventory(gpus.collect());
+        inventory.nvml.driver_version = driver;
         let pool = publish::desired(&node, &inventory, &BTreeMap::new(), &HealthByGpu::new(), MANAGED, Features::ALL);
         check_limits(&pool);
         for device in pool.devices() {

@@ -165,10 +165,10 @@ async fn publishes_other_gpus_while_one_hangs() {
     }
     let cluster = TestCluster::new().await;
     cluster.gpus.change(|gpus| {
-        gpus.cards.truncate(1);
-        gpus.faults = vec![drava_nvml::CardFault {
+        gpus.gpus.truncate(1);
+        gpus.faults = vec![drava_nvml::GpuFault {
             index: 1,
-            card: None,
+            gpu: None,
             query: "the GPU",
             status: drava_nvml::Status::Timeout,
         }];
@@ -193,7 +193,7 @@ async fn publishes_other_gpus_while_one_hangs() {
     // It answers again.
     cluster
         .gpus
-        .change(|gpus| *gpus = crate::fixture::h100x2().gpus);
+        .change(|gpus| *gpus = crate::fixture::h100x2().nvml);
     eventually("devices of both GPUs", || {
         (names().len() == 4).then_some(())
     })

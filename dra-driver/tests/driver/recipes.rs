@@ -1,7 +1,7 @@
 //! The numbers of `docs/recipes.md`, computed from the charge of a context.
 
 use drava_dra_driver::capacity::{MIB, driver_reserve_bytes};
-use drava_nvml::{Card, ComputeCapability};
+use drava_nvml::{ComputeCapability, Gpu};
 
 use crate::fixture::h100x2;
 
@@ -9,12 +9,12 @@ const PAGE: &str = include_str!("../../../docs/recipes.md");
 
 /// Returns the charge of a context on a GPU with so many multiprocessors, MiB.
 fn context_mib(multiprocessors: u32, (major, minor): (u32, u32)) -> u64 {
-    let card = Card {
+    let gpu = Gpu {
         multiprocessors: Some(multiprocessors),
         compute_capability: ComputeCapability { major, minor },
-        ..h100x2().gpus.cards.remove(0)
+        ..h100x2().nvml.gpus.remove(0)
     };
-    driver_reserve_bytes(&card) / MIB
+    driver_reserve_bytes(&gpu) / MIB
 }
 
 #[test]

@@ -6,9 +6,9 @@ use std::time::Duration;
 use drava_dra_driver::gpu_health::HealthByGpu;
 use drava_dra_driver::inventory::NodeInventory;
 use drava_dra_driver::publish::diff::{Change, changes};
-use drava_dra_driver::publish::retained::PublishedCards;
+use drava_dra_driver::publish::retained::PublishedGpus;
 use drava_dra_driver::publish::{self, Features, Pool};
-use drava_nvml::{Card, ComputeMode, GpuUuid, Mig};
+use drava_nvml::{ComputeMode, Gpu, GpuUuid, Mig};
 use k8s_openapi::api::resource::v1::{Device, ResourceClaim, ResourceSlice};
 use tokio::time::Instant;
 
@@ -18,13 +18,13 @@ use crate::publish::{MANAGED, check_limits, desired, devices, first_publication,
 
 fn without_first_gpu() -> NodeInventory {
     let mut inventory = h100x2();
-    inventory.gpus.cards.remove(0);
+    inventory.nvml.gpus.remove(0);
     inventory
 }
 
 /// Returns the pool for `inventory` after `slices` were published.
 fn after(slices: &[ResourceSlice], inventory: &NodeInventory, features: Features) -> Pool {
-    let published = PublishedCards::from_slices(slices, POOL);
+    let published = PublishedGpus::from_slices(slices, POOL);
     let retained = published.retained(inventory);
     publish::desired(
         NODE,
@@ -59,16 +59,16 @@ fn untainted(pool: &Pool) -> Vec<Device> {
 }
 
 /// Returns the inventory after a change of the first GPU.
-fn with_first_gpu(change: impl FnOnce(&mut Card)) -> NodeInventory {
+fn with_first_gpu(change: impl FnOnce(&mut Gpu)) -> NodeInventory {
     let mut inventory = h100x2();
-    change(&mut inventory.gpus.cards[0]);
+    change(&mut inventory.nvml.gpus[0]);
     inventory
 }
 
-fn partitioned(card: &mut Card) {
+fn partitioned(gpu: &mut Gpu) {
     if let Mig::Capable {
         enabled, pending, ..
-    } = &mut card.mig
+    } = &mut gpu.mig
     {
         (*enabled, *pending) = (true, true);
     }
@@ -101,7 +101,7 @@ fn retains_lost_gpu_with_taint() {
 fn replaces_lost_gpu_with_same_minor_number() {
     let slices = first_publication(&desired(&h100x2()));
     let mut inventory = h100x2();
-    inventory.gpus.cards[0].uuid = GpuUuid::new("GPU-11111111-0000-4000-8000-000000000000");
+    inventory.nvml.gpus[0].uuid = GpuUuid::new("GPU-11111111-0000-4000-8000-000000000000");
     let pool = after(&slices, &inventory, Features::ALL);
     assert!(unhealthy(&pool).is_empty());
     assert_eq!(pool, desired(&inventory));
@@ -136,10 +136,10 @@ fn reads_published_gpus_from_newest_generation() {
     }
     slices.extend(older);
     let no_gpus = inventory(Vec::new());
-    let published = PublishedCards::from_slices(&slices, POOL).retained(&no_gpus);
+    let published = PublishedGpus::from_slices(&slices, POOL).retained(&no_gpus);
     let counting: Vec<_> = published
         .values()
-        .flat_map(|retained| &retained.card.devices)
+        .flat_map(|retained| &retained.gpu.devices)
         .filter(|device| device.consumes_counters.is_some())
         .map(|device| device.name.as_str())
         .collect();
@@ -150,12 +150,12 @@ fn reads_published_gpus_from_newest_generation() {
 fn withdraws_lost_gpu_after_taint_grace_period() {
     let slices = first_publication(&desired(&h100x2()));
     let inventory = without_first_gpu();
-    let mut published = PublishedCards::from_slices(&slices, POOL);
+    let mut published = PublishedGpus::from_slices(&slices, POOL);
     let retained = published.retained(&inventory);
-    let card = retained.values().next().unwrap();
+    let gpu = retained.values().next().unwrap();
     let (now, grace) = (Instant::now(), Duration::from_secs(300));
     assert!(
-        !published.is_grace_over(card, now + grace, grace),
+        !published.is_grace_over(gpu, now + grace, grace),
         "not tainted yet"
     );
     let pool = |retained| {
@@ -169,11 +169,11 @@ fn withdraws_lost_gpu_after_taint_grace_period() {
         )
     };
     published.set_published(&pool(&retained), &retained, now);
-    assert!(!published.is_grace_over(card, now + grace / 2, grace));
+    assert!(!published.is_grace_over(gpu, now + grace / 2, grace));
     assert_eq!(published.next_check(now, grace), Some(now + grace));
     // A second publication does not restart the grace period.
     published.set_published(&pool(&retained), &retained, now + grace / 2);
-    assert!(published.is_grace_over(card, now + grace, grace));
+    assert!(published.is_grace_over(gpu, now + grace, grace));
     let later = published.next_check(now + grace, grace).unwrap();
     assert!(
         later > now + grace && later <= now + grace * 2,
@@ -184,17 +184,17 @@ fn withdraws_lost_gpu_after_taint_grace_period() {
     published.set_published(&desired(&h100x2()), &BTreeMap::new(), now + grace);
     assert!(published.retained(&h100x2()).is_empty());
     assert_eq!(published.next_check(now, grace), None);
-    assert!(!published.is_grace_over(card, now + grace * 2, grace));
+    assert!(!published.is_grace_over(gpu, now + grace * 2, grace));
 }
 
 #[test]
 fn retains_gpu_in_excluded_mode_with_reason() {
     let before = desired(&h100x2());
     let slices = first_publication(&before);
-    let prohibited = |card: &mut Card| card.compute_mode = ComputeMode::Prohibited;
-    let prohibited_and_partitioned = |card: &mut Card| {
-        prohibited(card);
-        partitioned(card);
+    let prohibited = |gpu: &mut Gpu| gpu.compute_mode = ComputeMode::Prohibited;
+    let prohibited_and_partitioned = |gpu: &mut Gpu| {
+        prohibited(gpu);
+        partitioned(gpu);
     };
     let reason = "compute-mode-prohibited";
     for inventory in [
@@ -261,7 +261,7 @@ fn retains_devices_of_other_mig_mode() {
 fn taints_only_devices_excluded_by_new_mode() {
     let before = desired(&h100x2());
     let slices = first_publication(&before);
-    let exclusive = with_first_gpu(|card| card.compute_mode = ComputeMode::ExclusiveProcess);
+    let exclusive = with_first_gpu(|gpu| gpu.compute_mode = ComputeMode::ExclusiveProcess);
     let pool = after(&slices, &exclusive, Features::ALL);
     let reason = "compute-mode-exclusive-process";
     assert_eq!(unhealthy(&pool), [("gpu-0-vgpu", reason)]);
@@ -269,7 +269,7 @@ fn taints_only_devices_excluded_by_new_mode() {
     check_limits(&pool);
 
     // Each device has its own grace period over two modes.
-    let mut published = PublishedCards::from_slices(&slices, POOL);
+    let mut published = PublishedGpus::from_slices(&slices, POOL);
     let (now, grace) = (Instant::now(), Duration::from_secs(300));
     let mut publish_at = |inventory: &NodeInventory, now| {
         let retained = published.retained(inventory);
@@ -282,8 +282,8 @@ fn taints_only_devices_excluded_by_new_mode() {
             Features::ALL,
         );
         published.set_published(&pool, &retained, now);
-        let card = retained.values().next().unwrap();
-        published.is_grace_over(card, now, grace)
+        let gpu = retained.values().next().unwrap();
+        published.is_grace_over(gpu, now, grace)
     };
     assert!(!publish_at(&exclusive, now));
     assert!(publish_at(&exclusive, now + grace));
@@ -298,10 +298,10 @@ fn taints_only_devices_excluded_by_new_mode() {
 #[test]
 fn keeps_counters_of_both_modes_while_retained() {
     let slices = first_publication(&desired(&h100x2()));
-    let inventory = with_first_gpu(|card| {
-        card.compute_mode = ComputeMode::ExclusiveProcess;
+    let inventory = with_first_gpu(|gpu| {
+        gpu.compute_mode = ComputeMode::ExclusiveProcess;
         // Without known MIG profiles, only one counter remains.
-        card.mig = Mig::NotCapable;
+        gpu.mig = Mig::NotCapable;
     });
     let pool = after(&slices, &inventory, Features::ALL);
     let consumed: BTreeSet<_> = pool
@@ -319,16 +319,16 @@ fn keeps_counters_of_both_modes_while_retained() {
         publish::SliceContent::Devices(_) => None,
     });
     let all: Vec<_> = all.unwrap().counters.keys().cloned().collect();
-    assert!(all.contains(&"card".to_owned()) && all.contains(&"memory-slice-0".to_owned()));
+    assert!(all.contains(&"gpu".to_owned()) && all.contains(&"memory-slice-0".to_owned()));
     assert_eq!(consumed, BTreeSet::from([("gpu-0".to_owned(), all)]));
 }
 
 #[test]
 fn republishes_gpu_with_new_minor_number() {
     let slices = first_publication(&desired(&h100x2()));
-    let moved = with_first_gpu(|card| {
-        card.minor = 7;
-        partitioned(card);
+    let moved = with_first_gpu(|gpu| {
+        gpu.minor = 7;
+        partitioned(gpu);
     });
     let pool = after(&slices, &moved, Features::ALL);
     assert_eq!(pool, desired(&moved));

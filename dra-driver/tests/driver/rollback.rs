@@ -100,7 +100,7 @@ fn rejects_missing_device_file_before_any_change() {
     }
     let node = TestNode::started();
     let mut inventory = h100x2();
-    inventory.gpus.cards[1].minor = 7;
+    inventory.nvml.gpus[1].minor = 7;
     let (driver, installed) = (node.driver(), node.installed());
     let found = claim(1, &[Share(7, "8Gi", "30")]);
     let applier = node.applier(node.effects());

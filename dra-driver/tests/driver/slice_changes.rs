@@ -61,10 +61,10 @@ fn increments_generation_on_multiple_changes() {
     let slices = first_publication(&desired(&h100x2()));
     let mut grown = h100x2();
     for minor in 2..10 {
-        let mut card = grown.gpus.cards[0].clone();
-        card.minor = minor;
-        card.uuid = GpuUuid::new(format!("GPU-00000000-0000-4000-8000-{minor:012}"));
-        grown.gpus.cards.push(card);
+        let mut gpu = grown.nvml.gpus[0].clone();
+        gpu.minor = minor;
+        gpu.uuid = GpuUuid::new(format!("GPU-00000000-0000-4000-8000-{minor:012}"));
+        grown.nvml.gpus.push(gpu);
     }
     let pool = desired(&grown);
     assert_eq!(pool.slices.len(), 3, "ten counter sets need two slices");

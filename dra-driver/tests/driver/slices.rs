@@ -10,7 +10,7 @@ use futures::StreamExt as _;
 use serde_json::{Value, json};
 use simulator_machine::client::Connection;
 use simulator_machine::description;
-use simulator_machine::protocol::{CardIndex, ClientKind, MigRequest, Request};
+use simulator_machine::protocol::{ClientKind, GpuIndex, MigRequest, Request};
 use simulator_machine::root::DriverRoot;
 use simulator_machine::testing::Machine;
 
@@ -198,7 +198,7 @@ async fn taints_lost_gpu_until_it_returns() {
     let mut removed = None;
     cluster
         .gpus
-        .change(|inventory| removed = Some(inventory.cards.remove(1)));
+        .change(|inventory| removed = Some(inventory.gpus.remove(1)));
     eventually("taint", || (!unhealthy(&cluster).is_empty()).then_some(())).await;
     let next = stream.next().await.unwrap().unwrap();
     assert_eq!(health(&next, "gpu-1-vgpu"), HealthStatus::Unhealthy);
@@ -214,7 +214,7 @@ async fn taints_lost_gpu_until_it_returns() {
 
     cluster
         .gpus
-        .change(|inventory| inventory.cards.extend(removed));
+        .change(|inventory| inventory.gpus.extend(removed));
     eventually("recovery", || unhealthy(&cluster).is_empty().then_some(())).await;
     plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
 }
@@ -232,7 +232,7 @@ async fn reports_same_health_to_older_kubelets() {
     ];
     cluster
         .gpus
-        .change(|inventory| drop(inventory.cards.remove(1)));
+        .change(|inventory| drop(inventory.gpus.remove(1)));
     let mut reports = Vec::new();
     for stream in &mut streams {
         let unhealthy = loop {
@@ -287,7 +287,7 @@ async fn retains_lost_gpu_across_restart_while_allocated() {
     running.stop().await;
     cluster
         .gpus
-        .change(|inventory| drop(inventory.cards.remove(1)));
+        .change(|inventory| drop(inventory.gpus.remove(1)));
 
     let config = Config {
         retained_grace: Duration::ZERO,
@@ -398,7 +398,7 @@ fn set_mig_mode(machine: &Machine, enabled: bool) {
     let root = DriverRoot::new(machine.root());
     let (mut connection, _welcome) = Connection::open(&root, ClientKind::Nvml).unwrap();
     let request = Request::Mig {
-        card: CardIndex(0),
+        gpu: GpuIndex(0),
         request: MigRequest::SetMode { enabled },
     };
     connection.request(&request).unwrap();

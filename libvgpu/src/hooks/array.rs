@@ -178,8 +178,8 @@ pub(crate) unsafe fn destroy(original: cuArrayDestroy::Function, array: *mut c_v
             )
         },
         |process, _, charge| {
-            if let Some(card) = process.card(charge.card) {
-                card.release(charge.bytes);
+            if let Some(gpu) = process.gpu(charge.gpu) {
+                gpu.release(charge.bytes);
             }
         },
     )

@@ -3,7 +3,6 @@
 
 use core::ffi::{c_int, c_uint, c_void};
 
-use crate::card::Card;
 use crate::charge_map::Charge;
 use crate::cuda::{
     CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUcontext,
@@ -15,6 +14,7 @@ use crate::functions::{
     cuCtxAttach, cuCtxCreate, cuCtxCreate_v3, cuCtxCreate_v4, cuCtxDestroy, cuCtxDestroy_v2,
     cuCtxDetach,
 };
+use crate::gpu::Gpu;
 use crate::hooks::array::drop_array;
 use crate::hooks::driver_cache::reserve;
 use crate::hooks::freed_bytes::FreedBytes;
@@ -27,7 +27,7 @@ use crate::records::Context;
 /// Charge of a context, made before its creation.
 pub(crate) enum ContextCharge {
     None,
-    Charged(Card, u64),
+    Charged(Gpu, u64),
 }
 
 /// Estimate for each multiprocessor of a GPU, whose resident threads have local memory and stacks, and the estimate
@@ -37,28 +37,28 @@ const UNKNOWN_CONTEXT: u64 = 512 << 20;
 
 /// Charges libcuda's own memory for a context.
 pub(crate) fn charge_context(device: CUdevice) -> Result<ContextCharge, CUresult> {
-    let card = match target_of_device(device) {
+    let gpu = match target_of_device(device) {
         Target::Unlimited => return Ok(ContextCharge::None),
         Target::Denied => return Err(CUDA_ERROR_OUT_OF_MEMORY),
-        Target::Limited(card) => card,
+        Target::Limited(gpu) => gpu,
     };
-    let bytes = card.driver_reserve_bytes().unwrap_or_else(|| {
+    let bytes = gpu.driver_reserve_bytes().unwrap_or_else(|| {
         attribute(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
             .map_or(UNKNOWN_CONTEXT, |count| {
                 count.saturating_mul(PER_MULTIPROCESSOR)
             })
     });
-    if !reserve(card, bytes) {
+    if !reserve(gpu, bytes) {
         return Err(CUDA_ERROR_OUT_OF_MEMORY);
     }
-    card.add_driver_bytes(bytes);
-    Ok(ContextCharge::Charged(card, bytes))
+    gpu.add_driver_bytes(bytes);
+    Ok(ContextCharge::Charged(gpu, bytes))
 }
 
 /// Reverts [`charge_context`].
-pub(crate) fn release_context(card: Card, bytes: u64) {
-    card.subtract_driver_bytes(bytes);
-    card.release(bytes);
+pub(crate) fn release_context(gpu: Gpu, bytes: u64) {
+    gpu.subtract_driver_bytes(bytes);
+    gpu.release(bytes);
 }
 
 /// Creates a context with `make`, which writes it to `context`.
@@ -72,22 +72,22 @@ pub(crate) fn create_charged(
         Err(result) => return result,
     };
     let result = make();
-    let ContextCharge::Charged(card, bytes) = charge else {
+    let ContextCharge::Charged(gpu, bytes) = charge else {
         return result;
     };
     if result != CUDA_SUCCESS {
-        release_context(card, bytes);
+        release_context(gpu, bytes);
         return result;
     }
     // SAFETY: libcuda has written the context.
     let created = unsafe { context.read() };
     let charge = Context::Own {
         bytes,
-        card: card.index(),
+        gpu: gpu.index(),
         attachments: 0,
     };
     let key = created.expose_provenance() as u64;
-    Process::of(card).contexts.insert(key, charge);
+    Process::of(gpu).contexts.insert(key, charge);
     if library::charge_known(device, created) {
         return result;
     }
@@ -161,10 +161,10 @@ pub(crate) unsafe fn destroy(original: cuCtxDestroy::Function, context: CUcontex
     let result = call();
     if result != CUDA_SUCCESS {
         if let Some(known) = known {
-            let restored = known.with_bytes(|card| {
-                let bytes = freed.take(card);
-                if let Some(card) = process.card(card) {
-                    card.add_driver_bytes(bytes);
+            let restored = known.with_bytes(|gpu| {
+                let bytes = freed.take(gpu);
+                if let Some(gpu) = process.gpu(gpu) {
+                    gpu.add_driver_bytes(bytes);
                 }
                 bytes
             });
@@ -178,10 +178,10 @@ pub(crate) unsafe fn destroy(original: cuCtxDestroy::Function, context: CUcontex
     }
     freed.release(process);
     forget_pool_memory(process);
-    if let Some(Context::Own { bytes, card, .. }) = known
-        && let Some(card) = process.card(card)
+    if let Some(Context::Own { bytes, gpu, .. }) = known
+        && let Some(gpu) = process.gpu(gpu)
     {
-        release_context(card, bytes);
+        release_context(gpu, bytes);
     }
     result
 }
@@ -238,13 +238,13 @@ fn remove_allocations_of(process: &'static Process, context: u64, freed: &mut Fr
     let ends = |charge: &Charge| charge.context == context;
     process.pointers.remove_all(ends, |pointer, charge| {
         shared_memory::end_export(process, pointer);
-        freed.add(charge.card, drop_linear(process, pointer, charge));
+        freed.add(charge.gpu, drop_linear(process, pointer, charge));
     });
     shared_memory::end_context(process, context, freed);
     module::end_context(process, context, freed);
     library::end_context(process, context);
     process.arrays.remove_all(ends, |array, charge| {
-        freed.add(charge.card, drop_array(process, array, charge));
+        freed.add(charge.gpu, drop_array(process, array, charge));
     });
 }
 

@@ -5,9 +5,9 @@
 use core::sync::atomic::Ordering;
 
 use crate::cache_charge::{Cache, CacheCharge, Report, Settled};
-use crate::card::Card;
 use crate::charge_map::ChargeMap;
 use crate::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUresult};
+use crate::gpu::Gpu;
 use crate::guard::GateGuard;
 use crate::hooks::exported;
 use crate::process::Process;
@@ -16,56 +16,56 @@ pub(crate) mod graphs;
 pub(crate) mod pools;
 
 /// Updates the charges after libcuda returned cached memory to the GPU, or other processes closed memory.
-pub(crate) fn refresh(card: Card) {
-    exported::settle(Process::of(card), card);
-    graphs::refresh(card);
-    pools::refresh(card);
+pub(crate) fn refresh(gpu: Gpu) {
+    exported::settle(Process::of(gpu), gpu);
+    graphs::refresh(gpu);
+    pools::refresh(gpu);
 }
 
 /// Reserves `bytes`; before a denial, waits for pending reservations and trims the caches.
-pub(crate) fn reserve(card: Card, bytes: u64) -> bool {
-    reserve_with(card, || card.reserve(bytes).is_ok())
+pub(crate) fn reserve(gpu: Gpu, bytes: u64) -> bool {
+    reserve_with(gpu, || gpu.reserve(bytes).is_ok())
 }
 
 /// Counts a denial and returns its error.
-pub(crate) fn deny(card: Card) -> CUresult {
-    card.count_denied();
+pub(crate) fn deny(gpu: Gpu) -> CUresult {
+    gpu.count_denied();
     CUDA_ERROR_OUT_OF_MEMORY
 }
 
 /// As [`reserve`], with another way to reserve.
-pub(crate) fn reserve_with(card: Card, reserve: impl Fn() -> bool) -> bool {
-    let pending = &Process::of(card).pending_reservations;
-    let is_taken = pending.reserve(&reserve) || (trim_all(card) && pending.reserve(&reserve));
+pub(crate) fn reserve_with(gpu: Gpu, reserve: impl Fn() -> bool) -> bool {
+    let pending = &Process::of(gpu).pending_reservations;
+    let is_taken = pending.reserve(&reserve) || (trim_all(gpu) && pending.reserve(&reserve));
     if !is_taken {
-        card.count_denied();
+        gpu.count_denied();
     }
     is_taken
 }
 
 /// As [`reserve`], for a call that may need less. A denial is not counted: the caller may have an alternative.
 #[inline]
-pub(crate) fn reserve_ahead(card: Card, bytes: u64) -> Option<GateGuard<'static>> {
-    let pending = &Process::of(card).pending_reservations;
+pub(crate) fn reserve_ahead(gpu: Gpu, bytes: u64) -> Option<GateGuard<'static>> {
+    let pending = &Process::of(gpu).pending_reservations;
     let begin = || {
-        if pending.is_certain(|| card.certainly_lacks(bytes)) {
+        if pending.is_certain(|| gpu.certainly_lacks(bytes)) {
             return None;
         }
-        pending.begin_reserving(|| card.reserve(bytes).is_ok())
+        pending.begin_reserving(|| gpu.reserve(bytes).is_ok())
     };
-    begin().or_else(|| trim_all(card).then(begin)?)
+    begin().or_else(|| trim_all(gpu).then(begin)?)
 }
 
 /// Trims all caches; returns `false` if there are none.
-fn trim_all(card: Card) -> bool {
-    let has_exported = exported::settle(Process::of(card), card);
-    let (has_pools, has_graphs) = (pools::trim_all(card), graphs::trim_all(card));
+fn trim_all(gpu: Gpu) -> bool {
+    let has_exported = exported::settle(Process::of(gpu), gpu);
+    let (has_pools, has_graphs) = (pools::trim_all(gpu), graphs::trim_all(gpu));
     has_exported || has_pools || has_graphs
 }
 
 /// Adds a reservation to the cache at `key` for a call in flight. The caller holds the guard of the caches.
-fn add_reservation(card: Card, caches: &ChargeMap<Cache>, key: u64, reserved_bytes: u64) {
-    let more = |growth: CacheCharge| growth.add_reservation(reserved_bytes).on(card.index());
+fn add_reservation(gpu: Gpu, caches: &ChargeMap<Cache>, key: u64, reserved_bytes: u64) {
+    let more = |growth: CacheCharge| growth.add_reservation(reserved_bytes).on(gpu.index());
     let known = caches.change(key, |cache| Some(more(CacheCharge::of(cache))));
     if known.is_none() {
         caches.insert(key, more(CacheCharge::default()));
@@ -98,7 +98,7 @@ fn latest_bytes(process: &Process, key: u64, report: Option<Report>) -> Option<u
 ///
 /// Returns the charge before and after.
 fn settle(
-    card: Card,
+    gpu: Gpu,
     caches: &ChargeMap<Cache>,
     key: u64,
     reserved_bytes: u64,
@@ -113,16 +113,16 @@ fn settle(
     caches.change(key, |cache| {
         before = CacheCharge::of(cache);
         let settled = settled.insert(settle(before));
-        Some(settled.charge.on(card.index()))
+        Some(settled.charge.on(gpu.index()))
     });
     let settled = settled.unwrap_or_else(|| {
         let settled = settle(before);
         // A cache without a report is gone.
         if has_bytes.is_some() {
-            caches.insert(key, settled.charge.on(card.index()));
+            caches.insert(key, settled.charge.on(gpu.index()));
         }
         settled
     });
-    card.correct(settled.from, settled.to);
+    gpu.correct(settled.from, settled.to);
     (before.charged_bytes, settled.charge.charged_bytes)
 }

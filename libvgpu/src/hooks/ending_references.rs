@@ -11,7 +11,7 @@ use crate::cuda::{
 };
 use crate::hooks::physical::{self, DroppedReference};
 use crate::process::Process;
-use crate::records::{Binding, Mapping, NO_CARD};
+use crate::records::{Binding, Mapping, NO_GPU};
 use crate::temporary_list::TemporaryList;
 
 /// The record of a reference, with its key.
@@ -157,7 +157,7 @@ impl EndingReferences {
 /// Returns how many references end with one of this memory: its own, and all of a multicast object.
 fn most_ended(process: &Process, memory: CUmemGenericAllocationHandle) -> usize {
     let known = process.physical.get(memory);
-    match known.is_some_and(|known| known.card == NO_CARD) {
+    match known.is_some_and(|known| known.gpu == NO_GPU) {
         true => references_of(&process.bindings, memory).saturating_add(1),
         false => 1,
     }

@@ -13,8 +13,8 @@
 use core::ffi::c_int;
 use core::sync::atomic::Ordering;
 
-use crate::card::Card;
 use crate::cuda::CUmemGenericAllocationHandle;
+use crate::gpu::Gpu;
 use crate::process::Process;
 use crate::records::{Descriptor, Origin, Physical};
 use crate::sys::{self, Fd};
@@ -52,11 +52,11 @@ pub(crate) fn add(
         Some(Physical { origin, ..*memory })
     });
     let Some(memory) = before else { return };
-    let Some(card) = process.card(memory.card) else {
+    let Some(gpu) = process.gpu(memory.gpu) else {
         return;
     };
     if memory.origin == Origin::Own {
-        card.export(memory.bytes);
+        gpu.export(memory.bytes);
     }
     if let Some(fd) = fd.filter(|_| memory.origin != Origin::Imported)
         && let Some(key) = key_of(fd)
@@ -65,7 +65,7 @@ pub(crate) fn add(
         end_closed(process, |key| descriptor_of(key) != fd);
         let descriptor = Descriptor {
             bytes: 0,
-            card: card.index(),
+            gpu: gpu.index(),
             memory: handle,
         };
         process.descriptors.insert(key, descriptor);
@@ -117,7 +117,7 @@ fn rename(process: &Process, from: u64, to: u64) {
 }
 
 /// Releases exported memory without handles and mappings, unless a descriptor keeps it alive.
-pub(crate) fn release(process: &'static Process, card: Card, descriptors: Descriptors, bytes: u64) {
+pub(crate) fn release(process: &'static Process, gpu: Gpu, descriptors: Descriptors, bytes: u64) {
     let mut is_kept = false;
     process.descriptors.for_each(|key, known| {
         if known.bytes != 0 || known.memory != descriptors.0 {
@@ -134,15 +134,15 @@ pub(crate) fn release(process: &'static Process, card: Card, descriptors: Descri
         });
     });
     if !is_kept {
-        card.end_export_charged(bytes);
+        gpu.end_export_charged(bytes);
     }
 }
 
 /// Releases the charges of closed descriptors, and of memory that no process of the share has open any more. Returns
 /// whether there were any.
-pub(crate) fn settle(process: &'static Process, card: Card) -> bool {
+pub(crate) fn settle(process: &'static Process, gpu: Gpu) -> bool {
     let has_closed = end_closed(process, is_open);
-    card.release_left_open() || has_closed
+    gpu.release_left_open() || has_closed
 }
 
 /// Removes the descriptors for which `is_open` is false, and releases their charges. Returns whether there were any.
@@ -155,10 +155,10 @@ fn end_closed(process: &'static Process, is_open: impl Fn(u64) -> bool) -> bool 
         let Some(closed) = process.descriptors.remove(key) else {
             return;
         };
-        if let Some(card) = process.card(closed.card)
+        if let Some(gpu) = process.gpu(closed.gpu)
             && closed.bytes != 0
         {
-            card.end_export_charged(closed.bytes);
+            gpu.end_export_charged(closed.bytes);
             has_charge = true;
         }
     });

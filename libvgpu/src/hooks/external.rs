@@ -21,29 +21,29 @@ pub(crate) unsafe fn import(
 ) -> CUresult {
     // SAFETY: the caller's arguments.
     let call = || unsafe { original(external, description) };
-    let card = match target_of_current_context() {
+    let gpu = match target_of_current_context() {
         Target::Unlimited => return call(),
         Target::Denied => return CUDA_ERROR_OUT_OF_MEMORY,
-        Target::Limited(card) => card,
+        Target::Limited(gpu) => gpu,
     };
     // SAFETY: null, which libcuda rejects, or the caller's description.
     let size = unsafe { description.as_ref() }.map_or(0, |description| description.size);
     let bytes = size.checked_next_multiple_of(BLOCK).unwrap_or(size);
-    if !reserve_with(card, || card.import(bytes).is_ok()) {
+    if !reserve_with(gpu, || gpu.import(bytes).is_ok()) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     let result = call();
     if result == CUDA_SUCCESS {
         let charge = Charge {
             bytes,
-            card: card.index(),
+            gpu: gpu.index(),
             context: 0,
         };
         // SAFETY: libcuda has written the object.
         let key = unsafe { external.read() }.expose_provenance() as u64;
-        Process::of(card).externals.insert(key, charge);
+        Process::of(gpu).externals.insert(key, charge);
     } else {
-        card.end_import(bytes);
+        gpu.end_import(bytes);
     }
     result
 }
@@ -58,8 +58,8 @@ pub(crate) unsafe fn destroy(
         // SAFETY: the caller's arguments.
         || unsafe { original(external) },
         |process, _, charge| {
-            if let Some(card) = process.card(charge.card) {
-                card.end_import(charge.bytes);
+            if let Some(gpu) = process.gpu(charge.gpu) {
+                gpu.end_import(charge.bytes);
             }
         },
     )

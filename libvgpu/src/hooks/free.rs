@@ -19,7 +19,7 @@ fn free(
     let charge = process.pointers.get(pointer);
     let is_from_pool = charge.is_none() && pool::is_from_pool(process, pointer);
     let chunk = || match charge {
-        Some(charge) => Some((charge.card, blocks_around(pointer, charge.bytes))),
+        Some(charge) => Some((charge.gpu, blocks_around(pointer, charge.bytes))),
         None => process.pool_free_space.chunk_of(pointer),
     };
     shared_memory::free_exported(process, pointer, chunk, || {

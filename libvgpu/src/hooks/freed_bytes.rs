@@ -13,24 +13,24 @@ impl FreedBytes {
     pub(crate) const NONE: Self = Self([0; MAX_SHARES]);
 
     /// Adds `bytes` of the GPU with that index.
-    pub(crate) fn add(&mut self, card: u8, bytes: u64) {
-        if let Some(sum) = self.0.get_mut(usize::from(card)) {
+    pub(crate) fn add(&mut self, gpu: u8, bytes: u64) {
+        if let Some(sum) = self.0.get_mut(usize::from(gpu)) {
             *sum = sum.saturating_add(bytes);
         }
     }
 
     /// Removes the bytes of the GPU with that index and returns them.
-    pub(crate) fn take(&mut self, card: u8) -> u64 {
-        self.0.get_mut(usize::from(card)).map_or(0, core::mem::take)
+    pub(crate) fn take(&mut self, gpu: u8) -> u64 {
+        self.0.get_mut(usize::from(gpu)).map_or(0, core::mem::take)
     }
 
     /// Releases all bytes.
     pub(crate) fn release(self, process: &'static Process) {
         for (index, bytes) in (0..).zip(self.0) {
             if bytes != 0
-                && let Some(card) = process.card(index)
+                && let Some(gpu) = process.gpu(index)
             {
-                card.release(bytes);
+                gpu.release(bytes);
             }
         }
     }

@@ -13,7 +13,6 @@ use core::slice;
 use core::sync::atomic::Ordering;
 
 use crate::blocks::BLOCK;
-use crate::card::Card;
 use crate::cuda::{
     CU_GRAPH_NODE_TYPE_GRAPH, CU_GRAPH_NODE_TYPE_MEM_ALLOC, CU_GRAPH_NODE_TYPES_THAT_WAIT,
     CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_MEM_ALLOC_NODE_PARAMS,
@@ -22,6 +21,7 @@ use crate::cuda::{
 use crate::current::{Target, target_of_device};
 use crate::driver::{Library, Original};
 use crate::functions::{cuGraphAddMemAllocNode, cuGraphAddNode, cuGraphAddNode_v2, cuGraphUpload};
+use crate::gpu::Gpu;
 use crate::hooks::driver_cache::{deny, graphs, reserve_ahead};
 use crate::hooks::metering;
 use crate::process::Process;
@@ -226,14 +226,14 @@ pub(crate) fn record(exec: CUgraphExec, graph: CUgraph) -> Contents {
     let Some(need) = contents.need else {
         return contents;
     };
-    if let Target::Limited(card) = target_of_device(need.device) {
+    if let Target::Limited(gpu) = target_of_device(need.device) {
         let need = GraphNeed {
             bytes: need.bytes,
-            card: card.index(),
+            gpu: gpu.index(),
             device: need.device,
             is_counted: false,
         };
-        Process::of(card).graphs.insert(key_of(exec), need);
+        Process::of(gpu).graphs.insert(key_of(exec), need);
     }
     contents
 }
@@ -247,13 +247,13 @@ pub(crate) fn launch_charged(
 ) -> CUresult {
     let known = Process::get().and_then(|process| {
         let need = process.graphs.get(key_of(exec))?;
-        Some((process.card(need.card)?, need))
+        Some((process.gpu(need.gpu)?, need))
     });
     match known {
-        Some((card, GraphNeed { bytes, device, .. })) if !metering::is_capturing(stream) => {
+        Some((gpu, GraphNeed { bytes, device, .. })) if !metering::is_capturing(stream) => {
             let need = Need { device, bytes };
-            let reused = graphs::reuse_charge(card, need.device, key_of(exec), need.bytes);
-            call_charged(card, need, reused, call)
+            let reused = graphs::reuse_charge(gpu, need.device, key_of(exec), need.bytes);
+            call_charged(gpu, need, reused, call)
         }
         _ => call(),
     }
@@ -261,28 +261,28 @@ pub(crate) fn launch_charged(
 
 /// Runs `call`, which may allocate the nodes of a graph, if the need beyond `reused_bytes` can be reserved.
 fn call_charged(
-    card: Card,
+    gpu: Gpu,
     need: Need,
     reused_bytes: u64,
     call: impl FnOnce() -> CUresult,
 ) -> CUresult {
     let more = need.bytes.saturating_sub(reused_bytes);
     let attempt = match more {
-        0 => Some(Process::of(card).pending_reservations.begin()),
-        _ => reserve_ahead(card, more),
+        0 => Some(Process::of(gpu).pending_reservations.begin()),
+        _ => reserve_ahead(gpu, more),
     };
     let Some(_attempt) = attempt else {
-        graphs::settle(card, need.device, reused_bytes, reused_bytes);
-        return deny(card);
+        graphs::settle(gpu, need.device, reused_bytes, reused_bytes);
+        return deny(gpu);
     };
-    graphs::add_reservation(card, need.device, more);
+    graphs::add_reservation(gpu, need.device, more);
     let result = call();
     let grown_bytes = if result == CUDA_SUCCESS {
         need.bytes
     } else {
         reused_bytes
     };
-    graphs::settle(card, need.device, need.bytes, grown_bytes);
+    graphs::settle(gpu, need.device, need.bytes, grown_bytes);
     result
 }
 
@@ -295,7 +295,7 @@ pub(crate) fn instantiate_uploaded(graph: CUgraph, call: impl FnOnce() -> CUresu
         Target::Unlimited => call(),
         Target::Denied => CUDA_ERROR_OUT_OF_MEMORY,
         // A new graph has no cached memory to reuse.
-        Target::Limited(card) => call_charged(card, need, 0, call),
+        Target::Limited(gpu) => call_charged(gpu, need, 0, call),
     }
 }
 

@@ -18,11 +18,11 @@ pub(crate) unsafe fn get_handle(
     if let Some(process) = Process::get().filter(|_| result == CUDA_SUCCESS)
         && let Some((base, _)) = range_of(pointer)
         && let Some(charge) = process.pointers.get(base)
-        && let Some(card) = process.card(charge.card)
+        && let Some(gpu) = process.gpu(charge.gpu)
     {
         // A small allocation is opened with its block.
         let chunk = blocks_around(base, charge.bytes);
-        shared_memory::add_export(process, card, base, chunk);
+        shared_memory::add_export(process, gpu, base, chunk);
     }
     result
 }

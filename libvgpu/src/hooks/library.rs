@@ -9,7 +9,6 @@ use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::ptr;
 use core::sync::atomic::Ordering;
 
-use crate::card::Card;
 use crate::charge_map::Charge;
 use crate::cuda::{
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUcontext, CUdevice, CUdeviceptr, CUkernel, CUlibrary,
@@ -21,6 +20,7 @@ use crate::functions::{
     cuLibraryEnumerateKernels, cuLibraryGetGlobal, cuLibraryGetKernel, cuLibraryGetModule,
     cuLibraryGetUnifiedFunction, cuLibraryLoadData, cuLibraryLoadFromFile, cuLibraryUnload,
 };
+use crate::gpu::Gpu;
 use crate::hooks::driver_cache::reserve;
 use crate::hooks::freed_bytes::FreedBytes;
 use crate::hooks::metering;
@@ -111,12 +111,12 @@ pub(crate) unsafe fn load_file(
 }
 
 /// Charges a library in a context, once. Returns `false` if the limit is exceeded.
-fn charge(process: &'static Process, library: u64, bytes: u64, card: Card, context: u64) -> bool {
+fn charge(process: &'static Process, library: u64, bytes: u64, gpu: Gpu, context: u64) -> bool {
     let key = library.rotate_left(16) ^ context;
     if process.library_parts.get(key).is_some() {
         return true;
     }
-    if !reserve(card, bytes) {
+    if !reserve(gpu, bytes) {
         return false;
     }
     let is_new = {
@@ -127,7 +127,7 @@ fn charge(process: &'static Process, library: u64, bytes: u64, card: Card, conte
             process.library_parts.insert(key, part);
             let charge = Charge {
                 bytes,
-                card: card.index(),
+                gpu: gpu.index(),
                 context,
             };
             process.modules.insert(key, charge);
@@ -136,7 +136,7 @@ fn charge(process: &'static Process, library: u64, bytes: u64, card: Card, conte
     };
     if !is_new {
         // Another thread has charged it.
-        card.release(bytes);
+        gpu.release(bytes);
     }
     true
 }
@@ -144,9 +144,9 @@ fn charge(process: &'static Process, library: u64, bytes: u64, card: Card, conte
 /// Charges a library in the current context, which may be one that no hook has seen, or a green one.
 fn charge_here(process: &'static Process, library: u64, bytes: u64) -> bool {
     match (target_of_current_context(), current_context()) {
-        (Target::Limited(card), Some(context)) => {
+        (Target::Limited(gpu), Some(context)) => {
             let _in_use = process.library_gate.enter();
-            charge(process, library, bytes, card, context)
+            charge(process, library, bytes, gpu, context)
         }
         _ => true,
     }
@@ -155,7 +155,7 @@ fn charge_here(process: &'static Process, library: u64, bytes: u64) -> bool {
 /// Charges the libraries whose kernels the program has in a new context of the device. Returns `false` if the limit is
 /// exceeded.
 pub(crate) fn charge_known(device: CUdevice, context: CUcontext) -> bool {
-    let (Some(process), Target::Limited(card)) = (Process::get(), target_of_device(device)) else {
+    let (Some(process), Target::Limited(gpu)) = (Process::get(), target_of_device(device)) else {
         return true;
     };
     let context = context.expose_provenance() as u64;
@@ -166,7 +166,7 @@ pub(crate) fn charge_known(device: CUdevice, context: CUcontext) -> bool {
         }
         let _in_use = process.library_gate.enter();
         if process.libraries.get(key).is_some() {
-            fits = charge(process, key, library.bytes, card, context);
+            fits = charge(process, key, library.bytes, gpu, context);
         }
     });
     fits
@@ -176,14 +176,14 @@ pub(crate) fn charge_known(device: CUdevice, context: CUcontext) -> bool {
 fn charge_everywhere(process: &'static Process, library: u64, bytes: u64) -> bool {
     let mut fits = true;
     process.contexts.for_each(|key, context| {
-        let Context::Own { card, .. } = context else {
+        let Context::Own { gpu, .. } = context else {
             return;
         };
         let _in_use = process.library_gate.enter();
         if process.contexts.get(key).is_some()
-            && let Some(card) = process.card(card)
+            && let Some(gpu) = process.gpu(gpu)
         {
-            fits &= charge(process, library, bytes, card, key);
+            fits &= charge(process, library, bytes, gpu, key);
         }
     });
     for (device, ordinal) in process.devices.iter().zip(0..) {
@@ -194,10 +194,10 @@ fn charge_everywhere(process: &'static Process, library: u64, bytes: u64) -> boo
         let context = device.primary.load(Ordering::Acquire);
         if device.charged.load(Ordering::Acquire) != 0
             && context != 0
-            && let Target::Limited(card) = target_of_device(ordinal)
+            && let Target::Limited(gpu) = target_of_device(ordinal)
         {
             let _in_use = process.library_gate.enter();
-            fits &= charge(process, library, bytes, card, context);
+            fits &= charge(process, library, bytes, gpu, context);
         }
     }
     fits
@@ -252,7 +252,7 @@ fn end_parts(process: &Process, ends: impl Fn(&LibraryPart) -> bool) -> FreedByt
     let _alone = process.library_gate.enter_exclusive();
     process.library_parts.remove_all(ends, |part, _| {
         if let Some(charge) = process.modules.remove(part) {
-            freed.add(charge.card, charge.bytes);
+            freed.add(charge.gpu, charge.bytes);
         }
     });
     freed

@@ -5,7 +5,6 @@
 use core::ffi::{c_int, c_uint};
 
 use crate::blocks::{self, BLOCK};
-use crate::card::Card;
 use crate::charge_map::{Charge, ChargeMap, Record};
 use crate::cuda::{
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdevice, CUdeviceptr, CUdeviceptr_v1, CUresult,
@@ -16,6 +15,7 @@ use crate::driver::{Library, Original};
 use crate::functions::{
     cuMemAlloc, cuMemAlloc_v2, cuMemAllocManaged, cuMemAllocPitch, cuMemAllocPitch_v2, cuMemFree_v2,
 };
+use crate::gpu::Gpu;
 use crate::guard::GateGuard;
 use crate::hooks::driver_cache::{deny, reserve, reserve_ahead};
 use crate::process::Process;
@@ -54,37 +54,37 @@ impl Request {
         call: impl FnOnce() -> CUresult,
         key: impl FnOnce() -> u64,
     ) -> CUresult {
-        let (card, process) = match self.limited() {
+        let (gpu, process) = match self.limited() {
             Ok(Some(limited)) => limited,
             Ok(None) => return call(),
             Err(result) => return result,
         };
-        if !reserve(card, self.bytes) {
+        if !reserve(gpu, self.bytes) {
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
         let result = call();
         if result == CUDA_SUCCESS {
-            map(process).insert(key(), self.charge(card));
+            map(process).insert(key(), self.charge(gpu));
         } else {
-            card.release(self.bytes);
+            gpu.release(self.bytes);
         }
         result
     }
 
     /// As [`Request::allocate`], for linear memory, which shares a block if it is small.
     fn allocate_linear(self, linear: &Linear<'_>) -> CUresult {
-        let (card, _) = match self.limited() {
+        let (gpu, _) = match self.limited() {
             Ok(Some(limited)) => limited,
             Ok(None) => return (linear.call)(),
             Err(result) => return result,
         };
         if blocks::is_small(self.bytes) {
-            let Some(attempt) = reserve_ahead(card, BLOCK) else {
-                return deny(card);
+            let Some(attempt) = reserve_ahead(gpu, BLOCK) else {
+                return deny(gpu);
             };
-            self.allocate_reserved(linear, card, BLOCK, Some(attempt))
-        } else if reserve(card, self.bytes) {
-            self.allocate_reserved(linear, card, self.bytes, None)
+            self.allocate_reserved(linear, gpu, BLOCK, Some(attempt))
+        } else if reserve(gpu, self.bytes) {
+            self.allocate_reserved(linear, gpu, self.bytes, None)
         } else {
             CUDA_ERROR_OUT_OF_MEMORY
         }
@@ -95,20 +95,20 @@ impl Request {
     fn allocate_reserved(
         self,
         linear: &Linear<'_>,
-        card: Card,
+        gpu: Gpu,
         reserved: u64,
         attempt: Option<GateGuard<'_>>,
     ) -> CUresult {
-        let process = Process::of(card);
+        let process = Process::of(gpu);
         let result = (linear.call)();
         if result != CUDA_SUCCESS {
-            card.release(reserved);
+            gpu.release(reserved);
             return result;
         }
         let address = (linear.pointer)();
         let charge = Charge {
             bytes: (linear.actual)(),
-            ..self.charge(card)
+            ..self.charge(gpu)
         };
         let needed = if !blocks::is_small(charge.bytes) {
             charge.bytes
@@ -117,11 +117,11 @@ impl Request {
         } else {
             0
         };
-        card.release(reserved.saturating_sub(needed));
+        gpu.release(reserved.saturating_sub(needed));
         // The need is known now.
         drop(attempt);
-        if needed > reserved && !reserve(card, needed.saturating_sub(reserved)) {
-            card.release(reserved);
+        if needed > reserved && !reserve(gpu, needed.saturating_sub(reserved)) {
+            gpu.release(reserved);
             if blocks::is_small(charge.bytes) {
                 process.blocks.remove(address);
             }
@@ -133,23 +133,23 @@ impl Request {
     }
 
     /// Returns the limited GPU, `None` if there is no limit, or the error to return.
-    pub(crate) fn limited(self) -> Result<Option<(Card, &'static Process)>, CUresult> {
+    pub(crate) fn limited(self) -> Result<Option<(Gpu, &'static Process)>, CUresult> {
         match self.target {
             Target::Unlimited => Ok(None),
             Target::Denied => Err(CUDA_ERROR_OUT_OF_MEMORY),
-            Target::Limited(card) => Ok(Some((card, Process::of(card)))),
+            Target::Limited(gpu) => Ok(Some((gpu, Process::of(gpu)))),
         }
     }
 
     /// Returns whether a denied request is allocated on the host.
     fn spills(self) -> bool {
-        matches!(self.target, Target::Limited(card) if card.spills())
+        matches!(self.target, Target::Limited(gpu) if gpu.spills())
     }
 
-    pub(crate) fn charge(self, card: Card) -> Charge {
+    pub(crate) fn charge(self, gpu: Gpu) -> Charge {
         Charge {
             bytes: self.bytes,
-            card: card.index(),
+            gpu: gpu.index(),
             // Called only after the allocation.
             context: current_context().unwrap_or(0),
         }
@@ -190,8 +190,8 @@ pub(crate) fn drop_linear(process: &'static Process, pointer: u64, charge: Charg
 
 /// Releases the charge of freed linear memory.
 fn release_linear(process: &'static Process, pointer: u64, charge: Charge) {
-    if let Some(card) = process.card(charge.card) {
-        card.release(drop_linear(process, pointer, charge));
+    if let Some(gpu) = process.gpu(charge.gpu) {
+        gpu.release(drop_linear(process, pointer, charge));
     }
 }
 

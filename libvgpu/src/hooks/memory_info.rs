@@ -5,9 +5,9 @@
 
 use core::ffi::c_uint;
 
-use crate::card::Amount;
 use crate::cuda::{CUDA_SUCCESS, CUdevice, CUresult};
 use crate::current::{Target, target_of_current_context, target_of_device};
+use crate::gpu::Amount;
 use crate::hooks::driver_cache;
 
 /// A denied GPU.
@@ -20,9 +20,9 @@ const NONE: Amount = Amount {
 pub(crate) fn amount_of(target: Target) -> Option<Amount> {
     match target {
         Target::Unlimited => None,
-        Target::Limited(card) => {
-            driver_cache::refresh(card);
-            Some(card.amount())
+        Target::Limited(gpu) => {
+            driver_cache::refresh(gpu);
+            Some(gpu.amount())
         }
         Target::Denied => Some(NONE),
     }

@@ -2,10 +2,10 @@
 
 use drava_vgpu_abi::cost::{Cost, LaunchKind};
 
-use crate::card::Card;
 use crate::cuda::{CUdevice, CUresult, CUstream};
 use crate::current::{Target, target_of};
 use crate::device::uuid_of;
+use crate::gpu::Gpu;
 use crate::meter::{FastPath, Meter};
 pub(crate) use crate::meter::{Legacy, NullStream, PerThread, relaxed};
 use crate::process::Process;
@@ -47,17 +47,17 @@ pub(crate) fn launch(
     let Some(process) = Process::get() else {
         return call();
     };
-    let metered_card = |device| metered_card(process, device);
+    let metered_gpu = |device| metered_gpu(process, device);
     process
         .meter
-        .launch(kind, stream, &process.shares, metered_card, call)
+        .launch(kind, stream, &process.shares, metered_gpu, call)
 }
 
 /// Returns the GPU of a device if its time is metered.
-fn metered_card(process: &'static Process, device: CUdevice) -> Option<Card> {
+fn metered_gpu(process: &'static Process, device: CUdevice) -> Option<Gpu> {
     let uuid = uuid_of(device)?;
     match target_of(process, uuid, u32::try_from(device).ok()) {
-        Target::Limited(card) if card.is_metered() => Some(card),
+        Target::Limited(gpu) if gpu.is_metered() => Some(gpu),
         Target::Limited(_) | Target::Unlimited | Target::Denied => None,
     }
 }

@@ -131,8 +131,8 @@ pub(crate) unsafe fn unload(original: cuModuleUnload::Function, module: CUmodule
         // SAFETY: the caller's arguments.
         || unsafe { original(module) },
         |process, _, charge| {
-            if let Some(card) = process.card(charge.card) {
-                card.release(charge.bytes);
+            if let Some(gpu) = process.gpu(charge.gpu) {
+                gpu.release(charge.bytes);
             }
         },
     );
@@ -181,8 +181,8 @@ pub(crate) unsafe fn set_limit(
 ) -> CUresult {
     // SAFETY: the caller's arguments.
     let call = || unsafe { original(limit, value) };
-    let (card, process) = match (target_of_current_context(), Process::get()) {
-        (Target::Limited(card), Some(process)) => (card, process),
+    let (gpu, process) = match (target_of_current_context(), Process::get()) {
+        (Target::Limited(gpu), Some(process)) => (gpu, process),
         (Target::Denied, _) => return CUDA_ERROR_OUT_OF_MEMORY,
         _ => return call(),
     };
@@ -203,24 +203,24 @@ pub(crate) unsafe fn set_limit(
             let fewer = |charge: &Charge| (bytes != 0).then_some(Charge { bytes, ..*charge });
             let before = process.limits.change(key, fewer);
             let before = before.map_or(0, |charge| charge.bytes);
-            card.release(before.saturating_sub(bytes));
+            gpu.release(before.saturating_sub(bytes));
         }
         return result;
     }
     // libcuda allocates the new size before it frees the old one.
-    if !reserve(card, bytes) {
+    if !reserve(gpu, bytes) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     let result = call();
     if result != CUDA_SUCCESS {
-        card.release(bytes);
+        gpu.release(bytes);
         return result;
     }
     let before = process.limits.remove(key);
-    card.release(before.map_or(0, |charge| charge.bytes));
+    gpu.release(before.map_or(0, |charge| charge.bytes));
     let charge = Charge {
         bytes,
-        card: card.index(),
+        gpu: gpu.index(),
         context,
     };
     process.limits.insert(key, charge);
@@ -231,6 +231,6 @@ pub(crate) unsafe fn set_limit(
 pub(crate) fn end_context(process: &Process, context: u64, freed: &mut FreedBytes) {
     let ends = |charge: &Charge| charge.context == context;
     for map in [&process.modules, &process.limits] {
-        map.remove_all(ends, |_, charge| freed.add(charge.card, charge.bytes));
+        map.remove_all(ends, |_, charge| freed.add(charge.gpu, charge.bytes));
     }
 }

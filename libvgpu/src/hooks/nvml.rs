@@ -62,7 +62,7 @@ fn is_shared(device: nvmlDevice_t) -> bool {
 /// Returns the limit that applies to the memory of an NVML device.
 fn memory_target(device: nvmlDevice_t) -> Target {
     match target(device) {
-        Target::Limited(card) if !card.is_memory_limited() => Target::Unlimited,
+        Target::Limited(gpu) if !gpu.is_memory_limited() => Target::Unlimited,
         target => target,
     }
 }

@@ -9,17 +9,17 @@
 
 use core::mem::MaybeUninit;
 
-use crate::card::Card;
 use crate::cuda::{
     CU_MEM_LOCATION_TYPE_DEVICE, CUDA_SUCCESS, CUdevice, CUmemAllocationProp,
     CUmemGenericAllocationHandle, CUresult,
 };
 use crate::current::{Target, target_of_device};
 use crate::driver::{Library, Original};
+use crate::gpu::Gpu;
 use crate::hooks::driver_cache::reserve_with;
 use crate::hooks::exported::{self, Descriptors};
 use crate::process::Process;
-use crate::records::{Binding, NO_CARD, Origin, Physical};
+use crate::records::{Binding, NO_GPU, Origin, Physical};
 
 static GET_PROPERTIES: Original<GetProperties> =
     Original::new(Library::Cuda, c"cuMemGetAllocationPropertiesFromHandle");
@@ -34,23 +34,23 @@ pub(crate) fn device_of(handle: CUmemGenericAllocationHandle) -> Option<CUdevice
     let result = unsafe { get(properties.as_mut_ptr(), handle) };
     // SAFETY: all zeroes is a valid set of properties.
     let location = unsafe { properties.assume_init() }.location;
-    let is_on_card = result == CUDA_SUCCESS && location.r#type == CU_MEM_LOCATION_TYPE_DEVICE;
-    is_on_card.then_some(location.id)
+    let is_on_gpu = result == CUDA_SUCCESS && location.r#type == CU_MEM_LOCATION_TYPE_DEVICE;
+    is_on_gpu.then_some(location.id)
 }
 
 /// Returns the limited GPU of the memory.
-fn card_of(handle: CUmemGenericAllocationHandle) -> Option<Card> {
+fn gpu_of(handle: CUmemGenericAllocationHandle) -> Option<Gpu> {
     match target_of_device(device_of(handle)?) {
-        Target::Limited(card) => Some(card),
+        Target::Limited(gpu) => Some(gpu),
         Target::Unlimited | Target::Denied => None,
     }
 }
 
 /// Returns the record of new memory with one handle.
-pub(crate) fn new(card: u8, bytes: u64) -> Physical {
+pub(crate) fn new(gpu: u8, bytes: u64) -> Physical {
     Physical {
         bytes,
-        card,
+        gpu,
         origin: Origin::Own,
         handles: 1,
         mappings: 0,
@@ -59,23 +59,23 @@ pub(crate) fn new(card: u8, bytes: u64) -> Physical {
 
 /// Adds a handle of an object without memory that can hold some: a multicast object.
 pub(crate) fn add_object(process: &Process, handle: CUmemGenericAllocationHandle) {
-    process.physical.insert(handle, new(NO_CARD, 0));
+    process.physical.insert(handle, new(NO_GPU, 0));
 }
 
 /// Adds a handle from an import.
 pub(crate) fn add_import(process: &Process, handle: CUmemGenericAllocationHandle) {
-    let card = card_of(handle);
+    let gpu = gpu_of(handle);
     // Another thread may have got the same handle.
     let _guard = process.import_guard();
     if add_handle(process, handle) {
         return;
     }
-    let Some(card) = card else {
+    let Some(gpu) = gpu else {
         return add_object(process, handle);
     };
     let imported = Physical {
         origin: Origin::Imported,
-        ..new(card.index(), 0)
+        ..new(gpu.index(), 0)
     };
     process.physical.insert(handle, imported);
 }
@@ -165,7 +165,7 @@ impl DroppedReference {
     /// Returns the multicast object that ends with the reference, if it is one.
     pub(crate) fn ended_object(&self) -> Option<CUmemGenericAllocationHandle> {
         let memory = self.dropped?.memory;
-        let ends = memory.card == NO_CARD && !memory.is_referenced();
+        let ends = memory.gpu == NO_GPU && !memory.is_referenced();
         ends.then_some(self.handle)
     }
 
@@ -227,9 +227,9 @@ impl Remaining {
         if memory.is_referenced() {
             return;
         }
-        match process.card(memory.card) {
-            Some(card) if memory.origin == Origin::Exported => {
-                exported::release(process, card, self.descriptors, memory.bytes);
+        match process.gpu(memory.gpu) {
+            Some(gpu) if memory.origin == Origin::Exported => {
+                exported::release(process, gpu, self.descriptors, memory.bytes);
             }
             _ => memory.release(process, memory.bytes),
         }
@@ -239,28 +239,28 @@ impl Remaining {
 impl Physical {
     /// Charges `bytes` of this memory, which exists.
     fn charge(self, process: &'static Process, bytes: u64) {
-        let Some(card) = process.card(self.card).filter(|_| bytes != 0) else {
+        let Some(gpu) = process.gpu(self.gpu).filter(|_| bytes != 0) else {
             return;
         };
         match self.origin {
-            Origin::Own => card.charge(bytes),
+            Origin::Own => gpu.charge(bytes),
             Origin::Exported => {
-                card.charge(bytes);
-                card.export(bytes);
+                gpu.charge(bytes);
+                gpu.export(bytes);
             }
-            Origin::Imported => card.import_existing(bytes),
+            Origin::Imported => gpu.import_existing(bytes),
         }
     }
 
     /// Releases `bytes` of this memory.
     fn release(self, process: &'static Process, bytes: u64) {
-        let Some(card) = process.card(self.card).filter(|_| bytes != 0) else {
+        let Some(gpu) = process.gpu(self.gpu).filter(|_| bytes != 0) else {
             return;
         };
         match self.origin {
-            Origin::Own => card.release(bytes),
-            Origin::Exported => card.end_export_charged(bytes),
-            Origin::Imported => card.end_import(bytes),
+            Origin::Own => gpu.release(bytes),
+            Origin::Exported => gpu.end_export_charged(bytes),
+            Origin::Imported => gpu.end_import(bytes),
         }
     }
 }
@@ -299,17 +299,17 @@ fn charge_import(
     bytes: u64,
 ) -> bool {
     let known = process.physical.get(handle);
-    let Some(card) = known.and_then(|memory| process.card(memory.card)) else {
+    let Some(gpu) = known.and_then(|memory| process.gpu(memory.gpu)) else {
         return true;
     };
-    reserve_with(card, || {
+    reserve_with(gpu, || {
         let _guard = process.import_guard();
         let known = process.physical.get(handle);
         let more = bytes.saturating_sub(known.map_or(u64::MAX, |memory| memory.bytes));
         if more == 0 {
             return true;
         }
-        let is_paid = card.import(more).is_ok();
+        let is_paid = gpu.import(more).is_ok();
         if is_paid {
             process
                 .physical
@@ -336,14 +336,14 @@ pub(crate) fn cancel_mapping(process: &'static Process, handle: CUmemGenericAllo
         })
     });
     if let Some(memory) = unpaid
-        && let Some(card) = process.card(memory.card)
+        && let Some(gpu) = process.gpu(memory.gpu)
     {
-        card.end_import(memory.bytes);
+        gpu.end_import(memory.bytes);
     }
     drop(guard);
     let Some(remaining) = remaining else { return };
     remaining.release_if_unreferenced(process);
-    if remaining.memory.card == NO_CARD && !remaining.memory.is_referenced() {
+    if remaining.memory.gpu == NO_GPU && !remaining.memory.is_referenced() {
         // Another thread has released the handle of the object meanwhile.
         drop_bindings(process, handle);
     }

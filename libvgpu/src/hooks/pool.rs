@@ -6,7 +6,6 @@
 //! [`crate::pool_free_space`]), exclusively, so that no other thread gets that space meanwhile. Otherwise the
 //! process's pools are trimmed before a denial.
 
-use crate::card::Card;
 use crate::cuda::{
     CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdeviceptr, CUmemPoolProps, CUmemoryPool, CUresult,
@@ -15,6 +14,7 @@ use crate::cuda::{
 use crate::functions::{
     cuMemAllocAsync, cuMemAllocFromPoolAsync, cuMemFreeAsync, cuMemPoolCreate, cuMemPoolDestroy,
 };
+use crate::gpu::Gpu;
 use crate::hooks::driver_cache::pools::{
     add_reservation, attribute, key_of, reserved_of, settle, trim, uncharged_bytes,
 };
@@ -32,7 +32,7 @@ use source::AllocationSource;
 /// An allocation to make from a pool of a limited GPU.
 #[derive(Clone, Copy)]
 struct PoolRequest {
-    card: Card,
+    gpu: Gpu,
     pool: CUmemoryPool,
     bytes: u64,
     stream: CUstream,
@@ -48,10 +48,10 @@ impl PoolRequest {
             .bytes
             .checked_next_multiple_of(CHUNK)
             .unwrap_or(u64::MAX);
-        let process = Process::of(self.card);
+        let process = Process::of(self.gpu);
         let at_once = || {
             let attempt = process.pending_reservations.begin();
-            self.card.try_reserve(growth).then_some(attempt)
+            self.gpu.try_reserve(growth).then_some(attempt)
         };
         let attempt = match at_once() {
             Some(attempt) => attempt,
@@ -60,21 +60,21 @@ impl PoolRequest {
                 if let Some(result) = unsafe { self.allocate_in_free_space(pointer, &call) } {
                     return result;
                 }
-                match reserve_ahead(self.card, growth) {
+                match reserve_ahead(self.gpu, growth) {
                     Some(attempt) => attempt,
                     None => {
                         // A call that was awaited may have made space in the pool.
                         // SAFETY: the caller's contract.
                         let result = unsafe { self.allocate_in_free_space(pointer, &call) };
-                        return result.unwrap_or_else(|| deny(self.card));
+                        return result.unwrap_or_else(|| deny(self.gpu));
                     }
                 }
             }
         };
         let _passage = process.reuse_gate.enter();
-        add_reservation(self.card, self.pool, growth);
+        add_reservation(self.gpu, self.pool, growth);
         let result = call();
-        let change = settle(self.card, self.pool, growth, result);
+        let change = settle(self.gpu, self.pool, growth, result);
         drop(attempt);
         if result == CUDA_SUCCESS {
             // SAFETY: written by libcuda.
@@ -95,7 +95,7 @@ impl PoolRequest {
         pointer: *mut CUdeviceptr,
         call: impl Fn() -> CUresult,
     ) -> Option<CUresult> {
-        let process = Process::of(self.card);
+        let process = Process::of(self.gpu);
         // Without free space no thread needs to wait.
         self.has_free_space().then_some(())?;
         let _alone = process.reuse_gate.enter_exclusive()?;
@@ -104,11 +104,11 @@ impl PoolRequest {
         if result != CUDA_SUCCESS {
             return Some(result);
         }
-        let grown = uncharged_bytes(self.card, self.pool);
+        let grown = uncharged_bytes(self.gpu, self.pool);
         // No wait here: another thread may be waiting for this call to end.
-        if grown == 0 || self.card.reserve(grown).is_ok() {
-            add_reservation(self.card, self.pool, grown);
-            let change = settle(self.card, self.pool, grown, result);
+        if grown == 0 || self.gpu.reserve(grown).is_ok() {
+            add_reservation(self.gpu, self.pool, grown);
+            let change = settle(self.gpu, self.pool, grown, result);
             // SAFETY: written by libcuda.
             self.record(unsafe { pointer.read() }, change);
             return Some(result);
@@ -117,14 +117,14 @@ impl PoolRequest {
         unsafe { undo_allocation(pointer, self.stream) };
         trim(self.pool);
         process.pool_free_space.end_pool(key_of(self.pool));
-        settle(self.card, self.pool, 0, result);
-        Some(deny(self.card))
+        settle(self.gpu, self.pool, 0, result);
+        Some(deny(self.gpu))
     }
 
     fn has_free_space(self) -> bool {
         let has_passed = |other| may_reuse(self.pool) && streams::has_passed(other);
         streams::key_of(self.stream).is_some_and(|stream| {
-            Process::of(self.card).pool_free_space.has_space(
+            Process::of(self.gpu).pool_free_space.has_space(
                 key_of(self.pool),
                 stream,
                 self.bytes,
@@ -135,10 +135,10 @@ impl PoolRequest {
 
     /// Records an allocation.
     fn record(self, start: CUdeviceptr, change: SizeChange) {
-        let (pool, card) = (key_of(self.pool), self.card.index());
-        Process::of(self.card)
+        let (pool, gpu) = (key_of(self.pool), self.gpu.index());
+        Process::of(self.gpu)
             .pool_free_space
-            .allocate(pool, card, start, self.bytes, change);
+            .allocate(pool, gpu, start, self.bytes, change);
     }
 }
 
@@ -222,13 +222,13 @@ unsafe fn allocate(
         graph_memory::expect_allocations();
         return call();
     }
-    let (card, pool) = match source() {
+    let (gpu, pool) = match source() {
         AllocationSource::Uncounted => return call(),
         AllocationSource::Refused => return CUDA_ERROR_OUT_OF_MEMORY,
-        AllocationSource::Pool(card, pool) => (card, pool),
+        AllocationSource::Pool(gpu, pool) => (gpu, pool),
     };
     let request = PoolRequest {
-        card,
+        gpu,
         pool,
         bytes: bytes as u64,
         stream,
@@ -313,8 +313,8 @@ pub(crate) unsafe fn destroy(original: cuMemPoolDestroy::Function, pool: CUmemor
         process.pools.insert(key, charge);
         return result;
     }
-    if let Some(card) = process.card(charge.card) {
-        card.release(charge.charged_bytes.saturating_sub(kept));
+    if let Some(gpu) = process.gpu(charge.gpu) {
+        gpu.release(charge.charged_bytes.saturating_sub(kept));
     }
     process.pool_free_space.end_pool(key);
     result

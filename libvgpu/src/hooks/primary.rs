@@ -98,7 +98,7 @@ pub(crate) fn retain_with(device: CUdevice, call: impl FnOnce() -> CUresult) -> 
             let charged = bytes.saturating_add(1);
             state.charged.store(charged, Ordering::Release);
         }
-        ContextCharge::Charged(card, bytes) => release_context(card, bytes),
+        ContextCharge::Charged(gpu, bytes) => release_context(gpu, bytes),
         ContextCharge::None => {}
     }
     result
@@ -129,8 +129,8 @@ pub(crate) fn end_with(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUr
         release_allocations_of(primary);
         end_parts(device);
         let charge = state.charged.swap(0, Ordering::AcqRel);
-        if let Target::Limited(card) = target_of_device(device) {
-            release_context(card, charge.saturating_sub(1));
+        if let Target::Limited(gpu) = target_of_device(device) {
+            release_context(gpu, charge.saturating_sub(1));
         }
     }
     result

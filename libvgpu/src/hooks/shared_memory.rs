@@ -4,10 +4,10 @@
 //! it is closed before its process frees it. If that process dies first, the memory stays charged to its share.
 
 use crate::blocks::BLOCK;
-use crate::card::Card;
 use crate::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdeviceptr, CUresult};
 use crate::current::{Target, target_of_current_context};
 use crate::driver::{Library, Original};
+use crate::gpu::Gpu;
 use crate::hooks::driver_cache::reserve_with;
 use crate::hooks::freed_bytes::FreedBytes;
 use crate::process::Process;
@@ -36,21 +36,14 @@ pub(crate) fn blocks_around(start: CUdeviceptr, bytes: u64) -> Chunk {
 }
 
 /// Records that other processes can open an allocation.
-pub(crate) fn add_export(
-    process: &'static Process,
-    card: Card,
-    pointer: CUdeviceptr,
-    chunk: Chunk,
-) {
+pub(crate) fn add_export(process: &'static Process, gpu: Gpu, pointer: CUdeviceptr, chunk: Chunk) {
     let shared = Shared {
         pointer,
-        card: card.index(),
+        gpu: gpu.index(),
         chunk,
         context: 0,
     };
-    process
-        .exported
-        .add_once(shared, |bytes| card.export(bytes));
+    process.exported.add_once(shared, |bytes| gpu.export(bytes));
 }
 
 /// Frees an allocation with `call`, and ends its export before: afterwards another thread may export other memory at
@@ -68,10 +61,10 @@ pub(crate) fn free_exported(
     end_export(process, pointer);
     let result = call();
     if result != CUDA_SUCCESS
-        && let Some((card, chunk)) = chunk
-        && let Some(card) = process.card(card)
+        && let Some((gpu, chunk)) = chunk
+        && let Some(gpu) = process.gpu(gpu)
     {
-        add_export(process, card, pointer, chunk);
+        add_export(process, gpu, pointer, chunk);
     }
     result
 }
@@ -79,24 +72,24 @@ pub(crate) fn free_exported(
 /// Ends the export of an allocation.
 pub(crate) fn end_export(process: &'static Process, pointer: CUdeviceptr) {
     process.exported.remove(pointer, |chunk| {
-        if let Some(card) = process.card(chunk.card) {
-            card.end_export(chunk.bytes);
+        if let Some(gpu) = process.gpu(chunk.gpu) {
+            gpu.end_export(chunk.bytes);
         }
     });
 }
 
 /// Charges memory opened at `pointer`, in `chunk`, until it is closed or `context` ends, unless that is 0. Returns
 /// `false` if the limit is exceeded.
-fn open(card: Card, pointer: CUdeviceptr, chunk: Chunk, context: u64) -> bool {
-    let opened = &Process::of(card).opened;
-    let pay = |bytes| card.import(bytes).is_ok();
+fn open(gpu: Gpu, pointer: CUdeviceptr, chunk: Chunk, context: u64) -> bool {
+    let opened = &Process::of(gpu).opened;
+    let pay = |bytes| gpu.import(bytes).is_ok();
     let shared = Shared {
         pointer,
-        card: card.index(),
+        gpu: gpu.index(),
         chunk,
         context,
     };
-    reserve_with(card, || opened.add(shared, pay))
+    reserve_with(gpu, || opened.add(shared, pay))
 }
 
 /// Opens memory of another process with `call`, which writes its address to `pointer`, and charges the chunk around it
@@ -111,10 +104,10 @@ pub(crate) unsafe fn open_with(
     context: impl FnOnce() -> u64,
     undo: impl FnOnce(CUdeviceptr),
 ) -> CUresult {
-    let card = match target_of_current_context() {
+    let gpu = match target_of_current_context() {
         Target::Unlimited => return call(),
         Target::Denied => return CUDA_ERROR_OUT_OF_MEMORY,
-        Target::Limited(card) => card,
+        Target::Limited(gpu) => gpu,
     };
     let result = call();
     if result != CUDA_SUCCESS {
@@ -123,7 +116,7 @@ pub(crate) unsafe fn open_with(
     // SAFETY: libcuda has written the pointer.
     let address = unsafe { pointer.read() };
     let (start, bytes) = range_of(address).unwrap_or((address, 1));
-    if open(card, address, chunk_around(start, bytes), context()) {
+    if open(gpu, address, chunk_around(start, bytes), context()) {
         return result;
     }
     undo(address);
@@ -142,14 +135,14 @@ pub(crate) fn close(process: &'static Process, pointer: CUdeviceptr) {
 /// Closes the memory that was opened in a context that ends.
 pub(crate) fn end_context(process: &'static Process, context: u64, freed: &mut FreedBytes) {
     process.opened.end_context(context, |chunk| {
-        if let Some(card) = process.card(chunk.card) {
-            freed.add(chunk.card, card.close_import(chunk.bytes));
+        if let Some(gpu) = process.gpu(chunk.gpu) {
+            freed.add(chunk.gpu, gpu.close_import(chunk.bytes));
         }
     });
 }
 
 fn end_import(process: &'static Process, chunk: SharedChunk) {
-    if let Some(card) = process.card(chunk.card) {
-        card.end_import(chunk.bytes);
+    if let Some(gpu) = process.gpu(chunk.gpu) {
+        gpu.end_import(chunk.bytes);
     }
 }

@@ -20,7 +20,7 @@ static POINTER_ATTRIBUTE: Original<PointerAttribute> =
 type PointerAttribute = unsafe extern "C" fn(*mut c_void, c_int, CUdeviceptr) -> CUresult;
 
 /// Returns whether the address is GPU memory; `true` if libcuda does not know.
-fn is_on_card(address: CUdeviceptr) -> bool {
+fn is_on_gpu(address: CUdeviceptr) -> bool {
     let Some(ask) = POINTER_ATTRIBUTE.get() else {
         return true;
     };
@@ -100,11 +100,11 @@ pub(crate) unsafe fn fill_rows_async<S: NullStream, T: Copy>(
 
 fn copy_on(
     bytes: usize,
-    is_within_card: bool,
+    is_within_gpu: bool,
     stream: CUstream,
     call: impl Fn() -> CUresult,
 ) -> CUresult {
-    if is_within_card {
+    if is_within_gpu {
         metered!(LaunchKind::copy(bytes as u64), stream, call())
     } else {
         call()
@@ -137,7 +137,7 @@ macro_rules! copies {
 
 copies! {
     unified(to: CUdeviceptr, from: CUdeviceptr, bytes: usize)
-        of bytes, within is_on_card(to) && is_on_card(from);
+        of bytes, within is_on_gpu(to) && is_on_gpu(from);
     device(to: CUdeviceptr, from: CUdeviceptr, bytes: usize)
         of bytes, within true;
     peer(to: CUdeviceptr, to_context: CUcontext, from: CUdeviceptr, from_context: CUcontext, bytes: usize)
@@ -151,7 +151,7 @@ copies! {
     rows(copy: *const CUDA_MEMCPY2D) of rows_bytes(copy), within is_rows_within(copy);
     volume(copy: *const CUDA_MEMCPY3D) of volume_bytes(copy), within is_volume_within(copy);
     unified_async(to: CUdeviceptr, from: CUdeviceptr, bytes: usize; stream)
-        of bytes, within is_on_card(to) && is_on_card(from);
+        of bytes, within is_on_gpu(to) && is_on_gpu(from);
     device_async(to: CUdeviceptr, from: CUdeviceptr, bytes: usize; stream)
         of bytes, within true;
     peer_async(to: CUdeviceptr, to_context: CUcontext, from: CUdeviceptr, from_context: CUcontext, bytes: usize; stream)
@@ -159,7 +159,7 @@ copies! {
     rows_async(copy: *const CUDA_MEMCPY2D; stream) of rows_bytes(copy), within is_rows_within(copy);
     volume_async(copy: *const CUDA_MEMCPY3D; stream) of volume_bytes(copy), within is_volume_within(copy);
     with_attributes(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, attributes: *mut c_void; stream)
-        of bytes, within is_on_card(to) && is_on_card(from);
+        of bytes, within is_on_gpu(to) && is_on_gpu(from);
     /// The descriptions of these calls differ between toolkits and are not read: the charge is the average of such
     /// calls, whatever their size.
     volume_with_attributes(copy: *mut c_void, flags: u64; stream)
@@ -179,11 +179,11 @@ copies! {
 }
 
 /// Returns whether the end is GPU memory. libcuda is asked for a unified address.
-fn is_end_on_card(r#type: c_uint, address: CUdeviceptr) -> bool {
+fn is_end_on_gpu(r#type: c_uint, address: CUdeviceptr) -> bool {
     const UNIFIED: c_uint = 4;
     match r#type {
         CU_MEMORYTYPE_HOST => false,
-        UNIFIED => is_on_card(address),
+        UNIFIED => is_on_gpu(address),
         _ => true,
     }
 }
@@ -196,8 +196,8 @@ fn rows_bytes(copy: *const CUDA_MEMCPY2D) -> usize {
 fn is_rows_within(copy: *const CUDA_MEMCPY2D) -> bool {
     // SAFETY: as above.
     unsafe { copy.as_ref() }.is_some_and(|copy| {
-        is_end_on_card(copy.srcMemoryType, copy.srcDevice)
-            && is_end_on_card(copy.dstMemoryType, copy.dstDevice)
+        is_end_on_gpu(copy.srcMemoryType, copy.srcDevice)
+            && is_end_on_gpu(copy.dstMemoryType, copy.dstDevice)
     })
 }
 
@@ -213,8 +213,8 @@ fn volume_bytes(copy: *const CUDA_MEMCPY3D) -> usize {
 fn is_volume_within(copy: *const CUDA_MEMCPY3D) -> bool {
     // SAFETY: as above.
     unsafe { copy.as_ref() }.is_some_and(|copy| {
-        is_end_on_card(copy.srcMemoryType, copy.srcDevice)
-            && is_end_on_card(copy.dstMemoryType, copy.dstDevice)
+        is_end_on_gpu(copy.srcMemoryType, copy.srcDevice)
+            && is_end_on_gpu(copy.dstMemoryType, copy.dstDevice)
     })
 }
 
@@ -239,5 +239,5 @@ fn is_batch_within(to: *const CUdeviceptr, from: *const CUdeviceptr, count: usiz
     let to = unsafe { to.read() };
     // SAFETY: as above.
     let from = unsafe { from.read() };
-    is_on_card(to) && is_on_card(from)
+    is_on_gpu(to) && is_on_gpu(from)
 }

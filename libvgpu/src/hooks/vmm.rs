@@ -39,20 +39,20 @@ pub(crate) unsafe fn create(
     let call = || unsafe { original(handle, bytes, properties, flags) };
     // libcuda rejects sizes that are no multiple of its granularity.
     let size = bytes as u64;
-    let card = match target {
+    let gpu = match target {
         Target::Unlimited => return call(),
         Target::Denied => return CUDA_ERROR_OUT_OF_MEMORY,
-        Target::Limited(card) if reserve(card, size) => card,
+        Target::Limited(gpu) if reserve(gpu, size) => gpu,
         Target::Limited(_) => return CUDA_ERROR_OUT_OF_MEMORY,
     };
     let result = call();
     if result == CUDA_SUCCESS {
         // SAFETY: libcuda has written the handle.
         let key = unsafe { handle.read() };
-        let memory = physical::new(card.index(), size);
-        Process::of(card).physical.insert(key, memory);
+        let memory = physical::new(gpu.index(), size);
+        Process::of(gpu).physical.insert(key, memory);
     } else {
-        card.release(size);
+        gpu.release(size);
     }
     result
 }

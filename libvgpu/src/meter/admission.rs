@@ -6,7 +6,7 @@ use drava_vgpu_abi::cost::LaunchKind;
 
 use super::Meter;
 use super::lease::Lease;
-use crate::card::Card;
+use crate::gpu::Gpu;
 use crate::share::Share;
 use crate::sys::{self, SavedErrno};
 
@@ -72,10 +72,10 @@ struct PriorityConstraints {
 }
 
 impl PriorityConstraints {
-    fn of(card: Card) -> Self {
+    fn of(gpu: Gpu) -> Self {
         Self {
-            notifies_agent: card.shares().any(Share::notifies_agent),
-            window_us: card.shares().filter_map(Share::window_us).min(),
+            notifies_agent: gpu.shares().any(Share::notifies_agent),
+            window_us: gpu.shares().filter_map(Share::window_us).min(),
         }
     }
 
@@ -92,7 +92,7 @@ impl PriorityConstraints {
 
 impl Meter {
     /// Waits until the share may make a launch of the kind, charges it, and returns the charge in nanoseconds.
-    pub(super) fn admit(&self, card: Card, kind: LaunchKind, lease: &Lease) -> u64 {
+    pub(super) fn admit(&self, gpu: Gpu, kind: LaunchKind, lease: &Lease) -> u64 {
         let cost = self.costs.get(kind);
         let ns = cost.advance_ns();
         let is_covered = lease.remaining_ns() >= ns;
@@ -107,45 +107,45 @@ impl Meter {
         }
         let _errno = SavedErrno::new();
         let mut wait = Wait::begin();
-        let constraints = PriorityConstraints::of(card);
+        let constraints = PriorityConstraints::of(gpu);
         loop {
             let now = wait.now_us;
             let waited_us = wait.waited_us();
             // A finished sample may lower the cost of the launch, or the debt.
-            self.poll(card, now);
+            self.poll(gpu, now);
             let cost = self.costs.get(kind);
             let ns = cost.advance_ns();
             let missing = ns.saturating_sub(lease.remaining_ns()).div_ceil(NS_PER_US);
             if missing == 0 {
                 lease.spend_admitted(ns);
-                count_wait(card, wait.throttled_us);
+                count_wait(gpu, wait.throttled_us);
                 return ns;
             }
-            if let Some(us) = self.window_wait_us(card, constraints, ns)
+            if let Some(us) = self.window_wait_us(gpu, constraints, ns)
                 && waited_us < MAX_ADMISSION_WAIT_US
                 && !self.captures.is_any()
             {
-                record_demand(card, now);
+                record_demand(gpu, now);
                 wait.sleep(us);
                 continue;
             }
-            let granted_us = match request(card, missing, constraints, waited_us != 0, now) {
+            let granted_us = match request(gpu, missing, constraints, waited_us != 0, now) {
                 Admission::Granted(us) => us,
                 // No launch waits during a capture: the share goes into debt.
-                Admission::RetryAfter(_) if self.captures.is_any() => overdraw(card, missing),
+                Admission::RetryAfter(_) if self.captures.is_any() => overdraw(gpu, missing),
                 Admission::RetryAfter(_)
                     if waited_us >= MAX_ADMISSION_WAIT_US
-                        && (has_no_rate(card, now) || self.has_overrun(card, now)) =>
+                        && (has_no_rate(gpu, now) || self.has_overrun(gpu, now)) =>
                 {
-                    if let Some(bucket) = first(card).and_then(Share::bucket) {
+                    if let Some(bucket) = first(gpu).and_then(Share::bucket) {
                         bucket.count_admission_timeout();
                     }
-                    overdraw(card, missing)
+                    overdraw(gpu, missing)
                 }
                 Admission::RetryAfter(us) => {
                     let us = if constraints.notifies_agent && waited_us < ANSWER_US {
                         if waited_us == 0 {
-                            card.shares().for_each(Share::notify_agent);
+                            gpu.shares().for_each(Share::notify_agent);
                         }
                         us.min(ANSWER_POLL_US)
                     } else {
@@ -156,10 +156,10 @@ impl Meter {
                 }
             };
             let spent = lease.renew(granted_us.saturating_mul(NS_PER_US));
-            self.count_time(card, spent.ns);
-            count_launches(card, spent.launches);
+            self.count_time(gpu, spent.ns);
+            count_launches(gpu, spent.launches);
             lease.spend_admitted(ns);
-            count_wait(card, wait.throttled_us);
+            count_wait(gpu, wait.throttled_us);
             if constraints.notifies_agent {
                 let duration = self.durations.get(kind);
                 let duration_ns = if duration.samples() == 0 {
@@ -167,7 +167,7 @@ impl Meter {
                 } else {
                     duration.ns()
                 };
-                report_busy(card, duration_ns, now);
+                report_busy(gpu, duration_ns, now);
             }
             return ns;
         }
@@ -175,10 +175,10 @@ impl Meter {
 
     /// Returns how long a launch of `ns` waits at least for earlier launches, so that the in-flight work does not exceed
     /// the window.
-    fn window_wait_us(&self, card: Card, constraints: PriorityConstraints, ns: u64) -> Option<u64> {
+    fn window_wait_us(&self, gpu: Gpu, constraints: PriorityConstraints, ns: u64) -> Option<u64> {
         let window_ns = constraints.window_us?.saturating_mul(NS_PER_US);
         let least_ns = constraints.lease_us().saturating_mul(NS_PER_US);
-        let in_flight = self.samples.in_flight(card, least_ns);
+        let in_flight = self.samples.in_flight(gpu, least_ns);
         let more_ns = ns.max(least_ns);
         let is_full = in_flight.launches != 0 && in_flight.ns.saturating_add(more_ns) > window_ns;
         let (shortest, longest) = WINDOW_POLL_US;
@@ -186,23 +186,23 @@ impl Meter {
     }
 
     /// Returns whether the end of each launch on the slow path is observed.
-    pub(super) fn follows_launches(card: Card) -> bool {
-        card.shares().any(|share| share.window_us().is_some())
+    pub(super) fn follows_launches(gpu: Gpu) -> bool {
+        gpu.shares().any(|share| share.window_us().is_some())
     }
 
     /// Adds to the GPU time of this process on the GPU.
-    pub(super) fn count_time(&self, card: Card, ns: u64) {
-        self.correct_ns(card, i64::try_from(ns).unwrap_or(i64::MAX));
+    pub(super) fn count_time(&self, gpu: Gpu, ns: u64) {
+        self.correct_ns(gpu, i64::try_from(ns).unwrap_or(i64::MAX));
     }
 
     /// Adds to the GPU time of this process on the GPU. A negative amount is subtracted from the next amounts.
-    pub(super) fn correct_ns(&self, card: Card, ns: i64) {
-        let Some(counted) = self.counted_times.get(usize::from(card.index())) else {
+    pub(super) fn correct_ns(&self, gpu: Gpu, ns: i64) {
+        let Some(counted) = self.counted_times.get(usize::from(gpu.index())) else {
             return;
         };
         let us = counted.add(ns);
         if us != 0
-            && let Some(share) = first(card)
+            && let Some(share) = first(gpu)
         {
             share.count_gpu_time(us);
         }
@@ -211,7 +211,7 @@ impl Meter {
 
 /// Requests at least `need_us` of GPU time from one of the GPU's shares.
 fn request(
-    card: Card,
+    gpu: Gpu,
     need_us: u64,
     constraints: PriorityConstraints,
     has_waited: bool,
@@ -219,7 +219,7 @@ fn request(
 ) -> Admission {
     let lease_us = constraints.lease_us();
     let mut retry_us = MAX_SLEEP_US;
-    for share in card.shares() {
+    for share in gpu.shares() {
         let Some(bucket) = share.bucket() else {
             // GPU time cannot be counted.
             return Admission::Granted(need_us.max(lease_us));
@@ -251,24 +251,24 @@ fn request(
 }
 
 /// Returns the share that counts the GPU time of all shares of the GPU.
-pub(super) fn first(card: Card) -> Option<&'static Share> {
-    card.shares().next()
+pub(super) fn first(gpu: Gpu) -> Option<&'static Share> {
+    gpu.shares().next()
 }
 
 /// Returns which part of the measured time of launches is the share's own.
-pub(super) fn own_time(card: Card) -> OwnTime {
-    first(card).map_or(OwnTime::ALL, Share::own_time)
+pub(super) fn own_time(gpu: Gpu) -> OwnTime {
+    first(gpu).map_or(OwnTime::ALL, Share::own_time)
 }
 
 /// Returns whether the debt may never be repaid: hardly any rate, or a busy share of higher priority.
-fn has_no_rate(card: Card, now: u64) -> bool {
-    card.shares().all(|share| {
+fn has_no_rate(gpu: Gpu, now: u64) -> bool {
+    gpu.shares().all(|share| {
         share.yields_for_us(now).is_some() || matches!(share.grant(), Grant::Rate(..1_000))
     })
 }
 
-fn record_demand(card: Card, now: u64) {
-    for share in card.shares() {
+fn record_demand(gpu: Gpu, now: u64) {
+    for share in gpu.shares() {
         if let Some(bucket) = share.bucket() {
             share.record_demand(bucket, now);
         }
@@ -276,8 +276,8 @@ fn record_demand(card: Card, now: u64) {
 }
 
 /// Extends the forecast of the busy GPU by a launch that takes `ns`, and notifies the agent if it does not expect work.
-fn report_busy(card: Card, ns: u64, now: u64) {
-    for share in card.shares().filter(|share| share.notifies_agent()) {
+fn report_busy(gpu: Gpu, ns: u64, now: u64) {
+    for share in gpu.shares().filter(|share| share.notifies_agent()) {
         let is_unexpected = share
             .bucket()
             .is_some_and(|bucket| bucket.extend_busy_until(ns.div_ceil(NS_PER_US), now));
@@ -288,23 +288,23 @@ fn report_busy(card: Card, ns: u64, now: u64) {
 }
 
 /// Takes GPU time beyond the credit, and returns it.
-fn overdraw(card: Card, us: u64) -> u64 {
-    if let Some(bucket) = first(card).and_then(Share::bucket) {
+fn overdraw(gpu: Gpu, us: u64) -> u64 {
+    if let Some(bucket) = first(gpu).and_then(Share::bucket) {
         bucket.charge(us);
     }
     us
 }
 
-fn count_wait(card: Card, us: u64) {
+fn count_wait(gpu: Gpu, us: u64) {
     if us != 0
-        && let Some(share) = first(card)
+        && let Some(share) = first(gpu)
     {
         share.count_throttled(us);
     }
 }
 
-fn count_launches(card: Card, launches: u64) {
-    if let Some(share) = first(card) {
+fn count_launches(gpu: Gpu, launches: u64) {
+    if let Some(share) = first(gpu) {
         share.count_launches(launches);
     }
 }

@@ -44,8 +44,8 @@ pub(crate) struct Spent {
 impl Leases {
     /// Returns the lease of the calling thread on that GPU.
     #[inline]
-    pub(crate) fn of_this_thread(&self, card: u8) -> &Lease {
-        let owner = thread_pointer() ^ (u64::from(card) << 56);
+    pub(crate) fn of_this_thread(&self, gpu: u8) -> &Lease {
+        let owner = thread_pointer() ^ (u64::from(gpu) << 56);
         let start = usize::try_from(owner.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56).unwrap_or(0);
         match self.leases.get(start) {
             Some(lease) if lease.owner.load(Ordering::Relaxed) == owner => lease,

@@ -27,9 +27,9 @@ use super::Meter;
 use super::admission::{first, own_time};
 use super::events::{create, destroy, elapsed_ns, query, record};
 use super::lease::Lease;
-use crate::card::Card;
 use crate::cuda::{CUDA_ERROR_NOT_READY, CUDA_SUCCESS, CUstream};
 use crate::device::current_context;
+use crate::gpu::Gpu;
 use crate::guard::Guard;
 use crate::share::Share;
 use crate::sys;
@@ -88,7 +88,7 @@ impl Meter {
     /// Records the first event before a launch that is sampled.
     pub(super) fn start_sample(
         &self,
-        card: Card,
+        gpu: Gpu,
         kind: LaunchKind,
         stream: CUstream,
         lease: &Lease,
@@ -101,7 +101,7 @@ impl Meter {
         let in_runs = self.samples.is_mixed() && !is_sampled_always;
         let spread = if in_runs { u64::from(RUN) } else { 1 };
         let is_due = (lease.is_due(weight, spread) || run != 0) && !cost.is_unmeasurable();
-        if !is_due && !Self::follows_launches(card) {
+        if !is_due && !Self::follows_launches(gpu) {
             return None;
         }
         if is_due && in_runs && run == 0 {
@@ -112,7 +112,7 @@ impl Meter {
         self.captures
             .outside(|| {
                 let launch = Launch {
-                    card: card.index(),
+                    gpu: gpu.index(),
                     kind,
                     charged_ns,
                     is_measured: is_due,
@@ -164,7 +164,7 @@ impl Meter {
     }
 
     /// Corrects the charges of samples that have ended.
-    pub(super) fn poll(&self, card: Card, now: u64) {
+    pub(super) fn poll(&self, gpu: Gpu, now: u64) {
         if self.samples.tail.load(Ordering::Relaxed) == self.samples.head.load(Ordering::Relaxed) {
             return;
         }
@@ -172,11 +172,11 @@ impl Meter {
             let Some(_lock) = self.samples.try_lock() else {
                 return;
             };
-            self.poll_locked(card, now);
+            self.poll_locked(gpu, now);
         });
     }
 
-    fn poll_locked(&self, card: Card, now: u64) {
+    fn poll_locked(&self, gpu: Gpu, now: u64) {
         self.samples.polled_us.store(now, Ordering::Relaxed);
         let head = self.samples.head.load(Ordering::Acquire);
         let oldest = self
@@ -194,7 +194,7 @@ impl Meter {
             let state = pair.state.load(Ordering::Acquire);
             if state == PENDING {
                 polled = polled.saturating_add(1);
-                self.poll_sample(card, pair, now);
+                self.poll_sample(gpu, pair, now);
             }
             let is_over = matches!(pair.state.load(Ordering::Acquire), IDLE | EMPTY);
             is_oldest &= is_over;
@@ -208,10 +208,10 @@ impl Meter {
         self.samples.tail.store(tail, Ordering::Relaxed);
     }
 
-    /// Polls a sample of any GPU of the process of `card`.
-    fn poll_sample(&self, card: Card, pair: &Pair, now: u64) {
-        let index = u8::try_from(pair.card.load(Ordering::Relaxed)).ok();
-        let Some(card) = index.and_then(|index| card.other(index)) else {
+    /// Polls a sample of any GPU of the process of `gpu`.
+    fn poll_sample(&self, gpu: Gpu, pair: &Pair, now: u64) {
+        let index = u8::try_from(pair.gpu.load(Ordering::Relaxed)).ok();
+        let Some(gpu) = index.and_then(|index| gpu.other(index)) else {
             pair.state.store(IDLE, Ordering::Release);
             return;
         };
@@ -227,41 +227,41 @@ impl Meter {
                         self.samples.learn_event_time(ns.unsigned_abs());
                     }
                     let event_ns = self.samples.event_ns.load(Ordering::Relaxed);
-                    self.finish(card, pair, ns.unsigned_abs().saturating_sub(event_ns));
+                    self.finish(gpu, pair, ns.unsigned_abs().saturating_sub(event_ns));
                 }
                 pair.state.store(IDLE, Ordering::Release);
             }
             CUDA_ERROR_NOT_READY if pair.is_measured.load(Ordering::Relaxed) == 0 => {}
-            CUDA_ERROR_NOT_READY => self.charge_running(card, pair, now),
+            CUDA_ERROR_NOT_READY => self.charge_running(gpu, pair, now),
             // The events ended with their context.
             _ => pair.state.store(EMPTY, Ordering::Release),
         }
     }
 
     /// Corrects the charge of a sample that has ended, and learns from it.
-    fn finish(&self, card: Card, pair: &Pair, measured_ns: u64) {
+    fn finish(&self, gpu: Gpu, pair: &Pair, measured_ns: u64) {
         let kind = LaunchKind::of_number(pair.kind.load(Ordering::Relaxed));
         let cost = kind.map_or(Cost::UNKNOWN, |kind| self.costs.get(kind));
         let sample = pair.recording().sample(measured_ns);
         let Some(taken_ns) = cost.estimate_ns(sample) else {
             return;
         };
-        let own_time = own_time(card);
-        if let Some(share) = first(card) {
+        let own_time = own_time(gpu);
+        if let Some(share) = first(gpu) {
             let us = own_time.of_ns(taken_ns) / 1_000;
             share.record_kernel(us, us >= LONG_KERNEL_US);
         }
         let ns = cost.believed_ns(taken_ns);
         let new_ns = self.samples.new_part_ns(pair, ns);
         let own = own_time.of_launch(new_ns, cost);
-        self.settle(card, pair.charged_ns.load(Ordering::Relaxed), own.ns);
+        self.settle(gpu, pair.charged_ns.load(Ordering::Relaxed), own.ns);
         let Some(kind) = kind else { return };
         if ns < taken_ns && cost.is_settled() {
             self.mark_stale(kind);
         } else if own.is_evidence && pair.learns.load(Ordering::Relaxed) != 0 {
             self.costs
                 .change(kind, |cost| cost.learn_from(sample, own.ns));
-            if card.shares().any(Share::notifies_agent) {
+            if gpu.shares().any(Share::notifies_agent) {
                 self.durations
                     .change(kind, |duration| duration.learn_from(sample, new_ns));
             }
@@ -269,14 +269,14 @@ impl Meter {
     }
 
     /// Corrects a charge of `from` nanoseconds to `to`.
-    fn settle(&self, card: Card, from: u64, to: u64) {
+    fn settle(&self, gpu: Gpu, from: u64, to: u64) {
         let difference = to.cast_signed().saturating_sub(from.cast_signed());
-        self.correct_ns(card, difference);
+        self.correct_ns(gpu, difference);
         let us = difference.unsigned_abs() / 1_000;
         if us == 0 {
             return;
         }
-        if let Some(bucket) = first(card).and_then(Share::bucket) {
+        if let Some(bucket) = first(gpu).and_then(Share::bucket) {
             if difference > 0 {
                 bucket.charge(us);
             } else {
@@ -295,7 +295,7 @@ pub(super) struct InFlight {
 
 /// A launch to sample, or only to observe its end, which takes the second event alone.
 struct Launch {
-    card: u8,
+    gpu: u8,
     kind: LaunchKind,
     charged_ns: u64,
     /// Whether its measured time corrects its charge.
@@ -324,8 +324,8 @@ impl Samples {
 
     /// Returns the launches on a GPU whose end was not observed yet. Each counts at least `least_ns`, which stands for
     /// unobserved launches after it.
-    pub(super) fn in_flight(&self, card: Card, least_ns: u64) -> InFlight {
-        self.pending(card).fold(InFlight::default(), |sum, pair| {
+    pub(super) fn in_flight(&self, gpu: Gpu, least_ns: u64) -> InFlight {
+        self.pending(gpu).fold(InFlight::default(), |sum, pair| {
             let charged_ns = pair.charged_ns.load(Ordering::Relaxed);
             InFlight {
                 launches: sum.launches.saturating_add(1),
@@ -334,7 +334,7 @@ impl Samples {
         })
     }
 
-    fn pending(&self, card: Card) -> impl Iterator<Item = &Pair> {
+    fn pending(&self, gpu: Gpu) -> impl Iterator<Item = &Pair> {
         let head = self.head.load(Ordering::Acquire);
         let tail = self.tail.load(Ordering::Relaxed);
         let numbers = tail.max(head.saturating_sub(RING))..head;
@@ -342,7 +342,7 @@ impl Samples {
             .filter_map(|number| self.at(number))
             .filter(move |pair| {
                 pair.state.load(Ordering::Acquire) == PENDING
-                    && pair.card.load(Ordering::Relaxed) == u32::from(card.index())
+                    && pair.gpu.load(Ordering::Relaxed) == u32::from(gpu.index())
             })
     }
 
@@ -397,7 +397,7 @@ impl Samples {
                 .store(if is_ready { IDLE } else { EMPTY }, Ordering::Release);
             return None;
         }
-        pair.card.store(u32::from(launch.card), Ordering::Relaxed);
+        pair.gpu.store(u32::from(launch.gpu), Ordering::Relaxed);
         pair.is_measured
             .store(u32::from(launch.is_measured), Ordering::Relaxed);
         pair.learns

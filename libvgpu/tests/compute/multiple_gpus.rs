@@ -17,7 +17,7 @@ fn avoids_deadlock_of_processes_across_two_gpus() {
         ..limits
     };
     let containers =
-        ["one", "other"].map(|name| test_bed.share_of_each_card(name, &limits).unwrap());
+        ["one", "other"].map(|name| test_bed.share_of_each_gpu(name, &limits).unwrap());
     for (index, shares) in containers.iter().enumerate() {
         shares[1 - index].change(&stopped).unwrap();
     }
@@ -34,8 +34,8 @@ fn avoids_deadlock_of_processes_across_two_gpus() {
         .collect();
     const ROUNDS: u64 = 2;
     let launch_on_both = |tenant: &mut Tenant, own: usize| {
-        for card in [own, 1 - own] {
-            tenant.ok(&format!("init {card}")).unwrap();
+        for gpu in [own, 1 - own] {
+            tenant.ok(&format!("init {gpu}")).unwrap();
             tenant.ok("queue 1000000").unwrap();
         }
     };
@@ -79,7 +79,7 @@ fn exchanges_flags_of_two_processes_on_two_gpus() {
         let flags = directory.path().join("flags");
         std::fs::write(&flags, [0; 4096]).unwrap();
         let shares =
-            ["one", "other"].map(|name| test_bed.share_of_each_card(name, &limits).unwrap());
+            ["one", "other"].map(|name| test_bed.share_of_each_gpu(name, &limits).unwrap());
         let shares: Vec<_> = (0..).zip(&shares).map(|(own, of)| &of[own]).collect();
         let mut tenants: Vec<Tenant> = (0..)
             .zip(&shares)
@@ -127,7 +127,7 @@ fn counts_time_of_each_gpu_in_its_own_share() {
     const KERNEL: Duration = Duration::from_millis(100);
     let test_bed = crate::test_bed();
     let limits = share(ComputePolicy::Fixed, 100).unwrap();
-    let shares = test_bed.share_of_each_card("both", &limits).unwrap();
+    let shares = test_bed.share_of_each_gpu("both", &limits).unwrap();
     let both = |command: &mut std::process::Command| {
         command.env("CUDA_VISIBLE_DEVICES", "0,1");
     };

@@ -304,7 +304,7 @@ fn charges_managed_pools_but_not_host_pools() {
     let container = Container::with_memory(64 * MIB);
     let mut process = start(&container);
     process.ok("init");
-    let all = || container.machine.card(0).unwrap().used_bytes;
+    let all = || container.machine.gpu(0).unwrap().used_bytes;
     process.ok(&format!("pool {} {}", HOST[0], HOST[1]));
     process.ok(&format!("frompool {GIB}"));
     process.ok("hostpool");

@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits};
-use test_process::{CARDS, Container, GIB, TestProcess};
+use test_process::{Container, GIB, GPUS, TestProcess};
 
 /// A container with a share of 1 GiB and half of the GPU time, so that memory and launches are limited.
 fn limited() -> Container {
@@ -31,7 +31,7 @@ fn limited() -> Container {
         compute_policy: ComputePolicy::Fixed,
         ..Limits::memory(GIB)
     };
-    container.add_share("share", CARDS[0], &limits);
+    container.add_share("share", GPUS[0], &limits);
     container
 }
 

@@ -6,7 +6,7 @@ use drava_vgpu_abi::{ComputePolicy, Cores, Limits};
 use gpu_tenants::slow_memory;
 use simulator_machine::testing::Machine;
 
-use crate::test_process::{CARDS, Container, TestProcess};
+use crate::test_process::{Container, GPUS, TestProcess};
 use crate::{base, classes, hooks_of, start};
 
 /// Metered functions that launch nothing themselves; the tests in this file name them.
@@ -45,7 +45,7 @@ fn metered(container: Container) -> (Container, TestProcess) {
         compute_policy: ComputePolicy::Fixed,
         ..Limits::memory(0)
     };
-    container.add_share("share", CARDS[0], &limits);
+    container.add_share("share", GPUS[0], &limits);
     let mut process = start(&container);
     process.ok("prepare");
     (container, process)

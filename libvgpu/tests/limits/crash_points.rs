@@ -9,7 +9,7 @@ use std::process::Command;
 use drava_vgpu_abi::Limits;
 
 use crate::interposer;
-use crate::test_process::{CARDS, CONTEXT_BYTES, Container, MIB, ObjectId, TestProcess};
+use crate::test_process::{CONTEXT_BYTES, Container, GPUS, MIB, ObjectId, TestProcess};
 
 /// Commands of the process that is killed.
 const COMMANDS: [&str; 11] = [
@@ -38,7 +38,7 @@ fn container() -> (Container, TestProcess) {
         driver_reserve_bytes: MIB,
         ..Limits::memory(LIMIT)
     };
-    container.add_share("share", CARDS[0], &limits);
+    container.add_share("share", GPUS[0], &limits);
     let mut survivor = container.process();
     survivor.alloc(100 * MIB);
     (container, survivor)
@@ -94,7 +94,7 @@ fn kill_with_shared_memory(
     victim.kill();
     container
         .machine
-        .wait_for_card(0, |card| card.processes.len() == 1)
+        .wait_for_gpu(0, |gpu| gpu.processes.len() == 1)
         .unwrap();
     (imported, address)
 }

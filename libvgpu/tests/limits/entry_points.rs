@@ -5,7 +5,7 @@ use std::process::Command;
 use drava_vgpu_abi::Limits;
 
 use crate::interposer;
-use crate::test_process::{CARDS, Container, GIB};
+use crate::test_process::{Container, GIB, GPUS};
 
 #[test]
 fn limits_every_way_to_the_driver() {
@@ -83,7 +83,7 @@ fn returns_driver_functions_without_limits() {
 #[test]
 fn does_not_limit_gpus_without_share() {
     let container = Container::new();
-    container.add_share("share", CARDS[1], &Limits::memory(GIB));
+    container.add_share("share", GPUS[1], &Limits::memory(GIB));
     let mut process = container.process();
     process.alloc(2 * GIB);
     let mut process = container.start("dlsym");

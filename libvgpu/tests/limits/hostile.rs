@@ -10,7 +10,7 @@ use drava_vgpu_abi::region::{SLOT_COUNT, SLOT_SIZE, SLOTS_OFFSET};
 use drava_vgpu_abi::{Limits, REGION_SIZE};
 
 use crate::robustness::{NOBODY, is_root};
-use crate::test_process::{CARDS, Container, ESTIMATE, GIB, MIB};
+use crate::test_process::{Container, ESTIMATE, GIB, GPUS, MIB};
 
 fn writable(container: &Container, share: &str) -> File {
     OpenOptions::new()
@@ -45,7 +45,7 @@ fn keeps_other_shares_unaffected_by_forged_account() {
 #[test]
 fn survives_random_bytes_in_region() {
     let container = Container::with_memory(GIB);
-    container.add_share("other", CARDS[1], &Limits::memory(GIB));
+    container.add_share("other", GPUS[1], &Limits::memory(GIB));
     let mut process = container.process();
     process.init(1);
     let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
@@ -116,7 +116,7 @@ fn lock_all_slots(region: &File) {
 #[test]
 fn limits_effect_of_locked_slots_to_same_share() {
     let container = Container::with_memory(GIB);
-    container.add_share("other", CARDS[1], &Limits::memory(GIB));
+    container.add_share("other", GPUS[1], &Limits::memory(GIB));
     fs::write(container.region("share"), vec![0; REGION_SIZE]).unwrap();
     let region = writable(&container, "share");
     lock_all_slots(&region);
@@ -136,7 +136,7 @@ fn rejects_region_of_another_user() {
     }
     let container = Container::new();
     let job = format!("hostile-{}", std::process::id());
-    let path = format!("/dev/shm/drava-0-{job}-{}", CARDS[0]);
+    let path = format!("/dev/shm/drava-0-{job}-{}", GPUS[0]);
     fs::write(&path, vec![0; REGION_SIZE]).unwrap();
     std::os::unix::fs::chown(&path, Some(NOBODY), Some(NOBODY)).unwrap();
     // Keeps the file open: otherwise root removes it as unused.

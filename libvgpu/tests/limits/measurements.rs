@@ -9,7 +9,7 @@ use drava_vgpu_abi::Limits;
 use serde_json::{Value, json};
 
 use crate::interposer;
-use crate::test_process::{CARDS, CONTEXT_BYTES, Container, GIB, MIB, TestProcess};
+use crate::test_process::{CONTEXT_BYTES, Container, GIB, GPUS, MIB, TestProcess};
 
 /// Appends a line to the file of measurements, if requested.
 pub(crate) fn report(figure: &Value) {
@@ -76,7 +76,7 @@ fn allocates_whole_limit_except_context() {
             driver_reserve_bytes: CONTEXT_BYTES,
             ..Limits::memory(8 * GIB)
         };
-        container.add_share("share", CARDS[0], &limits);
+        container.add_share("share", GPUS[0], &limits);
         let mut process = container.process();
         process.fill(step);
         process.fill(2 * MIB);
@@ -99,12 +99,12 @@ fn exceeds_limit_only_by_driver_estimate_error() {
         driver_reserve_bytes: CONTEXT_BYTES - ERROR,
         ..Limits::memory(8 * GIB)
     };
-    container.add_share("share", CARDS[0], &limits);
+    container.add_share("share", GPUS[0], &limits);
     let mut processes: Vec<TestProcess> = (0..PROCESSES).map(|_| container.process()).collect();
     for step in [16 * MIB, 2 * MIB] {
         processes[0].fill(step);
     }
-    let peak = container.machine.card(0).unwrap().peak_bytes;
+    let peak = container.machine.gpu(0).unwrap().peak_bytes;
     assert_eq!(peak, 8 * GIB + PROCESSES * ERROR);
 }
 

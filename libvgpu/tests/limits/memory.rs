@@ -3,7 +3,7 @@
 use drava_vgpu_abi::{Limits, MemoryPolicy};
 
 use crate::test_process::{
-    CARDS, CONTEXT_BYTES, Container, GIB, KIB, MIB, OUT_OF_MEMORY, TestProcess,
+    CONTEXT_BYTES, Container, GIB, GPUS, KIB, MIB, OUT_OF_MEMORY, TestProcess,
 };
 
 #[test]
@@ -161,7 +161,7 @@ fn releases_context_after_last_detach() {
         driver_reserve_bytes: CONTEXT_BYTES,
         ..Limits::memory(4 * GIB)
     };
-    container.add_share("share", CARDS[0], &limits);
+    container.add_share("share", GPUS[0], &limits);
     let mut process = container.process();
     for attached in 0..3 {
         let context = process.ok("context 0")[0];
@@ -201,7 +201,7 @@ fn spills_plain_allocations_to_host() {
         memory_policy: MemoryPolicy::Spill,
         ..Limits::memory(GIB)
     };
-    container.add_share("share", CARDS[0], &limits);
+    container.add_share("share", GPUS[0], &limits);
     let mut process = container.process();
     process.alloc(GIB);
     let spilt = process.alloc(GIB);

@@ -2,7 +2,7 @@
 
 use drava_vgpu_abi::Limits;
 
-use crate::test_process::{CARDS, CONTEXT_BYTES, Container, GIB, MIB};
+use crate::test_process::{CONTEXT_BYTES, Container, GIB, GPUS, MIB};
 
 fn unsigned(numbers: &[i64]) -> Vec<u64> {
     numbers
@@ -58,7 +58,7 @@ fn charges_contexts_the_reserve_of_the_page() {
         driver_reserve_bytes: CONTEXT_BYTES,
         ..Limits::memory(2 * GIB)
     };
-    container.add_share("share", CARDS[0], &limits);
+    container.add_share("share", GPUS[0], &limits);
     let mut process = container.process();
     assert_eq!(process.memory_info().0, 2 * GIB - CONTEXT_BYTES);
     let second = process.ok("context 0")[0];

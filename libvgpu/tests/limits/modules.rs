@@ -2,7 +2,7 @@
 
 use drava_vgpu_abi::Limits;
 
-use crate::test_process::{CARDS, CONTEXT_BYTES, Container, GIB, MIB, TestProcess};
+use crate::test_process::{CONTEXT_BYTES, Container, GIB, GPUS, MIB, TestProcess};
 
 const BYTES: u64 = 512 * MIB;
 
@@ -153,7 +153,7 @@ fn charges_globals_of_library_used_in_context() {
 /// A container with a share of each GPU.
 fn with_two_shares() -> Container {
     let container = Container::with_memory(GIB);
-    container.add_share("second", CARDS[1], &Limits::memory(GIB));
+    container.add_share("second", GPUS[1], &Limits::memory(GIB));
     container
 }
 
@@ -237,7 +237,7 @@ fn charges_library_in_each_context() {
 #[test]
 fn denies_kernel_of_library_beyond_limit_of_other_gpu() {
     let container = with_two_shares();
-    container.add_share("more", CARDS[0], &Limits::memory(8 * GIB));
+    container.add_share("more", GPUS[0], &Limits::memory(8 * GIB));
     let mut process = container.start("dlsym");
     process.init(1);
     process.init(0);
@@ -245,14 +245,14 @@ fn denies_kernel_of_library_beyond_limit_of_other_gpu() {
     process.denied(&format!("kernel {library}"));
     process.ok(&format!("unloadlibrary {library}"));
     assert_eq!(process.memory_info().0, 9 * GIB);
-    assert_eq!(container.machine.card(1).unwrap().used_bytes, CONTEXT_BYTES);
+    assert_eq!(container.machine.gpu(1).unwrap().used_bytes, CONTEXT_BYTES);
 }
 
 /// A library of which the program got no kernel is charged nowhere, and its next kernel everywhere.
 #[test]
 fn charges_nothing_for_denied_kernel_of_library() {
     let container = with_two_shares();
-    container.add_share("more", CARDS[0], &Limits::memory(8 * GIB));
+    container.add_share("more", GPUS[0], &Limits::memory(8 * GIB));
     let mut process = container.start("dlsym");
     process.init(0);
     process.init(1);
@@ -286,14 +286,14 @@ fn loads_library_only_into_context_that_uses_it() {
         let stream = process.ok("stream")[0];
         process.ok(&format!("stall {stream} {word}"));
         process.ok("init 0");
-        let before = container.machine.card(1).unwrap().used_bytes;
+        let before = container.machine.gpu(1).unwrap().used_bytes;
         let library = process.ok(&format!("library {bytes}"))[0];
         for kernel in KERNELS {
             let handle = process.ok(&format!("{kernel} {library}"))[0];
             process.ok(&format!("launchkernel {handle}"));
         }
         process.ok("sync");
-        assert_eq!(container.machine.card(1).unwrap().used_bytes, before);
+        assert_eq!(container.machine.gpu(1).unwrap().used_bytes, before);
         process.ok(&format!("set {word}"));
         process.end();
         container.wait_for_ledger_bytes(0);

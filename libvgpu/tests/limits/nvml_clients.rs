@@ -8,7 +8,7 @@ use drava_vgpu_abi::{Cores, Limits};
 use serde_json::{Value, json};
 use simulator_machine::testing::python;
 
-use crate::test_process::{CARDS, Container, GIB};
+use crate::test_process::{Container, GIB, GPUS};
 
 /// A program that runs until the test ends.
 struct Background(Child);
@@ -73,7 +73,7 @@ fn shows_one_share_of_one_gpu() {
     assert_eq!(gpus[0]["memory.total"], 8192);
     assert_eq!(gpus[0]["memory.used"], 3072);
     assert_eq!(gpus[0]["utilization.gpu"], 0);
-    assert_eq!(gpus[0]["uuid"], CARDS[0]);
+    assert_eq!(gpus[0]["uuid"], GPUS[0]);
     let processes = &gpus[0]["processes"];
     assert_eq!(processes.as_array().unwrap().len(), 1, "{processes}");
     assert_eq!(processes[0]["pid"], json!(process.pid()));
@@ -112,8 +112,8 @@ fn shows_two_shares_of_two_gpus() {
         return;
     }
     let container = Container::new();
-    container.add_share("first", CARDS[0], &Limits::memory(4 * GIB));
-    container.add_share("second", CARDS[1], &Limits::memory(6 * GIB));
+    container.add_share("first", GPUS[0], &Limits::memory(4 * GIB));
+    container.add_share("second", GPUS[1], &Limits::memory(6 * GIB));
     let mut both = container.process();
     both.alloc(GIB);
     both.init(1);
@@ -133,8 +133,8 @@ fn shows_two_shares_of_two_gpus() {
         figures,
         [(&json!(4096), &json!(1024)), (&json!(6144), &json!(5120))]
     );
-    let pids = |card: &Value| {
-        let processes = card["processes"].as_array().unwrap().iter();
+    let pids = |gpu: &Value| {
+        let processes = gpu["processes"].as_array().unwrap().iter();
         let mut pids: Vec<i64> = processes.map(|one| one["pid"].as_i64().unwrap()).collect();
         pids.sort_unstable();
         pids
@@ -182,8 +182,8 @@ fn shows_own_utilization_and_hides_other_shares() {
         driver_reserve_bytes: GIB / 2,
         ..Limits::memory(4 * GIB)
     };
-    container.add_share("first", CARDS[0], &limits);
-    container.add_share("second", CARDS[1], &limits);
+    container.add_share("first", GPUS[0], &limits);
+    container.add_share("second", GPUS[1], &limits);
     let probe = container.machine.program("cuda-probe").unwrap();
     let launch = ["launch", "--ms", "100", "--seconds", "600"];
     let mut own = container.command(probe.get_program());
@@ -192,7 +192,7 @@ fn shows_own_utilization_and_hides_other_shares() {
     let _other_work = Background::start(unlimited.args(launch).args(["--device", "1"]));
     container
         .machine
-        .wait_for_card(1, |card| card.gpu_percent > 0)
+        .wait_for_gpu(1, |gpu| gpu.gpu_percent > 0)
         .unwrap();
     let query = [
         "--query-gpu=utilization.gpu",

@@ -17,19 +17,19 @@ def call(name, *arguments):
     return n._nvmlGetFunctionPointer(name)(*arguments)
 def values(name, count, *before):
     found = [ctypes.c_uint(77) for _ in range(count)]
-    result = call(name, card, *before, *(ctypes.byref(one) for one in found))
+    result = call(name, gpu, *before, *(ctypes.byref(one) for one in found))
     return (result, *(one.value for one in found)) if result == 0 else (result,)
 def domains():
     info = n.c_nvmlGpuDynamicPstatesInfo_t()
-    assert call('nvmlDeviceGetDynamicPstatesInfo', card, ctypes.byref(info)) == 0
+    assert call('nvmlDeviceGetDynamicPstatesInfo', gpu, ctypes.byref(info)) == 0
     return [(one.bIsPresent, one.percentage) for one in info.utilization]
 def sessions(kind):
     count = ctypes.c_uint(1)
-    result = call(f'nvmlDeviceGet{kind}Sessions', card, ctypes.byref(count), ctypes.create_string_buffer(4096))
+    result = call(f'nvmlDeviceGet{kind}Sessions', gpu, ctypes.byref(count), ctypes.create_string_buffer(4096))
     return result, count.value
 def engine_samples():
     kinds = (n.NVML_ENC_UTILIZATION_SAMPLES, n.NVML_DEC_UTILIZATION_SAMPLES, 8, 9)
-    return [max(sample.sampleValue.uiVal for sample in n.nvmlDeviceGetSamples(card, kind, 0)[1]) for kind in kinds]
+    return [max(sample.sampleValue.uiVal for sample in n.nvmlDeviceGetSamples(gpu, kind, 0)[1]) for kind in kinds]
 ENGINES = [f'nvmlDeviceGet{name}Utilization' for name in ('Encoder', 'Decoder', 'Jpg', 'Ofa')]
 "#;
 
@@ -55,10 +55,10 @@ fn shows_no_load_and_no_session_of_other_shares() {
     let text = "
 print(domains()[:4])
 print(*(values(name, 2)[1] for name in ENGINES), engine_samples())
-print(values('nvmlDeviceGetEncoderStats', 3), len(n.nvmlDeviceGetEncoderSessions(card)))
-stats = n.nvmlDeviceGetFBCStats(card)
-print(stats.sessionsCount, stats.averageFPS, stats.averageLatency, len(n.nvmlDeviceGetFBCSessions(card)))
-print(sessions('Encoder'), sessions('FBC'), call('nvmlDeviceGetFBCSessions', card, None, None))
+print(values('nvmlDeviceGetEncoderStats', 3), len(n.nvmlDeviceGetEncoderSessions(gpu)))
+stats = n.nvmlDeviceGetFBCStats(gpu)
+print(stats.sessionsCount, stats.averageFPS, stats.averageLatency, len(n.nvmlDeviceGetFBCSessions(gpu)))
+print(sessions('Encoder'), sessions('FBC'), call('nvmlDeviceGetFBCSessions', gpu, None, None))
 print(values('nvmlDeviceGetPcieThroughput', 1, ctypes.c_uint(0))[0], values('nvmlDeviceGetEncoderCapacity', 1, ctypes.c_uint(0))[0])";
     let nothing = "[(1, 0), (1, 0), (0, 0), (0, 0)]\n0 0 0 0 [0, 0, 0, 0]\n(0, 0, 0, 0) 0\n0 0 0 0\n\
         (0, 0) (0, 0) 2\n3 3";
@@ -66,8 +66,8 @@ print(values('nvmlDeviceGetPcieThroughput', 1, ctypes.c_uint(0))[0], values('nvm
     let check = "
 assert domains()[0][1] > 50 and domains()[3] != (0, 0), domains()
 assert all(values(name, 2)[1] > 50 for name in ENGINES) and min(engine_samples()) > 50
-assert values('nvmlDeviceGetEncoderStats', 3)[1] == len(n.nvmlDeviceGetEncoderSessions(card)) == 2
-assert n.nvmlDeviceGetFBCStats(card).sessionsCount == len(n.nvmlDeviceGetFBCSessions(card)) == 2
+assert values('nvmlDeviceGetEncoderStats', 3)[1] == len(n.nvmlDeviceGetEncoderSessions(gpu)) == 2
+assert n.nvmlDeviceGetFBCStats(gpu).sessionsCount == len(n.nvmlDeviceGetFBCSessions(gpu)) == 2
 assert sessions('Encoder') == sessions('FBC') == (7, 2)
 assert values('nvmlDeviceGetPcieThroughput', 1, ctypes.c_uint(0))[1] > 1000
 assert values('nvmlDeviceGetEncoderCapacity', 1, ctypes.c_uint(0)) == (0, 80)
@@ -88,7 +88,7 @@ deadline = time.time() + 60
 while domains()[0] != (1, 100):
     assert time.time() < deadline, domains()
     time.sleep(0.02)
-print(call('nvmlDeviceGetDynamicPstatesInfo', card, None))";
+print(call('nvmlDeviceGetDynamicPstatesInfo', gpu, None))";
     assert_eq!(run(&container, text), "2");
 }
 
@@ -99,10 +99,10 @@ fn reports_sizes_of_share_only() {
     }
     let container = Container::with_memory(8 * GIB);
     let text = "
-sizes = n.nvmlDeviceGetConfComputeMemSizeInfo(card)
-protected = n.nvmlDeviceGetConfComputeProtectedMemoryUsage(card)
+sizes = n.nvmlDeviceGetConfComputeMemSizeInfo(gpu)
+protected = n.nvmlDeviceGetConfComputeProtectedMemoryUsage(gpu)
 bar1 = n.c_nvmlBAR1Memory_t()
-print(sizes.protectedMemSizeKib, sizes.unprotectedMemSizeKib >> 20, protected.total, call('nvmlDeviceGetBAR1MemoryInfo', card, ctypes.byref(bar1)))";
+print(sizes.protectedMemSizeKib, sizes.unprotectedMemSizeKib >> 20, protected.total, call('nvmlDeviceGetBAR1MemoryInfo', gpu, ctypes.byref(bar1)))";
     assert_eq!(run(&container, text), "0 8 0 3");
     assert_eq!(run_outside(&container, text), "0 79 0 0");
 }
@@ -122,8 +122,8 @@ fields = (Field * 307)()
 for index, field in enumerate(fields):
     field.id = index + 1
     field.value = 0
-assert call('nvmlDeviceGetFieldValues', card, ctypes.c_int(307), fields) == 0
-assert call('nvmlDeviceGetFieldValues', card, ctypes.c_int(1), None) == 2
+assert call('nvmlDeviceGetFieldValues', gpu, ctypes.c_int(307), fields) == 0
+assert call('nvmlDeviceGetFieldValues', gpu, ctypes.c_int(1), None) == 2
 print(*(f'{field.id}={field.result}' for field in fields))
 assert all(field.value == 0 for field in fields if field.result)";
     let (inside, outside) = (run(&container, text), run_outside(&container, text));
@@ -156,11 +156,11 @@ fn reports_no_xids_of_other_shares() {
         return;
     }
     let container = Container::new();
-    container.add_share("share", crate::test_process::CARDS[0], &Limits::memory(GIB));
+    container.add_share("share", crate::test_process::GPUS[0], &Limits::memory(GIB));
     let text = "
 events = n.nvmlEventSetCreate()
-register = lambda types: call('nvmlDeviceRegisterEvents', card, ctypes.c_ulonglong(types), events)
-print(n.nvmlDeviceGetSupportedEventTypes(card), register(8), register(10), register(2))
+register = lambda types: call('nvmlDeviceRegisterEvents', gpu, ctypes.c_ulonglong(types), events)
+print(n.nvmlDeviceGetSupportedEventTypes(gpu), register(8), register(10), register(2))
 other = n.nvmlDeviceGetHandleByIndex(1)
 print(n.nvmlDeviceGetSupportedEventTypes(other), call('nvmlDeviceRegisterEvents', other, ctypes.c_ulonglong(8), events))
 config = n.c_nvmlGpuOperationalEventConfig_v1_t()

@@ -6,27 +6,27 @@ use drava_vgpu_abi::Limits;
 use simulator_machine::description::H100X2;
 use simulator_machine::testing::{Machine, python};
 
-use crate::test_process::{CARDS, Container, GIB, MIB};
+use crate::test_process::{Container, GIB, GPUS, MIB};
 
 /// Prelude of the scripts: every version of every list as sorted (PID, MiB) pairs, without wrappers that choose a
 /// version.
 pub(crate) const LISTS: &str = r#"
 import pynvml as n, ctypes, sys, subprocess, time
 n.nvmlInit()
-card = n.nvmlDeviceGetHandleByIndex(0)
+gpu = n.nvmlDeviceGetHandleByIndex(0)
 class V1(ctypes.Structure):
     _fields_ = [("pid", ctypes.c_uint), ("used", ctypes.c_ulonglong)]
 class V2(ctypes.Structure):
     _fields_ = [("pid", ctypes.c_uint), ("used", ctypes.c_ulonglong), ("gi", ctypes.c_uint), ("ci", ctypes.c_uint)]
-def ask(name, kind, capacity=64, card=card):
+def ask(name, kind, capacity=64, gpu=gpu):
     count, array = ctypes.c_uint(capacity), (kind * 64)()
-    result = n._nvmlGetFunctionPointer(name)(card, ctypes.byref(count), array)
+    result = n._nvmlGetFunctionPointer(name)(gpu, ctypes.byref(count), array)
     written = [p for p in array if p.pid]
     assert all(p.gi == p.ci == 0xffffffff for p in written if kind is V2), name
     return result, count.value, sorted((p.pid, p.used >> 20) for p in written)
-def lists(what, card=card):
+def lists(what, gpu=gpu):
     name = f"nvmlDeviceGet{what}RunningProcesses"
-    answers = [ask(name, V1, card=card), ask(name + "_v2", V2, card=card), ask(name + "_v3", V2, card=card)]
+    answers = [ask(name, V1, gpu=gpu), ask(name + "_v2", V2, gpu=gpu), ask(name + "_v3", V2, gpu=gpu)]
     assert answers[0] == answers[1] == answers[2], answers
     assert answers[0][0] == 0, answers
     return answers[0][2]
@@ -77,9 +77,9 @@ for name, kind in (('', V1), ('_v2', V2), ('_v3', V2)):
     result, count, got = ask(name, kind, 1)
     assert (result, count, len(got)) == (7, 2, 1), (result, count, got)
     count = ctypes.c_uint(0)
-    assert n._nvmlGetFunctionPointer(name)(card, ctypes.byref(count), None) == 7
+    assert n._nvmlGetFunctionPointer(name)(gpu, ctypes.byref(count), None) == 7
     assert count.value == 2
-    assert n._nvmlGetFunctionPointer(name)(card, None, None) == 2
+    assert n._nvmlGetFunctionPointer(name)(gpu, None, None) == 2
     assert n._nvmlGetFunctionPointer(name)(None, ctypes.byref(count), None) == 2
 print('done')";
     assert_eq!(script(python(&container), little), "done");
@@ -99,7 +99,7 @@ while compute() != [(child.pid, 1024)]:
     assert child.poll() is None
 child.kill()
 child.wait()
-print(lists('Compute'), n.nvmlDeviceGetMemoryInfo(card).used)";
+print(lists('Compute'), n.nvmlDeviceGetMemoryInfo(gpu).used)";
     let probe = container.machine.program("cuda-probe").unwrap();
     let text = format!(
         "import sys; sys.argv = ['', {:?}]\n{text}",
@@ -129,8 +129,8 @@ fn lists_process_of_several_shares_once() {
         return;
     }
     let container = Container::new();
-    container.add_share("first", CARDS[0], &Limits::memory(GIB));
-    container.add_share("second", CARDS[0], &Limits::memory(2 * GIB));
+    container.add_share("first", GPUS[0], &Limits::memory(GIB));
+    container.add_share("second", GPUS[0], &Limits::memory(2 * GIB));
     let mut process = container.process();
     // A part of its memory in each share.
     process.alloc(3 * GIB);
@@ -164,14 +164,14 @@ while not compute():
 print(child.pid, *(pid for pid, _ in compute()))
 def rates():
     try:
-        return n.nvmlDeviceGetUtilizationRates(card).gpu > 0
+        return n.nvmlDeviceGetUtilizationRates(gpu).gpu > 0
     except n.NVMLError_NotSupported:
         return None
 deadline = time.time() + 60
 while rates() == False and time.time() < deadline:
     time.sleep(0.05)
 try:
-    samples = [sample.pid for sample in n.nvmlDeviceGetProcessUtilization(card, 0)]
+    samples = [sample.pid for sample in n.nvmlDeviceGetProcessUtilization(gpu, 0)]
 except n.NVMLError_NotSupported:
     samples = None
 print(rates(), samples == [child.pid] if samples is not None else None)
@@ -195,7 +195,7 @@ fn reports_pids_of_the_container_namespace() {
             driver_reserve_bytes: 512 * MIB,
             ..Limits::memory(8 * GIB)
         };
-        container.add_share("share", CARDS[0], &limits);
+        container.add_share("share", GPUS[0], &limits);
         let mut outside = container.process();
         outside.alloc(GIB);
         let mut unlimited = container.unlimited_process();

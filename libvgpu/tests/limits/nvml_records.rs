@@ -22,18 +22,18 @@ def call(name, *arguments):
 def details(mode, room, version=None):
     array = (Detail * 8)()
     asked = Details(version or (ctypes.sizeof(Details) | 1 << 24), mode, room, array)
-    result = call("nvmlDeviceGetRunningProcessDetailList", card, ctypes.byref(asked))
+    result = call("nvmlDeviceGetRunningProcessDetailList", gpu, ctypes.byref(asked))
     return result, asked.count, sorted((one.pid, one.used >> 20) for one in array if one.pid)
 def accounted():
     count, array = ctypes.c_uint(64), (ctypes.c_uint * 64)()
-    result = call("nvmlDeviceGetAccountingPids", card, ctypes.byref(count), array)
+    result = call("nvmlDeviceGetAccountingPids", gpu, ctypes.byref(count), array)
     return result, sorted(array[:count.value])
 def stats(pid):
     found = Stats()
-    return call("nvmlDeviceGetAccountingStats", card, ctypes.c_uint(pid), ctypes.byref(found)), found.running, found.most >> 30
+    return call("nvmlDeviceGetAccountingStats", gpu, ctypes.c_uint(pid), ctypes.byref(found)), found.running, found.most >> 30
 def stats2(pid):
     found = Stats2(pid)
-    return call("nvmlDeviceGetAccountingStats_v2", card, ctypes.byref(found)), found.running, found.most >> 30
+    return call("nvmlDeviceGetAccountingStats_v2", gpu, ctypes.byref(found)), found.running, found.most >> 30
 "#;
 
 fn run(container: &Container, text: &str) -> String {
@@ -76,7 +76,7 @@ fn reports_accounting_only_of_own_processes() {
         return;
     }
     let container = Container::with_memory(8 * GIB);
-    let on = "assert call('nvmlDeviceSetAccountingMode', card, ctypes.c_uint(1)) == 0; print('on')";
+    let on = "assert call('nvmlDeviceSetAccountingMode', gpu, ctypes.c_uint(1)) == 0; print('on')";
     assert_eq!(run_outside(&container, on), "on");
     let mut first = container.process();
     first.alloc(3 * GIB);
@@ -108,10 +108,10 @@ fn denies_performance_monitoring_of_gpu() {
     let container = Container::with_memory(GIB);
     let text = "
 support, sample = Support(1, 9), ctypes.c_void_p()
-assert call('nvmlGpmQueryDeviceSupport', card, ctypes.byref(support)) == 0
+assert call('nvmlGpmQueryDeviceSupport', gpu, ctypes.byref(support)) == 0
 assert call('nvmlGpmSampleAlloc', ctypes.byref(sample)) == 0
-of_instance = call('nvmlGpmMigSampleGet', card, ctypes.c_uint(0), sample)
-print(support.supported, call('nvmlGpmSampleGet', card, sample), of_instance)";
+of_instance = call('nvmlGpmMigSampleGet', gpu, ctypes.c_uint(0), sample)
+print(support.supported, call('nvmlGpmSampleGet', gpu, sample), of_instance)";
     assert_eq!(run(&container, text), "0 3 3");
     // No instance has that number.
     assert_eq!(run_outside(&container, text), "1 0 2");

@@ -12,7 +12,7 @@ use simulator_machine::testing::{Machine, python};
 
 use crate::nvml_processes::script;
 use crate::nvml_records::RECORDS;
-use crate::test_process::{CARDS, Container, GIB, TestProcess};
+use crate::test_process::{Container, GIB, GPUS, TestProcess};
 
 /// A program that keeps GPU 0 busy; killed when dropped.
 pub(crate) struct Busy(Child);
@@ -55,7 +55,7 @@ pub(crate) fn half_of_gpu() -> Container {
         driver_reserve_bytes: GIB / 2,
         ..Limits::memory(8 * GIB)
     };
-    container.add_share("share", CARDS[0], &limits);
+    container.add_share("share", GPUS[0], &limits);
     container
 }
 
@@ -66,7 +66,7 @@ pub(crate) fn idle_beside_busy() -> (Container, TestProcess, Busy) {
     let busy = Busy::outside(&container);
     container
         .machine
-        .wait_for_card(0, |card| card.gpu_percent > 50)
+        .wait_for_gpu(0, |gpu| gpu.gpu_percent > 50)
         .unwrap();
     (container, idle, busy)
 }
@@ -79,14 +79,14 @@ fn hides_utilization_of_other_shares() {
     let (container, _idle, _busy) = idle_beside_busy();
     let text = "
 for attempt in range(20):
-    rates = n.nvmlDeviceGetUtilizationRates(card)
+    rates = n.nvmlDeviceGetUtilizationRates(gpu)
     assert (rates.gpu, rates.memory) == (0, 0), rates
     for kind in (n.NVML_GPU_UTILIZATION_SAMPLES, n.NVML_MEMORY_UTILIZATION_SAMPLES):
-        _, samples = n.nvmlDeviceGetSamples(card, kind, 0)
+        _, samples = n.nvmlDeviceGetSamples(gpu, kind, 0)
         assert [sample.sampleValue.uiVal for sample in samples] == [0], samples
     for ask in (n.nvmlDeviceGetProcessUtilization, n.nvmlDeviceGetProcessesUtilizationInfo):
         try:
-            print(ask(card, 0))
+            print(ask(gpu, 0))
         except n.NVMLError_NotFound:
             pass
     time.sleep(0.02)
@@ -104,17 +104,17 @@ fn reports_fully_used_share_as_100_percent() {
     // Alone on the GPU it uses more than its 50%.
     let text = "
 deadline = time.time() + 60
-while n.nvmlDeviceGetUtilizationRates(card).gpu < 100:
-    assert time.time() < deadline, n.nvmlDeviceGetUtilizationRates(card).gpu
+while n.nvmlDeviceGetUtilizationRates(gpu).gpu < 100:
+    assert time.time() < deadline, n.nvmlDeviceGetUtilizationRates(gpu).gpu
     time.sleep(0.02)
-_, samples = n.nvmlDeviceGetSamples(card, n.NVML_GPU_UTILIZATION_SAMPLES, 0)
+_, samples = n.nvmlDeviceGetSamples(gpu, n.NVML_GPU_UTILIZATION_SAMPLES, 0)
 assert len(samples) == 1 and samples[0].sampleValue.uiVal > 0
 try:
-    n.nvmlDeviceGetSamples(card, n.NVML_GPU_UTILIZATION_SAMPLES, samples[0].timeStamp + 60_000_000)
+    n.nvmlDeviceGetSamples(gpu, n.NVML_GPU_UTILIZATION_SAMPLES, samples[0].timeStamp + 60_000_000)
     raise SystemExit('a sample of the future')
 except n.NVMLError_NotFound:
     pass
-print(*(sample.pid for sample in n.nvmlDeviceGetProcessUtilization(card, 0)))";
+print(*(sample.pid for sample in n.nvmlDeviceGetProcessUtilization(gpu, 0)))";
     let pids = script(python(&container), text);
     assert_eq!(pids, busy.0.id().to_string());
 }
@@ -130,12 +130,12 @@ fn scales_sums_of_accounting_to_share() {
     let outside = container
         .machine
         .command(python::clients().unwrap().join("python"));
-    let on = "n.nvmlDeviceSetAccountingMode(card, 1); print('on')";
+    let on = "n.nvmlDeviceSetAccountingMode(gpu, 1); print('on')";
     assert_eq!(script(outside, on), "on");
     let _other = Busy::outside(&container);
     container
         .machine
-        .wait_for_card(0, |card| card.gpu_percent > 50)
+        .wait_for_gpu(0, |gpu| gpu.gpu_percent > 50)
         .unwrap();
     let busy = Busy::inside(&container);
     let text = format!(
@@ -145,7 +145,7 @@ found = Stats2({})
 while found.gpu == 0:
     assert time.time() < deadline
     time.sleep(0.02)
-    call('nvmlDeviceGetAccountingStats_v2', card, ctypes.byref(found))
+    call('nvmlDeviceGetAccountingStats_v2', gpu, ctypes.byref(found))
 assert found.samples > 0
 assert found.gpu_sum == found.samples * found.gpu * 100, (found.gpu, found.samples, found.gpu_sum)
 print('scaled')",
@@ -160,7 +160,7 @@ const WATCH: &str = "
 seen = {}
 for attempt in range(80):
     try:
-        for sample in n.nvmlDeviceGetProcessUtilization(card, 0):
+        for sample in n.nvmlDeviceGetProcessUtilization(gpu, 0):
             if sample.pid == PID:
                 seen[sample.timeStamp] = sample.smUtil
     except (n.NVMLError_NotFound, n.NVMLError_InsufficientSize):
@@ -188,8 +188,8 @@ fn scales_process_samples_to_share() {
     let _others = [Busy::outside(&container), Busy::outside(&container)];
     container
         .machine
-        .wait_for_card(0, |card| {
-            card.processes
+        .wait_for_gpu(0, |gpu| {
+            gpu.processes
                 .iter()
                 .filter(|one| one.busy_nanos > 0)
                 .count()
@@ -235,13 +235,13 @@ fn rejects_struct_of_unknown_version() {
 info = n.c_nvmlProcessesUtilizationInfo_v1_t()
 ask = n._nvmlGetFunctionPointer('nvmlDeviceGetProcessesUtilizationInfo')
 info.version = 77
-wrong = ask(card, ctypes.byref(info))
+wrong = ask(gpu, ctypes.byref(info))
 info.version = n.ProcessesUtilizationInfo_v1
-print(wrong, ask(card, ctypes.byref(info)), ask(card, None))
+print(wrong, ask(gpu, ctypes.byref(info)), ask(gpu, None))
 memory = n.c_nvmlMemory_v2_t()
 memory.version = 77
-print(n._nvmlGetFunctionPointer('nvmlDeviceGetMemoryInfo_v2')(card, ctypes.byref(memory)))
-print(n._nvmlGetFunctionPointer('nvmlDeviceGetUtilizationRates')(card, None))";
+print(n._nvmlGetFunctionPointer('nvmlDeviceGetMemoryInfo_v2')(gpu, ctypes.byref(memory)))
+print(n._nvmlGetFunctionPointer('nvmlDeviceGetUtilizationRates')(gpu, None))";
     assert_eq!(script(python(&container), text), "3 7 2\n25\n2");
 }
 
@@ -253,7 +253,7 @@ fn metered_half(machine: Machine) -> (Container, TestProcess) {
         compute_policy: ComputePolicy::Fixed,
         ..Limits::memory(8 * GIB)
     };
-    container.add_share("share", CARDS[0], &limits);
+    container.add_share("share", GPUS[0], &limits);
     let mut process = container.process();
     process.alloc(GIB);
     (container, process)
@@ -299,9 +299,9 @@ fn prefers_meter_of_share_over_samples() {
     }
     let (container, _process) = metered_half(Machine::start(H100X2).unwrap());
     let text = "
-n.nvmlDeviceGetUtilizationRates(card)
+n.nvmlDeviceGetUtilizationRates(gpu)
 time.sleep(1.5)
-print(n.nvmlDeviceGetUtilizationRates(card).gpu)";
+print(n.nvmlDeviceGetUtilizationRates(gpu).gpu)";
     let output = while_using_a_quarter(&container, || script(python(&container), text));
     assert_about_half(&output);
 }
@@ -327,9 +327,9 @@ child = subprocess.Popen([sys.argv[1], 'alloc', '--mib', '100', '--hold', '600']
 while not compute():
     time.sleep(0.01)
     assert child.poll() is None
-n.nvmlDeviceGetUtilizationRates(card)
+n.nvmlDeviceGetUtilizationRates(gpu)
 time.sleep(1.5)
-print(n.nvmlDeviceGetUtilizationRates(card).gpu)
+print(n.nvmlDeviceGetUtilizationRates(gpu).gpu)
 child.kill()";
     let probe = container.machine.program("cuda-probe").unwrap();
     let text = format!(

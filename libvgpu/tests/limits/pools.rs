@@ -3,7 +3,7 @@
 use drava_vgpu_abi::Limits;
 
 use crate::test_process::{
-    CARDS, CONTEXT_BYTES, Container, GIB, MIB, ObjectId, TestProcess, wait_until,
+    CONTEXT_BYTES, Container, GIB, GPUS, MIB, ObjectId, TestProcess, wait_until,
 };
 
 fn used(process: &mut TestProcess) -> u64 {
@@ -120,7 +120,7 @@ fn keeps_charge_for_pool_destroyed_before_free() {
 #[test]
 fn charges_created_pool_on_its_own_gpu() {
     let container = Container::with_memory(GIB);
-    container.add_share("other", CARDS[1], &Limits::memory(GIB));
+    container.add_share("other", GPUS[1], &Limits::memory(GIB));
     let mut process = container.process();
     process.init(1);
     let pool = process.ok("pool 1")[0];
@@ -135,7 +135,7 @@ fn charges_created_pool_on_its_own_gpu() {
 #[test]
 fn charges_memory_on_gpu_of_stream() {
     let container = Container::with_memory(GIB);
-    container.add_share("other", CARDS[1], &Limits::memory(GIB));
+    container.add_share("other", GPUS[1], &Limits::memory(GIB));
     let mut process = container.process();
     process.init(1);
     let stream = process.ok("stream")[0];
@@ -157,7 +157,7 @@ fn charges_default_pool_on_its_own_gpu() {
     for is_other_limited in [true, false] {
         let container = Container::with_memory(GIB);
         if is_other_limited {
-            container.add_share("other", CARDS[1], &Limits::memory(GIB));
+            container.add_share("other", GPUS[1], &Limits::memory(GIB));
         }
         let mut process = container.process();
         process.init(1);

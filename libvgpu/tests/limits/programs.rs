@@ -6,7 +6,7 @@ use drava_vgpu_abi::Limits;
 
 use crate::interposer;
 use crate::robustness::skipped;
-use crate::test_process::{CARDS, Container, GIB, MIB, TestProcess};
+use crate::test_process::{Container, GIB, GPUS, MIB, TestProcess};
 
 /// AddressSanitizer demands to be the first library. A program that starts without this check is limited; the page for
 /// troubleshooting names the variable. With delivery `shim` it starts as it is: see `shim.rs`.
@@ -44,14 +44,14 @@ fn limits_program_with_address_sanitizer() {
 #[test]
 fn limits_subsets_of_visible_devices() {
     let container = Container::new();
-    container.add_share("first", CARDS[0], &Limits::memory(GIB));
-    container.add_share("second", CARDS[1], &Limits::memory(2 * GIB));
+    container.add_share("first", GPUS[0], &Limits::memory(GIB));
+    container.add_share("second", GPUS[1], &Limits::memory(2 * GIB));
     // The limits of the devices in their order.
     let subsets: [(&str, &[u64]); 5] = [
         ("0", &[GIB]),
         ("1", &[2 * GIB]),
         ("1,0", &[2 * GIB, GIB]),
-        (CARDS[1], &[2 * GIB]),
+        (GPUS[1], &[2 * GIB]),
         ("", &[]),
     ];
     for (visible, limits) in subsets {

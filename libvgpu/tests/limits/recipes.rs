@@ -2,7 +2,7 @@
 
 use drava_vgpu_abi::Limits;
 
-use crate::test_process::{CARDS, Container, MIB, TestProcess};
+use crate::test_process::{Container, GPUS, MIB, TestProcess};
 
 /// Charge of a context on an H100, as the node driver estimates it.
 const CONTEXT_MIB: u64 = 528;
@@ -51,7 +51,7 @@ fn container(row: &Row) -> Container {
         driver_reserve_bytes: CONTEXT_MIB * MIB,
         ..Limits::memory(row.share_mib * MIB)
     };
-    container.add_share("share", CARDS[0], &limits);
+    container.add_share("share", GPUS[0], &limits);
     container
 }
 

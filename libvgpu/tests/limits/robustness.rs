@@ -11,7 +11,7 @@ use drava_vgpu_abi::{Limits, REGION_SIZE};
 
 use crate::interposer;
 use crate::loaders::build_library;
-use crate::test_process::{CARDS, Container, GIB, MIB, TestProcess};
+use crate::test_process::{Container, GIB, GPUS, MIB, TestProcess};
 
 /// A process with a context on the first GPU that resolves functions by `route`.
 pub(crate) fn by_route(container: &Container, route: &str) -> TestProcess {
@@ -236,7 +236,7 @@ fn resizes_region_of_wrong_size() {
 #[test]
 fn limits_damage_of_truncated_region_to_its_share() {
     let container = Container::with_memory(GIB);
-    container.add_share("other", CARDS[1], &Limits::memory(GIB));
+    container.add_share("other", GPUS[1], &Limits::memory(GIB));
     let mut victim = container.process();
     victim.alloc(MIB);
     let other_container = Container::with_memory(GIB);

@@ -2,7 +2,7 @@
 
 use drava_vgpu_abi::Limits;
 
-use crate::test_process::{CARDS, CONTEXT_BYTES, Container, GIB, MIB, ObjectId, TestProcess};
+use crate::test_process::{CONTEXT_BYTES, Container, GIB, GPUS, MIB, ObjectId, TestProcess};
 
 pub(crate) const BYTES: u64 = 600 * MIB;
 
@@ -26,8 +26,8 @@ pub(crate) fn send(from: &mut TestProcess, handle: ObjectId, to: &mut TestProces
 }
 
 pub(crate) fn taken(container: &Container) -> u64 {
-    let card = container.machine.card(0).unwrap();
-    card.used_bytes - CONTEXT_BYTES * card.processes.len() as u64
+    let gpu = container.machine.gpu(0).unwrap();
+    gpu.used_bytes - CONTEXT_BYTES * gpu.processes.len() as u64
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn charges_memory_imported_in_same_share_once() {
     one.kill();
     container
         .machine
-        .wait_for_card(0, |card| card.processes.len() == 1)
+        .wait_for_gpu(0, |gpu| gpu.processes.len() == 1)
         .unwrap();
     assert_eq!(taken(&container), BYTES);
     other.denied(&format!("alloc {BYTES}"));
@@ -173,7 +173,7 @@ fn keeps_charge_for_open_memory_of_dead_process() {
     one.kill();
     container
         .machine
-        .wait_for_card(0, |card| card.processes.len() == 3)
+        .wait_for_gpu(0, |gpu| gpu.processes.len() == 3)
         .unwrap();
     assert_eq!(taken(&container), BYTES);
     third.denied(&format!("alloc {BYTES}"));
@@ -194,7 +194,7 @@ fn keeps_charge_for_open_memory_of_dead_process() {
     second.kill();
     container
         .machine
-        .wait_for_card(0, |card| card.processes.len() == 2)
+        .wait_for_gpu(0, |gpu| gpu.processes.len() == 2)
         .unwrap();
     third.alloc(GIB);
 }
@@ -267,7 +267,7 @@ fn unmaps_range_of_several_mappings() {
 #[test]
 fn charges_physical_memory_on_its_own_gpu() {
     let container = Container::with_memory(GIB);
-    container.add_share("other", CARDS[1], &Limits::memory(2 * GIB));
+    container.add_share("other", GPUS[1], &Limits::memory(2 * GIB));
     let mut process = container.process();
     let handle = process.ok(&format!("create {} 1 1", 2 * GIB))[0];
     assert_eq!(process.memory_info(), (GIB, GIB));

@@ -43,7 +43,7 @@ fn keeps_charge_for_shared_pool_of_dead_process() {
     one.kill();
     container
         .machine
-        .wait_for_card(0, |card| card.processes.len() == 2)
+        .wait_for_gpu(0, |gpu| gpu.processes.len() == 2)
         .unwrap();
     assert_eq!(taken(&container), 132 * MIB);
     assert_eq!(third.memory_info().0, GIB - 132 * MIB);
@@ -84,7 +84,7 @@ fn charges_imported_pool_memory_to_both_shares() {
     one.kill();
     container
         .machine
-        .wait_for_card(0, |card| card.processes.len() == 2)
+        .wait_for_gpu(0, |gpu| gpu.processes.len() == 2)
         .unwrap();
     assert_eq!(container.ledger_bytes(), 2 * CONTEXT_BYTES);
 }

@@ -5,13 +5,13 @@ use std::os::unix::fs::FileExt;
 
 use drava_vgpu_abi::{BrokenRegion, Limits, REGION_SIZE, update};
 
-use crate::test_process::{CARDS, Container, GIB, MIB};
+use crate::test_process::{Container, GIB, GPUS, MIB};
 
 #[test]
 fn sums_shares_of_one_gpu() {
     let container = Container::new();
-    container.add_share("first", CARDS[0], &Limits::memory(GIB));
-    container.add_share("second", CARDS[0], &Limits::memory(2 * GIB));
+    container.add_share("first", GPUS[0], &Limits::memory(GIB));
+    container.add_share("second", GPUS[0], &Limits::memory(2 * GIB));
     let mut process = container.process();
     assert_eq!(process.memory_info(), (3 * GIB, 3 * GIB));
     // A partial charge to one share is returned when another share denies.
@@ -27,8 +27,8 @@ fn sums_shares_of_one_gpu() {
 #[test]
 fn separates_shares_of_two_gpus() {
     let container = Container::new();
-    container.add_share("first", CARDS[0], &Limits::memory(GIB));
-    container.add_share("second", CARDS[1], &Limits::memory(2 * GIB));
+    container.add_share("first", GPUS[0], &Limits::memory(GIB));
+    container.add_share("second", GPUS[1], &Limits::memory(2 * GIB));
     let mut process = container.process();
     process.alloc(GIB);
     process.denied("alloc 1");
@@ -108,7 +108,7 @@ fn grants_surplus_of_driver_charges() {
         driver_reserve_bytes: 512 * MIB,
         ..Limits::memory(GIB)
     };
-    container.add_share("share", CARDS[0], &limits);
+    container.add_share("share", GPUS[0], &limits);
     let mut process = container.process();
     process.alloc(512 * MIB);
     process.denied("alloc 1");
@@ -132,7 +132,7 @@ fn grants_no_surplus_of_ended_processes() {
         driver_surplus_bytes: 400 * MIB,
         ..Limits::memory(2 * GIB)
     };
-    container.add_share("share", CARDS[0], &limits);
+    container.add_share("share", GPUS[0], &limits);
     let mut process = container.process();
     let ended = container.process();
     assert_eq!(process.memory_info().0, GIB + 400 * MIB);
@@ -179,7 +179,7 @@ fn denies_or_allows_unusable_region_as_page_specifies() {
             broken_region: policy,
             ..Limits::memory(GIB)
         };
-        container.add_share("share", CARDS[0], &limits);
+        container.add_share("share", GPUS[0], &limits);
         fs::write(container.region("share"), vec![0xee; REGION_SIZE]).unwrap();
         let errors = container.run_dir().join("stderr");
         let mut process = container.start_with("dlsym", |command| {
@@ -203,7 +203,7 @@ fn charges_context_at_largest_driver_reserve() {
                 driver_reserve_bytes,
                 ..Limits::memory(GIB)
             };
-            container.add_share(share, CARDS[0], &limits);
+            container.add_share(share, GPUS[0], &limits);
         }
         let mut process = container.process();
         assert_eq!(process.memory_info(), (2 * GIB - 300 * MIB, 2 * GIB));
@@ -213,12 +213,12 @@ fn charges_context_at_largest_driver_reserve() {
 #[test]
 fn lifts_limit_of_gpu_with_unlimited_share() {
     let container = Container::new();
-    container.add_share("limited", CARDS[0], &Limits::memory(GIB));
+    container.add_share("limited", GPUS[0], &Limits::memory(GIB));
     let unlimited = Limits {
         memory_limit_bytes: None,
         ..Limits::memory(GIB)
     };
-    container.add_share("unlimited", CARDS[0], &unlimited);
+    container.add_share("unlimited", GPUS[0], &unlimited);
     container.process().alloc(2 * GIB);
 }
 
@@ -227,7 +227,7 @@ fn lifts_limit_of_gpu_with_unlimited_share() {
 fn ignores_limit_of_share_with_unusable_region() {
     let container = Container::new();
     for share in ["good", "broken"] {
-        container.add_share(share, CARDS[0], &Limits::memory(GIB));
+        container.add_share(share, GPUS[0], &Limits::memory(GIB));
     }
     fs::write(container.region("broken"), vec![0xee; REGION_SIZE]).unwrap();
     let mut process = container.process();
@@ -249,7 +249,7 @@ fn creates_missing_region_accessible_to_all_users() {
 #[test]
 fn limits_damage_of_random_region_to_its_share() {
     let container = Container::with_memory(GIB);
-    container.add_share("other", CARDS[1], &Limits::memory(GIB));
+    container.add_share("other", GPUS[1], &Limits::memory(GIB));
     let mut process = container.process();
     let region = OpenOptions::new()
         .write(true)

@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 use drava_vgpu_abi::Limits;
 use drava_vgpu_abi::snapshot::{ShareUsage, Snapshot};
 use simulator_machine::control;
-use simulator_machine::kernel::CardStatus;
-use simulator_machine::protocol::CardIndex;
+use simulator_machine::kernel::GpuStatus;
+use simulator_machine::protocol::GpuIndex;
 
 use crate::interposer;
-use crate::test_process::{CARDS, CONTEXT_BYTES, Container, GIB, MIB, TestProcess};
+use crate::test_process::{CONTEXT_BYTES, Container, GIB, GPUS, MIB, TestProcess};
 
 const PROCESSES: u64 = 8;
 /// Largest allocation, except those that exceed any limit.
@@ -77,7 +77,7 @@ impl Stress {
             driver_reserve_bytes: CONTEXT_BYTES,
             ..Limits::memory(LIMIT)
         };
-        container.add_share("share", CARDS[0], &limits);
+        container.add_share("share", GPUS[0], &limits);
         Self {
             container,
             seed,
@@ -180,13 +180,11 @@ impl Stress {
             alive = self.reclaim();
         }
         // Waits until the children of killed processes have exited.
-        let card = self
+        let gpu = self
             .container
             .machine
-            .wait_for_card(0, |card| {
-                card.processes
-                    .iter()
-                    .all(|taken| alive.contains(&taken.pid))
+            .wait_for_gpu(0, |gpu| {
+                gpu.processes.iter().all(|taken| alive.contains(&taken.pid))
             })
             .unwrap();
         let share = self.account();
@@ -195,42 +193,42 @@ impl Stress {
             share.total_bytes <= LIMIT,
             "seed {seed}, round {round}: account {} bytes, limit {LIMIT}, ledger {}",
             share.total_bytes,
-            card.used_bytes
+            gpu.used_bytes
         );
         assert!(
-            card.used_bytes <= share.total_bytes,
+            gpu.used_bytes <= share.total_bytes,
             "seed {seed}, round {round}: ledger {} bytes, account {}",
-            card.used_bytes,
+            gpu.used_bytes,
             share.total_bytes
         );
         if self.is_draining_round() {
             assert_eq!(
-                share.total_bytes, card.used_bytes,
+                share.total_bytes, gpu.used_bytes,
                 "seed {seed}, round {round}: account after everything is freed"
             );
         }
-        self.check_peak(&card);
+        self.check_peak(&gpu);
         self.statistics.rounds += 1;
     }
 
     /// Checks the ledger's high-water mark of the round. The memory of a killed process stays in the ledger until the GPU's
     /// driver detects its end, and another process may reclaim it before, so the mark may exceed the limit by what ended
     /// processes held. Nothing else is allowed: growth of a pool is reserved in the driver's chunks before the request.
-    fn check_peak(&mut self, card: &CardStatus) {
+    fn check_peak(&mut self, gpu: &GpuStatus) {
         let (seed, round) = (self.seed, self.statistics.rounds);
         let statistics = &mut self.statistics;
-        let living = card.peak_bytes.saturating_sub(card.freed_at_exit_bytes);
+        let living = gpu.peak_bytes.saturating_sub(gpu.freed_at_exit_bytes);
         statistics.highest_bytes = statistics.highest_bytes.max(living);
         let overshoot = living.saturating_sub(LIMIT);
         statistics.worst_overshoot_bytes = statistics.worst_overshoot_bytes.max(overshoot);
         assert!(
             overshoot == 0,
             "seed {seed}, round {round}: {} bytes in the ledger, {} of them of ended processes, limit {LIMIT}",
-            card.peak_bytes,
-            card.freed_at_exit_bytes
+            gpu.peak_bytes,
+            gpu.freed_at_exit_bytes
         );
-        statistics.exact_rounds += u64::from(card.freed_at_exit_bytes == 0);
-        let reset = control::Command::ResetPeak { card: CardIndex(0) };
+        statistics.exact_rounds += u64::from(gpu.freed_at_exit_bytes == 0);
+        let reset = control::Command::ResetPeak { gpu: GpuIndex(0) };
         self.container.machine.control(&reset).unwrap();
     }
 

@@ -18,7 +18,7 @@ pub(crate) const GIB: u64 = 1 << 30;
 pub(crate) const OUT_OF_MEMORY: i64 = 2;
 
 /// UUIDs of the two GPUs of the default machine.
-pub(crate) const CARDS: [&str; 2] = [
+pub(crate) const GPUS: [&str; 2] = [
     "GPU-5f1c8a20-0b7e-4d39-9a64-1e0d6c9b7a01",
     "GPU-c3d94b76-62fa-4a18-8c05-7b9e21f4d502",
 ];
@@ -50,7 +50,7 @@ impl Container {
     /// A container with one share of the first GPU.
     pub(crate) fn with_memory(limit_bytes: u64) -> Self {
         let container = Self::new();
-        container.add_share("share", CARDS[0], &Limits::memory(limit_bytes));
+        container.add_share("share", GPUS[0], &Limits::memory(limit_bytes));
         container
     }
 
@@ -76,7 +76,7 @@ impl Container {
         let spec = LimitsSpec {
             claim_uid: IdText::new("tenant").unwrap(),
             share_id: IdText::new("tenant").unwrap(),
-            device_uuid: CARDS[0].parse().unwrap(),
+            device_uuid: GPUS[0].parse().unwrap(),
             limits: Limits::memory(limit_bytes),
         };
         for directory in [paths::LIMITS_DIR, paths::USAGE_DIR] {
@@ -97,11 +97,11 @@ impl Container {
     }
 
     /// Writes the files of a share as the node driver does.
-    pub(crate) fn add_share(&self, share: &str, card: &str, limits: &Limits) {
+    pub(crate) fn add_share(&self, share: &str, gpu: &str, limits: &Limits) {
         let spec = LimitsSpec {
             claim_uid: IdText::new("claim").unwrap(),
             share_id: IdText::new(share).unwrap(),
-            device_uuid: card.parse().unwrap(),
+            device_uuid: gpu.parse().unwrap(),
             limits: *limits,
         };
         for file in [self.page(share), self.region(share)] {
@@ -155,7 +155,7 @@ impl Container {
 
     /// Used memory in the first GPU's ledger.
     pub(crate) fn ledger_bytes(&self) -> u64 {
-        self.machine.card(0).unwrap().used_bytes
+        self.machine.gpu(0).unwrap().used_bytes
     }
 
     /// Waits until the first GPU's ledger shows this usage.

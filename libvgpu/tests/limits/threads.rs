@@ -3,7 +3,7 @@
 use drava_vgpu_abi::Limits;
 
 use crate::interposer;
-use crate::test_process::{CARDS, CONTEXT_BYTES, Container, GIB, KIB, MIB, TestProcess};
+use crate::test_process::{CONTEXT_BYTES, Container, GIB, GPUS, KIB, MIB, TestProcess};
 
 const THREADS: u64 = 4;
 
@@ -78,7 +78,7 @@ fn loads_modules_beside_churning_memory() {
 fn denies_kernel_beyond_limit_of_other_gpu_to_all_threads() {
     const ROUNDS: u64 = 1000;
     let container = Container::with_memory(4 * GIB);
-    container.add_share("second", CARDS[1], &Limits::memory(GIB));
+    container.add_share("second", GPUS[1], &Limits::memory(GIB));
     let mut process = threaded_process(&container);
     process.init(1);
     process.init(0);
@@ -161,7 +161,7 @@ fn charges_primary_context_once_for_several_threads() {
         driver_reserve_bytes: CONTEXT_BYTES,
         ..Limits::memory(CONTEXT_BYTES + THREADS * ROOM)
     };
-    container.add_share("share", CARDS[0], &limits);
+    container.add_share("share", GPUS[0], &limits);
     let mut process = TestProcess::spawn(container.command(interposer::threads()));
     process.ok("initonly");
     let denied = process.ok(&format!("primary {THREADS} 25 {ROOM}"))[0];

@@ -20,7 +20,7 @@ fn empty() -> ChargeMap<Charge> {
 fn held(bytes: u64) -> Charge {
     Charge {
         bytes,
-        card: u8::try_from(bytes % 64).unwrap(),
+        gpu: u8::try_from(bytes % 64).unwrap(),
         context: bytes * 3,
     }
 }
@@ -210,7 +210,7 @@ fn finds_entry_during_update() {
     let key = colliding().next().unwrap();
     let first = Charge {
         bytes: 0,
-        card: 1,
+        gpu: 1,
         context: 0,
     };
     assert!(map.insert(key, first));
@@ -239,7 +239,7 @@ fn finds_entry_during_update() {
         }
     });
     assert_eq!(map.get(key).unwrap().bytes, THREADS * CHANGES);
-    assert_eq!(map.change(key, |_| None).unwrap().card, 1);
+    assert_eq!(map.change(key, |_| None).unwrap().gpu, 1);
     assert_eq!(map.get(key), None);
     assert_eq!(map.change(key, |held| Some(*held)), None);
 }

@@ -29,7 +29,7 @@ fn no_blocks() -> Blocks {
 fn lasting(pointer: u64, chunk: Chunk) -> Shared {
     Shared {
         pointer,
-        card: 5,
+        gpu: 5,
         chunk,
         context: 0,
     }
@@ -121,7 +121,7 @@ fn counts_shared_chunk_once() {
     let returned = Cell::new(0);
     let remove = |pointer| {
         shared.remove(pointer, |chunk| {
-            assert_eq!(chunk.card, 5);
+            assert_eq!(chunk.gpu, 5);
             returned.set(returned.get() + chunk.bytes);
         });
         returned.get()
@@ -201,7 +201,7 @@ fn closes_opened_memory_with_its_context() {
     let end = |context| {
         let mut chunks = Vec::new();
         shared.end_context(context, |chunk| {
-            assert_eq!((chunk.card, chunk.bytes), (5, CHUNK));
+            assert_eq!((chunk.gpu, chunk.bytes), (5, CHUNK));
             chunks.push(chunk);
         });
         chunks.len()
@@ -239,6 +239,6 @@ fn finds_chunk_of_pool_pointer() {
     };
     room.allocate(1, 7, CHUNK + 512, 3, change);
     assert_eq!(room.chunk_of(CHUNK), None);
-    let (card, chunk) = room.chunk_of(CHUNK + 512).unwrap();
-    assert_eq!((card, chunk.address, chunk.bytes), (7, CHUNK, CHUNK));
+    let (gpu, chunk) = room.chunk_of(CHUNK + 512).unwrap();
+    assert_eq!((gpu, chunk.address, chunk.bytes), (7, CHUNK, CHUNK));
 }

@@ -70,16 +70,14 @@ impl Options {
 pub enum Machine {
     /// No GPU: the simulated machine is not started.
     None,
-    /// The GPUs in the machine file (see `tests/simulator/machine/machines`).
+    /// The GPUs in the machine file (see `simulator/machine/machines`).
     File(PathBuf),
 }
 
 impl Default for Machine {
     /// Returns the default machine: two H100.
     fn default() -> Self {
-        Self::File(
-            crate::cargo::workspace_root().join("tests/simulator/machine/machines/h100x2.yaml"),
-        )
+        Self::File(crate::cargo::workspace_root().join("simulator/machine/machines/h100x2.yaml"))
     }
 }
 

@@ -40,14 +40,14 @@ fn reports_memory_around_granted_and_denied_allocation() -> anyhow::Result<()> {
     let denied = probe(&machine, &["alloc", "--mib", "20000", "-o", "json"])?;
     assert_eq!(denied.status.code(), Some(2));
     assert_eq!(json(&denied)["error"], "CUDA_ERROR_OUT_OF_MEMORY");
-    assert_eq!(machine.card(0)?.used_bytes, 0);
+    assert_eq!(machine.gpu(0)?.used_bytes, 0);
     Ok(())
 }
 
 #[test]
 fn fills_all_free_memory() -> anyhow::Result<()> {
     let machine = Machine::start(T4)?;
-    let free = machine.card(0)?.free_bytes;
+    let free = machine.gpu(0)?.free_bytes;
     let filled = json(&probe(&machine, &["fill", "-o", "json"])?);
     let context = 104 * MIB;
     let whole_pages = (free - context) / (2 * MIB) * 2 * MIB;

@@ -69,9 +69,9 @@ impl TestNode {
     ///
     /// # Errors
     /// When the simulator does not answer or has no such GPU.
-    pub fn mig_instances(&self, card: usize) -> Result<Vec<Value>> {
+    pub fn mig_instances(&self, gpu: usize) -> Result<Vec<Value>> {
         let status: Value = serde_json::from_str(&self.simulator(&["status"])?)?;
-        let instances = status["cards"][card]["mig"]["gpuInstances"].as_array();
+        let instances = status["gpus"][gpu]["mig"]["gpuInstances"].as_array();
         instances.cloned().context("no GPU with MIG")
     }
 

@@ -66,13 +66,13 @@ fn fatal_xid_keeps_new_pods_off_the_gpu_until_it_recovers() -> Result<()> {
     let cluster = TestCluster::attach()?;
     let tenant = cluster.namespace("xid")?;
     let gpu = gpu_of_new_pod(&tenant, "before")?;
-    let card = gpu.trim_start_matches("gpu-").to_owned();
+    let index = gpu.trim_start_matches("gpu-").to_owned();
     wait_for_condition(&tenant, "before", "True")?;
     cluster.gpus_are_watched()?;
 
     let test = || -> Result<()> {
-        control(&cluster, &["xid", "--card", &card, "--code", "31"])?;
-        control(&cluster, &["xid", "--card", &card, "--code", "79"])?;
+        control(&cluster, &["xid", "--gpu", &index, "--code", "31"])?;
+        control(&cluster, &["xid", "--gpu", &index, "--code", "79"])?;
         wait_for_taint(&cluster, &gpu, "xid-79")?;
         let message = wait_for_condition(&tenant, "before", "False")?;
         ensure!(message.contains("XID 79"), "{message}");
@@ -81,12 +81,12 @@ fn fatal_xid_keeps_new_pods_off_the_gpu_until_it_recovers() -> Result<()> {
         // Binpack would select the GPU of the first pod.
         let other = gpu_of_new_pod(&tenant, "during")?;
         ensure!(other != gpu, "a new pod uses the unhealthy {gpu}");
-        control(&cluster, &["break", "--card", &card, "--lost"])?;
+        control(&cluster, &["break", "--gpu", &index, "--lost"])?;
         wait_for_taint(&cluster, &gpu, "lost")
     };
     let outcome = test();
     // As after a reset: the GPU was gone and answers again.
-    control(&cluster, &["break", "--card", &card])?;
+    control(&cluster, &["break", "--gpu", &index])?;
     outcome?;
     wait("no health taint", || {
         Ok(tainted(&cluster)?.is_empty().then_some(()))

@@ -81,9 +81,9 @@ fn shows_thousand_mib_of_a_t4() -> Result<()> {
 }
 
 #[test]
-fn gives_two_cards_of_three_thousand_mib() -> Result<()> {
+fn gives_two_gpus_of_three_thousand_mib() -> Result<()> {
     let cluster = TestCluster::attach()?;
-    let tenant = enabled(&cluster, "two-cards")?;
+    let tenant = enabled(&cluster, "two-gpus")?;
     let limits =
         "volcano.sh/vgpu-number: 2, volcano.sh/vgpu-memory: 3000, volcano.sh/vgpu-cores: 50";
     let totals = runs_with(&tenant, &simple(RTX_4090, "", limits))?;
@@ -97,7 +97,7 @@ fn gives_two_cards_of_three_thousand_mib() -> Result<()> {
 }
 
 #[test]
-fn clips_memory_beyond_the_card_with_a_warning() -> Result<()> {
+fn clips_memory_beyond_the_gpu_with_a_warning() -> Result<()> {
     let cluster = TestCluster::attach()?;
     let tenant = enabled(&cluster, "clipped")?;
     let limits = "volcano.sh/vgpu-number: 1, volcano.sh/vgpu-memory: 30000";
@@ -124,7 +124,7 @@ fn gives_percentage_of_memory() -> Result<()> {
 }
 
 #[test]
-fn memory_without_number_is_one_card() -> Result<()> {
+fn memory_without_number_is_one_gpu() -> Result<()> {
     let cluster = TestCluster::attach()?;
     let tenant = enabled(&cluster, "no-number")?;
     let totals = runs_with(
@@ -183,7 +183,7 @@ fn without_mode_the_better_kind_is_chosen() -> Result<()> {
 }
 
 #[test]
-fn number_alone_is_whole_cards() -> Result<()> {
+fn number_alone_is_whole_gpus() -> Result<()> {
     let cluster = TestCluster::attach()?;
     let tenant = enabled(&cluster, "whole")?;
     let totals = runs_with(&tenant, &simple(RTX_4090, "", "nvidia.com/gpu: 2"))?;

@@ -269,7 +269,7 @@ fn hung_gpu_delays_no_pod_of_another() -> Result<()> {
     let tenant = cluster.namespace("hung")?;
     let node = cluster.first_node();
     let delay = |milliseconds: &str| {
-        node.simulator(&["break", "--card", "0", "--delay-milliseconds", milliseconds])
+        node.simulator(&["break", "--gpu", "0", "--delay-milliseconds", milliseconds])
     };
     delay("10000")?;
     let started = (|| {
@@ -329,7 +329,7 @@ fn volume_cannot_forge_membership_in_share() -> Result<()> {
     tenant.running("forger")?;
     wait("the forger uses the GPU", || {
         let status: serde_json::Value = serde_json::from_str(&node_status(&cluster)?)?;
-        let used = status["cards"][0]["usedBytes"].as_u64();
+        let used = status["gpus"][0]["usedBytes"].as_u64();
         Ok(used.is_some_and(|used| used >> 20 >= 20_000).then_some(()))
     })?;
     // Longer than the agent takes to confirm a violation.
@@ -373,7 +373,7 @@ fn forced_deletion_of_claim_frees_nothing_in_use() -> Result<()> {
     let uid = found["metadata"]["uid"].as_str().context("uid")?.to_owned();
     let used_mib = || -> Result<u64> {
         let status: serde_json::Value = serde_json::from_str(&node.simulator(&["status"])?)?;
-        Ok(status["cards"][0]["usedBytes"]
+        Ok(status["gpus"][0]["usedBytes"]
             .as_u64()
             .context("usedBytes")?
             >> 20)

@@ -19,7 +19,7 @@ use drava_dra_driver::layout::Layout;
 use drava_dra_driver::mounts::ClaimsMount;
 use drava_dra_driver::options::Paths;
 use drava_dra_driver::prepare::record::{ClaimRecord, Loaded, RecordStore};
-use drava_dra_driver::prepare::{Access, CardRef, Delivery, Prepared, Share};
+use drava_dra_driver::prepare::{Access, Delivery, GpuRef, Prepared, Share};
 use drava_nvml::{GpuLibrary, Library, find};
 use drava_vgpu_abi::{IdText, Limits, LimitsSpec, REGION_SIZE, decode, encode, paths};
 use simulator_machine::testing::poll;
@@ -89,13 +89,13 @@ impl Node {
     ) -> Result<()> {
         let uid = claim_uid(claim)?;
         let mut devices = Vec::new();
-        for (card, number) in shares {
+        for (gpu, number) in shares {
             let share = share_id(*number)?;
             let limits_dir = self.layout.limits(&uid, &share);
             let usage_dir = self.layout.usage(&uid, &share);
             fs::create_dir_all(&limits_dir)?;
             fs::create_dir_all(&usage_dir)?;
-            let page = page(claim, *number, card, limits)?;
+            let page = page(claim, *number, gpu, limits)?;
             fs::write(limits_dir.join(paths::PAGE_FILE), page)?;
             fs::write(usage_dir.join(paths::REGION_FILE), vec![0; REGION_SIZE])?;
             // The container sees this directory as /run/drava.
@@ -103,7 +103,7 @@ impl Node {
             fs::create_dir_all(&inside)?;
             symlink(limits_dir, inside.join(paths::LIMITS_DIR))?;
             symlink(usage_dir, inside.join(paths::USAGE_DIR))?;
-            devices.push(device(card, share, limits, enforcement));
+            devices.push(device(gpu, share, limits, enforcement));
         }
         RecordStore::new(self.layout.claims()).save(&record(claim, devices)?)?;
         Ok(())
@@ -113,7 +113,7 @@ impl Node {
     ///
     /// # Errors
     /// If the record cannot be read or written.
-    pub fn add_whole_gpu(&self, claim: u32, card: &str) -> Result<()> {
+    pub fn add_whole_gpu(&self, claim: u32, gpu: &str) -> Result<()> {
         let (store, uid) = (RecordStore::new(self.layout.claims()), claim_uid(claim)?);
         let mut record = match store.load(&uid)? {
             Loaded::Present(record) => *record,
@@ -122,7 +122,7 @@ impl Node {
         record.devices.push(Prepared {
             access: Access::Whole,
             ..device(
-                card,
+                gpu,
                 share_id(claim)?,
                 &Limits::memory(0),
                 Enforcement::Report,
@@ -242,14 +242,14 @@ pub fn share_id(share: u32) -> Result<ShareId> {
 /// Returns a new limits page of a share.
 ///
 /// # Errors
-/// If `card` is not the UUID of a GPU.
-pub fn page(claim: u32, share: u32, card: &str, limits: &Limits) -> Result<Vec<u8>> {
+/// If `gpu` is not the UUID of a GPU.
+pub fn page(claim: u32, share: u32, gpu: &str, limits: &Limits) -> Result<Vec<u8>> {
     let spec = LimitsSpec {
         claim_uid: IdText::new(claim_uid(claim)?.as_str()).context("a UID too long")?,
         share_id: IdText::new(share_id(share)?.as_str()).context("an ID too long")?,
-        device_uuid: card
+        device_uuid: gpu
             .parse()
-            .map_err(|error| anyhow::anyhow!("{card:?} is not the UUID of a GPU: {error}"))?,
+            .map_err(|error| anyhow::anyhow!("{gpu:?} is not the UUID of a GPU: {error}"))?,
         limits: *limits,
     };
     Ok(encode(&spec).to_vec())
@@ -281,13 +281,13 @@ fn record(claim: u32, devices: Vec<Prepared>) -> Result<ClaimRecord> {
     })
 }
 
-fn device(card: &str, id: ShareId, limits: &Limits, enforcement: Enforcement) -> Prepared {
+fn device(gpu: &str, id: ShareId, limits: &Limits, enforcement: Enforcement) -> Prepared {
     Prepared {
         request: "gpu".to_owned(),
         pool: "node".to_owned(),
         device: "gpu-0-vgpu".to_owned(),
-        card: CardRef {
-            uuid: card.to_owned(),
+        gpu: GpuRef {
+            uuid: gpu.to_owned(),
             minor: 0,
             pci_bus_id: "0000:17:00.0".to_owned(),
         },

@@ -12,7 +12,7 @@ use crate::Node;
 /// # Errors
 /// If the machine has no such GPU.
 pub fn uuid(test_bed: &TestBed, gpu: usize) -> Result<String> {
-    Ok(test_bed.machine().card(gpu)?.uuid.to_string())
+    Ok(test_bed.machine().gpu(gpu)?.uuid.to_string())
 }
 
 /// Starts a process in the container of a claim, with a context on a GPU.
@@ -42,8 +42,8 @@ pub fn prepare_equal_claims(node: &Node, test_bed: &TestBed, per_gpu: u32) -> Re
         compute_policy: ComputePolicy::Balance,
         ..Limits::memory(1 << 30)
     };
-    for (index, card) in (0..).zip(&machine.cards) {
-        let uuid = card.uuid.to_string();
+    for (index, gpu) in (0..).zip(&machine.gpus) {
+        let uuid = gpu.uuid.to_string();
         for claim in index * per_gpu..(index + 1) * per_gpu {
             node.prepare(claim, &[(&uuid, claim)], &limits, Enforcement::Report)?;
         }

@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, result, sys};
 use serde::Serialize;
 
-use crate::card::{Card, error_name};
+use crate::gpu::{Gpu, error_name};
 use crate::lookup::Library;
 use crate::memory::{allocation_graph, on_device_0};
 
@@ -79,11 +79,11 @@ const SHAPE: LaunchConfig = LaunchConfig {
 };
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let card = Card::open()?;
+    let gpu = Gpu::open()?;
     let mut seen = Vec::new();
     for call in CALLS {
         for is_own_thread in [false, true] {
-            let failures = capture(&card, arguments.captures, call, is_own_thread)
+            let failures = capture(&gpu, arguments.captures, call, is_own_thread)
                 .with_context(|| format!("beside {}", serde_json::json!(call)))?;
             seen.push(Captured {
                 call,
@@ -99,15 +99,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 
 /// Captures with calls beside each; returns the errors.
 fn capture(
-    card: &Card,
+    gpu: &Gpu,
     captures: usize,
     call: Call,
     is_own_thread: bool,
 ) -> Result<BTreeMap<String, usize>> {
-    let (stream, kernel) = (card.context.new_stream()?, card.kernel("noop")?);
+    let (stream, kernel) = (gpu.context.new_stream()?, gpu.kernel("noop")?);
     launch(&stream, &kernel)?;
-    let own = Caller::new(card)?;
-    card.context.synchronize()?;
+    let own = Caller::new(gpu)?;
+    gpu.context.synchronize()?;
     let mut failures = BTreeMap::new();
     let mut count = |error: Option<String>| {
         if let Some(error) = error {
@@ -123,11 +123,11 @@ fn capture(
                 // The first message comes before the first capture.
                 for () in begun {
                     let made = match &caller {
-                        None => card
+                        None => gpu
                             .context
                             .bind_to_thread()
                             .map_err(anyhow::Error::from)
-                            .and_then(|()| Caller::new(card))
+                            .and_then(|()| Caller::new(gpu))
                             .map(|new| caller = Some(new))
                             .map_err(|error| vec![Some(format!("{error:#}"))])
                             .err()
@@ -141,7 +141,7 @@ fn capture(
             });
             begin.send(())?;
             results.recv()?.into_iter().for_each(&mut count);
-            card.context.synchronize()?;
+            gpu.context.synchronize()?;
         }
         for _ in 0..captures {
             let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
@@ -164,7 +164,7 @@ fn capture(
                 // SAFETY: a graph that nothing else uses.
                 unsafe { sys::cuGraphDestroy(graph) };
             }
-            card.context.synchronize()?;
+            gpu.context.synchronize()?;
         }
         drop(begin);
         Ok(())
@@ -189,9 +189,9 @@ struct Caller {
 
 impl Caller {
     /// Uses a pool and the memory of a graph, both of which then keep memory.
-    fn new(card: &Card) -> Result<Self> {
-        let stream = card.context.new_stream()?;
-        let kernel = card.kernel("noop")?;
+    fn new(gpu: &Gpu) -> Result<Self> {
+        let stream = gpu.context.new_stream()?;
+        let kernel = gpu.kernel("noop")?;
         launch(&stream, &kernel)?;
         let (mut pool, mut keep) = (ptr::null_mut(), u64::MAX);
         // SAFETY: writes one handle.

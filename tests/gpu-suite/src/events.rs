@@ -4,7 +4,7 @@ use anyhow::Result;
 use cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, PushKernelArg, sys};
 use serde::Serialize;
 
-use crate::card::Card;
+use crate::gpu::Gpu;
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
@@ -41,14 +41,11 @@ const SHAPE: LaunchConfig = LaunchConfig {
 };
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let card = Card::open()?;
-    let stream = card.context.new_stream()?;
-    let spin = card.kernel("spin")?;
+    let gpu = Gpu::open()?;
+    let stream = gpu.context.new_stream()?;
+    let spin = gpu.kernel("spin")?;
     let flags = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
-    let (from, to) = (
-        card.context.new_event(flags)?,
-        card.context.new_event(flags)?,
-    );
+    let (from, to) = (gpu.context.new_event(flags)?, gpu.context.new_event(flags)?);
     let median_ns = |kernel_us: Option<u64>| -> Result<u64> {
         let mut all = Vec::with_capacity(arguments.samples);
         for _ in 0..arguments.samples {

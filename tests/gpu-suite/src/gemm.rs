@@ -4,7 +4,7 @@ use anyhow::Result;
 use cudarc::driver::{LaunchConfig, PushKernelArg};
 use serde::Serialize;
 
-use crate::card::Card;
+use crate::gpu::Gpu;
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
@@ -26,14 +26,14 @@ struct Compared {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let card = Card::open()?;
-    let stream = card.context.new_stream()?;
-    let kernel = card.kernel("gemm")?;
+    let gpu = Gpu::open()?;
+    let stream = gpu.context.new_stream()?;
+    let kernel = gpu.kernel("gemm")?;
     let side = usize::from(arguments.side);
     let a: Vec<f32> = (0..side * side).map(|index| small(index * 7)).collect();
     let b: Vec<f32> = (0..side * side).map(|index| small(index * 3 + 1)).collect();
     let expected = multiply(&a, &b, side);
-    let (on_card_a, on_card_b) = (stream.clone_htod(&a)?, stream.clone_htod(&b)?);
+    let (on_gpu_a, on_gpu_b) = (stream.clone_htod(&a)?, stream.clone_htod(&b)?);
     let blocks = u32::from(arguments.side).div_ceil(16);
     let shape = LaunchConfig {
         grid_dim: (blocks, blocks, 1),
@@ -46,8 +46,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         let mut product = stream.alloc_zeros::<f32>(side * side)?;
         let mut launch = stream.launch_builder(&kernel);
         launch
-            .arg(&on_card_a)
-            .arg(&on_card_b)
+            .arg(&on_gpu_a)
+            .arg(&on_gpu_b)
             .arg(&mut product)
             .arg(&rows);
         // SAFETY: three matrices of `rows` × `rows` floats and their side, as the kernel expects.

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 use cudarc::driver::{result, sys};
 use serde::Serialize;
 
-use crate::card::{Card, error_name};
+use crate::gpu::{Gpu, error_name};
 use crate::memory::{descriptor, on_device_0};
 
 #[derive(clap::Args)]
@@ -49,7 +49,7 @@ const KINDS: [Kind; 8] = [
 const CONTEXT: &str = "context";
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let _card = Card::open()?;
+    let _gpu = Gpu::open()?;
     let seen = KINDS.iter().map(|(kind, cycle)| {
         let rounds = match *kind {
             CONTEXT => (arguments.rounds / ROUNDS_PER_CONTEXT).max(2),

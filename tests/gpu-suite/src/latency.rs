@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use cudarc::driver::{LaunchConfig, sys};
 use serde::Serialize;
 
-use crate::card::Card;
+use crate::gpu::Gpu;
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
@@ -48,9 +48,9 @@ const BURST: usize = 200;
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     ensure!(arguments.launches > 0, "--launches must be above zero");
-    let card = Card::open()?;
-    let stream = card.context.new_stream()?;
-    let kernel = card.kernel("noop")?;
+    let gpu = Gpu::open()?;
+    let stream = gpu.context.new_stream()?;
+    let kernel = gpu.kernel("noop")?;
     let shape = LaunchConfig {
         grid_dim: (1, 1, 1),
         block_dim: (1, 1, 1),

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 use cudarc::driver::{LaunchConfig, PushKernelArg as _, result, sys};
 use serde::Serialize;
 
-use crate::card::Card;
+use crate::gpu::Gpu;
 use crate::memory::array_image;
 use crate::wait::Kernel;
 
@@ -63,12 +63,12 @@ impl Context {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let card = Card::open()?;
-    let first = Context(card.context.cu_ctx());
+    let gpu = Gpu::open()?;
+    let first = Context(gpu.context.cu_ctx());
     let (second, is_second_gpu) = second()?;
     first.make_current()?;
-    let stream = card.context.new_stream()?;
-    let (spin, await_flag) = (card.kernel("spin")?, card.kernel("await_flag")?);
+    let stream = gpu.context.new_stream()?;
+    let (spin, await_flag) = (gpu.kernel("spin")?, gpu.kernel("await_flag")?);
     let flag = Flag::new()?;
     let address = flag.address()?;
     let launch = |nanoseconds: u64| -> Result<()> {

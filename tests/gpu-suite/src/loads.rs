@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result};
 use cudarc::driver::{result, sys};
 use serde::Serialize;
 
-use crate::card::{Card, error_name};
+use crate::gpu::{Gpu, error_name};
 use crate::memory::array_image;
 
 const MIB: usize = 1 << 20;
@@ -91,7 +91,7 @@ impl Churn {
 /// `loaded`; after a third one prints the result. So several processes load at the same time, and what is free is read
 /// while none does.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let card = Card::open()?;
+    let gpu = Gpu::open()?;
     let image = match &arguments.image {
         Some(path) => fs::read(path).with_context(|| format!("read {}", path.display()))?,
         None => image(arguments.array_mib)?,
@@ -107,7 +107,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let (mut loaded, mut refusal) = (0, None);
     std::thread::scope(|scope| {
         if bytes > 0 {
-            let (context, churn) = (&card.context, &churn);
+            let (context, churn) = (&gpu.context, &churn);
             scope.spawn(move || match context.bind_to_thread() {
                 Ok(()) => churn.run(bytes),
                 // Nothing is churned then, and the result says so.

@@ -4,11 +4,11 @@
 //! and prints one JSON object. It runs on a real or simulated GPU and changes no GPU setting.
 
 mod captures;
-mod card;
 mod entry_points;
 mod events;
 mod exports;
 mod gemm;
+mod gpu;
 mod handles;
 mod latency;
 mod library;
@@ -36,7 +36,7 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Measurement {
     /// Show the GPU and its driver
-    Card,
+    Gpu,
     /// Resolve every known or exported function of the driver and of NVML
     EntryPoints,
     /// Allocate through every pointer to an allocating function
@@ -71,7 +71,7 @@ enum Measurement {
 
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().measurement {
-        Measurement::Card => card::run(),
+        Measurement::Gpu => gpu::run(),
         Measurement::EntryPoints => entry_points::run(),
         Measurement::Pointers => pointers::run(),
         Measurement::Memory(arguments) => memory::run(&arguments),

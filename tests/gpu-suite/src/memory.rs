@@ -9,7 +9,7 @@ use cudarc::driver::{CudaContext, LaunchConfig, result, sys};
 use cudarc::nvrtc::Ptx;
 use serde::Serialize;
 
-use crate::card::{Card, error_name};
+use crate::gpu::{Gpu, error_name};
 
 const MIB: usize = 1 << 20;
 const FIRST_PIECE: usize = 512 * MIB;
@@ -91,10 +91,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         Path::Threads => open_at_once()?,
         _ => Vec::new(),
     };
-    let card = Card::open()?;
+    let gpu = Gpu::open()?;
     let (free_bytes_before, total_bytes) = result::mem_get_info()?;
-    let (taken_bytes, refusal) = take(&card, arguments.path)?;
-    card.context.synchronize()?;
+    let (taken_bytes, refusal) = take(&gpu, arguments.path)?;
+    gpu.context.synchronize()?;
     let (free_bytes_after, _) = result::mem_get_info()?;
     crate::print(&Taken {
         path: arguments.path,
@@ -130,13 +130,13 @@ fn open_at_once() -> Result<Vec<Arc<CudaContext>>> {
 }
 
 /// Allocates, and returns the granted bytes and the name of the error of a denied request.
-fn take(card: &Card, path: Path) -> Result<(usize, Option<String>)> {
+fn take(gpu: &Gpu, path: Path) -> Result<(usize, Option<String>)> {
     let granted = |bytes: usize, refusal: Option<String>| match refusal {
         None => (bytes, None),
         Some(name) => (0, Some(name)),
     };
     let limit = |limit: sys::CUlimit, value: usize| {
-        // SAFETY: no pointers; the context of the card is current.
+        // SAFETY: no pointers; the context of the GPU is current.
         error_name(unsafe { sys::cuCtxSetLimit(limit, value) })
     };
     Ok(match path {
@@ -144,13 +144,13 @@ fn take(card: &Card, path: Path) -> Result<(usize, Option<String>)> {
         Path::Heap => granted(HEAP, limit(sys::CUlimit::CU_LIMIT_MALLOC_HEAP_SIZE, HEAP)),
         Path::Stack => {
             let refusal = limit(sys::CUlimit::CU_LIMIT_STACK_SIZE, PER_THREAD);
-            let stacks = granted(threads(card)? * PER_THREAD, refusal);
-            launch(card, "noop", include_str!("kernels.ptx"))?;
+            let stacks = granted(threads(gpu)? * PER_THREAD, refusal);
+            launch(gpu, "noop", include_str!("kernels.ptx"))?;
             stacks
         }
         Path::Local => {
-            launch(card, "local_4096", include_str!("local.ptx"))?;
-            (threads(card)? * PER_THREAD, None)
+            launch(gpu, "local_4096", include_str!("local.ptx"))?;
+            (threads(gpu)? * PER_THREAD, None)
         }
         Path::Steps => steps(),
         _ => fill(path)?,
@@ -158,19 +158,19 @@ fn take(card: &Card, path: Path) -> Result<(usize, Option<String>)> {
 }
 
 /// Threads that the GPU runs at once.
-fn threads(card: &Card) -> Result<usize> {
+fn threads(gpu: &Gpu) -> Result<usize> {
     use sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR;
-    let each = card
+    let each = gpu
         .context
         .attribute(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR)?;
-    Ok(usize::try_from(card.multiprocessors()?)? * usize::try_from(each)?)
+    Ok(usize::try_from(gpu.multiprocessors()?)? * usize::try_from(each)?)
 }
 
 /// Runs a kernel without parameters.
-fn launch(card: &Card, name: &str, source: &str) -> Result<()> {
-    let module = card.context.load_module(Ptx::from_src(source))?;
+fn launch(gpu: &Gpu, name: &str, source: &str) -> Result<()> {
+    let module = gpu.context.load_module(Ptx::from_src(source))?;
     let kernel = module.load_function(name)?;
-    let stream = card.context.default_stream();
+    let stream = gpu.context.default_stream();
     let shape = LaunchConfig {
         grid_dim: (1, 1, 1),
         block_dim: (1, 1, 1),

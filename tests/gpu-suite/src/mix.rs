@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail};
 use cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, result, sys};
 use serde::Serialize;
 
-use crate::card::{Card, error_name};
+use crate::gpu::{Gpu, error_name};
 use crate::memory::{allocation_graph, array_image, descriptor, on_device_0};
 
 #[derive(clap::Args)]
@@ -81,10 +81,10 @@ const MODULE: std::ops::Range<usize> = 1 << 20..64 << 20;
 
 /// Prints the state after each round; begins with a line on stdin and ends when stdin closes.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let card = Card::open()?;
+    let gpu = Gpu::open()?;
     let mut mix = Mix {
-        stream: card.context.new_stream()?,
-        kernel: card.kernel("noop")?,
+        stream: gpu.context.new_stream()?,
+        kernel: gpu.kernel("noop")?,
         objects: Vec::new(),
         denied: 0,
         random: arguments.seed,
@@ -96,7 +96,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         for _ in 0..arguments.operations {
             mix.operate()?;
         }
-        card.context.synchronize()?;
+        gpu.context.synchronize()?;
         let (free, total) = result::mem_get_info()?;
         crate::print(&Round {
             used_bytes: total - free,

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use cudarc::driver::{result, sys};
 use serde::Serialize;
 
-use crate::card::{Card, error_name};
+use crate::gpu::{Gpu, error_name};
 use crate::lookup::Driver;
 use crate::memory::{descriptor, on_device_0};
 
@@ -111,7 +111,7 @@ struct Called {
 }
 
 pub(crate) fn run() -> Result<()> {
-    let _card = Card::open()?;
+    let _gpu = Gpu::open()?;
     let driver = Driver::open()?;
     let called = FUNCTIONS.iter().map(|function| function.call_all(&driver));
     crate::print(&called.collect::<Result<Vec<_>>>()?)

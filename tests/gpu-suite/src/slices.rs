@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use cudarc::driver::{CudaEvent, CudaStream, LaunchConfig, PushKernelArg, sys};
 use serde::Serialize;
 
-use crate::card::Card;
+use crate::gpu::Gpu;
 use crate::work::Kernel;
 
 #[derive(clap::Args)]
@@ -53,14 +53,14 @@ const SPIN_NS: u64 = 100_000;
 
 /// Runs once `stdin` has a line.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let card = Card::open()?;
-    let stream = card.context.new_stream()?;
+    let gpu = Gpu::open()?;
+    let stream = gpu.context.new_stream()?;
     let (kernel, amount) = match arguments.kernel {
-        Kernel::Work => (card.kernel("work")?, ROUNDS),
-        Kernel::Spin => (card.kernel("spin")?, SPIN_NS),
+        Kernel::Work => (gpu.kernel("work")?, ROUNDS),
+        Kernel::Spin => (gpu.kernel("spin")?, SPIN_NS),
     };
     let shape = LaunchConfig {
-        grid_dim: (card.multiprocessors()?, 1, 1),
+        grid_dim: (gpu.multiprocessors()?, 1, 1),
         block_dim: (256, 1, 1),
         shared_mem_bytes: 0,
     };
@@ -73,7 +73,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     };
     launch()?;
     stream.synchronize()?;
-    let mut batches = [Batch::new(&card)?, Batch::new(&card)?];
+    let mut batches = [Batch::new(&gpu)?, Batch::new(&gpu)?];
     println!("ready");
     std::io::stdin().read_line(&mut String::new())?;
 
@@ -97,9 +97,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 struct Batch(Vec<CudaEvent>);
 
 impl Batch {
-    fn new(card: &Card) -> Result<Self> {
+    fn new(gpu: &Gpu) -> Result<Self> {
         let flags = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
-        let events = (0..=BATCH).map(|_| card.context.new_event(flags));
+        let events = (0..=BATCH).map(|_| gpu.context.new_event(flags));
         Ok(Self(events.collect::<Result<_, _>>()?))
     }
 

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, PushKernelArg, sys};
 use serde::Serialize;
 
-use crate::card::{Card, error_name};
+use crate::gpu::{Gpu, error_name};
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
@@ -71,8 +71,8 @@ const fn shape(blocks: u32) -> LaunchConfig {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let card = Card::open()?;
-    let process = Process::new(&card, arguments)?;
+    let gpu = Gpu::open()?;
+    let process = Process::new(&gpu, arguments)?;
     let spent_seconds = process.spend(SPENT.0)?;
     let await_line = || std::io::stdin().read_line(&mut String::new());
     let begun = match arguments.role {
@@ -127,19 +127,19 @@ struct Process<'a> {
 }
 
 impl<'a> Process<'a> {
-    fn new(card: &Card, arguments: &'a Arguments) -> Result<Self> {
+    fn new(gpu: &Gpu, arguments: &'a Arguments) -> Result<Self> {
         let flag = match &arguments.flag {
             Some(flag) => import(flag)?,
             None => allocate()?,
         };
         let process = Self {
             arguments,
-            stream: card.context.new_stream()?,
-            other: card.context.new_stream()?,
-            kernel: card.kernel("await_flag")?,
-            spin: card.kernel("spin")?,
-            noop: card.kernel("noop")?,
-            set_flag: card.kernel("set_flag")?,
+            stream: gpu.context.new_stream()?,
+            other: gpu.context.new_stream()?,
+            kernel: gpu.kernel("await_flag")?,
+            spin: gpu.kernel("spin")?,
+            noop: gpu.kernel("noop")?,
+            set_flag: gpu.kernel("set_flag")?,
             flag,
         };
         // The first launch of a function may wait for all kernels, so each is launched before.
@@ -278,7 +278,7 @@ const AFTER_STOP: u32 = 3;
 
 /// Launches a kernel and reports that it is ready to be stopped; after a line on stdin, times kernels.
 pub(crate) fn run_stopped() -> Result<()> {
-    let card = Card::open()?;
+    let gpu = Gpu::open()?;
     let arguments = Arguments {
         seconds: 0,
         launches: 0,
@@ -286,7 +286,7 @@ pub(crate) fn run_stopped() -> Result<()> {
         role: Role::Alone,
         flag: None,
     };
-    let process = Process::new(&card, &arguments)?;
+    let process = Process::new(&gpu, &arguments)?;
     process.spend(SPENT.0)?;
     process.launch_spin(SPENT.1)?;
     println!("ready");

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use cudarc::driver::{CudaEvent, CudaFunction, CudaStream, LaunchConfig, PushKernelArg, sys};
 use serde::Serialize;
 
-use crate::card::Card;
+use crate::gpu::Gpu;
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
@@ -99,14 +99,14 @@ impl<'a> Lengths<'a> {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let card = Card::open()?;
-    let stream = card.context.new_stream()?;
+    let gpu = Gpu::open()?;
+    let stream = gpu.context.new_stream()?;
     let (kernel, rounds_per_us, overhead_us) = match (arguments.kernel, arguments.rounds_per_us) {
-        (Kernel::Spin, _) => (card.kernel("spin")?, 1000.0, 0.0),
-        (Kernel::Work, Some(known)) => (card.kernel("work")?, known, arguments.overhead_us),
+        (Kernel::Spin, _) => (gpu.kernel("spin")?, 1000.0, 0.0),
+        (Kernel::Work, Some(known)) => (gpu.kernel("work")?, known, arguments.overhead_us),
         (Kernel::Work, None) => {
-            let kernel = card.kernel("work")?;
-            let (rounds_per_us, overhead_us) = calibrate(&card, &stream, &kernel)?;
+            let kernel = gpu.kernel("work")?;
+            let (rounds_per_us, overhead_us) = calibrate(&gpu, &stream, &kernel)?;
             (kernel, rounds_per_us, overhead_us)
         }
     };
@@ -114,7 +114,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         stream: &stream,
         kernel: &kernel,
         shape: LaunchConfig {
-            grid_dim: (card.multiprocessors()?, 1, 1),
+            grid_dim: (gpu.multiprocessors()?, 1, 1),
             block_dim: (256, 1, 1),
             shared_mem_bytes: 0,
         },
@@ -234,12 +234,12 @@ impl Work<'_> {
 
 /// Returns the rounds of `work` per microsecond on an otherwise idle GPU, and the time of a kernel beyond its rounds, µs.
 #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
-fn calibrate(card: &Card, stream: &CudaStream, kernel: &CudaFunction) -> Result<(f64, f64)> {
+fn calibrate(gpu: &Gpu, stream: &CudaStream, kernel: &CudaFunction) -> Result<(f64, f64)> {
     const ROUNDS: u64 = 2_000_000;
     const SHORT_US: u64 = 20;
     let flags = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
     let shape = LaunchConfig {
-        grid_dim: (card.multiprocessors()?, 1, 1),
+        grid_dim: (gpu.multiprocessors()?, 1, 1),
         block_dim: (256, 1, 1),
         shared_mem_bytes: 0,
     };
@@ -247,10 +247,7 @@ fn calibrate(card: &Card, stream: &CudaStream, kernel: &CudaFunction) -> Result<
     let measure = |rounds: u64, kernels: usize| -> Result<f64> {
         let mut best = f64::MAX;
         for _ in 0..5 {
-            let (from, to) = (
-                card.context.new_event(flags)?,
-                card.context.new_event(flags)?,
-            );
+            let (from, to) = (gpu.context.new_event(flags)?, gpu.context.new_event(flags)?);
             from.record(stream)?;
             for _ in 0..kernels {
                 let mut launch = stream.launch_builder(kernel);

@@ -14,7 +14,7 @@ use crate::share::Share;
 use crate::tenant::{Tenant, compile};
 
 /// UUIDs of the machine's GPUs.
-const CARDS: [&str; 2] = [
+const GPUS: [&str; 2] = [
     "GPU-5f1c8a20-0b7e-4d39-9a64-1e0d6c9b7a01",
     "GPU-c3d94b76-62fa-4a18-8c05-7b9e21f4d502",
 ];
@@ -78,21 +78,21 @@ impl TestBed {
     }
 
     /// Creates a share of each GPU, all in one container.
-    pub fn share_of_each_card(&self, name: &str, limits: &Limits) -> anyhow::Result<[Share; 2]> {
-        let make = |card: usize| {
-            let share = format!("card-{card}");
+    pub fn share_of_each_gpu(&self, name: &str, limits: &Limits) -> anyhow::Result<[Share; 2]> {
+        let make = |gpu: usize| {
+            let share = format!("gpu-{gpu}");
             let container = self.directory.path().join(name);
-            self.make(Share::named(container, &share), &share, card, limits)
+            self.make(Share::named(container, &share), &share, gpu, limits)
         };
         Ok([make(0)?, make(1)?])
     }
 
-    fn make(&self, share: Share, id: &str, card: usize, limits: &Limits) -> anyhow::Result<Share> {
-        let card = CARDS.get(card).context("the machine has two GPUs")?;
+    fn make(&self, share: Share, id: &str, gpu: usize, limits: &Limits) -> anyhow::Result<Share> {
+        let gpu = GPUS.get(gpu).context("the machine has two GPUs")?;
         let spec = LimitsSpec {
             claim_uid: IdText::new("claim").context("claim UID")?,
             share_id: IdText::new(id).context("share ID")?,
-            device_uuid: card.parse().context("device UUID")?,
+            device_uuid: gpu.parse().context("device UUID")?,
             limits: *limits,
         };
         for file in [share.page(), share.region()] {
@@ -131,10 +131,10 @@ impl TestBed {
 
     /// GPU time of each process on the first GPU, by PID, and the time of the reading.
     pub fn used(&self, pids: &[u32]) -> anyhow::Result<(Vec<Duration>, Instant)> {
-        let card = self.machine.card(0)?;
+        let gpu = self.machine.gpu(0)?;
         let at = Instant::now();
         let of = |pid: &u32| {
-            let process = card.processes.iter().find(|process| process.pid == *pid);
+            let process = gpu.processes.iter().find(|process| process.pid == *pid);
             Duration::from_nanos(process.map_or(0, |process| process.busy_nanos))
         };
         Ok((pids.iter().map(of).collect(), at))
@@ -142,7 +142,7 @@ impl TestBed {
 
     /// Busy time of the first GPU.
     pub fn busy(&self) -> anyhow::Result<Duration> {
-        Ok(Duration::from_nanos(self.machine.card(0)?.busy_nanos))
+        Ok(Duration::from_nanos(self.machine.gpu(0)?.busy_nanos))
     }
 
     /// Percent of the GPU that each process gets during `measure`, after waiting for `settle`.

@@ -6,15 +6,15 @@ use nvml_wrapper::error::NvmlError;
 use crate::ViewError;
 
 /// Returns the MIG devices of a GPU by index; none outside MIG mode.
-pub(crate) fn of<'nvml>(card: &Device<'nvml>) -> Result<Vec<(u32, Device<'nvml>)>, ViewError> {
+pub(crate) fn of<'nvml>(gpu: &Device<'nvml>) -> Result<Vec<(u32, Device<'nvml>)>, ViewError> {
     let mut found = Vec::new();
-    let count = match card.mig_device_count() {
+    let count = match gpu.mig_device_count() {
         Ok(count) => count,
         Err(NvmlError::NotSupported) => 0,
         Err(error) => return Err(error.into()),
     };
     for index in 0..count {
-        match card.mig_device_by_index(index) {
+        match gpu.mig_device_by_index(index) {
             Ok(device) => found.push((index, device)),
             // Indices have gaps; without MIG mode there are no devices.
             Err(NvmlError::NotFound | NvmlError::NotSupported | NvmlError::InvalidArg) => {}

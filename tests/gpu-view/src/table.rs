@@ -29,7 +29,7 @@ pub(crate) fn table(nvml: &Nvml, devices: &[Device<'_>]) -> Result<String, ViewE
         .map(str::to_owned),
     );
     for device in devices {
-        lines.extend(card(device)?);
+        lines.extend(gpu(device)?);
         lines.push(COLUMNS.to_owned());
     }
     lines.extend(mig_devices(devices)?);
@@ -71,7 +71,7 @@ fn or_not_available<T>(
     }
 }
 
-fn card(device: &Device<'_>) -> Result<[String; 3], ViewError> {
+fn gpu(device: &Device<'_>) -> Result<[String; 3], ViewError> {
     let index = device.index()?;
     let name = device.name()?;
     let persistence = on_off(device.is_in_persistent_mode().unwrap_or(false));
@@ -119,9 +119,9 @@ fn card(device: &Device<'_>) -> Result<[String; 3], ViewError> {
 /// Returns the section of MIG devices; empty without MIG devices.
 fn mig_devices(devices: &[Device<'_>]) -> Result<Vec<String>, ViewError> {
     let mut lines = Vec::new();
-    for card in devices {
-        for (index, device) in partitions::of(card)? {
-            let gpu = card.index()?;
+    for gpu in devices {
+        for (index, device) in partitions::of(gpu)? {
+            let gpu = gpu.index()?;
             let profile = partitions::profile(&device)?;
             let memory = or_not_available(device.memory_info(), |memory| {
                 format!("{}MiB / {:>6}MiB", memory.used / MIB, memory.total / MIB)

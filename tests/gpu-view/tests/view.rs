@@ -4,7 +4,7 @@ use std::process::{Command, Output, Stdio};
 
 use simulator_machine::client::Connection;
 use simulator_machine::description::{H100X2, T4};
-use simulator_machine::protocol::{CardIndex, ClientKind, MigRequest, Request};
+use simulator_machine::protocol::{ClientKind, GpuIndex, MigRequest, Request};
 use simulator_machine::root::DriverRoot;
 use simulator_machine::testing::Machine;
 
@@ -106,7 +106,7 @@ fn shows_mig_devices() -> anyhow::Result<()> {
     let machine = Machine::start(H100X2)?;
     let root = DriverRoot::new(machine.root());
     let (mut nvml, _welcome) = Connection::open(&root, ClientKind::Nvml)?;
-    let card = CardIndex(0);
+    let gpu = GpuIndex(0);
     let create = [
         MigRequest::SetMode { enabled: true },
         MigRequest::CreateGpuInstance {
@@ -114,13 +114,13 @@ fn shows_mig_devices() -> anyhow::Result<()> {
             start: Some(0),
         },
         MigRequest::CreateComputeInstance {
-            gpu: 1,
+            gpu_instance: 1,
             profile: 2,
             start: None,
         },
     ];
     for request in create {
-        nvml.request(&Request::Mig { card, request })?;
+        nvml.request(&Request::Mig { gpu, request })?;
     }
     let listed = text(&view(&machine, &["-L"])?);
     let lines: Vec<&str> = listed.lines().collect();

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::io::Write as _;
 
-use drava_api::node_profile::{CardSettings, Mode, NodeSettings};
+use drava_api::node_profile::{GpuSettings, Mode, NodeSettings};
 use drava_cluster::Kubernetes;
 use drava_dra_driver::gpu_health::HealthByGpu;
 use drava_dra_driver::inventory::NodeInventory;
@@ -29,10 +29,10 @@ const DRIVER: &str = "gpu.drava.dev";
 fn first_gpu(yaml: &str) -> NodeInventory {
     let machine = Machine::start(yaml).unwrap();
     let library = Library::open(&find(machine.root()).unwrap()).unwrap();
-    let mut gpus = library.inventory().unwrap();
-    gpus.cards.truncate(1);
+    let mut nvml = library.inventory().unwrap();
+    nvml.gpus.truncate(1);
     NodeInventory {
-        gpus,
+        nvml,
         numbers: BTreeMap::new(),
         pcie_roots: BTreeMap::new(),
         foreign_instances: BTreeMap::new(),
@@ -43,18 +43,18 @@ fn first_gpu(yaml: &str) -> NodeInventory {
 }
 
 /// Returns the pool of the GPU in a mode, in MIG mode or not.
-fn pool(gpu: &NodeInventory, mode: Mode, is_partitioned: bool) -> Pool {
-    let mut gpu = gpu.clone();
-    let card = gpu.gpus.cards.first_mut().unwrap();
-    if let Mig::Capable { enabled, .. } = &mut card.mig {
+fn pool(node: &NodeInventory, mode: Mode, is_partitioned: bool) -> Pool {
+    let mut node = node.clone();
+    let gpu = node.nvml.gpus.first_mut().unwrap();
+    if let Mig::Capable { enabled, .. } = &mut gpu.mig {
         *enabled = is_partitioned;
     }
-    let settings = CardSettings {
+    let settings = GpuSettings {
         mode,
-        ..CardSettings::default()
+        ..GpuSettings::default()
     };
-    gpu.settings = Some(NodeSettings {
-        cards: BTreeMap::from([(card.uuid.to_string(), settings)]),
+    node.settings = Some(NodeSettings {
+        gpus: BTreeMap::from([(gpu.uuid.to_string(), settings)]),
         ..NodeSettings::default()
     });
     let policy = TaintPolicy {
@@ -62,7 +62,7 @@ fn pool(gpu: &NodeInventory, mode: Mode, is_partitioned: bool) -> Pool {
         unhealthy: UnhealthyEffect::NoSchedule,
     };
     let (retained, health) = (BTreeMap::new(), HealthByGpu::new());
-    publish::desired(NODE, &gpu, &retained, &health, policy, Features::ALL)
+    publish::desired(NODE, &node, &retained, &health, policy, Features::ALL)
 }
 
 fn slices(pool: &Pool) -> Vec<Value> {
@@ -255,19 +255,19 @@ fn check_pools(test: &str, release: Kubernetes) {
         ("H100", H100X2),
         ("T4", T4),
     ] {
-        let gpu = first_gpu(yaml);
-        let is_capable = gpu
+        let node = first_gpu(yaml);
+        let is_capable = node
+            .nvml
             .gpus
-            .cards
             .iter()
-            .any(|card| matches!(card.mig, Mig::Capable { .. }));
+            .any(|gpu| matches!(gpu.mig, Mig::Capable { .. }));
         let mut checked = BTreeMap::new();
         for mode in modes {
             for is_partitioned in [false, true] {
                 if is_partitioned && !is_capable {
                     continue;
                 }
-                let pool = pool(&gpu, mode, is_partitioned);
+                let pool = pool(&node, mode, is_partitioned);
                 let what = format!("{model}, mode {}, MIG {is_partitioned}", mode.as_str());
                 let count = check(&mut program, &what, &pool);
                 checked.insert((mode.as_str(), is_partitioned), count);

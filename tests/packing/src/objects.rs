@@ -63,7 +63,7 @@ pub fn slices(node: &TraceNode) -> Result<Vec<ResourceSlice>> {
     let gpus = 0..node.gpus;
     let counters: Vec<_> = gpus
         .clone()
-        .map(|gpu| json!({"name": format!("gpu-{gpu}"), "counters": {"card": {"value": "1"}}}))
+        .map(|gpu| json!({"name": format!("gpu-{gpu}"), "counters": {"gpu": {"value": "1"}}}))
         .collect();
     let devices: Vec<_> = gpus.flat_map(|gpu| devices(node, gpu)).collect();
     let slice = |index: u32, content: Value| {
@@ -95,7 +95,7 @@ fn devices(node: &TraceNode, gpu: u64) -> [Value; 2] {
                 "index": {"int": gpu},
                 "productName": {"string": node.model},
             },
-            "consumesCounters": [{"counterSet": format!("gpu-{gpu}"), "counters": {"card": {"value": "1"}}}],
+            "consumesCounters": [{"counterSet": format!("gpu-{gpu}"), "counters": {"gpu": {"value": "1"}}}],
         })
     };
     let range = json!({"min": "1Mi", "max": "1000Mi", "step": "1Mi"});

@@ -21,15 +21,9 @@ pub(crate) fn run(args: &Args, report: &mut Report) -> Result<()> {
     );
     for row in named(&measurements, "agent") {
         report.row(
-            [
-                "cards",
-                "claims",
-                "busy",
-                "percentOfACore",
-                "readsPerSecond",
-            ]
-            .map(|name| (name, value(row, name)))
-            .into(),
+            ["gpus", "claims", "busy", "percentOfACore", "readsPerSecond"]
+                .map(|name| (name, value(row, name)))
+                .into(),
         );
     }
     Ok(())

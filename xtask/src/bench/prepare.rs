@@ -33,7 +33,7 @@ fn footprint(report: &mut Report, measurements: &[serde_json::Value]) {
     );
     for row in named(measurements, "footprint") {
         let columns = [
-            "cards",
+            "gpus",
             "claims",
             "rssMiB",
             "anonymousMiB",

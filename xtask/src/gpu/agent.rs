@@ -276,7 +276,7 @@ impl Node {
             .arg(directory.path())
             .arg("--driver-root")
             .arg(setup.driver_root())
-            .args(["--gpu", &setup.card()?.gpu()?])
+            .args(["--gpu", &setup.gpu()?.gpu()?])
             .args(["--memory-bytes", &memory_bytes.to_string()])
             .args(["--cores", &format!("{left},{right}")]);
         let mut program = Running::start(command)?;

@@ -40,7 +40,7 @@ struct Returned {
 }
 
 pub(super) fn rows(setup: &Setup, rows: &mut Rows<'_>) -> Result<()> {
-    let limits = limits(setup.card()?.total_bytes / 4, 0)?;
+    let limits = limits(setup.gpu()?.total_bytes / 4, 0)?;
     rows.compare("captures beside", |preload| {
         let share = setup.preloaded(preload, &limits)?;
         let captures = if setup.is_simulated() { "4" } else { "25" };

@@ -89,7 +89,7 @@ impl<'a> Tenants<'a> {
         let mut tenants = Self {
             setup,
             seconds,
-            memory_bytes: setup.card()?.total_bytes / 4,
+            memory_bytes: setup.gpu()?.total_bytes / 4,
             rounds_per_us: 0.0,
             overhead_us: 0.0,
         };

@@ -37,8 +37,8 @@ const OURS: &str = "libvgpu+";
 const UNKNOWN_OF_SIMULATOR: [&str; 1] = ["cuMemAllocUnlisted"];
 
 pub(super) fn rows(setup: &Setup, rows: &mut Rows<'_>) -> Result<()> {
-    let card = setup.card()?;
-    let share = setup.share(&limits(card.total_bytes / 4, 50)?)?;
+    let gpu = setup.gpu()?;
+    let share = setup.share(&limits(gpu.total_bytes / 4, 50)?)?;
     let groups = [
         "functions that",
         "every exported",

@@ -34,7 +34,7 @@ pub(super) fn rows(setup: &Setup, rows: &mut Rows<'_>) -> Result<()> {
 }
 
 fn measure(setup: &Setup) -> Result<Vec<Row>> {
-    let share = setup.share(&limits(setup.card()?.total_bytes / 4, 100)?)?;
+    let share = setup.share(&limits(setup.gpu()?.total_bytes / 4, 100)?)?;
     let free: Times = json(setup.suite(None, &["events"]))?;
     let limited: Times = json(setup.suite(Some(&share), &["events"]))?;
     let mut rows = Vec::new();

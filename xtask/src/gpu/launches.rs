@@ -47,7 +47,7 @@ pub(super) fn rows(setup: &Setup, args: &Args, rows: &mut Rows<'_>) -> Result<()
 /// Cost of an operation: unhooked, hooked without limits, without a limit of GPU time, hooked with a limit that never blocks, and with the
 /// other library, in turn.
 fn cost(setup: &Setup, launches: usize, operation: &str, title: &str) -> Result<Vec<Row>> {
-    let memory = setup.card()?.total_bytes / 4;
+    let memory = setup.gpu()?.total_bytes / 4;
     let mut cases = vec![
         ("unhooked", None),
         ("hooked without limits", Some(setup.unlimited())),

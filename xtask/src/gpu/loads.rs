@@ -34,7 +34,7 @@ struct Loaded {
 }
 
 pub(super) fn rows(setup: &Setup, rows: &mut Rows<'_>) -> Result<()> {
-    let memory = (setup.card()?.free_bytes / 4).min(8 << 30);
+    let memory = (setup.gpu()?.free_bytes / 4).min(8 << 30);
     let share = |preload: Preload| setup.preloaded(preload, &limits(memory, 0)?);
     rows.compare("loads beside a thread that allocates", |preload| {
         let share = share(preload)?;

@@ -46,9 +46,9 @@ struct Taken {
 }
 
 pub(super) fn rows(setup: &Setup, rows: &mut Rows<'_>) -> Result<()> {
-    let card = setup.card()?;
+    let gpu = setup.gpu()?;
     // No multiple of any granularity.
-    let limit = (card.free_bytes / 4).min(8 << 30) / MIB * MIB + 4096;
+    let limit = (gpu.free_bytes / 4).min(8 << 30) / MIB * MIB + 4096;
     let nvml = Needed::new(|| setup.nvml());
     let context = Needed::new(|| observe(setup, nvml.get()?, None, "nothing"));
     let limits = Needed::new(|| {
@@ -59,7 +59,7 @@ pub(super) fn rows(setup: &Setup, rows: &mut Rows<'_>) -> Result<()> {
         })
     });
     rows.run("GPU memory that is not free with one context", || {
-        Ok(vec![context_row(&context.get()?.taken, card.free_bytes)])
+        Ok(vec![context_row(&context.get()?.taken, gpu.free_bytes)])
     })?;
     let raw = RefCell::new(Vec::new());
     for path in PATHS.into_iter().chain(OTHER_PATHS) {

@@ -44,7 +44,7 @@ struct Seen {
 
 pub(super) fn rows(setup: &Setup, seconds: f64, rows: &mut Rows<'_>) -> Result<()> {
     let measure = |kind: Option<&str>, seconds: f64| {
-        let memory = (setup.card()?.free_bytes / 4).min(8 << 30) / MIB * MIB;
+        let memory = (setup.gpu()?.free_bytes / 4).min(8 << 30) / MIB * MIB;
         let nvml = setup.nvml()?;
         let limits = Limits {
             driver_reserve_bytes: context_bytes(setup, &nvml)?,

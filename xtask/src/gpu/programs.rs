@@ -17,7 +17,7 @@ struct Compared {
 }
 
 pub(super) fn rows(setup: &Setup, rows: &mut Rows<'_>) -> Result<()> {
-    let limit = setup.card()?.free_bytes.min(16 << 30) / 4;
+    let limit = setup.gpu()?.free_bytes.min(16 << 30) / 4;
     let share = setup.share(&limits(limit, 50)?)?;
     rows.run("matrix products", || Ok(vec![gemm(setup, &share)]))?;
     rows.run("nvidia-smi", || Ok(vec![smi(setup, &share, limit)]))?;

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::Args;
 use super::package::output_of;
-use super::setup::Card;
+use super::setup::Gpu;
 
 /// One row.
 #[derive(Debug, Clone, Serialize)]
@@ -99,7 +99,7 @@ impl Outcome {
 pub(crate) struct Report {
     bench: &'static str,
     commit: String,
-    machine: Card,
+    machine: Gpu,
     simulated: bool,
     /// File of the other library.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -116,11 +116,11 @@ struct Part {
 }
 
 impl Report {
-    pub(crate) fn new(card: Card, args: &Args, commit: String) -> Result<Self> {
+    pub(crate) fn new(gpu: Gpu, args: &Args, commit: String) -> Result<Self> {
         Ok(Self {
             bench: "gpu",
             commit,
-            machine: card,
+            machine: gpu,
             simulated: args.simulated,
             peer: args.peer.clone(),
             date: output_of(Command::new("date").args(["-u", "+%Y-%m-%d"]))?,

@@ -25,10 +25,10 @@ use super::package::Programs;
 const LONGEST: Duration = Duration::from_secs(30 * 60);
 const LIMIT: Limit = Limit::total(LONGEST);
 
-/// Output of `gpu-suite card`.
+/// Output of `gpu-suite gpu`.
 #[derive(Debug, Clone, Deserialize, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Card {
+pub(crate) struct Gpu {
     pub(crate) name: String,
     /// 32 hexadecimal digits.
     pub(crate) uuid: String,
@@ -38,14 +38,14 @@ pub(crate) struct Card {
     pub(crate) free_bytes: u64,
 }
 
-impl Card {
+impl Gpu {
     /// Its UUID as NVML writes it.
     pub(crate) fn gpu(&self) -> Result<String> {
         uuid(&self.uuid)
     }
 }
 
-impl std::fmt::Display for Card {
+impl std::fmt::Display for Gpu {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
@@ -165,8 +165,8 @@ impl Setup {
     ///
     /// # Errors
     /// When there is no GPU that CUDA can use.
-    pub(crate) fn card(&self) -> Result<Card> {
-        json(self.suite(None, &["card"]))
+    pub(crate) fn gpu(&self) -> Result<Gpu> {
+        json(self.suite(None, &["gpu"]))
     }
 
     /// Creates a share of the first GPU.
@@ -177,7 +177,7 @@ impl Setup {
             fs::create_dir_all(share.join(part))?;
         }
         let uuid: DeviceUuid = self
-            .card()?
+            .gpu()?
             .gpu()?
             .parse()
             .map_err(|error| anyhow::anyhow!("cannot read the UUID of the GPU: {error}"))?;
@@ -255,7 +255,7 @@ impl Setup {
     /// Loads NVML, and returns it with the first GPU.
     pub(crate) fn nvml(&self) -> Result<(Library, GpuUuid)> {
         let library = Library::open(&drava_nvml::find(self.driver_root())?)?;
-        Ok((library, GpuUuid::new(self.card()?.gpu()?)))
+        Ok((library, GpuUuid::new(self.gpu()?.gpu()?)))
     }
 
     /// Writes raw data beside the report.

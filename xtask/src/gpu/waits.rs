@@ -43,7 +43,7 @@ struct Continued {
 }
 
 pub(super) fn rows(setup: &Setup, stop_seconds: f64, rows: &mut Rows<'_>) -> Result<()> {
-    let share = || setup.share(&limits(setup.card()?.total_bytes / 4, CORES)?);
+    let share = || setup.share(&limits(setup.gpu()?.total_bytes / 4, CORES)?);
     rows.run("a kernel that waits for launches of one process", || {
         let alone = json(wait(setup, &share()?, &["--role", "alone"]))?;
         Ok(vec![behind("of one process", &[alone])])

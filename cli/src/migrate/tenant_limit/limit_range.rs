@@ -1,6 +1,6 @@
 //! LimitRanges: maxima and defaults of GPUs become those of the claims of a GpuQuota.
 
-use drava_api::compatibility::Settings;
+use drava_compatibility::Settings;
 use serde_json::{Map, Value, json};
 
 use super::{Counted, counted, lower, quota, whole_number, without_equivalent};

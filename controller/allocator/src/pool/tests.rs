@@ -67,7 +67,7 @@ fn names_problem_of_slice() {
             sets.push(sets[0].clone());
         }),
         (
-            "slice (pool): device gpu-0 consumes unknown counter gpu-0/card",
+            "slice (pool): device gpu-0 consumes unknown counter gpu-0/gpu",
             |slices| {
                 let sets = slices[0].spec.shared_counters.as_mut().unwrap();
                 sets[0].counters =

@@ -11,7 +11,7 @@ fn claim() -> ResourceClaimSpec {
 }
 
 fn name() -> String {
-    drava_api::compatibility::template_name(&claim())
+    drava_compatibility::template_name(&claim())
 }
 
 fn pod(pod_name: &str) -> Pod {

@@ -28,7 +28,7 @@ const WANTED: [u32; 6] = [
 pub(super) struct EventSet {
     shared: Arc<Shared>,
     set: RawSet,
-    cards: Vec<(GpuUuid, Handle)>,
+    gpus: Vec<(GpuUuid, Handle)>,
     /// Events of lost GPUs that were not returned yet.
     pending: VecDeque<Event>,
 }
@@ -40,29 +40,29 @@ unsafe impl Send for RawSet {}
 
 impl EventSet {
     pub(super) fn open(shared: Arc<Shared>, uuids: &[GpuUuid]) -> Result<Self, WatchError> {
-        let mut cards = Vec::with_capacity(uuids.len());
-        for card in uuids {
-            let handle = shared.handle(card).map_err(|status| WatchError::Register {
-                card: card.clone(),
+        let mut gpus = Vec::with_capacity(uuids.len());
+        for gpu in uuids {
+            let handle = shared.handle(gpu).map_err(|status| WatchError::Register {
+                gpu: gpu.clone(),
                 status,
             })?;
-            cards.push((card.clone(), handle));
+            gpus.push((gpu.clone(), handle));
         }
-        Self::register(shared, cards)
+        Self::register(shared, gpus)
     }
 
-    fn register(shared: Arc<Shared>, cards: Vec<(GpuUuid, Handle)>) -> Result<Self, WatchError> {
+    fn register(shared: Arc<Shared>, gpus: Vec<(GpuUuid, Handle)>) -> Result<Self, WatchError> {
         let mut set: sys::nvmlEventSet_t = null_mut();
         call!(shared.lib(), nvmlEventSetCreate(&raw mut set)).map_err(WatchError::Create)?;
         let this = Self {
             shared,
             set: RawSet(set),
-            cards,
+            gpus,
             pending: VecDeque::new(),
         };
-        for (card, handle) in &this.cards {
+        for (gpu, handle) in &this.gpus {
             this.add(*handle).map_err(|status| WatchError::Register {
-                card: card.clone(),
+                gpu: gpu.clone(),
                 status,
             })?;
         }
@@ -110,12 +110,12 @@ impl EventSet {
 
     fn event(&self, data: &sys::nvmlEventData_t) -> Result<Event, WatchError> {
         let known = self
-            .cards
+            .gpus
             .iter()
             .find(|(_, handle)| handle.0 == data.device)
-            .map(|(card, _)| card.clone());
-        let card = match known {
-            Some(card) => card,
+            .map(|(gpu, _)| gpu.clone());
+        let gpu = match known {
+            Some(gpu) => gpu,
             None => self
                 .shared
                 .device(Handle(data.device))
@@ -124,7 +124,7 @@ impl EventSet {
                 .map_err(|error| WatchError::Wait(error.into()))?,
         };
         Ok(Event {
-            card,
+            gpu,
             gpu_instance: instance(data.gpuInstanceId),
             compute_instance: instance(data.computeInstanceId),
             kind: kind(data.eventType, data.eventData),
@@ -133,13 +133,13 @@ impl EventSet {
 
     /// Replaces the set by one without the lost GPUs. Returns the first event of a lost GPU; the others become pending.
     fn exclude_lost(&mut self) -> Result<Event, WatchError> {
-        let (lost, alive): (Vec<_>, Vec<_>) = std::mem::take(&mut self.cards)
+        let (lost, alive): (Vec<_>, Vec<_>) = std::mem::take(&mut self.gpus)
             .into_iter()
             .partition(|(_, handle)| matches!(self.shared.memory(*handle), Err(Status::GpuLost)));
         let mut pending: VecDeque<Event> = lost
             .into_iter()
-            .map(|(card, _)| Event {
-                card,
+            .map(|(gpu, _)| Event {
+                gpu,
                 gpu_instance: None,
                 compute_instance: None,
                 kind: EventKind::Lost,

@@ -128,12 +128,12 @@ fn profile(
     number: u32,
     info: &sys::nvmlGpuInstanceProfileInfo_v2_t,
     placements: Vec<Placement>,
-    card: Memory,
+    gpu: Memory,
 ) -> MigProfile {
     let reported = text(&info.name);
     let reported = reported.strip_prefix("MIG ").unwrap_or(&reported);
     let name = if reported.is_empty() {
-        constructed_name(number, info, card)
+        constructed_name(number, info, gpu)
     } else {
         reported.to_owned()
     };
@@ -158,9 +158,9 @@ fn profile(
 fn constructed_name(
     number: u32,
     info: &sys::nvmlGpuInstanceProfileInfo_v2_t,
-    card: Memory,
+    gpu: Memory,
 ) -> String {
-    let gigabytes = match card {
+    let gigabytes = match gpu {
         Memory::Dedicated { total_bytes, .. } if total_bytes > 0 => {
             let eighths = (info.memorySizeMB * MIB * 8).div_ceil(total_bytes);
             // Rounded half up like the driver's names: an eighth of 40 GB is 5, of 95 GB 12.
@@ -211,7 +211,7 @@ mod tests {
     /// Names of `nvidia-smi mig -lgip`, from public captures.
     #[test]
     fn constructs_names_as_the_driver() {
-        for (number, slices, memory_mib, card_mib, name) in [
+        for (number, slices, memory_mib, gpu_mib, name) in [
             (0, 1, 4864, 40960, "1g.5gb"),
             (7, 1, 4864, 40960, "1g.5gb+me"),
             (9, 1, 9856, 40960, "1g.10gb"),
@@ -229,7 +229,7 @@ mod tests {
                 ..empty()
             };
             assert_eq!(
-                profile(number, &info, Vec::new(), dedicated(card_mib)).name,
+                profile(number, &info, Vec::new(), dedicated(gpu_mib)).name,
                 name
             );
         }

@@ -9,7 +9,7 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::{Handle, Shared};
-use crate::{Card, CardFault, Status};
+use crate::{Gpu, GpuFault, Status};
 
 /// Longest wait for all GPUs of one inventory. Reading a GPU takes milliseconds, and up to seconds without persistence mode.
 const WAIT: Duration = Duration::from_secs(10);
@@ -18,7 +18,7 @@ const WAIT: Duration = Duration::from_secs(10);
 const QUERY: &str = "the GPU";
 
 /// Result of reading a GPU.
-pub(super) type Reading = Result<(Card, Handle), CardFault>;
+pub(super) type Reading = Result<(Gpu, Handle), GpuFault>;
 
 /// Readings of the GPUs, by NVML index.
 #[derive(Default)]
@@ -26,16 +26,13 @@ pub(super) struct Readings {
     /// Readings that did not end in time.
     pending: HashMap<u32, Receiver<Reading>>,
     /// Last successful reading.
-    last: HashMap<u32, (Card, Handle)>,
+    last: HashMap<u32, (Gpu, Handle)>,
 }
 
 impl Shared {
     /// Reads the GPUs with the indices below `count`. A GPU that does not answer has a fault, and its last reading if there is
     /// one.
-    pub(super) fn read_cards(
-        self: &Arc<Self>,
-        count: u32,
-    ) -> (Vec<(Card, Handle)>, Vec<CardFault>) {
+    pub(super) fn read_gpus(self: &Arc<Self>, count: u32) -> (Vec<(Gpu, Handle)>, Vec<GpuFault>) {
         let mut readings = self.readings();
         let deadline = Instant::now() + WAIT;
         let started: Vec<_> = (0..count)
@@ -45,7 +42,7 @@ impl Shared {
                 None => (index, self.start_reading(index), WAIT),
             })
             .collect();
-        let (mut cards, mut faults) = (Vec::new(), Vec::new());
+        let (mut gpus, mut faults) = (Vec::new(), Vec::new());
         for (index, reading, wait) in started {
             let left = deadline.saturating_duration_since(Instant::now());
             let outcome = reading.and_then(|reading| match reading.recv_timeout(wait.min(left)) {
@@ -63,32 +60,32 @@ impl Shared {
             match outcome {
                 Ok(read) => {
                     readings.last.insert(index, read.clone());
-                    cards.push(read);
+                    gpus.push(read);
                 }
                 Err(fault) => {
                     let last = readings.last.get(&index);
                     // Indices can change while a GPU hangs.
-                    let last = last.filter(|(card, _)| {
+                    let last = last.filter(|(gpu, _)| {
                         fault.status == Status::Timeout
-                            && cards
+                            && gpus
                                 .iter()
-                                .all(|(read, _): &(Card, _)| read.uuid != card.uuid)
+                                .all(|(read, _): &(Gpu, _)| read.uuid != gpu.uuid)
                     });
-                    cards.extend(last.cloned());
+                    gpus.extend(last.cloned());
                     faults.push(fault);
                 }
             }
         }
-        (cards, faults)
+        (gpus, faults)
     }
 
-    fn start_reading(self: &Arc<Self>, index: u32) -> Result<Receiver<Reading>, CardFault> {
+    fn start_reading(self: &Arc<Self>, index: u32) -> Result<Receiver<Reading>, GpuFault> {
         let (sender, reading) = mpsc::sync_channel(1);
         let shared = Arc::clone(self);
         let thread = std::thread::Builder::new().name("nvml-gpu".to_owned());
         let started = thread.spawn(move || {
             // Fails if the library was dropped meanwhile.
-            let _ = sender.send(shared.read_card(index));
+            let _ = sender.send(shared.read_gpu(index));
         });
         match started {
             Ok(_) => Ok(reading),
@@ -102,10 +99,10 @@ impl Shared {
     }
 }
 
-fn fault(index: u32, last: Option<&(Card, Handle)>, status: Status) -> CardFault {
-    CardFault {
+fn fault(index: u32, last: Option<&(Gpu, Handle)>, status: Status) -> GpuFault {
+    GpuFault {
         index,
-        card: last.map(|(card, _)| card.uuid.clone()),
+        gpu: last.map(|(gpu, _)| gpu.uuid.clone()),
         query: QUERY,
         status,
     }

@@ -20,20 +20,20 @@ enum {
 
 struct profile { unsigned number, id, slices, instances, size, starts[7], count; const char *name; };
 struct instance { unsigned id, start, compute; const struct profile *profile; };
-struct device { int card; struct instance *instance; };
+struct device { int gpu; struct instance *instance; };
 
 static const struct profile PROFILES[] = {
     {0, 19, 1, 7, 1, {0, 1, 2, 3, 4, 5, 6}, 7, "MIG 1g.10gb"},
     {2, 9, 3, 2, 4, {0, 4}, 2, "MIG 3g.40gb"},
 };
-static struct device cards[2] = {{0, NULL}, {1, NULL}};
+static struct device gpus[2] = {{0, NULL}, {1, NULL}};
 static struct instance instances[7];
 static struct device mig_devices[7];
 static int lost[2];
 
 static int known(struct device *device)
 {
-    return lost[device->card] ? GPU_IS_LOST : SUCCESS;
+    return lost[device->gpu] ? GPU_IS_LOST : SUCCESS;
 }
 
 int nvmlInit_v2(void) { return SUCCESS; }
@@ -44,7 +44,7 @@ int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return SUCCESS; }
 
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, struct device **device)
 {
-    *device = &cards[index];
+    *device = &gpus[index];
     return SUCCESS;
 }
 
@@ -53,17 +53,17 @@ int nvmlDeviceGetUUID(struct device *device, char *text, unsigned size)
     if (device->instance)
         snprintf(text, size, "MIG-%u-%u", device->instance->id, device->instance->compute);
     else
-        snprintf(text, size, "GPU-%d", device->card);
+        snprintf(text, size, "GPU-%d", device->gpu);
     return SUCCESS;
 }
 
 int nvmlDeviceGetHandleByUUID(const char *uuid, struct device **device)
 {
-    for (int card = 0; card < 2; card++) {
+    for (int gpu = 0; gpu < 2; gpu++) {
         char text[16];
-        snprintf(text, sizeof text, "GPU-%d", card);
+        snprintf(text, sizeof text, "GPU-%d", gpu);
         if (!strcmp(text, uuid)) {
-            *device = &cards[card];
+            *device = &gpus[gpu];
             return SUCCESS;
         }
     }
@@ -78,7 +78,7 @@ int nvmlDeviceGetName(struct device *device, char *text, unsigned size)
 
 int nvmlDeviceGetMinorNumber(struct device *device, unsigned *minor)
 {
-    *minor = device->card;
+    *minor = device->gpu;
     return known(device);
 }
 
@@ -94,8 +94,8 @@ struct pci { char legacy[16]; unsigned domain, bus, device, id, subsystem; char 
 int nvmlDeviceGetPciInfo_v3(struct device *device, struct pci *pci)
 {
     memset(pci, 0, sizeof *pci);
-    snprintf(pci->legacy, sizeof pci->legacy, "0000:%02X:00.0", device->card + 0x1b);
-    snprintf(pci->text, sizeof pci->text, "00000000:%02X:00.0", device->card + 0x1b);
+    snprintf(pci->legacy, sizeof pci->legacy, "0000:%02X:00.0", device->gpu + 0x1b);
+    snprintf(pci->text, sizeof pci->text, "00000000:%02X:00.0", device->gpu + 0x1b);
     return known(device);
 }
 
@@ -104,7 +104,7 @@ struct memory { unsigned long long total, free, used; };
 static void hang(struct device *device)
 {
 #ifdef HANG
-    while (device->card == 1 && !access(HANG, F_OK))
+    while (device->gpu == 1 && !access(HANG, F_OK))
         usleep(1000);
 #endif
     (void)device;
@@ -174,7 +174,7 @@ int nvmlDeviceRegisterEvents(struct device *device, unsigned long long types, in
 {
     if (types != 8 || set != &sets)
         return INVALID_ARGUMENT;
-    registered[device->card] = 1;
+    registered[device->gpu] = 1;
     return known(device);
 }
 
@@ -189,7 +189,7 @@ int nvmlEventSetWait_v2(int *set, struct event *event, unsigned milliseconds)
 #endif
     if (lost[1] && registered[1])
         return GPU_IS_LOST;
-    *event = (struct event){&cards[0], 8, 48, 3, 0};
+    *event = (struct event){&gpus[0], 8, 48, 3, 0};
     return SUCCESS;
 }
 
@@ -198,7 +198,7 @@ int nvmlEventSetWait_v2(int *set, struct event *event, unsigned milliseconds)
 int nvmlDeviceGetMigMode(struct device *device, unsigned *current, unsigned *pending)
 {
     *current = *pending = 1;
-    return device->card == 0 ? SUCCESS : NOT_SUPPORTED;
+    return device->gpu == 0 ? SUCCESS : NOT_SUPPORTED;
 }
 
 struct profile_info {
@@ -227,7 +227,7 @@ int nvmlDeviceGetGpuInstanceProfileInfo(struct device *device, unsigned number, 
     const struct profile *profile = by_number(number);
     if (number >= 17)
         return INVALID_ARGUMENT;
-    if (device->card || !profile)
+    if (device->gpu || !profile)
         return NOT_SUPPORTED;
     *info = (struct profile_info){.id = profile->id, .slices = profile->slices, .instances = profile->instances,
         .multiprocessors = 16 * profile->slices, .memory = 9984 * profile->size};
@@ -239,7 +239,7 @@ struct placement { unsigned start, size; };
 int nvmlDeviceGetGpuInstancePossiblePlacements_v2(struct device *device, unsigned id, struct placement *placements, unsigned *count)
 {
     const struct profile *profile = by_id(id);
-    if (device->card || !profile)
+    if (device->gpu || !profile)
         return INVALID_ARGUMENT;
     if (!placements) {
         *count = profile->count;
@@ -267,7 +267,7 @@ static int taken(unsigned start, unsigned size)
 int nvmlDeviceCreateGpuInstanceWithPlacement(struct device *device, unsigned id, const struct placement *placement, struct instance **instance)
 {
     const struct profile *profile = by_id(id);
-    if (device->card || !profile || placement->size != profile->size)
+    if (device->gpu || !profile || placement->size != profile->size)
         return INVALID_ARGUMENT;
     if (taken(placement->start, placement->size))
         return INSUFFICIENT_RESOURCES;
@@ -284,7 +284,7 @@ int nvmlDeviceCreateGpuInstanceWithPlacement(struct device *device, unsigned id,
 int nvmlDeviceGetGpuInstanceRemainingCapacity(struct device *device, unsigned id, unsigned *count)
 {
     const struct profile *profile = by_id(id);
-    if (device->card || !profile)
+    if (device->gpu || !profile)
         return INVALID_ARGUMENT;
     *count = 0;
     for (unsigned i = 0; i < profile->count; i++)
@@ -303,7 +303,7 @@ int nvmlGpuInstanceDestroy(struct instance *instance)
 int nvmlDeviceGetGpuInstances(struct device *device, unsigned id, struct instance **found, unsigned *count)
 {
     unsigned room = *count;
-    if (device->card)
+    if (device->gpu)
         return NOT_SUPPORTED;
     *count = 0;
     for (int i = 0; i < 7; i++)
@@ -317,7 +317,7 @@ int nvmlDeviceGetGpuInstances(struct device *device, unsigned id, struct instanc
 
 int nvmlDeviceGetGpuInstanceById(struct device *device, unsigned id, struct instance **found)
 {
-    if (device->card)
+    if (device->gpu)
         return NOT_SUPPORTED;
     for (int i = 0; i < 7; i++)
         if (instances[i].profile && instances[i].id == id) {
@@ -331,7 +331,7 @@ struct instance_info { struct device *device; unsigned id, profile; struct place
 
 int nvmlGpuInstanceGetInfo(struct instance *instance, struct instance_info *info)
 {
-    *info = (struct instance_info){&cards[0], instance->id, instance->profile->id,
+    *info = (struct instance_info){&gpus[0], instance->id, instance->profile->id,
         {instance->start, instance->profile->size}};
     return SUCCESS;
 }
@@ -385,15 +385,15 @@ struct compute_info { struct device *device; struct instance *gpu_instance; unsi
 
 int nvmlComputeInstanceGetInfo_v2(struct instance *compute, struct compute_info *info)
 {
-    *info = (struct compute_info){&cards[0], compute, 0, compute->compute, {0, 1}};
+    *info = (struct compute_info){&gpus[0], compute, 0, compute->compute, {0, 1}};
     return SUCCESS;
 }
 
-int nvmlDeviceGetMaxMigDeviceCount(struct device *device, unsigned *count) { *count = device->card ? 0 : 7; return SUCCESS; }
+int nvmlDeviceGetMaxMigDeviceCount(struct device *device, unsigned *count) { *count = device->gpu ? 0 : 7; return SUCCESS; }
 
 int nvmlDeviceGetMigDeviceHandleByIndex(struct device *device, unsigned index, struct device **mig)
 {
-    if (device->card || !instances[index].profile || instances[index].compute == -1u)
+    if (device->gpu || !instances[index].profile || instances[index].compute == -1u)
         return NOT_FOUND;
     mig_devices[index] = (struct device){0, &instances[index]};
     *mig = &mig_devices[index];

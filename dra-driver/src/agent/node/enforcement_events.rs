@@ -173,7 +173,7 @@ async fn pods_without<E: Effects>(
         let Loaded::Present(other) = loaded else {
             continue;
         };
-        if other.devices.iter().any(|device| device.card.uuid == gpu)
+        if other.devices.iter().any(|device| device.gpu.uuid == gpu)
             && pods_of(&other.claim)
                 .await?
                 .iter()

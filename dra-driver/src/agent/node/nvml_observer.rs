@@ -34,7 +34,7 @@ pub struct ObservedProcess {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Observation {
     /// The GPU.
-    pub card: GpuUuid,
+    pub gpu: GpuUuid,
     /// Processes with a context; `None` if NVML does not report them.
     pub processes: Option<Vec<ObservedProcess>>,
 }
@@ -76,12 +76,12 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// Starts to observe `card`.
+    /// Starts to observe `gpu`.
     ///
     /// # Errors
     /// If no thread can be started.
     pub fn start(
-        card: GpuUuid,
+        gpu: GpuUuid,
         open: OpenLibrary,
         processes: Processes,
         observations: ObservationSender,
@@ -89,7 +89,7 @@ impl Observer {
         let (stop, stopped) = mpsc::channel::<()>();
         let is_needed = Arc::new(AtomicBool::new(true));
         let mut watch = Watch {
-            card,
+            gpu,
             open,
             library: None,
             processes,
@@ -122,7 +122,7 @@ impl Observer {
 }
 
 struct Watch {
-    card: GpuUuid,
+    gpu: GpuUuid,
     open: OpenLibrary,
     library: Option<Box<dyn GpuLibrary>>,
     processes: Processes,
@@ -139,14 +139,14 @@ impl Watch {
             // The node driver's condition has the reason.
             return (None, RETRY);
         };
-        let listed = library.processes(&self.card);
+        let listed = library.processes(&self.gpu);
         // A library that has lost the GPU is reopened.
         let is_usable = listed
             .as_ref()
             .map_or_else(|error| error.status.is_absent(), |_| true);
         self.library = is_usable.then_some(library);
         let observation = Observation {
-            card: self.card.clone(),
+            gpu: self.gpu.clone(),
             processes: listed.ok().map(|listed| self.describe(&listed)),
         };
         (Some(observation), INTERVAL)

@@ -59,7 +59,7 @@ pub struct TrackedShare {
     /// ID of the share.
     pub share: ShareId,
     /// GPU of the share.
-    pub card: GpuUuid,
+    pub gpu: GpuUuid,
     /// All GPUs of its claim.
     pub claim_gpus: BTreeSet<GpuUuid>,
     /// Whether processes that violate its limits are killed.
@@ -102,7 +102,7 @@ impl TrackedShare {
         Ok(Self {
             claim: uid.clone(),
             share: share.id.clone(),
-            card: GpuUuid::new(device.card.uuid.clone()),
+            gpu: GpuUuid::new(device.gpu.uuid.clone()),
             claim_gpus: record.gpus(),
             enforcement: share.enforcement,
             since_us: now_us,

@@ -77,14 +77,14 @@ pub enum Failure {
     },
     /// An instance that drava did not create uses the slices of a partition.
     #[error(
-        "device {device}: MIG instance {instance} (slices {placement}) of GPU {card}, which drava did not create, uses its \
+        "device {device}: MIG instance {instance} (slices {placement}) of GPU {gpu}, which drava did not create, uses its \
          slices; destroy that instance, or delete the pod to release the allocation"
     )]
     ForeignInstance {
         /// The device.
         device: String,
         /// UUID of the GPU.
-        card: String,
+        gpu: String,
         /// ID of the GPU instance.
         instance: u32,
         /// Its memory slices.
@@ -105,14 +105,14 @@ pub enum Failure {
     StillRunning(String),
     /// The GPU of a prepared device is not on the node, and another GPU has its device file.
     #[error(
-        "device {device}: GPU {card} is not on this node, and its device file belongs to GPU {other}; delete the pod to \
+        "device {device}: GPU {gpu} is not on this node, and its device file belongs to GPU {other}; delete the pod to \
          release the allocation"
     )]
     GpuMissing {
         /// The device.
         device: String,
         /// UUID of the GPU.
-        card: String,
+        gpu: String,
         /// UUID of the other GPU.
         other: String,
     },

@@ -10,7 +10,7 @@ use drava_api::node_profile::Mode;
 use drava_nvml::{GpuUuid, Mig};
 
 use super::{Applier, Failure};
-use crate::card_plan::can_switch_mig_mode;
+use crate::gpu_plan::can_switch_mig_mode;
 use crate::inventory::NodeInventory;
 use crate::prepare::effects::Effects;
 use crate::prepare::{Access, Prepared};
@@ -32,18 +32,18 @@ impl<E: Effects> Applier<E> {
                 Access::Whole | Access::Share(_) => false,
                 Access::Admin => continue,
             };
-            if follows_claims(inventory, &device.card.uuid) {
-                wanted.insert(&device.card.uuid, (device, enabled));
+            if follows_claims(inventory, &device.gpu.uuid) {
+                wanted.insert(&device.gpu.uuid, (device, enabled));
             }
         }
         if wanted.is_empty() {
             return Ok(());
         }
-        let _gpus = self.locks.cards(wanted.keys().copied())?;
+        let _gpus = self.locks.gpus(wanted.keys().copied())?;
         for (uuid, (device, enabled)) in wanted {
-            let card = GpuUuid::new(uuid);
+            let gpu = GpuUuid::new(uuid);
             self.effects
-                .ensure_mig_mode(&card, device.card.minor, enabled)
+                .ensure_mig_mode(&gpu, device.gpu.minor, enabled)
                 .map_err(|source| Failure::MigMode {
                     device: device.device.clone(),
                     source,
@@ -55,12 +55,9 @@ impl<E: Effects> Applier<E> {
 
 /// Returns whether MIG mode of a GPU follows the claims.
 fn follows_claims(inventory: &NodeInventory, uuid: &str) -> bool {
-    let is_switched = matches!(
-        inventory.card_settings(uuid).mode,
-        Mode::Mig | Mode::Dynamic
-    );
+    let is_switched = matches!(inventory.gpu_settings(uuid).mode, Mode::Mig | Mode::Dynamic);
     is_switched
-        && inventory.card(uuid).is_some_and(|card| {
-            matches!(card.mig, Mig::Capable { .. }) && can_switch_mig_mode(card)
-        })
+        && inventory
+            .gpu(uuid)
+            .is_some_and(|gpu| matches!(gpu.mig, Mig::Capable { .. }) && can_switch_mig_mode(gpu))
 }

@@ -34,7 +34,7 @@ pub fn recorded(
             let mut devices = record.devices;
             recorded.numbers.extend(devices.iter().filter_map(|device| {
                 let number = names::gpu_number(&device.device)?;
-                Some((GpuUuid::new(device.card.uuid.clone()), number))
+                Some((GpuUuid::new(device.gpu.uuid.clone()), number))
             }));
             devices.retain(|device| {
                 let partition = device.partition();
@@ -56,16 +56,16 @@ impl<E: Effects> Applier<E> {
         origin: Origin,
     ) -> Result<(), Failure> {
         for device in devices {
-            let card = GpuUuid::new(device.card.uuid.clone());
+            let gpu = GpuUuid::new(device.gpu.uuid.clone());
             let Access::Partition(partition) = &mut device.access else {
                 continue;
             };
             if origin != Origin::Rebuilt {
-                let instances = self.effects.instances(&card)?;
+                let instances = self.effects.instances(&gpu)?;
                 if let Some(used) = instances.iter().find(|other| overlap(other, partition)) {
                     return Err(Failure::ForeignInstance {
                         device: device.device.clone(),
-                        card: card.to_string(),
+                        gpu: gpu.to_string(),
                         instance: used.id,
                         placement: used.placement,
                     });
@@ -82,13 +82,13 @@ impl<E: Effects> Applier<E> {
         record: &mut ClaimRecord,
         origin: Origin,
     ) -> Result<Ensured, Failure> {
-        let cards: Vec<String> = partitions(&record.devices)
-            .map(|(card, _)| card.to_string())
+        let gpus: Vec<String> = partitions(&record.devices)
+            .map(|(gpu, _)| gpu.to_string())
             .collect();
-        if cards.is_empty() {
+        if gpus.is_empty() {
             return Ok(Ensured::Present);
         }
-        let _gpus = self.locks.cards(cards.iter().map(String::as_str))?;
+        let _gpus = self.locks.gpus(gpus.iter().map(String::as_str))?;
         let boot_id = self.effects.boot_id();
         let is_outdated = |(_, partition): (_, &Partition)| partition.boot_id != boot_id;
         if partitions(&record.devices).any(is_outdated) {
@@ -99,8 +99,8 @@ impl<E: Effects> Applier<E> {
         let mut created = Vec::new();
         let outcome = self.ensure_each(&mut record.devices, origin, &mut created);
         if outcome.is_err() && origin == Origin::New {
-            for (card, id) in &created {
-                self.effects.destroy_instance(card, *id)?;
+            for (gpu, id) in &created {
+                self.effects.destroy_instance(gpu, *id)?;
             }
             // Without the record no other instance of the same geometry counts as one of this claim.
             self.effects.remove_record(&record.claim.uid)?;
@@ -116,8 +116,8 @@ impl<E: Effects> Applier<E> {
         let Ok(Loaded::Present(record)) = self.store.load(uid) else {
             return false;
         };
-        partitions(&record.devices).any(|(card, partition)| {
-            let instances = self.effects.instances(&card).unwrap_or_default();
+        partitions(&record.devices).any(|(gpu, partition)| {
+            let instances = self.effects.instances(&gpu).unwrap_or_default();
             partition.boot_id == self.effects.boot_id()
                 && instances
                     .iter()
@@ -132,18 +132,18 @@ impl<E: Effects> Applier<E> {
         created: &mut Vec<(GpuUuid, u32)>,
     ) -> Result<(), Failure> {
         for device in devices {
-            let card = GpuUuid::new(device.card.uuid.clone());
+            let gpu = GpuUuid::new(device.gpu.uuid.clone());
             let Access::Partition(partition) = &mut device.access else {
                 continue;
             };
-            let instances = self.effects.instances(&card)?;
+            let instances = self.effects.instances(&gpu)?;
             let own =
                 |other: &GpuInstance| origin != Origin::New && partition.is_geometry_of(other);
             let found = match instances.into_iter().find(own) {
                 Some(present) if !present.compute_instances.is_empty() => Some(present),
                 Some(incomplete) => {
                     // The driver died before it created the compute instance.
-                    self.effects.destroy_instance(&card, incomplete.id)?;
+                    self.effects.destroy_instance(&gpu, incomplete.id)?;
                     None
                 }
                 None => None,
@@ -151,12 +151,12 @@ impl<E: Effects> Applier<E> {
             let found = match found {
                 Some(present) => present,
                 None => {
-                    let new = self.effects.create_instance(&card, partition);
+                    let new = self.effects.create_instance(&gpu, partition);
                     let new = new.map_err(|source| Failure::Partition {
                         device: device.device.clone(),
                         source,
                     })?;
-                    created.push((card.clone(), new.id));
+                    created.push((gpu.clone(), new.id));
                     new
                 }
             };
@@ -183,16 +183,16 @@ impl<E: Effects> Applier<E> {
         let own: Vec<_> = partitions(&record.devices)
             .filter(|(_, partition)| partition.boot_id == boot_id)
             .collect();
-        let cards = own.iter().map(|(card, _)| card.as_str());
-        let _gpus = self.locks.cards(cards)?;
-        for (card, partition) in own {
-            let instances = match self.effects.instances(&card) {
+        let gpus = own.iter().map(|(gpu, _)| gpu.as_str());
+        let _gpus = self.locks.gpus(gpus)?;
+        for (gpu, partition) in own {
+            let instances = match self.effects.instances(&gpu) {
                 Err(error) if is_gone(&error) => continue,
                 instances => instances?,
             };
             let geometry = |other: &&GpuInstance| partition.is_geometry_of(other);
             if let Some(instance) = instances.iter().find(geometry) {
-                self.effects.destroy_instance(&card, instance.id)?;
+                self.effects.destroy_instance(&gpu, instance.id)?;
             }
         }
         Ok(())

@@ -23,18 +23,18 @@ impl<E: Effects> Applier<E> {
 ///
 /// # Errors
 /// When another GPU has the device file of a GPU that is not on the node.
-pub(super) fn refresh_cards(
+pub(super) fn refresh_gpus(
     devices: &mut [Prepared],
     inventory: &NodeInventory,
 ) -> Result<(), Failure> {
     for device in devices {
-        if let Some(card) = inventory.card(&device.card.uuid) {
-            device.card.minor = card.minor;
-            device.card.pci_bus_id.clone_from(&card.pci_bus_id);
-        } else if let Some(other) = inventory.card_by_minor(device.card.minor) {
+        if let Some(gpu) = inventory.gpu(&device.gpu.uuid) {
+            device.gpu.minor = gpu.minor;
+            device.gpu.pci_bus_id.clone_from(&gpu.pci_bus_id);
+        } else if let Some(other) = inventory.gpu_by_minor(device.gpu.minor) {
             return Err(Failure::GpuMissing {
                 device: device.device.clone(),
-                card: device.card.uuid.clone(),
+                gpu: device.gpu.uuid.clone(),
                 other: other.uuid.to_string(),
             });
         }

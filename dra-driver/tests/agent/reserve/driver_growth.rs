@@ -65,15 +65,15 @@ fn overshoot_bytes(name: &str, yaml: &str) -> u64 {
     let node = Node::create(root.path()).unwrap();
     let mut config = node.config(machine.root());
     let inventory = (config.open)().unwrap().inventory().unwrap();
-    let card = &inventory.cards[0];
-    let estimate = driver_reserve_bytes(card);
+    let gpu = &inventory.gpus[0];
+    let estimate = driver_reserve_bytes(gpu);
     config.estimate = Arc::new(move |_| Some(estimate));
     let limit = 8 * GIB;
     let limits = Limits {
         driver_reserve_bytes: estimate,
         ..Limits::memory(limit)
     };
-    let share = [(card.uuid.as_str(), 1)];
+    let share = [(gpu.uuid.as_str(), 1)];
     node.prepare(1, &share, &limits, Enforcement::Report)
         .unwrap();
     let mut processes = [(); PROCESSES].map(|()| {
@@ -105,7 +105,7 @@ fn overshoot_bytes(name: &str, yaml: &str) -> u64 {
                 assert_eq!(process.send("kernel noop"), 0, "{name}");
             }
         }
-        let overshoot = machine.card(0).unwrap().peak_bytes.saturating_sub(limit);
+        let overshoot = machine.gpu(0).unwrap().peak_bytes.saturating_sub(limit);
         report(&json!({
             "figure": "driverOvershoot", "machine": name, "contexts": PROCESSES,
             "estimateBytes": estimate, "overshootBytes": overshoot,

@@ -55,7 +55,7 @@ fn spares_full_share_whose_kernel_needs_local_memory() {
         assert_eq!(process.send(&format!("fill {step}")), OUT_OF_MEMORY);
     }
     assert_eq!(process.send("kernel local_4096"), 0);
-    let used_bytes = node.test_bed.machine().card(0).unwrap().used_bytes;
+    let used_bytes = node.test_bed.machine().gpu(0).unwrap().used_bytes;
     assert!(used_bytes > LIMIT + 512 * MIB, "{used_bytes}");
     // The agent charges what libvgpu could not see.
     eventually("the excess", || {

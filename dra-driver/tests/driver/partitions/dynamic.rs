@@ -11,15 +11,15 @@ fn dynamic(yaml: &str) -> Option<PartitionedNode> {
         return None;
     }
     let mut node = PartitionedNode::of(Machine::start(yaml).unwrap());
-    let cards = node.inventory.gpus.cards.iter().map(|card| {
-        let settings = CardSettings {
+    let gpus = node.inventory.nvml.gpus.iter().map(|gpu| {
+        let settings = GpuSettings {
             mode: Mode::Dynamic,
-            ..CardSettings::default()
+            ..GpuSettings::default()
         };
-        (card.uuid.to_string(), settings)
+        (gpu.uuid.to_string(), settings)
     });
     let settings = NodeSettings {
-        cards: cards.collect(),
+        gpus: gpus.collect(),
         ..NodeSettings::default()
     };
     node.inventory.settings = Some(settings);
@@ -28,7 +28,7 @@ fn dynamic(yaml: &str) -> Option<PartitionedNode> {
 
 impl PartitionedNode {
     fn is_mig_enabled(&self) -> bool {
-        self.library.is_mig_enabled(&self.card(0).uuid).unwrap()
+        self.library.is_mig_enabled(&self.gpu(0).uuid).unwrap()
     }
 }
 
@@ -64,8 +64,8 @@ fn names_program_that_keeps_mig_mode() {
     let Some(node) = dynamic(H100X2) else { return };
     let root = MachineRoot::new(node.machine.root());
     let (mut monitor, _) = Connection::open(&root, ClientKind::Cuda).unwrap();
-    let card = CardIndex(0);
-    monitor.request(&Request::CreateContext { card }).unwrap();
+    let gpu = GpuIndex(0);
+    monitor.request(&Request::CreateContext { gpu }).unwrap();
     // A monitor without a context, as `/proc` shows it.
     let process = node.node.root.path().join("proc/77");
     std::fs::create_dir_all(process.join("fd")).unwrap();
@@ -80,7 +80,7 @@ fn names_program_that_keeps_mig_mode() {
         "{error}"
     );
     assert_eq!(node.node.claim_state().0, Vec::<String>::new());
-    let pending = node.library.inventory().unwrap().cards.swap_remove(0).mig;
+    let pending = node.library.inventory().unwrap().gpus.swap_remove(0).mig;
     assert!(
         matches!(pending, Mig::Capable { pending: false, .. }),
         "a reset would switch the mode"
@@ -88,7 +88,7 @@ fn names_program_that_keeps_mig_mode() {
 
     drop(monitor);
     node.machine
-        .wait_for_card(0, |card| card.processes.is_empty())
+        .wait_for_gpu(0, |gpu| gpu.processes.is_empty())
         .unwrap();
     node.prepare(1, &[Partition(0, "1g.10gb", 6)]).unwrap();
 }

@@ -11,7 +11,7 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use simulator_machine::control::Command;
 use simulator_machine::description::H100X2;
 use simulator_machine::kernel::Faults;
-use simulator_machine::protocol::CardIndex;
+use simulator_machine::protocol::GpuIndex;
 use simulator_machine::testing::Machine;
 
 use super::PartitionedNode;
@@ -26,8 +26,8 @@ fn hold_instances(machine: &Machine, holds_instances: bool) {
         holds_instances,
         ..Faults::default()
     };
-    let card = CardIndex(0);
-    machine.control(&Command::Break { card, faults }).unwrap();
+    let gpu = GpuIndex(0);
+    machine.control(&Command::Break { gpu, faults }).unwrap();
 }
 
 /// Adds a process to `proc_root` that has the device file of the only GPU instance of the first GPU open.

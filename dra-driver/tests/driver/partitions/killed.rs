@@ -135,10 +135,10 @@ impl Node {
 
     /// Returns the number of MIG instances of all GPUs.
     fn instances(&self) -> usize {
-        let cards = self.inventory.gpus.cards.iter();
-        let is_partitioned = |card: &&Card| matches!(card.mig, Mig::Capable { enabled: true, .. });
-        let of_card = |card: &Card| self.library.mig_instances(&card.uuid).unwrap().len();
-        cards.filter(is_partitioned).map(of_card).sum()
+        let gpus = self.inventory.nvml.gpus.iter();
+        let is_partitioned = |gpu: &&Gpu| matches!(gpu.mig, Mig::Capable { enabled: true, .. });
+        let of_gpu = |gpu: &Gpu| self.library.mig_instances(&gpu.uuid).unwrap().len();
+        gpus.filter(is_partitioned).map(of_gpu).sum()
     }
 
     /// Returns the mounts of usage regions.
@@ -260,8 +260,8 @@ fn next_process_completes_killed_rollback() {
                 refuses_instances,
                 ..Faults::default()
             };
-            let card = CardIndex(1);
-            machine.control(&Command::Break { card, faults }).unwrap();
+            let gpu = GpuIndex(1);
+            machine.control(&Command::Break { gpu, faults }).unwrap();
         };
         let mut steps = 0;
         loop {
@@ -311,13 +311,13 @@ fn next_process_repairs_half_created_instance() {
                 delay: Duration::from_millis(milliseconds),
                 ..Faults::default()
             };
-            let card = CardIndex(0);
-            machine.control(&Command::Break { card, faults }).unwrap();
+            let gpu = GpuIndex(0);
+            machine.control(&Command::Break { gpu, faults }).unwrap();
         };
         let node = Node::of(&machine, CLAIM);
         let is_half = || {
-            let card = machine.card(0).unwrap();
-            let instances = card.mig.gpu_instances;
+            let gpu = machine.gpu(0).unwrap();
+            let instances = gpu.mig.gpu_instances;
             matches!(&instances[..], [instance] if instance.compute_instances.is_empty())
         };
         // Slow replies keep the GPU for a while in the state between both calls of NVML.

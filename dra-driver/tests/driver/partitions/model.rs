@@ -65,11 +65,11 @@ impl Model {
 
     fn results(&mut self) -> Vec<Allocated> {
         let result = |random: &mut Random| {
-            let card = u32::try_from(random.below(2)).unwrap();
+            let gpu = u32::try_from(random.below(2)).unwrap();
             match random.below(8) {
-                0 => Whole(card),
+                0 => Whole(gpu),
                 1..=4 => Share(
-                    card,
+                    gpu,
                     random.of(&["8Gi", "8Gi", "30Gi", "70Gi"]),
                     random.of(&["0", "10", "30", "60"]),
                 ),
@@ -82,7 +82,7 @@ impl Model {
                         ("7g.80gb", 0),
                     ];
                     let (profile, start) = random.of(&placements);
-                    Partition(card, profile, start)
+                    Partition(gpu, profile, start)
                 }
             }
         };
@@ -93,15 +93,13 @@ impl Model {
     /// Takes over what a scan of the node driver finds.
     fn scan(&mut self) {
         let own = self.own_instances();
-        let cards: Vec<GpuUuid> = (0..2)
-            .map(|card| self.node.card(card).uuid.clone())
-            .collect();
-        self.node.inventory.gpus = self.node.library.inventory().unwrap();
+        let gpus: Vec<GpuUuid> = (0..2).map(|gpu| self.node.gpu(gpu).uuid.clone()).collect();
+        self.node.inventory.nvml = self.node.library.inventory().unwrap();
         self.node.inventory.foreign_instances.clear();
-        for (index, card) in cards.into_iter().enumerate() {
+        for (index, gpu) in gpus.into_iter().enumerate() {
             let mut foreign = self.node.instances(index);
             foreign.retain(|one| !own.contains(&(index, one.profile_id, one.placement)));
-            self.node.inventory.foreign_instances.insert(card, foreign);
+            self.node.inventory.foreign_instances.insert(gpu, foreign);
         }
     }
 
@@ -123,8 +121,8 @@ impl Model {
         let devices = records.iter().flat_map(|(_, devices)| devices);
         let own = devices.filter_map(|device| {
             let partition = device.partition().filter(|one| one.boot_id == boot)?;
-            let card = usize::try_from(device.card.minor).unwrap();
-            Some((card, partition.profile_id, partition.placement()))
+            let gpu = usize::try_from(device.gpu.minor).unwrap();
+            Some((gpu, partition.profile_id, partition.placement()))
         });
         own.collect()
     }
@@ -240,31 +238,31 @@ impl Model {
             Mode::Mig,
             Mode::Vgpu,
         ];
-        let card = self.random.below(2);
+        let gpu = self.random.below(2);
         let mode = self.random.of(&modes);
         self.log
-            .push(format!("mode {} of GPU {card}", mode.as_str()));
-        self.set_mode(card, mode);
+            .push(format!("mode {} of GPU {gpu}", mode.as_str()));
+        self.set_mode(gpu, mode);
     }
 
-    fn set_mode(&mut self, card: usize, mode: Mode) {
-        let uuid = self.node.card(card).uuid.to_string();
+    fn set_mode(&mut self, gpu: usize, mode: Mode) {
+        let uuid = self.node.gpu(gpu).uuid.to_string();
         let settings = self
             .node
             .inventory
             .settings
             .get_or_insert_with(NodeSettings::default);
-        settings.cards.entry(uuid).or_default().mode = mode;
+        settings.gpus.entry(uuid).or_default().mode = mode;
     }
 
     /// Creates or destroys an instance as an administrator.
     fn change_foreign(&mut self) {
-        let card = self.random.below(2);
-        let uuid = self.node.card(card).uuid.clone();
-        let present = self.foreign.entry(card).or_default();
+        let gpu = self.random.below(2);
+        let uuid = self.node.gpu(gpu).uuid.clone();
+        let present = self.foreign.entry(gpu).or_default();
         if let Some(instance) = present.pop() {
             self.log
-                .push(format!("destroy the foreign instance of GPU {card}"));
+                .push(format!("destroy the foreign instance of GPU {gpu}"));
             self.node.library.destroy_mig(&uuid, instance.id).unwrap();
             return;
         }
@@ -272,15 +270,15 @@ impl Model {
         let own = self.own_instances();
         // An administrator does not use slices of a claim that is being prepared again after a crash.
         if own.iter().any(|(on, _, placement)| {
-            *on == card && (placement.start..placement.start + placement.size).contains(&start)
+            *on == gpu && (placement.start..placement.start + placement.size).contains(&start)
         }) {
             return;
         }
         let placement = Placement { start, size: 1 };
         if let Ok(created) = self.node.library.create_mig(&uuid, 19, placement) {
             self.log
-                .push(format!("foreign instance at {start} of GPU {card}"));
-            self.foreign.entry(card).or_default().push(created);
+                .push(format!("foreign instance at {start} of GPU {gpu}"));
+            self.foreign.entry(gpu).or_default().push(created);
         }
     }
 
@@ -290,8 +288,8 @@ impl Model {
             std::fs::remove_dir_all(container.process).unwrap();
         }
         self.foreign.clear();
-        for card in [CardIndex(0), CardIndex(1)] {
-            self.node.machine.control(&Command::Reset { card }).unwrap();
+        for gpu in [GpuIndex(0), GpuIndex(1)] {
+            self.node.machine.control(&Command::Reset { gpu }).unwrap();
         }
         self.node.node.tmpfs.reboot();
         self.boot += 1;
@@ -300,8 +298,8 @@ impl Model {
 
     fn check(&self) {
         let records = self.records();
-        for card in 0..2 {
-            self.check_card(card, &records);
+        for gpu in 0..2 {
+            self.check_gpu(gpu, &records);
         }
         for (number, container) in &self.containers {
             let record = records.iter().find(|(one, _)| one == number);
@@ -314,11 +312,11 @@ impl Model {
     }
 
     /// Checks that the claims of a GPU fit, by rules that do not use the code under test.
-    fn check_card(&self, index: usize, records: &[(u32, Vec<Prepared>)]) {
+    fn check_gpu(&self, index: usize, records: &[(u32, Vec<Prepared>)]) {
         let boot = self.boot_id();
-        let uuid = self.node.card(index).uuid.as_str();
+        let uuid = self.node.gpu(index).uuid.as_str();
         let devices = records.iter().flat_map(|(_, devices)| devices);
-        let devices: Vec<_> = devices.filter(|device| device.card.uuid == uuid).collect();
+        let devices: Vec<_> = devices.filter(|device| device.gpu.uuid == uuid).collect();
         let whole = devices
             .iter()
             .filter(|device| device.access == Access::Whole)
@@ -401,8 +399,8 @@ fn keeps_invariants_in_random_histories() {
         allocated: BTreeMap::new(),
         log: Vec::new(),
     };
-    for card in 0..2 {
-        model.set_mode(card, Mode::Dynamic);
+    for gpu in 0..2 {
+        model.set_mode(gpu, Mode::Dynamic);
     }
     let start = Instant::now();
     let mut steps = 0;

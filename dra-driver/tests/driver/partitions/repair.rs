@@ -73,12 +73,12 @@ fn completes_instance_without_compute_instance() {
     let (mut connection, _) = Connection::open(&root, ClientKind::Nvml).unwrap();
     let request = MigRequest::DestroyComputeInstance {
         instance: simulator_machine::protocol::InstanceId {
-            gpu: instance.id,
+            gpu_instance: instance.id,
             compute: instance.compute_instances[0].id,
         },
     };
-    let card = CardIndex(0);
-    connection.request(&Request::Mig { card, request }).unwrap();
+    let gpu = GpuIndex(0);
+    connection.request(&Request::Mig { gpu, request }).unwrap();
     assert!(node.instances(0)[0].compute_instances.is_empty());
     node.prepare(1, &device).unwrap();
     assert_eq!(node.instances(0)[0].compute_instances.len(), 1);
@@ -90,8 +90,8 @@ fn recreates_instance_after_reboot() {
     let Some(node) = a100() else { return };
     let device = [Partition(0, "1g.5gb", 6)];
     node.prepare(1, &device).unwrap();
-    let card = CardIndex(0);
-    node.machine.control(&Command::Reset { card }).unwrap();
+    let gpu = GpuIndex(0);
+    node.machine.control(&Command::Reset { gpu }).unwrap();
     assert!(node.instances(0).is_empty());
     let effects = node.effects(NEXT_BOOT);
     let record = node.prepare_with(effects, 1, &device).unwrap();
@@ -105,7 +105,7 @@ fn recreates_instance_after_reboot() {
 
     // An instance that the administrator created after the reboot is not that of the record.
     node.prepare(2, &device).unwrap();
-    node.machine.control(&Command::Reset { card }).unwrap();
+    node.machine.control(&Command::Reset { gpu }).unwrap();
     let foreign = node.create_foreign("1g.5gb", 6);
     node.node
         .applier(node.effects(NEXT_BOOT))
@@ -120,13 +120,13 @@ fn unprepares_after_mig_mode_was_switched_off() {
     node.prepare(1, &[Partition(0, "1g.5gb", 6)]).unwrap();
     let instance = node.instances(0).remove(0);
     node.library
-        .destroy_mig(&node.card(0).uuid, instance.id)
+        .destroy_mig(&node.gpu(0).uuid, instance.id)
         .unwrap();
     let root = MachineRoot::new(node.machine.root());
     let (mut connection, _) = Connection::open(&root, ClientKind::Nvml).unwrap();
-    let (card, request) = (CardIndex(0), MigRequest::SetMode { enabled: false });
-    connection.request(&Request::Mig { card, request }).unwrap();
-    node.machine.control(&Command::Reset { card }).unwrap();
+    let (gpu, request) = (GpuIndex(0), MigRequest::SetMode { enabled: false });
+    connection.request(&Request::Mig { gpu, request }).unwrap();
+    node.machine.control(&Command::Reset { gpu }).unwrap();
     node.unprepare(1).unwrap();
     assert_eq!(node.node.claim_state().0, Vec::<String>::new());
 }
@@ -137,8 +137,8 @@ fn records_name_own_instances_of_this_boot() {
     node.prepare(1, &[Partition(0, "1g.5gb", 6)]).unwrap();
     let applier = node.node.applier(node.effects(BOOT));
     let own = partitions::recorded(applier.store(), BOOT, |_| false).unwrap();
-    let card = GpuUuid::new(node.card(0).uuid.as_str());
-    let key = (card, 19, Placement { start: 6, size: 1 });
+    let gpu = GpuUuid::new(node.gpu(0).uuid.as_str());
+    let key = (gpu, 19, Placement { start: 6, size: 1 });
     assert_eq!(own.instances.into_iter().collect::<Vec<_>>(), [key]);
     let other = partitions::recorded(applier.store(), "another boot", |_| false).unwrap();
     assert!(other.instances.is_empty());

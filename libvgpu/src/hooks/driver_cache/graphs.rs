@@ -11,9 +11,9 @@
 use core::ffi::{c_uint, c_void};
 
 use crate::cache_charge::CacheCharge;
-use crate::card::Card;
 use crate::cuda::{CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, CUDA_SUCCESS, CUdevice, CUresult};
 use crate::driver::{Library, Original};
+use crate::gpu::Gpu;
 use crate::process::Process;
 use crate::records::{GraphNeed, TotalNeed};
 
@@ -89,30 +89,30 @@ pub(crate) fn record_upload(process: &Process, exec: u64) {
 
 /// Covers the need of a launch with the present charge, as far as the bound of the cache allows, and returns the
 /// covered bytes.
-pub(crate) fn reuse_charge(card: Card, device: CUdevice, exec: u64, need_bytes: u64) -> u64 {
-    let process = Process::of(card);
+pub(crate) fn reuse_charge(gpu: Gpu, device: CUdevice, exec: u64, need_bytes: u64) -> u64 {
+    let process = Process::of(gpu);
     let _guard = process.pool_guard();
     add_need(process, exec);
     let (mut reused, most) = (0, max_bytes(process, device));
     process.graph_pools.change(key_of(device), |cache| {
         let growth;
         (growth, reused) = CacheCharge::of(cache).reuse_charge(need_bytes, most);
-        Some(growth.on(cache.card))
+        Some(growth.on(cache.gpu))
     });
     reused
 }
 
 /// Adds the reservation of a launch in flight.
-pub(crate) fn add_reservation(card: Card, device: CUdevice, reserved_bytes: u64) {
-    let process = Process::of(card);
+pub(crate) fn add_reservation(gpu: Gpu, device: CUdevice, reserved_bytes: u64) {
+    let process = Process::of(gpu);
     let _guard = process.pool_guard();
-    super::add_reservation(card, &process.graph_pools, key_of(device), reserved_bytes);
+    super::add_reservation(gpu, &process.graph_pools, key_of(device), reserved_bytes);
 }
 
 /// Sets the device's charge to the reported size, after a launch with `reserved_bytes` reserved or reused. Without a
 /// report, `grown_bytes` of them stay charged.
-pub(crate) fn settle(card: Card, device: CUdevice, reserved_bytes: u64, grown_bytes: u64) {
-    let process = Process::of(card);
+pub(crate) fn settle(gpu: Gpu, device: CUdevice, reserved_bytes: u64, grown_bytes: u64) {
+    let process = Process::of(gpu);
     let (caches, key) = (&process.graph_pools, key_of(device));
     let report = super::query(process, || reserved(device));
     let _guard = process.pool_guard();
@@ -122,32 +122,32 @@ pub(crate) fn settle(card: Card, device: CUdevice, reserved_bytes: u64, grown_by
             .graph_needs
             .change(key, |_| Some(TotalNeed(UNBOUNDED)));
     }
-    super::settle(card, caches, key, reserved_bytes, grown_bytes, has_bytes);
+    super::settle(gpu, caches, key, reserved_bytes, grown_bytes, has_bytes);
 }
 
-fn for_each_pool(card: Card, each: impl Fn(CUdevice)) {
-    Process::of(card).graph_pools.for_each(|key, cache| {
-        if cache.card == card.index() && cache.charged_bytes != 0 {
+fn for_each_pool(gpu: Gpu, each: impl Fn(CUdevice)) {
+    Process::of(gpu).graph_pools.for_each(|key, cache| {
+        if cache.gpu == gpu.index() && cache.charged_bytes != 0 {
             each(CUdevice::try_from(key).unwrap_or(0));
         }
     });
 }
 
 /// Updates the charges after libcuda returned graph memory to the GPU.
-pub(super) fn refresh(card: Card) {
-    for_each_pool(card, |device| settle(card, device, 0, 0));
+pub(super) fn refresh(gpu: Gpu) {
+    for_each_pool(gpu, |device| settle(gpu, device, 0, 0));
 }
 
 /// Trims the graph memory. Returns `false` if the GPU has none.
-pub(super) fn trim_all(card: Card) -> bool {
+pub(super) fn trim_all(gpu: Gpu) -> bool {
     let mut has_any = false;
-    Process::of(card)
+    Process::of(gpu)
         .graph_pools
-        .for_each(|_, cache| has_any |= cache.card == card.index());
+        .for_each(|_, cache| has_any |= cache.gpu == gpu.index());
     if has_any {
-        for_each_pool(card, |device| {
+        for_each_pool(gpu, |device| {
             trim(device);
-            settle(card, device, 0, 0);
+            settle(gpu, device, 0, 0);
         });
     }
     has_any

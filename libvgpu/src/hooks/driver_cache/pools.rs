@@ -9,9 +9,9 @@
 use core::ffi::{c_int, c_void};
 
 use crate::cache_charge::CacheCharge;
-use crate::card::Card;
 use crate::cuda::{CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CUDA_SUCCESS, CUmemoryPool, CUresult};
 use crate::driver::{Library, Original};
+use crate::gpu::Gpu;
 use crate::hooks::metering::relaxed;
 use crate::pool_free_space::SizeChange;
 use crate::process::Process;
@@ -51,20 +51,20 @@ pub(crate) fn key_of(pool: CUmemoryPool) -> u64 {
 }
 
 /// Adds the reservation of an allocation in flight.
-pub(crate) fn add_reservation(card: Card, pool: CUmemoryPool, reserved_bytes: u64) {
-    let process = Process::of(card);
+pub(crate) fn add_reservation(gpu: Gpu, pool: CUmemoryPool, reserved_bytes: u64) {
+    let process = Process::of(gpu);
     let _guard = process.pool_guard();
-    super::add_reservation(card, &process.pools, key_of(pool), reserved_bytes);
+    super::add_reservation(gpu, &process.pools, key_of(pool), reserved_bytes);
 }
 
 /// Sets the pool's charge to the reported size, after an allocation with `reserved_bytes` reserved.
 pub(crate) fn settle(
-    card: Card,
+    gpu: Gpu,
     pool: CUmemoryPool,
     reserved_bytes: u64,
     result: CUresult,
 ) -> SizeChange {
-    let (process, key) = (Process::of(card), key_of(pool));
+    let (process, key) = (Process::of(gpu), key_of(pool));
     let report = super::query(process, || reserved_of(pool));
     let grown_bytes = if result == CUDA_SUCCESS {
         reserved_bytes
@@ -75,7 +75,7 @@ pub(crate) fn settle(
         let _guard = process.pool_guard();
         let has_bytes = super::latest_bytes(process, key, report);
         let caches = &process.pools;
-        super::settle(card, caches, key, reserved_bytes, grown_bytes, has_bytes)
+        super::settle(gpu, caches, key, reserved_bytes, grown_bytes, has_bytes)
     };
     if after_bytes < before_bytes {
         process.pool_free_space.invalidate(key);
@@ -87,8 +87,8 @@ pub(crate) fn settle(
 }
 
 /// Returns the part of the reported size that is neither charged nor reserved.
-pub(crate) fn uncharged_bytes(card: Card, pool: CUmemoryPool) -> u64 {
-    let process = Process::of(card);
+pub(crate) fn uncharged_bytes(gpu: Gpu, pool: CUmemoryPool) -> u64 {
+    let process = Process::of(gpu);
     let has_bytes = reserved_of(pool).unwrap_or(0);
     let _guard = process.pool_guard();
     let known = process.pools.get(key_of(pool));
@@ -100,8 +100,8 @@ pub(crate) fn uncharged_bytes(card: Card, pool: CUmemoryPool) -> u64 {
 
 /// Sets the pool's charge to the reported size, after a trim if `trims`. A pool that another thread has destroyed
 /// is not queried.
-fn refresh_pool(card: Card, pool: CUmemoryPool, trims: bool) {
-    let process = Process::of(card);
+fn refresh_pool(gpu: Gpu, pool: CUmemoryPool, trims: bool) {
+    let process = Process::of(gpu);
     let _used = process.pool_gate.enter();
     if process.pools.get(key_of(pool)).is_none() {
         return;
@@ -109,12 +109,12 @@ fn refresh_pool(card: Card, pool: CUmemoryPool, trims: bool) {
     if trims {
         trim(pool);
     }
-    settle(card, pool, 0, CUDA_SUCCESS);
+    settle(gpu, pool, 0, CUDA_SUCCESS);
 }
 
-fn for_each_pool(card: Card, each: impl Fn(CUmemoryPool)) {
-    Process::of(card).pools.for_each(|key, pool| {
-        if pool.card == card.index() && pool.charged_bytes != 0 {
+fn for_each_pool(gpu: Gpu, each: impl Fn(CUmemoryPool)) {
+    Process::of(gpu).pools.for_each(|key, pool| {
+        if pool.gpu == gpu.index() && pool.charged_bytes != 0 {
             let address = usize::try_from(key).unwrap_or(0);
             each(core::ptr::with_exposed_provenance_mut(address));
         }
@@ -122,18 +122,18 @@ fn for_each_pool(card: Card, each: impl Fn(CUmemoryPool)) {
 }
 
 /// Updates the charges after pools returned memory to the GPU.
-pub(super) fn refresh(card: Card) {
-    for_each_pool(card, |pool| refresh_pool(card, pool, false));
+pub(super) fn refresh(gpu: Gpu) {
+    for_each_pool(gpu, |pool| refresh_pool(gpu, pool, false));
 }
 
 /// Trims the process's pools. Returns `false` if the GPU has none.
-pub(super) fn trim_all(card: Card) -> bool {
+pub(super) fn trim_all(gpu: Gpu) -> bool {
     let mut has_any = false;
-    Process::of(card)
+    Process::of(gpu)
         .pools
-        .for_each(|_, pool| has_any |= pool.card == card.index());
+        .for_each(|_, pool| has_any |= pool.gpu == gpu.index());
     if has_any {
-        for_each_pool(card, |pool| refresh_pool(card, pool, true));
+        for_each_pool(gpu, |pool| refresh_pool(gpu, pool, true));
     }
     has_any
 }

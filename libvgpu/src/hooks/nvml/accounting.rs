@@ -5,11 +5,11 @@
 
 use core::ffi::c_uint;
 
-use crate::card::Card;
 use crate::current::Target;
 use crate::functions::{
     nvmlDeviceGetAccountingPids, nvmlDeviceGetAccountingStats, nvmlDeviceGetAccountingStats_v2,
 };
+use crate::gpu::Gpu;
 use crate::hooks::nvml::memory_target;
 use crate::hooks::nvml::processes::live_processes;
 use crate::hooks::nvml::utilization::{cores_percent, scale, shows_own_pids};
@@ -18,8 +18,8 @@ use crate::nvml::{
     nvmlAccountingStats_v2_t, nvmlDevice_t, nvmlReturn_t,
 };
 
-fn is_live(card: Card, pid: c_uint) -> bool {
-    live_processes(card).any(|process| process.pid == pid)
+fn is_live(gpu: Gpu, pid: c_uint) -> bool {
+    live_processes(gpu).any(|process| process.pid == pid)
 }
 
 pub(crate) unsafe fn pids(
@@ -30,13 +30,13 @@ pub(crate) unsafe fn pids(
 ) -> nvmlReturn_t {
     // SAFETY: the caller's arguments.
     let result = unsafe { original(device, count, pids) };
-    let card = match memory_target(device) {
+    let gpu = match memory_target(device) {
         Target::Unlimited => return result,
         _ if result != NVML_SUCCESS => return result,
         Target::Denied => return NVML_ERROR_NOT_SUPPORTED,
-        Target::Limited(card) => card,
+        Target::Limited(gpu) => gpu,
     };
-    if !shows_own_pids(card, device) {
+    if !shows_own_pids(gpu, device) {
         return NVML_ERROR_NOT_SUPPORTED;
     }
     // SAFETY: NVML has written it.
@@ -47,7 +47,7 @@ pub(crate) unsafe fn pids(
         let place = unsafe { pids.add(index) };
         // SAFETY: as above.
         let pid = unsafe { place.read() };
-        if is_live(card, pid) {
+        if is_live(gpu, pid) {
             let to = usize::try_from(retained).unwrap_or(index);
             // SAFETY: not after the entry that was read.
             let to = unsafe { pids.add(to) };
@@ -68,20 +68,20 @@ fn query(
     call: impl FnOnce() -> nvmlReturn_t,
     to_share: impl FnOnce(u32),
 ) -> nvmlReturn_t {
-    let card = match memory_target(device) {
+    let gpu = match memory_target(device) {
         Target::Unlimited => return call(),
         Target::Denied => return NVML_ERROR_NOT_SUPPORTED,
-        Target::Limited(card) => card,
+        Target::Limited(gpu) => gpu,
     };
-    if !is_live(card, pid) {
+    if !is_live(gpu, pid) {
         return NVML_ERROR_NOT_FOUND;
     }
-    if !shows_own_pids(card, device) {
+    if !shows_own_pids(gpu, device) {
         return NVML_ERROR_NOT_SUPPORTED;
     }
     let result = call();
     if result == NVML_SUCCESS {
-        to_share(cores_percent(card));
+        to_share(cores_percent(gpu));
     }
     result
 }

@@ -6,12 +6,12 @@
 use core::ffi::c_uint;
 use core::ptr;
 
-use crate::card::Card;
 use crate::current::Target;
 use crate::functions::{
     nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetComputeRunningProcesses_v2,
     nvmlDeviceGetRunningProcessDetailList,
 };
+use crate::gpu::Gpu;
 use crate::hooks::nvml::memory_target;
 use crate::nvml::{
     NO_INSTANCE, NVML_ERROR_INSUFFICIENT_SIZE, NVML_ERROR_NOT_SUPPORTED, NVML_SUCCESS,
@@ -24,8 +24,8 @@ use crate::share::usage::LiveProcess;
 type List<T> = unsafe extern "C" fn(nvmlDevice_t, *mut c_uint, *mut T) -> nvmlReturn_t;
 
 /// Returns the processes of a GPU's shares, each once, with its usage of all shares.
-pub(crate) fn live_processes(card: Card) -> impl Iterator<Item = LiveProcess> {
-    let shares = move || card.shares().enumerate();
+pub(crate) fn live_processes(gpu: Gpu) -> impl Iterator<Item = LiveProcess> {
+    let shares = move || gpu.shares().enumerate();
     shares().flat_map(move |(position, share)| {
         share.live_processes().filter_map(move |process| {
             let others = |before: bool| {
@@ -49,9 +49,9 @@ pub(crate) fn live_processes(card: Card) -> impl Iterator<Item = LiveProcess> {
 }
 
 /// Reclaims dead processes in the shares of a GPU.
-pub(crate) fn reclaim_dead(card: Card) {
-    let _guard = Process::of(card).guard();
-    for share in card.shares() {
+pub(crate) fn reclaim_dead(gpu: Gpu) {
+    let _guard = Process::of(gpu).guard();
+    for share in gpu.shares() {
         share.reclaim();
     }
 }
@@ -112,11 +112,11 @@ unsafe fn list<T>(
         return unsafe { original(device, count, infos) };
     }
     match (target, entry) {
-        (Target::Limited(card), Some(entry)) => {
-            if !card.shares().all(|share| share.is_countable()) {
+        (Target::Limited(gpu), Some(entry)) => {
+            if !gpu.shares().all(|share| share.is_countable()) {
                 return NVML_ERROR_NOT_SUPPORTED;
             }
-            reclaim_dead(card);
+            reclaim_dead(gpu);
             // SAFETY: the caller's arguments; `count` is not null.
             unsafe {
                 write(
@@ -124,7 +124,7 @@ unsafe fn list<T>(
                     device,
                     count,
                     infos,
-                    live_processes(card).map(entry),
+                    live_processes(gpu).map(entry),
                 )
             }
         }
@@ -214,19 +214,19 @@ pub(crate) unsafe fn detailed(
     if asked.version != PROCESS_DETAIL_LIST_V1 {
         return NVML_ERROR_NOT_SUPPORTED;
     }
-    let card = match target {
-        Target::Limited(card) if matches!(asked.mode, COMPUTE | ALL) => Some(card),
+    let gpu = match target {
+        Target::Limited(gpu) if matches!(asked.mode, COMPUTE | ALL) => Some(gpu),
         _ if asked.mode <= ALL => None,
         _ => return NVML_ERROR_NOT_SUPPORTED,
     };
-    if card.is_some_and(|card| !card.shares().all(|share| share.is_countable())) {
+    if gpu.is_some_and(|gpu| !gpu.shares().all(|share| share.is_countable())) {
         return NVML_ERROR_NOT_SUPPORTED;
     }
-    if let Some(card) = card {
-        reclaim_dead(card);
+    if let Some(gpu) = gpu {
+        reclaim_dead(gpu);
     }
     let mut length: c_uint = 0;
-    for process in card.into_iter().flat_map(live_processes) {
+    for process in gpu.into_iter().flat_map(live_processes) {
         if length < asked.numProcArrayEntries && !asked.procArray.is_null() {
             let offset = usize::try_from(length).unwrap_or(usize::MAX);
             // SAFETY: within the caller's array.

@@ -12,13 +12,13 @@
 use core::ffi::c_uint;
 use core::ptr;
 
-use crate::card::Card;
 use crate::current::Target;
 use crate::functions::{
     nvmlDeviceGetComputeRunningProcesses_v3, nvmlDeviceGetDynamicPstatesInfo,
     nvmlDeviceGetProcessUtilization, nvmlDeviceGetProcessesUtilizationInfo, nvmlDeviceGetSamples,
     nvmlDeviceGetUtilizationRates,
 };
+use crate::gpu::Gpu;
 use crate::hooks::nvml::{
     self,
     processes::{live_processes, reclaim_dead},
@@ -53,9 +53,9 @@ pub(super) fn scale(percent: u32, cores_percent: u32) -> u32 {
 }
 
 /// Returns the total cores of all shares of a GPU; 100 if one has no guarantee.
-pub(super) fn cores_percent(card: Card) -> u32 {
+pub(super) fn cores_percent(gpu: Gpu) -> u32 {
     let mut sum = 0u32;
-    for share in card.shares() {
+    for share in gpu.shares() {
         match share.cores_percent() {
             0 => return 100,
             percent => sum = sum.saturating_add(percent),
@@ -66,7 +66,7 @@ pub(super) fn cores_percent(card: Card) -> u32 {
 
 /// Returns whether NVML reports the PIDs of this container: every reported PID exists here, and all processes of
 /// the share are reported.
-pub(super) fn shows_own_pids(card: Card, device: nvmlDevice_t) -> bool {
+pub(super) fn shows_own_pids(gpu: Gpu, device: nvmlDevice_t) -> bool {
     let list = nvmlDeviceGetComputeRunningProcesses_v3::ORIGINAL.get();
     let Some(list) = list else { return false };
     let mut shown = [nvmlProcessInfo_t {
@@ -83,20 +83,20 @@ pub(super) fn shows_own_pids(card: Card, device: nvmlDevice_t) -> bool {
     }
     let shown = || shown.iter().take(usize::try_from(count).unwrap_or(0));
     shown().all(|process| sys::process_exists(process.pid))
-        && live_processes(card).all(|process| shown().any(|shown| shown.pid == process.pid))
+        && live_processes(gpu).all(|process| shown().any(|shown| shown.pid == process.pid))
 }
 
 /// Passes the newest sample of each process of the GPU's shares to `each`.
 fn sampled(
-    card: Card,
+    gpu: Gpu,
     device: nvmlDevice_t,
     since_us: u64,
     mut each: impl FnMut(&nvmlProcessUtilizationSample_t),
 ) -> Result<(), nvmlReturn_t> {
-    if live_processes(card).next().is_none() {
+    if live_processes(gpu).next().is_none() {
         return Ok(());
     }
-    if !shows_own_pids(card, device) {
+    if !shows_own_pids(gpu, device) {
         return Err(NVML_ERROR_NOT_SUPPORTED);
     }
     let ask = nvmlDeviceGetProcessUtilization::ORIGINAL
@@ -123,7 +123,7 @@ fn sampled(
     // NVML may leave entries empty.
     let new = filled.filter(|sample| sample.pid != 0 && sample.timeStamp > since_us);
     for sample in new {
-        if live_processes(card).any(|process| process.pid == sample.pid) {
+        if live_processes(gpu).any(|process| process.pid == sample.pid) {
             each(sample);
         }
     }
@@ -134,27 +134,25 @@ fn sampled(
 /// has no utilization of its own.
 fn target(device: nvmlDevice_t) -> Target {
     match nvml::target(device) {
-        Target::Limited(card) if !card.is_memory_limited() && !card.is_metered() => {
-            Target::Unlimited
-        }
+        Target::Limited(gpu) if !gpu.is_memory_limited() && !gpu.is_metered() => Target::Unlimited,
         target => target,
     }
 }
 
 /// Returns the share's utilization, scaled to its cores.
-fn of_share(card: Card, device: nvmlDevice_t) -> Result<nvmlUtilization_t, nvmlReturn_t> {
-    if !card.shares().all(|share| share.is_countable()) {
+fn of_share(gpu: Gpu, device: nvmlDevice_t) -> Result<nvmlUtilization_t, nvmlReturn_t> {
+    if !gpu.shares().all(|share| share.is_countable()) {
         return Err(NVML_ERROR_NOT_SUPPORTED);
     }
-    reclaim_dead(card);
-    let cores = cores_percent(card);
+    reclaim_dead(gpu);
+    let cores = cores_percent(gpu);
     let mut sum = nvmlUtilization_t { gpu: 0, memory: 0 };
     let since_us = sys::epoch_us().saturating_sub(RECENT_US);
-    let sampled = sampled(card, device, since_us, |sample| {
+    let sampled = sampled(gpu, device, since_us, |sample| {
         sum.gpu = sum.gpu.saturating_add(sample.smUtil);
         sum.memory = sum.memory.saturating_add(sample.memUtil);
     });
-    match metered_percent(card) {
+    match metered_percent(gpu) {
         Some(percent) => sum.gpu = percent,
         None => sampled?,
     }
@@ -165,8 +163,8 @@ fn of_share(card: Card, device: nvmlDevice_t) -> Result<nvmlUtilization_t, nvmlR
 }
 
 /// Returns the percent of GPU time by the meters of the shares; `None` if one has none.
-fn metered_percent(card: Card) -> Option<u32> {
-    card.shares().try_fold(0u32, |sum, share| {
+fn metered_percent(gpu: Gpu) -> Option<u32> {
+    gpu.shares().try_fold(0u32, |sum, share| {
         Some(sum.saturating_add(share.metered_percent()?))
     })
 }
@@ -181,14 +179,14 @@ pub(crate) unsafe fn rates(
         // SAFETY: the caller's arguments.
         return unsafe { original(device, rates) };
     }
-    let mut of_card = nvmlUtilization_t { gpu: 0, memory: 0 };
+    let mut of_gpu = nvmlUtilization_t { gpu: 0, memory: 0 };
     // SAFETY: writes one struct.
-    let result = unsafe { original(device, &raw mut of_card) };
+    let result = unsafe { original(device, &raw mut of_gpu) };
     if result != NVML_SUCCESS {
         return result;
     }
     let shown = match target {
-        Target::Limited(card) => of_share(card, device),
+        Target::Limited(gpu) => of_share(gpu, device),
         _ => Ok(nvmlUtilization_t { gpu: 0, memory: 0 }),
     };
     match shown {
@@ -218,7 +216,7 @@ pub(crate) unsafe fn dynamic_states(
         return result;
     }
     let shown = match target {
-        Target::Limited(card) => of_share(card, device),
+        Target::Limited(gpu) => of_share(gpu, device),
         _ => Ok(nvmlUtilization_t { gpu: 0, memory: 0 }),
     };
     let none = nvmlGpuDynamicPstatesUtilization_t {
@@ -248,13 +246,13 @@ pub(crate) unsafe fn dynamic_states(
 /// # Safety
 /// `array` has `length` elements that NVML has written.
 unsafe fn retain_own<T: Copy>(
-    card: Card,
+    gpu: Gpu,
     array: *mut T,
     length: c_uint,
     pid: fn(&T) -> c_uint,
     scaled: fn(T, u32) -> T,
 ) -> c_uint {
-    let cores = cores_percent(card);
+    let cores = cores_percent(gpu);
     let length = usize::try_from(length).unwrap_or(0);
     let mut retained = 0usize;
     for index in 0..length {
@@ -262,7 +260,7 @@ unsafe fn retain_own<T: Copy>(
         let place = unsafe { array.add(index) };
         // SAFETY: written by NVML.
         let sample = unsafe { place.read() };
-        if !live_processes(card).any(|process| process.pid == pid(&sample)) {
+        if !live_processes(gpu).any(|process| process.pid == pid(&sample)) {
             continue;
         }
         // SAFETY: `retained` is at most `index`.
@@ -282,12 +280,12 @@ unsafe fn retain_own<T: Copy>(
 }
 
 /// Returns whether process samples can be attributed to the share.
-fn has_own_samples(card: Card, device: nvmlDevice_t) -> bool {
-    if !card.shares().all(|share| share.is_countable()) {
+fn has_own_samples(gpu: Gpu, device: nvmlDevice_t) -> bool {
+    if !gpu.shares().all(|share| share.is_countable()) {
         return false;
     }
-    reclaim_dead(card);
-    live_processes(card).next().is_none() || shows_own_pids(card, device)
+    reclaim_dead(gpu);
+    live_processes(gpu).next().is_none() || shows_own_pids(gpu, device)
 }
 
 pub(crate) unsafe fn by_process(
@@ -297,15 +295,15 @@ pub(crate) unsafe fn by_process(
     count: *mut c_uint,
     since_us: u64,
 ) -> nvmlReturn_t {
-    let card = match target(device) {
-        Target::Limited(card) => Some(card),
+    let gpu = match target(device) {
+        Target::Limited(gpu) => Some(gpu),
         Target::Denied => None,
         Target::Unlimited => {
             // SAFETY: the caller's arguments.
             return unsafe { original(device, samples, count, since_us) };
         }
     };
-    let Some(card) = card.filter(|card| has_own_samples(*card, device)) else {
+    let Some(gpu) = gpu.filter(|gpu| has_own_samples(*gpu, device)) else {
         return NVML_ERROR_NOT_SUPPORTED;
     };
     // SAFETY: the caller's arguments.
@@ -318,7 +316,7 @@ pub(crate) unsafe fn by_process(
     // SAFETY: NVML has written that many.
     let retained = unsafe {
         retain_own(
-            card,
+            gpu,
             samples,
             length,
             |sample| sample.pid,
@@ -350,9 +348,9 @@ pub(crate) unsafe fn by_process_info(
     // SAFETY: not null; every version begins with its number.
     let version = unsafe { info.cast::<c_uint>().read() };
     let known = version == PROCESSES_UTILIZATION_INFO_V1;
-    let card = match target {
+    let gpu = match target {
         // A version that is unknown to this build cannot be reduced to the share.
-        Target::Limited(card) if known && has_own_samples(card, device) => card,
+        Target::Limited(gpu) if known && has_own_samples(gpu, device) => gpu,
         Target::Limited(_) | Target::Denied | Target::Unlimited => {
             return NVML_ERROR_NOT_SUPPORTED;
         }
@@ -367,7 +365,7 @@ pub(crate) unsafe fn by_process_info(
     // SAFETY: NVML has written that many.
     info.processSamplesCount = unsafe {
         retain_own(
-            card,
+            gpu,
             info.procUtilArray,
             info.processSamplesCount,
             |sample| sample.pid,
@@ -405,15 +403,15 @@ pub(crate) unsafe fn samples(
         // SAFETY: the caller's arguments.
         _ => return unsafe { original(device, kind, since_us, value_type, count, samples) },
     };
-    let card = match target(device) {
-        Target::Limited(card) if !value_type.is_null() && !count.is_null() => card,
+    let gpu = match target(device) {
+        Target::Limited(gpu) if !value_type.is_null() && !count.is_null() => gpu,
         Target::Denied => return NVML_ERROR_NOT_SUPPORTED,
         Target::Limited(_) | Target::Unlimited => {
             // SAFETY: the caller's arguments.
             return unsafe { original(device, kind, since_us, value_type, count, samples) };
         }
     };
-    let mut of_card = 0;
+    let mut of_gpu = 0;
     // SAFETY: without an array NVML only writes the needed length.
     let result = unsafe {
         original(
@@ -421,7 +419,7 @@ pub(crate) unsafe fn samples(
             kind,
             since_us,
             value_type,
-            &raw mut of_card,
+            &raw mut of_gpu,
             ptr::null_mut(),
         )
     };
@@ -441,7 +439,7 @@ pub(crate) unsafe fn samples(
     if now_us.saturating_sub(since_us) < SAMPLE_US || room == 0 {
         return NVML_ERROR_NOT_FOUND;
     }
-    match of_share(card, device) {
+    match of_share(gpu, device) {
         Ok(of_share) => {
             let sample = nvmlSample_t {
                 timeStamp: now_us,

@@ -18,9 +18,9 @@ pub(crate) unsafe fn export_pointer(
     let result = unsafe { original(data, pointer) };
     if let Some(process) = Process::get().filter(|_| result == CUDA_SUCCESS)
         && let Some((index, chunk)) = process.pool_free_space.chunk_of(pointer)
-        && let Some(card) = process.card(index)
+        && let Some(gpu) = process.gpu(index)
     {
-        shared_memory::add_export(process, card, pointer, chunk);
+        shared_memory::add_export(process, gpu, pointer, chunk);
     }
     result
 }

@@ -6,7 +6,6 @@
 use core::ffi::c_int;
 
 use crate::cache_charge::Cache;
-use crate::card::Card;
 use crate::cuda::{
     CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_LOCATION_TYPE_HOST,
     CU_MEM_LOCATION_TYPES_OF_HOST, CU_MEMPOOL_ATTR_ALLOCATION_TYPE, CU_MEMPOOL_ATTR_LOCATION_ID,
@@ -16,10 +15,11 @@ use crate::cuda::{
 use crate::current::{Target, target_of_current_context, target_of_device};
 use crate::device::device_count;
 use crate::driver::{Library, Original};
+use crate::gpu::Gpu;
 use crate::hooks::driver_cache::pools::{attribute, key_of, settle};
 use crate::hooks::streams;
 use crate::process::Process;
-use crate::records::NO_CARD;
+use crate::records::NO_GPU;
 
 static GET_POOL: Original<GetPool> = Original::new(Library::Cuda, c"cuDeviceGetMemPool");
 static GET_DEFAULT_POOL: Original<GetPool> =
@@ -39,7 +39,7 @@ pub(super) enum AllocationSource {
     /// A denied GPU.
     Refused,
     /// A pool of a limited GPU.
-    Pool(Card, CUmemoryPool),
+    Pool(Gpu, CUmemoryPool),
 }
 
 impl AllocationSource {
@@ -51,8 +51,8 @@ impl AllocationSource {
         match target_of_device(device) {
             Target::Unlimited => Self::Uncounted,
             Target::Denied => Self::Refused,
-            Target::Limited(card) => {
-                pool_of(&GET_POOL, device).map_or(Self::Uncounted, |pool| Self::Pool(card, pool))
+            Target::Limited(gpu) => {
+                pool_of(&GET_POOL, device).map_or(Self::Uncounted, |pool| Self::Pool(gpu, pool))
             }
         }
     }
@@ -64,11 +64,11 @@ impl AllocationSource {
         };
         if let Some(charge) = process.pools.get(key_of(pool)) {
             return process
-                .card(charge.card)
-                .map_or(Self::Uncounted, |card| Self::Pool(card, pool));
+                .gpu(charge.gpu)
+                .map_or(Self::Uncounted, |gpu| Self::Pool(gpu, pool));
         }
         match target_of(pool) {
-            Target::Limited(card) => Self::Pool(card, pool),
+            Target::Limited(gpu) => Self::Pool(gpu, pool),
             Target::Denied => Self::Refused,
             Target::Unlimited => {
                 record_uncounted(process, pool);
@@ -87,8 +87,8 @@ pub(super) fn record(pool: CUmemoryPool, properties: &CUmemPoolProps) {
     let number = |value: c_int| u64::try_from(value).unwrap_or(0);
     if location.r#type == CU_MEM_LOCATION_TYPE_DEVICE {
         match target_of_device(location.id) {
-            Target::Limited(card) => {
-                settle(card, pool, 0, CUDA_SUCCESS);
+            Target::Limited(gpu) => {
+                settle(gpu, pool, 0, CUDA_SUCCESS);
             }
             Target::Unlimited => record_uncounted(process, pool),
             Target::Denied => {}
@@ -102,7 +102,7 @@ pub(super) fn record(pool: CUmemoryPool, properties: &CUmemPoolProps) {
 fn record_uncounted(process: &Process, pool: CUmemoryPool) {
     let uncounted = Cache {
         charged_bytes: 0,
-        card: NO_CARD,
+        gpu: NO_GPU,
         reserved_bytes: 0,
     };
     let _guard = process.pool_guard();
@@ -122,9 +122,9 @@ fn target_of(pool: CUmemoryPool) -> Target {
             return Target::Unlimited;
         }
         let id = attribute(pool, CU_MEMPOOL_ATTR_LOCATION_ID);
-        let is_on_card = c_int::try_from(location) == Ok(CU_MEM_LOCATION_TYPE_DEVICE);
+        let is_on_gpu = c_int::try_from(location) == Ok(CU_MEM_LOCATION_TYPE_DEVICE);
         return match id.and_then(|id| CUdevice::try_from(id).ok()) {
-            Some(device) if is_on_card => target_of_device(device),
+            Some(device) if is_on_gpu => target_of_device(device),
             _ => target_of_current_context(),
         };
     }

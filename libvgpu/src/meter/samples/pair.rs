@@ -15,7 +15,7 @@ pub(super) const PENDING: u32 = 3;
 pub(super) struct Pair {
     pub(super) state: AtomicU32,
     /// Index of the GPU's first share.
-    pub(super) card: AtomicU32,
+    pub(super) gpu: AtomicU32,
     /// Whether its measured time corrects its charge, and whether its kind learns from it.
     pub(super) is_measured: AtomicU32,
     pub(super) learns: AtomicU32,

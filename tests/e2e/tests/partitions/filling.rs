@@ -6,13 +6,13 @@ use anyhow::{Context as _, Result, ensure};
 use drava_e2e::manifest::pod_with_request;
 use drava_e2e::{TestCluster, wait};
 
-use crate::{CARD, NODE, device_of};
+use crate::{GPU, NODE, device_of};
 
 /// A GPU with partitions, and two of its profiles.
 pub(crate) struct Partitioned {
     pub(crate) node: &'static str,
     /// Index and minor number.
-    pub(crate) card: usize,
+    pub(crate) gpu: usize,
     /// Part of the product name.
     pub(crate) product: &'static str,
     pub(crate) small: &'static str,
@@ -29,7 +29,7 @@ impl Partitioned {
         let gpu = "device.attributes['gpu.drava.dev']";
         let expression = format!(
             "{gpu}.profile == '{profile}' && {gpu}.productName.contains('{}') && {gpu}.index == {}",
-            self.product, self.card
+            self.product, self.gpu
         );
         let exactly = format!(
             r#"{{deviceClassName: mig.drava.dev, selectors: [{{cel: {{expression: "{expression}"}}}}]}}"#
@@ -39,7 +39,7 @@ impl Partitioned {
 
     fn device(&self, profile: &str, start: usize) -> String {
         let profile = profile.replace('.', "-");
-        format!("gpu-{}-mig-{profile}-{start}", self.card)
+        format!("gpu-{}-mig-{profile}-{start}", self.gpu)
     }
 
     /// Fills the GPU, with one pod too many; frees slices that do not adjoin, then slices that do, and fills it again.
@@ -66,7 +66,7 @@ impl Partitioned {
             by_start.insert(start.with_context(|| device.clone())?, name.clone());
         }
         ensure!(by_start.len() == self.count, "{by_start:?}");
-        ensure!(node.mig_instances(self.card)?.len() == self.count);
+        ensure!(node.mig_instances(self.gpu)?.len() == self.count);
         let list = tenant
             .exec("pod-0", "app", &["nvidia-smi", "-L"])?
             .success()?;
@@ -79,7 +79,7 @@ impl Partitioned {
         let why = tenant.event("next", "ExclusiveConflict")?;
         let no_slices = format!(
             "{}/gpu-{} has no free slices for the partition",
-            self.node, self.card
+            self.node, self.gpu
         );
         ensure!(why.contains(&no_slices), "{why}");
         let last = self.count - 1;
@@ -107,7 +107,7 @@ impl Partitioned {
         cluster.check_allocations()?;
         tenant.delete_pods(&["--all"])?;
         wait("the GPU has no instance", || {
-            Ok(node.mig_instances(self.card)?.is_empty().then_some(()))
+            Ok(node.mig_instances(self.gpu)?.is_empty().then_some(()))
         })?;
         node.wait_until_clean()
     }
@@ -117,7 +117,7 @@ impl Partitioned {
 fn fills_and_refills_a100() -> Result<()> {
     let a100 = Partitioned {
         node: NODE,
-        card: CARD,
+        gpu: GPU,
         product: "A100",
         small: "1g.5gb",
         count: 7,
@@ -131,7 +131,7 @@ fn fills_and_refills_a100() -> Result<()> {
 fn fills_and_refills_a30() -> Result<()> {
     let a30 = Partitioned {
         node: NODE,
-        card: 2,
+        gpu: 2,
         product: "A30",
         small: "1g.6gb",
         count: 4,

@@ -9,7 +9,7 @@ mod mig_mode;
 
 const NODE: &str = "node-1";
 /// Index and minor number of the A100.
-const CARD: usize = 1;
+const GPU: usize = 1;
 /// Delay of each answer of NVML about the A100 during which the driver is to be killed. Prepare and unprepare of a partition
 /// have dozens of them after the record is written and before it is removed, so both take longer than a check of the files.
 const DELAY_MILLISECONDS: &str = "200";
@@ -69,7 +69,7 @@ fn total_mib(tenant: &Namespace<'_>, pod: &str) -> Result<u64> {
 fn wait_until_clean(cluster: &TestCluster) -> Result<()> {
     let node = cluster.node(NODE)?;
     wait("the GPU has no instance", || {
-        Ok(node.mig_instances(CARD)?.is_empty().then_some(()))
+        Ok(node.mig_instances(GPU)?.is_empty().then_some(()))
     })?;
     node.wait_until_clean()
 }
@@ -138,9 +138,9 @@ fn leaves_foreign_instance_alone() -> Result<()> {
     // The instance is newer than the last scan of the node driver: prepare detects it.
     ensure!(node.signal("drava-dra-driver", "STOP")? > 0, "no driver");
     // As an administrator does with nvidia-smi, on the placement that the controller prefers.
-    let create = "create-instance --card 1 --profile 19 --start 6";
+    let create = "create-instance --gpu 1 --profile 19 --start 6";
     node.simulator(&create.split(' ').collect::<Vec<_>>())?;
-    let foreign = node.mig_instances(CARD)?;
+    let foreign = node.mig_instances(GPU)?;
     let placed = tenant
         .apply(&pod_with_memory("early", "3000Mi"))
         .and_then(|()| device_of(&tenant, "early"));
@@ -158,11 +158,11 @@ fn leaves_foreign_instance_alone() -> Result<()> {
         tenant.delete_pods(&["other"])?;
         cluster.wait_for_faults(&["ForeignInstance", "PrepareFailed"])?;
         wait("only the foreign instance exists", || {
-            Ok((node.mig_instances(CARD)? == foreign).then_some(()))
+            Ok((node.mig_instances(GPU)? == foreign).then_some(()))
         })
     });
     let id = foreign[0]["id"].to_string();
-    node.simulator(&["destroy-instance", "--card", "1", "--instance", &id])?;
+    node.simulator(&["destroy-instance", "--gpu", "1", "--instance", &id])?;
     tried?;
     // Kubelet repeats prepare.
     tenant.running("early")?;
@@ -187,9 +187,9 @@ fn partitions_survive_driver_crashes() -> Result<()> {
     let partition = sees_only(&tenant, "before", "1g.5gb")?;
     // Each step that uses NVML takes seconds, the search for the instances before and after the record included.
     let delay = |milliseconds: &str| {
-        let card = CARD.to_string();
+        let gpu = GPU.to_string();
         let delay = ["--delay-milliseconds", milliseconds];
-        node.simulator(&[&["break", "--card", &card], &delay[..]].concat())
+        node.simulator(&[&["break", "--gpu", &gpu], &delay[..]].concat())
             .map(drop)
     };
     // Killed while it prepares.
@@ -209,7 +209,7 @@ fn partitions_survive_driver_crashes() -> Result<()> {
         tenant.running(pod)?;
         sees_only(&tenant, pod, "1g.5gb")?;
     }
-    ensure!(node.mig_instances(CARD)?.len() == 4, "an instance leaked");
+    ensure!(node.mig_instances(GPU)?.len() == 4, "an instance leaked");
     ensure!(sees_only(&tenant, "before", "1g.5gb")? == partition);
     tenant.fill("before", 0)?;
     let before = tenant.find("pod", "before")?.context("pod before")?;

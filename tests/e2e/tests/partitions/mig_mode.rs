@@ -6,7 +6,7 @@ use drava_e2e::{TestCluster, wait};
 use serde_json::Value;
 
 use crate::filling::Partitioned;
-use crate::{CARD, NODE, total_mib};
+use crate::{GPU, NODE, total_mib};
 
 /// Node with two H100, which switch MIG mode without a reset.
 const HOPPER: &str = "node-0";
@@ -92,7 +92,7 @@ fn mig_mode_follows_claims_of_one_gpu() -> Result<()> {
     })?;
     let h100 = Partitioned {
         node: HOPPER,
-        card: 0,
+        gpu: 0,
         product: "H100",
         small: "1g.10gb",
         count: 7,
@@ -171,7 +171,7 @@ fn mig_mode_that_needs_a_reset_names_commands() -> Result<()> {
     let _profile = DynamicMode(&cluster);
     // The A100 is in MIG mode, and switches it at a reset only.
     tenant.apply(&format!(
-        "{{apiVersion: gpu.drava.dev/v1alpha1, kind: GpuNodeProfile, metadata: {{name: dynamic}}, spec: {{nodeSelector: {{kubernetes.io/hostname: {NODE}}}, devices: [{{index: {CARD}, mode: vgpu}}]}}}}"
+        "{{apiVersion: gpu.drava.dev/v1alpha1, kind: GpuNodeProfile, metadata: {{name: dynamic}}, spec: {{nodeSelector: {{kubernetes.io/hostname: {NODE}}}, devices: [{{index: {GPU}, mode: vgpu}}]}}}}"
     ))?;
     wait("the condition ResetRequired", || {
         let profile = cluster.get(&["gpunodeprofile", "dynamic"])?;

@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 use super::{CONTROLLER, SYSTEM};
 
 /// Sets the faults of a simulated GPU.
-pub(super) fn set_faults(cluster: &TestCluster, card: &str, faults: &[&str]) -> Result<()> {
-    let arguments = [&["break", "--card", card], faults].concat();
+pub(super) fn set_faults(cluster: &TestCluster, gpu: &str, faults: &[&str]) -> Result<()> {
+    let arguments = [&["break", "--gpu", gpu], faults].concat();
     cluster.first_node().simulator(&arguments).map(drop)
 }
 

@@ -113,8 +113,8 @@ fn prometheus_has_metrics_and_fires_alerts() -> Result<()> {
     let checked = (|| {
         let prometheus = Prometheus::start(&cluster)?;
         with_pods(&tenant)?;
-        // XID 31 is the fault of a program, not of the GPU; the fault of card 1 is over before its alert is expected.
-        let xid = ["xid", "--card", "1", "--code", "31"];
+        // XID 31 is the fault of a program, not of the GPU; the fault of GPU 1 is over before its alert is expected.
+        let xid = ["xid", "--gpu", "1", "--code", "31"];
         cluster.first_node().simulator(&xid)?;
         alerts::set_faults(&cluster, "1", &["--lost"])?;
         prometheus.wait_for_alert("DravaGpuUnhealthy", "reason", "lost")?;
@@ -125,8 +125,8 @@ fn prometheus_has_metrics_and_fires_alerts() -> Result<()> {
         alerts::check_faults(&cluster, &prometheus, &tenant)
     })();
     // As before, whatever has failed.
-    for card in ["0", "1"] {
-        alerts::set_faults(&cluster, card, &[])?;
+    for gpu in ["0", "1"] {
+        alerts::set_faults(&cluster, gpu, &[])?;
     }
     cluster.kubectl(["delete", "gpuquota", tenant.name(), "--ignore-not-found"])?;
     set_aliases(&cluster, false)?;

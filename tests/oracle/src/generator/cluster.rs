@@ -123,7 +123,7 @@ impl<'a> Generator<'a> {
                         .and_then(|slice| slice["devices"].get_mut(0))
                     {
                         device["consumesCounters"] = json!([
-                            {"counterSet": "absent", "counters": {"card": {"value": "1"}}},
+                            {"counterSet": "absent", "counters": {"gpu": {"value": "1"}}},
                         ]);
                     }
                 }
@@ -176,7 +176,7 @@ impl<'a> Generator<'a> {
         let is_partitioned = self.random.chance(self.mix.partitions);
         let is_coupled = is_partitioned || self.random.chance(85);
         // Room for two devices beside each other.
-        let cards = if is_partitioned || self.random.chance(80) {
+        let gpus = if is_partitioned || self.random.chance(80) {
             "1"
         } else {
             "2"
@@ -208,7 +208,7 @@ impl<'a> Generator<'a> {
             if is_partitioned {
                 format!("memory-slice-{slice}")
             } else {
-                "card".to_owned()
+                "gpu".to_owned()
             }
         };
         let consumes = |from: u64, length: u64, engines: u64| {
@@ -266,11 +266,11 @@ impl<'a> Generator<'a> {
         for device in &mut devices {
             self.taint(device);
         }
-        let is_independent = !is_coupled || cards == "2";
+        let is_independent = !is_coupled || gpus == "2";
         let results = self.results(pool, &devices, gib, is_independent);
         let mut counters = Map::new();
         for slice in 0..slices {
-            counters.insert(counter(slice), json!({"value": cards}));
+            counters.insert(counter(slice), json!({"value": gpus}));
         }
         if is_partitioned {
             counters.insert("engines".to_owned(), json!({"value": "3"}));

@@ -1,0 +1,163 @@
+//! Process checkpoints: lock, checkpoint, restore, unlock.
+
+use std::process::{Child, Stdio};
+
+use simulator_machine::description::{MIB, T4};
+use simulator_machine::testing::Machine;
+
+use crate::api::{
+    Api, Handle, ILLEGAL_STATE, INVALID_VALUE, Invoke, NOT_SUPPORTED, OUT_OF_MEMORY, call,
+};
+use crate::virtual_memory::create;
+
+const MS: u64 = 1_000_000;
+const NONE: Handle = std::ptr::null_mut();
+const RUNNING: u32 = 0;
+const LOCKED: u32 = 1;
+const CHECKPOINTED: u32 = 2;
+
+/// A child process that is killed when the test ends.
+struct Other(Child);
+
+impl Other {
+    fn start(machine: &Machine, arguments: &[&str]) -> Self {
+        let mut command = machine.program("cuda-probe").unwrap();
+        Self(
+            command
+                .args(arguments)
+                .stdout(Stdio::null())
+                .spawn()
+                .unwrap(),
+        )
+    }
+
+    fn pid(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        // The process may have ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn change(api: &Api, what: &str, pid: u32) -> u32 {
+    let symbol = api.symbol(&format!("cuCheckpointProcess{what}"));
+    Invoke::invoke(symbol, (pid, NONE))
+}
+
+fn state(api: &Api, pid: u32) -> u32 {
+    let mut state = 9u32;
+    let code = call!(api, "cuCheckpointProcessGetState", pid, &raw mut state);
+    assert_eq!(code, 0);
+    state
+}
+
+#[test]
+fn frees_and_restores_memory_of_a_checkpoint() {
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    let own = machine.gpu(0).unwrap().used_bytes;
+    let used = || machine.gpu(0).unwrap().used_bytes;
+    let other = Other::start(&machine, &["alloc", "--mib", "1000", "--hold", "600"]);
+    let full = machine
+        .wait_for_gpu(0, |gpu| gpu.used_bytes >= 2 * own + 1000 * MIB)
+        .unwrap();
+    let pid = other.pid();
+    assert_eq!(change(&api, "Checkpoint", pid), ILLEGAL_STATE);
+    assert_eq!(change(&api, "Lock", u32::MAX), INVALID_VALUE);
+    assert_eq!((change(&api, "Lock", pid), state(&api, pid)), (0, LOCKED));
+    assert_eq!(
+        (change(&api, "Unlock", pid), state(&api, pid)),
+        (0, RUNNING)
+    );
+    assert_eq!(change(&api, "Lock", pid), 0);
+    assert_eq!(
+        (change(&api, "Checkpoint", pid), state(&api, pid)),
+        (0, CHECKPOINTED)
+    );
+    assert_eq!(used(), own);
+    assert_eq!(machine.gpu(0).unwrap().processes.len(), 1);
+    let all = api
+        .allocate(api.memory_info().0 / (2 * MIB) * 2 * MIB)
+        .unwrap();
+    assert_eq!(change(&api, "Restore", pid), OUT_OF_MEMORY);
+    assert_eq!(state(&api, pid), CHECKPOINTED);
+    api.free(all);
+    assert_eq!(used(), own);
+    assert_eq!(
+        (change(&api, "Restore", pid), state(&api, pid)),
+        (0, LOCKED)
+    );
+    assert_eq!(used(), full.used_bytes);
+    assert_eq!(
+        (change(&api, "Unlock", pid), state(&api, pid)),
+        (0, RUNNING)
+    );
+    // A checkpointed process that dies has no memory to free.
+    assert_eq!(change(&api, "Lock", pid), 0);
+    assert_eq!(change(&api, "Checkpoint", pid), 0);
+    drop(other);
+    machine
+        .wait_for_gpu(0, |gpu| gpu.processes.len() == 1)
+        .unwrap();
+    assert_eq!(used(), own);
+}
+
+#[test]
+fn blocks_a_locked_process_in_its_next_call() {
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    let spin = api.function(c"spin");
+    let other = Other::start(&machine, &["launch", "--ms", "5", "--seconds", "600"]);
+    let kernels = |gpu: &simulator_machine::kernel::GpuStatus| {
+        let mut of_other = gpu.processes.iter().filter(|one| one.pid == other.pid());
+        of_other.next().map_or(0, |process| process.kernels)
+    };
+    machine.wait_for_gpu(0, |gpu| kernels(gpu) > 2).unwrap();
+    assert_eq!(change(&api, "Lock", other.pid()), 0);
+    // A running call completes; the next one blocks.
+    let mut counts = Vec::new();
+    for _ in 0..2 {
+        api.spin(spin, NONE, 40, 200 * MS);
+        api.synchronize();
+        counts.push(kernels(&machine.gpu(0).unwrap()));
+    }
+    assert_eq!(counts[0], counts[1]);
+    assert_eq!(change(&api, "Unlock", other.pid()), 0);
+    machine
+        .wait_for_gpu(0, |gpu| kernels(gpu) > counts[1])
+        .unwrap();
+}
+
+#[test]
+fn rejects_checkpoint_with_exported_memory() {
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    let pid = std::process::id();
+    let memory = create(&api, 2 * MIB).unwrap();
+    let mut descriptor = -1;
+    let code = call!(
+        api,
+        "cuMemExportToShareableHandle",
+        &raw mut descriptor,
+        memory,
+        1u32,
+        0u64
+    );
+    assert_eq!(code, 0);
+    let used = machine.gpu(0).unwrap().used_bytes;
+    // Calls about the own process do not block.
+    assert_eq!(change(&api, "Lock", pid), 0);
+    assert_eq!(change(&api, "Checkpoint", pid), NOT_SUPPORTED);
+    assert_eq!(
+        (state(&api, pid), machine.gpu(0).unwrap().used_bytes),
+        (LOCKED, used)
+    );
+    assert_eq!(change(&api, "Unlock", pid), 0);
+    api.synchronize();
+    assert_eq!(unsafe { libc::close(descriptor) }, 0);
+}

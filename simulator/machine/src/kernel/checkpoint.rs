@@ -1,0 +1,118 @@
+//! Checkpoints: lock, checkpoint to host memory, restore, unlock.
+//!
+//! Bytes stay in the GPU memory files, whose ranges are never reused; only the ledger changes.
+//! Queued work still completes.
+
+use crate::protocol::{AllocationId, CheckpointAction, GpuIndex, ProcessPhase, Refusal, Reply};
+
+use super::{ClientId, Effect, Kernel, memory::Holder};
+
+impl Kernel {
+    /// Executes a checkpoint action on a process.
+    pub(super) fn checkpoint(
+        &mut self,
+        pid: u32,
+        action: CheckpointAction,
+    ) -> Result<Reply, Refusal> {
+        let has_context = |client: &ClientId| {
+            let mut contexts = self.contexts.values();
+            contexts.any(|context| context.client == *client)
+        };
+        let mut clients = self.clients.iter().filter(|(_, client)| client.pid == pid);
+        let found = clients.find(|(id, _)| has_context(id));
+        let (&id, client) = found.ok_or(Refusal::NotFound)?;
+        let phase = match (client.phase, action) {
+            (phase, CheckpointAction::Look) => return Ok(Reply::Phase(phase)),
+            (ProcessPhase::Running, CheckpointAction::Lock) => ProcessPhase::Locked,
+            (ProcessPhase::Locked, CheckpointAction::Unlock) => ProcessPhase::Running,
+            (ProcessPhase::Locked, CheckpointAction::Checkpoint) => {
+                self.checkpoint_memory(id)?;
+                ProcessPhase::Checkpointed
+            }
+            (ProcessPhase::Checkpointed, CheckpointAction::Restore) => {
+                self.restore_memory(id)?;
+                ProcessPhase::Locked
+            }
+            _ => return Err(Refusal::Invalid),
+        };
+        if let Some(client) = self.clients.get_mut(&id) {
+            client.phase = phase;
+        }
+        let locked = phase != ProcessPhase::Running;
+        self.effects.push(Effect::Lock { client: id, locked });
+        Ok(Reply::Phase(phase))
+    }
+
+    /// Returns whether a process is checkpointed.
+    pub(super) fn is_checkpointed(&self, client: ClientId) -> bool {
+        let client = self.clients.get(&client);
+        client.is_some_and(|client| client.phase == ProcessPhase::Checkpointed)
+    }
+
+    /// Memory that only this process holds, by GPU.
+    fn own_memory(
+        &self,
+        client: ClientId,
+    ) -> Result<Vec<(GpuIndex, u64, Option<AllocationId>)>, Refusal> {
+        let is_own = |holder: &Holder| match holder {
+            Holder::Context(context) => {
+                let context = self.contexts.get(context);
+                context.is_some_and(|context| context.client == client)
+            }
+            Holder::Client(holder) => *holder == client,
+            Holder::Export(_) => false,
+        };
+        let mut found = Vec::new();
+        for context in self
+            .contexts
+            .values()
+            .filter(|context| context.client == client)
+        {
+            let bytes = self.gpu(context.gpu)?.model.memory.context_bytes;
+            found.push((context.gpu, bytes, None));
+        }
+        for (id, allocation) in &self.allocations {
+            if !allocation.holders.keys().any(is_own) {
+                continue;
+            }
+            // Memory with other holders cannot be checkpointed.
+            if !allocation.holders.keys().all(is_own) {
+                return Err(Refusal::NotSupported);
+            }
+            found.push((allocation.gpu, allocation.bytes, Some(*id)));
+        }
+        Ok(found)
+    }
+
+    fn checkpoint_memory(&mut self, client: ClientId) -> Result<(), Refusal> {
+        for (gpu, bytes, allocation) in self.own_memory(client)? {
+            self.gpu_mut(gpu)?.ledger.free(bytes);
+            self.set_checkpointed(allocation, true);
+        }
+        Ok(())
+    }
+
+    /// Restores all memory or none.
+    fn restore_memory(&mut self, client: ClientId) -> Result<(), Refusal> {
+        let memory = self.own_memory(client)?;
+        for (position, (gpu, bytes, _)) in memory.iter().enumerate() {
+            if let Err(refusal) = self.gpu_mut(*gpu)?.ledger.take(*bytes) {
+                for (gpu, bytes, _) in memory.iter().take(position) {
+                    self.gpu_mut(*gpu)?.ledger.free(*bytes);
+                }
+                return Err(refusal);
+            }
+        }
+        for (_, _, allocation) in memory {
+            self.set_checkpointed(allocation, false);
+        }
+        Ok(())
+    }
+
+    fn set_checkpointed(&mut self, allocation: Option<AllocationId>, is_checkpointed: bool) {
+        let allocation = allocation.and_then(|id| self.allocations.get_mut(&id));
+        if let Some(allocation) = allocation {
+            allocation.is_checkpointed = is_checkpointed;
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! `simulator-machine`: serves a simulated GPU machine, and controls a running one.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::{Parser, Subcommand};
+use simulator_machine::control::{self, Answer, Command};
+use simulator_machine::description::MachineDescription;
+use simulator_machine::kernel::Faults;
+use simulator_machine::protocol::{GpuEvent, GpuIndex, MigRequest, ReportedValue};
+use simulator_machine::root::DriverRoot;
+use simulator_machine::server::Server;
+
+/// A simulated machine with NVIDIA GPUs.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Simulate the kernel driver until SIGTERM; prints "ready" when clients can connect.
+    Serve {
+        /// Machine file.
+        #[arg(long)]
+        machine: PathBuf,
+        /// Directory to use as driver root.
+        #[arg(long)]
+        root: PathBuf,
+        /// Directory with libsimulator_cuda.so and libsimulator_nvml.so, to install into the root.
+        #[arg(long)]
+        libs: Option<PathBuf>,
+        /// Stop when standard input is closed, so that the daemon ends with its parent.
+        #[arg(long)]
+        until_stdin_closes: bool,
+    },
+    /// Query or control the daemon of a driver root.
+    Ctl {
+        /// Driver root of the daemon.
+        #[arg(long)]
+        root: PathBuf,
+        #[command(subcommand)]
+        command: CtlCommand,
+    },
+}
+
+#[derive(Subcommand)]
+enum CtlCommand {
+    /// Print memory and processes of every GPU as JSON.
+    Status,
+    /// Raise an Xid on a GPU.
+    Xid {
+        /// GPU index.
+        #[arg(long)]
+        gpu: u32,
+        /// Xid code, such as 79.
+        #[arg(long)]
+        code: u64,
+        /// GPU instance; the whole GPU by default.
+        #[arg(long)]
+        instance: Option<u32>,
+    },
+    /// Raise an uncorrectable memory error on a GPU.
+    DoubleBitEcc {
+        /// GPU index.
+        #[arg(long)]
+        gpu: u32,
+    },
+    /// Reset a GPU: destroy its MIG instances and apply a pending MIG mode.
+    Reset {
+        /// GPU index.
+        #[arg(long)]
+        gpu: u32,
+    },
+    /// Switch MIG mode, like `nvidia-smi -mig`; on Ampere the mode is pending until a reset.
+    MigMode {
+        /// GPU index.
+        #[arg(long)]
+        gpu: u32,
+        /// New mode.
+        #[arg(long, action = clap::ArgAction::Set)]
+        enabled: bool,
+    },
+    /// Create a GPU instance, like `nvidia-smi mig -cgi`.
+    CreateInstance {
+        /// GPU index.
+        #[arg(long)]
+        gpu: u32,
+        /// Profile id, such as 19.
+        #[arg(long)]
+        profile: u32,
+        /// First memory slice.
+        #[arg(long)]
+        start: u32,
+    },
+    /// Destroy a GPU instance without compute instances, like `nvidia-smi mig -dgi`.
+    DestroyInstance {
+        /// GPU index.
+        #[arg(long)]
+        gpu: u32,
+        /// GPU instance id, as `status` prints it.
+        #[arg(long)]
+        instance: u32,
+    },
+    /// Set the faults of a GPU; without options, remove them.
+    Break {
+        /// GPU index.
+        #[arg(long)]
+        gpu: u32,
+        /// The GPU has fallen off the bus.
+        #[arg(long)]
+        lost: bool,
+        /// Additional delay of every reply about the GPU.
+        #[arg(long, default_value_t = 0)]
+        delay_milliseconds: u64,
+        /// Context creation fails.
+        #[arg(long)]
+        refuses_contexts: bool,
+        /// Creation of GPU and compute instances fails.
+        #[arg(long)]
+        refuses_instances: bool,
+        /// Recovery action that the driver requests: 1 GPU reset, 2 node reboot, 3 drain P2P, 4 drain and reset.
+        #[arg(long, default_value_t = 0)]
+        recovery_action: u32,
+        /// State of the NVLink fabric: 1 not started, 2 in progress.
+        #[arg(long)]
+        fabric_state: Option<u8>,
+        /// A repair of the memory (row remapping, page retirement) waits for a reset.
+        #[arg(long)]
+        repair_pending: bool,
+        /// A row of the memory could not be remapped.
+        #[arg(long)]
+        repair_failed: bool,
+        /// A monitor has the MIG instances open: they cannot be destroyed.
+        #[arg(long)]
+        holds_instances: bool,
+        /// Temperature instead of that of the load.
+        #[arg(long)]
+        temperature_celsius: Option<u32>,
+        /// Values that NVML does not report: memory, processes, utilization, temperature, power.
+        #[arg(long, value_delimiter = ',')]
+        unsupported: Vec<ReportedValue>,
+    },
+}
+
+fn main() -> anyhow::Result<()> {
+    match Arguments::parse().action {
+        Action::Serve {
+            machine,
+            root,
+            libs,
+            until_stdin_closes,
+        } => serve(&machine, root, libs.as_deref(), until_stdin_closes),
+        Action::Ctl { root, command } => ctl(&DriverRoot::new(root), command),
+    }
+}
+
+fn serve(
+    machine: &Path,
+    root: PathBuf,
+    libs: Option<&Path>,
+    until_stdin_closes: bool,
+) -> anyhow::Result<()> {
+    let description = MachineDescription::read(machine)
+        .with_context(|| format!("cannot load machine file {}", machine.display()))?;
+    let mut server = Server::start(description, DriverRoot::new(root), libs)?;
+    if until_stdin_closes {
+        server.stop_when_closed(&std::io::stdin())?;
+    }
+    // The parent may have closed the pipe.
+    let _ = writeln!(std::io::stdout(), "ready");
+    server.run()?;
+    Ok(())
+}
+
+fn ctl(root: &DriverRoot, command: CtlCommand) -> anyhow::Result<()> {
+    let command = match command {
+        CtlCommand::Status => Command::Status,
+        CtlCommand::Xid {
+            gpu,
+            code,
+            instance,
+        } => Command::Raise(GpuEvent::Xid {
+            gpu: GpuIndex(gpu),
+            code,
+            instance,
+        }),
+        CtlCommand::DoubleBitEcc { gpu } => {
+            Command::Raise(GpuEvent::DoubleBitEcc { gpu: GpuIndex(gpu) })
+        }
+        CtlCommand::Reset { gpu } => Command::Reset { gpu: GpuIndex(gpu) },
+        CtlCommand::MigMode { gpu, enabled } => Command::Mig {
+            gpu: GpuIndex(gpu),
+            request: MigRequest::SetMode { enabled },
+        },
+        CtlCommand::CreateInstance {
+            gpu,
+            profile,
+            start,
+        } => Command::Mig {
+            gpu: GpuIndex(gpu),
+            request: MigRequest::CreateGpuInstance {
+                profile,
+                start: Some(start),
+            },
+        },
+        CtlCommand::DestroyInstance { gpu, instance } => Command::Mig {
+            gpu: GpuIndex(gpu),
+            request: MigRequest::DestroyGpuInstance {
+                gpu_instance: instance,
+            },
+        },
+        CtlCommand::Break {
+            gpu,
+            lost,
+            delay_milliseconds,
+            refuses_contexts,
+            refuses_instances,
+            recovery_action,
+            fabric_state,
+            repair_pending,
+            repair_failed,
+            holds_instances,
+            temperature_celsius,
+            unsupported,
+        } => Command::Break {
+            gpu: GpuIndex(gpu),
+            faults: Faults {
+                lost,
+                delay: Duration::from_millis(delay_milliseconds),
+                refuses_contexts,
+                refuses_instances,
+                recovery_action,
+                fabric_state,
+                repair_pending,
+                repair_failed,
+                holds_instances,
+                temperature_celsius,
+                unsupported: unsupported.into_iter().collect(),
+            },
+        },
+    };
+    if let Answer::Status(status) = control::send(root, &command)? {
+        println!("{}", serde_json::to_string_pretty(&status)?);
+    }
+    Ok(())
+}

@@ -1,0 +1,320 @@
+//! The driver root: a directory laid out like the root of a host with the NVIDIA driver.
+//!
+//! `usr/lib/x86_64-linux-gnu/libcuda.so.1` and `libnvidia-ml.so.1` (with their versioned files),
+//! `dev/nvidia<minor>`, `dev/nvidiactl`, `dev/nvidia-uvm`, `dev/nvidia-uvm-tools`,
+//! `run/nvidia-persistenced/socket` (the daemon) and `run/simulator-machine/control`; for MIG also
+//! `proc/driver/nvidia/capabilities`, `proc/driver/nvidia-caps/mig-minors` and `proc/devices`; the
+//! PCI devices of the GPUs in `sys`.
+//!
+//! A library finds the root from its own path: the same file serves a test on the host and, mounted
+//! at `/usr/lib/x86_64-linux-gnu`, a container whose root is `/`. Device nodes are nodes of
+//! `/dev/null`; only their presence matters.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FileType, Mode, makedev, mknodat};
+use rustix::io::Errno;
+
+use crate::description::CapabilityNodes;
+use crate::protocol::{GpuIndex, MigState};
+
+mod capabilities;
+mod pci;
+
+pub use capabilities::CAPABILITIES_MAJOR;
+pub use pci::PciDevice;
+
+/// Overrides the driver root that a library finds from its path.
+pub const ROOT_VARIABLE: &str = "SIMULATOR_ROOT";
+
+/// Library directory below the root, as Debian and Ubuntu lay it out.
+pub const LIBRARY_DIR: &str = if cfg!(target_arch = "aarch64") {
+    "usr/lib/aarch64-linux-gnu"
+} else {
+    "usr/lib/x86_64-linux-gnu"
+};
+
+/// A driver root.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DriverRoot(PathBuf);
+
+impl DriverRoot {
+    /// Creates a root at a directory.
+    #[must_use]
+    pub fn new(directory: impl Into<PathBuf>) -> Self {
+        Self(directory.into())
+    }
+
+    /// Returns the root of a library: what precedes `/usr/` in its path, or `/`. [`ROOT_VARIABLE`]
+    /// has precedence.
+    #[must_use]
+    pub fn of_library(library: Option<&Path>) -> Self {
+        if let Some(root) = std::env::var_os(ROOT_VARIABLE) {
+            return Self(root.into());
+        }
+        let Some(library) = library else {
+            return Self::new("/");
+        };
+        let library = fs::canonicalize(library).unwrap_or_else(|_| library.to_owned());
+        let usr = library
+            .ancestors()
+            .find(|ancestor| ancestor.file_name().is_some_and(|name| name == "usr"));
+        Self::new(usr.and_then(Path::parent).unwrap_or(Path::new("/")))
+    }
+
+    /// The directory.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Directory of the libraries.
+    #[must_use]
+    pub fn library_dir(&self) -> PathBuf {
+        self.0.join(LIBRARY_DIR)
+    }
+
+    /// The daemon's socket, at the path of `nvidia-persistenced`, which container runtimes mount.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.0.join("run/nvidia-persistenced/socket")
+    }
+
+    /// The control socket.
+    #[must_use]
+    pub fn control_socket(&self) -> PathBuf {
+        self.0.join("run/simulator-machine/control")
+    }
+
+    /// Locked by the daemon that serves this root.
+    #[must_use]
+    pub fn lock_file(&self) -> PathBuf {
+        self.0.join("run/simulator-machine/lock")
+    }
+
+    /// Device node of a GPU.
+    #[must_use]
+    pub fn device_node(&self, gpu: GpuIndex) -> PathBuf {
+        self.0.join(format!("dev/nvidia{}", gpu.0))
+    }
+
+    /// Whether a GPU's device node is present, so that this process may use the GPU.
+    #[must_use]
+    pub fn sees(&self, gpu: GpuIndex) -> bool {
+        self.device_node(gpu).exists()
+    }
+
+    /// Lays the root out, replacing the files of an earlier daemon.
+    ///
+    /// # Errors
+    /// The path that could not be written.
+    pub fn lay_out(&self, layout: &Layout<'_>) -> Result<(), LayOutError> {
+        let at = |path: &Path, result: io::Result<()>| {
+            result.map_err(|source| LayOutError {
+                path: path.to_owned(),
+                source,
+            })
+        };
+        for directory in [
+            self.library_dir(),
+            self.0.join("dev"),
+            self.0.join("run/nvidia-persistenced"),
+            self.0.join("run/simulator-machine"),
+        ] {
+            at(&directory, fs::create_dir_all(&directory))?;
+        }
+        let control = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"]
+            .map(|name| self.0.join("dev").join(name));
+        let indices = (0..).map(GpuIndex).take(layout.devices.len());
+        let gpus = indices.clone().map(|gpu| self.device_node(gpu));
+        for node in control.into_iter().chain(gpus) {
+            at(&node, make_node(&node, 0o666))?;
+        }
+        let capabilities = self.path().join("dev/nvidia-caps");
+        at(&capabilities, self.lay_out_machine_capabilities())?;
+        for gpu in indices {
+            let nothing = MigState::default();
+            let nodes = layout.capability_nodes;
+            at(&capabilities, self.lay_out_instances(gpu, &nothing, nodes))?;
+        }
+        at(
+            &self.path().join("sys"),
+            pci::lay_out(&self.path().join("sys"), layout.devices),
+        )?;
+        if let Some(libraries) = layout.libraries {
+            for library in &LIBRARIES {
+                let path = library.install(libraries, &self.library_dir(), layout.driver_version);
+                if let Err((path, source)) = path {
+                    return Err(LayOutError { path, source });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Parameters of [`DriverRoot::lay_out`].
+#[derive(Clone, Copy, Debug)]
+pub struct Layout<'a> {
+    /// PCI devices of the GPUs.
+    pub devices: &'a [PciDevice],
+    /// Suffix of the library files.
+    pub driver_version: &'a str,
+    /// Directory with the built libraries, if they are to be installed.
+    pub libraries: Option<&'a Path>,
+    /// Device nodes of MIG capabilities.
+    pub capability_nodes: CapabilityNodes,
+}
+
+/// A path of the driver root could not be written.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot lay out the driver root: {}", path.display())]
+pub struct LayOutError {
+    path: PathBuf,
+    #[source]
+    source: io::Error,
+}
+
+struct Library {
+    built: &'static str,
+    stem: &'static str,
+}
+
+/// File names of the libraries: cargo's and the driver's.
+const LIBRARIES: [Library; 2] = [
+    Library {
+        built: "libsimulator_cuda.so",
+        stem: "libcuda.so",
+    },
+    Library {
+        built: "libsimulator_nvml.so",
+        stem: "libnvidia-ml.so",
+    },
+];
+
+impl Library {
+    /// Copies to a temporary name first: a process may have the old file mapped.
+    fn install(&self, from: &Path, to: &Path, version: &str) -> Result<(), (PathBuf, io::Error)> {
+        let source = from.join(self.built);
+        let file = format!("{}.{version}", self.stem);
+        let temporary = to.join(format!(".{file}.new"));
+        fs::copy(&source, &temporary).map_err(|error| (source, error))?;
+        let target = to.join(&file);
+        fs::rename(&temporary, &target).map_err(|error| (target, error))?;
+        let link = to.join(format!("{}.1", self.stem));
+        replace_link(Path::new(&file), &link).map_err(|error| (link, error))
+    }
+}
+
+fn replace_link(target: &Path, link: &Path) -> io::Result<()> {
+    match fs::remove_file(link) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    symlink(target, link)
+}
+
+/// Creates a character device 1:3, or an empty file without the privilege.
+fn make_node(path: &Path, mode: u32) -> io::Result<()> {
+    let made = mknodat(
+        rustix::fs::CWD,
+        path,
+        FileType::CharacterDevice,
+        Mode::from_raw_mode(mode),
+        makedev(1, 3),
+    );
+    match made {
+        Ok(()) => set_mode(path, mode),
+        Err(Errno::EXIST) => Ok(()),
+        Err(Errno::PERM | Errno::ACCESS) if path.exists() => Ok(()),
+        Err(Errno::PERM | Errno::ACCESS) => {
+            fs::write(path, [])?;
+            set_mode(path, mode)
+        }
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// The umask does not apply to the driver's nodes.
+fn set_mode(path: &Path, mode: u32) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn derives_the_root_from_the_library_path() {
+        let of = |path: &str| DriverRoot::of_library(Some(Path::new(path)));
+        assert_eq!(
+            of("/opt/sim/usr/lib/x86_64-linux-gnu/libcuda.so.1"),
+            DriverRoot::new("/opt/sim")
+        );
+        assert_eq!(of("/usr/lib64/libcuda.so.1"), DriverRoot::new("/"));
+        assert_eq!(of("/usr/local/lib/libcuda.so.1"), DriverRoot::new("/"));
+        assert_eq!(
+            of("/target/debug/libsimulator_cuda.so"),
+            DriverRoot::new("/")
+        );
+        assert_eq!(DriverRoot::of_library(None), DriverRoot::new("/"));
+    }
+
+    fn device(bus: u8) -> PciDevice {
+        PciDevice {
+            bus_id: crate::description::BusId {
+                domain: 0,
+                bus,
+                device: 0,
+            },
+            device_id: 0x2330_10de,
+            subsystem_id: 0x16c1_10de,
+            numa_node: None,
+        }
+    }
+
+    #[test]
+    fn replaces_libraries_and_keeps_nodes_at_relayout() {
+        let built = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let root = DriverRoot::new(directory.path());
+        for content in ["old", "new"] {
+            for library in &LIBRARIES {
+                fs::write(built.path().join(library.built), content).unwrap();
+            }
+            root.lay_out(&Layout {
+                devices: &[device(0x1b), device(0x9d)],
+                driver_version: "580.65.06",
+                libraries: Some(built.path()),
+                capability_nodes: CapabilityNodes::OnDemand,
+            })
+            .unwrap();
+            let linked = root.library_dir().join("libcuda.so.1");
+            assert_eq!(fs::read_to_string(linked).unwrap(), content);
+        }
+        assert!(root.sees(GpuIndex(1)));
+        assert!(!root.sees(GpuIndex(2)));
+    }
+
+    #[test]
+    fn names_a_missing_library() {
+        let built = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let error = DriverRoot::new(directory.path())
+            .lay_out(&Layout {
+                devices: &[],
+                driver_version: "1",
+                libraries: Some(built.path()),
+                capability_nodes: CapabilityNodes::OnDemand,
+            })
+            .unwrap_err();
+        assert!(
+            error.to_string().contains("libsimulator_cuda.so"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,136 @@
+//! The daemon process: start, stop, kill.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::Context;
+
+const DAEMON: &str = env!("CARGO_BIN_EXE_simulator-machine");
+const T4: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/machines/t4.yaml");
+const H100: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/machines/h100x2.yaml");
+
+fn serve(root: &std::path::Path, machine: &str) -> Command {
+    let mut command = Command::new(DAEMON);
+    command
+        .args(["serve", "--machine", machine, "--root"])
+        .arg(root);
+    command
+}
+
+fn start(root: &std::path::Path, machine: &str) -> anyhow::Result<Child> {
+    let mut child = serve(root, machine).stdout(Stdio::piped()).spawn()?;
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().context("no stdout")?).read_line(&mut line)?;
+    assert_eq!(line, "ready\n");
+    Ok(child)
+}
+
+fn status(root: &std::path::Path) -> anyhow::Result<std::process::Output> {
+    ctl(root, &["status"])
+}
+
+fn ctl(root: &std::path::Path, arguments: &[&str]) -> anyhow::Result<std::process::Output> {
+    Ok(Command::new(DAEMON)
+        .arg("ctl")
+        .arg("--root")
+        .arg(root)
+        .args(arguments)
+        .output()?)
+}
+
+#[test]
+fn serves_when_ready_and_removes_sockets_at_stop() -> anyhow::Result<()> {
+    let root = tempfile::tempdir()?;
+    let mut daemon = start(root.path(), T4)?;
+    let answer = status(root.path())?;
+    let answer: serde_json::Value = serde_json::from_slice(&answer.stdout)?;
+    assert_eq!(answer["gpus"][0]["usedBytes"], 0);
+    Command::new("kill")
+        .args(["-TERM", &daemon.id().to_string()])
+        .status()?;
+    assert!(daemon.wait()?.success());
+    assert!(!root.path().join("run/nvidia-persistenced/socket").exists());
+    assert!(!status(root.path())?.status.success());
+    Ok(())
+}
+
+#[test]
+fn allows_one_daemon_per_root_and_replaces_a_killed_one() -> anyhow::Result<()> {
+    let root = tempfile::tempdir()?;
+    let mut first = start(root.path(), T4)?;
+    let second = serve(root.path(), T4).output()?;
+    assert!(!second.status.success());
+    let message = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert!(
+        message.contains("already serves") && message.contains("--root"),
+        "{message}"
+    );
+    first.kill()?;
+    first.wait()?;
+    assert!(root.path().join("run/nvidia-persistenced/socket").exists());
+    let mut third = start(root.path(), T4)?;
+    assert!(status(root.path())?.status.success());
+    third.kill()?;
+    third.wait()?;
+    Ok(())
+}
+
+#[test]
+fn reports_errors_of_the_machine_file() -> anyhow::Result<()> {
+    let directory = tempfile::tempdir()?;
+    let file = directory.path().join("machine.yaml");
+    std::fs::write(&file, std::fs::read_to_string(T4)?.replace("ecc:", "eec:"))?;
+    let output = Command::new(DAEMON)
+        .arg("serve")
+        .arg("--machine")
+        .arg(&file)
+        .arg("--root")
+        .arg(directory.path().join("root"))
+        .output()?;
+    assert!(!output.status.success());
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        message.contains("eec") && message.contains("machine.yaml"),
+        "{message}"
+    );
+    Ok(())
+}
+
+#[test]
+fn changes_instances_as_administrator() -> anyhow::Result<()> {
+    let root = tempfile::tempdir()?;
+    let mut daemon = start(root.path(), H100)?;
+    let mig = || -> anyhow::Result<serde_json::Value> {
+        let answer = serde_json::from_slice::<serde_json::Value>(&status(root.path())?.stdout)?;
+        Ok(answer["gpus"][1]["mig"].clone())
+    };
+    let create = [
+        "create-instance",
+        "--gpu",
+        "1",
+        "--profile",
+        "19",
+        "--start",
+        "6",
+    ];
+    let rejected = ctl(root.path(), &create)?;
+    assert!(!rejected.status.success(), "MIG mode is off");
+    for command in [
+        &["mig-mode", "--gpu", "1", "--enabled", "true"][..],
+        &create,
+    ] {
+        let output = ctl(root.path(), command)?;
+        assert!(output.status.success(), "{output:?}");
+    }
+    let instances = &mig()?["gpuInstances"];
+    assert_eq!(instances[0]["id"], 13);
+    assert_eq!(instances[0]["start"], 6);
+    let destroy = ["destroy-instance", "--gpu", "1", "--instance", "13"];
+    assert!(ctl(root.path(), &destroy)?.status.success());
+    assert_eq!(mig()?["gpuInstances"], serde_json::json!([]));
+    Command::new("kill")
+        .args(["-TERM", &daemon.id().to_string()])
+        .status()?;
+    assert!(daemon.wait()?.success());
+    Ok(())
+}
