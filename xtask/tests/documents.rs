@@ -137,6 +137,19 @@ fn index_names_every_page() {
     assert!(missing.is_empty(), "docs/README.md lacks {missing:?}");
 }
 
+#[test]
+fn examples_have_a_row() {
+    let page = fs::read_to_string(root().join("docs/examples.md")).expect("docs/examples.md");
+    let targets = links(&page);
+    let examples = fs::read_dir(root().join("deploy/examples")).expect("the examples");
+    let missing: Vec<_> = examples
+        .map(|example| example.expect("an example").file_name())
+        .map(|name| format!("../deploy/examples/{}", name.to_string_lossy()))
+        .filter(|example| !targets.contains(&example.as_str()))
+        .collect();
+    assert!(missing.is_empty(), "docs/examples.md lacks {missing:?}");
+}
+
 /// All Rust sources of a folder.
 fn sources(folder: &Path) -> String {
     let entries = fs::read_dir(folder).expect("a folder of sources");

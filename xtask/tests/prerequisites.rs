@@ -1,15 +1,15 @@
-//! The README lists the prerequisites that the code checks.
+//! `docs/demo.md` lists the prerequisites that the code checks.
 
 use std::fs;
 
 use drava_cluster::{prerequisite, workspace_root};
 
 #[test]
-fn readme_lists_prerequisites_of_code() {
-    let readme = fs::read_to_string(workspace_root().join("README.md")).unwrap();
+fn page_lists_prerequisites_of_code() {
+    let page = fs::read_to_string(workspace_root().join("docs/demo.md")).unwrap();
     let table = prerequisite::table();
     assert!(
-        readme.contains(&table),
-        "README.md lacks this table:\n{table}"
+        page.contains(&table),
+        "docs/demo.md lacks this table:\n{table}"
     );
 }

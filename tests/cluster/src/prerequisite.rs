@@ -1,4 +1,4 @@
-//! Prerequisites of `cargo xtask demo` and `cargo xtask test`; the README's table is generated from this list.
+//! Prerequisites of `cargo xtask demo` and `cargo xtask test`; `docs/demo.md` has this list as a table.
 //!
 //! No function installs a system package.
 
@@ -54,7 +54,7 @@ const FIRST_BUILD_BYTES: u64 = 20 << 30;
 const LATER_BUILD_BYTES: u64 = 6 << 30;
 
 impl Prerequisite {
-    /// All prerequisites, in the order of the README.
+    /// All prerequisites, in the order of `docs/demo.md`.
     pub const ALL: [Self; 10] = [
         Rust, CCompiler, Go, Root, UtilLinux, Namespaces, Overlay, DiskSpace, Python, Chromium,
     ];
@@ -63,7 +63,7 @@ impl Prerequisite {
         CCompiler, Go, Root, UtilLinux, Namespaces, Overlay, DiskSpace,
     ];
 
-    /// Name in the README.
+    /// Name in `docs/demo.md`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -195,7 +195,7 @@ impl fmt::Display for Prerequisite {
     }
 }
 
-/// Returns the README's table.
+/// Returns the table of `docs/demo.md`.
 #[must_use]
 pub fn table() -> String {
     let mut text = "| Prerequisite | Version | For |\n|---|---|---|\n".to_owned();
