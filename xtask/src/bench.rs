@@ -1,4 +1,4 @@
-//! `cargo xtask bench NAME`: measurements on simulated GPUs, in `docs/results/NAME.json` and on the page `NAME.md` beside it.
+//! `cargo xtask bench NAME`: measurements on simulated GPUs, in `docs/results/raw/NAME.json` and on the page `NAME.md` beside it.
 //!
 //! Each bench is a module that returns rows; this module reads the command line and writes the rows. Variants that are
 //! compared are measured in turn in one run.
@@ -37,7 +37,7 @@ pub(crate) struct Args {
     /// Write the measurements to this file, one JSON object [default: beside the Markdown file].
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write the measurements to this Markdown file [default: docs/results/NAME.md].
+    /// Write the measurements to this Markdown file [default: docs/results/raw/NAME.md].
     #[arg(long, value_name = "FILE")]
     markdown: Option<PathBuf>,
     /// Seconds of each long measurement [default: 10; agent: 30].
@@ -65,7 +65,7 @@ impl Args {
     fn files(&self) -> (PathBuf, PathBuf) {
         let markdown = self.markdown.clone().unwrap_or_else(|| {
             drava_cluster::workspace_root()
-                .join("docs/results")
+                .join("docs/results/raw")
                 .join(self.name.text())
                 .with_extension("md")
         });

@@ -25,7 +25,13 @@ fn documents() -> Vec<(PathBuf, String)> {
     let mut paths = ["README.md", "CONTRIBUTING.md", "libvgpu/README.md"]
         .map(PathBuf::from)
         .to_vec();
-    for folder in ["docs", "docs/reference", "docs/adr", "docs/results"] {
+    for folder in [
+        "docs",
+        "docs/reference",
+        "docs/adr",
+        "docs/results",
+        "docs/results/raw",
+    ] {
         let entries = fs::read_dir(root.join(folder)).expect(folder);
         let names = entries.map(|entry| entry.expect(folder).file_name());
         paths.extend(

@@ -127,7 +127,7 @@ pub struct PartitionScore {
     /// Memory of the profile: a request gets the smallest that holds it.
     pub memory: Quantity,
     /// Number of other partitions of the GPU that can be allocated now and could not be after the allocation. Weights from the
-    /// mix of requests gain at most 0.7 points of the accepted requests (`docs/results/packing.md`).
+    /// mix of requests gain at most 0.7 points of the accepted requests (`docs/results/raw/packing.md`).
     pub closed: usize,
 }
 

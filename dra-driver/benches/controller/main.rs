@@ -1,5 +1,5 @@
 //! What the controller achieves for simulated shares in virtual time, as one row of the table in
-//! `docs/results/ablation.md`: `cargo bench -p drava-dra-driver --bench controller`.
+//! `docs/results/raw/ablation.md`: `cargo bench -p drava-dra-driver --bench controller`.
 
 #![expect(
     dead_code,

@@ -23,7 +23,7 @@ pub(crate) const SECOND_US: u64 = 1_000_000;
 /// A GPU that loses no time between slices.
 pub(crate) const NO_SWITCHES: Timing = Timing::slices_of(2_000 * NS_PER_US);
 
-/// An H200 by `docs/results/gpu-h200.md`, and the simulated machine: between slices of 2.05 ms nothing runs for 0.2 ms.
+/// An H200 by `docs/results/raw/gpu-h200.md`, and the simulated machine: between slices of 2.05 ms nothing runs for 0.2 ms.
 pub(crate) const H200: Timing = Timing {
     context_switch: 200 * NS_PER_US,
     ..Timing::slices_of(2_050 * NS_PER_US)

@@ -1,7 +1,7 @@
 //! Arrays and mipmapped arrays. They live until they are destroyed or their context ends.
 //!
 //! Each is charged blocks of its own: libcuda does not report where an array lies, and arrays of random sizes take more of an
-//! H200 than a packing of the small ones into shared blocks (docs/results/gpu-h200.md).
+//! H200 than a packing of the small ones into shared blocks (docs/results/raw/gpu-h200.md).
 
 use core::ffi::{c_int, c_uint, c_void};
 

@@ -20,7 +20,7 @@ fn args(line: &str) -> Args {
 #[test]
 fn writes_measurements_beside_page() {
     let (page, measurements) = args("bench hook").files();
-    assert!(page.ends_with("docs/results/hook.md"), "{page:?}");
+    assert!(page.ends_with("docs/results/raw/hook.md"), "{page:?}");
     assert_eq!(measurements, page.with_extension("json"));
     let (page, measurements) = args("bench share-agent --only two --markdown a/two.md").files();
     assert_eq!(page, PathBuf::from("a/two.md"));
@@ -49,9 +49,9 @@ fn pages_show_their_measurements() {
     assert!(differences.is_empty(), "{differences:#?}");
 }
 
-/// Files of `docs/results` with that extension.
+/// Files of `docs/results/raw` with that extension.
 fn results(extension: &str) -> BTreeSet<String> {
-    let folder = drava_cluster::workspace_root().join("docs/results");
+    let folder = drava_cluster::workspace_root().join("docs/results/raw");
     let names = fs::read_dir(folder).unwrap().map(|entry| {
         let name = entry.unwrap().file_name();
         name.into_string().unwrap()
@@ -65,9 +65,8 @@ fn summary_names_every_file() {
     let summary = fs::read_to_string(path).unwrap();
     let mut files = results(".json");
     files.extend(results(".md"));
-    files.remove("README.md");
     assert!(files.len() > 20, "{files:?}");
-    files.retain(|file| !summary.contains(&format!("]({file})")));
+    files.retain(|file| !summary.contains(&format!("](raw/{file})")));
     assert!(files.is_empty(), "not in the summary: {files:?}");
 }
 

@@ -14,7 +14,7 @@
 //!   are interrupted only where they are longer than a slice.
 //!
 //! NVML's utilization of processes does not correct the prediction: on an H200 it attributes each sample of 0.2 s to one
-//! process alone, so that the share of 30% has 0% to 50% of the samples of 3 s (`docs/results/gpu-h200.md`).
+//! process alone, so that the share of 30% has 0% to 50% of the samples of 3 s (`docs/results/raw/gpu-h200.md`).
 
 use drava_vgpu_abi::bucket::LEASE_US;
 use drava_vgpu_abi::contention::{ALL_PPM, OwnTime, SLICE_US as SLICE};
