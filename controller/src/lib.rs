@@ -14,7 +14,6 @@ pub mod event;
 pub mod event_deduplicator;
 pub mod event_publisher;
 pub mod evictions;
-mod excluded_pools;
 pub mod explanations;
 #[cfg(test)]
 mod fixture;

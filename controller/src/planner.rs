@@ -7,22 +7,24 @@
 //!
 //! Invariants: no decision before the complete lists of all kinds; allocations in flight count as allocated.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use drava_allocator::cluster::PoolChange;
 use drava_allocator::object::{ObjectKey, object_key};
-use drava_allocator::pod::rejection;
-use drava_api::listed::Change;
+use drava_allocator::placement::Policies;
+use drava_api::listed::{Change, Unreadable};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Node, Pod};
-use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use k8s_openapi::api::resource::v1::{
+    DeviceClass, ResourceClaim, ResourceClaimTemplate, ResourceSlice,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tokio::time::Instant;
 
-use crate::action::{Action, AllocationOutcome, Outcome, Release, ReleaseOutcome};
+use crate::action::{Action, AllocationOutcome, Outcome, ReleaseOutcome};
 use crate::event::{PendingEvent, ReleaseReason};
-use crate::ledger::{Observed, Origin, Users};
-use crate::queue::PodQueue;
+use crate::ledger::{Observed, Origin};
+use crate::metrics::{ClusterMetrics, DeviceMetrics};
 use crate::queue::pending_pod::Phase;
 use crate::watches::{Kind, Observation};
 use crate::{claim, gang, pod};
@@ -35,7 +37,6 @@ mod ended_pods;
 mod eviction;
 mod gate;
 mod incomplete_gang;
-mod metrics;
 mod missing_claims;
 mod overcommit;
 mod pod_conditions;
@@ -47,24 +48,45 @@ mod rejections;
 mod reporter;
 mod room;
 mod round;
-mod scheduler_activity;
-mod settings;
-mod unreadable;
-mod volumes;
+mod wake;
 mod world;
 
 use backlog::Backlog;
 use commitments::Commitments;
 use reporter::Reporter;
+use wake::Wake;
 use world::World;
-
-pub use settings::{DecisionTime, Settings};
 
 /// Maximum number of allocation jobs in flight.
 const MAX_IN_FLIGHT: usize = 64;
 
 /// Generates the UUIDs of shares.
 pub type ShareIds = Box<dyn FnMut() -> String + Send>;
+
+/// Settings of the planner.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Policies by which nodes and GPUs are scored.
+    pub policies: Policies,
+    /// Names of the schedulers whose pods are served.
+    pub schedulers: Vec<String>,
+    /// Time after which an unreserved allocation is released.
+    pub release_after: Duration,
+    /// Whether pods are evicted for pods of higher priority.
+    pub preemption: bool,
+}
+
+/// Time of a decision.
+#[derive(Debug, Clone)]
+pub struct DecisionTime {
+    /// For backoffs and deadlines.
+    pub instant: Instant,
+    /// For written timestamps.
+    pub time: Time,
+    /// Returns whether the time slice that started at `instant` is over. The decisions that are left are due at once, after
+    /// other inputs have had their turn.
+    pub is_slice_over: fn(Instant) -> bool,
+}
 
 /// See the [module](self).
 pub struct Planner {
@@ -118,13 +140,13 @@ impl Planner {
             Observation::Class(change) => self.class(change),
             Observation::Slice(change) => self.slice(change),
             Observation::Node(change) => self.node(change),
-            Observation::TaintRule(change) => self.taint_rule(change),
+            Observation::TaintRule(change) => self.backlog.wake(self.world.taint_rule(change)),
             Observation::Quota(change) => self.quota(change),
             Observation::Policy(change) => self.policy(change),
             Observation::Namespace(change) => self.namespace(change),
-            Observation::VolumeClaim(change) => self.volume_claim(change),
-            Observation::Volume(change) => self.volume(change),
-            Observation::StorageClass(change) => self.storage_class(change),
+            Observation::VolumeClaim(change) => self.world.volume_claim(change),
+            Observation::Volume(change) => self.world.volume(change),
+            Observation::StorageClass(change) => self.world.storage_class(change),
             Observation::PodGroup(change) => self.pod_group(change),
             Observation::Unreadable(kind, object) => self.unreadable(kind, &object),
             Observation::Readable(kind, key) => self.readable(kind, key),
@@ -174,17 +196,19 @@ impl Planner {
         }
         let is_newly_bound = self.world.cluster.upsert_pod(&pod);
         self.observe_condition(&uid, &pod);
-        let is_newly_rejected = self.is_newly_rejected(&uid, &pod);
-        self.note_scheduler_activity(&pod, is_newly_bound, is_newly_rejected);
+        let is_newly_rejected = self.backlog.is_newly_rejected(&uid, &pod);
+        self.commitments.is_scheduler_active |=
+            self.world
+                .shows_scheduler(&pod, is_newly_bound, is_newly_rejected);
         let is_new = self.world.live_pods.get(&uid).is_none();
         self.world.live_pods.upsert(&uid, &pod);
         if is_newly_bound {
             // Its allocation was to be released for another pod.
             self.commitments.evicted.remove(&uid);
-            self.backlog.queue.neighbors_changed();
+            self.backlog.wake(Wake::Bound);
             // It can be evicted from now on, if it holds something.
             if self.world.settings.preemption && self.world.live_pods.get(&uid).is_some() {
-                self.backlog.queue.activate_above(pod::priority(&pod));
+                self.backlog.wake(Wake::Above(pod::priority(&pod)));
             }
         }
         let gang = gang::name_of(&pod).filter(|_| is_new);
@@ -201,7 +225,7 @@ impl Planner {
             self.dequeue(&uid);
         }
         if let Some(gang) = gang {
-            self.backlog.queue.activate_gang(&gang);
+            self.backlog.wake(Wake::Gang(gang));
         }
     }
 
@@ -213,8 +237,7 @@ impl Planner {
         self.backlog.in_minimum_runtime.remove(uid);
         self.backlog.eviction_delays.remove(uid);
         if let Some(node) = self.world.cluster.remove_pod(uid) {
-            self.backlog.queue.resources_freed(&node);
-            self.backlog.queue.neighbors_changed();
+            self.backlog.wake(Wake::Ended { node });
         }
         self.dequeue(uid);
         let mut gang = None;
@@ -226,7 +249,7 @@ impl Planner {
         }
         self.world.live_pods.remove(uid);
         if let Some(gang) = gang {
-            self.backlog.queue.activate_gang(&gang);
+            self.backlog.wake(Wake::Gang(gang));
         }
     }
 
@@ -255,11 +278,11 @@ impl Planner {
             Change::Deleted(claim) => {
                 let key = (claim.namespace, claim.name);
                 self.commitments.ledger.remove(&key);
-                self.backlog.queue.activate_users(&key);
+                self.backlog.wake(Wake::Users(key.clone()));
                 self.backlog.missing_claims.claim_gone(&key.0, now);
                 self.reporter.deduplicator.forget(&claim.uid);
                 if self.world.cluster.remove_claim(&key) {
-                    self.backlog.released_in.insert(key.0);
+                    self.backlog.wake(Wake::Released(key.0));
                 }
             }
         }
@@ -268,7 +291,7 @@ impl Planner {
     fn claim_applied(&mut self, claim: ResourceClaim, origin: Origin, now: Instant) {
         let key = object_key(&claim.metadata);
         if self.world.cluster.upsert_claim(&claim) {
-            self.backlog.released_in.insert(key.0.clone());
+            self.backlog.wake(Wake::Released(key.0.clone()));
         }
         let is_releasing = self.commitments.ledger.is_in_flight(&key);
         match self.commitments.ledger.observe(claim, origin, now) {
@@ -292,7 +315,7 @@ impl Planner {
                 }
             }
         }
-        self.backlog.queue.activate_users(&key);
+        self.backlog.wake(Wake::Users(key.clone()));
         for uid in self.backlog.queue.users_of(&key) {
             self.review_gate(&uid);
         }
@@ -364,61 +387,54 @@ impl Planner {
 
     /// Observes a device class.
     pub fn class(&mut self, change: Change<DeviceClass>) {
-        match change {
-            Change::Applied(class) => {
-                self.backlog.activate_all |= self.world.cluster.upsert_class(*class)
-            }
-            Change::Deleted(class) => {
-                self.world.cluster.remove_class(&class.name);
-                self.backlog.activate_all = true;
-            }
-        }
+        self.backlog.wake(self.world.class(change));
     }
 
     /// Observes a slice of this driver.
     pub fn slice(&mut self, change: Change<ResourceSlice>) {
-        let effect = match change {
-            Change::Applied(slice) => self.world.cluster.upsert_slice(&slice),
-            Change::Deleted(slice) => self.world.cluster.remove_slice(&slice.name),
-        };
-        match effect {
-            PoolChange::None => {}
-            PoolChange::Unusable => self.backlog.are_reasons_outdated = true,
-            PoolChange::Usable(node) => {
-                self.backlog.queue.devices_changed(&node);
-                self.backlog.are_reasons_outdated = true;
-            }
-        }
+        self.backlog.wake(self.world.slice(change));
     }
 
-    /// Observes a DeviceTaintRule.
-    pub fn taint_rule(&mut self, change: Change<DeviceTaintRule>) {
-        self.backlog.activate_all |= match change {
-            Change::Applied(rule) => self.world.cluster.upsert_taint_rule(&rule),
-            Change::Deleted(rule) => self.world.cluster.remove_taint_rule(&rule.name),
-        };
+    /// Observes a namespace.
+    pub fn namespace(&mut self, change: Change<Namespace>) {
+        self.backlog.wake(self.world.namespace(change));
+    }
+
+    /// Observes a claim template.
+    pub fn template(&mut self, change: Change<ResourceClaimTemplate>) {
+        self.backlog.wake(self.world.template(change));
     }
 
     /// Observes a node.
     pub fn node(&mut self, change: Change<Node>) {
-        match change {
-            Change::Applied(node) => {
-                let name = node.metadata.name.as_deref().unwrap_or_default();
-                let is_new = self.world.cluster.node(name).is_none();
-                if self.world.cluster.upsert_node(&node) {
-                    self.backlog.queue.node_changed(name, is_new);
-                    self.backlog.are_reasons_outdated = true;
-                }
-            }
-            Change::Deleted(node) => {
-                self.backlog.queue.node_deleted(&node.name);
-                self.world.cluster.remove_node(&node.name);
-                self.commitments.ledger.node_deleted(&node.name);
-                // Events reference a node by its name.
-                self.reporter.deduplicator.forget(&node.name);
-                self.backlog.are_reasons_outdated = true;
-            }
+        if let Change::Deleted(node) = &change {
+            self.commitments.ledger.node_deleted(&node.name);
+            // Events reference a node by its name.
+            self.reporter.deduplicator.forget(&node.name);
         }
+        self.backlog.wake(self.world.node(change));
+    }
+
+    /// Observes a version of an object that cannot be read.
+    pub fn unreadable(&mut self, kind: Kind, object: &Unreadable) {
+        self.reporter
+            .state_events
+            .push(PendingEvent::unreadable(kind, object));
+        let has_released = self.world.unreadable(kind, object);
+        if kind == Kind::Claims {
+            let key = object_key(&object.metadata);
+            if has_released {
+                self.backlog.wake(Wake::Released(key.0.clone()));
+            }
+            self.commitments.ledger.remove(&key);
+            self.backlog.wake(Wake::Users(key));
+            self.backlog.wake(Wake::All);
+        }
+    }
+
+    /// Observes that an object can be read by now, or is deleted.
+    pub fn readable(&mut self, kind: Kind, key: ObjectKey) {
+        self.backlog.wake(self.world.readable(kind, key));
     }
 
     /// Observes the outcome of an allocation job.
@@ -437,7 +453,7 @@ impl Planner {
             Some(_) => {
                 for key in &outcome.keys {
                     self.world.cluster.forget(key);
-                    self.backlog.released_in.insert(key.0.clone());
+                    self.backlog.wake(Wake::Released(key.0.clone()));
                 }
             }
         }
@@ -515,27 +531,23 @@ impl Planner {
         if !self.world.is_synced() {
             return Vec::new();
         }
-        let released_in = std::mem::take(&mut self.backlog.released_in);
-        self.backlog.activate_all |= self.backlog.refresh.is_due(
-            std::mem::take(&mut self.backlog.are_reasons_outdated),
-            time.instant,
-        );
-        if std::mem::take(&mut self.backlog.activate_all) {
-            self.backlog.queue.activate_all();
-        } else if !released_in.is_empty() {
-            self.activate_after_release(&released_in);
-        }
+        self.backlog.activate_changed(&self.world, time.instant);
         let mut actions = Vec::new();
         let mut events = std::mem::take(&mut self.reporter.write_events);
         events.append(&mut self.reporter.state_events);
-        events.extend(self.reporter.excluded_pools.new_events(&self.world.cluster));
+        events.extend(self.reporter.excluded_pools(&self.world.cluster));
         events.extend(self.review_overcommits());
         for event in events {
             let event = self.reporter.deduplicator.filter(event, time.instant);
             actions.extend(event.map(Action::PublishEvent));
         }
         self.remove_due_gates(time, &mut actions);
-        self.release_unreserved(time.instant, &mut actions);
+        let backlog = &self.backlog;
+        let users_of = |key: &ObjectKey| backlog.users_of(key);
+        let releases = self
+            .commitments
+            .start_releases(&self.world, time.instant, users_of);
+        actions.extend(releases.map(Action::Release));
         self.end_incomplete_gangs(time.instant, &mut actions);
         self.review_reservations(time);
         self.review_missing_claims(time.instant);
@@ -554,50 +566,62 @@ impl Planner {
         if !self.world.is_synced() {
             return None;
         }
-        let next_release = self.commitments.ledger.next_release();
-        next_release
+        let commitments = self.commitments.next_due();
+        commitments
             .into_iter()
-            .chain(self.backlog.queue.next_backoff_end())
-            .chain(self.backlog.missing_claims.next_due())
-            .chain(self.next_review())
+            .chain(self.backlog.next_due())
+            .chain(self.reporter.next_due())
             .chain(self.next_gang_end())
-            .chain(self.reporter.deduplicator.next_due())
-            .chain(self.reporter.quota_statuses.next_due())
-            .chain(self.reporter.policy_statuses.next_due())
-            .chain(self.backlog.round.resumes_at())
-            .chain(self.backlog.refresh.next())
             .min()
     }
 
-    fn release_unreserved(&mut self, now: Instant, actions: &mut Vec<Action>) {
-        if std::mem::take(&mut self.commitments.is_scheduler_active) {
-            self.commitments.ledger.scheduler_active(now);
+    /// Returns what the metrics show of the cluster and the queue.
+    #[must_use]
+    pub fn metrics(&self) -> ClusterMetrics {
+        let overcommitted: BTreeSet<(String, String)> = self
+            .world
+            .cluster
+            .overcommits()
+            .into_iter()
+            .map(|overcommit| (overcommit.node, overcommit.gpu))
+            .collect();
+        let devices = self.world.cluster.shared_devices().map(|shared| {
+            let (node, device, _) = shared;
+            DeviceMetrics {
+                is_gpu_overcommitted: overcommitted
+                    .contains(&(node.to_owned(), device.gpu.to_string())),
+                ..DeviceMetrics::from(shared)
+            }
+        });
+        let mut pending = BTreeMap::new();
+        for pod in self.backlog.queue.iter() {
+            *pending.entry(pod.reason).or_default() += 1;
         }
-        let (queue, cluster) = (&self.backlog.queue, &self.world.cluster);
-        let due = self
-            .commitments
-            .ledger
-            .start_due_releases(now, |key, node| {
-                (users_of(queue, key), cluster.node(node).is_some())
-            });
-        actions.extend(
-            due.into_iter()
-                .map(|(claim, reason)| Action::Release(Release { claim, reason })),
-        );
+        ClusterMetrics {
+            devices: devices.collect(),
+            pending,
+            gangs: self.world.live_pods.count_gangs(),
+            in_flight: self.commitments.in_flight.len(),
+            free_memory: self
+                .world
+                .cluster
+                .free_memory()
+                .into_iter()
+                .map(|(node, free)| (node.to_owned(), free))
+                .collect(),
+            oldest_undelivered: self.commitments.ledger.oldest_undelivered(),
+            scheduler_releases: self.reporter.scheduler_releases,
+            unreadable: self.world.count_unreadable(),
+            excluded_pools: self.world.cluster.excluded_pools().count(),
+            quotas: self.quota_metrics(),
+            namespaces: self
+                .world
+                .cluster
+                .namespace_charges()
+                .map(|(namespace, charge)| (namespace.to_owned(), charge.into()))
+                .collect(),
+        }
     }
-}
-
-/// Returns which pending pods reference a claim: those closest to their scheduler.
-fn users_of(queue: &PodQueue, key: &ObjectKey) -> Users {
-    let uids = queue.users_of(key);
-    let pending = uids.iter().filter_map(|uid| queue.get(uid));
-    let users = pending.map(|pending| match pod::has_allocation_gate(&pending.pod) {
-        true if pending.is_complete => Users::Complete,
-        true => Users::Incomplete,
-        false if rejection(&pending.pod).is_none() => Users::Untried,
-        false => Users::Rejected,
-    });
-    users.max().unwrap_or(Users::Gone)
 }
 
 #[cfg(test)]

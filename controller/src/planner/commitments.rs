@@ -5,10 +5,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use drava_allocator::object::ObjectKey;
 use tokio::time::Instant;
 
+use super::world::World;
+use crate::action::Release;
 use crate::event::PendingEvent;
-use crate::ledger::{Ledger, Owner, Reservation};
+use crate::ledger::{Ledger, Owner, Reservation, Users};
 
 /// See the [module](self).
 pub(super) struct Commitments {
@@ -43,5 +46,28 @@ impl Commitments {
             preemptors: BTreeSet::new(),
             is_scheduler_active: false,
         }
+    }
+
+    /// Returns when a promise is to be reviewed without a change.
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        let release = self.ledger.next_release();
+        release.into_iter().chain(self.ledger.next_review()).min()
+    }
+
+    /// Starts the releases that are due.
+    pub(super) fn start_releases(
+        &mut self,
+        world: &World,
+        now: Instant,
+        users_of: impl Fn(&ObjectKey) -> Users,
+    ) -> impl Iterator<Item = Release> {
+        if std::mem::take(&mut self.is_scheduler_active) {
+            self.ledger.scheduler_active(now);
+        }
+        let due = self.ledger.start_due_releases(now, |key, node| {
+            (users_of(key), world.cluster.node(node).is_some())
+        });
+        due.into_iter()
+            .map(|(claim, reason)| Release { claim, reason })
     }
 }

@@ -27,9 +27,7 @@ impl Planner {
                     *until = Some(now + REVIEW_INTERVAL);
                 }
             }
-            if let Some(pending) = self.backlog.queue.get_mut(&preemptor.uid) {
-                pending.activate();
-            }
+            self.backlog.activate(&preemptor.uid);
         }
         let Some(failure) = outcome.failure else {
             return;
@@ -118,23 +116,7 @@ impl Planner {
             .ledger
             .start_due_reviews(now, REVIEW_INTERVAL);
         for uid in over.into_keys().chain(reviewed) {
-            if let Some(pending) = self.backlog.queue.get_mut(&uid) {
-                pending.activate();
-            }
+            self.backlog.activate(&uid);
         }
-    }
-
-    /// Returns when [`Self::review_reservations`] is due.
-    pub(super) fn next_review(&self) -> Option<Instant> {
-        let protected = self
-            .backlog
-            .protected
-            .values()
-            .chain(self.backlog.in_minimum_runtime.values());
-        let waiting = protected.chain(self.backlog.eviction_delays.values());
-        waiting
-            .copied()
-            .chain(self.commitments.ledger.next_review())
-            .min()
     }
 }

@@ -11,10 +11,9 @@ use std::time::Duration;
 
 use drava_allocator::claim_problem::{ClaimProblem, Claims};
 use drava_allocator::explanation::Explanation;
-use drava_allocator::object::{ObjectKey, object_key};
-use drava_api::listed::Change;
+use drava_allocator::object::ObjectKey;
 use drava_api::reason::Reason;
-use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate};
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use tokio::time::Instant;
 
 use super::{DecisionTime, Planner};
@@ -133,7 +132,7 @@ impl MissingClaims {
     }
 
     /// Returns the UIDs of the pods of a namespace.
-    fn of_namespace(&self, namespace: &str) -> Vec<String> {
+    pub(super) fn of_namespace(&self, namespace: &str) -> Vec<String> {
         let pods = self.pods.iter();
         let pods = pods.filter(|(_, pod)| pod.namespace == namespace);
         pods.map(|(uid, _)| uid.clone()).collect()
@@ -152,28 +151,6 @@ impl MissingClaims {
 }
 
 impl Planner {
-    /// Observes a claim template.
-    pub fn template(&mut self, change: Change<ResourceClaimTemplate>) {
-        let namespace = match change {
-            Change::Applied(template) => {
-                let key = object_key(&template.metadata);
-                let namespace = key.0.clone();
-                if !self.world.templates.insert(key) {
-                    return;
-                }
-                namespace
-            }
-            Change::Deleted(template) => {
-                let key = (template.namespace, template.name);
-                self.world.templates.remove(&key);
-                key.0
-            }
-        };
-        for uid in self.backlog.missing_claims.of_namespace(&namespace) {
-            self.activate(&uid);
-        }
-    }
-
     /// Makes decisions due for the pods whose missing claims are to be reported.
     pub(super) fn review_missing_claims(&mut self, now: Instant) {
         for uid in self.backlog.missing_claims.due(now) {
@@ -186,12 +163,6 @@ impl Planner {
             if let Some(until) = back_off_end {
                 self.backlog.missing_claims.postpone(&uid, until);
             }
-        }
-    }
-
-    fn activate(&mut self, uid: &str) {
-        if let Some(pending) = self.backlog.queue.get_mut(uid) {
-            pending.activate();
         }
     }
 
@@ -244,7 +215,7 @@ impl Claims<Arc<ResourceClaim>> for Planner {
     }
 
     fn unreadable(&self, key: &ObjectKey) -> Option<String> {
-        self.unreadable_claim(key).map(str::to_owned)
+        self.world.unreadable_claim(key).map(str::to_owned)
     }
 
     fn has_template(&self, key: &ObjectKey) -> Option<bool> {

@@ -12,16 +12,10 @@ use crate::status::StatusOutcome;
 impl Planner {
     /// Observes a policy.
     pub fn policy(&mut self, change: Change<GpuPolicy>) {
+        self.backlog.wake(self.world.policy(&change));
         match change {
-            Change::Applied(policy) => {
-                self.backlog.activate_all |= self.world.cluster.upsert_policy(&policy);
-                self.reporter.policy_statuses.observe(*policy);
-            }
-            Change::Deleted(policy) => {
-                self.world.cluster.remove_policy(&policy.name);
-                self.reporter.policy_statuses.remove(&policy.name);
-                self.backlog.activate_all = true;
-            }
+            Change::Applied(policy) => self.reporter.policy_statuses.observe(*policy),
+            Change::Deleted(policy) => self.reporter.policy_statuses.remove(&policy.name),
         }
     }
 

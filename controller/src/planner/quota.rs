@@ -1,14 +1,13 @@
-//! Quotas: changes of quotas and namespaces, and the pods that wait for them.
+//! Quotas: their changes, statuses and metrics.
 //!
 //! The allocator admits a pod only if all quotas of its namespace hold afterwards. It counts allocations in flight and
 //! reserved devices, and the planner decides for one pod after the other, so no number of pods exceeds a quota.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use drava_allocator::cluster::QuotaUse;
 use drava_api::listed::Change;
 use drava_api::quota::{GpuQuota, QuotaResource};
-use k8s_openapi::api::core::v1::Namespace;
 use tokio::time::Instant;
 
 use super::Planner;
@@ -21,27 +20,11 @@ use crate::status::StatusOutcome;
 impl Planner {
     /// Observes a quota.
     pub fn quota(&mut self, change: Change<GpuQuota>) {
-        let affected = match change {
-            Change::Applied(quota) => {
-                let affected = self.world.cluster.upsert_quota(&quota);
-                self.reporter.quota_statuses.observe(*quota);
-                affected
-            }
-            Change::Deleted(quota) => {
-                self.reporter.quota_statuses.remove(&quota.name);
-                self.world.cluster.remove_quota(&quota.name)
-            }
-        };
-        self.backlog.queue.activate_namespaces(&affected);
-    }
-
-    /// Observes a namespace.
-    pub fn namespace(&mut self, change: Change<Namespace>) {
-        let affected = match change {
-            Change::Applied(namespace) => self.world.cluster.upsert_namespace(&namespace),
-            Change::Deleted(namespace) => self.world.cluster.remove_namespace(&namespace.name),
-        };
-        self.backlog.queue.activate_namespaces(&affected);
+        self.backlog.wake(self.world.quota(&change));
+        match change {
+            Change::Applied(quota) => self.reporter.quota_statuses.observe(*quota),
+            Change::Deleted(quota) => self.reporter.quota_statuses.remove(&quota.name),
+        }
     }
 
     /// Observes the outcome of a write of a quota's status.
@@ -60,16 +43,6 @@ impl Planner {
             Some(quota::status(quota, known, &time.time))
         });
         actions.extend(due.into_iter().map(Action::WriteQuotaStatus));
-    }
-
-    /// Activates the pods that devices released in these namespaces can help. A pod over its quota is helped only by
-    /// devices that count against the same quota.
-    pub(super) fn activate_after_release(&mut self, namespaces: &BTreeSet<String>) {
-        let cluster = &self.world.cluster;
-        self.backlog.queue.activate_after_release(|waiting| {
-            let mut namespaces = namespaces.iter();
-            namespaces.any(|released| cluster.share_quota(released, waiting))
-        });
     }
 
     /// Returns what the metrics show of the quotas.

@@ -79,7 +79,9 @@ impl TestCluster {
     fn due_pods(&mut self) -> Vec<String> {
         let released_in = std::mem::take(&mut self.planner.backlog.released_in);
         if !released_in.is_empty() {
-            self.planner.activate_after_release(&released_in);
+            self.planner
+                .backlog
+                .activate_after_release(&released_in, &self.planner.world);
         }
         let mut due = self.planner.backlog.queue.due(self.now);
         due.sort();
