@@ -4,12 +4,12 @@ use core::sync::atomic::Ordering;
 
 use drava_vgpu_abi::DeviceUuid;
 
-use crate::cuda::CUdevice;
-use crate::device::{current_device, uuid_of};
-use crate::environment::Attached;
-use crate::gpu::Gpu;
+use crate::driver_api::cuda::CUdevice;
+use crate::driver_api::device::{current_device, uuid_of};
+use crate::limits::environment::Attached;
+use crate::limits::gpu::Gpu;
+use crate::limits::shares::LimitsSource;
 use crate::process::Process;
-use crate::shares::LimitsSource;
 
 /// Limit that applies to a GPU.
 #[derive(Clone, Copy)]

@@ -10,10 +10,10 @@ use core::ffi::{CStr, c_char, c_void};
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use crate::driver::{self, Library, RTLD_DEFAULT, RTLD_NEXT};
-use crate::hook::Hook;
-use crate::log;
-use crate::sys::SavedErrno;
+use crate::driver_api::driver::{self, Library, RTLD_DEFAULT, RTLD_NEXT};
+use crate::hooks::hook::Hook;
+use crate::system::log;
+use crate::system::sys::SavedErrno;
 use crate::wiring;
 
 /// Next step of `dlsym`: return `address` if `answered` is not 0, else jump there.

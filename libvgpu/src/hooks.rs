@@ -1,4 +1,6 @@
-//! The bodies of the hooks, by subject. [`crate::functions`] names the body of each function.
+//! The bodies of the hooks, by subject. [`crate::driver_api::functions`] names the body of each function.
+
+pub(crate) mod hook;
 
 pub(crate) mod array;
 pub(crate) mod context;

@@ -4,14 +4,15 @@
 //! |---|---|
 //! | How does a call get here? | [`entry`] (`dlsym`), [`hooks::lookup`] (`cuGetProcAddress`), [`wiring`] (exported names) |
 //! | What does a hook do? | [`hooks`] |
-//! | What are the limits of this process? | [`process`], [`shares`], [`discovery`] (limits pages), [`environment`] (variables) |
-//! | Which limit applies to a call? | [`current`], [`gpu`] |
-//! | What does the process use? | [`share`] (shared with other processes), [`charge_map`], [`blocks`], [`image`], [`cache_charge`], [`pool_free_space`] and [`imports`] (its own) |
+//! | What are the limits of this process? | [`process`], [`limits`] (limits pages, variables, the shares and their GPUs) |
+//! | Which limit applies to a call? | [`current`] |
+//! | What does the process use? | [`limits::share`] (shared with other processes), [`accounts`] (of its own objects) |
 //! | How is GPU time limited? | [`meter`] |
-//! | Where are the original functions? | [`functions`], [`driver`] |
+//! | Where are the original functions? | [`driver_api`] |
+//! | What does the operating system give? | [`system`] |
 //!
-//! Modules depend on each other in one direction: `sys` → `driver`, `functions` → `share` → `gpu` → maps of charges,
-//! `meter` → `process` → `current` → `hooks` → `wiring` → `entry`.
+//! Modules depend on each other in one direction: `system` → `driver_api` → `accounts` → `limits` → `meter` → `process` →
+//! `current` → `hooks` → `wiring` → `entry`.
 //!
 //! Invariants:
 //! - Loading the library does nothing: no constructor, thread, signal or file. The first lookup of a CUDA or NVML
@@ -38,39 +39,15 @@
     clippy::unreachable
 )]
 
-mod blocks;
-mod cache_charge;
-mod charge_map;
-mod cuda;
+mod accounts;
 mod current;
-mod device;
-mod discovery;
-mod driver;
-mod elements;
+mod driver_api;
 mod entry;
-mod environment;
-mod functions;
-mod gpu;
-mod guard;
-mod hook;
 mod hooks;
-mod identity;
-mod image;
-mod imports;
-#[cfg(feature = "kill-points")]
-mod kill_points;
-mod log;
+mod limits;
 mod meter;
-mod nvml;
-mod path;
-mod pool_free_space;
 mod process;
-mod records;
-mod share;
-mod shared_chunks;
-mod shares;
-mod sys;
-mod temporary_list;
+mod system;
 mod wiring;
 
 /// Unreachable: no code here panics. If it did, the program would abort without unwinding through foreign frames.

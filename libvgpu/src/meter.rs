@@ -26,9 +26,9 @@
 
 use drava_vgpu_abi::cost::{Cost, LaunchKind};
 
-use crate::cuda::{CUDA_SUCCESS, CUdevice, CUresult, CUstream};
-use crate::gpu::Gpu;
-use crate::shares::{MAX_SHARES, Shares};
+use crate::driver_api::cuda::{CUDA_SUCCESS, CUdevice, CUresult, CUstream};
+use crate::limits::gpu::Gpu;
+use crate::limits::shares::{MAX_SHARES, Shares};
 
 mod admission;
 mod capture;

@@ -12,23 +12,23 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use drava_vgpu_abi::DeviceUuid;
 
-use crate::blocks::Blocks;
-use crate::cache_charge::{Cache, Report};
-use crate::charge_map::{Charge, ChargeMap};
-use crate::discovery;
-use crate::environment::{self, Environment};
-use crate::gpu::Gpu;
-use crate::guard::{Guard, PendingReservations, SharedGate};
-use crate::meter::Meter;
-use crate::pool_free_space::PoolFreeSpace;
-use crate::records::{
+use crate::accounts::blocks::Blocks;
+use crate::accounts::cache_charge::{Cache, Report};
+use crate::accounts::charge_map::{Charge, ChargeMap};
+use crate::accounts::pool_free_space::PoolFreeSpace;
+use crate::accounts::records::{
     Binding, Context, Descriptor, GraphNeed, LibraryImage, LibraryPart, Mapping, Physical,
     TotalNeed,
 };
-use crate::share::Share;
-use crate::shared_chunks::SharedChunks;
-use crate::shares::{LimitsSource, Shares};
-use crate::sys;
+use crate::accounts::shared_chunks::SharedChunks;
+use crate::limits::discovery;
+use crate::limits::environment::{self, Environment};
+use crate::limits::gpu::Gpu;
+use crate::limits::share::Share;
+use crate::limits::shares::{LimitsSource, Shares};
+use crate::meter::Meter;
+use crate::system::guard::{Guard, PendingReservations, SharedGate};
+use crate::system::sys;
 
 /// Number of CUDA ordinals with a cached GPU.
 pub(crate) const MAX_DEVICES: usize = 64;
@@ -239,7 +239,7 @@ fn install() -> Option<NonNull<Process>> {
     let size = size_of::<Process>();
     let mapping = sys::map_zeroes(size)?;
     if !sys::wipe_on_fork(mapping, size) {
-        crate::log::line(format_args!(
+        crate::system::log::line(format_args!(
             "madvise(MADV_WIPEONFORK) failed: Linux 4.14 or later required; not counting forked children separately"
         ));
     }

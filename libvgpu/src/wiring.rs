@@ -1,13 +1,13 @@
 //! The exported hooks: which body each function has, and when a program gets it.
 //!
-//! `hooks!` expands each line of [`crate::functions`] to the exported `extern "C"` symbol and the entry that `dlsym`,
+//! `hooks!` expands each line of [`crate::driver_api::functions`] to the exported `extern "C"` symbol and the entry that `dlsym`,
 //! `cuGetProcAddress` and the tests look up.
 
 use core::ffi::{CStr, c_void};
 
-use crate::driver::Library;
-use crate::functions::{for_each_hook, name_of};
-use crate::hook::{Hook, Purpose};
+use crate::driver_api::driver::Library;
+use crate::driver_api::functions::{for_each_hook, name_of};
+use crate::hooks::hook::{Hook, Purpose};
 
 /// Returns the hook with this name.
 pub(crate) fn find(name: &[u8]) -> Option<&'static Hook> {
@@ -38,7 +38,7 @@ macro_rules! hooks {
             mod $name {
                 #[allow(unused_imports, reason = "not every signature needs all of them")]
                 use super::bodies::*;
-                use crate::functions::$name::ORIGINAL;
+                use crate::driver_api::functions::$name::ORIGINAL;
 
                 /// Hook of the function with this name.
                 ///
@@ -60,9 +60,9 @@ macro_rules! hooks {
                 name: name_of(concat!(stringify!($name), "\0")),
                 base: $base,
                 since: $since,
-                flags: 0 $(| crate::cuda::$flags)?,
+                flags: 0 $(| crate::driver_api::cuda::$flags)?,
                 library: Library::$library,
-                original: crate::functions::$name::ORIGINAL.symbol(),
+                original: crate::driver_api::functions::$name::ORIGINAL.symbol(),
                 purpose: Purpose::$purpose,
                 wrapper: || $name::$name as *mut c_void,
             },)*
@@ -70,10 +70,10 @@ macro_rules! hooks {
     };
 }
 
-/// Names in the lines of [`crate::functions`].
+/// Names in the lines of [`crate::driver_api::functions`].
 mod bodies {
     pub(super) use super::lookup;
-    pub(super) use crate::functions::types::*;
+    pub(super) use crate::driver_api::functions::types::*;
     pub(super) use crate::hooks::metering::{Legacy, PerThread};
     pub(super) use crate::hooks::*;
 }
@@ -84,9 +84,9 @@ mod lookup {
     use core::ptr::{self, NonNull};
 
     use super::find_by_base;
-    use crate::cuda::CUDA_SUCCESS;
-    use crate::functions::types::*;
-    use crate::functions::{cuGetProcAddress, cuGetProcAddress_v2};
+    use crate::driver_api::cuda::CUDA_SUCCESS;
+    use crate::driver_api::functions::types::*;
+    use crate::driver_api::functions::{cuGetProcAddress, cuGetProcAddress_v2};
     use crate::hooks::lookup::replace;
 
     pub(crate) use crate::hooks::lookup::init;

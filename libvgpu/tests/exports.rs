@@ -36,7 +36,7 @@ fn dynamic_symbols(kind: &str) -> BTreeSet<String> {
 
 /// The hooked names, read from the source.
 fn hooked_names() -> BTreeSet<String> {
-    let table = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/functions.rs");
+    let table = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/driver_api/functions.rs");
     std::fs::read_to_string(table)
         .unwrap()
         .lines()

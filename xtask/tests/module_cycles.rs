@@ -278,10 +278,10 @@ fn crates_have_no_module_cycles() {
 
 /// Modules of libvgpu in the direction of their dependencies: each depends only on those before it and beside it.
 const LIBVGPU: [&[&str]; 10] = [
-    &["sys"],
-    &["driver", "functions"],
-    &["share"],
-    &["gpu"],
+    &["system"],
+    &["driver_api"],
+    &["accounts"],
+    &["limits"],
     &["meter"],
     &["process"],
     &["current"],

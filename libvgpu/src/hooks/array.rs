@@ -5,14 +5,13 @@
 
 use core::ffi::{c_int, c_uint, c_void};
 
-use crate::blocks::BLOCK;
-use crate::charge_map::Charge;
-use crate::cuda::{
+use crate::accounts::blocks::BLOCK;
+use crate::accounts::charge_map::Charge;
+use crate::driver_api::cuda::{
     CUDA_ARRAY_DESCRIPTOR, CUDA_ARRAY_DESCRIPTOR_v1, CUDA_ARRAY3D_DESCRIPTOR,
     CUDA_ARRAY3D_DESCRIPTOR_v1, CUarray, CUmipmappedArray, CUresult,
 };
-use crate::elements;
-use crate::functions::{
+use crate::driver_api::functions::{
     cuArray3DCreate, cuArray3DCreate_v2, cuArrayCreate, cuArrayCreate_v2, cuArrayDestroy,
     cuMipmappedArrayCreate,
 };
@@ -20,6 +19,7 @@ use crate::hooks::ending_references::{EndingReferences, end_references};
 use crate::hooks::memory::{Request, free_charged};
 use crate::hooks::sparse;
 use crate::process::Process;
+use crate::system::elements;
 
 /// `CUDA_ARRAY3D_SPARSE` and `CUDA_ARRAY3D_DEFERRED_MAPPING`: no memory until some is mapped.
 const WITHOUT_MEMORY: c_uint = 0x40 | 0x80;

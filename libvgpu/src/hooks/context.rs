@@ -3,26 +3,26 @@
 
 use core::ffi::{c_int, c_uint, c_void};
 
-use crate::charge_map::Charge;
-use crate::cuda::{
+use crate::accounts::charge_map::Charge;
+use crate::accounts::records::Context;
+use crate::current::{Target, target_of_device};
+use crate::driver_api::cuda::{
     CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUcontext,
     CUdevice, CUresult,
 };
-use crate::current::{Target, target_of_device};
-use crate::device::attribute;
-use crate::functions::{
+use crate::driver_api::device::attribute;
+use crate::driver_api::functions::{
     cuCtxAttach, cuCtxCreate, cuCtxCreate_v3, cuCtxCreate_v4, cuCtxDestroy, cuCtxDestroy_v2,
     cuCtxDetach,
 };
-use crate::gpu::Gpu;
 use crate::hooks::array::drop_array;
 use crate::hooks::driver_cache::reserve;
 use crate::hooks::freed_bytes::FreedBytes;
 use crate::hooks::memory::drop_linear;
 use crate::hooks::metering;
 use crate::hooks::{library, module, shared_memory};
+use crate::limits::gpu::Gpu;
 use crate::process::Process;
-use crate::records::Context;
 
 /// Charge of a context, made before its creation.
 pub(crate) enum ContextCharge {

@@ -1,16 +1,16 @@
 //! Memory that libcuda caches for the process without an allocation in it: in memory pools, and for graphs.
 //!
-//! [`crate::cache_charge`] defines its charge. It is trimmed before a denial.
+//! [`crate::accounts::cache_charge`] defines its charge. It is trimmed before a denial.
 
 use core::sync::atomic::Ordering;
 
-use crate::cache_charge::{Cache, CacheCharge, Report, Settled};
-use crate::charge_map::ChargeMap;
-use crate::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUresult};
-use crate::gpu::Gpu;
-use crate::guard::GateGuard;
+use crate::accounts::cache_charge::{Cache, CacheCharge, Report, Settled};
+use crate::accounts::charge_map::ChargeMap;
+use crate::driver_api::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUresult};
 use crate::hooks::exported;
+use crate::limits::gpu::Gpu;
 use crate::process::Process;
+use crate::system::guard::GateGuard;
 
 pub(crate) mod graphs;
 pub(crate) mod pools;

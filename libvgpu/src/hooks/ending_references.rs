@@ -5,14 +5,14 @@
 
 use core::cell::Cell;
 
-use crate::charge_map::ChargeMap;
-use crate::cuda::{
+use crate::accounts::charge_map::ChargeMap;
+use crate::accounts::records::{Binding, Mapping, NO_GPU};
+use crate::driver_api::cuda::{
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdeviceptr, CUmemGenericAllocationHandle, CUresult,
 };
 use crate::hooks::physical::{self, DroppedReference};
 use crate::process::Process;
-use crate::records::{Binding, Mapping, NO_GPU};
-use crate::temporary_list::TemporaryList;
+use crate::system::temporary_list::TemporaryList;
 
 /// The record of a reference, with its key.
 #[derive(Clone, Copy)]

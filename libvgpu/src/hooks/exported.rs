@@ -4,7 +4,7 @@
 //! are checked when the last handle and mapping are gone, and afterwards before a denial and at a query of the
 //! usage. The charge then moves to an open descriptor.
 //!
-//! Another process of the share that has the memory open is not charged for it ([`crate::imports`]). So the charge
+//! Another process of the share that has the memory open is not charged for it ([`crate::limits::imports`]). So the charge
 //! stays here as far as the processes of the share have more open than they export.
 //!
 //! Invariant: no record has a handle as its key or memory after the handle's end. So descriptors are detached from it
@@ -13,11 +13,11 @@
 use core::ffi::c_int;
 use core::sync::atomic::Ordering;
 
-use crate::cuda::CUmemGenericAllocationHandle;
-use crate::gpu::Gpu;
+use crate::accounts::records::{Descriptor, Origin, Physical};
+use crate::driver_api::cuda::CUmemGenericAllocationHandle;
+use crate::limits::gpu::Gpu;
 use crate::process::Process;
-use crate::records::{Descriptor, Origin, Physical};
-use crate::sys::{self, Fd};
+use crate::system::sys::{self, Fd};
 
 /// Position of the file's identity in a key. The low half is the descriptor, the highest bit is unused.
 const FILE_SHIFT: u32 = 32;

@@ -1,15 +1,15 @@
 //! External memory, exported by a graphics API or another process and held by an object of this process.
 //!
-//! An import is charged unless the memory belongs to the same share; see [`crate::imports`].
+//! An import is charged unless the memory belongs to the same share; see [`crate::limits::imports`].
 
-use crate::blocks::BLOCK;
-use crate::charge_map::Charge;
-use crate::cuda::{
+use crate::accounts::blocks::BLOCK;
+use crate::accounts::charge_map::Charge;
+use crate::current::{Target, target_of_current_context};
+use crate::driver_api::cuda::{
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_EXTERNAL_MEMORY_HANDLE_DESC, CUDA_SUCCESS, CUexternalMemory,
     CUresult,
 };
-use crate::current::{Target, target_of_current_context};
-use crate::functions::{cuDestroyExternalMemory, cuImportExternalMemory};
+use crate::driver_api::functions::{cuDestroyExternalMemory, cuImportExternalMemory};
 use crate::hooks::driver_cache::reserve_with;
 use crate::hooks::memory::free_charged;
 use crate::process::Process;

@@ -1,7 +1,7 @@
 //! Free by pointer: one function for all kinds of allocations.
 
-use crate::cuda::{CUdeviceptr, CUdeviceptr_v1, CUresult, CUstream};
-use crate::functions::{cuMemFree, cuMemFree_v2, cuMemFreeAsync};
+use crate::driver_api::cuda::{CUdeviceptr, CUdeviceptr_v1, CUresult, CUstream};
+use crate::driver_api::functions::{cuMemFree, cuMemFree_v2, cuMemFreeAsync};
 use crate::hooks::memory::free_linear;
 use crate::hooks::metering::NullStream;
 use crate::hooks::pool;

@@ -1,7 +1,7 @@
 //! Charges of memory that libcuda is about to free.
 
+use crate::limits::shares::MAX_SHARES;
 use crate::process::Process;
-use crate::shares::MAX_SHARES;
 
 /// Bytes to release after a call, by the GPU's index.
 ///

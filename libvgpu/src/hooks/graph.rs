@@ -9,13 +9,13 @@ use core::ptr;
 
 use drava_vgpu_abi::cost::{Cost, FIRST_GUESS_NS, LaunchKind};
 
-use crate::cuda::{
+use crate::driver_api::cuda::{
     CU_GRAPH_NODE_TYPE_KERNEL, CUDA_GRAPH_INSTANTIATE_ERROR, CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD,
     CUDA_GRAPH_INSTANTIATE_PARAMS, CUDA_KERNEL_NODE_PARAMS, CUDA_SUCCESS, CUcontext, CUgraph,
     CUgraphExec, CUgraphNode, CUresult, CUstream,
 };
-use crate::driver::{Library, Original};
-use crate::functions::{
+use crate::driver_api::driver::{Library, Original};
+use crate::driver_api::functions::{
     cuGraphExecChildGraphNodeSetParams, cuGraphExecDestroy, cuGraphExecMemcpyNodeSetParams,
     cuGraphExecNodeSetParams, cuGraphExecUpdate, cuGraphExecUpdate_v2, cuGraphInstantiate,
     cuGraphInstantiateWithFlags, cuGraphInstantiateWithParams, cuGraphLaunch,
@@ -321,7 +321,7 @@ pub(crate) unsafe fn end_capture<S: NullStream>(
 
 /// A destroyed stream is not being captured, and its handle may be reused.
 pub(crate) unsafe fn destroy_stream(
-    original: crate::functions::cuStreamDestroy::Function,
+    original: crate::driver_api::functions::cuStreamDestroy::Function,
     stream: CUstream,
 ) -> CUresult {
     pool::forget_stream(stream);

@@ -12,21 +12,23 @@ use core::ptr;
 use core::slice;
 use core::sync::atomic::Ordering;
 
-use crate::blocks::BLOCK;
-use crate::cuda::{
+use crate::accounts::blocks::BLOCK;
+use crate::accounts::records::GraphNeed;
+use crate::current::{Target, target_of_device};
+use crate::driver_api::cuda::{
     CU_GRAPH_NODE_TYPE_GRAPH, CU_GRAPH_NODE_TYPE_MEM_ALLOC, CU_GRAPH_NODE_TYPES_THAT_WAIT,
     CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_MEM_ALLOC_NODE_PARAMS,
     CUDA_SUCCESS, CUdevice, CUgraph, CUgraphExec, CUgraphNode, CUresult, CUstream,
 };
-use crate::current::{Target, target_of_device};
-use crate::driver::{Library, Original};
-use crate::functions::{cuGraphAddMemAllocNode, cuGraphAddNode, cuGraphAddNode_v2, cuGraphUpload};
-use crate::gpu::Gpu;
+use crate::driver_api::driver::{Library, Original};
+use crate::driver_api::functions::{
+    cuGraphAddMemAllocNode, cuGraphAddNode, cuGraphAddNode_v2, cuGraphUpload,
+};
 use crate::hooks::driver_cache::{deny, graphs, reserve_ahead};
 use crate::hooks::metering;
+use crate::limits::gpu::Gpu;
 use crate::process::Process;
-use crate::records::GraphNeed;
-use crate::sys;
+use crate::system::sys;
 
 /// Depth of inspected child graphs; libcuda allows only a few levels.
 const DEPTH: u32 = 16;

@@ -5,8 +5,8 @@
 
 use core::ffi::{c_uint, c_void};
 
-use crate::cuda::{CUDA_SUCCESS, CUcontext, CUdevice, CUgreenCtx, CUresult};
-use crate::functions::{cuCtxFromGreenCtx, cuGreenCtxCreate, cuGreenCtxDestroy};
+use crate::driver_api::cuda::{CUDA_SUCCESS, CUcontext, CUdevice, CUgreenCtx, CUresult};
+use crate::driver_api::functions::{cuCtxFromGreenCtx, cuGreenCtxCreate, cuGreenCtxDestroy};
 use crate::hooks::metering;
 use crate::hooks::primary;
 use crate::process::Process;

@@ -2,9 +2,9 @@
 
 use core::ffi::c_uint;
 
-use crate::cuda::{CUDA_SUCCESS, CUdeviceptr, CUipcMemHandle, CUresult};
-use crate::device::current_context;
-use crate::functions::{cuIpcCloseMemHandle, cuIpcGetMemHandle, cuIpcOpenMemHandle};
+use crate::driver_api::cuda::{CUDA_SUCCESS, CUdeviceptr, CUipcMemHandle, CUresult};
+use crate::driver_api::device::current_context;
+use crate::driver_api::functions::{cuIpcCloseMemHandle, cuIpcGetMemHandle, cuIpcOpenMemHandle};
 use crate::hooks::shared_memory::{self, blocks_around, range_of};
 use crate::process::Process;
 

@@ -4,10 +4,10 @@ use core::ffi::{c_int, c_uint, c_void};
 
 use drava_vgpu_abi::cost::LaunchKind;
 
-use crate::cuda::{
+use crate::driver_api::cuda::{
     CU_STREAM_LEGACY, CUDA_LAUNCH_PARAMS, CUfunction, CUlaunchConfig, CUresult, CUstream,
 };
-use crate::functions::{
+use crate::driver_api::functions::{
     cuLaunch, cuLaunchCooperativeKernel, cuLaunchCooperativeKernelMultiDevice, cuLaunchGrid,
     cuLaunchGridAsync, cuLaunchKernel, cuLaunchKernelEx,
 };

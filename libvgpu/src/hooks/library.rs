@@ -9,25 +9,25 @@ use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::ptr;
 use core::sync::atomic::Ordering;
 
-use crate::charge_map::Charge;
-use crate::cuda::{
+use crate::accounts::charge_map::Charge;
+use crate::accounts::records::{Context, LibraryImage, LibraryPart};
+use crate::current::{Target, target_of_current_context, target_of_device};
+use crate::driver_api::cuda::{
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUcontext, CUdevice, CUdeviceptr, CUkernel, CUlibrary,
     CUmodule, CUresult,
 };
-use crate::current::{Target, target_of_current_context, target_of_device};
-use crate::device::current_context;
-use crate::functions::{
+use crate::driver_api::device::current_context;
+use crate::driver_api::functions::{
     cuLibraryEnumerateKernels, cuLibraryGetGlobal, cuLibraryGetKernel, cuLibraryGetModule,
     cuLibraryGetUnifiedFunction, cuLibraryLoadData, cuLibraryLoadFromFile, cuLibraryUnload,
 };
-use crate::gpu::Gpu;
 use crate::hooks::driver_cache::reserve;
 use crate::hooks::freed_bytes::FreedBytes;
 use crate::hooks::metering;
 use crate::hooks::module::{bytes_of_file, bytes_of_image};
+use crate::limits::gpu::Gpu;
 use crate::process::Process;
-use crate::records::{Context, LibraryImage, LibraryPart};
-use crate::temporary_list::TemporaryList;
+use crate::system::temporary_list::TemporaryList;
 
 fn key_of(library: CUlibrary) -> u64 {
     library.expose_provenance() as u64

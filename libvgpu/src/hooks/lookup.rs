@@ -8,12 +8,12 @@
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::ptr::NonNull;
 
-use crate::cuda::{CUDA_SUCCESS, CUresult};
-use crate::driver;
-use crate::functions::cuInit;
-use crate::hook::Hook;
+use crate::driver_api::cuda::{CUDA_SUCCESS, CUresult};
+use crate::driver_api::driver;
+use crate::driver_api::functions::cuInit;
+use crate::hooks::hook::Hook;
 use crate::process::Process;
-use crate::sys::SavedErrno;
+use crate::system::sys::SavedErrno;
 
 /// Finds the hook with a base name for which the predicate is true.
 pub(crate) type Find = fn(&CStr, &dyn Fn(&Hook) -> bool) -> Option<&'static Hook>;

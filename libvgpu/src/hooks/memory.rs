@@ -4,21 +4,21 @@
 
 use core::ffi::{c_int, c_uint};
 
-use crate::blocks::{self, BLOCK};
-use crate::charge_map::{Charge, ChargeMap, Record};
-use crate::cuda::{
+use crate::accounts::blocks::{self, BLOCK};
+use crate::accounts::charge_map::{Charge, ChargeMap, Record};
+use crate::current::{Target, target_of_current_context};
+use crate::driver_api::cuda::{
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdevice, CUdeviceptr, CUdeviceptr_v1, CUresult,
 };
-use crate::current::{Target, target_of_current_context};
-use crate::device::{current_context, current_device};
-use crate::driver::{Library, Original};
-use crate::functions::{
+use crate::driver_api::device::{current_context, current_device};
+use crate::driver_api::driver::{Library, Original};
+use crate::driver_api::functions::{
     cuMemAlloc, cuMemAlloc_v2, cuMemAllocManaged, cuMemAllocPitch, cuMemAllocPitch_v2, cuMemFree_v2,
 };
-use crate::gpu::Gpu;
-use crate::guard::GateGuard;
 use crate::hooks::driver_cache::{deny, reserve, reserve_ahead};
+use crate::limits::gpu::Gpu;
 use crate::process::Process;
+use crate::system::guard::GateGuard;
 
 static ADVISE: Original<Advise> = Original::new(Library::Cuda, c"cuMemAdvise");
 type Advise = unsafe extern "C" fn(CUdeviceptr, usize, c_int, CUdevice) -> CUresult;

@@ -5,10 +5,10 @@
 
 use core::ffi::c_uint;
 
-use crate::cuda::{CUDA_SUCCESS, CUdevice, CUresult};
 use crate::current::{Target, target_of_current_context, target_of_device};
-use crate::gpu::Amount;
+use crate::driver_api::cuda::{CUDA_SUCCESS, CUdevice, CUresult};
 use crate::hooks::driver_cache;
+use crate::limits::gpu::Amount;
 
 /// A denied GPU.
 const NONE: Amount = Amount {

@@ -2,10 +2,10 @@
 
 use drava_vgpu_abi::cost::{Cost, LaunchKind};
 
-use crate::cuda::{CUdevice, CUresult, CUstream};
 use crate::current::{Target, target_of};
-use crate::device::uuid_of;
-use crate::gpu::Gpu;
+use crate::driver_api::cuda::{CUdevice, CUresult, CUstream};
+use crate::driver_api::device::uuid_of;
+use crate::limits::gpu::Gpu;
 use crate::meter::{FastPath, Meter};
 pub(crate) use crate::meter::{Legacy, NullStream, PerThread, relaxed};
 use crate::process::Process;

@@ -1,28 +1,30 @@
 //! Memory that libcuda allocates for modules and for the limits of a context.
 //!
-//! A module is charged the global variables that its image declares ([`crate::image`]). Its code, and variables of images
+//! A module is charged the global variables that its image declares ([`crate::accounts::image`]). Its code, and variables of images
 //! that cannot be read, are libcuda's own memory, which the node agent corrects.
 
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
-use crate::blocks::{BLOCK, rounded};
-use crate::charge_map::Charge;
-use crate::cuda::{
+use crate::accounts::blocks::{BLOCK, rounded};
+use crate::accounts::charge_map::Charge;
+use crate::accounts::image;
+use crate::current::{Target, target_of_current_context};
+use crate::driver_api::cuda::{
     CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
     CU_LIMIT_MALLOC_HEAP_SIZE, CU_LIMIT_PRINTF_FIFO_SIZE, CU_LIMIT_STACK_SIZE,
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdevice, CUmodule, CUresult,
 };
-use crate::current::{Target, target_of_current_context};
-use crate::device::{attribute, current_context, current_device};
-use crate::driver::{Library, Original};
-use crate::functions::{cuCtxSetLimit, cuModuleLoad, cuModuleLoadDataEx, cuModuleUnload};
+use crate::driver_api::device::{attribute, current_context, current_device};
+use crate::driver_api::driver::{Library, Original};
+use crate::driver_api::functions::{
+    cuCtxSetLimit, cuModuleLoad, cuModuleLoadDataEx, cuModuleUnload,
+};
 use crate::hooks::driver_cache::reserve;
 use crate::hooks::freed_bytes::FreedBytes;
 use crate::hooks::memory::{Request, free_charged};
 use crate::hooks::metering;
-use crate::image;
 use crate::process::Process;
-use crate::sys;
+use crate::system::sys;
 
 /// Returns the memory of the global variables of an image in memory.
 ///

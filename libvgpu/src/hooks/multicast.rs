@@ -5,15 +5,17 @@
 
 use core::ffi::c_void;
 
-use crate::cuda::{CUDA_SUCCESS, CUdevice, CUdeviceptr, CUmemGenericAllocationHandle, CUresult};
-use crate::functions::{
+use crate::accounts::records::Binding;
+use crate::driver_api::cuda::{
+    CUDA_SUCCESS, CUdevice, CUdeviceptr, CUmemGenericAllocationHandle, CUresult,
+};
+use crate::driver_api::functions::{
     cuMemRelease, cuMemRetainAllocationHandle, cuMulticastBindAddr, cuMulticastBindAddr_v2,
     cuMulticastBindMem, cuMulticastBindMem_v2, cuMulticastCreate, cuMulticastUnbind,
 };
 use crate::hooks::ending_references::{EndingReferences, end_references};
 use crate::hooks::physical;
 use crate::process::Process;
-use crate::records::Binding;
 
 /// Returns the key of a binding.
 fn binding_key(object: CUmemGenericAllocationHandle, device: CUdevice, offset: usize) -> u64 {

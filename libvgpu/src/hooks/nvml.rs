@@ -11,15 +11,15 @@ use core::ffi::{CStr, c_char, c_uint};
 use drava_vgpu_abi::DeviceUuid;
 
 use crate::current::{Target, target_of};
-use crate::driver::{Library, Original};
-use crate::functions::{
+use crate::driver_api::driver::{Library, Original};
+use crate::driver_api::functions::{
     nvmlDeviceGetConfComputeMemSizeInfo, nvmlDeviceGetMemoryInfo, nvmlDeviceGetMemoryInfo_v2,
 };
-use crate::hooks::memory_info::amount_of;
-use crate::nvml::{
+use crate::driver_api::nvml::{
     NVML_SUCCESS, UUID_BUFFER_SIZE, nvmlConfComputeMemSizeInfo_t, nvmlDevice_t, nvmlMemory_t,
     nvmlMemory_v2_t, nvmlReturn_t,
 };
+use crate::hooks::memory_info::amount_of;
 use crate::process::Process;
 
 pub(crate) mod accounting;

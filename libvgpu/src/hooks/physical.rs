@@ -2,24 +2,24 @@
 //!
 //! It lives until its last handle is released, its last mapping is gone (to addresses, to a sparse array, or to a
 //! multicast object), and the last file descriptor of it is closed; see [`exported`]. An import is charged at its
-//! first mapping, when its size is known, unless it belongs to the same share; see [`crate::imports`].
+//! first mapping, when its size is known, unless it belongs to the same share; see [`crate::limits::imports`].
 //!
 //! A mapping is counted before libcuda makes it; otherwise another thread could release the memory unnoticed.
 //! Handle values recur, so a record never outlives its last handle and mapping.
 
 use core::mem::MaybeUninit;
 
-use crate::cuda::{
+use crate::accounts::records::{Binding, NO_GPU, Origin, Physical};
+use crate::current::{Target, target_of_device};
+use crate::driver_api::cuda::{
     CU_MEM_LOCATION_TYPE_DEVICE, CUDA_SUCCESS, CUdevice, CUmemAllocationProp,
     CUmemGenericAllocationHandle, CUresult,
 };
-use crate::current::{Target, target_of_device};
-use crate::driver::{Library, Original};
-use crate::gpu::Gpu;
+use crate::driver_api::driver::{Library, Original};
 use crate::hooks::driver_cache::reserve_with;
 use crate::hooks::exported::{self, Descriptors};
+use crate::limits::gpu::Gpu;
 use crate::process::Process;
-use crate::records::{Binding, NO_GPU, Origin, Physical};
 
 static GET_PROPERTIES: Original<GetProperties> =
     Original::new(Library::Cuda, c"cuMemGetAllocationPropertiesFromHandle");

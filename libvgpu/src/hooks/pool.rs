@@ -3,25 +3,25 @@
 //! The charge is the pool's reserved size, not the program's allocations; see [`crate::hooks::driver_cache`]. An
 //! allocation reserves the largest growth of the pool first; then the charge is set to the reported size. If the
 //! growth cannot be reserved, the allocation is made in free space of the pool that is certain (see
-//! [`crate::pool_free_space`]), exclusively, so that no other thread gets that space meanwhile. Otherwise the
+//! [`crate::accounts::pool_free_space`]), exclusively, so that no other thread gets that space meanwhile. Otherwise the
 //! process's pools are trimmed before a denial.
 
-use crate::cuda::{
+use crate::accounts::pool_free_space::{CHUNK, SizeChange};
+use crate::driver_api::cuda::{
     CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdeviceptr, CUmemPoolProps, CUmemoryPool, CUresult,
     CUstream,
 };
-use crate::functions::{
+use crate::driver_api::functions::{
     cuMemAllocAsync, cuMemAllocFromPoolAsync, cuMemFreeAsync, cuMemPoolCreate, cuMemPoolDestroy,
 };
-use crate::gpu::Gpu;
 use crate::hooks::driver_cache::pools::{
     add_reservation, attribute, key_of, reserved_of, settle, trim, uncharged_bytes,
 };
 use crate::hooks::driver_cache::{deny, reserve_ahead};
 use crate::hooks::metering::{self, NullStream};
 use crate::hooks::{graph_memory, shared_memory, streams};
-use crate::pool_free_space::{CHUNK, SizeChange};
+use crate::limits::gpu::Gpu;
 use crate::process::Process;
 
 pub(crate) mod share;

@@ -9,10 +9,13 @@ use core::ffi::{c_int, c_uint};
 use core::ptr;
 use core::sync::atomic::Ordering;
 
-use crate::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUcontext, CUdevice, CUresult};
+use crate::accounts::records::Context;
 use crate::current::{Target, target_of_device};
-use crate::driver::{Library, Original};
-use crate::functions::{
+use crate::driver_api::cuda::{
+    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUcontext, CUdevice, CUresult,
+};
+use crate::driver_api::driver::{Library, Original};
+use crate::driver_api::functions::{
     cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2, cuDevicePrimaryCtxRetain,
 };
 use crate::hooks::context::{
@@ -21,7 +24,6 @@ use crate::hooks::context::{
 use crate::hooks::library;
 use crate::hooks::metering;
 use crate::process::{Device, Process};
-use crate::records::Context;
 
 static STATE: Original<State> = Original::new(Library::Cuda, c"cuDevicePrimaryCtxGetState");
 type State = unsafe extern "C" fn(CUdevice, *mut c_uint, *mut c_int) -> CUresult;

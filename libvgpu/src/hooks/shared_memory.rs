@@ -1,17 +1,17 @@
 //! Memory that processes export to and open from each other, with any function.
 //!
-//! An opened allocation is charged unless it belongs to the same share; see [`crate::imports`]. CUDA requires that
+//! An opened allocation is charged unless it belongs to the same share; see [`crate::limits::imports`]. CUDA requires that
 //! it is closed before its process frees it. If that process dies first, the memory stays charged to its share.
 
-use crate::blocks::BLOCK;
-use crate::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdeviceptr, CUresult};
+use crate::accounts::blocks::BLOCK;
+use crate::accounts::shared_chunks::{Chunk, Shared, SharedChunk};
 use crate::current::{Target, target_of_current_context};
-use crate::driver::{Library, Original};
-use crate::gpu::Gpu;
+use crate::driver_api::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdeviceptr, CUresult};
+use crate::driver_api::driver::{Library, Original};
 use crate::hooks::driver_cache::reserve_with;
 use crate::hooks::freed_bytes::FreedBytes;
+use crate::limits::gpu::Gpu;
 use crate::process::Process;
-use crate::shared_chunks::{Chunk, Shared, SharedChunk};
 
 static GET_RANGE: Original<GetRange> = Original::new(Library::Cuda, c"cuMemGetAddressRange_v2");
 type GetRange = unsafe extern "C" fn(*mut CUdeviceptr, *mut usize, CUdeviceptr) -> CUresult;

@@ -8,17 +8,17 @@ use core::ffi::{c_uint, c_void};
 use core::mem::MaybeUninit;
 use core::ptr;
 
-use crate::cuda::{
+use crate::accounts::records::Binding;
+use crate::driver_api::cuda::{
     CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_SPARSE_LEVEL, CU_MEM_OPERATION_TYPE_MAP,
     CU_RESOURCE_TYPE_ARRAY, CUDA_ARRAY_SPARSE_PROPERTIES, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS,
     CUarrayMapInfo, CUmemGenericAllocationHandle, CUresult, CUstream,
 };
-use crate::driver::{Library, Original};
-use crate::functions::cuMemMapArrayAsync;
+use crate::driver_api::driver::{Library, Original};
+use crate::driver_api::functions::cuMemMapArrayAsync;
 use crate::hooks::physical::{self, Denied, DroppedReference};
 use crate::process::Process;
-use crate::records::Binding;
-use crate::temporary_list::TemporaryList;
+use crate::system::temporary_list::TemporaryList;
 
 /// Size of a tile, whatever its extent.
 const TILE: u64 = 64 << 10;

@@ -5,13 +5,13 @@
 
 use core::ptr;
 
-use crate::cuda::{
+use crate::driver_api::cuda::{
     CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUDA_SUCCESS, CUcontext, CUdevice, CUresult, CUstream,
 };
-use crate::device::{current_context, current_device};
-use crate::driver::{Library, Original};
+use crate::driver_api::device::{current_context, current_device};
+use crate::driver_api::driver::{Library, Original};
 use crate::hooks::metering;
-use crate::sys;
+use crate::system::sys;
 
 /// Marks of keys that are not handles; handles are below them.
 const LEGACY: u64 = 1 << 63;

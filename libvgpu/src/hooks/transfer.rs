@@ -7,11 +7,11 @@ use core::ffi::{c_int, c_uint, c_void};
 
 use drava_vgpu_abi::cost::LaunchKind;
 
-use crate::cuda::{
+use crate::driver_api::cuda::{
     CU_MEMORYTYPE_HOST, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CUDA_MEMCPY2D, CUDA_MEMCPY3D,
     CUDA_SUCCESS, CUarray, CUcontext, CUdeviceptr, CUresult, CUstream,
 };
-use crate::driver::{Library, Original};
+use crate::driver_api::driver::{Library, Original};
 use crate::hooks::metering::{NullStream, metered};
 
 static POINTER_ATTRIBUTE: Original<PointerAttribute> =

@@ -3,12 +3,13 @@
 
 use core::ffi::{c_int, c_void};
 
-use crate::cuda::{
+use crate::accounts::records::Mapping;
+use crate::current::{Target, target_of_device};
+use crate::driver_api::cuda::{
     CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdeviceptr,
     CUmemAllocationProp, CUmemGenericAllocationHandle, CUresult,
 };
-use crate::current::{Target, target_of_device};
-use crate::functions::{
+use crate::driver_api::functions::{
     cuMemCreate, cuMemExportToShareableHandle, cuMemImportFromShareableHandle, cuMemMap,
     cuMemRelease, cuMemRetainAllocationHandle, cuMemUnmap,
 };
@@ -17,7 +18,6 @@ use crate::hooks::ending_references::{EndingReferences, end_references};
 use crate::hooks::exported;
 use crate::hooks::physical::{self, Denied};
 use crate::process::Process;
-use crate::records::Mapping;
 
 pub(crate) unsafe fn create(
     original: cuMemCreate::Function,

@@ -6,9 +6,9 @@ use drava_vgpu_abi::cost::LaunchKind;
 
 use super::Meter;
 use super::lease::Lease;
-use crate::gpu::Gpu;
-use crate::share::Share;
-use crate::sys::{self, SavedErrno};
+use crate::limits::gpu::Gpu;
+use crate::limits::share::Share;
+use crate::system::sys::{self, SavedErrno};
 
 const NS_PER_US: u64 = 1_000;
 

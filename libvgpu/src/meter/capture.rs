@@ -18,13 +18,13 @@
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::cuda::{
+use crate::driver_api::cuda::{
     CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_LEGACY, CUDA_SUCCESS,
     CUresult, CUstream,
 };
-use crate::device::current_context;
-use crate::driver::{Library, Original};
-use crate::guard;
+use crate::driver_api::device::current_context;
+use crate::driver_api::driver::{Library, Original};
+use crate::system::guard;
 
 /// Concurrent captures whose streams are recorded; further ones are only counted.
 const CAPTURES: usize = 64;

@@ -3,8 +3,8 @@
 use core::ffi::c_uint;
 use core::ptr;
 
-use crate::cuda::{CUDA_ERROR_NOT_READY, CUDA_SUCCESS, CUevent, CUresult, CUstream};
-use crate::driver::{Library, Original};
+use crate::driver_api::cuda::{CUDA_ERROR_NOT_READY, CUDA_SUCCESS, CUevent, CUresult, CUstream};
+use crate::driver_api::driver::{Library, Original};
 
 static CREATE: Original<Create> = Original::new(Library::Cuda, c"cuEventCreate");
 static DESTROY: Original<OfEvent> = Original::new(Library::Cuda, c"cuEventDestroy_v2");

@@ -11,9 +11,9 @@
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use super::contexts::Contexts;
-use crate::cuda::CUdevice;
-use crate::device::{current_context, current_device, device_count};
-use crate::gpu::Gpu;
+use crate::driver_api::cuda::CUdevice;
+use crate::driver_api::device::{current_context, current_device, device_count};
+use crate::limits::gpu::Gpu;
 
 /// CUDA ordinals with a record.
 const DEVICES: usize = 64;

@@ -27,12 +27,12 @@ use super::Meter;
 use super::admission::{first, own_time};
 use super::events::{create, destroy, elapsed_ns, query, record};
 use super::lease::Lease;
-use crate::cuda::{CUDA_ERROR_NOT_READY, CUDA_SUCCESS, CUstream};
-use crate::device::current_context;
-use crate::gpu::Gpu;
-use crate::guard::Guard;
-use crate::share::Share;
-use crate::sys;
+use crate::driver_api::cuda::{CUDA_ERROR_NOT_READY, CUDA_SUCCESS, CUstream};
+use crate::driver_api::device::current_context;
+use crate::limits::gpu::Gpu;
+use crate::limits::share::Share;
+use crate::system::guard::Guard;
+use crate::system::sys;
 
 mod clocks;
 mod pair;

@@ -1,6 +1,6 @@
 //! The stream that a null stream means, which depends on the ABI of the function.
 
-use crate::cuda::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUstream};
+use crate::driver_api::cuda::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUstream};
 
 /// ABI of a function.
 pub(crate) trait NullStream {

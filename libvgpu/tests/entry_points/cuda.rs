@@ -56,7 +56,7 @@ fn entry_points() -> BTreeMap<String, EntryPoint> {
 
 /// The CUDA functions in `hooks!`, without the suffixes for per-thread streams.
 fn hooked() -> BTreeSet<String> {
-    read("src/functions.rs")
+    read("src/driver_api/functions.rs")
         .lines()
         .filter_map(|line| {
             let (_, hook) = line.strip_prefix("    ")?.split_once("Cuda ")?;

@@ -46,7 +46,7 @@ fn is_hooked(class: &str) -> bool {
 
 #[test]
 fn hooks_exactly_the_functions_of_the_share() {
-    let table = read("src/functions.rs");
+    let table = read("src/driver_api/functions.rs");
     let hook = |line: &str| {
         let (_, hook) = line.strip_prefix("    ")?.split_once("Nvml ")?;
         Some(hook.split('(').next()?.to_owned())

@@ -92,7 +92,7 @@ fn classes() -> BTreeMap<String, String> {
 /// Names of hooks of a library, `Cuda` or `Nvml`, as exported.
 fn hooks_of(library: &str) -> Vec<String> {
     let prefix = library.to_lowercase();
-    let names = read("src/functions.rs");
+    let names = read("src/driver_api/functions.rs");
     let names = names.lines().filter_map(|line| {
         let (_, hook) = line
             .strip_prefix("    ")?

@@ -175,9 +175,9 @@ fn crash_points_in_source() -> BTreeSet<String> {
     let mut steps = BTreeSet::new();
     for file in [
         "libvgpu/abi/src/ledger.rs",
-        "libvgpu/src/share.rs",
-        "libvgpu/src/share/mapping.rs",
-        "libvgpu/src/share/usage.rs",
+        "libvgpu/src/limits/share.rs",
+        "libvgpu/src/limits/share/mapping.rs",
+        "libvgpu/src/limits/share/usage.rs",
     ] {
         let source = fs::read_to_string(workspace.join(file)).unwrap();
         for (index, line) in source.lines().enumerate() {

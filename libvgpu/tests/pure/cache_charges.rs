@@ -1,7 +1,7 @@
 //! The charge for a pool that several threads grow concurrently: never less than its memory, and no more than they
 //! reserved.
 
-use crate::cache_charge::{CacheCharge, Report};
+use crate::accounts::cache_charge::{CacheCharge, Report};
 
 const CHUNK: u64 = 32;
 

@@ -6,7 +6,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use crate::charge_map::{Charge, ChargeMap};
+use crate::accounts::charge_map::{Charge, ChargeMap};
 
 /// Steps of one test; Miri takes a thousand times as long for each.
 const STEPS: u64 = if cfg!(miri) { 100 } else { 50_000 };

@@ -6,10 +6,10 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 
-use crate::blocks::{self, BLOCK, Blocks, LARGEST_SMALL};
-use crate::imports::Imports;
-use crate::pool_free_space::{CHUNK, PoolFreeSpace, SizeChange, chunk_around};
-use crate::shared_chunks::{Chunk, Shared, SharedChunks};
+use crate::accounts::blocks::{self, BLOCK, Blocks, LARGEST_SMALL};
+use crate::accounts::pool_free_space::{CHUNK, PoolFreeSpace, SizeChange, chunk_around};
+use crate::accounts::shared_chunks::{Chunk, Shared, SharedChunks};
+use crate::limits::imports::Imports;
 
 const KIB: u64 = 1 << 10;
 

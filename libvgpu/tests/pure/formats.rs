@@ -1,6 +1,6 @@
 //! Sizes of arrays by format.
 
-use crate::elements;
+use crate::system::elements;
 
 /// A format, its number of channels, and half bytes per element.
 const KNOWN: [(u32, u32, u64); 57] = [

@@ -2,7 +2,7 @@
 
 use std::mem::MaybeUninit;
 
-use crate::pool_free_space::{CHUNK, PoolFreeSpace, SizeChange};
+use crate::accounts::pool_free_space::{CHUNK, PoolFreeSpace, SizeChange};
 
 const MIB: u64 = 1 << 20;
 const BASE: u64 = 0x3_0200_0000;

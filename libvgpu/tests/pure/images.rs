@@ -1,6 +1,6 @@
 //! Sizes of global variables in images. The tests of limits have cubins and containers.
 
-use crate::image::global_bytes;
+use crate::accounts::image::global_bytes;
 
 /// The bytes that PTX declares, in memory and as a file, which has no zero byte at its end.
 fn ptx(text: &str) -> u64 {

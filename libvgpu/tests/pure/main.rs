@@ -5,39 +5,76 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that fails should panic")]
 
-#[path = "../../src/blocks.rs"]
-mod blocks;
-#[path = "../../src/cache_charge.rs"]
-mod cache_charge;
-#[path = "../../src/charge_map.rs"]
-mod charge_map;
+/// As in the library, from its sources.
+#[path = "."]
+mod accounts {
+    #[path = "../../src/accounts/blocks.rs"]
+    pub(crate) mod blocks;
+    #[path = "../../src/accounts/cache_charge.rs"]
+    pub(crate) mod cache_charge;
+    #[path = "../../src/accounts/charge_map.rs"]
+    pub(crate) mod charge_map;
+    #[path = "../../src/accounts/image.rs"]
+    pub(crate) mod image;
+    #[path = "../../src/accounts/pool_free_space.rs"]
+    pub(crate) mod pool_free_space;
+    #[path = "../../src/accounts/shared_chunks.rs"]
+    pub(crate) mod shared_chunks;
+}
+
+/// As in the library, from its sources, but for what calls the system.
+#[path = "."]
+mod limits {
+    #[path = "../../src/limits/imports.rs"]
+    pub(crate) mod imports;
+
+    /// The identity of the process that takes slots.
+    pub(crate) mod identity {
+        use drava_vgpu_abi::ledger::Owner;
+
+        pub(crate) fn own() -> Owner {
+            Owner {
+                pid: 7,
+                start_time: 70,
+                pid_namespace: 700,
+            }
+        }
+    }
+}
+
+/// As in the library, from its sources, but for what calls the system.
+#[path = "."]
+mod system {
+    #[path = "../../src/system/elements.rs"]
+    pub(crate) mod elements;
+    #[path = "../../src/system/guard.rs"]
+    pub(crate) mod guard;
+    #[expect(dead_code, reason = "names in a directory are the system's")]
+    #[path = "../../src/system/path.rs"]
+    pub(crate) mod path;
+    #[path = "sys.rs"]
+    pub(crate) mod sys;
+    #[path = "../../src/system/temporary_list.rs"]
+    pub(crate) mod temporary_list;
+
+    /// Stands in for the library's log on standard error.
+    pub(crate) mod log {
+        pub(crate) fn line(arguments: std::fmt::Arguments<'_>) {
+            println!("{arguments}");
+        }
+    }
+}
+
 #[path = "../../src/meter/contexts.rs"]
 mod contexts;
 #[path = "../../src/meter/costs.rs"]
 mod costs;
 #[path = "../../src/meter/counted_time.rs"]
 mod counted_time;
-#[path = "../../src/elements.rs"]
-mod elements;
-#[path = "../../src/environment/variables.rs"]
+#[path = "../../src/limits/environment/variables.rs"]
 mod environment;
-#[path = "../../src/guard.rs"]
-mod guard;
-#[path = "../../src/image.rs"]
-mod image;
-#[path = "../../src/imports.rs"]
-mod imports;
 #[path = "../../src/meter/lease.rs"]
 mod lease;
-#[expect(dead_code, reason = "names in a directory are the system's")]
-#[path = "../../src/path.rs"]
-mod path;
-#[path = "../../src/pool_free_space.rs"]
-mod pool_free_space;
-#[path = "../../src/shared_chunks.rs"]
-mod shared_chunks;
-#[path = "../../src/temporary_list.rs"]
-mod temporary_list;
 
 mod cache_charges;
 mod charge_maps;
@@ -51,26 +88,5 @@ mod launch_costs;
 mod sampling;
 mod share;
 mod shared_gate;
-mod sys;
 mod temporary_lists;
 mod variables;
-
-/// The identity of the process that takes slots.
-mod identity {
-    use drava_vgpu_abi::ledger::Owner;
-
-    pub(crate) fn own() -> Owner {
-        Owner {
-            pid: 7,
-            start_time: 70,
-            pid_namespace: 700,
-        }
-    }
-}
-
-/// Stands in for the library's log on standard error.
-mod log {
-    pub(crate) fn line(arguments: std::fmt::Arguments<'_>) {
-        println!("{arguments}");
-    }
-}

@@ -9,7 +9,7 @@ use drava_vgpu_abi::{
     IdText, Limits, LimitsSpec, PAGE_SIZE, PageWrite, REGION_SIZE, encode, update,
 };
 
-use crate::sys::{self, Fd, File};
+use crate::system::sys::{self, Fd, File};
 
 pub(crate) type RegionWord = AtomicU64;
 
@@ -19,7 +19,7 @@ pub(crate) enum AttachError {
     Full,
 }
 
-#[path = "../../src/share/mapping.rs"]
+#[path = "../../src/limits/share/mapping.rs"]
 mod mapping;
 
 fn region() -> Fd {

@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::guard::{PendingReservations, SharedGate};
+use crate::system::guard::{PendingReservations, SharedGate};
 
 fn open_gate() -> SharedGate {
     // SAFETY: all zeroes is a valid value.

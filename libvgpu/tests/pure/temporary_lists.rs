@@ -1,6 +1,6 @@
 //! Lists that live for one call.
 
-use crate::temporary_list::TemporaryList;
+use crate::system::temporary_list::TemporaryList;
 
 #[test]
 fn holds_values_up_to_capacity() {

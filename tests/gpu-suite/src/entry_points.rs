@@ -15,7 +15,7 @@ use crate::lookup::{Driver, Library};
 const TABLE: &str = include_str!("../../../libvgpu/entry-points.tsv");
 
 /// The functions that libvgpu replaces, among them those of NVML, which have no table.
-const REPLACED: &str = include_str!("../../../libvgpu/src/functions.rs");
+const REPLACED: &str = include_str!("../../../libvgpu/src/driver_api/functions.rs");
 
 /// Suffixes that the table omits.
 const SUFFIXES: [&str; 3] = ["", "_ptsz", "_ptds"];

@@ -10,12 +10,14 @@
 
 use core::ffi::{c_uint, c_void};
 
-use crate::cache_charge::CacheCharge;
-use crate::cuda::{CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, CUDA_SUCCESS, CUdevice, CUresult};
-use crate::driver::{Library, Original};
-use crate::gpu::Gpu;
+use crate::accounts::cache_charge::CacheCharge;
+use crate::accounts::records::{GraphNeed, TotalNeed};
+use crate::driver_api::cuda::{
+    CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, CUDA_SUCCESS, CUdevice, CUresult,
+};
+use crate::driver_api::driver::{Library, Original};
+use crate::limits::gpu::Gpu;
 use crate::process::Process;
-use crate::records::{GraphNeed, TotalNeed};
 
 static GET_ATTRIBUTE: Original<GetAttribute> =
     Original::new(Library::Cuda, c"cuDeviceGetGraphMemAttribute");

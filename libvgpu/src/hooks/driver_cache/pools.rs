@@ -8,12 +8,14 @@
 
 use core::ffi::{c_int, c_void};
 
-use crate::cache_charge::CacheCharge;
-use crate::cuda::{CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CUDA_SUCCESS, CUmemoryPool, CUresult};
-use crate::driver::{Library, Original};
-use crate::gpu::Gpu;
+use crate::accounts::cache_charge::CacheCharge;
+use crate::accounts::pool_free_space::SizeChange;
+use crate::driver_api::cuda::{
+    CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CUDA_SUCCESS, CUmemoryPool, CUresult,
+};
+use crate::driver_api::driver::{Library, Original};
 use crate::hooks::metering::relaxed;
-use crate::pool_free_space::SizeChange;
+use crate::limits::gpu::Gpu;
 use crate::process::Process;
 
 static GET_ATTRIBUTE: Original<GetAttribute> =

@@ -6,17 +6,17 @@
 use core::ffi::c_uint;
 
 use crate::current::Target;
-use crate::functions::{
+use crate::driver_api::functions::{
     nvmlDeviceGetAccountingPids, nvmlDeviceGetAccountingStats, nvmlDeviceGetAccountingStats_v2,
 };
-use crate::gpu::Gpu;
-use crate::hooks::nvml::memory_target;
-use crate::hooks::nvml::processes::live_processes;
-use crate::hooks::nvml::utilization::{cores_percent, scale, shows_own_pids};
-use crate::nvml::{
+use crate::driver_api::nvml::{
     NVML_ERROR_NOT_FOUND, NVML_ERROR_NOT_SUPPORTED, NVML_SUCCESS, nvmlAccountingStats_t,
     nvmlAccountingStats_v2_t, nvmlDevice_t, nvmlReturn_t,
 };
+use crate::hooks::nvml::memory_target;
+use crate::hooks::nvml::processes::live_processes;
+use crate::hooks::nvml::utilization::{cores_percent, scale, shows_own_pids};
+use crate::limits::gpu::Gpu;
 
 fn is_live(gpu: Gpu, pid: c_uint) -> bool {
     live_processes(gpu).any(|process| process.pid == pid)

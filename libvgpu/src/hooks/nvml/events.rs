@@ -3,15 +3,15 @@
 
 use core::ffi::{c_ulonglong, c_void};
 
-use crate::functions::{
+use crate::driver_api::functions::{
     nvmlDeviceGetSupportedEventTypes, nvmlDeviceRegisterEvents,
     nvmlEventSetRegisterGpuOperationalEvents_v1,
 };
-use crate::hooks::nvml::is_shared;
-use crate::nvml::{
+use crate::driver_api::nvml::{
     NVML_ERROR_NOT_SUPPORTED, NVML_SUCCESS, nvmlDevice_t, nvmlEventTypeXidCriticalError,
     nvmlReturn_t,
 };
+use crate::hooks::nvml::is_shared;
 use crate::process::Process;
 
 pub(crate) unsafe fn supported(

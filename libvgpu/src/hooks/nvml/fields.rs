@@ -3,11 +3,11 @@
 
 use core::ffi::{c_int, c_uint};
 
-use crate::functions::nvmlDeviceGetFieldValues;
-use crate::hooks::nvml::is_shared;
-use crate::nvml::{
+use crate::driver_api::functions::nvmlDeviceGetFieldValues;
+use crate::driver_api::nvml::{
     NVML_ERROR_NOT_SUPPORTED, NVML_SUCCESS, nvmlDevice_t, nvmlFieldValue_t, nvmlReturn_t,
 };
+use crate::hooks::nvml::is_shared;
 
 /// Returns whether the field (`NVML_FI_DEV_*`) counts what all shares of a GPU do.
 const fn is_of_all_shares(field: c_uint) -> bool {

@@ -7,19 +7,19 @@ use core::ffi::c_uint;
 use core::ptr;
 
 use crate::current::Target;
-use crate::functions::{
+use crate::driver_api::functions::{
     nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetComputeRunningProcesses_v2,
     nvmlDeviceGetRunningProcessDetailList,
 };
-use crate::gpu::Gpu;
-use crate::hooks::nvml::memory_target;
-use crate::nvml::{
+use crate::driver_api::nvml::{
     NO_INSTANCE, NVML_ERROR_INSUFFICIENT_SIZE, NVML_ERROR_NOT_SUPPORTED, NVML_SUCCESS,
     PROCESS_DETAIL_LIST_V1, nvmlDevice_t, nvmlProcessDetail_v1_t, nvmlProcessDetailList_t,
     nvmlProcessInfo_t, nvmlProcessInfo_v1_t, nvmlReturn_t,
 };
+use crate::hooks::nvml::memory_target;
+use crate::limits::gpu::Gpu;
+use crate::limits::share::usage::LiveProcess;
 use crate::process::Process;
-use crate::share::usage::LiveProcess;
 
 type List<T> = unsafe extern "C" fn(nvmlDevice_t, *mut c_uint, *mut T) -> nvmlReturn_t;
 

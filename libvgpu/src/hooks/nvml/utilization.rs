@@ -13,17 +13,12 @@ use core::ffi::c_uint;
 use core::ptr;
 
 use crate::current::Target;
-use crate::functions::{
+use crate::driver_api::functions::{
     nvmlDeviceGetComputeRunningProcesses_v3, nvmlDeviceGetDynamicPstatesInfo,
     nvmlDeviceGetProcessUtilization, nvmlDeviceGetProcessesUtilizationInfo, nvmlDeviceGetSamples,
     nvmlDeviceGetUtilizationRates,
 };
-use crate::gpu::Gpu;
-use crate::hooks::nvml::{
-    self,
-    processes::{live_processes, reclaim_dead},
-};
-use crate::nvml::{
+use crate::driver_api::nvml::{
     NO_INSTANCE, NVML_DEC_UTILIZATION_SAMPLES, NVML_ENC_UTILIZATION_SAMPLES,
     NVML_ERROR_INSUFFICIENT_SIZE, NVML_ERROR_NOT_FOUND, NVML_ERROR_NOT_SUPPORTED,
     NVML_GPU_UTILIZATION_DOMAIN_FB, NVML_GPU_UTILIZATION_DOMAIN_GPU, NVML_GPU_UTILIZATION_SAMPLES,
@@ -33,7 +28,12 @@ use crate::nvml::{
     nvmlProcessUtilizationInfo_v1_t, nvmlProcessUtilizationSample_t,
     nvmlProcessesUtilizationInfo_t, nvmlReturn_t, nvmlSample_t, nvmlUtilization_t,
 };
-use crate::sys;
+use crate::hooks::nvml::{
+    self,
+    processes::{live_processes, reclaim_dead},
+};
+use crate::limits::gpu::Gpu;
+use crate::system::sys;
 
 /// Number of inspected processes of a GPU, on the stack of the calling thread.
 const MAX_PROCESSES: c_uint = 96;

@@ -4,11 +4,11 @@
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr;
 
-use crate::functions::{nvmlDeviceGetEncoderStats, nvmlDeviceGetFBCStats};
-use crate::hooks::nvml::is_shared;
-use crate::nvml::{
+use crate::driver_api::functions::{nvmlDeviceGetEncoderStats, nvmlDeviceGetFBCStats};
+use crate::driver_api::nvml::{
     NVML_ERROR_INSUFFICIENT_SIZE, NVML_SUCCESS, nvmlDevice_t, nvmlFBCStats_t, nvmlReturn_t,
 };
+use crate::hooks::nvml::is_shared;
 
 /// Sets a value that NVML has written to zero.
 ///

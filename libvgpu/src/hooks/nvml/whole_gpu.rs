@@ -3,11 +3,11 @@
 
 use core::ffi::c_int;
 
-use crate::functions::nvmlGpmQueryDeviceSupport;
-use crate::hooks::nvml::is_shared;
-use crate::nvml::{
+use crate::driver_api::functions::nvmlGpmQueryDeviceSupport;
+use crate::driver_api::nvml::{
     NVML_ERROR_NOT_SUPPORTED, NVML_SUCCESS, nvmlDevice_t, nvmlGpmSupport_t, nvmlReturn_t,
 };
+use crate::hooks::nvml::is_shared;
 
 /// A function of a device with one argument more.
 pub(crate) unsafe fn one<A>(

@@ -2,11 +2,11 @@
 
 use core::ffi::c_void;
 
-use crate::cuda::{CUDA_SUCCESS, CUdeviceptr, CUmemoryPool, CUresult};
-use crate::functions::{cuMemPoolExportPointer, cuMemPoolImportPointer};
+use crate::accounts::pool_free_space::chunk_around;
+use crate::driver_api::cuda::{CUDA_SUCCESS, CUdeviceptr, CUmemoryPool, CUresult};
+use crate::driver_api::functions::{cuMemPoolExportPointer, cuMemPoolImportPointer};
 use crate::hooks::memory::undo_allocation;
 use crate::hooks::shared_memory;
-use crate::pool_free_space::chunk_around;
 use crate::process::Process;
 
 pub(crate) unsafe fn export_pointer(

@@ -5,21 +5,21 @@
 
 use core::ffi::c_int;
 
-use crate::cache_charge::Cache;
-use crate::cuda::{
+use crate::accounts::cache_charge::Cache;
+use crate::accounts::records::NO_GPU;
+use crate::current::{Target, target_of_current_context, target_of_device};
+use crate::driver_api::cuda::{
     CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_LOCATION_TYPE_HOST,
     CU_MEM_LOCATION_TYPES_OF_HOST, CU_MEMPOOL_ATTR_ALLOCATION_TYPE, CU_MEMPOOL_ATTR_LOCATION_ID,
     CU_MEMPOOL_ATTR_LOCATION_TYPE, CUDA_SUCCESS, CUdevice, CUmemLocation, CUmemPoolProps,
     CUmemoryPool, CUresult, CUstream,
 };
-use crate::current::{Target, target_of_current_context, target_of_device};
-use crate::device::device_count;
-use crate::driver::{Library, Original};
-use crate::gpu::Gpu;
+use crate::driver_api::device::device_count;
+use crate::driver_api::driver::{Library, Original};
 use crate::hooks::driver_cache::pools::{attribute, key_of, settle};
 use crate::hooks::streams;
+use crate::limits::gpu::Gpu;
 use crate::process::Process;
-use crate::records::NO_GPU;
 
 static GET_POOL: Original<GetPool> = Original::new(Library::Cuda, c"cuDeviceGetMemPool");
 static GET_DEFAULT_POOL: Original<GetPool> =

@@ -5,8 +5,8 @@ use core::sync::atomic::Ordering;
 use drava_vgpu_abi::cost::{Cost, LaunchKind, MAX_BELIEVED_NS};
 
 use super::pair::Pair;
-use crate::cuda::CUDA_SUCCESS;
-use crate::gpu::Gpu;
+use crate::driver_api::cuda::CUDA_SUCCESS;
+use crate::limits::gpu::Gpu;
 use crate::meter::Meter;
 use crate::meter::admission::own_time;
 use crate::meter::events::query;

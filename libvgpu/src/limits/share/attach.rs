@@ -7,9 +7,9 @@ use drava_vgpu_abi::{DeviceUuid, Limits, LimitsPage, REGION_SIZE, paths};
 
 use super::mapping::{acquire_slot, check, map_page, view};
 use super::{REGION_FLAGS, Share};
-use crate::log;
-use crate::path::PathBuffer;
-use crate::sys::{self, Fd};
+use crate::system::log;
+use crate::system::path::PathBuffer;
+use crate::system::sys::{self, Fd};
 
 /// Reason why a share's files are unusable.
 #[derive(Clone, Copy, Debug)]

@@ -8,11 +8,11 @@ use core::ffi::CStr;
 
 use drava_vgpu_abi::paths;
 
-use crate::driver;
-use crate::log;
-use crate::path::{EntryBuffer, PathBuffer, names};
-use crate::shares::{LimitsSource, Shares};
-use crate::sys::{self, Fd};
+use crate::driver_api::driver;
+use crate::limits::shares::{LimitsSource, Shares};
+use crate::system::log;
+use crate::system::path::{EntryBuffer, PathBuffer, names};
+use crate::system::sys::{self, Fd};
 
 /// Attaches all shares of the container, from the standard directory or else from `other`. Returns `None` if there
 /// are none; then the environment applies.

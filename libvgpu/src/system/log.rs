@@ -4,7 +4,7 @@
 
 use core::fmt::{self, Write};
 
-use crate::sys;
+use crate::system::sys;
 
 const CAPACITY: usize = 512;
 

@@ -12,8 +12,8 @@ use drava_vgpu_abi::page::CURRENT_OFFSET;
 use drava_vgpu_abi::region::{SLOT_SIZE, SlotIndex};
 use drava_vgpu_abi::{BrokenRegion, DeviceUuid, Limits, MemoryPolicy};
 
-use crate::path::PathBuffer;
-use crate::sys::{self, Fd};
+use crate::system::path::PathBuffer;
+use crate::system::sys::{self, Fd};
 
 mod attach;
 mod compute;
@@ -27,7 +27,7 @@ use mapping::{page_words, read_page, view};
 #[cfg(not(feature = "kill-points"))]
 pub(crate) type RegionWord = AtomicU64;
 #[cfg(feature = "kill-points")]
-pub(crate) use crate::kill_points::RegionWord;
+pub(crate) use crate::system::kill_points::RegionWord;
 
 /// Index of the generation hint among the page's words.
 const CURRENT_WORD: usize = CURRENT_OFFSET / size_of::<u64>();

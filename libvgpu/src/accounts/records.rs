@@ -1,7 +1,7 @@
 //! Records of the process's maps that have more than a charge: physical memory, its mappings, contexts and graphs.
 
-use crate::charge_map::{Record, pack, record, unpack};
-use crate::cuda::CUdevice;
+use crate::accounts::charge_map::{Record, pack, record, unpack};
+use crate::driver_api::cuda::CUdevice;
 
 /// GPU index of an object that is charged to no GPU.
 pub(crate) const NO_GPU: u8 = u8::MAX;

@@ -3,7 +3,7 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::sys;
+use crate::system::sys;
 
 /// A lock that is held for a short time.
 pub(crate) struct Guard<'a>(&'a AtomicU32);

@@ -3,10 +3,10 @@
 use drava_vgpu_abi::DeviceUuid;
 use drava_vgpu_abi::ledger::LimitExceeded;
 
-use crate::imports::Imports;
-use crate::share::{Headroom, Share};
-use crate::shares::{MAX_SHARES, Shares};
-use crate::sys;
+use crate::limits::imports::Imports;
+use crate::limits::share::{Headroom, Share};
+use crate::limits::shares::{MAX_SHARES, Shares};
+use crate::system::sys;
 
 /// A limited GPU.
 #[derive(Clone, Copy)]

@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits, MemoryPolicy, Priority};
 
-use crate::path::PathBuffer;
+use crate::system::path::PathBuffer;
 
 /// Number of CUDA devices that can have a variable of their own.
 const DEVICES: usize = 16;

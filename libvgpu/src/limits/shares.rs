@@ -2,9 +2,9 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use crate::guard::Guard;
-use crate::imports::Imports;
-use crate::share::Share;
+use crate::limits::imports::Imports;
+use crate::limits::share::Share;
+use crate::system::guard::Guard;
 
 /// Largest number of shares of a process.
 pub(crate) const MAX_SHARES: usize = 64;

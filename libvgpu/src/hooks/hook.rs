@@ -2,7 +2,7 @@
 
 use core::ffi::{CStr, c_void};
 
-use crate::driver::{Library, Symbol};
+use crate::driver_api::driver::{Library, Symbol};
 use crate::process::Process;
 
 /// Purpose of a hook. A program gets the hook only if the process is limited in that respect.

@@ -14,9 +14,9 @@ use drava_vgpu_abi::region::{
 use drava_vgpu_abi::{LimitsPage, PAGE_SIZE, decode};
 
 use super::{AttachError, RegionWord};
-use crate::identity;
-use crate::log;
-use crate::sys::{self, Fd};
+use crate::limits::identity;
+use crate::system::log;
+use crate::system::sys::{self, Fd};
 
 const PAGE_WORDS: usize = PAGE_SIZE / size_of::<u64>();
 

@@ -7,7 +7,7 @@ use core::ffi::CStr;
 
 /// Expands a macro with all hooks: `PURPOSE LIBRARY NAME(ARGUMENTS) = BASE VERSION [+ FLAGS] => BODY`.
 ///
-/// PURPOSE is a [`crate::hook::Purpose`]. BASE is the name for `cuGetProcAddress`, which returns this ABI from
+/// PURPOSE is a [`crate::hooks::hook::Purpose`]. BASE is the name for `cuGetProcAddress`, which returns this ABI from
 /// VERSION on with FLAGS. BODY gets the original function as its first argument.
 macro_rules! for_each_hook {
     ($expand:ident) => { $expand! {
@@ -414,7 +414,7 @@ pub(crate) const fn name_of(name: &'static str) -> &'static CStr {
 pub(crate) mod types {
     pub(crate) use core::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
 
-    pub(crate) use crate::cuda::*;
-    pub(crate) use crate::driver::{Library, Original};
-    pub(crate) use crate::nvml::*;
+    pub(crate) use crate::driver_api::cuda::*;
+    pub(crate) use crate::driver_api::driver::{Library, Original};
+    pub(crate) use crate::driver_api::nvml::*;
 }

@@ -16,7 +16,7 @@ use core::mem::size_of;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering, fence};
 
-use crate::sys;
+use crate::system::sys;
 
 const LEVELS: usize = 20;
 const FIRST_CAPACITY: usize = 1024;
@@ -66,13 +66,13 @@ macro_rules! record {
             pub(crate) $large: u64,
         }
 
-        impl $crate::charge_map::Record for $name {
+        impl $crate::accounts::charge_map::Record for $name {
             fn to_words(self) -> [u64; 2] {
-                [$crate::charge_map::pack(self.$small, self.gpu), self.$large]
+                [$crate::accounts::charge_map::pack(self.$small, self.gpu), self.$large]
             }
 
             fn from_words([packed, $large]: [u64; 2]) -> Self {
-                let ($small, gpu) = $crate::charge_map::unpack(packed);
+                let ($small, gpu) = $crate::accounts::charge_map::unpack(packed);
                 Self { $small, gpu, $large }
             }
         }

@@ -5,8 +5,8 @@
 
 use core::sync::atomic::AtomicU32;
 
-use crate::charge_map::{ChargeMap, record};
-use crate::guard::Guard;
+use crate::accounts::charge_map::{ChargeMap, record};
+use crate::system::guard::Guard;
 
 record! {
     /// A shared pointer.

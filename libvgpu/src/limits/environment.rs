@@ -29,11 +29,11 @@ use core::fmt;
 use drava_vgpu_abi::region::SLOTS_OFFSET;
 use drava_vgpu_abi::{DeviceUuid, REGION_SIZE};
 
-use crate::log;
-use crate::path::{EntryBuffer, PathBuffer, names};
-use crate::share::AttachError;
-use crate::shares::{LimitsSource, Shares};
-use crate::sys;
+use crate::limits::share::AttachError;
+use crate::limits::shares::{LimitsSource, Shares};
+use crate::system::log;
+use crate::system::path::{EntryBuffer, PathBuffer, names};
+use crate::system::sys;
 
 mod variables;
 

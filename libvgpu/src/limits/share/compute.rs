@@ -13,7 +13,7 @@ use drava_vgpu_abi::region::Slot;
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits};
 
 use super::{RegionWord, Share, page_words};
-use crate::sys;
+use crate::system::sys;
 
 const NO_RATE: u64 = (1 << 40) - 1;
 

@@ -4,7 +4,7 @@ use core::mem::{MaybeUninit, size_of};
 use core::ptr::NonNull;
 use core::slice;
 
-use crate::sys;
+use crate::system::sys;
 
 /// Largest capacity without memory of its own. Most calls change few objects, and a call that frees memory should
 /// succeed in a process that can map no more.

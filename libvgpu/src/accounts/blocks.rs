@@ -8,8 +8,8 @@
 
 use core::sync::atomic::AtomicU32;
 
-use crate::charge_map::{ChargeMap, Record};
-use crate::guard::Guard;
+use crate::accounts::charge_map::{ChargeMap, Record};
+use crate::system::guard::Guard;
 
 /// Size of a block.
 pub(crate) const BLOCK: u64 = 2 << 20;

@@ -14,9 +14,9 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::charge_map::{ChargeMap, record};
-use crate::guard::Guard;
-use crate::shared_chunks::Chunk;
+use crate::accounts::charge_map::{ChargeMap, record};
+use crate::accounts::shared_chunks::Chunk;
+use crate::system::guard::Guard;
 
 /// Size of the chunks of pools.
 pub(crate) const CHUNK: u64 = 32 << 20;
@@ -245,7 +245,7 @@ impl PoolFreeSpace {
     }
 
     /// Records the free of an allocation in a stream and returns its record. The caller is inside a
-    /// [`crate::guard::SharedGate`] and about to call libcuda.
+    /// [`crate::system::guard::SharedGate`] and about to call libcuda.
     pub(crate) fn free(&self, start: u64, stream: Option<u64>) -> Option<PoolAllocation> {
         let freed = self.allocated.remove(start)?;
         let is_whole_chunk = !is_shared(freed.bytes);

@@ -9,8 +9,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use drava_vgpu_abi::atomic::Word;
 
-use crate::path::PathBuffer;
-use crate::sys;
+use crate::system::path::PathBuffer;
+use crate::system::sys;
 
 unsafe extern "C" {
     fn secure_getenv(name: *const c_char) -> *const c_char;

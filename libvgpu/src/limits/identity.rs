@@ -2,7 +2,7 @@
 
 use drava_vgpu_abi::ledger::Owner;
 
-use crate::sys;
+use crate::system::sys;
 
 /// Returns this process. A value that `/proc` does not provide is 0.
 pub(crate) fn own() -> Owner {

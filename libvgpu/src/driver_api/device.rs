@@ -4,8 +4,8 @@ use core::ffi::c_int;
 
 use drava_vgpu_abi::DeviceUuid;
 
-use crate::cuda::{CUDA_SUCCESS, CUcontext, CUdevice, CUresult, CUuuid};
-use crate::driver::{Library, Original};
+use crate::driver_api::cuda::{CUDA_SUCCESS, CUcontext, CUdevice, CUresult, CUuuid};
+use crate::driver_api::driver::{Library, Original};
 
 static GET_CURRENT: Original<GetCurrent> = Original::new(Library::Cuda, c"cuCtxGetCurrent");
 static GET_DEVICE: Original<GetDevice> = Original::new(Library::Cuda, c"cuCtxGetDevice");

@@ -88,10 +88,10 @@ impl Library {
     /// finds the hook of that name nevertheless.
     pub(crate) fn missing_error(self) -> c_int {
         match (self, self.handle()) {
-            (Self::Cuda, None) => crate::cuda::CUDA_ERROR_NOT_INITIALIZED,
-            (Self::Cuda, Some(_)) => crate::cuda::CUDA_ERROR_NOT_SUPPORTED,
-            (Self::Nvml, None) => crate::nvml::NVML_ERROR_LIBRARY_NOT_FOUND,
-            (Self::Nvml, Some(_)) => crate::nvml::NVML_ERROR_FUNCTION_NOT_FOUND,
+            (Self::Cuda, None) => crate::driver_api::cuda::CUDA_ERROR_NOT_INITIALIZED,
+            (Self::Cuda, Some(_)) => crate::driver_api::cuda::CUDA_ERROR_NOT_SUPPORTED,
+            (Self::Nvml, None) => crate::driver_api::nvml::NVML_ERROR_LIBRARY_NOT_FOUND,
+            (Self::Nvml, Some(_)) => crate::driver_api::nvml::NVML_ERROR_FUNCTION_NOT_FOUND,
         }
     }
 
@@ -293,7 +293,7 @@ pub(crate) fn is_delivered() -> bool {
 
 /// Stands for the functions of a libcuda that cannot be limited; their arguments are ignored.
 pub(crate) extern "C" fn refused() -> c_int {
-    crate::cuda::CUDA_ERROR_NOT_PERMITTED
+    crate::driver_api::cuda::CUDA_ERROR_NOT_PERMITTED
 }
 
 /// Opens a loaded library by path or SONAME. The new reference keeps it loaded.

@@ -9,7 +9,7 @@
 //! - The end of a call never increases their sum.
 //! - With no call in flight, the charge is the last reported size.
 
-use crate::charge_map::{Record, record};
+use crate::accounts::charge_map::{Record, record};
 
 record! {
     /// Record of a driver cache.

@@ -7,7 +7,7 @@ use drava_vgpu_abi::region::SlotIndex;
 
 use super::Share;
 use super::compute::unpack;
-use crate::sys;
+use crate::system::sys;
 
 /// Validity of a percentage, and the shortest time between two readings.
 const READING_US: u64 = 100_000;
