@@ -5,6 +5,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 
 use crate::gang::GangName;
+use crate::pod_group::PodGroupApi;
 
 /// Returns whether the claim is allocated.
 pub(crate) fn is_allocated(claim: &ResourceClaim) -> bool {
@@ -39,7 +40,7 @@ pub(crate) fn consuming_gangs(claim: &ResourceClaim) -> impl Iterator<Item = Gan
     status
         .flat_map(|status| status.reserved_for.iter().flatten())
         .filter(|consumer| consumer.resource == "podgroups")
-        .map(move |consumer| GangName::new(namespace, &consumer.name))
+        .map(move |consumer| GangName::of_group(PodGroupApi::Kubernetes, namespace, &consumer.name))
 }
 
 /// Returns the UID of the pod for which this controller has allocated the claim.

@@ -5,21 +5,24 @@ use std::fmt;
 use drava_api::names::{GANG_ANNOTATION, GANG_MIN_ANNOTATION};
 use k8s_openapi::api::core::v1::Pod;
 
-use crate::pod_group::COMPOSITE_ANNOTATION;
+use crate::pod_group::{self, COMPOSITE_ANNOTATION, PodGroupApi};
 
-/// Namespace and name of a gang.
+/// Namespace and name of a gang. A PodGroup and a gang of annotations with the same name are two gangs.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct GangName {
     namespace: String,
     name: String,
+    /// API of its PodGroup; `None` for a gang of annotations.
+    api: Option<PodGroupApi>,
 }
 
 impl GangName {
-    /// Creates a name.
-    pub(crate) fn new(namespace: &str, name: &str) -> Self {
+    /// Creates the name of a PodGroup.
+    pub(crate) fn of_group(api: PodGroupApi, namespace: &str, name: &str) -> Self {
         Self {
             namespace: namespace.to_owned(),
             name: name.to_owned(),
+            api: Some(api),
         }
     }
 
@@ -93,6 +96,7 @@ pub(crate) fn name_of(pod: &Pod) -> Option<GangName> {
     Some(GangName {
         namespace: pod.metadata.namespace.clone().unwrap_or_default(),
         name: annotations.get(GANG_ANNOTATION)?.clone(),
+        api: pod_group::reference(pod).map(|(api, ..)| api),
     })
 }
 

@@ -316,6 +316,7 @@ mod tests {
 
     use super::*;
     use crate::fixture::object;
+    use crate::pod_group::{COSCHEDULING_LABEL, PodGroupApi};
 
     #[test]
     fn gang_with_unknown_minimum_has_not_started() {
@@ -324,7 +325,7 @@ mod tests {
             let pod: Pod = object(json!({
                 "metadata": {
                     "name": name, "namespace": "default", "uid": name,
-                    "annotations": {"gpu.drava.dev/gang": "g"},
+                    "annotations": {"gpu.drava.dev/gang": "g"}, "labels": {COSCHEDULING_LABEL: "g"},
                 },
                 "spec": {
                     "containers": [], "nodeName": node,
@@ -333,7 +334,7 @@ mod tests {
             }));
             live.upsert(name, &pod);
         }
-        let gang = GangName::new("default", "g");
+        let gang = GangName::of_group(PodGroupApi::Coscheduling, "default", "g");
         assert!(!live.has_started(&gang));
         let spec = GroupSpec {
             min: 3,

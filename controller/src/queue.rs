@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use drava_allocator::object::ObjectKey;
+use drava_allocator::turn::Work;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::time::Instant;
 
@@ -117,29 +118,33 @@ impl PodQueue {
     }
 
     /// Makes the decision for a pod due at the ends of rounds.
-    pub(crate) fn suspend(&mut self, uid: &str) {
+    pub(crate) fn suspend(&mut self, uid: &str, work: Work) {
         if let Some(pending) = self.get_mut(uid) {
             pending.phase = Phase::Active;
-            pending.is_suspended = true;
+            pending.suspended_by = Some(work);
         }
     }
 
     /// Ends the suspension of the decision for a pod. Returns whether it was suspended.
     pub(crate) fn resume(&mut self, uid: &str) -> bool {
         let pending = self.get_mut(uid);
-        pending.is_some_and(|pending| std::mem::take(&mut pending.is_suspended))
+        pending.is_some_and(|pending| pending.suspended_by.take().is_some())
     }
 
     /// Returns whether the decision for a pod is suspended.
     pub(crate) fn is_suspended(&self, uid: &str) -> bool {
         self.pods
             .get(uid)
-            .is_some_and(|pending| pending.is_suspended)
+            .is_some_and(|pending| pending.suspended_by.is_some())
     }
 
-    /// Returns whether a decision for a pod of the namespace is suspended.
-    pub(crate) fn has_suspended(&self, namespace: &str) -> bool {
-        self.due.has_suspended(namespace)
+    /// Returns whether a decision for a pod of the namespace is suspended because of this work.
+    pub(crate) fn has_suspended(&self, namespace: &str, work: Work) -> bool {
+        let mut suspended = self.due.suspended(namespace);
+        suspended.any(|uid| {
+            let pending = self.pods.get(uid);
+            pending.is_some_and(|pending| pending.suspended_by == Some(work))
+        })
     }
 
     /// Activates the pods that reference a changed claim.
@@ -295,11 +300,13 @@ impl PodQueue {
                         None => order,
                     };
                     let order = Arc::new(order);
-                    Some(match (pending.is_complete, pending.is_suspended) {
-                        (true, _) => Due::Complete(order),
-                        (false, true) => Due::Suspended(pending.namespace().to_owned(), order),
-                        (false, false) => Due::Now(order),
-                    })
+                    Some(
+                        match (pending.is_complete, pending.suspended_by.is_some()) {
+                            (true, _) => Due::Complete(order),
+                            (false, true) => Due::Suspended(pending.namespace().to_owned(), order),
+                            (false, false) => Due::Now(order),
+                        },
+                    )
                 }
                 Phase::Backoff(until) | Phase::Behind(until) => Some(Due::At(until)),
                 Phase::Active | Phase::Unschedulable | Phase::Allocating => None,

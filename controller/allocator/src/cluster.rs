@@ -6,7 +6,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use drava_api::listed::Unreadable;
 use drava_api::policy::GpuPolicySpec;
@@ -90,8 +89,6 @@ pub struct Cluster {
     pub(crate) rankings: Rankings,
     /// What pods request in this cluster.
     mix: Mix,
-    /// See [`Cluster::node_checks`].
-    pub(crate) node_checks: AtomicU64,
 }
 
 /// Effect of a slice on its pool.
@@ -135,16 +132,6 @@ struct PodAssignment {
 }
 
 impl Cluster {
-    /// Returns how often a decision has checked a node or searched its devices: the cost of the decisions so far.
-    pub fn node_checks(&self) -> u64 {
-        self.node_checks.load(Ordering::Relaxed)
-    }
-
-    /// Counts a check.
-    pub(crate) fn count_check(&self) {
-        self.node_checks.fetch_add(1, Ordering::Relaxed);
-    }
-
     /// Adds or replaces a node. Returns whether a field relevant to decisions has changed.
     pub fn upsert_node(&mut self, node: &Node) -> bool {
         let name = node.metadata.name.clone().unwrap_or_default();

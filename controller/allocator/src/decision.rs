@@ -24,7 +24,9 @@ use crate::search::candidates::SelectionError;
 use crate::search::input::{NodeState, PoolView, SearchInput};
 use crate::search::tentative_allocation::SelectedDevice;
 use crate::search::{self, Effort, Outcome};
-use crate::turn;
+use crate::searched::SearchedNodes;
+use crate::selector::SelectorError;
+use crate::turn::{Suspended, Turn, Undecided, Work};
 use crate::usage::GpuMemory;
 
 mod by_ranking;
@@ -120,22 +122,56 @@ impl Cluster {
         pod_request: &PodRequest,
         policies: Policies,
     ) -> Result<Placement, Explanation> {
-        self.with_problem(pod_request, policies, |problem| self.decide_by_any(problem))
+        self.decide_in(pod_request, policies, &mut Turn::endless())
+            .map_err(Undecided::of_endless)
     }
 
-    /// Decides like [`Self::decide`], in less time when no node is feasible.
-    #[must_use]
-    pub fn place(&self, pod_request: &PodRequest, policies: Policies) -> Option<Placement> {
+    /// Decides like [`Self::decide`], or goes on with a suspended decision, in a turn.
+    ///
+    /// # Errors
+    /// As [`Self::decide`], and when the turn is too short.
+    pub fn decide_in(
+        &self,
+        pod_request: &PodRequest,
+        policies: Policies,
+        turn: &mut Turn,
+    ) -> Result<Placement, Undecided> {
         self.with_problem(pod_request, policies, |problem| {
-            problem.needs_verdicts = false;
-            self.decide_by_any(problem).ok()
+            self.decide_by_any(problem, turn)
         })
     }
 
-    fn decide_by_any(&self, problem: &mut Problem<'_>) -> Result<Placement, Explanation> {
+    /// Decides like [`Self::decide_in`], in less time when no node is feasible: returns `None` then.
+    ///
+    /// # Errors
+    /// When the turn is too short.
+    pub fn place_in(
+        &self,
+        pod_request: &PodRequest,
+        policies: Policies,
+        turn: &mut Turn,
+    ) -> Result<Option<Placement>, Suspended> {
+        let decided = self.with_problem(pod_request, policies, |problem| {
+            problem.needs_verdicts = false;
+            self.decide_by_any(problem, turn)
+        });
+        match decided {
+            Ok(placement) => Ok(Some(placement)),
+            Err(Undecided::Rejected(_)) => Ok(None),
+            Err(Undecided::Suspended(suspended)) => Err(suspended),
+        }
+    }
+
+    fn decide_by_any(
+        &self,
+        problem: &mut Problem<'_>,
+        turn: &mut Turn,
+    ) -> Result<Placement, Undecided> {
         self.prefer(problem);
-        self.decide_by_ranking(problem)
-            .unwrap_or_else(|| self.decide_among(self.candidates(problem.pod_request), problem))
+        match self.decide_by_ranking(problem, turn) {
+            Some(decided) => decided,
+            None => self.decide_among(self.candidates(problem.pod_request), problem, turn),
+        }
     }
 
     /// Adds the preferences, which a decision about one node does not need.
@@ -153,9 +189,20 @@ impl Cluster {
         pod_request: &PodRequest,
         policies: Policies,
     ) -> Result<Placement, Explanation> {
+        self.explain_in(pod_request, policies, &mut Turn::endless())
+            .map_err(Undecided::of_endless)
+    }
+
+    fn explain_in(
+        &self,
+        pod_request: &PodRequest,
+        policies: Policies,
+        turn: &mut Turn,
+    ) -> Result<Placement, Undecided> {
         self.with_problem(pod_request, policies, |problem| {
             self.prefer(problem);
-            self.decide_among(self.candidates(problem.pod_request), problem)
+            let nodes = self.candidates(problem.pod_request);
+            self.decide_among(nodes, problem, turn)
         })
     }
 
@@ -169,8 +216,59 @@ impl Cluster {
         pod_request: &PodRequest,
         policies: Policies,
     ) -> Result<Placement, Explanation> {
+        self.decide_on_in(node, pod_request, policies, &mut Turn::endless())
+            .map_err(Undecided::of_endless)
+    }
+
+    /// Decides like [`Self::decide_on`] in a turn.
+    ///
+    /// # Errors
+    /// As [`Self::decide_on`], and when the turn is too short.
+    pub fn decide_on_in(
+        &self,
+        node: &str,
+        pod_request: &PodRequest,
+        policies: Policies,
+        turn: &mut Turn,
+    ) -> Result<Placement, Undecided> {
         self.with_problem(pod_request, policies, |problem| {
-            self.decide_among(std::iter::once(node), problem)
+            self.decide_among(std::iter::once(node), problem, turn)
+        })
+    }
+
+    /// Returns whether the pod still fits with a placement that an earlier turn has found.
+    #[must_use]
+    pub fn still_fits(
+        &self,
+        pod_request: &PodRequest,
+        placement: &Placement,
+        policies: Policies,
+        turn: &mut Turn,
+    ) -> bool {
+        let claims = pod_request.claims.iter().map(|claim| &claim.id);
+        // Devices may have been added, all of which the pod would need.
+        if pod_request.requests_all()
+            || !claims.eq(placement.claims.iter().map(|placed| &placed.claim))
+        {
+            return false;
+        }
+        let node = &placement.node;
+        self.with_problem(pod_request, policies, |problem| {
+            if self.admits(node, problem, turn).is_err() {
+                return false;
+            }
+            if problem.input.claims.is_empty() {
+                return true;
+            }
+            let Some(pools) = self.usable_pools_of(node) else {
+                return false;
+            };
+            let state = NodeState {
+                pools: &pools,
+                loss: None,
+            };
+            let (input, claims) = (&problem.input, &placement.claims);
+            search::can_have(input, state, &self.selectors, claims, turn) == Ok(true)
         })
     }
 
@@ -224,25 +322,31 @@ impl Cluster {
         &'a self,
         nodes: impl Iterator<Item = &'a str>,
         problem: &Problem<'_>,
-    ) -> Result<Placement, Explanation> {
+        turn: &mut Turn,
+    ) -> Result<Placement, Undecided> {
         let mut verdicts = Vec::new();
         let mut feasible: Vec<FeasibleNode<'_>> = Vec::new();
         let before = problem.pod_request.searched.as_deref();
-        let mut has_progress = before.is_none();
         let mut is_complete = true;
         for node in nodes {
-            if let Err(obstacle) = self.admits(node, problem) {
+            if let Err(obstacle) = self.admits(node, problem, turn) {
                 verdicts.push(Arc::new(verdict(node, Reason::NodeUnfit, obstacle)));
                 continue;
             }
-            let known = before.and_then(|before| before.get(node));
-            // The nodes before have used up the work for combinations of devices. Each turn of a decision searches one node.
-            let effort = match known.is_some() || turn::has_searched() && has_progress {
+            let known = before.and_then(|before| before.verdict(node));
+            // The nodes before have used up the work for combinations of devices.
+            let is_over = match before {
+                Some(_) => turn.suspends_search(),
+                None => turn.has_searched(),
+            };
+            let effort = match known.is_some() || is_over {
                 true => Effort::FirstPath,
                 false => Effort::Full,
             };
-            has_progress |= effort == Effort::Full;
-            match self.evaluate_node(node, problem, effort)? {
+            if before.is_some() && effort == Effort::Full {
+                turn.progresses();
+            }
+            match self.evaluate_node(node, problem, effort, turn)? {
                 Ok(node) => feasible.push(node),
                 Err(verdict)
                     if effort == Effort::FirstPath && verdict.reason == Reason::SearchLimit =>
@@ -257,8 +361,10 @@ impl Cluster {
             }
         }
         if feasible.is_empty() && !is_complete {
-            turn::suspend_search();
-            return Err(Explanation::of_nodes(verdicts));
+            return Err(Undecided::Suspended(Suspended {
+                work: Work::Searches,
+                searched: in_vain(verdicts),
+            }));
         }
         let names: Vec<&str> = feasible.iter().map(|node| node.name).collect();
         let preferences = self.by_preferences(problem, &names);
@@ -269,14 +375,14 @@ impl Cluster {
         feasible.sort_by_key(|node| Reverse(node.score));
         let mut feasible = feasible.into_iter();
         let Some(best) = feasible.next() else {
-            return Err(Explanation::of_nodes(verdicts));
+            return Err(Explanation::of_nodes(verdicts).into());
         };
         let runner_up = feasible.next().map(|node| NodeRunnerUp {
             node: node.name.to_owned(),
             allocated_ppm: node.devices.allocated_ppm,
             score: node.score,
         });
-        self.placement(best, runner_up, problem)
+        self.placement(best, runner_up, problem, turn)
     }
 
     /// Returns the score of each node by the preferences of the pod and of those around it.
@@ -294,20 +400,21 @@ impl Cluster {
         best: FeasibleNode<'_>,
         runner_up: Option<NodeRunnerUp>,
         problem: &Problem<'_>,
-    ) -> Result<Placement, Explanation> {
+        turn: &mut Turn,
+    ) -> Result<Placement, Undecided> {
         let ranking = NodeRanking {
             policy: problem.node_policy,
             allocated_ppm: best.devices.allocated_ppm,
             score: best.score,
             runner_up,
         };
-        let loss = self.loss(best.name, problem, &best.pools);
+        let loss = self.loss(best.name, problem, &best.pools, turn)?;
         let state = NodeState {
             pools: &best.pools,
             loss: loss.as_ref(),
         };
         let gpu_rankings =
-            search::rank_gpus(&problem.input, state, &self.selectors, &best.selected)
+            search::rank_gpus(&problem.input, state, &self.selectors, &best.selected, turn)
                 .map_err(|error| selection_failed(&error))?;
         drop(loss);
         Ok(best.into_placement(problem.pod_request, ranking, gpu_rankings))
@@ -318,9 +425,12 @@ impl Cluster {
         node: &str,
         problem: &Problem<'_>,
         pools: &'p [PoolView<'p>],
-    ) -> Option<NodeLoss<'p>> {
+        turn: &mut Turn,
+    ) -> Result<Option<NodeLoss<'p>>, Suspended> {
         let needs_loss = problem.needs_loss();
-        needs_loss.then(|| self.node_loss(node, problem.room, pools))
+        needs_loss
+            .then(|| self.node_loss(node, problem.room, pools, turn))
+            .transpose()
     }
 
     /// Evaluates the devices of a node.
@@ -329,8 +439,9 @@ impl Cluster {
         node: &'a str,
         problem: &Problem<'_>,
         effort: Effort,
-    ) -> Result<Result<FeasibleNode<'a>, NodeVerdict>, Explanation> {
-        self.count_check();
+        turn: &mut Turn,
+    ) -> Result<Result<FeasibleNode<'a>, NodeVerdict>, Undecided> {
+        turn.count_node();
         let verdict = |reason, detail| verdict(node, reason, detail);
         let mut pools = Vec::new();
         let mut excluded = None;
@@ -346,12 +457,12 @@ impl Cluster {
         {
             return Ok(Err(verdict(Reason::PoolIncomplete, excluded.clone())));
         }
-        let loss = self.loss(node, problem, &pools);
+        let loss = self.loss(node, problem, &pools, turn)?;
         let state = NodeState {
             pools: &pools,
             loss: loss.as_ref(),
         };
-        let outcome = search::search(&problem.input, state, &self.selectors, effort)
+        let outcome = search::search(&problem.input, state, &self.selectors, effort, turn)
             .map_err(|error| selection_failed(&error))?;
         let lost = match (&outcome, &loss) {
             (Outcome::Found(selected, _), Some(loss)) => {
@@ -401,8 +512,8 @@ impl Cluster {
     }
 
     /// Checks whether the pod can run on the node, apart from its devices.
-    fn admits(&self, node: &str, problem: &Problem<'_>) -> Result<(), String> {
-        self.count_check();
+    fn admits(&self, node: &str, problem: &Problem<'_>, turn: &mut Turn) -> Result<(), String> {
+        turn.count_node();
         let pod_request = problem.pod_request;
         let info = self.node(node).ok_or("node does not exist")?;
         for (claim, selector) in &pod_request.pinned_by {
@@ -434,8 +545,24 @@ fn verdict(node: &str, reason: Reason, detail: String) -> NodeVerdict {
     }
 }
 
-fn selection_failed(error: &SelectionError) -> Explanation {
-    Explanation::rejected(Reason::SelectorError, error.to_string())
+fn selection_failed(error: &SelectionError) -> Undecided {
+    match error.source {
+        SelectorError::Suspended => Suspended::from(Work::Selectors).into(),
+        SelectorError::Compile(_) | SelectorError::Runtime(_) => {
+            Explanation::rejected(Reason::SelectorError, error.to_string()).into()
+        }
+    }
+}
+
+/// Returns the verdicts on nodes whose devices were searched.
+fn in_vain(verdicts: Vec<Arc<NodeVerdict>>) -> SearchedNodes {
+    let mut searched = SearchedNodes::default();
+    for verdict in verdicts {
+        if verdict.reason != Reason::NodeUnfit {
+            searched.searched_in_vain(verdict);
+        }
+    }
+    searched
 }
 
 /// Policy between nodes: that of the first claim with one, else the controller's.

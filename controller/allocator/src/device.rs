@@ -11,6 +11,7 @@ use crate::attribute::Attribute;
 use crate::capacity::Capacity;
 use crate::selector::{DeviceValue, MatchCache, Selector, SelectorError, Selectors};
 use crate::taint::Taint;
+use crate::turn::Turn;
 
 /// A published device, parsed once.
 #[derive(Debug)]
@@ -173,16 +174,17 @@ impl Device {
     /// Returns whether a selector selects the device.
     ///
     /// # Errors
-    /// When the selector cannot be evaluated.
+    /// When the selector cannot be evaluated, and when the turn is over.
     pub fn selected_by(
         &self,
         selectors: &Selectors,
         selector: &Selector,
+        turn: &mut Turn,
     ) -> Result<bool, SelectorError> {
         let value = self.value.get_or_init(|| {
             DeviceValue::new(names::DRIVER, &self.attributes, &self.capacity, self.shared)
         });
-        selectors.matches_cached(selector, value, &self.matches)
+        selectors.matches_cached(selector, value, &self.matches, turn)
     }
 
     /// Returns an attribute by its fully qualified name. Attributes in the driver's domain may be published unqualified.

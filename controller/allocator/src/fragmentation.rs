@@ -118,17 +118,20 @@ pub(crate) struct NodeLoss<'a> {
 impl<'a> NodeLoss<'a> {
     /// Prepares the loss for a pod with this demand on a node with `room`. `accepts` returns whether the GPUs of the node
     /// match the selectors of a request.
-    pub(crate) fn new(
+    ///
+    /// # Errors
+    /// Those of `accepts`.
+    pub(crate) fn new<E>(
         mix: &Mix,
         (room, demand): (NodeRoom, NodeRoom),
         gpus: Vec<IdleGpu<'a>>,
-        accepts: impl Fn(&TypicalRequest) -> bool,
-    ) -> Self {
+        mut accepts: impl FnMut(&TypicalRequest) -> Result<bool, E>,
+    ) -> Result<Self, E> {
         let memory = gpus.iter().map(|gpu| gpu.memory).fold(0.0, f64::max);
         let after = room.minus(demand);
         let on_node = |request: &TypicalRequest| {
-            let is_accepted = request.gpus == 0 || accepts(request);
-            Typical {
+            let is_accepted = request.gpus == 0 || accepts(request)?;
+            Ok(Typical {
                 weight: request.weight,
                 gpus: request.gpus,
                 part: match request.amount {
@@ -139,9 +142,10 @@ impl<'a> NodeLoss<'a> {
                 },
                 fits_before: is_accepted && room.holds(request.room),
                 fits_after: is_accepted && after.holds(request.room),
-            }
+            })
         };
-        let requests: Vec<Typical> = mix.requests().iter().map(on_node).collect();
+        let requests = mix.requests().iter().map(on_node);
+        let requests: Vec<Typical> = requests.collect::<Result<_, E>>()?;
         let cpus = mix
             .requests()
             .iter()
@@ -151,7 +155,7 @@ impl<'a> NodeLoss<'a> {
             request.weight * gpus * request.part
         });
         let requested: f64 = requested.sum();
-        Self {
+        Ok(Self {
             cpus_per_gpu: if requested > 0.0 {
                 cpus.sum::<f64>() / requested
             } else {
@@ -161,7 +165,7 @@ impl<'a> NodeLoss<'a> {
             gpus,
             before: room,
             after,
-        }
+        })
     }
 
     /// Returns the loss of the whole node when these devices are allocated, each with the position of its pool; the lowest is

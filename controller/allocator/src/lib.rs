@@ -1,4 +1,8 @@
-//! Decides which devices a pod's claims get. A pure function of cluster state: no client, no clock, no async.
+//! Decides which devices a pod's claims get, from the state of the cluster alone: no client, no clock, no async.
+//!
+//! Rankings of nodes, compiled selectors and their results on devices are remembered behind locks. They save work and change no
+//! decision, with one exception: a costly selector fails on every device once its evaluations have used up its units. How much
+//! one decision may do before others is an argument, its [`turn::Turn`].
 //!
 //! [`cluster::Cluster`] receives Kubernetes objects one by one. Its [`decide`](cluster::Cluster::decide) returns the
 //! placement of a pod, or an explanation of why there is none. The controller feeds it from watches, the command line
@@ -27,6 +31,7 @@ mod ranking;
 pub mod reason;
 pub mod score;
 pub mod search;
+pub mod searched;
 pub mod selector;
 pub mod taint;
 pub mod topology;

@@ -1,6 +1,6 @@
 //! The request of one pod: its claims for this driver, the containers that use them, and its node constraints.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use drava_api::reason::Reason;
@@ -8,15 +8,13 @@ use k8s_openapi::api::core::v1::{Container, NodeSelector, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 
 use crate::claim::{self, ClaimError, ClaimId, ClaimSpec, Classes, Count, Ownership};
-use crate::explanation::{Explanation, NodeVerdict};
+use crate::explanation::Explanation;
 use crate::node::PodDemand;
 use crate::pod::{self, containers};
 use crate::search::input::ContainerDevices;
+use crate::searched::SearchedNodes;
 use crate::selector::{DriverMatch, Selectors};
 use crate::usage::AllocatedDevice;
-
-/// Verdicts on nodes whose devices were searched in vain, by name.
-pub type SearchedNodes = BTreeMap<String, Arc<NodeVerdict>>;
 
 /// Request of one pod.
 #[derive(Debug, Clone, Default)]

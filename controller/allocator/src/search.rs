@@ -15,11 +15,12 @@ use drava_api::DeviceType;
 use drava_api::config::GpuPlacementPolicy;
 
 use crate::claim::{Count, MAX_RESULTS};
+use crate::placement::ClaimPlacement;
 use crate::reason::Rejection;
 use crate::score::{GpuRanking, GpuRunnerUp, KindChoice};
 use crate::selector::Selectors;
 use crate::topology::Proximity;
-use crate::turn;
+use crate::turn::Turn;
 
 pub mod candidates;
 pub mod input;
@@ -85,10 +86,11 @@ pub fn search(
     node: NodeState<'_>,
     selectors: &Selectors,
     effort: Effort,
+    turn: &mut Turn,
 ) -> Result<Outcome, SelectionError> {
-    let mut search = Search::new(input, node, selectors)?;
+    let mut search = Search::new(input, node, selectors, turn)?;
     let mut found = search.request(0, None);
-    turn::count(units(search.checks));
+    turn.count(units(search.checks));
     if !found && !search.is_conclusive && effort == Effort::Full {
         search.restart();
         found = match search.look_at_start() {
@@ -96,8 +98,8 @@ pub fn search(
             None => false,
         };
         search.is_conclusive = !search.is_over;
-        turn::count(units(search.checks));
-        turn::charge_search(units(search.checks));
+        turn.count(units(search.checks));
+        turn.charge_search(units(search.checks));
     }
     Ok(match found {
         true => {
@@ -127,8 +129,9 @@ pub fn rank_gpus(
     node: NodeState<'_>,
     selectors: &Selectors,
     solution: &[SelectedDevice],
+    turn: &mut Turn,
 ) -> Result<Vec<GpuRanking>, SelectionError> {
-    let mut search = Search::new(input, node, selectors)?;
+    let mut search = Search::new(input, node, selectors, turn)?;
     let mut rankings = Vec::new();
     for selected in solution {
         let runner_up = search.runner_up(selected);
@@ -152,6 +155,57 @@ pub fn rank_gpus(
         ranking.proximity = proximity;
     }
     Ok(rankings)
+}
+
+/// Returns whether the claims can have exactly these devices.
+///
+/// # Errors
+/// When a selector cannot be evaluated.
+pub(crate) fn can_have(
+    input: &SearchInput<'_>,
+    node: NodeState<'_>,
+    selectors: &Selectors,
+    placed: &[ClaimPlacement],
+    turn: &mut Turn,
+) -> Result<bool, SelectionError> {
+    let mut search = Search::new(input, node, selectors, turn)?;
+    let slots = Rc::clone(&search.slots);
+    for (claim, placed) in placed.iter().enumerate() {
+        for placed in &placed.devices {
+            let found = slots.iter().enumerate().find_map(|(slot, of)| {
+                let mut names = of.alternatives.iter().map(|each| &each.alternative.name);
+                let alternative = names.position(|name| *name == placed.request)?;
+                (of.claim == claim).then_some((slot, alternative))
+            });
+            let Some((index, candidates)) =
+                found.and_then(|(slot, alternative)| search.at(&slots, slot, alternative))
+            else {
+                return Ok(false);
+            };
+            let mut devices = candidates.selected.iter();
+            let device = devices.find(|candidate| {
+                let pool = node.pools.get(candidate.pool).map(|view| view.name);
+                let device = search.allocation.device(**candidate);
+                pool == Some(placed.pool.as_str())
+                    && device.is_some_and(|device| device.name == placed.device.name)
+            });
+            let Some(device) = device else {
+                return Ok(false);
+            };
+            let check = search
+                .allocation
+                .check(index, candidates.alternative, *device);
+            search.spend(1);
+            match check {
+                Ok(access) if access == placed.access => {
+                    search.allocation.allocate(index, *device, access);
+                }
+                Ok(_) | Err(_) => return Ok(false),
+            }
+        }
+    }
+    turn.count(units(search.checks));
+    Ok(true)
 }
 
 /// Returns the number of devices that an alternative needs, 1 for all.
@@ -195,6 +249,7 @@ impl<'a> Search<'a> {
         input: &'a SearchInput<'a>,
         node: NodeState<'a>,
         selectors: &Selectors,
+        turn: &mut Turn,
     ) -> Result<Self, SelectionError> {
         let mut slots = Vec::new();
         for (claim, spec) in input.claims.iter().enumerate() {
@@ -202,7 +257,9 @@ impl<'a> Search<'a> {
                 let alternatives = parsed
                     .alternatives
                     .iter()
-                    .map(|alternative| Candidates::new(spec, alternative, node.pools, selectors))
+                    .map(|alternative| {
+                        Candidates::new(spec, alternative, node.pools, selectors, turn)
+                    })
                     .collect::<Result<_, _>>()?;
                 slots.push(Slot {
                     claim,

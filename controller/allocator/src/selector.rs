@@ -16,6 +16,8 @@ use cel::common::ast::{EntryExpr, Expr, IdedExpr, MapExpr, StructExpr};
 use cel::common::types::CelBool;
 use cel::{Context, Env, ExecutionError, Value};
 
+use crate::turn::Turn;
+
 mod budget;
 mod cache;
 mod driver_match;
@@ -29,7 +31,6 @@ mod regex;
 mod url;
 mod values;
 
-pub use crate::turn::{in_turn, is_suspended};
 pub use driver_match::DriverMatch;
 pub use values::DeviceValue;
 
@@ -151,12 +152,13 @@ impl Selectors {
         selector: &Selector,
         device: &DeviceValue,
         cache: &MatchCache,
+        turn: &mut Turn,
     ) -> Result<bool, SelectorError> {
         let mut known = cache.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(matched) = known.get(&selector.id) {
             return Ok(*matched);
         }
-        let matched = self.matches(selector, device)?;
+        let matched = self.matches(selector, device, turn)?;
         if known.len() >= MATCH_LIMIT {
             known.clear();
         }
@@ -172,6 +174,7 @@ impl Selectors {
         &self,
         selector: &Selector,
         device: &DeviceValue,
+        turn: &mut Turn,
     ) -> Result<bool, SelectorError> {
         let program = selector
             .program
@@ -181,7 +184,7 @@ impl Selectors {
         if selector.spent_units.load(Ordering::Relaxed) > SELECTOR_UNITS {
             return Err(exceeded());
         }
-        if !crate::turn::continues() {
+        if turn.has_evaluated() {
             return Err(SelectorError::Suspended);
         }
         let (outcome, used) = budget::measure(|| {
@@ -189,12 +192,13 @@ impl Selectors {
                 Err(SelectorError::Runtime("the evaluation panicked".to_owned()))
             })
         });
-        let units = used.unwrap_or(budget::EVALUATION_UNITS);
+        turn.charge(used.work);
+        let units = used.units.unwrap_or(budget::EVALUATION_UNITS);
         if units > EXPENSIVE_UNITS {
             selector.spent_units.fetch_add(units, Ordering::Relaxed);
         }
         // An operator may have absorbed the error of the exhausted budget.
-        used.map_or_else(|| Err(exceeded()), |_| outcome)
+        used.units.map_or_else(|| Err(exceeded()), |_| outcome)
     }
 
     fn evaluate(&self, program: &IdedExpr, device: &DeviceValue) -> Result<bool, SelectorError> {

@@ -4,24 +4,16 @@
 //! devices, or their repetition in simulations, too. So both kinds of work have a limit in a turn. A decision whose results so
 //! far are kept is suspended then and goes on in another turn; another one has to do without the rest of the searches.
 //!
-//! Charges depend on the input only, so equal inputs have equal results. The turn belongs to the thread: functions of the
-//! `cel` crate carry no state.
+//! Charges depend on the input only, so equal inputs have equal results.
 
-use std::cell::Cell;
+use drava_api::reason::Reason;
+
+use crate::explanation::Explanation;
+use crate::searched::SearchedNodes;
 
 /// Units of costly evaluations of selectors in a turn, about 15 ms, and of searches beyond their first path. The last piece
 /// of each may exceed them.
 const UNITS: u64 = 20_000;
-
-thread_local! {
-    /// Units left to selectors in the turn on this thread. `None` outside of turns.
-    static LEFT: Cell<Option<u64>> = const { Cell::new(None) };
-    /// Units left to searches.
-    static SEARCHES: Cell<Option<u64>> = const { Cell::new(None) };
-    /// Units of all checks of devices since the start of the turn.
-    static CHECKED: Cell<u64> = const { Cell::new(0) };
-    static SUSPENDED_BY: Cell<Option<Work>> = const { Cell::new(None) };
-}
 
 /// Work of a decision that is limited in a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,76 +24,150 @@ pub enum Work {
     Searches,
 }
 
-/// Runs a decision in a turn of this thread; [`is_suspended`] tells afterwards whether it has to be repeated.
-pub fn in_turn<T>(decide: impl FnOnce() -> T) -> T {
-    LEFT.set(Some(UNITS));
-    SEARCHES.set(Some(UNITS));
-    CHECKED.set(0);
-    SUSPENDED_BY.set(None);
-    let decided = decide();
-    LEFT.set(None);
-    SEARCHES.set(None);
-    decided
+/// The work of a decision in one turn.
+#[derive(Debug)]
+pub struct Turn {
+    /// Units left to selectors; `None` without a limit.
+    selectors: Option<u64>,
+    /// Units left to searches; `None` without a limit.
+    searches: Option<u64>,
+    /// Whether a search has found something that the next turns keep.
+    has_progress: bool,
+    checked: u64,
+    node_checks: u64,
 }
 
-/// Returns whether the current turn, or the last one of this thread, was too short for its decision. What it decided is not
-/// valid then, and it has to be repeated in another turn.
-#[must_use]
-pub fn is_suspended() -> bool {
-    suspended_by().is_some()
-}
-
-/// Returns the work for which the turn was too short.
-#[must_use]
-pub fn suspended_by() -> Option<Work> {
-    SUSPENDED_BY.get()
-}
-
-/// Returns whether selectors have units left; otherwise the decision is suspended.
-pub(crate) fn continues() -> bool {
-    or_suspend(LEFT.get() != Some(0), Work::Selectors)
-}
-
-/// Suspends the decision because of its searches.
-pub fn suspend_search() {
-    or_suspend(false, Work::Searches);
-}
-
-/// Returns whether searches have units left; otherwise the decision is suspended.
-pub(crate) fn continues_to_search() -> bool {
-    or_suspend(!has_searched(), Work::Searches)
-}
-
-fn or_suspend(continues: bool, work: Work) -> bool {
-    if !continues && SUSPENDED_BY.get().is_none() {
-        SUSPENDED_BY.set(Some(work));
+impl Turn {
+    /// Starts a turn of a decision that goes on in other turns.
+    #[must_use]
+    pub const fn limited() -> Self {
+        Self::of(Some(UNITS))
     }
-    continues
+
+    /// Starts a turn that suspends nothing.
+    #[must_use]
+    pub const fn endless() -> Self {
+        Self::of(None)
+    }
+
+    const fn of(units: Option<u64>) -> Self {
+        Self {
+            selectors: units,
+            searches: units,
+            has_progress: false,
+            checked: 0,
+            node_checks: 0,
+        }
+    }
+
+    /// Returns whether selectors have no units left.
+    pub(crate) fn has_evaluated(&self) -> bool {
+        self.selectors == Some(0)
+    }
+
+    /// Returns whether searches have no units left.
+    #[must_use]
+    pub fn has_searched(&self) -> bool {
+        self.searches == Some(0)
+    }
+
+    /// Returns whether the decision is suspended before another search whose result would be kept. Each turn has one.
+    pub(crate) fn suspends_search(&self) -> bool {
+        self.has_searched() && self.has_progress
+    }
+
+    /// Notes a search whose result is kept.
+    pub(crate) fn progresses(&mut self) {
+        self.has_progress = true;
+    }
+
+    /// Returns the units left to searches, to compare.
+    pub(crate) const fn left_to_searches(&self) -> Option<u64> {
+        self.searches
+    }
+
+    /// Takes units for a costly evaluation.
+    pub(crate) fn charge(&mut self, units: u64) {
+        self.selectors = self.selectors.map(|left| left.saturating_sub(units));
+    }
+
+    /// Takes units for a search beyond its first path.
+    pub(crate) fn charge_search(&mut self, units: u64) {
+        self.searches = self.searches.map(|left| left.saturating_sub(units));
+    }
+
+    /// Counts units of checks that every decision needs. They suspend nothing.
+    pub fn count(&mut self, units: u64) {
+        self.checked = self.checked.saturating_add(units);
+    }
+
+    /// Returns the units of all checks, by which simulations are limited.
+    #[must_use]
+    pub const fn checked(&self) -> u64 {
+        self.checked
+    }
+
+    /// Counts a check of a node, or a search of its devices.
+    pub(crate) fn count_node(&mut self) {
+        self.count(1);
+        self.node_checks = self.node_checks.saturating_add(1);
+    }
+
+    /// Returns how often a node was checked, or its devices searched.
+    #[must_use]
+    pub const fn node_checks(&self) -> u64 {
+        self.node_checks
+    }
 }
 
-/// Returns whether searches have no units left.
-#[must_use]
-pub fn has_searched() -> bool {
-    SEARCHES.get() == Some(0)
+/// A decision whose turn was too short. It is repeated in another turn, with what it has found so far.
+#[derive(Debug, Clone)]
+pub struct Suspended {
+    /// The work for which the turn was too short.
+    pub work: Work,
+    /// What it has found, for [`crate::pod_request::PodRequest::searched`].
+    pub searched: SearchedNodes,
 }
 
-/// Takes units for a costly evaluation from the turn.
-pub(crate) fn charge(units: u64) {
-    LEFT.set(LEFT.get().map(|left| left.saturating_sub(units)));
+impl From<Work> for Suspended {
+    fn from(work: Work) -> Self {
+        Self {
+            work,
+            searched: SearchedNodes::default(),
+        }
+    }
 }
 
-/// Takes units for a search beyond its first path from the turn.
-pub(crate) fn charge_search(units: u64) {
-    SEARCHES.set(SEARCHES.get().map(|left| left.saturating_sub(units)));
+/// Why a decision has no placement.
+#[derive(Debug, Clone)]
+pub enum Undecided {
+    /// It goes on in another turn.
+    Suspended(Suspended),
+    /// The pod fits on no node.
+    Rejected(Explanation),
 }
 
-/// Counts units of checks that every decision needs. They suspend nothing.
-pub fn count(units: u64) {
-    CHECKED.set(CHECKED.get().saturating_add(units));
+impl Undecided {
+    /// Returns why the pod fits on no node, of a decision without turns.
+    pub(crate) fn of_endless(self) -> Explanation {
+        match self {
+            Self::Rejected(explanation) => explanation,
+            // An endless turn suspends nothing.
+            Self::Suspended(_) => {
+                Explanation::rejected(Reason::SearchLimit, "the turn was too short")
+            }
+        }
+    }
 }
 
-/// Returns the units of all checks of devices since the start of the turn, by which simulations are limited.
-#[must_use]
-pub fn checked() -> u64 {
-    CHECKED.get()
+impl From<Explanation> for Undecided {
+    fn from(explanation: Explanation) -> Self {
+        Self::Rejected(explanation)
+    }
+}
+
+impl From<Suspended> for Undecided {
+    fn from(suspended: Suspended) -> Self {
+        Self::Suspended(suspended)
+    }
 }

@@ -9,7 +9,7 @@ use drava_allocator::object::object_key;
 use drava_allocator::placement::Placement;
 use drava_allocator::pod::scheduler;
 use drava_allocator::pod_request::PodRequest;
-use drava_allocator::turn::{self, Work, is_suspended, suspended_by};
+use drava_allocator::turn::{Suspended, Turn, Undecided, Work};
 use drava_api::reason::Reason;
 use tokio::time::Instant;
 
@@ -32,6 +32,9 @@ pub(super) struct Group {
     pub(super) gang: Option<GangName>,
 }
 
+/// Units of work of a turn beyond which a gang's next pod is decided in another one, about 50 ms.
+const MEMBERS_UNITS: u64 = 100_000;
+
 /// Placements of a group, assumed in the cluster.
 #[derive(Default)]
 struct Plan {
@@ -43,7 +46,13 @@ struct Plan {
 
 impl Planner {
     /// Decides for one pending pod and its gang, and adds the resulting actions.
-    pub(super) fn schedule(&mut self, uid: &str, time: &DecisionTime, actions: &mut Vec<Action>) {
+    pub(super) fn schedule(
+        &mut self,
+        uid: &str,
+        time: &DecisionTime,
+        turn: &mut Turn,
+        actions: &mut Vec<Action>,
+    ) {
         let Some(order) = self.backlog.queue.order(uid) else {
             return;
         };
@@ -52,7 +61,7 @@ impl Planner {
             return self.suspend_pod(uid, Work::Selectors, time, actions);
         }
         let own = self.take_own_reservations(uid);
-        self.decide_without_own(uid, &order, time, actions);
+        self.decide_without_own(uid, &order, time, turn, actions);
         if !self.backlog.queue.is_suspended(uid) {
             self.end_decision(uid);
         }
@@ -65,6 +74,7 @@ impl Planner {
         uid: &str,
         order: &QueueOrder,
         time: &DecisionTime,
+        turn: &mut Turn,
         actions: &mut Vec<Action>,
     ) {
         if let Some(pending) = self.backlog.queue.get_mut(uid) {
@@ -92,7 +102,7 @@ impl Planner {
                 }
                 self.lift_reservations(order);
                 match self.group(*request, time.instant) {
-                    Ok(group) => return self.schedule_group(&group, order, time, actions),
+                    Ok(group) => return self.schedule_group(&group, order, time, turn, actions),
                     Err(explanation) => (explanation, claims),
                 }
             }
@@ -100,23 +110,13 @@ impl Planner {
         self.report_unschedulable(uid, &explanation, &claims, time, actions);
     }
 
-    /// Returns whether the pod waits behind the others without a decision: it has selectors of its own, like a suspended pod of
-    /// its namespace. Otherwise each of a tenant's costly selectors would delay everybody once.
+    /// Returns whether the pod waits behind the others without a decision: it has selectors of its own, like a pod of its
+    /// namespace that is suspended because of them. Otherwise each of a tenant's costly selectors would delay everybody once.
     fn yields(&self, uid: &str) -> bool {
         let namespace = self.backlog.queue.get(uid).map(PendingPod::namespace);
-        namespace.is_some_and(|namespace| self.backlog.queue.has_suspended(namespace))
+        namespace
+            .is_some_and(|namespace| self.backlog.queue.has_suspended(namespace, Work::Selectors))
             && matches!(self.demand(uid), Demand::Devices(request) if request.has_selectors())
-    }
-
-    /// Suspends the decision for a group if its turn was too short. Returns whether it is suspended.
-    fn suspend(&mut self, group: &Group, time: &DecisionTime, actions: &mut Vec<Action>) -> bool {
-        let Some(work) = suspended_by() else {
-            return false;
-        };
-        for request in &group.requests {
-            self.suspend_pod(&request.pod_request.uid, work, time, actions);
-        }
-        true
     }
 
     /// Decides for a group, or goes on with its decision.
@@ -125,6 +125,7 @@ impl Planner {
         group: &Group,
         order: &QueueOrder,
         time: &DecisionTime,
+        turn: &mut Turn,
         actions: &mut Vec<Action>,
     ) {
         let uids = || {
@@ -136,38 +137,37 @@ impl Planner {
         for uid in uids() {
             self.backlog.queue.resume(uid);
         }
-        self.decide_group(group, order, time, actions);
-        if !is_suspended() {
-            for uid in uids() {
-                self.end_decision(uid);
+        match self.decide_group(group, order, time, turn, actions) {
+            Ok(()) => {
+                for uid in uids() {
+                    self.end_decision(uid);
+                }
+            }
+            Err(Suspended { work, .. }) => {
+                for uid in uids() {
+                    self.suspend_pod(uid, work, time, actions);
+                }
             }
         }
     }
 
     /// Starts the allocation of a group, or makes room for it, and reports members that stay pending.
+    ///
+    /// # Errors
+    /// When the turn is too short. What was found is kept for the next one.
     fn decide_group(
         &mut self,
         group: &Group,
         order: &QueueOrder,
         time: &DecisionTime,
+        turn: &mut Turn,
         actions: &mut Vec<Action>,
-    ) {
-        let plan = self.plan(group);
-        if self.suspend(group, time, actions) {
-            for (request, placement) in &plan.placed {
-                self.forget(request, placement);
-            }
-            for (request, explanation) in &plan.rejected {
-                let uid = &request.pod_request.uid;
-                self.backlog
-                    .suspended_decisions
-                    .add_searched(uid, explanation);
-            }
-            return;
-        }
+    ) -> Result<(), Suspended> {
+        let plan = self.plan(group, turn)?;
         if plan.placed.len() + plan.covered >= group.required {
             if let Some(until) = self.held_until(&plan, time.instant) {
-                return self.wait_behind(group, &plan, until, time, actions);
+                self.wait_behind(group, &plan, until, time, actions);
+                return Ok(());
             }
             for (request, explanation) in plan.rejected {
                 let uid = &request.pod_request.uid;
@@ -176,7 +176,7 @@ impl Planner {
             let placements = plan.placed.iter().map(|(_, placement)| placement);
             self.outdate_reservations(placements, None);
             actions.extend(self.start_job(&plan.placed, time));
-            return;
+            return Ok(());
         }
         for (request, placement) in &plan.placed {
             self.forget(request, placement);
@@ -193,20 +193,18 @@ impl Planner {
             None
         } else if first.is_some_and(|request| {
             let uid = &request.pod_request.uid;
-            self.backlog.suspended_decisions.starts_room_later(uid)
+            self.backlog
+                .suspended_decisions
+                .starts_room_later(uid, turn)
         }) {
-            turn::suspend_search();
-            None
+            return Err(Work::Searches.into());
         } else {
-            let waiting = self.make_room(group, waits_for_quota, order, time, actions);
+            let waiting = self.make_room(group, waits_for_quota, order, time, turn, actions)?;
             match waiting {
-                None if !is_suspended() => self.reserved_room(group),
+                None => self.reserved_room(group, turn)?,
                 waiting => waiting,
             }
         };
-        if self.suspend(group, time, actions) {
-            return;
-        }
         let explanation = waiting.unwrap_or_else(|| group.explanation(&plan));
         let unfit_nodes = match &plan.rejected[..] {
             [(_, only)] => self.unfit_nodes(only),
@@ -225,6 +223,7 @@ impl Planner {
                     request.pod_request.is_single() && explanation.is_quota_only();
             }
         }
+        Ok(())
     }
 
     /// Returns until when the plan waits, because it has a node where its pod was not bound in time.
@@ -347,38 +346,97 @@ impl Planner {
     }
 
     /// Places as many pods of the group as fit at the same time.
-    fn plan(&mut self, group: &Group) -> Plan {
+    ///
+    /// # Errors
+    /// When the turn is too short. What was decided for the pods before is kept for the next one.
+    fn plan(&mut self, group: &Group, turn: &mut Turn) -> Result<Plan, Suspended> {
         let mut plan = Plan::default();
+        let first = group
+            .requests
+            .first()
+            .map(|request| &request.pod_request.uid);
+        let mut known = first
+            .map(|first| self.backlog.suspended_decisions.take_members(first))
+            .unwrap_or_default();
+        let mut has_progress = false;
         for request in &group.requests {
-            if is_suspended() {
-                break;
-            }
+            let uid = &request.pod_request.uid;
             let decided = match self.beside(request, &plan.placed) {
                 Ok(None) => {
                     plan.covered += 1;
                     continue;
                 }
-                Ok(Some(mut request)) => {
-                    let searched = self
-                        .backlog
-                        .suspended_decisions
-                        .searched(&request.pod_request.uid);
-                    request.pod_request.searched = Some(searched);
-                    let decided = self.decide_once(&request.pod_request);
-                    request.pod_request.searched = None;
-                    decided.map(|placement| (request, placement))
-                }
-                Err(explanation) => Err(explanation),
+                Ok(Some(request)) => match known.remove(uid) {
+                    Some(Err(explanation)) => Err(explanation.into()),
+                    Some(Ok(placement)) if self.still_fits(&request, &placement, turn) => {
+                        Ok((request, placement))
+                    }
+                    Some(Ok(_)) | None if has_progress && turn.checked() >= MEMBERS_UNITS => {
+                        Err(Suspended::from(Work::Searches).into())
+                    }
+                    Some(Ok(_)) | None => {
+                        has_progress = true;
+                        self.decide_member(request, turn)
+                    }
+                },
+                Err(explanation) => Err(explanation.into()),
             };
             match decided {
                 Ok((request, placement)) => {
                     self.assume(&request, &placement);
                     plan.placed.push((request, placement));
                 }
-                Err(explanation) => plan.rejected.push((request.clone(), explanation)),
+                Err(Undecided::Rejected(explanation)) => {
+                    plan.rejected.push((request.clone(), explanation));
+                }
+                Err(Undecided::Suspended(suspended)) => {
+                    for (request, placement) in &plan.placed {
+                        self.forget(request, placement);
+                    }
+                    if let Some(first) = first {
+                        known.extend(plan.into_decided());
+                        self.backlog.suspended_decisions.set_members(first, known);
+                    }
+                    return Err(suspended);
+                }
             }
         }
-        plan
+        Ok(plan)
+    }
+
+    /// Decides for a pod beside those of its gang that are placed.
+    fn decide_member(
+        &mut self,
+        mut request: Request,
+        turn: &mut Turn,
+    ) -> Result<(Request, Placement), Undecided> {
+        let uid = &request.pod_request.uid;
+        request.pod_request.searched = Some(self.backlog.suspended_decisions.searched(uid));
+        let decided = self.decide_once(&request.pod_request, turn);
+        request.pod_request.searched = None;
+        match decided {
+            Ok(placement) => Ok((request, placement)),
+            Err(Undecided::Suspended(mut suspended)) => {
+                let found = std::mem::take(&mut suspended.searched);
+                let uid = &request.pod_request.uid;
+                self.backlog.suspended_decisions.add_searched(uid, found);
+                Err(suspended.into())
+            }
+            Err(rejected) => Err(rejected),
+        }
+    }
+
+    /// Returns whether the pod still has room where an earlier turn has placed it.
+    pub(super) fn still_fits(
+        &self,
+        request: &Request,
+        placement: &Placement,
+        turn: &mut Turn,
+    ) -> bool {
+        let policies = self.world.settings.policies;
+        self.world
+            .cluster
+            .still_fits(&request.pod_request, placement, policies, turn)
     }
 
     /// Assumes a placement in the cluster.
@@ -400,37 +458,46 @@ impl Planner {
     }
 
     /// Decides for the pod. Prefers a node on which all pending pods that share its claims fit.
-    pub(super) fn decide(&self, pod_request: &PodRequest) -> Result<Placement, Explanation> {
-        match self.place_with_sharers(pod_request) {
+    pub(super) fn decide(
+        &self,
+        pod_request: &PodRequest,
+        turn: &mut Turn,
+    ) -> Result<Placement, Undecided> {
+        let policies = self.world.settings.policies;
+        match self.place_with_sharers(pod_request, turn)? {
             Some(placement) => Ok(placement),
-            None => self
-                .world
-                .cluster
-                .decide(pod_request, self.world.settings.policies),
+            None => self.world.cluster.decide_in(pod_request, policies, turn),
         }
     }
 
     /// Decides like [`Self::decide`], without an explanation.
-    pub(super) fn place(&self, pod_request: &PodRequest) -> Option<Placement> {
-        let placement = self.place_with_sharers(pod_request);
-        placement.or_else(|| {
-            self.world
-                .cluster
-                .place(pod_request, self.world.settings.policies)
-        })
+    pub(super) fn place(
+        &self,
+        pod_request: &PodRequest,
+        turn: &mut Turn,
+    ) -> Result<Option<Placement>, Suspended> {
+        let policies = self.world.settings.policies;
+        match self.place_with_sharers(pod_request, turn)? {
+            Some(placement) => Ok(Some(placement)),
+            None => self.world.cluster.place_in(pod_request, policies, turn),
+        }
     }
 
-    fn place_with_sharers(&self, pod_request: &PodRequest) -> Option<Placement> {
+    fn place_with_sharers(
+        &self,
+        pod_request: &PodRequest,
+        turn: &mut Turn,
+    ) -> Result<Option<Placement>, Suspended> {
         let sharers = self.sharers(pod_request);
         if sharers.is_empty() {
-            return None;
+            return Ok(None);
         }
         let mut joint = pod_request.clone();
         joint.sharers = sharers;
         joint.searched = None;
         self.world
             .cluster
-            .place(&joint, self.world.settings.policies)
+            .place_in(&joint, self.world.settings.policies, turn)
     }
 
     /// Returns the demand of the other pending pods that share a claim with this one.
@@ -557,6 +624,17 @@ impl Planner {
             );
         }
         self.write_first_condition(uid, explanation, time, actions);
+    }
+}
+
+impl Plan {
+    /// Returns what was decided for each pod.
+    fn into_decided(self) -> impl Iterator<Item = (String, Result<Placement, Explanation>)> {
+        let uid = |request: Request| request.pod_request.uid;
+        let placed = self.placed.into_iter();
+        let placed = placed.map(move |(request, placement)| (uid(request), Ok(placement)));
+        let rejected = self.rejected.into_iter();
+        placed.chain(rejected.map(move |(request, why)| (uid(request), Err(why))))
     }
 }
 

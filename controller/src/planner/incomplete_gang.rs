@@ -7,9 +7,10 @@ use tokio::time::Instant;
 
 use super::Planner;
 use crate::action::{Action, Eviction, EvictionCause, Victim};
+use crate::queue::pending_pod;
 
-/// Number of unreserved time-outs that the members of a gang have for being bound: other nodes are tried after each.
-const TIMEOUTS: u32 = 3;
+/// Number of times that a member of a gang is tried to be bound, on other nodes if there are any.
+const TRIES: u32 = 3;
 
 impl Planner {
     /// Starts the eviction of the bound members of the gangs that did not start in time.
@@ -39,7 +40,10 @@ impl Planner {
         self.world.live_pods.next_incomplete(self.start_timeout())
     }
 
+    /// Returns how long the tries of a member take at most: on a node where it was not bound it is held back before each.
     fn start_timeout(&self) -> Duration {
-        self.world.settings.release_after.saturating_mul(TIMEOUTS)
+        let timeout = self.world.settings.release_after;
+        let holds = (0..TRIES - 1).map(|timeouts| pending_pod::hold(timeout, timeouts));
+        timeout.saturating_mul(TRIES) + holds.sum::<Duration>()
     }
 }

@@ -112,7 +112,7 @@ impl Planner {
                                  evaluation goes on after the decisions for other pods";
         const SEARCHES: &str = "the devices can be combined in many ways, or many pods could end for this one; the search goes \
                                 on after the decisions for other pods";
-        self.backlog.queue.suspend(uid);
+        self.backlog.queue.suspend(uid, work);
         let explanation = match work {
             Work::Selectors => Explanation::rejected(Reason::CostlySelectors, SELECTORS),
             Work::Searches => Explanation::rejected(Reason::CostlySearch, SEARCHES),

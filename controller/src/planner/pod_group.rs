@@ -9,11 +9,11 @@ impl Planner {
     pub fn pod_group(&mut self, change: PodGroupChange) {
         let changed = match &change {
             PodGroupChange::Group {
+                api,
                 namespace,
                 name,
                 spec,
-                ..
-            } => Some((GangName::new(namespace, name), spec.clone())),
+            } => Some((GangName::of_group(*api, namespace, name), spec.clone())),
             PodGroupChange::Served(..) => None,
         };
         if !self.world.pod_groups.observe(change) {

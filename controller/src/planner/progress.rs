@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use drava_allocator::explanation::Explanation;
-use drava_allocator::pod_request::SearchedNodes;
-use drava_allocator::turn;
-use drava_api::reason::Reason;
+use drava_allocator::placement::Placement;
+use drava_allocator::searched::SearchedNodes;
+use drava_allocator::turn::Turn;
 
 use super::Planner;
 use super::room::RoomProgress;
@@ -21,19 +21,23 @@ struct Progress {
     /// Whether the search for devices used up a turn, so that the search for room began in another one.
     has_waited_for_room: bool,
     room: Option<RoomProgress>,
+    members: Decided,
 }
 
+/// What was decided for members of a gang, by UID.
+pub(super) type Decided = BTreeMap<String, Result<Placement, Explanation>>;
+
 impl SuspendedDecisions {
-    /// Returns the nodes whose devices were searched in vain.
+    /// Returns what was found on nodes.
     pub(super) fn searched(&self, uid: &str) -> Arc<SearchedNodes> {
         let progress = self.0.get(uid);
         progress.map_or_else(Arc::default, |progress| Arc::clone(&progress.searched))
     }
 
     /// Returns whether the search for room is to begin in another turn: once, because the search for devices used up this one.
-    pub(super) fn starts_room_later(&mut self, uid: &str) -> bool {
+    pub(super) fn starts_room_later(&mut self, uid: &str, turn: &Turn) -> bool {
         let progress = self.0.entry(uid.to_owned()).or_default();
-        turn::has_searched() && !std::mem::replace(&mut progress.has_waited_for_room, true)
+        turn.has_searched() && !std::mem::replace(&mut progress.has_waited_for_room, true)
     }
 
     /// Returns how far the search for room has come.
@@ -51,15 +55,23 @@ impl SuspendedDecisions {
         self.0.entry(uid.to_owned()).or_default().room = Some(room);
     }
 
-    /// Notes the nodes that were searched in vain.
-    pub(super) fn add_searched(&mut self, uid: &str, explanation: &Explanation) {
+    /// Notes what a turn has found on nodes.
+    pub(super) fn add_searched(&mut self, uid: &str, found: SearchedNodes) {
         let searched = &mut self.0.entry(uid.to_owned()).or_default().searched;
-        let verdicts = explanation.verdicts().iter();
-        Arc::make_mut(searched).extend(
-            verdicts
-                .filter(|verdict| verdict.reason != Reason::NodeUnfit)
-                .map(|verdict| (verdict.node.clone(), Arc::clone(verdict))),
-        );
+        Arc::make_mut(searched).extend(found);
+    }
+
+    /// Removes and returns what was decided for members of the gang whose first pod has this UID.
+    pub(super) fn take_members(&mut self, first: &str) -> Decided {
+        let progress = self.0.get_mut(first);
+        progress.map_or_else(Decided::new, |progress| {
+            std::mem::take(&mut progress.members)
+        })
+    }
+
+    /// Notes what was decided for members of the gang whose first pod has this UID.
+    pub(super) fn set_members(&mut self, first: &str, members: Decided) {
+        self.0.entry(first.to_owned()).or_default().members = members;
     }
 
     /// Forgets a pod whose decision has ended.

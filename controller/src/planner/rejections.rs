@@ -6,7 +6,7 @@ use std::sync::Arc;
 use drava_allocator::explanation::Explanation;
 use drava_allocator::placement::Placement;
 use drava_allocator::pod_request::PodRequest;
-use drava_allocator::selector::is_suspended;
+use drava_allocator::turn::{Turn, Undecided};
 
 use super::Planner;
 use super::room::{Rollout, RoomKind};
@@ -94,21 +94,21 @@ impl Planner {
     pub(super) fn decide_once(
         &mut self,
         pod_request: &PodRequest,
-    ) -> Result<Placement, Explanation> {
+        turn: &mut Turn,
+    ) -> Result<Placement, Undecided> {
         // A pod with an assumed node does not compete with itself, so it is not equal to others.
         if self.world.cluster.node_of_pod(&pod_request.uid).is_some() {
-            return self.decide(pod_request);
+            return self.decide(pod_request, turn);
         }
         let mut known = self.backlog.rejections.known.iter();
         if let Some((_, explanation)) = known.find(|(known, _)| known.is_equivalent(pod_request)) {
-            return Err(explanation.clone());
+            return Err(explanation.clone().into());
         }
-        let decision = self.decide(pod_request);
+        let decision = self.decide(pod_request, turn);
         // Verdicts of earlier turns are older than an equal pod that is created meanwhile.
         let searched = pod_request.searched.as_ref();
-        if let Err(explanation) = &decision
-            && !is_suspended()
-            && searched.is_none_or(|searched| searched.is_empty())
+        if let Err(Undecided::Rejected(explanation)) = &decision
+            && !searched.is_some_and(|searched| searched.has_verdicts())
         {
             let rejected = (pod_request.clone(), explanation.clone());
             self.backlog.rejections.known.push_front(rejected);

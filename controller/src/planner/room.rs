@@ -16,7 +16,7 @@ use drava_allocator::explanation::Explanation;
 use drava_allocator::node::PodDemand;
 use drava_allocator::placement::Placement;
 use drava_allocator::pod_request::PodRequest;
-use drava_allocator::turn::is_suspended;
+use drava_allocator::turn::{Suspended, Turn};
 use drava_api::reason::Reason;
 use jiff::{SignedDuration, Timestamp};
 
@@ -39,12 +39,16 @@ mod reserved;
 mod rollout;
 
 use holders::Holders;
+use placing::GangRoom;
 pub(super) use rollout::Rollout;
 
 /// Time after the grace period in which a pod that is being deleted is still expected to end.
 const TERMINATION_MARGIN: SignedDuration = SignedDuration::from_secs(30);
 /// Interval after which the owner of a reservation is decided again even without a change.
 pub(super) const REVIEW_INTERVAL: Duration = Duration::from_secs(30);
+
+/// Units of one search for room in one turn, about 50 ms.
+const SEARCH_UNITS: u64 = 100_000;
 
 /// Why pods may end for a group, in the order of the searches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -55,14 +59,25 @@ pub(super) enum RoomCause {
     Wait,
 }
 
-/// How far the search for room for one pod has come in earlier turns. The searches for causes before are over.
+/// How far the search for room for a group has come in earlier turns. The searches for causes before are over.
 #[derive(Debug)]
 pub(super) struct RoomProgress {
     cause: RoomCause,
-    /// The first node that was not searched.
-    next: String,
-    /// The best victims so far, with their node.
-    best: Option<(String, Cost)>,
+    found: FoundSoFar,
+}
+
+/// What the search for room has found so far.
+#[derive(Debug)]
+enum FoundSoFar {
+    /// For one pod.
+    OfPod {
+        /// The first node that was not searched.
+        next: String,
+        /// The best victims so far, with their node.
+        best: Option<(String, Cost)>,
+    },
+    /// For a gang.
+    OfGang(Box<GangRoom>),
 }
 
 /// Cause of a room, and the priority below which pods may end for it; `None` if priority does not decide.
@@ -85,6 +100,15 @@ struct Search<'a> {
     /// UIDs of the pods that end in any case.
     ending: &'a BTreeSet<String>,
     cause: RoomCause,
+    /// Units of work of the turn before the search.
+    started: u64,
+}
+
+impl Search<'_> {
+    /// Returns whether the search goes on in another turn.
+    fn is_over(&self, turn: &Turn) -> bool {
+        turn.has_searched() || turn.checked().saturating_sub(self.started) >= SEARCH_UNITS
+    }
 }
 
 /// The reservations of a pod that is decided, or of its gang.
@@ -267,14 +291,18 @@ impl Planner {
 
     /// Reserves devices for a group that does not fit, and evicts pods for it if it may. Returns why it waits if it waits for
     /// pods that are being deleted. A group that waits for its quota reserves nothing as the head of the queue.
+    ///
+    /// # Errors
+    /// When the turn is too short.
     pub(super) fn make_room(
         &mut self,
         group: &Group,
         waits_for_quota: bool,
         order: &QueueOrder,
         time: &DecisionTime,
+        turn: &mut Turn,
         actions: &mut Vec<Action>,
-    ) -> Option<Explanation> {
+    ) -> Result<Option<Explanation>, Suspended> {
         self.set_reclaiming(group, false);
         let ending = self.ending_pods(time);
         let pending = |request: &Request| self.backlog.queue.get(&request.pod_request.uid);
@@ -303,15 +331,12 @@ impl Planner {
             let precedence = Precedence::Priority;
             let cause = RoomCause::Eviction(precedence);
             let kind = (cause, may_preempt.then_some(priority));
-            let found = self.find_room_once(group, &ending, kind, below, time);
+            let found = self.find_room_once(group, &ending, kind, below, time, turn)?;
             room = found.map(|room| (room, precedence));
         }
-        if room.is_none() && may_evict && !is_suspended() {
-            let found = self.find_guaranteed_room(group, &ending, time);
+        if room.is_none() && may_evict {
+            let found = self.find_guaranteed_room(group, &ending, time, turn)?;
             room = found.map(|room| (room, Precedence::Guarantee));
-        }
-        if is_suspended() {
-            return None;
         }
         if let Some((room, precedence)) = room {
             let nodes: BTreeSet<&str> = room
@@ -329,10 +354,10 @@ impl Planner {
             );
             self.evict(group, &room.victims, precedence, time, actions);
             self.reserve(group, room, Purpose::Preemption, order, time);
-            return Some(waiting);
+            return Ok(Some(waiting));
         }
-        if let Some(blocked) = self.own_rollout(group, &ending, time) {
-            return Some(blocked);
+        if let Some(blocked) = self.own_rollout(group, &ending, time, turn)? {
+            return Ok(Some(blocked));
         }
         let has_head = self
             .commitments
@@ -341,8 +366,9 @@ impl Planner {
             .any(|(_, reservation)| reservation.purpose == Purpose::HeadOfQueue);
         if !has_head
             && !waits_for_quota
+            && let kind = (RoomCause::Wait, None)
             && let Some(room) =
-                self.find_room_once(group, &ending, (RoomCause::Wait, None), |_| Some(0), time)
+                self.find_room_once(group, &ending, kind, |_| Some(0), time, turn)?
         {
             let awaited = room.victims.iter();
             let awaited = awaited.filter_map(|uid| self.world.live_pods.get(uid));
@@ -354,7 +380,7 @@ impl Planner {
                 self.reserve(group, room, Purpose::HeadOfQueue, order, time);
             }
         }
-        None
+        Ok(None)
     }
 
     /// Returns room that pods of borrowing tenants make for a group within the guarantee of its quota.
@@ -363,21 +389,24 @@ impl Planner {
         group: &Group,
         ending: &BTreeSet<String>,
         time: &DecisionTime,
-    ) -> Option<Room> {
-        let first = group.requests.first()?;
+        turn: &mut Turn,
+    ) -> Result<Option<Room>, Suspended> {
+        let Some(first) = group.requests.first() else {
+            return Ok(None);
+        };
         let borrowers = self
             .world
             .cluster
             .borrowers(&self.namespace_of(&first.pod_request.uid));
         if borrowers.is_empty() {
-            return None;
+            return Ok(None);
         }
         let cause = RoomCause::Eviction(Precedence::Guarantee);
         let of_borrower = |pod: &LivePod| {
             let namespace = pod.reference.namespace.as_deref().unwrap_or_default();
             borrowers.contains(namespace).then_some(pod.priority)
         };
-        self.find_room_once(group, ending, (cause, None), of_borrower, time)
+        self.find_room_once(group, ending, (cause, None), of_borrower, time, turn)
     }
 
     fn reserve(
@@ -525,31 +554,32 @@ impl Planner {
         kind: RoomKind,
         priority_of: impl Fn(&LivePod) -> Option<i32>,
         time: &DecisionTime,
-    ) -> Option<Room> {
+        turn: &mut Turn,
+    ) -> Result<Option<Room>, Suspended> {
         let single = match (&group.gang, &group.requests[..]) {
             (None, [request]) => Some(&request.pod_request),
             _ => None,
         };
-        let progress =
-            single.and_then(|request| self.backlog.suspended_decisions.room(&request.uid));
+        let first = group
+            .requests
+            .first()
+            .map(|request| &request.pod_request.uid);
+        let progress = first.and_then(|first| self.backlog.suspended_decisions.room(first));
         let progress = progress.map(|progress| progress.cause);
         if progress.is_some_and(|reached| kind.0 < reached)
             || single.is_some_and(|request| self.backlog.rejections.has_no_room(request, kind))
         {
-            return None;
+            return Ok(None);
         }
-        let room = self
-            .find_room(group, ending, kind.0, priority_of, time)
-            .filter(|_| !is_suspended());
+        let room = self.find_room(group, ending, kind.0, priority_of, time, turn)?;
         if room.is_none()
-            && !is_suspended()
             // What was searched in earlier turns may have changed for others.
             && progress.is_none()
             && let Some(request) = single
         {
             self.backlog.rejections.no_room(request, kind);
         }
-        room
+        Ok(room)
     }
 
     /// Returns room for the required pods of the group: each is placed, on the node where the best set of pods has to end.
@@ -561,8 +591,11 @@ impl Planner {
         cause: RoomCause,
         priority_of: impl Fn(&LivePod) -> Option<i32>,
         time: &DecisionTime,
-    ) -> Option<Room> {
+        turn: &mut Turn,
+    ) -> Result<Option<Room>, Suspended> {
+        let started = turn.checked();
         let mut holders = self.holders(group, ending, cause, priority_of, time);
+        turn.count(holders.len());
         let floors = match cause {
             RoomCause::Wait => Floors::default(),
             RoomCause::Eviction(_) => self.protect_guarantees(group, ending, &mut holders),
@@ -573,10 +606,9 @@ impl Planner {
             floors,
             ending,
             cause,
+            started,
         };
-        let found = self.place_by_ends(&search);
-        let room =
-            found.map(|(placements, ended)| self.without_unnecessary(&search, placements, ended));
+        let room = self.place_by_ends(&search, turn);
         self.world.cluster.presume_gone(&Departure::default());
         room
     }

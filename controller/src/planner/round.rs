@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use drava_allocator::selector::in_turn;
+use drava_allocator::turn::Turn;
 use tokio::time::Instant;
 
 use super::{DecisionTime, MAX_IN_FLIGHT, Planner};
@@ -37,9 +37,21 @@ impl Refresh {
     }
 }
 
-/// Number of decisions since the start.
+/// Number of decisions, or turns of decisions, since the start, and their work.
 #[derive(Debug, Default)]
-pub(super) struct DecisionCount(u64);
+pub(super) struct DecisionCount {
+    decisions: u64,
+    units: u64,
+    node_checks: u64,
+}
+
+impl DecisionCount {
+    fn add(&mut self, turn: &Turn) {
+        self.decisions += 1;
+        self.units += turn.checked();
+        self.node_checks += turn.node_checks();
+    }
+}
 
 impl Round {
     /// Returns when the round goes on; `None` if it has ended.
@@ -52,7 +64,19 @@ impl Planner {
     /// Returns the number of decisions so far: for pods, or for gangs.
     #[must_use]
     pub const fn decisions(&self) -> u64 {
-        self.backlog.decisions.0
+        self.backlog.decisions.decisions
+    }
+
+    /// Returns the units of work of the decisions so far.
+    #[must_use]
+    pub const fn work(&self) -> u64 {
+        self.backlog.decisions.units
+    }
+
+    /// Returns how often the decisions so far have checked a node, or searched its devices.
+    #[must_use]
+    pub const fn node_checks(&self) -> u64 {
+        self.backlog.decisions.node_checks
     }
 
     /// Decides for the due pods, and for all when a reservation has ended.
@@ -86,8 +110,9 @@ impl Planner {
                 return;
             };
             is_started = true;
-            self.backlog.decisions.0 += 1;
-            in_turn(|| self.schedule(&uid, time, actions));
+            let mut turn = Turn::limited();
+            self.schedule(&uid, time, &mut turn, actions);
+            self.backlog.decisions.add(&turn);
         }
     }
 }

@@ -171,8 +171,9 @@ impl DueIndex {
     }
 
     /// Returns whether the decision for a pod of the namespace is suspended.
-    pub(super) fn has_suspended(&self, namespace: &str) -> bool {
-        self.suspended.contains_key(namespace)
+    pub(super) fn suspended(&self, namespace: &str) -> impl Iterator<Item = &String> {
+        let pods = self.suspended.get(namespace).into_iter().flatten();
+        pods.map(|(_, uid)| uid)
     }
 
     /// Removes and returns the suspended pod whose turn it is.
@@ -261,6 +262,6 @@ mod tests {
             index.remove(uid);
         }
         assert!(!index.has_due());
-        assert!(!index.has_suspended("many"));
+        assert_eq!(index.suspended("many").count(), 0);
     }
 }

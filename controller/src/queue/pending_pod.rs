@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use drava_allocator::node::PodDemand;
 use drava_allocator::object::{ObjectKey, object_key};
+use drava_allocator::turn::Work;
 use drava_api::names::ALLOCATION_GATE;
 use drava_api::reason::Reason;
 use jiff::Timestamp;
@@ -34,8 +35,8 @@ pub(crate) struct PendingPod {
     pub(crate) pod: Pod,
     /// Phase of its scheduling.
     pub(crate) phase: Phase,
-    /// Whether the last decision was suspended, or yields to a suspended one.
-    pub(super) is_suspended: bool,
+    /// The work for which the last decision was suspended, or that of the decision to which it yields.
+    pub(super) suspended_by: Option<Work>,
     /// Whether something has changed since the first turn of the suspended decision that could help the pod.
     is_outdated: bool,
     /// Reason of the last rejection; `None` before the first decision and after an allocation.
@@ -142,13 +143,18 @@ impl QueueOrder {
     }
 }
 
+/// Returns how long a pod is held back on a node where it was not bound within `after`, after so many time-outs before.
+pub(crate) fn hold(after: Duration, timeouts: u32) -> Duration {
+    after.saturating_mul(1 << timeouts.min(7)).min(MAX_HOLD)
+}
+
 impl PendingPod {
     pub(crate) fn new(pod: Pod) -> Self {
         Self {
             has_neighbor_rules: PodDemand::of(&pod).has_neighbor_rules(),
             pod,
             phase: Phase::Active,
-            is_suspended: false,
+            suspended_by: None,
             is_outdated: false,
             reason: None,
             waits_for_quota: false,
@@ -256,7 +262,7 @@ impl PendingPod {
 
     /// Makes a decision due after a change; does not shorten a backoff. Returns whether the phase has changed.
     pub(crate) fn activate(&mut self) -> bool {
-        self.is_outdated |= self.is_suspended;
+        self.is_outdated |= self.suspended_by.is_some();
         let is_changed = matches!(self.phase, Phase::Unschedulable | Phase::Behind(_));
         if is_changed {
             self.phase = Phase::Active;
@@ -310,7 +316,7 @@ impl PendingPod {
     fn may_be_unfit(&self, number: Option<usize>) -> bool {
         matches!(self.phase, Phase::Behind(_))
             // The nodes that this decision rejects are not known before its end.
-            || self.is_suspended
+            || self.suspended_by.is_some()
             || number.is_some_and(|number| self.unfit_nodes.contains(number))
     }
 
@@ -328,10 +334,10 @@ impl PendingPod {
     /// can have the devices at least as long as it had them, and doubled each time.
     pub(crate) fn not_bound(&mut self, node: &str, after: Duration, now: Instant) {
         self.avoided_nodes.insert(node.to_owned());
-        let hold = after.saturating_mul(1 << self.timeouts.min(7));
+        let hold = hold(after, self.timeouts);
         self.timeouts = self.timeouts.saturating_add(1);
         self.timeout = after;
-        self.held_until = Some(now + hold.min(MAX_HOLD));
+        self.held_until = Some(now + hold);
         self.phase = Phase::Backoff(now + INITIAL_BACKOFF);
     }
 
@@ -441,9 +447,9 @@ mod tests {
     fn decides_again_for_node_that_becomes_fit_meanwhile() {
         let mut suspended = PendingPod::new(pod("a", &[]));
         suspended.phase = Phase::Unschedulable;
-        suspended.is_suspended = true;
+        suspended.suspended_by = Some(Work::Searches);
         suspended.resources_freed("n1", Some(0));
-        suspended.is_suspended = false;
+        suspended.suspended_by = None;
         suspended.phase = Phase::Unschedulable;
         suspended.decided();
         assert_eq!(suspended.phase, Phase::Active);

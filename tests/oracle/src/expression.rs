@@ -6,6 +6,7 @@ use std::fmt;
 use anyhow::{Context as _, Result};
 use drava_allocator::device::Device;
 use drava_allocator::selector::{SelectorError, Selectors};
+use drava_allocator::turn::Turn;
 use drava_api::names;
 use drava_cluster::Kubernetes;
 use k8s_openapi::api::resource::v1 as dra;
@@ -81,7 +82,8 @@ pub fn run(release: Kubernetes, range: Range) -> Result<Report> {
         let evaluations = program.evaluate(&expressions, names::DRIVER, &raw)?;
         let device = Device::parse(&raw)?;
         for (expression, upstream) in expressions.iter().zip(&evaluations) {
-            let ours = device.selected_by(&selectors, &selectors.compile("", expression));
+            let selector = selectors.compile("", expression);
+            let ours = device.selected_by(&selectors, &selector, &mut Turn::endless());
             let outcome = compare(expression, &ours, upstream);
             *report.outcomes.entry(outcome).or_default() += 1;
             let text = || {

@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use drava_allocator::cluster::Cluster;
 use drava_allocator::placement::Policies;
 use drava_allocator::pod_request::PodRequest;
+use drava_allocator::turn::Turn;
 use serde::Serialize;
 
 use crate::objects;
@@ -51,6 +52,8 @@ struct Scale {
     /// Number of the next pod.
     next: usize,
     running: Vec<String>,
+    /// Work of all decisions.
+    turn: Turn,
 }
 
 impl Scale {
@@ -78,6 +81,7 @@ impl Scale {
             random: fastrand::Rng::with_seed(seed),
             next: 0,
             running: Vec::new(),
+            turn: Turn::endless(),
         })
     }
 
@@ -100,7 +104,9 @@ impl Scale {
         let request = PodRequest::new(&object, &claims, classes, selectors)?;
         self.cluster.observe_request(&request);
         let before = Instant::now();
-        let decision = self.cluster.decide(&request, self.policies);
+        let decision = self
+            .cluster
+            .decide_in(&request, self.policies, &mut self.turn);
         let duration = before.elapsed();
         if let Ok(placement) = decision {
             self.cluster.assume(&placement);
@@ -134,13 +140,13 @@ pub fn run(nodes: u64, decisions: usize, policies: Policies, seed: u64) -> Resul
     while requested < half {
         requested += scale.arrive()?.1;
     }
-    let checks_before = scale.cluster.node_checks();
+    let checks_before = scale.turn.node_checks();
     let mut durations = Vec::new();
     for _ in 0..decisions {
         durations.push(scale.arrive()?.0);
         scale.end();
     }
-    let checks = scale.cluster.node_checks() - checks_before;
+    let checks = scale.turn.node_checks() - checks_before;
     durations.sort_unstable();
     let at = |percent: usize| {
         let last = durations.len().saturating_sub(1);

@@ -5,7 +5,8 @@ use crate::fragmentation::mix::TypicalRequest;
 use crate::fragmentation::{IdleGpu, NodeLoss, NodeRoom};
 use crate::pod_request::PodRequest;
 use crate::search::input::PoolView;
-use crate::selector::Selectors;
+use crate::selector::{SelectorError, Selectors};
+use crate::turn::{Suspended, Turn, Work};
 
 impl Cluster {
     /// Counts the request of a new pod.
@@ -17,16 +18,20 @@ impl Cluster {
     }
 
     /// Returns the loss of placements on a node of a pod that requests `demand`.
+    ///
+    /// # Errors
+    /// When the turn is too short for the selectors of the mix.
     pub(crate) fn node_loss<'p>(
         &self,
         node: &str,
         demand: NodeRoom,
         pools: &'p [PoolView<'p>],
-    ) -> NodeLoss<'p> {
+        turn: &mut Turn,
+    ) -> Result<NodeLoss<'p>, Suspended> {
         let allocatable = self.node(node).map(|node| node.room()).unwrap_or_default();
         let requested = NodeRoom::of(&self.requested_on(node, ""));
         let room = allocatable.minus(requested);
-        let accepts = |request: &TypicalRequest| accepts(pools, request, &self.selectors);
+        let accepts = |request: &TypicalRequest| accepts(pools, request, &self.selectors, turn);
         NodeLoss::new(&self.mix, (room, demand), idle_gpus(pools), accepts)
     }
 }
@@ -44,11 +49,24 @@ fn idle_gpus<'p>(pools: &'p [PoolView<'p>]) -> Vec<IdleGpu<'p>> {
     gpus
 }
 
-/// Returns whether a device of the node matches all selectors of the request.
-fn accepts(pools: &[PoolView<'_>], request: &TypicalRequest, selectors: &Selectors) -> bool {
-    let mut devices = pools.iter().flat_map(|view| &view.pool.devices);
-    devices.any(|device| {
-        let mut all = request.selectors.iter();
-        all.all(|selector| device.selected_by(selectors, selector).unwrap_or_default())
-    })
+/// Returns whether a device of the node matches all selectors of the request. One that fails matches none.
+fn accepts(
+    pools: &[PoolView<'_>],
+    request: &TypicalRequest,
+    selectors: &Selectors,
+    turn: &mut Turn,
+) -> Result<bool, Suspended> {
+    'devices: for device in pools.iter().flat_map(|view| &view.pool.devices) {
+        for selector in &request.selectors {
+            match device.selected_by(selectors, selector, turn) {
+                Ok(true) => {}
+                Err(SelectorError::Suspended) => return Err(Work::Selectors.into()),
+                Ok(false) | Err(SelectorError::Compile(_) | SelectorError::Runtime(_)) => {
+                    continue 'devices;
+                }
+            }
+        }
+        return Ok(true);
+    }
+    Ok(false)
 }

@@ -12,7 +12,9 @@ use crate::placement::Placement;
 use crate::ranking::{DeviceScore, Evaluation, Ranking};
 use crate::score::{NodeRunnerUp, NodeScore};
 use crate::search::Effort;
-use crate::turn::{self, is_suspended};
+use crate::search::input::PoolView;
+use crate::searched::SearchedNodes;
+use crate::turn::{Suspended, Turn, Undecided, Work};
 
 /// A node on which the pod fits.
 struct Feasible {
@@ -27,7 +29,8 @@ impl Cluster {
     pub(super) fn decide_by_ranking(
         &self,
         problem: &Problem<'_>,
-    ) -> Option<Result<Placement, Explanation>> {
+        turn: &mut Turn,
+    ) -> Option<Result<Placement, Undecided>> {
         let input = &problem.input;
         let mut containers = input.containers.iter();
         if !input.budgets.is_empty() || containers.any(|container| !container.gpus.is_empty()) {
@@ -37,19 +40,23 @@ impl Cluster {
         let feasible = self
             .rankings
             .with(input, problem.node_policy, room, |ranking| {
-                match self.update(ranking, problem) {
-                    Err(suspended) if is_suspended() => return Some(Err(suspended)),
-                    updated => updated.ok()?,
+                match self.update(ranking, problem, turn) {
+                    Ok(()) => {}
+                    Err(Undecided::Suspended(suspended)) => return Some(Err(suspended.into())),
+                    Err(Undecided::Rejected(_)) => return None,
                 }
-                let feasible = self.best_two(ranking, problem);
+                let feasible = self.best_two(ranking, problem, turn);
                 Some(match feasible.is_empty() {
-                    true => Err(Explanation::of_nodes(self.verdicts(ranking, problem))),
+                    true => {
+                        let verdicts = self.verdicts(ranking, problem, turn);
+                        Err(Explanation::of_nodes(verdicts).into())
+                    }
                     false => Ok(feasible.into_iter()),
                 })
             })?;
         let mut feasible = match feasible {
             Ok(feasible) => feasible,
-            Err(explanation) => return Some(Err(explanation)),
+            Err(undecided) => return Some(Err(undecided)),
         };
         let best = feasible.next()?;
         let runner_up = feasible.next().map(|node| NodeRunnerUp {
@@ -57,8 +64,11 @@ impl Cluster {
             allocated_ppm: node.devices.allocated_ppm,
             score: node.score,
         });
-        let evaluated = self.evaluate_node(&best.name, problem, Effort::Full);
-        let evaluated = evaluated.ok()?.ok();
+        let evaluated = match self.evaluate_node(&best.name, problem, Effort::Full, turn) {
+            Ok(evaluated) => evaluated.ok(),
+            Err(Undecided::Suspended(suspended)) => return Some(Err(suspended.into())),
+            Err(Undecided::Rejected(_)) => return None,
+        };
         let is_current = evaluated
             .as_ref()
             .is_some_and(|node| node.devices == best.devices);
@@ -66,40 +76,52 @@ impl Cluster {
         // The evaluation of one node knows nothing of preferences.
         let mut evaluated = evaluated?;
         evaluated.score = best.score;
-        Some(self.placement(evaluated, runner_up, problem))
+        Some(self.placement(evaluated, runner_up, problem, turn))
     }
 
     /// Evaluates the nodes that have changed; after a suspension, those that are left.
     ///
     /// # Errors
-    /// When a selector cannot be evaluated.
-    fn update(&self, ranking: &mut Ranking, problem: &Problem<'_>) -> Result<(), Explanation> {
+    /// When a selector cannot be evaluated, and when the turn is too short.
+    fn update(
+        &self,
+        ranking: &mut Ranking,
+        problem: &Problem<'_>,
+        turn: &mut Turn,
+    ) -> Result<(), Undecided> {
         let all = self.candidates(problem.pod_request).map(str::to_owned);
         let mut changed = ranking.take_changed(all);
-        // Others of the same gang may have used up the turn.
-        let mut has_progress = false;
+        let mut searched = SearchedNodes::default();
+        // What a simulation finds is not kept, so another turn would search the same again.
+        let is_simulated = *self.presumed_gone() != Departure::default();
         while let Some(node) = changed.pop_first() {
             if !self.is_candidate(&node, problem.pod_request) {
                 ranking.remove(&node);
                 continue;
             }
-            // What a simulation finds is not kept, so another turn would search the same again.
-            let is_simulated = *self.presumed_gone() != Departure::default();
-            if !is_simulated && has_progress && !turn::continues_to_search() {
+            if let Some(known) = self.known_evaluation(&node, problem) {
+                ranking.set(&node, known);
+                continue;
+            }
+            if !is_simulated && turn.suspends_search() {
                 changed.insert(node);
                 ranking.put_back(changed);
-                return Err(Explanation::of_nodes(Vec::new()));
+                let work = Work::Searches;
+                return Err(Suspended { work, searched }.into());
             }
-            let effort = match is_simulated && turn::has_searched() {
+            let effort = match is_simulated && turn.has_searched() {
                 true => Effort::FirstPath,
                 false => Effort::Full,
             };
-            has_progress = true;
-            let evaluated = match self.evaluate_node(&node, problem, effort) {
+            let left = turn.left_to_searches();
+            let evaluated = match self.evaluate_node(&node, problem, effort, turn) {
                 Ok(evaluated) => evaluated,
-                Err(failure) => {
+                Err(mut failure) => {
                     changed.insert(node);
                     ranking.put_back(changed);
+                    if let Undecided::Suspended(suspended) = &mut failure {
+                        suspended.searched = searched;
+                    }
                     return Err(failure);
                 }
             };
@@ -111,18 +133,51 @@ impl Cluster {
                     ..verdict
                 })),
             };
+            if !is_simulated {
+                turn.progresses();
+            }
+            // The loss of a placement depends on more than the devices.
+            if !is_simulated
+                && turn.left_to_searches() != left
+                && !problem.needs_loss()
+                && let Some(pools) = self.usable_pools_of(&node)
+            {
+                searched.evaluated(&node, &pools, evaluation.clone());
+            }
             ranking.set(&node, evaluation);
         }
         Ok(())
     }
 
+    /// Returns what an earlier turn has found on a node that is as it was then. A gang plans its first pods anew in each turn,
+    /// and the nodes that they change would be searched for the others again.
+    fn known_evaluation(&self, node: &str, problem: &Problem<'_>) -> Option<Evaluation> {
+        let searched = problem.pod_request.searched.as_ref()?;
+        let pools = self.usable_pools_of(node)?;
+        searched.evaluation(node, &pools).cloned()
+    }
+
+    /// Returns the pools of a node if all of them are usable.
+    pub(super) fn usable_pools_of(&self, node: &str) -> Option<Vec<PoolView<'_>>> {
+        let pools = self.pools_of_node(node).map(|(name, pool)| {
+            let (pool, usage) = pool.state.as_ref().ok()?;
+            Some(PoolView { name, pool, usage })
+        });
+        pools.collect()
+    }
+
     /// Returns why each node is not feasible, if that is needed.
-    fn verdicts(&self, ranking: &Ranking, problem: &Problem<'_>) -> Vec<Arc<NodeVerdict>> {
+    fn verdicts(
+        &self,
+        ranking: &Ranking,
+        problem: &Problem<'_>,
+        turn: &mut Turn,
+    ) -> Vec<Arc<NodeVerdict>> {
         if !problem.needs_verdicts {
             return Vec::new();
         }
         let verdict = |(node, evaluation): (&str, &Evaluation)| {
-            if let Err(obstacle) = self.admits(node, problem) {
+            if let Err(obstacle) = self.admits(node, problem, turn) {
                 return Some(Arc::new(verdict(node, Reason::NodeUnfit, obstacle)));
             }
             evaluation.as_ref().err().map(Arc::clone)
@@ -131,7 +186,7 @@ impl Cluster {
     }
 
     /// Returns the two feasible nodes with the best scores; of equal scores the first names.
-    fn best_two(&self, ranking: &Ranking, problem: &Problem<'_>) -> Vec<Feasible> {
+    fn best_two(&self, ranking: &Ranking, problem: &Problem<'_>, turn: &mut Turn) -> Vec<Feasible> {
         // The pod ranks these nodes differently.
         let request = problem.pod_request;
         let avoided = request.avoided_nodes.iter();
@@ -139,7 +194,7 @@ impl Cluster {
             .chain(&request.demand.nominated_node)
             .map(String::as_str)
             .collect();
-        let is_feasible = |node: &str| self.admits(node, problem).is_ok();
+        let mut is_feasible = |node: &str| self.admits(node, problem, turn).is_ok();
         // Preferences compare all nodes on which the pod fits.
         let most = match problem.preferences {
             Some(_) => usize::MAX,
@@ -147,14 +202,15 @@ impl Cluster {
         };
         let others = ranking
             .feasible()
-            .filter(|(node, _)| !special.contains(node) && is_feasible(node))
-            .take(most);
+            .filter(|(node, _)| !special.contains(node) && is_feasible(node));
+        let mut nodes: Vec<(&str, DeviceScore)> = others.take(most).collect();
         let special = special
             .iter()
             .filter_map(|node| Some((*node, ranking.score(node)?)))
             .filter(|(node, _)| is_feasible(node));
-        let mut feasible: Vec<Feasible> = others
-            .chain(special)
+        nodes.extend(special);
+        let mut feasible: Vec<Feasible> = nodes
+            .into_iter()
             .map(|(node, devices)| Feasible {
                 name: node.to_owned(),
                 devices,

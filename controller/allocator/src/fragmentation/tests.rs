@@ -45,7 +45,9 @@ fn mix(requests: &[Option<&str>]) -> Mix {
 }
 
 fn loss(mix: &Mix, cpus: f64, allocated_gib: &[u64]) -> NodeLoss<'static> {
-    NodeLoss::new(mix, (room(cpus), room(8.0)), gpus(allocated_gib), |_| true)
+    let accepts = |_: &TypicalRequest| Ok::<_, std::convert::Infallible>(true);
+    let Ok(loss) = NodeLoss::new(mix, (room(cpus), room(8.0)), gpus(allocated_gib), accepts);
+    loss
 }
 
 #[test]

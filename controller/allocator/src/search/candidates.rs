@@ -9,6 +9,7 @@ use crate::claim::{Alternative, ClaimSpec};
 use crate::device::Device;
 use crate::reason::Rejection;
 use crate::selector::{Selector, SelectorError, Selectors};
+use crate::turn::Turn;
 
 /// A selector that cannot be evaluated; the pod is unschedulable, as in kube-scheduler.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -49,6 +50,7 @@ impl<'a> Candidates<'a> {
         alternative: &'a Alternative,
         pools: &[PoolView<'_>],
         selectors: &Selectors,
+        turn: &mut Turn,
     ) -> Result<Self, SelectionError> {
         let mut candidates = Self {
             alternative,
@@ -58,7 +60,7 @@ impl<'a> Candidates<'a> {
         for (pool, view) in pools.iter().enumerate() {
             for (index, device) in view.pool.devices.iter().enumerate() {
                 let candidate = DeviceRef { pool, index };
-                match reject(spec, alternative, view, device, selectors)? {
+                match reject(spec, alternative, (view, device), selectors, turn)? {
                     None => candidates.selected.push(candidate),
                     Some(rejection) => candidates.rejected.push((candidate, rejection)),
                 }
@@ -72,33 +74,27 @@ impl<'a> Candidates<'a> {
 fn reject(
     spec: &ClaimSpec,
     alternative: &Alternative,
-    view: &PoolView<'_>,
-    device: &Device,
+    (view, device): (&PoolView<'_>, &Device),
     selectors: &Selectors,
+    turn: &mut Turn,
 ) -> Result<Option<Rejection>, SelectionError> {
-    let all_match = |list: &[Arc<Selector>],
-                     owner: &dyn Fn() -> String|
+    let mut all_match = |list: &[Arc<Selector>],
+                         owner: &dyn Fn() -> String|
      -> Result<bool, SelectionError> {
         for (index, selector) in list.iter().enumerate() {
-            let matched =
-                device
-                    .selected_by(selectors, selector)
-                    .map_err(|source| SelectionError {
-                        owner: owner(),
-                        index,
-                        device: match source {
-                            SelectorError::Compile(_) | SelectorError::Suspended => String::new(),
-                            SelectorError::Runtime(_) => {
-                                format!(
-                                    " on device {}/{}/{}",
-                                    names::DRIVER,
-                                    view.name,
-                                    device.name
-                                )
-                            }
-                        },
-                        source,
-                    })?;
+            let matched = device
+                .selected_by(selectors, selector, turn)
+                .map_err(|source| SelectionError {
+                    owner: owner(),
+                    index,
+                    device: match source {
+                        SelectorError::Compile(_) | SelectorError::Suspended => String::new(),
+                        SelectorError::Runtime(_) => {
+                            format!(" on device {}/{}/{}", names::DRIVER, view.name, device.name)
+                        }
+                    },
+                    source,
+                })?;
             if !matched {
                 return Ok(false);
             }

@@ -6,11 +6,11 @@
 //! expressions. An evaluation that exhausts its budget fails, whatever its value is: an error hidden by `||` or `&&` does
 //! not count as a value.
 //!
-//! Functions of the `cel` crate carry no state, so the budget belongs to the thread; [`measure`] sets it for one
-//! evaluation. Charges depend on the device and the expression only, so equal inputs have equal results.
+//! Functions of the `cel` crate carry no state, so the budget belongs to the thread during one evaluation: [`measure`] sets it,
+//! and returns what was used of it. Charges depend on the device and the expression only, so equal inputs have equal results.
 //!
-//! Costly evaluations are charged to the turn of the decision ([`turn`]), which is suspended when they exceed it. Results of
-//! devices are cached, so the decision ends after some turns, and its result does not depend on them.
+//! Costly evaluations are charged to the turn of the decision ([`Turn`](crate::turn::Turn)), which is suspended when they exceed
+//! it. Results of devices are cached, so the decision ends after some turns, and its result does not depend on them.
 
 use std::cell::Cell;
 
@@ -18,8 +18,6 @@ use cel::common::ast::{CallExpr, EntryExpr, Expr, IdedExpr, operators};
 use cel::common::types::{CelString, DYN_TYPE};
 use cel::common::value::CowVal;
 use cel::{DeclarationError, Env, ExecutionError};
-
-use crate::turn;
 
 /// Units of work of one evaluation. A unit is one element of a comprehension or ten bytes of a computed string, about
 /// 0.3 µs.
@@ -58,17 +56,25 @@ thread_local! {
     static WORK: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Runs an evaluation with a full budget, and returns its result with the units that it used; `None` if it exhausted the
-/// budget.
-pub(super) fn measure<T>(evaluate: impl FnOnce() -> T) -> (T, Option<u64>) {
+/// What an evaluation has used.
+pub(super) struct Used {
+    /// Units of its budget; `None` if it exhausted the budget.
+    pub(super) units: Option<u64>,
+    /// Units of work; 0 if it was cheap.
+    pub(super) work: u64,
+}
+
+/// Runs an evaluation with a full budget, and returns its result with what it has used.
+pub(super) fn measure<T>(evaluate: impl FnOnce() -> T) -> (T, Used) {
     LEFT.set(Some(EVALUATION_UNITS));
     WORK.set(0);
     let result = evaluate();
     let work = WORK.get();
-    if work > CHEAP_UNITS {
-        turn::charge(work);
-    }
-    (result, LEFT.get().map(|left| EVALUATION_UNITS - left))
+    let used = Used {
+        units: LEFT.get().map(|left| EVALUATION_UNITS - left),
+        work: if work > CHEAP_UNITS { work } else { 0 },
+    };
+    (result, used)
 }
 
 /// Takes units from the budget, for work of as many.

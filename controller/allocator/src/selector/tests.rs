@@ -56,7 +56,11 @@ fn device(is_shared: bool) -> DeviceValue {
 
 fn evaluate(expression: &str, device: &DeviceValue) -> Result<bool, SelectorError> {
     let selectors = Selectors::default();
-    selectors.matches(&selectors.compile("", expression), device)
+    selectors.matches(
+        &selectors.compile("", expression),
+        device,
+        &mut Turn::endless(),
+    )
 }
 
 #[test]
@@ -449,7 +453,10 @@ fn limits_units_of_expensive_selector() {
     let selector = selectors.compile("", &format!("{list}.all(a, {list}.all(b, a == b))"));
     let device = device(false);
     let allowed = (0..10_000)
-        .take_while(|_| selectors.matches(&selector, &device).is_ok())
+        .take_while(|_| {
+            let matched = selectors.matches(&selector, &device, &mut Turn::endless());
+            matched.is_ok()
+        })
         .count() as u64;
     let per_evaluation = 150 * 151 + 151;
     assert_eq!(allowed, SELECTOR_UNITS / per_evaluation + 1);

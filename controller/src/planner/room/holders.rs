@@ -7,6 +7,7 @@ use drava_allocator::object::ObjectKey;
 
 use super::RoomCause;
 use crate::claim;
+use crate::gang::GangName;
 use crate::live_pods::LivePod;
 use crate::planner::decision::Group;
 use crate::planner::{DecisionTime, Planner};
@@ -15,6 +16,9 @@ use crate::victims::Candidate;
 
 /// Nodes on which each pod holds devices, by its UID.
 pub(super) type NodesOfPod<'a> = BTreeMap<&'a str, Vec<&'a str>>;
+
+/// The members of gangs that end together, the oldest first.
+type MembersOfGangs<'a> = BTreeMap<&'a GangName, Vec<(&'a str, &'a LivePod)>>;
 
 /// Which pods hold what.
 pub(super) struct Holders {
@@ -25,6 +29,14 @@ pub(super) struct Holders {
 }
 
 impl Holders {
+    /// Returns the number of pods that hold devices, a pod of several nodes once for each: the work to find them.
+    pub(super) fn len(&self) -> u64 {
+        let claims = self.consumers.values().map(BTreeSet::len);
+        let candidates = self.candidates.values().flatten();
+        let pods = candidates.map(|candidate| candidate.pods.len());
+        u64::try_from(claims.chain(pods).sum::<usize>()).unwrap_or(u64::MAX)
+    }
+
     /// Returns the nodes on which each pod that may end holds devices.
     pub(super) fn nodes_of_pod(&self) -> NodesOfPod<'_> {
         let mut nodes = NodesOfPod::new();
@@ -184,11 +196,12 @@ impl Planner {
             until.is_some_and(|until| time.instant < *until)
                 || cause != RoomCause::Wait && self.backlog.in_minimum_runtime.contains_key(uid)
         };
+        let mut gangs = MembersOfGangs::new();
         let mut candidates: BTreeMap<String, Vec<Candidate>> = BTreeMap::new();
         for (node, uids) in pods_on {
             let mut seen: BTreeSet<Vec<&str>> = BTreeSet::new();
             for uid in &uids {
-                let unit = self.unit(uid);
+                let unit = self.unit(uid, &mut gangs);
                 let is_deleted = |(_, pod): &(&str, &LivePod)| pod.grace_period_end.is_some();
                 // Of a pod that is not bound, the allocation is released: not one that is being written or reserved.
                 let is_in_motion = |(_, pod): &(&str, &LivePod)| {
@@ -232,30 +245,41 @@ impl Planner {
 
     /// Returns the pods that end with this one: the members of its gang that hold devices or are bound. The newest members
     /// beyond the number that the gang needs end alone, unless its PodGroup says otherwise.
-    fn unit(&self, uid: &str) -> Vec<(&str, &LivePod)> {
+    fn unit<'s>(
+        &'s self,
+        uid: &str,
+        gangs: &mut MembersOfGangs<'s>,
+    ) -> Vec<(&'s str, &'s LivePod)> {
         let Some((uid, pod)) = self.world.live_pods.get_key_value(uid) else {
             return Vec::new();
         };
         match &pod.gang {
             None => vec![(uid, pod)],
             Some(gang) => {
-                let members = self.world.live_pods.members(gang);
-                let mut members: Vec<_> = members
-                    .filter(|(uid, pod)| pod.is_bound || self.holds_devices(uid, pod))
-                    .collect();
-                members.sort_by_key(|(uid, pod)| (pod.created, *uid));
-                match pod.disruption {
-                    Disruption::Single => return vec![(uid, pod)],
-                    Disruption::All => return members,
-                    Disruption::Elastic => {}
-                }
-                let mut elastic = members.iter().skip(pod.gang_min.unwrap_or(1));
-                if elastic.any(|(member, _)| *member == uid) {
+                if pod.disruption == Disruption::Single {
                     return vec![(uid, pod)];
                 }
-                members
+                let members = gangs
+                    .entry(gang)
+                    .or_insert_with(|| self.ending_together(gang));
+                let mut elastic = members.iter().skip(pod.gang_min.unwrap_or(1));
+                let mut is_elastic = || elastic.any(|(member, _)| *member == uid);
+                if pod.disruption == Disruption::Elastic && is_elastic() {
+                    return vec![(uid, pod)];
+                }
+                members.clone()
             }
         }
+    }
+
+    /// Returns the members of a gang that hold devices or are bound, the oldest first.
+    fn ending_together(&self, gang: &GangName) -> Vec<(&str, &LivePod)> {
+        let members = self.world.live_pods.members(gang);
+        let mut members: Vec<_> = members
+            .filter(|(uid, pod)| pod.is_bound || self.holds_devices(uid, pod))
+            .collect();
+        members.sort_by_key(|(uid, pod)| (pod.created, *uid));
+        members
     }
 
     fn references(&self, uid: &str, key: &ObjectKey) -> bool {

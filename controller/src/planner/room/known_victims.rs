@@ -5,34 +5,48 @@ use std::collections::{BTreeMap, BTreeSet};
 use drava_allocator::cluster::Departure;
 use drava_allocator::placement::Placement;
 use drava_allocator::pod_request::PodRequest;
-use drava_allocator::turn;
+use drava_allocator::turn::{Suspended, Turn, Undecided, Work};
 
 use super::holders::NodesOfPod;
-use super::{RoomCause, RoomProgress, Search};
+use super::{FoundSoFar, RoomProgress, Search};
 use crate::planner::Planner;
 use crate::planner::demand::Request;
 use crate::victims::{self, Cost, Effect, Simulation};
 
-/// Units of checks of devices in one turn beyond which sets of pods are not compared any more, about 50 ms.
+/// Units of checks in one turn beyond which sets of pods are not compared any more, about 50 ms.
 const COMPARISON_UNITS: u64 = 100_000;
-/// Units of one search among the nodes in one turn, about as long.
-const SEARCH_UNITS: u64 = 100_000;
 /// Units of a simulation, beside its checks of devices.
 const SIMULATION_UNITS: u64 = 20;
 
+/// A placement, and the pods that have to end for it.
+pub(super) type PlacedByVictims = (Placement, BTreeSet<String>);
+
 /// The best victims on each node for one request. Nodes that changed since are searched again. What changes elsewhere, such
 /// as the usage of a quota, may outdate the victims of a node; a placement checks them again.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct KnownVictims {
     request: Option<PodRequest>,
     by_node: BTreeMap<String, Cost>,
     changed: BTreeSet<String>,
+    /// Whether every node was searched, or is going to be, for the pod that is placed now.
+    is_complete: bool,
 }
 
 impl KnownVictims {
+    /// Starts a search on all nodes.
+    fn restart(&mut self, request: &PodRequest, search: &Search<'_>) {
+        *self = Self {
+            request: Some(request.clone()),
+            by_node: BTreeMap::new(),
+            changed: search.holders.candidates.keys().cloned().collect(),
+            is_complete: true,
+        };
+    }
+
     /// A member was placed on the node.
     pub(super) fn node_changed(&mut self, node: &str) {
         self.changed.insert(node.to_owned());
+        self.is_complete = false;
     }
 
     /// These pods are going to end.
@@ -41,6 +55,12 @@ impl KnownVictims {
             let nodes = nodes_of_pod.get(uid.as_str()).into_iter().flatten();
             self.changed.extend(nodes.map(|node| (*node).to_owned()));
         }
+    }
+
+    /// Returns whether the victims are those for a pod, or for one equal to it.
+    fn is_for(&self, request: &PodRequest) -> bool {
+        let of = self.request.as_ref();
+        of.is_some_and(|of| of.uid == request.uid || of.is_equivalent(request))
     }
 
     /// Removes and returns the best victims, with their node.
@@ -60,26 +80,27 @@ impl Planner {
         request: &Request,
         search: &Search<'_>,
         known: &mut KnownVictims,
-    ) -> Option<(Placement, BTreeSet<String>)> {
+        turn: &mut Turn,
+    ) -> Result<Option<PlacedByVictims>, Suspended> {
         if search.group.requests.len() == 1 {
-            let (node, victims) = self.best_victims(request, search)?;
-            return self.place_instead(request, search, (&node, victims));
+            return match self.best_victims(request, search, turn)? {
+                Some((node, victims)) => {
+                    self.place_instead(request, search, (&node, victims), turn)
+                }
+                None => Ok(None),
+            };
         }
         // The members of a gang are often equal.
         let pod_request = &request.pod_request;
-        let of = known.request.as_ref();
-        if of.is_some_and(|of| of.is_equivalent(pod_request)) {
-            let placed = self.place_by_known(request, search, known);
-            if placed.is_some() {
-                return placed;
-            }
+        if !known.is_for(pod_request) {
+            known.restart(pod_request, search);
         }
-        *known = KnownVictims {
-            request: Some(pod_request.clone()),
-            by_node: BTreeMap::new(),
-            changed: search.holders.candidates.keys().cloned().collect(),
-        };
-        self.place_by_known(request, search, known)
+        let placed = self.place_by_known(request, search, known, turn)?;
+        if placed.is_some() || known.is_complete {
+            return Ok(placed);
+        }
+        known.restart(pod_request, search);
+        self.place_by_known(request, search, known, turn)
     }
 
     /// Returns the placement by the known victims, after a search on the nodes that have changed.
@@ -88,20 +109,33 @@ impl Planner {
         request: &Request,
         search: &Search<'_>,
         known: &mut KnownVictims,
-    ) -> Option<(Placement, BTreeSet<String>)> {
-        for node in std::mem::take(&mut known.changed) {
-            known.by_node.remove(&node);
-            if let Some(cost) = self.victims_on(&node, request, search, None) {
-                known.by_node.insert(node, cost);
+        turn: &mut Turn,
+    ) -> Result<Option<PlacedByVictims>, Suspended> {
+        let mut has_progress = false;
+        while let Some(node) = known.changed.first().cloned() {
+            if has_progress && search.is_over(turn) {
+                return Err(Work::Searches.into());
             }
+            let victims = self.victims_on(&node, request, search, None, turn)?;
+            // The turn ended amid the simulations, so they tell nothing about this node.
+            if victims.is_none() && has_progress && turn.has_searched() {
+                return Err(Work::Searches.into());
+            }
+            has_progress = true;
+            known.changed.remove(&node);
+            match victims {
+                Some(cost) => known.by_node.insert(node, cost),
+                None => known.by_node.remove(&node),
+            };
         }
         while let Some((node, victims)) = known.take_best() {
-            let placed = self.place_instead(request, search, (&node, victims));
-            if placed.is_some() {
+            let placed = self.place_instead(request, search, (&node, victims), turn);
+            if !matches!(placed, Ok(None)) {
+                known.changed.insert(node);
                 return placed;
             }
         }
-        None
+        Ok(None)
     }
 
     /// Returns the placement of the pod on the node when the victims have ended, and the victims, which are presumed to have
@@ -111,20 +145,26 @@ impl Planner {
         request: &Request,
         search: &Search<'_>,
         (node, victims): (&str, BTreeSet<String>),
-    ) -> Option<(Placement, BTreeSet<String>)> {
+        turn: &mut Turn,
+    ) -> Result<Option<PlacedByVictims>, Suspended> {
         let gone = self.presume_also_ended(&search.holders, &victims);
         let policies = self.world.settings.policies;
         let placed = self
             .world
             .cluster
-            .decide_on(node, &request.pod_request, policies);
-        let placement = placed
-            .ok()
-            .filter(|_| self.world.cluster.keeps(&search.floors));
-        if placement.is_none() {
-            self.world.cluster.presume_back(&gone);
+            .decide_on_in(node, &request.pod_request, policies, turn);
+        match placed {
+            Ok(placement) if self.world.cluster.keeps(&search.floors) => {
+                Ok(Some((placement, victims)))
+            }
+            not_placed => {
+                self.world.cluster.presume_back(&gone);
+                match not_placed {
+                    Err(Undecided::Suspended(suspended)) => Err(suspended),
+                    Err(Undecided::Rejected(_)) | Ok(_) => Ok(None),
+                }
+            }
         }
-        Some((placement?, victims))
     }
 
     /// Returns the best set of pods of one node whose end makes room for the pod, and the node. A search of many nodes goes on
@@ -133,54 +173,46 @@ impl Planner {
         &mut self,
         request: &Request,
         search: &Search<'_>,
-    ) -> Option<(String, BTreeSet<String>)> {
+        turn: &mut Turn,
+    ) -> Result<Option<(String, BTreeSet<String>)>, Suspended> {
         let uid = &request.pod_request.uid;
         let before = self.backlog.suspended_decisions.take_room(uid);
         let before = before.filter(|before| before.cause == search.cause);
-        let (first, mut best) = match before {
-            Some(RoomProgress { next, best, .. }) => (next, best),
-            None => (String::new(), None),
+        let (first, mut best) = match before.map(|before| before.found) {
+            Some(FoundSoFar::OfPod { next, best }) => (next, best),
+            Some(FoundSoFar::OfGang(_)) | None => (String::new(), None),
         };
-        let started = turn::checked();
         let mut has_progress = false;
         for (node, candidates) in search.holders.candidates.range(first..) {
-            let is_over = turn::checked().saturating_sub(started) >= SEARCH_UNITS;
             let is_first = !std::mem::replace(&mut has_progress, true);
-            if !is_first && (is_over || turn::has_searched()) {
-                return self.continue_at(node, best, uid, search.cause);
-            }
-            let bound = best.as_ref().map(|(_, cost)| cost);
-            if bound.is_some_and(|bound| victims::cannot_beat(candidates, bound)) {
-                continue;
-            }
-            match self.victims_on(node, request, search, bound) {
-                Some(cost) => best = Some((node.clone(), cost)),
-                // The turn ended amid the simulations, so they tell nothing about this node.
-                None if !is_first && turn::has_searched() => {
-                    return self.continue_at(node, best, uid, search.cause);
+            let suspended = if !is_first && search.is_over(turn) {
+                Work::Searches.into()
+            } else {
+                let bound = best.as_ref().map(|(_, cost)| cost);
+                if bound.is_some_and(|bound| victims::cannot_beat(candidates, bound)) {
+                    continue;
                 }
-                None => {}
-            }
+                match self.victims_on(node, request, search, bound, turn) {
+                    Ok(Some(cost)) => {
+                        best = Some((node.clone(), cost));
+                        continue;
+                    }
+                    // The turn ended amid the simulations, so they tell nothing about this node.
+                    Ok(None) if !is_first && turn.has_searched() => Work::Searches.into(),
+                    Ok(None) => continue,
+                    Err(suspended) => suspended,
+                }
+            };
+            // The search goes on with this node.
+            let next = node.clone();
+            let progress = RoomProgress {
+                cause: search.cause,
+                found: FoundSoFar::OfPod { next, best },
+            };
+            self.backlog.suspended_decisions.set_room(uid, progress);
+            return Err(suspended);
         }
-        best.map(|(node, cost)| (node, cost.into_uids()))
-    }
-
-    /// Suspends a search for victims, which goes on with this node.
-    fn continue_at<T>(
-        &mut self,
-        node: &str,
-        best: Option<(String, Cost)>,
-        uid: &str,
-        cause: RoomCause,
-    ) -> Option<T> {
-        let progress = RoomProgress {
-            cause,
-            next: node.to_owned(),
-            best,
-        };
-        self.backlog.suspended_decisions.set_room(uid, progress);
-        turn::suspend_search();
-        None
+        Ok(best.map(|(node, cost)| (node, cost.into_uids())))
     }
 
     /// Returns the best set of pods of the node whose end makes room for the pod. `None` if there is none better than
@@ -191,18 +223,24 @@ impl Planner {
         request: &Request,
         search: &Search<'_>,
         bound: Option<&Cost>,
-    ) -> Option<Cost> {
-        let candidates = search.holders.candidates.get(node)?;
-        victims::search(
-            candidates,
-            bound,
-            &mut OnNode {
-                planner: self,
-                node,
-                request,
-                search,
-            },
-        )
+        turn: &mut Turn,
+    ) -> Result<Option<Cost>, Suspended> {
+        let Some(candidates) = search.holders.candidates.get(node) else {
+            return Ok(None);
+        };
+        let mut on_node = OnNode {
+            planner: self,
+            node,
+            request,
+            search,
+            turn,
+            suspended: None,
+        };
+        let victims = victims::search(candidates, bound, &mut on_node);
+        match on_node.suspended {
+            Some(suspended) => Err(suspended),
+            None => Ok(victims),
+        }
     }
 }
 
@@ -212,6 +250,9 @@ struct OnNode<'a> {
     node: &'a str,
     request: &'a Request,
     search: &'a Search<'a>,
+    turn: &'a mut Turn,
+    /// That of the last simulation, if its turn was too short.
+    suspended: Option<Suspended>,
 }
 
 impl Simulation for OnNode<'_> {
@@ -220,14 +261,18 @@ impl Simulation for OnNode<'_> {
         let Search {
             holders, floors, ..
         } = self.search;
-        turn::count(SIMULATION_UNITS);
+        self.turn.count(SIMULATION_UNITS);
         let gone: Departure = self.planner.presume_also_ended(holders, victims);
         let cluster = &self.planner.world.cluster;
         let policies = self.planner.world.settings.policies;
-        let placed = cluster.decide_on(self.node, &self.request.pod_request, policies);
-        let effect = match placed {
-            Err(explanation) if explanation.gave_up() => None,
-            Err(_) => Some(Effect::TooLittle),
+        let request = &self.request.pod_request;
+        let effect = match cluster.decide_on_in(self.node, request, policies, self.turn) {
+            Err(Undecided::Suspended(suspended)) => {
+                self.suspended = Some(suspended);
+                None
+            }
+            Err(Undecided::Rejected(explanation)) if explanation.gave_up() => None,
+            Err(Undecided::Rejected(_)) => Some(Effect::TooLittle),
             Ok(_) if cluster.keeps(floors) => Some(Effect::Enough),
             Ok(_) => Some(Effect::Forbidden),
         };
@@ -236,6 +281,6 @@ impl Simulation for OnNode<'_> {
     }
 
     fn may_compare(&self) -> bool {
-        turn::checked() < COMPARISON_UNITS
+        self.turn.checked() < COMPARISON_UNITS
     }
 }

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use drava_allocator::explanation::Explanation;
-use drava_allocator::turn;
+use drava_allocator::pod_request::PodRequest;
+use drava_allocator::turn::{Suspended, Turn, Undecided};
 use drava_api::reason::Reason;
 
 use crate::ledger::{Owner, Purpose, Reservation};
@@ -16,9 +17,16 @@ const MAX_NODES: usize = 8;
 
 impl Planner {
     /// Returns for whom the devices are reserved that would serve a single pod, which fits on no other.
-    pub(in crate::planner) fn reserved_room(&mut self, group: &Group) -> Option<Explanation> {
+    ///
+    /// # Errors
+    /// When the turn is too short.
+    pub(in crate::planner) fn reserved_room(
+        &mut self,
+        group: &Group,
+        turn: &mut Turn,
+    ) -> Result<Option<Explanation>, Suspended> {
         let [request] = &group.requests[..] else {
-            return None;
+            return Ok(None);
         };
         let request = &request.pod_request;
         let others: Vec<(Owner, Reservation)> = self
@@ -34,10 +42,10 @@ impl Planner {
             .map(|(owner, reservation)| (owner.clone(), reservation.clone()))
             .collect();
         if others.is_empty() {
-            return None;
+            return Ok(None);
         }
         if let Some(known) = self.backlog.rejections.reserved_for(request) {
-            return known.clone();
+            return Ok(known.clone());
         }
         // The ledger keeps the reservations, only the cluster forgets them for this decision.
         for (_, reservation) in &others {
@@ -49,26 +57,11 @@ impl Planner {
             }
         }
         // A pod that fits on no node fits without the reservations on one of theirs, if at all.
-        let fitting = others.iter().find_map(|(owner, reservation)| {
-            let nodes: BTreeSet<&str> = reservation
-                .placements
-                .iter()
-                .map(|(_, placement)| placement.node.as_str())
-                .collect();
-            let mut nodes = nodes.into_iter().take(MAX_NODES);
-            let policies = self.world.settings.policies;
-            let node = nodes.find(|node| {
-                self.world
-                    .cluster
-                    .decide_on(node, request, policies)
-                    .is_ok()
-            })?;
-            Some((owner, reservation.purpose, node.to_owned()))
-        });
+        let fitting = self.fitting_reservation(request, &others, turn);
         for (_, reservation) in &others {
             self.keep_reserved(reservation);
         }
-        let explanation = fitting.and_then(|(owner, purpose, node)| {
+        let explanation = fitting?.and_then(|(owner, purpose, node)| {
             let owner = match owner {
                 Owner::Pod(uid) => {
                     format!(
@@ -87,11 +80,40 @@ impl Planner {
             Some(Explanation::rejected(Reason::Reserved, message))
         });
         // Otherwise the searches were too short to tell.
-        if !turn::has_searched() {
+        if !turn.has_searched() {
             self.backlog
                 .rejections
                 .reserved(request, explanation.clone());
         }
-        explanation
+        Ok(explanation)
+    }
+
+    /// Returns the owner of the first of these reservations that keeps the devices of a pod, and the node.
+    fn fitting_reservation<'r>(
+        &self,
+        request: &PodRequest,
+        reservations: &'r [(Owner, Reservation)],
+        turn: &mut Turn,
+    ) -> Result<Option<(&'r Owner, Purpose, String)>, Suspended> {
+        let policies = self.world.settings.policies;
+        for (owner, reservation) in reservations {
+            let nodes: BTreeSet<&str> = reservation
+                .placements
+                .iter()
+                .map(|(_, placement)| placement.node.as_str())
+                .collect();
+            for node in nodes.into_iter().take(MAX_NODES) {
+                match self
+                    .world
+                    .cluster
+                    .decide_on_in(node, request, policies, turn)
+                {
+                    Ok(_) => return Ok(Some((owner, reservation.purpose, node.to_owned()))),
+                    Err(Undecided::Rejected(_)) => {}
+                    Err(Undecided::Suspended(suspended)) => return Err(suspended),
+                }
+            }
+        }
+        Ok(None)
     }
 }

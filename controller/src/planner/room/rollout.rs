@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use drava_allocator::cluster::Departure;
 use drava_allocator::explanation::Explanation;
-use drava_allocator::selector::is_suspended;
+use drava_allocator::turn::{Suspended, Turn};
 use drava_api::reason::Reason;
 
 use super::RoomCause;
@@ -24,26 +24,28 @@ impl Planner {
         group: &Group,
         ending: &BTreeSet<String>,
         time: &DecisionTime,
-    ) -> Option<Explanation> {
+        turn: &mut Turn,
+    ) -> Result<Option<Explanation>, Suspended> {
         let [request] = &group.requests[..] else {
-            return None;
+            return Ok(None);
         };
-        let pod = self.world.live_pods.get(&request.pod_request.uid)?;
-        let revision = pod.revision.clone()?;
-        let namespace = pod.reference.namespace.clone();
-        let key = (namespace, revision);
+        let Some(key) = self.rollout_of(&request.pod_request.uid) else {
+            return Ok(None);
+        };
         // The pods of a rollout are equal.
         if let Some(known) = self.backlog.rejections.rollout(&request.pod_request, &key) {
-            return known.clone();
+            return Ok(known.clone());
         }
-        let blocked = self.blocked_rollout(group, ending, &key, time);
-        // A suspended decision has not found out.
-        if !is_suspended() {
-            self.backlog
-                .rejections
-                .set_rollout(&request.pod_request, key, blocked.clone());
-        }
-        blocked
+        let blocked = self.blocked_rollout(group, ending, &key, time, turn)?;
+        self.backlog
+            .rejections
+            .set_rollout(&request.pod_request, key, blocked.clone());
+        Ok(blocked)
+    }
+
+    fn rollout_of(&self, uid: &str) -> Option<Rollout> {
+        let pod = self.world.live_pods.get(uid)?;
+        Some((pod.reference.namespace.clone(), pod.revision.clone()?))
     }
 
     fn blocked_rollout(
@@ -52,8 +54,11 @@ impl Planner {
         ending: &BTreeSet<String>,
         (namespace, revision): &Rollout,
         time: &DecisionTime,
-    ) -> Option<Explanation> {
-        let request = group.requests.first()?;
+        turn: &mut Turn,
+    ) -> Result<Option<Explanation>, Suspended> {
+        let Some(request) = group.requests.first() else {
+            return Ok(None);
+        };
         let others = self.world.live_pods.iter().filter(|(_, other)| {
             let of = other.revision.as_ref();
             let is_other = of.is_some_and(|of| {
@@ -63,22 +68,22 @@ impl Planner {
         });
         let others: Vec<_> = others.collect();
         if others.is_empty() || others.iter().any(|(_, pod)| pod.grace_period_end.is_some()) {
-            return None;
+            return Ok(None);
         }
         let mut ended: BTreeSet<String> =
             others.into_iter().map(|(uid, _)| uid.to_owned()).collect();
         ended.extend(ending.iter().cloned());
         let holders = self.holders(group, ending, RoomCause::Wait, |_| None, time);
         self.presume_ended(&holders, &ended);
-        let fits = self.place(&request.pod_request).is_some();
+        let placed = self.place(&request.pod_request, turn);
         self.world.cluster.presume_gone(&Departure::default());
-        fits.then(|| {
+        Ok(placed?.map(|_| {
             let message = format!(
                 "the pod fits when pods of another revision of Deployment {} have ended, and the rollout ends them only when \
                  this pod is ready; set strategy.rollingUpdate.maxSurge: 0 with maxUnavailable: 1, or strategy.type: Recreate",
                 revision.deployment
             );
             Explanation::rejected(Reason::RolloutBlocked, message)
-        })
+        }))
     }
 }

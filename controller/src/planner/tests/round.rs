@@ -54,11 +54,11 @@ fn equal_rejected_pods_cost_one_search() {
     for index in 0..200 {
         cluster.add_pod_with_claim(&format!("w{index}"), "100Gi");
     }
-    let checks = cluster.planner.world.cluster.node_checks();
+    let checks = cluster.planner.node_checks();
     let decisions = cluster.planner.decisions();
     assert!(cluster.settle().is_empty());
     assert_eq!(cluster.planner.decisions() - decisions, 200);
-    let checks = cluster.planner.world.cluster.node_checks() - checks;
+    let checks = cluster.planner.node_checks() - checks;
     assert!(checks <= 20, "{checks} checks of nodes for 200 equal pods");
     assert_eq!(
         cluster.messages_of("Pod/w0"),
@@ -105,12 +105,12 @@ fn costly_selectors_delay_no_other_pod() {
     assert!(message.starts_with("CostlySelectors: "), "{message}");
     for name in ["usual", "later"] {
         cluster.add_pod_with_claim(name, "8Gi");
-        let checks = cluster.planner.world.cluster.node_checks();
+        let checks = cluster.planner.node_checks();
         let mut jobs = Vec::new();
         while jobs.is_empty() {
             jobs = cluster.actions().0;
         }
-        let checks = cluster.planner.world.cluster.node_checks() - checks;
+        let checks = cluster.planner.node_checks() - checks;
         assert!(
             checks <= 15,
             "{checks} checks of nodes for {name}, and a turn"
@@ -177,10 +177,10 @@ fn checks_of_one_decision(nodes: usize) -> u64 {
     let mut cluster = TestCluster::new(&names);
     cluster.add_pod_with_claim("first", "8Gi");
     cluster.settle();
-    let before = cluster.planner.world.cluster.node_checks();
+    let before = cluster.planner.node_checks();
     cluster.add_pod_with_claim("second", "8Gi");
     assert_eq!(cluster.settle(), ["second → n000"]);
-    cluster.planner.world.cluster.node_checks() - before
+    cluster.planner.node_checks() - before
 }
 
 #[test]

@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use drava_allocator::turn;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
@@ -111,9 +110,9 @@ fn finds_gpu_with_six_partitions_at_once() {
     add_partitioned_node(&mut cluster);
     use_partitions(&mut cluster, [2, 2, 2, 2, 2, 2, 2, 0]);
     add_six(&mut cluster);
-    let start = Instant::now();
+    let (start, before) = (Instant::now(), cluster.planner.work());
     assert_eq!(cluster.settle(), ["six → mig"]);
-    let (time, units) = (start.elapsed(), turn::checked());
+    let (time, units) = (start.elapsed(), cluster.planner.work() - before);
     assert!(units < 5_000, "{units} units of work in {time:?}");
 }
 
@@ -162,7 +161,9 @@ fn decide_six(used: [usize; GPUS], priority: i32) -> (TestCluster, Delay) {
     loop {
         delay.turns += 1;
         assert!(delay.turns < 100, "the decisions end");
+        let before = cluster.planner.work();
         let jobs = cluster.actions().0;
+        delay.longest = delay.longest.max(cluster.planner.work() - before);
         let has_jobs = !jobs.is_empty();
         for job in jobs {
             if job.pods[0].uid == "pod-z-other" {
@@ -173,7 +174,6 @@ fn decide_six(used: [usize; GPUS], priority: i32) -> (TestCluster, Delay) {
         if has_jobs {
             cluster.deliver_claims();
         }
-        delay.longest = delay.longest.max(turn::checked());
         let deadline = cluster.planner.next_deadline();
         if deadline.is_none_or(|deadline| deadline > cluster.now) {
             break;
@@ -200,9 +200,9 @@ fn pod_with_many_combinations_delays_others_by_one_turn() {
 }
 
 /// Adds a node with that many shared GPUs of 80 GiB.
-fn add_node(cluster: &mut TestCluster, name: &str, gpus: usize) {
+fn add_node(cluster: &mut TestCluster, name: &str, gpus: u32) {
     cluster.planner.node(applied(node(name)));
-    let device = |gpu: usize| {
+    let device = |gpu: u32| {
         json!({
             "name": format!("gpu-{gpu}-vgpu"), "allowMultipleAllocations": true,
             "attributes": {
@@ -228,13 +228,18 @@ fn shares(name: &str, count: u32, memory: &str) -> Value {
 /// Adds a pod of this priority that needs half of 17 GPUs and a little more, and nearly half of GPU 0. A search gives up on a
 /// node with 16 GPUs: another request is so small that the amounts do not tell that they are too few.
 fn add_hard(cluster: &mut TestCluster, name: &str, priority: i32) {
+    add_hard_and_tiny(cluster, name, priority, "1Mi");
+}
+
+/// As [`add_hard`], with that much memory in the smallest request.
+fn add_hard_and_tiny(cluster: &mut TestCluster, name: &str, priority: i32, tiny: &str) {
     let mut requests: Vec<Value> = (0..17)
         .map(|index| shares(&format!("r{index}"), 1, "41Gi"))
         .collect();
     let mut last = shares("last", 1, "39.5Gi");
     let expression = "device.attributes['gpu.drava.dev'].index == 0";
     last["exactly"]["selectors"] = json!([{"cel": {"expression": expression}}]);
-    requests.extend([shares("tiny", 1, "1Mi"), last]);
+    requests.extend([shares("tiny", 1, tiny), last]);
     add_pod(cluster, name, &json!({"requests": requests}));
     let mut pod = cluster.pods[name].clone();
     let spec = pod.spec.as_mut().unwrap();
@@ -311,8 +316,9 @@ fn search_for_victims_takes_turns() {
     while cluster.evictions.is_empty() {
         turns += 1;
         assert!(turns < 20, "the search ends");
+        let before = cluster.planner.work();
         assert!(cluster.actions().0.is_empty());
-        let units = turn::checked();
+        let units = cluster.planner.work() - before;
         assert!(units < 200_000, "{units} units in turn {turns}");
     }
     assert_eq!(cluster.evict(), ["n399 for urgent"], "the lowest priority");
@@ -359,4 +365,143 @@ fn gang_of_hard_pods_is_placed_after_some_turns() {
         let nodes: Vec<_> = jobs[0].pods.iter().map(|pod| pod.node.as_str()).collect();
         assert_eq!(nodes, ["b", "d"], "quota: {has_quota}");
     }
+}
+
+/// Units of work in a turn, at most: those after which others have their turn, and the last search.
+const TURN_UNITS: u64 = 200_000;
+
+#[test]
+fn gang_of_many_hard_pods_delays_others_by_one_turn() {
+    const MEMBERS: usize = 4;
+    let mut cluster = TestCluster::new(&[]);
+    add_node(&mut cluster, "a", 1);
+    add_node(&mut cluster, "small", 16);
+    for index in 0..MEMBERS {
+        add_node(&mut cluster, &format!("large-{index}"), 18);
+        let name = format!("m-{index}");
+        // Pods that are not equal share no searches.
+        add_hard_and_tiny(&mut cluster, &name, 0, &format!("{}Mi", index + 1));
+        let pod = member(cluster.pods[&name].clone(), &MEMBERS.to_string());
+        cluster.add_pod(pod);
+    }
+    cluster.add_pod_with_claim("z-other", "8Gi");
+    cluster.is_slice_over = |_| true;
+    let (mut turns, mut turns_of_other) = (0, 0);
+    loop {
+        turns += 1;
+        assert!(turns < 60, "{:?}", cluster.messages_of("Pod/m-0"));
+        let before = cluster.planner.work();
+        let jobs = cluster.actions().0;
+        let units = cluster.planner.work() - before;
+        assert!(units < TURN_UNITS, "{units} units in turn {turns}");
+        let Some(job) = jobs.into_iter().next() else {
+            continue;
+        };
+        if job.pods.len() == MEMBERS {
+            break;
+        }
+        assert_eq!(job.pods[0].uid, "pod-z-other");
+        turns_of_other = turns;
+        cluster.write(job);
+        cluster.deliver_claims();
+    }
+    assert!((1..=2).contains(&turns_of_other), "{turns_of_other}");
+}
+
+#[test]
+fn search_for_victims_of_gang_takes_turns() {
+    const NODES: i32 = 150;
+    const MEMBERS: i32 = 12;
+    let mut cluster = TestCluster::new(&[]);
+    let add = |cluster: &mut TestCluster, name: &str, memory: &str, priority: i32| {
+        let whole_node = json!({"requests": [shares("all", 16, memory)]});
+        add_pod(cluster, name, &whole_node);
+        let mut pod = cluster.pods[name].clone();
+        pod.spec.as_mut().unwrap().priority = Some(priority);
+        pod
+    };
+    for index in 0..NODES {
+        let name = format!("n{index:03}");
+        add_node(&mut cluster, &name, 16);
+        let pod = add(&mut cluster, &name, "41Gi", NODES - index);
+        cluster.add_pod(pod);
+    }
+    for placed in cluster.settle() {
+        let (pod, node) = placed.split_once(" → ").unwrap();
+        cluster.bind((pod, node));
+    }
+    for index in 0..MEMBERS {
+        // The victims for pods that are not equal are searched for each.
+        let memory = format!("{}Mi", 41 * 1024 + index);
+        let pod = add(&mut cluster, &format!("m-{index:02}"), &memory, NODES + 1);
+        cluster.add_pod(member(pod, &MEMBERS.to_string()));
+    }
+    cluster.is_slice_over = |_| true;
+    let mut turns = 0;
+    while cluster.evictions.is_empty() {
+        turns += 1;
+        assert!(turns < 40, "the search ends");
+        let before = cluster.planner.work();
+        assert!(cluster.actions().0.is_empty());
+        let units = cluster.planner.work() - before;
+        assert!(units < TURN_UNITS, "{units} units in turn {turns}");
+    }
+    let lowest: Vec<String> = (NODES - MEMBERS..NODES)
+        .map(|index| format!("n{index:03} for m-00"))
+        .collect();
+    assert_eq!(cluster.evict(), lowest, "the lowest priorities");
+    assert!(turns > 1, "decisions for other pods come between");
+}
+
+#[test]
+fn search_for_victims_goes_on_where_its_turn_ended() {
+    let mut cluster = TestCluster::new(&[]);
+    let mut victims = Vec::new();
+    for (node, gpus, memory) in [
+        ("small-0", 16, "1Gi"),
+        ("small-1", 16, "1Gi"),
+        ("small-2", 16, "1Gi"),
+        ("z-large", 18, "79Gi"),
+    ] {
+        add_node(&mut cluster, node, gpus);
+        let mut devices = shares("all", gpus, memory);
+        let of_node = format!("device.attributes['gpu.drava.dev'].uuid.startsWith('GPU-{node}')");
+        devices["exactly"]["selectors"] = json!([{"cel": {"expression": of_node}}]);
+        let name = format!("on-{node}");
+        add_pod(&mut cluster, &name, &json!({"requests": [devices]}));
+        victims.extend(cluster.settle());
+        cluster.bind((&name, node));
+    }
+    assert_eq!(victims.len(), 4, "{victims:?}");
+    // On each small node the search gives up, which is the work of a turn: of the decision, and of the search for victims.
+    add_hard(&mut cluster, "urgent", 10);
+    cluster.is_slice_over = |_| true;
+    let mut turns = 0;
+    while cluster.evictions.is_empty() {
+        turns += 1;
+        assert!(turns < 20, "the search ends");
+        assert!(cluster.actions().0.is_empty());
+    }
+    assert_eq!(cluster.evict(), ["on-z-large for urgent"]);
+    assert!(turns > 5, "{turns}");
+}
+
+#[test]
+fn usual_selectors_do_not_wait_behind_suspended_searches() {
+    let mut cluster = TestCluster::new(&[]);
+    for name in ["a", "b", "c"] {
+        add_node(&mut cluster, name, 16);
+    }
+    add_hard(&mut cluster, "hard", 0);
+    cluster.is_slice_over = |_| true;
+    assert!(cluster.actions().0.is_empty());
+    assert!(cluster.planner.backlog.queue.is_suspended("pod-hard"));
+    add_pod(
+        &mut cluster,
+        "usual",
+        &json!({"requests": [request("r", "device.driver == 'gpu.drava.dev'")]}),
+    );
+    let jobs = cluster.actions().0;
+    assert_eq!(jobs.len(), 1, "in the next turn");
+    assert_eq!(jobs[0].pods[0].uid, "pod-usual");
 }

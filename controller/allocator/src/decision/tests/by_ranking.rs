@@ -11,7 +11,7 @@ use crate::explanation::Explanation;
 use crate::fixture::{classes, node, object, pod_request, request, share, slices};
 use crate::object::ObjectKey;
 use crate::placement::{Placement, Policies};
-use crate::selector::{in_turn, is_suspended};
+use crate::turn::{Turn, Undecided};
 
 const NODES: [&str; 5] = ["n0", "n1", "n2", "n3", "n4"];
 
@@ -118,6 +118,9 @@ fn apply(
             let by_ranking = cluster.decide(&request, policies);
             let by_all = cluster.explain(&request, policies);
             if let Ok(placement) = &by_ranking {
+                let fits =
+                    || cluster.still_fits(&request, placement, policies, &mut Turn::endless());
+                assert!(fits(), "{placement:?}");
                 cluster.assume(placement);
                 cluster.assume_pod(&request.uid, &placement.node, &request.demand);
                 if claim.is_some() {
@@ -193,12 +196,14 @@ fn decision_with_costly_selector_ends_after_some_turns() {
     ] {
         let pod_request = costly(result);
         let mut turns = 1;
-        let mut decision = in_turn(|| cluster.decide(&pod_request, BINPACK));
-        while is_suspended() {
-            turns += 1;
+        let decision = loop {
+            match cluster.decide_in(&pod_request, BINPACK, &mut Turn::limited()) {
+                Ok(placement) => break Ok(placement),
+                Err(Undecided::Rejected(explanation)) => break Err(explanation),
+                Err(Undecided::Suspended(_)) => turns += 1,
+            }
             assert!(turns < 100, "the decision ends");
-            decision = in_turn(|| cluster.decide(&pod_request, BINPACK));
-        }
+        };
         let expected = cluster.explain(&costly(result), BINPACK);
         assert_eq!(text(&decision), text(&expected), "{result}");
         assert!(result == "dyn(1)" || turns > 5, "{turns} turns for 20 GPUs");

@@ -7,8 +7,9 @@ use super::{BINPACK, allocate, whole};
 use crate::cluster::Cluster;
 use crate::explanation::Explanation;
 use crate::fixture::{claim, class, classes, cluster, node, object, pod, request, share, slices};
+use crate::placement::Placement;
 use crate::pod_request::PodRequest;
-use crate::turn::{self, in_turn, is_suspended};
+use crate::turn::{Turn, Undecided};
 
 #[test]
 fn rejects_whole_request_on_shared_gpu() {
@@ -299,15 +300,16 @@ fn costly_searches_take_turns() {
     let cluster = cluster(&nodes);
     let pod_request = hard_to_reject(&cluster);
     let mut turns = 1;
-    let mut decision = in_turn(|| cluster.decide(&pod_request, BINPACK));
-    while is_suspended() {
-        turns += 1;
+    let explanation = loop {
+        match cluster.decide_in(&pod_request, BINPACK, &mut Turn::limited()) {
+            Ok(placement) => panic!("{placement:?}"),
+            Err(Undecided::Rejected(explanation)) => break explanation,
+            Err(Undecided::Suspended(_)) => turns += 1,
+        }
         assert!(turns < 20, "the decision ends");
-        decision = in_turn(|| cluster.decide(&pod_request, BINPACK));
-    }
+    };
     assert_eq!(turns, 4, "a node in each");
-    let summary = decision.map(|_| ()).unwrap_err().summary();
-    assert_eq!(summary, format!("0/4 nodes: 4 {GAVE_UP}"));
+    assert_eq!(explanation.summary(), format!("0/4 nodes: 4 {GAVE_UP}"));
 }
 
 #[test]
@@ -325,22 +327,25 @@ fn stops_search_at_limit() {
             cluster.upsert_slice(&slice);
         }
     }
-    let explained = in_turn(|| {
-        let explained = cluster.explain(&pod_request, BINPACK);
-        assert!(turn::has_searched());
-        let before = turn::checked();
-        pod_request.demand.node_name = Some("n1".to_owned());
-        assert_eq!(
-            summary(cluster.decide_on("n1", &pod_request, BINPACK)),
-            gave_up
-        );
-        assert!(turn::checked() - before < 2_000, "the first path only");
-        explained
-    });
+    let mut turn = Turn::limited();
+    let explained = cluster.explain_in(&pod_request, BINPACK, &mut turn);
     assert_eq!(
-        summary(explained),
+        rejected(explained).summary(),
         gave_up.replace("0/1 nodes: 1", "0/7 nodes: 7")
     );
+    assert!(turn.has_searched());
+    let before = turn.checked();
+    pod_request.demand.node_name = Some("n1".to_owned());
+    let on_node = cluster.decide_on_in("n1", &pod_request, BINPACK, &mut turn);
+    assert_eq!(rejected(on_node).summary(), gave_up);
+    assert!(turn.checked() - before < 2_000, "the first path only");
+}
+
+fn rejected(decision: Result<Placement, Undecided>) -> Explanation {
+    match decision {
+        Err(Undecided::Rejected(explanation)) => explanation,
+        other => panic!("{other:?}"),
+    }
 }
 
 #[test]

@@ -1,0 +1,75 @@
+//! What a suspended decision has found on nodes. Its next turns do not search it again, so every decision ends.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::explanation::NodeVerdict;
+use crate::pool::Pool;
+use crate::ranking::Evaluation;
+use crate::search::input::PoolView;
+use crate::usage::Usage;
+
+/// See the [module](self). By the name of the node.
+#[derive(Debug, Clone, Default)]
+pub struct SearchedNodes {
+    /// Verdicts on nodes that were searched in vain, which may have changed since.
+    in_vain: BTreeMap<String, Arc<NodeVerdict>>,
+    /// Results of searches beyond the first path, each with the state of the node.
+    evaluated: BTreeMap<String, (NodeDevices, Evaluation)>,
+}
+
+/// The devices of a node and their usage, by pool.
+#[derive(Debug, Clone)]
+struct NodeDevices(Vec<(String, Pool, Usage)>);
+
+impl NodeDevices {
+    fn of(pools: &[PoolView<'_>]) -> Self {
+        let pools = pools.iter();
+        let copy =
+            |view: &PoolView<'_>| (view.name.to_owned(), view.pool.clone(), view.usage.clone());
+        Self(pools.map(copy).collect())
+    }
+
+    fn is_of(&self, pools: &[PoolView<'_>]) -> bool {
+        let is_same = |((name, pool, usage), view): (&(String, Pool, Usage), &PoolView<'_>)| {
+            name == view.name && usage == view.usage && pool.is_same(view.pool)
+        };
+        self.0.len() == pools.len() && self.0.iter().zip(pools).all(is_same)
+    }
+}
+
+impl SearchedNodes {
+    /// Returns whether verdicts are known that may be older than a change of their nodes.
+    #[must_use]
+    pub fn has_verdicts(&self) -> bool {
+        !self.in_vain.is_empty()
+    }
+
+    /// Adds what another turn has found.
+    pub fn extend(&mut self, other: Self) {
+        self.in_vain.extend(other.in_vain);
+        self.evaluated.extend(other.evaluated);
+    }
+
+    /// Returns the verdict on a node that was searched in vain.
+    pub(crate) fn verdict(&self, node: &str) -> Option<&Arc<NodeVerdict>> {
+        self.in_vain.get(node)
+    }
+
+    /// Notes the verdict on a node.
+    pub(crate) fn searched_in_vain(&mut self, verdict: Arc<NodeVerdict>) {
+        self.in_vain.insert(verdict.node.clone(), verdict);
+    }
+
+    /// Returns what was found on a node in this state.
+    pub(crate) fn evaluation(&self, node: &str, pools: &[PoolView<'_>]) -> Option<&Evaluation> {
+        let (devices, evaluation) = self.evaluated.get(node)?;
+        devices.is_of(pools).then_some(evaluation)
+    }
+
+    /// Notes what was found on a node in this state.
+    pub(crate) fn evaluated(&mut self, node: &str, pools: &[PoolView<'_>], found: Evaluation) {
+        let entry = (NodeDevices::of(pools), found);
+        self.evaluated.insert(node.to_owned(), entry);
+    }
+}
