@@ -33,12 +33,12 @@ use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::claim::{ClaimUid, ShareId};
-use crate::inventory::OpenLibrary;
-use crate::layout::Layout;
+use crate::gpus::inventory::OpenLibrary;
+use crate::node::claim::{ClaimUid, ShareId};
+use crate::node::layout::Layout;
+use crate::node::process::Processes;
 use crate::prepare::Prepared;
 use crate::prepare::record::{Loaded, RecordStore};
-use crate::process::Processes;
 
 pub mod node;
 pub mod policy;

@@ -14,36 +14,36 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::agent;
-use crate::artifacts::{self, Artifact, Installed};
-use crate::claim::ClaimUid;
-use crate::claims::{ClaimService, HeldInstances, blocking};
-use crate::conditions::{Condition, Conditions};
-use crate::directories;
 use crate::gpu_health::HealthTable;
 use crate::gpu_health::record::RecordFile;
 use crate::gpu_health::state::Rules;
-use crate::health;
-use crate::inventory::{InventoryThread, OpenLibrary, ReadRecords, Recorded, Source, State};
-use crate::layout::Layout;
-use crate::lock::Locks;
+use crate::gpus::inventory::{InventoryThread, OpenLibrary, ReadRecords, Recorded, Source, State};
+use crate::gpus::nvml_gate::Gate;
+use crate::kubelet::claims::{ClaimService, HeldInstances, blocking};
+use crate::kubelet::plugin::health::Devices;
+use crate::kubelet::plugin::socket::Sockets;
+use crate::kubelet::plugin::takeover::InstanceRole;
+use crate::kubelet::plugin::{self, Plugin};
 use crate::metrics::operations::Measured;
 use crate::metrics::{self, Sources};
-use crate::nvml_gate::Gate;
-use crate::options::{Delivery, Paths, Scheduling, UnhealthyEffect};
-use crate::plugin::health::Devices;
-use crate::plugin::socket::Sockets;
-use crate::plugin::takeover::InstanceRole;
-use crate::plugin::{self, Plugin};
+use crate::node::artifacts::{self, Artifact, Installed};
+use crate::node::claim::ClaimUid;
+use crate::node::layout::Layout;
+use crate::node::lock::Locks;
+use crate::node::options::{Delivery, Paths, Scheduling, UnhealthyEffect};
+use crate::node::selinux::Labels;
+use crate::operate::health;
 use crate::prepare::apply::Applier;
 use crate::prepare::apply::partitions::recorded;
 use crate::prepare::effects::{NodeAccess, NodeEffects, Tmpfs};
 use crate::prepare::record::RecordStore;
-use crate::profile;
-use crate::profile::status::StatusWriter;
+use crate::publish::profile;
+use crate::publish::profile::status::StatusWriter;
 use crate::publish::writer::{Published, Publisher};
+use crate::repair::directories;
+use crate::repair::runtime_config;
 use crate::report::Reporter;
-use crate::runtime_config;
-use crate::selinux::Labels;
+use crate::report::conditions::{Condition, Conditions};
 use drava_api::error::describe;
 
 mod active;
@@ -86,9 +86,9 @@ pub struct Config {
     pub runtime_classes: Vec<String>,
     /// Address of the health endpoints.
     pub listen: SocketAddr,
-    /// How long a prepared claim is missing before it is undone without kubelet, see [`crate::reconcile::GRACE`].
+    /// How long a prepared claim is missing before it is undone without kubelet, see [`crate::repair::reconcile::GRACE`].
     pub orphan_grace: Duration,
-    /// Longest wait for devices of a claim that is being released, see [`crate::claims::RELEASE_WAIT`].
+    /// Longest wait for devices of a claim that is being released, see [`crate::kubelet::claims::RELEASE_WAIT`].
     pub release_wait: Duration,
     /// How long a retained device is tainted before it is withdrawn, see [`crate::publish::retained::GRACE`].
     pub retained_grace: Duration,

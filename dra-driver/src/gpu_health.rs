@@ -3,10 +3,10 @@
 //! | Part | Responsibility |
 //! |---|---|
 //! | [`state`] | health of one GPU as a pure state machine, and the rules of recovery |
-//! | [`HealthTable`] | states of all GPUs, fed by the thread of each GPU ([`crate::gpu_monitor`]) |
+//! | [`HealthTable`] | states of all GPUs, fed by the thread of each GPU ([`crate::metrics::gpu_monitor`]) |
 //! | [`record`] | faults in the run directory, for the next instance of the driver |
 //!
-//! Consumers watch [`HealthTable::subscribe`]: the publisher taints devices, [`crate::health_report`] writes conditions
+//! Consumers watch [`HealthTable::subscribe`]: the publisher taints devices, [`crate::repair::health_report`] writes conditions
 //! and events, the exporter shows gauges.
 
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ use drava_nvml::GpuUuid;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::inventory::{NodeInventory, State};
+use crate::gpus::inventory::{NodeInventory, State};
 
 pub mod record;
 pub mod state;

@@ -2,62 +2,35 @@
 //!
 //! | Module | Responsibility |
 //! |---|---|
-//! | [`options`] | command line and environment |
-//! | [`inventory`], [`capacity`], [`gpu_plan`] | discovery of GPUs, and the devices and amounts that they offer |
-//! | [`profile`] | settings of the GPUs from GpuNodeProfiles |
-//! | [`publish`] | ResourceSlices |
-//! | [`plugin`], [`proto`] | kubelet's gRPC services |
-//! | [`claims`], [`prepare`] | prepare and unprepare |
-//! | [`reconcile`] | removal of orphaned and repair of incomplete claim state |
-//! | [`injection`] | detection of container runtimes that ignore CDI |
-//! | [`gpu_monitor`], [`gpu_health`], [`health_report`] | sensors and events of GPUs, their health, its reports |
+//! | [`gpus`] | discovery of GPUs, the devices and amounts that they offer, other owners, NVML |
+//! | [`node`] | files, mounts, locks and processes of the node, options |
+//! | [`prepare`] | prepare and unprepare of claims: plan, record, limits page, CDI spec, MIG instances |
+//! | [`gpu_health`] | health of the GPUs from sensors and events |
+//! | [`report`] | events, device statuses of claims, conditions of the driver |
+//! | [`kubelet`] | kubelet's gRPC services |
 //! | [`agent`] | GPU time, memory limits and violations of running shares |
-//! | [`report`], [`conditions`], [`health`] | events, device statuses, readiness |
-//! | [`metrics`], [`log`] | `/metrics`, `/debug/state`, the log and its filter |
-//! | [`layout`], [`directories`], [`artifacts`], [`files`], [`lock`], [`mounts`], [`selinux`] | files and mounts on the node |
-//! | [`device_files`] | device files of the NVIDIA driver |
-//! | [`claim`], [`pods`], [`process`] | identities of claims and shares, the pods that use claims, and the processes of the node |
+//! | [`repair`] | lost and orphaned state, ignored CDI specs, health of claims, removal |
+//! | [`operate`] | probes and log |
+//! | [`metrics`] | `/metrics` and `/debug/state` |
+//! | [`publish`] | ResourceSlices, with the settings of GpuNodeProfiles |
+//! | [`driver`] | the tasks of all of them |
 //!
-//! Decisions are pure functions: [`gpu_plan::GpuPlan::new`], [`publish::desired`], [`publish::diff`], [`prepare::plan`], [`prepare::overcommit`],
-//! [`reconcile::decide`], [`gpu_health::state`]. [`driver::run`] starts the tasks around them. `use` lines between these modules form a DAG.
+//! Each module depends on those above it only, which a test checks.
+//!
+//! Decisions are pure functions: [`gpus::gpu_plan::GpuPlan::new`], [`publish::desired`], [`publish::diff`], [`prepare::plan`], [`prepare::overcommit`],
+//! [`repair::reconcile::decide`], [`gpu_health::state`]. [`driver::run`] starts the tasks around them.
 
 #![forbid(unsafe_code)]
 
 pub mod agent;
-pub mod artifacts;
-pub mod capacity;
-pub mod claim;
-pub mod claims;
-pub mod coexistence;
-pub mod conditions;
-pub mod device_files;
-pub mod directories;
 pub mod driver;
-pub mod files;
 pub mod gpu_health;
-pub mod gpu_monitor;
-pub mod gpu_plan;
-pub mod gpu_users;
-pub mod health;
-pub mod health_report;
-pub mod injection;
-pub mod inventory;
-pub mod layout;
-pub mod lock;
-pub mod log;
+pub mod gpus;
+pub mod kubelet;
 pub mod metrics;
-pub mod mounts;
-pub mod nvml_gate;
-pub mod options;
-pub mod plugin;
-pub mod pods;
+pub mod node;
+pub mod operate;
 pub mod prepare;
-pub mod process;
-pub mod profile;
-pub mod proto;
 pub mod publish;
-pub mod reconcile;
-pub mod removal;
+pub mod repair;
 pub mod report;
-pub mod runtime_config;
-pub mod selinux;

@@ -6,15 +6,17 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::Parser as _;
 use drava_api::error::describe;
-use drava_dra_driver::claims;
-use drava_dra_driver::conditions::Conditions;
 use drava_dra_driver::driver::{self, Config};
-use drava_dra_driver::inventory::Source;
-use drava_dra_driver::log::{self, LogFilter};
-use drava_dra_driver::options::{Command, Options};
+use drava_dra_driver::gpu_health::state::Rules;
+use drava_dra_driver::gpus::inventory::Source;
+use drava_dra_driver::kubelet::claims;
+use drava_dra_driver::node::options::{Command, Options};
+use drava_dra_driver::node::selinux::Labels;
+use drava_dra_driver::operate::log::{self, LogFilter};
 use drava_dra_driver::prepare::effects::KernelTmpfs;
-use drava_dra_driver::selinux::Labels;
-use drava_dra_driver::{profile, publish, reconcile, removal};
+use drava_dra_driver::publish::{self, profile};
+use drava_dra_driver::repair::{reconcile, removal};
+use drava_dra_driver::report::conditions::Conditions;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -109,7 +111,7 @@ async fn run(options: Options, filter: LogFilter) -> anyhow::Result<()> {
         orphan_grace: reconcile::GRACE,
         release_wait: claims::RELEASE_WAIT,
         retained_grace: publish::retained::GRACE,
-        health: health.rules(),
+        health: Rules::from(&health),
         unhealthy_effect: health.unhealthy_effect,
         metric_aliases,
         guard: if ignore_other_owners {

@@ -2,7 +2,7 @@
 //!
 //! | Source | Written by |
 //! |---|---|
-//! | GPUs and their health | [`crate::gpu_monitor`], a thread per GPU |
+//! | GPUs and their health | [`crate::metrics::gpu_monitor`], a thread per GPU |
 //! | shares | the node agent, see [`crate::agent::share_metrics`] |
 //! | claims and their pods | [`claim_view`] |
 //! | prepare and unprepare | [`operations`] |
@@ -11,6 +11,8 @@
 //! Series of a share carry namespace, claim and share. Pods and containers are in separate info metrics, because several
 //! of them can share a claim: with a pod label the memory of one share would be counted once for each pod. All series of
 //! a claim end with the claim.
+
+pub mod gpu_monitor;
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -27,8 +29,8 @@ use serde_json::Value;
 use tokio::sync::watch;
 
 use crate::agent::share_metrics::{ShareMetrics, ShareViolation};
-use crate::conditions::Conditions;
 use crate::gpu_health::HealthByGpu;
+use crate::report::conditions::Conditions;
 
 pub mod aliases;
 pub mod claim_view;

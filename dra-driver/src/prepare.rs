@@ -25,9 +25,9 @@ use drava_nvml::{GpuInstance, MigUuid, Placement};
 use serde::de::{Deserializer, IntoDeserializer as _};
 use serde::{Deserialize, Serialize};
 
-use crate::artifacts::{Installed, Stubs};
-use crate::claim::{ClaimUid, ShareId};
-use crate::options;
+use crate::node::artifacts::{Installed, Stubs};
+use crate::node::claim::{ClaimUid, ShareId};
+use crate::node::options;
 
 pub mod apply;
 pub mod effects;

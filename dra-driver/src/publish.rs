@@ -4,18 +4,20 @@
 //! are pure. [`writer`] watches and writes. The devices of one GPU consume the same counters, so schedulers cannot
 //! allocate the whole GPU and its shares at once.
 
+pub mod profile;
+
 use std::collections::BTreeMap;
 
 use drava_api::names;
 use drava_nvml::GpuUuid;
 use k8s_openapi::api::resource::v1::{CounterSet, Device, DeviceTaint};
 
-use crate::capacity::UnavailableReason;
 use crate::gpu_health::HealthByGpu;
 use crate::gpu_health::state::Fault;
-use crate::gpu_plan::{DeviceKind, PlannedDevice};
-use crate::inventory::NodeInventory;
-use crate::options::{Scheduling, UnhealthyEffect};
+use crate::gpus::capacity::UnavailableReason;
+use crate::gpus::gpu_plan::{DeviceKind, PlannedDevice};
+use crate::gpus::inventory::NodeInventory;
+use crate::node::options::{Scheduling, UnhealthyEffect};
 
 pub mod device;
 pub mod diff;

@@ -3,6 +3,9 @@
 //! Reports are queued and written by a task, so they neither delay nor fail the reported operation. Failed writes are
 //! retried a limited number of times and then logged.
 
+pub mod conditions;
+pub mod pods;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,11 +21,11 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
-use crate::claim::ClaimRef;
 use crate::gpu_health::HealthByGpu;
-use crate::inventory::NodeInventory;
-use crate::pods::PodRef;
+use crate::gpus::inventory::NodeInventory;
+use crate::node::claim::ClaimRef;
 use crate::prepare::record::ClaimRecord;
+use crate::report::pods::PodRef;
 
 mod device_status;
 

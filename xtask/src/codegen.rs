@@ -27,7 +27,7 @@ pub(crate) struct Args {
 struct Binding {
     /// Path below `dra-driver/proto`.
     proto: &'static str,
-    /// File below `dra-driver/src/proto`.
+    /// File below `dra-driver/src/kubelet/proto`.
     rust: &'static str,
     /// Protobuf package, which is also the name of the generator's file.
     package: &'static str,
@@ -78,7 +78,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         files.push((root.join(path), text));
     }
     for binding in &BINDINGS {
-        let path = driver.join("src/proto").join(binding.rust);
+        let path = driver.join("src/kubelet/proto").join(binding.rust);
         files.push((path, generate(binding, &driver.join("proto"))?));
     }
     let mut stale = Vec::new();

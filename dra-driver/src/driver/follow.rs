@@ -10,8 +10,8 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::{RunError, until};
-use crate::conditions::{Condition, Conditions};
-use crate::inventory::State;
+use crate::gpus::inventory::State;
+use crate::report::conditions::{Condition, Conditions};
 use crate::report::{Reporter, Subject};
 
 /// How long a condition stays unmet before an event is raised.

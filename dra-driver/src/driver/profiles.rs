@@ -5,14 +5,14 @@ use kube::ResourceExt as _;
 use tokio::sync::watch;
 
 use super::{Shared, Tasks};
-use crate::claims::blocking;
 use crate::gpu_health::HealthTable;
-use crate::inventory::{RescanRequests, State};
-use crate::nvml_gate::{self, Gate};
-use crate::plugin::health::Devices;
-use crate::profile::status::StatusWriter;
-use crate::profile::{self, Objects, Watches};
+use crate::gpus::inventory::{RescanRequests, State};
+use crate::gpus::nvml_gate::{self, Gate};
+use crate::kubelet::claims::blocking;
+use crate::kubelet::plugin::health::Devices;
 use crate::publish::TaintPolicy;
+use crate::publish::profile::status::StatusWriter;
+use crate::publish::profile::{self, Objects, Watches};
 use crate::publish::writer::{Published, Publisher};
 
 impl Shared {

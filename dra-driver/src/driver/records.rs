@@ -10,10 +10,10 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{RunError, until};
-use crate::claim::ClaimUid;
-use crate::claims::blocking;
-use crate::conditions::{Condition, Conditions};
+use crate::kubelet::claims::blocking;
+use crate::node::claim::ClaimUid;
 use crate::prepare::record::{RecordChanges, RecordStore, Unsupported};
+use crate::report::conditions::{Condition, Conditions};
 
 /// Time between two checks.
 const INTERVAL: Duration = Duration::from_secs(5);

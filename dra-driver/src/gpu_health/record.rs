@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::RecordedFaults;
 use super::state::{Fault, Scope};
-use crate::files;
+use crate::node::files;
 
 /// The record.
 #[derive(Debug, Clone)]

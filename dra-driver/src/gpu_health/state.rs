@@ -17,6 +17,8 @@ use drava_api::xid::{self, XidClass, XidPolicy};
 use drava_nvml::{EventKind, FabricState, MemoryRepair, Placement, RecoveryAction, Status};
 use serde::{Deserialize, Serialize};
 
+use crate::node::options::HealthOptions;
+
 /// Rules of the state machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rules {
@@ -37,6 +39,19 @@ impl Default for Rules {
             recovery_window: Duration::from_secs(600),
             response_limit: Duration::from_secs(30),
             fabric_limit: Duration::from_secs(120),
+        }
+    }
+}
+
+impl From<&HealthOptions> for Rules {
+    fn from(options: &HealthOptions) -> Self {
+        Self {
+            xids: XidPolicy {
+                ignored: options.xid_ignore.iter().copied().collect(),
+                fatal: options.xid_fatal.iter().copied().collect(),
+            },
+            recovery_window: options.health_recovery_window,
+            ..Self::default()
         }
     }
 }

@@ -16,12 +16,12 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::claim::{ClaimRef, ClaimUid, ShareId};
-use crate::claims::{ClaimService, blocking};
-use crate::pods::{self, PodRef, reserving_pods};
+use crate::kubelet::claims::{ClaimService, blocking};
+use crate::node::claim::{ClaimRef, ClaimUid, ShareId};
 use crate::prepare::effects::Effects;
 use crate::prepare::record::{ClaimRecord, Loaded, RecordChanges, RecordError};
 use crate::prepare::{Access, Prepared};
+use crate::report::pods::{self, PodRef, reserving_pods};
 
 /// Time between two checks whether claims were prepared or unprepared.
 const INTERVAL: Duration = Duration::from_secs(5);

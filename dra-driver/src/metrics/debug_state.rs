@@ -8,8 +8,8 @@ use super::claim_view::{ClaimEntry, Container, DeviceEntry};
 use super::exposition::{Snapshot, access};
 use super::telemetry::{GpuEntry, Xid};
 use crate::agent::share_metrics::ShareMetrics;
-use crate::conditions::Condition;
 use crate::gpu_health::state::{Fault, GpuHealth, Scope};
+use crate::report::conditions::Condition;
 
 /// Returns the state. `unmet` are the unmet conditions with their reasons.
 #[must_use]

@@ -13,10 +13,10 @@ use super::claim_view::{ClaimEntry, Container, DeviceAccess, DeviceEntry};
 use super::operations::Operations;
 use super::telemetry::{GpuEntry, Xid};
 use crate::agent::share_metrics::{ShareMetrics, ShareViolation};
-use crate::claim::{ClaimRef, ClaimUid, ShareId};
-use crate::conditions::Condition;
 use crate::gpu_health::HealthByGpu;
 use crate::gpu_health::state::Scope;
+use crate::node::claim::{ClaimRef, ClaimUid, ShareId};
+use crate::report::conditions::Condition;
 
 /// Age from which a reading of a GPU is not shown, seconds.
 const STALE_SECONDS: f64 = 60.0;

@@ -6,9 +6,9 @@ use std::time::Instant;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::histogram::Histogram;
 
-use crate::claim::ClaimRef;
-use crate::plugin::service::Claims;
-use crate::proto::dra_v1::Device;
+use crate::kubelet::plugin::service::Claims;
+use crate::kubelet::proto::dra_v1::Device;
+use crate::node::claim::ClaimRef;
 
 /// Upper bounds of the duration buckets, seconds. Kubelet's call times out after 45 s.
 const BUCKETS: [f64; 12] = [

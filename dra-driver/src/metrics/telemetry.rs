@@ -1,11 +1,11 @@
-//! Telemetry of the GPUs: sensor readings and XIDs, written by [`crate::gpu_monitor`].
+//! Telemetry of the GPUs: sensor readings and XIDs, written by [`crate::metrics::gpu_monitor`].
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use drava_nvml::{GpuUuid, Telemetry};
 
-use crate::inventory::NodeInventory;
+use crate::gpus::inventory::NodeInventory;
 
 /// Maximum number of distinct XIDs of a GPU; further numbers are counted as [`Xid::Other`].
 const MAX_XIDS: usize = 32;

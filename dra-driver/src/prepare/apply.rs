@@ -15,12 +15,12 @@ use super::record::{self, ClaimRecord, Loaded, RecordError, RecordStore, Unsuppo
 use super::recover::ArtifactVersions;
 use super::spec;
 use super::{Delivery, Prepared};
-use crate::artifacts::{Artifact, Installed, Stubs};
-use crate::claim::{ClaimRef, ClaimUid};
-use crate::inventory::NodeInventory;
-use crate::layout::{Layout, SPEC_PREFIX};
-use crate::lock::Locks;
-use crate::options;
+use crate::gpus::inventory::NodeInventory;
+use crate::node::artifacts::{Artifact, Installed, Stubs};
+use crate::node::claim::{ClaimRef, ClaimUid};
+use crate::node::layout::{Layout, SPEC_PREFIX};
+use crate::node::lock::Locks;
+use crate::node::options;
 
 mod error;
 mod mode;

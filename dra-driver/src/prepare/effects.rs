@@ -15,15 +15,15 @@ use drava_vgpu_abi::{LimitsSpec, REGION_SIZE, page, paths};
 
 use super::record::{ClaimRecord, RecordError, RecordStore};
 use super::{Partition, Prepared};
-use crate::claim::{ClaimUid, ShareId};
-use crate::device_files::DeviceFiles;
-use crate::files;
-use crate::gpu_users;
-use crate::inventory::OpenLibrary;
-use crate::layout::{Layout, SPEC_PREFIX};
-use crate::lock::LockError;
+use crate::gpus::device_files::DeviceFiles;
+use crate::gpus::inventory::OpenLibrary;
+use crate::node::claim::{ClaimUid, ShareId};
+use crate::node::files;
+use crate::node::gpu_users;
+use crate::node::layout::{Layout, SPEC_PREFIX};
+use crate::node::lock::LockError;
+use crate::node::selinux::{LabelError, Labels};
 use crate::prepare::liveness::{Held, Inspector, Liveness};
-use crate::selinux::{LabelError, Labels};
 
 mod region;
 mod tmpfs;

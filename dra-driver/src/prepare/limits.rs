@@ -3,9 +3,9 @@
 use drava_vgpu_abi as abi;
 
 use super::{Prepared, Share};
-use crate::capacity;
-use crate::claim::ClaimUid;
-use crate::inventory::NodeInventory;
+use crate::gpus::capacity;
+use crate::gpus::inventory::NodeInventory;
+use crate::node::claim::ClaimUid;
 
 /// Returns the limits page of a share.
 pub(super) fn page(

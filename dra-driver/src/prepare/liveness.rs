@@ -13,12 +13,12 @@ use std::path::{Path, PathBuf};
 
 use drava_nvml::{GpuError, GpuLibrary, GpuUuid, Process, Status};
 
-use crate::claim::ClaimUid;
-use crate::inventory::{InstanceKey, OpenLibrary};
-use crate::mounts::ClaimsMount;
+use crate::gpus::inventory::{InstanceKey, OpenLibrary};
+use crate::node::claim::ClaimUid;
+use crate::node::mounts::ClaimsMount;
+use crate::node::process::{ProcessInfo, Processes, container_cgroup};
 use crate::prepare::Prepared;
 use crate::prepare::record::{held_gpus, instance_keys};
-use crate::process::{ProcessInfo, Processes, container_cgroup};
 
 /// Liveness of a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -221,8 +221,8 @@ mod tests {
     use drava_vgpu_abi::ledger::Owner;
 
     use super::*;
-    use crate::claim::ShareId;
-    use crate::mounts::MountedShare;
+    use crate::node::claim::ShareId;
+    use crate::node::mounts::MountedShare;
 
     #[test]
     fn counts_pod_process_without_share_for_every_claim() {

@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use super::{Access, Prepared};
-use crate::capacity::{self, ShareTotals, UnavailableReason};
-use crate::claim::ClaimRef;
-use crate::gpu_plan::{self, Counters, GpuPlan};
-use crate::inventory::NodeInventory;
+use crate::gpus::capacity::{self, ShareTotals, UnavailableReason};
+use crate::gpus::gpu_plan::{self, Counters, GpuPlan};
+use crate::gpus::inventory::NodeInventory;
+use crate::node::claim::ClaimRef;
 
 /// Conflict of a claim with the prepared claims or with the state of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -14,10 +14,10 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity as RawQuantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{Access, GpuRef, Partition, Prepared, Share};
-use crate::capacity::{ALL_CORES, MIB, ShareOffer};
-use crate::claim::{ClaimRef, ClaimUid, ShareId};
-use crate::gpu_plan::{self, DeviceKind};
-use crate::inventory::NodeInventory;
+use crate::gpus::capacity::{ALL_CORES, MIB, ShareOffer};
+use crate::gpus::gpu_plan::{self, DeviceKind};
+use crate::gpus::inventory::NodeInventory;
+use crate::node::claim::{ClaimRef, ClaimUid, ShareId};
 
 /// The claim or its allocation is invalid.
 #[derive(Debug, thiserror::Error)]

@@ -21,9 +21,9 @@ use tokio::time::Instant;
 
 use self::format::Unreadable;
 use super::{Access, Delivery, Partition, Prepared};
-use crate::claim::{ClaimRef, ClaimUid};
-use crate::files;
-use crate::inventory::InstanceKey;
+use crate::gpus::inventory::InstanceKey;
+use crate::node::claim::{ClaimRef, ClaimUid};
+use crate::node::files;
 
 mod format;
 

@@ -9,9 +9,9 @@ use std::path::Path;
 use drava_cdi::{ContainerEdits, Spec};
 
 use super::{Delivery, Prepared};
-use crate::artifacts::{Artifact, Installed, Stubs};
-use crate::claim::ClaimUid;
-use crate::options;
+use crate::node::artifacts::{Artifact, Installed, Stubs};
+use crate::node::claim::ClaimUid;
+use crate::node::options;
 
 /// Versions of the artifacts of a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -15,10 +15,10 @@ use drava_vgpu_abi::paths;
 
 use super::record::ClaimRecord;
 use super::{Access, Delivery, Prepared, Share};
-use crate::artifacts::Artifact;
-use crate::claim::ClaimUid;
-use crate::inventory::NodeInventory;
-use crate::layout::{Layout, MARKER};
+use crate::gpus::inventory::NodeInventory;
+use crate::node::artifacts::Artifact;
+use crate::node::claim::ClaimUid;
+use crate::node::layout::{Layout, MARKER};
 
 /// The CDI spec could not be built.
 #[derive(Debug, thiserror::Error)]

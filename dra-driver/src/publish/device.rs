@@ -13,10 +13,10 @@ use k8s_openapi::api::resource::v1::{
 };
 
 use super::version;
-use crate::capacity::{self, ALL_CORES, MIB, ShareOffer, ShareTotals};
-use crate::gpu_plan::{Counters, DeviceKind, PlannedDevice};
-use crate::inventory::NodeInventory;
-use crate::options::{Scheduling, UnhealthyEffect};
+use crate::gpus::capacity::{self, ALL_CORES, MIB, ShareOffer, ShareTotals};
+use crate::gpus::gpu_plan::{Counters, DeviceKind, PlannedDevice};
+use crate::gpus::inventory::NodeInventory;
+use crate::node::options::{Scheduling, UnhealthyEffect};
 
 /// Maximum length of a string attribute (`DeviceAttributeMaxValueLength`).
 const MAX_ATTRIBUTE_BYTES: usize = 64;

@@ -16,9 +16,9 @@ use k8s_openapi::api::resource::v1::{CounterSet, Device, ResourceClaim, Resource
 use tokio::time::Instant;
 
 use super::{Pool, SliceContent, device};
-use crate::capacity::{MIB, ShareTotals, UnavailableReason};
-use crate::gpu_plan::{DeviceKind, GpuPlan};
-use crate::inventory::NodeInventory;
+use crate::gpus::capacity::{MIB, ShareTotals, UnavailableReason};
+use crate::gpus::gpu_plan::{DeviceKind, GpuPlan};
+use crate::gpus::inventory::NodeInventory;
 
 /// Default time between tainting and withdrawal. An allocation that was computed before the taint is written by then.
 pub const GRACE: Duration = Duration::from_secs(300);

@@ -9,11 +9,11 @@ use drava_nvml::GpuUuid;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
-use crate::capacity;
-use crate::claim::ShareId;
 use crate::gpu_health::HealthByGpu;
 use crate::gpu_health::state::Fault;
-use crate::inventory::NodeInventory;
+use crate::gpus::capacity;
+use crate::gpus::inventory::NodeInventory;
+use crate::node::claim::ShareId;
 use crate::prepare::record::ClaimRecord;
 use crate::prepare::{Access, Partition, Prepared, Share};
 

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use drava_api::config::Enforcement;
 use drava_dra_driver::agent::{Agent, Config, Finding};
-use drava_dra_driver::claim::{ClaimUid, ShareId};
-use drava_dra_driver::mounts::MountedShare;
+use drava_dra_driver::node::claim::{ClaimUid, ShareId};
+use drava_dra_driver::node::mounts::MountedShare;
 use drava_vgpu_abi::contention::OwnTime;
 use drava_vgpu_abi::page::{NOTIFY_OFFSET, OWN_TIME_OFFSET, WINDOW_OFFSET, YIELD_UNTIL_OFFSET};
 use drava_vgpu_abi::{

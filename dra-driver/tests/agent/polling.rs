@@ -1,7 +1,7 @@
 //! How often the agent reads regions, counted in virtual time.
 
 use drava_dra_driver::agent::node::nvml_observer::{Observation, ObservedProcess};
-use drava_dra_driver::process::ProcessInfo;
+use drava_dra_driver::node::process::ProcessInfo;
 use drava_vgpu_abi::ledger::Owner;
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits};
 use gpu_tenants::{TestBed, library};

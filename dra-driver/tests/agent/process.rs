@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-use drava_dra_driver::process::Processes;
+use drava_dra_driver::node::process::Processes;
 
 /// A child that reads until its standard input is closed.
 struct Reader(Child);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use drava_dra_driver::agent::Agent;
 use drava_dra_driver::agent::node::nvml_observer::{Observation, ObservedProcess};
-use drava_dra_driver::process::ProcessInfo;
+use drava_dra_driver::node::process::ProcessInfo;
 use drava_nvml::GpuUuid;
 use drava_vgpu_abi::ledger::Owner;
 use drava_vgpu_abi::region::{Header, REGION_ABI_VERSION, REGION_MAGIC, SLOTS_OFFSET, Slot};

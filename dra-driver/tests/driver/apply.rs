@@ -4,9 +4,9 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 
 use drava_cdi::Spec;
-use drava_dra_driver::artifacts::Artifact;
-use drava_dra_driver::claim::ShareId;
-use drava_dra_driver::inventory::numbers;
+use drava_dra_driver::gpus::inventory::numbers;
+use drava_dra_driver::node::artifacts::Artifact;
+use drava_dra_driver::node::claim::ShareId;
 use drava_dra_driver::prepare::apply::{Environment, Failure, partitions};
 use drava_vgpu_abi::{REGION_SIZE, page};
 

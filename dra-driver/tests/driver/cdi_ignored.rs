@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::PathBuf;
 
-use drava_dra_driver::claim::ShareId;
-use drava_dra_driver::injection;
-use drava_dra_driver::pods::PodRef;
+use drava_dra_driver::node::claim::ShareId;
+use drava_dra_driver::repair::injection;
+use drava_dra_driver::report::pods::PodRef;
 use k8s_openapi::api::resource::v1::ResourceClaimConsumerReference;
 use serde_json::{Value, json};
 

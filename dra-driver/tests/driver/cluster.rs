@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use drava_dra_driver::conditions::{Condition, Conditions};
 use drava_dra_driver::driver::{self, Config, RunError};
 use drava_dra_driver::gpu_health::state::Rules;
-use drava_dra_driver::inventory::Source;
-use drava_dra_driver::options::{Delivery, Scheduling, UnhealthyEffect};
-use drava_dra_driver::profile::{Guard, Intervals};
-use drava_dra_driver::selinux::Labels;
+use drava_dra_driver::gpus::inventory::Source;
+use drava_dra_driver::node::options::{Delivery, Scheduling, UnhealthyEffect};
+use drava_dra_driver::node::selinux::Labels;
+use drava_dra_driver::publish::profile::{Guard, Intervals};
+use drava_dra_driver::report::conditions::{Condition, Conditions};
 use drava_fake_kubelet::{Claim, FakeKubelet, Plugin};
 use drava_nvml::{
     EventSource, GpuError, GpuInstance, GpuLibrary, GpuUuid, Inventory, InventoryError, Memory,

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use drava_dra_driver::conditions::Condition;
 use drava_dra_driver::driver::Config;
-use drava_dra_driver::profile::Guard;
+use drava_dra_driver::publish::profile::Guard;
+use drava_dra_driver::report::conditions::Condition;
 use drava_fake_kubelet::Plugin;
 use serde_json::json;
 

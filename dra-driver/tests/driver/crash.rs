@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use drava_cdi::Spec;
-use drava_dra_driver::claim::{ClaimUid, ShareId};
+use drava_dra_driver::node::claim::{ClaimUid, ShareId};
 use drava_dra_driver::prepare::effects::{EffectError, Effects, Ensured, NodeEffects};
 use drava_dra_driver::prepare::liveness::Liveness;
 use drava_dra_driver::prepare::record::{ClaimRecord, Loaded};

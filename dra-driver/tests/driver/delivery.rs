@@ -4,8 +4,8 @@ use std::fs;
 use std::path::PathBuf;
 
 use drava_cdi::{ContainerEdits, Spec};
-use drava_dra_driver::artifacts::{Artifact, Stubs};
-use drava_dra_driver::options::Delivery as Mode;
+use drava_dra_driver::node::artifacts::{Artifact, Stubs};
+use drava_dra_driver::node::options::Delivery as Mode;
 use drava_dra_driver::prepare::Delivery;
 use drava_dra_driver::prepare::apply::Environment;
 use drava_dra_driver::prepare::record::{ClaimRecord, Loaded};

@@ -32,7 +32,7 @@ async fn count_writes() {
     let kubelet = FakeKubelet::start(&node.paths.kubelet_dir).unwrap();
     let api = ApiServer::start(NODE).await;
     api.put_claim(&claim(1, &[Share(0, "1Gi", "0"), Share(1, "1Gi", "0")]));
-    let log = [("RUST_LOG", "drava_dra_driver::files=trace")];
+    let log = [("RUST_LOG", "drava_dra_driver::node::files=trace")];
     let driver = DriverProcess::start(&node, &api, &log);
     let plugin = kubelet.register("gpu.drava.dev").await.unwrap();
     driver.await_ready().await;

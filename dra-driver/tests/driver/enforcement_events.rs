@@ -3,9 +3,9 @@
 use std::fs::{self, OpenOptions};
 
 use drava_api::metric::driver as table;
-use drava_dra_driver::claim::ShareId;
 use drava_dra_driver::driver::Config;
-use drava_dra_driver::mounts::ClaimsMount;
+use drava_dra_driver::node::claim::ShareId;
+use drava_dra_driver::node::mounts::ClaimsMount;
 use drava_nvml::{Process, ProcessKind, ProcessMemory};
 use serde_json::json;
 

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use drava_dra_driver::claim::{ClaimRef, ClaimUid};
-use drava_dra_driver::coexistence::OtherOwners;
-use drava_dra_driver::inventory::NodeInventory;
+use drava_dra_driver::gpus::coexistence::OtherOwners;
+use drava_dra_driver::gpus::inventory::NodeInventory;
+use drava_dra_driver::node::claim::{ClaimRef, ClaimUid};
 use drava_nvml::{
     AddressingMode, ComputeCapability, ComputeMode, CudaVersion, Fabric, Gpu, GpuUuid, Inventory,
     Memory, Mig, MigProfile, MigVariant, Placement,

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use drava_dra_driver::conditions::Condition;
+use drava_dra_driver::report::conditions::Condition;
 
 use crate::api_server::eventually;
 use crate::cluster::TestCluster;

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::Write as _;
 use std::os::unix::fs::MetadataExt as _;
 
-use drava_dra_driver::claim::ShareId;
+use drava_dra_driver::node::claim::ShareId;
 use drava_dra_driver::prepare::effects::{Effects as _, Ensured, KernelTmpfs, Tmpfs as _};
 use drava_vgpu_abi::REGION_SIZE;
 

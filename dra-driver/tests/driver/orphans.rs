@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use drava_dra_driver::prepare::liveness::{Evidence, Liveness};
-use drava_dra_driver::reconcile::{self, Action, NodeState, Presence, RemovalReason};
+use drava_dra_driver::repair::reconcile::{self, Action, NodeState, Presence, RemovalReason};
 
 use crate::fixture::claim_ref;
 

@@ -1,7 +1,7 @@
 //! Conflicts of a claim with prepared claims: a pure function.
 
-use drava_dra_driver::claim::ClaimRef;
-use drava_dra_driver::inventory::NodeInventory;
+use drava_dra_driver::gpus::inventory::NodeInventory;
+use drava_dra_driver::node::claim::ClaimRef;
 use drava_dra_driver::prepare::overcommit::{self, Conflict};
 use drava_dra_driver::prepare::plan;
 use drava_dra_driver::prepare::{Access, Prepared};

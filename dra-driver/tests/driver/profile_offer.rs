@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use drava_api::config::{ComputePolicy, Enforcement, MemoryPolicy};
 use drava_api::node_profile::{GpuIdentity, GpuNodeProfile, NodeSettings};
-use drava_dra_driver::capacity::UnavailableReason;
 use drava_dra_driver::gpu_health::HealthByGpu;
 use drava_dra_driver::gpu_health::state::{Fault, GpuHealth};
-use drava_dra_driver::inventory::NodeInventory;
+use drava_dra_driver::gpus::capacity::UnavailableReason;
+use drava_dra_driver::gpus::inventory::NodeInventory;
 use drava_dra_driver::prepare::{overcommit, plan};
 use drava_dra_driver::publish::retained::{PublishedGpus, Reason, Retained};
 use drava_dra_driver::publish::{self, Features, Pool};

@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use drava_dra_driver::capacity::{self, UnavailableReason};
 use drava_dra_driver::gpu_health::HealthByGpu;
-use drava_dra_driver::inventory::NodeInventory;
-use drava_dra_driver::options::{Scheduling, UnhealthyEffect};
+use drava_dra_driver::gpus::capacity::{self, UnavailableReason};
+use drava_dra_driver::gpus::inventory::NodeInventory;
+use drava_dra_driver::node::options::{Scheduling, UnhealthyEffect};
 use drava_dra_driver::publish::diff::{Change, Owner, changes, dropped, same};
 use drava_dra_driver::publish::{self, Features, Pool, SliceContent, TaintPolicy};
 use drava_nvml::{ComputeCapability, ComputeMode, GpuUuid, Memory, Mig};

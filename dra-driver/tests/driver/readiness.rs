@@ -3,9 +3,9 @@
 use std::fs;
 use std::time::Duration;
 
-use drava_dra_driver::conditions::Condition;
 use drava_dra_driver::driver::Config;
-use drava_dra_driver::inventory::Source;
+use drava_dra_driver::gpus::inventory::Source;
+use drava_dra_driver::report::conditions::Condition;
 use serde_json::{Value, json};
 
 use crate::api_server::eventually;

@@ -6,10 +6,10 @@ use std::os::unix::fs::{FileTypeExt as _, symlink};
 use std::path::Path;
 use std::time::Duration;
 
-use drava_dra_driver::conditions::Condition;
 use drava_dra_driver::driver::Config;
-use drava_dra_driver::inventory::Source;
-use drava_dra_driver::lock::Locks;
+use drava_dra_driver::gpus::inventory::Source;
+use drava_dra_driver::node::lock::Locks;
+use drava_dra_driver::report::conditions::Condition;
 use serde_json::json;
 use simulator_machine::description::H100X2;
 use simulator_machine::testing::Machine;

@@ -1,6 +1,6 @@
 //! The numbers of `docs/recipes.md`, computed from the charge of a context.
 
-use drava_dra_driver::capacity::{MIB, driver_reserve_bytes};
+use drava_dra_driver::gpus::capacity::{MIB, driver_reserve_bytes};
 use drava_nvml::{ComputeCapability, Gpu};
 
 use crate::fixture::h100x2;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use drava_dra_driver::gpu_health::HealthByGpu;
-use drava_dra_driver::inventory::NodeInventory;
+use drava_dra_driver::gpus::inventory::NodeInventory;
 use drava_dra_driver::publish::diff::{Change, changes};
 use drava_dra_driver::publish::retained::PublishedGpus;
 use drava_dra_driver::publish::{self, Features, Pool};

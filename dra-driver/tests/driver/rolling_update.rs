@@ -4,10 +4,10 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use drava_dra_driver::conditions::Condition;
 use drava_dra_driver::driver::Config;
-use drava_dra_driver::inventory::Source;
-use drava_dra_driver::lock::Locks;
+use drava_dra_driver::gpus::inventory::Source;
+use drava_dra_driver::node::lock::Locks;
+use drava_dra_driver::report::conditions::Condition;
 
 use crate::api_server::eventually;
 use crate::cluster::{TestCluster, free_address, get, kubelet_claim, prepare_error};

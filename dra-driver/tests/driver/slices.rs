@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use drava_dra_driver::conditions::Condition;
 use drava_dra_driver::driver::Config;
-use drava_dra_driver::inventory::Source;
+use drava_dra_driver::gpus::inventory::Source;
+use drava_dra_driver::report::conditions::Condition;
 use drava_fake_kubelet::{DeviceHealth, HealthStatus};
 use futures::StreamExt as _;
 use serde_json::{Value, json};
@@ -183,14 +183,15 @@ async fn taints_lost_gpu_until_it_returns() {
     let cluster = TestCluster::new().await;
     let (_running, plugin) = cluster.start_ready().await;
     let mut stream = plugin.watch_health().await.unwrap();
-    let health = |message: &drava_dra_driver::proto::health_v1::NodeWatchResourcesResponse,
-                  name: &str| {
-        let device = message
-            .devices
-            .iter()
-            .find(|device| device.device.as_ref().unwrap().device_name == name);
-        device.unwrap().health()
-    };
+    let health =
+        |message: &drava_dra_driver::kubelet::proto::health_v1::NodeWatchResourcesResponse,
+         name: &str| {
+            let device = message
+                .devices
+                .iter()
+                .find(|device| device.device.as_ref().unwrap().device_name == name);
+            device.unwrap().health()
+        };
     let first = stream.next().await.unwrap().unwrap();
     assert_eq!(first.devices.len(), 4);
     assert_eq!(health(&first, "gpu-1-vgpu"), HealthStatus::Healthy);

@@ -14,21 +14,25 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use drava_dra_driver::proto::dra_v1::dra_plugin_client::DraPluginClient;
-use drava_dra_driver::proto::dra_v1::{NodePrepareResourcesRequest, NodeUnprepareResourcesRequest};
-use drava_dra_driver::proto::health_v1::dra_resource_health_client::DraResourceHealthClient;
-use drava_dra_driver::proto::health_v1::{NodeWatchResourcesRequest, NodeWatchResourcesResponse};
-use drava_dra_driver::proto::health_v1alpha1::dra_resource_health_client::DraResourceHealthClient as DraResourceHealthClientV1alpha1;
-use drava_dra_driver::proto::registration::registration_client::RegistrationClient;
-use drava_dra_driver::proto::registration::{InfoRequest, PluginInfo, RegistrationStatus};
+use drava_dra_driver::kubelet::proto::dra_v1::dra_plugin_client::DraPluginClient;
+use drava_dra_driver::kubelet::proto::dra_v1::{
+    NodePrepareResourcesRequest, NodeUnprepareResourcesRequest,
+};
+use drava_dra_driver::kubelet::proto::health_v1::dra_resource_health_client::DraResourceHealthClient;
+use drava_dra_driver::kubelet::proto::health_v1::{
+    NodeWatchResourcesRequest, NodeWatchResourcesResponse,
+};
+use drava_dra_driver::kubelet::proto::health_v1alpha1::dra_resource_health_client::DraResourceHealthClient as DraResourceHealthClientV1alpha1;
+use drava_dra_driver::kubelet::proto::registration::registration_client::RegistrationClient;
+use drava_dra_driver::kubelet::proto::registration::{InfoRequest, PluginInfo, RegistrationStatus};
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tonic::Streaming;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tower::service_fn;
 
-pub use drava_dra_driver::proto::dra_v1::{Claim, Device};
-pub use drava_dra_driver::proto::health_v1::{DeviceHealth, HealthStatus};
+pub use drava_dra_driver::kubelet::proto::dra_v1::{Claim, Device};
+pub use drava_dra_driver::kubelet::proto::health_v1::{DeviceHealth, HealthStatus};
 
 /// Time-out for the registration of a plugin.
 const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(30);

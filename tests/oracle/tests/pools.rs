@@ -12,8 +12,8 @@ use std::io::Write as _;
 use drava_api::node_profile::{GpuSettings, Mode, NodeSettings};
 use drava_cluster::Kubernetes;
 use drava_dra_driver::gpu_health::HealthByGpu;
-use drava_dra_driver::inventory::NodeInventory;
-use drava_dra_driver::options::{Scheduling, UnhealthyEffect};
+use drava_dra_driver::gpus::inventory::NodeInventory;
+use drava_dra_driver::node::options::{Scheduling, UnhealthyEffect};
 use drava_dra_driver::publish::{self, Features, Pool, SliceContent, TaintPolicy};
 use drava_nvml::{GpuLibrary as _, Library, Mig, find};
 use drava_oracle::program::{self, Program};
@@ -37,7 +37,7 @@ fn first_gpu(yaml: &str) -> NodeInventory {
         pcie_roots: BTreeMap::new(),
         foreign_instances: BTreeMap::new(),
         settings: None,
-        other_owners: drava_dra_driver::coexistence::OtherOwners::default(),
+        other_owners: drava_dra_driver::gpus::coexistence::OtherOwners::default(),
         retained_totals: BTreeMap::new(),
     }
 }

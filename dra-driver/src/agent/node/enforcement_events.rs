@@ -14,12 +14,12 @@ use tokio_util::sync::CancellationToken;
 use crate::agent::policy::detection::{SuspectedViolation, ViolationChange, ViolationKind};
 use crate::agent::policy::share_metrics::ShareViolation;
 use crate::agent::{Finding, FindingKind};
-use crate::claim::{ClaimRef, ClaimUid, ShareId};
-use crate::claims::{ClaimService, blocking};
-use crate::inventory::State;
-use crate::pods::{PodRef, reserving_pods};
+use crate::gpus::inventory::State;
+use crate::kubelet::claims::{ClaimService, blocking};
+use crate::node::claim::{ClaimRef, ClaimUid, ShareId};
 use crate::prepare::effects::Effects;
 use crate::prepare::record::{ClaimRecord, Loaded};
+use crate::report::pods::{PodRef, reserving_pods};
 use crate::report::{Injection, Subject, Violation};
 
 const MIB: u64 = 1 << 20;

@@ -16,7 +16,7 @@ use crate::agent::policy::control::{ActivityChange, Controller, Decision, Entitl
 use crate::agent::policy::detection::ViolationTracker;
 use crate::agent::policy::priority::{PriorityArbiter, ShareState};
 use crate::agent::policy::schedule::GpuState;
-use crate::process::Processes;
+use crate::node::process::Processes;
 
 mod scan;
 

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use drava_nvml::{GpuLibrary, GpuUuid, ProcessMemory};
 
-use crate::inventory::OpenLibrary;
-use crate::process::{ProcessInfo, Processes};
+use crate::gpus::inventory::OpenLibrary;
+use crate::node::process::{ProcessInfo, Processes};
 
 /// Time between two process lists. Detection within a second leaves a margin for the scan.
 pub const INTERVAL: Duration = Duration::from_millis(950);

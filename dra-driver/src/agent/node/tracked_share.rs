@@ -22,9 +22,9 @@ use crate::agent::policy::occupancy::Occupancy;
 use crate::agent::policy::reserve::{ProcessMemory, Reserve};
 use crate::agent::policy::share_metrics::{self, CounterTotals, ShareMetrics};
 use crate::agent::policy::usage_counters::UsageCounters;
-use crate::claim::{ClaimUid, ShareId};
-use crate::layout::Layout;
-use crate::mounts::MountedShare;
+use crate::node::claim::{ClaimUid, ShareId};
+use crate::node::layout::Layout;
+use crate::node::mounts::MountedShare;
 use crate::prepare::record::ClaimRecord;
 use crate::prepare::{Prepared, Share};
 

@@ -7,7 +7,7 @@ use drava_vgpu_abi::snapshot::ProcessUsage;
 
 use super::detection::{GpuProcess, RegionView, SuspectedViolation};
 use super::usage_counters::UsageCounters;
-use crate::claim::{ClaimUid, ShareId};
+use crate::node::claim::{ClaimUid, ShareId};
 
 /// Metrics of a share.
 #[derive(Debug, Clone, PartialEq, Eq)]

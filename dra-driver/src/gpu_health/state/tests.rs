@@ -1,6 +1,9 @@
 use std::collections::BTreeSet;
 
+use clap::Parser;
+
 use super::*;
+use crate::node::options::{Options, UnhealthyEffect};
 
 /// Answer of an NVIDIA driver that reports recovery actions.
 const ANSWER: Observation = Observation::Answer(Answer {
@@ -353,5 +356,35 @@ fn values_are_valid_taint_values() {
         let value = fault.value();
         let is_valid = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
         assert!(value.len() <= 63 && value.chars().all(is_valid), "{value}");
+    }
+}
+
+#[test]
+fn parses_rules_of_health() {
+    let parse = |options: &[&str]| {
+        let all = ["drava-dra-driver", "--node-name", "a"].iter();
+        Options::try_parse_from(all.chain(options)).map(|options| options.health)
+    };
+    let default = parse(&[]).unwrap();
+    assert_eq!(Rules::from(&default), Rules::default());
+    assert_eq!(default.unhealthy_effect, UnhealthyEffect::NoSchedule);
+    let set = parse(&[
+        "--xid-ignore=74,119",
+        "--xid-fatal=31",
+        "--health-recovery-window=90s",
+        "--unhealthy-effect=NoExecute",
+    ]);
+    let set = set.unwrap();
+    assert_eq!(set.unhealthy_effect.as_str(), "NoExecute");
+    let rules = Rules::from(&set);
+    assert_eq!(rules.recovery_window, Duration::from_secs(90));
+    assert!(rules.xids.class(31).is_fatal() && !rules.xids.class(74).is_fatal());
+    for bad in ["10", "m", "1d", "-1s", "99999999999999999999s"] {
+        let option = format!("--health-recovery-window={bad}");
+        let error = parse(&[&option]).unwrap_err();
+        assert!(
+            error.to_string().contains("90s, 10m or 1h"),
+            "{bad:?}: {error}"
+        );
     }
 }

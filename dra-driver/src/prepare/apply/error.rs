@@ -2,8 +2,8 @@
 
 use drava_nvml::Placement;
 
-use crate::claim::{ClaimRef, ClaimUid};
-use crate::lock::LockError;
+use crate::node::claim::{ClaimRef, ClaimUid};
+use crate::node::lock::LockError;
 use crate::prepare::effects::EffectError;
 use crate::prepare::overcommit::Conflict;
 use crate::prepare::plan::PlanError;

@@ -10,8 +10,8 @@ use drava_api::node_profile::Mode;
 use drava_nvml::{GpuUuid, Mig};
 
 use super::{Applier, Failure};
-use crate::gpu_plan::can_switch_mig_mode;
-use crate::inventory::NodeInventory;
+use crate::gpus::gpu_plan::can_switch_mig_mode;
+use crate::gpus::inventory::NodeInventory;
 use crate::prepare::effects::Effects;
 use crate::prepare::{Access, Prepared};
 

@@ -9,8 +9,8 @@ use drava_api::names;
 use drava_nvml::{GpuInstance, GpuUuid, Placement, Status};
 
 use super::{Applier, Failure, Origin};
-use crate::claim::ClaimUid;
-use crate::inventory::Recorded;
+use crate::gpus::inventory::Recorded;
+use crate::node::claim::ClaimUid;
 use crate::prepare::effects::{EffectError, Effects, Ensured};
 use crate::prepare::record::{
     ClaimRecord, Loaded, RecordError, RecordStore, instance_keys, partitions,

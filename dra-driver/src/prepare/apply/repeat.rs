@@ -1,8 +1,8 @@
 //! Checks of a repeated prepare: the claim or the GPUs changed since the record was written.
 
 use super::{Applier, Failure};
-use crate::claim::ClaimUid;
-use crate::inventory::NodeInventory;
+use crate::gpus::inventory::NodeInventory;
+use crate::node::claim::ClaimUid;
 use crate::prepare::Prepared;
 use crate::prepare::effects::Effects;
 use crate::prepare::liveness::Liveness;

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use rustix::mount::{MountFlags, UnmountFlags};
 
-use crate::selinux::Labels;
+use crate::node::selinux::Labels;
 
 /// Mount operations. Tests replace them, because they need CAP_SYS_ADMIN.
 pub trait Tmpfs: Send + Sync + 'static {

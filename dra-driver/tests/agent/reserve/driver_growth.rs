@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use drava_api::config::Enforcement;
 use drava_dra_driver::agent::Agent;
-use drava_dra_driver::capacity::driver_reserve_bytes;
+use drava_dra_driver::gpus::capacity::driver_reserve_bytes;
 use drava_vgpu_abi::Limits;
 use gpu_node::Node;
 use gpu_tenants::library;

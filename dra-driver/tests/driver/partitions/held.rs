@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::time::Duration;
 
-use drava_dra_driver::inventory::Source;
+use drava_dra_driver::gpus::inventory::Source;
 use drava_fake_kubelet::Plugin;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use simulator_machine::control::Command;

@@ -1,0 +1,8 @@
+//! The GPUs of the node: discovery, the devices and amounts that they offer, who else owns them.
+
+pub mod capacity;
+pub mod coexistence;
+pub mod device_files;
+pub mod gpu_plan;
+pub mod inventory;
+pub mod nvml_gate;
