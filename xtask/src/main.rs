@@ -5,6 +5,7 @@ mod cluster;
 mod codegen;
 mod demo;
 mod deploy;
+mod figures;
 mod gpu;
 mod image;
 mod test;
@@ -38,6 +39,8 @@ enum Task {
     Image(image::Args),
     /// Generate the checked-in sources, or check that they are fresh.
     Codegen(codegen::Args),
+    /// Print how large the crates are.
+    Figures(figures::Args),
 }
 
 fn main() -> ExitCode {
@@ -49,6 +52,7 @@ fn main() -> ExitCode {
         Task::Bench(args) => bench::run(&args),
         Task::Image(args) => image::run(args),
         Task::Codegen(args) => codegen::run(&args),
+        Task::Figures(args) => figures::run(&args),
     });
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
