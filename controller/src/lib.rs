@@ -31,7 +31,6 @@ mod pod;
 pub mod pod_condition;
 pub mod pod_group;
 mod queue;
-mod quota;
 pub mod status;
 pub mod uninstall;
 mod victims;

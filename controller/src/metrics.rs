@@ -25,13 +25,11 @@ use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::histogram::Histogram;
 
-use crate::action::EvictionOutcome;
+use crate::action::{EvictionCause, EvictionOutcome, Precedence};
 use crate::watches::Kind;
 
-mod evictions;
 mod namespace_usage;
 
-use evictions::EvictionCounters;
 pub use namespace_usage::NamespaceAmounts;
 use namespace_usage::NamespaceUsage;
 
@@ -456,6 +454,58 @@ impl NamespaceUsage {
 
 fn flag(is_set: bool) -> f64 {
     f64::from(u8::from(is_set))
+}
+
+/// Evictions for one cause.
+#[derive(Debug, Clone, Copy, Default)]
+struct Evictions {
+    evicted: u64,
+    failed: u64,
+}
+
+/// Preemptions and evictions of this replica.
+#[derive(Debug, Clone, Copy, Default)]
+struct EvictionCounters {
+    by_priority: u64,
+    by_guarantee: u64,
+    preemption: Evictions,
+    incomplete_gang: Evictions,
+}
+
+impl EvictionCounters {
+    /// Counts an outcome. A preemptor counts when a pod was evicted for it.
+    fn count(&mut self, outcome: &EvictionOutcome) {
+        let evictions = match &outcome.eviction.cause {
+            EvictionCause::Preemption(preemptor) => {
+                let preemptions = match preemptor.precedence {
+                    Precedence::Priority => &mut self.by_priority,
+                    Precedence::Guarantee => &mut self.by_guarantee,
+                };
+                *preemptions += u64::from(!outcome.evicted.is_empty());
+                &mut self.preemption
+            }
+            EvictionCause::IncompleteGang(_) => &mut self.incomplete_gang,
+        };
+        evictions.evicted += outcome.evicted.len() as u64;
+        evictions.failed += u64::from(outcome.failure.is_some());
+    }
+
+    fn encode(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let preemptions = [
+            ("priority", self.by_priority),
+            ("guarantee", self.by_guarantee),
+        ];
+        let preemptions = preemptions.map(|(precedence, count)| ([precedence], count as f64));
+        table::PREEMPTIONS.encode(encoder, preemptions)?;
+        let causes = [
+            ("preemption", self.preemption),
+            ("incomplete-gang", self.incomplete_gang),
+        ];
+        let evicted = causes.map(|(cause, evictions)| ([cause], evictions.evicted as f64));
+        table::EVICTIONS.encode(encoder, evicted)?;
+        let failed = causes.map(|(cause, evictions)| ([cause], evictions.failed as f64));
+        table::EVICTION_FAILURES.encode(encoder, failed)
+    }
 }
 
 #[cfg(test)]

@@ -27,10 +27,8 @@ use serde::de::DeserializeOwned;
 use crate::connection;
 use crate::pod_group::{PodGroupApi, PodGroupChange};
 
-mod definitions;
 mod pod_groups;
 mod served;
-mod taint_rules;
 
 /// Watched kinds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -270,9 +268,9 @@ pub fn all(client: &Client) -> SelectAll<BoxStream<'static, Observation>> {
         observe(client, Kind::Classes, plain(), keep, Observation::Class),
         observe(client, Kind::Slices, slices, keep, Observation::Slice),
         observe(client, Kind::Nodes, plain(), Node::trim, Observation::Node),
-        taint_rules::observe_served(client.clone()),
-        definitions::observe_served(client.clone(), Kind::Quotas, Observation::Quota),
-        definitions::observe_served(client.clone(), Kind::Policies, Observation::Policy),
+        served::observe_taint_rules(client.clone()),
+        served::observe_definition(client.clone(), Kind::Quotas, Observation::Quota),
+        served::observe_definition(client.clone(), Kind::Policies, Observation::Policy),
         observe(
             client,
             Kind::Namespaces,

@@ -8,15 +8,13 @@ use k8s_openapi::api::scheduling::v1beta1;
 use kube::{Client, CustomResource};
 use serde::{Deserialize, Serialize};
 
-use super::served::{is_served, once_then_pause};
+use super::served::{RETRY, is_served, once_then_pause};
 use super::{Kind, Observation, keep, observe};
 use crate::pod_group::{Disruption, GroupSpec, PodGroupApi, PodGroupChange};
 use crate::{connection, pod};
 
 /// Time between two checks whether an API is served by now.
 const RECHECK: Duration = Duration::from_secs(30);
-/// Time between two attempts to find that out.
-const RETRY: Duration = Duration::from_secs(2);
 
 /// `spec` of a PodGroup of Volcano, as far as it is needed.
 #[derive(CustomResource, Debug, Clone, Serialize, Deserialize)]
