@@ -8,9 +8,12 @@ use drava_api::quota::GpuQuota;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
 
-use crate::event::{PendingEvent, ReleaseReason};
-use crate::pod_condition::PodConditionUpdate;
-use crate::status::{StatusOutcome, StatusUpdate};
+use crate::action::event::{PendingEvent, ReleaseReason};
+use crate::action::status::{StatusOutcome, StatusUpdate};
+use crate::pods::pod_condition::PodConditionUpdate;
+
+pub mod event;
+pub mod status;
 
 /// An action of the planner.
 #[derive(Debug)]

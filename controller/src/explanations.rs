@@ -19,8 +19,8 @@ use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
 use kube::{Api, Client, ResourceExt};
 use tokio::task::JoinError;
 
-use crate::lease::Term;
-use crate::writes::FIELD_MANAGER;
+use crate::write::lease::Term;
+use crate::write::writes::FIELD_MANAGER;
 
 /// Time between two readings of the requests.
 const PERIOD: Duration = Duration::from_secs(2);

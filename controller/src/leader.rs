@@ -11,17 +11,17 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::action::event::PendingEvent;
 use crate::action::{Action, Outcome};
-use crate::claim;
-use crate::event::PendingEvent;
-use crate::event_publisher::EventPublisher;
-use crate::evictions::Evictor;
-use crate::health::Health;
-use crate::lease::Term;
-use crate::metrics::Metrics;
-use crate::planner::{DecisionTime, Planner, Settings};
-use crate::watches::{self, Observation};
-use crate::writes::{Timing, Writer};
+use crate::decide::planner::{DecisionTime, Planner, Settings};
+use crate::operate::health::Health;
+use crate::operate::metrics::Metrics;
+use crate::pods::claim;
+use crate::watch::{self, Observation};
+use crate::write::event_publisher::EventPublisher;
+use crate::write::evictions::Evictor;
+use crate::write::lease::Term;
+use crate::write::writes::{Timing, Writer};
 
 #[cfg(test)]
 mod model;
@@ -65,7 +65,7 @@ pub async fn lead(
     let health = Arc::clone(&executor.health);
     // Boxed: the future of the loop below needs no room for it.
     Box::pin(executor.writer.wait_until_holder(|| health.planning_runs())).await;
-    let mut observations = watches::all(watching);
+    let mut observations = watch::all(watching);
     metrics.set_leading(true);
     let mut report_at = Instant::now();
     let mut is_ready = false;

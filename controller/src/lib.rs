@@ -1,39 +1,30 @@
 //! The controller of managed mode: allocates the claims of pods that are pending for devices of this driver.
 //!
-//! Watches feed the [`planner`], a pure state machine; the [`leader`] executes its actions with [`writes`] and the
-//! [`event_publisher`]. Only the replica that holds the [`lease`] does so, and it starts from complete lists. Every replica
-//! serves the [`webhook`].
+//! | Module | Responsibility |
+//! |---|---|
+//! | [`pods`] | what the controller reads from pods, their gangs and their claims |
+//! | [`watch`] | watches of the objects that decisions need |
+//! | [`action`] | what is to be done, and what has become of it: allocations, evictions, events, statuses |
+//! | [`operate`] | probes and metrics |
+//! | [`decide`] | the planner, a pure state machine, with its queue and ledger |
+//! | [`write`] | writes to the API server, and the lease that admits them |
+//! | [`admit`] | the webhook: gate, check of config, translation of extended resources |
+//! | [`explanations`] | explanations of decisions in an object |
+//! | [`leader`] | the loop of the leading replica, from watches to writes |
+//! | [`command`] | options, and the removal of what is left in the cluster |
+//!
+//! Each module depends on those above it only, which a test checks. Only the replica that holds the lease decides, and it
+//! starts from complete lists. Every replica serves the webhook.
 
 pub mod action;
-pub mod allocation;
-mod claim;
-pub mod clock;
-pub mod compatibility;
-pub mod connection;
-pub mod event;
-pub mod event_deduplicator;
-pub mod event_publisher;
-pub mod evictions;
+pub mod admit;
+pub mod command;
+pub mod decide;
 pub mod explanations;
 #[cfg(test)]
 mod fixture;
-mod gang;
-pub mod health;
 pub mod leader;
-pub mod lease;
-mod ledger;
-mod live_pods;
-pub mod metrics;
-mod objects;
-pub mod options;
-pub mod planner;
-mod pod;
-pub mod pod_condition;
-pub mod pod_group;
-mod queue;
-pub mod status;
-pub mod uninstall;
-mod victims;
-pub mod watches;
-pub mod webhook;
-pub mod writes;
+pub mod operate;
+pub mod pods;
+pub mod watch;
+pub mod write;

@@ -23,15 +23,15 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Executor, decision_time, finished};
 use crate::action::Outcome;
-use crate::clock::Clock;
-use crate::event_publisher::EventPublisher;
-use crate::evictions::Evictor;
+use crate::decide::planner::{Planner, Settings};
 use crate::fixture::{class, node, object, slice};
-use crate::health::Health;
-use crate::lease::Term;
-use crate::planner::{Planner, Settings};
-use crate::watches::{Kind, Observation};
-use crate::writes::{Timing, Writer};
+use crate::operate::clock::Clock;
+use crate::operate::health::Health;
+use crate::watch::{Kind, Observation};
+use crate::write::event_publisher::EventPublisher;
+use crate::write::evictions::Evictor;
+use crate::write::lease::Term;
+use crate::write::writes::{Timing, Writer};
 
 mod random;
 mod server;

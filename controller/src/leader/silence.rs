@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::watches::{Kind, Observation};
+use crate::watch::{Kind, Observation};
 
 /// Longest time between two failures of a watch that works in no attempt: time-out and pause.
 const MAX_GAP: Duration = Duration::from_secs(120);

@@ -11,7 +11,7 @@ use drava_api::quota::GpuQuota;
 use drava_controller::action::{
     Action, AllocationJob, AllocationOutcome, Eviction, EvictionOutcome,
 };
-use drava_controller::planner::{DecisionTime, Planner, Settings};
+use drava_controller::decide::planner::{DecisionTime, Planner, Settings};
 use drava_packing::objects;
 use drava_packing::trace::TraceNode;
 use k8s_openapi::api::core::v1::Pod;

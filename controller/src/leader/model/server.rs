@@ -8,7 +8,7 @@ use http::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use crate::fixture::{claim, object, pod};
-use crate::watches::Observation;
+use crate::watch::Observation;
 
 use super::random::Random;
 

@@ -13,15 +13,15 @@ use serde_json::json;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::action::event::ReleaseReason;
 use crate::action::{
     Action, AllocationFailure, AllocationJob, AllocationOutcome, Outcome, Release, ReleaseOutcome,
 };
-use crate::event::ReleaseReason;
+use crate::decide::planner::{DecisionTime, Planner, Settings};
 use crate::fixture::{claim, class, node, object, pod, slice};
 use crate::leader::{count, finished};
-use crate::metrics::Metrics;
-use crate::planner::{DecisionTime, Planner, Settings};
-use crate::watches::{Kind, Observation};
+use crate::operate::metrics::Metrics;
+use crate::watch::{Kind, Observation};
 
 fn time() -> DecisionTime {
     DecisionTime {

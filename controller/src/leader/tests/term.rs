@@ -9,12 +9,12 @@ use kube::client::Body;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use crate::clock::Clock;
 use crate::fixture::{claim, response};
-use crate::health::Health;
 use crate::leader::lead;
 use crate::leader::model::settings;
-use crate::lease::Term;
+use crate::operate::clock::Clock;
+use crate::operate::health::Health;
+use crate::write::lease::Term;
 
 /// An API server that admits writes of this replica from its third dry run on.
 #[derive(Default)]
@@ -45,7 +45,7 @@ async fn dry_runs_before_lists() -> Vec<usize> {
             } else {
                 let dry_runs = server.dry_runs;
                 server.listed_after.push(dry_runs);
-                if server.listed_after.len() == crate::watches::Kind::ALL.len() {
+                if server.listed_after.len() == crate::watch::Kind::ALL.len() {
                     end.cancel();
                 }
                 (503, json!({}))

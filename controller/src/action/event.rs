@@ -1,0 +1,340 @@
+//! Events of the controller. Every event text and every release reason is defined here.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::time::Duration;
+
+use drava_allocator::explanation::Explanation;
+use drava_allocator::object::ObjectKey;
+use drava_allocator::placement::{ClaimPlacement, DevicePlacement};
+use drava_allocator::pool::PoolProblem;
+use drava_allocator::reason::bytes;
+use drava_allocator::usage::DeviceAccess;
+use drava_api::event::EventReason;
+use drava_api::listed::Unreadable;
+use drava_api::names;
+use k8s_openapi::api::core::v1::ObjectReference;
+
+use crate::watch::Kind;
+
+/// Maximum number of pods that an event names.
+const MAX_NAMES: usize = 5;
+
+/// An event to publish.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PendingEvent {
+    /// The object that the event regards.
+    pub regarding: ObjectReference,
+    /// Reason; determines the type.
+    pub reason: EventReason,
+    /// Text for the user.
+    pub message: String,
+}
+
+/// Why an allocation is released.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ReleaseReason {
+    /// No pod reserved the claim in time.
+    Unreserved {
+        /// Node of the devices.
+        node: String,
+        /// Time since the allocation was observed.
+        after: Duration,
+    },
+    /// Other claims of the gated pod, or of its gang, were not allocated in time.
+    Incomplete {
+        /// Node of the devices.
+        node: String,
+        /// Time since the allocation was observed.
+        after: Duration,
+    },
+    /// Another pod needs the devices, and the pod was not bound.
+    Preempted {
+        /// The other pod.
+        by: String,
+        /// Why it precedes.
+        why: String,
+    },
+    /// No pending pod references the claim.
+    NoPendingPod,
+    /// The node of the devices does not exist.
+    NodeDeleted {
+        /// The node.
+        node: String,
+    },
+    /// Another claim of the pod lost its allocation; the pod needs a common node for all claims.
+    SiblingReleased,
+    /// More of the GPU is allocated than it has, and this is the newest unreserved allocation.
+    Overcommitted {
+        /// UUID of the GPU.
+        gpu: String,
+    },
+}
+
+impl fmt::Display for ReleaseReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unreserved { node, after } => write!(
+                f,
+                "not reserved within {} s: kube-scheduler did not bind the pod to node {node}",
+                after.as_secs()
+            ),
+            Self::Incomplete { node, after } => write!(
+                f,
+                "the rest of the pod or its gang was not allocated within {} s after this claim on node {node}",
+                after.as_secs()
+            ),
+            Self::Preempted { by, why } => write!(f, "pod {by} needs the devices ({why})"),
+            Self::NoPendingPod => f.write_str("no pending pod references the claim"),
+            Self::NodeDeleted { node } => write!(f, "node {node} does not exist"),
+            Self::SiblingReleased => {
+                f.write_str("the allocation of another claim of the pod was released")
+            }
+            Self::Overcommitted { gpu } => write!(f, "GPU {gpu} is over-committed"),
+        }
+    }
+}
+
+impl PendingEvent {
+    /// A pod, or one of its claims, is unschedulable.
+    #[must_use]
+    pub fn unschedulable(regarding: ObjectReference, explanation: &Explanation) -> Self {
+        Self {
+            regarding,
+            reason: EventReason::GpuUnschedulable,
+            message: explanation.summary(),
+        }
+    }
+
+    /// A claim was allocated for a pod.
+    #[must_use]
+    pub fn allocated(
+        claim: ObjectReference,
+        placement: &ClaimPlacement,
+        placement_reason: &str,
+        node: &str,
+        pod: &str,
+    ) -> Self {
+        let devices: Vec<String> = placement
+            .devices
+            .iter()
+            .map(|placed| {
+                format!(
+                    "{} on {node}/{}",
+                    amounts(placed),
+                    placed.device.display_name()
+                )
+            })
+            .collect();
+        Self {
+            regarding: claim,
+            reason: EventReason::Allocated,
+            message: format!("{} for pod {pod}; {placement_reason}", devices.join(", ")),
+        }
+    }
+
+    /// The writes of an allocation failed.
+    #[must_use]
+    pub fn allocation_failed(pod: ObjectReference, message: String) -> Self {
+        Self {
+            regarding: pod,
+            reason: EventReason::AllocationFailed,
+            message,
+        }
+    }
+
+    /// The controller released the allocation of a claim.
+    #[must_use]
+    pub fn released(claim: ObjectReference, reason: &ReleaseReason) -> Self {
+        Self {
+            regarding: claim,
+            reason: EventReason::Released,
+            message: format!("released the allocation: {reason}"),
+        }
+    }
+
+    /// A pending pod lost an allocation.
+    #[must_use]
+    pub fn allocation_lost(pod: ObjectReference, claim: &str, node: &str) -> Self {
+        Self {
+            regarding: pod,
+            reason: EventReason::Released,
+            message: format!(
+                "claim {claim}: the allocation on node {node} was released, because the pod was not bound there; \
+                 allocating again, node {node} last"
+            ),
+        }
+    }
+
+    /// A pending pod lost an allocation to another pod; `why` says why that one precedes it.
+    #[must_use]
+    pub fn allocation_preempted(
+        pod: ObjectReference,
+        claim: &str,
+        node: &str,
+        (by, why): (&str, &str),
+    ) -> Self {
+        Self {
+            regarding: pod,
+            reason: EventReason::Preempted,
+            message: format!(
+                "the allocation of claim {claim} on {node} was released for pod {by} ({why}); the pod waits again"
+            ),
+        }
+    }
+
+    /// Pods, each with its priority, were evicted for a pod.
+    #[must_use]
+    pub fn preempting(preemptor: ObjectReference, evicted: &[(String, i32)]) -> Self {
+        let names: Vec<String> = evicted
+            .iter()
+            .take(MAX_NAMES)
+            .map(|(name, priority)| format!("{name} (priority {priority})"))
+            .collect();
+        let more = match evicted.len().saturating_sub(MAX_NAMES) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        Self {
+            regarding: preemptor,
+            reason: EventReason::Preempting,
+            message: format!("evicted {}{more}", names.join(", ")),
+        }
+    }
+
+    /// A pod was evicted for another one; `why` says why that one precedes it.
+    #[must_use]
+    pub fn preempted(victim: ObjectReference, preemptor: &str, why: &str) -> Self {
+        Self {
+            regarding: victim,
+            reason: EventReason::Preempted,
+            message: format!("evicted for pod {preemptor} ({why})"),
+        }
+    }
+
+    /// A pod cannot be evicted for another one.
+    #[must_use]
+    pub fn preemption_blocked(preemptor: ObjectReference, victim: &str, cause: &str) -> Self {
+        Self {
+            regarding: preemptor,
+            reason: EventReason::PreemptionBlocked,
+            message: format!("cannot evict pod {victim}: {cause}"),
+        }
+    }
+
+    /// A member of an incomplete gang was evicted.
+    #[must_use]
+    pub fn gang_evicted(member: ObjectReference, state: &str) -> Self {
+        Self {
+            regarding: member,
+            reason: EventReason::GangIncomplete,
+            message: format!("evicted, to give back the resources of an incomplete gang: {state}"),
+        }
+    }
+
+    /// A member of an incomplete gang cannot be evicted.
+    #[must_use]
+    pub fn gang_not_evicted(member: ObjectReference, cause: &str) -> Self {
+        Self {
+            regarding: member,
+            reason: EventReason::GangIncomplete,
+            message: format!("cannot evict this pod of an incomplete gang: {cause}"),
+        }
+    }
+
+    /// A claim shares a GPU of which more is allocated than it has. `user` is a pod that has reserved the claim, or the claim.
+    #[must_use]
+    pub fn overcommitted(
+        user: ObjectReference,
+        node: &str,
+        gpu: &str,
+        claims: &BTreeSet<ObjectKey>,
+    ) -> Self {
+        let names = claims.iter().take(MAX_NAMES);
+        let names: Vec<String> = names
+            .map(|(namespace, name)| format!("{namespace}/{name}"))
+            .collect();
+        let more = match claims.len().saturating_sub(MAX_NAMES) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        Self {
+            regarding: user,
+            reason: EventReason::GpuOvercommitted,
+            message: format!(
+                "GPU {gpu} on node {node}: more is allocated than the GPU has, to claims {}{more}",
+                names.join(", ")
+            ),
+        }
+    }
+
+    /// An object cannot be read.
+    #[must_use]
+    pub fn unreadable(kind: Kind, object: &Unreadable) -> Self {
+        let (api_version, object_kind) = kind.object_type();
+        let effect = match kind {
+            Kind::Claims => {
+                "its devices count as taken, and no other device of their pools is allocated"
+            }
+            _ => "it works without the object, or with the version that it read last",
+        };
+        Self {
+            regarding: ObjectReference {
+                api_version: Some(api_version.to_owned()),
+                kind: Some(object_kind.to_owned()),
+                namespace: object.metadata.namespace.clone(),
+                name: object.metadata.name.clone(),
+                uid: object.metadata.uid.clone(),
+                ..ObjectReference::default()
+            },
+            reason: EventReason::ObjectUnreadable,
+            message: format!(
+                "the controller cannot read the object: {}; {effect}; repair or delete it",
+                object.cause
+            ),
+        }
+    }
+
+    /// The pool of a node is excluded from allocation.
+    #[must_use]
+    pub fn pool_excluded(node: &str, pool: &str, problem: &PoolProblem) -> Self {
+        Self {
+            // As kubelet references a node: with the name as UID.
+            regarding: ObjectReference {
+                api_version: Some("v1".to_owned()),
+                kind: Some("Node".to_owned()),
+                uid: Some(node.to_owned()),
+                name: Some(node.to_owned()),
+                ..ObjectReference::default()
+            },
+            reason: EventReason::GpuPoolExcluded,
+            message: format!("pool {pool} is excluded from allocation: {problem}"),
+        }
+    }
+}
+
+/// Formats the amounts of an allocated device.
+fn amounts(placed: &DevicePlacement) -> String {
+    use names::capacity::{CORES, MEMORY};
+    match &placed.access {
+        DeviceAccess::Exclusive => {
+            let memory = placed
+                .device
+                .amount(MEMORY)
+                .map(|amount| format!(" with {} of memory", bytes(amount)));
+            format!(
+                "device {}{}",
+                placed.device.name,
+                memory.unwrap_or_default()
+            )
+        }
+        DeviceAccess::Admin(_) => format!("admin access to {}", placed.device.name),
+        DeviceAccess::Share(amounts) => {
+            let memory = amounts.get(MEMORY).copied().unwrap_or_default();
+            match amounts.get(CORES).filter(|cores| !cores.is_zero()) {
+                Some(cores) => format!("{} of memory and {cores}% of GPU time", bytes(memory)),
+                None => format!("{} of memory and best-effort GPU time", bytes(memory)),
+            }
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! Decisions: the planner with its queue and ledger.
+
+pub mod allocation;
+pub mod event_deduplicator;
+pub(crate) mod ledger;
+pub mod planner;
+pub(crate) mod queue;
+pub(crate) mod victims;

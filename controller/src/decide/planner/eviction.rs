@@ -1,0 +1,122 @@
+//! Outcomes of evictions, and the review of reservations.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::room::REVIEW_INTERVAL;
+use super::{DecisionTime, Planner};
+use crate::action::event::PendingEvent;
+use crate::action::{EvictionCause, EvictionOutcome, Victim};
+use crate::pods::pod::qualified_name;
+
+/// Time for which a pod that could not be evicted is not tried again.
+const PROTECTION: Duration = Duration::from_secs(60);
+
+impl Planner {
+    /// Observes the outcome of an eviction.
+    pub fn eviction_finished(&mut self, outcome: EvictionOutcome, now: Instant) {
+        let eviction = &outcome.eviction;
+        self.report_evicted(&eviction.cause, &outcome.evicted);
+        if let EvictionCause::Preemption(preemptor) = &eviction.cause {
+            self.commitments.preemptors.remove(&preemptor.uid);
+            for victim in &outcome.evicted {
+                let uid = victim.pod.uid.as_deref().unwrap_or_default();
+                if let Some(until) = self.commitments.evicted.get_mut(uid) {
+                    *until = Some(now + REVIEW_INTERVAL);
+                }
+            }
+            self.backlog.activate(&preemptor.uid);
+        }
+        let Some(failure) = outcome.failure else {
+            return;
+        };
+        for victim in &eviction.victims {
+            if !outcome.evicted.contains(victim) {
+                let uid = victim.pod.uid.as_deref().unwrap_or_default();
+                self.commitments.evicted.remove(uid);
+            }
+        }
+        let preemptor = match &eviction.cause {
+            EvictionCause::Preemption(preemptor) => preemptor,
+            EvictionCause::IncompleteGang(_) => {
+                let pod = failure.victim.pod;
+                self.reporter
+                    .state_events
+                    .push(PendingEvent::gang_not_evicted(pod, &failure.message));
+                return;
+            }
+        };
+        self.reporter
+            .state_events
+            .push(PendingEvent::preemption_blocked(
+                preemptor.pod.clone(),
+                &qualified_name(&failure.victim.pod),
+                &failure.message,
+            ));
+        let protected = failure.victim.pod.uid.unwrap_or_default();
+        self.backlog.protected.insert(protected, now + PROTECTION);
+        // The devices of evicted pods are given back, and other victims may be found.
+        self.reservation_unneeded(&preemptor.uid);
+        if let Some(pending) = self.backlog.queue.get_mut(&preemptor.uid) {
+            pending.back_off(now);
+        }
+    }
+
+    fn report_evicted(&mut self, cause: &EvictionCause, evicted: &[Victim]) {
+        match cause {
+            EvictionCause::Preemption(preemptor) => {
+                let names: Vec<(String, i32)> = evicted
+                    .iter()
+                    .map(|victim| (qualified_name(&victim.pod), victim.priority))
+                    .collect();
+                if !names.is_empty() {
+                    let event = PendingEvent::preempting(preemptor.pod.clone(), &names);
+                    self.reporter.write_events.push(event);
+                }
+                let name = qualified_name(&preemptor.pod);
+                for victim in evicted {
+                    let why = preemptor.why();
+                    let event = PendingEvent::preempted(victim.pod.clone(), &name, &why);
+                    self.reporter.write_events.push(event);
+                }
+            }
+            EvictionCause::IncompleteGang(state) => {
+                for victim in evicted {
+                    let event = PendingEvent::gang_evicted(victim.pod.clone(), state);
+                    self.reporter.write_events.push(event);
+                }
+            }
+        }
+    }
+
+    /// Decides again for the owners of reservations that are due for review, for pods that have waited for their delay, and
+    /// for all pods when a pod may be evicted again.
+    pub(super) fn review_reservations(&mut self, time: &DecisionTime) {
+        let now = time.instant;
+        self.commitments
+            .evicted
+            .retain(|_, until| until.is_none_or(|until| now < until));
+        self.world.ended_pods.review(&self.commitments.ledger, time);
+        let count = self.backlog.protected.len() + self.backlog.in_minimum_runtime.len();
+        self.backlog.protected.retain(|_, until| now < *until);
+        self.backlog
+            .in_minimum_runtime
+            .retain(|_, until| now < *until);
+        if self.backlog.protected.len() + self.backlog.in_minimum_runtime.len() < count {
+            self.backlog.queue.activate_all();
+        }
+        let delays = std::mem::take(&mut self.backlog.eviction_delays);
+        let (waiting, over) = delays.into_iter().partition(|(_, until)| now < *until);
+        self.backlog.eviction_delays = waiting;
+        let over: BTreeMap<String, Instant> = over;
+        let reviewed = self
+            .commitments
+            .ledger
+            .start_due_reviews(now, REVIEW_INTERVAL);
+        for uid in over.into_keys().chain(reviewed) {
+            self.backlog.activate(&uid);
+        }
+    }
+}

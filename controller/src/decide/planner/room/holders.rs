@@ -1,0 +1,303 @@
+//! Pods that hold devices, and the simulation of their end.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use drava_allocator::cluster::{Departure, Floors};
+use drava_allocator::object::ObjectKey;
+
+use super::RoomCause;
+use crate::decide::planner::decision::Group;
+use crate::decide::planner::{DecisionTime, Planner};
+use crate::decide::victims::Candidate;
+use crate::pods::claim;
+use crate::pods::gang::GangName;
+use crate::pods::live_pods::LivePod;
+use crate::pods::pod_group::Disruption;
+
+/// Nodes on which each pod holds devices, by its UID.
+pub(super) type NodesOfPod<'a> = BTreeMap<&'a str, Vec<&'a str>>;
+
+/// The members of gangs that end together, the oldest first.
+type MembersOfGangs<'a> = BTreeMap<&'a GangName, Vec<(&'a str, &'a LivePod)>>;
+
+/// Which pods hold what.
+pub(super) struct Holders {
+    /// UIDs of the pods that use an allocated claim.
+    pub(super) consumers: BTreeMap<ObjectKey, BTreeSet<String>>,
+    /// Pods that may end, by the node of their devices.
+    pub(super) candidates: BTreeMap<String, Vec<Candidate>>,
+}
+
+impl Holders {
+    /// Returns the number of pods that hold devices, a pod of several nodes once for each: the work to find them.
+    pub(super) fn len(&self) -> u64 {
+        let claims = self.consumers.values().map(BTreeSet::len);
+        let candidates = self.candidates.values().flatten();
+        let pods = candidates.map(|candidate| candidate.pods.len());
+        u64::try_from(claims.chain(pods).sum::<usize>()).unwrap_or(u64::MAX)
+    }
+
+    /// Returns the nodes on which each pod that may end holds devices.
+    pub(super) fn nodes_of_pod(&self) -> NodesOfPod<'_> {
+        let mut nodes = NodesOfPod::new();
+        for (node, candidates) in &self.candidates {
+            for uid in candidates
+                .iter()
+                .flat_map(|candidate| candidate.pods.keys())
+            {
+                nodes.entry(uid).or_default().push(node);
+            }
+        }
+        nodes
+    }
+}
+
+impl Planner {
+    /// Returns the guaranteed usage of other tenants, and removes the pods whose end would lower it.
+    pub(super) fn protect_guarantees(
+        &mut self,
+        group: &Group,
+        ending: &BTreeSet<String>,
+        holders: &mut Holders,
+    ) -> Floors {
+        let Some(first) = group.requests.first() else {
+            return Floors::default();
+        };
+        self.presume_ended(holders, ending);
+        let namespace = self.namespace_of(&first.pod_request.uid);
+        let floors = self.world.cluster.floors(&namespace);
+        if !floors.is_empty() {
+            let mut candidates = std::mem::take(&mut holders.candidates);
+            for candidates in candidates.values_mut() {
+                let mut keeps = |pods: BTreeSet<String>| {
+                    let gone = self.presume_also_ended(holders, &pods);
+                    let keeps = self.world.cluster.keeps(&floors);
+                    self.world.cluster.presume_back(&gone);
+                    keeps
+                };
+                let pods_of = |candidate: &Candidate| candidate.pods.keys().cloned().collect();
+                // Fewer pods lower the usage less.
+                let all: Vec<BTreeSet<String>> = candidates.iter().map(pods_of).collect();
+                if !keeps(all.into_iter().flatten().collect()) {
+                    candidates.retain(|candidate| keeps(pods_of(candidate)));
+                }
+            }
+            holders.candidates = candidates;
+        }
+        floors
+    }
+
+    /// Presumes that exactly these pods have ended: a claim is released when all pods that use it have.
+    pub(super) fn presume_ended(&mut self, holders: &Holders, ended: &BTreeSet<String>) {
+        self.world.cluster.presume_gone(&Departure::default());
+        self.presume_also_ended(holders, ended);
+    }
+
+    /// Presumes that these pods have ended as well. Returns what is gone because of them.
+    pub(super) fn presume_also_ended(
+        &mut self,
+        holders: &Holders,
+        ended: &BTreeSet<String>,
+    ) -> Departure {
+        let gone = &self.world.cluster.presumed_gone().pods;
+        let also = ended.difference(gone).cloned().collect();
+        let is_gone = |uid: &String| gone.contains(uid) || ended.contains(uid);
+        let claims = self.claims_of(&also).filter(|key| {
+            let consumers = holders.consumers.get(*key);
+            consumers.is_some_and(|consumers| consumers.iter().all(is_gone))
+        });
+        let also = Departure {
+            claims: claims.cloned().collect(),
+            pods: also,
+        };
+        self.world.cluster.presume_also_gone(&also);
+        also
+    }
+
+    /// Presumes that these pods have not ended. Returns what is not gone because of them.
+    pub(super) fn presume_running(&mut self, pods: &BTreeSet<String>) -> Departure {
+        let gone = self.world.cluster.presumed_gone();
+        let pods = pods.intersection(&gone.pods).cloned().collect();
+        let claims = self.claims_of(&pods);
+        let back = Departure {
+            claims: claims
+                .filter(|key| gone.claims.contains(*key))
+                .cloned()
+                .collect(),
+            pods,
+        };
+        self.world.cluster.presume_back(&back);
+        back
+    }
+
+    /// Returns the claims of pods that hold devices or have held them.
+    fn claims_of(&self, pods: &BTreeSet<String>) -> impl Iterator<Item = &ObjectKey> {
+        let claims = pods
+            .iter()
+            .filter_map(|uid| match self.world.live_pods.get(uid) {
+                Some(pod) => Some(pod.claims.as_slice()),
+                None => self.world.ended_pods.claims(uid),
+            });
+        claims.flatten()
+    }
+
+    /// Returns which pods use the allocated claims, and which of them may end.
+    pub(super) fn holders(
+        &self,
+        group: &Group,
+        ending: &BTreeSet<String>,
+        cause: RoomCause,
+        priority_of: impl Fn(&LivePod) -> Option<i32>,
+        time: &DecisionTime,
+    ) -> Holders {
+        let mut consumers: BTreeMap<ObjectKey, BTreeSet<String>> = BTreeMap::new();
+        let mut pods_on: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
+        for (key, claim) in self.commitments.ledger.claims() {
+            let nodes: BTreeSet<&str> = self.world.cluster.nodes_of(key).collect();
+            if nodes.is_empty() {
+                continue;
+            }
+            let mut uids: BTreeSet<String> = claim::consumers(claim).map(str::to_owned).collect();
+            for gang in claim::consuming_gangs(claim) {
+                uids.extend(
+                    self.world
+                        .live_pods
+                        .members(&gang)
+                        .map(|(uid, _)| uid.to_owned()),
+                );
+            }
+            if uids.is_empty() {
+                // A tenant can write any UID into the annotation.
+                let pod = claim::allocated_for(claim).filter(|uid| self.references(uid, key));
+                uids.extend(pod.map(str::to_owned));
+                uids.extend(self.backlog.queue.users_of(key));
+            }
+            for node in nodes {
+                pods_on
+                    .entry(node)
+                    .or_default()
+                    .extend(uids.iter().cloned());
+            }
+            consumers.insert(key.clone(), uids);
+        }
+        // Members of gangs without claims hold the other resources of their nodes.
+        let members = self.world.live_pods.iter();
+        for (uid, _) in members.filter(|(_, pod)| pod.is_bound && pod.claims.is_empty()) {
+            if let Some(node) = self.world.cluster.node_of_pod(uid) {
+                pods_on.entry(node).or_default().insert(uid.to_owned());
+            }
+        }
+        let requests = group.requests.iter();
+        let own: BTreeSet<&str> = requests
+            .map(|request| request.pod_request.uid.as_str())
+            .collect();
+        let is_protected = |uid: &str| {
+            let until = self.backlog.protected.get(uid);
+            until.is_some_and(|until| time.instant < *until)
+                || cause != RoomCause::Wait && self.backlog.in_minimum_runtime.contains_key(uid)
+        };
+        let mut gangs = MembersOfGangs::new();
+        let mut candidates: BTreeMap<String, Vec<Candidate>> = BTreeMap::new();
+        for (node, uids) in pods_on {
+            let mut seen: BTreeSet<Vec<&str>> = BTreeSet::new();
+            for uid in &uids {
+                let unit = self.unit(uid, &mut gangs);
+                let is_deleted = |(_, pod): &(&str, &LivePod)| pod.grace_period_end.is_some();
+                // Of a pod that is not bound, the allocation is released: not one that is being written or reserved.
+                let is_in_motion = |(_, pod): &(&str, &LivePod)| {
+                    !pod.is_bound
+                        && !pod
+                            .claims
+                            .iter()
+                            .all(|key| self.commitments.ledger.can_be_freed(key))
+                };
+                if ending.contains(uid)
+                    || unit.iter().any(is_deleted)
+                    || cause != RoomCause::Wait && unit.iter().any(is_in_motion)
+                    || unit
+                        .iter()
+                        .any(|(uid, _)| own.contains(uid) || is_protected(uid))
+                    || !seen.insert(unit.iter().map(|(uid, _)| *uid).collect())
+                {
+                    continue;
+                }
+                let priorities: Option<Vec<i32>> =
+                    unit.iter().map(|(_, pod)| priority_of(pod)).collect();
+                if let Some(priority) = priorities.and_then(|all| all.into_iter().max()) {
+                    candidates
+                        .entry(node.to_owned())
+                        .or_default()
+                        .push(Candidate {
+                            pods: unit
+                                .iter()
+                                .map(|(uid, pod)| ((*uid).to_owned(), pod.created))
+                                .collect(),
+                            priority,
+                        });
+                }
+            }
+        }
+        Holders {
+            consumers,
+            candidates,
+        }
+    }
+
+    /// Returns the pods that end with this one: the members of its gang that hold devices or are bound. The newest members
+    /// beyond the number that the gang needs end alone, unless its PodGroup says otherwise.
+    fn unit<'s>(
+        &'s self,
+        uid: &str,
+        gangs: &mut MembersOfGangs<'s>,
+    ) -> Vec<(&'s str, &'s LivePod)> {
+        let Some((uid, pod)) = self.world.live_pods.get_key_value(uid) else {
+            return Vec::new();
+        };
+        match &pod.gang {
+            None => vec![(uid, pod)],
+            Some(gang) => {
+                if pod.disruption == Disruption::Single {
+                    return vec![(uid, pod)];
+                }
+                let members = gangs
+                    .entry(gang)
+                    .or_insert_with(|| self.ending_together(gang));
+                let mut elastic = members.iter().skip(pod.gang_min.unwrap_or(1));
+                let mut is_elastic = || elastic.any(|(member, _)| *member == uid);
+                if pod.disruption == Disruption::Elastic && is_elastic() {
+                    return vec![(uid, pod)];
+                }
+                members.clone()
+            }
+        }
+    }
+
+    /// Returns the members of a gang that hold devices or are bound, the oldest first.
+    fn ending_together(&self, gang: &GangName) -> Vec<(&str, &LivePod)> {
+        let members = self.world.live_pods.members(gang);
+        let mut members: Vec<_> = members
+            .filter(|(uid, pod)| pod.is_bound || self.holds_devices(uid, pod))
+            .collect();
+        members.sort_by_key(|(uid, pod)| (pod.created, *uid));
+        members
+    }
+
+    fn references(&self, uid: &str, key: &ObjectKey) -> bool {
+        let pod = self.world.live_pods.get(uid);
+        pod.is_some_and(|pod| pod.claims.contains(key))
+    }
+
+    fn holds_devices(&self, uid: &str, pod: &LivePod) -> bool {
+        let mut claims = pod
+            .claims
+            .iter()
+            .filter_map(|key| self.commitments.ledger.claim(key));
+        claims.any(|claim| {
+            let is_consumer = claim::consumers(claim).any(|consumer| consumer == uid);
+            let of_gang =
+                || claim::consuming_gangs(claim).any(|gang| pod.gang.as_ref() == Some(&gang));
+            claim::is_allocated(claim)
+                && (is_consumer || claim::allocated_for(claim) == Some(uid) || of_gang())
+        })
+    }
+}

@@ -1,0 +1,286 @@
+//! The best victims for a pod, searched node by node, and remembered for the equal pods of its gang.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use drava_allocator::cluster::Departure;
+use drava_allocator::placement::Placement;
+use drava_allocator::pod_request::PodRequest;
+use drava_allocator::turn::{Suspended, Turn, Undecided, Work};
+
+use super::holders::NodesOfPod;
+use super::{FoundSoFar, RoomProgress, Search};
+use crate::decide::planner::Planner;
+use crate::decide::planner::demand::Request;
+use crate::decide::victims::{self, Cost, Effect, Simulation};
+
+/// Units of checks in one turn beyond which sets of pods are not compared any more, about 50 ms.
+const COMPARISON_UNITS: u64 = 100_000;
+/// Units of a simulation, beside its checks of devices.
+const SIMULATION_UNITS: u64 = 20;
+
+/// A placement, and the pods that have to end for it.
+pub(super) type PlacedByVictims = (Placement, BTreeSet<String>);
+
+/// The best victims on each node for one request. Nodes that changed since are searched again. What changes elsewhere, such
+/// as the usage of a quota, may outdate the victims of a node; a placement checks them again.
+#[derive(Debug, Default)]
+pub(super) struct KnownVictims {
+    request: Option<PodRequest>,
+    by_node: BTreeMap<String, Cost>,
+    changed: BTreeSet<String>,
+    /// Whether every node was searched, or is going to be, for the pod that is placed now.
+    is_complete: bool,
+}
+
+impl KnownVictims {
+    /// Starts a search on all nodes.
+    fn restart(&mut self, request: &PodRequest, search: &Search<'_>) {
+        *self = Self {
+            request: Some(request.clone()),
+            by_node: BTreeMap::new(),
+            changed: search.holders.candidates.keys().cloned().collect(),
+            is_complete: true,
+        };
+    }
+
+    /// A member was placed on the node.
+    pub(super) fn node_changed(&mut self, node: &str) {
+        self.changed.insert(node.to_owned());
+        self.is_complete = false;
+    }
+
+    /// These pods are going to end.
+    pub(super) fn pods_ended(&mut self, nodes_of_pod: &NodesOfPod<'_>, ended: &BTreeSet<String>) {
+        for uid in ended {
+            let nodes = nodes_of_pod.get(uid.as_str()).into_iter().flatten();
+            self.changed.extend(nodes.map(|node| (*node).to_owned()));
+        }
+    }
+
+    /// Returns whether the victims are those for a pod, or for one equal to it.
+    fn is_for(&self, request: &PodRequest) -> bool {
+        let of = self.request.as_ref();
+        of.is_some_and(|of| of.uid == request.uid || of.is_equivalent(request))
+    }
+
+    /// Removes and returns the best victims, with their node.
+    fn take_best(&mut self) -> Option<(String, BTreeSet<String>)> {
+        let best = self.by_node.iter().min_by_key(|(_, cost)| *cost);
+        let node = best.map(|(node, _)| node.clone())?;
+        let cost = self.by_node.remove(&node)?;
+        Some((node, cost.into_uids()))
+    }
+}
+
+impl Planner {
+    /// Returns a placement of the pod on the node where the best set of pods has to end, and this set, which is presumed to
+    /// have ended. The pod fits on no node without such an end.
+    pub(super) fn place_by_victims(
+        &mut self,
+        request: &Request,
+        search: &Search<'_>,
+        known: &mut KnownVictims,
+        turn: &mut Turn,
+    ) -> Result<Option<PlacedByVictims>, Suspended> {
+        if search.group.requests.len() == 1 {
+            return match self.best_victims(request, search, turn)? {
+                Some((node, victims)) => {
+                    self.place_instead(request, search, (&node, victims), turn)
+                }
+                None => Ok(None),
+            };
+        }
+        // The members of a gang are often equal.
+        let pod_request = &request.pod_request;
+        if !known.is_for(pod_request) {
+            known.restart(pod_request, search);
+        }
+        let placed = self.place_by_known(request, search, known, turn)?;
+        if placed.is_some() || known.is_complete {
+            return Ok(placed);
+        }
+        known.restart(pod_request, search);
+        self.place_by_known(request, search, known, turn)
+    }
+
+    /// Returns the placement by the known victims, after a search on the nodes that have changed.
+    fn place_by_known(
+        &mut self,
+        request: &Request,
+        search: &Search<'_>,
+        known: &mut KnownVictims,
+        turn: &mut Turn,
+    ) -> Result<Option<PlacedByVictims>, Suspended> {
+        let mut has_progress = false;
+        while let Some(node) = known.changed.first().cloned() {
+            if has_progress && search.is_over(turn) {
+                return Err(Work::Searches.into());
+            }
+            let victims = self.victims_on(&node, request, search, None, turn)?;
+            // The turn ended amid the simulations, so they tell nothing about this node.
+            if victims.is_none() && has_progress && turn.has_searched() {
+                return Err(Work::Searches.into());
+            }
+            has_progress = true;
+            known.changed.remove(&node);
+            match victims {
+                Some(cost) => known.by_node.insert(node, cost),
+                None => known.by_node.remove(&node),
+            };
+        }
+        while let Some((node, victims)) = known.take_best() {
+            let placed = self.place_instead(request, search, (&node, victims), turn);
+            if !matches!(placed, Ok(None)) {
+                known.changed.insert(node);
+                return placed;
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns the placement of the pod on the node when the victims have ended, and the victims, which are presumed to have
+    /// ended, if it fits then.
+    fn place_instead(
+        &mut self,
+        request: &Request,
+        search: &Search<'_>,
+        (node, victims): (&str, BTreeSet<String>),
+        turn: &mut Turn,
+    ) -> Result<Option<PlacedByVictims>, Suspended> {
+        let gone = self.presume_also_ended(&search.holders, &victims);
+        let policies = self.world.settings.policies;
+        let placed = self
+            .world
+            .cluster
+            .decide_on_in(node, &request.pod_request, policies, turn);
+        match placed {
+            Ok(placement) if self.world.cluster.keeps(&search.floors) => {
+                Ok(Some((placement, victims)))
+            }
+            not_placed => {
+                self.world.cluster.presume_back(&gone);
+                match not_placed {
+                    Err(Undecided::Suspended(suspended)) => Err(suspended),
+                    Err(Undecided::Rejected(_)) | Ok(_) => Ok(None),
+                }
+            }
+        }
+    }
+
+    /// Returns the best set of pods of one node whose end makes room for the pod, and the node. A search of many nodes goes on
+    /// in other turns.
+    fn best_victims(
+        &mut self,
+        request: &Request,
+        search: &Search<'_>,
+        turn: &mut Turn,
+    ) -> Result<Option<(String, BTreeSet<String>)>, Suspended> {
+        let uid = &request.pod_request.uid;
+        let before = self.backlog.suspended_decisions.take_room(uid);
+        let before = before.filter(|before| before.cause == search.cause);
+        let (first, mut best) = match before.map(|before| before.found) {
+            Some(FoundSoFar::OfPod { next, best }) => (next, best),
+            Some(FoundSoFar::OfGang(_)) | None => (String::new(), None),
+        };
+        let mut has_progress = false;
+        for (node, candidates) in search.holders.candidates.range(first..) {
+            let is_first = !std::mem::replace(&mut has_progress, true);
+            let suspended = if !is_first && search.is_over(turn) {
+                Work::Searches.into()
+            } else {
+                let bound = best.as_ref().map(|(_, cost)| cost);
+                if bound.is_some_and(|bound| victims::cannot_beat(candidates, bound)) {
+                    continue;
+                }
+                match self.victims_on(node, request, search, bound, turn) {
+                    Ok(Some(cost)) => {
+                        best = Some((node.clone(), cost));
+                        continue;
+                    }
+                    // The turn ended amid the simulations, so they tell nothing about this node.
+                    Ok(None) if !is_first && turn.has_searched() => Work::Searches.into(),
+                    Ok(None) => continue,
+                    Err(suspended) => suspended,
+                }
+            };
+            // The search goes on with this node.
+            let next = node.clone();
+            let progress = RoomProgress {
+                cause: search.cause,
+                found: FoundSoFar::OfPod { next, best },
+            };
+            self.backlog.suspended_decisions.set_room(uid, progress);
+            return Err(suspended);
+        }
+        Ok(best.map(|(node, cost)| (node, cost.into_uids())))
+    }
+
+    /// Returns the best set of pods of the node whose end makes room for the pod. `None` if there is none better than
+    /// `bound`.
+    fn victims_on(
+        &mut self,
+        node: &str,
+        request: &Request,
+        search: &Search<'_>,
+        bound: Option<&Cost>,
+        turn: &mut Turn,
+    ) -> Result<Option<Cost>, Suspended> {
+        let Some(candidates) = search.holders.candidates.get(node) else {
+            return Ok(None);
+        };
+        let mut on_node = OnNode {
+            planner: self,
+            node,
+            request,
+            search,
+            turn,
+            suspended: None,
+        };
+        let victims = victims::search(candidates, bound, &mut on_node);
+        match on_node.suspended {
+            Some(suspended) => Err(suspended),
+            None => Ok(victims),
+        }
+    }
+}
+
+/// Simulations of the end of pods of one node.
+struct OnNode<'a> {
+    planner: &'a mut Planner,
+    node: &'a str,
+    request: &'a Request,
+    search: &'a Search<'a>,
+    turn: &'a mut Turn,
+    /// That of the last simulation, if its turn was too short.
+    suspended: Option<Suspended>,
+}
+
+impl Simulation for OnNode<'_> {
+    /// A search for devices that gave up tells nothing about victims, and another one would give up, too.
+    fn effect(&mut self, victims: &BTreeSet<String>) -> Option<Effect> {
+        let Search {
+            holders, floors, ..
+        } = self.search;
+        self.turn.count(SIMULATION_UNITS);
+        let gone: Departure = self.planner.presume_also_ended(holders, victims);
+        let cluster = &self.planner.world.cluster;
+        let policies = self.planner.world.settings.policies;
+        let request = &self.request.pod_request;
+        let effect = match cluster.decide_on_in(self.node, request, policies, self.turn) {
+            Err(Undecided::Suspended(suspended)) => {
+                self.suspended = Some(suspended);
+                None
+            }
+            Err(Undecided::Rejected(explanation)) if explanation.gave_up() => None,
+            Err(Undecided::Rejected(_)) => Some(Effect::TooLittle),
+            Ok(_) if cluster.keeps(floors) => Some(Effect::Enough),
+            Ok(_) => Some(Effect::Forbidden),
+        };
+        self.planner.world.cluster.presume_back(&gone);
+        effect
+    }
+
+    fn may_compare(&self) -> bool {
+        self.turn.checked() < COMPARISON_UNITS
+    }
+}

@@ -1,0 +1,286 @@
+//! Placements of a group while pods end for it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use drava_allocator::placement::Placement;
+use drava_allocator::turn::{Suspended, Turn, Work};
+
+use super::holders::{Holders, NodesOfPod};
+use super::known_victims::KnownVictims;
+use super::{FoundSoFar, Precedence, Room, RoomCause, RoomProgress, Search};
+use crate::decide::planner::Planner;
+use crate::decide::planner::demand::Request;
+use crate::decide::victims::Candidate;
+
+/// Placements of the pods of a group.
+type Placements = Vec<(Request, Placement)>;
+
+/// What the search for room has found for the pods of a group.
+#[derive(Debug, Default)]
+pub(super) struct GangRoom {
+    /// By UID; `None` for a pod that cannot be placed.
+    members: BTreeMap<String, Option<Placement>>,
+    /// UIDs of the pods that end, apart from those that end in any case.
+    victims: BTreeSet<String>,
+    known: KnownVictims,
+    /// Pods and gangs that may be unnecessary victims, the one to try next last; `None` before all are placed.
+    doubtful: Option<Vec<Candidate>>,
+}
+
+impl Planner {
+    /// Places the required pods of the group one after the other; for a pod that does not fit, the best set of pods ends.
+    /// What the search for a gang has found is kept when the turn is too short.
+    pub(super) fn place_by_ends(
+        &mut self,
+        search: &Search<'_>,
+        turn: &mut Turn,
+    ) -> Result<Option<Room>, Suspended> {
+        let is_gang = search.group.requests.len() > 1;
+        let first = search.group.requests.first();
+        let first = first.map(|request| request.pod_request.uid.as_str());
+        // A single pod needs no known victims.
+        let nodes_of_pod = match is_gang {
+            true => search.holders.nodes_of_pod(),
+            false => NodesOfPod::new(),
+        };
+        let before = first.filter(|_| is_gang);
+        let before = before.and_then(|first| self.backlog.suspended_decisions.take_room(first));
+        let mut room = match before.map(|before| (before.cause, before.found)) {
+            Some((cause, FoundSoFar::OfGang(room)))
+                if cause == search.cause
+                    && room
+                        .victims
+                        .iter()
+                        .all(|uid| nodes_of_pod.contains_key(uid.as_str())) =>
+            {
+                *room
+            }
+            Some(_) | None => GangRoom::default(),
+        };
+        let ended = search.ending | &room.victims;
+        self.presume_ended(&search.holders, &ended);
+        let mut placements = Placements::new();
+        let placed = self.place_group(search, &nodes_of_pod, &mut room, &mut placements, turn);
+        let spared = match placed {
+            // The search for one pod returns no unnecessary victim.
+            Ok(true) if is_gang => {
+                self.spare_unnecessary(search, &nodes_of_pod, &mut room, &mut placements, turn)
+            }
+            Ok(_) => Ok(()),
+            Err(ref suspended) => Err(suspended.clone()),
+        };
+        for (request, placement) in &placements {
+            self.forget(request, placement);
+        }
+        match (spared, placed) {
+            (Ok(()), Ok(true)) => Ok(Some(Room {
+                placements,
+                victims: room.victims,
+            })),
+            (Ok(()), _) => Ok(None),
+            (Err(suspended), _) => {
+                if let Some(first) = first.filter(|_| is_gang) {
+                    let progress = RoomProgress {
+                        cause: search.cause,
+                        found: FoundSoFar::OfGang(Box::new(room)),
+                    };
+                    self.backlog.suspended_decisions.set_room(first, progress);
+                }
+                Err(suspended)
+            }
+        }
+    }
+
+    /// Spares the victims that the group does not need: each was needed by one of its pods, but a later one may have made more
+    /// room than that pod. The placements are assumed.
+    fn spare_unnecessary(
+        &mut self,
+        search: &Search<'_>,
+        nodes_of_pod: &NodesOfPod<'_>,
+        room: &mut GangRoom,
+        placements: &mut Placements,
+        turn: &mut Turn,
+    ) -> Result<(), Suspended> {
+        let mut doubtful = room.doubtful.take().unwrap_or_else(|| {
+            let mut units = search.holders.units_in(&room.victims);
+            units.reverse();
+            units
+        });
+        let mut has_progress = false;
+        while let Some(unit) = doubtful.pop() {
+            let pods: BTreeSet<String> = unit.pods.keys().cloned().collect();
+            let nodes = pods.iter().filter_map(|uid| nodes_of_pod.get(uid.as_str()));
+            let nodes: BTreeSet<&str> = nodes.flatten().copied().collect();
+            let is_spared = match has_progress && search.is_over(turn) {
+                true => Err(Work::Searches.into()),
+                false => self.replace_on(&nodes, search, placements, &pods, turn),
+            };
+            has_progress = true;
+            match is_spared {
+                Ok(true) => room.victims.retain(|uid| !pods.contains(uid)),
+                Ok(false) => {}
+                Err(suspended) => {
+                    doubtful.push(unit);
+                    room.doubtful = Some(doubtful);
+                    let placed = placements.iter().map(|(request, placement)| {
+                        (request.pod_request.uid.clone(), Some(placement.clone()))
+                    });
+                    room.members.extend(placed);
+                    return Err(suspended);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Places the pods on these nodes anew, so that `spared` pods, which hold devices there, need not end. Returns whether
+    /// all fit; otherwise nothing changes. The placements are assumed.
+    fn replace_on(
+        &mut self,
+        nodes: &BTreeSet<&str>,
+        search: &Search<'_>,
+        placements: &mut Placements,
+        spared: &BTreeSet<String>,
+        turn: &mut Turn,
+    ) -> Result<bool, Suspended> {
+        let moved: Vec<usize> = (0..placements.len())
+            .filter(|index| nodes.contains(placements[*index].1.node.as_str()))
+            .collect();
+        for &index in &moved {
+            let (request, placement) = &placements[index];
+            self.forget(request, placement);
+        }
+        let back = self.presume_running(spared);
+        let mut anew: Placements = Vec::new();
+        let mut suspended = None;
+        for &index in &moved {
+            let request = &placements[index].0;
+            let placement = self.place(&request.pod_request, turn);
+            let placement = placement.unwrap_or_else(|too_short| {
+                suspended = Some(too_short);
+                None
+            });
+            let Some(placement) = placement.filter(|each| self.is_allowed(search, each)) else {
+                break;
+            };
+            self.assume(request, &placement);
+            anew.push((request.clone(), placement));
+        }
+        if anew.len() == moved.len() && self.world.cluster.keeps(&search.floors) {
+            for (index, placed) in moved.into_iter().zip(anew) {
+                placements[index] = placed;
+            }
+            return Ok(true);
+        }
+        for (request, placement) in &anew {
+            self.forget(request, placement);
+        }
+        self.world.cluster.presume_also_gone(&back);
+        for index in moved {
+            let (request, placement) = &placements[index];
+            self.assume(request, placement);
+        }
+        suspended.map_or(Ok(false), Err)
+    }
+
+    /// Returns whether the group may have this placement.
+    fn is_allowed(&self, search: &Search<'_>, placement: &Placement) -> bool {
+        let must_be_guaranteed = search.cause == RoomCause::Eviction(Precedence::Guarantee);
+        !must_be_guaranteed || self.world.cluster.is_guaranteed(placement)
+    }
+
+    /// Places as many pods of the group as it needs, each beside those before it. Returns whether enough are placed. The
+    /// placements are assumed.
+    fn place_group(
+        &mut self,
+        search: &Search<'_>,
+        nodes_of_pod: &NodesOfPod<'_>,
+        room: &mut GangRoom,
+        placements: &mut Placements,
+        turn: &mut Turn,
+    ) -> Result<bool, Suspended> {
+        let group = search.group;
+        let mut covered = 0;
+        let mut has_progress = false;
+        for request in &group.requests {
+            if placements.len() + covered == group.required {
+                break;
+            }
+            let request = match self.beside(request, placements) {
+                Ok(None) => {
+                    covered += 1;
+                    continue;
+                }
+                Ok(Some(request)) => request,
+                Err(_) => continue,
+            };
+            let uid = &request.pod_request.uid;
+            let placement = match room.members.get(uid) {
+                Some(None) => None,
+                Some(Some(known)) if self.still_fits(&request, known, turn) => Some(known.clone()),
+                Some(Some(_)) | None if has_progress && search.is_over(turn) => {
+                    return Err(Work::Searches.into());
+                }
+                Some(Some(_)) | None => {
+                    has_progress = true;
+                    let placed = self.place_member(&request, search, nodes_of_pod, room, turn)?;
+                    let placed = placed.filter(|placement| self.is_allowed(search, placement));
+                    room.members.insert(uid.clone(), placed.clone());
+                    placed
+                }
+            };
+            if let Some(placement) = placement {
+                self.assume(&request, &placement);
+                placements.push((request, placement));
+            }
+        }
+        Ok(placements.len() + covered >= group.required)
+    }
+
+    /// Places a pod of the group; if it does not fit, where the best set of pods ends.
+    fn place_member(
+        &mut self,
+        request: &Request,
+        search: &Search<'_>,
+        nodes_of_pod: &NodesOfPod<'_>,
+        room: &mut GangRoom,
+        turn: &mut Turn,
+    ) -> Result<Option<Placement>, Suspended> {
+        room.doubtful = None;
+        if let Some(placement) = self.place(&request.pod_request, turn)? {
+            room.known.node_changed(&placement.node);
+            return Ok(Some(placement));
+        }
+        let placed = self.place_by_victims(request, search, &mut room.known, turn)?;
+        Ok(placed.map(|(placement, victims)| {
+            room.known.pods_ended(nodes_of_pod, &victims);
+            room.known.node_changed(&placement.node);
+            room.victims.extend(victims);
+            placement
+        }))
+    }
+}
+
+impl Holders {
+    /// Returns the pods and gangs whose pods are all in the set, those that should end last first.
+    fn units_in(&self, uids: &BTreeSet<String>) -> Vec<Candidate> {
+        let candidates = self.candidates.values().flatten();
+        let mut units: Vec<Candidate> = candidates
+            .filter(|unit| unit.pods.keys().all(|uid| uids.contains(uid)))
+            .cloned()
+            .collect();
+        units.sort_by(|one, other| {
+            let key = |unit: &Candidate| {
+                (
+                    std::cmp::Reverse(unit.priority),
+                    std::cmp::Reverse(unit.pods.len()),
+                    unit.pods.values().min().copied(),
+                )
+            };
+            key(one).cmp(&key(other))
+        });
+        // A gang holds devices of several nodes.
+        units.dedup_by(|one, other| one.pods == other.pods);
+        units
+    }
+}

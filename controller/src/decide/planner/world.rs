@@ -1,0 +1,240 @@
+//! What is true: the observed objects, and what follows from them alone.
+//!
+//! The world knows nothing of what is promised, who waits or what was said. Its cluster also assumes what is promised, so that
+//! no decision takes it again.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use drava_allocator::cluster::{Cluster, PoolChange};
+use drava_allocator::object::{ObjectKey, object_key};
+use drava_allocator::pod::scheduler;
+use drava_api::listed::{Change, Unreadable};
+use drava_api::policy::GpuPolicy;
+use drava_api::quota::GpuQuota;
+use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::resource::v1::{
+    DeviceClass, DeviceTaintRule, ResourceClaimTemplate, ResourceSlice,
+};
+use k8s_openapi::api::storage::v1::StorageClass;
+
+use super::Settings;
+use super::ended_pods::EndedPods;
+use super::wake::Wake;
+use crate::pods::live_pods::LivePods;
+use crate::pods::pod_group::PodGroups;
+use crate::watch::Kind;
+
+/// See the [module](self).
+pub(super) struct World {
+    pub(super) settings: Settings,
+    /// Kinds whose first list is incomplete.
+    pub(super) unlisted: BTreeSet<Kind>,
+    /// Changes of pods before all PodGroups are known, which say to which gangs they belong.
+    pub(super) early_pods: Vec<Change<Pod>>,
+    pub(super) cluster: Cluster,
+    pub(super) live_pods: LivePods,
+    pub(super) pod_groups: PodGroups,
+    pub(super) ended_pods: EndedPods,
+    /// Claim templates.
+    pub(super) templates: BTreeSet<ObjectKey>,
+    /// Objects that this build cannot read, with the cause. One is left out, or stays as it was read last. A claim is no
+    /// exception to be skipped: its devices would be allocated twice, so their pools are excluded.
+    pub(super) unreadable: BTreeMap<(Kind, ObjectKey), String>,
+}
+
+impl World {
+    pub(super) fn new(settings: Settings) -> Self {
+        Self {
+            settings,
+            unlisted: Kind::ALL.into_iter().collect(),
+            early_pods: Vec::new(),
+            cluster: Cluster::default(),
+            live_pods: LivePods::default(),
+            pod_groups: PodGroups::default(),
+            ended_pods: EndedPods::default(),
+            templates: BTreeSet::new(),
+            unreadable: BTreeMap::new(),
+        }
+    }
+
+    /// Returns whether the complete lists of all kinds have been observed.
+    pub(super) fn is_synced(&self) -> bool {
+        self.unlisted.is_empty()
+    }
+
+    /// Returns whether the complete lists of all PodGroups have been observed.
+    pub(super) fn knows_pod_groups(&self) -> bool {
+        !self.unlisted.iter().any(|kind| kind.is_pod_groups())
+    }
+
+    /// Observes a device class.
+    pub(super) fn class(&mut self, change: Change<DeviceClass>) -> Wake {
+        match change {
+            Change::Applied(class) => Wake::all_if(self.cluster.upsert_class(*class)),
+            Change::Deleted(class) => {
+                self.cluster.remove_class(&class.name);
+                Wake::All
+            }
+        }
+    }
+
+    /// Observes a slice of this driver.
+    pub(super) fn slice(&mut self, change: Change<ResourceSlice>) -> Wake {
+        let effect = match change {
+            Change::Applied(slice) => self.cluster.upsert_slice(&slice),
+            Change::Deleted(slice) => self.cluster.remove_slice(&slice.name),
+        };
+        match effect {
+            PoolChange::None => Wake::Nobody,
+            PoolChange::Unusable => Wake::Reasons,
+            PoolChange::Usable(node) => Wake::Devices { node },
+        }
+    }
+
+    /// Observes a DeviceTaintRule.
+    pub(super) fn taint_rule(&mut self, change: Change<DeviceTaintRule>) -> Wake {
+        Wake::all_if(match change {
+            Change::Applied(rule) => self.cluster.upsert_taint_rule(&rule),
+            Change::Deleted(rule) => self.cluster.remove_taint_rule(&rule.name),
+        })
+    }
+
+    /// Observes a node.
+    pub(super) fn node(&mut self, change: Change<Node>) -> Wake {
+        match change {
+            Change::Applied(node) => {
+                let name = node.metadata.name.clone().unwrap_or_default();
+                let is_new = self.cluster.node(&name).is_none();
+                match self.cluster.upsert_node(&node) {
+                    true => Wake::Node { name, is_new },
+                    false => Wake::Nobody,
+                }
+            }
+            Change::Deleted(node) => {
+                self.cluster.remove_node(&node.name);
+                Wake::NodeDeleted(node.name)
+            }
+        }
+    }
+
+    /// Observes a policy.
+    pub(super) fn policy(&mut self, change: &Change<GpuPolicy>) -> Wake {
+        match change {
+            Change::Applied(policy) => Wake::all_if(self.cluster.upsert_policy(policy)),
+            Change::Deleted(policy) => {
+                self.cluster.remove_policy(&policy.name);
+                Wake::All
+            }
+        }
+    }
+
+    /// Observes a quota.
+    pub(super) fn quota(&mut self, change: &Change<GpuQuota>) -> Wake {
+        Wake::Namespaces(match change {
+            Change::Applied(quota) => self.cluster.upsert_quota(quota),
+            Change::Deleted(quota) => self.cluster.remove_quota(&quota.name),
+        })
+    }
+
+    /// Observes a namespace.
+    pub(super) fn namespace(&mut self, change: Change<Namespace>) -> Wake {
+        Wake::Namespaces(match change {
+            Change::Applied(namespace) => self.cluster.upsert_namespace(&namespace),
+            Change::Deleted(namespace) => self.cluster.remove_namespace(&namespace.name),
+        })
+    }
+
+    /// Observes a claim template.
+    pub(super) fn template(&mut self, change: Change<ResourceClaimTemplate>) -> Wake {
+        let (namespace, is_changed) = match change {
+            Change::Applied(template) => {
+                let key = object_key(&template.metadata);
+                (key.0.clone(), self.templates.insert(key))
+            }
+            Change::Deleted(template) => {
+                let key = (template.namespace, template.name);
+                self.templates.remove(&key);
+                (key.0, true)
+            }
+        };
+        match is_changed {
+            true => Wake::MissingClaims { namespace },
+            false => Wake::Nobody,
+        }
+    }
+
+    /// Observes a PersistentVolumeClaim. Volumes limit the nodes of pods whose decision is due for another reason, so they wake
+    /// no pod.
+    pub(super) fn volume_claim(&mut self, change: Change<PersistentVolumeClaim>) {
+        match change {
+            Change::Applied(claim) => self.cluster.upsert_volume_claim(&claim),
+            Change::Deleted(claim) => {
+                self.cluster
+                    .remove_volume_claim(&(claim.namespace, claim.name));
+            }
+        }
+    }
+
+    /// Observes a PersistentVolume.
+    pub(super) fn volume(&mut self, change: Change<PersistentVolume>) {
+        match change {
+            Change::Applied(volume) => self.cluster.upsert_volume(&volume),
+            Change::Deleted(volume) => self.cluster.remove_volume(&volume.name),
+        }
+    }
+
+    /// Observes a StorageClass.
+    pub(super) fn storage_class(&mut self, change: Change<StorageClass>) {
+        match change {
+            Change::Applied(class) => self.cluster.upsert_storage_class(&class),
+            Change::Deleted(class) => self.cluster.remove_storage_class(&class.name),
+        }
+    }
+
+    /// Observes a version of an object that cannot be read. Returns whether it is a claim that has released devices.
+    pub(super) fn unreadable(&mut self, kind: Kind, object: &Unreadable) -> bool {
+        let key = object_key(&object.metadata);
+        self.unreadable.insert((kind, key), object.cause.clone());
+        kind == Kind::Claims && self.cluster.upsert_unreadable_claim(object)
+    }
+
+    /// Observes that an object can be read by now, or is deleted. The pools of a claim are usable again.
+    pub(super) fn readable(&mut self, kind: Kind, key: ObjectKey) -> Wake {
+        self.unreadable.remove(&(kind, key));
+        Wake::all_if(kind == Kind::Claims)
+    }
+
+    /// Returns why a claim cannot be read; `None` for one that can.
+    pub(super) fn unreadable_claim(&self, key: &ObjectKey) -> Option<&str> {
+        let cause = self.unreadable.get(&(Kind::Claims, key.clone()));
+        cause.map(String::as_str)
+    }
+
+    /// Returns the number of unreadable objects of each kind that has any.
+    pub(super) fn count_unreadable(&self) -> BTreeMap<Kind, usize> {
+        let mut counts = BTreeMap::new();
+        for (kind, _) in self.unreadable.keys() {
+            *counts.entry(*kind).or_default() += 1;
+        }
+        counts
+    }
+
+    /// Returns whether this version of a pod shows that kube-scheduler runs. The versions in the first lists do not.
+    pub(super) fn shows_scheduler(
+        &self,
+        pod: &Pod,
+        is_newly_bound: bool,
+        is_newly_rejected: bool,
+    ) -> bool {
+        let mut served = self.settings.schedulers.iter();
+        self.is_synced()
+            && served.any(|served| served == scheduler(pod))
+            && (is_newly_bound && !is_static(pod) || is_newly_rejected)
+    }
+}
+
+/// Returns whether kubelet has created the pod, without a scheduler.
+fn is_static(pod: &Pod) -> bool {
+    let mut owners = pod.metadata.owner_references.iter().flatten();
+    owners.any(|owner| owner.kind == "Node")
+}

@@ -1,0 +1,359 @@
+//! The scheduling queue: all pods that are pending for devices, indexed by the claims that they reference and by when their
+//! decisions are due.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use drava_allocator::object::ObjectKey;
+use drava_allocator::turn::Work;
+use k8s_openapi::api::core::v1::Pod;
+use tokio::time::Instant;
+
+use crate::pods::gang::GangName;
+use crate::pods::pod;
+
+mod due_index;
+mod node_set;
+pub(crate) mod pending_pod;
+
+use due_index::{Due, DueIndex};
+use node_set::NodeNumbers;
+pub(crate) use node_set::NodeSet;
+pub(crate) use pending_pod::QueueOrder;
+use pending_pod::{PendingPod, Phase};
+
+/// See the [module](self).
+#[derive(Debug, Default)]
+pub(crate) struct PodQueue {
+    /// By UID.
+    pods: BTreeMap<String, PendingPod>,
+    /// UIDs of the pods that reference a claim.
+    users: BTreeMap<ObjectKey, BTreeSet<String>>,
+    /// UIDs of the pending pods of a gang.
+    gangs: BTreeMap<GangName, BTreeSet<String>>,
+    due: DueIndex,
+    /// UIDs of the pods that may have changed since they were indexed by when they are due.
+    changed: BTreeSet<String>,
+    nodes: NodeNumbers,
+}
+
+impl PodQueue {
+    /// Adds a pod, or replaces its version and makes a decision due.
+    pub(crate) fn upsert(&mut self, uid: &str, pod: Pod) {
+        let keys = pod::claim_keys(&pod);
+        self.unlink_gang(uid);
+        match self.pods.get_mut(uid) {
+            Some(pending) => {
+                let before = pod::claim_keys(&pending.pod);
+                pending.replace(pod);
+                self.unlink(uid, &before);
+            }
+            None => {
+                self.pods.insert(uid.to_owned(), PendingPod::new(pod));
+            }
+        }
+        for key in keys {
+            self.users.entry(key).or_default().insert(uid.to_owned());
+        }
+        if let Some(gang) = self.pods.get(uid).and_then(PendingPod::gang) {
+            self.gangs.entry(gang).or_default().insert(uid.to_owned());
+        }
+        self.changed.insert(uid.to_owned());
+    }
+
+    /// Removes a pod. Returns whether it was pending.
+    pub(crate) fn remove(&mut self, uid: &str) -> bool {
+        self.unlink_gang(uid);
+        let Some(pending) = self.pods.remove(uid) else {
+            return false;
+        };
+        self.due.remove(uid);
+        self.changed.remove(uid);
+        self.unlink(uid, &pod::claim_keys(&pending.pod));
+        true
+    }
+
+    fn unlink(&mut self, uid: &str, keys: &[ObjectKey]) {
+        for key in keys {
+            if let Some(users) = self.users.get_mut(key) {
+                users.remove(uid);
+                if users.is_empty() {
+                    self.users.remove(key);
+                }
+            }
+        }
+    }
+
+    /// Returns all pods.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &PendingPod> {
+        self.pods.values()
+    }
+
+    fn unlink_gang(&mut self, uid: &str) {
+        if let Some(gang) = self.pods.get(uid).and_then(PendingPod::gang)
+            && let Some(members) = self.gangs.get_mut(&gang)
+        {
+            members.remove(uid);
+            // The order of a gang follows from its members.
+            self.changed.extend(members.iter().cloned());
+            if members.is_empty() {
+                self.gangs.remove(&gang);
+            }
+        }
+    }
+
+    pub(crate) fn get(&self, uid: &str) -> Option<&PendingPod> {
+        self.pods.get(uid)
+    }
+
+    pub(crate) fn get_mut(&mut self, uid: &str) -> Option<&mut PendingPod> {
+        let pending = self.pods.get_mut(uid)?;
+        self.changed.insert(uid.to_owned());
+        Some(pending)
+    }
+
+    /// Returns the UIDs of the pods that reference the claim.
+    pub(crate) fn users_of(&self, key: &ObjectKey) -> Vec<String> {
+        self.users.get(key).into_iter().flatten().cloned().collect()
+    }
+
+    /// Makes the decision for a pod due at the ends of rounds.
+    pub(crate) fn suspend(&mut self, uid: &str, work: Work) {
+        if let Some(pending) = self.get_mut(uid) {
+            pending.phase = Phase::Active;
+            pending.suspended_by = Some(work);
+        }
+    }
+
+    /// Ends the suspension of the decision for a pod. Returns whether it was suspended.
+    pub(crate) fn resume(&mut self, uid: &str) -> bool {
+        let pending = self.get_mut(uid);
+        pending.is_some_and(|pending| pending.suspended_by.take().is_some())
+    }
+
+    /// Returns whether the decision for a pod is suspended.
+    pub(crate) fn is_suspended(&self, uid: &str) -> bool {
+        self.pods
+            .get(uid)
+            .is_some_and(|pending| pending.suspended_by.is_some())
+    }
+
+    /// Returns whether a decision for a pod of the namespace is suspended because of this work.
+    pub(crate) fn has_suspended(&self, namespace: &str, work: Work) -> bool {
+        let mut suspended = self.due.suspended(namespace);
+        suspended.any(|uid| {
+            let pending = self.pods.get(uid);
+            pending.is_some_and(|pending| pending.suspended_by == Some(work))
+        })
+    }
+
+    /// Activates the pods that reference a changed claim.
+    pub(crate) fn activate_users(&mut self, key: &ObjectKey) {
+        for uid in self.users.get(key).into_iter().flatten() {
+            if self.pods.get_mut(uid).is_some_and(PendingPod::activate) {
+                self.changed.insert(uid.clone());
+            }
+        }
+    }
+
+    /// Activates the pending pods of a gang whose members changed.
+    pub(crate) fn activate_gang(&mut self, gang: &GangName) {
+        for uid in self.gangs.get(gang).into_iter().flatten() {
+            if self.pods.get_mut(uid).is_some_and(PendingPod::activate) {
+                self.changed.insert(uid.clone());
+            }
+        }
+    }
+
+    /// Updates all pods. `update` returns whether the phase of a pod has changed.
+    fn update_all(&mut self, mut update: impl FnMut(&mut PendingPod) -> bool) {
+        for (uid, pending) in &mut self.pods {
+            if update(pending) {
+                self.changed.insert(uid.clone());
+            }
+        }
+    }
+
+    /// Activates the pods that a change of the node can help: all if it is new.
+    pub(crate) fn node_changed(&mut self, node: &str, is_new: bool) {
+        let number = self.nodes.get(node);
+        self.update_all(|pending| {
+            let is_helped = pending.node_changed(node, number);
+            (is_helped || is_new) && pending.activate()
+        });
+    }
+
+    /// Activates the pods that a change of the node's devices can help.
+    pub(crate) fn devices_changed(&mut self, node: &str) {
+        let number = self.nodes.get(node);
+        self.update_all(|pending| pending.devices_changed(number));
+    }
+
+    /// Forgets a deleted node.
+    pub(crate) fn node_deleted(&mut self, node: &str) {
+        let number = self.nodes.remove(node);
+        self.update_all(|pending| pending.node_deleted(node, number));
+    }
+
+    /// Returns the set of these nodes.
+    pub(crate) fn node_set<'a>(&mut self, nodes: impl Iterator<Item = &'a str>) -> Arc<NodeSet> {
+        Arc::new(self.nodes.set(nodes))
+    }
+
+    /// Activates the pods that a pod's end on the node can help.
+    pub(crate) fn resources_freed(&mut self, node: &str) {
+        let number = self.nodes.get(node);
+        self.update_all(|pending| pending.resources_freed(node, number));
+    }
+
+    /// Activates the pods with rules about other pods, after one was bound or has ended.
+    pub(crate) fn neighbors_changed(&mut self) {
+        self.update_all(PendingPod::neighbors_changed);
+    }
+
+    /// Activates the pods of a higher priority, for which a bound pod of this priority can be evicted.
+    pub(crate) fn activate_above(&mut self, priority: i32) {
+        self.update_all(|pending| pod::priority(&pending.pod) > priority && pending.activate());
+    }
+
+    /// Activates the pods of these namespaces.
+    pub(crate) fn activate_namespaces(&mut self, namespaces: &BTreeSet<String>) {
+        self.update_all(|pending| namespaces.contains(pending.namespace()) && pending.activate());
+    }
+
+    /// Activates the pods that a release of devices can help; of those that wait for their quota only the ones in a
+    /// namespace for which `is_affected`.
+    pub(crate) fn activate_after_release(&mut self, is_affected: impl Fn(&str) -> bool) {
+        self.update_all(|pending| {
+            let is_helped = !pending.waits_for_quota || is_affected(pending.namespace());
+            is_helped && pending.activate()
+        });
+    }
+
+    /// Activates all pods after a change that may make any of them schedulable.
+    pub(crate) fn activate_all(&mut self) {
+        self.update_all(PendingPod::activate);
+    }
+
+    /// Returns whether a decision is due.
+    pub(crate) fn has_due(&mut self, now: Instant) -> bool {
+        self.index_changed(now);
+        self.due.has_due()
+    }
+
+    /// Returns the UID of the first pod in queue order of which only the gate is left.
+    pub(crate) fn pop_complete(&mut self, now: Instant) -> Option<String> {
+        self.index_changed(now);
+        self.due.pop_complete()
+    }
+
+    /// Makes a decision due for a pod, in this round also if it was decided in this round: before the pods behind it.
+    pub(crate) fn decide_again(&mut self, uid: &str) {
+        if let Some(pending) = self.pods.get_mut(uid) {
+            pending.activate();
+            self.due.decide_again(uid);
+            self.changed.insert(uid.to_owned());
+        }
+    }
+
+    /// Returns the UID of the first pod in queue order whose decision is due, which counts as decided in this round.
+    pub(crate) fn pop_due(&mut self, now: Instant) -> Option<String> {
+        self.index_changed(now);
+        self.due.pop()
+    }
+
+    /// Returns the UIDs of the due pods in queue order.
+    #[cfg(test)]
+    pub(crate) fn due(&mut self, now: Instant) -> Vec<String> {
+        self.index_changed(now);
+        self.due.uids()
+    }
+
+    /// Indexes the changed pods by when their decisions are due.
+    fn index_changed(&mut self, now: Instant) {
+        self.changed.extend(self.due.ended_backoffs(now));
+        if self.changed.is_empty() {
+            return;
+        }
+        let changed = std::mem::take(&mut self.changed);
+        let gangs: BTreeSet<GangName> = changed
+            .iter()
+            .filter_map(|uid| self.pods.get(uid)?.gang())
+            .collect();
+        let mut orders = BTreeMap::new();
+        let mut members = BTreeSet::new();
+        for gang in gangs {
+            let order = self.gang_order(&gang);
+            members.extend(self.gangs.get(&gang).into_iter().flatten().cloned());
+            orders.insert(gang, order);
+        }
+        for uid in changed.union(&members) {
+            let Some(pending) = self.pods.get(uid) else {
+                continue;
+            };
+            let due = match pending.phase {
+                _ if pending.is_due(now) => {
+                    let gang = pending.gang().and_then(|gang| orders.get(&gang)?.as_ref());
+                    let order = pending.order();
+                    let order = match gang {
+                        Some(gang) => order.in_gang(gang),
+                        None => order,
+                    };
+                    let order = Arc::new(order);
+                    Some(
+                        match (pending.is_complete, pending.suspended_by.is_some()) {
+                            (true, _) => Due::Complete(order),
+                            (false, true) => Due::Suspended(pending.namespace().to_owned(), order),
+                            (false, false) => Due::Now(order),
+                        },
+                    )
+                }
+                Phase::Backoff(until) | Phase::Behind(until) => Some(Due::At(until)),
+                Phase::Active | Phase::Unschedulable | Phase::Allocating => None,
+            };
+            self.due.set(uid, due);
+        }
+    }
+
+    /// Returns the order of a pod, as a member of its gang.
+    pub(crate) fn order(&self, uid: &str) -> Option<QueueOrder> {
+        let pending = self.pods.get(uid)?;
+        match pending.gang().and_then(|gang| self.gang_order(&gang)) {
+            Some(gang) => Some(pending.order().in_gang(&gang)),
+            None => Some(pending.order()),
+        }
+    }
+
+    fn gang_order(&self, gang: &GangName) -> Option<QueueOrder> {
+        let members = self.gangs.get(gang)?.iter();
+        members
+            .filter_map(|uid| self.pods.get(uid))
+            .map(PendingPod::order)
+            .reduce(|order, member| order.joined(&member))
+    }
+
+    /// Returns the UIDs of the pending pods of a gang.
+    pub(crate) fn uids_of(&self, gang: &GangName) -> impl Iterator<Item = &String> {
+        self.gangs.get(gang).into_iter().flatten()
+    }
+
+    /// Returns the UIDs of the pending pods of a gang, the oldest first.
+    pub(crate) fn members(&self, gang: &GangName) -> Vec<String> {
+        let uids = self.gangs.get(gang).into_iter().flatten();
+        let mut members: Vec<_> = uids
+            .filter_map(|uid| Some((self.pods.get(uid)?.order(), uid.clone())))
+            .collect();
+        members.sort();
+        members.into_iter().map(|(_, uid)| uid).collect()
+    }
+
+    /// Returns when the first backoff ends.
+    pub(crate) fn next_backoff_end(&self) -> Option<Instant> {
+        let changed = self.changed.iter().filter_map(|uid| self.pods.get(uid));
+        let changed = changed.filter_map(|pending| match pending.phase {
+            Phase::Backoff(until) | Phase::Behind(until) => Some(until),
+            Phase::Active | Phase::Unschedulable | Phase::Allocating => None,
+        });
+        changed.chain(self.due.next_backoff_end()).min()
+    }
+}
