@@ -229,10 +229,93 @@ fn status(mut report: Report) -> PlacementExplanationStatus {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::sync::Mutex;
+
     use drava_explanation::explain;
     use drava_explanation::fixture::{settings, snapshot};
+    use kube::client::Body;
     use serde_json::json;
+    use tokio::sync::Notify;
+
+    use super::*;
+    use crate::clock::Clock;
+    use crate::fixture::response;
+
+    /// Returns the paths of the requests of one round to an API server with these requests for explanations. The cluster is
+    /// readable or not.
+    async fn paths_of_round(names: &[&str], readable: bool) -> Vec<String> {
+        let requests: Vec<_> = names
+            .iter()
+            .map(|name| {
+                let mut request = request(None);
+                request.metadata.name = Some((*name).to_owned());
+                request.metadata.namespace = Some("default".to_owned());
+                request.metadata.creation_timestamp = Some(Time(Timestamp::now()));
+                request
+            })
+            .collect();
+        let paths = Arc::new(Mutex::new(Vec::new()));
+        let served = Arc::clone(&paths);
+        let next_round = Arc::new(Notify::new());
+        let starts_next = Arc::clone(&next_round);
+        let service = tower::service_fn(move |http: http::Request<Body>| {
+            let path = format!("{} {}", http.method(), http.uri().path());
+            let (code, body) = match path.as_str() {
+                path if path.ends_with("/placementexplanations") => {
+                    (200, json!({"metadata": {}, "items": requests}))
+                }
+                path if path.starts_with("PUT") => (200, json!(requests[0])),
+                _ if readable => (200, json!({"metadata": {}, "items": []})),
+                _ => (
+                    500,
+                    json!({"metadata": {}, "code": 500, "reason": "InternalError"}),
+                ),
+            };
+            let mut served = served.lock().expect("the paths");
+            let is_next = served.contains(&path) && path.ends_with("/placementexplanations");
+            served.push(path);
+            let starts_next = Arc::clone(&starts_next);
+            async move {
+                if is_next {
+                    starts_next.notify_one();
+                    std::future::pending::<()>().await;
+                }
+                Ok::<_, std::convert::Infallible>(response(code, &body))
+            }
+        });
+        let client = Client::new(service, "default");
+        let term = Term::new(Clock::new(|| Duration::ZERO), Duration::MAX);
+        let settings = settings();
+        tokio::select! {
+            () = maintain(client, &settings, &term) => {}
+            () = next_round.notified() => {}
+        }
+        let paths = paths.lock().expect("the paths");
+        paths.clone()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn reads_the_cluster_once_for_all_requests() {
+        let paths = paths_of_round(&["a", "b", "c"], true).await;
+        let count = |start: &str, end: &str| {
+            let paths = paths.iter();
+            let found = paths.filter(|path| path.starts_with(start) && path.ends_with(end));
+            found.count()
+        };
+        assert_eq!(count("PUT", "/status"), 3, "{paths:?}");
+        assert_eq!(count("GET", "/api/v1/pods"), 1, "{paths:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn leaves_a_cluster_that_cannot_be_read_alone_until_the_next_round() {
+        let paths = paths_of_round(&["a", "b", "c"], false).await;
+        let reads = paths.iter().filter(|path| path.ends_with("/nodes"));
+        assert_eq!(reads.count(), 1, "{paths:?}");
+        assert!(
+            !paths.iter().any(|path| path.starts_with("PUT")),
+            "{paths:?}"
+        );
+    }
 
     fn request(ttl: Option<u32>) -> PlacementExplanation {
         let spec = json!({"podName": "big", "ttlSeconds": ttl});

@@ -215,7 +215,9 @@ fn add_node(cluster: &mut TestCluster, name: &str, gpus: u32) {
     let devices: Vec<Value> = (0..gpus).map(device).collect();
     let spec =
         json!({"driver": "gpu.drava.dev", "nodeName": name, "pool": pool, "devices": devices});
-    let slice = json!({"metadata": {"name": name, "resourceVersion": "1"}, "spec": spec});
+    // A node that is added again has more GPUs.
+    let version = gpus.to_string();
+    let slice = json!({"metadata": {"name": name, "resourceVersion": version}, "spec": spec});
     cluster.planner.slice(applied(object(slice)));
 }
 
@@ -504,4 +506,35 @@ fn usual_selectors_do_not_wait_behind_suspended_searches() {
     let jobs = cluster.actions().0;
     assert_eq!(jobs.len(), 1, "in the next turn");
     assert_eq!(jobs[0].pods[0].uid, "pod-usual");
+}
+
+#[test]
+fn equal_pod_is_not_rejected_by_what_an_earlier_turn_has_found() {
+    let mut cluster = TestCluster::new(&[]);
+    // With a quota every node is evaluated, and the verdicts on nodes are kept from turn to turn.
+    let quota = json!({"namespaces": ["default"], "limit": {"devices": 1000}});
+    cluster.set_quota("team", &quota);
+    for name in ["a", "b"] {
+        add_node(&mut cluster, name, 16);
+    }
+    add_hard(&mut cluster, "first", 0);
+    add_hard(&mut cluster, "twin", 10);
+    let claim = cluster.claims["twin"].clone();
+    cluster.delete_claim("twin");
+    cluster.is_slice_over = |_| true;
+    // The twin has no claim so far, and the first turn of the other one finds nothing on node a.
+    for _ in 0..2 {
+        assert!(cluster.actions().0.is_empty());
+    }
+    assert!(cluster.planner.backlog.queue.is_suspended("pod-first"));
+    cluster.observe(claim);
+    add_node(&mut cluster, "a", 18);
+    cluster.is_slice_over = |_| false;
+    let jobs = cluster.actions().0;
+    let placed: Vec<_> = jobs.iter().map(|job| &job.pods[0]).collect();
+    assert_eq!(placed.len(), 1);
+    assert_eq!(
+        (placed[0].uid.as_str(), placed[0].node.as_str()),
+        ("pod-twin", "a")
+    );
 }
