@@ -238,8 +238,8 @@ mod tests {
     use tokio::sync::Notify;
 
     use super::*;
-    use crate::clock::Clock;
     use crate::fixture::response;
+    use crate::operate::clock::Clock;
 
     /// Returns the paths of the requests of one round to an API server with these requests for explanations. The cluster is
     /// readable or not.
