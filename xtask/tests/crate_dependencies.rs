@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 /// Product crates and the simulated machine, each with the crates of the workspace that it may depend on.
-const ALLOWED: [(&str, &[&str]); 15] = [
+const ALLOWED: [(&str, &[&str]); 16] = [
     ("drava-api", &[]),
     ("drava-compatibility", &["drava-api"]),
     ("drava-cdi", &[]),
@@ -18,7 +18,8 @@ const ALLOWED: [(&str, &[&str]); 15] = [
         "drava-dra-driver",
         &["drava-api", "drava-cdi", "drava-vgpu-abi", "drava-nvml"],
     ),
-    ("drava-allocator", &["drava-api"]),
+    ("drava-cel", &["drava-api"]),
+    ("drava-allocator", &["drava-api", "drava-cel"]),
     ("drava-explanation", &["drava-api", "drava-allocator"]),
     (
         "drava-controller",

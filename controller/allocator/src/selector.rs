@@ -18,17 +18,8 @@ use cel::{Context, Env, ExecutionError, Value};
 
 use crate::turn::Turn;
 
-mod budget;
 mod cache;
 mod driver_match;
-mod formats;
-mod functions;
-mod lists;
-mod macros;
-mod net;
-mod opaque;
-mod regex;
-mod url;
 mod values;
 
 pub use driver_match::DriverMatch;
@@ -48,7 +39,7 @@ pub struct Selector {
     /// Unique; an address could be reused.
     id: u64,
     source: String,
-    /// With the charges of [`budget`].
+    /// With the charges of [`drava_cel::instrument`].
     program: Result<IdedExpr, String>,
     driver_match: DriverMatch,
     /// Units of work of all expensive evaluations.
@@ -112,7 +103,7 @@ impl std::fmt::Debug for Selectors {
 impl Default for Selectors {
     fn default() -> Self {
         Self {
-            env: Arc::new(functions::environment()),
+            env: Arc::new(drava_cel::environment()),
             compiled: Mutex::default(),
         }
     }
@@ -180,20 +171,20 @@ impl Selectors {
             .program
             .as_ref()
             .map_err(|error| SelectorError::Compile(error.clone()))?;
-        let exceeded = || SelectorError::Runtime(budget::EXCEEDED.to_owned());
+        let exceeded = || SelectorError::Runtime(drava_cel::EXCEEDED.to_owned());
         if selector.spent_units.load(Ordering::Relaxed) > SELECTOR_UNITS {
             return Err(exceeded());
         }
         if turn.has_evaluated() {
             return Err(SelectorError::Suspended);
         }
-        let (outcome, used) = budget::measure(|| {
+        let (outcome, used) = drava_cel::measure(|| {
             catch_unwind(AssertUnwindSafe(|| self.evaluate(program, device))).unwrap_or_else(|_| {
                 Err(SelectorError::Runtime("the evaluation panicked".to_owned()))
             })
         });
         turn.charge(used.work);
-        let units = used.units.unwrap_or(budget::EVALUATION_UNITS);
+        let units = used.units.unwrap_or(drava_cel::EVALUATION_UNITS);
         if units > EXPENSIVE_UNITS {
             selector.spent_units.fetch_add(units, Ordering::Relaxed);
         }
@@ -258,11 +249,11 @@ fn parse(env: &Arc<Env>, source: &str) -> (Result<IdedExpr, String>, DriverMatch
             let checked = if nesting(program.expression()) > MAX_NESTING {
                 Err(format!("nested deeper than {MAX_NESTING} levels"))
             } else {
-                match functions::unsupported(program.expression()) {
+                match drava_cel::unsupported(program.expression()) {
                     Some(name) => Err(format!("undeclared reference to '{name}'")),
                     None => {
                         let mut expression = program.expression().clone();
-                        budget::instrument(&mut expression);
+                        drava_cel::instrument(&mut expression);
                         Ok(expression)
                     }
                 }

@@ -425,7 +425,7 @@ fn bounds_compiled_expressions_of_each_namespace() {
 #[test]
 fn stops_expensive_evaluations() {
     let list = format!("[{}]", vec!["1"; 100].join(", "));
-    let exceeded = Err(SelectorError::Runtime(budget::EXCEEDED.to_owned()));
+    let exceeded = Err(SelectorError::Runtime(drava_cel::EXCEEDED.to_owned()));
     for expression in [
         format!("{list}.all(a, {list}.all(b, {list}.all(c, a == b)))"),
         // The error of the exhausted budget is not a value that an operator may absorb.

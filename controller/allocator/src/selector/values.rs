@@ -1,7 +1,6 @@
 //! CEL values of a device: the variable `device` of an expression.
 
 use std::any::Any;
-use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
@@ -9,9 +8,7 @@ use cel::ExecutionError;
 use cel::common::traits::{self, Container, Indexer, Iterable, Sizer};
 use cel::common::types::{CelBool, CelInt, CelList, CelMap, CelMapKey, CelString, MAP_TYPE, Type};
 use cel::common::value::{CowVal, StaticVal, Val};
-use drava_api::Quantity;
 
-use super::opaque::{Content, Opaque};
 use crate::attribute::Attribute;
 use crate::capacity::Capacity;
 
@@ -42,7 +39,7 @@ impl DeviceValue {
         }
         let mut capacity_domains = DomainBuilder::new(driver);
         for (name, entry) in capacity {
-            capacity_domains.insert(name, Box::new(Opaque(entry.value)));
+            capacity_domains.insert(name, drava_cel::quantity(entry.value));
         }
         Self(Arc::new(Fields {
             driver: CelString::from(driver.to_owned()),
@@ -58,7 +55,7 @@ fn attribute_value(attribute: &Attribute) -> Box<dyn Val> {
         Attribute::Bool(value) => Box::new(CelBool::from(*value)),
         Attribute::Int(value) => Box::new(CelInt::from(*value)),
         Attribute::String(value) => Box::new(CelString::from(value.clone())),
-        Attribute::Version(value) => Box::new(Opaque(Semver(value.clone()))),
+        Attribute::Version(value) => drava_cel::version(value.clone()),
         Attribute::List(values) => Box::new(CelList::from(
             values.iter().map(attribute_value).collect::<Vec<_>>(),
         )),
@@ -238,40 +235,5 @@ impl Indexer for DomainMap {
         Self: 'v,
     {
         self.get(domain).map(CowVal::into_owned)
-    }
-}
-
-/// A quantity, comparable by methods and `==` as in Kubernetes' CEL library.
-pub(super) type QuantityValue = Opaque<Quantity>;
-
-impl Content for Quantity {
-    fn cel_type() -> &'static Type {
-        static TYPE: Type = Type::new_unspecified_type("kubernetes.Quantity");
-        &TYPE
-    }
-}
-
-/// A semantic version; comparisons ignore build metadata.
-#[derive(Debug, Clone)]
-pub(super) struct Semver(pub(super) semver::Version);
-
-pub(super) type SemverValue = Opaque<Semver>;
-
-impl Semver {
-    pub(super) fn precedence(&self, other: &Self) -> Ordering {
-        self.0.cmp_precedence(&other.0)
-    }
-}
-
-impl PartialEq for Semver {
-    fn eq(&self, other: &Self) -> bool {
-        self.precedence(other).is_eq()
-    }
-}
-
-impl Content for Semver {
-    fn cel_type() -> &'static Type {
-        static TYPE: Type = Type::new_unspecified_type("kubernetes.Semver");
-        &TYPE
     }
 }

@@ -7,11 +7,11 @@ use cel::common::types::{CelBool, CelInt, DYN_TYPE, LIST_TYPE};
 use cel::common::value::{CowVal, Val};
 use cel::{DeclarationError, Env, ExecutionError};
 
-use super::budget;
+use crate::budget;
 
 type Outcome<'b, 'v> = Result<CowVal<'b, 'v>, ExecutionError>;
 
-pub(super) fn register(env: &mut Env) -> Result<(), DeclarationError> {
+pub(crate) fn register(env: &mut Env) -> Result<(), DeclarationError> {
     env.add_member_overload("isSorted", "list.isSorted()", LIST_TYPE, vec![], is_sorted)?;
     env.add_member_overload("sum", "list.sum()", LIST_TYPE, vec![], sum)?;
     env.add_member_overload("min", "list.min()", LIST_TYPE, vec![], min)?;

@@ -8,9 +8,6 @@
 //!
 //! Functions of the `cel` crate carry no state, so the budget belongs to the thread during one evaluation: [`measure`] sets it,
 //! and returns what was used of it. Charges depend on the device and the expression only, so equal inputs have equal results.
-//!
-//! Costly evaluations are charged to the turn of the decision ([`Turn`](crate::turn::Turn)), which is suspended when they exceed
-//! it. Results of devices are cached, so the decision ends after some turns, and its result does not depend on them.
 
 use std::cell::Cell;
 
@@ -21,17 +18,17 @@ use cel::{DeclarationError, Env, ExecutionError};
 
 /// Units of work of one evaluation. A unit is one element of a comprehension or ten bytes of a computed string, about
 /// 0.3 µs.
-pub(super) const EVALUATION_UNITS: u64 = 50_000;
+pub const EVALUATION_UNITS: u64 = 50_000;
 
 /// Work of an evaluation that is not costly. Selectors that compare attributes stay below it, so that decisions for them are
 /// never suspended.
 const CHEAP_UNITS: u64 = 20;
 
 /// Units of one regular expression: it is compiled unless it was used before.
-pub(super) const REGEX_UNITS: u64 = 500;
+pub(crate) const REGEX_UNITS: u64 = 500;
 
 /// Text of kube-scheduler for an expression beyond its cost limit.
-pub(super) const EXCEEDED: &str = "operation cancelled: actual cost limit exceeded";
+pub const EXCEEDED: &str = "operation cancelled: actual cost limit exceeded";
 
 /// Charges the elements of a comprehension before it runs. The names cannot be written in CEL.
 const CHARGE_RANGE: &str = "@charge_range";
@@ -57,15 +54,16 @@ thread_local! {
 }
 
 /// What an evaluation has used.
-pub(super) struct Used {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Used {
     /// Units of its budget; `None` if it exhausted the budget.
-    pub(super) units: Option<u64>,
+    pub units: Option<u64>,
     /// Units of work; 0 if it was cheap.
-    pub(super) work: u64,
+    pub work: u64,
 }
 
 /// Runs an evaluation with a full budget, and returns its result with what it has used.
-pub(super) fn measure<T>(evaluate: impl FnOnce() -> T) -> (T, Used) {
+pub fn measure<T>(evaluate: impl FnOnce() -> T) -> (T, Used) {
     LEFT.set(Some(EVALUATION_UNITS));
     WORK.set(0);
     let result = evaluate();
@@ -81,14 +79,14 @@ pub(super) fn measure<T>(evaluate: impl FnOnce() -> T) -> (T, Used) {
 ///
 /// # Errors
 /// When the budget is exhausted, by this charge or an earlier one.
-pub(super) fn charge(units: u64) -> Result<(), ExecutionError> {
+pub(crate) fn charge(units: u64) -> Result<(), ExecutionError> {
     charge_unworked(units)?;
     work(units);
     Ok(())
 }
 
 /// Counts work that is charged already.
-pub(super) fn work(units: u64) {
+pub(crate) fn work(units: u64) {
     WORK.set(WORK.get().saturating_add(units));
 }
 
@@ -96,7 +94,7 @@ pub(super) fn work(units: u64) {
 ///
 /// # Errors
 /// As [`charge`].
-pub(super) fn charge_unworked(units: u64) -> Result<(), ExecutionError> {
+pub(crate) fn charge_unworked(units: u64) -> Result<(), ExecutionError> {
     let left = LEFT.get().and_then(|left| left.checked_sub(units));
     LEFT.set(left);
     left.map(|_| ())
@@ -107,11 +105,11 @@ pub(super) fn charge_unworked(units: u64) -> Result<(), ExecutionError> {
 ///
 /// # Errors
 /// As [`charge`].
-pub(super) fn charge_text(text: &str) -> Result<(), ExecutionError> {
+pub(crate) fn charge_text(text: &str) -> Result<(), ExecutionError> {
     charge(1 + text.len() as u64 / 10)
 }
 
-pub(super) fn register(env: &mut Env) -> Result<(), DeclarationError> {
+pub(crate) fn register(env: &mut Env) -> Result<(), DeclarationError> {
     env.add_overload(CHARGE_RANGE, CHARGE_RANGE, vec![DYN_TYPE], charge_range)?;
     env.add_overload(CHARGE_RESULT, CHARGE_RESULT, vec![DYN_TYPE], charge_result)
 }
@@ -145,14 +143,14 @@ fn size(value: &CowVal<'_, '_>) -> u64 {
     })
 }
 
-/// Inserts the charges into an expression.
-pub(super) fn instrument(expression: &mut IdedExpr) {
+/// Inserts the charges into an expression. Without them [`measure`] counts functions only.
+pub fn instrument(expression: &mut IdedExpr) {
     match &mut expression.expr {
         Expr::Call(call) => {
             call.target.as_deref_mut().into_iter().for_each(instrument);
             call.args.iter_mut().for_each(instrument);
             if call.func_name == "matches" {
-                call.func_name = super::regex::MATCHES.to_owned();
+                call.func_name = crate::regex::MATCHES.to_owned();
             }
             // The fast path of the `cel` crate for `map` and `filter` needs this form as it is; its elements are charged
             // by the range.

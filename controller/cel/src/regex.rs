@@ -10,10 +10,10 @@ use cel::common::value::Val;
 use cel::{DeclarationError, Env, ExecutionError, add_member_overload, add_overload};
 use regex::{Regex, RegexBuilder};
 
-use super::budget;
+use crate::budget;
 
 /// Name of `matches` in an instrumented expression; the function of the `cel` crate compiles without a limit.
-pub(super) const MATCHES: &str = "@matches";
+pub(crate) const MATCHES: &str = "@matches";
 
 /// Maximum size of a compiled expression, which takes about a millisecond to compile.
 const COMPILED_BYTES: usize = 512 << 10;
@@ -24,7 +24,7 @@ thread_local! {
     static COMPILED: RefCell<BTreeMap<String, Regex>> = const { RefCell::new(BTreeMap::new()) };
 }
 
-pub(super) fn register(env: &mut Env) -> Result<(), DeclarationError> {
+pub(crate) fn register(env: &mut Env) -> Result<(), DeclarationError> {
     add_member_overload!(env, fn matches: (CelString, CelString) -> Result<CelBool>, name = MATCHES)?;
     add_overload!(env, fn matches: (CelString, CelString) -> Result<CelBool>, name = MATCHES)?;
     add_member_overload!(env, fn find: (CelString, CelString) -> Result<CelString>)?;

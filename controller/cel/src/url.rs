@@ -9,13 +9,13 @@ use cel::common::types::{CelBool, CelList, CelMap, CelMapKey, CelString, Type};
 use cel::common::value::Val;
 use cel::{DeclarationError, Env, ExecutionError, add_member_overload, add_overload};
 
-use super::budget;
-use super::opaque::{Content, Opaque};
+use crate::budget;
+use crate::opaque::{Content, Opaque};
 
 mod encoding;
 mod parse;
 
-pub(super) use parse::request_uri_error;
+pub(crate) use parse::request_uri_error;
 use parse::{Url, parse};
 
 type UrlValue = Opaque<Url>;
@@ -34,7 +34,7 @@ impl PartialEq for Url {
     }
 }
 
-pub(super) fn register(env: &mut Env) -> Result<(), DeclarationError> {
+pub(crate) fn register(env: &mut Env) -> Result<(), DeclarationError> {
     add_overload!(env, fn url: (CelString) -> Result<UrlValue>)?;
     add_overload!(env, fn is_url: (CelString) -> Result<CelBool>, name = "isURL")?;
     add_member_overload!(env, fn get_scheme: (UrlValue) -> CelString)?;

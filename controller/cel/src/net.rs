@@ -7,11 +7,11 @@ use std::net::{IpAddr, Ipv6Addr};
 use cel::common::types::{CelBool, CelInt, CelString, Type};
 use cel::{DeclarationError, Env, ExecutionError, add_member_overload, add_overload};
 
-use super::opaque::{Content, Opaque};
+use crate::opaque::{Content, Opaque};
 
 /// A network: an address, which may have bits beyond the prefix, and the length of the prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Network {
+pub(crate) struct Network {
     address: IpAddr,
     prefix_bits: u8,
 }
@@ -68,7 +68,7 @@ fn masked(address: IpAddr, bits: u8) -> IpAddr {
     }
 }
 
-pub(super) fn register(env: &mut Env) -> Result<(), DeclarationError> {
+pub(crate) fn register(env: &mut Env) -> Result<(), DeclarationError> {
     add_overload!(env, fn ip: (CelString) -> Result<Ip>)?;
     add_overload!(env, fn is_ip: (CelString) -> CelBool, name = "isIP")?;
     add_overload!(env, fn is_canonical: (CelString) -> Result<CelBool>, name = "ip.isCanonical")?;
@@ -93,7 +93,7 @@ pub(super) fn register(env: &mut Env) -> Result<(), DeclarationError> {
 }
 
 /// Parses an address with an optional zone, as Go's `netip.ParseAddr`. Returns the address without the zone.
-pub(super) fn parse_with_zone(text: &str) -> Option<(IpAddr, &str)> {
+pub(crate) fn parse_with_zone(text: &str) -> Option<(IpAddr, &str)> {
     match text.split_once('%') {
         None => Some((text.parse().ok()?, "")),
         Some((_, "")) => None,

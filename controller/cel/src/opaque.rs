@@ -8,14 +8,14 @@ use cel::common::types::Type;
 use cel::common::value::{StaticVal, Val};
 
 /// Content of an [`Opaque`] value; `==` of CEL is its equality.
-pub(super) trait Content: Debug + Clone + PartialEq + Send + Sync + 'static {
+pub(crate) trait Content: Debug + Clone + PartialEq + Send + Sync + 'static {
     /// Returns the type in CEL.
     fn cel_type() -> &'static Type;
 }
 
 /// A CEL value without operators other than `==`.
 #[derive(Debug, Clone)]
-pub(super) struct Opaque<T>(pub(super) T);
+pub(crate) struct Opaque<T>(pub(crate) T);
 
 impl<T: Content> Val for Opaque<T> {
     fn get_type(&self) -> &Type {

@@ -24,7 +24,7 @@ const MAP_INSERT: &str = "@map_insert";
 
 type Expansion = Result<Option<IdedExpr>, ParseError>;
 
-pub(super) fn register(env: &mut Env) -> Result<(), DeclarationError> {
+pub(crate) fn register(env: &mut Env) -> Result<(), DeclarationError> {
     env.add_macro(Macro::receiver("bind", 3, bind))?;
     env.add_macro(Macro::receiver("all", 3, all))?;
     env.add_macro(Macro::receiver("exists", 3, exists))?;

@@ -8,14 +8,14 @@ use cel::common::value::{CowVal, Val};
 use cel::{DeclarationError, Env, ExecutionError, add_member_overload, add_overload};
 use regex::Regex;
 
-use super::opaque::{Content, Opaque};
-use super::{budget, url};
+use crate::opaque::{Content, Opaque};
+use crate::{budget, url};
 
 /// A format with a name. `validate` returns what is wrong with a text.
 #[derive(Debug)]
-pub(super) struct Format {
+pub(crate) struct Format {
     /// Name of the function.
-    pub(super) name: &'static str,
+    pub(crate) name: &'static str,
     validate: fn(&str) -> Vec<String>,
 }
 
@@ -36,7 +36,7 @@ impl PartialEq for Format {
 
 const COUNT: usize = 13;
 
-pub(super) static FORMATS: [Format; COUNT] = [
+pub(crate) static FORMATS: [Format; COUNT] = [
     Format {
         name: "dns1123Label",
         validate: dns1123_label,
@@ -111,7 +111,7 @@ static CONSTANTS: [Function; COUNT] = [
 type Outcome<'b, 'v> = Result<CowVal<'b, 'v>, ExecutionError>;
 type Function = for<'b, 'v> fn(Vec<CowVal<'b, 'v>>) -> Outcome<'b, 'v>;
 
-pub(super) fn register(env: &mut Env) -> Result<(), DeclarationError> {
+pub(crate) fn register(env: &mut Env) -> Result<(), DeclarationError> {
     for (format, constant) in FORMATS.iter().zip(CONSTANTS) {
         let name = format!("format.{}", format.name);
         env.add_overload(&name, &name, vec![], constant)?;
