@@ -1,7 +1,9 @@
 //! Who waits, for what, and until when; and what was found out about those that wait.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
+use drava_allocator::explanation::Explanation;
 use drava_allocator::object::ObjectKey;
 use drava_allocator::pod::rejection;
 use k8s_openapi::api::core::v1::Pod;
@@ -12,9 +14,9 @@ use super::progress::SuspendedDecisions;
 use super::rejections::Rejections;
 use super::round::{DecisionCount, Refresh, Round};
 use super::wake::Wake;
-use super::world::World;
+use super::world::{Memo, World};
 use crate::decide::ledger::Users;
-use crate::decide::queue::PodQueue;
+use crate::decide::queue::{NodeSet, PodQueue};
 use crate::pods::pod;
 
 /// See the [module](self).
@@ -23,7 +25,9 @@ pub(super) struct Backlog {
     pub(super) queue: PodQueue,
     pub(super) missing_claims: MissingClaims,
     pub(super) suspended_decisions: SuspendedDecisions,
-    pub(super) rejections: Rejections,
+    pub(super) rejections: Memo<Rejections>,
+    /// The last explanation with its nodes that are unfit regardless of devices.
+    pub(super) unfit_nodes: Option<(Explanation, Arc<NodeSet>)>,
     /// Pods that could not be evicted, and are not tried again before this time.
     pub(super) protected: BTreeMap<String, Instant>,
     /// Pods whose minimum runtime ends at this time.

@@ -180,7 +180,7 @@ impl Planner {
             return Ok(());
         }
         for (request, placement) in &plan.placed {
-            self.forget(request, placement);
+            self.world.forget(request, placement);
         }
         let waits_for_quota = plan
             .rejected
@@ -246,7 +246,7 @@ impl Planner {
         actions: &mut Vec<Action>,
     ) {
         for (request, placement) in &plan.placed {
-            self.forget(request, placement);
+            self.world.forget(request, placement);
         }
         for request in &group.requests {
             let uid = &request.pod_request.uid;
@@ -384,7 +384,7 @@ impl Planner {
             };
             match decided {
                 Ok((request, placement)) => {
-                    self.assume(&request, &placement);
+                    self.world.assume(&request, &placement);
                     plan.placed.push((request, placement));
                 }
                 Err(Undecided::Rejected(explanation)) => {
@@ -392,7 +392,7 @@ impl Planner {
                 }
                 Err(Undecided::Suspended(suspended)) => {
                     for (request, placement) in &plan.placed {
-                        self.forget(request, placement);
+                        self.world.forget(request, placement);
                     }
                     if let Some(first) = first {
                         known.extend(plan.into_decided());
@@ -438,24 +438,6 @@ impl Planner {
         self.world
             .cluster
             .still_fits(&request.pod_request, placement, policies, turn)
-    }
-
-    /// Assumes a placement in the cluster.
-    pub(super) fn assume(&mut self, request: &Request, placement: &Placement) {
-        let PodRequest { uid, demand, .. } = &request.pod_request;
-        self.backlog.rejections.clear();
-        self.world.cluster.assume(placement);
-        self.world.cluster.assume_pod(uid, &placement.node, demand);
-    }
-
-    /// Reverts [`Self::assume`].
-    pub(super) fn forget(&mut self, request: &Request, placement: &Placement) {
-        self.backlog.rejections.clear();
-        for claim in &placement.claims {
-            let key = (claim.claim.namespace.clone(), claim.claim.name.clone());
-            self.world.cluster.forget(&key);
-        }
-        self.world.cluster.forget_pod(&request.pod_request.uid);
     }
 
     /// Decides for the pod. Prefers a node on which all pending pods that share its claims fit.

@@ -15,7 +15,7 @@ use crate::decide::queue::NodeSet;
 /// Most requests that are remembered.
 const MAX_REJECTIONS: usize = 16;
 
-/// See the [module](self). Valid until the cluster changes.
+/// See the [module](self). Valid in one revision of the world.
 #[derive(Debug, Default)]
 pub(super) struct Rejections {
     /// The newest first.
@@ -26,19 +26,9 @@ pub(super) struct Rejections {
     reserved: VecDeque<(PodRequest, Option<Explanation>)>,
     /// Requests of rollouts, with why the rollout is blocked if it is; the newest first.
     rollouts: VecDeque<(PodRequest, Rollout, Option<Explanation>)>,
-    /// The last explanation with its nodes that are unfit regardless of devices.
-    unfit_nodes: Option<(Explanation, Arc<NodeSet>)>,
 }
 
 impl Rejections {
-    /// Forgets all after a change of the cluster.
-    pub(super) fn clear(&mut self) {
-        self.known.clear();
-        self.without_room.clear();
-        self.reserved.clear();
-        self.rollouts.clear();
-    }
-
     /// Notes whether a rollout is blocked.
     pub(super) fn set_rollout(
         &mut self,
@@ -100,7 +90,7 @@ impl Planner {
         if self.world.cluster.node_of_pod(&pod_request.uid).is_some() {
             return self.decide(pod_request, turn);
         }
-        let mut known = self.backlog.rejections.known.iter();
+        let mut known = self.backlog.rejections.at(&self.world).known.iter();
         if let Some((_, explanation)) = known.find(|(known, _)| known.is_equivalent(pod_request)) {
             return Err(explanation.clone().into());
         }
@@ -111,20 +101,21 @@ impl Planner {
             && !searched.is_some_and(|searched| searched.has_verdicts())
         {
             let rejected = (pod_request.clone(), explanation.clone());
-            self.backlog.rejections.known.push_front(rejected);
-            self.backlog.rejections.known.truncate(MAX_REJECTIONS);
+            let rejections = self.backlog.rejections.at(&self.world);
+            rejections.known.push_front(rejected);
+            rejections.known.truncate(MAX_REJECTIONS);
         }
         decision
     }
 
     /// Returns the nodes that are unfit regardless of devices.
     pub(super) fn unfit_nodes(&mut self, explanation: &Explanation) -> Arc<NodeSet> {
-        match &self.backlog.rejections.unfit_nodes {
+        match &self.backlog.unfit_nodes {
             Some((known, nodes)) if known.is_same(explanation) => Arc::clone(nodes),
             _ => {
                 let nodes = self.backlog.queue.node_set(explanation.unfit_nodes());
                 let entry = (explanation.clone(), Arc::clone(&nodes));
-                self.backlog.rejections.unfit_nodes = Some(entry);
+                self.backlog.unfit_nodes = Some(entry);
                 nodes
             }
         }

@@ -253,7 +253,7 @@ impl Planner {
 
     fn take_reservation(&mut self, owner: &Owner) -> Option<Reservation> {
         let reservation = self.commitments.ledger.end_reservation(owner)?;
-        self.backlog.rejections.clear();
+        self.world.changed();
         for key in reservation.claims() {
             self.world.cluster.forget(&key);
         }
@@ -430,7 +430,7 @@ impl Planner {
         let mut is_guaranteed = purpose == Purpose::Preemption;
         for (request, placement) in &room.placements {
             is_guaranteed &= self.world.cluster.is_guaranteed(placement);
-            self.backlog.rejections.clear();
+            self.world.changed();
             self.keep(placement, purpose);
             let PodRequest { uid, demand, .. } = &request.pod_request;
             self.world.cluster.assume_pod(uid, &placement.node, demand);
@@ -567,7 +567,12 @@ impl Planner {
         let progress = first.and_then(|first| self.backlog.suspended_decisions.room(first));
         let progress = progress.map(|progress| progress.cause);
         if progress.is_some_and(|reached| kind.0 < reached)
-            || single.is_some_and(|request| self.backlog.rejections.has_no_room(request, kind))
+            || single.is_some_and(|request| {
+                self.backlog
+                    .rejections
+                    .at(&self.world)
+                    .has_no_room(request, kind)
+            })
         {
             return Ok(None);
         }
@@ -577,7 +582,10 @@ impl Planner {
             && progress.is_none()
             && let Some(request) = single
         {
-            self.backlog.rejections.no_room(request, kind);
+            self.backlog
+                .rejections
+                .at(&self.world)
+                .no_room(request, kind);
         }
         Ok(room)
     }

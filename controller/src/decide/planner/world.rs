@@ -7,7 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use drava_allocator::cluster::{Cluster, PoolChange};
 use drava_allocator::object::{ObjectKey, object_key};
+use drava_allocator::placement::Placement;
 use drava_allocator::pod::scheduler;
+use drava_allocator::pod_request::PodRequest;
 use drava_api::listed::{Change, Unreadable};
 use drava_api::policy::GpuPolicy;
 use drava_api::quota::GpuQuota;
@@ -18,6 +20,7 @@ use k8s_openapi::api::resource::v1::{
 use k8s_openapi::api::storage::v1::StorageClass;
 
 use super::Settings;
+use super::demand::Request;
 use super::ended_pods::EndedPods;
 use super::wake::Wake;
 use crate::pods::live_pods::LivePods;
@@ -37,6 +40,8 @@ pub(super) struct World {
     pub(super) ended_pods: EndedPods,
     /// Claim templates.
     pub(super) templates: BTreeSet<ObjectKey>,
+    /// Counts the changes that may help a pod, or change why it does not fit.
+    pub(super) revision: u64,
     /// Objects that this build cannot read, with the cause. One is left out, or stays as it was read last. A claim is no
     /// exception to be skipped: its devices would be allocated twice, so their pools are excluded.
     pub(super) unreadable: BTreeMap<(Kind, ObjectKey), String>,
@@ -53,6 +58,7 @@ impl World {
             pod_groups: PodGroups::default(),
             ended_pods: EndedPods::default(),
             templates: BTreeSet::new(),
+            revision: 0,
             unreadable: BTreeMap::new(),
         }
     }
@@ -65,6 +71,29 @@ impl World {
     /// Returns whether the complete lists of all PodGroups have been observed.
     pub(super) fn knows_pod_groups(&self) -> bool {
         !self.unlisted.iter().any(|kind| kind.is_pod_groups())
+    }
+
+    /// Outdates what was found out about the world so far.
+    pub(super) const fn changed(&mut self) {
+        self.revision += 1;
+    }
+
+    /// Assumes a placement in the cluster.
+    pub(super) fn assume(&mut self, request: &Request, placement: &Placement) {
+        let PodRequest { uid, demand, .. } = &request.pod_request;
+        self.changed();
+        self.cluster.assume(placement);
+        self.cluster.assume_pod(uid, &placement.node, demand);
+    }
+
+    /// Reverts [`Self::assume`].
+    pub(super) fn forget(&mut self, request: &Request, placement: &Placement) {
+        self.changed();
+        for claim in &placement.claims {
+            let key = (claim.claim.namespace.clone(), claim.claim.name.clone());
+            self.cluster.forget(&key);
+        }
+        self.cluster.forget_pod(&request.pod_request.uid);
     }
 
     /// Observes a device class.
@@ -237,4 +266,22 @@ impl World {
 fn is_static(pod: &Pod) -> bool {
     let mut owners = pod.metadata.owner_references.iter().flatten();
     owners.any(|owner| owner.kind == "Node")
+}
+
+/// What was found out in one revision of the world. In every other one it is empty.
+#[derive(Debug, Default)]
+pub(super) struct Memo<T> {
+    revision: u64,
+    found: T,
+}
+
+impl<T: Default> Memo<T> {
+    /// Returns what was found out in this revision.
+    pub(super) fn at(&mut self, world: &World) -> &mut T {
+        if self.revision != world.revision {
+            self.revision = world.revision;
+            self.found = T::default();
+        }
+        &mut self.found
+    }
 }

@@ -70,7 +70,7 @@ impl Planner {
             Err(ref suspended) => Err(suspended.clone()),
         };
         for (request, placement) in &placements {
-            self.forget(request, placement);
+            self.world.forget(request, placement);
         }
         match (spared, placed) {
             (Ok(()), Ok(true)) => Ok(Some(Room {
@@ -148,7 +148,7 @@ impl Planner {
             .collect();
         for &index in &moved {
             let (request, placement) = &placements[index];
-            self.forget(request, placement);
+            self.world.forget(request, placement);
         }
         let back = self.presume_running(spared);
         let mut anew: Placements = Vec::new();
@@ -163,7 +163,7 @@ impl Planner {
             let Some(placement) = placement.filter(|each| self.is_allowed(search, each)) else {
                 break;
             };
-            self.assume(request, &placement);
+            self.world.assume(request, &placement);
             anew.push((request.clone(), placement));
         }
         if anew.len() == moved.len() && self.world.cluster.keeps(&search.floors) {
@@ -173,12 +173,12 @@ impl Planner {
             return Ok(true);
         }
         for (request, placement) in &anew {
-            self.forget(request, placement);
+            self.world.forget(request, placement);
         }
         self.world.cluster.presume_also_gone(&back);
         for index in moved {
             let (request, placement) = &placements[index];
-            self.assume(request, placement);
+            self.world.assume(request, placement);
         }
         suspended.map_or(Ok(false), Err)
     }
@@ -230,7 +230,7 @@ impl Planner {
                 }
             };
             if let Some(placement) = placement {
-                self.assume(&request, &placement);
+                self.world.assume(&request, &placement);
                 placements.push((request, placement));
             }
         }

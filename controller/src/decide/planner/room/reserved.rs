@@ -44,7 +44,12 @@ impl Planner {
         if others.is_empty() {
             return Ok(None);
         }
-        if let Some(known) = self.backlog.rejections.reserved_for(request) {
+        if let Some(known) = self
+            .backlog
+            .rejections
+            .at(&self.world)
+            .reserved_for(request)
+        {
             return Ok(known.clone());
         }
         // The ledger keeps the reservations, only the cluster forgets them for this decision.
@@ -83,6 +88,7 @@ impl Planner {
         if !turn.has_searched() {
             self.backlog
                 .rejections
+                .at(&self.world)
                 .reserved(request, explanation.clone());
         }
         Ok(explanation)

@@ -33,13 +33,20 @@ impl Planner {
             return Ok(None);
         };
         // The pods of a rollout are equal.
-        if let Some(known) = self.backlog.rejections.rollout(&request.pod_request, &key) {
+        if let Some(known) = self
+            .backlog
+            .rejections
+            .at(&self.world)
+            .rollout(&request.pod_request, &key)
+        {
             return Ok(known.clone());
         }
         let blocked = self.blocked_rollout(group, ending, &key, time, turn)?;
-        self.backlog
-            .rejections
-            .set_rollout(&request.pod_request, key, blocked.clone());
+        self.backlog.rejections.at(&self.world).set_rollout(
+            &request.pod_request,
+            key,
+            blocked.clone(),
+        );
         Ok(blocked)
     }
 
