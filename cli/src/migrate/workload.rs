@@ -1,6 +1,6 @@
 //! Pods, and objects with one pod template.
 
-use drava_compatibility::{Refusal, Settings, translate};
+use drava_compatibility::{Refusal, Settings};
 use serde_json::{Value, json};
 
 use super::{Refused, Translated, metadata_beside};
@@ -51,7 +51,7 @@ pub(super) fn claim(
         "" => field.to_owned(),
         prefix => format!("{prefix}.{field}"),
     };
-    let translated = translate(pod, settings).map_err(|refusals| {
+    let translated = drava_compatibility::translate(pod, settings).map_err(|refusals| {
         let reason = |refusal: &Refusal| format!("{}: {}", path(&refusal.field), refusal.cause);
         Refused(refusals.0.iter().map(reason).collect())
     })?;
