@@ -43,6 +43,8 @@ pub enum Rejection {
     CapacityUndefined {
         /// Name of the capacity.
         name: String,
+        /// Names of the capacities that the device has.
+        published: Vec<String>,
     },
     /// A taint is not tolerated.
     Tainted(Taint),
@@ -176,6 +178,9 @@ impl Rejection {
     #[must_use]
     pub fn detail(&self, device: &str) -> String {
         match self {
+            Self::ClassMismatch { class } if class == names::class::MIG => format!(
+                "{device} is not of class {class}; a node profile with mode mig or dynamic makes partitions"
+            ),
             Self::ClassMismatch { class } => format!("{device} is not of class {class}"),
             Self::PercentageOfWhole => format!(
                 "{device} has no shares, and memory.percent is a share; use class vgpu.drava.dev or fraction.drava.dev"
@@ -193,7 +198,10 @@ impl Rejection {
                 format!("{device} has no free slices for the partition")
             }
             Self::GpuInUse(GpuUse::Unknown) => format!("{device} is in use"),
-            Self::CapacityUndefined { name } => format!("no capacity {name:?} on {device}"),
+            Self::CapacityUndefined { name, published } => format!(
+                "no capacity {name:?} on {device}, which has {}",
+                published.join(", ")
+            ),
             Self::Tainted(taint) => {
                 if taint.is_unhealthy() && !taint.value.is_empty() {
                     taint.value.clone()
@@ -393,7 +401,10 @@ mod tests {
             Rejection::ClassMismatch { class: name("c") },
             Rejection::PercentageOfWhole,
             Rejection::SelectorMismatch,
-            Rejection::CapacityUndefined { name: name("x") },
+            Rejection::CapacityUndefined {
+                name: name("x"),
+                published: vec![name("memory")],
+            },
             taint("gpu.drava.dev/unhealthy", "xid-79"),
             taint("gpu.drava.dev/unhealthy", ""),
             taint("example.com/reserved", ""),
@@ -437,6 +448,25 @@ mod tests {
                 | Rejection::Unpublished => {}
             }
         }
+    }
+
+    #[test]
+    fn details_name_what_exists_and_what_helps() {
+        let undefined = Rejection::CapacityUndefined {
+            name: "mem".to_owned(),
+            published: ["cores", "memory", "slots"].map(str::to_owned).into(),
+        };
+        assert_eq!(
+            undefined.detail("n1/gpu-0"),
+            "no capacity \"mem\" on n1/gpu-0, which has cores, memory, slots"
+        );
+        let partition = Rejection::ClassMismatch {
+            class: names::class::MIG.to_owned(),
+        };
+        assert_eq!(
+            partition.detail("n1/gpu-0"),
+            "n1/gpu-0 is not of class mig.drava.dev; a node profile with mode mig or dynamic makes partitions"
+        );
     }
 
     #[test]

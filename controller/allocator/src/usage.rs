@@ -485,7 +485,10 @@ fn consumption(device: &Device, request: &Alternative) -> Result<Amounts, Reject
         .keys()
         .find(|name| !device.capacity.contains_key(*name))
     {
-        return Err(Rejection::CapacityUndefined { name: name.clone() });
+        return Err(Rejection::CapacityUndefined {
+            name: name.clone(),
+            published: device.capacity.keys().cloned().collect(),
+        });
     }
     device
         .capacity
