@@ -200,7 +200,15 @@ async fn change(client: &Client, options: &Options, action: Action) -> anyhow::R
         "cannot list resourceslices; `kubectl auth can-i list resourceslices` shows whether you may",
     )?;
     let (slices, _) = Listed::split(slices.items);
-    let targeted = targeted(&slices, target)?;
+    let targeted = match targeted(&slices, target) {
+        Ok(targeted) => targeted,
+        Err(error) if action == Action::Uncordon => {
+            // A retired node or GPU publishes nothing, and its rules still exist.
+            let rules = rule_names(client).await?;
+            retired(&rules, target).ok_or(error)?
+        }
+        Err(error) => return Err(error),
+    };
     let mut rules = Vec::new();
     for rule in &targeted.rules {
         let is_changed = match write::<DeviceTaintRule>(client, rule, action, *dry_run).await {
@@ -226,6 +234,62 @@ async fn change(client: &Client, options: &Options, action: Action) -> anyhow::R
         rules,
         devices: targeted.devices,
         claims,
+    })
+}
+
+/// Returns the names of all DeviceTaintRules.
+async fn rule_names(client: &Client) -> anyhow::Result<Vec<String>> {
+    const FAILED: &str = "cannot list devicetaintrules";
+    let all = ListParams::default();
+    let rules: Api<Listed<DeviceTaintRule>> = Api::all(client.clone());
+    let named = |name: Option<&String>| name.cloned().unwrap_or_default();
+    match rules.list(&all).await {
+        Err(error) if is_not_served(&error) => {
+            let rules: Api<Listed<v1beta2::DeviceTaintRule>> = Api::all(client.clone());
+            let listed = rules.list(&all).await.context(FAILED)?.items;
+            Ok(listed
+                .iter()
+                .map(|rule| named(rule.meta().name.as_ref()))
+                .collect())
+        }
+        listed => {
+            let listed = listed.context(FAILED)?.items;
+            Ok(listed
+                .iter()
+                .map(|rule| named(rule.meta().name.as_ref()))
+                .collect())
+        }
+    }
+}
+
+/// Returns the existing rules of a node or GPU that publishes no devices; none if there are none.
+fn retired(rules: &[String], target: &str) -> Option<Targeted> {
+    let node = node_of(target);
+    let pool = names::pool(node);
+    let of_target = rules.iter().filter_map(|name| {
+        let device = match target.split_once('/') {
+            None => (*name == format!("drava-node.{node}")).then_some(None),
+            Some((_, gpu)) => {
+                let device = name.strip_prefix("drava-device.")?;
+                let device = device.strip_suffix(&format!(".{node}"))?;
+                let rest = device.strip_prefix(gpu)?;
+                (rest.is_empty() || rest.starts_with('-')).then(|| Some(device.to_owned()))
+            }
+        };
+        Some(Rule {
+            name: name.clone(),
+            pool: pool.clone(),
+            device: device?,
+        })
+    });
+    let rules: Vec<Rule> = of_target.collect();
+    (!rules.is_empty()).then(|| Targeted {
+        devices: rules
+            .iter()
+            .filter_map(|rule| rule.device.clone())
+            .collect(),
+        rules,
+        pool,
     })
 }
 

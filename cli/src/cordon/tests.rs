@@ -158,3 +158,29 @@ fn text_names_rules_and_remaining_claims() {
         "n1/gpu-0 was not cordoned\n"
     );
 }
+
+#[test]
+fn finds_rules_of_retired_nodes_and_gpus() {
+    let rules = [
+        "drava-node.a",
+        "drava-device.gpu-1.a",
+        "drava-device.gpu-1-vgpu.a",
+        "drava-device.gpu-10.a",
+        "other",
+    ];
+    let rules = rules.map(str::to_owned);
+    let found = |target: &str| -> Vec<String> {
+        let targeted = retired(&rules, target).into_iter();
+        targeted
+            .flat_map(|targeted| targeted.rules)
+            .map(|rule| rule.name)
+            .collect()
+    };
+    assert_eq!(found("a"), ["drava-node.a"]);
+    assert_eq!(
+        found("a/gpu-1"),
+        ["drava-device.gpu-1.a", "drava-device.gpu-1-vgpu.a"]
+    );
+    assert_eq!(found("b"), Vec::<String>::new());
+    assert_eq!(found("a/gpu-2"), Vec::<String>::new());
+}
