@@ -4,6 +4,10 @@
 //! itself cannot be the parameter of the policy: the API server stops its watch of a built-in type for good when the last
 //! binding with that type is deleted, and compares with the old holder after the binding exists again (Kubernetes 1.37.1,
 //! `policySource.ensureParamsForPolicyLocked`). Its watch of a custom resource starts again with the definition.
+//!
+//! Its status shows what only the leader knows: the devices that it reserves for pods which wait. No decision reads it.
+
+use std::collections::BTreeMap;
 
 use kube_derive::CustomResource;
 use schemars::JsonSchema;
@@ -21,6 +25,7 @@ pub const LEADER_NAME: &str = "drava-controller";
     version = "v1alpha1",
     kind = "GpuControllerLeader",
     plural = "gpucontrollerleaders",
+    status = "GpuControllerLeaderStatus",
     derive = "PartialEq",
     doc = "The replica of the controller that may write allocations. Written by the controller; do not edit.",
     crates(kube_core = "::kube_core"),
@@ -31,4 +36,58 @@ pub const LEADER_NAME: &str = "drava-controller";
 pub struct GpuControllerLeaderSpec {
     /// Name of the pod that holds the Lease drava-controller.
     pub holder: String,
+}
+
+/// Maximum number of reservations in the status.
+pub const MAX_RESERVATIONS: usize = 200;
+
+/// What the leader reserves.
+#[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, PartialEq, Eq, Default)]
+#[serde(rename_all = "camelCase")]
+pub struct GpuControllerLeaderStatus {
+    /// Devices that are reserved for pods which wait; at most 200 claims. They are not allocated.
+    #[serde(default)]
+    pub reservations: Vec<Reservation>,
+}
+
+/// Devices that are reserved for a claim.
+#[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[serde(rename_all = "camelCase")]
+pub struct Reservation {
+    /// Namespace of the pod and the claim.
+    pub namespace: String,
+    /// Name of the pod.
+    pub pod: String,
+    /// Name of the claim.
+    pub claim: String,
+    /// Why the devices are reserved.
+    pub purpose: ReservationPurpose,
+    /// The devices.
+    pub devices: Vec<ReservedDevice>,
+}
+
+/// Why devices are reserved.
+#[derive(
+    JsonSchema, Serialize, Deserialize, Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord,
+)]
+pub enum ReservationPurpose {
+    /// The pod is the head of the queue, and waits for the end of other pods.
+    HeadOfQueue,
+    /// Other pods end for the pod.
+    Preemption,
+}
+
+/// A reserved device.
+#[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[serde(rename_all = "camelCase")]
+pub struct ReservedDevice {
+    /// Name of the request.
+    pub request: String,
+    /// Pool of the device.
+    pub pool: String,
+    /// Name of the device.
+    pub device: String,
+    /// Amounts of a share, by capacity; absent if the claim gets the device alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capacity: Option<BTreeMap<String, String>>,
 }

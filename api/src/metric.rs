@@ -322,6 +322,8 @@ pub mod controller {
                 "Published capacity of a shareable device: memory in bytes, cores in percent of GPU time, slots.";
             ALLOCATED = "drava_device_allocated" Gauge ["node", "device", "capacity"]
                 "Allocated part of the capacity of a shareable device, in the unit of drava_device_capacity.";
+            RESERVED = "drava_device_reserved" Gauge ["node", "device", "capacity"]
+                "Part of the capacity of a shareable device that is reserved for pods which wait, and not allocated.";
             OVERCOMMITTED = "drava_device_overcommitted" Gauge ["node", "device"]
                 "Whether more is allocated than the device has: 1 or 0.";
             EXCLUSIVE = "drava_device_exclusive_allocations" Gauge ["node", "device"]

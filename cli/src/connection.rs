@@ -1,6 +1,6 @@
 //! Connection to the API server.
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use clap::Args;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
@@ -16,7 +16,7 @@ pub(crate) struct Connection {
     #[arg(long, global = true)]
     context: Option<String>,
 
-    /// Namespace of the pod; default: the namespace of the context.
+    /// Namespace; default: that of the context, and all namespaces for lists.
     #[arg(short, long, global = true)]
     pub(crate) namespace: Option<String>,
 }
@@ -53,6 +53,25 @@ pub(crate) async fn connect(connection: &Connection) -> anyhow::Result<(Client, 
         .namespace
         .clone()
         .unwrap_or_else(|| config.default_namespace.clone());
+    let address = config.cluster_url.to_string();
     let client = Client::try_from(config).context("cannot create a client from the kubeconfig")?;
+    match client.apiserver_version().await {
+        Ok(_) => {}
+        Err(kube::Error::Api(status)) if status.code == 401 => {
+            bail!("{address} does not accept the credentials of the kubeconfig")
+        }
+        // Some clusters show the version to administrators only.
+        Err(kube::Error::Api(_)) => {}
+        Err(error) => bail!("cannot reach {address}: {}", innermost(&error)),
+    }
     Ok((client, namespace))
+}
+
+/// Returns the cause of a failed connection, such as `Connection refused`.
+fn innermost(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(next) = cause.source() {
+        cause = next;
+    }
+    cause.to_string()
 }

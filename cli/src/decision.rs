@@ -8,11 +8,11 @@ use drava_explanation::explain::Settings;
 /// Settings of the controller.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct DecisionOptions {
-    /// The controller's policy for nodes: binpack or spread.
+    /// The controller's policy for nodes: binpack, spread or leastFragmentation.
     #[arg(long, default_value = "binpack")]
     node_policy: NodePlacementPolicy,
 
-    /// The controller's policy for the GPUs of a node: binpack, spread or topology.
+    /// The controller's policy for the GPUs of a node: binpack, spread, leastFragmentation, topology or numa.
     #[arg(long, default_value = "binpack")]
     gpu_policy: GpuPlacementPolicy,
 
@@ -30,5 +30,16 @@ impl From<DecisionOptions> for Settings {
             },
             schedulers: options.scheduler_name,
         }
+    }
+}
+
+/// Returns the default settings of the chart.
+pub(crate) fn defaults() -> Settings {
+    Settings {
+        policies: Policies {
+            node: NodePlacementPolicy::Binpack,
+            gpu: GpuPlacementPolicy::Binpack,
+        },
+        schedulers: vec![pod::DEFAULT_SCHEDULER.to_owned()],
     }
 }

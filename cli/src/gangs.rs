@@ -59,7 +59,7 @@ const POD_GROUP_APIS: [(&str, &str); 3] = [
 ];
 
 /// Returns the minimums of the PodGroups of all APIs that the API server serves.
-pub(crate) async fn minimums(client: &Client) -> anyhow::Result<Minimums> {
+pub(crate) async fn minimums(client: &Client, own: &str) -> anyhow::Result<Minimums> {
     let mut minimums = Minimums::new();
     for (group, version) in POD_GROUP_APIS {
         let resource = ApiResource {
@@ -70,9 +70,16 @@ pub(crate) async fn minimums(client: &Client) -> anyhow::Result<Minimums> {
             plural: "podgroups".to_owned(),
         };
         let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
-        let groups = match api.list(&ListParams::default()).await {
+        let all = ListParams::default();
+        let mut listed = api.list(&all).await;
+        if matches!(&listed, Err(kube::Error::Api(status)) if status.code == 403) {
+            let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), own, &resource);
+            listed = api.list(&all).await;
+        }
+        let groups = match listed {
             Ok(groups) => groups,
-            Err(kube::Error::Api(status)) if status.code == 404 => continue,
+            // Not served, or not for this user.
+            Err(kube::Error::Api(status)) if matches!(status.code, 403 | 404) => continue,
             Err(error) => return Err(error).context(format!("list podgroups of {group}")),
         };
         for group in groups {

@@ -27,6 +27,7 @@ mod node;
 mod output;
 mod quota;
 mod simulate;
+mod tenant;
 mod top;
 mod watch;
 
@@ -61,8 +62,9 @@ struct Cli {
 enum Command {
     /// Show the allocated memory, cores and slots of each GPU, with the claims and pods.
     ///
-    /// The amounts are allocations (guarantees to claims), not current usage. CORES is percent of GPU time; SLOTS is the
-    /// number of shares. MODE is free, whole, shared or partitioned.
+    /// The amounts are allocations (guarantees to claims), not current usage. The memory of a shared GPU is what shares can
+    /// have of it. CORES is percent of GPU time; SLOTS is the number of shares. MODE is free, whole, shared or partitioned.
+    /// `-o wide` has one line for each claim. With -n, the GPUs of the claims of that namespace.
     #[command(
         after_help = "Example:\n  kubectl drava top\n  kubectl drava top --watch\n  kubectl drava top -o json | jq '.gpus[] | select(.mode == \"free\")'"
     )]
@@ -84,8 +86,8 @@ enum Command {
     /// Show where pods of a manifest would run, without creating them.
     ///
     /// The pods are decided one after the other, each beside those before it, by the controller's allocator on the current
-    /// state of the cluster. For a pod that does not fit, the command shows the reason and what would have to change. The
-    /// queue of pending pods is not considered. The exit code is 1 if a pod does not fit.
+    /// state of the cluster. For a pod that does not fit, the command shows the reason and what would have to change. A gang
+    /// starts as a whole or not at all. The queue of pending pods is not considered. The exit code is 1 if a pod does not fit.
     #[command(
         after_help = "Examples:\n  kubectl drava simulate -f trainer.yaml\n  kubectl drava simulate -f trainer.yaml --replicas 100    # how many fit\n  kubectl drava dump > cluster.json; kubectl drava simulate --dump cluster.json -f trainer.yaml"
     )]
@@ -215,7 +217,10 @@ enum Explain {
     ///
     /// For a pending pod, the command runs the controller's allocator on the current state of the cluster. With -o json the
     /// reasons are stable codes. For an allocated pod, it shows the reason that the controller recorded with the allocation.
-    #[command(after_help = "Example:\n  kubectl drava explain pod trainer-0 -n research")]
+    #[command(
+        aliases = ["pods", "po"],
+        after_help = "Example:\n  kubectl drava explain pod trainer-0 -n research"
+    )]
     Pod {
         /// Name of the pod.
         name: String,
@@ -225,7 +230,10 @@ enum Explain {
     },
 
     /// Show the devices of an allocated claim, with the reason for them, or why the pods that use the claim are pending.
-    #[command(after_help = "Example:\n  kubectl drava explain claim trainer-gpu -n research")]
+    #[command(
+        aliases = ["claims", "resourceclaim", "resourceclaims"],
+        after_help = "Example:\n  kubectl drava explain claim trainer-gpu -n research"
+    )]
     Claim {
         /// Name of the claim.
         name: String,
@@ -237,13 +245,28 @@ enum Explain {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
-    match run(Cli::parse()).await {
+    match Box::pin(run(Cli::parse_from(split_kind(std::env::args())))).await {
         Ok(code) => code,
         Err(error) => {
             eprintln!("error: {}", describe(error.as_ref()));
             ExitCode::FAILURE
         }
     }
+}
+
+/// Splits `explain pod/NAME` into `explain pod NAME`, as kubectl accepts both.
+fn split_kind(arguments: impl Iterator<Item = String>) -> Vec<String> {
+    let mut split: Vec<String> = Vec::new();
+    for argument in arguments {
+        let follows_explain = split.last().is_some_and(|last| last == "explain");
+        match argument.split_once('/') {
+            Some((kind, name)) if follows_explain => {
+                split.extend([kind.to_owned(), name.to_owned()]);
+            }
+            _ => split.push(argument),
+        }
+    }
+    split
 }
 
 async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
@@ -261,7 +284,8 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Migrate(options) => return migrate(&options),
         Command::Dump { support: true } => {
             let (client, _) = connect(&cli.connection).await?;
-            output::json(&dump::for_support(&doctor::fetch::fetch(&client).await?))?
+            let dump = dump::for_support(&doctor::fetch::fetch(&client).await?);
+            cli.output.document(&dump)?
         }
         Command::Doctor => return doctor(&cli.connection, cli.output).await,
         Command::Node { name, classic } => {
@@ -279,12 +303,27 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             }
         }
         Command::Top(watch) => {
-            let (client, _) = connect(&cli.connection).await?;
-            let update = async || top_text(&Box::pin(snapshot::take(&client)).await?, cli.output);
+            let (client, own) = connect(&cli.connection).await?;
+            let namespace = cli.connection.namespace.as_deref();
+            let update = async || match Box::pin(snapshot::take(&client)).await {
+                Ok(snapshot) => top_text(&snapshot, namespace, cli.output),
+                Err(error) => {
+                    let plural = tenant::limit(error)?;
+                    let devices = tenant::devices(&client, &own).await?;
+                    tenant::note(&plural, "only the claims of your namespace are shown");
+                    let document = serde_json::json!({"devices": devices});
+                    cli.output
+                        .format(&document, || tenant::devices_text(&own, &devices))
+                }
+            };
             watch.run(update).await?;
             String::new()
         }
-        Command::Console(options) => return console(&cli.connection, options).await,
+        Command::Console(options) => {
+            let is_default = cli.output == Output::Table;
+            anyhow::ensure!(is_default, "console serves a page; it has no output format");
+            return console(&cli.connection, options).await;
+        }
         Command::Quota { name } => {
             let (client, _) = connect(&cli.connection).await?;
             let snapshot = snapshot::take(&client).await?;
@@ -293,12 +332,20 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             cli.output.format(&document, || quota::text(&quotas))?
         }
         Command::Gangs => {
-            let (client, _) = connect(&cli.connection).await?;
-            let mut pods = snapshot::list(&client, &ListParams::default()).await?;
+            let (client, own) = connect(&cli.connection).await?;
+            let mut pods = match snapshot::list::<Pod>(&client, &ListParams::default()).await {
+                Ok(pods) => pods,
+                Err(error) => {
+                    let plural = tenant::limit(error)?;
+                    let pods = tenant::list(&client, &own).await?;
+                    tenant::note(&plural, "only the gangs of your namespace are shown");
+                    pods
+                }
+            };
             if let Some(namespace) = &cli.connection.namespace {
                 pods.retain(|pod: &Pod| pod.metadata.namespace.as_ref() == Some(namespace));
             }
-            let minimums = gangs::minimums(&client).await?;
+            let minimums = gangs::minimums(&client, &own).await?;
             let gangs = gangs::gangs(&pods, &minimums, Timestamp::now());
             let document = serde_json::json!({"gangs": gangs});
             cli.output.format(&document, || gangs::text(&gangs))?
@@ -317,32 +364,64 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::Explain(Explain::Claim { name, decision }) => {
             let (client, namespace) = connect(&cli.connection).await?;
-            let mut snapshot = snapshot::take(&client).await?;
-            let report =
-                explain::claim::explain(&mut snapshot, &namespace, &name, &decision.into())?;
-            cli.output.format(&report, || report.text())?
+            match Box::pin(snapshot::take(&client)).await {
+                Ok(mut snapshot) => {
+                    let settings = decision.into();
+                    let report =
+                        explain::claim::explain(&mut snapshot, &namespace, &name, &settings)?;
+                    cli.output.format(&report, || report.text())?
+                }
+                Err(error) => {
+                    let plural = tenant::limit(error)?;
+                    let text = tenant::explain_claim(&client, &namespace, &name).await?;
+                    tenant::note(
+                        &plural,
+                        "the answer comes from the namespace and the controller",
+                    );
+                    let document = serde_json::json!({"text": text});
+                    cli.output.format(&document, || text.clone())?
+                }
+            }
         }
         Command::Explain(Explain::Pod { name, decision }) => {
             let (client, namespace) = connect(&cli.connection).await?;
-            let mut snapshot = snapshot::take(&client).await?;
-            let report =
-                explain::pod_with_changes(&mut snapshot, &namespace, &name, &decision.into())?;
-            cli.output.format(&report, || report.text())?
+            match Box::pin(snapshot::take(&client)).await {
+                Ok(mut snapshot) => {
+                    let settings = decision.into();
+                    let report =
+                        explain::pod_with_changes(&mut snapshot, &namespace, &name, &settings)?;
+                    cli.output.format(&report, || report.text())?
+                }
+                Err(error) => {
+                    let plural = tenant::limit(error)?;
+                    let report = tenant::explain_pod(&client, &namespace, &name).await?;
+                    tenant::note(&plural, "the answer comes from the controller");
+                    cli.output.format(&report, || report.text())?
+                }
+            }
         }
         Command::Simulate(options) => {
             return simulate::run(&cli.connection, &options, cli.output).await;
         }
         Command::Dump { support: false } => {
             let (client, _) = connect(&cli.connection).await?;
-            output::json(&snapshot::fetch_with_templates(&client).await?.trimmed())?
+            let objects = snapshot::fetch_for_new_pods(&client).await?.trimmed();
+            cli.output.document(&objects)?
         }
     };
     output::print(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn top_text(snapshot: &snapshot::Snapshot, output: Output) -> anyhow::Result<String> {
-    let gpus = top::gpus(snapshot);
+fn top_text(
+    snapshot: &snapshot::Snapshot,
+    namespace: Option<&str>,
+    output: Output,
+) -> anyhow::Result<String> {
+    let mut gpus = top::gpus(snapshot);
+    if let Some(namespace) = namespace {
+        gpus.retain(|gpu| gpu.claims.iter().any(|claim| claim.namespace == namespace));
+    }
     let problems = top::problems(snapshot);
     let document = serde_json::json!({"gpus": gpus, "problems": problems});
     output.format(&document, || {

@@ -19,6 +19,14 @@ pub(crate) enum Output {
 }
 
 impl Output {
+    /// Formats a value as a document, JSON by default.
+    pub(crate) fn document(self, value: &impl serde::Serialize) -> anyhow::Result<String> {
+        match self {
+            Self::Yaml => self.format(value, String::new),
+            Self::Table | Self::Wide | Self::Json => json(value),
+        }
+    }
+
     /// Formats a value as a document, or by `table`.
     pub(crate) fn format(
         self,

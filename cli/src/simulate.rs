@@ -47,7 +47,7 @@ pub(crate) async fn run(
         }
         None => {
             let (client, namespace) = connect(connection).await?;
-            (snapshot::fetch_with_templates(&client).await?, namespace)
+            (snapshot::fetch_for_new_pods(&client).await?, namespace)
         }
     };
     let (mut snapshot, templates) = objects.into_snapshot();

@@ -1,6 +1,6 @@
 //! `kubectl drava top`: allocations of each GPU.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Add;
 
 use drava_allocator::attribute::Attribute;
@@ -9,6 +9,7 @@ use drava_allocator::device::Device;
 use drava_allocator::pool::Pool;
 use drava_allocator::reason::bytes;
 use drava_allocator::usage::{AllocatedDevice, DeviceAccess, DeviceUse, Usage};
+use drava_api::leader::Reservation;
 use drava_api::{DeviceType, Quantity, names};
 use serde::Serialize;
 
@@ -34,6 +35,9 @@ pub(crate) struct Gpu {
     /// Taints of its devices, without duplicates.
     pub(crate) taints: Vec<GpuTaint>,
     pub(crate) claims: Vec<GpuClaim>,
+    /// Pods for which devices of the GPU are reserved: not allocated, and not free for others.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    reserved: Vec<String>,
 }
 
 /// A taint of the devices of a GPU.
@@ -121,6 +125,7 @@ pub(crate) enum Access {
 
 /// Allocations of the cluster by pool and device, and the pods of the claims.
 struct Index<'a> {
+    reservations: &'a [Reservation],
     allocated: BTreeMap<(&'a str, &'a str), Vec<&'a AllocatedDevice>>,
     pods: BTreeMap<&'a str, Vec<String>>,
 }
@@ -143,9 +148,27 @@ impl<'a> Index<'a> {
             Some((uid, pods.map(|pod| pod.name.clone()).collect()))
         });
         Self {
+            reservations: &snapshot.reservations,
             pods: pods.collect(),
             allocated,
         }
+    }
+
+    /// Returns the pods for which one of the devices is reserved.
+    fn reserved(&self, pool: &str, devices: &[(&Device, &DeviceUse)]) -> Vec<String> {
+        let is_reserved = |reservation: &&Reservation| {
+            reservation.devices.iter().any(|reserved| {
+                reserved.pool == pool
+                    && devices
+                        .iter()
+                        .any(|(device, _)| *device.name == *reserved.device)
+            })
+        };
+        let reservations = self.reservations.iter().filter(is_reserved);
+        let pods: BTreeSet<String> = reservations
+            .map(|reservation| format!("{}/{}", reservation.namespace, reservation.pod))
+            .collect();
+        pods.into_iter().collect()
     }
 
     fn claims(&self, pool: &str, device: &Device) -> Vec<GpuClaim> {
@@ -251,6 +274,8 @@ fn gpu(
     let allocated_amount = |capacity: &str| {
         let total = devices
             .iter()
+            // Of a shared GPU what shares can have: the whole GPU has a little more memory.
+            .filter(|(device, _)| mode != Mode::Shared || device.kind == Some(DeviceType::Vgpu))
             .filter_map(|(device, _)| device.amount(capacity))
             .max()
             .unwrap_or_default();
@@ -285,6 +310,7 @@ fn gpu(
         cores: allocated_amount(names::capacity::CORES),
         slots: allocated_amount(names::capacity::SLOTS),
         taints: taints(pool, &devices),
+        reserved: index.reserved(pool_name, &devices),
         claims,
     })
 }
@@ -341,7 +367,7 @@ pub(crate) fn text(gpus: &[Gpu], problems: &[String], is_wide: bool) -> String {
     }
     let rows: Vec<_> = gpus
         .iter()
-        .map(|gpu| {
+        .flat_map(|gpu| {
             let mut row = vec![
                 gpu.node.clone(),
                 gpu.gpu.clone(),
@@ -360,27 +386,28 @@ pub(crate) fn text(gpus: &[Gpu], problems: &[String], is_wide: bool) -> String {
                 ),
                 format!("{} / {}", gpu.cores.allocated, gpu.cores.total),
                 format!("{} / {}", gpu.slots.allocated, gpu.slots.total),
-                gpu.claims
-                    .iter()
-                    .map(|claim| claim.text(is_wide))
-                    .collect::<Vec<_>>()
-                    .join(", "),
             ];
-            row.extend(is_wide.then(|| gpu.uuid.clone()));
-            row
+            if !is_wide {
+                row.push(gpu.claims_text());
+                return vec![row];
+            }
+            row.push(gpu.uuid.clone());
+            let columns = row.len();
+            let reserved = gpu.reserved.iter();
+            let reserved = reserved.map(|pod| format!("reserved for {pod}"));
+            let mut lines = gpu.claims.iter().map(GpuClaim::text).chain(reserved);
+            row.push(lines.next().unwrap_or_default());
+            let further = lines.map(move |line| {
+                let mut row = vec![String::new(); columns];
+                row.push(line);
+                row
+            });
+            std::iter::once(row).chain(further).collect()
         })
         .collect();
-    let mut header = vec![
-        "NODE",
-        "GPU",
-        "MODEL",
-        "MODE",
-        "MEMORY",
-        "CORES",
-        "SLOTS",
-        "CLAIMS (PODS)",
-    ];
+    let mut header = vec!["NODE", "GPU", "MODEL", "MODE", "MEMORY", "CORES", "SLOTS"];
     header.extend(is_wide.then_some("UUID"));
+    header.push("CLAIMS (PODS)");
     let mut text = table(&header, rows);
     for problem in problems {
         text.push_str(&format!("warning: {problem}\n"));
@@ -397,15 +424,40 @@ impl GpuClaim {
         }
     }
 
-    fn text(&self, is_wide: bool) -> String {
-        let device = match is_wide {
-            true => format!(" on {}", self.device),
-            false => String::new(),
-        };
+    fn text(&self) -> String {
+        let Self { name, device, .. } = self;
         if self.pods.is_empty() {
-            format!("{}{device} (no pod)", self.name)
+            format!("{name} on {device} (no pod)")
         } else {
-            format!("{}{device} ({})", self.name, self.pods.join(", "))
+            format!("{name} on {device} ({})", self.pods.join(", "))
+        }
+    }
+}
+
+impl Gpu {
+    /// Names the only claim, or counts them; and the pods for which devices are reserved.
+    fn claims_text(&self) -> String {
+        let mut parts = Vec::new();
+        if !self.claims.is_empty() {
+            parts.push(self.allocated_text());
+        }
+        parts.extend(
+            self.reserved
+                .iter()
+                .map(|pod| format!("reserved for {pod}")),
+        );
+        parts.join(", ")
+    }
+
+    fn allocated_text(&self) -> String {
+        match self.claims.as_slice() {
+            [] => String::new(),
+            [claim] if claim.pods.is_empty() => format!("{} (no pod)", claim.name),
+            [claim] => format!("{} ({})", claim.name, claim.pods.join(", ")),
+            claims => {
+                let pods: usize = claims.iter().map(|claim| claim.pods.len()).sum();
+                format!("{} claims ({pods} pods)", claims.len())
+            }
         }
     }
 }
@@ -421,7 +473,7 @@ mod tests {
             text(&gpus(&snapshot()), &problems(&snapshot()), false),
             "\
 NODE   GPU     MODEL         MODE     MEMORY            CORES       SLOTS    CLAIMS (PODS)
-n1     gpu-0   NVIDIA H100   shared   24 GiB / 80 GiB   30 / 100    2 / 10   default/a (a-pod), default/b (no pod)
+n1     gpu-0   NVIDIA H100   shared   24 GiB / 80 GiB   30 / 100    2 / 10   2 claims (1 pods)
 n1     gpu-1   NVIDIA H100   whole    80 GiB / 80 GiB   100 / 100   0 / 10   default/w (w-pod)
 "
         );
@@ -430,10 +482,33 @@ n1     gpu-1   NVIDIA H100   whole    80 GiB / 80 GiB   100 / 100   0 / 10   def
     #[test]
     fn wide_table_has_uuids_and_devices() {
         let wide = text(&gpus(&snapshot()), &[], true);
-        assert!(wide.contains("default/a on gpu-0-vgpu (a-pod)"), "{wide}");
-        let header = wide.lines().next().unwrap_or_default();
-        assert!(header.ends_with("UUID"), "{wide}");
-        assert!(wide.contains("GPU-"), "{wide}");
+        let lines: Vec<&str> = wide.lines().map(str::trim_end).collect();
+        assert_eq!(lines.len(), 4, "a line for each claim: {wide}");
+        assert!(lines[0].contains("UUID"), "{wide}");
+        assert!(
+            lines[1].ends_with("GPU-0   default/a on gpu-0-vgpu (a-pod)"),
+            "{wide}"
+        );
+        assert_eq!(lines[2].trim_start(), "default/b on gpu-0-vgpu (no pod)");
+    }
+
+    #[test]
+    fn names_pods_with_reserved_devices() {
+        let mut snapshot = snapshot();
+        snapshot.reservations = serde_json::from_value(serde_json::json!([{
+            "namespace": "x", "pod": "head", "claim": "head", "purpose": "HeadOfQueue",
+            "devices": [{"request": "gpu", "pool": "n1/gpus", "device": "gpu-1"}],
+        }]))
+        .expect("reservations");
+        let table = text(&gpus(&snapshot), &[], false);
+        assert!(
+            table.contains(
+                "80 GiB / 80 GiB   100 / 100   0 / 10   default/w (w-pod), reserved for x/head\n"
+            ),
+            "{table}"
+        );
+        let wide = text(&gpus(&snapshot), &[], true);
+        assert!(wide.contains(" reserved for x/head\n"), "{wide}");
     }
 
     #[test]

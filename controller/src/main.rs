@@ -14,6 +14,7 @@ use drava_controller::leader;
 use drava_controller::operate::clock::Clock;
 use drava_controller::operate::health::{self, Health};
 use drava_controller::operate::metrics::Metrics;
+use drava_controller::reservations;
 use drava_controller::watch::connection;
 use drava_controller::write::lease::{LeaseElection, Term};
 use kube::Client;
@@ -182,6 +183,7 @@ async fn lead_when_elected(
                 rotate_certificate(client, options, &term, &end),
                 maintain_templates((client, watching), options, &term, &end),
                 Box::pin(maintain_explanations(client, options, &term, &end)),
+                publish_reservations(client, metrics, &term, &end),
             );
         };
         tokio::pin!(led);
@@ -244,6 +246,19 @@ async fn maintain_explanations(
     };
     tokio::select! {
         () = explanations::maintain(client.clone(), &settings, term) => {}
+        () = end.cancelled() => {}
+    }
+}
+
+/// Publishes the reservations until `end`.
+async fn publish_reservations(
+    client: &Client,
+    metrics: &Metrics,
+    term: &Term,
+    end: &CancellationToken,
+) {
+    tokio::select! {
+        () = reservations::publish(client.clone(), metrics, term) => {}
         () = end.cancelled() => {}
     }
 }

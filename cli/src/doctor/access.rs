@@ -114,6 +114,12 @@ pub(super) fn required(state: &ClusterState) -> Vec<Permission> {
                 "gpucontrollerleaders",
                 Some("drava-controller"),
             ),
+            (
+                "patch",
+                names::GROUP,
+                "gpucontrollerleaders/status",
+                Some("drava-controller"),
+            ),
             ("watch", names::GROUP, "gpuquotas", None),
             ("patch", names::GROUP, "gpuquotas/status", None),
             ("watch", names::GROUP, "gpupolicies", None),

@@ -14,6 +14,7 @@ use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::capacity::Amounts;
+use crate::claim::ClaimId;
 use crate::fragmentation::mix::Mix;
 use crate::node::NodeInfo;
 use crate::node::neighbors::Neighbor;
@@ -156,7 +157,7 @@ impl Cluster {
     }
 
     /// Returns the names of all nodes.
-    pub(crate) fn node_names(&self) -> impl Iterator<Item = &str> {
+    pub fn node_names(&self) -> impl Iterator<Item = &str> {
         self.nodes.keys().map(String::as_str)
     }
 
@@ -320,20 +321,30 @@ impl Cluster {
 
     fn assume_devices(&mut self, placement: &Placement, is_charged: bool) {
         for claim in &placement.claims {
-            let key = (claim.claim.namespace.clone(), claim.claim.name.clone());
-            let allocated_devices = claim.allocated_devices();
-            let touched = pools_of(&allocated_devices);
-            let uid = claim.claim.uid.clone();
-            self.assumed.insert(
-                key.clone(),
-                Assumed {
-                    uid,
-                    allocated_devices,
-                    is_charged,
-                },
-            );
-            self.recount(&key, &touched);
+            self.take_devices(&claim.claim, claim.allocated_devices(), is_charged);
         }
+    }
+
+    /// Keeps devices for a claim like [`Self::hold`], without its placement.
+    pub fn hold_devices(&mut self, claim: &ClaimId, devices: Vec<AllocatedDevice>) {
+        self.take_devices(claim, devices, false);
+    }
+
+    fn take_devices(
+        &mut self,
+        claim: &ClaimId,
+        allocated_devices: Vec<AllocatedDevice>,
+        is_charged: bool,
+    ) {
+        let key = (claim.namespace.clone(), claim.name.clone());
+        let touched = pools_of(&allocated_devices);
+        let assumed = Assumed {
+            uid: claim.uid.clone(),
+            allocated_devices,
+            is_charged,
+        };
+        self.assumed.insert(key.clone(), assumed);
+        self.recount(&key, &touched);
     }
 
     /// Forgets an assumed allocation whose write has failed.

@@ -19,6 +19,9 @@ mod quota;
 pub use quota::RaisedLimit;
 use quota::raised_limits;
 
+/// Name of a pod that a user may not know.
+const OTHER_NAMESPACE: &str = "a pod of another namespace";
+
 /// Maximum number of suggestions to end pods.
 const MAX_ENDINGS: usize = 3;
 /// Maximum number of trials to end pods; each is a decision on one node.
@@ -63,6 +66,12 @@ pub struct Ending {
     pod: String,
 }
 
+impl Ending {
+    fn text(&self) -> String {
+        format!("{} (priority {})", self.pod, self.priority)
+    }
+}
+
 impl Change {
     /// Hides the names of pods of other namespaces.
     pub fn hide_other_namespaces(&mut self, namespace: &str) {
@@ -70,7 +79,7 @@ impl Change {
             for ending in pods {
                 let of_namespace = ending.pod.split_once('/');
                 if of_namespace.is_none_or(|(of, _)| of != namespace) {
-                    "a pod of another namespace".clone_into(&mut ending.pod);
+                    OTHER_NAMESPACE.clone_into(&mut ending.pod);
                 }
             }
         }
@@ -86,10 +95,16 @@ impl Change {
                 mib,
             } => format!("request at most {mib}Mi of memory (claim {claim}, request {request})"),
             Self::EndPods { node, pods } => {
-                let pods: Vec<String> = pods
+                let (hidden, named): (Vec<_>, Vec<_>) = pods
                     .iter()
-                    .map(|ending| format!("{} (priority {})", ending.pod, ending.priority))
-                    .collect();
+                    .partition(|ending| ending.pod == OTHER_NAMESPACE);
+                let named = named.iter().map(|ending| ending.text());
+                let hidden = match hidden.as_slice() {
+                    [] => None,
+                    [ending] => Some(ending.text()),
+                    endings => Some(format!("{} pods of other namespaces", endings.len())),
+                };
+                let pods: Vec<String> = named.chain(hidden).collect();
                 format!("end {} on node {node}", pods.join(", "))
             }
             Self::RaiseLimits { limits } => {

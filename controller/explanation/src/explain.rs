@@ -3,7 +3,9 @@
 
 use std::collections::BTreeMap;
 
+use drava_allocator::claim::{ClaimId, Ownership, classify};
 use drava_allocator::claim_problem::{ClaimProblem, Claims, resolve};
+use drava_allocator::cluster::Cluster;
 use drava_allocator::explanation::{DeviceVerdict, Explanation, NodeVerdict};
 use drava_allocator::object::{ObjectKey, object_key};
 use drava_allocator::placement::Policies;
@@ -16,6 +18,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde::Serialize;
 
+use crate::advice;
 use crate::changes::{self, Change, changes_text};
 use crate::snapshot::Snapshot;
 use crate::table::table;
@@ -46,6 +49,12 @@ pub struct Report {
     /// After each of them the pod fits, if no node is feasible.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub changes: Vec<Change>,
+    /// Devices that are reserved for the pod.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    reserved: Vec<String>,
+    /// Likely mistakes in the pod and its claims.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    advice: Vec<String>,
 }
 
 /// State of a pod's allocation.
@@ -155,20 +164,66 @@ pub fn pod_with_changes(
 /// # Errors
 /// If the pod does not exist.
 pub fn pod(
-    snapshot: &Snapshot,
+    snapshot: &mut Snapshot,
     namespace: &str,
     name: &str,
     settings: &Settings,
 ) -> Result<Report, ExplainError> {
-    let pod = snapshot
-        .pods
-        .iter()
-        .find(|pod| is(pod, namespace, name))
-        .ok_or_else(|| ExplainError::PodMissing {
-            namespace: namespace.to_owned(),
-            name: name.to_owned(),
-        })?;
-    Ok(of_pod(snapshot, pod, settings, Depth::Devices))
+    let found = snapshot.pods.iter().find(|pod| is(pod, namespace, name));
+    let pod = found.cloned().ok_or_else(|| ExplainError::PodMissing {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+    })?;
+    let mut report = of_pod(snapshot, &pod, settings, Depth::Devices);
+    report.advice = advice_of(snapshot, &pod);
+    if report.state == State::Feasible
+        && !snapshot.reservations.is_empty()
+        && let Stage::Requesting(request) = stage(snapshot, &pod, &settings.schedulers)
+    {
+        let key = object_key(&pod.metadata);
+        if let Some(reserved) = snapshot.waits_for_reserved(&key, &request, settings.policies) {
+            report.state = State::Waiting;
+            report.reason = Some(reserved.reason());
+            report.summary = reserved.summary();
+        }
+    }
+    Ok(report)
+}
+
+/// Returns the devices that are reserved for a pod, each with its pool.
+fn reserved(snapshot: &Snapshot, namespace: &str, pod: &str) -> Vec<String> {
+    let reservations = snapshot.reservations.iter();
+    let own =
+        reservations.filter(|reserved| reserved.namespace == namespace && reserved.pod == pod);
+    let devices = own.flat_map(|reserved| &reserved.devices);
+    devices
+        .map(|device| format!("{} of pool {}", device.device, device.pool))
+        .collect()
+}
+
+/// Returns the likely mistakes in a pod and its claims.
+fn advice_of(snapshot: &Snapshot, pod: &Pod) -> Vec<String> {
+    let Ok(claims) = resolve(pod, &snapshot) else {
+        return Vec::new();
+    };
+    let known = snapshot.known();
+    let is_own = |claim: &ResourceClaim| {
+        let cluster = &snapshot.cluster;
+        matches!(
+            classify(claim, &cluster.classes, &cluster.selectors),
+            Ownership::Ours(_) | Ownership::Rejected(_)
+        )
+    };
+    let own = claims.iter().filter(|(_, claim)| is_own(claim));
+    let own = own.map(|(entry, _)| entry.clone()).collect();
+    let mut found = advice::of_pod(pod, &own);
+    for (_, claim) in &claims {
+        let spec = claim.spec.iter();
+        let of_claim = spec.flat_map(|spec| advice::of_claim(spec, "spec", known));
+        let id = ClaimId::of(claim);
+        found.extend(of_claim.map(|text| format!("claim {id}: {text}")));
+    }
+    found
 }
 
 /// Level of detail of an explanation.
@@ -192,6 +247,8 @@ pub fn of_pod(snapshot: &Snapshot, pod: &Pod, settings: &Settings, depth: Depth)
         blockers: Vec::new(),
         placements: Vec::new(),
         changes: Vec::new(),
+        reserved: reserved(snapshot, &namespace, &name),
+        advice: Vec::new(),
     };
     (report.state, report.summary) = match stage(snapshot, pod, &settings.schedulers) {
         Stage::WithoutClaim(problem) => {
@@ -222,6 +279,14 @@ pub fn of_pod(snapshot: &Snapshot, pod: &Pod, settings: &Settings, depth: Depth)
             report.reason = planned.as_ref().map(|(reason, _)| *reason);
             match decision {
                 Ok(_) if let Some((_, text)) = planned => (State::Waiting, text),
+                Ok(placement) if let Some(gang) = gang(pod) => (
+                    State::Feasible,
+                    format!(
+                        "node {} is feasible for this pod; its gang {gang} is allocated when enough members fit at the same \
+                         time, so explain the others, too",
+                        placement.node
+                    ),
+                ),
                 Ok(placement) => (
                     State::Feasible,
                     format!(
@@ -279,7 +344,9 @@ fn stage<'a>(snapshot: &Snapshot, pod: &'a Pod, schedulers: &[String]) -> Stage<
     };
     if request.claims.is_empty() {
         if pod::node(pod).is_none()
-            && let Some(explanation) = request.unallocatable
+            && let Some(explanation) = request
+                .unallocatable
+                .or_else(|| unknown_class(cluster, &named))
         {
             return Stage::Rejected(explanation);
         }
@@ -307,6 +374,25 @@ fn stage<'a>(snapshot: &Snapshot, pod: &'a Pod, schedulers: &[String]) -> Stage<
         return Stage::Rejected(Explanation::scheduler_not_served(pod, schedulers));
     }
     Stage::Requesting(Box::new(request))
+}
+
+/// Returns that a claim names a class which does not exist, if one of this driver is probably meant.
+pub(crate) fn unknown_class(
+    cluster: &Cluster,
+    claims: &[(&str, &ResourceClaim)],
+) -> Option<Explanation> {
+    let mut claims = claims.iter();
+    claims.find_map(|(_, claim)| {
+        let problem = advice::unknown_class_of(claim, &cluster.classes)?;
+        let message = format!("claim {}: {problem}", ClaimId::of(claim));
+        Some(Explanation::rejected(Reason::UnknownClass, message))
+    })
+}
+
+/// Returns the name of the gang that the annotations of a pod define.
+fn gang(pod: &Pod) -> Option<&str> {
+    let annotations = pod.metadata.annotations.as_ref()?;
+    annotations.get(names::GANG_ANNOTATION).map(String::as_str)
 }
 
 /// Returns why the pod waits, if that is something that the controller alone knows, such as a reservation: the reason in the
@@ -404,8 +490,9 @@ impl<'a> Claims<&'a ResourceClaim> for &'a Snapshot {
             .find_map(|(_, text)| text.strip_prefix(&object).map(str::to_owned))
     }
 
-    fn has_template(&self, _: &ObjectKey) -> Option<bool> {
-        None
+    fn has_template(&self, key: &ObjectKey) -> Option<bool> {
+        let templates = self.templates.as_ref()?;
+        Some(templates.contains(key))
     }
 }
 
@@ -521,6 +608,15 @@ impl Report {
                     placement.claim
                 ),
             });
+        }
+        if !self.reserved.is_empty() {
+            text.push_str(&format!(
+                "reserved for the pod until others end: {}\n",
+                self.reserved.join(", ")
+            ));
+        }
+        for advice in &self.advice {
+            text.push_str(&format!("note: {advice}\n"));
         }
         text
     }

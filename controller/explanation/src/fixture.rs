@@ -159,8 +159,9 @@ fn pod(name: &str, claim: Option<&str>) -> Pod {
         .iter()
         .map(|claim| json!({"name": "gpu", "resourceClaimName": claim}))
         .collect();
+    let containers: Vec<_> = claim.iter().map(|_| json!({"name": "gpu"})).collect();
     object(json!({
         "metadata": {"name": name, "namespace": "default", "uid": name},
-        "spec": {"containers": [{"name": "c"}], "resourceClaims": claims},
+        "spec": {"containers": [{"name": "c", "resources": {"claims": containers}}], "resourceClaims": claims},
     }))
 }

@@ -4,6 +4,7 @@
 //! A [`snapshot`] of the cluster is decided by the controller's allocator. `kubectl drava` takes it with the permissions of
 //! the user, the controller with its own.
 
+pub mod advice;
 pub mod changes;
 mod defaults;
 pub mod explain;

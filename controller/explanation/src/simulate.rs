@@ -1,29 +1,56 @@
 //! `kubectl drava simulate`: where pods of a manifest would run, without creating them.
+//!
+//! A gang of the manifest starts as a whole or not at all, as the controller allocates it.
 
 use std::collections::BTreeSet;
 
+use drava_allocator::capacity::Amounts;
+use drava_allocator::claim::ClaimId;
+use drava_allocator::cluster::{Cluster, is_finished};
+use drava_allocator::node::PodDemand;
+use drava_allocator::object::object_key;
+use drava_allocator::placement::Placement;
 use drava_allocator::pod_request::PodRequest;
 use drava_allocator::{pod, usage::AllocatedDevice};
-use k8s_openapi::api::core::v1::{Pod, PodResourceClaim, PodTemplateSpec};
+use drava_api::names;
+use drava_api::reason::Reason;
+use k8s_openapi::api::core::v1::{Pod, PodResourceClaim, PodTemplateSpec, Toleration};
 use k8s_openapi::api::node::v1::RuntimeClass;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use crate::advice;
 use crate::changes::{self, Change, changes_text};
 use crate::defaults::{self, Overheads};
-use crate::explain::Settings;
+use crate::explain::{Settings, unknown_class};
 use crate::snapshot::Snapshot;
 use crate::table::table;
+
+/// Taints below `node.kubernetes.io` that the pods of a DaemonSet tolerate.
+const DAEMON_TOLERATIONS: [&str; 6] = [
+    "not-ready",
+    "unreachable",
+    "disk-pressure",
+    "memory-pressure",
+    "pid-pressure",
+    "unschedulable",
+];
 
 /// Result of a simulation: the pods in the order of the manifest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Report {
     pods: Vec<SimulatedPod>,
+    /// Number of pods that fit, of those that request devices.
+    fitting: usize,
+    requesting: usize,
     /// Workloads that are not simulated, with the cause.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     skipped: Vec<String>,
+    /// Likely mistakes in the claims, claim templates and pods of the manifests.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    advice: Vec<String>,
 }
 
 /// Result for one pod.
@@ -128,105 +155,300 @@ pub fn run(
 ) -> Result<Report, SimulateError> {
     let mut manifest = Manifest::default();
     for document in documents {
-        manifest.add(document, namespace, replicas, limit)?;
+        manifest.add(document, namespace, replicas, limit, &snapshot.cluster)?;
     }
+    let advice = manifest.advice(snapshot);
     // Objects of the manifest replace those of the cluster.
     manifest.templates.extend(templates);
     let mut overheads = snapshot.overheads.clone();
     overheads.append(&mut manifest.overheads);
-    let mut used = BTreeSet::new();
-    let mut pods = Vec::new();
+    snapshot.hold_reservations(None);
+    let mut members = Vec::new();
     for (number, mut pod) in std::mem::take(&mut manifest.pods).into_iter().enumerate() {
         pod.metadata.uid = Some(format!("simulated-pod-{number}"));
         defaults::set(&mut pod, &overheads);
-        let name = format!(
-            "{}/{}",
-            pod.metadata.namespace.as_deref().unwrap_or_default(),
-            pod.metadata.name.as_deref().unwrap_or_default()
-        );
-        let outcome = simulate(snapshot, &manifest, &pod, &mut used, settings)?;
-        pods.push(SimulatedPod { pod: name, outcome });
+        members.push(pod);
     }
+    let mut simulation = Simulation {
+        snapshot,
+        manifest: &manifest,
+        settings,
+        used: BTreeSet::new(),
+        last_rejection: None,
+    };
+    let mut outcomes: Vec<Option<Outcome>> = vec![None; members.len()];
+    for (index, pod) in members.iter().enumerate() {
+        if outcomes.get(index).is_some_and(Option::is_some) {
+            continue;
+        }
+        let indices: Vec<usize> = match Gang::of(pod) {
+            None => vec![index],
+            Some(gang) => {
+                let later = members.iter().enumerate().skip(index);
+                let of_gang = later.filter(|(_, other)| Gang::of(other).as_ref() == Some(&gang));
+                of_gang.map(|(index, _)| index).collect()
+            }
+        };
+        let group: Vec<&Pod> = indices
+            .iter()
+            .filter_map(|index| members.get(*index))
+            .collect();
+        let decided = simulation.decide_group(&group, Gang::of(pod).as_ref())?;
+        for (index, outcome) in indices.into_iter().zip(decided) {
+            if let Some(slot) = outcomes.get_mut(index) {
+                *slot = Some(outcome);
+            }
+        }
+    }
+    let pods: Vec<SimulatedPod> = members
+        .iter()
+        .zip(outcomes)
+        .filter_map(|(pod, outcome)| {
+            let pod = qualified(pod);
+            outcome.map(|outcome| SimulatedPod { pod, outcome })
+        })
+        .collect();
+    let count = |is: fn(&Outcome) -> bool| pods.iter().filter(|pod| is(&pod.outcome)).count();
     Ok(Report {
+        fitting: count(|outcome| matches!(outcome, Outcome::Placed { .. })),
+        requesting: count(|outcome| !matches!(outcome, Outcome::NoGpuRequest)),
         pods,
         skipped: manifest.skipped,
+        advice,
     })
 }
 
-fn simulate(
-    snapshot: &mut Snapshot,
-    manifest: &Manifest,
-    pod: &Pod,
-    used: &mut BTreeSet<String>,
-    settings: &Settings,
-) -> Result<Outcome, SimulateError> {
-    let entries = pod
-        .spec
-        .iter()
-        .flat_map(|spec| spec.resource_claims.iter().flatten());
-    let claims = entries
-        .map(|entry| {
-            Ok((
-                entry.name.clone(),
-                manifest.claim(snapshot, pod, entry, used)?,
-            ))
+/// Returns namespace and name of a pod.
+fn qualified(pod: &Pod) -> String {
+    let (namespace, name) = object_key(&pod.metadata);
+    format!("{namespace}/{name}")
+}
+
+/// The gang that the annotations of a pod define.
+#[derive(Debug, PartialEq, Eq)]
+struct Gang {
+    namespace: Option<String>,
+    name: String,
+    min: usize,
+}
+
+impl Gang {
+    /// Returns the gang of a pod; none without a valid minimum, which the controller refuses.
+    fn of(pod: &Pod) -> Option<Self> {
+        let annotations = pod.metadata.annotations.as_ref()?;
+        let min = annotations.get(names::GANG_MIN_ANNOTATION)?;
+        Some(Self {
+            namespace: pod.metadata.namespace.clone(),
+            name: annotations.get(names::GANG_ANNOTATION)?.clone(),
+            min: min.parse().ok()?,
         })
-        .collect::<Result<Vec<(String, ResourceClaim)>, SimulateError>>()?;
-    let named: Vec<(&str, &ResourceClaim)> = claims
-        .iter()
-        .map(|(name, claim)| (name.as_str(), claim))
-        .collect();
-    let pending = |reason: String| Outcome::Pending {
-        reason,
-        changes: Vec::new(),
-    };
-    let cluster = &snapshot.cluster;
-    let request = match PodRequest::new(pod, &named, &cluster.classes, &cluster.selectors) {
-        Ok(request) => request,
-        Err(error) => return Ok(pending(error.to_string())),
-    };
-    if request.claims.is_empty() {
-        return Ok(match request.unallocatable {
-            Some(explanation) => pending(explanation.summary()),
-            None => Outcome::NoGpuRequest,
+    }
+}
+
+/// A simulation of pods one after the other.
+struct Simulation<'a> {
+    snapshot: &'a mut Snapshot,
+    manifest: &'a Manifest,
+    settings: &'a Settings,
+    /// UIDs of the claims that pods of the manifests use.
+    used: BTreeSet<String>,
+    /// The last pod that does not fit: one like it has the same changes.
+    last_rejection: Option<(String, Vec<Change>)>,
+}
+
+/// Decision for one pod.
+enum Decided {
+    /// The outcome of a pod that takes nothing.
+    Without(Outcome),
+    /// A placement, which is assumed.
+    Placed(Box<(PodRequest, Placement)>),
+}
+
+impl Simulation<'_> {
+    /// Decides pods that start together, or a single one.
+    fn decide_group(
+        &mut self,
+        pods: &[&Pod],
+        gang: Option<&Gang>,
+    ) -> Result<Vec<Outcome>, SimulateError> {
+        let mut decided = Vec::new();
+        for pod in pods {
+            decided.push(self.decide(pod)?);
+        }
+        if let Some(gang) = gang {
+            let existing = self.existing(gang);
+            let started = existing
+                .iter()
+                .filter(|pod| pod::node(pod).is_some())
+                .count();
+            let fitting = decided
+                .iter()
+                .filter(|decided| !decided.is_pending())
+                .count();
+            if started < gang.min && started + fitting < gang.min {
+                let total = existing.len() + pods.len();
+                let text = if total < gang.min {
+                    format!("{total} of {} members exist", gang.min)
+                } else {
+                    let mut rejected = pods.iter().zip(&decided);
+                    let rejected = rejected.find_map(|(pod, decided)| match decided {
+                        Decided::Without(Outcome::Pending { reason, .. }) => {
+                            Some(format!("; pod {}: {reason}", qualified(pod)))
+                        }
+                        Decided::Without(_) | Decided::Placed(_) => None,
+                    });
+                    format!(
+                        "{} of {} members fit{}",
+                        started + fitting,
+                        gang.min,
+                        rejected.unwrap_or_default()
+                    )
+                };
+                let reason = format!("{}: gang {}: {text}", Reason::WaitingForGang, gang.name);
+                return Ok(self.give_up(decided, &reason));
+            }
+        }
+        Ok(decided.into_iter().map(Decided::outcome).collect())
+    }
+
+    /// Returns the pods of the gang that exist.
+    fn existing(&self, gang: &Gang) -> Vec<&Pod> {
+        let pods = self.snapshot.pods.iter();
+        let of_gang = pods.filter(|pod| Gang::of(pod).as_ref() == Some(gang) && !is_finished(pod));
+        of_gang.collect()
+    }
+
+    /// Takes back the placements of a gang that does not start.
+    fn give_up(&mut self, decided: Vec<Decided>, reason: &str) -> Vec<Outcome> {
+        let cluster = &mut self.snapshot.cluster;
+        let outcomes = decided.into_iter().map(|decided| match decided {
+            Decided::Without(Outcome::NoGpuRequest) => Outcome::NoGpuRequest,
+            Decided::Without(Outcome::Pending { changes, .. }) => Outcome::Pending {
+                reason: reason.to_owned(),
+                changes,
+            },
+            Decided::Without(Outcome::Placed { .. }) | Decided::Placed(_) => {
+                if let Decided::Placed(placed) = &decided {
+                    let (request, placement) = &**placed;
+                    for claim in &placement.claims {
+                        cluster.forget(&(claim.claim.namespace.clone(), claim.claim.name.clone()));
+                    }
+                    cluster.forget_pod(&request.uid);
+                }
+                Outcome::Pending {
+                    reason: reason.to_owned(),
+                    changes: Vec::new(),
+                }
+            }
         });
+        outcomes.collect()
     }
-    if !pod::is_served(pod, &settings.schedulers) {
-        let explanation = drava_allocator::explanation::Explanation::scheduler_not_served(
-            pod,
-            &settings.schedulers,
-        );
-        return Ok(pending(explanation.summary()));
-    }
-    let placement = match snapshot.cluster.decide(&request, settings.policies) {
-        Ok(placement) => placement,
-        Err(explanation) => {
-            return Ok(Outcome::Pending {
-                reason: explanation.summary(),
-                changes: changes::find(snapshot, pod, &claims, settings.policies),
+
+    /// Decides a pod, and assumes its placement.
+    fn decide(&mut self, pod: &Pod) -> Result<Decided, SimulateError> {
+        let Self {
+            snapshot,
+            manifest,
+            settings,
+            used,
+            last_rejection,
+        } = self;
+        let entries = pod
+            .spec
+            .iter()
+            .flat_map(|spec| spec.resource_claims.iter().flatten());
+        let claims = entries
+            .map(|entry| {
+                Ok((
+                    entry.name.clone(),
+                    manifest.claim(snapshot, pod, entry, used)?,
+                ))
+            })
+            .collect::<Result<Vec<(String, ResourceClaim)>, SimulateError>>()?;
+        let named: Vec<(&str, &ResourceClaim)> = claims
+            .iter()
+            .map(|(name, claim)| (name.as_str(), claim))
+            .collect();
+        let pending = |reason: String| {
+            Decided::Without(Outcome::Pending {
+                reason,
+                changes: Vec::new(),
+            })
+        };
+        let cluster = &snapshot.cluster;
+        let request = match PodRequest::new(pod, &named, &cluster.classes, &cluster.selectors) {
+            Ok(request) => request,
+            Err(error) => return Ok(pending(error.to_string())),
+        };
+        if request.claims.is_empty() {
+            let impossible = request
+                .unallocatable
+                .or_else(|| unknown_class(cluster, &named));
+            return Ok(match impossible {
+                Some(explanation) => pending(explanation.summary()),
+                None => Decided::Without(Outcome::NoGpuRequest),
             });
         }
-    };
-    snapshot.cluster.assume(&placement);
-    snapshot
-        .cluster
-        .assume_pod(&request.uid, &placement.node, &request.demand);
-    let device =
-        |device: &AllocatedDevice| format!("{}: {}/{}", device.request, device.pool, device.device);
-    let devices = placement
-        .claims
-        .iter()
-        .flat_map(|claim| claim.allocated_devices());
-    let reasons: Vec<String> = placement
-        .claims
-        .iter()
-        .map(|claim| placement.reason(claim))
-        .collect();
-    Ok(Outcome::Placed {
-        devices: devices.map(|allocated| device(&allocated)).collect(),
-        reason: reasons.join("; "),
-        node: placement.node,
-    })
+        if !pod::is_served(pod, &settings.schedulers) {
+            let explanation = drava_allocator::explanation::Explanation::scheduler_not_served(
+                pod,
+                &settings.schedulers,
+            );
+            return Ok(pending(explanation.summary()));
+        }
+        let placement = match snapshot.cluster.decide(&request, settings.policies) {
+            Ok(placement) => placement,
+            Err(explanation) => {
+                snapshot.lift_reservations();
+                let own = object_key(&pod.metadata);
+                let reserved = snapshot.waits_for_reserved(&own, &request, settings.policies);
+                snapshot.hold_reservations(None);
+                let reason = reserved.unwrap_or(explanation).summary();
+                let known = last_rejection.take().filter(|(same, _)| *same == reason);
+                let changes = match known {
+                    Some((_, changes)) => changes,
+                    None => changes::find(snapshot, pod, &claims, settings.policies),
+                };
+                *last_rejection = Some((reason.clone(), changes.clone()));
+                return Ok(Decided::Without(Outcome::Pending { reason, changes }));
+            }
+        };
+        snapshot.cluster.assume(&placement);
+        snapshot
+            .cluster
+            .assume_pod(&request.uid, &placement.node, &request.demand);
+        Ok(Decided::Placed(Box::new((request, placement))))
+    }
+}
+
+impl Decided {
+    const fn is_pending(&self) -> bool {
+        matches!(self, Self::Without(Outcome::Pending { .. }))
+    }
+
+    fn outcome(self) -> Outcome {
+        let placement = match self {
+            Self::Without(outcome) => return outcome,
+            Self::Placed(placed) => placed.1,
+        };
+        let device = |device: &AllocatedDevice| {
+            format!("{}: {}/{}", device.request, device.pool, device.device)
+        };
+        let devices = placement
+            .claims
+            .iter()
+            .flat_map(|claim| claim.allocated_devices());
+        let reasons: Vec<String> = placement
+            .claims
+            .iter()
+            .map(|claim| placement.reason(claim))
+            .collect();
+        Outcome::Placed {
+            devices: devices.map(|allocated| device(&allocated)).collect(),
+            reason: reasons.join("; "),
+            node: placement.node,
+        }
+    }
 }
 
 impl Manifest {
@@ -236,6 +458,7 @@ impl Manifest {
         namespace: &str,
         replicas: Option<usize>,
         limit: usize,
+        cluster: &Cluster,
     ) -> Result<(), SimulateError> {
         let kind = document["kind"].as_str().unwrap_or_default().to_owned();
         let name = document["metadata"]["name"].as_str().unwrap_or_default();
@@ -247,7 +470,7 @@ impl Manifest {
         match kind.as_str() {
             "List" => {
                 for item in document["items"].as_array().into_iter().flatten() {
-                    self.add(item.clone(), namespace, replicas, limit)?;
+                    self.add(item.clone(), namespace, replicas, limit, cluster)?;
                 }
             }
             "Pod" => {
@@ -263,18 +486,7 @@ impl Manifest {
                     }
                     _ => number("/spec/replicas"),
                 };
-                let template: PodTemplateSpec =
-                    read(document["spec"]["template"].clone(), &subject)?;
-                let mut metadata = template.metadata.unwrap_or_default();
-                metadata.name = document["metadata"]["name"].as_str().map(str::to_owned);
-                metadata.namespace = document["metadata"]["namespace"]
-                    .as_str()
-                    .map(str::to_owned);
-                let pod = Pod {
-                    metadata,
-                    spec: template.spec,
-                    status: None,
-                };
+                let pod = pod_of(&document, &subject)?;
                 self.add_pods(&pod, namespace, replicas.or(count).unwrap_or(1), limit)?;
             }
             "ResourceClaim" => {
@@ -300,9 +512,12 @@ impl Manifest {
                 let overhead = class.overhead.and_then(|overhead| overhead.pod_fixed);
                 self.overheads.extend(class.metadata.name.zip(overhead));
             }
-            "DaemonSet" | "CronJob" => self.skipped.push(format!(
-                "{subject} is not simulated, because its number of pods depends on {}; use its pod template in a Pod",
-                if kind == "CronJob" { "the time" } else { "the nodes" }
+            "DaemonSet" => {
+                let pod = pod_of(&document, &subject)?;
+                self.add_daemons(&pod, namespace, limit, cluster)?;
+            }
+            "CronJob" => self.skipped.push(format!(
+                "{subject} is not simulated, because its number of pods depends on the time; use its pod template in a Pod"
             )),
             // Objects without pods, such as Services, change nothing.
             _ => {}
@@ -332,6 +547,74 @@ impl Manifest {
             self.pods.push(pod);
         }
         Ok(())
+    }
+
+    /// Adds a pod for each node for which the DaemonSet controller creates one: not where taints or selectors exclude it.
+    fn add_daemons(
+        &mut self,
+        pod: &Pod,
+        namespace: &str,
+        limit: usize,
+        cluster: &Cluster,
+    ) -> Result<(), SimulateError> {
+        let mut pod = pod.clone();
+        let spec = pod.spec.get_or_insert_default();
+        let tolerations = spec.tolerations.get_or_insert_default();
+        tolerations.extend(DAEMON_TOLERATIONS.map(|key| Toleration {
+            key: Some(format!("node.kubernetes.io/{key}")),
+            operator: Some("Exists".to_owned()),
+            ..Toleration::default()
+        }));
+        let mut without_requests = pod.clone();
+        let spec = without_requests.spec.get_or_insert_default();
+        (spec.resources, spec.overhead) = (None, None);
+        let init = spec.init_containers.iter_mut().flatten();
+        for container in init.chain(&mut spec.containers) {
+            container.resources = None;
+        }
+        let demand = PodDemand::of(&without_requests);
+        let nodes: Vec<&str> = cluster
+            .node_names()
+            .filter(|name| {
+                let node = cluster.node(name);
+                node.is_some_and(|node| {
+                    let used = Amounts::new();
+                    node.admits(name, &demand, &used, &cluster.classes).is_ok()
+                })
+            })
+            .collect();
+        for node in nodes {
+            let mut daemon = pod.clone();
+            let name = daemon.metadata.name.unwrap_or_default();
+            daemon.metadata.name = Some(format!("{name}-{node}"));
+            // The controller sets an affinity to the same effect.
+            daemon.spec.get_or_insert_default().node_name = Some(node.to_owned());
+            self.add_pods(&daemon, namespace, 1, limit)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the likely mistakes in the objects of the manifests.
+    fn advice(&self, snapshot: &Snapshot) -> Vec<String> {
+        let known = snapshot.known();
+        let claims = self.claims.iter().filter_map(|claim| {
+            let id = ClaimId::of(claim);
+            Some((format!("claim {id}"), "spec", claim.spec.as_ref()?))
+        });
+        let templates = self.templates.iter().filter_map(|template| {
+            let (namespace, name) = object_key(&template.metadata);
+            let spec = &template.spec.as_ref()?.spec;
+            Some((
+                format!("claim template {namespace}/{name}"),
+                "spec.spec",
+                spec.as_ref()?,
+            ))
+        });
+        let of_claims = claims.chain(templates).flat_map(|(object, root, spec)| {
+            let advice = advice::of_claim(spec, root, known).into_iter();
+            advice.map(move |text| format!("{object}: {text}"))
+        });
+        of_claims.collect()
     }
 
     /// Returns the claim of a pod's entry: that of a template is new.
@@ -391,6 +674,21 @@ impl Manifest {
     }
 }
 
+/// Returns a pod of the template of a workload, with the name of the workload.
+fn pod_of(workload: &Value, subject: &str) -> Result<Pod, SimulateError> {
+    let template: PodTemplateSpec = read(workload["spec"]["template"].clone(), subject)?;
+    let mut metadata = template.metadata.unwrap_or_default();
+    metadata.name = workload["metadata"]["name"].as_str().map(str::to_owned);
+    metadata.namespace = workload["metadata"]["namespace"]
+        .as_str()
+        .map(str::to_owned);
+    Ok(Pod {
+        metadata,
+        spec: template.spec,
+        status: None,
+    })
+}
+
 fn read<T: DeserializeOwned>(document: Value, subject: &str) -> Result<T, SimulateError> {
     serde_json::from_value(document).map_err(|source| SimulateError::Unreadable {
         subject: subject.to_owned(),
@@ -409,8 +707,9 @@ impl Report {
     /// Formats the report as text.
     #[must_use]
     pub fn text(&self) -> String {
-        let rows = self.pods.iter().map(|pod| {
-            let (node, detail) = match &pod.outcome {
+        let rows = self.rows().map(|pods| {
+            let (first, last) = pods;
+            let (node, detail) = match &first.outcome {
                 Outcome::Placed {
                     node,
                     devices,
@@ -419,18 +718,40 @@ impl Report {
                 Outcome::Pending { reason, .. } => ("–", reason.clone()),
                 Outcome::NoGpuRequest => ("–", "requests no devices of drava".to_owned()),
             };
-            vec![pod.pod.clone(), node.to_owned(), detail]
+            let name = match last.pod == first.pod {
+                true => first.pod.clone(),
+                false => format!("{} to {}", first.pod, last.pod),
+            };
+            vec![name, node.to_owned(), detail]
         });
         let mut text = table(&["POD", "NODE", "DETAIL"], rows.collect());
+        if self.requesting > 1 {
+            text.push_str(&format!(
+                "{} of {} pods fit\n",
+                self.fitting, self.requesting
+            ));
+        }
         for skipped in &self.skipped {
             text.push_str(&format!("{skipped}\n"));
         }
-        for pod in &self.pods {
-            if let Outcome::Pending { changes, .. } = &pod.outcome {
-                text.push_str(&changes_text(&pod.pod, changes));
+        for (first, _) in self.rows() {
+            if let Outcome::Pending { changes, .. } = &first.outcome {
+                text.push_str(&changes_text(&first.pod, changes));
             }
         }
+        for advice in &self.advice {
+            text.push_str(&format!("note: {advice}\n"));
+        }
         text
+    }
+
+    /// Returns the first and last pod of each row: pods that follow each other and do not fit for the same reason share one.
+    fn rows(&self) -> impl Iterator<Item = (&SimulatedPod, &SimulatedPod)> {
+        let is_like = |one: &SimulatedPod, other: &SimulatedPod| {
+            matches!(one.outcome, Outcome::Pending { .. }) && one.outcome == other.outcome
+        };
+        let chunks = self.pods.chunk_by(is_like);
+        chunks.filter_map(|pods| Some((pods.first()?, pods.last()?)))
     }
 }
 

@@ -1,14 +1,24 @@
 //! Snapshot of the cluster's state.
 
+use std::collections::BTreeSet;
 use std::fmt::Debug;
+use std::sync::Arc;
 
+use drava_allocator::claim::ClaimId;
 use drava_allocator::cluster::Cluster;
+use drava_allocator::explanation::Explanation;
+use drava_allocator::object::{ObjectKey, object_key};
 use drava_allocator::observed::Observed;
+use drava_allocator::placement::Policies;
+use drava_allocator::pod_request::PodRequest;
 use drava_allocator::taint::rule_from_v1beta2;
+use drava_allocator::usage::{AllocatedDevice, DeviceAccess};
+use drava_api::leader::{GpuControllerLeader, Reservation, ReservedDevice};
 use drava_api::listed::{Listed, Unreadable};
 use drava_api::names;
 use drava_api::policy::GpuPolicy;
 use drava_api::quota::GpuQuota;
+use drava_api::reason::Reason;
 use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::node::v1::RuntimeClass;
 use k8s_openapi::api::resource::v1::{
@@ -22,6 +32,7 @@ use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::advice::{Known, Shares};
 use crate::defaults::Overheads;
 
 /// Objects of the cluster on which decisions depend. Also the format of `kubectl drava dump`.
@@ -47,10 +58,15 @@ pub struct Objects {
     persistent_volumes: Vec<PersistentVolume>,
     #[serde(default)]
     storage_classes: Vec<StorageClass>,
-    /// Empty unless they were fetched, too.
     resource_claim_templates: Vec<ResourceClaimTemplate>,
+    /// Whether the claim templates could be listed.
+    #[serde(default)]
+    has_templates: bool,
     #[serde(default)]
     runtime_classes: Vec<RuntimeClass>,
+    /// What the leader reserves for pods that wait.
+    #[serde(default)]
+    reservations: Vec<Reservation>,
     /// Claims that this build cannot read. Other kinds without a readable version are left out.
     #[serde(default)]
     unreadable_claims: Vec<Unreadable>,
@@ -103,7 +119,22 @@ impl Objects {
         for claim in &self.unreadable_claims {
             ResourceClaim::apply_unreadable(claim, &mut snapshot.cluster);
         }
+        let is_allocated = |claim: &ResourceClaim| {
+            let status = claim.status.as_ref();
+            status.is_some_and(|status| status.allocation.is_some())
+        };
+        let waiting = snapshot.claims.iter().filter(|claim| !is_allocated(claim));
+        let waiting: BTreeSet<ObjectKey> =
+            waiting.map(|claim| object_key(&claim.metadata)).collect();
+        snapshot.reservations = self.reservations;
+        // The leader writes the reservations a moment after the allocation of their claims.
+        snapshot.reservations.retain(|reserved| {
+            waiting.contains(&(reserved.namespace.clone(), reserved.claim.clone()))
+        });
         snapshot.unreadable = self.unreadable;
+        let templates = self.resource_claim_templates.iter();
+        let templates = templates.map(|template| object_key(&template.metadata));
+        snapshot.templates = self.has_templates.then(|| templates.collect());
         let claims = self.unreadable_claims.iter();
         let claims = claims.map(|claim| ("ResourceClaim".to_owned(), claim.to_string()));
         snapshot.unreadable.extend(claims);
@@ -135,31 +166,117 @@ pub struct Snapshot {
     pub pods: Vec<Pod>,
     /// Objects that this build cannot read: kind, and namespace and name with the cause.
     pub unreadable: Vec<(String, String)>,
+    /// What the leader reserves for pods that wait: not allocated, and not free for others.
+    pub reservations: Vec<Reservation>,
+    /// Names of the claim templates, if they are known.
+    pub(crate) templates: Option<BTreeSet<ObjectKey>>,
+    /// What the shares of the published GPUs can be.
+    pub(crate) shares: Shares,
     /// Pod overhead of the runtime classes.
     pub(crate) overheads: Overheads,
 }
 
 /// Why the objects of a kind are unknown.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot list {plural} in all namespaces{hint}")]
-pub struct ListError {
-    plural: String,
-    hint: String,
-    source: Box<kube::Error>,
+pub enum ListError {
+    /// The user may not list them.
+    #[error(
+        "you may not list {0} in all namespaces; `kubectl auth can-i list {0} -A` shows when you may"
+    )]
+    Forbidden(String),
+    /// The API server does not serve them in this version.
+    #[error("cannot list {0}; resource.k8s.io/v1 is available since Kubernetes 1.34")]
+    NotServed(String),
+    /// The request failed.
+    #[error("cannot list {plural} in all namespaces")]
+    Failed {
+        /// Kind.
+        plural: String,
+        /// Why.
+        source: Box<kube::Error>,
+    },
 }
 
 impl ListError {
-    /// Returns the status code of the API server's response.
+    /// Returns whether the user may not list the objects.
     #[must_use]
-    pub fn code(&self) -> Option<u16> {
-        match self.source.as_ref() {
-            kube::Error::Api(status) => Some(status.code),
-            _ => None,
-        }
+    pub const fn is_forbidden(&self) -> bool {
+        matches!(self, Self::Forbidden(_))
     }
 }
 
 impl Snapshot {
+    /// Returns what advice depends on.
+    pub(crate) const fn known(&self) -> Known<'_> {
+        Known {
+            classes: &self.cluster.classes,
+            selectors: &self.cluster.selectors,
+            shares: self.shares,
+        }
+    }
+
+    /// Lets the cluster count the reserved devices as taken, except those of one pod.
+    pub(crate) fn hold_reservations(&mut self, except: Option<&ObjectKey>) {
+        for reservation in &self.reservations {
+            let owner = (reservation.namespace.clone(), reservation.pod.clone());
+            let key = (reservation.namespace.clone(), reservation.claim.clone());
+            let mut claims = self.claims.iter();
+            let claim = claims.find(|claim| object_key(&claim.metadata) == key);
+            if except != Some(&owner)
+                && let Some(claim) = claim.map(ClaimId::of)
+            {
+                let devices = reserved_devices(&Arc::new(claim.clone()), &reservation.devices);
+                self.cluster.hold_devices(&claim, devices);
+            }
+        }
+    }
+
+    /// Reverts [`Self::hold_reservations`].
+    pub(crate) fn lift_reservations(&mut self) {
+        for reservation in &self.reservations {
+            let key = (reservation.namespace.clone(), reservation.claim.clone());
+            self.cluster.forget(&key);
+        }
+    }
+
+    /// Returns that a pod fits only on devices which are reserved for others; none if it fits on no device or on free ones. No
+    /// reservation is held.
+    pub(crate) fn waits_for_reserved(
+        &mut self,
+        pod: &ObjectKey,
+        request: &PodRequest,
+        policies: Policies,
+    ) -> Option<Explanation> {
+        let node = self.cluster.decide(request, policies).ok()?.node;
+        self.hold_reservations(Some(pod));
+        let beside = self.cluster.decide(request, policies);
+        self.lift_reservations();
+        beside.is_err().then(|| self.reserved_on(&node, pod))
+    }
+
+    /// Returns that devices of a node are reserved.
+    fn reserved_on(&self, node: &str, pod: &ObjectKey) -> Explanation {
+        let pool = names::pool(node);
+        let owners = self.reservations.iter().filter(|reservation| {
+            let mut devices = reservation.devices.iter();
+            devices.any(|device| device.pool == pool)
+        });
+        let owners =
+            owners.map(|reservation| (reservation.namespace.as_str(), reservation.pod.as_str()));
+        let owners: BTreeSet<(&str, &str)> = owners
+            .filter(|(namespace, name)| (*namespace, *name) != (pod.0.as_str(), pod.1.as_str()))
+            .collect();
+        let owners: Vec<String> = owners
+            .into_iter()
+            .map(|(namespace, name)| format!("pod {namespace}/{name}"))
+            .collect();
+        let message = format!(
+            "the pod fits on {node}, but its devices are reserved for {}, which waits for others to end",
+            owners.join(" and ")
+        );
+        Explanation::rejected(Reason::Reserved, message)
+    }
+
     /// Creates a snapshot of these objects.
     #[must_use]
     pub fn new(
@@ -182,9 +299,30 @@ impl Snapshot {
             claims,
             pods,
             unreadable: Vec::new(),
+            reservations: Vec::new(),
+            templates: None,
+            shares: slices
+                .iter()
+                .map(Shares::of)
+                .fold(Shares::default(), Shares::or),
             overheads: Overheads::new(),
         }
     }
+}
+
+fn reserved_devices(claim: &Arc<ClaimId>, devices: &[ReservedDevice]) -> Vec<AllocatedDevice> {
+    let amount = |(name, text): (&String, &String)| Some((name.clone(), text.parse().ok()?));
+    let devices = devices.iter().map(|device| AllocatedDevice {
+        claim: Arc::clone(claim),
+        pool: device.pool.clone(),
+        device: device.device.clone(),
+        request: device.request.clone(),
+        access: match &device.capacity {
+            Some(amounts) => DeviceAccess::Share(amounts.iter().filter_map(amount).collect()),
+            None => DeviceAccess::Exclusive,
+        },
+    });
+    devices.collect()
 }
 
 /// Reads the cluster.
@@ -195,7 +333,7 @@ pub async fn take(client: &Client) -> Result<Snapshot, ListError> {
     Ok(fetch(client).await?.into_snapshot().0)
 }
 
-/// Reads the objects of the cluster, without claim templates and RuntimeClasses.
+/// Reads the objects of the cluster, without RuntimeClasses.
 ///
 /// # Errors
 /// If a kind cannot be listed.
@@ -220,11 +358,17 @@ pub async fn fetch(client: &Client) -> Result<Objects, ListError> {
     let pods = noting("Pod", pods, &mut unreadable);
     let quotas = noting("GpuQuota", quotas, &mut unreadable);
     let policies = noting("GpuPolicy", policies, &mut unreadable);
-    let (persistent_volume_claims, persistent_volumes, storage_classes) = tokio::try_join!(
+    let (persistent_volume_claims, persistent_volumes, storage_classes, templates) = tokio::try_join!(
         list_if_permitted(client),
         list_if_permitted(client),
         list_if_permitted(client),
+        permitted(client),
     )?;
+    let leaders = match list_served::<GpuControllerLeader>(client).await {
+        Err(error) if error.is_forbidden() => Vec::new(),
+        leaders => leaders?.0,
+    };
+    let statuses = leaders.into_iter().filter_map(|leader| leader.status);
     let of_quotas = quotas.iter().map(|quota| &quota.spec.namespace_selector);
     let of_policies = policies
         .iter()
@@ -247,7 +391,9 @@ pub async fn fetch(client: &Client) -> Result<Objects, ListError> {
         persistent_volume_claims,
         persistent_volumes,
         storage_classes,
-        resource_claim_templates: Vec::new(),
+        reservations: statuses.flat_map(|status| status.reservations).collect(),
+        has_templates: templates.is_some(),
+        resource_claim_templates: templates.unwrap_or_default(),
         runtime_classes: Vec::new(),
         unreadable_claims,
         unreadable,
@@ -265,14 +411,13 @@ fn noting<K>(
     objects
 }
 
-/// Reads the objects of the cluster with what only pods that do not exist so far need: claim templates and RuntimeClasses. The
-/// API server has set the overhead of an existing pod.
+/// Reads the objects of the cluster with what only pods that do not exist so far need: RuntimeClasses. The API server has set
+/// the overhead of an existing pod.
 ///
 /// # Errors
 /// If a kind cannot be listed.
-pub async fn fetch_with_templates(client: &Client) -> Result<Objects, ListError> {
+pub async fn fetch_for_new_pods(client: &Client) -> Result<Objects, ListError> {
     let mut objects = fetch(client).await?;
-    objects.resource_claim_templates = list(client, &ListParams::default()).await?;
     objects.runtime_classes = list_if_permitted(client).await?;
     Ok(objects)
 }
@@ -306,14 +451,22 @@ async fn list_if_permitted<K>(client: &Client) -> Result<Vec<K>, ListError>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
 {
+    Ok(permitted(client).await?.unwrap_or_default())
+}
+
+/// Lists objects, if the user may.
+async fn permitted<K>(client: &Client) -> Result<Option<Vec<K>>, ListError>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+{
     match list(client, &ListParams::default()).await {
-        Err(error) if error.code() == Some(403) => Ok(Vec::new()),
-        objects => objects,
+        Err(error) if error.is_forbidden() => Ok(None),
+        objects => objects.map(Some),
     }
 }
 
 fn is_not_served(error: &ListError) -> bool {
-    error.code() == Some(404)
+    matches!(error, ListError::NotServed(_))
 }
 
 /// Lists the objects of a kind in all namespaces, without those that this build cannot read.
@@ -339,23 +492,15 @@ where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
 {
     let listed = Api::<Listed<K>>::all(client.clone()).list(params).await;
-    let plural = K::plural(&());
     let objects = listed.map_err(|error| {
-        let hint = match &error {
-            kube::Error::Api(status) if status.code == 403 => {
-                format!("; `kubectl auth can-i list {plural} -A` shows whether you may")
-            }
-            kube::Error::Api(status)
-                if status.code == 404 && K::group(&()) == "resource.k8s.io" =>
-            {
-                "; resource.k8s.io/v1 is available since Kubernetes 1.34".to_owned()
-            }
-            _ => String::new(),
-        };
-        ListError {
-            plural: plural.to_string(),
-            hint,
-            source: Box::new(error),
+        let plural = K::plural(&()).to_string();
+        match &error {
+            kube::Error::Api(status) if status.code == 403 => ListError::Forbidden(plural),
+            kube::Error::Api(status) if status.code == 404 => ListError::NotServed(plural),
+            _ => ListError::Failed {
+                plural,
+                source: Box::new(error),
+            },
         }
     })?;
     Ok(Listed::split(objects.items))

@@ -1,5 +1,5 @@
-//! Admission webhook, served by every replica: the allocation gate of new pods, the check of opaque config, and the
-//! translation of extended resources.
+//! Admission webhook, served by every replica: the allocation gate of new pods, the check of opaque config, warnings about
+//! likely mistakes, and the translation of extended resources.
 //!
 //! The webhook has no side effects but the claim templates of translated pods. The API server ignores its failures, except
 //! those of the translation: then pods wait in kube-scheduler for their allocation, and the controller reports invalid config
@@ -13,6 +13,7 @@ use axum::extract::{DefaultBodyLimit, State};
 use axum::routing::post;
 use axum::{Json, Router};
 use drava_compatibility::Settings;
+use drava_explanation::advice;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaimSpec;
 use kube::Client;
@@ -135,13 +136,15 @@ async fn gate_pod(
     Json(review): Json<AdmissionReview<Pod>>,
 ) -> Json<AdmissionResponse> {
     let request = review.request;
+    let catalog = webhook.catalog.read();
     let operations = gate::operations(
         &request.object,
         &request.namespace,
-        &webhook.catalog.read(),
+        &catalog,
         &webhook.schedulers,
     );
-    Json(request.allow(&operations, Vec::new()))
+    let own = catalog.own_claims(&request.object, &request.namespace);
+    Json(request.allow(&operations, advice::of_pod(&request.object, &own)))
 }
 
 async fn translate_pod(
@@ -155,7 +158,7 @@ async fn translate_pod(
     let translated = {
         let catalog = webhook.catalog.read();
         let settings = Settings {
-            largest_share_bytes: catalog.largest_share_bytes(),
+            largest_share_bytes: catalog.shares().largest_bytes,
             largest_partition_bytes: catalog.largest_partition_bytes(),
             ..settings.as_ref().clone()
         };
@@ -193,11 +196,14 @@ async fn check_config(
         .object
         .pointer(path)
         .and_then(|spec| ResourceClaimSpec::deserialize(spec).ok());
-    let errors = spec.map_or_else(Vec::new, |spec| {
-        config::errors(&spec, root, webhook.catalog.read().classes())
-    });
-    if errors.is_empty() {
+    let Some(spec) = spec else {
         return Json(request.allow(&[], Vec::new()));
+    };
+    let catalog = webhook.catalog.read();
+    let errors = config::errors(&spec, root, catalog.classes());
+    if errors.is_empty() {
+        let warnings = advice::of_claim(&spec, root, catalog.known());
+        return Json(request.allow(&[], warnings));
     }
     Json(request.reject(errors.join("; ")))
 }

@@ -25,7 +25,7 @@ use crate::action::event::{PendingEvent, ReleaseReason};
 use crate::action::{Action, AllocationOutcome, Outcome, ReleaseOutcome};
 use crate::decide::ledger::{Observed, Origin};
 use crate::decide::queue::pending_pod::Phase;
-use crate::operate::metrics::{ClusterMetrics, DeviceMetrics};
+use crate::operate::metrics::ClusterMetrics;
 use crate::pods::{claim, gang, pod};
 use crate::watch::{Kind, Observation};
 
@@ -46,6 +46,7 @@ mod progress;
 mod quota;
 mod rejections;
 mod reporter;
+mod reservations;
 mod room;
 mod round;
 mod wake;
@@ -585,20 +586,12 @@ impl Planner {
             .into_iter()
             .map(|overcommit| (overcommit.node, overcommit.gpu))
             .collect();
-        let devices = self.world.cluster.shared_devices().map(|shared| {
-            let (node, device, _) = shared;
-            DeviceMetrics {
-                is_gpu_overcommitted: overcommitted
-                    .contains(&(node.to_owned(), device.gpu.to_string())),
-                ..DeviceMetrics::from(shared)
-            }
-        });
         let mut pending = BTreeMap::new();
         for pod in self.backlog.queue.iter() {
             *pending.entry(pod.reason).or_default() += 1;
         }
         ClusterMetrics {
-            devices: devices.collect(),
+            devices: self.device_metrics(&overcommitted),
             pending,
             gangs: self.world.live_pods.count_gangs(),
             in_flight: self.commitments.in_flight.len(),
@@ -614,12 +607,8 @@ impl Planner {
             unreadable: self.world.count_unreadable(),
             excluded_pools: self.world.cluster.excluded_pools().count(),
             quotas: self.quota_metrics(),
-            namespaces: self
-                .world
-                .cluster
-                .namespace_charges()
-                .map(|(namespace, charge)| (namespace.to_owned(), charge.into()))
-                .collect(),
+            namespaces: self.namespace_amounts(),
+            reservations: self.reservations(),
         }
     }
 }

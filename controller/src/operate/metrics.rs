@@ -16,6 +16,7 @@ use axum::routing::get;
 use drava_allocator::cluster::FreeMemory;
 use drava_allocator::device::Device;
 use drava_allocator::usage::DeviceUse;
+use drava_api::leader::Reservation;
 use drava_api::metric::{self, BUILD_INFO, Metric, controller as table};
 use drava_api::quota::QuotaResource;
 use drava_api::reason::Reason;
@@ -68,6 +69,8 @@ pub struct ClusterMetrics {
     pub quotas: Vec<QuotaMetrics>,
     /// What the claims of each namespace have.
     pub namespaces: BTreeMap<String, NamespaceAmounts>,
+    /// Devices that are reserved for pods which wait.
+    pub reservations: Vec<Reservation>,
 }
 
 /// A shareable device.
@@ -79,6 +82,8 @@ pub struct DeviceMetrics {
     pub device: Arc<str>,
     /// Published and allocated amount by capacity.
     pub amounts: BTreeMap<String, (f64, f64)>,
+    /// Amount by capacity that is reserved for pods which wait; not allocated.
+    pub reserved: BTreeMap<String, f64>,
     /// Claims that have the device alone.
     pub exclusive: u32,
     /// More is allocated of the GPU than it has, also by other devices of it, such as the whole GPU.
@@ -102,24 +107,34 @@ pub struct QuotaMetrics {
     pub alert_threshold_ratio: f64,
 }
 
-impl From<(&str, &Device, &DeviceUse)> for DeviceMetrics {
-    fn from((node, device, device_use): (&str, &Device, &DeviceUse)) -> Self {
+impl DeviceMetrics {
+    /// Creates the metrics of a device; `in_use` includes what is reserved.
+    pub(crate) fn new(
+        node: &str,
+        device: &Device,
+        in_use: &DeviceUse,
+        reserved: &DeviceUse,
+    ) -> Self {
+        let of =
+            |found: &DeviceUse, name: &str| found.consumed.get(name).copied().unwrap_or_default();
         let amounts = device.capacity.iter().map(|(name, capacity)| {
-            let allocated = device_use.consumed.get(name).copied().unwrap_or_default();
+            let allocated = of(in_use, name) - of(reserved, name);
             let published = capacity.value.to_f64_lossy();
             (name.clone(), (published, allocated.to_f64_lossy()))
         });
+        let reserved_amounts = device.capacity.keys();
+        let reserved_amounts =
+            reserved_amounts.map(|name| (name.clone(), of(reserved, name).to_f64_lossy()));
         Self {
             node: node.to_owned(),
             device: Arc::clone(&device.name),
             amounts: amounts.collect(),
-            exclusive: device_use.exclusive,
+            reserved: reserved_amounts.collect(),
+            exclusive: in_use.exclusive.saturating_sub(reserved.exclusive),
             is_gpu_overcommitted: false,
         }
     }
-}
 
-impl DeviceMetrics {
     /// Returns whether more is allocated than there is.
     pub(crate) fn is_overcommitted(&self) -> bool {
         let is_above = self
@@ -199,6 +214,13 @@ impl Metrics {
         leadership.usage.set(namespaces, self.started.elapsed());
         leadership.cluster = Some(Arc::new(cluster));
         leadership.synced = synced;
+    }
+
+    /// Returns what the leader reserves; `None` if this replica does not lead or has not decided.
+    pub fn reservations(&self) -> Option<Vec<Reservation>> {
+        let leadership = lock(&self.leadership);
+        let cluster = leadership.cluster.as_ref()?;
+        Some(cluster.reservations.clone())
     }
 
     /// Records a pass of decisions.
@@ -354,6 +376,11 @@ impl ClusterMetrics {
         table::CAPACITY.encode(encoder, published)?;
         let allocated = amounts().map(|(labels, (_, allocated))| (labels, allocated));
         table::ALLOCATED.encode(encoder, allocated)?;
+        let reserved = self.devices.iter().flat_map(|device| {
+            let reserved = device.reserved.iter();
+            reserved.map(|(name, amount)| ([device.node.as_str(), &device.device, name], *amount))
+        });
+        table::RESERVED.encode(encoder, reserved)?;
         let each = |value: fn(&DeviceMetrics) -> f64| {
             let sample = move |device: &'_ DeviceMetrics| value(device);
             self.devices

@@ -18,6 +18,7 @@ mod program_output;
 pub mod prometheus;
 mod proxy;
 mod replicas;
+mod tenant;
 
 use std::ffi::OsStr;
 use std::path::PathBuf;

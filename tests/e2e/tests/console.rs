@@ -1,15 +1,14 @@
 //! `kubectl drava console` on the cluster: its model follows pods, within the permissions of its user.
 
-use std::fs;
 use std::io::{BufRead as _, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 use drava_cluster::http;
 use drava_e2e::manifest::pod_with_share;
 use drava_e2e::{Namespace, TestCluster, wait};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 /// A running console.
 struct Console {
@@ -131,23 +130,6 @@ fn console_follows_pods_of_the_cluster() -> Result<()> {
     Ok(())
 }
 
-/// Writes the kubeconfig of a service account of the namespace with the role of the example `tenant-access`.
-fn kubeconfig_of_tenant(cluster: &TestCluster, tenant: &Namespace<'_>) -> Result<PathBuf> {
-    tenant.example("tenant-access")?;
-    tenant.kubectl(&["create", "serviceaccount", "user"])?;
-    let account = format!("--serviceaccount={}:user", tenant.name());
-    tenant.kubectl(&["create", "rolebinding", "user", "--role=gpu-user", &account])?;
-    let token = tenant.kubectl(&["create", "token", "user"])?;
-    let text = cluster.kubectl(["config", "view", "--raw", "--flatten", "-o", "json"])?;
-    let mut config: Value = serde_json::from_str(&text)?;
-    for user in config["users"].as_array_mut().context("users")? {
-        user["user"] = json!({"token": token.trim()});
-    }
-    let file = cluster.kubernetes().state().join("tenant.kubeconfig");
-    fs::write(&file, config.to_string())?;
-    Ok(file)
-}
-
 #[test]
 fn console_shows_only_own_namespace_of_tenant() -> Result<()> {
     let cluster = TestCluster::attach()?;
@@ -165,7 +147,7 @@ fn console_shows_only_own_namespace_of_tenant() -> Result<()> {
             .all(|tenant| queued(view, tenant.name(), "large").is_some())
     })?;
 
-    let kubeconfig = kubeconfig_of_tenant(&cluster, &own)?;
+    let kubeconfig = cluster.kubeconfig_of_tenant(&own)?;
     let console = Console::start(&cluster, &kubeconfig, own.name())?;
     let view = console.wait_for("the pending pod", |view| {
         queued(view, own.name(), "large").is_some()

@@ -63,3 +63,62 @@ fn explains_pod_on_request_for_its_time() -> Result<()> {
         Ok(found.is_none().then_some(()))
     })
 }
+
+/// With the role of a tenant the API server refuses lists of all namespaces; the answers come from the namespace.
+#[test]
+fn tenant_commands_answer_within_the_namespace() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("own-answers")?;
+    with_pending_pod(&tenant)?;
+    let kubeconfig = cluster.kubeconfig_of_tenant(&tenant)?;
+    let kubeconfig = kubeconfig.to_str().context("a path")?;
+    let run = |command: &[&str]| {
+        let connection = ["--kubeconfig", kubeconfig, "-n", tenant.name()];
+        cluster.drava(&[command, &connection].concat())
+    };
+    for (command, answer, note) in [
+        (
+            &["explain", "pod", "large"][..],
+            "pod fits after one of these changes:".replacen(
+                "pod",
+                &format!("pod {}/large", tenant.name()),
+                1,
+            ),
+            "the answer comes from the controller",
+        ),
+        (
+            &["top"],
+            "first".to_owned(),
+            "only the claims of your namespace are shown",
+        ),
+        (
+            &["gangs"],
+            "no pod has the annotation".to_owned(),
+            "only the gangs of your namespace are shown",
+        ),
+    ] {
+        let output = run(command)?;
+        ensure!(
+            output.code == 0 && output.stdout.contains(&answer),
+            "{output:?}"
+        );
+        let lines: Vec<&str> = output.stderr.lines().collect();
+        ensure!(
+            matches!(lines[..], [line] if line.starts_with("note: you may not list ") && line.ends_with(note)),
+            "{output:?}"
+        );
+    }
+    let created = tenant.kubectl(&["get", "placementexplanations", "-o", "name"])?;
+    ensure!(created.is_empty(), "explain left {created}");
+    for command in ["doctor", "quota", "simulate -f /dev/null", "node node-0"] {
+        let command: Vec<&str> = command.split(' ').collect();
+        let output = run(&command)?;
+        let lines: Vec<&str> = output.stderr.lines().collect();
+        ensure!(
+            output.code == 1
+                && matches!(lines[..], [line] if line.starts_with("error: you may not list ")),
+            "{output:?}"
+        );
+    }
+    Ok(())
+}

@@ -68,6 +68,32 @@ impl Cluster {
         devices.filter(|(_, device, _)| device.shared)
     }
 
+    /// Returns how these devices are used by these allocations alone, by node and device.
+    #[must_use]
+    pub fn use_of(&self, allocated: &[AllocatedDevice]) -> BTreeMap<(&str, &str), DeviceUse> {
+        let mut uses = BTreeMap::new();
+        for (name, pool, _) in self.usable_pools() {
+            let of_pool: Vec<_> = allocated
+                .iter()
+                .filter(|device| device.pool == name)
+                .collect();
+            let Ok(usage) = Usage::of(pool, of_pool.iter().copied()) else {
+                continue;
+            };
+            for device in of_pool {
+                let index = pool.index_of(&device.device);
+                let found = index
+                    .and_then(|index| Some((pool.devices.get(index)?, usage.devices.get(index)?)));
+                uses.extend(
+                    found.map(|(device, found)| {
+                        ((pool.node.as_str(), &*device.name), found.clone())
+                    }),
+                );
+            }
+        }
+        uses
+    }
+
     /// Returns the free GPU memory of each node.
     #[must_use]
     pub fn free_memory(&self) -> BTreeMap<&str, FreeMemory> {

@@ -209,6 +209,13 @@ impl Cluster {
         sums.filter(|(_, sum)| *sum != Charge::default())
     }
 
+    /// Returns what a claim has, including an assumed allocation.
+    #[must_use]
+    pub fn charge_of(&self, claim: &ObjectKey) -> Charge {
+        let charges = self.quotas.charges.get(claim).into_iter().flatten();
+        charges.fold(Charge::default(), |sum, charged| sum + charged.charge)
+    }
+
     /// Returns the quotas with their usage.
     pub fn quotas(&self) -> impl Iterator<Item = QuotaUse<'_>> {
         let quotas = self.quotas.quotas.iter();

@@ -98,3 +98,27 @@ fn pod_fits_after_raising_limits_of_quotas() {
         .upsert_quota(&quota("memory", serde_json::json!({"memory": "105Gi"})));
     assert!(fits(&snapshot, &pod, &claims));
 }
+
+#[test]
+fn counts_pods_of_other_namespaces() {
+    let ending = |pod: &str| Ending {
+        priority: 0,
+        pod: pod.to_owned(),
+    };
+    let text = |pods: &[&str]| {
+        let mut change = Change::EndPods {
+            node: "n1".to_owned(),
+            pods: pods.iter().map(|pod| ending(pod)).collect(),
+        };
+        change.hide_other_namespaces("a");
+        change.text()
+    };
+    assert_eq!(
+        text(&["b/x", "a/p", "c/y"]),
+        "end a/p (priority 0), 2 pods of other namespaces on node n1"
+    );
+    assert_eq!(
+        text(&["b/x"]),
+        "end a pod of another namespace (priority 0) on node n1"
+    );
+}

@@ -94,6 +94,12 @@ pub fn explain(
 }
 
 impl Report {
+    /// Returns whether the claim has devices.
+    #[must_use]
+    pub const fn is_allocated(&self) -> bool {
+        matches!(self.state, State::Allocated { .. } | State::OtherDriver)
+    }
+
     /// Formats the report as text.
     #[must_use]
     pub fn text(&self) -> String {

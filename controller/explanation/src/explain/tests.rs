@@ -7,7 +7,7 @@ use super::*;
 use crate::fixture::{object, settings, snapshot};
 
 fn explained(name: &str) -> Report {
-    super::pod(&snapshot(), "default", name, &settings()).unwrap()
+    super::pod(&mut snapshot(), "default", name, &settings()).unwrap()
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn reports_missing_placement_reason() {
 
 #[test]
 fn suggests_namespace_for_unknown_pod() {
-    let error = super::pod(&snapshot(), "default", "nope", &settings()).unwrap_err();
+    let error = super::pod(&mut snapshot(), "default", "nope", &settings()).unwrap_err();
     assert_eq!(
         error.to_string(),
         "cannot find pod nope in namespace default; use -n for another namespace"
@@ -129,7 +129,7 @@ fn names_quota_with_figures() {
         "spec": {"namespaces": ["default"], "limit": {"memory": "104Gi"}},
     }));
     snapshot.cluster.upsert_quota(&quota);
-    let report = super::pod(&snapshot, "default", "feasible", &settings()).expect("a report");
+    let report = super::pod(&mut snapshot, "default", "feasible", &settings()).expect("a report");
     assert_eq!(report.state, State::Infeasible);
     assert_eq!(
         report.summary,
@@ -141,7 +141,7 @@ fn names_quota_with_figures() {
 fn explained_after(change: impl FnOnce(&mut Snapshot)) -> Report {
     let mut snapshot = snapshot();
     change(&mut snapshot);
-    super::pod(&snapshot, "default", "b", &settings()).unwrap()
+    super::pod(&mut snapshot, "default", "b", &settings()).unwrap()
 }
 
 fn claim_of_b(snapshot: &mut Snapshot) -> &mut ResourceClaim {
@@ -212,7 +212,7 @@ fn explained_with_condition(name: &str, status: &str, message: &str) -> Report {
         {"type": "gpu.drava.dev/Allocated", "status": status, "reason": "GpuUnschedulable", "message": message},
     ]})));
     pod.trim();
-    super::pod(&snapshot, "default", name, &settings()).unwrap()
+    super::pod(&mut snapshot, "default", name, &settings()).unwrap()
 }
 
 #[test]
@@ -258,4 +258,83 @@ fn condition_about_nodes_gives_way_to_the_cluster() {
     assert_eq!(report.state, State::Feasible, "memory was freed meanwhile");
     let report = explained_with_condition("feasible", "True", "Reserved: for another pod");
     assert_eq!(report.state, State::Feasible);
+}
+
+#[test]
+fn names_class_that_is_misspelled() {
+    let mut snapshot = snapshot();
+    let claim = snapshot.claims.iter_mut();
+    let mut claim = claim.filter(|claim| claim.metadata.name.as_deref() == Some("feasible"));
+    claim.next().unwrap().spec = Some(object(json!({"devices": {"requests": [
+        {"name": "gpu", "exactly": {"deviceClassName": "vgpu.drava.io"}},
+    ]}})));
+    let report = super::pod(&mut snapshot, "default", "feasible", &settings()).unwrap();
+    assert_eq!(report.state, State::Rejected);
+    assert_eq!(
+        report.summary,
+        "UnknownClass: claim default/feasible: request gpu: device class vgpu.drava.io does not exist; did you mean \
+         vgpu.drava.dev?"
+    );
+}
+
+#[test]
+fn names_template_that_is_missing() {
+    let mut snapshot = snapshot();
+    let pod = snapshot
+        .pods
+        .iter_mut()
+        .find(|pod| is(pod, "default", "feasible"));
+    let spec = pod.unwrap().spec.as_mut().unwrap();
+    spec.resource_claims = Some(vec![object(
+        json!({"name": "gpu", "resourceClaimTemplateName": "nosuch"}),
+    )]);
+    let summary = |snapshot: &mut Snapshot| {
+        super::pod(snapshot, "default", "feasible", &settings())
+            .unwrap()
+            .summary
+    };
+    assert!(
+        summary(&mut snapshot)
+            .starts_with("claim gpu is not created from its template nosuch; create")
+    );
+    snapshot.templates = Some([].into());
+    assert!(summary(&mut snapshot).starts_with("claim template nosuch does not exist"));
+    snapshot.templates = Some([("default".to_owned(), "nosuch".to_owned())].into());
+    assert!(
+        summary(&mut snapshot)
+            .starts_with("claim gpu is not created from its template nosuch; the event")
+    );
+}
+
+#[test]
+fn gives_no_gang_member_a_time() {
+    let mut snapshot = snapshot();
+    let pod = snapshot
+        .pods
+        .iter_mut()
+        .find(|pod| is(pod, "default", "feasible"));
+    pod.unwrap().metadata.annotations =
+        Some([(names::GANG_ANNOTATION.to_owned(), "g".to_owned())].into());
+    let report = super::pod(&mut snapshot, "default", "feasible", &settings()).unwrap();
+    assert_eq!(
+        report.summary,
+        "node n1 is feasible for this pod; its gang g is allocated when enough members fit at the same time, so explain the \
+         others, too"
+    );
+}
+
+#[test]
+fn notes_likely_mistakes() {
+    let mut snapshot = snapshot();
+    let mut pods = snapshot.pods.iter_mut();
+    let pod = pods.find(|pod| is(pod, "default", "b")).unwrap();
+    pod.spec.as_mut().unwrap().containers[0].resources = None;
+    let text = super::pod(&mut snapshot, "default", "b", &settings())
+        .unwrap()
+        .text();
+    assert!(
+        text.ends_with("note: spec.resourceClaims[0]: no container names claim gpu, so none gets its GPUs; add resources: \
+                        {claims: [{name: gpu}]} to a container\n"),
+        "{text}"
+    );
 }

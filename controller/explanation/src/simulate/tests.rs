@@ -132,13 +132,106 @@ fn names_missing_and_shared_objects() {
 }
 
 #[test]
-fn daemon_set_hides_no_other_workload() {
-    let set = json!({"kind": "DaemonSet", "metadata": {"name": "d"}});
-    let report = simulated(&[set, deployment(1), template("1Gi")]).unwrap();
+fn daemon_set_has_a_pod_on_each_node_that_admits_it() {
+    let mut set = deployment(1);
+    set["kind"] = json!("DaemonSet");
+    let report = simulated(&[set.clone(), template("1Gi")]).unwrap();
+    let text = report.text();
+    assert!(text.contains("default/web-n1   n1 "), "{text}");
+    assert_eq!(report.pods.len(), 1);
+    // More than the node has: the controller creates the pod nevertheless.
+    set["spec"]["template"]["spec"]["containers"][0]["resources"] =
+        json!({"requests": {"cpu": "100"}});
+    let text = simulated(&[set.clone(), template("1Gi")]).unwrap().text();
+    assert!(text.contains("insufficient cpu"), "{text}");
+    set["spec"]["template"]["spec"]["nodeSelector"] = json!({"no": "node"});
+    assert_eq!(simulated(&[set, template("1Gi")]).unwrap().pods, []);
+}
+
+#[test]
+fn cron_job_hides_no_other_workload() {
+    let job = json!({"kind": "CronJob", "metadata": {"name": "c"}});
+    let report = simulated(&[job, deployment(1), template("1Gi")]).unwrap();
     assert!(report.all_fit());
     let text = report.text();
     assert!(
-        text.contains("DaemonSet d is not simulated, because its number of pods depends on the nodes; use its pod template in a Pod\n"),
+        text.contains("CronJob c is not simulated, because its number of pods depends on the time"),
+        "{text}"
+    );
+}
+
+/// A deployment whose pods are a gang.
+fn gang(replicas: u32, min: &str) -> Value {
+    let mut gang = deployment(replicas);
+    gang["spec"]["template"]["metadata"] = json!({"annotations": {
+        "gpu.drava.dev/gang": "g", "gpu.drava.dev/gang-min": min,
+    }});
+    gang
+}
+
+#[test]
+fn gang_starts_as_a_whole_or_not_at_all() {
+    // 56 GiB are free: two of three fit.
+    let pod = json!({
+        "kind": "Pod", "metadata": {"name": "after"}, "spec": pod_spec(&json!({"resourceClaimTemplateName": "share"})),
+    });
+    let report = simulated(&[gang(3, "3"), pod.clone(), template("20Gi")]).unwrap();
+    let reason = "WaitingForGang: gang g: 2 of 3 members fit; pod default/web-2: 0/1 nodes: 1 InsufficientMemory";
+    for member in &report.pods[..3] {
+        assert!(
+            matches!(&member.outcome, Outcome::Pending { reason: found, .. } if found.starts_with(reason)),
+            "{member:?}"
+        );
+    }
+    // What the gang does not take is free for others.
+    assert!(matches!(report.pods[3].outcome, Outcome::Placed { .. }));
+    let text = report.text();
+    assert!(text.contains("1 of 4 pods fit\n"), "{text}");
+    let enough = simulated(&[gang(3, "2"), template("20Gi")]).unwrap();
+    assert_eq!(enough.fitting, 2);
+    let missing = simulated(&[gang(2, "3"), template("1Gi")]).unwrap();
+    assert!(
+        missing
+            .text()
+            .contains("WaitingForGang: gang g: 2 of 3 members exist"),
+        "{}",
+        missing.text()
+    );
+}
+
+#[test]
+fn counts_pods_that_fit_instead_of_listing_each() {
+    let report = simulated(&[deployment(1_000), template("20Gi")]).unwrap();
+    let text = report.text();
+    assert_eq!(text.lines().count(), 5 + 4, "{text}");
+    assert!(text.contains("default/web-2 to default/web-999"), "{text}");
+    assert!(text.contains("\n2 of 1000 pods fit\n"), "{text}");
+}
+
+#[test]
+fn misspelled_class_does_not_fit() {
+    let mut template = template("1Gi");
+    template["spec"]["spec"]["devices"]["requests"][0]["exactly"]["deviceClassName"] =
+        json!("vgpu.drava.io");
+    let report = simulated(&[deployment(1), template]).unwrap();
+    assert!(!report.all_fit());
+    let text = report.text();
+    assert!(
+        text.contains("device class vgpu.drava.io does not exist; did you mean vgpu.drava.dev?"),
+        "{text}"
+    );
+}
+
+#[test]
+fn notes_likely_mistakes() {
+    let text = simulated(&[deployment(1), template("8000")])
+        .unwrap()
+        .text();
+    assert!(
+        text.ends_with(
+            "note: claim template default/share: spec.spec.devices.requests[0].exactly.capacity.requests.memory: 8000 is 8000 \
+             bytes; did you mean 8000Mi?\n"
+        ),
         "{text}"
     );
 }
@@ -230,4 +323,36 @@ fn dump_round_trips_without_secrets() {
         "2"
     );
     assert_eq!(pod["metadata"]["annotations"]["gpu.drava.dev/gang"], "g");
+}
+
+/// 56 GiB are free on one GPU, which are reserved for pod `big`.
+fn reserving() -> Snapshot {
+    let mut snapshot = snapshot();
+    snapshot.reservations = serde_json::from_value(json!([{
+        "namespace": "default", "pod": "big", "claim": "big", "purpose": "HeadOfQueue",
+        "devices": [{"request": "gpu", "pool": "n1/gpus", "device": "gpu-0-vgpu",
+            "capacity": {"memory": "50Gi", "cores": "0", "slots": "1"}}],
+    }]))
+    .unwrap();
+    snapshot
+}
+
+#[test]
+fn names_for_whom_devices_are_reserved() {
+    let mut snapshot = reserving();
+    let report = simulated_in(&mut snapshot, &[deployment(2), template("6Gi")], None).unwrap();
+    let text = report.text();
+    assert!(text.contains("1 of 2 pods fit"), "{text}");
+    assert!(
+        text.contains(
+            "Reserved: the pod fits on n1, but its devices are reserved for pod default/big"
+        ),
+        "{text}"
+    );
+    let explained = crate::explain::pod(&mut reserving(), "default", "big", &settings()).unwrap();
+    let text = explained.text();
+    assert!(
+        text.ends_with("reserved for the pod until others end: gpu-0-vgpu of pool n1/gpus\n"),
+        "{text}"
+    );
 }

@@ -1,6 +1,6 @@
 //! Device classes, claim templates, claims and limits, as far as the webhook's decisions need them. Each replica has its own.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -9,8 +9,9 @@ use drava_allocator::selector::Selectors;
 use drava_api::error::describe;
 use drava_api::listed::Listed;
 use drava_api::{DeviceType, Quantity, names};
+use drava_explanation::advice::{Known, Shares};
 use futures::StreamExt;
-use k8s_openapi::api::core::v1::{LimitRange, ResourceQuota};
+use k8s_openapi::api::core::v1::{LimitRange, Pod, ResourceQuota};
 use k8s_openapi::api::resource::v1::{
     Device, DeviceClass, ResourceClaim, ResourceClaimSpec, ResourceClaimTemplate, ResourceSlice,
 };
@@ -29,10 +30,10 @@ pub(super) struct Catalog {
     classes: Objects<DeviceClass>,
     templates: Objects<ResourceClaimSpec>,
     claims: Objects<ResourceClaimSpec>,
+    /// Shares, and bytes of the largest partition, of each ResourceSlice.
+    slices: Objects<(Shares, Option<u64>)>,
     /// Whether pods are translated, which needs the objects below.
     is_translating: bool,
-    /// Bytes of the largest share and of the largest partition of each ResourceSlice.
-    slices: Objects<(Option<u64>, Option<u64>)>,
     /// Limited resources of each ResourceQuota and each LimitRange.
     quotas: Objects<Vec<String>>,
     limit_ranges: Objects<Vec<String>>,
@@ -44,23 +45,20 @@ pub(super) struct Catalog {
 impl Catalog {
     /// Returns whether all lists are complete.
     fn is_complete(&self) -> bool {
-        let of_translation = [
-            self.slices.is_complete(),
-            self.quotas.is_complete(),
-            self.limit_ranges.is_complete(),
-        ];
+        let of_translation = [self.quotas.is_complete(), self.limit_ranges.is_complete()];
         self.classes.is_complete()
             && self.templates.is_complete()
             && self.claims.is_complete()
+            && self.slices.is_complete()
             && (!self.is_translating || of_translation.into_iter().all(|complete| complete))
     }
 
-    fn slice(&mut self, event: watcher::Event<ResourceSlice>) {
+    pub(super) fn slice(&mut self, event: watcher::Event<ResourceSlice>) {
         self.slices.apply(event, |slice| {
+            let shares = Shares::of(&slice);
             let devices = slice.spec.devices?;
-            let share = devices.iter().filter_map(share_bytes).max();
             let partition = devices.iter().filter_map(partition_bytes).max();
-            (share.is_some() || partition.is_some()).then_some((share, partition))
+            (shares.largest_bytes.is_some() || partition.is_some()).then_some((shares, partition))
         });
     }
 
@@ -79,12 +77,33 @@ impl Catalog {
         });
     }
 
-    /// Returns the bytes of the largest share of the cluster.
-    pub(super) fn largest_share_bytes(&self) -> Option<u64> {
-        self.slices
-            .iter()
-            .filter_map(|(_, (share, _))| *share)
-            .max()
+    /// Returns what the shares of the cluster can be.
+    pub(super) fn shares(&self) -> Shares {
+        let shares = self.slices.iter().map(|(_, (shares, _))| *shares);
+        shares.fold(Shares::default(), Shares::or)
+    }
+
+    /// Returns what advice depends on.
+    pub(super) fn known(&self) -> Known<'_> {
+        Known {
+            classes: &self.classes_by_name,
+            selectors: &self.selectors,
+            shares: self.shares(),
+        }
+    }
+
+    /// Returns the names in the pod of its claims for this driver.
+    pub(super) fn own_claims(&self, pod: &Pod, namespace: &str) -> BTreeSet<String> {
+        let entries = pod.spec.iter();
+        let entries = entries.flat_map(|spec| spec.resource_claims.iter().flatten());
+        let own = entries.filter(|entry| {
+            let template = entry.resource_claim_template_name.as_deref();
+            let of_template = template.and_then(|name| self.template_is_own(namespace, name));
+            let claim = entry.resource_claim_name.as_deref();
+            let named = claim.and_then(|name| self.claim_is_own(namespace, name));
+            of_template.or(named) == Some(true)
+        });
+        own.map(|entry| entry.name.clone()).collect()
     }
 
     /// Returns the bytes of the largest MIG partition of the cluster.
@@ -168,17 +187,6 @@ impl Catalog {
     }
 }
 
-/// Returns the memory that one share of the device can have: less than that of all shares if the GPU is oversubscribed.
-fn share_bytes(device: &Device) -> Option<u64> {
-    let memory = device.capacity.as_ref()?.get(names::capacity::MEMORY)?;
-    let policy = memory.request_policy.as_ref();
-    let range = policy.and_then(|policy| policy.valid_range.as_ref());
-    let largest = range.and_then(|range| range.max.as_ref());
-    let bytes = Quantity::try_from(largest.unwrap_or(&memory.value)).ok()?;
-    let is_shared = device.allow_multiple_allocations == Some(true);
-    is_shared.then(|| bytes.to_u64_rounded_up()).flatten()
-}
-
 /// Returns the memory of a MIG partition.
 fn partition_bytes(device: &Device) -> Option<u64> {
     let kind = device.attributes.as_ref()?.get(names::attribute::TYPE)?;
@@ -221,6 +229,12 @@ impl SharedCatalog {
             self.follow_kind(client, all(), Catalog::class, is_complete),
             self.follow_kind(client, all(), Catalog::template, is_complete),
             self.follow_kind(client, all(), Catalog::claim, is_complete),
+            self.follow_kind(
+                client,
+                all().fields(&format!("spec.driver={}", names::DRIVER)),
+                Catalog::slice,
+                is_complete
+            ),
             self.follow_translation(client, is_complete),
         );
     }
@@ -230,9 +244,7 @@ impl SharedCatalog {
             return;
         }
         let all = connection::watch;
-        let own = all().fields(&format!("spec.driver={}", names::DRIVER));
         tokio::join!(
-            self.follow_kind(client, own, Catalog::slice, is_complete),
             self.follow_kind(client, all(), Catalog::quota, is_complete),
             self.follow_kind(client, all(), Catalog::limit_range, is_complete),
         );

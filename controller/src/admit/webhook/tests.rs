@@ -143,7 +143,32 @@ async fn answers_reviews_over_tls() {
         );
     }
     let response = review(&mut stream, "/config", json!(claim("a", "8Gi"))).await;
+    assert_eq!(response, json!({"uid": "1", "allowed": true}));
+}
+
+#[tokio::test]
+async fn warns_of_likely_mistakes() {
+    let certificate = issue();
+    let server = start(Some(&certificate)).await;
+    let mut stream = server.connect(&certificate).await.unwrap();
+    let response = review(&mut stream, "/config", json!(claim("a", "8000"))).await;
     assert_eq!(response["allowed"], true);
+    assert_eq!(
+        response["warnings"],
+        json!([
+            "spec.devices.requests[0].exactly.capacity.requests.memory: 8000 is 8000 bytes; did you mean 8000Mi?"
+        ])
+    );
+    let mut pod = pod("p", &["a"]);
+    for container in &mut pod.spec.as_mut().unwrap().containers {
+        container.resources = None;
+    }
+    let response = review(&mut stream, "/gate", json!(pod)).await;
+    let warning = response["warnings"][0].as_str().unwrap();
+    assert!(
+        warning.starts_with("spec.resourceClaims[0]: no container names claim a"),
+        "{warning}"
+    );
 }
 
 #[tokio::test]

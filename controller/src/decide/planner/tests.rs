@@ -15,6 +15,7 @@ mod overcommit;
 mod policy;
 mod preemption;
 mod quota;
+mod readers;
 mod release;
 mod reservation;
 mod round;

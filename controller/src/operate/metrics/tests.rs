@@ -10,6 +10,7 @@ fn device(allocated: f64, exclusive: u32) -> DeviceMetrics {
         node: "n1".to_owned(),
         device: "gpu-0-vgpu".into(),
         amounts: BTreeMap::from([("memory".to_owned(), (80.0, allocated))]),
+        reserved: BTreeMap::from([("memory".to_owned(), 4.0)]),
         exclusive,
         is_gpu_overcommitted: false,
     }
@@ -51,6 +52,7 @@ fn cluster() -> ClusterMetrics {
                 devices: 2.0,
             },
         )]),
+        reservations: Vec::new(),
     }
 }
 

@@ -1,0 +1,186 @@
+//! What metrics, `explain`, `simulate` and the lists of claims say about one state of the cluster, after every step of a random
+//! history: they agree on what is allocated, and none of them promises what the planner does not do.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use drava_explanation::explain::{self, State};
+use drava_explanation::fixture::settings;
+use drava_explanation::snapshot::Snapshot;
+use k8s_openapi::api::core::v1::PodCondition;
+use proptest::prelude::*;
+
+use super::cluster::TestCluster;
+use crate::fixture::{class, node, slice};
+
+const NODES: [&str; 2] = ["n1", "n2"];
+const GIB: f64 = (1_u64 << 30) as f64;
+
+/// One step of a history; numbers select memory, priority and pods.
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Create { memory: usize, priority: i32 },
+    CreateMember { memory: usize },
+    End(usize),
+    Delete(usize),
+    Wait,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let memory = 0..4_usize;
+    let step = prop_oneof![
+        4 => (memory.clone(), 0..3_i32).prop_map(|(memory, priority)| Step::Create { memory, priority }),
+        1 => memory.prop_map(|memory| Step::CreateMember { memory }),
+        2 => any::<usize>().prop_map(Step::End),
+        1 => any::<usize>().prop_map(Step::Delete),
+        2 => Just(Step::Wait),
+    ];
+    proptest::collection::vec(step, 1..25)
+}
+
+/// A cluster with what its API server shows of it.
+struct History {
+    cluster: TestCluster,
+    conditions: BTreeMap<String, PodCondition>,
+    created: usize,
+}
+
+impl History {
+    fn take(&mut self, step: Step) {
+        const MEMORY: [&str; 4] = ["10Gi", "30Gi", "50Gi", "80Gi"];
+        let cluster = &mut self.cluster;
+        let named = |number: usize, names: &mut dyn Iterator<Item = &String>| {
+            let names: Vec<String> = names.cloned().collect();
+            let index = number.checked_rem(names.len())?;
+            names.get(index).cloned()
+        };
+        match step {
+            Step::Create { memory, priority } => {
+                let name = format!("p-{:02}", self.created);
+                cluster.add_pod_of_priority(&name, MEMORY[memory], priority);
+                self.created += 1;
+            }
+            Step::CreateMember { memory } => {
+                cluster.add_member(&format!("m-{:02}", self.created), MEMORY[memory], "2");
+                self.created += 1;
+            }
+            Step::End(number) => {
+                if let Some(name) = named(number, &mut cluster.pods.keys()) {
+                    cluster.end(&name);
+                    cluster.pods.remove(&name);
+                }
+            }
+            Step::Delete(number) => {
+                if let Some(name) = named(number, &mut cluster.pods.keys()) {
+                    cluster.start_deletion(&name);
+                }
+            }
+            Step::Wait => cluster.advance(Duration::from_secs(20)),
+        }
+        for placed in cluster.settle() {
+            cluster.bind(placed.split_once(" → ").unwrap());
+        }
+        cluster.evict();
+        for update in std::mem::take(&mut cluster.pod_conditions) {
+            self.conditions
+                .insert(update.pod.name.unwrap(), update.condition);
+        }
+    }
+
+    /// Returns what a user reads.
+    fn snapshot(&self) -> Snapshot {
+        let pods = self.cluster.pods.iter().map(|(name, pod)| {
+            let mut pod = pod.clone();
+            if let Some(condition) = self.conditions.get(name) {
+                let status = pod.status.get_or_insert_default();
+                status
+                    .conditions
+                    .get_or_insert_default()
+                    .push(condition.clone());
+            }
+            pod
+        });
+        let mut snapshot = Snapshot::new(
+            &NODES.map(node),
+            &NODES.map(slice),
+            &[],
+            &[class()],
+            self.cluster.claims.values().cloned().collect(),
+            pods.collect(),
+        );
+        snapshot.reservations = self.cluster.planner.metrics().reservations;
+        snapshot
+    }
+
+    fn check(&self) {
+        let metrics = self.cluster.planner.metrics();
+        let mut snapshot = self.snapshot();
+        let is_allocated = |name: &str| {
+            let claim = &self.cluster.claims[name];
+            claim
+                .status
+                .as_ref()
+                .is_some_and(|status| status.allocation.is_some())
+        };
+        // Allocated: metrics by device and by namespace, and the claims.
+        let mut total = 0.0;
+        for (node, device, in_use) in snapshot.cluster.shared_devices() {
+            let allocated = in_use.consumed.get("memory").copied().unwrap_or_default();
+            let mut devices = metrics.devices.iter();
+            let measured = devices
+                .find(|measured| measured.node == node && measured.device == device.name)
+                .unwrap();
+            let (_, in_metrics) = measured.amounts["memory"];
+            assert_eq!(in_metrics / GIB, allocated.to_f64_lossy() / GIB, "{node}");
+            total += allocated.to_f64_lossy();
+        }
+        let billed = metrics
+            .namespaces
+            .get("default")
+            .copied()
+            .unwrap_or_default();
+        assert_eq!(billed.memory / GIB, total / GIB, "{metrics:?}");
+        // Reserved: for pods that wait, and named as such.
+        for reservation in &metrics.reservations {
+            assert!(!is_allocated(&reservation.claim), "{reservation:?}");
+        }
+        // No pod that waits for a reason is said to start.
+        for name in self.cluster.pods.keys() {
+            let uid = format!("pod-{name}");
+            let Some(reason) = self
+                .cluster
+                .planner
+                .backlog
+                .queue
+                .get(&uid)
+                .and_then(|pod| pod.reason)
+            else {
+                continue;
+            };
+            let report = explain::pod(&mut snapshot, "default", name, &settings()).unwrap();
+            assert_ne!(
+                report.state,
+                State::Feasible,
+                "{name} waits: {reason}; {}",
+                report.summary
+            );
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn readers_agree_after_every_step(steps in steps()) {
+        let mut history = History {
+            cluster: TestCluster::new(&NODES),
+            conditions: BTreeMap::new(),
+            created: 0,
+        };
+        for step in steps {
+            history.take(step);
+            history.check();
+        }
+    }
+}
