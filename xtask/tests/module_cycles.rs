@@ -322,6 +322,7 @@ const ORDERS: [(&str, &[&str]); 3] = [
             "write",
             "admit",
             "explanations",
+            "reservations",
             "leader",
             "command",
         ],

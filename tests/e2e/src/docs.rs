@@ -154,7 +154,7 @@ pub const COMMANDS: &[(&str, Check)] = &[
         Test("uninstall_waits_for_claims_and_leaves_nothing"),
     ),
     (
-        "kubectl delete crd gpunodeprofiles.gpu.drava.dev gpupolicies.gpu.drava.dev gpuquotas.gpu.drava.dev gpucontrollerleaders.gpu.drava.dev",
+        "kubectl delete crd gpunodeprofiles.gpu.drava.dev gpupolicies.gpu.drava.dev gpuquotas.gpu.drava.dev gpucontrollerleaders.gpu.drava.dev placementexplanations.gpu.drava.dev",
         Test("uninstall_waits_for_claims_and_leaves_nothing"),
     ),
     ("kubectl get gpunodeprofiles", Run),
