@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use clap::Parser;
+use drava_connection::Limits;
 use drava_controller::admit::compatibility::templates;
 use drava_controller::admit::webhook::{self, WebhookSettings};
 use drava_controller::command::options::{Command, LogFormat, Options, UninstallTask};
@@ -15,7 +16,6 @@ use drava_controller::operate::clock::Clock;
 use drava_controller::operate::health::{self, Health};
 use drava_controller::operate::metrics::Metrics;
 use drava_controller::reservations;
-use drava_controller::watch::connection;
 use drava_controller::write::lease::{LeaseElection, Term};
 use kube::Client;
 use tokio::signal::unix::{SignalKind, signal};
@@ -100,7 +100,7 @@ async fn main() -> anyhow::Result<()> {
 }
 
 async fn connect() -> anyhow::Result<Client> {
-    connection::connect()
+    drava_connection::connect(&Limits::SHORT_WATCHES)
         .await
         .map_err(anyhow::Error::from_boxed)
         .context("cannot connect to the API server: no usable service account or kubeconfig")

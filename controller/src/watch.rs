@@ -26,7 +26,6 @@ use serde::de::DeserializeOwned;
 
 use crate::pods::pod_group::{PodGroupApi, PodGroupChange};
 
-pub mod connection;
 pub(crate) mod objects;
 mod pod_groups;
 mod served;
@@ -253,7 +252,7 @@ impl From<&watcher::Error> for WatchFailure {
 
 /// Watches all kinds.
 pub fn all(client: &Client) -> SelectAll<BoxStream<'static, Observation>> {
-    let plain = connection::watch;
+    let plain = drava_connection::watch;
     let pods = plain().fields("status.phase!=Succeeded,status.phase!=Failed");
     let slices = plain().fields(&format!("spec.driver={}", names::DRIVER));
     stream::select_all([

@@ -2,10 +2,12 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Parser as _;
 use drava_api::error::describe;
+use drava_connection::Limits;
 use drava_dra_driver::driver::{self, Config};
 use drava_dra_driver::gpu_health::state::Rules;
 use drava_dra_driver::gpus::inventory::Source;
@@ -17,17 +19,29 @@ use drava_dra_driver::prepare::effects::KernelTmpfs;
 use drava_dra_driver::publish::{self, profile};
 use drava_dra_driver::repair::{reconcile, removal};
 use drava_dra_driver::report::conditions::Conditions;
+use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-#[tokio::main]
-async fn main() -> ExitCode {
+/// Longest wait, after the tasks, for calls that do not return, as of NVML or of a file system that hangs.
+const BLOCKED: Duration = Duration::from_secs(2);
+
+fn main() -> ExitCode {
     let options = Options::parse();
     let filter = log::start(options.log_format);
     if let Some(Command::RemoveFiles) = options.command {
         return remove_files(&options);
     }
-    match run(options, filter).await {
+    let runtime = match Runtime::new() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            tracing::error!(%error, "cannot start the threads of the node driver");
+            return ExitCode::FAILURE;
+        }
+    };
+    let outcome = runtime.block_on(run(options, filter));
+    runtime.shutdown_timeout(BLOCKED);
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!(error = format!("{error:#}"), "cannot run the node driver");
@@ -76,9 +90,12 @@ async fn run(options: Options, filter: LogFilter) -> anyhow::Result<()> {
         driver_root = %paths.driver_root.display(),
         "starting"
     );
-    let client = kube::Client::try_default().await.context(
-        "cannot find the API server; run in a pod with a service account, or set KUBECONFIG",
-    )?;
+    let client = drava_connection::connect(&Limits::LONG_WATCHES)
+        .await
+        .map_err(anyhow::Error::from_boxed)
+        .context(
+            "cannot find the API server; run in a pod with a service account, or set KUBECONFIG",
+        )?;
     let stop = CancellationToken::new();
     let mut terminate = signal(SignalKind::terminate()).context("cannot handle SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot handle SIGINT")?;

@@ -6,9 +6,10 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 /// Product crates and the simulated machine, each with the crates of the workspace that it may depend on.
-const ALLOWED: [(&str, &[&str]); 16] = [
+const ALLOWED: [(&str, &[&str]); 17] = [
     ("drava-api", &[]),
     ("drava-compatibility", &["drava-api"]),
+    ("drava-connection", &[]),
     ("drava-cdi", &[]),
     ("drava-cdi-hook", &["drava-cdi"]),
     ("drava-vgpu-abi", &[]),
@@ -16,7 +17,13 @@ const ALLOWED: [(&str, &[&str]); 16] = [
     ("drava-nvml", &[]),
     (
         "drava-dra-driver",
-        &["drava-api", "drava-cdi", "drava-vgpu-abi", "drava-nvml"],
+        &[
+            "drava-api",
+            "drava-connection",
+            "drava-cdi",
+            "drava-vgpu-abi",
+            "drava-nvml",
+        ],
     ),
     ("drava-cel", &["drava-api"]),
     ("drava-allocator", &["drava-api", "drava-cel"]),
@@ -26,6 +33,7 @@ const ALLOWED: [(&str, &[&str]); 16] = [
         &[
             "drava-api",
             "drava-compatibility",
+            "drava-connection",
             "drava-allocator",
             "drava-explanation",
         ],

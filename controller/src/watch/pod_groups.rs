@@ -12,7 +12,6 @@ use super::served::{RETRY, is_served, once_then_pause};
 use super::{Kind, Observation, keep, observe};
 use crate::pods::pod;
 use crate::pods::pod_group::{Disruption, GroupSpec, PodGroupApi, PodGroupChange};
-use crate::watch::connection;
 
 /// Time between two checks whether an API is served by now.
 const RECHECK: Duration = Duration::from_secs(30);
@@ -87,7 +86,7 @@ const fn group_version(api: PodGroupApi) -> &'static str {
 }
 
 fn observations(client: &Client, api: PodGroupApi) -> BoxStream<'static, Observation> {
-    let config = connection::watch();
+    let config = drava_connection::watch();
     match api {
         PodGroupApi::Kubernetes => observe(client, kind(api), config, keep, of_kubernetes),
         PodGroupApi::Volcano => observe(client, kind(api), config, keep, of_volcano),

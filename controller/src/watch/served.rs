@@ -13,7 +13,6 @@ use kube::{Client, Resource};
 use serde::de::DeserializeOwned;
 
 use super::{Kind, Observation, keep, observe};
-use crate::watch::connection;
 
 /// Time between two attempts to find out whether a kind is served.
 pub(super) const RETRY: Duration = Duration::from_secs(2);
@@ -69,7 +68,7 @@ where
         }
         let observations = match served {
             Ok(true) => {
-                let config = connection::watch();
+                let config = drava_connection::watch();
                 observe(&client, kind, config, keep, wrap)
             }
             Ok(false) => once_then_pause(Observation::Listed(kind), DEFINITIONS_RECHECK),
@@ -108,7 +107,7 @@ pub(super) fn observe_taint_rules(client: Client) -> BoxStream<'static, Observat
 }
 
 fn taint_rules(client: &Client, version: Option<Version>) -> BoxStream<'static, Observation> {
-    let config = connection::watch();
+    let config = drava_connection::watch();
     match version {
         Some(Version::V1) => observe(
             client,

@@ -22,7 +22,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::operate::clock::Clock;
 use crate::operate::health::Health;
-use crate::watch::connection;
 
 mod candidate;
 mod leader;
@@ -53,7 +52,7 @@ const _: () =
 
 // Connections that a request without an answer leaves are not used by the next one, which is sent within the validity.
 const _: () = assert!(
-    connection::MAX_IDLE.as_millis() < REQUEST_TIMEOUT.as_millis()
+    drava_connection::MAX_IDLE.as_millis() < REQUEST_TIMEOUT.as_millis()
         && RETRY_PERIOD.as_millis() + REQUEST_TIMEOUT.as_millis() + MIN_PAUSE.as_millis()
             < VALIDITY.as_millis()
 );

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use drava_api::error::describe;
 use drava_nvml::GpuUuid;
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::until;
@@ -38,6 +38,9 @@ use crate::report::conditions::{Condition, Conditions};
 
 /// Length of the queue of the agent's findings.
 const FINDINGS: usize = 256;
+
+/// Longest wait for the last writes of the node agent, which takes at most one control period.
+const AGENT_STOP: Duration = Duration::from_secs(5);
 
 /// Time between two attempts to become the active instance.
 const POLL: Duration = Duration::from_millis(500);
@@ -227,9 +230,11 @@ async fn run_agent(
     stop: CancellationToken,
 ) {
     let (sender, findings) = mpsc::channel(FINDINGS);
+    let (is_running, ended) = oneshot::channel::<()>();
     let stopped = stop.clone();
     let thread = std::thread::Builder::new().name("agent".to_owned());
     let started = thread.spawn(move || {
+        let _is_running = is_running;
         Agent::new(config).run(&stopped, |finding| {
             if let Err(error) = sender.try_send(finding) {
                 tracing::warn!(%error, "cannot report a finding of the node agent");
@@ -237,7 +242,15 @@ async fn run_agent(
         });
     });
     match started {
-        Ok(_) => agent::enforcement_events::run(claims, findings, violations, stop).await,
+        Ok(_) => {
+            agent::enforcement_events::run(claims, findings, violations, stop).await;
+            // The end of the process must not cut off the last writes to the limits pages. The channel closes with the thread.
+            if tokio::time::timeout(AGENT_STOP, ended).await.is_err() {
+                tracing::warn!(
+                    "the node agent does not stop; shares keep the limits that it has set"
+                );
+            }
+        }
         Err(error) => {
             tracing::error!(%error, "cannot start the node agent; shares keep the limits set at prepare");
         }

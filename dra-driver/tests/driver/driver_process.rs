@@ -3,10 +3,10 @@
 use std::fs;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-use crate::api_server::{ApiServer, poll};
+use crate::api_server::{ApiServer, eventually, poll};
 use crate::cluster::{free_address, get};
 use crate::fixture::NODE;
 use crate::node::TestNode;
@@ -91,6 +91,16 @@ impl DriverProcess {
 
     pub(crate) async fn await_ready(&self) {
         self.await_readiness("HTTP/1.0 200").await;
+    }
+
+    /// Ends the program as kubelet does, and waits for its end.
+    pub(crate) async fn terminate(&mut self) -> ExitStatus {
+        let pid = rustix::process::Pid::from_child(&self.process);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        eventually("the end of the process", || {
+            self.process.try_wait().unwrap()
+        })
+        .await
     }
 
     /// Returns the lines that the program has logged.

@@ -42,3 +42,4 @@ mod rollback;
 mod rolling_update;
 mod slice_changes;
 mod slices;
+mod stop;

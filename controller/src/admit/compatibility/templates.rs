@@ -24,7 +24,6 @@ use kube::{Api, Client, Resource};
 use tokio::time::Instant;
 
 use super::accept;
-use crate::watch::connection;
 use crate::watch::objects::{Objects, readable};
 use crate::write::lease::{Term, WRITE_TIMEOUT};
 
@@ -124,7 +123,7 @@ pub(crate) async fn create(client: &Client, key: &ObjectKey, claim: &ResourceCla
 
 /// Creates and deletes templates during the term. `watching` is the client of the watches.
 pub async fn maintain(client: Client, watching: Client, term: &Term) {
-    let config = connection::watch().labels(names::TRANSLATED_LABEL);
+    let config = drava_connection::watch().labels(names::TRANSLATED_LABEL);
     let pods = Api::<Listed<Pod>>::all(watching.clone());
     let mut pods = watcher(pods, config.clone()).default_backoff().boxed();
     let templates = Api::<Listed<ResourceClaimTemplate>>::all(watching);

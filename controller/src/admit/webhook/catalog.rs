@@ -21,7 +21,6 @@ use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 
-use crate::watch::connection;
 use crate::watch::objects::{Objects, readable};
 
 /// See the [module](self).
@@ -224,7 +223,7 @@ impl SharedCatalog {
 
     /// Watches the objects until the future is dropped. Sends `true` when all lists are complete.
     pub(super) async fn follow(&self, client: &Client, is_complete: &watch::Sender<bool>) {
-        let all = connection::watch;
+        let all = drava_connection::watch;
         tokio::join!(
             self.follow_kind(client, all(), Catalog::class, is_complete),
             self.follow_kind(client, all(), Catalog::template, is_complete),
@@ -243,7 +242,7 @@ impl SharedCatalog {
         if !self.read().is_translating {
             return;
         }
-        let all = connection::watch;
+        let all = drava_connection::watch;
         tokio::join!(
             self.follow_kind(client, all(), Catalog::quota, is_complete),
             self.follow_kind(client, all(), Catalog::limit_range, is_complete),

@@ -25,7 +25,6 @@ use tokio::sync::watch;
 
 use super::certificate::{self, Certificate, CertificateError};
 use crate::operate::metrics::{CertificateValidity, Metrics};
-use crate::watch::connection;
 use crate::write::lease::Term;
 
 /// Name of the Secret, of the Service and of both webhook configurations.
@@ -87,7 +86,7 @@ impl CertificateStore {
         certificates: &watch::Sender<Option<Arc<ServerConfig>>>,
         metrics: &Metrics,
     ) {
-        let config = connection::watch().fields(&format!("metadata.name={WEBHOOK_NAME}"));
+        let config = drava_connection::watch().fields(&format!("metadata.name={WEBHOOK_NAME}"));
         let secrets = watcher::watcher(self.secrets(), config).default_backoff();
         let mut secrets = std::pin::pin!(secrets);
         while let Some(secret) = secrets.next().await {

@@ -12,7 +12,7 @@ use axum::routing::get;
 use drava_api::listed::Listed;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Node;
-use kube::api::ListParams;
+use kube::api::{ListParams, WatchEvent, WatchParams};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{Event, watcher};
 use kube::{Api, Resource};
@@ -25,6 +25,7 @@ use super::*;
 /// Limits of the clients of the tests.
 const SHORT: Limits = Limits {
     connect: PATIENCE,
+    answer: Duration::from_millis(300),
     silence: Duration::from_millis(300),
     idle: Duration::from_millis(100),
 };
@@ -197,19 +198,49 @@ async fn first_lost_request_costs_no_second_one() {
     );
 }
 
+/// Limits of short requests beside long watches.
+const LONG: Limits = Limits {
+    silence: Duration::from_secs(3600),
+    ..SHORT
+};
+
 #[tokio::test]
 async fn request_without_answer_fails() {
-    let (_, address) = Nodes::start().await;
-    let proxy = Proxy::start(address, 1).await;
-    let api = Api::<Node>::all(proxy.client(&SHORT));
-    let list = async || {
-        let params = ListParams::default();
-        let answer = tokio::time::timeout(PATIENCE, api.list(&params)).await;
-        answer.expect("an answer or a failure")
-    };
-    assert!(list().await.is_err());
-    assert!(
-        list().await.unwrap().items.is_empty(),
-        "on a new connection"
-    );
+    for limits in [SHORT, LONG] {
+        let (_, address) = Nodes::start().await;
+        let proxy = Proxy::start(address, 1).await;
+        let api = Api::<Node>::all(proxy.client(&limits));
+        let list = async || {
+            let params = ListParams::default();
+            let answer = tokio::time::timeout(PATIENCE, api.list(&params)).await;
+            answer.expect("an answer or a failure")
+        };
+        assert!(list().await.is_err());
+        assert!(
+            list().await.unwrap().items.is_empty(),
+            "on a new connection"
+        );
+    }
+}
+
+#[tokio::test]
+async fn quiet_watch_outlives_the_limit_of_answers() {
+    let (nodes, address) = Nodes::start().await;
+    let proxy = Proxy::start(address, 0).await;
+    let api = Api::<Node>::all(proxy.client(&LONG));
+    let params = WatchParams::default().timeout(290);
+    let mut events = api.watch(&params, "0").await.unwrap().boxed();
+    let quiet = tokio::time::timeout(2 * LONG.answer, events.next()).await;
+    assert!(quiet.is_err(), "the watch has ended: {quiet:?}");
+    nodes.add("a");
+    let event = tokio::time::timeout(PATIENCE, events.next()).await.unwrap();
+    assert!(matches!(event, Some(Ok(WatchEvent::Added(_)))), "{event:?}");
+}
+
+#[test]
+fn watches_end_before_the_limit_of_silence() {
+    let watch = Duration::from_secs(u64::from(WATCH_SECONDS));
+    assert!(watch < Limits::SHORT_WATCHES.silence);
+    // kube's default, and the largest that it accepts.
+    assert!(Duration::from_secs(294) < Limits::LONG_WATCHES.silence);
 }

@@ -8,6 +8,7 @@
 use std::time::Duration;
 
 use hyper_timeout::TimeoutConnector;
+use hyper_util::client::legacy::ResponseFuture;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use kube::client::{Body, ConfigExt};
@@ -16,33 +17,50 @@ use kube::{Client, Config};
 use tower::{BoxError, ServiceBuilder};
 
 /// Time limits of connections.
-struct Limits {
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
     /// Until a connection is established.
     connect: Duration,
+    /// Until an answer begins. That of a watch begins at once.
+    answer: Duration,
     /// After which a connection that delivers nothing is closed. Longer than a watch.
     silence: Duration,
     /// For which a connection without a request is kept.
     idle: Duration,
 }
 
-const LIMITS: Limits = Limits {
-    connect: Duration::from_secs(10),
-    silence: Duration::from_secs(35),
-    idle: MAX_IDLE,
-};
-/// Time for which a connection without a request is kept; longer than the time between two renewals of the lease, shorter than
-/// the time-out of one. So the next renewal after one without an answer has a new connection, however many are dead.
-pub(crate) const MAX_IDLE: Duration = Duration::from_secs(3);
+impl Limits {
+    /// Limits for watches of [`watch`]: a watch without connection is noticed within this half a minute. For programs of which
+    /// a cluster has few.
+    pub const SHORT_WATCHES: Self = Self {
+        connect: Duration::from_secs(10),
+        answer: Duration::from_secs(35),
+        silence: Duration::from_secs(35),
+        idle: MAX_IDLE,
+    };
+
+    /// Limits for watches that last as long as kube's, 290 s. For programs on each node: thousands of nodes would repeat short
+    /// watches hundreds of times per second.
+    pub const LONG_WATCHES: Self = Self {
+        silence: Duration::from_secs(300),
+        ..Self::SHORT_WATCHES
+    };
+}
+
+/// Time for which a connection without a request is kept; longer than the time between two renewals of the controller's lease,
+/// shorter than the time-out of one. So the next renewal after one without an answer has a new connection, however many are
+/// dead.
+pub const MAX_IDLE: Duration = Duration::from_secs(3);
 /// Length of a watch, seconds. The API server ends it, after a bookmark.
 const WATCH_SECONDS: u32 = 25;
 
 /// Connects to the API server of the pod or of the kubeconfig. The client sends each request once: a repetition would ignore
-/// the end of the term, and hide the answer of a PodDisruptionBudget (429) behind a time-out.
+/// the end of the controller's term, and hide the answer of a PodDisruptionBudget (429) behind a time-out.
 ///
 /// # Errors
 /// Without a usable service account or kubeconfig.
-pub async fn connect() -> Result<Client, Box<dyn std::error::Error + Send + Sync>> {
-    Ok(client(Config::infer().await?, &LIMITS)?)
+pub async fn connect(limits: &Limits) -> Result<Client, Box<dyn std::error::Error + Send + Sync>> {
+    Ok(client(Config::infer().await?, limits)?)
 }
 
 /// Returns a client with these limits; kube's own builder has none for the pool.
@@ -62,17 +80,24 @@ fn client(config: Config, limits: &Limits) -> kube::Result<Client> {
         .pool_timer(TokioTimer::new())
         .pool_idle_timeout(limits.idle)
         .build::<_, Body>(connector);
+    let answer = limits.answer;
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
         .option_layer(config.auth_layer()?)
         .layer(config.extra_headers_layer()?)
-        .map_err(BoxError::from)
+        .map_future(move |response: ResponseFuture| async move {
+            match tokio::time::timeout(answer, response).await {
+                Ok(answered) => answered.map_err(BoxError::from),
+                Err(elapsed) => Err(BoxError::from(elapsed)),
+            }
+        })
         .service(pool);
     Ok(Client::new(service, config.default_namespace))
 }
 
-/// Returns the configuration of a watch.
-pub(crate) fn watch() -> watcher::Config {
+/// Returns the configuration of a watch for [`Limits::SHORT_WATCHES`].
+#[must_use]
+pub fn watch() -> watcher::Config {
     watcher::Config::default().timeout(WATCH_SECONDS)
 }
 
