@@ -62,6 +62,9 @@ pub const ENABLED_LABEL: &str = "gpu.drava.dev/enabled";
 /// Kind of the CDI specs of the node driver, one per claim.
 pub const CDI_KIND: &str = "gpu.drava.dev/claim";
 
+/// Kind of the CDI specs with the edits that claims share.
+pub const CDI_BASE_KIND: &str = "gpu.drava.dev/base";
+
 /// Annotation of a Node on which the node driver closes NVML, so that the NVIDIA kernel modules can be unloaded.
 pub const RELEASE_NVML: &str = "gpu.drava.dev/release-nvml";
 

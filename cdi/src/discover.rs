@@ -207,18 +207,9 @@ impl Driver {
 
     /// Returns the edits for every device that may use `parts`: control nodes, libraries, programs, configuration, firmware,
     /// sockets, and the hooks that add the libraries to the container's loader cache and mask the parameters of the kernel
-    /// driver. The GPU's own nodes come from
-    /// [`Driver::gpu`].
-    ///
-    /// A substitute is mounted at its library's path and so has all names of the library; the library itself is mounted
-    /// at [`Substitute::original`].
+    /// driver. The GPU's own nodes come from [`Driver::gpu`].
     #[must_use]
-    pub fn edits(
-        &self,
-        parts: &[Part],
-        substitutes: &[Substitute],
-        hook: &HookProgram,
-    ) -> ContainerEdits {
+    pub fn edits(&self, parts: &[Part], hook: &HookProgram) -> ContainerEdits {
         let wanted = |part: Part| parts.contains(&part);
         let libraries: Vec<&Library> = self
             .libraries
@@ -228,16 +219,10 @@ impl Driver {
         let binaries = self.binaries.iter().filter(|binary| wanted(binary.part));
         let nodes = self.control_nodes.iter().filter(|(part, _)| wanted(*part));
 
-        let mut mounts: Vec<Mount> = Vec::new();
-        for library in &libraries {
-            let replaces = |substitute: &&Substitute| substitute.soname == library.soname;
-            if let Some(substitute) = substitutes.iter().find(replaces) {
-                mounts.push(self.mounted_as(&library.path, &substitute.original));
-                mounts.push(Mount::read_only(&substitute.host_path, &library.path));
-            } else {
-                mounts.push(self.mounted_as(&library.path, &library.path));
-            }
-        }
+        let mounted = libraries.iter();
+        let mut mounts: Vec<Mount> = mounted
+            .map(|library| self.mounted_as(&library.path, &library.path))
+            .collect();
         mounts.extend(binaries.map(|binary| self.mounted_as(&binary.path, &binary.container_path)));
         let files = self.firmware.iter().chain(&self.configs);
         mounts.extend(
@@ -278,6 +263,21 @@ impl Driver {
             hooks,
             mounts,
         }
+    }
+
+    /// Returns the mounts that put substitutes in the place of their libraries: of the mounts at one path in a container, the
+    /// last one counts. A substitute so has all names of its library; the library itself is mounted at
+    /// [`Substitute::original`].
+    #[must_use]
+    pub fn substituted(&self, substitutes: &[Substitute]) -> Vec<Mount> {
+        let mut mounts = Vec::new();
+        for substitute in substitutes {
+            if let Some(library) = self.library(&substitute.soname) {
+                mounts.push(self.mounted_as(&library.path, &substitute.original));
+                mounts.push(Mount::read_only(&substitute.host_path, &library.path));
+            }
+        }
+        mounts
     }
 
     /// Returns the hook that prefers the CUDA compatibility libraries of newer images, for GPUs that support them. The driver

@@ -222,6 +222,16 @@ impl ContainerEdits {
         self.mounts.append(&mut other.mounts);
     }
 
+    /// Appends `other`, whose mounts replace those at the same paths in the container, as runtimes do.
+    pub fn overlay(&mut self, other: Self) {
+        let is_replaced = |mount: &Mount| {
+            let mut others = other.mounts.iter();
+            others.any(|other| other.container_path == mount.container_path)
+        };
+        self.mounts.retain(|mount| !is_replaced(mount));
+        self.append(other);
+    }
+
     /// Returns the edits sorted and without duplicates. Hooks keep their order, which matters; the first of equal hooks
     /// stays.
     #[must_use]

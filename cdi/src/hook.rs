@@ -33,24 +33,14 @@ impl HookProgram {
         Self { path: path.into() }
     }
 
-    /// Inserts `library` (a path in the container) at the start of the container's `/etc/ld.so.preload`.
+    /// Ensures that the container's programs load `library` (a path in the container): through stubs, if all these paths
+    /// in the container have one; otherwise from the start of the container's `/etc/ld.so.preload`.
     #[must_use]
-    pub fn preload(&self, library: &str) -> Hook {
-        self.call("preload", ["--library".to_owned(), library.to_owned()])
-    }
-
-    /// Ensures that the container's programs load `library` (a path in the container) through the stubs at these paths.
-    /// If another file is mounted at a stub's path, such as the NVIDIA library of another device of the container, the
-    /// hook inserts `library` into `/etc/ld.so.preload` as [`Self::preload`] does.
-    #[must_use]
-    pub fn shim(&self, library: &str, stubs: &[String]) -> Hook {
+    pub fn preload(&self, library: &str, stubs: &[String]) -> Hook {
         let mut arguments = vec!["--library".to_owned(), library.to_owned()];
-        arguments.extend(
-            stubs
-                .iter()
-                .flat_map(|stub| ["--stub".to_owned(), stub.clone()]),
-        );
-        self.call("shim", arguments)
+        let stubs = stubs.iter();
+        arguments.extend(stubs.flat_map(|stub| ["--stub".to_owned(), stub.clone()]));
+        self.call("preload", arguments)
     }
 
     /// Adds libraries (paths in the container) to the container's `/etc/ld.so.cache`, each under its file name.
@@ -82,12 +72,13 @@ impl HookProgram {
             .collect()
     }
 
-    /// Creates an empty file at `file` (a path in the container). In a directory mounted by the node driver, the file
-    /// shows that the runtime has applied the edits; a runtime with CDI disabled ignores them silently. A hook that
-    /// cannot create the file stops the container.
+    /// Empties a file of the node driver in each directory that is mounted into the container at the directory of `files`
+    /// (a path in the container), in which `*` stands for one name. An empty or missing file shows that the runtime has
+    /// applied the edits; a runtime with CDI disabled ignores them silently. The hook stops a container without such a
+    /// directory.
     #[must_use]
-    pub fn mark(&self, file: &str) -> Hook {
-        self.call("mark", ["--file".to_owned(), file.to_owned()])
+    pub fn mark(&self, files: &str) -> Hook {
+        self.call("mark", ["--files".to_owned(), files.to_owned()])
     }
 
     /// Prefers the CUDA compatibility libraries of an image that is newer than the NVIDIA driver `driver_version` of the

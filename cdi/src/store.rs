@@ -92,7 +92,14 @@ impl SpecDir {
             .mode(0o755)
             .create(&self.dir)
             .map_err(io("create", &self.dir))?;
-        let temporary = self.dir.join(format!(".{}{id}{TEMPORARY}", self.prefix));
+        // Threads of two instances of the driver can write one specification at once.
+        let thread = rustix::thread::gettid();
+        let temporary = format!(
+            ".{}{id}.{}{TEMPORARY}",
+            self.prefix,
+            thread.as_raw_nonzero()
+        );
+        let temporary = self.dir.join(temporary);
         let written = write(&temporary, spec.to_json().as_bytes());
         written
             .and_then(|()| fs::rename(&temporary, &path).map_err(io("replace", &path)))

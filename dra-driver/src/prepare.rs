@@ -4,7 +4,8 @@
 //! |---|---|
 //! | devices of the allocation | [`plan`] (pure) |
 //! | conflicts with prepared claims | [`overcommit`] (pure) |
-//! | CDI spec | [`spec`] |
+//! | CDI spec of the claim | [`spec`] |
+//! | CDI devices that claims share | [`base`] (pure) |
 //! | changes on the node | [`effects`] |
 //! | claim record | [`record`] |
 //! | versions of artifacts, also after loss of a record | [`recover`] |
@@ -30,6 +31,7 @@ use crate::node::claim::{ClaimUid, ShareId};
 use crate::node::options;
 
 pub mod apply;
+pub mod base;
 pub mod effects;
 mod limits;
 pub mod liveness;

@@ -195,8 +195,12 @@ fn troubleshooting_quotes_texts_of_node_driver() {
         .split_once("## The container does not start")
         .expect("the section");
     let section = section.split("\n## ").next().unwrap_or_default();
-    // The driver passes on the texts of discovery.
-    let sources = sources(&root().join("dra-driver/src")) + &sources(&root().join("cdi/src"));
+    // The driver passes on the texts of discovery, and the runtime those of the hook.
+    let folders = ["dra-driver/src", "cdi/src", "cdi/hook/src"];
+    let sources: String = folders
+        .iter()
+        .map(|folder| sources(&root().join(folder)))
+        .collect();
     let sources = without_values(&sources);
     let quoted: Vec<&str> = section
         .lines()

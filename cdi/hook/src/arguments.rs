@@ -8,13 +8,8 @@ use drava_cdi::THEN;
 /// A subcommand and its arguments.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Insert a library at the start of `/etc/ld.so.preload`.
+    /// Insert a library at the start of `/etc/ld.so.preload`, unless all stubs lead to it.
     Preload {
-        /// Absolute path in the container.
-        library: String,
-    },
-    /// Check that stubs lead to a library, or insert it at the start of `/etc/ld.so.preload`.
-    Shim {
         /// Absolute path in the container.
         library: String,
         /// Absolute paths in the container.
@@ -29,10 +24,10 @@ pub(crate) enum Action {
     Compat(NodeDriver),
     /// Mask the parameters of the NVIDIA kernel driver.
     Params,
-    /// Create an empty file, which shows that the runtime has applied the edits.
+    /// Empty a file in mounted directories, which shows that the runtime has applied the edits.
     Mark {
-        /// Absolute path in the container.
-        file: String,
+        /// The files.
+        files: MountedFiles,
     },
     /// Create symbolic links.
     Symlinks {
@@ -50,6 +45,17 @@ pub(crate) struct NodeDriver {
     pub(crate) cuda: Option<String>,
 }
 
+/// Files with one name in directories that are mounted at paths of one form.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct MountedFiles {
+    /// Absolute path in the container before the name that varies, with a slash at its end.
+    pub(crate) before: String,
+    /// Rest of the path of the directory after that name.
+    pub(crate) after: String,
+    /// Name of the file.
+    pub(crate) name: String,
+}
+
 /// A symbolic link.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Link {
@@ -63,7 +69,7 @@ pub(crate) struct Link {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ArgumentsError {
     #[error(
-        "usage: drava-cdi-hook preload --library PATH | shim --library PATH --stub PATH... | ldcache --library PATH... | symlinks --link TARGET::PATH... | compat --driver-version VERSION [--cuda-version VERSION] | params | mark --file PATH; several actions are separated by \"then\""
+        "usage: drava-cdi-hook preload --library PATH [--stub PATH]... | ldcache --library PATH... | symlinks --link TARGET::PATH... | compat --driver-version VERSION [--cuda-version VERSION] | params | mark --files DIRECTORY/*/DIRECTORY/NAME; several actions are separated by \"then\""
     )]
     Usage,
     #[error("unexpected argument {0:?} of {1}")]
@@ -78,6 +84,8 @@ pub(crate) enum ArgumentsError {
     Path(String),
     #[error("{0:?} is not TARGET::PATH")]
     Link(String),
+    #[error("{0:?} is not an absolute path with one directory of any name (*)")]
+    Files(String),
     #[error("an argument is not UTF-8")]
     NotUtf8,
 }
@@ -99,12 +107,8 @@ fn parse_action(arguments: impl IntoIterator<Item = OsString>) -> Result<Action,
     });
     match arguments.next().transpose()?.as_deref() {
         Some("preload") => {
-            let library = path(value(arguments, "preload", "--library")?)?;
-            Ok(Action::Preload { library })
-        }
-        Some("shim") => {
             let (mut libraries, mut stubs) = (Vec::new(), Vec::new());
-            for (flag, value) in flags(arguments, "shim", &["--library", "--stub"])? {
+            for (flag, value) in flags(arguments, "preload", &["--library", "--stub"])? {
                 let of_flag = if flag == "--stub" {
                     &mut stubs
                 } else {
@@ -112,15 +116,12 @@ fn parse_action(arguments: impl IntoIterator<Item = OsString>) -> Result<Action,
                 };
                 of_flag.push(path(value)?);
             }
-            if stubs.is_empty() {
-                return Err(ArgumentsError::Missing("shim", "--stub"));
-            }
-            let library = single(libraries, "shim", "--library")?;
-            Ok(Action::Shim { library, stubs })
+            let library = single(libraries, "preload", "--library")?;
+            Ok(Action::Preload { library, stubs })
         }
         Some("mark") => {
-            let file = path(value(arguments, "mark", "--file")?)?;
-            Ok(Action::Mark { file })
+            let files = mounted_files(path(value(arguments, "mark", "--files")?)?)?;
+            Ok(Action::Mark { files })
         }
         Some("compat") => {
             let (mut versions, mut cuda) = (Vec::new(), None);
@@ -220,6 +221,19 @@ fn path(path: String) -> Result<String, ArgumentsError> {
     }
 }
 
+fn mounted_files(path: String) -> Result<MountedFiles, ArgumentsError> {
+    let parts = path.split_once("/*/").and_then(|(before, rest)| {
+        let (after, name) = rest.rsplit_once('/')?;
+        let files = MountedFiles {
+            before: format!("{before}/"),
+            after: format!("/{after}"),
+            name: name.to_owned(),
+        };
+        (!rest.contains('*')).then_some(files)
+    });
+    parts.ok_or(ArgumentsError::Files(path))
+}
+
 fn link(argument: String) -> Result<Link, ArgumentsError> {
     match argument.split_once("::") {
         Some((target, link)) if !target.is_empty() => Ok(Link {
@@ -243,12 +257,13 @@ mod tests {
         assert_eq!(
             parsed(&["preload", "--library", "/a/b"]),
             Ok(Action::Preload {
-                library: "/a/b".into()
+                library: "/a/b".into(),
+                stubs: Vec::new()
             })
         );
         assert_eq!(
-            parsed(&["shim", "--library", "/a", "--stub", "/b", "--stub", "/c"]),
-            Ok(Action::Shim {
+            parsed(&["preload", "--library", "/a", "--stub", "/b", "--stub", "/c"]),
+            Ok(Action::Preload {
                 library: "/a".into(),
                 stubs: vec!["/b".into(), "/c".into()]
             })
@@ -278,8 +293,8 @@ mod tests {
             (&["then"], "usage:"),
             (&["params", "then"], "usage:"),
             (
-                &["params", "then", "shim", "--stub", "/a"],
-                "shim needs --library",
+                &["params", "then", "preload", "--stub", "/a"],
+                "preload needs --library",
             ),
             (&["preload"], "preload needs --library"),
             (&["preload", "--library"], "--library needs a value"),
@@ -313,11 +328,21 @@ mod tests {
             ),
             (&["compat"], "compat needs --driver-version"),
             (&["params", "/a"], "unexpected argument \"/a\" of params"),
-            (&["shim", "--library", "/a"], "shim needs --stub"),
-            (&["shim", "--stub", "/a"], "shim needs --library"),
             (
-                &["shim", "--stub", "a", "--library", "/a"],
+                &["preload", "--stub", "a", "--library", "/a"],
                 "\"a\" is not an absolute path",
+            ),
+            (
+                &["mark", "--files", "/a/b"],
+                "\"/a/b\" is not an absolute path with one",
+            ),
+            (
+                &["mark", "--files", "/a/*/b"],
+                "\"/a/*/b\" is not an absolute path with one",
+            ),
+            (
+                &["mark", "--files", "/a/*/b/*/c"],
+                "\"/a/*/b/*/c\" is not an absolute path with one",
             ),
             (&["ldcache", "/a"], "unexpected argument \"/a\" of ldcache"),
             (&["symlinks", "--link", "a"], "\"a\" is not TARGET::PATH"),
@@ -344,14 +369,14 @@ mod tests {
             target: "libcuda.so.580.65.06".into(),
             path: "/usr/lib64/libcuda.so.1".into(),
         };
-        let mut hooks = vec![hook.preload("/usr/local/lib/drava/libvgpu.so")];
+        let mut hooks = vec![hook.preload("/usr/local/lib/drava/libvgpu.so", &[])];
         hooks.extend(hook.ldcache(&["/usr/lib64/libcuda.so.1".to_owned()]));
         hooks.extend(hook.symlinks(&[link]));
-        hooks.push(hook.shim("/opt/libvgpu.so", &["/usr/lib64/libcuda.so.1".to_owned()]));
+        hooks.push(hook.preload("/opt/libvgpu.so", &["/usr/lib64/libcuda.so.1".to_owned()]));
         hooks.push(hook.compat("580.65.06", None));
         hooks.push(hook.compat("580.65.06", Some("13.0")));
         hooks.push(hook.params());
-        hooks.push(hook.mark("/run/drava/share/usage/injected"));
+        hooks.push(hook.mark("/run/drava/*/usage/pending"));
         let joined = hook.joined(hooks);
         assert_eq!(joined.len(), 1);
         let arguments = joined.into_iter().flat_map(|hook| hook.args);
@@ -360,7 +385,8 @@ mod tests {
             actions,
             [
                 Action::Preload {
-                    library: "/usr/local/lib/drava/libvgpu.so".into()
+                    library: "/usr/local/lib/drava/libvgpu.so".into(),
+                    stubs: Vec::new()
                 },
                 Action::LdCache {
                     libraries: vec!["/usr/lib64/libcuda.so.1".into()]
@@ -371,7 +397,7 @@ mod tests {
                         path: "/usr/lib64/libcuda.so.1".into()
                     }]
                 },
-                Action::Shim {
+                Action::Preload {
                     library: "/opt/libvgpu.so".into(),
                     stubs: vec!["/usr/lib64/libcuda.so.1".into()]
                 },
@@ -385,7 +411,11 @@ mod tests {
                 }),
                 Action::Params,
                 Action::Mark {
-                    file: "/run/drava/share/usage/injected".into()
+                    files: MountedFiles {
+                        before: "/run/drava/".into(),
+                        after: "/usage".into(),
+                        name: "pending".into(),
+                    }
                 },
             ]
         );

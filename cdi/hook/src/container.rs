@@ -1,7 +1,7 @@
 //! Reads the container of the state that the runtime writes to stdin.
 //!
 //! Only fields that the hook needs are parsed; others are ignored, because a newer runtime may add fields and values.
-//! Source: OCI runtime specification, "State" and `config.json`, "Root", "Process" and "Linux: Mount Label".
+//! Source: OCI runtime specification, "State" and `config.json`, "Root", "Mounts", "Process" and "Linux: Mount Label".
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -26,9 +26,16 @@ struct State {
 struct Config {
     root: RootConfig,
     #[serde(default)]
+    mounts: Vec<Mount>,
+    #[serde(default)]
     process: Process,
     #[serde(default)]
     linux: Linux,
+}
+
+#[derive(Deserialize)]
+struct Mount {
+    destination: String,
 }
 
 #[derive(Default, Deserialize)]
@@ -49,6 +56,8 @@ pub(crate) struct Container {
     pub(crate) root: Root,
     /// SELinux context of file systems that are mounted for the container; empty without SELinux.
     pub(crate) mount_label: String,
+    /// Paths in the container at which the runtime mounts something.
+    pub(crate) mounts: Vec<String>,
     /// Environment of the first process, `NAME=value`.
     environment: Vec<String>,
 }
@@ -108,6 +117,11 @@ pub(crate) fn read(stdin: impl Read) -> Result<Container, ContainerError> {
     Ok(Container {
         root: Root::open(state.bundle.join(config.root.path))?,
         mount_label: config.linux.mount_label,
+        mounts: config
+            .mounts
+            .into_iter()
+            .map(|mount| mount.destination)
+            .collect(),
         environment: config.process.env,
     })
 }

@@ -11,18 +11,19 @@
 //!
 //! Subcommands (`drava_cdi::HookProgram` writes the command lines). One process runs several, separated by the argument
 //! `then`, in their order up to the first error:
-//! - `preload --library PATH`: inserts PATH at the start of `/etc/ld.so.preload`, before the image's entries, and of
-//!   `/etc/ld-nix.so.preload` in an image with programs of Nix.
-//! - `shim --library PATH --stub PATH…`: checks that each stub is a shared library that needs PATH first. If another
-//!   file is mounted at a stub's path, such as the NVIDIA library of another device of the container, runs `preload`.
+//! - `preload --library PATH [--stub PATH]…`: inserts PATH at the start of `/etc/ld.so.preload`, before the image's entries,
+//!   and of `/etc/ld-nix.so.preload` in an image with programs of Nix; nothing if each stub is a shared library that needs
+//!   PATH first, which the delivery `shim` mounts.
 //! - `ldcache --library PATH…`: adds each library to `/etc/ld.so.cache` under its file name, and the libraries of the
 //!   image's `/etc/ld.so.conf` if the image's cache is older.
 //! - `compat --driver-version VERSION [--cuda-version VERSION]`: adds the CUDA compatibility libraries of the image to
 //!   `/etc/ld.so.cache` if they are of a newer release than the driver and the image requires a newer CUDA version.
 //! - `params`: mounts a copy of `/proc/driver/nvidia/params` with `ModifyDeviceFiles: 0` over the file.
 //! - `symlinks --link TARGET::PATH…`: creates the symbolic link PATH to TARGET.
-//! - `mark --file PATH`: creates the file PATH, which shows the node driver that the runtime has applied the edits. A
-//!   runtime with CDI disabled starts the container without them and reports nothing.
+//! - `mark --files PATH`: empties the file in each directory that is mounted at a path of this form, such as
+//!   `/run/drava/*/usage/pending`, which shows the node driver that the runtime has applied the edits. A runtime with CDI
+//!   disabled starts the container without them and reports nothing. A container without such a mount is rejected: it
+//!   would have no limits.
 //!
 //! crun before 1.26 makes the root read-only before it runs hooks; the hook then makes it writable for its own writes.
 //!
@@ -40,7 +41,7 @@ mod mark;
 mod params;
 mod preload;
 mod root;
-mod shim;
+mod stubs;
 mod symlinks;
 
 use std::error::Error;
@@ -73,12 +74,11 @@ fn run() -> Result<(), Box<dyn Error>> {
 fn apply(action: Action, container: &Container) -> Result<(), Box<dyn Error>> {
     let root = &container.root;
     match action {
-        Action::Preload { library } => preload::apply(root, &library)?,
-        Action::Shim { library, stubs } => shim::apply(root, &library, &stubs)?,
+        Action::Preload { library, stubs } => preload::apply(root, &library, &stubs)?,
         Action::LdCache { libraries } => ldcache::apply(root, &libraries)?,
         Action::Compat(driver) => compat::apply(container, &driver)?,
         Action::Params => params::apply(container)?,
-        Action::Mark { file } => mark::apply(root, &file)?,
+        Action::Mark { files } => mark::apply(container, &files)?,
         Action::Symlinks { links } => symlinks::apply(root, &links)?,
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! `/etc/ld.so.preload`: libvgpu first, then the image's entries.
+//! `/etc/ld.so.preload`: libvgpu first, then the image's entries. Not changed where stubs lead to libvgpu.
 //!
 //! The loader of Nix reads `/etc/ld-nix.so.preload` instead. Images with a store of Nix get both files, since they can have
 //! programs of both kinds.
@@ -6,6 +6,7 @@
 //! The loader reads names separated by white space and colons; `#` starts a comment (`elf/rtld.c` of glibc).
 
 use crate::root::{Root, RootError};
+use crate::stubs::{self, StubError};
 
 const PRELOAD: &str = "/etc/ld.so.preload";
 const NIX_PRELOAD: &str = "/etc/ld-nix.so.preload";
@@ -21,13 +22,22 @@ pub(crate) enum PreloadError {
     )]
     NoLibrary(String),
     #[error(transparent)]
+    Stub(#[from] StubError),
+    #[error(transparent)]
     Root(#[from] RootError),
 }
 
-pub(crate) fn apply(root: &Root, library: &str) -> Result<(), PreloadError> {
+pub(crate) fn apply(root: &Root, library: &str, stubs: &[String]) -> Result<(), PreloadError> {
     // For a missing library, the loader only prints a warning and runs the program.
     if root.file(library)?.is_none() {
         return Err(PreloadError::NoLibrary(library.to_owned()));
+    }
+    let mut missing = stubs.is_empty();
+    for stub in stubs {
+        missing |= !stubs::leads_to(root, stub, library)?;
+    }
+    if !missing {
+        return Ok(());
     }
     insert(root, PRELOAD, library)?;
     if !root.names(NIX_STORE, 1)?.is_empty() {

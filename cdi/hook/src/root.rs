@@ -15,7 +15,7 @@ use std::path::PathBuf;
 
 use rustix::fs::{
     AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, StatVfsMountFlags, fchmod, fstat,
-    fstatvfs, mkdirat, openat, openat2, readlinkat, renameat, symlinkat, unlinkat,
+    fstatvfs, ftruncate, mkdirat, openat, openat2, readlinkat, renameat, symlinkat, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount_remount};
@@ -138,6 +138,21 @@ impl Root {
     pub(crate) fn mount_point(&self, path: &str) -> Result<OwnedFd, RootError> {
         self.resolve(path, OFlags::PATH)
             .map_err(|errno| operation("open", path, errno))
+    }
+
+    /// Removes the content of the regular file at `path`, which the user can write. Does nothing without such a file.
+    pub(crate) fn empty(&self, path: &str) -> Result<(), RootError> {
+        if self.file(path)?.is_none() {
+            return Ok(());
+        }
+        // Another container of the pod can replace the file concurrently: a FIFO must not block.
+        let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let failed = |errno| operation("empty", path, errno);
+        let file = self.resolve(path, flags).map_err(failed)?;
+        if is_regular(&file).map_err(failed)? {
+            ftruncate(&file, 0).map_err(failed)?;
+        }
+        Ok(())
     }
 
     /// Creates or replaces the regular file `path` with `contents`, readable by all.

@@ -15,7 +15,7 @@ fn hook() -> HookProgram {
 }
 
 fn paths(driver: &Driver, parts: &[Part]) -> Vec<String> {
-    let edits = driver.edits(parts, &[], &hook());
+    let edits = driver.edits(parts, &hook());
     edits
         .mounts
         .into_iter()
@@ -38,7 +38,7 @@ fn metered_device_gets_compute_and_utility_only() {
     }
     let root = FakeRoot::debian();
     let driver = root.driver();
-    insta::assert_json_snapshot!(driver.edits(METERED, &[], &hook()).normalized());
+    insta::assert_json_snapshot!(driver.edits(METERED, &hook()).normalized());
 }
 
 #[test]
@@ -64,10 +64,10 @@ fn whole_gpu_gets_all_parts() {
         ]
     );
     assert_eq!(
-        nodes(&driver.edits(METERED, &[], &hook())),
+        nodes(&driver.edits(METERED, &hook())),
         ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"]
     );
-    assert!(nodes(&driver.edits(UNMETERED, &[], &hook())).contains(&"/dev/nvidia-modeset"));
+    assert!(nodes(&driver.edits(UNMETERED, &hook())).contains(&"/dev/nvidia-modeset"));
 }
 
 #[test]
@@ -384,8 +384,12 @@ fn substitute_takes_path_and_names_of_library() {
         original: "/usr/local/lib/drava/driver/libcuda.so.1".to_owned(),
     };
     let place = &driver.library("libcuda.so.1").unwrap().path;
-    let plain = driver.edits(METERED, &[], &hook());
-    let edits = driver.edits(METERED, std::slice::from_ref(&substitute), &hook());
+    let plain = driver.edits(METERED, &hook());
+    let mut edits = plain.clone();
+    edits.overlay(ContainerEdits {
+        mounts: driver.substituted(std::slice::from_ref(&substitute)),
+        ..Default::default()
+    });
 
     let mounts: Vec<(&str, &str)> = edits
         .mounts
@@ -430,8 +434,8 @@ fn whole_gpu_gets_devices_of_direct_transfers() {
     root.device("dev/nvidia-fs-control");
     root.file("run/udev/data/b259:0", b"");
     let driver = root.driver();
-    let whole = driver.edits(UNMETERED, &[], &hook());
-    let share = driver.edits(METERED, &[], &hook());
+    let whole = driver.edits(UNMETERED, &hook());
+    let share = driver.edits(METERED, &hook());
     let only_whole: Vec<_> = nodes(&whole)
         .into_iter()
         .filter(|node| !nodes(&share).contains(node) && *node != "/dev/nvidia-modeset")

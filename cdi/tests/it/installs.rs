@@ -49,8 +49,8 @@ fn check(name: &str) {
     let driver = Driver::discover(DriverRoot::open(root.path(), "/driver").unwrap()).unwrap();
     assert_eq!(driver.version(), Some("580.65.06"));
     let hook = HookProgram::new("/var/lib/drava/bin/0123/drava-cdi-hook");
-    let metered = view(&driver, &driver.edits(METERED, &[], &hook));
-    let all = view(&driver, &driver.edits(UNMETERED, &[], &hook));
+    let metered = view(&driver, &driver.edits(METERED, &hook));
+    let all = view(&driver, &driver.edits(UNMETERED, &hook));
     let only_whole: String = all
         .lines()
         .filter(|line| !metered.lines().any(|of_share| of_share == *line))
@@ -111,7 +111,7 @@ fn injects_gke_directory_with_device_files_of_the_node() {
     let device_root = DriverRoot::open(node.path(), "/").unwrap();
     let driver = Driver::discover_with_devices(open(), Some(device_root), None).unwrap();
     let hook = HookProgram::new("/var/lib/drava/bin/0123/drava-cdi-hook");
-    let edits = driver.edits(UNMETERED, &[], &hook);
+    let edits = driver.edits(UNMETERED, &hook);
     let gpu = driver.gpu(0, "0000:1b:00.0", METERED).unwrap();
     for node in gpu.device_nodes.iter().chain(&edits.device_nodes) {
         assert_eq!(node.host_path, None, "{node:?} is not a device of the node");

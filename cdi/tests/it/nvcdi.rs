@@ -135,7 +135,7 @@ fn differences(
     let open = |root: &FakeRoot| DriverRoot::open(root.path(), "/driver").unwrap();
     let driver = Driver::discover_with_devices(open(root), node.map(open), Some(VERSION)).unwrap();
     let hook = HookProgram::new("/var/lib/drava/bin/0123/drava-cdi-hook");
-    let mut edits = driver.edits(UNMETERED, &[], &hook);
+    let mut edits = driver.edits(UNMETERED, &hook);
     edits.hooks.extend(driver.compat(&hook, None));
     edits.append(driver.gpu(0, "0000:1b:00.0", UNMETERED).unwrap());
     let ours = of_drava(&edits);

@@ -15,7 +15,7 @@ use crate::driver_root::{FakeRoot, cannot_create_devices};
 const KIND: &str = "gpu.drava.dev/claim";
 const LIBVGPU: &str = "/usr/local/lib/drava/libvgpu.so";
 
-fn device(name: &str, container_edits: ContainerEdits) -> Device {
+pub(crate) fn device(name: &str, container_edits: ContainerEdits) -> Device {
     Device {
         name: name.into(),
         annotations: BTreeMap::new(),
@@ -48,9 +48,9 @@ pub(crate) fn claim_under(root: &FakeRoot, node: &Path) -> Spec {
         ),
         Mount::read_write("/run/drava/usage/uid/share", "/run/drava/share/usage"),
     ];
-    share.hooks = vec![hook.preload(LIBVGPU)];
+    share.hooks = vec![hook.preload(LIBVGPU, &[])];
     let mut whole = driver.gpu(1, "0000:3b:00.0", UNMETERED).unwrap();
-    whole.append(driver.edits(UNMETERED, &[], &hook));
+    whole.append(driver.edits(UNMETERED, &hook));
     let devices = [
         device("8c5f1b2e-0000-4000-8000-000000000001-whole-gpu-1", whole),
         device(
@@ -58,7 +58,7 @@ pub(crate) fn claim_under(root: &FakeRoot, node: &Path) -> Spec {
             share,
         ),
     ];
-    Spec::new(KIND, devices, driver.edits(METERED, &[], &hook)).unwrap()
+    Spec::new(KIND, devices, driver.edits(METERED, &hook)).unwrap()
 }
 
 #[test]

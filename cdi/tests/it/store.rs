@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use drava_cdi::{ContainerEdits, Device, DeviceNode, Spec, SpecDir};
 
@@ -77,10 +78,16 @@ fn does_not_write_through_a_planted_temporary_link() {
     let outside = dir.path().join("outside");
     fs::write(&outside, "precious").unwrap();
     let store = SpecDir::new(dir.path(), "p-");
-    std::os::unix::fs::symlink(&outside, dir.path().join(".p-x.tmp")).unwrap();
+    let temporary = dir.path().join(temporary("p-x"));
+    std::os::unix::fs::symlink(&outside, temporary).unwrap();
     assert!(store.write("x", &spec(0)).is_err());
     assert_eq!(fs::read_to_string(&outside).unwrap(), "precious");
     store.write("x", &spec(0)).unwrap();
+}
+
+/// Returns the name of the temporary file of a write by this thread.
+fn temporary(name: &str) -> String {
+    format!(".{name}.{}.tmp", rustix::thread::gettid())
 }
 
 #[test]
@@ -108,8 +115,33 @@ fn errors_name_the_path() {
         error.contains("cannot replace") && error.contains("p-x.json"),
         "{error}"
     );
-    assert!(!dir.path().join(".p-x.tmp").exists());
+    assert!(!dir.path().join(temporary("p-x")).exists());
     fs::write(dir.path().join("p-y.json"), "{}").unwrap();
     let error = store.read("y").unwrap_err().to_string();
     assert!(error.contains("p-y.json"), "{error}");
+}
+
+/// A reader and a writer that is stopped midway must not see a part of a file.
+#[test]
+fn concurrent_writers_of_one_spec_leave_whole_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = SpecDir::new(dir.path(), "p-");
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let write = |minor| {
+            for _ in 0..500 {
+                store.write("x", &spec(minor)).unwrap();
+            }
+        };
+        scope.spawn(|| {
+            while !is_done.load(Ordering::Relaxed) {
+                store.read("x").unwrap();
+            }
+        });
+        let writers = [0, 1, 2].map(|minor| scope.spawn(move || write(minor)));
+        let written = writers.map(|writer| writer.join());
+        is_done.store(true, Ordering::Relaxed);
+        assert!(written.iter().all(Result::is_ok));
+    });
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
 }

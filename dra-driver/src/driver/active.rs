@@ -118,12 +118,7 @@ impl Active {
         let gpu_health = gpu_health::run(health, claims.gpus.clone(), record, stop.clone());
         let claim_view =
             metrics::claim_view::run(Arc::clone(&claims), metrics.claims, stop.clone());
-        let injection = injection::watch(
-            Arc::clone(&claims),
-            layout.clone(),
-            inspector.clone(),
-            stop.clone(),
-        );
+        let injection = injection::watch(Arc::clone(&claims), layout.clone(), stop.clone());
         let reconcile = reconcile::run(
             Arc::clone(&claims),
             layout,

@@ -27,6 +27,7 @@ use crate::prepare::Prepared;
 use crate::prepare::apply::{Applier, ApplyError, Environment, Failure, Repairs};
 use crate::prepare::effects::Effects;
 use crate::prepare::record::ClaimRecord;
+use crate::prepare::spec;
 use crate::report::pods::{PodRef, is_sandbox, reserving_pods};
 use crate::report::{Injection, Reporter, Subject};
 
@@ -559,11 +560,7 @@ fn devices(record: &ClaimRecord) -> Vec<Device> {
         request_names: vec![device.request.clone()],
         pool_name: device.pool.clone(),
         device_name: device.device.clone(),
-        cdi_device_ids: vec![format!(
-            "{}={}",
-            drava_api::names::CDI_KIND,
-            device.cdi_name(&record.claim.uid)
-        )],
+        cdi_device_ids: spec::device_ids(record, device),
         share_id: device.share().map(|share| share.id.to_string()),
     };
     record.devices.iter().map(device).collect()

@@ -7,11 +7,14 @@ use drava_vgpu_abi::paths;
 use crate::node::claim::{ClaimUid, ShareId};
 use crate::node::options::Paths;
 
-/// File that the CDI hook creates in the usage directory of a share when the container runtime applies the CDI spec.
-pub const MARKER: &str = "injected";
+/// File in the usage directory of a share that the CDI hook empties when the container runtime applies the CDI spec.
+pub const PENDING: &str = "pending";
 
 /// Prefix of the file names of the driver's CDI specs; the claim UID and `.json` follow.
 pub const SPEC_PREFIX: &str = "gpu.drava.dev-claim-";
+
+/// Prefix of the file names of the CDI specs that claims share; the name of the base and `.json` follow.
+pub const BASE_PREFIX: &str = "gpu.drava.dev-base-";
 
 /// Paths below the directories of [`Paths`].
 #[derive(Debug, Clone)]
@@ -86,10 +89,10 @@ impl Layout {
         self.usages().join(uid.as_str())
     }
 
-    /// Marker of a share, see [`MARKER`].
+    /// File of a share that no container has got yet, see [`PENDING`].
     #[must_use]
-    pub fn marker(&self, uid: &ClaimUid, share: &ShareId) -> PathBuf {
-        self.usage(uid, share).join(MARKER)
+    pub fn pending(&self, uid: &ClaimUid, share: &ShareId) -> PathBuf {
+        self.usage(uid, share).join(PENDING)
     }
 
     /// Usage directory of a share: a tmpfs, mounted read-write into its containers.

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use drava_cdi::{Driver, SpecDir};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 
+use super::base::CommonEdits;
 use super::effects::{EffectError, Effects, Ensured};
 use super::limits;
 use super::overcommit;
@@ -202,17 +203,24 @@ impl<E: Effects> Applier<E> {
         environment: &Environment<'_>,
     ) -> Result<ClaimRecord, Failure> {
         let versions = ArtifactVersions::current(environment.delivery, environment.installed);
-        self.save_intent(claim, devices, versions, Origin::New, |devices| {
-            let others = self.other_claims(&claim.uid)?;
-            others.check_known(&record::held_gpus(devices))?;
-            overcommit::check(
-                claim,
-                devices,
-                holdings(&others.records),
-                environment.inventory,
-            )?;
-            Ok(())
-        })
+        self.save_intent(
+            claim,
+            devices,
+            versions,
+            environment,
+            Origin::New,
+            |devices| {
+                let others = self.other_claims(&claim.uid)?;
+                others.check_known(&record::held_gpus(devices))?;
+                overcommit::check(
+                    claim,
+                    devices,
+                    holdings(&others.records),
+                    environment.inventory,
+                )?;
+                Ok(())
+            },
+        )
     }
 
     /// As [`record_intent`](Self::record_intent), for a claim whose record was damaged or lost. Its containers may run with the
@@ -232,24 +240,38 @@ impl<E: Effects> Applier<E> {
         });
         // The conflict check passed when the claim was prepared. The claim keeps its devices whatever changed since.
         if let Some(versions) = versions {
-            return self.save_intent(claim, devices, versions, Origin::Rebuilt, |_| Ok(()));
+            return self.save_intent(
+                claim,
+                devices,
+                versions,
+                environment,
+                Origin::Rebuilt,
+                |_| Ok(()),
+            );
         }
         repairs.0.push(
             "its CDI spec does not identify libvgpu and delivery; using those of a new claim"
                 .to_owned(),
         );
         let versions = ArtifactVersions::current(delivery, installed);
-        self.save_intent(claim, devices, versions, Origin::Rebuilt, |devices| {
-            // Other unknown claims are skipped: a rebuilt claim is checked against this claim.
-            let others = self.other_claims(&claim.uid)?;
-            overcommit::check(
-                claim,
-                devices,
-                holdings(&others.records),
-                environment.inventory,
-            )?;
-            Ok(())
-        })
+        self.save_intent(
+            claim,
+            devices,
+            versions,
+            environment,
+            Origin::Rebuilt,
+            |devices| {
+                // Other unknown claims are skipped: a rebuilt claim is checked against this claim.
+                let others = self.other_claims(&claim.uid)?;
+                overcommit::check(
+                    claim,
+                    devices,
+                    holdings(&others.records),
+                    environment.inventory,
+                )?;
+                Ok(())
+            },
+        )
     }
 
     /// Writes the record if `check` succeeds.
@@ -260,6 +282,7 @@ impl<E: Effects> Applier<E> {
         claim: &ClaimRef,
         mut devices: Vec<Prepared>,
         versions: ArtifactVersions,
+        environment: &Environment<'_>,
         origin: Origin,
         check: impl FnOnce(&[Prepared]) -> Result<(), Failure>,
     ) -> Result<ClaimRecord, Failure> {
@@ -268,12 +291,19 @@ impl<E: Effects> Applier<E> {
             .gpus(devices.iter().map(|device| device.gpu.uuid.as_str()))?;
         check(&devices)?;
         self.reserve_slices(&mut devices, origin)?;
+        let common = if versions.has_bases {
+            let compat = spec::has_compat(&devices, environment.inventory);
+            CommonEdits::InBases { compat }
+        } else {
+            CommonEdits::InClaim
+        };
         let record = ClaimRecord {
             claim: claim.clone(),
             devices,
             library: versions.library,
             hook: versions.hook,
             delivery: versions.delivery,
+            common,
         };
         self.effects.save_record(&record)?;
         Ok(record)
@@ -345,13 +375,13 @@ impl<E: Effects> Applier<E> {
         self.ensure_mig_mode(&record.devices, environment.inventory)?;
         let instances = self.ensure_instances(&mut record, origin)?;
         // Before the files, because this step fails on missing device files.
-        let spec = spec::build(
+        let specs = spec::build(
             &record,
             &self.layout,
             environment.driver,
             environment.inventory,
         )?;
-        self.effects.create_device_files(&spec);
+        self.effects.create_device_files(&specs.claim);
         let mut note = |object: &str, outcome: Ensured| match outcome {
             Ensured::Created if origin == Origin::Found => {
                 repairs.0.push(format!("recreated the missing {object}"))
@@ -373,7 +403,11 @@ impl<E: Effects> Applier<E> {
             );
             note("usage region", self.effects.ensure_usage(&uid, &share.id)?);
         }
-        note("CDI spec", self.effects.ensure_spec(&uid, &spec)?);
+        for (base, spec) in &specs.bases {
+            let ensured = self.effects.ensure_base(*base, spec)?;
+            note("CDI spec that claims share", ensured);
+        }
+        note("CDI spec", self.effects.ensure_spec(&uid, &specs.claim)?);
         Ok(record)
     }
 

@@ -13,6 +13,7 @@ use drava_cdi::{Spec, SpecDir};
 use drava_nvml::{GpuError, GpuInstance, GpuLibrary, GpuUuid, Status};
 use drava_vgpu_abi::{LimitsSpec, REGION_SIZE, page, paths};
 
+use super::base::Base;
 use super::record::{ClaimRecord, RecordError, RecordStore};
 use super::{Partition, Prepared};
 use crate::gpus::device_files::DeviceFiles;
@@ -20,7 +21,7 @@ use crate::gpus::inventory::OpenLibrary;
 use crate::node::claim::{ClaimUid, ShareId};
 use crate::node::files;
 use crate::node::gpu_users;
-use crate::node::layout::{Layout, SPEC_PREFIX};
+use crate::node::layout::{BASE_PREFIX, Layout, PENDING, SPEC_PREFIX};
 use crate::node::lock::LockError;
 use crate::node::selinux::{LabelError, Labels};
 use crate::prepare::liveness::{Held, Inspector, Liveness};
@@ -149,6 +150,12 @@ pub trait Effects: Send + Sync + 'static {
     /// Creates the device files of MIG instances on the node, as far as it allows.
     fn create_device_files(&self, spec: &Spec);
 
+    /// Ensures that the CDI spec of a base equals `spec`. Other claims may do so at the same time.
+    ///
+    /// # Errors
+    /// When the spec cannot be read or written.
+    fn ensure_base(&self, base: Base, spec: &Spec) -> Result<Ensured, EffectError>;
+
     /// Ensures that the claim's CDI spec equals `spec`.
     ///
     /// # Errors
@@ -220,7 +227,7 @@ const USAGE_BYTES: u64 = 1 << 20;
 
 const _: () = assert!(3 * REGION_SIZE as u64 <= USAGE_BYTES);
 
-/// Inodes of a share's tmpfs: the root, the region, the hook's marker, and the marker's temporary file.
+/// Inodes of a share's tmpfs: the root, the region, the file for the CDI hook, and one more for a region that is created anew.
 const USAGE_INODES: u64 = 4;
 
 /// Access to the GPUs and processes of the node.
@@ -243,6 +250,7 @@ pub struct NodeEffects {
     layout: Layout,
     store: RecordStore,
     specs: SpecDir,
+    bases: SpecDir,
     tmpfs: Box<dyn Tmpfs>,
     access: NodeAccess,
 }
@@ -253,10 +261,12 @@ impl NodeEffects {
     pub fn new(layout: Layout, tmpfs: Box<dyn Tmpfs>, access: NodeAccess) -> Self {
         let store = RecordStore::new(layout.claims());
         let specs = SpecDir::new(layout.cdi_dir(), SPEC_PREFIX);
+        let bases = SpecDir::new(layout.cdi_dir(), BASE_PREFIX);
         Self {
             layout,
             store,
             specs,
+            bases,
             tmpfs,
             access,
         }
@@ -281,6 +291,19 @@ impl NodeEffects {
             gpu_users::capability_files(&self.access.proc_root, minor, id)
         });
         gpu_users::describe(&self.access.proc_root, &files, &pids)
+    }
+
+    fn ensure(&self, specs: &SpecDir, id: &str, spec: &Spec) -> Result<Ensured, EffectError> {
+        let outcome = match specs.read(id) {
+            Ok(Some(present)) if present == *spec => return Ok(Ensured::Present),
+            Ok(None) => Ensured::Created,
+            Ok(Some(_)) | Err(drava_cdi::StoreError::Read { .. }) => Ensured::Replaced,
+            Err(error) => return Err(self.spec_error(error)),
+        };
+        specs
+            .write(id, spec)
+            .map_err(|error| self.spec_error(error))?;
+        Ok(outcome)
     }
 
     fn spec_error(&self, source: drava_cdi::StoreError) -> EffectError {
@@ -359,6 +382,10 @@ impl Effects for NodeEffects {
                     path: dir.clone(),
                     source,
                 })?;
+            // Only here: a container of the claim can have removed the file since.
+            let path = dir.join(PENDING);
+            region::create_pending(&path)
+                .map_err(|source| file("create the file for the CDI hook", &path, source))?;
         }
         let path = dir.join(paths::REGION_FILE);
         region::ensure(&path).map_err(|source| file("create the usage region", &path, source))
@@ -372,17 +399,12 @@ impl Effects for NodeEffects {
         }
     }
 
+    fn ensure_base(&self, base: Base, spec: &Spec) -> Result<Ensured, EffectError> {
+        self.ensure(&self.bases, base.name(), spec)
+    }
+
     fn ensure_spec(&self, uid: &ClaimUid, spec: &Spec) -> Result<Ensured, EffectError> {
-        let outcome = match self.specs.read(uid.as_str()) {
-            Ok(Some(present)) if present == *spec => return Ok(Ensured::Present),
-            Ok(None) => Ensured::Created,
-            Ok(Some(_)) | Err(drava_cdi::StoreError::Read { .. }) => Ensured::Replaced,
-            Err(error) => return Err(self.spec_error(error)),
-        };
-        self.specs
-            .write(uid.as_str(), spec)
-            .map_err(|error| self.spec_error(error))?;
-        Ok(outcome)
+        self.ensure(&self.specs, uid.as_str(), spec)
     }
 
     fn boot_id(&self) -> &str {

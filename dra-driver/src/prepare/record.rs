@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use self::format::Unreadable;
+use super::base::CommonEdits;
 use super::{Access, Delivery, Partition, Prepared};
 use crate::gpus::inventory::InstanceKey;
 use crate::node::claim::{ClaimRef, ClaimUid};
@@ -46,6 +47,9 @@ pub struct ClaimRecord {
     /// Delivery of libvgpu.so.
     #[serde(default)]
     pub delivery: Delivery,
+    /// Location of the edits that the claim shares with others.
+    #[serde(default)]
+    pub common: CommonEdits,
 }
 
 impl ClaimRecord {

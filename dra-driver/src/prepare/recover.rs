@@ -22,6 +22,8 @@ pub struct ArtifactVersions {
     pub hook: String,
     /// Delivery of the library.
     pub delivery: Delivery,
+    /// Whether kubelet knows the bases of the claim.
+    pub has_bases: bool,
 }
 
 impl ArtifactVersions {
@@ -32,6 +34,7 @@ impl ArtifactVersions {
             library: installed.library.clone(),
             hook: installed.hook.clone(),
             delivery: Delivery::from_option(delivery, installed),
+            has_bases: true,
         }
     }
 
@@ -70,6 +73,7 @@ impl ArtifactVersions {
             library: library.unwrap_or(current.library),
             hook: hash(Artifact::Hook).unwrap_or(current.hook),
             delivery,
+            has_bases: edits(spec).all(|edits| edits.hooks.is_empty()),
         })
     }
 }

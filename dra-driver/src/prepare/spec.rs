@@ -1,24 +1,25 @@
-//! CDI spec of a claim. Pure except for reading device files.
+//! CDI specs of a claim. Pure except for reading device files.
 //!
-//! The spec has one CDI device per allocation result; kubelet passes a container the devices of its requests. Edits that
-//! all devices share (libraries, control nodes, hooks) are edits of the spec.
+//! The spec has one CDI device per allocation result; kubelet passes a container the devices of its requests. What the devices of
+//! all claims share (libraries, control nodes, hooks) is in bases, see [`super::base`].
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use drava_api::names;
 use drava_cdi::{
-    ContainerEdits, Device, Driver, Hook, HookProgram, Invalid, METERED, Mount, NodeError, Part,
-    Spec, Substitute, UNMETERED,
+    ContainerEdits, Device, Driver, HookProgram, Invalid, Mount, NodeError, Part, Spec, Substitute,
 };
 use drava_nvml::Gpu;
 use drava_vgpu_abi::paths;
 
+use super::base::{Base, CommonEdits};
 use super::record::ClaimRecord;
-use super::{Access, Delivery, Prepared, Share};
+use super::{Delivery, Prepared, Share};
 use crate::gpus::inventory::NodeInventory;
 use crate::node::artifacts::Artifact;
 use crate::node::claim::ClaimUid;
-use crate::node::layout::{Layout, MARKER};
+use crate::node::layout::Layout;
 
 /// The CDI spec could not be built.
 #[derive(Debug, thiserror::Error)]
@@ -51,7 +52,16 @@ pub enum SpecError {
     Invalid(Invalid),
 }
 
-/// Builds the CDI spec of a record.
+/// CDI specs that the containers of a claim need.
+#[derive(Debug)]
+pub struct Specs {
+    /// Edits that the claim shares with others.
+    pub bases: BTreeMap<Base, Spec>,
+    /// Edits of the claim.
+    pub claim: Spec,
+}
+
+/// Builds the CDI specs of a record.
 ///
 /// # Errors
 /// When a GPU has no device file, or a path is invalid in a spec.
@@ -60,7 +70,7 @@ pub fn build(
     layout: &Layout,
     driver: &Driver,
     inventory: &NodeInventory,
-) -> Result<Spec, SpecError> {
+) -> Result<Specs, SpecError> {
     let state_dir = layout.state_dir();
     let hook = HookProgram::new(
         Artifact::Hook
@@ -70,52 +80,78 @@ pub fn build(
     let library = Artifact::Library.path(state_dir, &record.library);
     let library = Library {
         host_path: library.to_string_lossy().into_owned(),
-        substitutes: substitutes(&record.delivery, layout, driver)?,
+        stubs: driver.substituted(&substitutes(&record.delivery, layout, driver)?),
     };
-    let views: Vec<View<'_>> = record
-        .devices
-        .iter()
-        .map(|device| library.view(&device.access))
-        .collect();
-    let is_uniform = views
-        .windows(2)
-        .all(|pair| matches!(pair, [a, b] if a == b));
-    let compat = compat(record, driver, inventory, &hook);
-    let edits = |view: &View<'_>| {
-        let mut edits = driver.edits(view.parts, view.substitutes, &hook);
-        edits.hooks.extend(compat.clone());
-        edits
+    let compat = match record.common {
+        CommonEdits::InClaim => has_compat(&record.devices, inventory),
+        CommonEdits::InBases { compat } => compat,
     };
-    // One process runs all hooks of the common edits, and one those of a device.
-    let joined = |mut edits: ContainerEdits| {
-        edits.hooks = hook.joined(edits.hooks);
-        edits
-    };
-    let common = match views.first() {
-        Some(first) if is_uniform => joined(edits(first)),
-        Some(_) | None => ContainerEdits::default(),
-    };
-    let devices = record.devices.iter().zip(views).map(|(device, view)| {
-        let gpu = nodes(device, view.parts, driver)?;
-        let mut own = if is_uniform {
-            ContainerEdits::default()
-        } else {
-            edits(&view)
-        };
-        own.append(gpu);
+    let cuda = inventory.nvml.cuda_driver_version;
+    let cuda = cuda.map(|version| format!("{}.{}", version.major, version.minor));
+    let (mut bases, mut devices) = (BTreeMap::new(), Vec::new());
+    for device in &record.devices {
+        let base = Base::of(&device.access, compat);
+        let mut own = nodes(device, base.parts(), driver)?;
         if let Some(share) = device.share() {
-            let uid = &record.claim.uid;
-            let delivery = library.delivery_hook(&view, driver, &hook);
-            own.append(share_edits(uid, share, layout, &library, delivery, &hook));
+            own.mounts = share_mounts(&record.claim.uid, share, layout, &library);
         }
-        Ok(Device {
+        let container_edits = match record.common {
+            CommonEdits::InClaim => {
+                let mut all = base.edits(driver, &hook, cuda.as_deref());
+                all.overlay(own);
+                all
+            }
+            CommonEdits::InBases { .. } => {
+                if let Entry::Vacant(missing) = bases.entry(base) {
+                    let spec = base.spec(driver, &hook, cuda.as_deref());
+                    missing.insert(spec.map_err(SpecError::Invalid)?);
+                }
+                own
+            }
+        };
+        devices.push(Device {
             name: device.cdi_name(&record.claim.uid),
             annotations: annotations(device),
-            container_edits: joined(own),
-        })
-    });
-    let devices = devices.collect::<Result<Vec<_>, SpecError>>()?;
-    Spec::new(names::CDI_KIND, devices, common).map_err(SpecError::Invalid)
+            container_edits,
+        });
+    }
+    let claim = Spec::new(names::CDI_KIND, devices, ContainerEdits::default());
+    Ok(Specs {
+        bases,
+        claim: claim.map_err(SpecError::Invalid)?,
+    })
+}
+
+/// Returns the qualified names of the CDI devices of a device, in the order in which runtimes apply them.
+#[must_use]
+pub fn device_ids(record: &ClaimRecord, device: &Prepared) -> Vec<String> {
+    let base = match record.common {
+        CommonEdits::InClaim => None,
+        CommonEdits::InBases { compat } => Some(Base::of(&device.access, compat).qualified_name()),
+    };
+    let own = format!("{}={}", names::CDI_KIND, device.cdi_name(&record.claim.uid));
+    base.into_iter().chain([own]).collect()
+}
+
+/// Returns the bases of a record.
+#[must_use]
+pub fn bases(record: &ClaimRecord) -> BTreeSet<Base> {
+    let CommonEdits::InBases { compat } = record.common else {
+        return BTreeSet::new();
+    };
+    let devices = record.devices.iter();
+    devices
+        .map(|device| Base::of(&device.access, compat))
+        .collect()
+}
+
+/// Returns whether all GPUs of a claim support the CUDA compatibility libraries of newer images.
+#[must_use]
+pub fn has_compat(devices: &[Prepared], inventory: &NodeInventory) -> bool {
+    devices.iter().all(|device| {
+        let gpu = inventory.gpu(&device.gpu.uuid);
+        gpu.is_some_and(Gpu::has_forward_compatibility)
+    })
 }
 
 /// Checks what [`build`] needs for the devices of a record, before MIG instances exist.
@@ -124,7 +160,7 @@ pub fn build(
 /// When a device file is missing.
 pub fn check(record: &ClaimRecord, driver: &Driver) -> Result<(), SpecError> {
     let check = |device: &Prepared| {
-        let (gpu, parts) = (&device.gpu, parts(&device.access));
+        let (gpu, parts) = (&device.gpu, Base::of(&device.access, false).parts());
         let checked = match device.partition() {
             Some(_) => driver.check_mig(gpu.minor),
             None => driver.gpu(gpu.minor, &gpu.pci_bus_id, parts).map(drop),
@@ -132,25 +168,6 @@ pub fn check(record: &ClaimRecord, driver: &Driver) -> Result<(), SpecError> {
         checked.map_err(|source| node_error(device, source))
     };
     record.devices.iter().try_for_each(check)
-}
-
-/// Returns the hook of the CUDA compatibility libraries, if all GPUs of the claim support them.
-fn compat(
-    record: &ClaimRecord,
-    driver: &Driver,
-    inventory: &NodeInventory,
-    hook: &HookProgram,
-) -> Option<Hook> {
-    let is_supported = |device: &Prepared| {
-        let gpu = inventory.gpu(&device.gpu.uuid);
-        gpu.is_some_and(Gpu::has_forward_compatibility)
-    };
-    if !record.devices.iter().all(is_supported) {
-        return None;
-    }
-    let cuda = inventory.nvml.cuda_driver_version;
-    let cuda = cuda.map(|version| format!("{}.{}", version.major, version.minor));
-    driver.compat(hook, cuda.as_deref())
 }
 
 fn node_error(device: &Prepared, source: NodeError) -> SpecError {
@@ -178,44 +195,8 @@ fn nodes(device: &Prepared, parts: &[Part], driver: &Driver) -> Result<Container
 /// `libvgpu.so` and its stubs.
 struct Library {
     host_path: String,
-    /// Stubs; empty for delivery `preload`.
-    substitutes: Vec<Substitute>,
-}
-
-/// Parts of the NVIDIA driver that the containers of a device get.
-#[derive(PartialEq, Eq)]
-struct View<'a> {
-    parts: &'static [Part],
-    substitutes: &'a [Substitute],
-}
-
-impl Library {
-    fn view(&self, access: &Access) -> View<'_> {
-        // Containers without limits get the original libraries.
-        let substitutes = match access {
-            Access::Share(_) => self.substitutes.as_slice(),
-            Access::Whole | Access::Partition(_) | Access::Admin => &[],
-        };
-        View {
-            parts: parts(access),
-            substitutes,
-        }
-    }
-
-    /// Returns the hook that makes programs load the library.
-    fn delivery_hook(&self, view: &View<'_>, driver: &Driver, hook: &HookProgram) -> Hook {
-        let stubs: Vec<String> = view
-            .substitutes
-            .iter()
-            .filter_map(|substitute| driver.library(&substitute.soname))
-            .map(|library| library.path.clone())
-            .collect();
-        if stubs.is_empty() {
-            hook.preload(paths::LIBRARY)
-        } else {
-            hook.shim(paths::LIBRARY, &stubs)
-        }
-    }
+    /// Mounts of the stubs; none for delivery `preload`.
+    stubs: Vec<Mount>,
 }
 
 /// Returns the stubs of a claim. A driver root without NVML gets no stub of it.
@@ -250,45 +231,24 @@ fn substitutes(
     Ok(substitutes)
 }
 
-fn parts(access: &Access) -> &'static [Part] {
-    match access {
-        Access::Whole | Access::Partition(_) => UNMETERED,
-        Access::Share(share) if share.unmetered => UNMETERED,
-        Access::Share(_) | Access::Admin => METERED,
-    }
-}
-
-/// Returns the edits of a share: the library, the limits directory and the usage directory.
-fn share_edits(
-    uid: &ClaimUid,
-    share: &Share,
-    layout: &Layout,
-    library: &Library,
-    delivery: Hook,
-    hook: &HookProgram,
-) -> ContainerEdits {
+/// Returns the mounts of a share: the library, the limits directory and the usage directory.
+fn share_mounts(uid: &ClaimUid, share: &Share, layout: &Layout, library: &Library) -> Vec<Mount> {
     let inside = format!("{}/{}", paths::RUN_DIR, share.id);
     let limits = layout.limits(uid, &share.id);
     let usage = layout.usage(uid, &share.id);
-    ContainerEdits {
-        // The marker hook runs last: the marker means that all other edits were applied.
-        hooks: vec![
-            delivery,
-            hook.mark(&format!("{inside}/{}/{MARKER}", paths::USAGE_DIR)),
-        ],
-        mounts: vec![
-            Mount::read_only(&library.host_path, paths::LIBRARY),
-            Mount::data(
-                limits.to_string_lossy(),
-                format!("{inside}/{}", paths::LIMITS_DIR),
-            ),
-            Mount::read_write(
-                usage.to_string_lossy(),
-                format!("{inside}/{}", paths::USAGE_DIR),
-            ),
-        ],
-        ..ContainerEdits::default()
-    }
+    let mut mounts = vec![
+        Mount::read_only(&library.host_path, paths::LIBRARY),
+        Mount::data(
+            limits.to_string_lossy(),
+            format!("{inside}/{}", paths::LIMITS_DIR),
+        ),
+        Mount::read_write(
+            usage.to_string_lossy(),
+            format!("{inside}/{}", paths::USAGE_DIR),
+        ),
+    ];
+    mounts.extend(library.stubs.iter().cloned());
+    mounts
 }
 
 /// Returns the UUIDs of the GPUs of a spec of [`build`]; `None` if a device has no GPU.

@@ -304,6 +304,7 @@ fn written_message<'a>(claim: &'a ResourceClaim, device: &str) -> Option<(bool, 
 mod tests {
     use super::*;
     use crate::node::claim::ClaimRef;
+    use crate::prepare::base::CommonEdits;
     use crate::prepare::{Access, Delivery, GpuRef};
 
     fn record() -> ClaimRecord {
@@ -328,6 +329,7 @@ mod tests {
             library: String::new(),
             hook: String::new(),
             delivery: Delivery::Preload,
+            common: CommonEdits::InClaim,
         }
     }
 

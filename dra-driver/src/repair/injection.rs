@@ -1,16 +1,18 @@
 //! Detects a container runtime that ignores CDI devices.
 //!
 //! containerd with `enable_cdi = false` drops the CDI devices that kubelet passes, without an error: the container
-//! starts without its GPU. The CDI hook writes a marker into the usage directory of each share, before the container
-//! starts. A prepared claim without a marker **after** a container of it was seen started was not injected; the pod and the
-//! claim get an event. A marker that appears later withdraws the condition, also one of an earlier instance of the driver.
+//! starts without its GPU. The CDI hook empties a file in the usage directory of each share, before the container starts. A
+//! prepared claim whose file still has its content **after** a container of it was seen started was not injected; the pod and
+//! the claim get an event. A file that is emptied later withdraws the condition, also one of an earlier instance of the driver.
 //!
-//! The marker is in a directory that the container may change: a script that removes the content of `/run` removes it too. So a
-//! claim of which any process has a share mounted was injected.
+//! A container can remove the file, for example by a script that removes the content of `/run`, and only a container to which
+//! the runtime has applied the claim can. So a missing file means the same as an empty one.
 //!
-//! A claim without shares has no usage directory and no marker, so it is not checked.
+//! A claim without shares has no usage directory and no such file, so it is not checked.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,7 +33,6 @@ use crate::node::claim::{ClaimRef, ClaimUid, ShareId};
 use crate::node::layout::Layout;
 use crate::prepare::Prepared;
 use crate::prepare::effects::Effects;
-use crate::prepare::liveness::Inspector;
 use crate::prepare::record::{ClaimRecord, Loaded, RecordChanges, RecordError, RecordStore};
 use crate::report::pods::{self, PodRef, reserving_pods};
 use crate::report::{Injection, Subject};
@@ -39,7 +40,7 @@ use crate::report::{Injection, Subject};
 /// Time between two checks.
 const INTERVAL: Duration = Duration::from_secs(5);
 
-/// Longest time between two checks of the pods of a claim without marker.
+/// Longest time between two checks of the pods of a claim that no container has.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
 /// The claims could not be checked.
@@ -64,14 +65,13 @@ enum CheckError {
 pub async fn watch<E: Effects>(
     claims: Arc<ClaimService<E>>,
     layout: Layout,
-    inspector: Inspector,
     stop: CancellationToken,
 ) {
     let mut shared = SharedClaims::default();
     loop {
         let checked = async {
             tokio::time::sleep(INTERVAL).await;
-            check(&claims, &layout, &inspector, &mut shared).await
+            check(&claims, &layout, &mut shared).await
         };
         tokio::select! {
             () = stop.cancelled() => return,
@@ -96,7 +96,7 @@ struct SharedClaims {
 struct SharedClaim {
     claim: ClaimRef,
     shares: Vec<ShareId>,
-    /// Next check of the pods while no share is marked.
+    /// Next check of the pods while no share is injected.
     check_at: Instant,
     /// Time between the checks of the pods: an image can take minutes to pull.
     wait: Duration,
@@ -136,18 +136,18 @@ impl SharedClaim {
 /// Claims that need requests to the API server.
 #[derive(Debug, Default)]
 struct Due {
-    /// Claims without marker, whose pods are checked.
-    unmarked: Vec<ClaimRef>,
-    /// Claims with a marker, whose condition may report a missing injection.
-    marked: Vec<ClaimRef>,
+    /// Claims that are not injected, whose pods are checked.
+    missing: Vec<ClaimRef>,
+    /// Injected claims whose condition may report a missing injection.
+    injected: Vec<ClaimRef>,
 }
 
 impl SharedClaims {
-    /// Reads the records if they have changed, and the markers.
+    /// Reads the records if they have changed, and the files of the shares.
     fn update(
         &mut self,
         store: &RecordStore,
-        is_marked: impl Fn(&ClaimUid, &ShareId) -> bool,
+        is_share_injected: impl Fn(&ClaimUid, &ShareId) -> bool,
         now: Instant,
     ) -> Result<Due, RecordError> {
         if self.changes.is_changed(store, now) {
@@ -174,14 +174,14 @@ impl SharedClaims {
             if known.shares.is_empty() {
                 continue;
             }
-            if shares.any(|share| is_marked(&known.claim.uid, share)) {
+            if shares.any(|share| is_share_injected(&known.claim.uid, share)) {
                 // The claim can be prepared again.
                 (known.check_at, known.wait) = (now, INTERVAL);
                 if known.report != Report::Absent {
-                    due.marked.push(known.claim.clone());
+                    due.injected.push(known.claim.clone());
                 }
             } else if known.report != Report::Queued && known.check_at <= now {
-                due.unmarked.push(known.claim.clone());
+                due.missing.push(known.claim.clone());
             }
         }
         Ok(due)
@@ -191,7 +191,6 @@ impl SharedClaims {
 async fn check<E: Effects>(
     claims: &ClaimService<E>,
     layout: &Layout,
-    inspector: &Inspector,
     shared: &mut SharedClaims,
 ) -> Result<(), CheckError> {
     let (applier, layout_of_task, mut read) = (
@@ -200,20 +199,20 @@ async fn check<E: Effects>(
         std::mem::take(shared),
     );
     let (read, due) = blocking(move || {
-        let is_marked =
-            |uid: &ClaimUid, share: &ShareId| layout_of_task.marker(uid, share).exists();
-        let due = read.update(applier.store(), is_marked, Instant::now());
+        let is_share_injected =
+            |uid: &ClaimUid, share: &ShareId| !is_pending(&layout_of_task.pending(uid, share));
+        let due = read.update(applier.store(), is_share_injected, Instant::now());
         (read, due)
     })
     .await?;
     *shared = read;
-    let Due { unmarked, marked } = due?;
-    for claim in marked {
+    let Due { missing, injected } = due?;
+    for claim in injected {
         if let Some(known) = shared.known.get_mut(&claim.uid) {
             known.report = withdraw(claims, &claim, known.report).await?;
         }
     }
-    for claim in unmarked {
+    for claim in missing {
         let found = readable(claims.fetch(&claim).await)?;
         if let Some(known) = shared.known.get_mut(&claim.uid) {
             known.postpone(Instant::now());
@@ -233,14 +232,11 @@ async fn check<E: Effects>(
             if running.is_some_and(|running| runs_with(&running, &pod, &claim)) {
                 let applier = Arc::clone(&claims.applier);
                 let uid = claim.uid.clone();
-                let (layout, inspector) = (layout.clone(), inspector.clone());
-                // The container started before the answer, and the hook ran before the container: the marker is read again.
+                let layout = layout.clone();
+                // The container started before the answer, and the hook ran before the container: the file is read again.
                 let loaded = blocking(move || {
                     let loaded = applier.store().load(&uid)?;
-                    let mounted = || inspector.mounted_claims();
-                    let is_injected = is_injected(&layout, &loaded)
-                        || mounted().is_ok_and(|claims| claims.contains(&uid));
-                    Ok::<_, RecordError>((is_injected, loaded))
+                    Ok::<_, RecordError>((is_injected(&layout, &loaded), loaded))
                 });
                 let (is_injected, loaded) = loaded.await??;
                 if is_injected {
@@ -269,13 +265,18 @@ fn readable(
     }
 }
 
-/// Returns whether a share of the record has its marker.
+/// Returns whether the CDI hook has not changed this file yet.
+fn is_pending(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|file| file.is_file() && file.len() > 0)
+}
+
+/// Returns whether the runtime has applied a share of the record to a container.
 fn is_injected(layout: &Layout, loaded: &Loaded) -> bool {
     let Loaded::Present(record) = loaded else {
         return false;
     };
     let mut shares = record.devices.iter().filter_map(Prepared::share);
-    shares.any(|share| layout.marker(&record.claim.uid, &share.id).exists())
+    shares.any(|share| !is_pending(&layout.pending(&record.claim.uid, &share.id)))
 }
 
 /// Withdraws the condition of an injected claim that reports a missing injection. Returns what is known of the condition

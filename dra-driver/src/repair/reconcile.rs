@@ -28,7 +28,7 @@ use crate::kubelet::claims::{
 };
 use crate::node::claim::{ClaimRef, ClaimUid};
 use crate::node::files;
-use crate::node::layout::{Layout, SPEC_PREFIX};
+use crate::node::layout::{BASE_PREFIX, Layout, SPEC_PREFIX};
 use crate::node::lock::{Lock, LockError};
 use crate::prepare::Access;
 use crate::prepare::apply::{ApplyError, Environment, Repairs};
@@ -98,9 +98,12 @@ pub async fn run<E: Effects>(
     request: Arc<Notify>,
     stop: CancellationToken,
 ) {
-    let (specs, records) = (SpecDir::new(layout.cdi_dir(), SPEC_PREFIX), layout.claims());
+    let (cdi_dir, records) = (layout.cdi_dir().to_owned(), layout.claims());
     let swept = blocking(move || {
-        specs.sweep().map_err(|error| describe(&error))?;
+        for prefix in [SPEC_PREFIX, BASE_PREFIX] {
+            let swept = SpecDir::new(&cdi_dir, prefix).sweep();
+            swept.map_err(|error| describe(&error))?;
+        }
         files::sweep(&records, TEMPORARY_AGE).map_err(|error| error.to_string())
     });
     let swept = swept.await.map_err(|error| describe(&error));
@@ -528,6 +531,7 @@ fn still_applies(reason: RemovalReason, loaded: &Loaded) -> bool {
 mod tests {
     use super::*;
     use crate::prepare::Delivery;
+    use crate::prepare::base::CommonEdits;
     use crate::prepare::record::{ClaimRecord, Damage, Unsupported};
 
     #[test]
@@ -543,6 +547,7 @@ mod tests {
             library: String::new(),
             hook: String::new(),
             delivery: Delivery::Preload,
+            common: CommonEdits::InClaim,
         }));
         let damaged = Loaded::Damaged(Damage {
             gpus: None,

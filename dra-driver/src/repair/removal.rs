@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use drava_api::names;
 
-use crate::node::layout::{Layout, SPEC_PREFIX};
+use crate::node::layout::{BASE_PREFIX, Layout, SPEC_PREFIX};
 use crate::node::options::Paths;
 use crate::prepare::record::RecordStore;
 
@@ -58,6 +58,7 @@ pub fn remove(paths: &Paths) -> Result<Vec<PathBuf>, RemovalError> {
     let registry = paths.kubelet_dir.join("plugins_registry");
     let of_directory = [
         (paths.cdi_dir.as_path(), SPEC_PREFIX),
+        (paths.cdi_dir.as_path(), BASE_PREFIX),
         (registry.as_path(), names::DRIVER),
     ];
     for (directory, prefix) in of_directory {
@@ -129,6 +130,7 @@ mod tests {
             "kubelet/plugins_registry/gpu.drava.dev-reg.sock@localhost",
             "kubelet/plugins_registry/other.example.com-reg.sock",
             "cdi/gpu.drava.dev-claim-1.json",
+            "cdi/gpu.drava.dev-base-share.json",
             "cdi/nvidia.yaml",
             "state/libvgpu.so",
         ] {
@@ -152,7 +154,7 @@ mod tests {
     #[test]
     fn removes_own_files_and_no_others() {
         let (root, paths) = node();
-        assert_eq!(remove(&paths).unwrap().len(), 5);
+        assert_eq!(remove(&paths).unwrap().len(), 6);
         let left = |path: &str| {
             let mut names: Vec<String> = fs::read_dir(root.path().join(path))
                 .unwrap()

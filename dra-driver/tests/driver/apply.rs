@@ -2,19 +2,27 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
+use std::path::PathBuf;
 
 use drava_cdi::Spec;
 use drava_dra_driver::gpus::inventory::numbers;
 use drava_dra_driver::node::artifacts::Artifact;
 use drava_dra_driver::node::claim::ShareId;
+use drava_dra_driver::node::options::Delivery;
 use drava_dra_driver::prepare::apply::{Environment, Failure, partitions};
+use drava_dra_driver::prepare::base::CommonEdits;
+use drava_dra_driver::prepare::record::ClaimRecord;
+use drava_dra_driver::prepare::spec;
 use drava_vgpu_abi::{REGION_SIZE, page};
 
 use crate::crash::CrashingEffects;
 use crate::fixture::Allocated::{Share, Whole};
 use crate::fixture::{claim, claim_ref, h100x2, share_id};
 use crate::node::lacks_device_files;
-use crate::node::{TestNode, environment, page_of, prepare, region_of, spec_of};
+use crate::node::{
+    TestNode, base_of, environment, page_of, prepare, record_of, region_of, spec_of,
+};
+use crate::record::rewritten;
 
 #[test]
 fn writes_page_region_and_spec_of_share() {
@@ -41,9 +49,127 @@ fn writes_page_region_and_spec_of_share() {
         (REGION_SIZE as u64, 0o666)
     );
     assert_eq!(node.tmpfs.mounted().len(), 1);
-    let spec = fs::read_to_string(spec_of(&node, 1)).unwrap();
-    let spec = spec.replace(&*node.root.path().to_string_lossy(), "[node]");
-    insta::assert_snapshot!(spec);
+    let text = |path: PathBuf| {
+        let spec = fs::read_to_string(path).unwrap();
+        spec.replace(&*node.root.path().to_string_lossy(), "[node]")
+    };
+    insta::assert_snapshot!(text(spec_of(&node, 1)));
+    insta::assert_snapshot!("base_of_shares", text(base_of(&node, "share-compat")));
+}
+
+/// Returns the text of all CDI specs.
+fn specs(node: &TestNode) -> String {
+    let files = fs::read_dir(&node.paths.cdi_dir).unwrap();
+    files
+        .map(|file| fs::read_to_string(file.unwrap().path()).unwrap())
+        .collect()
+}
+
+/// kubelet does not ask again when a container restarts, so the names of the bases that it got must stay valid.
+#[test]
+fn base_keeps_its_name_and_follows_the_driver() {
+    if lacks_device_files() {
+        return;
+    }
+    let node = TestNode::started();
+    let applier = node.applier(node.effects());
+    let found = claim(1, &[Share(0, "8Gi", "30")]);
+    let (record, _) = prepare(&node, &applier, 1, &found).unwrap();
+    let ids = |record: &ClaimRecord| spec::device_ids(record, &record.devices[0]);
+    let (before, old) = (ids(&record), specs(&node));
+    // An upgrade of the hook, and a GPU whose brand is unknown for now.
+    fs::write(node.paths.artifacts_dir.join("drava-cdi-hook"), "next").unwrap();
+    let mut inventory = h100x2();
+    inventory.nvml.gpus[0].brand = "GeForce".to_owned();
+    let (driver, installed) = (node.driver(), node.installed());
+    let environment = environment(&inventory, &driver, &installed);
+    let (again, repairs) = applier
+        .prepare(&claim_ref(1), Some(&found), &environment)
+        .unwrap();
+    assert_eq!(ids(&again), before);
+    assert_eq!(
+        repairs.0,
+        ["replaced the damaged or outdated CDI spec that claims share"]
+    );
+    assert_eq!(specs(&node), old.replace(&record.hook, &again.hook));
+}
+
+/// kubelet knows only one CDI device of each device of these claims.
+#[test]
+fn keeps_whole_spec_of_claim_of_older_build() {
+    if lacks_device_files() {
+        return;
+    }
+    for delivery in [Delivery::Preload, Delivery::Shim] {
+        let node = TestNode::started();
+        let found = claim(1, &[Share(0, "8Gi", "30"), Whole(1)]);
+        let applier = node.applier(node.effects());
+        let (inventory, driver, installed) = (h100x2(), node.driver(), node.installed());
+        let environment = Environment {
+            delivery,
+            ..environment(&inventory, &driver, &installed)
+        };
+        let prepare = || applier.prepare(&claim_ref(1), Some(&found), &environment);
+        prepare().unwrap();
+        fs::remove_dir_all(&node.paths.cdi_dir).unwrap();
+        let path = record_of(&node, 1);
+        let text = fs::read_to_string(&path).unwrap();
+        let old = rewritten(&text, 1, |body| {
+            body.replace(r#","common":{"inBases":{"compat":true}}"#, "")
+        });
+        assert!(!old.contains("inBases"), "{old}");
+        fs::write(&path, old).unwrap();
+
+        let (record, _) = prepare().unwrap();
+        let ids: Vec<_> = record
+            .devices
+            .iter()
+            .map(|device| spec::device_ids(&record, device))
+            .collect();
+        assert!(ids.iter().all(|ids| ids.len() == 1), "{ids:?}");
+        let spec = Spec::from_json(&fs::read(spec_of(&node, 1)).unwrap()).unwrap();
+        for device in spec.devices() {
+            let text = format!("{:?}", device.container_edits);
+            let is_share = device.name.contains("-gpu-0-");
+            assert!(
+                text.contains("/dev/nvidiactl") && text.contains("\"ldcache\""),
+                "{text}"
+            );
+            assert_eq!(text.contains("\"mark\""), is_share, "{text}");
+            let stub = text.contains("/usr/local/lib/drava/driver/libcuda.so.1");
+            assert_eq!(stub, is_share && delivery == Delivery::Shim, "{text}");
+        }
+        assert_eq!(specs(&node), spec.to_json(), "no base");
+        // The spec says so when the record is lost.
+        fs::write(&path, "damaged").unwrap();
+        let (rebuilt, _) = prepare().unwrap();
+        assert_eq!(rebuilt.common, CommonEdits::InClaim);
+        assert_eq!(specs(&node), spec.to_json());
+    }
+}
+
+#[test]
+fn claims_of_one_base_are_prepared_at_once() {
+    if lacks_device_files() {
+        return;
+    }
+    let node = TestNode::started();
+    let appliers: Vec<_> = (0..8).map(|_| node.applier(node.effects())).collect();
+    for _ in 0..10 {
+        std::thread::scope(|scope| {
+            for (number, applier) in (1..).zip(&appliers) {
+                let found = claim(number, &[Share(number % 2, "4Gi", "0")]);
+                let node = &node;
+                scope.spawn(move || prepare(node, applier, number, &found).unwrap());
+            }
+        });
+        let base = fs::read(base_of(&node, "share-compat")).unwrap();
+        Spec::from_json(&base).unwrap();
+        for (number, applier) in (1..).zip(&appliers) {
+            applier.unprepare(&claim_ref(number)).unwrap();
+        }
+        fs::remove_file(base_of(&node, "share-compat")).unwrap();
+    }
 }
 
 #[test]
@@ -61,8 +187,8 @@ fn prefers_newer_libraries_of_images_except_on_consumer_gpus() {
         node.applier(node.effects())
             .prepare(&claim_ref(1), Some(&found), &environment)
             .unwrap();
-        let spec = fs::read_to_string(spec_of(&node, 1)).unwrap();
-        assert_eq!(spec.contains("\"compat\""), is_supported, "{brand}");
+        let specs = specs(&node);
+        assert_eq!(specs.contains("\"compat\""), is_supported, "{brand}");
     }
 }
 
@@ -74,7 +200,7 @@ fn injects_no_libvgpu_for_whole_gpu() {
     let node = TestNode::started();
     let applier = node.applier(node.effects());
     prepare(&node, &applier, 1, &claim(1, &[Whole(1)])).unwrap();
-    let spec = fs::read_to_string(spec_of(&node, 1)).unwrap();
+    let spec = specs(&node);
     assert!(spec.contains("/dev/nvidia1") && !spec.contains("/dev/nvidia0"));
     assert!(!spec.contains("libvgpu") && !spec.contains("preload") && !spec.contains("/run/drava"));
     assert!(node.tmpfs.mounted().is_empty());
@@ -108,8 +234,10 @@ fn exposes_only_requested_devices_to_container() {
             device.name
         );
     }
-    let common = format!("{:?}", spec.container_edits());
-    assert!(!common.contains("/dev/nvidia0") && !common.contains("/dev/nvidia1"));
+    for base in ["share-compat", "whole-compat"] {
+        let base = fs::read_to_string(base_of(&node, base)).unwrap();
+        assert!(!base.contains("/dev/nvidia0") && !base.contains("/dev/nvidia1"));
+    }
 }
 
 #[test]
@@ -173,6 +301,8 @@ fn recreates_and_reports_missing_files() {
     let complete = node.claim_state();
     let spec = fs::read(spec_of(&node, 1)).unwrap();
 
+    let base = base_of(&node, "share-compat");
+    fs::remove_file(&base).unwrap();
     fs::remove_file(spec_of(&node, 1)).unwrap();
     node.tmpfs.reboot();
     fs::remove_file(page_of(&node, 1)).unwrap();
@@ -180,7 +310,13 @@ fn recreates_and_reports_missing_files() {
     assert_eq!(again, first);
     assert_eq!(node.claim_state(), complete);
     assert_eq!(fs::read(spec_of(&node, 1)).unwrap(), spec);
-    for what in ["limits page", "usage region", "CDI spec"] {
+    let objects = [
+        "limits page",
+        "usage region",
+        "CDI spec",
+        "CDI spec that claims share",
+    ];
+    for what in objects {
         assert!(
             repairs
                 .iter()
@@ -189,11 +325,12 @@ fn recreates_and_reports_missing_files() {
         );
     }
 
+    fs::write(&base, "{").unwrap();
     fs::write(spec_of(&node, 1), "{").unwrap();
     fs::write(page_of(&node, 1), "damaged").unwrap();
     fs::write(region_of(&node, 1), "cut").unwrap();
     let (_, repairs) = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
-    assert_eq!(repairs.len(), 3, "{repairs:?}");
+    assert_eq!(repairs.len(), 4, "{repairs:?}");
     assert_eq!(node.claim_state(), complete);
     assert_eq!(
         fs::metadata(region_of(&node, 1)).unwrap().len(),

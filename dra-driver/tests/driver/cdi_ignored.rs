@@ -76,8 +76,7 @@ async fn reports_container_runtime_that_ignores_cdi() {
     let cluster = TestCluster::new().await;
     let (_running, plugin) = cluster.start_ready().await;
     cluster.prepare_shares(&plugin, &[1, 2]).await;
-    // The hook has marked claim 1 as injected.
-    fs::write(cluster.usage_dir(1).join("injected"), "").unwrap();
+    run_hook(&cluster, 1);
     let mut both = pod(1, &json!({"running": {}}));
     both["status"]["resourceClaimStatuses"] = json!([{"name": "gpu", "resourceClaimName": "claim-1"}, {"name": "gpu", "resourceClaimName": "claim-2"}]);
     cluster.api.put_pod(&both);
@@ -113,10 +112,18 @@ async fn reports_container_runtime_that_ignores_cdi() {
     );
 }
 
-/// Returns the marker of a claim with one share.
-fn marker(cluster: &TestCluster, number: u32) -> PathBuf {
+/// Returns the file that the CDI hook empties, of a claim with one share.
+fn pending(cluster: &TestCluster, number: u32) -> PathBuf {
     let share = ShareId::parse(&share_id(number, 0)).unwrap();
-    cluster.node.layout().marker(&claim_ref(number).uid, &share)
+    cluster
+        .node
+        .layout()
+        .pending(&claim_ref(number).uid, &share)
+}
+
+/// Does what the CDI hook does in a container of a claim with one share.
+fn run_hook(cluster: &TestCluster, number: u32) {
+    fs::write(pending(cluster, number), "").unwrap();
 }
 
 /// Returns a running pod whose container uses these claims.
@@ -148,8 +155,8 @@ async fn reports_no_share_that_is_injected_during_slow_answer() {
     let cluster = TestCluster::new().await;
     let (_running, plugin) = cluster.start_ready().await;
     cluster.prepare_shares(&plugin, &[1, 2]).await;
-    // The hook of claim 1 runs between the first check of its marker and the answer about its pod.
-    let injected = marker(&cluster, 1);
+    // The hook of claim 1 runs between the first check of its file and the answer about its pod.
+    let injected = pending(&cluster, 1);
     let change = move || fs::write(injected, "").unwrap();
     cluster.api.on_read_of_pod("pod", change);
     cluster.api.put_pod(&running_pod(&[1, 2]));
@@ -162,23 +169,22 @@ async fn reports_no_share_that_is_injected_during_slow_answer() {
     assert!(!events.iter().any(is_about_first), "{events:?}");
 }
 
-/// A container that removes the content of `/run` removes the marker, which says nothing about the runtime.
+/// A container that removes the content of `/run` has been injected, also when it has ended before the driver checks it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn reports_no_share_whose_container_removes_marker() {
+async fn reports_no_share_whose_container_empties_run() {
     if lacks_device_files() {
         return;
     }
     let cluster = TestCluster::new().await;
     let (running, plugin) = cluster.start_ready().await;
     cluster.prepare_shares(&plugin, &[1, 2, 3]).await;
-    // The container of claim 2 has removed the marker before the driver has seen it.
-    cluster.node.start_container(50, 1);
-    cluster.node.start_container(51, 2);
-    fs::write(marker(&cluster, 1), "").unwrap();
+    // Claim 1 has a container; that of claim 2 has removed the file and ended before the driver has seen it.
+    run_hook(&cluster, 1);
+    fs::remove_file(pending(&cluster, 2)).unwrap();
     cluster.api.put_pod(&running_pod(&[1, 2, 3]));
     // Claims are checked in order of their UIDs.
     await_enforced(&cluster, 3, "CdiIgnored").await;
-    fs::remove_file(marker(&cluster, 1)).unwrap();
+    fs::remove_file(pending(&cluster, 1)).unwrap();
     let other = claim(4, &[Share(1, "8Gi", "30")]);
     cluster.api.put_claim(&other);
     plugin.prepare_one(&kubelet_claim(4)).await.unwrap();
@@ -206,11 +212,11 @@ async fn withdraws_report_when_share_is_injected() {
     for number in [1, 2] {
         await_enforced(&cluster, number, "CdiIgnored").await;
     }
-    fs::write(marker(&cluster, 1), "").unwrap();
+    run_hook(&cluster, 1);
     await_enforced(&cluster, 1, "Interposed").await;
     // Another instance of the driver withdraws the report too.
     running.kill().await;
-    fs::write(marker(&cluster, 2), "").unwrap();
+    run_hook(&cluster, 2);
     let (_running, _plugin) = cluster.start_ready().await;
     await_enforced(&cluster, 2, "Interposed").await;
 }

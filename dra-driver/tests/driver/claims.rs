@@ -43,10 +43,13 @@ async fn prepares_idempotently_and_unprepares_completely() {
     assert_eq!(share.share_id, Some(share_id(1, 0)));
     assert_eq!(
         share.cdi_device_ids,
-        [format!(
-            "gpu.drava.dev/claim={uid}-gpu-gpu-0-vgpu-{}",
-            share_id(1, 0)
-        )]
+        [
+            "gpu.drava.dev/base=share-compat".to_owned(),
+            format!(
+                "gpu.drava.dev/claim={uid}-gpu-gpu-0-vgpu-{}",
+                share_id(1, 0)
+            )
+        ]
     );
     assert_eq!(
         (whole.device_name.as_str(), &whole.share_id),
@@ -54,7 +57,10 @@ async fn prepares_idempotently_and_unprepares_completely() {
     );
     assert_eq!(
         whole.cdi_device_ids,
-        [format!("gpu.drava.dev/claim={uid}-gpu1-gpu-1")]
+        [
+            "gpu.drava.dev/base=whole-compat".to_owned(),
+            format!("gpu.drava.dev/claim={uid}-gpu1-gpu-1")
+        ]
     );
     let spec = fs::read(cluster.spec_file(1)).unwrap();
     assert_eq!(

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use drava_cdi::Spec;
 use drava_dra_driver::node::claim::{ClaimUid, ShareId};
+use drava_dra_driver::prepare::base::Base;
 use drava_dra_driver::prepare::effects::{EffectError, Effects, Ensured, NodeEffects};
 use drava_dra_driver::prepare::liveness::Liveness;
 use drava_dra_driver::prepare::record::{ClaimRecord, Loaded};
@@ -18,8 +19,8 @@ use crate::fixture::{claim, claim_ref};
 use crate::node::lacks_device_files;
 use crate::node::{TestNode, prepare, record_of, spec_of};
 
-/// Effects of prepare of two shares: a record, two pages, two regions, a spec.
-const STEPS: usize = 6;
+/// Effects of prepare of two shares: a record, two pages, two regions, a base, a spec.
+const STEPS: usize = 7;
 
 /// Effects that fail after a number of steps, as if the node had crashed.
 pub(crate) struct CrashingEffects {
@@ -98,6 +99,11 @@ impl Effects for CrashingEffects {
 
     fn create_device_files(&self, spec: &Spec) {
         self.node.create_device_files(spec);
+    }
+
+    fn ensure_base(&self, base: Base, spec: &Spec) -> Result<Ensured, EffectError> {
+        self.next_effect()?;
+        self.node.ensure_base(base, spec)
     }
 
     fn ensure_spec(&self, uid: &ClaimUid, spec: &Spec) -> Result<Ensured, EffectError> {
@@ -264,7 +270,7 @@ fn unprepares_after_crash_at_any_prepare_step() {
         return;
     }
     let found = claim(1, &[Share(0, "8Gi", "30")]);
-    for step in 0..=4 {
+    for step in 0..=5 {
         let node = TestNode::started();
         let _ = prepare(
             &node,

@@ -16,7 +16,7 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use crate::fixture::Allocated::{Share, Whole};
 use crate::fixture::{claim, claim_ref, h100x2};
 use crate::node::lacks_device_files;
-use crate::node::{TestNode, environment};
+use crate::node::{TestNode, base_of, environment};
 use crate::record::rewritten;
 
 /// Prepares with this delivery mode and returns the record and the repairs.
@@ -59,12 +59,14 @@ fn mounted_at(edits: &[&ContainerEdits], path: &str) -> Vec<String> {
         .collect()
 }
 
-fn subcommands(edits: &ContainerEdits) -> Vec<&str> {
-    let [hook] = &edits.hooks[..] else {
-        panic!("one process: {:?}", edits.hooks)
+/// Returns the actions of the hook of a base, which is one process.
+fn actions(base: &Spec) -> Vec<&[String]> {
+    let [hook] = &base.container_edits().hooks[..] else {
+        panic!("one process: {base:?}")
     };
-    let actions = hook.args[1..].split(|argument| argument == drava_cdi::THEN);
-    actions.map(|action| action[0].as_str()).collect()
+    hook.args[1..]
+        .split(|argument| argument == drava_cdi::THEN)
+        .collect()
 }
 
 #[test]
@@ -78,7 +80,6 @@ fn mounts_stubs_over_nvidia_libraries_for_share() {
     let stubs = node.installed().stubs;
     assert_eq!(record.delivery, Delivery::Shim(stubs.clone()));
     let spec = fs::read_to_string(spec_path(&node, 1)).unwrap();
-    assert!(!spec.contains("\"preload\""), "{spec}");
     // The hashes change with each build.
     let spec = spec
         .replace(&*node.root.path().to_string_lossy(), "[node]")
@@ -103,7 +104,7 @@ fn writes_same_spec_for_whole_gpu_in_both_modes() {
 }
 
 /// A container with only the whole GPU gets NVIDIA's libraries. For a container with both devices, the hook finds out
-/// which of the two files is mounted.
+/// which of the two files is mounted. The stubs come after the libraries of the base, whose place they take.
 #[test]
 fn mounts_stubs_for_share_alongside_whole_gpu() {
     if lacks_device_files() {
@@ -116,20 +117,48 @@ fn mounts_stubs_for_share_alongside_whole_gpu() {
     let driver = node.driver();
     let library = &driver.library("libcuda.so.1").unwrap().path;
     let stub = Artifact::CudaStub.path(&node.paths.state_dir, &node.installed().stubs.cuda);
+    let both = ["share-compat", "whole-compat"].map(|base| {
+        let base = Spec::from_json(&fs::read(base_of(&node, base)).unwrap()).unwrap();
+        let mounted = mounted_at(&[base.container_edits()], library);
+        assert!(mounted[0].starts_with("/opt/gpu-driver/"), "{mounted:?}");
+        base
+    });
+    let [share, whole] = &both;
+    let names = |actions: &[&[String]]| {
+        actions
+            .iter()
+            .map(|action| action[0].clone())
+            .collect::<Vec<_>>()
+    };
+    let common = ["symlinks", "ldcache", "params", "compat"];
+    assert_eq!(names(&actions(whole)), common);
+    let [.., preload, mark] = &actions(share)[..] else {
+        panic!("{share:?}")
+    };
+    assert_eq!(names(&actions(share))[..4], common);
+    let nvml = &driver.library("libnvidia-ml.so.1").unwrap().path;
+    let expected = [
+        "preload",
+        "--library",
+        paths::LIBRARY,
+        "--stub",
+        library,
+        "--stub",
+        nvml,
+    ];
+    assert_eq!(*preload, expected);
+    assert_eq!(*mark, ["mark", "--files", "/run/drava/*/usage/pending"]);
     for device in spec.devices() {
-        let edits = [spec.container_edits(), &device.container_edits];
+        let edits = [&device.container_edits];
         let is_share = !mounted_at(&edits, paths::LIBRARY).is_empty();
         let original = mounted_at(&edits, paths::CUDA_STUB.original_path.to_str().unwrap());
         let mounted = mounted_at(&edits, library);
+        assert!(device.container_edits.hooks.is_empty());
         if is_share {
             assert_eq!(mounted, [stub.display().to_string()]);
             assert_eq!(original.len(), 1);
-            let subcommands = subcommands(&device.container_edits);
-            let expected = ["symlinks", "ldcache", "params", "compat", "shim", "mark"];
-            assert_eq!(subcommands, expected);
         } else {
-            assert!(mounted[0].starts_with("/opt/gpu-driver/"), "{mounted:?}");
-            assert!(original.is_empty(), "{original:?}");
+            assert!(mounted.is_empty() && original.is_empty());
         }
     }
 }
@@ -192,16 +221,19 @@ fn rebuilds_record_from_cdi_spec() {
             damage(&node, 1);
 
             let (rebuilt, repairs) = prepare(&node, then, 1, &found);
-            // The hook is that of the driver which writes the spec.
-            let spec = before.replace(&record.hook, &rebuilt.hook);
+            // The hook is that of the driver which writes the specs.
             record.hook.clone_from(&rebuilt.hook);
             assert_eq!(rebuilt, record);
-            assert_eq!(repairs.len(), 2, "record and spec: {repairs:?}");
             assert!(
                 repairs[0].contains("rebuilt the damaged claim record"),
                 "{repairs:?}"
             );
-            assert_eq!(fs::read_to_string(spec_path(&node, 1)).unwrap(), spec);
+            let outdated = "replaced the damaged or outdated CDI spec that claims share";
+            assert!(
+                repairs[1..].iter().all(|repair| repair == outdated),
+                "{repairs:?}"
+            );
+            assert_eq!(fs::read_to_string(spec_path(&node, 1)).unwrap(), before);
         }
     }
 }

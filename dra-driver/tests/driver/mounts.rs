@@ -38,9 +38,11 @@ fn check_mounts() {
     let (free, all) = (space.f_bavail, space.f_blocks);
     assert!(2 * free > all, "{free} of {all} blocks are free");
 
-    // A tenant can create the injection mark and one more file, and fill the tmpfs.
-    fs::write(usage.join("temporary"), "").unwrap();
-    fs::rename(usage.join("temporary"), usage.join("injected")).unwrap();
+    // In a pod with a user namespace, the hook is another user.
+    let pending = usage.join("pending");
+    assert_eq!(fs::metadata(&pending).unwrap().mode() & 0o777, 0o666);
+    assert!(!fs::read(&pending).unwrap().is_empty());
+    // A tenant can create one more file, and fill the tmpfs.
     let mut filler = fs::File::create(usage.join("more")).unwrap();
     fs::write(usage.join("too-many"), "").unwrap_err();
     while filler.write_all(&[1; 4096]).is_ok() {}

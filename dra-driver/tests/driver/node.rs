@@ -211,13 +211,14 @@ impl TestNode {
             .collect()
     }
 
-    /// Returns the files of claims on the node, and the mounts.
+    /// Returns the files of claims on the node without what they share, and the mounts.
     pub(crate) fn claim_state(&self) -> (Vec<String>, BTreeSet<PathBuf>) {
         let files = crate::fixture::tree(self.root.path()).into_keys();
         let of_claims = |name: &String| {
             ["state/claims/", "run/", "cdi/"]
                 .iter()
                 .any(|prefix| name.starts_with(prefix))
+                && !name.starts_with("cdi/gpu.drava.dev-base-")
         };
         (files.filter(of_claims).collect(), self.tmpfs.mounted())
     }
@@ -280,6 +281,12 @@ pub(crate) fn spec_of(node: &TestNode, number: u32) -> PathBuf {
         "gpu.drava.dev-claim-{}.json",
         claim_ref(number).uid
     ))
+}
+
+/// Returns the path of the CDI spec of a base.
+pub(crate) fn base_of(node: &TestNode, name: &str) -> PathBuf {
+    let file = format!("gpu.drava.dev-base-{name}.json");
+    node.paths.cdi_dir.join(file)
 }
 
 /// Returns true where the simulated machine has no device files, which only root can create, and reports the present

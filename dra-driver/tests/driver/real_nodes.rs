@@ -18,7 +18,7 @@ use crate::api_server::eventually;
 use crate::cluster::{Running, TestCluster, kubelet_claim, prepare_error};
 use crate::fixture::Allocated::Share;
 use crate::fixture::{NODE, claim, claim_ref};
-use crate::node::{lacks_device_files, spec_of};
+use crate::node::{base_of, lacks_device_files};
 
 /// Starts a driver with this driver root.
 fn start(cluster: &TestCluster, root: &Path) -> Running {
@@ -126,7 +126,7 @@ async fn next_spec_follows_files_of_the_driver() {
     running.await_ready().await;
     cluster.api.put_claim(&claim(1, &[Share(0, "8Gi", "30")]));
     plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
-    let spec = || fs::read_to_string(spec_of(&cluster.node, 1)).unwrap();
+    let spec = || fs::read_to_string(base_of(&cluster.node, "share-compat")).unwrap();
     assert!(spec().contains("/dev/nvidia-uvm\"") && !spec().contains("nvidia-uvm-tools"));
 
     // The module is loaded late; persistenced starts.
@@ -145,18 +145,8 @@ async fn next_spec_follows_files_of_the_driver() {
     let lock = locks.claim(&claim_ref(1).uid).unwrap();
     drop(listener);
     fs::remove_file(&socket).unwrap();
-    // A prepare without the socket shows that the node driver has scanned the files and requested a reconciliation.
     let other = claim(2, &[Share(0, "8Gi", "30")]);
     cluster.api.put_claim(&other);
-    let is_scanned = || {
-        let spec = fs::read_to_string(spec_of(&cluster.node, 2));
-        spec.is_ok_and(|spec| !spec.contains("nvidia-persistenced/socket"))
-    };
-    while !is_scanned() {
-        plugin.unprepare_one(&kubelet_claim(2)).await.unwrap();
-        plugin.prepare_one(&kubelet_claim(2)).await.unwrap();
-    }
-    plugin.unprepare_one(&kubelet_claim(2)).await.unwrap();
     drop(lock);
     eventually("the CDI spec lacks the socket", || {
         (!spec().contains("nvidia-persistenced/socket")).then_some(())

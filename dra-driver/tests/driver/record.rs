@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
+use std::path::PathBuf;
 
 use drava_api::config::ComputePolicy;
 use drava_api::error::describe;
@@ -96,12 +97,15 @@ fn keeps_files_of_running_containers_if_rebuild_fails() {
     // The broken CDI directory also prevents a rollback. Here only the decision not to roll back keeps the files.
     fs::remove_file(&node.paths.cdi_dir).unwrap();
     fs::create_dir(&node.paths.cdi_dir).unwrap();
-    fs::create_dir(
-        spec_of(&node, 1).with_file_name(format!(".gpu.drava.dev-claim-{}.tmp", claim_ref(1).uid)),
-    )
-    .unwrap();
+    fs::create_dir(temporary_of(&node, 1)).unwrap();
     prepare(&node, &node.applier(node.effects()), 1, &found).unwrap_err();
     assert!(page_of(&node, 1).exists() && region_of(&node, 1).exists());
+}
+
+/// Returns the temporary file with which this thread writes the CDI spec of a claim.
+fn temporary_of(node: &TestNode, number: u32) -> PathBuf {
+    let (uid, thread) = (claim_ref(number).uid, rustix::thread::gettid());
+    spec_of(node, number).with_file_name(format!(".gpu.drava.dev-claim-{uid}.{thread}.tmp"))
 }
 
 #[test]
@@ -269,7 +273,7 @@ fn keeps_files_of_lost_record_if_rebuild_fails() {
     );
     // The CDI spec cannot be written, but a rollback would succeed. The second attempt finds the rebuilt record.
     let spec = spec_of(&node, 1);
-    let obstacle = spec.with_file_name(format!(".gpu.drava.dev-claim-{}.tmp", claim_ref(1).uid));
+    let obstacle = temporary_of(&node, 1);
     fs::remove_file(&spec).unwrap();
     fs::create_dir(&obstacle).unwrap();
     for _ in 0..2 {

@@ -9,7 +9,7 @@ use crate::api_server::{CLAIMS, eventually};
 use crate::cluster::{TestCluster, inode, kubelet_claim, prepare_error};
 use crate::fixture::Allocated::Share;
 use crate::fixture::claim;
-use crate::node::{lacks_device_files, page_of};
+use crate::node::{base_of, lacks_device_files, page_of};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn restores_running_claims_after_kill_and_reboot() {
@@ -276,16 +276,19 @@ async fn restores_deleted_state_of_running_claims() {
     })
     .await;
     let complete = cluster.node.claim_state();
+    let base = base_of(&cluster.node, "share-compat");
+    fs::remove_file(&base).unwrap();
     fs::remove_file(cluster.spec_file(1)).unwrap();
     fs::remove_file(cluster.record_file(2)).unwrap();
     fs::remove_dir_all(page_of(&cluster.node, 3).parent().unwrap()).unwrap();
     let started = Instant::now();
     eventually("restored files", || {
-        (cluster.node.claim_state() == complete).then_some(())
+        (base.exists() && cluster.node.claim_state() == complete).then_some(())
     })
     .await;
     assert!(started.elapsed() < Duration::from_secs(60));
     for repair in [
+        "recreated the missing CDI spec that claims share",
         "recreated the missing CDI spec",
         "rebuilt the lost claim record",
         "recreated the missing limits page",

@@ -18,6 +18,7 @@ use drava_dra_driver::node::claim::{ClaimRef, ClaimUid, ShareId};
 use drava_dra_driver::node::layout::Layout;
 use drava_dra_driver::node::mounts::ClaimsMount;
 use drava_dra_driver::node::options::Paths;
+use drava_dra_driver::prepare::base::CommonEdits;
 use drava_dra_driver::prepare::record::{ClaimRecord, Loaded, RecordStore};
 use drava_dra_driver::prepare::{Access, Delivery, GpuRef, Prepared, Share};
 use drava_nvml::{GpuLibrary, Library, find};
@@ -276,6 +277,7 @@ fn record(claim: u32, devices: Vec<Prepared>) -> Result<ClaimRecord> {
         },
         devices,
         delivery: Delivery::Preload,
+        common: CommonEdits::InClaim,
         library: "library".to_owned(),
         hook: "hook".to_owned(),
     })

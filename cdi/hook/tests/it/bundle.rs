@@ -55,6 +55,13 @@ impl Bundle {
         fs::write(self.dir.path().join("config.json"), config).unwrap();
     }
 
+    /// Writes `config.json` with mounts at these paths in the container.
+    pub(crate) fn mounts(&self, paths: &[&str]) {
+        let mount = |path: &&str| format!(r#"{{"destination": {path:?}}}"#);
+        let mounts: Vec<String> = paths.iter().map(mount).collect();
+        self.write_config(&format!(r#""mounts": [{}]"#, mounts.join(", ")));
+    }
+
     pub(crate) fn root(&self) -> PathBuf {
         self.dir.path().join("rootfs")
     }

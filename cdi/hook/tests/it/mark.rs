@@ -1,32 +1,70 @@
-//! The file that shows that the runtime has applied the edits.
+//! The file that shows whether the runtime has applied the edits.
 
 use std::fs;
 
 use crate::bundle::Bundle;
 
-const FILE: &str = "/run/drava/share/usage/injected";
+const FILE: &str = "/run/drava/a/usage/pending";
+const MARK: [&str; 3] = ["mark", "--files", "/run/drava/*/usage/pending"];
 
 #[test]
-fn creates_file_once() {
+fn empties_file_of_each_mounted_share() {
     let bundle = Bundle::empty();
-    bundle.hook_succeeds(&["mark", "--file", FILE]);
-    let before = fs::metadata(bundle.at(FILE)).unwrap().modified().unwrap();
-    bundle.hook_succeeds(&["mark", "--file", FILE]);
-    assert_eq!(
-        fs::metadata(bundle.at(FILE)).unwrap().modified().unwrap(),
-        before
-    );
-    assert_eq!(bundle.read(FILE), "");
+    let mounts = ["/proc", "/run/drava/a/usage", "/run/drava/b/usage"];
+    bundle.mounts(&mounts);
+    for share in ["a", "b", "unmounted", "b/usage/inner"] {
+        bundle.write(&format!("/run/drava/{share}/usage/pending"), "x");
+    }
+    for _ in 0..2 {
+        bundle.hook_succeeds(&MARK);
+        let content = |share: &str| bundle.read(&format!("/run/drava/{share}/usage/pending"));
+        let contents = ["a", "b", "unmounted", "b/usage/inner"].map(content);
+        assert_eq!(contents, ["", "", "x", "x"]);
+    }
+    // Another container has removed it.
+    fs::remove_file(bundle.at(FILE)).unwrap();
+    bundle.hook_succeeds(&MARK);
+    assert!(!bundle.at(FILE).exists());
 }
 
 #[test]
-fn replaces_link_without_following() {
+fn rejects_container_without_mounted_share() {
     let bundle = Bundle::empty();
+    bundle.write(FILE, "x");
+    for mounts in [
+        &[][..],
+        &["/run/drava", "/run/drava/a/limits", "/run/drava//usage"],
+    ] {
+        bundle.mounts(mounts);
+        let line = bundle.hook_fails(&MARK);
+        assert!(
+            line.contains("nothing is mounted at /run/drava/*/usage")
+                && line.contains("without limits"),
+            "{line}"
+        );
+    }
+}
+
+/// A tenant can put anything into the directory.
+#[test]
+fn changes_no_file_outside_the_container() {
+    let bundle = Bundle::empty();
+    bundle.mounts(&["/run/drava/a/usage"]);
     let victim = bundle.outside("victim");
+    fs::write(&victim, "precious").unwrap();
     bundle.link(FILE, &victim);
-    bundle.hook_succeeds(&["mark", "--file", FILE]);
-    assert!(!victim.exists());
-    assert!(fs::symlink_metadata(bundle.at(FILE)).unwrap().is_file());
+    bundle.hook_succeeds(&MARK);
+    assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
+    fs::remove_file(bundle.at(FILE)).unwrap();
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        bundle.at(FILE),
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::RUSR,
+        0,
+    )
+    .unwrap();
+    bundle.hook_succeeds(&MARK);
 }
 
 /// One process for all actions of a device.
@@ -46,20 +84,22 @@ fn runs_actions_in_order_up_to_first_error() {
         "--library",
         link,
         "then",
-        "mark",
-        "--file",
-        FILE,
+        MARK[0],
+        MARK[1],
+        MARK[2],
     ];
+    bundle.mounts(&["/run/drava/a/usage"]);
+    bundle.write(FILE, "x");
     let mut wrong_order = actions;
     wrong_order.rotate_left(4);
     wrong_order[7..].copy_from_slice(&["then", "symlinks", "--link", &linked]);
     let line = bundle.hook_fails(&wrong_order);
     assert!(line.contains(link) && line.contains("missing"), "{line}");
-    assert!(!bundle.at(FILE).exists());
+    assert_eq!(bundle.read(FILE), "x");
     bundle.hook_succeeds(&actions);
     assert_eq!(
         bundle.probe(&["libanswer.so.2"]),
         [format!("libanswer.so.2: {link}")]
     );
-    assert!(bundle.at(FILE).exists());
+    assert_eq!(bundle.read(FILE), "");
 }

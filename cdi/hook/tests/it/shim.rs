@@ -7,7 +7,7 @@ use crate::bundle::{Bundle, OURS, failure};
 const PRELOAD: &str = "/etc/ld.so.preload";
 const CUDA: &str = "/usr/lib/libcuda.so.1";
 const NVML: &str = "/usr/lib/libnvidia-ml.so.1";
-const ARGUMENTS: [&str; 7] = ["shim", "--library", OURS, "--stub", CUDA, "--stub", NVML];
+const ARGUMENTS: [&str; 7] = ["preload", "--library", OURS, "--stub", CUDA, "--stub", NVML];
 
 fn stub(needed: &[&str]) -> Vec<u8> {
     Stub {

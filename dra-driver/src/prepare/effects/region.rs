@@ -1,7 +1,7 @@
-//! The file with the usage region of a share, which tenants can change.
+//! The files in the usage directory of a share, which tenants can change.
 
 use std::fs;
-use std::io;
+use std::io::{self, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 
@@ -21,7 +21,7 @@ pub(super) fn ensure(path: &Path) -> io::Result<Ensured> {
             if present.len() == REGION_SIZE as u64 {
                 return Ok(Ensured::Present);
             }
-            allocate(&open_region(path, false)?)?;
+            allocate(&open(path, false)?)?;
             Ok(Ensured::Replaced)
         }
         Ok(present) => {
@@ -42,9 +42,16 @@ pub(super) fn ensure(path: &Path) -> io::Result<Ensured> {
 }
 
 fn create_region(path: &Path) -> io::Result<()> {
-    let file = open_region(path, true)?;
+    let file = open(path, true)?;
     allocate(&file)?;
     file.set_permissions(fs::Permissions::from_mode(paths::REGION_FILE_MODE))
+}
+
+/// Creates the file that the CDI hook empties. In a pod with a user namespace, the hook is an ordinary user.
+pub(super) fn create_pending(path: &Path) -> io::Result<()> {
+    let mut file = open(path, true)?;
+    file.write_all(b"no container has this directory yet\n")?;
+    file.set_permissions(fs::Permissions::from_mode(0o666))
 }
 
 /// Gives the file its size and its memory. In a sparse file, the first write to a page of the mapping would raise SIGBUS once
@@ -55,8 +62,8 @@ fn allocate(file: &fs::File) -> io::Result<()> {
     Ok(fallocate(file, FallocateFlags::empty(), 0, size)?)
 }
 
-/// Opens the region for writing. A tenant controls the path, so links are not followed and a FIFO does not block.
-fn open_region(path: &Path, new: bool) -> io::Result<fs::File> {
+/// Opens a file for writing. A tenant controls the path, so links are not followed and a FIFO does not block.
+fn open(path: &Path, new: bool) -> io::Result<fs::File> {
     let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
     let file = fs::OpenOptions::new()
         .write(true)

@@ -3,6 +3,7 @@ use std::fs;
 use drava_api::config::{ComputePolicy, Enforcement, MemoryPolicy, Priority};
 
 use super::*;
+use crate::prepare::base::CommonEdits;
 use crate::prepare::{Access, Delivery, GpuRef, Share};
 
 fn record(number: u32) -> ClaimRecord {
@@ -38,6 +39,7 @@ fn record(number: u32) -> ClaimRecord {
         library: String::new(),
         hook: String::new(),
         delivery: Delivery::Preload,
+        common: CommonEdits::InClaim,
     }
 }
 
@@ -47,13 +49,13 @@ fn due_seconds(
     store: &RecordStore,
     start: Instant,
     checks: u32,
-    is_marked: bool,
+    is_injected: bool,
 ) -> Vec<u64> {
     let mut seconds = Vec::new();
     for check in 0..checks {
         let now = start + INTERVAL * check;
-        let due = shared.update(store, |_, _| is_marked, now).unwrap();
-        for claim in due.unmarked {
+        let due = shared.update(store, |_, _| is_injected, now).unwrap();
+        for claim in due.missing {
             shared.known.get_mut(&claim.uid).unwrap().postpone(now);
             seconds.push((now - start).as_secs());
         }
@@ -62,7 +64,7 @@ fn due_seconds(
 }
 
 #[test]
-fn checks_pods_of_unmarked_claims_less_often() {
+fn checks_pods_of_missing_claims_less_often() {
     let dir = tempfile::tempdir().unwrap();
     let (store, start) = (RecordStore::new(dir.path().to_owned()), Instant::now());
     store.save(&record(1)).unwrap();

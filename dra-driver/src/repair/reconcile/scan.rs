@@ -11,10 +11,12 @@ use drava_vgpu_abi::paths;
 use super::orphans::NodeState;
 use crate::kubelet::claims::TaskError;
 use crate::node::claim::ClaimUid;
-use crate::node::layout::{Layout, SPEC_PREFIX};
+use crate::node::layout::{BASE_PREFIX, Layout, SPEC_PREFIX};
 use crate::prepare::Prepared;
+use crate::prepare::base::Base;
 use crate::prepare::liveness::Inspector;
 use crate::prepare::record::{Loaded, RecordError, RecordStore};
+use crate::prepare::spec;
 
 /// The node could not be scanned.
 #[derive(Debug, thiserror::Error)]
@@ -107,6 +109,9 @@ pub(super) fn incomplete(layout: &Layout, store: &RecordStore) -> Result<Incompl
     let specs = specs.map_err(ScanError::Specs)?;
     let specs = specs.iter().filter_map(|id| ClaimUid::parse(id).ok());
     let specs: BTreeSet<ClaimUid> = specs.collect();
+    let bases = SpecDir::new(layout.cdi_dir(), BASE_PREFIX).list();
+    let bases = bases.map_err(ScanError::Specs)?;
+    let has_base = |base: Base| bases.iter().any(|name| name == base.name());
     let mut incomplete = Incomplete::new();
     for uid in &listing.recorded {
         let mut missing = BTreeSet::new();
@@ -114,6 +119,9 @@ pub(super) fn incomplete(layout: &Layout, store: &RecordStore) -> Result<Incompl
             Loaded::Present(record) => {
                 if !specs.contains(uid) {
                     missing.insert("the CDI spec");
+                }
+                if !spec::bases(&record).into_iter().all(has_base) {
+                    missing.insert("the CDI spec that claims share");
                 }
                 for share in record.devices.iter().filter_map(Prepared::share) {
                     let limits = layout.limits(uid, &share.id);

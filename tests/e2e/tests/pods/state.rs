@@ -18,22 +18,27 @@ fn deleted_cdi_spec_of_running_pod_is_restored() -> Result<()> {
     )?;
     let uid = tenant.allocated_claim_of("app")?.uid;
     let spec = format!("/var/run/cdi/gpu.drava.dev-claim-{uid}.json");
-    let before = node.run("cat", &[&spec])?;
-    node.run("rm", &[&spec])?;
-    // The container that kubelet starts now needs the spec.
-    ensure!(node.signal_pod("app", "KILL")? > 0, "no process of the pod");
-    wait("the node driver restores the CDI spec", || {
-        Ok(node
-            .run("cat", &[&spec])
-            .ok()
-            .filter(|after| *after == before)
-            .map(drop))
-    })?;
-    wait("the container was restarted", || {
-        Ok((restarts(&tenant, "app", "app")? > 0).then_some(()))
-    })?;
-    tenant.running("app")?;
-    is_limited(&tenant, "app", "app")?;
+    let bases = node.run("sh", &["-c", "ls /var/run/cdi/gpu.drava.dev-base-share*"])?;
+    let base = bases
+        .lines()
+        .next()
+        .context("no base of shares")?
+        .to_owned();
+    for (number, file) in (1..).zip([spec, base]) {
+        let before = node.run("cat", &[&file])?;
+        node.run("rm", &[&file])?;
+        // The container that kubelet starts now needs the spec.
+        ensure!(node.signal_pod("app", "KILL")? > 0, "no process of the pod");
+        wait(&format!("the node driver restores {file}"), || {
+            let after = node.run("cat", &[&file]).ok();
+            Ok(after.filter(|after| *after == before).map(drop))
+        })?;
+        wait("the container was restarted", || {
+            Ok((restarts(&tenant, "app", "app")? >= number).then_some(()))
+        })?;
+        tenant.running("app")?;
+        is_limited(&tenant, "app", "app")?;
+    }
     tenant.delete_pods(&["app"])?;
     node.wait_until_clean()
 }
