@@ -539,11 +539,16 @@ impl Report {
         for change in &mut self.changes {
             change.hide_other_namespaces(namespace);
         }
+        let is_of_others = |owners: &str, kind: &str| {
+            let separator = format!(" and {kind} ");
+            let mut owners = owners.split(separator.as_str());
+            owners.any(|owner| owner.split('/').next() != Some(namespace))
+        };
         for kind in ["pod", "gang"] {
             let reserved = format!("reserved for {kind} ");
             if let Some((before, after)) = self.summary.split_once(&reserved)
                 && let Some((owner, rest)) = after.split_once(',')
-                && owner.split('/').next() != Some(namespace)
+                && is_of_others(owner, kind)
             {
                 self.summary = format!("{before}reserved for a {kind} of another namespace,{rest}");
             }

@@ -13,7 +13,7 @@ use drava_allocator::placement::Policies;
 use drava_allocator::pod_request::PodRequest;
 use drava_allocator::taint::rule_from_v1beta2;
 use drava_allocator::usage::{AllocatedDevice, DeviceAccess};
-use drava_api::leader::{GpuControllerLeader, Reservation, ReservedDevice};
+use drava_api::leader::{GpuControllerLeader, LEADER_NAME, Reservation, ReservedDevice};
 use drava_api::listed::{Listed, Unreadable};
 use drava_api::names;
 use drava_api::policy::GpuPolicy;
@@ -364,11 +364,6 @@ pub async fn fetch(client: &Client) -> Result<Objects, ListError> {
         list_if_permitted(client),
         permitted(client),
     )?;
-    let leaders = match list_served::<GpuControllerLeader>(client).await {
-        Err(error) if error.is_forbidden() => Vec::new(),
-        leaders => leaders?.0,
-    };
-    let statuses = leaders.into_iter().filter_map(|leader| leader.status);
     let of_quotas = quotas.iter().map(|quota| &quota.spec.namespace_selector);
     let of_policies = policies
         .iter()
@@ -391,7 +386,7 @@ pub async fn fetch(client: &Client) -> Result<Objects, ListError> {
         persistent_volume_claims,
         persistent_volumes,
         storage_classes,
-        reservations: statuses.flat_map(|status| status.reservations).collect(),
+        reservations: reservations(client).await?,
         has_templates: templates.is_some(),
         resource_claim_templates: templates.unwrap_or_default(),
         runtime_classes: Vec::new(),
@@ -432,6 +427,19 @@ async fn list_taint_rules(client: &Client) -> Result<Vec<DeviceTaintRule>, ListE
     match list::<v1beta2::DeviceTaintRule>(client, &all).await {
         Err(error) if is_not_served(&error) => Ok(Vec::new()),
         rules => Ok(rules?.into_iter().map(rule_from_v1beta2).collect()),
+    }
+}
+
+/// Reads what the leader reserves; nothing if the user may not, or no controller runs.
+async fn reservations(client: &Client) -> Result<Vec<Reservation>, ListError> {
+    let leaders: Api<GpuControllerLeader> = Api::all(client.clone());
+    match leaders.get(LEADER_NAME).await {
+        Ok(leader) => Ok(leader.status.unwrap_or_default().reservations),
+        Err(kube::Error::Api(status)) if matches!(status.code, 403 | 404) => Ok(Vec::new()),
+        Err(error) => Err(ListError::Failed {
+            plural: GpuControllerLeader::plural(&()).to_string(),
+            source: Box::new(error),
+        }),
     }
 }
 

@@ -241,6 +241,10 @@ fn names_reservation_for_another_pod() {
         other.summary,
         "Reserved: the pod fits on n1, but its devices are reserved for a pod of another namespace, the head of the queue"
     );
+    let two = text.replace("default/head", "default/head and pod other/x");
+    let mut two = explained_with_condition("feasible", "False", &two);
+    two.hide_other_namespaces();
+    assert_eq!(two.summary, other.summary);
     let gang = text.replace("pod default/head", "gang other/g");
     let mut gang = explained_with_condition("feasible", "False", &gang);
     gang.hide_other_namespaces();
