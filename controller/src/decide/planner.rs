@@ -26,7 +26,7 @@ use crate::action::{Action, AllocationOutcome, Outcome, ReleaseOutcome};
 use crate::decide::ledger::{Observed, Origin};
 use crate::decide::queue::pending_pod::Phase;
 use crate::operate::metrics::ClusterMetrics;
-use crate::pods::{claim, gang, pod};
+use crate::pods::{claim, pod};
 use crate::watch::{Kind, Observation};
 
 mod backlog;
@@ -35,12 +35,11 @@ mod decision;
 mod demand;
 mod ended_pods;
 mod eviction;
+mod gang;
 mod gate;
-mod incomplete_gang;
 mod missing_claims;
 mod overcommit;
 mod pod_conditions;
-mod pod_group;
 mod policy;
 mod progress;
 mod quota;
@@ -212,7 +211,7 @@ impl Planner {
                 self.backlog.wake(Wake::Above(pod::priority(&pod)));
             }
         }
-        let gang = gang::name_of(&pod).filter(|_| is_new);
+        let gang = crate::pods::gang::name_of(&pod).filter(|_| is_new);
         if pod::is_pending(&pod) {
             let keys = pod::claim_keys(&pod);
             self.backlog.queue.upsert(&uid, pod);
