@@ -25,8 +25,9 @@ use crate::search::input::{NodeState, PoolView, SearchInput};
 use crate::search::tentative_allocation::SelectedDevice;
 use crate::search::{self, Effort, Outcome};
 use crate::searched::SearchedNodes;
+use crate::searched::{Suspended, Undecided};
 use crate::selector::SelectorError;
-use crate::turn::{Suspended, Turn, Undecided, Work};
+use crate::turn::{Turn, Work};
 use crate::usage::GpuMemory;
 
 mod by_ranking;

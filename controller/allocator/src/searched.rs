@@ -3,10 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::explanation::NodeVerdict;
+use drava_api::reason::Reason;
+
+use crate::explanation::{Explanation, NodeVerdict};
 use crate::pool::Pool;
 use crate::ranking::Evaluation;
 use crate::search::input::PoolView;
+use crate::turn::Work;
 use crate::usage::Usage;
 
 /// See the [module](self). By the name of the node.
@@ -71,5 +74,57 @@ impl SearchedNodes {
     pub(crate) fn evaluated(&mut self, node: &str, pools: &[PoolView<'_>], found: Evaluation) {
         let entry = (NodeDevices::of(pools), found);
         self.evaluated.insert(node.to_owned(), entry);
+    }
+}
+
+/// A decision whose turn was too short. It is repeated in another turn, with what it has found so far.
+#[derive(Debug, Clone)]
+pub struct Suspended {
+    /// The work for which the turn was too short.
+    pub work: Work,
+    /// What it has found, for [`crate::pod_request::PodRequest::searched`].
+    pub searched: SearchedNodes,
+}
+
+impl From<Work> for Suspended {
+    fn from(work: Work) -> Self {
+        Self {
+            work,
+            searched: SearchedNodes::default(),
+        }
+    }
+}
+
+/// Why a decision has no placement.
+#[derive(Debug, Clone)]
+pub enum Undecided {
+    /// It goes on in another turn.
+    Suspended(Suspended),
+    /// The pod fits on no node.
+    Rejected(Explanation),
+}
+
+impl Undecided {
+    /// Returns why the pod fits on no node, of a decision without turns.
+    pub(crate) fn of_endless(self) -> Explanation {
+        match self {
+            Self::Rejected(explanation) => explanation,
+            // An endless turn suspends nothing.
+            Self::Suspended(_) => {
+                Explanation::rejected(Reason::SearchLimit, "the turn was too short")
+            }
+        }
+    }
+}
+
+impl From<Explanation> for Undecided {
+    fn from(explanation: Explanation) -> Self {
+        Self::Rejected(explanation)
+    }
+}
+
+impl From<Suspended> for Undecided {
+    fn from(suspended: Suspended) -> Self {
+        Self::Suspended(suspended)
     }
 }

@@ -6,11 +6,6 @@
 //!
 //! Charges depend on the input only, so equal inputs have equal results.
 
-use drava_api::reason::Reason;
-
-use crate::explanation::Explanation;
-use crate::searched::SearchedNodes;
-
 /// Units of costly evaluations of selectors in a turn, about 15 ms, and of searches beyond their first path. The last piece
 /// of each may exceed them.
 const UNITS: u64 = 20_000;
@@ -117,57 +112,5 @@ impl Turn {
     #[must_use]
     pub const fn node_checks(&self) -> u64 {
         self.node_checks
-    }
-}
-
-/// A decision whose turn was too short. It is repeated in another turn, with what it has found so far.
-#[derive(Debug, Clone)]
-pub struct Suspended {
-    /// The work for which the turn was too short.
-    pub work: Work,
-    /// What it has found, for [`crate::pod_request::PodRequest::searched`].
-    pub searched: SearchedNodes,
-}
-
-impl From<Work> for Suspended {
-    fn from(work: Work) -> Self {
-        Self {
-            work,
-            searched: SearchedNodes::default(),
-        }
-    }
-}
-
-/// Why a decision has no placement.
-#[derive(Debug, Clone)]
-pub enum Undecided {
-    /// It goes on in another turn.
-    Suspended(Suspended),
-    /// The pod fits on no node.
-    Rejected(Explanation),
-}
-
-impl Undecided {
-    /// Returns why the pod fits on no node, of a decision without turns.
-    pub(crate) fn of_endless(self) -> Explanation {
-        match self {
-            Self::Rejected(explanation) => explanation,
-            // An endless turn suspends nothing.
-            Self::Suspended(_) => {
-                Explanation::rejected(Reason::SearchLimit, "the turn was too short")
-            }
-        }
-    }
-}
-
-impl From<Explanation> for Undecided {
-    fn from(explanation: Explanation) -> Self {
-        Self::Rejected(explanation)
-    }
-}
-
-impl From<Suspended> for Undecided {
-    fn from(suspended: Suspended) -> Self {
-        Self::Suspended(suspended)
     }
 }

@@ -16,6 +16,9 @@ use cel::common::types::{CelString, DYN_TYPE};
 use cel::common::value::CowVal;
 use cel::{DeclarationError, Env, ExecutionError};
 
+/// Name of `matches` in an instrumented expression; the function of the `cel` crate compiles without a limit.
+pub(crate) const MATCHES: &str = "@matches";
+
 /// Units of work of one evaluation. A unit is one element of a comprehension or ten bytes of a computed string, about
 /// 0.3 µs.
 pub const EVALUATION_UNITS: u64 = 50_000;
@@ -150,7 +153,7 @@ pub fn instrument(expression: &mut IdedExpr) {
             call.target.as_deref_mut().into_iter().for_each(instrument);
             call.args.iter_mut().for_each(instrument);
             if call.func_name == "matches" {
-                call.func_name = crate::regex::MATCHES.to_owned();
+                call.func_name = MATCHES.to_owned();
             }
             // The fast path of the `cel` crate for `map` and `filter` needs this form as it is; its elements are charged
             // by the range.

@@ -10,10 +10,7 @@ use cel::common::value::Val;
 use cel::{DeclarationError, Env, ExecutionError, add_member_overload, add_overload};
 use regex::{Regex, RegexBuilder};
 
-use crate::budget;
-
-/// Name of `matches` in an instrumented expression; the function of the `cel` crate compiles without a limit.
-pub(crate) const MATCHES: &str = "@matches";
+use crate::budget::{self, MATCHES};
 
 /// Maximum size of a compiled expression, which takes about a millisecond to compile.
 const COMPILED_BYTES: usize = 512 << 10;

@@ -5,8 +5,9 @@ use crate::fragmentation::mix::TypicalRequest;
 use crate::fragmentation::{IdleGpu, NodeLoss, NodeRoom};
 use crate::pod_request::PodRequest;
 use crate::search::input::PoolView;
+use crate::searched::Suspended;
 use crate::selector::{SelectorError, Selectors};
-use crate::turn::{Suspended, Turn, Work};
+use crate::turn::{Turn, Work};
 
 impl Cluster {
     /// Counts the request of a new pod.

@@ -14,7 +14,8 @@ use crate::score::{NodeRunnerUp, NodeScore};
 use crate::search::Effort;
 use crate::search::input::PoolView;
 use crate::searched::SearchedNodes;
-use crate::turn::{Suspended, Turn, Undecided, Work};
+use crate::searched::{Suspended, Undecided};
+use crate::turn::{Turn, Work};
 
 /// A node on which the pod fits.
 struct Feasible {

@@ -9,7 +9,8 @@ use drava_allocator::object::object_key;
 use drava_allocator::placement::Placement;
 use drava_allocator::pod::scheduler;
 use drava_allocator::pod_request::PodRequest;
-use drava_allocator::turn::{Suspended, Turn, Undecided, Work};
+use drava_allocator::searched::{Suspended, Undecided};
+use drava_allocator::turn::{Turn, Work};
 use drava_api::reason::Reason;
 use tokio::time::Instant;
 

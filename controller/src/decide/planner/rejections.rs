@@ -6,7 +6,8 @@ use std::sync::Arc;
 use drava_allocator::explanation::Explanation;
 use drava_allocator::placement::Placement;
 use drava_allocator::pod_request::PodRequest;
-use drava_allocator::turn::{Turn, Undecided};
+use drava_allocator::searched::Undecided;
+use drava_allocator::turn::Turn;
 
 use super::Planner;
 use super::room::{Rollout, RoomKind};

@@ -16,7 +16,8 @@ use drava_allocator::explanation::Explanation;
 use drava_allocator::node::PodDemand;
 use drava_allocator::placement::Placement;
 use drava_allocator::pod_request::PodRequest;
-use drava_allocator::turn::{Suspended, Turn};
+use drava_allocator::searched::Suspended;
+use drava_allocator::turn::Turn;
 use drava_api::reason::Reason;
 use jiff::{SignedDuration, Timestamp};
 

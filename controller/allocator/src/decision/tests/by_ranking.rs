@@ -11,7 +11,8 @@ use crate::explanation::Explanation;
 use crate::fixture::{classes, node, object, pod_request, request, share, slices};
 use crate::object::ObjectKey;
 use crate::placement::{Placement, Policies};
-use crate::turn::{Turn, Undecided};
+use crate::searched::Undecided;
+use crate::turn::Turn;
 
 const NODES: [&str; 5] = ["n0", "n1", "n2", "n3", "n4"];
 

@@ -9,7 +9,8 @@ use crate::explanation::Explanation;
 use crate::fixture::{claim, class, classes, cluster, node, object, pod, request, share, slices};
 use crate::placement::Placement;
 use crate::pod_request::PodRequest;
-use crate::turn::{Turn, Undecided};
+use crate::searched::Undecided;
+use crate::turn::Turn;
 
 #[test]
 fn rejects_whole_request_on_shared_gpu() {

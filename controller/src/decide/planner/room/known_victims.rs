@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use drava_allocator::cluster::Departure;
 use drava_allocator::placement::Placement;
 use drava_allocator::pod_request::PodRequest;
-use drava_allocator::turn::{Suspended, Turn, Undecided, Work};
+use drava_allocator::searched::{Suspended, Undecided};
+use drava_allocator::turn::{Turn, Work};
 
 use super::holders::NodesOfPod;
 use super::{FoundSoFar, RoomProgress, Search};

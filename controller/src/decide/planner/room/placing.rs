@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use drava_allocator::placement::Placement;
-use drava_allocator::turn::{Suspended, Turn, Work};
+use drava_allocator::searched::Suspended;
+use drava_allocator::turn::{Turn, Work};
 
 use super::holders::{Holders, NodesOfPod};
 use super::known_victims::KnownVictims;

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use drava_allocator::explanation::Explanation;
 use drava_allocator::pod_request::PodRequest;
-use drava_allocator::turn::{Suspended, Turn, Undecided};
+use drava_allocator::searched::{Suspended, Undecided};
+use drava_allocator::turn::Turn;
 use drava_api::reason::Reason;
 
 use crate::decide::ledger::{Owner, Purpose, Reservation};

@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 
 use drava_allocator::cluster::Departure;
 use drava_allocator::explanation::Explanation;
-use drava_allocator::turn::{Suspended, Turn};
+use drava_allocator::searched::Suspended;
+use drava_allocator::turn::Turn;
 use drava_api::reason::Reason;
 
 use super::RoomCause;
