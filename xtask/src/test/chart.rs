@@ -23,7 +23,7 @@ struct Effect {
     removed: &'static [&'static str],
 }
 
-const EFFECTS: [Effect; 8] = [
+const EFFECTS: [Effect; 10] = [
     Effect {
         name: "gke",
         values: &[
@@ -136,6 +136,35 @@ const EFFECTS: [Effect; 8] = [
         removed: &[],
     },
     Effect {
+        name: "pods",
+        values: &[
+            "driver.podLabels.team=platform",
+            "driver.extraEnv[0].name=HTTPS_PROXY",
+            "controller.podLabels.tier=control",
+            "controller.extraEnv[0].name=NO_PROXY",
+            "networkPolicy.enabled=true",
+        ],
+        added: &[
+            "team: platform",
+            "- name: HTTPS_PROXY",
+            "tier: control",
+            "- name: NO_PROXY",
+            "kind: NetworkPolicy",
+            "- {port: webhook}",
+        ],
+        removed: &[],
+    },
+    Effect {
+        name: "openshift",
+        values: &["openshift.enabled=true"],
+        added: &[
+            "name: system:openshift:scc:privileged",
+            "name: system:openshift:scc:nonroot-v2",
+            r#"\"serviceAccountName\":\"drava-uninstall\""#,
+        ],
+        removed: &[],
+    },
+    Effect {
         name: "metrics",
         values: &[
             "metrics.podMonitor.enabled=true",
@@ -159,7 +188,7 @@ const EFFECTS: [Effect; 8] = [
 ];
 
 /// Values that the schema rejects, each with the path that the message names.
-const REJECTED: [(&str, &str); 17] = [
+const REJECTED: [(&str, &str); 18] = [
     ("image.digests.driver=latest", "'/image/digests/driver'"),
     (
         "compatibility.nodes.labels={gpu}",
@@ -193,6 +222,7 @@ const REJECTED: [(&str, &str); 17] = [
         "driver.health.ignoreXid=31",
         "'/driver/health': additional properties 'ignoreXid'",
     ),
+    ("driver.extraEnv[0].value=x", "'/driver/extraEnv/0'"),
     ("controler.replicas=3", "additional properties 'controler'"),
     ("test.image=", "'/test/image'"),
     (

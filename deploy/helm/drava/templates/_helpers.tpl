@@ -70,6 +70,9 @@ metadata:
 spec:
   restartPolicy: Never
   automountServiceAccountToken: false
+  {{- if .Values.openshift.enabled }}
+  serviceAccountName: drava-uninstall
+  {{- end }}
   tolerations: [{operator: Exists}]
   {{- with .Values.imagePullSecrets }}
   imagePullSecrets: {{- toYaml . | nindent 4 }}
