@@ -2,20 +2,18 @@
 //!
 //! The file has a content until then. A container can remove it, and a container without the directory cannot: so a file with
 //! content shows a runtime that has not applied the edits, whatever the container has done since.
+//! Several containers can have a directory, so all its files are untrusted.
 
 use crate::arguments::MountedFiles;
 use crate::container::Container;
-use crate::root::RootError;
 
-/// The files cannot be emptied.
+/// The container does not have the directories.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MarkError {
     #[error(
         "nothing is mounted at {before}*{after}: the CDI device of the share is missing; programs would run without limits"
     )]
     NoMount { before: String, after: String },
-    #[error(transparent)]
-    Root(#[from] RootError),
 }
 
 pub(crate) fn apply(container: &Container, files: &MountedFiles) -> Result<(), MarkError> {
@@ -37,7 +35,7 @@ pub(crate) fn apply(container: &Container, files: &MountedFiles) -> Result<(), M
         });
     }
     for directory in directories {
-        container.root.empty(&format!("{directory}/{name}"))?;
+        container.root.empty(&format!("{directory}/{name}"));
     }
     Ok(())
 }

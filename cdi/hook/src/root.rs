@@ -140,19 +140,21 @@ impl Root {
             .map_err(|errno| operation("open", path, errno))
     }
 
-    /// Removes the content of the regular file at `path`, which the user can write. Does nothing without such a file.
-    pub(crate) fn empty(&self, path: &str) -> Result<(), RootError> {
-        if self.file(path)?.is_none() {
-            return Ok(());
+    /// Removes the content of the regular file at `path`, in a directory that another container can change too. A link is not
+    /// followed: its target can be any file of this container. Does nothing where something else is at the path, or where
+    /// the file cannot be written: the other container must not prevent the start of this one.
+    pub(crate) fn empty(&self, path: &str) {
+        let open = |flags| {
+            let file = self.resolve(path, flags | OFlags::NOFOLLOW).ok()?;
+            matches!(is_regular(&file), Ok(true)).then_some(file)
+        };
+        // Access to a device can have effects, so the type is read first. The file can be replaced concurrently: a FIFO must not
+        // block.
+        let written = open(OFlags::PATH)
+            .and_then(|_| open(OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY));
+        if let Some(file) = written {
+            let _ = ftruncate(&file, 0);
         }
-        // Another container of the pod can replace the file concurrently: a FIFO must not block.
-        let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let failed = |errno| operation("empty", path, errno);
-        let file = self.resolve(path, flags).map_err(failed)?;
-        if is_regular(&file).map_err(failed)? {
-            ftruncate(&file, 0).map_err(failed)?;
-        }
-        Ok(())
     }
 
     /// Creates or replaces the regular file `path` with `contents`, readable by all.

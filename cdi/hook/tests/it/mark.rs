@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::bundle::Bundle;
+use crate::bundle::{Bundle, stderr};
 
 const FILE: &str = "/run/drava/a/usage/pending";
 const MARK: [&str; 3] = ["mark", "--files", "/run/drava/*/usage/pending"];
@@ -65,6 +65,36 @@ fn changes_no_file_outside_the_container() {
     )
     .unwrap();
     bundle.hook_succeeds(&MARK);
+}
+
+/// Another container of the share has put something else at the path: no file of this container changes, and it starts.
+#[test]
+fn empties_no_other_file_of_the_container() {
+    const VICTIM: &str = "/data/db.sqlite";
+    let bundle = Bundle::empty();
+    bundle.mounts(&["/run/drava/a/usage"]);
+    bundle.write(VICTIM, "precious");
+    for target in [VICTIM, "../../../../data/db.sqlite", "/nowhere", "pending"] {
+        bundle.link(FILE, target);
+        bundle.hook_succeeds(&MARK);
+        assert_eq!(bundle.read(VICTIM), "precious", "{target}");
+        fs::remove_file(bundle.at(FILE)).unwrap();
+    }
+    fs::create_dir(bundle.at(FILE)).unwrap();
+    bundle.hook_succeeds(&MARK);
+    fs::remove_dir(bundle.at(FILE)).unwrap();
+
+    // A link to a file, and a file, that cannot be written.
+    let read_only =
+        "mount --bind \"$ROOT$FROM\" \"$ROOT$FROM\"\nmount -o remount,bind,ro \"$ROOT$FROM\"";
+    bundle.link(FILE, VICTIM);
+    for from in [VICTIM, FILE] {
+        let output = bundle.hook_after(&read_only.replace("$FROM", from), &MARK);
+        assert!(output.status.success(), "{from}: {}", stderr(&output));
+        assert_eq!(bundle.read(VICTIM), "precious");
+        fs::remove_file(bundle.at(FILE)).unwrap();
+        bundle.write(FILE, "x");
+    }
 }
 
 /// One process for all actions of a device.
