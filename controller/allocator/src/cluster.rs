@@ -325,9 +325,14 @@ impl Cluster {
         }
     }
 
-    /// Keeps devices for a claim like [`Self::hold`], without its placement.
-    pub fn hold_devices(&mut self, claim: &ClaimId, devices: Vec<AllocatedDevice>) {
-        self.take_devices(claim, devices, false);
+    /// Keeps devices for a claim like [`Self::hold`], without its placement. `is_charged`: to its quotas, too.
+    pub fn hold_devices(
+        &mut self,
+        claim: &ClaimId,
+        devices: Vec<AllocatedDevice>,
+        is_charged: bool,
+    ) {
+        self.take_devices(claim, devices, is_charged);
     }
 
     fn take_devices(

@@ -179,7 +179,7 @@ impl Rejection {
     pub fn detail(&self, device: &str) -> String {
         match self {
             Self::ClassMismatch { class } if class == names::class::MIG => format!(
-                "{device} is not of class {class}; a node profile with mode mig or dynamic makes partitions"
+                "{device} is not of class {class}; a node profile with mode mig or dynamic makes partitions of GPUs with MIG"
             ),
             Self::ClassMismatch { class } => format!("{device} is not of class {class}"),
             Self::PercentageOfWhole => format!(
@@ -465,7 +465,7 @@ mod tests {
         };
         assert_eq!(
             partition.detail("n1/gpu-0"),
-            "n1/gpu-0 is not of class mig.drava.dev; a node profile with mode mig or dynamic makes partitions"
+            "n1/gpu-0 is not of class mig.drava.dev; a node profile with mode mig or dynamic makes partitions of GPUs with MIG"
         );
     }
 

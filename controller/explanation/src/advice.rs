@@ -131,12 +131,20 @@ struct Requested<'a> {
     name: String,
     path: String,
     class: &'a str,
+    /// Observes devices without allocating them.
+    is_admin: bool,
     capacity: Option<&'a CapacityRequirements>,
 }
 
-/// Returns the likely mistakes of a claim's spec, each with the path of its field. `root` is the path of the spec.
+/// Returns the likely mistakes of the spec of a claim in a namespace, each with the path of its field. `root` is the path of the
+/// spec.
 #[must_use]
-pub fn of_claim(spec: &ResourceClaimSpec, root: &str, known: Known<'_>) -> Vec<String> {
+pub fn of_claim(
+    namespace: &str,
+    spec: &ResourceClaimSpec,
+    root: &str,
+    known: Known<'_>,
+) -> Vec<String> {
     let requests = requested(spec, root);
     let mut advice: Vec<String> = requests
         .iter()
@@ -145,10 +153,10 @@ pub fn of_claim(spec: &ResourceClaimSpec, root: &str, known: Known<'_>) -> Vec<S
             Some(format!("{}.deviceClassName: {unknown}", requested.path))
         })
         .collect();
-    if !is_own(spec, known) {
+    if !is_own(namespace, spec, known) {
         return advice;
     }
-    for requested in &requests {
+    for requested in requests.iter().filter(|requested| !requested.is_admin) {
         amounts(requested, spec, known, &mut advice);
     }
     let configs = spec.devices.iter().flat_map(|devices| &devices.config);
@@ -206,11 +214,13 @@ pub(crate) fn unknown_class_of(
     unknown.next()
 }
 
-fn is_own(spec: &ResourceClaimSpec, known: Known<'_>) -> bool {
-    let claim = ResourceClaim {
+fn is_own(namespace: &str, spec: &ResourceClaimSpec, known: Known<'_>) -> bool {
+    let mut claim = ResourceClaim {
         spec: Some(spec.clone()),
         ..ResourceClaim::default()
     };
+    // Selectors are kept for each namespace, so that those of a tenant displace no others.
+    claim.metadata.namespace = Some(namespace.to_owned());
     matches!(
         claim::classify(&claim, known.classes, known.selectors),
         Ownership::Ours(_) | Ownership::Rejected(_)
@@ -226,6 +236,7 @@ fn requested<'a>(spec: &'a ResourceClaimSpec, root: &str) -> Vec<Requested<'a>> 
             name: request.name.clone(),
             path: format!("{path}.exactly"),
             class: &exactly.device_class_name,
+            is_admin: exactly.admin_access == Some(true),
             capacity: exactly.capacity.as_ref(),
         });
         let subrequests = request.first_available.iter().flatten().enumerate();
@@ -233,6 +244,7 @@ fn requested<'a>(spec: &'a ResourceClaimSpec, root: &str) -> Vec<Requested<'a>> 
             name: format!("{}/{}", request.name, request_of.name),
             path: format!("{path}.firstAvailable[{sub}]"),
             class: &request_of.device_class_name,
+            is_admin: false,
             capacity: request_of.capacity.as_ref(),
         });
         exactly.chain(alternatives).collect::<Vec<_>>()
@@ -252,7 +264,7 @@ fn amounts(
     let path = format!("{}.capacity.requests", requested.path);
     for (name, raw) in requests.into_iter().flatten() {
         let problem = match name.as_str() {
-            capacity::MEMORY => memory(raw, known.shares),
+            capacity::MEMORY => memory(raw, requested.class, known.shares),
             capacity::CORES => cores(raw),
             _ => unknown_capacity(name),
         };
@@ -291,10 +303,16 @@ fn has_percent(
     resolved.map_or(true, |settings| settings.memory_percent.is_some())
 }
 
-fn memory(raw: &RawQuantity, shares: Shares) -> Option<String> {
+/// Whole GPUs and partitions have amounts of their own, so only those of shares are judged.
+fn memory(raw: &RawQuantity, class: &str, shares: Shares) -> Option<String> {
+    if ![class::VGPU, class::FRACTION].contains(&class) {
+        return None;
+    }
     let amount = Quantity::try_from(raw).ok()?;
     let requested = amount.to_u64_rounded_up().filter(|bytes| *bytes > 0)?;
-    if let Some(largest) = shares.largest_bytes.filter(|largest| requested > *largest) {
+    // A fraction may be a partition, which can be larger than all shares.
+    let largest = shares.largest_bytes.filter(|_| class == class::VGPU);
+    if let Some(largest) = largest.filter(|largest| requested > *largest) {
         return Some(format!(
             "{} exceeds the largest share of the GPUs of this cluster, {}Mi",
             bytes(amount),

@@ -218,9 +218,9 @@ fn advice_of(snapshot: &Snapshot, pod: &Pod) -> Vec<String> {
     let own = own.map(|(entry, _)| entry.clone()).collect();
     let mut found = advice::of_pod(pod, &own);
     for (_, claim) in &claims {
-        let spec = claim.spec.iter();
-        let of_claim = spec.flat_map(|spec| advice::of_claim(spec, "spec", known));
         let id = ClaimId::of(claim);
+        let spec = claim.spec.iter();
+        let of_claim = spec.flat_map(|spec| advice::of_claim(&id.namespace, spec, "spec", known));
         found.extend(of_claim.map(|text| format!("claim {id}: {text}")));
     }
     found

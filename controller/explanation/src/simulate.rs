@@ -599,21 +599,21 @@ impl Manifest {
         let known = snapshot.known();
         let claims = self.claims.iter().filter_map(|claim| {
             let id = ClaimId::of(claim);
-            Some((format!("claim {id}"), "spec", claim.spec.as_ref()?))
+            let object = format!("claim {id}");
+            Some((id.namespace, object, "spec", claim.spec.as_ref()?))
         });
         let templates = self.templates.iter().filter_map(|template| {
             let (namespace, name) = object_key(&template.metadata);
             let spec = &template.spec.as_ref()?.spec;
-            Some((
-                format!("claim template {namespace}/{name}"),
-                "spec.spec",
-                spec.as_ref()?,
-            ))
+            let object = format!("claim template {namespace}/{name}");
+            Some((namespace, object, "spec.spec", spec.as_ref()?))
         });
-        let of_claims = claims.chain(templates).flat_map(|(object, root, spec)| {
-            let advice = advice::of_claim(spec, root, known).into_iter();
-            advice.map(move |text| format!("{object}: {text}"))
-        });
+        let of_claims = claims
+            .chain(templates)
+            .flat_map(|(namespace, object, root, spec)| {
+                let advice = advice::of_claim(&namespace, spec, root, known).into_iter();
+                advice.map(move |text| format!("{object}: {text}"))
+            });
         of_claims.collect()
     }
 

@@ -13,7 +13,9 @@ use drava_allocator::placement::Policies;
 use drava_allocator::pod_request::PodRequest;
 use drava_allocator::taint::rule_from_v1beta2;
 use drava_allocator::usage::{AllocatedDevice, DeviceAccess};
-use drava_api::leader::{GpuControllerLeader, LEADER_NAME, Reservation, ReservedDevice};
+use drava_api::leader::{
+    GpuControllerLeader, LEADER_NAME, Reservation, ReservationPurpose, ReservedDevice,
+};
 use drava_api::listed::{Listed, Unreadable};
 use drava_api::names;
 use drava_api::policy::GpuPolicy;
@@ -226,7 +228,9 @@ impl Snapshot {
                 && let Some(claim) = claim.map(ClaimId::of)
             {
                 let devices = reserved_devices(&Arc::new(claim.clone()), &reservation.devices);
-                self.cluster.hold_devices(&claim, devices);
+                // As the controller does: what was freed for the pod is its own already.
+                let is_charged = reservation.purpose == ReservationPurpose::Preemption;
+                self.cluster.hold_devices(&claim, devices, is_charged);
             }
         }
     }

@@ -202,7 +202,7 @@ async fn check_config(
     let catalog = webhook.catalog.read();
     let errors = config::errors(&spec, root, catalog.classes());
     if errors.is_empty() {
-        let warnings = advice::of_claim(&spec, root, catalog.known());
+        let warnings = advice::of_claim(&request.namespace, &spec, root, catalog.known());
         return Json(request.allow(&[], warnings));
     }
     Json(request.reject(errors.join("; ")))

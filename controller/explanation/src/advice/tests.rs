@@ -17,7 +17,7 @@ fn advice(devices: &Value) -> Vec<String> {
         shares: SHARES,
     };
     let spec: ResourceClaimSpec = object(json!({"devices": devices}));
-    of_claim(&spec, "spec", known)
+    of_claim("default", &spec, "spec", known)
 }
 
 /// Advice for a request of a share with these amounts, without the path of the amounts.
@@ -103,6 +103,18 @@ fn says_nothing_about_sound_requests() {
             expected,
             "{class}"
         );
+    }
+    // Whole GPUs and partitions have amounts of their own, and a monitor has none.
+    for (class, memory, is_admin) in [
+        ("gpu.drava.dev", Some("79Gi"), false),
+        ("gpu.drava.dev", Some("1Mi"), false),
+        ("vgpu.drava.dev", None, true),
+    ] {
+        let requests = memory.map(|memory| json!({"requests": {"memory": memory}}));
+        let exactly =
+            json!({"deviceClassName": class, "capacity": requests, "adminAccess": is_admin});
+        let found = advice(&json!({"requests": [{"name": "gpu", "exactly": exactly}]}));
+        assert_eq!(found, Vec::<String>::new(), "{class} {memory:?}");
     }
 }
 

@@ -164,20 +164,22 @@ impl Catalog {
     /// Returns whether claims of the template are for this driver; `None` for an unknown template.
     pub(super) fn template_is_own(&self, namespace: &str, name: &str) -> Option<bool> {
         let spec = self.templates.get(namespace, name);
-        spec.map(|spec| self.is_own(spec))
+        spec.map(|spec| self.is_own(namespace, spec))
     }
 
     /// Returns whether the claim is for this driver; `None` for an unknown claim.
     pub(super) fn claim_is_own(&self, namespace: &str, name: &str) -> Option<bool> {
         let spec = self.claims.get(namespace, name);
-        spec.map(|spec| self.is_own(spec))
+        spec.map(|spec| self.is_own(namespace, spec))
     }
 
-    fn is_own(&self, spec: &ResourceClaimSpec) -> bool {
-        let claim = ResourceClaim {
+    fn is_own(&self, namespace: &str, spec: &ResourceClaimSpec) -> bool {
+        let mut claim = ResourceClaim {
             spec: Some(spec.clone()),
             ..ResourceClaim::default()
         };
+        // Selectors are kept for each namespace, so that those of a tenant displace no others.
+        claim.metadata.namespace = Some(namespace.to_owned());
         match claim::classify(&claim, &self.classes_by_name, &self.selectors) {
             Ownership::Ours(_) | Ownership::Rejected(_) => true,
             // kube-scheduler decides whether there are devices of another driver.
