@@ -265,6 +265,10 @@ mod tests {
                     (200, json!({"metadata": {}, "items": requests}))
                 }
                 path if path.starts_with("PUT") => (200, json!(requests[0])),
+                path if readable && path.contains("/gpucontrollerleaders/") => (
+                    200,
+                    json!({"metadata": {"name": "drava-controller"}, "spec": {"holder": "a"}}),
+                ),
                 _ if readable => (200, json!({"metadata": {}, "items": []})),
                 _ => (
                     500,

@@ -7,7 +7,7 @@
 //! | [`action`] | what is to be done, and what has become of it: allocations, evictions, events, statuses |
 //! | [`operate`] | probes and metrics |
 //! | [`decide`] | the planner, a pure state machine, with its queue and ledger |
-//! | [`write`] | writes to the API server, and the lease that admits them |
+//! | [mod@write] | writes to the API server, and the lease that admits them |
 //! | [`admit`] | the webhook: gate, check of config, translation of extended resources |
 //! | [`explanations`] | explanations of decisions in an object |
 //! | [`reservations`] | what the leader reserves, in an object |

@@ -59,7 +59,7 @@ const BINDINGS: [Binding; 4] = [
         proto: "dra-health/v1alpha1.proto",
         rust: "health_v1alpha1.rs",
         package: "v1alpha1",
-        messages_of: Some("crate::proto::health_v1"),
+        messages_of: Some("crate::kubelet::proto::health_v1"),
     },
 ];
 
