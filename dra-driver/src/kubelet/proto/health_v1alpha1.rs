@@ -139,7 +139,9 @@ pub mod dra_resource_health_server {
         /// Each message has all devices. Kubelet sets a device to unknown if it is not repeated in time.
         async fn node_watch_resources(
             &self,
-            request: tonic::Request<crate::kubelet::proto::health_v1::NodeWatchResourcesRequest>,
+            request: tonic::Request<
+                crate::kubelet::proto::health_v1::NodeWatchResourcesRequest,
+            >,
         ) -> std::result::Result<
             tonic::Response<Self::NodeWatchResourcesStream>,
             tonic::Status,
