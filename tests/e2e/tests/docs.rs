@@ -224,9 +224,18 @@ fn notes_of_the_chart_run() -> Result<()> {
         .filter_map(|line| line.strip_prefix("  "))
         .filter(|line| line.starts_with("kubectl ") || line.starts_with("helm "))
         .collect();
-    ensure!(commands.len() == 3, "{notes}");
+    ensure!(commands.len() == 7, "{notes}");
+    // The tests of quickstart, doctor and console run them.
+    let elsewhere = [
+        "kubectl apply ",
+        "kubectl drava doctor",
+        "kubectl drava console",
+    ];
     for command in commands {
-        workplace.run(&command.replace("<node>", "node-0"))?;
+        let command = command.split(" #").next().unwrap_or_default().trim_end();
+        if !elsewhere.iter().any(|other| command.starts_with(other)) {
+            workplace.run(&command.replace("<node>", "node-0"))?;
+        }
     }
     Ok(())
 }
