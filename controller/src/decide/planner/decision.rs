@@ -190,21 +190,20 @@ impl Planner {
         let mut rejected = plan.rejected.iter();
         // The simulations would give up, too.
         let gave_up = rejected.any(|(_, explanation)| explanation.gave_up());
-        let first = group.requests.first();
-        let waiting = if gave_up {
-            None
-        } else if first.is_some_and(|request| {
-            let uid = &request.pod_request.uid;
-            self.backlog
-                .suspended_decisions
-                .starts_room_later(uid, turn)
-        }) {
-            return Err(Work::Searches.into());
-        } else {
-            let waiting = self.make_room(group, waits_for_quota, order, time, turn, actions)?;
-            match waiting {
-                None => self.reserved_room(group, turn)?,
-                waiting => waiting,
+        let waiting = match gave_up {
+            true => Ok(None),
+            false => self.make_room_in_turns(group, waits_for_quota, order, time, turn, actions),
+        };
+        let waiting = match waiting {
+            Ok(waiting) => waiting,
+            Err(suspended) => {
+                // The same plan would cost the next turn what the search for room needs.
+                if let [first, _, ..] = &group.requests[..] {
+                    let decided = plan.into_decided().collect();
+                    let uid = &first.pod_request.uid;
+                    self.backlog.suspended_decisions.set_members(uid, decided);
+                }
+                return Err(suspended);
             }
         };
         let explanation = waiting.unwrap_or_else(|| group.explanation(&plan));
@@ -226,6 +225,28 @@ impl Planner {
             }
         }
         Ok(())
+    }
+
+    /// Makes room for a group that does not fit, in a turn that has not searched so far. Returns why it waits for room.
+    fn make_room_in_turns(
+        &mut self,
+        group: &Group,
+        waits_for_quota: bool,
+        order: &QueueOrder,
+        time: &DecisionTime,
+        turn: &mut Turn,
+        actions: &mut Vec<Action>,
+    ) -> Result<Option<Explanation>, Suspended> {
+        let decisions = &mut self.backlog.suspended_decisions;
+        let first = group.requests.first();
+        if first.is_some_and(|first| decisions.starts_room_later(&first.pod_request.uid, turn)) {
+            return Err(Work::Searches.into());
+        }
+        let waiting = self.make_room(group, waits_for_quota, order, time, turn, actions)?;
+        match waiting {
+            None => self.reserved_room(group, turn),
+            waiting => Ok(waiting),
+        }
     }
 
     /// Returns until when the plan waits, because it has a node where its pod was not bound in time.

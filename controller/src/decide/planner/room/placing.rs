@@ -60,6 +60,11 @@ impl Planner {
         };
         let ended = search.ending | &room.victims;
         self.presume_ended(&search.holders, &ended);
+        // Their tenants may use less than when they were chosen.
+        if !self.world.cluster.keeps(&search.floors) {
+            room = GangRoom::default();
+            self.presume_ended(&search.holders, search.ending);
+        }
         let mut placements = Placements::new();
         let placed = self.place_group(search, &nodes_of_pod, &mut room, &mut placements, turn);
         let spared = match placed {
@@ -218,7 +223,11 @@ impl Planner {
             let uid = &request.pod_request.uid;
             let placement = match room.members.get(uid) {
                 Some(None) => None,
-                Some(Some(known)) if self.still_fits(&request, known, turn) => Some(known.clone()),
+                Some(Some(known))
+                    if self.still_fits(&request, known, turn) && self.is_allowed(search, known) =>
+                {
+                    Some(known.clone())
+                }
                 Some(Some(_)) | None if has_progress && search.is_over(turn) => {
                     return Err(Work::Searches.into());
                 }

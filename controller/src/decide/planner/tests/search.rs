@@ -56,7 +56,12 @@ fn request(name: &str, expression: &str) -> Value {
 }
 
 fn add_pod(cluster: &mut TestCluster, name: &str, devices: &Value) {
+    add_pod_of(cluster, "default", name, devices);
+}
+
+fn add_pod_of(cluster: &mut TestCluster, namespace: &str, name: &str, devices: &Value) {
     let mut claim = claim(name, "1Gi");
+    claim.metadata.namespace = Some(namespace.to_owned());
     claim.spec = Some(object(json!({"devices": devices})));
     cluster.add_claim(claim);
     let requests = devices["requests"].as_array().unwrap();
@@ -67,7 +72,7 @@ fn add_pod(cluster: &mut TestCluster, name: &str, devices: &Value) {
         })
         .collect();
     let pod: Pod = object(json!({
-        "metadata": {"name": name, "namespace": "default", "uid": format!("pod-{name}")},
+        "metadata": {"name": name, "namespace": namespace, "uid": format!("pod-{name}")},
         "spec": {
             "schedulerName": "default-scheduler",
             "resourceClaims": [{"name": name, "resourceClaimName": name}],
@@ -367,6 +372,104 @@ fn gang_of_hard_pods_is_placed_after_some_turns() {
         let nodes: Vec<_> = jobs[0].pods.iter().map(|pod| pod.node.as_str()).collect();
         assert_eq!(nodes, ["b", "d"], "quota: {has_quota}");
     }
+}
+
+#[test]
+fn gang_that_searches_in_vain_beside_its_first_member_is_rejected() {
+    let mut cluster = TestCluster::new(&[]);
+    add_node(&mut cluster, "large", 18);
+    // The first node in the order of names, so that nothing is left when the search has ended.
+    add_node(&mut cluster, "another", 1);
+    let mut whole = shares("whole", 2, "79Gi");
+    let expression = "device.attributes['gpu.drava.dev'].index >= 16";
+    whole["exactly"]["selectors"] = json!([{"cel": {"expression": expression}}]);
+    add_pod(&mut cluster, "m-1", &json!({"requests": [whole]}));
+    // A search gives up on what the first member leaves.
+    add_hard(&mut cluster, "m-2", 0);
+    for name in ["m-1", "m-2"] {
+        let pod = member(cluster.pods[name].clone(), "2");
+        cluster.add_pod(pod);
+    }
+    cluster.is_slice_over = |_| true;
+    let mut turns = 0;
+    loop {
+        turns += 1;
+        assert!(turns < 10, "{:?}", cluster.messages_of("Pod/m-1"));
+        assert!(cluster.actions().0.is_empty());
+        if !cluster.planner.backlog.queue.is_suspended("pod-m-1") {
+            break;
+        }
+    }
+    assert!(turns > 1, "the searches take turns");
+    let messages = cluster.messages_of("Pod/m-1");
+    let last = messages.last().copied().unwrap_or_default();
+    assert!(last.contains("1 of 2 members fit"), "{messages:?}");
+}
+
+#[test]
+fn gang_takes_no_tenant_below_its_guarantee_in_later_turns() {
+    let mut cluster = TestCluster::new(&[]);
+    // With a quota every node is searched for each pod.
+    for (name, quota) in [
+        (
+            "team",
+            json!({"namespaces": ["team"], "guarantee": {"devices": 2}}),
+        ),
+        (
+            "others",
+            json!({"namespaces": ["default"], "limit": {"devices": 1000}}),
+        ),
+    ] {
+        cluster.set_quota(name, &quota);
+    }
+    let on = |node: &str, memory: &str| {
+        let mut devices = shares("all", 1, memory);
+        let expression =
+            format!("device.attributes['gpu.drava.dev'].uuid.startsWith('GPU-{node}')");
+        devices["exactly"]["selectors"] = json!([{"cel": {"expression": expression}}]);
+        json!({"requests": [devices]})
+    };
+    for (name, node) in [
+        ("v1", "one-1"),
+        ("v2", "one-2"),
+        ("v3", "two-1"),
+        ("v4", "two-2"),
+    ] {
+        add_node(&mut cluster, node, 1);
+        add_pod_of(&mut cluster, "team", name, &on(node, "79Gi"));
+        assert_eq!(cluster.settle(), [format!("{name} → {node}")]);
+        cluster.bind((name, node));
+    }
+    add_node(&mut cluster, "large", 18);
+    add_node(&mut cluster, "small", 16);
+    for name in ["m-1", "m-2"] {
+        add_pod(&mut cluster, name, &on("one-", "60Gi"));
+    }
+    // The search for it on the small node gives up, so the rest takes another turn.
+    add_hard(&mut cluster, "m-3", 10);
+    for name in ["m-1", "m-2", "m-3"] {
+        let mut pod = cluster.pods[name].clone();
+        pod.spec.as_mut().unwrap().priority = Some(10);
+        cluster.add_pod(member(pod, "3"));
+    }
+    cluster.is_slice_over = |_| true;
+    let mut turns = 0;
+    let mut has_ended = false;
+    loop {
+        turns += 1;
+        assert!(turns < 20, "{:?}", cluster.messages_of("Pod/m-1"));
+        assert!(cluster.actions().0.is_empty());
+        if !cluster.planner.backlog.queue.is_suspended("pod-m-1") {
+            break;
+        }
+        let room = cluster.planner.backlog.suspended_decisions.room("pod-m-1");
+        if room.is_some() && !std::mem::replace(&mut has_ended, true) {
+            // Its tenant needs one of the two victims now.
+            cluster.end("v3");
+        }
+    }
+    assert!(has_ended, "the search takes turns");
+    assert!(cluster.evictions.is_empty(), "{:?}", cluster.evictions);
 }
 
 /// Units of work in a turn, at most: those after which others have their turn, and the last search.
