@@ -187,6 +187,26 @@ impl Device {
         selectors.matches_cached(selector, value, &self.matches, turn)
     }
 
+    /// Returns whether the selector selects the device; one that fails does not. `None` when the turn is over.
+    pub(crate) fn is_selected_by(
+        &self,
+        selectors: &Selectors,
+        selector: &Selector,
+        turn: &mut Turn,
+    ) -> Option<bool> {
+        if let Some(known) = self.matches.get(selector) {
+            return Some(known.unwrap_or(false));
+        }
+        match self.selected_by(selectors, selector, turn) {
+            Ok(matched) => Some(matched),
+            Err(SelectorError::Suspended) => None,
+            Err(SelectorError::Compile(_) | SelectorError::Runtime(_)) => {
+                self.matches.set(selector, None);
+                Some(false)
+            }
+        }
+    }
+
     /// Returns an attribute by its fully qualified name. Attributes in the driver's domain may be published unqualified.
     #[must_use]
     pub fn attribute(&self, qualified: &str) -> Option<&Attribute> {

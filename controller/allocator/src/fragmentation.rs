@@ -104,6 +104,14 @@ impl NodeRoom {
     }
 }
 
+/// What the loss of placements of a pod on a node depends on, besides the devices.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct LossBasis {
+    pub(crate) room: NodeRoom,
+    /// Number of the snapshot of the mix.
+    pub(crate) snapshot: u64,
+}
+
 /// Loss of placements of one pod on one node.
 #[derive(Debug)]
 pub(crate) struct NodeLoss<'a> {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use drava_api::reason::Reason;
 
 use crate::explanation::{Explanation, NodeVerdict};
+use crate::fragmentation::LossBasis;
 use crate::pool::Pool;
 use crate::ranking::Evaluation;
 use crate::search::input::PoolView;
@@ -18,7 +19,7 @@ pub struct SearchedNodes {
     /// Verdicts on nodes that were searched in vain, which may have changed since.
     in_vain: BTreeMap<String, Arc<NodeVerdict>>,
     /// Results of searches beyond the first path, each with the state of the node.
-    evaluated: BTreeMap<String, (NodeDevices, Evaluation)>,
+    evaluated: BTreeMap<String, (NodeDevices, Option<LossBasis>, Evaluation)>,
 }
 
 /// The devices of a node and their usage, by pool.
@@ -65,14 +66,23 @@ impl SearchedNodes {
     }
 
     /// Returns what was found on a node in this state.
-    pub(crate) fn evaluation(&self, node: &str, pools: &[PoolView<'_>]) -> Option<&Evaluation> {
-        let (devices, evaluation) = self.evaluated.get(node)?;
-        devices.is_of(pools).then_some(evaluation)
+    pub(crate) fn evaluation(
+        &self,
+        node: &str,
+        (pools, loss): (&[PoolView<'_>], Option<LossBasis>),
+    ) -> Option<&Evaluation> {
+        let (devices, basis, evaluation) = self.evaluated.get(node)?;
+        (*basis == loss && devices.is_of(pools)).then_some(evaluation)
     }
 
     /// Notes what was found on a node in this state.
-    pub(crate) fn evaluated(&mut self, node: &str, pools: &[PoolView<'_>], found: Evaluation) {
-        let entry = (NodeDevices::of(pools), found);
+    pub(crate) fn evaluated(
+        &mut self,
+        node: &str,
+        (pools, loss): (&[PoolView<'_>], Option<LossBasis>),
+        found: Evaluation,
+    ) {
+        let entry = (NodeDevices::of(pools), loss, found);
         self.evaluated.insert(node.to_owned(), entry);
     }
 }

@@ -75,12 +75,29 @@ pub enum SelectorError {
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
-/// Cached results of selectors for one device.
+/// Cached results of selectors for one device; `None` for one that fails.
 #[derive(Debug, Default)]
-pub struct MatchCache(Mutex<BTreeMap<u64, bool>>);
+pub struct MatchCache(Mutex<BTreeMap<u64, Option<bool>>>);
 
-/// Maximum cached results per device.
-const MATCH_LIMIT: usize = 64;
+/// Maximum cached results per device: those of the mix of requests, and of pods.
+pub(crate) const MATCH_LIMIT: usize = 256;
+
+impl MatchCache {
+    /// Returns the known result.
+    pub(crate) fn get(&self, selector: &Selector) -> Option<Option<bool>> {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.get(&selector.id).copied()
+    }
+
+    /// Notes a result.
+    pub(crate) fn set(&self, selector: &Selector, result: Option<bool>) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.len() >= MATCH_LIMIT {
+            known.clear();
+        }
+        known.insert(selector.id, result);
+    }
+}
 
 /// An evaluation beyond these units is expensive. Selectors that are written for devices stay far below.
 const EXPENSIVE_UNITS: u64 = 2_000;
@@ -137,7 +154,7 @@ impl Selectors {
     /// As [`Self::matches`], with a cache of the device's results.
     ///
     /// # Errors
-    /// As [`Self::matches`]; errors are not cached.
+    /// As [`Self::matches`]; their texts are not cached.
     pub fn matches_cached(
         &self,
         selector: &Selector,
@@ -145,15 +162,11 @@ impl Selectors {
         cache: &MatchCache,
         turn: &mut Turn,
     ) -> Result<bool, SelectorError> {
-        let mut known = cache.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(matched) = known.get(&selector.id) {
-            return Ok(*matched);
+        if let Some(Some(matched)) = cache.get(selector) {
+            return Ok(matched);
         }
         let matched = self.matches(selector, device, turn)?;
-        if known.len() >= MATCH_LIMIT {
-            known.clear();
-        }
-        known.insert(selector.id, matched);
+        cache.set(selector, Some(matched));
         Ok(matched)
     }
 

@@ -2,11 +2,11 @@
 
 use super::Cluster;
 use crate::fragmentation::mix::TypicalRequest;
-use crate::fragmentation::{IdleGpu, NodeLoss, NodeRoom};
+use crate::fragmentation::{IdleGpu, LossBasis, NodeLoss, NodeRoom};
 use crate::pod_request::PodRequest;
 use crate::search::input::PoolView;
 use crate::searched::Suspended;
-use crate::selector::{SelectorError, Selectors};
+use crate::selector::Selectors;
 use crate::turn::{Turn, Work};
 
 impl Cluster {
@@ -29,11 +29,19 @@ impl Cluster {
         pools: &'p [PoolView<'p>],
         turn: &mut Turn,
     ) -> Result<NodeLoss<'p>, Suspended> {
-        let allocatable = self.node(node).map(|node| node.room()).unwrap_or_default();
-        let requested = NodeRoom::of(&self.requested_on(node, ""));
-        let room = allocatable.minus(requested);
+        let room = self.basis_of_loss(node).room;
         let accepts = |request: &TypicalRequest| accepts(pools, request, &self.selectors, turn);
         NodeLoss::new(&self.mix, (room, demand), idle_gpus(pools), accepts)
+    }
+
+    /// Returns what the loss of placements on the node depends on.
+    pub(crate) fn basis_of_loss(&self, node: &str) -> LossBasis {
+        let allocatable = self.node(node).map(|node| node.room()).unwrap_or_default();
+        let requested = NodeRoom::of(&self.requested_on(node, ""));
+        LossBasis {
+            room: allocatable.minus(requested),
+            snapshot: self.mix.snapshots(),
+        }
     }
 }
 
@@ -50,7 +58,8 @@ fn idle_gpus<'p>(pools: &'p [PoolView<'p>]) -> Vec<IdleGpu<'p>> {
     gpus
 }
 
-/// Returns whether a device of the node matches all selectors of the request. One that fails matches none.
+/// Returns whether a device of the node matches all selectors of the request. One that fails matches none. Known results cost
+/// nothing, so a suspended decision comes further in each turn.
 fn accepts(
     pools: &[PoolView<'_>],
     request: &TypicalRequest,
@@ -59,12 +68,10 @@ fn accepts(
 ) -> Result<bool, Suspended> {
     'devices: for device in pools.iter().flat_map(|view| &view.pool.devices) {
         for selector in &request.selectors {
-            match device.selected_by(selectors, selector, turn) {
-                Ok(true) => {}
-                Err(SelectorError::Suspended) => return Err(Work::Selectors.into()),
-                Ok(false) | Err(SelectorError::Compile(_) | SelectorError::Runtime(_)) => {
-                    continue 'devices;
-                }
+            match device.is_selected_by(selectors, selector, turn) {
+                Some(true) => {}
+                Some(false) => continue 'devices,
+                None => return Err(Work::Selectors.into()),
             }
         }
         return Ok(true);

@@ -8,6 +8,7 @@ use drava_api::reason::Reason;
 use super::{Problem, verdict};
 use crate::cluster::{Cluster, Departure};
 use crate::explanation::{Explanation, NodeVerdict};
+use crate::fragmentation::LossBasis;
 use crate::placement::Placement;
 use crate::ranking::{DeviceScore, Evaluation, Ranking};
 use crate::score::{NodeRunnerUp, NodeScore};
@@ -93,8 +94,11 @@ impl Cluster {
         let all = self.candidates(problem.pod_request).map(str::to_owned);
         let mut changed = ranking.take_changed(all);
         let mut searched = SearchedNodes::default();
-        // What a simulation finds is not kept, so another turn would search the same again.
+        let mut unknown = BTreeSet::new();
+        // Another turn would search again what is found in a simulation, or for a decision of which nothing is kept.
         let is_simulated = *self.presumed_gone() != Departure::default();
+        let is_kept = !is_simulated && problem.pod_request.searched.is_some();
+        let mut has_evaluated = false;
         while let Some(node) = changed.pop_first() {
             if !self.is_candidate(&node, problem.pod_request) {
                 ranking.remove(&node);
@@ -104,13 +108,15 @@ impl Cluster {
                 ranking.set(&node, known);
                 continue;
             }
-            if !is_simulated && turn.suspends_search() {
+            if is_kept && turn.suspends_search() {
                 changed.insert(node);
                 ranking.put_back(changed);
                 let work = Work::Searches;
                 return Err(Suspended { work, searched }.into());
             }
-            let effort = match is_simulated && turn.has_searched() {
+            let is_first = !is_simulated && !has_evaluated;
+            has_evaluated = true;
+            let effort = match !is_kept && !is_first && turn.has_searched() {
                 true => Effort::FirstPath,
                 false => Effort::Full,
             };
@@ -119,6 +125,7 @@ impl Cluster {
                 Ok(evaluated) => evaluated,
                 Err(mut failure) => {
                     changed.insert(node);
+                    changed.append(&mut unknown);
                     ranking.put_back(changed);
                     if let Undecided::Suspended(suspended) = &mut failure {
                         suspended.searched = searched;
@@ -134,19 +141,25 @@ impl Cluster {
                     ..verdict
                 })),
             };
-            if !is_simulated {
+            if is_kept {
                 turn.progresses();
             }
-            // The loss of a placement depends on more than the devices.
-            if !is_simulated
+            if is_kept
                 && turn.left_to_searches() != left
-                && !problem.needs_loss()
                 && let Some(pools) = self.usable_pools_of(&node)
             {
-                searched.evaluated(&node, &pools, evaluation.clone());
+                let basis = self.loss_basis(&node, problem);
+                searched.evaluated(&node, (&pools, basis), evaluation.clone());
             }
+            let gave_up = |verdict: &Arc<NodeVerdict>| verdict.reason == Reason::SearchLimit;
+            let is_unknown = effort == Effort::FirstPath && evaluation.as_ref().is_err_and(gave_up);
             ranking.set(&node, evaluation);
+            if is_unknown {
+                unknown.insert(node);
+            }
         }
+        // Other decisions have more left of their turns.
+        ranking.put_back(unknown);
         Ok(())
     }
 
@@ -155,7 +168,14 @@ impl Cluster {
     fn known_evaluation(&self, node: &str, problem: &Problem<'_>) -> Option<Evaluation> {
         let searched = problem.pod_request.searched.as_ref()?;
         let pools = self.usable_pools_of(node)?;
-        searched.evaluation(node, &pools).cloned()
+        let basis = self.loss_basis(node, problem);
+        searched.evaluation(node, (&pools, basis)).cloned()
+    }
+
+    /// Returns what the loss of placements depends on, if a policy needs it.
+    fn loss_basis(&self, node: &str, problem: &Problem<'_>) -> Option<LossBasis> {
+        let needs_loss = problem.needs_loss();
+        needs_loss.then(|| self.basis_of_loss(node))
     }
 
     /// Returns the pools of a node if all of them are usable.

@@ -11,7 +11,7 @@ use drava_api::names;
 use super::NodeRoom;
 use crate::capacity::Amounts;
 use crate::claim::{ClaimSpec, Count, Request};
-use crate::selector::Selector;
+use crate::selector::{MATCH_LIMIT, Selector};
 
 /// Growth of the weight from one pod to the next: half of it is lost after about 7,000 pods.
 const DECAY: f64 = 1.0001;
@@ -23,6 +23,9 @@ const MAX_COUNTED: usize = 512;
 const COVERAGE: f64 = 0.95;
 /// Most requests in a snapshot.
 const MAX_TYPICAL: usize = 64;
+/// Most different selectors in a snapshot, so that the devices keep the results of all. Those of one tenant are evaluated in the
+/// decisions of all others; requests with more are not typical.
+const MAX_SELECTORS: usize = MATCH_LIMIT / 4;
 /// See the [module](self).
 const GROWTH: u64 = 4;
 /// See the [module](self).
@@ -62,6 +65,7 @@ pub struct Mix {
     pods: u64,
     next_snapshot: u64,
     snapshot: Vec<TypicalRequest>,
+    snapshots: u64,
 }
 
 impl Mix {
@@ -107,6 +111,20 @@ impl Mix {
         requests.sort_by(|one, other| other.weight.total_cmp(&one.weight));
         let all: f64 = requests.iter().map(|request| request.weight).sum();
         let mut covered = 0.0;
+        let mut selectors: Vec<Arc<Selector>> = Vec::new();
+        requests.retain(|request| {
+            let before = selectors.len();
+            for selector in &request.selectors {
+                if !selectors.contains(selector) {
+                    selectors.push(Arc::clone(selector));
+                }
+            }
+            let is_within = selectors.len() <= MAX_SELECTORS;
+            if !is_within {
+                selectors.truncate(before);
+            }
+            is_within
+        });
         requests.truncate(MAX_TYPICAL);
         requests.retain(|request| {
             let is_typical = covered < COVERAGE * all;
@@ -118,6 +136,12 @@ impl Mix {
             request.weight /= total;
         }
         self.snapshot = requests;
+        self.snapshots += 1;
+    }
+
+    /// Returns the number of snapshots so far.
+    pub(crate) const fn snapshots(&self) -> u64 {
+        self.snapshots
     }
 
     /// Returns the typical requests; their weights add up to 1.

@@ -8,6 +8,7 @@ use super::{BINPACK, SPREAD, allocate, whole};
 use crate::cluster::Cluster;
 use crate::fixture::{claim, cluster, pod_request, request, share};
 use crate::placement::Policies;
+use crate::turn::Turn;
 
 #[test]
 fn fills_gpu_before_next_with_binpack() {
@@ -174,6 +175,46 @@ fn keeps_free_memory_usable_with_least_fragmentation() {
     };
     assert_eq!(place(SPREAD), ["n1/gpu-0-vgpu"], "the emptiest GPU");
     assert_eq!(place(policies), ["n1/gpu-1-vgpu"], "of no use for 50 GiB");
+}
+
+#[test]
+fn costly_selectors_of_one_tenant_suspend_no_other_pod_for_ever() {
+    let policies = Policies {
+        node: NodePlacementPolicy::LeastFragmentation,
+        gpu: GpuPlacementPolicy::LeastFragmentation,
+    };
+    let list = format!("[{}]", vec!["1"; 400].join(","));
+    // The last one fails.
+    for result in [
+        "true",
+        "false",
+        "device.attributes['gpu.drava.dev'].none == 1",
+    ] {
+        let mut cluster = cluster(&[("n1", &[80; 8])]);
+        for pod in 0..16 {
+            let selectors: Vec<_> = (0..5)
+                .map(|index| {
+                    let expression = format!("{list}.all(x, x != 1{pod}{index}7) && {result}");
+                    json!({"cel": {"expression": expression}})
+                })
+                .collect();
+            let claim = request(
+                &format!("c{pod}"),
+                &json!({"deviceClassName": "gpu.drava.dev", "selectors": selectors}),
+            );
+            let costly = pod_request(&cluster, &[claim]);
+            cluster.observe_request(&costly);
+        }
+        let other = pod_request(&cluster, &[share("other", "10Gi", "0")]);
+        let mut turns = 1;
+        while cluster
+            .decide_in(&other, policies, &mut Turn::limited())
+            .is_err()
+        {
+            turns += 1;
+            assert!(turns < 50, "the decision ends: {result}");
+        }
+    }
 }
 
 #[test]

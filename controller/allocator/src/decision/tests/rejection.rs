@@ -1,15 +1,18 @@
 //! Texts of explanations.
 
+use std::sync::Arc;
+
+use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy};
 use k8s_openapi::api::resource::v1::{DeviceTaintRule, ResourceClaim};
 use serde_json::json;
 
 use super::{BINPACK, allocate, whole};
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Departure};
 use crate::explanation::Explanation;
 use crate::fixture::{claim, class, classes, cluster, node, object, pod, request, share, slices};
-use crate::placement::Placement;
+use crate::placement::{Placement, Policies};
 use crate::pod_request::PodRequest;
-use crate::searched::Undecided;
+use crate::searched::{SearchedNodes, Undecided};
 use crate::turn::Turn;
 
 #[test]
@@ -299,7 +302,8 @@ fn hard_to_reject(cluster: &Cluster) -> PodRequest {
 fn costly_searches_take_turns() {
     let nodes = ["n1", "n2", "n3", "n4"].map(|name| (name, &[80; 16][..]));
     let cluster = cluster(&nodes);
-    let pod_request = hard_to_reject(&cluster);
+    let mut pod_request = hard_to_reject(&cluster);
+    pod_request.searched = Some(Arc::default());
     let mut turns = 1;
     let explanation = loop {
         match cluster.decide_in(&pod_request, BINPACK, &mut Turn::limited()) {
@@ -311,6 +315,56 @@ fn costly_searches_take_turns() {
     };
     assert_eq!(turns, 4, "a node in each");
     assert_eq!(explanation.summary(), format!("0/4 nodes: 4 {GAVE_UP}"));
+}
+
+#[test]
+fn searches_of_changing_nodes_end_with_any_policy() {
+    const LEAST_FRAGMENTATION: Policies = Policies {
+        node: NodePlacementPolicy::LeastFragmentation,
+        gpu: GpuPlacementPolicy::LeastFragmentation,
+    };
+    let nodes = ["n1", "n2", "n3", "n4"].map(|name| (name, &[80; 16][..]));
+    for policies in [BINPACK, LEAST_FRAGMENTATION] {
+        let mut cluster = cluster(&nodes);
+        let mut pod_request = hard_to_reject(&cluster);
+        let member = crate::fixture::pod_request(&cluster, &[share("m", "1Gi", "0")]);
+        let mut searched = SearchedNodes::default();
+        let mut turns = 1;
+        loop {
+            pod_request.searched = Some(Arc::new(searched.clone()));
+            match cluster.decide_in(&pod_request, policies, &mut Turn::limited()) {
+                Ok(placement) => panic!("{placement:?}"),
+                Err(Undecided::Rejected(_)) => break,
+                Err(Undecided::Suspended(suspended)) => searched.extend(suspended.searched),
+            }
+            turns += 1;
+            assert!(turns < 20, "the decision ends with {policies:?}");
+            // As the members of a gang that each turn places anew.
+            for (name, _) in nodes {
+                let placement = cluster.decide_on(name, &member, policies).unwrap();
+                cluster.assume(&placement);
+                cluster.forget(&("default".to_owned(), "m".to_owned()));
+            }
+        }
+        assert!(turns > 1);
+    }
+}
+
+#[test]
+fn end_of_simulation_forgets_searches_that_gave_up_early() {
+    let mut cluster = cluster(&["n1", "n2"].map(|name| (name, &[80; 16][..])));
+    let pod_request = hard_to_reject(&cluster);
+    cluster.presume_gone(&Departure {
+        pods: ["other".to_owned()].into(),
+        ..Departure::default()
+    });
+    let mut turn = Turn::limited();
+    let _ = cluster.decide_in(&pod_request, BINPACK, &mut turn);
+    assert!(turn.has_searched());
+    cluster.presume_gone(&Departure::default());
+    let mut turn = Turn::limited();
+    let _ = cluster.decide_in(&pod_request, BINPACK, &mut turn);
+    assert!(turn.has_searched(), "the second node is searched");
 }
 
 #[test]
