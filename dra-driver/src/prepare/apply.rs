@@ -13,13 +13,13 @@ use super::limits;
 use super::overcommit;
 use super::plan;
 use super::record::{self, ClaimRecord, Loaded, RecordError, RecordStore, Unsupported};
-use super::recover::ArtifactVersions;
+use super::recover::{self, ArtifactVersions};
 use super::spec;
 use super::{Delivery, Prepared};
 use crate::gpus::inventory::NodeInventory;
 use crate::node::artifacts::{Artifact, Installed, Stubs};
 use crate::node::claim::{ClaimRef, ClaimUid};
-use crate::node::layout::{Layout, SPEC_PREFIX};
+use crate::node::layout::{BASE_PREFIX, Layout, SPEC_PREFIX};
 use crate::node::lock::Locks;
 use crate::node::options;
 
@@ -386,9 +386,8 @@ impl<E: Effects> Applier<E> {
             Ensured::Created if origin == Origin::Found => {
                 repairs.0.push(format!("recreated the missing {object}"))
             }
-            Ensured::Replaced => repairs
-                .0
-                .push(format!("replaced the damaged or outdated {object}")),
+            Ensured::Updated => repairs.0.push(format!("replaced the outdated {object}")),
+            Ensured::Replaced => repairs.0.push(format!("replaced the damaged {object}")),
             Ensured::Created | Ensured::Present => {}
         };
         note("MIG instance", instances);
@@ -404,8 +403,11 @@ impl<E: Effects> Applier<E> {
             note("usage region", self.effects.ensure_usage(&uid, &share.id)?);
         }
         for (base, spec) in &specs.bases {
-            let ensured = self.effects.ensure_base(*base, spec)?;
-            note("CDI spec that claims share", ensured);
+            match self.effects.ensure_base(*base, spec)? {
+                // It outlives its claims, and follows an upgrade with the next of them.
+                Ensured::Updated => {}
+                ensured => note("CDI spec that claims share", ensured),
+            }
         }
         note("CDI spec", self.effects.ensure_spec(&uid, &specs.claim)?);
         Ok(record)
@@ -431,8 +433,9 @@ impl<E: Effects> Applier<E> {
         }
     }
 
-    /// Returns the content hashes of the artifacts that records refer to; `None` while a record is damaged, lost or of
-    /// another build.
+    /// Returns the content hashes of the artifacts that records and CDI specs refer to; `None` while a record is damaged, lost
+    /// or of another build, or a spec cannot be read. The specs name a hook that no record does, from an upgrade until the
+    /// next restore of the claims.
     ///
     /// # Errors
     /// When the records cannot be read.
@@ -453,6 +456,19 @@ impl<E: Effects> Applier<E> {
                 }
                 Loaded::Absent => {}
                 Loaded::Damaged(_) | Loaded::Unsupported(_) => return Ok(None),
+            }
+        }
+        for prefix in [BASE_PREFIX, SPEC_PREFIX] {
+            let specs = SpecDir::new(self.layout.cdi_dir(), prefix);
+            let Ok(ids) = specs.list() else {
+                return Ok(None);
+            };
+            for id in ids {
+                match specs.read(&id) {
+                    Ok(Some(spec)) => hashes.extend(recover::named(&spec, self.layout.state_dir())),
+                    Ok(None) => {}
+                    Err(_) => return Ok(None),
+                }
             }
         }
         Ok(Some(hashes))

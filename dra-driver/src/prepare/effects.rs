@@ -118,7 +118,9 @@ pub enum Ensured {
     Present,
     /// The state was missing and was created.
     Created,
-    /// The state was damaged or outdated and was replaced.
+    /// The state was valid, but not what is wanted now, and was replaced.
+    Updated,
+    /// The state was damaged and was replaced.
     Replaced,
 }
 
@@ -297,7 +299,8 @@ impl NodeEffects {
         let outcome = match specs.read(id) {
             Ok(Some(present)) if present == *spec => return Ok(Ensured::Present),
             Ok(None) => Ensured::Created,
-            Ok(Some(_)) | Err(drava_cdi::StoreError::Read { .. }) => Ensured::Replaced,
+            Ok(Some(_)) => Ensured::Updated,
+            Err(drava_cdi::StoreError::Read { .. }) => Ensured::Replaced,
             Err(error) => return Err(self.spec_error(error)),
         };
         specs

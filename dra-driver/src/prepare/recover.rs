@@ -3,6 +3,7 @@
 //! All containers of a claim use the libvgpu and the delivery of the first. The API server, from which a damaged record
 //! is rebuilt, does not have the versions; they are recovered from the CDI spec.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::path::Path;
 
@@ -76,6 +77,22 @@ impl ArtifactVersions {
             has_bases: edits(spec).all(|edits| edits.hooks.is_empty()),
         })
     }
+}
+
+/// Returns the hashes of the artifacts that a CDI spec names.
+#[must_use]
+pub fn named(spec: &Spec, state_dir: &Path) -> BTreeSet<String> {
+    let artifacts = [
+        Artifact::Library,
+        Artifact::Hook,
+        Artifact::CudaStub,
+        Artifact::NvmlStub,
+    ];
+    let hashes = edits(spec).flat_map(files).flat_map(|file| {
+        let hash = move |artifact| hash_of(artifact, file, state_dir);
+        artifacts.into_iter().filter_map(hash)
+    });
+    hashes.collect()
 }
 
 fn edits(spec: &Spec) -> impl Iterator<Item = &ContainerEdits> {

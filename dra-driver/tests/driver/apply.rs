@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use drava_cdi::Spec;
 use drava_dra_driver::gpus::inventory::numbers;
-use drava_dra_driver::node::artifacts::Artifact;
+use drava_dra_driver::node::artifacts::{self, Artifact};
 use drava_dra_driver::node::claim::ShareId;
 use drava_dra_driver::node::options::Delivery;
 use drava_dra_driver::prepare::apply::{Environment, Failure, partitions};
@@ -89,9 +89,76 @@ fn base_keeps_its_name_and_follows_the_driver() {
     assert_eq!(ids(&again), before);
     assert_eq!(
         repairs.0,
-        ["replaced the damaged or outdated CDI spec that claims share"]
+        Vec::<String>::new(),
+        "an upgrade damages nothing"
     );
     assert_eq!(specs(&node), old.replace(&record.hook, &again.hook));
+}
+
+/// The administrator shall look for a program that changes the driver's directories only where one does.
+#[test]
+fn reports_repair_of_shared_spec_only_if_it_was_damaged() {
+    if lacks_device_files() {
+        return;
+    }
+    let node = TestNode::started();
+    let applier = node.applier(node.effects());
+    let found = |number| claim(number, &[Share(0, "8Gi", "30")]);
+    prepare(&node, &applier, 1, &found(1)).unwrap();
+    // A base outlives its claims.
+    applier.unprepare(&claim_ref(1)).unwrap();
+    fs::write(node.paths.artifacts_dir.join("drava-cdi-hook"), "next").unwrap();
+    let (_, repairs) = prepare(&node, &applier, 2, &found(2)).unwrap();
+    assert_eq!(repairs, Vec::<String>::new());
+    let base = base_of(&node, "share-compat");
+    let whole = fs::read(&base).unwrap();
+    fs::write(&base, "{").unwrap();
+    let (_, repairs) = prepare(&node, &applier, 2, &found(2)).unwrap();
+    assert_eq!(repairs, ["replaced the damaged CDI spec that claims share"]);
+    fs::remove_file(&base).unwrap();
+    let (_, repairs) = prepare(&node, &applier, 2, &found(2)).unwrap();
+    assert_eq!(
+        repairs,
+        ["recreated the missing CDI spec that claims share"]
+    );
+    assert_eq!(fs::read(&base).unwrap(), whole);
+}
+
+/// A second upgrade comes before the CDI specs follow it, for example because NVML is unusable.
+#[test]
+fn keeps_hook_that_specs_name_after_two_upgrades() {
+    if lacks_device_files() {
+        return;
+    }
+    let node = TestNode::started();
+    let found = claim(1, &[Share(0, "8Gi", "30")]);
+    let applier = node.applier(node.effects());
+    let upgrade = |version| {
+        let hook = node.paths.artifacts_dir.join("drava-cdi-hook");
+        fs::write(hook, version).unwrap();
+        node.installed()
+    };
+    upgrade("first");
+    prepare(&node, &applier, 1, &found).unwrap();
+    let second = upgrade("second");
+    prepare(&node, &applier, 1, &found).unwrap();
+    let third = upgrade("third");
+    let state_dir = &node.paths.state_dir;
+    let named = Artifact::Hook.path(state_dir, &second.hook);
+    assert!(specs(&node).contains(&*named.to_string_lossy()));
+
+    let mut in_use = applier.artifacts_in_use().unwrap().unwrap();
+    in_use.insert(third.hook);
+    artifacts::remove_unused(state_dir, &in_use).unwrap();
+    assert!(named.exists());
+
+    // When no spec names it any more, the next start removes it.
+    prepare(&node, &applier, 1, &found).unwrap();
+    let in_use = applier.artifacts_in_use().unwrap().unwrap();
+    assert!(!in_use.contains(&second.hook), "{in_use:?}");
+    // A spec that cannot be read may name any version.
+    fs::write(base_of(&node, "whole"), "{").unwrap();
+    assert_eq!(applier.artifacts_in_use().unwrap(), None);
 }
 
 /// kubelet knows only one CDI device of each device of these claims.
@@ -406,7 +473,7 @@ fn replaces_limits_page_of_another_share() {
     for other in [other_share.join("page"), page_of(&node, 2)] {
         fs::copy(other, page_of(&node, 1)).unwrap();
         let (_, repairs) = prepare(&node, &applier, 1, &first).unwrap();
-        assert_eq!(repairs, ["replaced the damaged or outdated limits page"]);
+        assert_eq!(repairs, ["replaced the damaged limits page"]);
         assert_eq!(fs::read(page_of(&node, 1)).unwrap(), own);
     }
 }
@@ -503,7 +570,7 @@ fn follows_gpu_whose_minor_number_shifted() {
         (gpu.uuid.as_str(), gpu.minor),
         (crate::fixture::GPU_UUIDS[0], 1)
     );
-    assert_eq!(repairs.0, ["replaced the damaged or outdated CDI spec"]);
+    assert_eq!(repairs.0, ["replaced the outdated CDI spec"]);
     let spec = fs::read_to_string(spec_of(&node, 1)).unwrap();
     assert!(spec.contains("/dev/nvidia1") && !spec.contains("/dev/nvidia0"));
 
