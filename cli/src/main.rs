@@ -2,6 +2,7 @@
 //!
 //! It reads the cluster with the user's permissions and runs the controller's allocator. Only [`cordon`] writes.
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -245,7 +246,7 @@ enum Explain {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
-    match Box::pin(run(Cli::parse_from(split_kind(std::env::args())))).await {
+    match Box::pin(run(Cli::parse_from(split_kind(std::env::args_os())))).await {
         Ok(code) => code,
         Err(error) => {
             eprintln!("error: {}", describe(error.as_ref()));
@@ -255,14 +256,13 @@ async fn main() -> ExitCode {
 }
 
 /// Splits `explain pod/NAME` into `explain pod NAME`, as kubectl accepts both.
-fn split_kind(arguments: impl Iterator<Item = String>) -> Vec<String> {
-    let mut split: Vec<String> = Vec::new();
+fn split_kind(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut split: Vec<OsString> = Vec::new();
     for argument in arguments {
         let follows_explain = split.last().is_some_and(|last| last == "explain");
-        match argument.split_once('/') {
-            Some((kind, name)) if follows_explain => {
-                split.extend([kind.to_owned(), name.to_owned()]);
-            }
+        let parts = argument.to_str().and_then(|text| text.split_once('/'));
+        match parts {
+            Some((kind, name)) if follows_explain => split.extend([kind.into(), name.into()]),
             _ => split.push(argument),
         }
     }

@@ -1,7 +1,9 @@
 //! Commands that need no cluster, as programs.
 #![expect(clippy::expect_used, reason = "tests")]
 
+use std::ffi::OsStr;
 use std::io::Write as _;
+use std::os::unix::ffi::OsStrExt as _;
 use std::process::{Command, Output, Stdio};
 
 fn run(args: &[&str], input: &str) -> Output {
@@ -19,6 +21,27 @@ fn run(args: &[&str], input: &str) -> Output {
     let _ = stdin.write_all(input.as_bytes());
     drop(stdin);
     child.wait_with_output().expect("kubectl-drava ends")
+}
+
+/// A path need not be UTF-8, and another argument that is not is refused.
+#[test]
+fn accepts_arguments_that_are_not_utf8() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join(OsStr::from_bytes(b"pod-\xff.yaml"));
+    std::fs::write(&path, pod("1")).expect("written");
+    let run = |args: &[&OsStr]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kubectl-drava"));
+        command.args(args).output().expect("kubectl-drava runs")
+    };
+    let output = run(&["migrate".as_ref(), "-f".as_ref(), path.as_os_str()]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("kind: ResourceClaimTemplate"), "{text}");
+
+    let name = OsStr::from_bytes(b"pod/\xff");
+    let output = run(&["explain".as_ref(), name]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(output.stderr.starts_with(b"error: "), "{output:?}");
 }
 
 fn pod(amount: &str) -> String {
