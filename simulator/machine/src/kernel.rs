@@ -4,7 +4,7 @@
 //! killed client leaves either the state before its request or after it; [`Kernel::disconnect`]
 //! frees the rest.
 //!
-//! Invariant: [`Gpu::ledger`](GPU) equals the context overheads of live connections on that GPU
+//! Invariant: [`Gpu::ledger`](gpu) equals the context overheads of live connections on that GPU
 //! plus the allocations held by them or by exported descriptors.
 
 use std::collections::{BTreeMap, BTreeSet};
