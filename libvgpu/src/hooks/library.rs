@@ -21,7 +21,7 @@ use crate::driver_api::functions::{
     cuLibraryEnumerateKernels, cuLibraryGetGlobal, cuLibraryGetKernel, cuLibraryGetModule,
     cuLibraryGetUnifiedFunction, cuLibraryLoadData, cuLibraryLoadFromFile, cuLibraryUnload,
 };
-use crate::hooks::driver_cache::reserve;
+use crate::hooks::driver_cache::reserve_ahead;
 use crate::hooks::freed_bytes::FreedBytes;
 use crate::hooks::metering;
 use crate::hooks::module::{bytes_of_file, bytes_of_image};
@@ -116,9 +116,14 @@ fn charge(process: &'static Process, library: u64, bytes: u64, gpu: Gpu, context
     if process.library_parts.get(key).is_some() {
         return true;
     }
-    if !reserve(gpu, bytes) {
-        return false;
-    }
+    // Another thread may be charging it, and then this one needs nothing.
+    let Some(_pending) = reserve_ahead(gpu, bytes) else {
+        let is_charged = process.library_parts.get(key).is_some();
+        if !is_charged {
+            gpu.count_denied();
+        }
+        return is_charged;
+    };
     let is_new = {
         let _guard = process.guard();
         let is_new = process.library_parts.get(key).is_none();
