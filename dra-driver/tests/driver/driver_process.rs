@@ -9,6 +9,7 @@ use std::time::Duration;
 use crate::api_server::{ApiServer, eventually, poll};
 use crate::cluster::{free_address, get};
 use crate::fixture::NODE;
+use crate::namespace::has_own_dev;
 use crate::node::TestNode;
 
 /// Unit of CPU times in `/proc`: `USER_HZ`, the same on all machines.
@@ -22,8 +23,9 @@ pub(crate) struct DriverProcess {
 }
 
 impl DriverProcess {
-    /// Starts the program with more environment variables.
+    /// Starts the program with more environment variables, in a namespace for tests: it creates device files in `/dev`.
     pub(crate) fn start(node: &TestNode, api: &ApiServer, variables: &[(&str, &str)]) -> Self {
+        assert!(has_own_dev(), "use in_mount_namespace");
         let kubeconfig = node.root.path().join("kubeconfig");
         fs::write(&kubeconfig, api.kubeconfig()).unwrap();
         let address = free_address();

@@ -42,6 +42,11 @@ pub(crate) fn in_mount_namespace(test: &str, check: impl FnOnce()) {
     }
 }
 
+/// Returns whether this process has a `/dev` of its own.
+pub(crate) fn has_own_dev() -> bool {
+    std::env::var_os(INSIDE).is_some()
+}
+
 /// Writes to stderr directly, because `eprintln!` is captured for passing tests.
 fn report_skipped(test: &str, reason: &str) {
     let line = format!("skipped: {test}: {reason}\n");

@@ -11,6 +11,7 @@ use crate::api_server::{ApiServer, eventually, poll};
 use crate::cluster::{TestCluster, free_address, get};
 use crate::driver_process::DriverProcess;
 use crate::fixture::NODE;
+use crate::namespace::in_mount_namespace;
 use crate::node::{TestNode, lacks_device_files, page_of, record_of};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -53,8 +54,15 @@ async fn stop_includes_the_last_writes_of_the_agent() {
 }
 
 /// A call of NVML, or of a file system that hangs, does not end with the driver.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn process_ends_while_a_call_does_not_return() {
+#[test]
+fn process_ends_while_a_call_does_not_return() {
+    in_mount_namespace("stop::process_ends_while_a_call_does_not_return", || {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        runtime.block_on(stop_during_a_call());
+    });
+}
+
+async fn stop_during_a_call() {
     let node = TestNode::new();
     fs::create_dir_all(node.layout().claims()).unwrap();
     let record = record_of(&node, 1);
