@@ -385,10 +385,13 @@ impl Effects for NodeEffects {
                     path: dir.clone(),
                     source,
                 })?;
-            // Only here: a container of the claim can have removed the file since.
-            let path = dir.join(PENDING);
-            region::create_pending(&path)
-                .map_err(|source| file("create the file for the CDI hook", &path, source))?;
+            // Only here: a container of the claim can have removed the file since. With a spec, containers can run whose hooks
+            // have ended.
+            if !matches!(self.specs.read(uid.as_str()), Ok(Some(_))) {
+                let path = dir.join(PENDING);
+                region::create_pending(&path)
+                    .map_err(|source| file("create the file for the CDI hook", &path, source))?;
+            }
         }
         let path = dir.join(paths::REGION_FILE);
         region::ensure(&path).map_err(|source| file("create the usage region", &path, source))

@@ -677,3 +677,27 @@ fn counts_prepared_and_interrupted_claims_for_overcommit() {
     )
     .unwrap();
 }
+
+/// Containers run without the file, and their hooks have ended.
+#[test]
+fn marks_no_remounted_share_as_pending() {
+    if lacks_device_files() {
+        return;
+    }
+    let node = TestNode::started();
+    let found = claim(1, &[Share(0, "8Gi", "30")]);
+    let applier = node.applier(node.effects());
+    prepare(&node, &applier, 1, &found).unwrap();
+    let share = ShareId::parse(&share_id(1, 0)).unwrap();
+    let pending = node.layout().pending(&claim_ref(1).uid, &share);
+    assert!(pending.exists());
+    node.tmpfs.reboot();
+    prepare(&node, &applier, 1, &found).unwrap();
+    assert!(region_of(&node, 1).exists() && !pending.exists());
+
+    // No container can have a claim whose CDI spec is missing, as after a reboot.
+    node.tmpfs.reboot();
+    fs::remove_file(spec_of(&node, 1)).unwrap();
+    prepare(&node, &applier, 1, &found).unwrap();
+    assert!(pending.exists());
+}
