@@ -93,10 +93,7 @@ pub async fn lead(
                 while let Some(observation) = next {
                     let now = Instant::now();
                     silence.observe(&observation, now);
-                    if let Observation::WatchFailed(kind, failure) = &observation {
-                        tracing::warn!(?kind, error = failure.error, "watch failed; restarting it");
-                        metrics.watch_failed(*kind);
-                    }
+                    report_failure(&observation, metrics);
                     planner.observe(observation, now);
                     left -= 1;
                     let more = (left > 0).then(|| observations.next().now_or_never());
@@ -148,6 +145,14 @@ fn finished(write: Result<Outcome, JoinError>, stop: &CancellationToken) -> Opti
             stop.cancel();
             None
         }
+    }
+}
+
+/// Logs and counts the failure of a watch, which is restarted.
+fn report_failure(observation: &Observation, metrics: &Metrics) {
+    if let Observation::WatchFailed(kind, failure) = observation {
+        tracing::warn!(?kind, error = failure.error, "watch failed; restarting it");
+        metrics.watch_failed(*kind);
     }
 }
 

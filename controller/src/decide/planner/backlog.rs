@@ -50,7 +50,7 @@ impl Backlog {
     /// Makes the decisions due that a change can help.
     pub(super) fn wake(&mut self, wake: Wake) {
         match wake {
-            Wake::Nobody => {}
+            Wake::None => {}
             Wake::Reasons => self.are_reasons_outdated = true,
             Wake::All => self.activate_all = true,
             Wake::Node { name, is_new } => {

@@ -36,7 +36,7 @@ impl Planner {
         devices.collect()
     }
 
-    /// Returns what the claims of each namespace have. A quota is charged what is reserved for an eviction, but nobody has it.
+    /// Returns what the claims of each namespace have. What is reserved for an eviction counts for the quota only.
     pub(super) fn namespace_amounts(&self) -> BTreeMap<String, NamespaceAmounts> {
         let cluster = &self.world.cluster;
         let mut charges: BTreeMap<&str, Charge> = cluster.namespace_charges().collect();

@@ -9,9 +9,9 @@ use crate::pods::gang::GangName;
 /// See the [module](self). [`Backlog::wake`](super::backlog::Backlog::wake) finds the pods.
 #[derive(Debug)]
 pub(super) enum Wake {
-    /// None.
-    Nobody,
-    /// None, but the reasons of some may be outdated.
+    /// No pod.
+    None,
+    /// No pod, but the reasons of some may be outdated.
     Reasons,
     /// All.
     All,
@@ -56,6 +56,6 @@ pub(super) enum Wake {
 impl Wake {
     /// Returns whom a change wakes that can help all pods, or none.
     pub(super) const fn all_if(can_help: bool) -> Self {
-        if can_help { Self::All } else { Self::Nobody }
+        if can_help { Self::All } else { Self::None }
     }
 }

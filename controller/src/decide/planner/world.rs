@@ -114,7 +114,7 @@ impl World {
             Change::Deleted(slice) => self.cluster.remove_slice(&slice.name),
         };
         match effect {
-            PoolChange::None => Wake::Nobody,
+            PoolChange::None => Wake::None,
             PoolChange::Unusable => Wake::Reasons,
             PoolChange::Usable(node) => Wake::Devices { node },
         }
@@ -136,7 +136,7 @@ impl World {
                 let is_new = self.cluster.node(&name).is_none();
                 match self.cluster.upsert_node(&node) {
                     true => Wake::Node { name, is_new },
-                    false => Wake::Nobody,
+                    false => Wake::None,
                 }
             }
             Change::Deleted(node) => {
@@ -188,7 +188,7 @@ impl World {
         };
         match is_changed {
             true => Wake::MissingClaims { namespace },
-            false => Wake::Nobody,
+            false => Wake::None,
         }
     }
 

@@ -143,7 +143,7 @@ impl QueueOrder {
     }
 }
 
-/// Returns how long a pod is held back on a node where it was not bound within `after`, after so many time-outs before.
+/// Returns how long a pod does not use a node again where it was not bound within `after`; `timeouts` have preceded.
 pub(crate) fn hold(after: Duration, timeouts: u32) -> Duration {
     after.saturating_mul(1 << timeouts.min(7)).min(MAX_HOLD)
 }

@@ -1,6 +1,7 @@
 //! What the leader passes to the planner, and what follows.
 
-use std::sync::Arc;
+use std::io;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use drava_allocator::object::object_key;
@@ -19,9 +20,9 @@ use crate::action::{
 };
 use crate::decide::planner::{DecisionTime, Planner, Settings};
 use crate::fixture::{claim, class, node, object, pod, slice};
-use crate::leader::{count, finished};
+use crate::leader::{count, finished, report_failure};
 use crate::operate::metrics::Metrics;
-use crate::watch::{Kind, Observation};
+use crate::watch::{Kind, Observation, WatchFailure};
 
 fn time() -> DecisionTime {
     DecisionTime {
@@ -265,4 +266,42 @@ async fn stops_after_aborted_write() {
     let aborted = tokio::spawn(async { panic!("aborted") }).await;
     assert!(finished(aborted, &stop).is_none());
     assert!(stop.is_cancelled());
+}
+
+/// A log in memory.
+#[derive(Debug, Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn logs_and_counts_watch_failure() {
+    let (metrics, lines) = (Metrics::default(), Lines::default());
+    let writer = lines.clone();
+    let log = tracing_subscriber::fmt().with_writer(move || writer.clone());
+    let failure = WatchFailure {
+        error: "timeout".to_owned(),
+        is_answered: false,
+    };
+    tracing::subscriber::with_default(log.with_ansi(false).finish(), || {
+        report_failure(&Observation::WatchFailed(Kind::Pods, failure), &metrics);
+        report_failure(&Observation::Listed(Kind::Nodes), &metrics);
+    });
+    let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+    assert_eq!(text.lines().count(), 1, "{text}");
+    assert!(
+        text.contains("WARN") && text.contains("kind=Pods error=\"timeout\""),
+        "{text}"
+    );
+    let metrics = metrics.text().unwrap();
+    let sample = "drava_controller_watch_failures_total{kind=\"pods\"} 1.0";
+    assert!(metrics.contains(sample), "{metrics}");
 }
