@@ -13,6 +13,7 @@ use drava_api::listed::{Change, Listed, Tracked, Tracker, Unreadable};
 use drava_api::names;
 use drava_api::policy::GpuPolicy;
 use drava_api::quota::GpuQuota;
+use drava_connection::Limits;
 use futures::stream::{self, BoxStream, SelectAll, StreamExt};
 use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::resource::v1::{
@@ -252,7 +253,7 @@ impl From<&watcher::Error> for WatchFailure {
 
 /// Watches all kinds.
 pub fn all(client: &Client) -> SelectAll<BoxStream<'static, Observation>> {
-    let plain = drava_connection::watch;
+    let plain = || Limits::SHORT_WATCHES.watch();
     let pods = plain().fields("status.phase!=Succeeded,status.phase!=Failed");
     let slices = plain().fields(&format!("spec.driver={}", names::DRIVER));
     stream::select_all([

@@ -1,4 +1,4 @@
-//! Connection to the API server on which nothing waits for ever.
+//! Connection to the API server on which each wait has an end.
 //!
 //! An API server, or the load balancer before it, can vanish without closing its connections. Kubernetes' own clients notice
 //! that by pings of HTTP/2; this client speaks HTTP/1.1. So silence has a limit on every connection: a request without answer
@@ -27,32 +27,39 @@ pub struct Limits {
     silence: Duration,
     /// For which a connection without a request is kept.
     idle: Duration,
+    /// Length of a watch, seconds. The API server ends it, after a bookmark.
+    watch_seconds: u32,
 }
 
 impl Limits {
-    /// Limits for watches of [`watch`]: a watch without connection is noticed within this half a minute. For programs of which
-    /// a cluster has few.
+    /// A watch without connection is noticed within half a minute. For programs of which a cluster has few.
     pub const SHORT_WATCHES: Self = Self {
         connect: Duration::from_secs(10),
         answer: Duration::from_secs(35),
         silence: Duration::from_secs(35),
         idle: MAX_IDLE,
+        watch_seconds: 25,
     };
 
-    /// Limits for watches that last as long as kube's, 290 s. For programs on each node: thousands of nodes would repeat short
-    /// watches hundreds of times per second.
+    /// For programs on each node: thousands of nodes would repeat short watches hundreds of times per second.
     pub const LONG_WATCHES: Self = Self {
         silence: Duration::from_secs(300),
+        // The longest that kube accepts is 294.
+        watch_seconds: 290,
         ..Self::SHORT_WATCHES
     };
+
+    /// Returns the configuration of a watch that ends before its silence would close the connection.
+    #[must_use]
+    pub fn watch(&self) -> watcher::Config {
+        watcher::Config::default().timeout(self.watch_seconds)
+    }
 }
 
 /// Time for which a connection without a request is kept; longer than the time between two renewals of the controller's lease,
 /// shorter than the time-out of one. So the next renewal after one without an answer has a new connection, however many are
 /// dead.
 pub const MAX_IDLE: Duration = Duration::from_secs(3);
-/// Length of a watch, seconds. The API server ends it, after a bookmark.
-const WATCH_SECONDS: u32 = 25;
 
 /// Connects to the API server of the pod or of the kubeconfig. The client sends each request once: a repetition would ignore
 /// the end of the controller's term, and hide the answer of a PodDisruptionBudget (429) behind a time-out.
@@ -93,12 +100,6 @@ fn client(config: Config, limits: &Limits) -> kube::Result<Client> {
         })
         .service(pool);
     Ok(Client::new(service, config.default_namespace))
-}
-
-/// Returns the configuration of a watch for [`Limits::SHORT_WATCHES`].
-#[must_use]
-pub fn watch() -> watcher::Config {
-    watcher::Config::default().timeout(WATCH_SECONDS)
 }
 
 #[cfg(test)]

@@ -28,6 +28,7 @@ const SHORT: Limits = Limits {
     answer: Duration::from_millis(300),
     silence: Duration::from_millis(300),
     idle: Duration::from_millis(100),
+    watch_seconds: 25,
 };
 /// Time in which a test must end; shorter than the limits of a watch alone.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -159,7 +160,7 @@ async fn watch_goes_on_after_silent_loss_of_connections() {
     nodes.add("a");
     let proxy = Proxy::start(address, 0).await;
     let api = Api::<Listed<Node>>::all(proxy.client(&SHORT));
-    let mut events = watcher(api, watch()).default_backoff().boxed();
+    let mut events = watcher(api, SHORT.watch()).default_backoff().boxed();
     let mut next = async || loop {
         let event = tokio::time::timeout(PATIENCE, events.next()).await;
         let event = event.expect("progress of the watch").unwrap();
@@ -179,8 +180,9 @@ async fn watch_goes_on_after_silent_loss_of_connections() {
 async fn first_lost_request_costs_no_second_one() {
     let (_, address) = Nodes::start().await;
     let proxy = Proxy::start(address, 0).await;
-    // The time-out of a request is shorter than the silence after which a connection is closed.
+    // The time-out of the request below is shorter than both.
     let limits = Limits {
+        answer: PATIENCE,
         silence: PATIENCE,
         ..SHORT
     };
@@ -191,9 +193,9 @@ async fn first_lost_request_costs_no_second_one() {
     assert!(*proxy.accepted.borrow() > 2, "a pool of connections");
     proxy.forget();
     let list = async || tokio::time::timeout(PATIENCE / 4, api.list(&params)).await;
-    let _ = list().await;
+    assert!(list().await.is_err(), "on a dead connection");
     assert!(
-        list().await.is_ok(),
+        list().await.is_ok_and(|answer| answer.is_ok()),
         "another request had a dead connection"
     );
 }
@@ -239,8 +241,10 @@ async fn quiet_watch_outlives_the_limit_of_answers() {
 
 #[test]
 fn watches_end_before_the_limit_of_silence() {
-    let watch = Duration::from_secs(u64::from(WATCH_SECONDS));
-    assert!(watch < Limits::SHORT_WATCHES.silence);
-    // kube's default, and the largest that it accepts.
-    assert!(Duration::from_secs(294) < Limits::LONG_WATCHES.silence);
+    for limits in [Limits::SHORT_WATCHES, Limits::LONG_WATCHES] {
+        let watch = limits.watch().timeout.unwrap();
+        assert!(Duration::from_secs(u64::from(watch)) < limits.silence);
+        // kube refuses longer ones.
+        assert!(watch < 295, "{watch}");
+    }
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use drava_api::listed::Change;
+use drava_connection::Limits;
 use futures::stream::{self, BoxStream, StreamExt};
 use k8s_openapi::api::scheduling::v1beta1;
 use kube::{Client, CustomResource};
@@ -86,7 +87,7 @@ const fn group_version(api: PodGroupApi) -> &'static str {
 }
 
 fn observations(client: &Client, api: PodGroupApi) -> BoxStream<'static, Observation> {
-    let config = drava_connection::watch();
+    let config = Limits::SHORT_WATCHES.watch();
     match api {
         PodGroupApi::Kubernetes => observe(client, kind(api), config, keep, of_kubernetes),
         PodGroupApi::Volcano => observe(client, kind(api), config, keep, of_volcano),

@@ -7,6 +7,7 @@ use std::time::Duration;
 use drava_allocator::taint::rule_from_v1beta2;
 use drava_api::listed::Change;
 use drava_api::names;
+use drava_connection::Limits;
 use futures::stream::{self, BoxStream, StreamExt};
 use k8s_openapi::api::resource::{v1, v1beta2};
 use kube::{Client, Resource};
@@ -68,7 +69,7 @@ where
         }
         let observations = match served {
             Ok(true) => {
-                let config = drava_connection::watch();
+                let config = Limits::SHORT_WATCHES.watch();
                 observe(&client, kind, config, keep, wrap)
             }
             Ok(false) => once_then_pause(Observation::Listed(kind), DEFINITIONS_RECHECK),
@@ -107,7 +108,7 @@ pub(super) fn observe_taint_rules(client: Client) -> BoxStream<'static, Observat
 }
 
 fn taint_rules(client: &Client, version: Option<Version>) -> BoxStream<'static, Observation> {
-    let config = drava_connection::watch();
+    let config = Limits::SHORT_WATCHES.watch();
     match version {
         Some(Version::V1) => observe(
             client,

@@ -17,6 +17,7 @@ use drava_api::error::describe;
 use drava_api::listed::{Listed, Unreadable};
 use drava_api::names;
 use drava_api::node_profile::{GpuIdentity, GpuNodeProfile, NodeSettings};
+use drava_connection::Limits;
 use drava_nvml::GpuUuid;
 use futures::{Stream, StreamExt as _};
 use k8s_openapi::api::core::v1::Node as NodeObject;
@@ -106,11 +107,11 @@ impl Watches {
         let of_others = format!("spec.nodeName={node},spec.driver!={}", names::DRIVER);
         let task = async move {
             let profiles: Api<Listed<GpuNodeProfile>> = Api::all(client.clone());
-            let profiles = watcher(profiles, watcher::Config::default());
+            let profiles = watcher(profiles, Limits::LONG_WATCHES.watch());
             let nodes: Api<Listed<NodeObject>> = Api::all(client.clone());
-            let nodes = watcher(nodes, watcher::Config::default().fields(&fields));
+            let nodes = watcher(nodes, Limits::LONG_WATCHES.watch().fields(&fields));
             let slices: Api<Listed<ResourceSlice>> = Api::all(client);
-            let slices = watcher(slices, watcher::Config::default().fields(&of_others));
+            let slices = watcher(slices, Limits::LONG_WATCHES.watch().fields(&of_others));
             let failed = |error: String| {
                 if known.are_known() {
                     tracing::warn!(error, "watch interrupted");

@@ -12,6 +12,7 @@ use drava_api::event::EventReason;
 use drava_api::listed::Listed;
 use drava_api::names;
 use drava_api::node_profile::NodeSettings;
+use drava_connection::Limits;
 use drava_nvml::GpuUuid;
 use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::Node as NodeObject;
@@ -116,8 +117,11 @@ impl Publisher {
     pub async fn run(self, stop: CancellationToken) {
         let slices: Api<ResourceSlice> = Api::all(self.client.clone());
         let selector = self.selector();
-        let events =
-            watcher(slices.clone(), watcher::Config::default().fields(&selector)).default_backoff();
+        let events = watcher(
+            slices.clone(),
+            Limits::LONG_WATCHES.watch().fields(&selector),
+        )
+        .default_backoff();
         let mut events = std::pin::pin!(events.map_err(|error| describe(&error)).fuse());
         let (mut gpus, mut health) = (self.gpus.clone(), self.health.clone());
         gpus.mark_changed();

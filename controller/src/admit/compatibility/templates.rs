@@ -11,6 +11,7 @@ use drava_allocator::object::ObjectKey;
 use drava_api::error::describe;
 use drava_api::listed::Listed;
 use drava_api::names;
+use drava_connection::Limits;
 use futures::{FutureExt, StreamExt};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{
@@ -123,7 +124,9 @@ pub(crate) async fn create(client: &Client, key: &ObjectKey, claim: &ResourceCla
 
 /// Creates and deletes templates during the term. `watching` is the client of the watches.
 pub async fn maintain(client: Client, watching: Client, term: &Term) {
-    let config = drava_connection::watch().labels(names::TRANSLATED_LABEL);
+    let config = Limits::SHORT_WATCHES
+        .watch()
+        .labels(names::TRANSLATED_LABEL);
     let pods = Api::<Listed<Pod>>::all(watching.clone());
     let mut pods = watcher(pods, config.clone()).default_backoff().boxed();
     let templates = Api::<Listed<ResourceClaimTemplate>>::all(watching);

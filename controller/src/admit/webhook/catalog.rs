@@ -9,6 +9,7 @@ use drava_allocator::selector::Selectors;
 use drava_api::error::describe;
 use drava_api::listed::Listed;
 use drava_api::{DeviceType, Quantity, names};
+use drava_connection::Limits;
 use drava_explanation::advice::{Known, Shares};
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{LimitRange, Pod, ResourceQuota};
@@ -225,7 +226,7 @@ impl SharedCatalog {
 
     /// Watches the objects until the future is dropped. Sends `true` when all lists are complete.
     pub(super) async fn follow(&self, client: &Client, is_complete: &watch::Sender<bool>) {
-        let all = drava_connection::watch;
+        let all = || Limits::SHORT_WATCHES.watch();
         tokio::join!(
             self.follow_kind(client, all(), Catalog::class, is_complete),
             self.follow_kind(client, all(), Catalog::template, is_complete),
@@ -244,7 +245,7 @@ impl SharedCatalog {
         if !self.read().is_translating {
             return;
         }
-        let all = drava_connection::watch;
+        let all = || Limits::SHORT_WATCHES.watch();
         tokio::join!(
             self.follow_kind(client, all(), Catalog::quota, is_complete),
             self.follow_kind(client, all(), Catalog::limit_range, is_complete),

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drava_api::error::describe;
+use drava_connection::Limits;
 use futures::StreamExt;
 use jiff::Timestamp;
 use k8s_openapi::ByteString;
@@ -86,7 +87,9 @@ impl CertificateStore {
         certificates: &watch::Sender<Option<Arc<ServerConfig>>>,
         metrics: &Metrics,
     ) {
-        let config = drava_connection::watch().fields(&format!("metadata.name={WEBHOOK_NAME}"));
+        let config = Limits::SHORT_WATCHES
+            .watch()
+            .fields(&format!("metadata.name={WEBHOOK_NAME}"));
         let secrets = watcher::watcher(self.secrets(), config).default_backoff();
         let mut secrets = std::pin::pin!(secrets);
         while let Some(secret) = secrets.next().await {

@@ -39,7 +39,7 @@ pub struct KernelTmpfs {
 
 impl Tmpfs for KernelTmpfs {
     fn mount(&self, dir: &Path, size_bytes: u64, inodes: u64) -> io::Result<()> {
-        // Writable for all, like /tmp: in a pod with a user namespace the CDI hook creates its marker as an ordinary
+        // Writable for all, like /tmp: in a pod with a user namespace the CDI hook opens its file as an ordinary
         // user. Size and inodes are limited, so a tenant can fill only its own share.
         let label = self.labels.mount_option();
         let options = format!("size={size_bytes},nr_inodes={inodes},mode=1777{label}");
