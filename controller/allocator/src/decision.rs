@@ -338,14 +338,14 @@ impl Cluster {
             // The nodes before have used up the work for combinations of devices.
             let is_over = match before {
                 Some(_) => turn.suspends_search(),
-                None => turn.has_searched(),
+                None => turn.is_out_of_searches(),
             };
             let effort = match known.is_some() || is_over {
                 true => Effort::FirstPath,
                 false => Effort::Full,
             };
             if before.is_some() && effort == Effort::Full {
-                turn.progresses();
+                turn.note_progress();
             }
             match self.evaluate_node(node, problem, effort, turn)? {
                 Ok(node) => feasible.push(node),
@@ -560,7 +560,7 @@ fn in_vain(verdicts: Vec<Arc<NodeVerdict>>) -> SearchedNodes {
     let mut searched = SearchedNodes::default();
     for verdict in verdicts {
         if verdict.reason != Reason::NodeUnfit {
-            searched.searched_in_vain(verdict);
+            searched.note_verdict(verdict);
         }
     }
     searched

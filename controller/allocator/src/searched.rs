@@ -61,7 +61,7 @@ impl SearchedNodes {
     }
 
     /// Notes the verdict on a node.
-    pub(crate) fn searched_in_vain(&mut self, verdict: Arc<NodeVerdict>) {
+    pub(crate) fn note_verdict(&mut self, verdict: Arc<NodeVerdict>) {
         self.in_vain.insert(verdict.node.clone(), verdict);
     }
 
@@ -76,7 +76,7 @@ impl SearchedNodes {
     }
 
     /// Notes what was found on a node in this state.
-    pub(crate) fn evaluated(
+    pub(crate) fn note_evaluation(
         &mut self,
         node: &str,
         (pools, loss): (&[PoolView<'_>], Option<LossBasis>),

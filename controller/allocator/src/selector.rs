@@ -188,7 +188,7 @@ impl Selectors {
         if selector.spent_units.load(Ordering::Relaxed) > SELECTOR_UNITS {
             return Err(exceeded());
         }
-        if turn.has_evaluated() {
+        if turn.is_out_of_selectors() {
             return Err(SelectorError::Suspended);
         }
         let (outcome, used) = drava_cel::measure(|| {

@@ -56,23 +56,23 @@ impl Turn {
     }
 
     /// Returns whether selectors have no units left.
-    pub(crate) fn has_evaluated(&self) -> bool {
+    pub(crate) fn is_out_of_selectors(&self) -> bool {
         self.selectors == Some(0)
     }
 
     /// Returns whether searches have no units left.
     #[must_use]
-    pub fn has_searched(&self) -> bool {
+    pub fn is_out_of_searches(&self) -> bool {
         self.searches == Some(0)
     }
 
     /// Returns whether the decision is suspended before another search whose result would be kept. Each turn has one.
     pub(crate) fn suspends_search(&self) -> bool {
-        self.has_searched() && self.has_progress
+        self.is_out_of_searches() && self.has_progress
     }
 
     /// Notes a search whose result is kept.
-    pub(crate) fn progresses(&mut self) {
+    pub(crate) fn note_progress(&mut self) {
         self.has_progress = true;
     }
 

@@ -6,7 +6,8 @@
 //! without gates, within a quota, a namespace that is observed late, and kube-scheduler, which also releases allocations.
 //!
 //! Checked after each write: no GPU has more allocated than it has, and no gate of a gang is removed before the gang was
-//! allocated as a whole. Checked at the end, without faults: every pod was served, and no allocation is left. Time is virtual, and everything follows from the seed.
+//! allocated as a whole. Checked at the end, without faults: every pod was served, and no allocation is left. Time is virtual, and
+//! the faults follow from the seed. Writes are tasks whose order is that of the runtime, so a seed does not repeat each interleaving.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};

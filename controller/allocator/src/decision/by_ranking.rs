@@ -116,7 +116,7 @@ impl Cluster {
             }
             let is_first = !is_simulated && !has_evaluated;
             has_evaluated = true;
-            let effort = match !is_kept && !is_first && turn.has_searched() {
+            let effort = match !is_kept && !is_first && turn.is_out_of_searches() {
                 true => Effort::FirstPath,
                 false => Effort::Full,
             };
@@ -142,14 +142,14 @@ impl Cluster {
                 })),
             };
             if is_kept {
-                turn.progresses();
+                turn.note_progress();
             }
             if is_kept
                 && turn.left_to_searches() != left
                 && let Some(pools) = self.usable_pools_of(&node)
             {
                 let basis = self.loss_basis(&node, problem);
-                searched.evaluated(&node, (&pools, basis), evaluation.clone());
+                searched.note_evaluation(&node, (&pools, basis), evaluation.clone());
             }
             let gave_up = |verdict: &Arc<NodeVerdict>| verdict.reason == Reason::SearchLimit;
             let is_unknown = effort == Effort::FirstPath && evaluation.as_ref().is_err_and(gave_up);

@@ -108,7 +108,7 @@ struct Search<'a> {
 impl Search<'_> {
     /// Returns whether the search goes on in another turn.
     fn is_over(&self, turn: &Turn) -> bool {
-        turn.has_searched() || turn.checked().saturating_sub(self.started) >= SEARCH_UNITS
+        turn.is_out_of_searches() || turn.checked().saturating_sub(self.started) >= SEARCH_UNITS
     }
 }
 

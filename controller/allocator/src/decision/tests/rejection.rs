@@ -360,11 +360,11 @@ fn end_of_simulation_forgets_searches_that_gave_up_early() {
     });
     let mut turn = Turn::limited();
     let _ = cluster.decide_in(&pod_request, BINPACK, &mut turn);
-    assert!(turn.has_searched());
+    assert!(turn.is_out_of_searches());
     cluster.presume_gone(&Departure::default());
     let mut turn = Turn::limited();
     let _ = cluster.decide_in(&pod_request, BINPACK, &mut turn);
-    assert!(turn.has_searched(), "the second node is searched");
+    assert!(turn.is_out_of_searches(), "the second node is searched");
 }
 
 #[test]
@@ -388,7 +388,7 @@ fn stops_search_at_limit() {
         rejected(explained).summary(),
         gave_up.replace("0/1 nodes: 1", "0/7 nodes: 7")
     );
-    assert!(turn.has_searched());
+    assert!(turn.is_out_of_searches());
     let before = turn.checked();
     pod_request.demand.node_name = Some("n1".to_owned());
     let on_node = cluster.decide_on_in("n1", &pod_request, BINPACK, &mut turn);

@@ -119,7 +119,7 @@ impl Planner {
             }
             let victims = self.victims_on(&node, request, search, None, turn)?;
             // The turn ended amid the simulations, so they tell nothing about this node.
-            if victims.is_none() && has_progress && turn.has_searched() {
+            if victims.is_none() && has_progress && turn.is_out_of_searches() {
                 return Err(Work::Searches.into());
             }
             has_progress = true;
@@ -199,7 +199,7 @@ impl Planner {
                         continue;
                     }
                     // The turn ended amid the simulations, so they tell nothing about this node.
-                    Ok(None) if !is_first && turn.has_searched() => Work::Searches.into(),
+                    Ok(None) if !is_first && turn.is_out_of_searches() => Work::Searches.into(),
                     Ok(None) => continue,
                     Err(suspended) => suspended,
                 }

@@ -86,7 +86,7 @@ impl Planner {
             Some(Explanation::rejected(Reason::Reserved, message))
         });
         // Otherwise the searches were too short to tell.
-        if !turn.has_searched() {
+        if !turn.is_out_of_searches() {
             self.backlog
                 .rejections
                 .at(&self.world)
