@@ -41,7 +41,6 @@ mod mark;
 mod params;
 mod preload;
 mod root;
-mod stubs;
 mod symlinks;
 
 use std::error::Error;

@@ -1,12 +1,16 @@
 //! `/etc/ld.so.preload`: libvgpu first, then the image's entries. Not changed where stubs lead to libvgpu.
 //!
+//! If two devices mount a file at one path, a container gets one of the files. The device of a whole GPU mounts the NVIDIA
+//! libraries at the paths where a share's device has stubs; then only this file enforces the share's limits.
+//!
 //! The loader of Nix reads `/etc/ld-nix.so.preload` instead. Images with a store of Nix get both files, since they can have
 //! programs of both kinds.
 //!
 //! The loader reads names separated by white space and colons; `#` starts a comment (`elf/rtld.c` of glibc).
 
+use drava_cdi::elf;
+
 use crate::root::{Root, RootError};
-use crate::stubs::{self, StubError};
 
 const PRELOAD: &str = "/etc/ld.so.preload";
 const NIX_PRELOAD: &str = "/etc/ld-nix.so.preload";
@@ -21,8 +25,11 @@ pub(crate) enum PreloadError {
         "{0} is not in the container; its mount is missing, and programs would run without limits"
     )]
     NoLibrary(String),
-    #[error(transparent)]
-    Stub(#[from] StubError),
+    #[error("cannot read the stub {path}")]
+    Stub {
+        path: String,
+        source: std::io::Error,
+    },
     #[error(transparent)]
     Root(#[from] RootError),
 }
@@ -34,7 +41,7 @@ pub(crate) fn apply(root: &Root, library: &str, stubs: &[String]) -> Result<(), 
     }
     let mut missing = stubs.is_empty();
     for stub in stubs {
-        missing |= !stubs::leads_to(root, stub, library)?;
+        missing |= !leads_to(root, stub, library)?;
     }
     if !missing {
         return Ok(());
@@ -44,6 +51,19 @@ pub(crate) fn apply(root: &Root, library: &str, stubs: &[String]) -> Result<(), 
         insert(root, NIX_PRELOAD, library)?;
     }
     Ok(())
+}
+
+/// Returns whether `stub` is a shared library that needs `library` first.
+fn leads_to(root: &Root, stub: &str, library: &str) -> Result<bool, PreloadError> {
+    let Some(file) = root.file(stub)? else {
+        return Ok(false);
+    };
+    let shared = elf::inspect(&file).map_err(|source| PreloadError::Stub {
+        path: stub.to_owned(),
+        source,
+    })?;
+    let first = shared.and_then(|shared| shared.needed.into_iter().next());
+    Ok(first.as_deref() == Some(library))
 }
 
 fn insert(root: &Root, path: &str, library: &str) -> Result<(), RootError> {
