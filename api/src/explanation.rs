@@ -65,6 +65,12 @@ pub struct PlacementExplanationStatus {
     /// Changes after each of which the pod fits.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub changes: Vec<String>,
+    /// Devices that are reserved for the pod.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reserved: Vec<String>,
+    /// Likely mistakes in the pod and its claims.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub advice: Vec<String>,
     /// When the explanation changed last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub changed_at: Option<Time>,

@@ -8,28 +8,42 @@ use drava_explanation::explain::Settings;
 /// Settings of the controller.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct DecisionOptions {
-    /// The controller's policy for nodes: binpack, spread or leastFragmentation.
-    #[arg(long, default_value = "binpack")]
-    node_policy: NodePlacementPolicy,
+    /// The controller's policy for nodes: binpack, spread or leastFragmentation; default: binpack.
+    #[arg(long)]
+    node_policy: Option<NodePlacementPolicy>,
 
-    /// The controller's policy for the GPUs of a node: binpack, spread, leastFragmentation, topology or numa.
-    #[arg(long, default_value = "binpack")]
-    gpu_policy: GpuPlacementPolicy,
+    /// The controller's policy for the GPUs of a node: binpack, spread, leastFragmentation, topology or numa; default: binpack.
+    #[arg(long)]
+    gpu_policy: Option<GpuPlacementPolicy>,
 
-    /// Scheduler whose pods the controller serves; repeatable.
-    #[arg(long, default_value = pod::DEFAULT_SCHEDULER)]
+    /// Scheduler whose pods the controller serves; repeatable; default: default-scheduler.
+    #[arg(long)]
     scheduler_name: Vec<String>,
+}
+
+impl DecisionOptions {
+    /// Returns the options that are given.
+    pub(crate) fn given(&self) -> Vec<&'static str> {
+        let options = [
+            ("--node-policy", self.node_policy.is_some()),
+            ("--gpu-policy", self.gpu_policy.is_some()),
+            ("--scheduler-name", !self.scheduler_name.is_empty()),
+        ];
+        let given = options.into_iter().filter(|(_, is_given)| *is_given);
+        given.map(|(name, _)| name).collect()
+    }
 }
 
 impl From<DecisionOptions> for Settings {
     fn from(options: DecisionOptions) -> Self {
-        Self {
-            policies: Policies {
-                node: options.node_policy,
-                gpu: options.gpu_policy,
-            },
-            schedulers: options.scheduler_name,
+        let mut settings = defaults();
+        let policies = &mut settings.policies;
+        policies.node = options.node_policy.unwrap_or(policies.node);
+        policies.gpu = options.gpu_policy.unwrap_or(policies.gpu);
+        if !options.scheduler_name.is_empty() {
+            settings.schedulers = options.scheduler_name;
         }
+        settings
     }
 }
 

@@ -58,9 +58,44 @@ const POD_GROUP_APIS: [(&str, &str); 3] = [
     ("scheduling.x-k8s.io", "v1alpha1"),
 ];
 
-/// Returns the minimums of the PodGroups of all APIs that the API server serves.
-pub(crate) async fn minimums(client: &Client, own: &str) -> anyhow::Result<Minimums> {
-    let mut minimums = Minimums::new();
+/// The PodGroups that a user may list.
+#[derive(Debug, Default)]
+pub(crate) struct Groups {
+    pub(crate) minimums: Minimums,
+    /// APIs whose PodGroups the user may list in no namespace.
+    forbidden: Vec<&'static str>,
+    /// APIs whose PodGroups the user may list in the own namespace only.
+    limited: Vec<&'static str>,
+}
+
+impl Groups {
+    /// Returns what the gangs leave out; `limit` is what else the user may not list in all namespaces.
+    pub(crate) fn note(&self, limit: Option<&str>) -> Option<String> {
+        let forbidden = self.forbidden.join(" and ");
+        let limited = self.limited.join(" and ");
+        let of_own = "only the gangs of your namespace are shown";
+        let note = match (limit, forbidden.as_str(), limited.as_str()) {
+            (Some(plural), "", _) => {
+                format!("you may not list {plural} in all namespaces; {of_own}")
+            }
+            (Some(plural), _, _) => format!(
+                "you may not list {plural} in all namespaces, and no podgroups of {forbidden}; {of_own}"
+            ),
+            (None, "", "") => return None,
+            (None, "", _) => format!(
+                "you may not list podgroups of {limited} in all namespaces; only those of your namespace are considered"
+            ),
+            (None, _, _) => format!(
+                "you may not list podgroups of {forbidden}; the gangs that they define are left out"
+            ),
+        };
+        Some(note)
+    }
+}
+
+/// Returns the PodGroups of all APIs that the API server serves.
+pub(crate) async fn groups(client: &Client, own: &str) -> anyhow::Result<Groups> {
+    let mut groups = Groups::default();
     for (group, version) in POD_GROUP_APIS {
         let resource = ApiResource {
             group: group.to_owned(),
@@ -72,25 +107,41 @@ pub(crate) async fn minimums(client: &Client, own: &str) -> anyhow::Result<Minim
         let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
         let all = ListParams::default();
         let mut listed = api.list(&all).await;
-        if matches!(&listed, Err(kube::Error::Api(status)) if status.code == 403) {
+        let mut is_limited = false;
+        if has_code(&listed, 403) {
             let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), own, &resource);
             listed = api.list(&all).await;
+            is_limited = true;
         }
-        let groups = match listed {
-            Ok(groups) => groups,
-            // Not served, or not for this user.
-            Err(kube::Error::Api(status)) if matches!(status.code, 403 | 404) => continue,
-            Err(error) => return Err(error).context(format!("list podgroups of {group}")),
-        };
-        for group in groups {
+        if has_code(&listed, 403) {
+            // The API server refuses before it knows whether it serves the API.
+            let served = client.list_api_group_resources(&resource.api_version).await;
+            if !has_code(&served, 404) {
+                groups.forbidden.push(group);
+            }
+            continue;
+        }
+        if has_code(&listed, 404) {
+            continue;
+        }
+        if is_limited {
+            groups.limited.push(group);
+        }
+        let listed = listed.with_context(|| format!("list podgroups of {group}"))?;
+        for group in listed {
             let min = minimum(&group.data);
-            minimums.insert(
+            groups.minimums.insert(
                 (group.namespace().unwrap_or_default(), group.name_any()),
                 min,
             );
         }
     }
-    Ok(minimums)
+    Ok(groups)
+}
+
+/// Returns whether the API server answers with this code.
+fn has_code<T>(result: &kube::Result<T>, code: u16) -> bool {
+    matches!(result, Err(kube::Error::Api(status)) if status.code == code)
 }
 
 /// Returns the minimum of a PodGroup; one that names none starts with one pod.

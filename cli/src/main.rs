@@ -306,14 +306,18 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             let (client, own) = connect(&cli.connection).await?;
             let namespace = cli.connection.namespace.as_deref();
             let update = async || match Box::pin(snapshot::take(&client)).await {
-                Ok(snapshot) => top_text(&snapshot, namespace, cli.output),
+                Ok(snapshot) => {
+                    tenant::note_left_out(&snapshot.left_out);
+                    top_text(&snapshot, namespace, cli.output)
+                }
                 Err(error) => {
                     let plural = tenant::limit(error)?;
-                    let devices = tenant::devices(&client, &own).await?;
+                    let gpus = tenant::gpus(&client, &own).await?;
                     tenant::note(&plural, "only the claims of your namespace are shown");
-                    let document = serde_json::json!({"devices": devices});
+                    let problems: [&str; 0] = [];
+                    let document = serde_json::json!({"gpus": gpus, "problems": problems});
                     cli.output
-                        .format(&document, || tenant::devices_text(&own, &devices))
+                        .format(&document, || tenant::gpus_text(&own, &gpus))
                 }
             };
             watch.run(update).await?;
@@ -333,20 +337,22 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::Gangs => {
             let (client, own) = connect(&cli.connection).await?;
-            let mut pods = match snapshot::list::<Pod>(&client, &ListParams::default()).await {
-                Ok(pods) => pods,
+            let listed = snapshot::list::<Pod>(&client, &ListParams::default()).await;
+            let (mut pods, limit) = match listed {
+                Ok(pods) => (pods, None),
                 Err(error) => {
                     let plural = tenant::limit(error)?;
-                    let pods = tenant::list(&client, &own).await?;
-                    tenant::note(&plural, "only the gangs of your namespace are shown");
-                    pods
+                    (tenant::list(&client, &own).await?, Some(plural))
                 }
             };
             if let Some(namespace) = &cli.connection.namespace {
                 pods.retain(|pod: &Pod| pod.metadata.namespace.as_ref() == Some(namespace));
             }
-            let minimums = gangs::minimums(&client, &own).await?;
-            let gangs = gangs::gangs(&pods, &minimums, Timestamp::now());
+            let groups = gangs::groups(&client, &own).await?;
+            if let Some(note) = groups.note(limit.as_deref()) {
+                eprintln!("note: {note}");
+            }
+            let gangs = gangs::gangs(&pods, &groups.minimums, Timestamp::now());
             let document = serde_json::json!({"gangs": gangs});
             cli.output.format(&document, || gangs::text(&gangs))?
         }
@@ -366,6 +372,7 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             let (client, namespace) = connect(&cli.connection).await?;
             match Box::pin(snapshot::take(&client)).await {
                 Ok(mut snapshot) => {
+                    tenant::note_left_out(&snapshot.left_out);
                     let settings = decision.into();
                     let report =
                         explain::claim::explain(&mut snapshot, &namespace, &name, &settings)?;
@@ -373,13 +380,11 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
                 }
                 Err(error) => {
                     let plural = tenant::limit(error)?;
-                    let text = tenant::explain_claim(&client, &namespace, &name).await?;
-                    tenant::note(
-                        &plural,
-                        "the answer comes from the namespace and the controller",
-                    );
-                    let document = serde_json::json!({"text": text});
-                    cli.output.format(&document, || text.clone())?
+                    tenant::refuse_options(&plural, &decision)?;
+                    let (report, source) =
+                        tenant::explain_claim(&client, &namespace, &name).await?;
+                    tenant::note(&plural, source);
+                    cli.output.format(&report, || report.text())?
                 }
             }
         }
@@ -387,6 +392,7 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             let (client, namespace) = connect(&cli.connection).await?;
             match Box::pin(snapshot::take(&client)).await {
                 Ok(mut snapshot) => {
+                    tenant::note_left_out(&snapshot.left_out);
                     let settings = decision.into();
                     let report =
                         explain::pod_with_changes(&mut snapshot, &namespace, &name, &settings)?;
@@ -394,8 +400,9 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
                 }
                 Err(error) => {
                     let plural = tenant::limit(error)?;
-                    let report = tenant::explain_pod(&client, &namespace, &name).await?;
-                    tenant::note(&plural, "the answer comes from the controller");
+                    tenant::refuse_options(&plural, &decision)?;
+                    let (report, source) = tenant::explain_pod(&client, &namespace, &name).await?;
+                    tenant::note(&plural, source);
                     cli.output.format(&report, || report.text())?
                 }
             }

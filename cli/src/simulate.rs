@@ -7,7 +7,7 @@ use drava_explanation::{simulate, snapshot};
 
 use crate::connection::{Connection, connect};
 use crate::output::{self, Output};
-use crate::{decision, dump, migrate};
+use crate::{decision, dump, migrate, tenant};
 
 /// Command line of `simulate`.
 #[derive(Debug, clap::Args)]
@@ -51,6 +51,7 @@ pub(crate) async fn run(
         }
     };
     let (mut snapshot, templates) = objects.into_snapshot();
+    tenant::note_left_out(&snapshot.left_out);
     let settings = options.decision.clone().into();
     let report = simulate::run(
         &mut snapshot,

@@ -2,6 +2,8 @@
 //!
 //! Each answer comes with one line on standard error that says what is left out.
 
+use std::collections::BTreeMap;
+use std::fmt;
 use std::time::Duration;
 
 use anyhow::{anyhow, bail};
@@ -10,10 +12,10 @@ use drava_allocator::usage::{AllocatedDevice, DeviceAccess};
 use drava_api::explanation::{
     PlacementExplanation, PlacementExplanationSpec, PlacementExplanationStatus,
 };
-use drava_api::names::{self, ALLOCATED_CONDITION, capacity};
-use drava_explanation::explain::ExplainError;
-use drava_explanation::snapshot::ListError;
-use drava_explanation::{explain, snapshot, table};
+use drava_api::names::{self, capacity};
+use drava_explanation::explain::{self, ExplainError, Report};
+use drava_explanation::snapshot::{self, ListError};
+use drava_explanation::table;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::{DeleteParams, ListParams, PostParams};
@@ -22,19 +24,57 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
+use crate::decision;
+use crate::top::{Access, Mode};
+
 /// Longest wait for the controller's explanation: it reads the requests every two seconds.
 const PATIENCE: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(250);
 /// Time after which the controller deletes an explanation that this command could not delete, seconds.
 const TTL_SECONDS: u32 = 60;
 
-/// Explanation of a pod without the cluster's state.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct Explained {
-    pod: String,
-    #[serde(flatten)]
-    status: PlacementExplanationStatus,
+/// Where an explanation comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// The objects of the namespace.
+    Namespace,
+    /// The controller, on request.
+    Controller,
+    /// The condition that the controller has written in the pod.
+    Condition(Silence),
+}
+
+/// Why the controller does not explain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Silence {
+    /// The user may not ask.
+    Forbidden,
+    /// The definition of the requests is not installed.
+    NotServed,
+    /// No controller answers in time.
+    NoAnswer,
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let silence = match self {
+            Self::Namespace => return f.write_str("the answer comes from the namespace"),
+            Self::Controller => return f.write_str("the answer comes from the controller"),
+            Self::Condition(silence) => silence,
+        };
+        f.write_str("the answer comes from the condition of the pod, because ")?;
+        match silence {
+            Silence::Forbidden => f.write_str("you may not create placementexplanations"),
+            Silence::NotServed => {
+                f.write_str("the API server does not serve placementexplanations")
+            }
+            Silence::NoAnswer => write!(
+                f,
+                "no controller answered within {} seconds",
+                PATIENCE.as_secs()
+            ),
+        }
+    }
 }
 
 /// Returns why the user may not list objects of all namespaces; every other failure is the error of the command.
@@ -49,26 +89,54 @@ pub(crate) fn limit(error: ListError) -> Result<String, ListError> {
 }
 
 /// Says on standard error what an answer leaves out.
-pub(crate) fn note(plural: &str, instead: &str) {
+pub(crate) fn note(plural: &str, instead: impl fmt::Display) {
     eprintln!("note: you may not list {plural} in all namespaces; {instead}");
+}
+
+/// Says on standard error what an answer does not consider, if anything.
+pub(crate) fn note_left_out(left_out: &[String]) {
+    if !left_out.is_empty() {
+        eprintln!(
+            "note: you may not read {}; the answer does not consider them",
+            left_out.join(", ")
+        );
+    }
+}
+
+/// Refuses options for a decision of this command where the controller decides.
+///
+/// # Errors
+/// When an option is given.
+pub(crate) fn refuse_options(
+    plural: &str,
+    decision: &decision::DecisionOptions,
+) -> anyhow::Result<()> {
+    let given = decision.given();
+    anyhow::ensure!(
+        given.is_empty(),
+        "you may not list {plural} in all namespaces, so the controller decides with its own settings; leave out {}",
+        given.join(" and ")
+    );
+    Ok(())
 }
 
 /// Explains a pod: by the controller on request, or else by the pod's condition.
 ///
 /// # Errors
-/// When the pod does not exist or cannot be read.
+/// When the pod does not exist or cannot be read, or the request fails.
 pub(crate) async fn explain_pod(
     client: &Client,
     namespace: &str,
     name: &str,
-) -> anyhow::Result<Explained> {
+) -> anyhow::Result<(Report, Source)> {
+    let missing = || ExplainError::PodMissing {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+    };
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let pod = match pods.get_opt(name).await {
         Ok(Some(pod)) => pod,
-        Ok(None) => bail!(ExplainError::PodMissing {
-            namespace: namespace.to_owned(),
-            name: name.to_owned(),
-        }),
+        Ok(None) => bail!(missing()),
         Err(error) => {
             return Err(refused(
                 error,
@@ -76,23 +144,24 @@ pub(crate) async fn explain_pod(
             ));
         }
     };
-    let status = match explained_by_controller(client, namespace, name).await {
-        Ok(Some(status)) => status,
-        // Not permitted, not installed, or no controller answers.
-        Ok(None) | Err(_) => of_condition(&pod),
-    };
-    Ok(Explained {
-        pod: format!("{namespace}/{name}"),
-        status,
-    })
+    match explained_by_controller(client, namespace, name).await? {
+        Ok(status) => {
+            let report = Report::of_status(&pod, status).ok_or_else(missing)?;
+            Ok((report, Source::Controller))
+        }
+        Err(silence) => Ok((Report::of_condition(&pod), Source::Condition(silence))),
+    }
 }
 
-/// Asks the controller for an explanation; none if it does not answer in time.
+/// Asks the controller for an explanation.
+///
+/// # Errors
+/// When the request fails for another reason than a silent controller.
 async fn explained_by_controller(
     client: &Client,
     namespace: &str,
     pod: &str,
-) -> kube::Result<Option<PlacementExplanationStatus>> {
+) -> anyhow::Result<Result<PlacementExplanationStatus, Silence>> {
     let requests: Api<PlacementExplanation> = Api::namespaced(client.clone(), namespace);
     let mut request = PlacementExplanation::new(
         "",
@@ -103,10 +172,10 @@ async fn explained_by_controller(
     );
     request.metadata.name = None;
     request.metadata.generate_name = Some("kubectl-drava-".to_owned());
-    let name = requests
-        .create(&PostParams::default(), &request)
-        .await?
-        .name_any();
+    let name = match requests.create(&PostParams::default(), &request).await {
+        Ok(request) => request.name_any(),
+        Err(error) => return silence(error).map(Err),
+    };
     let deadline = Instant::now() + PATIENCE;
     let mut found = Ok(None);
     while Instant::now() < deadline {
@@ -118,73 +187,21 @@ async fn explained_by_controller(
     }
     // The controller deletes it otherwise.
     let _ = requests.delete(&name, &DeleteParams::default()).await;
-    found
-}
-
-/// Returns what the condition of a pod says.
-fn of_condition(pod: &Pod) -> PlacementExplanationStatus {
-    let status = pod.status.as_ref();
-    let mut conditions = status
-        .iter()
-        .flat_map(|status| status.conditions.iter().flatten());
-    let own = conditions.find(|condition| condition.type_ == ALLOCATED_CONDITION);
-    let node = drava_allocator::pod::node(pod);
-    let (state, summary) = match (own, node) {
-        (_, Some(node)) => ("Placed", format!("bound to node {node}")),
-        (Some(condition), None) if condition.status == "True" => (
-            "Allocated",
-            "allocated; kube-scheduler has not bound the pod, check the pod's events".to_owned(),
-        ),
-        (Some(condition), None) => {
-            let message = condition.message.clone().unwrap_or_default();
-            ("Waiting", message.replace(char::is_control, " "))
-        }
-        (None, None) => (
-            "Unknown",
-            format!(
-                "the pod has no condition {ALLOCATED_CONDITION}: it requests no devices of {}, or the controller has not \
-                 decided",
-                names::DRIVER
-            ),
-        ),
-    };
-    PlacementExplanationStatus {
-        state: state.to_owned(),
-        summary,
-        ..PlacementExplanationStatus::default()
+    match found {
+        Ok(status) => Ok(status.ok_or(Silence::NoAnswer)),
+        Err(error) => silence(error).map(Err),
     }
 }
 
-impl Explained {
-    /// Formats the explanation as that of `explain` with all permissions.
-    pub(crate) fn text(&self) -> String {
-        let status = &self.status;
-        let mut text = format!("pod {}: {}\n", self.pod, status.summary);
-        if !status.blockers.is_empty() {
-            let rows = status.blockers.iter().map(|blocker| {
-                vec![
-                    blocker.node.clone(),
-                    blocker.device.clone().unwrap_or_else(|| "–".to_owned()),
-                    blocker.reason.clone(),
-                    blocker.detail.clone(),
-                ]
-            });
-            text.push('\n');
-            text.push_str(&table(
-                &["NODE", "DEVICE", "REASON", "DETAIL"],
-                rows.collect(),
-            ));
-        }
-        if !status.changes.is_empty() {
-            text.push_str(&format!(
-                "\npod {} fits after one of these changes:\n",
-                self.pod
-            ));
-            for change in &status.changes {
-                text.push_str(&format!("- {change}\n"));
-            }
-        }
-        text
+/// Returns why the controller does not explain.
+///
+/// # Errors
+/// Every other failure.
+fn silence(error: kube::Error) -> anyhow::Result<Silence> {
+    match &error {
+        kube::Error::Api(status) if status.code == 403 => Ok(Silence::Forbidden),
+        kube::Error::Api(status) if status.code == 404 => Ok(Silence::NotServed),
+        _ => Err(anyhow::Error::new(error).context("cannot ask the controller for an explanation")),
     }
 }
 
@@ -196,7 +213,7 @@ pub(crate) async fn explain_claim(
     client: &Client,
     namespace: &str,
     name: &str,
-) -> anyhow::Result<String> {
+) -> anyhow::Result<(explain::claim::Report, Source)> {
     let claims = list::<ResourceClaim>(client, namespace).await?;
     let pods = list::<Pod>(client, namespace).await?;
     let users = pods
@@ -204,25 +221,47 @@ pub(crate) async fn explain_claim(
         .filter(|pod| drava_allocator::pod::claims(pod).any(|(_, object)| object == Some(name)));
     let users: Vec<String> = users.map(ResourceExt::name_any).collect();
     let mut snapshot = snapshot::Snapshot::new(&[], &[], &[], &[], claims, Vec::new());
-    let settings = crate::decision::defaults();
+    let settings = decision::defaults();
     let report = explain::claim::explain(&mut snapshot, namespace, name, &settings)?;
-    if report.is_allocated() {
-        return Ok(report.text());
+    let mut source = Source::Namespace;
+    let mut reports = Vec::new();
+    for pod in users.iter().filter(|_| !report.is_allocated()) {
+        let (report, of_pod) = explain_pod(client, namespace, pod).await?;
+        reports.push(report);
+        // The controller answers for all pods or for none.
+        source = of_pod;
     }
-    let mut text = format!("claim {namespace}/{name}: not allocated\n");
-    for pod in users {
-        text.push_str(&explain_pod(client, namespace, &pod).await?.text());
-    }
-    Ok(text)
+    Ok((report.with_pods(reports), source))
 }
 
-/// The devices of the claims of a namespace.
+/// A GPU of which claims of a namespace have a part: what [`Gpu`](crate::top::Gpu) has, as far as the claims show it.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct OwnDevice {
-    claim: String,
-    pool: String,
+pub(crate) struct OwnGpu {
+    node: String,
+    gpu: String,
+    mode: Mode,
+    memory: OwnAmount,
+    cores: OwnAmount,
+    claims: Vec<OwnClaim>,
+}
+
+/// Amount of a GPU that the claims of a namespace have; absent for devices that they have alone.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct OwnAmount {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    allocated: Option<u64>,
+}
+
+/// A claim of a namespace with a device of a GPU.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct OwnClaim {
+    /// Namespace and name.
+    name: String,
+    namespace: String,
     device: String,
+    access: Access,
     /// Bytes; absent for a device that the claim has alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     memory: Option<u64>,
@@ -232,16 +271,48 @@ pub(crate) struct OwnDevice {
     pods: Vec<String>,
 }
 
-/// Returns the devices of the claims of the namespace.
+/// Returns the GPUs of the claims of the namespace.
 ///
 /// # Errors
 /// When the claims cannot be listed.
-pub(crate) async fn devices(client: &Client, namespace: &str) -> anyhow::Result<Vec<OwnDevice>> {
-    let claims = list::<ResourceClaim>(client, namespace).await?;
-    Ok(claims.iter().flat_map(devices_of).collect())
+pub(crate) async fn gpus(client: &Client, namespace: &str) -> anyhow::Result<Vec<OwnGpu>> {
+    Ok(gpus_of(&list::<ResourceClaim>(client, namespace).await?))
 }
 
-fn devices_of(claim: &ResourceClaim) -> Vec<OwnDevice> {
+/// Returns the GPUs of claims by node and number.
+fn gpus_of(claims: &[ResourceClaim]) -> Vec<OwnGpu> {
+    let mut gpus: BTreeMap<(String, String), Vec<OwnClaim>> = BTreeMap::new();
+    for claim in claims {
+        for (pool, of_claim) in devices_of(claim) {
+            let node = pool.strip_suffix("/gpus").unwrap_or(&pool).to_owned();
+            let number = names::gpu_number(&of_claim.device);
+            let gpu = number.map_or_else(|| of_claim.device.clone(), names::gpu_device);
+            gpus.entry((node, gpu)).or_default().push(of_claim);
+        }
+    }
+    let gpus = gpus.into_iter().map(|((node, gpu), claims)| {
+        let sum = |amount: fn(&OwnClaim) -> Option<u64>| OwnAmount {
+            allocated: claims.iter().map(amount).sum(),
+        };
+        OwnGpu {
+            node,
+            gpu,
+            mode: match claims.first().map(|claim| claim.access) {
+                None => Mode::Free,
+                Some(Access::Whole) => Mode::Whole,
+                Some(Access::Share) => Mode::Shared,
+                Some(Access::Partition) => Mode::Partitioned,
+            },
+            memory: sum(|claim| claim.memory),
+            cores: sum(|claim| claim.cores),
+            claims,
+        }
+    });
+    gpus.collect()
+}
+
+/// Returns the devices of a claim, each with its pool.
+fn devices_of(claim: &ResourceClaim) -> Vec<(String, OwnClaim)> {
     let consumers = claim
         .status
         .iter()
@@ -252,14 +323,20 @@ fn devices_of(claim: &ResourceClaim) -> Vec<OwnDevice> {
             DeviceAccess::Share(amounts) => amounts.get(name)?.to_u64_rounded_up(),
             DeviceAccess::Exclusive | DeviceAccess::Admin(_) => None,
         };
-        OwnDevice {
-            claim: device.claim.name.clone(),
+        let of_claim = OwnClaim {
+            name: device.claim.to_string(),
+            namespace: device.claim.namespace.clone(),
             memory: amount(capacity::MEMORY),
             cores: amount(capacity::CORES),
-            pool: device.pool,
+            access: match &device.access {
+                DeviceAccess::Share(_) => Access::Share,
+                _ if device.device.contains("-mig-") => Access::Partition,
+                DeviceAccess::Exclusive | DeviceAccess::Admin(_) => Access::Whole,
+            },
             device: device.device,
             pods: pods.clone(),
-        }
+        };
+        (device.pool, of_claim)
     };
     AllocatedDevice::of_claim(claim)
         .into_iter()
@@ -267,23 +344,27 @@ fn devices_of(claim: &ResourceClaim) -> Vec<OwnDevice> {
         .collect()
 }
 
-/// Formats the devices of a namespace as a table.
-pub(crate) fn devices_text(namespace: &str, devices: &[OwnDevice]) -> String {
-    if devices.is_empty() {
+/// Formats the GPUs of the claims of a namespace as a table, a line for each claim.
+pub(crate) fn gpus_text(namespace: &str, gpus: &[OwnGpu]) -> String {
+    if gpus.is_empty() {
         return format!("no claim of namespace {namespace} is allocated\n");
     }
-    let rows = devices.iter().map(|device| {
-        let all = || "all".to_owned();
-        vec![
-            device.claim.clone(),
-            device.pool.trim_end_matches("/gpus").to_owned(),
-            device.device.clone(),
-            device
-                .memory
-                .map_or_else(all, |memory| bytes(drava_api::Quantity::bytes(memory))),
-            device.cores.map_or_else(all, |cores| format!("{cores}%")),
-            device.pods.join(", "),
-        ]
+    let rows = gpus.iter().flat_map(|gpu| {
+        gpu.claims.iter().map(|claim| {
+            let all = || "all".to_owned();
+            let name = claim.name.split_once('/');
+            vec![
+                name.map_or(claim.name.as_str(), |(_, name)| name)
+                    .to_owned(),
+                gpu.node.clone(),
+                claim.device.clone(),
+                claim
+                    .memory
+                    .map_or_else(all, |memory| bytes(drava_api::Quantity::bytes(memory))),
+                claim.cores.map_or_else(all, |cores| format!("{cores}%")),
+                claim.pods.join(", "),
+            ]
+        })
     });
     let header = ["CLAIM", "NODE", "DEVICE", "MEMORY", "CORES", "PODS"];
     table(&header, rows.collect())
@@ -317,61 +398,16 @@ fn refused(error: kube::Error, action: &str) -> anyhow::Error {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::Value;
 
     use super::*;
-
-    fn pod(conditions: &serde_json::Value) -> Pod {
-        serde_json::from_value(json!({
-            "metadata": {"name": "p", "namespace": "team-a"},
-            "status": {"conditions": conditions},
-        }))
-        .expect("a pod")
-    }
-
-    #[test]
-    fn explains_by_condition() {
-        let condition = |status: &str, message: &str| json!([{"type": ALLOCATED_CONDITION, "status": status, "message": message}]);
-        for (conditions, state, summary) in [
-            (
-                condition("False", "0/1 nodes:\u{1b} full"),
-                "Waiting",
-                "0/1 nodes:  full",
-            ),
-            (
-                condition("True", ""),
-                "Allocated",
-                "allocated; kube-scheduler has not bound the pod",
-            ),
-            (
-                json!([]),
-                "Unknown",
-                "the pod has no condition gpu.drava.dev/Allocated",
-            ),
-        ] {
-            let status = of_condition(&pod(&conditions));
-            assert_eq!(status.state, state);
-            assert!(status.summary.starts_with(summary), "{}", status.summary);
-        }
-        let explained = Explained {
-            pod: "team-a/p".to_owned(),
-            status: PlacementExplanationStatus {
-                changes: vec!["request at most 1Mi".to_owned()],
-                ..of_condition(&pod(&condition("False", "full")))
-            },
-        };
-        assert_eq!(
-            explained.text(),
-            "pod team-a/p: full\n\npod team-a/p fits after one of these changes:\n- request at most 1Mi\n"
-        );
-    }
 
     #[test]
     fn lists_devices_of_own_claims() {
         let snapshot = drava_explanation::fixture::snapshot();
-        let devices: Vec<_> = snapshot.claims.iter().flat_map(devices_of).collect();
+        let gpus = gpus_of(&snapshot.claims);
         assert_eq!(
-            devices_text("default", &devices),
+            gpus_text("default", &gpus),
             "\
 CLAIM   NODE   DEVICE       MEMORY   CORES   PODS
 a       n1     gpu-0-vgpu   8 GiB    30%     a-pod
@@ -380,8 +416,46 @@ w       n1     gpu-1        all      all     w-pod
 "
         );
         assert_eq!(
-            devices_text("x", &[]),
+            gpus_text("x", &[]),
             "no claim of namespace x is allocated\n"
+        );
+    }
+
+    /// Removes what a tenant does not see from what an administrator sees.
+    fn without_unknown(seen: &Value, all: &Value) -> Value {
+        match (seen, all) {
+            (Value::Object(seen), Value::Object(all)) => {
+                let fields = seen.iter().map(|(name, value)| {
+                    let of_all = all.get(name).expect("a field of the schema");
+                    (name.clone(), without_unknown(value, of_all))
+                });
+                Value::Object(fields.collect())
+            }
+            (Value::Array(seen), Value::Array(all)) => {
+                assert_eq!(seen.len(), all.len(), "{seen:?}");
+                let items = seen.iter().zip(all);
+                items
+                    .map(|(seen, all)| without_unknown(seen, all))
+                    .collect()
+            }
+            _ => all.clone(),
+        }
+    }
+
+    #[test]
+    fn tenant_sees_a_part_of_what_an_administrator_sees() {
+        let snapshot = drava_explanation::fixture::snapshot();
+        let seen = serde_json::to_value(gpus_of(&snapshot.claims)).expect("JSON");
+        let all = serde_json::to_value(crate::top::gpus(&snapshot)).expect("JSON");
+        assert_eq!(seen, without_unknown(&seen, &all));
+        assert_eq!(seen[0]["memory"]["allocated"], 24_u64 << 30);
+    }
+
+    #[test]
+    fn names_silent_controller() {
+        assert_eq!(
+            Source::Condition(Silence::NoAnswer).to_string(),
+            "the answer comes from the condition of the pod, because no controller answered within 10 seconds"
         );
     }
 }

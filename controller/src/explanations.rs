@@ -223,6 +223,8 @@ fn status(mut report: Report) -> PlacementExplanationStatus {
             })
             .collect(),
         changes: report.changes.iter().map(Change::text).collect(),
+        reserved: report.reserved,
+        advice: report.advice,
         changed_at: None,
     }
 }
@@ -342,9 +344,22 @@ mod tests {
     }
 
     #[test]
-    fn status_has_reasons_and_changes() {
-        let report = explain::pod_with_changes(&mut snapshot(), "default", "big", &settings());
-        let status = status(report.expect("a report"));
+    fn status_has_what_the_report_has() {
+        let mut cluster = snapshot();
+        cluster.reservations.push(
+            serde_json::from_value(json!({
+                "namespace": "default", "pod": "big", "claim": "big", "purpose": "HeadOfQueue",
+                "devices": [{"request": "gpu", "pool": "n1/gpus", "device": "gpu-0-vgpu"}],
+            }))
+            .expect("a reservation"),
+        );
+        let report = explain::pod_with_changes(&mut cluster, "default", "big", &settings());
+        let mut report = report.expect("a report");
+        report.advice.push("did you mean 8Gi?".to_owned());
+        let (reserved, advice) = (report.reserved.clone(), report.advice.clone());
+        let status = status(report);
+        assert_eq!(reserved, ["gpu-0-vgpu of pool n1/gpus"]);
+        assert_eq!((status.reserved, status.advice), (reserved, advice));
         assert_eq!(status.state, "Infeasible");
         assert!(
             status.summary.starts_with("0/1 nodes:"),

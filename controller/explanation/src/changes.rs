@@ -12,15 +12,13 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde::Serialize;
 
+use crate::owner::{hidden, is_known};
 use crate::snapshot::Snapshot;
 
 mod quota;
 
 pub use quota::RaisedLimit;
 use quota::raised_limits;
-
-/// Name of a pod that a user may not know.
-const OTHER_NAMESPACE: &str = "a pod of another namespace";
 
 /// Maximum number of suggestions to end pods.
 const MAX_ENDINGS: usize = 3;
@@ -55,6 +53,12 @@ pub enum Change {
         /// The limits.
         limits: Vec<RaisedLimit>,
     },
+    /// A change that the controller has described.
+    #[serde(rename_all = "camelCase")]
+    Described {
+        /// The instruction.
+        text: String,
+    },
 }
 
 /// A pod that would have to end.
@@ -77,9 +81,8 @@ impl Change {
     pub fn hide_other_namespaces(&mut self, namespace: &str) {
         if let Self::EndPods { pods, .. } = self {
             for ending in pods {
-                let of_namespace = ending.pod.split_once('/');
-                if of_namespace.is_none_or(|(of, _)| of != namespace) {
-                    OTHER_NAMESPACE.clone_into(&mut ending.pod);
+                if !is_known(namespace, &ending.pod) {
+                    ending.pod = hidden("pod");
                 }
             }
         }
@@ -95,22 +98,23 @@ impl Change {
                 mib,
             } => format!("request at most {mib}Mi of memory (claim {claim}, request {request})"),
             Self::EndPods { node, pods } => {
-                let (hidden, named): (Vec<_>, Vec<_>) = pods
-                    .iter()
-                    .partition(|ending| ending.pod == OTHER_NAMESPACE);
+                let other = hidden("pod");
+                let (others, named): (Vec<_>, Vec<_>) =
+                    pods.iter().partition(|ending| ending.pod == other);
                 let named = named.iter().map(|ending| ending.text());
-                let hidden = match hidden.as_slice() {
+                let others = match others.as_slice() {
                     [] => None,
                     [ending] => Some(ending.text()),
                     endings => Some(format!("{} pods of other namespaces", endings.len())),
                 };
-                let pods: Vec<String> = named.chain(hidden).collect();
+                let pods: Vec<String> = named.chain(others).collect();
                 format!("end {} on node {node}", pods.join(", "))
             }
             Self::RaiseLimits { limits } => {
                 let limits: Vec<String> = limits.iter().map(RaisedLimit::text).collect();
                 limits.join(", and ")
             }
+            Self::Described { text } => text.clone(),
         }
     }
 }

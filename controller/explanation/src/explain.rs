@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use drava_allocator::claim::{ClaimId, Ownership, classify};
+use drava_allocator::claim::ClaimId;
 use drava_allocator::claim_problem::{ClaimProblem, Claims, resolve};
 use drava_allocator::cluster::Cluster;
 use drava_allocator::explanation::{DeviceVerdict, Explanation, NodeVerdict};
@@ -12,15 +12,16 @@ use drava_allocator::placement::Policies;
 use drava_allocator::pod;
 use drava_allocator::pod_request::PodRequest;
 use drava_allocator::usage::AllocatedDevice;
+use drava_api::explanation::PlacementExplanationStatus;
 use drava_api::names;
 use drava_api::reason::Reason;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde::Serialize;
 
 use crate::advice;
 use crate::changes::{self, Change, changes_text};
-use crate::snapshot::Snapshot;
+use crate::snapshot::{Held, Snapshot};
 use crate::table::table;
 
 pub mod claim;
@@ -51,10 +52,13 @@ pub struct Report {
     pub changes: Vec<Change>,
     /// Devices that are reserved for the pod.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    reserved: Vec<String>,
+    pub reserved: Vec<String>,
     /// Likely mistakes in the pod and its claims.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    advice: Vec<String>,
+    pub advice: Vec<String>,
+    /// For whom the devices are reserved on which alone the pod fits; the summary says so.
+    #[serde(skip)]
+    held: Option<Held>,
 }
 
 /// State of a pod's allocation.
@@ -78,6 +82,8 @@ pub enum State {
     Infeasible,
     /// The request is invalid.
     Rejected,
+    /// Neither the cluster nor the controller says.
+    Unknown,
 }
 
 /// Blocker of one node or device.
@@ -176,15 +182,18 @@ pub fn pod(
     })?;
     let mut report = of_pod(snapshot, &pod, settings, Depth::Devices);
     report.advice = advice_of(snapshot, &pod);
-    if report.state == State::Feasible
+    // The text of a condition names no pod of another namespace.
+    let is_reserved = report.reason == Some(Reason::Reserved) && report.state == State::Waiting;
+    if (report.state == State::Feasible || is_reserved)
         && !snapshot.reservations.is_empty()
         && let Stage::Requesting(request) = stage(snapshot, &pod, &settings.schedulers)
     {
         let key = object_key(&pod.metadata);
-        if let Some(reserved) = snapshot.waits_for_reserved(&key, &request, settings.policies) {
+        if let Some(held) = snapshot.waits_for_reserved(&key, &request, settings.policies) {
             report.state = State::Waiting;
-            report.reason = Some(reserved.reason());
-            report.summary = reserved.summary();
+            report.reason = Some(Reason::Reserved);
+            report.summary = held.explanation(None).summary();
+            report.held = Some(held);
         }
     }
     Ok(report)
@@ -207,14 +216,7 @@ fn advice_of(snapshot: &Snapshot, pod: &Pod) -> Vec<String> {
         return Vec::new();
     };
     let known = snapshot.known();
-    let is_own = |claim: &ResourceClaim| {
-        let cluster = &snapshot.cluster;
-        matches!(
-            classify(claim, &cluster.classes, &cluster.selectors),
-            Ownership::Ours(_) | Ownership::Rejected(_)
-        )
-    };
-    let own = claims.iter().filter(|(_, claim)| is_own(claim));
+    let own = claims.iter().filter(|(_, claim)| snapshot.is_own(claim));
     let own = own.map(|(entry, _)| entry.clone()).collect();
     let mut found = advice::of_pod(pod, &own);
     for (_, claim) in &claims {
@@ -238,18 +240,8 @@ pub enum Depth {
 /// Explains a pod of the snapshot.
 pub fn of_pod(snapshot: &Snapshot, pod: &Pod, settings: &Settings, depth: Depth) -> Report {
     let (namespace, name) = object_key(&pod.metadata);
-    let mut report = Report {
-        pod: format!("{namespace}/{name}"),
-        state: State::NoGpuRequest,
-        summary: String::new(),
-        reason: None,
-        reasons: BTreeMap::new(),
-        blockers: Vec::new(),
-        placements: Vec::new(),
-        changes: Vec::new(),
-        reserved: reserved(snapshot, &namespace, &name),
-        advice: Vec::new(),
-    };
+    let mut report = Report::new(pod);
+    report.reserved = reserved(snapshot, &namespace, &name);
     (report.state, report.summary) = match stage(snapshot, pod, &settings.schedulers) {
         Stage::WithoutClaim(problem) => {
             report.reason = Some(Reason::ClaimMissing);
@@ -395,14 +387,19 @@ fn gang(pod: &Pod) -> Option<&str> {
     annotations.get(names::GANG_ANNOTATION).map(String::as_str)
 }
 
-/// Returns why the pod waits, if that is something that the controller alone knows, such as a reservation: the reason in the
-/// condition of the pod.
-fn waiting_reason(pod: &Pod) -> Option<(Reason, String)> {
+/// Returns the condition of the pod that the controller writes.
+fn own_condition(pod: &Pod) -> Option<&PodCondition> {
     let mut conditions = pod
         .status
         .iter()
         .flat_map(|status| status.conditions.iter().flatten());
-    let own = conditions.find(|condition| condition.type_ == names::ALLOCATED_CONDITION)?;
+    conditions.find(|condition| condition.type_ == names::ALLOCATED_CONDITION)
+}
+
+/// Returns why the pod waits, if that is something that the controller alone knows, such as a reservation: the reason in the
+/// condition of the pod.
+fn waiting_reason(pod: &Pod) -> Option<(Reason, String)> {
+    let own = own_condition(pod)?;
     let text = own.message.as_deref().filter(|_| own.status == "False")?;
     let (code, _) = text.split_once(": ")?;
     let reason = Reason::ALL.iter().find(|reason| reason.as_str() == code)?;
@@ -429,6 +426,9 @@ fn placement_reason(claim: &ResourceClaim) -> Option<String> {
     Some(reason.replace(char::is_control, " "))
 }
 
+/// What keeps a pod whose claims are allocated.
+const NOT_BOUND: &str = "kube-scheduler has not bound the pod, check the pod's events";
+
 /// Returns the state of a pod that requests nothing beyond these allocated devices.
 fn allocated(devices: &[String], pod: &Pod) -> (State, String) {
     let list = devices.join(", ");
@@ -446,12 +446,7 @@ fn allocated(devices: &[String], pod: &Pod) -> (State, String) {
                 names::ALLOCATION_GATE
             ),
         ),
-        (false, None) => (
-            State::Allocated,
-            format!(
-                "allocated {list}; kube-scheduler has not bound the pod, check the pod's events"
-            ),
-        ),
+        (false, None) => (State::Allocated, format!("allocated {list}; {NOT_BOUND}")),
     }
 }
 
@@ -515,6 +510,23 @@ fn blockers(verdict: &NodeVerdict) -> Vec<Blocker> {
 }
 
 impl State {
+    /// All states.
+    const ALL: [Self; 10] = [
+        Self::NoGpuRequest,
+        Self::Placed,
+        Self::WaitingForClaim,
+        Self::Gated,
+        Self::Allocated,
+        Self::Feasible,
+        Self::Waiting,
+        Self::Infeasible,
+        Self::Rejected,
+        Self::Unknown,
+    ];
+
+    /// State in the status of a PlacementExplanation of a pod that does not exist.
+    const POD_MISSING: &str = "PodMissing";
+
     /// Returns the code.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -528,30 +540,100 @@ impl State {
             Self::Waiting => "Waiting",
             Self::Infeasible => "Infeasible",
             Self::Rejected => "Rejected",
+            Self::Unknown => "Unknown",
         }
     }
 }
 
 impl Report {
-    /// Hides the names of pods and gangs of other namespaces than the pod's.
+    /// Creates the report of a pod that requests no devices.
+    fn new(pod: &Pod) -> Self {
+        let (namespace, name) = object_key(&pod.metadata);
+        Self {
+            pod: format!("{namespace}/{name}"),
+            state: State::NoGpuRequest,
+            summary: String::new(),
+            reason: None,
+            reasons: BTreeMap::new(),
+            blockers: Vec::new(),
+            placements: Vec::new(),
+            changes: Vec::new(),
+            reserved: Vec::new(),
+            advice: Vec::new(),
+            held: None,
+        }
+    }
+
+    /// Returns the report of the controller about a pod; none if the controller knows no such pod.
+    #[must_use]
+    pub fn of_status(pod: &Pod, status: PlacementExplanationStatus) -> Option<Self> {
+        if status.state == State::POD_MISSING {
+            return None;
+        }
+        let mut states = State::ALL.into_iter();
+        let state = states.find(|state| state.as_str() == status.state);
+        let reasons = status.reasons.into_iter();
+        let blockers = status.blockers.into_iter();
+        let changes = status.changes.into_iter();
+        Some(Self {
+            // A newer controller may have more states.
+            state: state.unwrap_or(State::Unknown),
+            summary: status.summary,
+            reasons: reasons
+                .map(|(reason, nodes)| (reason, usize::try_from(nodes).unwrap_or(usize::MAX)))
+                .collect(),
+            blockers: blockers
+                .map(|blocker| Blocker {
+                    node: blocker.node,
+                    device: blocker.device.unwrap_or_default(),
+                    reason: blocker.reason,
+                    detail: blocker.detail,
+                })
+                .collect(),
+            changes: changes.map(|text| Change::Described { text }).collect(),
+            reserved: status.reserved,
+            advice: status.advice,
+            ..Self::new(pod)
+        })
+    }
+
+    /// Returns what the condition of a pod says.
+    #[must_use]
+    pub fn of_condition(pod: &Pod) -> Self {
+        let (state, summary) = match (own_condition(pod), pod::node(pod)) {
+            (_, Some(node)) => (State::Placed, format!("bound to node {node}")),
+            (Some(condition), None) if condition.status == "True" => {
+                (State::Allocated, format!("allocated; {NOT_BOUND}"))
+            }
+            (Some(condition), None) => {
+                let message = condition.message.clone().unwrap_or_default();
+                // Control characters must not reach a terminal.
+                (State::Waiting, message.replace(char::is_control, " "))
+            }
+            (None, None) => (
+                State::Unknown,
+                format!(
+                    "the pod has no condition {}: it requests no devices of {}, or the controller has not decided",
+                    names::ALLOCATED_CONDITION,
+                    names::DRIVER
+                ),
+            ),
+        };
+        Self {
+            state,
+            summary,
+            ..Self::new(pod)
+        }
+    }
+
+    /// Hides the names of pods of other namespaces than the pod's.
     pub fn hide_other_namespaces(&mut self) {
         let namespace = self.pod.split('/').next().unwrap_or_default();
         for change in &mut self.changes {
             change.hide_other_namespaces(namespace);
         }
-        let is_of_others = |owners: &str, kind: &str| {
-            let separator = format!(" and {kind} ");
-            let mut owners = owners.split(separator.as_str());
-            owners.any(|owner| owner.split('/').next() != Some(namespace))
-        };
-        for kind in ["pod", "gang"] {
-            let reserved = format!("reserved for {kind} ");
-            if let Some((before, after)) = self.summary.split_once(&reserved)
-                && let Some((owner, rest)) = after.split_once(',')
-                && is_of_others(owner, kind)
-            {
-                self.summary = format!("{before}reserved for a {kind} of another namespace,{rest}");
-            }
+        if let Some(held) = &self.held {
+            self.summary = held.explanation(Some(namespace)).summary();
         }
     }
 

@@ -157,9 +157,10 @@ pub fn run(
     for document in documents {
         manifest.add(document, namespace, replicas, limit, &snapshot.cluster)?;
     }
-    let advice = manifest.advice(snapshot);
+    let mut advice = manifest.advice_on_claims(snapshot);
     // Objects of the manifest replace those of the cluster.
     manifest.templates.extend(templates);
+    advice.extend(manifest.advice_on_pods(snapshot));
     let mut overheads = snapshot.overheads.clone();
     overheads.append(&mut manifest.overheads);
     snapshot.hold_reservations(None);
@@ -403,6 +404,7 @@ impl Simulation<'_> {
                 let own = object_key(&pod.metadata);
                 let reserved = snapshot.waits_for_reserved(&own, &request, settings.policies);
                 snapshot.hold_reservations(None);
+                let reserved = reserved.map(|held| held.explanation(None));
                 let reason = reserved.unwrap_or(explanation).summary();
                 let known = last_rejection.take().filter(|(same, _)| *same == reason);
                 let changes = match known {
@@ -594,8 +596,8 @@ impl Manifest {
         Ok(())
     }
 
-    /// Returns the likely mistakes in the objects of the manifests.
-    fn advice(&self, snapshot: &Snapshot) -> Vec<String> {
+    /// Returns the likely mistakes in the claims and claim templates of the manifests.
+    fn advice_on_claims(&self, snapshot: &Snapshot) -> Vec<String> {
         let known = snapshot.known();
         let claims = self.claims.iter().filter_map(|claim| {
             let id = ClaimId::of(claim);
@@ -615,6 +617,36 @@ impl Manifest {
                 advice.map(move |text| format!("{object}: {text}"))
             });
         of_claims.collect()
+    }
+
+    /// Returns the likely mistakes in the pods of the manifests.
+    fn advice_on_pods(&self, snapshot: &Snapshot) -> Vec<String> {
+        let mut found = Vec::new();
+        // The pods of a workload are equal.
+        let mut known = BTreeSet::new();
+        for pod in &self.pods {
+            for text in advice::of_pod(pod, &self.own_entries(snapshot, pod)) {
+                let (namespace, name) = object_key(&pod.metadata);
+                if known.insert((namespace.clone(), text.clone())) {
+                    found.push(format!("pod {namespace}/{name}: {text}"));
+                }
+            }
+        }
+        found
+    }
+
+    /// Returns the names of the pod's claims that request devices of this driver.
+    fn own_entries(&self, snapshot: &Snapshot, pod: &Pod) -> BTreeSet<String> {
+        let entries = pod
+            .spec
+            .iter()
+            .flat_map(|spec| spec.resource_claims.iter().flatten());
+        let own = entries.filter(|entry| {
+            // A missing claim is an error of the simulation.
+            let claim = self.claim(snapshot, pod, entry, &mut BTreeSet::new());
+            claim.is_ok_and(|claim| snapshot.is_own(&claim))
+        });
+        own.map(|entry| entry.name.clone()).collect()
     }
 
     /// Returns the claim of a pod's entry: that of a template is new.

@@ -1,10 +1,10 @@
 //! Snapshot of the cluster's state.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use drava_allocator::claim::ClaimId;
+use drava_allocator::claim::{ClaimId, Ownership, classify};
 use drava_allocator::cluster::Cluster;
 use drava_allocator::explanation::Explanation;
 use drava_allocator::object::{ObjectKey, object_key};
@@ -36,6 +36,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::advice::{Known, Shares};
 use crate::defaults::Overheads;
+use crate::owner::name_for;
 
 /// Objects of the cluster on which decisions depend. Also the format of `kubectl drava dump`.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -75,6 +76,9 @@ pub struct Objects {
     /// Pods, policies and quotas that this build cannot read: kind, and namespace and name with the cause.
     #[serde(default)]
     unreadable: Vec<(String, String)>,
+    /// What the user may not read, and without which an answer is still useful.
+    #[serde(default)]
+    left_out: Vec<String>,
 }
 
 impl Objects {
@@ -140,6 +144,7 @@ impl Objects {
         let claims = self.unreadable_claims.iter();
         let claims = claims.map(|claim| ("ResourceClaim".to_owned(), claim.to_string()));
         snapshot.unreadable.extend(claims);
+        snapshot.left_out = self.left_out;
         (snapshot, self.resource_claim_templates)
     }
 }
@@ -170,12 +175,52 @@ pub struct Snapshot {
     pub unreadable: Vec<(String, String)>,
     /// What the leader reserves for pods that wait: not allocated, and not free for others.
     pub reservations: Vec<Reservation>,
+    /// The reservations as the cluster holds them, once they were needed.
+    held: Option<Vec<HeldDevices>>,
+    /// What the user may not read, and what is unknown thus.
+    pub left_out: Vec<String>,
     /// Names of the claim templates, if they are known.
     pub(crate) templates: Option<BTreeSet<ObjectKey>>,
     /// What the shares of the published GPUs can be.
     pub(crate) shares: Shares,
     /// Pod overhead of the runtime classes.
     pub(crate) overheads: Overheads,
+}
+
+/// The devices of a reservation.
+#[derive(Debug)]
+struct HeldDevices {
+    /// The pod that waits.
+    owner: ObjectKey,
+    claim: ClaimId,
+    devices: Vec<AllocatedDevice>,
+    is_charged: bool,
+}
+
+/// Devices of a node that are reserved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Held {
+    node: String,
+    /// The pods that wait, as `namespace/name`.
+    owners: BTreeSet<String>,
+}
+
+impl Held {
+    /// Returns why a pod of a namespace waits; the names of pods of other namespaces are hidden from a reader of one.
+    pub(crate) fn explanation(&self, reader: Option<&str>) -> Explanation {
+        let owners = self.owners.iter().map(|owner| match reader {
+            Some(reader) => name_for(reader, "pod", owner),
+            None => format!("pod {owner}"),
+        });
+        let owners: BTreeSet<String> = owners.collect();
+        let owners: Vec<String> = owners.into_iter().collect();
+        let message = format!(
+            "the pod fits on {}, but its devices are reserved for {}, which waits for others to end",
+            self.node,
+            owners.join(" and ")
+        );
+        Explanation::rejected(Reason::Reserved, message)
+    }
 }
 
 /// Why the objects of a kind are unknown.
@@ -219,20 +264,47 @@ impl Snapshot {
 
     /// Lets the cluster count the reserved devices as taken, except those of one pod.
     pub(crate) fn hold_reservations(&mut self, except: Option<&ObjectKey>) {
-        for reservation in &self.reservations {
-            let owner = (reservation.namespace.clone(), reservation.pod.clone());
-            let key = (reservation.namespace.clone(), reservation.claim.clone());
-            let mut claims = self.claims.iter();
-            let claim = claims.find(|claim| object_key(&claim.metadata) == key);
-            if except != Some(&owner)
-                && let Some(claim) = claim.map(ClaimId::of)
-            {
-                let devices = reserved_devices(&Arc::new(claim.clone()), &reservation.devices);
-                // As the controller does: what was freed for the pod is its own already.
-                let is_charged = reservation.purpose == ReservationPurpose::Preemption;
-                self.cluster.hold_devices(&claim, devices, is_charged);
+        let held = self.held.take().unwrap_or_else(|| self.held_devices());
+        for reservation in &held {
+            if except != Some(&reservation.owner) {
+                let HeldDevices { claim, devices, .. } = reservation;
+                self.cluster
+                    .hold_devices(claim, devices.clone(), reservation.is_charged);
             }
         }
+        self.held = Some(held);
+    }
+
+    /// Returns the reservations of claims that exist.
+    fn held_devices(&self) -> Vec<HeldDevices> {
+        if self.reservations.is_empty() {
+            return Vec::new();
+        }
+        let claims = self.claims.iter();
+        let claims: BTreeMap<ObjectKey, &ResourceClaim> = claims
+            .map(|claim| (object_key(&claim.metadata), claim))
+            .collect();
+        let held = self.reservations.iter().filter_map(|reservation| {
+            let key = (reservation.namespace.clone(), reservation.claim.clone());
+            let claim = ClaimId::of(claims.get(&key)?);
+            Some(HeldDevices {
+                owner: (reservation.namespace.clone(), reservation.pod.clone()),
+                devices: reserved_devices(&Arc::new(claim.clone()), &reservation.devices),
+                claim,
+                // As the controller does: what was freed for the pod is its own already.
+                is_charged: reservation.purpose == ReservationPurpose::Preemption,
+            })
+        });
+        held.collect()
+    }
+
+    /// Returns whether a claim requests devices of this driver.
+    pub(crate) fn is_own(&self, claim: &ResourceClaim) -> bool {
+        let Cluster {
+            classes, selectors, ..
+        } = &self.cluster;
+        let ownership = classify(claim, classes, selectors);
+        matches!(ownership, Ownership::Ours(_) | Ownership::Rejected(_))
     }
 
     /// Reverts [`Self::hold_reservations`].
@@ -243,42 +315,35 @@ impl Snapshot {
         }
     }
 
-    /// Returns that a pod fits only on devices which are reserved for others; none if it fits on no device or on free ones. No
+    /// Returns for whom the devices are reserved on which alone a pod fits; none if it fits on no device or on free ones. No
     /// reservation is held.
     pub(crate) fn waits_for_reserved(
         &mut self,
         pod: &ObjectKey,
         request: &PodRequest,
         policies: Policies,
-    ) -> Option<Explanation> {
+    ) -> Option<Held> {
         let node = self.cluster.decide(request, policies).ok()?.node;
         self.hold_reservations(Some(pod));
         let beside = self.cluster.decide(request, policies);
         self.lift_reservations();
-        beside.is_err().then(|| self.reserved_on(&node, pod))
+        beside.is_err().then(|| self.reserved_on(node, pod))
     }
 
-    /// Returns that devices of a node are reserved.
-    fn reserved_on(&self, node: &str, pod: &ObjectKey) -> Explanation {
-        let pool = names::pool(node);
+    /// Returns for whom devices of a node are reserved.
+    fn reserved_on(&self, node: String, pod: &ObjectKey) -> Held {
+        let pool = names::pool(&node);
         let owners = self.reservations.iter().filter(|reservation| {
+            let is_own = reservation.namespace == pod.0 && reservation.pod == pod.1;
             let mut devices = reservation.devices.iter();
-            devices.any(|device| device.pool == pool)
+            !is_own && devices.any(|device| device.pool == pool)
         });
         let owners =
-            owners.map(|reservation| (reservation.namespace.as_str(), reservation.pod.as_str()));
-        let owners: BTreeSet<(&str, &str)> = owners
-            .filter(|(namespace, name)| (*namespace, *name) != (pod.0.as_str(), pod.1.as_str()))
-            .collect();
-        let owners: Vec<String> = owners
-            .into_iter()
-            .map(|(namespace, name)| format!("pod {namespace}/{name}"))
-            .collect();
-        let message = format!(
-            "the pod fits on {node}, but its devices are reserved for {}, which waits for others to end",
-            owners.join(" and ")
-        );
-        Explanation::rejected(Reason::Reserved, message)
+            owners.map(|reservation| format!("{}/{}", reservation.namespace, reservation.pod));
+        Held {
+            owners: owners.collect(),
+            node,
+        }
     }
 
     /// Creates a snapshot of these objects.
@@ -304,6 +369,8 @@ impl Snapshot {
             pods,
             unreadable: Vec::new(),
             reservations: Vec::new(),
+            held: None,
+            left_out: Vec::new(),
             templates: None,
             shares: slices
                 .iter()
@@ -362,12 +429,23 @@ pub async fn fetch(client: &Client) -> Result<Objects, ListError> {
     let pods = noting("Pod", pods, &mut unreadable);
     let quotas = noting("GpuQuota", quotas, &mut unreadable);
     let policies = noting("GpuPolicy", policies, &mut unreadable);
-    let (persistent_volume_claims, persistent_volumes, storage_classes, templates) = tokio::try_join!(
-        list_if_permitted(client),
-        list_if_permitted(client),
-        list_if_permitted(client),
+    let (volume_claims, volumes, storage_classes, templates, reservations) = tokio::try_join!(
         permitted(client),
+        permitted(client),
+        permitted(client),
+        permitted::<ResourceClaimTemplate>(client),
+        reservations(client),
     )?;
+    let has_templates = templates.is_some();
+    let mut left_out = Vec::new();
+    let persistent_volume_claims = or_left_out(volume_claims, &mut left_out);
+    let persistent_volumes = or_left_out(volumes, &mut left_out);
+    let storage_classes = or_left_out(storage_classes, &mut left_out);
+    let resource_claim_templates = or_left_out(templates, &mut left_out);
+    if reservations.is_none() {
+        let plural = GpuControllerLeader::plural(&());
+        left_out.push(format!("{plural} (what is reserved for other pods)"));
+    }
     let of_quotas = quotas.iter().map(|quota| &quota.spec.namespace_selector);
     let of_policies = policies
         .iter()
@@ -390,12 +468,13 @@ pub async fn fetch(client: &Client) -> Result<Objects, ListError> {
         persistent_volume_claims,
         persistent_volumes,
         storage_classes,
-        reservations: reservations(client).await?,
-        has_templates: templates.is_some(),
-        resource_claim_templates: templates.unwrap_or_default(),
+        reservations: reservations.unwrap_or_default(),
+        has_templates,
+        resource_claim_templates,
         runtime_classes: Vec::new(),
         unreadable_claims,
         unreadable,
+        left_out,
     })
 }
 
@@ -417,7 +496,7 @@ fn noting<K>(
 /// If a kind cannot be listed.
 pub async fn fetch_for_new_pods(client: &Client) -> Result<Objects, ListError> {
     let mut objects = fetch(client).await?;
-    objects.runtime_classes = list_if_permitted(client).await?;
+    objects.runtime_classes = or_left_out(permitted(client).await?, &mut objects.left_out);
     Ok(objects)
 }
 
@@ -434,12 +513,13 @@ async fn list_taint_rules(client: &Client) -> Result<Vec<DeviceTaintRule>, ListE
     }
 }
 
-/// Reads what the leader reserves; nothing if the user may not, or no controller runs.
-async fn reservations(client: &Client) -> Result<Vec<Reservation>, ListError> {
+/// Reads what the leader reserves, if the user may; nothing if no controller runs.
+async fn reservations(client: &Client) -> Result<Option<Vec<Reservation>>, ListError> {
     let leaders: Api<GpuControllerLeader> = Api::all(client.clone());
     match leaders.get(LEADER_NAME).await {
-        Ok(leader) => Ok(leader.status.unwrap_or_default().reservations),
-        Err(kube::Error::Api(status)) if matches!(status.code, 403 | 404) => Ok(Vec::new()),
+        Ok(leader) => Ok(Some(leader.status.unwrap_or_default().reservations)),
+        Err(kube::Error::Api(status)) if status.code == 403 => Ok(None),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(Some(Vec::new())),
         Err(error) => Err(ListError::Failed {
             plural: GpuControllerLeader::plural(&()).to_string(),
             source: Box::new(error),
@@ -458,12 +538,15 @@ where
     }
 }
 
-/// Lists objects without which an explanation is still useful; none if the user may not.
-async fn list_if_permitted<K>(client: &Client) -> Result<Vec<K>, ListError>
-where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
-{
-    Ok(permitted(client).await?.unwrap_or_default())
+/// Returns objects without which an answer is still useful, and notes those that the user may not list.
+fn or_left_out<K: Resource<DynamicType = ()>>(
+    objects: Option<Vec<K>>,
+    left_out: &mut Vec<String>,
+) -> Vec<K> {
+    objects.unwrap_or_else(|| {
+        left_out.push(K::plural(&()).to_string());
+        Vec::new()
+    })
 }
 
 /// Lists objects, if the user may.

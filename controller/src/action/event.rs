@@ -1,6 +1,6 @@
 //! Events of the controller. Every event text and every release reason is defined here.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use drava_allocator::usage::DeviceAccess;
 use drava_api::event::EventReason;
 use drava_api::listed::Unreadable;
 use drava_api::names;
+use drava_explanation::owner::{is_known, name_for, names_for};
 use k8s_openapi::api::core::v1::ObjectReference;
 
 use crate::watch::Kind;
@@ -50,7 +51,7 @@ pub enum ReleaseReason {
     },
     /// Another pod needs the devices, and the pod was not bound.
     Preempted {
-        /// The other pod.
+        /// The other pod, as a text for readers of the claim's namespace.
         by: String,
         /// Why it precedes.
         why: String,
@@ -84,7 +85,7 @@ impl fmt::Display for ReleaseReason {
                 "the rest of the pod or its gang was not allocated within {} s after this claim on node {node}",
                 after.as_secs()
             ),
-            Self::Preempted { by, why } => write!(f, "pod {by} needs the devices ({why})"),
+            Self::Preempted { by, why } => write!(f, "{by} needs the devices ({why})"),
             Self::NoPendingPod => f.write_str("no pending pod references the claim"),
             Self::NodeDeleted { node } => write!(f, "node {node} does not exist"),
             Self::SiblingReleased => {
@@ -166,7 +167,7 @@ impl PendingEvent {
         }
     }
 
-    /// A pending pod lost an allocation to another pod; `why` says why that one precedes it.
+    /// A pending pod lost an allocation to another pod, as a text; `why` says why that one precedes it.
     #[must_use]
     pub fn allocation_preempted(
         pod: ObjectReference,
@@ -178,7 +179,7 @@ impl PendingEvent {
             regarding: pod,
             reason: EventReason::Preempted,
             message: format!(
-                "the allocation of claim {claim} on {node} was released for pod {by} ({why}); the pod waits again"
+                "the allocation of claim {claim} on {node} was released for {by} ({why}); the pod waits again"
             ),
         }
     }
@@ -186,39 +187,46 @@ impl PendingEvent {
     /// Pods, each with its priority, were evicted for a pod.
     #[must_use]
     pub fn preempting(preemptor: ObjectReference, evicted: &[(String, i32)]) -> Self {
-        let names: Vec<String> = evicted
+        let names = evicted.iter().map(|(name, _)| name.as_str());
+        let priorities: BTreeMap<&str, i32> = evicted
             .iter()
-            .take(MAX_NAMES)
-            .map(|(name, priority)| format!("{name} (priority {priority})"))
+            .map(|(name, priority)| (name.as_str(), *priority))
             .collect();
-        let more = match evicted.len().saturating_sub(MAX_NAMES) {
-            0 => String::new(),
-            more => format!(" and {more} more"),
-        };
+        let names = names_for(reader(&preemptor), "pod", names).into_iter();
+        let names = names.map(|name| match priorities.get(name.as_str()) {
+            Some(priority) => format!("{name} (priority {priority})"),
+            None => name,
+        });
         Self {
+            message: format!("evicted {}", listed(names.collect())),
             regarding: preemptor,
             reason: EventReason::Preempting,
-            message: format!("evicted {}{more}", names.join(", ")),
         }
     }
 
     /// A pod was evicted for another one; `why` says why that one precedes it.
     #[must_use]
     pub fn preempted(victim: ObjectReference, preemptor: &str, why: &str) -> Self {
+        let by = pod_for(&victim, preemptor);
         Self {
             regarding: victim,
             reason: EventReason::Preempted,
-            message: format!("evicted for pod {preemptor} ({why})"),
+            message: format!("evicted for {by} ({why})"),
         }
     }
 
-    /// A pod cannot be evicted for another one.
+    /// A pod cannot be evicted for another one. The cause may name a budget of the victim's namespace.
     #[must_use]
     pub fn preemption_blocked(preemptor: ObjectReference, victim: &str, cause: &str) -> Self {
+        let name = pod_for(&preemptor, victim);
+        let cause = match is_known(reader(&preemptor), victim) {
+            true => cause,
+            false => "its eviction is refused",
+        };
         Self {
             regarding: preemptor,
             reason: EventReason::PreemptionBlocked,
-            message: format!("cannot evict pod {victim}: {cause}"),
+            message: format!("cannot evict {name}: {cause}"),
         }
     }
 
@@ -250,20 +258,17 @@ impl PendingEvent {
         gpu: &str,
         claims: &BTreeSet<ObjectKey>,
     ) -> Self {
-        let names = claims.iter().take(MAX_NAMES);
+        let names = claims.iter();
         let names: Vec<String> = names
             .map(|(namespace, name)| format!("{namespace}/{name}"))
             .collect();
-        let more = match claims.len().saturating_sub(MAX_NAMES) {
-            0 => String::new(),
-            more => format!(" and {more} more"),
-        };
+        let names = names_for(reader(&user), "claim", names.iter().map(String::as_str));
         Self {
             regarding: user,
             reason: EventReason::GpuOvercommitted,
             message: format!(
-                "GPU {gpu} on node {node}: more is allocated than the GPU has, to claims {}{more}",
-                names.join(", ")
+                "GPU {gpu} on node {node}: more is allocated than the GPU has, to claims {}",
+                listed(names)
             ),
         }
     }
@@ -313,6 +318,26 @@ impl PendingEvent {
     }
 }
 
+/// Returns the namespace whose readers see an event of the object.
+fn reader(regarding: &ObjectReference) -> &str {
+    regarding.namespace.as_deref().unwrap_or_default()
+}
+
+/// Returns how an event of the object names a pod, `namespace/name`.
+fn pod_for(regarding: &ObjectReference, pod: &str) -> String {
+    name_for(reader(regarding), "pod", pod)
+}
+
+/// Joins names, of which the first few are listed.
+fn listed(mut names: Vec<String>) -> String {
+    let more = match names.len().saturating_sub(MAX_NAMES) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    names.truncate(MAX_NAMES);
+    format!("{}{more}", names.join(", "))
+}
+
 /// Formats the amounts of an allocated device.
 fn amounts(placed: &DevicePlacement) -> String {
     use names::capacity::{CORES, MEMORY};
@@ -336,5 +361,65 @@ fn amounts(placed: &DevicePlacement) -> String {
                 None => format!("{} of memory and best-effort GPU time", bytes(memory)),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod() -> ObjectReference {
+        ObjectReference {
+            namespace: Some("team-a".to_owned()),
+            name: Some("own".to_owned()),
+            ..ObjectReference::default()
+        }
+    }
+
+    /// Those who may read events of one namespace learn no name of another.
+    #[test]
+    fn names_no_object_of_another_namespace() {
+        let evicted =
+            ["team-b/secret", "team-a/x", "team-c/secret"].map(|name| (name.to_owned(), 7));
+        let claims = [("team-a", "x"), ("team-b", "secret")];
+        let claims = claims.map(|(namespace, name)| (namespace.to_owned(), name.to_owned()));
+        let quota = "budget secret allows no disruption";
+        for (event, message) in [
+            (
+                PendingEvent::preempted(pod(), "team-b/secret", "priority 10"),
+                "evicted for a pod of another namespace (priority 10)",
+            ),
+            (
+                PendingEvent::preempting(pod(), &evicted),
+                "evicted team-a/x (priority 7), 2 pods of other namespaces",
+            ),
+            (
+                PendingEvent::preemption_blocked(pod(), "team-b/secret", quota),
+                "cannot evict a pod of another namespace: its eviction is refused",
+            ),
+            (
+                PendingEvent::preemption_blocked(pod(), "team-a/x", "no disruption"),
+                "cannot evict pod team-a/x: no disruption",
+            ),
+            (
+                PendingEvent::overcommitted(pod(), "n1", "GPU-0", &claims.into()),
+                "GPU GPU-0 on node n1: more is allocated than the GPU has, to claims team-a/x, a claim of another namespace",
+            ),
+        ] {
+            assert_eq!(event.message, message);
+        }
+    }
+
+    #[test]
+    fn lists_the_first_names() {
+        let evicted: Vec<_> = (1..8)
+            .map(|number| (format!("team-a/{number}"), 0))
+            .collect();
+        let event = PendingEvent::preempting(pod(), &evicted);
+        assert!(
+            event.message.ends_with("team-a/5 (priority 0) and 2 more"),
+            "{}",
+            event.message
+        );
     }
 }

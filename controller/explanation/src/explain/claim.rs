@@ -100,6 +100,15 @@ impl Report {
         matches!(self.state, State::Allocated { .. } | State::OtherDriver)
     }
 
+    /// Returns the report with the pods that use the claim, if it has no devices.
+    #[must_use]
+    pub fn with_pods(mut self, users: Vec<PodReport>) -> Self {
+        if let State::Pending { pods } = &mut self.state {
+            *pods = users;
+        }
+        self
+    }
+
     /// Formats the report as text.
     #[must_use]
     pub fn text(&self) -> String {

@@ -234,25 +234,116 @@ fn names_reservation_for_another_pod() {
     let mut own = explained_with_condition("feasible", "False", text);
     own.hide_other_namespaces();
     assert_eq!(own.summary, text);
-    let mut other =
-        explained_with_condition("feasible", "False", &text.replace("default/", "other/"));
-    other.hide_other_namespaces();
-    assert_eq!(
-        other.summary,
-        "Reserved: the pod fits on n1, but its devices are reserved for a pod of another namespace, the head of the queue"
-    );
-    let two = text.replace("default/head", "default/head and pod other/x");
-    let mut two = explained_with_condition("feasible", "False", &two);
-    two.hide_other_namespaces();
-    assert_eq!(two.summary, other.summary);
-    let gang = text.replace("pod default/head", "gang other/g");
-    let mut gang = explained_with_condition("feasible", "False", &gang);
-    gang.hide_other_namespaces();
-    assert!(
-        gang.summary.contains("for a gang of another namespace,"),
-        "{}",
-        gang.summary
-    );
+}
+
+/// Reserves the free memory of GPU 0 for a claim of these pods.
+fn reserved_for(owners: &[(&str, &str)]) -> Snapshot {
+    let mut snapshot = snapshot();
+    for (namespace, pod) in owners {
+        let mut claim = snapshot.claims[3].clone();
+        claim.metadata.namespace = Some((*namespace).to_owned());
+        claim.metadata.name = Some((*pod).to_owned());
+        claim.metadata.uid = Some(format!("{namespace}-{pod}"));
+        snapshot.claims.push(claim);
+        snapshot.reservations.push(object(json!({
+            "namespace": namespace, "pod": pod, "claim": pod, "purpose": "HeadOfQueue",
+            "devices": [{"request": "gpu", "pool": "n1/gpus", "device": "gpu-0-vgpu",
+                "capacity": {"memory": "56Gi", "cores": "0", "slots": "1"}}],
+        })));
+    }
+    snapshot
+}
+
+/// Who may read one namespace learns no name of another, whatever the condition of the pod says.
+#[test]
+fn hides_for_whom_devices_are_reserved() {
+    let condition = "Reserved: the pod fits on n1, but its devices are reserved for a pod of another namespace, the head";
+    for (owners, named, hidden) in [
+        (&[("default", "x")][..], "pod default/x", "pod default/x"),
+        (
+            &[("other", "secret")],
+            "pod other/secret",
+            "a pod of another namespace",
+        ),
+        (
+            &[("default", "x"), ("other", "secret"), ("third", "secret")],
+            "pod default/x and pod other/secret and pod third/secret",
+            "a pod of another namespace and pod default/x",
+        ),
+    ] {
+        for message in [None, Some(condition)] {
+            let mut snapshot = reserved_for(owners);
+            if let Some(message) = message {
+                let mut pods = snapshot.pods.iter_mut();
+                let pod = pods.find(|pod| is(pod, "default", "feasible")).unwrap();
+                pod.status = Some(object(json!({"conditions": [
+                    {"type": "gpu.drava.dev/Allocated", "status": "False", "message": message},
+                ]})));
+            }
+            let mut report = super::pod(&mut snapshot, "default", "feasible", &settings()).unwrap();
+            let text = |owners: &str| {
+                format!(
+                    "Reserved: the pod fits on n1, but its devices are reserved for {owners}, which waits for others to end"
+                )
+            };
+            assert_eq!(report.state, State::Waiting);
+            assert_eq!(report.summary, text(named));
+            report.hide_other_namespaces();
+            assert_eq!(report.summary, text(hidden));
+            assert!(!report.text().contains("secret"), "{}", report.text());
+        }
+    }
+}
+
+#[test]
+fn reads_what_the_controller_and_the_condition_say() {
+    let mut snapshot = snapshot();
+    let pod = snapshot
+        .pods
+        .iter_mut()
+        .find(|pod| is(pod, "default", "feasible"));
+    let pod = pod.unwrap();
+    for (conditions, state, summary) in [
+        (
+            json!([{"type": names::ALLOCATED_CONDITION, "status": "False", "message": "0/1 nodes:\u{1b} full"}]),
+            State::Waiting,
+            "0/1 nodes:  full",
+        ),
+        (
+            json!([{"type": names::ALLOCATED_CONDITION, "status": "True", "message": ""}]),
+            State::Allocated,
+            "allocated; kube-scheduler has not bound the pod, check the pod's events",
+        ),
+        (
+            json!([]),
+            State::Unknown,
+            "the pod has no condition gpu.drava.dev/Allocated: it requests no devices of gpu.drava.dev, or the controller has \
+             not decided",
+        ),
+    ] {
+        pod.status = Some(object(json!({"conditions": conditions})));
+        let report = Report::of_condition(pod);
+        assert_eq!((report.state, report.summary.as_str()), (state, summary));
+    }
+    for state in State::ALL {
+        let status = PlacementExplanationStatus {
+            state: state.as_str().to_owned(),
+            summary: "full".to_owned(),
+            changes: vec!["request at most 1Mi".to_owned()],
+            reserved: vec!["gpu-0 of pool n1/gpus".to_owned()],
+            advice: vec!["8 is 8 bytes".to_owned()],
+            ..PlacementExplanationStatus::default()
+        };
+        let report = Report::of_status(pod, status).unwrap();
+        assert_eq!(report.state, state);
+        assert_eq!(
+            report.text(),
+            "pod default/feasible: full\n\npod default/feasible fits after one of these changes:\n- request at most 1Mi\n\
+             reserved for the pod until others end: gpu-0 of pool n1/gpus\nnote: 8 is 8 bytes\n"
+        );
+    }
+    let missing = object(json!({"state": "PodMissing", "summary": "pod x does not exist"}));
+    assert_eq!(Report::of_status(pod, missing), None);
 }
 
 #[test]

@@ -39,7 +39,8 @@ fn template(memory: &str) -> Value {
 fn pod_spec(claim: &Value) -> Value {
     let mut entry = claim.clone();
     entry["name"] = json!("gpu");
-    json!({"containers": [{"name": "c", "image": "x"}], "resourceClaims": [entry]})
+    let container = json!({"name": "c", "image": "x", "resources": {"claims": [{"name": "gpu"}]}});
+    json!({"containers": [container], "resourceClaims": [entry]})
 }
 
 fn deployment(replicas: u32) -> Value {
@@ -233,6 +234,21 @@ fn notes_likely_mistakes() {
              bytes; did you mean 8000Mi?\n"
         ),
         "{text}"
+    );
+    let mut unused = deployment(3);
+    unused["spec"]["template"]["spec"]["containers"][0]["resources"] = json!({});
+    let text = simulated(&[unused, template("8Gi")]).unwrap().text();
+    let notes: Vec<_> = text
+        .lines()
+        .filter(|line| line.starts_with("note:"))
+        .collect();
+    assert_eq!(
+        notes,
+        [
+            "note: pod default/web-0: spec.resourceClaims[0]: no container names claim gpu, so none gets its GPUs; add resources: \
+             {claims: [{name: gpu}]} to a container"
+        ],
+        "once for the pods of a workload"
     );
 }
 

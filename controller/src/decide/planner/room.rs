@@ -19,6 +19,7 @@ use drava_allocator::pod_request::PodRequest;
 use drava_allocator::searched::Suspended;
 use drava_allocator::turn::Turn;
 use drava_api::reason::Reason;
+use drava_explanation::owner::name_for;
 use jiff::{SignedDuration, Timestamp};
 
 use super::decision::Group;
@@ -495,12 +496,12 @@ impl Planner {
         });
         let (bound, unbound): (Vec<_>, Vec<_>) = victims.partition(|(_, pod)| pod.is_bound);
         for (uid, pod) in unbound {
-            let reason = ReleaseReason::Preempted {
-                by: qualified_name(&preemptor.pod),
-                why: preemptor.why(),
-            };
             for key in &pod.claims {
-                self.commitments.ledger.release_now(key, reason.clone());
+                let reason = ReleaseReason::Preempted {
+                    by: name_for(&key.0, "pod", &qualified_name(&preemptor.pod)),
+                    why: preemptor.why(),
+                };
+                self.commitments.ledger.release_now(key, reason);
             }
             self.commitments
                 .evicted

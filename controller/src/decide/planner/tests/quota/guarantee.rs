@@ -22,8 +22,7 @@ fn takes_back_guarantee_from_borrower() {
     cluster.add_pod_of("a", "a-1", "15Gi", 0);
     assert!(cluster.settle().is_empty());
     assert_eq!(cluster.evict(), ["b-2 for a-1"], "one is enough");
-    let evicted =
-        "evicted for pod a/a-1 (within the guarantee of its quota; this pod used borrowed GPUs)";
+    let evicted = "evicted for a pod of another namespace (within the guarantee of its quota; this pod used borrowed GPUs)";
     assert!(cluster.settle().is_empty());
     assert_eq!(cluster.messages_of("Pod/b-2"), [evicted]);
     cluster.end("b-2");

@@ -1,0 +1,316 @@
+//! Answers to users who may not read everything, as programs against a server that answers by path.
+#![expect(clippy::expect_used, reason = "tests")]
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+/// Returns status and body for a method and a path.
+type Answer = fn(&str, &str) -> (u16, Value);
+
+/// What a command prints.
+#[derive(Debug)]
+struct Printed {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+/// Runs a command of namespace `a` against an API server with these answers.
+fn run(answer: Answer, arguments: &[&str]) -> Printed {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    // The thread ends with the process of the tests.
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            serve(stream, answer);
+        }
+    });
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let config = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "test",
+        "clusters": [{"name": "test", "cluster": {"server": format!("http://{address}")}}],
+        "users": [{"name": "test", "user": {}}],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+    });
+    std::fs::write(file.path(), config.to_string()).expect("written");
+    let output = Command::new(env!("CARGO_BIN_EXE_kubectl-drava"))
+        .args(arguments)
+        .args(["-n", "a", "--kubeconfig"])
+        .arg(file.path())
+        .output()
+        .expect("kubectl-drava runs");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
+    Printed {
+        code: output.status.code(),
+        stdout: text(output.stdout),
+        stderr: text(output.stderr),
+    }
+}
+
+/// Answers one request, and closes the connection.
+fn serve(stream: TcpStream, answer: Answer) {
+    let mut reader = BufReader::new(stream);
+    let mut line = String::new();
+    if reader.read_line(&mut line).is_err() {
+        return;
+    }
+    let mut words = line.split(' ').map(str::to_owned);
+    let (method, target) = (words.next(), words.next());
+    let mut length = 0;
+    loop {
+        let mut header = String::new();
+        if reader.read_line(&mut header).is_err() || header.trim().is_empty() {
+            break;
+        }
+        let header = header.to_ascii_lowercase();
+        if let Some(value) = header.strip_prefix("content-length:") {
+            length = value.trim().parse().unwrap_or_default();
+        }
+    }
+    let mut body = vec![0; length];
+    let _ = reader.read_exact(&mut body);
+    let target = target.unwrap_or_default();
+    let path = target.split('?').next().unwrap_or_default();
+    let (status, body) = answer(&method.unwrap_or_default(), path);
+    let body = body.to_string();
+    let mut stream = reader.into_inner();
+    let _ = write!(
+        stream,
+        "HTTP/1.1 {status} -\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
+        body.len()
+    );
+}
+
+fn failure(code: u16) -> (u16, Value) {
+    let message = format!("the server says {code}");
+    let body = json!({
+        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": code, "message": message, "reason": "",
+    });
+    (code, body)
+}
+
+fn list(items: &Value) -> (u16, Value) {
+    (
+        200,
+        json!({"metadata": {"resourceVersion": "1"}, "items": items}),
+    )
+}
+
+fn pod() -> Value {
+    json!({
+        "metadata": {"name": "p", "namespace": "a", "uid": "p"},
+        "spec": {"containers": [{"name": "c"}], "resourceClaims": [{"name": "gpu", "resourceClaimName": "c"}]},
+        "status": {"conditions": [
+            {"type": "gpu.drava.dev/Allocated", "status": "False", "message": "0/1 nodes: 1 InsufficientMemory"},
+        ]},
+    })
+}
+
+fn claim() -> Value {
+    json!({"metadata": {"name": "c", "namespace": "a", "uid": "c"}, "spec": {"devices": {"requests": [
+        {"name": "gpu", "exactly": {"deviceClassName": "vgpu.drava.dev"}},
+    ]}}})
+}
+
+fn allocated_claim() -> Value {
+    let mut claim = claim();
+    claim["metadata"]["name"] = json!("used");
+    claim["status"] = json!({
+        "allocation": {"devices": {"results": [{
+            "request": "gpu", "driver": "gpu.drava.dev", "pool": "n1/gpus", "device": "gpu-0-vgpu", "shareID": "s",
+            "consumedCapacity": {"memory": "8Gi", "cores": "30", "slots": "1"},
+        }]}},
+        "reservedFor": [{"resource": "pods", "name": "user", "uid": "u"}],
+    });
+    claim
+}
+
+/// The user reads all but what the leader reserves.
+fn without_reservations(_: &str, path: &str) -> (u16, Value) {
+    match path {
+        path if path.contains("/gpucontrollerleaders/") => failure(403),
+        "/apis/storage.k8s.io/v1/storageclasses" => failure(403),
+        "/api/v1/pods" => list(&json!([pod()])),
+        "/apis/resource.k8s.io/v1/resourceclaims" => list(&json!([claim()])),
+        _ => list(&json!([])),
+    }
+}
+
+/// What an answer does not know is named, because it could be another.
+#[test]
+fn names_what_an_answer_leaves_out() {
+    for command in [
+        &["explain", "pod", "p"][..],
+        &["explain", "claim", "c"],
+        &["top"],
+        &["simulate", "-f", "/dev/null"],
+    ] {
+        let printed = run(without_reservations, command);
+        assert_eq!(
+            printed.stderr,
+            "note: you may not read storageclasses, gpucontrollerleaders (what is reserved for other pods); the answer does not \
+             consider them\n",
+            "{command:?}: {printed:?}"
+        );
+        assert_eq!(printed.code, Some(0), "{printed:?}");
+    }
+}
+
+/// The user reads pods, and no PodGroups; one of their APIs is served.
+fn without_pod_groups(_: &str, path: &str) -> (u16, Value) {
+    match path {
+        "/apis/scheduling.volcano.sh/v1beta1" => (
+            200,
+            json!({"kind": "APIResourceList", "groupVersion": "scheduling.volcano.sh/v1beta1", "resources": []}),
+        ),
+        path if path.ends_with("/podgroups") => failure(403),
+        path if path.starts_with("/apis/scheduling") => failure(404),
+        _ => list(&json!([])),
+    }
+}
+
+#[test]
+fn names_pod_groups_that_gangs_leave_out() {
+    let printed = run(without_pod_groups, &["gangs"]);
+    assert_eq!(
+        printed.stderr,
+        "note: you may not list podgroups of scheduling.volcano.sh; the gangs that they define are left out\n"
+    );
+    assert_eq!(printed.code, Some(0), "{printed:?}");
+}
+
+/// A tenant; what the creation of an explanation answers is the test's.
+fn tenant(method: &str, path: &str, creation: (u16, Value)) -> (u16, Value) {
+    let named = "/apis/gpu.drava.dev/v1alpha1/namespaces/a/placementexplanations";
+    match (method, path) {
+        ("POST", path) if path == named => creation,
+        ("GET", path) if path.starts_with(named) => (
+            200,
+            json!({"metadata": {"name": "x", "namespace": "a"}, "spec": {"podName": "p"}, "status": {
+                "state": "Infeasible", "summary": "0/1 nodes: 1 InsufficientMemory (of the controller)",
+                "blockers": [{"node": "n1", "device": "gpu-0-vgpu", "reason": "InsufficientMemory", "detail": "1 GiB"}],
+                "changes": ["request at most 1Mi of memory (claim gpu, request gpu)"],
+            }}),
+        ),
+        (_, "/api/v1/namespaces/a/pods/p") => (200, pod()),
+        (_, "/api/v1/namespaces/a/pods") => list(&json!([pod()])),
+        (_, "/apis/resource.k8s.io/v1/namespaces/a/resourceclaims") => {
+            list(&json!([claim(), allocated_claim()]))
+        }
+        _ => failure(403),
+    }
+}
+
+fn asks(method: &str, path: &str) -> (u16, Value) {
+    let object = json!({"metadata": {"name": "x", "namespace": "a"}, "spec": {"podName": "p"}});
+    tenant(method, path, (201, object))
+}
+
+fn may_not_ask(method: &str, path: &str) -> (u16, Value) {
+    tenant(method, path, failure(403))
+}
+
+fn without_definition(method: &str, path: &str) -> (u16, Value) {
+    tenant(method, path, failure(404))
+}
+
+fn with_failing_server(method: &str, path: &str) -> (u16, Value) {
+    tenant(method, path, failure(500))
+}
+
+/// The line names where the answer comes from, and a failure is no answer.
+#[test]
+fn names_the_source_of_an_explanation() {
+    let of_condition = "the answer comes from the condition of the pod, because";
+    for (answer, source) in [
+        (
+            asks as Answer,
+            "the answer comes from the controller".to_owned(),
+        ),
+        (
+            may_not_ask,
+            format!("{of_condition} you may not create placementexplanations"),
+        ),
+        (
+            without_definition,
+            format!("{of_condition} the API server does not serve placementexplanations"),
+        ),
+    ] {
+        for command in [["explain", "pod", "p"], ["explain", "claim", "c"]] {
+            let printed = run(answer, &command);
+            assert_eq!(printed.code, Some(0), "{printed:?}");
+            let (limit, rest) = printed.stderr.split_once("; ").expect("a note");
+            assert!(limit.starts_with("note: you may not list "), "{limit}");
+            assert_eq!(rest, format!("{source}\n"), "{command:?}");
+            assert!(printed.stdout.contains("pod a/p: 0/1 nodes"), "{printed:?}");
+        }
+    }
+    let printed = run(with_failing_server, &["explain", "pod", "p"]);
+    assert_eq!(
+        (printed.code, printed.stdout.as_str()),
+        (Some(1), ""),
+        "{printed:?}"
+    );
+    assert!(
+        printed.stderr.contains("the server says 500"),
+        "{printed:?}"
+    );
+}
+
+#[test]
+fn refuses_options_that_the_controller_does_not_follow() {
+    for option in [
+        ["--node-policy", "spread"],
+        ["--gpu-policy", "spread"],
+        ["--scheduler-name", "x"],
+    ] {
+        for command in [["explain", "pod", "p"], ["explain", "claim", "c"]] {
+            let printed = run(asks, &[&command[..], &option[..]].concat());
+            assert_eq!(printed.code, Some(1), "{printed:?}");
+            assert!(
+                printed.stderr.starts_with("error: you may not list ")
+                    && printed.stderr.ends_with(&format!(
+                        " in all namespaces, so the controller decides with its own settings; leave out {}\n",
+                        option[0]
+                    )),
+                "{printed:?}"
+            );
+        }
+    }
+}
+
+fn document(answer: Answer, command: &[&str]) -> Value {
+    let printed = run(answer, &[command, &["-o", "json"]].concat());
+    assert_eq!(printed.code, Some(0), "{printed:?}");
+    serde_json::from_str(&printed.stdout).expect("JSON")
+}
+
+/// Scripts read the answers of all users.
+#[test]
+fn documents_have_one_schema() {
+    let pod = document(asks, &["explain", "pod", "p"]);
+    assert_eq!(
+        pod,
+        json!({
+            "pod": "a/p", "state": "Infeasible", "summary": "0/1 nodes: 1 InsufficientMemory (of the controller)",
+            "blockers": [{"node": "n1", "device": "gpu-0-vgpu", "reason": "InsufficientMemory", "detail": "1 GiB"}],
+            "changes": [{"kind": "described", "text": "request at most 1Mi of memory (claim gpu, request gpu)"}],
+        })
+    );
+    assert_eq!(
+        document(asks, &["explain", "claim", "c"]),
+        json!({"claim": "a/c", "state": "Pending", "pods": [pod]})
+    );
+    let top = document(asks, &["top"]);
+    let gpu = &top["gpus"][0];
+    assert_eq!(
+        (&gpu["node"], &gpu["gpu"], &gpu["mode"]),
+        (&json!("n1"), &json!("gpu-0"), &json!("shared"))
+    );
+    assert_eq!(gpu["memory"], json!({"allocated": 8_u64 << 30}));
+    assert_eq!(gpu["claims"][0]["pods"], json!(["user"]));
+    assert_eq!(top["problems"], json!([]));
+}
