@@ -38,22 +38,26 @@ pub struct GpuControllerLeaderSpec {
     pub holder: String,
 }
 
-/// Maximum number of reservations in the status.
+/// Maximum number of claims with reserved devices in the status.
 pub const MAX_RESERVATIONS: usize = 200;
 
 /// What the leader reserves.
 #[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, PartialEq, Eq, Default)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuControllerLeaderStatus {
-    /// Devices that are reserved for pods which wait; at most 200 claims. They are not allocated.
+    /// Devices that are reserved for pods which wait; at most 200 claims, of the pods that are first in the queue. They are
+    /// not allocated.
     #[serde(default)]
-    pub reservations: Vec<Reservation>,
+    pub reservations: Vec<ReservedClaim>,
+    /// Number of claims with reserved devices that are not listed because there are too many.
+    #[serde(default)]
+    pub omitted_reservations: u32,
 }
 
 /// Devices that are reserved for a claim.
 #[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 #[serde(rename_all = "camelCase")]
-pub struct Reservation {
+pub struct ReservedClaim {
     /// Namespace of the pod and the claim.
     pub namespace: String,
     /// Name of the pod.

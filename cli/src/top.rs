@@ -9,7 +9,7 @@ use drava_allocator::device::Device;
 use drava_allocator::pool::Pool;
 use drava_allocator::reason::bytes;
 use drava_allocator::usage::{AllocatedDevice, DeviceAccess, DeviceUse, Usage};
-use drava_api::leader::Reservation;
+use drava_api::leader::ReservedClaim;
 use drava_api::{DeviceType, Quantity, names};
 use serde::Serialize;
 
@@ -125,7 +125,7 @@ pub(crate) enum Access {
 
 /// Allocations of the cluster by pool and device, and the pods of the claims.
 struct Index<'a> {
-    reservations: &'a [Reservation],
+    reservations: &'a [ReservedClaim],
     allocated: BTreeMap<(&'a str, &'a str), Vec<&'a AllocatedDevice>>,
     pods: BTreeMap<&'a str, Vec<String>>,
 }
@@ -156,7 +156,7 @@ impl<'a> Index<'a> {
 
     /// Returns the pods for which one of the devices is reserved.
     fn reserved(&self, pool: &str, devices: &[(&Device, &DeviceUse)]) -> Vec<String> {
-        let is_reserved = |reservation: &&Reservation| {
+        let is_reserved = |reservation: &&ReservedClaim| {
             reservation.devices.iter().any(|reserved| {
                 reserved.pool == pool
                     && devices
@@ -232,12 +232,13 @@ pub(crate) fn gpus(snapshot: &Snapshot) -> Vec<Gpu> {
     gpus
 }
 
-/// Returns the excluded pools with the reason.
+/// Returns the excluded pools with the reason, and whether reservations are missing.
 pub(crate) fn problems(snapshot: &Snapshot) -> Vec<String> {
     snapshot
         .cluster
         .excluded_pools()
         .map(|(pool, _, problem)| format!("pool {pool} is excluded from allocation: {problem}"))
+        .chain(snapshot.omission())
         .collect()
 }
 
@@ -509,6 +510,13 @@ n1     gpu-1   NVIDIA H100   whole    80 GiB / 80 GiB   100 / 100   0 / 10   def
         );
         let wide = text(&gpus(&snapshot), &[], true);
         assert!(wide.contains(" reserved for x/head\n"), "{wide}");
+        assert!(problems(&snapshot).is_empty());
+        snapshot.omitted_reservations = 3;
+        let table = text(&gpus(&snapshot), &problems(&snapshot), false);
+        assert!(
+            table.contains("reserves devices for 3 more claims than it lists"),
+            "{table}"
+        );
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use drava_allocator::object::ObjectKey;
+use drava_api::leader::GpuControllerLeader;
 use drava_api::policy::GpuPolicy;
 use drava_api::quota::GpuQuota;
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -34,6 +35,8 @@ pub enum Action {
     WriteQuotaStatus(StatusUpdate<GpuQuota>),
     /// Write the status of a policy.
     WritePolicyStatus(StatusUpdate<GpuPolicy>),
+    /// Write what the leader reserves.
+    WriteLeaderStatus(StatusUpdate<GpuControllerLeader>),
 }
 
 /// What has become of an action.
@@ -51,6 +54,8 @@ pub enum Outcome {
     QuotaStatus(StatusOutcome<GpuQuota>),
     /// The write of a policy's status has ended.
     PolicyStatus(StatusOutcome<GpuPolicy>),
+    /// The write of what the leader reserves has ended.
+    LeaderStatus(StatusOutcome<GpuControllerLeader>),
     /// An event could not be published.
     EventFailed(Box<PendingEvent>),
 }

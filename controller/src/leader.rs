@@ -177,6 +177,7 @@ fn count(planner: &Planner, outcome: &Outcome, now: Timestamp, metrics: &Metrics
         Outcome::GateRemoval(_)
         | Outcome::QuotaStatus(_)
         | Outcome::PolicyStatus(_)
+        | Outcome::LeaderStatus(_)
         | Outcome::EventFailed(_) => {}
     }
 }
@@ -231,6 +232,10 @@ impl Executor {
             Action::WritePolicyStatus(update) => {
                 self.writes
                     .spawn(async move { Outcome::PolicyStatus(writer.write_status(update).await) });
+            }
+            Action::WriteLeaderStatus(update) => {
+                self.writes
+                    .spawn(async move { Outcome::LeaderStatus(writer.write_status(update).await) });
             }
             Action::PublishEvent(event) => return self.publish(event),
             Action::WritePodCondition(update) => self.publisher.write_condition(update),

@@ -10,7 +10,6 @@
 //! | [mod@write] | writes to the API server, and the lease that admits them |
 //! | [`admit`] | the webhook: gate, check of config, translation of extended resources |
 //! | [`explanations`] | explanations of decisions in an object |
-//! | [`reservations`] | what the leader reserves, in an object |
 //! | [`leader`] | the loop of the leading replica, from watches to writes |
 //! | [`command`] | options, and the removal of what is left in the cluster |
 //!
@@ -27,6 +26,5 @@ mod fixture;
 pub mod leader;
 pub mod operate;
 pub mod pods;
-pub mod reservations;
 pub mod watch;
 pub mod write;

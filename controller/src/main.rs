@@ -15,7 +15,6 @@ use drava_controller::leader;
 use drava_controller::operate::clock::Clock;
 use drava_controller::operate::health::{self, Health};
 use drava_controller::operate::metrics::Metrics;
-use drava_controller::reservations;
 use drava_controller::write::lease::{LeaseElection, Term};
 use kube::Client;
 use tokio::signal::unix::{SignalKind, signal};
@@ -183,7 +182,6 @@ async fn lead_when_elected(
                 rotate_certificate(client, options, &term, &end),
                 maintain_templates((client, watching), options, &term, &end),
                 Box::pin(maintain_explanations(client, options, &term, &end)),
-                publish_reservations(client, metrics, &term, &end),
             );
         };
         tokio::pin!(led);
@@ -246,19 +244,6 @@ async fn maintain_explanations(
     };
     tokio::select! {
         () = explanations::maintain(client.clone(), &settings, term) => {}
-        () = end.cancelled() => {}
-    }
-}
-
-/// Publishes the reservations until `end`.
-async fn publish_reservations(
-    client: &Client,
-    metrics: &Metrics,
-    term: &Term,
-    end: &CancellationToken,
-) {
-    tokio::select! {
-        () = reservations::publish(client.clone(), metrics, term) => {}
         () = end.cancelled() => {}
     }
 }

@@ -9,6 +9,7 @@ use std::fmt::Debug;
 use drava_allocator::object::ObjectKey;
 use drava_allocator::observed::Observed as _;
 use drava_api::error::describe;
+use drava_api::leader::GpuControllerLeader;
 use drava_api::listed::{Change, Listed, Tracked, Tracker, Unreadable};
 use drava_api::names;
 use drava_api::policy::GpuPolicy;
@@ -52,6 +53,8 @@ pub enum Kind {
     Quotas,
     /// GpuPolicies.
     Policies,
+    /// The GpuControllerLeader.
+    Leaders,
     /// Namespaces.
     Namespaces,
     /// PersistentVolumeClaims.
@@ -70,7 +73,7 @@ pub enum Kind {
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Pods,
         Self::Claims,
         Self::Templates,
@@ -80,6 +83,7 @@ impl Kind {
         Self::TaintRules,
         Self::Quotas,
         Self::Policies,
+        Self::Leaders,
         Self::Namespaces,
         Self::VolumeClaims,
         Self::Volumes,
@@ -102,6 +106,7 @@ impl Kind {
             Self::TaintRules => "devicetaintrules",
             Self::Quotas => "gpuquotas",
             Self::Policies => "gpupolicies",
+            Self::Leaders => "gpucontrollerleaders",
             Self::Namespaces => "namespaces",
             Self::VolumeClaims => "persistentvolumeclaims",
             Self::Volumes => "persistentvolumes",
@@ -136,6 +141,7 @@ impl Kind {
             Self::TaintRules => ("resource.k8s.io/v1", "DeviceTaintRule"),
             Self::Quotas => (names::API_VERSION, "GpuQuota"),
             Self::Policies => (names::API_VERSION, "GpuPolicy"),
+            Self::Leaders => (names::API_VERSION, "GpuControllerLeader"),
             Self::Namespaces => ("v1", "Namespace"),
             Self::VolumeClaims => ("v1", "PersistentVolumeClaim"),
             Self::Volumes => ("v1", "PersistentVolume"),
@@ -168,6 +174,8 @@ pub enum Observation {
     Quota(Change<GpuQuota>),
     /// A policy changed.
     Policy(Change<GpuPolicy>),
+    /// The GpuControllerLeader changed.
+    Leader(Change<GpuControllerLeader>),
     /// A namespace changed.
     Namespace(Change<Namespace>),
     /// A PersistentVolumeClaim changed.
@@ -202,6 +210,7 @@ impl Observation {
             Self::TaintRule(_) => Kind::TaintRules,
             Self::Quota(_) => Kind::Quotas,
             Self::Policy(_) => Kind::Policies,
+            Self::Leader(_) => Kind::Leaders,
             Self::Namespace(_) => Kind::Namespaces,
             Self::VolumeClaim(_) => Kind::VolumeClaims,
             Self::Volume(_) => Kind::Volumes,
@@ -272,6 +281,7 @@ pub fn all(client: &Client) -> SelectAll<BoxStream<'static, Observation>> {
         served::observe_taint_rules(client.clone()),
         served::observe_definition(client.clone(), Kind::Quotas, Observation::Quota),
         served::observe_definition(client.clone(), Kind::Policies, Observation::Policy),
+        served::observe_definition(client.clone(), Kind::Leaders, Observation::Leader),
         observe(
             client,
             Kind::Namespaces,

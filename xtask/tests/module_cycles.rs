@@ -322,7 +322,6 @@ const ORDERS: [(&str, &[&str]); 3] = [
             "write",
             "admit",
             "explanations",
-            "reservations",
             "leader",
             "command",
         ],

@@ -120,6 +120,7 @@ pub(super) fn required(state: &ClusterState) -> Vec<Permission> {
                 "gpucontrollerleaders/status",
                 Some("drava-controller"),
             ),
+            ("watch", names::GROUP, "gpucontrollerleaders", None),
             ("watch", names::GROUP, "gpuquotas", None),
             ("patch", names::GROUP, "gpuquotas/status", None),
             ("watch", names::GROUP, "gpupolicies", None),

@@ -53,7 +53,7 @@ pub struct Report {
     /// Devices that are reserved for the pod.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub reserved: Vec<String>,
-    /// Likely mistakes in the pod and its claims.
+    /// Likely mistakes in the pod and its claims, and what the explanation does not know.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub advice: Vec<String>,
     /// For whom the devices are reserved on which alone the pod fits; the summary says so.
@@ -195,6 +195,9 @@ pub fn pod(
             report.summary = held.explanation(None).summary();
             report.held = Some(held);
         }
+    }
+    if matches!(report.state, State::Feasible | State::Waiting) {
+        report.advice.extend(snapshot.omission());
     }
     Ok(report)
 }

@@ -48,7 +48,7 @@ pub struct Report {
     /// Workloads that are not simulated, with the cause.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     skipped: Vec<String>,
-    /// Likely mistakes in the claims, claim templates and pods of the manifests.
+    /// Likely mistakes in the claims, claim templates and pods of the manifests, and what the simulation does not know.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     advice: Vec<String>,
 }
@@ -158,6 +158,7 @@ pub fn run(
         manifest.add(document, namespace, replicas, limit, &snapshot.cluster)?;
     }
     let mut advice = manifest.advice_on_claims(snapshot);
+    advice.extend(snapshot.omission());
     // Objects of the manifest replace those of the cluster.
     manifest.templates.extend(templates);
     advice.extend(manifest.advice_on_pods(snapshot));

@@ -14,7 +14,8 @@ use drava_allocator::pod_request::PodRequest;
 use drava_allocator::taint::rule_from_v1beta2;
 use drava_allocator::usage::{AllocatedDevice, DeviceAccess};
 use drava_api::leader::{
-    GpuControllerLeader, LEADER_NAME, Reservation, ReservationPurpose, ReservedDevice,
+    GpuControllerLeader, GpuControllerLeaderStatus, LEADER_NAME, ReservationPurpose, ReservedClaim,
+    ReservedDevice,
 };
 use drava_api::listed::{Listed, Unreadable};
 use drava_api::names;
@@ -69,7 +70,10 @@ pub struct Objects {
     runtime_classes: Vec<RuntimeClass>,
     /// What the leader reserves for pods that wait.
     #[serde(default)]
-    reservations: Vec<Reservation>,
+    reservations: Vec<ReservedClaim>,
+    /// Number of claims with reserved devices that are not in `reservations`.
+    #[serde(default)]
+    omitted_reservations: u32,
     /// Claims that this build cannot read. Other kinds without a readable version are left out.
     #[serde(default)]
     unreadable_claims: Vec<Unreadable>,
@@ -133,6 +137,7 @@ impl Objects {
         let waiting: BTreeSet<ObjectKey> =
             waiting.map(|claim| object_key(&claim.metadata)).collect();
         snapshot.reservations = self.reservations;
+        snapshot.omitted_reservations = self.omitted_reservations;
         // The leader writes the reservations a moment after the allocation of their claims.
         snapshot.reservations.retain(|reserved| {
             waiting.contains(&(reserved.namespace.clone(), reserved.claim.clone()))
@@ -174,7 +179,9 @@ pub struct Snapshot {
     /// Objects that this build cannot read: kind, and namespace and name with the cause.
     pub unreadable: Vec<(String, String)>,
     /// What the leader reserves for pods that wait: not allocated, and not free for others.
-    pub reservations: Vec<Reservation>,
+    pub reservations: Vec<ReservedClaim>,
+    /// Number of claims with reserved devices that the leader does not list.
+    pub omitted_reservations: u32,
     /// The reservations as the cluster holds them, once they were needed.
     held: Option<Vec<HeldDevices>>,
     /// What the user may not read, and what is unknown thus.
@@ -307,6 +314,18 @@ impl Snapshot {
         matches!(ownership, Ownership::Ours(_) | Ownership::Rejected(_))
     }
 
+    /// Returns that free devices may be reserved; `None` if the leader lists all reservations.
+    #[must_use]
+    pub fn omission(&self) -> Option<String> {
+        let omitted = self.omitted_reservations;
+        (omitted > 0).then(|| {
+            format!(
+                "the controller reserves devices for {omitted} more claims than it lists, so devices that seem to be free may be \
+                 reserved"
+            )
+        })
+    }
+
     /// Reverts [`Self::hold_reservations`].
     pub(crate) fn lift_reservations(&mut self) {
         for reservation in &self.reservations {
@@ -369,6 +388,7 @@ impl Snapshot {
             pods,
             unreadable: Vec::new(),
             reservations: Vec::new(),
+            omitted_reservations: 0,
             held: None,
             left_out: Vec::new(),
             templates: None,
@@ -455,6 +475,7 @@ pub async fn fetch(client: &Client) -> Result<Objects, ListError> {
     } else {
         Vec::new()
     };
+    let reserved = reservations.unwrap_or_default();
     Ok(Objects {
         nodes,
         resource_slices: slices,
@@ -468,7 +489,8 @@ pub async fn fetch(client: &Client) -> Result<Objects, ListError> {
         persistent_volume_claims,
         persistent_volumes,
         storage_classes,
-        reservations: reservations.unwrap_or_default(),
+        reservations: reserved.reservations,
+        omitted_reservations: reserved.omitted_reservations,
         has_templates,
         resource_claim_templates,
         runtime_classes: Vec::new(),
@@ -514,12 +536,14 @@ async fn list_taint_rules(client: &Client) -> Result<Vec<DeviceTaintRule>, ListE
 }
 
 /// Reads what the leader reserves, if the user may; nothing if no controller runs.
-async fn reservations(client: &Client) -> Result<Option<Vec<Reservation>>, ListError> {
+async fn reservations(client: &Client) -> Result<Option<GpuControllerLeaderStatus>, ListError> {
     let leaders: Api<GpuControllerLeader> = Api::all(client.clone());
     match leaders.get(LEADER_NAME).await {
-        Ok(leader) => Ok(Some(leader.status.unwrap_or_default().reservations)),
+        Ok(leader) => Ok(Some(leader.status.unwrap_or_default())),
         Err(kube::Error::Api(status)) if status.code == 403 => Ok(None),
-        Err(kube::Error::Api(status)) if status.code == 404 => Ok(Some(Vec::new())),
+        Err(kube::Error::Api(status)) if status.code == 404 => {
+            Ok(Some(GpuControllerLeaderStatus::default()))
+        }
         Err(error) => Err(ListError::Failed {
             plural: GpuControllerLeader::plural(&()).to_string(),
             source: Box::new(error),

@@ -1,8 +1,9 @@
-//! Statuses of GpuQuotas and GpuPolicies, written when they differ from the known ones.
+//! Statuses of GpuQuotas, GpuPolicies and the GpuControllerLeader, written when they differ from the known ones.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use drava_api::leader::GpuControllerLeader;
 use drava_api::policy::GpuPolicy;
 use drava_api::quota::{GpuQuota, QuotaResource};
 use kube::core::ClusterResourceScope;
@@ -31,6 +32,11 @@ pub trait Reported:
 
 impl Reported for GpuPolicy {
     const WRITE_INTERVAL: Duration = Duration::ZERO;
+}
+
+impl Reported for GpuControllerLeader {
+    /// The reservations change with every decision.
+    const WRITE_INTERVAL: Duration = Duration::from_secs(1);
 }
 
 impl Reported for GpuQuota {

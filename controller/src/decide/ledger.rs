@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use drava_allocator::node::PodDemand;
 use drava_allocator::object::{ObjectKey, object_key};
 use drava_allocator::placement::Placement;
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -26,6 +27,9 @@ mod unreserved;
 
 pub(crate) use unreserved::Users;
 use unreserved::{ReleaseCheck, ReleaseTimers, ReleaseTimes, UnreservedAllocation};
+
+/// Interval after which the owner of a reservation is decided again even without a change.
+pub(crate) const REVIEW_INTERVAL: Duration = Duration::from_secs(30);
 
 /// State of a claim.
 #[derive(Debug, Clone)]
@@ -92,6 +96,28 @@ pub(crate) enum Purpose {
     Preemption,
 }
 
+impl Purpose {
+    /// Returns whether the devices count against quotas. Those of the waiting head of the queue do not: they may be the ones
+    /// that its own tenant still uses.
+    pub(crate) const fn is_charged(self) -> bool {
+        match self {
+            Self::HeadOfQueue => false,
+            Self::Preemption => true,
+        }
+    }
+}
+
+/// What is reserved for a pod.
+#[derive(Debug, Clone)]
+pub(crate) struct ReservedPod {
+    /// UID of the pod.
+    pub(crate) uid: String,
+    /// Demand on its node.
+    pub(crate) demand: PodDemand,
+    /// Its devices.
+    pub(crate) placement: Placement,
+}
+
 /// Devices that are reserved for pods whose claims are not written.
 #[derive(Debug, Clone)]
 pub(crate) struct Reservation {
@@ -99,8 +125,8 @@ pub(crate) struct Reservation {
     pub(crate) purpose: Purpose,
     /// Order of the owner in the queue.
     pub(crate) order: QueueOrder,
-    /// Devices by the UID of the pod; of a gang, those of all members.
-    pub(crate) placements: Vec<(String, Placement)>,
+    /// The pod, or the members of the gang.
+    pub(crate) pods: Vec<ReservedPod>,
     /// When it is decided again, even without a change.
     pub(crate) review_at: Instant,
 }
@@ -108,9 +134,8 @@ pub(crate) struct Reservation {
 impl Reservation {
     /// Returns the claims with reserved devices.
     pub(crate) fn claims(&self) -> impl Iterator<Item = ObjectKey> {
-        let placements = self.placements.iter();
-        placements
-            .flat_map(|(_, placement)| &placement.claims)
+        let pods = self.pods.iter();
+        pods.flat_map(|pod| &pod.placement.claims)
             .map(|claim| (claim.claim.namespace.clone(), claim.claim.name.clone()))
     }
 }
@@ -229,12 +254,12 @@ impl Ledger {
     }
 
     /// Returns the UIDs of the pods whose reservations are due for review, and sets the next review.
-    pub(crate) fn start_due_reviews(&mut self, now: Instant, interval: Duration) -> Vec<String> {
+    pub(crate) fn start_due_reviews(&mut self, now: Instant) -> Vec<String> {
         let mut pods = Vec::new();
         for reservation in self.reservations.values_mut() {
             if reservation.review_at <= now {
-                reservation.review_at = now + interval;
-                pods.extend(reservation.placements.iter().map(|(uid, _)| uid.clone()));
+                reservation.review_at = now + REVIEW_INTERVAL;
+                pods.extend(reservation.pods.iter().map(|pod| pod.uid.clone()));
             }
         }
         pods

@@ -45,7 +45,7 @@ mod progress;
 mod quota;
 mod rejections;
 mod reporter;
-mod reservations;
+mod reserved_devices;
 mod room;
 mod round;
 mod wake;
@@ -143,6 +143,7 @@ impl Planner {
             Observation::TaintRule(change) => self.backlog.wake(self.world.taint_rule(change)),
             Observation::Quota(change) => self.quota(change),
             Observation::Policy(change) => self.policy(change),
+            Observation::Leader(change) => self.leader(change),
             Observation::Namespace(change) => self.namespace(change),
             Observation::VolumeClaim(change) => self.world.volume_claim(change),
             Observation::Volume(change) => self.world.volume(change),
@@ -172,6 +173,7 @@ impl Planner {
             Outcome::GateRemoval(outcome) => self.gate_removed(outcome, now),
             Outcome::QuotaStatus(outcome) => self.quota_status_written(outcome, now),
             Outcome::PolicyStatus(outcome) => self.policy_status_written(outcome, now),
+            Outcome::LeaderStatus(outcome) => self.leader_status_written(outcome, now),
             Outcome::EventFailed(event) => self.event_failed(*event, now),
         }
     }
@@ -554,6 +556,7 @@ impl Planner {
         self.decide_due(time, &mut actions);
         self.write_quota_statuses(time, &mut actions);
         self.write_policy_statuses(time, &mut actions);
+        self.write_leader_status(time, &mut actions);
         let delayed = self.reporter.deduplicator.due(time.instant);
         actions.extend(delayed.into_iter().map(Action::PublishEvent));
         self.write_changed_conditions(time, &mut actions);
@@ -607,7 +610,6 @@ impl Planner {
             excluded_pools: self.world.cluster.excluded_pools().count(),
             quotas: self.quota_metrics(),
             namespaces: self.namespace_amounts(),
-            reservations: self.reservations(),
         }
     }
 }

@@ -16,7 +16,6 @@ use axum::routing::get;
 use drava_allocator::cluster::FreeMemory;
 use drava_allocator::device::Device;
 use drava_allocator::usage::DeviceUse;
-use drava_api::leader::Reservation;
 use drava_api::metric::{self, BUILD_INFO, Metric, controller as table};
 use drava_api::quota::QuotaResource;
 use drava_api::reason::Reason;
@@ -69,8 +68,6 @@ pub struct ClusterMetrics {
     pub quotas: Vec<QuotaMetrics>,
     /// What the claims of each namespace have.
     pub namespaces: BTreeMap<String, NamespaceAmounts>,
-    /// Devices that are reserved for pods which wait.
-    pub reservations: Vec<Reservation>,
 }
 
 /// A shareable device.
@@ -214,13 +211,6 @@ impl Metrics {
         leadership.usage.set(namespaces, self.started.elapsed());
         leadership.cluster = Some(Arc::new(cluster));
         leadership.synced = synced;
-    }
-
-    /// Returns what the leader reserves; `None` if this replica does not lead or has not decided.
-    pub fn reservations(&self) -> Option<Vec<Reservation>> {
-        let leadership = lock(&self.leadership);
-        let cluster = leadership.cluster.as_ref()?;
-        Some(cluster.reservations.clone())
     }
 
     /// Records a pass of decisions.

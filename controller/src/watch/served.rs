@@ -17,7 +17,7 @@ use super::{Kind, Observation, keep, observe};
 
 /// Time between two attempts to find out whether a kind is served.
 pub(super) const RETRY: Duration = Duration::from_secs(2);
-/// Time between two checks whether GpuQuotas or GpuPolicies are served by now.
+/// Time between two checks whether a kind of drava is served by now.
 const DEFINITIONS_RECHECK: Duration = Duration::from_secs(60);
 /// Time between two checks whether DeviceTaintRules are served by now.
 const TAINT_RULES_RECHECK: Duration = Duration::from_secs(300);
@@ -47,7 +47,7 @@ pub(super) fn once_then_pause(
     stream::iter([observation]).chain(pause).boxed()
 }
 
-/// Watches GpuQuotas or GpuPolicies. Helm does not install CustomResourceDefinitions on every upgrade, and administrators may leave
+/// Watches a kind of drava. Helm does not install CustomResourceDefinitions on every upgrade, and administrators may leave
 /// them out. The watch starts when the definition is installed.
 pub(super) fn observe_definition<K>(
     client: Client,

@@ -244,7 +244,8 @@ impl BenchCluster {
                 | Action::PublishEvent(_)
                 | Action::WritePodCondition(_)
                 | Action::WriteQuotaStatus(_)
-                | Action::WritePolicyStatus(_) => {}
+                | Action::WritePolicyStatus(_)
+                | Action::WriteLeaderStatus(_) => {}
             }
         }
         self.evictions.extend(decided.evictions.iter().cloned());

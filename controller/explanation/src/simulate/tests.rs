@@ -372,3 +372,23 @@ fn names_for_whom_devices_are_reserved() {
         "{text}"
     );
 }
+
+#[test]
+fn mentions_reservations_that_are_not_listed() {
+    const NOTE: &str = "note: the controller reserves devices for 7 more claims than it lists, so devices that seem to be free may \
+                        be reserved\n";
+    let mut snapshot = snapshot();
+    let simulated = |snapshot: &mut Snapshot| {
+        simulated_in(snapshot, &[deployment(1), template("6Gi")], None)
+            .unwrap()
+            .text()
+    };
+    assert!(!simulated(&mut snapshot).contains("than it lists"));
+    snapshot.omitted_reservations = 7;
+    let text = simulated(&mut snapshot);
+    assert!(text.contains(NOTE), "{text}");
+    let mut snapshot = reserving();
+    snapshot.omitted_reservations = 7;
+    let explained = crate::explain::pod(&mut snapshot, "default", "feasible", &settings()).unwrap();
+    assert!(explained.text().contains(NOTE), "{}", explained.text());
+}

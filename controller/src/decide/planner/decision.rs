@@ -181,7 +181,7 @@ impl Planner {
             return Ok(());
         }
         for (request, placement) in &plan.placed {
-            self.world.forget(request, placement);
+            self.world.forget(&request.pod_request.uid, placement);
         }
         let waits_for_quota = plan
             .rejected
@@ -268,7 +268,7 @@ impl Planner {
         actions: &mut Vec<Action>,
     ) {
         for (request, placement) in &plan.placed {
-            self.world.forget(request, placement);
+            self.world.forget(&request.pod_request.uid, placement);
         }
         for request in &group.requests {
             let uid = &request.pod_request.uid;
@@ -414,7 +414,7 @@ impl Planner {
                 }
                 Err(Undecided::Suspended(suspended)) => {
                     for (request, placement) in &plan.placed {
-                        self.world.forget(request, placement);
+                        self.world.forget(&request.pod_request.uid, placement);
                     }
                     if let Some(first) = first {
                         known.extend(plan.into_decided());

@@ -11,8 +11,7 @@ use k8s_openapi::api::core::v1::Pod;
 use tokio::time::Instant;
 
 use super::DecisionTime;
-use super::room::REVIEW_INTERVAL;
-use crate::decide::ledger::Ledger;
+use crate::decide::ledger::{Ledger, REVIEW_INTERVAL};
 use crate::pods::{claim, pod};
 
 /// A pod that has ended.

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::room::REVIEW_INTERVAL;
 use super::{DecisionTime, Planner};
 use crate::action::event::PendingEvent;
 use crate::action::{EvictionCause, EvictionOutcome, Victim};
+use crate::decide::ledger::REVIEW_INTERVAL;
 use crate::pods::pod::qualified_name;
 
 /// Time for which a pod that could not be evicted is not tried again.
@@ -111,10 +111,7 @@ impl Planner {
         let (waiting, over) = delays.into_iter().partition(|(_, until)| now < *until);
         self.backlog.eviction_delays = waiting;
         let over: BTreeMap<String, Instant> = over;
-        let reviewed = self
-            .commitments
-            .ledger
-            .start_due_reviews(now, REVIEW_INTERVAL);
+        let reviewed = self.commitments.ledger.start_due_reviews(now);
         for uid in over.into_keys().chain(reviewed) {
             self.backlog.activate(&uid);
         }

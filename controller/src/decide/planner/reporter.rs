@@ -1,9 +1,10 @@
-//! What is said: events, conditions of pods, and statuses of quotas and policies.
+//! What is said: events, conditions of pods, and statuses of quotas, policies and the leader.
 
 use std::collections::BTreeMap;
 
 use drava_allocator::cluster::Cluster;
 use drava_allocator::pool::PoolProblem;
+use drava_api::leader::GpuControllerLeader;
 use drava_api::policy::GpuPolicy;
 use drava_api::quota::GpuQuota;
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -30,6 +31,7 @@ pub(super) struct Reporter {
     pub(super) overcommits: Overcommits,
     pub(super) quota_statuses: Statuses<GpuQuota>,
     pub(super) policy_statuses: Statuses<GpuPolicy>,
+    pub(super) leader_statuses: Statuses<GpuControllerLeader>,
     /// Number of unreserved allocations of this controller that kube-scheduler has released.
     pub(super) scheduler_releases: u64,
 }
@@ -48,6 +50,7 @@ impl Reporter {
             .into_iter()
             .chain(self.quota_statuses.next_due())
             .chain(self.policy_statuses.next_due())
+            .chain(self.leader_statuses.next_due())
             .min()
     }
 }

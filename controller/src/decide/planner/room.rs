@@ -9,13 +9,10 @@
 //! it could evict on one node after the other in vain.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use drava_allocator::cluster::{Departure, Floors};
 use drava_allocator::explanation::Explanation;
-use drava_allocator::node::PodDemand;
 use drava_allocator::placement::Placement;
-use drava_allocator::pod_request::PodRequest;
 use drava_allocator::searched::Suspended;
 use drava_allocator::turn::Turn;
 use drava_api::reason::Reason;
@@ -27,7 +24,7 @@ use super::demand::Request;
 use super::{DecisionTime, Planner};
 use crate::action::event::ReleaseReason;
 use crate::action::{Action, Eviction, EvictionCause, Precedence, Preemptor, Victim};
-use crate::decide::ledger::{Owner, Purpose, Reservation};
+use crate::decide::ledger::{Owner, Purpose, REVIEW_INTERVAL, Reservation, ReservedPod};
 use crate::decide::queue::QueueOrder;
 use crate::decide::victims::Cost;
 use crate::pods::live_pods::LivePod;
@@ -46,8 +43,6 @@ pub(super) use rollout::Rollout;
 
 /// Time after the grace period in which a pod that is being deleted is still expected to end.
 const TERMINATION_MARGIN: SignedDuration = SignedDuration::from_secs(30);
-/// Interval after which the owner of a reservation is decided again even without a change.
-pub(super) const REVIEW_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Units of one search for room in one turn, about 50 ms.
 const SEARCH_UNITS: u64 = 100_000;
@@ -173,21 +168,6 @@ impl Planner {
         }
     }
 
-    /// Takes the devices and the nodes' resources of a reservation.
-    fn keep_reserved(&mut self, reservation: &Reservation) {
-        for (uid, placement) in &reservation.placements {
-            let demand = self
-                .backlog
-                .queue
-                .get(uid)
-                .map(|pending| PodDemand::of(&pending.pod));
-            self.keep(placement, reservation.purpose);
-            if let Some(demand) = demand {
-                self.world.cluster.assume_pod(uid, &placement.node, &demand);
-            }
-        }
-    }
-
     /// Restores the lifted reservations, before a pod of this order is decided: those ahead of it. Less is free then, so what
     /// was rejected stays rejected.
     pub(super) fn restore_reservations(&mut self, before: Option<&QueueOrder>) {
@@ -197,7 +177,7 @@ impl Planner {
                 self.commitments.lifted.push((owner, reservation));
                 continue;
             }
-            self.keep_reserved(&reservation);
+            self.world.keep_again(&reservation);
             self.commitments.ledger.reserve(owner, reservation);
         }
     }
@@ -216,8 +196,8 @@ impl Planner {
             .map(|placement| placement.node.as_str())
             .collect();
         let is_outdated = |reservation: &Reservation| {
-            let mut reserved = reservation.placements.iter();
-            reserved.any(|(_, placement)| nodes.contains(placement.node.as_str()))
+            let mut reserved = reservation.pods.iter();
+            reserved.any(|pod| nodes.contains(pod.placement.node.as_str()))
                 || purpose == Some(Purpose::HeadOfQueue)
                     && reservation.purpose == Purpose::HeadOfQueue
         };
@@ -226,8 +206,8 @@ impl Planner {
             lifted.partition(|(_, reservation)| is_outdated(reservation));
         self.commitments.lifted = kept;
         for (owner, reservation) in outdated {
-            for (uid, _) in &reservation.placements {
-                self.backlog.queue.decide_again(uid);
+            for pod in &reservation.pods {
+                self.backlog.queue.decide_again(&pod.uid);
             }
             self.commitments.outdated.insert(owner);
         }
@@ -245,8 +225,8 @@ impl Planner {
         let Some(reservation) = self.take_reservation(owner) else {
             return was_outdated;
         };
-        for (uid, _) in &reservation.placements {
-            if let Some(pending) = self.backlog.queue.get_mut(uid) {
+        for pod in &reservation.pods {
+            if let Some(pending) = self.backlog.queue.get_mut(&pod.uid) {
                 pending.activate();
             }
         }
@@ -255,23 +235,10 @@ impl Planner {
 
     fn take_reservation(&mut self, owner: &Owner) -> Option<Reservation> {
         let reservation = self.commitments.ledger.end_reservation(owner)?;
-        self.world.changed();
-        for key in reservation.claims() {
-            self.world.cluster.forget(&key);
-        }
-        for (uid, _) in &reservation.placements {
-            self.world.cluster.forget_pod(uid);
+        for pod in &reservation.pods {
+            self.world.forget(&pod.uid, &pod.placement);
         }
         Some(reservation)
-    }
-
-    /// Keeps devices for a pod. A waiting head of the queue is charged nothing: its devices may be those that its own tenant
-    /// still uses.
-    fn keep(&mut self, placement: &Placement, purpose: Purpose) {
-        match purpose {
-            Purpose::HeadOfQueue => self.world.cluster.hold(placement),
-            Purpose::Preemption => self.world.cluster.assume(placement),
-        }
     }
 
     fn namespace_of(&self, uid: &str) -> String {
@@ -429,18 +396,21 @@ impl Planner {
         let uid = first.pod_request.uid.clone();
         let placements = room.placements.iter().map(|(_, placement)| placement);
         self.outdate_reservations(placements, Some(purpose));
+        let reserved = room.placements.into_iter();
+        let reserved = reserved.map(|(request, placement)| ReservedPod {
+            uid: request.pod_request.uid,
+            demand: request.pod_request.demand,
+            placement,
+        });
+        let pods: Vec<ReservedPod> = reserved.collect();
         let mut is_guaranteed = purpose == Purpose::Preemption;
-        for (request, placement) in &room.placements {
-            is_guaranteed &= self.world.cluster.is_guaranteed(placement);
-            self.world.changed();
-            self.keep(placement, purpose);
-            let PodRequest { uid, demand, .. } = &request.pod_request;
-            self.world.cluster.assume_pod(uid, &placement.node, demand);
+        for pod in &pods {
+            is_guaranteed &= self.world.cluster.is_guaranteed(&pod.placement);
+            self.world.keep(pod, purpose);
         }
         if is_guaranteed {
             self.set_reclaiming(group, true);
         }
-        let placements = room.placements.into_iter();
         let reservation = Reservation {
             purpose,
             order: self
@@ -448,9 +418,7 @@ impl Planner {
                 .queue
                 .order(&uid)
                 .unwrap_or_else(|| order.clone()),
-            placements: placements
-                .map(|(request, placement)| (request.pod_request.uid, placement))
-                .collect(),
+            pods,
             review_at: time.instant + REVIEW_INTERVAL,
         };
         self.commitments.ledger.reserve(owner, reservation);

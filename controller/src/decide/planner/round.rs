@@ -81,7 +81,7 @@ impl Planner {
 
     /// Decides for the due pods, and for all when a reservation has ended.
     pub(super) fn decide_due(&mut self, time: &DecisionTime, actions: &mut Vec<Action>) {
-        self.world.changed();
+        self.world.start_round();
         self.decide_in_order(time, actions);
         if std::mem::take(&mut self.backlog.has_room_ended) {
             self.backlog.queue.activate_all();

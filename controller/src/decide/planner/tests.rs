@@ -18,6 +18,7 @@ mod quota;
 mod readers;
 mod release;
 mod reservation;
+mod reserved_devices;
 mod round;
 mod search;
 mod unallocatable;

@@ -1,7 +1,8 @@
 //! What is true: the observed objects, and what follows from them alone.
 //!
-//! The world knows nothing of what is promised, who waits or what was said. Its cluster also assumes what is promised, so that
-//! no decision takes it again.
+//! The world knows nothing of who waits or what was said. What is promised is taken from its cluster, so that no decision
+//! takes it again: by [`World::assume`] and [`World::keep`], until the claims show it or [`World::forget`] gives it back. Each
+//! of them, and the start of a round of decisions, outdates what was found out before.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,6 +24,7 @@ use super::Settings;
 use super::demand::Request;
 use super::ended_pods::EndedPods;
 use super::wake::Wake;
+use crate::decide::ledger::{Owner, Purpose, Reservation, ReservedPod};
 use crate::pods::live_pods::LivePods;
 use crate::pods::pod_group::PodGroups;
 use crate::watch::Kind;
@@ -40,7 +42,7 @@ pub(super) struct World {
     pub(super) ended_pods: EndedPods,
     /// Claim templates.
     pub(super) templates: BTreeSet<ObjectKey>,
-    /// Counts the changes that may help a pod, or change why it does not fit.
+    /// Counts what may help a pod, or change why it does not fit.
     pub(super) revision: u64,
     /// Objects that this build cannot read, with the cause. One is left out, or stays as it was read last. A claim is no
     /// exception to be skipped: its devices would be allocated twice, so their pools are excluded.
@@ -73,27 +75,67 @@ impl World {
         !self.unlisted.iter().any(|kind| kind.is_pod_groups())
     }
 
-    /// Outdates what was found out about the world so far.
-    pub(super) const fn changed(&mut self) {
+    /// Starts a round of decisions: what was observed since the last one may have changed anything.
+    pub(super) const fn start_round(&mut self) {
         self.revision += 1;
     }
 
-    /// Assumes a placement in the cluster.
+    /// Takes the devices of a placement, and the resources of its node.
     pub(super) fn assume(&mut self, request: &Request, placement: &Placement) {
         let PodRequest { uid, demand, .. } = &request.pod_request;
-        self.changed();
+        self.revision += 1;
         self.cluster.assume(placement);
         self.cluster.assume_pod(uid, &placement.node, demand);
     }
 
-    /// Reverts [`Self::assume`].
-    pub(super) fn forget(&mut self, request: &Request, placement: &Placement) {
-        self.changed();
+    /// Takes what is reserved for a pod.
+    pub(super) fn keep(&mut self, pod: &ReservedPod, purpose: Purpose) {
+        self.revision += 1;
+        self.take(pod, purpose);
+    }
+
+    /// Takes what was reserved and forgotten for a while. Less is free then, so what was rejected stays rejected.
+    pub(super) fn keep_again(&mut self, reservation: &Reservation) {
+        for pod in &reservation.pods {
+            self.take(pod, reservation.purpose);
+        }
+    }
+
+    fn take(&mut self, pod: &ReservedPod, purpose: Purpose) {
+        match purpose.is_charged() {
+            true => self.cluster.assume(&pod.placement),
+            false => self.cluster.hold(&pod.placement),
+        }
+        self.cluster
+            .assume_pod(&pod.uid, &pod.placement.node, &pod.demand);
+    }
+
+    /// Gives back what was taken for a pod.
+    pub(super) fn forget(&mut self, uid: &str, placement: &Placement) {
+        self.revision += 1;
         for claim in &placement.claims {
             let key = (claim.claim.namespace.clone(), claim.claim.name.clone());
             self.cluster.forget(&key);
         }
-        self.cluster.forget_pod(&request.pod_request.uid);
+        self.cluster.forget_pod(uid);
+    }
+
+    /// Returns what is found in the world without these reservations, which outdates nothing.
+    pub(super) fn without<T>(
+        &mut self,
+        reservations: &[(Owner, Reservation)],
+        find: impl FnOnce(&Self) -> T,
+    ) -> T {
+        let revision = self.revision;
+        for pod in reservations.iter().flat_map(|(_, each)| &each.pods) {
+            self.forget(&pod.uid, &pod.placement);
+        }
+        let found = find(self);
+        for (_, reservation) in reservations {
+            self.keep_again(reservation);
+        }
+        self.revision = revision;
+        found
     }
 
     /// Observes a device class.

@@ -52,7 +52,6 @@ fn cluster() -> ClusterMetrics {
                 devices: 2.0,
             },
         )]),
-        reservations: Vec::new(),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Writes of the status of a quota or a policy.
+//! Writes of the status of a quota, a policy or the GpuControllerLeader.
 //!
 //! A status is derived from the cluster, so a lost or late write is harmless: it is guarded by UID and resource version, and
 //! repeated as long as the status differs.

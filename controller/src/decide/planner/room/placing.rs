@@ -76,7 +76,7 @@ impl Planner {
             Err(ref suspended) => Err(suspended.clone()),
         };
         for (request, placement) in &placements {
-            self.world.forget(request, placement);
+            self.world.forget(&request.pod_request.uid, placement);
         }
         match (spared, placed) {
             (Ok(()), Ok(true)) => Ok(Some(Room {
@@ -154,7 +154,7 @@ impl Planner {
             .collect();
         for &index in &moved {
             let (request, placement) = &placements[index];
-            self.world.forget(request, placement);
+            self.world.forget(&request.pod_request.uid, placement);
         }
         let back = self.presume_running(spared);
         let mut anew: Placements = Vec::new();
@@ -179,7 +179,7 @@ impl Planner {
             return Ok(true);
         }
         for (request, placement) in &anew {
-            self.world.forget(request, placement);
+            self.world.forget(&request.pod_request.uid, placement);
         }
         self.world.cluster.presume_also_gone(&back);
         for index in moved {

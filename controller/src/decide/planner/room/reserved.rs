@@ -12,6 +12,7 @@ use drava_explanation::owner::name_for;
 use crate::decide::ledger::{Owner, Purpose, Reservation};
 use crate::decide::planner::Planner;
 use crate::decide::planner::decision::Group;
+use crate::decide::planner::world::World;
 use crate::pods::pod::qualified_name;
 
 /// Nodes of one reservation that are tried; a gang may have reserved devices on many.
@@ -36,10 +37,8 @@ impl Planner {
             .ledger
             .reservations()
             .filter(|(_, reservation)| {
-                reservation
-                    .placements
-                    .iter()
-                    .all(|(uid, _)| *uid != request.uid)
+                let mut pods = reservation.pods.iter();
+                pods.all(|pod| pod.uid != request.uid)
             })
             .map(|(owner, reservation)| (owner.clone(), reservation.clone()))
             .collect();
@@ -54,20 +53,10 @@ impl Planner {
         {
             return Ok(known.clone());
         }
-        // The ledger keeps the reservations, only the cluster forgets them for this decision.
-        for (_, reservation) in &others {
-            for key in reservation.claims() {
-                self.world.cluster.forget(&key);
-            }
-            for (uid, _) in &reservation.placements {
-                self.world.cluster.forget_pod(uid);
-            }
-        }
         // A pod that fits on no node fits without the reservations on one of theirs, if at all.
-        let fitting = self.fitting_reservation(request, &others, turn);
-        for (_, reservation) in &others {
-            self.keep_reserved(reservation);
-        }
+        let fitting = self.world.without(&others, |world| {
+            fitting_reservation(world, request, &others, turn)
+        });
         let reader = request.claims.first();
         let reader = reader.map_or("", |claim| claim.id.namespace.as_str());
         let explanation = fitting?.and_then(|(owner, purpose, node)| {
@@ -97,35 +86,28 @@ impl Planner {
         }
         Ok(explanation)
     }
+}
 
-    /// Returns the owner of the first of these reservations that keeps the devices of a pod, and the node.
-    fn fitting_reservation<'r>(
-        &self,
-        request: &PodRequest,
-        reservations: &'r [(Owner, Reservation)],
-        turn: &mut Turn,
-    ) -> Result<Option<(&'r Owner, Purpose, String)>, Suspended> {
-        let policies = self.world.settings.policies;
-        for (owner, reservation) in reservations {
-            let nodes: BTreeSet<&str> = reservation
-                .placements
-                .iter()
-                .map(|(_, placement)| placement.node.as_str())
-                .collect();
-            for node in nodes.into_iter().take(MAX_NODES) {
-                match self
-                    .world
-                    .cluster
-                    .decide_on_in(node, request, policies, turn)
-                {
-                    Ok(_) => return Ok(Some((owner, reservation.purpose, node.to_owned()))),
-                    Err(Undecided::Rejected(_)) => {}
-                    Err(Undecided::Suspended(suspended)) => return Err(suspended),
-                }
+/// Returns the owner of the first of these reservations that keeps the devices of a pod, and the node.
+fn fitting_reservation<'r>(
+    world: &World,
+    request: &PodRequest,
+    reservations: &'r [(Owner, Reservation)],
+    turn: &mut Turn,
+) -> Result<Option<(&'r Owner, Purpose, String)>, Suspended> {
+    let policies = world.settings.policies;
+    for (owner, reservation) in reservations {
+        let pods = reservation.pods.iter();
+        let nodes: BTreeSet<&str> = pods.map(|pod| pod.placement.node.as_str()).collect();
+        for node in nodes.into_iter().take(MAX_NODES) {
+            match world.cluster.decide_on_in(node, request, policies, turn) {
+                Ok(_) => return Ok(Some((owner, reservation.purpose, node.to_owned()))),
+                Err(Undecided::Rejected(_)) => {}
+                Err(Undecided::Suspended(suspended)) => return Err(suspended),
             }
         }
-        Ok(None)
     }
+    Ok(None)
 }
 
 #[cfg(test)]

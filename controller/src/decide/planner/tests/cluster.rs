@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use drava_allocator::object::object_key;
 use drava_allocator::placement::Policies;
+use drava_api::leader::GpuControllerLeader;
 use drava_api::listed::{Change, DeletedObject};
 use drava_api::names;
 use drava_api::policy::GpuPolicy;
@@ -46,6 +47,7 @@ pub(super) struct TestCluster {
     /// Writes of statuses in flight.
     pub(super) quota_statuses: Vec<StatusUpdate<GpuQuota>>,
     pub(super) policy_statuses: Vec<StatusUpdate<GpuPolicy>>,
+    pub(super) leader_statuses: Vec<StatusUpdate<GpuControllerLeader>>,
     /// Writes of conditions in flight.
     pub(super) pod_conditions: Vec<PodConditionUpdate>,
     pub(super) is_slice_over: fn(Instant) -> bool,
@@ -85,6 +87,7 @@ impl TestCluster {
             quotas: BTreeMap::new(),
             quota_statuses: Vec::new(),
             policy_statuses: Vec::new(),
+            leader_statuses: Vec::new(),
             pod_conditions: Vec::new(),
             is_slice_over: |_| false,
             is_scheduler_active: true,
@@ -279,6 +282,7 @@ impl TestCluster {
                 Action::WritePodCondition(update) => self.pod_conditions.push(update),
                 Action::WriteQuotaStatus(update) => self.quota_statuses.push(update),
                 Action::WritePolicyStatus(update) => self.policy_statuses.push(update),
+                Action::WriteLeaderStatus(update) => self.leader_statuses.push(update),
                 Action::PublishEvent(event) => self.events.push((
                     format!(
                         "{}/{}",
