@@ -12,7 +12,6 @@ use drava_api::listed::Change;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::json;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
 use crate::action::event::ReleaseReason;
 use crate::action::{
@@ -20,7 +19,7 @@ use crate::action::{
 };
 use crate::decide::planner::{DecisionTime, Planner, Settings};
 use crate::fixture::{claim, class, node, object, pod, slice};
-use crate::leader::{count, finished, report_failure};
+use crate::leader::{count, report_failure};
 use crate::operate::metrics::Metrics;
 use crate::watch::{Kind, Observation, WatchFailure};
 
@@ -258,14 +257,6 @@ fn keeps_events_of_writes_that_end_during_shutdown() {
     let (mut planner, job) = allocating();
     planner.finished(outcome(job, None), Instant::now());
     assert_eq!(planner.into_write_events().count(), 1);
-}
-
-#[tokio::test]
-async fn stops_after_aborted_write() {
-    let stop = CancellationToken::new();
-    let aborted = tokio::spawn(async { panic!("aborted") }).await;
-    assert!(finished(aborted, &stop).is_none());
-    assert!(stop.is_cancelled());
 }
 
 /// A log in memory.

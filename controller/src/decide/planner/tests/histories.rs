@@ -44,6 +44,16 @@ struct History {
     /// Memory of each claim, GiB.
     memory: BTreeMap<String, u64>,
     log: String,
+    decided: Decided,
+}
+
+/// Numbers of actions, so that no planner passes that does nothing.
+#[derive(Debug, Default)]
+struct Decided {
+    allocations: usize,
+    releases: usize,
+    evictions: usize,
+    gate_removals: usize,
 }
 
 impl History {
@@ -56,6 +66,7 @@ impl History {
             created: 0,
             memory: BTreeMap::new(),
             log: String::new(),
+            decided: Decided::default(),
         }
     }
 
@@ -264,8 +275,16 @@ impl History {
     }
 
     fn decide(&mut self) {
+        let (evictions, gate_removals) = (
+            self.cluster.evictions.len(),
+            self.cluster.gate_removals.len(),
+        );
         let (jobs, releases) = self.cluster.actions();
         let cluster = &mut self.cluster;
+        self.decided.allocations += jobs.len();
+        self.decided.releases += releases.len();
+        self.decided.evictions += cluster.evictions.len() - evictions;
+        self.decided.gate_removals += cluster.gate_removals.len() - gate_removals;
         let due = cluster
             .planner
             .next_deadline()
@@ -306,6 +325,7 @@ fn histories_allocate_no_gpu_twice() {
     let mut file = std::env::var("DRAVA_HISTORIES")
         .ok()
         .map(|path| std::fs::File::create(path).unwrap());
+    let mut rare = (0, 0);
     for seed in 0..number("DRAVA_HISTORY_SEEDS", 20) {
         let mut history = History::new(seed);
         for _ in 0..STEPS {
@@ -313,9 +333,18 @@ fn histories_allocate_no_gpu_twice() {
             history.decide();
         }
         assert!(history.created > 10, "seed {seed}");
+        let decided = &history.decided;
+        // A third of the pods fits at once.
+        assert!(
+            decided.allocations > history.created / 3,
+            "seed {seed}: {decided:?}"
+        );
+        assert!(decided.gate_removals > 0, "seed {seed}: {decided:?}");
+        rare = (rare.0 + decided.releases, rare.1 + decided.evictions);
         if let Some(file) = &mut file {
             use std::io::Write as _;
             writeln!(file, "seed {seed}\n{}", history.log).unwrap();
         }
     }
+    assert!(rare.0.min(rare.1) > 0, "releases and evictions: {rare:?}");
 }
