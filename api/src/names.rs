@@ -35,6 +35,17 @@ pub const WRITE_FENCE_ANNOTATION: &str = "gpu.drava.dev/write-fence";
 /// Annotation on a claim that the controller has allocated: why the node and the devices were selected, for users.
 pub const PLACEMENT_REASON_ANNOTATION: &str = "gpu.drava.dev/placement-reason";
 
+/// Estimated memory of a CUDA context by a word of the GPU's product name, MiB, as the node driver charges it. The attributes of
+/// a GPU do not show it.
+pub const CONTEXT_MIB: [(&str, u64); 6] = [
+    ("T4", 160),
+    ("A30", 416),
+    ("A100", 432),
+    ("H100", 528),
+    ("H200", 528),
+    ("B200", 592),
+];
+
 /// Scheduling gate of pods without allocation, which kube-scheduler then does not try.
 pub const ALLOCATION_GATE: &str = "gpu.drava.dev/allocation";
 

@@ -78,6 +78,21 @@ impl Action {
     }
 }
 
+/// Name of the rule of all devices of a node, or of one device. Names of devices have no dot, so that it is unique.
+fn rule_name(node: &str, device: Option<&str>) -> String {
+    match device {
+        None => format!("drava-node.{node}"),
+        Some(device) => format!("drava-device.{device}.{node}"),
+    }
+}
+
+/// Returns the device whose rule of a node has this name.
+fn device_of_rule<'a>(name: &'a str, node: &str) -> Option<&'a str> {
+    let device = name.strip_prefix("drava-device.")?;
+    let device = device.strip_suffix(node)?.strip_suffix('.')?;
+    (!device.contains('.')).then_some(device)
+}
+
 /// A rule of a target.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Rule {
@@ -268,10 +283,9 @@ fn retired(rules: &[String], target: &str) -> Option<Targeted> {
     let pool = names::pool(node);
     let of_target = rules.iter().filter_map(|name| {
         let device = match target.split_once('/') {
-            None => (*name == format!("drava-node.{node}")).then_some(None),
+            None => (*name == rule_name(node, None)).then_some(None),
             Some((_, gpu)) => {
-                let device = name.strip_prefix("drava-device.")?;
-                let device = device.strip_suffix(&format!(".{node}"))?;
+                let device = device_of_rule(name, node)?;
                 let rest = device.strip_prefix(gpu)?;
                 (rest.is_empty() || rest.starts_with('-')).then(|| Some(device.to_owned()))
             }
@@ -404,7 +418,7 @@ fn targeted(slices: &[ResourceSlice], target: &str) -> anyhow::Result<Targeted> 
     let names = |devices: &[&Device]| devices.iter().map(|device| device.name.clone()).collect();
     let Some((_, gpu)) = target.split_once('/') else {
         let rules = vec![Rule {
-            name: format!("drava-node.{node}"),
+            name: rule_name(node, None),
             pool: pool.clone(),
             device: None,
         }];
@@ -427,8 +441,7 @@ fn targeted(slices: &[ResourceSlice], target: &str) -> anyhow::Result<Targeted> 
         bail!("node {node} has no GPU {gpu}; its GPUs: {}", list(&gpus));
     };
     let rule = |device: &&Device| Rule {
-        // Device names have no dot, so that the name is unique.
-        name: format!("drava-device.{}.{node}", device.name),
+        name: rule_name(node, Some(&device.name)),
         pool: pool.clone(),
         device: Some(device.name.clone()),
     };

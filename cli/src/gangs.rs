@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use anyhow::Context;
-use drava_api::names::{ALLOCATION_GATE, GANG_ANNOTATION, GANG_MIN_ANNOTATION};
+use drava_allocator::gang::{self, PodGroupApi};
+use drava_api::names::{ALLOCATION_GATE, GANG_ANNOTATION};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, ApiResource, DynamicObject, ListParams};
@@ -51,13 +52,6 @@ enum State {
 /// Number of pods that each PodGroup needs, by namespace and name.
 pub(crate) type Minimums = BTreeMap<(String, String), usize>;
 
-/// The APIs with a PodGroup: Kubernetes, Volcano, the coscheduling plugin.
-const POD_GROUP_APIS: [(&str, &str); 3] = [
-    ("scheduling.k8s.io", "v1beta1"),
-    ("scheduling.volcano.sh", "v1beta1"),
-    ("scheduling.x-k8s.io", "v1alpha1"),
-];
-
 /// The PodGroups that a user may list.
 #[derive(Debug, Default)]
 pub(crate) struct Groups {
@@ -96,11 +90,13 @@ impl Groups {
 /// Returns the PodGroups of all APIs that the API server serves.
 pub(crate) async fn groups(client: &Client, own: &str) -> anyhow::Result<Groups> {
     let mut groups = Groups::default();
-    for (group, version) in POD_GROUP_APIS {
+    for api in PodGroupApi::ALL {
+        let api_version = api.api_version();
+        let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
         let resource = ApiResource {
             group: group.to_owned(),
             version: version.to_owned(),
-            api_version: format!("{group}/{version}"),
+            api_version: api_version.to_owned(),
             kind: "PodGroup".to_owned(),
             plural: "podgroups".to_owned(),
         };
@@ -157,55 +153,39 @@ fn minimum(group: &Value) -> usize {
 
 /// Returns the gangs of the pods by namespace and name.
 pub(crate) fn gangs(pods: &[Pod], minimums: &Minimums, now: Timestamp) -> Vec<Gang> {
-    let mut members: BTreeMap<(&str, &str), Vec<&Pod>> = BTreeMap::new();
+    let mut members: BTreeMap<(String, String), Vec<&Pod>> = BTreeMap::new();
     for pod in pods.iter().filter(|pod| is_unfinished(pod)) {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
         let of_group = || {
-            let name = pod_group(pod)?;
-            let key = (namespace.to_owned(), name.to_owned());
-            minimums.contains_key(&key).then_some(name)
+            let (_, namespace, name) = gang::reference(pod)?;
+            let key = (namespace, name);
+            minimums.contains_key(&key).then_some(key.1)
         };
-        if let Some(name) = annotation(pod, GANG_ANNOTATION).or_else(of_group) {
-            members.entry((namespace, name)).or_default().push(pod);
+        let of_annotation = annotation(pod, GANG_ANNOTATION).map(str::to_owned);
+        if let Some(name) = of_annotation.or_else(of_group) {
+            let key = (namespace.to_owned(), name);
+            members.entry(key).or_default().push(pod);
         }
     }
     members
         .into_iter()
-        .map(|((namespace, name), pods)| {
-            let key = (namespace.to_owned(), name.to_owned());
-            gang(namespace, name, &pods, minimums.get(&key).copied(), now)
+        .map(|(key, pods)| {
+            let min = minimums.get(&key).copied();
+            summary(key, &pods, min, now)
         })
         .collect()
 }
 
-/// Returns the name of the PodGroup of a pod.
-fn pod_group(pod: &Pod) -> Option<&str> {
-    let group = pod.spec.as_ref().and_then(|spec| {
-        let group = spec.scheduling_group.as_ref()?;
-        group.pod_group_name.as_deref()
-    });
-    let label = || {
-        let labels = pod.metadata.labels.as_ref()?;
-        labels
-            .get("scheduling.x-k8s.io/pod-group")
-            .map(String::as_str)
-    };
-    group
-        .or_else(|| annotation(pod, "scheduling.k8s.io/group-name"))
-        .or_else(label)
-}
-
-fn gang(
-    namespace: &str,
-    name: &str,
+/// Returns the state of the gang of these pods.
+fn summary(
+    (namespace, name): (String, String),
     pods: &[&Pod],
     min_of_group: Option<usize>,
     now: Timestamp,
 ) -> Gang {
     let min = pods
         .iter()
-        .filter_map(|pod| annotation(pod, GANG_MIN_ANNOTATION)?.trim().parse().ok())
-        .filter(|min: &usize| *min > 0)
+        .filter_map(|pod| Some(gang::of(pod).ok()??.min))
         .max()
         .or(min_of_group);
     let running = pods.iter().filter(|pod| phase(pod) == "Running").count();
@@ -222,8 +202,8 @@ fn gang(
         .filter_map(|pod| Some(pod.metadata.creation_timestamp.as_ref()?.0))
         .min();
     Gang {
-        namespace: namespace.to_owned(),
-        name: name.to_owned(),
+        namespace,
+        name,
         min,
         members: pods.len(),
         running,
@@ -310,6 +290,7 @@ fn is_gated(pod: &Pod) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use drava_api::names::GANG_MIN_ANNOTATION;
     use serde_json::json;
 
     use super::*;

@@ -457,7 +457,8 @@ impl Gpu {
             [claim] => format!("{} ({})", claim.name, claim.pods.join(", ")),
             claims => {
                 let pods: usize = claims.iter().map(|claim| claim.pods.len()).sum();
-                format!("{} claims ({pods} pods)", claims.len())
+                let plural = if pods == 1 { "" } else { "s" };
+                format!("{} claims ({pods} pod{plural})", claims.len())
             }
         }
     }
@@ -474,7 +475,7 @@ mod tests {
             text(&gpus(&snapshot()), &problems(&snapshot()), false),
             "\
 NODE   GPU     MODEL         MODE     MEMORY            CORES       SLOTS    CLAIMS (PODS)
-n1     gpu-0   NVIDIA H100   shared   24 GiB / 80 GiB   30 / 100    2 / 10   2 claims (1 pods)
+n1     gpu-0   NVIDIA H100   shared   24 GiB / 80 GiB   30 / 100    2 / 10   2 claims (1 pod)
 n1     gpu-1   NVIDIA H100   whole    80 GiB / 80 GiB   100 / 100   0 / 10   default/w (w-pod)
 "
         );

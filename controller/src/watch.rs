@@ -26,7 +26,8 @@ use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 
-use crate::pods::pod_group::{PodGroupApi, PodGroupChange};
+use crate::pods::gang::PodGroupApi;
+use crate::pods::pod_group::PodGroupChange;
 
 pub(crate) mod objects;
 mod pod_groups;

@@ -166,6 +166,7 @@ fn finds_rules_of_retired_nodes_and_gpus() {
         "drava-device.gpu-1.a",
         "drava-device.gpu-1-vgpu.a",
         "drava-device.gpu-10.a",
+        "drava-device.gpu-1-vgpu.x.a",
         "other",
     ];
     let rules = rules.map(str::to_owned);

@@ -19,6 +19,7 @@ pub mod decision;
 pub mod device;
 pub mod explanation;
 pub mod fragmentation;
+pub mod gang;
 pub mod node;
 pub mod object;
 pub mod observed;

@@ -34,16 +34,6 @@ const CAPACITIES: [&str; 9] = [
     capacity::OFA_ENGINES,
 ];
 
-/// Estimated memory of a CUDA context by GPU, MiB.
-const CONTEXTS: [(&str, u64); 6] = [
-    ("T4", 160),
-    ("A30", 416),
-    ("A100", 432),
-    ("H100", 528),
-    ("H200", 528),
-    ("B200", 592),
-];
-
 /// Memory that a CUDA context takes on any GPU, MiB.
 const SMALLEST_CONTEXT_MIB: u64 = 32;
 
@@ -104,13 +94,13 @@ fn share_bytes(device: &Device) -> Option<u64> {
     bytes.to_u64_rounded_up()
 }
 
-/// Returns the estimated memory of a CUDA context, by the words of a product name; docs/recipes.md has the same table.
+/// Returns the estimated memory of a CUDA context, by the words of a product name.
 fn context_bytes(product: &str) -> u64 {
     let is_word = |name: &&(&str, u64)| {
         let mut words = product.split(|letter: char| !letter.is_ascii_alphanumeric());
         words.any(|word| word == name.0)
     };
-    let known = CONTEXTS.iter().find(is_word);
+    let known = names::CONTEXT_MIB.iter().find(is_word);
     known.map_or(SMALLEST_CONTEXT_MIB, |(_, mib)| *mib) << 20
 }
 

@@ -7,12 +7,13 @@ use std::collections::BTreeSet;
 use drava_allocator::capacity::Amounts;
 use drava_allocator::claim::ClaimId;
 use drava_allocator::cluster::{Cluster, is_finished};
+use drava_allocator::explanation::Explanation;
+use drava_allocator::gang::{self, GangError, GangName};
 use drava_allocator::node::PodDemand;
 use drava_allocator::object::object_key;
 use drava_allocator::placement::Placement;
 use drava_allocator::pod_request::PodRequest;
 use drava_allocator::{pod, usage::AllocatedDevice};
-use drava_api::names;
 use drava_api::reason::Reason;
 use k8s_openapi::api::core::v1::{Pod, PodResourceClaim, PodTemplateSpec, Toleration};
 use k8s_openapi::api::node::v1::RuntimeClass;
@@ -183,11 +184,12 @@ pub fn run(
         if outcomes.get(index).is_some_and(Option::is_some) {
             continue;
         }
-        let indices: Vec<usize> = match Gang::of(pod) {
+        let indices: Vec<usize> = match gang::name_of(pod) {
             None => vec![index],
-            Some(gang) => {
+            Some(name) => {
                 let later = members.iter().enumerate().skip(index);
-                let of_gang = later.filter(|(_, other)| Gang::of(other).as_ref() == Some(&gang));
+                let of_gang =
+                    later.filter(|(_, other)| gang::name_of(other).as_ref() == Some(&name));
                 of_gang.map(|(index, _)| index).collect()
             }
         };
@@ -195,7 +197,7 @@ pub fn run(
             .iter()
             .filter_map(|index| members.get(*index))
             .collect();
-        let decided = simulation.decide_group(&group, Gang::of(pod).as_ref())?;
+        let decided = simulation.decide_group(&group)?;
         for (index, outcome) in indices.into_iter().zip(decided) {
             if let Some(slot) = outcomes.get_mut(index) {
                 *slot = Some(outcome);
@@ -226,27 +228,6 @@ fn qualified(pod: &Pod) -> String {
     format!("{namespace}/{name}")
 }
 
-/// The gang that the annotations of a pod define.
-#[derive(Debug, PartialEq, Eq)]
-struct Gang {
-    namespace: Option<String>,
-    name: String,
-    min: usize,
-}
-
-impl Gang {
-    /// Returns the gang of a pod; none without a valid minimum, which the controller refuses.
-    fn of(pod: &Pod) -> Option<Self> {
-        let annotations = pod.metadata.annotations.as_ref()?;
-        let min = annotations.get(names::GANG_MIN_ANNOTATION)?;
-        Some(Self {
-            namespace: pod.metadata.namespace.clone(),
-            name: annotations.get(names::GANG_ANNOTATION)?.clone(),
-            min: min.parse().ok()?,
-        })
-    }
-}
-
 /// A simulation of pods one after the other.
 struct Simulation<'a> {
     snapshot: &'a mut Snapshot,
@@ -268,55 +249,66 @@ enum Decided {
 
 impl Simulation<'_> {
     /// Decides pods that start together, or a single one.
-    fn decide_group(
-        &mut self,
-        pods: &[&Pod],
-        gang: Option<&Gang>,
-    ) -> Result<Vec<Outcome>, SimulateError> {
+    fn decide_group(&mut self, pods: &[&Pod]) -> Result<Vec<Outcome>, SimulateError> {
         let mut decided = Vec::new();
         for pod in pods {
             decided.push(self.decide(pod)?);
         }
-        if let Some(gang) = gang {
-            let existing = self.existing(gang);
-            let started = existing
-                .iter()
-                .filter(|pod| pod::node(pod).is_some())
-                .count();
-            let fitting = decided
-                .iter()
-                .filter(|decided| !decided.is_pending())
-                .count();
-            if started < gang.min && started + fitting < gang.min {
-                let total = existing.len() + pods.len();
-                let text = if total < gang.min {
-                    format!("{total} of {} members exist", gang.min)
-                } else {
-                    let mut rejected = pods.iter().zip(&decided);
-                    let rejected = rejected.find_map(|(pod, decided)| match decided {
-                        Decided::Without(Outcome::Pending { reason, .. }) => {
-                            Some(format!("; pod {}: {reason}", qualified(pod)))
-                        }
-                        Decided::Without(_) | Decided::Placed(_) => None,
-                    });
-                    format!(
-                        "{} of {} members fit{}",
-                        started + fitting,
-                        gang.min,
-                        rejected.unwrap_or_default()
-                    )
-                };
-                let reason = format!("{}: gang {}: {text}", Reason::WaitingForGang, gang.name);
-                return Ok(self.give_up(decided, &reason));
-            }
+        match self.obstacle(pods, &decided) {
+            Some(explanation) => Ok(self.give_up(decided, &explanation.summary())),
+            None => Ok(decided.into_iter().map(Decided::outcome).collect()),
         }
-        Ok(decided.into_iter().map(Decided::outcome).collect())
+    }
+
+    /// Returns why these pods of a gang do not start, if they do not; none for a pod without a gang.
+    fn obstacle(&self, pods: &[&Pod], decided: &[Decided]) -> Option<Explanation> {
+        let invalid =
+            |error: GangError| Explanation::rejected(Reason::InvalidGang, error.to_string());
+        let gang = match gang::of(pods.first()?) {
+            Ok(gang) => gang?,
+            Err(error) => return Some(invalid(error)),
+        };
+        let existing = self.existing(&gang.name);
+        let mut members = pods.iter().chain(&existing);
+        let other = members.find_map(|pod| {
+            let other = gang::of(pod).ok()??;
+            (other.min != gang.min).then_some(other.min)
+        });
+        if let Some(other) = other {
+            return Some(invalid(GangError::contradictory(
+                gang.name, gang.min, other,
+            )));
+        }
+        let started = existing.iter().filter(|pod| pod::node(pod).is_some());
+        let started = started.count();
+        let fitting = decided.iter().filter(|decided| !decided.is_pending());
+        let fitting = started + fitting.count();
+        if started >= gang.min || fitting >= gang.min {
+            return None;
+        }
+        let total = existing.len() + pods.len();
+        let text = if total < gang.min {
+            format!("{total} of {} members exist", gang.min)
+        } else {
+            let mut rejected = pods.iter().zip(decided);
+            let rejected = rejected.find_map(|(pod, decided)| match decided {
+                Decided::Without(Outcome::Pending { reason, .. }) => {
+                    Some(format!("; pod {}: {reason}", qualified(pod)))
+                }
+                Decided::Without(_) | Decided::Placed(_) => None,
+            });
+            let rejected = rejected.unwrap_or_default();
+            format!("{fitting} of {} members fit{rejected}", gang.min)
+        };
+        let text = format!("gang {}: {text}", gang.name);
+        Some(Explanation::rejected(Reason::WaitingForGang, text))
     }
 
     /// Returns the pods of the gang that exist.
-    fn existing(&self, gang: &Gang) -> Vec<&Pod> {
+    fn existing(&self, gang: &GangName) -> Vec<&Pod> {
         let pods = self.snapshot.pods.iter();
-        let of_gang = pods.filter(|pod| Gang::of(pod).as_ref() == Some(gang) && !is_finished(pod));
+        let of_gang =
+            pods.filter(|pod| gang::name_of(pod).as_ref() == Some(gang) && !is_finished(pod));
         of_gang.collect()
     }
 
@@ -392,10 +384,7 @@ impl Simulation<'_> {
             });
         }
         if !pod::is_served(pod, &settings.schedulers) {
-            let explanation = drava_allocator::explanation::Explanation::scheduler_not_served(
-                pod,
-                &settings.schedulers,
-            );
+            let explanation = Explanation::scheduler_not_served(pod, &settings.schedulers);
             return Ok(pending(explanation.summary()));
         }
         let placement = match snapshot.cluster.decide(&request, settings.policies) {

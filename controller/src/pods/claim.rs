@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 
 use crate::pods::gang::GangName;
-use crate::pods::pod_group::PodGroupApi;
+use crate::pods::gang::PodGroupApi;
 
 /// Returns whether the claim is allocated.
 pub(crate) fn is_allocated(claim: &ResourceClaim) -> bool {

@@ -324,7 +324,7 @@ mod tests {
 
     use super::*;
     use crate::fixture::object;
-    use crate::pods::pod_group::{COSCHEDULING_LABEL, PodGroupApi};
+    use crate::pods::gang::{COSCHEDULING_LABEL, PodGroupApi};
 
     #[test]
     fn gang_with_unknown_minimum_has_not_started() {

@@ -5,25 +5,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use drava_api::names::{GANG_ANNOTATION, GANG_MIN_ANNOTATION, VOLCANO_GROUP_ANNOTATION};
+use drava_allocator::gang::{COMPOSITE_ANNOTATION, PodGroupApi, Reference, reference};
+use drava_api::names::{GANG_ANNOTATION, GANG_MIN_ANNOTATION};
 use k8s_openapi::api::core::v1::Pod;
-
-/// Label with the name of a pod's PodGroup of the coscheduling plugin.
-pub(crate) const COSCHEDULING_LABEL: &str = "scheduling.x-k8s.io/pod-group";
 
 const SINGLE: &str = "single";
 const ALL: &str = "all";
-
-/// An API with a PodGroup.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum PodGroupApi {
-    /// `scheduling.k8s.io`, named by `spec.schedulingGroup` (KEP-4671).
-    Kubernetes,
-    /// `scheduling.volcano.sh`, named by an annotation.
-    Volcano,
-    /// `scheduling.x-k8s.io`, named by a label.
-    Coscheduling,
-}
 
 /// Annotation with the priority of a PodGroup. The watch drops it, and those below, from pods that have them themselves.
 const PRIORITY_ANNOTATION: &str = "gpu.drava.dev/gang-priority";
@@ -31,8 +18,6 @@ const PRIORITY_ANNOTATION: &str = "gpu.drava.dev/gang-priority";
 const PREEMPTION_ANNOTATION: &str = "gpu.drava.dev/gang-may-preempt";
 /// Annotation with the [`Disruption`] of a PodGroup's pods.
 const DISRUPTION_ANNOTATION: &str = "gpu.drava.dev/gang-disruption";
-/// Annotation with the CompositePodGroup of a PodGroup.
-pub(crate) const COMPOSITE_ANNOTATION: &str = "gpu.drava.dev/gang-composite";
 
 /// Which pods of a gang end when one is evicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -78,9 +63,6 @@ pub enum PodGroupChange {
         spec: Option<GroupSpec>,
     },
 }
-
-/// Reference of a pod to its PodGroup: API, namespace, name.
-type Reference = (PodGroupApi, String, String);
 
 /// The known PodGroups.
 #[derive(Debug, Default)]
@@ -181,31 +163,14 @@ pub(crate) fn disruption(pod: &Pod) -> Disruption {
     }
 }
 
-/// Returns the PodGroup of a pod. A pod with its own gang annotation that names no PodGroup has none.
-pub(crate) fn reference(pod: &Pod) -> Option<Reference> {
-    let namespace = pod.metadata.namespace.clone().unwrap_or_default();
-    let annotation = |name: &str| annotation(pod, name).map(str::to_owned);
-    let label = |name: &str| pod.metadata.labels.as_ref()?.get(name).cloned();
-    let group = pod.spec.as_ref().and_then(|spec| {
-        let group = spec.scheduling_group.as_ref()?;
-        group.pod_group_name.clone()
-    });
-    let (api, name) = group
-        .map(|name| (PodGroupApi::Kubernetes, name))
-        .or_else(|| Some((PodGroupApi::Volcano, annotation(VOLCANO_GROUP_ANNOTATION)?)))
-        .or_else(|| Some((PodGroupApi::Coscheduling, label(COSCHEDULING_LABEL)?)))?;
-    // Resolved before, or of this name anyway.
-    let is_own = annotation(GANG_ANNOTATION).is_some_and(|gang| gang != name);
-    (!is_own).then_some((api, namespace, name))
-}
-
 #[cfg(test)]
 mod tests {
+    use drava_allocator::gang::{self, COSCHEDULING_LABEL};
+    use drava_api::names::VOLCANO_GROUP_ANNOTATION;
     use serde_json::{Value, json};
 
     use super::*;
     use crate::fixture::object;
-    use crate::pods::gang;
 
     fn pod(metadata: &Value, spec: &Value) -> Pod {
         let mut pod = json!({"metadata": metadata, "spec": spec});

@@ -11,8 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use super::served::{RETRY, is_served, once_then_pause};
 use super::{Kind, Observation, keep, observe};
+use crate::pods::gang::PodGroupApi;
 use crate::pods::pod;
-use crate::pods::pod_group::{Disruption, GroupSpec, PodGroupApi, PodGroupChange};
+use crate::pods::pod_group::{Disruption, GroupSpec, PodGroupChange};
 
 /// Time between two checks whether an API is served by now.
 const RECHECK: Duration = Duration::from_secs(30);
@@ -52,7 +53,7 @@ pub(super) fn observe_served(client: Client, api: PodGroupApi) -> BoxStream<'sta
     let kind = kind(api);
     stream::repeat(client)
         .then(move |client| async move {
-            let served = is_served(&client, group_version(api), "podgroups").await;
+            let served = is_served(&client, api.api_version(), "podgroups").await;
             let state = |is_served| Observation::PodGroup(PodGroupChange::Served(api, is_served));
             match served {
                 Ok(true) => stream::iter([state(true)])
@@ -75,14 +76,6 @@ pub(super) const fn kind(api: PodGroupApi) -> Kind {
         PodGroupApi::Kubernetes => Kind::PodGroups,
         PodGroupApi::Volcano => Kind::VolcanoPodGroups,
         PodGroupApi::Coscheduling => Kind::CoschedulingPodGroups,
-    }
-}
-
-const fn group_version(api: PodGroupApi) -> &'static str {
-    match api {
-        PodGroupApi::Kubernetes => "scheduling.k8s.io/v1beta1",
-        PodGroupApi::Volcano => "scheduling.volcano.sh/v1beta1",
-        PodGroupApi::Coscheduling => "scheduling.x-k8s.io/v1alpha1",
     }
 }
 
@@ -171,8 +164,8 @@ mod tests {
     fn reads_minimum_of_each_api() {
         let metadata = json!({"name": "g", "namespace": "n"});
         let of_member = |kind: &str, version: &str, min: i64| json!({"apiVersion": version, "kind": kind, "metadata": metadata, "spec": {"minMember": min}});
-        let volcano = of_member("PodGroup", group_version(PodGroupApi::Volcano), 4);
-        let coscheduling = of_member("PodGroup", group_version(PodGroupApi::Coscheduling), 0);
+        let volcano = of_member("PodGroup", PodGroupApi::Volcano.api_version(), 4);
+        let coscheduling = of_member("PodGroup", PodGroupApi::Coscheduling.api_version(), 0);
         let kubernetes = json!({
             "metadata": metadata, "spec": {
                 "schedulingPolicy": {"gang": {"minCount": 3}}, "disruptionMode": {"all": {}}, "priority": 5,

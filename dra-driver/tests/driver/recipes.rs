@@ -1,5 +1,6 @@
 //! The numbers of `docs/recipes.md`, computed from the charge of a context.
 
+use drava_api::names;
 use drava_dra_driver::gpus::capacity::{MIB, driver_reserve_bytes};
 use drava_nvml::{ComputeCapability, Gpu};
 
@@ -26,11 +27,15 @@ fn names_context_of_each_gpu() {
         ("H100, H200", 132, (9, 0)),
         ("B200", 148, (10, 0)),
     ] {
-        let row = format!(
-            "| {name} | {} MiB |",
-            context_mib(multiprocessors, capability)
-        );
+        let context = context_mib(multiprocessors, capability);
+        let row = format!("| {name} | {context} MiB |");
         assert!(PAGE.contains(&row), "{row}");
+        for product in name.split(", ") {
+            assert!(
+                names::CONTEXT_MIB.contains(&(product, context)),
+                "{product}"
+            );
+        }
     }
     let free = 4096 - context_mib(108, (8, 0));
     let sentence = format!("a share of 4 GiB of an A100 has 4096 MiB in total and {free} MiB free");

@@ -67,56 +67,6 @@ fn rejects_or_explains_negative_quantity() -> Result<()> {
     Ok(())
 }
 
-/// The rows of docs/mistakes.md that are answered at `kubectl apply`.
-#[test]
-fn warns_at_apply_of_likely_mistakes() -> Result<()> {
-    let cluster = TestCluster::attach()?;
-    let tenant = cluster.namespace("mistakes")?;
-    let share = |capacity: &str| pod_with_share("mistake", "vgpu.drava.dev", capacity);
-    let other_driver = pod_with_request(
-        "mistake",
-        "{deviceClassName: vgpu.drava.dev, capacity: {requests: {memory: 8Gi}}}",
-        "[{opaque: {driver: drava.dev, parameters: {}}}]",
-    );
-    let unused = share("{memory: 8Gi}").replace("resources: {claims: [{name: gpu}]}", "");
-    for (manifest, warning) in [
-        (
-            share("{memory: 100Gi}"),
-            "100 GiB exceeds the largest share of the GPUs of this cluster",
-        ),
-        (
-            pod_with_share("mistake", "vgpu.drava.io", "{memory: 8Gi}"),
-            "device class vgpu.drava.io does not exist; did you mean vgpu.drava.dev?",
-        ),
-        (other_driver, "did you mean gpu.drava.dev?"),
-        (
-            share("{memory: \"8000\"}"),
-            "is 8000 bytes; did you mean 8000Mi?",
-        ),
-        (share("{memory: 8Mi}"), "did you mean 8Gi?"),
-        (
-            share("{cores: \"30\"}"),
-            "without memory the share has all memory of a GPU",
-        ),
-        (
-            share("{memory: 8Gi, cores: \"130\"}"),
-            "exceeds 100, the GPU time of one GPU",
-        ),
-        (share("{memory: 8Gi, cores: \"0.3\"}"), "did you mean 30?"),
-        (share("{memory: 8Gi, mem: 8Gi}"), "did you mean memory?"),
-        (unused, "no container names claim gpu"),
-    ] {
-        let warnings = tenant.apply_with_warnings(&manifest)?;
-        ensure!(warnings.contains(warning), "no {warning:?} in {warnings:?}");
-        for object in ["pod", "resourceclaimtemplate"] {
-            tenant.kubectl(&["delete", object, "mistake", "--grace-period=1"])?;
-        }
-    }
-    let sound = tenant.apply_with_warnings(&share("{memory: 8Gi, cores: \"30\"}"))?;
-    ensure!(sound.is_empty(), "{sound}");
-    Ok(())
-}
-
 /// Tolerates every taint.
 const CATCH_ALL: &str = "{operator: Exists}";
 

@@ -1,5 +1,6 @@
 //! Manifests in the small cluster of the tests of `explain`: 56 GiB are free on one GPU, the other one is in use.
 
+use drava_api::names;
 use drava_api::quota::GpuQuota;
 use serde_json::json;
 
@@ -198,6 +199,47 @@ fn gang_starts_as_a_whole_or_not_at_all() {
         "{}",
         missing.text()
     );
+}
+
+/// The controller refuses these gangs, and their pods wait.
+#[test]
+fn gang_without_valid_minimum_does_not_start() {
+    let annotations = |min: Option<&str>| match min {
+        Some(min) => json!({names::GANG_ANNOTATION: "g", names::GANG_MIN_ANNOTATION: min}),
+        None => json!({names::GANG_ANNOTATION: "g"}),
+    };
+    let with_minimums = |minimums: &[Option<&str>]| {
+        let pods = minimums.iter().enumerate().map(|(number, min)| {
+            json!({
+                "kind": "Pod",
+                "metadata": {"name": format!("m-{number}"), "annotations": annotations(*min)},
+                "spec": pod_spec(&json!({"resourceClaimTemplateName": "share"})),
+            })
+        });
+        let mut documents: Vec<_> = pods.collect();
+        documents.push(template("1Gi"));
+        simulated(&documents).unwrap()
+    };
+    for (minimums, problem) in [
+        (&[None][..], "InvalidGang: gang g has no minimum"),
+        (
+            &[Some("0")],
+            "InvalidGang: annotation gpu.drava.dev/gang-min of gang g is \"0\"",
+        ),
+        (
+            &[Some("two")],
+            "InvalidGang: annotation gpu.drava.dev/gang-min of gang g is \"two\"",
+        ),
+        (
+            &[Some("2"), Some("1")],
+            "InvalidGang: members of gang g have different minimums, 1 and 2",
+        ),
+    ] {
+        let report = with_minimums(minimums);
+        assert_eq!(report.fitting, 0, "{minimums:?}");
+        assert!(report.text().contains(problem), "{}", report.text());
+    }
+    assert_eq!(with_minimums(&[Some(" 2 "), Some("2")]).fitting, 2);
 }
 
 #[test]

@@ -313,12 +313,10 @@ impl Planner {
             .filter_map(|pending| gang::of(&pending.pod).ok().flatten())
             .find(|other| other.min != gang.min);
         if let Some(other) = other {
-            let mut minimums = [gang.min, other.min];
-            minimums.sort_unstable();
-            return Err(invalid(gang::GangError::Contradictory {
-                gang: gang.name,
-                minimums,
-            }));
+            let (one, other) = (gang.min, other.min);
+            return Err(invalid(gang::GangError::contradictory(
+                gang.name, one, other,
+            )));
         }
         if self.world.live_pods.has_started(&gang.name) {
             // This member is elastic, or replaces one: others may have succeeded.

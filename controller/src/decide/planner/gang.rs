@@ -11,8 +11,8 @@ use super::Planner;
 use super::wake::Wake;
 use crate::action::{Action, Eviction, EvictionCause, Victim};
 use crate::decide::queue::pending_pod;
-use crate::pods::gang::GangName;
-use crate::pods::pod_group::{self, PodGroupChange};
+use crate::pods::gang::{self, GangName};
+use crate::pods::pod_group::PodGroupChange;
 
 /// Number of times that a member of a gang is tried to be bound, on other nodes if there are any.
 const TRIES: u32 = 3;
@@ -43,7 +43,7 @@ impl Planner {
             .queue
             .iter()
             .map(|pending| &pending.pod)
-            .filter(|pod| pod_group::reference(pod).is_some())
+            .filter(|pod| gang::reference(pod).is_some())
             .cloned()
             .collect();
         for pod in members {

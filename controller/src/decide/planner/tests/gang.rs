@@ -9,7 +9,8 @@ use serde_json::json;
 use super::cluster::{RELEASE_AFTER, TestCluster, applied, member};
 use crate::action::AllocationFailure;
 use crate::fixture::{claim, gated_pod, node, object, pod, slice};
-use crate::pods::pod_group::{Disruption, GroupSpec, PodGroupApi, PodGroupChange};
+use crate::pods::gang::PodGroupApi;
+use crate::pods::pod_group::{Disruption, GroupSpec, PodGroupChange};
 
 #[test]
 fn waits_until_enough_members_exist() {

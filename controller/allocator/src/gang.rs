@@ -1,15 +1,49 @@
-//! Gangs: pods that are allocated together or not at all. Annotations define them, or a [PodGroup](crate::pods::pod_group).
+//! Gangs: pods that are allocated together or not at all. Annotations define them; those of a PodGroup's pods are set by its
+//! watch.
 
 use std::fmt;
 
-use drava_api::names::{GANG_ANNOTATION, GANG_MIN_ANNOTATION};
+use drava_api::names::{GANG_ANNOTATION, GANG_MIN_ANNOTATION, VOLCANO_GROUP_ANNOTATION};
 use k8s_openapi::api::core::v1::Pod;
 
-use crate::pods::pod_group::{self, COMPOSITE_ANNOTATION, PodGroupApi};
+/// Label with the name of a pod's PodGroup of the coscheduling plugin.
+pub const COSCHEDULING_LABEL: &str = "scheduling.x-k8s.io/pod-group";
+
+/// Annotation with the CompositePodGroup of a PodGroup. The watch drops it from pods that have it themselves.
+pub const COMPOSITE_ANNOTATION: &str = "gpu.drava.dev/gang-composite";
+
+/// An API with a PodGroup.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PodGroupApi {
+    /// `scheduling.k8s.io`, named by `spec.schedulingGroup` (KEP-4671).
+    Kubernetes,
+    /// `scheduling.volcano.sh`, named by an annotation.
+    Volcano,
+    /// `scheduling.x-k8s.io`, named by a label.
+    Coscheduling,
+}
+
+impl PodGroupApi {
+    /// All APIs.
+    pub const ALL: [Self; 3] = [Self::Kubernetes, Self::Volcano, Self::Coscheduling];
+
+    /// Returns group and version of the API.
+    #[must_use]
+    pub const fn api_version(self) -> &'static str {
+        match self {
+            Self::Kubernetes => "scheduling.k8s.io/v1beta1",
+            Self::Volcano => "scheduling.volcano.sh/v1beta1",
+            Self::Coscheduling => "scheduling.x-k8s.io/v1alpha1",
+        }
+    }
+}
+
+/// Reference of a pod to its PodGroup: API, namespace, name.
+pub type Reference = (PodGroupApi, String, String);
 
 /// Namespace and name of a gang. A PodGroup and a gang of annotations with the same name are two gangs.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct GangName {
+pub struct GangName {
     namespace: String,
     name: String,
     /// API of its PodGroup; `None` for a gang of annotations.
@@ -18,7 +52,8 @@ pub(crate) struct GangName {
 
 impl GangName {
     /// Creates the name of a PodGroup.
-    pub(crate) fn of_group(api: PodGroupApi, namespace: &str, name: &str) -> Self {
+    #[must_use]
+    pub fn of_group(api: PodGroupApi, namespace: &str, name: &str) -> Self {
         Self {
             namespace: namespace.to_owned(),
             name: name.to_owned(),
@@ -27,7 +62,8 @@ impl GangName {
     }
 
     /// Returns `namespace/name`.
-    pub(crate) fn qualified(&self) -> String {
+    #[must_use]
+    pub fn qualified(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
     }
 }
@@ -40,16 +76,16 @@ impl fmt::Display for GangName {
 
 /// The gang of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Gang {
+pub struct Gang {
     /// Its name.
-    pub(crate) name: GangName,
+    pub name: GangName,
     /// Number of pods that the gang needs to start, at least 1.
-    pub(crate) min: usize,
+    pub min: usize,
 }
 
 /// Why the annotations of a pod do not define a gang.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum GangError {
+pub enum GangError {
     /// The gang has no minimum.
     #[error(
         "gang {0} has no minimum; set annotation {GANG_MIN_ANNOTATION} to the number of pods that it needs to start, or create \
@@ -90,13 +126,25 @@ pub(crate) enum GangError {
     },
 }
 
+impl GangError {
+    /// Members of a gang have these two minimums.
+    #[must_use]
+    pub fn contradictory(gang: GangName, one: usize, other: usize) -> Self {
+        Self::Contradictory {
+            gang,
+            minimums: [one.min(other), one.max(other)],
+        }
+    }
+}
+
 /// Returns the name of the pod's gang.
-pub(crate) fn name_of(pod: &Pod) -> Option<GangName> {
+#[must_use]
+pub fn name_of(pod: &Pod) -> Option<GangName> {
     let annotations = pod.metadata.annotations.as_ref()?;
     Some(GangName {
         namespace: pod.metadata.namespace.clone().unwrap_or_default(),
         name: annotations.get(GANG_ANNOTATION)?.clone(),
-        api: pod_group::reference(pod).map(|(api, ..)| api),
+        api: reference(pod).map(|(api, ..)| api),
     })
 }
 
@@ -104,7 +152,7 @@ pub(crate) fn name_of(pod: &Pod) -> Option<GangName> {
 ///
 /// # Errors
 /// When the annotations do not define a gang.
-pub(crate) fn of(pod: &Pod) -> Result<Option<Gang>, GangError> {
+pub fn of(pod: &Pod) -> Result<Option<Gang>, GangError> {
     let Some(name) = name_of(pod) else {
         return Ok(None);
     };
@@ -124,4 +172,23 @@ pub(crate) fn of(pod: &Pod) -> Result<Option<Gang>, GangError> {
             value: value.clone(),
         }),
     }
+}
+
+/// Returns the PodGroup of a pod. A pod with its own gang annotation that names no PodGroup has none.
+#[must_use]
+pub fn reference(pod: &Pod) -> Option<Reference> {
+    let namespace = pod.metadata.namespace.clone().unwrap_or_default();
+    let annotation = |name: &str| pod.metadata.annotations.as_ref()?.get(name).cloned();
+    let label = |name: &str| pod.metadata.labels.as_ref()?.get(name).cloned();
+    let group = pod.spec.as_ref().and_then(|spec| {
+        let group = spec.scheduling_group.as_ref()?;
+        group.pod_group_name.clone()
+    });
+    let (api, name) = group
+        .map(|name| (PodGroupApi::Kubernetes, name))
+        .or_else(|| Some((PodGroupApi::Volcano, annotation(VOLCANO_GROUP_ANNOTATION)?)))
+        .or_else(|| Some((PodGroupApi::Coscheduling, label(COSCHEDULING_LABEL)?)))?;
+    // Resolved before, or of this name anyway.
+    let is_own = annotation(GANG_ANNOTATION).is_some_and(|gang| gang != name);
+    (!is_own).then_some((api, namespace, name))
 }
