@@ -19,10 +19,12 @@ use output::Output;
 mod connection;
 mod console;
 mod cordon;
+mod cost;
 mod decision;
 mod doctor;
 mod dump;
 mod gangs;
+mod job;
 mod migrate;
 mod node;
 mod output;
@@ -124,6 +126,16 @@ enum Command {
         /// Name of a quota; default: all.
         name: Option<String>,
     },
+
+    /// Show what namespaces or claims have requested, used and left idle, with prices.
+    ///
+    /// GPU HOURS are those that the claims guarantee: 0.3 an hour for a share with 30 cores. USED is the GPU time of the
+    /// programs; IDLE is what of the requested time was not used. A share without guarantee costs its memory only. The amounts
+    /// are those of Prometheus, so they reach back as far as its data.
+    #[command(
+        after_help = "Examples:\n  kubectl drava cost --prometheus monitoring/prometheus-operated:9090 --since 30d\n  kubectl drava cost --prometheus http://localhost:9090 --claims -n research -o json"
+    )]
+    Cost(cost::Options),
 
     /// Exclude the GPUs of a node, or one GPU, from allocation.
     ///
@@ -228,6 +240,16 @@ enum Explain {
 
         #[command(flatten)]
         decision: decision::DecisionOptions,
+    },
+
+    /// Show why a suspended job does not start, as far as Kueue says it, or which of its pods wait.
+    #[command(
+        aliases = ["jobs"],
+        after_help = "Example:\n  kubectl drava explain job trainer -n research"
+    )]
+    Job {
+        /// Name of the job.
+        name: String,
     },
 
     /// Show the devices of an allocated claim, with the reason for them, or why the pods that use the claim are pending.
@@ -356,6 +378,10 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             let document = serde_json::json!({"gangs": gangs});
             cli.output.format(&document, || gangs::text(&gangs))?
         }
+        Command::Cost(options) => {
+            let report = Box::pin(cost::run(&cli.connection, &options)).await?;
+            cli.output.format(&report, || report.text())?
+        }
         Command::Cordon(options) => {
             let (client, _) = connect(&cli.connection).await?;
             changed(&cordon::cordon(&client, &options).await?, cli.output)?
@@ -367,6 +393,11 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Uncordon(options) => {
             let (client, _) = connect(&cli.connection).await?;
             changed(&cordon::uncordon(&client, &options).await?, cli.output)?
+        }
+        Command::Explain(Explain::Job { name }) => {
+            let (client, namespace) = connect(&cli.connection).await?;
+            let report = job::explain(&client, &namespace, &name).await?;
+            cli.output.format(&report, || report.text())?
         }
         Command::Explain(Explain::Claim { name, decision }) => {
             let (client, namespace) = connect(&cli.connection).await?;

@@ -389,7 +389,7 @@ where
 }
 
 /// Returns the error of a request; in one line if the user may not do this.
-fn refused(error: kube::Error, action: &str) -> anyhow::Error {
+pub(crate) fn refused(error: kube::Error, action: &str) -> anyhow::Error {
     match &error {
         kube::Error::Api(status) if status.code == 403 => anyhow!("you may not {action}"),
         _ => anyhow::Error::new(error).context(format!("cannot {action}")),

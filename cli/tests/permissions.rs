@@ -86,8 +86,9 @@ fn serve(stream: TcpStream, answer: Answer) {
 
 fn failure(code: u16) -> (u16, Value) {
     let message = format!("the server says {code}");
+    let reason = if code == 404 { "NotFound" } else { "" };
     let body = json!({
-        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": code, "message": message, "reason": "",
+        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": code, "message": message, "reason": reason,
     });
     (code, body)
 }
@@ -280,6 +281,84 @@ fn refuses_options_that_the_controller_does_not_follow() {
             );
         }
     }
+}
+
+/// Kueue's second version is served, and its workload is of the job.
+fn with_kueue(_: &str, path: &str) -> (u16, Value) {
+    let suspended = json!({
+        "metadata": {"name": "j", "namespace": "a", "uid": "j"}, "spec": {"suspend": true, "template": {}},
+    });
+    let workload = |owner: &str, message: &str| {
+        json!({
+            "metadata": {"name": owner, "namespace": "a", "ownerReferences": [
+                {"apiVersion": "batch/v1", "kind": "Job", "name": owner, "uid": owner},
+            ]},
+            "status": {"conditions": [{"type": "QuotaReserved", "status": "False", "message": message}]},
+        })
+    };
+    match path {
+        "/apis/batch/v1/namespaces/a/jobs/j" => (200, suspended),
+        "/apis/kueue.x-k8s.io/v1beta1/namespaces/a/workloads" => list(&json!([
+            workload("other", "no"),
+            workload("j", "insufficient quota")
+        ])),
+        "/version" => failure(403),
+        _ => failure(404),
+    }
+}
+
+#[test]
+fn explains_suspended_job_by_its_workload() {
+    let printed = run(with_kueue, &["explain", "job/j"]);
+    assert_eq!(
+        printed.stdout,
+        "job a/j: suspended by Kueue, workload j: QuotaReserved is False: insufficient quota\n",
+        "{printed:?}"
+    );
+    let printed = run(with_kueue, &["explain", "job", "other"]);
+    assert!(
+        printed
+            .stderr
+            .contains("cannot find job other in namespace a"),
+        "{printed:?}"
+    );
+}
+
+/// Prometheus behind the proxy of the API server, and the prices of the chart.
+fn with_prometheus(_: &str, path: &str) -> (u16, Value) {
+    let series =
+        json!({"metric": {"namespace": "a", "claim": "c", "model": "L4"}, "value": [1, "7200"]});
+    match path {
+        "/api/v1/namespaces/monitoring/services/prometheus:9090/proxy/api/v1/query" => (
+            200,
+            json!({"status": "success", "data": {"result": [series]}}),
+        ),
+        "/api/v1/configmaps" => list(&json!([
+            {"metadata": {"name": "drava-prices"}, "data": {"prices.yaml": "{\"currency\":\"EUR\",\"gpuHour\":2.5,\"models\":{}}"}},
+        ])),
+        _ => failure(403),
+    }
+}
+
+#[test]
+fn asks_prometheus_through_the_api_server() {
+    let service = ["cost", "--prometheus", "monitoring/prometheus:9090"];
+    let printed = run(with_prometheus, &service);
+    let row = printed.stdout.lines().nth(1).unwrap_or_default();
+    let cells: Vec<&str> = row.split_whitespace().collect();
+    assert_eq!(
+        cells,
+        ["a", "2.0", "2.0", "0.0", "0.0", "5.00", "0.00"],
+        "{printed:?}"
+    );
+    let printed = run(may_not_ask, &service);
+    assert!(
+        printed
+            .stderr
+            .starts_with("note: you may not list configmaps"),
+        "{printed:?}"
+    );
+    assert_eq!(printed.code, Some(1), "{printed:?}");
 }
 
 fn document(answer: Answer, command: &[&str]) -> Value {

@@ -99,6 +99,10 @@ pub const COMMANDS: &[(&str, Check)] = &[
         Test("log_filter_is_set_over_a_forwarded_port"),
     ),
     ("kubectl drava gangs", Run),
+    (
+        "kubectl drava cost --prometheus monitoring/prometheus-operated:9090 --since 30d",
+        Test("prometheus_has_metrics_and_fires_alerts"),
+    ),
     ("kubectl drava quota", Run),
     (
         "kubectl drava console",

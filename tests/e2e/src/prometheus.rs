@@ -63,6 +63,12 @@ impl Prometheus {
         Ok(prometheus)
     }
 
+    /// Returns the address of the server.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("http://{}", self.host)
+    }
+
     /// Reads the pods of drava again, after a change.
     ///
     /// # Errors

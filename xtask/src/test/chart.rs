@@ -23,7 +23,7 @@ struct Effect {
     removed: &'static [&'static str],
 }
 
-const EFFECTS: [Effect; 10] = [
+const EFFECTS: [Effect; 11] = [
     Effect {
         name: "gke",
         values: &[
@@ -42,6 +42,16 @@ const EFFECTS: [Effect; 10] = [
             r#"\"hostPath\":{\"path\":\"/home/kubernetes/bin\"},\"name\":\"state\""#,
         ],
         removed: &["--dev-char-dir", "mountPath: /dev-char", "/var/lib/drava"],
+    },
+    Effect {
+        name: "prices",
+        values: &["prices.gpuHour=3", "prices.models.L4.gpuHour=1"],
+        added: &[
+            "name: drava-prices",
+            r#"gpu.drava.dev/prices: "true""#,
+            r#"\"gpuHour\":3,\"models\":{\"L4\":{\"gpuHour\":1}}"#,
+        ],
+        removed: &[],
     },
     Effect {
         name: "native",
@@ -188,7 +198,7 @@ const EFFECTS: [Effect; 10] = [
 ];
 
 /// Values that the schema rejects, each with the path that the message names.
-const REJECTED: [(&str, &str); 18] = [
+const REJECTED: [(&str, &str); 19] = [
     ("image.digests.driver=latest", "'/image/digests/driver'"),
     (
         "compatibility.nodes.labels={gpu}",
@@ -221,6 +231,10 @@ const REJECTED: [(&str, &str); 18] = [
     (
         "driver.health.ignoreXid=31",
         "'/driver/health': additional properties 'ignoreXid'",
+    ),
+    (
+        "prices.gpuHours=1",
+        "'/prices': additional properties 'gpuHours'",
     ),
     ("driver.extraEnv[0].value=x", "'/driver/extraEnv/0'"),
     ("controler.replicas=3", "additional properties 'controler'"),

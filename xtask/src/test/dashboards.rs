@@ -1,4 +1,4 @@
-//! Checks the dashboards of the chart: their metrics are documented, every query returns data (promtool) for the series of
+//! Checks the queries of `kubectl drava cost`, of pages, and of the dashboards of the chart. For the dashboards: their metrics are documented, every query returns data (promtool) for the series of
 //! `tests/dashboards/series.yaml`, panels do not overlap, and the files have the fields and types of Grafana's schema.
 
 use std::collections::BTreeSet;
@@ -15,6 +15,26 @@ use super::log::Log;
 
 /// Directory of the dashboards below the repository root.
 const DIRECTORY: &str = "deploy/helm/drava/files/dashboards";
+
+/// Queries of `kubectl drava cost`, each with its value for the series.
+const COSTS: [(&str, f64); 4] = [
+    (
+        include_str!("../../../cli/src/cost/requested_gpus.promql"),
+        1.3,
+    ),
+    (
+        include_str!("../../../cli/src/cost/requested_memory.promql"),
+        94_489_280_512.0,
+    ),
+    (
+        include_str!("../../../cli/src/cost/used_gpus.promql"),
+        0.4 + 20.0 / 60.0,
+    ),
+    (include_str!("../../../cli/src/cost/partitions.promql"), 1.0),
+];
+
+/// Pages with queries, each in a fence `promql`.
+const PAGES: [&str; 2] = ["docs/alerts.md", "docs/operations.md"];
 
 /// What is checked of a dashboard.
 struct Dashboard {
@@ -39,7 +59,14 @@ pub(crate) fn check(log: &mut Log) -> Result<Outcome> {
     let path = root.join("tests/dashboards/series.yaml");
     let series = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
     let test = root.join("target/dashboards.yaml");
-    fs::write(&test, test_of(&all_queries(&dashboards, &series)?, &series))
+    let mut queries = all_queries(&dashboards, &series)?;
+    for page in PAGES {
+        let text = fs::read_to_string(root.join(page)).with_context(|| format!("read {page}"))?;
+        let found = fenced(&text);
+        ensure!(!found.is_empty(), "{page} has no query");
+        queries.extend(found);
+    }
+    fs::write(&test, test_of(&queries, &series))
         .with_context(|| format!("write {}", test.display()))?;
     let mut command = Command::new(&promtool);
     command.args(["test", "rules"]).arg(&test);
@@ -49,6 +76,13 @@ pub(crate) fn check(log: &mut Log) -> Result<Outcome> {
     let documented = check_metrics(&dashboards, &metrics);
     outcome += Outcome::of_check("metrics of the dashboards", documented);
     Ok(outcome)
+}
+
+/// Returns the queries of a page.
+fn fenced(page: &str) -> Vec<String> {
+    let fences = page.split("```promql\n").skip(1);
+    let queries = fences.filter_map(|fence| fence.split("```").next());
+    queries.map(str::to_owned).collect()
 }
 
 /// Reads all dashboards.
@@ -197,8 +231,14 @@ fn test_of(queries: &[String], series: &str) -> String {
             })
         })
         .collect();
+    let costs = COSTS.iter().map(|(query, value)| {
+        json!({
+            "expr": format!("sum({query})"), "eval_time": "1h",
+            "exp_samples": [{"labels": "{}", "value": value}],
+        })
+    });
     // JSON is YAML.
-    let expected = Value::from(expected);
+    let expected: Value = expected.into_iter().chain(costs).collect();
     let series: String = series.lines().map(|line| format!("  {line}\n")).collect();
     format!(
         "evaluation_interval: 1m\ntests:\n- interval: 1m\n  promql_expr_test: {expected}\n  input_series:\n{series}"
