@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::{FutureExt, StreamExt};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::Client;
@@ -96,8 +95,7 @@ pub async fn lead(
                     report_failure(&observation, metrics);
                     planner.observe(observation, now);
                     left -= 1;
-                    let more = (left > 0).then(|| observations.next().now_or_never());
-                    next = more.flatten().flatten();
+                    next = (left > 0).then(|| observations.ready()).flatten();
                 }
             }
             Some(event) = executor.publisher.next_failed() => {

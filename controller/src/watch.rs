@@ -15,7 +15,7 @@ use drava_api::names;
 use drava_api::policy::GpuPolicy;
 use drava_api::quota::GpuQuota;
 use drava_connection::Limits;
-use futures::stream::{self, BoxStream, SelectAll, StreamExt};
+use futures::stream::{self, BoxStream, StreamExt};
 use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::resource::v1::{
     DeviceClass, DeviceTaintRule, ResourceClaim, ResourceClaimTemplate, ResourceSlice,
@@ -25,6 +25,8 @@ use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 
 use crate::pods::gang::PodGroupApi;
 use crate::pods::pod_group::PodGroupChange;
@@ -32,6 +34,9 @@ use crate::pods::pod_group::PodGroupChange;
 pub(crate) mod objects;
 mod pod_groups;
 mod served;
+
+/// Maximum number of observations that are read and not planned with.
+const QUEUE_LENGTH: usize = 4096;
 
 /// Watched kinds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -261,12 +266,52 @@ impl From<&watcher::Error> for WatchFailure {
     }
 }
 
+/// The observations of all watches. Tasks read and parse them, so that planning does not wait for it.
+#[derive(Debug)]
+pub struct Observations {
+    received: mpsc::Receiver<Observation>,
+    /// Ends with the value.
+    _tasks: JoinSet<()>,
+}
+
+impl Observations {
+    /// Forwards the observations of these watches; those of one stay in order.
+    fn of(watches: impl IntoIterator<Item = BoxStream<'static, Observation>>) -> Self {
+        let (sender, received) = mpsc::channel(QUEUE_LENGTH);
+        let mut tasks = JoinSet::new();
+        for mut watch in watches {
+            let sender = sender.clone();
+            tasks.spawn(async move {
+                while let Some(observation) = watch.next().await {
+                    if sender.send(observation).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        Self {
+            received,
+            _tasks: tasks,
+        }
+    }
+
+    /// Waits for the next observation.
+    pub async fn next(&mut self) -> Option<Observation> {
+        self.received.recv().await
+    }
+
+    /// Returns the next observation if it was read already.
+    pub fn ready(&mut self) -> Option<Observation> {
+        self.received.try_recv().ok()
+    }
+}
+
 /// Watches all kinds.
-pub fn all(client: &Client) -> SelectAll<BoxStream<'static, Observation>> {
+pub fn all(client: &Client) -> Observations {
     let plain = || Limits::SHORT_WATCHES.watch();
     let pods = plain().fields("status.phase!=Succeeded,status.phase!=Failed");
     let slices = plain().fields(&format!("spec.driver={}", names::DRIVER));
-    stream::select_all([
+    Observations::of([
         observe(client, Kind::Pods, pods, Pod::trim, Observation::Pod),
         observe(client, Kind::Claims, plain(), keep, Observation::Claim),
         observe(
@@ -381,3 +426,48 @@ fn trim_template(template: &mut ResourceClaimTemplate) {
 
 /// Keeps all fields.
 fn keep<K>(_: &mut K) {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A watch that lists these kinds, and then waits for ever.
+    fn watch(kinds: &[Kind]) -> BoxStream<'static, Observation> {
+        let listed = stream::iter(kinds.to_vec()).map(Observation::Listed);
+        listed.chain(stream::pending()).boxed()
+    }
+
+    #[tokio::test]
+    async fn observations_of_a_watch_stay_in_order() {
+        let mut observations =
+            Observations::of([watch(&[Kind::Pods, Kind::Claims]), watch(&[Kind::Nodes])]);
+        let mut listed = Vec::new();
+        for _ in 0..3 {
+            listed.extend(
+                observations
+                    .next()
+                    .await
+                    .and_then(|next| next.delivered_kind()),
+            );
+        }
+        listed.retain(|kind| *kind != Kind::Nodes);
+        assert_eq!(listed, [Kind::Pods, Kind::Claims]);
+        assert!(observations.ready().is_none());
+    }
+
+    #[tokio::test]
+    async fn watches_are_read_ahead_and_end_with_the_value() {
+        let (sender, mut has_ended) = mpsc::channel::<()>(1);
+        let held = watch(&[Kind::Pods]).map(move |observation| {
+            let _ = &sender;
+            observation
+        });
+        let mut observations = Observations::of([held.boxed()]);
+        while observations.received.is_empty() {
+            tokio::task::yield_now().await;
+        }
+        assert!(observations.ready().is_some());
+        drop(observations);
+        assert!(has_ended.recv().await.is_none(), "the watch is dropped");
+    }
+}
