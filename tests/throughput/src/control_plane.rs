@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use drava_cluster::process::{self, Limit};
-use drava_cluster::{Component, Node as ClusterNode, http};
+use drava_cluster::{Cluster, Component, Node as ClusterNode, http};
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod, ServiceAccount};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
@@ -37,6 +37,7 @@ pub(crate) struct ControlPlane {
     pub(crate) client: Client,
     kubeconfig: PathBuf,
     controller: PathBuf,
+    cluster: Cluster,
     node: ClusterNode,
     nodes: usize,
     shape: Shape,
@@ -119,6 +120,7 @@ impl ControlPlane {
             client,
             kubeconfig,
             controller: controller.to_owned(),
+            cluster,
             node,
             nodes: 0,
             shape: Shape::Shares,
@@ -262,13 +264,66 @@ impl ControlPlane {
         }
     }
 
+    /// Returns the program of the controller.
+    pub(crate) fn controller(&self) -> &Path {
+        &self.controller
+    }
+
+    /// Puts the chart's admission policy for claims into force, or removes it.
+    pub(crate) async fn set_policy(&self, is_there: bool) -> Result<()> {
+        let file = drava_cluster::workspace_root().join("deploy/kustomize/drava.yaml");
+        let chart =
+            std::fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
+        let objects = chart.split("\n---\n");
+        let policy: Vec<&str> = objects
+            .filter(|object| object.contains("\nkind: MutatingAdmissionPolicy"))
+            .collect();
+        ensure!(
+            policy.len() == 2,
+            "no policy and binding in {}",
+            file.display()
+        );
+        let mut command = self.cluster.kubectl();
+        match is_there {
+            true => command.args(["apply", "-f", "-"]),
+            false => command.args(["delete", "--ignore-not-found", "-f", "-"]),
+        };
+        command
+            .stdin(process::input(policy.join("\n---\n").as_bytes())?)
+            .stdout(Stdio::null());
+        let done = process::status(&mut command, Limit::REQUEST)?;
+        ensure!(done.success(), "cannot change the admission policy");
+        let claims = Api::<ResourceClaim>::namespaced(self.client.clone(), NAMESPACE);
+        let probe = objects::claim("probe", &Shape::Shares.request())?;
+        let dry_run = PostParams {
+            dry_run: true,
+            ..PostParams::default()
+        };
+        let deadline = Instant::now() + READY;
+        loop {
+            let created = claims.create(&dry_run, &probe).await?;
+            if created.finalizers().is_empty() != is_there {
+                return Ok(());
+            }
+            ensure!(Instant::now() < deadline, "the policy has no effect");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
     /// Starts the controller.
     pub(crate) fn start_controller(&self) -> Result<Controller> {
+        self.start_program(&self.controller)
+    }
+
+    /// Starts a controller, with the catalog of its webhook.
+    pub(crate) fn start_program(&self, program: &Path) -> Result<Controller> {
         let log = self.controller_log();
         let output = File::create(&log).with_context(|| format!("create {}", log.display()))?;
         let address = format!("127.0.0.1:{}", http::free_port()?);
-        let process = Command::new(&self.controller)
+        let webhook = format!("127.0.0.1:{}", http::free_port()?);
+        let process = Command::new(program)
             .arg(format!("--listen={address}"))
+            .arg(format!("--webhook-listen={webhook}"))
             .arg("--release-unreserved-after=1h")
             .arg(format!("--namespace={NAMESPACE}"))
             .env("KUBECONFIG", &self.kubeconfig)
@@ -276,7 +331,7 @@ impl ControlPlane {
             .stdout(Stdio::null())
             .stderr(output)
             .spawn()
-            .with_context(|| format!("run {}", self.controller.display()))?;
+            .with_context(|| format!("run {}", program.display()))?;
         Ok(Controller { process, address })
     }
 

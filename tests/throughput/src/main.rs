@@ -30,6 +30,9 @@ struct Args {
     /// Program of the controller.
     #[arg(long)]
     controller: PathBuf,
+    /// Another program of the controller, whose allocations are measured beside.
+    #[arg(long)]
+    base_controller: Option<PathBuf>,
     /// Number of nodes with eight GPUs. A fifth of them publishes MIG partitions in the measurement of these.
     #[arg(long)]
     nodes: usize,
@@ -56,7 +59,7 @@ struct Args {
 /// What is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Measure {
-    /// Claims per second, against a bare loop of the same writes.
+    /// Claims per second, against bare loops of writes and another controller.
     Allocation,
     /// Events and latency with pods that fit on no node.
     Rejection,
@@ -74,7 +77,8 @@ async fn main() -> Result<()> {
         match measure {
             Measure::Allocation => {
                 plane.use_nodes(args.nodes, Shape::Shares).await?;
-                allocation::measure(&plane, args.claims, args.rounds).await?;
+                let base = args.base_controller.as_deref();
+                allocation::measure(&plane, base, args.claims, args.rounds).await?;
             }
             Measure::Rejection => {
                 plane.use_nodes(args.nodes, Shape::Shares).await?;
