@@ -109,8 +109,8 @@ macro_rules! event_reasons {
 }
 
 event_reasons! {
-    Allocated: Normal, Controller, "ResourceClaim",
-        "The controller allocated devices for a pod.",
+    Allocated: Normal, Controller, "Pod",
+        "The controller allocated the claims of the pod.",
         "None.";
     AllocationFailed: Warning, Controller, "Pod",
         "The API server rejected an allocation.",

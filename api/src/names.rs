@@ -26,14 +26,15 @@ pub const CORDONED_TAINT: &str = "gpu.drava.dev/cordoned";
 /// Finalizer of allocated claims, required by kubelet and kube-controller-manager (KEP-4381).
 pub const CLAIM_FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 
-/// Annotation of a claim allocated by the controller: UID of the pod.
-pub const ALLOCATED_FOR_ANNOTATION: &str = "gpu.drava.dev/allocated-for";
-
 /// Annotation of a claim: resource version of a write without response, which this annotation keeps from being executed late.
 pub const WRITE_FENCE_ANNOTATION: &str = "gpu.drava.dev/write-fence";
 
-/// Annotation on a claim that the controller has allocated: why the node and the devices were selected, for users.
-pub const PLACEMENT_REASON_ANNOTATION: &str = "gpu.drava.dev/placement-reason";
+/// Label that the chart's admission policy sets at the creation of a claim for drava's devices: `template` on a claim that was
+/// generated from a template.
+pub const CLAIM_LABEL: &str = "gpu.drava.dev/claim";
+
+/// Value of [`CLAIM_LABEL`] on a claim that was generated from a template.
+pub const GENERATED: &str = "template";
 
 /// Estimated memory of a CUDA context by a word of the GPU's product name, MiB, as the node driver charges it. The attributes of
 /// a GPU do not show it.

@@ -87,8 +87,6 @@ pub struct ClaimWrite {
     pub claim: Arc<ResourceClaim>,
     /// `status.allocation` to write.
     pub allocation: AllocationResult,
-    /// Why the node and the devices were selected; written as an annotation.
-    pub placement_reason: String,
 }
 
 /// Evictions of pods: all or none, as far as a dry run tells.

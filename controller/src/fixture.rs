@@ -16,6 +16,17 @@ pub(crate) fn response(code: u16, found: &Value) -> Response<Body> {
         .unwrap()
 }
 
+/// Returns whether a request asks for an answer with the metadata alone.
+pub(crate) fn wants_metadata(headers: &http::HeaderMap) -> bool {
+    let accepted = headers.get("accept").and_then(|value| value.to_str().ok());
+    accepted.is_some_and(|accepted| accepted.contains("as=PartialObjectMetadata;"))
+}
+
+/// Returns the answer with the metadata of an object alone.
+pub(crate) fn metadata_of(found: &Value) -> Value {
+    json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": found["metadata"]})
+}
+
 pub(crate) fn object<T: serde::de::DeserializeOwned>(value: Value) -> T {
     serde_json::from_value(value).expect("valid object")
 }

@@ -3,4 +3,5 @@
 pub mod event_publisher;
 pub mod evictions;
 pub mod lease;
+mod metadata_answer;
 pub mod writes;

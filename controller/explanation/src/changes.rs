@@ -6,8 +6,9 @@ use drava_allocator::cluster::{Cluster, Departure};
 use drava_allocator::object::{ObjectKey, object_key};
 use drava_allocator::placement::Policies;
 use drava_allocator::pod_request::PodRequest;
+use drava_api::Quantity;
 use drava_api::names::capacity::MEMORY;
-use drava_api::{Quantity, names};
+use drava_api::placement_record::PlacementRecord;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde::Serialize;
@@ -331,10 +332,9 @@ fn users<'a>(
     if !reserved.is_empty() {
         return reserved;
     }
-    let annotations = claim.metadata.annotations.as_ref();
-    let owner = annotations.and_then(|all| all.get(names::ALLOCATED_FOR_ANNOTATION));
+    let owner = PlacementRecord::pod_uid(claim);
     all.iter()
-        .filter(|pod| owner.is_some() && pod.metadata.uid.as_ref() == owner)
+        .filter(|pod| owner.is_some() && pod.metadata.uid.as_deref() == owner)
         .collect()
 }
 

@@ -14,6 +14,7 @@ use drava_allocator::pod_request::PodRequest;
 use drava_allocator::usage::AllocatedDevice;
 use drava_api::explanation::PlacementExplanationStatus;
 use drava_api::names;
+use drava_api::placement_record::PlacementRecord;
 use drava_api::reason::Reason;
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -423,9 +424,8 @@ fn waiting_reason(pod: &Pod) -> Option<(Reason, String)> {
 
 /// Returns the reason that the controller recorded when it allocated the claim.
 fn placement_reason(claim: &ResourceClaim) -> Option<String> {
-    let annotations = claim.metadata.annotations.as_ref()?;
-    let reason = annotations.get(names::PLACEMENT_REASON_ANNOTATION)?;
-    // Users can write annotations; control characters must not reach a terminal.
+    let reason = PlacementRecord::of(claim)?.reason;
+    // Control characters must not reach a terminal.
     Some(reason.replace(char::is_control, " "))
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use drava_allocator::explanation::Explanation;
 use drava_allocator::object::ObjectKey;
-use drava_allocator::placement::{ClaimPlacement, DevicePlacement};
+use drava_allocator::placement::{ClaimPlacement, DevicePlacement, Placement};
 use drava_allocator::pool::PoolProblem;
 use drava_allocator::reason::bytes;
 use drava_allocator::usage::DeviceAccess;
@@ -107,30 +107,27 @@ impl PendingEvent {
         }
     }
 
-    /// A claim was allocated for a pod.
+    /// The claims of a pod were allocated.
     #[must_use]
     pub fn allocated(
-        claim: ObjectReference,
-        placement: &ClaimPlacement,
-        placement_reason: &str,
-        node: &str,
-        pod: &str,
+        pod: ObjectReference,
+        placement: &Placement,
+        claims: &[(&str, &ClaimPlacement)],
     ) -> Self {
-        let devices: Vec<String> = placement
-            .devices
-            .iter()
-            .map(|placed| {
-                format!(
-                    "{} on {node}/{}",
-                    amounts(placed),
-                    placed.device.display_name()
-                )
-            })
-            .collect();
+        let node = &placement.node;
+        let of_claim = |(name, claim): &(&str, &ClaimPlacement)| {
+            let devices = claim.devices.iter().map(|placed| {
+                let device = placed.device.display_name();
+                format!("{} on {node}/{device}", amounts(placed))
+            });
+            let devices = devices.collect::<Vec<_>>().join(", ");
+            format!("claim {name}: {devices}; {}", placement.reason(claim))
+        };
+        let claims: Vec<String> = claims.iter().map(of_claim).collect();
         Self {
-            regarding: claim,
+            regarding: pod,
             reason: EventReason::Allocated,
-            message: format!("{} for pod {pod}; {placement_reason}", devices.join(", ")),
+            message: claims.join(". "),
         }
     }
 

@@ -1,6 +1,6 @@
 //! Properties of a ResourceClaim.
 
-use drava_api::names;
+use drava_api::placement_record::PlacementRecord;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 
@@ -45,7 +45,7 @@ pub(crate) fn consuming_gangs(claim: &ResourceClaim) -> impl Iterator<Item = Gan
 
 /// Returns the UID of the pod for which this controller has allocated the claim.
 pub(crate) fn allocated_for(claim: &ResourceClaim) -> Option<&str> {
-    annotation(claim, names::ALLOCATED_FOR_ANNOTATION)
+    PlacementRecord::pod_uid(claim)
 }
 
 /// Returns an annotation of the claim.

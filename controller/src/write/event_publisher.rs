@@ -25,6 +25,7 @@ use crate::action::event::PendingEvent;
 use crate::operate::metrics::Metrics;
 use crate::pods::pod_condition::PodConditionUpdate;
 use crate::write::lease::Term;
+use crate::write::metadata_answer;
 use crate::write::writes::FIELD_MANAGER;
 
 mod report_queue;
@@ -284,7 +285,7 @@ async fn write_condition(
             "status": {"conditions": [condition]},
         });
         let patch = Patch::Strategic(&patch);
-        match pods.patch_status(name, &parameters, &patch).await {
+        match metadata_answer::patch_status(&pods, name, &parameters, &patch).await {
             Ok(_) => return Ok(true),
             Err(kube::Error::Api(status)) if status.code == 404 => return Ok(false),
             Err(kube::Error::Api(status)) if status.code == 409 && attempt < CONFLICT_LIMIT => {}

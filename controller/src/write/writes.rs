@@ -1,5 +1,6 @@
-//! Writes and releases allocations: the finalizer and annotations first, then the status. Every write is guarded by UID
-//! and resource version, so it cannot overwrite the change of another writer. The removal of a gate needs no such guard.
+//! Writes and releases allocations, by one write of the status; a claim that lacks its finalizer gets it before. Every write is
+//! guarded by UID and resource version, so it cannot overwrite the change of another writer. The removal of a gate needs no such
+//! guard.
 //!
 //! A request without a definite response may have been executed, or may be executed later. The claim is read back before
 //! the next step, and a metadata write changes the resource version, so that the request cannot be executed any more.
@@ -26,14 +27,14 @@ use crate::action::{
     AllocationFailure, AllocationJob, AllocationOutcome, ClaimWrite, PodAllocation, Release,
     ReleaseOutcome,
 };
-use crate::pods::claim::{allocated_for, annotation, is_allocated, is_reserved};
+use crate::pods::claim::{annotation, is_allocated, is_reserved};
 use crate::write::lease::{Term, WRITE_TIMEOUT};
 
 mod gate;
 mod request;
 mod status;
 
-use request::{ClaimRequests, Failure, Response, fence};
+use request::{ClaimRequests, Failure, Response, StatusChange, fence};
 
 /// Field manager of the writes.
 pub const FIELD_MANAGER: &str = "drava-controller";
@@ -112,7 +113,6 @@ impl WriteError {
             Failure::NotFound => Self::Deleted(claim),
             Failure::Forbidden(message) => Self::Forbidden { claim, message },
             Failure::Rejected(message) => Self::Rejected { claim, message },
-            Failure::Unreadable(cause) => Self::Unreadable { claim, cause },
             Failure::NotHolder => Self::NotHolder(claim),
             Failure::NotSent => Self::Stopped(claim),
         }
@@ -197,7 +197,7 @@ impl Writer {
             if has_failed.load(Ordering::Relaxed) {
                 break;
             }
-            match self.write_one(write, &allocation.uid).await {
+            match self.write_one(write).await {
                 Ok(claim) => written.push(claim),
                 Err(error) => {
                     has_failed.store(true, Ordering::Relaxed);
@@ -248,25 +248,16 @@ impl Writer {
         }
     }
 
-    async fn write_one(
-        &self,
-        write: &ClaimWrite,
-        pod_uid: &str,
-    ) -> Result<ResourceClaim, WriteError> {
+    async fn write_one(&self, write: &ClaimWrite) -> Result<ResourceClaim, WriteError> {
         let mut claim = write.claim.as_ref().clone();
         for _ in 0..CONFLICT_LIMIT {
-            let is_status = is_prepared(&claim, pod_uid, &write.placement_reason);
+            let is_status = is_protected(&claim);
             let response = if is_status {
-                self.requests
-                    .patch_status(&claim, json!({"allocation": write.allocation}))
-                    .await
+                let allocation = StatusChange::Allocated(&write.allocation);
+                self.requests.patch_status(&claim, allocation).await
             } else {
-                self.requests
-                    .patch_metadata(
-                        &claim,
-                        &preparation(&claim, pod_uid, &write.placement_reason),
-                    )
-                    .await
+                let protection = protection(&claim);
+                self.requests.patch_metadata(&claim, &protection).await
             };
             let is_unknown = is_status && matches!(response, Response::Unknown(_));
             let written = claim.metadata.resource_version.clone();
@@ -296,17 +287,11 @@ impl Writer {
     async fn release_claim(&self, mut claim: ResourceClaim) -> Result<ResourceClaim, WriteError> {
         let released = allocation_of(&claim).cloned();
         for _ in 0..CONFLICT_LIMIT {
-            let response = if is_allocated(&claim) {
-                self.requests
-                    .patch_status(&claim, json!({"allocation": null, "devices": null}))
-                    .await
-            } else if allocated_for(&claim).is_some() {
-                self.requests
-                    .patch_metadata(&claim, &restoration(&claim))
-                    .await
-            } else {
+            if !is_allocated(&claim) {
                 return Ok(claim);
-            };
+            }
+            let released_status = StatusChange::Released;
+            let response = self.requests.patch_status(&claim, released_status).await;
             claim = self.newest(claim, response).await?;
             if is_reserved(&claim) {
                 return Err(WriteError::Reserved(name_of(&claim), Box::new(claim)));
@@ -421,39 +406,20 @@ fn finalizers(claim: &ResourceClaim) -> &[String] {
     claim.metadata.finalizers.as_deref().unwrap_or_default()
 }
 
-/// Returns whether the claim has the finalizer and annotations that must precede its allocation.
-fn is_prepared(claim: &ResourceClaim, pod_uid: &str, placement_reason: &str) -> bool {
+/// Returns whether the claim has the finalizer that must precede its allocation. The chart's admission policy adds it to new
+/// claims.
+fn is_protected(claim: &ResourceClaim) -> bool {
     finalizers(claim)
         .iter()
         .any(|finalizer| finalizer == names::CLAIM_FINALIZER)
-        && allocated_for(claim) == Some(pod_uid)
-        && annotation(claim, names::PLACEMENT_REASON_ANNOTATION) == Some(placement_reason)
 }
 
-fn preparation(claim: &ResourceClaim, pod_uid: &str, placement_reason: &str) -> Value {
-    let mut finalizers = finalizers(claim).to_vec();
-    if !finalizers
-        .iter()
-        .any(|finalizer| finalizer == names::CLAIM_FINALIZER)
-    {
-        finalizers.push(names::CLAIM_FINALIZER.to_owned());
-    }
-    json!({"finalizers": finalizers, "annotations": {
-        names::ALLOCATED_FOR_ANNOTATION: pod_uid,
-        names::PLACEMENT_REASON_ANNOTATION: placement_reason,
-    }})
-}
-
-fn restoration(claim: &ResourceClaim) -> Value {
-    let finalizers: Vec<_> = finalizers(claim)
-        .iter()
-        .filter(|finalizer| *finalizer != names::CLAIM_FINALIZER)
-        .collect();
-    json!({"finalizers": finalizers, "annotations": {
-        names::ALLOCATED_FOR_ANNOTATION: null,
-        names::PLACEMENT_REASON_ANNOTATION: null,
-        names::WRITE_FENCE_ANNOTATION: null,
-    }})
+/// Returns the change of metadata that adds the finalizer. It stays after a release: kube-controller-manager removes it from a
+/// claim that is deleted.
+fn protection(claim: &ResourceClaim) -> Value {
+    let own = names::CLAIM_FINALIZER.to_owned();
+    let finalizers: Vec<_> = finalizers(claim).iter().chain([&own]).collect();
+    json!({"finalizers": finalizers})
 }
 
 fn allocation_of(claim: &ResourceClaim) -> Option<&AllocationResult> {

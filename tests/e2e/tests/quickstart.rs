@@ -55,7 +55,7 @@ fn quickstart_shares_a_gpu_and_queues_the_third_pod() -> Result<()> {
         "8Gi",
         "libvgpu limits memory to 8192 MiB; 30% of GPU time guaranteed",
         "Reserved For",
-        "gpu.drava.dev/placement-reason",
+        "PlacementRecord",
     ] {
         ensure!(described.contains(word), "no {word:?} in\n{described}");
     }

@@ -5,12 +5,14 @@ use drava_e2e::manifest::pod_with_share;
 use drava_e2e::{TestCluster, wait};
 
 /// Kinds with objects of the chart.
-const KINDS: [&str; 14] = [
+const KINDS: [&str; 16] = [
     "roles",
     "rolebindings",
     "clusterroles",
     "clusterrolebindings",
     "deviceclasses",
+    "mutatingadmissionpolicies",
+    "mutatingadmissionpolicybindings",
     "validatingadmissionpolicies",
     "validatingadmissionpolicybindings",
     "mutatingwebhookconfigurations",
@@ -107,6 +109,13 @@ fn uninstall_waits_for_claims_and_leaves_nothing() -> Result<()> {
         "jsonpath={.spec.schedulingGates}",
     ])?;
     ensure!(gates.is_empty(), "the pod is still gated: {gates}");
+    // The finalizer that the admission policy added is one of Kubernetes.
+    let unallocated = tenant.claim_of("gated")?;
+    tenant.delete_pods(&["gated"])?;
+    wait("the claim that was never allocated is gone", || {
+        let found = tenant.find("resourceclaim", &unallocated)?;
+        Ok(found.is_none().then_some(()))
+    })?;
     for directory in [
         "/var/run/cdi",
         "/var/lib/kubelet/plugins_registry",

@@ -127,8 +127,14 @@ const EFFECTS: [Effect; 11] = [
             "crds.install=false",
             "admission.catchAllTolerationClasses[0]=team-gpu",
             "admission.exemptNamespaces[0]=monitoring",
+            "admission.ownClasses[0]=shares-of-team",
         ],
-        added: &["replicas: 1", "team-gpu", "monitoring"],
+        added: &[
+            "replicas: 1",
+            "team-gpu",
+            "monitoring",
+            "\"shares-of-team\"]",
+        ],
         removed: &["replicas: 2", "kind: CustomResourceDefinition"],
     },
     Effect {

@@ -230,7 +230,14 @@ impl SharedCatalog {
         tokio::join!(
             self.follow_kind(client, all(), Catalog::class, is_complete),
             self.follow_kind(client, all(), Catalog::template, is_complete),
-            self.follow_kind(client, all(), Catalog::claim, is_complete),
+            // Those of templates are not needed, and are most claims. The admission policy labels them, except for claims that name
+            // unknown classes or were created without the policy.
+            self.follow_kind(
+                client,
+                all().labels(&format!("{}!={}", names::CLAIM_LABEL, names::GENERATED)),
+                Catalog::claim,
+                is_complete
+            ),
             self.follow_kind(
                 client,
                 all().fields(&format!("spec.driver={}", names::DRIVER)),

@@ -83,7 +83,7 @@ impl UnreservedAllocation {
     /// allocation: kube-scheduler or a user has written it.
     pub(crate) fn of(claim: &ResourceClaim, now: Instant) -> Option<Self> {
         let allocation = claim.status.as_ref()?.allocation.as_ref()?;
-        // A tenant can delete the annotation.
+        // An allocation with as much config as the API server accepts has no record.
         let is_managed = allocated_for(claim).is_some() || !tolerates_managed_taint(claim);
         if !is_managed || AllocatedDevice::of_claim(claim).is_empty() {
             return None;

@@ -11,7 +11,9 @@ use drava_allocator::pod::scheduler;
 use drava_allocator::pod_request::PodRequest;
 use drava_allocator::searched::{Suspended, Undecided};
 use drava_allocator::turn::{Turn, Work};
+use drava_api::placement_record::PlacementRecord;
 use drava_api::reason::Reason;
+use k8s_openapi::api::core::v1::ObjectReference;
 use tokio::time::Instant;
 
 use super::demand::{Demand, NamedClaims, Request};
@@ -538,7 +540,7 @@ impl Planner {
             pending.reason = None;
             pending.is_placed = true;
             let pod = pod::reference(&pending.pod);
-            let writes = self.writes(request, placement, &pod, time, &mut events);
+            let writes = self.writes(request, placement, pod.clone(), time, &mut events);
             self.commitments
                 .ledger
                 .writing_started(writes.iter().map(|write| object_key(&write.claim.metadata)));
@@ -555,16 +557,17 @@ impl Planner {
         Some(Action::Allocate(AllocationJob { pods }))
     }
 
-    /// Returns the allocations to write for a pod, and adds the events of their success.
+    /// Returns the allocations to write for a pod, and adds the event of their success.
     fn writes(
         &mut self,
         request: &Request,
         placement: &Placement,
-        pod: &k8s_openapi::api::core::v1::ObjectReference,
+        pod: ObjectReference,
         time: &DecisionTime,
         events: &mut Vec<PendingEvent>,
     ) -> Vec<ClaimWrite> {
         let mut writes = Vec::new();
+        let mut placed_claims = Vec::new();
         for placed in &placement.claims {
             let Some((_, claim)) = request
                 .claims
@@ -573,26 +576,25 @@ impl Planner {
             else {
                 continue;
             };
-            let placement_reason = placement.reason(placed);
-            events.push(PendingEvent::allocated(
-                claim::reference(claim),
+            let reason = placement.reason(placed);
+            placed_claims.push((claim.metadata.name.as_deref().unwrap_or_default(), placed));
+            let mut allocation = allocation::build(
+                claim,
                 placed,
-                &placement_reason,
                 &placement.node,
-                pod.name.as_deref().unwrap_or_default(),
-            ));
+                &self.world.cluster.classes,
+                time.time.clone(),
+                &mut self.share_ids,
+            );
+            let pod_uid = request.pod_request.uid.clone();
+            PlacementRecord { pod_uid, reason }.add_to(&mut allocation);
             writes.push(ClaimWrite {
                 claim: claim.clone(),
-                allocation: allocation::build(
-                    claim,
-                    placed,
-                    &placement.node,
-                    &self.world.cluster.classes,
-                    time.time.clone(),
-                    &mut self.share_ids,
-                ),
-                placement_reason,
+                allocation,
             });
+        }
+        if !placed_claims.is_empty() {
+            events.push(PendingEvent::allocated(pod, placement, &placed_claims));
         }
         writes
     }

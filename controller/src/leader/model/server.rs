@@ -225,12 +225,8 @@ impl Server {
         if is_faulty && self.random.chance(3) {
             let claims: Vec<String> = self.claims.keys().cloned().collect();
             if let Some(name) = self.random.choose(&claims) {
-                self.count("annotation deleted by a tenant");
-                self.put_claim(&name, |claim| {
-                    if let Some(all) = claim["metadata"]["annotations"].as_object_mut() {
-                        all.remove(names::ALLOCATED_FOR_ANNOTATION);
-                    }
-                });
+                self.count("finalizer removed by a tenant");
+                self.put_claim(&name, |claim| claim["metadata"]["finalizers"] = Value::Null);
             }
         }
     }
@@ -265,10 +261,9 @@ impl Server {
                 self.ungenerated.insert(claim_name.clone(), generated);
                 continue;
             }
-            self.claims.insert(
-                claim_name.clone(),
-                serde_json::to_value(claim(claim_name, memory)).unwrap(),
-            );
+            let created = serde_json::to_value(claim(claim_name, memory)).unwrap();
+            let admitted = self.admitted(created);
+            self.claims.insert(claim_name.clone(), admitted);
             self.put_claim(claim_name, |_| {});
         }
         let names: Vec<&str> = claims.iter().map(String::as_str).collect();
@@ -288,6 +283,15 @@ impl Server {
         }
         self.pods.insert(name.clone(), created);
         self.put_pod(&name, |_| {});
+    }
+
+    /// Returns a new claim as the admission policy leaves it, if the policy is there.
+    fn admitted(&mut self, mut claim: Value) -> Value {
+        if self.random.chance(70) {
+            self.count("finalizer added at creation");
+            claim["metadata"]["finalizers"] = json!([names::CLAIM_FINALIZER]);
+        }
+        claim
     }
 
     /// kube-scheduler reserves the claims of a pod and binds it, or does not.
@@ -368,7 +372,10 @@ impl Server {
                 self.history.push(Event::Claim(claim, None));
             } else if self.claims[&claim]["status"]["reservedFor"].is_array() {
                 // The claim controller of Kubernetes.
-                self.put_claim(&claim, |claim| claim["status"] = json!({}));
+                self.put_claim(&claim, |claim| {
+                    claim["status"] = json!({});
+                    claim["metadata"]["finalizers"] = Value::Null;
+                });
             }
         }
     }
@@ -406,6 +413,11 @@ impl Server {
                 return failure(422, "status.allocation: the allocation is immutable");
             }
             self.count(if after { "allocated" } else { "released" });
+            let finalizers = patched["metadata"]["finalizers"].to_string();
+            if after && !finalizers.contains(names::CLAIM_FINALIZER) {
+                let problem = format!("allocated without its finalizer: {patched}");
+                self.problems.push(problem);
+            }
         }
         self.put_claim(name, |claim| *claim = patched);
         (StatusCode::OK, self.claims[name].clone())

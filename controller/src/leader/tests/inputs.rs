@@ -147,7 +147,7 @@ fn publishes_allocated_event_after_successful_write() {
         events(planner.actions(&time())),
         [(
             EventReason::Allocated,
-            "8 GiB of memory and best-effort GPU time on n1/gpu-0 for pod a; node n1: only feasible node; \
+            "claim a: 8 GiB of memory and best-effort GPU time on n1/gpu-0; node n1: only feasible node; \
              gpu-0: only feasible GPU"
                 .to_owned()
         )]

@@ -50,7 +50,7 @@ impl Writer {
             "spec": {"schedulingGates": [{"$patch": "delete", "name": names::ALLOCATION_GATE}]},
         });
         let (parameters, patch) = (parameters(), Patch::Strategic(&patch));
-        let request = pods.patch(name, &parameters, &patch);
+        let request = pods.patch_metadata(name, &parameters, &patch);
         match tokio::time::timeout(self.timing.request_timeout, request).await {
             Ok(Ok(_)) => Ok(()),
             // Deleted, or replaced by a pod of the same name.

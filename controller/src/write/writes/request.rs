@@ -6,8 +6,8 @@ use drava_api::error::describe;
 use drava_api::leader::LEADER_NAME;
 use drava_api::listed::Listed;
 use drava_api::names;
-use k8s_openapi::api::resource::v1::ResourceClaim;
-use kube::api::{ListParams, Patch, PatchParams};
+use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
+use kube::api::{ListParams, PartialObjectMeta, Patch, PatchParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{FIELD_MANAGER, Timing};
 use crate::write::lease::Term;
+use crate::write::metadata_answer;
 
 /// Name of the admission policy that admits only the holder of the lease.
 const LEASE_POLICY: &str = "drava-controller-lease";
@@ -36,6 +37,15 @@ pub(super) enum Response {
     Failed(Failure),
 }
 
+/// A write of the status of a claim.
+#[derive(Clone, Copy)]
+pub(super) enum StatusChange<'a> {
+    /// The claim gets this allocation.
+    Allocated(&'a AllocationResult),
+    /// The claim loses its allocation and what drivers have reported.
+    Released,
+}
+
 /// What dry runs tell about the writes of this replica.
 enum Admission {
     /// They are admitted, or never will be.
@@ -53,8 +63,6 @@ pub(super) enum Failure {
     Rejected(String),
     /// Another replica holds the lease.
     NotHolder,
-    /// The request was executed, and this build cannot read the claim.
-    Unreadable(String),
     /// The request was not sent, because the term has ended.
     NotSent,
 }
@@ -102,7 +110,8 @@ impl ClaimRequests {
         let patch = json!({"metadata": guarded(claim, metadata.clone())});
         let (api, patch) = (self.api(claim), Patch::Merge(&patch));
         let name = claim.metadata.name.as_deref().unwrap_or_default();
-        self.response(api.patch(name, parameters, &patch)).await
+        let request = api.patch_metadata(name, parameters, &patch);
+        self.response(request, || claim.clone()).await
     }
 
     /// Waits until the API server admits writes of this replica, and so none of an earlier holder any more. A list that is
@@ -161,10 +170,8 @@ impl ClaimRequests {
                     return Admission::Unknown;
                 }
                 // Rejected for what the claim is, deleted or changed meanwhile: no proof.
-                Response::Failed(
-                    Failure::Rejected(_) | Failure::NotFound | Failure::Unreadable(_),
-                )
-                | Response::Conflict => {}
+                Response::Failed(Failure::Rejected(_) | Failure::NotFound) | Response::Conflict => {
+                }
             }
         }
         Admission::Rejected
@@ -179,9 +186,7 @@ impl ClaimRequests {
                 match self.try_write(claim, &mut rejections).await {
                     Response::Success(_) => return Ok(()),
                     Response::Failed(Failure::NotHolder) | Response::Unknown(_) => {}
-                    Response::Failed(Failure::Rejected(_) | Failure::Unreadable(_)) => {
-                        return Err(None);
-                    }
+                    Response::Failed(Failure::Rejected(_)) => return Err(None),
                     other => return Err(Some(other)),
                 }
                 tokio::select! {
@@ -218,27 +223,42 @@ impl ClaimRequests {
         response
     }
 
-    pub(super) async fn patch_status(&self, claim: &ResourceClaim, status: Value) -> Response {
+    pub(super) async fn patch_status(
+        &self,
+        claim: &ResourceClaim,
+        change: StatusChange<'_>,
+    ) -> Response {
         if let Err(response) = self.wait_until_admitted(claim).await {
             return response;
         }
+        let status = match change {
+            StatusChange::Allocated(allocation) => json!({"allocation": allocation}),
+            StatusChange::Released => json!({"allocation": null, "devices": null}),
+        };
         let patch = json!({"metadata": guarded(claim, json!({})), "status": status});
         let (api, parameters, patch) = (self.api(claim), parameters(), Patch::Merge(&patch));
         let name = claim.metadata.name.as_deref().unwrap_or_default();
-        self.response(api.patch_status(name, &parameters, &patch))
-            .await
+        let request = metadata_answer::patch_status(&api, name, &parameters, &patch);
+        self.response(request, || change.applied(claim)).await
     }
 
+    /// Sends a request. After its success the claim is what `written` returns, with the metadata of the answer: a patch of a
+    /// known version has a known result.
     async fn response(
         &self,
-        request: impl Future<Output = Result<Listed<ResourceClaim>, kube::Error>>,
+        request: impl Future<Output = kube::Result<PartialObjectMeta<Listed<ResourceClaim>>>>,
+        written: impl FnOnce() -> ResourceClaim,
     ) -> Response {
         if !self.may_send() {
             return Response::Failed(Failure::NotSent);
         }
         match tokio::time::timeout(self.timing.request_timeout, request).await {
-            Ok(Ok(Listed::Object(claim))) => Response::Success(claim),
-            Ok(Ok(Listed::Unreadable(claim))) => Response::Failed(Failure::Unreadable(claim.cause)),
+            Ok(Ok(answer)) => {
+                let mut claim = written();
+                claim.metadata = answer.metadata;
+                claim.metadata.managed_fields = None;
+                Response::Success(Box::new(claim))
+            }
             Ok(Err(kube::Error::Api(status))) => Response::of_error(status.code, &status.message),
             Ok(Err(error)) => Response::Unknown(describe(&error)),
             Err(_) => Response::Unknown("request timed out".to_owned()),
@@ -257,6 +277,19 @@ impl ClaimRequests {
     pub(super) fn api(&self, claim: &ResourceClaim) -> Api<Listed<ResourceClaim>> {
         let namespace = claim.metadata.namespace.as_deref().unwrap_or_default();
         Api::namespaced(self.client.clone(), namespace)
+    }
+}
+
+impl StatusChange<'_> {
+    /// Returns the claim after this write.
+    fn applied(self, claim: &ResourceClaim) -> ResourceClaim {
+        let mut claim = claim.clone();
+        let status = claim.status.get_or_insert_default();
+        match self {
+            Self::Allocated(allocation) => status.allocation = Some(allocation.clone()),
+            Self::Released => (status.allocation, status.devices) = (None, None),
+        }
+        claim
     }
 }
 

@@ -167,7 +167,7 @@ impl Planner {
                 );
             }
             if uids.is_empty() {
-                // A tenant can write any UID into the annotation.
+                // The pod can have ended, or can be replaced by another one.
                 let pod = claim::allocated_for(claim).filter(|uid| self.references(uid, key));
                 uids.extend(pod.map(str::to_owned));
                 uids.extend(self.backlog.queue.users_of(key));

@@ -23,7 +23,7 @@ fn waits_for_initial_sync() {
 }
 
 #[test]
-fn writes_allocation_as_kube_scheduler() {
+fn writes_allocation_as_kube_scheduler_with_its_record() {
     let mut cluster = TestCluster::new(&["n1"]);
     cluster.add_pod_with_claim("a", "8Gi");
     let (mut jobs, _) = cluster.actions();
@@ -39,6 +39,9 @@ fn writes_allocation_as_kube_scheduler() {
                 }],
                 "config": [{"source": "FromClass", "opaque": {"driver": "gpu.drava.dev", "parameters": {
                     "apiVersion": "gpu.drava.dev/v1alpha1", "kind": "VgpuConfig", "priority": 10,
+                }}}, {"source": "FromClaim", "opaque": {"driver": "gpu.drava.dev", "parameters": {
+                    "apiVersion": "gpu.drava.dev/v1alpha1", "kind": "PlacementRecord", "podUID": "pod-a",
+                    "reason": "node n1: only feasible node; gpu-0: only feasible GPU",
                 }}}],
             },
             "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [
@@ -294,4 +297,53 @@ fn own_claim_follows_the_shared_one() {
             && messages[0].contains("claim default/shared is allocated on another node"),
         "{messages:?}"
     );
+}
+
+fn allocated_events(cluster: &TestCluster) -> Vec<(&str, &str)> {
+    let events = cluster.events.iter();
+    events
+        .filter(|(_, reason, _)| *reason == "Allocated")
+        .map(|(object, _, message)| (object.as_str(), message.as_str()))
+        .collect()
+}
+
+#[test]
+fn publishes_one_event_for_all_claims_of_a_pod() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.add_claim(claim("a", "8Gi"));
+    cluster.add_claim(claim("b", "9Gi"));
+    cluster.add_pod(pod("p", &["a", "b"]));
+    assert_eq!(cluster.settle(), ["p → n1"]);
+    assert_eq!(
+        allocated_events(&cluster),
+        [(
+            "Pod/p",
+            "claim a: 8 GiB of memory and best-effort GPU time on n1/gpu-0; node n1: only feasible node; \
+             gpu-0: only feasible GPU. claim b: 9 GiB of memory and best-effort GPU time on n1/gpu-0; node n1: \
+             only feasible node; gpu-0: only feasible GPU"
+        )]
+    );
+}
+
+#[test]
+fn omits_event_of_a_pod_that_was_bound_before_its_turn() {
+    let nodes: Vec<String> = (0..40).map(|number| format!("n{number:02}")).collect();
+    let nodes: Vec<&str> = nodes.iter().map(String::as_str).collect();
+    let mut cluster = TestCluster::new(&nodes);
+    for number in 0..300 {
+        cluster.add_pod_with_claim(&format!("p{number}"), "8Gi");
+    }
+    let placed = cluster.settle();
+    assert_eq!(placed.len(), 300);
+    let published = allocated_events(&cluster).len();
+    assert!(
+        (1..300).contains(&published),
+        "{published} within the budget"
+    );
+    for pod in &placed {
+        cluster.bind(pod.split_once(" → ").unwrap());
+    }
+    cluster.advance(Duration::from_secs(600));
+    cluster.actions();
+    assert_eq!(allocated_events(&cluster).len(), published);
 }

@@ -307,11 +307,8 @@ impl TestCluster {
     pub(super) fn written(&mut self, job: &AllocationJob) -> Vec<ResourceClaim> {
         let mut written = Vec::new();
         let writes = job.pods.iter();
-        for (pod, write) in writes.flat_map(|pod| pod.writes.iter().map(move |write| (pod, write)))
-        {
+        for write in writes.flat_map(|pod| &pod.writes) {
             let mut claim = self.claims[write.claim.metadata.name.as_ref().unwrap()].clone();
-            let annotations = claim.metadata.annotations.get_or_insert_default();
-            annotations.insert(names::ALLOCATED_FOR_ANNOTATION.to_owned(), pod.uid.clone());
             claim.status.get_or_insert_default().allocation = Some(write.allocation.clone());
             self.version += 1;
             claim.metadata.resource_version = Some(self.version.to_string());

@@ -192,8 +192,6 @@ fn roll_back_is_no_refusal_of_node() {
     allocated.status = Some(object(
         json!({"allocation": job.pods[0].writes[0].allocation}),
     ));
-    allocated.metadata.annotations =
-        Some([("gpu.drava.dev/allocated-for".to_owned(), "pod-a".to_owned())].into());
     cluster.observe(allocated);
     cluster.deallocate("a");
     let failure = crate::action::AllocationFailure {

@@ -35,6 +35,7 @@ pub(in super::super) fn service(
         let server = Arc::clone(&server);
         async move {
             let (head, body) = request.into_parts();
+            let wants_metadata = crate::fixture::wants_metadata(&head.headers);
             let bytes = body.collect().await?.to_bytes();
             let query = head.uri.query().unwrap_or_default();
             let request = Request {
@@ -48,7 +49,10 @@ pub(in super::super) fn service(
             while server.lock().unwrap().stopped.contains(&replica) {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
-            let (status, body) = server.lock().unwrap().serve(replica, &request)?;
+            let (status, mut body) = server.lock().unwrap().serve(replica, &request)?;
+            if wants_metadata && status.is_success() {
+                body = crate::fixture::metadata_of(&body);
+            }
             let latency = server.lock().unwrap().latency();
             tokio::time::sleep(latency).await;
             while server.lock().unwrap().stopped.contains(&replica) {

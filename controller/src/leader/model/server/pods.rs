@@ -70,7 +70,8 @@ impl Server {
                 generated["metadata"]["ownerReferences"] = json!([{
                     "apiVersion": "v1", "kind": "Pod", "name": pod, "uid": format!("pod-{pod}"), "controller": true,
                 }]);
-                self.claims.insert(name.clone(), generated);
+                let admitted = self.admitted(generated);
+                self.claims.insert(name.clone(), admitted);
                 self.unnamed.insert(name.clone(), pod);
                 self.put_claim(&name, |_| {});
             }

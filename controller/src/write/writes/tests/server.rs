@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use crate::action::{AllocationJob, ClaimWrite, PodAllocation};
-use crate::fixture::object;
+use crate::fixture::{metadata_of, object, wants_metadata};
 use crate::operate::clock::Clock;
 use crate::write::lease::Term;
 use crate::write::writes::{Timing, Writer};
@@ -254,6 +254,7 @@ pub(super) fn start_in(
         let server = Arc::clone(&shared);
         async move {
             let (head, body) = request.into_parts();
+            let wants_metadata = wants_metadata(&head.headers);
             let bytes = body.collect().await.unwrap().to_bytes();
             let body = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
             let is_dry_run = head
@@ -262,11 +263,14 @@ pub(super) fn start_in(
                 .is_some_and(|query| query.contains("dryRun=All"));
             let latency = server.lock().unwrap().latency;
             tokio::time::sleep(latency).await;
-            let (status, body) =
+            let (status, mut body) =
                 server
                     .lock()
                     .unwrap()
                     .serve(&head.method, head.uri.path(), is_dry_run, &body)?;
+            if wants_metadata && status.is_success() {
+                body = metadata_of(&body);
+            }
             let response = Response::builder()
                 .status(status)
                 .body(Body::from(serde_json::to_vec(&body).unwrap()));
@@ -289,7 +293,6 @@ pub(super) fn write(claim: &ResourceClaim) -> ClaimWrite {
             "request": "gpu", "driver": "gpu.drava.dev", "pool": "n1/gpus", "device": "gpu-0-vgpu",
             "shareID": format!("ours-{}", claim.metadata.name.as_deref().unwrap()),
         }]}})),
-        placement_reason: "node n1: only feasible node".to_owned(),
     }
 }
 
