@@ -24,13 +24,16 @@ fn written_by_controller(claim: &Value) -> Vec<&str> {
         .collect()
 }
 
-/// Returns the claim of a pod with all metadata.
+/// Returns the claim from a template of a pod with all metadata.
 fn claim_of(tenant: &Namespace<'_>, pod: &str) -> Result<Value> {
-    let name = tenant.claim_of(pod)?;
+    claim(tenant, &tenant.claim_of(pod)?)
+}
+
+fn claim(tenant: &Namespace<'_>, name: &str) -> Result<Value> {
     let found = tenant.kubectl(&[
         "get",
         "resourceclaim",
-        &name,
+        name,
         "-o",
         "json",
         "--show-managed-fields",
@@ -82,7 +85,7 @@ fn unallocated_claim_has_finalizer_and_does_not_leak() -> Result<()> {
 }
 
 #[test]
-fn controller_allocates_by_one_write() -> Result<()> {
+fn claim_with_finalizer_is_allocated_by_one_write() -> Result<()> {
     let cluster = TestCluster::attach()?;
     let tenant = cluster.namespace("one-write")?;
     tenant.apply(&pod_with_share("a", "vgpu.drava.dev", "{memory: 1Gi}"))?;
@@ -119,7 +122,7 @@ fn claim_without_finalizer_gets_it_before_allocation() -> Result<()> {
     tenant.kubectl(&patch)?;
     tenant.apply(&pod("a", "resourceClaimName: lost"))?;
     tenant.running("a")?;
-    let claim = claim_of(&tenant, "a")?;
+    let claim = claim(&tenant, "lost")?;
     ensure!(has_finalizer(&claim), "{claim}");
     let mut written = written_by_controller(&claim);
     written.sort_unstable();
@@ -128,7 +131,7 @@ fn claim_without_finalizer_gets_it_before_allocation() -> Result<()> {
 }
 
 #[test]
-fn claims_of_other_drivers_stay_as_they_are() -> Result<()> {
+fn claims_of_other_drivers_get_no_finalizer() -> Result<()> {
     let cluster = TestCluster::attach()?;
     let tenant = cluster.namespace("other-driver")?;
     let claim = dry_run(&tenant, "gpu.example.com")?;
@@ -138,7 +141,7 @@ fn claims_of_other_drivers_stay_as_they_are() -> Result<()> {
 }
 
 #[test]
-fn serves_claims_while_the_policy_is_removed() -> Result<()> {
+fn serves_claims_without_the_policy_for_finalizers() -> Result<()> {
     let cluster = TestCluster::attach()?;
     let tenant = cluster.namespace("no-policy")?;
     tenant.apply(&claim_template("a", SHARE, ""))?;
