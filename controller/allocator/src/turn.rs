@@ -1,14 +1,18 @@
 //! Turns: the work of one decision, and when it yields to other pods.
 //!
-//! A selector within its own limits can take seconds on all devices of a cluster, and searches among many combinations of
-//! devices, or their repetition in simulations, too. So both kinds of work have a limit in a turn. A decision whose results so
-//! far are kept is suspended then and goes on in another turn; another one has to do without the rest of the searches.
+//! A selector within its own limits can take seconds on all devices of a cluster, and so can searches among many combinations
+//! of devices, and plain checks of thousands of nodes and pods, or their repetition in simulations. So each kind of work has a
+//! limit in a turn. A decision whose results so far are kept is suspended then and goes on in another turn; another one has to
+//! do without the rest of the searches.
 //!
 //! Charges depend on the input only, so equal inputs have equal results.
 
 /// Units of costly evaluations of selectors in a turn, about 15 ms, and of searches beyond their first path. The last piece
 /// of each may exceed them.
 const UNITS: u64 = 20_000;
+
+/// Units of checks in a turn, about 50 ms. The last piece may exceed them.
+const CHECKS: u64 = 100_000;
 
 /// Work of a decision that is limited in a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,6 +32,8 @@ pub struct Turn {
     searches: Option<u64>,
     /// Whether a search has found something that the next turns keep.
     has_progress: bool,
+    /// Units of checks after which the turn is over; `None` without a limit.
+    checks: Option<u64>,
     checked: u64,
     node_checks: u64,
 }
@@ -36,20 +42,21 @@ impl Turn {
     /// Starts a turn of a decision that goes on in other turns.
     #[must_use]
     pub const fn limited() -> Self {
-        Self::of(Some(UNITS))
+        Self::of(Some(UNITS), Some(CHECKS))
     }
 
     /// Starts a turn that suspends nothing.
     #[must_use]
     pub const fn endless() -> Self {
-        Self::of(None)
+        Self::of(None, None)
     }
 
-    const fn of(units: Option<u64>) -> Self {
+    const fn of(units: Option<u64>, checks: Option<u64>) -> Self {
         Self {
             selectors: units,
             searches: units,
             has_progress: false,
+            checks,
             checked: 0,
             node_checks: 0,
         }
@@ -64,6 +71,23 @@ impl Turn {
     #[must_use]
     pub fn is_out_of_searches(&self) -> bool {
         self.searches == Some(0)
+    }
+
+    /// Returns whether there were as many checks as a turn may have.
+    #[must_use]
+    pub fn is_out_of_checks(&self) -> bool {
+        self.checks.is_some_and(|limit| self.checked >= limit)
+    }
+
+    /// Returns whether searches that go on in another turn have to.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.is_out_of_searches() || self.is_out_of_checks()
+    }
+
+    /// Returns whether the decision is suspended before another evaluation whose result would be kept. Each turn has one.
+    pub(crate) fn suspends_evaluation(&self) -> bool {
+        self.is_over() && self.has_progress
     }
 
     /// Returns whether the decision is suspended before another search whose result would be kept. Each turn has one.
@@ -91,12 +115,12 @@ impl Turn {
         self.searches = self.searches.map(|left| left.saturating_sub(units));
     }
 
-    /// Counts units of checks that every decision needs. They suspend nothing.
+    /// Counts units of checks.
     pub fn count(&mut self, units: u64) {
         self.checked = self.checked.saturating_add(units);
     }
 
-    /// Returns the units of all checks, by which simulations are limited.
+    /// Returns the units of all checks.
     #[must_use]
     pub const fn checked(&self) -> u64 {
         self.checked

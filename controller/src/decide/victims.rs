@@ -54,8 +54,8 @@ impl Cost {
     }
 
     /// Returns the UIDs of the pods.
-    pub(crate) fn into_uids(self) -> BTreeSet<String> {
-        self.uids
+    pub(crate) const fn uids(&self) -> &BTreeSet<String> {
+        &self.uids
     }
 }
 

@@ -108,7 +108,7 @@ impl Cluster {
                 ranking.set(&node, known);
                 continue;
             }
-            if is_kept && turn.suspends_search() {
+            if is_kept && turn.suspends_evaluation() {
                 changed.insert(node);
                 ranking.put_back(changed);
                 let work = Work::Searches;

@@ -36,9 +36,6 @@ pub(super) struct Group {
     pub(super) gang: Option<GangName>,
 }
 
-/// Units of work of a turn beyond which a gang's next pod is decided in another one, about 50 ms.
-const MEMBERS_UNITS: u64 = 100_000;
-
 /// Placements of a group, assumed in the cluster.
 #[derive(Default)]
 struct Plan {
@@ -394,7 +391,7 @@ impl Planner {
                     Some(Ok(placement)) if self.still_fits(&request, &placement, turn) => {
                         Ok((request, placement))
                     }
-                    Some(Ok(_)) | None if has_progress && turn.checked() >= MEMBERS_UNITS => {
+                    Some(Ok(_)) | None if has_progress && turn.is_out_of_checks() => {
                         Err(Suspended::from(Work::Searches).into())
                     }
                     Some(Ok(_)) | None => {

@@ -37,7 +37,7 @@ impl SuspendedDecisions {
     /// Returns whether the search for room is to begin in another turn: once, because the search for devices used up this one.
     pub(super) fn starts_room_later(&mut self, uid: &str, turn: &Turn) -> bool {
         let progress = self.0.entry(uid.to_owned()).or_default();
-        turn.is_out_of_searches() && !std::mem::replace(&mut progress.has_waited_for_room, true)
+        turn.is_over() && !std::mem::replace(&mut progress.has_waited_for_room, true)
     }
 
     /// Returns how far the search for room has come.

@@ -44,9 +44,6 @@ pub(super) use rollout::Rollout;
 /// Time after the grace period in which a pod that is being deleted is still expected to end.
 const TERMINATION_MARGIN: SignedDuration = SignedDuration::from_secs(30);
 
-/// Units of one search for room in one turn, about 50 ms.
-const SEARCH_UNITS: u64 = 100_000;
-
 /// Why pods may end for a group, in the order of the searches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum RoomCause {
@@ -68,8 +65,8 @@ pub(super) struct RoomProgress {
 enum FoundSoFar {
     /// For one pod.
     OfPod {
-        /// The first node that was not searched.
-        next: String,
+        /// The first node that was not searched; `None` when all were.
+        next: Option<String>,
         /// The best victims so far, with their node.
         best: Option<(String, Cost)>,
     },
@@ -97,15 +94,6 @@ struct Search<'a> {
     /// UIDs of the pods that end in any case.
     ending: &'a BTreeSet<String>,
     cause: RoomCause,
-    /// Units of work of the turn before the search.
-    started: u64,
-}
-
-impl Search<'_> {
-    /// Returns whether the search goes on in another turn.
-    fn is_over(&self, turn: &Turn) -> bool {
-        turn.is_out_of_searches() || turn.checked().saturating_sub(self.started) >= SEARCH_UNITS
-    }
 }
 
 /// The reservations of a pod that is decided, or of its gang.
@@ -571,12 +559,11 @@ impl Planner {
         time: &DecisionTime,
         turn: &mut Turn,
     ) -> Result<Option<Room>, Suspended> {
-        let started = turn.checked();
-        let mut holders = self.holders(group, ending, cause, priority_of, time);
+        let holders = self.holders(group, ending, cause, priority_of, time);
         turn.count(holders.len());
         let floors = match cause {
             RoomCause::Wait => Floors::default(),
-            RoomCause::Eviction(_) => self.protect_guarantees(group, ending, &mut holders),
+            RoomCause::Eviction(_) => self.floors(group, ending, &holders),
         };
         let search = Search {
             group,
@@ -584,7 +571,6 @@ impl Planner {
             floors,
             ending,
             cause,
-            started,
         };
         let room = self.place_by_ends(&search, turn);
         self.world.cluster.presume_gone(&Departure::default());

@@ -125,7 +125,7 @@ fn prefers_lower_priority_to_fewer_victims() {
     // One pod of priority 5 has as much memory as both pods of priority 1.
     let memory = [(0, 60), (1, 30), (1, 30)];
     let best = search(&candidates, None, is_enough(&memory, 70)).unwrap();
-    assert_eq!(best.into_uids().len(), 2, "both pods of priority 1");
+    assert_eq!(best.uids().len(), 2, "both pods of priority 1");
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn prefers_newest_of_equal_victims() {
     // The other GPU is as full.
     let both = |ended: &BTreeSet<String>| enough(ended) && ended.len() == 1;
     let best = search(&candidates, None, |ended| both(ended) || ended.len() > 1).unwrap();
-    assert_eq!(best.into_uids(), ["pod-01".to_owned()].into());
+    assert_eq!(best.uids(), &["pod-01".to_owned()].into());
 }
 
 #[test]
@@ -155,9 +155,9 @@ fn ends_gang_as_a_whole() {
     let best = search(&[of_pods(&["a", "b"]), of_pods(&["c"])], None, |ended| {
         ended.contains("a") || ended.contains("c")
     });
-    assert_eq!(best.unwrap().into_uids(), ["c".to_owned()].into());
+    assert_eq!(best.unwrap().uids(), &["c".to_owned()].into());
     let best = search(&[of_pods(&["a", "b"])], None, |ended| ended.contains("a"));
-    assert_eq!(best.unwrap().into_uids().len(), 2);
+    assert_eq!(best.unwrap().uids().len(), 2);
 }
 
 #[test]
@@ -175,7 +175,7 @@ fn searches_few_sets_when_all_candidates_are_needed() {
         searched += 1;
         ended.len() == 20
     });
-    assert_eq!(best.unwrap().into_uids().len(), 20);
+    assert_eq!(best.unwrap().uids().len(), 20);
     assert_eq!(searched, 23, "none, all, all but one each, the needed ones");
 }
 
@@ -190,7 +190,7 @@ fn finds_best_of_many_candidates_beside_needed_one() {
         ended.contains("pod-19") && ended.len() > 1
     });
     let expected = ["pod-00".to_owned(), "pod-19".to_owned()];
-    assert_eq!(best.unwrap().into_uids(), expected.into());
+    assert_eq!(best.unwrap().uids(), &expected.into());
 }
 
 #[test]
@@ -205,7 +205,7 @@ fn finds_minimal_set_without_comparisons() {
         may_compare: false,
     };
     let found = super::search(&candidates, None, &mut simulation).unwrap();
-    assert_eq!(found.into_uids().len(), 3);
+    assert_eq!(found.uids().len(), 3);
     assert_eq!(simulated, 19, "none, all, and twice all but one each");
 }
 

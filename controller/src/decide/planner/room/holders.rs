@@ -1,11 +1,13 @@
 //! Pods that hold devices, and the simulation of their end.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use drava_allocator::cluster::{Departure, Floors};
 use drava_allocator::object::ObjectKey;
+use drava_allocator::turn::Turn;
 
-use super::RoomCause;
+use super::{RoomCause, Search};
 use crate::decide::planner::decision::Group;
 use crate::decide::planner::{DecisionTime, Planner};
 use crate::decide::victims::Candidate;
@@ -13,6 +15,9 @@ use crate::pods::claim;
 use crate::pods::gang::GangName;
 use crate::pods::live_pods::LivePod;
 use crate::pods::pod_group::Disruption;
+
+/// Units of a simulation, beside its checks of devices.
+pub(super) const SIMULATION_UNITS: u64 = 20;
 
 /// Nodes on which each pod holds devices, by its UID.
 pub(super) type NodesOfPod<'a> = BTreeMap<&'a str, Vec<&'a str>>;
@@ -53,38 +58,47 @@ impl Holders {
 }
 
 impl Planner {
-    /// Returns the guaranteed usage of other tenants, and removes the pods whose end would lower it.
-    pub(super) fn protect_guarantees(
+    /// Returns the guaranteed usage of other tenants when the pods have ended that end in any case.
+    pub(super) fn floors(
         &mut self,
         group: &Group,
         ending: &BTreeSet<String>,
-        holders: &mut Holders,
+        holders: &Holders,
     ) -> Floors {
         let Some(first) = group.requests.first() else {
             return Floors::default();
         };
         self.presume_ended(holders, ending);
         let namespace = self.namespace_of(&first.pod_request.uid);
-        let floors = self.world.cluster.floors(&namespace);
-        if !floors.is_empty() {
-            let mut candidates = std::mem::take(&mut holders.candidates);
-            for candidates in candidates.values_mut() {
-                let mut keeps = |pods: BTreeSet<String>| {
-                    let gone = self.presume_also_ended(holders, &pods);
-                    let keeps = self.world.cluster.keeps(&floors);
-                    self.world.cluster.presume_back(&gone);
-                    keeps
-                };
-                let pods_of = |candidate: &Candidate| candidate.pods.keys().cloned().collect();
-                // Fewer pods lower the usage less.
-                let all: Vec<BTreeSet<String>> = candidates.iter().map(pods_of).collect();
-                if !keeps(all.into_iter().flatten().collect()) {
-                    candidates.retain(|candidate| keeps(pods_of(candidate)));
-                }
-            }
-            holders.candidates = candidates;
+        self.world.cluster.floors(&namespace)
+    }
+
+    /// Returns the pods of a node that may end, without those whose end would lower the guaranteed usage of other tenants.
+    pub(super) fn candidates_on<'s>(
+        &mut self,
+        node: &str,
+        search: &'s Search<'_>,
+        turn: &mut Turn,
+    ) -> Cow<'s, [Candidate]> {
+        let Some(candidates) = search.holders.candidates.get(node) else {
+            return Cow::default();
+        };
+        let mut keeps = |pods: BTreeSet<String>| {
+            turn.count(SIMULATION_UNITS);
+            let gone = self.presume_also_ended(&search.holders, &pods);
+            let keeps = self.world.cluster.keeps(&search.floors);
+            self.world.cluster.presume_back(&gone);
+            keeps
+        };
+        let pods_of = |candidate: &Candidate| candidate.pods.keys().cloned().collect();
+        // Fewer pods lower the usage less.
+        let all: Vec<BTreeSet<String>> = candidates.iter().map(pods_of).collect();
+        if search.floors.is_empty() || keeps(all.into_iter().flatten().collect()) {
+            return candidates.into();
         }
-        floors
+        let mut candidates = candidates.clone();
+        candidates.retain(|candidate| keeps(pods_of(candidate)));
+        candidates.into()
     }
 
     /// Presumes that exactly these pods have ended: a claim is released when all pods that use it have.

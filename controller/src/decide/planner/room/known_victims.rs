@@ -8,16 +8,11 @@ use drava_allocator::pod_request::PodRequest;
 use drava_allocator::searched::{Suspended, Undecided};
 use drava_allocator::turn::{Turn, Work};
 
-use super::holders::NodesOfPod;
+use super::holders::{NodesOfPod, SIMULATION_UNITS};
 use super::{FoundSoFar, RoomProgress, Search};
 use crate::decide::planner::Planner;
 use crate::decide::planner::demand::Request;
 use crate::decide::victims::{self, Cost, Effect, Simulation};
-
-/// Units of checks in one turn beyond which sets of pods are not compared any more, about 50 ms.
-const COMPARISON_UNITS: u64 = 100_000;
-/// Units of a simulation, beside its checks of devices.
-const SIMULATION_UNITS: u64 = 20;
 
 /// A placement, and the pods that have to end for it.
 pub(super) type PlacedByVictims = (Placement, BTreeSet<String>);
@@ -65,11 +60,10 @@ impl KnownVictims {
     }
 
     /// Removes and returns the best victims, with their node.
-    fn take_best(&mut self) -> Option<(String, BTreeSet<String>)> {
+    fn take_best(&mut self) -> Option<(String, Cost)> {
         let best = self.by_node.iter().min_by_key(|(_, cost)| *cost);
         let node = best.map(|(node, _)| node.clone())?;
-        let cost = self.by_node.remove(&node)?;
-        Some((node, cost.into_uids()))
+        self.by_node.remove_entry(&node)
     }
 }
 
@@ -84,12 +78,7 @@ impl Planner {
         turn: &mut Turn,
     ) -> Result<Option<PlacedByVictims>, Suspended> {
         if search.group.requests.len() == 1 {
-            return match self.best_victims(request, search, turn)? {
-                Some((node, victims)) => {
-                    self.place_instead(request, search, (&node, victims), turn)
-                }
-                None => Ok(None),
-            };
+            return self.place_by_best(request, search, turn);
         }
         // The members of a gang are often equal.
         let pod_request = &request.pod_request;
@@ -114,7 +103,7 @@ impl Planner {
     ) -> Result<Option<PlacedByVictims>, Suspended> {
         let mut has_progress = false;
         while let Some(node) = known.changed.first().cloned() {
-            if has_progress && search.is_over(turn) {
+            if has_progress && turn.is_over() {
                 return Err(Work::Searches.into());
             }
             let victims = self.victims_on(&node, request, search, None, turn)?;
@@ -130,10 +119,17 @@ impl Planner {
             };
         }
         while let Some((node, victims)) = known.take_best() {
-            let placed = self.place_instead(request, search, (&node, victims), turn);
-            if !matches!(placed, Ok(None)) {
-                known.changed.insert(node);
-                return placed;
+            match self.place_instead(request, search, (&node, &victims), turn) {
+                // It was cut short, and another turn has the time.
+                Ok(None) if has_progress && turn.is_out_of_searches() => {
+                    known.by_node.insert(node, victims);
+                    return Err(Work::Searches.into());
+                }
+                Ok(None) => has_progress = true,
+                placed => {
+                    known.changed.insert(node);
+                    return placed;
+                }
             }
         }
         Ok(None)
@@ -145,10 +141,11 @@ impl Planner {
         &mut self,
         request: &Request,
         search: &Search<'_>,
-        (node, victims): (&str, BTreeSet<String>),
+        (node, victims): (&str, &Cost),
         turn: &mut Turn,
     ) -> Result<Option<PlacedByVictims>, Suspended> {
-        let gone = self.presume_also_ended(&search.holders, &victims);
+        let victims = victims.uids();
+        let gone = self.presume_also_ended(&search.holders, victims);
         let policies = self.world.settings.policies;
         let placed = self
             .world
@@ -156,7 +153,7 @@ impl Planner {
             .decide_on_in(node, &request.pod_request, policies, turn);
         match placed {
             Ok(placement) if self.world.cluster.keeps(&search.floors) => {
-                Ok(Some((placement, victims)))
+                Ok(Some((placement, victims.clone())))
             }
             not_placed => {
                 self.world.cluster.presume_back(&gone);
@@ -168,25 +165,32 @@ impl Planner {
         }
     }
 
-    /// Returns the best set of pods of one node whose end makes room for the pod, and the node. A search of many nodes goes on
-    /// in other turns.
-    fn best_victims(
+    /// Returns the placement by the best victims of all nodes. A search of many nodes goes on in other turns.
+    fn place_by_best(
         &mut self,
         request: &Request,
         search: &Search<'_>,
         turn: &mut Turn,
-    ) -> Result<Option<(String, BTreeSet<String>)>, Suspended> {
+    ) -> Result<Option<PlacedByVictims>, Suspended> {
         let uid = &request.pod_request.uid;
         let before = self.backlog.suspended_decisions.take_room(uid);
         let before = before.filter(|before| before.cause == search.cause);
         let (first, mut best) = match before.map(|before| before.found) {
             Some(FoundSoFar::OfPod { next, best }) => (next, best),
-            Some(FoundSoFar::OfGang(_)) | None => (String::new(), None),
+            Some(FoundSoFar::OfGang(_)) | None => (Some(String::new()), None),
+        };
+        let suspend = |planner: &mut Self, next, best| {
+            let progress = RoomProgress {
+                cause: search.cause,
+                found: FoundSoFar::OfPod { next, best },
+            };
+            planner.backlog.suspended_decisions.set_room(uid, progress);
         };
         let mut has_progress = false;
-        for (node, candidates) in search.holders.candidates.range(first..) {
+        let nodes = first.map(|first| search.holders.candidates.range(first..));
+        for (node, candidates) in nodes.into_iter().flatten() {
             let is_first = !std::mem::replace(&mut has_progress, true);
-            let suspended = if !is_first && search.is_over(turn) {
+            let suspended = if !is_first && turn.is_over() {
                 Work::Searches.into()
             } else {
                 let bound = best.as_ref().map(|(_, cost)| cost);
@@ -205,15 +209,19 @@ impl Planner {
                 }
             };
             // The search goes on with this node.
-            let next = node.clone();
-            let progress = RoomProgress {
-                cause: search.cause,
-                found: FoundSoFar::OfPod { next, best },
-            };
-            self.backlog.suspended_decisions.set_room(uid, progress);
+            suspend(self, Some(node.clone()), best);
             return Err(suspended);
         }
-        Ok(best.map(|(node, cost)| (node, cost.into_uids())))
+        let Some((node, victims)) = &best else {
+            return Ok(None);
+        };
+        let placed = self.place_instead(request, search, (node, victims), turn);
+        // It was cut short, and another turn has the time.
+        if matches!(placed, Ok(None)) && has_progress && turn.is_out_of_searches() {
+            suspend(self, None, best);
+            return Err(Work::Searches.into());
+        }
+        placed
     }
 
     /// Returns the best set of pods of the node whose end makes room for the pod. `None` if there is none better than
@@ -226,9 +234,7 @@ impl Planner {
         bound: Option<&Cost>,
         turn: &mut Turn,
     ) -> Result<Option<Cost>, Suspended> {
-        let Some(candidates) = search.holders.candidates.get(node) else {
-            return Ok(None);
-        };
+        let candidates = self.candidates_on(node, search, turn);
         let mut on_node = OnNode {
             planner: self,
             node,
@@ -237,7 +243,7 @@ impl Planner {
             turn,
             suspended: None,
         };
-        let victims = victims::search(candidates, bound, &mut on_node);
+        let victims = victims::search(&candidates, bound, &mut on_node);
         match on_node.suspended {
             Some(suspended) => Err(suspended),
             None => Ok(victims),
@@ -282,6 +288,6 @@ impl Simulation for OnNode<'_> {
     }
 
     fn may_compare(&self) -> bool {
-        self.turn.checked() < COMPARISON_UNITS
+        !self.turn.is_out_of_checks()
     }
 }

@@ -117,7 +117,7 @@ impl Planner {
             let pods: BTreeSet<String> = unit.pods.keys().cloned().collect();
             let nodes = pods.iter().filter_map(|uid| nodes_of_pod.get(uid.as_str()));
             let nodes: BTreeSet<&str> = nodes.flatten().copied().collect();
-            let is_spared = match has_progress && search.is_over(turn) {
+            let is_spared = match has_progress && turn.is_over() {
                 true => Err(Work::Searches.into()),
                 false => self.replace_on(&nodes, search, placements, &pods, turn),
             };
@@ -228,7 +228,7 @@ impl Planner {
                 {
                     Some(known.clone())
                 }
-                Some(Some(_)) | None if has_progress && search.is_over(turn) => {
+                Some(Some(_)) | None if has_progress && turn.is_over() => {
                     return Err(Work::Searches.into());
                 }
                 Some(Some(_)) | None => {

@@ -591,6 +591,176 @@ fn search_for_victims_goes_on_where_its_turn_ended() {
     assert!(turns > 5, "{turns}");
 }
 
+/// Adds nodes with 18 GPUs, each full of one pod, of a lower priority than those before.
+fn add_full_nodes(cluster: &mut TestCluster, nodes: i32) {
+    for index in 0..nodes {
+        let node = format!("n{index}");
+        add_node(cluster, &node, 18);
+        let name = format!("on-{node}");
+        add_pod(
+            cluster,
+            &name,
+            &json!({"requests": [shares("all", 18, "79Gi")]}),
+        );
+        let mut pod = cluster.pods[&name].clone();
+        pod.spec.as_mut().unwrap().priority = Some(nodes - index);
+        cluster.add_pod(pod);
+        assert_eq!(cluster.settle(), [format!("{name} → {node}")]);
+        cluster.bind((&name, &node));
+    }
+}
+
+/// The search on the last node uses up a turn; another one has the time to place the pods by the victims that were found before.
+#[test]
+fn hard_pods_are_placed_by_victims_found_in_earlier_turns() {
+    for members in [1, 2] {
+        let mut cluster = TestCluster::new(&[]);
+        add_full_nodes(&mut cluster, members);
+        add_node(&mut cluster, "z-small", 16);
+        add_pod(
+            &mut cluster,
+            "other",
+            &json!({"requests": [shares("all", 16, "2Gi")]}),
+        );
+        assert_eq!(cluster.settle(), ["other → z-small"]);
+        cluster.bind(("other", "z-small"));
+        for index in 0..members {
+            let name = format!("hard-{index}");
+            add_hard(&mut cluster, &name, 10);
+            if members > 1 {
+                let pod = cluster.pods[&name].clone();
+                cluster.add_pod(member(pod, &members.to_string()));
+            }
+        }
+        assert!(cluster.settle().is_empty());
+        let all: Vec<String> = (0..members)
+            .map(|index| format!("on-n{index} for hard-0"))
+            .collect();
+        assert_eq!(cluster.evict(), all);
+    }
+}
+
+#[test]
+fn first_decision_on_many_nodes_takes_turns() {
+    const NODES: usize = 4000;
+    let mut cluster = TestCluster::new(&[]);
+    for index in 0..NODES {
+        add_node(&mut cluster, &format!("n{index:03}"), 16);
+    }
+    // The other pod is like one before.
+    cluster.add_pod_with_claim("before", "8Gi");
+    assert_eq!(cluster.settle().len(), 1);
+    let decisions = cluster.planner.decisions();
+    add_pod(
+        &mut cluster,
+        "large",
+        &json!({"requests": [shares("all", 16, "41Gi")]}),
+    );
+    cluster.add_pod_with_claim("z-other", "8Gi");
+    cluster.is_slice_over = |_| true;
+    let mut order = Vec::new();
+    while order.len() < 2 {
+        assert!(
+            cluster.planner.decisions() - decisions < 40,
+            "the decisions end"
+        );
+        let before = cluster.planner.work();
+        let jobs = cluster.actions().0;
+        let units = cluster.planner.work() - before;
+        assert!(units < 110_000, "{units} units in a turn");
+        order.extend(jobs.into_iter().map(|job| job.pods[0].uid.clone()));
+    }
+    assert_eq!(
+        order,
+        ["pod-z-other", "pod-large"],
+        "the other pod does not wait"
+    );
+}
+
+/// Adds a pod that runs with 6 GiB of a GPU of the node.
+fn add_running(cluster: &mut TestCluster, namespace: &str, name: &str, (node, gpu): (&str, usize)) {
+    add_pod_of(
+        cluster,
+        namespace,
+        name,
+        &json!({"requests": [shares("one", 1, "6Gi")]}),
+    );
+    let mut claim = cluster.claims[name].clone();
+    claim.status = Some(object(json!({
+        "allocation": {"devices": {"results": [{
+            "request": "one", "driver": "gpu.drava.dev", "pool": format!("{node}/gpus"), "device": format!("gpu-{gpu}-vgpu"),
+            "shareID": "s", "consumedCapacity": {"memory": "6Gi"},
+        }]}},
+        "reservedFor": [{"resource": "pods", "name": name, "uid": format!("pod-{name}")}],
+    })));
+    cluster.observe(claim);
+    cluster.bind((name, node));
+}
+
+/// The check of each pod is part of the turn's work.
+#[test]
+fn protecting_guarantees_of_many_pods_is_counted() {
+    const PODS: usize = 60;
+    let mut cluster = TestCluster::new(&[]);
+    let quota = json!({"namespaces": ["team"], "guarantee": {"devices": PODS}});
+    cluster.set_quota("team", &quota);
+    add_node(&mut cluster, "n", 8);
+    for pod in 0..PODS {
+        add_running(&mut cluster, "team", &format!("p-{pod:02}"), ("n", pod % 8));
+    }
+    assert!(cluster.settle().is_empty());
+    // A pod that waits for its quota does not look for others to wait for, which would be more work.
+    let used_up = json!({"namespaces": ["default"], "limit": {"devices": 0}});
+    cluster.set_quota("default", &used_up);
+    let before = cluster.planner.work();
+    cluster.add_pod_of_priority("urgent", "80Gi", 10);
+    assert!(cluster.settle().is_empty());
+    let units = cluster.planner.work() - before;
+    assert!(units > 20 * PODS as u64, "{units} units for {PODS} pods");
+    assert!(cluster.evictions.is_empty(), "each is within the guarantee");
+}
+
+/// A search that its turn has cut short tells nothing about equal pods.
+#[test]
+fn search_cut_short_hides_no_reservation_from_equal_pods() {
+    let mut cluster = TestCluster::new(&[]);
+    add_node(&mut cluster, "large", 19);
+    let mut device = shares("one", 1, "79Gi");
+    let expression = "device.attributes['gpu.drava.dev'].index == 18";
+    device["exactly"]["selectors"] = json!([{"cel": {"expression": expression}}]);
+    add_pod(&mut cluster, "low", &json!({"requests": [device]}));
+    assert_eq!(cluster.settle(), ["low → large"]);
+    cluster.bind(("low", "large"));
+    add_pod(
+        &mut cluster,
+        "head",
+        &json!({"requests": [shares("all", 19, "79Gi")]}),
+    );
+    let mut head = cluster.pods["head"].clone();
+    head.spec.as_mut().unwrap().priority = Some(10);
+    cluster.add_pod(head);
+    assert!(cluster.settle().is_empty());
+    assert_eq!(cluster.evictions.len(), 1, "the node is reserved");
+    add_node(&mut cluster, "small", 16);
+    let mut devices = shares("all", 16, "1Gi");
+    let expression = "device.attributes['gpu.drava.dev'].uuid.startsWith('GPU-small')";
+    devices["exactly"]["selectors"] = json!([{"cel": {"expression": expression}}]);
+    add_pod(&mut cluster, "other", &json!({"requests": [devices]}));
+    assert_eq!(cluster.settle(), ["other → small"]);
+    cluster.bind(("other", "small"));
+    // Whether they would fit on the small node without the other pod is the work of a turn, for the first of them.
+    for name in ["hard-0", "hard-1"] {
+        add_hard(&mut cluster, name, 0);
+    }
+    assert!(cluster.settle().is_empty());
+    let text = "the pod fits on large, but its devices are reserved for pod default/head";
+    let messages = ["Pod/hard-0", "Pod/hard-1"].map(|pod| cluster.messages_of(pod).join("; "));
+    assert!(
+        messages.iter().any(|message| message.contains(text)),
+        "{messages:?}"
+    );
+}
+
 #[test]
 fn usual_selectors_do_not_wait_behind_suspended_searches() {
     let mut cluster = TestCluster::new(&[]);
