@@ -6,6 +6,8 @@ use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use kube::client::Body;
 use serde_json::{Value, json};
 
+pub(crate) mod random;
+
 /// Response of an API server: `found` with 200, else a failure with this status code.
 pub(crate) fn response(code: u16, found: &Value) -> Response<Body> {
     let failure = json!({"kind": "Status", "code": code, "message": "denied", "reason": ""});

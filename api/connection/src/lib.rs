@@ -56,13 +56,12 @@ impl Limits {
     }
 }
 
-/// Time for which a connection without a request is kept; longer than the time between two renewals of the controller's lease,
-/// shorter than the time-out of one. So the next renewal after one without an answer has a new connection, however many are
-/// dead.
+/// Time for which a connection without a request is kept. A program whose requests time out later than that has a new
+/// connection after each request without an answer, however many are dead.
 pub const MAX_IDLE: Duration = Duration::from_secs(3);
 
-/// Connects to the API server of the pod or of the kubeconfig. The client sends each request once: a repetition would ignore
-/// the end of the controller's term, and hide the answer of a PodDisruptionBudget (429) behind a time-out.
+/// Connects to the API server of the pod or of the kubeconfig. The client sends each request once: a repetition may be late, and
+/// hides the first answer, such as that of a PodDisruptionBudget (429), behind a time-out.
 ///
 /// # Errors
 /// Without a usable service account or kubeconfig.

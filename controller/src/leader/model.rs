@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Executor, decision_time, finished};
 use crate::action::Outcome;
 use crate::decide::planner::{Planner, Settings};
+use crate::fixture::random::Random;
 use crate::fixture::{class, node, object, slice};
 use crate::operate::clock::Clock;
 use crate::operate::health::Health;
@@ -34,10 +35,8 @@ use crate::write::evictions::Evictor;
 use crate::write::lease::Term;
 use crate::write::writes::{Timing, Writer};
 
-mod random;
 mod server;
 
-use random::Random;
 use server::{Event, Server};
 
 const NODES: [&str; 3] = ["n1", "n2", "n3"];

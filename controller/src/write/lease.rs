@@ -50,9 +50,11 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 const _: () =
     assert!(VALIDITY.as_millis() + WRITE_TIMEOUT.as_millis() < LEASE_DURATION.as_millis());
 
-// Connections that a request without an answer leaves are not used by the next one, which is sent within the validity.
+// Two renewals share a connection. One that a request without an answer leaves is not used by the next one, which is sent
+// within the validity. And no request is repeated by the client: it could be sent after the validity.
 const _: () = assert!(
-    drava_connection::MAX_IDLE.as_millis() < REQUEST_TIMEOUT.as_millis()
+    RETRY_PERIOD.as_millis() < drava_connection::MAX_IDLE.as_millis()
+        && drava_connection::MAX_IDLE.as_millis() < REQUEST_TIMEOUT.as_millis()
         && RETRY_PERIOD.as_millis() + REQUEST_TIMEOUT.as_millis() + MIN_PAUSE.as_millis()
             < VALIDITY.as_millis()
 );

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::fixture::{claim, object, pod};
 use crate::watch::Observation;
 
-use super::random::Random;
+use crate::fixture::random::Random;
 
 mod connection;
 mod pods;

@@ -12,28 +12,12 @@ use serde_json::json;
 
 use super::cluster::{TestCluster, applied, member};
 use crate::action::{AllocationFailure, AllocationJob, EvictionOutcome, Release};
+use crate::fixture::random::Random;
 use crate::fixture::{claim, gated_pod, node, object};
 
 const NODES: [&str; 4] = ["n1", "n2", "n3", "n4"];
 const STEPS: usize = 250;
 const GPU_GIB: u64 = 80;
-
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        usize::try_from((mixed ^ (mixed >> 31)) >> 33).unwrap() % bound
-    }
-
-    fn choose<T: Clone>(&mut self, from: &[T]) -> Option<T> {
-        (!from.is_empty()).then(|| from[self.below(from.len())].clone())
-    }
-}
 
 struct History {
     random: Random,
@@ -59,7 +43,7 @@ struct Decided {
 impl History {
     fn new(seed: u64) -> Self {
         Self {
-            random: Random(seed),
+            random: Random::new(seed),
             cluster: TestCluster::new(&NODES),
             jobs: Vec::new(),
             releases: Vec::new(),
