@@ -410,7 +410,7 @@ fn waiting_reason(pod: &Pod) -> Option<(Reason, String)> {
     let is_of_queue = matches!(
         reason,
         Reason::WaitingForGang
-            | Reason::WaitingForPreemption
+            | Reason::WaitingForDeletion
             | Reason::Reserved
             | Reason::RolloutBlocked
             | Reason::NotBound

@@ -37,7 +37,7 @@ const REASONS: [&str; 13] = [
     "SlotsExhausted",
     "ExclusiveConflict",
     "WaitingForGang",
-    "WaitingForPreemption",
+    "WaitingForDeletion",
     "Reserved",
     "NotBound",
     // After kubelet was killed: it deletes the slices of its node at its start.

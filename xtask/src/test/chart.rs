@@ -23,7 +23,7 @@ struct Effect {
     removed: &'static [&'static str],
 }
 
-const EFFECTS: [Effect; 11] = [
+const EFFECTS: [Effect; 12] = [
     Effect {
         name: "gke",
         values: &[
@@ -42,6 +42,12 @@ const EFFECTS: [Effect; 11] = [
             r#"\"hostPath\":{\"path\":\"/home/kubernetes/bin\"},\"name\":\"state\""#,
         ],
         removed: &["--dev-char-dir", "mountPath: /dev-char", "/var/lib/drava"],
+    },
+    Effect {
+        name: "user namespace",
+        values: &["controller.hostUsers=false"],
+        added: &["hostUsers: false"],
+        removed: &[],
     },
     Effect {
         name: "prices",
@@ -204,7 +210,7 @@ const EFFECTS: [Effect; 11] = [
 ];
 
 /// Values that the schema rejects, each with the path that the message names.
-const REJECTED: [(&str, &str); 19] = [
+const REJECTED: [(&str, &str); 20] = [
     ("image.digests.driver=latest", "'/image/digests/driver'"),
     (
         "compatibility.nodes.labels={gpu}",
@@ -237,6 +243,10 @@ const REJECTED: [(&str, &str); 19] = [
     (
         "driver.health.ignoreXid=31",
         "'/driver/health': additional properties 'ignoreXid'",
+    ),
+    (
+        "driver.resources.limits.memroy=1Gi",
+        "'/driver/resources/limits'",
     ),
     (
         "prices.gpuHours=1",

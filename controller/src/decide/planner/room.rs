@@ -303,7 +303,7 @@ impl Planner {
                 .collect();
             let nodes: Vec<&str> = nodes.into_iter().collect();
             let waiting = Explanation::rejected(
-                Reason::WaitingForPreemption,
+                Reason::WaitingForDeletion,
                 format!(
                     "the pod fits on {} when the pods that are being deleted there have ended",
                     nodes.join(", ")

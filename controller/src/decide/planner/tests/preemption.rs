@@ -23,7 +23,7 @@ fn evicts_needed_pods_and_allocates_their_devices() {
     assert!(cluster.evictions.is_empty(), "once");
     cluster.end("low-1");
     assert_eq!(cluster.settle(), ["urgent → n1"]);
-    let message = "WaitingForPreemption: the pod fits on n1 when the pods that are being deleted there have ended";
+    let message = "WaitingForDeletion: the pod fits on n1 when the pods that are being deleted there have ended";
     assert_eq!(
         cluster.messages_of("Pod/urgent"),
         [message, "evicted default/low-1 (priority 0)"]
@@ -144,6 +144,13 @@ fn waits_for_deleted_pods_before_it_evicts_others() {
     cluster.add_pod_of_priority("urgent", "70Gi", 10);
     assert!(cluster.settle().is_empty());
     assert!(cluster.evictions.is_empty());
+    // A user has deleted it: nothing was preempted.
+    assert_eq!(
+        cluster.messages_of("Pod/urgent"),
+        [
+            "WaitingForDeletion: the pod fits on n1 when the pods that are being deleted there have ended"
+        ]
+    );
 }
 
 #[test]
