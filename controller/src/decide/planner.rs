@@ -283,18 +283,14 @@ impl Planner {
                 self.backlog.wake(Wake::Users(key.clone()));
                 self.backlog.missing_claims.claim_gone(&key.0, now);
                 self.reporter.deduplicator.forget(&claim.uid);
-                if self.world.cluster.remove_claim(&key) {
-                    self.backlog.wake(Wake::Released(key.0));
-                }
+                self.world.claim_removed(&key);
             }
         }
     }
 
     fn claim_applied(&mut self, claim: ResourceClaim, origin: Origin, now: Instant) {
         let key = object_key(&claim.metadata);
-        if self.world.cluster.upsert_claim(&claim) {
-            self.backlog.wake(Wake::Released(key.0.clone()));
-        }
+        self.world.claim(&claim);
         let is_releasing = self.commitments.ledger.is_in_flight(&key);
         match self.commitments.ledger.observe(claim, origin, now) {
             Observed::Outdated => return,
@@ -422,12 +418,9 @@ impl Planner {
         self.reporter
             .state_events
             .push(PendingEvent::unreadable(kind, object));
-        let has_released = self.world.unreadable(kind, object);
+        self.world.unreadable(kind, object);
         if kind == Kind::Claims {
             let key = object_key(&object.metadata);
-            if has_released {
-                self.backlog.wake(Wake::Released(key.0.clone()));
-            }
             self.commitments.ledger.remove(&key);
             self.backlog.wake(Wake::Users(key));
             self.backlog.wake(Wake::All);
@@ -454,8 +447,7 @@ impl Planner {
                 .extend(events.unwrap_or_default()),
             Some(_) => {
                 for key in &outcome.keys {
-                    self.world.cluster.forget(key);
-                    self.backlog.wake(Wake::Released(key.0.clone()));
+                    self.world.not_allocated(key);
                 }
             }
         }
@@ -533,7 +525,7 @@ impl Planner {
         if !self.world.is_synced() {
             return Vec::new();
         }
-        self.backlog.activate_changed(&self.world, time.instant);
+        self.backlog.activate_changed(&mut self.world, time.instant);
         let mut actions = Vec::new();
         let mut events = std::mem::take(&mut self.reporter.write_events);
         events.append(&mut self.reporter.state_events);

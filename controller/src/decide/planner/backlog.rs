@@ -34,8 +34,6 @@ pub(super) struct Backlog {
     pub(super) in_minimum_runtime: BTreeMap<String, Instant>,
     /// Pods for which no other is evicted before this time.
     pub(super) eviction_delays: BTreeMap<String, Instant>,
-    /// Namespaces in which claims have released devices since the last decisions.
-    pub(super) released_in: BTreeSet<String>,
     pub(super) activate_all: bool,
     /// Whether something has changed that helps none of the pods that wait, but may be the reason of one.
     pub(super) are_reasons_outdated: bool,
@@ -73,9 +71,6 @@ impl Backlog {
             Wake::Above(priority) => self.queue.activate_above(priority),
             Wake::Gang(gang) => self.queue.activate_gang(&gang),
             Wake::Users(key) => self.queue.activate_users(&key),
-            Wake::Released(namespace) => {
-                self.released_in.insert(namespace);
-            }
             Wake::Namespaces(namespaces) => self.queue.activate_namespaces(&namespaces),
             Wake::MissingClaims { namespace } => {
                 for uid in self.missing_claims.of_namespace(&namespace) {
@@ -93,8 +88,8 @@ impl Backlog {
     }
 
     /// Makes the decisions due that the changes since the last decisions can help, apart from those that were at once.
-    pub(super) fn activate_changed(&mut self, world: &World, now: Instant) {
-        let released_in = std::mem::take(&mut self.released_in);
+    pub(super) fn activate_changed(&mut self, world: &mut World, now: Instant) {
+        let released_in = world.take_released();
         let are_outdated = std::mem::take(&mut self.are_reasons_outdated);
         self.activate_all |= self.refresh.is_due(are_outdated, now);
         if std::mem::take(&mut self.activate_all) {

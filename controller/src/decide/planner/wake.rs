@@ -42,8 +42,6 @@ pub(super) enum Wake {
     Gang(GangName),
     /// Those that reference a claim.
     Users(ObjectKey),
-    /// Those that devices can help that were released in this namespace.
-    Released(String),
     /// Those of the namespaces.
     Namespaces(BTreeSet<String>),
     /// Those of the namespace whose claims do not exist.

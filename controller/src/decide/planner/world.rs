@@ -16,7 +16,7 @@ use drava_api::policy::GpuPolicy;
 use drava_api::quota::GpuQuota;
 use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::resource::v1::{
-    DeviceClass, DeviceTaintRule, ResourceClaimTemplate, ResourceSlice,
+    DeviceClass, DeviceTaintRule, ResourceClaim, ResourceClaimTemplate, ResourceSlice,
 };
 use k8s_openapi::api::storage::v1::StorageClass;
 
@@ -42,6 +42,8 @@ pub(super) struct World {
     pub(super) ended_pods: EndedPods,
     /// Claim templates.
     pub(super) templates: BTreeSet<ObjectKey>,
+    /// Namespaces in which claims have released devices since the last decisions.
+    released_in: BTreeSet<String>,
     /// Counts what may help a pod, or change why it does not fit.
     pub(super) revision: u64,
     /// Objects that this build cannot read, with the cause. One is left out, or stays as it was read last. A claim is no
@@ -60,6 +62,7 @@ impl World {
             pod_groups: PodGroups::default(),
             ended_pods: EndedPods::default(),
             templates: BTreeSet::new(),
+            released_in: BTreeSet::new(),
             revision: 0,
             unreadable: BTreeMap::new(),
         }
@@ -136,6 +139,31 @@ impl World {
         }
         self.revision = revision;
         found
+    }
+
+    /// Observes a claim.
+    pub(super) fn claim(&mut self, claim: &ResourceClaim) {
+        if self.cluster.upsert_claim(claim) {
+            self.released_in.extend(claim.metadata.namespace.clone());
+        }
+    }
+
+    /// Observes the deletion of a claim.
+    pub(super) fn claim_removed(&mut self, key: &ObjectKey) {
+        if self.cluster.remove_claim(key) {
+            self.released_in.insert(key.0.clone());
+        }
+    }
+
+    /// The write of the assumed allocation of a claim has failed.
+    pub(super) fn not_allocated(&mut self, key: &ObjectKey) {
+        self.cluster.forget(key);
+        self.released_in.insert(key.0.clone());
+    }
+
+    /// Returns the namespaces in which claims have released devices since the last call.
+    pub(super) fn take_released(&mut self) -> BTreeSet<String> {
+        std::mem::take(&mut self.released_in)
     }
 
     /// Observes a device class.
@@ -262,11 +290,13 @@ impl World {
         }
     }
 
-    /// Observes a version of an object that cannot be read. Returns whether it is a claim that has released devices.
-    pub(super) fn unreadable(&mut self, kind: Kind, object: &Unreadable) -> bool {
+    /// Observes a version of an object that cannot be read.
+    pub(super) fn unreadable(&mut self, kind: Kind, object: &Unreadable) {
         let key = object_key(&object.metadata);
+        if kind == Kind::Claims && self.cluster.upsert_unreadable_claim(object) {
+            self.released_in.insert(key.0.clone());
+        }
         self.unreadable.insert((kind, key), object.cause.clone());
-        kind == Kind::Claims && self.cluster.upsert_unreadable_claim(object)
     }
 
     /// Observes that an object can be read by now, or is deleted. The pools of a claim are usable again.

@@ -77,7 +77,7 @@ impl TestCluster {
 
     /// Returns the names of the pods that are due after the observed releases and changes.
     fn due_pods(&mut self) -> Vec<String> {
-        let released_in = std::mem::take(&mut self.planner.backlog.released_in);
+        let released_in = self.planner.world.take_released();
         if !released_in.is_empty() {
             self.planner
                 .backlog
