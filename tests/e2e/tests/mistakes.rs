@@ -97,7 +97,7 @@ fn manifest(mistake: &str) -> Result<(String, &'static str)> {
             "no memory" => (share("{cores: \"30\"}"), ""),
             "more than one GPU's time" => (share("{memory: 8Gi, cores: \"130\"}"), "exceeds 100"),
             "a fraction as cores" => (share("{memory: 8Gi, cores: \"0.3\"}"), ""),
-            "misspelled capacity" => (share("{memory: 8Gi, mem: 8Gi}"), "mem"),
+            "misspelled capacity" => (share("{memory: 8Gi, mem: 8Gi}"), "no capacity \"mem\""),
             "no container has" => (
                 share("{memory: 8Gi}").replace("resources: {claims: [{name: gpu}]}", ""),
                 "",
