@@ -8,7 +8,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use drava_api::listed::Unreadable;
-use drava_api::policy::GpuPolicySpec;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -25,11 +24,13 @@ use crate::ranking::Rankings;
 use crate::selector::Selectors;
 use crate::taint::TaintRule;
 use crate::usage::{AllocatedDevice, DeviceAccess, Usage};
+use neighbors::AntiAffinity;
+use policies::Policies;
 use quotas::Quotas;
 use volumes::Volumes;
 
 mod mix;
-mod neighbors;
+pub(crate) mod neighbors;
 mod pods;
 mod policies;
 mod pools;
@@ -71,16 +72,14 @@ pub struct Cluster {
     requested: BTreeMap<String, Amounts>,
     /// Sum of the requests of the pods that are presumed gone, by node.
     gone_requested: BTreeMap<String, Amounts>,
-    /// UIDs of the pods with required anti-affinity.
-    with_anti_affinity: BTreeSet<String>,
+    anti_affinity: AntiAffinity,
     /// UIDs of the pods that attract or repel others.
     with_preferences: BTreeSet<String>,
     /// Nodes with a taint that pods without a toleration should avoid.
     softly_tainted: BTreeSet<String>,
     quotas: Quotas,
     volumes: Volumes,
-    /// GpuPolicies by name.
-    policies: BTreeMap<String, GpuPolicySpec>,
+    policies: Policies,
     /// Pools with more allocated than there is, including assumed allocations.
     overcommitted: BTreeSet<String>,
     /// Pools with a problem.
@@ -124,7 +123,7 @@ struct Assumed {
     is_charged: bool,
 }
 
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 struct PodAssignment {
     node: String,
     requests: Amounts,
@@ -141,6 +140,8 @@ impl Cluster {
             return false;
         }
         self.rankings.mark_changed(&name);
+        let before = self.nodes.get(&name);
+        self.anti_affinity.relabel(&name, before, Some(&info));
         match info.has_soft_taints() {
             true => self.softly_tainted.insert(name.clone()),
             false => self.softly_tainted.remove(&name),
@@ -153,7 +154,8 @@ impl Cluster {
     pub fn remove_node(&mut self, name: &str) {
         self.rankings.mark_changed(name);
         self.softly_tainted.remove(name);
-        self.nodes.remove(name);
+        let removed = self.nodes.remove(name);
+        self.anti_affinity.relabel(name, removed.as_ref(), None);
     }
 
     /// Returns the names of all nodes.

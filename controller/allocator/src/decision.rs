@@ -9,10 +9,10 @@ use drava_api::reason::Reason;
 use drava_api::{DeviceType, Quantity};
 
 use crate::cluster::Cluster;
+use crate::cluster::neighbors::NeighborLimits;
 use crate::explanation::{Explanation, NodeVerdict};
 use crate::fragmentation::{NodeLoss, NodeRoom};
 use crate::node::add;
-use crate::node::neighbors::Exclusions;
 use crate::node::preferences::Preferences;
 use crate::placement::{ClaimPlacement, DevicePlacement, Placement, Policies};
 use crate::pod_request::PodRequest;
@@ -57,7 +57,7 @@ struct Problem<'a> {
     room: NodeRoom,
     /// Whether a rejection needs the verdicts on nodes.
     needs_verdicts: bool,
-    exclusions: Exclusions,
+    neighbor_limits: NeighborLimits<'a>,
     /// `None` if the pod prefers no node to another one, and if there is no other one.
     preferences: Option<Preferences>,
 }
@@ -291,11 +291,12 @@ impl Cluster {
                 containers: &containers,
                 gpu_policy: policies.gpu,
                 budgets: budgets.as_deref().unwrap_or_default(),
+                exceeds_limits: false,
             },
             node_policy: node_policy(pod_request, policies),
             room: NodeRoom::of(&pod_request.demand.requests),
             needs_verdicts: true,
-            exclusions: self.exclusions(&pod_request.uid, &pod_request.demand),
+            neighbor_limits: self.neighbor_limits(&pod_request.uid, &pod_request.demand),
             preferences: None,
         })
     }
@@ -434,11 +435,23 @@ impl Cluster {
             .transpose()
     }
 
-    /// Evaluates the devices of a node.
+    /// Evaluates a node within the limits of quotas.
     fn evaluate_node<'a>(
         &'a self,
         node: &'a str,
         problem: &Problem<'_>,
+        effort: Effort,
+        turn: &mut Turn,
+    ) -> Result<Result<FeasibleNode<'a>, NodeVerdict>, Undecided> {
+        self.evaluate_devices(node, problem, &problem.input, effort, turn)
+    }
+
+    /// Evaluates the devices of a node.
+    fn evaluate_devices<'a>(
+        &'a self,
+        node: &'a str,
+        problem: &Problem<'_>,
+        input: &SearchInput<'_>,
         effort: Effort,
         turn: &mut Turn,
     ) -> Result<Result<FeasibleNode<'a>, NodeVerdict>, Undecided> {
@@ -463,7 +476,7 @@ impl Cluster {
             pools: &pools,
             loss: loss.as_ref(),
         };
-        let outcome = search::search(&problem.input, state, &self.selectors, effort, turn)
+        let outcome = search::search(input, state, &self.selectors, effort, turn)
             .map_err(|error| selection_failed(&error))?;
         let lost = match (&outcome, &loss) {
             (Outcome::Found(selected, _), Some(loss)) => {
@@ -524,7 +537,7 @@ impl Cluster {
         }
         let mut requested = self.requested_on(node, &pod_request.uid);
         info.admits(node, &pod_request.demand, &requested, &self.classes)?;
-        problem.exclusions.admit(node, info)?;
+        problem.neighbor_limits.admit(node, info)?;
         self.admits_volumes(node, info, &pod_request.demand)?;
         let mut before = &pod_request.demand;
         for sharer in &pod_request.sharers {

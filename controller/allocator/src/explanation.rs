@@ -197,6 +197,8 @@ impl Explanation {
             && verdicts.iter().all(|verdict| match verdict.reason {
                 Reason::NodeUnfit => true,
                 Reason::QuotaExceeded => verdict.devices.iter().all(is_lasting),
+                // All devices came less close than these.
+                Reason::TypeMismatch | Reason::SelectorMismatch => true,
                 _ => !verdict.devices.is_empty() && verdict.devices.iter().all(is_lasting),
             })
     }

@@ -4,9 +4,12 @@
 //! not charged.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::ops::{Add, AddAssign, Sub};
 
-use drava_api::quota::{GpuQuotaSpec, QuotaAmounts, QuotaResource};
+use drava_api::quota::{
+    GpuQuotaSpec, QuotaAmounts, QuotaDeviceSelector, QuotaResource, ShareAmounts,
+};
 use drava_api::{DeviceType, Quantity, names};
 
 use crate::attribute::Attribute;
@@ -16,7 +19,7 @@ use crate::reason::{Bound, QuotaRejection, Rejection};
 use crate::usage::DeviceAccess;
 
 /// Amounts that count against quotas.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Charge {
     /// GPU memory in bytes.
     pub memory: Quantity,
@@ -53,6 +56,15 @@ impl Charge {
             QuotaResource::Memory => self.memory,
             QuotaResource::Cores => self.cores,
             QuotaResource::Devices => self.devices,
+        }
+    }
+
+    /// Returns the smaller amount of each resource.
+    fn least(self, other: Self) -> Self {
+        Self {
+            memory: self.memory.min(other.memory),
+            cores: self.cores.min(other.cores),
+            devices: self.devices.min(other.devices),
         }
     }
 
@@ -126,6 +138,76 @@ fn product_name(device: &Device) -> Option<&str> {
         Some(Attribute::String(name)) => Some(name),
         _ => None,
     }
+}
+
+/// The least that the claims of a pod are charged on a node, whatever is allocated there. Most nodes have one in common.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct LeastCharges {
+    /// By claim.
+    claims: Vec<Charge>,
+    /// Models of the devices that may serve the claims.
+    models: BTreeSet<DeviceModel>,
+}
+
+impl LeastCharges {
+    /// Creates the charges of a number of claims without requests.
+    pub(crate) fn new(claims: usize) -> Self {
+        Self {
+            claims: vec![Charge::default(); claims],
+            models: BTreeSet::new(),
+        }
+    }
+
+    /// Adds a request for `count` devices of the claim at this position. Each of the devices may serve it, and is used this
+    /// way. Returns whether there is one.
+    pub(crate) fn add<'a>(
+        &mut self,
+        claim: usize,
+        devices: impl Iterator<Item = (&'a Device, DeviceAccess, usize)>,
+    ) -> bool {
+        let mut least: Option<Charge> = None;
+        for (device, access, count) in devices {
+            self.models.insert(DeviceModel::from(device));
+            let each = Charge::of(Some(device), &access).unwrap_or_default();
+            let all = (0..count).fold(Charge::default(), |sum, _| sum + each);
+            least = Some(least.map_or(all, |least| least.least(all)));
+        }
+        if let (Some(least), Some(sum)) = (least, self.claims.get_mut(claim)) {
+            *sum += least;
+        }
+        least.is_some()
+    }
+
+    /// Checks whether the quotas may allow the claims. One that does not count all of the devices may.
+    ///
+    /// # Errors
+    /// With the first quota that does not.
+    pub(crate) fn check(&self, budgets: &[Budget<'_>]) -> Result<(), Rejection> {
+        let of_pod = self.claims.iter();
+        let of_pod = of_pod.fold(Charge::default(), |sum, charge| sum + *charge);
+        let counts_all = |budget: &&Budget<'_>| {
+            self.models
+                .iter()
+                .all(|model| model.is_selected(budget.spec))
+        };
+        for budget in budgets.iter().filter(counts_all) {
+            for of_claim in &self.claims {
+                budget.check(of_pod, *of_claim).map_err(Rejection::Quota)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns what quotas give a share by default, without those that give nothing.
+pub(crate) fn defaults<'a>(
+    budgets: &'a [Budget<'_>],
+) -> impl Iterator<Item = (Option<&'a QuotaDeviceSelector>, ShareAmounts)> {
+    let all = budgets.iter().map(|budget| {
+        let default = budget.spec.share_default();
+        (budget.spec.device_selector.as_ref(), default)
+    });
+    all.filter(|(_, default)| *default != ShareAmounts::default())
 }
 
 /// A quota of the namespace for which devices are requested, with its usage.

@@ -10,11 +10,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy, Placement};
 use drava_api::policy::Preference;
+use drava_api::quota::{QuotaDeviceSelector, ShareAmounts};
 
 use crate::claim::{ClaimSpec, Constraint, Request};
 use crate::explanation::NodeVerdict;
 use crate::fragmentation::NodeRoom;
+use crate::quota::{self, Budget, LeastCharges};
 use crate::search::input::{ContainerDevices, SearchInput};
+use crate::steps;
 use crate::topology::Proximity;
 
 /// Most nodes in all rankings, about 50 MiB. The rankings that were not used for the longest time make room for new ones.
@@ -45,6 +48,10 @@ struct Shape {
     node_policy: NodePlacementPolicy,
     /// What the pods request on their node, if the score of a node depends on it.
     room: Option<NodeRoom>,
+    /// Whether quotas limit the pods. Their usage is not part of a ranking, see [`Ranking::feasible`].
+    is_limited: bool,
+    /// What the quotas give a share by default.
+    defaults: Vec<(Option<QuotaDeviceSelector>, ShareAmounts)>,
 }
 
 /// A claim without its name.
@@ -74,6 +81,10 @@ impl Shape {
             gpu_policy: input.gpu_policy,
             node_policy,
             room,
+            is_limited: !input.budgets.is_empty(),
+            defaults: quota::defaults(input.budgets)
+                .map(|(selector, default)| (selector.cloned(), default))
+                .collect(),
         }
     }
 
@@ -92,19 +103,33 @@ impl Shape {
         self.gpu_policy == input.gpu_policy
             && self.node_policy == node_policy
             && self.room == room
+            && self.is_limited != input.budgets.is_empty()
+            && quota::defaults(input.budgets)
+                .eq((self.defaults.iter()).map(|(selector, default)| (selector.as_ref(), *default)))
             && self.containers == input.containers
             && self.claims.len() == input.claims.len()
             && self.claims.iter().zip(input.claims).all(is_equal)
     }
 }
 
-/// The nodes with devices for equal claims.
+/// What a ranking knows of a node.
+#[derive(Debug)]
+pub(crate) struct RankedNode {
+    pub(crate) evaluation: Evaluation,
+    /// What the claims are charged there at least; `None` without quotas, and where no device may serve them.
+    pub(crate) least: Option<Arc<LeastCharges>>,
+}
+
+/// Nodes with their scores, best first; of equal scores the first name.
+type Order = BTreeSet<(Reverse<DeviceScore>, Arc<str>)>;
+
+/// The nodes with devices for equal claims, whatever the quotas allow.
 #[derive(Debug)]
 pub(crate) struct Ranking {
     shape: Shape,
-    nodes: BTreeMap<Arc<str>, Evaluation>,
-    /// Best first; of equal scores the first name.
-    order: BTreeSet<(Reverse<DeviceScore>, Arc<str>)>,
+    nodes: BTreeMap<Arc<str>, RankedNode>,
+    /// By what the claims are charged there at least.
+    order: BTreeMap<Option<Arc<LeastCharges>>, Order>,
     /// Nodes that have changed since their evaluation; all when `None`.
     changed: Option<BTreeSet<String>>,
 }
@@ -114,7 +139,7 @@ impl Ranking {
         Self {
             shape,
             nodes: BTreeMap::new(),
-            order: BTreeSet::new(),
+            order: BTreeMap::new(),
             changed: None,
         }
     }
@@ -131,38 +156,69 @@ impl Ranking {
     }
 
     /// Sets the result of a node.
-    pub(crate) fn set(&mut self, node: &str, evaluation: Evaluation) {
+    pub(crate) fn set(&mut self, node: &str, evaluation: Evaluation, least: Option<LeastCharges>) {
         self.remove(node);
         let name: Arc<str> = node.into();
+        let least = least.map(|least| {
+            let known = self.order.keys().flatten();
+            let known = known
+                .filter(|known| ***known == least)
+                .map(Arc::clone)
+                .next();
+            known.unwrap_or_else(|| Arc::new(least))
+        });
         if let Ok(score) = &evaluation {
-            self.order.insert((Reverse(*score), Arc::clone(&name)));
+            let order = self.order.entry(least.clone()).or_default();
+            order.insert((Reverse(*score), Arc::clone(&name)));
         }
-        self.nodes.insert(name, evaluation);
+        self.nodes.insert(name, RankedNode { evaluation, least });
     }
 
     /// Removes a node.
     pub(crate) fn remove(&mut self, node: &str) {
-        if let Some((name, Ok(before))) = self.nodes.remove_entry(node) {
-            self.order.remove(&(Reverse(before), name));
+        if let Some((name, before)) = self.nodes.remove_entry(node)
+            && let Ok(score) = before.evaluation
+            && let Some(order) = self.order.get_mut(&before.least)
+        {
+            order.remove(&(Reverse(score), name));
+            if order.is_empty() {
+                self.order.remove(&before.least);
+            }
         }
     }
 
-    /// Returns the score of a node; `None` without devices for the claims.
-    pub(crate) fn score(&self, node: &str) -> Option<DeviceScore> {
-        self.nodes.get(node)?.as_ref().ok().copied()
+    /// Returns what is known of a node.
+    pub(crate) fn get(&self, node: &str) -> Option<&RankedNode> {
+        self.nodes.get(node)
     }
 
-    /// Returns the nodes with devices for the claims, best first.
-    pub(crate) fn feasible(&self) -> impl Iterator<Item = (&str, DeviceScore)> {
-        let order = self.order.iter();
-        order.map(|(Reverse(score), name)| (&**name, *score))
+    /// Returns the nodes with devices for the claims, best first, without those where the quotas do not allow even the least.
+    /// A quota may still not allow the devices there.
+    pub(crate) fn feasible(
+        &self,
+        budgets: &[Budget<'_>],
+    ) -> impl Iterator<Item = (&str, DeviceScore)> {
+        let allowed = self.order.iter().filter(|(least, _)| {
+            let least = least.as_ref();
+            least.is_none_or(|least| least.check(budgets).is_ok())
+        });
+        let mut orders: Vec<_> = allowed
+            .map(|(_, order)| {
+                let mut order = order.iter();
+                (order.next(), order)
+            })
+            .collect();
+        std::iter::from_fn(move || {
+            let left = orders.iter_mut().filter(|(next, _)| next.is_some());
+            let (next, order) = left.min_by_key(|(next, _)| *next)?;
+            let (Reverse(score), name) = std::mem::replace(next, order.next())?;
+            Some((&**name, *score))
+        })
     }
 
     /// Returns all nodes, by name.
-    pub(crate) fn nodes(&self) -> impl Iterator<Item = (&str, &Evaluation)> {
-        self.nodes
-            .iter()
-            .map(|(name, evaluation)| (&**name, evaluation))
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = (&str, &RankedNode)> {
+        self.nodes.iter().map(|(name, node)| (&**name, node))
     }
 }
 
@@ -173,7 +229,7 @@ pub(crate) struct Rankings(Mutex<Vec<Ranking>>);
 impl Rankings {
     /// Notes that the devices of a node may have changed.
     pub(crate) fn mark_changed(&mut self, node: &str) {
-        for ranking in self.all() {
+        for ranking in steps::counted(self.all()) {
             if let Some(changed) = &mut ranking.changed
                 && !changed.contains(node)
             {
@@ -184,7 +240,7 @@ impl Rankings {
 
     /// Notes that the requests of the pods of a node have changed.
     pub(crate) fn mark_requests_changed(&mut self, node: &str) {
-        for ranking in self.all() {
+        for ranking in steps::counted(self.all()) {
             if ranking.shape.room.is_some()
                 && let Some(changed) = &mut ranking.changed
                 && !changed.contains(node)

@@ -16,11 +16,13 @@ use drava_api::config::GpuPlacementPolicy;
 
 use crate::claim::{Count, MAX_RESULTS};
 use crate::placement::ClaimPlacement;
+use crate::quota::{self, LeastCharges};
 use crate::reason::Rejection;
 use crate::score::{GpuRanking, GpuRunnerUp, KindChoice};
 use crate::selector::Selectors;
 use crate::topology::Proximity;
 use crate::turn::Turn;
+use crate::usage::requested_access;
 
 pub mod candidates;
 pub mod input;
@@ -117,6 +119,36 @@ pub fn search(
 
 fn units(checks: usize) -> u64 {
     UNITS_PER_CHECK.saturating_mul(u64::try_from(checks).unwrap_or(u64::MAX))
+}
+
+/// Returns the least that the claims are charged on the node; `None` if no device may serve one of their requests.
+///
+/// # Errors
+/// When a selector cannot be evaluated.
+pub(crate) fn least_charges(
+    input: &SearchInput<'_>,
+    node: NodeState<'_>,
+    selectors: &Selectors,
+    turn: &mut Turn,
+) -> Result<Option<LeastCharges>, SelectionError> {
+    let search = Search::new(input, node, selectors, turn)?;
+    let mut least = LeastCharges::new(input.claims.len());
+    for slot in &*search.slots {
+        let alternatives = slot.alternatives.iter();
+        let devices = alternatives.flat_map(|candidates| {
+            let selected = candidates.selected.iter();
+            selected.filter_map(|device| {
+                let device = search.allocation.device(*device)?;
+                let request = quota::with_defaults(input.budgets, device, candidates.alternative);
+                let access = requested_access(device, &request).ok()?;
+                Some((device, access, count(candidates)))
+            })
+        });
+        if !least.add(slot.claim, devices) {
+            return Ok(None);
+        }
+    }
+    Ok(Some(least))
 }
 
 /// Returns why each device of a solution was selected: its score and that of the best other GPU, in the state in which

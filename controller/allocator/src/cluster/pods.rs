@@ -80,7 +80,9 @@ impl Cluster {
     pub fn remove_pod(&mut self, uid: &str) -> Option<String> {
         let assignment = self.pods.remove(uid)?;
         self.rankings.mark_requests_changed(&assignment.node);
-        self.with_anti_affinity.remove(uid);
+        let info = self.nodes.get(&assignment.node);
+        self.anti_affinity
+            .remove(&assignment.neighbor, &assignment.node, info);
         self.with_preferences.remove(uid);
         if let Some(requested) = self.requested.get_mut(&assignment.node) {
             node::subtract(requested, &assignment.requests);
@@ -98,6 +100,10 @@ impl Cluster {
     }
 
     fn assign_pod(&mut self, uid: &str, assignment: PodAssignment) {
+        // Most versions of a running pod change its status only.
+        if self.pods.get(uid) == Some(&assignment) {
+            return;
+        }
         self.remove_pod(uid);
         self.rankings.mark_requests_changed(&assignment.node);
         let requested = self.requested.entry(assignment.node.clone()).or_default();
@@ -106,9 +112,9 @@ impl Cluster {
             let gone = self.gone_requested.entry(assignment.node.clone());
             node::add(gone.or_default(), &assignment.requests);
         }
-        if assignment.neighbor.has_anti_affinity() {
-            self.with_anti_affinity.insert(uid.to_owned());
-        }
+        let info = self.nodes.get(&assignment.node);
+        self.anti_affinity
+            .add(&assignment.neighbor, &assignment.node, info);
         if assignment.neighbor.has_preferences() {
             self.with_preferences.insert(uid.to_owned());
         }

@@ -1,6 +1,7 @@
 //! GpuPolicies of the cluster, and the placement policies that result for a claim.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::OnceLock;
 
 use drava_api::config::Placement;
 use drava_api::policy::{GpuPolicy, GpuPolicySpec, PolicyLevel, PreemptionLimits, Preference};
@@ -8,23 +9,50 @@ use drava_api::policy::{GpuPolicy, GpuPolicySpec, PolicyLevel, PreemptionLimits,
 use super::Cluster;
 use crate::claim::ClaimSpec;
 use crate::pod_request::PodRequest;
+use crate::steps;
+
+/// GpuPolicies by name.
+#[derive(Debug, Default)]
+pub(super) struct Policies {
+    by_name: BTreeMap<String, GpuPolicySpec>,
+    /// The conflicts between them, until a policy or the labels of a namespace change.
+    conflicts: OnceLock<BTreeMap<String, String>>,
+}
+
+impl Policies {
+    /// Returns the policies.
+    pub(super) fn values(&self) -> impl Iterator<Item = &GpuPolicySpec> {
+        self.by_name.values()
+    }
+
+    /// The labels of a namespace have changed.
+    pub(super) fn namespace_changed(&mut self) {
+        self.conflicts.take();
+    }
+}
 
 impl Cluster {
     /// Adds or replaces a policy. Returns whether decisions may change.
     pub fn upsert_policy(&mut self, policy: &GpuPolicy) -> bool {
         let name = policy.metadata.name.clone().unwrap_or_default();
-        let before = self.policies.insert(name, policy.spec.clone());
-        before.as_ref() != Some(&policy.spec)
+        let policies = &mut self.policies;
+        let before = policies.by_name.insert(name, policy.spec.clone());
+        let is_changed = before.as_ref() != Some(&policy.spec);
+        if is_changed {
+            policies.conflicts.take();
+        }
+        is_changed
     }
 
     /// Removes a policy.
     pub fn remove_policy(&mut self, name: &str) {
-        self.policies.remove(name);
+        self.policies.by_name.remove(name);
+        self.policies.conflicts.take();
     }
 
     /// Returns the request with the placement policies of its claims resolved; `None` if no GpuPolicy exists.
     pub(crate) fn with_policies(&self, pod_request: &PodRequest) -> Option<PodRequest> {
-        if self.policies.is_empty() {
+        if self.policies.by_name.is_empty() {
             return None;
         }
         let mut resolved = pod_request.clone();
@@ -92,7 +120,7 @@ impl Cluster {
     /// namespace precedes that of a class, and that of the cluster comes last, for each limit.
     #[must_use]
     pub fn preemption_limits(&self, namespace: &str, classes: &BTreeSet<&str>) -> PreemptionLimits {
-        if self.policies.is_empty() {
+        if self.policies.by_name.is_empty() {
             return PreemptionLimits::default();
         }
         let policies = self.policies_of(namespace, classes);
@@ -110,32 +138,52 @@ impl Cluster {
 
     /// Returns the policies that do not apply to some claims that they select, each with the name of the one that does.
     #[must_use]
-    pub fn policy_conflicts(&self) -> BTreeMap<&str, &str> {
-        let mut conflicts = BTreeMap::new();
-        for (name, policy) in &self.policies {
-            let before = self.policies.range(..name.clone());
-            let winner = before
-                .filter(|(_, other)| other.level() == policy.level())
-                .find(|(_, other)| contradict(other, policy) && self.overlap(other, policy));
-            if let Some((winner, _)) = winner {
-                conflicts.insert(name.as_str(), winner.as_str());
-            }
-        }
-        conflicts
+    pub fn policy_conflicts(&self) -> &BTreeMap<String, String> {
+        let conflicts = &self.policies.conflicts;
+        conflicts.get_or_init(|| self.find_conflicts())
     }
 
-    /// Returns whether both policies, of one level, select the same claims.
-    fn overlap(&self, one: &GpuPolicySpec, other: &GpuPolicySpec) -> bool {
-        match one.level() {
+    fn find_conflicts(&self) -> BTreeMap<String, String> {
+        let policies = &self.policies.by_name;
+        // The policies that select a namespace, each combination once.
+        let of_namespaces = policies.iter();
+        let of_namespaces: Vec<(&String, &GpuPolicySpec)> = of_namespaces
+            .filter(|(_, policy)| policy.level() == PolicyLevel::Namespace)
+            .collect();
+        let selected = steps::counted(self.namespace_labels()).map(|labels| {
+            let policies = of_namespaces.iter();
+            let selecting = policies.filter(|(_, policy)| policy.selects_namespace(labels));
+            selecting.map(|(name, _)| *name).collect()
+        });
+        let selected: BTreeSet<BTreeSet<&String>> = match of_namespaces.is_empty() {
+            true => BTreeSet::new(),
+            false => selected.collect(),
+        };
+        // Both are of one level.
+        let overlap = |(name, one): (&String, &GpuPolicySpec), (other_name, other)| match one
+            .level()
+        {
             PolicyLevel::Cluster => true,
             PolicyLevel::Class => {
                 let mut classes = one.device_classes.iter().flatten();
-                classes.any(|class| other.selects_class(class))
+                classes.any(|class| GpuPolicySpec::selects_class(other, class))
             }
-            PolicyLevel::Namespace => self
-                .namespace_labels()
-                .any(|labels| one.selects_namespace(labels) && other.selects_namespace(labels)),
+            PolicyLevel::Namespace => {
+                let mut selected = selected.iter();
+                selected.any(|selecting| selecting.contains(name) && selecting.contains(other_name))
+            }
+        };
+        let mut conflicts = BTreeMap::new();
+        for (name, policy) in policies {
+            let before = policies.range(..name.clone());
+            let winner = before
+                .filter(|(_, other)| other.level() == policy.level())
+                .find(|other| contradict(other.1, policy) && overlap(*other, (name, policy)));
+            if let Some((winner, _)) = winner {
+                conflicts.insert(name.clone(), winner.clone());
+            }
         }
+        conflicts
     }
 }
 

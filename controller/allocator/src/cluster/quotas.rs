@@ -159,6 +159,7 @@ impl Cluster {
         if before.as_ref() == Some(&labels) {
             return BTreeSet::new();
         }
+        self.policies.namespace_changed();
         let mut affected = self.quotas.cover(&name);
         // A policy may select it now, or no longer.
         if self.selects_namespaces() {
@@ -195,6 +196,7 @@ impl Cluster {
     /// Removes a namespace. Returns the namespaces whose claims may be decided differently.
     pub fn remove_namespace(&mut self, name: &str) -> BTreeSet<String> {
         self.quotas.namespaces.remove(name);
+        self.policies.namespace_changed();
         self.quotas.cover(name)
     }
 

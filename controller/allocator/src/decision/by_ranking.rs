@@ -1,19 +1,20 @@
 //! Decisions by a ranking of the nodes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use drava_api::reason::Reason;
 
-use super::{Problem, verdict};
+use super::{Problem, selection_failed, verdict};
 use crate::cluster::{Cluster, Departure};
 use crate::explanation::{Explanation, NodeVerdict};
 use crate::fragmentation::LossBasis;
 use crate::placement::Placement;
-use crate::ranking::{DeviceScore, Evaluation, Ranking};
+use crate::quota::LeastCharges;
+use crate::ranking::{DeviceScore, Evaluation, RankedNode, Ranking};
 use crate::score::{NodeRunnerUp, NodeScore};
-use crate::search::Effort;
-use crate::search::input::PoolView;
+use crate::search::input::{NodeState, PoolView, SearchInput};
+use crate::search::{self, Effort};
 use crate::searched::SearchedNodes;
 use crate::searched::{Suspended, Undecided};
 use crate::turn::{Turn, Work};
@@ -25,9 +26,15 @@ struct Feasible {
     score: NodeScore,
 }
 
+/// Nodes on which quotas refuse the devices of a ranking, with the verdicts.
+type Refused = BTreeMap<String, Arc<NodeVerdict>>;
+
 impl Cluster {
     /// Decides like an evaluation of all nodes, by evaluating those that have changed since the last decision for equal
-    /// claims. Returns `None` when no ranking can decide: with quotas, and for containers with devices of allocated claims.
+    /// claims. Returns `None` when no ranking can decide: for containers with devices of allocated claims.
+    ///
+    /// A ranking knows nothing of the usage of quotas. The best nodes that it finds are evaluated with their limits, which may
+    /// leave other devices of a node than the best ones; the order of the nodes is that without limits then.
     pub(super) fn decide_by_ranking(
         &self,
         problem: &Problem<'_>,
@@ -35,7 +42,7 @@ impl Cluster {
     ) -> Option<Result<Placement, Undecided>> {
         let input = &problem.input;
         let mut containers = input.containers.iter();
-        if !input.budgets.is_empty() || containers.any(|container| !container.gpus.is_empty()) {
+        if containers.any(|container| !container.gpus.is_empty()) {
             return None;
         }
         let room = problem.ranked_room();
@@ -47,10 +54,14 @@ impl Cluster {
                     Err(Undecided::Suspended(suspended)) => return Some(Err(suspended.into())),
                     Err(Undecided::Rejected(_)) => return None,
                 }
-                let feasible = self.best_two(ranking, problem, turn);
+                let (feasible, refused) = match self.best_two(ranking, problem, turn) {
+                    Ok(best) => best,
+                    Err(Undecided::Suspended(suspended)) => return Some(Err(suspended.into())),
+                    Err(Undecided::Rejected(_)) => return None,
+                };
                 Some(match feasible.is_empty() {
                     true => {
-                        let verdicts = self.verdicts(ranking, problem, turn);
+                        let verdicts = self.verdicts(ranking, &refused, problem, turn);
                         Err(Explanation::of_nodes(verdicts).into())
                     }
                     false => Ok(feasible.into_iter()),
@@ -91,6 +102,10 @@ impl Cluster {
         problem: &Problem<'_>,
         turn: &mut Turn,
     ) -> Result<(), Undecided> {
+        let beyond_limits = SearchInput {
+            exceeds_limits: true,
+            ..problem.input.clone()
+        };
         let all = self.candidates(problem.pod_request).map(str::to_owned);
         let mut changed = ranking.take_changed(all);
         let mut searched = SearchedNodes::default();
@@ -104,8 +119,20 @@ impl Cluster {
                 ranking.remove(&node);
                 continue;
             }
+            let least = match self.least_charges(&node, problem, turn) {
+                Ok(least) => least,
+                Err(mut failure) => {
+                    changed.insert(node);
+                    changed.append(&mut unknown);
+                    ranking.put_back(changed);
+                    if let Undecided::Suspended(suspended) = &mut failure {
+                        suspended.searched = searched;
+                    }
+                    return Err(failure);
+                }
+            };
             if let Some(known) = self.known_evaluation(&node, problem) {
-                ranking.set(&node, known);
+                ranking.set(&node, known, least);
                 continue;
             }
             if is_kept && turn.suspends_evaluation() {
@@ -121,7 +148,8 @@ impl Cluster {
                 false => Effort::Full,
             };
             let left = turn.left_to_searches();
-            let evaluated = match self.evaluate_node(&node, problem, effort, turn) {
+            let input = &beyond_limits;
+            let evaluated = match self.evaluate_devices(&node, problem, input, effort, turn) {
                 Ok(evaluated) => evaluated,
                 Err(mut failure) => {
                     changed.insert(node);
@@ -153,7 +181,7 @@ impl Cluster {
             }
             let gave_up = |verdict: &Arc<NodeVerdict>| verdict.reason == Reason::SearchLimit;
             let is_unknown = effort == Effort::FirstPath && evaluation.as_ref().is_err_and(gave_up);
-            ranking.set(&node, evaluation);
+            ranking.set(&node, evaluation, least);
             if is_unknown {
                 unknown.insert(node);
             }
@@ -161,6 +189,29 @@ impl Cluster {
         // Other decisions have more left of their turns.
         ranking.put_back(unknown);
         Ok(())
+    }
+
+    /// Returns what the claims are charged on a node at least, if quotas limit the pod.
+    fn least_charges(
+        &self,
+        node: &str,
+        problem: &Problem<'_>,
+        turn: &mut Turn,
+    ) -> Result<Option<LeastCharges>, Undecided> {
+        if problem.input.budgets.is_empty() {
+            return Ok(None);
+        }
+        let pools = self.pools_of_node(node).filter_map(|(name, pool)| {
+            let (pool, usage) = pool.state.as_ref().ok()?;
+            Some(PoolView { name, pool, usage })
+        });
+        let pools: Vec<PoolView<'_>> = pools.collect();
+        let state = NodeState {
+            pools: &pools,
+            loss: None,
+        };
+        search::least_charges(&problem.input, state, &self.selectors, turn)
+            .map_err(|error| selection_failed(&error))
     }
 
     /// Returns what an earlier turn has found on a node that is as it was then. A gang plans its first pods anew in each turn,
@@ -191,23 +242,40 @@ impl Cluster {
     fn verdicts(
         &self,
         ranking: &Ranking,
+        refused: &Refused,
         problem: &Problem<'_>,
         turn: &mut Turn,
     ) -> Vec<Arc<NodeVerdict>> {
         if !problem.needs_verdicts {
             return Vec::new();
         }
-        let verdict = |(node, evaluation): (&str, &Evaluation)| {
+        let verdict = |(node, ranked): (&str, &RankedNode)| {
             if let Err(obstacle) = self.admits(node, problem, turn) {
                 return Some(Arc::new(verdict(node, Reason::NodeUnfit, obstacle)));
             }
-            evaluation.as_ref().err().map(Arc::clone)
+            let least = ranked.least.as_ref();
+            let allowed = least.map_or(Ok(()), |least| least.check(problem.input.budgets));
+            // While a quota is used up, free devices do not help.
+            if let Err(rejection) = allowed {
+                let closeness = (rejection.closeness(), rejection.free());
+                return Some(Arc::new(NodeVerdict {
+                    closeness,
+                    ..verdict(node, rejection.reason(), rejection.detail(node))
+                }));
+            }
+            let refused = refused.get(node);
+            refused.or(ranked.evaluation.as_ref().err()).map(Arc::clone)
         };
         ranking.nodes().filter_map(verdict).collect()
     }
 
-    /// Returns the two feasible nodes with the best scores; of equal scores the first names.
-    fn best_two(&self, ranking: &Ranking, problem: &Problem<'_>, turn: &mut Turn) -> Vec<Feasible> {
+    /// Returns the two feasible nodes with the best scores, of equal scores the first names, and why quotas refused others.
+    fn best_two(
+        &self,
+        ranking: &Ranking,
+        problem: &Problem<'_>,
+        turn: &mut Turn,
+    ) -> Result<(Vec<Feasible>, Refused), Undecided> {
         // The pod ranks these nodes differently.
         let request = problem.pod_request;
         let avoided = request.avoided_nodes.iter();
@@ -215,21 +283,40 @@ impl Cluster {
             .chain(&request.demand.nominated_node)
             .map(String::as_str)
             .collect();
-        let mut is_feasible = |node: &str| self.admits(node, problem, turn).is_ok();
-        // Preferences compare all nodes on which the pod fits.
-        let most = match problem.preferences {
-            Some(_) => usize::MAX,
-            None => 2,
-        };
-        let others = ranking
-            .feasible()
-            .filter(|(node, _)| !special.contains(node) && is_feasible(node));
-        let mut nodes: Vec<(&str, DeviceScore)> = others.take(most).collect();
-        let special = special
-            .iter()
-            .filter_map(|node| Some((*node, ranking.score(node)?)))
-            .filter(|(node, _)| is_feasible(node));
-        nodes.extend(special);
+        let mut refused = Refused::new();
+        let mut nodes: Vec<(&str, DeviceScore)> = Vec::new();
+        let budgets = problem.input.budgets;
+        let others = ranking.feasible(budgets);
+        for (node, devices) in others.filter(|(node, _)| !special.contains(node)) {
+            if self.admits(node, problem, turn).is_err() {
+                continue;
+            }
+            // Preferences compare all nodes on which the pod fits.
+            if problem.preferences.is_some() {
+                nodes.push((node, devices));
+            } else if let Some(devices) =
+                self.within_limits((node, devices), problem, &mut refused, turn)?
+            {
+                nodes.push((node, devices));
+                if nodes.len() == 2 {
+                    break;
+                }
+            }
+        }
+        for node in &special {
+            let Some(ranked) = ranking.get(node) else {
+                continue;
+            };
+            let least = ranked.least.as_ref();
+            if let Ok(devices) = ranked.evaluation
+                && least.is_none_or(|least| least.check(budgets).is_ok())
+                && self.admits(node, problem, turn).is_ok()
+                && let Some(devices) =
+                    self.within_limits((node, devices), problem, &mut refused, turn)?
+            {
+                nodes.push((node, devices));
+            }
+        }
         let mut feasible: Vec<Feasible> = nodes
             .into_iter()
             .map(|(node, devices)| Feasible {
@@ -247,7 +334,49 @@ impl Cluster {
             let by_score = other.score.cmp(&one.score);
             by_score.then_with(|| one.name.cmp(&other.name))
         });
-        feasible.truncate(2);
-        feasible
+        if problem.preferences.is_none() {
+            feasible.truncate(2);
+            return Ok((feasible, refused));
+        }
+        let mut best = Vec::new();
+        for mut node in feasible {
+            let before = (node.name.as_str(), node.devices);
+            if let Some(devices) = self.within_limits(before, problem, &mut refused, turn)? {
+                node.devices = devices;
+                node.score = NodeScore {
+                    preference: node.score.preference,
+                    ..problem.score(&node.name, devices)
+                };
+                best.push(node);
+                if best.len() == 2 {
+                    break;
+                }
+            }
+        }
+        Ok((best, refused))
+    }
+
+    /// Returns the score of a node by the devices that the quotas allow there. Notes why there are none.
+    fn within_limits(
+        &self,
+        (node, devices): (&str, DeviceScore),
+        problem: &Problem<'_>,
+        refused: &mut Refused,
+        turn: &mut Turn,
+    ) -> Result<Option<DeviceScore>, Undecided> {
+        if problem.input.budgets.is_empty() {
+            return Ok(Some(devices));
+        }
+        let effort = match turn.is_out_of_searches() && !refused.is_empty() {
+            true => Effort::FirstPath,
+            false => Effort::Full,
+        };
+        Ok(match self.evaluate_node(node, problem, effort, turn)? {
+            Ok(evaluated) => Some(evaluated.devices),
+            Err(verdict) => {
+                refused.insert(node.to_owned(), Arc::new(verdict));
+                None
+            }
+        })
     }
 }

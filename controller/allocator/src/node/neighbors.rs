@@ -38,6 +38,9 @@ pub(super) struct NeighborRules {
     spreads: Vec<TopologySpreadConstraint>,
 }
 
+/// Why a node is excluded by anti-affinity of the pod, or of another one.
+pub(crate) const AVOIDED: &str = "pod anti-affinity excludes the node";
+
 /// A port of the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct HostPort {
@@ -57,7 +60,7 @@ impl HostPort {
 
 /// A term of pod affinity or anti-affinity.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct PodTerm {
+pub(crate) struct PodTerm {
     pub(super) topology_key: String,
     selector: Option<LabelSelector>,
     namespaces: BTreeSet<String>,
@@ -78,7 +81,19 @@ impl PodTerm {
         }
     }
 
-    pub(super) fn matches(&self, pod: &Neighbor, namespaces: &NamespaceLabels) -> bool {
+    /// Returns the label of nodes that divides them into domains.
+    pub(crate) fn topology_key(&self) -> &str {
+        &self.topology_key
+    }
+
+    /// Returns the namespaces to which the term applies; `None` if a selector adds others.
+    pub(crate) fn namespaces(&self) -> Option<&BTreeSet<String>> {
+        let has_names_only = self.namespace_selector.is_none();
+        has_names_only.then_some(&self.namespaces)
+    }
+
+    /// Returns whether the term is about the pod.
+    pub(crate) fn matches(&self, pod: &Neighbor, namespaces: &NamespaceLabels) -> bool {
         let is_namespace = self.namespaces.contains(&pod.namespace)
             || self.namespace_selector.as_ref().is_some_and(|selector| {
                 let none = BTreeMap::new();
@@ -132,6 +147,16 @@ impl Neighbor {
     /// Returns whether pods that come later must keep away from this one.
     pub(crate) const fn has_anti_affinity(&self) -> bool {
         !self.avoids.is_empty()
+    }
+
+    /// Returns the terms of required anti-affinity.
+    pub(crate) fn avoids(&self) -> impl Iterator<Item = &PodTerm> {
+        self.avoids.iter()
+    }
+
+    /// Returns the namespace of the pod.
+    pub(crate) fn namespace(&self) -> &str {
+        &self.namespace
     }
 }
 
@@ -243,23 +268,23 @@ fn host_ports(pod: &Pod) -> Vec<HostPort> {
 
 /// The pods of the cluster and its nodes, as the rules of one pod see them.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Surroundings<'a, P, N> {
+pub(crate) struct Surroundings<'a, P> {
     /// Nodes by name.
-    pub(crate) nodes: N,
+    pub(crate) nodes: &'a BTreeMap<String, NodeInfo>,
     /// The other pods with their nodes.
     pub(crate) pods: P,
     pub(crate) namespaces: &'a NamespaceLabels,
 }
 
-/// Nodes that the rules of a pod, and of others about it, exclude.
+/// Nodes that the rules of a pod exclude.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Exclusions {
     /// Nodes on which a pod uses a host port of this one.
     ports: BTreeMap<String, i32>,
-    /// Label keys and values of the nodes that anti-affinity excludes.
+    /// Label keys and values of the nodes that the pod's anti-affinity excludes.
     avoided: BTreeSet<(String, String)>,
-    /// Values of a label key that pod affinity requires. An empty set requires the key only: the pod is the first one.
-    required: Vec<(String, BTreeSet<String>)>,
+    /// Values of a label key that pod affinity requires. `None` requires the key only: the pod is the first one.
+    required: Vec<(String, Option<BTreeSet<String>>)>,
     /// Values of a label key that a topology spread constraint allows.
     spread: Vec<(String, BTreeSet<String>)>,
 }
@@ -277,17 +302,12 @@ impl PodDemand {
             || rules.spreads().next().is_some()
     }
 
-    /// Computes which nodes the pods around it exclude.
+    /// Computes which nodes the rules of the pod exclude because of the pods around it.
     pub(crate) fn exclusions<'a>(
         &self,
-        around: &Surroundings<
-            'a,
-            impl Iterator<Item = (&'a str, &'a Neighbor)> + Clone,
-            impl Iterator<Item = (&'a str, &'a NodeInfo)> + Clone,
-        >,
+        around: &Surroundings<'a, impl Iterator<Item = (&'a str, &'a Neighbor)> + Clone>,
     ) -> Exclusions {
-        let nodes: BTreeMap<&str, &NodeInfo> = around.nodes.clone().collect();
-        let value = |node: &str, key: &str| nodes.get(node).and_then(|node| node.labels.get(key));
+        let value = |node: &str, key: &str| around.nodes.get(node)?.labels.get(key);
         let mut exclusions = Exclusions::default();
         let mut friends: Vec<&str> = Vec::new();
         for (node, other) in around.pods.clone() {
@@ -297,16 +317,8 @@ impl PodDemand {
             if let Some(port) = conflicts.next() {
                 exclusions.ports.insert(node.to_owned(), port.port);
             }
-            let avoided = self
-                .neighbor
-                .avoids
-                .iter()
-                .filter(|term| term.matches(other, around.namespaces));
-            let avoiding = other
-                .avoids
-                .iter()
-                .filter(|term| term.matches(&self.neighbor, around.namespaces));
-            for term in avoided.chain(avoiding) {
+            let avoided = self.neighbor.avoids.iter();
+            for term in avoided.filter(|term| term.matches(other, around.namespaces)) {
                 if let Some(value) = value(node, &term.topology_key) {
                     let domain = (term.topology_key.clone(), value.clone());
                     exclusions.avoided.insert(domain);
@@ -330,20 +342,13 @@ impl PodDemand {
             .map(|term| {
                 let key = &term.topology_key;
                 let values = friends.iter().filter_map(|node| value(node, key).cloned());
-                let mut values: BTreeSet<String> = values.collect();
-                if is_first {
-                    let all = nodes.values().filter_map(|node| node.labels.get(key));
-                    values.extend(all.cloned());
-                }
-                (key.clone(), values)
+                (key.clone(), (!is_first).then(|| values.collect()))
             })
             .collect();
         exclusions.spread = (self.rules.spreads())
             .map(|spread| {
-                (
-                    spread.topology_key.clone(),
-                    self.allowed(spread, &nodes, around.pods.clone()),
-                )
+                let allowed = self.allowed(spread, around.nodes, around.pods.clone());
+                (spread.topology_key.clone(), allowed)
             })
             .collect();
         exclusions
@@ -366,7 +371,7 @@ impl PodDemand {
     fn allowed<'a>(
         &self,
         spread: &TopologySpreadConstraint,
-        nodes: &BTreeMap<&'a str, &'a NodeInfo>,
+        nodes: &'a BTreeMap<String, NodeInfo>,
         pods: impl Iterator<Item = (&'a str, &'a Neighbor)>,
     ) -> BTreeSet<String> {
         let has_all_keys = |node: &NodeInfo| {
@@ -379,7 +384,10 @@ impl PodDemand {
             .iter()
             .filter(|(name, node)| counts_node(name, node))
             .filter_map(|(name, node)| {
-                Some((*name, node.labels.get(&spread.topology_key)?.as_str()))
+                Some((
+                    name.as_str(),
+                    node.labels.get(&spread.topology_key)?.as_str(),
+                ))
             });
         let domains: BTreeMap<&str, &str> = domains.collect();
         let mut counts: BTreeMap<&str, i64> = domains.values().map(|domain| (*domain, 0)).collect();
@@ -417,18 +425,18 @@ impl Exclusions {
         }
         let has = |(key, value): &(String, String)| node.labels.get(key) == Some(value);
         if self.avoided.iter().any(has) {
-            return Err("pod anti-affinity excludes the node".to_owned());
+            return Err(AVOIDED.to_owned());
         }
-        let lacks = |(key, values): &&(String, BTreeSet<String>)| {
-            !node
-                .labels
-                .get(key)
-                .is_some_and(|value| values.contains(value))
+        let has_one_of = |key: &String, values: Option<&BTreeSet<String>>| {
+            let value = node.labels.get(key);
+            value.is_some_and(|value| values.is_none_or(|values| values.contains(value)))
         };
-        if self.required.iter().any(|required| lacks(&required)) {
+        let mut required = self.required.iter();
+        if !required.all(|(key, values)| has_one_of(key, values.as_ref())) {
             return Err("pod affinity does not match".to_owned());
         }
-        match self.spread.iter().find(lacks) {
+        let mut spread = self.spread.iter();
+        match spread.find(|(key, values)| !has_one_of(key, Some(values))) {
             Some((key, _)) => Err(format!(
                 "topology spread over {key} does not allow the node"
             )),

@@ -69,13 +69,9 @@ impl PodDemand {
     /// Computes what the pods around it mean to the preferences of this one.
     pub(crate) fn preferences<'a>(
         &self,
-        around: &Surroundings<
-            'a,
-            impl Iterator<Item = (&'a str, &'a Neighbor)> + Clone,
-            impl Iterator<Item = (&'a str, &'a NodeInfo)> + Clone,
-        >,
+        around: &Surroundings<'a, impl Iterator<Item = (&'a str, &'a Neighbor)> + Clone>,
     ) -> Preferences {
-        let nodes: BTreeMap<&str, &NodeInfo> = around.nodes.clone().collect();
+        let nodes = around.nodes;
         let mut attraction: BTreeMap<(String, String), i64> = BTreeMap::new();
         for (node, other) in around.pods.clone() {
             let own = self.rules.prefers.iter();
@@ -92,7 +88,7 @@ impl PodDemand {
             }
         }
         let spreads = self.rules.soft_spreads();
-        let spreads = spreads.map(|spread| self.soft_spread(spread, &nodes, around.pods.clone()));
+        let spreads = spreads.map(|spread| self.soft_spread(spread, nodes, around.pods.clone()));
         Preferences {
             attraction,
             spreads: spreads.collect(),
@@ -102,7 +98,7 @@ impl PodDemand {
     fn soft_spread<'a>(
         &self,
         spread: &TopologySpreadConstraint,
-        nodes: &BTreeMap<&'a str, &'a NodeInfo>,
+        nodes: &'a BTreeMap<String, NodeInfo>,
         pods: impl Iterator<Item = (&'a str, &'a Neighbor)>,
     ) -> SoftSpread {
         let key = &spread.topology_key;

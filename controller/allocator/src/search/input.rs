@@ -22,6 +22,8 @@ pub struct SearchInput<'a> {
     pub gpu_policy: GpuPlacementPolicy,
     /// Quotas of the namespace.
     pub budgets: &'a [Budget<'a>],
+    /// Whether a device may exceed the limits of the quotas, which give shares their default amounts in any case.
+    pub exceeds_limits: bool,
 }
 
 /// Devices of one container.

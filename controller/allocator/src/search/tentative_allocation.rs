@@ -136,7 +136,7 @@ impl<'a> TentativeAllocation<'a> {
         device: &Device,
     ) -> Result<(), Rejection> {
         let budgets = self.input.budgets;
-        if budgets.is_empty() {
+        if budgets.is_empty() || self.input.exceeds_limits {
             return Ok(());
         }
         let access = requested_access(device, alternative)?;

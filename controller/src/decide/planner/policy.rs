@@ -29,7 +29,8 @@ impl Planner {
         let conflicts = self.world.cluster.policy_conflicts();
         let due = self.reporter.policy_statuses.due(time.instant, |policy| {
             let name = policy.metadata.name.as_deref().unwrap_or_default();
-            Some(status(policy, conflicts.get(name).copied(), &time.time))
+            let winner = conflicts.get(name).map(String::as_str);
+            Some(status(policy, winner, &time.time))
         });
         actions.extend(due.into_iter().map(Action::WritePolicyStatus));
     }

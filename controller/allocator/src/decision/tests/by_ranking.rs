@@ -8,7 +8,7 @@ use serde_json::json;
 use super::{BINPACK, SPREAD, whole};
 use crate::cluster::Cluster;
 use crate::explanation::Explanation;
-use crate::fixture::{classes, node, object, pod_request, request, share, slices};
+use crate::fixture::{classes, node, object, pod_request, quota, request, share, slices};
 use crate::object::ObjectKey;
 use crate::placement::{Placement, Policies};
 use crate::searched::Undecided;
@@ -32,6 +32,8 @@ enum Step {
     RemoveNode(usize),
     /// A rule taints the first GPU of the node; none does with `None`.
     Taint(Option<usize>),
+    /// A quota limits the memory, GiB; none does with `None`.
+    Limit(Option<u64>),
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -46,6 +48,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (node.clone(), any::<bool>()).prop_map(|(node, cordon)| Step::Cordon(node, cordon)),
         1 => node.clone().prop_map(Step::RemoveNode),
         1 => prop::option::of(node).prop_map(Step::Taint),
+        1 => prop::option::of(0..300_u64).prop_map(Step::Limit),
     ];
     prop::collection::vec(step, 1..60)
 }
@@ -128,6 +131,10 @@ fn apply(
                     claims.push(("default".to_owned(), format!("c{number}")));
                 }
             }
+            // A limit may leave worse devices of the best node.
+            if cluster.quotas().next().is_some() {
+                return Some([&by_ranking, &by_all].map(|each| each.is_ok().to_string()));
+            }
             return Some([text(&by_ranking), text(&by_all)]);
         }
         Step::Release(_) if claims.is_empty() => {}
@@ -149,6 +156,13 @@ fn apply(
         }
         Step::Taint(None) => {
             cluster.remove_taint_rule("maintenance");
+        }
+        Step::Limit(Some(gib)) => {
+            let spec = json!({"namespaces": ["default"], "limit": {"memory": format!("{gib}Gi")}});
+            cluster.upsert_quota(&quota("limit", &spec));
+        }
+        Step::Limit(None) => {
+            cluster.remove_quota("limit");
         }
     }
     None

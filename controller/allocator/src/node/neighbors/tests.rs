@@ -3,14 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-
-fn node(name: &str, zone: &str) -> (String, NodeInfo) {
-    let node = json!({"metadata": {"name": name, "labels": {"host": name, "zone": zone}}});
-    (
-        name.to_owned(),
-        NodeInfo::of(&serde_json::from_value(node).unwrap()),
-    )
-}
+use crate::cluster::Cluster;
 
 fn pod(namespace: &str, app: &str, spec: Value) -> Pod {
     let mut full = json!({"containers": [{"name": "c"}]});
@@ -63,23 +56,41 @@ fn spread(fields: Value) -> Value {
     spread
 }
 
-/// Returns for n1 and n2 in zone a, and n3 in zone b, whether they admit the pod; else the obstacle.
+/// Returns whether each of these nodes admits the pod beside the others; else the obstacle.
+fn verdicts_on<const N: usize>(
+    nodes: &[(&str, Value); N],
+    pending: &Pod,
+    others: &[(&str, Pod)],
+) -> [String; N] {
+    let mut cluster = Cluster::default();
+    for (index, (node, pod)) in others.iter().enumerate() {
+        let mut pod = pod.clone();
+        pod.metadata.uid = Some(format!("other-{index}"));
+        pod.spec.as_mut().unwrap().node_name = Some((*node).to_owned());
+        cluster.upsert_pod(&pod);
+    }
+    for (name, labels) in nodes {
+        let node = json!({"metadata": {"name": name, "labels": labels}});
+        cluster.upsert_node(&serde_json::from_value(node).unwrap());
+    }
+    let namespace = json!({"metadata": {"name": "lab", "labels": {"group": "research"}}});
+    cluster.upsert_namespace(&serde_json::from_value(namespace).unwrap());
+    let demand = PodDemand::of(pending);
+    let limits = cluster.neighbor_limits("pending", &demand);
+    nodes.each_ref().map(
+        |(name, _)| match limits.admit(name, cluster.node(name).unwrap()) {
+            Ok(()) => "fits".to_owned(),
+            Err(obstacle) => obstacle,
+        },
+    )
+}
+
+/// Returns the verdicts on n1 and n2 in zone a, and n3 in zone b.
 fn verdicts(pending: &Pod, others: &[(&str, Pod)]) -> [String; 3] {
-    let nodes = [node("n1", "a"), node("n2", "a"), node("n3", "b")];
-    let others: Vec<(&str, Neighbor)> = others
-        .iter()
-        .map(|(node, pod)| (*node, Neighbor::of(pod)))
-        .collect();
-    let research = BTreeMap::from([("group".to_owned(), "research".to_owned())]);
-    let exclusions = PodDemand::of(pending).exclusions(&Surroundings {
-        nodes: nodes.iter().map(|(name, node)| (name.as_str(), node)),
-        pods: others.iter().map(|(node, pod)| (*node, pod)),
-        namespaces: &BTreeMap::from([("lab".to_owned(), research)]),
-    });
-    nodes.map(|(name, node)| match exclusions.admit(&name, &node) {
-        Ok(()) => "fits".to_owned(),
-        Err(obstacle) => obstacle,
-    })
+    let labels = |name: &str, zone: &str| json!({"host": name, "zone": zone});
+    let nodes = [("n1", "a"), ("n2", "a"), ("n3", "b")];
+    let nodes = nodes.map(|(name, zone)| (name, labels(name, zone)));
+    verdicts_on(&nodes, pending, others)
 }
 
 #[test]
@@ -159,25 +170,13 @@ fn requires_domain_of_pods_with_affinity() {
 
 #[test]
 fn friend_counts_on_node_with_required_label() {
-    let rack = |name: &str, labels: Value| {
-        let node = json!({"metadata": {"name": name, "labels": labels}});
-        (
-            name.to_owned(),
-            NodeInfo::of(&serde_json::from_value(node).unwrap()),
-        )
-    };
-    let nodes = [rack("n0", json!({})), rack("n1", json!({"rack": "r"}))];
+    let nodes = [("n0", json!({})), ("n1", json!({"rack": "r"}))];
     let first = with_affinity("podAffinity", "web", &[term("rack", "web", json!({}))]);
-    let running = Neighbor::of(&plain("web"));
-    let exclusions = PodDemand::of(&first).exclusions(&Surroundings {
-        nodes: nodes.iter().map(|(name, node)| (name.as_str(), node)),
-        pods: [("n0", &running)].into_iter(),
-        namespaces: &BTreeMap::new(),
-    });
-    assert!(exclusions.admit("n0", &nodes[0].1).is_err());
+    let found = verdicts_on(&nodes, &first, &[("n0", plain("web"))]);
+    let excluded = "pod affinity does not match";
     assert_eq!(
-        exclusions.admit("n1", &nodes[1].1),
-        Ok(()),
+        found,
+        [excluded, "fits"],
         "the pod is the first one of a rack"
     );
 }
