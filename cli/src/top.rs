@@ -301,7 +301,7 @@ fn gpu(
         node: pool.node.clone(),
         gpu: first.display_name().to_owned(),
         uuid: first.gpu.to_string(),
-        product_name: match first.attributes.get(names::attribute::PRODUCT_NAME) {
+        product_name: match first.published(names::attribute::PRODUCT_NAME) {
             Some(Attribute::String(name)) => name.clone(),
             _ => String::new(),
         },
@@ -344,7 +344,7 @@ fn taints(pool: &Pool, devices: &[(&Device, &DeviceUse)]) -> Vec<GpuTaint> {
 /// Returns the difference of the memory that `nvidia-smi` shows and that of the whole GPU as a device.
 fn reserved_bytes<T>(devices: &[(&Device, T)]) -> u64 {
     let whole = devices.iter().find_map(|(device, _)| {
-        let Some(Attribute::Int(mib)) = device.attributes.get(names::attribute::MEMORY_MIB) else {
+        let Some(Attribute::Int(mib)) = device.published(names::attribute::MEMORY_MIB) else {
             return None;
         };
         let shown = u64::try_from(*mib).ok()? << 20;

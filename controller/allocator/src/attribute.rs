@@ -3,7 +3,7 @@
 use k8s_openapi::api::resource::v1 as dra;
 
 /// Value of an attribute.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Attribute {
     /// Boolean.
     Bool(bool),

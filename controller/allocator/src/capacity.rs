@@ -8,7 +8,7 @@ use drava_api::quantity::ParseQuantityError;
 use k8s_openapi::api::resource::v1 as dra;
 
 /// A published capacity of a device.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Capacity {
     /// Total amount.
     pub value: Quantity,
@@ -17,7 +17,7 @@ pub struct Capacity {
 }
 
 /// Amounts that one request may consume of a capacity.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RequestPolicy {
     /// Consumed by a request that does not name the capacity.
     pub default: Option<Quantity>,
@@ -26,7 +26,7 @@ pub struct RequestPolicy {
 }
 
 /// Valid amounts of a request.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ValidAmounts {
     /// Any amount.
     Any,

@@ -22,6 +22,7 @@ use crate::placement::Placement;
 use crate::pool::{Pool, PoolProblem, Slice};
 use crate::ranking::Rankings;
 use crate::selector::Selectors;
+use crate::shapes::Shapes;
 use crate::taint::TaintRule;
 use crate::usage::{AllocatedDevice, DeviceAccess, Usage};
 use neighbors::AntiAffinity;
@@ -58,6 +59,7 @@ pub struct Cluster {
     slices: BTreeMap<String, (u64, Slice)>,
     /// Names of the slices by pool.
     slices_of: BTreeMap<String, BTreeSet<String>>,
+    shapes: Shapes,
     pools: BTreeMap<String, PoolState>,
     /// Names of the pools by node.
     pools_on: BTreeMap<String, BTreeSet<String>>,
@@ -184,10 +186,16 @@ impl Cluster {
         self.classes.remove(name);
     }
 
+    /// Returns what devices and pools have in common.
+    #[cfg(test)]
+    pub(crate) const fn shapes(&self) -> &Shapes {
+        &self.shapes
+    }
+
     /// Adds or replaces a slice of this driver. Returns what has changed.
     pub fn upsert_slice(&mut self, slice: &ResourceSlice) -> PoolChange {
         let version = version(&slice.metadata);
-        let parsed = Slice::parse(slice);
+        let parsed = Slice::parse(slice, &mut self.shapes);
         let name = parsed.name.clone();
         if self
             .slices

@@ -1,6 +1,8 @@
 //! One published device, parsed from a ResourceSlice.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
 use drava_api::quantity::ParseQuantityError;
@@ -10,16 +12,31 @@ use k8s_openapi::api::resource::v1 as dra;
 use crate::attribute::Attribute;
 use crate::capacity::Capacity;
 use crate::selector::{DeviceValue, MatchCache, Selector, SelectorError, Selectors};
+use crate::shapes::Shapes;
 use crate::taint::Taint;
 use crate::turn::Turn;
 
-/// A published device, parsed once.
-#[derive(Debug)]
-pub struct Device {
+/// Attributes that differ from GPU to GPU. All others are equal on the nodes of one kind.
+const OF_GPU: [&str; 3] = [
+    names::attribute::UUID,
+    names::attribute::PARENT_UUID,
+    names::attribute::PCI_BUS_ID,
+];
+
+/// Returns whether an attribute of this name, without its domain, differs from GPU to GPU.
+pub(crate) fn is_of_gpu(name: &str) -> bool {
+    let of_gpu = |known: &str| known.rsplit('/').next() == Some(name);
+    OF_GPU.into_iter().any(of_gpu)
+}
+
+/// What a device publishes, apart from what differs from GPU to GPU. The nodes of a cluster have few shapes in common, and
+/// each is kept [once](Shapes).
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Shape {
     /// Name, unique in its pool.
     pub name: Arc<str>,
-    /// Attributes by name as published, qualified or not.
-    pub attributes: BTreeMap<String, Attribute>,
+    /// Attributes by name as published, qualified or not, without those of the GPU.
+    attributes: BTreeMap<String, Attribute>,
     /// Capacities by name as published.
     pub capacity: BTreeMap<String, Capacity>,
     /// Whether the device can be allocated to several claims at once (KEP-5075).
@@ -32,31 +49,78 @@ pub struct Device {
     pub binding_conditions: Vec<String>,
     /// Conditions that release the device (KEP-5007), copied to results.
     pub binding_failure_conditions: Vec<String>,
-    /// GPU of the device: the `uuid` attribute, or the name of a device without one.
-    pub gpu: Arc<str>,
     /// The `type` attribute; `None` for an unknown type.
     pub kind: Option<DeviceType>,
+}
+
+/// A shape with what is known of its devices.
+#[derive(Debug)]
+pub(crate) struct KnownShape {
+    shape: Shape,
     value: OnceLock<DeviceValue>,
+    /// Results of the selectors that read nothing of the GPU.
     matches: MatchCache,
+}
+
+impl KnownShape {
+    /// Returns what devices of the shape publish.
+    pub(crate) const fn published(&self) -> &Shape {
+        &self.shape
+    }
+}
+
+impl PartialEq for KnownShape {
+    fn eq(&self, other: &Self) -> bool {
+        self.shape == other.shape
+    }
+}
+
+impl Eq for KnownShape {}
+
+impl PartialOrd for KnownShape {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for KnownShape {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.shape.cmp(&other.shape)
+    }
+}
+
+/// A published device, parsed once.
+#[derive(Debug)]
+pub struct Device {
+    /// GPU of the device: the `uuid` attribute, or the name of a device without one.
+    pub gpu: Arc<str>,
+    /// Attributes of the GPU, which its devices have in common.
+    of_gpu: Arc<BTreeMap<String, Attribute>>,
+    shape: Arc<KnownShape>,
+    /// Results of the selectors that read something of the GPU.
+    matches: MatchCache,
+}
+
+impl Deref for Device {
+    type Target = Shape;
+
+    fn deref(&self) -> &Shape {
+        &self.shape.shape
+    }
 }
 
 impl Device {
     /// Returns whether both publish the same.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
-        self.name == other.name
-            && self.attributes == other.attributes
-            && self.capacity == other.capacity
-            && self.shared == other.shared
-            && self.consumes == other.consumes
-            && self.taints == other.taints
-            && self.binding_conditions == other.binding_conditions
-            && self.binding_failure_conditions == other.binding_failure_conditions
+        let is_same_shape =
+            Arc::ptr_eq(&self.shape, &other.shape) || self.shape.shape == other.shape.shape;
+        is_same_shape && self.of_gpu == other.of_gpu
     }
 }
 
 /// Counters consumed from one counter set.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Consumption {
     /// Name of the set.
     pub set: String,
@@ -147,7 +211,11 @@ impl Device {
         };
         let gpu = Arc::from(text(names::attribute::UUID).unwrap_or(&device.name));
         let kind = text(names::attribute::TYPE).and_then(DeviceType::parse);
-        Ok(Self {
+        let (of_gpu, attributes) = attributes.into_iter().partition(|(name, _)| {
+            let name = name.rsplit('/').next();
+            name.is_some_and(is_of_gpu)
+        });
+        let shape = Shape {
             name: Arc::from(device.name.as_str()),
             capacity,
             shared: device.allow_multiple_allocations.unwrap_or_default(),
@@ -163,12 +231,45 @@ impl Device {
                 .binding_failure_conditions
                 .clone()
                 .unwrap_or_default(),
-            gpu,
             kind,
             attributes,
-            value: OnceLock::new(),
+        };
+        Ok(Self {
+            gpu,
+            of_gpu: Arc::new(of_gpu),
+            shape: Arc::new(KnownShape {
+                shape,
+                value: OnceLock::new(),
+                matches: MatchCache::default(),
+            }),
             matches: MatchCache::default(),
         })
+    }
+
+    /// Shares what the device has in common with known ones, and with the device before it.
+    pub(crate) fn share(&mut self, shapes: &mut Shapes, before: Option<&Self>) {
+        self.shape = shapes.devices.shared(&self.shape);
+        if let Some(before) = before
+            && before.of_gpu == self.of_gpu
+        {
+            self.of_gpu = Arc::clone(&before.of_gpu);
+            if before.gpu == self.gpu {
+                self.gpu = Arc::clone(&before.gpu);
+            }
+        }
+    }
+
+    /// Returns the shape of the device.
+    pub(crate) fn shape(&self) -> Arc<KnownShape> {
+        Arc::clone(&self.shape)
+    }
+
+    /// Returns the cached results of a selector, for the device or for all of its shape.
+    fn matches(&self, selector: &Selector) -> &MatchCache {
+        match selector.reads_gpu() {
+            true => &self.matches,
+            false => &self.shape.matches,
+        }
     }
 
     /// Returns whether a selector selects the device.
@@ -181,10 +282,21 @@ impl Device {
         selector: &Selector,
         turn: &mut Turn,
     ) -> Result<bool, SelectorError> {
-        let value = self.value.get_or_init(|| {
-            DeviceValue::new(names::DRIVER, &self.attributes, &self.capacity, self.shared)
-        });
-        selectors.matches_cached(selector, value, &self.matches, turn)
+        let new = |of_gpu: &BTreeMap<String, Attribute>| {
+            let attributes = self.attributes.iter().chain(of_gpu);
+            DeviceValue::new(names::DRIVER, attributes, &self.capacity, self.shared)
+        };
+        let matches = self.matches(selector);
+        if selector.reads_gpu() {
+            return selectors.matches_cached(selector, || new(&self.of_gpu), matches, turn);
+        }
+        let value = || {
+            self.shape
+                .value
+                .get_or_init(|| new(&BTreeMap::new()))
+                .clone()
+        };
+        selectors.matches_cached(selector, value, matches, turn)
     }
 
     /// Returns whether the selector selects the device; one that fails does not. `None` when the turn is over.
@@ -194,14 +306,14 @@ impl Device {
         selector: &Selector,
         turn: &mut Turn,
     ) -> Option<bool> {
-        if let Some(known) = self.matches.get(selector) {
+        if let Some(known) = self.matches(selector).get(selector) {
             return Some(known.unwrap_or(false));
         }
         match self.selected_by(selectors, selector, turn) {
             Ok(matched) => Some(matched),
             Err(SelectorError::Suspended) => None,
             Err(SelectorError::Compile(_) | SelectorError::Runtime(_)) => {
-                self.matches.set(selector, None);
+                self.matches(selector).set(selector, None);
                 Some(false)
             }
         }
@@ -210,12 +322,18 @@ impl Device {
     /// Returns an attribute by its fully qualified name. Attributes in the driver's domain may be published unqualified.
     #[must_use]
     pub fn attribute(&self, qualified: &str) -> Option<&Attribute> {
-        self.attributes
-            .get(qualified)
+        self.published(qualified)
             .or_else(|| match qualified.split_once('/') {
-                Some((names::DRIVER, id)) => self.attributes.get(id),
+                Some((names::DRIVER, id)) => self.published(id),
                 _ => None,
             })
+    }
+
+    /// Returns an attribute by its name as published.
+    #[must_use]
+    pub fn published(&self, name: &str) -> Option<&Attribute> {
+        let of_shape = self.attributes.get(name);
+        of_shape.or_else(|| self.of_gpu.get(name))
     }
 
     /// Returns the total amount of a capacity.

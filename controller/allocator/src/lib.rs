@@ -34,6 +34,7 @@ pub mod score;
 pub mod search;
 pub mod searched;
 pub mod selector;
+mod shapes;
 pub mod steps;
 pub mod taint;
 pub mod topology;

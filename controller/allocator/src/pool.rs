@@ -3,17 +3,21 @@
 //! Only the highest generation counts, and only when it is complete. A pool with a malformed slice is excluded as a
 //! whole: a missing counter could overcommit a GPU.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, OnceLock};
 
 use drava_api::{DeviceType, Quantity};
 use k8s_openapi::api::resource::v1 as dra;
 
-use crate::device::{self, Device};
+use crate::device::{self, Device, KnownShape, Shape};
+use crate::shapes::Shapes;
 use crate::taint::{Taint, TaintRule};
 
 /// Counters of one set by name.
 pub type CounterSet = BTreeMap<String, Quantity>;
+/// Counter sets by name.
+pub type CounterSets = BTreeMap<String, CounterSet>;
 
 /// One ResourceSlice, parsed.
 #[derive(Debug, Clone)]
@@ -31,7 +35,18 @@ pub struct Slice {
 struct Content {
     node: String,
     devices: Vec<Arc<Device>>,
-    counter_sets: BTreeMap<String, CounterSet>,
+    counter_sets: Arc<CounterSets>,
+}
+
+/// What the pools of the nodes of one kind have in common.
+#[derive(Debug)]
+pub(crate) struct Layout {
+    counter_sets: Arc<CounterSets>,
+    /// By position of the device.
+    shapes: Vec<Arc<KnownShape>>,
+    positions: OnceLock<BTreeMap<Arc<str>, usize>>,
+    /// By position of a device: the partitions of its GPU that cannot exist together with it.
+    overlaps: OnceLock<Vec<Vec<usize>>>,
 }
 
 /// The devices of one node.
@@ -41,12 +56,10 @@ pub struct Pool {
     pub node: String,
     /// Devices in published order.
     pub devices: Vec<Arc<Device>>,
-    /// Counter sets by name.
-    pub counter_sets: BTreeMap<String, CounterSet>,
+    /// What it has in common with others.
+    layout: Arc<Layout>,
     /// Taints that DeviceTaintRules add, by device.
     rule_taints: BTreeMap<Arc<str>, Vec<Taint>>,
-    /// By position of a device: the partitions of its GPU that cannot exist together with it.
-    overlaps: Vec<Vec<usize>>,
 }
 
 /// Why a pool is excluded from allocation.
@@ -96,7 +109,7 @@ impl Pool {
     pub fn is_same(&self, other: &Self) -> bool {
         let devices = self.devices.iter().zip(&other.devices);
         self.node == other.node
-            && self.counter_sets == other.counter_sets
+            && self.counter_sets() == other.counter_sets()
             && self.rule_taints == other.rule_taints
             && self.devices.len() == other.devices.len()
             && devices
@@ -108,13 +121,13 @@ impl Pool {
 impl Slice {
     /// Parses a slice; [`Pool::assemble`] returns its problem.
     #[must_use]
-    pub fn parse(slice: &dra::ResourceSlice) -> Self {
+    pub(crate) fn parse(slice: &dra::ResourceSlice, shapes: &mut Shapes) -> Self {
         Self {
             name: slice.metadata.name.clone().unwrap_or_default(),
             pool: slice.spec.pool.name.clone(),
             generation: slice.spec.pool.generation,
             slices_in_pool: slice.spec.pool.resource_slice_count,
-            content: Content::parse(&slice.spec),
+            content: Content::parse(&slice.spec, shapes),
         }
     }
 
@@ -138,22 +151,18 @@ impl Slice {
 }
 
 impl Content {
-    fn parse(spec: &dra::ResourceSliceSpec) -> Result<Self, String> {
+    fn parse(spec: &dra::ResourceSliceSpec, shapes: &mut Shapes) -> Result<Self, String> {
         let node = spec
             .node_name
             .clone()
             .filter(|node| !node.is_empty())
             .ok_or("spec.nodeName is not set")?;
-        let devices = spec
-            .devices
-            .iter()
-            .flatten()
-            .map(|device| {
-                Device::parse(device)
-                    .map(Arc::new)
-                    .map_err(|error| error.to_string())
-            })
-            .collect::<Result<_, _>>()?;
+        let mut devices: Vec<Arc<Device>> = Vec::new();
+        for device in spec.devices.iter().flatten() {
+            let mut device = Device::parse(device).map_err(|error| error.to_string())?;
+            device.share(shapes, devices.last().map(Arc::as_ref));
+            devices.push(Arc::new(device));
+        }
         let mut counter_sets = BTreeMap::new();
         for set in spec.shared_counters.iter().flatten() {
             let counters = device::counters(&set.counters)
@@ -165,7 +174,7 @@ impl Content {
         Ok(Self {
             node,
             devices,
-            counter_sets,
+            counter_sets: shapes.counter_sets.shared(&Arc::new(counter_sets)),
         })
     }
 }
@@ -175,7 +184,10 @@ impl Pool {
     ///
     /// # Errors
     /// When slices are missing or malformed.
-    pub fn assemble<'a>(slices: impl IntoIterator<Item = &'a Slice>) -> Result<Self, PoolProblem> {
+    pub(crate) fn assemble<'a>(
+        slices: impl IntoIterator<Item = &'a Slice>,
+        shapes: &mut Shapes,
+    ) -> Result<Self, PoolProblem> {
         let mut slices: Vec<_> = slices.into_iter().collect();
         let generation = slices
             .iter()
@@ -192,7 +204,7 @@ impl Pool {
                 generation,
             });
         }
-        let mut pool: Option<Self> = None;
+        let mut parts: Option<Parts> = None;
         for slice in slices {
             let malformed = |problem: String| PoolProblem::Malformed {
                 slice: slice.name.clone(),
@@ -202,73 +214,85 @@ impl Pool {
                 .content
                 .as_ref()
                 .map_err(|problem| malformed(problem.clone()))?;
-            let pool = pool.get_or_insert_with(|| Self {
-                node: content.node.clone(),
-                devices: Vec::new(),
-                counter_sets: BTreeMap::new(),
-                rule_taints: BTreeMap::new(),
-                overlaps: Vec::new(),
-            });
-            pool.add(content).map_err(malformed)?;
+            let parts = parts.get_or_insert_with(|| Parts::of(&content.node));
+            parts.add(content).map_err(malformed)?;
         }
-        let mut pool = pool.ok_or(PoolProblem::Incomplete {
+        let parts = parts.ok_or(PoolProblem::Incomplete {
             found: 0,
             expected,
             generation,
         })?;
-        pool.check_counters()
+        parts
+            .check_counters()
             .map_err(|problem| PoolProblem::Malformed {
                 slice: "(pool)".to_owned(),
                 problem,
             })?;
-        pool.overlaps = pool.find_overlaps();
-        Ok(pool)
+        Ok(parts.into_pool(shapes))
+    }
+
+    /// Returns the counter sets by name.
+    #[must_use]
+    pub fn counter_sets(&self) -> &CounterSets {
+        &self.layout.counter_sets
     }
 
     /// Returns the partitions of the GPU of the device at `index` that cannot exist together with it; none for a device
     /// that is not a partition.
     #[must_use]
     pub fn overlaps(&self, index: usize) -> &[usize] {
-        self.overlaps.get(index).map_or(&[], Vec::as_slice)
+        let overlaps = self.layout.overlaps();
+        overlaps.get(index).map_or(&[], Vec::as_slice)
     }
 
-    fn find_overlaps(&self) -> Vec<Vec<usize>> {
-        let mut by_gpu: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
-        for (index, device) in self.devices.iter().enumerate() {
-            if device.kind == Some(DeviceType::Mig) {
-                by_gpu.entry(&device.gpu).or_default().push(index);
+    /// Replaces the taints that rules add to the devices of this pool.
+    pub(crate) fn apply_rules<'a>(
+        &mut self,
+        name: &str,
+        rules: &(impl Iterator<Item = &'a TaintRule> + Clone),
+    ) {
+        self.rule_taints.clear();
+        for device in &self.devices {
+            let taints: Vec<Taint> = rules
+                .clone()
+                .filter_map(|rule| rule.taint_of(name, &device.name))
+                .cloned()
+                .collect();
+            if !taints.is_empty() {
+                self.rule_taints.insert(Arc::clone(&device.name), taints);
             }
         }
-        if by_gpu.is_empty() {
-            return Vec::new();
+    }
+
+    /// Returns the taints of a device: those of its slice, then those of rules.
+    pub fn taints<'a>(&'a self, device: &'a Device) -> impl Iterator<Item = &'a Taint> {
+        let of_rules = self.rule_taints.get(&device.name).into_iter().flatten();
+        device.taints.iter().chain(of_rules)
+    }
+
+    /// Returns the position of a device by name.
+    #[must_use]
+    pub fn index_of(&self, device: &str) -> Option<usize> {
+        self.layout.positions().get(device).copied()
+    }
+}
+
+/// A pool that is being assembled.
+struct Parts {
+    node: String,
+    devices: Vec<Arc<Device>>,
+    names: BTreeSet<Arc<str>>,
+    counter_sets: CounterSets,
+}
+
+impl Parts {
+    fn of(node: &str) -> Self {
+        Self {
+            node: node.to_owned(),
+            devices: Vec::new(),
+            names: BTreeSet::new(),
+            counter_sets: CounterSets::new(),
         }
-        let overlap = |(one, other): (&Device, &Device)| {
-            one.consumes.iter().any(|consumption| {
-                let mut same_set = other.consumes.iter();
-                let same_set = same_set.find(|other| other.set == consumption.set);
-                let set = self.counter_sets.get(&consumption.set);
-                consumption.counters.iter().any(|(name, amount)| {
-                    let total = set.and_then(|set| set.get(name)).copied();
-                    let other = same_set.and_then(|other| other.counters.get(name));
-                    other.is_some_and(|other| *amount + *other > total.unwrap_or_default())
-                })
-            })
-        };
-        let of_device = |index: usize, device: &Device| {
-            let partitions = by_gpu.get(&*device.gpu).map_or(&[][..], Vec::as_slice);
-            let others = partitions.iter().copied().filter(|other| {
-                let other_device = self.devices.get(*other);
-                *other != index && other_device.is_some_and(|other| overlap((device, other)))
-            });
-            match device.kind {
-                Some(DeviceType::Mig) => others.collect(),
-                Some(DeviceType::Gpu | DeviceType::Vgpu) | None => Vec::new(),
-            }
-        };
-        let devices = self.devices.iter().enumerate();
-        devices
-            .map(|(index, device)| of_device(index, device))
-            .collect()
     }
 
     fn add(&mut self, content: &Content) -> Result<(), String> {
@@ -279,12 +303,12 @@ impl Pool {
             ));
         }
         for device in &content.devices {
-            if self.index_of(&device.name).is_some() {
+            if !self.names.insert(Arc::clone(&device.name)) {
                 return Err(format!("duplicate device {}", device.name));
             }
             self.devices.push(Arc::clone(device));
         }
-        for (name, counters) in &content.counter_sets {
+        for (name, counters) in &*content.counter_sets {
             if self
                 .counter_sets
                 .insert(name.clone(), counters.clone())
@@ -320,37 +344,101 @@ impl Pool {
         Ok(())
     }
 
-    /// Replaces the taints that rules add to the devices of this pool.
-    pub(crate) fn apply_rules<'a>(
-        &mut self,
-        name: &str,
-        rules: &(impl Iterator<Item = &'a TaintRule> + Clone),
-    ) {
-        self.rule_taints.clear();
-        for device in &self.devices {
-            let taints: Vec<Taint> = rules
-                .clone()
-                .filter_map(|rule| rule.taint_of(name, &device.name))
-                .cloned()
-                .collect();
-            if !taints.is_empty() {
-                self.rule_taints.insert(Arc::clone(&device.name), taints);
-            }
+    fn into_pool(self, shapes: &mut Shapes) -> Pool {
+        let layout = Layout {
+            counter_sets: shapes.counter_sets.shared(&Arc::new(self.counter_sets)),
+            shapes: self.devices.iter().map(|device| device.shape()).collect(),
+            positions: OnceLock::new(),
+            overlaps: OnceLock::new(),
+        };
+        Pool {
+            node: self.node,
+            devices: self.devices,
+            layout: shapes.layouts.shared(&Arc::new(layout)),
+            rule_taints: BTreeMap::new(),
         }
     }
+}
 
-    /// Returns the taints of a device: those of its slice, then those of rules.
-    pub fn taints<'a>(&'a self, device: &'a Device) -> impl Iterator<Item = &'a Taint> {
-        let of_rules = self.rule_taints.get(&device.name).into_iter().flatten();
-        device.taints.iter().chain(of_rules)
+impl Layout {
+    /// Returns where it is: equal layouts have the same shapes, which are kept once.
+    fn addresses(&self) -> (usize, impl Iterator<Item = usize>) {
+        let shapes = self.shapes.iter();
+        let shapes = shapes.map(|shape| Arc::as_ptr(shape).addr());
+        (Arc::as_ptr(&self.counter_sets).addr(), shapes)
     }
 
-    /// Returns the position of a device by name.
-    #[must_use]
-    pub fn index_of(&self, device: &str) -> Option<usize> {
-        self.devices
-            .iter()
-            .position(|candidate| *candidate.name == *device)
+    fn positions(&self) -> &BTreeMap<Arc<str>, usize> {
+        self.positions.get_or_init(|| {
+            let shapes = self.shapes.iter().enumerate();
+            shapes
+                .map(|(index, shape)| (Arc::clone(&shape.published().name), index))
+                .collect()
+        })
+    }
+
+    fn overlaps(&self) -> &[Vec<usize>] {
+        self.overlaps.get_or_init(|| self.find_overlaps())
+    }
+
+    fn find_overlaps(&self) -> Vec<Vec<usize>> {
+        let shapes = self.shapes.iter().map(|shape| shape.published());
+        let partitions = shapes.enumerate();
+        let partitions: Vec<(usize, &Shape)> = partitions
+            .filter(|(_, shape)| shape.kind == Some(DeviceType::Mig))
+            .collect();
+        let mut overlaps = vec![
+            Vec::new();
+            if partitions.is_empty() {
+                0
+            } else {
+                self.shapes.len()
+            }
+        ];
+        for (index, partition) in &partitions {
+            let others = partitions.iter();
+            let others =
+                others.filter(|(other, shape)| other != index && self.overlap(partition, shape));
+            if let Some(overlaps) = overlaps.get_mut(*index) {
+                overlaps.extend(others.map(|(other, _)| *other));
+            }
+        }
+        overlaps
+    }
+
+    /// Returns whether two partitions cannot exist together: they need more of a counter of their GPU than there is.
+    fn overlap(&self, one: &Shape, other: &Shape) -> bool {
+        one.consumes.iter().any(|consumption| {
+            let mut same_set = other.consumes.iter();
+            let same_set = same_set.find(|other| other.set == consumption.set);
+            let set = self.counter_sets.get(&consumption.set);
+            consumption.counters.iter().any(|(name, amount)| {
+                let total = set.and_then(|set| set.get(name)).copied();
+                let other = same_set.and_then(|other| other.counters.get(name));
+                other.is_some_and(|other| *amount + *other > total.unwrap_or_default())
+            })
+        })
+    }
+}
+
+impl PartialEq for Layout {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Layout {}
+
+impl PartialOrd for Layout {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Layout {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let ((sets, shapes), (other_sets, other_shapes)) = (self.addresses(), other.addresses());
+        sets.cmp(&other_sets).then_with(|| shapes.cmp(other_shapes))
     }
 }
 

@@ -134,7 +134,7 @@ impl DeviceModel {
 }
 
 fn product_name(device: &Device) -> Option<&str> {
-    match device.attributes.get(names::attribute::PRODUCT_NAME) {
+    match device.published(names::attribute::PRODUCT_NAME) {
         Some(Attribute::String(name)) => Some(name),
         _ => None,
     }

@@ -16,13 +16,16 @@ use cel::common::ast::{EntryExpr, Expr, IdedExpr, MapExpr, StructExpr};
 use cel::common::types::CelBool;
 use cel::{Context, Env, ExecutionError, Value};
 
+use crate::steps;
 use crate::turn::Turn;
 
 mod cache;
 mod driver_match;
+mod reads;
 mod values;
 
 pub use driver_match::DriverMatch;
+use reads::reads_gpu;
 pub use values::DeviceValue;
 
 /// Maximum expression length in the API.
@@ -42,6 +45,8 @@ pub struct Selector {
     /// With the charges of [`drava_cel::instrument`].
     program: Result<IdedExpr, String>,
     driver_match: DriverMatch,
+    /// Whether it may read what differs from GPU to GPU.
+    reads_gpu: bool,
     /// Units of work of all expensive evaluations.
     spent_units: AtomicU64,
 }
@@ -136,9 +141,9 @@ impl Selectors {
     }
 
     fn compile_uncached(&self, source: &str) -> Selector {
-        let (program, driver_match) = if source.len() > MAX_EXPRESSION_BYTES {
+        let (program, driver_match, reads_gpu) = if source.len() > MAX_EXPRESSION_BYTES {
             let error = format!("expression is longer than {MAX_EXPRESSION_BYTES} bytes");
-            (Err(error), DriverMatch::of_text(source))
+            (Err(error), DriverMatch::of_text(source), true)
         } else {
             parse(&self.env, source)
         };
@@ -147,6 +152,7 @@ impl Selectors {
             source: source.to_owned(),
             program,
             driver_match,
+            reads_gpu,
             spent_units: AtomicU64::new(0),
         }
     }
@@ -158,14 +164,15 @@ impl Selectors {
     pub fn matches_cached(
         &self,
         selector: &Selector,
-        device: &DeviceValue,
+        device: impl FnOnce() -> DeviceValue,
         cache: &MatchCache,
         turn: &mut Turn,
     ) -> Result<bool, SelectorError> {
         if let Some(Some(matched)) = cache.get(selector) {
             return Ok(matched);
         }
-        let matched = self.matches(selector, device, turn)?;
+        steps::count(1);
+        let matched = self.matches(selector, &device(), turn)?;
         cache.set(selector, Some(matched));
         Ok(matched)
     }
@@ -235,6 +242,11 @@ impl Selector {
         Some(SelectorError::Compile(error.clone()).to_string())
     }
 
+    /// Returns whether the expression may read what differs from GPU to GPU. Otherwise it selects all devices of a shape or none.
+    pub(crate) const fn reads_gpu(&self) -> bool {
+        self.reads_gpu
+    }
+
     /// Returns which drivers' devices the expression can select.
     #[must_use]
     pub const fn driver_match(&self) -> DriverMatch {
@@ -244,7 +256,7 @@ impl Selector {
 
 /// Parses on a separate thread: parser and tree are recursive, and neither deep nesting nor a panic of the parser in a
 /// tenant's expression must stop the process.
-fn parse(env: &Arc<Env>, source: &str) -> (Result<IdedExpr, String>, DriverMatch) {
+fn parse(env: &Arc<Env>, source: &str) -> (Result<IdedExpr, String>, DriverMatch, bool) {
     let env = Arc::clone(env);
     let text = source.to_owned();
     let parsing = std::thread::Builder::new()
@@ -255,11 +267,13 @@ fn parse(env: &Arc<Env>, source: &str) -> (Result<IdedExpr, String>, DriverMatch
                 Ok(program) => program,
                 Err(errors) => {
                     let error = syntax_error(&errors.to_string());
-                    return (Err(error), DriverMatch::of_text(&text));
+                    return (Err(error), DriverMatch::of_text(&text), true);
                 }
             };
             let driver_match = DriverMatch::of(program.expression());
-            let checked = if nesting(program.expression()) > MAX_NESTING {
+            let depth = nesting(program.expression());
+            let reads_gpu = depth > MAX_NESTING || reads_gpu(program.expression());
+            let checked = if depth > MAX_NESTING {
                 Err(format!("nested deeper than {MAX_NESTING} levels"))
             } else {
                 match drava_cel::unsupported(program.expression()) {
@@ -271,9 +285,9 @@ fn parse(env: &Arc<Env>, source: &str) -> (Result<IdedExpr, String>, DriverMatch
                     }
                 }
             };
-            (checked, driver_match)
+            (checked, driver_match, reads_gpu)
         });
-    let failed = |error: String| (Err(error), DriverMatch::of_text(source));
+    let failed = |error: String| (Err(error), DriverMatch::of_text(source), true);
     match parsing.map(std::thread::JoinHandle::join) {
         Ok(Ok(parsed)) => parsed,
         Ok(Err(_)) => failed("the parser panicked".to_owned()),

@@ -4,7 +4,7 @@ use drava_api::names;
 use k8s_openapi::api::resource::{v1 as dra, v1beta2};
 
 /// A taint that excludes a device from requests that do not tolerate it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Taint {
     /// Key, such as `gpu.drava.dev/unhealthy`.
     pub key: String,

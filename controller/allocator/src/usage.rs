@@ -237,7 +237,7 @@ impl Usage {
 
     fn check_counters(&self, pool: &Pool, device: &Device) -> Result<(), Rejection> {
         for consumption in &device.consumes {
-            let available = pool.counter_sets.get(&consumption.set);
+            let available = pool.counter_sets().get(&consumption.set);
             let used = self.counters.get(&consumption.set);
             for (counter, amount) in &consumption.counters {
                 let of = |set: Option<&CounterSet>| {
@@ -356,7 +356,7 @@ impl Usage {
     #[must_use]
     pub fn overcommitted_gpus(&self, pool: &Pool) -> BTreeSet<Arc<str>> {
         let exceeds = |set: &str| {
-            let (used, total) = (self.counters.get(set), pool.counter_sets.get(set));
+            let (used, total) = (self.counters.get(set), pool.counter_sets().get(set));
             used.into_iter().flatten().any(|(counter, used)| {
                 *used
                     > total

@@ -188,7 +188,7 @@ impl Cluster {
             .iter()
             .find_map(|slice| slice.node())
             .map(str::to_owned);
-        let assembled = Pool::assemble(slices);
+        let assembled = Pool::assemble(slices, &mut self.shapes);
         let state = assembled.and_then(|mut assembled| {
             assembled.apply_rules(pool, &self.taint_rules.values());
             let usage = self.usage_of(pool, &assembled)?;

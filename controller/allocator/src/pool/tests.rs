@@ -7,8 +7,10 @@ use super::*;
 use crate::fixture::slices;
 
 fn assemble(slices: &[ResourceSlice]) -> Result<Pool, String> {
-    let parsed: Vec<_> = slices.iter().map(Slice::parse).collect();
-    Pool::assemble(&parsed).map_err(|problem| problem.to_string())
+    let mut shapes = Shapes::default();
+    let parsed = slices.iter().map(|slice| Slice::parse(slice, &mut shapes));
+    let parsed: Vec<_> = parsed.collect();
+    Pool::assemble(&parsed, &mut shapes).map_err(|problem| problem.to_string())
 }
 
 #[test]

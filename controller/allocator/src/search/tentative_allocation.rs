@@ -513,17 +513,15 @@ impl<'a> TentativeAllocation<'a> {
 
     /// Returns the counters that an unshared device consumes, with their pool and set, if they are of one set.
     pub(super) fn counters(&self, device: DeviceRef) -> Option<((usize, &'a str), &'a CounterSet)> {
-        match self.device(device)? {
-            Device { shared: true, .. } => None,
-            Device { consumes, .. } => match &consumes[..] {
-                [of] => Some(((device.pool, of.set.as_str()), &of.counters)),
-                _ => None,
-            },
+        let published = self.device(device)?;
+        match &published.consumes[..] {
+            [of] if !published.shared => Some(((device.pool, of.set.as_str()), &of.counters)),
+            _ => None,
         }
     }
 
     fn counter_set(&self, (pool, set): (usize, &str)) -> Option<&'a CounterSet> {
-        self.pools.get(pool)?.pool.counter_sets.get(set)
+        self.pools.get(pool)?.pool.counter_sets().get(set)
     }
 
     /// Returns whether the GPU has one of the counter, like a slice of its memory.

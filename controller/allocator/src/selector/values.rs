@@ -27,9 +27,9 @@ struct Fields {
 impl DeviceValue {
     /// Creates the value of a device of `driver`; unqualified names belong to the domain of that driver.
     #[must_use]
-    pub fn new(
+    pub fn new<'a>(
         driver: &str,
-        attributes: &BTreeMap<String, Attribute>,
+        attributes: impl IntoIterator<Item = (&'a String, &'a Attribute)>,
         capacity: &BTreeMap<String, Capacity>,
         allow_multiple_allocations: bool,
     ) -> Self {

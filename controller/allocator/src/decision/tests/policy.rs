@@ -194,7 +194,9 @@ fn costly_selectors_of_one_tenant_suspend_no_other_pod_for_ever() {
         for pod in 0..16 {
             let selectors: Vec<_> = (0..5)
                 .map(|index| {
-                    let expression = format!("{list}.all(x, x != 1{pod}{index}7) && {result}");
+                    let of_gpu = "device.attributes['gpu.drava.dev'].uuid != ''";
+                    let expression =
+                        format!("{list}.all(x, x != 1{pod}{index}7) && {of_gpu} && {result}");
                     json!({"cel": {"expression": expression}})
                 })
                 .collect();

@@ -70,7 +70,8 @@ fn equal_rejected_pods_cost_one_search() {
 /// Adds a pod of this priority with a claim whose selector takes nearly a turn for each device.
 fn add_costly(cluster: &mut TestCluster, name: &str, matches: bool, priority: i32) {
     let list = format!("[{}]", vec!["1"; 140].join(","));
-    let expression = format!("{list}.all(x, {list}.all(y, x == y)) && {matches}");
+    let of_gpu = "device.attributes['gpu.drava.dev'].uuid != ''";
+    let expression = format!("{list}.all(x, {list}.all(y, x == y)) && {of_gpu} && {matches}");
     let mut costly = claim(name, "8Gi");
     let devices = costly.spec.as_mut().unwrap().devices.as_mut();
     let requests = devices.unwrap().requests.as_mut();
