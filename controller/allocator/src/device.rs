@@ -16,10 +16,11 @@ use crate::shapes::Shapes;
 use crate::taint::Taint;
 use crate::turn::Turn;
 
-/// Attributes that differ from GPU to GPU. All others are equal on the nodes of one kind.
-const OF_GPU: [&str; 3] = [
+/// Attributes that differ from GPU to GPU, or from node to node. All others are equal on the nodes of one kind.
+const OF_GPU: [&str; 4] = [
     names::attribute::UUID,
     names::attribute::PARENT_UUID,
+    names::attribute::NVLINK_DOMAIN,
     names::attribute::PCI_BUS_ID,
 ];
 
