@@ -15,12 +15,14 @@ use crate::pods::pod;
 mod due_index;
 mod node_set;
 pub(crate) mod pending_pod;
+mod sleepers;
 
 use due_index::{Due, DueIndex};
 use node_set::NodeNumbers;
 pub(crate) use node_set::NodeSet;
 pub(crate) use pending_pod::QueueOrder;
-use pending_pod::{PendingPod, Phase};
+use pending_pod::{LeftNodes, PendingPod, Phase};
+use sleepers::{Kind, Sleepers};
 
 /// See the [module](self).
 #[derive(Debug, Default)]
@@ -34,6 +36,9 @@ pub(crate) struct PodQueue {
     due: DueIndex,
     /// UIDs of the pods that may have changed since they were indexed by when they are due.
     changed: BTreeSet<String>,
+    sleepers: Sleepers,
+    /// UIDs of the pods that may have changed since they were indexed by what wakes them.
+    touched: BTreeSet<String>,
     nodes: NodeNumbers,
 }
 
@@ -58,7 +63,13 @@ impl PodQueue {
         if let Some(gang) = self.pods.get(uid).and_then(PendingPod::gang) {
             self.gangs.entry(gang).or_default().insert(uid.to_owned());
         }
+        self.touch(uid);
+    }
+
+    /// A pod may be due at another time, and be woken by other changes.
+    fn touch(&mut self, uid: &str) {
         self.changed.insert(uid.to_owned());
+        self.touched.insert(uid.to_owned());
     }
 
     /// Removes a pod. Returns whether it was pending.
@@ -69,6 +80,8 @@ impl PodQueue {
         };
         self.due.remove(uid);
         self.changed.remove(uid);
+        self.sleepers.remove(uid);
+        self.touched.remove(uid);
         self.unlink(uid, &pod::claim_keys(&pending.pod));
         true
     }
@@ -107,9 +120,10 @@ impl PodQueue {
     }
 
     pub(crate) fn get_mut(&mut self, uid: &str) -> Option<&mut PendingPod> {
-        let pending = self.pods.get_mut(uid)?;
-        self.changed.insert(uid.to_owned());
-        Some(pending)
+        if self.pods.contains_key(uid) {
+            self.touch(uid);
+        }
+        self.pods.get_mut(uid)
     }
 
     /// Returns the UIDs of the pods that reference the claim.
@@ -149,27 +163,52 @@ impl PodQueue {
 
     /// Activates the pods that reference a changed claim.
     pub(crate) fn activate_users(&mut self, key: &ObjectKey) {
-        for uid in self.users.get(key).into_iter().flatten() {
-            if self.pods.get_mut(uid).is_some_and(PendingPod::activate) {
-                self.changed.insert(uid.clone());
-            }
-        }
+        let users = self.users_of(key);
+        self.activate_pods(users);
     }
 
     /// Activates the pending pods of a gang whose members changed.
     pub(crate) fn activate_gang(&mut self, gang: &GangName) {
-        for uid in self.gangs.get(gang).into_iter().flatten() {
-            if self.pods.get_mut(uid).is_some_and(PendingPod::activate) {
-                self.changed.insert(uid.clone());
+        let members: Vec<String> = self.uids_of(gang).cloned().collect();
+        self.activate_pods(members);
+    }
+
+    fn activate_pods(&mut self, uids: Vec<String>) {
+        for uid in uids {
+            if let Some(pending) = self.pods.get_mut(&uid) {
+                pending.activate();
+                self.touch(&uid);
             }
         }
     }
 
-    /// Updates all pods. `update` returns whether the phase of a pod has changed.
-    fn update_all(&mut self, mut update: impl FnMut(&mut PendingPod) -> bool) {
-        for (uid, pending) in &mut self.pods {
-            if update(pending) {
-                self.changed.insert(uid.clone());
+    /// Activates the pods of these kinds.
+    fn wake(&mut self, is_helped: impl Fn(&Kind) -> bool) {
+        self.index_touched();
+        let woken = self.sleepers.of_kinds(is_helped);
+        self.activate_pods(woken);
+        // Those that are awake are not woken by the next change.
+        self.index_touched();
+    }
+
+    /// Lets the pods that avoid a node stop that, if `update` does. Activates those for which it returns true.
+    fn update_avoiding(&mut self, node: &str, update: impl Fn(&mut PendingPod) -> bool) {
+        self.index_touched();
+        for uid in self.sleepers.avoiding(node) {
+            if let Some(pending) = self.pods.get_mut(&uid) {
+                if update(pending) {
+                    pending.activate();
+                }
+                self.touch(&uid);
+            }
+        }
+    }
+
+    fn index_touched(&mut self) {
+        for uid in std::mem::take(&mut self.touched) {
+            if let Some(pending) = self.pods.get(&uid) {
+                let avoided = pending.avoided_nodes();
+                self.sleepers.set(&uid, pending.kind(), avoided);
             }
         }
     }
@@ -177,22 +216,30 @@ impl PodQueue {
     /// Activates the pods that a change of the node can help: all if it is new.
     pub(crate) fn node_changed(&mut self, node: &str, is_new: bool) {
         let number = self.nodes.get(node);
-        self.update_all(|pending| {
-            let is_helped = pending.node_changed(node, number);
-            (is_helped || is_new) && pending.activate()
-        });
+        self.update_avoiding(node, |pending| pending.stop_avoiding(node));
+        self.wake(|kind| is_new || kind.has_neighbor_rules || kind.unfit.may_contain(number));
     }
 
     /// Activates the pods that a change of the node's devices can help.
     pub(crate) fn devices_changed(&mut self, node: &str) {
         let number = self.nodes.get(node);
-        self.update_all(|pending| pending.devices_changed(number));
+        self.wake(|kind| !kind.unfit.contains(number));
     }
 
     /// Forgets a deleted node.
     pub(crate) fn node_deleted(&mut self, node: &str) {
         let number = self.nodes.remove(node);
-        self.update_all(|pending| pending.node_deleted(node, number));
+        self.update_avoiding(node, |pending| {
+            pending.stop_avoiding(node);
+            false
+        });
+        let mut left = LeftNodes::new();
+        for (uid, pending) in &mut self.pods {
+            if number.is_some_and(|number| pending.forget_node(number, &mut left)) {
+                self.touched.insert(uid.clone());
+            }
+        }
+        self.wake(|kind| kind.has_neighbor_rules);
     }
 
     /// Returns the set of these nodes.
@@ -203,36 +250,37 @@ impl PodQueue {
     /// Activates the pods that a pod's end on the node can help.
     pub(crate) fn resources_freed(&mut self, node: &str) {
         let number = self.nodes.get(node);
-        self.update_all(|pending| pending.resources_freed(node, number));
+        self.update_avoiding(node, |pending| {
+            pending.resources_freed(node);
+            false
+        });
+        self.wake(|kind| kind.unfit.may_contain(number));
     }
 
     /// Activates the pods with rules about other pods, after one was bound or has ended.
     pub(crate) fn neighbors_changed(&mut self) {
-        self.update_all(PendingPod::neighbors_changed);
+        self.wake(|kind| kind.has_neighbor_rules);
     }
 
     /// Activates the pods of a higher priority, for which a bound pod of this priority can be evicted.
     pub(crate) fn activate_above(&mut self, priority: i32) {
-        self.update_all(|pending| pod::priority(&pending.pod) > priority && pending.activate());
+        self.wake(|kind| kind.priority > priority);
     }
 
     /// Activates the pods of these namespaces.
     pub(crate) fn activate_namespaces(&mut self, namespaces: &BTreeSet<String>) {
-        self.update_all(|pending| namespaces.contains(pending.namespace()) && pending.activate());
+        self.wake(|kind| namespaces.contains(&kind.namespace));
     }
 
     /// Activates the pods that a release of devices can help; of those that wait for their quota only the ones in a
     /// namespace for which `is_affected`.
     pub(crate) fn activate_after_release(&mut self, is_affected: impl Fn(&str) -> bool) {
-        self.update_all(|pending| {
-            let is_helped = !pending.waits_for_quota || is_affected(pending.namespace());
-            is_helped && pending.activate()
-        });
+        self.wake(|kind| !kind.waits_for_quota || is_affected(&kind.namespace));
     }
 
     /// Activates all pods after a change that may make any of them schedulable.
     pub(crate) fn activate_all(&mut self) {
-        self.update_all(PendingPod::activate);
+        self.wake(|_| true);
     }
 
     /// Returns whether a decision is due.
@@ -249,10 +297,9 @@ impl PodQueue {
 
     /// Makes a decision due for a pod, in this round also if it was decided in this round: before the pods behind it.
     pub(crate) fn decide_again(&mut self, uid: &str) {
-        if let Some(pending) = self.pods.get_mut(uid) {
+        if let Some(pending) = self.get_mut(uid) {
             pending.activate();
             self.due.decide_again(uid);
-            self.changed.insert(uid.to_owned());
         }
     }
 
@@ -355,5 +402,68 @@ impl PodQueue {
             Phase::Active | Phase::Unschedulable | Phase::Allocating => None,
         });
         changed.chain(self.due.next_backoff_end()).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drava_allocator::steps;
+
+    use super::*;
+    use crate::fixture::pod;
+
+    /// A queue of pods that wait, all rejected by one node regardless of devices.
+    fn waiting(pods: usize) -> PodQueue {
+        let mut queue = PodQueue::default();
+        let unfit = queue.node_set(["unfit"].into_iter());
+        for index in 0..pods {
+            let name = format!("p{index}");
+            queue.upsert(&name, pod(&name, &[]));
+            let pending = queue.get_mut(&name).unwrap();
+            pending.phase = Phase::Unschedulable;
+            pending.set_unfit_nodes(Arc::clone(&unfit));
+        }
+        queue.wake(|_| false);
+        queue
+    }
+
+    /// Returns the steps of a change, and the number of pods that it wakes.
+    fn woken_by(pods: usize, change: fn(&mut PodQueue)) -> (u64, usize) {
+        let mut queue = waiting(pods);
+        let (steps, ()) = steps::of(|| change(&mut queue));
+        (steps, queue.due(Instant::now()).len())
+    }
+
+    #[test]
+    fn change_looks_at_no_pod_that_it_does_not_help() {
+        let changes: [fn(&mut PodQueue); 5] = [
+            |queue| queue.resources_freed("other"),
+            PodQueue::neighbors_changed,
+            |queue| queue.activate_above(0),
+            |queue| queue.devices_changed("unfit"),
+            |queue| queue.node_changed("other", false),
+        ];
+        for change in changes {
+            assert_eq!(woken_by(1000, change), woken_by(2000, change));
+            assert_eq!(woken_by(1000, change), (1, 0));
+        }
+    }
+
+    #[test]
+    fn change_wakes_each_pod_that_it_helps_once() {
+        let changes: [fn(&mut PodQueue); 5] = [
+            |queue| queue.resources_freed("unfit"),
+            |queue| queue.activate_above(-1),
+            |queue| queue.devices_changed("other"),
+            |queue| queue.node_changed("unfit", false),
+            |queue| queue.node_changed("new", true),
+        ];
+        for change in changes {
+            let mut queue = waiting(1000);
+            change(&mut queue);
+            let (steps, ()) = steps::of(|| change(&mut queue));
+            assert_eq!(steps, 0, "nothing is left to wake");
+            assert_eq!(queue.due(Instant::now()).len(), 1000);
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! A pod that is pending for devices.
 
 use std::cmp::Reverse;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +15,7 @@ use k8s_openapi::api::core::v1::Pod;
 use tokio::time::Instant;
 
 use super::node_set::NodeSet;
+use super::sleepers::{Kind, UnfitNodes};
 use crate::pods::gang::{self, GangName};
 use crate::pods::{pod, pod_condition};
 
@@ -81,6 +82,9 @@ enum HeadWait {
     /// Nothing is reserved before this time.
     Paused(Instant),
 }
+
+/// By the address of a set of nodes that several pods share: the set, and what is left of it without a deleted node.
+pub(super) type LeftNodes = BTreeMap<usize, (Arc<NodeSet>, Arc<NodeSet>)>;
 
 /// Phase of a pending pod, as in the scheduling queue of kube-scheduler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -290,38 +294,52 @@ impl PendingPod {
         self.unfit_nodes = nodes;
     }
 
-    /// Forgets a deleted node by its number. Returns whether the phase has changed.
-    pub(super) fn node_deleted(&mut self, node: &str, number: Option<usize>) -> bool {
-        self.stop_avoiding(node);
-        if let Some(number) = number
-            && self.unfit_nodes.contains(number)
-        {
-            Arc::make_mut(&mut self.unfit_nodes).remove(number);
-        }
-        self.has_neighbor_rules && self.activate()
+    /// Returns what decides whether a change helps the pod; `None` if no change wakes it.
+    pub(super) fn kind(&self) -> Option<Kind> {
+        // A decision that goes on is repeated after a change, which one change is enough for.
+        let is_repeated = self.suspended_by.is_some() && !self.is_outdated;
+        let is_asleep = matches!(self.phase, Phase::Unschedulable | Phase::Behind(_));
+        (is_asleep || is_repeated).then(|| Kind {
+            namespace: self.namespace().to_owned(),
+            priority: pod::priority(&self.pod),
+            has_neighbor_rules: self.has_neighbor_rules,
+            waits_for_quota: self.waits_for_quota,
+            unfit: UnfitNodes {
+                nodes: Arc::clone(&self.unfit_nodes),
+                // A pod that waits behind others tells of no node, and the nodes that a decision rejects are not known before
+                // its end.
+                are_unknown: matches!(self.phase, Phase::Behind(_)) || self.suspended_by.is_some(),
+            },
+        })
     }
 
-    /// Makes a decision due if the last one rejected the node, of that number, on which a pod has ended. Returns whether the
-    /// phase has changed.
-    pub(super) fn resources_freed(&mut self, node: &str, number: Option<usize>) -> bool {
+    /// Forgets a deleted node by its number. Returns whether the last decision rejected it.
+    pub(super) fn forget_node(&mut self, number: usize, left: &mut LeftNodes) -> bool {
+        let was_unfit = self.unfit_nodes.contains(number);
+        if was_unfit {
+            let before = Arc::clone(&self.unfit_nodes);
+            let address = Arc::as_ptr(&before).addr();
+            let (_, after) = left.entry(address).or_insert_with(|| {
+                let mut after = NodeSet::clone(&before);
+                after.remove(number);
+                (before, Arc::new(after))
+            });
+            self.unfit_nodes = Arc::clone(after);
+        }
+        was_unfit
+    }
+
+    /// A pod has ended on a node.
+    pub(super) fn resources_freed(&mut self, node: &str) {
         // Others may have the devices of a node at least as long as the pod had them.
         if self.held_until.is_none() {
             self.stop_avoiding(node);
         }
-        self.may_be_unfit(number) && self.activate()
     }
 
-    /// Returns whether the last decision rejected the node, of that number, regardless of devices. That of a pod that waits
-    /// behind others tells of no node.
-    fn may_be_unfit(&self, number: Option<usize>) -> bool {
-        matches!(self.phase, Phase::Behind(_))
-            // The nodes that this decision rejects are not known before its end.
-            || self.suspended_by.is_some()
-            || number.is_some_and(|number| self.unfit_nodes.contains(number))
-    }
-
-    /// Stops avoiding a node where something has changed: its scheduler may bind the pod there now.
-    fn stop_avoiding(&mut self, node: &str) -> bool {
+    /// Stops avoiding a node where something has changed: its scheduler may bind the pod there now. Returns whether the pod
+    /// avoided it.
+    pub(super) fn stop_avoiding(&mut self, node: &str) -> bool {
         let was_avoided = self.avoided_nodes.remove(node);
         if was_avoided {
             self.held_until = None;
@@ -364,12 +382,6 @@ impl PendingPod {
         self.phase = Phase::Behind(until);
     }
 
-    /// Makes a decision due after a pod was bound or has ended, if the pod has rules about other pods. Returns whether the
-    /// phase has changed.
-    pub(super) fn neighbors_changed(&mut self) -> bool {
-        self.has_neighbor_rules && self.activate()
-    }
-
     /// Starts a backoff after a failure.
     pub(crate) fn back_off(&mut self, now: Instant) {
         let backoff = INITIAL_BACKOFF.saturating_mul(1 << self.failures.min(7));
@@ -385,20 +397,6 @@ impl PendingPod {
         } else {
             self.back_off(now);
         }
-    }
-
-    /// Stops avoiding a node, of that number, that has changed. Returns whether the change can help: the last decision rejected
-    /// or avoided the node regardless of devices, or other pods decide where this one can run, by the labels of their nodes.
-    pub(super) fn node_changed(&mut self, node: &str, number: Option<usize>) -> bool {
-        let was_avoided = self.stop_avoiding(node);
-        was_avoided || self.has_neighbor_rules || self.may_be_unfit(number)
-    }
-
-    /// Makes a decision due after a change of the devices of the node, of that number, unless the last decision rejected the
-    /// node regardless of devices. Returns whether the phase has changed.
-    pub(super) fn devices_changed(&mut self, number: Option<usize>) -> bool {
-        let is_unfit = number.is_some_and(|number| self.unfit_nodes.contains(number));
-        !is_unfit && self.activate()
     }
 
     pub(crate) const fn avoided_nodes(&self) -> &BTreeSet<String> {
@@ -433,13 +431,13 @@ mod tests {
         let mut pending = PendingPod::new(pod("a", &[]));
         let now = Instant::now();
         pending.not_bound("n1", Duration::from_secs(60), now);
-        pending.resources_freed("n1", None);
+        pending.resources_freed("n1");
         assert!(pending.avoided_nodes().contains("n1"), "others come first");
         pending.end_hold(now + Duration::from_secs(59));
-        pending.resources_freed("n1", None);
+        pending.resources_freed("n1");
         assert!(pending.avoided_nodes().contains("n1"));
         pending.end_hold(now + Duration::from_secs(60));
-        pending.resources_freed("n1", None);
+        pending.resources_freed("n1");
         assert!(pending.avoided_nodes().is_empty());
     }
 
@@ -448,7 +446,9 @@ mod tests {
         let mut suspended = PendingPod::new(pod("a", &[]));
         suspended.phase = Phase::Unschedulable;
         suspended.suspended_by = Some(Work::Searches);
-        suspended.resources_freed("n1", Some(0));
+        assert!(suspended.kind().unwrap().unfit.may_contain(Some(0)));
+        suspended.activate();
+        assert!(suspended.kind().is_none(), "it is repeated in any case");
         suspended.suspended_by = None;
         suspended.phase = Phase::Unschedulable;
         suspended.decided();
@@ -458,7 +458,23 @@ mod tests {
         let unfit = NodeNumbers::default().set(["n1"].into_iter());
         behind.set_unfit_nodes(Arc::new(unfit));
         behind.wait_behind(Instant::now() + MAX_HOLD);
-        assert!(behind.devices_changed(Some(0)));
-        assert_eq!(behind.phase, Phase::Active);
+        let unfit = behind.kind().unwrap().unfit;
+        assert!(!unfit.contains(Some(0)) && unfit.may_contain(Some(0)));
+    }
+
+    #[test]
+    fn pods_share_what_is_left_of_their_unfit_nodes() {
+        let unfit = NodeNumbers::default().set(["n1", "n2"].into_iter());
+        let unfit = Arc::new(unfit);
+        let mut left = LeftNodes::default();
+        let left = ["a", "b"].map(|name| {
+            let mut pending = PendingPod::new(pod(name, &[]));
+            pending.set_unfit_nodes(Arc::clone(&unfit));
+            assert!(pending.forget_node(0, &mut left));
+            assert!(!pending.forget_node(0, &mut left));
+            pending.unfit_nodes
+        });
+        assert!(Arc::ptr_eq(&left[0], &left[1]));
+        assert!(!left[0].contains(0) && left[0].contains(1));
     }
 }
