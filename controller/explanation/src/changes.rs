@@ -6,6 +6,7 @@ use drava_allocator::cluster::{Cluster, Departure};
 use drava_allocator::object::{ObjectKey, object_key};
 use drava_allocator::placement::Policies;
 use drava_allocator::pod_request::PodRequest;
+use drava_allocator::steps;
 use drava_api::Quantity;
 use drava_api::names::capacity::MEMORY;
 use drava_api::placement_record::PlacementRecord;
@@ -165,27 +166,36 @@ fn less_memory(
         return None;
     };
     let mut smaller = claims.to_vec();
-    let mut fits = |mib: u64| {
+    let mut fits = |node: &str, mib: u64| {
         smaller
             .iter_mut()
             .for_each(|(_, claim)| set_memory(claim, mib));
         let request = request(cluster, pod, &smaller);
-        request.is_some_and(|request| cluster.decide(&request, policies).is_ok())
+        request.is_some_and(|request| cluster.decide_on(node, &request, policies).is_ok())
     };
-    let (mut fitting, mut excessive) = (0, requested.to_u64_rounded_up()? >> 20);
-    while excessive - fitting > 1 {
-        let middle = fitting.midpoint(excessive);
-        if fits(middle) {
-            fitting = middle;
-        } else {
-            excessive = middle;
+    let requested = requested.to_u64_rounded_up()? >> 20;
+    let mut most = 0;
+    // Few nodes fit more than the best before them.
+    for node in steps::counted(cluster.node_names()) {
+        let (mut fitting, mut excessive) = (most, requested);
+        if excessive - fitting <= 1 || !fits(node, fitting + 1) {
+            continue;
         }
+        fitting += 1;
+        while excessive - fitting > 1 {
+            let middle = fitting.midpoint(excessive);
+            if fits(node, middle) {
+                fitting = middle;
+            } else {
+                excessive = middle;
+            }
+        }
+        most = fitting;
     }
-    // The amount may fit only by chance of the search: the answer is tried once more.
-    (fitting > 0 && fits(fitting)).then(|| Change::ReduceMemory {
+    (most > 0).then(|| Change::ReduceMemory {
         claim: (*claim).to_owned(),
         request: name.clone(),
-        mib: fitting,
+        mib: most,
     })
 }
 
@@ -220,6 +230,8 @@ struct Holders {
     pods: BTreeMap<String, Ending>,
     /// UIDs of the pods that use a claim.
     consumers: BTreeMap<ObjectKey, BTreeSet<String>>,
+    /// The claims that a pod uses, by its UID.
+    claims: BTreeMap<String, Vec<ObjectKey>>,
     /// UIDs by node.
     by_node: BTreeMap<String, BTreeSet<String>>,
 }
@@ -230,11 +242,17 @@ fn ended_pods(snapshot: &mut Snapshot, request: &PodRequest, policies: Policies)
     let mut trials = 0;
     let mut found: Vec<(String, BTreeSet<String>)> = Vec::new();
     for (node, uids) in &holders.by_node {
+        if trials >= MAX_TRIALS {
+            break;
+        }
         let mut fits = |ended: &BTreeSet<String>| {
             trials += 1;
+            if trials > MAX_TRIALS {
+                return false;
+            }
             let cluster = &mut snapshot.cluster;
             cluster.presume_gone(&holders.departure(ended));
-            trials <= MAX_TRIALS && cluster.decide_on(node, request, policies).is_ok()
+            cluster.decide_on(node, request, policies).is_ok()
         };
         let single = uids
             .iter()
@@ -279,15 +297,12 @@ fn ended_pods(snapshot: &mut Snapshot, request: &PodRequest, policies: Policies)
 fn holders(snapshot: &Snapshot, request: &PodRequest) -> Holders {
     let mut holders = Holders::default();
     let uid_of = |pod: &Pod| pod.metadata.uid.clone().unwrap_or_default();
-    let pods: BTreeMap<(String, String), &Pod> = snapshot
-        .pods
-        .iter()
-        .map(|pod| (object_key(&pod.metadata), pod))
-        .collect();
-    for claim in &snapshot.claims {
+    let pods = steps::counted(&snapshot.pods);
+    let pods: BTreeMap<String, &Pod> = pods.map(|pod| (uid_of(pod), pod)).collect();
+    for claim in steps::counted(&snapshot.claims) {
         let key = object_key(&claim.metadata);
         let nodes: BTreeSet<String> = snapshot.cluster.nodes_of(&key).map(str::to_owned).collect();
-        let users: Vec<&Pod> = users(claim, &snapshot.pods, &pods);
+        let users: Vec<&Pod> = users(claim, &pods);
         for pod in users.iter().filter(|pod| uid_of(pod) != request.uid) {
             let uid = uid_of(pod);
             for node in &nodes {
@@ -301,6 +316,8 @@ fn holders(snapshot: &Snapshot, request: &PodRequest) -> Holders {
                 pod: format!("{namespace}/{name}"),
             };
             holders.pods.insert(uid.clone(), ending);
+            let claims = holders.claims.entry(uid.clone()).or_default();
+            claims.push(key.clone());
             holders
                 .consumers
                 .entry(key.clone())
@@ -312,41 +329,32 @@ fn holders(snapshot: &Snapshot, request: &PodRequest) -> Holders {
 }
 
 /// Returns the pods that use a claim: those that have reserved it, or the one that the controller allocated it for.
-fn users<'a>(
-    claim: &ResourceClaim,
-    all: &'a [Pod],
-    by_name: &BTreeMap<(String, String), &'a Pod>,
-) -> Vec<&'a Pod> {
-    let namespace = claim.metadata.namespace.clone().unwrap_or_default();
+fn users<'a>(claim: &ResourceClaim, by_uid: &BTreeMap<String, &'a Pod>) -> Vec<&'a Pod> {
     let consumers = claim
         .status
         .iter()
         .flat_map(|status| status.reserved_for.iter().flatten());
     let reserved: Vec<&Pod> = consumers
-        .filter_map(|consumer| {
-            by_name
-                .get(&(namespace.clone(), consumer.name.clone()))
-                .copied()
-        })
+        .filter_map(|consumer| by_uid.get(&consumer.uid).copied())
         .collect();
     if !reserved.is_empty() {
         return reserved;
     }
     let owner = PlacementRecord::pod_uid(claim);
-    all.iter()
-        .filter(|pod| owner.is_some() && pod.metadata.uid.as_deref() == owner)
-        .collect()
+    let owner = owner.and_then(|owner| by_uid.get(owner).copied());
+    owner.into_iter().collect()
 }
 
 impl Holders {
     /// Returns what is free after the end of these pods: a claim is released when all pods that use it have ended.
     fn departure(&self, ended: &BTreeSet<String>) -> Departure {
-        let released = self
-            .consumers
-            .iter()
-            .filter(|(_, consumers)| consumers.is_subset(ended));
+        let claims = ended.iter().filter_map(|uid| self.claims.get(uid));
+        let released = steps::counted(claims.flatten()).filter(|key| {
+            let consumers = self.consumers.get(*key);
+            consumers.is_some_and(|consumers| consumers.is_subset(ended))
+        });
         Departure {
-            claims: released.map(|(key, _)| key.clone()).collect(),
+            claims: released.cloned().collect(),
             pods: ended.clone(),
         }
     }

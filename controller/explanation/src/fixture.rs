@@ -88,7 +88,7 @@ pub fn snapshot() -> Snapshot {
     )
 }
 
-fn slices() -> [k8s_openapi::api::resource::v1::ResourceSlice; 2] {
+pub(crate) fn slices() -> [k8s_openapi::api::resource::v1::ResourceSlice; 2] {
     let consumes = |gpu: u32| json!([{"counterSet": format!("gpu-{gpu}"), "counters": {"gpu": {"value": "1"}}}]);
     let devices: Vec<_> = (0..2)
         .flat_map(|gpu| {
@@ -145,9 +145,9 @@ fn claim(
         }
         claim["status"] = json!({"allocation": {"devices": {"results": [result]}}});
         if let Some(pod) = pod {
-            claim["status"]["reservedFor"] = json!([{"resource": "pods", "name": pod, "uid": "u"}]);
+            claim["status"]["reservedFor"] = json!([{"resource": "pods", "name": pod, "uid": pod}]);
             let opaque = json!({"driver": "gpu.drava.dev", "parameters": {
-                "apiVersion": "gpu.drava.dev/v1alpha1", "kind": "PlacementRecord", "podUID": "u",
+                "apiVersion": "gpu.drava.dev/v1alpha1", "kind": "PlacementRecord", "podUID": pod,
                 "reason": "node n1: only feasible node; gpu-0:\u{1b} binpack: 40% of memory allocated, gpu-1 0%",
             }});
             claim["status"]["allocation"]["devices"]["config"] =

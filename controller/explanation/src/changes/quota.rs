@@ -46,6 +46,9 @@ pub(super) fn raised_limits(
         .filter(covers)
         .map(|quota| GpuQuota::new(quota.name, quota.spec.clone()))
         .collect();
+    if quotas.is_empty() {
+        return Vec::new();
+    }
     for quota in &quotas {
         let mut unlimited = quota.clone();
         unlimited.spec.limit = None;

@@ -4,7 +4,7 @@ use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy};
 use drava_api::quota::GpuQuota;
 
 use super::*;
-use crate::fixture::snapshot;
+use crate::fixture::{slices, snapshot};
 
 const POLICIES: Policies = Policies {
     node: NodePlacementPolicy::Binpack,
@@ -120,5 +120,68 @@ fn counts_pods_of_other_namespaces() {
     assert_eq!(
         text(&["b/x"]),
         "end a pod of another namespace (priority 0) on node n1"
+    );
+}
+
+#[test]
+fn work_grows_no_faster_than_the_cluster() {
+    // One node more for each two pods, which use a claim each.
+    let steps_with = |pods: usize| {
+        let mut snapshot = snapshot();
+        let of = |name: &str| {
+            let pod = snapshot
+                .pods
+                .iter()
+                .find(|pod| pod.metadata.name.as_deref() == Some(name));
+            pod.unwrap().clone()
+        };
+        let user = of("a-pod");
+        let claims = snapshot.claims.iter();
+        let claim = claims
+            .clone()
+            .find(|claim| claim.metadata.name.as_deref() == Some("a"));
+        let claim = claim.unwrap().clone();
+        let (pod, requested) = big(&snapshot);
+        for index in 0..pods {
+            for mut slice in slices() {
+                let name = slice.metadata.name.unwrap();
+                slice.metadata.name = Some(format!("{name}-{}", index / 2 + 10));
+                slice.spec.node_name = Some(format!("n{}", index / 2 + 10));
+                slice.spec.pool.name = format!("n{}/gpus", index / 2 + 10);
+                snapshot.cluster.upsert_slice(&slice);
+            }
+            let uid = format!("user-{index}");
+            let mut user = user.clone();
+            user.metadata.name = Some(uid.clone());
+            user.metadata.uid = Some(uid.clone());
+            let mut claim = claim.clone();
+            claim.metadata.name = Some(format!("claim-{index}"));
+            let status = claim.status.as_mut().unwrap();
+            for consumer in status.reserved_for.iter_mut().flatten() {
+                consumer.name.clone_from(&uid);
+                consumer.uid.clone_from(&uid);
+            }
+            let pool = format!("n{}/gpus", index / 2 + 10);
+            let devices = status
+                .allocation
+                .as_mut()
+                .unwrap()
+                .devices
+                .as_mut()
+                .unwrap();
+            devices.results.as_mut().unwrap()[0].pool = pool;
+            snapshot.cluster.upsert_claim(&claim);
+            snapshot.claims.push(claim);
+            snapshot.pods.push(user);
+        }
+        let find = || find(&mut snapshot, &pod, &requested, POLICIES);
+        let (steps, changes) = drava_allocator::steps::of(find);
+        assert!(!changes.is_empty());
+        steps
+    };
+    let (small, large) = (steps_with(100), steps_with(200));
+    assert!(
+        large <= 2 * small + 2,
+        "{small} steps, {large} at twice the size"
     );
 }
