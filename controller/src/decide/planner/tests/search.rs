@@ -782,9 +782,8 @@ fn usual_selectors_do_not_wait_behind_suspended_searches() {
 }
 
 #[test]
-fn equal_pod_is_not_rejected_by_what_an_earlier_turn_has_found() {
+fn decision_that_goes_on_searches_changed_node_again() {
     let mut cluster = TestCluster::new(&[]);
-    // With a quota every node is evaluated, and the verdicts on nodes are kept from turn to turn.
     let quota = json!({"namespaces": ["default"], "limit": {"devices": 1000}});
     cluster.set_quota("team", &quota);
     for name in ["a", "b"] {
@@ -808,6 +807,7 @@ fn equal_pod_is_not_rejected_by_what_an_earlier_turn_has_found() {
     assert_eq!(placed.len(), 1);
     assert_eq!(
         (placed[0].uid.as_str(), placed[0].node.as_str()),
-        ("pod-twin", "a")
+        ("pod-first", "a"),
+        "what it has found there before is outdated"
     );
 }
