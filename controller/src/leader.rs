@@ -30,12 +30,11 @@ mod tests;
 
 use silence::Silence;
 
-/// Maximum number of queued observations that are passed before the next decision.
-const BATCH: usize = 4096;
 /// Maximum time between iterations of the loop; much shorter than the time after which the loop counts as stalled.
 const IDLE_PERIOD: Duration = Duration::from_secs(10);
 
-/// Time after which no further decision is started before writes, observations and the lease have their turn.
+/// Time after which no further observation is passed on before decisions, and no further decision is started before writes,
+/// observations and the lease have their turn.
 const SLICE: Duration = Duration::from_millis(50);
 
 /// Time between two updates of the metrics of the cluster; an idle loop updates them every [`IDLE_PERIOD`].
@@ -88,14 +87,14 @@ pub async fn lead(
             }
             Some(observation) = observations.next() => {
                 let mut next = Some(observation);
-                let mut left = BATCH;
+                let started = Instant::now();
                 while let Some(observation) = next {
                     let now = Instant::now();
                     silence.observe(&observation, now);
                     report_failure(&observation, metrics);
                     planner.observe(observation, now);
-                    left -= 1;
-                    next = (left > 0).then(|| observations.ready()).flatten();
+                    let is_over = started.elapsed() >= SLICE;
+                    next = (!is_over).then(|| observations.ready()).flatten();
                 }
             }
             Some(event) = executor.publisher.next_failed() => {
