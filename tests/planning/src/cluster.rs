@@ -59,7 +59,7 @@ pub struct Took {
 }
 
 /// Returns the time of the processor that this thread has used.
-fn processor_time() -> Duration {
+pub(crate) fn processor_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::try_from(time).unwrap_or_default()
 }

@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 
 use crate::control_plane::{ControlPlane, concurrently};
 use crate::measured::{extent, print, rate};
-use crate::objects::{self, Mode, NAMESPACE};
 use crate::watched::Watched;
+use drava_planning::objects::{self, Mode, NAMESPACE};
 
 /// Time limit of a measurement.
 const LIMIT: Duration = Duration::from_secs(900);

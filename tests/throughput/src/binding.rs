@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use crate::control_plane::{ControlPlane, Controller, Usage};
 use crate::measured::{print, rate};
-use crate::objects::{self, Mode};
 use crate::watched::Watched;
+use drava_planning::objects::{self, Mode};
 
 /// Time limit of a round.
 const LIMIT: Duration = Duration::from_secs(1800);

@@ -19,8 +19,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
 use crate::decisions::Decisions;
-use crate::objects::{self, Mode, NAMESPACE, Shape, object};
 use crate::watched::Watched;
+use drava_planning::objects::{self, Mode, NAMESPACE, Shape, object};
 
 /// Requests in flight.
 const CONCURRENCY: usize = 64;

@@ -9,7 +9,6 @@ mod binding;
 mod control_plane;
 mod decisions;
 mod measured;
-mod objects;
 mod rejection;
 mod watched;
 
@@ -19,7 +18,7 @@ use anyhow::Result;
 use clap::Parser;
 
 use control_plane::ControlPlane;
-use objects::Shape;
+use drava_planning::objects::Shape;
 
 /// Measures allocations by a real control plane.
 #[derive(Parser)]

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use crate::control_plane::ControlPlane;
 use crate::measured::{extent, percentile, print, rate};
-use crate::objects::{self, Mode};
 use crate::watched::Watched;
+use drava_planning::objects::{self, Mode};
 
 /// Time limit for the allocation of pods that fit.
 const LIMIT: Duration = Duration::from_secs(600);

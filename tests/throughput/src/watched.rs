@@ -16,7 +16,7 @@ use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use tokio::task::JoinHandle;
 
-use crate::objects::NAMESPACE;
+use drava_planning::objects::NAMESPACE;
 
 /// Interval of checks.
 const POLL: Duration = Duration::from_millis(20);

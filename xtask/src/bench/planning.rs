@@ -102,6 +102,7 @@ fn measure(name: &str, options: &Options) -> Result<Vec<Value>> {
             "-p",
             "drava-planning",
             "--",
+            "decisions",
             name,
         ])
         .args(["--rounds", &options.decisions.to_string()]);

@@ -8,9 +8,9 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 /// Namespace of claims and pods.
-pub(crate) const NAMESPACE: &str = "throughput";
+pub const NAMESPACE: &str = "throughput";
 /// GPUs of each node.
-pub(crate) const GPUS: usize = 8;
+pub const GPUS: usize = 8;
 /// GPUs whose partitions fit into one slice: devices that consume counters are at most 64.
 const GPUS_PER_SLICE: usize = 2;
 /// Memory slices of a GPU.
@@ -28,7 +28,7 @@ const PARTITIONS: [(&str, usize, usize, usize, &[usize]); 7] = [
 
 /// What the nodes publish.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Shape {
+pub enum Shape {
     /// 16 devices: each GPU whole and shareable.
     Shares,
     /// 216 devices: also each placement of each MIG profile.
@@ -37,7 +37,7 @@ pub(crate) enum Shape {
 
 impl Shape {
     /// Returns the name in the results.
-    pub(crate) const fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Shares => "shares",
             Self::Partitions => "partitions",
@@ -45,7 +45,7 @@ impl Shape {
     }
 
     /// Returns the request of a pod that fits: a share with 8 GiB, or a partition with 30 GiB.
-    pub(crate) fn request(self) -> Value {
+    pub fn request(self) -> Value {
         match self {
             Self::Shares => share("8Gi"),
             Self::Partitions => json!({
@@ -57,7 +57,7 @@ impl Shape {
     }
 
     /// Returns how many of these pods fit on that number of nodes.
-    pub(crate) const fn room(self, nodes: usize) -> usize {
+    pub const fn room(self, nodes: usize) -> usize {
         match self {
             Self::Shares => nodes * GPUS * 9,
             Self::Partitions => nodes * GPUS * 2,
@@ -67,7 +67,7 @@ impl Shape {
 
 /// Who allocates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mode {
+pub enum Mode {
     /// The controller: devices are tainted, and the admission webhook's gate is on the pods.
     Managed,
     /// kube-scheduler.
@@ -75,19 +75,26 @@ pub(crate) enum Mode {
 }
 
 /// Returns the request of a share with that memory.
-pub(crate) fn share(memory: &str) -> Value {
+pub fn share(memory: &str) -> Value {
     json!({
         "deviceClassName": names::class::VGPU,
         "capacity": {"requests": {"memory": memory, "cores": "5"}},
     })
 }
 
-pub(crate) fn object<T: DeserializeOwned>(value: Value) -> Result<T> {
+/// Returns an object of this content.
+///
+/// # Errors
+/// When it is not one.
+pub fn object<T: DeserializeOwned>(value: Value) -> Result<T> {
     serde_json::from_value(value).context("build an object")
 }
 
 /// Returns the classes of the chart.
-pub(crate) fn classes() -> Result<Vec<DeviceClass>> {
+///
+/// # Errors
+/// Never for valid names.
+pub fn classes() -> Result<Vec<DeviceClass>> {
     let class = |(name, kind): (&str, &str)| {
         let expression = format!(
             r#"device.driver == "gpu.drava.dev" && device.attributes["gpu.drava.dev"].type == "{kind}""#
@@ -102,12 +109,15 @@ pub(crate) fn classes() -> Result<Vec<DeviceClass>> {
 }
 
 /// Returns the name of a node.
-pub(crate) fn node_name(index: usize) -> String {
+pub fn node_name(index: usize) -> String {
     format!("bench-{index:05}")
 }
 
 /// Returns a node that is ready.
-pub(crate) fn node(index: usize) -> Result<Node> {
+///
+/// # Errors
+/// Never for valid names.
+pub fn node(index: usize) -> Result<Node> {
     let name = node_name(index);
     object(json!({
         "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
@@ -120,7 +130,10 @@ pub(crate) fn node(index: usize) -> Result<Node> {
 }
 
 /// Returns the slices of a node.
-pub(crate) fn slices(index: usize, shape: Shape, mode: Mode) -> Result<Vec<ResourceSlice>> {
+///
+/// # Errors
+/// Never for valid names.
+pub fn slices(index: usize, shape: Shape, mode: Mode) -> Result<Vec<ResourceSlice>> {
     let gpus: Vec<usize> = (0..GPUS).collect();
     let counters = gpus
         .iter()
@@ -238,7 +251,10 @@ fn attributes(node: usize, gpu: usize, kind: &str, profile: &str) -> Value {
 }
 
 /// Returns a claim with one request.
-pub(crate) fn claim(name: &str, request: &Value) -> Result<ResourceClaim> {
+///
+/// # Errors
+/// Never for valid names.
+pub fn claim(name: &str, request: &Value) -> Result<ResourceClaim> {
     object(json!({
         "metadata": {"name": name, "namespace": NAMESPACE},
         "spec": {"devices": {"requests": [{"name": "gpu", "exactly": request}]}},
@@ -246,7 +262,10 @@ pub(crate) fn claim(name: &str, request: &Value) -> Result<ResourceClaim> {
 }
 
 /// Returns a pod with the claim of its name.
-pub(crate) fn pod(name: &str, is_gated: bool) -> Result<Pod> {
+///
+/// # Errors
+/// Never for valid names.
+pub fn pod(name: &str, is_gated: bool) -> Result<Pod> {
     let gates = if is_gated {
         json!([{"name": names::ALLOCATION_GATE}])
     } else {
