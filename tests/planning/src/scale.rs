@@ -513,25 +513,3 @@ fn explanation(nodes: usize) -> Result<f64> {
     ensure!(!report.changes.is_empty(), "no change is suggested");
     Ok(took.as_secs_f64() * 1e3)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn measures_every_point() -> Result<()> {
-        for point in [
-            Point::Shares,
-            Point::Partitions,
-            Point::Full,
-            Point::Explanation,
-        ] {
-            let row = run(point, 12)?;
-            assert!(
-                row.values()
-                    .all(|value| value.as_f64().is_some_and(f64::is_finite))
-            );
-        }
-        Ok(())
-    }
-}
