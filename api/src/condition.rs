@@ -13,11 +13,13 @@ pub enum ConditionType {
     Enforced,
     /// The GPU of the device is healthy.
     Healthy,
+    /// The share of the base claim has the capacity of the device, which a companion claim holds.
+    Granted,
 }
 
 impl ConditionType {
     /// All types.
-    pub const ALL: [Self; 3] = [Self::Prepared, Self::Enforced, Self::Healthy];
+    pub const ALL: [Self; 4] = [Self::Prepared, Self::Enforced, Self::Healthy, Self::Granted];
 
     /// Value of the condition's field `type`.
     #[must_use]
@@ -26,6 +28,7 @@ impl ConditionType {
             Self::Prepared => "Prepared",
             Self::Enforced => "Enforced",
             Self::Healthy => "Healthy",
+            Self::Granted => "Granted",
         }
     }
 
@@ -36,6 +39,9 @@ impl ConditionType {
             Self::Prepared => "The device is ready for containers.",
             Self::Enforced => "Containers of the claim cannot exceed the limits of the device.",
             Self::Healthy => "The GPU of the device is healthy.",
+            Self::Granted => {
+                "The share of the base claim has the capacity of the device, which a companion claim holds."
+            }
         }
     }
 }
@@ -108,6 +114,10 @@ condition_reasons! {
     GpuFault: Healthy, false, "The GPU or the MIG instance reported a fault, such as a fatal XID, or needs a reset.";
     GpuLost: Healthy, false, "The GPU has fallen off the bus.";
     GpuNotResponding: Healthy, false, "NVML calls for the GPU do not return.";
+    Granted: Granted, true, "The node driver added the capacity to the limits of the base claim.";
+    InUse: Granted, false, "The companion claim is being deleted, and the share of the base claim uses more memory than it keeps.";
+    Released: Granted, false, "The companion claim is being deleted, and the share has given its capacity back.";
+    Refused: Granted, false, "The claim cannot add its capacity to the base claim.";
 }
 
 impl fmt::Display for ConditionReason {

@@ -121,6 +121,9 @@ event_reasons! {
     ClaimMissing: Warning, NodeDriver, "Node",
         "The API server lacks a claim whose containers or GPU processes run. Its limits and its GPU stay reserved until they end.",
         "Delete the pod that uses the claim, or wait until its processes end.";
+    GrowthRefused: Warning, NodeDriver, "ResourceClaim",
+        "The claim has the label of a companion and is prepared for a pod, which uses its capacity: it adds to no other share.",
+        "Remove the label `gpu.drava.dev/companion-of` from the claim.";
     ClaimStateMissing: Warning, NodeDriver, "ResourceClaim",
         "Node state of a prepared claim is missing and cannot be recreated at present, so its containers cannot restart.",
         "Remove the cause in the message; the node driver repeats the repair every few seconds.";

@@ -47,6 +47,9 @@ pub const CONTEXT_MIB: [(&str, u64); 6] = [
     ("B200", 592),
 ];
 
+/// Label of a claim that adds capacity to the shares of another claim, its base: UID of the base.
+pub const COMPANION_LABEL: &str = "gpu.drava.dev/companion-of";
+
 /// Scheduling gate of pods without allocation, which kube-scheduler then does not try.
 pub const ALLOCATION_GATE: &str = "gpu.drava.dev/allocation";
 

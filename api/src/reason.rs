@@ -67,6 +67,7 @@ reasons! {
     Reserved: "Free devices are reserved for another pod: the head of the queue, or one for which others were evicted.";
     RolloutBlocked: "Pods of the same Deployment hold the devices, and its rollout ends them only when this pod runs.";
     NotBound: "The scheduler of the pod did not bind it where its claims were allocated; they are allocated later again.";
+    InvalidCompanion: "The claim cannot add to the shares of another one, as its label says.";
     InvalidGang: "The annotations of the pod do not define a gang.";
     SearchLimit: "The devices can be combined in too many ways to try all of them.";
     CostlySearch: "The search takes long: devices can be combined, or pods could end, in many ways; it goes on after other pods.";

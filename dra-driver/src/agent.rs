@@ -4,6 +4,7 @@
 //!
 //! | Task | Decided by | Effects by |
 //! |---|---|---|
+//! | follow the amounts of the claim records | [`node::tracked_share`] | [`node::gpu`] |
 //! | divide the time of a GPU | [`policy::allotment`], [`policy::control`], [`policy::contention`] | [`node::gpu`] |
 //! | yield to higher priority | [`policy::priority`] | [`node::gpu`] |
 //! | measure a share, lend its time, reclaim it | [`policy::activity`], [`policy::occupancy`] | [`node::tracked_share`] |
@@ -38,7 +39,7 @@ use crate::node::claim::{ClaimUid, ShareId};
 use crate::node::layout::Layout;
 use crate::node::process::Processes;
 use crate::prepare::Prepared;
-use crate::prepare::record::{Loaded, RecordStore};
+use crate::prepare::record::{ClaimRecord, Loaded, RecordStore, RecordVersion};
 
 pub mod node;
 pub mod policy;
@@ -110,13 +111,20 @@ pub enum FindingKind {
     },
 }
 
+/// A claim whose shares are followed.
+struct OpenedClaim {
+    gpus: BTreeSet<GpuUuid>,
+    /// Version of its record that was read last.
+    version: Option<RecordVersion>,
+}
+
 /// The agent, for one thread.
 pub struct Agent {
     config: Config,
     store: RecordStore,
     shares: Shares,
-    /// Opened claims, with their GPUs.
-    claims: BTreeMap<ClaimUid, BTreeSet<GpuUuid>>,
+    /// Opened claims.
+    claims: BTreeMap<ClaimUid, OpenedClaim>,
     gpus: BTreeMap<GpuUuid, Gpu>,
     /// Of each GPU that was ever followed.
     observers: BTreeMap<GpuUuid, Observer>,
@@ -241,6 +249,7 @@ impl Agent {
         let tasks = self.schedule.start(now_us);
         if tasks.tick {
             self.refresh(now_us);
+            self.shares.follow_records();
             for key in self.shares.watch.started() {
                 self.mark_occupied(key);
             }
@@ -333,22 +342,56 @@ impl Agent {
         tracked.retain(|_, share| listed.contains(&share.claim));
         self.claims.retain(|uid, _| listed.contains(uid));
         for uid in listed {
-            if !self.claims.contains_key(&uid)
-                && let Err(error) = self.open_claim(&uid, now_us)
-            {
+            // Before the record is read: a write during the read is seen the next time.
+            let version = self.store.version(&uid);
+            let followed = match self.claims.get_mut(&uid) {
+                Some(claim) if claim.version == version => Ok(()),
+                Some(claim) => {
+                    claim.version = version;
+                    self.reread_claim(&uid)
+                }
+                None => self.open_claim(&uid, version, now_us),
+            };
+            if let Err(error) = followed {
                 self.refresh_us = now_us + RETRY_US;
-                tracing::debug!(claim = %uid, %error, "cannot open the shares of the claim; retrying");
+                tracing::debug!(claim = %uid, %error, "cannot follow the shares of the claim; retrying");
             }
         }
         self.follow_gpus(now_us);
     }
 
-    fn open_claim(&mut self, uid: &ClaimUid, now_us: u64) -> Result<(), String> {
-        let record = match self.store.load(uid) {
-            Ok(Loaded::Present(record)) => record,
-            // A rebuilt record changes the directory.
-            Ok(Loaded::Absent | Loaded::Unsupported(_) | Loaded::Damaged(_)) => return Ok(()),
-            Err(error) => return Err(error.to_string()),
+    /// Applies the changed record of an opened claim to its shares.
+    fn reread_claim(&mut self, uid: &ClaimUid) -> Result<(), String> {
+        let Some(record) = self.load(uid)? else {
+            return Ok(());
+        };
+        for recorded in record.devices.iter().filter_map(Prepared::share) {
+            let mut tracked = self.shares.tracked.values_mut();
+            let share = tracked.find(|share| share.claim == *uid && share.share == recorded.id);
+            if let Some(share) = share {
+                share.set_recorded(recorded);
+            }
+        }
+        Ok(())
+    }
+
+    /// Loads a record that this build can read. A rebuilt record changes the directory.
+    fn load(&self, uid: &ClaimUid) -> Result<Option<Box<ClaimRecord>>, String> {
+        match self.store.load(uid) {
+            Ok(Loaded::Present(record)) => Ok(Some(record)),
+            Ok(Loaded::Absent | Loaded::Unsupported(_) | Loaded::Damaged(_)) => Ok(None),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    fn open_claim(
+        &mut self,
+        uid: &ClaimUid,
+        version: Option<RecordVersion>,
+        now_us: u64,
+    ) -> Result<(), String> {
+        let Some(record) = self.load(uid)? else {
+            return Ok(());
         };
         let mut opened = Vec::new();
         for device in &record.devices {
@@ -358,7 +401,9 @@ impl Agent {
                 opened.push(tracked.map_err(|error| format!("share {}: {error}", share.id))?);
             }
         }
-        self.claims.insert(uid.clone(), record.gpus());
+        let gpus = record.gpus();
+        self.claims
+            .insert(uid.clone(), OpenedClaim { gpus, version });
         for share in opened {
             self.next_key = self.next_key.wrapping_add(1);
             self.shares.tracked.insert(ShareKey(self.next_key), share);
@@ -371,7 +416,7 @@ impl Agent {
     fn follow_gpus(&mut self, now_us: u64) {
         let used: BTreeSet<&GpuUuid> = match self.shares.tracked.is_empty() {
             true => BTreeSet::new(),
-            false => self.claims.values().flatten().collect(),
+            false => self.claims.values().flat_map(|claim| &claim.gpus).collect(),
         };
         self.gpus.retain(|uuid, _| used.contains(uuid));
         for (uuid, observer) in &self.observers {

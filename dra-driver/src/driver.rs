@@ -47,6 +47,7 @@ use crate::report::conditions::{Condition, Conditions};
 use drava_api::error::describe;
 
 mod active;
+mod companions;
 mod follow;
 mod profiles;
 mod records;

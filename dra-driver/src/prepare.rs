@@ -12,6 +12,7 @@
 //! | order of the steps | [`apply`] |
 //! | MIG instances | [`apply::partitions`] |
 //! | whether a claim is in use | [`liveness`] |
+//! | what companion claims add to shares | [`companion`] (pure) |
 //!
 //! Invariants:
 //! - The record is written before the first effect and removed after the last effect. All state of a claim has a record,
@@ -26,14 +27,16 @@ use drava_nvml::{GpuInstance, MigUuid, Placement};
 use serde::de::{Deserializer, IntoDeserializer as _};
 use serde::{Deserialize, Serialize};
 
+use crate::gpus::capacity::ShareTotals;
 use crate::node::artifacts::{Installed, Stubs};
-use crate::node::claim::{ClaimUid, ShareId};
+use crate::node::claim::{ClaimRef, ClaimUid, ShareId};
 use crate::node::options;
 
 pub mod apply;
 pub mod base;
+pub mod companion;
 pub mod effects;
-mod limits;
+pub(crate) mod limits;
 pub mod liveness;
 pub mod overcommit;
 pub mod plan;
@@ -89,7 +92,7 @@ pub enum Access {
 pub struct Share {
     /// ID of the share.
     pub id: ShareId,
-    /// GPU memory, bytes.
+    /// GPU memory of the claim itself, bytes.
     pub memory_bytes: u64,
     /// Guaranteed percent of GPU time; 0 is best effort.
     pub cores: u64,
@@ -107,6 +110,63 @@ pub struct Share {
     pub enforcement: Enforcement,
     /// Whether graphics and video libraries of the NVIDIA driver are mounted.
     pub unmetered: bool,
+    /// What companion claims add to the share while its containers run. Records of older builds lack the field; an older build
+    /// that drops it keeps the limits page.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub grants: Vec<Grant>,
+}
+
+/// What a companion claim adds to a share.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Grant {
+    /// The companion claim.
+    pub claim: ClaimRef,
+    /// GPU memory, bytes.
+    pub memory_bytes: u64,
+    /// Guaranteed percent of GPU time.
+    pub cores: u64,
+    /// Slots of the GPU.
+    pub slots: u64,
+    /// Whether the share gives it back: its limits are lowered as soon as its use allows it. Until then it holds the capacity.
+    #[serde(default)]
+    pub is_ending: bool,
+}
+
+impl Share {
+    /// Returns the capacity that the share holds, with all grants.
+    #[must_use]
+    pub fn held(&self) -> ShareTotals {
+        self.sum(|_| true)
+    }
+
+    /// Returns the capacity that the share keeps when the grants that end are given back.
+    #[must_use]
+    pub fn kept(&self) -> ShareTotals {
+        self.sum(|grant| !grant.is_ending)
+    }
+
+    fn sum(&self, counts: impl Fn(&Grant) -> bool) -> ShareTotals {
+        let own = ShareTotals {
+            memory_bytes: self.memory_bytes,
+            cores: self.cores,
+            slots: self.slots,
+        };
+        let grants = self.grants.iter().filter(|grant| counts(grant));
+        grants.fold(own, |sum, grant| sum.plus(grant.amounts()))
+    }
+}
+
+impl Grant {
+    /// Returns its amounts.
+    #[must_use]
+    pub const fn amounts(&self) -> ShareTotals {
+        ShareTotals {
+            memory_bytes: self.memory_bytes,
+            cores: self.cores,
+            slots: self.slots,
+        }
+    }
 }
 
 fn recorded_policy<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ComputePolicy, D::Error> {
@@ -194,6 +254,14 @@ impl Prepared {
     #[must_use]
     pub fn share(&self) -> Option<&Share> {
         match &self.access {
+            Access::Share(share) => Some(share),
+            Access::Whole | Access::Partition(_) | Access::Admin => None,
+        }
+    }
+
+    /// Returns the share for changes; `None` for other access.
+    pub fn share_mut(&mut self) -> Option<&mut Share> {
+        match &mut self.access {
             Access::Share(share) => Some(share),
             Access::Whole | Access::Partition(_) | Access::Admin => None,
         }

@@ -24,13 +24,14 @@ use tokio::sync::{mpsc, watch};
 use crate::gpu_health::HealthByGpu;
 use crate::gpus::inventory::NodeInventory;
 use crate::node::claim::ClaimRef;
+use crate::prepare::companion::Companion;
 use crate::prepare::record::ClaimRecord;
 use crate::report::pods::PodRef;
 
 mod device_status;
 
 use device_status::Observed;
-pub use device_status::{Injection, Violation};
+pub use device_status::{GrantStatus, Injection, Violation};
 
 /// Field manager of `status.devices`, and reporting controller of events.
 const COMPONENT: &str = Component::NodeDriver.as_str();
@@ -133,11 +134,7 @@ impl Reporter {
         inventory: &NodeInventory,
         injection: &Injection,
     ) {
-        let written = found
-            .status
-            .as_ref()
-            .and_then(|status| status.devices.as_ref());
-        let written = serde_json::to_value(written).unwrap_or(Value::Null);
+        let written = written(found);
         let health = Arc::clone(&self.health.borrow());
         let observed = Observed {
             inventory,
@@ -145,14 +142,31 @@ impl Reporter {
             injection,
         };
         let devices = device_status::statuses(record, &observed, &written, Timestamp::now());
+        self.send_changed(&record.claim, devices, &written);
+    }
+
+    /// Writes the condition `Granted` of a companion, unless the claim has the same content already.
+    pub fn grant(
+        &self,
+        found: &ResourceClaim,
+        companion: &Companion,
+        pool: &str,
+        status: &GrantStatus,
+    ) {
+        let written = written(found);
+        let devices = device_status::granted(companion, pool, status, &written, Timestamp::now());
+        self.send_changed(&companion.claim, devices, &written);
+    }
+
+    /// Sends device statuses that differ from the written ones.
+    fn send_changed(&self, claim: &ClaimRef, devices: Vec<Value>, written: &Value) {
         let is_written = |device: &Value| {
-            written
-                .as_array()
-                .is_some_and(|written| written.contains(device))
+            let mut written = written.as_array().into_iter().flatten();
+            written.any(|written| written == device)
         };
         if !devices.iter().all(is_written) {
             self.send(Report::Status {
-                claim: record.claim.clone(),
+                claim: claim.clone(),
                 devices: Value::Array(devices),
             });
         }
@@ -163,6 +177,13 @@ impl Reporter {
             tracing::warn!("report queue full; dropping a report");
         }
     }
+}
+
+/// Returns `status.devices` of a claim as JSON.
+fn written(claim: &ResourceClaim) -> Value {
+    let status = claim.status.as_ref();
+    let devices = status.and_then(|status| status.devices.as_ref());
+    serde_json::to_value(devices).unwrap_or(Value::Null)
 }
 
 struct Writer {

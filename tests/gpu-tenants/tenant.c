@@ -176,7 +176,13 @@ static Result init(int device) {
 }
 
 // Allocates memory for fills and copies.
+// Takes memory twice; 0 bytes free what was taken.
 static Result take_memory(size_t bytes) {
+    if (!bytes) {
+        Result freed = CALL(cuMemFree_v2, (Pointer), memory);
+        if (!freed) freed = CALL(cuMemFree_v2, (Pointer), memory2);
+        return freed;
+    }
     Result result = CALL(cuMemAlloc_v2, (Pointer *, size_t), &memory, bytes);
     if (!result) result = CALL(cuMemAlloc_v2, (Pointer *, size_t), &memory2, bytes);
     return result;

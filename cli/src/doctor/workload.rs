@@ -86,6 +86,11 @@ fn fix(reason: ConditionReason) -> Option<&'static str> {
         | ConditionReason::SharedAddressSpace
         | ConditionReason::Unmetered
         | ConditionReason::NoFault => None,
+        // The command that grows a share says so, and events do.
+        ConditionReason::Granted
+        | ConditionReason::InUse
+        | ConditionReason::Released
+        | ConditionReason::Refused => None,
         // Found by the taint of the device.
         ConditionReason::GpuFault
         | ConditionReason::GpuLost

@@ -11,7 +11,7 @@ use drava_nvml::GpuUuid;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::until;
+use super::{companions, until};
 use crate::agent::share_metrics::ShareViolation;
 use crate::agent::{self, Agent};
 use crate::gpu_health::record::RecordFile;
@@ -119,6 +119,7 @@ impl Active {
         let claim_view =
             metrics::claim_view::run(Arc::clone(&claims), metrics.claims, stop.clone());
         let injection = injection::watch(Arc::clone(&claims), layout.clone(), stop.clone());
+        let companions = companions::run(Arc::clone(&claims), layout.clone(), stop.clone());
         let reconcile = reconcile::run(
             Arc::clone(&claims),
             layout,
@@ -135,6 +136,7 @@ impl Active {
             agent,
             reconcile,
             injection,
+            companions,
             monitor,
             gpu_health,
             health_report,

@@ -14,8 +14,8 @@ pub const MIB: u64 = 1 << 20;
 /// All GPU time, percent.
 pub const ALL_CORES: u64 = 100;
 
-/// Totals of all shares of one GPU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Amounts of shares of one GPU.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ShareTotals {
     /// GPU memory, bytes.
     pub memory_bytes: u64,
@@ -26,6 +26,16 @@ pub struct ShareTotals {
 }
 
 impl ShareTotals {
+    /// Returns the sums.
+    #[must_use]
+    pub const fn plus(self, other: Self) -> Self {
+        Self {
+            memory_bytes: self.memory_bytes.saturating_add(other.memory_bytes),
+            cores: self.cores.saturating_add(other.cores),
+            slots: self.slots.saturating_add(other.slots),
+        }
+    }
+
     /// Returns the larger amount of each resource.
     #[must_use]
     pub fn max(self, other: Self) -> Self {

@@ -8,6 +8,7 @@ use drava_cdi::{Driver, SpecDir};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 
 use super::base::CommonEdits;
+use super::companion;
 use super::effects::{EffectError, Effects, Ensured};
 use super::limits;
 use super::overcommit;
@@ -172,6 +173,43 @@ impl<E: Effects> Applier<E> {
         };
         unprepared.map_err(|failure| ApplyError {
             claim: claim.clone(),
+            failure: Box::new(failure),
+        })
+    }
+
+    /// Records the devices of a prepared claim with changed grants. The agent then changes the limits. The caller holds the
+    /// claim's lock.
+    ///
+    /// # Errors
+    /// When the GPU lacks what the grants add, or the record cannot be written; the record then stays.
+    pub fn record_grants(
+        &self,
+        record: &ClaimRecord,
+        devices: Vec<Prepared>,
+        inventory: &NodeInventory,
+    ) -> Result<ClaimRecord, ApplyError> {
+        let recorded = || {
+            let gpus = devices.iter().map(|device| device.gpu.uuid.as_str());
+            let _gpus = self.locks.gpus(gpus)?;
+            if companion::is_growth(&record.devices, &devices) {
+                let others = self.other_claims(&record.claim.uid)?;
+                others.check_known(&record::held_gpus(&devices))?;
+                overcommit::check(
+                    &record.claim,
+                    &devices,
+                    holdings(&others.records),
+                    inventory,
+                )?;
+            }
+            let changed = ClaimRecord {
+                devices: devices.clone(),
+                ..record.clone()
+            };
+            self.effects.save_record(&changed)?;
+            Ok(changed)
+        };
+        recorded().map_err(|failure: Failure| ApplyError {
+            claim: record.claim.clone(),
             failure: Box::new(failure),
         })
     }

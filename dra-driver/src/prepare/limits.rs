@@ -18,17 +18,18 @@ pub(super) fn page(
     let reserve = inventory
         .gpu(&device.gpu.uuid)
         .map_or(0, capacity::driver_reserve_bytes);
-    let cores = u32::try_from(share.cores).ok().and_then(abi::Cores::new);
+    let held = share.held();
+    let cores = cores(held.cores);
     abi::LimitsSpec {
         claim_uid: id_text(claim.as_str()),
         share_id: id_text(share.id.as_str()),
         device_uuid: device_uuid(&device.gpu.uuid),
         limits: abi::Limits {
-            memory_limit_bytes: Some(share.memory_bytes),
+            memory_limit_bytes: Some(held.memory_bytes),
             driver_reserve_bytes: reserve,
             driver_excess_bytes: 0,
             driver_surplus_bytes: 0,
-            cores: cores.unwrap_or(abi::Cores::BEST_EFFORT),
+            cores,
             compute_policy: match share.compute_policy {
                 ComputePolicy::Balance => abi::ComputePolicy::Balance,
                 ComputePolicy::Fixed => abi::ComputePolicy::Fixed,
@@ -44,6 +45,13 @@ pub(super) fn page(
             rate_us_per_s: None,
         },
     }
+}
+
+/// Returns a guarantee of GPU time for the page; at most all of it.
+pub(crate) fn cores(percent: u64) -> abi::Cores {
+    let percent = u32::try_from(percent.min(capacity::ALL_CORES));
+    let cores = percent.ok().and_then(abi::Cores::new);
+    cores.unwrap_or(abi::Cores::BEST_EFFORT)
 }
 
 fn id_text(text: &str) -> abi::IdText {

@@ -53,6 +53,14 @@ pub enum Conflict {
         /// Claims with shares or partitions of the GPU.
         holders: Holders,
     },
+    /// The claim adds its capacity to another one.
+    #[error(
+        "the claim adds its capacity to claim {base} as its companion, so no pod can use it: remove it from the pod"
+    )]
+    Companion {
+        /// The other claim.
+        base: ClaimRef,
+    },
     /// The GPU cannot be used in its current mode.
     #[error("cannot use device {device} (GPU {gpu}): {reason}")]
     NotUsable {
@@ -100,7 +108,7 @@ impl Conflict {
         match self {
             Self::Exclusive { holder, .. } => std::slice::from_ref(holder),
             Self::Exceeds { holders, .. } => &holders.0,
-            Self::NotUsable { .. } | Self::NotShared { .. } => &[],
+            Self::Companion { .. } | Self::NotUsable { .. } | Self::NotShared { .. } => &[],
         }
     }
 }
@@ -164,24 +172,6 @@ impl fmt::Display for Holders {
     }
 }
 
-/// Sums of the shares of one GPU.
-#[derive(Debug, Clone, Copy, Default)]
-struct Sums {
-    memory_bytes: u64,
-    cores: u64,
-    slots: u64,
-}
-
-impl Sums {
-    fn add(&mut self, access: &Access) {
-        if let Access::Share(share) = access {
-            self.memory_bytes = self.memory_bytes.saturating_add(share.memory_bytes);
-            self.cores = self.cores.saturating_add(share.cores);
-            self.slots = self.slots.saturating_add(share.slots);
-        }
-    }
-}
-
 /// Checks that `devices` of `claim` and the devices of `others` fit the GPUs. An entry of `claim` in `others` is skipped.
 ///
 /// # Errors
@@ -196,6 +186,17 @@ pub fn check<'a>(
         .into_iter()
         .filter(|(other, _)| other.uid != claim.uid)
         .collect();
+    for (other, devices) in &others {
+        let mut grants = devices
+            .iter()
+            .filter_map(Prepared::share)
+            .flat_map(|share| &share.grants);
+        if grants.any(|grant| grant.claim.uid == claim.uid) {
+            return Err(Box::new(Conflict::Companion {
+                base: (*other).clone(),
+            }));
+        }
+    }
     let mut by_gpu: BTreeMap<&str, Vec<&Prepared>> = BTreeMap::new();
     for device in devices
         .iter()
@@ -316,11 +317,8 @@ fn check_shares(
     } = inventory
         .share_limits(plan, gpu)
         .ok_or_else(|| not_shared(Unshared::Unavailable(plan.excluded)))?;
-    let (mut requested, mut used) = (Sums::default(), Sums::default());
-    wanted
-        .iter()
-        .for_each(|device| requested.add(&device.access));
-    held.iter().for_each(|(_, device)| used.add(&device.access));
+    let requested = held_by(wanted.iter().copied());
+    let used = held_by(held.iter().map(|(_, device)| *device));
     let amounts = [
         (
             "memory",
@@ -339,6 +337,12 @@ fn check_shares(
         }
     }
     Ok(())
+}
+
+/// Returns what the shares among these devices hold together.
+fn held_by<'a>(devices: impl Iterator<Item = &'a Prepared>) -> ShareTotals {
+    let shares = devices.filter_map(Prepared::share);
+    shares.fold(ShareTotals::default(), |sum, share| sum.plus(share.held()))
 }
 
 /// Checks that the memory slices and engines of the GPU suffice.

@@ -14,7 +14,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity as RawQuantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{Access, GpuRef, Partition, Prepared, Share};
-use crate::gpus::capacity::{ALL_CORES, MIB, ShareOffer};
+use crate::gpus::capacity::{ALL_CORES, MIB, ShareOffer, ShareTotals};
 use crate::gpus::gpu_plan::{self, DeviceKind};
 use crate::gpus::inventory::NodeInventory;
 use crate::node::claim::{ClaimRef, ClaimUid, ShareId};
@@ -235,7 +235,7 @@ fn device(
 }
 
 /// Returns the main request of a request: kubelet does not know alternatives such as `gpu/small`.
-fn main_request(request: &str) -> &str {
+pub(super) fn main_request(request: &str) -> &str {
     request.split_once('/').map_or(request, |(main, _)| main)
 }
 
@@ -298,6 +298,30 @@ fn resolve<'a>(
 }
 
 fn share(result: &DeviceRequestAllocationResult, settings: &Settings) -> Result<Share, PlanError> {
+    let (id, amounts) = amounts(result)?;
+    let ShareTotals {
+        memory_bytes,
+        cores,
+        slots,
+    } = amounts;
+    Ok(Share {
+        id,
+        memory_bytes,
+        cores,
+        slots,
+        compute_policy: settings.compute_policy,
+        priority: settings.priority,
+        memory_policy: settings.memory_policy,
+        enforcement: settings.enforcement,
+        unmetered: settings.unmetered,
+        grants: Vec::new(),
+    })
+}
+
+/// Returns ID and amounts of an allocated share.
+pub(super) fn amounts(
+    result: &DeviceRequestAllocationResult,
+) -> Result<(ShareId, ShareTotals), PlanError> {
     const FEATURE_GATE: &str = "enable the feature gate DRAConsumableCapacity of the API server (default since \
                                 Kubernetes 1.36)";
     let incomplete = |missing, hint| PlanError::Incomplete {
@@ -354,17 +378,12 @@ fn share(result: &DeviceRequestAllocationResult, settings: &Settings) -> Result<
             .filter(|&slots| slots >= 1)
             .ok_or_else(|| wrong(names::capacity::SLOTS, slots, "an integer of at least 1"))?,
     };
-    Ok(Share {
-        id,
+    let amounts = ShareTotals {
         memory_bytes,
         cores,
         slots,
-        compute_policy: settings.compute_policy,
-        priority: settings.priority,
-        memory_policy: settings.memory_policy,
-        enforcement: settings.enforcement,
-        unmetered: settings.unmetered,
-    })
+    };
+    Ok((id, amounts))
 }
 
 /// Rejects a share of all memory for a claim that requests a percentage: kube-scheduler allocates it (mode native).

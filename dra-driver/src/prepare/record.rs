@@ -12,6 +12,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
@@ -131,6 +132,13 @@ pub struct RecordError {
     source: io::Error,
 }
 
+/// Identifies the content of a record: each write replaces the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RecordVersion {
+    modified: SystemTime,
+    inode: u64,
+}
+
 /// Record files of this node.
 #[derive(Debug, Clone)]
 pub struct RecordStore {
@@ -167,6 +175,16 @@ impl RecordStore {
                 source,
             }),
         }
+    }
+
+    /// Returns what identifies the content of a claim's record; `None` without one.
+    #[must_use]
+    pub fn version(&self, uid: &ClaimUid) -> Option<RecordVersion> {
+        let file = fs::metadata(self.path(uid)).ok()?;
+        Some(RecordVersion {
+            modified: file.modified().ok()?,
+            inode: file.ino(),
+        })
     }
 
     /// Writes a record durably.

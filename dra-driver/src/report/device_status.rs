@@ -14,6 +14,7 @@ use crate::gpu_health::state::Fault;
 use crate::gpus::capacity;
 use crate::gpus::inventory::NodeInventory;
 use crate::node::claim::ShareId;
+use crate::prepare::companion::{Addition, Companion};
 use crate::prepare::record::ClaimRecord;
 use crate::prepare::{Access, Partition, Prepared, Share};
 
@@ -37,6 +38,24 @@ pub struct Violation {
     pub reason: ConditionReason,
     /// Message of the condition.
     pub message: String,
+}
+
+/// What became of the capacity of a companion claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum GrantStatus {
+    /// The share has it.
+    Granted,
+    /// It is to be given back, and the share uses too much memory.
+    InUse {
+        /// Memory that the share uses.
+        used_bytes: u64,
+        /// Memory that the share keeps.
+        kept_bytes: u64,
+    },
+    /// It is given back.
+    Released,
+    /// It is not added, with the reason.
+    Refused(String),
 }
 
 /// Condition of a device without the time of its transition.
@@ -94,6 +113,57 @@ pub(super) fn statuses(
         json!(status)
     };
     record.devices.iter().map(status).collect()
+}
+
+/// Returns the entries of `status.devices` of a companion; see [`statuses`].
+pub(super) fn granted(
+    companion: &Companion,
+    pool: &str,
+    status: &GrantStatus,
+    written: &Value,
+    now: Timestamp,
+) -> Vec<Value> {
+    let base = &companion.base;
+    let (reason, message) = match status {
+        GrantStatus::Granted => (
+            ConditionReason::Granted,
+            format!("the limits of claim {base} include this capacity"),
+        ),
+        GrantStatus::InUse {
+            used_bytes,
+            kept_bytes,
+        } => {
+            let [used, kept] = [used_bytes, kept_bytes].map(|bytes| bytes.div_ceil(capacity::MIB));
+            let message = format!(
+                "the share uses {used} MiB and keeps {kept} MiB; its limit is lowered as soon as its programs free enough"
+            );
+            (ConditionReason::InUse, message)
+        }
+        GrantStatus::Released => (
+            ConditionReason::Released,
+            format!("the limits of claim {base} no longer include this capacity"),
+        ),
+        GrantStatus::Refused(why) => (ConditionReason::Refused, why.clone()),
+    };
+    let condition = Condition { reason, message };
+    let entry = |addition: &Addition| {
+        let is_same = |before: &&Value| {
+            let field = |name: &str| before.get(name).and_then(Value::as_str);
+            field("driver") == Some(names::DRIVER)
+                && field("pool") == Some(pool)
+                && field("device") == Some(&addition.device)
+                && field("shareID") == Some(addition.share.as_str())
+        };
+        let before = written.as_array().into_iter().flatten().find(is_same);
+        json!({
+            "driver": names::DRIVER,
+            "pool": pool,
+            "device": addition.device,
+            "shareID": addition.share.as_str(),
+            "conditions": [condition.to_json(before, now)],
+        })
+    };
+    companion.additions.iter().map(entry).collect()
 }
 
 fn is_status_of(status: &Value, device: &Prepared) -> bool {
@@ -189,15 +259,28 @@ fn share_enforced(
         let message = "the device class mounts graphics and video libraries, whose allocations no limit covers";
         return (ConditionReason::Unmetered, message.to_owned());
     }
-    let mib = share.memory_bytes / capacity::MIB;
-    let time = time(share);
-    let message = format!("libvgpu limits memory to {mib} MiB; {time}");
+    let mib = share.held().memory_bytes / capacity::MIB;
+    let (time, companions) = (time(share), companions(share));
+    let message = format!("libvgpu limits memory to {mib} MiB{companions}; {time}");
     (ConditionReason::Interposed, message)
+}
+
+/// Returns how much of the memory companion claims add, as text.
+fn companions(share: &Share) -> String {
+    if share.grants.is_empty() {
+        return String::new();
+    }
+    let added = share.grants.iter().map(|grant| {
+        let (mib, name) = (grant.memory_bytes / capacity::MIB, &grant.claim.name);
+        format!(" + {mib} of claim {name}")
+    });
+    let own = share.memory_bytes / capacity::MIB;
+    format!(" ({own}{})", added.collect::<String>())
 }
 
 /// GPU time of the share, as text.
 fn time(share: &Share) -> String {
-    let cores = share.cores;
+    let cores = share.held().cores;
     match (share.compute_policy, cores) {
         (ComputePolicy::None, _) => "GPU time is not metered".to_owned(),
         (_, 0) => "GPU time is best effort (no guarantee)".to_owned(),
@@ -242,8 +325,9 @@ fn data(device: &Prepared) -> Value {
         ("minor", json!(device.gpu.minor)),
     ]);
     if let Some(share) = device.share() {
-        data.insert("memoryBytes", json!(share.memory_bytes));
-        data.insert("cores", json!(share.cores));
+        let held = share.held();
+        data.insert("memoryBytes", json!(held.memory_bytes));
+        data.insert("cores", json!(held.cores));
         data.insert("computePolicy", json!(share.compute_policy));
         data.insert("priority", json!(share.priority));
     }

@@ -11,6 +11,7 @@ mod control;
 mod detection;
 mod enforcement;
 mod escape;
+mod growth;
 mod lending;
 mod measurements;
 mod metrics;

@@ -106,8 +106,13 @@ impl TestNode {
             .unwrap();
     }
 
-    /// Replaces the page of a share, as the driver does with a damaged page.
+    /// Replaces the page of a share, as the driver does with a damaged page, and its record.
     pub(crate) fn replace_page(&self, gpu: &str, number: u32, limits: &Limits) {
+        let changed = self.node.change_record(number, |share| {
+            share.memory_bytes = limits.memory_limit_bytes.unwrap_or(0);
+            share.cores = limits.cores.percent().into();
+        });
+        changed.unwrap();
         let path = self.page_file(number);
         let page = gpu_node::page(number, number, gpu, limits).unwrap();
         let new = path.with_extension("new");

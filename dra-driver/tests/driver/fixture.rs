@@ -234,7 +234,7 @@ pub(crate) fn share_id(number: u32, position: usize) -> String {
 }
 
 /// One result of an allocation.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) enum Allocated {
     /// A share of the GPU with this minor number: memory, cores.
     Share(u32, &'static str, &'static str),

@@ -4,7 +4,7 @@ use drava_dra_driver::gpus::inventory::NodeInventory;
 use drava_dra_driver::node::claim::ClaimRef;
 use drava_dra_driver::prepare::overcommit::{self, Conflict};
 use drava_dra_driver::prepare::plan;
-use drava_dra_driver::prepare::{Access, Prepared};
+use drava_dra_driver::prepare::{Access, Grant, Prepared};
 use drava_nvml::{ComputeMode, Mig};
 use proptest::prelude::*;
 
@@ -27,6 +27,52 @@ fn guard(
         .iter()
         .map(|(claim, devices)| (claim, devices.as_slice()));
     overcommit::check(&new.0, &new.1, others, &h100x2())
+}
+
+/// Adds 30 GiB and 40% of the GPU's time to the share of a claim, by the companion with this number.
+fn grown(mut claim: (ClaimRef, Vec<Prepared>), companion: u32) -> (ClaimRef, Vec<Prepared>) {
+    let share = claim.1[0].share_mut().unwrap();
+    share.grants.push(Grant {
+        claim: claim_ref(companion),
+        memory_bytes: 30 << 30,
+        cores: 40,
+        slots: 1,
+        is_ending: true,
+    });
+    claim
+}
+
+#[test]
+fn counts_what_companions_add_until_it_is_given_back() {
+    let base = grown(prepared(1, &[Share(0, "20Gi", "20")]), 9);
+    let others = std::slice::from_ref(&base);
+    assert_eq!(
+        guard(&prepared(2, &[Share(0, "28Gi", "40")]), others),
+        Ok(())
+    );
+    for beyond in [Share(0, "29Gi", "0"), Share(0, "1Gi", "41")] {
+        assert!(
+            guard(&prepared(2, &[beyond]), others).is_err(),
+            "{beyond:?}"
+        );
+    }
+    // A base may grow into what is free only.
+    let half = prepared(2, &[Share(0, "40Gi", "0")]);
+    assert!(guard(&base, std::slice::from_ref(&half)).is_err());
+}
+
+#[test]
+fn rejects_claim_whose_capacity_another_share_uses() {
+    let base = grown(prepared(1, &[Share(0, "20Gi", "20")]), 2);
+    let error = guard(
+        &prepared(2, &[Share(0, "1Gi", "0")]),
+        std::slice::from_ref(&base),
+    );
+    let text = error.unwrap_err().to_string();
+    assert!(
+        text.contains("as its companion, so no pod can use it"),
+        "{text}"
+    );
 }
 
 #[test]

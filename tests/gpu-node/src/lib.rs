@@ -133,6 +133,21 @@ impl Node {
         Ok(())
     }
 
+    /// Changes the shares in the record of a claim, as the driver does when companion claims add to them.
+    ///
+    /// # Errors
+    /// If the record cannot be read or written.
+    pub fn change_record(&self, claim: u32, change: impl Fn(&mut Share)) -> Result<()> {
+        let (store, uid) = (RecordStore::new(self.layout.claims()), claim_uid(claim)?);
+        let Loaded::Present(mut record) = store.load(&uid)? else {
+            anyhow::bail!("claim {uid} has no record");
+        };
+        let shares = record.devices.iter_mut().filter_map(Prepared::share_mut);
+        shares.for_each(change);
+        store.save(&record)?;
+        Ok(())
+    }
+
     /// The directory that the container of a claim sees as `/run/drava`.
     #[must_use]
     pub fn container(&self, claim: u32) -> PathBuf {
@@ -296,13 +311,14 @@ fn device(gpu: &str, id: ShareId, limits: &Limits, enforcement: Enforcement) -> 
         access: Access::Share(Share {
             id,
             memory_bytes: limits.memory_limit_bytes.unwrap_or(0),
-            cores: 0,
+            cores: limits.cores.percent().into(),
             slots: 1,
             compute_policy: ComputePolicy::Balance,
             priority: Priority::default(),
             memory_policy: MemoryPolicy::Hard,
             enforcement,
             unmetered: false,
+            grants: Vec::new(),
         }),
     }
 }

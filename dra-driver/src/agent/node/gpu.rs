@@ -67,6 +67,15 @@ impl Shares {
         }
     }
 
+    /// Writes the capacity that the records give the shares to their pages.
+    pub fn follow_records(&mut self) {
+        for share in self.tracked.values_mut() {
+            if let Err(error) = share.follow_record(&mut self.buffer) {
+                tracing::warn!(claim = %share.claim, share = %share.share, %error, "cannot write the limits page");
+            }
+        }
+    }
+
     /// Writes to the page of a share. A page that cannot be written keeps its content.
     fn write(&mut self, key: ShareKey, write: impl FnOnce(&mut TrackedShare) -> io::Result<()>) {
         if let Some(share) = self.tracked.get_mut(&key)

@@ -22,9 +22,11 @@ use crate::agent::policy::occupancy::Occupancy;
 use crate::agent::policy::reserve::{ProcessMemory, Reserve};
 use crate::agent::policy::share_metrics::{self, CounterTotals, ShareMetrics};
 use crate::agent::policy::usage_counters::UsageCounters;
+use crate::gpus::capacity::ShareTotals;
 use crate::node::claim::{ClaimUid, ShareId};
 use crate::node::layout::Layout;
 use crate::node::mounts::MountedShare;
+use crate::prepare::limits;
 use crate::prepare::record::ClaimRecord;
 use crate::prepare::{Prepared, Share};
 
@@ -52,6 +54,33 @@ pub struct PriorityRole {
     pub yields: bool,
 }
 
+/// Capacity of a share by its record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Capacity {
+    held: ShareTotals,
+    kept: ShareTotals,
+}
+
+impl Capacity {
+    fn of(share: &Share) -> Self {
+        Self {
+            held: share.held(),
+            kept: share.kept(),
+        }
+    }
+
+    /// Returns the memory limit of a share with this limit and use, bytes. Capacity that is given back stays usable until the
+    /// use fits without it; a limit that was lowered is not raised again by a use that came later.
+    fn memory_limit(&self, present: u64, used: impl FnOnce() -> u64) -> u64 {
+        let (held, kept) = (self.held.memory_bytes, self.kept.memory_bytes);
+        if present <= kept || kept == held || used() <= kept {
+            kept
+        } else {
+            present.min(held)
+        }
+    }
+}
+
 /// A share.
 pub struct TrackedShare {
     /// Claim of the share.
@@ -68,6 +97,8 @@ pub struct TrackedShare {
     pub since_us: u64,
     /// Its role by priority.
     pub role: PriorityRole,
+    /// Capacity by its record, until the page has it.
+    recorded: Option<Capacity>,
     /// Its limits page.
     pub page: Page,
     region: UsageRegion,
@@ -114,6 +145,7 @@ impl TrackedShare {
             pace_us_per_s: 0,
             reserve: Reserve::default(),
             initial_reserve_bytes: page.limits().driver_reserve_bytes,
+            recorded: Some(Capacity::of(share)),
             page,
             totals: CounterTotals::default(),
             figures: None,
@@ -267,6 +299,37 @@ impl TrackedShare {
     /// If the page cannot be written.
     pub fn end(&mut self) -> io::Result<()> {
         self.page.change(|limits| limits.driver_surplus_bytes = 0)
+    }
+
+    /// Applies a change of its record.
+    pub fn set_recorded(&mut self, share: &Share) {
+        self.recorded = Some(Capacity::of(share));
+    }
+
+    /// Writes the capacity of its record to the page, as far as the use allows it. An unreadable region counts as full.
+    ///
+    /// # Errors
+    /// If the page cannot be written. It is tried again.
+    pub fn follow_record(&mut self, buffer: &mut ReadBuffer) -> io::Result<()> {
+        let limits = self.page.limits();
+        let (Some(recorded), Some(present)) = (self.recorded, limits.memory_limit_bytes) else {
+            return Ok(());
+        };
+        let region = &self.region;
+        let used = || {
+            let header = region.header(buffer);
+            header.map_or(u64::MAX, |header| header.share.total_bytes)
+        };
+        let memory = recorded.memory_limit(present, used);
+        let cores = limits::cores(recorded.kept.cores);
+        self.page.change(|limits| {
+            limits.memory_limit_bytes = Some(memory);
+            limits.cores = cores;
+        })?;
+        if memory == recorded.kept.memory_bytes {
+            self.recorded = None;
+        }
+        Ok(())
     }
 
     /// Writes its priority role to the page.

@@ -18,6 +18,7 @@ fn record(number: u32) -> ClaimRecord {
         memory_policy: MemoryPolicy::Hard,
         enforcement: Enforcement::default(),
         unmetered: false,
+        grants: Vec::new(),
     };
     ClaimRecord {
         claim: ClaimRef {

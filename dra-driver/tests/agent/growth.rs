@@ -1,0 +1,103 @@
+//! Shares that grow and shrink while their programs run: the agent writes the amounts of the record to the limits page.
+
+use drava_dra_driver::node::claim::ClaimRef;
+use drava_dra_driver::prepare::{Grant, Share};
+use drava_vgpu_abi::Limits;
+
+use crate::node::{GIB, TestNode, eventually};
+
+/// Adds 2 GiB and 30% of the GPU's time to a share of 4 GiB.
+fn grow(share: &mut Share) {
+    share.grants.push(Grant {
+        claim: ClaimRef {
+            namespace: "default".to_owned(),
+            name: "more".to_owned(),
+            uid: gpu_node::claim_uid(9).unwrap(),
+        },
+        memory_bytes: 2 * GIB,
+        cores: 30,
+        slots: 1,
+        is_ending: false,
+    });
+}
+
+fn end_growth(share: &mut Share) {
+    share.grants[0].is_ending = true;
+}
+
+/// Returns the command that takes this memory, in two allocations.
+fn take(gib: u64) -> String {
+    format!("memory {}", gib * GIB / 2)
+}
+
+fn node() -> TestNode {
+    let node = TestNode::new();
+    node.prepare(1, &Limits::memory(4 * GIB));
+    node
+}
+
+/// Waits until the page has this memory limit.
+fn await_limit(node: &TestNode, gib: u64) {
+    eventually(&format!("a limit of {gib} GiB"), || {
+        (node.page(1).memory_limit_bytes == Some(gib * GIB)).then_some(())
+    });
+}
+
+#[test]
+fn program_gets_what_its_share_gains() {
+    let node = node();
+    let _agent = node.agent();
+    let mut tenant = node.tenant(1);
+    let five = take(5);
+    assert!(tenant.ok(&five).is_err(), "5 GiB of 4");
+    tenant.ok("memory 0").unwrap();
+    node.node.change_record(1, grow).unwrap();
+    await_limit(&node, 6);
+    assert_eq!(node.page(1).cores.percent(), 30);
+    tenant.ok(&five).unwrap();
+}
+
+#[test]
+fn share_that_uses_its_growth_keeps_it_until_it_frees() {
+    let node = node();
+    node.node.change_record(1, grow).unwrap();
+    let _agent = node.agent();
+    await_limit(&node, 6);
+    let mut tenant = node.tenant(1);
+    tenant.ok(&take(5)).unwrap();
+    node.node.change_record(1, end_growth).unwrap();
+    // Cores are given back at once: nothing holds them.
+    eventually("no guarantee", || {
+        (node.page(1).cores.percent() == 0).then_some(())
+    });
+    assert_eq!(node.page(1).memory_limit_bytes, Some(6 * GIB));
+    tenant.ok("memory 0").unwrap();
+    await_limit(&node, 4);
+    assert!(tenant.ok(&take(5)).is_err(), "5 GiB of 4");
+}
+
+/// Its companion is gone, so another claim may have the memory.
+#[test]
+fn share_whose_growth_is_lost_gets_no_more_memory() {
+    let node = node();
+    node.node.change_record(1, grow).unwrap();
+    let _agent = node.agent();
+    await_limit(&node, 6);
+    let mut tenant = node.tenant(1);
+    tenant.ok(&take(3)).unwrap();
+    node.node
+        .change_record(1, |share| share.grants.clear())
+        .unwrap();
+    await_limit(&node, 4);
+}
+
+#[test]
+fn restarted_agent_follows_what_is_recorded() {
+    let node = node();
+    let agent = node.agent();
+    await_limit(&node, 4);
+    drop(agent);
+    node.node.change_record(1, grow).unwrap();
+    let _agent = node.agent();
+    await_limit(&node, 6);
+}
