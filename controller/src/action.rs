@@ -7,7 +7,9 @@ use drava_api::leader::GpuControllerLeader;
 use drava_api::policy::GpuPolicy;
 use drava_api::quota::GpuQuota;
 use k8s_openapi::api::core::v1::ObjectReference;
-use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
+use k8s_openapi::api::resource::v1::{
+    AllocationResult, ResourceClaim, ResourceClaimConsumerReference,
+};
 
 use crate::action::event::{PendingEvent, ReleaseReason};
 use crate::action::status::{StatusOutcome, StatusUpdate};
@@ -23,7 +25,7 @@ pub enum Action {
     Allocate(AllocationJob),
     /// Evict pods.
     Evict(Eviction),
-    /// Release an allocation that no pod has reserved.
+    /// Release an allocation that no pod has reserved, or that a companion has given back.
     Release(Release),
     /// Remove the allocation gate of a pod.
     RemoveGate(GateRemoval),
@@ -87,6 +89,9 @@ pub struct ClaimWrite {
     pub claim: Arc<ResourceClaim>,
     /// `status.allocation` to write.
     pub allocation: AllocationResult,
+    /// The pod for which the claim is reserved together with the allocation: that of a companion, which no pod names. All other
+    /// claims are reserved by kube-scheduler.
+    pub consumer: Option<ResourceClaimConsumerReference>,
 }
 
 /// Evictions of pods: all or none, as far as a dry run tells.

@@ -383,7 +383,8 @@ impl Cluster {
     }
 
     /// Returns the GPU of a device.
-    pub(crate) fn gpu_of(&self, pool: &str, device: &str) -> Option<Arc<str>> {
+    #[must_use]
+    pub fn gpu_of(&self, pool: &str, device: &str) -> Option<Arc<str>> {
         let (pool, _) = self.pools.get(pool)?.state.as_ref().ok()?;
         let device = pool.devices.get(pool.index_of(device)?)?;
         Some(Arc::clone(&device.gpu))

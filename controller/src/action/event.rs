@@ -65,6 +65,8 @@ pub enum ReleaseReason {
     },
     /// Another claim of the pod lost its allocation; the pod needs a common node for all claims.
     SiblingReleased,
+    /// The claim is a companion that is being deleted, and its base no longer has its capacity.
+    GivenBack,
     /// More of the GPU is allocated than it has, and this is the newest unreserved allocation.
     Overcommitted {
         /// UUID of the GPU.
@@ -90,6 +92,9 @@ impl fmt::Display for ReleaseReason {
             Self::NodeDeleted { node } => write!(f, "node {node} does not exist"),
             Self::SiblingReleased => {
                 f.write_str("the allocation of another claim of the pod was released")
+            }
+            Self::GivenBack => {
+                f.write_str("the share of its base claim has given the capacity back")
             }
             Self::Overcommitted { gpu } => write!(f, "GPU {gpu} is over-committed"),
         }

@@ -31,6 +31,7 @@ use crate::watch::{Kind, Observation};
 
 mod backlog;
 mod commitments;
+mod companions;
 mod decision;
 mod demand;
 mod ended_pods;
@@ -280,6 +281,7 @@ impl Planner {
             Change::Deleted(claim) => {
                 let key = (claim.namespace, claim.name);
                 self.commitments.ledger.remove(&key);
+                self.backlog.companions.remove(&key);
                 self.backlog.wake(Wake::Users(key.clone()));
                 self.backlog.missing_claims.claim_gone(&key.0, now);
                 self.reporter.deduplicator.forget(&claim.uid);
@@ -292,6 +294,7 @@ impl Planner {
         let key = object_key(&claim.metadata);
         self.world.claim(&claim);
         let is_releasing = self.commitments.ledger.is_in_flight(&key);
+        let is_companion = claim::base(&claim).is_some();
         match self.commitments.ledger.observe(claim, origin, now) {
             Observed::Outdated => return,
             Observed::Newest => {}
@@ -312,6 +315,10 @@ impl Planner {
                     self.allocation_lost(&key, &lost.node, timeout, now);
                 }
             }
+        }
+        match self.commitments.ledger.claim(&key) {
+            Some(newest) if is_companion => self.backlog.companions.observe(newest, now),
+            Some(_) | None => self.backlog.companions.remove(&key),
         }
         self.backlog.wake(Wake::Users(key.clone()));
         for uid in self.backlog.queue.users_of(&key) {
@@ -546,6 +553,8 @@ impl Planner {
         self.review_reservations(time);
         self.review_missing_claims(time.instant);
         self.decide_due(time, &mut actions);
+        self.release_companions(&mut actions);
+        self.decide_companions(time, &mut actions);
         self.write_quota_statuses(time, &mut actions);
         self.write_policy_statuses(time, &mut actions);
         self.write_leader_status(time, &mut actions);

@@ -1,8 +1,10 @@
 //! Properties of a ResourceClaim.
 
+use drava_api::condition::{ConditionReason, ConditionType};
+use drava_api::names;
 use drava_api::placement_record::PlacementRecord;
 use k8s_openapi::api::core::v1::ObjectReference;
-use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
 
 use crate::pods::gang::GangName;
 use crate::pods::gang::PodGroupApi;
@@ -46,6 +48,52 @@ pub(crate) fn consuming_gangs(claim: &ResourceClaim) -> impl Iterator<Item = Gan
 /// Returns the UID of the pod for which this controller has allocated the claim.
 pub(crate) fn allocated_for(claim: &ResourceClaim) -> Option<&str> {
     PlacementRecord::pod_uid(claim)
+}
+
+/// Returns the UID of the claim to whose shares this one adds, as its companion.
+pub(crate) fn base(claim: &ResourceClaim) -> Option<&str> {
+    let labels = claim.metadata.labels.as_ref()?;
+    labels.get(names::COMPANION_LABEL).map(String::as_str)
+}
+
+/// Returns whether the claim is a companion that is being deleted, and the node driver reports of each of its devices that the
+/// shares of the base no longer have it.
+pub(crate) fn is_given_back(claim: &ResourceClaim) -> bool {
+    let Some(status) = &claim.status else {
+        return false;
+    };
+    let allocation = status.allocation.as_ref();
+    let devices = allocation.and_then(|allocation| allocation.devices.as_ref());
+    let mut results = devices
+        .iter()
+        .flat_map(|devices| devices.results.iter().flatten());
+    let is_released = |result: &DeviceRequestAllocationResult| {
+        let mut reported = status.devices.iter().flatten();
+        let reported = reported.find(|reported| {
+            (
+                &reported.driver,
+                &reported.pool,
+                &reported.device,
+                &reported.share_id,
+            ) == (
+                &result.driver,
+                &result.pool,
+                &result.device,
+                &result.share_id,
+            )
+        });
+        let conditions = reported
+            .iter()
+            .flat_map(|reported| reported.conditions.iter().flatten());
+        conditions.into_iter().any(|condition| {
+            condition.type_ == ConditionType::Granted.as_str()
+                && condition.reason == ConditionReason::Released.as_str()
+        })
+    };
+    base(claim).is_some()
+        && claim.metadata.deletion_timestamp.is_some()
+        && devices.is_some()
+        && results.all(is_released)
 }
 
 /// Returns an annotation of the claim.

@@ -27,7 +27,7 @@ use crate::action::{
     AllocationFailure, AllocationJob, AllocationOutcome, ClaimWrite, PodAllocation, Release,
     ReleaseOutcome,
 };
-use crate::pods::claim::{annotation, is_allocated, is_reserved};
+use crate::pods::claim::{annotation, is_allocated, is_given_back, is_reserved};
 use crate::write::lease::{Term, WRITE_TIMEOUT};
 
 mod gate;
@@ -253,7 +253,7 @@ impl Writer {
         for _ in 0..CONFLICT_LIMIT {
             let is_status = is_protected(&claim);
             let response = if is_status {
-                let allocation = StatusChange::Allocated(&write.allocation);
+                let allocation = StatusChange::Allocated(write);
                 self.requests.patch_status(&claim, allocation).await
             } else {
                 let protection = protection(&claim);
@@ -290,10 +290,14 @@ impl Writer {
             if !is_allocated(&claim) {
                 return Ok(claim);
             }
-            let released_status = StatusChange::Released;
-            let response = self.requests.patch_status(&claim, released_status).await;
+            let change = match is_given_back(&claim) {
+                // The pod that has reserved it runs on, with less.
+                true => StatusChange::GivenBack,
+                false => StatusChange::Released,
+            };
+            let response = self.requests.patch_status(&claim, change).await;
             claim = self.newest(claim, response).await?;
-            if is_reserved(&claim) {
+            if is_reserved(&claim) && !is_given_back(&claim) {
                 return Err(WriteError::Reserved(name_of(&claim), Box::new(claim)));
             }
             if is_allocated(&claim)

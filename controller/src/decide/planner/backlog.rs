@@ -9,6 +9,7 @@ use drava_allocator::pod::rejection;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::time::Instant;
 
+use super::companions::Companions;
 use super::missing_claims::MissingClaims;
 use super::progress::SuspendedDecisions;
 use super::rejections::Rejections;
@@ -24,6 +25,7 @@ use crate::pods::pod;
 pub(super) struct Backlog {
     pub(super) queue: PodQueue,
     pub(super) missing_claims: MissingClaims,
+    pub(super) companions: Companions,
     pub(super) suspended_decisions: SuspendedDecisions,
     pub(super) rejections: Memo<Rejections>,
     /// The last explanation with its nodes that are unfit regardless of devices.
@@ -138,6 +140,7 @@ impl Backlog {
         waiting
             .chain(self.queue.next_backoff_end())
             .chain(self.missing_claims.next_due())
+            .chain(self.companions.next_due())
             .chain(self.round.resumes_at())
             .chain(self.refresh.next())
             .min()

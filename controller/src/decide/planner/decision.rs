@@ -588,6 +588,7 @@ impl Planner {
             writes.push(ClaimWrite {
                 claim: claim.clone(),
                 allocation,
+                consumer: None,
             });
         }
         if !placed_claims.is_empty() {

@@ -172,7 +172,7 @@ impl Planner {
     }
 }
 
-fn unknown_namespace(namespace: &str) -> Explanation {
+pub(super) fn unknown_namespace(namespace: &str) -> Explanation {
     Explanation::rejected(
         Reason::NamespaceUnknown,
         format!(

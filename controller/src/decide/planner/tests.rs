@@ -2,6 +2,7 @@
 
 mod allocation;
 mod cluster;
+mod companions;
 mod conditions;
 mod events;
 mod gang;

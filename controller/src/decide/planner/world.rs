@@ -91,6 +91,12 @@ impl World {
         self.cluster.assume_pod(uid, &placement.node, demand);
     }
 
+    /// Takes the devices of a placement for a pod that runs.
+    pub(super) fn assume_growth(&mut self, placement: &Placement) {
+        self.revision += 1;
+        self.cluster.assume(placement);
+    }
+
     /// Takes what is reserved for a pod.
     pub(super) fn keep(&mut self, pod: &ReservedPod, purpose: Purpose) {
         self.revision += 1;

@@ -6,7 +6,7 @@ use drava_api::error::describe;
 use drava_api::leader::LEADER_NAME;
 use drava_api::listed::Listed;
 use drava_api::names;
-use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::{ListParams, PartialObjectMeta, Patch, PatchParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
@@ -14,6 +14,7 @@ use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 
 use super::{FIELD_MANAGER, Timing};
+use crate::action::ClaimWrite;
 use crate::write::lease::Term;
 use crate::write::metadata_answer;
 
@@ -40,10 +41,12 @@ pub(super) enum Response {
 /// A write of the status of a claim.
 #[derive(Clone, Copy)]
 pub(super) enum StatusChange<'a> {
-    /// The claim gets this allocation.
-    Allocated(&'a AllocationResult),
+    /// The claim gets this allocation, and a companion its reservation.
+    Allocated(&'a ClaimWrite),
     /// The claim loses its allocation and what drivers have reported.
     Released,
+    /// The companion also loses its reservation.
+    GivenBack,
 }
 
 /// What dry runs tell about the writes of this replica.
@@ -232,8 +235,16 @@ impl ClaimRequests {
             return response;
         }
         let status = match change {
-            StatusChange::Allocated(allocation) => json!({"allocation": allocation}),
+            StatusChange::Allocated(write) => match &write.consumer {
+                None => json!({"allocation": write.allocation}),
+                Some(consumer) => {
+                    json!({"allocation": write.allocation, "reservedFor": [consumer]})
+                }
+            },
             StatusChange::Released => json!({"allocation": null, "devices": null}),
+            StatusChange::GivenBack => {
+                json!({"allocation": null, "devices": null, "reservedFor": null})
+            }
         };
         let patch = json!({"metadata": guarded(claim, json!({})), "status": status});
         let (api, parameters, patch) = (self.api(claim), parameters(), Patch::Merge(&patch));
@@ -286,8 +297,17 @@ impl StatusChange<'_> {
         let mut claim = claim.clone();
         let status = claim.status.get_or_insert_default();
         match self {
-            Self::Allocated(allocation) => status.allocation = Some(allocation.clone()),
+            Self::Allocated(write) => {
+                status.allocation = Some(write.allocation.clone());
+                if let Some(consumer) = &write.consumer {
+                    status.reserved_for = Some(vec![consumer.clone()]);
+                }
+            }
             Self::Released => (status.allocation, status.devices) = (None, None),
+            Self::GivenBack => {
+                (status.allocation, status.devices) = (None, None);
+                status.reserved_for = None;
+            }
         }
         claim
     }

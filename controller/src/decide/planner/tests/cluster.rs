@@ -309,7 +309,11 @@ impl TestCluster {
         let writes = job.pods.iter();
         for write in writes.flat_map(|pod| &pod.writes) {
             let mut claim = self.claims[write.claim.metadata.name.as_ref().unwrap()].clone();
-            claim.status.get_or_insert_default().allocation = Some(write.allocation.clone());
+            let status = claim.status.get_or_insert_default();
+            status.allocation = Some(write.allocation.clone());
+            if let Some(consumer) = &write.consumer {
+                status.reserved_for = Some(vec![consumer.clone()]);
+            }
             self.version += 1;
             claim.metadata.resource_version = Some(self.version.to_string());
             self.claims

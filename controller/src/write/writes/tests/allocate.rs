@@ -33,6 +33,26 @@ async fn writes_missing_finalizer_before_status() {
     );
 }
 
+/// No scheduler reserves a companion.
+#[tokio::test]
+async fn reserves_companion_with_its_allocation() {
+    for faults in [vec![], vec![Fault::None, Fault::ResponseLost]] {
+        let mut companion = claim("a", "1Gi");
+        let label = (names::COMPANION_LABEL.to_owned(), "uid-base".to_owned());
+        companion.metadata.labels = Some([label].into());
+        let claims = [companion];
+        let (writer, _) = start(&claims, &faults, &CancellationToken::new());
+        let mut job = job(&claims);
+        let consumer = json!({"resource": "pods", "name": "p", "uid": "pod-owner"});
+        job.pods[0].writes[0].consumer = Some(crate::fixture::object(consumer.clone()));
+        let outcome = writer.allocate(job).await;
+        assert_eq!(outcome.failure, None, "{faults:?}");
+        let status = outcome.claims[0].status.clone().unwrap();
+        let reserved = serde_json::to_value(status.reserved_for.unwrap()).unwrap();
+        assert_eq!(reserved, json!([consumer]));
+    }
+}
+
 #[tokio::test]
 async fn writes_claim_with_finalizer_once() {
     let mut claim = claim("a", "1Gi");

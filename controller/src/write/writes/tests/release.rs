@@ -98,3 +98,36 @@ async fn keeps_newer_allocation() {
     assert!(is_allocated(&newest.unwrap()));
     assert_eq!(device_of(&server, "a").as_deref(), Some("theirs"));
 }
+
+/// Returns a companion that is being deleted, reserved for a running pod, that its share has given back.
+fn ending_companion() -> ResourceClaim {
+    let mut claim = allocated(true);
+    claim.metadata.labels =
+        Some([(names::COMPANION_LABEL.to_owned(), "uid-base".to_owned())].into());
+    claim.metadata.deletion_timestamp = Some(object(json!("2026-01-01T00:00:00Z")));
+    let status = claim.status.as_mut().unwrap();
+    status.devices = Some(vec![object(json!({
+        "driver": "gpu.drava.dev", "pool": "n1/gpus", "device": "gpu-0-vgpu", "shareID": "ours-a",
+        "conditions": [{
+            "type": "Granted", "status": "False", "reason": "Released", "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }],
+    }))]);
+    claim
+}
+
+#[tokio::test]
+async fn releases_companion_of_running_pod_once_given_back() {
+    for faults in [
+        vec![],
+        vec![Fault::ChangedBefore],
+        vec![Fault::ResponseLost],
+    ] {
+        let (released, _) = release_with(&ending_companion(), &faults).await;
+        let released = released.unwrap();
+        assert!(
+            !is_allocated(&released) && !is_reserved(&released),
+            "{faults:?}"
+        );
+    }
+}

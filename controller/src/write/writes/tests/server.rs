@@ -104,7 +104,7 @@ impl Server {
                     .push((method.clone(), name.to_owned(), status, body.clone()));
                 return Err("request timed out".to_owned());
             }
-            Fault::ChangedBefore => self.put(name, |object| object["metadata"]["labels"] = json!({"a": "b"})),
+            Fault::ChangedBefore => self.put(name, |object| object["metadata"]["labels"]["a"] = "b".into()),
             Fault::ReservedBefore => {
                 self.put(name, |object| object["status"]["reservedFor"] = json!([{"resource": "pods", "name": "p", "uid": "u"}]));
             }
@@ -179,9 +179,11 @@ impl Server {
                 object["status"]["allocation"].is_null(),
                 "an allocation is immutable"
             );
-            assert!(
-                patch.get("reservedFor").is_none(),
-                "only kube-scheduler writes reservations"
+            let is_companion = object["metadata"]["labels"][names::COMPANION_LABEL].is_string();
+            assert_eq!(
+                patch["reservedFor"].is_array(),
+                is_companion,
+                "kube-scheduler writes the reservations of all claims but companions"
             );
         }
         self.put(name, |object| merge(&mut object[part], &patch));
@@ -293,6 +295,7 @@ pub(super) fn write(claim: &ResourceClaim) -> ClaimWrite {
             "request": "gpu", "driver": "gpu.drava.dev", "pool": "n1/gpus", "device": "gpu-0-vgpu",
             "shareID": format!("ours-{}", claim.metadata.name.as_deref().unwrap()),
         }]}})),
+        consumer: None,
     }
 }
 

@@ -1,0 +1,360 @@
+//! Companion claims, which add capacity to the shares of a running pod: their allocation on the devices of their base, and its
+//! release when the node driver has given the capacity back.
+//!
+//! No pod waits for a companion, so it is not in the queue. It is tried when it changes and once a second, after the pods that
+//! are due, and takes only what nobody was promised: it preempts no pod, and devices that are reserved for waiting pods are not
+//! free.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use drava_allocator::explanation::Explanation;
+use drava_allocator::object::{ObjectKey, object_key};
+use drava_allocator::pod_request::PodRequest;
+use drava_allocator::searched::Undecided;
+use drava_allocator::turn::Turn;
+use drava_api::names;
+use drava_api::placement_record::PlacementRecord;
+use drava_api::reason::Reason;
+use k8s_openapi::api::core::v1::{ObjectReference, Pod, PodResourceClaim, PodSpec, Toleration};
+use k8s_openapi::api::resource::v1::{
+    CELDeviceSelector, DeviceRequest, DeviceRequestAllocationResult, DeviceSelector, ResourceClaim,
+    ResourceClaimConsumerReference,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use tokio::time::Instant;
+
+use super::{DecisionTime, MAX_IN_FLIGHT, Planner};
+use crate::action::event::{PendingEvent, ReleaseReason};
+use crate::action::{Action, AllocationJob, ClaimWrite, PodAllocation, Release};
+use crate::decide::allocation;
+use crate::pods::claim;
+
+/// Time between two attempts to allocate a companion.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Companions that need something.
+#[derive(Debug, Default)]
+pub(super) struct Companions {
+    /// Those without an allocation, with the time of the next attempt.
+    waiting: BTreeMap<ObjectKey, Instant>,
+    /// Those whose capacity is given back.
+    given_back: BTreeSet<ObjectKey>,
+}
+
+impl Companions {
+    /// Observes a version of a claim.
+    pub(super) fn observe(&mut self, claim: &ResourceClaim, now: Instant) {
+        let key = object_key(&claim.metadata);
+        self.remove(&key);
+        if claim::base(claim).is_none() {
+            return;
+        }
+        if claim::is_given_back(claim) {
+            self.given_back.insert(key);
+        } else if !claim::is_allocated(claim) && claim.metadata.deletion_timestamp.is_none() {
+            self.waiting.insert(key, now);
+        }
+    }
+
+    /// Removes a deleted claim.
+    pub(super) fn remove(&mut self, key: &ObjectKey) {
+        self.waiting.remove(key);
+        self.given_back.remove(key);
+    }
+
+    /// Returns when something is to be done.
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        self.waiting.values().min().copied()
+    }
+
+    /// Returns the companions to try now, and sets their next attempts.
+    fn start_due(&mut self, now: Instant) -> Vec<ObjectKey> {
+        let due = self.waiting.iter_mut().filter(|(_, at)| **at <= now);
+        let started = due.map(|(key, at)| {
+            *at = now + RETRY;
+            key.clone()
+        });
+        started.collect()
+    }
+}
+
+/// A companion that can be allocated.
+struct Growth {
+    request: PodRequest,
+    pod: ObjectReference,
+    consumer: ResourceClaimConsumerReference,
+}
+
+impl Planner {
+    /// Releases the companions whose capacity is given back.
+    pub(super) fn release_companions(&mut self, actions: &mut Vec<Action>) {
+        for key in std::mem::take(&mut self.backlog.companions.given_back) {
+            if let Some(claim) = self.commitments.ledger.claim(&key) {
+                actions.push(Action::Release(Release {
+                    claim: claim.clone(),
+                    reason: ReleaseReason::GivenBack,
+                }));
+            }
+        }
+    }
+
+    /// Allocates the companions that fit.
+    pub(super) fn decide_companions(&mut self, time: &DecisionTime, actions: &mut Vec<Action>) {
+        for key in self.backlog.companions.start_due(time.instant) {
+            let has_turn = self.commitments.in_flight.len() < MAX_IN_FLIGHT
+                && !(time.is_slice_over)(time.instant);
+            if !has_turn {
+                self.backlog
+                    .companions
+                    .waiting
+                    .insert(key, time.instant + RETRY);
+                continue;
+            }
+            let Some(claim) = self.commitments.ledger.claim(&key).cloned() else {
+                continue;
+            };
+            if self.commitments.ledger.is_in_flight(&key) {
+                continue;
+            }
+            let growth = self.growth(&claim);
+            let placed = growth.and_then(|growth| {
+                let mut turn = Turn::limited();
+                let policies = self.world.settings.policies;
+                let placed = self
+                    .world
+                    .cluster
+                    .decide_in(&growth.request, policies, &mut turn);
+                match placed {
+                    Ok(placement) => Ok((growth, placement)),
+                    Err(Undecided::Rejected(why)) => Err(why),
+                    Err(Undecided::Suspended(_)) => Err(Explanation::rejected(
+                        Reason::SearchLimit,
+                        "the selectors of the claim take too long for a companion".to_owned(),
+                    )),
+                }
+            });
+            let (growth, placement) = match placed {
+                Ok(placed) => placed,
+                Err(why) => {
+                    let event = PendingEvent::unschedulable(claim::reference(&claim), &why);
+                    let event = self.reporter.deduplicator.filter(event, time.instant);
+                    actions.extend(event.map(Action::PublishEvent));
+                    continue;
+                }
+            };
+            let Some(placed) = placement.claims.first() else {
+                continue;
+            };
+            let event =
+                PendingEvent::allocated(growth.pod.clone(), &placement, &[(&key.1, placed)]);
+            let mut allocation = allocation::build(
+                &claim,
+                placed,
+                &placement.node,
+                &self.world.cluster.classes,
+                time.time.clone(),
+                &mut self.share_ids,
+            );
+            let record = PlacementRecord {
+                pod_uid: growth.consumer.uid.clone(),
+                reason: placement.reason(placed),
+            };
+            record.add_to(&mut allocation);
+            let write = ClaimWrite {
+                claim: claim.clone(),
+                allocation,
+                consumer: Some(growth.consumer),
+            };
+            self.world.assume_growth(&placement);
+            self.commitments.ledger.writing_started([key].into_iter());
+            self.reporter.deduplicator.forget(&growth.request.uid);
+            self.commitments
+                .in_flight
+                .insert(growth.request.uid.clone(), vec![event]);
+            actions.push(Action::Allocate(AllocationJob {
+                pods: vec![PodAllocation {
+                    uid: growth.request.uid,
+                    pod: growth.pod,
+                    node: placement.node,
+                    writes: vec![write],
+                }],
+            }));
+        }
+    }
+
+    /// Returns the request of a companion: a pod on the node of its base, with the companion as its only claim, whose requests
+    /// are limited to the GPUs of the base.
+    fn growth(&self, companion: &ResourceClaim) -> Result<Growth, Explanation> {
+        let invalid = |why: String| Explanation::rejected(Reason::InvalidCompanion, why);
+        let (namespace, name) = object_key(&companion.metadata);
+        let base_uid = claim::base(companion).unwrap_or_default();
+        let mut owners = companion.metadata.owner_references.iter().flatten();
+        let owner = owners.find(|owner| owner.kind == "Pod" && owner.controller == Some(true));
+        let owner = owner.ok_or_else(|| {
+            invalid("the claim has no pod as its controlling owner; set the pod that it is for in metadata.ownerReferences".to_owned())
+        })?;
+        let pod = self.world.live_pods.get(&owner.uid);
+        let pod = pod.filter(|pod| {
+            pod.is_bound
+                && pod.grace_period_end.is_none()
+                && pod.reference.namespace.as_ref() == Some(&namespace)
+        });
+        let pod = pod.ok_or_else(|| {
+            invalid(format!(
+                "its owner, pod {}, does not run in namespace {namespace}: only the shares of running pods grow",
+                owner.name
+            ))
+        })?;
+        let mut claims = pod
+            .claims
+            .iter()
+            .filter_map(|key| self.commitments.ledger.claim(key));
+        let base = claims.find(|claim| claim.metadata.uid.as_deref() == Some(base_uid));
+        let base = base.ok_or_else(|| {
+            invalid(format!(
+                "pod {} has no claim with the UID {base_uid}, which label {} names",
+                owner.name,
+                names::COMPANION_LABEL
+            ))
+        })?;
+        let base_name = base.metadata.name.as_deref().unwrap_or_default();
+        let consumers = base
+            .status
+            .iter()
+            .flat_map(|status| status.reserved_for.iter().flatten());
+        if consumers.map(|consumer| &consumer.uid).ne([&owner.uid]) {
+            return Err(invalid(format!(
+                "claim {base_name} is not reserved for pod {} alone: shares of several pods do not grow",
+                owner.name
+            )));
+        }
+        let mut limited = companion.clone();
+        let mut node = None;
+        for request in requests_mut(&mut limited) {
+            let result = share_of(base, &request.name).ok_or_else(|| {
+                invalid(format!(
+                    "request {} of claim {base_name} has no share of a GPU: only shares grow, and each request of the companion \
+                     has the name of a request of that claim",
+                    request.name
+                ))
+            })?;
+            let exactly = request.exactly.as_mut().filter(|exactly| {
+                exactly.count.unwrap_or(1) == 1
+                    && exactly.allocation_mode.as_deref().unwrap_or("ExactCount") == "ExactCount"
+                    && exactly.admin_access != Some(true)
+            });
+            let exactly = exactly.ok_or_else(|| {
+                invalid(format!(
+                    "request {} must ask for exactly one device, without alternatives",
+                    request.name
+                ))
+            })?;
+            let selectors = exactly.selectors.get_or_insert_default();
+            selectors.push(only_gpu(self.gpu_of(result)?));
+            node = result
+                .pool
+                .rsplit_once('/')
+                .map(|(node, _)| node.to_owned());
+        }
+        if self.world.cluster.has_unknown_limits(&namespace) {
+            return Err(super::demand::unknown_namespace(&namespace));
+        }
+        let request = PodRequest::new(
+            &pod_on(node, &companion.metadata),
+            &[("companion", &limited)],
+            &self.world.cluster.classes,
+            &self.world.cluster.selectors,
+        );
+        let request = request.map_err(Explanation::from)?;
+        if request.claims.is_empty() {
+            return Err(invalid(format!(
+                "claim {name} requests no device of {}",
+                names::DRIVER
+            )));
+        }
+        Ok(Growth {
+            request,
+            pod: pod.reference.clone(),
+            consumer: ResourceClaimConsumerReference {
+                api_group: None,
+                resource: "pods".to_owned(),
+                name: owner.name.clone(),
+                uid: owner.uid.clone(),
+            },
+        })
+    }
+
+    /// Returns the UUID of the GPU of an allocated device.
+    fn gpu_of(
+        &self,
+        result: &DeviceRequestAllocationResult,
+    ) -> Result<std::sync::Arc<str>, Explanation> {
+        let gpu = self.world.cluster.gpu_of(&result.pool, &result.device);
+        gpu.ok_or_else(|| {
+            Explanation::rejected(
+                Reason::PoolIncomplete,
+                format!(
+                    "device {} of pool {} is not published at present",
+                    result.device, result.pool
+                ),
+            )
+        })
+    }
+}
+
+fn requests_mut(claim: &mut ResourceClaim) -> impl Iterator<Item = &mut DeviceRequest> {
+    let spec = claim.spec.iter_mut();
+    let devices = spec.flat_map(|spec| &mut spec.devices);
+    devices.flat_map(|devices| devices.requests.iter_mut().flatten())
+}
+
+/// Returns the share that a request of a claim has.
+fn share_of<'a>(
+    claim: &'a ResourceClaim,
+    request: &str,
+) -> Option<&'a DeviceRequestAllocationResult> {
+    let allocation = claim.status.as_ref()?.allocation.as_ref()?;
+    let mut results = allocation.devices.as_ref()?.results.iter().flatten();
+    results.find(|result| {
+        let main = result.request.split('/').next();
+        result.driver == names::DRIVER && result.share_id.is_some() && main == Some(request)
+    })
+}
+
+/// Returns a selector of the shares of one GPU.
+fn only_gpu(uuid: impl AsRef<str>) -> DeviceSelector {
+    let (driver, uuid) = (names::DRIVER, uuid.as_ref());
+    let attributes = format!("device.attributes['{driver}']");
+    DeviceSelector {
+        cel: Some(CELDeviceSelector {
+            expression: format!("{attributes}.type == 'vgpu' && {attributes}.uuid == '{uuid}'"),
+        }),
+    }
+}
+
+/// Returns a pod on a node, for the decision: nothing but devices keeps it from there.
+fn pod_on(node: Option<String>, metadata: &ObjectMeta) -> Pod {
+    Pod {
+        metadata: ObjectMeta {
+            name: metadata.name.clone(),
+            namespace: metadata.namespace.clone(),
+            uid: metadata.uid.clone(),
+            ..ObjectMeta::default()
+        },
+        spec: Some(PodSpec {
+            node_name: node,
+            resource_claims: Some(vec![PodResourceClaim {
+                name: "companion".to_owned(),
+                resource_claim_name: metadata.name.clone(),
+                ..PodResourceClaim::default()
+            }]),
+            tolerations: Some(vec![Toleration {
+                operator: Some("Exists".to_owned()),
+                ..Toleration::default()
+            }]),
+            ..PodSpec::default()
+        }),
+        status: None,
+    }
+}

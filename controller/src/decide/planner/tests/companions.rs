@@ -1,0 +1,237 @@
+//! Companions: claims that add to the shares of running pods.
+
+use std::time::Duration;
+
+use drava_api::reason::Reason;
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use serde_json::{Value, json};
+
+use super::cluster::{TestCluster, applied};
+use crate::action::event::ReleaseReason;
+use crate::fixture::{claim, object, slice};
+
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Returns a cluster of one node with two GPUs, on the first of which pod `a` has 40 GiB.
+fn cluster_with_share() -> TestCluster {
+    let mut cluster = TestCluster::new(&["n1"]);
+    let mut two: ResourceSlice = slice("n1");
+    two.metadata.resource_version = Some("2".to_owned());
+    let devices = two.spec.devices.as_mut().unwrap();
+    let mut second = devices[0].clone();
+    second.name = "gpu-1-vgpu".to_owned();
+    let uuid = object(json!({"string": "GPU-n1-second"}));
+    second
+        .attributes
+        .get_or_insert_default()
+        .insert("uuid".to_owned(), uuid);
+    devices.push(second);
+    cluster.planner.slice(applied(two));
+    cluster.add_running(&[("a", "40Gi", 5)]);
+    assert_eq!(device_of(&cluster, "a"), "gpu-0-vgpu");
+    cluster
+}
+
+fn device_of(cluster: &TestCluster, claim: &str) -> String {
+    let allocation = cluster.claims[claim].status.clone().unwrap().allocation;
+    let results = allocation.unwrap().devices.unwrap().results.unwrap();
+    results[0].device.clone()
+}
+
+/// Returns a companion of the claim `a` for the pod `a`, changed at a JSON pointer.
+fn companion(memory: &str, pointer: &str, value: Value) -> ResourceClaim {
+    let mut companion = claim("more", memory);
+    companion.metadata.labels =
+        Some([("gpu.drava.dev/companion-of".to_owned(), "uid-a".to_owned())].into());
+    companion.metadata.owner_references = Some(vec![object(json!({
+        "apiVersion": "v1", "kind": "Pod", "name": "a", "uid": "pod-a", "controller": true,
+    }))]);
+    if pointer.is_empty() {
+        return companion;
+    }
+    let mut changed = serde_json::to_value(companion).unwrap();
+    *changed.pointer_mut(pointer).unwrap() = value;
+    object(changed)
+}
+
+/// The user deletes the companion, and the node driver reports that this has become of its capacity.
+fn delete_companion(cluster: &mut TestCluster, reason: &str) {
+    let mut companion = cluster.claims["more"].clone();
+    companion.metadata.deletion_timestamp = Some(object(json!("2026-01-01T00:00:30Z")));
+    let status = companion.status.as_mut().unwrap();
+    let results = status
+        .allocation
+        .clone()
+        .unwrap()
+        .devices
+        .unwrap()
+        .results
+        .unwrap();
+    status.devices = Some(vec![object(json!({
+        "driver": results[0].driver, "pool": results[0].pool, "device": results[0].device,
+        "shareID": results[0].share_id,
+        "conditions": [{
+            "type": "Granted", "status": "False", "reason": reason, "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:30Z",
+        }],
+    }))]);
+    cluster.observe(companion);
+}
+
+#[test]
+fn share_grows_on_its_own_gpu_only() {
+    let mut cluster = cluster_with_share();
+    // The other GPU has room.
+    cluster.add_claim(companion("60Gi", "", json!(null)));
+    assert_eq!(cluster.settle(), [] as [&str; 0]);
+    let messages = cluster.messages_of("ResourceClaim/more").join("\n");
+    assert!(messages.contains("InsufficientMemory"), "{messages}");
+    cluster.delete_claim("more");
+    cluster.add_claim(companion("40Gi", "", json!(null)));
+    assert_eq!(cluster.settle(), ["a → n1"]);
+    assert_eq!(device_of(&cluster, "more"), "gpu-0-vgpu");
+    let reserved = cluster.claims["more"]
+        .status
+        .clone()
+        .unwrap()
+        .reserved_for
+        .unwrap();
+    let consumer = json!({"resource": "pods", "name": "a", "uid": "pod-a"});
+    assert_eq!(serde_json::to_value(reserved).unwrap(), json!([consumer]));
+}
+
+#[test]
+fn share_grows_as_soon_as_its_gpu_has_room() {
+    let mut cluster = cluster_with_share();
+    cluster.add_running(&[("b", "40Gi", 5)]);
+    assert_eq!(device_of(&cluster, "b"), "gpu-0-vgpu");
+    cluster.add_claim(companion("10Gi", "", json!(null)));
+    assert_eq!(cluster.settle(), [] as [&str; 0]);
+    cluster.end("b");
+    assert!(cluster.planner.next_deadline().unwrap() <= cluster.now + RETRY);
+    cluster.advance(RETRY);
+    assert_eq!(cluster.settle(), ["a → n1"]);
+}
+
+#[test]
+fn share_does_not_grow_into_what_a_waiting_pod_was_promised() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.add_running(&[("a", "40Gi", 5), ("b", "20Gi", 5)]);
+    // It waits for the end of b.
+    cluster.start_deletion("b");
+    cluster.add_pod_of_priority("head", "40Gi", 5);
+    assert_eq!(cluster.settle(), [] as [&str; 0]);
+    cluster.add_claim(companion("10Gi", "", json!(null)));
+    assert_eq!(cluster.settle(), [] as [&str; 0]);
+    cluster.end("b");
+    assert_eq!(cluster.settle(), ["head → n1"]);
+}
+
+#[test]
+fn growth_obeys_quota() {
+    let mut cluster = cluster_with_share();
+    cluster.set_quota(
+        "q",
+        &json!({"namespaces": ["default"], "limit": {"memory": "44Gi"}}),
+    );
+    cluster.add_claim(companion("10Gi", "", json!(null)));
+    assert_eq!(cluster.settle(), [] as [&str; 0]);
+    let messages = cluster.messages_of("ResourceClaim/more").join("\n");
+    assert!(
+        messages.contains(Reason::QuotaExceeded.as_str()),
+        "{messages}"
+    );
+}
+
+#[test]
+fn refuses_claim_that_is_no_companion_of_running_share() {
+    let request = "/spec/devices/requests/0";
+    let cases = [
+        (
+            "/metadata/ownerReferences".to_owned(),
+            json!([]),
+            "has no pod as its controlling owner",
+        ),
+        (
+            "/metadata/ownerReferences/0/uid".to_owned(),
+            json!("pod-b"),
+            "does not run in namespace default",
+        ),
+        (
+            "/metadata/labels".to_owned(),
+            json!({"gpu.drava.dev/companion-of": "x"}),
+            "no claim with the UID x",
+        ),
+        (
+            format!("{request}/name"),
+            json!("other"),
+            "request other of claim a has no share of a GPU",
+        ),
+        (
+            format!("{request}/exactly"),
+            json!({"deviceClassName": "vgpu.drava.dev", "count": 2}),
+            "exactly one device",
+        ),
+    ];
+    for (pointer, value, expected) in cases {
+        let mut cluster = cluster_with_share();
+        cluster.add_claim(companion("10Gi", &pointer, value));
+        assert_eq!(cluster.settle(), [] as [&str; 0], "{pointer}");
+        let messages = cluster.messages_of("ResourceClaim/more").join("\n");
+        assert!(messages.contains(expected), "{pointer}: {messages}");
+        assert!(
+            messages.contains(Reason::InvalidCompanion.as_str()),
+            "{messages}"
+        );
+    }
+    // A share of two pods.
+    let mut cluster = cluster_with_share();
+    let mut shared = cluster.claims["a"].clone();
+    let other = json!({"resource": "pods", "name": "b", "uid": "pod-b"});
+    let status = shared.status.as_mut().unwrap();
+    status.reserved_for.as_mut().unwrap().push(object(other));
+    cluster.observe(shared);
+    cluster.add_claim(companion("10Gi", "", json!(null)));
+    assert_eq!(cluster.settle(), [] as [&str; 0]);
+    let messages = cluster.messages_of("ResourceClaim/more").join("\n");
+    assert!(
+        messages.contains("shares of several pods do not grow"),
+        "{messages}"
+    );
+}
+
+#[test]
+fn capacity_is_released_after_share_has_given_it_back() {
+    let mut cluster = cluster_with_share();
+    cluster.add_claim(companion("40Gi", "", json!(null)));
+    cluster.settle();
+    delete_companion(&mut cluster, "InUse");
+    assert!(cluster.actions().1.is_empty());
+    delete_companion(&mut cluster, "Released");
+    let (_, releases) = cluster.actions();
+    assert_eq!(releases.len(), 1);
+    assert_eq!(releases[0].reason, ReleaseReason::GivenBack);
+    assert!(cluster.actions().1.is_empty(), "the release is in flight");
+    cluster.release(&releases[0]);
+    cluster.delete_claim("more");
+    cluster.add_pod_of_priority("b", "40Gi", 0);
+    assert_eq!(cluster.settle(), ["b → n1"]);
+    assert_eq!(device_of(&cluster, "b"), "gpu-0-vgpu");
+}
+
+#[test]
+fn failed_growth_is_tried_again() {
+    let mut cluster = cluster_with_share();
+    cluster.add_claim(companion("40Gi", "", json!(null)));
+    let (jobs, _) = cluster.actions();
+    assert_eq!(jobs.len(), 1);
+    let failure = crate::action::AllocationFailure {
+        message: "no answer".to_owned(),
+        is_reportable: false,
+    };
+    for job in jobs {
+        cluster.finish(job, Vec::new(), Some(failure.clone()));
+    }
+    cluster.advance(RETRY);
+    assert_eq!(cluster.settle(), ["a → n1"]);
+}
