@@ -1,6 +1,6 @@
 //! `kubectl drava`: GPU allocations, why a pod is pending, and maintenance of GPUs.
 //!
-//! It reads the cluster with the user's permissions and runs the controller's allocator. Only [`cordon`] writes.
+//! It reads the cluster with the user's permissions and runs the controller's allocator. Only [`cordon`] and [`resize`] write.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -29,6 +29,7 @@ mod migrate;
 mod node;
 mod output;
 mod quota;
+mod resize;
 mod simulate;
 mod tenant;
 mod top;
@@ -41,7 +42,7 @@ mod watch;
 ///
 /// The command reads ResourceSlices, ResourceClaims, DeviceClasses, GpuQuotas, nodes and pods of all namespaces with your
 /// permissions.
-/// `cordon`, `drain` and `uncordon` write DeviceTaintRules; the other commands change nothing.
+/// `cordon`, `drain` and `uncordon` write DeviceTaintRules, and `resize` writes ResourceClaims; the other commands change nothing.
 #[derive(Debug, Parser)]
 #[command(
     name = "kubectl-drava",
@@ -136,6 +137,17 @@ enum Command {
         after_help = "Examples:\n  kubectl drava cost --prometheus monitoring/prometheus-operated:9090 --since 30d\n  kubectl drava cost --prometheus http://localhost:9090 --claims -n research -o json"
     )]
     Cost(cost::Options),
+
+    /// Grow or shrink the share of a running pod, without a restart.
+    ///
+    /// The amounts are totals. What the share gains is a companion claim, owned by the pod; it counts against quotas as every
+    /// claim, and goes with the pod. The share shrinks by deleting companions, never below its own claim, as soon as its programs
+    /// use little enough memory. Needs the permission to create and delete ResourceClaims in the namespace, and
+    /// scheduling.mode=managed.
+    #[command(
+        after_help = "Examples:\n  kubectl drava resize trainer-0 --memory 12Gi -n research\n  kubectl drava resize pod/trainer-0 --cores 40 --dry-run"
+    )]
+    Resize(resize::Options),
 
     /// Exclude the GPUs of a node, or one GPU, from allocation.
     ///
@@ -349,6 +361,11 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             let is_default = cli.output == Output::Table;
             anyhow::ensure!(is_default, "console serves a page; it has no output format");
             return console(&cli.connection, options).await;
+        }
+        Command::Resize(options) => {
+            let (client, namespace) = connect(&cli.connection).await?;
+            let report = resize::run(&client, &namespace, &options).await?;
+            cli.output.format(&report, || report.text())?
         }
         Command::Quota { name } => {
             let (client, _) = connect(&cli.connection).await?;
