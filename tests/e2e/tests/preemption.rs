@@ -214,6 +214,28 @@ spec: {maxUnavailable: 2, selector: {matchLabels: {app: batch}}}
     Ok(())
 }
 
+/// Waits until the leader shows whether it reserves devices for the pod because others end for it.
+fn shows_reservation(tenant: &Namespace<'_>, pod: &str, is_expected: bool) -> Result<()> {
+    wait(
+        &format!("devices are reserved for {pod}: {is_expected}"),
+        || {
+            let leader = tenant.find("gpucontrollerleader", "drava-controller")?;
+            let leader = leader.context("no GpuControllerLeader")?;
+            let reservations = leader["status"]["reservations"].as_array();
+            let mut reservations = reservations.into_iter().flatten();
+            let is_shown = reservations.any(|reserved| {
+                reserved["namespace"] == tenant.name()
+                    && reserved["pod"] == pod
+                    && reserved["purpose"] == "Preemption"
+                    && reserved["devices"]
+                        .as_array()
+                        .is_some_and(|devices| devices.len() == 2)
+            });
+            Ok((is_shown == is_expected).then_some(()))
+        },
+    )
+}
+
 #[test]
 fn keeps_freed_devices_across_change_of_leader() -> Result<()> {
     let cluster = TestCluster::attach()?;
@@ -239,12 +261,14 @@ fn keeps_freed_devices_across_change_of_leader() -> Result<()> {
     let outcome = tenant
         .event("urgent", "Preempting: evicted")
         .and_then(|_| {
+            shows_reservation(&tenant, "urgent", true)?;
             cluster.kill_processes("drava-controller")?;
             wait("the quick victim is gone", || {
                 Ok(tenant.find("pod", "quick")?.is_none().then_some(()))
             })
         })
-        .and_then(|()| tenant.running("urgent"));
+        .and_then(|()| tenant.running("urgent"))
+        .and_then(|()| shows_reservation(&tenant, "urgent", false));
     tenant.kubectl(&["delete", "priorityclass", "e2e-leader-eviction"])?;
     outcome?;
     let thief = tenant.claim_of("thief")?;
