@@ -15,6 +15,9 @@ use crate::tenant;
 /// Versions of Kueue's API, the newest first.
 const KUEUE_VERSIONS: [&str; 2] = ["v1beta2", "v1beta1"];
 
+/// Label of a job with its queue of Kueue.
+const QUEUE_LABEL: &str = "kueue.x-k8s.io/queue-name";
+
 /// Label of the pods of a job.
 const JOB_LABEL: &str = "batch.kubernetes.io/job-name";
 
@@ -59,7 +62,7 @@ pub(crate) async fn explain(
         return Ok(Report {
             job: qualified,
             is_suspended: true,
-            summary: suspended(name, workload.as_ref()),
+            summary: suspended(&job, namespace, workload.as_ref()),
             pending_pods: Vec::new(),
         });
     }
@@ -68,7 +71,7 @@ pub(crate) async fn explain(
     let pods = pods.list(&of_job).await;
     let action = format!("list the pods of job {qualified}");
     let pods = pods.map_err(|error| tenant::refused(error, &action))?;
-    Ok(of_pods(qualified, &pods.items))
+    Ok(of_pods(namespace, name, &pods.items))
 }
 
 fn is_suspended(job: &Job) -> bool {
@@ -129,11 +132,18 @@ impl Workload {
 }
 
 /// Returns why a job is suspended.
-fn suspended(name: &str, workload: Option<&Workload>) -> String {
+fn suspended(job: &Job, namespace: &str, workload: Option<&Workload>) -> String {
     let Some(workload) = workload else {
+        if let Some(queue) = job.labels().get(QUEUE_LABEL) {
+            return format!(
+                "suspended; its label {QUEUE_LABEL} names queue {queue}, and Kueue has no workload of the job so far: check that \
+                 Kueue runs, and that it manages the jobs of namespace {namespace}"
+            );
+        }
         return format!(
-            "suspended, and no workload of Kueue has the job; `kubectl patch job {name} --type=merge -p \
-             '{{\"spec\":{{\"suspend\":false}}}}'` starts it"
+            "suspended, and no workload of Kueue has the job; `kubectl patch job {} -n {namespace} --type=merge -p \
+             '{{\"spec\":{{\"suspend\":false}}}}'` starts it",
+            job.name_any()
         );
     };
     let Workload {
@@ -157,7 +167,7 @@ fn suspended(name: &str, workload: Option<&Workload>) -> String {
 }
 
 /// Returns which pods of a job wait.
-fn of_pods(job: String, pods: &[Pod]) -> Report {
+fn of_pods(namespace: &str, name: &str, pods: &[Pod]) -> Report {
     let pending = pods.iter().filter(|pod| {
         let phase = pod
             .status
@@ -170,12 +180,12 @@ fn of_pods(job: String, pods: &[Pod]) -> Report {
         (0, _) => "not suspended, and without pods; check the job's events".to_owned(),
         (_, []) => "not suspended, and no pod waits for a node".to_owned(),
         (_, [first, ..]) => format!(
-            "not suspended; pods that wait: {}; `kubectl drava explain pod {first}` says why",
+            "not suspended; pods that wait: {}; `kubectl drava explain pod {first} -n {namespace}` says why",
             pending.len()
         ),
     };
     Report {
-        job,
+        job: format!("{namespace}/{name}"),
         is_suspended: false,
         summary,
         pending_pods: pending,
@@ -230,10 +240,26 @@ mod tests {
                 "suspended; Kueue has not decided on workload job-j-1, or starts the job",
             ),
         ] {
-            assert_eq!(suspended("j", Some(&workload)), text);
+            assert_eq!(suspended(&job(&json!({})), "a", Some(&workload)), text);
         }
-        assert!(
-            suspended("j", None).starts_with("suspended, and no workload of Kueue has the job")
+    }
+
+    fn job(labels: &Value) -> Job {
+        let job = json!({"metadata": {"name": "j", "labels": labels}});
+        serde_json::from_value(job).expect("a job")
+    }
+
+    #[test]
+    fn says_that_job_has_no_workload() {
+        assert_eq!(
+            suspended(&job(&json!({})), "a", None),
+            "suspended, and no workload of Kueue has the job; `kubectl patch job j -n a --type=merge -p \
+             '{\"spec\":{\"suspend\":false}}'` starts it"
+        );
+        assert_eq!(
+            suspended(&job(&json!({QUEUE_LABEL: "gpus"})), "a", None),
+            "suspended; its label kueue.x-k8s.io/queue-name names queue gpus, and Kueue has no workload of the job so far: check \
+             that Kueue runs, and that it manages the jobs of namespace a"
         );
     }
 
@@ -250,13 +276,13 @@ mod tests {
             pod("b", None, "Pending"),
             pod("c", None, "Failed"),
         ];
-        let report = of_pods("a/j".to_owned(), &pods);
+        let report = of_pods("a", "j", &pods);
         assert_eq!(
             report.text(),
-            "job a/j: not suspended; pods that wait: 1; `kubectl drava explain pod b` says why\n"
+            "job a/j: not suspended; pods that wait: 1; `kubectl drava explain pod b -n a` says why\n"
         );
         assert_eq!(report.pending_pods, ["b"]);
-        let none = of_pods("a/j".to_owned(), &[]);
+        let none = of_pods("a", "j", &[]);
         assert_eq!(
             none.summary,
             "not suspended, and without pods; check the job's events"

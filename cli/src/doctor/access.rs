@@ -80,6 +80,7 @@ pub(super) fn required(state: &ClusterState) -> Vec<Permission> {
             ("create", DRA, "resourceslices", None),
             ("delete", DRA, "resourceslices", None),
             ("list", DRA, "resourceclaims", None),
+            ("watch", DRA, "resourceclaims", None),
             ("patch", DRA, "resourceclaims/status", None),
             (
                 "associated-node:patch",

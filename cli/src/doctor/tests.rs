@@ -317,6 +317,11 @@ fn finds_missing_permission() {
         Vec::from_iter(accounts),
         ["drava-controller", "drava-dra-driver"]
     );
+    // The node driver follows the companion claims.
+    assert!(required.iter().any(|permission| {
+        (permission.account.1.as_str(), permission.verb) == ("drava-dra-driver", "watch")
+            && permission.resource == "resourceclaims"
+    }));
 }
 
 #[test]

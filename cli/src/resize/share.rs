@@ -1,0 +1,326 @@
+//! The share of a running pod, and the companions that add to it.
+
+use std::fmt;
+
+use anyhow::{Context as _, bail};
+use drava_api::condition::ConditionType;
+use drava_api::{Quantity, names};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::{DeviceRequest, DeviceRequestAllocationResult, ResourceClaim};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::ResourceExt as _;
+use serde::Serialize;
+
+/// 1 MiB, the least memory of a claim.
+pub(super) const MIB: u64 = 1 << 20;
+
+/// Amounts of a share: memory in bytes, GPU time in percent.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Amounts {
+    pub(super) memory_bytes: u64,
+    pub(super) cores: u64,
+}
+
+impl Amounts {
+    fn of(result: &DeviceRequestAllocationResult) -> Self {
+        let consumed = |name: &str| {
+            let amount = result.consumed_capacity.as_ref()?.get(name)?;
+            let amount = Quantity::try_from(amount).ok()?;
+            amount.to_u64_rounded_up()
+        };
+        Self {
+            memory_bytes: consumed(names::capacity::MEMORY).unwrap_or_default(),
+            cores: consumed(names::capacity::CORES).unwrap_or_default(),
+        }
+    }
+
+    /// Returns what a companion adds. A share without memory does not exist, so one for GPU time has 1 MiB, which counts as none.
+    fn of_companion(result: &DeviceRequestAllocationResult) -> Self {
+        let amounts = Self::of(result);
+        match amounts.memory_bytes {
+            MIB => Self {
+                memory_bytes: 0,
+                ..amounts
+            },
+            _ => amounts,
+        }
+    }
+
+    pub(super) const fn plus(self, other: Self) -> Self {
+        Self {
+            memory_bytes: self.memory_bytes.saturating_add(other.memory_bytes),
+            cores: self.cores.saturating_add(other.cores),
+        }
+    }
+
+    pub(super) const fn minus(self, other: Self) -> Self {
+        Self {
+            memory_bytes: self.memory_bytes.saturating_sub(other.memory_bytes),
+            cores: self.cores.saturating_sub(other.cores),
+        }
+    }
+
+    pub(super) const fn fits(self, limit: Self) -> bool {
+        self.memory_bytes <= limit.memory_bytes && self.cores <= limit.cores
+    }
+}
+
+impl fmt::Display for Amounts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mib = self.memory_bytes.div_ceil(MIB);
+        write!(f, "{mib} MiB, {}% of GPU time", self.cores)
+    }
+}
+
+/// The share of a running pod.
+#[derive(Debug, Clone)]
+pub(super) struct Share {
+    /// Its claim.
+    pub(super) base: ResourceClaim,
+    /// Name of its request.
+    pub(super) request: String,
+    /// Its device class.
+    pub(super) class: String,
+    /// Amounts of the claim itself.
+    pub(super) own: Amounts,
+    /// What its companions add, oldest first.
+    pub(super) companions: Vec<(String, Amounts)>,
+}
+
+impl Share {
+    pub(super) fn total(&self) -> Amounts {
+        let added = self.companions.iter().map(|(_, added)| *added);
+        added.fold(self.own, Amounts::plus)
+    }
+}
+
+/// Refuses a pod whose share cannot change.
+pub(super) fn check_runs(pod: &Pod) -> anyhow::Result<()> {
+    let name = pod.name_any();
+    let spec = pod.spec.as_ref();
+    if spec.is_none_or(|spec| spec.node_name.is_none()) {
+        bail!(
+            "pod {name} is not bound to a node: change the request in its claim or template instead"
+        );
+    }
+    if pod.metadata.deletion_timestamp.is_some() {
+        bail!("pod {name} is being deleted: only the shares of running pods grow");
+    }
+    let phase = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref());
+    if let Some(phase @ ("Succeeded" | "Failed")) = phase {
+        bail!("pod {name} has finished ({phase}): only the shares of running pods grow");
+    }
+    Ok(())
+}
+
+/// Refuses a claim that is not reserved for the pod alone.
+pub(super) fn check_grows(pod: &Pod, base: &ResourceClaim) -> anyhow::Result<()> {
+    let status = base.status.iter();
+    let consumers = status.flat_map(|status| status.reserved_for.iter().flatten());
+    let consumers: Vec<_> = consumers.collect();
+    let uid = pod.uid().unwrap_or_default();
+    if matches!(consumers[..], [consumer] if consumer.uid == uid) {
+        return Ok(());
+    }
+    let names = consumers
+        .iter()
+        .map(|consumer| format!("{}/{}", consumer.resource, consumer.name));
+    let names = match consumers.is_empty() {
+        true => "no pod".to_owned(),
+        false => names.collect::<Vec<_>>().join(", "),
+    };
+    bail!(
+        "claim {} is not reserved for pod {} alone (reserved for: {names}): a companion goes with one pod, so shares of several \
+         pods and of PodGroups do not grow",
+        base.name_any(),
+        pod.name_any()
+    )
+}
+
+/// Finds the share of a pod by the name of its claim in the pod and the name of its request, where they are given.
+pub(super) fn find(
+    pod: &Pod,
+    claims: &[ResourceClaim],
+    (in_pod, wanted): (Option<&str>, Option<&str>),
+) -> anyhow::Result<Share> {
+    let mut found = Vec::new();
+    let mut others = Vec::new();
+    for (entry, name) in drava_allocator::pod::claims(pod) {
+        let claim = claims
+            .iter()
+            .find(|claim| Some(claim.name_any().as_str()) == name);
+        let Some(claim) = claim.filter(|_| in_pod.is_none_or(|of| of == entry)) else {
+            continue;
+        };
+        for result in results(claim) {
+            let request = main_request(&result.request);
+            if wanted.is_some_and(|of| of != request) {
+                continue;
+            }
+            if result.driver == names::DRIVER && result.share_id.is_some() {
+                found.push((entry, claim, result));
+            } else if result.driver == names::DRIVER {
+                others.push(format!(
+                    "{entry}/{request} has device {}, no share",
+                    result.device
+                ));
+            }
+        }
+    }
+    let name = pod.name_any();
+    let [(_, claim, result)] = &found[..] else {
+        if found.is_empty() {
+            let others = match others.is_empty() {
+                true => "none of its claims is allocated by drava".to_owned(),
+                false => others.join("; "),
+            };
+            bail!(
+                "pod {name} has no such share of a GPU ({others}): whole GPUs and MIG partitions do not grow"
+            );
+        }
+        let shares = found
+            .iter()
+            .map(|(entry, _, result)| format!("{entry}/{}", main_request(&result.request)));
+        let shares: Vec<String> = shares.collect();
+        bail!(
+            "pod {name} has several shares ({}): select one with --claim and --request",
+            shares.join(", ")
+        );
+    };
+    let request = main_request(&result.request).to_owned();
+    let class = class_of(claim, &result.request)
+        .with_context(|| format!("claim {} has no request {request}", claim.name_any()))?;
+    Ok(Share {
+        companions: companions(pod, claims, claim, &request)?,
+        base: (*claim).clone(),
+        own: Amounts::of(result),
+        class,
+        request,
+    })
+}
+
+/// Returns what the companions of a share add, oldest first.
+///
+/// # Errors
+/// When one of them is not settled: the total is not known then.
+fn companions(
+    pod: &Pod,
+    claims: &[ResourceClaim],
+    base: &ResourceClaim,
+    request: &str,
+) -> anyhow::Result<Vec<(String, Amounts)>> {
+    let own = claims
+        .iter()
+        .filter(|claim| is_companion(claim, base, pod) && has_request(claim, request));
+    let mut own: Vec<&ResourceClaim> = own.collect();
+    own.sort_by_key(|companion| companion.creation_timestamp().map(|created| created.0));
+    let added = own.into_iter().map(|companion| {
+        if let Some(state) = unsettled(companion) {
+            let what = match companion.metadata.deletion_timestamp {
+                Some(_) => "wait until it is gone".to_owned(),
+                None => format!("wait, or withdraw it with {}", withdrawal(companion)),
+            };
+            bail!(
+                "claim {} of an earlier resize {state}: {what}",
+                companion.name_any()
+            );
+        }
+        let mut results = results(companion).filter(|result| result.driver == names::DRIVER);
+        let result = results.find(|result| main_request(&result.request) == request);
+        let added = result.map(Amounts::of_companion).unwrap_or_default();
+        Ok((companion.name_any(), added))
+    });
+    added.collect()
+}
+
+/// Returns whether a claim is a companion of `base` for this pod, and for no other one. A claim that the pod itself uses is none,
+/// whatever its label says.
+fn is_companion(claim: &ResourceClaim, base: &ResourceClaim, pod: &Pod) -> bool {
+    let uid = pod.uid().unwrap_or_default();
+    let name = claim.name_any();
+    let status = claim.status.iter();
+    let mut consumers = status.flat_map(|status| status.reserved_for.iter().flatten());
+    claim.labels().get(names::COMPANION_LABEL) == base.metadata.uid.as_ref()
+        && claim.owner_references().iter().any(|owner| owner.uid == uid)
+        // The controller reserves it together with its allocation.
+        && consumers.all(|consumer| consumer.uid == uid)
+        && !drava_allocator::pod::claims(pod).any(|(_, used)| used == Some(name.as_str()))
+}
+
+fn has_request(claim: &ResourceClaim, name: &str) -> bool {
+    let spec = claim.spec.iter();
+    let devices = spec.filter_map(|spec| spec.devices.as_ref());
+    let mut requests = devices.flat_map(|devices| devices.requests.iter().flatten());
+    requests.any(|request| request.name == name)
+}
+
+/// Returns the state of a companion that the limits of its share do not include, or do not include for long.
+pub(super) fn unsettled(companion: &ResourceClaim) -> Option<String> {
+    let condition = granted(companion);
+    let reported = condition.map_or_else(
+        || "the node driver has not reported on it".to_owned(),
+        |condition| format!("{}: {}", condition.reason, condition.message),
+    );
+    let is_allocated = is_allocated(companion);
+    match companion.metadata.deletion_timestamp {
+        Some(_) if is_allocated => Some(format!("is being deleted ({reported})")),
+        Some(_) => Some("is being deleted".to_owned()),
+        None if !is_allocated => Some("waits for its allocation".to_owned()),
+        None if condition.is_some_and(|condition| condition.status == "True") => None,
+        None => Some(format!(
+            "is allocated, and the limits do not include it ({reported})"
+        )),
+    }
+}
+
+pub(super) fn is_allocated(claim: &ResourceClaim) -> bool {
+    let status = claim.status.as_ref();
+    status.is_some_and(|status| status.allocation.is_some())
+}
+
+/// Returns the condition `Granted` of a companion.
+pub(super) fn granted(claim: &ResourceClaim) -> Option<&Condition> {
+    let status = claim.status.iter();
+    let devices = status.flat_map(|status| status.devices.iter().flatten());
+    let devices = devices.filter(|device| device.driver == names::DRIVER);
+    let mut conditions = devices.flat_map(|device| device.conditions.iter().flatten());
+    conditions.find(|condition| condition.type_ == ConditionType::Granted.as_str())
+}
+
+/// Returns the command that withdraws a companion.
+pub(super) fn withdrawal(companion: &ResourceClaim) -> String {
+    format!(
+        "`kubectl delete resourceclaim {} -n {}`",
+        companion.name_any(),
+        companion.namespace().unwrap_or_default()
+    )
+}
+
+fn results(claim: &ResourceClaim) -> impl Iterator<Item = &DeviceRequestAllocationResult> {
+    let status = claim.status.iter();
+    let allocation = status.filter_map(|status| status.allocation.as_ref());
+    let devices = allocation.filter_map(|allocation| allocation.devices.as_ref());
+    devices.flat_map(|devices| devices.results.iter().flatten())
+}
+
+fn main_request(request: &str) -> &str {
+    request.split_once('/').map_or(request, |(main, _)| main)
+}
+
+/// Returns the class of a request, or of its alternative.
+fn class_of(claim: &ResourceClaim, result: &str) -> Option<String> {
+    let devices = claim.spec.as_ref()?.devices.as_ref()?;
+    let mut requests = devices.requests.iter().flatten();
+    let request: &DeviceRequest = requests.find(|request| request.name == main_request(result))?;
+    if let Some(exactly) = &request.exactly {
+        return Some(exactly.device_class_name.clone());
+    }
+    let (_, name) = result.split_once('/')?;
+    let mut alternatives = request.first_available.iter().flatten();
+    let alternative = alternatives.find(|alternative| alternative.name == name)?;
+    Some(alternative.device_class_name.clone())
+}
