@@ -14,7 +14,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::names;
-use crate::placement_record;
 
 mod layer;
 
@@ -371,8 +370,7 @@ pub fn resolve_over(
             let opaque = config
                 .opaque
                 .as_ref()
-                .filter(|opaque| opaque.driver == names::DRIVER)
-                .filter(|opaque| !placement_record::is_record(&opaque.parameters.0))?;
+                .filter(|opaque| opaque.driver == names::DRIVER)?;
             Some(Document {
                 layer: if config.source == "FromClass" {
                     Layer::Class

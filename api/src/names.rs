@@ -5,6 +5,10 @@
 /// Name of the DRA driver, and domain of its unqualified attributes and capacities.
 pub const DRIVER: &str = "gpu.drava.dev";
 
+/// Driver under which the controller records an allocation in its config: one that no node driver serves, so that each ignores
+/// the record.
+pub const RECORD_DRIVER: &str = "controller.gpu.drava.dev";
+
 /// API group of the opaque config and of the custom resources.
 pub const GROUP: &str = "gpu.drava.dev";
 

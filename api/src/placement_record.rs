@@ -1,7 +1,8 @@
 //! What the controller records in an allocation: for which pod, and why the node and the devices were selected.
 //!
-//! The record is an entry of the allocation's config, so it is written together with the allocation and is as immutable. The
-//! node driver ignores it, and a claim cannot contain one: [`VgpuConfig`](crate::config::VgpuConfig) is the only kind there.
+//! The record is an entry of the allocation's config, so it is written together with the allocation and is as immutable. It is
+//! opaque config of [`names::RECORD_DRIVER`], so node drivers of all versions ignore it. Its source is the class: what the author
+//! of a claim writes gets the source `FromClaim` in the allocation.
 
 use k8s_openapi::api::resource::v1::{
     AllocationResult, DeviceAllocationConfiguration, OpaqueDeviceConfiguration, ResourceClaim,
@@ -14,6 +15,9 @@ use crate::names;
 
 /// Value of `kind`.
 pub const KIND: &str = "PlacementRecord";
+
+/// Source of the entry.
+const SOURCE: &str = "FromClass";
 
 /// Maximum number of config entries that the API server accepts in an allocation.
 const MAX_ENTRIES: usize = 64;
@@ -50,11 +54,11 @@ impl PlacementRecord {
         });
         config.push(DeviceAllocationConfiguration {
             opaque: Some(OpaqueDeviceConfiguration {
-                driver: names::DRIVER.to_owned(),
+                driver: names::RECORD_DRIVER.to_owned(),
                 parameters: RawExtension(parameters),
             }),
             requests: None,
-            source: "FromClaim".to_owned(),
+            source: SOURCE.to_owned(),
         });
     }
 
@@ -74,20 +78,15 @@ impl PlacementRecord {
 fn parameters_of(claim: &ResourceClaim) -> Option<&Value> {
     let allocation = claim.status.as_ref()?.allocation.as_ref()?;
     let config = allocation.devices.as_ref()?.config.as_ref()?;
-    let opaque = config
-        .iter()
-        .rev()
-        .filter_map(|entry| entry.opaque.as_ref());
-    opaque
-        .filter(|opaque| opaque.driver == names::DRIVER)
+    let of_class = config.iter().rev().filter(|entry| entry.source == SOURCE);
+    of_class
+        .filter_map(|entry| entry.opaque.as_ref())
+        .filter(|opaque| opaque.driver == names::RECORD_DRIVER)
         .map(|opaque| &opaque.parameters.0)
-        .find(|parameters| is_record(parameters))
-}
-
-/// Returns whether these parameters of a config are a record.
-pub(crate) fn is_record(parameters: &Value) -> bool {
-    let is = |key, value: &str| parameters.get(key).and_then(Value::as_str) == Some(value);
-    is("apiVersion", names::API_VERSION) && is("kind", KIND)
+        .find(|parameters| {
+            let is = |key, value| parameters.get(key).and_then(Value::as_str) == Some(value);
+            is("apiVersion", names::API_VERSION) && is("kind", KIND)
+        })
 }
 
 #[cfg(test)]
@@ -118,6 +117,23 @@ mod tests {
             Some(record("only feasible node"))
         );
         assert_eq!(PlacementRecord::of(&ResourceClaim::default()), None);
+    }
+
+    #[test]
+    fn is_never_read_from_what_a_claim_has() {
+        let mut allocation = AllocationResult::default();
+        record("only feasible node").add_to(&mut allocation);
+        for change in [
+            |entry: &mut DeviceAllocationConfiguration| entry.source = "FromClaim".to_owned(),
+            |entry: &mut DeviceAllocationConfiguration| {
+                entry.opaque.as_mut().unwrap().driver = names::DRIVER.to_owned();
+            },
+        ] {
+            let mut forged = allocation.clone();
+            let config = forged.devices.as_mut().unwrap().config.as_mut().unwrap();
+            change(&mut config[0]);
+            assert_eq!(PlacementRecord::pod_uid(&allocated(forged)), None);
+        }
     }
 
     #[test]

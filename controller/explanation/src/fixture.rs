@@ -146,12 +146,12 @@ fn claim(
         claim["status"] = json!({"allocation": {"devices": {"results": [result]}}});
         if let Some(pod) = pod {
             claim["status"]["reservedFor"] = json!([{"resource": "pods", "name": pod, "uid": pod}]);
-            let opaque = json!({"driver": "gpu.drava.dev", "parameters": {
+            let opaque = json!({"driver": "controller.gpu.drava.dev", "parameters": {
                 "apiVersion": "gpu.drava.dev/v1alpha1", "kind": "PlacementRecord", "podUID": pod,
                 "reason": "node n1: only feasible node; gpu-0:\u{1b} binpack: 40% of memory allocated, gpu-1 0%",
             }});
             claim["status"]["allocation"]["devices"]["config"] =
-                json!([{"source": "FromClaim", "opaque": opaque}]);
+                json!([{"source": "FromClass", "opaque": opaque}]);
         }
     }
     object(claim)

@@ -94,6 +94,10 @@ fn claim_with_finalizer_is_allocated_by_one_write() -> Result<()> {
     ensure!(written_by_controller(&claim) == ["status"], "{claim}");
     let config = claim["status"]["allocation"]["devices"]["config"].as_array();
     let record = config.and_then(|all| all.last()).context("no record")?;
+    ensure!(
+        record["opaque"]["driver"] == "controller.gpu.drava.dev",
+        "{record}"
+    );
     let record = &record["opaque"]["parameters"];
     let found = tenant.find("pod", "a")?.context("no pod")?;
     ensure!(record["podUID"] == found["metadata"]["uid"], "{record}");

@@ -141,8 +141,8 @@ fn running(point: Point, index: usize, nodes: usize) -> Result<(Pod, ResourceCla
     claim.status = Some(object(json!({
         "allocation": {
             "allocationTimestamp": "2026-01-01T00:00:00Z",
-            "devices": {"results": [result], "config": [{"source": "FromClaim", "opaque": {
-                "driver": names::DRIVER,
+            "devices": {"results": [result], "config": [{"source": "FromClass", "opaque": {
+                "driver": names::RECORD_DRIVER,
                 "parameters": {
                     "apiVersion": "gpu.drava.dev/v1alpha1", "kind": "PlacementRecord",
                     "podUID": format!("pod-{name}"), "reason": format!("node {node}: only feasible node"),

@@ -39,7 +39,7 @@ fn writes_allocation_as_kube_scheduler_with_its_record() {
                 }],
                 "config": [{"source": "FromClass", "opaque": {"driver": "gpu.drava.dev", "parameters": {
                     "apiVersion": "gpu.drava.dev/v1alpha1", "kind": "VgpuConfig", "priority": 10,
-                }}}, {"source": "FromClaim", "opaque": {"driver": "gpu.drava.dev", "parameters": {
+                }}}, {"source": "FromClass", "opaque": {"driver": "controller.gpu.drava.dev", "parameters": {
                     "apiVersion": "gpu.drava.dev/v1alpha1", "kind": "PlacementRecord", "podUID": "pod-a",
                     "reason": "node n1: only feasible node; gpu-0: only feasible GPU",
                 }}}],
