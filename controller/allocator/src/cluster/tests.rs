@@ -294,6 +294,31 @@ fn counts_pods_on_node_until_finished() {
 }
 
 #[test]
+fn counts_equal_anti_affinity_terms_of_a_pod_once() {
+    let mut cluster = cluster(&[("n1", &[80])]);
+    let mut host = node("n1");
+    host.metadata.labels = Some([("host".to_owned(), "n1".to_owned())].into());
+    cluster.upsert_node(&host);
+    let term = json!({"topologyKey": "host", "labelSelector": {}, "namespaceSelector": {}});
+    let mut alone = crate::fixture::pod("alone", &[]);
+    let uid = alone.metadata.uid.clone().unwrap();
+    let spec = alone.spec.as_mut().unwrap();
+    spec.node_name = Some("n1".to_owned());
+    spec.affinity = serde_json::from_value(json!({
+        "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term, term]},
+    }))
+    .unwrap();
+    cluster.upsert_pod(&alone);
+    let request = pod_request(&cluster, &[share("a", "1Gi", "0")]);
+    assert!(cluster.decide(&request, POLICIES).is_err());
+    cluster.presume_gone(&Departure {
+        pods: [uid].into(),
+        ..Departure::default()
+    });
+    assert!(cluster.decide(&request, POLICIES).is_ok());
+}
+
+#[test]
 fn ignores_irrelevant_node_changes() {
     let mut cluster = Cluster::default();
     assert!(cluster.upsert_node(&node("n1")));

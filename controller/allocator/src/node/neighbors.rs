@@ -22,7 +22,7 @@ pub struct Neighbor {
     namespace: String,
     labels: BTreeMap<String, String>,
     ports: Vec<HostPort>,
-    /// Required anti-affinity, which pods that come later must respect, too.
+    /// Required anti-affinity, which pods that come later must respect, too; each term once.
     avoids: Vec<PodTerm>,
     /// Pods that come later are attracted by its affinity, or repelled with a negative weight.
     pub(super) prefers: Vec<(PodTerm, i64)>,
@@ -121,16 +121,19 @@ impl Neighbor {
                     .required_during_scheduling_ignored_during_execution
                     .as_ref()
             });
+        let mut distinct: Vec<PodTerm> = Vec::new();
+        for term in avoids.into_iter().flatten() {
+            let term = PodTerm::of(term, &namespace);
+            if !distinct.contains(&term) {
+                distinct.push(term);
+            }
+        }
         // Required affinity has the default weight of kube-scheduler for the pods that come later.
         let requires = required_affinity(pod, &namespace).map(|term| (term, 1));
         Self {
             labels: pod.metadata.labels.clone().unwrap_or_default(),
             ports: host_ports(pod),
-            avoids: avoids
-                .into_iter()
-                .flatten()
-                .map(|term| PodTerm::of(term, &namespace))
-                .collect(),
+            avoids: distinct,
             prefers: requires
                 .chain(preferred_affinity(pod, &namespace))
                 .collect(),
