@@ -251,6 +251,10 @@ impl Writer {
     async fn write_one(&self, write: &ClaimWrite) -> Result<ResourceClaim, WriteError> {
         let mut claim = write.claim.as_ref().clone();
         for _ in 0..CONFLICT_LIMIT {
+            // The finalizer keeps the claim until kube-controller-manager has seen that nothing uses it.
+            if claim.metadata.deletion_timestamp.is_some() && !is_allocated(&claim) {
+                return Err(WriteError::Deleted(name_of(&claim)));
+            }
             let is_status = is_protected(&claim);
             let response = if is_status {
                 let allocation = StatusChange::Allocated(write);

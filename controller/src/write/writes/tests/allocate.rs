@@ -132,6 +132,13 @@ async fn never_overwrites_other_writers() {
     );
     assert_eq!(device_of(&server, "a"), None);
 
+    let (outcome, server) = allocate_with(&[Fault::None, Fault::DeletedBefore]).await;
+    assert_eq!(
+        outcome.failure.unwrap().message,
+        "claim default/a: the claim was deleted"
+    );
+    assert_eq!(device_of(&server, "a"), None, "its finalizer keeps it");
+
     let (outcome, _) = allocate_with(&[Fault::ChangedBefore; 40]).await;
     assert_eq!(
         outcome.failure.unwrap().message,

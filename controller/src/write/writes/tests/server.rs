@@ -41,6 +41,8 @@ pub(super) enum Fault {
     AllocatedBefore,
     /// The claim is deleted and recreated before the request.
     ReplacedBefore,
+    /// The claim is deleted before the request, and its finalizer keeps it.
+    DeletedBefore,
     /// The request is rejected with this status.
     Status(u16, &'static str),
 }
@@ -116,6 +118,9 @@ impl Server {
             Fault::ReplacedBefore => self.put(name, |object| {
                 object["metadata"]["uid"] = "another".into();
                 object["status"] = json!({});
+            }),
+            Fault::DeletedBefore => self.put(name, |object| {
+                object["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
             }),
             Fault::Status(code, message) => return Ok(failure(code, message)),
         }
