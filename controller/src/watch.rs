@@ -134,6 +134,13 @@ impl Kind {
         )
     }
 
+    /// Returns whether decisions wait for the complete list. They do not depend on the GpuControllerLeader, in whose status the
+    /// controller only reports.
+    #[must_use]
+    pub const fn is_decisive(self) -> bool {
+        !matches!(self, Self::Leaders)
+    }
+
     /// Returns `apiVersion` and `kind` of the objects. TaintRules are named by their stable version.
     #[must_use]
     pub const fn object_type(self) -> (&'static str, &'static str) {

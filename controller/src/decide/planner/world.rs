@@ -68,9 +68,9 @@ impl World {
         }
     }
 
-    /// Returns whether the complete lists of all kinds have been observed.
+    /// Returns whether the complete lists of all kinds have been observed on which decisions depend.
     pub(super) fn is_synced(&self) -> bool {
-        self.unlisted.is_empty()
+        !self.unlisted.iter().any(|kind| kind.is_decisive())
     }
 
     /// Returns whether the complete lists of all PodGroups have been observed.
