@@ -59,6 +59,8 @@ impl Backlog {
             }
             Wake::NodeDeleted(name) => {
                 self.queue.node_deleted(&name);
+                // The next new node gets its number.
+                self.unfit_nodes = None;
                 self.are_reasons_outdated = true;
             }
             Wake::Devices { node } => {
