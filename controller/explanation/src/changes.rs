@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use drava_allocator::cluster::{Cluster, Departure};
 use drava_allocator::object::{ObjectKey, object_key};
 use drava_allocator::placement::Policies;
+use drava_allocator::pod::claims as pod_claims;
 use drava_allocator::pod_request::PodRequest;
 use drava_allocator::steps;
 use drava_api::Quantity;
@@ -302,6 +303,9 @@ fn holders(snapshot: &Snapshot, request: &PodRequest) -> Holders {
     for claim in steps::counted(&snapshot.claims) {
         let key = object_key(&claim.metadata);
         let nodes: BTreeSet<String> = snapshot.cluster.nodes_of(&key).map(str::to_owned).collect();
+        if nodes.is_empty() {
+            continue;
+        }
         let users: Vec<&Pod> = users(claim, &pods);
         for pod in users.iter().filter(|pod| uid_of(pod) != request.uid) {
             let uid = uid_of(pod);
@@ -328,7 +332,8 @@ fn holders(snapshot: &Snapshot, request: &PodRequest) -> Holders {
     holders
 }
 
-/// Returns the pods that use a claim: those that have reserved it, or the one that the controller allocated it for.
+/// Returns the pods that use a claim: those that have reserved it, or the one that the controller allocated it for. Without a
+/// record of that pod, any that names the claim.
 fn users<'a>(claim: &ResourceClaim, by_uid: &BTreeMap<String, &'a Pod>) -> Vec<&'a Pod> {
     let consumers = claim
         .status
@@ -340,9 +345,17 @@ fn users<'a>(claim: &ResourceClaim, by_uid: &BTreeMap<String, &'a Pod>) -> Vec<&
     if !reserved.is_empty() {
         return reserved;
     }
-    let owner = PlacementRecord::pod_uid(claim);
-    let owner = owner.and_then(|owner| by_uid.get(owner).copied());
-    owner.into_iter().collect()
+    if let Some(owner) = PlacementRecord::pod_uid(claim) {
+        return by_uid.get(owner).copied().into_iter().collect();
+    }
+    let pods = steps::counted(by_uid.values().copied());
+    pods.filter(|pod| names(pod, claim)).collect()
+}
+
+fn names(pod: &Pod, claim: &ResourceClaim) -> bool {
+    let mut claims = pod_claims(pod);
+    pod.metadata.namespace == claim.metadata.namespace
+        && claims.any(|(_, name)| name.is_some() && name == claim.metadata.name.as_deref())
 }
 
 impl Holders {

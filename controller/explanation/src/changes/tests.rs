@@ -38,6 +38,8 @@ fn pod_fits_after_each_change() {
         [
             "request at most 57344Mi of memory (claim gpu, request gpu)",
             "end default/a-pod (priority 0) on node n1",
+            // Its claim has no record of it.
+            "end default/b (priority 0) on node n1",
         ]
     );
     assert!(!fits(&snapshot, &pod, &claims), "the trials are undone");

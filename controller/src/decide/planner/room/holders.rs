@@ -310,8 +310,12 @@ impl Planner {
             let is_consumer = claim::consumers(claim).any(|consumer| consumer == uid);
             let of_gang =
                 || claim::consuming_gangs(claim).any(|gang| pod.gang.as_ref() == Some(&gang));
-            claim::is_allocated(claim)
-                && (is_consumer || claim::allocated_for(claim) == Some(uid) || of_gang())
+            // Without a record it is for any pod that names it.
+            let is_owner = || match claim::allocated_for(claim) {
+                Some(owner) => owner == uid,
+                None => !claim::is_reserved(claim),
+            };
+            claim::is_allocated(claim) && (is_consumer || is_owner() || of_gang())
         })
     }
 }
