@@ -253,8 +253,8 @@ impl ClaimRequests {
         self.response(request, || change.applied(claim)).await
     }
 
-    /// Sends a request. After its success the claim is what `written` returns, with the metadata of the answer: a patch of a
-    /// known version has a known result.
+    /// Sends a request. After its success the claim is what `written` returns, with the metadata of the answer. An API
+    /// server can drop fields that it has disabled; the watch delivers what it has stored.
     async fn response(
         &self,
         request: impl Future<Output = kube::Result<PartialObjectMeta<Listed<ResourceClaim>>>>,
