@@ -1,5 +1,6 @@
 //! Device attributes.
 
+use drava_api::names;
 use k8s_openapi::api::resource::v1 as dra;
 
 /// Value of an attribute.
@@ -50,4 +51,18 @@ impl Attribute {
             Err("unsupported attribute value".to_owned())
         }
     }
+}
+
+/// Attributes that differ from GPU to GPU, or from node to node. All others are equal on the nodes of one kind.
+const OF_GPU: [&str; 4] = [
+    names::attribute::UUID,
+    names::attribute::PARENT_UUID,
+    names::attribute::NVLINK_DOMAIN,
+    names::attribute::PCI_BUS_ID,
+];
+
+/// Returns whether an attribute of this name, without its domain, differs from GPU to GPU.
+pub(crate) fn is_of_gpu(name: &str) -> bool {
+    let of_gpu = |known: &str| known.rsplit('/').next() == Some(name);
+    OF_GPU.into_iter().any(of_gpu)
 }

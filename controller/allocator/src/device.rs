@@ -10,28 +10,15 @@ use drava_api::{DeviceType, Quantity, names};
 use k8s_openapi::api::resource::v1 as dra;
 
 use crate::attribute::Attribute;
+use crate::attribute::is_of_gpu;
 use crate::capacity::Capacity;
+use crate::known::Known;
 use crate::selector::{DeviceValue, MatchCache, Selector, SelectorError, Selectors};
-use crate::shapes::Shapes;
 use crate::taint::Taint;
 use crate::turn::Turn;
 
-/// Attributes that differ from GPU to GPU, or from node to node. All others are equal on the nodes of one kind.
-const OF_GPU: [&str; 4] = [
-    names::attribute::UUID,
-    names::attribute::PARENT_UUID,
-    names::attribute::NVLINK_DOMAIN,
-    names::attribute::PCI_BUS_ID,
-];
-
-/// Returns whether an attribute of this name, without its domain, differs from GPU to GPU.
-pub(crate) fn is_of_gpu(name: &str) -> bool {
-    let of_gpu = |known: &str| known.rsplit('/').next() == Some(name);
-    OF_GPU.into_iter().any(of_gpu)
-}
-
 /// What a device publishes, apart from what differs from GPU to GPU. The nodes of a cluster have few shapes in common, and
-/// each is kept [once](Shapes).
+/// each is kept [once](Known).
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Shape {
     /// Name, unique in its pool.
@@ -248,8 +235,8 @@ impl Device {
     }
 
     /// Shares what the device has in common with known ones, and with the device before it.
-    pub(crate) fn share(&mut self, shapes: &mut Shapes, before: Option<&Self>) {
-        self.shape = shapes.devices.shared(&self.shape);
+    pub(crate) fn share(&mut self, shapes: &mut Known<KnownShape>, before: Option<&Self>) {
+        self.shape = shapes.shared(&self.shape);
         if let Some(before) = before
             && before.of_gpu == self.of_gpu
         {

@@ -11,8 +11,17 @@ use drava_api::{DeviceType, Quantity};
 use k8s_openapi::api::resource::v1 as dra;
 
 use crate::device::{self, Device, KnownShape, Shape};
-use crate::shapes::Shapes;
+use crate::known::Known;
 use crate::taint::{Taint, TaintRule};
+
+/// What the devices and pools of a cluster have in common, each kept once. The nodes of a cluster are of few kinds. What a device
+/// publishes, apart from the identity of its GPU, is equal on all nodes of a kind, and so is the layout of their pools.
+#[derive(Debug, Default)]
+pub(crate) struct Shapes {
+    pub(crate) devices: Known<KnownShape>,
+    pub(crate) counter_sets: Known<CounterSets>,
+    pub(crate) layouts: Known<Layout>,
+}
 
 /// Counters of one set by name.
 pub type CounterSet = BTreeMap<String, Quantity>;
@@ -160,7 +169,7 @@ impl Content {
         let mut devices: Vec<Arc<Device>> = Vec::new();
         for device in spec.devices.iter().flatten() {
             let mut device = Device::parse(device).map_err(|error| error.to_string())?;
-            device.share(shapes, devices.last().map(Arc::as_ref));
+            device.share(&mut shapes.devices, devices.last().map(Arc::as_ref));
             devices.push(Arc::new(device));
         }
         let mut counter_sets = BTreeMap::new();

@@ -1,10 +1,13 @@
 //! Sound and malformed pools.
 
+use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy};
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use serde_json::json;
 
 use super::*;
-use crate::fixture::slices;
+use crate::fixture::{cluster, partitioned_slices, slices};
+use crate::placement::Policies;
+use crate::steps;
 
 fn assemble(slices: &[ResourceSlice]) -> Result<Pool, String> {
     let mut shapes = Shapes::default();
@@ -103,4 +106,45 @@ fn names_problem_of_slice() {
         assert_eq!(assemble(&broken).unwrap_err(), expected);
     }
     assert!(assemble(&[]).is_err());
+}
+
+#[test]
+fn equal_nodes_share_their_shapes() {
+    let shapes = |nodes: usize| {
+        let names: Vec<String> = (0..nodes).map(|index| format!("n{index}")).collect();
+        let nodes: Vec<(&str, &[u64])> = names
+            .iter()
+            .map(|name| (name.as_str(), &[80, 80][..]))
+            .collect();
+        let mut cluster = cluster(&nodes);
+        for name in &names {
+            for slice in partitioned_slices(&format!("{name}-mig"), 2) {
+                cluster.upsert_slice(&slice);
+            }
+        }
+        let shapes = cluster.shapes();
+        (shapes.devices.len(), shapes.layouts.len())
+    };
+    assert_eq!(shapes(3), shapes(6));
+    assert_eq!(shapes(3).1, 2);
+}
+
+#[test]
+fn selector_is_evaluated_once_for_equal_devices() {
+    let evaluations = |nodes: usize| {
+        let names: Vec<String> = (0..nodes).map(|index| format!("n{index}")).collect();
+        let nodes: Vec<(&str, &[u64])> = names
+            .iter()
+            .map(|name| (name.as_str(), &[80, 80][..]))
+            .collect();
+        let cluster = cluster(&nodes);
+        let claims = [crate::fixture::share("a", "4Gi", "0")];
+        let request = crate::fixture::pod_request(&cluster, &claims);
+        let policies = Policies {
+            node: NodePlacementPolicy::Binpack,
+            gpu: GpuPlacementPolicy::Binpack,
+        };
+        steps::of(|| cluster.decide(&request, policies).unwrap()).0
+    };
+    assert_eq!(evaluations(4), evaluations(8));
 }

@@ -5,7 +5,7 @@ use cel::common::ast::operators;
 use cel::common::ast::{Expr, IdedExpr};
 
 use super::children;
-use crate::device::is_of_gpu;
+use crate::attribute::is_of_gpu;
 
 /// Returns whether an expression may read an attribute that differs from GPU to GPU. Whatever is not known to read another one
 /// may, such as a macro over the map of attributes.
