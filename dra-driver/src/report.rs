@@ -126,14 +126,14 @@ impl Reporter {
         });
     }
 
-    /// Writes `status.devices` of the claim, unless the claim has the same content already.
+    /// Writes `status.devices` of the claim, unless the claim has the same content already. Returns whether it has.
     pub fn devices(
         &self,
         found: &ResourceClaim,
         record: &ClaimRecord,
         inventory: &NodeInventory,
         injection: &Injection,
-    ) {
+    ) -> bool {
         let written = written(found);
         let health = Arc::clone(&self.health.borrow());
         let observed = Observed {
@@ -142,34 +142,36 @@ impl Reporter {
             injection,
         };
         let devices = device_status::statuses(record, &observed, &written, Timestamp::now());
-        self.send_changed(&record.claim, devices, &written);
+        self.send_changed(&record.claim, devices, &written)
     }
 
-    /// Writes the condition `Granted` of a companion, unless the claim has the same content already.
+    /// Writes the condition `Granted` of a companion, unless the claim has the same content already. Returns whether it has.
     pub fn grant(
         &self,
         found: &ResourceClaim,
         companion: &Companion,
         pool: &str,
         status: &GrantStatus,
-    ) {
+    ) -> bool {
         let written = written(found);
         let devices = device_status::granted(companion, pool, status, &written, Timestamp::now());
-        self.send_changed(&companion.claim, devices, &written);
+        self.send_changed(&companion.claim, devices, &written)
     }
 
-    /// Sends device statuses that differ from the written ones.
-    fn send_changed(&self, claim: &ClaimRef, devices: Vec<Value>, written: &Value) {
+    /// Sends device statuses that differ from the written ones. Returns whether none does.
+    fn send_changed(&self, claim: &ClaimRef, devices: Vec<Value>, written: &Value) -> bool {
         let is_written = |device: &Value| {
             let mut written = written.as_array().into_iter().flatten();
             written.any(|written| written == device)
         };
-        if !devices.iter().all(is_written) {
+        let are_written = devices.iter().all(is_written);
+        if !are_written {
             self.send(Report::Status {
                 claim: claim.clone(),
                 devices: Value::Array(devices),
             });
         }
+        are_written
     }
 
     fn send(&self, report: Report) {

@@ -181,28 +181,24 @@ impl<E: Effects> Applier<E> {
     /// claim's lock.
     ///
     /// # Errors
-    /// When the GPU lacks what the grants add, or the record cannot be written; the record then stays.
+    /// When the GPU lacks what the grants add, another claim uses it, or the record cannot be written; the record then stays.
     pub fn record_grants(
         &self,
         record: &ClaimRecord,
-        devices: Vec<Prepared>,
+        devices: &[Prepared],
         inventory: &NodeInventory,
     ) -> Result<ClaimRecord, ApplyError> {
         let recorded = || {
             let gpus = devices.iter().map(|device| device.gpu.uuid.as_str());
             let _gpus = self.locks.gpus(gpus)?;
-            if companion::is_growth(&record.devices, &devices) {
+            if companion::is_growth(&record.devices, devices) {
                 let others = self.other_claims(&record.claim.uid)?;
-                others.check_known(&record::held_gpus(&devices))?;
-                overcommit::check(
-                    &record.claim,
-                    &devices,
-                    holdings(&others.records),
-                    inventory,
-                )?;
+                others.check_known(&record::held_gpus(devices))?;
+                let others = holdings(&others.records);
+                overcommit::check(&record.claim, devices, others, inventory)?;
             }
             let changed = ClaimRecord {
-                devices: devices.clone(),
+                devices: devices.to_vec(),
                 ..record.clone()
             };
             self.effects.save_record(&changed)?;
@@ -212,6 +208,28 @@ impl<E: Effects> Applier<E> {
             claim: record.claim.clone(),
             failure: Box::new(failure),
         })
+    }
+
+    /// Returns whether a prepared claim has a grant of this companion, or may have one: records that cannot be read count.
+    ///
+    /// # Errors
+    /// When the records cannot be read.
+    pub fn has_grant_of(&self, companion: &ClaimUid) -> Result<bool, RecordError> {
+        for uid in self.store.list()?.recorded {
+            let is_granted = match self.store.load(&uid)? {
+                Loaded::Absent => false,
+                Loaded::Present(record) => {
+                    let shares = record.devices.iter().filter_map(Prepared::share);
+                    let mut grants = shares.flat_map(|share| &share.grants);
+                    grants.any(|grant| grant.claim.uid == *companion)
+                }
+                Loaded::Unsupported(_) | Loaded::Damaged(_) => true,
+            };
+            if is_granted {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Removes the state of a claim, the record last.

@@ -96,46 +96,55 @@ pub struct Companions {
     pub pods: BTreeSet<String>,
 }
 
-/// Returns the devices of a base with the grants that its companions give now.
+/// Returns the devices of a base with the grants that end, before new ones.
 ///
-/// A grant whose companion is being deleted ends, and stays until it is [given back](give_back). One whose companion is gone is
-/// removed at once: its capacity can belong to another claim.
+/// A grant ends when its companion is being deleted, or is gone, and stays until it is [given back](give_back): the programs of the
+/// share use its memory, whoever else was given it.
 #[must_use]
-pub fn follow(base: &ClaimRecord, companions: &Companions) -> Vec<Prepared> {
+pub fn retain(base: &ClaimRecord, companions: &Companions) -> Vec<Prepared> {
     let mut devices = base.devices.clone();
-    for device in &mut devices {
+    let shares = devices.iter_mut().filter_map(Prepared::share_mut);
+    for grant in shares.flat_map(|share| &mut share.grants) {
+        let mut present = companions.present.iter();
+        let present = present.find(|companion| companion.claim.uid == grant.claim.uid);
+        grant.is_ending |= present.is_none_or(|companion| companion.is_ending);
+    }
+    devices
+}
+
+/// Returns the devices of a base with what a companion adds to them; `None` if it adds nothing, or nothing more.
+#[must_use]
+pub fn grow(
+    base: &ClaimRef,
+    devices: &[Prepared],
+    companion: &Companion,
+    pods: &BTreeSet<String>,
+) -> Option<Vec<Prepared>> {
+    if !is_companion(companion, base, pods) {
+        return None;
+    }
+    let mut grown = devices.to_vec();
+    for device in &mut grown {
         let (request, name) = (device.request.clone(), device.device.clone());
         let Some(share) = device.share_mut() else {
             continue;
         };
-        let present = |grant: &Grant| {
-            let mut present = companions.present.iter();
-            present.find(|companion| companion.claim.uid == grant.claim.uid)
-        };
-        share.grants.retain(|grant| present(grant).is_some());
-        for grant in &mut share.grants {
-            grant.is_ending |= present(grant).is_some_and(|companion| companion.is_ending);
+        let is_known = |grant: &Grant| grant.claim.uid == companion.claim.uid;
+        if share.grants.iter().any(is_known) {
+            continue;
         }
-        for companion in &companions.present {
-            let is_known = |grant: &Grant| grant.claim.uid == companion.claim.uid;
-            if !is_companion(companion, &base.claim, &companions.pods)
-                || share.grants.iter().any(is_known)
-            {
-                continue;
-            }
-            let mut additions = companion.additions.iter();
-            let added =
-                additions.find(|addition| addition.request == request && addition.device == name);
-            share.grants.extend(added.map(|addition| Grant {
-                claim: companion.claim.clone(),
-                memory_bytes: addition.amounts.memory_bytes,
-                cores: addition.amounts.cores,
-                slots: addition.amounts.slots,
-                is_ending: false,
-            }));
-        }
+        let mut additions = companion.additions.iter();
+        let added =
+            additions.find(|addition| addition.request == request && addition.device == name);
+        share.grants.extend(added.map(|addition| Grant {
+            claim: companion.claim.clone(),
+            memory_bytes: addition.amounts.memory_bytes,
+            cores: addition.amounts.cores,
+            slots: addition.amounts.slots,
+            is_ending: false,
+        }));
     }
-    devices
+    (grown != devices).then_some(grown)
 }
 
 /// Returns whether a companion may add to this base, which these pods reserve.
@@ -247,7 +256,11 @@ mod tests {
             present: companions.into_iter().collect(),
             pods: BTreeSet::from(["pod-1".to_owned()]),
         };
-        let devices = follow(record, &companions);
+        let mut devices = retain(record, &companions);
+        for companion in &companions.present {
+            let grown = grow(&record.claim, &devices, companion, &companions.pods);
+            devices = grown.unwrap_or(devices);
+        }
         devices.first().unwrap().share().unwrap().clone()
     }
 
@@ -326,9 +339,12 @@ mod tests {
         assert_eq!(devices, grown.devices);
     }
 
+    /// Somebody has removed its finalizer: the memory is in use all the same.
     #[test]
-    fn grant_of_companion_that_is_gone_ends_at_once() {
+    fn grant_of_companion_that_is_gone_is_held_until_given_back() {
         let grown = with(followed(&record(), companion("", json!(null))));
-        assert_eq!(followed(&grown, None).grants, []);
+        let share = followed(&grown, None);
+        assert_eq!(share.held().memory_bytes, 12_288 * MIB);
+        assert_eq!(share.kept().memory_bytes, 8192 * MIB);
     }
 }

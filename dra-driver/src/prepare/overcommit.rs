@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::{Access, Prepared};
+use super::{Access, Grant, Prepared};
 use crate::gpus::capacity::{self, ShareTotals, UnavailableReason};
 use crate::gpus::gpu_plan::{self, Counters, GpuPlan};
 use crate::gpus::inventory::NodeInventory;
@@ -61,6 +61,14 @@ pub enum Conflict {
         /// The other claim.
         base: ClaimRef,
     },
+    /// The capacity of a companion is in use already.
+    #[error("claim {companion} adds nothing: its capacity is used by {holder}")]
+    Used {
+        /// The companion.
+        companion: ClaimRef,
+        /// The claim that uses it: another base, or the companion itself, of which a container runs.
+        holder: ClaimRef,
+    },
     /// The GPU cannot be used in its current mode.
     #[error("cannot use device {device} (GPU {gpu}): {reason}")]
     NotUsable {
@@ -108,7 +116,10 @@ impl Conflict {
         match self {
             Self::Exclusive { holder, .. } => std::slice::from_ref(holder),
             Self::Exceeds { holders, .. } => &holders.0,
-            Self::Companion { .. } | Self::NotUsable { .. } | Self::NotShared { .. } => &[],
+            Self::Companion { .. }
+            | Self::Used { .. }
+            | Self::NotUsable { .. }
+            | Self::NotShared { .. } => &[],
         }
     }
 }
@@ -186,17 +197,7 @@ pub fn check<'a>(
         .into_iter()
         .filter(|(other, _)| other.uid != claim.uid)
         .collect();
-    for (other, devices) in &others {
-        let mut grants = devices
-            .iter()
-            .filter_map(Prepared::share)
-            .flat_map(|share| &share.grants);
-        if grants.any(|grant| grant.claim.uid == claim.uid) {
-            return Err(Box::new(Conflict::Companion {
-                base: (*other).clone(),
-            }));
-        }
-    }
+    check_companions(claim, devices, &others)?;
     let mut by_gpu: BTreeMap<&str, Vec<&Prepared>> = BTreeMap::new();
     for device in devices
         .iter()
@@ -223,6 +224,36 @@ pub fn check<'a>(
         }
     }
     Ok(())
+}
+
+/// Checks that no capacity of a companion is used twice: by a container of its own, or by two bases.
+fn check_companions(
+    claim: &ClaimRef,
+    devices: &[Prepared],
+    others: &[(&ClaimRef, &[Prepared])],
+) -> Result<(), Box<Conflict>> {
+    let wanted: Vec<&ClaimRef> = grants(devices).map(|grant| &grant.claim).collect();
+    for (other, devices) in others {
+        if grants(devices).any(|grant| grant.claim.uid == claim.uid) {
+            let base = (*other).clone();
+            return Err(Box::new(Conflict::Companion { base }));
+        }
+        let is_used = |wanted: &&&ClaimRef| {
+            wanted.uid == other.uid || grants(devices).any(|grant| grant.claim.uid == wanted.uid)
+        };
+        if let Some(companion) = wanted.iter().find(is_used) {
+            return Err(Box::new(Conflict::Used {
+                companion: (*companion).clone(),
+                holder: (*other).clone(),
+            }));
+        }
+    }
+    Ok(())
+}
+
+fn grants(devices: &[Prepared]) -> impl Iterator<Item = &Grant> {
+    let shares = devices.iter().filter_map(Prepared::share);
+    shares.flat_map(|share| &share.grants)
 }
 
 /// Returns the use of a GPU; `None` for admin access, which needs no capacity.

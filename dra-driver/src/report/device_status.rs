@@ -45,10 +45,8 @@ pub struct Violation {
 pub enum GrantStatus {
     /// The share has it.
     Granted,
-    /// It is to be given back, and the share uses too much memory.
+    /// It is to be given back, and the share uses more memory than it keeps.
     InUse {
-        /// Memory that the share uses.
-        used_bytes: u64,
         /// Memory that the share keeps.
         kept_bytes: u64,
     },
@@ -83,8 +81,13 @@ pub(super) fn statuses(
         let mut entries = written.as_array().into_iter().flatten();
         let before = entries.find(|before| is_status_of(before, device));
         let is_written = |kind| written_condition(before, kind).is_some();
-        let keeps_enforced =
-            *observed.injection == Injection::Unchecked && is_written(ConditionType::Enforced);
+        // Of a share that is enforced, only the amounts can have changed.
+        let was_interposed = written_condition(before, ConditionType::Enforced)
+            .and_then(|written| written.get("reason")?.as_str())
+            .is_some_and(|reason| reason == ConditionReason::Interposed.as_str());
+        let keeps_enforced = *observed.injection == Injection::Unchecked
+            && is_written(ConditionType::Enforced)
+            && !was_interposed;
         let conditions = [
             (ConditionType::Prepared, Some(prepared(device))),
             (
@@ -129,13 +132,12 @@ pub(super) fn granted(
             ConditionReason::Granted,
             format!("the limits of claim {base} include this capacity"),
         ),
-        GrantStatus::InUse {
-            used_bytes,
-            kept_bytes,
-        } => {
-            let [used, kept] = [used_bytes, kept_bytes].map(|bytes| bytes.div_ceil(capacity::MIB));
+        GrantStatus::InUse { kept_bytes } => {
+            let kept = kept_bytes / capacity::MIB;
+            // Without the use, which changes all the time.
             let message = format!(
-                "the share uses {used} MiB and keeps {kept} MiB; its limit is lowered as soon as its programs free enough"
+                "the share uses more than the {kept} MiB that it keeps, or its use cannot be read; its limit is lowered as soon as \
+                 its programs free enough"
             );
             (ConditionReason::InUse, message)
         }

@@ -61,6 +61,28 @@ fn counts_what_companions_add_until_it_is_given_back() {
     assert!(guard(&base, std::slice::from_ref(&half)).is_err());
 }
 
+/// Its label was changed from one base to another while the first one holds its memory, or a pod names it.
+#[test]
+fn companion_adds_to_one_share_only() {
+    let first = grown(prepared(1, &[Share(0, "2Gi", "0")]), 9);
+    let second = grown(prepared(2, &[Share(1, "2Gi", "0")]), 9);
+    let error = guard(&second, std::slice::from_ref(&first)).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("its capacity is used by default/claim-1"),
+        "{error}"
+    );
+    let itself = prepared(9, &[Share(1, "2Gi", "0")]);
+    let error = guard(&second, std::slice::from_ref(&itself)).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("its capacity is used by default/claim-9"),
+        "{error}"
+    );
+}
+
 #[test]
 fn rejects_claim_whose_capacity_another_share_uses() {
     let base = grown(prepared(1, &[Share(0, "20Gi", "20")]), 2);

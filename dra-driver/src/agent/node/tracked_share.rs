@@ -5,11 +5,11 @@ use std::io;
 
 use drava_api::config::Enforcement;
 use drava_nvml::GpuUuid;
-use drava_vgpu_abi::ComputePolicy;
 use drava_vgpu_abi::bucket::SECOND_US;
 use drava_vgpu_abi::contention::{ALL_PPM, OwnTime};
 use drava_vgpu_abi::page;
 use drava_vgpu_abi::snapshot::ProcessUsage;
+use drava_vgpu_abi::{ComputePolicy, Limits};
 
 use super::ShareKey;
 use super::limits_page::Page;
@@ -41,6 +41,10 @@ const INTERRUPTION_RESOLUTION: u32 = 100;
 /// slot to the next process that reclaims it.
 const ORPHANED_SLOT_US: u64 = 10_000_000;
 
+/// Time after which a share loses capacity that it uses and that its record lacks, µs. A record that was damaged gets its grants
+/// again by then.
+const LOST_US: u64 = 10_000_000;
+
 /// GPU time of a yielding share that may be queued on the GPU while a share of higher priority has processes, µs: it bounds
 /// the wait of that share, apart from one running kernel.
 const WINDOW_US: u32 = 250;
@@ -70,13 +74,16 @@ impl Capacity {
     }
 
     /// Returns the memory limit of a share with this limit and use, bytes. Capacity that is given back stays usable until the
-    /// use fits without it; a limit that was lowered is not raised again by a use that came later.
-    fn memory_limit(&self, present: u64, used: impl FnOnce() -> u64) -> u64 {
+    /// use fits without it; a limit that was lowered is not raised again by a use that came later. What the record lacks is
+    /// taken away at once if it is not used, and otherwise when it `is_overdue`.
+    fn memory_limit(&self, present: u64, is_overdue: bool, used: impl FnOnce() -> u64) -> u64 {
         let (held, kept) = (self.held.memory_bytes, self.kept.memory_bytes);
-        if present <= kept || kept == held || used() <= kept {
+        if present <= kept || used() <= kept {
             kept
+        } else if present <= held || !is_overdue {
+            present
         } else {
-            present.min(held)
+            held
         }
     }
 }
@@ -97,8 +104,8 @@ pub struct TrackedShare {
     pub since_us: u64,
     /// Its role by priority.
     pub role: PriorityRole,
-    /// Capacity by its record, until the page has it.
-    recorded: Option<Capacity>,
+    /// Capacity by its record, until the page has it, and when it was read, µs.
+    recorded: Option<(Capacity, u64)>,
     /// Its limits page.
     pub page: Page,
     region: UsageRegion,
@@ -145,7 +152,7 @@ impl TrackedShare {
             pace_us_per_s: 0,
             reserve: Reserve::default(),
             initial_reserve_bytes: page.limits().driver_reserve_bytes,
-            recorded: Some(Capacity::of(share)),
+            recorded: Some((Capacity::of(share), now_us)),
             page,
             totals: CounterTotals::default(),
             figures: None,
@@ -302,25 +309,23 @@ impl TrackedShare {
     }
 
     /// Applies a change of its record.
-    pub fn set_recorded(&mut self, share: &Share) {
-        self.recorded = Some(Capacity::of(share));
+    pub fn set_recorded(&mut self, share: &Share, now_us: u64) {
+        self.recorded = Some((Capacity::of(share), now_us));
     }
 
     /// Writes the capacity of its record to the page, as far as the use allows it. An unreadable region counts as full.
     ///
     /// # Errors
     /// If the page cannot be written. It is tried again.
-    pub fn follow_record(&mut self, buffer: &mut ReadBuffer) -> io::Result<()> {
+    pub fn follow_record(&mut self, now_us: u64, buffer: &mut ReadBuffer) -> io::Result<()> {
         let limits = self.page.limits();
-        let (Some(recorded), Some(present)) = (self.recorded, limits.memory_limit_bytes) else {
+        let Some(((recorded, read_us), present)) = self.recorded.zip(limits.memory_limit_bytes)
+        else {
             return Ok(());
         };
-        let region = &self.region;
-        let used = || {
-            let header = region.header(buffer);
-            header.map_or(u64::MAX, |header| header.share.total_bytes)
-        };
-        let memory = recorded.memory_limit(present, used);
+        let is_overdue = read_us.saturating_add(LOST_US) <= now_us;
+        let used = || used_bytes(&self.region, limits, buffer).unwrap_or(u64::MAX);
+        let memory = recorded.memory_limit(present, is_overdue, used);
         let cores = limits::cores(recorded.kept.cores);
         self.page.change(|limits| {
             limits.memory_limit_bytes = Some(memory);
@@ -433,6 +438,17 @@ impl TrackedShare {
             figures: self.figures?,
         })
     }
+}
+
+/// Returns the memory that a share uses, with these limits, as libvgpu counts it but for the surplus of its contexts, which it may
+/// lose at any time; `None` without a readable region.
+pub(crate) fn used_bytes(
+    region: &UsageRegion,
+    limits: &Limits,
+    buffer: &mut ReadBuffer,
+) -> Option<u64> {
+    let counted = region.header(buffer).ok()?.share.total_bytes;
+    Some(counted.saturating_add(limits.driver_excess_bytes))
 }
 
 /// Returns whether the difference of two own times is worth a write.
