@@ -488,6 +488,7 @@ impl Planner {
     pub fn release_finished(&mut self, outcome: ReleaseOutcome, now: Instant) {
         let key = object_key(&outcome.release.claim.metadata);
         self.commitments.ledger.release_ended(&key, now);
+        self.backlog.companions.release_ended(&key, now);
         for uid in self.backlog.queue.users_of(&key) {
             self.commitments.evicted.remove(&uid);
             self.review_gate(&uid);
@@ -553,7 +554,7 @@ impl Planner {
         self.review_reservations(time);
         self.review_missing_claims(time.instant);
         self.decide_due(time, &mut actions);
-        self.release_companions(&mut actions);
+        self.release_companions(time.instant, &mut actions);
         self.decide_companions(time, &mut actions);
         self.write_quota_statuses(time, &mut actions);
         self.write_policy_statuses(time, &mut actions);

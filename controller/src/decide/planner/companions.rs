@@ -5,7 +5,7 @@
 //! are due, and takes only what nobody was promised: it preempts no pod, and devices that are reserved for waiting pods are not
 //! free.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use drava_allocator::explanation::Explanation;
@@ -38,21 +38,24 @@ const RETRY: Duration = Duration::from_secs(1);
 pub(super) struct Companions {
     /// Those without an allocation, with the time of the next attempt.
     waiting: BTreeMap<ObjectKey, Instant>,
-    /// Those whose capacity is given back.
-    given_back: BTreeSet<ObjectKey>,
+    /// Those whose capacity is given back, with the time of their next release; `None` while one is in flight.
+    given_back: BTreeMap<ObjectKey, Option<Instant>>,
 }
 
 impl Companions {
     /// Observes a version of a claim.
     pub(super) fn observe(&mut self, claim: &ResourceClaim, now: Instant) {
         let key = object_key(&claim.metadata);
-        self.remove(&key);
-        if claim::base(claim).is_none() {
+        if claim::is_given_back(claim) {
+            self.waiting.remove(&key);
+            self.given_back.entry(key).or_insert(Some(now));
             return;
         }
-        if claim::is_given_back(claim) {
-            self.given_back.insert(key);
-        } else if !claim::is_allocated(claim) && claim.metadata.deletion_timestamp.is_none() {
+        self.remove(&key);
+        let is_waiting = claim::base(claim).is_some()
+            && !claim::is_allocated(claim)
+            && claim.metadata.deletion_timestamp.is_none();
+        if is_waiting {
             self.waiting.insert(key, now);
         }
     }
@@ -63,34 +66,55 @@ impl Companions {
         self.given_back.remove(key);
     }
 
-    /// Returns when something is to be done.
-    pub(super) fn next_due(&self) -> Option<Instant> {
-        self.waiting.values().min().copied()
+    /// A release of the claim has ended. It is repeated unless the claim is observed without its allocation.
+    pub(super) fn release_ended(&mut self, key: &ObjectKey, now: Instant) {
+        if let Some(at) = self.given_back.get_mut(key) {
+            *at = Some(now + RETRY);
+        }
     }
 
-    /// Returns the companions to try now, and sets their next attempts.
-    fn start_due(&mut self, now: Instant) -> Vec<ObjectKey> {
-        let due = self.waiting.iter_mut().filter(|(_, at)| **at <= now);
-        let started = due.map(|(key, at)| {
-            *at = now + RETRY;
-            key.clone()
+    /// Returns when something is to be done.
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        let releases = self.given_back.values().flatten();
+        self.waiting.values().chain(releases).min().copied()
+    }
+
+    /// Returns the companions to release now.
+    fn start_releases(&mut self, now: Instant) -> Vec<ObjectKey> {
+        let due = self.given_back.iter_mut();
+        let due = due.filter_map(|(key, at)| {
+            at.take_if(|at| *at <= now)?;
+            Some(key.clone())
         });
-        started.collect()
+        due.collect()
+    }
+
+    /// Returns a companion to try now, and sets its next attempt.
+    fn start_next(&mut self, now: Instant) -> Option<ObjectKey> {
+        let mut due = self.waiting.iter_mut().filter(|(_, at)| **at <= now);
+        let (key, at) = due.next()?;
+        *at = now + RETRY;
+        Some(key.clone())
     }
 }
 
 /// A companion that can be allocated.
 struct Growth {
+    node: String,
     request: PodRequest,
     pod: ObjectReference,
     consumer: ResourceClaimConsumerReference,
 }
 
 impl Planner {
-    /// Releases the companions whose capacity is given back.
-    pub(super) fn release_companions(&mut self, actions: &mut Vec<Action>) {
-        for key in std::mem::take(&mut self.backlog.companions.given_back) {
-            if let Some(claim) = self.commitments.ledger.claim(&key) {
+    /// Releases the companions whose capacity is given back. A claim that its pod names is none: its containers use it.
+    pub(super) fn release_companions(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        for key in self.backlog.companions.start_releases(now) {
+            let Some(claim) = self.commitments.ledger.claim(&key) else {
+                continue;
+            };
+            let mut users = claim::consumers(claim).filter_map(|uid| self.world.live_pods.get(uid));
+            if !users.any(|pod| pod.claims.contains(&key)) {
                 actions.push(Action::Release(Release {
                     claim: claim.clone(),
                     reason: ReleaseReason::GivenBack,
@@ -99,88 +123,81 @@ impl Planner {
         }
     }
 
-    /// Allocates the companions that fit.
+    /// Allocates the companions that fit: at least one is tried, and others while the time slice lasts.
     pub(super) fn decide_companions(&mut self, time: &DecisionTime, actions: &mut Vec<Action>) {
-        for key in self.backlog.companions.start_due(time.instant) {
-            let has_turn = self.commitments.in_flight.len() < MAX_IN_FLIGHT
-                && !(time.is_slice_over)(time.instant);
-            if !has_turn {
-                self.backlog
-                    .companions
-                    .waiting
-                    .insert(key, time.instant + RETRY);
-                continue;
+        while self.commitments.in_flight.len() < MAX_IN_FLIGHT
+            && let Some(key) = self.backlog.companions.start_next(time.instant)
+        {
+            self.decide_companion(key, time, actions);
+            if (time.is_slice_over)(time.instant) {
+                return;
             }
-            let Some(claim) = self.commitments.ledger.claim(&key).cloned() else {
-                continue;
-            };
-            if self.commitments.ledger.is_in_flight(&key) {
-                continue;
-            }
-            let growth = self.growth(&claim);
-            let placed = growth.and_then(|growth| {
-                let mut turn = Turn::limited();
-                let policies = self.world.settings.policies;
-                let placed = self
-                    .world
-                    .cluster
-                    .decide_in(&growth.request, policies, &mut turn);
-                match placed {
-                    Ok(placement) => Ok((growth, placement)),
-                    Err(Undecided::Rejected(why)) => Err(why),
-                    Err(Undecided::Suspended(_)) => Err(Explanation::rejected(
-                        Reason::SearchLimit,
-                        "the selectors of the claim take too long for a companion".to_owned(),
-                    )),
-                }
-            });
-            let (growth, placement) = match placed {
-                Ok(placed) => placed,
-                Err(why) => {
-                    let event = PendingEvent::unschedulable(claim::reference(&claim), &why);
-                    let event = self.reporter.deduplicator.filter(event, time.instant);
-                    actions.extend(event.map(Action::PublishEvent));
-                    continue;
-                }
-            };
-            let Some(placed) = placement.claims.first() else {
-                continue;
-            };
-            let event =
-                PendingEvent::allocated(growth.pod.clone(), &placement, &[(&key.1, placed)]);
-            let mut allocation = allocation::build(
-                &claim,
-                placed,
-                &placement.node,
-                &self.world.cluster.classes,
-                time.time.clone(),
-                &mut self.share_ids,
-            );
-            let record = PlacementRecord {
-                pod_uid: growth.consumer.uid.clone(),
-                reason: placement.reason(placed),
-            };
-            record.add_to(&mut allocation);
-            let write = ClaimWrite {
-                claim: claim.clone(),
-                allocation,
-                consumer: Some(growth.consumer),
-            };
-            self.world.assume_growth(&placement);
-            self.commitments.ledger.writing_started([key].into_iter());
-            self.reporter.deduplicator.forget(&growth.request.uid);
-            self.commitments
-                .in_flight
-                .insert(growth.request.uid.clone(), vec![event]);
-            actions.push(Action::Allocate(AllocationJob {
-                pods: vec![PodAllocation {
-                    uid: growth.request.uid,
-                    pod: growth.pod,
-                    node: placement.node,
-                    writes: vec![write],
-                }],
-            }));
         }
+    }
+
+    fn decide_companion(&mut self, key: ObjectKey, time: &DecisionTime, actions: &mut Vec<Action>) {
+        let Some(claim) = self.commitments.ledger.claim(&key).cloned() else {
+            return;
+        };
+        if self.commitments.ledger.is_in_flight(&key) {
+            return;
+        }
+        let placed = self.growth(&claim).map_err(Undecided::Rejected);
+        let placed = placed.and_then(|growth| {
+            let mut turn = Turn::limited();
+            let policies = self.world.settings.policies;
+            let cluster = &self.world.cluster;
+            let placed = cluster.decide_on_in(&growth.node, &growth.request, policies, &mut turn);
+            self.backlog.decisions.add(&turn);
+            Ok((growth, placed?))
+        });
+        let (growth, placement) = match placed {
+            Ok(placed) => placed,
+            // What was evaluated so far is known at the next attempt.
+            Err(Undecided::Suspended(_)) => return,
+            Err(Undecided::Rejected(why)) => {
+                let event = PendingEvent::unschedulable(claim::reference(&claim), &why);
+                let event = self.reporter.deduplicator.filter(event, time.instant);
+                actions.extend(event.map(Action::PublishEvent));
+                return;
+            }
+        };
+        let Some(placed) = placement.claims.first() else {
+            return;
+        };
+        let event = PendingEvent::allocated(growth.pod.clone(), &placement, &[(&key.1, placed)]);
+        let mut allocation = allocation::build(
+            &claim,
+            placed,
+            &placement.node,
+            &self.world.cluster.classes,
+            time.time.clone(),
+            &mut self.share_ids,
+        );
+        let record = PlacementRecord {
+            pod_uid: growth.consumer.uid.clone(),
+            reason: placement.reason(placed),
+        };
+        record.add_to(&mut allocation);
+        // Jobs have the UIDs of pods that wait; this one does not.
+        let uid = claim.metadata.uid.clone().unwrap_or_default();
+        let write = ClaimWrite {
+            claim,
+            allocation,
+            consumer: Some(growth.consumer),
+        };
+        self.world.assume_growth(&placement);
+        self.commitments.ledger.writing_started([key].into_iter());
+        self.reporter.deduplicator.forget(&uid);
+        self.commitments.in_flight.insert(uid.clone(), vec![event]);
+        actions.push(Action::Allocate(AllocationJob {
+            pods: vec![PodAllocation {
+                uid,
+                pod: growth.pod,
+                node: placement.node,
+                writes: vec![write],
+            }],
+        }));
     }
 
     /// Returns the request of a companion: a pod on the node of its base, with the companion as its only claim, whose requests
@@ -229,6 +246,14 @@ impl Planner {
                 owner.name
             )));
         }
+        if pod.reference.name.as_ref() != Some(&owner.name) {
+            // The garbage collector and kube-controller-manager look for the pod by its name.
+            let name = pod.reference.name.as_deref().unwrap_or_default();
+            return Err(invalid(format!(
+                "its owner has the UID of pod {name} and the name {}",
+                owner.name
+            )));
+        }
         let mut limited = companion.clone();
         let mut node = None;
         for request in requests_mut(&mut limited) {
@@ -260,8 +285,9 @@ impl Planner {
         if self.world.cluster.has_unknown_limits(&namespace) {
             return Err(super::demand::unknown_namespace(&namespace));
         }
+        let node = node.ok_or_else(|| invalid(format!("claim {name} requests nothing")))?;
         let request = PodRequest::new(
-            &pod_on(node, &companion.metadata),
+            &pod_on(&node, &owner.uid, &companion.metadata),
             &[("companion", &limited)],
             &self.world.cluster.classes,
             &self.world.cluster.selectors,
@@ -274,6 +300,7 @@ impl Planner {
             )));
         }
         Ok(Growth {
+            node,
             request,
             pod: pod.reference.clone(),
             consumer: ResourceClaimConsumerReference {
@@ -333,17 +360,17 @@ fn only_gpu(uuid: impl AsRef<str>) -> DeviceSelector {
     }
 }
 
-/// Returns a pod on a node, for the decision: nothing but devices keeps it from there.
-fn pod_on(node: Option<String>, metadata: &ObjectMeta) -> Pod {
+/// Returns the pod `owner` on its node with the companion as its only claim. It counts as what it is already: a pod that runs there.
+fn pod_on(node: &str, owner: &str, metadata: &ObjectMeta) -> Pod {
     Pod {
         metadata: ObjectMeta {
             name: metadata.name.clone(),
             namespace: metadata.namespace.clone(),
-            uid: metadata.uid.clone(),
+            uid: Some(owner.to_owned()),
             ..ObjectMeta::default()
         },
         spec: Some(PodSpec {
-            node_name: node,
+            node_name: Some(node.to_owned()),
             resource_claims: Some(vec![PodResourceClaim {
                 name: "companion".to_owned(),
                 resource_claim_name: metadata.name.clone(),

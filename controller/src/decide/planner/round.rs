@@ -46,7 +46,7 @@ pub(super) struct DecisionCount {
 }
 
 impl DecisionCount {
-    fn add(&mut self, turn: &Turn) {
+    pub(super) fn add(&mut self, turn: &Turn) {
         self.decisions += 1;
         self.units += turn.checked();
         self.node_checks += turn.node_checks();

@@ -158,6 +158,11 @@ fn refuses_claim_that_is_no_companion_of_running_share() {
             "does not run in namespace default",
         ),
         (
+            "/metadata/ownerReferences/0/name".to_owned(),
+            json!("b"),
+            "the UID of pod a and the name b",
+        ),
+        (
             "/metadata/labels".to_owned(),
             json!({"gpu.drava.dev/companion-of": "x"}),
             "no claim with the UID x",
@@ -234,4 +239,54 @@ fn failed_growth_is_tried_again() {
     }
     cluster.advance(RETRY);
     assert_eq!(cluster.settle(), ["a → n1"]);
+}
+
+#[test]
+fn failed_release_is_repeated() {
+    let mut cluster = cluster_with_share();
+    cluster.add_claim(companion("40Gi", "", json!(null)));
+    cluster.settle();
+    delete_companion(&mut cluster, "Released");
+    let (_, releases) = cluster.actions();
+    cluster.release_finished(&releases[0], None);
+    assert!(cluster.actions().1.is_empty(), "at once");
+    cluster.advance(RETRY);
+    assert_eq!(cluster.actions().1.len(), 1);
+}
+
+/// Containers use the claim, whatever its label says.
+#[test]
+fn claim_that_its_pod_names_is_not_released() {
+    let mut cluster = cluster_with_share();
+    cluster.add_running(&[("more", "10Gi", 5)]);
+    let mut labelled = cluster.claims["more"].clone();
+    let label = ("gpu.drava.dev/companion-of".to_owned(), "uid-a".to_owned());
+    labelled.metadata.labels = Some([label].into());
+    cluster.observe(labelled);
+    delete_companion(&mut cluster, "Released");
+    assert!(cluster.actions().1.is_empty());
+}
+
+/// Its node has no room for another pod, and others must not be decided again because of it.
+#[test]
+fn share_grows_on_full_node_without_a_look_at_others() {
+    let mut cluster = TestCluster::new(&["n1", "n2", "n3"]);
+    cluster.add_running(&[("a", "40Gi", 5)]);
+    let node = cluster.claims["a"]
+        .status
+        .clone()
+        .unwrap()
+        .allocation
+        .unwrap();
+    let node = node.devices.unwrap().results.unwrap()[0].pool.clone();
+    let node = node.strip_suffix("/gpus").unwrap().to_owned();
+    let mut full = crate::fixture::node(&node);
+    let allocatable = json!({"cpu": "1", "pods": "1"});
+    full.status.as_mut().unwrap().allocatable = object(allocatable);
+    cluster.planner.node(applied(full));
+    cluster.settle();
+    let before = cluster.planner.node_checks();
+    cluster.add_claim(companion("10Gi", "", json!(null)));
+    assert_eq!(cluster.settle(), [format!("a → {node}")]);
+    assert!(cluster.planner.node_checks() - before <= 2);
 }
