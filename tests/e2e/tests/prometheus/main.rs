@@ -114,7 +114,10 @@ fn check_costs(
     let address = prometheus.url();
     let command = ["cost", "--prometheus", &address, "--since", "1h"];
     let document = ["-o", "json", "-n", tenant.name()];
+    // Prometheus sees a use between two samples only.
+    let launch = ["cuda-probe", "launch", "--ms", "5", "--seconds", "1"];
     wait("the share has a cost", || {
+        tenant.exec("small", "app", &launch)?.success()?;
         let report = cluster.drava(&[&command[..], &document].concat())?.json()?;
         let amount = |name: &str| report["costs"][0][name].as_f64().unwrap_or_default();
         let (requested, used) = (amount("requestedGpuHours"), amount("usedGpuHours"));
