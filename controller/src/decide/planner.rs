@@ -116,7 +116,7 @@ impl Planner {
         self.world.unlisted.clear();
     }
 
-    /// Returns whether the complete lists of all kinds have been observed.
+    /// Returns whether the complete lists of all kinds have been observed on which decisions depend.
     #[must_use]
     pub fn is_synced(&self) -> bool {
         self.world.is_synced()
