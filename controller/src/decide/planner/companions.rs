@@ -2,7 +2,7 @@
 //! release when the node driver has given the capacity back.
 //!
 //! No pod waits for a companion, so it is not in the queue. It is tried when it changes and once a second, after the pods that
-//! are due, and takes only what nobody was promised: it preempts no pod, and devices that are reserved for waiting pods are not
+//! are due, and takes only what no pod was promised: it preempts no pod, and devices that are reserved for waiting pods are not
 //! free.
 
 use std::collections::BTreeMap;
