@@ -246,7 +246,7 @@ fn gang_without_valid_minimum_does_not_start() {
 fn counts_pods_that_fit_instead_of_listing_each() {
     let report = simulated(&[deployment(1_000), template("20Gi")]).unwrap();
     let text = report.text();
-    assert_eq!(text.lines().count(), 5 + 4, "{text}");
+    assert_eq!(text.lines().count(), 5 + 5, "{text}");
     assert!(text.contains("default/web-2 to default/web-999"), "{text}");
     assert!(text.contains("\n2 of 1000 pods fit\n"), "{text}");
 }
