@@ -204,10 +204,7 @@ fn explains_topology_of_gpus() -> Result<()> {
     tenant.example("topology")?;
     tenant.running("close")?;
     // The two GPUs of the node are on different NUMA nodes, and NVSwitch connects them.
-    tenant.event(
-        &tenant.claim_of("close")?,
-        "topology: the GPUs share an NVLink domain",
-    )?;
+    tenant.event("close", "topology: the GPUs share an NVLink domain")?;
     Ok(())
 }
 
