@@ -111,7 +111,7 @@ fn running_share_grows_and_gives_back() -> Result<()> {
         })?;
         let refused = resize("3Gi", "3")?;
         ensure!(
-            refused.code == 1 && refused.stderr.contains("keeps 3072 MiB"),
+            refused.code == 1 && refused.stderr.contains("3072 MiB that it keeps"),
             "{refused:?}"
         );
         ensure!(total_mib(&tenant, "grow")? == 5120, "a share in use shrank");
