@@ -101,7 +101,11 @@ pub const COMMANDS: &[(&str, Check)] = &[
     ("kubectl drava gangs", Run),
     (
         "kubectl drava cost --prometheus monitoring/prometheus-operated:9090 --since 30d",
-        Test("prometheus_has_metrics_and_fires_alerts"),
+        Not("needs Prometheus as a service; promtool checks its queries"),
+    ),
+    (
+        "kubectl drava resize trainer-0 --memory 12Gi -n research",
+        Test("running_share_grows_and_gives_back"),
     ),
     ("kubectl drava quota", Run),
     (
