@@ -78,8 +78,9 @@ pub(super) fn check_faults(
     prometheus.wait_for_alert("DravaGpuMemoryHigh", "node", "node-0")?;
     prometheus.wait_for_alert("DravaGpuOvercommitted", "node", "node-0")?;
     prometheus.wait_for_alert("DravaProcessEscaped", "namespace", tenant.name())?;
-    other.kubectl(&["delete", "resourceclaim", "forged"])?;
     other.delete_pods(&["full", "shared"])?;
+    // Its finalizer, which claims have from their creation, keeps it while the pod is there that it names.
+    other.kubectl(&["delete", "resourceclaim", "forged"])?;
     failed_prepare(cluster, prometheus, &other)?;
     driver_not_registered(cluster, prometheus)?;
     ledger_drift(cluster, prometheus, tenant)?;
