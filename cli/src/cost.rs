@@ -6,16 +6,16 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::Context;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::ListParams;
-use kube::{Api, Client, Config};
+use kube::{Api, Client};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use drava_explanation::table;
 
 use crate::connection::{Connection, connect};
+use crate::prometheus::{Prometheus, Series, Source};
 
 /// GPUs that a claim has by its guarantee, by model.
 const REQUESTED_GPUS: &str = include_str!("cost/requested_gpus.promql");
@@ -31,21 +31,11 @@ const PRICES_LABEL: &str = "gpu.drava.dev/prices=true";
 /// Key of the prices in the ConfigMap.
 const PRICES_KEY: &str = "prices.yaml";
 
-/// Steps of a time that Prometheus evaluates at most.
-const MAX_STEPS: u64 = 2000;
-/// Smallest step, seconds.
-const MIN_STEP_SECONDS: u64 = 60;
-
 /// Command line of `cost`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Prometheus that scrapes the node drivers: a URL, or NAMESPACE/SERVICE:PORT, which is reached through the API server.
-    #[arg(long, value_name = "URL")]
-    prometheus: String,
-
-    /// Time until now, such as 12h, 7d or 4w.
-    #[arg(long, default_value = "7d", value_parser = seconds)]
-    since: u64,
+    #[command(flatten)]
+    source: Source,
 
     /// One line for each claim instead of each namespace.
     #[arg(long)]
@@ -157,38 +147,20 @@ pub(crate) async fn run(connection: &Connection, options: &Options) -> anyhow::R
         }
         None => of_cluster(&connect(connection).await?.0).await?,
     };
-    let server = Prometheus::connect(connection, &options.prometheus).await?;
+    let server = options.source.connect(connection).await?;
     let amounts = Amounts {
-        requested_gpu_seconds: server.seconds(REQUESTED_GPUS, options.since).await?,
-        requested_byte_seconds: server.seconds(REQUESTED_MEMORY, options.since).await?,
-        used_gpu_seconds: server.seconds(USED_GPUS, options.since).await?,
-        partition_seconds: server.seconds(PARTITIONS, options.since).await?,
+        requested_gpu_seconds: seconds(&server, REQUESTED_GPUS).await?,
+        requested_byte_seconds: seconds(&server, REQUESTED_MEMORY).await?,
+        used_gpu_seconds: seconds(&server, USED_GPUS).await?,
+        partition_seconds: seconds(&server, PARTITIONS).await?,
     };
     let namespace = connection.namespace.as_deref();
     let costs = costs(&amounts, &prices, options.claims, namespace);
     Ok(Report {
-        since_seconds: options.since,
+        since_seconds: options.source.since,
         currency: (!prices.is_empty()).then(|| prices.currency.clone()),
         costs,
     })
-}
-
-/// Reads a time such as `7d`, seconds.
-fn seconds(text: &str) -> Result<u64, String> {
-    let failure = || format!("{text:?} is no time; use a number with m, h, d or w, such as 7d");
-    let unit = text.chars().next_back().ok_or_else(failure)?;
-    let factor = match unit {
-        'm' => 60,
-        'h' => 3600,
-        'd' => 86_400,
-        'w' => 604_800,
-        _ => return Err(failure()),
-    };
-    let number: Option<u64> = text
-        .strip_suffix(unit)
-        .and_then(|number| number.parse().ok());
-    let seconds = number.and_then(|number| number.checked_mul(factor));
-    seconds.filter(|seconds| *seconds > 0).ok_or_else(failure)
 }
 
 fn parse(text: &str) -> anyhow::Result<Prices> {
@@ -215,80 +187,12 @@ async fn of_cluster(client: &Client) -> anyhow::Result<Prices> {
     text.map_or_else(|| Ok(Prices::default()), |text| parse(text))
 }
 
-/// A Prometheus server.
-struct Prometheus {
-    client: Client,
-    /// Path before that of the HTTP API.
-    prefix: String,
-}
-
-impl Prometheus {
-    async fn connect(connection: &Connection, address: &str) -> anyhow::Result<Self> {
-        if address.starts_with("http://") || address.starts_with("https://") {
-            let url = address.trim_end_matches('/').parse();
-            let config = Config::new(url.with_context(|| format!("cannot read URL {address}"))?);
-            let client = Client::try_from(config).context("cannot create a client")?;
-            let prefix = String::new();
-            return Ok(Self { client, prefix });
-        }
-        let Some((namespace, service)) = address.split_once('/') else {
-            bail!("--prometheus {address} is neither a URL nor NAMESPACE/SERVICE:PORT");
-        };
-        let (client, _) = connect(connection).await?;
-        let prefix = format!("/api/v1/namespaces/{namespace}/services/{service}/proxy");
-        Ok(Self { client, prefix })
-    }
-
-    /// Returns the integral of an expression over the time until now, by namespace, claim and model.
-    async fn seconds(&self, expression: &str, since: u64) -> anyhow::Result<BTreeMap<Key, f64>> {
-        let step = step(since);
-        let query = format!("sum_over_time(({expression})[{since}s:{step}s]) * {step}");
-        let path = format!("{}/api/v1/query?query={}", self.prefix, encoded(&query));
-        let request = http::Request::get(path).body(Vec::new())?;
-        let response: Value = self.client.request(request).await.context(
-            "cannot query Prometheus; for a URL use `kubectl port-forward`, or name NAMESPACE/SERVICE:PORT",
-        )?;
-        values(&response)
-    }
-}
-
-/// Returns the step of the evaluation, seconds: a minute, or more for long times.
-fn step(since: u64) -> u64 {
-    since.div_ceil(MAX_STEPS).max(MIN_STEP_SECONDS)
-}
-
-/// Encodes the value of a parameter of a URL.
-fn encoded(text: &str) -> String {
-    let encoded = text.bytes().map(|byte| match byte {
-        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'-' | b'.' => {
-            char::from(byte).to_string()
-        }
-        _ => format!("%{byte:02X}"),
-    });
-    encoded.collect()
-}
-
-/// Reads the answer to an instant query.
-fn values(response: &Value) -> anyhow::Result<BTreeMap<Key, f64>> {
-    ensure!(
-        response["status"] == "success",
-        "Prometheus cannot answer: {}",
-        response["error"].as_str().unwrap_or("unknown error")
-    );
-    let series = response["data"]["result"].as_array();
-    let value = |series: &Value| {
-        let label = |name: &str| {
-            series["metric"][name]
-                .as_str()
-                .unwrap_or_default()
-                .to_owned()
-        };
-        let value: f64 = series["value"][1].as_str()?.parse().ok()?;
-        Some(((label("namespace"), label("claim"), label("model")), value))
-    };
-    let series = series.context("Prometheus answers without a result")?;
-    let values: Option<BTreeMap<Key, f64>> = series.iter().map(value).collect();
-    values.context("Prometheus answers with unexpected values")
+/// Returns the integral of an expression over the time, by namespace, claim and model.
+async fn seconds(server: &Prometheus, expression: &str) -> anyhow::Result<BTreeMap<Key, f64>> {
+    let sums = server.over_time("sum_over_time(", expression).await?;
+    let key = |of: &Series| (of.label("namespace"), of.label("claim"), of.label("model"));
+    let seconds = sums.iter().map(|sum| (key(sum), sum.value * server.step()));
+    Ok(seconds.collect())
 }
 
 /// Returns the costs by namespace, or by claim; those of one namespace if it is given.
@@ -385,8 +289,6 @@ impl Report {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn of(claims: &[(&str, &str, &str, f64)]) -> BTreeMap<Key, f64> {
@@ -470,38 +372,5 @@ a           y       4.0         5.0    0.0    0.0
         for text in ["{gpuHours: 1}", "{models: {H100: {gpu: 1}}}", "[]"] {
             assert!(parse(text).is_err(), "{text}");
         }
-    }
-
-    #[test]
-    fn reads_times() {
-        assert_eq!(seconds("7d"), Ok(604_800));
-        assert_eq!(seconds("90m"), Ok(5400));
-        for text in [
-            "",
-            "7",
-            "d",
-            "0d",
-            "-1d",
-            "1.5h",
-            "99999999999999999w",
-            "1é",
-        ] {
-            assert!(seconds(text).is_err(), "{text}");
-        }
-        assert_eq!((step(3600), step(604_800)), (60, 303));
-    }
-
-    #[test]
-    fn reads_answers_of_prometheus() {
-        let series = json!({"metric": {"namespace": "a", "claim": "x", "model": "H100"}, "value": [1, "7200.5"]});
-        let answer = json!({"status": "success", "data": {"result": [series]}});
-        let key = ("a".to_owned(), "x".to_owned(), "H100".to_owned());
-        assert_eq!(
-            values(&answer).expect("values"),
-            BTreeMap::from([(key, 7200.5)])
-        );
-        let failed = values(&json!({"status": "error", "error": "query timed out"}));
-        let text = failed.expect_err("an error").to_string();
-        assert_eq!(text, "Prometheus cannot answer: query timed out");
     }
 }

@@ -28,7 +28,9 @@ mod job;
 mod migrate;
 mod node;
 mod output;
+mod prometheus;
 mod quota;
+mod recommend;
 mod resize;
 mod simulate;
 mod tenant;
@@ -137,6 +139,17 @@ enum Command {
         after_help = "Examples:\n  kubectl drava cost --prometheus monitoring/prometheus-operated:9090 --since 30d\n  kubectl drava cost --prometheus http://localhost:9090 --claims -n research -o json"
     )]
     Cost(cost::Options),
+
+    /// Recommend memory and cores for workloads, by what their shares have used.
+    ///
+    /// PEAK is the highest memory of a share; the recommendation is 15% more, or 20% more than a limit at which allocations were
+    /// denied. USED is the GPU time that a share exceeds in 5% of the time. The amounts are those of Prometheus; claims of pods
+    /// that are gone count where their names tell the workload. Nothing is changed: a recommendation is for the next ResourceClaimTemplate,
+    /// or for `kubectl drava resize`. -o json has the recommended amounts as the `capacity.requests` of a request.
+    #[command(
+        after_help = "Examples:\n  kubectl drava recommend --prometheus monitoring/prometheus-operated:9090 --since 2w\n  kubectl drava recommend --prometheus http://localhost:9090 -n research -o json"
+    )]
+    Recommend(recommend::Options),
 
     /// Grow or shrink the share of a running pod, without a restart.
     ///
@@ -397,6 +410,10 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::Cost(options) => {
             let report = Box::pin(cost::run(&cli.connection, &options)).await?;
+            cli.output.format(&report, || report.text())?
+        }
+        Command::Recommend(options) => {
+            let report = Box::pin(recommend::run(&cli.connection, &options)).await?;
             cli.output.format(&report, || report.text())?
         }
         Command::Cordon(options) => {

@@ -101,7 +101,11 @@ pub const COMMANDS: &[(&str, Check)] = &[
     ("kubectl drava gangs", Run),
     (
         "kubectl drava cost --prometheus monitoring/prometheus-operated:9090 --since 30d",
-        Not("needs Prometheus as a service; promtool checks its queries"),
+        Test("prometheus_has_metrics_and_fires_alerts"),
+    ),
+    (
+        "kubectl drava recommend --prometheus monitoring/prometheus-operated:9090 --since 2w",
+        Test("prometheus_has_metrics_and_fires_alerts"),
     ),
     (
         "kubectl drava resize trainer-0 --memory 12Gi -n research",

@@ -1,4 +1,6 @@
-//! Checks the queries of `kubectl drava cost`, of pages, and of the dashboards of the chart. For the dashboards: their metrics are documented, every query returns data (promtool) for the series of
+//! Checks the queries of `kubectl drava cost` and `recommend`, of pages, and of the dashboards of the chart.
+//!
+//! For the dashboards: their metrics are documented, every query returns data (promtool) for the series of
 //! `tests/dashboards/series.yaml`, panels do not overlap, and the files have the fields and types of Grafana's schema.
 
 use std::collections::BTreeSet;
@@ -31,6 +33,14 @@ const COSTS: [(&str, f64); 4] = [
         0.4 + 20.0 / 60.0,
     ),
     (include_str!("../../../cli/src/cost/partitions.promql"), 1.0),
+];
+
+/// The query of `kubectl drava recommend` for a metric, with values of the metric for the series.
+const BY_REQUEST: &str = include_str!("../../../cli/src/recommend/by_request.promql");
+const BY_REQUEST_VALUES: [(&str, f64); 3] = [
+    ("drava_share_memory_peak_bytes", 5_368_709_120.0),
+    ("drava_share_gpu_time_guaranteed_ratio", 0.3),
+    ("rate(drava_share_gpu_time_seconds_total[5m])", 20.0 / 60.0),
 ];
 
 /// Pages with queries, each in a fence `promql`.
@@ -231,14 +241,20 @@ fn test_of(queries: &[String], series: &str) -> String {
             })
         })
         .collect();
-    let costs = COSTS.iter().map(|(query, value)| {
+    let costs = COSTS
+        .iter()
+        .map(|(query, value)| ((*query).to_owned(), value));
+    let by_request = BY_REQUEST_VALUES
+        .iter()
+        .map(|(metric, value)| (BY_REQUEST.replace("VALUE", metric), value));
+    let values = costs.chain(by_request).map(|(query, value)| {
         json!({
             "expr": format!("sum({query})"), "eval_time": "1h",
             "exp_samples": [{"labels": "{}", "value": value}],
         })
     });
     // JSON is YAML.
-    let expected: Value = expected.into_iter().chain(costs).collect();
+    let expected: Value = expected.into_iter().chain(values).collect();
     let series: String = series.lines().map(|line| format!("  {line}\n")).collect();
     format!(
         "evaluation_interval: 1m\ntests:\n- interval: 1m\n  promql_expr_test: {expected}\n  input_series:\n{series}"

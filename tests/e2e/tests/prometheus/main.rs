@@ -105,6 +105,52 @@ fn check_metrics(prometheus: &Prometheus, tenant: &Namespace<'_>) -> Result<()> 
     Ok(())
 }
 
+/// Checks that `kubectl drava cost` shows what pod `small` has requested and used.
+fn check_costs(
+    cluster: &TestCluster,
+    prometheus: &Prometheus,
+    tenant: &Namespace<'_>,
+) -> Result<()> {
+    let address = prometheus.url();
+    let command = ["cost", "--prometheus", &address, "--since", "1h"];
+    let document = ["-o", "json", "-n", tenant.name()];
+    // Prometheus sees a use between two samples only.
+    let launch = ["cuda-probe", "launch", "--ms", "5", "--seconds", "1"];
+    wait("the share has a cost", || {
+        tenant.exec("small", "app", &launch)?.success()?;
+        let report = cluster.drava(&[&command[..], &document].concat())?.json()?;
+        let amount = |name: &str| report["costs"][0][name].as_f64().unwrap_or_default();
+        let (requested, used) = (amount("requestedGpuHours"), amount("usedGpuHours"));
+        let is_sound =
+            requested > 0.0 && used > 0.0 && amount("requestedMemoryGibHours") > requested;
+        Ok(is_sound.then_some(()))
+    })
+}
+
+/// Checks that `kubectl drava recommend` shows a memory for pod `small` between what it has used and what it has.
+fn check_recommendation(
+    cluster: &TestCluster,
+    prometheus: &Prometheus,
+    tenant: &Namespace<'_>,
+) -> Result<()> {
+    let address = prometheus.url();
+    let command = ["recommend", "--prometheus", &address, "--since", "1h"];
+    let document = ["-o", "json", "-n", tenant.name()];
+    wait("the share has a recommendation", || {
+        let report = cluster.drava(&[&command[..], &document].concat())?.json()?;
+        let one = &report["recommendations"][0];
+        let mib = |name: &str| one["memoryMib"][name].as_u64();
+        let (Some(current), Some(used)) = (mib("current"), mib("used")) else {
+            return Ok(None);
+        };
+        let is_sound = one["name"] == "small"
+            && current == 1024
+            && (used + 1..current).contains(&mib("recommended").unwrap_or_default());
+        ensure!(is_sound, "{report}");
+        Ok(Some(()))
+    })
+}
+
 #[test]
 fn prometheus_has_metrics_and_fires_alerts() -> Result<()> {
     let cluster = TestCluster::attach()?;
@@ -121,6 +167,8 @@ fn prometheus_has_metrics_and_fires_alerts() -> Result<()> {
         alerts::set_faults(&cluster, "1", &[])?;
         prometheus.wait_for_silence("DravaGpuUnhealthy")?;
         check_metrics(&prometheus, &tenant)?;
+        check_costs(&cluster, &prometheus, &tenant)?;
+        check_recommendation(&cluster, &prometheus, &tenant)?;
         alerts::check(&cluster, &prometheus, &tenant)?;
         alerts::check_faults(&cluster, &prometheus, &tenant)
     })();

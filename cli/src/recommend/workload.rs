@@ -1,0 +1,230 @@
+//! Workloads, and the claims that their pods have had.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
+use serde::Serialize;
+
+/// Label of the pods of a Deployment with the hash at the end of their ReplicaSet's name.
+const TEMPLATE_HASH: &str = "pod-template-hash";
+
+/// What creates pods that are alike, with one of their claims.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Workload {
+    pub(super) namespace: String,
+    pub(super) kind: String,
+    pub(super) name: String,
+    /// Name of the claim in the pods.
+    pub(super) claim: String,
+}
+
+impl Workload {
+    /// Returns whether Kubernetes would call a claim of a pod of this workload so, by the name alone: pod and claim may be gone.
+    ///
+    /// The name of a claim from a template is that of the pod, that of the claim in the pod, and five generated characters.
+    fn has_had(&self, namespace: &str, claim: &str) -> bool {
+        let pod = claim
+            .rsplit_once('-')
+            .and_then(|(stem, _)| stem.strip_suffix(&self.claim)?.strip_suffix('-'));
+        let Some(pod) = pod.filter(|_| namespace == self.namespace) else {
+            return false;
+        };
+        let before = |parts: usize| pod.rsplitn(parts + 1, '-').nth(parts) == Some(&self.name);
+        let is_index = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
+        match self.kind.as_str() {
+            "Pod" => pod == self.name,
+            // The hash of the ReplicaSet, and generated characters.
+            "Deployment" => before(2),
+            "ReplicaSet" | "StatefulSet" | "DaemonSet" => before(1),
+            // Pods of an indexed job have their index before the generated characters.
+            "Job" => before(1) || (before(2) && pod.rsplit('-').nth(1).is_some_and(is_index)),
+            _ => false,
+        }
+    }
+}
+
+/// Workloads with pods in the cluster, and their claims.
+#[derive(Debug, Default)]
+pub(super) struct Workloads {
+    /// Workload of each claim by namespace and name.
+    living: BTreeMap<(String, String), Workload>,
+    /// Number of living claims of each workload.
+    pub(super) counts: BTreeMap<Workload, usize>,
+}
+
+impl Workloads {
+    /// Reads the workloads of pods.
+    pub(super) fn of(pods: &[Pod]) -> Self {
+        let mut workloads = Self::default();
+        for (namespace, claim, workload) in pods.iter().flat_map(claims_of) {
+            let key = (namespace, claim);
+            if workloads.living.insert(key, workload.clone()).is_none() {
+                *workloads.counts.entry(workload).or_default() += 1;
+            }
+        }
+        workloads
+    }
+
+    /// Returns the workload whose pods have, or have had, a claim.
+    pub(super) fn find(&self, namespace: &str, claim: &str) -> Option<&Workload> {
+        let key = (namespace.to_owned(), claim.to_owned());
+        let living = self.living.get(&key);
+        living.or_else(|| {
+            let mut workloads = self.counts.keys();
+            workloads.find(|workload| workload.has_had(namespace, claim))
+        })
+    }
+
+    /// Returns whether a pod of the cluster has the claim.
+    pub(super) fn is_living(&self, namespace: &str, claim: &str) -> bool {
+        let key = (namespace.to_owned(), claim.to_owned());
+        self.living.contains_key(&key)
+    }
+}
+
+/// Returns namespace, name and workload of each claim of a pod. A claim that the pod names itself is its own workload: several
+/// pods may use it.
+fn claims_of(pod: &Pod) -> Vec<(String, String, Workload)> {
+    let namespace = pod.namespace().unwrap_or_default();
+    let (kind, name) = owner(pod);
+    let spec = pod.spec.iter();
+    let claims = spec.flat_map(|spec| spec.resource_claims.iter().flatten());
+    let statuses = pod.status.iter();
+    let statuses = statuses.flat_map(|status| status.resource_claim_statuses.iter().flatten());
+    let generated: BTreeMap<&str, &str> = statuses
+        .filter_map(|status| Some((status.name.as_str(), status.resource_claim_name.as_deref()?)))
+        .collect();
+    let read = |(kind, name, claim): (&str, &str, &str), of: &str| {
+        let workload = Workload {
+            namespace: namespace.clone(),
+            kind: kind.to_owned(),
+            name: name.to_owned(),
+            claim: claim.to_owned(),
+        };
+        (namespace.clone(), of.to_owned(), workload)
+    };
+    let claims = claims.filter_map(|claim| {
+        if let Some(named) = &claim.resource_claim_name {
+            return Some(read(("ResourceClaim", named, named), named));
+        }
+        let of = generated.get(claim.name.as_str())?;
+        Some(read((&kind, &name, &claim.name), of))
+    });
+    claims.collect()
+}
+
+/// Returns kind and name of what a user has created: for pods of a Deployment, the Deployment.
+fn owner(pod: &Pod) -> (String, String) {
+    let mut owners = pod.owner_references().iter();
+    let Some(owner) = owners.find(|owner| owner.controller == Some(true)) else {
+        return ("Pod".to_owned(), pod.name_any());
+    };
+    let hash = pod.labels().get(TEMPLATE_HASH);
+    let deployment = hash.and_then(|hash| owner.name.strip_suffix(hash)?.strip_suffix('-'));
+    match deployment.filter(|_| owner.kind == "ReplicaSet") {
+        Some(deployment) => ("Deployment".to_owned(), deployment.to_owned()),
+        None => (owner.kind.clone(), owner.name.clone()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn workload(kind: &str, name: &str) -> Workload {
+        Workload {
+            namespace: "a".to_owned(),
+            kind: kind.to_owned(),
+            name: name.to_owned(),
+            claim: "gpu".to_owned(),
+        }
+    }
+
+    #[test]
+    fn knows_claims_of_pods_that_are_gone() {
+        for (kind, name, claim, has_had) in [
+            ("Deployment", "web", "web-5d9c-x7k2p-gpu-abcde", true),
+            // Another Deployment, whose name starts alike.
+            ("Deployment", "web", "web-api-5d9c-x7k2p-gpu-abcde", false),
+            (
+                "Deployment",
+                "web-api",
+                "web-api-5d9c-x7k2p-gpu-abcde",
+                true,
+            ),
+            ("Deployment", "web", "web-5d9c-x7k2p-other-abcde", false),
+            ("StatefulSet", "db", "db-0-gpu-abcde", true),
+            ("StatefulSet", "db", "db-gpu-abcde", false),
+            ("Job", "train", "train-x7k2p-gpu-abcde", true),
+            ("Job", "train", "train-12-x7k2p-gpu-abcde", true),
+            ("Job", "train", "train-big-x7k2p-gpu-abcde", false),
+            ("Pod", "one", "one-gpu-abcde", true),
+            ("Pod", "one", "one-0-gpu-abcde", false),
+            ("PyTorchJob", "p", "p-worker-0-gpu-abcde", false),
+        ] {
+            let found = workload(kind, name).has_had("a", claim);
+            assert_eq!(found, has_had, "{kind} {name}: {claim}");
+            assert!(!workload(kind, name).has_had("b", claim), "{claim}");
+        }
+    }
+
+    #[test]
+    fn counts_claims_by_workload() {
+        let pod = |name: &str, owner: Option<(&str, &str)>| {
+            let owners = owner.map(|(kind, name)| {
+                json!([{"apiVersion": "v1", "kind": kind, "name": name, "uid": "u", "controller": true}])
+            });
+            serde_json::from_value(json!({
+                "metadata": {
+                    "namespace": "a", "name": name, "labels": {TEMPLATE_HASH: "5d9c"},
+                    "ownerReferences": owners,
+                },
+                "spec": {"containers": [], "resourceClaims": [
+                    {"name": "gpu", "resourceClaimTemplateName": "t"},
+                    {"name": "both", "resourceClaimName": "named"},
+                    {"name": "none", "resourceClaimTemplateName": "t"},
+                ]},
+                "status": {"resourceClaimStatuses": [
+                    {"name": "gpu", "resourceClaimName": format!("{name}-gpu-abcde")}, {"name": "none"},
+                ]},
+            }))
+            .expect("a pod")
+        };
+        let replica_set = Some(("ReplicaSet", "web-5d9c"));
+        let pods: Vec<Pod> = vec![
+            pod("web-5d9c-aaaaa", replica_set),
+            pod("web-5d9c-bbbbb", replica_set),
+            pod("alone", None),
+            pod("set-0", Some(("LeaderWorkerSet", "set"))),
+        ];
+        let found = Workloads::of(&pods);
+        let named = Workload {
+            claim: "named".to_owned(),
+            ..workload("ResourceClaim", "named")
+        };
+        let expected = BTreeMap::from([
+            (workload("Deployment", "web"), 2),
+            (workload("Pod", "alone"), 1),
+            (workload("LeaderWorkerSet", "set"), 1),
+            (named.clone(), 1),
+        ]);
+        assert_eq!(found.counts, expected);
+        for (claim, workload) in [
+            ("named", Some(&named)),
+            ("set-0-gpu-abcde", Some(&workload("LeaderWorkerSet", "set"))),
+            (
+                "web-7777-ccccc-gpu-xxxxx",
+                Some(&workload("Deployment", "web")),
+            ),
+            ("other-gpu-abcde", None),
+        ] {
+            assert_eq!(found.find("a", claim), workload, "{claim}");
+        }
+        assert!(found.is_living("a", "web-5d9c-aaaaa-gpu-abcde"));
+        assert!(!found.is_living("a", "web-7777-ccccc-gpu-xxxxx"));
+    }
+}
