@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use crate::{Namespace, TestCluster, TestNode, wait};
 
 const SYSTEM: &str = "drava-system";
-/// Time in which a leader sends a few writes.
-const INTERVAL: Duration = Duration::from_millis(10);
+/// Time in which a leader sends a few writes, and not those of a whole gang.
+const INTERVAL: Duration = Duration::from_millis(2);
 /// Scheduling gate of pods that are not to be allocated for yet.
 const HOLD: &str = "test.drava.dev/hold";
 

@@ -79,6 +79,8 @@ impl Node {
             ])
             .arg(program);
         command.env("PATH", PATH);
+        // A directory of the host.
+        command.env_remove("TMPDIR");
         Ok(command)
     }
 
