@@ -249,7 +249,7 @@ impl Agent {
         let tasks = self.schedule.start(now_us);
         if tasks.tick {
             self.refresh(now_us);
-            self.shares.follow_records(now_us);
+            self.shares.follow_records();
             for key in self.shares.watch.started() {
                 self.mark_occupied(key);
             }
@@ -348,7 +348,7 @@ impl Agent {
                 Some(claim) if claim.version == version => Ok(()),
                 Some(claim) => {
                     claim.version = version;
-                    self.reread_claim(&uid, now_us)
+                    self.reread_claim(&uid)
                 }
                 None => self.open_claim(&uid, version, now_us),
             };
@@ -361,7 +361,7 @@ impl Agent {
     }
 
     /// Applies the changed record of an opened claim to its shares.
-    fn reread_claim(&mut self, uid: &ClaimUid, now_us: u64) -> Result<(), String> {
+    fn reread_claim(&mut self, uid: &ClaimUid) -> Result<(), String> {
         let Some(record) = self.load(uid)? else {
             return Ok(());
         };
@@ -369,7 +369,7 @@ impl Agent {
             let mut tracked = self.shares.tracked.values_mut();
             let share = tracked.find(|share| share.claim == *uid && share.share == recorded.id);
             if let Some(share) = share {
-                share.set_recorded(recorded, now_us);
+                share.set_recorded(recorded);
             }
         }
         Ok(())

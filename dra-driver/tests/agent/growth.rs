@@ -1,10 +1,14 @@
 //! Shares that grow and shrink while their programs run: the agent writes the amounts of the record to the limits page.
 
+use std::mem::offset_of;
+
 use drava_dra_driver::node::claim::ClaimRef;
 use drava_dra_driver::prepare::{Grant, Share};
 use drava_vgpu_abi::Limits;
+use drava_vgpu_abi::region::{Header, SLOTS_OFFSET, Slot};
 
 use crate::node::{GIB, TestNode, eventually};
+use crate::virtual_clock::{FakeProcess, SECOND_US, VirtualClockAgent};
 
 /// Adds 2 GiB and 30% of the GPU's time to a share of 4 GiB.
 fn grow(share: &mut Share) {
@@ -76,23 +80,47 @@ fn share_that_uses_its_growth_keeps_it_until_it_frees() {
     assert!(tenant.ok(&take(5)).is_err(), "5 GiB of 4");
 }
 
-/// A damaged record has lost its grants: it may get them again.
+/// Its charge stays in the region until another process needs memory.
 #[test]
-fn share_whose_record_lost_its_growth_keeps_what_it_uses_for_a_while() {
+fn memory_of_killed_program_is_given_back() {
     let node = node();
     node.node.change_record(1, grow).unwrap();
     let _agent = node.agent();
     await_limit(&node, 6);
-    let mut tenant = node.tenant(1);
-    tenant.ok(&take(5)).unwrap();
-    node.node
-        .change_record(1, |share| share.grants.clear())
-        .unwrap();
+    let mut killed = node.tenant(1);
+    killed.ok(&take(5)).unwrap();
+    node.node.change_record(1, end_growth).unwrap();
     eventually("no guarantee", || {
         (node.page(1).cores.percent() == 0).then_some(())
     });
     assert_eq!(node.page(1).memory_limit_bytes, Some(6 * GIB));
+    killed.kill().unwrap();
     await_limit(&node, 4);
+}
+
+/// A damaged record has lost its grants. It gets them again when the API server answers, however late.
+#[test]
+fn share_whose_record_lost_its_growth_keeps_what_it_uses() {
+    let node = node();
+    node.node.change_record(1, grow).unwrap();
+    let mut agent = VirtualClockAgent::on(node);
+    agent.run(SECOND_US);
+    let limit = |agent: &VirtualClockAgent| agent.node.page(1).memory_limit_bytes;
+    assert_eq!(limit(&agent), Some(6 * GIB));
+    let process = FakeProcess::new(&agent.node, 1);
+    let use_memory = |gib: u64| {
+        process.write(offset_of!(Header, total), gib * GIB);
+        process.write(SLOTS_OFFSET + offset_of!(Slot, used_bytes), gib * GIB);
+    };
+    use_memory(5);
+    let lost = |share: &mut Share| share.grants.clear();
+    agent.node.node.change_record(1, lost).unwrap();
+    agent.run(60 * SECOND_US);
+    assert_eq!(agent.node.page(1).cores.percent(), 0);
+    assert_eq!(limit(&agent), Some(6 * GIB));
+    use_memory(3);
+    agent.run(SECOND_US);
+    assert_eq!(limit(&agent), Some(4 * GIB));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Reading of usage regions with one shared buffer.
 
-use std::fs;
+use std::fs::{self, OpenOptions};
 use std::mem::offset_of;
 use std::path::PathBuf;
 
@@ -9,7 +9,8 @@ use drava_vgpu_abi::ledger::MAX_BYTES;
 use drava_vgpu_abi::region::{Header, SLOTS_OFFSET, Slot};
 use drava_vgpu_abi::{REGION_SIZE, paths};
 
-use crate::virtual_clock::FakeProcess;
+use crate::node::MIB;
+use crate::virtual_clock::{FakeProcess, lock_slot};
 
 /// Creates a usage directory with a region.
 fn region() -> (tempfile::TempDir, PathBuf) {
@@ -64,4 +65,32 @@ fn reads_region_that_replaced_another() {
     fs::rename(dir.path().join("new"), &file).unwrap();
     assert_eq!(usage.verify(), Ok(()));
     assert_eq!(usage.view(&mut buffer).unwrap().processes.len(), 0);
+}
+
+/// Slots of a living process, of another one, and one with what an ended process had exported.
+#[test]
+fn counts_no_memory_of_ended_processes_but_what_they_exported() {
+    let (dir, file) = region();
+    let living = FakeProcess::at(&file);
+    living.write(offset_of!(Header, slots_in_use), 3);
+    living.write(offset_of!(Header, total), 16 * MIB);
+    for (slot, state, used_mib, exported_mib) in
+        [(0, 0x101, 9, 9), (1, 0x101, 5, 2), (2, 0x102, 1, 1)]
+    {
+        let slot = SLOTS_OFFSET + slot * size_of::<Slot>();
+        living.write(slot + offset_of!(Slot, state), state);
+        living.write(slot + offset_of!(Slot, used_bytes), used_mib * MIB);
+        living.write(slot + offset_of!(Slot, exported_bytes), exported_mib * MIB);
+    }
+    let counted = || {
+        let bytes = UsageRegion::open(dir.path()).live_bytes(&mut ReadBuffer::default());
+        bytes.unwrap() / MIB
+    };
+    let other = OpenOptions::new().write(true).open(&file).unwrap();
+    lock_slot(&other, 1);
+    assert_eq!(counted(), 16);
+    drop(other);
+    assert_eq!(counted(), 13);
+    drop(living);
+    assert_eq!(counted(), 13, "all of the first slot is exported");
 }

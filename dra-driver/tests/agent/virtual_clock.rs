@@ -14,6 +14,8 @@ use drava_vgpu_abi::ledger::Owner;
 use drava_vgpu_abi::region::{Header, REGION_ABI_VERSION, REGION_MAGIC, SLOTS_OFFSET, Slot};
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits};
 use gpu_tenants::{TestBed, library};
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc;
 use simulator_machine::description::H200X8;
 
 use crate::node::{GIB, TestNode};
@@ -93,6 +95,20 @@ impl VirtualClockAgent {
     }
 }
 
+/// Takes the lock of a slot, which the process in it holds while it lives: until `region` is closed.
+pub(crate) fn lock_slot(region: &File, slot: usize) {
+    let range = libc::flock {
+        l_type: libc::F_WRLCK.try_into().unwrap(),
+        l_whence: libc::SEEK_SET.try_into().unwrap(),
+        l_start: (SLOTS_OFFSET + slot * size_of::<Slot>())
+            .try_into()
+            .unwrap(),
+        l_len: size_of::<Slot>().try_into().unwrap(),
+        l_pid: 0,
+    };
+    fcntl(region, FcntlArg::F_OFD_SETLK(&range)).unwrap();
+}
+
 /// Writes a usage region as libvgpu does for one process.
 pub(crate) struct FakeProcess {
     region: File,
@@ -106,6 +122,7 @@ impl FakeProcess {
 
     pub(crate) fn at(region: &Path) -> Self {
         let region = OpenOptions::new().write(true).open(region).unwrap();
+        lock_slot(&region, 0);
         let process = Self { region, pid: 7 };
         for (offset, value) in [
             (offset_of!(Header, magic), REGION_MAGIC),

@@ -122,10 +122,7 @@ fn running_share_grows_and_gives_back() -> Result<()> {
         Ok(())
     });
     kept?;
-    // What a program that has ended was charged counts until another one needs it.
-    let probe = ["cuda-probe", "alloc", "--mib", "1200"];
     wait("the capacity is given back", || {
-        tenant.exec("grow", "app", &probe)?.success()?;
         Ok(companions(&tenant)?.is_empty().then_some(()))
     })?;
     ensure!(

@@ -68,9 +68,9 @@ impl Shares {
     }
 
     /// Writes the capacity that the records give the shares to their pages.
-    pub fn follow_records(&mut self, now_us: u64) {
+    pub fn follow_records(&mut self) {
         for share in self.tracked.values_mut() {
-            if let Err(error) = share.follow_record(now_us, &mut self.buffer) {
+            if let Err(error) = share.follow_record(&mut self.buffer) {
                 tracing::warn!(claim = %share.claim, share = %share.share, %error, "cannot write the limits page");
             }
         }

@@ -41,10 +41,6 @@ const INTERRUPTION_RESOLUTION: u32 = 100;
 /// slot to the next process that reclaims it.
 const ORPHANED_SLOT_US: u64 = 10_000_000;
 
-/// Time after which a share loses capacity that it uses and that its record lacks, µs. A record that was damaged gets its grants
-/// again by then.
-const LOST_US: u64 = 10_000_000;
-
 /// GPU time of a yielding share that may be queued on the GPU while a share of higher priority has processes, µs: it bounds
 /// the wait of that share, apart from one running kernel.
 const WINDOW_US: u32 = 250;
@@ -58,33 +54,14 @@ pub struct PriorityRole {
     pub yields: bool,
 }
 
-/// Capacity of a share by its record.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Capacity {
-    held: ShareTotals,
-    kept: ShareTotals,
-}
-
-impl Capacity {
-    fn of(share: &Share) -> Self {
-        Self {
-            held: share.held(),
-            kept: share.kept(),
-        }
-    }
-
-    /// Returns the memory limit of a share with this limit and use, bytes. Capacity that is given back stays usable until the
-    /// use fits without it; a limit that was lowered is not raised again by a use that came later. What the record lacks is
-    /// taken away at once if it is not used, and otherwise when it `is_overdue`.
-    fn memory_limit(&self, present: u64, is_overdue: bool, used: impl FnOnce() -> u64) -> u64 {
-        let (held, kept) = (self.held.memory_bytes, self.kept.memory_bytes);
-        if present <= kept || used() <= kept {
-            kept
-        } else if present <= held || !is_overdue {
-            present
-        } else {
-            held
-        }
+/// Returns the memory limit of a share that keeps `kept` by its record, with this limit and use, bytes. Memory that it does not
+/// keep stays usable until its use fits without it: what is given back, and what a damaged record has lost, which may come back
+/// at any time later. A limit that was lowered is not raised again by a use that came later.
+fn memory_limit(kept: u64, present: u64, used: impl FnOnce() -> u64) -> u64 {
+    if present <= kept || used() <= kept {
+        kept
+    } else {
+        present
     }
 }
 
@@ -104,8 +81,8 @@ pub struct TrackedShare {
     pub since_us: u64,
     /// Its role by priority.
     pub role: PriorityRole,
-    /// Capacity by its record, until the page has it, and when it was read, µs.
-    recorded: Option<(Capacity, u64)>,
+    /// What it keeps by its record, until the page has it.
+    kept: Option<ShareTotals>,
     /// Its limits page.
     pub page: Page,
     region: UsageRegion,
@@ -152,7 +129,7 @@ impl TrackedShare {
             pace_us_per_s: 0,
             reserve: Reserve::default(),
             initial_reserve_bytes: page.limits().driver_reserve_bytes,
-            recorded: Some((Capacity::of(share), now_us)),
+            kept: Some(share.kept()),
             page,
             totals: CounterTotals::default(),
             figures: None,
@@ -309,30 +286,28 @@ impl TrackedShare {
     }
 
     /// Applies a change of its record.
-    pub fn set_recorded(&mut self, share: &Share, now_us: u64) {
-        self.recorded = Some((Capacity::of(share), now_us));
+    pub fn set_recorded(&mut self, share: &Share) {
+        self.kept = Some(share.kept());
     }
 
     /// Writes the capacity of its record to the page, as far as the use allows it. An unreadable region counts as full.
     ///
     /// # Errors
     /// If the page cannot be written. It is tried again.
-    pub fn follow_record(&mut self, now_us: u64, buffer: &mut ReadBuffer) -> io::Result<()> {
+    pub fn follow_record(&mut self, buffer: &mut ReadBuffer) -> io::Result<()> {
         let limits = self.page.limits();
-        let Some(((recorded, read_us), present)) = self.recorded.zip(limits.memory_limit_bytes)
-        else {
+        let Some((kept, present)) = self.kept.zip(limits.memory_limit_bytes) else {
             return Ok(());
         };
-        let is_overdue = read_us.saturating_add(LOST_US) <= now_us;
         let used = || used_bytes(&self.region, limits, buffer).unwrap_or(u64::MAX);
-        let memory = recorded.memory_limit(present, is_overdue, used);
-        let cores = limits::cores(recorded.kept.cores);
+        let memory = memory_limit(kept.memory_bytes, present, used);
+        let cores = limits::cores(kept.cores);
         self.page.change(|limits| {
             limits.memory_limit_bytes = Some(memory);
             limits.cores = cores;
         })?;
-        if memory == recorded.kept.memory_bytes {
-            self.recorded = None;
+        if memory == kept.memory_bytes {
+            self.kept = None;
         }
         Ok(())
     }
@@ -440,14 +415,10 @@ impl TrackedShare {
     }
 }
 
-/// Returns the memory that a share uses, with these limits, as libvgpu counts it but for the surplus of its contexts, which it may
-/// lose at any time; `None` without a readable region.
-pub(crate) fn used_bytes(
-    region: &UsageRegion,
-    limits: &Limits,
-    buffer: &mut ReadBuffer,
-) -> Option<u64> {
-    let counted = region.header(buffer).ok()?.share.total_bytes;
+/// Returns the memory that the programs of a share use, with these limits, as libvgpu counts it but for the surplus of their
+/// contexts, which they may lose at any time; `None` without a readable region.
+pub(crate) fn used_bytes(region: &UsageRegion, limits: &Limits, buffer: &mut ReadBuffer) -> Option<u64> {
+    let counted = region.live_bytes(buffer).ok()?;
     Some(counted.saturating_add(limits.driver_excess_bytes))
 }
 

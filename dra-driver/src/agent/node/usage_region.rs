@@ -13,8 +13,10 @@ use std::sync::atomic::AtomicU64;
 
 use drava_vgpu_abi::ledger::MAX_BYTES;
 use drava_vgpu_abi::paths;
-use drava_vgpu_abi::region::{Header, REGION_SIZE, SLOT_COUNT, SLOT_SIZE, SLOTS_OFFSET};
+use drava_vgpu_abi::region::{Header, REGION_SIZE, SLOT_COUNT, SLOT_SIZE, SLOTS_OFFSET, SlotIndex};
 use drava_vgpu_abi::snapshot::Snapshot;
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc;
 use rustix::fs::{AtFlags, OFlags, statat};
 
 use crate::agent::policy::activity::RegionHeader;
@@ -166,6 +168,33 @@ impl UsageRegion {
         })
     }
 
+    /// Returns what the share was charged without the memory of processes that have ended, bytes: their charge stays in the region
+    /// until another process needs memory, and the lock of its slot tells whether a process lives. Memory that an ended process
+    /// had exported counts, because other processes may have it open.
+    ///
+    /// # Errors
+    /// The problem of the region.
+    pub fn live_bytes(&self, buffer: &mut ReadBuffer) -> Result<u64, RegionProblem> {
+        let before = self.view(buffer)?;
+        let region = self.opened.as_ref().map_err(Clone::clone)?;
+        let ended = before.processes.iter();
+        let ended = ended.filter(|process| !is_locked(&region.file, process.slot));
+        let owners: Vec<_> = ended
+            .map(|process| (process.slot, process.generation))
+            .collect();
+        if owners.is_empty() {
+            return Ok(before.total_bytes);
+        }
+        // A total that was read before a process ended lacks its last charges. The slot may have a new owner by now.
+        let after = self.view(buffer)?;
+        let ended = after.processes.iter();
+        let ended = ended.filter(|process| owners.contains(&(process.slot, process.generation)));
+        let ended_bytes = ended
+            .map(|process| process.used_bytes.saturating_sub(process.exported_bytes))
+            .fold(0, u64::saturating_add);
+        Ok(after.total_bytes.saturating_sub(ended_bytes))
+    }
+
     fn read(
         &self,
         buffer: &mut ReadBuffer,
@@ -201,6 +230,24 @@ impl UsageRegion {
         }
         Ok(())
     }
+}
+
+/// Returns whether a process holds the lock of a slot. Without an answer of the kernel it counts as held.
+fn is_locked(file: &File, slot: SlotIndex) -> bool {
+    let range = || {
+        Some(libc::flock {
+            l_type: libc::c_short::try_from(libc::F_WRLCK).ok()?,
+            l_whence: libc::c_short::try_from(libc::SEEK_SET).ok()?,
+            l_start: libc::off_t::try_from(slot.offset()).ok()?,
+            l_len: libc::off_t::try_from(SLOT_SIZE).ok()?,
+            l_pid: 0,
+        })
+    };
+    let Some(mut range) = range() else {
+        return true;
+    };
+    let asked = fcntl(file, FcntlArg::F_OFD_GETLK(&mut range));
+    asked.is_err() || libc::c_int::from(range.l_type) != libc::F_UNLCK
 }
 
 fn open(dir: &Path) -> Result<OpenRegion, RegionProblem> {
