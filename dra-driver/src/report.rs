@@ -6,7 +6,8 @@
 pub mod conditions;
 pub mod pods;
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use drava_api::event::{Component, EventReason};
@@ -23,7 +24,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::gpu_health::HealthByGpu;
 use crate::gpus::inventory::NodeInventory;
-use crate::node::claim::ClaimRef;
+use crate::node::claim::{ClaimRef, ClaimUid};
 use crate::prepare::companion::Companion;
 use crate::prepare::record::ClaimRecord;
 use crate::report::pods::PodRef;
@@ -74,10 +75,50 @@ enum Report {
     },
 }
 
+/// Device statuses in the queue, without their times, the last of each claim.
+#[derive(Debug, Default)]
+struct Queued(Mutex<BTreeMap<ClaimUid, Value>>);
+
+impl Queued {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<ClaimUid, Value>> {
+        // The map is valid after a panic: every change is one operation.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds device statuses. Returns whether the last ones of the claim differ.
+    fn add(&self, claim: &ClaimUid, devices: &Value) -> bool {
+        let content = without_times(devices.clone());
+        let before = self.lock().insert(claim.clone(), content.clone());
+        before.as_ref() != Some(&content)
+    }
+
+    /// Removes device statuses that were written, or that nothing writes any more.
+    fn remove(&self, claim: &ClaimUid, devices: &Value) {
+        let content = without_times(devices.clone());
+        let mut queued = self.lock();
+        if queued.get(claim) == Some(&content) {
+            queued.remove(claim);
+        }
+    }
+}
+
+/// Returns device statuses without the times of their conditions.
+fn without_times(mut devices: Value) -> Value {
+    let all = devices.as_array_mut().into_iter().flatten();
+    let conditions = all.filter_map(|device| device.get_mut("conditions")?.as_array_mut());
+    for condition in conditions.flatten() {
+        if let Some(condition) = condition.as_object_mut() {
+            condition.remove("lastTransitionTime");
+        }
+    }
+    devices
+}
+
 /// Sender of reports; clones share the queue.
 #[derive(Debug, Clone)]
 pub struct Reporter {
     reports: mpsc::Sender<Report>,
+    queued: Arc<Queued>,
     /// Health of the GPUs, part of the device statuses.
     health: watch::Receiver<Arc<HealthByGpu>>,
 }
@@ -90,6 +131,8 @@ impl Reporter {
         health: watch::Receiver<Arc<HealthByGpu>>,
     ) -> (Self, impl Future<Output = ()> + Send + 'static) {
         let (sender, mut queue) = mpsc::channel(QUEUE);
+        let queued = Arc::new(Queued::default());
+        let written = Arc::clone(&queued);
         let task = async move {
             let writer = Writer {
                 recorder: Recorder::new(
@@ -104,10 +147,14 @@ impl Reporter {
             };
             while let Some(report) = queue.recv().await {
                 writer.write(&report).await;
+                if let Report::Status { claim, devices } = &report {
+                    written.remove(&claim.uid, devices);
+                }
             }
         };
         let reporter = Self {
             reports: sender,
+            queued,
             health,
         };
         (reporter, task)
@@ -158,25 +205,30 @@ impl Reporter {
         self.send_changed(&companion.claim, devices, &written)
     }
 
-    /// Sends device statuses that differ from the written ones. Returns whether none does.
+    /// Sends device statuses that differ from the written ones and from those in the queue. Returns whether they are written.
     fn send_changed(&self, claim: &ClaimRef, devices: Vec<Value>, written: &Value) -> bool {
         let is_written = |device: &Value| {
             let mut written = written.as_array().into_iter().flatten();
             written.any(|written| written == device)
         };
         let are_written = devices.iter().all(is_written);
-        if !are_written {
+        let devices = Value::Array(devices);
+        if !are_written && self.queued.add(&claim.uid, &devices) {
             self.send(Report::Status {
                 claim: claim.clone(),
-                devices: Value::Array(devices),
+                devices,
             });
         }
         are_written
     }
 
     fn send(&self, report: Report) {
-        if self.reports.try_send(report).is_err() {
-            tracing::warn!("report queue full; dropping a report");
+        let Err(error) = self.reports.try_send(report) else {
+            return;
+        };
+        tracing::warn!("report queue full; dropping a report");
+        if let Report::Status { claim, devices } = error.into_inner() {
+            self.queued.remove(&claim.uid, &devices);
         }
     }
 }
@@ -302,3 +354,6 @@ impl Report {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

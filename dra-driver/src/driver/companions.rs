@@ -16,34 +16,34 @@ use drava_api::names;
 use drava_connection::Limits;
 use futures::StreamExt as _;
 use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Api;
 use kube::runtime::watcher::{self, watcher};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::agent::node::limits_page::Page;
-use crate::agent::node::tracked_share::used_bytes;
-use crate::agent::node::usage_region::{ReadBuffer, UsageRegion};
 use crate::gpus::inventory::{NodeInventory, State};
-use crate::kubelet::claims::{ClaimService, blocking};
-use crate::node::claim::{ClaimUid, ShareId};
+use crate::kubelet::claims::{ClaimService, FetchError, blocking};
+use crate::node::claim::{ClaimRef, ClaimUid};
 use crate::node::layout::Layout;
-use crate::prepare::apply::{Applier, Failure};
 use crate::prepare::companion::{self, Companion, Companions};
 use crate::prepare::effects::Effects;
 use crate::prepare::record::{ClaimRecord, Loaded, RecordError, RecordVersion};
-use crate::prepare::{Grant, Prepared, Share};
+use crate::prepare::{Prepared, Share};
 use crate::report::pods::reserving_pods;
 use crate::report::{GrantStatus, Injection, Subject};
 
-/// Time between two reviews while something is left to be done.
+mod change;
+
+use change::{FitsSince, Memory, Recorded, change};
+
+/// Time from the first to the second review of a base with which something is left to be done. It doubles with each further one.
 const POLL: Duration = Duration::from_millis(500);
 
-/// How long limits and use have been low enough before capacity is given back: an allocation that was admitted before the limit
-/// was lowered is charged by then.
-const SETTLED: Duration = Duration::from_millis(250);
+/// Longest time between two such reviews.
+const MAX_POLL: Duration = Duration::from_secs(4);
 
-/// Time between two reviews otherwise: a base can be prepared after its companion was allocated.
+/// Time between two looks for changed records: a base can be prepared after its companion was allocated.
 const REVIEW: Duration = Duration::from_secs(2);
 
 /// Time after which an interrupted watch is started again.
@@ -79,11 +79,12 @@ pub(super) async fn run<E: Effects>(
             () = tokio::time::sleep_until(review_at) => true,
         };
         if is_changed {
-            let is_settled = tokio::select! {
+            let due = tokio::select! {
                 () = stop.cancelled() => return,
-                is_settled = task.review() => is_settled,
+                due = task.review() => due,
             };
-            review_at = Instant::now() + if is_settled { REVIEW } else { POLL };
+            let latest = Instant::now() + REVIEW;
+            review_at = due.map_or(latest, |due| due.min(latest));
         }
     }
 }
@@ -100,32 +101,76 @@ struct Task<E> {
     is_listed: bool,
     /// All companions of the cluster with devices of this node.
     found: BTreeMap<ClaimUid, ResourceClaim>,
-    /// Prepared claims with grants; `None` until the records were read.
-    bases: Option<BTreeSet<ClaimUid>>,
-    /// Bases for which nothing was left to be done, with what that was found for.
-    settled: BTreeMap<ClaimUid, Reviewed>,
+    /// Claims with companions or grants; `None` until the records were read.
+    bases: Option<BTreeMap<ClaimUid, Base>>,
     /// Claims that are prepared by themselves and were reported.
     refused: BTreeSet<ClaimUid>,
-    /// Since when limits and use of a share fit what it keeps.
-    low_since: BTreeMap<ShareId, Instant>,
+    /// Why the last review could not begin.
+    failure: Option<String>,
 }
 
-/// A base as the API server has it.
+/// What is known of a base from one review to the next.
 struct Base {
-    claim: ResourceClaim,
-    companions: Companions,
+    /// Whether its record may have grants.
+    has_grants: bool,
+    /// What the last review was for.
+    reviewed: Option<Reviewed>,
+    /// When the next review for the same is due; `None` if nothing is left to be done.
+    due: Option<Instant>,
+    /// Time between the last review and that one.
+    wait: Duration,
+    fits_since: FitsSince,
+    /// Why the last review failed.
+    failure: Option<String>,
 }
 
-/// Outcome of the changes of a record.
-struct Recorded {
-    record: ClaimRecord,
-    /// Why companions were not added.
-    conflicts: BTreeMap<ClaimUid, String>,
-    /// Whether something could not be tried.
-    is_incomplete: bool,
-    /// Companions of which no record has a grant.
-    released: BTreeSet<ClaimUid>,
-    low_since: BTreeMap<ShareId, Instant>,
+impl Base {
+    const fn new() -> Self {
+        Self {
+            has_grants: true,
+            reviewed: None,
+            due: None,
+            wait: POLL,
+            fits_since: FitsSince::new(),
+            failure: None,
+        }
+    }
+
+    /// Returns whether a review for `wanted` is due.
+    fn is_due(&self, wanted: &Reviewed, now: Instant) -> bool {
+        self.reviewed.as_ref() != Some(wanted) || self.due.is_some_and(|due| due <= now)
+    }
+
+    /// Sets when the next review is due after one that has ended at `now`.
+    fn schedule(&mut self, reviewed: Reviewed, left: Left, now: Instant) {
+        self.wait = match left {
+            Left::Open if self.reviewed.as_ref() == Some(&reviewed) => {
+                (self.wait * 2).min(MAX_POLL)
+            }
+            Left::Open | Left::Settling | Left::Nothing => POLL,
+        };
+        self.due = (left != Left::Nothing).then(|| now + self.wait);
+        self.reviewed = Some(reviewed);
+    }
+}
+
+/// What a review leaves to be done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Left {
+    Nothing,
+    /// Capacity is given back as soon as its share has settled.
+    Settling,
+    Open,
+}
+
+/// What a review needs to know of the records.
+struct Records {
+    /// Versions of the records of the bases.
+    versions: BTreeMap<ClaimUid, RecordVersion>,
+    /// Companions that are prepared by themselves.
+    prepared: BTreeSet<ClaimUid>,
+    /// Claims with grants, at the first review.
+    granted: Vec<ClaimUid>,
 }
 
 impl<E: Effects> Task<E> {
@@ -137,25 +182,9 @@ impl<E: Effects> Task<E> {
             is_listed: false,
             found: BTreeMap::new(),
             bases: None,
-            settled: BTreeMap::new(),
             refused: BTreeSet::new(),
-            low_since: BTreeMap::new(),
+            failure: None,
         }
-    }
-
-    /// Finds the prepared claims with grants. Damaged records are rebuilt, and get their grants again.
-    async fn find_granted(&self) -> Result<BTreeSet<ClaimUid>, String> {
-        let applier = Arc::clone(&self.claims.applier);
-        let found = blocking(move || {
-            let mut granted = applier.store().list()?.recorded;
-            granted.retain(|uid| {
-                let loaded = applier.store().load(uid);
-                matches!(loaded, Ok(Loaded::Present(record)) if has_grants(&record.devices))
-            });
-            Ok::<_, RecordError>(granted.into_iter().collect())
-        });
-        let found = found.await.map_err(|error| describe(&error))?;
-        found.map_err(|error| describe(&error))
     }
 
     /// Applies an event of the watch. Returns whether a companion of this node has changed in what it adds.
@@ -171,7 +200,7 @@ impl<E: Effects> Task<E> {
                 return true;
             }
             watcher::Event::Apply(Listed::Object(claim)) => {
-                let Some(uid) = uid(&claim) else {
+                let Some(uid) = uid(&claim.metadata) else {
                     return false;
                 };
                 let before = self.found.remove(&uid);
@@ -180,21 +209,26 @@ impl<E: Effects> Task<E> {
                 let after = self.found.get(&uid).and_then(read);
                 return before.as_ref().and_then(read) != after;
             }
-            watcher::Event::Delete(Listed::Object(claim)) => {
-                return uid(&claim).is_some_and(|uid| self.found.remove(&uid).is_some());
+            watcher::Event::Delete(Listed::Object(claim)) => return self.forget(&claim.metadata),
+            // What was read of it before may be outdated. Its grants are checked by its name.
+            watcher::Event::Apply(Listed::Unreadable(claim))
+            | watcher::Event::Delete(Listed::Unreadable(claim)) => {
+                return self.forget(&claim.metadata);
             }
-            // The grants of an unreadable claim are checked by its name.
-            watcher::Event::InitApply(Listed::Unreadable(_))
-            | watcher::Event::Apply(Listed::Unreadable(_))
-            | watcher::Event::Delete(Listed::Unreadable(_)) => {}
+            watcher::Event::InitApply(Listed::Unreadable(_)) => {}
         }
         false
+    }
+
+    /// Forgets a claim. Returns whether it was a companion of this node.
+    fn forget(&mut self, metadata: &ObjectMeta) -> bool {
+        uid(metadata).is_some_and(|uid| self.found.remove(&uid).is_some())
     }
 
     /// Returns a claim by its UID if it has devices of this node.
     fn own(&self, claim: ResourceClaim) -> Option<(ClaimUid, ResourceClaim)> {
         match companion::read(&claim, &self.claims.pool) {
-            Ok(Some(_)) => Some((uid(&claim)?, claim)),
+            Ok(Some(_)) => Some((uid(&claim.metadata)?, claim)),
             Ok(None) => None,
             Err(error) => {
                 let name = claim.metadata.name.as_deref();
@@ -204,61 +238,104 @@ impl<E: Effects> Task<E> {
         }
     }
 
-    /// Compares the companions with the records. Returns whether nothing is left to be done.
-    async fn review(&mut self) -> bool {
+    /// Compares the companions with the records. Returns when the next comparison is due without a change.
+    async fn review(&mut self) -> Option<Instant> {
         if !self.is_listed {
-            return false;
+            return None;
         }
-        let granted = match self.bases.take() {
-            Some(granted) => granted,
-            None => match self.find_granted().await {
-                Ok(granted) => granted,
-                Err(error) => {
-                    tracing::warn!(error, "cannot read the records of claims with companions");
-                    return false;
-                }
-            },
-        };
         let found = self.found.values();
         let found = found.filter_map(|claim| companion::read(claim, &self.claims.pool).ok()?);
-        let found = self.without_prepared(found.collect());
-        let named: BTreeSet<ClaimUid> = found.iter().map(|one| one.base.clone()).collect();
-        let bases: BTreeSet<ClaimUid> = named.union(&granted).cloned().collect();
-        self.bases = Some(granted);
-        self.settled.retain(|base, _| bases.contains(base));
-        let mut is_settled = true;
-        for base in bases {
-            let of_base = found.iter().filter(|companion| companion.base == base);
-            let of_base: Vec<Companion> = of_base.cloned().collect();
-            let store = self.claims.applier.store();
-            let reviewed = (store.version(&base), of_base.clone());
-            if self.settled.get(&base) == Some(&reviewed) {
+        let found: Vec<Companion> = found.collect();
+        let records = match self.read_records(&found).await {
+            Ok(records) => records,
+            Err(error) => {
+                if is_new(&mut self.failure, &error) {
+                    tracing::warn!(error, "cannot read the records of claims with companions");
+                }
+                return None;
+            }
+        };
+        self.failure = None;
+        let found = self.without_prepared(found, &records.prepared);
+        let mut bases = self.bases.take().unwrap_or_default();
+        let named = found.iter().map(|companion| companion.base.clone());
+        for uid in named.chain(records.granted) {
+            bases.entry(uid).or_insert_with(Base::new);
+        }
+        bases.retain(|uid, base| {
+            base.has_grants || found.iter().any(|companion| companion.base == *uid)
+        });
+        for (uid, base) in &mut bases {
+            let of_base = found.iter().filter(|companion| companion.base == *uid);
+            let version = records.versions.get(uid).copied();
+            let reviewed: Reviewed = (version, of_base.cloned().collect());
+            if !base.is_due(&reviewed, Instant::now()) {
                 continue;
             }
-            self.settled.remove(&base);
-            match self.review_base(&base, of_base).await {
-                Ok(true) => {
-                    // The review itself may have written the record; then it is looked at once more.
-                    self.settled.insert(base, reviewed);
+            let left = match self.review_base(uid, base, reviewed.1.clone()).await {
+                Ok(left) => {
+                    base.failure = None;
+                    left
                 }
-                Ok(false) => is_settled = false,
                 Err(error) => {
-                    is_settled = false;
-                    tracing::warn!(claim.uid = %base, error, "cannot follow the companions of a claim");
+                    if is_new(&mut base.failure, &error) {
+                        tracing::warn!(claim.uid = %uid, error, "cannot follow the companions of a claim; trying again");
+                    }
+                    Left::Open
                 }
-            }
+            };
+            base.schedule(reviewed, left, Instant::now());
         }
-        is_settled
+        let due = bases.values().filter_map(|base| base.due).min();
+        self.bases = Some(bases);
+        due
+    }
+
+    /// Reads what a review needs to know of the records.
+    async fn read_records(&self, found: &[Companion]) -> Result<Records, String> {
+        let applier = Arc::clone(&self.claims.applier);
+        let known = self.bases.as_ref();
+        let known: Option<Vec<ClaimUid>> = known.map(|bases| bases.keys().cloned().collect());
+        let companions = found.iter().map(|companion| companion.claim.uid.clone());
+        let companions: Vec<ClaimUid> = companions.collect();
+        let named = found.iter().map(|companion| companion.base.clone());
+        let named: Vec<ClaimUid> = named.collect();
+        let read = blocking(move || {
+            let store = applier.store();
+            let mut granted = match &known {
+                Some(_) => Vec::new(),
+                None => store.list()?.recorded,
+            };
+            // Damaged records are rebuilt, and get their grants again.
+            granted.retain(|uid| {
+                let loaded = store.load(uid);
+                matches!(loaded, Ok(Loaded::Present(record)) if has_grants(&record.devices))
+            });
+            let bases = known.into_iter().flatten().chain(named);
+            let bases = bases.chain(granted.iter().cloned());
+            let versions = bases.filter_map(|uid| Some((uid.clone(), store.version(&uid)?)));
+            let prepared = companions.into_iter();
+            let prepared = prepared.filter(|uid| !matches!(store.load(uid), Ok(Loaded::Absent)));
+            Ok::<_, RecordError>(Records {
+                versions: versions.collect(),
+                prepared: prepared.collect(),
+                granted,
+            })
+        });
+        let read = read.await.map_err(|error| describe(&error))?;
+        read.map_err(|error| describe(&error))
     }
 
     /// Leaves out claims that are prepared by themselves, and reports each once: containers use their capacity already. The
     /// record of a base is checked for them once more when a grant is written.
-    fn without_prepared(&mut self, found: Vec<Companion>) -> Vec<Companion> {
-        let applier = Arc::clone(&self.claims.applier);
-        let is_prepared = |uid: &ClaimUid| !matches!(applier.store().load(uid), Ok(Loaded::Absent));
+    fn without_prepared(
+        &mut self,
+        found: Vec<Companion>,
+        prepared: &BTreeSet<ClaimUid>,
+    ) -> Vec<Companion> {
         let (prepared, others): (Vec<_>, Vec<_>) = found
             .into_iter()
-            .partition(|companion| is_prepared(&companion.claim.uid));
+            .partition(|companion| prepared.contains(&companion.claim.uid));
         for companion in &prepared {
             if self.refused.insert(companion.claim.uid.clone()) {
                 let note = format!(
@@ -277,67 +354,62 @@ impl<E: Effects> Task<E> {
         others
     }
 
-    /// Records the grants of one base, gives back what its use allows, and reports. Returns whether no grant ends, and all is
-    /// reported.
+    /// Records the grants of one base, gives back what its use allows, and reports. Returns what is left to be done.
     async fn review_base(
-        &mut self,
-        base: &ClaimUid,
+        &self,
+        uid: &ClaimUid,
+        base: &mut Base,
         found: Vec<Companion>,
-    ) -> Result<bool, String> {
+    ) -> Result<Left, String> {
         // The lock of the claim is not held during requests: kubelet waits for it.
-        let Some(record) = self.load(base).await? else {
+        let Some(record) = self.load(uid).await? else {
             // It is prepared on another node, not so far, or no more.
-            self.granted(base, false);
-            return self.release_without_base(base, found).await;
+            base.has_grants = false;
+            return self.release_without_base(uid, &found).await;
         };
         let State::Known(node) = self.claims.gpus.borrow().clone() else {
-            return Ok(false);
+            return Ok(Left::Open);
         };
         let fetched = self.claims.fetch(&record.claim).await;
         let fetched = fetched.map_err(|error| describe(&error))?;
-        let Some(claim) = fetched.filter(|claim| uid(claim).as_ref() == Some(base)) else {
+        let Some(claim) = fetched.filter(|claim| self::uid(&claim.metadata).as_ref() == Some(uid))
+        else {
             // Its pod ends.
-            return Ok(true);
+            return Ok(Left::Nothing);
         };
-        if !self.check_hidden(&record, &found).await? {
-            return Ok(false);
-        }
+        let unknown = self.find_unknown(&record, &found).await?;
+        let pods = reserving_pods(&claim).into_iter().map(|pod| pod.uid);
         let companions = Companions {
+            pods: pods.collect(),
             present: found,
-            pods: reserving_pods(&claim)
-                .into_iter()
-                .map(|pod| pod.uid)
-                .collect(),
+            unknown,
         };
-        let base_claim = Base { claim, companions };
         let (applier, layout) = (Arc::clone(&self.claims.applier), self.layout.clone());
-        let (inventory, companions) = (node.inventory.clone(), base_claim.companions.clone());
-        let low_since = self.low_since.clone();
+        let (inventory, of_base) = (node.inventory.clone(), companions.clone());
+        let (before, now, uid) = (base.fits_since.clone(), Instant::now(), uid.clone());
         let recorded = blocking(move || {
+            let memory_of = |share: &Share| Memory::read(&layout, &uid, &share.id);
             change(
-                &applier,
-                &layout,
-                &inventory,
-                record,
-                &companions,
-                low_since,
+                &applier, &inventory, record, &of_base, memory_of, &before, now,
             )
         });
         let recorded = recorded.await.map_err(|error| describe(&error))?;
         let Some(recorded) = recorded? else {
-            return Ok(false);
+            return Ok(Left::Open);
         };
-        self.low_since.clone_from(&recorded.low_since);
-        self.granted(base, has_grants(&recorded.record.devices));
-        Ok(self.report(&base_claim, &recorded, &node.inventory))
-    }
-
-    fn granted(&mut self, base: &ClaimUid, has_grants: bool) {
-        let bases = self.bases.get_or_insert_default();
-        match has_grants {
-            true => bases.insert(base.clone()),
-            false => bases.remove(base),
-        };
+        base.fits_since.clone_from(&recorded.fits_since);
+        base.has_grants = has_grants(&recorded.record.devices);
+        let is_reported = self.report(&claim, &companions, &recorded, &node.inventory);
+        if !recorded.failures.is_empty() {
+            let failures: Vec<&str> = recorded.failures.values().map(String::as_str).collect();
+            return Err(failures.join("; "));
+        }
+        let is_left = !is_reported || recorded.has_ending() || !companions.unknown.is_empty();
+        Ok(match is_left {
+            true if recorded.is_settling(now) => Left::Settling,
+            true => Left::Open,
+            false => Left::Nothing,
+        })
     }
 
     async fn load(&self, base: &ClaimUid) -> Result<Option<ClaimRecord>, String> {
@@ -354,225 +426,102 @@ impl<E: Effects> Task<E> {
         }
     }
 
-    /// Reports that companions are released that are being deleted, and whose base has no state on the node.
+    /// Reports that companions are released that are being deleted, and whose base has no state on the node. Returns what is left
+    /// to be done.
     async fn release_without_base(
         &self,
         base: &ClaimUid,
-        found: Vec<Companion>,
-    ) -> Result<bool, String> {
-        let mut is_settled = true;
+        found: &[Companion],
+    ) -> Result<Left, String> {
+        let mut left = Left::Nothing;
         for companion in found.iter().filter(|companion| companion.is_ending) {
             let applier = Arc::clone(&self.claims.applier);
             let (uid, dir) = (companion.claim.uid.clone(), self.layout.claim(base));
             let is_free = blocking(move || Ok(!dir.exists() && !applier.has_grant_of(&uid)?));
             let is_free = is_free.await.map_err(|error| describe(&error))?;
             let is_free = is_free.map_err(|error: RecordError| describe(&error))?;
-            if is_free && let Some(claim) = self.found.get(&companion.claim.uid) {
-                let (reporter, pool) = (&self.claims.reporter, &self.claims.pool);
-                is_settled &= reporter.grant(claim, companion, pool, &GrantStatus::Released);
+            if !(is_free && self.report_grant(companion, &GrantStatus::Released)) {
+                left = Left::Open;
             }
         }
-        Ok(is_settled)
+        Ok(left)
     }
 
-    /// Reports the limits of a base, and what became of its companions. Returns whether nothing is left to be done.
-    fn report(&self, base: &Base, recorded: &Recorded, inventory: &NodeInventory) -> bool {
+    /// Reports the limits of a base, and what became of its companions. Returns whether all is written and final.
+    fn report(
+        &self,
+        base: &ResourceClaim,
+        companions: &Companions,
+        recorded: &Recorded,
+        inventory: &NodeInventory,
+    ) -> bool {
+        let (reporter, record) = (&self.claims.reporter, &recorded.record);
+        let mut is_final = reporter.devices(base, record, inventory, &Injection::Unchecked);
+        for companion in &companions.present {
+            let status = recorded.status_of(companion);
+            is_final &= status.is_some_and(|status| {
+                let is_written = self.report_grant(companion, &status);
+                is_written && matches!(status, GrantStatus::Granted | GrantStatus::Released)
+            });
+        }
+        is_final
+    }
+
+    /// Reports what became of a companion. Returns whether that is written.
+    fn report_grant(&self, companion: &Companion, status: &GrantStatus) -> bool {
         let (reporter, pool) = (&self.claims.reporter, &self.claims.pool);
-        let record = &recorded.record;
-        let shares = record.devices.iter().filter_map(Prepared::share);
-        let mut grants = shares.flat_map(|share| &share.grants);
-        let mut is_settled = !recorded.is_incomplete && !grants.any(|grant| grant.is_ending);
-        is_settled &= reporter.devices(&base.claim, record, inventory, &Injection::Unchecked);
-        for companion in &base.companions.present {
-            let Some(found) = self.found.get(&companion.claim.uid) else {
-                continue;
-            };
-            match self.status_of(companion, recorded) {
-                Some(status) => {
-                    let is_final = matches!(status, GrantStatus::Granted | GrantStatus::Released);
-                    is_settled &= reporter.grant(found, companion, pool, &status) && is_final;
-                }
-                None => is_settled = false,
-            }
-        }
-        is_settled
+        let found = self.found.get(&companion.claim.uid);
+        found.is_some_and(|found| reporter.grant(found, companion, pool, status))
     }
 
-    /// Returns what is reported of a companion; `None` while that is not known.
-    fn status_of(&self, companion: &Companion, recorded: &Recorded) -> Option<GrantStatus> {
-        let (record, uid) = (&recorded.record, &companion.claim.uid);
-        let shares = record.devices.iter().filter_map(Prepared::share);
-        let grant_in = |share: &Share| {
-            let mut grants = share.grants.iter();
-            grants.find(|grant| grant.claim.uid == *uid).cloned()
-        };
-        let granted = shares.filter_map(|share| Some((share, grant_in(share)?)));
-        let granted: Vec<(&Share, Grant)> = granted.collect();
-        if let Some((share, _)) = granted.iter().find(|(_, grant)| grant.is_ending) {
-            let kept_bytes = share.kept().memory_bytes;
-            let limit = self.limit_bytes(&record.claim.uid, share)?;
-            // Just lowered, or about to be.
-            return (limit > kept_bytes).then_some(GrantStatus::InUse { kept_bytes });
-        }
-        if !granted.is_empty() {
-            let is_raised = |(share, _): &(&Share, Grant)| {
-                let limit = self.limit_bytes(&record.claim.uid, share);
-                limit.is_some_and(|limit| limit >= share.kept().memory_bytes)
-            };
-            return granted
-                .iter()
-                .all(is_raised)
-                .then_some(GrantStatus::Granted);
-        }
-        if companion.is_ending {
-            return recorded
-                .released
-                .contains(uid)
-                .then_some(GrantStatus::Released);
-        }
-        if let Some(conflict) = recorded.conflicts.get(uid) {
-            return Some(GrantStatus::Refused(conflict.clone()));
-        }
-        (!recorded.is_incomplete).then(|| {
-            GrantStatus::Refused(format!(
-                "the claim must be in the namespace of claim {}, reserved for one pod of that claim and for no other, and its \
-                 requests must be allocated on the devices of the requests with the same names",
-                record.claim
-            ))
-        })
-    }
-
-    /// Returns the memory limit in the page of a share.
-    fn limit_bytes(&self, claim: &ClaimUid, share: &Share) -> Option<u64> {
-        let page = Page::open(&self.layout.limits(claim, &share.id)).ok()?;
-        page.limits().memory_limit_bytes
-    }
-
-    /// Checks the companions that have grants and that the watch does not show: each ends, because it has no label, no devices or
-    /// is gone. One that has just been written is left to the watch.
+    /// Returns the claims that have grants, that the watch does not show, and that may be companions all the same: one that has
+    /// just been written, or cannot be read. Every other one ends: it has no label, no devices or is gone.
     ///
     /// # Errors
     /// When the API server does not answer: nothing ends because of that.
-    async fn check_hidden(
+    async fn find_unknown(
         &self,
         record: &ClaimRecord,
         present: &[Companion],
-    ) -> Result<bool, String> {
+    ) -> Result<BTreeSet<ClaimUid>, String> {
+        let mut unknown = BTreeSet::new();
         let shares = record.devices.iter().filter_map(Prepared::share);
         let grants = shares.flat_map(|share| &share.grants);
-        let hidden = grants.filter(|grant| !grant.is_ending);
-        for Grant { claim, .. } in hidden {
-            if present
-                .iter()
-                .any(|companion| companion.claim.uid == claim.uid)
-            {
+        for grant in grants.filter(|grant| !grant.is_ending) {
+            let is_same = |companion: &Companion| companion.claim.uid == grant.claim.uid;
+            if present.iter().any(is_same) {
                 continue;
             }
-            let fetched = self.claims.fetch(claim).await;
-            let fetched = fetched.map_err(|error| describe(&error))?;
-            let is_companion = fetched.is_some_and(|found| {
-                let read = companion::read(&found, &self.claims.pool).ok().flatten();
-                read.is_some_and(|read| {
-                    read.claim.uid == claim.uid && read.base == record.claim.uid
-                })
-            });
-            if is_companion {
-                return Ok(false);
+            let is_unknown = match self.claims.fetch(&grant.claim).await {
+                Ok(found) => found.is_some_and(|found| {
+                    may_be_companion(&found, &grant.claim, &record.claim.uid, &self.claims.pool)
+                }),
+                Err(FetchError::Unreadable { .. }) => true,
+                Err(error) => return Err(describe(&error)),
+            };
+            if is_unknown {
+                unknown.insert(grant.claim.uid.clone());
             }
         }
-        Ok(true)
+        Ok(unknown)
     }
 }
 
-/// Writes the changes of a base's record: first what ends and is given back, then each new grant by itself, so that one that does
-/// not fit holds up no other. `None` if the claim is busy, or its record is no longer `seen`.
-fn change<E: Effects>(
-    applier: &Applier<E>,
-    layout: &Layout,
-    inventory: &NodeInventory,
-    seen: ClaimRecord,
-    companions: &Companions,
-    mut low_since: BTreeMap<ShareId, Instant>,
-) -> Result<Option<Recorded>, String> {
-    let base = seen.claim.uid.clone();
-    let lock = applier.locks().try_claim(&base);
-    let Some(_lock) = lock.map_err(|error| describe(&error))? else {
-        return Ok(None);
-    };
-    let loaded = applier.store().load(&base);
-    if loaded.map_err(|error| describe(&error))? != Loaded::Present(Box::new(seen.clone())) {
-        return Ok(None);
-    }
-    let mut record = seen;
-    let mut devices = companion::retain(&record, companions);
-    let has_ending = companions
-        .present
-        .iter()
-        .any(|companion| companion.is_ending);
-    for share in devices.iter().filter_map(Prepared::share) {
-        // Also without a grant of it: a record that was damaged has lost it.
-        if has_ending && is_low(layout, &base, share) {
-            low_since
-                .entry(share.id.clone())
-                .or_insert_with(Instant::now);
-        } else {
-            low_since.remove(&share.id);
-        }
-    }
-    let is_low = |share: &Share| {
-        let since = low_since.get(&share.id);
-        since.is_some_and(|since| since.elapsed() >= SETTLED)
-    };
-    companion::give_back(&mut devices, is_low);
-    if devices != record.devices {
-        let recorded = applier.record_grants(&record, &devices, inventory);
-        record = recorded.map_err(|error| describe(&error))?;
-    }
-    let are_low = record
-        .devices
-        .iter()
-        .filter_map(Prepared::share)
-        .all(is_low);
-    let mut released = BTreeSet::new();
-    for companion in companions.present.iter().filter(|one| one.is_ending) {
-        let uid = &companion.claim.uid;
-        if are_low
-            && !applier
-                .has_grant_of(uid)
-                .map_err(|error| describe(&error))?
-        {
-            released.insert(uid.clone());
-        }
-    }
-    let (mut conflicts, mut is_incomplete) = (BTreeMap::new(), false);
-    for companion in &companions.present {
-        let grown = companion::grow(&record.claim, &record.devices, companion, &companions.pods);
-        let Some(grown) = grown else {
-            continue;
-        };
-        match applier.record_grants(&record, &grown, inventory) {
-            Ok(recorded) => record = recorded,
-            Err(error) if matches!(*error.failure, Failure::Conflict(_)) => {
-                conflicts.insert(companion.claim.uid.clone(), describe(&error));
-            }
-            Err(error) => {
-                is_incomplete = true;
-                let (claim, error) = (&companion.claim, describe(&error));
-                tracing::warn!(%claim, error, "cannot add a companion claim; trying again");
-            }
-        }
-    }
-    Ok(Some(Recorded {
-        record,
-        conflicts,
-        is_incomplete,
-        released,
-        low_since,
-    }))
+fn uid(metadata: &ObjectMeta) -> Option<ClaimUid> {
+    ClaimUid::parse(metadata.uid.as_deref()?).ok()
 }
 
-fn uid(claim: &ResourceClaim) -> Option<ClaimUid> {
-    ClaimUid::parse(claim.metadata.uid.as_deref()?).ok()
+/// Returns whether a claim may be the companion of `base` that has a grant: it is one, or its devices cannot be read.
+fn may_be_companion(found: &ResourceClaim, grant: &ClaimRef, base: &ClaimUid, pool: &str) -> bool {
+    uid(&found.metadata).as_ref() == Some(&grant.uid)
+        && companion::base(found).as_ref() == Some(base)
+        && !matches!(companion::read(found, pool), Ok(None))
+}
+
+/// Remembers the failure of a review. Returns whether it is another one than before.
+fn is_new(failure: &mut Option<String>, error: &str) -> bool {
+    let before = failure.replace(error.to_owned());
+    before.as_deref() != Some(error)
 }
 
 fn has_grants(devices: &[Prepared]) -> bool {
@@ -580,15 +529,5 @@ fn has_grants(devices: &[Prepared]) -> bool {
     shares.any(|share| !share.grants.is_empty())
 }
 
-/// Returns whether limits and use of a share fit what it keeps. A region that cannot be read does not.
-fn is_low(layout: &Layout, claim: &ClaimUid, share: &Share) -> bool {
-    let kept = share.kept().memory_bytes;
-    let Ok(page) = Page::open(&layout.limits(claim, &share.id)) else {
-        return false;
-    };
-    let limits = page.limits();
-    let is_lowered = limits.memory_limit_bytes.is_some_and(|limit| limit <= kept);
-    let region = UsageRegion::open(&layout.usage(claim, &share.id));
-    let used = used_bytes(&region, limits, &mut ReadBuffer::default());
-    is_lowered && used.is_some_and(|used| used <= kept)
-}
+#[cfg(test)]
+mod tests;

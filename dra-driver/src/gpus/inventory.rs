@@ -438,6 +438,59 @@ fn pcie_root(sysfs: &Path, pci_bus_id: &str) -> Option<String> {
         .map(str::to_owned)
 }
 
+/// Inventories for tests.
+#[cfg(test)]
+pub(crate) mod fixture {
+    use drava_nvml::{ComputeCapability, ComputeMode, CudaVersion};
+
+    use super::*;
+
+    /// Returns the inventory of a node with one GPU of 80 GiB.
+    pub(crate) fn one_gpu() -> NodeInventory {
+        let gpu = Gpu {
+            index: 0,
+            minor: 0,
+            uuid: GpuUuid::new("GPU-0"),
+            name: "NVIDIA H100 80GB HBM3".to_owned(),
+            brand: "Nvidia".to_owned(),
+            architecture: "Hopper".to_owned(),
+            compute_capability: ComputeCapability { major: 9, minor: 0 },
+            pci_bus_id: "0000:1b:00.0".to_owned(),
+            numa_node: None,
+            memory: Memory::Dedicated {
+                total_bytes: 80 << 30,
+                reserved_bytes: 0,
+                used_bytes: 0,
+            },
+            multiprocessors: None,
+            addressing_mode: None,
+            compute_mode: ComputeMode::Default,
+            has_mps_clients: false,
+            mig: Mig::NotCapable,
+            fabric: None,
+        };
+        NodeInventory {
+            nvml: Inventory {
+                driver_version: "580.65.06".to_owned(),
+                cuda_driver_version: Some(CudaVersion {
+                    major: 13,
+                    minor: 0,
+                }),
+                nvml_version: "13.580.65.06".to_owned(),
+                confidential_computing: false,
+                gpus: vec![gpu],
+                faults: Vec::new(),
+            },
+            numbers: BTreeMap::new(),
+            pcie_roots: BTreeMap::new(),
+            foreign_instances: BTreeMap::new(),
+            settings: None,
+            other_owners: OtherOwners::default(),
+            retained_totals: BTreeMap::new(),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

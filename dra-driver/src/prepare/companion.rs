@@ -46,15 +46,30 @@ pub struct Addition {
     pub amounts: ShareTotals,
 }
 
+impl Companion {
+    /// Returns what it adds to a device of its base, if it is a companion of it.
+    #[must_use]
+    pub fn addition_to(&self, device: &Prepared) -> Option<&Addition> {
+        let mut additions = self.additions.iter();
+        additions.find(|addition| {
+            (&addition.request, &addition.device) == (&device.request, &device.device)
+        })
+    }
+}
+
+/// Returns the base that the label of a claim names.
+#[must_use]
+pub fn base(claim: &ResourceClaim) -> Option<ClaimUid> {
+    let labels = claim.metadata.labels.as_ref()?;
+    ClaimUid::parse(labels.get(names::COMPANION_LABEL)?).ok()
+}
+
 /// Reads a companion. `None` for other claims, and without an allocation on the node with this pool.
 ///
 /// # Errors
 /// When the allocation is invalid.
 pub fn read(claim: &ResourceClaim, pool: &str) -> Result<Option<Companion>, PlanError> {
-    let labels = claim.metadata.labels.as_ref();
-    let label = labels.and_then(|labels| labels.get(names::COMPANION_LABEL));
-    let base = label.and_then(|base| ClaimUid::parse(base).ok());
-    let (Some(base), Some(identity)) = (base, plan::claim_ref(&claim.metadata)) else {
+    let (Some(base), Some(identity)) = (base(claim), plan::claim_ref(&claim.metadata)) else {
         return Ok(None);
     };
     let status = claim.status.as_ref();
@@ -92,14 +107,16 @@ pub fn read(claim: &ResourceClaim, pool: &str) -> Result<Option<Companion>, Plan
 pub struct Companions {
     /// The companions that exist.
     pub present: Vec<Companion>,
+    /// UIDs of claims of which it is not known whether they are companions.
+    pub unknown: BTreeSet<ClaimUid>,
     /// UIDs of the pods that reserve the base.
     pub pods: BTreeSet<String>,
 }
 
 /// Returns the devices of a base with the grants that end, before new ones.
 ///
-/// A grant ends when its companion is being deleted, or is gone, and stays until it is [given back](give_back): the programs of the
-/// share use its memory, whoever else was given it.
+/// A grant ends when its companion is being deleted, or is known to be gone, and stays until it is [given back](give_back): the
+/// programs of the share use its memory, even if another claim was given it.
 #[must_use]
 pub fn retain(base: &ClaimRecord, companions: &Companions) -> Vec<Prepared> {
     let mut devices = base.devices.clone();
@@ -107,7 +124,10 @@ pub fn retain(base: &ClaimRecord, companions: &Companions) -> Vec<Prepared> {
     for grant in shares.flat_map(|share| &mut share.grants) {
         let mut present = companions.present.iter();
         let present = present.find(|companion| companion.claim.uid == grant.claim.uid);
-        grant.is_ending |= present.is_none_or(|companion| companion.is_ending);
+        grant.is_ending |= match present {
+            Some(companion) => companion.is_ending,
+            None => !companions.unknown.contains(&grant.claim.uid),
+        };
     }
     devices
 }
@@ -125,7 +145,7 @@ pub fn grow(
     }
     let mut grown = devices.to_vec();
     for device in &mut grown {
-        let (request, name) = (device.request.clone(), device.device.clone());
+        let added = companion.addition_to(device);
         let Some(share) = device.share_mut() else {
             continue;
         };
@@ -133,9 +153,6 @@ pub fn grow(
         if share.grants.iter().any(is_known) {
             continue;
         }
-        let mut additions = companion.additions.iter();
-        let added =
-            additions.find(|addition| addition.request == request && addition.device == name);
         share.grants.extend(added.map(|addition| Grant {
             claim: companion.claim.clone(),
             memory_bytes: addition.amounts.memory_bytes,
@@ -178,53 +195,24 @@ pub fn is_growth(before: &[Prepared], after: &[Prepared]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use drava_api::config::{ComputePolicy, Enforcement, MemoryPolicy, Priority};
     use serde_json::json;
 
     use super::*;
     use crate::gpus::capacity::MIB;
-    use crate::prepare::base::CommonEdits;
-    use crate::prepare::{Access, Delivery, GpuRef};
+    use crate::prepare::Access;
+    use crate::prepare::record::fixture;
 
     const BASE: &str = "00000000-0000-4000-8000-000000000001";
     const ADDED: &str = "00000000-0000-4000-8000-000000000002";
     const POOL: &str = "node-1/gpus";
 
     fn record() -> ClaimRecord {
-        let share = Share {
-            id: ShareId::parse(BASE).unwrap(),
+        let amounts = ShareTotals {
             memory_bytes: 8192 * MIB,
             cores: 20,
             slots: 1,
-            compute_policy: ComputePolicy::Balance,
-            priority: Priority::default(),
-            memory_policy: MemoryPolicy::Hard,
-            enforcement: Enforcement::default(),
-            unmetered: false,
-            grants: Vec::new(),
         };
-        ClaimRecord {
-            claim: ClaimRef {
-                namespace: "default".to_owned(),
-                name: "base".to_owned(),
-                uid: ClaimUid::parse(BASE).unwrap(),
-            },
-            devices: vec![Prepared {
-                request: "gpu".to_owned(),
-                pool: POOL.to_owned(),
-                device: "gpu-0-vgpu".to_owned(),
-                gpu: GpuRef {
-                    uuid: "GPU-0".to_owned(),
-                    minor: 0,
-                    pci_bus_id: String::new(),
-                },
-                access: Access::Share(share),
-            }],
-            library: String::new(),
-            hook: String::new(),
-            delivery: Delivery::Preload,
-            common: CommonEdits::InClaim,
-        }
+        fixture::record(1, POOL, amounts)
     }
 
     /// Returns a companion of 4 GiB, changed at a JSON pointer.
@@ -254,6 +242,7 @@ mod tests {
     fn followed(record: &ClaimRecord, companions: Option<Companion>) -> Share {
         let companions = Companions {
             present: companions.into_iter().collect(),
+            unknown: BTreeSet::new(),
             pods: BTreeSet::from(["pod-1".to_owned()]),
         };
         let mut devices = retain(record, &companions);
@@ -339,12 +328,17 @@ mod tests {
         assert_eq!(devices, grown.devices);
     }
 
-    /// Somebody has removed its finalizer: the memory is in use all the same.
+    /// Its finalizer was removed, and its memory is still in use.
     #[test]
     fn grant_of_companion_that_is_gone_is_held_until_given_back() {
         let grown = with(followed(&record(), companion("", json!(null))));
         let share = followed(&grown, None);
         assert_eq!(share.held().memory_bytes, 12_288 * MIB);
         assert_eq!(share.kept().memory_bytes, 8192 * MIB);
+        let unknown = Companions {
+            unknown: BTreeSet::from([ClaimUid::parse(ADDED).unwrap()]),
+            ..Companions::default()
+        };
+        assert_eq!(retain(&grown, &unknown), grown.devices);
     }
 }

@@ -287,3 +287,53 @@ pub struct Listing {
     /// Claims with a directory of limits.
     pub limits: Vec<ClaimUid>,
 }
+
+/// Records for tests.
+#[cfg(test)]
+pub(crate) mod fixture {
+    use drava_api::config::{ComputePolicy, Enforcement, MemoryPolicy, Priority};
+
+    use super::*;
+    use crate::gpus::capacity::ShareTotals;
+    use crate::node::claim::ShareId;
+    use crate::prepare::{GpuRef, Share};
+
+    /// Returns the record of the claim with this number and one share of GPU 0.
+    pub(crate) fn record(number: u32, pool: &str, amounts: ShareTotals) -> ClaimRecord {
+        let uid = format!("00000000-0000-4000-8000-{number:012}");
+        let share = Share {
+            id: ShareId::parse(&uid).unwrap(),
+            memory_bytes: amounts.memory_bytes,
+            cores: amounts.cores,
+            slots: amounts.slots,
+            compute_policy: ComputePolicy::Balance,
+            priority: Priority::default(),
+            memory_policy: MemoryPolicy::Hard,
+            enforcement: Enforcement::default(),
+            unmetered: false,
+            grants: Vec::new(),
+        };
+        ClaimRecord {
+            claim: ClaimRef {
+                namespace: "default".to_owned(),
+                name: format!("claim-{number}"),
+                uid: ClaimUid::parse(&uid).unwrap(),
+            },
+            devices: vec![Prepared {
+                request: "gpu".to_owned(),
+                pool: pool.to_owned(),
+                device: "gpu-0-vgpu".to_owned(),
+                gpu: GpuRef {
+                    uuid: "GPU-0".to_owned(),
+                    minor: 0,
+                    pci_bus_id: String::new(),
+                },
+                access: Access::Share(share),
+            }],
+            library: String::new(),
+            hook: String::new(),
+            delivery: Delivery::Preload,
+            common: CommonEdits::InClaim,
+        }
+    }
+}

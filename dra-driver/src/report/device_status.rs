@@ -342,3 +342,6 @@ fn data(device: &Prepared) -> Value {
     }
     json!(data)
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,47 +1,16 @@
 use std::fs;
 
-use drava_api::config::{ComputePolicy, Enforcement, MemoryPolicy, Priority};
-
 use super::*;
-use crate::prepare::base::CommonEdits;
-use crate::prepare::{Access, Delivery, GpuRef, Share};
+use crate::gpus::capacity::{MIB, ShareTotals};
+use crate::prepare::record::fixture;
 
 fn record(number: u32) -> ClaimRecord {
-    let uid = format!("00000000-0000-4000-8000-{number:012}");
-    let share = Share {
-        id: ShareId::parse(&uid).unwrap(),
-        memory_bytes: 1 << 30,
+    let amounts = ShareTotals {
+        memory_bytes: 1024 * MIB,
         cores: 0,
         slots: 1,
-        compute_policy: ComputePolicy::Balance,
-        priority: Priority::default(),
-        memory_policy: MemoryPolicy::Hard,
-        enforcement: Enforcement::default(),
-        unmetered: false,
-        grants: Vec::new(),
     };
-    ClaimRecord {
-        claim: ClaimRef {
-            namespace: "default".to_owned(),
-            name: format!("claim-{number}"),
-            uid: ClaimUid::parse(&uid).unwrap(),
-        },
-        devices: vec![Prepared {
-            request: "gpu".to_owned(),
-            pool: "node-a/gpus".to_owned(),
-            device: "gpu-0-vgpu".to_owned(),
-            gpu: GpuRef {
-                uuid: "GPU-0".to_owned(),
-                minor: 0,
-                pci_bus_id: String::new(),
-            },
-            access: Access::Share(share),
-        }],
-        library: String::new(),
-        hook: String::new(),
-        delivery: Delivery::Preload,
-        common: CommonEdits::InClaim,
-    }
+    fixture::record(number, "node-a/gpus", amounts)
 }
 
 /// A check every [`INTERVAL`]; returns the seconds of those at which the pods of the claims were due.
