@@ -291,6 +291,16 @@ pub fn classify(
     }
 }
 
+/// Returns the device class of a request by its name in an allocation: `main` or `main/sub`.
+#[must_use]
+pub fn request_class<'a>(claim: &'a dra::ResourceClaim, request: &str) -> Option<&'a str> {
+    let devices = claim.spec.as_ref()?.devices.as_ref()?;
+    let requests = devices.requests.iter().flatten();
+    let mut alternatives = requests.flat_map(raw_alternatives);
+    let named = alternatives.find(|alternative| alternative.name == request)?;
+    Some(named.class)
+}
+
 impl ClaimId {
     /// Returns the identity of a claim object.
     #[must_use]

@@ -235,30 +235,50 @@ impl Budget<'_> {
     /// With the first resource that the quota does not allow.
     pub fn check(&self, pod: Charge, claim: Charge) -> Result<(), Box<QuotaRejection>> {
         for resource in QuotaResource::ALL {
-            let reject = |requested, bound| {
-                Box::new(QuotaRejection {
-                    quota: self.name.to_owned(),
-                    resource,
-                    requested,
-                    bound,
-                })
-            };
-            let (of_pod, of_claim) = (pod.get(resource), claim.get(resource));
-            if let Some(maximum) = self.spec.claim_maximum(resource)
-                && of_claim > maximum
-            {
-                return Err(reject(of_claim, Bound::ClaimMaximum(maximum)));
-            }
+            self.check_claim(resource, claim)?;
+            let of_pod = pod.get(resource);
             let used = self.used.get(resource);
             // A request of nothing is admitted also while the usage exceeds a limit that was lowered.
             if let Some(limit) = self.spec.limit(resource)
                 && !of_pod.is_zero()
                 && used + of_pod > limit
             {
-                return Err(reject(of_pod, Bound::Limit { used, limit }));
+                return Err(self.reject(resource, of_pod, Bound::Limit { used, limit }));
             }
         }
         Ok(())
+    }
+
+    /// Checks the charge of one claim for a resource.
+    ///
+    /// # Errors
+    /// When it exceeds the maximum of a claim.
+    pub(crate) fn check_claim(
+        &self,
+        resource: QuotaResource,
+        claim: Charge,
+    ) -> Result<(), Box<QuotaRejection>> {
+        let requested = claim.get(resource);
+        match self.spec.claim_maximum(resource) {
+            Some(maximum) if requested > maximum => {
+                Err(self.reject(resource, requested, Bound::ClaimMaximum(maximum)))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    fn reject(
+        &self,
+        resource: QuotaResource,
+        requested: Quantity,
+        bound: Bound,
+    ) -> Box<QuotaRejection> {
+        Box::new(QuotaRejection {
+            quota: self.name.to_owned(),
+            resource,
+            requested,
+            bound,
+        })
     }
 }
 

@@ -488,7 +488,7 @@ impl Planner {
     pub fn release_finished(&mut self, outcome: ReleaseOutcome, now: Instant) {
         let key = object_key(&outcome.release.claim.metadata);
         self.commitments.ledger.release_ended(&key, now);
-        self.backlog.companions.release_ended(&key, now);
+        self.backlog.companions.repeat_release(&key, now);
         for uid in self.backlog.queue.users_of(&key) {
             self.commitments.evicted.remove(&uid);
             self.review_gate(&uid);

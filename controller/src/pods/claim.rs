@@ -147,3 +147,6 @@ pub(crate) fn reference(claim: &ResourceClaim) -> ObjectReference {
         field_path: None,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -15,6 +15,7 @@ use crate::node::neighbors::NamespaceLabels;
 use crate::object::ObjectKey;
 use crate::placement::Placement;
 use crate::quota::{Budget, Charge, DeviceModel};
+use crate::reason::QuotaRejection;
 use crate::usage::DeviceAccess;
 
 /// State of the quotas.
@@ -246,6 +247,39 @@ impl Cluster {
             used: quota.used,
         });
         budgets.collect()
+    }
+
+    /// Checks that what `grown` claims have and a placed claim adds to them stays within the memory and the cores that quotas
+    /// allow one claim. The number of devices is not checked: what is added is a part of a device that one of them has.
+    ///
+    /// # Errors
+    /// With the first quota that does not allow it.
+    pub fn check_growth<'a>(
+        &self,
+        grown: impl Iterator<Item = &'a ObjectKey>,
+        placement: &Placement,
+    ) -> Result<(), Box<QuotaRejection>> {
+        let Some(placed) = placement.claims.first() else {
+            return Ok(());
+        };
+        let charged: Vec<&DeviceCharge> = grown
+            .filter_map(|claim| self.quotas.charges.get(claim))
+            .flatten()
+            .collect();
+        for budget in self.budgets(&placed.claim.namespace) {
+            let counted = charged.iter().filter(|charged| {
+                let model = charged.model.as_ref();
+                model.is_none_or(|model| model.is_selected(budget.spec))
+            });
+            let devices = placed.devices.iter();
+            let added = devices.filter_map(|added| budget.charge(&added.device, &added.access));
+            let sum = counted.map(|charged| charged.charge).chain(added);
+            let sum = sum.fold(Charge::default(), |sum, charge| sum + charge);
+            for resource in [QuotaResource::Memory, QuotaResource::Cores] {
+                budget.check_claim(resource, sum)?;
+            }
+        }
+        Ok(())
     }
 
     /// Returns whether the pod's namespace stays within its guarantees with this placement, which is not assumed. False

@@ -8,14 +8,17 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use drava_allocator::claim::request_class;
 use drava_allocator::explanation::Explanation;
 use drava_allocator::object::{ObjectKey, object_key};
+use drava_allocator::placement::Placement;
 use drava_allocator::pod_request::PodRequest;
 use drava_allocator::searched::Undecided;
 use drava_allocator::turn::Turn;
 use drava_api::names;
 use drava_api::placement_record::PlacementRecord;
 use drava_api::reason::Reason;
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod, PodResourceClaim, PodSpec, Toleration};
 use k8s_openapi::api::resource::v1::{
     CELDeviceSelector, DeviceRequest, DeviceRequestAllocationResult, DeviceSelector, ResourceClaim,
@@ -30,16 +33,36 @@ use crate::action::{Action, AllocationJob, ClaimWrite, PodAllocation, Release};
 use crate::decide::allocation;
 use crate::pods::claim;
 
-/// Time between two attempts to allocate a companion.
+/// Time between two attempts to allocate a companion, and until the first repetition of a release.
 const RETRY: Duration = Duration::from_secs(1);
+
+/// Longest time until a release is repeated.
+const MAX_RETRY: Duration = Duration::from_secs(60);
 
 /// Companions that need something.
 #[derive(Debug, Default)]
 pub(super) struct Companions {
-    /// Those without an allocation, with the time of the next attempt.
-    waiting: BTreeMap<ObjectKey, Instant>,
-    /// Those whose capacity is given back, with the time of their next release; `None` while one is in flight.
-    given_back: BTreeMap<ObjectKey, Option<Instant>>,
+    /// Those without an allocation.
+    waiting: BTreeMap<ObjectKey, Waiting>,
+    /// Those whose capacity is given back.
+    given_back: BTreeMap<ObjectKey, GivenBack>,
+}
+
+/// A companion without an allocation.
+#[derive(Debug)]
+struct Waiting {
+    created: Option<Timestamp>,
+    /// Time of the next attempt.
+    due: Instant,
+}
+
+/// A companion whose capacity is given back.
+#[derive(Debug)]
+struct GivenBack {
+    /// Time of the next release; `None` while one is in flight.
+    due: Option<Instant>,
+    /// Time until the release is repeated.
+    retry: Duration,
 }
 
 impl Companions {
@@ -48,7 +71,10 @@ impl Companions {
         let key = object_key(&claim.metadata);
         if claim::is_given_back(claim) {
             self.waiting.remove(&key);
-            self.given_back.entry(key).or_insert(Some(now));
+            self.given_back.entry(key).or_insert(GivenBack {
+                due: Some(now),
+                retry: RETRY,
+            });
             return;
         }
         self.remove(&key);
@@ -56,7 +82,12 @@ impl Companions {
             && !claim::is_allocated(claim)
             && claim.metadata.deletion_timestamp.is_none();
         if is_waiting {
-            self.waiting.insert(key, now);
+            let created = claim.metadata.creation_timestamp.as_ref();
+            let waiting = Waiting {
+                created: created.map(|created| created.0),
+                due: now,
+            };
+            self.waiting.insert(key, waiting);
         }
     }
 
@@ -66,40 +97,47 @@ impl Companions {
         self.given_back.remove(key);
     }
 
-    /// A release of the claim has ended. It is repeated unless the claim is observed without its allocation.
-    pub(super) fn release_ended(&mut self, key: &ObjectKey, now: Instant) {
-        if let Some(at) = self.given_back.get_mut(key) {
-            *at = Some(now + RETRY);
+    /// A release of the claim has ended, or cannot start. It is repeated, after twice the time each, unless the claim is observed
+    /// without its allocation.
+    pub(super) fn repeat_release(&mut self, key: &ObjectKey, now: Instant) {
+        if let Some(release) = self.given_back.get_mut(key) {
+            release.due = Some(now + release.retry);
+            release.retry = (release.retry * 2).min(MAX_RETRY);
         }
     }
 
     /// Returns when something is to be done.
     pub(super) fn next_due(&self) -> Option<Instant> {
-        let releases = self.given_back.values().flatten();
-        self.waiting.values().chain(releases).min().copied()
+        let attempts = self.waiting.values().map(|waiting| waiting.due);
+        let releases = self.given_back.values().filter_map(|release| release.due);
+        attempts.chain(releases).min()
     }
 
     /// Returns the companions to release now.
     fn start_releases(&mut self, now: Instant) -> Vec<ObjectKey> {
         let due = self.given_back.iter_mut();
-        let due = due.filter_map(|(key, at)| {
-            at.take_if(|at| *at <= now)?;
+        let due = due.filter_map(|(key, release)| {
+            release.due.take_if(|due| *due <= now)?;
             Some(key.clone())
         });
         due.collect()
     }
 
-    /// Returns a companion to try now, and sets its next attempt.
+    /// Returns the oldest companion to try now, and sets its next attempt.
     fn start_next(&mut self, now: Instant) -> Option<ObjectKey> {
-        let mut due = self.waiting.iter_mut().filter(|(_, at)| **at <= now);
-        let (key, at) = due.next()?;
-        *at = now + RETRY;
+        let due = self.waiting.iter_mut();
+        let due = due.filter(|(_, waiting)| waiting.due <= now);
+        let (key, waiting) =
+            due.min_by(|(one, a), (other, b)| (a.created, one).cmp(&(b.created, other)))?;
+        waiting.due = now + RETRY;
         Some(key.clone())
     }
 }
 
 /// A companion that can be allocated.
 struct Growth {
+    /// Key of its base.
+    base: ObjectKey,
     node: String,
     request: PodRequest,
     pod: ObjectReference,
@@ -110,15 +148,17 @@ impl Planner {
     /// Releases the companions whose capacity is given back. A claim that its pod names is none: its containers use it.
     pub(super) fn release_companions(&mut self, now: Instant, actions: &mut Vec<Action>) {
         for key in self.backlog.companions.start_releases(now) {
-            let Some(claim) = self.commitments.ledger.claim(&key) else {
-                continue;
-            };
-            let mut users = claim::consumers(claim).filter_map(|uid| self.world.live_pods.get(uid));
-            if !users.any(|pod| pod.claims.contains(&key)) {
-                actions.push(Action::Release(Release {
+            let claim = self.commitments.ledger.claim(&key).filter(|claim| {
+                let mut users =
+                    claim::consumers(claim).filter_map(|uid| self.world.live_pods.get(uid));
+                !users.any(|pod| pod.claims.contains(&key))
+            });
+            match claim {
+                Some(claim) => actions.push(Action::Release(Release {
                     claim: claim.clone(),
                     reason: ReleaseReason::GivenBack,
-                }));
+                })),
+                None => self.backlog.companions.repeat_release(&key, now),
             }
         }
     }
@@ -149,7 +189,10 @@ impl Planner {
             let cluster = &self.world.cluster;
             let placed = cluster.decide_on_in(&growth.node, &growth.request, policies, &mut turn);
             self.backlog.decisions.add(&turn);
-            Ok((growth, placed?))
+            let placement = placed?;
+            self.check_quotas(&claim, &growth, &placement)
+                .map_err(Undecided::Rejected)?;
+            Ok((growth, placement))
         });
         let (growth, placement) = match placed {
             Ok(placed) => placed,
@@ -275,6 +318,14 @@ impl Planner {
                     request.name
                 ))
             })?;
+            let class = request_class(base, &result.request).unwrap_or_default();
+            if exactly.device_class_name != class {
+                return Err(invalid(format!(
+                    "request {} has the device class {}, and that of claim {base_name} has {class}: a share grows by its own class, \
+                     whose rules and quotas it obeys",
+                    request.name, exactly.device_class_name
+                )));
+            }
             let selectors = exactly.selectors.get_or_insert_default();
             selectors.push(only_gpu(self.gpu_of(result)?));
             node = result
@@ -300,6 +351,7 @@ impl Planner {
             )));
         }
         Ok(Growth {
+            base: object_key(&base.metadata),
             node,
             request,
             pod: pod.reference.clone(),
@@ -309,6 +361,26 @@ impl Planner {
                 name: owner.name.clone(),
                 uid: owner.uid.clone(),
             },
+        })
+    }
+
+    /// Checks that a base with all its companions, and the placed one, stays within what quotas allow one claim.
+    fn check_quotas(
+        &self,
+        companion: &ResourceClaim,
+        growth: &Growth,
+        placement: &Placement,
+    ) -> Result<(), Explanation> {
+        let claims = self.commitments.ledger.claims();
+        let others = claims.filter(|((namespace, _), other)| {
+            *namespace == growth.base.0 && claim::base(other) == claim::base(companion)
+        });
+        let grown = others.map(|(key, _)| key);
+        let grown = grown.chain(std::iter::once(&growth.base));
+        let checked = self.world.cluster.check_growth(grown, placement);
+        checked.map_err(|rejection| {
+            let message = format!("{rejection}; what companions add counts as part of the claim");
+            Explanation::rejected(Reason::QuotaExceeded, message)
         })
     }
 

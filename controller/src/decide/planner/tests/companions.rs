@@ -143,6 +143,45 @@ fn growth_obeys_quota() {
     );
 }
 
+/// Returns a companion as [`companion`] with this name and age.
+fn named(name: &str, memory: &str, created: &str) -> ResourceClaim {
+    let mut named = companion(memory, "", json!(null));
+    named.metadata.name = Some(name.to_owned());
+    named.metadata.uid = Some(format!("uid-{name}"));
+    named.metadata.creation_timestamp = Some(object(json!(created)));
+    named
+}
+
+/// Otherwise a share of many small claims would evade the maximum.
+#[test]
+fn companions_count_with_their_base_against_claim_maximum() {
+    let mut cluster = cluster_with_share();
+    let max = json!({"memory": "50Gi", "devices": 1});
+    cluster.set_quota(
+        "q",
+        &json!({"namespaces": ["default"], "claim": {"max": max}}),
+    );
+    cluster.add_claim(companion("8Gi", "", json!(null)));
+    assert_eq!(cluster.settle(), ["a → n1"]);
+    cluster.add_claim(named("again", "4Gi", "2026-01-01T00:00:00Z"));
+    assert_eq!(cluster.settle(), [] as [&str; 0]);
+    let messages = cluster.messages_of("ResourceClaim/again").join("\n");
+    let expected = "QuotaExceeded: quota q: memory 52 GiB requested by one claim, 50 GiB allowed; what companions add counts";
+    assert!(messages.contains(expected), "{messages}");
+    cluster.delete_claim("again");
+    cluster.add_claim(named("again", "2Gi", "2026-01-01T00:00:00Z"));
+    assert_eq!(cluster.settle(), ["a → n1"]);
+}
+
+#[test]
+fn oldest_companion_is_tried_first() {
+    let mut cluster = cluster_with_share();
+    cluster.add_claim(named("more", "30Gi", "2026-01-01T00:00:00Z"));
+    cluster.add_claim(named("again", "30Gi", "2026-01-01T00:00:05Z"));
+    assert_eq!(cluster.settle(), ["a → n1"]);
+    assert_eq!(device_of(&cluster, "more"), "gpu-0-vgpu");
+}
+
 #[test]
 fn refuses_claim_that_is_no_companion_of_running_share() {
     let request = "/spec/devices/requests/0";
@@ -176,6 +215,11 @@ fn refuses_claim_that_is_no_companion_of_running_share() {
             format!("{request}/exactly"),
             json!({"deviceClassName": "vgpu.drava.dev", "count": 2}),
             "exactly one device",
+        ),
+        (
+            format!("{request}/exactly/deviceClassName"),
+            json!("cheap.example.com"),
+            "has the device class cheap.example.com, and that of claim a has vgpu.drava.dev",
         ),
     ];
     for (pointer, value, expected) in cases {
@@ -252,6 +296,11 @@ fn failed_release_is_repeated() {
     assert!(cluster.actions().1.is_empty(), "at once");
     cluster.advance(RETRY);
     assert_eq!(cluster.actions().1.len(), 1);
+    cluster.release_finished(&releases[0], None);
+    cluster.advance(RETRY);
+    assert!(cluster.actions().1.is_empty(), "after twice the time");
+    cluster.advance(RETRY);
+    assert_eq!(cluster.actions().1.len(), 1);
 }
 
 /// Containers use the claim, whatever its label says.
@@ -265,6 +314,9 @@ fn claim_that_its_pod_names_is_not_released() {
     cluster.observe(labelled);
     delete_companion(&mut cluster, "Released");
     assert!(cluster.actions().1.is_empty());
+    cluster.delete_pod("more");
+    cluster.advance(RETRY);
+    assert_eq!(cluster.actions().1.len(), 1);
 }
 
 /// Its node has no room for another pod, and others must not be decided again because of it.
