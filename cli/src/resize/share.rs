@@ -3,10 +3,11 @@
 use std::fmt;
 
 use anyhow::{Context as _, bail};
+use drava_allocator::claim::request_class;
 use drava_api::condition::ConditionType;
 use drava_api::{Quantity, names};
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::resource::v1::{DeviceRequest, DeviceRequestAllocationResult, ResourceClaim};
+use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt as _;
 use serde::Serialize;
@@ -192,8 +193,9 @@ pub(super) fn find(
         );
     };
     let request = main_request(&result.request).to_owned();
-    let class = class_of(claim, &result.request)
-        .with_context(|| format!("claim {} has no request {request}", claim.name_any()))?;
+    let class = request_class(claim, &result.request)
+        .with_context(|| format!("claim {} has no request {request}", claim.name_any()))?
+        .to_owned();
     Ok(Share {
         companions: companions(pod, claims, claim, &request)?,
         base: (*claim).clone(),
@@ -206,7 +208,8 @@ pub(super) fn find(
 /// Returns what the companions of a share add, oldest first.
 ///
 /// # Errors
-/// When one of them is not settled: the total is not known then.
+/// When one of them is not settled: the total is not known then. When one of them adds to other requests, too: a change of this
+/// share would change theirs.
 fn companions(
     pod: &Pod,
     claims: &[ResourceClaim],
@@ -215,7 +218,8 @@ fn companions(
 ) -> anyhow::Result<Vec<(String, Amounts)>> {
     let own = claims
         .iter()
-        .filter(|claim| is_companion(claim, base, pod) && has_request(claim, request));
+        .filter(|claim| is_companion(claim, base, pod))
+        .filter(|claim| requests(claim).any(|name| name == request));
     let mut own: Vec<&ResourceClaim> = own.collect();
     own.sort_by_key(|companion| companion.creation_timestamp().map(|created| created.0));
     let added = own.into_iter().map(|companion| {
@@ -227,6 +231,13 @@ fn companions(
             bail!(
                 "claim {} of an earlier resize {state}: {what}",
                 companion.name_any()
+            );
+        }
+        if let Some(other) = requests(companion).find(|name| *name != request) {
+            bail!(
+                "claim {} adds to request {other} as well as to {request}, so this command does not change it: withdraw it with {}",
+                companion.name_any(),
+                withdrawal(companion)
             );
         }
         let mut results = results(companion).filter(|result| result.driver == names::DRIVER);
@@ -251,11 +262,12 @@ fn is_companion(claim: &ResourceClaim, base: &ResourceClaim, pod: &Pod) -> bool 
         && !drava_allocator::pod::claims(pod).any(|(_, used)| used == Some(name.as_str()))
 }
 
-fn has_request(claim: &ResourceClaim, name: &str) -> bool {
+/// Returns the names of the requests of a claim.
+fn requests(claim: &ResourceClaim) -> impl Iterator<Item = &str> {
     let spec = claim.spec.iter();
     let devices = spec.filter_map(|spec| spec.devices.as_ref());
-    let mut requests = devices.flat_map(|devices| devices.requests.iter().flatten());
-    requests.any(|request| request.name == name)
+    let requests = devices.flat_map(|devices| devices.requests.iter().flatten());
+    requests.map(|request| request.name.as_str())
 }
 
 /// Returns the state of a companion that the limits of its share do not include, or do not include for long.
@@ -309,18 +321,4 @@ fn results(claim: &ResourceClaim) -> impl Iterator<Item = &DeviceRequestAllocati
 
 fn main_request(request: &str) -> &str {
     request.split_once('/').map_or(request, |(main, _)| main)
-}
-
-/// Returns the class of a request, or of its alternative.
-fn class_of(claim: &ResourceClaim, result: &str) -> Option<String> {
-    let devices = claim.spec.as_ref()?.devices.as_ref()?;
-    let mut requests = devices.requests.iter().flatten();
-    let request: &DeviceRequest = requests.find(|request| request.name == main_request(result))?;
-    if let Some(exactly) = &request.exactly {
-        return Some(exactly.device_class_name.clone());
-    }
-    let (_, name) = result.split_once('/')?;
-    let mut alternatives = request.first_available.iter().flatten();
-    let alternative = alternatives.find(|alternative| alternative.name == name)?;
-    Some(alternative.device_class_name.clone())
 }

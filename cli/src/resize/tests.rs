@@ -35,7 +35,7 @@ fn plans_companions_for_wanted_total() {
     let cases: [(Companions<'_>, Amounts, Option<Amounts>, &[&str]); 7] = [
         (&[], amounts(12, 20), add(4, 0), &[]),
         (&[], amounts(8, 20), None, &[]),
-        // What is there stays.
+        // The present companion stays.
         (&[(4, 0)], amounts(14, 30), add(2, 10), &[]),
         // Newest first.
         (&[(4, 0), (2, 10)], amounts(12, 20), None, &["c1"]),
@@ -218,6 +218,23 @@ fn companion_that_is_not_settled_ends_command() {
         let error = found(&[companion]).unwrap_err().to_string();
         assert_eq!(error, format!("claim more of an earlier resize {text}"));
     }
+}
+
+#[test]
+fn companion_of_several_requests_ends_command() {
+    let requests = ["gpu", "other"]
+        .map(|name| json!({"name": name, "exactly": {"deviceClassName": "vgpu.drava.dev"}}));
+    let companion = grown(
+        "more",
+        "4Gi",
+        "0",
+        json!({"/spec/devices/requests": requests}),
+    );
+    assert_eq!(
+        found(&[companion]).unwrap_err().to_string(),
+        "claim more adds to request other as well as to gpu, so this command does not change it: withdraw it with \
+         `kubectl delete resourceclaim more -n a`"
+    );
 }
 
 #[test]
