@@ -319,6 +319,42 @@ fn counts_equal_anti_affinity_terms_of_a_pod_once() {
 }
 
 #[test]
+fn anti_affinity_excludes_no_domain_that_its_node_has_left() {
+    let mut cluster = cluster(&[("n1", &[80]), ("n2", &[80])]);
+    let in_zone = |name: &str, zone: &str| {
+        let mut node = node(name);
+        node.metadata.labels = Some([("zone".to_owned(), zone.to_owned())].into());
+        node
+    };
+    cluster.upsert_node(&in_zone("n1", "a"));
+    cluster.upsert_node(&in_zone("n2", "a"));
+    let mut alone = crate::fixture::pod("alone", &[]);
+    let spec = alone.spec.as_mut().unwrap();
+    spec.node_name = Some("n1".to_owned());
+    spec.affinity = serde_json::from_value(json!({
+        "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
+            {"topologyKey": "zone", "labelSelector": {}, "namespaceSelector": {}},
+        ]},
+    }))
+    .unwrap();
+    cluster.upsert_pod(&alone);
+    let request = pod_request(&cluster, &[share("a", "1Gi", "0")]);
+    let node_of = |cluster: &Cluster| {
+        let placement = cluster.decide(&request, POLICIES).ok();
+        placement.map(|placement| placement.node)
+    };
+    assert_eq!(node_of(&cluster), None);
+    cluster.upsert_node(&in_zone("n1", "b"));
+    assert_eq!(node_of(&cluster).as_deref(), Some("n2"));
+    cluster.upsert_node(&in_zone("n1", "a"));
+    assert_eq!(node_of(&cluster), None);
+    cluster.remove_node("n1");
+    assert_eq!(node_of(&cluster).as_deref(), Some("n2"));
+    cluster.upsert_node(&in_zone("n1", "a"));
+    assert_eq!(node_of(&cluster), None);
+}
+
+#[test]
 fn ignores_irrelevant_node_changes() {
     let mut cluster = Cluster::default();
     assert!(cluster.upsert_node(&node("n1")));

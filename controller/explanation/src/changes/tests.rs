@@ -182,6 +182,7 @@ fn work_grows_no_faster_than_the_cluster() {
         steps
     };
     let (small, large) = (steps_with(100), steps_with(200));
+    assert!(small >= 100, "{small} steps for 100 claims");
     assert!(
         large <= 2 * small + 2,
         "{small} steps, {large} at twice the size"

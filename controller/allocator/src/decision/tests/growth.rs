@@ -2,7 +2,7 @@
 
 use drava_api::policy::GpuPolicy;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{BINPACK, whole};
 use crate::cluster::Cluster;
@@ -17,6 +17,7 @@ const SIZE: usize = 32;
 #[track_caller]
 fn assert_no_growth(operation: impl Fn(usize) -> u64) {
     let (small, large) = (operation(SIZE), operation(2 * SIZE));
+    assert!(small > 0, "nothing is counted");
     assert!(
         large <= small + 2,
         "{small} steps, {large} at twice the size"
@@ -148,4 +149,28 @@ fn conflicts_of_policies_are_found_once_for_a_change() {
     cluster.upsert_policy(&policy("c", "spread", "t0"));
     let conflicts = cluster.policy_conflicts();
     assert_eq!(conflicts.get("c").map(String::as_str), Some("a"));
+}
+
+#[test]
+fn conflicts_of_policies_follow_namespaces() {
+    let mut cluster = Cluster::default();
+    for (name, node, label) in [("a", "binpack", "one"), ("b", "spread", "two")] {
+        let policy: GpuPolicy = object(json!({
+            "apiVersion": "gpu.drava.dev/v1alpha1", "kind": "GpuPolicy", "metadata": {"name": name},
+            "spec": {"node": node, "namespaceSelector": {"matchLabels": {label: "yes"}}},
+        }));
+        cluster.upsert_policy(&policy);
+    }
+    let namespace = |labels: Value| -> Namespace {
+        object(json!({"metadata": {"name": "team", "labels": labels}}))
+    };
+    assert!(cluster.policy_conflicts().is_empty());
+    cluster.upsert_namespace(&namespace(json!({"one": "yes", "two": "yes"})));
+    assert_eq!(cluster.policy_conflicts()["b"], "a");
+    cluster.upsert_namespace(&namespace(json!({"two": "yes"})));
+    assert!(cluster.policy_conflicts().is_empty());
+    cluster.upsert_namespace(&namespace(json!({"one": "yes", "two": "yes"})));
+    assert_eq!(cluster.policy_conflicts()["b"], "a");
+    cluster.remove_namespace("team");
+    assert!(cluster.policy_conflicts().is_empty());
 }

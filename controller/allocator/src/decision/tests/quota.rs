@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::partition::partitioned;
 use super::{BINPACK, allocate, whole};
 use crate::cluster::Cluster;
-use crate::fixture::{claim, cluster, quota, request, share};
+use crate::fixture::{claim, cluster, pod_request, quota, request, share};
 
 /// Quota of namespace `default`.
 fn limited(cluster: &mut Cluster, name: &str, limit: &Value) {
@@ -185,11 +185,32 @@ fn gives_share_without_amounts_the_default() {
 }
 
 #[test]
+fn equal_claims_with_other_defaults_are_decided_on_their_own() {
+    let mut cluster = cluster(&[("n1", &[16]), ("n2", &[80])]);
+    for (namespace, memory) in [("default", "4Gi"), ("other", "40Gi")] {
+        let spec = json!({"namespaces": [namespace], "claim": {"default": {"memory": memory, "cores": 0}}});
+        cluster.upsert_quota(&quota(namespace, &spec));
+    }
+    let used = pod_request(&cluster, &[share("used", "8Gi", "0")]);
+    let used = cluster.decide_on("n1", &used, BINPACK).unwrap();
+    cluster.assume(&used);
+    let own = request("own", &json!({"deviceClassName": "vgpu.drava.dev"}));
+    let mut other = own.clone();
+    other.metadata.namespace = Some("other".to_owned());
+    let node_for = |claim| {
+        let request = pod_request(&cluster, &[claim]);
+        cluster.decide(&request, BINPACK).unwrap().node
+    };
+    assert_eq!(node_for(other), "n2", "8 GiB are free on n1");
+    assert_eq!(node_for(own), "n1");
+}
+
+#[test]
 fn quota_precedes_lack_of_devices() {
     let mut cluster = cluster(&[("n1", &[80])]);
     limited(&mut cluster, "q", &json!({"devices": 1}));
     allocate(&mut cluster, &[whole("w")], BINPACK).unwrap();
-    let request = crate::fixture::pod_request(&cluster, &[share("a", "1Gi", "0")]);
+    let request = pod_request(&cluster, &[share("a", "1Gi", "0")]);
     let explanation = cluster.decide(&request, BINPACK).unwrap_err();
     assert!(explanation.is_quota_only(), "{}", explanation.summary());
     cluster.remove_quota("q");
