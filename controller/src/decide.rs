@@ -6,3 +6,6 @@ pub(crate) mod ledger;
 pub mod planner;
 pub(crate) mod queue;
 pub(crate) mod victims;
+
+#[cfg(test)]
+pub(crate) mod fixture;

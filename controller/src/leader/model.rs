@@ -13,8 +13,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use drava_allocator::placement::Policies;
-use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy};
 use drava_api::listed::Change;
 use futures::FutureExt;
 use kube::Client;
@@ -24,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Executor, decision_time, finished};
 use crate::action::Outcome;
+use crate::decide::fixture::settings;
 use crate::decide::planner::{Planner, Settings};
 use crate::fixture::random::Random;
 use crate::fixture::{class, node, object, slice};
@@ -48,19 +47,6 @@ const FAULTY_TICKS: u32 = 1500;
 const CALM_TICKS: u32 = 6000;
 /// Time that a successor waits for a leader that does not renew, in iterations: the duration of the lease.
 const TAKEOVER_TICKS: u32 = 150;
-
-/// Settings of a replica.
-pub(super) fn settings() -> Settings {
-    Settings {
-        policies: Policies {
-            node: NodePlacementPolicy::Binpack,
-            gpu: GpuPlacementPolicy::Binpack,
-        },
-        schedulers: vec!["default-scheduler".to_owned()],
-        release_after: Duration::from_secs(60),
-        preemption: false,
-    }
-}
 
 /// A replica that leads, or led and does not know better.
 struct Replica {
@@ -101,11 +87,15 @@ impl Replica {
             shares += 1;
             format!("share-{id}-{shares}")
         });
+        let settings = Settings {
+            preemption: false,
+            ..settings()
+        };
         let writer = executor.writer.clone();
         let admission = tokio::spawn(async move { writer.wait_until_holder(|| {}).await });
         let mut replica = Self {
             id,
-            planner: Planner::new(settings(), share_ids),
+            planner: Planner::new(settings, share_ids),
             executor,
             admission: Some(admission),
             cursor: 0,

@@ -2,11 +2,8 @@
 
 use std::io;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use drava_allocator::object::object_key;
-use drava_allocator::placement::Policies;
-use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy};
 use drava_api::event::EventReason;
 use drava_api::listed::Change;
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -17,7 +14,8 @@ use crate::action::event::ReleaseReason;
 use crate::action::{
     Action, AllocationFailure, AllocationJob, AllocationOutcome, Outcome, Release, ReleaseOutcome,
 };
-use crate::decide::planner::{DecisionTime, Planner, Settings};
+use crate::decide::fixture::settings;
+use crate::decide::planner::{DecisionTime, Planner};
 use crate::fixture::{claim, class, node, object, pod, slice};
 use crate::leader::{count, report_failure};
 use crate::operate::metrics::Metrics;
@@ -41,16 +39,7 @@ fn observe(planner: &mut Planner, observation: Observation) {
 
 /// Planner with a node, a pod and its claim, before the lists are complete.
 fn unsynced() -> Planner {
-    let settings = Settings {
-        policies: Policies {
-            node: NodePlacementPolicy::Binpack,
-            gpu: GpuPlacementPolicy::Binpack,
-        },
-        schedulers: vec!["default-scheduler".to_owned()],
-        release_after: Duration::from_secs(60),
-        preemption: true,
-    };
-    let mut planner = Planner::new(settings, Box::new(|| "share".to_owned()));
+    let mut planner = Planner::new(settings(), Box::new(|| "share".to_owned()));
     observe(&mut planner, Observation::Class(applied(class())));
     observe(&mut planner, Observation::Node(applied(node("n1"))));
     observe(&mut planner, Observation::Slice(applied(slice("n1"))));

@@ -10,9 +10,9 @@ use kube::client::Body;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
+use crate::decide::fixture::settings;
 use crate::fixture::{claim, response};
 use crate::leader::lead;
-use crate::leader::model::settings;
 use crate::operate::clock::Clock;
 use crate::operate::health::Health;
 use crate::write::lease::Term;

@@ -19,7 +19,7 @@ use crate::pods::pod::qualified_name;
 const MAX_NODES: usize = 8;
 
 impl Planner {
-    /// Returns for whom the devices are reserved that would serve a single pod, which fits on no other.
+    /// Returns which pod or gang has reserved the devices that would serve a single pod, which fits on no others.
     ///
     /// # Errors
     /// When the turn is too short.
@@ -108,102 +108,4 @@ fn fitting_reservation<'r>(
         }
     }
     Ok(None)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use drava_allocator::placement::Policies;
-    use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy};
-    use drava_api::listed::Change;
-    use k8s_openapi::api::core::v1::Pod;
-    use k8s_openapi::api::resource::v1::ResourceClaim;
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-    use serde_json::json;
-    use tokio::time::Instant;
-
-    use crate::action::Action;
-    use crate::decide::planner::{DecisionTime, Planner, Settings};
-    use crate::fixture::{claim, class, node, object, pod, slice};
-
-    /// Returns the texts of the events and the condition of a small pod, where a pod or a gang of namespace `team-a` is the head.
-    fn texts(namespace: &str, is_gang: bool) -> Vec<String> {
-        let settings = Settings {
-            policies: Policies {
-                node: NodePlacementPolicy::Binpack,
-                gpu: GpuPlacementPolicy::Binpack,
-            },
-            schedulers: vec!["default-scheduler".to_owned()],
-            release_after: Duration::from_secs(60),
-            preemption: true,
-        };
-        let mut planner = Planner::new(settings, Box::new(|| "share".to_owned()));
-        planner.class(applied(class()));
-        planner.node(applied(node("n1")));
-        planner.slice(applied(slice("n1")));
-        planner.set_synced();
-        let now = Instant::now();
-        let time = DecisionTime {
-            instant: now,
-            time: Time(object(json!("2026-01-01T00:00:00Z"))),
-            is_slice_over: |_| false,
-        };
-        let mut runs = claim("runs", "60Gi");
-        runs.status = Some(object(json!({
-            "allocation": {"devices": {"results": [{
-                "request": "gpu", "driver": "gpu.drava.dev", "pool": "n1/gpus", "device": "gpu-0-vgpu", "shareID": "s",
-                "consumedCapacity": {"memory": "60Gi", "cores": "0", "slots": "1"},
-            }]}},
-            "reservedFor": [{"resource": "pods", "name": "runs", "uid": "pod-runs"}],
-        })));
-        let mut running = pod("runs", &["runs"]);
-        running.spec.as_mut().unwrap().node_name = Some("n1".to_owned());
-        let mut head = pod("head", &["head"]);
-        if is_gang {
-            head.metadata.annotations = Some(object(
-                json!({"gpu.drava.dev/gang": "g", "gpu.drava.dev/gang-min": "1"}),
-            ));
-        }
-        let mut add = |namespace: &str, mut claim: ResourceClaim, mut pod: Pod| {
-            claim.metadata.namespace = Some(namespace.to_owned());
-            pod.metadata.namespace = Some(namespace.to_owned());
-            planner.claim(applied(claim), now);
-            planner.pod(applied(pod));
-            planner.actions(&time)
-        };
-        add("team-a", runs, running);
-        add("team-a", claim("head", "70Gi"), head);
-        let actions = add(namespace, claim("small", "10Gi"), pod("small", &["small"]));
-        let texts = actions.into_iter().filter_map(|action| match action {
-            Action::PublishEvent(event) => Some(event.message),
-            Action::WritePodCondition(update) => update.condition.message,
-            _ => None,
-        });
-        texts.collect()
-    }
-
-    fn applied<K>(object: K) -> Change<K> {
-        Change::Applied(Box::new(object))
-    }
-
-    /// Events and conditions are read by those who may read one namespace.
-    #[test]
-    fn names_no_owner_of_another_namespace() {
-        for (namespace, is_gang, owner) in [
-            ("team-a", false, "pod team-a/head"),
-            ("team-a", true, "gang team-a/g"),
-            ("team-b", false, "a pod of another namespace"),
-            ("team-b", true, "a gang of another namespace"),
-        ] {
-            let text = format!(
-                "Reserved: the pod fits on n1, but its devices are reserved for {owner}, the head of the queue"
-            );
-            assert_eq!(
-                texts(namespace, is_gang),
-                [text.clone(), text.clone(), text],
-                "events of pod and claim, and condition"
-            );
-        }
-    }
 }

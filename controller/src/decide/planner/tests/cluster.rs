@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use drava_allocator::object::object_key;
-use drava_allocator::placement::Policies;
 use drava_api::leader::GpuControllerLeader;
 use drava_api::listed::{Change, DeletedObject};
 use drava_api::names;
@@ -22,6 +21,7 @@ use crate::action::{
     Action, AllocationFailure, AllocationJob, AllocationOutcome, Eviction, EvictionCause,
     EvictionOutcome, GateRemoval, GateRemovalOutcome, Release, ReleaseOutcome,
 };
+use crate::decide::fixture::settings;
 use crate::decide::planner::{DecisionTime, Planner, Settings};
 use crate::fixture::{claim, class, node, object, pod, slice};
 use crate::pods::pod_condition::PodConditionUpdate;
@@ -59,13 +59,8 @@ impl TestCluster {
     /// Creates a cluster whose nodes have one GPU each.
     pub(super) fn new(nodes: &[&str]) -> Self {
         let settings = Settings {
-            policies: Policies {
-                node: drava_api::config::NodePlacementPolicy::Binpack,
-                gpu: drava_api::config::GpuPlacementPolicy::Binpack,
-            },
-            schedulers: vec!["default-scheduler".to_owned()],
             release_after: RELEASE_AFTER,
-            preemption: true,
+            ..settings()
         };
         let now = Instant::now();
         let mut ids = 0;

@@ -73,6 +73,40 @@ fn evicts_victim_that_is_bound_before_its_release() {
 }
 
 #[test]
+fn evicts_bound_pod_whose_reservation_is_not_observed() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.add_pod_of_priority("low", "70Gi", 0);
+    assert_eq!(cluster.settle(), ["low → n1"]);
+    let mut bound = cluster.pods["low"].clone();
+    bound.spec.as_mut().unwrap().node_name = Some("n1".to_owned());
+    cluster.add_pod(bound);
+    cluster.add_pod_of_priority("urgent", "60Gi", 10);
+    assert!(cluster.settle().is_empty());
+    assert_eq!(cluster.evict(), ["low for urgent"]);
+}
+
+#[test]
+fn pod_that_replaces_another_loses_the_allocation_of_that_one() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.add_pod_of_priority("low", "70Gi", 0);
+    assert_eq!(cluster.settle(), ["low → n1"]);
+    cluster.delete_pod("low");
+    let mut next = pod("next", &["low"]);
+    next.spec.as_mut().unwrap().priority = Some(0);
+    cluster.add_pod(next);
+    cluster.add_pod_of_priority("urgent", "60Gi", 10);
+    let mut releases = cluster.actions().1;
+    releases.append(&mut cluster.actions().1);
+    assert_eq!(releases.len(), 1);
+    cluster.release(&releases[0]);
+    assert_eq!(cluster.settle(), ["urgent → n1"]);
+    assert_eq!(
+        cluster.messages_of("Pod/next")[0],
+        "the allocation of claim default/low on n1 was released for pod default/urgent (priority 10); the pod waits again"
+    );
+}
+
+#[test]
 fn evicts_only_strictly_lower_priority() {
     let mut cluster = TestCluster::new(&["n1"]);
     cluster.add_running(&[("equal", "50Gi", 10), ("lower", "30Gi", 9)]);

@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 
 use super::cluster::{TestCluster, member};
+use super::hard_pods::{add_hard, add_node, add_pod, shares};
 use crate::decide::queue::pending_pod::HEAD_PATIENCE;
 use crate::fixture::{claim, object, pod};
 
@@ -277,4 +278,95 @@ fn head_reserves_nothing_before_a_service_ends_for_it() {
         cluster.end(name);
     }
     assert_eq!(cluster.settle(), ["head → n1", "small-2 → n1"]);
+}
+
+/// A search that its turn has cut short tells nothing about equal pods.
+#[test]
+fn search_cut_short_hides_no_reservation_from_equal_pods() {
+    let mut cluster = TestCluster::new(&[]);
+    add_node(&mut cluster, "large", 19);
+    let mut device = shares("one", 1, "79Gi");
+    let expression = "device.attributes['gpu.drava.dev'].index == 18";
+    device["exactly"]["selectors"] = json!([{"cel": {"expression": expression}}]);
+    add_pod(&mut cluster, "low", &json!({"requests": [device]}));
+    assert_eq!(cluster.settle(), ["low → large"]);
+    cluster.bind(("low", "large"));
+    add_pod(
+        &mut cluster,
+        "head",
+        &json!({"requests": [shares("all", 19, "79Gi")]}),
+    );
+    let mut head = cluster.pods["head"].clone();
+    head.spec.as_mut().unwrap().priority = Some(10);
+    cluster.add_pod(head);
+    assert!(cluster.settle().is_empty());
+    assert_eq!(cluster.evictions.len(), 1, "the node is reserved");
+    add_node(&mut cluster, "small", 16);
+    let mut devices = shares("all", 16, "1Gi");
+    let expression = "device.attributes['gpu.drava.dev'].uuid.startsWith('GPU-small')";
+    devices["exactly"]["selectors"] = json!([{"cel": {"expression": expression}}]);
+    add_pod(&mut cluster, "other", &json!({"requests": [devices]}));
+    assert_eq!(cluster.settle(), ["other → small"]);
+    cluster.bind(("other", "small"));
+    // Whether they would fit on the small node without the other pod is the work of a turn, for the first of them.
+    for name in ["hard-0", "hard-1"] {
+        add_hard(&mut cluster, name, 0);
+    }
+    assert!(cluster.settle().is_empty());
+    let text = "the pod fits on large, but its devices are reserved for pod default/head";
+    let messages = ["Pod/hard-0", "Pod/hard-1"].map(|pod| cluster.messages_of(pod).join("; "));
+    assert!(
+        messages.iter().any(|message| message.contains(text)),
+        "{messages:?}"
+    );
+}
+
+/// Returns the texts of the events and the condition of a small pod of the namespace, behind a pod or a gang of namespace `team-a`
+/// for which devices are reserved.
+fn texts_behind_head(namespace: &str, is_gang: bool) -> Vec<String> {
+    let mut cluster = TestCluster::new(&["n1"]);
+    let add = |cluster: &mut TestCluster, namespace: &str, name: &str, memory: &str, is_member| {
+        let (mut claim, mut pod) = (claim(name, memory), pod(name, &[name]));
+        if is_member {
+            pod = member(pod, "1");
+        }
+        claim.metadata.namespace = Some(namespace.to_owned());
+        pod.metadata.namespace = Some(namespace.to_owned());
+        cluster.add_claim(claim);
+        cluster.add_pod(pod);
+        cluster.settle()
+    };
+    let placed = add(&mut cluster, "team-a", "runs", "60Gi", false);
+    assert_eq!(placed, ["runs → n1"]);
+    cluster.bind(("runs", "n1"));
+    assert!(add(&mut cluster, "team-a", "head", "70Gi", is_gang).is_empty());
+    assert!(add(&mut cluster, namespace, "small", "10Gi", false).is_empty());
+    let events = cluster.events.iter();
+    let of_small = events.filter(|(object, ..)| object.ends_with("/small"));
+    let conditions = cluster.pod_conditions.iter();
+    let of_small_pod = conditions.filter(|update| update.pod.uid.as_deref() == Some("pod-small"));
+    of_small
+        .map(|(_, _, message)| message.clone())
+        .chain(of_small_pod.filter_map(|update| update.condition.message.clone()))
+        .collect()
+}
+
+/// Events and conditions are read by those who may read one namespace.
+#[test]
+fn names_no_owner_of_another_namespace() {
+    for (namespace, is_gang, owner) in [
+        ("team-a", false, "pod team-a/head"),
+        ("team-a", true, "gang team-a/g"),
+        ("team-b", false, "a pod of another namespace"),
+        ("team-b", true, "a gang of another namespace"),
+    ] {
+        let text = format!(
+            "Reserved: the pod fits on n1, but its devices are reserved for {owner}, the head of the queue"
+        );
+        assert_eq!(
+            texts_behind_head(namespace, is_gang),
+            [text.clone(), text.clone(), text],
+            "events of pod and claim, and condition"
+        );
+    }
 }

@@ -3,10 +3,14 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use drava_allocator::searched::Undecided;
+use drava_allocator::turn::Turn;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 
+use super::super::demand::Demand;
 use super::cluster::{TestCluster, applied};
+use super::hard_pods::{add_hard, add_node, add_pod, request, shares};
 use crate::fixture::{claim, class, node, object, pod, slice};
 use crate::pods::pod_condition::PodConditionUpdate;
 
@@ -306,4 +310,88 @@ fn changes_wake_only_pods_that_they_can_help() {
         }),
         3
     );
+}
+
+/// The next new node gets the number of a deleted one.
+#[test]
+fn nodes_of_an_explanation_are_numbered_again_after_a_deletion() {
+    let mut cluster = TestCluster::new(&["n1", "n2"]);
+    let mut cordoned = node("n1");
+    cordoned.spec.get_or_insert_default().unschedulable = Some(true);
+    cluster.planner.node(applied(cordoned));
+    cluster.add_pod_with_claim("large", "90Gi");
+    assert!(cluster.settle().is_empty());
+    let Demand::Devices(request) = cluster.planner.demand("pod-large") else {
+        panic!("the pod needs devices");
+    };
+    let decided = cluster
+        .planner
+        .decide(&request.pod_request, &mut Turn::endless());
+    let Err(Undecided::Rejected(explanation)) = decided else {
+        panic!("{decided:?}");
+    };
+    let before = cluster.planner.unfit_nodes(&explanation);
+    assert_eq!(cluster.planner.unfit_nodes(&explanation), before);
+    cluster.delete_node("n1");
+    assert!(cluster.settle().is_empty());
+    let unfit = cluster.planner.unfit_nodes(&explanation);
+    let new = cluster.planner.backlog.queue.node_set(["n3"].into_iter());
+    assert_ne!(unfit, new);
+}
+
+#[test]
+fn first_decision_on_many_nodes_takes_turns() {
+    const NODES: usize = 4000;
+    let mut cluster = TestCluster::new(&[]);
+    for index in 0..NODES {
+        add_node(&mut cluster, &format!("n{index:03}"), 16);
+    }
+    // The other pod is like one before.
+    cluster.add_pod_with_claim("before", "8Gi");
+    assert_eq!(cluster.settle().len(), 1);
+    let decisions = cluster.planner.decisions();
+    add_pod(
+        &mut cluster,
+        "large",
+        &json!({"requests": [shares("all", 16, "41Gi")]}),
+    );
+    cluster.add_pod_with_claim("z-other", "8Gi");
+    cluster.is_slice_over = |_| true;
+    let mut order = Vec::new();
+    while order.len() < 2 {
+        assert!(
+            cluster.planner.decisions() - decisions < 40,
+            "the decisions end"
+        );
+        let before = cluster.planner.work();
+        let jobs = cluster.actions().0;
+        let units = cluster.planner.work() - before;
+        assert!(units < 110_000, "{units} units in a turn");
+        order.extend(jobs.into_iter().map(|job| job.pods[0].uid.clone()));
+    }
+    assert_eq!(
+        order,
+        ["pod-z-other", "pod-large"],
+        "the other pod does not wait"
+    );
+}
+
+#[test]
+fn usual_selectors_do_not_wait_behind_suspended_searches() {
+    let mut cluster = TestCluster::new(&[]);
+    for name in ["a", "b", "c"] {
+        add_node(&mut cluster, name, 16);
+    }
+    add_hard(&mut cluster, "hard", 0);
+    cluster.is_slice_over = |_| true;
+    assert!(cluster.actions().0.is_empty());
+    assert!(cluster.planner.backlog.queue.is_suspended("pod-hard"));
+    add_pod(
+        &mut cluster,
+        "usual",
+        &json!({"requests": [request("r", "device.driver == 'gpu.drava.dev'")]}),
+    );
+    let jobs = cluster.actions().0;
+    assert_eq!(jobs.len(), 1, "in the next turn");
+    assert_eq!(jobs[0].pods[0].uid, "pod-usual");
 }
