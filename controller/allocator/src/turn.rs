@@ -1,9 +1,10 @@
 //! Turns: the work of one decision, and when it yields to other pods.
 //!
 //! A selector within its own limits can take seconds on all devices of a cluster, and so can searches among many combinations
-//! of devices, and plain checks of thousands of nodes and pods, or their repetition in simulations. So each kind of work has a
-//! limit in a turn. A decision whose results so far are kept is suspended then and goes on in another turn; another one has to
-//! do without the rest of the searches.
+//! of devices, and checks of thousands of nodes and pods that are repeated for the members of a gang, or in simulations. So
+//! each kind of work has a limit in a turn. A decision whose results so far are kept is suspended then and goes on in another
+//! turn; another one has to do without the rest of the searches. Nothing limits the one check of each node that every decision
+//! for a pod needs.
 //!
 //! Charges depend on the input only, so equal inputs have equal results.
 
@@ -19,8 +20,10 @@ const CHECKS: u64 = 100_000;
 pub enum Work {
     /// Evaluations of selectors.
     Selectors,
-    /// Searches for devices, or for pods whose end makes room.
+    /// Searches for devices beyond their first path.
     Searches,
+    /// Checks of nodes and pods.
+    Checks,
 }
 
 /// The work of a decision in one turn.
@@ -79,15 +82,20 @@ impl Turn {
         self.checks.is_some_and(|limit| self.checked >= limit)
     }
 
-    /// Returns whether searches that go on in another turn have to.
+    /// Returns the work because of which searches that go on in another turn have to.
     #[must_use]
-    pub fn is_over(&self) -> bool {
-        self.is_out_of_searches() || self.is_out_of_checks()
+    pub fn over_by(&self) -> Option<Work> {
+        match (self.is_out_of_searches(), self.is_out_of_checks()) {
+            (true, _) => Some(Work::Searches),
+            (false, true) => Some(Work::Checks),
+            (false, false) => None,
+        }
     }
 
-    /// Returns whether the decision is suspended before another evaluation whose result would be kept. Each turn has one.
-    pub(crate) fn suspends_evaluation(&self) -> bool {
-        self.is_over() && self.has_progress
+    /// Returns the work because of which the decision is suspended before another evaluation whose result would be kept. Each
+    /// turn has one.
+    pub(crate) fn suspends_evaluation(&self) -> Option<Work> {
+        self.over_by().filter(|_| self.has_progress)
     }
 
     /// Returns whether the decision is suspended before another search whose result would be kept. Each turn has one.

@@ -17,13 +17,27 @@ use crate::search::input::{NodeState, PoolView, SearchInput};
 use crate::search::{self, Effort};
 use crate::searched::SearchedNodes;
 use crate::searched::{Suspended, Undecided};
-use crate::turn::{Turn, Work};
+use crate::turn::Turn;
 
 /// A node on which the pod fits.
 struct Feasible {
     name: String,
     devices: DeviceScore,
     score: NodeScore,
+}
+
+/// The evaluation of the nodes of a ranking that have changed.
+struct Update<'a> {
+    /// The input without the limits of quotas.
+    beyond_limits: SearchInput<'a>,
+    /// Whether another turn goes on with what this one has found.
+    is_kept: bool,
+    /// Whether the next node is searched fully also without units left to searches.
+    needs_full_search: bool,
+    /// What this turn has found by searches.
+    searched: SearchedNodes,
+    /// Nodes whose search was cut short. Other decisions have more left of their turns.
+    unknown: BTreeSet<String>,
 }
 
 /// Nodes on which quotas refuse the devices of a ranking, with the verdicts.
@@ -102,92 +116,103 @@ impl Cluster {
         problem: &Problem<'_>,
         turn: &mut Turn,
     ) -> Result<(), Undecided> {
-        let beyond_limits = SearchInput {
-            exceeds_limits: true,
-            ..problem.input.clone()
-        };
         let all = self.candidates(problem.pod_request).map(str::to_owned);
         let mut changed = ranking.take_changed(all);
-        let mut searched = SearchedNodes::default();
-        let mut unknown = BTreeSet::new();
         // Another turn would search again what is found in a simulation, or for a decision of which nothing is kept.
         let is_simulated = *self.presumed_gone() != Departure::default();
-        let is_kept = !is_simulated && problem.pod_request.searched.is_some();
-        let mut has_evaluated = false;
+        let mut update = Update {
+            beyond_limits: SearchInput {
+                exceeds_limits: true,
+                ..problem.input.clone()
+            },
+            is_kept: !is_simulated && problem.pod_request.searched.is_some(),
+            needs_full_search: !is_simulated,
+            searched: SearchedNodes::default(),
+            unknown: BTreeSet::new(),
+        };
+        let mut updated = Ok(());
         while let Some(node) = changed.pop_first() {
-            if !self.is_candidate(&node, problem.pod_request) {
-                ranking.remove(&node);
-                continue;
-            }
-            let least = match self.least_charges(&node, problem, turn) {
-                Ok(least) => least,
-                Err(mut failure) => {
-                    changed.insert(node);
-                    changed.append(&mut unknown);
-                    ranking.put_back(changed);
-                    if let Undecided::Suspended(suspended) = &mut failure {
-                        suspended.searched = searched;
-                    }
-                    return Err(failure);
-                }
-            };
-            if let Some(known) = self.known_evaluation(&node, problem) {
-                ranking.set(&node, known, least);
-                continue;
-            }
-            if is_kept && turn.suspends_evaluation() {
+            updated = self.update_node(&node, ranking, &mut update, problem, turn);
+            if updated.is_err() {
                 changed.insert(node);
-                ranking.put_back(changed);
-                let work = Work::Searches;
-                return Err(Suspended { work, searched }.into());
-            }
-            let is_first = !is_simulated && !has_evaluated;
-            has_evaluated = true;
-            let effort = match !is_kept && !is_first && turn.is_out_of_searches() {
-                true => Effort::FirstPath,
-                false => Effort::Full,
-            };
-            let left = turn.left_to_searches();
-            let input = &beyond_limits;
-            let evaluated = match self.evaluate_devices(&node, problem, input, effort, turn) {
-                Ok(evaluated) => evaluated,
-                Err(mut failure) => {
-                    changed.insert(node);
-                    changed.append(&mut unknown);
-                    ranking.put_back(changed);
-                    if let Undecided::Suspended(suspended) = &mut failure {
-                        suspended.searched = searched;
-                    }
-                    return Err(failure);
-                }
-            };
-            let evaluation = match evaluated {
-                Ok(node) => Ok(node.devices),
-                // The verdicts on devices would be most of the memory.
-                Err(verdict) => Err(Arc::new(NodeVerdict {
-                    devices: Vec::new(),
-                    ..verdict
-                })),
-            };
-            if is_kept {
-                turn.note_progress();
-            }
-            if is_kept
-                && turn.left_to_searches() != left
-                && let Some(pools) = self.usable_pools_of(&node)
-            {
-                let basis = self.loss_basis(&node, problem);
-                searched.note_evaluation(&node, (&pools, basis), evaluation.clone());
-            }
-            let gave_up = |verdict: &Arc<NodeVerdict>| verdict.reason == Reason::SearchLimit;
-            let is_unknown = effort == Effort::FirstPath && evaluation.as_ref().is_err_and(gave_up);
-            ranking.set(&node, evaluation, least);
-            if is_unknown {
-                unknown.insert(node);
+                break;
             }
         }
-        // Other decisions have more left of their turns.
-        ranking.put_back(unknown);
+        let Update {
+            searched,
+            mut unknown,
+            ..
+        } = update;
+        changed.append(&mut unknown);
+        ranking.put_back(changed);
+        if let Err(Undecided::Suspended(suspended)) = &mut updated {
+            suspended.searched = searched;
+        }
+        updated
+    }
+
+    /// Evaluates a node that has changed.
+    ///
+    /// # Errors
+    /// As [`Self::update`].
+    fn update_node(
+        &self,
+        node: &str,
+        ranking: &mut Ranking,
+        update: &mut Update<'_>,
+        problem: &Problem<'_>,
+        turn: &mut Turn,
+    ) -> Result<(), Undecided> {
+        if !self.is_candidate(node, problem.pod_request) {
+            ranking.remove(node);
+            return Ok(());
+        }
+        let least = self.least_charges(node, problem, turn)?;
+        if let Some(known) = self.known_evaluation(node, problem) {
+            ranking.set(node, known, least);
+            return Ok(());
+        }
+        if update.is_kept
+            && let Some(work) = turn.suspends_evaluation()
+        {
+            return Err(Suspended::from(work).into());
+        }
+        let is_full = std::mem::take(&mut update.needs_full_search)
+            || update.is_kept
+            || !turn.is_out_of_searches();
+        let effort = match is_full {
+            true => Effort::Full,
+            false => Effort::FirstPath,
+        };
+        let left = turn.left_to_searches();
+        let evaluated =
+            self.evaluate_devices(node, problem, &update.beyond_limits, effort, turn)?;
+        let evaluation = match evaluated {
+            Ok(node) => Ok(node.devices),
+            // The verdicts on devices would be most of the memory.
+            Err(verdict) => Err(Arc::new(NodeVerdict {
+                devices: Vec::new(),
+                ..verdict
+            })),
+        };
+        if update.is_kept {
+            turn.note_progress();
+        }
+        if update.is_kept
+            && turn.left_to_searches() != left
+            && let Some(pools) = self.usable_pools_of(node)
+        {
+            let basis = self.loss_basis(node, problem);
+            let state = (&pools[..], basis);
+            update
+                .searched
+                .note_evaluation(node, state, evaluation.clone());
+        }
+        let gave_up = |verdict: &Arc<NodeVerdict>| verdict.reason == Reason::SearchLimit;
+        if effort == Effort::FirstPath && evaluation.as_ref().is_err_and(gave_up) {
+            update.unknown.insert(node.to_owned());
+        }
+        ranking.set(node, evaluation, least);
         Ok(())
     }
 
@@ -214,8 +239,8 @@ impl Cluster {
             .map_err(|error| selection_failed(&error))
     }
 
-    /// Returns what an earlier turn has found on a node that is as it was then. A gang plans its first pods anew in each turn,
-    /// and the nodes that they change would be searched for the others again.
+    /// Returns what an earlier turn has found on a node that is as it was then. A gang plans its first pods again in each turn,
+    /// and the nodes that they change would be searched for its other pods again.
     fn known_evaluation(&self, node: &str, problem: &Problem<'_>) -> Option<Evaluation> {
         let searched = problem.pod_request.searched.as_ref()?;
         let pools = self.usable_pools_of(node)?;

@@ -112,7 +112,7 @@ impl Planner {
     }
 
     /// Returns whether the pod waits behind the others without a decision: it has selectors of its own, like a pod of its
-    /// namespace that is suspended because of them. Otherwise each of a tenant's costly selectors would delay everybody once.
+    /// namespace that is suspended because of them. Otherwise each of a tenant's costly selectors would delay all other pods once.
     fn yields(&self, uid: &str) -> bool {
         let namespace = self.backlog.queue.get(uid).map(PendingPod::namespace);
         namespace
@@ -238,8 +238,10 @@ impl Planner {
     ) -> Result<Option<Explanation>, Suspended> {
         let decisions = &mut self.backlog.suspended_decisions;
         let first = group.requests.first();
-        if first.is_some_and(|first| decisions.starts_room_later(&first.pod_request.uid, turn)) {
-            return Err(Work::Searches.into());
+        if let Some(first) = first
+            && let Some(work) = decisions.starts_room_later(&first.pod_request.uid, turn)
+        {
+            return Err(work.into());
         }
         let waiting = self.make_room(group, waits_for_quota, order, time, turn, actions)?;
         match waiting {
@@ -392,7 +394,7 @@ impl Planner {
                         Ok((request, placement))
                     }
                     Some(Ok(_)) | None if has_progress && turn.is_out_of_checks() => {
-                        Err(Suspended::from(Work::Searches).into())
+                        Err(Suspended::from(Work::Checks).into())
                     }
                     Some(Ok(_)) | None => {
                         has_progress = true;

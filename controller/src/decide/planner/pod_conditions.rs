@@ -1,4 +1,4 @@
-//! Conditions of pods that wait for GPUs, and of those that no longer do.
+//! Conditions of pods that wait for GPUs, and of those that have stopped waiting.
 //!
 //! The first condition of a wait is written at once, also when the budget of events is used up. Later texts are written with
 //! an event, so the limits of events hold for them, and a condition is never older than the event. A condition is written
@@ -110,12 +110,14 @@ impl Planner {
     ) {
         const SELECTORS: &str = "the selectors of the pod, or of other pods of its namespace, take long to evaluate; the \
                                  evaluation goes on after the decisions for other pods";
-        const SEARCHES: &str = "the devices can be combined in many ways, or many pods could end for this one; the search goes \
-                                on after the decisions for other pods";
+        const SEARCHES: &str = "the devices can be combined in many ways; the search goes on after the decisions for other pods";
+        const CHECKS: &str = "many nodes are checked for each pod of the gang, or many pods could end for this one; the checks \
+                              go on after the decisions for other pods";
         self.backlog.queue.suspend(uid, work);
         let explanation = match work {
             Work::Selectors => Explanation::rejected(Reason::CostlySelectors, SELECTORS),
             Work::Searches => Explanation::rejected(Reason::CostlySearch, SEARCHES),
+            Work::Checks => Explanation::rejected(Reason::CostlySearch, CHECKS),
         };
         if let Some(pending) = self.backlog.queue.get_mut(uid) {
             pending.reason.get_or_insert(explanation.reason());
@@ -123,7 +125,7 @@ impl Planner {
         self.write_first_condition(uid, &explanation, time, actions);
     }
 
-    /// Writes the condition of each pod that an event reports as unschedulable, and of the pods that no longer wait.
+    /// Writes the condition of each pod that an event reports as unschedulable, and of the pods that have stopped waiting.
     pub(super) fn write_changed_conditions(
         &mut self,
         time: &DecisionTime,

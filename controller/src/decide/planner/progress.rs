@@ -6,7 +6,7 @@ use std::sync::Arc;
 use drava_allocator::explanation::Explanation;
 use drava_allocator::placement::Placement;
 use drava_allocator::searched::SearchedNodes;
-use drava_allocator::turn::Turn;
+use drava_allocator::turn::{Turn, Work};
 
 use super::Planner;
 use super::room::RoomProgress;
@@ -34,10 +34,12 @@ impl SuspendedDecisions {
         progress.map_or_else(Arc::default, |progress| Arc::clone(&progress.searched))
     }
 
-    /// Returns whether the search for room is to begin in another turn: once, because the search for devices used up this one.
-    pub(super) fn starts_room_later(&mut self, uid: &str, turn: &Turn) -> bool {
+    /// Returns the work because of which the search for room begins in another turn: once, if the decision before it used up
+    /// this one.
+    pub(super) fn starts_room_later(&mut self, uid: &str, turn: &Turn) -> Option<Work> {
         let progress = self.0.entry(uid.to_owned()).or_default();
-        turn.is_over() && !std::mem::replace(&mut progress.has_waited_for_room, true)
+        let work = turn.over_by()?;
+        (!std::mem::replace(&mut progress.has_waited_for_room, true)).then_some(work)
     }
 
     /// Returns how far the search for room has come.

@@ -103,8 +103,8 @@ impl Planner {
     ) -> Result<Option<PlacedByVictims>, Suspended> {
         let mut has_progress = false;
         while let Some(node) = known.changed.first().cloned() {
-            if has_progress && turn.is_over() {
-                return Err(Work::Searches.into());
+            if let Some(work) = turn.over_by().filter(|_| has_progress) {
+                return Err(work.into());
             }
             let victims = self.victims_on(&node, request, search, None, turn)?;
             // The turn ended amid the simulations, so they tell nothing about this node.
@@ -190,8 +190,8 @@ impl Planner {
         let nodes = first.map(|first| search.holders.candidates.range(first..));
         for (node, candidates) in nodes.into_iter().flatten() {
             let is_first = !std::mem::replace(&mut has_progress, true);
-            let suspended = if !is_first && turn.is_over() {
-                Work::Searches.into()
+            let suspended = if let Some(work) = turn.over_by().filter(|_| !is_first) {
+                work.into()
             } else {
                 let bound = best.as_ref().map(|(_, cost)| cost);
                 if bound.is_some_and(|bound| victims::cannot_beat(candidates, bound)) {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use drava_allocator::placement::Placement;
 use drava_allocator::searched::Suspended;
-use drava_allocator::turn::{Turn, Work};
+use drava_allocator::turn::Turn;
 
 use super::holders::{Holders, NodesOfPod};
 use super::known_victims::KnownVictims;
@@ -117,9 +117,9 @@ impl Planner {
             let pods: BTreeSet<String> = unit.pods.keys().cloned().collect();
             let nodes = pods.iter().filter_map(|uid| nodes_of_pod.get(uid.as_str()));
             let nodes: BTreeSet<&str> = nodes.flatten().copied().collect();
-            let is_spared = match has_progress && turn.is_over() {
-                true => Err(Work::Searches.into()),
-                false => self.replace_on(&nodes, search, placements, &pods, turn),
+            let is_spared = match turn.over_by().filter(|_| has_progress) {
+                Some(work) => Err(work.into()),
+                None => self.replace_on(&nodes, search, placements, &pods, turn),
             };
             has_progress = true;
             match is_spared {
@@ -139,7 +139,7 @@ impl Planner {
         Ok(())
     }
 
-    /// Places the pods on these nodes anew, so that `spared` pods, which hold devices there, need not end. Returns whether
+    /// Places the pods on these nodes again, so that `spared` pods, which hold devices there, need not end. Returns whether
     /// all fit; otherwise nothing changes. The placements are assumed.
     fn replace_on(
         &mut self,
@@ -157,7 +157,7 @@ impl Planner {
             self.world.forget(&request.pod_request.uid, placement);
         }
         let back = self.presume_running(spared);
-        let mut anew: Placements = Vec::new();
+        let mut again: Placements = Vec::new();
         let mut suspended = None;
         for &index in &moved {
             let request = &placements[index].0;
@@ -170,15 +170,15 @@ impl Planner {
                 break;
             };
             self.world.assume(request, &placement);
-            anew.push((request.clone(), placement));
+            again.push((request.clone(), placement));
         }
-        if anew.len() == moved.len() && self.world.cluster.keeps(&search.floors) {
-            for (index, placed) in moved.into_iter().zip(anew) {
+        if again.len() == moved.len() && self.world.cluster.keeps(&search.floors) {
+            for (index, placed) in moved.into_iter().zip(again) {
                 placements[index] = placed;
             }
             return Ok(true);
         }
-        for (request, placement) in &anew {
+        for (request, placement) in &again {
             self.world.forget(&request.pod_request.uid, placement);
         }
         self.world.cluster.presume_also_gone(&back);
@@ -228,10 +228,10 @@ impl Planner {
                 {
                     Some(known.clone())
                 }
-                Some(Some(_)) | None if has_progress && turn.is_over() => {
-                    return Err(Work::Searches.into());
-                }
                 Some(Some(_)) | None => {
+                    if let Some(work) = turn.over_by().filter(|_| has_progress) {
+                        return Err(work.into());
+                    }
                     has_progress = true;
                     let placed = self.place_member(&request, search, nodes_of_pod, room, turn)?;
                     let placed = placed.filter(|placement| self.is_allowed(search, placement));

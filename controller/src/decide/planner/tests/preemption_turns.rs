@@ -90,8 +90,8 @@ fn search_for_victims_takes_turns() {
     assert_eq!(
         messages,
         [
-            "CostlySearch: the devices can be combined in many ways, or many pods could end for this one; the search goes on after \
-         the decisions for other pods"
+            "CostlySearch: many nodes are checked for each pod of the gang, or many pods could end for this one; the checks go on \
+         after the decisions for other pods"
         ]
     );
 }
