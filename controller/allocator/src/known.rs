@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(crate) struct Known<T> {
+pub struct Known<T> {
     values: BTreeSet<Arc<T>>,
     /// Number of values from which on those that are not in use any longer are forgotten.
     review_at: usize,
@@ -31,7 +31,7 @@ impl<T: Ord> Known<T> {
     }
 
     /// Returns the known value that equals this one, which becomes known otherwise.
-    pub(crate) fn shared(&mut self, value: &Arc<T>) -> Arc<T> {
+    pub fn shared(&mut self, value: &Arc<T>) -> Arc<T> {
         if let Some(known) = self.values.get(value) {
             return Arc::clone(known);
         }

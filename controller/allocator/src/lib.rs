@@ -20,7 +20,7 @@ pub mod device;
 pub mod explanation;
 pub mod fragmentation;
 pub mod gang;
-mod known;
+pub mod known;
 pub mod node;
 pub mod object;
 pub mod observed;

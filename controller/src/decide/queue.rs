@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use drava_allocator::known::Known;
 use drava_allocator::object::ObjectKey;
 use drava_allocator::turn::Work;
 use k8s_openapi::api::core::v1::Pod;
@@ -15,14 +16,14 @@ use crate::pods::pod;
 mod due_index;
 mod node_set;
 pub(crate) mod pending_pod;
-mod sleepers;
+mod wake_index;
 
 use due_index::{Due, DueIndex};
 use node_set::NodeNumbers;
 pub(crate) use node_set::NodeSet;
 pub(crate) use pending_pod::QueueOrder;
-use pending_pod::{LeftNodes, PendingPod, Phase};
-use sleepers::{Kind, Sleepers};
+use pending_pod::{PendingPod, Phase};
+use wake_index::{WakeIndex, WakeKey};
 
 /// See the [module](self).
 #[derive(Debug, Default)]
@@ -36,10 +37,12 @@ pub(crate) struct PodQueue {
     due: DueIndex,
     /// UIDs of the pods that may have changed since they were indexed by when they are due.
     changed: BTreeSet<String>,
-    sleepers: Sleepers,
+    wake_index: WakeIndex,
     /// UIDs of the pods that may have changed since they were indexed by what wakes them.
     touched: BTreeSet<String>,
     nodes: NodeNumbers,
+    /// Thousands of pods have few different sets.
+    node_sets: Known<NodeSet>,
 }
 
 impl PodQueue {
@@ -80,7 +83,7 @@ impl PodQueue {
         };
         self.due.remove(uid);
         self.changed.remove(uid);
-        self.sleepers.remove(uid);
+        self.wake_index.remove(uid);
         self.touched.remove(uid);
         self.unlink(uid, &pod::claim_keys(&pending.pod));
         true
@@ -182,10 +185,10 @@ impl PodQueue {
         }
     }
 
-    /// Activates the pods of these kinds.
-    fn wake(&mut self, is_helped: impl Fn(&Kind) -> bool) {
+    /// Activates the pods with these keys.
+    fn wake(&mut self, is_helped: impl Fn(&WakeKey) -> bool) {
         self.index_touched();
-        let woken = self.sleepers.of_kinds(is_helped);
+        let woken = self.wake_index.with_keys(is_helped);
         self.activate_pods(woken);
         // Those that are awake are not woken by the next change.
         self.index_touched();
@@ -194,7 +197,7 @@ impl PodQueue {
     /// Lets the pods that avoid a node stop that, if `update` does. Activates those for which it returns true.
     fn update_avoiding(&mut self, node: &str, update: impl Fn(&mut PendingPod) -> bool) {
         self.index_touched();
-        for uid in self.sleepers.avoiding(node) {
+        for uid in self.wake_index.avoiding(node) {
             if let Some(pending) = self.pods.get_mut(&uid) {
                 if update(pending) {
                     pending.activate();
@@ -208,7 +211,7 @@ impl PodQueue {
         for uid in std::mem::take(&mut self.touched) {
             if let Some(pending) = self.pods.get(&uid) {
                 let avoided = pending.avoided_nodes();
-                self.sleepers.set(&uid, pending.kind(), avoided);
+                self.wake_index.set(&uid, pending.wake_key(), avoided);
             }
         }
     }
@@ -217,13 +220,13 @@ impl PodQueue {
     pub(crate) fn node_changed(&mut self, node: &str, is_new: bool) {
         let number = self.nodes.get(node);
         self.update_avoiding(node, |pending| pending.stop_avoiding(node));
-        self.wake(|kind| is_new || kind.has_neighbor_rules || kind.unfit.may_contain(number));
+        self.wake(|key| is_new || key.has_neighbor_rules || key.unfit.may_contain(number));
     }
 
     /// Activates the pods that a change of the node's devices can help.
     pub(crate) fn devices_changed(&mut self, node: &str) {
         let number = self.nodes.get(node);
-        self.wake(|kind| !kind.unfit.contains(number));
+        self.wake(|key| !key.unfit.contains(number));
     }
 
     /// Forgets a deleted node.
@@ -233,18 +236,18 @@ impl PodQueue {
             pending.stop_avoiding(node);
             false
         });
-        let mut left = LeftNodes::new();
         for (uid, pending) in &mut self.pods {
-            if number.is_some_and(|number| pending.forget_node(number, &mut left)) {
+            if number.is_some_and(|number| pending.forget_node(number, &mut self.node_sets)) {
                 self.touched.insert(uid.clone());
             }
         }
-        self.wake(|kind| kind.has_neighbor_rules);
+        self.wake(|key| key.has_neighbor_rules);
     }
 
     /// Returns the set of these nodes.
     pub(crate) fn node_set<'a>(&mut self, nodes: impl Iterator<Item = &'a str>) -> Arc<NodeSet> {
-        Arc::new(self.nodes.set(nodes))
+        let set = Arc::new(self.nodes.set(nodes));
+        self.node_sets.shared(&set)
     }
 
     /// Activates the pods that a pod's end on the node can help.
@@ -254,28 +257,28 @@ impl PodQueue {
             pending.resources_freed(node);
             false
         });
-        self.wake(|kind| kind.unfit.may_contain(number));
+        self.wake(|key| key.unfit.may_contain(number));
     }
 
     /// Activates the pods with rules about other pods, after one was bound or has ended.
     pub(crate) fn neighbors_changed(&mut self) {
-        self.wake(|kind| kind.has_neighbor_rules);
+        self.wake(|key| key.has_neighbor_rules);
     }
 
     /// Activates the pods of a higher priority, for which a bound pod of this priority can be evicted.
     pub(crate) fn activate_above(&mut self, priority: i32) {
-        self.wake(|kind| kind.priority > priority);
+        self.wake(|key| key.priority > priority);
     }
 
     /// Activates the pods of these namespaces.
     pub(crate) fn activate_namespaces(&mut self, namespaces: &BTreeSet<String>) {
-        self.wake(|kind| namespaces.contains(&kind.namespace));
+        self.wake(|key| namespaces.contains(&key.namespace));
     }
 
     /// Activates the pods that a release of devices can help; of those that wait for their quota only the ones in a
     /// namespace for which `is_affected`.
     pub(crate) fn activate_after_release(&mut self, is_affected: impl Fn(&str) -> bool) {
-        self.wake(|kind| !kind.waits_for_quota || is_affected(&kind.namespace));
+        self.wake(|key| !key.waits_for_quota || is_affected(&key.namespace));
     }
 
     /// Activates all pods after a change that may make any of them schedulable.
@@ -460,7 +463,8 @@ mod tests {
         ];
         for change in changes {
             let mut queue = waiting(1000);
-            change(&mut queue);
+            let (steps, ()) = steps::of(|| change(&mut queue));
+            assert_eq!(steps, 1001, "the key, and each of its pods");
             let (steps, ()) = steps::of(|| change(&mut queue));
             assert_eq!(steps, 0, "nothing is left to wake");
             assert_eq!(queue.due(Instant::now()).len(), 1000);

@@ -1,9 +1,7 @@
 //! Who waits, for what, and until when; and what was found out about those that wait.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
-use drava_allocator::explanation::Explanation;
 use drava_allocator::object::ObjectKey;
 use drava_allocator::pod::rejection;
 use k8s_openapi::api::core::v1::Pod;
@@ -17,7 +15,7 @@ use super::round::{DecisionCount, Refresh, Round};
 use super::wake::Wake;
 use super::world::{Memo, World};
 use crate::decide::ledger::Users;
-use crate::decide::queue::{NodeSet, PodQueue};
+use crate::decide::queue::PodQueue;
 use crate::pods::pod;
 
 /// See the [module](self).
@@ -28,8 +26,6 @@ pub(super) struct Backlog {
     pub(super) companions: Companions,
     pub(super) suspended_decisions: SuspendedDecisions,
     pub(super) rejections: Memo<Rejections>,
-    /// The last explanation with its nodes that are unfit regardless of devices.
-    pub(super) unfit_nodes: Option<(Explanation, Arc<NodeSet>)>,
     /// Pods that could not be evicted, and are not tried again before this time.
     pub(super) protected: BTreeMap<String, Instant>,
     /// Pods whose minimum runtime ends at this time.
@@ -59,8 +55,6 @@ impl Backlog {
             }
             Wake::NodeDeleted(name) => {
                 self.queue.node_deleted(&name);
-                // The next new node gets its number.
-                self.unfit_nodes = None;
                 self.are_reasons_outdated = true;
             }
             Wake::Devices { node } => {

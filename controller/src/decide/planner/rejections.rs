@@ -27,6 +27,8 @@ pub(super) struct Rejections {
     reserved: VecDeque<(PodRequest, Option<Explanation>)>,
     /// Requests of rollouts, with why the rollout is blocked if it is; the newest first.
     rollouts: VecDeque<(PodRequest, Rollout, Option<Explanation>)>,
+    /// The last explanation with its nodes that are unfit regardless of devices.
+    unfit_nodes: Option<(Explanation, Arc<NodeSet>)>,
 }
 
 impl Rejections {
@@ -111,12 +113,12 @@ impl Planner {
 
     /// Returns the nodes that are unfit regardless of devices.
     pub(super) fn unfit_nodes(&mut self, explanation: &Explanation) -> Arc<NodeSet> {
-        match &self.backlog.unfit_nodes {
+        let last = &mut self.backlog.rejections.at(&self.world).unfit_nodes;
+        match last {
             Some((known, nodes)) if known.is_same(explanation) => Arc::clone(nodes),
             _ => {
                 let nodes = self.backlog.queue.node_set(explanation.unfit_nodes());
-                let entry = (explanation.clone(), Arc::clone(&nodes));
-                self.backlog.unfit_nodes = Some(entry);
+                *last = Some((explanation.clone(), Arc::clone(&nodes)));
                 nodes
             }
         }

@@ -11,8 +11,11 @@ pub(super) struct NodeNumbers {
 }
 
 /// A set of nodes.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct NodeSet(Vec<u64>);
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct NodeSet(
+    /// The last word is not zero, so that equal sets are equal values.
+    Vec<u64>,
+);
 
 impl NodeNumbers {
     /// Returns the set of these nodes.
@@ -68,6 +71,9 @@ impl NodeSet {
         if let Some(bits) = self.0.get_mut(number / 64) {
             *bits &= !(1 << (number % 64));
         }
+        while self.0.last() == Some(&0) {
+            self.0.pop();
+        }
     }
 }
 
@@ -93,6 +99,9 @@ mod tests {
         assert_eq!(numbers.get("new"), Some(removed));
         assert!(other.contains(removed) && other.contains(number(&numbers, "n129")));
         assert!(!set.contains(removed) && set.contains(number(&numbers, "n129")));
+        let mut last = numbers.set(["n0", "n129"].into_iter());
+        last.remove(number(&numbers, "n129"));
+        assert_eq!(last, numbers.set(std::iter::once("n0")));
         assert_eq!(
             numbers.set(std::iter::once("another")),
             numbers.set(std::iter::once("another"))

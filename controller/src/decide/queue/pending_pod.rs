@@ -1,10 +1,11 @@
 //! A pod that is pending for devices.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use drava_allocator::known::Known;
 use drava_allocator::node::PodDemand;
 use drava_allocator::object::{ObjectKey, object_key};
 use drava_allocator::turn::Work;
@@ -15,7 +16,7 @@ use k8s_openapi::api::core::v1::Pod;
 use tokio::time::Instant;
 
 use super::node_set::NodeSet;
-use super::sleepers::{Kind, UnfitNodes};
+use super::wake_index::{UnfitNodes, WakeKey};
 use crate::pods::gang::{self, GangName};
 use crate::pods::{pod, pod_condition};
 
@@ -82,9 +83,6 @@ enum HeadWait {
     /// Nothing is reserved before this time.
     Paused(Instant),
 }
-
-/// By the address of a set of nodes that several pods share: the set, and what is left of it without a deleted node.
-pub(super) type LeftNodes = BTreeMap<usize, (Arc<NodeSet>, Arc<NodeSet>)>;
 
 /// Phase of a pending pod, as in the scheduling queue of kube-scheduler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -295,11 +293,11 @@ impl PendingPod {
     }
 
     /// Returns what decides whether a change helps the pod; `None` if no change wakes it.
-    pub(super) fn kind(&self) -> Option<Kind> {
+    pub(super) fn wake_key(&self) -> Option<WakeKey> {
         // A decision that goes on is repeated after a change, which one change is enough for.
         let is_repeated = self.suspended_by.is_some() && !self.is_outdated;
         let is_asleep = matches!(self.phase, Phase::Unschedulable | Phase::Behind(_));
-        (is_asleep || is_repeated).then(|| Kind {
+        (is_asleep || is_repeated).then(|| WakeKey {
             namespace: self.namespace().to_owned(),
             priority: pod::priority(&self.pod),
             has_neighbor_rules: self.has_neighbor_rules,
@@ -314,17 +312,12 @@ impl PendingPod {
     }
 
     /// Forgets a deleted node by its number. Returns whether the last decision rejected it.
-    pub(super) fn forget_node(&mut self, number: usize, left: &mut LeftNodes) -> bool {
+    pub(super) fn forget_node(&mut self, number: usize, known: &mut Known<NodeSet>) -> bool {
         let was_unfit = self.unfit_nodes.contains(number);
         if was_unfit {
-            let before = Arc::clone(&self.unfit_nodes);
-            let address = Arc::as_ptr(&before).addr();
-            let (_, after) = left.entry(address).or_insert_with(|| {
-                let mut after = NodeSet::clone(&before);
-                after.remove(number);
-                (before, Arc::new(after))
-            });
-            self.unfit_nodes = Arc::clone(after);
+            let mut left = NodeSet::clone(&self.unfit_nodes);
+            left.remove(number);
+            self.unfit_nodes = known.shared(&Arc::new(left));
         }
         was_unfit
     }
@@ -446,9 +439,9 @@ mod tests {
         let mut suspended = PendingPod::new(pod("a", &[]));
         suspended.phase = Phase::Unschedulable;
         suspended.suspended_by = Some(Work::Searches);
-        assert!(suspended.kind().unwrap().unfit.may_contain(Some(0)));
+        assert!(suspended.wake_key().unwrap().unfit.may_contain(Some(0)));
         suspended.activate();
-        assert!(suspended.kind().is_none(), "it is repeated in any case");
+        assert!(suspended.wake_key().is_none(), "it is repeated in any case");
         suspended.suspended_by = None;
         suspended.phase = Phase::Unschedulable;
         suspended.decided();
@@ -458,7 +451,7 @@ mod tests {
         let unfit = NodeNumbers::default().set(["n1"].into_iter());
         behind.set_unfit_nodes(Arc::new(unfit));
         behind.wait_behind(Instant::now() + MAX_HOLD);
-        let unfit = behind.kind().unwrap().unfit;
+        let unfit = behind.wake_key().unwrap().unfit;
         assert!(!unfit.contains(Some(0)) && unfit.may_contain(Some(0)));
     }
 
@@ -466,12 +459,12 @@ mod tests {
     fn pods_share_what_is_left_of_their_unfit_nodes() {
         let unfit = NodeNumbers::default().set(["n1", "n2"].into_iter());
         let unfit = Arc::new(unfit);
-        let mut left = LeftNodes::default();
+        let mut known = Known::default();
         let left = ["a", "b"].map(|name| {
             let mut pending = PendingPod::new(pod(name, &[]));
             pending.set_unfit_nodes(Arc::clone(&unfit));
-            assert!(pending.forget_node(0, &mut left));
-            assert!(!pending.forget_node(0, &mut left));
+            assert!(pending.forget_node(0, &mut known));
+            assert!(!pending.forget_node(0, &mut known));
             pending.unfit_nodes
         });
         assert!(Arc::ptr_eq(&left[0], &left[1]));

@@ -1,7 +1,6 @@
-//! The pods that a change can wake, by what decides whether it helps them: a change looks at the kinds of these pods, of which
-//! there are few, and at the pods that it wakes.
+//! The pods that a change can wake, by what decides whether it helps them: a change visits the keys of these pods, of which there
+//! are few, and the pods that it wakes.
 
-use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -9,9 +8,9 @@ use drava_allocator::steps;
 
 use super::node_set::NodeSet;
 
-/// What decides whether a change helps a pod.
+/// What decides whether a change helps a pod and wakes it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Kind {
+pub(super) struct WakeKey {
     pub(super) namespace: String,
     pub(super) priority: i32,
     /// Whether other pods decide where the pod can run.
@@ -22,8 +21,8 @@ pub(super) struct Kind {
     pub(super) unfit: UnfitNodes,
 }
 
-/// Nodes that a decision rejected regardless of devices. Pods with one explanation share them.
-#[derive(Debug, Clone)]
+/// Nodes that a decision rejected regardless of devices.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct UnfitNodes {
     pub(super) nodes: Arc<NodeSet>,
     /// Whether others may be unfit, too.
@@ -40,72 +39,48 @@ impl UnfitNodes {
     pub(super) fn contains(&self, number: Option<usize>) -> bool {
         number.is_some_and(|number| self.nodes.contains(number))
     }
-
-    fn key(&self) -> (usize, bool) {
-        (Arc::as_ptr(&self.nodes).addr(), self.are_unknown)
-    }
-}
-
-impl PartialEq for UnfitNodes {
-    fn eq(&self, other: &Self) -> bool {
-        self.key() == other.key()
-    }
-}
-
-impl Eq for UnfitNodes {}
-
-impl PartialOrd for UnfitNodes {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for UnfitNodes {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.key().cmp(&other.key())
-    }
 }
 
 /// See the [module](self).
 #[derive(Debug, Default)]
-pub(super) struct Sleepers {
-    uids: BTreeMap<Arc<Kind>, BTreeSet<String>>,
-    /// The kind of each pod by UID, and the nodes that it avoids.
-    pods: BTreeMap<String, (Option<Arc<Kind>>, BTreeSet<String>)>,
+pub(super) struct WakeIndex {
+    uids: BTreeMap<Arc<WakeKey>, BTreeSet<String>>,
+    /// The key of each pod by UID, and the nodes that it avoids.
+    pods: BTreeMap<String, (Option<Arc<WakeKey>>, BTreeSet<String>)>,
     /// Nodes with the UIDs of the pods that avoid them.
     avoided: BTreeSet<(String, String)>,
 }
 
-impl Sleepers {
-    /// Sets the kind of a pod, `None` if no change wakes it, and the nodes that it avoids.
-    pub(super) fn set(&mut self, uid: &str, kind: Option<Kind>, avoided: &BTreeSet<String>) {
+impl WakeIndex {
+    /// Sets the key of a pod, `None` if no change wakes it, and the nodes that it avoids.
+    pub(super) fn set(&mut self, uid: &str, key: Option<WakeKey>, avoided: &BTreeSet<String>) {
         self.remove(uid);
-        let kind = kind.map(|kind| match self.uids.get_key_value(&kind) {
+        let key = key.map(|key| match self.uids.get_key_value(&key) {
             Some((known, _)) => Arc::clone(known),
-            None => Arc::new(kind),
+            None => Arc::new(key),
         });
-        if let Some(kind) = &kind {
-            let uids = self.uids.entry(Arc::clone(kind)).or_default();
+        if let Some(key) = &key {
+            let uids = self.uids.entry(Arc::clone(key)).or_default();
             uids.insert(uid.to_owned());
         }
         let nodes = avoided.iter().map(|node| (node.clone(), uid.to_owned()));
         self.avoided.extend(nodes);
-        if kind.is_some() || !avoided.is_empty() {
-            self.pods.insert(uid.to_owned(), (kind, avoided.clone()));
+        if key.is_some() || !avoided.is_empty() {
+            self.pods.insert(uid.to_owned(), (key, avoided.clone()));
         }
     }
 
     /// Removes a pod.
     pub(super) fn remove(&mut self, uid: &str) {
-        let Some((kind, avoided)) = self.pods.remove(uid) else {
+        let Some((key, avoided)) = self.pods.remove(uid) else {
             return;
         };
-        if let Some(kind) = kind
-            && let Some(uids) = self.uids.get_mut(&kind)
+        if let Some(key) = key
+            && let Some(uids) = self.uids.get_mut(&key)
         {
             uids.remove(uid);
             if uids.is_empty() {
-                self.uids.remove(&kind);
+                self.uids.remove(&key);
             }
         }
         for node in avoided {
@@ -113,10 +88,10 @@ impl Sleepers {
         }
     }
 
-    /// Returns the UIDs of the pods of these kinds.
-    pub(super) fn of_kinds(&self, is_helped: impl Fn(&Kind) -> bool) -> Vec<String> {
-        let kinds = steps::counted(&self.uids).filter(|(kind, _)| is_helped(kind));
-        steps::counted(kinds.flat_map(|(_, uids)| uids))
+    /// Returns the UIDs of the pods with these keys.
+    pub(super) fn with_keys(&self, is_helped: impl Fn(&WakeKey) -> bool) -> Vec<String> {
+        let helped = steps::counted(&self.uids).filter(|(key, _)| is_helped(key));
+        steps::counted(helped.flat_map(|(_, uids)| uids))
             .cloned()
             .collect()
     }
