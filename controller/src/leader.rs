@@ -93,7 +93,7 @@ pub async fn lead(
                     silence.observe(&observation, now);
                     report_failure(&observation, metrics);
                     planner.observe(observation, now);
-                    let is_over = started.elapsed() >= SLICE;
+                    let is_over = is_slice_over(started, Instant::now());
                     next = (!is_over).then(|| observations.ready()).flatten();
                 }
             }
@@ -185,8 +185,13 @@ fn decision_time() -> DecisionTime {
         instant: Instant::now(),
         // Kubernetes stores whole seconds.
         time: Time(Timestamp::from_second(now.as_second()).unwrap_or(now)),
-        is_slice_over: |started| started.elapsed() >= SLICE,
+        is_slice_over: |started| is_slice_over(started, Instant::now()),
     }
+}
+
+/// Returns whether the slice of a time is over, and with it the observations or decisions at a stretch.
+fn is_slice_over(started: Instant, now: Instant) -> bool {
+    now.duration_since(started) >= SLICE
 }
 
 /// Executes actions.
