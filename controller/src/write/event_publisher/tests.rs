@@ -12,7 +12,7 @@ use serde_json::Value;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::*;
-use crate::fixture::response;
+use crate::fixture::{response, wants_metadata};
 use crate::operate::clock::Clock;
 use crate::pods::pod_condition::{PodConditionUpdate, allocated};
 
@@ -101,9 +101,14 @@ fn publisher_with(
                 responses.0 += 1;
                 (responses.0, responses.1.pop_front().unwrap_or(200))
             };
+            let wants_metadata = wants_metadata(request.headers());
             let body = request.into_body().collect().await.unwrap().to_bytes();
             let body: Value = serde_json::from_slice(&body).unwrap();
             let is_event = body["message"].is_string();
+            assert_eq!(
+                wants_metadata, !is_event,
+                "no pod is read again after the write of its condition"
+            );
             let (uid, text) = if is_event {
                 (&body["involvedObject"]["uid"], &body["message"])
             } else {

@@ -262,6 +262,11 @@ pub(super) fn start_in(
         async move {
             let (head, body) = request.into_parts();
             let wants_metadata = wants_metadata(&head.headers);
+            assert_eq!(
+                wants_metadata,
+                head.method == Method::PATCH,
+                "a write is answered with the metadata alone, and nothing else is"
+            );
             let bytes = body.collect().await.unwrap().to_bytes();
             let body = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
             let is_dry_run = head
