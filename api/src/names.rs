@@ -27,7 +27,7 @@ pub const UNHEALTHY_TAINT: &str = "gpu.drava.dev/unhealthy";
 /// Taint of devices that `kubectl drava cordon` and `drain` exclude from allocation.
 pub const CORDONED_TAINT: &str = "gpu.drava.dev/cordoned";
 
-/// Finalizer of allocated claims, required by kubelet and kube-controller-manager (KEP-4381).
+/// Finalizer that a claim has before its allocation, required by kubelet and kube-controller-manager (KEP-4381).
 pub const CLAIM_FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 
 /// Annotation of a claim: resource version of a write without response, which this annotation keeps from being executed late.
@@ -119,6 +119,12 @@ pub fn pool(node: &str) -> String {
     format!("{node}/gpus")
 }
 
+/// Returns the node of a pool with this name.
+#[must_use]
+pub fn node_of_pool(pool: &str) -> Option<&str> {
+    pool.strip_suffix("/gpus")
+}
+
 /// Name of the device that is a whole GPU, and of its counter set. `number` is that of `/dev/nvidia<number>`, unless minor
 /// numbers shifted at a reboot while a claim held the GPU.
 #[must_use]
@@ -151,6 +157,12 @@ pub fn mig_device(number: u32, profile: &str, start: u32) -> String {
         .replace('+', "-plus-")
         .replace('.', "-");
     format!("gpu-{number}-mig-{profile}-{start}")
+}
+
+/// Returns the name of the GPU of a MIG partition whose device has this name.
+#[must_use]
+pub fn gpu_of_mig_device(device: &str) -> Option<&str> {
+    device.split_once("-mig-").map(|(gpu, _)| gpu)
 }
 
 /// Device classes of the chart.
@@ -245,6 +257,17 @@ mod tests {
             ("1g.24gb+me.all", "gpu-0-mig-1g-24gb-plus-me-all-3"),
         ] {
             assert_eq!(mig_device(0, profile, 3), name);
+        }
+    }
+
+    #[test]
+    fn reads_node_and_gpu_from_names() {
+        assert_eq!(node_of_pool(&pool("n1")), Some("n1"));
+        assert_eq!(node_of_pool("n1"), None);
+        let partition = mig_device(12, "1g.24gb-me", 0);
+        assert_eq!(gpu_of_mig_device(&partition), Some(&*gpu_device(12)));
+        for name in [gpu_device(12), vgpu_device(12)] {
+            assert_eq!(gpu_of_mig_device(&name), None, "{name}");
         }
     }
 

@@ -284,7 +284,7 @@ fn gpus_of(claims: &[ResourceClaim]) -> Vec<OwnGpu> {
     let mut gpus: BTreeMap<(String, String), Vec<OwnClaim>> = BTreeMap::new();
     for claim in claims {
         for (pool, of_claim) in devices_of(claim) {
-            let node = pool.strip_suffix("/gpus").unwrap_or(&pool).to_owned();
+            let node = names::node_of_pool(&pool).unwrap_or(&pool).to_owned();
             let number = names::gpu_number(&of_claim.device);
             let gpu = number.map_or_else(|| of_claim.device.clone(), names::gpu_device);
             gpus.entry((node, gpu)).or_default().push(of_claim);
@@ -330,7 +330,7 @@ fn devices_of(claim: &ResourceClaim) -> Vec<(String, OwnClaim)> {
             cores: amount(capacity::CORES),
             access: match &device.access {
                 DeviceAccess::Share(_) => Access::Share,
-                _ if device.device.contains("-mig-") => Access::Partition,
+                _ if names::gpu_of_mig_device(&device.device).is_some() => Access::Partition,
                 DeviceAccess::Exclusive | DeviceAccess::Admin(_) => Access::Whole,
             },
             device: device.device,

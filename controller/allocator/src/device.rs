@@ -334,10 +334,7 @@ impl Device {
     #[must_use]
     pub fn gpu_name(&self) -> &str {
         match self.kind {
-            Some(DeviceType::Mig) => self
-                .name
-                .split_once("-mig-")
-                .map_or(&*self.name, |(gpu, _)| gpu),
+            Some(DeviceType::Mig) => names::gpu_of_mig_device(&self.name).unwrap_or(&self.name),
             Some(DeviceType::Gpu | DeviceType::Vgpu) | None => self.display_name(),
         }
     }
