@@ -5,6 +5,7 @@
 
 use std::fmt;
 
+use drava_explanation::printable;
 use serde::Serialize;
 
 mod access;
@@ -129,8 +130,7 @@ impl Diagnosis {
     pub(crate) fn text(&self) -> String {
         let mut text = String::new();
         for finding in &self.findings {
-            // Names and messages come from the cluster; control characters must not reach a terminal.
-            text.push_str(&finding.to_string().replace(char::is_control, " "));
+            text.push_str(&printable(&finding.to_string()));
             text.push('\n');
         }
         if self.findings.is_empty() {

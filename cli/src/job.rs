@@ -3,6 +3,7 @@
 //! A suspended job has no pods, so drava knows nothing of it.
 
 use anyhow::bail;
+use drava_explanation::printable;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{ApiResource, DynamicObject, ListParams};
@@ -111,10 +112,7 @@ async fn workload_of(
 
 impl Workload {
     fn read(object: &DynamicObject) -> Self {
-        let text = |value: &Value| {
-            let text = value.as_str().unwrap_or_default();
-            text.replace(char::is_control, " ")
-        };
+        let text = |value: &Value| printable(value.as_str().unwrap_or_default());
         let conditions = object.data["status"]["conditions"].as_array();
         let conditions = conditions.into_iter().flatten().map(|condition| {
             (

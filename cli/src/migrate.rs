@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use drava_compatibility::Settings;
+use drava_explanation::printable;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -261,9 +262,7 @@ impl Migration {
     pub(crate) fn report_text(&self) -> String {
         let mut text = String::new();
         for finding in &self.findings {
-            // Manifests may come from anywhere; control characters must not reach a terminal.
-            let line = finding.to_string().replace(char::is_control, " ");
-            text.push_str(&line);
+            text.push_str(&printable(&finding.to_string()));
             text.push('\n');
         }
         text

@@ -11,7 +11,7 @@ use drava_api::explanation::{
 };
 use drava_api::listed::Listed;
 use drava_explanation::changes::Change;
-use drava_explanation::explain::{self, ExplainError, Report, Settings};
+use drava_explanation::explain::{self, ExplainError, Report, Settings, State};
 use drava_explanation::snapshot::{self, ListError, Objects};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -30,8 +30,6 @@ const RECHECK: Duration = Duration::from_secs(60);
 const REFRESH: u32 = 5;
 /// Maximum number of explanations: each is decided at every refresh.
 const MAX_REQUESTS: usize = 100;
-/// State of a pod that does not exist.
-const POD_MISSING: &str = "PodMissing";
 
 /// Why a pod is not explained.
 #[derive(Debug, thiserror::Error)]
@@ -152,7 +150,7 @@ async fn serve(
         Ok(report) => status(report),
         Err(ExplanationError::Explain(ExplainError::PodMissing { .. })) => {
             PlacementExplanationStatus {
-                state: POD_MISSING.to_owned(),
+                state: State::POD_MISSING.to_owned(),
                 summary: format!("pod {} does not exist", request.spec.pod_name),
                 ..PlacementExplanationStatus::default()
             }

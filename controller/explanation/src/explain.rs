@@ -22,6 +22,7 @@ use serde::Serialize;
 
 use crate::advice;
 use crate::changes::{self, Change, changes_text};
+use crate::printable::printable;
 use crate::snapshot::{Held, Snapshot};
 use crate::table::table;
 
@@ -57,7 +58,7 @@ pub struct Report {
     /// Likely mistakes in the pod and its claims, and what the explanation does not know.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub advice: Vec<String>,
-    /// For whom the devices are reserved on which alone the pod fits; the summary says so.
+    /// The pods or gangs for which the only devices are reserved that fit the pod; the summary says so.
     #[serde(skip)]
     held: Option<Held>,
 }
@@ -418,15 +419,12 @@ fn waiting_reason(pod: &Pod) -> Option<(Reason, String)> {
             | Reason::CostlySearch
             | Reason::CostlySelectors
     );
-    // Control characters must not reach a terminal.
-    is_of_queue.then(|| (*reason, text.replace(char::is_control, " ")))
+    is_of_queue.then(|| (*reason, printable(text)))
 }
 
 /// Returns the reason that the controller recorded when it allocated the claim.
 fn placement_reason(claim: &ResourceClaim) -> Option<String> {
-    let reason = PlacementRecord::of(claim)?.reason;
-    // Control characters must not reach a terminal.
-    Some(reason.replace(char::is_control, " "))
+    Some(printable(&PlacementRecord::of(claim)?.reason))
 }
 
 /// What keeps a pod whose claims are allocated.
@@ -528,7 +526,7 @@ impl State {
     ];
 
     /// State in the status of a PlacementExplanation of a pod that does not exist.
-    const POD_MISSING: &str = "PodMissing";
+    pub const POD_MISSING: &'static str = "PodMissing";
 
     /// Returns the code.
     #[must_use]
@@ -609,9 +607,8 @@ impl Report {
                 (State::Allocated, format!("allocated; {NOT_BOUND}"))
             }
             (Some(condition), None) => {
-                let message = condition.message.clone().unwrap_or_default();
-                // Control characters must not reach a terminal.
-                (State::Waiting, message.replace(char::is_control, " "))
+                let message = condition.message.as_deref().unwrap_or_default();
+                (State::Waiting, printable(message))
             }
             (None, None) => (
                 State::Unknown,

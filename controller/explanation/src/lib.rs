@@ -12,8 +12,10 @@ pub mod explain;
 #[allow(clippy::expect_used, reason = "objects for tests")]
 pub mod fixture;
 pub mod owner;
+mod printable;
 pub mod simulate;
 pub mod snapshot;
 mod table;
 
+pub use printable::printable;
 pub use table::table;
