@@ -373,4 +373,12 @@ a           y       4.0         5.0    0.0    0.0
             assert!(parse(text).is_err(), "{text}");
         }
     }
+
+    #[test]
+    fn reads_prices_where_the_chart_writes_them() {
+        let chart = include_str!("../../deploy/helm/drava/templates/prices.yaml");
+        let (name, value) = PRICES_LABEL.split_once('=').expect("a label");
+        assert!(chart.contains(&format!("\n    {name}: \"{value}\"\n")));
+        assert!(chart.contains(&format!("\ndata:\n  {PRICES_KEY}: ")));
+    }
 }

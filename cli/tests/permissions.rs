@@ -73,7 +73,11 @@ fn serve(stream: TcpStream, answer: Answer) {
     let mut body = vec![0; length];
     let _ = reader.read_exact(&mut body);
     let target = target.unwrap_or_default();
-    let path = target.split('?').next().unwrap_or_default();
+    let path: &str = match target.split_once('?') {
+        // An answer of Prometheus depends on the query.
+        Some((path, _)) if !path.ends_with("/api/v1/query") => path,
+        _ => &target,
+    };
     let (status, body) = answer(&method.unwrap_or_default(), path);
     let body = body.to_string();
     let mut stream = reader.into_inner();
@@ -326,29 +330,60 @@ fn explains_suspended_job_by_its_workload() {
 
 /// Prometheus behind the proxy of the API server, and the prices of the chart.
 fn with_prometheus(_: &str, path: &str) -> (u16, Value) {
-    let series =
-        json!({"metric": {"namespace": "a", "claim": "c", "model": "L4"}, "value": [1, "7200"]});
-    match path {
-        "/api/v1/namespaces/monitoring/services/prometheus:9090/proxy/api/v1/query" => (
-            200,
-            json!({"status": "success", "data": {"result": [series]}}),
-        ),
-        "/api/v1/configmaps" => list(&json!([
-            {"metadata": {"name": "drava-prices"}, "data": {"prices.yaml": "{\"currency\":\"EUR\",\"gpuHour\":2.5,\"models\":{}}"}},
+    const PROXY: &str = "/api/v1/namespaces/monitoring/services/prometheus:9090/proxy";
+    let query = path
+        .strip_prefix(PROXY)
+        .and_then(|path| path.strip_prefix("/api/v1/query?"));
+    match (path, query) {
+        (_, Some(query)) => answer_to(query),
+        ("/api/v1/configmaps", None) => list(&json!([
+            {"metadata": {"name": "drava-prices"}, "data": {
+                "prices.yaml": "{\"currency\":\"EUR\",\"gpuHour\":2.5,\"memoryGibHour\":0.5,\"models\":{}}",
+            }},
         ])),
         _ => failure(403),
     }
+}
+
+/// Answers a query for the integral of an amount over a week: 10 hours of a GPU, of which 4 were used, and others.
+fn answer_to(query: &str) -> (u16, Value) {
+    const HOUR: u64 = 3600;
+    let mut parameters = form_urlencoded::parse(query.as_bytes());
+    let (_, query) = parameters.next().expect("a query");
+    let expression = query.strip_prefix("sum_over_time((");
+    let expression = expression.and_then(|rest| rest.strip_suffix(")[604800s:303s])"));
+    let expression = expression.expect("an integral");
+    let value = [
+        ("drava_share_gpu_time_guaranteed_ratio", 10 * HOUR),
+        ("drava_share_gpu_time_seconds_total", 4 * HOUR),
+        ("drava_share_memory_limit_bytes", (6 * HOUR) << 30),
+        ("access=\"partition\"", HOUR),
+    ];
+    let mut value = value.iter().filter(|(part, _)| expression.contains(part));
+    let (Some((_, value)), None) = (value.next(), value.next()) else {
+        panic!("{expression}");
+    };
+    let metric = json!({"namespace": "a", "claim": "c", "model": "L4"});
+    // Each of the values that are summed up stands for a step.
+    let sum = *value as f64 / 303.0;
+    let series = json!({"metric": metric, "value": [1, sum.to_string()]});
+    (
+        200,
+        json!({"status": "success", "data": {"result": [series]}}),
+    )
 }
 
 #[test]
 fn asks_prometheus_through_the_api_server() {
     let service = ["cost", "--prometheus", "monitoring/prometheus:9090"];
     let printed = run(with_prometheus, &service);
-    let row = printed.stdout.lines().nth(1).unwrap_or_default();
-    let cells: Vec<&str> = row.split_whitespace().collect();
     assert_eq!(
-        cells,
-        ["a", "2.0", "2.0", "0.0", "0.0", "5.00", "0.00"],
+        printed.stdout,
+        "\
+NAMESPACE   GPU HOURS   USED   IDLE   GIB HOURS   COST (EUR)   IDLE COST (EUR)
+a           10.0        4.0    6.0    6.0         28.00        15.00
+without 1.0 hours of MIG partitions, whose size the metrics do not show
+",
         "{printed:?}"
     );
     let printed = run(may_not_ask, &service);

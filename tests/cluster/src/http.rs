@@ -37,16 +37,6 @@ fn request(host: &str, method: &str, path: &str, body: &str) -> Result<String> {
     }
 }
 
-/// Returns `text` encoded as the value of a query parameter.
-#[must_use]
-pub fn encoded(text: &str) -> String {
-    let encode = |byte: u8| match byte {
-        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' => char::from(byte).to_string(),
-        _ => format!("%{byte:02X}"),
-    };
-    text.bytes().map(encode).collect()
-}
-
 /// Returns a port of loopback that no program uses.
 ///
 /// # Errors

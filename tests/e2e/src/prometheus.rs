@@ -82,7 +82,8 @@ impl Prometheus {
     /// # Errors
     /// When the server does not answer, or rejects the query.
     pub fn query(&self, expression: &str) -> Result<Vec<Value>> {
-        let path = format!("/api/v1/query?query={}", http::encoded(expression));
+        let query: String = form_urlencoded::byte_serialize(expression.as_bytes()).collect();
+        let path = format!("/api/v1/query?query={query}");
         let response: Value = serde_json::from_str(&http::get(&self.host, &path)?)?;
         let result = response["data"]["result"].as_array().cloned();
         result.with_context(|| format!("{expression}: {response}"))
