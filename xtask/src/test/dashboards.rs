@@ -1,7 +1,6 @@
-//! Checks the queries of `kubectl drava cost` and `recommend`, of pages, and of the dashboards of the chart.
-//!
-//! For the dashboards: their metrics are documented, every query returns data (promtool) for the series of
-//! `tests/dashboards/series.yaml`, panels do not overlap, and the files have the fields and types of Grafana's schema.
+//! Checks the queries of `kubectl drava cost` and `recommend`, of pages, and of the dashboards of the chart: every query returns data
+//! (promtool) for the series of `tests/dashboards/series.yaml`, and the metrics of pages and dashboards are documented. Panels do not
+//! overlap, and the files of the dashboards have the fields and types of Grafana's schema.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -43,7 +42,7 @@ const BY_REQUEST_VALUES: [(&str, f64); 3] = [
     ("rate(drava_share_gpu_time_seconds_total[5m])", 20.0 / 60.0),
 ];
 
-/// Pages with queries, each in a fence `promql`.
+/// Pages with queries, each in a fence `promql`, or in the configuration of an autoscaler.
 const PAGES: [&str; 2] = ["docs/alerts.md", "docs/operations.md"];
 
 /// What is checked of a dashboard.
@@ -70,12 +69,14 @@ pub(crate) fn check(log: &mut Log) -> Result<Outcome> {
     let series = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
     let test = root.join("target/dashboards.yaml");
     let mut queries = all_queries(&dashboards, &series)?;
+    let mut of_pages = Vec::new();
     for page in PAGES {
         let text = fs::read_to_string(root.join(page)).with_context(|| format!("read {page}"))?;
-        let found = fenced(&text);
+        let found = queries_of(&text).with_context(|| format!("read {page}"))?;
         ensure!(!found.is_empty(), "{page} has no query");
-        queries.extend(found);
+        of_pages.extend(found);
     }
+    queries.extend(of_pages.iter().cloned());
     fs::write(&test, test_of(&queries, &series))
         .with_context(|| format!("write {}", test.display()))?;
     let mut command = Command::new(&promtool);
@@ -83,16 +84,48 @@ pub(crate) fn check(log: &mut Log) -> Result<Outcome> {
     let mut outcome = log.check(command)?;
     outcome += log.check(schema(&dashboards)?)?;
     let metrics = fs::read_to_string(root.join("docs/reference/metrics.md"))?;
-    let documented = check_metrics(&dashboards, &metrics);
+    let documented = check_metrics(&dashboards, &of_pages, &metrics);
     outcome += Outcome::of_check("metrics of the dashboards", documented);
     Ok(outcome)
 }
 
-/// Returns the queries of a page.
-fn fenced(page: &str) -> Vec<String> {
-    let fences = page.split("```promql\n").skip(1);
-    let queries = fences.filter_map(|fence| fence.split("```").next());
-    queries.map(str::to_owned).collect()
+/// Returns the queries of a page: those in fences, and those that autoscalers are configured with.
+fn queries_of(page: &str) -> Result<Vec<String>> {
+    let mut queries: Vec<String> = fenced(page, "promql").map(str::to_owned).collect();
+    for fence in fenced(page, "yaml") {
+        let document = serde_saphyr::from_str(fence).with_context(|| format!("read {fence}"))?;
+        add_queries(&document, &mut queries);
+    }
+    Ok(queries)
+}
+
+/// Returns the texts of the fences of this language.
+fn fenced<'a>(page: &'a str, language: &str) -> impl Iterator<Item = &'a str> {
+    let start = format!("```{language}\n");
+    let fences: Vec<&str> = page.split(start.as_str()).skip(1).collect();
+    fences
+        .into_iter()
+        .filter_map(|fence| fence.split("```").next())
+}
+
+/// Adds the queries of prometheus-adapter, as it asks for a pod, and of KEDA.
+fn add_queries(document: &Value, queries: &mut Vec<String>) {
+    const FIELDS: [&str; 3] = ["seriesQuery", "metricsQuery", "query"];
+    match document {
+        Value::Object(fields) => {
+            for (field, value) in fields {
+                match value.as_str().filter(|_| FIELDS.contains(&field.as_str())) {
+                    Some(query) => {
+                        let of_pod = r#"namespace="team",pod="p""#;
+                        queries.push(query.replace("<<.LabelMatchers>>", of_pod));
+                    }
+                    None => add_queries(value, queries),
+                }
+            }
+        }
+        Value::Array(items) => items.iter().for_each(|item| add_queries(item, queries)),
+        _ => {}
+    }
 }
 
 /// Reads all dashboards.
@@ -261,20 +294,20 @@ fn test_of(queries: &[String], series: &str) -> String {
     )
 }
 
-/// Checks that every metric of a query or variable is in the reference.
-fn check_metrics(dashboards: &[Dashboard], reference: &str) -> Result<()> {
+/// Checks that every metric of a query or variable, and of a query of a page, is in the reference.
+fn check_metrics(dashboards: &[Dashboard], of_pages: &[String], reference: &str) -> Result<()> {
     let variables = dashboards.iter().flat_map(|dashboard| &dashboard.variables);
     let metrics = variables.map(|variable| variable.metric.clone());
     let queries = dashboards
         .iter()
         .flat_map(|dashboard| dashboard.queries.iter().cloned());
-    for query in queries.chain(metrics) {
+    for query in queries.chain(metrics).chain(of_pages.iter().cloned()) {
         let words = query.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
         for name in words.filter(|word| word.starts_with("drava_")) {
             let metric = name.strip_suffix("_bucket").unwrap_or(name);
             ensure!(
                 reference.contains(&format!("| `{metric}` |")),
-                "docs/reference/metrics.md has no metric {metric}, which a dashboard shows"
+                "docs/reference/metrics.md has no metric {metric}, which a dashboard or page shows"
             );
         }
     }
