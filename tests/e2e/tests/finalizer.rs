@@ -144,6 +144,51 @@ fn claims_of_other_drivers_get_no_finalizer() -> Result<()> {
     Ok(())
 }
 
+/// Returns a claim with metadata of its own that would be created; a request for the class is its second alternative.
+fn dry_run_of_alternative(tenant: &Namespace<'_>, class: &str) -> Result<Value> {
+    let alternative =
+        |name: &str, class: &str| format!("{{name: {name}, deviceClassName: {class}}}");
+    let alternatives = [
+        alternative("first", "gpu.example.com"),
+        alternative("second", class),
+    ];
+    tenant.dry_run(&format!(
+        "{{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {{name: probe, labels: {{a: b}}, annotations: {{c: d}}, \
+         finalizers: [example.com/own]}}, spec: {{devices: {{requests: [{{name: gpu, firstAvailable: [{}]}}]}}}}}}",
+        alternatives.join(", ")
+    ))
+}
+
+#[test]
+fn policy_for_finalizers_changes_nothing_else() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("nothing-else")?;
+    let mut own = dry_run_of_alternative(&tenant, "vgpu.drava.dev")?;
+    let mut other = dry_run_of_alternative(&tenant, "other.example.com")?;
+    ensure!(has_finalizer(&own), "{own}");
+    ensure!(own["metadata"]["labels"][LABEL] == "named", "{own}");
+    ensure!(!has_finalizer(&other), "{other}");
+    // Without what the policy adds, and what differs from request to request, both are equal.
+    own["spec"]["devices"]["requests"][0]["firstAvailable"][1]["deviceClassName"] =
+        "other.example.com".into();
+    for claim in [&mut own, &mut other] {
+        let metadata = &mut claim["metadata"];
+        if let Some(finalizers) = metadata["finalizers"].as_array_mut() {
+            finalizers.retain(|finalizer| finalizer != FINALIZER);
+        }
+        if let Some(labels) = metadata["labels"].as_object_mut() {
+            labels.remove(LABEL);
+        }
+        if let Some(metadata) = metadata.as_object_mut() {
+            metadata.retain(|field, _| {
+                !["uid", "creationTimestamp", "managedFields"].contains(&field.as_str())
+            });
+        }
+    }
+    ensure!(own == other, "{own} {other}");
+    Ok(())
+}
+
 #[test]
 fn serves_claims_without_the_policy_for_finalizers() -> Result<()> {
     let cluster = TestCluster::attach()?;
