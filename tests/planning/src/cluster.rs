@@ -22,7 +22,7 @@ use tokio::time::Instant;
 
 /// GPUs of each node.
 pub const GPUS_PER_NODE: u64 = 8;
-/// More than the time after which an eviction is not awaited any longer.
+/// More than the time for which the planner waits for the end of an evicted pod.
 const ROUND: Duration = Duration::from_secs(31);
 
 /// A pod to add, with one claim for whole GPUs.
@@ -84,29 +84,40 @@ fn applied<K>(object: K) -> Change<K> {
     Change::Applied(Box::new(object))
 }
 
+/// Returns the schedulers whose pods are planned.
+pub(crate) fn schedulers() -> Vec<String> {
+    vec!["default-scheduler".to_owned()]
+}
+
+/// Returns a planner that evicts pods, and releases nothing while it is measured.
+pub(crate) fn planner(policies: Policies) -> Planner {
+    let settings = Settings {
+        policies,
+        schedulers: schedulers(),
+        release_after: Duration::from_secs(3600),
+        preemption: true,
+    };
+    let mut shares = 0_u64;
+    let share_ids = Box::new(move || {
+        shares += 1;
+        format!("share-{shares}")
+    });
+    Planner::new(settings, share_ids)
+}
+
 impl BenchCluster {
     /// Creates a cluster of nodes with [`GPUS_PER_NODE`] GPUs each.
     ///
     /// # Errors
     /// Never for valid numbers.
     pub fn new(nodes: usize) -> Result<Self> {
-        let settings = Settings {
-            policies: Policies {
-                node: NodePlacementPolicy::Binpack,
-                gpu: GpuPlacementPolicy::Binpack,
-            },
-            schedulers: vec!["default-scheduler".to_owned()],
-            release_after: Duration::from_secs(3600),
-            preemption: true,
+        let policies = Policies {
+            node: NodePlacementPolicy::Binpack,
+            gpu: GpuPlacementPolicy::Binpack,
         };
-        let mut shares = 0_u64;
-        let share_ids = Box::new(move || {
-            shares += 1;
-            format!("share-{shares}")
-        });
         let now = Instant::now();
         let mut cluster = Self {
-            planner: Planner::new(settings, share_ids),
+            planner: planner(policies),
             start: now,
             now,
             version: 1,
@@ -206,7 +217,7 @@ impl BenchCluster {
         }
     }
 
-    /// Accepts the evictions of this round, and lets so much time pass that the end of their pods is not awaited any longer.
+    /// Accepts the evictions of this round, and lets so much time pass that the planner stops waiting for the end of their pods.
     pub fn next_round(&mut self) {
         for eviction in std::mem::take(&mut self.evictions) {
             let outcome = EvictionOutcome {

@@ -11,7 +11,7 @@ use drava_api::listed::{Change, DeletedObject};
 use drava_api::names;
 use drava_api::quota::GpuQuota;
 use drava_controller::action::{Action, AllocationOutcome, EvictionFailure, EvictionOutcome};
-use drava_controller::decide::planner::{DecisionTime, Planner, Settings};
+use drava_controller::decide::planner::{DecisionTime, Planner};
 use drava_explanation::explain;
 use drava_explanation::snapshot::Snapshot;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -19,7 +19,7 @@ use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Map, Value, json};
 
-use crate::cluster::processor_time;
+use crate::cluster::{planner, processor_time, schedulers};
 use crate::objects::{self, GPUS, Mode, NAMESPACE, Shape, object, share};
 
 /// Most claims of a cluster.
@@ -176,10 +176,6 @@ fn policies() -> Policies {
     }
 }
 
-fn schedulers() -> Vec<String> {
-    vec!["default-scheduler".to_owned()]
-}
-
 /// A decision, or the passes until a pod is decided.
 #[derive(Default)]
 struct Decided {
@@ -191,18 +187,7 @@ struct Decided {
 
 impl Scale {
     fn new(nodes: usize, point: Point) -> Result<Self> {
-        let settings = Settings {
-            policies: policies(),
-            schedulers: schedulers(),
-            release_after: Duration::from_secs(3600),
-            preemption: true,
-        };
-        let mut shares = 0_u64;
-        let share_ids = Box::new(move || {
-            shares += 1;
-            format!("share-{shares}")
-        });
-        let mut planner = Planner::new(settings, share_ids);
+        let mut planner = planner(policies());
         for class in classes()? {
             planner.class(applied(class));
         }
