@@ -26,6 +26,7 @@ mod dump;
 mod gangs;
 mod job;
 mod migrate;
+mod natural;
 mod node;
 mod output;
 mod prometheus;

@@ -25,6 +25,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
 use crate::decision;
+use crate::natural;
 use crate::top::{Access, Mode};
 
 /// Longest wait for the controller's explanation: it reads the requests every two seconds.
@@ -235,7 +236,7 @@ pub(crate) async fn explain_claim(
 }
 
 /// A GPU of which claims of a namespace have a part: what [`Gpu`](crate::top::Gpu) has, as far as the claims show it.
-#[derive(Debug, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct OwnGpu {
     node: String,
@@ -243,32 +244,32 @@ pub(crate) struct OwnGpu {
     mode: Mode,
     memory: OwnAmount,
     cores: OwnAmount,
-    claims: Vec<OwnClaim>,
+    pub(crate) claims: Vec<OwnClaim>,
 }
 
 /// Amount of a GPU that the claims of a namespace have; absent for devices that they have alone.
-#[derive(Debug, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 struct OwnAmount {
     #[serde(skip_serializing_if = "Option::is_none")]
     allocated: Option<u64>,
 }
 
 /// A claim of a namespace with a device of a GPU.
-#[derive(Debug, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct OwnClaim {
+pub(crate) struct OwnClaim {
     /// Namespace and name.
     name: String,
-    namespace: String,
+    pub(crate) namespace: String,
     device: String,
-    access: Access,
+    pub(crate) access: Access,
     /// Bytes; absent for a device that the claim has alone.
     #[serde(skip_serializing_if = "Option::is_none")]
-    memory: Option<u64>,
+    pub(crate) memory: Option<u64>,
     /// Percent of GPU time.
     #[serde(skip_serializing_if = "Option::is_none")]
-    cores: Option<u64>,
-    pods: Vec<String>,
+    pub(crate) cores: Option<u64>,
+    pub(crate) pods: Vec<String>,
 }
 
 /// Returns the GPUs of the claims of the namespace.
@@ -280,7 +281,7 @@ pub(crate) async fn gpus(client: &Client, namespace: &str) -> anyhow::Result<Vec
 }
 
 /// Returns the GPUs of claims by node and number.
-fn gpus_of(claims: &[ResourceClaim]) -> Vec<OwnGpu> {
+pub(crate) fn gpus_of(claims: &[ResourceClaim]) -> Vec<OwnGpu> {
     let mut gpus: BTreeMap<(String, String), Vec<OwnClaim>> = BTreeMap::new();
     for claim in claims {
         for (pool, of_claim) in devices_of(claim) {
@@ -308,7 +309,12 @@ fn gpus_of(claims: &[ResourceClaim]) -> Vec<OwnGpu> {
             claims,
         }
     });
-    gpus.collect()
+    let mut gpus: Vec<OwnGpu> = gpus.collect();
+    gpus.sort_by(|one, other| {
+        let by_node = natural::compare(&one.node, &other.node);
+        by_node.then_with(|| natural::compare(&one.gpu, &other.gpu))
+    });
+    gpus
 }
 
 /// Returns the devices of a claim, each with its pool.

@@ -11,8 +11,11 @@ use drava_allocator::reason::bytes;
 use drava_allocator::usage::{AllocatedDevice, DeviceAccess, DeviceUse, Usage};
 use drava_api::leader::ReservedClaim;
 use drava_api::{DeviceType, Quantity, names};
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde::Serialize;
 
+use crate::natural;
+use drava_allocator::object::{ObjectKey, object_key};
 use drava_explanation::snapshot::Snapshot;
 use drava_explanation::table;
 
@@ -37,7 +40,7 @@ pub(crate) struct Gpu {
     pub(crate) claims: Vec<GpuClaim>,
     /// Pods for which devices of the GPU are reserved: not allocated, and not free for others.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    reserved: Vec<String>,
+    pub(crate) reserved: Vec<String>,
 }
 
 /// A taint of the devices of a GPU.
@@ -125,7 +128,7 @@ pub(crate) enum Access {
 
 /// Allocations of the cluster by pool and device, and the pods of the claims.
 struct Index<'a> {
-    reservations: &'a [ReservedClaim],
+    reservations: Vec<&'a ReservedClaim>,
     allocated: BTreeMap<(&'a str, &'a str), Vec<&'a AllocatedDevice>>,
     pods: BTreeMap<&'a str, Vec<String>>,
 }
@@ -148,7 +151,7 @@ impl<'a> Index<'a> {
             Some((uid, pods.map(|pod| pod.name.clone()).collect()))
         });
         Self {
-            reservations: &snapshot.reservations,
+            reservations: reservations(snapshot),
             pods: pods.collect(),
             allocated,
         }
@@ -156,7 +159,7 @@ impl<'a> Index<'a> {
 
     /// Returns the pods for which one of the devices is reserved.
     fn reserved(&self, pool: &str, devices: &[(&Device, &DeviceUse)]) -> Vec<String> {
-        let is_reserved = |reservation: &&ReservedClaim| {
+        let is_reserved = |reservation: &&&ReservedClaim| {
             reservation.devices.iter().any(|reserved| {
                 reserved.pool == pool
                     && devices
@@ -204,6 +207,26 @@ impl<'a> Index<'a> {
     }
 }
 
+/// Returns the reservations of claims that wait: the leader writes them a moment after the allocation of the claims.
+fn reservations(snapshot: &Snapshot) -> Vec<&ReservedClaim> {
+    if snapshot.reservations.is_empty() {
+        return Vec::new();
+    }
+    let is_allocated = |claim: &&ResourceClaim| {
+        let status = claim.status.as_ref();
+        status.is_some_and(|status| status.allocation.is_some())
+    };
+    let allocated = snapshot.claims.iter().filter(is_allocated);
+    let allocated: BTreeSet<ObjectKey> =
+        allocated.map(|claim| object_key(&claim.metadata)).collect();
+    let reservations = snapshot.reservations.iter();
+    let waiting = reservations.filter(|reservation| {
+        let claim = (reservation.namespace.clone(), reservation.claim.clone());
+        !allocated.contains(&claim)
+    });
+    waiting.collect()
+}
+
 /// Returns what a share is charged: the whole capacity without an amount, as the allocator counts.
 fn share_amount(amounts: &Amounts, capacity: &str, total: impl FnOnce() -> Quantity) -> Quantity {
     amounts.get(capacity).copied().unwrap_or_else(total)
@@ -228,7 +251,10 @@ pub(crate) fn gpus(snapshot: &Snapshot) -> Vec<Gpu> {
             gpus.extend(gpu(&claims, pool_name, pool, usage, indices));
         }
     }
-    gpus.sort_by(|a, b| a.node.cmp(&b.node));
+    gpus.sort_by(|one, other| {
+        let by_node = natural::compare(&one.node, &other.node);
+        by_node.then_with(|| natural::compare(&one.gpu, &other.gpu))
+    });
     gpus
 }
 

@@ -7,7 +7,7 @@ use axum::body::Bytes;
 use serde::Serialize;
 use tokio::sync::watch;
 
-use super::view::{self, View};
+use super::view::{self, Limits, View};
 use drava_explanation::explain::Settings;
 use drava_explanation::snapshot::{Objects, Snapshot};
 
@@ -53,6 +53,7 @@ pub(super) enum Kind {
     VolumeClaims,
     Volumes,
     StorageClasses,
+    Leaders,
 }
 
 /// Whether the objects of a kind can be read.
@@ -151,7 +152,8 @@ impl Live {
             view: view::view(
                 &state.snapshot,
                 can_explain(access).then_some(&self.settings),
-                notices(access),
+                limits(access),
+                faults(access),
             ),
         };
         // Maps with strings as keys are always valid JSON.
@@ -170,7 +172,7 @@ impl Kind {
     /// Plural name in texts.
     const fn name(self) -> &'static str {
         match self {
-            Self::Slices => "resourceslices",
+            Self::Slices => Limits::SLICES,
             Self::Claims => "resourceclaims",
             Self::Pods => "pods",
             Self::Nodes => "nodes",
@@ -182,6 +184,7 @@ impl Kind {
             Self::VolumeClaims => "persistentvolumeclaims",
             Self::Volumes => "persistentvolumes",
             Self::StorageClasses => "storageclasses",
+            Self::Leaders => "gpucontrollerleaders",
         }
     }
 
@@ -196,6 +199,7 @@ impl Kind {
             Self::TaintRules | Self::OldTaintRules => Some("cordoned GPUs are shown as free"),
             Self::Quotas => Some("quotas are not shown"),
             Self::Namespaces => Some("quotas that select namespaces by label are not computed"),
+            Self::Leaders => Some("GPUs that are reserved for pods are shown as free"),
             Self::Policies | Self::VolumeClaims | Self::Volumes | Self::StorageClasses => None,
         }
     }
@@ -220,35 +224,58 @@ fn can_explain(access: &BTreeMap<Kind, Access>) -> bool {
     })
 }
 
-/// Returns texts about what cannot be read.
-fn notices(access: &BTreeMap<Kind, Access>) -> Vec<String> {
-    let notices = access.iter().filter_map(|(kind, access)| {
+/// Returns what the user may not read.
+fn limits(access: &BTreeMap<Kind, Access>) -> Limits {
+    let mut limits = Limits::default();
+    for (kind, access) in access {
         let name = kind.name();
-        match access {
-            Access::Pending | Access::Complete => None,
-            Access::Polled => Some(format!(
-                "{name} are read every 30 s: you may list them, and not watch them"
-            )),
-            Access::Namespace(namespace) => Some(format!(
-                "only {name} of namespace {namespace} are shown: you may not list those of all namespaces; GPUs that \
-                 other namespaces use are shown as free"
-            )),
-            Access::Denied => kind.purpose().map(|purpose| {
+        let detail = match access {
+            Access::Pending | Access::Complete | Access::Failing(_) => continue,
+            Access::Polled => {
+                format!("{name} are read every 30 s: you may list them, and not watch them")
+            }
+            Access::Namespace(namespace) => {
+                limits.namespace = Some(namespace.clone());
+                format!(
+                    "only {name} of namespace {namespace} are shown: you may not list those of all namespaces; what other \
+                     namespaces use is not visible"
+                )
+            }
+            Access::Denied => {
+                limits.hidden.insert(name);
+                let Some(purpose) = kind.purpose() else {
+                    continue;
+                };
                 format!(
                     "you may not list {name}: {purpose}; `kubectl auth can-i list {name} -A` shows your permission"
                 )
-            }),
-            Access::Failing(error) => Some(format!("cannot read {name}: {error}; trying again")),
+            }
+        };
+        // One kind is read in several versions.
+        if !limits.details.contains(&detail) {
+            limits.details.push(detail);
         }
-    });
-    let mut notices: Vec<String> = notices.collect();
+    }
     if !can_explain(access) && !access.values().any(|access| *access == Access::Pending) {
-        notices.push(
-            "reasons of pending pods are not shown: they depend on objects that you may not list"
+        limits.details.push(
+            "reasons of pending pods are those that the controller wrote last: other reasons depend on objects that you may \
+             not list"
                 .to_owned(),
         );
     }
-    notices
+    limits
+}
+
+/// Returns texts about faults of the connection.
+fn faults(access: &BTreeMap<Kind, Access>) -> Vec<String> {
+    let faults = access.iter().filter_map(|(kind, access)| match access {
+        Access::Failing(error) => Some(format!(
+            "cannot read {}: {error}; trying again",
+            kind.name()
+        )),
+        _ => None,
+    });
+    faults.collect()
 }
 
 #[cfg(test)]
@@ -261,24 +288,53 @@ mod tests {
 
     #[test]
     fn names_objects_hidden_by_missing_permissions() {
-        assert!(notices(&access(&[(Kind::Nodes, Access::Complete)])).is_empty());
-        let denied = notices(&access(&[(Kind::Nodes, Access::Denied)]));
+        let complete = limits(&access(&[(Kind::Nodes, Access::Complete)]));
+        assert_eq!(complete, Limits::default());
+        let denied = limits(&access(&[(Kind::Nodes, Access::Denied)]));
         assert_eq!(
-            denied,
+            denied.details,
             [
                 "you may not list nodes: conditions of nodes are unknown; `kubectl auth can-i list nodes -A` shows your \
                  permission",
-                "reasons of pending pods are not shown: they depend on objects that you may not list",
+                "reasons of pending pods are those that the controller wrote last: other reasons depend on objects that you \
+                 may not list",
             ]
         );
-        let partial = notices(&access(&[(
+        assert_eq!(denied.hidden, ["nodes"].into());
+        let partial = limits(&access(&[(
             Kind::Claims,
             Access::Namespace("team-a".to_owned()),
         )]));
-        assert!(partial[0].starts_with("only resourceclaims of namespace team-a are shown"));
-        assert_eq!(partial.len(), 2);
+        assert!(
+            partial.details[0].starts_with("only resourceclaims of namespace team-a are shown")
+        );
+        assert_eq!(partial.details.len(), 2);
+        assert_eq!(partial.namespace.as_deref(), Some("team-a"));
         // Rarely needed, and administrators know.
-        assert!(notices(&access(&[(Kind::Volumes, Access::Denied)])).is_empty());
+        let rare = limits(&access(&[(Kind::Volumes, Access::Denied)]));
+        assert!(rare.details.is_empty());
+    }
+
+    #[test]
+    fn names_kind_of_several_versions_once() {
+        let limits = limits(&access(&[
+            (Kind::TaintRules, Access::Denied),
+            (Kind::OldTaintRules, Access::Denied),
+        ]));
+        assert_eq!(limits.details.len(), 1, "{limits:?}");
+    }
+
+    #[test]
+    fn tells_faults_from_missing_permissions() {
+        let access = access(&[
+            (Kind::Nodes, Access::Failing("refused".to_owned())),
+            (Kind::Quotas, Access::Denied),
+        ]);
+        assert_eq!(
+            faults(&access),
+            ["cannot read nodes: refused; trying again"]
+        );
+        assert!(!limits(&access).hidden.contains("nodes"));
     }
 
     #[test]

@@ -8,7 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::core::v1::Pod;
 use serde::Serialize;
 
+use crate::natural;
 use crate::quota;
+use crate::tenant::{self, OwnGpu};
 use crate::top::{self, Access, AllocatedAmount, Gpu, Mode, TaintKind};
 use drava_explanation::explain::Settings;
 use drava_explanation::snapshot::Snapshot;
@@ -22,7 +24,7 @@ use queue::{QueuedPod, ReasonCount};
 #[serde(rename_all = "camelCase")]
 pub(super) struct View {
     totals: Totals,
-    /// Nodes with GPUs, by name.
+    /// Nodes with GPUs, by name; numbers in names count as numbers.
     nodes: Vec<Node>,
     /// Namespaces with GPUs or pending pods, by name.
     tenants: Vec<Tenant>,
@@ -31,8 +33,29 @@ pub(super) struct View {
     /// Reasons of the queue, the most frequent first.
     reasons: Vec<ReasonCount>,
     quotas: Vec<quota::Report>,
-    /// What limits this view.
+    /// GPUs of the claims, if ResourceSlices cannot be read.
+    own: Vec<OwnGpu>,
+    limits: Limits,
+    /// Faults of the connection, and what the controller does not publish.
     notices: Vec<String>,
+}
+
+/// What the user may not read, which the page must not show as missing.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Limits {
+    /// The namespace whose claims or pods alone are read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) namespace: Option<String>,
+    /// Plural names of kinds that are not read.
+    pub(super) hidden: BTreeSet<&'static str>,
+    /// A sentence for each limit.
+    pub(super) details: Vec<String>,
+}
+
+impl Limits {
+    /// Plural name of the kind that publishes GPUs.
+    pub(super) const SLICES: &str = "resourceslices";
 }
 
 /// Sums over the cluster.
@@ -58,6 +81,8 @@ enum State {
     Shared,
     Partitioned,
     Free,
+    /// Free, and reserved for a pod that waits.
+    Reserved,
     /// A fault; claims may still have it.
     Unhealthy,
     /// Free, and excluded from allocation by `kubectl drava cordon` or another taint.
@@ -113,16 +138,29 @@ struct Tenant {
     quotas: Vec<String>,
 }
 
-/// Returns the model of the page. Without the settings of decisions, pending pods are not explained.
-pub(super) fn view(snapshot: &Snapshot, settings: Option<&Settings>, notices: Vec<String>) -> View {
+/// Returns the model of the page. Without the settings of decisions, pending pods have the reasons of the controller.
+pub(super) fn view(
+    snapshot: &Snapshot,
+    settings: Option<&Settings>,
+    limits: Limits,
+    mut notices: Vec<String>,
+) -> View {
+    notices.extend(snapshot.omission());
     let gpus = top::gpus(snapshot);
+    let own = if limits.hidden.contains(Limits::SLICES) {
+        tenant::gpus_of(&snapshot.claims)
+    } else {
+        Vec::new()
+    };
     let queue = queue::queue(snapshot, settings);
     let quotas = quota::all(snapshot);
-    let tenants = tenants(&gpus, &queue, &quotas);
+    let tenants = tenants(&held(&gpus, &own), &queue, &quotas);
     let nodes = nodes(snapshot, gpus);
     View {
         totals: totals(&nodes),
         reasons: queue::reasons(&queue),
+        own,
+        limits,
         notices,
         nodes,
         tenants,
@@ -153,7 +191,9 @@ fn nodes(snapshot: &Snapshot, gpus: Vec<Gpu>) -> Vec<Node> {
             "pool {pool} is excluded from allocation: {problem}"
         ));
     }
-    nodes.into_values().collect()
+    let mut nodes: Vec<Node> = nodes.into_values().collect();
+    nodes.sort_by(|one, other| natural::compare(&one.name, &other.name));
+    nodes
 }
 
 fn condition(snapshot: &Snapshot, node: &str) -> Condition {
@@ -175,6 +215,7 @@ fn state(gpu: &Gpu) -> State {
         Mode::Shared => State::Shared,
         Mode::Partitioned => State::Partitioned,
         Mode::Free if gpu.taints.iter().any(|taint| taint.is_whole_gpu) => State::Excluded,
+        Mode::Free if !gpu.reserved.is_empty() => State::Reserved,
         Mode::Free => State::Free,
     }
 }
@@ -199,10 +240,40 @@ fn totals(nodes: &[Node]) -> Totals {
     totals
 }
 
-fn tenants(gpus: &[Gpu], queue: &[QueuedPod], quotas: &[quota::Report]) -> Vec<Tenant> {
+/// What a claim has of a GPU.
+struct Held<'a> {
+    namespace: &'a str,
+    access: Access,
+    /// Bytes; 0 if only the GPU says it.
+    memory: u64,
+    /// Percent of the GPU time of one GPU.
+    cores: u64,
+    pods: &'a [String],
+}
+
+/// Returns what claims have of all GPUs, or of those that their claims name.
+fn held<'a>(gpus: &'a [Gpu], own: &'a [OwnGpu]) -> Vec<Held<'a>> {
+    let of_gpus = gpus.iter().flat_map(|gpu| &gpu.claims).map(|claim| Held {
+        namespace: &claim.namespace,
+        access: claim.access,
+        memory: claim.memory,
+        cores: claim.cores,
+        pods: &claim.pods,
+    });
+    let of_own = own.iter().flat_map(|gpu| &gpu.claims).map(|claim| Held {
+        namespace: &claim.namespace,
+        access: claim.access,
+        memory: claim.memory.unwrap_or_default(),
+        cores: claim.cores.unwrap_or_default(),
+        pods: &claim.pods,
+    });
+    of_gpus.chain(of_own).collect()
+}
+
+fn tenants(held: &[Held<'_>], queue: &[QueuedPod], quotas: &[quota::Report]) -> Vec<Tenant> {
     let mut tenants: BTreeMap<&str, (Tenant, BTreeSet<&str>)> = BTreeMap::new();
-    for claim in gpus.iter().flat_map(|gpu| &gpu.claims) {
-        let (tenant, pods) = tenants.entry(&claim.namespace).or_default();
+    for claim in held {
+        let (tenant, pods) = tenants.entry(claim.namespace).or_default();
         match claim.access {
             Access::Whole => tenant.whole += 1,
             Access::Share => tenant.shares += 1,

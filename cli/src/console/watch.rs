@@ -9,7 +9,8 @@ use std::time::Duration;
 use drava_allocator::object::{ObjectKey, object_key};
 use drava_allocator::observed::Observed;
 use drava_api::error::describe;
-use drava_api::listed::{Change, Listed, Tracked, Tracker};
+use drava_api::leader::{GpuControllerLeader, LEADER_NAME};
+use drava_api::listed::{Change, Listed, Tracked, Tracker, Unreadable};
 use drava_api::names;
 use drava_api::policy::GpuPolicy;
 use drava_api::quota::GpuQuota;
@@ -30,15 +31,17 @@ use drava_explanation::snapshot::Snapshot;
 const RETRY: Duration = Duration::from_secs(30);
 
 /// A kind that the console shows or needs for explanations.
-trait Shown:
-    Observed + Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static
-{
+trait Shown: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static {
     const KIND: Kind;
 
-    /// Returns the objects of the kind that the snapshot holds beside the cluster.
-    fn objects(_snapshot: &mut Snapshot) -> Option<&mut Vec<Self>> {
-        None
-    }
+    /// Adds the object to the snapshot, or replaces its last version.
+    fn upsert_into(self, snapshot: &mut Snapshot);
+
+    /// Removes the object with this key and UID.
+    fn remove_from(snapshot: &mut Snapshot, key: &ObjectKey, uid: &str);
+
+    /// Applies a version that this build cannot read.
+    fn mark_unreadable(_object: &Unreadable, _snapshot: &mut Snapshot) {}
 }
 
 /// Starts the watches; they end with the runtime.
@@ -60,6 +63,8 @@ pub(super) fn start(client: &Client, namespace: &str, live: &Arc<Live>) {
     cluster_wide::<Namespace>(client, live, all());
     cluster_wide::<PersistentVolume>(client, live, all());
     cluster_wide::<StorageClass>(client, live, all());
+    let leader = all().fields(&format!("metadata.name={LEADER_NAME}"));
+    cluster_wide::<GpuControllerLeader>(client, live, leader);
 }
 
 fn cluster_wide<K: Shown>(client: &Client, live: &Arc<Live>, config: watcher::Config) {
@@ -180,21 +185,12 @@ impl<K: Shown> Follower<K> {
 
 fn change<K: Shown>(snapshot: &mut Snapshot, tracked: Tracked<K>) {
     match tracked {
-        Tracked::Changed(Change::Applied(mut object)) => {
-            object.trim();
-            object.apply(&mut snapshot.cluster);
-            if let Some(objects) = K::objects(snapshot) {
-                upsert(objects, *object);
-            }
-        }
+        Tracked::Changed(Change::Applied(object)) => object.upsert_into(snapshot),
         Tracked::Changed(Change::Deleted(deleted)) => {
             let key = (deleted.namespace, deleted.name);
-            K::remove(&mut snapshot.cluster, &key, &deleted.uid);
-            if let Some(objects) = K::objects(snapshot) {
-                remove(objects, &key);
-            }
+            K::remove_from(snapshot, &key, &deleted.uid);
         }
-        Tracked::Unreadable(object) => K::apply_unreadable(&object, &mut snapshot.cluster),
+        Tracked::Unreadable(object) => K::mark_unreadable(&object, snapshot),
         // The next version follows.
         Tracked::Readable { .. } => {}
     }
@@ -236,32 +232,33 @@ fn remove<K: Resource>(objects: &mut Vec<K>, key: &ObjectKey) {
     }
 }
 
-impl Shown for Pod {
-    const KIND: Kind = Kind::Pods;
-
-    fn objects(snapshot: &mut Snapshot) -> Option<&mut Vec<Self>> {
-        Some(&mut snapshot.pods)
-    }
-}
-
-impl Shown for ResourceClaim {
-    const KIND: Kind = Kind::Claims;
-
-    fn objects(snapshot: &mut Snapshot) -> Option<&mut Vec<Self>> {
-        Some(&mut snapshot.claims)
-    }
-}
-
-/// Implements [`Shown`] for kinds that only the cluster of the allocator holds.
+/// Implements [`Shown`] for kinds that the cluster of the allocator holds, and the snapshot too where a list is named.
 macro_rules! shown {
-    ($($type:ty: $kind:ident;)*) => {
+    ($($type:ty: $kind:ident $(and $objects:ident)?;)*) => {
         $(impl Shown for $type {
             const KIND: Kind = Kind::$kind;
+
+            fn upsert_into(mut self, snapshot: &mut Snapshot) {
+                self.trim();
+                self.apply(&mut snapshot.cluster);
+                $(upsert(&mut snapshot.$objects, self);)?
+            }
+
+            fn remove_from(snapshot: &mut Snapshot, key: &ObjectKey, uid: &str) {
+                <Self as Observed>::remove(&mut snapshot.cluster, key, uid);
+                $(remove(&mut snapshot.$objects, key);)?
+            }
+
+            fn mark_unreadable(object: &Unreadable, snapshot: &mut Snapshot) {
+                <Self as Observed>::apply_unreadable(object, &mut snapshot.cluster);
+            }
         })*
     };
 }
 
 shown! {
+    Pod: Pods and pods;
+    ResourceClaim: Claims and claims;
     Node: Nodes;
     ResourceSlice: Slices;
     DeviceClass: Classes;
@@ -273,6 +270,22 @@ shown! {
     PersistentVolumeClaim: VolumeClaims;
     PersistentVolume: Volumes;
     StorageClass: StorageClasses;
+}
+
+/// What the leader reserves for pods that wait.
+impl Shown for GpuControllerLeader {
+    const KIND: Kind = Kind::Leaders;
+
+    fn upsert_into(self, snapshot: &mut Snapshot) {
+        let status = self.status.unwrap_or_default();
+        snapshot.reservations = status.reservations;
+        snapshot.omitted_reservations = status.omitted_reservations;
+    }
+
+    fn remove_from(snapshot: &mut Snapshot, _key: &ObjectKey, _uid: &str) {
+        snapshot.reservations.clear();
+        snapshot.omitted_reservations = 0;
+    }
 }
 
 #[cfg(test)]

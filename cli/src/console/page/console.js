@@ -10,24 +10,65 @@ function setFilter(text) {
 }
 
 function stat(title, value, detail, bar) {
-  return el("div", { class: "stat" }, el("span", { class: "stat-title" }, title), el("strong", {}, value), bar, el("small", {}, detail));
+  return el("div", { class: "stat" }, el("span", { class: "stat-title" }, title), el("strong", {}, value), bar ?? el("span", { class: "stack", "aria-hidden": "true" }), el("small", {}, detail));
 }
 
 function drawSummary() {
-  const { totals, queue, reasons } = ui.model;
-  const count = Object.values(totals.gpus).reduce((sum, number) => sum + number, 0);
-  const split = el("span", { class: "stack", "aria-hidden": "true" }, Object.keys(STATES).map((state) => el("span", {
-    class: state, style: { width: `${percent(totals.gpus[state] ?? 0, count)}%` },
-  })));
+  const { totals, queue, reasons, limits, own } = ui.model;
   const full = (amount) => meter(percent(amount.allocated, amount.total), "var(--accent)");
-  const used = count - (totals.gpus.free ?? 0) - (totals.gpus.excluded ?? 0) - (totals.gpus.unhealthy ?? 0);
-  const faults = totals.gpus.unhealthy ? `, ${totals.gpus.unhealthy} unhealthy` : "";
-  byId("summary").replaceChildren(
-    stat("GPUs", count.toLocaleString("en"), `${used} in use by ${plural(totals.claims, "claim")}${faults}`, split),
-    stat("Memory", `${rounded(percent(totals.memory.allocated, totals.memory.total))}%`, `${bytes(totals.memory.allocated)} of ${bytes(totals.memory.total)} allocated`, full(totals.memory)),
-    stat("GPU time", `${rounded(percent(totals.cores.allocated, totals.cores.total))}%`, `${gpuTime(totals.cores.allocated)} guaranteed`, full(totals.cores)),
-    stat("Nodes", totals.nodes.toLocaleString("en"), totals.readyNodes === totals.nodes ? "all ready" : `${totals.nodes - totals.readyNodes} not ready or cordoned`, meter(percent(totals.readyNodes, totals.nodes), "var(--good)")),
-    stat("Queue", queue.length.toLocaleString("en"), queue.length === 0 ? "no pod waits" : reasons.length ? `most: ${reasons[0].code}` : "pods wait", null));
+  const stats = [];
+  if (isHidden("resourceslices")) {
+    const sum = (amount) => own.reduce((total, gpu) => total + (gpu[amount].allocated ?? 0), 0);
+    stats.push(
+      stat("Your GPUs", own.length.toLocaleString("en"), "the others are not visible to you"),
+      stat("Memory", bytes(sum("memory")), "of shares"),
+      stat("GPU time", gpuTime(sum("cores")), "of shares, guaranteed"));
+  } else {
+    const gpus = Object.values(totals.gpus).reduce((sum, number) => sum + number, 0);
+    const states = Object.keys(STATES).filter((state) => totals.gpus[state] > 0);
+    const split = el("span", { class: "stack", "aria-hidden": "true" }, states.map((state) => el("span", {
+      class: state, style: { width: `${percent(totals.gpus[state], gpus)}%` },
+    })));
+    const idle = ["free", "reserved", "excluded", "unhealthy"].reduce((sum, state) => sum + (totals.gpus[state] ?? 0), 0);
+    const faults = totals.gpus.unhealthy ? `, ${totals.gpus.unhealthy.toLocaleString("en")} unhealthy` : "";
+    stats.push(
+      stat("GPUs", gpus.toLocaleString("en"), `${(gpus - idle).toLocaleString("en")} in use by ${plural(totals.claims, "claim")}${limits.namespace === undefined ? "" : " of yours"}${faults}`, split),
+      stat("Memory", `${rounded(percent(totals.memory.allocated, totals.memory.total))}%`, `${bytes(totals.memory.allocated)} of ${bytes(totals.memory.total)} allocated`, full(totals.memory)),
+      stat("GPU time", `${rounded(percent(totals.cores.allocated, totals.cores.total))}%`, `${gpuTime(totals.cores.allocated).split(" ")[0]} of ${gpuTime(totals.cores.total)} allocated`, full(totals.cores)));
+  }
+  const unready = totals.nodes - totals.readyNodes;
+  stats.push(
+    isHidden("nodes") ? stat("Nodes", "–", "not visible to you")
+      : stat("Nodes", totals.nodes.toLocaleString("en"), totals.nodes === 0 ? "none has GPUs" : unready === 0 ? "all ready" : `${unready.toLocaleString("en")} not ready or cordoned`, meter(percent(totals.readyNodes, totals.nodes), "var(--good)")),
+    isHidden("pods") ? stat("Queue", "–", "not visible to you")
+      : stat("Queue", queue.length.toLocaleString("en"), queue.length === 0 ? "no pod waits" : `most: ${codeText(reasons[0].code)}`));
+  byId("summary").replaceChildren(...stats);
+}
+
+// Says how much of the view a filter shows. The summary is always that of the whole cluster.
+function drawResult(isFiltered, text) {
+  const result = byId("result");
+  result.hidden = !isFiltered;
+  if (!isFiltered || result.dataset.text === text) return;
+  result.dataset.text = text;
+  const clear = () => {
+    Object.assign(ui, { state: null, code: null });
+    setFilter("");
+  };
+  result.replaceChildren(el("b", {}, text), el("span", {}, " match the filter. The summary counts all."), el("button", { type: "button", onclick: clear }, "Clear filter"));
+}
+
+// What permissions hide is one notice; it stays open while the page is.
+function drawNotices() {
+  const { limits, notices } = ui.model;
+  const title = limits.namespace === undefined ? "Your permissions hide parts of the cluster." : `Your permissions show namespace ${limits.namespace} only.`;
+  const items = [
+    ...(limits.details.length > 0 ? [{ title, details: limits.details }] : []),
+    ...notices.map((text) => ({ title: text })),
+  ];
+  sync(byId("notices"), items, (item) => item.title, (item) => (item.details
+    ? el("div", { class: "notice" }, el("details", {}, el("summary", {}, item.title), el("ul", {}, item.details.map((text) => el("li", {}, text)))))
+    : el("p", { class: "notice fault" }, item.title)));
 }
 
 function draw() {
@@ -35,13 +76,13 @@ function draw() {
   const { model } = ui;
   byId("source").textContent = model.source.kind === "dump" ? "recorded state" : model.source.context;
   for (const [id, count] of [["tenants", model.tenants.length], ["queue", model.queue.length], ["quotas", model.quotas.length]]) {
-    byId(`count-${id}`).textContent = count || "";
+    byId(`count-${id}`).textContent = count ? count.toLocaleString("en") : "";
   }
   for (const link of byId("views").children) {
     if (link.hash === `#${ui.view}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  sync(byId("notices"), model.notices, String, (text) => el("p", { class: "notice" }, text));
+  drawNotices();
   drawStatus();
   const main = byId("main");
   if (!model.isComplete) return;
@@ -53,8 +94,8 @@ function draw() {
 
 function drawStatus() {
   const status = byId("status");
-  const [name, text] = ui.model?.source.kind === "dump" ? ["recorded", "recorded"]
-    : ui.stale ? ["broken", "disconnected"]
+  const [name, text] = ui.stale ? ["broken", "disconnected"]
+    : ui.model?.source.kind === "dump" ? ["recorded", ""]
       : ui.model?.isStale ? ["broken", "reconnecting"] : ui.model?.isComplete ? ["live", "live"] : ["loading", "loading"];
   if (status.dataset.state === name && status.textContent === text) return;
   status.dataset.state = name;
@@ -72,7 +113,9 @@ async function read() {
     const response = await fetch("view.json");
     if (!response.ok) throw new Error(String(response.status));
     ui.model = await response.json();
-    assignColors(new Set([...ui.model.tenants.map((tenant) => tenant.namespace), ...ui.model.quotas.flatMap((quota) => quota.namespaces)]));
+    const quotaOnly = ui.model.quotas.flatMap((quota) => quota.namespaces).map((namespace) => ({ namespace, memory: 0 }));
+    const tenants = new Map([...quotaOnly, ...ui.model.tenants].map((tenant) => [tenant.namespace, tenant]));
+    tenantColors = assignColors(tenants.values(), tenantColors);
     ui.stale = false;
     draw();
   } catch (error) {

@@ -4,11 +4,13 @@
 const byId = (id) => document.getElementById(id);
 const VIEWS = ["gpus", "tenants", "queue", "quotas"];
 const STATES = {
-  whole: "Whole", shared: "Shared", partitioned: "Partitioned", free: "Free", excluded: "Excluded", unhealthy: "Unhealthy",
+  whole: "Whole", shared: "Shared", partitioned: "Partitioned", free: "Free", reserved: "Reserved", excluded: "Excluded", unhealthy: "Unhealthy",
 };
 // From this number of nodes on, the map is shown first.
 const MAP_FROM = 17;
-const ui = { model: null, view: "gpus", filter: "", layout: null, color: "use", state: null, reason: null, stale: false };
+// Number of nodes in the list, of tiles in the map, and of rows in a table that are drawn at a time.
+const CHUNK = { list: 40, map: 1000, rows: 200 };
+const ui = { model: null, view: "gpus", filter: "", layout: null, color: "use", state: null, code: null, stale: false, drawn: {} };
 
 // Creates an element. Properties with a dash and `role` are attributes; others are set on the object.
 function el(tag, properties, ...children) {
@@ -20,7 +22,7 @@ function el(tag, properties, ...children) {
     else if (name.includes("-") || name === "role") element.setAttribute(name, value);
     else element[name] = value;
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== ""));
+  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== ""));
   return element;
 }
 
@@ -40,9 +42,11 @@ function sync(parent, items, key, render) {
       fresh.model = text;
       if (element) {
         const focused = element.contains(document.activeElement);
+        const open = element.querySelector("details")?.open;
         if (element === next) next = fresh;
         element.replaceWith(fresh);
-        if (focused) (fresh.matches("button,a") ? fresh : fresh.querySelector("button,a"))?.focus();
+        if (focused) (fresh.matches("button,a") ? fresh : fresh.querySelector("button,a,summary"))?.focus();
+        if (open) fresh.querySelector("details")?.setAttribute("open", "");
       }
       element = fresh;
     }
@@ -52,6 +56,28 @@ function sync(parent, items, key, render) {
   for (const gone of known.values()) gone.remove();
   // Children of another view have no key.
   for (const child of [...parent.children]) if (child.dataset.key === undefined) child.remove();
+}
+
+// The first items of a list; its others are drawn when its end comes into view.
+const drawn = (items, list) => items.slice(0, ui.drawn[list] ?? CHUNK[list] ?? CHUNK.rows);
+
+// Fills the element at the end of a list: a button if not all of it is drawn.
+function drawMore(parent, list, count, noun) {
+  const shown = ui.drawn[list] ?? CHUNK[list] ?? CHUNK.rows;
+  sync(parent, count > shown ? [[shown, count]] : [], String, () => {
+    const more = () => {
+      ui.drawn[list] = shown + (CHUNK[list] ?? CHUNK.rows);
+      draw();
+    };
+    const button = el("button", { type: "button", class: "more", onclick: more },
+      `${shown.toLocaleString("en")} of ${plural(count, noun)} are shown: show more`);
+    new IntersectionObserver((entries, observer) => {
+      if (!entries.some((entry) => entry.isIntersecting)) return;
+      observer.disconnect();
+      if (button.isConnected) more();
+    }, { rootMargin: "800px" }).observe(button);
+    return button;
+  });
 }
 
 function bytes(amount) {
@@ -65,7 +91,12 @@ function bytes(amount) {
 const percent = (part, total) => (total > 0 ? (100 * part) / total : 0);
 const rounded = (value) => (value > 0 && value < 1 ? "<1" : String(Math.round(value)));
 const plural = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
-const gpuTime = (cores) => `${(cores / 100).toLocaleString("en", { maximumFractionDigits: 1 })} GPUs`;
+
+// A sum of GPU time: the time of so many GPUs.
+function gpuTime(cores) {
+  const text = (cores / 100).toLocaleString("en", { maximumFractionDigits: 1 });
+  return `${text} ${text === "1" ? "GPU" : "GPUs"}`;
+}
 
 function age(created) {
   if (created === undefined) return "–";
@@ -76,24 +107,48 @@ function age(created) {
   return `${Math.floor(seconds / 86400)} d`;
 }
 
+// Whether the user may not list a kind of objects, of which the page must not say that there are none.
+const isHidden = (plural) => ui.model.limits.hidden.includes(plural);
+
+// Removes what all names begin with and end with, up to a separator: tiles are narrow, and names of nodes are long.
+function shortNames(names) {
+  const short = new Map(names.map((name) => [name, name]));
+  if (names.length < 2 || names.every((name) => name.length <= 11)) return short;
+  const common = (texts) => {
+    const [first, ...others] = texts;
+    let length = 0;
+    while (length < first.length && others.every((other) => other[length] === first[length])) length += 1;
+    return first.slice(0, length).match(/^.*[-._]/)?.[0].length ?? 0;
+  };
+  const reverse = (text) => [...text].reverse().join("");
+  const [start, end] = [common(names), common(names.map(reverse))];
+  for (const name of names) if (name.length > start + end) short.set(name, name.slice(start, name.length - end));
+  return short;
+}
+
 const COLORS = 12;
 let tenantColors = new Map();
 
-// Gives each namespace a color: the one of its name, or the next that no other namespace of the cluster has.
-function assignColors(namespaces) {
-  tenantColors = new Map();
-  const taken = new Set();
-  for (const namespace of [...namespaces].sort()) {
+// Gives the namespaces with most memory a color each, the one of its name or the next free one; the others share gray.
+// A namespace keeps its color while it is among them.
+function assignColors(tenants, before) {
+  const largest = [...tenants].sort((a, b) => b.memory - a.memory || (a.namespace < b.namespace ? -1 : 1)).slice(0, COLORS);
+  const names = largest.map((tenant) => tenant.namespace).sort();
+  const colors = new Map(names.filter((name) => before.has(name)).map((name) => [name, before.get(name)]));
+  const taken = new Set(colors.values());
+  for (const namespace of names.filter((name) => !colors.has(name))) {
     let hash = 2166136261;
     for (const letter of namespace) hash = Math.imul(hash ^ letter.codePointAt(0), 16777619) >>> 0;
     let color = hash % COLORS;
-    for (let tries = 0; taken.has(color) && tries < COLORS; tries += 1) color = (color + 1) % COLORS;
-    if (taken.add(color).size === COLORS) taken.clear();
-    tenantColors.set(namespace, color);
+    while (taken.has(color)) color = (color + 1) % COLORS;
+    taken.add(color);
+    colors.set(namespace, color);
   }
+  return colors;
 }
 
-const hue = (namespace) => `var(--tenant-${tenantColors.get(namespace) ?? 10})`;
+const hue = (namespace) => `var(--tenant-${tenantColors.get(namespace) ?? "others"})`;
 
+const swatch = (namespace) => el("i", { class: "swatch", style: { background: hue(namespace) } });
 const podName = (claim) => claim.pods[0] ?? claim.name.split("/")[1];
 const isUnhealthy = (gpu) => gpu.state === "unhealthy";

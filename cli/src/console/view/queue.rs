@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use drava_allocator::object::object_key;
-use drava_api::names::GANG_ANNOTATION;
+use drava_api::names::{self, GANG_ANNOTATION};
 use drava_api::reason::Reason;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -15,7 +15,7 @@ use super::is_settled;
 use drava_explanation::explain::{self, Depth, Settings, State};
 use drava_explanation::snapshot::Snapshot;
 
-/// Most pods that are explained: each takes a decision of the allocator.
+/// Most pods that are explained: each takes a decision of the allocator. The others have the reason of the controller.
 const MAX_EXPLAINED: usize = 300;
 
 /// An unbound pod.
@@ -31,9 +31,9 @@ pub(super) struct QueuedPod {
     requests: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     gang: Option<String>,
-    /// Absent for pods beyond the first [`MAX_EXPLAINED`], and without the permissions to explain.
+    /// By the condition of the pod for pods beyond the first [`MAX_EXPLAINED`], and without the permissions to explain.
     #[serde(flatten)]
-    explanation: Option<PodExplanation>,
+    explanation: PodExplanation,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -44,14 +44,16 @@ struct PodExplanation {
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<&'static str>,
     summary: String,
-    /// Number of nodes by reason.
-    nodes: BTreeMap<String, usize>,
+    /// Devices that are reserved for the pod.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    reserved: Vec<String>,
 }
 
-/// Number of pods with a reason.
+/// Number of pods with a reason, or with a state for pods without a reason: each pod counts once.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ReasonCount {
+    /// Code of the reason or of the state.
     code: &'static str,
     meaning: &'static str,
     pods: usize,
@@ -68,21 +70,24 @@ pub(super) fn queue(snapshot: &Snapshot, settings: Option<&Settings>) -> Vec<Que
     let mut explained = 0;
     let queued = pods.into_iter().filter_map(|pod| {
         let settings = settings.filter(|_| explained < MAX_EXPLAINED);
-        let explanation =
-            settings.map(|settings| explain::of_pod(snapshot, pod, settings, Depth::Nodes));
-        if let Some(report) = &explanation {
-            // Not drava's.
-            if report.state == State::NoGpuRequest {
-                return None;
+        let report = match settings {
+            None => explain::Report::of_condition(pod),
+            Some(settings) => {
+                let report = explain::of_pod(snapshot, pod, settings, Depth::Nodes);
+                // Not drava's.
+                if report.state == State::NoGpuRequest {
+                    return None;
+                }
+                explained += 1;
+                report
             }
-            explained += 1;
-        }
-        Some(queued(snapshot, pod, explanation))
+        };
+        Some(queued(snapshot, pod, report))
     });
     queued.collect()
 }
 
-fn queued(snapshot: &Snapshot, pod: &Pod, report: Option<explain::Report>) -> QueuedPod {
+fn queued(snapshot: &Snapshot, pod: &Pod, report: explain::Report) -> QueuedPod {
     let (namespace, name) = object_key(&pod.metadata);
     let claims = drava_allocator::pod::claims(pod).filter_map(|(_, name)| {
         let name = name?;
@@ -97,37 +102,67 @@ fn queued(snapshot: &Snapshot, pod: &Pod, report: Option<explain::Report>) -> Qu
         requests: claims.flat_map(requests).collect(),
         gang: annotations.and_then(|annotations| annotations.get(GANG_ANNOTATION).cloned()),
         created: created(pod),
-        explanation: report.map(|report| PodExplanation {
+        explanation: PodExplanation {
             state: report.state,
-            reason: report.reason.map(Reason::as_str),
+            reason: report
+                .reason
+                .or_else(|| reason_in(&report.summary))
+                .map(Reason::as_str),
             summary: report.summary,
-            nodes: report.reasons,
-        }),
+            reserved: report.reserved,
+        },
         pod: name,
         namespace,
     }
 }
 
+/// Returns the reason with which a condition begins: `InvalidRequest: …` or `0/2 nodes: 2 InsufficientMemory (…), …`.
+fn reason_in(condition: &str) -> Option<Reason> {
+    let mut words = condition.split([' ', ':']);
+    words.find_map(|word| {
+        Reason::ALL
+            .iter()
+            .find(|code| code.as_str() == word)
+            .copied()
+    })
+}
+
 /// Counts the reasons, the most frequent first.
 pub(super) fn reasons(queue: &[QueuedPod]) -> Vec<ReasonCount> {
-    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-    for explanation in queue.iter().filter_map(|pod| pod.explanation.as_ref()) {
-        if let Some(reason) = explanation.reason {
-            *counts.entry(reason).or_default() += 1;
-        }
+    let mut counts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+    for PodExplanation { state, reason, .. } in queue.iter().map(|pod| &pod.explanation) {
+        let reason = reason.and_then(reason_in);
+        let code = match reason {
+            Some(reason) => (reason.as_str(), reason.meaning()),
+            None => (state.as_str(), meaning(*state)),
+        };
+        *counts.entry(code).or_default() += 1;
     }
-    let mut reasons: Vec<ReasonCount> = Reason::ALL
-        .iter()
-        .filter_map(|reason| {
-            Some(ReasonCount {
-                code: reason.as_str(),
-                meaning: reason.meaning(),
-                pods: *counts.get(reason.as_str())?,
-            })
+    let counts = counts.into_iter();
+    let mut reasons: Vec<ReasonCount> = counts
+        .map(|((code, meaning), pods)| ReasonCount {
+            code,
+            meaning,
+            pods,
         })
         .collect();
     reasons.sort_by_key(|reason| Reverse(reason.pods));
     reasons
+}
+
+/// Returns the meaning of the state of an unbound pod without a reason.
+const fn meaning(state: State) -> &'static str {
+    match state {
+        State::Feasible => "A node is feasible; the controller allocates the claims.",
+        State::Allocated => "The claims are allocated; the scheduler binds the pod.",
+        State::Gated => "The pod has scheduling gates of other controllers.",
+        State::Waiting | State::Infeasible | State::Rejected | State::WaitingForClaim => {
+            "The controller has not allocated the claims."
+        }
+        State::Unknown | State::NoGpuRequest | State::Placed => {
+            "The controller has not decided on the pod."
+        }
+    }
 }
 
 /// Returns whether the pod has claims or extended resources, of which an explanation may be about drava.
@@ -144,7 +179,7 @@ fn created(pod: &Pod) -> Option<i64> {
     Some(created.0.as_second())
 }
 
-/// Returns the requests of a claim, such as `2 × vgpu.drava.dev: memory 8Gi, cores 30`.
+/// Returns the requests of a claim, such as `2 × vgpu.drava.dev: GPU time 30%, memory 8Gi`.
 fn requests(claim: &ResourceClaim) -> Vec<String> {
     let devices = claim.spec.iter().flat_map(|spec| &spec.devices);
     let requests = devices.flat_map(|devices| &devices.requests);
@@ -179,7 +214,12 @@ fn text(
     };
     for (index, (name, amount)) in amounts.into_iter().flatten().enumerate() {
         text.push_str(if index == 0 { ": " } else { ", " });
-        text.push_str(&format!("{name} {}", amount.0));
+        let amount = &amount.0;
+        if name == names::capacity::CORES {
+            text.push_str(&format!("GPU time {amount}%"));
+        } else {
+            text.push_str(&format!("{name} {amount}"));
+        }
     }
     text
 }

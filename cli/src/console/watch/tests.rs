@@ -72,6 +72,10 @@ fn document(live: &Live) -> Value {
 async fn reads_all_kinds() {
     let live = follow(User::Administrator).await;
     assert_eq!(document(&live)["notices"], json!([]));
+    assert_eq!(
+        document(&live)["limits"],
+        json!({"hidden": [], "details": []})
+    );
     let pods = Mutex::new(0);
     live.change(|snapshot| *pods.lock().unwrap() = snapshot.pods.len());
     assert_eq!(pods.into_inner().unwrap(), 1);
@@ -80,18 +84,21 @@ async fn reads_all_kinds() {
 #[tokio::test]
 async fn falls_back_to_namespace_of_tenant() {
     let live = follow(User::Tenant).await;
-    let notices = document(&live)["notices"].to_string();
+    let limits = &document(&live)["limits"];
+    assert_eq!(limits["namespace"], "team-a");
+    let details = limits["details"].to_string();
     for text in [
         "only pods of namespace team-a are shown",
         "only resourceclaims of namespace team-a are shown",
         "you may not list resourceslices: no GPU can be shown",
         "you may not list nodes",
-        "reasons of pending pods are not shown",
+        "reasons of pending pods are those that the controller wrote last",
     ] {
-        assert!(notices.contains(text), "{text}: {notices}");
+        assert!(details.contains(text), "{text}: {details}");
     }
     // Not served, so nothing is hidden.
-    assert!(!notices.contains("gpuquotas"), "{notices}");
+    assert!(!details.contains("gpuquotas"), "{details}");
+    assert_eq!(details.matches("devicetaintrules:").count(), 1, "{details}");
     let mut pods = 0;
     live.change(|snapshot| pods = snapshot.pods.len());
     assert_eq!(pods, 1);
@@ -146,4 +153,30 @@ fn ends_watch_without_permission() {
     let watching = |code| end_of(&watcher::Error::WatchStartFailed(api(code)));
     assert_eq!(watching(403), Some(End::WatchDenied));
     assert_eq!(watching(410), None);
+}
+
+#[test]
+fn follows_reservations_of_leader() {
+    let live = Arc::new(Live::new("test".to_owned(), settings()));
+    let mut follower = Follower::<GpuControllerLeader>::new(&live);
+    let leader = json!({
+        "apiVersion": "gpu.drava.dev/v1alpha1", "kind": "GpuControllerLeader",
+        "metadata": {"name": "drava-controller", "uid": "u"}, "spec": {"holder": "p"},
+        "status": {"omittedReservations": 2, "reservations": [{
+            "namespace": "x", "pod": "head", "claim": "head", "purpose": "HeadOfQueue",
+            "devices": [{"request": "gpu", "pool": "n1/gpus", "device": "gpu-1"}],
+        }]},
+    });
+    let leader: Listed<GpuControllerLeader> = serde_json::from_value(leader).expect("a leader");
+    let reservations = |live: &Live| {
+        let mut counts = (0, 0);
+        live.change(|snapshot| {
+            counts = (snapshot.reservations.len(), snapshot.omitted_reservations);
+        });
+        counts
+    };
+    follower.apply(watcher::Event::Apply(leader.clone()));
+    assert_eq!(reservations(&live), (1, 2));
+    follower.apply(watcher::Event::Delete(leader));
+    assert_eq!(reservations(&live), (0, 0));
 }
