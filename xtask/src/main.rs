@@ -8,6 +8,7 @@ mod deploy;
 mod figures;
 mod gpu;
 mod image;
+mod screenshots;
 mod test;
 
 use std::process::ExitCode;
@@ -41,6 +42,8 @@ enum Task {
     Codegen(codegen::Args),
     /// Print how large the crates are.
     Figures(figures::Args),
+    /// Write the images of the console in the documents, with headless Chromium.
+    Screenshots(screenshots::Args),
 }
 
 fn main() -> ExitCode {
@@ -53,6 +56,7 @@ fn main() -> ExitCode {
         Task::Image(args) => image::run(args),
         Task::Codegen(args) => codegen::run(&args),
         Task::Figures(args) => figures::run(&args),
+        Task::Screenshots(args) => screenshots::run(&args),
     });
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

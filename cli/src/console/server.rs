@@ -10,14 +10,17 @@ use axum::http::HeaderValue;
 use axum::http::header::{self, HeaderName};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse as _, Response};
-use futures::StreamExt as _;
+use futures::{Stream, StreamExt as _};
+use tokio::sync::watch;
 use tokio_stream::wrappers::WatchStream;
 
 use super::access::{Guard, Resource};
 use super::live::Live;
 
-/// Shortest time between two events about changes; each makes the page read the model.
-const MIN_INTERVAL: Duration = Duration::from_secs(1);
+/// Time between the first events about changes: the first lists complete one by one. It doubles with each event.
+const FIRST_INTERVAL: Duration = Duration::from_millis(50);
+/// Time between later events; each makes the page read the model.
+const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Headers of all responses. The page may load its own files only, and no site may embed it.
 const HEADERS: [(HeaderName, &str); 8] = [
@@ -76,14 +79,44 @@ fn respond(resource: Resource, live: &Live) -> Response {
         )
             .into_response(),
         Resource::Events => {
-            // A receiver sees the newest generation only, so changes during the pause are one event.
-            let changes = WatchStream::new(live.changes()).then(|generation| async move {
-                tokio::time::sleep(MIN_INTERVAL).await;
+            let events = generations(live.changes()).map(|generation| {
                 Ok::<_, Infallible>(Event::default().data(generation.to_string()))
             });
-            Sse::new(changes)
+            Sse::new(events)
                 .keep_alive(KeepAlive::default())
                 .into_response()
         }
+    }
+}
+
+/// Returns the present generation at once, and later ones after a pause.
+fn generations(changes: watch::Receiver<u64>) -> impl Stream<Item = u64> {
+    let mut pause = Duration::ZERO;
+    // A receiver sees the newest generation only, so changes during the pause are one event.
+    WatchStream::new(changes).then(move |generation| {
+        let present = pause;
+        pause = (2 * pause).clamp(FIRST_INTERVAL, INTERVAL);
+        async move {
+            if present > Duration::ZERO {
+                tokio::time::sleep(present).await;
+            }
+            generation
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn sends_present_generation_without_pause() {
+        let sender = watch::Sender::new(7);
+        let mut generations = Box::pin(generations(sender.subscribe()));
+        assert_eq!(generations.next().now_or_never(), Some(Some(7)));
+        sender.send_replace(8);
+        assert_eq!(generations.next().await, Some(8));
     }
 }

@@ -155,10 +155,12 @@ impl Browser {
         }
     }
 
-    /// Sets size and appearance of the page.
+    /// Sets size and appearance of the page. Narrow windows are those of phones.
     pub(crate) fn emulate(&mut self, (width, height): (u32, u32), scheme: Scheme) -> Result<()> {
-        let metrics =
-            json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false});
+        let is_phone = width < 500;
+        let metrics = json!({
+            "width": width, "height": height, "deviceScaleFactor": if is_phone { 1.5 } else { 1.0 }, "mobile": is_phone,
+        });
         self.call("Emulation.setDeviceMetricsOverride", &metrics)?;
         let media = json!({"features": [{"name": "prefers-color-scheme", "value": scheme.name()}, {"name": "prefers-reduced-motion", "value": "reduce"}]});
         self.call("Emulation.setEmulatedMedia", &media)?;

@@ -81,6 +81,7 @@ pub(crate) struct Dump {
     claims: Vec<Value>,
     pods: Vec<Value>,
     quotas: Vec<Value>,
+    reservations: Vec<Value>,
     seed: u64,
 }
 
@@ -105,6 +106,7 @@ pub(crate) fn dump(nodes: usize) -> Value {
         "nodes": dump.nodes, "resourceSlices": dump.slices, "deviceTaintRules": dump.rules,
         "deviceClasses": [class("gpu.drava.dev", "gpu"), class("vgpu.drava.dev", "vgpu"), class("mig.drava.dev", "mig")],
         "resourceClaims": dump.claims, "pods": dump.pods, "gpuQuotas": dump.quotas, "resourceClaimTemplates": [],
+        "reservations": dump.reservations,
     })
 }
 
@@ -175,9 +177,18 @@ impl Dump {
     fn in_use(&mut self, node: usize, gpu: usize, model: &Model) -> Use {
         if node == 0 {
             return match gpu {
-                0 | 1 => Use::Whole,
+                0 => Use::Whole,
                 2 => Use::Shares(vec![(40, 50), (25, 20), (20, 0)]),
-                3 => Use::Shares(vec![(50, 40), (30, 30)]),
+                // Shares of which some are too small for a label.
+                3 => Use::Shares(vec![
+                    (42, 40),
+                    (14, 10),
+                    (8, 10),
+                    (5, 5),
+                    (3, 0),
+                    (2, 0),
+                    (1, 5),
+                ]),
                 4 => Use::Partitions(4),
                 _ => Use::Free,
             };
@@ -243,9 +254,13 @@ impl Dump {
     }
 
     fn add_queue(&mut self, nodes: usize) {
-        let waiting = if nodes == 1 { 5 } else { 48 };
+        let waiting = if nodes == 1 { 7 } else { 48 };
         for number in 0..waiting {
-            let kind = if nodes == 1 { number } else { number % 7 };
+            // On one node, the last two are further members of the gang.
+            let kind = match number {
+                5 | 6 if nodes == 1 => 1,
+                _ => number % 7,
+            };
             let (class, amounts, count) = match kind {
                 0 => (
                     "vgpu.drava.dev",
@@ -262,7 +277,11 @@ impl Dump {
                 4 => ("vgpu.drava.dev", json!({"memory": "8Gi"}), 1),
                 _ => ("vgpu.drava.dev", json!({"memory": "128Gi"}), 1),
             };
-            let tenant = TENANTS[number * 4 % TENANTS.len()];
+            let tenant = if kind == 1 {
+                "research"
+            } else {
+                TENANTS[number * 4 % TENANTS.len()]
+            };
             let (claim, pod) = (format!("queued-{number}-gpu"), format!("queued-{number}"));
             let mut exactly = json!({"deviceClassName": class, "count": count});
             if amounts.is_object() {
@@ -274,17 +293,22 @@ impl Dump {
             }));
             let mut pod = pod_of(&pod, tenant, &claim, None, 10_000 + number);
             if kind == 1 {
-                // The API server does not validate values of annotations.
-                let hostile = "train <img src=x onerror=alert(1)>";
-                let name = if nodes == 1 { hostile } else { "train-a" };
                 pod["metadata"]["annotations"] =
-                    json!({"gpu.drava.dev/gang": name, "gpu.drava.dev/gang-min": "2"});
+                    json!({"gpu.drava.dev/gang": "train-a", "gpu.drava.dev/gang-min": "2"});
             }
+            pod["status"]["conditions"] = json!([{
+                "type": "gpu.drava.dev/Allocated", "status": "False", "reason": "GpuUnschedulable",
+                "message": condition(kind, nodes),
+            }]);
             if kind == 4 {
                 pod["spec"]["nodeSelector"] = json!({"topology.kubernetes.io/zone": "east"});
             }
             self.pods.push(pod);
         }
+        self.reservations.push(json!({
+            "namespace": "research", "pod": "queued-1", "claim": "queued-1-gpu", "purpose": "HeadOfQueue",
+            "devices": [{"request": "gpu", "pool": "gpu-001/gpus", "device": "gpu-5"}],
+        }));
     }
 
     fn add_quotas(&mut self, nodes: usize) {
@@ -294,11 +318,11 @@ impl Dump {
             (
                 "serving",
                 json!(["llm-serving", "speech"]),
-                (160, 5),
+                (160, 10),
                 Some(60),
             ),
             ("notebooks", json!(["notebooks", "ci"]), (60, 6), None),
-            ("rendering", json!(["batch-render"]), (24, 2), None),
+            ("rendering", json!(["batch-render"]), (96, 4), None),
         ] {
             let mut spec = json!({
                 "namespaces": namespaces,
@@ -311,6 +335,22 @@ impl Dump {
                 "apiVersion": "gpu.drava.dev/v1alpha1", "kind": "GpuQuota", "metadata": {"name": name}, "spec": spec,
             }));
         }
+    }
+}
+
+/// Returns what the controller has written in the pod.
+fn condition(kind: usize, nodes: usize) -> String {
+    match kind {
+        0 => format!(
+            "0/{nodes} nodes: {nodes} InsufficientMemory (requested memory 96 GiB exceeds the largest GPU)"
+        ),
+        1 => format!("0/{nodes} nodes: {nodes} InsufficientDevices (12 requested)"),
+        2 => "InvalidRequest: request gpu: capacity cores: 120 exceeds 100".to_owned(),
+        3 => "WaitingForDeletion: pods that are being deleted have the devices".to_owned(),
+        4 => format!("0/{nodes} nodes: {nodes} NodeUnfit (node selector does not match)"),
+        _ => format!(
+            "0/{nodes} nodes: {nodes} InsufficientMemory (requested memory 128 GiB exceeds the largest GPU)"
+        ),
     }
 }
 

@@ -181,5 +181,5 @@ setInterval(() => {
 route();
 read();
 const events = new EventSource("events");
-events.addEventListener("message", read);
+events.addEventListener("message", (event) => { if (ui.stale || Number(event.data) !== ui.model?.generation) read(); });
 events.addEventListener("error", () => { ui.stale = true; drawStatus(); });

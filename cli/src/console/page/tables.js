@@ -40,7 +40,7 @@ function drawTenants(main) {
     .filter((tenant) => words.every((word) => tenant.namespace.toLowerCase().includes(word)))
     .sort((a, b) => b.memory - a.memory || a.namespace.localeCompare(b.namespace, "en", { numeric: true }));
   frame(main, "tenants", () => [
-    table(["Namespace", "Memory, part of the cluster", "GPU time", "Whole GPUs", "Shares", "Partitions", "Pods", "Pending", "Quota"], "tenants", "wide"),
+    table(["Namespace", "Memory, % of the cluster", "GPU time", "Whole GPUs", "Shares", "Partitions", "Pods", "Pending", "Quota"], "tenants", "wide"),
     el("div", { id: "more-tenants" }),
   ]);
   drawResult(words.length > 0, `${tenants.length.toLocaleString("en")} of ${plural(ui.model.tenants.length, "tenant")}`);
@@ -73,6 +73,9 @@ const QUEUE_STATES = {
 const codeOf = (pod) => pod.reason ?? pod.state;
 const codeText = (code) => QUEUE_STATES[code] ?? code;
 
+// The text without the code before it, which the chip says.
+const textOf = (pod) => (pod.summary.startsWith(`${pod.reason}: `) ? pod.summary.slice(pod.reason.length + 2) : pod.summary);
+
 // Rows of the queue: a gang is one row, at the place of its oldest member.
 function queueRows(pods) {
   const rows = new Map();
@@ -102,7 +105,7 @@ function queueRow({ pods }) {
     const ofCode = pods.filter((other) => codeOf(other) === codeOf(pod)).length;
     return el("div", {},
       el("span", { class: `chip ${pod.state.toLowerCase()}` }, codeText(codeOf(pod)), isGang && codes.length > 1 ? ` (${ofCode})` : ""),
-      el("span", {}, pod.summary),
+      el("span", {}, textOf(pod)),
       (pod.reserved ?? []).length > 0 ? el("small", {}, ` Reserved for the pod: ${pod.reserved.join(", ")}.`) : null);
   });
   const name = isGang
@@ -169,6 +172,7 @@ function quotaResource(resource) {
     el("div", { class: "quota-bar", role: "img", "aria-label": texts.join(", ") },
       el("span", { class: `used${isOver ? " over" : ""}`, style: { width: `${percent(guaranteed, top)}%` } }),
       el("span", { class: "borrowed", style: { width: `${percent(resource.used - guaranteed, top)}%` } }),
+      resource.used > resource.limit ? el("i", { class: "limit", title: `limit ${amount(resource.limit)}`, style: { left: `${percent(resource.limit, top)}%` } }) : null,
       resource.guarantee === undefined ? null : el("i", { title: `guarantee ${amount(resource.guarantee)}`, style: { left: `${percent(resource.guarantee, top)}%` } })),
     el("small", {}, texts.join(" · ")));
 }
