@@ -1,6 +1,6 @@
 //! What the console shows: a pure function of the cluster's state.
 //!
-//! The page draws this model and computes nothing but ages and text. All amounts are allocations, as in
+//! The page draws this model: it filters and groups, and computes ages and text. All amounts are allocations, as in
 //! `kubectl drava top`.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -71,7 +71,11 @@ pub(super) fn queue(snapshot: &Snapshot, settings: Option<&Settings>) -> Vec<Que
     let queued = pods.into_iter().filter_map(|pod| {
         let settings = settings.filter(|_| explained < MAX_EXPLAINED);
         let report = match settings {
-            None => explain::Report::of_condition(pod),
+            None => {
+                let mut report = explain::Report::of_condition(pod);
+                report.reason = reason_in(&report.summary);
+                report
+            }
             Some(settings) => {
                 let report = explain::of_pod(snapshot, pod, settings, Depth::Nodes);
                 // Not drava's.
@@ -104,10 +108,7 @@ fn queued(snapshot: &Snapshot, pod: &Pod, report: explain::Report) -> QueuedPod 
         created: created(pod),
         explanation: PodExplanation {
             state: report.state,
-            reason: report
-                .reason
-                .or_else(|| reason_in(&report.summary))
-                .map(Reason::as_str),
+            reason: report.reason.map(Reason::as_str),
             summary: report.summary,
             reserved: report.reserved,
         },
@@ -116,7 +117,7 @@ fn queued(snapshot: &Snapshot, pod: &Pod, report: explain::Report) -> QueuedPod 
     }
 }
 
-/// Returns the reason with which a condition begins: `InvalidRequest: …` or `0/2 nodes: 2 InsufficientMemory (…), …`.
+/// Returns the first reason that a condition names: `InvalidRequest: …` or `0/2 nodes: 2 InsufficientMemory (…), …`.
 fn reason_in(condition: &str) -> Option<Reason> {
     let mut words = condition.split([' ', ':']);
     words.find_map(|word| {
