@@ -76,6 +76,7 @@ pub(crate) async fn run(source: Source, options: Options) -> anyhow::Result<()> 
             live
         }
     };
+    tokio::spawn(Arc::clone(&live).prepare());
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, options.port))
         .await
         .with_context(|| {

@@ -1,7 +1,7 @@
 //! State that the console shows, and its changes.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::body::Bytes;
 use serde::Serialize;
@@ -131,6 +131,18 @@ impl Live {
         self.generation.subscribe()
     }
 
+    /// Renders the first complete model, before a page asks for it: in a large cluster the decisions on the queue take long.
+    pub(super) async fn prepare(self: Arc<Self>) {
+        let mut changes = self.changes();
+        while !is_complete(&self.lock().access) {
+            if changes.changed().await.is_err() {
+                return;
+            }
+        }
+        // The page asks again if this fails.
+        let _ = tokio::task::spawn_blocking(move || self.document()).await;
+    }
+
     /// Returns the model as JSON.
     pub(super) fn document(&self) -> Bytes {
         let generation = *self.generation.borrow();
@@ -145,7 +157,7 @@ impl Live {
             source: &self.source,
             version: env!("CARGO_PKG_VERSION"),
             generation,
-            is_complete: !access.values().any(|access| *access == Access::Pending),
+            is_complete: is_complete(access),
             is_stale: access
                 .values()
                 .any(|access| matches!(access, Access::Failing(_))),
@@ -213,6 +225,11 @@ impl Kind {
     }
 }
 
+/// Returns whether the first list of every kind is complete.
+fn is_complete(access: &BTreeMap<Kind, Access>) -> bool {
+    !access.values().any(|access| *access == Access::Pending)
+}
+
 /// Returns whether the allocator has what it needs for a decision.
 fn can_explain(access: &BTreeMap<Kind, Access>) -> bool {
     let mut needed = access
@@ -256,7 +273,7 @@ fn limits(access: &BTreeMap<Kind, Access>) -> Limits {
             limits.details.push(detail);
         }
     }
-    if !can_explain(access) && !access.values().any(|access| *access == Access::Pending) {
+    if !can_explain(access) && is_complete(access) {
         limits.details.push(
             "reasons of pending pods are those that the controller wrote last: other reasons depend on objects that you may \
              not list"
@@ -335,6 +352,19 @@ mod tests {
             ["cannot read nodes: refused; trying again"]
         );
         assert!(!limits(&access).hidden.contains("nodes"));
+    }
+
+    #[tokio::test]
+    async fn prepares_first_complete_model() {
+        let settings = drava_explanation::fixture::settings();
+        let live = Arc::new(Live::new("test".to_owned(), settings));
+        live.set_access(Kind::Nodes, Access::Pending);
+        let prepared = tokio::spawn(Arc::clone(&live).prepare());
+        tokio::task::yield_now().await;
+        assert_eq!(live.lock().document, None);
+        live.set_access(Kind::Nodes, Access::Complete);
+        prepared.await.unwrap();
+        assert!(live.lock().document.is_some());
     }
 
     #[test]
