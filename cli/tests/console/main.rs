@@ -486,6 +486,18 @@ fn draws_long_lists_in_parts() -> Result<()> {
     browser.wait(
         "document.querySelectorAll('.node').length === 100 && !document.querySelector('.more')",
     )?;
+    // More nodes than the map draws at a time: the groups are complete at the end.
+    browser.evaluate(
+        "ui.model.nodes = Array.from({length: 600}, (_, index) => ({...ui.model.nodes[index % 100], name: `n-${index}`}));
+        ui.layout = 'map'; draw()",
+    )?;
+    assert_eq!(
+        browser.evaluate("document.querySelectorAll('.tile').length")?,
+        json!(240)
+    );
+    browser.wait(
+        "(document.querySelector('.more')?.scrollIntoView(), document.querySelectorAll('.tile').length === 600)",
+    )?;
     // Thousands of pods.
     browser.evaluate(
         "ui.model.queue = Array.from({length: 5000}, (_, index) => ({...ui.model.queue[0], pod: `p-${index}`, gang: undefined}));

@@ -9,7 +9,7 @@ const STATES = {
 // From this number of nodes on, the map is shown first.
 const MAP_FROM = 17;
 // Number of nodes in the list, of tiles in the map, and of rows in a table that are drawn at a time.
-const CHUNK = { list: 40, map: 1000, rows: 200 };
+const CHUNK = { list: 40, map: 240, rows: 200 };
 const ui = { model: null, view: "gpus", filter: "", layout: null, color: "use", state: null, code: null, stale: false, drawn: {} };
 
 // Creates an element. Properties with a dash and `role` are attributes; others are set on the object.
@@ -59,11 +59,12 @@ function sync(parent, items, key, render) {
 }
 
 // The first items of a list; its others are drawn when its end comes into view.
-const drawn = (items, list) => items.slice(0, ui.drawn[list] ?? CHUNK[list] ?? CHUNK.rows);
+const limitOf = (list) => ui.drawn[list] ?? CHUNK[list] ?? CHUNK.rows;
+const drawn = (items, list) => items.slice(0, limitOf(list));
 
 // Fills the element at the end of a list: a button if not all of it is drawn.
 function drawMore(parent, list, count, noun) {
-  const shown = ui.drawn[list] ?? CHUNK[list] ?? CHUNK.rows;
+  const shown = limitOf(list);
   sync(parent, count > shown ? [[shown, count]] : [], String, () => {
     const more = () => {
       ui.drawn[list] = shown + (CHUNK[list] ?? CHUNK.rows);

@@ -173,25 +173,28 @@ function drawGpus(main) {
     sync(container, drawn(nodes, "list"), (node) => `list ${node.name}`, (node) => nodeCard(node, largest));
     return;
   }
-  const isDrawn = new Set(drawn(nodes, "map"));
   const groups = new Map();
   for (const node of nodes) {
     const model = [...new Set(node.gpus.map((gpu) => gpu.productName))].join(" + ") || "Nodes without usable GPUs";
     if (!groups.has(model)) groups.set(model, []);
     groups.get(model).push(node);
   }
-  const named = [...groups].map(([model, members]) => ({ model, members })).sort((a, b) => b.members.length - a.members.length);
+  let left = limitOf("map");
+  const named = [...groups].sort(([, a], [, b]) => b.length - a.length).map(([model, members]) => {
+    const shown = members.slice(0, left);
+    left -= shown.length;
+    return { model, members, shown };
+  }).filter(({ shown }) => shown.length > 0);
   const short = shortNames(ui.model.nodes.map((node) => node.name));
   // The group is reused; its tiles are synchronized one by one.
   sync(container, named.map(({ model }) => model), (model) => `map ${model}`, (model) => el("section", { class: "group", "aria-label": model },
     el("h2", {}, el("span", { class: "title" }, model), el("span", { class: "models" })), el("div", { class: "tiles" })));
-  named.forEach(({ members }, index) => {
+  named.forEach(({ members, shown }, index) => {
     const group = container.children[index];
     const sum = (amount) => members.reduce((total, node) => total + node.gpus.reduce((of, gpu) => of + gpu.memory[amount], 0), 0);
     group.querySelector(".models").textContent = `${plural(members.length, "node")}, ${plural(gpus(members), "GPU")}, ` +
       `${rounded(percent(sum("allocated"), sum("total")))}% of ${bytes(sum("total"))} allocated`;
-    sync(group.querySelector(".tiles"), members.filter((node) => isDrawn.has(node)), (node) => node.name,
-      (node) => tile(node, largest, short.get(node.name)));
+    sync(group.querySelector(".tiles"), shown, (node) => node.name, (node) => tile(node, largest, short.get(node.name)));
   });
 }
 
