@@ -246,9 +246,12 @@ impl Browser {
         Ok(())
     }
 
-    /// Writes what the page shows as PNG.
+    /// Writes what the page shows as PNG, without scroll bars: those of a phone fade.
     pub(crate) fn screenshot(&mut self, path: &Path) -> Result<()> {
+        let hide = |hidden: bool| json!({"hidden": hidden});
+        self.call("Emulation.setScrollbarsHidden", &hide(true))?;
         let result = self.call("Page.captureScreenshot", &json!({"format": "png"}))?;
+        self.call("Emulation.setScrollbarsHidden", &hide(false))?;
         let data = result["data"].as_str().context("no screenshot")?;
         let png = base64::engine::general_purpose::STANDARD.decode(data)?;
         ensure!(png.starts_with(b"\x89PNG"), "no PNG");
