@@ -14,7 +14,7 @@ fn named_tests(page: &str) -> Vec<(String, String)> {
     let mut file = None;
     let mut named = Vec::new();
     for word in quoted {
-        if word.ends_with(".rs") && word.contains("/tests/") {
+        if word.ends_with(".rs") && word.contains('/') {
             file = Some(word);
         } else if let Some(file) = file.filter(|_| is_name(word)) {
             named.push((file.to_owned(), word.to_owned()));

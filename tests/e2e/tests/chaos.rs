@@ -380,17 +380,21 @@ fn serves_all_while_everything_fails_in_turn() -> Result<()> {
     Ok(())
 }
 
+/// Members of a gang: more than the leader writes at the same time, so that some writes wait for the answers to others.
+const MEMBERS: usize = 18;
+
 /// Returns names and manifests of the members of a gang.
 fn members(gang: &str) -> Vec<(String, String)> {
     let member = |index: usize| {
         let name = format!("{gang}-{index}");
-        let manifest = pod_with_share(&name, "vgpu.drava.dev", "{memory: 15Gi}");
+        let manifest = pod_with_share(&name, "vgpu.drava.dev", "{memory: 7Gi}");
         let plain = format!("kind: Pod\nmetadata: {{name: {name}}}");
-        let annotations = format!("annotations: {{{GANG}: {gang}, gpu.drava.dev/gang-min: \"8\"}}");
+        let annotations =
+            format!("annotations: {{{GANG}: {gang}, gpu.drava.dev/gang-min: \"{MEMBERS}\"}}");
         let annotated = format!("kind: Pod\nmetadata: {{name: {name}, {annotations}}}");
         (name, manifest.replace(&plain, &annotated))
     };
-    (0..8).map(member).collect()
+    (0..MEMBERS).map(member).collect()
 }
 
 #[test]
