@@ -381,7 +381,7 @@ fn serves_all_while_everything_fails_in_turn() -> Result<()> {
 }
 
 /// Members of a gang: more than the leader writes at the same time, so that some writes wait for the answers to others.
-const MEMBERS: usize = 18;
+const LARGE_GANG: usize = 18;
 
 /// Returns names and manifests of the members of a gang.
 fn members(gang: &str) -> Vec<(String, String)> {
@@ -390,11 +390,11 @@ fn members(gang: &str) -> Vec<(String, String)> {
         let manifest = pod_with_share(&name, "vgpu.drava.dev", "{memory: 7Gi}");
         let plain = format!("kind: Pod\nmetadata: {{name: {name}}}");
         let annotations =
-            format!("annotations: {{{GANG}: {gang}, gpu.drava.dev/gang-min: \"{MEMBERS}\"}}");
+            format!("annotations: {{{GANG}: {gang}, gpu.drava.dev/gang-min: \"{LARGE_GANG}\"}}");
         let annotated = format!("kind: Pod\nmetadata: {{name: {name}, {annotations}}}");
         (name, manifest.replace(&plain, &annotated))
     };
-    (0..MEMBERS).map(member).collect()
+    (0..LARGE_GANG).map(member).collect()
 }
 
 #[test]
