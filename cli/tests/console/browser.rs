@@ -250,6 +250,10 @@ impl Browser {
     pub(crate) fn screenshot(&mut self, path: &Path) -> Result<()> {
         let hide = |hidden: bool| json!({"hidden": hidden});
         self.call("Emulation.setScrollbarsHidden", &hide(true))?;
+        // The space of the bars is free in the next frame.
+        let frame =
+            "new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(resolve)))";
+        self.evaluate(&format!("{frame}.then(() => true)"))?;
         let result = self.call("Page.captureScreenshot", &json!({"format": "png"}))?;
         self.call("Emulation.setScrollbarsHidden", &hide(false))?;
         let data = result["data"].as_str().context("no screenshot")?;
