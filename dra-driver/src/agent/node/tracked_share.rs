@@ -417,7 +417,11 @@ impl TrackedShare {
 
 /// Returns the memory that the programs of a share use, with these limits, as libvgpu counts it but for the surplus of their
 /// contexts, which they may lose at any time; `None` without a readable region.
-fn used_bytes(region: &UsageRegion, limits: &Limits, buffer: &mut ReadBuffer) -> Option<u64> {
+pub(crate) fn used_bytes(
+    region: &UsageRegion,
+    limits: &Limits,
+    buffer: &mut ReadBuffer,
+) -> Option<u64> {
     let counted = region.live_bytes(buffer).ok()?;
     Some(counted.saturating_add(limits.driver_excess_bytes))
 }

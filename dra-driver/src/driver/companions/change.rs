@@ -7,6 +7,7 @@ use drava_api::error::describe;
 use tokio::time::Instant;
 
 use crate::agent::node::limits_page::Page;
+use crate::agent::node::tracked_share::used_bytes;
 use crate::agent::node::usage_region::{ReadBuffer, UsageRegion};
 use crate::gpus::inventory::NodeInventory;
 use crate::node::claim::{ClaimUid, ShareId};
@@ -27,7 +28,7 @@ pub(super) const SETTLED: Duration = Duration::from_millis(250);
 pub(super) struct Memory {
     /// Limit in its page.
     pub(super) limit_bytes: u64,
-    /// What its living processes were charged; `None` without a readable region.
+    /// What its programs use, as the agent counts it; `None` without a readable region.
     pub(super) used_bytes: Option<u64>,
 }
 
@@ -36,9 +37,10 @@ impl Memory {
     pub(super) fn read(layout: &Layout, claim: &ClaimUid, share: &ShareId) -> Option<Self> {
         let page = Page::open(&layout.limits(claim, share)).ok()?;
         let region = UsageRegion::open(&layout.usage(claim, share));
+        let limits = page.limits();
         Some(Self {
-            limit_bytes: page.limits().memory_limit_bytes?,
-            used_bytes: region.live_bytes(&mut ReadBuffer::default()).ok(),
+            limit_bytes: limits.memory_limit_bytes?,
+            used_bytes: used_bytes(&region, limits, &mut ReadBuffer::default()),
         })
     }
 
