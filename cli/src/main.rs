@@ -145,8 +145,9 @@ enum Command {
     ///
     /// PEAK is the highest memory of a share; the recommendation is 15% more, or 20% more than a limit at which allocations were
     /// denied. USED is the GPU time that a share exceeds in 5% of the time. The amounts are those of Prometheus; claims of pods
-    /// that are gone count where their names tell the workload. Nothing is changed: a recommendation is for the next ResourceClaimTemplate,
-    /// or for `kubectl drava resize`. -o json has the recommended amounts as the `capacity.requests` of a request.
+    /// that are gone count where their names tell the workload. Nothing is changed: a recommendation is for the next
+    /// ResourceClaimTemplate, or for `kubectl drava resize`. -o json has the recommended amounts as the `capacity.requests` of a
+    /// request.
     #[command(
         after_help = "Examples:\n  kubectl drava recommend --prometheus monitoring/prometheus-operated:9090 --since 2w\n  kubectl drava recommend --prometheus http://localhost:9090 -n research -o json"
     )]

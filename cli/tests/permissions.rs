@@ -396,6 +396,78 @@ without 1.0 hours of MIG partitions, whose size the metrics do not show
     assert_eq!(printed.code, Some(1), "{printed:?}");
 }
 
+const GIB: f64 = 1_073_741_824.0;
+
+/// Prometheus with the shares of a pod that has 10 GiB and 40 cores.
+fn with_usage(_: &str, path: &str) -> (u16, Value) {
+    let Some((_, query)) = path.split_once("/api/v1/query?") else {
+        return match path {
+            "/api/v1/namespaces/a/pods" => list(&json!([{
+                "metadata": {"namespace": "a", "name": "p"},
+                "spec": {"containers": [], "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "t"}]},
+                "status": {"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "p-gpu-abcde"}]},
+            }])),
+            _ => failure(403),
+        };
+    };
+    let mut parameters = form_urlencoded::parse(query.as_bytes());
+    let (_, query) = parameters.next().expect("a query");
+    assert!(query.ends_with(")[604800s:303s])"), "{query}");
+    let values = [
+        ("max_over_time(", "drava_share_memory_peak_bytes", 4.0 * GIB),
+        ("max_over_time(", "drava_share_memory_denials_total", 0.0),
+        (
+            "last_over_time(",
+            "drava_share_memory_limit_bytes",
+            10.0 * GIB,
+        ),
+        (
+            "last_over_time(",
+            "drava_share_gpu_time_guaranteed_ratio",
+            0.4,
+        ),
+        (
+            "quantile_over_time(0.95, ",
+            "rate(drava_share_gpu_time_seconds_total[5m])",
+            0.1,
+        ),
+        // Two days.
+        (
+            "count_over_time(",
+            "drava_share_memory_peak_bytes",
+            172_800.0 / 303.0,
+        ),
+    ];
+    let is_asked = |(function, metric, _): &&(&str, &str, f64)| {
+        query.starts_with(function) && query.contains(&format!("({metric})"))
+    };
+    let mut value = values.iter().filter(is_asked);
+    let (Some((.., value)), None) = (value.next(), value.next()) else {
+        panic!("{query}");
+    };
+    let metric = json!({"namespace": "a", "claim": "p-gpu-abcde", "request": "gpu"});
+    let series = json!({"metric": metric, "value": [1, value.to_string()]});
+    (
+        200,
+        json!({"status": "success", "data": {"result": [series]}}),
+    )
+}
+
+#[test]
+fn recommends_by_queries_of_prometheus() {
+    let service = ["recommend", "--prometheus", "monitoring/prometheus:9090"];
+    let printed = run(with_usage, &service);
+    assert_eq!(
+        printed.stdout,
+        "\
+NAMESPACE   WORKLOAD   REQUEST   CLAIMS   OBSERVED   MEMORY   PEAK   RECOMMENDED   CORES   USED   RECOMMENDED
+a           pod/p      gpu/gpu   1        48h        10Gi     4Gi    4736Mi        40      10     15
+all together: 5504Mi less of memory, 25 less cores
+",
+        "{printed:?}"
+    );
+}
+
 fn document(answer: Answer, command: &[&str]) -> Value {
     let printed = run(answer, &[command, &["-o", "json"]].concat());
     assert_eq!(printed.code, Some(0), "{printed:?}");
