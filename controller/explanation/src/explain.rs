@@ -22,9 +22,8 @@ use serde::Serialize;
 
 use crate::advice;
 use crate::changes::{self, Change, changes_text};
-use crate::printable::printable;
 use crate::snapshot::{Held, Snapshot};
-use crate::table::table;
+use crate::terminal::{printable, table};
 
 pub mod claim;
 

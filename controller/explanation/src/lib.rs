@@ -12,10 +12,8 @@ pub mod explain;
 #[allow(clippy::expect_used, reason = "objects for tests")]
 pub mod fixture;
 pub mod owner;
-mod printable;
 pub mod simulate;
 pub mod snapshot;
-mod table;
+mod terminal;
 
-pub use printable::printable;
-pub use table::table;
+pub use terminal::{printable, table};

@@ -27,7 +27,7 @@ use crate::changes::{self, Change, changes_text};
 use crate::defaults::{self, Overheads};
 use crate::explain::{Settings, unknown_class};
 use crate::snapshot::Snapshot;
-use crate::table::table;
+use crate::terminal::table;
 
 /// Taints below `node.kubernetes.io` that the pods of a DaemonSet tolerate.
 const DAEMON_TOLERATIONS: [&str; 6] = [

@@ -93,7 +93,7 @@ const percent = (part, total) => (total > 0 ? (100 * part) / total : 0);
 const rounded = (value) => (value > 0 && value < 1 ? "<1" : String(Math.round(value)));
 const plural = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 
-// A sum of GPU time: the time of so many GPUs.
+// A sum of GPU time as a number of GPUs: 250 cores are the time of 2.5 GPUs.
 function gpuTime(cores) {
   const text = (cores / 100).toLocaleString("en", { maximumFractionDigits: 1 });
   return `${text} ${text === "1" ? "GPU" : "GPUs"}`;

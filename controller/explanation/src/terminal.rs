@@ -1,4 +1,4 @@
-//! Tables of text.
+//! Text for terminals.
 
 use comfy_table::{Table, presets};
 
@@ -16,6 +16,12 @@ pub fn table(header: &[&str], rows: Vec<Vec<String>>) -> String {
     let mut text = table.trim_fmt();
     text.push('\n');
     text
+}
+
+/// Returns a text of an object, which any user may have written, without control characters: they must not reach a terminal.
+#[must_use]
+pub fn printable(text: &str) -> String {
+    text.replace(char::is_control, " ")
 }
 
 #[cfg(test)]
