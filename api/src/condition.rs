@@ -15,11 +15,19 @@ pub enum ConditionType {
     Healthy,
     /// The share of the base claim has the capacity of the device, which a companion claim holds.
     Granted,
+    /// The processes of the claim are in host memory, and the GPU has none of their memory.
+    Suspended,
 }
 
 impl ConditionType {
     /// All types.
-    pub const ALL: [Self; 4] = [Self::Prepared, Self::Enforced, Self::Healthy, Self::Granted];
+    pub const ALL: [Self; 5] = [
+        Self::Prepared,
+        Self::Enforced,
+        Self::Healthy,
+        Self::Granted,
+        Self::Suspended,
+    ];
 
     /// Value of the condition's field `type`.
     #[must_use]
@@ -29,6 +37,7 @@ impl ConditionType {
             Self::Enforced => "Enforced",
             Self::Healthy => "Healthy",
             Self::Granted => "Granted",
+            Self::Suspended => "Suspended",
         }
     }
 
@@ -41,6 +50,9 @@ impl ConditionType {
             Self::Healthy => "The GPU of the device is healthy.",
             Self::Granted => {
                 "The share of the base claim has the capacity of the device, which a companion claim holds."
+            }
+            Self::Suspended => {
+                "The processes of the claim are in host memory, and the GPU has none of their memory."
             }
         }
     }
@@ -118,6 +130,13 @@ condition_reasons! {
     InUse: Granted, false, "The companion claim is being deleted, and the share of the base claim uses more memory than it keeps.";
     Released: Granted, false, "The companion claim is being deleted, and the share has given its capacity back.";
     Refused: Granted, false, "The claim cannot add its capacity to the base claim.";
+    Suspended: Suspended, true, "All processes are checkpointed and NVML shows none of their memory, or there are no \
+        processes. New processes wait.";
+    Resuming: Suspended, false, "The processes are being restored: the claim uses its GPU memory again.";
+    Resumed: Suspended, false, "All processes run.";
+    SuspendRefused: Suspended, false, "The shares cannot be suspended. Nothing was locked, or all was unlocked again.";
+    SuspendFailed: Suspended, false, "The suspension failed and was undone. It is tried again while the claim is to be \
+        suspended.";
 }
 
 impl fmt::Display for ConditionReason {

@@ -51,6 +51,18 @@ pub struct VgpuConfig {
     /// Mounts the graphics, video and Vulkan libraries of the NVIDIA driver, whose allocations no limit covers. Class only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unmetered: Option<bool>,
+    /// Suspension of the claim's shares.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub suspend: Option<SuspendConfig>,
+}
+
+/// Suspension of shares: their memory goes to the host, and their programs stand still until they are resumed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct SuspendConfig {
+    /// Whether the claim may be suspended; default: no. A claim cannot allow what its class denies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allowed: Option<bool>,
 }
 
 /// Enforcement of a share's GPU time.

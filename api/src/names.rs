@@ -54,6 +54,12 @@ pub const CONTEXT_MIB: [(&str, u64); 6] = [
 /// Label of a claim that adds capacity to the shares of another claim, its base: UID of the base.
 pub const COMPANION_LABEL: &str = "gpu.drava.dev/companion-of";
 
+/// Label of a claim whose shares are to be suspended, with the value [`SUSPEND`]. Only the controller writes and removes it.
+pub const SUSPEND_LABEL: &str = "gpu.drava.dev/suspend";
+
+/// Value of [`SUSPEND_LABEL`].
+pub const SUSPEND: &str = "true";
+
 /// Scheduling gate of pods without allocation, which kube-scheduler then does not try.
 pub const ALLOCATION_GATE: &str = "gpu.drava.dev/allocation";
 

@@ -13,6 +13,7 @@ use super::{ComputePolicy, Enforcement, MemoryPolicy, Percent, Placement, Priori
 /// | `maxPriority`, `memory.policy`, `enforcement`, `unmetered` | any | – |
 /// | `memory.percent` | – | any |
 /// | `placement` | any | any |
+/// | `suspend.allowed` | any | `true` unless the class says `false` |
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layer {
     /// The DeviceClass, written by the administrator.
@@ -71,6 +72,8 @@ pub struct Settings {
     pub placement: Placement,
     /// Whether the graphics and video libraries, which no limit covers, are mounted.
     pub unmetered: bool,
+    /// Whether the claim may be suspended; `None`: no layer says so, which means no.
+    pub suspend_allowed: Option<bool>,
 }
 
 impl Settings {
@@ -101,7 +104,14 @@ impl Settings {
                 gpu: placement.gpu.or(self.placement.gpu),
             },
             unmetered: config.unmetered.unwrap_or(self.unmetered),
+            suspend_allowed: suspend_allowed(config).or(self.suspend_allowed),
         })
+    }
+
+    /// Returns whether the claim may be suspended.
+    #[must_use]
+    pub fn allows_suspend(&self) -> bool {
+        self.suspend_allowed == Some(true)
     }
 
     fn claim_priority_limit(&self) -> Priority {
@@ -138,8 +148,15 @@ impl Settings {
         if config.unmetered.is_some() {
             return forbidden("unmetered", class_only);
         }
+        if suspend_allowed(config) == Some(true) && self.suspend_allowed == Some(false) {
+            return forbidden("suspend.allowed", "only false: the device class denies it");
+        }
         Ok(())
     }
+}
+
+fn suspend_allowed(config: &VgpuConfig) -> Option<bool> {
+    config.suspend?.allowed
 }
 
 fn check_class(config: &VgpuConfig) -> Result<(), ForbiddenField> {

@@ -41,7 +41,7 @@ fn names_field_in_errors() {
     let cases = [
         (
             document(json!({"memroy": {}})),
-            "config field memroy: unknown field `memroy`, expected one of `apiVersion`, `kind`, `computePolicy`, `priority`, `maxPriority`, `memory`, `enforcement`, `placement`, `unmetered`",
+            "config field memroy: unknown field `memroy`, expected one of `apiVersion`, `kind`, `computePolicy`, `priority`, `maxPriority`, `memory`, `enforcement`, `placement`, `unmetered`, `suspend`",
         ),
         (
             document(json!({"memory": {"percnt": 5}})),
@@ -86,6 +86,36 @@ fn names_field_in_errors() {
     assert!(
         decode_error(&document(json!({"unmetered": "yes"})))
             .starts_with("config field unmetered: invalid type")
+    );
+}
+
+#[test]
+fn allows_suspend_by_class_or_by_claim_unless_the_class_denies_it() {
+    let class = |fields| allocation_config("FromClass", &[], fields);
+    let claim = |fields| allocation_config("FromClaim", &[], fields);
+    let (yes, no) = (
+        json!({"suspend": {"allowed": true}}),
+        json!({"suspend": {"allowed": false}}),
+    );
+    let cases = [
+        (vec![], false),
+        (vec![class(yes.clone())], true),
+        (vec![claim(yes.clone())], true),
+        (
+            vec![class(json!({"suspend": {}})), claim(yes.clone())],
+            true,
+        ),
+        (vec![class(yes.clone()), claim(no.clone())], false),
+        (vec![class(no.clone())], false),
+    ];
+    for (configs, expected) in cases {
+        let settings = resolve(&configs, "gpu").unwrap();
+        assert_eq!(settings.allows_suspend(), expected, "{configs:?}");
+    }
+    let error = resolve(&[class(no), claim(yes)], "gpu").unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "config field suspend.allowed: not allowed in a claim (only false: the device class denies it)"
     );
 }
 
@@ -239,7 +269,7 @@ fn documents_every_field() {
     let everything = VgpuConfig::decode(&document(json!({
         "computePolicy": "fixed", "priority": 1, "maxPriority": 2,
         "memory": {"percent": 50, "policy": "spill"}, "enforcement": "required",
-        "placement": {"node": "spread", "gpu": "binpack"}, "unmetered": true,
+        "placement": {"node": "spread", "gpu": "binpack"}, "unmetered": true, "suspend": {"allowed": true},
     })))
     .unwrap();
     // Fails to match when a new field is not set above.
@@ -260,6 +290,7 @@ fn documents_every_field() {
             gpu: Some(_),
         }),
         unmetered: Some(_),
+        suspend: Some(SuspendConfig { allowed: Some(_) }),
     } = &everything
     else {
         panic!("{everything:?}");
