@@ -193,6 +193,16 @@ event_reasons! {
     Preempting: Normal, Controller, "Pod",
         "Pods of lower priority, or pods that borrow, were evicted for this pod, which gets their devices when they end.",
         "None.";
+    ShareResumed: Normal, Controller, "Pod",
+        "The suspended share of the pod has room on its GPU again, and its programs go on.",
+        "None.";
+    ShareSuspended: Normal, Controller, "Pod",
+        "The share of the pod is being suspended, or is suspended: for another pod, or because a user wishes it. Its programs stand \
+         still, and their GPU memory is in host memory.",
+        "None: the share is resumed when its amounts are free on its GPU; after `kubectl drava suspend`, with `kubectl drava resume`.";
+    SuspensionRefused: Warning, Controller, "Pod",
+        "A user wishes the share of the pod to be suspended, and it cannot be; the message says why.",
+        "Follow the message, or take the wish back with `kubectl drava resume`.";
     ProcessKilled: Warning, NodeDriver, "ResourceClaim",
         "A process violated the limits of a claim whose device class has `enforcement: required`, and was killed.",
         "See MemoryOverLimit, ProcessNotCounted and UsageRegionDamaged.";

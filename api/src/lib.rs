@@ -19,6 +19,7 @@ pub mod quantity;
 pub mod quota;
 pub mod reason;
 pub mod request;
+pub mod suspension;
 pub mod unavailable;
 pub mod xid;
 

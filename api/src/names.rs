@@ -57,7 +57,10 @@ pub const COMPANION_LABEL: &str = "gpu.drava.dev/companion-of";
 /// Label of a claim whose shares are to be suspended, with the value [`SUSPEND`]. Only the controller writes and removes it.
 pub const SUSPEND_LABEL: &str = "gpu.drava.dev/suspend";
 
-/// Value of [`SUSPEND_LABEL`].
+/// Annotation of a claim whose shares a user wishes to be suspended, with the value [`SUSPEND`]. The controller acts on it.
+pub const SUSPEND_WISH_ANNOTATION: &str = "gpu.drava.dev/suspend-requested";
+
+/// Value of [`SUSPEND_LABEL`] and [`SUSPEND_WISH_ANNOTATION`].
 pub const SUSPEND: &str = "true";
 
 /// Scheduling gate of pods without allocation, which kube-scheduler then does not try.

@@ -64,6 +64,7 @@ reasons! {
     NamespaceUnknown: "Quotas or policies select namespaces by labels, and those of the pod's namespace are not known so far.";
     WaitingForGang: "The gang of the pod cannot start: pods are missing, or too few of them fit at the same time.";
     WaitingForDeletion: "Pods that are being deleted, evicted for the pod or for another cause, have its devices.";
+    WaitingForSuspension: "Shares of other pods are being suspended for the pod; it gets their memory and GPU time then.";
     Reserved: "Free devices are reserved for another pod: the head of the queue, or one for which others were evicted.";
     RolloutBlocked: "Pods of the same Deployment hold the devices, and its rollout ends them only when this pod runs.";
     NotBound: "The scheduler of the pod did not bind it where its claims were allocated; they are allocated later again.";

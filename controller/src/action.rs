@@ -29,6 +29,8 @@ pub enum Action {
     Release(Release),
     /// Remove the allocation gate of a pod.
     RemoveGate(GateRemoval),
+    /// Write or withdraw the intent to suspend a claim.
+    WriteSuspension(SuspensionWrite),
     /// Publish an event.
     PublishEvent(PendingEvent),
     /// Write the condition of a pod.
@@ -52,6 +54,8 @@ pub enum Outcome {
     Eviction(Box<EvictionOutcome>),
     /// A gate removal has ended.
     GateRemoval(GateRemovalOutcome),
+    /// The write of an intent to suspend a claim has ended.
+    Suspension(SuspensionOutcome),
     /// The write of a quota's status has ended.
     QuotaStatus(StatusOutcome<GpuQuota>),
     /// The write of a policy's status has ended.
@@ -214,6 +218,26 @@ pub struct ReleaseOutcome {
     pub release: Release,
     /// The claim in its newest known version; `None` if it is unknown or deleted.
     pub claim: Option<Box<ResourceClaim>>,
+}
+
+/// The intent to suspend a claim, or its end.
+#[derive(Debug, Clone)]
+pub struct SuspensionWrite {
+    /// The claim in its newest known version.
+    pub claim: Arc<ResourceClaim>,
+    /// Whether the claim is to be suspended.
+    pub is_intended: bool,
+}
+
+/// Outcome of a [`SuspensionWrite`].
+#[derive(Debug)]
+pub struct SuspensionOutcome {
+    /// The claim.
+    pub key: ObjectKey,
+    /// Its newest known version.
+    pub claim: Option<Box<ResourceClaim>>,
+    /// Whether this version says what was to be written.
+    pub is_written: bool,
 }
 
 /// Removal of a pod's allocation gate.

@@ -172,6 +172,7 @@ fn count(planner: &Planner, outcome: &Outcome, now: Timestamp, metrics: &Metrics
         }
         Outcome::Eviction(outcome) => metrics.evicted(outcome),
         Outcome::GateRemoval(_)
+        | Outcome::Suspension(_)
         | Outcome::QuotaStatus(_)
         | Outcome::PolicyStatus(_)
         | Outcome::LeaderStatus(_)
@@ -226,6 +227,11 @@ impl Executor {
             Action::RemoveGate(removal) => {
                 self.writes
                     .spawn(async move { Outcome::GateRemoval(writer.remove_gate(removal).await) });
+            }
+            Action::WriteSuspension(write) => {
+                self.writes.spawn(async move {
+                    Outcome::Suspension(writer.write_suspension(write).await)
+                });
             }
             Action::WriteQuotaStatus(update) => {
                 self.writes

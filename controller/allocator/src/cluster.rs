@@ -21,6 +21,7 @@ use crate::object::{ObjectKey, object_key};
 use crate::placement::Placement;
 use crate::pool::{Pool, PoolProblem, Shapes, Slice};
 use crate::ranking::Rankings;
+use crate::reason::Rejection;
 use crate::selector::Selectors;
 use crate::taint::TaintRule;
 use crate::usage::{AllocatedDevice, DeviceAccess, Usage};
@@ -73,6 +74,8 @@ pub struct Cluster {
     requested: BTreeMap<String, Amounts>,
     /// Sum of the requests of the pods that are presumed gone, by node.
     gone_requested: BTreeMap<String, Amounts>,
+    /// Devices of the claims that a simulation presumes suspended.
+    presumed_suspended: BTreeMap<ObjectKey, Vec<AllocatedDevice>>,
     anti_affinity: AntiAffinity,
     /// UIDs of the pods that attract or repel others.
     with_preferences: BTreeSet<String>,
@@ -381,6 +384,31 @@ impl Cluster {
         observed.chain(assumed)
     }
 
+    /// Returns what a suspended claim lacks to be resumed, with its pool and device; `None` if nothing.
+    #[must_use]
+    pub fn lacks_to_resume(&self, claim: &ObjectKey) -> Option<(String, Rejection)> {
+        let state = self.claims.get(claim)?;
+        state.allocated_devices.iter().find_map(|allocated| {
+            let DeviceAccess::Suspended(amounts) = &allocated.access else {
+                return None;
+            };
+            let shortage = |rejection| {
+                (
+                    format!("device {} of pool {}", allocated.device, allocated.pool),
+                    rejection,
+                )
+            };
+            let pool = self.pools.get(&allocated.pool).map(|state| &state.state);
+            let Some(Ok((pool, usage))) = pool else {
+                return Some(shortage(Rejection::Unpublished));
+            };
+            let Some(index) = pool.index_of(&allocated.device) else {
+                return Some(shortage(Rejection::Unpublished));
+            };
+            usage.shortage(pool, index, amounts).map(shortage)
+        })
+    }
+
     /// Returns the GPU of a device.
     #[must_use]
     pub fn gpu_of(&self, pool: &str, device: &str) -> Option<Arc<str>> {
@@ -476,8 +504,11 @@ impl Cluster {
     fn observed_devices_of(&self, claim: &ObjectKey) -> impl Iterator<Item = &AllocatedDevice> {
         let observed = self.claims.get(claim);
         let observed = observed.filter(|_| !self.gone.claims.contains(claim));
-        let observed = observed.into_iter();
-        observed.flat_map(|state| &state.allocated_devices)
+        let observed = observed.map(|state| match self.presumed_suspended.get(claim) {
+            Some(suspended) => suspended.as_slice(),
+            None => &state.allocated_devices,
+        });
+        observed.into_iter().flatten()
     }
 }
 

@@ -228,7 +228,7 @@ impl<'a> NodeLoss<'a> {
         };
         let memory = drava_api::names::capacity::MEMORY;
         let amount = match access {
-            DeviceAccess::Admin(_) => return,
+            DeviceAccess::Admin(_) | DeviceAccess::Suspended(_) => return,
             DeviceAccess::Exclusive => device.amount(memory),
             DeviceAccess::Share(amounts) => amounts.get(memory).copied(),
         };

@@ -9,7 +9,7 @@ use drava_api::quota::GpuQuota;
 use k8s_openapi::api::core::v1::{
     Container, ContainerStatus, EphemeralVolumeSource, Namespace, Node, NodeStatus,
     PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec, PersistentVolumeSpec, Pod,
-    PodSpec, PodStatus, Volume,
+    PodSpec, PodStatus, Probe, Volume,
 };
 use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
 use k8s_openapi::api::resource::v1beta2;
@@ -211,6 +211,8 @@ fn trim_container(container: &mut Container) {
         ports: ports.filter(|ports| !ports.is_empty()),
         resources: container.resources.take(),
         restart_policy: container.restart_policy.take(),
+        // Whether there is one decides whether the pod can be suspended.
+        liveness_probe: container.liveness_probe.take().map(|_| Probe::default()),
         ..Container::default()
     };
 }

@@ -36,16 +36,21 @@ impl Charge {
     pub fn of(device: Option<&Device>, access: &DeviceAccess) -> Option<Self> {
         let whole = |name: &str| device.and_then(|device| device.amount(name));
         let amount = |name: &str| match access {
-            DeviceAccess::Share(amounts) => amounts.get(name).copied().or_else(|| whole(name)),
+            // A suspended share is going to be resumed.
+            DeviceAccess::Share(amounts) | DeviceAccess::Suspended(amounts) => {
+                amounts.get(name).copied().or_else(|| whole(name))
+            }
             DeviceAccess::Exclusive | DeviceAccess::Admin(_) => whole(name),
         };
         match access {
             DeviceAccess::Admin(_) => None,
-            DeviceAccess::Exclusive | DeviceAccess::Share(_) => Some(Self {
-                memory: amount(names::capacity::MEMORY).unwrap_or_default(),
-                cores: amount(names::capacity::CORES).unwrap_or_default(),
-                devices: Quantity::count(1),
-            }),
+            DeviceAccess::Exclusive | DeviceAccess::Share(_) | DeviceAccess::Suspended(_) => {
+                Some(Self {
+                    memory: amount(names::capacity::MEMORY).unwrap_or_default(),
+                    cores: amount(names::capacity::CORES).unwrap_or_default(),
+                    devices: Quantity::count(1),
+                })
+            }
         }
     }
 

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use drava_api::listed::Unreadable;
-use drava_api::{DeviceType, Quantity, names};
+use drava_api::{DeviceType, Quantity, names, suspension};
 use k8s_openapi::api::resource::v1 as dra;
 
 use crate::capacity::{Amounts, Capacity, CapacityError};
@@ -38,6 +38,9 @@ pub enum DeviceAccess {
     Exclusive,
     /// A share, with the amount of every capacity of the device.
     Share(Amounts),
+    /// A share whose processes are suspended: it keeps its slot, and the GPU stays a shared one, but it uses neither memory nor
+    /// GPU time. The amounts are those that it has again when it is resumed.
+    Suspended(Amounts),
     /// Admin access; consumes nothing (KEP-5018). The amounts are those in the result for a shareable device.
     Admin(Option<Amounts>),
 }
@@ -60,17 +63,44 @@ impl AllocatedDevice {
             })
             .unwrap_or_default();
         let id = Arc::new(ClaimId::of(claim));
-        results
+        let is_suspended = suspension::is_suspended(claim);
+        let own = results
             .iter()
-            .filter(|result| result.driver == names::DRIVER)
-            .map(|result| Self {
+            .filter(|result| result.driver == names::DRIVER);
+        own.map(|result| {
+            let access = DeviceAccess::of_result(result);
+            Self {
                 claim: Arc::clone(&id),
                 pool: result.pool.clone(),
                 device: result.device.clone(),
                 request: result.request.clone(),
-                access: DeviceAccess::of_result(result),
-            })
-            .collect()
+                access: if is_suspended {
+                    access.suspended()
+                } else {
+                    access
+                },
+            }
+        })
+        .collect()
+    }
+
+    /// Returns the device as it counts while the claim is suspended.
+    #[must_use]
+    pub fn suspended(self) -> Self {
+        Self {
+            access: self.access.suspended(),
+            ..self
+        }
+    }
+
+    /// Returns the device as it counts when the claim is resumed.
+    #[must_use]
+    pub fn resumed(self) -> Self {
+        let access = match self.access {
+            DeviceAccess::Suspended(amounts) => DeviceAccess::Share(amounts),
+            access => access,
+        };
+        Self { access, ..self }
     }
 }
 
@@ -98,6 +128,29 @@ impl AllocatedDevice {
 }
 
 impl DeviceAccess {
+    /// Returns the access of a suspended claim: only shares can be suspended.
+    fn suspended(self) -> Self {
+        match self {
+            Self::Share(amounts) => Self::Suspended(amounts),
+            access => access,
+        }
+    }
+
+    /// Returns what a share uses now of a capacity of its device: by default all.
+    fn used_amount(&self, name: &str, whole: Quantity) -> Quantity {
+        match self {
+            Self::Suspended(_)
+                if matches!(name, names::capacity::MEMORY | names::capacity::CORES) =>
+            {
+                Quantity::ZERO
+            }
+            Self::Share(amounts) | Self::Suspended(amounts) => {
+                amounts.get(name).copied().unwrap_or(whole)
+            }
+            Self::Exclusive | Self::Admin(_) => whole,
+        }
+    }
+
     fn of_result(result: &dra::DeviceRequestAllocationResult) -> Self {
         // An amount that does not parse is dropped, and the whole capacity is charged.
         let amounts = result.share_id.as_ref().map(|_| {
@@ -219,6 +272,23 @@ impl Usage {
         Ok(access)
     }
 
+    /// Returns what a suspended share lacks on its device to be resumed; `None` if nothing.
+    #[must_use]
+    pub fn shortage(&self, pool: &Pool, index: usize, suspended: &Amounts) -> Option<Rejection> {
+        let (device, device_use) = (pool.devices.get(index)?, self.devices.get(index)?);
+        in_report_order(suspended).find_map(|(name, requested)| {
+            let is_given_back = matches!(name, names::capacity::MEMORY | names::capacity::CORES);
+            let total = device.amount(name).unwrap_or_default();
+            let used = device_use.consumed.get(name).copied().unwrap_or_default();
+            (is_given_back && used + requested > total).then(|| Rejection::Capacity {
+                name: name.to_owned(),
+                requested,
+                free: (total - used).max(Quantity::ZERO),
+                total,
+            })
+        })
+    }
+
     /// Returns whether the counters of the device at `index` are free.
     #[must_use]
     pub fn has_free_counters(&self, pool: &Pool, index: usize) -> bool {
@@ -292,12 +362,11 @@ impl Usage {
                 device_use.exclusive += 1;
                 true
             }
-            DeviceAccess::Share(amounts) => {
+            DeviceAccess::Share(_) | DeviceAccess::Suspended(_) => {
                 let first = !device_use.is_allocated();
                 device_use.shares += 1;
                 for (name, capacity) in &device.capacity {
-                    // An allocation without an amount is charged the whole capacity.
-                    let amount = amounts.get(name).copied().unwrap_or(capacity.value);
+                    let amount = access.used_amount(name, capacity.value);
                     *device_use.consumed.entry(name.clone()).or_default() += amount;
                 }
                 first
@@ -321,10 +390,10 @@ impl Usage {
                 device_use.exclusive = device_use.exclusive.saturating_sub(1);
                 true
             }
-            DeviceAccess::Share(amounts) => {
+            DeviceAccess::Share(_) | DeviceAccess::Suspended(_) => {
                 device_use.shares = device_use.shares.saturating_sub(1);
                 for (name, capacity) in &device.capacity {
-                    let amount = amounts.get(name).copied().unwrap_or(capacity.value);
+                    let amount = access.used_amount(name, capacity.value);
                     if let Some(used) = device_use.consumed.get_mut(name) {
                         *used = *used - amount;
                     }

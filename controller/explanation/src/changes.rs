@@ -369,6 +369,7 @@ impl Holders {
         Departure {
             claims: released.cloned().collect(),
             pods: ended.clone(),
+            ..Departure::default()
         }
     }
 }

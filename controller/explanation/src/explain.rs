@@ -411,6 +411,7 @@ fn waiting_reason(pod: &Pod) -> Option<(Reason, String)> {
         reason,
         Reason::WaitingForGang
             | Reason::WaitingForDeletion
+            | Reason::WaitingForSuspension
             | Reason::Reserved
             | Reason::RolloutBlocked
             | Reason::NotBound

@@ -217,6 +217,32 @@ impl PendingEvent {
         }
     }
 
+    /// The share of a pod is suspended, or is going to be.
+    #[must_use]
+    pub fn share_suspended(pod: ObjectReference, message: &str) -> Self {
+        Self::of_share(pod, EventReason::ShareSuspended, message)
+    }
+
+    /// The share of a pod is resumed.
+    #[must_use]
+    pub fn share_resumed(pod: ObjectReference, message: &str) -> Self {
+        Self::of_share(pod, EventReason::ShareResumed, message)
+    }
+
+    /// The share of a pod cannot be suspended as a user wishes.
+    #[must_use]
+    pub fn suspension_refused(pod: ObjectReference, message: &str) -> Self {
+        Self::of_share(pod, EventReason::SuspensionRefused, message)
+    }
+
+    fn of_share(regarding: ObjectReference, reason: EventReason, message: &str) -> Self {
+        Self {
+            regarding,
+            reason,
+            message: message.to_owned(),
+        }
+    }
+
     /// A pod cannot be evicted for another one. The cause may name a budget of the victim's namespace.
     #[must_use]
     pub fn preemption_blocked(preemptor: ObjectReference, victim: &str, cause: &str) -> Self {
@@ -356,7 +382,7 @@ fn amounts(placed: &DevicePlacement) -> String {
             )
         }
         DeviceAccess::Admin(_) => format!("admin access to {}", placed.device.name),
-        DeviceAccess::Share(amounts) => {
+        DeviceAccess::Share(amounts) | DeviceAccess::Suspended(amounts) => {
             let memory = amounts.get(MEMORY).copied().unwrap_or_default();
             match amounts.get(CORES).filter(|cores| !cores.is_zero()) {
                 Some(cores) => format!("{} of memory and {cores}% of GPU time", bytes(memory)),

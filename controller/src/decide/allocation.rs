@@ -61,7 +61,9 @@ fn result(
 ) -> DeviceRequestAllocationResult {
     let share = match &device.access {
         DeviceAccess::Exclusive | DeviceAccess::Admin(None) => None,
-        DeviceAccess::Share(amounts) | DeviceAccess::Admin(Some(amounts)) => Some(amounts),
+        DeviceAccess::Share(amounts)
+        | DeviceAccess::Suspended(amounts)
+        | DeviceAccess::Admin(Some(amounts)) => Some(amounts),
     };
     let non_empty = |list: &Vec<String>| (!list.is_empty()).then(|| list.clone());
     DeviceRequestAllocationResult {

@@ -49,6 +49,7 @@ mod reporter;
 mod reserved_devices;
 mod room;
 mod round;
+mod suspension;
 mod wake;
 mod world;
 
@@ -172,6 +173,7 @@ impl Planner {
             Outcome::Release(outcome) => self.release_finished(outcome, now),
             Outcome::Eviction(outcome) => self.eviction_finished(*outcome, now),
             Outcome::GateRemoval(outcome) => self.gate_removed(outcome, now),
+            Outcome::Suspension(outcome) => self.suspension_written(outcome, now),
             Outcome::QuotaStatus(outcome) => self.quota_status_written(outcome, now),
             Outcome::PolicyStatus(outcome) => self.policy_status_written(outcome, now),
             Outcome::LeaderStatus(outcome) => self.leader_status_written(outcome, now),
@@ -282,6 +284,7 @@ impl Planner {
                 let key = (claim.namespace, claim.name);
                 self.commitments.ledger.remove(&key);
                 self.backlog.companions.remove(&key);
+                self.commitments.suspensions.remove(&key);
                 self.backlog.wake(Wake::Users(key.clone()));
                 self.backlog.missing_claims.claim_gone(&key.0, now);
                 self.reporter.deduplicator.forget(&claim.uid);
@@ -292,7 +295,8 @@ impl Planner {
 
     fn claim_applied(&mut self, claim: ResourceClaim, origin: Origin, now: Instant) {
         let key = object_key(&claim.metadata);
-        self.world.claim(&claim);
+        let counted = self.commitments.suspensions.counted(&claim);
+        self.world.claim(&counted);
         let is_releasing = self.commitments.ledger.is_in_flight(&key);
         let is_companion = claim::base(&claim).is_some();
         match self.commitments.ledger.observe(claim, origin, now) {
@@ -320,6 +324,7 @@ impl Planner {
             Some(newest) if is_companion => self.backlog.companions.observe(newest, now),
             Some(_) | None => self.backlog.companions.remove(&key),
         }
+        self.suspension_observed(&key, now);
         self.backlog.wake(Wake::Users(key.clone()));
         for uid in self.backlog.queue.users_of(&key) {
             self.review_gate(&uid);
@@ -555,6 +560,7 @@ impl Planner {
         self.review_missing_claims(time.instant);
         self.decide_due(time, &mut actions);
         self.release_companions(time.instant, &mut actions);
+        self.decide_suspensions(time, &mut actions);
         self.decide_companions(time, &mut actions);
         self.write_quota_statuses(time, &mut actions);
         self.write_policy_statuses(time, &mut actions);

@@ -1,8 +1,8 @@
 //! Properties of a ResourceClaim.
 
 use drava_api::condition::{ConditionReason, ConditionType};
-use drava_api::names;
 use drava_api::placement_record::PlacementRecord;
+use drava_api::{config, names};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
 
@@ -94,6 +94,28 @@ pub(crate) fn is_given_back(claim: &ResourceClaim) -> bool {
         && claim.metadata.deletion_timestamp.is_some()
         && devices.is_some()
         && results.all(is_released)
+}
+
+/// Returns whether the claim may be suspended: it has one device of this driver, a share, and its config allows it.
+pub(crate) fn allows_suspension(claim: &ResourceClaim) -> bool {
+    let allocation = claim
+        .status
+        .as_ref()
+        .and_then(|status| status.allocation.as_ref()?.devices.as_ref());
+    let Some(configs) = allocation.and_then(|devices| devices.config.as_deref()) else {
+        return false;
+    };
+    let results = allocation
+        .iter()
+        .flat_map(|devices| devices.results.iter().flatten());
+    let own: Vec<_> = results
+        .filter(|result| result.driver == names::DRIVER)
+        .collect();
+    let [result] = own[..] else {
+        return false;
+    };
+    result.share_id.is_some()
+        && config::resolve(configs, &result.request).is_ok_and(|settings| settings.allows_suspend())
 }
 
 /// Returns an annotation of the claim.

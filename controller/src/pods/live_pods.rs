@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use drava_allocator::object::ObjectKey;
 use drava_allocator::pod::node;
+use drava_api::Quantity;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use tokio::time::Instant;
@@ -40,6 +41,10 @@ pub(crate) struct LivePod {
     pub(crate) grace_period_end: Option<Timestamp>,
     /// Whether it ends without being deleted.
     pub(crate) ends_by_itself: bool,
+    /// Whether a container has a liveness probe, which fails while its programs stand still.
+    pub(crate) has_liveness_probe: bool,
+    /// The least memory limit of its containers that use claims.
+    pub(crate) memory_limit: Option<Quantity>,
     /// Its version of the template of a Deployment.
     pub(crate) revision: Option<Revision>,
 }
@@ -63,6 +68,8 @@ impl LivePod {
             claims: pod::claim_keys(pod),
             grace_period_end: metadata.deletion_timestamp.as_ref().map(|time| time.0),
             ends_by_itself: pod::ends_by_itself(pod),
+            has_liveness_probe: pod::has_liveness_probe(pod),
+            memory_limit: pod::memory_limit(pod),
             revision: pod::revision(pod),
         }
     }

@@ -2,9 +2,9 @@
 
 use drava_allocator::object::ObjectKey;
 use drava_allocator::pod;
-use drava_api::names;
+use drava_api::{Quantity, names};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ObjectReference, Pod};
+use k8s_openapi::api::core::v1::{Container, ObjectReference, Pod};
 
 use crate::pods::{gang, pod_group};
 
@@ -101,6 +101,34 @@ pub(crate) fn own_priority(pod: &Pod) -> i32 {
 pub(crate) fn ends_by_itself(pod: &Pod) -> bool {
     let spec = pod.spec.as_ref();
     spec.and_then(|spec| spec.restart_policy.as_deref()) != Some("Always")
+}
+
+/// Returns whether a container has a liveness probe, which fails while its programs stand still.
+pub(crate) fn has_liveness_probe(pod: &Pod) -> bool {
+    containers(pod).any(|container| container.liveness_probe.is_some())
+}
+
+/// Returns the least memory limit of the containers that use claims; `None` if none of them has one.
+pub(crate) fn memory_limit(pod: &Pod) -> Option<Quantity> {
+    let limits = containers(pod).filter_map(|container| {
+        let resources = container.resources.as_ref()?;
+        resources
+            .claims
+            .as_ref()
+            .filter(|claims| !claims.is_empty())?;
+        Quantity::try_from(resources.limits.as_ref()?.get("memory")?).ok()
+    });
+    limits.min()
+}
+
+fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
+    let spec = pod.spec.iter();
+    spec.flat_map(|spec| {
+        spec.init_containers
+            .iter()
+            .flatten()
+            .chain(&spec.containers)
+    })
 }
 
 /// A version of the pod template of a Deployment.

@@ -33,6 +33,7 @@ use crate::write::lease::{Term, WRITE_TIMEOUT};
 mod gate;
 mod request;
 mod status;
+mod suspension;
 
 use request::{ClaimRequests, Failure, Response, StatusChange, fence};
 

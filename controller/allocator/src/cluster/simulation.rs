@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use super::{Cluster, pools_of};
 use crate::node;
 use crate::object::ObjectKey;
+use crate::usage::AllocatedDevice;
 
 /// Claims and pods that a simulation presumes gone.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -13,6 +14,8 @@ pub struct Departure {
     pub claims: BTreeSet<ObjectKey>,
     /// UIDs of pods whose requests are free.
     pub pods: BTreeSet<String>,
+    /// Claims whose shares are suspended: their memory and GPU time are free.
+    pub suspended: BTreeSet<ObjectKey>,
 }
 
 impl Departure {
@@ -20,6 +23,7 @@ impl Departure {
         Self {
             claims: &self.claims - &other.claims,
             pods: &self.pods - &other.pods,
+            suspended: &self.suspended - &other.suspended,
         }
     }
 }
@@ -44,7 +48,14 @@ impl Cluster {
             }
         }
         self.gone.claims.extend(also.claims.iter().cloned());
-        self.recount_claims(&also.claims);
+        for key in &also.suspended {
+            let devices = self.claims.get(key).into_iter();
+            let devices = devices.flat_map(|state| state.allocated_devices.iter().cloned());
+            let devices = devices.map(AllocatedDevice::suspended).collect();
+            self.presumed_suspended.insert(key.clone(), devices);
+            self.gone.suspended.insert(key.clone());
+        }
+        self.recount_claims(&(&also.claims | &also.suspended));
     }
 
     /// Presumes that `back` is not gone any more. All of it must be presumed gone.
@@ -63,7 +74,11 @@ impl Cluster {
         for key in &back.claims {
             self.gone.claims.remove(key);
         }
-        self.recount_claims(&back.claims);
+        for key in &back.suspended {
+            self.gone.suspended.remove(key);
+            self.presumed_suspended.remove(key);
+        }
+        self.recount_claims(&(&back.claims | &back.suspended));
     }
 
     /// Returns what is presumed gone.

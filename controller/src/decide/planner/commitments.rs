@@ -1,4 +1,4 @@
-//! What is promised: allocations, reservations, evictions, and the writes in flight.
+//! What is promised: allocations, reservations, evictions, suspensions, and the writes in flight.
 //!
 //! Commitments follow from the world. They know nothing of the queue.
 
@@ -8,6 +8,7 @@ use std::time::Duration;
 use drava_allocator::object::ObjectKey;
 use tokio::time::Instant;
 
+use super::suspension::Suspensions;
 use super::world::World;
 use crate::action::Release;
 use crate::action::event::PendingEvent;
@@ -29,6 +30,7 @@ pub(super) struct Commitments {
     pub(super) evicted: BTreeMap<String, Option<Instant>>,
     /// UIDs of the pods for which an eviction is in flight: they choose no other victims.
     pub(super) preemptors: BTreeSet<String>,
+    pub(super) suspensions: Suspensions,
     /// Whether kube-scheduler has shown a sign of life since the last decisions.
     pub(super) is_scheduler_active: bool,
 }
@@ -44,6 +46,7 @@ impl Commitments {
             gates_in_flight: BTreeSet::new(),
             evicted: BTreeMap::new(),
             preemptors: BTreeSet::new(),
+            suspensions: Suspensions::default(),
             is_scheduler_active: false,
         }
     }
@@ -51,7 +54,9 @@ impl Commitments {
     /// Returns when a promise is to be reviewed without a change.
     pub(super) fn next_due(&self) -> Option<Instant> {
         let release = self.ledger.next_release();
-        release.into_iter().chain(self.ledger.next_review()).min()
+        let review = self.ledger.next_review();
+        let suspension = self.suspensions.next_due();
+        [release, review, suspension].into_iter().flatten().min()
     }
 
     /// Starts the releases that are due.

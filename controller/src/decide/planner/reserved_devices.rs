@@ -138,7 +138,7 @@ pub(super) fn leader_status(ledger: &Ledger, live_pods: &LivePods) -> GpuControl
 fn shown(device: AllocatedDevice) -> ReservedDevice {
     ReservedDevice {
         capacity: match &device.access {
-            DeviceAccess::Share(amounts) => {
+            DeviceAccess::Share(amounts) | DeviceAccess::Suspended(amounts) => {
                 let amounts = amounts.iter();
                 let amounts = amounts.map(|(name, amount)| (name.clone(), amount.to_string()));
                 Some(amounts.collect())

@@ -1,7 +1,8 @@
 //! Room for a pod or gang that does not fit: which pods have to end, and the reservation of what is free until then.
 //!
 //! Pods that are being deleted cost nothing, nor do those that have ended and whose claims are about to be released. A pod
-//! evicts pods of strictly lower priority, after a simulation has proved that it fits then. A pod within the guarantee of its
+//! evicts pods of strictly lower priority, after a simulation has proved that it fits then; if it fits when only shares are
+//! suspended that may be, they are, and no pod ends. A pod within the guarantee of its
 //! quota evicts pods of tenants that use more than theirs. No eviction takes another tenant below its guarantee. The head of
 //! the queue waits for pods of any priority without evicting them, and reserves devices only while pods end for it.
 //!
@@ -47,6 +48,8 @@ const TERMINATION_MARGIN: SignedDuration = SignedDuration::from_secs(30);
 /// Why pods may end for a group, in the order of the searches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum RoomCause {
+    /// Their shares are suspended.
+    Suspension,
     /// They are evicted.
     Eviction(Precedence),
     /// The group waits for their end.
@@ -261,7 +264,8 @@ impl Planner {
         actions: &mut Vec<Action>,
     ) -> Result<Option<Explanation>, Suspended> {
         self.set_reclaiming(group, false);
-        let ending = self.ending_pods(time);
+        let suspending = self.suspending_pods();
+        let ending = &self.ending_pods(time) | &suspending;
         let pending = |request: &Request| self.backlog.queue.get(&request.pod_request.uid);
         let mut preemptors = group.requests.iter();
         let is_evicting = preemptors.any(|request| {
@@ -284,32 +288,58 @@ impl Planner {
         let below =
             |pod: &LivePod| (may_preempt && pod.priority < priority).then_some(pod.priority);
         let mut room = None;
-        if may_preempt || !ending.is_empty() {
-            let precedence = Precedence::Priority;
-            let cause = RoomCause::Eviction(precedence);
+        if may_preempt && self.commitments.suspensions.is_any_allowed() {
+            let pods = self.world.live_pods.iter();
+            let can = pods.filter(|(_, pod)| pod.priority < priority && self.can_suspend(pod));
+            let can: BTreeSet<String> = can.map(|(uid, _)| uid.to_owned()).collect();
+            let of_suspendable = |pod: &LivePod| {
+                let uid = pod.reference.uid.as_ref();
+                uid.is_some_and(|uid| can.contains(uid))
+                    .then_some(pod.priority)
+            };
+            let kind = (RoomCause::Suspension, Some(priority));
+            let found = self.find_room_once(group, &ending, kind, of_suspendable, time, turn)?;
+            room = found.map(|room| (room, RoomCause::Suspension));
+        }
+        if room.is_none() && (may_preempt || !ending.is_empty()) {
+            let cause = RoomCause::Eviction(Precedence::Priority);
             let kind = (cause, may_preempt.then_some(priority));
             let found = self.find_room_once(group, &ending, kind, below, time, turn)?;
-            room = found.map(|room| (room, precedence));
+            room = found.map(|room| (room, cause));
         }
         if room.is_none() && may_evict {
             let found = self.find_guaranteed_room(group, &ending, time, turn)?;
-            room = found.map(|room| (room, Precedence::Guarantee));
+            room = found.map(|room| (room, RoomCause::Eviction(Precedence::Guarantee)));
         }
-        if let Some((room, precedence)) = room {
+        if let Some((room, cause)) = room {
             let nodes: BTreeSet<&str> = room
                 .placements
                 .iter()
                 .map(|(_, placement)| placement.node.as_str())
                 .collect();
             let nodes: Vec<&str> = nodes.into_iter().collect();
-            let waiting = Explanation::rejected(
-                Reason::WaitingForDeletion,
-                format!(
-                    "the pod fits on {} when the pods that are being deleted there have ended",
-                    nodes.join(", ")
+            let is_on_them = |uid: &String| {
+                let node = self.world.cluster.node_of_pod(uid);
+                node.is_some_and(|node| nodes.contains(&node))
+            };
+            let awaits_suspension = cause == RoomCause::Suspension && !room.victims.is_empty()
+                || suspending.iter().any(is_on_them);
+            let (reason, what) = match awaits_suspension {
+                true => (Reason::WaitingForSuspension, "shares there are suspended"),
+                false => (
+                    Reason::WaitingForDeletion,
+                    "pods that are being deleted there have ended",
                 ),
-            );
-            self.evict(group, &room.victims, precedence, time, actions);
+            };
+            let message = format!("the pod fits on {} when the {what}", nodes.join(", "));
+            let waiting = Explanation::rejected(reason, message);
+            match cause {
+                RoomCause::Suspension => self.suspend_victims(group, &room.victims, time, actions),
+                RoomCause::Eviction(precedence) => {
+                    self.evict(group, &room.victims, precedence, time, actions);
+                }
+                RoomCause::Wait => {}
+            }
             self.reserve(group, room, Purpose::Preemption, order, time);
             return Ok(Some(waiting));
         }
@@ -422,6 +452,31 @@ impl Planner {
         }
     }
 
+    /// Returns the first pod of a group as the one for which others make room.
+    fn preemptor(&self, group: &Group, precedence: Precedence) -> Option<Preemptor> {
+        let uid = &group.requests.first()?.pod_request.uid;
+        let pod = self.world.live_pods.get(uid)?;
+        Some(Preemptor {
+            uid: uid.clone(),
+            pod: pod.reference.clone(),
+            priority: pod.priority,
+            precedence,
+        })
+    }
+
+    /// Starts the suspension of the victims' shares.
+    fn suspend_victims(
+        &mut self,
+        group: &Group,
+        victims: &BTreeSet<String>,
+        time: &DecisionTime,
+        actions: &mut Vec<Action>,
+    ) {
+        if let Some(preemptor) = self.preemptor(group, Precedence::Priority) {
+            self.suspend_for(&preemptor, victims, time, actions);
+        }
+    }
+
     /// Starts the eviction of the victims. One that is not bound loses its allocation instead, and waits again.
     fn evict(
         &mut self,
@@ -431,20 +486,8 @@ impl Planner {
         time: &DecisionTime,
         actions: &mut Vec<Action>,
     ) {
-        let preemptor = group
-            .requests
-            .first()
-            .map(|request| &request.pod_request.uid);
-        let Some((uid, preemptor)) =
-            preemptor.and_then(|uid| Some((uid, self.world.live_pods.get(uid)?)))
-        else {
+        let Some(preemptor) = self.preemptor(group, precedence) else {
             return;
-        };
-        let preemptor = Preemptor {
-            uid: uid.clone(),
-            pod: preemptor.reference.clone(),
-            priority: preemptor.priority,
-            precedence,
         };
         let victims = victims.iter().filter_map(|uid| {
             let (uid, pod) = self.world.live_pods.get_key_value(uid)?;
@@ -562,7 +605,8 @@ impl Planner {
         let holders = self.holders(group, ending, cause, priority_of, time);
         turn.count(holders.len());
         let floors = match cause {
-            RoomCause::Wait => Floors::default(),
+            // What is suspended still counts against the quotas.
+            RoomCause::Suspension | RoomCause::Wait => Floors::default(),
             RoomCause::Eviction(_) => self.floors(group, ending, &holders),
         };
         let search = Search {

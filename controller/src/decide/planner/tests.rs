@@ -26,5 +26,6 @@ mod reservation;
 mod reserved_devices;
 mod round;
 mod search;
+mod suspension;
 mod unallocatable;
 mod unreadable;

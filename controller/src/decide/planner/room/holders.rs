@@ -31,6 +31,8 @@ pub(super) struct Holders {
     pub(super) consumers: BTreeMap<ObjectKey, BTreeSet<String>>,
     /// Pods that may end, by the node of their devices.
     pub(super) candidates: BTreeMap<String, Vec<Candidate>>,
+    /// UIDs of the pods whose shares are suspended: where others end, they give their memory and GPU time only.
+    pub(super) suspended: BTreeSet<String>,
 }
 
 impl Holders {
@@ -113,15 +115,23 @@ impl Planner {
         holders: &Holders,
         ended: &BTreeSet<String>,
     ) -> Departure {
-        let gone = &self.world.cluster.presumed_gone().pods;
-        let also = ended.difference(gone).cloned().collect();
+        let presumed = self.world.cluster.presumed_gone();
+        let (suspended, ended): (BTreeSet<String>, BTreeSet<String>) = ended
+            .iter()
+            .cloned()
+            .partition(|uid| holders.suspended.contains(uid));
+        let gone = &presumed.pods;
+        let also = &ended - gone;
         let is_gone = |uid: &String| gone.contains(uid) || ended.contains(uid);
         let claims = self.claims_of(&also).filter(|key| {
             let consumers = holders.consumers.get(*key);
             consumers.is_some_and(|consumers| consumers.iter().all(is_gone))
         });
+        let suspended = self.claims_of(&suspended);
+        let suspended = suspended.filter(|key| !presumed.suspended.contains(*key));
         let also = Departure {
             claims: claims.cloned().collect(),
+            suspended: suspended.cloned().collect(),
             pods: also,
         };
         self.world.cluster.presume_also_gone(&also);
@@ -131,13 +141,14 @@ impl Planner {
     /// Presumes that these pods have not ended. Returns what is not gone because of them.
     pub(super) fn presume_running(&mut self, pods: &BTreeSet<String>) -> Departure {
         let gone = self.world.cluster.presumed_gone();
-        let pods = pods.intersection(&gone.pods).cloned().collect();
+        let suspended = self.claims_of(pods);
+        let suspended = suspended.filter(|key| gone.suspended.contains(*key));
+        let pods = pods & &gone.pods;
         let claims = self.claims_of(&pods);
+        let claims = claims.filter(|key| gone.claims.contains(*key));
         let back = Departure {
-            claims: claims
-                .filter(|key| gone.claims.contains(*key))
-                .cloned()
-                .collect(),
+            claims: claims.cloned().collect(),
+            suspended: suspended.cloned().collect(),
             pods,
         };
         self.world.cluster.presume_back(&back);
@@ -251,9 +262,15 @@ impl Planner {
                 }
             }
         }
+        let mut suspended = self.suspending_pods();
+        if cause == RoomCause::Suspension {
+            let pods = candidates.values().flatten();
+            suspended.extend(pods.flat_map(|candidate| candidate.pods.keys().cloned()));
+        }
         Holders {
             consumers,
             candidates,
+            suspended,
         }
     }
 

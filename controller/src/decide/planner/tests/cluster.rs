@@ -19,7 +19,8 @@ use tokio::time::Instant;
 use crate::action::status::StatusUpdate;
 use crate::action::{
     Action, AllocationFailure, AllocationJob, AllocationOutcome, Eviction, EvictionCause,
-    EvictionOutcome, GateRemoval, GateRemovalOutcome, Release, ReleaseOutcome,
+    EvictionOutcome, GateRemoval, GateRemovalOutcome, Release, ReleaseOutcome, SuspensionOutcome,
+    SuspensionWrite,
 };
 use crate::decide::fixture::settings;
 use crate::decide::planner::{DecisionTime, Planner, Settings};
@@ -43,6 +44,8 @@ pub(super) struct TestCluster {
     pub(super) evictions: Vec<Eviction>,
     /// Gate removals in flight.
     pub(super) gate_removals: Vec<GateRemoval>,
+    /// Writes of intents in flight.
+    pub(super) suspensions: Vec<SuspensionWrite>,
     pub(super) quotas: BTreeMap<String, GpuQuota>,
     /// Writes of statuses in flight.
     pub(super) quota_statuses: Vec<StatusUpdate<GpuQuota>>,
@@ -79,6 +82,7 @@ impl TestCluster {
             nodes: nodes.iter().map(|name| (*name).to_owned()).collect(),
             evictions: Vec::new(),
             gate_removals: Vec::new(),
+            suspensions: Vec::new(),
             quotas: BTreeMap::new(),
             quota_statuses: Vec::new(),
             policy_statuses: Vec::new(),
@@ -274,6 +278,7 @@ impl TestCluster {
                 Action::Release(release) => releases.push(release),
                 Action::Evict(eviction) => self.evictions.push(eviction),
                 Action::RemoveGate(removal) => self.gate_removals.push(removal),
+                Action::WriteSuspension(write) => self.suspensions.push(write),
                 Action::WritePodCondition(update) => self.pod_conditions.push(update),
                 Action::WriteQuotaStatus(update) => self.quota_statuses.push(update),
                 Action::WritePolicyStatus(update) => self.policy_statuses.push(update),
@@ -401,6 +406,37 @@ impl TestCluster {
             claim: claim.map(Box::new),
         };
         self.planner.release_finished(outcome, self.now);
+    }
+
+    /// Executes the writes of intents; returns `+claim` for each that is written, and `-claim` for each that is withdrawn.
+    pub(super) fn write_intents(&mut self) -> Vec<String> {
+        let writes = std::mem::take(&mut self.suspensions).into_iter();
+        let written = writes.map(|write| {
+            let name = write.claim.metadata.name.clone().unwrap();
+            let mut claim = self.claims[&name].clone();
+            let labels = claim.metadata.labels.get_or_insert_default();
+            let sign = match write.is_intended {
+                true => {
+                    labels.insert(names::SUSPEND_LABEL.to_owned(), names::SUSPEND.to_owned());
+                    "+"
+                }
+                false => {
+                    labels.remove(names::SUSPEND_LABEL);
+                    "-"
+                }
+            };
+            self.version += 1;
+            claim.metadata.resource_version = Some(self.version.to_string());
+            self.claims.insert(name.clone(), claim.clone());
+            let outcome = SuspensionOutcome {
+                key: object_key(&claim.metadata),
+                claim: Some(Box::new(claim)),
+                is_written: true,
+            };
+            self.planner.suspension_written(outcome, self.now);
+            format!("{sign}{name}")
+        });
+        written.collect()
     }
 
     /// Ends the gate removals in flight with this outcome; returns the names of their pods.

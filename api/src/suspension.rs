@@ -1,0 +1,81 @@
+//! Suspension of shares: the intent of the controller, the wish of a user, and the answer of the node driver, all on the claim.
+//!
+//! All of them are levels: each reader acts on what it sees now, however often it has seen it before. A share is suspended, so
+//! that others may use its memory and GPU time, only while the intent stands **and** the answer says so.
+
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
+
+use crate::condition::{ConditionReason, ConditionType};
+use crate::names;
+
+/// Returns whether the controller intends the claim to be suspended.
+#[must_use]
+pub fn is_intended(metadata: &ObjectMeta) -> bool {
+    metadata
+        .labels
+        .as_ref()
+        .is_some_and(|labels| labels.contains_key(names::SUSPEND_LABEL))
+}
+
+/// Returns whether a user wishes the claim to be suspended.
+#[must_use]
+pub fn is_wished(metadata: &ObjectMeta) -> bool {
+    let annotations = metadata.annotations.as_ref();
+    let wish = annotations.and_then(|all| all.get(names::SUSPEND_WISH_ANNOTATION));
+    wish.is_some_and(|wish| wish == names::SUSPEND)
+}
+
+/// Returns the answers of the node driver, one for each device of the claim that has one.
+pub fn answers(claim: &ResourceClaim) -> impl Iterator<Item = &Condition> {
+    let devices = claim
+        .status
+        .iter()
+        .flat_map(|status| status.devices.iter().flatten());
+    let own = devices.filter(|device| device.driver == names::DRIVER);
+    own.filter_map(|device| {
+        let mut conditions = device.conditions.iter().flatten();
+        conditions.find(|condition| condition.type_ == ConditionType::Suspended.as_str())
+    })
+}
+
+/// Returns whether others may use the memory and GPU time of the claim's shares: the intent stands, and the node driver says of
+/// each device of the allocation that it is suspended.
+#[must_use]
+pub fn is_suspended(claim: &ResourceClaim) -> bool {
+    let status = claim.status.as_ref();
+    let allocation = status.and_then(|status| status.allocation.as_ref()?.devices.as_ref());
+    let results = allocation
+        .iter()
+        .flat_map(|devices| devices.results.iter().flatten());
+    let devices = results
+        .filter(|result| result.driver == names::DRIVER)
+        .count();
+    is_intended(&claim.metadata)
+        && devices > 0
+        && answers(claim)
+            .filter(|answer| answer.status == "True")
+            .count()
+            == devices
+}
+
+/// Returns whether an answer says that the claim is being resumed.
+#[must_use]
+pub fn is_resuming(answer: &Condition) -> bool {
+    answer.reason == ConditionReason::Resuming.as_str()
+}
+
+/// Returns why the claim cannot be suspended, if the node driver says so.
+#[must_use]
+pub fn refusal(claim: &ResourceClaim) -> Option<&Condition> {
+    let reasons = [
+        ConditionReason::SuspendRefused,
+        ConditionReason::SuspendFailed,
+    ];
+    answers(claim).find(|answer| {
+        answer.status == "False"
+            && reasons
+                .iter()
+                .any(|reason| answer.reason == reason.as_str())
+    })
+}

@@ -1,0 +1,629 @@
+//! Suspended shares: who is suspended because a user wishes it or instead of an eviction, and when a share is resumed.
+//!
+//! The intent is a label of the claim, which only this controller writes; the node driver acts on it and answers in a condition
+//! ([`drava_api::suspension`]). Both are levels, so a new leader goes on from what the claims say. The memory and GPU time of a
+//! share are free while the intent stands and the answer is True. From the decision to resume a share it counts again, before
+//! the intent is withdrawn: what it gets back is given to no other.
+//!
+//! A share is resumed when its amounts are free on its GPU, after the pods that are due, and takes only what no pod was promised.
+
+use std::borrow::Cow;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use drava_allocator::object::{ObjectKey, object_key};
+use drava_allocator::reason::{Rejection, bytes};
+use drava_allocator::usage::{AllocatedDevice, DeviceAccess};
+use drava_api::{Quantity, names, suspension};
+use drava_explanation::owner::name_for;
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use tokio::time::Instant;
+
+use super::{DecisionTime, Planner};
+use crate::action::event::PendingEvent;
+use crate::action::{Action, Preemptor, SuspensionOutcome, SuspensionWrite};
+use crate::pods::claim;
+use crate::pods::live_pods::LivePod;
+use crate::pods::pod::qualified_name;
+
+/// Time between two attempts to resume a share, and until a failed write is repeated.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Time in which a share has to be suspended for a pod. After it the intent is withdrawn, and pods are evicted instead.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Time for which a share that was not suspended in time is not tried for another pod.
+const PROTECTION: Duration = Duration::from_secs(600);
+
+/// Claims that are suspended, on their way there or back, or may be suspended.
+#[derive(Debug, Default)]
+pub(super) struct Suspensions {
+    claims: BTreeMap<ObjectKey, Suspension>,
+    /// Claims whose config allows it.
+    allowed: BTreeSet<ObjectKey>,
+    /// Claims that are not suspended for a pod before this time.
+    protected: BTreeMap<ObjectKey, Instant>,
+}
+
+/// A claim with an intent or a wish.
+#[derive(Debug)]
+struct Suspension {
+    /// The pod for which the share is suspended, and until when its suspension is awaited.
+    awaited: Option<(Preemptor, Instant)>,
+    write: Write,
+    /// Time of the next step without an observation.
+    due: Option<Instant>,
+}
+
+/// The write of an intent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Write {
+    None,
+    /// The intent is being written.
+    Intending,
+    /// The intent is being withdrawn, or is going to be. The share counts.
+    Withdrawing {
+        is_in_flight: bool,
+    },
+}
+
+/// What the node driver says of a claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Answer {
+    /// Its processes run, or none of the following is known.
+    Running,
+    /// They are suspended.
+    Suspended,
+    /// They are being resumed, or the answer is of an earlier intent.
+    Resuming,
+    /// They cannot be suspended.
+    Refused,
+}
+
+/// What a step depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct View {
+    is_allocated: bool,
+    is_wished: bool,
+    is_intended: bool,
+    answer: Answer,
+    /// Whether a pod waits for the suspension.
+    is_awaited: bool,
+}
+
+/// What is done for a claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Nothing,
+    /// Write the intent, unless something is against it.
+    Intend,
+    /// Withdraw the intent.
+    Withdraw,
+    /// Withdraw the intent if the share fits.
+    Resume,
+}
+
+impl View {
+    fn of(claim: &ResourceClaim, is_awaited: bool) -> Self {
+        let is_intended = suspension::is_intended(&claim.metadata);
+        let has_answer = |status: &str| {
+            let mut answers = suspension::answers(claim);
+            answers.any(|answer| answer.status == status)
+        };
+        let mut answers = suspension::answers(claim);
+        let answer = if suspension::is_suspended(claim) {
+            Answer::Suspended
+        } else if suspension::refusal(claim).is_some() {
+            Answer::Refused
+        } else if answers.any(suspension::is_resuming) || has_answer("True") {
+            Answer::Resuming
+        } else {
+            Answer::Running
+        };
+        Self {
+            is_allocated: claim::is_allocated(claim) && claim.metadata.deletion_timestamp.is_none(),
+            is_wished: suspension::is_wished(&claim.metadata),
+            is_intended,
+            answer,
+            is_awaited,
+        }
+    }
+
+    /// Returns what is done for the claim.
+    const fn step(self) -> Step {
+        match (self.is_intended, self.answer) {
+            (true, _) if !self.is_allocated => Step::Withdraw,
+            (true, _) if self.is_wished => Step::Nothing,
+            (true, Answer::Suspended) => Step::Resume,
+            (true, Answer::Refused) => Step::Withdraw,
+            (true, Answer::Running | Answer::Resuming) if self.is_awaited => Step::Nothing,
+            (true, Answer::Running | Answer::Resuming) => Step::Withdraw,
+            // An intent now would meet the answer to the one before.
+            (false, Answer::Resuming | Answer::Suspended) => Step::Nothing,
+            (false, _) if self.is_allocated && self.is_wished => Step::Intend,
+            (false, _) => Step::Nothing,
+        }
+    }
+}
+
+impl Suspensions {
+    /// Observes the newest version of a claim.
+    fn observe(&mut self, claim: &ResourceClaim, now: Instant) {
+        let key = object_key(&claim.metadata);
+        match claim::allows_suspension(claim) {
+            true => self.allowed.insert(key.clone()),
+            false => self.allowed.remove(&key),
+        };
+        let metadata = &claim.metadata;
+        let is_intended = suspension::is_intended(metadata);
+        if !is_intended && !suspension::is_wished(metadata) {
+            // A write of the intent that is in flight ends with its own observation.
+            if let Some(known) = self.claims.get(&key)
+                && known.write != Write::Intending
+            {
+                self.claims.remove(&key);
+            }
+            return;
+        }
+        let known = self.claims.entry(key).or_insert(Suspension {
+            awaited: None,
+            write: Write::None,
+            due: None,
+        });
+        if !is_intended && matches!(known.write, Write::Withdrawing { .. }) {
+            known.write = Write::None;
+            known.awaited = None;
+        }
+        known.due = Some(now);
+    }
+
+    /// Removes a deleted claim.
+    pub(super) fn remove(&mut self, key: &ObjectKey) {
+        self.claims.remove(key);
+        self.allowed.remove(key);
+        self.protected.remove(key);
+    }
+
+    /// Returns the claim as it counts: one whose intent is being withdrawn is not suspended any more.
+    pub(super) fn counted<'a>(&self, claim: &'a ResourceClaim) -> Cow<'a, ResourceClaim> {
+        let known = self.claims.get(&object_key(&claim.metadata));
+        let is_withdrawing =
+            known.is_some_and(|known| matches!(known.write, Write::Withdrawing { .. }));
+        if !is_withdrawing || !suspension::is_intended(&claim.metadata) {
+            return Cow::Borrowed(claim);
+        }
+        let mut counted = claim.clone();
+        if let Some(labels) = counted.metadata.labels.as_mut() {
+            labels.remove(names::SUSPEND_LABEL);
+        }
+        Cow::Owned(counted)
+    }
+
+    /// Returns when something is to be done.
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        self.claims.values().filter_map(|claim| claim.due).min()
+    }
+
+    /// Returns whether the config of any claim allows its suspension.
+    pub(super) fn is_any_allowed(&self) -> bool {
+        !self.allowed.is_empty()
+    }
+
+    /// Returns the claims whose suspension a pod awaits.
+    pub(super) fn awaited(&self) -> impl Iterator<Item = &ObjectKey> {
+        let awaited = self.claims.iter();
+        let awaited = awaited.filter(|(_, known)| {
+            known.awaited.is_some() && !matches!(known.write, Write::Withdrawing { .. })
+        });
+        awaited.map(|(key, _)| key)
+    }
+}
+
+impl Planner {
+    /// Observes the newest version of a claim.
+    pub(super) fn suspension_observed(&mut self, key: &ObjectKey, now: Instant) {
+        match self.commitments.ledger.claim(key).cloned() {
+            Some(newest) => self.commitments.suspensions.observe(&newest, now),
+            None => self.commitments.suspensions.remove(key),
+        }
+    }
+
+    /// Suspends and resumes what is due. Shares that are resumed come in the order of their pods' priority and age.
+    pub(super) fn decide_suspensions(&mut self, time: &DecisionTime, actions: &mut Vec<Action>) {
+        let now = time.instant;
+        self.commitments
+            .suspensions
+            .protected
+            .retain(|_, until| now < *until);
+        let due = self.commitments.suspensions.claims.iter();
+        let due = due.filter(|(_, known)| known.due.is_some_and(|due| due <= now));
+        let mut due: Vec<ObjectKey> = due.map(|(key, _)| key.clone()).collect();
+        due.sort_by_cached_key(|key| {
+            let pod = self
+                .pod_of(key)
+                .map(|(_, pod)| (Reverse(pod.priority), pod.created));
+            (pod.is_none(), pod)
+        });
+        for key in due {
+            self.decide_suspension(&key, time, actions);
+        }
+    }
+
+    fn decide_suspension(
+        &mut self,
+        key: &ObjectKey,
+        time: &DecisionTime,
+        actions: &mut Vec<Action>,
+    ) {
+        let now = time.instant;
+        let Some(claim) = self.commitments.ledger.claim(key).cloned() else {
+            return;
+        };
+        let Some(known) = self.commitments.suspensions.claims.get_mut(key) else {
+            return;
+        };
+        known.due = None;
+        match known.write {
+            Write::None => {}
+            Write::Withdrawing {
+                is_in_flight: false,
+            } => {
+                known.write = Write::Withdrawing { is_in_flight: true };
+                actions.push(write(claim, false));
+                return;
+            }
+            Write::Intending | Write::Withdrawing { is_in_flight: true } => return,
+        }
+        let awaited_until = known.awaited.as_ref().map(|(_, until)| *until);
+        let is_awaited = awaited_until.is_some_and(|until| now < until);
+        match View::of(&claim, is_awaited).step() {
+            Step::Nothing => known.due = awaited_until.filter(|_| is_awaited),
+            Step::Intend => match self.suspension_problem(&claim) {
+                None => {
+                    let message = format!(
+                        "{} is being suspended, as its annotation {} requests",
+                        shares_of(key),
+                        names::SUSPEND_WISH_ANNOTATION
+                    );
+                    self.intend(key, None, actions);
+                    self.report_suspension(
+                        &claim,
+                        PendingEvent::share_suspended,
+                        &message,
+                        time,
+                        actions,
+                    );
+                }
+                Some(problem) => {
+                    let message = format!("{} cannot be suspended: {problem}", shares_of(key));
+                    self.report_suspension(
+                        &claim,
+                        PendingEvent::suspension_refused,
+                        &message,
+                        time,
+                        actions,
+                    );
+                }
+            },
+            Step::Withdraw => {
+                let awaited = known.awaited.take();
+                if awaited.is_some() {
+                    let protected = &mut self.commitments.suspensions.protected;
+                    protected.insert(key.clone(), now + PROTECTION);
+                }
+                self.withdraw(key, actions);
+                self.activate_preemptor(awaited);
+            }
+            Step::Resume => match self.world.cluster.lacks_to_resume(key) {
+                None => {
+                    let message = format!("{} is resumed", shares_of(key));
+                    self.withdraw(key, actions);
+                    self.report_suspension(
+                        &claim,
+                        PendingEvent::share_resumed,
+                        &message,
+                        time,
+                        actions,
+                    );
+                }
+                Some((device, lacking)) => {
+                    known.due = Some(now + RETRY);
+                    let message = format!(
+                        "{} is suspended; it is resumed when there is room on {device}: {}",
+                        shares_of(key),
+                        needed(&lacking)
+                    );
+                    self.report_suspension(
+                        &claim,
+                        PendingEvent::share_suspended,
+                        &message,
+                        time,
+                        actions,
+                    );
+                }
+            },
+        }
+    }
+
+    /// Starts the write of the intent.
+    fn intend(
+        &mut self,
+        key: &ObjectKey,
+        awaited: Option<(Preemptor, Instant)>,
+        actions: &mut Vec<Action>,
+    ) {
+        let Some(claim) = self.commitments.ledger.claim(key).cloned() else {
+            return;
+        };
+        let due = awaited.as_ref().map(|(_, until)| *until);
+        let known = Suspension {
+            awaited,
+            write: Write::Intending,
+            due,
+        };
+        self.commitments
+            .suspensions
+            .claims
+            .insert(key.clone(), known);
+        actions.push(write(claim, true));
+    }
+
+    /// Starts to withdraw the intent. The share counts from now on.
+    fn withdraw(&mut self, key: &ObjectKey, actions: &mut Vec<Action>) {
+        let Some(claim) = self.commitments.ledger.claim(key).cloned() else {
+            return;
+        };
+        if let Some(known) = self.commitments.suspensions.claims.get_mut(key) {
+            known.write = Write::Withdrawing { is_in_flight: true };
+            known.awaited = None;
+        }
+        self.world
+            .claim(&self.commitments.suspensions.counted(&claim));
+        actions.push(write(claim, false));
+    }
+
+    /// Observes the end of the write of an intent. What it has written, or another has meanwhile, is observed before.
+    pub fn suspension_written(&mut self, outcome: SuspensionOutcome, now: Instant) {
+        if let Some(claim) = outcome.claim {
+            self.claim_written(*claim, now);
+        }
+        let suspensions = &mut self.commitments.suspensions;
+        let Some(known) = suspensions.claims.get_mut(&outcome.key) else {
+            return;
+        };
+        known.due = Some(match outcome.is_written {
+            true => now,
+            false => now + RETRY,
+        });
+        match known.write {
+            Write::Intending if !outcome.is_written && known.awaited.is_some() => {
+                // The pod chooses again.
+                let known = suspensions.claims.remove(&outcome.key);
+                self.activate_preemptor(known.and_then(|known| known.awaited));
+            }
+            Write::Intending => known.write = Write::None,
+            Write::Withdrawing { .. } => {
+                known.write = Write::Withdrawing {
+                    is_in_flight: false,
+                }
+            }
+            Write::None => {}
+        }
+    }
+
+    fn activate_preemptor(&mut self, awaited: Option<(Preemptor, Instant)>) {
+        if let Some((preemptor, _)) = awaited {
+            self.backlog.activate(&preemptor.uid);
+        }
+    }
+
+    /// Suspends the shares of these pods, for a pod that waits for their memory or GPU time.
+    pub(super) fn suspend_for(
+        &mut self,
+        preemptor: &Preemptor,
+        victims: &BTreeSet<String>,
+        time: &DecisionTime,
+        actions: &mut Vec<Action>,
+    ) {
+        for uid in victims {
+            let Some(key) = self
+                .world
+                .live_pods
+                .get(uid)
+                .and_then(|pod| self.share_of_pod(pod))
+            else {
+                continue;
+            };
+            let Some(claim) = self.commitments.ledger.claim(&key).cloned() else {
+                continue;
+            };
+            let awaited = (preemptor.clone(), time.instant + PATIENCE);
+            self.intend(&key, Some(awaited), actions);
+            let by = name_for(&key.0, "pod", &qualified_name(&preemptor.pod));
+            let message = format!(
+                "{} is being suspended for {by} ({})",
+                shares_of(&key),
+                preemptor.why()
+            );
+            self.report_suspension(
+                &claim,
+                PendingEvent::share_suspended,
+                &message,
+                time,
+                actions,
+            );
+        }
+    }
+
+    /// Returns the UIDs of the pods whose shares are being suspended for another pod.
+    pub(super) fn suspending_pods(&self) -> BTreeSet<String> {
+        let awaited = self.commitments.suspensions.awaited();
+        let pods = awaited.filter(|key| {
+            let claim = self.commitments.ledger.claim(key);
+            claim.is_some_and(|claim| {
+                !suspension::is_suspended(claim) && suspension::refusal(claim).is_none()
+            })
+        });
+        pods.filter_map(|key| self.pod_of(key))
+            .map(|(uid, _)| uid.to_owned())
+            .collect()
+    }
+
+    /// Returns whether the share of a pod can be suspended instead of an eviction.
+    pub(super) fn can_suspend(&self, pod: &LivePod) -> bool {
+        let key = self.share_of_pod(pod);
+        let key = key.filter(|key| {
+            let suspensions = &self.commitments.suspensions;
+            !suspensions.claims.contains_key(key) && !suspensions.protected.contains_key(key)
+        });
+        let claim = key.and_then(|key| self.commitments.ledger.claim(&key));
+        claim.is_some_and(|claim| {
+            View::of(claim, true).answer == Answer::Running
+                && self.suspension_problem(claim).is_none()
+        })
+    }
+
+    /// Returns the only claim of a pod that has devices of this driver.
+    fn share_of_pod(&self, pod: &LivePod) -> Option<ObjectKey> {
+        let own = pod.claims.iter().filter(|key| {
+            let claim = self.commitments.ledger.claim(key);
+            claim.is_some_and(|claim| !AllocatedDevice::of_claim(claim).is_empty())
+        });
+        let mut own = own.cloned();
+        own.next().filter(|_| own.next().is_none())
+    }
+
+    /// Returns the only pod that has reserved a claim, with its UID.
+    fn pod_of(&self, key: &ObjectKey) -> Option<(&str, &LivePod)> {
+        let claim = self.commitments.ledger.claim(key)?;
+        let status = claim.status.as_ref()?;
+        let [only] = status.reserved_for.as_deref()? else {
+            return None;
+        };
+        let pod = self.world.live_pods.get_key_value(&only.uid)?;
+        (only.resource == "pods").then_some(pod)
+    }
+
+    /// Returns why the shares of a claim cannot be suspended; `None` if nothing is known against it.
+    fn suspension_problem(&self, claim: &ResourceClaim) -> Option<String> {
+        let key = object_key(&claim.metadata);
+        if !self.commitments.suspensions.allowed.contains(&key) {
+            return Some("only a claim for one share whose config or device class says suspend.allowed: true can be suspended".to_owned());
+        }
+        let Some((_, pod)) = self.pod_of(&key).filter(|(_, pod)| pod.is_bound) else {
+            return Some("it is not reserved for one pod alone that is bound to a node".to_owned());
+        };
+        if pod.grace_period_end.is_some() {
+            return Some("its pod is being deleted".to_owned());
+        }
+        if self.share_of_pod(pod).as_ref() != Some(&key) {
+            return Some("its pod has more than one claim for devices of drava".to_owned());
+        }
+        if pod.has_liveness_probe {
+            return Some(
+                "its pod has a liveness probe, so kubelet would restart the container".to_owned(),
+            );
+        }
+        let memory = memory_of(claim);
+        pod.memory_limit.filter(|limit| *limit < memory).map(|limit| {
+            format!(
+                "the memory of the share goes to the host memory of its container, which is limited to {limit}; {memory} and what the \
+                 program needs itself are necessary"
+            )
+        })
+    }
+
+    fn report_suspension(
+        &mut self,
+        claim: &ResourceClaim,
+        event: impl Fn(ObjectReference, &str) -> PendingEvent,
+        message: &str,
+        time: &DecisionTime,
+        actions: &mut Vec<Action>,
+    ) {
+        let pod = self.pod_of(&object_key(&claim.metadata));
+        let regarding =
+            pod.map_or_else(|| claim::reference(claim), |(_, pod)| pod.reference.clone());
+        let event = self
+            .reporter
+            .deduplicator
+            .filter(event(regarding, message), time.instant);
+        actions.extend(event.map(Action::PublishEvent));
+    }
+}
+
+fn write(claim: Arc<ResourceClaim>, is_intended: bool) -> Action {
+    Action::WriteSuspension(SuspensionWrite { claim, is_intended })
+}
+
+fn shares_of((_, name): &ObjectKey) -> String {
+    format!("the share of claim {name}")
+}
+
+/// Returns the memory of the shares of a claim, suspended or not.
+fn memory_of(claim: &ResourceClaim) -> Quantity {
+    let devices = AllocatedDevice::of_claim(claim).into_iter();
+    let memory = devices.filter_map(|device| match device.resumed().access {
+        DeviceAccess::Share(amounts) => amounts.get(names::capacity::MEMORY).copied(),
+        _ => None,
+    });
+    memory.fold(Quantity::ZERO, |sum, amount| sum + amount)
+}
+
+fn needed(lacking: &Rejection) -> String {
+    match lacking {
+        Rejection::Capacity {
+            name, requested, ..
+        } if name == names::capacity::CORES => format!("{requested}% of GPU time must be free"),
+        Rejection::Capacity { requested, .. } => {
+            format!("{} of memory must be free", bytes(*requested))
+        }
+        _ => "the device is not published".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn acts_on_levels() {
+        let view = |is_intended, is_wished, answer, is_awaited| View {
+            is_allocated: true,
+            is_wished,
+            is_intended,
+            answer,
+            is_awaited,
+        };
+        use Answer::{Refused, Resuming, Running, Suspended};
+        let cases = [
+            // Nothing is wanted.
+            (view(false, false, Running, false), Step::Nothing),
+            // A user wishes it, and then no longer.
+            (view(false, true, Running, false), Step::Intend),
+            (view(true, true, Running, false), Step::Nothing),
+            (view(true, true, Suspended, false), Step::Nothing),
+            (view(true, true, Refused, false), Step::Nothing),
+            (view(true, false, Running, false), Step::Withdraw),
+            (view(true, false, Suspended, false), Step::Resume),
+            // A pod waits for it.
+            (view(true, false, Running, true), Step::Nothing),
+            (view(true, false, Refused, true), Step::Withdraw),
+            (view(true, false, Suspended, true), Step::Resume),
+            // The answer to the intent before has not been taken back.
+            (view(false, true, Suspended, false), Step::Nothing),
+            (view(false, true, Resuming, false), Step::Nothing),
+        ];
+        for (view, step) in cases {
+            assert_eq!(view.step(), step, "{view:?}");
+        }
+        let released = View {
+            is_allocated: false,
+            ..view(true, true, Suspended, false)
+        };
+        assert_eq!(released.step(), Step::Withdraw);
+    }
+}

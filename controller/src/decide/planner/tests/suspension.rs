@@ -1,0 +1,281 @@
+//! Suspended shares.
+
+use std::time::Duration;
+
+use drava_api::names;
+use k8s_openapi::api::core::v1::Probe;
+use serde_json::json;
+
+use super::cluster::TestCluster;
+use crate::action::SuspensionOutcome;
+use crate::fixture::{claim, object, pod};
+
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Adds a running pod whose claim may be suspended.
+fn add_suspendable(cluster: &mut TestCluster, name: &str, memory: &str, priority: i32) {
+    add_with(cluster, name, memory, priority, |_| ());
+}
+
+fn add_with(
+    cluster: &mut TestCluster,
+    name: &str,
+    memory: &str,
+    priority: i32,
+    change: impl Fn(&mut k8s_openapi::api::core::v1::Pod),
+) {
+    let mut claim = claim(name, memory);
+    claim
+        .spec
+        .as_mut()
+        .unwrap()
+        .devices
+        .as_mut()
+        .unwrap()
+        .config = Some(vec![object(json!({
+        "opaque": {"driver": names::DRIVER, "parameters": {
+            "apiVersion": "gpu.drava.dev/v1alpha1", "kind": "VgpuConfig", "suspend": {"allowed": true},
+        }},
+    }))]);
+    cluster.add_claim(claim);
+    let mut pod = pod(name, &[name]);
+    pod.spec.as_mut().unwrap().priority = Some(priority);
+    change(&mut pod);
+    cluster.add_pod(pod);
+    let placed = cluster.settle();
+    assert_eq!(placed.len(), 1, "{placed:?}");
+    cluster.bind(placed[0].split_once(" → ").unwrap());
+}
+
+/// The node driver answers.
+fn answer(cluster: &mut TestCluster, name: &str, status: &str, reason: &str) {
+    let mut claim = cluster.claims[name].clone();
+    let status_of = claim.status.as_mut().unwrap();
+    let devices = status_of.allocation.clone().unwrap().devices.unwrap();
+    let result = &devices.results.unwrap()[0];
+    status_of.devices = Some(vec![object(json!({
+        "driver": result.driver, "pool": result.pool, "device": result.device, "shareID": result.share_id,
+        "conditions": [{
+            "type": "Suspended", "status": status, "reason": reason, "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:30Z",
+        }],
+    }))]);
+    cluster.observe(claim);
+}
+
+/// A user wishes the share to be suspended, or no longer.
+fn wish(cluster: &mut TestCluster, name: &str, is_wished: bool) {
+    let mut claim = cluster.claims[name].clone();
+    let annotations = claim.metadata.annotations.get_or_insert_default();
+    match is_wished {
+        true => annotations.insert(
+            names::SUSPEND_WISH_ANNOTATION.to_owned(),
+            names::SUSPEND.to_owned(),
+        ),
+        false => annotations.remove(names::SUSPEND_WISH_ANNOTATION),
+    };
+    cluster.observe(claim);
+}
+
+/// Suspends the share by hand.
+fn suspend(cluster: &mut TestCluster, name: &str) {
+    wish(cluster, name, true);
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), [format!("+{name}")]);
+    answer(cluster, name, "True", "Suspended");
+}
+
+#[test]
+fn share_that_a_user_suspends_makes_room_and_is_resumed_when_there_is_room() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    add_suspendable(&mut cluster, "a", "60Gi", 0);
+    cluster.add_pod_of_priority("b", "60Gi", 0);
+    assert!(cluster.settle().is_empty());
+    wish(&mut cluster, "a", true);
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["+a"]);
+    assert!(
+        cluster.settle().is_empty(),
+        "the node driver has not answered"
+    );
+    answer(&mut cluster, "a", "True", "Suspended");
+    let placed = cluster.settle();
+    assert_eq!(placed, ["b → n1"]);
+    cluster.bind(("b", "n1"));
+    // It stays suspended while the user wishes it, and while its memory is not free.
+    wish(&mut cluster, "a", false);
+    cluster.settle();
+    assert!(cluster.suspensions.is_empty());
+    // A changed event of the same reason follows after a while.
+    cluster.advance(Duration::from_secs(300));
+    cluster.settle();
+    let messages = cluster.messages_of("Pod/a");
+    let last = "the share of claim a is suspended; it is resumed when there is room on device gpu-0-vgpu of pool n1/gpus: 60 GiB of memory must be free";
+    assert_eq!(messages.last(), Some(&last), "{messages:?}");
+    cluster.end("b");
+    assert!(cluster.planner.next_deadline().unwrap() <= cluster.now + RETRY);
+    cluster.advance(RETRY);
+    // A pod that comes at the same time does not get the memory.
+    cluster.settle();
+    cluster.add_pod_of_priority("c", "60Gi", 0);
+    assert!(
+        cluster.settle().is_empty(),
+        "the share counts before the write"
+    );
+    assert_eq!(cluster.write_intents(), ["-a"]);
+    answer(&mut cluster, "a", "False", "Resumed");
+    assert!(cluster.settle().is_empty());
+    assert!(cluster.suspensions.is_empty());
+}
+
+#[test]
+fn share_counts_while_its_resumption_is_written_whatever_is_observed() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    add_suspendable(&mut cluster, "a", "60Gi", 0);
+    suspend(&mut cluster, "a");
+    wish(&mut cluster, "a", false);
+    cluster.settle();
+    let writes = std::mem::take(&mut cluster.suspensions);
+    assert_eq!(writes.len(), 1);
+    // A newer version with the intent, whose answer is still True.
+    answer(&mut cluster, "a", "True", "Suspended");
+    cluster.add_pod_of_priority("b", "60Gi", 0);
+    assert!(cluster.settle().is_empty());
+    let failed = SuspensionOutcome {
+        key: ("default".to_owned(), "a".to_owned()),
+        claim: Some(Box::new(cluster.claims["a"].clone())),
+        is_written: false,
+    };
+    cluster.planner.suspension_written(failed, cluster.now);
+    assert!(cluster.settle().is_empty());
+    cluster.advance(RETRY);
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["-a"]);
+}
+
+#[test]
+fn share_of_lower_priority_is_suspended_instead_of_evicted() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    add_suspendable(&mut cluster, "low", "60Gi", 0);
+    cluster.add_running(&[("other", "10Gi", 0)]);
+    cluster.add_pod_of_priority("urgent", "60Gi", 10);
+    assert!(cluster.settle().is_empty());
+    assert!(cluster.evictions.is_empty());
+    let message = "WaitingForSuspension: the pod fits on n1 when the shares there are suspended";
+    assert_eq!(cluster.messages_of("Pod/urgent"), [message]);
+    assert_eq!(
+        cluster.messages_of("Pod/low"),
+        ["the share of claim low is being suspended for pod default/urgent (priority 10)"]
+    );
+    assert_eq!(cluster.write_intents(), ["+low"]);
+    assert!(cluster.settle().is_empty());
+    assert!(
+        cluster.suspensions.is_empty() && cluster.evictions.is_empty(),
+        "once"
+    );
+    answer(&mut cluster, "low", "True", "Suspended");
+    assert_eq!(cluster.settle(), ["urgent → n1"]);
+    cluster.bind(("urgent", "n1"));
+    cluster.advance(RETRY);
+    assert!(cluster.settle().is_empty());
+    assert!(cluster.suspensions.is_empty());
+    cluster.end("urgent");
+    cluster.advance(RETRY);
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["-low"]);
+    assert_eq!(
+        cluster.messages_of("Pod/low").last(),
+        Some(&"the share of claim low is resumed")
+    );
+}
+
+#[test]
+fn pod_is_evicted_that_the_node_driver_does_not_suspend() {
+    for reason in ["SuspendRefused", "SuspendFailed"] {
+        let mut cluster = TestCluster::new(&["n1"]);
+        add_suspendable(&mut cluster, "low", "60Gi", 0);
+        cluster.add_pod_of_priority("urgent", "60Gi", 10);
+        cluster.settle();
+        assert_eq!(cluster.write_intents(), ["+low"]);
+        answer(&mut cluster, "low", "False", reason);
+        cluster.settle();
+        assert_eq!(cluster.write_intents(), ["-low"]);
+        cluster.settle();
+        assert_eq!(cluster.evict(), ["low for urgent"], "{reason}");
+    }
+}
+
+#[test]
+fn pod_is_evicted_whose_node_driver_does_not_answer() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    add_suspendable(&mut cluster, "low", "60Gi", 0);
+    cluster.add_pod_of_priority("urgent", "60Gi", 10);
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["+low"]);
+    cluster.advance(Duration::from_secs(59));
+    cluster.settle();
+    assert!(cluster.suspensions.is_empty() && cluster.evictions.is_empty());
+    cluster.advance(Duration::from_secs(1));
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["-low"]);
+    cluster.settle();
+    assert_eq!(cluster.evict(), ["low for urgent"]);
+}
+
+#[test]
+fn pod_is_evicted_that_would_not_survive_its_suspension() {
+    let with_probe = |pod: &mut k8s_openapi::api::core::v1::Pod| {
+        pod.spec.as_mut().unwrap().containers[0].liveness_probe = Some(Probe::default());
+    };
+    let with_little_memory = |pod: &mut k8s_openapi::api::core::v1::Pod| {
+        pod.spec.as_mut().unwrap().containers[0].resources = Some(object(json!({
+            "claims": [{"name": "claim-0"}], "limits": {"memory": "50Gi"},
+        })));
+    };
+    let changes: [&dyn Fn(&mut k8s_openapi::api::core::v1::Pod); 2] =
+        [&with_probe, &with_little_memory];
+    for change in changes {
+        let mut cluster = TestCluster::new(&["n1"]);
+        add_with(&mut cluster, "low", "60Gi", 0, change);
+        cluster.add_pod_of_priority("urgent", "60Gi", 10);
+        cluster.settle();
+        assert!(cluster.suspensions.is_empty());
+        assert_eq!(cluster.evict(), ["low for urgent"]);
+        wish(&mut cluster, "low", true);
+        cluster.settle();
+        assert!(cluster.suspensions.is_empty());
+        let reasons = cluster
+            .events
+            .iter()
+            .filter(|event| event.1 == "SuspensionRefused");
+        assert_eq!(reasons.count(), 1);
+    }
+}
+
+#[test]
+fn next_leader_goes_on_with_what_the_claims_say() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    add_suspendable(&mut cluster, "low", "60Gi", 0);
+    cluster.add_pod_of_priority("urgent", "60Gi", 10);
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["+low"]);
+    answer(&mut cluster, "low", "True", "Suspended");
+    cluster.change_leader();
+    assert_eq!(cluster.settle(), ["urgent → n1"]);
+    assert!(cluster.suspensions.is_empty());
+}
+
+#[test]
+fn suspended_share_counts_against_quota() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.set_quota(
+        "q",
+        &json!({"namespaces": ["default"], "limit": {"memory": "70Gi"}}),
+    );
+    add_suspendable(&mut cluster, "a", "60Gi", 0);
+    suspend(&mut cluster, "a");
+    cluster.add_pod_of_priority("b", "20Gi", 0);
+    assert!(cluster.settle().is_empty());
+    let messages = cluster.messages_of("Pod/b").join("\n");
+    assert!(messages.contains("QuotaExceeded"), "{messages}");
+}
