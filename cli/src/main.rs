@@ -1,6 +1,7 @@
 //! `kubectl drava`: GPU allocations, why a pod is pending, and maintenance of GPUs.
 //!
-//! It reads the cluster with the user's permissions and runs the controller's allocator. Only [`cordon`] and [`resize`] write.
+//! It reads the cluster with the user's permissions and runs the controller's allocator. Only [`cordon`], [`resize`]
+//! and [`suspend`] write.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -34,6 +35,7 @@ mod quota;
 mod recommend;
 mod resize;
 mod simulate;
+mod suspend;
 mod tenant;
 mod top;
 mod watch;
@@ -45,7 +47,8 @@ mod watch;
 ///
 /// The command reads ResourceSlices, ResourceClaims, DeviceClasses, GpuQuotas, nodes and pods of all namespaces with your
 /// permissions.
-/// `cordon`, `drain` and `uncordon` write DeviceTaintRules, and `resize` writes ResourceClaims; the other commands change nothing.
+/// `cordon`, `drain` and `uncordon` write DeviceTaintRules, `resize` writes ResourceClaims, and `suspend` and `resume`
+/// their annotations; the other commands change nothing.
 #[derive(Debug, Parser)]
 #[command(
     name = "kubectl-drava",
@@ -163,6 +166,23 @@ enum Command {
         after_help = "Examples:\n  kubectl drava resize trainer-0 --memory 12Gi -n research\n  kubectl drava resize pod/trainer-0 --cores 40 --dry-run"
     )]
     Resize(resize::Options),
+
+    /// Suspend the share of a running pod: its programs stand still, and others get its GPU memory and GPU time.
+    ///
+    /// The memory goes to host memory, which counts in the memory limit of the container. The command sets an annotation of the
+    /// claim; the controller decides, and the node driver acts. The share stays suspended until `kubectl drava resume`. The config
+    /// of the claim or its class must say `suspend: {allowed: true}`. Needs the permission to patch ResourceClaims in the
+    /// namespace, and scheduling.mode=managed.
+    #[command(
+        after_help = "Examples:\n  kubectl drava suspend trainer-0 -n research\n  kubectl drava suspend pod/trainer-0 --timeout 0"
+    )]
+    Suspend(suspend::Options),
+
+    /// Resume the share of a pod that `kubectl drava suspend` has suspended.
+    ///
+    /// Its programs go on as soon as its memory and GPU time are free on its GPU.
+    #[command(after_help = "Examples:\n  kubectl drava resume trainer-0 -n research")]
+    Resume(suspend::Options),
 
     /// Exclude the GPUs of a node, or one GPU, from allocation.
     ///
@@ -380,6 +400,16 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Resize(options) => {
             let (client, namespace) = connect(&cli.connection).await?;
             let report = resize::run(&client, &namespace, &options).await?;
+            cli.output.format(&report, || report.text())?
+        }
+        Command::Suspend(options) => {
+            let (client, namespace) = connect(&cli.connection).await?;
+            let report = suspend::run(&client, &namespace, &options, true).await?;
+            cli.output.format(&report, || report.text())?
+        }
+        Command::Resume(options) => {
+            let (client, namespace) = connect(&cli.connection).await?;
+            let report = suspend::run(&client, &namespace, &options, false).await?;
             cli.output.format(&report, || report.text())?
         }
         Command::Quota { name } => {

@@ -22,6 +22,8 @@ use self::share::{Amounts, MIB, Share};
 mod share;
 mod wait;
 
+pub(crate) use wait::newest as newest_event;
+
 /// Arguments of the command.
 #[derive(Debug, Args)]
 pub(crate) struct Options {

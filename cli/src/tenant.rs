@@ -301,7 +301,7 @@ pub(crate) fn gpus_of(claims: &[ResourceClaim]) -> Vec<OwnGpu> {
             mode: match claims.first().map(|claim| claim.access) {
                 None => Mode::Free,
                 Some(Access::Whole) => Mode::Whole,
-                Some(Access::Share) => Mode::Shared,
+                Some(Access::Share | Access::Suspended) => Mode::Shared,
                 Some(Access::Partition) => Mode::Partitioned,
             },
             memory: sum(|claim| claim.memory),
@@ -327,6 +327,7 @@ fn devices_of(claim: &ResourceClaim) -> Vec<(String, OwnClaim)> {
     let own = |device: AllocatedDevice| {
         let amount = |name: &str| match &device.access {
             DeviceAccess::Share(amounts) => amounts.get(name)?.to_u64_rounded_up(),
+            DeviceAccess::Suspended(_) => Some(0),
             DeviceAccess::Exclusive | DeviceAccess::Admin(_) => None,
         };
         let of_claim = OwnClaim {
@@ -336,6 +337,7 @@ fn devices_of(claim: &ResourceClaim) -> Vec<(String, OwnClaim)> {
             cores: amount(capacity::CORES),
             access: match &device.access {
                 DeviceAccess::Share(_) => Access::Share,
+                DeviceAccess::Suspended(_) => Access::Suspended,
                 _ if names::gpu_of_mig_device(&device.device).is_some() => Access::Partition,
                 DeviceAccess::Exclusive | DeviceAccess::Admin(_) => Access::Whole,
             },

@@ -122,6 +122,8 @@ pub(crate) enum Access {
     Whole,
     /// A share.
     Share,
+    /// A share that is suspended: it uses neither memory nor GPU time.
+    Suspended,
     /// A MIG partition.
     Partition,
 }
@@ -181,6 +183,7 @@ impl<'a> Index<'a> {
                 let total = || device.amount(capacity).unwrap_or_default();
                 let amount = match &allocated.access {
                     DeviceAccess::Share(amounts) => share_amount(amounts, capacity, total),
+                    DeviceAccess::Suspended(_) => Quantity::ZERO,
                     DeviceAccess::Exclusive | DeviceAccess::Admin(_) => total(),
                 };
                 amount.to_u64_rounded_up().unwrap_or_default()
@@ -192,6 +195,7 @@ impl<'a> Index<'a> {
                 access: match (device.kind, &allocated.access) {
                     (Some(DeviceType::Mig), _) => Access::Partition,
                     (_, DeviceAccess::Share(_)) => Access::Share,
+                    (_, DeviceAccess::Suspended(_)) => Access::Suspended,
                     (_, DeviceAccess::Exclusive | DeviceAccess::Admin(_)) => Access::Whole,
                 },
                 memory: amount(names::capacity::MEMORY),
@@ -447,17 +451,21 @@ impl GpuClaim {
     fn memory_slice(&self) -> Option<u32> {
         match self.access {
             Access::Partition => self.device.rsplit('-').next()?.parse().ok(),
-            Access::Whole | Access::Share => None,
+            Access::Whole | Access::Share | Access::Suspended => None,
         }
     }
 
     fn text(&self) -> String {
         let Self { name, device, .. } = self;
-        if self.pods.is_empty() {
-            format!("{name} on {device} (no pod)")
-        } else {
-            format!("{name} on {device} ({})", self.pods.join(", "))
-        }
+        let suspended = match self.access {
+            Access::Suspended => ", suspended",
+            Access::Whole | Access::Share | Access::Partition => "",
+        };
+        let pods = match self.pods.is_empty() {
+            true => "no pod".to_owned(),
+            false => self.pods.join(", "),
+        };
+        format!("{name} on {device} ({pods}{suspended})")
     }
 }
 

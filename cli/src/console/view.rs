@@ -276,7 +276,7 @@ fn tenants(held: &[Held<'_>], queue: &[QueuedPod], quotas: &[quota::Report]) -> 
         let (tenant, pods) = tenants.entry(claim.namespace).or_default();
         match claim.access {
             Access::Whole => tenant.whole += 1,
-            Access::Share => tenant.shares += 1,
+            Access::Share | Access::Suspended => tenant.shares += 1,
             Access::Partition => tenant.partitions += 1,
         }
         tenant.memory += claim.memory;

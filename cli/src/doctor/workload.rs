@@ -91,6 +91,12 @@ fn fix(reason: ConditionReason) -> Option<&'static str> {
         | ConditionReason::InUse
         | ConditionReason::Released
         | ConditionReason::Refused => None,
+        // The controller evicts instead, and says so; after a request by hand, the command does.
+        ConditionReason::Suspended
+        | ConditionReason::Resuming
+        | ConditionReason::Resumed
+        | ConditionReason::SuspendRefused
+        | ConditionReason::SuspendFailed => None,
         // Found by the taint of the device.
         ConditionReason::GpuFault
         | ConditionReason::GpuLost

@@ -98,7 +98,7 @@ async fn events_of(client: &Client, claim: &ResourceClaim) -> Result<Vec<Event>,
 }
 
 /// Returns the event that was observed last.
-pub(super) fn newest(events: &[Event]) -> Option<&Event> {
+pub(crate) fn newest(events: &[Event]) -> Option<&Event> {
     let observed = |event: &&Event| -> Option<Timestamp> {
         let series = event.series.as_ref();
         let last = series.and_then(|series| series.last_observed_time.as_ref());

@@ -111,6 +111,14 @@ pub const COMMANDS: &[(&str, Check)] = &[
         "kubectl drava resize trainer-0 --memory 12Gi -n research",
         Test("running_share_grows_and_gives_back"),
     ),
+    (
+        "kubectl drava suspend trainer-0 -n research",
+        Test("share_is_suspended_and_resumed"),
+    ),
+    (
+        "kubectl drava resume trainer-0 -n research",
+        Test("share_is_suspended_and_resumed"),
+    ),
     ("kubectl drava quota", Run),
     (
         "kubectl drava console",
