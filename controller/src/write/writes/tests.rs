@@ -5,3 +5,4 @@ mod gate;
 mod release;
 mod server;
 mod status;
+mod suspend;

@@ -408,12 +408,30 @@ impl TestCluster {
         self.planner.release_finished(outcome, self.now);
     }
 
+    /// Ends the writes of intents, which succeed or are lost.
+    pub(super) fn end_intents(&mut self, is_written: bool) {
+        if is_written {
+            self.write_intents();
+            return;
+        }
+        for write in std::mem::take(&mut self.suspensions) {
+            let name = write.claim.metadata.name.clone().unwrap();
+            let outcome = SuspensionOutcome {
+                key: object_key(&write.claim.metadata),
+                claim: self.claims.get(&name).cloned().map(Box::new),
+                is_written: false,
+            };
+            self.planner.suspension_written(outcome, self.now);
+        }
+    }
+
     /// Executes the writes of intents; returns `+claim` for each that is written, and `-claim` for each that is withdrawn.
     pub(super) fn write_intents(&mut self) -> Vec<String> {
         let writes = std::mem::take(&mut self.suspensions).into_iter();
-        let written = writes.map(|write| {
+        let written = writes.filter_map(|write| {
             let name = write.claim.metadata.name.clone().unwrap();
-            let mut claim = self.claims[&name].clone();
+            // It may be deleted.
+            let mut claim = self.claims.get(&name)?.clone();
             let labels = claim.metadata.labels.get_or_insert_default();
             let sign = match write.is_intended {
                 true => {
@@ -434,7 +452,7 @@ impl TestCluster {
                 is_written: true,
             };
             self.planner.suspension_written(outcome, self.now);
-            format!("{sign}{name}")
+            Some(format!("{sign}{name}"))
         });
         written.collect()
     }

@@ -3,17 +3,20 @@
 //! Everything follows from the seed. With `DRAVA_HISTORIES`, all actions are written to that file, so that two builds can be
 //! compared action by action: `DRAVA_HISTORIES=/tmp/one DRAVA_HISTORY_SEEDS=300 cargo test histories`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::time::Duration;
 
 use drava_api::names::ALLOCATION_GATE;
+use drava_api::suspension as api_suspension;
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::json;
 
 use super::cluster::{TestCluster, applied, member};
 use crate::action::{AllocationFailure, AllocationJob, EvictionOutcome, Release};
 use crate::fixture::random::Random;
 use crate::fixture::{claim, gated_pod, node, object};
+use crate::pods::claim::is_allocated;
 
 const NODES: [&str; 4] = ["n1", "n2", "n3", "n4"];
 const STEPS: usize = 250;
@@ -27,6 +30,8 @@ struct History {
     created: usize,
     /// Memory of each claim, GiB.
     memory: BTreeMap<String, u64>,
+    /// Claims whose processes are in host memory.
+    suspended: BTreeSet<String>,
     log: String,
     decided: Decided,
 }
@@ -38,6 +43,8 @@ struct Decided {
     releases: usize,
     evictions: usize,
     gate_removals: usize,
+    suspensions: usize,
+    resumptions: usize,
 }
 
 impl History {
@@ -49,6 +56,7 @@ impl History {
             releases: Vec::new(),
             created: 0,
             memory: BTreeMap::new(),
+            suspended: BTreeSet::new(),
             log: String::new(),
             decided: Decided::default(),
         }
@@ -68,6 +76,9 @@ impl History {
         if in_gang {
             pod = member(pod, "2");
         } else {
+            if self.random.below(3) > 0 {
+                super::suspension::allow(&mut claim);
+            }
             claim.metadata.namespace = Some(namespace.to_owned());
             pod.metadata.namespace = Some(namespace.to_owned());
         }
@@ -115,7 +126,56 @@ impl History {
         for release in std::mem::take(&mut self.releases) {
             self.release(&release);
         }
+        self.suspended.remove(name);
         self.cluster.end(name);
+    }
+
+    /// The node driver acts on the intents, or a user wishes something else.
+    fn suspend(&mut self) {
+        let claims = self.cluster.claims.values();
+        let allocated = claims.filter(|claim| is_allocated(claim));
+        let allocated: Vec<ResourceClaim> = allocated.cloned().collect();
+        let moving: Vec<ResourceClaim> = allocated
+            .iter()
+            .filter(|claim| {
+                let is_suspended = claim
+                    .metadata
+                    .name
+                    .as_ref()
+                    .map(|name| self.suspended.contains(name));
+                is_suspended != Some(api_suspension::is_intended(&claim.metadata))
+            })
+            .cloned()
+            .collect();
+        let claims = match moving.is_empty() || self.random.below(3) == 0 {
+            true => &allocated,
+            false => &moving,
+        };
+        let Some(claim) = self.random.choose(claims) else {
+            return;
+        };
+        let name = claim.metadata.name.clone().unwrap();
+        let is_intended = api_suspension::is_intended(&claim.metadata);
+        match (is_intended, self.suspended.contains(&name)) {
+            (true, false) if self.random.below(4) == 0 => {
+                super::suspension::answer(&mut self.cluster, &name, "False", "SuspendRefused");
+            }
+            (true, false) => {
+                self.decided.suspensions += 1;
+                self.suspended.insert(name.clone());
+                super::suspension::answer(&mut self.cluster, &name, "True", "Suspended");
+            }
+            (false, true) => {
+                self.decided.resumptions += 1;
+                super::suspension::answer(&mut self.cluster, &name, "False", "Resuming");
+                self.suspended.remove(&name);
+                super::suspension::answer(&mut self.cluster, &name, "False", "Resumed");
+            }
+            (true, true) | (false, false) => {
+                let is_wished = self.random.below(3) == 0;
+                super::suspension::wish(&mut self.cluster, &name, is_wished);
+            }
+        }
     }
 
     fn release(&mut self, release: &Release) {
@@ -134,7 +194,7 @@ impl History {
 
     /// One event in the cluster.
     fn step(&mut self) {
-        match self.random.below(24) {
+        match self.random.below(36) {
             0..=3 if self.cluster.pods.len() < 16 => self.create(false),
             4 if self.cluster.pods.len() < 14 => {
                 self.create(true);
@@ -212,6 +272,11 @@ impl History {
                 if let Some(release) = self.releases.pop() {
                     self.release(&release);
                 }
+            }
+            23..=29 => self.suspend(),
+            30..=33 => {
+                let is_written = self.random.below(6) > 0;
+                self.cluster.end_intents(is_written);
             }
             _ => {
                 if let Some(job) = self.jobs.pop() {
@@ -292,7 +357,10 @@ impl History {
         self.releases.extend(releases);
         let mut used: BTreeMap<String, u64> = BTreeMap::new();
         for name in self.cluster.claims.keys() {
-            if let Some(node) = self.node_of(name) {
+            let is_intended = api_suspension::is_intended(&self.cluster.claims[name].metadata);
+            if let Some(node) = self.node_of(name)
+                && !(is_intended && self.suspended.contains(name))
+            {
                 *used.entry(node).or_default() += self.memory[name];
             }
         }
@@ -309,7 +377,7 @@ fn histories_allocate_no_gpu_twice() {
     let mut file = std::env::var("DRAVA_HISTORIES")
         .ok()
         .map(|path| std::fs::File::create(path).unwrap());
-    let mut rare = (0, 0);
+    let (mut rare, mut suspended) = ((0, 0), (0, 0));
     for seed in 0..number("DRAVA_HISTORY_SEEDS", 20) {
         let mut history = History::new(seed);
         for _ in 0..STEPS {
@@ -325,10 +393,18 @@ fn histories_allocate_no_gpu_twice() {
         );
         assert!(decided.gate_removals > 0, "seed {seed}: {decided:?}");
         rare = (rare.0 + decided.releases, rare.1 + decided.evictions);
+        suspended = (
+            suspended.0 + decided.suspensions,
+            suspended.1 + decided.resumptions,
+        );
         if let Some(file) = &mut file {
             use std::io::Write as _;
             writeln!(file, "seed {seed}\n{}", history.log).unwrap();
         }
     }
     assert!(rare.0.min(rare.1) > 0, "releases and evictions: {rare:?}");
+    assert!(
+        suspended.0.min(suspended.1) > 0,
+        "suspensions and resumptions: {suspended:?}"
+    );
 }

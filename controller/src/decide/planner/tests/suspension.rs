@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use drava_api::names;
-use k8s_openapi::api::core::v1::Probe;
+use k8s_openapi::api::core::v1::{Pod, Probe};
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::json;
 
 use super::cluster::TestCluster;
@@ -22,21 +23,10 @@ fn add_with(
     name: &str,
     memory: &str,
     priority: i32,
-    change: impl Fn(&mut k8s_openapi::api::core::v1::Pod),
+    change: impl Fn(&mut Pod),
 ) {
     let mut claim = claim(name, memory);
-    claim
-        .spec
-        .as_mut()
-        .unwrap()
-        .devices
-        .as_mut()
-        .unwrap()
-        .config = Some(vec![object(json!({
-        "opaque": {"driver": names::DRIVER, "parameters": {
-            "apiVersion": "gpu.drava.dev/v1alpha1", "kind": "VgpuConfig", "suspend": {"allowed": true},
-        }},
-    }))]);
+    allow(&mut claim);
     cluster.add_claim(claim);
     let mut pod = pod(name, &[name]);
     pod.spec.as_mut().unwrap().priority = Some(priority);
@@ -47,8 +37,18 @@ fn add_with(
     cluster.bind(placed[0].split_once(" → ").unwrap());
 }
 
+/// The config of the claim allows its suspension.
+pub(super) fn allow(claim: &mut ResourceClaim) {
+    let devices = claim.spec.as_mut().unwrap().devices.as_mut().unwrap();
+    devices.config = Some(vec![object(json!({
+        "opaque": {"driver": names::DRIVER, "parameters": {
+            "apiVersion": "gpu.drava.dev/v1alpha1", "kind": "VgpuConfig", "suspend": {"allowed": true},
+        }},
+    }))]);
+}
+
 /// The node driver answers.
-fn answer(cluster: &mut TestCluster, name: &str, status: &str, reason: &str) {
+pub(super) fn answer(cluster: &mut TestCluster, name: &str, status: &str, reason: &str) {
     let mut claim = cluster.claims[name].clone();
     let status_of = claim.status.as_mut().unwrap();
     let devices = status_of.allocation.clone().unwrap().devices.unwrap();
@@ -64,7 +64,7 @@ fn answer(cluster: &mut TestCluster, name: &str, status: &str, reason: &str) {
 }
 
 /// A user wishes the share to be suspended, or no longer.
-fn wish(cluster: &mut TestCluster, name: &str, is_wished: bool) {
+pub(super) fn wish(cluster: &mut TestCluster, name: &str, is_wished: bool) {
     let mut claim = cluster.claims[name].clone();
     let annotations = claim.metadata.annotations.get_or_insert_default();
     match is_wished {
@@ -232,8 +232,7 @@ fn pod_is_evicted_that_would_not_survive_its_suspension() {
             "claims": [{"name": "claim-0"}], "limits": {"memory": "50Gi"},
         })));
     };
-    let changes: [&dyn Fn(&mut k8s_openapi::api::core::v1::Pod); 2] =
-        [&with_probe, &with_little_memory];
+    let changes: [&dyn Fn(&mut Pod); 2] = [&with_probe, &with_little_memory];
     for change in changes {
         let mut cluster = TestCluster::new(&["n1"]);
         add_with(&mut cluster, "low", "60Gi", 0, change);
