@@ -1,7 +1,7 @@
 //! What the claims of all namespaces have of the GPUs, compared with what the nodes publish.
 //!
 //! Computed as the structured allocator of Kubernetes does: a device without shares has one claim; the capacities of a
-//! device with shares suffice for all of them; the counters suffice for all allocated devices, each counted once.
+//! device with shares suffice for all of them, without the memory and GPU time of suspended ones; the counters suffice for all allocated devices, each counted once.
 
 use std::collections::BTreeMap;
 
@@ -41,7 +41,13 @@ impl TestCluster {
                 }
                 let key = (text(&result["pool"])?, text(&result["device"])?);
                 let sum = consumed.entry(key.clone()).or_default();
-                add(sum, &result["consumedCapacity"], |amount| amount)?;
+                let mut amounts = result["consumedCapacity"].clone();
+                if is_suspended(claim)
+                    && let Some(amounts) = amounts.as_object_mut()
+                {
+                    amounts.retain(|name, _| name != "memory" && name != "cores");
+                }
+                add(sum, &amounts, |amount| amount)?;
                 *claims_of.entry(key).or_default() += 1;
             }
         }
@@ -97,6 +103,19 @@ impl Published {
         }
         Ok(published)
     }
+}
+
+/// Returns whether others may use the memory and GPU time of a claim: it is to be suspended, and is.
+fn is_suspended(claim: &Value) -> bool {
+    let mut devices = array(&claim["status"]["devices"]).peekable();
+    let is_intended = claim["metadata"]["labels"]["gpu.drava.dev/suspend"] == "true";
+    is_intended
+        && devices.peek().is_some()
+        && devices.all(|device| {
+            let mut conditions = array(&device["conditions"]);
+            conditions
+                .any(|condition| condition["type"] == "Suspended" && condition["status"] == "True")
+        })
 }
 
 fn array(value: &Value) -> impl Iterator<Item = &Value> {

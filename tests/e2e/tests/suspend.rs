@@ -1,0 +1,193 @@
+//! Shares that are suspended and resumed while their programs are on the GPU.
+
+use std::thread::{Scope, ScopedJoinHandle};
+
+use anyhow::{Context, Result, ensure};
+use drava_e2e::manifest::{pod_with_request, pod_with_share};
+use drava_e2e::{Namespace, ProgramOutput, TestCluster, wait};
+use serde_json::Value;
+
+/// More than half of a GPU, of which the cluster has two.
+const MOST: &str = "50Gi";
+const REQUEST: &str = "{deviceClassName: vgpu.drava.dev, capacity: {requests: {memory: 50Gi}}}";
+const CONFIG: &str = "[{opaque: {driver: gpu.drava.dev, parameters: {apiVersion: gpu.drava.dev/v1alpha1, kind: VgpuConfig, \
+     suspend: {allowed: true}}}}]";
+
+/// Starts a pod that may be suspended, and another one on the other GPU.
+fn start(tenant: &Namespace<'_>) -> Result<()> {
+    tenant.apply(&pod_with_request("low", REQUEST, CONFIG))?;
+    tenant.running("low")?;
+    tenant.apply(&pod_with_share(
+        "other",
+        "vgpu.drava.dev",
+        &format!("{{memory: {MOST}}}"),
+    ))?;
+    tenant.running("other")
+}
+
+type Holder<'scope> = ScopedJoinHandle<'scope, Result<ProgramOutput>>;
+
+/// Starts a program of the pod `low` that holds memory for a while, and waits until it has it.
+fn hold<'scope, 'env>(
+    scope: &'scope Scope<'scope, 'env>,
+    tenant: &'env Namespace<'_>,
+) -> Result<Holder<'scope>> {
+    let holder = scope.spawn(|| {
+        let probe = [
+            "cuda-probe",
+            "alloc",
+            "--mib",
+            "600",
+            "--hold",
+            "45",
+            "-o",
+            "json",
+        ];
+        tenant.exec("low", "app", &probe)
+    });
+    wait("the program uses its memory", || {
+        let probe = ["cuda-probe", "alloc", "--mib", "1", "-o", "json"];
+        let seen = tenant.exec("low", "app", &probe)?.json()?;
+        let before = &seen["before"];
+        let (free, total) = (before["freeBytes"].as_u64(), before["totalBytes"].as_u64());
+        let used = total.context("totalBytes")? - free.context("freeBytes")?;
+        Ok((used > 600 << 20).then_some(()))
+    })?;
+    Ok(holder)
+}
+
+/// Checks that the program has ended well and that its container was never restarted.
+fn ends_well(tenant: &Namespace<'_>, holder: Holder<'_>) -> Result<()> {
+    let held = holder.join();
+    let held = held.map_err(|_| anyhow::anyhow!("a thread panicked"))??;
+    ensure!(held.code == 0, "{held:?}");
+    let low = tenant.find("pod", "low")?.context("the pod is gone")?;
+    let restarts = &low["status"]["containerStatuses"][0]["restartCount"];
+    ensure!(restarts == 0, "restarted: {low}");
+    Ok(())
+}
+
+fn suspended(tenant: &Namespace<'_>) -> Result<Option<Value>> {
+    let claim = tenant.claim_of("low")?;
+    let claim = tenant.find("resourceclaim", &claim)?.context("no claim")?;
+    let devices = claim["status"]["devices"].as_array();
+    let conditions = devices.into_iter().flatten();
+    let conditions = conditions.filter_map(|device| device["conditions"].as_array());
+    let mut conditions = conditions.flatten();
+    Ok(conditions
+        .find(|condition| condition["type"] == "Suspended")
+        .cloned())
+}
+
+#[test]
+fn share_is_suspended_and_resumed() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("suspend")?;
+    start(&tenant)?;
+    let drava = |command: &str, timeout: &str| {
+        let pod = "pod/low";
+        cluster.drava(&["-n", tenant.name(), command, pod, "--timeout", timeout])
+    };
+    std::thread::scope(|scope| -> Result<()> {
+        let holder = hold(scope, &tenant)?;
+        tenant.apply(&pod_with_share(
+            "third",
+            "vgpu.drava.dev",
+            &format!("{{memory: {MOST}}}"),
+        ))?;
+        tenant.event("third", "InsufficientMemory")?;
+        let done = drava("suspend", "60")?;
+        ensure!(
+            done.code == 0 && done.stdout.contains("suspended"),
+            "{done:?}"
+        );
+        // Its memory is used by another pod, all of it.
+        tenant.running("third")?;
+        cluster.check_allocations()?;
+        ensure!(
+            tenant.fill("third", 0)? > 50_000,
+            "the pod does not get its memory"
+        );
+        let top = cluster.drava(&["top", "-o", "wide"])?.success()?;
+        ensure!(top.contains("(low, suspended)"), "{top}");
+        // The owner of the claim cannot take the memory back.
+        let claim = tenant.claim_of("low")?;
+        let forged = cluster.kubectl([
+            "label",
+            "-n",
+            tenant.name(),
+            "resourceclaim",
+            &claim,
+            "gpu.drava.dev/suspend-",
+        ]);
+        let refusal = forged.err().context("the label was removed")?.to_string();
+        ensure!(
+            refusal.contains("only drava-controller may write"),
+            "{refusal}"
+        );
+        // A restart of the node driver changes nothing.
+        ensure!(
+            cluster.kill_processes("drava-dra-driver")? > 0,
+            "no driver process on the node"
+        );
+        cluster.drava_ready()?;
+        let waiting = drava("resume", "3")?;
+        ensure!(
+            waiting.code == 1 && waiting.stderr.contains("not resumed in time"),
+            "{waiting:?}"
+        );
+        let condition = suspended(&tenant)?.context("no condition")?;
+        ensure!(condition["status"] == "True", "{condition}");
+        tenant.delete_pods(&["third"])?;
+        let resumed = drava("resume", "60")?;
+        ensure!(
+            resumed.code == 0 && resumed.stdout.contains("running"),
+            "{resumed:?}"
+        );
+        cluster.check_allocations()?;
+        ends_well(&tenant, holder)
+    })
+}
+
+#[test]
+fn share_is_suspended_instead_of_evicted() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("suspend-for")?;
+    tenant.apply(
+        "{apiVersion: scheduling.k8s.io/v1, kind: PriorityClass, metadata: {name: suspend-for}, value: 1000}",
+    )?;
+    start(&tenant)?;
+    let before = tenant.find("pod", "low")?.context("no pod")?;
+    std::thread::scope(|scope| -> Result<()> {
+        let holder = hold(scope, &tenant)?;
+        let urgent = pod_with_share("urgent", "vgpu.drava.dev", &format!("{{memory: {MOST}}}"));
+        let field = "terminationGracePeriodSeconds: 1\n";
+        let urgent = urgent.replace(field, &format!("{field}  priorityClassName: suspend-for\n"));
+        tenant.apply(&urgent)?;
+        tenant.running("urgent")?;
+        let why = tenant.event("low", "ShareSuspended")?;
+        ensure!(why.contains("urgent (priority 1000)"), "{why}");
+        for pod in ["low", "other"] {
+            let pod = tenant.find("pod", pod)?.context("a pod was evicted")?;
+            ensure!(pod["metadata"]["deletionTimestamp"].is_null(), "{pod}");
+        }
+        cluster.check_allocations()?;
+        ensure!(
+            tenant.fill("urgent", 0)? > 50_000,
+            "the pod does not get its memory"
+        );
+        tenant.delete_pods(&["urgent"])?;
+        wait("the share is resumed", || {
+            let condition = suspended(&tenant)?;
+            Ok(condition.filter(|condition| condition["reason"] == "Resumed"))
+        })?;
+        cluster.check_allocations()?;
+        ends_well(&tenant, holder)
+    })?;
+    let after = tenant.find("pod", "low")?.context("no pod")?;
+    ensure!(
+        before["metadata"]["uid"] == after["metadata"]["uid"],
+        "another pod"
+    );
+    Ok(())
+}
