@@ -220,6 +220,7 @@ pub fn quantities(program: &mut Program, texts: &[String]) -> Result<Vec<String>
             None => (1, decimal),
         };
         let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
+        let fraction = fraction.trim_end_matches('0');
         let digits = format!("{whole}{fraction:0<9}");
         (fraction.len() <= 9).then_some(())?;
         digits.parse::<i128>().ok().map(|value| sign * value)
