@@ -391,3 +391,54 @@ fn excludes_pool_without_node_name() {
         "n1"
     );
 }
+
+/// Returns a claim that is to be suspended, and of which the node driver has answered this.
+fn suspended(name: &str, version: u64, status: &str) -> ResourceClaim {
+    let mut claim = allocated(name, version, &[("gpu-0-vgpu", "60Gi")]);
+    claim.metadata.labels = Some([("gpu.drava.dev/suspend".to_owned(), "true".to_owned())].into());
+    claim.status.as_mut().unwrap().devices = Some(
+        serde_json::from_value(json!([{
+            "driver": "gpu.drava.dev", "pool": "n1/gpus", "device": "gpu-0-vgpu", "shareID": "s",
+            "conditions": [{
+                "type": "Suspended", "status": status, "reason": "Suspended", "message": "",
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+            }],
+        }]))
+        .unwrap(),
+    );
+    claim
+}
+
+#[test]
+fn suspended_share_uses_neither_memory_nor_gpu_time() {
+    let mut cluster = cluster(&[("n1", &[80])]);
+    let key = ("default".to_owned(), "a".to_owned());
+    cluster.upsert_claim(&suspended("a", 5, "False"));
+    assert_eq!(allocated_gib(&cluster), Some(60));
+    let others = pod_request(&cluster, &[share("b", "70Gi", "95")]);
+    assert!(cluster.decide(&others, POLICIES).is_err());
+    // A simulation presumes the same.
+    let suspension = Departure {
+        suspended: [key.clone()].into(),
+        ..Departure::default()
+    };
+    cluster.presume_gone(&suspension);
+    assert!(cluster.decide(&others, POLICIES).is_ok());
+    cluster.presume_gone(&Departure::default());
+    assert!(cluster.decide(&others, POLICIES).is_err());
+    assert!(
+        cluster.upsert_claim(&suspended("a", 6, "True")),
+        "it gives its memory"
+    );
+    let placement = cluster.decide(&others, POLICIES).unwrap();
+    assert_eq!(allocated_gib(&cluster), Some(0));
+    assert_eq!(cluster.lacks_to_resume(&key), None);
+    // The GPU is one with shares, so no whole GPU is allocated.
+    let whole = request("whole", &json!({"deviceClassName": "gpu.drava.dev"}));
+    let whole = pod_request(&cluster, &[whole]);
+    assert!(cluster.decide(&whole, POLICIES).is_err());
+    cluster.assume(&placement);
+    let (device, lacking) = cluster.lacks_to_resume(&key).unwrap();
+    assert_eq!(device, "device gpu-0-vgpu of pool n1/gpus");
+    assert!(matches!(lacking, Rejection::Capacity { .. }), "{lacking:?}");
+}
