@@ -28,12 +28,19 @@ pub(crate) fn build() -> Result<Artifacts> {
     let programs = drava_cluster::build_workspace(Profile::Dev)?;
     let node = programs.file("drava-node")?;
     let directory = node.parent().context("drava-node has no directory")?;
+    let mut images = image::write(
+        &programs,
+        Profile::Dev,
+        &drava_cluster::target_dir().join("images"),
+    )?;
+    // The nodes of the tests have their own simulated machine.
+    images.retain(|archive| {
+        archive
+            .file_stem()
+            .is_none_or(|name| name != image::SIMULATOR)
+    });
     Ok(Artifacts {
-        images: image::write(
-            &programs,
-            Profile::Dev,
-            &drava_cluster::target_dir().join("images"),
-        )?,
+        images,
         programs: directory.to_owned(),
     })
 }
@@ -42,21 +49,26 @@ pub(crate) fn build() -> Result<Artifacts> {
 pub(crate) fn start(options: Options, artifacts: &Artifacts) -> Result<Cluster> {
     let nodes = options.nodes.iter();
     let with_gpus = nodes.filter(|node| **node != Machine::None).count();
+    let cluster = start_cluster(options, artifacts)?;
+    install(&cluster, &artifacts.images)?;
+    let step = Progress::step("Wait until the GPUs are published");
+    let devices = wait_published(&cluster, with_gpus, &step)?;
+    step.done_with(&devices);
+    Ok(cluster)
+}
+
+/// Starts a cluster and loads the images.
+pub(crate) fn start_cluster(options: Options, artifacts: &Artifacts) -> Result<Cluster> {
     let cluster = drava_cluster::up(&Options {
         programs: Some(artifacts.programs.clone()),
         ..options
     })?;
-    let images = &artifacts.images;
     let step = Progress::step("Load the images");
-    for archive in images {
+    for archive in &artifacts.images {
         step.note(archive.display().to_string());
         cluster.load_image(archive)?;
     }
     step.done();
-    install(&cluster, images)?;
-    let step = Progress::step("Wait until the GPUs are published");
-    let devices = wait_published(&cluster, with_gpus, &step)?;
-    step.done_with(&devices);
     Ok(cluster)
 }
 

@@ -15,6 +15,7 @@ use drava_cluster::oci::{Image, Layer};
 use drava_cluster::{
     Artifacts, Profile, Progress, build_preload, build_static, build_workspace, target_dir,
 };
+use simulator_machine::description::BUNDLED;
 
 /// Command line of `cargo xtask image`.
 #[derive(clap::Args)]
@@ -56,6 +57,9 @@ pub(crate) fn run(args: Args) -> Result<()> {
     Ok(())
 }
 
+/// Image of the simulated machine.
+pub(crate) const SIMULATOR: &str = "gpu-simulator";
+
 /// File with the images and their digests.
 const LIST: &str = "images.txt";
 /// File with the digests as values of the chart.
@@ -85,6 +89,7 @@ pub(crate) fn write(programs: &Artifacts, profile: Profile, out: &Path) -> Resul
     let (driver, driver_digest) = write(driver(programs, &hook, &preload))?;
     let (demo, _) = write(demo(programs))?;
     let (controller, controller_digest) = write(controller(programs))?;
+    let (simulator, _) = write(simulator(programs))?;
     let released = [
         ("driver", "drava-dra-driver", driver_digest),
         ("controller", "drava-controller", controller_digest),
@@ -94,7 +99,7 @@ pub(crate) fn write(programs: &Artifacts, profile: Profile, out: &Path) -> Resul
         fs::write(&file, text).with_context(|| format!("write {}", file.display()))?;
     }
     step.done();
-    Ok(vec![driver, demo, controller])
+    Ok(vec![driver, demo, controller, simulator])
 }
 
 /// Component in the values of the chart, name, and digest of an image for users.
@@ -153,6 +158,26 @@ fn demo(programs: &Artifacts) -> Result<(&'static str, Image)> {
     image.entrypoint = vec![];
     image.command = vec!["/bin/sh".into()];
     Ok(("drava-demo", image))
+}
+
+/// The simulated machine with what a driver root needs. Its libraries and `gpu-view` run in containers of users.
+fn simulator(programs: &Artifacts) -> Result<(&'static str, Image)> {
+    let program = "simulator-machine";
+    let mut layer = base();
+    layer.program(&format!("/usr/bin/{program}"), programs.file(program)?)?;
+    for library in ["libsimulator_cuda.so", "libsimulator_nvml.so"] {
+        let path = format!("/opt/gpu-simulator/{library}");
+        layer.copy(&path, programs.file(library)?, 0o755)?;
+    }
+    let view = programs.file("gpu-view")?;
+    layer.copy("/opt/gpu-simulator/nvidia-smi", view, 0o755)?;
+    for (name, text) in BUNDLED {
+        let path = format!("/opt/gpu-simulator/machines/{name}.yaml");
+        layer.file(&path, text.as_bytes().to_vec(), 0o644);
+    }
+    let mut image = image(SIMULATOR, "", layer);
+    image.entrypoint = vec![format!("/usr/bin/{program}")];
+    Ok((SIMULATOR, image))
 }
 
 fn base() -> Layer {

@@ -221,6 +221,7 @@ struct Shared<'a> {
     queue: Queue,
     trial_on_two_nodes: e2e::Trial<'a>,
     trial_on_models: e2e::Trial<'a>,
+    trial_without_machine: e2e::Trial<'a>,
     trial_on_oldest: e2e::Trial<'a>,
 }
 
@@ -236,6 +237,7 @@ impl<'a> Shared<'a> {
             queue: Queue::default(),
             trial_on_two_nodes: e2e::Trial::with_two_nodes(args.kubernetes, filter),
             trial_on_models: e2e::Trial::with_other_models(args.kubernetes, filter),
+            trial_without_machine: e2e::Trial::without_machine(args.kubernetes, filter),
             trial_on_oldest: e2e::Trial::new("oldest", Kubernetes::OLDEST, filter),
         }
     }

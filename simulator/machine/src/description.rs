@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 mod bus_id;
 mod mig;
+mod node;
 
 pub use bus_id::BusId;
 pub use mig::{

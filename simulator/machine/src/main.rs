@@ -1,7 +1,7 @@
 //! `simulator-machine`: serves a simulated GPU machine, and controls a running one.
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -10,7 +10,7 @@ use simulator_machine::control::{self, Answer, Command};
 use simulator_machine::description::MachineDescription;
 use simulator_machine::kernel::Faults;
 use simulator_machine::protocol::{GpuEvent, GpuIndex, MigRequest, ReportedValue};
-use simulator_machine::root::DriverRoot;
+use simulator_machine::root::{DriverRoot, Files};
 use simulator_machine::server::Server;
 
 /// A simulated machine with NVIDIA GPUs.
@@ -24,20 +24,7 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Action {
     /// Simulate the kernel driver until SIGTERM; prints "ready" when clients can connect.
-    Serve {
-        /// Machine file.
-        #[arg(long)]
-        machine: PathBuf,
-        /// Directory to use as driver root.
-        #[arg(long)]
-        root: PathBuf,
-        /// Directory with libsimulator_cuda.so and libsimulator_nvml.so, to install into the root.
-        #[arg(long)]
-        libs: Option<PathBuf>,
-        /// Stop when standard input is closed, so that the daemon ends with its parent.
-        #[arg(long)]
-        until_stdin_closes: bool,
-    },
+    Serve(Serve),
     /// Query or control the daemon of a driver root.
     Ctl {
         /// Driver root of the daemon.
@@ -46,6 +33,31 @@ enum Action {
         #[command(subcommand)]
         command: CtlCommand,
     },
+}
+
+#[derive(clap::Args)]
+struct Serve {
+    /// Machine file.
+    #[arg(long)]
+    machine: PathBuf,
+    /// Directory to use as driver root: empty, or of an earlier daemon.
+    #[arg(long)]
+    root: PathBuf,
+    /// Directory with libsimulator_cuda.so and libsimulator_nvml.so, to install into the root.
+    #[arg(long)]
+    libs: Option<PathBuf>,
+    /// Program to install into the root as nvidia-smi.
+    #[arg(long, value_name = "FILE")]
+    nvidia_smi: Option<PathBuf>,
+    /// Name of the node: derives UUIDs and serial numbers from it, so that nodes with the same machine file have different GPUs.
+    #[arg(long, value_name = "NAME")]
+    node_name: Option<String>,
+    /// Stop when standard input is closed, so that the daemon ends with its parent.
+    #[arg(long)]
+    until_stdin_closes: bool,
+    /// Remove everything below the root at the end.
+    #[arg(long)]
+    remove_root: bool,
 }
 
 #[derive(Subcommand)]
@@ -149,31 +161,34 @@ enum CtlCommand {
 
 fn main() -> anyhow::Result<()> {
     match Arguments::parse().action {
-        Action::Serve {
-            machine,
-            root,
-            libs,
-            until_stdin_closes,
-        } => serve(&machine, root, libs.as_deref(), until_stdin_closes),
+        Action::Serve(arguments) => serve(&arguments),
         Action::Ctl { root, command } => ctl(&DriverRoot::new(root), command),
     }
 }
 
-fn serve(
-    machine: &Path,
-    root: PathBuf,
-    libs: Option<&Path>,
-    until_stdin_closes: bool,
-) -> anyhow::Result<()> {
-    let description = MachineDescription::read(machine)
+fn serve(arguments: &Serve) -> anyhow::Result<()> {
+    let machine = &arguments.machine;
+    let mut description = MachineDescription::read(machine)
         .with_context(|| format!("cannot load machine file {}", machine.display()))?;
-    let mut server = Server::start(description, DriverRoot::new(root), libs)?;
-    if until_stdin_closes {
+    if let Some(node) = &arguments.node_name {
+        description = description.on_node(node);
+    }
+    let root = DriverRoot::new(&arguments.root);
+    let files = Files {
+        libraries: arguments.libs.as_deref(),
+        nvidia_smi: arguments.nvidia_smi.as_deref(),
+    };
+    let mut server = Server::start(description, root.clone(), files)?;
+    if arguments.until_stdin_closes {
         server.stop_when_closed(&std::io::stdin())?;
     }
     // The parent may have closed the pipe.
     let _ = writeln!(std::io::stdout(), "ready");
     server.run()?;
+    if arguments.remove_root {
+        // The server still holds the lock: no other daemon lays the root out.
+        root.remove()?;
+    }
     Ok(())
 }
 

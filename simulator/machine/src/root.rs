@@ -144,16 +144,69 @@ impl DriverRoot {
             &self.path().join("sys"),
             pci::lay_out(&self.path().join("sys"), layout.devices),
         )?;
-        if let Some(libraries) = layout.libraries {
+        let failed = |(path, source)| LayOutError { path, source };
+        if let Some(libraries) = layout.files.libraries {
             for library in &LIBRARIES {
-                let path = library.install(libraries, &self.library_dir(), layout.driver_version);
-                if let Err((path, source)) = path {
-                    return Err(LayOutError { path, source });
+                library
+                    .install(libraries, &self.library_dir(), layout.driver_version)
+                    .map_err(failed)?;
+            }
+        }
+        if let Some(program) = layout.files.nvidia_smi {
+            let directory = self.0.join("usr/bin");
+            at(&directory, fs::create_dir_all(&directory))?;
+            install(program, &directory, "nvidia-smi").map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Returns a directory of the root that no daemon laid out. A root with one belongs to others, and [`Self::lay_out`] would
+    /// replace its files.
+    #[must_use]
+    pub fn foreign_directory(&self) -> Option<PathBuf> {
+        let is_ours = self.lock_file().parent().is_some_and(Path::exists);
+        // `proc` may be there: a node mounts the files of the kernel driver from it.
+        let mut laid_out = ["dev", "sys", "usr"]
+            .map(|name| self.0.join(name))
+            .into_iter();
+        laid_out.find(|directory| !is_ours && directory.exists())
+    }
+
+    /// Removes everything that [`Self::lay_out`] and the daemon created; the directory itself stays.
+    ///
+    /// # Errors
+    /// The path that could not be removed.
+    pub fn remove(&self) -> Result<(), RemoveError> {
+        // `run` marks the root as ours, so it is the last.
+        for name in ["dev", "proc", "sys", "usr", "run"] {
+            let path = self.0.join(name);
+            match fs::remove_dir_all(&path) {
+                Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                    return Err(RemoveError { path, source });
                 }
+                _ => {}
             }
         }
         Ok(())
     }
+}
+
+/// Files that are installed into a driver root.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Files<'a> {
+    /// Directory with the built libraries.
+    pub libraries: Option<&'a Path>,
+    /// Program to install as `nvidia-smi`.
+    pub nvidia_smi: Option<&'a Path>,
+}
+
+/// A path of the driver root could not be removed.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot remove {} of the driver root", path.display())]
+pub struct RemoveError {
+    path: PathBuf,
+    #[source]
+    source: io::Error,
 }
 
 /// Parameters of [`DriverRoot::lay_out`].
@@ -163,8 +216,8 @@ pub struct Layout<'a> {
     pub devices: &'a [PciDevice],
     /// Suffix of the library files.
     pub driver_version: &'a str,
-    /// Directory with the built libraries, if they are to be installed.
-    pub libraries: Option<&'a Path>,
+    /// Files to install.
+    pub files: Files<'a>,
     /// Device nodes of MIG capabilities.
     pub capability_nodes: CapabilityNodes,
 }
@@ -196,17 +249,20 @@ const LIBRARIES: [Library; 2] = [
 ];
 
 impl Library {
-    /// Copies to a temporary name first: a process may have the old file mapped.
     fn install(&self, from: &Path, to: &Path, version: &str) -> Result<(), (PathBuf, io::Error)> {
-        let source = from.join(self.built);
         let file = format!("{}.{version}", self.stem);
-        let temporary = to.join(format!(".{file}.new"));
-        fs::copy(&source, &temporary).map_err(|error| (source, error))?;
-        let target = to.join(&file);
-        fs::rename(&temporary, &target).map_err(|error| (target, error))?;
+        install(&from.join(self.built), to, &file)?;
         let link = to.join(format!("{}.1", self.stem));
         replace_link(Path::new(&file), &link).map_err(|error| (link, error))
     }
+}
+
+/// Copies `source` to `file` of the directory `to`, under a temporary name first: a process may have the old file mapped.
+fn install(source: &Path, to: &Path, file: &str) -> Result<(), (PathBuf, io::Error)> {
+    let temporary = to.join(format!(".{file}.new"));
+    fs::copy(source, &temporary).map_err(|error| (source.to_owned(), error))?;
+    let target = to.join(file);
+    fs::rename(&temporary, &target).map_err(|error| (target, error))
 }
 
 fn replace_link(target: &Path, link: &Path) -> io::Result<()> {
@@ -286,15 +342,21 @@ mod tests {
             for library in &LIBRARIES {
                 fs::write(built.path().join(library.built), content).unwrap();
             }
+            fs::write(built.path().join("view"), content).unwrap();
             root.lay_out(&Layout {
                 devices: &[device(0x1b), device(0x9d)],
                 driver_version: "580.65.06",
-                libraries: Some(built.path()),
+                files: Files {
+                    libraries: Some(built.path()),
+                    nvidia_smi: Some(&built.path().join("view")),
+                },
                 capability_nodes: CapabilityNodes::OnDemand,
             })
             .unwrap();
             let linked = root.library_dir().join("libcuda.so.1");
             assert_eq!(fs::read_to_string(linked).unwrap(), content);
+            let program = directory.path().join("usr/bin/nvidia-smi");
+            assert_eq!(fs::read_to_string(program).unwrap(), content);
         }
         assert!(root.sees(GpuIndex(1)));
         assert!(!root.sees(GpuIndex(2)));
@@ -308,7 +370,10 @@ mod tests {
             .lay_out(&Layout {
                 devices: &[],
                 driver_version: "1",
-                libraries: Some(built.path()),
+                files: Files {
+                    libraries: Some(built.path()),
+                    nvidia_smi: Some(&built.path().join("view")),
+                },
                 capability_nodes: CapabilityNodes::OnDemand,
             })
             .unwrap_err();

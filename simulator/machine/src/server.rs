@@ -9,7 +9,7 @@ use std::fs;
 use std::io;
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
@@ -25,7 +25,7 @@ use crate::control::{self, Answer};
 use crate::description::MachineDescription;
 use crate::kernel::{ClientId, Effect, Kernel};
 use crate::protocol::{ClientKind, ExportId, Nanos, Refusal, Reply, Request};
-use crate::root::{DriverRoot, LayOutError, Layout, PciDevice};
+use crate::root::{DriverRoot, Files, LayOutError, Layout, PciDevice};
 use crate::wire::WireError;
 
 mod exports;
@@ -56,6 +56,12 @@ pub enum ServeError {
     AlreadyServed {
         /// Driver root.
         root: PathBuf,
+    },
+    /// The root has files that no daemon laid out.
+    #[error("cannot lay out a driver root over {}, which is not of a simulated machine; use an empty directory as --root", found.display())]
+    Foreign {
+        /// Directory of others.
+        found: PathBuf,
     },
     /// A file or socket cannot be created.
     #[error("cannot {action} {}", path.display())]
@@ -120,11 +126,11 @@ impl Server {
     /// [`Self::run`].
     ///
     /// # Errors
-    /// If the root cannot be written or is already served.
+    /// If the root cannot be written, has files of others or is already served.
     pub fn start(
         description: MachineDescription,
         root: DriverRoot,
-        libraries: Option<&Path>,
+        files: Files<'_>,
     ) -> Result<Self, ServeError> {
         let stop = stop_signal::descriptor().map_err(|source| ServeError::System {
             action: "watch for SIGTERM",
@@ -133,6 +139,9 @@ impl Server {
         // Completions are precise to the microsecond; the default slack of 50 µs is only less
         // exact.
         let _ = set_current_timer_slack(NonZeroU64::new(1000));
+        if let Some(found) = root.foreign_directory() {
+            return Err(ServeError::Foreign { found });
+        }
         let lock = lock(&root)?;
         let memory = (0..description.gpus.len())
             .map(|_| memory_file())
@@ -140,7 +149,7 @@ impl Server {
         root.lay_out(&Layout {
             devices: &PciDevice::of_machine(&description),
             driver_version: &description.driver_version,
-            libraries,
+            files,
             capability_nodes: description.capability_nodes,
         })?;
         let epoll =

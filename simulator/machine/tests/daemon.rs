@@ -18,7 +18,12 @@ fn serve(root: &std::path::Path, machine: &str) -> Command {
 }
 
 fn start(root: &std::path::Path, machine: &str) -> anyhow::Result<Child> {
-    let mut child = serve(root, machine).stdout(Stdio::piped()).spawn()?;
+    start_with(root, machine, &[])
+}
+
+fn start_with(root: &std::path::Path, machine: &str, more: &[&str]) -> anyhow::Result<Child> {
+    let mut command = serve(root, machine);
+    let mut child = command.args(more).stdout(Stdio::piped()).spawn()?;
     let mut line = String::new();
     BufReader::new(child.stdout.as_mut().context("no stdout")?).read_line(&mut line)?;
     assert_eq!(line, "ready\n");
@@ -132,5 +137,40 @@ fn changes_instances_as_administrator() -> anyhow::Result<()> {
         .args(["-TERM", &daemon.id().to_string()])
         .status()?;
     assert!(daemon.wait()?.success());
+    Ok(())
+}
+
+#[test]
+fn leaves_nothing_and_spares_directories_of_others() -> anyhow::Result<()> {
+    let root = tempfile::tempdir()?;
+    let entries = || -> anyhow::Result<Vec<String>> {
+        let entries = std::fs::read_dir(root.path())?;
+        entries
+            .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+            .collect()
+    };
+    let other = root.path().join("usr/bin");
+    std::fs::create_dir_all(&other)?;
+    let refused = serve(root.path(), H100).output()?;
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(
+        !refused.status.success() && message.contains("/usr"),
+        "{message}"
+    );
+    assert_eq!(entries()?, ["usr"], "it has written before it refused");
+    assert!(other.is_dir());
+
+    std::fs::remove_dir_all(root.path().join("usr"))?;
+    let mut daemon = start_with(root.path(), H100, &["--remove-root"])?;
+    assert!(root.path().join("sys/bus/pci/devices").is_dir());
+    // A killed daemon leaves files, which are its successor's.
+    daemon.kill()?;
+    daemon.wait()?;
+    let mut daemon = start_with(root.path(), H100, &["--remove-root"])?;
+    Command::new("kill")
+        .args(["-TERM", &daemon.id().to_string()])
+        .status()?;
+    assert!(daemon.wait()?.success());
+    assert_eq!(entries()?, [""; 0]);
     Ok(())
 }

@@ -36,6 +36,8 @@ pub(crate) enum Suite {
     E2eNodes,
     /// drava on a cluster of two nodes with GPUs of other models.
     E2eModels,
+    /// drava on a cluster whose node gets its GPUs from the chart `gpu-simulator`.
+    E2eSimulator,
     /// drava on the cluster, with measured times.
     E2eTimed,
     /// The end of drava on the cluster, and its installation from a private registry.
@@ -52,6 +54,7 @@ impl Suite {
             | Self::E2e
             | Self::E2eNodes
             | Self::E2eModels
+            | Self::E2eSimulator
             | Self::E2eTimed
             | Self::E2eUninstall => 1,
         }
@@ -64,6 +67,7 @@ impl Suite {
                 | Self::E2e
                 | Self::E2eNodes
                 | Self::E2eModels
+                | Self::E2eSimulator
                 | Self::E2eTimed
                 | Self::E2eUninstall
         )
@@ -86,6 +90,7 @@ impl Binary {
             ("drava-e2e", "uninstall" | "airgap") => Suite::E2eUninstall,
             ("drava-e2e", "nodes" | "partitions") => Suite::E2eNodes,
             ("drava-e2e", "models") => Suite::E2eModels,
+            ("drava-e2e", "gpu_simulator") => Suite::E2eSimulator,
             ("drava-e2e", _) => Suite::E2e,
             ("drava-cluster", "real") => Suite::Cluster,
             ("libvgpu", "compute") | ("drava-dra-driver", "agent") => Suite::Timed,

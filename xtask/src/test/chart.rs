@@ -1,9 +1,11 @@
-//! Checks the Helm chart: lint, the schema of its values, its rendering, and the effect of values.
+//! Checks the Helm charts: lint, the schema of their values, their rendering, and the effect of values.
 //!
-//! The rendering of the default values is checked in as `deploy/kustomize`, without Helm's hooks, so that a review shows the
-//! effect of a change of the chart. `UPDATE_RENDERS=1 cargo xtask test --only chart` updates it.
+//! The rendering of the default values is checked in below `deploy/kustomize`, without Helm's hooks, so that a review shows the
+//! effect of a change of a chart. `UPDATE_RENDERS=1 cargo xtask test --only chart` updates it.
 
-use std::path::Path;
+mod simulator;
+
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -261,41 +263,79 @@ const REJECTED: [(&str, &str); 20] = [
     ),
 ];
 
+/// A chart of `deploy/helm`.
+struct Chart {
+    /// Name, which is that of the release, too.
+    name: &'static str,
+    namespace: &'static str,
+    /// Rendering of the default values below `deploy/kustomize`.
+    kustomize: &'static str,
+    effects: &'static [Effect],
+    /// Values that the schema rejects, each with the path that the message names.
+    rejected: &'static [(&'static str, &'static str)],
+}
+
+const DRAVA: Chart = Chart {
+    name: "drava",
+    namespace: "drava-system",
+    kustomize: "drava.yaml",
+    effects: &EFFECTS,
+    rejected: &REJECTED,
+};
+
 /// Runs the stage.
 pub(crate) fn check(log: &mut Log) -> Result<Outcome> {
     let helm = drava_cluster::helm().context("build Helm")?;
-    let chart = workspace_root().join("deploy/helm/drava");
-    let template = |values: &[&str]| {
-        let mut template = Command::new(&helm);
-        template.args(["template", "drava"]).arg(&chart).args([
-            "--namespace",
-            "drava-system",
-            "--kube-version",
-            "1.37.1",
-        ]);
+    let mut outcome = Outcome::default();
+    for chart in [&DRAVA, &simulator::CHART] {
+        outcome += chart.check(&helm, log)?;
+    }
+    let registry = DRAVA.template(
+        &helm,
+        &["global.imageRegistry=registry.internal:5000/mirror"],
+    );
+    outcome += Outcome::of_check("registry", uses_registry(registry));
+    outcome += Outcome::of_check("simulated GPUs", simulator::check_values(&helm));
+    Ok(outcome)
+}
+
+impl Chart {
+    fn check(&self, helm: &Path, log: &mut Log) -> Result<Outcome> {
+        let mut lint = Command::new(helm);
+        lint.args(["lint", "--strict"]).arg(self.directory());
+        let mut outcome = log.check(lint)?;
+        let default = render(self.template(helm, &[]))?;
+        for effect in self.effects {
+            let has_effect = render(self.template(helm, effect.values))
+                .and_then(|text| effect.check(&default, &text));
+            outcome += Outcome::of_check(effect.name, has_effect);
+        }
+        // Hooks are Helm's: without them, kustomize applies the same objects.
+        let mut kustomize = self.template(helm, &[]);
+        kustomize.arg("--no-hooks");
+        let file = workspace_root()
+            .join("deploy/kustomize")
+            .join(self.kustomize);
+        let name = format!("kustomize-{}", self.name);
+        outcome += compare(&name, &file, render(kustomize)?.as_bytes(), log)?;
+        for (value, path) in self.rejected {
+            outcome += Outcome::of_check(value, rejects(self.template(helm, &[value]), path));
+        }
+        Ok(outcome)
+    }
+
+    fn directory(&self) -> PathBuf {
+        workspace_root().join("deploy/helm").join(self.name)
+    }
+
+    /// `helm template` with these values.
+    fn template(&self, helm: &Path, values: &[&str]) -> Command {
+        let mut template = Command::new(helm);
+        template.args(["template", self.name]).arg(self.directory());
+        template.args(["--namespace", self.namespace, "--kube-version", "1.37.1"]);
         template.args(values.iter().flat_map(|value| ["--set", value]));
         template
-    };
-    let mut lint = Command::new(&helm);
-    lint.args(["lint", "--strict"]).arg(&chart);
-    let mut outcome = log.check(lint)?;
-    let default = render(template(&[]))?;
-    for effect in &EFFECTS {
-        let has_effect =
-            render(template(effect.values)).and_then(|text| effect.check(&default, &text));
-        outcome += Outcome::of_check(effect.name, has_effect);
     }
-    // Hooks are Helm's: without them, kustomize applies the same objects.
-    let mut kustomize = template(&[]);
-    kustomize.arg("--no-hooks");
-    let file = workspace_root().join("deploy/kustomize/drava.yaml");
-    outcome += compare("kustomize", &file, render(kustomize)?.as_bytes(), log)?;
-    let registry = template(&["global.imageRegistry=registry.internal:5000/mirror"]);
-    outcome += Outcome::of_check("registry", uses_registry(registry));
-    for (value, path) in REJECTED {
-        outcome += Outcome::of_check(value, rejects(template(&[value]), path));
-    }
-    Ok(outcome)
 }
 
 impl Effect {

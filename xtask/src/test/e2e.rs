@@ -30,6 +30,8 @@ pub(crate) struct Trial<'a> {
     kubernetes: Kubernetes,
     nodes: Vec<Machine>,
     has_pod_groups: bool,
+    /// Whether drava is installed before the tests.
+    has_drava: bool,
     filter: Option<&'a str>,
     /// Held while the cluster runs.
     lock: Mutex<Option<HostLock>>,
@@ -43,6 +45,7 @@ impl<'a> Trial<'a> {
             kubernetes,
             nodes: vec![Machine::default()],
             has_pod_groups: false,
+            has_drava: true,
             filter,
             lock: Mutex::new(None),
         }
@@ -70,11 +73,20 @@ impl<'a> Trial<'a> {
         }
     }
 
+    /// The cluster of one node without a simulated machine and without drava, which is not ready without GPUs.
+    pub(crate) fn without_machine(kubernetes: Kubernetes, filter: Option<&'a str>) -> Self {
+        Self {
+            nodes: vec![Machine::None],
+            has_drava: false,
+            ..Self::new("e2e-simulator", kubernetes, filter)
+        }
+    }
+
     fn state(&self) -> PathBuf {
         Options::named(self.name).state
     }
 
-    /// Starts the cluster with drava.
+    /// Starts the cluster, with drava unless the tests install it.
     pub(crate) fn start(&self, artifacts: &Artifacts) -> Result<()> {
         let lock = drava_cluster::lock_host()?;
         drava_cluster::down(&self.state()).context("end an earlier cluster of these tests")?;
@@ -84,7 +96,11 @@ impl<'a> Trial<'a> {
             pod_groups: self.has_pod_groups,
             ..Options::named(self.name)
         };
-        deploy::start(options, artifacts)?;
+        if self.has_drava {
+            deploy::start(options, artifacts)?;
+        } else {
+            deploy::start_cluster(options, artifacts)?;
+        }
         *self
             .lock
             .lock()
@@ -131,7 +147,7 @@ impl<'a> Trial<'a> {
     }
 }
 
-/// Runs the tests of a suite on its own cluster, if the filter selects any: the cluster takes a minute to start.
+/// Runs the tests of a suite on its own cluster.
 pub(crate) fn on_own_cluster(
     suite: Suite,
     trial: &Trial<'_>,
@@ -139,9 +155,6 @@ pub(crate) fn on_own_cluster(
     binaries: &[Binary],
     keep: bool,
 ) -> Result<Outcome> {
-    if !binaries::has_tests(suite, binaries, trial.filter)? {
-        return Ok(Outcome::default());
-    }
     let outcome = trial
         .start(artifacts)
         .and_then(|()| trial.run(suite, binaries));

@@ -234,11 +234,24 @@ pub(super) fn plan<'a>(
                 let run = |suite, trial, keep| {
                     e2e::on_own_cluster(suite, trial, artifacts, binaries, keep)
                 };
-                // A cluster that is kept would take the place of the next.
-                let keep_models = keep
-                    && !binaries::has_tests(Suite::E2eNodes, binaries, args.filter.as_deref())?;
-                let mut outcome = run(Suite::E2eModels, &shared.trial_on_models, keep_models)?;
-                outcome += run(Suite::E2eNodes, &shared.trial_on_two_nodes, keep)?;
+                let trials = [
+                    (Suite::E2eSimulator, &shared.trial_without_machine),
+                    (Suite::E2eModels, &shared.trial_on_models),
+                    (Suite::E2eNodes, &shared.trial_on_two_nodes),
+                ];
+                let filter = args.filter.as_deref();
+                let mut selected = Vec::new();
+                for (suite, trial) in trials {
+                    if binaries::has_tests(suite, binaries, filter)? {
+                        selected.push((suite, trial));
+                    }
+                }
+                let mut outcome = Outcome::default();
+                let last = selected.len().saturating_sub(1);
+                for (index, (suite, trial)) in selected.into_iter().enumerate() {
+                    // A cluster that is kept would take the place of the next.
+                    outcome += run(suite, trial, keep && index == last)?;
+                }
                 Ok(outcome)
             },
         );
