@@ -13,6 +13,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
 use rustix::fs::{FlockOperation, flock};
+use serde_json::Value;
 
 use crate::process::{self, Limit, Stream};
 use crate::progress::Progress;
@@ -81,6 +82,31 @@ pub fn build_tools(kubernetes: Kubernetes) -> Result<()> {
 /// Builds Helm if the cache lacks it, for uses without a cluster.
 pub fn helm() -> Result<PathBuf> {
     Ok(build_module(&module::helm()?, &cache_dir()?)?.join("helm"))
+}
+
+/// Returns the source of the newest Kubernetes, which has the schemas of its API, from the module cache; downloads it if the
+/// cache lacks it.
+///
+/// # Errors
+/// When the module cannot be fetched.
+pub fn kubernetes_source() -> Result<PathBuf> {
+    let mut command = Command::new("go");
+    command
+        .args(["mod", "download", "-json", "k8s.io/kubernetes"])
+        .current_dir(module::kubernetes(Kubernetes::default()).dir())
+        .env("GOWORK", "off")
+        .env("GOFLAGS", "-mod=readonly")
+        .stdin(Stdio::null());
+    let output = process::output(&mut command, Limit::BUILD)?;
+    let module: Value = serde_json::from_slice(&output.stdout).with_context(|| {
+        let message = String::from_utf8_lossy(&output.stderr);
+        format!("download k8s.io/kubernetes: {}", message.trim())
+    })?;
+    let directory = module["Dir"].as_str().with_context(|| {
+        let message = module["Error"].as_str().unwrap_or("no directory");
+        format!("download k8s.io/kubernetes: {message}")
+    })?;
+    Ok(directory.into())
 }
 
 /// Builds promtool, which checks and tests alerts, if the cache lacks it.

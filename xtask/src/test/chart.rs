@@ -1,8 +1,10 @@
-//! Checks the Helm charts: lint, the schema of their values, their rendering, and the effect of values.
+//! Checks the Helm charts: lint, the schema of their values, their rendering, and the effect of values. Each rendering is checked
+//! against the schemas of Kubernetes.
 //!
 //! The rendering of the default values is checked in below `deploy/kustomize`, without Helm's hooks, so that a review shows the
 //! effect of a change of a chart. `UPDATE_RENDERS=1 cargo xtask test --only chart` updates it.
 
+mod openapi;
 mod simulator;
 
 use std::path::{Path, PathBuf};
@@ -14,6 +16,7 @@ use drava_cluster::workspace_root;
 
 use super::libtest::Outcome;
 use super::log::Log;
+use openapi::Schemas;
 
 /// Values that belong together and what they add to the rendering of the default values.
 struct Effect {
@@ -286,9 +289,10 @@ const DRAVA: Chart = Chart {
 /// Runs the stage.
 pub(crate) fn check(log: &mut Log) -> Result<Outcome> {
     let helm = drava_cluster::helm().context("build Helm")?;
+    let schemas = Schemas::of_kubernetes()?;
     let mut outcome = Outcome::default();
     for chart in [&DRAVA, &simulator::CHART] {
-        outcome += chart.check(&helm, log)?;
+        outcome += chart.check(&helm, &schemas, log)?;
     }
     let registry = DRAVA.template(
         &helm,
@@ -300,14 +304,18 @@ pub(crate) fn check(log: &mut Log) -> Result<Outcome> {
 }
 
 impl Chart {
-    fn check(&self, helm: &Path, log: &mut Log) -> Result<Outcome> {
+    fn check(&self, helm: &Path, schemas: &Schemas, log: &mut Log) -> Result<Outcome> {
         let mut lint = Command::new(helm);
         lint.args(["lint", "--strict"]).arg(self.directory());
         let mut outcome = log.check(lint)?;
         let default = render(self.template(helm, &[]))?;
+        let name = format!("schemas of {}", self.name);
+        outcome += Outcome::of_check(&name, schemas.check(&default));
         for effect in self.effects {
-            let has_effect = render(self.template(helm, effect.values))
-                .and_then(|text| effect.check(&default, &text));
+            let has_effect = render(self.template(helm, effect.values)).and_then(|text| {
+                effect.check(&default, &text)?;
+                schemas.check(&text)
+            });
             outcome += Outcome::of_check(effect.name, has_effect);
         }
         // Hooks are Helm's: without them, kustomize applies the same objects.
