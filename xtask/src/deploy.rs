@@ -28,10 +28,13 @@ pub(crate) fn build() -> Result<Artifacts> {
     let programs = drava_cluster::build_workspace(Profile::Dev)?;
     let node = programs.file("drava-node")?;
     let directory = node.parent().context("drava-node has no directory")?;
+    let directory_of_images = drava_cluster::target_dir().join("images");
     let mut images = image::write(
         &programs,
         Profile::Dev,
-        &drava_cluster::target_dir().join("images"),
+        &directory_of_images,
+        &image::ALL,
+        "dev",
     )?;
     // The nodes of the tests have their own simulated machine.
     images.retain(|archive| {

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use drava_cluster::oci::{Image, Layer};
 use drava_cluster::{
     Artifacts, Profile, Progress, build_preload, build_static, build_workspace, target_dir,
@@ -28,37 +28,72 @@ pub(crate) struct Args {
     out: Option<PathBuf>,
 }
 
+const DRIVER: &str = "drava-dra-driver";
+const CONTROLLER: &str = "drava-controller";
+const DEMO: &str = "drava-demo";
+/// Image of the simulated machine.
+pub(crate) const SIMULATOR: &str = "gpu-simulator";
+
+/// All images.
+pub(crate) const ALL: [&str; 4] = [DRIVER, DEMO, CONTROLLER, SIMULATOR];
+
+/// Images of a release. That of the demo has programs of the build machine.
+pub(crate) const RELEASED: [&str; 3] = [DRIVER, CONTROLLER, SIMULATOR];
+
 /// Packages of each image for users.
-const PACKAGES: [(&str, &[&str]); 2] = [
-    (
-        "drava-dra-driver",
-        &["drava-dra-driver", "libvgpu", "drava-cdi-hook"],
-    ),
-    ("drava-controller", &["drava-controller"]),
+pub(crate) const PACKAGES: [(&str, &[&str]); 2] = [
+    (DRIVER, &[DRIVER, "libvgpu", "drava-cdi-hook"]),
+    (CONTROLLER, &[CONTROLLER]),
 ];
+
+/// Packages of the image of the simulated machine.
+pub(crate) const SIMULATOR_PACKAGES: (&str, &[&str]) = (
+    SIMULATOR,
+    &[
+        "simulator-machine",
+        "simulator-cuda",
+        "simulator-nvml",
+        "gpu-view",
+    ],
+);
 
 /// Runs the task.
 pub(crate) fn run(args: Args) -> Result<()> {
     let out = args.out.unwrap_or_else(|| target_dir().join("images"));
-    for archive in write(&build_workspace(args.profile)?, args.profile, &out)? {
+    for archive in write(
+        &build_workspace(args.profile)?,
+        args.profile,
+        &out,
+        &ALL,
+        "dev",
+    )? {
         println!("{}", archive.display());
     }
     let list = out.join(LIST);
     let images = fs::read_to_string(&list).with_context(|| format!("read {}", list.display()))?;
     print!("{images}");
-    let metadata = sbom::metadata()?;
-    for (image, packages) in PACKAGES {
-        let file = out.join(format!("{image}.cdx.json"));
-        let bill = sbom::bill(image, packages, &metadata)?;
-        let text = serde_json::to_string_pretty(&bill)? + "\n";
-        fs::write(&file, text).with_context(|| format!("write {}", file.display()))?;
+    for file in write_bills(&PACKAGES, "container", &out)? {
         println!("{}", file.display());
     }
     Ok(())
 }
 
-/// Image of the simulated machine.
-pub(crate) const SIMULATOR: &str = "gpu-simulator";
+/// Writes the bill of materials of each component of this type, and returns the files.
+pub(crate) fn write_bills(
+    components: &[(&str, &[&str])],
+    kind: &str,
+    out: &Path,
+) -> Result<Vec<PathBuf>> {
+    let metadata = sbom::metadata()?;
+    let write = |(name, packages): &(&str, &[&str])| {
+        let file = out.join(format!("{name}.cdx.json"));
+        let bill = sbom::bill(name, kind, packages, &metadata)?;
+        let text = serde_json::to_string_pretty(&bill)? + "\n";
+        fs::write(&file, text).with_context(|| format!("write {}", file.display()))?;
+        Ok(file)
+    };
+    components.iter().map(write).collect()
+}
 
 /// File with the images and their digests.
 const LIST: &str = "images.txt";
@@ -74,32 +109,47 @@ const DEMO_PROGRAMS: [&str; 14] = [
     "touch",
 ];
 
-/// Writes every image into the directory `out` and returns the archives.
-pub(crate) fn write(programs: &Artifacts, profile: Profile, out: &Path) -> Result<Vec<PathBuf>> {
+/// Writes the images `names` with this tag into the directory `out` and returns the archives.
+pub(crate) fn write(
+    programs: &Artifacts,
+    profile: Profile,
+    out: &Path,
+    names: &[&str],
+    tag: &str,
+) -> Result<Vec<PathBuf>> {
     let hook = build_static("drava-cdi-hook", profile)?;
     let preload = build_preload()?;
     let step = Progress::step("Write the images");
     fs::create_dir_all(out).with_context(|| format!("create {}", out.display()))?;
-    let write = |image: Result<(&str, Image)>| {
-        let (name, image) = image?;
+    let mut archives = Vec::new();
+    let mut released: Vec<Released> = Vec::new();
+    for name in names {
+        let image = match *name {
+            DRIVER => driver(programs, &hook, &preload),
+            CONTROLLER => controller(programs),
+            DEMO => demo(programs),
+            SIMULATOR => simulator(programs),
+            other => bail!("no image {other}"),
+        };
+        let image = Image {
+            name: format!("localhost/{name}:{tag}"),
+            ..image?
+        };
         let archive = out.join(format!("{name}.tar"));
         let digest = image.write(&archive)?;
-        anyhow::Ok((archive, digest))
-    };
-    let (driver, driver_digest) = write(driver(programs, &hook, &preload))?;
-    let (demo, _) = write(demo(programs))?;
-    let (controller, controller_digest) = write(controller(programs))?;
-    let (simulator, _) = write(simulator(programs))?;
-    let released = [
-        ("driver", "drava-dra-driver", driver_digest),
-        ("controller", "drava-controller", controller_digest),
-    ];
+        match *name {
+            DRIVER => released.push(("driver", DRIVER, digest)),
+            CONTROLLER => released.push(("controller", CONTROLLER, digest)),
+            _ => {}
+        }
+        archives.push(archive);
+    }
     for (file, text) in [(LIST, list(&released)), (VALUES, values(&released))] {
         let file = out.join(file);
         fs::write(&file, text).with_context(|| format!("write {}", file.display()))?;
     }
     step.done();
-    Ok(vec![driver, demo, controller, simulator])
+    Ok(archives)
 }
 
 /// Component in the values of the chart, name, and digest of an image for users.
@@ -118,26 +168,24 @@ fn values(images: &[Released]) -> String {
     format!("image:\n  digests:\n{digests}")
 }
 
-fn driver(programs: &Artifacts, hook: &Path, preload: &Path) -> Result<(&'static str, Image)> {
-    let name = "drava-dra-driver";
+fn driver(programs: &Artifacts, hook: &Path, preload: &Path) -> Result<Image> {
     let mut layer = base();
-    layer.program("/usr/bin/drava-dra-driver", programs.file(name)?)?;
+    layer.program("/usr/bin/drava-dra-driver", programs.file(DRIVER)?)?;
     // NVIDIA's libraries, which the node driver opens on the node, load these.
     layer.companions(&["libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1"])?;
     layer.copy("/opt/drava/libvgpu.so", preload, 0o755)?;
     layer.copy("/opt/drava/drava-cdi-hook", hook, 0o755)?;
-    Ok((name, image(name, "", layer)))
+    Ok(image(DRIVER, "", layer))
 }
 
-fn controller(programs: &Artifacts) -> Result<(&'static str, Image)> {
-    let name = "drava-controller";
+fn controller(programs: &Artifacts) -> Result<Image> {
     let mut layer = base();
-    layer.program("/usr/bin/drava-controller", programs.file(name)?)?;
-    Ok((name, image(name, UNPRIVILEGED, layer)))
+    layer.program("/usr/bin/drava-controller", programs.file(CONTROLLER)?)?;
+    Ok(image(CONTROLLER, UNPRIVILEGED, layer))
 }
 
 /// The programs of the quickstart. Its `nvidia-smi` is the project's viewer, `gpu-view`.
-fn demo(programs: &Artifacts) -> Result<(&'static str, Image)> {
+fn demo(programs: &Artifacts) -> Result<Image> {
     let mut layer = base();
     for program in DEMO_PROGRAMS {
         let host = Path::new("/usr/bin").join(program);
@@ -154,14 +202,15 @@ fn demo(programs: &Artifacts) -> Result<(&'static str, Image)> {
         "librt.so.1",
         "libgcc_s.so.1",
     ])?;
-    let mut image = image("drava-demo", "", layer);
-    image.entrypoint = vec![];
-    image.command = vec!["/bin/sh".into()];
-    Ok(("drava-demo", image))
+    Ok(Image {
+        entrypoint: vec![],
+        command: vec!["/bin/sh".into()],
+        ..image(DEMO, "", layer)
+    })
 }
 
 /// The simulated machine with what a driver root needs. Its libraries and `gpu-view` run in containers of users.
-fn simulator(programs: &Artifacts) -> Result<(&'static str, Image)> {
+fn simulator(programs: &Artifacts) -> Result<Image> {
     let program = "simulator-machine";
     let mut layer = base();
     layer.program(&format!("/usr/bin/{program}"), programs.file(program)?)?;
@@ -175,9 +224,10 @@ fn simulator(programs: &Artifacts) -> Result<(&'static str, Image)> {
         let path = format!("/opt/gpu-simulator/machines/{name}.yaml");
         layer.file(&path, text.as_bytes().to_vec(), 0o644);
     }
-    let mut image = image(SIMULATOR, "", layer);
-    image.entrypoint = vec![format!("/usr/bin/{program}")];
-    Ok((SIMULATOR, image))
+    Ok(Image {
+        entrypoint: vec![format!("/usr/bin/{program}")],
+        ..image(SIMULATOR, "", layer)
+    })
 }
 
 fn base() -> Layer {
@@ -191,7 +241,7 @@ fn base() -> Layer {
 
 fn image(name: &str, user: &str, layer: Layer) -> Image {
     Image {
-        name: format!("localhost/{name}:dev"),
+        name: name.to_owned(),
         entrypoint: vec![format!("/usr/bin/{name}")],
         command: vec![],
         user: user.into(),
@@ -220,7 +270,8 @@ mod tests {
     fn bills_list_crates_of_released_images() {
         let metadata = sbom::metadata().unwrap();
         for (image, packages) in PACKAGES {
-            let bill = sbom::bill(image, packages, &metadata).unwrap().to_string();
+            let bill = sbom::bill(image, "container", packages, &metadata).unwrap();
+            let bill = bill.to_string();
             for package in packages {
                 assert!(
                     bill.contains(&format!("\"{package}\"")),

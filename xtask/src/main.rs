@@ -8,6 +8,7 @@ mod deploy;
 mod figures;
 mod gpu;
 mod image;
+mod release;
 mod screenshots;
 mod test;
 
@@ -38,6 +39,8 @@ enum Task {
     Bench(bench::Args),
     /// Write the images of drava as OCI archives.
     Image(image::Args),
+    /// Write the files of a release: images, plugin, charts, checksums, provenance.
+    Release(release::Args),
     /// Generate the checked-in sources, or check that they are fresh.
     Codegen(codegen::Args),
     /// Print how large the crates are.
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
         Task::Gpu(args) => gpu::run(&args),
         Task::Bench(args) => bench::run(&args),
         Task::Image(args) => image::run(args),
+        Task::Release(args) => release::run(&args),
         Task::Codegen(args) => codegen::run(&args),
         Task::Figures(args) => figures::run(&args),
         Task::Screenshots(args) => screenshots::run(&args),

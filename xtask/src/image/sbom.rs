@@ -16,7 +16,8 @@ use serde_json::{Value, json};
 pub(super) fn metadata() -> Result<Value> {
     let mut cargo = drava_cluster::cargo_command();
     cargo.args(["metadata", "--locked", "--format-version", "1"]);
-    cargo.args(["--filter-platform", "x86_64-unknown-linux-gnu"]);
+    let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    cargo.args(["--filter-platform", &target]);
     let output = process::output(cargo.stdin(Stdio::null()), Limit::REQUEST)?;
     ensure!(
         output.status.success(),
@@ -26,12 +27,12 @@ pub(super) fn metadata() -> Result<Value> {
     serde_json::from_slice(&output.stdout).context("read the output of cargo metadata")
 }
 
-/// The bill of `image`, whose programs are the packages `roots`; `metadata` is the output of `cargo metadata`. It lists the
-/// normal dependencies: those of builds and tests are not in the image.
+/// The bill of `component`, such as an image, whose programs are the packages `roots`; `kind` is its type in CycloneDX, and
+/// `metadata` the output of `cargo metadata`. It lists the normal dependencies: those of builds and tests are not in it.
 ///
 /// # Errors
 /// When the metadata lacks a package.
-pub(super) fn bill(image: &str, roots: &[&str], metadata: &Value) -> Result<Value> {
+pub(super) fn bill(component: &str, kind: &str, roots: &[&str], metadata: &Value) -> Result<Value> {
     let packages: BTreeMap<&str, &Value> = items(&metadata["packages"])
         .filter_map(|package| Some((package["id"].as_str()?, package)))
         .collect();
@@ -54,8 +55,8 @@ pub(super) fn bill(image: &str, roots: &[&str], metadata: &Value) -> Result<Valu
         let package = packages
             .get(id)
             .with_context(|| format!("no package {id}"))?;
-        let component = component(package);
-        components.insert(component["bom-ref"].to_string(), component);
+        let library = library(package);
+        components.insert(library["bom-ref"].to_string(), library);
         let node = nodes.get(id).with_context(|| format!("no node {id}"))?;
         pending.extend(normal_dependencies(node));
     }
@@ -64,15 +65,15 @@ pub(super) fn bill(image: &str, roots: &[&str], metadata: &Value) -> Result<Valu
         "specVersion": "1.6",
         "version": 1,
         "metadata": {"component": {
-            "type": "container",
-            "name": image,
+            "type": kind,
+            "name": component,
             "version": env!("CARGO_PKG_VERSION"),
         }},
         "components": components.into_values().collect::<Vec<_>>(),
     }))
 }
 
-fn component(package: &Value) -> Value {
+fn library(package: &Value) -> Value {
     let (name, version) = (&package["name"], &package["version"]);
     let url = format!(
         "pkg:cargo/{}@{}",
@@ -135,7 +136,7 @@ mod tests {
                 {"id": "tests", "deps": []},
             ]},
         });
-        let bill = bill("image", &["tool"], &metadata).unwrap();
+        let bill = bill("image", "container", &["tool"], &metadata).unwrap();
         assert_eq!(names(&bill), ["deep", "tool", "used"]);
         assert_eq!(
             bill["components"][2],
@@ -148,6 +149,6 @@ mod tests {
                 "licenses": [{"expression": "MIT OR Apache-2.0"}],
             })
         );
-        assert!(super::bill("image", &["absent"], &metadata).is_err());
+        assert!(super::bill("image", "container", &["absent"], &metadata).is_err());
     }
 }
