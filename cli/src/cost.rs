@@ -17,6 +17,8 @@ use drava_explanation::table;
 use crate::connection::{Connection, connect};
 use crate::prometheus::{Prometheus, Series, Source};
 
+mod opencost;
+
 /// GPUs that a claim has by its guarantee, by model.
 const REQUESTED_GPUS: &str = include_str!("cost/requested_gpus.promql");
 /// Memory that a claim has, by model, bytes.

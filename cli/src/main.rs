@@ -339,6 +339,11 @@ fn split_kind(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
 }
 
 async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
+    // Before anything is changed.
+    anyhow::ensure!(
+        cli.output != Output::Opencost || matches!(cli.command, Command::Cost(_)),
+        "-o opencost is a format of `kubectl drava cost` only"
+    );
     let text = match cli.command {
         Command::Version => {
             let version = serde_json::json!({"version": env!("CARGO_PKG_VERSION")});
@@ -442,7 +447,11 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::Cost(options) => {
             let report = Box::pin(cost::run(&cli.connection, &options)).await?;
-            cli.output.format(&report, || report.text())?
+            if cli.output == Output::Opencost {
+                cli.output.document(&report.opencost(Timestamp::now())?)?
+            } else {
+                cli.output.format(&report, || report.text())?
+            }
         }
         Command::Recommend(options) => {
             let report = Box::pin(recommend::run(&cli.connection, &options)).await?;

@@ -16,6 +16,8 @@ pub(crate) enum Output {
     Json,
     /// One YAML document.
     Yaml,
+    /// A CustomCostResponse of OpenCost's plugins in JSON (cost only).
+    Opencost,
 }
 
 impl Output {
@@ -23,7 +25,7 @@ impl Output {
     pub(crate) fn document(self, value: &impl serde::Serialize) -> anyhow::Result<String> {
         match self {
             Self::Yaml => self.format(value, String::new),
-            Self::Table | Self::Wide | Self::Json => json(value),
+            Self::Table | Self::Wide | Self::Json | Self::Opencost => json(value),
         }
     }
 
@@ -35,7 +37,7 @@ impl Output {
     ) -> anyhow::Result<String> {
         match self {
             Self::Table | Self::Wide => Ok(table()),
-            Self::Json => json(value),
+            Self::Json | Self::Opencost => json(value),
             Self::Yaml => {
                 let options = serde_saphyr::ser_options! { folded_wrap_chars: usize::MAX };
                 serde_saphyr::to_string_with_options(value, options).context("cannot write YAML")

@@ -386,6 +386,18 @@ without 1.0 hours of MIG partitions, whose size the metrics do not show
 ",
         "{printed:?}"
     );
+    let for_opencost = [&service[..], &["-o", "opencost"]].concat();
+    let printed = run(with_prometheus, &for_opencost);
+    let response: Value = serde_json::from_str(&printed.stdout).expect("JSON");
+    assert_eq!(response["currency"], "EUR", "{printed:?}");
+    assert_eq!(response["costs"][0]["billedCost"], 28.0, "{printed:?}");
+    let printed = run(may_not_ask, &["cordon", "n1", "-o", "opencost"]);
+    assert!(
+        printed
+            .stderr
+            .contains("format of `kubectl drava cost` only"),
+        "{printed:?}"
+    );
     let printed = run(may_not_ask, &service);
     assert!(
         printed
