@@ -15,6 +15,7 @@ mod device;
 pub(crate) mod fetch;
 mod installation;
 mod node;
+mod queue;
 mod selector;
 mod state;
 mod workload;
@@ -83,6 +84,8 @@ faults! {
     RuntimeUnchecked: "The configuration of the container runtime of a node is not at a known path.";
     UnclaimedAccess: "A pod without a claim sees the GPUs of its node.";
     PlaceholderSelector: "A selector compares an attribute with a value that no GPU publishes.";
+    KueueMissing: "A pod waits for Kueue, which is not installed.";
+    KueueClassUnmapped: "Kueue does not count a device class of drava, and admits no workload that requests it.";
     ClockSkew: "The clock of a node differs from the clock of the API server.";
 }
 
@@ -111,6 +114,7 @@ pub(crate) fn diagnose(state: &ClusterState) -> Diagnosis {
         findings.extend(device::check(state));
         findings.extend(workload::check(state));
         findings.extend(selector::check(state));
+        findings.extend(queue::check(state));
         findings.extend(clock::check(state));
     }
     findings.sort();

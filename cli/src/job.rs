@@ -3,21 +3,14 @@
 //! A suspended job has no pods, so drava knows nothing of it.
 
 use anyhow::bail;
-use drava_explanation::printable;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{ApiResource, DynamicObject, ListParams};
+use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
 use serde::Serialize;
-use serde_json::Value;
 
+use crate::kueue::{Admission, Kueue, QUEUE_LABEL, Workload};
 use crate::tenant;
-
-/// Versions of Kueue's API, the newest first.
-const KUEUE_VERSIONS: [&str; 2] = ["v1beta2", "v1beta1"];
-
-/// Label of a job with its queue of Kueue.
-const QUEUE_LABEL: &str = "kueue.x-k8s.io/queue-name";
 
 /// Label of the pods of a job.
 const JOB_LABEL: &str = "batch.kubernetes.io/job-name";
@@ -32,14 +25,6 @@ pub(crate) struct Report {
     /// Pods that are not bound to a node.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pending_pods: Vec<String>,
-}
-
-/// A workload of Kueue.
-struct Workload {
-    name: String,
-    is_active: bool,
-    /// Type, status and message of each condition.
-    conditions: Vec<(String, String, String)>,
 }
 
 /// Explains a job.
@@ -59,11 +44,13 @@ pub(crate) async fn explain(
         bail!("cannot find job {name} in namespace {namespace}; use -n for another namespace");
     };
     if is_suspended(&job) {
-        let workload = workload_of(client, namespace, &job).await?;
+        let uid = job.metadata.uid.as_deref().unwrap_or_default();
+        let kueue = Kueue::fetch(client, Some(namespace)).await?;
+        let workload = kueue.workload_of(uid);
         return Ok(Report {
             job: qualified,
             is_suspended: true,
-            summary: suspended(&job, namespace, workload.as_ref()),
+            summary: suspended(&job, namespace, workload),
             pending_pods: Vec::new(),
         });
     }
@@ -77,56 +64,6 @@ pub(crate) async fn explain(
 
 fn is_suspended(job: &Job) -> bool {
     job.spec.as_ref().and_then(|spec| spec.suspend) == Some(true)
-}
-
-/// Returns Kueue's workload of a job; none if it has none, or Kueue is not installed.
-async fn workload_of(
-    client: &Client,
-    namespace: &str,
-    job: &Job,
-) -> anyhow::Result<Option<Workload>> {
-    let uid = job.metadata.uid.as_deref().unwrap_or_default();
-    for version in KUEUE_VERSIONS {
-        let resource = ApiResource {
-            group: "kueue.x-k8s.io".to_owned(),
-            version: version.to_owned(),
-            api_version: format!("kueue.x-k8s.io/{version}"),
-            kind: "Workload".to_owned(),
-            plural: "workloads".to_owned(),
-        };
-        let all: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &resource);
-        match all.list(&ListParams::default()).await {
-            Ok(workloads) => {
-                let is_of_job = |workload: &&DynamicObject| {
-                    let owners = workload.metadata.owner_references.iter().flatten();
-                    owners.into_iter().any(|owner| owner.uid == uid)
-                };
-                return Ok(workloads.items.iter().find(is_of_job).map(Workload::read));
-            }
-            Err(kube::Error::Api(status)) if status.code == 404 => {}
-            Err(error) => return Err(tenant::refused(error, "list the workloads of Kueue")),
-        }
-    }
-    Ok(None)
-}
-
-impl Workload {
-    fn read(object: &DynamicObject) -> Self {
-        let text = |value: &Value| printable(value.as_str().unwrap_or_default());
-        let conditions = object.data["status"]["conditions"].as_array();
-        let conditions = conditions.into_iter().flatten().map(|condition| {
-            (
-                text(&condition["type"]),
-                text(&condition["status"]),
-                text(&condition["message"]),
-            )
-        });
-        Self {
-            name: object.name_any(),
-            is_active: object.data["spec"]["active"] != false,
-            conditions: conditions.collect(),
-        }
-    }
 }
 
 /// Returns why a job is suspended.
@@ -144,23 +81,15 @@ fn suspended(job: &Job, namespace: &str, workload: Option<&Workload>) -> String 
             job.name_any()
         );
     };
-    let Workload {
-        name,
-        is_active,
-        conditions,
-    } = workload;
-    if !is_active {
-        return format!("suspended: workload {name} of Kueue is not active; set its spec.active");
-    }
-    // In the order in which a workload passes them.
-    let open = ["QuotaReserved", "Admitted"].into_iter().find_map(|kind| {
-        let mut found = conditions.iter();
-        let (_, status, message) = found.find(|(of, ..)| of == kind)?;
-        (status != "True").then(|| format!("{kind} is {status}: {message}"))
-    });
-    match open {
-        Some(open) => format!("suspended by Kueue, workload {name}: {open}"),
-        None => format!("suspended; Kueue has not decided on workload {name}, or starts the job"),
+    let name = &workload.name;
+    match workload.admission() {
+        Admission::Inactive => {
+            format!("suspended: workload {name} of Kueue is not active; set its spec.active")
+        }
+        Admission::Waiting(reason) => format!("suspended by Kueue, workload {name}: {reason}"),
+        Admission::Undecided => {
+            format!("suspended; Kueue has not decided on workload {name}, or starts the job")
+        }
     }
 }
 
@@ -199,35 +128,21 @@ impl Report {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
     fn workload(active: bool, conditions: &Value) -> Workload {
-        let object = json!({
-            "apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload", "metadata": {"name": "job-j-1"},
-            "spec": {"active": active}, "status": {"conditions": conditions},
-        });
-        Workload::read(&serde_json::from_value(object).expect("a workload"))
+        crate::kueue::tests::workload("a", "job-j-1", "uid", active, conditions)
     }
 
     #[test]
     fn says_what_kueue_says() {
-        let quota = "couldn't assign flavors to pod set main: insufficient unused quota\u{1b} for nvidia.com/gpu";
-        let waiting = json!([{"type": "QuotaReserved", "status": "False", "message": quota}]);
-        let checked = json!([
-            {"type": "Admitted", "status": "False", "message": "The workload has not all checks ready"},
-            {"type": "QuotaReserved", "status": "True", "message": "Quota reserved"},
-        ]);
+        let waiting = json!([{"type": "QuotaReserved", "status": "False", "message": "no quota"}]);
         for (workload, text) in [
             (
                 workload(true, &waiting),
-                "suspended by Kueue, workload job-j-1: QuotaReserved is False: couldn't assign flavors to pod set main: \
-                 insufficient unused quota  for nvidia.com/gpu",
-            ),
-            (
-                workload(true, &checked),
-                "suspended by Kueue, workload job-j-1: Admitted is False: The workload has not all checks ready",
+                "suspended by Kueue, workload job-j-1: QuotaReserved is False: no quota",
             ),
             (
                 workload(false, &waiting),

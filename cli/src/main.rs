@@ -26,6 +26,7 @@ mod doctor;
 mod dump;
 mod gangs;
 mod job;
+mod kueue;
 mod migrate;
 mod natural;
 mod node;
@@ -496,22 +497,22 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::Explain(Explain::Pod { name, decision }) => {
             let (client, namespace) = connect(&cli.connection).await?;
-            match Box::pin(snapshot::take(&client)).await {
+            let mut report = match Box::pin(snapshot::take(&client)).await {
                 Ok(mut snapshot) => {
                     tenant::note_left_out(&snapshot.left_out);
                     let settings = decision.into();
-                    let report =
-                        explain::pod_with_changes(&mut snapshot, &namespace, &name, &settings)?;
-                    cli.output.format(&report, || report.text())?
+                    explain::pod_with_changes(&mut snapshot, &namespace, &name, &settings)?
                 }
                 Err(error) => {
                     let plural = tenant::limit(error)?;
                     tenant::refuse_options(&plural, &decision)?;
                     let (report, source) = tenant::explain_pod(&client, &namespace, &name).await?;
                     tenant::note(&plural, source);
-                    cli.output.format(&report, || report.text())?
+                    report
                 }
-            }
+            };
+            kueue::complete(&client, &namespace, &name, &mut report).await;
+            cli.output.format(&report, || report.text())?
         }
         Command::Simulate(options) => {
             return simulate::run(&cli.connection, &options, cli.output).await;

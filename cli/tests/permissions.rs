@@ -328,6 +328,47 @@ fn explains_suspended_job_by_its_workload() {
     );
 }
 
+/// A pod of a tenant with the gate of Kueue, whose workload waits.
+fn with_gated_pod(_: &str, path: &str) -> (u16, Value) {
+    let pod = json!({
+        "metadata": {"name": "p", "namespace": "a", "uid": "j"},
+        "spec": {
+            "containers": [], "schedulingGates": [{"name": "kueue.x-k8s.io/admission"}],
+            "resourceClaims": [{"name": "gpu", "resourceClaimName": "c"}],
+        },
+    });
+    let claim = json!({
+        "metadata": {"name": "c", "namespace": "a", "uid": "c"},
+        "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "vgpu.drava.dev"}}]}},
+    });
+    let class = json!({
+        "metadata": {"name": "vgpu.drava.dev"},
+        "spec": {"selectors": [{"cel": {"expression": "device.driver == 'gpu.drava.dev'"}}]},
+    });
+    match path {
+        "/api/v1/namespaces/a/pods/p" => (200, pod),
+        "/api/v1/pods" => list(&json!([pod])),
+        "/apis/resource.k8s.io/v1/resourceclaims" => list(&json!([claim])),
+        "/apis/resource.k8s.io/v1/deviceclasses" => list(&json!([class])),
+        "/apis/kueue.x-k8s.io/v1beta1/namespaces/a/workloads" => with_kueue("GET", path),
+        "/apis/kueue.x-k8s.io/v1beta2/namespaces/a/workloads" => failure(404),
+        _ if path.starts_with("/apis/gpu.drava.dev") => failure(404),
+        _ => list(&json!([])),
+    }
+}
+
+#[test]
+fn explains_gated_pod_by_its_workload() {
+    let printed = run(with_gated_pod, &["explain", "pod/p"]);
+    assert!(
+        printed.stdout.contains(
+            "the pod has scheduling gates kueue.x-k8s.io/admission; the controller ignores the pod until they are removed; \
+             Kueue, workload j: QuotaReserved is False: insufficient quota\n"
+        ),
+        "{printed:?}"
+    );
+}
+
 /// Prometheus behind the proxy of the API server, and the prices of the chart.
 fn with_prometheus(_: &str, path: &str) -> (u16, Value) {
     const PROXY: &str = "/api/v1/namespaces/monitoring/services/prometheus:9090/proxy";

@@ -25,6 +25,7 @@ use drava_explanation::snapshot::{self, ListError, list};
 
 use super::state::{ClusterState, Permission, Version, Webhook};
 use super::{access, admission};
+use crate::kueue::Kueue;
 
 /// Label of all objects of the chart.
 const CHART_LABEL: &str = "app.kubernetes.io/name=drava";
@@ -83,6 +84,10 @@ pub(crate) async fn fetch(client: &Client) -> anyhow::Result<ClusterState> {
     state.webhooks = mutating
         .zip(validating)
         .map(|(mutating, validating)| webhooks(&mutating, &validating));
+    state.kueue = kueue(client).await.unwrap_or_else(|error| {
+        unchecked.push(error.to_string());
+        Kueue::Unknown
+    });
     for permission in access::required(&state) {
         match is_allowed(client, &permission).await {
             Ok(true) => {}
@@ -95,6 +100,15 @@ pub(crate) async fn fetch(client: &Client) -> anyhow::Result<ClusterState> {
     }
     state.unchecked = unchecked;
     Ok(state)
+}
+
+/// Reads the workloads of Kueue. Users who may not read them may see whether the API server serves them.
+async fn kueue(client: &Client) -> anyhow::Result<Kueue> {
+    let request = http::Request::get("/apis/kueue.x-k8s.io").body(Vec::new())?;
+    match client.request::<serde_json::Value>(request).await {
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(Kueue::NotInstalled),
+        _ => Kueue::fetch(client, None).await,
+    }
 }
 
 /// Returns the objects, or notes why they cannot be read.

@@ -17,6 +17,8 @@ use k8s_openapi::api::resource::v1::{
 };
 use k8s_openapi::jiff::Timestamp;
 
+use crate::kueue::Kueue;
+
 /// Objects of the cluster, read once. A list that cannot be read is `None`.
 #[derive(Debug, Default)]
 pub(crate) struct ClusterState {
@@ -46,6 +48,7 @@ pub(crate) struct ClusterState {
     /// Webhooks with the labels of the chart.
     pub(crate) webhooks: Option<Vec<Webhook>>,
     pub(crate) endpoints: Option<Vec<EndpointSlice>>,
+    pub(crate) kueue: Kueue,
     /// Permissions that drava needs and that the API server denies.
     pub(crate) denied: Vec<Permission>,
     /// What could not be read, and why.

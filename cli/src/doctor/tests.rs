@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::state::{Permission, Version, Webhook};
 use super::*;
+use crate::kueue::{self, Kueue};
 
 mod devices;
 mod nodes;
@@ -436,5 +437,60 @@ fn parses_versions_of_distributions() {
         ("master", None),
     ] {
         assert_eq!(Version::parse(text), version, "{text}");
+    }
+}
+
+#[test]
+fn finds_class_that_kueue_does_not_count() {
+    let waiting = |class: &str, namespace: &str, name: &str| {
+        let message = format!(
+            "spec.podSets[0].template.spec.resourceClaims[0].resourceClaimTemplateName: Not found: \"DeviceClass {class} is not mapped in DRA configuration for podset main\""
+        );
+        let condition = json!([{"type": "QuotaReserved", "status": "False", "message": message}]);
+        kueue::tests::workload(namespace, name, "uid", true, &condition)
+    };
+    let quota = json!([{"type": "QuotaReserved", "status": "False", "message": "insufficient unused quota"}]);
+    assert_eq!(
+        text(|state| {
+            let selector = json!({"cel": {"expression": "device.driver == \"gpu.drava.dev\""}});
+            state.classes.push(object(
+                json!({"metadata": {"name": "team-gpu"}, "spec": {"selectors": [selector]}}),
+            ));
+            state.kueue = Kueue::Installed(vec![
+                waiting("fraction.drava.dev", "a", "job-x"),
+                waiting("fraction.drava.dev", "b", "job-y"),
+                waiting("team-gpu", "a", "job-z"),
+                waiting("gpu.example.com", "a", "job-other"),
+                kueue::tests::workload("a", "job-q", "uid", true, &quota),
+            ]);
+        }),
+        "\
+deviceclass fraction.drava.dev: Kueue does not count the class, and admits no workload that requests it: a/job-x, b/job-y; add the class to deviceClassMappings of Kueue's configuration, as in deploy/examples/kueue
+deviceclass team-gpu: Kueue does not count the class, and admits no workload that requests it: a/job-z; add the class to deviceClassMappings of Kueue's configuration, as in deploy/examples/kueue
+"
+    );
+}
+
+#[test]
+fn finds_pod_that_waits_for_missing_kueue() {
+    let gated = || {
+        let mut pod = user_pod();
+        pod["spec"]["schedulingGates"] = json!([{"name": "kueue.x-k8s.io/admission"}]);
+        pod["spec"]["nodeName"] = Value::Null;
+        pod["status"]["phase"] = json!("Pending");
+        vec![object(driver_pod()), object(pod)]
+    };
+    let with = |kueue: Kueue| {
+        text(|state| {
+            state.pods = gated();
+            state.kueue = kueue;
+        })
+    };
+    assert_eq!(
+        with(Kueue::NotInstalled),
+        "pod team/p: the pod waits for its admission by Kueue, which is not installed; install Kueue, or create the pod without its label kueue.x-k8s.io/queue-name\n"
+    );
+    for kueue in [Kueue::Unknown, Kueue::Installed(Vec::new())] {
+        assert_eq!(with(kueue), "no problems found\n");
     }
 }

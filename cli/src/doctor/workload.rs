@@ -137,7 +137,10 @@ fn not_enforced(state: &ClusterState) -> Vec<Finding> {
     findings
 }
 
-fn object(metadata: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta) -> String {
+/// Namespace and name.
+pub(super) fn object(
+    metadata: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta,
+) -> String {
     format!(
         "{}/{}",
         metadata.namespace.as_deref().unwrap_or_default(),
