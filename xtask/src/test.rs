@@ -99,7 +99,7 @@ enum Stage {
     Cluster,
     /// drava on the cluster.
     E2e,
-    /// drava on a cluster of two nodes with different GPUs.
+    /// drava on clusters of two nodes with different GPUs, and with the GPUs of the chart `gpu-simulator`.
     E2eNodes,
     /// drava on the oldest supported Kubernetes; runs when its sources have changed since it passed.
     Oldest,
