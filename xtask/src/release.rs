@@ -26,8 +26,8 @@ use provenance::Source;
 /// Command line of `cargo xtask release`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Address of the repository with the sources, such as https://git.example.com/drava.
-    #[arg(long)]
+    /// Address of the repository with the sources.
+    #[arg(long, value_name = "URL")]
     repository: String,
     /// Address of the folder in which the files will be published; the krew manifest names it.
     #[arg(long)]
