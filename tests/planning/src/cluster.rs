@@ -252,6 +252,7 @@ impl BenchCluster {
                 Action::Evict(eviction) => decided.evictions.push(eviction),
                 Action::Release(_)
                 | Action::RemoveGate(_)
+                | Action::WriteSuspension(_)
                 | Action::PublishEvent(_)
                 | Action::WritePodCondition(_)
                 | Action::WriteQuotaStatus(_)
