@@ -221,7 +221,7 @@ async fn last_event(client: &Client, pod: &Pod) -> String {
 mod tests {
     use super::*;
 
-    fn claim(labels: serde_json::Value, status: &str, reason: &str) -> ResourceClaim {
+    fn claim(labels: &serde_json::Value, status: &str, reason: &str) -> ResourceClaim {
         let device = json!({"driver": names::DRIVER, "pool": "n1/gpus", "device": "gpu-0-vgpu", "shareID": "s"});
         let mut reported = device.clone();
         reported["conditions"] = json!([{
@@ -244,37 +244,37 @@ mod tests {
         let refused = || Answer::Refused("why".to_owned());
         let cases = [
             (
-                claim(none.clone(), "False", "Resumed"),
+                claim(&none, "False", "Resumed"),
                 Answer::Waiting,
                 Answer::Done,
             ),
             (
-                claim(intended.clone(), "False", "Resumed"),
+                claim(&intended, "False", "Resumed"),
                 Answer::Waiting,
                 Answer::Waiting,
             ),
             (
-                claim(intended.clone(), "True", "Suspended"),
+                claim(&intended, "True", "Suspended"),
                 Answer::Done,
                 Answer::Waiting,
             ),
             (
-                claim(none.clone(), "True", "Suspended"),
+                claim(&none, "True", "Suspended"),
                 Answer::Waiting,
                 Answer::Waiting,
             ),
             (
-                claim(none.clone(), "False", "Resuming"),
+                claim(&none, "False", "Resuming"),
                 Answer::Waiting,
                 Answer::Waiting,
             ),
             (
-                claim(intended, "False", "SuspendRefused"),
+                claim(&intended, "False", "SuspendRefused"),
                 refused(),
                 Answer::Waiting,
             ),
             (
-                claim(none, "False", "SuspendRefused"),
+                claim(&none, "False", "SuspendRefused"),
                 Answer::Waiting,
                 Answer::Done,
             ),
