@@ -182,9 +182,7 @@ pub(crate) async fn run(
                 } else {
                     "resumed"
                 };
-                bail!(
-                    "the share was not {what} in time: {why}. The request stands, and is served as soon as it can be"
-                );
+                bail!("the share was not {what} in time: {why}. It is {what} as soon as it can be");
             }
             Answer::Waiting => tokio::time::sleep(POLL).await,
         }

@@ -213,6 +213,7 @@ fn trim_container(container: &mut Container) {
         restart_policy: container.restart_policy.take(),
         // Whether there is one decides whether the pod can be suspended.
         liveness_probe: container.liveness_probe.take().map(|_| Probe::default()),
+        startup_probe: container.startup_probe.take().map(|_| Probe::default()),
         ..Container::default()
     };
 }

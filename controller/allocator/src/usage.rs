@@ -276,17 +276,20 @@ impl Usage {
     #[must_use]
     pub fn shortage(&self, pool: &Pool, index: usize, suspended: &Amounts) -> Option<Rejection> {
         let (device, device_use) = (pool.devices.get(index)?, self.devices.get(index)?);
-        in_report_order(suspended).find_map(|(name, requested)| {
-            let is_given_back = matches!(name, names::capacity::MEMORY | names::capacity::CORES);
-            let total = device.amount(name).unwrap_or_default();
-            let used = device_use.consumed.get(name).copied().unwrap_or_default();
-            (is_given_back && used + requested > total).then(|| Rejection::Capacity {
-                name: name.to_owned(),
-                requested,
-                free: (total - used).max(Quantity::ZERO),
-                total,
+        let given_back = [names::capacity::MEMORY, names::capacity::CORES].into_iter();
+        given_back
+            .filter(|name| device.capacity.contains_key(*name))
+            .find_map(|name| {
+                let total = device.amount(name).unwrap_or_default();
+                let requested = suspended.get(name).copied().unwrap_or(total);
+                let used = device_use.consumed.get(name).copied().unwrap_or_default();
+                (used + requested > total).then(|| Rejection::Capacity {
+                    name: name.to_owned(),
+                    requested,
+                    free: (total - used).max(Quantity::ZERO),
+                    total,
+                })
             })
-        })
     }
 
     /// Returns whether the counters of the device at `index` are free.

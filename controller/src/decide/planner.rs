@@ -434,6 +434,7 @@ impl Planner {
         if kind == Kind::Claims {
             let key = object_key(&object.metadata);
             self.commitments.ledger.remove(&key);
+            self.commitments.suspensions.remove(&key);
             self.backlog.wake(Wake::Users(key));
             self.backlog.wake(Wake::All);
         }
@@ -558,6 +559,7 @@ impl Planner {
         self.end_incomplete_gangs(time.instant, &mut actions);
         self.review_reservations(time);
         self.review_missing_claims(time.instant);
+        self.resume_before_others(time, &mut actions);
         self.decide_due(time, &mut actions);
         self.release_companions(time.instant, &mut actions);
         self.decide_suspensions(time, &mut actions);

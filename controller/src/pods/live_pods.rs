@@ -41,8 +41,8 @@ pub(crate) struct LivePod {
     pub(crate) grace_period_end: Option<Timestamp>,
     /// Whether it ends without being deleted.
     pub(crate) ends_by_itself: bool,
-    /// Whether a container has a liveness probe, which fails while its programs stand still.
-    pub(crate) has_liveness_probe: bool,
+    /// Whether kubelet restarts a container whose programs stand still.
+    pub(crate) is_probed: bool,
     /// The least memory limit of its containers that use claims.
     pub(crate) memory_limit: Option<Quantity>,
     /// Its version of the template of a Deployment.
@@ -68,7 +68,7 @@ impl LivePod {
             claims: pod::claim_keys(pod),
             grace_period_end: metadata.deletion_timestamp.as_ref().map(|time| time.0),
             ends_by_itself: pod::ends_by_itself(pod),
-            has_liveness_probe: pod::has_liveness_probe(pod),
+            is_probed: pod::is_probed(pod),
             memory_limit: pod::memory_limit(pod),
             revision: pod::revision(pod),
         }

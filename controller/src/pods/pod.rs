@@ -103,21 +103,25 @@ pub(crate) fn ends_by_itself(pod: &Pod) -> bool {
     spec.and_then(|spec| spec.restart_policy.as_deref()) != Some("Always")
 }
 
-/// Returns whether a container has a liveness probe, which fails while its programs stand still.
-pub(crate) fn has_liveness_probe(pod: &Pod) -> bool {
-    containers(pod).any(|container| container.liveness_probe.is_some())
+/// Returns whether a container has a liveness or startup probe, which fails while its programs stand still.
+pub(crate) fn is_probed(pod: &Pod) -> bool {
+    containers(pod)
+        .any(|container| container.liveness_probe.is_some() || container.startup_probe.is_some())
 }
 
-/// Returns the least memory limit of the containers that use claims; `None` if none of them has one.
+/// Returns the least memory limit of the containers that use claims, and of the pod; `None` if there is none.
 pub(crate) fn memory_limit(pod: &Pod) -> Option<Quantity> {
-    let limits = containers(pod).filter_map(|container| {
+    let of_pod = pod.spec.iter().filter_map(|spec| spec.resources.as_ref());
+    let of_containers = containers(pod).filter_map(|container| {
         let resources = container.resources.as_ref()?;
-        resources
-            .claims
-            .as_ref()
-            .filter(|claims| !claims.is_empty())?;
-        Quantity::try_from(resources.limits.as_ref()?.get("memory")?).ok()
+        let claims = resources.claims.as_ref();
+        claims
+            .is_some_and(|claims| !claims.is_empty())
+            .then_some(resources)
     });
+    let limits = of_pod
+        .chain(of_containers)
+        .filter_map(|resources| Quantity::try_from(resources.limits.as_ref()?.get("memory")?).ok());
     limits.min()
 }
 

@@ -232,7 +232,7 @@ impl Planner {
         Some(reservation)
     }
 
-    fn namespace_of(&self, uid: &str) -> String {
+    pub(super) fn namespace_of(&self, uid: &str) -> String {
         let pod = self.world.live_pods.get(uid);
         let namespace = pod.and_then(|pod| pod.reference.namespace.clone());
         namespace.unwrap_or_default()
@@ -288,10 +288,12 @@ impl Planner {
         let below =
             |pod: &LivePod| (may_preempt && pod.priority < priority).then_some(pod.priority);
         let mut room = None;
-        if may_preempt && self.commitments.suspensions.is_any_allowed() {
-            let pods = self.world.live_pods.iter();
-            let can = pods.filter(|(_, pod)| pod.priority < priority && self.can_suspend(pod));
-            let can: BTreeSet<String> = can.map(|(uid, _)| uid.to_owned()).collect();
+        let can = match may_preempt {
+            true => self.suspendable_for(group, priority),
+            false => BTreeSet::new(),
+        };
+        if !can.is_empty() {
+            turn.count(u64::try_from(can.len()).unwrap_or(u64::MAX));
             let of_suspendable = |pod: &LivePod| {
                 let uid = pod.reference.uid.as_ref();
                 uid.is_some_and(|uid| can.contains(uid))
@@ -299,6 +301,8 @@ impl Planner {
             };
             let kind = (RoomCause::Suspension, Some(priority));
             let found = self.find_room_once(group, &ending, kind, of_suspendable, time, turn)?;
+            // What was found in an earlier turn may not be possible any more.
+            let found = found.filter(|room| room.victims.is_subset(&can));
             room = found.map(|room| (room, RoomCause::Suspension));
         }
         if room.is_none() && (may_preempt || !ending.is_empty()) {

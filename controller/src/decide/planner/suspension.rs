@@ -5,7 +5,8 @@
 //! share are free while the intent stands and the answer is True. From the decision to resume a share it counts again, before
 //! the intent is withdrawn: what it gets back is given to no other.
 //!
-//! A share is resumed when its amounts are free on its GPU, after the pods that are due, and takes only what no pod was promised.
+//! A share is resumed when its amounts are free on its GPU and promised to no pod: before the pods that are due if none of them
+//! has a higher priority, else after them. It reserves nothing: pods that need less may take what becomes free bit by bit.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -22,12 +23,14 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use tokio::time::Instant;
 
-use super::{DecisionTime, Planner};
+use super::decision::Group;
+use super::{DecisionTime, MAX_IN_FLIGHT, Planner};
 use crate::action::event::PendingEvent;
 use crate::action::{Action, Preemptor, SuspensionOutcome, SuspensionWrite};
+use crate::decide::queue::pending_pod::PendingPod;
 use crate::pods::claim;
 use crate::pods::live_pods::LivePod;
-use crate::pods::pod::qualified_name;
+use crate::pods::pod::{self, qualified_name};
 
 /// Time between two attempts to resume a share, and until a failed write is repeated.
 const RETRY: Duration = Duration::from_secs(1);
@@ -46,6 +49,8 @@ pub(super) struct Suspensions {
     allowed: BTreeSet<ObjectKey>,
     /// Claims that are not suspended for a pod before this time.
     protected: BTreeMap<ObjectKey, Instant>,
+    /// UIDs of the pods for which no share is suspended before this time, because one was not.
+    evicting: BTreeMap<String, Instant>,
 }
 
 /// A claim with an intent or a wish.
@@ -124,7 +129,7 @@ impl View {
             Answer::Running
         };
         Self {
-            is_allocated: claim::is_allocated(claim) && claim.metadata.deletion_timestamp.is_none(),
+            is_allocated: claim::is_allocated(claim),
             is_wished: suspension::is_wished(&claim.metadata),
             is_intended,
             answer,
@@ -137,12 +142,14 @@ impl View {
         match (self.is_intended, self.answer) {
             (true, _) if !self.is_allocated => Step::Withdraw,
             (true, _) if self.is_wished => Step::Nothing,
+            // It has made room for a pod that takes it next.
+            (true, Answer::Suspended) if self.is_awaited => Step::Nothing,
             (true, Answer::Suspended) => Step::Resume,
             (true, Answer::Refused) => Step::Withdraw,
             (true, Answer::Running | Answer::Resuming) if self.is_awaited => Step::Nothing,
             (true, Answer::Running | Answer::Resuming) => Step::Withdraw,
             // An intent now would meet the answer to the one before.
-            (false, Answer::Resuming | Answer::Suspended) => Step::Nothing,
+            (false, Answer::Resuming | Answer::Suspended | Answer::Refused) => Step::Nothing,
             (false, _) if self.is_allocated && self.is_wished => Step::Intend,
             (false, _) => Step::Nothing,
         }
@@ -207,11 +214,6 @@ impl Suspensions {
         self.claims.values().filter_map(|claim| claim.due).min()
     }
 
-    /// Returns whether the config of any claim allows its suspension.
-    pub(super) fn is_any_allowed(&self) -> bool {
-        !self.allowed.is_empty()
-    }
-
     /// Returns the claims whose suspension a pod awaits.
     pub(super) fn awaited(&self) -> impl Iterator<Item = &ObjectKey> {
         let awaited = self.claims.iter();
@@ -231,25 +233,47 @@ impl Planner {
         }
     }
 
-    /// Suspends and resumes what is due. Shares that are resumed come in the order of their pods' priority and age.
+    /// Resumes shares before the pods that are due, if no pod of higher priority is pending: others do not overtake them.
+    pub(super) fn resume_before_others(&mut self, time: &DecisionTime, actions: &mut Vec<Action>) {
+        let due = self.due_suspensions(time.instant);
+        let Some(first) = due.first().and_then(|key| self.pod_of(key)) else {
+            return;
+        };
+        let priority = first.1.priority;
+        let is_behind = |pending: &PendingPod| pod::priority(&pending.pod) > priority;
+        if self.backlog.queue.iter().any(is_behind) {
+            return;
+        }
+        for key in due {
+            let pod = self.pod_of(&key);
+            if pod.is_some_and(|(_, pod)| pod.priority == priority) {
+                self.decide_suspension(&key, time, actions);
+            }
+        }
+    }
+
+    /// Suspends and resumes what is due. While pods that are due are not decided, no share is resumed.
     pub(super) fn decide_suspensions(&mut self, time: &DecisionTime, actions: &mut Vec<Action>) {
         let now = time.instant;
-        self.commitments
-            .suspensions
-            .protected
-            .retain(|_, until| now < *until);
+        let suspensions = &mut self.commitments.suspensions;
+        suspensions.protected.retain(|_, until| now < *until);
+        suspensions.evicting.retain(|_, until| now < *until);
+        for key in self.due_suspensions(now) {
+            self.decide_suspension(&key, time, actions);
+        }
+    }
+
+    /// Returns the claims with something to be done, in the order of their pods' priority and age.
+    fn due_suspensions(&self, now: Instant) -> Vec<ObjectKey> {
         let due = self.commitments.suspensions.claims.iter();
         let due = due.filter(|(_, known)| known.due.is_some_and(|due| due <= now));
         let mut due: Vec<ObjectKey> = due.map(|(key, _)| key.clone()).collect();
         due.sort_by_cached_key(|key| {
-            let pod = self
-                .pod_of(key)
-                .map(|(_, pod)| (Reverse(pod.priority), pod.created));
+            let pod = self.pod_of(key);
+            let pod = pod.map(|(_, pod)| (Reverse(pod.priority), pod.created));
             (pod.is_none(), pod)
         });
-        for key in due {
-            self.decide_suspension(&key, time, actions);
-        }
+        due
     }
 
     fn decide_suspension(
@@ -260,6 +284,7 @@ impl Planner {
     ) {
         let now = time.instant;
         let Some(claim) = self.commitments.ledger.claim(key).cloned() else {
+            self.commitments.suspensions.claims.remove(key);
             return;
         };
         let Some(known) = self.commitments.suspensions.claims.get_mut(key) else {
@@ -277,15 +302,19 @@ impl Planner {
             }
             Write::Intending | Write::Withdrawing { is_in_flight: true } => return,
         }
+        let expired = known.awaited.take_if(|(_, until)| *until <= now);
         let awaited_until = known.awaited.as_ref().map(|(_, until)| *until);
-        let is_awaited = awaited_until.is_some_and(|until| now < until);
-        match View::of(&claim, is_awaited).step() {
-            Step::Nothing => known.due = awaited_until.filter(|_| is_awaited),
+        if let Some((preemptor, _)) = expired.filter(|_| !suspension::is_suspended(&claim)) {
+            let why = "the node driver has not answered in time";
+            self.not_suspended_for(&preemptor, &claim, why, time, actions);
+        }
+        match View::of(&claim, awaited_until.is_some()).step() {
+            Step::Nothing => self.decide_again(key, awaited_until),
             Step::Intend => match self.suspension_problem(&claim) {
                 None => {
                     let message = format!(
                         "{} is being suspended, as its annotation {} requests",
-                        shares_of(key),
+                        share_of(key),
                         names::SUSPEND_WISH_ANNOTATION
                     );
                     self.intend(key, None, actions);
@@ -298,7 +327,9 @@ impl Planner {
                     );
                 }
                 Some(problem) => {
-                    let message = format!("{} cannot be suspended: {problem}", shares_of(key));
+                    // It may pass, for instance when the pod is bound.
+                    self.decide_again(key, Some(now + RETRY));
+                    let message = format!("{} cannot be suspended: {problem}", share_of(key));
                     self.report_suspension(
                         &claim,
                         PendingEvent::suspension_refused,
@@ -309,17 +340,19 @@ impl Planner {
                 }
             },
             Step::Withdraw => {
-                let awaited = known.awaited.take();
-                if awaited.is_some() {
-                    let protected = &mut self.commitments.suspensions.protected;
-                    protected.insert(key.clone(), now + PROTECTION);
-                }
+                let known = self.commitments.suspensions.claims.get_mut(key);
+                let awaited = known.and_then(|known| known.awaited.take());
                 self.withdraw(key, actions);
-                self.activate_preemptor(awaited);
+                if let Some((preemptor, _)) = awaited {
+                    let refusal = suspension::refusal(&claim);
+                    let why = refusal.map_or("the claim has changed", |refusal| &refusal.message);
+                    self.not_suspended_for(&preemptor, &claim, why, time, actions);
+                }
             }
+            Step::Resume if self.has_undecided_pods() => self.decide_again(key, Some(now + RETRY)),
             Step::Resume => match self.world.cluster.lacks_to_resume(key) {
                 None => {
-                    let message = format!("{} is resumed", shares_of(key));
+                    let message = format!("{} is being resumed", share_of(key));
                     self.withdraw(key, actions);
                     self.report_suspension(
                         &claim,
@@ -330,10 +363,10 @@ impl Planner {
                     );
                 }
                 Some((device, lacking)) => {
-                    known.due = Some(now + RETRY);
+                    self.decide_again(key, Some(now + RETRY));
                     let message = format!(
                         "{} is suspended; it is resumed when there is room on {device}: {}",
-                        shares_of(key),
+                        share_of(key),
                         needed(&lacking)
                     );
                     self.report_suspension(
@@ -346,6 +379,39 @@ impl Planner {
                 }
             },
         }
+    }
+
+    /// Returns whether pods that are due wait for the next slice of time, or for writes to end.
+    fn has_undecided_pods(&self) -> bool {
+        self.backlog.round.resumes_at().is_some()
+            || self.commitments.in_flight.len() >= MAX_IN_FLIGHT
+    }
+
+    fn decide_again(&mut self, key: &ObjectKey, due: Option<Instant>) {
+        if let Some(known) = self.commitments.suspensions.claims.get_mut(key) {
+            known.due = due;
+        }
+    }
+
+    /// A share was not suspended for a pod. The pod evicts others instead, without trying more shares one after the other.
+    fn not_suspended_for(
+        &mut self,
+        preemptor: &Preemptor,
+        claim: &ResourceClaim,
+        why: &str,
+        time: &DecisionTime,
+        actions: &mut Vec<Action>,
+    ) {
+        let key = object_key(&claim.metadata);
+        let until = time.instant + PROTECTION;
+        let suspensions = &mut self.commitments.suspensions;
+        suspensions.protected.insert(key.clone(), until);
+        suspensions.evicting.insert(preemptor.uid.clone(), until);
+        self.backlog.activate(&preemptor.uid);
+        let pod = name_for(&key.0, "pod", &qualified_name(&preemptor.pod));
+        let message = format!("{} was not suspended for {pod}: {why}", share_of(&key));
+        let refused = PendingEvent::suspension_refused;
+        self.report_suspension(claim, refused, &message, time, actions);
     }
 
     /// Starts the write of the intent.
@@ -387,6 +453,7 @@ impl Planner {
 
     /// Observes the end of the write of an intent. What it has written, or another has meanwhile, is observed before.
     pub fn suspension_written(&mut self, outcome: SuspensionOutcome, now: Instant) {
+        let is_conflict = outcome.claim.is_some();
         if let Some(claim) = outcome.claim {
             self.claim_written(*claim, now);
         }
@@ -400,9 +467,17 @@ impl Planner {
         });
         match known.write {
             Write::Intending if !outcome.is_written && known.awaited.is_some() => {
-                // The pod chooses again.
-                let known = suspensions.claims.remove(&outcome.key);
-                self.activate_preemptor(known.and_then(|known| known.awaited));
+                let awaited = suspensions.claims.remove(&outcome.key);
+                let awaited = awaited.and_then(|known| known.awaited);
+                if let Some((preemptor, _)) = awaited {
+                    // After a conflict the pod chooses again; what cannot be written is not tried again.
+                    if !is_conflict {
+                        let until = now + PROTECTION;
+                        suspensions.protected.insert(outcome.key, until);
+                        suspensions.evicting.insert(preemptor.uid.clone(), until);
+                    }
+                    self.backlog.activate(&preemptor.uid);
+                }
             }
             Write::Intending => known.write = Write::None,
             Write::Withdrawing { .. } => {
@@ -411,12 +486,6 @@ impl Planner {
                 }
             }
             Write::None => {}
-        }
-    }
-
-    fn activate_preemptor(&mut self, awaited: Option<(Preemptor, Instant)>) {
-        if let Some((preemptor, _)) = awaited {
-            self.backlog.activate(&preemptor.uid);
         }
     }
 
@@ -429,12 +498,9 @@ impl Planner {
         actions: &mut Vec<Action>,
     ) {
         for uid in victims {
-            let Some(key) = self
-                .world
-                .live_pods
-                .get(uid)
-                .and_then(|pod| self.share_of_pod(pod))
-            else {
+            let key = self.world.live_pods.get(uid);
+            let key = key.and_then(|pod| self.share_of_pod(pod));
+            let Some(key) = key.filter(|key| self.can_suspend(key)) else {
                 continue;
             };
             let Some(claim) = self.commitments.ledger.claim(&key).cloned() else {
@@ -443,18 +509,10 @@ impl Planner {
             let awaited = (preemptor.clone(), time.instant + PATIENCE);
             self.intend(&key, Some(awaited), actions);
             let by = name_for(&key.0, "pod", &qualified_name(&preemptor.pod));
-            let message = format!(
-                "{} is being suspended for {by} ({})",
-                shares_of(&key),
-                preemptor.why()
-            );
-            self.report_suspension(
-                &claim,
-                PendingEvent::share_suspended,
-                &message,
-                time,
-                actions,
-            );
+            let why = preemptor.why();
+            let message = format!("{} is being suspended for {by} ({why})", share_of(&key));
+            let suspended = PendingEvent::share_suspended;
+            self.report_suspension(&claim, suspended, &message, time, actions);
         }
     }
 
@@ -472,14 +530,33 @@ impl Planner {
             .collect()
     }
 
-    /// Returns whether the share of a pod can be suspended instead of an eviction.
-    pub(super) fn can_suspend(&self, pod: &LivePod) -> bool {
-        let key = self.share_of_pod(pod);
-        let key = key.filter(|key| {
-            let suspensions = &self.commitments.suspensions;
-            !suspensions.claims.contains_key(key) && !suspensions.protected.contains_key(key)
-        });
-        let claim = key.and_then(|key| self.commitments.ledger.claim(&key));
+    /// Returns the UIDs of the pods of lower priority whose shares can be suspended for the first pod of a group. Those of other
+    /// tenants cannot while any tenant has guaranteed usage: what is suspended still counts as used.
+    pub(super) fn suspendable_for(&self, group: &Group, priority: i32) -> BTreeSet<String> {
+        let suspensions = &self.commitments.suspensions;
+        let first = group.requests.first();
+        let first = first.map(|request| &request.pod_request.uid);
+        let Some(first) = first.filter(|first| {
+            !suspensions.allowed.is_empty() && !suspensions.evicting.contains_key(*first)
+        }) else {
+            return BTreeSet::new();
+        };
+        let namespace = self.namespace_of(first);
+        let are_others_guaranteed = !self.world.cluster.floors(&namespace).is_empty();
+        let can = suspensions.allowed.iter();
+        let can = can.filter(|key| !are_others_guaranteed || key.0 == namespace);
+        let pods = can.filter(|key| self.can_suspend(key));
+        let pods = pods.filter_map(|key| self.pod_of(key));
+        let pods = pods.filter(|(_, pod)| pod.priority < priority);
+        pods.map(|(uid, _)| uid.to_owned()).collect()
+    }
+
+    /// Returns whether a claim can be suspended instead of an eviction of its pod.
+    fn can_suspend(&self, key: &ObjectKey) -> bool {
+        let suspensions = &self.commitments.suspensions;
+        let is_busy =
+            suspensions.claims.contains_key(key) || suspensions.protected.contains_key(key);
+        let claim = self.commitments.ledger.claim(key).filter(|_| !is_busy);
         claim.is_some_and(|claim| {
             View::of(claim, true).answer == Answer::Running
                 && self.suspension_problem(claim).is_none()
@@ -516,19 +593,25 @@ impl Planner {
         let Some((_, pod)) = self.pod_of(&key).filter(|(_, pod)| pod.is_bound) else {
             return Some("it is not reserved for one pod alone that is bound to a node".to_owned());
         };
-        if pod.grace_period_end.is_some() {
-            return Some("its pod is being deleted".to_owned());
+        if pod.grace_period_end.is_some() || claim.metadata.deletion_timestamp.is_some() {
+            return Some("it or its pod is being deleted".to_owned());
+        }
+        if pod.gang.is_some() {
+            return Some(
+                "its pod is a member of a gang, whose other members would wait for it".to_owned(),
+            );
         }
         if self.share_of_pod(pod).as_ref() != Some(&key) {
             return Some("its pod has more than one claim for devices of drava".to_owned());
         }
-        if pod.has_liveness_probe {
+        if pod.is_probed {
             return Some(
-                "its pod has a liveness probe, so kubelet would restart the container".to_owned(),
+                "its pod has a liveness or startup probe, so kubelet would restart the container"
+                    .to_owned(),
             );
         }
         let memory = memory_of(claim);
-        pod.memory_limit.filter(|limit| *limit < memory).map(|limit| {
+        pod.memory_limit.filter(|limit| *limit <= memory).map(|limit| {
             format!(
                 "the memory of the share goes to the host memory of its container, which is limited to {limit}; {memory} and what the \
                  program needs itself are necessary"
@@ -559,7 +642,7 @@ fn write(claim: Arc<ResourceClaim>, is_intended: bool) -> Action {
     Action::WriteSuspension(SuspensionWrite { claim, is_intended })
 }
 
-fn shares_of((_, name): &ObjectKey) -> String {
+fn share_of((_, name): &ObjectKey) -> String {
     format!("the share of claim {name}")
 }
 
@@ -612,10 +695,11 @@ mod tests {
             // A pod waits for it.
             (view(true, false, Running, true), Step::Nothing),
             (view(true, false, Refused, true), Step::Withdraw),
-            (view(true, false, Suspended, true), Step::Resume),
+            (view(true, false, Suspended, true), Step::Nothing),
             // The answer to the intent before has not been taken back.
             (view(false, true, Suspended, false), Step::Nothing),
             (view(false, true, Resuming, false), Step::Nothing),
+            (view(false, true, Refused, false), Step::Nothing),
         ];
         for (view, step) in cases {
             assert_eq!(view.step(), step, "{view:?}");

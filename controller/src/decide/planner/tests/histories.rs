@@ -171,8 +171,9 @@ impl History {
                 self.suspended.remove(&name);
                 super::suspension::answer(&mut self.cluster, &name, "False", "Resumed");
             }
-            (true, true) | (false, false) => {
-                let is_wished = self.random.below(3) == 0;
+            (true, true) => super::suspension::wish(&mut self.cluster, &name, false),
+            (false, false) => {
+                let is_wished = self.random.below(2) == 0;
                 super::suspension::wish(&mut self.cluster, &name, is_wished);
             }
         }

@@ -116,7 +116,6 @@ fn share_that_a_user_suspends_makes_room_and_is_resumed_when_there_is_room() {
     assert!(cluster.planner.next_deadline().unwrap() <= cluster.now + RETRY);
     cluster.advance(RETRY);
     // A pod that comes at the same time does not get the memory.
-    cluster.settle();
     cluster.add_pod_of_priority("c", "60Gi", 0);
     assert!(
         cluster.settle().is_empty(),
@@ -176,7 +175,7 @@ fn share_of_lower_priority_is_suspended_instead_of_evicted() {
     answer(&mut cluster, "low", "True", "Suspended");
     assert_eq!(cluster.settle(), ["urgent → n1"]);
     cluster.bind(("urgent", "n1"));
-    cluster.advance(RETRY);
+    cluster.advance(Duration::from_secs(60));
     assert!(cluster.settle().is_empty());
     assert!(cluster.suspensions.is_empty());
     cluster.end("urgent");
@@ -185,7 +184,7 @@ fn share_of_lower_priority_is_suspended_instead_of_evicted() {
     assert_eq!(cluster.write_intents(), ["-low"]);
     assert_eq!(
         cluster.messages_of("Pod/low").last(),
-        Some(&"the share of claim low is resumed")
+        Some(&"the share of claim low is being resumed")
     );
 }
 
@@ -277,4 +276,98 @@ fn suspended_share_counts_against_quota() {
     assert!(cluster.settle().is_empty());
     let messages = cluster.messages_of("Pod/b").join("\n");
     assert!(messages.contains("QuotaExceeded"), "{messages}");
+}
+
+#[test]
+fn share_is_resumed_after_pods_of_higher_priority() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    add_suspendable(&mut cluster, "a", "60Gi", 0);
+    suspend(&mut cluster, "a");
+    cluster.add_running(&[("b", "60Gi", 0)]);
+    cluster.add_pod_of_priority("urgent", "60Gi", 10);
+    wish(&mut cluster, "a", false);
+    cluster.settle();
+    cluster.evictions.clear();
+    cluster.end("b");
+    cluster.advance(RETRY);
+    assert_eq!(cluster.settle(), ["urgent → n1"]);
+    assert!(cluster.suspensions.is_empty());
+}
+
+#[test]
+fn deletion_of_its_claim_resumes_no_share_over_others() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    add_suspendable(&mut cluster, "a", "60Gi", 0);
+    suspend(&mut cluster, "a");
+    cluster.add_running(&[("b", "60Gi", 0)]);
+    let mut deleted = cluster.claims["a"].clone();
+    deleted.metadata.deletion_timestamp = Some(object(json!("2026-01-01T00:00:30Z")));
+    deleted.metadata.annotations = None;
+    cluster.observe(deleted);
+    cluster.advance(RETRY);
+    cluster.settle();
+    assert!(cluster.suspensions.is_empty());
+    cluster.end("b");
+    cluster.advance(RETRY);
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["-a"]);
+}
+
+#[test]
+fn wish_of_an_owner_holds_up_no_pod() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    add_suspendable(&mut cluster, "low", "60Gi", 0);
+    cluster.add_pod_of_priority("urgent", "60Gi", 10);
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["+low"]);
+    wish(&mut cluster, "low", true);
+    cluster.settle();
+    cluster.advance(Duration::from_secs(60));
+    cluster.settle();
+    cluster.settle();
+    assert_eq!(cluster.evict(), ["low for urgent"]);
+}
+
+#[test]
+fn one_failure_is_enough_for_evictions() {
+    let mut cluster = TestCluster::new(&["n1", "n2"]);
+    for name in ["one", "two"] {
+        add_suspendable(&mut cluster, name, "60Gi", 0);
+    }
+    cluster.add_pod_of_priority("urgent", "60Gi", 10);
+    cluster.settle();
+    let chosen = cluster.write_intents();
+    assert_eq!(chosen.len(), 1);
+    answer(&mut cluster, &chosen[0][1..], "False", "SuspendFailed");
+    cluster.settle();
+    cluster.settle();
+    assert_eq!(cluster.evict().len(), 1, "no other share is tried");
+    let name = &chosen[0][1..];
+    let message = format!("the share of claim {name} was not suspended for pod default/urgent: ");
+    cluster.advance(Duration::from_secs(300));
+    cluster.settle();
+    assert!(
+        cluster
+            .messages_of(&format!("Pod/{name}"))
+            .contains(&message.as_str())
+    );
+}
+
+#[test]
+fn intent_that_cannot_be_written_is_not_tried_again() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    add_suspendable(&mut cluster, "low", "60Gi", 0);
+    cluster.add_pod_of_priority("urgent", "60Gi", 10);
+    cluster.settle();
+    assert_eq!(cluster.suspensions.len(), 1);
+    cluster.suspensions.clear();
+    let rejected = SuspensionOutcome {
+        key: ("default".to_owned(), "low".to_owned()),
+        claim: None,
+        is_written: false,
+    };
+    cluster.planner.suspension_written(rejected, cluster.now);
+    cluster.settle();
+    assert!(cluster.suspensions.is_empty());
+    assert_eq!(cluster.evict(), ["low for urgent"]);
 }
