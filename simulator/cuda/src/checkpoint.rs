@@ -1,9 +1,11 @@
 //! Process checkpoints: lock, checkpoint to host memory, restore, unlock.
 //!
-//! The daemon decides which transitions are allowed. A locked process blocks in its next call.
+//! The daemon decides which transitions are allowed. A locked process blocks in its next call. A lock waits for the work of the
+//! process, up to its time limit; the process then runs on.
 //! Memory that another process also holds prevents a checkpoint.
 
 use std::ffi::{c_int, c_uint};
+use std::time::{Duration, Instant};
 
 use simulator_machine::client::ClientError;
 use simulator_machine::protocol::{CheckpointAction, ProcessPhase, Refusal, Reply, Request};
@@ -19,10 +21,36 @@ fn ask(pid: c_int, action: CheckpointAction) -> CudaResult<ProcessPhase> {
         Ok(Reply::Phase(phase)) => Ok(phase),
         Err(ClientError::Refused(Refusal::NotFound)) => Err(CudaError::InvalidValue),
         Err(ClientError::Refused(Refusal::Invalid)) => Err(CudaError::IllegalState),
+        Err(ClientError::Refused(Refusal::InUse)) => Err(CudaError::NotReady),
         Err(ClientError::Refused(Refusal::NotSupported)) => Err(CudaError::NotSupported),
         Ok(_) => Err(CudaError::Unknown),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Time between two attempts to lock a process with work.
+const RETRY: Duration = Duration::from_millis(2);
+
+/// Locks a process; 0 ms is no time limit.
+fn lock(pid: c_int, timeout_ms: c_uint) -> CudaResult {
+    let end = Instant::now() + Duration::from_millis(timeout_ms.into());
+    loop {
+        match ask(pid, CheckpointAction::Lock) {
+            Err(CudaError::NotReady) if timeout_ms == 0 || Instant::now() < end => {
+                std::thread::sleep(RETRY);
+            }
+            Err(CudaError::NotReady) => {
+                ask(pid, CheckpointAction::EndLock)?;
+                return Err(CudaError::Timeout);
+            }
+            outcome => return outcome.map(drop),
+        }
+    }
+}
+
+/// Returns the time limit in the arguments of a lock, which are optional.
+fn timeout_ms(arguments: In<c_uint>) -> c_uint {
+    arguments.get().unwrap_or(0)
 }
 
 entry_points! {
@@ -34,7 +62,7 @@ entry_points! {
         })
     }
 
-    "cuCheckpointProcessLock" 12080 fn cuCheckpointProcessLock(pid: c_int, _arguments: In<u64>) { ask(pid, CheckpointAction::Lock).map(drop) }
+    "cuCheckpointProcessLock" 12080 fn cuCheckpointProcessLock(pid: c_int, arguments: In<c_uint>) { lock(pid, timeout_ms(arguments)) }
     "cuCheckpointProcessCheckpoint" 12080 fn cuCheckpointProcessCheckpoint(pid: c_int, _arguments: In<u64>) { ask(pid, CheckpointAction::Checkpoint).map(drop) }
     "cuCheckpointProcessRestore" 12080 fn cuCheckpointProcessRestore(pid: c_int, _arguments: In<u64>) { ask(pid, CheckpointAction::Restore).map(drop) }
     "cuCheckpointProcessUnlock" 12080 fn cuCheckpointProcessUnlock(pid: c_int, _arguments: In<u64>) { ask(pid, CheckpointAction::Unlock).map(drop) }

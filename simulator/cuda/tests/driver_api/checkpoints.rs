@@ -10,6 +10,8 @@ use crate::api::{
 };
 use crate::virtual_memory::create;
 
+/// `CUDA_ERROR_TIMEOUT`
+const TIMEOUT: u32 = 909;
 const MS: u64 = 1_000_000;
 const NONE: Handle = std::ptr::null_mut();
 const RUNNING: u32 = 0;
@@ -131,6 +133,40 @@ fn blocks_a_locked_process_in_its_next_call() {
     machine
         .wait_for_gpu(0, |gpu| kernels(gpu) > counts[1])
         .unwrap();
+}
+
+#[test]
+fn process_runs_on_if_its_work_takes_longer_than_the_lock_may() {
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    let other = Other::start(&machine, &["launch", "--ms", "400", "--seconds", "600"]);
+    let kernels = |gpu: &simulator_machine::kernel::GpuStatus| {
+        let mut of_other = gpu.processes.iter().filter(|one| one.pid == other.pid());
+        of_other.next().map_or(0, |process| process.kernels)
+    };
+    machine.wait_for_gpu(0, |gpu| kernels(gpu) > 0).unwrap();
+    let mut arguments = [0u64; 8];
+    arguments[0] = 1;
+    let symbol = api.symbol("cuCheckpointProcessLock");
+    let lock = |arguments: &mut [u64; 8]| {
+        let arguments = arguments.as_mut_ptr().cast::<std::ffi::c_void>();
+        Invoke::invoke(symbol, (other.pid(), arguments))
+    };
+    loop {
+        match lock(&mut arguments) {
+            // It was between two kernels.
+            0 => assert_eq!(change(&api, "Unlock", other.pid()), 0),
+            code => break assert_eq!(code, TIMEOUT),
+        }
+    }
+    assert_eq!(state(&api, other.pid()), RUNNING);
+    let before = kernels(&machine.gpu(0).unwrap());
+    machine
+        .wait_for_gpu(0, |gpu| kernels(gpu) > before + 1)
+        .unwrap();
+    // Without a limit it waits.
+    assert_eq!(change(&api, "Lock", other.pid()), 0);
+    assert_eq!(state(&api, other.pid()), LOCKED);
 }
 
 #[test]

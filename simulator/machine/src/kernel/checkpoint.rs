@@ -1,7 +1,7 @@
 //! Checkpoints: lock, checkpoint to host memory, restore, unlock.
 //!
 //! Bytes stay in the GPU memory files, whose ranges are never reused; only the ledger changes.
-//! Queued work still completes.
+//! A lock waits for queued work.
 
 use crate::protocol::{AllocationId, CheckpointAction, GpuIndex, ProcessPhase, Refusal, Reply};
 
@@ -23,7 +23,15 @@ impl Kernel {
         let (&id, client) = found.ok_or(Refusal::NotFound)?;
         let phase = match (client.phase, action) {
             (phase, CheckpointAction::Look) => return Ok(Reply::Phase(phase)),
+            (ProcessPhase::Running, CheckpointAction::Lock) if self.has_work(id) => {
+                self.effects.push(Effect::Lock {
+                    client: id,
+                    locked: true,
+                });
+                return Err(Refusal::InUse);
+            }
             (ProcessPhase::Running, CheckpointAction::Lock) => ProcessPhase::Locked,
+            (ProcessPhase::Running, CheckpointAction::EndLock) => ProcessPhase::Running,
             (ProcessPhase::Locked, CheckpointAction::Unlock) => ProcessPhase::Running,
             (ProcessPhase::Locked, CheckpointAction::Checkpoint) => {
                 self.checkpoint_memory(id)?;
@@ -49,6 +57,16 @@ impl Kernel {
         client.is_some_and(|client| client.phase == ProcessPhase::Checkpointed)
     }
 
+    /// Returns whether a process has work on a GPU.
+    fn has_work(&self, client: ClientId) -> bool {
+        let contexts = self.contexts.iter();
+        let mut own = contexts.filter(|(_, context)| context.client == client);
+        own.any(|(id, context)| {
+            let gpu = self.gpu(context.gpu);
+            gpu.is_ok_and(|gpu| !gpu.engine.is_idle(*id))
+        })
+    }
+
     /// Memory that only this process holds, by GPU.
     fn own_memory(
         &self,
@@ -63,12 +81,14 @@ impl Kernel {
             Holder::Export(_) => false,
         };
         let mut found = Vec::new();
-        for context in self
-            .contexts
-            .values()
-            .filter(|context| context.client == client)
-        {
-            let bytes = self.gpu(context.gpu)?.model.memory.context_bytes;
+        let contexts = self.contexts.iter();
+        for (id, context) in contexts.filter(|(_, context)| context.client == client) {
+            let gpu = self.gpu(context.gpu)?;
+            // MIG instances cannot be checkpointed.
+            if gpu.partitions.instance_of(*id).is_some() {
+                return Err(Refusal::NotSupported);
+            }
+            let bytes = gpu.model.memory.context_bytes;
             found.push((context.gpu, bytes, None));
         }
         for (id, allocation) in &self.allocations {

@@ -125,6 +125,14 @@ impl Engine {
             .map_or((0, 0), |context| (context.kernels, context.busy))
     }
 
+    /// Returns whether a context has no work.
+    #[must_use]
+    pub fn is_idle(&self, context: ContextId) -> bool {
+        let streams = self.contexts.get(&context).map(|context| &context.streams);
+        let mut streams = streams.into_iter().flat_map(BTreeMap::values);
+        streams.all(|stream| stream.queue.is_empty())
+    }
+
     /// Closed sampling periods, oldest first.
     #[must_use]
     pub fn samples(&self) -> &VecDeque<Sample> {

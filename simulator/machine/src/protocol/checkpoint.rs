@@ -7,8 +7,10 @@ use serde::{Deserialize, Serialize};
 pub enum CheckpointAction {
     /// Query the state.
     Look,
-    /// Lock: calls block.
+    /// Lock: calls block. Refused as in use while work is queued; the calls block already, and the request is repeated.
     Lock,
+    /// End a lock that was refused: calls resume.
+    EndLock,
     /// Move the memory to the host.
     Checkpoint,
     /// Restore the memory.
