@@ -9,6 +9,7 @@
 //!   64  identity: claim UID, share ID, device UUID, checksum
 //!  216  notify: whether the share notifies the agent when it starts to use the GPU
 //!  224  lent: whether other shares use the share's time, so that it notifies the agent when it resumes
+//!  232  suspended: whether processes that are not yet on the GPU wait
 //!  256  record 0 ┐ 128 bytes each: generation, the limits, flags, checksum
 //!  384  record 1 ┘
 //! ```
@@ -17,7 +18,7 @@
 //! - A record is valid if its checksum matches. The valid record with the higher generation applies.
 //! - An update overwrites the *other* record and then `current`. A crash of the writer or a torn copy leaves one
 //!   valid record, so readers neither wait nor see a mixture, and no repair is needed.
-//! - The words at 32, 48, 56, 216 and 224 are outside the records: the node agent changes each with one aligned write
+//! - The words at 32, 48, 56, 216, 224 and 232 are outside the records: the node agent changes each with one aligned write
 //!   of eight bytes, at any rate, and readers read each alone. An implausible value, as from a torn write, is
 //!   ignored.
 //! - Reserved bytes are zero and ignored by readers; a change that old readers must not ignore gets a new ABI
@@ -36,8 +37,8 @@ use crate::limits::{
 mod words;
 
 pub use words::{
-    LENT_OFFSET, NOTIFY_OFFSET, OWN_TIME_OFFSET, WINDOW_OFFSET, YIELD_UNTIL_OFFSET, lent, notify,
-    own_time, window, yield_until,
+    LENT_OFFSET, NOTIFY_OFFSET, OWN_TIME_OFFSET, SUSPENDED_OFFSET, WINDOW_OFFSET,
+    YIELD_UNTIL_OFFSET, lent, notify, own_time, suspended, window, yield_until,
 };
 
 /// Size of the page and of its file.
@@ -67,7 +68,7 @@ const _: () = {
     assert!(RECORD_OFFSETS[0] + RECORD_SIZE <= RECORD_OFFSETS[1]);
     assert!(RECORD_OFFSETS[1] + RECORD_SIZE <= PAGE_SIZE);
     assert!(CURRENT_OFFSET.is_multiple_of(8));
-    assert!(LENT_OFFSET + 8 <= RECORD_OFFSETS[0]);
+    assert!(SUSPENDED_OFFSET + 8 <= RECORD_OFFSETS[0]);
 };
 
 /// A decoded page.

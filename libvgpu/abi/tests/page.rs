@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that fails should panic")]
 
 use drava_vgpu_abi::contention::OwnTime;
-use drava_vgpu_abi::page::{lent, notify, window, yield_until};
+use drava_vgpu_abi::page::{lent, notify, suspended, window, yield_until};
 use drava_vgpu_abi::{
     BrokenRegion, ComputePolicy, Cores, DeviceUuid, IdText, Limits, LimitsSpec, MemoryPolicy,
     PAGE_SIZE, PageError, Priority, decode, encode, own_time, update,
@@ -83,7 +83,7 @@ fn places_agent_words_at_golden_offsets() {
 fn places_other_share_words_at_golden_offsets() {
     let mut page = encode(&spec());
     let before = page;
-    for offset in [48, 56, 216, 224] {
+    for offset in [48, 56, 216, 224, 232] {
         assert_eq!(page[offset..offset + 8], [0; 8]);
     }
     apply(
@@ -93,6 +93,7 @@ fn places_other_share_words_at_golden_offsets() {
             window(200),
             notify(true),
             lent(true),
+            suspended(true),
         ],
     );
     assert_eq!(page[48..56], [8, 7, 6, 5, 4, 3, 2, 1]);
@@ -101,11 +102,18 @@ fn places_other_share_words_at_golden_offsets() {
     assert_eq!(page[..48], before[..48]);
     assert_eq!(page[64..216], before[64..216]);
     assert_eq!(page[224..232], [1, 0, 0, 0, 0, 0, 0, 0]);
-    assert_eq!(page[232..], before[232..]);
+    assert_eq!(page[232..240], [1, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(page[240..], before[240..]);
     assert_eq!(decode(&page).unwrap().spec, spec());
     apply(
         &mut page,
-        &[yield_until(0), window(0), notify(false), lent(false)],
+        &[
+            yield_until(0),
+            window(0),
+            notify(false),
+            lent(false),
+            suspended(false),
+        ],
     );
     assert_eq!(page, before);
 }

@@ -2,6 +2,7 @@
 //! [`crate::hooks::primary`].
 
 use core::ffi::{c_int, c_uint, c_void};
+use core::sync::atomic::{Ordering, fence};
 
 use crate::accounts::charge_map::Charge;
 use crate::accounts::records::Context;
@@ -23,6 +24,7 @@ use crate::hooks::metering;
 use crate::hooks::{library, module, shared_memory};
 use crate::limits::gpu::Gpu;
 use crate::process::Process;
+use crate::system::sys;
 
 /// Charge of a context, made before its creation.
 pub(crate) enum ContextCharge {
@@ -35,7 +37,10 @@ pub(crate) enum ContextCharge {
 const PER_MULTIPROCESSOR: u64 = 4 << 20;
 const UNKNOWN_CONTEXT: u64 = 512 << 20;
 
-/// Charges libcuda's own memory for a context.
+/// Time between two looks at whether the share is resumed, microseconds.
+const SUSPENDED_NAP_US: u64 = 20_000;
+
+/// Charges libcuda's own memory for a context. Waits while the share is suspended.
 pub(crate) fn charge_context(device: CUdevice) -> Result<ContextCharge, CUresult> {
     let gpu = match target_of_device(device) {
         Target::Unlimited => return Ok(ContextCharge::None),
@@ -48,11 +53,21 @@ pub(crate) fn charge_context(device: CUdevice) -> Result<ContextCharge, CUresult
                 count.saturating_mul(PER_MULTIPROCESSOR)
             })
     });
-    if !reserve(gpu, bytes) {
-        return Err(CUDA_ERROR_OUT_OF_MEMORY);
+    loop {
+        if !reserve(gpu, bytes) {
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        gpu.add_driver_bytes(bytes);
+        // The charge comes first: the node driver sets the word and then reads the charges.
+        fence(Ordering::SeqCst);
+        if !gpu.is_suspended() {
+            return Ok(ContextCharge::Charged(gpu, bytes));
+        }
+        release_context(gpu, bytes);
+        while gpu.is_suspended() {
+            sys::sleep_us(SUSPENDED_NAP_US);
+        }
     }
-    gpu.add_driver_bytes(bytes);
-    Ok(ContextCharge::Charged(gpu, bytes))
 }
 
 /// Reverts [`charge_context`].

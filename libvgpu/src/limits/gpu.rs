@@ -75,6 +75,12 @@ impl Gpu {
         self.shares().all(Share::is_metered)
     }
 
+    /// Returns whether a process that is not yet on the GPU waits. A process with several shares of a GPU cannot tell whose
+    /// memory a context takes, so it waits for all of them.
+    pub(crate) fn is_suspended(self) -> bool {
+        self.shares().any(Share::is_suspended)
+    }
+
     /// Returns limit and use.
     pub(crate) fn amount(self) -> Amount {
         let _guard = self.shares.guard();

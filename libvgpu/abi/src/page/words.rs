@@ -33,6 +33,13 @@ pub const NOTIFY_OFFSET: usize = 216;
 /// as at [`NOTIFY_OFFSET`], which reclaims the lent time at once; see [`crate::bucket::resumes_demand`].
 pub const LENT_OFFSET: usize = 224;
 
+/// Offset of the word that [`suspended`] writes, an aligned little-endian `u64`.
+///
+/// Unless it is 0, a process of the share that is not yet on the GPU waits before it creates a context. A process charges a
+/// context first and reads the word then; the node driver reads the charges after the word was written. So one of both sees
+/// the other. Processes that are on the GPU are locked by the node driver, by libcuda's own means.
+pub const SUSPENDED_OFFSET: usize = 232;
+
 const _: () = {
     assert!(OWN_TIME_OFFSET.is_multiple_of(8));
     assert!(YIELD_UNTIL_OFFSET.is_multiple_of(8));
@@ -41,6 +48,7 @@ const _: () = {
     assert!(NOTIFY_OFFSET.is_multiple_of(8));
     assert!(IDENTITY_OFFSET + IDENTITY_SIZE <= NOTIFY_OFFSET);
     assert!(NOTIFY_OFFSET + 8 == LENT_OFFSET);
+    assert!(LENT_OFFSET + 8 == SUSPENDED_OFFSET);
 };
 
 /// Returns the write that sets which part of the time that the share's events measure is its own.
@@ -71,4 +79,10 @@ pub fn notify(notify: bool) -> PageWrite {
 #[must_use]
 pub fn lent(lent: bool) -> PageWrite {
     write_word(LENT_OFFSET, u64::from(lent))
+}
+
+/// Returns the write that sets whether processes that are not yet on the GPU wait.
+#[must_use]
+pub fn suspended(suspended: bool) -> PageWrite {
+    write_word(SUSPENDED_OFFSET, u64::from(suspended))
 }

@@ -7,7 +7,8 @@ use drava_vgpu_abi::atomic::Word;
 use drava_vgpu_abi::bucket::{self, Bucket, Grant};
 use drava_vgpu_abi::contention::OwnTime;
 use drava_vgpu_abi::page::{
-    LENT_OFFSET, NOTIFY_OFFSET, OWN_TIME_OFFSET, WINDOW_OFFSET, YIELD_UNTIL_OFFSET,
+    LENT_OFFSET, NOTIFY_OFFSET, OWN_TIME_OFFSET, SUSPENDED_OFFSET, WINDOW_OFFSET,
+    YIELD_UNTIL_OFFSET,
 };
 use drava_vgpu_abi::region::Slot;
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits};
@@ -42,6 +43,11 @@ impl Share {
     /// Returns the GPU time that may be in flight, microseconds; `None` if unbounded.
     pub(crate) fn window_us(&self) -> Option<u64> {
         Some(self.page_word(WINDOW_OFFSET)).filter(|us| *us != 0)
+    }
+
+    /// Returns whether processes that are not yet on the GPU wait.
+    pub(crate) fn is_suspended(&self) -> bool {
+        self.page_word(SUSPENDED_OFFSET) != 0
     }
 
     /// Returns whether the share notifies the node agent of its launches.
