@@ -1,5 +1,7 @@
 //! Safe access to NVML for the node driver.
 //!
+//! [`checkpoint`] calls libcuda to hold and move other processes. It is for a process of its own that ends after one call.
+//!
 //! Only this crate calls NVML; apart from `libvgpu`, only this product crate has `unsafe` code. The API returns owned
 //! data ([`Inventory`], [`Gpu`], [`Process`], [`Event`]), never handles. Callers use the trait [`GpuLibrary`], which
 //! tests implement over plain data.
@@ -11,6 +13,7 @@
 //!
 //! The crate makes no decisions and does not read sysfs.
 
+pub mod checkpoint;
 mod error;
 mod event;
 mod find;
