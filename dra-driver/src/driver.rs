@@ -44,6 +44,8 @@ use crate::repair::directories;
 use crate::repair::runtime_config;
 use crate::report::Reporter;
 use crate::report::conditions::{Condition, Conditions};
+use crate::suspend::checkpoint::Checkpointer;
+use crate::suspend::node::SuspendNode;
 use drava_api::error::describe;
 
 mod active;
@@ -51,6 +53,7 @@ mod companions;
 mod follow;
 mod profiles;
 mod records;
+mod suspend;
 
 use active::Active;
 
@@ -81,6 +84,8 @@ pub struct Config {
     pub paths: Paths,
     /// `/proc` of the node: the driver runs with the PID namespace of the node.
     pub proc_root: PathBuf,
+    /// Program whose processes call libcuda, which is the node driver itself.
+    pub program: PathBuf,
     /// SELinux labels of the files that containers use.
     pub labels: Labels,
     /// RuntimeClasses whose containers get the devices of claims, whatever the name of their handler.
@@ -395,7 +400,14 @@ impl Shared {
             estimate: active::estimate(self.gpus.clone()),
             metrics: self.metrics.shares.clone(),
         };
+        let suspend = SuspendNode {
+            layout: self.layout.clone(),
+            proc_root: self.config.proc_root.clone(),
+            open: Arc::clone(&agent.open),
+            checkpointer: Checkpointer::new(self.config.program.clone()),
+        };
         let active = Active {
+            suspend,
             publisher,
             profile_status,
             claims,

@@ -9,6 +9,7 @@
 //! | [`report`] | events, device statuses of claims, conditions of the driver |
 //! | [`kubelet`] | kubelet's gRPC services |
 //! | [`agent`] | GPU time, memory limits and violations of running shares |
+//! | [`suspend`] | suspension of shares: what is done next, and calls about processes |
 //! | [`repair`] | lost and orphaned state, ignored CDI specs, health of claims, removal |
 //! | [`operate`] | probes and log |
 //! | [`metrics`] | `/metrics` and `/debug/state` |
@@ -18,7 +19,7 @@
 //! Each module depends on those above it only, which a test checks.
 //!
 //! Decisions are pure functions: [`gpus::gpu_plan::GpuPlan::new`], [`publish::desired`], [`publish::diff`], [`prepare::plan`], [`prepare::overcommit`],
-//! [`repair::reconcile::decide`], [`gpu_health::state`]. [`driver::run`] starts the tasks around them.
+//! [`repair::reconcile::decide`], [`suspend::decide`], [`gpu_health::state`]. [`driver::run`] starts the tasks around them.
 
 #![forbid(unsafe_code)]
 
@@ -34,3 +35,4 @@ pub mod prepare;
 pub mod publish;
 pub mod repair;
 pub mod report;
+pub mod suspend;

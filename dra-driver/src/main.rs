@@ -19,6 +19,7 @@ use drava_dra_driver::prepare::effects::KernelTmpfs;
 use drava_dra_driver::publish::{self, profile};
 use drava_dra_driver::repair::{reconcile, removal};
 use drava_dra_driver::report::conditions::Conditions;
+use drava_dra_driver::suspend::checkpoint;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -27,6 +28,9 @@ use tokio_util::sync::CancellationToken;
 const BLOCKED: Duration = Duration::from_secs(2);
 
 fn main() -> ExitCode {
+    if let Some(code) = checkpoint::run(std::env::args_os()) {
+        return code;
+    }
     let options = Options::parse();
     let filter = log::start(options.log_format);
     if let Some(Command::RemoveFiles) = options.command {
@@ -122,6 +126,8 @@ async fn run(options: Options, filter: LogFilter) -> anyhow::Result<()> {
         delivery,
         paths,
         proc_root: PathBuf::from("/proc"),
+        // The file of this process, also after it was replaced.
+        program: PathBuf::from("/proc/self/exe"),
         labels,
         runtime_classes,
         listen: listen.0,

@@ -114,6 +114,51 @@ pub struct Share {
     /// that drops it keeps the limits page.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub grants: Vec<Grant>,
+    /// Suspension, once the share was suspended for the first time. An older build that drops the field counts the share as
+    /// running, and its page still says that processes wait.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub suspension: Option<Suspension>,
+}
+
+/// What is recorded of the suspension of a share.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Suspension {
+    /// Phase.
+    pub phase: Phase,
+    /// Processes that were locked, or were about to be.
+    #[serde(default)]
+    pub processes: Vec<HeldProcess>,
+    /// GPU memory that they had, bytes.
+    #[serde(default)]
+    pub bytes: u64,
+    /// Time until the GPU was free, milliseconds.
+    #[serde(default)]
+    pub millis: u64,
+}
+
+/// Phase of a suspension.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Phase {
+    /// Processes may be locked and checkpointed. No one was told that the memory is free.
+    Suspending,
+    /// The memory is free. The controller may have been told.
+    Suspended,
+    /// Processes may be restored once the API server has said that the controller knows.
+    Resuming,
+    /// All processes run.
+    Running,
+}
+
+/// A process that a suspension holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HeldProcess {
+    /// PID on the node.
+    pub pid: u32,
+    /// Start time, clock ticks since boot: tells it from a later process with its PID.
+    pub start_time: u64,
 }
 
 /// What a companion claim adds to a share.
@@ -144,6 +189,20 @@ impl Share {
     #[must_use]
     pub fn kept(&self) -> ShareTotals {
         self.sum(|grant| !grant.is_ending)
+    }
+
+    /// Returns whether processes that are not yet on the GPU wait; `None` if the share was never suspended.
+    #[must_use]
+    pub fn is_suspended(&self) -> Option<bool> {
+        let suspension = self.suspension.as_ref()?;
+        Some(suspension.phase != Phase::Running)
+    }
+
+    /// Returns whether the share uses nothing of its GPU until it is resumed.
+    #[must_use]
+    pub fn is_off_gpu(&self) -> bool {
+        let suspension = self.suspension.as_ref();
+        suspension.is_some_and(|suspension| suspension.phase == Phase::Suspended)
     }
 
     fn sum(&self, counts: impl Fn(&Grant) -> bool) -> ShareTotals {

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use drava_api::condition::{ConditionReason, ConditionType};
 use drava_api::event::{Component, EventReason};
 use drava_api::names;
 use drava_api::node_profile::ProfileVersion;
@@ -36,6 +37,9 @@ pub use device_status::{GrantStatus, Injection, Violation};
 
 /// Field manager of `status.devices`, and reporting controller of events.
 const COMPONENT: &str = Component::NodeDriver.as_str();
+
+/// Manager of the condition `Suspended`.
+const SUSPEND_MANAGER: &str = "drava-suspend";
 
 /// Length of the report queue.
 const QUEUE: usize = 256;
@@ -233,11 +237,64 @@ impl Reporter {
     }
 }
 
-/// Returns `status.devices` of a claim as JSON.
+/// Returns `status.devices` of a claim as JSON, without the condition `Suspended`, which [`write_suspended`] owns.
 fn written(claim: &ResourceClaim) -> Value {
+    let mut devices = all_written(claim);
+    let entries = devices.as_array_mut().into_iter().flatten();
+    let conditions = entries.filter_map(|entry| entry.get_mut("conditions")?.as_array_mut());
+    for conditions in conditions {
+        conditions.retain(|condition| {
+            let kind = condition.get("type").and_then(Value::as_str);
+            kind != Some(ConditionType::Suspended.as_str())
+        });
+    }
+    devices
+}
+
+fn all_written(claim: &ResourceClaim) -> Value {
     let status = claim.status.as_ref();
     let devices = status.and_then(|status| status.devices.as_ref());
     serde_json::to_value(devices).unwrap_or(Value::Null)
+}
+
+/// Returns the reason of the condition `Suspended` of a claim.
+#[must_use]
+pub fn suspended(claim: &ResourceClaim) -> Option<ConditionReason> {
+    device_status::reason_of(&all_written(claim), ConditionType::Suspended)
+}
+
+/// Writes the condition `Suspended` of a claim, if the claim is still as it was `found`.
+///
+/// The condition has a manager of its own, so no other report of the driver, which may wait in a queue, changes it. A write
+/// that is late is refused, because it names the resource version.
+///
+/// # Errors
+/// When the claim has changed, or the API server does not confirm the write. It may land nevertheless while the claim has this
+/// resource version.
+pub async fn write_suspended(
+    client: &Client,
+    found: &ResourceClaim,
+    record: &ClaimRecord,
+    reason: ConditionReason,
+    message: &str,
+) -> Result<(), kube::Error> {
+    let written = all_written(found);
+    let devices = device_status::suspended(record, reason, message, &written, Timestamp::now());
+    let claim = &record.claim;
+    let patch = json!({
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {
+            "name": claim.name, "namespace": claim.namespace, "uid": claim.uid.as_str(),
+            "resourceVersion": found.metadata.resource_version,
+        },
+        "status": {"devices": devices},
+    });
+    let claims: Api<ResourceClaim> = Api::namespaced(client.clone(), &claim.namespace);
+    let params = PatchParams::apply(SUSPEND_MANAGER).force();
+    let patch = Patch::Apply(patch);
+    let patched = claims.patch_status(&claim.name, &params, &patch).await;
+    patched.map(drop)
 }
 
 struct Writer {

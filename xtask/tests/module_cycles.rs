@@ -303,6 +303,7 @@ const ORDERS: [(&str, &[&str]); 3] = [
             "report",
             "kubelet",
             "agent",
+            "suspend",
             "repair",
             "operate",
             "metrics",

@@ -11,7 +11,7 @@ use drava_nvml::GpuUuid;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::{companions, until};
+use super::{companions, suspend, until};
 use crate::agent::share_metrics::ShareViolation;
 use crate::agent::{self, Agent};
 use crate::gpu_health::record::RecordFile;
@@ -35,6 +35,7 @@ use crate::repair::health_report;
 use crate::repair::injection;
 use crate::repair::reconcile;
 use crate::report::conditions::{Condition, Conditions};
+use crate::suspend::node::SuspendNode;
 
 /// Length of the queue of the agent's findings.
 const FINDINGS: usize = 256;
@@ -52,6 +53,7 @@ pub(super) struct Active {
     pub(super) claims: Arc<ClaimService<NodeEffects>>,
     pub(super) layout: Layout,
     pub(super) agent: agent::Config,
+    pub(super) suspend: SuspendNode,
     pub(super) health: HealthTable,
     pub(super) record: RecordFile,
     pub(super) metrics: Sources,
@@ -78,6 +80,7 @@ impl Active {
             claims,
             layout,
             agent,
+            suspend,
             health,
             record,
             metrics,
@@ -120,6 +123,7 @@ impl Active {
             metrics::claim_view::run(Arc::clone(&claims), metrics.claims, stop.clone());
         let injection = injection::watch(Arc::clone(&claims), layout.clone(), stop.clone());
         let companions = companions::run(Arc::clone(&claims), layout.clone(), stop.clone());
+        let suspend = suspend::run(Arc::clone(&claims), suspend, stop.clone());
         let reconcile = reconcile::run(
             Arc::clone(&claims),
             layout,
@@ -137,6 +141,7 @@ impl Active {
             reconcile,
             injection,
             companions,
+            suspend,
             monitor,
             gpu_health,
             health_report,

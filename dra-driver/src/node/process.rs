@@ -102,6 +102,13 @@ impl Processes {
         })
     }
 
+    /// Returns the start time of a process, clock ticks since boot.
+    #[must_use]
+    pub fn start_time(&self, pid: u32) -> Option<u64> {
+        let (_, start_time) = self.identity(pid)?;
+        Some(start_time)
+    }
+
     /// Returns the name and the start time of a process.
     fn identity(&self, pid: u32) -> Option<(String, u64)> {
         let stat = self.root.join(pid.to_string()).join("stat");

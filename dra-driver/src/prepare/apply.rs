@@ -16,7 +16,7 @@ use super::plan;
 use super::record::{self, ClaimRecord, Loaded, RecordError, RecordStore, Unsupported};
 use super::recover::{self, ArtifactVersions};
 use super::spec;
-use super::{Delivery, Prepared};
+use super::{Delivery, Phase, Prepared, Suspension};
 use crate::gpus::inventory::NodeInventory;
 use crate::node::artifacts::{Artifact, Installed, Stubs};
 use crate::node::claim::{ClaimRef, ClaimUid};
@@ -210,6 +210,41 @@ impl<E: Effects> Applier<E> {
         })
     }
 
+    /// Records the suspension of the share of a prepared claim. The agent then changes the page. The caller holds the claim's
+    /// lock.
+    ///
+    /// # Errors
+    /// When a share that is to be resumed does not fit its GPU beside the other claims, or the record cannot be written; the
+    /// record then stays.
+    pub fn record_suspension(
+        &self,
+        record: &ClaimRecord,
+        suspension: &Suspension,
+        inventory: &NodeInventory,
+    ) -> Result<ClaimRecord, ApplyError> {
+        let recorded = || {
+            let mut changed = record.clone();
+            let shares = changed.devices.iter_mut().filter_map(Prepared::share_mut);
+            shares.for_each(|share| share.suspension = Some(suspension.clone()));
+            let gpus = record.devices.iter();
+            let gpus = gpus.map(|device| device.gpu.uuid.as_str());
+            let _gpus = self.locks.gpus(gpus)?;
+            // From this phase on the share counts again.
+            if suspension.phase == Phase::Resuming {
+                let others = self.other_claims(&record.claim.uid)?;
+                others.check_known(&changed.held_gpus())?;
+                let others = holdings(&others.records);
+                overcommit::check(&record.claim, &changed.devices, others, inventory)?;
+            }
+            self.effects.save_record(&changed)?;
+            Ok(changed)
+        };
+        recorded().map_err(|failure: Failure| ApplyError {
+            claim: record.claim.clone(),
+            failure: Box::new(failure),
+        })
+    }
+
     /// Returns whether a prepared claim has a grant of this companion, or may have one: records that cannot be read count.
     ///
     /// # Errors
@@ -356,6 +391,8 @@ impl<E: Effects> Applier<E> {
         let record = ClaimRecord {
             claim: claim.clone(),
             devices,
+            // The containers of a rebuilt record may have any version.
+            can_wait: versions.library == environment.installed.library,
             library: versions.library,
             hook: versions.hook,
             delivery: versions.delivery,

@@ -370,9 +370,11 @@ fn check_shares(
     Ok(())
 }
 
-/// Returns what the shares among these devices hold together.
+/// Returns what the shares among these devices hold together. A suspended share holds nothing: its memory is free, and it is
+/// resumed only if it fits again.
 fn held_by<'a>(devices: impl Iterator<Item = &'a Prepared>) -> ShareTotals {
     let shares = devices.filter_map(Prepared::share);
+    let shares = shares.filter(|share| !share.is_off_gpu());
     shares.fold(ShareTotals::default(), |sum, share| sum.plus(share.held()))
 }
 

@@ -315,6 +315,7 @@ fn share(result: &DeviceRequestAllocationResult, settings: &Settings) -> Result<
         enforcement: settings.enforcement,
         unmetered: settings.unmetered,
         grants: Vec::new(),
+        suspension: None,
     })
 }
 

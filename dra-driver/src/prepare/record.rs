@@ -51,6 +51,9 @@ pub struct ClaimRecord {
     /// Location of the edits that the claim shares with others.
     #[serde(default)]
     pub common: CommonEdits,
+    /// Whether its libvgpu.so makes new processes of a suspended share wait. Those of older builds do not.
+    #[serde(default)]
+    pub can_wait: bool,
 }
 
 impl ClaimRecord {
@@ -312,6 +315,7 @@ pub(crate) mod fixture {
             enforcement: Enforcement::default(),
             unmetered: false,
             grants: Vec::new(),
+            suspension: None,
         };
         ClaimRecord {
             claim: ClaimRef {
@@ -334,6 +338,7 @@ pub(crate) mod fixture {
             hook: String::new(),
             delivery: Delivery::Preload,
             common: CommonEdits::InClaim,
+            can_wait: true,
         }
     }
 }

@@ -330,6 +330,7 @@ mod tests {
             hook: String::new(),
             delivery: Delivery::Preload,
             common: CommonEdits::InClaim,
+            can_wait: true,
         }
     }
 

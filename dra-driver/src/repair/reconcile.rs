@@ -548,6 +548,7 @@ mod tests {
             hook: String::new(),
             delivery: Delivery::Preload,
             common: CommonEdits::InClaim,
+            can_wait: false,
         }));
         let damaged = Loaded::Damaged(Damage {
             gpus: None,

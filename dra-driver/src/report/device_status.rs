@@ -168,6 +168,49 @@ pub(super) fn granted(
     companion.additions.iter().map(entry).collect()
 }
 
+/// Returns the entries of `status.devices` with the condition `Suspended` alone, which another manager owns than the rest; see
+/// [`statuses`].
+pub(super) fn suspended(
+    record: &ClaimRecord,
+    reason: ConditionReason,
+    message: &str,
+    written: &Value,
+    now: Timestamp,
+) -> Vec<Value> {
+    let condition = Condition {
+        reason,
+        message: message.to_owned(),
+    };
+    let entry = |device: &Prepared| {
+        let mut entries = written.as_array().into_iter().flatten();
+        let before = entries.find(|before| is_status_of(before, device));
+        let mut entry = BTreeMap::from([
+            ("driver", json!(names::DRIVER)),
+            ("pool", json!(device.pool)),
+            ("device", json!(device.device)),
+            ("conditions", json!([condition.to_json(before, now)])),
+        ]);
+        if let Some(share) = device.share() {
+            entry.insert("shareID", json!(share.id.as_str()));
+        }
+        json!(entry)
+    };
+    record.devices.iter().map(entry).collect()
+}
+
+/// Returns the reason of a condition of the devices of a claim.
+pub(super) fn reason_of(written: &Value, kind: ConditionType) -> Option<ConditionReason> {
+    let mut entries = written.as_array().into_iter().flatten();
+    let condition = entries.find_map(|entry| {
+        let is_ours = entry.get("driver").and_then(Value::as_str) == Some(names::DRIVER);
+        written_condition(Some(entry).filter(|_| is_ours), kind)
+    });
+    let reason = condition?.get("reason")?.as_str()?;
+    let mut reasons = ConditionReason::ALL.iter();
+    let found = reasons.find(|known| known.condition_type() == kind && known.as_str() == reason);
+    found.copied()
+}
+
 fn is_status_of(status: &Value, device: &Prepared) -> bool {
     let field = |name: &str| status.get(name).and_then(Value::as_str);
     field("driver") == Some(names::DRIVER)

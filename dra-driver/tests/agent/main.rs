@@ -27,5 +27,6 @@ mod reserve;
 mod schedule;
 mod simulated_gpu;
 mod simulated_share;
+mod suspend;
 mod virtual_clock;
 mod workload;

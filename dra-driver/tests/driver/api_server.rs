@@ -19,7 +19,7 @@ use tokio::sync::broadcast;
 use tokio_stream::wrappers::BroadcastStream;
 
 use admission::admit;
-use selector::is_selected;
+use selector::{is_labelled, is_selected};
 
 mod admission;
 mod other_owners;
@@ -180,6 +180,12 @@ impl ApiServer {
         self.objects().by_path[&format!("{CLAIMS_OF_DEFAULT}/{name}")].clone()
     }
 
+    /// Returns whether a claim is stored.
+    pub(crate) fn has_claim(&self, name: &str) -> bool {
+        let path = format!("{CLAIMS_OF_DEFAULT}/{name}");
+        self.objects().by_path.contains_key(&path)
+    }
+
     /// Returns the slices by name.
     pub(crate) fn slices(&self) -> BTreeMap<String, Value> {
         let objects = self.objects();
@@ -303,9 +309,13 @@ impl ApiServer {
     }
 
     fn notify_watches(&self, objects: &mut Objects, path: &str, kind: &str, object: &Value) {
+        let (collection, _) = path.rsplit_once('/').unwrap();
+        // Claims are watched in all namespaces.
+        let is_claim = collection.ends_with("/resourceclaims");
+        let collection = if is_claim { CLAIMS } else { collection };
         let change = Change {
             version: objects.version,
-            collection: path.rsplit_once('/').unwrap().0.to_owned(),
+            collection: collection.to_owned(),
             event: json!({"type": kind, "object": object}),
         };
         objects.changes.push(change.clone());
@@ -420,7 +430,13 @@ impl ApiServer {
             if body["metadata"]["uid"] != present["metadata"]["uid"] {
                 return status(StatusCode::CONFLICT, "wrong uid");
             }
-            present["status"]["devices"] = body["status"]["devices"].clone();
+            let version = &body["metadata"]["resourceVersion"];
+            if !version.is_null() && *version != present["metadata"]["resourceVersion"] {
+                return status(StatusCode::CONFLICT, "stale resource version");
+            }
+            let devices = &body["status"]["devices"];
+            let merged = merged(&present["status"]["devices"], devices, !version.is_null());
+            present["status"]["devices"] = merged;
         }
         axum::Json(self.store(object_path, present)).into_response()
     }
@@ -447,7 +463,11 @@ impl ApiServer {
                 });
                 // The type comes first, as from the API server.
                 let line = |Change { event, .. }: Change| {
-                    let (kind, object) = (&event["type"], &event["object"]);
+                    let object = &event["object"];
+                    let kind = match is_labelled(object, &selector) {
+                        true => event["type"].clone(),
+                        false => json!("DELETED"),
+                    };
                     Ok::<_, Infallible>(format!("{{\"type\":{kind},\"object\":{object}}}\n"))
                 };
                 futures::future::ready(change.map(line))
@@ -477,13 +497,37 @@ fn list(objects: &Objects, path: &str, query: &str) -> Response {
         .iter()
         .filter(|(key, _)| wanted(key))
         .map(|(_, object)| object)
-        .filter(|object| is_selected(object, query))
+        .filter(|object| is_selected(object, query) && is_labelled(object, query))
         .collect();
     axum::Json(json!({
         "apiVersion": "resource.k8s.io/v1", "kind": "List",
         "metadata": {"resourceVersion": objects.version.to_string()}, "items": items,
     }))
     .into_response()
+}
+
+/// Returns device statuses after one of two managers has applied `applied`: that of the condition `Suspended`, or that of the
+/// rest.
+fn merged(present: &Value, applied: &Value, is_suspended: bool) -> Value {
+    let conditions = |entry: &Value| entry["conditions"].as_array().cloned().unwrap_or_default();
+    let is_owned = |condition: &Value| (condition["type"] == "Suspended") == is_suspended;
+    let merge = |entry: &Value| {
+        let mut entries = present.as_array().into_iter().flatten();
+        let before = entries.find(|before| {
+            let mut fields = ["driver", "pool", "device", "shareID"].iter();
+            fields.all(|field| before[field] == entry[field])
+        });
+        let kept = before.map(conditions).unwrap_or_default().into_iter();
+        let kept = kept.filter(|condition| !is_owned(condition));
+        let all = kept.chain(conditions(entry)).collect();
+        // The manager of the condition has nothing else of the entry.
+        let before = before.filter(|_| is_suspended);
+        let mut merged = before.unwrap_or(entry).clone();
+        merged["conditions"] = Value::Array(all);
+        merged
+    };
+    let applied = applied.as_array().into_iter().flatten();
+    Value::Array(applied.map(merge).collect())
 }
 
 fn claim_path(claim: &Value) -> String {

@@ -182,6 +182,7 @@ impl TestCluster {
             delivery: Delivery::Preload,
             paths: self.node.paths.clone(),
             proc_root: self.node.root.path().join("proc"),
+            program: PathBuf::from(env!("CARGO_BIN_EXE_drava-dra-driver")),
             labels: Labels::Off,
             runtime_classes: vec!["kata-with-cdi".to_owned()],
             listen: ([127, 0, 0, 1], 0).into(),

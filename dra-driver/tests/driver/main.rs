@@ -43,3 +43,4 @@ mod rolling_update;
 mod slice_changes;
 mod slices;
 mod stop;
+mod suspend;

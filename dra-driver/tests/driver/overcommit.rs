@@ -4,7 +4,7 @@ use drava_dra_driver::gpus::inventory::NodeInventory;
 use drava_dra_driver::node::claim::ClaimRef;
 use drava_dra_driver::prepare::overcommit::{self, Conflict};
 use drava_dra_driver::prepare::plan;
-use drava_dra_driver::prepare::{Access, Grant, Prepared};
+use drava_dra_driver::prepare::{Access, Grant, Phase, Prepared, Suspension};
 use drava_nvml::{ComputeMode, Mig};
 use proptest::prelude::*;
 
@@ -59,6 +59,32 @@ fn counts_what_companions_add_until_it_is_given_back() {
     // A base may grow into what is free only.
     let half = prepared(2, &[Share(0, "40Gi", "0")]);
     assert!(guard(&base, std::slice::from_ref(&half)).is_err());
+}
+
+/// Its memory is free, and its GPU stays one with shares.
+#[test]
+fn suspended_share_leaves_its_amounts_to_others_until_it_is_resumed() {
+    let mut base = prepared(1, &[Share(0, "60Gi", "80")]);
+    let other = prepared(2, &[Share(0, "60Gi", "80")]);
+    let whole = prepared(3, &[Whole(0)]);
+    for (phase, is_free) in [
+        (Phase::Suspending, false),
+        (Phase::Suspended, true),
+        (Phase::Resuming, false),
+        (Phase::Running, false),
+    ] {
+        base.1[0].share_mut().unwrap().suspension = Some(Suspension {
+            phase,
+            processes: Vec::new(),
+            bytes: 0,
+            millis: 0,
+        });
+        let others = std::slice::from_ref(&base);
+        assert_eq!(guard(&other, others).is_ok(), is_free, "{phase:?}");
+        assert!(guard(&whole, others).is_err(), "{phase:?}");
+        let fits = guard(&base, std::slice::from_ref(&other)).is_ok();
+        assert_eq!(fits, is_free, "{phase:?}");
+    }
 }
 
 /// Its label was changed from one base to another while the first one holds its memory, or a pod names it.

@@ -293,6 +293,7 @@ fn record(claim: u32, devices: Vec<Prepared>) -> Result<ClaimRecord> {
         devices,
         delivery: Delivery::Preload,
         common: CommonEdits::InClaim,
+        can_wait: true,
         library: "library".to_owned(),
         hook: "hook".to_owned(),
     })
@@ -319,6 +320,7 @@ fn device(gpu: &str, id: ShareId, limits: &Limits, enforcement: Enforcement) -> 
             enforcement,
             unmetered: false,
             grants: Vec::new(),
+            suspension: None,
         }),
     }
 }

@@ -91,6 +91,13 @@ impl Page {
         })
     }
 
+    /// Returns whether processes that are not yet on the GPU wait.
+    #[must_use]
+    pub fn is_suspended(&self) -> bool {
+        let word = self.content[page::SUSPENDED_OFFSET..].first_chunk();
+        word.is_some_and(|word| u64::from_le_bytes(*word) != 0)
+    }
+
     /// Writes a word that only the agent writes, if it changes.
     ///
     /// # Errors

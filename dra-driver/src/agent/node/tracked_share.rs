@@ -83,6 +83,9 @@ pub struct TrackedShare {
     pub role: PriorityRole,
     /// What it keeps by its record, until the page has it.
     kept: Option<ShareTotals>,
+    /// Whether its processes that are not yet on the GPU wait, by its record. `None` leaves the page as it is: the share was
+    /// never suspended, or its record was lost, and the driver finds the wait in the page.
+    is_suspended: Option<bool>,
     /// Its limits page.
     pub page: Page,
     region: UsageRegion,
@@ -130,6 +133,7 @@ impl TrackedShare {
             reserve: Reserve::default(),
             initial_reserve_bytes: page.limits().driver_reserve_bytes,
             kept: Some(share.kept()),
+            is_suspended: share.is_suspended(),
             page,
             totals: CounterTotals::default(),
             figures: None,
@@ -288,13 +292,17 @@ impl TrackedShare {
     /// Applies a change of its record.
     pub fn set_recorded(&mut self, share: &Share) {
         self.kept = Some(share.kept());
+        self.is_suspended = share.is_suspended();
     }
 
-    /// Writes the capacity of its record to the page, as far as the use allows it. An unreadable region counts as full.
+    /// Writes the suspension and the capacity of its record to the page, as far as the use allows it. An unreadable region counts as full.
     ///
     /// # Errors
     /// If the page cannot be written. It is tried again.
     pub fn follow_record(&mut self, buffer: &mut ReadBuffer) -> io::Result<()> {
+        if let Some(is_suspended) = self.is_suspended {
+            self.page.set(&page::suspended(is_suspended))?;
+        }
         let limits = self.page.limits();
         let Some((kept, present)) = self.kept.zip(limits.memory_limit_bytes) else {
             return Ok(());

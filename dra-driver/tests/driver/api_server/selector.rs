@@ -1,4 +1,4 @@
-//! Field selectors of lists and watches.
+//! Field and label selectors of lists and watches.
 
 use serde_json::{Value, json};
 
@@ -20,4 +20,16 @@ pub(super) fn is_selected(object: &Value, query: &str) -> bool {
         let found = object.pointer(&format!("/{}", field.replace('.', "/")));
         (found == Some(&json!(value))) == is_wanted
     })
+}
+
+/// Returns whether an object matches the label selector of a query: a name, or a name and a value.
+pub(super) fn is_labelled(object: &Value, query: &str) -> bool {
+    let selector = parameter(query, "labelSelector").unwrap_or_default();
+    let selector = selector.replace("%2F", "/").replace("%3D", "=");
+    let (name, value) = match selector.split_once('=') {
+        Some((name, value)) => (name, Some(value)),
+        None => (selector.as_str(), None),
+    };
+    let found = object["metadata"]["labels"][name].as_str();
+    name.is_empty() || found.is_some_and(|found| value.is_none_or(|value| found == value))
 }

@@ -1,0 +1,631 @@
+//! Suspends and resumes the shares of claims as their label says; see [`crate::suspend`].
+//!
+//! The watch only tells which claims to look at. Each step reads the claim again, so it acts on the intent of that moment, and
+//! each write is refused if the claim has changed since. Without claims that have the label, and without shares that are
+//! suspended, nothing is read.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use drava_api::condition::ConditionReason;
+use drava_api::config;
+use drava_api::error::describe;
+use drava_api::listed::Listed;
+use drava_api::names;
+use drava_connection::Limits;
+use drava_nvml::GpuUuid;
+use futures::StreamExt as _;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Api;
+use kube::runtime::watcher::{self, watcher};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::agent::node::limits_page::Page;
+use crate::gpus::inventory::{Node, State};
+use crate::kubelet::claims::{ClaimService, blocking};
+use crate::node::claim::ClaimUid;
+use crate::prepare::effects::Effects;
+use crate::prepare::record::{ClaimRecord, Loaded, RecordError};
+use crate::prepare::{Phase, Prepared, Share, Suspension};
+use crate::report;
+use crate::suspend::checkpoint::{Action, FIRST_RELEASE};
+use crate::suspend::node::{ActError, Look, SuspendNode};
+use crate::suspend::{Seen, Step, decide};
+
+/// Time between two looks for claims.
+const REVIEW: Duration = Duration::from_secs(2);
+
+/// Time from the first to the second review of a claim that waits for something. It doubles with each further one.
+const POLL: Duration = Duration::from_millis(250);
+
+/// Longest time between two such reviews.
+const MAX_POLL: Duration = Duration::from_secs(10);
+
+/// Time after which an interrupted watch is started again.
+const RETRY: Duration = Duration::from_secs(2);
+
+/// How long a suspension may wait for the node agent and for NVML before it is undone.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Time from the first failure to the next attempt. It doubles with each further one.
+const FIRST_REST: Duration = Duration::from_secs(15);
+
+/// Longest time between two attempts.
+const MAX_REST: Duration = Duration::from_secs(600);
+
+/// Time limit of a write.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Most steps of one review; more than any suspension takes.
+const MAX_STEPS: u32 = 32;
+
+/// File name of libcuda, by which programs load it.
+const LIBCUDA: &str = "libcuda.so.1";
+
+/// Follows the label of claims until `stop`.
+pub(super) async fn run<E: Effects>(
+    claims: Arc<ClaimService<E>>,
+    node: SuspendNode,
+    stop: CancellationToken,
+) {
+    let api: Api<Listed<ResourceClaim>> = Api::all(claims.client.clone());
+    let selector = format!("{}={}", names::SUSPEND_LABEL, names::SUSPEND);
+    let config = Limits::LONG_WATCHES.watch().labels(&selector);
+    let mut events = std::pin::pin!(watcher(api, config));
+    let mut task = Task::new(claims, node);
+    let (mut watch_from, mut review_at) = (Instant::now(), Instant::now());
+    loop {
+        let next = async {
+            tokio::time::sleep_until(watch_from).await;
+            events.next().await
+        };
+        let is_changed = tokio::select! {
+            () = stop.cancelled() => return,
+            event = next => match event {
+                Some(Ok(event)) => task.apply(event),
+                Some(Err(error)) => {
+                    tracing::warn!(error = describe(&error), "cannot watch claims that are to be suspended");
+                    watch_from = Instant::now() + RETRY;
+                    false
+                }
+                None => return,
+            },
+            () = tokio::time::sleep_until(review_at) => true,
+        };
+        if is_changed {
+            let due = tokio::select! {
+                () = stop.cancelled() => return,
+                due = task.review() => due,
+            };
+            let latest = Instant::now() + REVIEW;
+            review_at = due.map_or(latest, |due| due.min(latest));
+        }
+    }
+}
+
+struct Task<E> {
+    claims: Arc<ClaimService<E>>,
+    node: SuspendNode,
+    /// Claims with the label, of a list that is not complete.
+    listed: BTreeSet<ClaimUid>,
+    /// Claims with the label, of all nodes; `None` until one list was complete.
+    labelled: Option<BTreeSet<ClaimUid>>,
+    /// Claims of this node that are to be suspended, or to be resumed; `None` until the records were read.
+    followed: Option<BTreeMap<ClaimUid, Followed>>,
+    /// Why the records could not be read.
+    error: Option<String>,
+}
+
+/// What is known of a claim from one review to the next.
+struct Followed {
+    due: Instant,
+    wait: Duration,
+    /// When its suspension began, as far as this process knows.
+    since: Option<Instant>,
+    /// Since when the suspension waits for something other than libcuda.
+    waits_since: Option<Instant>,
+    failure: Option<Failure>,
+    /// Time until the next attempt after the next failure.
+    rest: Duration,
+    /// What the last review failed or waited for.
+    note: Option<String>,
+}
+
+/// A suspension that failed.
+struct Failure {
+    reason: ConditionReason,
+    message: String,
+    /// When it is tried again; `None` if not while the label stays.
+    until: Option<Instant>,
+}
+
+/// What a review leaves to be done.
+enum Left {
+    /// The claim has no state of a suspension.
+    Nothing,
+    /// The claim is suspended, or refused, and is looked at from time to time.
+    Kept,
+    /// Something is waited for.
+    Open(String),
+}
+
+impl Followed {
+    fn new() -> Self {
+        Self {
+            due: Instant::now(),
+            wait: POLL,
+            since: None,
+            waits_since: None,
+            failure: None,
+            rest: FIRST_REST,
+            note: None,
+        }
+    }
+
+    /// Remembers a failure, after which the suspension is undone.
+    fn fail(&mut self, is_final: bool, message: String) {
+        tracing::warn!(message, "cannot suspend a share; undoing it");
+        let (reason, until) = match is_final {
+            true => (ConditionReason::SuspendRefused, None),
+            false => {
+                let until = Instant::now() + self.rest;
+                self.rest = (self.rest * 2).min(MAX_REST);
+                (ConditionReason::SuspendFailed, Some(until))
+            }
+        };
+        self.failure = Some(Failure {
+            reason,
+            message,
+            until,
+        });
+    }
+
+    /// Sets when the next review is due.
+    fn schedule(&mut self, left: &Left, is_new: bool) {
+        self.wait = match left {
+            Left::Nothing | Left::Kept => MAX_POLL,
+            Left::Open(_) if is_new => POLL,
+            Left::Open(_) => (self.wait * 2).min(MAX_POLL),
+        };
+        let retry = self.failure.as_ref().and_then(|failure| failure.until);
+        let due = Instant::now() + self.wait;
+        self.due = retry.map_or(due, |retry| retry.min(due));
+    }
+}
+
+impl<E: Effects> Task<E> {
+    fn new(claims: Arc<ClaimService<E>>, node: SuspendNode) -> Self {
+        Self {
+            claims,
+            node,
+            listed: BTreeSet::new(),
+            labelled: None,
+            followed: None,
+            error: None,
+        }
+    }
+
+    /// Applies an event of the watch, which shows all claims with the label, readable or not. Returns whether a review is due.
+    fn apply(&mut self, event: watcher::Event<Listed<ResourceClaim>>) -> bool {
+        match event {
+            watcher::Event::Init => self.listed.clear(),
+            watcher::Event::InitApply(claim) => self.listed.extend(uid(metadata(&claim))),
+            watcher::Event::InitDone => {
+                self.labelled = Some(std::mem::take(&mut self.listed));
+                return true;
+            }
+            watcher::Event::Apply(claim) => {
+                let labelled = self.labelled.get_or_insert_default();
+                labelled.extend(uid(metadata(&claim)));
+                self.expedite(metadata(&claim));
+                return true;
+            }
+            watcher::Event::Delete(claim) => {
+                if let (Some(labelled), Some(uid)) = (&mut self.labelled, uid(metadata(&claim))) {
+                    labelled.remove(&uid);
+                }
+                self.expedite(metadata(&claim));
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Makes the next review of a claim due.
+    fn expedite(&mut self, metadata: &ObjectMeta) {
+        let followed = self.followed.as_mut().zip(uid(metadata));
+        if let Some(followed) = followed.and_then(|(followed, uid)| followed.get_mut(&uid)) {
+            followed.due = Instant::now();
+        }
+    }
+
+    /// Looks at the claims that are due. Returns when the next one is due.
+    async fn review(&mut self) -> Option<Instant> {
+        let labelled = self.labelled.clone()?;
+        let known = match self.followed.take() {
+            Some(known) => known,
+            None => match self.read_suspended().await {
+                Ok(known) => known
+                    .into_iter()
+                    .map(|uid| (uid, Followed::new()))
+                    .collect(),
+                Err(error) => {
+                    if self.error.replace(error.clone()).as_ref() != Some(&error) {
+                        tracing::warn!(error, "cannot read the records of suspended claims");
+                    }
+                    return None;
+                }
+            },
+        };
+        let mut followed: BTreeMap<ClaimUid, Followed> = known;
+        for uid in &labelled {
+            let store = self.claims.applier.store();
+            if !followed.contains_key(uid) && store.version(uid).is_some() {
+                followed.insert(uid.clone(), Followed::new());
+            }
+        }
+        let mut ended = Vec::new();
+        for (uid, claim) in &mut followed {
+            if claim.due > Instant::now() {
+                continue;
+            }
+            let reviewed = self.review_claim(uid, claim).await;
+            let left = reviewed.unwrap_or_else(Left::Open);
+            let note = match &left {
+                Left::Open(note) => Some(note.clone()),
+                Left::Nothing | Left::Kept => None,
+            };
+            let is_new = claim.note != note;
+            if let Some(note) = note.as_ref().filter(|_| is_new) {
+                tracing::info!(claim.uid = %uid, note, "a suspension waits");
+            }
+            claim.note = note;
+            claim.schedule(&left, is_new);
+            if matches!(left, Left::Nothing) {
+                ended.push(uid.clone());
+            }
+        }
+        followed.retain(|uid, _| !ended.contains(uid));
+        let due = followed.values().map(|claim| claim.due).min();
+        self.followed = Some(followed);
+        due
+    }
+
+    /// Returns the claims with suspended shares, once: by their records, and by their pages if a record was lost.
+    async fn read_suspended(&self) -> Result<Vec<ClaimUid>, String> {
+        let (applier, layout) = (Arc::clone(&self.claims.applier), self.node.layout.clone());
+        let read = blocking(move || {
+            let store = applier.store();
+            let mut found = Vec::new();
+            for uid in store.list()?.recorded {
+                let Loaded::Present(record) = store.load(&uid)? else {
+                    continue;
+                };
+                let mut shares = record.devices.iter().filter_map(Prepared::share);
+                let is_suspended = |share: &Share| {
+                    let page = Page::open(&layout.limits(&uid, &share.id));
+                    share.suspension.is_some() || page.is_ok_and(|page| page.is_suspended())
+                };
+                if shares.any(is_suspended) {
+                    found.push(uid);
+                }
+            }
+            Ok::<_, RecordError>(found)
+        });
+        let read = read.await.map_err(|error| describe(&error))?;
+        read.map_err(|error| describe(&error))
+    }
+
+    /// Takes the steps of a claim until something must be waited for.
+    async fn review_claim(&self, uid: &ClaimUid, followed: &mut Followed) -> Result<Left, String> {
+        for _ in 0..MAX_STEPS {
+            let Some(record) = self.load(uid).await? else {
+                return Ok(Left::Nothing);
+            };
+            let State::Known(node) = self.claims.gpus.borrow().clone() else {
+                return Err("the GPUs of the node are not known".to_owned());
+            };
+            let fetched = self.claims.fetch(&record.claim).await;
+            let fetched = fetched.map_err(|error| describe(&error))?;
+            let is_same = |claim: &ResourceClaim| self::uid(&claim.metadata).as_ref() == Some(uid);
+            let Some(claim) = fetched.filter(is_same) else {
+                // Its pod ends, and its processes with it.
+                return Ok(Left::Kept);
+            };
+            let is_wanted = is_labelled(&claim);
+            let now = Instant::now();
+            let is_over = |failure: &Failure| failure.until.is_some_and(|until| until <= now);
+            if !is_wanted || followed.failure.as_ref().is_some_and(is_over) {
+                followed.failure = None;
+                followed.since = None;
+            }
+            if !is_wanted {
+                followed.rest = FIRST_REST;
+            }
+            let (share, refusal) = match judge(&record, &claim, &node) {
+                Ok(share) => (Some(share), None),
+                Err(refusal) => (first_share(&record), Some(refusal)),
+            };
+            let look = match share {
+                Some((device, share)) => self.look(uid, device, share, &node).await?,
+                None => Look::default(),
+            };
+            let recorded = share.and_then(|(_, share)| share.suspension.clone());
+            let phase = recorded.as_ref().map(|recorded| recorded.phase);
+            let refusal = refusal.or(look.refusal);
+            if let (Some(Phase::Suspending), Some(why), None, true) =
+                (phase, &refusal, &followed.failure, is_wanted)
+            {
+                followed.fail(true, why.clone());
+            }
+            let seen = Seen {
+                is_wanted,
+                refusal: refusal.clone(),
+                failure: followed.failure.as_ref().map(|failure| failure.reason),
+                recorded,
+                page_waits: look.page_waits,
+                processes: look.processes,
+                is_changing: look.is_changing,
+                is_unknown: look.is_unknown,
+                is_free: look.is_free,
+                answer: report::suspended(&claim),
+            };
+            let since = *followed.since.get_or_insert(now);
+            let step = decide(&seen);
+            if !matches!(step, Step::Wait(_)) {
+                followed.waits_since = None;
+            }
+            match step {
+                Step::Done if is_wanted => return Ok(Left::Kept),
+                Step::Done => return Ok(Left::Nothing),
+                Step::Wait(what) => {
+                    let waits_since = *followed.waits_since.get_or_insert(now);
+                    let can_fail = phase == Some(Phase::Suspending) && followed.failure.is_none();
+                    if can_fail && waits_since.elapsed() > PATIENCE {
+                        let patience = PATIENCE.as_secs();
+                        followed.fail(false, format!("{what}, for {patience} s"));
+                        continue;
+                    }
+                    return Ok(Left::Open(what.to_owned()));
+                }
+                Step::Record(mut suspension) => {
+                    let begins = seen.recorded.as_ref().map(|recorded| recorded.phase)
+                        != Some(suspension.phase);
+                    match suspension.phase {
+                        Phase::Suspending if begins => followed.since = Some(now),
+                        Phase::Suspended if begins => {
+                            let millis = u64::try_from(since.elapsed().as_millis());
+                            suspension.millis = millis.unwrap_or(u64::MAX);
+                        }
+                        _ => {}
+                    }
+                    self.record(&record, suspension, &node).await?;
+                }
+                Step::Answer(reason) => {
+                    let refused = refusal.as_deref();
+                    let failed = followed.failure.as_ref();
+                    let failed = failed.map(|failure| failure.message.as_str());
+                    let message = message(reason, seen.recorded.as_ref(), refused.or(failed));
+                    self.answer(&claim, &record, reason, &message).await?;
+                }
+                Step::Lock(processes) => {
+                    let acted = self.act(&node, Action::Lock, processes).await?;
+                    settle(acted, phase, followed)?;
+                }
+                Step::Checkpoint(processes) => {
+                    let acted = self.act(&node, Action::Checkpoint, processes).await?;
+                    settle(acted, phase, followed)?;
+                }
+                Step::Restore(processes) => {
+                    let acted = self.act(&node, Action::Restore, processes).await?;
+                    acted.map_err(|error| error.to_string())?;
+                }
+                Step::Unlock(processes) => {
+                    let acted = self.act(&node, Action::Unlock, processes).await?;
+                    acted.map_err(|error| error.to_string())?;
+                }
+            }
+        }
+        Err("its processes change all the time".to_owned())
+    }
+
+    async fn load(&self, uid: &ClaimUid) -> Result<Option<ClaimRecord>, String> {
+        let (applier, wanted) = (Arc::clone(&self.claims.applier), uid.clone());
+        let loaded = blocking(move || applier.store().load(&wanted)).await;
+        let loaded = loaded.map_err(|error| describe(&error))?;
+        match loaded.map_err(|error| describe(&error))? {
+            Loaded::Present(record) => Ok(Some(*record)),
+            Loaded::Absent => Ok(None),
+            Loaded::Damaged(_) | Loaded::Unsupported(_) => {
+                Err("its record cannot be read".to_owned())
+            }
+        }
+    }
+
+    async fn look(
+        &self,
+        uid: &ClaimUid,
+        device: &Prepared,
+        share: &Share,
+        driver: &Node,
+    ) -> Result<Look, String> {
+        let (node, uid, share) = (self.node.clone(), uid.clone(), share.clone());
+        let gpu = GpuUuid::new(device.gpu.uuid.clone());
+        let library = libcuda(driver)?;
+        let looked = blocking(move || node.look(&uid, &share, &gpu, &library)).await;
+        looked.map_err(|error| describe(&error))?
+    }
+
+    async fn act(
+        &self,
+        driver: &Node,
+        action: Action,
+        processes: Vec<crate::prepare::HeldProcess>,
+    ) -> Result<Result<(), ActError>, String> {
+        let (node, library) = (self.node.clone(), libcuda(driver)?);
+        let acted = blocking(move || node.act(&library, action, &processes)).await;
+        acted.map_err(|error| describe(&error))
+    }
+
+    /// Writes the record, unless it has changed since it was read.
+    async fn record(
+        &self,
+        record: &ClaimRecord,
+        suspension: Suspension,
+        node: &Arc<Node>,
+    ) -> Result<(), String> {
+        let (applier, seen, node) = (
+            Arc::clone(&self.claims.applier),
+            record.clone(),
+            Arc::clone(node),
+        );
+        let recorded = blocking(move || {
+            let lock = applier.locks().try_claim(&seen.claim.uid);
+            let Some(_lock) = lock.map_err(|error| describe(&error))? else {
+                return Err("the claim is being prepared".to_owned());
+            };
+            let loaded = applier.store().load(&seen.claim.uid);
+            if loaded.map_err(|error| describe(&error))? != Loaded::Present(Box::new(seen.clone()))
+            {
+                return Err("its record has changed".to_owned());
+            }
+            let recorded = applier.record_suspension(&seen, &suspension, &node.inventory);
+            recorded.map(drop).map_err(|error| describe(&error))
+        });
+        recorded.await.map_err(|error| describe(&error))?
+    }
+
+    async fn answer(
+        &self,
+        claim: &ResourceClaim,
+        record: &ClaimRecord,
+        reason: ConditionReason,
+        message: &str,
+    ) -> Result<(), String> {
+        let client = &self.claims.client;
+        let written = report::write_suspended(client, claim, record, reason, message);
+        match tokio::time::timeout(WRITE_TIMEOUT, written).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(format!("cannot write its condition: {}", describe(&error))),
+            Err(_) => Err("cannot write its condition: no answer".to_owned()),
+        }
+    }
+}
+
+/// Applies the outcome of a call that holds processes. A failure before the share is suspended undoes all.
+fn settle(
+    acted: Result<(), ActError>,
+    phase: Option<Phase>,
+    followed: &mut Followed,
+) -> Result<(), String> {
+    match acted {
+        Ok(()) => Ok(()),
+        Err(error) if phase == Some(Phase::Suspending) => {
+            followed.fail(error.error.is_final(), error.to_string());
+            Ok(())
+        }
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Returns the share of a claim that may be suspended.
+///
+/// # Errors
+/// Why it cannot be, as far as that is known without its processes.
+fn judge<'a>(
+    record: &'a ClaimRecord,
+    claim: &ResourceClaim,
+    node: &Node,
+) -> Result<(&'a Prepared, &'a Share), String> {
+    let [device] = record.devices.as_slice() else {
+        return Err("the claim has several devices".to_owned());
+    };
+    let Some(share) = device.share() else {
+        return Err(
+            "only shares of a GPU can be suspended, no whole GPUs and no partitions".to_owned(),
+        );
+    };
+    if !record.can_wait {
+        let why = "its containers have the libvgpu of an earlier release, which does not make new processes wait";
+        return Err(why.to_owned());
+    }
+    let status = claim.status.as_ref();
+    let allocation = status.and_then(|status| status.allocation.as_ref());
+    let devices = allocation.and_then(|allocation| allocation.devices.as_ref());
+    let configs = devices.and_then(|devices| devices.config.as_deref());
+    let settings = config::resolve(configs.unwrap_or_default(), &device.request);
+    if !settings
+        .map_err(|error| error.to_string())?
+        .allows_suspend()
+    {
+        return Err("neither the device class nor the claim has suspend.allowed: true".to_owned());
+    }
+    let version = node.driver.version();
+    let major = version.and_then(|version| version.split('.').next()?.parse::<u32>().ok());
+    match (version, major) {
+        (Some(version), Some(major)) if major < FIRST_RELEASE => Err(format!(
+            "the NVIDIA driver has the version {version}; checkpoints need {FIRST_RELEASE} or later"
+        )),
+        _ => Ok((device, share)),
+    }
+}
+
+/// Returns the share of a claim that cannot be suspended, and may have been before: a record that was rebuilt says neither.
+fn first_share(record: &ClaimRecord) -> Option<(&Prepared, &Share)> {
+    let mut devices = record.devices.iter();
+    devices.find_map(|device| Some((device, device.share()?)))
+}
+
+/// Returns the path of libcuda in the driver root.
+fn libcuda(node: &Node) -> Result<PathBuf, String> {
+    let library = node.driver.library(LIBCUDA);
+    let library = library.ok_or_else(|| format!("the driver root has no {LIBCUDA}"))?;
+    let below = library.path.trim_start_matches('/');
+    Ok(node.driver.root().mount().join(below))
+}
+
+/// Returns the message of a condition.
+fn message(
+    reason: ConditionReason,
+    recorded: Option<&Suspension>,
+    failure: Option<&str>,
+) -> String {
+    match (reason, recorded) {
+        (ConditionReason::Suspended, Some(recorded)) => {
+            let (mib, count) = (recorded.bytes >> 20, recorded.processes.len());
+            // Without the decimals of `f64`.
+            let (seconds, tenths) = (recorded.millis / 1000, recorded.millis % 1000 / 100);
+            format!(
+                "{mib} MiB of {count} processes went to host memory within {seconds}.{tenths} s; new processes wait"
+            )
+        }
+        (ConditionReason::Resuming, _) => {
+            "the processes are being restored; the share uses its memory again".to_owned()
+        }
+        (ConditionReason::SuspendRefused | ConditionReason::SuspendFailed, _) => failure
+            .unwrap_or("the share cannot be suspended")
+            .to_owned(),
+        _ => "all processes run".to_owned(),
+    }
+}
+
+fn is_labelled(claim: &ResourceClaim) -> bool {
+    let labels = claim.metadata.labels.as_ref();
+    let value = labels.and_then(|labels| labels.get(names::SUSPEND_LABEL));
+    value.is_some_and(|value| value == names::SUSPEND)
+}
+
+fn metadata(claim: &Listed<ResourceClaim>) -> &ObjectMeta {
+    match claim {
+        Listed::Object(claim) => &claim.metadata,
+        Listed::Unreadable(claim) => &claim.metadata,
+    }
+}
+
+fn uid(metadata: &ObjectMeta) -> Option<ClaimUid> {
+    ClaimUid::parse(metadata.uid.as_deref()?).ok()
+}

@@ -1,0 +1,231 @@
+//! Suspension of shares: the memory of their processes moves to host memory, and they stand still until they are resumed.
+//!
+//! Intent and answer are levels. The intent is a label of the claim, the answer a condition of its devices, and the record has
+//! the phase between both. Each review reads what is there and takes one step; a crash between two steps loses nothing.
+//!
+//! Invariants:
+//! - The condition `Suspended` is True only after the record says [`Phase::Suspended`], which is written when NVML shows that the
+//!   memory is free.
+//! - No process is restored in [`Phase::Resuming`] before the API server has shown `Resuming`. A write of True that came to no end
+//!   cannot land later: each write names the resource version that was read before it, and the write of `Resuming` came after.
+//!   A cycle begins only when the API server shows another answer than `Resuming`, so the one that is shown is of this cycle.
+//! - In [`Phase::Suspending`] nobody was told that memory is free, so a failure may be undone at once.
+
+use drava_api::condition::ConditionReason;
+
+use crate::prepare::{HeldProcess, Phase, Suspension};
+
+pub mod checkpoint;
+pub mod node;
+
+use checkpoint::ProcessState;
+
+/// A process of a share on its GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SeenProcess {
+    /// The process.
+    pub process: HeldProcess,
+    /// Its state.
+    pub state: ProcessState,
+    /// Memory that NVML shows, bytes.
+    pub bytes: u64,
+}
+
+/// What is known of a share at a review.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seen {
+    /// Whether the claim is to be suspended.
+    pub is_wanted: bool,
+    /// Why the share cannot be suspended.
+    pub refusal: Option<String>,
+    /// How the last attempt failed, if it is not to be repeated now.
+    pub failure: Option<ConditionReason>,
+    /// What is recorded.
+    pub recorded: Option<Suspension>,
+    /// Whether the page says that processes that are not on the GPU wait.
+    pub page_waits: bool,
+    /// The processes on the GPU.
+    pub processes: Vec<SeenProcess>,
+    /// Whether a process is on its way to the GPU or from it.
+    pub is_changing: bool,
+    /// Whether the state of a process could not be read.
+    pub is_unknown: bool,
+    /// Whether NVML shows no memory of the share.
+    pub is_free: bool,
+    /// Reason of the condition `Suspended` at the API server.
+    pub answer: Option<ConditionReason>,
+}
+
+/// What is done next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// Nothing is left to be done for this intent.
+    Done,
+    /// Something else must happen first.
+    Wait(&'static str),
+    /// Record this. [`Phase::Resuming`] only if the share fits its GPU.
+    Record(Suspension),
+    /// Lock these processes.
+    Lock(Vec<HeldProcess>),
+    /// Checkpoint these processes.
+    Checkpoint(Vec<HeldProcess>),
+    /// Restore these processes.
+    Restore(Vec<HeldProcess>),
+    /// Unlock these processes.
+    Unlock(Vec<HeldProcess>),
+    /// Write the condition.
+    Answer(ConditionReason),
+}
+
+/// Returns the next step.
+#[must_use]
+pub fn decide(seen: &Seen) -> Step {
+    match seen.phase() {
+        // The record was lost, maybe that of a share whose memory others use.
+        None if seen.page_waits => seen.record(Phase::Resuming),
+        None | Some(Phase::Running) => decide_running(seen),
+        Some(Phase::Suspending) if seen.is_wanted && seen.failure.is_none() => suspend(seen),
+        Some(Phase::Suspending) => resume(seen),
+        Some(Phase::Suspended) if seen.is_wanted => hold(seen),
+        Some(Phase::Suspended) => seen.record(Phase::Resuming),
+        Some(Phase::Resuming) if seen.answer == Some(ConditionReason::Resuming) => resume(seen),
+        Some(Phase::Resuming) => Step::Answer(ConditionReason::Resuming),
+    }
+}
+
+fn decide_running(seen: &Seen) -> Step {
+    if seen.page_waits {
+        return Step::Wait("the node agent has not ended the wait of new processes");
+    }
+    let answer = |reason| match seen.answer == Some(reason) {
+        true => Step::Done,
+        false => Step::Answer(reason),
+    };
+    if !seen.is_wanted {
+        // Without an answer there is nothing to take back.
+        return match seen.answer {
+            None => Step::Done,
+            Some(_) => answer(ConditionReason::Resumed),
+        };
+    }
+    // A refusal stands as long as the label.
+    if seen.refusal.is_some() || seen.answer == Some(ConditionReason::SuspendRefused) {
+        return answer(ConditionReason::SuspendRefused);
+    }
+    if let Some(failure) = seen.failure {
+        return answer(failure);
+    }
+    match seen.answer {
+        Some(ConditionReason::Resuming | ConditionReason::Suspended) => {
+            Step::Answer(ConditionReason::Resumed)
+        }
+        _ => Step::Record(Suspension {
+            phase: Phase::Suspending,
+            processes: Vec::new(),
+            bytes: 0,
+            millis: 0,
+        }),
+    }
+}
+
+/// What is waited for while a process may be locked.
+const UNKNOWN: &str = "libcuda does not tell the state of a process";
+
+fn suspend(seen: &Seen) -> Step {
+    if !seen.page_waits {
+        return Step::Wait("the node agent has not made new processes wait");
+    }
+    if let Some(recorded) = seen.with_new_processes() {
+        return Step::Record(recorded);
+    }
+    if let Some(step) = hold_processes(seen) {
+        return step;
+    }
+    if seen.is_unknown {
+        return Step::Wait(UNKNOWN);
+    }
+    match seen.is_changing || !seen.is_free {
+        true => Step::Wait("NVML still shows memory of the share, or a process is starting"),
+        false => seen.record(Phase::Suspended),
+    }
+}
+
+fn hold(seen: &Seen) -> Step {
+    if let Some(recorded) = seen.with_new_processes() {
+        return Step::Record(recorded);
+    }
+    if let Some(step) = hold_processes(seen) {
+        return step;
+    }
+    match seen.answer {
+        Some(ConditionReason::Suspended) => Step::Done,
+        _ => Step::Answer(ConditionReason::Suspended),
+    }
+}
+
+fn hold_processes(seen: &Seen) -> Option<Step> {
+    let running = seen.in_state(ProcessState::Running);
+    if !running.is_empty() {
+        return Some(Step::Lock(running));
+    }
+    let locked = seen.in_state(ProcessState::Locked);
+    (!locked.is_empty()).then_some(Step::Checkpoint(locked))
+}
+
+fn resume(seen: &Seen) -> Step {
+    let checkpointed = seen.in_state(ProcessState::Checkpointed);
+    if !checkpointed.is_empty() {
+        return Step::Restore(checkpointed);
+    }
+    let locked = seen.in_state(ProcessState::Locked);
+    match locked.is_empty() {
+        true if seen.is_unknown => Step::Wait(UNKNOWN),
+        true => Step::Record(Suspension {
+            phase: Phase::Running,
+            processes: Vec::new(),
+            bytes: 0,
+            millis: 0,
+        }),
+        false => Step::Unlock(locked),
+    }
+}
+
+impl Seen {
+    fn phase(&self) -> Option<Phase> {
+        Some(self.recorded.as_ref()?.phase)
+    }
+
+    fn in_state(&self, state: ProcessState) -> Vec<HeldProcess> {
+        let found = self.processes.iter().filter(|seen| seen.state == state);
+        found.map(|seen| seen.process).collect()
+    }
+
+    fn record(&self, phase: Phase) -> Step {
+        let (processes, bytes, millis) = match &self.recorded {
+            Some(recorded) => (recorded.processes.clone(), recorded.bytes, recorded.millis),
+            None => (Vec::new(), 0, 0),
+        };
+        Step::Record(Suspension {
+            phase,
+            processes,
+            bytes,
+            millis,
+        })
+    }
+
+    /// Returns the record with the processes that it lacks, which precedes their lock: a checkpointed process is in no list of
+    /// NVML. `None` if it has all.
+    fn with_new_processes(&self) -> Option<Suspension> {
+        let mut recorded = self.recorded.clone()?;
+        let known = recorded.processes.clone();
+        let new = self.processes.iter();
+        for new in new.filter(|seen| !known.contains(&seen.process)) {
+            recorded.processes.push(new.process);
+            recorded.bytes = recorded.bytes.saturating_add(new.bytes);
+        }
+        (recorded.processes != known).then_some(recorded)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,220 @@
+//! What the node knows of the processes of a share, and calls about them. Blocks as long as NVML and libcuda do.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use drava_nvml::{GpuUuid, ProcessMemory};
+
+use super::SeenProcess;
+use super::checkpoint::{Action, CheckpointError, Checkpointer, ProcessState};
+use crate::agent::node::limits_page::Page;
+use crate::agent::node::usage_region::{ReadBuffer, UsageRegion};
+use crate::gpus::inventory::OpenLibrary;
+use crate::node::claim::ClaimUid;
+use crate::node::layout::Layout;
+use crate::node::mounts::MountedShare;
+use crate::node::process::Processes;
+use crate::prepare::{HeldProcess, Phase, Share};
+
+/// The node, for suspensions.
+#[derive(Clone)]
+pub struct SuspendNode {
+    /// Paths of claims and their files.
+    pub layout: Layout,
+    /// `/proc` of the node.
+    pub proc_root: PathBuf,
+    /// Opens NVML.
+    pub open: OpenLibrary,
+    /// Calls libcuda.
+    pub checkpointer: Checkpointer,
+}
+
+/// What the node knows of a share.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Look {
+    /// Why its processes cannot be checkpointed.
+    pub refusal: Option<String>,
+    /// See [`super::Seen::page_waits`].
+    pub page_waits: bool,
+    /// See [`super::Seen::processes`]. Read only while the share is not running.
+    pub processes: Vec<SeenProcess>,
+    /// See [`super::Seen::is_changing`].
+    pub is_changing: bool,
+    /// See [`super::Seen::is_unknown`].
+    pub is_unknown: bool,
+    /// See [`super::Seen::is_free`].
+    pub is_free: bool,
+}
+
+/// A call about a process failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("cannot {action} process {pid} of the node: {error}")]
+pub struct ActError {
+    action: Action,
+    pid: u32,
+    /// Cause.
+    #[source]
+    pub error: CheckpointError,
+}
+
+impl SuspendNode {
+    /// Looks at a share with the libcuda at `library`.
+    ///
+    /// # Errors
+    /// When the page, `/proc` or NVML cannot be read.
+    pub fn look(
+        &self,
+        claim: &ClaimUid,
+        share: &Share,
+        gpu: &GpuUuid,
+        library: &Path,
+    ) -> Result<Look, String> {
+        // Before the region: see `SUSPENDED_OFFSET`.
+        let page = Page::open(&self.layout.limits(claim, &share.id));
+        let page_waits = page.map_err(|error| error.to_string())?.is_suspended();
+        // Without a readable region, libvgpu lets no process onto the GPU.
+        let region = UsageRegion::open(&self.layout.usage(claim, &share.id));
+        let slots = region.view(&mut ReadBuffer::default());
+        let slots = slots.map(|view| view.processes).unwrap_or_default();
+        let listed = (self.open)()?.processes(gpu);
+        let listed = listed.map_err(|error| error.to_string())?.into_iter();
+        let listed: BTreeMap<u32, ProcessMemory> = listed
+            .map(|process| (process.pid, process.memory))
+            .collect();
+
+        let phase = share.suspension.as_ref().map(|recorded| recorded.phase);
+        let is_running = matches!(phase, None | Some(Phase::Running)) && !page_waits;
+        let recorded = share.suspension.iter();
+        let recorded: Vec<HeldProcess> = recorded
+            .flat_map(|recorded| recorded.processes.clone())
+            .collect();
+        let starts: BTreeSet<u64> = slots.iter().map(|slot| slot.owner.start_time).collect();
+        let mut pids: BTreeSet<u32> = listed.keys().copied().collect();
+        // Once suspended, the processes are known, and each look would start a process for each of them.
+        if phase != Some(Phase::Suspended) {
+            pids.extend(recorded.iter().map(|held| held.pid));
+            pids.extend(self.started_at(&starts)?);
+        }
+
+        let wanted = MountedShare {
+            claim: claim.clone(),
+            share: share.id.clone(),
+        };
+        let mut look = Look {
+            page_waits,
+            is_free: true,
+            ..Look::default()
+        };
+        let mut described = Processes::new(self.proc_root.clone(), self.layout.claims());
+        for pid in pids {
+            let Some(info) = described.describe_again(pid) else {
+                continue;
+            };
+            if !info.shares.contains(&wanted) {
+                continue;
+            }
+            let process = HeldProcess {
+                pid,
+                start_time: info.owner.start_time,
+            };
+            let slot = slots.iter().find(|slot| slot.owner == info.owner);
+            let is_charged = slot.is_some_and(|slot| slot.used_bytes > 0);
+            let memory = listed.get(&pid);
+            if memory.is_none() && !is_charged && !recorded.contains(&process) {
+                continue;
+            }
+            if slot.is_some_and(|slot| slot.exported_bytes > 0) {
+                look.refusal = Some(format!(
+                    "process {pid} of the node ({}) has GPU memory that other processes may have open",
+                    info.name
+                ));
+            }
+            if info.shares.len() > 1 {
+                look.refusal = Some(format!(
+                    "process {pid} of the node ({}) has several shares, and only a whole process can be suspended",
+                    info.name
+                ));
+            }
+            if is_running {
+                continue;
+            }
+            let bytes = match memory {
+                Some(ProcessMemory::Used { bytes }) => *bytes,
+                Some(ProcessMemory::NotAvailable) | None => 0,
+            };
+            // Memory that NVML does not show cannot be confirmed to be free.
+            let is_free = match memory {
+                None => true,
+                Some(ProcessMemory::Used { bytes }) => *bytes == 0,
+                Some(ProcessMemory::NotAvailable) => false,
+            };
+            look.is_free &= is_free;
+            match self.checkpointer.call(library, Action::Look, pid) {
+                Ok(state) => look.processes.push(SeenProcess {
+                    process,
+                    state,
+                    bytes,
+                }),
+                // It has no context: not yet, or not any more.
+                Err(CheckpointError::Cuda(_)) => look.is_changing |= is_charged || memory.is_some(),
+                Err(CheckpointError::Unavailable(why)) if recorded.is_empty() => {
+                    look.refusal = Some(why);
+                }
+                Err(error) => {
+                    tracing::warn!(pid, %error, "cannot read the state of a process of a suspended share");
+                    look.is_unknown = true;
+                }
+            }
+        }
+        Ok(look)
+    }
+
+    /// Returns the processes that were started at these times, of all containers and the node.
+    fn started_at(&self, starts: &BTreeSet<u64>) -> Result<Vec<u32>, String> {
+        if starts.is_empty() {
+            return Ok(Vec::new());
+        }
+        let entries = fs::read_dir(&self.proc_root).map_err(|error| error.to_string())?;
+        let described = Processes::new(self.proc_root.clone(), self.layout.claims());
+        let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+        let is_wanted = |pid: &u32| {
+            let start = described.start_time(*pid);
+            start.is_some_and(|start| starts.contains(&start))
+        };
+        Ok(pids.filter(is_wanted).collect())
+    }
+
+    /// Makes a call about each of these processes, up to the first failure. A process that has ended needs none.
+    ///
+    /// # Errors
+    /// [`ActError`]
+    pub fn act(
+        &self,
+        library: &Path,
+        action: Action,
+        processes: &[HeldProcess],
+    ) -> Result<(), ActError> {
+        let described = Processes::new(self.proc_root.clone(), self.layout.claims());
+        let is_there = |held: &HeldProcess| described.start_time(held.pid) == Some(held.start_time);
+        for held in processes {
+            if !is_there(held) {
+                continue;
+            }
+            let outcome = self.checkpointer.call(library, action, held.pid);
+            if !is_there(held) {
+                // Its PID may have gone to another process meanwhile.
+                if outcome == Ok(ProcessState::Locked) {
+                    let _ = self.checkpointer.call(library, Action::Unlock, held.pid);
+                }
+                continue;
+            }
+            outcome.map_err(|error| ActError {
+                action,
+                pid: held.pid,
+                error,
+            })?;
+        }
+        Ok(())
+    }
+}

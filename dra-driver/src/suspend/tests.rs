@@ -1,0 +1,373 @@
+//! Decisions: one table for each phase, and a model of the whole cycle with crashes and late writes.
+
+use super::ProcessState::{Checkpointed, Failed, Locked, Running};
+use super::*;
+
+const GIB: u64 = 1 << 30;
+
+fn held(pid: u32) -> HeldProcess {
+    HeldProcess {
+        pid,
+        start_time: u64::from(pid),
+    }
+}
+
+fn seen_process(pid: u32, state: ProcessState) -> SeenProcess {
+    SeenProcess {
+        process: held(pid),
+        state,
+        bytes: GIB,
+    }
+}
+
+fn suspension(phase: Phase, pids: &[u32]) -> Suspension {
+    Suspension {
+        phase,
+        processes: pids.iter().copied().map(held).collect(),
+        bytes: 0,
+        millis: 0,
+    }
+}
+
+/// A claim that is to be suspended, in this phase, with processes in these states.
+fn seen(phase: Phase, states: &[ProcessState]) -> Seen {
+    let pids: Vec<u32> = (1..).take(states.len()).collect();
+    let processes = pids.iter().zip(states);
+    Seen {
+        is_wanted: true,
+        refusal: None,
+        failure: None,
+        recorded: Some(suspension(phase, &pids)),
+        page_waits: true,
+        processes: processes
+            .map(|(pid, state)| seen_process(*pid, *state))
+            .collect(),
+        is_changing: false,
+        is_unknown: false,
+        is_free: true,
+        answer: None,
+    }
+}
+
+#[test]
+fn does_nothing_to_claim_without_label_and_state() {
+    let seen = Seen {
+        is_wanted: false,
+        recorded: None,
+        page_waits: false,
+        ..seen(Phase::Running, &[Running])
+    };
+    assert_eq!(decide(&seen), Step::Done);
+}
+
+#[test]
+fn suspends_step_by_step() {
+    let begin = Seen {
+        recorded: None,
+        page_waits: false,
+        ..seen(Phase::Running, &[])
+    };
+    assert_eq!(
+        decide(&begin),
+        Step::Record(suspension(Phase::Suspending, &[]))
+    );
+    let mut seen = seen(Phase::Suspending, &[Running, Running]);
+    seen.page_waits = false;
+    assert!(matches!(decide(&seen), Step::Wait(_)));
+    seen.page_waits = true;
+    // What is locked is recorded first.
+    seen.recorded = Some(suspension(Phase::Suspending, &[1]));
+    let Step::Record(recorded) = decide(&seen) else {
+        panic!("{:?}", decide(&seen));
+    };
+    assert_eq!((recorded.processes.len(), recorded.bytes), (2, GIB));
+    seen.recorded = Some(recorded);
+    assert_eq!(decide(&seen), Step::Lock(vec![held(1), held(2)]));
+    seen.processes[0].state = Locked;
+    assert_eq!(decide(&seen), Step::Lock(vec![held(2)]));
+    seen.processes[1].state = Locked;
+    assert_eq!(decide(&seen), Step::Checkpoint(vec![held(1), held(2)]));
+    for process in &mut seen.processes {
+        process.state = Checkpointed;
+    }
+    // NVML's data may lag, and a process may be on its way to the GPU.
+    seen.is_free = false;
+    assert!(matches!(decide(&seen), Step::Wait(_)));
+    (seen.is_free, seen.is_changing) = (true, true);
+    assert!(matches!(decide(&seen), Step::Wait(_)));
+    seen.is_changing = false;
+    let Step::Record(recorded) = decide(&seen) else {
+        panic!("{:?}", decide(&seen));
+    };
+    assert_eq!((recorded.phase, recorded.bytes), (Phase::Suspended, GIB));
+    seen.recorded = Some(recorded);
+    assert_eq!(decide(&seen), Step::Answer(ConditionReason::Suspended));
+    seen.answer = Some(ConditionReason::Suspended);
+    assert_eq!(decide(&seen), Step::Done);
+}
+
+#[test]
+fn resumes_only_after_the_answer_is_there() {
+    let mut seen = seen(Phase::Suspended, &[Checkpointed, Checkpointed]);
+    seen.is_wanted = false;
+    seen.answer = Some(ConditionReason::Suspended);
+    assert_eq!(
+        decide(&seen),
+        Step::Record(suspension(Phase::Resuming, &[1, 2]))
+    );
+    seen.recorded = Some(suspension(Phase::Resuming, &[1, 2]));
+    for answer in [
+        None,
+        Some(ConditionReason::Suspended),
+        Some(ConditionReason::Resumed),
+        Some(ConditionReason::SuspendFailed),
+    ] {
+        seen.answer = answer;
+        assert_eq!(decide(&seen), Step::Answer(ConditionReason::Resuming));
+    }
+    seen.answer = Some(ConditionReason::Resuming);
+    assert_eq!(decide(&seen), Step::Restore(vec![held(1), held(2)]));
+    seen.processes[1].state = Locked;
+    assert_eq!(decide(&seen), Step::Restore(vec![held(1)]));
+    seen.processes[0].state = Locked;
+    assert_eq!(decide(&seen), Step::Unlock(vec![held(1), held(2)]));
+    seen.processes[0].state = Running;
+    seen.processes[1].state = Running;
+    assert_eq!(decide(&seen), Step::Record(suspension(Phase::Running, &[])));
+    seen.recorded = Some(suspension(Phase::Running, &[]));
+    assert!(matches!(decide(&seen), Step::Wait(_)), "of new processes");
+    seen.page_waits = false;
+    assert_eq!(decide(&seen), Step::Answer(ConditionReason::Resumed));
+    seen.answer = Some(ConditionReason::Resumed);
+    assert_eq!(decide(&seen), Step::Done);
+}
+
+/// Otherwise the `Resuming` of an earlier cycle would pass for the one of the next.
+#[test]
+fn begins_no_cycle_while_an_earlier_answer_says_resuming() {
+    let mut seen = seen(Phase::Running, &[Running]);
+    seen.page_waits = false;
+    seen.answer = Some(ConditionReason::Resuming);
+    assert_eq!(decide(&seen), Step::Answer(ConditionReason::Resumed));
+    // An intent that returns does not stop a resume half-way.
+    seen.recorded = Some(suspension(Phase::Resuming, &[1]));
+    seen.processes[0].state = Locked;
+    assert_eq!(decide(&seen), Step::Unlock(vec![held(1)]));
+}
+
+#[test]
+fn undoes_what_failed_before_anything_was_promised() {
+    let mut seen = seen(Phase::Suspending, &[Locked, Running, Checkpointed]);
+    seen.failure = Some(ConditionReason::SuspendFailed);
+    assert_eq!(decide(&seen), Step::Restore(vec![held(3)]));
+    seen.processes[2].state = Locked;
+    assert_eq!(decide(&seen), Step::Unlock(vec![held(1), held(3)]));
+    seen.processes[0].state = Running;
+    seen.processes[2].state = Running;
+    assert_eq!(decide(&seen), Step::Record(suspension(Phase::Running, &[])));
+    seen.recorded = Some(suspension(Phase::Running, &[]));
+    seen.page_waits = false;
+    assert_eq!(decide(&seen), Step::Answer(ConditionReason::SuspendFailed));
+    seen.answer = Some(ConditionReason::SuspendFailed);
+    assert_eq!(decide(&seen), Step::Done);
+    // Once the failure is old it is tried again.
+    seen.failure = None;
+    assert_eq!(
+        decide(&seen),
+        Step::Record(suspension(Phase::Suspending, &[]))
+    );
+}
+
+#[test]
+fn refuses_before_it_records_anything() {
+    let mut seen = seen(Phase::Running, &[]);
+    (seen.recorded, seen.page_waits) = (None, false);
+    seen.refusal = Some("the claim has several devices".to_owned());
+    assert_eq!(decide(&seen), Step::Answer(ConditionReason::SuspendRefused));
+    seen.answer = Some(ConditionReason::SuspendRefused);
+    assert_eq!(decide(&seen), Step::Done);
+    // It stands as long as the label, whatever changes.
+    seen.refusal = None;
+    assert_eq!(decide(&seen), Step::Done);
+    seen.is_wanted = false;
+    assert_eq!(decide(&seen), Step::Answer(ConditionReason::Resumed));
+}
+
+#[test]
+fn holds_process_that_came_back_to_the_gpu() {
+    let mut seen = seen(Phase::Suspended, &[Checkpointed, Running]);
+    seen.answer = Some(ConditionReason::Suspended);
+    seen.recorded = Some(suspension(Phase::Suspended, &[1]));
+    let Step::Record(recorded) = decide(&seen) else {
+        panic!("{:?}", decide(&seen));
+    };
+    assert_eq!(recorded.processes, [held(1), held(2)]);
+    seen.recorded = Some(recorded);
+    assert_eq!(decide(&seen), Step::Lock(vec![held(2)]));
+    seen.processes[1].state = Locked;
+    assert_eq!(decide(&seen), Step::Checkpoint(vec![held(2)]));
+}
+
+#[test]
+fn ends_no_suspension_of_process_whose_state_is_unknown() {
+    for (phase, is_wanted) in [(Phase::Suspending, true), (Phase::Resuming, false)] {
+        let mut seen = seen(phase, &[]);
+        (seen.is_wanted, seen.is_unknown) = (is_wanted, true);
+        seen.answer = Some(ConditionReason::Resuming);
+        assert!(matches!(decide(&seen), Step::Wait(_)), "{phase:?}");
+    }
+}
+
+#[test]
+fn resumes_share_whose_record_was_lost() {
+    for is_wanted in [true, false] {
+        let mut seen = seen(Phase::Running, &[Checkpointed]);
+        (seen.recorded, seen.is_wanted) = (None, is_wanted);
+        assert_eq!(
+            decide(&seen),
+            Step::Record(suspension(Phase::Resuming, &[]))
+        );
+    }
+}
+
+/// The world of one share with two processes: what steps do, with an API server that executes some writes late.
+#[derive(Clone)]
+struct World {
+    seen: Seen,
+    /// Resource version of the claim.
+    version: u64,
+    /// Writes without an answer, with the version that they name.
+    late: Vec<(u64, ConditionReason)>,
+}
+
+impl World {
+    fn new() -> Self {
+        let mut seen = seen(Phase::Running, &[Running, Running]);
+        (seen.recorded, seen.page_waits) = (None, false);
+        Self {
+            seen,
+            version: 1,
+            late: Vec::new(),
+        }
+    }
+
+    fn write(&mut self, version: u64, reason: ConditionReason) {
+        if version == self.version {
+            self.seen.answer = Some(reason);
+            self.version += 1;
+        }
+    }
+
+    /// Whether the controller counts the memory as free.
+    fn is_promised(&self) -> bool {
+        self.seen.is_wanted && self.seen.answer == Some(ConditionReason::Suspended)
+    }
+
+    fn change_intent(&mut self) {
+        self.seen.is_wanted = !self.seen.is_wanted;
+        self.version += 1;
+    }
+
+    /// Sets the state of processes. A crash leaves all but the first as they are.
+    fn set(&mut self, processes: &[HeldProcess], state: ProcessState, chance: u64) {
+        let count = match chance.is_multiple_of(3) {
+            true => 1,
+            false => processes.len(),
+        };
+        for held in processes.iter().take(count) {
+            let mut all = self.seen.processes.iter_mut();
+            if let Some(process) = all.find(|seen| seen.process == *held) {
+                process.state = state;
+                process.bytes = if state == Checkpointed { 0 } else { GIB };
+            }
+        }
+    }
+
+    /// Takes one step; `chance` decides what goes wrong.
+    fn step(&mut self, chance: u64) {
+        if chance.is_multiple_of(5) && !self.late.is_empty() {
+            let (version, reason) = self.late.remove(0);
+            self.write(version, reason);
+        }
+        match decide(&self.seen) {
+            Step::Done | Step::Wait(_) => {}
+            Step::Record(recorded) => self.seen.recorded = Some(recorded),
+            Step::Lock(processes) if chance.is_multiple_of(7) => {
+                self.set(&processes[..1], Locked, 1);
+                if self.seen.phase() == Some(Phase::Suspending) {
+                    self.seen.failure = Some(ConditionReason::SuspendFailed);
+                }
+            }
+            Step::Lock(processes) | Step::Restore(processes) => {
+                self.set(&processes, Locked, chance)
+            }
+            Step::Checkpoint(processes) => self.set(&processes, Checkpointed, chance),
+            Step::Unlock(processes) => self.set(&processes, Running, chance),
+            Step::Answer(reason) if chance.is_multiple_of(4) => {
+                self.late.push((self.version, reason));
+            }
+            Step::Answer(reason) => self.write(self.version, reason),
+        }
+        // The agent, and a failure that is old.
+        if let Some(recorded) = &self.seen.recorded {
+            self.seen.page_waits = recorded.phase != Phase::Running;
+        }
+        if chance.is_multiple_of(11) {
+            self.seen.failure = None;
+        }
+        let mut processes = self.seen.processes.iter();
+        self.seen.is_free = processes.all(|process| process.bytes == 0);
+    }
+}
+
+/// Whatever is late, fails or crashes: memory that is promised to others is free, and both ends are reached.
+#[test]
+fn promises_no_memory_that_is_in_use() {
+    let mut random = 0x9e37_79b9_7f4a_7c15u64;
+    let mut next = || {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random >> 20
+    };
+    let (mut promised, mut resumed) = (0, 0);
+    for _ in 0..300 {
+        let mut world = World::new();
+        for _ in 0..200 {
+            let chance = next();
+            if chance.is_multiple_of(23) {
+                world.change_intent();
+            }
+            world.step(chance);
+            if world.is_promised() {
+                promised += 1;
+                assert!(world.seen.is_free, "{:?}", world.seen);
+            }
+        }
+        for is_wanted in [true, false] {
+            if world.seen.is_wanted != is_wanted {
+                world.change_intent();
+            }
+            world.seen.failure = None;
+            (0..64).for_each(|_| world.step(1));
+            let states = world.seen.processes.iter().map(|seen| seen.state);
+            let expected = if is_wanted { Checkpointed } else { Running };
+            assert!(
+                states.clone().all(|state| state == expected),
+                "{:?}",
+                world.seen
+            );
+            assert_eq!(world.is_promised(), is_wanted);
+            resumed += u32::from(!is_wanted);
+        }
+    }
+    assert!(promised > 1000 && resumed == 300, "{promised} {resumed}");
+}
+
+#[test]
+fn does_not_wait_for_process_that_has_failed() {
+    let mut seen = seen(Phase::Resuming, &[Failed, Running]);
+    seen.is_wanted = false;
+    seen.answer = Some(ConditionReason::Resuming);
+    assert_eq!(decide(&seen), Step::Record(suspension(Phase::Running, &[])));
+}

@@ -1,0 +1,401 @@
+//! Suspended shares, with `libvgpu.so`, the agent and real processes on a simulated machine. The test stands for the API server.
+
+use std::fs::OpenOptions;
+use std::mem::offset_of;
+use std::os::unix::fs::FileExt as _;
+use std::path::PathBuf;
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use drava_api::condition::ConditionReason;
+use drava_dra_driver::prepare::record::{Loaded, RecordStore};
+use drava_dra_driver::prepare::{Phase, Prepared, Share, Suspension};
+use drava_dra_driver::suspend::checkpoint::{Action, Checkpointer};
+use drava_dra_driver::suspend::node::{Look, SuspendNode};
+use drava_dra_driver::suspend::{Seen, Step, decide};
+use drava_nvml::GpuUuid;
+use drava_vgpu_abi::Limits;
+use drava_vgpu_abi::page::SUSPENDED_OFFSET;
+use drava_vgpu_abi::region::{SLOTS_OFFSET, Slot};
+use gpu_tenants::{Tenant, library};
+
+use crate::node::{GIB, GPU, MIB, RunningAgent, TestNode, eventually};
+
+/// The claim that is suspended.
+const CLAIM: u32 = 1;
+
+struct Fixture {
+    node: TestNode,
+    suspend: SuspendNode,
+    libcuda: PathBuf,
+    agent: Option<RunningAgent>,
+    is_wanted: bool,
+    answers: Vec<ConditionReason>,
+    failure: Option<(ConditionReason, String)>,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        let node = TestNode::new();
+        node.prepare(CLAIM, &Limits::memory(4 * GIB));
+        let config = node.config();
+        let program = PathBuf::from(env!("CARGO_BIN_EXE_drava-dra-driver"));
+        Self {
+            suspend: SuspendNode {
+                layout: config.layout,
+                proc_root: config.proc_root,
+                open: config.open,
+                checkpointer: Checkpointer::new(program),
+            },
+            libcuda: node.test_bed.machine().lib_dir().join("libcuda.so.1"),
+            agent: Some(node.agent()),
+            node,
+            is_wanted: true,
+            answers: Vec::new(),
+            failure: None,
+        }
+    }
+
+    fn share(&self) -> Share {
+        let store = RecordStore::new(self.node.node.layout().claims());
+        let uid = gpu_node::claim_uid(CLAIM).unwrap();
+        let Loaded::Present(record) = store.load(&uid).unwrap() else {
+            panic!("no record");
+        };
+        record
+            .devices
+            .iter()
+            .find_map(Prepared::share)
+            .unwrap()
+            .clone()
+    }
+
+    fn look(&self) -> Look {
+        let uid = gpu_node::claim_uid(CLAIM).unwrap();
+        let (share, gpu) = (self.share(), GpuUuid::new(GPU));
+        // NVML cannot list processes that change meanwhile; the driver looks again, too.
+        eventually("a look", || {
+            self.suspend.look(&uid, &share, &gpu, &self.libcuda).ok()
+        })
+    }
+
+    /// Takes one step, as the driver does.
+    fn step(&mut self) -> Step {
+        let (recorded, look) = (self.share().suspension, self.look());
+        let phase = recorded.as_ref().map(|recorded| recorded.phase);
+        let step = decide(&Seen {
+            is_wanted: self.is_wanted,
+            refusal: look.refusal,
+            failure: self.failure.as_ref().map(|(reason, _)| *reason),
+            recorded,
+            page_waits: look.page_waits,
+            processes: look.processes,
+            is_changing: look.is_changing,
+            is_unknown: look.is_unknown,
+            is_free: look.is_free,
+            answer: self.answers.last().copied(),
+        });
+        let (action, processes) = match &step {
+            Step::Done | Step::Wait(_) => return step,
+            Step::Record(suspension) => {
+                self.record(suspension);
+                return step;
+            }
+            Step::Answer(reason) => {
+                self.answers.push(*reason);
+                return step;
+            }
+            Step::Lock(processes) => (Action::Lock, processes),
+            Step::Checkpoint(processes) => (Action::Checkpoint, processes),
+            Step::Restore(processes) => (Action::Restore, processes),
+            Step::Unlock(processes) => (Action::Unlock, processes),
+        };
+        if let Err(error) = self.suspend.act(&self.libcuda, action, processes) {
+            assert_eq!(phase, Some(Phase::Suspending), "{error}");
+            let reason = match error.error.is_final() {
+                true => ConditionReason::SuspendRefused,
+                false => ConditionReason::SuspendFailed,
+            };
+            self.failure = Some((reason, error.to_string()));
+        }
+        step
+    }
+
+    fn record(&self, suspension: &Suspension) {
+        let change = |share: &mut Share| share.suspension = Some(suspension.clone());
+        self.node.node.change_record(CLAIM, change).unwrap();
+    }
+
+    /// Takes steps until nothing is left to be done.
+    #[track_caller]
+    fn settle(&mut self) {
+        eventually("the end of the steps", || {
+            (self.step() == Step::Done).then_some(())
+        });
+    }
+
+    /// Takes steps until the next one is this.
+    #[track_caller]
+    fn settle_before(&mut self, phase: Phase) {
+        eventually("a phase", || {
+            let share = self.share();
+            let is_there = share
+                .suspension
+                .is_some_and(|recorded| recorded.phase == phase);
+            if !is_there {
+                self.step();
+            }
+            is_there.then_some(())
+        });
+    }
+
+    #[track_caller]
+    fn suspend(&mut self) {
+        self.is_wanted = true;
+        self.settle();
+        assert_eq!(self.answers.last(), Some(&ConditionReason::Suspended));
+    }
+
+    #[track_caller]
+    fn resume(&mut self) {
+        self.is_wanted = false;
+        self.settle();
+        assert_eq!(
+            self.answers[self.answers.len() - 2..],
+            [ConditionReason::Resuming, ConditionReason::Resumed]
+        );
+    }
+
+    fn used_bytes(&self) -> u64 {
+        self.node.test_bed.machine().gpu(0).unwrap().used_bytes
+    }
+
+    /// Starts a process with 1 GiB in the container of the claim.
+    fn tenant(&self) -> Tenant {
+        let mut tenant = self.node.tenant(CLAIM);
+        tenant.ok(&format!("memory {}", GIB / 2)).unwrap();
+        // The first launch loads the module.
+        tenant.ok("once 1000").unwrap();
+        tenant
+    }
+
+    /// Starts a process that ends once it has a context on the GPU and 1 MiB.
+    fn newcomer(&self) -> Newcomer {
+        let mut command = self.node.test_bed.machine().program("cuda-probe").unwrap();
+        let process = command
+            .args(["alloc", "--mib", "1", "--hold", "0"])
+            .env("CUDA_VISIBLE_DEVICES", "0")
+            .env("LD_PRELOAD", library::shipped().unwrap())
+            .env("DRAVA_RUN_DIR", self.node.node.container(CLAIM))
+            .spawn()
+            .unwrap();
+        self.node.node.add_process(process.id(), CLAIM).unwrap();
+        Newcomer(process)
+    }
+}
+
+/// A process, killed with the value.
+struct Newcomer(Child);
+
+impl Newcomer {
+    fn has_ended(&mut self) -> bool {
+        self.0.try_wait().unwrap().is_some()
+    }
+}
+
+impl Drop for Newcomer {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn other_share_uses_the_memory_of_suspended_processes_that_go_on_later() {
+    let mut fixture = Fixture::new();
+    let (mut first, mut second) = (fixture.tenant(), fixture.tenant());
+    let used = fixture.used_bytes();
+    assert!(used > 2 * GIB);
+    fixture.suspend();
+    assert_eq!(fixture.used_bytes(), 0);
+    assert_eq!(fixture.node.word(CLAIM, SUSPENDED_OFFSET), 1);
+    let recorded = fixture.share().suspension.unwrap();
+    assert_eq!((recorded.processes.len(), recorded.bytes), (2, used));
+    // It stands still.
+    first.send("once 1000").unwrap();
+
+    let total = fixture.node.test_bed.machine().gpu(0).unwrap();
+    let most = total.total_bytes - total.reserved_bytes - GIB;
+    fixture.node.prepare(2, &Limits::memory(total.total_bytes));
+    let mut other = fixture.node.tenant(2);
+    other.ok(&format!("memory {}", most / 2)).unwrap();
+    assert!(fixture.used_bytes() > most);
+    other.kill().unwrap();
+    eventually("the end of the other", || {
+        (fixture.used_bytes() == 0).then_some(())
+    });
+
+    fixture.resume();
+    assert_eq!(fixture.used_bytes(), used);
+    assert!(first.receive().unwrap().starts_with("0 "));
+    second.ok("once 1000").unwrap();
+    eventually("no wait", || {
+        (fixture.node.word(CLAIM, SUSPENDED_OFFSET) == 0).then_some(())
+    });
+    assert_eq!(
+        fixture.answers,
+        [
+            ConditionReason::Suspended,
+            ConditionReason::Resuming,
+            ConditionReason::Resumed
+        ]
+    );
+}
+
+#[test]
+fn process_that_cannot_be_locked_unlocks_the_other() {
+    let mut fixture = Fixture::new();
+    let (mut first, mut busy) = (fixture.tenant(), fixture.tenant());
+    let used = fixture.used_bytes();
+    // It works for four seconds.
+    busy.ok("queue 4000000000").unwrap();
+    eventually("a failure", || {
+        fixture.step();
+        fixture.failure.is_some().then_some(())
+    });
+    fixture.settle();
+    let (reason, message) = fixture.failure.take().unwrap();
+    assert_eq!(reason, ConditionReason::SuspendFailed);
+    assert!(message.contains("did not end within 200 ms"), "{message}");
+    assert_eq!(fixture.answers, [ConditionReason::SuspendFailed]);
+    assert_eq!(fixture.used_bytes(), used);
+    first.ok("once 1000").unwrap();
+    busy.ok("once 1000").unwrap();
+    // Later it can.
+    fixture.suspend();
+    assert_eq!(fixture.used_bytes(), 0);
+}
+
+#[test]
+fn new_process_waits_until_its_share_is_resumed() {
+    let mut fixture = Fixture::new();
+    // Without processes there is nothing to move.
+    fixture.suspend();
+    let mut newcomer = fixture.newcomer();
+    let mut killed = fixture.newcomer();
+    // A start takes some milliseconds.
+    std::thread::sleep(Duration::from_millis(700));
+    assert!(!newcomer.has_ended() && !killed.has_ended());
+    assert_eq!(fixture.used_bytes(), 0);
+    // It is killed as any process.
+    killed.0.kill().unwrap();
+    eventually("the end of the killed process", || {
+        killed.has_ended().then_some(())
+    });
+    assert_eq!(fixture.step(), Step::Done);
+    fixture.resume();
+    eventually("the end of the newcomer", || {
+        newcomer.has_ended().then_some(())
+    });
+    assert!(newcomer.0.wait().unwrap().success());
+}
+
+/// Each step is one that a driver can be killed after: nothing but records, pages and processes is left from one to the next.
+#[test]
+fn driver_goes_on_from_any_step_in_the_direction_of_the_intent() {
+    let mut fixture = Fixture::new();
+    let mut tenant = fixture.tenant();
+    let used = fixture.used_bytes();
+    for steps in 1..8 {
+        fixture.is_wanted = true;
+        for _ in 0..steps {
+            fixture.step();
+        }
+        // A new agent, too.
+        fixture.agent = None;
+        fixture.agent = Some(fixture.node.agent());
+        fixture.is_wanted = false;
+        fixture.settle();
+        assert_eq!(fixture.used_bytes(), used, "{steps}");
+        tenant.ok("once 1000").unwrap();
+        fixture.suspend();
+        assert_eq!(fixture.used_bytes(), 0, "{steps}");
+        fixture.resume();
+        assert_eq!(fixture.used_bytes(), used, "{steps}");
+    }
+}
+
+#[test]
+fn killed_processes_leave_nothing_to_resume() {
+    let mut fixture = Fixture::new();
+    let tenant = fixture.tenant();
+    fixture.suspend();
+    tenant.kill().unwrap();
+    assert_eq!(fixture.step(), Step::Done);
+    fixture.resume();
+    assert_eq!(fixture.used_bytes(), 0);
+    // Another one can be suspended again.
+    let _tenant = fixture.tenant();
+    fixture.suspend();
+    assert_eq!(fixture.used_bytes(), 0);
+}
+
+#[test]
+fn share_with_lost_record_is_resumed() {
+    let mut fixture = Fixture::new();
+    let mut tenant = fixture.tenant();
+    let used = fixture.used_bytes();
+    fixture.suspend();
+    let lost = |share: &mut Share| share.suspension = None;
+    fixture.node.node.change_record(CLAIM, lost).unwrap();
+    fixture.is_wanted = false;
+    fixture.settle_before(Phase::Resuming);
+    assert_eq!(fixture.used_bytes(), 0, "before the answer");
+    fixture.settle();
+    assert_eq!(fixture.used_bytes(), used);
+    tenant.ok("once 1000").unwrap();
+}
+
+#[test]
+fn process_with_exported_memory_is_refused_before_the_lock() {
+    let mut fixture = Fixture::new();
+    let _tenant = fixture.tenant();
+    let region = fixture.node.region(CLAIM);
+    let region = OpenOptions::new().write(true).open(region).unwrap();
+    let at = SLOTS_OFFSET + offset_of!(Slot<u64>, exported_bytes);
+    region.write_all_at(&MIB.to_ne_bytes(), at as u64).unwrap();
+    fixture.settle();
+    assert_eq!(fixture.answers, [ConditionReason::SuspendRefused]);
+    assert_eq!(fixture.share().suspension, None);
+    let refusal = fixture.look().refusal.unwrap();
+    assert!(
+        refusal.contains("other processes may have open"),
+        "{refusal}"
+    );
+}
+
+#[test]
+fn old_libcuda_is_refused_with_the_version_that_is_needed() {
+    let directory = tempfile::tempdir().unwrap();
+    let library = directory.path().join("libold.so");
+    let compiled = Command::new("cc")
+        .args(["-shared", "-o"])
+        .arg(&library)
+        .args(["-x", "c", "/dev/null"])
+        .status();
+    assert!(compiled.unwrap().success());
+    let mut fixture = Fixture::new();
+    let _tenant = fixture.tenant();
+    fixture.libcuda = library;
+    let change = |share: &mut Share| {
+        share.suspension = Some(Suspension {
+            phase: Phase::Suspending,
+            processes: Vec::new(),
+            bytes: 0,
+            millis: 0,
+        });
+    };
+    fixture.node.node.change_record(CLAIM, change).unwrap();
+    let refusal = fixture.look().refusal.unwrap();
+    assert!(refusal.contains("570 or later"), "{refusal}");
+}

@@ -1,0 +1,140 @@
+//! Claims with the label of a suspension, with the whole driver: what it answers, and what it prepares meanwhile. The processes are
+//! in the tests of the agent.
+
+use serde_json::{Value, json};
+
+use crate::api_server::eventually;
+use crate::cluster::{TestCluster, kubelet_claim, prepare_error};
+use crate::fixture::Allocated::{Share, Whole};
+use crate::fixture::{Allocated, GPU_UUIDS, claim_with};
+
+fn allowed() -> Value {
+    json!([{
+        "source": "FromClass", "requests": [],
+        "opaque": {"driver": "gpu.drava.dev", "parameters": {
+            "apiVersion": "gpu.drava.dev/v1alpha1", "kind": "VgpuConfig", "suspend": {"allowed": true},
+        }},
+    }])
+}
+
+async fn cluster() -> TestCluster {
+    let cluster = TestCluster::new().await;
+    cluster.gpus.set_processes(GPU_UUIDS[0], Vec::new());
+    cluster
+}
+
+/// Stores a claim with or without the label, with the status that it has.
+fn put(cluster: &TestCluster, number: u32, devices: &[Allocated], config: &Value, suspend: bool) {
+    let mut claim = serde_json::to_value(claim_with(number, devices, config)).unwrap();
+    let name = claim["metadata"]["name"].as_str().unwrap().to_owned();
+    if cluster.api.has_claim(&name) {
+        let status = cluster.api.claim(&name)["status"]["devices"].clone();
+        claim["status"]["devices"] = status;
+    }
+    if suspend {
+        claim["metadata"]["labels"] = json!({"gpu.drava.dev/suspend": "true"});
+    }
+    cluster.api.put_claim_json(&claim);
+}
+
+async fn await_reason(cluster: &TestCluster, claim: &str, reason: &str) -> Value {
+    eventually(reason, || {
+        let condition = cluster.api.condition(claim, "Suspended")?;
+        (condition["reason"] == reason).then_some(condition)
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn other_claim_is_prepared_while_a_share_is_suspended_which_then_waits() {
+    let cluster = cluster().await;
+    let (running, plugin) = cluster.start_ready().await;
+    let big = [Share(0, "60Gi", "80")];
+    put(&cluster, 1, &big, &allowed(), false);
+    plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
+    put(&cluster, 2, &big, &json!([]), false);
+    assert!(prepare_error(&plugin, 2).await.contains("memory"));
+
+    put(&cluster, 1, &big, &allowed(), true);
+    let condition = await_reason(&cluster, "claim-1", "Suspended").await;
+    assert_eq!(condition["status"], "True");
+    plugin.prepare_one(&kubelet_claim(2)).await.unwrap();
+    // The other conditions are there, too.
+    let prepared = cluster.api.condition("claim-1", "Prepared").unwrap();
+    assert_eq!(prepared["status"], "True");
+
+    // A driver that was killed goes on: it does not resume a share that does not fit.
+    running.kill().await;
+    put(&cluster, 1, &big, &allowed(), false);
+    let (running, plugin) = cluster.start_ready().await;
+    let reads = cluster.api.reads("claim-1");
+    eventually("two reviews", || {
+        (cluster.api.reads("claim-1") > reads + 2).then_some(())
+    })
+    .await;
+    let condition = cluster.api.condition("claim-1", "Suspended").unwrap();
+    assert_eq!(condition["reason"], "Suspended");
+
+    // Once it fits, the answer is there before the record says that it runs.
+    plugin.unprepare_one(&kubelet_claim(2)).await.unwrap();
+    let condition = await_reason(&cluster, "claim-1", "Resumed").await;
+    assert_eq!(condition["status"], "False");
+    assert!(prepare_error(&plugin, 2).await.contains("memory"));
+
+    // A deleted claim leaves nothing.
+    plugin.unprepare_one(&kubelet_claim(1)).await.unwrap();
+    plugin.prepare_one(&kubelet_claim(2)).await.unwrap();
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn resume_waits_for_the_api_server() {
+    let cluster = cluster().await;
+    let (running, plugin) = cluster.start_ready().await;
+    let share = [Share(0, "8Gi", "30")];
+    put(&cluster, 1, &share, &allowed(), true);
+    plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
+    await_reason(&cluster, "claim-1", "Suspended").await;
+    cluster.api.fail_statuses(3);
+    put(&cluster, 1, &share, &allowed(), false);
+    let phase = || {
+        let record = std::fs::read_to_string(cluster.record_file(1)).unwrap();
+        let body: Value = serde_json::from_str(record.lines().nth(1).unwrap()).unwrap();
+        body["devices"][0]["access"]["suspension"]["phase"].clone()
+    };
+    eventually("the record", || (phase() == "resuming").then_some(())).await;
+    assert_eq!(
+        cluster.api.condition("claim-1", "Suspended").unwrap()["status"],
+        "True"
+    );
+    await_reason(&cluster, "claim-1", "Resumed").await;
+    assert_eq!(phase(), "running");
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn refuses_what_cannot_be_suspended() {
+    let cluster = cluster().await;
+    cluster.gpus.set_processes(GPU_UUIDS[1], Vec::new());
+    let (running, plugin) = cluster.start_ready().await;
+    let two = [Share(1, "8Gi", "10"), Share(1, "8Gi", "10")];
+    for (number, devices, config, expected) in [
+        (
+            1,
+            [Share(1, "8Gi", "10")].as_slice(),
+            json!([]),
+            "suspend.allowed: true",
+        ),
+        (2, &[Whole(0)], json!([]), "only shares of a GPU"),
+        (3, &two, allowed(), "several devices"),
+    ] {
+        put(&cluster, number, devices, &config, true);
+        plugin.prepare_one(&kubelet_claim(number)).await.unwrap();
+        let name = format!("claim-{number}");
+        let condition = await_reason(&cluster, &name, "SuspendRefused").await;
+        let message = condition["message"].as_str().unwrap();
+        assert!(message.contains(expected), "{message}");
+        assert_eq!(condition["status"], "False");
+    }
+    running.stop().await;
+}
