@@ -13,10 +13,12 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::names;
+use crate::{Quantity, names};
 
+mod burst;
 mod layer;
 
+pub use burst::{BurstError, MemoryBurst, MemoryReclaim};
 pub use layer::{ForbiddenField, Layer, Settings};
 
 /// Value of `kind` in the opaque config.
@@ -150,6 +152,18 @@ pub struct MemoryConfig {
     /// Reaction to allocations beyond the limit. Class only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<MemoryPolicy>,
+    /// The most that the share may use while memory of the GPU is free. A claim may choose up to the class's `maxLimit`. Claim only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<Quantity>,
+    /// Highest `limit` that a claim may choose; default: none. Class only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_limit: Option<Quantity>,
+    /// Memory that the share uses beyond its guarantee. Claim only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub burst: Option<MemoryBurst>,
+    /// How the share gives that memory back. Claim only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reclaim: Option<MemoryReclaim>,
 }
 
 /// Reaction to allocations beyond the memory limit.
@@ -307,6 +321,9 @@ pub enum ConfigError {
          shares is added) or `fixed` (never more than cores)"
     )]
     TimeSlices,
+    /// The limit of a share that bursts is invalid.
+    #[error(transparent)]
+    Burst(#[from] BurstError),
     /// The field or value is not allowed in its layer.
     #[error(transparent)]
     Forbidden(#[from] ForbiddenField),
@@ -333,6 +350,9 @@ impl VgpuConfig {
         }
         if text_of("computePolicy") == "token" {
             return Err(ConfigError::TimeSlices);
+        }
+        if parameters.pointer("/memory/burst").and_then(Value::as_str) == Some("idle") {
+            return Err(BurstError::Idle.into());
         }
         serde_path_to_error::deserialize(parameters).map_err(|error| ConfigError::Field {
             path: match error.path().to_string() {

@@ -2,7 +2,11 @@
 
 use std::fmt;
 
-use super::{ComputePolicy, Enforcement, MemoryPolicy, Percent, Placement, Priority, VgpuConfig};
+use super::{
+    ComputePolicy, Enforcement, MemoryBurst, MemoryPolicy, MemoryReclaim, Percent, Placement,
+    Priority, VgpuConfig,
+};
+use crate::Quantity;
 
 /// Origin of a config document, with the values it may set.
 ///
@@ -11,7 +15,9 @@ use super::{ComputePolicy, Enforcement, MemoryPolicy, Percent, Placement, Priori
 /// | `computePolicy` | any | `fixed` |
 /// | `priority` | any | up to the class's `maxPriority` |
 /// | `maxPriority`, `memory.policy`, `enforcement`, `unmetered` | any | – |
-/// | `memory.percent` | – | any |
+/// | `memory.maxLimit` | any | – |
+/// | `memory.limit` | – | up to the class's `memory.maxLimit` |
+/// | `memory.percent`, `memory.burst`, `memory.reclaim` | – | any |
 /// | `placement` | any | any |
 /// | `suspend.allowed` | any | `true` unless the class says `false` |
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,6 +72,14 @@ pub struct Settings {
     pub memory_percent: Option<Percent>,
     /// Reaction to allocations beyond the memory limit.
     pub memory_policy: MemoryPolicy,
+    /// The most that the share may use while memory is free; see [`Settings::burst_limit`].
+    pub memory_limit: Option<Quantity>,
+    /// Highest limit that a claim may choose; default: none.
+    pub max_memory_limit: Option<Quantity>,
+    /// Memory that the share uses beyond its guarantee.
+    pub memory_burst: MemoryBurst,
+    /// How the share gives that memory back.
+    pub memory_reclaim: Option<MemoryReclaim>,
     /// Reaction to a process that bypasses or exceeds its limits.
     pub enforcement: Enforcement,
     /// Requested placement policies; `None`: the controller's default.
@@ -98,6 +112,10 @@ impl Settings {
             },
             memory_percent: memory.percent.or(self.memory_percent),
             memory_policy: memory.policy.unwrap_or(self.memory_policy),
+            memory_limit: memory.limit.or(self.memory_limit),
+            max_memory_limit: memory.max_limit.or(self.max_memory_limit),
+            memory_burst: memory.burst.unwrap_or(self.memory_burst),
+            memory_reclaim: memory.reclaim.or(self.memory_reclaim),
             enforcement: config.enforcement.unwrap_or(self.enforcement),
             placement: Placement {
                 node: placement.node.or(self.placement.node),
@@ -139,8 +157,22 @@ impl Settings {
         if config.max_priority.is_some() {
             return forbidden("maxPriority", class_only);
         }
-        if config.memory.is_some_and(|memory| memory.policy.is_some()) {
+        let memory = config.memory.unwrap_or_default();
+        if memory.policy.is_some() {
             return forbidden("memory.policy", class_only);
+        }
+        if memory.max_limit.is_some() {
+            return forbidden("memory.maxLimit", class_only);
+        }
+        match (memory.limit, self.max_memory_limit) {
+            (Some(_), None) => {
+                return forbidden("memory.limit", "the class has no memory.maxLimit");
+            }
+            (Some(limit), Some(highest)) if limit > highest => {
+                let allowed = format!("{limit} exceeds the class's maximum of {highest}");
+                return forbidden("memory.limit", &allowed);
+            }
+            (Some(_) | None, _) => {}
         }
         if config.enforcement.is_some() {
             return forbidden("enforcement", class_only);
@@ -160,12 +192,15 @@ fn suspend_allowed(config: &VgpuConfig) -> Option<bool> {
 }
 
 fn check_class(config: &VgpuConfig) -> Result<(), ForbiddenField> {
-    if config.memory.is_some_and(|memory| memory.percent.is_some()) {
-        return Err(ForbiddenField::new(
-            "memory.percent",
-            Layer::Class,
-            "only in a claim",
-        ));
+    let memory = config.memory.unwrap_or_default();
+    let claim_only = [
+        ("memory.percent", memory.percent.is_some()),
+        ("memory.limit", memory.limit.is_some()),
+        ("memory.burst", memory.burst.is_some()),
+        ("memory.reclaim", memory.reclaim.is_some()),
+    ];
+    match claim_only.into_iter().find(|(_, is_set)| *is_set) {
+        Some((path, _)) => Err(ForbiddenField::new(path, Layer::Class, "only in a claim")),
+        None => Ok(()),
     }
-    Ok(())
 }

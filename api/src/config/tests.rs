@@ -45,7 +45,7 @@ fn names_field_in_errors() {
         ),
         (
             document(json!({"memory": {"percnt": 5}})),
-            "config field memory.percnt: unknown field `percnt`, expected `percent` or `policy`",
+            "config field memory.percnt: unknown field `percnt`, expected one of `percent`, `policy`, `limit`, `maxLimit`, `burst`, `reclaim`",
         ),
         (
             document(json!({"memory": {"percent": 101}})),
@@ -192,6 +192,84 @@ fn rejects_fields_that_relax_the_class() {
 }
 
 #[test]
+fn limits_burst_to_class_maximum() {
+    let class = allocation_config("FromClass", &[], json!({"memory": {"maxLimit": "16Gi"}}));
+    let claim = |limit: &str| {
+        let fields = json!({"memory": {"limit": limit, "burst": "unallocated", "reclaim": "kill"}});
+        allocation_config("FromClaim", &[], fields)
+    };
+    let settings = resolve(&[claim("16Gi"), class.clone()], "gpu").unwrap();
+    assert_eq!(settings.burst_limit(4 << 30), Ok(Some(16 << 30)));
+    let message = |configs: &[DeviceAllocationConfiguration]| {
+        resolve(configs, "gpu").unwrap_err().to_string()
+    };
+    assert_eq!(
+        message(&[claim("17Gi"), class.clone()]),
+        "config field memory.limit: not allowed in a claim (17Gi exceeds the class's maximum of 16Gi)"
+    );
+    assert_eq!(
+        message(&[claim("5Gi")]),
+        "config field memory.limit: not allowed in a claim (the class has no memory.maxLimit)"
+    );
+    let raised = allocation_config("FromClaim", &[], json!({"memory": {"maxLimit": "20Gi"}}));
+    assert_eq!(
+        message(&[raised, class]),
+        "config field memory.maxLimit: not allowed in a claim (only in a device class)"
+    );
+    for (field, value) in [
+        ("limit", "12Gi"),
+        ("burst", "unallocated"),
+        ("reclaim", "kill"),
+    ] {
+        let class = allocation_config("FromClass", &[], json!({"memory": {field: value}}));
+        assert_eq!(
+            message(&[class]),
+            format!("config field memory.{field}: not allowed in a device class (only in a claim)")
+        );
+    }
+}
+
+#[test]
+fn refuses_burst_that_cannot_be_given_back() {
+    const GIB: u64 = 1 << 30;
+    let limit = |fields: Value, guarantee_bytes: u64| {
+        let class = allocation_config("FromClass", &[], json!({"memory": {"maxLimit": "16Gi"}}));
+        let claim = allocation_config("FromClaim", &[], json!({"memory": fields}));
+        let limit = resolve(&[class, claim], "gpu")?.burst_limit(guarantee_bytes)?;
+        Ok::<_, ConfigError>(limit)
+    };
+    let message = |fields, guarantee| limit(fields, guarantee).unwrap_err().to_string();
+    assert_eq!(
+        message(json!({"limit": "12Gi"}), 4 * GIB),
+        "config field memory.reclaim: missing; a share with a memory.limit above its request must say how it gives memory back \
+         when another claim needs it: use `kill` (processes that do not free it at once are killed)"
+    );
+    assert_eq!(
+        message(json!({"limit": "2Gi", "reclaim": "kill"}), 4 * GIB),
+        "config field memory.limit: 2Gi is less than the 4096 MiB that the request guarantees; use more, or remove it"
+    );
+    assert_eq!(
+        message(json!({"limit": "-1", "reclaim": "kill"}), 4 * GIB),
+        "config field memory.limit: -1 is no amount of memory; use for example 12Gi"
+    );
+    assert_eq!(
+        message(
+            json!({"limit": "12Gi", "burst": "idle", "reclaim": "kill"}),
+            GIB
+        ),
+        "config field memory.burst: `idle` (what other shares are guaranteed and do not use) is not supported, because their \
+         owners could get it back only by a suspension of this share; use `unallocated`"
+    );
+    assert!(
+        message(json!({"limit": "12Gi", "reclaim": "suspend"}), GIB)
+            .starts_with("config field memory.reclaim: unknown variant `suspend`")
+    );
+    // No more than the guarantee needs nothing.
+    assert_eq!(limit(json!({"limit": "4Gi"}), 4 * GIB).unwrap(), None);
+    assert_eq!(limit(json!({"reclaim": "kill"}), 4 * GIB).unwrap(), None);
+}
+
+#[test]
 fn limits_priority_to_class_maximum() {
     let class = allocation_config("FromClass", &[], json!({"priority": 10, "maxPriority": 50}));
     let claim = |priority: i64| allocation_config("FromClaim", &[], json!({"priority": priority}));
@@ -268,7 +346,10 @@ fn documents_every_field() {
     let page = include_str!("../../../docs/config.md");
     let everything = VgpuConfig::decode(&document(json!({
         "computePolicy": "fixed", "priority": 1, "maxPriority": 2,
-        "memory": {"percent": 50, "policy": "spill"}, "enforcement": "required",
+        "memory": {
+            "percent": 50, "policy": "spill", "limit": "12Gi", "maxLimit": "16Gi", "burst": "unallocated", "reclaim": "kill",
+        },
+        "enforcement": "required",
         "placement": {"node": "spread", "gpu": "binpack"}, "unmetered": true, "suspend": {"allowed": true},
     })))
     .unwrap();
@@ -283,6 +364,10 @@ fn documents_every_field() {
             Some(MemoryConfig {
                 percent: Some(_),
                 policy: Some(_),
+                limit: Some(_),
+                max_limit: Some(_),
+                burst: Some(_),
+                reclaim: Some(_),
             }),
         enforcement: Some(_),
         placement: Some(Placement {

@@ -363,6 +363,11 @@ fn parse(
                         .to_owned(),
                 });
             }
+            let memory = alternative.requested(names::capacity::MEMORY);
+            let memory_bytes = memory.and_then(|memory| u64::try_from(memory.to_i64()?).ok());
+            if let Some(Err(error)) = memory_bytes.map(|bytes| settings.burst_limit(bytes)) {
+                return Err(invalid(error.into()));
+            }
             alternatives.push(alternative);
         }
         if alternatives.is_empty() {

@@ -76,3 +76,62 @@ fn ignores_invalid_config_of_class() {
     let classes = [("vgpu.drava.dev".to_owned(), class)].into();
     assert_eq!(errors(&spec, "spec", &classes), Vec::<String>::new());
 }
+
+/// A class that allows a limit up to 16 GiB, and a claim for 4 GiB with these documents.
+fn errors_of_burst(documents: &[Value]) -> Vec<String> {
+    let mut class = class();
+    let config = |parameters: &Value| json!({"opaque": {"driver": "gpu.drava.dev", "parameters": parameters}});
+    let of_class = document(&json!({"memory": {"maxLimit": "16Gi"}}));
+    class.spec.get_or_insert_default().config = Some(vec![object(config(&of_class))]);
+    let spec: ResourceClaimSpec = object(json!({"devices": {
+        "requests": [{"name": "gpu", "exactly": {
+            "deviceClassName": "vgpu.drava.dev", "capacity": {"requests": {"memory": "4Gi"}},
+        }}],
+        "config": documents.iter().map(config).collect::<Vec<Value>>(),
+    }}));
+    let classes = [("vgpu.drava.dev".to_owned(), class)].into();
+    errors(&spec, "spec", &classes)
+}
+
+#[test]
+fn names_wrong_fields_of_share_that_bursts() {
+    for (memory, text) in [
+        (
+            json!({"limit": "12Gi"}),
+            "config field memory.reclaim: missing",
+        ),
+        (
+            json!({"limit": "2Gi", "reclaim": "kill"}),
+            "config field memory.limit: 2Gi is less than the 4096 MiB",
+        ),
+        (
+            json!({"limit": "17Gi", "reclaim": "kill"}),
+            "17Gi exceeds the class's maximum of 16Gi",
+        ),
+        (
+            json!({"limit": "12Gi", "reclaim": "kill", "burst": "idle"}),
+            "config field memory.burst: `idle`",
+        ),
+        (
+            json!({"limit": "12Gi", "reclaim": "kill", "burst": "all"}),
+            "config field memory.burst: unknown variant `all`",
+        ),
+    ] {
+        let errors = errors_of_burst(&[document(&json!({"memory": memory}))]);
+        let [error] = errors.as_slice() else {
+            panic!("{memory}: {errors:?}");
+        };
+        assert!(
+            error.starts_with("spec.devices.config[0].opaque.parameters: ") && error.contains(text),
+            "{error}"
+        );
+    }
+    let valid = json!({"memory": {"limit": "12Gi", "reclaim": "kill", "burst": "unallocated"}});
+    assert_eq!(errors_of_burst(&[document(&valid)]), Vec::<String>::new());
+    // In two documents.
+    let split = ["limit", "reclaim"].map(|field| {
+        let value = &valid["memory"][field];
+        document(&json!({"memory": {field: value}}))
+    });
+    assert_eq!(errors_of_burst(&split), Vec::<String>::new());
+}

@@ -1,0 +1,82 @@
+//! Memory beyond the guarantee of a share: `memory.limit` and how it is given back.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::Settings;
+use crate::Quantity;
+
+/// Memory that a share uses beyond its guarantee.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum MemoryBurst {
+    /// Memory of the GPU that no claim holds.
+    #[default]
+    Unallocated,
+}
+
+/// How a share gives back memory beyond its guarantee.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum MemoryReclaim {
+    /// Its processes are killed if they do not free the memory at once.
+    Kill,
+}
+
+/// The limit of a share that bursts is invalid.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BurstError {
+    /// Burst into unused guarantees.
+    #[error(
+        "config field memory.burst: `idle` (what other shares are guaranteed and do not use) is not supported, because their \
+         owners could get it back only by a suspension of this share; use `unallocated`"
+    )]
+    Idle,
+    /// The limit is not an amount of memory.
+    #[error("config field memory.limit: {0} is no amount of memory; use for example 12Gi")]
+    Amount(Quantity),
+    /// The limit is below the guarantee.
+    #[error(
+        "config field memory.limit: {limit} is less than the {guarantee_mib} MiB that the request guarantees; use more, or remove it"
+    )]
+    BelowGuarantee {
+        /// The limit.
+        limit: Quantity,
+        /// The guarantee, MiB.
+        guarantee_mib: u64,
+    },
+    /// The claim does not say how it gives memory back.
+    #[error(
+        "config field memory.reclaim: missing; a share with a memory.limit above its request must say how it gives memory back \
+         when another claim needs it: use `kill` (processes that do not free it at once are killed)"
+    )]
+    NoReclaim,
+}
+
+impl Settings {
+    /// Returns the memory limit of a share with this guarantee, bytes; `None` if it gets no more than its guarantee.
+    ///
+    /// # Errors
+    /// If the limit is below the guarantee, or above it without a way to give memory back.
+    pub fn burst_limit(&self, guarantee_bytes: u64) -> Result<Option<u64>, BurstError> {
+        let Some(limit) = self.memory_limit else {
+            return Ok(None);
+        };
+        let bytes = limit.to_i64().and_then(|bytes| u64::try_from(bytes).ok());
+        let bytes = bytes.ok_or(BurstError::Amount(limit))?;
+        if bytes < guarantee_bytes {
+            return Err(BurstError::BelowGuarantee {
+                limit,
+                guarantee_mib: guarantee_bytes >> 20,
+            });
+        }
+        if bytes == guarantee_bytes {
+            return Ok(None);
+        }
+        match self.memory_reclaim {
+            Some(MemoryReclaim::Kill) => Ok(Some(bytes)),
+            None => Err(BurstError::NoReclaim),
+        }
+    }
+}
