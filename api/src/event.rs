@@ -115,6 +115,9 @@ event_reasons! {
     AllocationFailed: Warning, Controller, "Pod",
         "The API server rejected an allocation.",
         "None if a later attempt succeeds; otherwise follow the message.";
+    BurstReclaimed: Warning, NodeDriver, "Pod, ResourceClaim",
+        "A process was killed, because its share did not give back memory beyond its request that another claim is guaranteed.",
+        "None if the program restarts; otherwise request more memory, or remove `memory.limit` from the claim.";
     CdiIgnored: Warning, NodeDriver, "Pod, ResourceClaim",
         "A container runs without the CDI devices of its claim, because CDI is off in the container runtime.",
         "Set `enable_cdi = true` in containerd's config; restart containerd and the pod.";

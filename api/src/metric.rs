@@ -160,6 +160,8 @@ pub mod driver {
                 "Duration of prepare and unprepare by claim, failed ones included.";
             CLAIM_OPERATION_ERRORS = "drava_claim_operation_errors" Counter ["operation"]
                 "Failed prepare and unprepare calls by claim.";
+            BURST_RECLAIM_MISSED = "drava_burst_reclaim_missed" Counter ["cause"]
+                "Prepare calls that failed because lent memory was not given back in time: in_use or not_lowered.";
             GPU_INFO = "drava_gpu_info" Gauge ["gpu", "index", "model", "pci_bus_id", "driver_version"]
                 "GPU of the node by UUID; the value is 1.";
             GPU_HEALTHY = "drava_gpu_healthy" Gauge ["gpu"]
@@ -198,6 +200,8 @@ pub mod driver {
                 "Device of a container by its claim; share is empty for other access than a share; the value is 1.";
             SHARE_MEMORY_LIMIT_BYTES = "drava_share_memory_limit_bytes" Gauge ["namespace", "claim", "share"]
                 "Memory limit of the share; absent without a limit.";
+            SHARE_BURST_BYTES = "drava_share_burst_bytes" Gauge ["namespace", "claim", "share"]
+                "Part of the memory limit beyond what the share is guaranteed; absent without memory.limit.";
             SHARE_MEMORY_USED_BYTES = "drava_share_memory_used_bytes" Gauge ["namespace", "claim", "share"]
                 "Memory charged to the share by libvgpu.";
             SHARE_MEMORY_PEAK_BYTES = "drava_share_memory_peak_bytes" Gauge ["namespace", "claim", "share"]

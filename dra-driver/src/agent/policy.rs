@@ -2,6 +2,7 @@
 
 pub mod activity;
 pub mod allotment;
+pub mod burst;
 pub mod contention;
 pub mod control;
 pub mod detection;
