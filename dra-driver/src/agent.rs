@@ -9,6 +9,7 @@
 //! | yield to higher priority | [`policy::priority`] | [`node::gpu`] |
 //! | measure a share, lend its time, reclaim it | [`policy::activity`], [`policy::occupancy`] | [`node::tracked_share`] |
 //! | detect violations, kill processes | [`policy::detection`] | [`node::gpu`], [`node::nvml_observer`] |
+//! | divide memory beyond the guarantees, take it back | [`policy::burst`] | [`node::gpu::burst`] |
 //! | correct the driver's reserve | [`policy::reserve`] | [`node::tracked_share`] |
 //! | what is due when | [`policy::schedule`], [`policy::rate_limiter`] | the thread here, [`node::region_watch`] |
 //! | report findings and metrics | [`policy::share_metrics`] | [`node::enforcement_events`] |
@@ -29,26 +30,29 @@ use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, SystemTime};
 
 use drava_nvml::GpuUuid;
+use drava_vgpu_abi::paths;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::gpus::inventory::OpenLibrary;
-use crate::node::claim::{ClaimUid, ShareId};
+use crate::node::claim::{ClaimRef, ClaimUid, ShareId};
 use crate::node::layout::Layout;
 use crate::node::process::Processes;
-use crate::prepare::Prepared;
 use crate::prepare::record::{ClaimRecord, Loaded, RecordStore, RecordVersion};
+use crate::prepare::{Prepared, Share};
 
 pub mod node;
 pub mod policy;
 
 use node::ShareKey;
 pub use node::enforcement_events;
+use node::gpu::burst::{GpuMemory, UnopenedShare};
 use node::gpu::{Gpu, Shares};
+use node::now_us;
 use node::nvml_observer::{Observation, ObservationSender, Observer};
-use node::tracked_share::TrackedShare;
+use node::tracked_share::{Opened, TrackedShare};
+use policy::burst::ShareMemory;
 use policy::detection::{ViolationChange, ViolationKind};
 use policy::schedule::Schedule;
 pub use policy::share_metrics;
@@ -56,6 +60,9 @@ use share_metrics::ShareMetrics;
 
 /// Claims are listed again after so long without a change of their directory, µs.
 const REFRESH_US: u64 = 30_000_000;
+
+/// As [`REFRESH_US`], while shares have more memory than they are guaranteed: a claim that is guaranteed it waits for the agent.
+const BURST_REFRESH_US: u64 = 500_000;
 
 /// Time between two attempts to open a share, µs: its record precedes its limits page by some milliseconds.
 const RETRY_US: u64 = 200_000;
@@ -77,11 +84,14 @@ pub struct Config {
     pub open: OpenLibrary,
     /// Returns the driver's memory of a context on a GPU, bytes; `None` while it is unknown.
     pub estimate: Estimate,
+    /// Returns the memory that the shares of a GPU can get together, bytes; `None` while it is unknown, and where no limit of memory
+    /// holds.
+    pub allocatable: Estimate,
     /// Receives the metrics of all shares once per second.
     pub metrics: watch::Sender<Arc<[ShareMetrics]>>,
 }
 
-/// See [`Config::estimate`].
+/// See [`Config::estimate`] and [`Config::allocatable`].
 pub type Estimate = Arc<dyn Fn(&GpuUuid) -> Option<u64> + Send + Sync>;
 
 /// A finding about a share.
@@ -108,6 +118,13 @@ pub enum FindingKind {
         pid: u32,
         /// Violation of the process.
         reason: ViolationKind,
+    },
+    /// A process was killed that did not give back memory beyond the guarantee of its share.
+    Reclaimed {
+        /// PID on the host.
+        pid: u32,
+        /// The claim that is guaranteed the memory.
+        claim: ClaimRef,
     },
 }
 
@@ -137,6 +154,10 @@ pub struct Agent {
     has_notifications: bool,
     claims_changed: Option<SystemTime>,
     refresh_us: u64,
+    /// Whether shares that appear are new. Those that an agent has followed before may have been lent memory.
+    opened: Opened,
+    /// Recorded claims that are not opened: the shares by the UUIDs of their GPUs; `None` if they are unknown.
+    unopened: Vec<Option<(GpuUuid, UnopenedShare)>>,
     schedule: Schedule,
 }
 
@@ -161,6 +182,8 @@ impl Agent {
             has_notifications: true,
             claims_changed: None,
             refresh_us: 0,
+            opened: Opened::Again,
+            unopened: Vec::new(),
             schedule: Schedule::default(),
         }
     }
@@ -249,6 +272,7 @@ impl Agent {
         let tasks = self.schedule.start(now_us);
         if tasks.tick {
             self.refresh(now_us);
+            self.divide_memory(now_us);
             self.shares.follow_records();
             for key in self.shares.watch.started() {
                 self.mark_occupied(key);
@@ -302,7 +326,11 @@ impl Agent {
             return Vec::new();
         };
         let estimate = (self.config.estimate)(&observation.gpu);
-        let found = gpu.scan(now_us, Some(observation), estimate, &mut self.shares);
+        let mut found = match observation.is_extra {
+            true => Vec::new(),
+            false => gpu.scan(now_us, Some(observation), estimate, &mut self.shares),
+        };
+        found.extend(gpu.settle_memory(now_us, observation, estimate, &mut self.shares));
         let found = self.findings(found);
         // Claims are opened as a whole, so a share with another page closes all shares of its claim.
         let mut replaced = BTreeSet::new();
@@ -315,6 +343,7 @@ impl Agent {
             let tracked = &mut self.shares.tracked;
             tracked.retain(|_, share| !replaced.contains(&share.claim));
             self.claims.retain(|uid, _| !replaced.contains(uid));
+            self.opened = Opened::Again;
             self.refresh_us = 0;
         }
         found
@@ -329,35 +358,142 @@ impl Agent {
             return;
         }
         self.claims_changed = changed;
-        let listed = match self.store.list() {
-            Ok(listing) => listing.recorded,
+        let (listed, limits) = match self.store.list() {
+            Ok(listing) => (listing.recorded, listing.limits),
             Err(error) => {
                 tracing::warn!(%error, "cannot list the prepared claims; retrying");
                 self.refresh_us = now_us + LIST_RETRY_US;
                 return;
             }
         };
-        self.refresh_us = now_us + REFRESH_US;
+        let can_burst = self.shares.tracked.values().any(TrackedShare::can_burst);
+        let refresh_us = if can_burst {
+            BURST_REFRESH_US
+        } else {
+            REFRESH_US
+        };
+        self.refresh_us = now_us + refresh_us;
         let tracked = &mut self.shares.tracked;
         tracked.retain(|_, share| listed.contains(&share.claim));
         self.claims.retain(|uid, _| listed.contains(uid));
-        for uid in listed {
+        let mut opened = Opened::New;
+        for uid in &listed {
             // Before the record is read: a write during the read is seen the next time.
-            let version = self.store.version(&uid);
-            let followed = match self.claims.get_mut(&uid) {
+            let version = self.store.version(uid);
+            let followed = match self.claims.get_mut(uid) {
                 Some(claim) if claim.version == version => Ok(()),
                 Some(claim) => {
                     claim.version = version;
-                    self.reread_claim(&uid)
+                    self.reread_claim(uid)
                 }
-                None => self.open_claim(&uid, version, now_us),
+                None => self.open_claim(uid, version, now_us),
             };
             if let Err(error) = followed {
                 self.refresh_us = now_us + RETRY_US;
+                opened = self.opened;
                 tracing::debug!(claim = %uid, %error, "cannot follow the shares of the claim; retrying");
             }
         }
+        self.opened = opened;
         self.follow_gpus(now_us);
+        self.unopened = match self.shares.tracked.values().any(TrackedShare::can_burst) {
+            true => self.read_unopened(&limits),
+            false => Vec::new(),
+        };
+    }
+
+    /// Returns the shares of recorded claims that are not opened. Claims are listed again: one that was recorded before a share that
+    /// can burst was opened is not missed. `limits` are the claims with limits pages.
+    fn read_unopened(&self, limits: &[ClaimUid]) -> Vec<Option<(GpuUuid, UnopenedShare)>> {
+        let Ok(listing) = self.store.list() else {
+            return vec![None];
+        };
+        let recorded = listing.recorded.iter();
+        let mut found = Vec::new();
+        for uid in recorded.filter(|uid| !self.claims.contains_key(uid)) {
+            match self.store.load(uid) {
+                Ok(Loaded::Present(record)) => {
+                    for device in &record.devices {
+                        found.extend(
+                            device
+                                .share()
+                                .map(|share| Some(self.unopened(&record.claim, device, share))),
+                        );
+                    }
+                }
+                Ok(Loaded::Absent) => {}
+                Ok(Loaded::Unsupported(_) | Loaded::Damaged(_)) | Err(_) => found.push(None),
+            }
+        }
+        // Their record is lost, unless it was written since.
+        let is_lost = |uid: &&ClaimUid| {
+            !listing.recorded.contains(uid) && self.config.layout.claim(uid).exists()
+        };
+        found.extend(limits.iter().filter(is_lost).map(|_| None));
+        found
+    }
+
+    /// Returns a share whose page is missing, or cannot be used.
+    fn unopened(
+        &self,
+        claim: &ClaimRef,
+        device: &Prepared,
+        share: &Share,
+    ) -> (GpuUuid, UnopenedShare) {
+        let held_bytes = share.held().memory_bytes;
+        let page = self
+            .config
+            .layout
+            .limits(&claim.uid, &share.id)
+            .join(paths::PAGE_FILE);
+        let present_bytes = match page.exists() {
+            true => share
+                .limit_bytes
+                .map_or(held_bytes, |limit| limit.max(held_bytes)),
+            false => 0,
+        };
+        let memory = ShareMemory {
+            id: None,
+            priority: share.priority,
+            held_bytes,
+            kept_bytes: share.kept().memory_bytes,
+            limit_bytes: None,
+            present_bytes,
+            unreturned_bytes: 0,
+            used_bytes: None,
+            is_reclaimed: false,
+        };
+        let claim = claim.clone();
+        (
+            GpuUuid::new(device.gpu.uuid.clone()),
+            UnopenedShare { claim, memory },
+        )
+    }
+
+    /// Divides the memory of GPUs with shares that can have more than their guarantee.
+    fn divide_memory(&mut self, now_us: u64) {
+        let memory_of = |(uuid, gpu): (&GpuUuid, &Gpu)| {
+            let can_burst = gpu.can_burst(&self.shares);
+            can_burst.then(|| self.memory_of(uuid)).unwrap_or_default()
+        };
+        let memory: Vec<GpuMemory> = self.gpus.iter().map(memory_of).collect();
+        for ((uuid, gpu), memory) in self.gpus.iter_mut().zip(&memory) {
+            if gpu.divide_memory(now_us, memory, &mut self.shares)
+                && let Some(observer) = self.observers.get(uuid)
+            {
+                observer.request();
+            }
+        }
+    }
+
+    fn memory_of(&self, gpu: &GpuUuid) -> GpuMemory {
+        let known = self.unopened.iter().flatten();
+        let own = known.filter(|(uuid, _)| uuid == gpu);
+        GpuMemory {
+            allocatable_bytes: (self.config.allocatable)(gpu),
+            unopened: own.map(|(_, share)| share.clone()).collect(),
+            has_unknown: self.unopened.iter().any(Option::is_none),
+        }
     }
 
     /// Applies the changed record of an opened claim to its shares.
@@ -396,8 +532,14 @@ impl Agent {
         let mut opened = Vec::new();
         for device in &record.devices {
             if let Some(share) = Prepared::share(device) {
-                let tracked =
-                    TrackedShare::open(&self.config.layout, &record, device, share, now_us);
+                let tracked = TrackedShare::open(
+                    &self.config.layout,
+                    &record,
+                    device,
+                    share,
+                    self.opened,
+                    now_us,
+                );
                 opened.push(tracked.map_err(|error| format!("share {}: {error}", share.id))?);
             }
         }
@@ -444,11 +586,4 @@ impl Agent {
 
 fn processes(config: &Config) -> Processes {
     Processes::new(config.proc_root.clone(), config.layout.claims())
-}
-
-/// Returns `CLOCK_MONOTONIC` in microseconds, the clock of pages and regions.
-fn now_us() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    let (seconds, nanos) = (u64::try_from(now.tv_sec), u64::try_from(now.tv_nsec));
-    seconds.unwrap_or(0) * 1_000_000 + nanos.unwrap_or(0) / 1_000
 }

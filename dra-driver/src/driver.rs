@@ -355,6 +355,7 @@ impl Shared {
             reconcile: Arc::clone(&self.reconcile),
             release_wait: self.config.release_wait,
             held: Arc::clone(&self.held),
+            missed_reclaims: self.metrics.operations.missed_reclaims.clone(),
         })
     }
 
@@ -398,6 +399,7 @@ impl Shared {
             proc_root: self.config.proc_root.clone(),
             open: observe,
             estimate: active::estimate(self.gpus.clone()),
+            allocatable: active::allocatable(self.gpus.clone()),
             metrics: self.metrics.shares.clone(),
         };
         let suspend = SuspendNode {

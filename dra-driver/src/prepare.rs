@@ -74,7 +74,7 @@ pub struct Prepared {
 
 /// Access of a claim to a device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "camelCase")]
+#[serde(from = "RecordedAccess", into = "RecordedAccess")]
 pub enum Access {
     /// Exclusive use of the whole GPU.
     Whole,
@@ -86,6 +86,42 @@ pub enum Access {
     Admin,
 }
 
+/// Access in a record.
+#[derive(Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "camelCase")]
+enum RecordedAccess {
+    Whole,
+    Share(Share),
+    /// A share with a limit above its guarantee. A build that does not know this kind leaves the GPUs of the claim alone: it would
+    /// give lent memory to other claims.
+    BurstShare(Share),
+    Partition(Partition),
+    Admin,
+}
+
+impl From<Access> for RecordedAccess {
+    fn from(access: Access) -> Self {
+        match access {
+            Access::Whole => Self::Whole,
+            Access::Share(share) if share.can_burst() => Self::BurstShare(share),
+            Access::Share(share) => Self::Share(share),
+            Access::Partition(partition) => Self::Partition(partition),
+            Access::Admin => Self::Admin,
+        }
+    }
+}
+
+impl From<RecordedAccess> for Access {
+    fn from(access: RecordedAccess) -> Self {
+        match access {
+            RecordedAccess::Whole => Self::Whole,
+            RecordedAccess::Share(share) | RecordedAccess::BurstShare(share) => Self::Share(share),
+            RecordedAccess::Partition(partition) => Self::Partition(partition),
+            RecordedAccess::Admin => Self::Admin,
+        }
+    }
+}
+
 /// A share of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -94,6 +130,10 @@ pub struct Share {
     pub id: ShareId,
     /// GPU memory of the claim itself, bytes.
     pub memory_bytes: u64,
+    /// The most memory that the share may use while the GPU has memory that no claim holds, bytes; `None` for no more than its
+    /// guarantee.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit_bytes: Option<u64>,
     /// Guaranteed percent of GPU time; 0 is best effort.
     pub cores: u64,
     /// Slots of the GPU that the share uses.
@@ -179,6 +219,12 @@ pub struct Grant {
 }
 
 impl Share {
+    /// Returns whether the share may use more memory than it is guaranteed.
+    #[must_use]
+    pub const fn can_burst(&self) -> bool {
+        self.limit_bytes.is_some()
+    }
+
     /// Returns the capacity that the share holds, with all grants.
     #[must_use]
     pub fn held(&self) -> ShareTotals {

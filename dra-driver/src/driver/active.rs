@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use drava_api::config::Enforcement;
 use drava_api::error::describe;
 use drava_nvml::GpuUuid;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
@@ -219,6 +220,21 @@ pub(super) fn estimate(gpus: watch::Receiver<State>) -> agent::Estimate {
         State::Known(node) => {
             let gpu = node.inventory.gpu(gpu.as_str())?;
             Some(capacity::driver_reserve_bytes(gpu))
+        }
+        State::Pending | State::Unknown(_) => None,
+    })
+}
+
+/// Returns the memory that the shares of a GPU can get together, without what is oversubscribed; `None` where host memory can
+/// become GPU memory that no limit counts.
+pub(super) fn allocatable(gpus: watch::Receiver<State>) -> agent::Estimate {
+    Arc::new(move |uuid| match &*gpus.borrow() {
+        State::Known(node) => {
+            let gpu = node.inventory.gpu(uuid.as_str())?;
+            let offer = node.inventory.plan(gpu).share_offer()?;
+            let is_enforceable = capacity::unenforceable(gpu, Enforcement::Report).is_none();
+            let bytes = offer.max_memory_bytes.min(offer.totals.memory_bytes);
+            is_enforceable.then_some(bytes)
         }
         State::Pending | State::Unknown(_) => None,
     })

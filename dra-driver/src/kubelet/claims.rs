@@ -24,7 +24,7 @@ use crate::node::claim::{ClaimRef, ClaimUid};
 use crate::node::lock::{Lock, LockError};
 use crate::node::options::Delivery;
 use crate::prepare::Prepared;
-use crate::prepare::apply::{Applier, ApplyError, Environment, Failure, Repairs};
+use crate::prepare::apply::{Applier, ApplyError, Environment, Failure, MissedReclaims, Repairs};
 use crate::prepare::effects::Effects;
 use crate::prepare::record::ClaimRecord;
 use crate::prepare::spec;
@@ -238,6 +238,8 @@ pub struct ClaimService<E> {
     pub release_wait: Duration,
     /// Claims whose MIG instances programs hold.
     pub held: Arc<HeldInstances>,
+    /// Counts claims for which lent memory was not given back in time.
+    pub missed_reclaims: MissedReclaims,
 }
 
 /// Attempts after which a pod ends although a program holds the MIG instance of its claim. kubelet repeats an unprepare once a
@@ -373,6 +375,9 @@ impl<E: Effects> ClaimService<E> {
         let (record, repairs) = outcome.inspect_err(|error| {
             if matches!(*error.failure, Failure::DamagedRecord(_)) {
                 self.reconcile.notify_one();
+            }
+            if let Failure::Unreturned { cause, .. } = *error.failure {
+                self.missed_reclaims.of(cause).inc();
             }
             if matches!(*error.failure, Failure::MigMode { .. }) {
                 let note = describe(error);

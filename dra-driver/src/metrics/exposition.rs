@@ -16,6 +16,7 @@ use crate::agent::share_metrics::{ShareMetrics, ShareViolation};
 use crate::gpu_health::HealthByGpu;
 use crate::gpu_health::state::Scope;
 use crate::node::claim::{ClaimRef, ClaimUid, ShareId};
+use crate::prepare::apply::Unreturned;
 use crate::report::conditions::Condition;
 
 /// Age from which a reading of a GPU is not shown, seconds.
@@ -74,6 +75,11 @@ impl Collector for Snapshot {
         metric::CLAIM_OPERATION_SECONDS.encode_histograms(encoder, durations)?;
         let errors = calls.map(|(labels, calls)| (labels, calls.errors.get() as f64));
         metric::CLAIM_OPERATION_ERRORS.encode(encoder, errors)?;
+        let missed = Unreturned::ALL.map(|cause| {
+            let count = self.operations.missed_reclaims.of(cause).get() as f64;
+            ([cause.as_str()], count)
+        });
+        metric::BURST_RECLAIM_MISSED.encode(encoder, missed)?;
         self.encode_gpus(encoder)?;
         self.encode_telemetry(encoder)?;
         self.encode_claims(encoder)?;
@@ -283,6 +289,8 @@ impl Snapshot {
         let bytes = |bytes: u64| Some(bytes as f64);
         let limits = each(&|share| bytes(share.limit_bytes?));
         metric::SHARE_MEMORY_LIMIT_BYTES.encode(encoder, limits)?;
+        let burst = each(&|share| bytes(share.burst_bytes?));
+        metric::SHARE_BURST_BYTES.encode(encoder, burst)?;
         let used = each(&|share| bytes(share.figures.used_bytes));
         metric::SHARE_MEMORY_USED_BYTES.encode(encoder, used)?;
         let peak = each(&|share| bytes(share.figures.peak_bytes));

@@ -9,6 +9,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use crate::kubelet::plugin::service::Claims;
 use crate::kubelet::proto::dra_v1::Device;
 use crate::node::claim::ClaimRef;
+use crate::prepare::apply::MissedReclaims;
 
 /// Upper bounds of the duration buckets, seconds. Kubelet's call times out after 45 s.
 const BUCKETS: [f64; 12] = [
@@ -75,6 +76,8 @@ pub struct Operations {
     pub prepare: Calls,
     /// Calls of unprepare.
     pub unprepare: Calls,
+    /// Calls of prepare that failed because lent memory was not given back.
+    pub missed_reclaims: MissedReclaims,
 }
 
 /// Measures the calls of `claims`.

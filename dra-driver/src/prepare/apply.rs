@@ -10,7 +10,7 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use super::base::CommonEdits;
 use super::companion;
 use super::effects::{EffectError, Effects, Ensured};
-use super::limits;
+use super::limits::{self, InitialMemory};
 use super::overcommit;
 use super::plan;
 use super::record::{self, ClaimRecord, Loaded, RecordError, RecordStore, Unsupported};
@@ -24,11 +24,13 @@ use crate::node::layout::{BASE_PREFIX, Layout, SPEC_PREFIX};
 use crate::node::lock::Locks;
 use crate::node::options;
 
+mod backing;
 mod error;
 mod mode;
 pub mod partitions;
 mod repeat;
 
+pub use backing::{MissedReclaims, Unreturned};
 pub use error::{ApplyError, Failure};
 
 /// Inputs of prepare from the node.
@@ -96,7 +98,11 @@ impl<E: Effects> Applier<E> {
     ) -> Result<(ClaimRecord, Repairs), ApplyError> {
         let mut repairs = Repairs::default();
         self.try_prepare(wanted, found, environment, &mut repairs)
-            .map(|record| (record, repairs))
+            .and_then(|record| {
+                // Without it the record and the page stay: they are what other shares give memory back for.
+                self.await_backing(&record)?;
+                Ok((record, repairs))
+            })
             .map_err(|failure| ApplyError {
                 claim: wanted.clone(),
                 failure: Box::new(failure),
@@ -488,7 +494,11 @@ impl<E: Effects> Applier<E> {
             let Some(share) = device.share() else {
                 continue;
             };
-            let limits = limits::page(&uid, device, share, environment.inventory);
+            let memory = match self.has_page(&uid, &share.id) {
+                false if self.is_lending(&uid, &device.gpu.uuid)? => InitialMemory::None,
+                true | false => InitialMemory::Held,
+            };
+            let limits = limits::page(&uid, device, share, environment.inventory, memory);
             note(
                 "limits page",
                 self.effects.ensure_page(&uid, &share.id, &limits)?,

@@ -7,12 +7,22 @@ use crate::gpus::capacity;
 use crate::gpus::inventory::NodeInventory;
 use crate::node::claim::ClaimUid;
 
+/// Memory limit of a new page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum InitialMemory {
+    /// What the share holds.
+    Held,
+    /// None: other shares may use memory that the share is guaranteed, and the agent raises the limit when they have given it back.
+    None,
+}
+
 /// Returns the limits page of a share.
 pub(super) fn page(
     claim: &ClaimUid,
     device: &Prepared,
     share: &Share,
     inventory: &NodeInventory,
+    memory: InitialMemory,
 ) -> abi::LimitsSpec {
     use drava_api::config::{ComputePolicy, MemoryPolicy};
     let reserve = inventory
@@ -25,7 +35,10 @@ pub(super) fn page(
         share_id: id_text(share.id.as_str()),
         device_uuid: device_uuid(&device.gpu.uuid),
         limits: abi::Limits {
-            memory_limit_bytes: Some(held.memory_bytes),
+            memory_limit_bytes: Some(match memory {
+                InitialMemory::Held => held.memory_bytes,
+                InitialMemory::None => 0,
+            }),
             driver_reserve_bytes: reserve,
             driver_excess_bytes: 0,
             driver_surplus_bytes: 0,

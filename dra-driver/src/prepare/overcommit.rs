@@ -168,7 +168,7 @@ impl fmt::Display for Amount {
 
 /// Claims, displayed as a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Holders(Vec<ClaimRef>);
+pub struct Holders(pub Vec<ClaimRef>);
 
 impl fmt::Display for Holders {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -307,6 +307,7 @@ fn share(result: &DeviceRequestAllocationResult, settings: &Settings) -> Result<
     Ok(Share {
         id,
         memory_bytes,
+        limit_bytes: limit_bytes(result, settings, memory_bytes)?,
         cores,
         slots,
         compute_policy: settings.compute_policy,
@@ -317,6 +318,22 @@ fn share(result: &DeviceRequestAllocationResult, settings: &Settings) -> Result<
         grants: Vec::new(),
         suspension: None,
     })
+}
+
+/// Returns the memory limit of a share, if it is above its guarantee.
+fn limit_bytes(
+    result: &DeviceRequestAllocationResult,
+    settings: &Settings,
+    guarantee_bytes: u64,
+) -> Result<Option<u64>, PlanError> {
+    let limit = settings.burst_limit(guarantee_bytes);
+    let limit = limit.map_err(|error| PlanError::Config {
+        request: result.request.clone(),
+        error: error.into(),
+    })?;
+    Ok(limit
+        .map(|bytes| bytes - bytes % MIB)
+        .filter(|bytes| *bytes > guarantee_bytes))
 }
 
 /// Returns ID and amounts of an allocated share.
@@ -436,6 +453,9 @@ fn check_config_without_share(
     }
     if settings.memory_policy != defaults.memory_policy {
         return Err(reject("memory.policy"));
+    }
+    if settings.memory_limit.is_some() {
+        return Err(reject("memory.limit"));
     }
     Ok(())
 }

@@ -305,6 +305,7 @@ pub(crate) mod fixture {
     pub(crate) fn record(number: u32, pool: &str, amounts: ShareTotals) -> ClaimRecord {
         let uid = format!("00000000-0000-4000-8000-{number:012}");
         let share = Share {
+            limit_bytes: None,
             id: ShareId::parse(&uid).unwrap(),
             memory_bytes: amounts.memory_bytes,
             cores: amounts.cores,

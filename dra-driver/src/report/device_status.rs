@@ -306,7 +306,11 @@ fn share_enforced(
     }
     let mib = share.held().memory_bytes / capacity::MIB;
     let (time, companions) = (time(share), companions(share));
-    let message = format!("libvgpu limits memory to {mib} MiB{companions}; {time}");
+    let burst = share.limit_bytes.map_or_else(String::new, |limit| {
+        let mib = limit / capacity::MIB;
+        format!(", to {mib} MiB while memory of the GPU is free")
+    });
+    let message = format!("libvgpu limits memory to {mib} MiB{companions}{burst}; {time}");
     (ConditionReason::Interposed, message)
 }
 

@@ -5,6 +5,7 @@
 
 mod allotment;
 mod balance;
+mod burst;
 mod charges;
 mod contention;
 mod control;

@@ -212,6 +212,8 @@ fn detects_process_that_bypasses_region_of_idle_share() {
     };
     let observation = Observation {
         gpu: agent.gpus[number as usize].clone(),
+        requested_us: agent.now_us,
+        is_extra: false,
         processes: Some(vec![escapes]),
     };
     let mut found = Vec::new();
@@ -237,6 +239,8 @@ fn detects_damaged_region_of_idle_share_within_3_s() {
         let mut found = agent.agent.poll(agent.now_us);
         let observation = Observation {
             gpu: agent.gpus[3].clone(),
+            requested_us: agent.now_us,
+            is_extra: false,
             processes: Some(Vec::new()),
         };
         found.extend(agent.agent.scan(agent.now_us, &observation));

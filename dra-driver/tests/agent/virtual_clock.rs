@@ -83,6 +83,8 @@ impl VirtualClockAgent {
                     let on_gpu = self.listed.iter().filter(|(on, _)| on == gpu);
                     let observation = Observation {
                         gpu: gpu.clone(),
+                        requested_us: self.now_us,
+                        is_extra: false,
                         processes: Some(on_gpu.map(|(_, listed)| listed.clone()).collect()),
                     };
                     assert_eq!(self.agent.scan(self.now_us, &observation), []);

@@ -5,6 +5,7 @@
 
 mod api_server;
 mod apply;
+mod burst;
 mod cdi_ignored;
 mod claims;
 mod cluster;

@@ -74,6 +74,7 @@ fn snapshot() -> Snapshot {
         claim: claim_ref(1).uid,
         share: share.clone(),
         limit_bytes: Some(8 << 30),
+        burst_bytes: Some(2 << 30),
         guaranteed_percent: 30,
         gpu_time_us: 1_500_000,
         throttled_us: 250_000,

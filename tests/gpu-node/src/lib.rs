@@ -224,6 +224,7 @@ impl Node {
             proc_root: self.proc_root(),
             open: Arc::new(open),
             estimate: Arc::new(|_| None),
+            allocatable: Arc::new(|_| None),
             metrics: watch::Sender::new(Arc::default()),
         }
     }
@@ -312,6 +313,7 @@ fn device(gpu: &str, id: ShareId, limits: &Limits, enforcement: Enforcement) -> 
         access: Access::Share(Share {
             id,
             memory_bytes: limits.memory_limit_bytes.unwrap_or(0),
+            limit_bytes: None,
             cores: limits.cores.percent().into(),
             slots: 1,
             compute_policy: ComputePolicy::Balance,

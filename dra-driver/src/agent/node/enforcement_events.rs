@@ -128,6 +128,18 @@ async fn report<E: Effects>(
             );
             (EventReason::LongKernel, note)
         }
+        FindingKind::Reclaimed { pid, claim } => {
+            let found = claims.fetch(&record.claim).await;
+            let found = found.map_err(|error| describe(&error))?;
+            let pods = found.as_ref().map(reserving_pods).unwrap_or_default();
+            subjects.extend(pods.into_iter().map(Subject::Pod));
+            let note = format!(
+                "{about}: killed process {pid} (PID on the node) because the share did not give back memory beyond its request, \
+                 which claim {}/{} is guaranteed; the claim has memory.reclaim: kill",
+                claim.namespace, claim.name
+            );
+            (EventReason::BurstReclaimed, note)
+        }
         FindingKind::Killed { pid, reason } => {
             let note = format!(
                 "{about}: killed process {pid} (PID on the node) because {}; the device class has enforcement: required",

@@ -16,8 +16,10 @@ use crate::agent::policy::control::{ActivityChange, Controller, Decision, Entitl
 use crate::agent::policy::detection::ViolationTracker;
 use crate::agent::policy::priority::{PriorityArbiter, ShareState};
 use crate::agent::policy::schedule::GpuState;
+use crate::node::claim::ClaimRef;
 use crate::node::process::Processes;
 
+pub mod burst;
 mod scan;
 
 /// Ticks without activity after which a GPU is quiet; more than the controller needs to notice.
@@ -41,6 +43,10 @@ pub struct Gpu {
     has_roles: bool,
     ticked_us: u64,
     scanned_us: u64,
+    /// When NVML last listed the memory of all processes, µs; 0 is never.
+    observed_us: u64,
+    /// The claim for which lent memory is taken back.
+    waiting: Option<ClaimRef>,
 }
 
 /// The shares of a node, and what reads them.
@@ -102,6 +108,8 @@ impl Gpu {
             has_roles: false,
             ticked_us: now_us,
             scanned_us: now_us,
+            observed_us: 0,
+            waiting: None,
         }
     }
 

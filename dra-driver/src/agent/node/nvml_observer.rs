@@ -6,10 +6,11 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use drava_nvml::{GpuLibrary, GpuUuid, ProcessMemory};
 
+use super::now_us;
 use crate::gpus::inventory::OpenLibrary;
 use crate::node::process::{ProcessInfo, Processes};
 
@@ -35,6 +36,10 @@ pub struct ObservedProcess {
 pub struct Observation {
     /// The GPU.
     pub gpu: GpuUuid,
+    /// When the list was requested, µs of `CLOCK_MONOTONIC`.
+    pub requested_us: u64,
+    /// Whether it was requested by [`Observer::request`]. Decisions that count observations, one per second, ignore it.
+    pub is_extra: bool,
     /// Processes with a context; `None` if NVML does not report them.
     pub processes: Option<Vec<ObservedProcess>>,
 }
@@ -72,7 +77,7 @@ impl ObservationSender {
 pub struct Observer {
     /// Whether the GPU has shares.
     is_needed: Arc<AtomicBool>,
-    _stop: Sender<()>,
+    requests: Sender<()>,
 }
 
 impl Observer {
@@ -86,7 +91,7 @@ impl Observer {
         processes: Processes,
         observations: ObservationSender,
     ) -> io::Result<Self> {
-        let (stop, stopped) = mpsc::channel::<()>();
+        let (requests, requested) = mpsc::channel::<()>();
         let is_needed = Arc::new(AtomicBool::new(true));
         let mut watch = Watch {
             gpu,
@@ -96,23 +101,40 @@ impl Observer {
         };
         let needed = Arc::clone(&is_needed);
         let observe = move || {
+            let mut is_extra = false;
+            let mut next = Instant::now();
             loop {
-                let (observation, wait) = watch.poll(needed.load(Ordering::Relaxed));
+                let (observation, wait) = watch.poll(needed.load(Ordering::Relaxed), is_extra);
+                if !is_extra {
+                    next = Instant::now() + wait;
+                }
                 if observation.is_some_and(|seen| !observations.send(seen)) {
                     return;
                 }
-                match stopped.recv_timeout(wait) {
-                    Err(RecvTimeoutError::Timeout) => {}
-                    Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
-                }
+                let wait = next.saturating_duration_since(Instant::now());
+                is_extra = match requested.recv_timeout(wait) {
+                    Err(RecvTimeoutError::Timeout) => false,
+                    Ok(()) => {
+                        // One list answers all requests.
+                        while requested.try_recv().is_ok() {}
+                        true
+                    }
+                    Err(RecvTimeoutError::Disconnected) => return,
+                };
             }
         };
         let thread = std::thread::Builder::new().name("agent-nvml".to_owned());
         thread.stack_size(512 << 10).spawn(observe)?;
         Ok(Self {
             is_needed,
-            _stop: stop,
+            requests,
         })
+    }
+
+    /// Requests a list of the processes now.
+    pub fn request(&self) {
+        // A thread that has ended lists nothing any more.
+        let _ = self.requests.send(());
     }
 
     /// Sets whether the GPU is observed. The thread stays, so that a hanging one is not joined by another.
@@ -130,7 +152,7 @@ struct Watch {
 
 impl Watch {
     /// Lists the processes, if that is needed. Returns them and the time until the next poll.
-    fn poll(&mut self, is_needed: bool) -> (Option<Observation>, Duration) {
+    fn poll(&mut self, is_needed: bool, is_extra: bool) -> (Option<Observation>, Duration) {
         if !is_needed {
             self.library = None;
             return (None, INTERVAL);
@@ -139,6 +161,7 @@ impl Watch {
             // The node driver's condition has the reason.
             return (None, RETRY);
         };
+        let requested_us = now_us();
         let listed = library.processes(&self.gpu);
         // A library that has lost the GPU is reopened.
         let is_usable = listed
@@ -147,6 +170,8 @@ impl Watch {
         self.library = is_usable.then_some(library);
         let observation = Observation {
             gpu: self.gpu.clone(),
+            requested_us,
+            is_extra,
             processes: listed.ok().map(|listed| self.describe(&listed)),
         };
         (Some(observation), INTERVAL)

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::io;
 
-use drava_api::config::Enforcement;
+use drava_api::config::{Enforcement, Priority};
 use drava_nvml::GpuUuid;
 use drava_vgpu_abi::bucket::SECOND_US;
 use drava_vgpu_abi::contention::{ALL_PPM, OwnTime};
@@ -16,6 +16,7 @@ use super::limits_page::Page;
 use super::region_watch::RegionWatch;
 use super::usage_region::{ReadBuffer, UsageRegion};
 use crate::agent::policy::activity::{Activity, ActivityTracker};
+use crate::agent::policy::burst::ShareMemory;
 use crate::agent::policy::control::{ActivityChange, Decision, Entitlement};
 use crate::agent::policy::detection::{GpuProcess, ShareView, SuspectedViolation};
 use crate::agent::policy::occupancy::Occupancy;
@@ -23,7 +24,7 @@ use crate::agent::policy::reserve::{ProcessMemory, Reserve};
 use crate::agent::policy::share_metrics::{self, CounterTotals, ShareMetrics};
 use crate::agent::policy::usage_counters::UsageCounters;
 use crate::gpus::capacity::ShareTotals;
-use crate::node::claim::{ClaimUid, ShareId};
+use crate::node::claim::{ClaimRef, ClaimUid, ShareId};
 use crate::node::layout::Layout;
 use crate::node::mounts::MountedShare;
 use crate::prepare::limits;
@@ -44,6 +45,55 @@ const ORPHANED_SLOT_US: u64 = 10_000_000;
 /// GPU time of a yielding share that may be queued on the GPU while a share of higher priority has processes, µs: it bounds
 /// the wait of that share, apart from one running kernel.
 const WINDOW_US: u32 = 250;
+
+/// Time after which an allocation that was admitted before a limit was lowered is charged, µs.
+const SETTLED_US: u64 = 250_000;
+
+/// What the agent may assume of the memory of a share that it opens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Opened {
+    /// Its limit was never above that of its page.
+    New,
+    /// An earlier agent may have lent it memory up to its limit.
+    Again,
+}
+
+/// Memory of a share by its record.
+#[derive(Debug, Clone, Copy)]
+struct RecordedMemory {
+    held_bytes: u64,
+    kept_bytes: u64,
+    limit_bytes: Option<u64>,
+    priority: Priority,
+}
+
+impl RecordedMemory {
+    fn of(share: &Share) -> Self {
+        Self {
+            held_bytes: share.held().memory_bytes,
+            kept_bytes: share.kept().memory_bytes,
+            limit_bytes: share.limit_bytes,
+            priority: share.priority,
+        }
+    }
+}
+
+/// A limit that was lowered.
+#[derive(Debug, Clone, Copy)]
+struct Lowered {
+    at_us: u64,
+    /// The limit before, bytes.
+    from_bytes: u64,
+}
+
+/// The order to a share to give back all memory beyond its guarantee.
+#[derive(Debug, Clone)]
+pub struct Reclaim {
+    /// Time of the order, µs.
+    pub since_us: u64,
+    /// The claim that is guaranteed the memory.
+    pub claim: ClaimRef,
+}
 
 /// Role of a share by its priority.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -69,6 +119,8 @@ fn memory_limit(kept: u64, present: u64, used: impl FnOnce() -> u64) -> u64 {
 pub struct TrackedShare {
     /// Claim of the share.
     pub claim: ClaimUid,
+    /// Names of the claim.
+    pub claim_ref: ClaimRef,
     /// ID of the share.
     pub share: ShareId,
     /// GPU of the share.
@@ -86,6 +138,13 @@ pub struct TrackedShare {
     /// Whether its processes that are not yet on the GPU wait, by its record. `None` leaves the page as it is: the share was
     /// never suspended, or its record was lost, and the driver finds the wait in the page.
     is_suspended: Option<bool>,
+    memory: RecordedMemory,
+    /// Whether the GPU has what the share is guaranteed, so that its limit may be raised to that.
+    pub is_backed: bool,
+    /// Limits that it had and below which its use is not known to have fallen, the latest last.
+    lowered: Vec<Lowered>,
+    /// Whether it must give back all memory beyond its guarantee.
+    pub reclaim: Option<Reclaim>,
     /// Its limits page.
     pub page: Page,
     region: UsageRegion,
@@ -113,11 +172,25 @@ impl TrackedShare {
         record: &ClaimRecord,
         device: &Prepared,
         share: &Share,
+        opened: Opened,
         now_us: u64,
     ) -> io::Result<Self> {
         let uid = &record.claim.uid;
         let page = Page::open(&layout.limits(uid, &share.id))?;
+        let memory = RecordedMemory::of(share);
+        let present = page.limits().memory_limit_bytes.unwrap_or(0);
+        let lent = memory.limit_bytes.map(|limit| limit.max(present));
+        let lent = lent.filter(|_| present > memory.held_bytes || opened == Opened::Again);
+        let lowered = lent.map(|from_bytes| Lowered {
+            at_us: now_us,
+            from_bytes,
+        });
         Ok(Self {
+            memory,
+            is_backed: true,
+            lowered: lowered.into_iter().collect(),
+            reclaim: None,
+            claim_ref: record.claim.clone(),
             claim: uid.clone(),
             share: share.id.clone(),
             gpu: GpuUuid::new(device.gpu.uuid.clone()),
@@ -293,6 +366,71 @@ impl TrackedShare {
     pub fn set_recorded(&mut self, share: &Share) {
         self.kept = Some(share.kept());
         self.is_suspended = share.is_suspended();
+        self.memory = RecordedMemory::of(share);
+    }
+
+    /// Returns whether it may use more memory than it is guaranteed.
+    #[must_use]
+    pub const fn can_burst(&self) -> bool {
+        self.memory.limit_bytes.is_some()
+    }
+
+    /// Returns whether memory that it was lent is not known to be back.
+    #[must_use]
+    pub const fn is_giving_back(&self) -> bool {
+        !self.lowered.is_empty() || self.reclaim.is_some()
+    }
+
+    /// Returns what divides the memory of its GPU. The use is not read.
+    #[must_use]
+    pub fn memory(&self, key: ShareKey) -> ShareMemory<Option<ShareKey>> {
+        let memory = self.memory;
+        let present_bytes = self.page.limits().memory_limit_bytes;
+        let lowered = self.lowered.iter().map(|lowered| lowered.from_bytes);
+        ShareMemory {
+            id: Some(key),
+            priority: memory.priority,
+            held_bytes: memory.held_bytes,
+            kept_bytes: memory.kept_bytes,
+            limit_bytes: memory.limit_bytes,
+            present_bytes: present_bytes.unwrap_or(u64::MAX),
+            unreturned_bytes: lowered.max().unwrap_or(0),
+            used_bytes: None,
+            is_reclaimed: self.reclaim.is_some(),
+        }
+    }
+
+    /// Returns what its living processes have requested, by its region; `None` if that cannot be read.
+    pub fn requested_bytes(&mut self, buffer: &mut ReadBuffer) -> Option<u64> {
+        self.region.verify().ok()?;
+        self.region.live_bytes(buffer).ok()
+    }
+
+    /// Writes the memory limit of a share that can burst.
+    ///
+    /// # Errors
+    /// If the page cannot be written.
+    pub fn set_memory_limit(&mut self, now_us: u64, limit_bytes: u64) -> io::Result<()> {
+        let present_bytes = self.page.limits().memory_limit_bytes.unwrap_or(u64::MAX);
+        if limit_bytes < present_bytes {
+            // Before the write, which may fail half-way.
+            self.lowered.push(Lowered {
+                at_us: now_us,
+                from_bytes: present_bytes,
+            });
+        }
+        self.page
+            .change(|limits| limits.memory_limit_bytes = Some(limit_bytes))
+    }
+
+    /// Applies that at `observed_us` its use was within the limit of its page.
+    pub fn confirm_return(&mut self, observed_us: u64) {
+        let is_settled =
+            |lowered: &Lowered| lowered.at_us.saturating_add(SETTLED_US) <= observed_us;
+        self.lowered.retain(|lowered| !is_settled(lowered));
+        if self.lowered.is_empty() {
+            self.reclaim = None;
+        }
     }
 
     /// Writes the suspension and the capacity of its record to the page, as far as the use allows it. An unreadable region counts as full.
@@ -308,13 +446,17 @@ impl TrackedShare {
             return Ok(());
         };
         let used = || used_bytes(&self.region, limits, buffer).unwrap_or(u64::MAX);
-        let memory = memory_limit(kept.memory_bytes, present, used);
+        let memory = if self.can_burst() || (present < kept.memory_bytes && !self.is_backed) {
+            present
+        } else {
+            memory_limit(kept.memory_bytes, present, used)
+        };
         let cores = limits::cores(kept.cores);
         self.page.change(|limits| {
             limits.memory_limit_bytes = Some(memory);
             limits.cores = cores;
         })?;
-        if memory == kept.memory_bytes {
+        if memory == kept.memory_bytes || self.can_burst() {
             self.kept = None;
         }
         Ok(())
@@ -360,9 +502,12 @@ impl TrackedShare {
     ) -> ShareView<ShareKey> {
         let estimate_bytes = self.estimate_bytes(estimate_bytes);
         let region = &mut self.region;
+        // A share that gives memory back still may use it.
+        let lowered = self.lowered.iter().map(|lowered| lowered.from_bytes);
+        let limit_bytes = self.page.limits().memory_limit_bytes;
         ShareView {
             id: key,
-            limit_bytes: self.page.limits().memory_limit_bytes,
+            limit_bytes: limit_bytes.map(|limit| lowered.fold(limit, u64::max)),
             estimate_bytes,
             region: region.verify().and_then(|()| region.view(buffer)),
         }
@@ -409,6 +554,11 @@ impl TrackedShare {
             claim: self.claim.clone(),
             share: self.share.clone(),
             limit_bytes: limits.memory_limit_bytes,
+            burst_bytes: self
+                .memory
+                .limit_bytes
+                .and(limits.memory_limit_bytes)
+                .map(|limit| limit.saturating_sub(self.memory.held_bytes)),
             guaranteed_percent: limits.cores.percent(),
             gpu_time_us: self.totals.gpu_time_us(),
             throttled_us: self.totals.throttled_us(),

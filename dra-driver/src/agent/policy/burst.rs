@@ -95,11 +95,12 @@ pub fn divide<Id: Ord + Copy>(allocatable_bytes: u64, shares: &[ShareMemory<Id>]
     if !is_backed && shares.iter().any(ShareMemory::is_waiting) {
         let reclaimed = victims(capacity_bytes, shares);
         let limits = bursting().map(|share| {
-            let wanted = match reclaimed.contains(&share.id) {
-                true => share.held_bytes,
-                false => share.demand_bytes(),
+            let limit = match reclaimed.contains(&share.id) {
+                true => share.present_bytes.min(share.held_bytes),
+                // An allocation that was admitted before the limit was lowered is kept, as others are.
+                false => share.committed_bytes().min(share.demand_bytes()),
             };
-            (share.id, share.present_bytes.min(wanted))
+            (share.id, limit)
         });
         return Division {
             limits: limits.collect(),

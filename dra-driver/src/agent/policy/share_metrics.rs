@@ -18,6 +18,8 @@ pub struct ShareMetrics {
     pub share: ShareId,
     /// Memory limit; `None` without a limit.
     pub limit_bytes: Option<u64>,
+    /// Part of it beyond the guarantee; `None` for a share that gets its guarantee only.
+    pub burst_bytes: Option<u64>,
     /// Guaranteed GPU time, percent.
     pub guaranteed_percent: u32,
     /// GPU time used.

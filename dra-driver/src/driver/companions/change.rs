@@ -120,8 +120,10 @@ pub(super) fn change<E: Effects>(
     }
     let mut released = BTreeSet::new();
     for ending in companions.present.iter().filter(|one| one.is_ending) {
-        // A share with more memory than its record says is one whose record has lost a grant, maybe this one.
-        let is_recorded = |share: &Share| has_settled(share, share.held().memory_bytes);
+        // A share with more memory than its record says is one whose record has lost a grant, maybe this one. Of a share that bursts,
+        // the agent takes back what it has beyond its record.
+        let is_recorded =
+            |share: &Share| share.can_burst() || has_settled(share, share.held().memory_bytes);
         let has_grant = || applier.has_grant_of(&ending.claim.uid);
         if shares_of(&record, ending).all(is_recorded)
             && !has_grant().map_err(|error| describe(&error))?

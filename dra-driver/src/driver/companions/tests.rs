@@ -52,6 +52,7 @@ impl Fixture {
             reporter,
             reconcile: Arc::new(Notify::new()),
             release_wait: Duration::ZERO,
+            missed_reclaims: crate::prepare::apply::MissedReclaims::default(),
             held: Arc::new(HeldInstances::default()),
         };
         let mut task = Task::new(Arc::new(claims), node.layout.clone());

@@ -4,8 +4,9 @@ use drava_nvml::Placement;
 
 use crate::node::claim::{ClaimRef, ClaimUid};
 use crate::node::lock::LockError;
+use crate::prepare::apply::backing::{RECLAIM_WAIT, Unreturned};
 use crate::prepare::effects::EffectError;
-use crate::prepare::overcommit::Conflict;
+use crate::prepare::overcommit::{Conflict, Holders};
 use crate::prepare::plan::PlanError;
 use crate::prepare::record::RecordError;
 use crate::prepare::spec::SpecError;
@@ -115,6 +116,19 @@ pub enum Failure {
         gpu: String,
         /// UUID of the other GPU.
         other: String,
+    },
+    /// Another share has not given back memory that this claim is guaranteed.
+    #[error(
+        "device {device}: memory that was free is lent, and was not given back within {} s by: {holders} ({cause}); kubelet retries",
+        RECLAIM_WAIT.as_secs()
+    )]
+    Unreturned {
+        /// The device.
+        device: String,
+        /// Claims of these shares.
+        holders: Holders,
+        /// Why it is not back.
+        cause: Unreturned,
     },
     /// The CDI spec could not be built.
     #[error(transparent)]

@@ -112,7 +112,7 @@ impl Gpu {
         killed
     }
 
-    fn gpu_process(
+    pub(super) fn gpu_process(
         &self,
         observed: &ObservedProcess,
         tracked: &BTreeMap<ShareKey, TrackedShare>,

@@ -1,0 +1,266 @@
+//! Memory beyond the guarantees: writes what [`policy::burst`](crate::agent::policy::burst) decides, and ends processes that do not
+//! give memory back.
+
+use std::collections::BTreeSet;
+
+use super::{Gpu, Shares};
+use crate::agent::FindingKind;
+use crate::agent::node::ShareKey;
+use crate::agent::node::nvml_observer::Observation;
+use crate::agent::node::tracked_share::{Reclaim, TrackedShare};
+use crate::agent::policy::burst::{Division, ShareMemory, divide};
+use crate::agent::policy::detection::{GpuProcess, ShareView, SuspectedViolation, detect};
+use crate::node::claim::ClaimRef;
+
+/// Time for the programs of a share to give memory back before they are killed, µs.
+const GRACE_US: u64 = 400_000;
+
+/// Age of NVML's list of processes at which nothing is lent: what is lent could not be taken back safely, µs.
+const OBSERVATION_AGE_US: u64 = 5_000_000;
+
+/// A share of a GPU by its record, without a limits page that the agent follows.
+#[derive(Debug, Clone)]
+pub struct UnopenedShare {
+    /// The claim.
+    pub claim: ClaimRef,
+    /// Its memory.
+    pub memory: ShareMemory<Option<ShareKey>>,
+}
+
+/// Memory of a GPU, as far as it is known.
+#[derive(Debug, Clone, Default)]
+pub struct GpuMemory {
+    /// What its shares can get together, bytes; `None` if that is unknown, or limits do not hold on the GPU.
+    pub allocatable_bytes: Option<u64>,
+    /// Shares that are recorded and not followed.
+    pub unopened: Vec<UnopenedShare>,
+    /// Whether claims hold unknown amounts of it.
+    pub has_unknown: bool,
+}
+
+impl Gpu {
+    /// Returns whether some of its shares may use more than their guarantee.
+    #[must_use]
+    pub fn can_burst(&self, shares: &Shares) -> bool {
+        let own = self.keys.iter().filter_map(|key| shares.tracked.get(key));
+        own.into_iter().any(TrackedShare::can_burst)
+    }
+
+    /// Divides its memory among the shares that can burst, and takes back what others are guaranteed. Returns whether NVML's list of
+    /// processes is needed now.
+    pub fn divide_memory(&mut self, now_us: u64, memory: &GpuMemory, shares: &mut Shares) -> bool {
+        if !self.can_burst(shares) {
+            self.waiting = None;
+            for key in &self.keys {
+                if let Some(share) = shares.tracked.get_mut(key) {
+                    share.is_backed = true;
+                }
+            }
+            return false;
+        }
+        let mut all: Vec<ShareMemory<Option<ShareKey>>> = self
+            .keys
+            .iter()
+            .filter_map(|key| Some(shares.tracked.get(key)?.memory(*key)))
+            .chain(memory.unopened.iter().map(|share| share.memory))
+            .collect();
+        let allocatable_bytes = memory.allocatable_bytes.filter(|_| !memory.has_unknown);
+        let division = match allocatable_bytes {
+            Some(bytes) => self.division(bytes, &mut all, shares),
+            // Nothing changes but for guarantees that are certain.
+            None => Division {
+                limits: all
+                    .iter()
+                    .map(|share| (share.id, share.present_bytes))
+                    .collect(),
+                reclaimed: Vec::new(),
+                is_backed: divide(0, &all).is_backed && !memory.has_unknown,
+            },
+        };
+        let is_observed = now_us.saturating_sub(self.observed_us) < OBSERVATION_AGE_US;
+        for (id, limit) in division.limits {
+            let Some((key, share)) = id.zip(all.iter().find(|share| share.id == id)) else {
+                continue;
+            };
+            let present = share.present_bytes;
+            let guaranteed = match division.is_backed {
+                true => present.max(share.kept_bytes),
+                false => present,
+            };
+            let limit = match allocatable_bytes.is_some() && (is_observed || limit < present) {
+                true => limit,
+                false => guaranteed,
+            };
+            if share.limit_bytes.is_some() && limit != present {
+                shares.write(key, |share| share.set_memory_limit(now_us, limit));
+            }
+        }
+        let waiting = self.waiting_claim(memory, shares);
+        self.waiting = waiting.clone().filter(|_| !division.is_backed);
+        for key in &self.keys {
+            let Some(share) = shares.tracked.get_mut(key) else {
+                continue;
+            };
+            share.is_backed = division.is_backed;
+            let is_new = division.reclaimed.contains(&Some(*key)) && share.reclaim.is_none();
+            if let Some(claim) = waiting.clone().filter(|_| is_new) {
+                tracing::info!(share = %share.claim_ref, %claim, "taking back memory that was lent");
+                let since_us = now_us;
+                share.reclaim = Some(Reclaim { since_us, claim });
+            }
+        }
+        let mut own = self.keys.iter().filter_map(|key| shares.tracked.get(key));
+        own.any(TrackedShare::is_giving_back)
+    }
+
+    /// Divides what is known. The use of shares is read only if something changes.
+    fn division(
+        &self,
+        allocatable_bytes: u64,
+        all: &mut [ShareMemory<Option<ShareKey>>],
+        shares: &mut Shares,
+    ) -> Division<Option<ShareKey>> {
+        for share in &mut *all {
+            share.used_bytes = Some(0);
+        }
+        let unused = divide(allocatable_bytes, all);
+        let is_present = |(id, limit): &(Option<ShareKey>, u64)| {
+            let mut all = all.iter();
+            all.any(|share| share.id == *id && share.present_bytes == *limit)
+        };
+        if unused.is_backed && unused.limits.iter().all(is_present) {
+            return unused;
+        }
+        for share in &mut *all {
+            let tracked = share.id.and_then(|key| shares.tracked.get_mut(&key));
+            share.used_bytes = match share.limit_bytes {
+                Some(_) => tracked.and_then(|tracked| tracked.requested_bytes(&mut shares.buffer)),
+                None => None,
+            };
+        }
+        divide(allocatable_bytes, all)
+    }
+
+    /// Returns the claim that waits for memory that it is guaranteed.
+    fn waiting_claim(&self, memory: &GpuMemory, shares: &Shares) -> Option<ClaimRef> {
+        let unopened = memory.unopened.iter();
+        let mut unopened = unopened.filter(|share| share.memory.is_waiting());
+        if let Some(share) = unopened.next() {
+            return Some(share.claim.clone());
+        }
+        let tracked = self.keys.iter().filter_map(|key| {
+            let share = shares.tracked.get(key)?;
+            share.memory(*key).is_waiting().then_some(share)
+        });
+        tracked
+            .into_iter()
+            .map(|share| share.claim_ref.clone())
+            .next()
+    }
+
+    /// Compares the use of shares that give memory back with NVML's list of processes: applies what is back, and kills the processes
+    /// of shares that do not give it back.
+    pub fn settle_memory(
+        &mut self,
+        now_us: u64,
+        observation: &Observation,
+        estimate_bytes: Option<u64>,
+        shares: &mut Shares,
+    ) -> Vec<(ShareKey, FindingKind)> {
+        let Some(observed) = &observation.processes else {
+            return Vec::new();
+        };
+        if observed.iter().any(|process| process.used_bytes.is_none()) {
+            return Vec::new();
+        }
+        self.observed_us = observation.requested_us;
+        let is_giving_back = |key: &ShareKey| {
+            let share = shares.tracked.get(key);
+            share.is_some_and(TrackedShare::is_giving_back)
+        };
+        let giving: Vec<ShareKey> = self.keys.iter().copied().filter(is_giving_back).collect();
+        if giving.is_empty() {
+            return Vec::new();
+        }
+        let processes: Vec<GpuProcess<ShareKey>> = observed
+            .iter()
+            .map(|observed| self.gpu_process(observed, &shares.tracked))
+            .collect();
+        let over = self.over_page(estimate_bytes, &processes, shares);
+        let mut found = Vec::new();
+        for key in giving {
+            let own: Vec<&GpuProcess<ShareKey>> = processes
+                .iter()
+                .filter(|process| process.shares.contains(&key))
+                .collect();
+            let Some(share) = shares.tracked.get_mut(&key) else {
+                continue;
+            };
+            let limit_bytes = share.page.limits().memory_limit_bytes;
+            let requested_bytes = share.requested_bytes(&mut shares.buffer);
+            let is_within =
+                requested_bytes.is_some_and(|bytes| limit_bytes.is_none_or(|limit| bytes <= limit));
+            let is_over = own.iter().any(|process| over.contains(&process.pid));
+            if is_within && !is_over {
+                share.confirm_return(observation.requested_us);
+                continue;
+            }
+            // Its region shows less than NVML: what it uses more is taken back, too.
+            if share.reclaim.is_none() && is_over {
+                let waiting = self.waiting.clone();
+                share.reclaim = waiting.map(|claim| Reclaim {
+                    since_us: now_us,
+                    claim,
+                });
+            }
+            let Some(reclaim) = share.reclaim.clone() else {
+                continue;
+            };
+            if reclaim.since_us.saturating_add(GRACE_US) > observation.requested_us.min(now_us) {
+                continue;
+            }
+            for process in own {
+                let is_killed = shares.processes.kill(process.pid, |described| {
+                    described.owner == process.owner
+                        && described.shares.iter().any(|mounted| share.is(mounted))
+                });
+                if is_killed {
+                    let (pid, claim) = (process.pid, reclaim.claim.clone());
+                    found.push((key, FindingKind::Reclaimed { pid, claim }));
+                }
+            }
+        }
+        found
+    }
+
+    /// Returns the PIDs of the processes of shares that use more than the limit of their page, by NVML, with the tolerance of
+    /// [`detect`].
+    fn over_page(
+        &self,
+        estimate_bytes: Option<u64>,
+        processes: &[GpuProcess<ShareKey>],
+        shares: &mut Shares,
+    ) -> BTreeSet<u32> {
+        let mut views: Vec<ShareView<ShareKey>> = Vec::new();
+        for key in &self.keys {
+            if let Some(share) = shares.tracked.get_mut(key) {
+                let limit_bytes = share.page.limits().memory_limit_bytes;
+                let view = share.view(*key, estimate_bytes, &mut shares.buffer);
+                views.push(ShareView {
+                    limit_bytes,
+                    ..view
+                });
+            }
+        }
+        let suspected = detect(self.uuid.as_str(), &views, processes);
+        let over = suspected
+            .into_iter()
+            .filter_map(|(_, violation)| match violation {
+                SuspectedViolation::OverLimit { pids, .. } => Some(pids),
+                SuspectedViolation::NotCounted { .. }
+                | SuspectedViolation::Region(_)
+                | SuspectedViolation::OtherGpu { .. } => None,
+            });
+        over.flatten().collect()
+    }
+}

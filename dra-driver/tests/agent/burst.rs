@@ -1,0 +1,241 @@
+//! Memory beyond the guarantees: lent while no claim holds it, and taken back before a claim gets it, with `libvgpu.so` on a simulated
+//! machine. The GPU gives its shares 16 GiB.
+
+use std::sync::Arc;
+
+use drava_api::config::Priority;
+use drava_dra_driver::agent::{Config, Finding, FindingKind};
+use drava_dra_driver::node::claim::ClaimRef;
+use drava_dra_driver::prepare::{Grant, Share};
+use drava_vgpu_abi::Limits;
+
+use crate::node::{GIB, MIB, RunningAgent, TestNode, eventually};
+
+/// Memory of a context.
+const CONTEXT_BYTES: u64 = 528 * MIB;
+
+/// Returns the limits of a share with this memory.
+fn limits(gib: u64) -> Limits {
+    Limits {
+        driver_reserve_bytes: CONTEXT_BYTES,
+        ..Limits::memory(gib * GIB)
+    }
+}
+
+fn config(node: &TestNode) -> Config {
+    Config {
+        estimate: Arc::new(|_| Some(CONTEXT_BYTES)),
+        allocatable: Arc::new(|_| Some(16 * GIB)),
+        ..node.config()
+    }
+}
+
+fn agent(node: &TestNode) -> RunningAgent {
+    node.agent_with(config(node))
+}
+
+/// Returns a node with a share of 4 GiB that may use 12 GiB.
+fn node() -> TestNode {
+    let node = TestNode::new();
+    prepare_burst(&node, 1, 4, 12);
+    node
+}
+
+fn prepare_burst(node: &TestNode, number: u32, guarantee_gib: u64, limit_gib: u64) {
+    node.prepare(number, &limits(guarantee_gib));
+    let set = |share: &mut Share| share.limit_bytes = Some(limit_gib * GIB);
+    node.node.change_record(number, set).unwrap();
+}
+
+/// Prepares a claim beside shares that can burst, as the driver does: its page begins without memory.
+fn prepare_beside(node: &TestNode, number: u32, gib: u64) {
+    node.prepare(number, &limits(0));
+    let set = |share: &mut Share| share.memory_bytes = gib * GIB;
+    node.node.change_record(number, set).unwrap();
+}
+
+/// Returns the command that takes this memory, in two allocations.
+fn take(gib: u64) -> String {
+    format!("memory {}", gib * GIB / 2)
+}
+
+#[track_caller]
+fn await_limit(node: &TestNode, number: u32, gib: u64) {
+    eventually(&format!("a limit of {gib} GiB of share {number}"), || {
+        (node.page(number).memory_limit_bytes == Some(gib * GIB)).then_some(())
+    });
+}
+
+fn is_alive(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // A killed process is a zombie until its parent waits for it.
+    !stat.is_empty() && !stat.contains(") Z ")
+}
+
+fn is_reclaimed(finding: &Finding, number: u32, pid: u32, for_claim: &str) -> bool {
+    let FindingKind::Reclaimed { pid: killed, claim } = &finding.kind else {
+        return false;
+    };
+    finding.share == TestNode::share_id(number) && *killed == pid && claim.name == for_claim
+}
+
+#[test]
+fn share_uses_free_memory_up_to_its_limit() {
+    let node = node();
+    let agent = agent(&node);
+    await_limit(&node, 1, 12);
+    assert!(node.tenant(1).ok(&take(13)).is_err(), "13 GiB of 12");
+    let mut tenant = node.tenant(1);
+    tenant.ok(&take(10)).unwrap();
+    // Neither the end of the agent nor another one takes it away.
+    drop(agent);
+    let _agent = self::agent(&node);
+    prepare_burst(&node, 2, 1, 2);
+    await_limit(&node, 2, 2);
+    assert_eq!(node.page(1).memory_limit_bytes, Some(12 * GIB));
+    assert!(is_alive(tenant.pid()));
+}
+
+#[test]
+fn unused_room_is_taken_back_without_end_of_process() {
+    let node = node();
+    let _agent = agent(&node);
+    await_limit(&node, 1, 12);
+    let mut first = node.tenant(1);
+    first.ok(&take(8)).unwrap();
+    prepare_beside(&node, 2, 6);
+    await_limit(&node, 2, 6);
+    await_limit(&node, 1, 10);
+    let mut second = node.tenant(2);
+    second.ok(&take(5)).unwrap();
+    assert!(first.ok(&take(11)).is_err(), "11 GiB of 10");
+    assert!(is_alive(first.pid()));
+    assert_eq!(node.findings.lock().unwrap().as_slice(), []);
+}
+
+#[test]
+fn process_that_keeps_lent_memory_is_killed_before_claim_gets_it() {
+    let node = node();
+    let _agent = agent(&node);
+    await_limit(&node, 1, 12);
+    let mut first = node.tenant(1);
+    first.ok(&take(11)).unwrap();
+    prepare_beside(&node, 2, 6);
+    eventually("memory of the second", || {
+        let limit = node.page(2).memory_limit_bytes;
+        // Never before the first has given it back.
+        assert!(
+            limit == Some(0) || !is_alive(first.pid()),
+            "a promise of memory in use"
+        );
+        (limit == Some(6 * GIB)).then_some(())
+    });
+    let mut second = node.tenant(2);
+    second.ok(&take(5)).unwrap();
+    node.await_finding("the kill", |finding| {
+        is_reclaimed(finding, 1, first.pid(), "claim-2")
+    });
+    await_limit(&node, 1, 10);
+    assert_eq!(
+        node.findings.lock().unwrap().len(),
+        1,
+        "{:?}",
+        node.findings
+    );
+}
+
+/// The record of the second exists when no agent runs, as after a crash of the driver between record and limits.
+#[test]
+fn agent_that_starts_takes_back_for_claim_that_waits() {
+    let node = node();
+    let agent = node.agent_with(config(&node));
+    await_limit(&node, 1, 12);
+    let mut first = node.tenant(1);
+    first.ok(&take(11)).unwrap();
+    drop(agent);
+    prepare_beside(&node, 2, 6);
+    let _agent = self::agent(&node);
+    await_limit(&node, 2, 6);
+    assert!(!is_alive(first.pid()));
+}
+
+#[test]
+fn growth_takes_lent_memory_back() {
+    let node = node();
+    node.prepare(2, &limits(2));
+    let _agent = agent(&node);
+    await_limit(&node, 1, 12);
+    let mut first = node.tenant(1);
+    first.ok(&take(11)).unwrap();
+    let grow = |share: &mut Share| {
+        share.grants.push(Grant {
+            claim: ClaimRef {
+                namespace: "default".to_owned(),
+                name: "more".to_owned(),
+                uid: gpu_node::claim_uid(9).unwrap(),
+            },
+            memory_bytes: 4 * GIB,
+            cores: 0,
+            slots: 1,
+            is_ending: false,
+        });
+    };
+    node.node.change_record(2, grow).unwrap();
+    await_limit(&node, 2, 6);
+    assert!(!is_alive(first.pid()));
+    node.await_finding("the kill", |finding| {
+        is_reclaimed(finding, 1, first.pid(), "claim-2")
+    });
+}
+
+#[test]
+fn priority_decides_who_gets_free_memory() {
+    let node = TestNode::new();
+    prepare_burst(&node, 1, 2, 12);
+    prepare_burst(&node, 2, 2, 8);
+    let prefer = |share: &mut Share| share.priority = Priority::try_from(5).unwrap();
+    node.node.change_record(2, prefer).unwrap();
+    let _agent = agent(&node);
+    await_limit(&node, 2, 8);
+    await_limit(&node, 1, 8);
+}
+
+/// The region of the tenant shows almost no memory, and NVML shows 11 GiB.
+#[test]
+fn forged_use_is_not_taken_for_memory_given_back() {
+    let node = node();
+    let _agent = agent(&node);
+    await_limit(&node, 1, 12);
+    let mut hidden = node.escape(1, "cuMemAllocUnlisted", 11 * GIB, true);
+    prepare_beside(&node, 2, 6);
+    eventually("memory of the second", || {
+        let limit = node.page(2).memory_limit_bytes;
+        assert!(
+            limit == Some(0) || !is_alive(hidden.pid()),
+            "a promise of memory in use"
+        );
+        (limit == Some(6 * GIB)).then_some(())
+    });
+    assert_eq!(hidden.exit_signal(), Some(9));
+}
+
+/// Without NVML's list of processes nothing could be taken back safely, so nothing is lent.
+#[test]
+fn nothing_is_lent_without_nvml() {
+    let node = TestNode::new();
+    let closed = Config {
+        open: Arc::new(|| Err("no NVML".to_owned())),
+        ..config(&node)
+    };
+    // It is followed when the agent has started.
+    node.prepare(3, &limits(1));
+    let grow = |share: &mut Share| share.memory_bytes = 2 * GIB;
+    node.node.change_record(3, grow).unwrap();
+    let _agent = node.agent_with(closed);
+    await_limit(&node, 3, 2);
+    prepare_burst(&node, 1, 4, 12);
+    // A guarantee is raised all the same.
+    prepare_beside(&node, 2, 6);
+    await_limit(&node, 2, 6);
+    assert_eq!(node.page(1).memory_limit_bytes, Some(4 * GIB));
+}
