@@ -396,9 +396,12 @@ impl Agent {
         }
         self.opened = opened;
         self.follow_gpus(now_us);
-        self.unopened = match self.shares.tracked.values().any(TrackedShare::can_burst) {
-            true => self.read_unopened(&limits),
-            false => Vec::new(),
+        let is_opened = |uid: &ClaimUid| self.claims.contains_key(uid);
+        self.unopened = match listed.iter().chain(&limits).all(is_opened)
+            && !self.shares.tracked.values().any(TrackedShare::can_burst)
+        {
+            true => Vec::new(),
+            false => self.read_unopened(&limits),
         };
     }
 
@@ -464,19 +467,24 @@ impl Agent {
             is_reclaimed: false,
         };
         let claim = claim.clone();
+        let is_lent = present_bytes > held_bytes;
         (
             GpuUuid::new(device.gpu.uuid.clone()),
-            UnopenedShare { claim, memory },
+            UnopenedShare {
+                claim,
+                memory,
+                is_lent,
+            },
         )
     }
 
     /// Divides the memory of GPUs with shares that can have more than their guarantee.
     fn divide_memory(&mut self, now_us: u64) {
-        let memory_of = |(uuid, gpu): (&GpuUuid, &Gpu)| {
-            let can_burst = gpu.can_burst(&self.shares);
-            can_burst.then(|| self.memory_of(uuid)).unwrap_or_default()
-        };
-        let memory: Vec<GpuMemory> = self.gpus.iter().map(memory_of).collect();
+        let memory = self
+            .gpus
+            .iter()
+            .map(|(uuid, gpu)| self.memory_of(uuid, gpu));
+        let memory: Vec<GpuMemory> = memory.collect();
         for ((uuid, gpu), memory) in self.gpus.iter_mut().zip(&memory) {
             if gpu.divide_memory(now_us, memory, &mut self.shares)
                 && let Some(observer) = self.observers.get(uuid)
@@ -486,12 +494,14 @@ impl Agent {
         }
     }
 
-    fn memory_of(&self, gpu: &GpuUuid) -> GpuMemory {
+    fn memory_of(&self, uuid: &GpuUuid, gpu: &Gpu) -> GpuMemory {
         let known = self.unopened.iter().flatten();
-        let own = known.filter(|(uuid, _)| uuid == gpu);
+        let own = known.filter(|(of, _)| of == uuid);
+        let unopened: Vec<UnopenedShare> = own.map(|(_, share)| share.clone()).collect();
+        let can_burst = gpu.can_burst(&unopened, &self.shares);
         GpuMemory {
-            allocatable_bytes: (self.config.allocatable)(gpu),
-            unopened: own.map(|(_, share)| share.clone()).collect(),
+            allocatable_bytes: can_burst.then(|| (self.config.allocatable)(uuid)).flatten(),
+            unopened,
             has_unknown: self.unopened.iter().any(Option::is_none),
         }
     }

@@ -224,7 +224,7 @@ impl Builder<'_> {
             Memory::Percent(percent) => {
                 config.memory = Some(MemoryConfig {
                     percent: Percent::try_from(i64::from(percent)).ok(),
-                    policy: None,
+                    ..MemoryConfig::default()
                 });
             }
         }

@@ -214,6 +214,7 @@ fn detects_process_that_bypasses_region_of_idle_share() {
         gpu: agent.gpus[number as usize].clone(),
         requested_us: agent.now_us,
         is_extra: false,
+        is_complete: true,
         processes: Some(vec![escapes]),
     };
     let mut found = Vec::new();
@@ -241,6 +242,7 @@ fn detects_damaged_region_of_idle_share_within_3_s() {
             gpu: agent.gpus[3].clone(),
             requested_us: agent.now_us,
             is_extra: false,
+            is_complete: true,
             processes: Some(Vec::new()),
         };
         found.extend(agent.agent.scan(agent.now_us, &observation));

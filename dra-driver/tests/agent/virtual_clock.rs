@@ -85,6 +85,7 @@ impl VirtualClockAgent {
                         gpu: gpu.clone(),
                         requested_us: self.now_us,
                         is_extra: false,
+                        is_complete: true,
                         processes: Some(on_gpu.map(|(_, listed)| listed.clone()).collect()),
                     };
                     assert_eq!(self.agent.scan(self.now_us, &observation), []);

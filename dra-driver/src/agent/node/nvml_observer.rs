@@ -40,6 +40,8 @@ pub struct Observation {
     pub requested_us: u64,
     /// Whether it was requested by [`Observer::request`]. Decisions that count observations, one per second, ignore it.
     pub is_extra: bool,
+    /// Whether `processes` has all that NVML lists: one that is ending may still hold memory when `/proc` no longer describes it.
+    pub is_complete: bool,
     /// Processes with a context; `None` if NVML does not report them.
     pub processes: Option<Vec<ObservedProcess>>,
 }
@@ -168,11 +170,18 @@ impl Watch {
             .as_ref()
             .map_or_else(|error| error.status.is_absent(), |_| true);
         self.library = is_usable.then_some(library);
+        let processes = listed.ok().map(|listed| {
+            let described = self.describe(&listed);
+            (described.len() == listed.len(), described)
+        });
         let observation = Observation {
             gpu: self.gpu.clone(),
             requested_us,
             is_extra,
-            processes: listed.ok().map(|listed| self.describe(&listed)),
+            is_complete: processes
+                .as_ref()
+                .is_some_and(|(is_complete, _)| *is_complete),
+            processes: processes.map(|(_, processes)| processes),
         };
         (Some(observation), INTERVAL)
     }

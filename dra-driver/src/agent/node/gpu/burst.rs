@@ -25,6 +25,8 @@ pub struct UnopenedShare {
     pub claim: ClaimRef,
     /// Its memory.
     pub memory: ShareMemory<Option<ShareKey>>,
+    /// Whether it may use more than its guarantee.
+    pub is_lent: bool,
 }
 
 /// Memory of a GPU, as far as it is known.
@@ -41,19 +43,21 @@ pub struct GpuMemory {
 impl Gpu {
     /// Returns whether some of its shares may use more than their guarantee.
     #[must_use]
-    pub fn can_burst(&self, shares: &Shares) -> bool {
-        let own = self.keys.iter().filter_map(|key| shares.tracked.get(key));
-        own.into_iter().any(TrackedShare::can_burst)
+    pub fn can_burst(&self, unopened: &[UnopenedShare], shares: &Shares) -> bool {
+        let mut own = self.keys.iter().filter_map(|key| shares.tracked.get(key));
+        own.any(TrackedShare::can_burst) || unopened.iter().any(|share| share.is_lent)
     }
 
     /// Divides its memory among the shares that can burst, and takes back what others are guaranteed. Returns whether NVML's list of
     /// processes is needed now.
     pub fn divide_memory(&mut self, now_us: u64, memory: &GpuMemory, shares: &mut Shares) -> bool {
-        if !self.can_burst(shares) {
+        if !self.can_burst(&memory.unopened, shares) {
             self.waiting = None;
             for key in &self.keys {
                 if let Some(share) = shares.tracked.get_mut(key) {
-                    share.is_backed = true;
+                    // A page without memory was created beside shares that can burst. They may be those whose records are unknown.
+                    let is_empty = share.memory(*key).present_bytes == 0;
+                    share.is_backed = !(is_empty && memory.has_unknown);
                 }
             }
             return false;
@@ -65,18 +69,17 @@ impl Gpu {
             .chain(memory.unopened.iter().map(|share| share.memory))
             .collect();
         let allocatable_bytes = memory.allocatable_bytes.filter(|_| !memory.has_unknown);
-        let division = match allocatable_bytes {
-            Some(bytes) => self.division(bytes, &mut all, shares),
-            // Nothing changes but for guarantees that are certain.
-            None => Division {
-                limits: all
-                    .iter()
-                    .map(|share| (share.id, share.present_bytes))
-                    .collect(),
-                reclaimed: Vec::new(),
-                is_backed: divide(0, &all).is_backed && !memory.has_unknown,
-            },
-        };
+        let mut division = self.division(allocatable_bytes.unwrap_or(0), &mut all, shares);
+        if allocatable_bytes.is_none() {
+            // What is lent stays, and nothing is lent.
+            let is_lent = |id: Option<ShareKey>| {
+                let mut all = all.iter();
+                all.any(|share| share.id == id && share.present_bytes > share.held_bytes)
+            };
+            division.limits.retain(|(id, _)| !is_lent(*id));
+            division.reclaimed.clear();
+            division.is_backed &= !memory.has_unknown;
+        }
         let is_observed = now_us.saturating_sub(self.observed_us) < OBSERVATION_AGE_US;
         for (id, limit) in division.limits {
             let Some((key, share)) = id.zip(all.iter().find(|share| share.id == id)) else {
@@ -87,23 +90,27 @@ impl Gpu {
                 true => present.max(share.kept_bytes),
                 false => present,
             };
-            let limit = match allocatable_bytes.is_some() && (is_observed || limit < present) {
+            // What is lent must be possible to take back.
+            let limit = match allocatable_bytes.is_some() && is_observed {
                 true => limit,
-                false => guaranteed,
+                false => limit.min(guaranteed),
             };
             if share.limit_bytes.is_some() && limit != present {
                 shares.write(key, |share| share.set_memory_limit(now_us, limit));
             }
         }
         let waiting = self.waiting_claim(memory, shares);
-        self.waiting = waiting.clone().filter(|_| !division.is_backed);
+        self.waiting = waiting.filter(|_| !division.is_backed && allocatable_bytes.is_some());
         for key in &self.keys {
             let Some(share) = shares.tracked.get_mut(key) else {
                 continue;
             };
             share.is_backed = division.is_backed;
+            if self.waiting.is_none() {
+                share.reclaim = None;
+            }
             let is_new = division.reclaimed.contains(&Some(*key)) && share.reclaim.is_none();
-            if let Some(claim) = waiting.clone().filter(|_| is_new) {
+            if let Some(claim) = self.waiting.clone().filter(|_| is_new) {
                 tracing::info!(share = %share.claim_ref, %claim, "taking back memory that was lent");
                 let since_us = now_us;
                 share.reclaim = Some(Reclaim { since_us, claim });
@@ -202,7 +209,9 @@ impl Gpu {
                 requested_bytes.is_some_and(|bytes| limit_bytes.is_none_or(|limit| bytes <= limit));
             let is_over = own.iter().any(|process| over.contains(&process.pid));
             if is_within && !is_over {
-                share.confirm_return(observation.requested_us);
+                if observation.is_complete {
+                    share.confirm_return(observation.requested_us);
+                }
                 continue;
             }
             // Its region shows less than NVML: what it uses more is taken back, too.
