@@ -126,10 +126,11 @@ impl Settings {
         })
     }
 
-    /// Returns whether the claim may be suspended.
+    /// Returns whether the claim may be suspended: not if it can use more memory than it is guaranteed, which may not be free when
+    /// it is resumed.
     #[must_use]
     pub fn allows_suspend(&self) -> bool {
-        self.suspend_allowed == Some(true)
+        self.suspend_allowed == Some(true) && self.memory_limit.is_none()
     }
 
     fn claim_priority_limit(&self) -> Priority {
