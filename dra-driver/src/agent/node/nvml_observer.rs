@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender, SyncSender};
 use std::time::{Duration, Instant};
 
 use drava_nvml::{GpuLibrary, GpuUuid, ProcessMemory};
@@ -79,7 +79,7 @@ impl ObservationSender {
 pub struct Observer {
     /// Whether the GPU has shares.
     is_needed: Arc<AtomicBool>,
-    requests: Sender<()>,
+    requests: SyncSender<()>,
 }
 
 impl Observer {
@@ -93,7 +93,7 @@ impl Observer {
         processes: Processes,
         observations: ObservationSender,
     ) -> io::Result<Self> {
-        let (requests, requested) = mpsc::channel::<()>();
+        let (requests, requested) = mpsc::sync_channel::<()>(1);
         let is_needed = Arc::new(AtomicBool::new(true));
         let mut watch = Watch {
             gpu,
@@ -116,11 +116,7 @@ impl Observer {
                 let wait = next.saturating_duration_since(Instant::now());
                 is_extra = match requested.recv_timeout(wait) {
                     Err(RecvTimeoutError::Timeout) => false,
-                    Ok(()) => {
-                        // One list answers all requests.
-                        while requested.try_recv().is_ok() {}
-                        true
-                    }
+                    Ok(()) => true,
                     Err(RecvTimeoutError::Disconnected) => return,
                 };
             }
@@ -135,8 +131,8 @@ impl Observer {
 
     /// Requests a list of the processes now.
     pub fn request(&self) {
-        // A thread that has ended lists nothing any more.
-        let _ = self.requests.send(());
+        // One request is enough while a call hangs, and a thread that has ended lists nothing any more.
+        let _ = self.requests.try_send(());
     }
 
     /// Sets whether the GPU is observed. The thread stays, so that a hanging one is not joined by another.

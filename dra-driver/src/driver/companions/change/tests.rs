@@ -276,6 +276,25 @@ fn companion_whose_grant_was_lost_is_in_use_until_limit_fits() {
     }
 }
 
+/// The agent lends memory beyond the record, so the limit tells nothing of a lost grant.
+#[test]
+fn companion_of_share_that_bursts_is_released_without_a_grant() {
+    let node = TestNode::new();
+    let companion = ending(companion(2, 4));
+    let mut record = node.prepare(1, []);
+    let share = record.devices[0].share_mut().unwrap();
+    share.limit_bytes = Some(16 * GIB);
+    node.applier.store().save(&record).unwrap();
+    let [_, second] = node.settle(&record, from_ref(&companion), memory(16, 10));
+    assert_eq!(second.status_of(&companion), Some(GrantStatus::Released));
+    // What it is granted it gives back as every share does: the agent lowers its limit first.
+    let share = record.devices[0].share_mut().unwrap();
+    share.grants.push(grant(2, 4));
+    node.applier.store().save(&record).unwrap();
+    let [_, second] = node.settle(&record, from_ref(&companion), memory(16, 6));
+    assert_eq!(second.status_of(&companion), in_use(8));
+}
+
 #[test]
 fn companion_of_which_another_record_may_have_grant_is_not_released() {
     let companion = ending(companion(2, 4));
