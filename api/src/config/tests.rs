@@ -107,9 +107,10 @@ fn allows_suspend_by_class_or_by_claim_unless_the_class_denies_it() {
         ),
         (vec![class(yes.clone()), claim(no.clone())], false),
         (
-            vec![class(json!({
-                "suspend": {"allowed": true}, "memory": {"limit": "12Gi", "reclaim": "kill"},
-            }))],
+            vec![
+                class(json!({"suspend": {"allowed": true}, "memory": {"maxLimit": "16Gi"}})),
+                claim(json!({"memory": {"limit": "12Gi", "reclaim": "kill"}})),
+            ],
             false,
         ),
         (vec![class(no.clone())], false),
