@@ -52,6 +52,8 @@ pub struct Seen {
     pub is_unknown: bool,
     /// Whether NVML shows no memory of the share.
     pub is_free: bool,
+    /// Free memory of the GPU, bytes; `None` if NVML does not tell.
+    pub free_bytes: Option<u64>,
     /// Reason of the condition `Suspended` at the API server.
     pub answer: Option<ConditionReason>,
 }
@@ -175,7 +177,11 @@ fn hold_processes(seen: &Seen) -> Option<Step> {
 fn resume(seen: &Seen) -> Step {
     let checkpointed = seen.in_state(ProcessState::Checkpointed);
     if !checkpointed.is_empty() {
-        return Step::Restore(checkpointed);
+        // After a restore that fails for lack of memory, libcuda may restore the process never again.
+        return match seen.lacks_memory() {
+            true => Step::Wait("the GPU has too little free memory to restore the share"),
+            false => Step::Restore(checkpointed),
+        };
     }
     let locked = seen.in_state(ProcessState::Locked);
     match locked.is_empty() {
@@ -211,6 +217,14 @@ impl Seen {
             bytes,
             millis,
         })
+    }
+
+    /// Returns whether the GPU has too little memory for what is recorded. When some of it is restored already, that cannot be told.
+    fn lacks_memory(&self) -> bool {
+        let recorded = self.recorded.as_ref().map_or(0, |recorded| recorded.bytes);
+        let mut processes = self.processes.iter();
+        processes.all(|seen| seen.state == ProcessState::Checkpointed)
+            && self.free_bytes.is_some_and(|free| free < recorded)
     }
 
     /// Returns the record with the processes that it lacks, which precedes their lock: a checkpointed process is in no list of

@@ -116,6 +116,8 @@ struct Task<E> {
     labelled: Option<BTreeSet<ClaimUid>>,
     /// Claims of this node that are to be suspended, or to be resumed; `None` until the records were read.
     followed: Option<BTreeMap<ClaimUid, Followed>>,
+    /// Whether all of them could be read.
+    are_records_read: bool,
     /// Why the records could not be read.
     error: Option<String>,
 }
@@ -205,6 +207,7 @@ impl<E: Effects> Task<E> {
             listed: BTreeSet::new(),
             labelled: None,
             followed: None,
+            are_records_read: false,
             error: None,
         }
     }
@@ -246,22 +249,28 @@ impl<E: Effects> Task<E> {
     /// Looks at the claims that are due. Returns when the next one is due.
     async fn review(&mut self) -> Option<Instant> {
         let labelled = self.labelled.clone()?;
-        let known = match self.followed.take() {
-            Some(known) => known,
-            None => match self.read_suspended().await {
-                Ok(known) => known
-                    .into_iter()
-                    .map(|uid| (uid, Followed::new()))
-                    .collect(),
+        let known = self.followed.take();
+        // A record that cannot be read may be that of a suspended claim, until it is repaired.
+        let mut followed: BTreeMap<ClaimUid, Followed> = match known {
+            Some(known) if self.are_records_read => known,
+            known => match self.read_suspended().await {
+                Ok((found, are_all_read)) => {
+                    self.are_records_read = are_all_read;
+                    let mut known = known.unwrap_or_default();
+                    for uid in found {
+                        known.entry(uid).or_insert_with(Followed::new);
+                    }
+                    known
+                }
                 Err(error) => {
                     if self.error.replace(error.clone()).as_ref() != Some(&error) {
                         tracing::warn!(error, "cannot read the records of suspended claims");
                     }
+                    self.followed = known;
                     return None;
                 }
             },
         };
-        let mut followed: BTreeMap<ClaimUid, Followed> = known;
         for uid in &labelled {
             let store = self.claims.applier.store();
             if !followed.contains_key(uid) && store.version(uid).is_some() {
@@ -296,14 +305,20 @@ impl<E: Effects> Task<E> {
     }
 
     /// Returns the claims with suspended shares, once: by their records, and by their pages if a record was lost.
-    async fn read_suspended(&self) -> Result<Vec<ClaimUid>, String> {
+    /// Also returns whether all records could be read.
+    async fn read_suspended(&self) -> Result<(Vec<ClaimUid>, bool), String> {
         let (applier, layout) = (Arc::clone(&self.claims.applier), self.node.layout.clone());
         let read = blocking(move || {
             let store = applier.store();
-            let mut found = Vec::new();
+            let (mut found, mut are_all_read) = (Vec::new(), true);
             for uid in store.list()?.recorded {
-                let Loaded::Present(record) = store.load(&uid)? else {
-                    continue;
+                let record = match store.load(&uid)? {
+                    Loaded::Present(record) => record,
+                    Loaded::Absent => continue,
+                    Loaded::Damaged(_) | Loaded::Unsupported(_) => {
+                        are_all_read = false;
+                        continue;
+                    }
                 };
                 let mut shares = record.devices.iter().filter_map(Prepared::share);
                 let is_suspended = |share: &Share| {
@@ -314,7 +329,7 @@ impl<E: Effects> Task<E> {
                     found.push(uid);
                 }
             }
-            Ok::<_, RecordError>(found)
+            Ok::<_, RecordError>((found, are_all_read))
         });
         let read = read.await.map_err(|error| describe(&error))?;
         read.map_err(|error| describe(&error))
@@ -330,13 +345,22 @@ impl<E: Effects> Task<E> {
                 return Err("the GPUs of the node are not known".to_owned());
             };
             let fetched = self.claims.fetch(&record.claim).await;
-            let fetched = fetched.map_err(|error| describe(&error))?;
+            // What was locked and not promised to others is undone without the API server.
+            let shares = record.devices.iter().filter_map(Prepared::share);
+            let mut suspensions = shares.filter_map(|share| share.suspension.as_ref());
+            let can_undo = suspensions.any(|recorded| recorded.phase == Phase::Suspending);
+            let fetched = match fetched {
+                Ok(fetched) => fetched,
+                Err(_) if can_undo => None,
+                Err(error) => return Err(describe(&error)),
+            };
             let is_same = |claim: &ResourceClaim| self::uid(&claim.metadata).as_ref() == Some(uid);
-            let Some(claim) = fetched.filter(is_same) else {
+            let claim = fetched.filter(is_same);
+            if claim.is_none() && !can_undo {
                 // Its pod ends, and its processes with it.
                 return Ok(Left::Kept);
-            };
-            let is_wanted = is_labelled(&claim);
+            }
+            let is_wanted = claim.as_ref().is_some_and(is_labelled);
             let now = Instant::now();
             let is_over = |failure: &Failure| failure.until.is_some_and(|until| until <= now);
             if !is_wanted || followed.failure.as_ref().is_some_and(is_over) {
@@ -346,9 +370,11 @@ impl<E: Effects> Task<E> {
             if !is_wanted {
                 followed.rest = FIRST_REST;
             }
-            let (share, refusal) = match judge(&record, &claim, &node) {
-                Ok(share) => (Some(share), None),
-                Err(refusal) => (first_share(&record), Some(refusal)),
+            let judged = claim.as_ref().map(|claim| judge(&record, claim, &node));
+            let (share, refusal) = match judged {
+                Some(Ok(share)) => (Some(share), None),
+                Some(Err(refusal)) => (first_share(&record), Some(refusal)),
+                None => (first_share(&record), None),
             };
             let look = match share {
                 Some((device, share)) => self.look(uid, device, share, &node).await?,
@@ -372,7 +398,8 @@ impl<E: Effects> Task<E> {
                 is_changing: look.is_changing,
                 is_unknown: look.is_unknown,
                 is_free: look.is_free,
-                answer: report::suspended(&claim),
+                free_bytes: look.free_bytes,
+                answer: claim.as_ref().and_then(report::suspended),
             };
             let since = *followed.since.get_or_insert(now);
             let step = decide(&seen);
@@ -410,7 +437,8 @@ impl<E: Effects> Task<E> {
                     let failed = followed.failure.as_ref();
                     let failed = failed.map(|failure| failure.message.as_str());
                     let message = message(reason, seen.recorded.as_ref(), refused.or(failed));
-                    self.answer(&claim, &record, reason, &message).await?;
+                    let claim = claim.as_ref().ok_or("the API server does not answer")?;
+                    self.answer(claim, &record, reason, &message).await?;
                 }
                 Step::Lock(processes) => {
                     let acted = self.act(&node, Action::Lock, processes).await?;
@@ -421,8 +449,12 @@ impl<E: Effects> Task<E> {
                     settle(acted, phase, followed)?;
                 }
                 Step::Restore(processes) => {
-                    let acted = self.act(&node, Action::Restore, processes).await?;
-                    acted.map_err(|error| error.to_string())?;
+                    let acted = self.act(&node, Action::Restore, processes.clone()).await?;
+                    if let Err(error) = acted {
+                        // Those that are restored go on; the others refuse this call.
+                        let _ = self.act(&node, Action::Unlock, processes).await?;
+                        return Err(error.to_string());
+                    }
                 }
                 Step::Unlock(processes) => {
                     let acted = self.act(&node, Action::Unlock, processes).await?;

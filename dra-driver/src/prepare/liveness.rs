@@ -211,7 +211,8 @@ fn may_belong(uid: &ClaimUid, process: &ProcessInfo, is_in_pod: bool) -> bool {
     }
 }
 
-fn is_in_pod(proc_root: &Path, pid: u32) -> bool {
+/// Returns whether a process is in a container of a pod.
+pub(crate) fn is_in_pod(proc_root: &Path, pid: u32) -> bool {
     fs::read_to_string(proc_root.join(pid.to_string()).join("cgroup"))
         .is_ok_and(|cgroups| container_cgroup(&cgroups).is_some())
 }

@@ -154,6 +154,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Option<ExitCode> {
     if arguments.next()? != COMMAND {
         return None;
     }
+    // The call of a node driver that has ended is nobody's: the next one may decide otherwise. It fails on no Linux.
+    let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     let library = PathBuf::from(arguments.next()?);
     let action = arguments.next()?.to_str()?.parse().ok()?;
     let pid = arguments.next()?.to_str()?.parse().ok()?;

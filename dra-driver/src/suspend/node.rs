@@ -4,17 +4,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use drava_nvml::{GpuUuid, ProcessMemory};
+use drava_nvml::{GpuUuid, Memory, ProcessMemory};
 
 use super::SeenProcess;
-use super::checkpoint::{Action, CheckpointError, Checkpointer, ProcessState};
+use super::checkpoint::{Action, CheckpointError, Checkpointer};
 use crate::agent::node::limits_page::Page;
 use crate::agent::node::usage_region::{ReadBuffer, UsageRegion};
 use crate::gpus::inventory::OpenLibrary;
 use crate::node::claim::ClaimUid;
 use crate::node::layout::Layout;
-use crate::node::mounts::MountedShare;
+use crate::node::mounts::{ClaimsMount, MountedShare};
 use crate::node::process::Processes;
+use crate::prepare::liveness::is_in_pod;
 use crate::prepare::{HeldProcess, Phase, Share};
 
 /// The node, for suspensions.
@@ -45,6 +46,8 @@ pub struct Look {
     pub is_unknown: bool,
     /// See [`super::Seen::is_free`].
     pub is_free: bool,
+    /// See [`super::Seen::free_bytes`].
+    pub free_bytes: Option<u64>,
 }
 
 /// A call about a process failed.
@@ -77,7 +80,12 @@ impl SuspendNode {
         let region = UsageRegion::open(&self.layout.usage(claim, &share.id));
         let slots = region.view(&mut ReadBuffer::default());
         let slots = slots.map(|view| view.processes).unwrap_or_default();
-        let listed = (self.open)()?.processes(gpu);
+        let claims = ClaimsMount::locate(&self.layout.claims());
+        // Otherwise no process would be attributed to the share, as if all had ended.
+        claims.map_err(|error| format!("cannot locate the claims directory: {error}"))?;
+        let library_of_gpus = (self.open)()?;
+        let memory = library_of_gpus.memory(gpu).ok();
+        let listed = library_of_gpus.processes(gpu);
         let listed = listed.map_err(|error| error.to_string())?.into_iter();
         let listed: BTreeMap<u32, ProcessMemory> = listed
             .map(|process| (process.pid, process.memory))
@@ -104,14 +112,31 @@ impl SuspendNode {
         let mut look = Look {
             page_waits,
             is_free: true,
+            free_bytes: memory.and_then(|memory| match memory {
+                Memory::Dedicated {
+                    total_bytes,
+                    reserved_bytes,
+                    used_bytes,
+                } => Some(total_bytes.saturating_sub(reserved_bytes.saturating_add(used_bytes))),
+                Memory::NotSupported => None,
+            }),
             ..Look::default()
         };
         let mut described = Processes::new(self.proc_root.clone(), self.layout.claims());
         for pid in pids {
             let Some(info) = described.describe_again(pid) else {
+                // Only a process that has ended needs nothing.
+                look.is_unknown |= described.start_time(pid).is_some();
                 continue;
             };
             if !info.shares.contains(&wanted) {
+                let is_recorded = |held: &HeldProcess| {
+                    held.pid == pid && held.start_time == info.owner.start_time
+                };
+                look.is_unknown |= recorded.iter().any(is_recorded);
+                // A program that has left the mounts of its container may be of this share.
+                let may_be_ours = info.shares.is_empty() && is_in_pod(&self.proc_root, pid);
+                look.is_free &= !may_be_ours || is_shown_free(listed.get(&pid));
                 continue;
             }
             let process = HeldProcess {
@@ -143,13 +168,7 @@ impl SuspendNode {
                 Some(ProcessMemory::Used { bytes }) => *bytes,
                 Some(ProcessMemory::NotAvailable) | None => 0,
             };
-            // Memory that NVML does not show cannot be confirmed to be free.
-            let is_free = match memory {
-                None => true,
-                Some(ProcessMemory::Used { bytes }) => *bytes == 0,
-                Some(ProcessMemory::NotAvailable) => false,
-            };
-            look.is_free &= is_free;
+            look.is_free &= is_shown_free(memory);
             match self.checkpointer.call(library, Action::Look, pid) {
                 Ok(state) => look.processes.push(SeenProcess {
                     process,
@@ -157,7 +176,9 @@ impl SuspendNode {
                     bytes,
                 }),
                 // It has no context: not yet, or not any more.
-                Err(CheckpointError::Cuda(_)) => look.is_changing |= is_charged || memory.is_some(),
+                Err(CheckpointError::Cuda(INVALID_VALUE | NOT_INITIALIZED)) => {
+                    look.is_changing |= is_charged || memory.is_some();
+                }
                 Err(CheckpointError::Unavailable(why)) if recorded.is_empty() => {
                     look.refusal = Some(why);
                 }
@@ -185,10 +206,11 @@ impl SuspendNode {
         Ok(pids.filter(is_wanted).collect())
     }
 
-    /// Makes a call about each of these processes, up to the first failure. A process that has ended needs none.
+    /// Makes a call about each of these processes. A process that has ended needs none. Up to the first failure, unless the way
+    /// leads back: one process that fails holds up no other.
     ///
     /// # Errors
-    /// [`ActError`]
+    /// The first [`ActError`].
     pub fn act(
         &self,
         library: &Path,
@@ -197,6 +219,7 @@ impl SuspendNode {
     ) -> Result<(), ActError> {
         let described = Processes::new(self.proc_root.clone(), self.layout.claims());
         let is_there = |held: &HeldProcess| described.start_time(held.pid) == Some(held.start_time);
+        let mut first = Ok(());
         for held in processes {
             if !is_there(held) {
                 continue;
@@ -204,17 +227,36 @@ impl SuspendNode {
             let outcome = self.checkpointer.call(library, action, held.pid);
             if !is_there(held) {
                 // Its PID may have gone to another process meanwhile.
-                if outcome == Ok(ProcessState::Locked) {
+                if action == Action::Lock {
                     let _ = self.checkpointer.call(library, Action::Unlock, held.pid);
                 }
                 continue;
             }
-            outcome.map_err(|error| ActError {
+            let acted = outcome.map(drop).map_err(|error| ActError {
                 action,
                 pid: held.pid,
                 error,
-            })?;
+            });
+            first = first.and(acted);
+            if first.is_err() && matches!(action, Action::Lock | Action::Checkpoint) {
+                break;
+            }
         }
-        Ok(())
+        first
+    }
+}
+
+/// `CUDA_ERROR_INVALID_VALUE`: there is no such process on the GPU.
+const INVALID_VALUE: i32 = 1;
+
+/// `CUDA_ERROR_NOT_INITIALIZED`: the process has no context.
+const NOT_INITIALIZED: i32 = 3;
+
+/// Returns whether NVML shows no memory of a process. Memory that it does not tell cannot be confirmed to be free.
+const fn is_shown_free(memory: Option<&ProcessMemory>) -> bool {
+    match memory {
+        None => true,
+        Some(ProcessMemory::Used { bytes }) => *bytes == 0,
+        Some(ProcessMemory::NotAvailable) => false,
     }
 }

@@ -45,6 +45,7 @@ fn seen(phase: Phase, states: &[ProcessState]) -> Seen {
         is_changing: false,
         is_unknown: false,
         is_free: true,
+        free_bytes: None,
         answer: None,
     }
 }
@@ -370,4 +371,33 @@ fn does_not_wait_for_process_that_has_failed() {
     seen.is_wanted = false;
     seen.answer = Some(ConditionReason::Resuming);
     assert_eq!(decide(&seen), Step::Record(suspension(Phase::Running, &[])));
+}
+
+#[test]
+fn restores_only_into_memory_that_is_free() {
+    let mut seen = seen(Phase::Resuming, &[Checkpointed, Checkpointed]);
+    seen.is_wanted = false;
+    seen.answer = Some(ConditionReason::Resuming);
+    let bytes = 8 << 30;
+    seen.recorded.as_mut().unwrap().bytes = bytes;
+    seen.free_bytes = Some(bytes - 1);
+    assert!(
+        matches!(decide(&seen), Step::Wait(_)),
+        "{:?}",
+        decide(&seen)
+    );
+    seen.free_bytes = Some(bytes);
+    assert!(
+        matches!(decide(&seen), Step::Restore(_)),
+        "{:?}",
+        decide(&seen)
+    );
+    // The first is restored already, so less is needed.
+    seen.processes[0].state = Locked;
+    seen.free_bytes = Some(bytes / 2);
+    assert!(
+        matches!(decide(&seen), Step::Restore(_)),
+        "{:?}",
+        decide(&seen)
+    );
 }

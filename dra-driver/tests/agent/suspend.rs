@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use drava_api::condition::ConditionReason;
 use drava_dra_driver::prepare::record::{Loaded, RecordStore};
-use drava_dra_driver::prepare::{Phase, Prepared, Share, Suspension};
+use drava_dra_driver::prepare::{HeldProcess, Phase, Prepared, Share, Suspension};
 use drava_dra_driver::suspend::checkpoint::{Action, Checkpointer};
 use drava_dra_driver::suspend::node::{Look, SuspendNode};
 use drava_dra_driver::suspend::{Seen, Step, decide};
@@ -93,6 +93,7 @@ impl Fixture {
             is_changing: look.is_changing,
             is_unknown: look.is_unknown,
             is_free: look.is_free,
+            free_bytes: look.free_bytes,
             answer: self.answers.last().copied(),
         });
         let (action, processes) = match &step {
@@ -398,4 +399,58 @@ fn old_libcuda_is_refused_with_the_version_that_is_needed() {
     fixture.node.node.change_record(CLAIM, change).unwrap();
     let refusal = fixture.look().refusal.unwrap();
     assert!(refusal.contains("570 or later"), "{refusal}");
+}
+
+/// A process that ends with the test.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Returns a process as the record names it.
+fn held(process: &Child) -> HeldProcess {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.id())).unwrap();
+    let (_, fields) = stat.rsplit_once(')').unwrap();
+    let start_time = fields.split_ascii_whitespace().nth(19).unwrap();
+    HeldProcess {
+        pid: process.id(),
+        start_time: start_time.parse().unwrap(),
+    }
+}
+
+#[test]
+fn process_that_cannot_be_restored_holds_up_no_other() {
+    let fixture = Fixture::new();
+    let directory = tempfile::tempdir().unwrap();
+    let (program, log) = (directory.path().join("call"), directory.path().join("log"));
+    let sleep = || Killed(Command::new("sleep").arg("600").spawn().unwrap());
+    let processes = [sleep(), sleep()];
+    // The node driver's own program, for which the first process always fails.
+    let text = format!(
+        "#!/bin/sh\necho \"$3 $4\" >> {}\ncase $4 in {}) echo cuda 2;; *) echo state locked;; esac\n",
+        log.display(),
+        processes[0].0.id()
+    );
+    std::fs::write(&program, text).unwrap();
+    let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&program, executable).unwrap();
+    let node = SuspendNode {
+        checkpointer: Checkpointer::new(program),
+        proc_root: "/proc".into(),
+        ..fixture.suspend.clone()
+    };
+    let all = [held(&processes[0].0), held(&processes[1].0)];
+    let calls = |action: Action| {
+        let _ = std::fs::remove_file(&log);
+        node.act(&fixture.libcuda, action, &all).unwrap_err();
+        std::fs::read_to_string(&log).unwrap().lines().count()
+    };
+    assert_eq!(calls(Action::Restore), 2);
+    assert_eq!(calls(Action::Unlock), 2);
+    // What goes on only together ends with the first failure.
+    assert_eq!(calls(Action::Lock), 1);
 }
