@@ -150,6 +150,30 @@ fn share_is_suspended_and_resumed() -> Result<()> {
 }
 
 #[test]
+fn notebook_of_the_example_is_suspended_for_urgent_pod() -> Result<()> {
+    const NOTEBOOKS: (&str, &str) = ("app", "notebook");
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("notebooks")?;
+    tenant.example("suspend")?;
+    let before = tenant.wait_for_pods(NOTEBOOKS, 2)?;
+    tenant.example_file("suspend", "urgent")?;
+    tenant.running("urgent")?;
+    ensure!(
+        tenant.running_pods(NOTEBOOKS)? == before,
+        "a notebook was evicted"
+    );
+    let suspended = before.iter().filter(|pod| {
+        let event = tenant.events(pod);
+        event.is_ok_and(|events| {
+            let mut events = events.iter();
+            events.any(|event| event.contains("is being suspended for pod"))
+        })
+    });
+    ensure!(suspended.count() == 1, "events of {before:?}");
+    cluster.check_allocations()
+}
+
+#[test]
 fn share_is_suspended_instead_of_evicted() -> Result<()> {
     let cluster = TestCluster::attach()?;
     let tenant = cluster.namespace("suspend-for")?;
