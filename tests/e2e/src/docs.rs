@@ -53,6 +53,22 @@ pub const COMMANDS: &[(&str, Check)] = &[
         "cargo xtask image --profile release --out images",
         Harness("xtask/src/image.rs"),
     ),
+    (
+        "cargo xtask release --repository <address of the sources> --url <address of the folder with the files>",
+        Not("builds all programs for a release, which takes long; unit tests compare its archives"),
+    ),
+    (
+        "helm install gpu-simulator deploy/helm/gpu-simulator --namespace gpu-simulator --create-namespace --set image.registry=localhost,image.tag=dev",
+        Test("node_gets_gpus_of_the_chart_and_keeps_nothing"),
+    ),
+    (
+        "helm install drava deploy/helm/drava --namespace drava-system --create-namespace -f deploy/helm/gpu-simulator/drava.yaml --set image.registry=localhost,image.tag=dev",
+        Test("node_gets_gpus_of_the_chart_and_keeps_nothing"),
+    ),
+    (
+        "kubectl apply -f deploy/examples/quickstart",
+        Test("quickstart_shares_a_gpu_and_queues_the_third_pod"),
+    ),
     ("kubectl label node <node> gpu.drava.dev/enabled=true", Run),
     (
         "helm install drava deploy/helm/drava --namespace drava-system --create-namespace --set image.registry=<your registry> --set image.tag=<the tag that you pushed>",

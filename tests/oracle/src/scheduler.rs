@@ -229,7 +229,11 @@ pub fn quantities(program: &mut Program, texts: &[String]) -> Result<Vec<String>
     let differences = compared.filter_map(|(text, theirs)| {
         let ours = text.parse::<Quantity>().ok().map(Quantity::nano);
         let theirs_nano = theirs.as_deref().and_then(nano);
-        let is_limit = ours.is_none() && (theirs.is_none() || theirs_nano.is_none());
+        // Kubernetes takes what is beyond its range for the nearest number in it.
+        let is_nearest = theirs
+            .as_deref()
+            .is_some_and(|theirs| theirs.trim_start_matches('-') == i64::MAX.to_string());
+        let is_limit = ours.is_none() && (is_nearest || theirs_nano.is_none());
         let is_point = text.trim_start_matches(['+', '-']).starts_with('.')
             && !text.contains(|c: char| c.is_ascii_digit());
         (ours != theirs_nano && !is_limit && !is_point)
