@@ -144,6 +144,30 @@ fn process_that_keeps_lent_memory_is_killed_before_claim_gets_it() {
     );
 }
 
+/// The new claim may use more than its guarantee itself.
+#[test]
+fn claim_with_limit_waits_for_its_guarantee() {
+    let node = node();
+    let _agent = agent(&node);
+    await_limit(&node, 1, 12);
+    let mut first = node.tenant(1);
+    first.ok(&take(11)).unwrap();
+    node.prepare(2, &limits(0));
+    let set = |share: &mut Share| {
+        share.memory_bytes = 6 * GIB;
+        share.limit_bytes = Some(8 * GIB);
+    };
+    node.node.change_record(2, set).unwrap();
+    eventually("memory of the second", || {
+        let limit = node.page(2).memory_limit_bytes;
+        assert!(
+            limit == Some(0) || !is_alive(first.pid()),
+            "a promise of memory in use"
+        );
+        (limit >= Some(6 * GIB)).then_some(())
+    });
+}
+
 /// The record of the second exists when no agent runs, as after a crash of the driver between record and limits.
 #[test]
 fn agent_that_starts_takes_back_for_claim_that_waits() {

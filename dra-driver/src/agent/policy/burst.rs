@@ -42,10 +42,14 @@ impl<Id> ShareMemory<Id> {
         self.limit_bytes.is_some()
     }
 
+    /// Returns what its page promises, or has promised and may be in use still.
+    fn promised_bytes(&self) -> u64 {
+        self.present_bytes.max(self.unreturned_bytes)
+    }
+
     /// Returns what it may use or may still use, without lent memory that is given back.
     fn committed_bytes(&self) -> u64 {
-        let most = self.present_bytes.max(self.unreturned_bytes);
-        self.held_bytes.max(most)
+        self.held_bytes.max(self.promised_bytes())
     }
 
     /// Returns the most beyond its guarantee that it may get. A share that shrinks gives that back first.
@@ -98,7 +102,8 @@ pub fn divide<Id: Ord + Copy>(allocatable_bytes: u64, shares: &[ShareMemory<Id>]
             let limit = match reclaimed.contains(&share.id) {
                 true => share.present_bytes.min(share.held_bytes),
                 // An allocation that was admitted before the limit was lowered is kept, as others are.
-                false => share.committed_bytes().min(share.demand_bytes()),
+                // A share that waits, too, gets nothing of its guarantee yet.
+                false => share.promised_bytes().min(share.demand_bytes()),
             };
             (share.id, limit)
         });

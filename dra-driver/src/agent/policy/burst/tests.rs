@@ -93,6 +93,17 @@ fn takes_back_for_waiting_claim_what_is_lent() {
     assert!(divide(16 * GIB, &[returned, waiting(2, 6)]).is_backed);
 }
 
+/// A limit above the guarantee is no reason to get the guarantee before the memory is back.
+#[test]
+fn waiting_share_that_can_burst_gets_nothing_before_memory_is_back() {
+    let lent = bursting(1, 4, 12, 12);
+    let division = divide(16 * GIB, &[lent, bursting(2, 6, 8, 0)]);
+    assert_eq!(gib(&division), [(1, 4), (2, 0)]);
+    // A companion has added 4 GiB to its guarantee.
+    let division = divide(16 * GIB, &[lent, bursting(2, 6, 8, 2)]);
+    assert_eq!(gib(&division), [(1, 4), (2, 2)]);
+}
+
 #[test]
 fn takes_back_unused_room_without_victims() {
     let unused = ShareMemory {
@@ -202,6 +213,7 @@ proptest! {
             prop_assert!(limit >= share.held_bytes.min(share.present_bytes), "a guarantee was cut");
             let most = share.limit_bytes.unwrap_or(share.held_bytes).max(share.present_bytes);
             prop_assert!(limit <= most, "beyond the limit of the share");
+            prop_assert!(division.is_backed || limit <= share.promised_bytes(), "raised before memory is back");
         }
         prop_assert!(after <= before.max(allocatable), "{} of {}", after, before.max(allocatable));
         let held: u64 = shares.iter().map(|share| share.held_bytes).sum();
