@@ -59,10 +59,10 @@ impl<Id> ShareMemory<Id> {
         limit.map_or(0, |limit| limit.saturating_sub(self.held_bytes))
     }
 
-    /// Returns what it uses, or might use.
+    /// Returns what it uses, or might use: by its region, which its tenant can forge, never more than was promised.
     fn demand_bytes(&self) -> u64 {
-        let used = self.used_bytes.unwrap_or_else(|| self.committed_bytes());
-        self.held_bytes.max(used)
+        let used = self.used_bytes.unwrap_or(u64::MAX);
+        self.held_bytes.max(used.min(self.committed_bytes()))
     }
 
     /// Returns whether its page lacks memory that it is guaranteed.

@@ -162,6 +162,22 @@ fn share_that_shrinks_gives_back_its_burst_first() {
     assert_eq!(gib(&divide(16 * GIB, &[shrinking])), [(1, 4)]);
 }
 
+/// A tenant can write any use to its region.
+#[test]
+fn forged_use_takes_nothing_from_others() {
+    let forged = ShareMemory {
+        used_bytes: Some(u64::MAX),
+        ..with_priority(bursting(1, 2, 4, 4), 5)
+    };
+    let unused = ShareMemory {
+        used_bytes: Some(3 * GIB),
+        ..bursting(2, 2, 8, 6)
+    };
+    let division = divide(11 * GIB, &[forged, unused, waiting(3, 2)]);
+    assert_eq!(division.reclaimed, Vec::<u32>::new());
+    assert_eq!(gib(&division), [(1, 4), (2, 3)]);
+}
+
 #[test]
 fn share_of_unknown_use_counts_with_all_it_was_promised() {
     let unknown = ShareMemory {
@@ -173,7 +189,7 @@ fn share_of_unknown_use_counts_with_all_it_was_promised() {
 }
 
 fn any_share(id: u32) -> impl Strategy<Value = ShareMemory<u32>> {
-    let amounts = (1u64..8, 0u64..12, 0u64..12, 0u64..12);
+    let amounts = (1u64..8, 0u64..12, 0u64..12, prop_oneof![0u64..24, Just(u64::MAX / GIB)]);
     (amounts, -2i64..3, any::<bool>(), any::<bool>()).prop_map(
         move |((held, most, lent, used), priority, can_burst, is_waiting)| {
             let present = match (can_burst, is_waiting) {
@@ -184,7 +200,7 @@ fn any_share(id: u32) -> impl Strategy<Value = ShareMemory<u32>> {
             let share = bursting(id, held, held + most, present);
             let share = ShareMemory {
                 limit_bytes: share.limit_bytes.filter(|_| can_burst),
-                used_bytes: Some(used.min(present) * GIB),
+                used_bytes: Some(used * GIB),
                 ..share
             };
             with_priority(share, priority)
