@@ -455,6 +455,11 @@ impl Agent {
                 .map_or(held_bytes, |limit| limit.max(held_bytes)),
             false => 0,
         };
+        // Without a page it may get one with its guarantee at any moment: where no share could burst when it was recorded.
+        let unreturned_bytes = match present_bytes {
+            0 => held_bytes,
+            1.. => 0,
+        };
         let memory = ShareMemory {
             id: None,
             priority: share.priority,
@@ -462,7 +467,7 @@ impl Agent {
             kept_bytes: share.kept().memory_bytes,
             limit_bytes: None,
             present_bytes,
-            unreturned_bytes: 0,
+            unreturned_bytes,
             used_bytes: None,
             is_reclaimed: false,
         };

@@ -3,7 +3,7 @@
 //! What no claim holds of a GPU's memory is lent to the shares with a limit above their guarantee. A page is a promise, so the sum
 //! of what the pages promise never exceeds the GPU, with what was promised and is not known to have been freed. A new claim begins
 //! with an empty page, and a companion with the page that its base had: the agent raises them when their guarantee is
-//! [backed](Division::is_backed), which takes lent memory back if need be.
+//! [backed](Division::unbacked), which takes lent memory back if need be.
 //!
 //! Lent memory is taken back for guarantees only. Where the room is divided in another way, because shares have come or gone, a
 //! limit falls as its use does.
@@ -79,8 +79,8 @@ pub struct Division<Id> {
     pub limits: Vec<(Id, u64)>,
     /// Shares that give back all beyond their guarantee.
     pub reclaimed: Vec<Id>,
-    /// Whether the GPU has the guarantees of all shares, with all that is lent or not given back.
-    pub is_backed: bool,
+    /// Shares that wait for guaranteed memory because the GPU lacks it, with all that is lent or not given back.
+    pub unbacked: Vec<Id>,
 }
 
 /// Divides the memory of a GPU. `allocatable_bytes` is what its shares can get together.
@@ -94,23 +94,26 @@ pub fn divide<Id: Ord + Copy>(allocatable_bytes: u64, shares: &[ShareMemory<Id>]
     let committed_bytes = sum(ShareMemory::committed_bytes);
     // An oversubscribed GPU guarantees more than it has, and lends nothing.
     let capacity_bytes = allocatable_bytes.max(held_bytes);
-    let is_backed = committed_bytes <= capacity_bytes;
+    let unbacked = unbacked(capacity_bytes, shares);
     let bursting = || shares.iter().filter(|share| share.can_burst());
-    if !is_backed && shares.iter().any(ShareMemory::is_waiting) {
+    if !unbacked.is_empty() {
         let reclaimed = victims(capacity_bytes, shares);
         let limits = bursting().map(|share| {
-            let limit = match reclaimed.contains(&share.id) {
-                true => share.present_bytes.min(share.held_bytes),
-                // An allocation that was admitted before the limit was lowered is kept, as others are.
-                // A share that waits, too, gets nothing of its guarantee yet.
-                false => share.promised_bytes().min(share.demand_bytes()),
+            let limit = if share.is_waiting() && !unbacked.contains(&share.id) {
+                share.kept_bytes
+            } else if reclaimed.contains(&share.id) {
+                share.present_bytes.min(share.held_bytes)
+            } else {
+                // An allocation that was admitted before the limit was lowered is kept, as others are. A share that waits, too, gets
+                // nothing of its guarantee yet.
+                share.promised_bytes().min(share.demand_bytes())
             };
             (share.id, limit)
         });
         return Division {
             limits: limits.collect(),
             reclaimed,
-            is_backed,
+            unbacked,
         };
     }
     // What other shares have in their pages beyond what they hold is theirs, too.
@@ -135,7 +138,7 @@ pub fn divide<Id: Ord + Copy>(allocatable_bytes: u64, shares: &[ShareMemory<Id>]
             let own = share.committed_bytes().min(target);
             let raised = target.saturating_sub(own).min(free_bytes);
             free_bytes = free_bytes.saturating_sub(raised);
-            match is_backed {
+            match committed_bytes <= capacity_bytes {
                 true => present.max(own.saturating_add(raised)),
                 false => present,
             }
@@ -145,8 +148,31 @@ pub fn divide<Id: Ord + Copy>(allocatable_bytes: u64, shares: &[ShareMemory<Id>]
     Division {
         limits,
         reclaimed: Vec::new(),
-        is_backed,
+        unbacked,
     }
+}
+
+/// Returns which of the shares that wait for guaranteed memory do not get it. Each counts with what it was promised before, and those
+/// that fit get their guarantee in the order of their IDs: a share that gives nothing back holds up no other claim.
+fn unbacked<Id: Ord + Copy>(capacity_bytes: u64, shares: &[ShareMemory<Id>]) -> Vec<Id> {
+    let before = shares.iter().map(|share| match share.is_waiting() {
+        true => share.promised_bytes(),
+        false => share.committed_bytes(),
+    });
+    let mut promised_bytes = before.fold(0, u64::saturating_add);
+    let mut waiting: Vec<_> = shares.iter().filter(|share| share.is_waiting()).collect();
+    waiting.sort_by_key(|share| share.id);
+    let mut lacks_memory = |share: &&ShareMemory<Id>| {
+        let added_bytes = share.committed_bytes() - share.promised_bytes();
+        let with_share = promised_bytes.saturating_add(added_bytes);
+        let fits = with_share <= capacity_bytes;
+        if fits {
+            promised_bytes = with_share;
+        }
+        !fits
+    };
+    let unbacked = waiting.into_iter().filter(|share| lacks_memory(share));
+    unbacked.map(|share| share.id).collect()
 }
 
 /// Returns which shares must give back all beyond their guarantee, so that the others can keep what they use: those of the lowest

@@ -78,17 +78,19 @@ impl Gpu {
             };
             division.limits.retain(|(id, _)| !is_lent(*id));
             division.reclaimed.clear();
-            division.is_backed &= !memory.has_unknown;
+        }
+        if memory.has_unknown {
+            division.unbacked = all.iter().map(|share| share.id).collect();
         }
         let is_observed = now_us.saturating_sub(self.observed_us) < OBSERVATION_AGE_US;
-        for (id, limit) in division.limits {
+        for &(id, limit) in &division.limits {
             let Some((key, share)) = id.zip(all.iter().find(|share| share.id == id)) else {
                 continue;
             };
             let present = share.present_bytes;
-            let guaranteed = match division.is_backed {
-                true => present.max(share.kept_bytes),
-                false => present,
+            let guaranteed = match division.unbacked.contains(&id) {
+                true => present,
+                false => present.max(share.kept_bytes),
             };
             // What is lent must be possible to take back.
             let limit = match allocatable_bytes.is_some() && is_observed {
@@ -99,13 +101,13 @@ impl Gpu {
                 shares.write(key, |share| share.set_memory_limit(now_us, limit));
             }
         }
-        let waiting = self.waiting_claim(memory, shares);
-        self.waiting = waiting.filter(|_| !division.is_backed && allocatable_bytes.is_some());
+        let waiting = self.waiting_claim(&division, memory, shares);
+        self.waiting = waiting.filter(|_| allocatable_bytes.is_some());
         for key in &self.keys {
             let Some(share) = shares.tracked.get_mut(key) else {
                 continue;
             };
-            share.is_backed = division.is_backed;
+            share.is_backed = !division.unbacked.contains(&Some(*key));
             if self.waiting.is_none() {
                 share.reclaim = None;
             }
@@ -135,7 +137,7 @@ impl Gpu {
             let mut all = all.iter();
             all.any(|share| share.id == *id && share.present_bytes == *limit)
         };
-        if unused.is_backed && unused.limits.iter().all(is_present) {
+        if unused.unbacked.is_empty() && unused.limits.iter().all(is_present) {
             return unused;
         }
         for share in &mut *all {
@@ -148,21 +150,24 @@ impl Gpu {
         divide(allocatable_bytes, all)
     }
 
-    /// Returns the claim that waits for memory that it is guaranteed.
-    fn waiting_claim(&self, memory: &GpuMemory, shares: &Shares) -> Option<ClaimRef> {
-        let unopened = memory.unopened.iter();
-        let mut unopened = unopened.filter(|share| share.memory.is_waiting());
-        if let Some(share) = unopened.next() {
-            return Some(share.claim.clone());
-        }
-        let tracked = self.keys.iter().filter_map(|key| {
+    /// Returns a claim that waits for memory that it is guaranteed.
+    fn waiting_claim(
+        &self,
+        division: &Division<Option<ShareKey>>,
+        memory: &GpuMemory,
+        shares: &Shares,
+    ) -> Option<ClaimRef> {
+        let is_unbacked = |key: &&ShareKey| division.unbacked.contains(&Some(**key));
+        let tracked = self.keys.iter().filter(is_unbacked).find_map(|key| {
             let share = shares.tracked.get(key)?;
-            share.memory(*key).is_waiting().then_some(share)
+            let is_waiting = share.memory(*key).is_waiting();
+            is_waiting.then(|| share.claim_ref.clone())
         });
-        tracked
-            .into_iter()
-            .map(|share| share.claim_ref.clone())
-            .next()
+        let unopened = memory.unopened.iter();
+        let mut unopened = unopened.filter(|share| {
+            share.memory.is_waiting() && division.unbacked.contains(&share.memory.id)
+        });
+        tracked.or_else(|| Some(unopened.next()?.claim.clone()))
     }
 
     /// Compares the use of shares that give memory back with NVML's list of processes: applies what is back, and kills the processes

@@ -52,7 +52,7 @@ fn gib(division: &Division<u32>) -> Vec<(u32, u64)> {
 #[test]
 fn lends_what_no_claim_holds_up_to_the_limit() {
     let alone = divide(16 * GIB, &[bursting(1, 4, 12, 4)]);
-    assert_eq!((gib(&alone), alone.is_backed), (vec![(1, 12)], true));
+    assert_eq!((gib(&alone), alone.unbacked), (vec![(1, 12)], vec![]));
     let beside = divide(16 * GIB, &[bursting(1, 4, 12, 4), share(2, 6)]);
     assert_eq!(gib(&beside), [(1, 10)]);
     let full = divide(16 * GIB, &[bursting(1, 4, 12, 4), share(2, 12)]);
@@ -77,7 +77,7 @@ fn takes_back_for_waiting_claim_what_is_lent() {
     let shares = [bursting(1, 4, 12, 12), waiting(2, 6)];
     let division = divide(16 * GIB, &shares);
     assert_eq!(gib(&division), [(1, 4)]);
-    assert_eq!((division.reclaimed, division.is_backed), (vec![1], false));
+    assert_eq!((division.reclaimed, division.unbacked), (vec![1], vec![2]));
     // Lowered, and its programs use it still.
     let lowered = ShareMemory {
         present_bytes: 4 * GIB,
@@ -85,12 +85,13 @@ fn takes_back_for_waiting_claim_what_is_lent() {
         is_reclaimed: true,
         ..shares[0]
     };
-    assert!(!divide(16 * GIB, &[lowered, waiting(2, 6)]).is_backed);
+    assert_eq!(divide(16 * GIB, &[lowered, waiting(2, 6)]).unbacked, [2]);
     let returned = ShareMemory {
         unreturned_bytes: 0,
         ..lowered
     };
-    assert!(divide(16 * GIB, &[returned, waiting(2, 6)]).is_backed);
+    let division = divide(16 * GIB, &[returned, waiting(2, 6)]);
+    assert_eq!(division.unbacked, Vec::<u32>::new());
 }
 
 /// A limit above the guarantee is no reason to get the guarantee before the memory is back.
@@ -125,7 +126,7 @@ fn takes_from_lowest_priority_then_from_largest_use() {
     ];
     // 19 of 18 GiB.
     let one = divide(18 * GIB, &room);
-    assert_eq!((one.reclaimed.as_slice(), one.is_backed), (&[3][..], false));
+    assert_eq!((one.reclaimed.as_slice(), one.unbacked.as_slice()), (&[3][..], &[4][..]));
     assert_eq!(gib(&one), [(1, 8), (2, 4), (3, 2)]);
     let two = divide(14 * GIB, &room);
     assert_eq!(two.reclaimed, [3, 2]);
@@ -149,7 +150,7 @@ fn rebalances_without_taking_what_is_used() {
 fn lends_nothing_of_oversubscribed_gpu() {
     let shares = [bursting(1, 10, 12, 10), share(2, 10)];
     let division = divide(16 * GIB, &shares);
-    assert_eq!((gib(&division), division.is_backed), (vec![(1, 10)], true));
+    assert_eq!((gib(&division), division.unbacked), (vec![(1, 10)], vec![]));
 }
 
 #[test]
@@ -160,6 +161,20 @@ fn share_that_shrinks_gives_back_its_burst_first() {
         ..bursting(1, 6, 12, 12)
     };
     assert_eq!(gib(&divide(16 * GIB, &[shrinking])), [(1, 4)]);
+}
+
+/// One share that gives nothing back does not hold up claims for which the GPU has memory.
+#[test]
+fn backs_each_waiting_share_that_fits() {
+    let lent = bursting(1, 4, 12, 10);
+    let shares = [lent, waiting(2, 8), waiting(3, 3), bursting(4, 2, 8, 0)];
+    let division = divide(17 * GIB, &shares);
+    assert_eq!(division.unbacked, [2]);
+    assert_eq!((gib(&division), division.reclaimed), (vec![(1, 4), (4, 2)], vec![1]));
+    // In the order of their IDs.
+    let [first, second, third] = [5, 3, 4].map(|id| waiting(id, 3));
+    let division = divide(16 * GIB, &[lent, first, second, third]);
+    assert_eq!(division.unbacked, [5]);
 }
 
 /// A tenant can write any use to its region.
@@ -189,9 +204,9 @@ fn share_of_unknown_use_counts_with_all_it_was_promised() {
 }
 
 fn any_share(id: u32) -> impl Strategy<Value = ShareMemory<u32>> {
-    let amounts = (1u64..8, 0u64..12, 0u64..12, prop_oneof![0u64..24, Just(u64::MAX / GIB)]);
+    let amounts = (1u64..8, 0u64..12, 0u64..12, 0u64..4, prop_oneof![0u64..24, Just(u64::MAX / GIB)]);
     (amounts, -2i64..3, any::<bool>(), any::<bool>()).prop_map(
-        move |((held, most, lent, used), priority, can_burst, is_waiting)| {
+        move |((held, most, lent, unreturned, used), priority, can_burst, is_waiting)| {
             let present = match (can_burst, is_waiting) {
                 (_, true) => 0,
                 (true, false) => held + lent.min(most),
@@ -201,6 +216,10 @@ fn any_share(id: u32) -> impl Strategy<Value = ShareMemory<u32>> {
             let share = ShareMemory {
                 limit_bytes: share.limit_bytes.filter(|_| can_burst),
                 used_bytes: Some(used * GIB),
+                unreturned_bytes: match can_burst && unreturned > 0 {
+                    true => (present + unreturned).min(held + most) * GIB,
+                    false => 0,
+                },
                 ..share
             };
             with_priority(share, priority)
@@ -219,21 +238,33 @@ proptest! {
         let before: u64 = shares.iter().map(committed).sum();
         let division = divide(allocatable, &shares);
         let limit_of = |id: u32| division.limits.iter().find(|(of, _)| *of == id).map(|(_, limit)| *limit);
-        let mut after = 0;
+        let (mut after, mut promised) = (0, 0);
         for share in &shares {
             let limit = limit_of(share.id);
             prop_assert_eq!(limit.is_some(), share.can_burst());
             let limit = limit.unwrap_or(share.present_bytes);
             // A lowered limit stays promised until it is known to be free.
-            after += share.held_bytes.max(limit).max(share.present_bytes);
+            after += share.held_bytes.max(limit).max(share.promised_bytes());
             prop_assert!(limit >= share.held_bytes.min(share.present_bytes), "a guarantee was cut");
-            let most = share.limit_bytes.unwrap_or(share.held_bytes).max(share.present_bytes);
+            let most = share.limit_bytes.unwrap_or(share.held_bytes).max(share.promised_bytes());
             prop_assert!(limit <= most, "beyond the limit of the share");
-            prop_assert!(division.is_backed || limit <= share.promised_bytes(), "raised before memory is back");
+            let is_unbacked = division.unbacked.contains(&share.id);
+            if is_unbacked {
+                prop_assert!(limit <= share.promised_bytes(), "raised before memory is back");
+            }
+            let granted = match share.is_waiting() && !is_unbacked {
+                true => limit.max(share.kept_bytes),
+                false => limit,
+            };
+            promised += granted.max(share.promised_bytes());
         }
         prop_assert!(after <= before.max(allocatable), "{} of {}", after, before.max(allocatable));
         let held: u64 = shares.iter().map(|share| share.held_bytes).sum();
-        prop_assert_eq!(division.is_backed, before <= allocatable.max(held));
+        let capacity = allocatable.max(held);
+        let promised_before: u64 = shares.iter().map(ShareMemory::promised_bytes).sum();
+        prop_assert!(promised <= promised_before.max(capacity), "{} of {}", promised, capacity);
+        let is_waiting = shares.iter().any(ShareMemory::is_waiting);
+        prop_assert_eq!(division.unbacked.is_empty(), before <= capacity || !is_waiting);
         if !division.reclaimed.is_empty() {
             // With what the victims give back, the guarantees and the use of the others fit.
             let used: u64 = shares.iter().map(|share| limit_of(share.id).map_or(committed(share), |limit| limit.max(share.held_bytes))).sum();
