@@ -40,7 +40,7 @@ use crate::node::claim::{ClaimRef, ClaimUid, ShareId};
 use crate::node::layout::Layout;
 use crate::node::process::Processes;
 use crate::prepare::record::{ClaimRecord, Loaded, RecordStore, RecordVersion};
-use crate::prepare::{Prepared, Share};
+use crate::prepare::{Prepared, Share, spec};
 
 pub mod node;
 pub mod policy;
@@ -135,6 +135,15 @@ struct OpenedClaim {
     version: Option<RecordVersion>,
 }
 
+/// Recorded claims that are not opened.
+#[derive(Debug, Default)]
+struct UnopenedClaims {
+    /// Their shares, by the UUIDs of their GPUs.
+    shares: Vec<(GpuUuid, UnopenedShare)>,
+    /// Claims of which shares are unknown: the UUIDs of the GPUs that each holds; `None` if these are unknown, too.
+    unknown: Vec<Option<BTreeSet<String>>>,
+}
+
 /// The agent, for one thread.
 pub struct Agent {
     config: Config,
@@ -156,8 +165,8 @@ pub struct Agent {
     refresh_us: u64,
     /// Whether shares that appear are new. Those that an agent has followed before may have been lent memory.
     opened: Opened,
-    /// Recorded claims that are not opened: the shares by the UUIDs of their GPUs; `None` if they are unknown.
-    unopened: Vec<Option<(GpuUuid, UnopenedShare)>>,
+    /// Recorded claims that are not opened.
+    unopened: UnopenedClaims,
     schedule: Schedule,
 }
 
@@ -183,7 +192,7 @@ impl Agent {
             claims_changed: None,
             refresh_us: 0,
             opened: Opened::Again,
-            unopened: Vec::new(),
+            unopened: UnopenedClaims::default(),
             schedule: Schedule::default(),
         }
     }
@@ -400,39 +409,45 @@ impl Agent {
         self.unopened = match listed.iter().chain(&limits).all(is_opened)
             && !self.shares.tracked.values().any(TrackedShare::can_burst)
         {
-            true => Vec::new(),
+            true => UnopenedClaims::default(),
             false => self.read_unopened(&limits),
         };
     }
 
     /// Returns the shares of recorded claims that are not opened. Claims are listed again: one that was recorded before a share that
     /// can burst was opened is not missed. `limits` are the claims with limits pages.
-    fn read_unopened(&self, limits: &[ClaimUid]) -> Vec<Option<(GpuUuid, UnopenedShare)>> {
+    fn read_unopened(&self, limits: &[ClaimUid]) -> UnopenedClaims {
         let Ok(listing) = self.store.list() else {
-            return vec![None];
+            return UnopenedClaims {
+                unknown: vec![None],
+                ..UnopenedClaims::default()
+            };
         };
+        let gpus_of_spec = |uid| spec::held_gpus(&self.config.layout, uid);
         let recorded = listing.recorded.iter();
-        let mut found = Vec::new();
+        let mut found = UnopenedClaims::default();
         for uid in recorded.filter(|uid| !self.claims.contains_key(uid)) {
             match self.store.load(uid) {
                 Ok(Loaded::Present(record)) => {
-                    for device in &record.devices {
-                        found.extend(
-                            device
-                                .share()
-                                .map(|share| Some(self.unopened(&record.claim, device, share))),
-                        );
-                    }
+                    found.shares.extend(record.devices.iter().filter_map(|device| {
+                        Some(self.unopened(&record.claim, device, device.share()?))
+                    }));
                 }
                 Ok(Loaded::Absent) => {}
-                Ok(Loaded::Unsupported(_) | Loaded::Damaged(_)) | Err(_) => found.push(None),
+                Ok(Loaded::Unsupported(unsupported)) => found.unknown.push(Some(unsupported.gpus)),
+                Ok(Loaded::Damaged(damage)) => {
+                    let gpus = damage.gpus.or_else(|| gpus_of_spec(uid));
+                    found.unknown.push(gpus);
+                }
+                Err(_) => found.unknown.push(gpus_of_spec(uid)),
             }
         }
         // Their record is lost, unless it was written since.
         let is_lost = |uid: &&ClaimUid| {
             !listing.recorded.contains(uid) && self.config.layout.claim(uid).exists()
         };
-        found.extend(limits.iter().filter(is_lost).map(|_| None));
+        let lost = limits.iter().filter(is_lost);
+        found.unknown.extend(lost.map(gpus_of_spec));
         found
     }
 
@@ -500,14 +515,16 @@ impl Agent {
     }
 
     fn memory_of(&self, uuid: &GpuUuid, gpu: &Gpu) -> GpuMemory {
-        let known = self.unopened.iter().flatten();
-        let own = known.filter(|(of, _)| of == uuid);
+        let own = self.unopened.shares.iter().filter(|(of, _)| of == uuid);
         let unopened: Vec<UnopenedShare> = own.map(|(_, share)| share.clone()).collect();
         let can_burst = gpu.can_burst(&unopened, &self.shares);
         GpuMemory {
             allocatable_bytes: can_burst.then(|| (self.config.allocatable)(uuid)).flatten(),
             unopened,
-            has_unknown: self.unopened.iter().any(Option::is_none),
+            has_unknown: self.unopened.unknown.iter().any(|gpus| {
+                let gpus = gpus.as_ref();
+                gpus.is_none_or(|gpus| gpus.contains(uuid.as_str()))
+            }),
         }
     }
 

@@ -422,7 +422,7 @@ impl<E: Effects> Applier<E> {
                     others.unsupported.push((uid.clone(), unsupported));
                 }
                 Loaded::Damaged(damage) => {
-                    let gpus = damage.gpus.or_else(|| self.gpus_of_spec(uid));
+                    let gpus = damage.gpus.or_else(|| spec::held_gpus(&self.layout, uid));
                     others.damaged.push((uid.clone(), gpus));
                 }
             }
@@ -430,16 +430,10 @@ impl<E: Effects> Applier<E> {
         for uid in listing.limits.iter().filter(is_other) {
             // The record may have been written after the listing.
             if self.store.load(uid)? == Loaded::Absent && self.layout.claim(uid).exists() {
-                others.damaged.push((uid.clone(), self.gpus_of_spec(uid)));
+                others.damaged.push((uid.clone(), spec::held_gpus(&self.layout, uid)));
             }
         }
         Ok(others)
-    }
-
-    /// Returns the GPUs that the claim's CDI spec names; `None` without a valid spec.
-    fn gpus_of_spec(&self, uid: &ClaimUid) -> Option<BTreeSet<String>> {
-        let specs = SpecDir::new(self.layout.cdi_dir(), SPEC_PREFIX);
-        spec::gpus(&specs.read(uid.as_str()).ok().flatten()?)
     }
 
     /// Creates all missing state of a record.

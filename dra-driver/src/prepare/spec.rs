@@ -1,4 +1,4 @@
-//! CDI specs of a claim. Pure except for reading device files.
+//! CDI specs of a claim. Pure except for reading device files and written specs.
 //!
 //! The spec has one CDI device per allocation result; kubelet passes a container the devices of its requests. What the devices of
 //! all claims share (libraries, control nodes, hooks) is in bases, see [`super::base`].
@@ -8,7 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use drava_api::names;
 use drava_cdi::{
-    ContainerEdits, Device, Driver, HookProgram, Invalid, Mount, NodeError, Part, Spec, Substitute,
+    ContainerEdits, Device, Driver, HookProgram, Invalid, Mount, NodeError, Part, Spec, SpecDir,
+    Substitute,
 };
 use drava_nvml::Gpu;
 use drava_vgpu_abi::paths;
@@ -19,7 +20,7 @@ use super::{Delivery, Prepared, Share};
 use crate::gpus::inventory::NodeInventory;
 use crate::node::artifacts::Artifact;
 use crate::node::claim::ClaimUid;
-use crate::node::layout::Layout;
+use crate::node::layout::{Layout, SPEC_PREFIX};
 
 /// The CDI spec could not be built.
 #[derive(Debug, thiserror::Error)]
@@ -256,6 +257,13 @@ fn share_mounts(uid: &ClaimUid, share: &Share, layout: &Layout, library: &Librar
 pub fn gpus(spec: &Spec) -> Option<BTreeSet<String>> {
     let gpu = |device: &Device| device.annotations.get(&annotation(GPU)).cloned();
     spec.devices().iter().map(gpu).collect()
+}
+
+/// Returns the GPUs that the CDI spec of a claim names; `None` without a valid spec.
+#[must_use]
+pub fn held_gpus(layout: &Layout, claim: &ClaimUid) -> Option<BTreeSet<String>> {
+    let specs = SpecDir::new(layout.cdi_dir(), SPEC_PREFIX);
+    gpus(&specs.read(claim.as_str()).ok().flatten()?)
 }
 
 /// Annotation with the UUID of the GPU.

@@ -132,6 +132,10 @@ impl<E: Effects> Applier<E> {
     fn unreturned(&self, record: &ClaimRecord, device: &Prepared) -> Failure {
         let (uid, gpu) = (&record.claim.uid, &device.gpu.uuid);
         let others = self.other_claims(uid).unwrap_or_default();
+        // The agent raises no page of a GPU while it does not know what shares have of it.
+        if let Err(unknown) = others.check_known(&BTreeSet::from([gpu.clone()])) {
+            return unknown;
+        }
         let mut holders: BTreeMap<Unreturned, Vec<ClaimRef>> = BTreeMap::new();
         for other in &others.records {
             let devices = other.devices.iter();
