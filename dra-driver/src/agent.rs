@@ -393,7 +393,7 @@ impl Agent {
                 Some(claim) if claim.version == version => Ok(()),
                 Some(claim) => {
                     claim.version = version;
-                    self.reread_claim(uid)
+                    self.reread_claim(uid, version, now_us)
                 }
                 None => self.open_claim(uid, version, now_us),
             };
@@ -429,9 +429,11 @@ impl Agent {
         for uid in recorded.filter(|uid| !self.claims.contains_key(uid)) {
             match self.store.load(uid) {
                 Ok(Loaded::Present(record)) => {
-                    found.shares.extend(record.devices.iter().filter_map(|device| {
-                        Some(self.unopened(&record.claim, device, device.share()?))
-                    }));
+                    found
+                        .shares
+                        .extend(record.devices.iter().filter_map(|device| {
+                            Some(self.unopened(&record.claim, device, device.share()?))
+                        }));
                 }
                 Ok(Loaded::Absent) => {}
                 Ok(Loaded::Unsupported(unsupported)) => found.unknown.push(Some(unsupported.gpus)),
@@ -528,15 +530,39 @@ impl Agent {
         }
     }
 
-    /// Applies the changed record of an opened claim to its shares.
-    fn reread_claim(&mut self, uid: &ClaimUid) -> Result<(), String> {
+    /// Applies the changed record of an opened claim to its shares. A claim that was unprepared and prepared again since has other
+    /// shares or other pages, and is opened again.
+    fn reread_claim(
+        &mut self,
+        uid: &ClaimUid,
+        version: Option<RecordVersion>,
+        now_us: u64,
+    ) -> Result<(), String> {
         let Some(record) = self.load(uid)? else {
             return Ok(());
         };
-        for recorded in record.devices.iter().filter_map(Prepared::share) {
-            let mut tracked = self.shares.tracked.values_mut();
-            let share = tracked.find(|share| share.claim == *uid && share.share == recorded.id);
-            if let Some(share) = share {
+        let devices = record.devices.iter();
+        let recorded: Vec<(&str, &Share)> = devices
+            .filter_map(|device| Some((device.gpu.uuid.as_str(), device.share()?)))
+            .collect();
+        let tracked = self.shares.tracked.values_mut();
+        let mut tracked: Vec<&mut TrackedShare> =
+            tracked.filter(|share| share.claim == *uid).collect();
+        let is_same = tracked.len() == recorded.len()
+            && tracked.iter_mut().all(|share| {
+                let is_recorded = recorded
+                    .iter()
+                    .any(|(gpu, of)| of.id == share.share && *gpu == share.gpu.as_str());
+                is_recorded && share.is_current()
+            });
+        if !is_same {
+            self.shares.tracked.retain(|_, share| share.claim != *uid);
+            self.claims.remove(uid);
+            self.opened = Opened::Again;
+            return self.open_claim(uid, version, now_us);
+        }
+        for share in tracked {
+            if let Some((_, recorded)) = recorded.iter().find(|(_, of)| of.id == share.share) {
                 share.set_recorded(recorded);
             }
         }
