@@ -118,10 +118,10 @@ impl<E: Effects> Applier<E> {
     ) -> Result<ClaimRecord, Failure> {
         let devices = plan::plan(wanted, found, environment.pool, environment.inventory)?;
         let uid = &wanted.uid;
-        let (record, origin) = match self.store.load(uid)? {
+        let (record, origin, others) = match self.store.load(uid)? {
             Loaded::Unsupported(unsupported) => return Err(unsupported_record(uid, unsupported)),
             Loaded::Present(present) if same_allocation(&present.devices, &devices) => {
-                (*present, Origin::Found)
+                (*present, Origin::Found, None)
             }
             Loaded::Present(earlier) => {
                 // The claim was deallocated and allocated again without an unprepare call, for example by a forced deletion of
@@ -131,28 +131,28 @@ impl<E: Effects> Applier<E> {
                     .0
                     .push("removed the state of an earlier allocation".to_owned());
                 self.undo(uid)?;
-                let record = self.record_intent(wanted, devices, environment)?;
-                (record, Origin::New)
+                let (record, others) = self.record_intent(wanted, devices, environment)?;
+                (record, Origin::New, others)
             }
             Loaded::Damaged(damage) => {
                 repairs.0.push(format!(
                     "rebuilt the damaged claim record ({})",
                     damage.reason
                 ));
-                let record = self.rebuild(wanted, devices, environment, repairs)?;
-                (record, Origin::Rebuilt)
+                let (record, others) = self.rebuild(wanted, devices, environment, repairs)?;
+                (record, Origin::Rebuilt, others)
             }
             Loaded::Absent if self.has_files(uid) => {
                 repairs.0.push("rebuilt the lost claim record".to_owned());
-                let record = self.rebuild(wanted, devices, environment, repairs)?;
-                (record, Origin::Rebuilt)
+                let (record, others) = self.rebuild(wanted, devices, environment, repairs)?;
+                (record, Origin::Rebuilt, others)
             }
             Loaded::Absent => {
-                let record = self.record_intent(wanted, devices, environment)?;
-                (record, Origin::New)
+                let (record, others) = self.record_intent(wanted, devices, environment)?;
+                (record, Origin::New, others)
             }
         };
-        self.try_complete(record, origin, environment, repairs)
+        self.try_complete(record, origin, others, environment, repairs)
             .inspect_err(|_| {
                 // An instance stays for the next prepare: kubelet repeats a failed one every few seconds.
                 if origin == Origin::New && !self.has_instances(uid) {
@@ -298,7 +298,7 @@ impl<E: Effects> Applier<E> {
         claim: &ClaimRef,
         devices: Vec<Prepared>,
         environment: &Environment<'_>,
-    ) -> Result<ClaimRecord, Failure> {
+    ) -> Result<(ClaimRecord, Option<OtherClaims>), Failure> {
         let versions = ArtifactVersions::current(environment.delivery, environment.installed);
         self.save_intent(
             claim,
@@ -315,7 +315,7 @@ impl<E: Effects> Applier<E> {
                     holdings(&others.records),
                     environment.inventory,
                 )?;
-                Ok(())
+                Ok(Some(others))
             },
         )
     }
@@ -328,7 +328,7 @@ impl<E: Effects> Applier<E> {
         devices: Vec<Prepared>,
         environment: &Environment<'_>,
         repairs: &mut Repairs,
-    ) -> Result<ClaimRecord, Failure> {
+    ) -> Result<(ClaimRecord, Option<OtherClaims>), Failure> {
         let (delivery, installed) = (environment.delivery, environment.installed);
         let state_dir = self.layout.state_dir();
         let spec = SpecDir::new(self.layout.cdi_dir(), SPEC_PREFIX).read(claim.uid.as_str());
@@ -343,7 +343,7 @@ impl<E: Effects> Applier<E> {
                 versions,
                 environment,
                 Origin::Rebuilt,
-                |_| Ok(()),
+                |_| Ok(None),
             );
         }
         repairs.0.push(
@@ -366,12 +366,12 @@ impl<E: Effects> Applier<E> {
                     holdings(&others.records),
                     environment.inventory,
                 )?;
-                Ok(())
+                Ok(Some(others))
             },
         )
     }
 
-    /// Writes the record if `check` succeeds.
+    /// Writes the record if `check` succeeds, and returns the other claims that `check` has read.
     ///
     /// The locks of the GPUs make both one step: of two concurrent claims, the second sees the record of the first.
     fn save_intent(
@@ -381,12 +381,12 @@ impl<E: Effects> Applier<E> {
         versions: ArtifactVersions,
         environment: &Environment<'_>,
         origin: Origin,
-        check: impl FnOnce(&[Prepared]) -> Result<(), Failure>,
-    ) -> Result<ClaimRecord, Failure> {
+        check: impl FnOnce(&[Prepared]) -> Result<Option<OtherClaims>, Failure>,
+    ) -> Result<(ClaimRecord, Option<OtherClaims>), Failure> {
         let _gpus = self
             .locks
             .gpus(devices.iter().map(|device| device.gpu.uuid.as_str()))?;
-        check(&devices)?;
+        let others = check(&devices)?;
         self.reserve_slices(&mut devices, origin)?;
         let common = if versions.has_bases {
             let compat = spec::has_compat(&devices, environment.inventory);
@@ -405,7 +405,7 @@ impl<E: Effects> Applier<E> {
             common,
         };
         self.effects.save_record(&record)?;
-        Ok(record)
+        Ok((record, others))
     }
 
     /// Loads the records of all other claims.
@@ -430,7 +430,9 @@ impl<E: Effects> Applier<E> {
         for uid in listing.limits.iter().filter(is_other) {
             // The record may have been written after the listing.
             if self.store.load(uid)? == Loaded::Absent && self.layout.claim(uid).exists() {
-                others.damaged.push((uid.clone(), spec::held_gpus(&self.layout, uid)));
+                others
+                    .damaged
+                    .push((uid.clone(), spec::held_gpus(&self.layout, uid)));
             }
         }
         Ok(others)
@@ -446,7 +448,7 @@ impl<E: Effects> Applier<E> {
         environment: &Environment<'_>,
     ) -> Result<(ClaimRecord, Repairs), ApplyError> {
         let (claim, mut repairs) = (record.claim.clone(), Repairs::default());
-        self.try_complete(record, Origin::Found, environment, &mut repairs)
+        self.try_complete(record, Origin::Found, None, environment, &mut repairs)
             .map(|record| (record, repairs))
             .map_err(|failure| ApplyError {
                 claim,
@@ -454,10 +456,12 @@ impl<E: Effects> Applier<E> {
             })
     }
 
+    /// Creates all missing state. `others` are the other claims, if they were read when the record was written.
     fn try_complete(
         &self,
         mut record: ClaimRecord,
         origin: Origin,
+        mut others: Option<OtherClaims>,
         environment: &Environment<'_>,
         repairs: &mut Repairs,
     ) -> Result<ClaimRecord, Failure> {
@@ -488,9 +492,14 @@ impl<E: Effects> Applier<E> {
             let Some(share) = device.share() else {
                 continue;
             };
-            let memory = match self.has_page(&uid, &share.id) {
-                false if self.is_lending(&uid, &device.gpu.uuid)? => InitialMemory::None,
-                true | false => InitialMemory::Held,
+            let has_page = self.has_page(&uid, &share.id);
+            if !has_page && others.is_none() {
+                others = Some(self.other_claims(&uid)?);
+            }
+            let may_burst = |others: &OtherClaims| others.may_burst(&device.gpu.uuid);
+            let memory = match !has_page && others.as_ref().is_some_and(may_burst) {
+                true => InitialMemory::None,
+                false => InitialMemory::Held,
             };
             let limits = limits::page(&uid, device, share, environment.inventory, memory);
             note(

@@ -170,6 +170,23 @@ fn page_beside_share_that_bursts_begins_without_memory() {
     assert_eq!(repairs, Vec::<String>::new());
 }
 
+/// The memory of a page that cannot be read may be lent when it is replaced.
+#[test]
+fn damaged_page_beside_share_that_bursts_is_replaced_without_memory() {
+    if lacks_device_files() {
+        return;
+    }
+    let node = TestNode::started();
+    let applier = node.applier(node.effects());
+    let second = claim(2, &[Share(0, "30Gi", "0")]);
+    prepare(&node, &applier, 2, &second).unwrap();
+    prepare(&node, &applier, 1, &bursting(1)).unwrap();
+    assert_eq!(limit_of(&node, 2), Some(30 * GIB));
+    fs::write(page_of(&node, 2), b"damaged").unwrap();
+    prepare(&node, &applier, 2, &second).unwrap_err();
+    assert_eq!(limit_of(&node, 2), Some(0));
+}
+
 #[test]
 fn agent_backs_claim_before_it_is_prepared() {
     if lacks_device_files() {

@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 use drava_vgpu_abi::{page, paths};
 use prometheus_client::metrics::counter::Counter;
 
-use super::{Applier, Failure};
+use super::{Applier, Failure, OtherClaims};
 use crate::node::claim::{ClaimRef, ClaimUid, ShareId};
 use crate::prepare::effects::Effects;
 use crate::prepare::overcommit::Holders;
-use crate::prepare::record::{ClaimRecord, RecordError};
+use crate::prepare::record::ClaimRecord;
 use crate::prepare::{Prepared, Share};
 
 /// Longest wait for memory that other shares give back.
@@ -74,25 +74,24 @@ impl MissedReclaims {
     }
 }
 
-impl<E: Effects> Applier<E> {
-    /// Returns whether a share has a limits page.
-    pub(super) fn has_page(&self, uid: &ClaimUid, share: &ShareId) -> bool {
-        let dir = self.layout.limits(uid, share);
-        dir.join(paths::PAGE_FILE).exists()
-    }
-
-    /// Returns whether shares of other claims may use memory of this GPU beyond their guarantees. What is not known counts.
+impl OtherClaims {
+    /// Returns whether their shares may use memory of this GPU beyond their guarantees. What is not known counts.
     ///
-    /// The record of `uid` is written: a claim that is recorded later gets nothing of its guarantee.
-    pub(super) fn is_lending(&self, uid: &ClaimUid, gpu: &str) -> Result<bool, RecordError> {
-        let others = self.other_claims(uid)?;
-        let mut shares = others.records.iter().flat_map(|record| &record.devices);
+    /// They were read after the claim was recorded, or under the locks of its GPUs: a claim that is recorded later gets nothing of its
+    /// guarantee.
+    pub(super) fn may_burst(&self, gpu: &str) -> bool {
+        let mut devices = self.records.iter().flat_map(|record| &record.devices);
         let can_burst = |device: &Prepared| device.share().is_some_and(Share::can_burst);
         let gpus = BTreeSet::from([gpu.to_owned()]);
-        Ok(
-            shares.any(|device| device.gpu.uuid == gpu && can_burst(device))
-                || others.check_known(&gpus).is_err(),
-        )
+        devices.any(|device| device.gpu.uuid == gpu && can_burst(device))
+            || self.check_known(&gpus).is_err()
+    }
+}
+
+impl<E: Effects> Applier<E> {
+    /// Returns whether a share has a limits page that can be read: another one is replaced.
+    pub(super) fn has_page(&self, uid: &ClaimUid, share: &ShareId) -> bool {
+        self.limit_bytes(uid, share).is_some()
     }
 
     /// Waits until the limits pages of a claim have its guaranteed memory.
@@ -115,14 +114,14 @@ impl<E: Effects> Applier<E> {
 
     fn is_backed(&self, record: &ClaimRecord, device: &Prepared) -> bool {
         device.share().is_none_or(|share| {
-            let limit = self.limit_bytes(&record.claim.uid, share);
+            let limit = self.limit_bytes(&record.claim.uid, &share.id);
             limit.is_some_and(|limit| limit >= share.memory_bytes)
         })
     }
 
     /// Returns the memory limit in the page of a share; `None` without a readable page.
-    fn limit_bytes(&self, uid: &ClaimUid, share: &Share) -> Option<u64> {
-        let dir = self.layout.limits(uid, &share.id);
+    fn limit_bytes(&self, uid: &ClaimUid, share: &ShareId) -> Option<u64> {
+        let dir = self.layout.limits(uid, share);
         let content = fs::read(dir.join(paths::PAGE_FILE)).ok()?;
         let limits = page::decode(&content).ok()?.spec.limits;
         Some(limits.memory_limit_bytes.unwrap_or(u64::MAX))
@@ -158,7 +157,7 @@ impl<E: Effects> Applier<E> {
     }
 
     fn state_of(&self, uid: &ClaimUid, share: &Share) -> Unreturned {
-        let limit = self.limit_bytes(uid, share);
+        let limit = self.limit_bytes(uid, &share.id);
         match limit.is_none_or(|limit| limit > share.held().memory_bytes) {
             true => Unreturned::NotLowered,
             false => Unreturned::InUse,
