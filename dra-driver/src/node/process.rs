@@ -4,7 +4,7 @@
 //! container are the limits directories that are mounted in it, see [`crate::node::mounts`]. A process in a mount namespace
 //! without these mounts still is in the container's cgroup or below it, and has the shares of the other processes there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
@@ -90,6 +90,41 @@ impl Processes {
         })
     }
 
+    /// Returns the description of a process when it was last described; `None` if it never was, or is forgotten.
+    #[must_use]
+    pub fn last(&self, pid: u32) -> Option<&ProcessInfo> {
+        self.known.get(&pid)
+    }
+
+    /// Returns the processes of the containers that have a share; `None` if they cannot be found.
+    pub fn with_share(&mut self, share: &MountedShare) -> Option<Vec<u32>> {
+        let mut all = Vec::new();
+        for entry in fs::read_dir(&self.root).ok()? {
+            let Ok(entry) = entry else { continue };
+            let Some(pid) = entry
+                .file_name()
+                .to_str()
+                .and_then(|name| name.parse().ok())
+            else {
+                continue;
+            };
+            let dir = entry.path();
+            let has_share = self.mounted_shares(&dir).contains(share);
+            all.push((pid, has_share, container_of(&dir)));
+        }
+        self.mount.as_ref()?;
+        let sharing = all.iter().filter(|(_, has_share, _)| *has_share);
+        let containers: BTreeSet<String> = sharing
+            .filter_map(|(.., container)| container.clone())
+            .collect();
+        let is_member = |(_, has_share, container): &(u32, bool, Option<String>)| {
+            let container = container.as_ref();
+            *has_share || container.is_some_and(|container| containers.contains(container))
+        };
+        let members = all.into_iter().filter(is_member);
+        Some(members.map(|(pid, ..)| pid).collect())
+    }
+
     /// Kills the process `pid` if `is_target` accepts its description. Returns whether the signal was sent.
     ///
     /// The pidfd is opened before the description is read: it stays with one process, so a process that gets the PID
@@ -131,12 +166,8 @@ impl Processes {
     }
 
     fn shares_of_cgroup(&mut self, dir: &Path) -> Vec<MountedShare> {
-        let container = |dir: &Path| {
-            let cgroups = fs::read_to_string(dir.join("cgroup")).ok()?;
-            container_cgroup(&cgroups).map(str::to_owned)
-        };
         // Outside of pods a cgroup has all sorts of processes.
-        let Some(own) = container(dir) else {
+        let Some(own) = container_of(dir) else {
             return Vec::new();
         };
         let Ok(entries) = fs::read_dir(&self.root) else {
@@ -149,11 +180,17 @@ impl Processes {
                     .file_name()
                     .is_some_and(|name| name.as_encoded_bytes().iter().all(u8::is_ascii_digit))
             })
-            .filter(|other| container(other).as_ref() == Some(&own))
+            .filter(|other| container_of(other).as_ref() == Some(&own))
             .map(|other| self.mounted_shares(&other))
             .find(|shares| !shares.is_empty())
             .unwrap_or_default()
     }
+}
+
+/// Returns the cgroup of the container of the process with this directory in `/proc`; `None` outside of pods.
+fn container_of(dir: &Path) -> Option<String> {
+    let cgroups = fs::read_to_string(dir.join("cgroup")).ok()?;
+    container_cgroup(&cgroups).map(str::to_owned)
 }
 
 /// Returns the cgroup of the container in `/proc/<pid>/cgroup`; `None` outside of pods. A program in the container, such as
@@ -371,6 +408,27 @@ mod tests {
         let mut processes = processes_of(root.path());
         assert_eq!(share_ids(&processes.describe(11).unwrap()), [SHARES[0]]);
         assert!(processes.describe(12).unwrap().shares.is_empty());
+    }
+
+    #[test]
+    fn finds_all_processes_of_containers_with_share() {
+        let root = tempfile::tempdir().unwrap();
+        let other = "1 1 8:1 / / rw";
+        let shown = mounts(root.path(), SHARES[0]);
+        add_process(root.path(), 10, &shown, "/kubepods/pod1/c1");
+        add_process(root.path(), 11, other, "/kubepods/pod1/c1/docker/c9");
+        add_process(root.path(), 12, other, "/kubepods/pod1/c2");
+        add_process(
+            root.path(),
+            13,
+            &mounts(root.path(), SHARES[1]),
+            "/kubepods/pod1/c3",
+        );
+        let mut processes = processes_of(root.path());
+        let share = processes.describe(10).unwrap().shares.remove(0);
+        let mut found = processes.with_share(&share).unwrap();
+        found.sort_unstable();
+        assert_eq!(found, [10, 11]);
     }
 
     #[test]

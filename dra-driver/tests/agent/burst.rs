@@ -1,15 +1,22 @@
 //! Memory beyond the guarantees: lent while no claim holds it, and taken back before a claim gets it, with `libvgpu.so` on a simulated
 //! machine. The GPU gives its shares 16 GiB.
 
+use std::process::{Child, Command};
 use std::sync::Arc;
+use std::time::Duration;
 
 use drava_api::config::Priority;
-use drava_dra_driver::agent::{Config, Finding, FindingKind};
+use drava_dra_driver::agent::node::nvml_observer::{Observation, ObservedProcess};
+use drava_dra_driver::agent::{Agent, Config, Finding, FindingKind};
 use drava_dra_driver::node::claim::ClaimRef;
+use drava_dra_driver::node::mounts::MountedShare;
+use drava_dra_driver::node::process::Processes;
 use drava_dra_driver::prepare::{Grant, Share};
+use drava_nvml::GpuUuid;
 use drava_vgpu_abi::Limits;
 
-use crate::node::{GIB, MIB, RunningAgent, TestNode, eventually};
+use crate::node::{GIB, GPU, MIB, RunningAgent, TestNode, eventually};
+use crate::virtual_clock::FakeProcess;
 
 /// Memory of a context.
 const CONTEXT_BYTES: u64 = 528 * MIB;
@@ -262,4 +269,197 @@ fn nothing_is_lent_without_nvml() {
     prepare_beside(&node, 2, 6);
     await_limit(&node, 2, 6);
     assert_eq!(node.page(1).memory_limit_bytes, Some(4 * GIB));
+}
+
+/// Other GPUs have nothing to do with a claim that cannot be read.
+#[test]
+fn damaged_record_holds_up_claims_of_its_gpus_only() {
+    let node = node();
+    node.prepare_on("GPU-00000000-0000-0000-0000-000000000009", 9, &limits(1));
+    node.damage_record(9);
+    let mut agent = SteppedAgent::new(&node);
+    agent.step_until("a limit of 12 GiB", || limit_gib(&node, 1) == 12);
+    prepare_beside(&node, 2, 6);
+    agent.step_until("the guarantee", || limit_gib(&node, 2) == 6);
+    node.prepare(8, &limits(1));
+    node.damage_record(8);
+    prepare_beside(&node, 3, 1);
+    agent.step(50);
+    assert_eq!(limit_gib(&node, 3), 0, "beside unknown shares");
+}
+
+/// Between two ticks of the agent the claim is unprepared, and prepared again with an empty page.
+#[test]
+fn claim_that_is_prepared_again_gets_its_guarantee() {
+    let node = node();
+    let mut agent = SteppedAgent::new(&node);
+    agent.step_until("a limit of 12 GiB", || limit_gib(&node, 1) == 12);
+    prepare_beside(&node, 2, 6);
+    agent.step_until("the guarantee", || limit_gib(&node, 2) == 6);
+    // Until its scans have found no processes.
+    agent.step(50);
+    node.unprepare(2);
+    std::fs::remove_dir_all(node.node.container(2)).unwrap();
+    prepare_beside(&node, 2, 6);
+    agent.step_until("the guarantee again", || limit_gib(&node, 2) == 6);
+}
+
+/// A process in the container of a share, which has no context; killed on drop.
+struct Sleeper(Child);
+
+impl Sleeper {
+    fn start(node: &TestNode, number: u32, prepare: impl FnOnce(&mut Command)) -> Self {
+        let mut command = Command::new("sleep");
+        prepare(command.arg("1000"));
+        let child = command.spawn().unwrap();
+        // Its files of `/proc` are those of the program from here on, as for other processes.
+        node.node.add_process(child.id(), number).unwrap();
+        Self(child)
+    }
+
+    fn pid(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        // It may have been killed before.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts with share 1, which has charged 11 GiB of 12 in a slot, and no processes by NVML.
+fn charged(node: &TestNode, exported_gib: u64) -> (SteppedAgent, FakeProcess) {
+    let mut agent = SteppedAgent::new(node);
+    agent.step_until("a limit of 12 GiB", || limit_gib(node, 1) == 12);
+    let process = FakeProcess::new(node, 1);
+    process.charge(11 * GIB, exported_gib * GIB);
+    (agent, process)
+}
+
+/// The parent is dead, and its child keeps the open files of the GPU, by which memory stays allocated. NVML lists neither.
+#[test]
+fn child_that_keeps_memory_of_dead_process_is_killed() {
+    let node = node();
+    let (mut agent, process) = charged(&node, 0);
+    let child = Sleeper::start(&node, 1, |command| process.leave_lock_to(command));
+    prepare_beside(&node, 2, 6);
+    let pid = child.pid();
+    agent.step_until("the guarantee", || {
+        let limit = limit_gib(&node, 2);
+        assert!(limit == 0 || !is_alive(pid), "a promise of memory in use");
+        limit == 6
+    });
+    assert!(is_reclaimed(&agent.found[0], 1, pid, "claim-2"));
+}
+
+#[test]
+fn exported_memory_of_dead_process_is_taken_back() {
+    let node = node();
+    let (mut agent, process) = charged(&node, 11);
+    drop(process);
+    prepare_beside(&node, 2, 6);
+    agent.step_until("the guarantee", || limit_gib(&node, 2) == 6);
+}
+
+/// Only memory that a process has explains that it is killed before others of the share.
+#[test]
+fn process_without_excess_is_not_killed_for_dead_process() {
+    let node = node();
+    let (mut agent, process) = charged(&node, 11);
+    drop(process);
+    let later = Sleeper::start(&node, 1, |_| ());
+    let config = config(&node);
+    let mut processes = Processes::new(config.proc_root, config.layout.claims());
+    agent.processes.push(ObservedProcess {
+        pid: later.pid(),
+        used_bytes: Some(100 * MIB),
+        info: processes.describe(later.pid()).unwrap(),
+    });
+    prepare_beside(&node, 2, 6);
+    agent.step_until("a lower limit", || limit_gib(&node, 1) == 4);
+    agent.step(6);
+    let is_kill = |finding: &&Finding| matches!(finding.kind, FindingKind::Reclaimed { .. });
+    assert_eq!(agent.found.iter().find(is_kill), None);
+    assert!(is_alive(later.pid()));
+    // Without a context it has nothing open.
+    agent.processes.clear();
+    agent.step_until("the guarantee", || limit_gib(&node, 2) == 6);
+    assert!(is_alive(later.pid()));
+}
+
+/// A process that ends holds up its own share only.
+#[test]
+fn ending_process_holds_up_its_own_share_only() {
+    let node = node();
+    let mut agent = SteppedAgent::new(&node);
+    agent.step_until("a limit of 12 GiB", || limit_gib(&node, 1) == 12);
+    agent.ending = vec![TestNode::mounted(1)];
+    prepare_beside(&node, 2, 6);
+    agent.step(50);
+    assert_eq!(limit_gib(&node, 2), 0);
+    agent.ending = vec![TestNode::mounted(7)];
+    agent.step_until("the guarantee", || limit_gib(&node, 2) == 6);
+}
+
+fn limit_gib(node: &TestNode, number: u32) -> u64 {
+    node.page(number).memory_limit_bytes.unwrap() / GIB
+}
+
+/// An agent in virtual time, on a GPU with these processes by NVML.
+struct SteppedAgent {
+    agent: Agent,
+    now_us: u64,
+    processes: Vec<ObservedProcess>,
+    ending: Vec<MountedShare>,
+    found: Vec<Finding>,
+}
+
+impl SteppedAgent {
+    fn new(node: &TestNode) -> Self {
+        let closed = Config {
+            open: Arc::new(|| Err("the test provides the observations".to_owned())),
+            ..config(node)
+        };
+        Self {
+            agent: Agent::new(closed),
+            now_us: 1_000_000_000,
+            processes: Vec::new(),
+            ending: Vec::new(),
+            found: Vec::new(),
+        }
+    }
+
+    /// Runs ticks of 100 ms, each with a list of the processes.
+    fn step(&mut self, count: u32) {
+        for _ in 0..count {
+            self.now_us += 100_000;
+            let observation = Observation {
+                gpu: GpuUuid::new(GPU.to_owned()),
+                requested_us: self.now_us,
+                is_extra: false,
+                is_complete: true,
+                ending: self.ending.clone(),
+                processes: Some(self.processes.clone()),
+            };
+            self.found
+                .extend(self.agent.scan(self.now_us, &observation));
+            self.found.extend(self.agent.poll(self.now_us));
+        }
+    }
+
+    #[track_caller]
+    fn step_until(&mut self, what: &str, is_met: impl Fn() -> bool) {
+        for _ in 0..600 {
+            self.step(1);
+            if is_met() {
+                return;
+            }
+            // Killed processes end in real time.
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        panic!("not within 60 s: {what}");
+    }
 }

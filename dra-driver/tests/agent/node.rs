@@ -81,6 +81,18 @@ impl TestNode {
         gpu_node::share_id(number).unwrap()
     }
 
+    /// Damages the record of a claim. Its GPUs stay readable.
+    pub(crate) fn damage_record(&self, number: u32) {
+        let uid = Self::uid(number);
+        let path = self.node.layout().claims().join(format!("{uid}.json"));
+        let mut content = fs::read(&path).unwrap();
+        content.extend(b"damaged");
+        // Replaced, as each write of a record.
+        let new = path.with_extension("new");
+        fs::write(&new, content).unwrap();
+        fs::rename(new, path).unwrap();
+    }
+
     /// Returns the share of a claim with one share, as a process has it.
     pub(crate) fn mounted(number: u32) -> MountedShare {
         MountedShare {

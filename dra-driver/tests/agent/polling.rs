@@ -215,6 +215,7 @@ fn detects_process_that_bypasses_region_of_idle_share() {
         requested_us: agent.now_us,
         is_extra: false,
         is_complete: true,
+        ending: Vec::new(),
         processes: Some(vec![escapes]),
     };
     let mut found = Vec::new();
@@ -243,6 +244,7 @@ fn detects_damaged_region_of_idle_share_within_3_s() {
             requested_us: agent.now_us,
             is_extra: false,
             is_complete: true,
+            ending: Vec::new(),
             processes: Some(Vec::new()),
         };
         found.extend(agent.agent.scan(agent.now_us, &observation));

@@ -83,7 +83,9 @@ fn counts_no_memory_of_ended_processes_but_what_they_exported() {
         living.write(slot + offset_of!(Slot, exported_bytes), exported_mib * MIB);
     }
     let counted = || {
-        let bytes = UsageRegion::open(dir.path()).live_bytes(&mut ReadBuffer::default());
+        let bytes = UsageRegion::open(dir.path())
+            .live_use(&mut ReadBuffer::default())
+            .map(|live| live.bytes);
         bytes.unwrap() / MIB
     };
     let other = OpenOptions::new().write(true).open(&file).unwrap();

@@ -4,6 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::mem::offset_of;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 
 use drava_dra_driver::agent::Agent;
@@ -86,6 +87,7 @@ impl VirtualClockAgent {
                         requested_us: self.now_us,
                         is_extra: false,
                         is_complete: true,
+                        ending: Vec::new(),
                         processes: Some(on_gpu.map(|(_, listed)| listed.clone()).collect()),
                     };
                     assert_eq!(self.agent.scan(self.now_us, &observation), []);
@@ -166,6 +168,21 @@ impl FakeProcess {
         self.write(offset_of!(Header, last_demand_us), now_us);
         self.write(SLOTS_OFFSET + offset_of!(Slot, gpu_time_us), gpu_time_us);
         self.write(SLOTS_OFFSET + offset_of!(Slot, throttled_us), now_us);
+    }
+
+    /// Charges memory, of which `exported_bytes` may be open in other processes.
+    pub(crate) fn charge(&self, bytes: u64, exported_bytes: u64) {
+        self.write(offset_of!(Header, total), bytes);
+        self.write(SLOTS_OFFSET + offset_of!(Slot, used_bytes), bytes);
+        self.write(
+            SLOTS_OFFSET + offset_of!(Slot, exported_bytes),
+            exported_bytes,
+        );
+    }
+
+    /// Ends the process, and leaves the lock of its slot to `command`, as to a forked child.
+    pub(crate) fn leave_lock_to(self, command: &mut Command) {
+        command.stdin(self.region);
     }
 
     /// Returns the entry of the process in NVML's list.

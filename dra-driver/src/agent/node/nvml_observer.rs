@@ -1,6 +1,7 @@
 //! NVML observations of one GPU, from a thread per GPU: an NVML call that hangs affects no other GPU, and the last
 //! observation stays valid.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -12,6 +13,7 @@ use drava_nvml::{GpuLibrary, GpuUuid, ProcessMemory};
 
 use super::now_us;
 use crate::gpus::inventory::OpenLibrary;
+use crate::node::mounts::MountedShare;
 use crate::node::process::{ProcessInfo, Processes};
 
 /// Time between two process lists. Detection within a second leaves a margin for the scan.
@@ -19,6 +21,10 @@ pub const INTERVAL: Duration = Duration::from_millis(950);
 
 /// Time between two attempts to open a missing library.
 const RETRY: Duration = Duration::from_secs(5);
+
+/// Time after which a listed process that `/proc` never described is taken for none of a container, µs. It holds up what other shares
+/// give back until then.
+const UNKNOWN_US: u64 = 10_000_000;
 
 /// A process that NVML lists.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,8 +46,10 @@ pub struct Observation {
     pub requested_us: u64,
     /// Whether it was requested by [`Observer::request`]. Decisions that count observations, one per second, ignore it.
     pub is_extra: bool,
-    /// Whether `processes` has all that NVML lists: one that is ending may still hold memory when `/proc` no longer describes it.
+    /// Whether the shares of all processes are known that NVML lists, but for those that `/proc` has lacked for [`UNKNOWN_US`].
     pub is_complete: bool,
+    /// Shares of listed processes that `/proc` no longer describes: they may still hold memory.
+    pub ending: Vec<MountedShare>,
     /// Processes with a context; `None` if NVML does not report them.
     pub processes: Option<Vec<ObservedProcess>>,
 }
@@ -100,6 +108,7 @@ impl Observer {
             open,
             library: None,
             processes,
+            unknown: UnknownPids::default(),
         };
         let needed = Arc::clone(&is_needed);
         let observe = move || {
@@ -146,6 +155,22 @@ struct Watch {
     open: OpenLibrary,
     library: Option<Box<dyn GpuLibrary>>,
     processes: Processes,
+    unknown: UnknownPids,
+}
+
+/// Listed PIDs that `/proc` never described, with when each was first listed, µs.
+#[derive(Debug, Default)]
+struct UnknownPids(BTreeMap<u32, u64>);
+
+impl UnknownPids {
+    /// Applies the PIDs of a list. Returns whether all were listed [`UNKNOWN_US`] ago.
+    fn update(&mut self, now_us: u64, pids: &[u32]) -> bool {
+        self.0.retain(|pid, _| pids.contains(pid));
+        let since = pids.iter().map(|pid| *self.0.entry(*pid).or_insert(now_us));
+        // Each is entered.
+        let latest_us = since.max();
+        latest_us.is_none_or(|latest_us| latest_us.saturating_add(UNKNOWN_US) <= now_us)
+    }
 }
 
 impl Watch {
@@ -166,35 +191,62 @@ impl Watch {
             .as_ref()
             .map_or_else(|error| error.status.is_absent(), |_| true);
         self.library = is_usable.then_some(library);
-        let processes = listed.ok().map(|listed| {
-            let described = self.describe(&listed);
-            (described.len() == listed.len(), described)
-        });
+        let processes = listed.ok().map(|listed| self.describe(&listed));
+        let (mut ending, mut unknown) = (Vec::new(), Vec::new());
+        for pid in processes.iter().flat_map(|(_, missing)| missing) {
+            match self.processes.last(*pid) {
+                Some(last) => ending.extend(last.shares.iter().cloned()),
+                None => unknown.push(*pid),
+            }
+        }
+        let is_complete = self.unknown.update(requested_us, &unknown);
         let observation = Observation {
             gpu: self.gpu.clone(),
             requested_us,
             is_extra,
-            is_complete: processes
-                .as_ref()
-                .is_some_and(|(is_complete, _)| *is_complete),
-            processes: processes.map(|(_, processes)| processes),
+            is_complete: is_complete && processes.is_some(),
+            ending,
+            processes: processes.map(|(processes, _)| processes),
         };
         (Some(observation), INTERVAL)
     }
 
-    fn describe(&mut self, listed: &[drava_nvml::Process]) -> Vec<ObservedProcess> {
+    /// Returns the processes, and the PIDs of those that `/proc` lacks.
+    fn describe(&mut self, listed: &[drava_nvml::Process]) -> (Vec<ObservedProcess>, Vec<u32>) {
         let pids: Vec<u32> = listed.iter().map(|process| process.pid).collect();
         self.processes.retain(&pids);
-        let describe = |process: &drava_nvml::Process| {
-            Some(ObservedProcess {
-                pid: process.pid,
-                used_bytes: match process.memory {
-                    ProcessMemory::Used { bytes } => Some(bytes),
-                    ProcessMemory::NotAvailable => None,
-                },
-                info: self.processes.describe(process.pid)?,
-            })
-        };
-        listed.iter().filter_map(describe).collect()
+        let (mut described, mut missing) = (Vec::new(), Vec::new());
+        for process in listed {
+            match self.processes.describe(process.pid) {
+                Some(info) => described.push(ObservedProcess {
+                    pid: process.pid,
+                    used_bytes: match process.memory {
+                        ProcessMemory::Used { bytes } => Some(bytes),
+                        ProcessMemory::NotAvailable => None,
+                    },
+                    info,
+                }),
+                None => missing.push(process.pid),
+            }
+        }
+        (described, missing)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_pid_holds_up_others_for_a_while_only() {
+        let mut unknown = UnknownPids::default();
+        assert!(unknown.update(1, &[]));
+        assert!(!unknown.update(2, &[7]));
+        assert!(!unknown.update(UNKNOWN_US + 1, &[7]));
+        assert!(unknown.update(UNKNOWN_US + 2, &[7]));
+        assert!(!unknown.update(UNKNOWN_US + 3, &[7, 8]));
+        // Listed anew, it may be another process.
+        assert!(unknown.update(UNKNOWN_US + 4, &[]));
+        assert!(!unknown.update(UNKNOWN_US + 5, &[7]));
     }
 }

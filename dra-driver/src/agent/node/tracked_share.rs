@@ -14,7 +14,7 @@ use drava_vgpu_abi::{ComputePolicy, Limits};
 use super::ShareKey;
 use super::limits_page::Page;
 use super::region_watch::RegionWatch;
-use super::usage_region::{ReadBuffer, UsageRegion};
+use super::usage_region::{LiveUse, ReadBuffer, UsageRegion};
 use crate::agent::policy::activity::{Activity, ActivityTracker};
 use crate::agent::policy::burst::ShareMemory;
 use crate::agent::policy::control::{ActivityChange, Decision, Entitlement};
@@ -93,6 +93,8 @@ pub struct Reclaim {
     pub since_us: u64,
     /// The claim that is guaranteed the memory.
     pub claim: ClaimRef,
+    /// When processes were last killed for it, µs.
+    pub killed_us: Option<u64>,
 }
 
 /// Role of a share by its priority.
@@ -217,6 +219,15 @@ impl TrackedShare {
     #[must_use]
     pub fn is(&self, mounted: &MountedShare) -> bool {
         (&mounted.claim, &mounted.share) == (&self.claim, &self.share)
+    }
+
+    /// Returns the share as containers have it.
+    #[must_use]
+    pub fn mounted(&self) -> MountedShare {
+        MountedShare {
+            claim: self.claim.clone(),
+            share: self.share.clone(),
+        }
     }
 
     /// Returns its entitlement; `None` if its GPU time is not metered.
@@ -401,9 +412,9 @@ impl TrackedShare {
     }
 
     /// Returns what its living processes have requested, by its region; `None` if that cannot be read.
-    pub fn requested_bytes(&mut self, buffer: &mut ReadBuffer) -> Option<u64> {
+    pub fn live_use(&mut self, buffer: &mut ReadBuffer) -> Option<LiveUse> {
         self.region.verify().ok()?;
-        self.region.live_bytes(buffer).ok()
+        self.region.live_use(buffer).ok()
     }
 
     /// Writes the memory limit of a share that can burst.
@@ -580,8 +591,8 @@ pub(crate) fn used_bytes(
     limits: &Limits,
     buffer: &mut ReadBuffer,
 ) -> Option<u64> {
-    let counted = region.live_bytes(buffer).ok()?;
-    Some(counted.saturating_add(limits.driver_excess_bytes))
+    let counted = region.live_use(buffer).ok()?;
+    Some(counted.bytes.saturating_add(limits.driver_excess_bytes))
 }
 
 /// Returns whether the difference of two own times is worth a write.

@@ -11,10 +11,10 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 
-use drava_vgpu_abi::ledger::MAX_BYTES;
+use drava_vgpu_abi::ledger::{MAX_BYTES, Owner};
 use drava_vgpu_abi::paths;
 use drava_vgpu_abi::region::{Header, REGION_SIZE, SLOT_COUNT, SLOT_SIZE, SLOTS_OFFSET, SlotIndex};
-use drava_vgpu_abi::snapshot::Snapshot;
+use drava_vgpu_abi::snapshot::{ProcessUsage, Snapshot};
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 use rustix::fs::{AtFlags, OFlags, statat};
@@ -58,6 +58,15 @@ impl Default for ReadBuffer {
 pub struct UsageRegion {
     dir: PathBuf,
     opened: Result<OpenRegion, RegionProblem>,
+}
+
+/// Use of the memory of a share by processes that live.
+#[derive(Debug, Default)]
+pub struct LiveUse {
+    /// Bytes charged, see [`UsageRegion::live_use`].
+    pub bytes: u64,
+    /// Slots whose lock a process holds, their owner or another one that has inherited it: the owners, with the bytes charged.
+    pub locked: Vec<(Owner, u64)>,
 }
 
 /// An open region.
@@ -174,16 +183,24 @@ impl UsageRegion {
     ///
     /// # Errors
     /// The problem of the region.
-    pub fn live_bytes(&self, buffer: &mut ReadBuffer) -> Result<u64, RegionProblem> {
+    pub fn live_use(&self, buffer: &mut ReadBuffer) -> Result<LiveUse, RegionProblem> {
         let before = self.view(buffer)?;
         let region = self.opened.as_ref().map_err(Clone::clone)?;
-        let ended = before.processes.iter();
-        let ended = ended.filter(|process| !is_locked(&region.file, process.slot));
+        let processes = before.processes.iter();
+        let (locked, ended): (Vec<&ProcessUsage>, Vec<&ProcessUsage>) =
+            processes.partition(|process| is_locked(&region.file, process.slot));
+        let locked = locked.into_iter();
+        let locked = locked.map(|process| (process.owner, process.used_bytes));
+        let locked: Vec<_> = locked.collect();
+        let ended = ended.into_iter();
         let owners: Vec<_> = ended
             .map(|process| (process.slot, process.generation))
             .collect();
         if owners.is_empty() {
-            return Ok(before.total_bytes);
+            return Ok(LiveUse {
+                bytes: before.total_bytes,
+                locked,
+            });
         }
         // A total that was read before a process ended lacks its last charges. The slot may have a new owner by now.
         let after = self.view(buffer)?;
@@ -192,7 +209,10 @@ impl UsageRegion {
         let ended_bytes = ended
             .map(|process| process.used_bytes.saturating_sub(process.exported_bytes))
             .fold(0, u64::saturating_add);
-        Ok(after.total_bytes.saturating_sub(ended_bytes))
+        Ok(LiveUse {
+            bytes: after.total_bytes.saturating_sub(ended_bytes),
+            locked,
+        })
     }
 
     fn read(

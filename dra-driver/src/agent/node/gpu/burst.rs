@@ -115,7 +115,11 @@ impl Gpu {
             if let Some(claim) = self.waiting.clone().filter(|_| is_new) {
                 tracing::info!(share = %share.claim_ref, %claim, "taking back memory that was lent");
                 let since_us = now_us;
-                share.reclaim = Some(Reclaim { since_us, claim });
+                share.reclaim = Some(Reclaim {
+                    since_us,
+                    claim,
+                    killed_us: None,
+                });
             }
         }
         let mut own = self.keys.iter().filter_map(|key| shares.tracked.get(key));
@@ -143,9 +147,10 @@ impl Gpu {
         for share in &mut *all {
             let tracked = share.id.and_then(|key| shares.tracked.get_mut(&key));
             share.used_bytes = match share.limit_bytes {
-                Some(_) => tracked.and_then(|tracked| tracked.requested_bytes(&mut shares.buffer)),
+                Some(_) => tracked.and_then(|tracked| tracked.live_use(&mut shares.buffer)),
                 None => None,
-            };
+            }
+            .map(|live| live.bytes);
         }
         divide(allocatable_bytes, all)
     }
@@ -209,12 +214,18 @@ impl Gpu {
                 continue;
             };
             let limit_bytes = share.page.limits().memory_limit_bytes;
-            let requested_bytes = share.requested_bytes(&mut shares.buffer);
-            let is_within =
-                requested_bytes.is_some_and(|bytes| limit_bytes.is_none_or(|limit| bytes <= limit));
+            let live = share.live_use(&mut shares.buffer);
+            let exceeds = |bytes: u64| limit_bytes.is_some_and(|limit| bytes > limit);
+            let is_within = live.as_ref().is_some_and(|live| !exceeds(live.bytes));
             let is_over = own.iter().any(|process| over.contains(&process.pid));
-            if is_within && !is_over {
-                if observation.is_complete {
+            let is_ending = observation.ending.iter().any(|ending| share.is(ending));
+            let is_known = observation.is_complete && !is_ending;
+            // Memory that an ended process has exported is free when no other one can have it open.
+            let is_unused = is_known
+                && own.is_empty()
+                && live.as_ref().is_some_and(|live| live.locked.is_empty());
+            if is_unused || (is_within && !is_over) {
+                if is_known {
                     share.confirm_return(observation.requested_us);
                 }
                 continue;
@@ -225,21 +236,52 @@ impl Gpu {
                 share.reclaim = waiting.map(|claim| Reclaim {
                     since_us: now_us,
                     claim,
+                    killed_us: None,
                 });
             }
             let Some(reclaim) = share.reclaim.clone() else {
                 continue;
             };
-            if reclaim.since_us.saturating_add(GRACE_US) > observation.requested_us.min(now_us) {
+            let last_us = reclaim.killed_us.unwrap_or(reclaim.since_us);
+            if last_us.saturating_add(GRACE_US) > observation.requested_us.min(now_us) {
                 continue;
             }
-            for process in own {
-                let is_killed = shares.processes.kill(process.pid, |described| {
-                    described.owner == process.owner
+            let live = live.unwrap_or_default();
+            let charged = live.locked.iter().map(|(_, bytes)| *bytes);
+            let is_charged = exceeds(charged.fold(0, u64::saturating_add));
+            let holds_excess = |process: &&&GpuProcess<ShareKey>| {
+                let mut locked = live.locked.iter();
+                let has_slot = locked.any(|(owner, bytes)| *owner == process.owner && *bytes > 0);
+                (is_charged && has_slot) || over.contains(&process.pid)
+            };
+            let pids = match reclaim.killed_us {
+                None => {
+                    let holders = own.iter().filter(holds_excess);
+                    Some(holders.map(|process| process.pid).collect())
+                }
+                // Processes that NVML does not list may keep the memory, such as a child with the open files of a killed one.
+                Some(_) => shares.processes.with_share(&share.mounted()),
+            };
+            if let Some(reclaim) = &mut share.reclaim {
+                reclaim.killed_us = Some(now_us);
+            }
+            // Without processes nothing is in use, whatever the region says.
+            if reclaim.killed_us.is_some()
+                && is_known
+                && own.is_empty()
+                && pids.as_ref().is_some_and(Vec::is_empty)
+            {
+                share.confirm_return(observation.requested_us);
+            }
+            for pid in pids.into_iter().flatten() {
+                // Another process may have the PID by now.
+                let is_killed = shares.processes.kill(pid, |described| {
+                    let mut listed = own.iter().filter(|process| process.pid == pid);
+                    listed.all(|process| process.owner == described.owner)
                         && described.shares.iter().any(|mounted| share.is(mounted))
                 });
                 if is_killed {
-                    let (pid, claim) = (process.pid, reclaim.claim.clone());
+                    let claim = reclaim.claim.clone();
                     found.push((key, FindingKind::Reclaimed { pid, claim }));
                 }
             }

@@ -126,7 +126,10 @@ fn takes_from_lowest_priority_then_from_largest_use() {
     ];
     // 19 of 18 GiB.
     let one = divide(18 * GIB, &room);
-    assert_eq!((one.reclaimed.as_slice(), one.unbacked.as_slice()), (&[3][..], &[4][..]));
+    assert_eq!(
+        (one.reclaimed.as_slice(), one.unbacked.as_slice()),
+        (&[3][..], &[4][..])
+    );
     assert_eq!(gib(&one), [(1, 8), (2, 4), (3, 2)]);
     let two = divide(14 * GIB, &room);
     assert_eq!(two.reclaimed, [3, 2]);
@@ -170,7 +173,10 @@ fn backs_each_waiting_share_that_fits() {
     let shares = [lent, waiting(2, 8), waiting(3, 3), bursting(4, 2, 8, 0)];
     let division = divide(17 * GIB, &shares);
     assert_eq!(division.unbacked, [2]);
-    assert_eq!((gib(&division), division.reclaimed), (vec![(1, 4), (4, 2)], vec![1]));
+    assert_eq!(
+        (gib(&division), division.reclaimed),
+        (vec![(1, 4), (4, 2)], vec![1])
+    );
     // In the order of their IDs.
     let [first, second, third] = [5, 3, 4].map(|id| waiting(id, 3));
     let division = divide(16 * GIB, &[lent, first, second, third]);
@@ -204,7 +210,13 @@ fn share_of_unknown_use_counts_with_all_it_was_promised() {
 }
 
 fn any_share(id: u32) -> impl Strategy<Value = ShareMemory<u32>> {
-    let amounts = (1u64..8, 0u64..12, 0u64..12, 0u64..4, prop_oneof![0u64..24, Just(u64::MAX / GIB)]);
+    let amounts = (
+        1u64..8,
+        0u64..12,
+        0u64..12,
+        0u64..4,
+        prop_oneof![0u64..24, Just(u64::MAX / GIB)],
+    );
     (amounts, -2i64..3, any::<bool>(), any::<bool>()).prop_map(
         move |((held, most, lent, unreturned, used), priority, can_burst, is_waiting)| {
             let present = match (can_burst, is_waiting) {
