@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use drava_cluster::Component;
-use drava_e2e::manifest::{pod_with_request, pod_with_share};
+use drava_e2e::manifest::{pod_with_request, pod_with_share, pod_without_claim};
 use drava_e2e::{Namespace, TestCluster, TestNode, wait};
 
 const CLASS: &str = "vgpu.drava.dev";
@@ -71,7 +71,10 @@ fn running_pods_survive_containerd_restart() -> Result<()> {
         is_limited(&tenant, pod)?;
         ensure!(restarts(&tenant, pod)? == 0, "{pod} was restarted");
     }
-    tenant.delete_pods(&["before", "during"])?;
+    // Then kubelet watches pods again, which can take a minute after an outage.
+    tenant.apply(&pod_without_claim("after"))?;
+    tenant.running("after")?;
+    tenant.delete_pods(&["before", "during", "after"])?;
     cluster.first_node().wait_until_clean()
 }
 
