@@ -16,7 +16,7 @@ use std::time::Duration;
 use drava_allocator::object::object_key;
 use drava_api::error::describe;
 use drava_api::listed::Listed;
-use drava_api::names;
+use drava_api::{names, suspension};
 use futures::stream::{self, StreamExt};
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
 use kube::{Client, Resource};
@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::action::{
     AllocationFailure, AllocationJob, AllocationOutcome, ClaimWrite, PodAllocation, Release,
-    ReleaseOutcome,
+    ReleaseOutcome, SuspensionOutcome, SuspensionWrite,
 };
 use crate::pods::claim::{annotation, is_allocated, is_given_back, is_reserved};
 use crate::write::lease::{Term, WRITE_TIMEOUT};
@@ -33,7 +33,6 @@ use crate::write::lease::{Term, WRITE_TIMEOUT};
 mod gate;
 mod request;
 mod status;
-mod suspension;
 
 use request::{ClaimRequests, Failure, Response, StatusChange, fence};
 
@@ -246,6 +245,32 @@ impl Writer {
         ReleaseOutcome {
             release,
             claim: claim.map(Box::new),
+        }
+    }
+
+    /// Writes the intent, or withdraws it, in the version of the claim for which it was decided. When it returns, the write is
+    /// not executed any more.
+    pub async fn write_suspension(&self, write: SuspensionWrite) -> SuspensionOutcome {
+        let SuspensionWrite { claim, is_intended } = write;
+        let value = is_intended.then_some(names::SUSPEND);
+        let label = json!({"labels": {names::SUSPEND_LABEL: value}});
+        let response = self.requests.patch_metadata(&claim, &label).await;
+        let newest = match self.newest(claim.as_ref().clone(), response).await {
+            Ok(newest) => Some(newest),
+            Err(error) => {
+                if !matches!(error, WriteError::Deleted(_)) {
+                    tracing::warn!(%error, is_intended, "cannot write whether a claim is to be suspended");
+                }
+                error.into_claim()
+            }
+        };
+        let is_written = newest
+            .as_ref()
+            .is_some_and(|newest| suspension::is_intended(&newest.metadata) == is_intended);
+        SuspensionOutcome {
+            key: object_key(&claim.metadata),
+            claim: newest.map(Box::new),
+            is_written,
         }
     }
 

@@ -308,37 +308,25 @@ impl Planner {
             let why = "the node driver has not answered in time";
             self.not_suspended_for(&preemptor, &claim, why, time, actions);
         }
-        match View::of(&claim, awaited_until.is_some()).step() {
-            Step::Nothing => self.decide_again(key, awaited_until),
-            Step::Intend => match self.suspension_problem(&claim) {
+        let said: Option<(OfPod, String)> = match View::of(&claim, awaited_until.is_some()).step() {
+            Step::Nothing => {
+                self.decide_again(key, awaited_until);
+                None
+            }
+            Step::Intend => Some(match self.suspension_problem(&claim) {
                 None => {
-                    let message = format!(
-                        "{} is being suspended, as its annotation {} requests",
-                        share_of(key),
-                        names::SUSPEND_WISH_ANNOTATION
-                    );
                     self.intend(key, None, actions);
-                    self.report_suspension(
-                        &claim,
-                        PendingEvent::share_suspended,
-                        &message,
-                        time,
-                        actions,
-                    );
+                    let annotation = names::SUSPEND_WISH_ANNOTATION;
+                    let what = format!("being suspended, as its annotation {annotation} requests");
+                    (PendingEvent::share_suspended, format!("is {what}"))
                 }
                 Some(problem) => {
                     // It may pass, for instance when the pod is bound.
                     self.decide_again(key, Some(now + RETRY));
-                    let message = format!("{} cannot be suspended: {problem}", share_of(key));
-                    self.report_suspension(
-                        &claim,
-                        PendingEvent::suspension_refused,
-                        &message,
-                        time,
-                        actions,
-                    );
+                    let message = format!("cannot be suspended: {problem}");
+                    (PendingEvent::suspension_refused, message)
                 }
-            },
+            }),
             Step::Withdraw => {
                 let known = self.commitments.suspensions.claims.get_mut(key);
                 let awaited = known.and_then(|known| known.awaited.take());
@@ -348,36 +336,27 @@ impl Planner {
                     let why = refusal.map_or("the claim has changed", |refusal| &refusal.message);
                     self.not_suspended_for(&preemptor, &claim, why, time, actions);
                 }
+                None
             }
-            Step::Resume if self.has_undecided_pods() => self.decide_again(key, Some(now + RETRY)),
-            Step::Resume => match self.world.cluster.lacks_to_resume(key) {
+            Step::Resume if self.has_undecided_pods() => {
+                self.decide_again(key, Some(now + RETRY));
+                None
+            }
+            Step::Resume => Some(match self.world.cluster.lacks_to_resume(key) {
                 None => {
-                    let message = format!("{} is being resumed", share_of(key));
                     self.withdraw(key, actions);
-                    self.report_suspension(
-                        &claim,
-                        PendingEvent::share_resumed,
-                        &message,
-                        time,
-                        actions,
-                    );
+                    (PendingEvent::share_resumed, "is being resumed".to_owned())
                 }
                 Some((device, lacking)) => {
                     self.decide_again(key, Some(now + RETRY));
-                    let message = format!(
-                        "{} is suspended; it is resumed when there is room on {device}: {}",
-                        share_of(key),
-                        needed(&lacking)
-                    );
-                    self.report_suspension(
-                        &claim,
-                        PendingEvent::share_suspended,
-                        &message,
-                        time,
-                        actions,
-                    );
+                    let room = format!("when there is room on {device}: {}", needed(&lacking));
+                    let message = format!("is suspended; it is resumed {room}");
+                    (PendingEvent::share_suspended, message)
                 }
-            },
+            }),
+        };
+        if let Some((event, message)) = said {
+            self.report_suspension(&claim, event, &message, time, actions);
         }
     }
 
@@ -409,7 +388,7 @@ impl Planner {
         suspensions.evicting.insert(preemptor.uid.clone(), until);
         self.backlog.activate(&preemptor.uid);
         let pod = name_for(&key.0, "pod", &qualified_name(&preemptor.pod));
-        let message = format!("{} was not suspended for {pod}: {why}", share_of(&key));
+        let message = format!("was not suspended for {pod}: {why}");
         let refused = PendingEvent::suspension_refused;
         self.report_suspension(claim, refused, &message, time, actions);
     }
@@ -510,7 +489,7 @@ impl Planner {
             self.intend(&key, Some(awaited), actions);
             let by = name_for(&key.0, "pod", &qualified_name(&preemptor.pod));
             let why = preemptor.why();
-            let message = format!("{} is being suspended for {by} ({why})", share_of(&key));
+            let message = format!("is being suspended for {by} ({why})");
             let suspended = PendingEvent::share_suspended;
             self.report_suspension(&claim, suspended, &message, time, actions);
         }
@@ -619,31 +598,30 @@ impl Planner {
         })
     }
 
+    /// Says at the pod what its share does, or at the claim if no pod alone has it.
     fn report_suspension(
         &mut self,
         claim: &ResourceClaim,
-        event: impl Fn(ObjectReference, &str) -> PendingEvent,
-        message: &str,
+        event: OfPod,
+        does: &str,
         time: &DecisionTime,
         actions: &mut Vec<Action>,
     ) {
-        let pod = self.pod_of(&object_key(&claim.metadata));
+        let key = object_key(&claim.metadata);
+        let pod = self.pod_of(&key);
         let regarding =
             pod.map_or_else(|| claim::reference(claim), |(_, pod)| pod.reference.clone());
-        let event = self
-            .reporter
-            .deduplicator
-            .filter(event(regarding, message), time.instant);
+        let event = event(regarding, &format!("the share of claim {} {does}", key.1));
+        let event = self.reporter.deduplicator.filter(event, time.instant);
         actions.extend(event.map(Action::PublishEvent));
     }
 }
 
+/// An event of a pod with this message.
+type OfPod = fn(ObjectReference, &str) -> PendingEvent;
+
 fn write(claim: Arc<ResourceClaim>, is_intended: bool) -> Action {
     Action::WriteSuspension(SuspensionWrite { claim, is_intended })
-}
-
-fn share_of((_, name): &ObjectKey) -> String {
-    format!("the share of claim {name}")
 }
 
 /// Returns the memory of the shares of a claim, suspended or not.
