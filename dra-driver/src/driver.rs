@@ -51,6 +51,7 @@ use drava_api::error::describe;
 mod active;
 mod companions;
 mod follow;
+mod labelled;
 mod profiles;
 mod records;
 mod suspend;

@@ -13,15 +13,13 @@ use drava_api::error::describe;
 use drava_api::event::EventReason;
 use drava_api::listed::Listed;
 use drava_api::names;
-use drava_connection::Limits;
-use futures::StreamExt as _;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::Api;
-use kube::runtime::watcher::{self, watcher};
+use kube::runtime::watcher;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::labelled::{self, Follower};
 use crate::gpus::inventory::{NodeInventory, State};
 use crate::kubelet::claims::{ClaimService, FetchError, blocking};
 use crate::node::claim::{ClaimRef, ClaimUid};
@@ -43,50 +41,20 @@ const POLL: Duration = Duration::from_millis(500);
 /// Longest time between two such reviews.
 const MAX_POLL: Duration = Duration::from_secs(4);
 
-/// Time between two looks for changed records: a base can be prepared after its companion was allocated.
-const REVIEW: Duration = Duration::from_secs(2);
-
-/// Time after which an interrupted watch is started again.
-const RETRY: Duration = Duration::from_secs(2);
-
 /// Follows the companions of this node's claims until `stop`.
 pub(super) async fn run<E: Effects>(
     claims: Arc<ClaimService<E>>,
     layout: Layout,
     stop: CancellationToken,
 ) {
-    let api: Api<Listed<ResourceClaim>> = Api::all(claims.client.clone());
-    let config = Limits::LONG_WATCHES.watch().labels(names::COMPANION_LABEL);
-    let mut events = std::pin::pin!(watcher(api, config));
-    let mut task = Task::new(claims, layout);
-    let (mut watch_from, mut review_at) = (Instant::now(), Instant::now());
-    loop {
-        let next = async {
-            tokio::time::sleep_until(watch_from).await;
-            events.next().await
-        };
-        let is_changed = tokio::select! {
-            () = stop.cancelled() => return,
-            event = next => match event {
-                Some(Ok(event)) => task.apply(event),
-                Some(Err(error)) => {
-                    tracing::warn!(error = describe(&error), "cannot watch companion claims");
-                    watch_from = Instant::now() + RETRY;
-                    false
-                }
-                None => return,
-            },
-            () = tokio::time::sleep_until(review_at) => true,
-        };
-        if is_changed {
-            let due = tokio::select! {
-                () = stop.cancelled() => return,
-                due = task.review() => due,
-            };
-            let latest = Instant::now() + REVIEW;
-            review_at = due.map_or(latest, |due| due.min(latest));
-        }
-    }
+    let client = claims.client.clone();
+    labelled::follow(
+        client,
+        names::COMPANION_LABEL,
+        Task::new(claims, layout),
+        stop,
+    )
+    .await;
 }
 
 /// What a review of a base depends on.
@@ -173,20 +141,7 @@ struct Records {
     granted: Vec<ClaimUid>,
 }
 
-impl<E: Effects> Task<E> {
-    fn new(claims: Arc<ClaimService<E>>, layout: Layout) -> Self {
-        Self {
-            claims,
-            layout,
-            listed: BTreeMap::new(),
-            is_listed: false,
-            found: BTreeMap::new(),
-            bases: None,
-            refused: BTreeSet::new(),
-            failure: None,
-        }
-    }
-
+impl<E: Effects> Follower for Task<E> {
     /// Applies an event of the watch. Returns whether a companion of this node has changed in what it adds.
     fn apply(&mut self, event: watcher::Event<Listed<ResourceClaim>>) -> bool {
         match event {
@@ -218,24 +173,6 @@ impl<E: Effects> Task<E> {
             watcher::Event::InitApply(Listed::Unreadable(_)) => {}
         }
         false
-    }
-
-    /// Forgets a claim. Returns whether it was a companion of this node.
-    fn forget(&mut self, metadata: &ObjectMeta) -> bool {
-        uid(metadata).is_some_and(|uid| self.found.remove(&uid).is_some())
-    }
-
-    /// Returns a claim by its UID if it has devices of this node.
-    fn own(&self, claim: ResourceClaim) -> Option<(ClaimUid, ResourceClaim)> {
-        match companion::read(&claim, &self.claims.pool) {
-            Ok(Some(_)) => Some((uid(&claim.metadata)?, claim)),
-            Ok(None) => None,
-            Err(error) => {
-                let name = claim.metadata.name.as_deref();
-                tracing::warn!(claim.name = name, %error, "ignoring a companion claim");
-                None
-            }
-        }
     }
 
     /// Compares the companions with the records. Returns when the next comparison is due without a change.
@@ -289,6 +226,39 @@ impl<E: Effects> Task<E> {
         let due = bases.values().filter_map(|base| base.due).min();
         self.bases = Some(bases);
         due
+    }
+}
+
+impl<E: Effects> Task<E> {
+    fn new(claims: Arc<ClaimService<E>>, layout: Layout) -> Self {
+        Self {
+            claims,
+            layout,
+            listed: BTreeMap::new(),
+            is_listed: false,
+            found: BTreeMap::new(),
+            bases: None,
+            refused: BTreeSet::new(),
+            failure: None,
+        }
+    }
+
+    /// Forgets a claim. Returns whether it was a companion of this node.
+    fn forget(&mut self, metadata: &ObjectMeta) -> bool {
+        uid(metadata).is_some_and(|uid| self.found.remove(&uid).is_some())
+    }
+
+    /// Returns a claim by its UID if it has devices of this node.
+    fn own(&self, claim: ResourceClaim) -> Option<(ClaimUid, ResourceClaim)> {
+        match companion::read(&claim, &self.claims.pool) {
+            Ok(Some(_)) => Some((uid(&claim.metadata)?, claim)),
+            Ok(None) => None,
+            Err(error) => {
+                let name = claim.metadata.name.as_deref();
+                tracing::warn!(claim.name = name, %error, "ignoring a companion claim");
+                None
+            }
+        }
     }
 
     /// Reads what a review needs to know of the records.

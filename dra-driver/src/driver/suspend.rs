@@ -14,16 +14,14 @@ use drava_api::config;
 use drava_api::error::describe;
 use drava_api::listed::Listed;
 use drava_api::names;
-use drava_connection::Limits;
 use drava_nvml::GpuUuid;
-use futures::StreamExt as _;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::Api;
-use kube::runtime::watcher::{self, watcher};
+use kube::runtime::watcher;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::labelled::{self, Follower};
 use crate::agent::node::limits_page::Page;
 use crate::gpus::inventory::{Node, State};
 use crate::kubelet::claims::{ClaimService, blocking};
@@ -36,17 +34,11 @@ use crate::suspend::checkpoint::{Action, FIRST_RELEASE};
 use crate::suspend::node::{ActError, Look, SuspendNode};
 use crate::suspend::{Seen, Step, decide};
 
-/// Time between two looks for claims.
-const REVIEW: Duration = Duration::from_secs(2);
-
 /// Time from the first to the second review of a claim that waits for something. It doubles with each further one.
 const POLL: Duration = Duration::from_millis(250);
 
 /// Longest time between two such reviews.
 const MAX_POLL: Duration = Duration::from_secs(10);
-
-/// Time after which an interrupted watch is started again.
-const RETRY: Duration = Duration::from_secs(2);
 
 /// How long a suspension may wait for the node agent and for NVML before it is undone.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -72,39 +64,9 @@ pub(super) async fn run<E: Effects>(
     node: SuspendNode,
     stop: CancellationToken,
 ) {
-    let api: Api<Listed<ResourceClaim>> = Api::all(claims.client.clone());
+    let client = claims.client.clone();
     let selector = format!("{}={}", names::SUSPEND_LABEL, names::SUSPEND);
-    let config = Limits::LONG_WATCHES.watch().labels(&selector);
-    let mut events = std::pin::pin!(watcher(api, config));
-    let mut task = Task::new(claims, node);
-    let (mut watch_from, mut review_at) = (Instant::now(), Instant::now());
-    loop {
-        let next = async {
-            tokio::time::sleep_until(watch_from).await;
-            events.next().await
-        };
-        let is_changed = tokio::select! {
-            () = stop.cancelled() => return,
-            event = next => match event {
-                Some(Ok(event)) => task.apply(event),
-                Some(Err(error)) => {
-                    tracing::warn!(error = describe(&error), "cannot watch claims that are to be suspended");
-                    watch_from = Instant::now() + RETRY;
-                    false
-                }
-                None => return,
-            },
-            () = tokio::time::sleep_until(review_at) => true,
-        };
-        if is_changed {
-            let due = tokio::select! {
-                () = stop.cancelled() => return,
-                due = task.review() => due,
-            };
-            let latest = Instant::now() + REVIEW;
-            review_at = due.map_or(latest, |due| due.min(latest));
-        }
-    }
+    labelled::follow(client, &selector, Task::new(claims, node), stop).await;
 }
 
 struct Task<E> {
@@ -199,19 +161,7 @@ impl Followed {
     }
 }
 
-impl<E: Effects> Task<E> {
-    fn new(claims: Arc<ClaimService<E>>, node: SuspendNode) -> Self {
-        Self {
-            claims,
-            node,
-            listed: BTreeSet::new(),
-            labelled: None,
-            followed: None,
-            are_records_read: false,
-            error: None,
-        }
-    }
-
+impl<E: Effects> Follower for Task<E> {
     /// Applies an event of the watch, which shows all claims with the label, readable or not. Returns whether a review is due.
     fn apply(&mut self, event: watcher::Event<Listed<ResourceClaim>>) -> bool {
         match event {
@@ -236,14 +186,6 @@ impl<E: Effects> Task<E> {
             }
         }
         false
-    }
-
-    /// Makes the next review of a claim due.
-    fn expedite(&mut self, metadata: &ObjectMeta) {
-        let followed = self.followed.as_mut().zip(uid(metadata));
-        if let Some(followed) = followed.and_then(|(followed, uid)| followed.get_mut(&uid)) {
-            followed.due = Instant::now();
-        }
     }
 
     /// Looks at the claims that are due. Returns when the next one is due.
@@ -302,6 +244,28 @@ impl<E: Effects> Task<E> {
         let due = followed.values().map(|claim| claim.due).min();
         self.followed = Some(followed);
         due
+    }
+}
+
+impl<E: Effects> Task<E> {
+    fn new(claims: Arc<ClaimService<E>>, node: SuspendNode) -> Self {
+        Self {
+            claims,
+            node,
+            listed: BTreeSet::new(),
+            labelled: None,
+            followed: None,
+            are_records_read: false,
+            error: None,
+        }
+    }
+
+    /// Makes the next review of a claim due.
+    fn expedite(&mut self, metadata: &ObjectMeta) {
+        let followed = self.followed.as_mut().zip(uid(metadata));
+        if let Some(followed) = followed.and_then(|(followed, uid)| followed.get_mut(&uid)) {
+            followed.due = Instant::now();
+        }
     }
 
     /// Returns the claims with suspended shares, once: by their records, and by their pages if a record was lost.
