@@ -1,7 +1,8 @@
 //! Suspension of shares: the memory of their processes moves to host memory, and they stand still until they are resumed.
 //!
 //! Intent and answer are levels. The intent is a label of the claim, the answer a condition of its devices, and the record has
-//! the phase between both. Each review reads what is there and takes one step; a crash between two steps loses nothing.
+//! the phase between both. Each review reads these three and the states of the processes, and takes one step. A crash between two steps
+//! loses nothing.
 //!
 //! Invariants:
 //! - The condition `Suspended` is True only after the record says [`Phase::Suspended`], which is written when NVML shows that the
@@ -9,7 +10,7 @@
 //! - No process is restored in [`Phase::Resuming`] before the API server has shown `Resuming`. A write of True that came to no end
 //!   cannot land later: each write names the resource version that was read before it, and the write of `Resuming` came after.
 //!   A cycle begins only when the API server shows another answer than `Resuming`, so the one that is shown is of this cycle.
-//! - In [`Phase::Suspending`] nobody was told that memory is free, so a failure may be undone at once.
+//! - In [`Phase::Suspending`] no component was told that memory is free, so a failure may be undone at once.
 
 use drava_api::condition::ConditionReason;
 

@@ -154,7 +154,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Option<ExitCode> {
     if arguments.next()? != COMMAND {
         return None;
     }
-    // The call of a node driver that has ended is nobody's: the next one may decide otherwise. It fails on no Linux.
+    // A call ends with its node driver, because the next node driver may decide otherwise. The signal is valid, so this succeeds.
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     let library = PathBuf::from(arguments.next()?);
     let action = arguments.next()?.to_str()?.parse().ok()?;

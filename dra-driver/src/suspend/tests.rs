@@ -187,7 +187,7 @@ fn refuses_before_it_records_anything() {
     assert_eq!(decide(&seen), Step::Answer(ConditionReason::SuspendRefused));
     seen.answer = Some(ConditionReason::SuspendRefused);
     assert_eq!(decide(&seen), Step::Done);
-    // It stands as long as the label, whatever changes.
+    // The refusal stands as long as the label.
     seen.refusal = None;
     assert_eq!(decide(&seen), Step::Done);
     seen.is_wanted = false;

@@ -1,7 +1,7 @@
 //! Whether a GPU has the guaranteed memory of a claim, where other shares may use it while no claim holds it.
 //!
 //! The limits page of such a claim begins without memory, and the agent, which alone lends memory and takes it back, raises it to
-//! the guarantee. So nothing is promised twice, whichever process ends at which moment. Prepare waits for that.
+//! the guarantee. So no memory is promised twice if a process ends between two steps. Prepare waits for that.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

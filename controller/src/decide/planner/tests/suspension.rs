@@ -128,7 +128,7 @@ fn share_that_a_user_suspends_makes_room_and_is_resumed_when_there_is_room() {
 }
 
 #[test]
-fn share_counts_while_its_resumption_is_written_whatever_is_observed() {
+fn share_counts_from_the_decision_to_resume_it_on() {
     let mut cluster = TestCluster::new(&["n1"]);
     add_suspendable(&mut cluster, "a", "60Gi", 0);
     suspend(&mut cluster, "a");

@@ -265,7 +265,7 @@ impl Gpu {
             if let Some(reclaim) = &mut share.reclaim {
                 reclaim.killed_us = Some(now_us);
             }
-            // Without processes nothing is in use, whatever the region says.
+            // Without processes no memory is in use. The region may be forged.
             if reclaim.killed_us.is_some()
                 && is_known
                 && own.is_empty()
