@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use drava_api::names;
-use k8s_openapi::api::core::v1::{Pod, Probe};
+use k8s_openapi::api::core::v1::{Container, Pod, Probe};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::json;
 
-use super::cluster::TestCluster;
+use super::cluster::{TestCluster, member};
 use crate::action::SuspensionOutcome;
 use crate::fixture::{claim, object, pod};
+use crate::watch::Kind;
 
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -223,31 +224,144 @@ fn pod_is_evicted_whose_node_driver_does_not_answer() {
 
 #[test]
 fn pod_is_evicted_that_would_not_survive_its_suspension() {
-    let with_probe = |pod: &mut k8s_openapi::api::core::v1::Pod| {
-        pod.spec.as_mut().unwrap().containers[0].liveness_probe = Some(Probe::default());
+    let container = |pod: &mut Pod, change: &dyn Fn(&mut Container)| {
+        change(&mut pod.spec.as_mut().unwrap().containers[0]);
     };
-    let with_little_memory = |pod: &mut k8s_openapi::api::core::v1::Pod| {
-        pod.spec.as_mut().unwrap().containers[0].resources = Some(object(json!({
-            "claims": [{"name": "claim-0"}], "limits": {"memory": "50Gi"},
-        })));
+    let limited = |claims: serde_json::Value, memory: &str| {
+        object(json!({"claims": claims, "limits": {"memory": memory}}))
     };
-    let changes: [&dyn Fn(&mut Pod); 2] = [&with_probe, &with_little_memory];
-    for change in changes {
+    let of_claim = || json!([{"name": "claim-0"}]);
+    let changes: [&dyn Fn(&mut Pod); 5] = [
+        &|pod| container(pod, &|one| one.liveness_probe = Some(Probe::default())),
+        &|pod| container(pod, &|one| one.startup_probe = Some(Probe::default())),
+        &|pod| {
+            container(pod, &|one| {
+                one.resources = Some(limited(of_claim(), "50Gi"))
+            })
+        },
+        // Nothing is left for the program itself.
+        &|pod| {
+            container(pod, &|one| {
+                one.resources = Some(limited(of_claim(), "60Gi"))
+            })
+        },
+        &|pod| pod.spec.as_mut().unwrap().resources = Some(limited(json!([]), "60Gi")),
+    ];
+    for (index, change) in changes.into_iter().enumerate() {
         let mut cluster = TestCluster::new(&["n1"]);
         add_with(&mut cluster, "low", "60Gi", 0, change);
         cluster.add_pod_of_priority("urgent", "60Gi", 10);
         cluster.settle();
-        assert!(cluster.suspensions.is_empty());
-        assert_eq!(cluster.evict(), ["low for urgent"]);
+        assert!(cluster.suspensions.is_empty(), "{index}");
+        assert_eq!(cluster.evict(), ["low for urgent"], "{index}");
         wish(&mut cluster, "low", true);
         cluster.settle();
-        assert!(cluster.suspensions.is_empty());
+        assert!(cluster.suspensions.is_empty(), "{index}");
         let reasons = cluster
             .events
             .iter()
             .filter(|event| event.1 == "SuspensionRefused");
-        assert_eq!(reasons.count(), 1);
+        assert_eq!(reasons.count(), 1, "{index}");
     }
+}
+
+#[test]
+fn pod_with_enough_host_memory_is_suspended() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    add_with(&mut cluster, "low", "60Gi", 0, |pod| {
+        let resources = json!({"claims": [{"name": "claim-0"}], "limits": {"memory": "61Gi"}});
+        pod.spec.as_mut().unwrap().containers[0].resources = Some(object(resources));
+    });
+    cluster.add_pod_of_priority("urgent", "60Gi", 10);
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["+low"]);
+}
+
+#[test]
+fn member_of_gang_and_pod_with_several_claims_are_not_suspended() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    add_with(&mut cluster, "low", "60Gi", 0, |pod| {
+        *pod = member(pod.clone(), "1");
+    });
+    wish(&mut cluster, "low", true);
+    cluster.settle();
+    assert!(cluster.suspensions.is_empty());
+    let message = "the share of claim low cannot be suspended: its pod is a member of a gang, whose other members would wait for it";
+    assert_eq!(cluster.messages_of("Pod/low"), [message]);
+
+    let mut cluster = TestCluster::new(&["n1"]);
+    let mut other = claim("other", "1Gi");
+    allow(&mut other);
+    cluster.add_claim(other);
+    let mut low = claim("low", "60Gi");
+    allow(&mut low);
+    cluster.add_claim(low);
+    cluster.add_pod(pod("low", &["low", "other"]));
+    assert_eq!(cluster.settle(), ["low → n1"]);
+    cluster.bind(("low", "n1"));
+    wish(&mut cluster, "low", true);
+    cluster.settle();
+    assert!(cluster.suspensions.is_empty());
+    let message = "the share of claim low cannot be suspended: its pod has more than one claim for devices of drava";
+    assert_eq!(cluster.messages_of("Pod/low"), [message]);
+}
+
+#[test]
+fn share_of_tenant_within_its_guarantee_is_not_suspended_for_another() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    let quota = json!({"namespaces": ["team"], "guarantee": {"memory": "70Gi"}});
+    cluster.set_quota("team", &quota);
+    let mut low = claim("low", "60Gi");
+    allow(&mut low);
+    low.metadata.namespace = Some("team".to_owned());
+    cluster.add_claim(low);
+    let mut pod = pod("low", &["low"]);
+    pod.metadata.namespace = Some("team".to_owned());
+    cluster.add_pod(pod);
+    assert_eq!(cluster.settle(), ["low → n1"]);
+    cluster.bind(("low", "n1"));
+    cluster.add_pod_of_priority("urgent", "60Gi", 10);
+    cluster.settle();
+    assert!(cluster.suspensions.is_empty() && cluster.evictions.is_empty());
+}
+
+#[test]
+fn share_is_not_resumed_before_pods_that_are_due_are_decided() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    add_suspendable(&mut cluster, "a", "60Gi", 0);
+    suspend(&mut cluster, "a");
+    cluster.settle();
+    for name in ["large-1", "large-2"] {
+        cluster.add_pod_of_priority(name, "200Gi", 10);
+    }
+    wish(&mut cluster, "a", false);
+    // One pod is decided, and the other waits for the next slice.
+    cluster.is_slice_over = |_| true;
+    cluster.actions();
+    assert!(cluster.suspensions.is_empty());
+    cluster.is_slice_over = |_| false;
+    cluster.advance(RETRY);
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["-a"]);
+}
+
+#[test]
+fn unreadable_claim_causes_no_work_without_end() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    add_suspendable(&mut cluster, "a", "60Gi", 0);
+    suspend(&mut cluster, "a");
+    wish(&mut cluster, "a", false);
+    let unreadable = json!({
+        "metadata": {"name": "a", "namespace": "default", "uid": "uid-a", "resourceVersion": "900"},
+        "devices": [{"driver": "gpu.drava.dev", "pool": "n1/gpus", "device": "gpu-0-vgpu"}],
+        "cause": "status.x: a time out of range",
+    });
+    cluster
+        .planner
+        .unreadable(Kind::Claims, &object(unreadable));
+    cluster.settle();
+    let due = cluster.planner.next_deadline();
+    assert!(due.is_none_or(|due| due > cluster.now), "{due:?}");
 }
 
 #[test]
