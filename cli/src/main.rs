@@ -15,6 +15,7 @@ use drava_explanation::{explain, snapshot};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
+use measured::Meter;
 use output::Output;
 
 mod connection;
@@ -27,6 +28,7 @@ mod dump;
 mod gangs;
 mod job;
 mod kueue;
+mod measured;
 mod migrate;
 mod natural;
 mod node;
@@ -73,13 +75,13 @@ struct Cli {
 enum Command {
     /// Show the allocated memory, cores and slots of each GPU, with the claims and pods.
     ///
-    /// The amounts are allocations (guarantees to claims), not current usage. The memory of a shared GPU is what shares can
-    /// have of it. CORES is percent of GPU time; SLOTS is the number of shares. MODE is free, whole, shared or partitioned.
-    /// `-o wide` has one line for each claim. With -n, the GPUs of the claims of that namespace.
+    /// The amounts are allocations (guarantees to claims); `--usage` adds what the claims use at the moment. The memory of a
+    /// shared GPU is what shares can have of it. CORES is percent of GPU time; SLOTS is the number of shares. MODE is free, whole,
+    /// shared or partitioned. `-o wide` has one line for each claim. With -n, the GPUs of the claims of that namespace.
     #[command(
-        after_help = "Example:\n  kubectl drava top\n  kubectl drava top --watch\n  kubectl drava top -o json | jq '.gpus[] | select(.mode == \"free\")'"
+        after_help = "Example:\n  kubectl drava top\n  kubectl drava top --watch\n  kubectl drava top --usage -o wide\n  kubectl drava top -o json | jq '.gpus[] | select(.mode == \"free\")'"
     )]
-    Top(watch::Options),
+    Top(top::Options),
 
     /// Serve a page with nodes and their GPUs, tenants, the queue and quotas, on loopback.
     ///
@@ -377,25 +379,37 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
                 })?
             }
         }
-        Command::Top(watch) => {
+        Command::Top(options) => {
             let (client, own) = connect(&cli.connection).await?;
             let namespace = cli.connection.namespace.as_deref();
+            let mut meter = options.usage.then(|| Meter::new(client.clone()));
             let update = async || match Box::pin(snapshot::take(&client)).await {
                 Ok(snapshot) => {
                     tenant::note_left_out(&snapshot.left_out);
-                    top_text(&snapshot, namespace, cli.output)
+                    let mut gpus = top::gpus(&snapshot);
+                    if let Some(meter) = &mut meter {
+                        let (measured, gap) = meter.read_with_time().await;
+                        measured.add_to(&mut gpus);
+                        if let Some(gap) = gap {
+                            eprintln!("note: {gap}");
+                        }
+                    }
+                    top_text(&snapshot, gpus, namespace, cli.output)
                 }
                 Err(error) => {
                     let plural = tenant::limit(error)?;
                     let gpus = tenant::gpus(&client, &own).await?;
                     tenant::note(&plural, "only the claims of your namespace are shown");
+                    if options.usage {
+                        eprintln!("note: what claims use is read for the whole cluster only");
+                    }
                     let problems: [&str; 0] = [];
                     let document = serde_json::json!({"gpus": gpus, "problems": problems});
                     cli.output
                         .format(&document, || tenant::gpus_text(&own, &gpus))
                 }
             };
-            watch.run(update).await?;
+            options.watch.run(update).await?;
             String::new()
         }
         Command::Console(options) => {
@@ -529,10 +543,10 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
 
 fn top_text(
     snapshot: &snapshot::Snapshot,
+    mut gpus: Vec<top::Gpu>,
     namespace: Option<&str>,
     output: Output,
 ) -> anyhow::Result<String> {
-    let mut gpus = top::gpus(snapshot);
     if let Some(namespace) = namespace {
         gpus.retain(|gpu| gpu.claims.iter().any(|claim| claim.namespace == namespace));
     }

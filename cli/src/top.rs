@@ -14,10 +14,27 @@ use drava_api::{DeviceType, Quantity, names};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde::Serialize;
 
+use crate::measured::Measured;
 use crate::natural;
+use crate::watch;
 use drava_allocator::object::{ObjectKey, object_key};
 use drava_explanation::snapshot::Snapshot;
 use drava_explanation::table;
+
+/// Options of the command.
+#[derive(Debug, Clone, Copy, clap::Args)]
+#[group(skip)]
+pub(crate) struct Options {
+    /// Show what the claims use, too: memory, and GPU time of the last seconds in percent of one GPU.
+    ///
+    /// Read from the metrics of the node drivers through the API server, which needs the permission to get pods/proxy in their
+    /// namespace. Of MIG partitions nothing is measured.
+    #[arg(long)]
+    pub(crate) usage: bool,
+
+    #[command(flatten)]
+    pub(crate) watch: watch::Options,
+}
 
 /// Allocations of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -105,13 +122,16 @@ pub(crate) struct GpuClaim {
     /// Namespace and name.
     pub(crate) name: String,
     pub(crate) namespace: String,
-    device: String,
+    pub(crate) device: String,
     pub(crate) access: Access,
     /// Bytes.
     pub(crate) memory: u64,
     /// Percent of GPU time; 0 for a share without a guarantee.
     pub(crate) cores: u64,
     pub(crate) pods: Vec<String>,
+    /// What it uses at the moment, if that was measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) measured: Option<Measured>,
 }
 
 /// How a claim uses a GPU.
@@ -205,6 +225,7 @@ impl<'a> Index<'a> {
                     .get(allocated.claim.uid.as_str())
                     .cloned()
                     .unwrap_or_default(),
+                measured: None,
             }
         });
         claims.collect()
@@ -388,7 +409,7 @@ fn reserved_bytes<T>(devices: &[(&Device, T)]) -> u64 {
 }
 
 /// Formats the table of GPUs, followed by the excluded pools. A wide table has the UUIDs of the GPUs, and the device of each
-/// claim.
+/// claim. What claims use has columns of its own where it was measured.
 pub(crate) fn text(gpus: &[Gpu], problems: &[String], is_wide: bool) -> String {
     if gpus.is_empty() && problems.is_empty() {
         return format!(
@@ -396,6 +417,8 @@ pub(crate) fn text(gpus: &[Gpu], problems: &[String], is_wide: bool) -> String {
             names::DRIVER
         );
     }
+    let mut claims = gpus.iter().flat_map(|gpu| &gpu.claims);
+    let is_measured = claims.any(|claim| claim.measured.is_some());
     let rows: Vec<_> = gpus
         .iter()
         .flat_map(|gpu| {
@@ -418,6 +441,9 @@ pub(crate) fn text(gpus: &[Gpu], problems: &[String], is_wide: bool) -> String {
                 format!("{} / {}", gpu.cores.allocated, gpu.cores.total),
                 format!("{} / {}", gpu.slots.allocated, gpu.slots.total),
             ];
+            if is_measured {
+                row.extend(gpu.used_text());
+            }
             if !is_wide {
                 row.push(gpu.claims_text());
                 return vec![row];
@@ -437,6 +463,9 @@ pub(crate) fn text(gpus: &[Gpu], problems: &[String], is_wide: bool) -> String {
         })
         .collect();
     let mut header = vec!["NODE", "GPU", "MODEL", "MODE", "MEMORY", "CORES", "SLOTS"];
+    if is_measured {
+        header.extend(["USED MEMORY", "USED CORES"]);
+    }
     header.extend(is_wide.then_some("UUID"));
     header.push("CLAIMS (PODS)");
     let mut text = table(&header, rows);
@@ -465,11 +494,33 @@ impl GpuClaim {
             true => "no pod".to_owned(),
             false => self.pods.join(", "),
         };
-        format!("{name} on {device} ({pods}{suspended})")
+        let used = self.measured.map(|measured| {
+            let [memory, cores] = used_text(Some(measured.memory), measured.cores);
+            format!(", uses {memory} and {cores} cores")
+        });
+        let used = used.unwrap_or_default();
+        format!("{name} on {device} ({pods}{suspended}){used}")
     }
 }
 
+/// Returns what is used as texts: memory, and GPU time in percent of one GPU.
+fn used_text(memory: Option<u64>, cores: Option<u64>) -> [String; 2] {
+    let unknown = || "?".to_owned();
+    [
+        memory.map_or_else(unknown, |memory| bytes(Quantity::bytes(memory))),
+        cores.map_or_else(unknown, |cores| cores.to_string()),
+    ]
+}
+
 impl Gpu {
+    /// Returns what its claims use together; unknown if it is not known of one of them.
+    fn used_text(&self) -> [String; 2] {
+        let claims = self.claims.iter();
+        let memory = claims.clone().map(|claim| Some(claim.measured?.memory));
+        let cores = claims.map(|claim| claim.measured?.cores);
+        used_text(memory.sum(), cores.sum())
+    }
+
     /// Names the only claim, or counts them; and the pods for which devices are reserved.
     fn claims_text(&self) -> String {
         let mut parts = Vec::new();

@@ -164,6 +164,32 @@ fn names_what_an_answer_leaves_out() {
     }
 }
 
+/// The user reads all objects, and not the metrics of a node driver.
+fn without_metrics(_: &str, path: &str) -> (u16, Value) {
+    let driver = json!({
+        "metadata": {"name": "driver", "namespace": "drava-system", "uid": "d"},
+        "spec": {"nodeName": "n1", "containers": [{"name": "c", "ports": [{"name": "http", "containerPort": 9394}]}]},
+        "status": {"phase": "Running", "podIP": "10.0.0.1"},
+    });
+    match path {
+        path if path.contains("/gpucontrollerleaders/") => failure(404),
+        "/api/v1/pods" => list(&json!([driver])),
+        "/api/v1/namespaces/drava-system/pods/driver:9394/proxy/metrics" => failure(403),
+        _ => list(&json!([])),
+    }
+}
+
+#[test]
+fn names_permission_that_usage_needs() {
+    let printed = run(without_metrics, &["top", "--usage"]);
+    assert_eq!(
+        printed.stderr,
+        "note: what claims use is not shown: you may not read the metrics of the node drivers, subresource pods/proxy in their \
+         namespace: the server says 403\n"
+    );
+    assert_eq!(printed.code, Some(0), "{printed:?}");
+}
+
 /// The user reads pods, and no PodGroups; one of their APIs is served.
 fn without_pod_groups(_: &str, path: &str) -> (u16, Value) {
     match path {

@@ -8,6 +8,7 @@ use serde::Serialize;
 use tokio::sync::watch;
 
 use super::view::{self, Limits, View};
+use crate::measured::{Gap, Use};
 use drava_explanation::explain::Settings;
 use drava_explanation::snapshot::{Objects, Snapshot};
 
@@ -24,6 +25,9 @@ pub(super) struct Live {
 #[derive(Debug)]
 struct State {
     snapshot: Snapshot,
+    measured: Use,
+    /// Why not all is measured.
+    gap: Option<Gap>,
     access: BTreeMap<Kind, Access>,
     /// The last document, with the generation that it shows.
     document: Option<(u64, Bytes)>,
@@ -105,6 +109,8 @@ impl Live {
             source,
             state: Mutex::new(State {
                 snapshot,
+                measured: Use::default(),
+                gap: None,
                 access: BTreeMap::new(),
                 document: None,
             }),
@@ -124,6 +130,22 @@ impl Live {
         if before != Some(access) {
             self.generation.send_modify(|generation| *generation += 1);
         }
+    }
+
+    /// Replaces what claims use.
+    pub(super) fn set_measured(&self, measured: Use, gap: Option<Gap>) {
+        let mut state = self.lock();
+        if state.measured == measured && state.gap == gap {
+            return;
+        }
+        (state.measured, state.gap) = (measured, gap);
+        drop(state);
+        self.generation.send_modify(|generation| *generation += 1);
+    }
+
+    /// Returns whether a page follows the changes.
+    pub(super) fn is_followed(&self) -> bool {
+        self.generation.receiver_count() > 0
     }
 
     /// Returns the generations from now on.
@@ -153,6 +175,12 @@ impl Live {
             return document.clone();
         }
         let access = &state.access;
+        let (mut limits, mut faults) = (limits(access), faults(access));
+        match &state.gap {
+            Some(gap @ Gap::Denied(_)) => limits.details.push(gap.to_string()),
+            Some(gap @ Gap::Failing(_)) => faults.push(gap.to_string()),
+            None => {}
+        }
         let document = Document {
             source: &self.source,
             version: env!("CARGO_PKG_VERSION"),
@@ -163,9 +191,10 @@ impl Live {
                 .any(|access| matches!(access, Access::Failing(_))),
             view: view::view(
                 &state.snapshot,
+                &state.measured,
                 can_explain(access).then_some(&self.settings),
-                limits(access),
-                faults(access),
+                limits,
+                faults,
             ),
         };
         // Maps with strings as keys are always valid JSON.

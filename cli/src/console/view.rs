@@ -1,13 +1,14 @@
 //! What the console shows: a pure function of the cluster's state.
 //!
-//! The page draws this model: it filters and groups, and computes ages and text. All amounts are allocations, as in
-//! `kubectl drava top`.
+//! The page draws this model: it filters and groups, and computes ages and text. Amounts are allocations, as in
+//! `kubectl drava top`; claims have what they use beside.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::Pod;
 use serde::Serialize;
 
+use crate::measured::Use;
 use crate::natural;
 use crate::quota;
 use crate::tenant::{self, OwnGpu};
@@ -141,12 +142,14 @@ struct Tenant {
 /// Returns the model of the page. Without the settings of decisions, pending pods have the reasons of the controller.
 pub(super) fn view(
     snapshot: &Snapshot,
+    measured: &Use,
     settings: Option<&Settings>,
     limits: Limits,
     mut notices: Vec<String>,
 ) -> View {
     notices.extend(snapshot.omission());
-    let gpus = top::gpus(snapshot);
+    let mut gpus = top::gpus(snapshot);
+    measured.add_to(&mut gpus);
     let own = if limits.hidden.contains(Limits::SLICES) {
         tenant::gpus_of(&snapshot.claims)
     } else {

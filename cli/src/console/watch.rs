@@ -25,10 +25,18 @@ use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 
 use super::live::{Access, Kind, Live};
+use crate::measured::Meter;
 use drava_explanation::snapshot::Snapshot;
 
 /// Time until a kind that cannot be listed or watched is tried again.
 const RETRY: Duration = Duration::from_secs(30);
+
+/// Time between two readings of what claims use.
+const MEASURE: Duration = Duration::from_secs(15);
+/// Time for each node driver, if this makes the time between two readings longer: 20 requests a second.
+const MEASURE_EACH: Duration = Duration::from_millis(50);
+/// Time between two looks at whether a page is open.
+const OPENED: Duration = Duration::from_secs(1);
 
 /// A kind that the console shows or needs for explanations.
 trait Shown: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static {
@@ -65,6 +73,20 @@ pub(super) fn start(client: &Client, namespace: &str, live: &Arc<Live>) {
     cluster_wide::<StorageClass>(client, live, all());
     let leader = all().fields(&format!("metadata.name={LEADER_NAME}"));
     cluster_wide::<GpuControllerLeader>(client, live, leader);
+    tokio::spawn(measure(Meter::new(client.clone()), Arc::clone(live)));
+}
+
+/// Measures what claims use while a page is open.
+async fn measure(mut meter: Meter, live: Arc<Live>) {
+    loop {
+        while !live.is_followed() {
+            tokio::time::sleep(OPENED).await;
+        }
+        let (measured, gap, drivers) = meter.read().await;
+        live.set_measured(measured, gap);
+        let all = MEASURE_EACH.saturating_mul(u32::try_from(drivers).unwrap_or(u32::MAX));
+        tokio::time::sleep(MEASURE.max(all)).await;
+    }
 }
 
 fn cluster_wide<K: Shown>(client: &Client, live: &Arc<Live>, config: watcher::Config) {

@@ -1,6 +1,7 @@
 //! `kubectl drava console` on the cluster: its model follows pods, within the permissions of its user.
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -128,6 +129,69 @@ fn console_follows_pods_of_the_cluster() -> Result<()> {
         pods_with_gpus(view, name).is_empty() && queued(view, name, "large").is_none()
     })?;
     Ok(())
+}
+
+/// Returns what the console or `top` says that the pod's claim uses.
+fn measured(gpus: &[Value], pod: &str) -> Option<Value> {
+    let claims = gpus.iter().filter_map(|gpu| gpu["claims"].as_array());
+    let mut claims = claims.flatten();
+    let claim = claims.find(|claim| claim["pods"][0] == pod)?;
+    claim.get("measured").cloned()
+}
+
+#[test]
+fn usage_of_running_program_is_shown() -> Result<()> {
+    const MIB: u64 = 300;
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("usage")?;
+    let name = tenant.name();
+    let pod = format!("user-{name}");
+    tenant.apply(&pod_with_share(&pod, "vgpu.drava.dev", "{memory: 1Gi}"))?;
+    tenant.running(&pod)?;
+    let console = Console::start(&cluster, &cluster.kubernetes().kubeconfig(), name)?;
+    // As a page does: what claims use is measured while one is open.
+    let mut page = TcpStream::connect(&console.host)?;
+    let path = format!("/{}/events", console.token);
+    write!(
+        page,
+        "GET {path} HTTP/1.1\r\nhost: {}\r\n\r\n",
+        console.host
+    )?;
+    std::thread::scope(|scope| {
+        let program = scope.spawn(|| {
+            let mib = MIB.to_string();
+            let probe = [
+                "cuda-probe",
+                "alloc",
+                "--mib",
+                &mib,
+                "--hold",
+                "60",
+                "-o",
+                "json",
+            ];
+            tenant.exec(&pod, "app", &probe)
+        });
+        let is_used = |measured: &Value| {
+            measured["memory"].as_u64() >= Some(MIB << 20) && measured["cores"] == 0
+        };
+        let shown = wait("top shows the memory of the program", || {
+            let top = cluster.drava(&["top", "--usage", "-n", name, "-o", "json"])?;
+            let top = top.json()?;
+            let gpus = top["gpus"].as_array().context("GPUs")?;
+            Ok(measured(gpus, &pod).filter(is_used))
+        })?;
+        console.wait_for("the memory of the program", |view| {
+            let nodes = view["nodes"].as_array().into_iter().flatten();
+            let gpus = nodes.filter_map(|node| node["gpus"].as_array()).flatten();
+            let gpus: Vec<Value> = gpus.cloned().collect();
+            measured(&gpus, &pod).as_ref() == Some(&shown)
+        })?;
+        let ended = program.join();
+        let ended = ended.map_err(|_| anyhow::anyhow!("a thread panicked"))??;
+        ensure!(ended.code == 0, "{ended:?}");
+        Ok(())
+    })
 }
 
 #[test]

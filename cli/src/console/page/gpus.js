@@ -22,7 +22,7 @@ function selectedNodes() {
 const stateName = (state) => (state === "free" && ui.model.limits.namespace !== undefined ? "Not used by you" : STATES[state]);
 
 function describeGpu(gpu) {
-  const claims = gpu.claims.map((claim) => `${claim.name} ${bytes(claim.memory)}`).join(", ");
+  const claims = gpu.claims.map((claim) => `${claim.name} ${bytes(claim.memory)}${usedText(claim)}`).join(", ");
   const reserved = gpu.reserved ? `, reserved for ${gpu.reserved.join(", ")}` : "";
   return `${gpu.gpu}, ${gpu.productName}, ${stateName(gpu.state).toLowerCase()}${reserved}, ${bytes(gpu.memory.allocated)} of ` +
     `${bytes(gpu.memory.total)} allocated${claims ? `: ${claims}` : ""}`;
@@ -33,15 +33,21 @@ const segmentColor = (claim) => (ui.color === "tenant" ? { "--segment": hue(clai
 // Guaranteed GPU time of a claim; a partition has its own compute units.
 const timeOf = (claim) => (claim.access === "partition" ? "–" : claim.cores > 0 ? `${claim.cores}%` : "best effort");
 
+// What a claim uses at the moment, as far as it was measured.
+const usedMemory = (claim) => (claim.measured ? bytes(claim.measured.memory) : "–");
+const usedTime = (claim) => (claim.measured?.cores === undefined ? "–" : `${claim.measured.cores}%`);
+const usedText = (claim) => (claim.measured ? `; uses ${usedMemory(claim)}, ${usedTime(claim)} of GPU time` : "");
+
 // A claim as a part of its GPU: `axis` is the direction along which memory is drawn. The style sheet shows a label only where
-// it fits.
+// it fits. The line along its edge is the memory in use.
 function segment(gpu, claim, axis) {
   const pods = claim.pods.length > 0 ? `pod ${claim.pods.join(", ")}` : "no pod";
   const time = claim.access === "share" ? `, GPU time ${timeOf(claim)}` : "";
+  const used = claim.measured && axis === "width" ? `${Math.min(100, percent(claim.measured.memory, claim.memory))}%` : null;
   return el("span", {
-    class: `segment ${claim.access}`, title: `${claim.name} (${pods}): ${claim.access}, ${bytes(claim.memory)}${time}`,
+    class: `segment ${claim.access}`, title: `${claim.name} (${pods}): ${claim.access}, ${bytes(claim.memory)}${time}${usedText(claim)}`,
     style: { [axis]: `${Math.min(100, percent(claim.memory, gpu.memory.total))}%`, ...segmentColor(claim) },
-  }, axis === "width" ? [el("span", { class: "label" }, podName(claim)), el("small", {}, bytes(claim.memory))] : []);
+  }, used && el("i", { class: "used", style: { width: used } }), axis === "width" ? [el("span", { class: "label" }, podName(claim)), el("small", {}, bytes(claim.memory))] : []);
 }
 
 function bar(gpu, largest) {
@@ -262,8 +268,9 @@ function drawDetail() {
   const claims = node.gpus.flatMap((gpu) => gpu.claims.map((claim) => ({ gpu, claim })));
   const rows = claims.map(({ gpu, claim }) => row(
     head(swatch(claim.namespace), claim.name), cell("GPU", gpu.gpu), cell("Pods", claim.pods.join(", ")), cell("Use", claim.access),
-    number("Memory", bytes(claim.memory)), number("GPU time", timeOf(claim))));
-  const list = table(["Claim", "GPU", "Pods", "Use", "Memory", "GPU time"], "detail-claims", "wide");
+    number("Memory", bytes(claim.memory)), number("Memory in use", usedMemory(claim)),
+    number("GPU time", timeOf(claim)), number("GPU time in use", usedTime(claim))));
+  const list = table(["Claim", "GPU", "Pods", "Use", "Memory", "in use", "GPU time", "in use"], "detail-claims", "wide");
   list.querySelector("tbody").append(...rows);
   dialog.replaceChildren(
     el("div", { class: "dialog-head" }, el("h2", { id: "detail-title" }, nodeHead(node)),

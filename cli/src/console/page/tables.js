@@ -3,7 +3,7 @@
 
 // A table whose rows become cards in narrow windows: `wide` ones earlier than the others.
 function table(titles, id, size) {
-  const numbers = ["Memory", "GPU time", "Whole GPUs", "Shares", "Partitions", "Pods", "Pending", "Waits"];
+  const numbers = ["Memory", "GPU time", "in use", "Whole GPUs", "Shares", "Partitions", "Pods", "Pending", "Waits"];
   // The pods of a claim are names.
   const isNumber = (title) => numbers.includes(title) && !(title === "Pods" && titles[0] === "Claim");
   return el("div", { class: `table ${size ?? ""}` }, el("table", { role: "table" },

@@ -7,7 +7,13 @@ use drava_allocator::cluster::Cluster;
 use drava_explanation::fixture::{settings, snapshot};
 
 fn model(snapshot: &Snapshot) -> Value {
-    let view = view(snapshot, Some(&settings()), Limits::default(), Vec::new());
+    let view = view(
+        snapshot,
+        &Use::default(),
+        Some(&settings()),
+        Limits::default(),
+        Vec::new(),
+    );
     serde_json::to_value(view).expect("JSON")
 }
 
@@ -125,6 +131,7 @@ fn gives_reasons_of_controller_if_it_cannot_explain() {
     }
     let view = view(
         &snapshot,
+        &Use::default(),
         None,
         Limits::default(),
         vec!["a notice".to_owned()],
@@ -153,7 +160,8 @@ fn shows_claims_of_user_who_may_not_list_slices() {
     };
     let mut snapshot = snapshot();
     snapshot.cluster = Cluster::default();
-    let model = serde_json::to_value(view(&snapshot, None, limits, Vec::new())).expect("JSON");
+    let model = serde_json::to_value(view(&snapshot, &Use::default(), None, limits, Vec::new()))
+        .expect("JSON");
     assert_eq!(model["nodes"], json!([]));
     assert_eq!(model["limits"]["hidden"], json!(["resourceslices"]));
     assert_eq!(model["own"].as_array().map(Vec::len), Some(2));

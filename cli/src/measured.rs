@@ -1,0 +1,388 @@
+//! What claims use of their GPUs at the moment, by the metrics of the node drivers, which the API server proxies.
+//!
+//! Memory is a level. GPU time of a share is a counter, so it is known from the second reading on. Whole GPUs have the figures of
+//! NVML; of MIG partitions nothing is measured.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use drava_api::error::describe;
+use drava_api::metric::{Metric, driver as metric};
+use futures::StreamExt as _;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::ListParams;
+use kube::{Api, Client};
+use serde::Serialize;
+use tokio::time::Instant;
+
+use crate::natural;
+use crate::top::{Access, Gpu};
+
+/// Labels of the pods of node drivers.
+const DRIVERS: &str = "app.kubernetes.io/name=drava,app.kubernetes.io/component=driver";
+
+/// Name of the port with the metrics.
+const PORT: &str = "http";
+
+/// Requests that wait for an answer at the same time.
+const IN_FLIGHT: usize = 16;
+
+/// Time for the answer of one node driver.
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// Time between the two readings that GPU time needs.
+const PAUSE: Duration = Duration::from_secs(3);
+
+/// Oldest reading of which the difference is the GPU time at the moment.
+const RECENT: Duration = Duration::from_secs(120);
+
+/// What a claim uses of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Measured {
+    /// Bytes.
+    pub(crate) memory: u64,
+    /// Percent of the time of one GPU; not known of a share after the first reading.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) cores: Option<u64>,
+}
+
+/// Device of a claim: namespace, claim and device.
+type Key = [String; 3];
+
+/// What is measured, by device of a claim.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Use(BTreeMap<Key, Measured>);
+
+/// Why nothing or less is measured.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Gap {
+    /// The user may not read the metrics through the API server.
+    Denied(String),
+    /// These node drivers do not answer, as a text.
+    Failing(String),
+}
+
+/// Reads the node drivers.
+pub(crate) struct Meter {
+    client: Client,
+    last: BTreeMap<Key, Counter>,
+}
+
+/// GPU time of a share at a reading.
+#[derive(Debug, Clone, Copy)]
+struct Counter {
+    seconds: f64,
+    at: Instant,
+}
+
+/// What the metrics of a node driver say of a device of a claim.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+struct Figures {
+    memory: f64,
+    time: Time,
+}
+
+/// GPU time in metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+enum Time {
+    #[default]
+    Unknown,
+    /// Used since the start, seconds.
+    Seconds(f64),
+    /// Used at the moment.
+    Ratio(f64),
+}
+
+impl fmt::Display for Gap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Denied(message) => write!(
+                f,
+                "what claims use is not shown: you may not read the metrics of the node drivers, subresource pods/proxy in their \
+                 namespace: {message}"
+            ),
+            Self::Failing(error) => write!(f, "what claims use is shown in part: {error}"),
+        }
+    }
+}
+
+impl Use {
+    /// Adds what is measured to the claims of GPUs. A suspended share has nothing on its GPU.
+    pub(crate) fn add_to(&self, gpus: &mut [Gpu]) {
+        for claim in gpus.iter_mut().flat_map(|gpu| &mut gpu.claims) {
+            let measured = claim.name.split_once('/').and_then(|(namespace, name)| {
+                let key = [namespace, name, claim.device.as_str()];
+                self.0.get(&key.map(str::to_owned)).copied()
+            });
+            claim.measured = match claim.access {
+                Access::Suspended => measured.map(|_| Measured {
+                    memory: 0,
+                    cores: Some(0),
+                }),
+                Access::Whole | Access::Share | Access::Partition => measured,
+            };
+        }
+    }
+}
+
+impl Meter {
+    /// Creates a meter without a reading.
+    pub(crate) fn new(client: Client) -> Self {
+        let last = BTreeMap::new();
+        Self { client, last }
+    }
+
+    /// Reads all node drivers that run, twice if there is no reading before, so that GPU time is known.
+    pub(crate) async fn read_with_time(&mut self) -> (Use, Option<Gap>) {
+        if self.last.is_empty() {
+            let (measured, gap, _) = self.read().await;
+            if self.last.is_empty() {
+                return (measured, gap);
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+        let (measured, gap, _) = self.read().await;
+        (measured, gap)
+    }
+
+    /// Reads all node drivers that run. Returns what is measured, the gaps, and the number of node drivers.
+    pub(crate) async fn read(&mut self) -> (Use, Option<Gap>, usize) {
+        let drivers = match self.drivers().await {
+            Ok(drivers) => drivers,
+            Err(gap) => return (Use::default(), Some(gap), 0),
+        };
+        let count = drivers.len();
+        let client = &self.client;
+        let answers = futures::stream::iter(drivers).map(async |driver| {
+            let answer = driver.metrics(client).await;
+            (driver.node, answer, Instant::now())
+        });
+        let answers: Vec<_> = answers.buffer_unordered(IN_FLIGHT).collect().await;
+        let (mut found, mut counters) = (BTreeMap::new(), BTreeMap::new());
+        let (mut failing, mut denied) = (Vec::new(), None);
+        for (node, answer, at) in answers {
+            match answer {
+                Ok(text) => {
+                    for (key, figures) in figures(&text) {
+                        let before = self.last.get(&key);
+                        found.insert(key.clone(), measured(figures, before, at));
+                        if let Time::Seconds(seconds) = figures.time {
+                            counters.insert(key, Counter { seconds, at });
+                        }
+                    }
+                }
+                Err(kube::Error::Api(status)) if status.code == 403 => {
+                    denied = Some(status.message.clone());
+                }
+                Err(error) => failing.push((node, describe(&error))),
+            }
+        }
+        self.last = counters;
+        let gap = denied.map(Gap::Denied).or_else(|| of_failing(failing));
+        (Use(found), gap, count)
+    }
+
+    async fn drivers(&self) -> Result<Vec<Driver>, Gap> {
+        let pods: Api<Pod> = Api::all(self.client.clone());
+        let pods = pods.list(&ListParams::default().labels(DRIVERS)).await;
+        match pods {
+            Ok(pods) => Ok(pods.items.into_iter().filter_map(Driver::of).collect()),
+            Err(kube::Error::Api(status)) if status.code == 403 => {
+                Err(Gap::Denied(status.message.clone()))
+            }
+            Err(error) => Err(Gap::Failing(format!(
+                "cannot list the pods of node drivers: {}",
+                describe(&error)
+            ))),
+        }
+    }
+}
+
+/// A pod of the node driver that runs.
+struct Driver {
+    node: String,
+    path: String,
+}
+
+impl Driver {
+    fn of(pod: Pod) -> Option<Self> {
+        let is_running = pod.status.is_some_and(|status| {
+            status.phase.as_deref() == Some("Running") && status.pod_ip.is_some()
+        });
+        let spec = pod.spec.filter(|_| is_running)?;
+        let ports = spec
+            .containers
+            .iter()
+            .flat_map(|container| &container.ports);
+        let port = ports
+            .flatten()
+            .find(|port| port.name.as_deref() == Some(PORT))?
+            .container_port;
+        let (namespace, name) = (pod.metadata.namespace?, pod.metadata.name?);
+        Some(Self {
+            node: spec.node_name?,
+            path: format!("/api/v1/namespaces/{namespace}/pods/{name}:{port}/proxy/metrics"),
+        })
+    }
+
+    async fn metrics(&self, client: &Client) -> Result<String, kube::Error> {
+        let request = http::Request::get(&self.path)
+            .body(Vec::new())
+            .map_err(kube::Error::HttpError)?;
+        match tokio::time::timeout(LIMIT, client.request_text(request)).await {
+            Ok(answer) => answer,
+            Err(elapsed) => Err(kube::Error::Service(elapsed.into())),
+        }
+    }
+}
+
+/// Names the first of the node drivers that do not answer.
+fn of_failing(mut failing: Vec<(String, String)>) -> Option<Gap> {
+    failing.sort_by(|one, other| natural::compare(&one.0, &other.0));
+    let (node, error) = failing.first()?;
+    let others = match failing.len() - 1 {
+        0 => String::new(),
+        others => format!(", nor of {others} more nodes"),
+    };
+    Some(Gap::Failing(format!(
+        "cannot read the metrics of the node driver of {node}{others}: {error}"
+    )))
+}
+
+/// Returns what the figures mean, with the GPU time since the reading before.
+fn measured(figures: Figures, before: Option<&Counter>, at: Instant) -> Measured {
+    let ratio = match figures.time {
+        Time::Unknown => None,
+        Time::Ratio(ratio) => Some(ratio),
+        Time::Seconds(seconds) => before.and_then(|before| {
+            let elapsed = at.saturating_duration_since(before.at);
+            let used = seconds - before.seconds;
+            // A counter that falls is of another share with the same names.
+            let is_known = elapsed > Duration::ZERO && elapsed <= RECENT && used >= 0.0;
+            is_known.then(|| used / elapsed.as_secs_f64())
+        }),
+    };
+    Measured {
+        memory: whole(figures.memory),
+        // The counter follows the use by up to a lease, so that a part of the time before may be in it.
+        cores: ratio.map(|ratio| whole(ratio * 100.0).min(100)),
+    }
+}
+
+/// Rounds a figure.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "the conversion saturates, and figures are not negative"
+)]
+fn whole(figure: f64) -> u64 {
+    figure.round() as u64
+}
+
+/// Metrics with the figures.
+const FIGURES: [Metric; 4] = [
+    metric::SHARE_MEMORY_USED_BYTES,
+    metric::SHARE_GPU_TIME_SECONDS,
+    metric::GPU_MEMORY_USED_BYTES,
+    metric::GPU_UTILIZATION_RATIO,
+];
+
+/// Reads the metrics of a node driver.
+fn figures(text: &str) -> BTreeMap<Key, Figures> {
+    let mut devices = Vec::new();
+    let mut values = BTreeMap::new();
+    for sample in text.lines().filter_map(Sample::read) {
+        if sample.name == metric::CLAIM_DEVICE_INFO.name {
+            devices.push(sample);
+        } else if let Some(metric) = FIGURES.iter().find(|metric| metric.name == sample.name) {
+            let labels = metric.labels.iter().map(|name| sample.label(name));
+            values.insert((metric.name, labels.collect::<Vec<_>>()), sample.value);
+        }
+    }
+    let devices = devices.into_iter().filter_map(|device| {
+        let labels = |metric: &Metric| metric.labels.iter().map(|name| device.label(name));
+        let value = |metric: &Metric| {
+            values
+                .get(&(metric.name, labels(metric).collect()))
+                .copied()
+        };
+        let (memory, time) = match device.label("access").as_str() {
+            "share" => (
+                value(&metric::SHARE_MEMORY_USED_BYTES)?,
+                value(&metric::SHARE_GPU_TIME_SECONDS).map(Time::Seconds),
+            ),
+            "whole" => (
+                value(&metric::GPU_MEMORY_USED_BYTES)?,
+                value(&metric::GPU_UTILIZATION_RATIO).map(Time::Ratio),
+            ),
+            _ => return None,
+        };
+        let key = ["namespace", "claim", "device"].map(|name| device.label(name));
+        let time = time.unwrap_or_default();
+        Some((key, Figures { memory, time }))
+    });
+    devices.collect()
+}
+
+/// A line of OpenMetrics text with a value.
+struct Sample<'a> {
+    /// Name of the metric: without the suffix of counters.
+    name: &'a str,
+    labels: Vec<(&'a str, String)>,
+    value: f64,
+}
+
+impl<'a> Sample<'a> {
+    /// Reads a line; `None` if it has no value, or labels that are not closed.
+    fn read(line: &'a str) -> Option<Self> {
+        let end = line.find(['{', ' '])?;
+        let (name, mut rest) = line.split_at(end);
+        let mut labels = Vec::new();
+        if let Some(mut inside) = rest.strip_prefix('{') {
+            rest = loop {
+                if let Some(after) = inside.strip_prefix('}') {
+                    break after;
+                }
+                let (label, after) = inside.split_once("=\"")?;
+                let (text, after) = quoted(after)?;
+                labels.push((label, text));
+                inside = after.strip_prefix(',').unwrap_or(after);
+            };
+        }
+        // A time may follow.
+        let value = rest.split_whitespace().next()?.parse().ok()?;
+        Some(Self {
+            name: name.strip_suffix("_total").unwrap_or(name),
+            labels,
+            value,
+        })
+    }
+
+    /// Returns the value of a label; empty without it.
+    fn label(&self, name: &str) -> String {
+        let label = self.labels.iter().find(|(label, _)| *label == name);
+        label.map(|(_, text)| text.clone()).unwrap_or_default()
+    }
+}
+
+/// Reads a text up to its closing quote, and returns what follows.
+fn quoted(text: &str) -> Option<(String, &str)> {
+    let mut read = String::new();
+    let mut letters = text.char_indices();
+    while let Some((position, letter)) = letters.next() {
+        match letter {
+            '"' => return Some((read, text.get(position + 1..)?)),
+            '\\' => match letters.next()?.1 {
+                'n' => read.push('\n'),
+                other => read.push(other),
+            },
+            other => read.push(other),
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,158 @@
+//! Metrics as the library of the node driver encodes them.
+
+use std::fmt;
+
+use drava_api::metric::exposition;
+use drava_explanation::fixture::snapshot;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+
+use super::*;
+use crate::top;
+
+/// A claim whose names need escapes, as no object of Kubernetes has them.
+const ODD: &str = "a\"b\\c\nd,e=\"}{ f";
+
+#[derive(Debug)]
+struct NodeDriver {
+    seconds: f64,
+}
+
+impl Collector for NodeDriver {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let device = |claim, device, gpu, access, share| {
+            (
+                ["default", claim, "uid", "gpu", device, gpu, access, share],
+                1.0,
+            )
+        };
+        let devices = [
+            device("a", "gpu-0-vgpu", "GPU-0", "share", "s1"),
+            device(ODD, "gpu-0-vgpu", "GPU-0", "share", "s2"),
+            device("w", "gpu-1", "GPU-1", "whole", ""),
+            device("m", "gpu-2-mig", "GPU-2", "partition", ""),
+            device("new", "gpu-0-vgpu", "GPU-0", "share", "s3"),
+        ];
+        metric::CLAIM_DEVICE_INFO.encode(&mut encoder, devices)?;
+        let memory = [
+            (["default", "a", "s1"], 3.0 * f64::from(1 << 30)),
+            (["default", ODD, "s2"], 7.0),
+        ];
+        metric::SHARE_MEMORY_USED_BYTES.encode(&mut encoder, memory)?;
+        let seconds = [(["default", "a", "s1"], self.seconds)];
+        metric::SHARE_GPU_TIME_SECONDS.encode(&mut encoder, seconds)?;
+        let gpus = [(["GPU-1"], 5e9), (["GPU-2"], 6e9)];
+        metric::GPU_MEMORY_USED_BYTES.encode(&mut encoder, gpus)?;
+        metric::GPU_UTILIZATION_RATIO.encode(&mut encoder, [(["GPU-1"], 0.42)])
+    }
+}
+
+fn key(claim: &str, device: &str) -> Key {
+    ["default", claim, device].map(str::to_owned)
+}
+
+fn read(seconds: f64) -> BTreeMap<Key, Figures> {
+    figures(&exposition(NodeDriver { seconds }).expect("text"))
+}
+
+#[test]
+fn reads_what_the_library_writes() {
+    let figures = |memory, time| Figures { memory, time };
+    let expected = [
+        (
+            key("a", "gpu-0-vgpu"),
+            figures(3.0 * f64::from(1 << 30), Time::Seconds(2.5)),
+        ),
+        (key(ODD, "gpu-0-vgpu"), figures(7.0, Time::Unknown)),
+        (key("w", "gpu-1"), figures(5e9, Time::Ratio(0.42))),
+    ];
+    // Nothing is measured of a partition, nor of a share without a reading.
+    assert_eq!(read(2.5), expected.into());
+}
+
+#[test]
+fn skips_lines_that_are_no_samples() {
+    for line in [
+        "",
+        "# EOF",
+        "name",
+        "name{",
+        "name{a=\"b",
+        "name{a=\"b\"}",
+        "name{a=b} 1",
+        "name x",
+    ] {
+        assert!(Sample::read(line).is_none(), "{line}");
+    }
+    let sample = Sample::read("name_total{a=\"b\",} 1.5 1700000000").expect("a sample");
+    assert_eq!(
+        (sample.name, sample.label("a"), sample.value),
+        ("name", "b".to_owned(), 1.5)
+    );
+}
+
+#[test]
+fn gpu_time_is_that_since_the_reading_before() {
+    let start = Instant::now();
+    let after = |seconds| start + Duration::from_secs(seconds);
+    let counter = |seconds| Counter { seconds, at: start };
+    let of = |seconds, before: Option<Counter>, at| {
+        let time = Time::Seconds(seconds);
+        measured(Figures { memory: 1.0, time }, before.as_ref(), at).cores
+    };
+    assert_eq!(of(10.0, None, after(4)), None);
+    assert_eq!(of(10.0, Some(counter(9.0)), after(4)), Some(25));
+    assert_eq!(of(10.0, Some(counter(10.0)), after(4)), Some(0));
+    // A lease late.
+    assert_eq!(of(10.0, Some(counter(5.0)), after(4)), Some(100));
+    // Another share, the same moment, or too long ago.
+    assert_eq!(of(1.0, Some(counter(9.0)), after(4)), None);
+    assert_eq!(of(10.0, Some(counter(9.0)), after(0)), None);
+    assert_eq!(of(10.0, Some(counter(9.0)), after(3600)), None);
+}
+
+#[test]
+fn table_shows_what_claims_use() {
+    let at = Instant::now();
+    let found = read(2.5).into_iter();
+    let found = found.map(|(key, figures)| (key, measured(figures, None, at)));
+    let mut gpus = top::gpus(&snapshot());
+    Use(found.collect()).add_to(&mut gpus);
+    // Claim b of the first GPU was not measured, and the GPU time of claim a is not known yet.
+    let table = top::text(&gpus, &[], false);
+    let lines: Vec<&str> = table.lines().collect();
+    assert!(
+        lines[0].contains("USED MEMORY   USED CORES   CLAIMS"),
+        "{table}"
+    );
+    assert!(
+        lines[1].contains("2 / 10   ?             ?            2 claims"),
+        "{table}"
+    );
+    assert!(
+        lines[2].contains("0 / 10   4.6 GiB       42           default/w"),
+        "{table}"
+    );
+    let wide = top::text(&gpus, &[], true);
+    assert!(
+        wide.contains("default/a on gpu-0-vgpu (a-pod), uses 3 GiB and ? cores"),
+        "{wide}"
+    );
+}
+
+#[test]
+fn gap_names_first_node() {
+    let failing = |nodes: &[&str]| {
+        let failing = nodes
+            .iter()
+            .map(|node| ((*node).to_owned(), format!("no route to {node}")));
+        of_failing(failing.collect()).map(|gap| gap.to_string())
+    };
+    assert_eq!(failing(&[]), None);
+    assert_eq!(
+        failing(&["n10", "n2", "n3"]).as_deref(),
+        Some(
+            "what claims use is shown in part: cannot read the metrics of the node driver of n2, nor of 2 more nodes: no route to n2"
+        )
+    );
+}
