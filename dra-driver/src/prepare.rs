@@ -247,8 +247,14 @@ impl Share {
     /// Returns whether the share uses nothing of its GPU until it is resumed.
     #[must_use]
     pub fn is_off_gpu(&self) -> bool {
-        let suspension = self.suspension.as_ref();
-        suspension.is_some_and(|suspension| suspension.phase == Phase::Suspended)
+        self.suspended_bytes().is_some()
+    }
+
+    /// Returns the GPU memory that its processes had, bytes, while it uses nothing of its GPU.
+    #[must_use]
+    pub fn suspended_bytes(&self) -> Option<u64> {
+        let suspension = self.suspension.as_ref()?;
+        (suspension.phase == Phase::Suspended).then_some(suspension.bytes)
     }
 
     fn sum(&self, counts: impl Fn(&Grant) -> bool) -> ShareTotals {

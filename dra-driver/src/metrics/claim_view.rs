@@ -70,6 +70,8 @@ pub struct DeviceEntry {
     pub gpu: String,
     /// Access to the device.
     pub access: DeviceAccess,
+    /// GPU memory that a suspended share had, bytes; `None` while the share is not suspended.
+    pub suspended_bytes: Option<u64>,
 }
 
 /// Access of a claim to a device.
@@ -199,6 +201,10 @@ fn entry(record: &ClaimRecord) -> ClaimEntry {
             Access::Whole => DeviceAccess::Whole,
             Access::Partition(_) => DeviceAccess::Partition,
             Access::Admin => DeviceAccess::Admin,
+        },
+        suspended_bytes: match &prepared.access {
+            Access::Share(share) => share.suspended_bytes(),
+            Access::Whole | Access::Partition(_) | Access::Admin => None,
         },
     };
     ClaimEntry {

@@ -249,6 +249,16 @@ impl Snapshot {
         // A claim can have the whole of one GPU only once, but admin access twice.
         let devices: BTreeMap<[&str; 8], f64> = devices.collect();
         metric::CLAIM_DEVICE_INFO.encode(encoder, devices)?;
+        let suspended = self.claims.iter().flat_map(|entry| {
+            let ClaimRef {
+                namespace, name, ..
+            } = &entry.claim;
+            entry.devices.iter().filter_map(move |device| {
+                let labels = [namespace.as_str(), name, access(device).1];
+                Some((labels, device.suspended_bytes? as f64))
+            })
+        });
+        metric::SHARE_SUSPENDED_BYTES.encode(encoder, suspended)?;
         let pods = self.claims.iter().flat_map(|entry| {
             let ClaimRef {
                 namespace, name, ..

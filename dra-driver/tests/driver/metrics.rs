@@ -88,6 +88,7 @@ fn snapshot() -> Snapshot {
             device: "gpu-0-vgpu".to_owned(),
             gpu: GPU_UUIDS[0].to_owned(),
             access: DeviceAccess::Share(share),
+            suspended_bytes: Some(6 << 30),
         }],
         pods: BTreeSet::from(["a".to_owned(), "b".to_owned()]),
         containers: BTreeMap::from([("a".to_owned(), vec![container("app", &[])])]),
@@ -216,6 +217,7 @@ fn shows_devices_of_each_container() {
         device: "gpu-1".to_owned(),
         gpu: GPU_UUIDS[1].to_owned(),
         access: DeviceAccess::Whole,
+        suspended_bytes: None,
     });
     let containers = [container("all", &[]), container("some", &["whole"])];
     claim.containers = BTreeMap::from([("a".to_owned(), containers.to_vec())]);

@@ -3,6 +3,7 @@
 use std::thread::{Scope, ScopedJoinHandle};
 
 use anyhow::{Context, Result, ensure};
+use drava_e2e::exporter::DRIVER_PORT;
 use drava_e2e::manifest::{pod_with_request, pod_with_share};
 use drava_e2e::{Namespace, ProgramOutput, TestCluster, wait};
 use serde_json::Value;
@@ -110,6 +111,14 @@ fn share_is_suspended_and_resumed() -> Result<()> {
         );
         let top = cluster.drava(&["top", "-o", "wide"])?.success()?;
         ensure!(top.contains("(low, suspended)"), "{top}");
+        wait("the metric of the suspended share", || {
+            let series = format!(
+                "drava_share_suspended_bytes{{namespace=\"{}\"",
+                tenant.name()
+            );
+            let text = cluster.metrics("driver", DRIVER_PORT)?;
+            Ok(text.contains(&series).then_some(()))
+        })?;
         // The owner of the claim cannot take the memory back.
         let claim = tenant.claim_of("low")?;
         let forged = cluster.kubectl([

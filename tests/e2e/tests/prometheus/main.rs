@@ -58,9 +58,13 @@ fn set_aliases(cluster: &TestCluster, enabled: bool) -> Result<()> {
     cluster.drava_ready()
 }
 
-/// Metrics that have series only while a share violates its limits, or may use more than it is guaranteed; the driver's own tests
-/// check them.
-const OF_FEW_SHARES: [&str; 2] = ["drava_share_violation_info", "drava_share_burst_bytes"];
+/// Metrics that have series only while a share violates its limits, may use more than it is guaranteed, or is suspended; the
+/// driver's own tests check them.
+const OF_FEW_SHARES: [&str; 3] = [
+    "drava_share_violation_info",
+    "drava_share_burst_bytes",
+    "drava_share_suspended_bytes",
+];
 
 /// Creates a quota of the namespace that its pods use up, a pod that uses its GPU, and one that is pending.
 fn with_pods(tenant: &Namespace<'_>) -> Result<()> {
