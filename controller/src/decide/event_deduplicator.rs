@@ -269,10 +269,12 @@ impl EventDeduplicator {
 }
 
 fn key_of(event: &PendingEvent) -> Key {
-    (
-        event.regarding.uid.clone().unwrap_or_default(),
-        event.reason,
-    )
+    let reason = match event.reason {
+        // The last of them is what is so: one is repeated when another came between.
+        EventReason::ShareResumed | EventReason::SuspensionRefused => EventReason::ShareSuspended,
+        other => other,
+    };
+    (event.regarding.uid.clone().unwrap_or_default(), reason)
 }
 
 fn turn_of(event: &PendingEvent) -> Turn {

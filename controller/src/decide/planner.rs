@@ -559,7 +559,6 @@ impl Planner {
         self.end_incomplete_gangs(time.instant, &mut actions);
         self.review_reservations(time);
         self.review_missing_claims(time.instant);
-        self.resume_before_others(time, &mut actions);
         self.decide_due(time, &mut actions);
         self.release_companions(time.instant, &mut actions);
         self.decide_suspensions(time, &mut actions);

@@ -1,6 +1,7 @@
 //! Properties of a ResourceClaim.
 
 use drava_api::condition::{ConditionReason, ConditionType};
+use drava_api::error::describe;
 use drava_api::placement_record::PlacementRecord;
 use drava_api::{config, names};
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -96,15 +97,16 @@ pub(crate) fn is_given_back(claim: &ResourceClaim) -> bool {
         && results.all(is_released)
 }
 
-/// Returns whether the claim may be suspended: it has one device of this driver, a share, and its config allows it.
-pub(crate) fn allows_suspension(claim: &ResourceClaim) -> bool {
+/// Checks whether the claim may be suspended: it has one device of this driver, a share, and its config allows it.
+///
+/// # Errors
+/// Why it may not.
+pub(crate) fn check_suspension(claim: &ResourceClaim) -> Result<(), String> {
     let allocation = claim
         .status
         .as_ref()
         .and_then(|status| status.allocation.as_ref()?.devices.as_ref());
-    let Some(configs) = allocation.and_then(|devices| devices.config.as_deref()) else {
-        return false;
-    };
+    let configs = allocation.and_then(|devices| devices.config.as_deref());
     let results = allocation
         .iter()
         .flat_map(|devices| devices.results.iter().flatten());
@@ -112,10 +114,26 @@ pub(crate) fn allows_suspension(claim: &ResourceClaim) -> bool {
         .filter(|result| result.driver == names::DRIVER)
         .collect();
     let [result] = own[..] else {
-        return false;
+        return Err("it has not exactly one device of drava".to_owned());
     };
-    result.share_id.is_some()
-        && config::resolve(configs, &result.request).is_ok_and(|settings| settings.allows_suspend())
+    if result.share_id.is_none() {
+        let what = "it has a whole GPU or a MIG partition, and only shares can be suspended";
+        return Err(what.to_owned());
+    }
+    let settings = config::resolve(configs.unwrap_or_default(), &result.request)
+        .map_err(|error| format!("its config is invalid: {}", describe(&error)))?;
+    if settings.allows_suspend() {
+        return Ok(());
+    }
+    let why = match settings.memory_limit {
+        Some(_) => {
+            "its config has a memory.limit, and memory beyond the guarantee may not be free when the share is resumed"
+        }
+        None => {
+            "neither its config nor its device class says suspend.allowed: true, or the class says false"
+        }
+    };
+    Err(why.to_owned())
 }
 
 /// Returns an annotation of the claim.

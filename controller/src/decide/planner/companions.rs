@@ -5,7 +5,7 @@
 //! are due, and takes only what no pod was promised: it preempts no pod, and devices that are reserved for waiting pods are not
 //! free.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use drava_allocator::claim::request_class;
@@ -39,9 +39,13 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Longest time until a release is repeated.
 const MAX_RETRY: Duration = Duration::from_secs(60);
 
-/// Companions that need something.
+/// Companions that need something, and those that pods use.
 #[derive(Debug, Default)]
 pub(super) struct Companions {
+    /// Those that are allocated, with the UIDs of the pods that use them.
+    users: BTreeMap<ObjectKey, Vec<String>>,
+    /// The same by pod.
+    of_pods: BTreeSet<(String, ObjectKey)>,
     /// Those without an allocation.
     waiting: BTreeMap<ObjectKey, Waiting>,
     /// Those whose capacity is given back.
@@ -69,6 +73,13 @@ impl Companions {
     /// Observes a version of a claim.
     pub(super) fn observe(&mut self, claim: &ResourceClaim, now: Instant) {
         let key = object_key(&claim.metadata);
+        self.forget_users(&key);
+        if claim::is_allocated(claim) {
+            let users: Vec<String> = claim::consumers(claim).map(str::to_owned).collect();
+            let of_pods = users.iter().map(|uid| (uid.clone(), key.clone()));
+            self.of_pods.extend(of_pods);
+            self.users.insert(key.clone(), users);
+        }
         if claim::is_given_back(claim) {
             self.waiting.remove(&key);
             self.given_back.entry(key).or_insert(GivenBack {
@@ -77,7 +88,7 @@ impl Companions {
             });
             return;
         }
-        self.remove(&key);
+        self.forget_needs(&key);
         let is_waiting = claim::base(claim).is_some()
             && !claim::is_allocated(claim)
             && claim.metadata.deletion_timestamp.is_none();
@@ -93,8 +104,27 @@ impl Companions {
 
     /// Removes a deleted claim.
     pub(super) fn remove(&mut self, key: &ObjectKey) {
+        self.forget_needs(key);
+        self.forget_users(key);
+    }
+
+    fn forget_needs(&mut self, key: &ObjectKey) {
         self.waiting.remove(key);
         self.given_back.remove(key);
+    }
+
+    fn forget_users(&mut self, key: &ObjectKey) {
+        for uid in self.users.remove(key).unwrap_or_default() {
+            self.of_pods.remove(&(uid, key.clone()));
+        }
+    }
+
+    /// Returns the companions that a pod uses, which end with it. Its spec names none of them.
+    pub(super) fn of_pod(&self, uid: &str) -> impl Iterator<Item = &ObjectKey> {
+        let first = (uid.to_owned(), ObjectKey::default());
+        let from = self.of_pods.range(first..);
+        let own = from.take_while(move |(of, _)| of == uid);
+        own.map(|(_, key)| key)
     }
 
     /// A release of the claim has ended, or cannot start. It is repeated, after twice the time each, unless the claim is observed

@@ -17,7 +17,7 @@ use drava_allocator::placement::Placement;
 use drava_allocator::searched::Suspended;
 use drava_allocator::turn::Turn;
 use drava_api::reason::Reason;
-use drava_explanation::owner::name_for;
+use drava_explanation::owner::{name_for, names_for};
 use jiff::{SignedDuration, Timestamp};
 
 use super::decision::Group;
@@ -329,10 +329,18 @@ impl Planner {
             let awaits_suspension = cause == RoomCause::Suspension && !room.victims.is_empty()
                 || suspending.iter().any(is_on_them);
             let (reason, what) = match awaits_suspension {
-                true => (Reason::WaitingForSuspension, "shares there are suspended"),
+                true => {
+                    let mut uids: BTreeSet<&String> =
+                        suspending.iter().filter(|uid| is_on_them(uid)).collect();
+                    if cause == RoomCause::Suspension {
+                        uids.extend(&room.victims);
+                    }
+                    let what = format!("shares of {} are suspended", self.pods_for(group, &uids));
+                    (Reason::WaitingForSuspension, what)
+                }
                 false => (
                     Reason::WaitingForDeletion,
-                    "pods that are being deleted there have ended",
+                    "pods that are being deleted there have ended".to_owned(),
                 ),
             };
             let message = format!("the pod fits on {} when the {what}", nodes.join(", "));
@@ -454,6 +462,20 @@ impl Planner {
                 pending.is_reclaiming = is_reclaiming;
             }
         }
+    }
+
+    /// Names pods in an event of a group's pod.
+    fn pods_for(&self, group: &Group, uids: &BTreeSet<&String>) -> String {
+        let first = group.requests.first();
+        let reader = first.map(|first| self.namespace_of(&first.pod_request.uid));
+        let pods = uids.iter().filter_map(|uid| self.world.live_pods.get(uid));
+        let names: BTreeSet<String> = pods.map(|pod| qualified_name(&pod.reference)).collect();
+        names_for(
+            &reader.unwrap_or_default(),
+            "pod",
+            names.iter().map(String::as_str),
+        )
+        .join(", ")
     }
 
     /// Returns the first pod of a group as the one for which others make room.

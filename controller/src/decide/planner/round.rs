@@ -98,6 +98,7 @@ impl Planner {
 
     fn decide_until_slice_ends(&mut self, time: &DecisionTime, actions: &mut Vec<Action>) {
         self.backlog.round.interrupted = None;
+        let mut shares = self.shares_of_round(time.instant);
         let mut is_started = false;
         while self.commitments.in_flight.len() < MAX_IN_FLIGHT
             && self.backlog.queue.has_due(time.instant)
@@ -110,6 +111,10 @@ impl Planner {
                 return;
             };
             is_started = true;
+            let priority = self.backlog.queue.order(&uid).map(|order| order.priority());
+            while let Some((_, key)) = shares.pop_front_if(|(of, _)| Some(*of) >= priority) {
+                self.decide_suspension(&key, time, actions);
+            }
             let mut turn = Turn::limited();
             self.schedule(&uid, time, &mut turn, actions);
             self.backlog.decisions.add(&turn);

@@ -5,12 +5,12 @@
 //! share are free while the intent stands and the answer is True. From the decision to resume a share it counts again, before
 //! the intent is withdrawn: what it gets back is given to no other.
 //!
-//! A share is resumed when its amounts are free on its GPU and promised to no pod: before the pods that are due if none of them
-//! has a higher priority, else after them. It reserves nothing: pods that need less may take what becomes free bit by bit.
+//! A share is resumed when its amounts are free on its GPU and promised to no pod: after the pods of higher priority that are due,
+//! and before the others. It reserves nothing: pods that need less may take what becomes free bit by bit.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,10 +27,9 @@ use super::decision::Group;
 use super::{DecisionTime, MAX_IN_FLIGHT, Planner};
 use crate::action::event::PendingEvent;
 use crate::action::{Action, Preemptor, SuspensionOutcome, SuspensionWrite};
-use crate::decide::queue::pending_pod::PendingPod;
 use crate::pods::claim;
 use crate::pods::live_pods::LivePod;
-use crate::pods::pod::{self, qualified_name};
+use crate::pods::pod::qualified_name;
 
 /// Time between two attempts to resume a share, and until a failed write is repeated.
 const RETRY: Duration = Duration::from_secs(1);
@@ -59,6 +58,8 @@ struct Suspension {
     /// The pod for which the share is suspended, and until when its suspension is awaited.
     awaited: Option<(Preemptor, Instant)>,
     write: Write,
+    /// Whether it is to be resumed, and did not fit the last time.
+    waits_for_room: bool,
     /// Time of the next step without an observation.
     due: Option<Instant>,
 }
@@ -160,9 +161,9 @@ impl Suspensions {
     /// Observes the newest version of a claim.
     fn observe(&mut self, claim: &ResourceClaim, now: Instant) {
         let key = object_key(&claim.metadata);
-        match claim::allows_suspension(claim) {
-            true => self.allowed.insert(key.clone()),
-            false => self.allowed.remove(&key),
+        match claim::check_suspension(claim) {
+            Ok(()) => self.allowed.insert(key.clone()),
+            Err(_) => self.allowed.remove(&key),
         };
         let metadata = &claim.metadata;
         let is_intended = suspension::is_intended(metadata);
@@ -178,6 +179,7 @@ impl Suspensions {
         let known = self.claims.entry(key).or_insert(Suspension {
             awaited: None,
             write: Write::None,
+            waits_for_room: false,
             due: None,
         });
         if !is_intended && matches!(known.write, Write::Withdrawing { .. }) {
@@ -233,23 +235,23 @@ impl Planner {
         }
     }
 
-    /// Resumes shares before the pods that are due, if no pod of higher priority is pending: others do not overtake them.
-    pub(super) fn resume_before_others(&mut self, time: &DecisionTime, actions: &mut Vec<Action>) {
-        let due = self.due_suspensions(time.instant);
-        let Some(first) = due.first().and_then(|key| self.pod_of(key)) else {
-            return;
-        };
-        let priority = first.1.priority;
-        let is_behind = |pending: &PendingPod| pod::priority(&pending.pod) > priority;
-        if self.backlog.queue.iter().any(is_behind) {
-            return;
-        }
-        for key in due {
-            let pod = self.pod_of(&key);
-            if pod.is_some_and(|(_, pod)| pod.priority == priority) {
-                self.decide_suspension(&key, time, actions);
+    /// Returns the shares to decide in a round, with the priority of their pods, the highest first: each is decided before the
+    /// pods of its priority, which do not overtake it.
+    pub(super) fn shares_of_round(&mut self, now: Instant) -> VecDeque<(i32, ObjectKey)> {
+        for known in self.commitments.suspensions.claims.values_mut() {
+            let preemptor = known.awaited.as_ref().map(|(preemptor, _)| &preemptor.uid);
+            let is_gone = preemptor.is_some_and(|uid| self.backlog.queue.get(uid).is_none());
+            if is_gone {
+                known.awaited = None;
+            }
+            // Room may have become free.
+            if is_gone || known.waits_for_room {
+                known.due = Some(now);
             }
         }
+        let due = self.due_suspensions(now).into_iter();
+        let due = due.filter_map(|key| Some((self.pod_of(&key)?.1.priority, key)));
+        due.collect()
     }
 
     /// Suspends and resumes what is due. While pods that are due are not decided, no share is resumed.
@@ -276,7 +278,8 @@ impl Planner {
         due
     }
 
-    fn decide_suspension(
+    /// Does what is due for a claim.
+    pub(super) fn decide_suspension(
         &mut self,
         key: &ObjectKey,
         time: &DecisionTime,
@@ -291,6 +294,7 @@ impl Planner {
             return;
         };
         known.due = None;
+        known.waits_for_room = false;
         match known.write {
             Write::None => {}
             Write::Withdrawing {
@@ -311,7 +315,7 @@ impl Planner {
         let said: Option<(OfPod, String)> = match View::of(&claim, awaited_until.is_some()).step() {
             Step::Nothing => {
                 self.decide_again(key, awaited_until);
-                None
+                self.said_by_node(key, &claim)
             }
             Step::Intend => Some(match self.suspension_problem(&claim) {
                 None => {
@@ -339,7 +343,7 @@ impl Planner {
                 None
             }
             Step::Resume if self.has_undecided_pods() => {
-                self.decide_again(key, Some(now + RETRY));
+                self.wait_for_room(key, now);
                 None
             }
             Step::Resume => Some(match self.world.cluster.lacks_to_resume(key) {
@@ -348,7 +352,7 @@ impl Planner {
                     (PendingEvent::share_resumed, "is being resumed".to_owned())
                 }
                 Some((device, lacking)) => {
-                    self.decide_again(key, Some(now + RETRY));
+                    self.wait_for_room(key, now);
                     let room = format!("when there is room on {device}: {}", needed(&lacking));
                     let message = format!("is suspended; it is resumed {room}");
                     (PendingEvent::share_suspended, message)
@@ -360,10 +364,43 @@ impl Planner {
         }
     }
 
+    /// Returns what the node driver says of a share that is to be suspended, for the events of its pod.
+    fn said_by_node(&self, key: &ObjectKey, claim: &ResourceClaim) -> Option<(OfPod, String)> {
+        if !suspension::is_intended(&claim.metadata) {
+            return None;
+        }
+        if suspension::is_suspended(claim) {
+            let known = self.commitments.suspensions.claims.get(key);
+            let awaited = known.and_then(|known| known.awaited.as_ref());
+            let why = match awaited {
+                Some((preemptor, _)) => {
+                    let by = name_for(&key.0, "pod", &qualified_name(&preemptor.pod));
+                    format!("for {by}")
+                }
+                None => format!(
+                    "as its annotation {} requests",
+                    names::SUSPEND_WISH_ANNOTATION
+                ),
+            };
+            let message = format!("is suspended, {why}");
+            return Some((PendingEvent::share_suspended, message));
+        }
+        let refusal = suspension::refusal(claim)?;
+        let message = format!("cannot be suspended: {}", refusal.message);
+        Some((PendingEvent::suspension_refused, message))
+    }
+
     /// Returns whether pods that are due wait for the next slice of time, or for writes to end.
     fn has_undecided_pods(&self) -> bool {
         self.backlog.round.resumes_at().is_some()
             || self.commitments.in_flight.len() >= MAX_IN_FLIGHT
+    }
+
+    fn wait_for_room(&mut self, key: &ObjectKey, now: Instant) {
+        self.decide_again(key, Some(now + RETRY));
+        if let Some(known) = self.commitments.suspensions.claims.get_mut(key) {
+            known.waits_for_room = true;
+        }
     }
 
     fn decide_again(&mut self, key: &ObjectKey, due: Option<Instant>) {
@@ -407,6 +444,7 @@ impl Planner {
         let known = Suspension {
             awaited,
             write: Write::Intending,
+            waits_for_room: false,
             due,
         };
         self.commitments
@@ -566,8 +604,8 @@ impl Planner {
     /// Returns why the shares of a claim cannot be suspended; `None` if nothing is known against it.
     fn suspension_problem(&self, claim: &ResourceClaim) -> Option<String> {
         let key = object_key(&claim.metadata);
-        if !self.commitments.suspensions.allowed.contains(&key) {
-            return Some("only a claim for one share whose config or device class says suspend.allowed: true can be suspended".to_owned());
+        if let Err(problem) = claim::check_suspension(claim) {
+            return Some(problem);
         }
         let Some((_, pod)) = self.pod_of(&key).filter(|(_, pod)| pod.is_bound) else {
             return Some("it is not reserved for one pod alone that is bound to a node".to_owned());

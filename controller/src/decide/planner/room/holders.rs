@@ -127,7 +127,8 @@ impl Planner {
             let consumers = holders.consumers.get(*key);
             consumers.is_some_and(|consumers| consumers.iter().all(is_gone))
         });
-        let suspended = self.claims_of(&suspended);
+        // What companions add stays in use while a share is suspended.
+        let suspended = suspended.iter().flat_map(|uid| self.own_claims(uid));
         let suspended = suspended.filter(|key| !presumed.suspended.contains(*key));
         let also = Departure {
             claims: claims.cloned().collect(),
@@ -157,13 +158,19 @@ impl Planner {
 
     /// Returns the claims of pods that hold devices or have held them.
     fn claims_of(&self, pods: &BTreeSet<String>) -> impl Iterator<Item = &ObjectKey> {
-        let claims = pods
-            .iter()
-            .filter_map(|uid| match self.world.live_pods.get(uid) {
-                Some(pod) => Some(pod.claims.as_slice()),
-                None => self.world.ended_pods.claims(uid),
-            });
-        claims.flatten()
+        pods.iter().flat_map(|uid| {
+            let companions = self.backlog.companions.of_pod(uid);
+            self.own_claims(uid).iter().chain(companions)
+        })
+    }
+
+    /// Returns the claims that the spec of a pod names.
+    fn own_claims(&self, uid: &str) -> &[ObjectKey] {
+        let claims = match self.world.live_pods.get(uid) {
+            Some(pod) => Some(pod.claims.as_slice()),
+            None => self.world.ended_pods.claims(uid),
+        };
+        claims.unwrap_or_default()
     }
 
     /// Returns which pods use the allocated claims, and which of them may end.

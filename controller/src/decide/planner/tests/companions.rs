@@ -114,6 +114,18 @@ fn share_grows_as_soon_as_its_gpu_has_room() {
 }
 
 #[test]
+fn companion_ends_with_its_pod_in_the_search_for_victims() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.add_running(&[("a", "40Gi", 5)]);
+    cluster.add_claim(companion("30Gi", "", json!(null)));
+    assert_eq!(cluster.settle(), ["a → n1"]);
+    // It does not fit beside what the companion has.
+    cluster.add_pod_of_priority("urgent", "60Gi", 10);
+    assert_eq!(cluster.settle(), [] as [&str; 0]);
+    assert_eq!(cluster.evict(), ["a for urgent"]);
+}
+
+#[test]
 fn share_does_not_grow_into_what_a_waiting_pod_was_promised() {
     let mut cluster = TestCluster::new(&["n1"]);
     cluster.add_running(&[("a", "40Gi", 5), ("b", "20Gi", 5)]);

@@ -161,7 +161,8 @@ fn share_of_lower_priority_is_suspended_instead_of_evicted() {
     cluster.add_pod_of_priority("urgent", "60Gi", 10);
     assert!(cluster.settle().is_empty());
     assert!(cluster.evictions.is_empty());
-    let message = "WaitingForSuspension: the pod fits on n1 when the shares there are suspended";
+    let message =
+        "WaitingForSuspension: the pod fits on n1 when the shares of default/low are suspended";
     assert_eq!(cluster.messages_of("Pod/urgent"), [message]);
     assert_eq!(
         cluster.messages_of("Pod/low"),
@@ -180,13 +181,128 @@ fn share_of_lower_priority_is_suspended_instead_of_evicted() {
     assert!(cluster.settle().is_empty());
     assert!(cluster.suspensions.is_empty());
     cluster.end("urgent");
-    cluster.advance(RETRY);
     cluster.settle();
     assert_eq!(cluster.write_intents(), ["-low"]);
+    // Events of one share follow each other after a while.
+    cluster.advance(Duration::from_secs(10));
+    cluster.settle();
     assert_eq!(
         cluster.messages_of("Pod/low").last(),
         Some(&"the share of claim low is being resumed")
     );
+}
+
+#[test]
+fn share_is_resumed_at_once_when_its_pod_of_higher_priority_is_gone() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    add_suspendable(&mut cluster, "low", "60Gi", 0);
+    cluster.add_pod_of_priority("urgent", "60Gi", 10);
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["+low"]);
+    // It goes before the share is suspended.
+    cluster.delete_pod("urgent");
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["-low"]);
+    answer(&mut cluster, "low", "False", "Resumed");
+    cluster.add_pod_of_priority("second", "60Gi", 10);
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["+low"]);
+    answer(&mut cluster, "low", "True", "Suspended");
+    assert_eq!(cluster.settle(), ["second → n1"]);
+    cluster.bind(("second", "n1"));
+    cluster.settle();
+    assert!(cluster.suspensions.is_empty(), "it has no room");
+    cluster.end("second");
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["-low"]);
+}
+
+#[test]
+fn waiting_pod_of_equal_priority_does_not_overtake_a_share() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    add_suspendable(&mut cluster, "low", "60Gi", 0);
+    cluster.add_pod_of_priority("urgent", "70Gi", 10);
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["+low"]);
+    answer(&mut cluster, "low", "True", "Suspended");
+    assert_eq!(cluster.settle(), ["urgent → n1"]);
+    cluster.bind(("urgent", "n1"));
+    cluster.add_pod_of_priority("small", "30Gi", 0);
+    // It fits nowhere, so it does not hold up the share.
+    cluster.add_pod_of_priority("large", "900Gi", 20);
+    cluster.settle();
+    cluster.end("urgent");
+    assert!(cluster.settle().is_empty());
+    assert_eq!(cluster.write_intents(), ["-low"]);
+    answer(&mut cluster, "low", "False", "Resumed");
+    assert!(cluster.settle().is_empty());
+}
+
+#[test]
+fn events_say_what_became_of_a_wish() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    add_suspendable(&mut cluster, "a", "60Gi", 0);
+    let last = |cluster: &mut TestCluster| {
+        cluster.advance(Duration::from_secs(10));
+        cluster.settle();
+        let messages = cluster.messages_of("Pod/a");
+        let last = messages.last().map(|last| (*last).to_owned());
+        last.unwrap_or_default()
+    };
+    for _ in 0..2 {
+        suspend(&mut cluster, "a");
+        assert_eq!(
+            last(&mut cluster),
+            "the share of claim a is suspended, as its annotation gpu.drava.dev/suspend-requested requests"
+        );
+        wish(&mut cluster, "a", false);
+        cluster.settle();
+        assert_eq!(cluster.write_intents(), ["-a"]);
+        answer(&mut cluster, "a", "False", "Resumed");
+        assert_eq!(last(&mut cluster), "the share of claim a is being resumed");
+    }
+    wish(&mut cluster, "a", true);
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["+a"]);
+    answer(&mut cluster, "a", "False", "SuspendFailed");
+    assert_eq!(
+        last(&mut cluster),
+        "the share of claim a cannot be suspended: "
+    );
+}
+
+#[test]
+fn refusal_names_what_is_against_it() {
+    let limit =
+        json!({"suspend": {"allowed": true}, "memory": {"limit": "70Gi", "reclaim": "kill"}});
+    let cases = [
+        (limit, "its config has a memory.limit"),
+        (
+            json!({}),
+            "neither its config nor its device class says suspend.allowed: true",
+        ),
+    ];
+    for (fields, problem) in cases {
+        let mut cluster = TestCluster::new(&["n1"]);
+        add_suspendable(&mut cluster, "a", "60Gi", 0);
+        let mut claim = serde_json::to_value(&cluster.claims["a"]).unwrap();
+        let config = |source, fields: &serde_json::Value| {
+            let mut parameters = fields.clone();
+            parameters["apiVersion"] = json!("gpu.drava.dev/v1alpha1");
+            parameters["kind"] = json!("VgpuConfig");
+            json!({"source": source, "opaque": {"driver": names::DRIVER, "parameters": parameters}})
+        };
+        let class = config("FromClass", &json!({"memory": {"maxLimit": "80Gi"}}));
+        claim["status"]["allocation"]["devices"]["config"] =
+            json!([class, config("FromClaim", &fields)]);
+        cluster.observe(object(claim));
+        wish(&mut cluster, "a", true);
+        cluster.settle();
+        assert!(cluster.write_intents().is_empty());
+        let messages = cluster.messages_of("Pod/a").join("\n");
+        let expected = format!("the share of claim a cannot be suspended: {problem}");
+        assert!(messages.contains(&expected), "{messages}");
+    }
 }
 
 #[test]
