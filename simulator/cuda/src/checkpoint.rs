@@ -59,6 +59,7 @@ entry_points! {
             ProcessPhase::Running => 0,
             ProcessPhase::Locked => 1,
             ProcessPhase::Checkpointed => 2,
+            ProcessPhase::Failed => 3,
         })
     }
 

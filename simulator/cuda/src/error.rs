@@ -123,6 +123,7 @@ impl From<Refusal> for CudaError {
             Refusal::NotFound => Self::InvalidHandle,
             Refusal::OutOfMemory => Self::OutOfMemory,
             Refusal::Lost => Self::Unknown,
+            Refusal::Failed => Self::OperatingSystem,
             Refusal::Invalid
             | Refusal::InUse
             | Refusal::InsufficientResources

@@ -68,6 +68,9 @@ pub struct MachineDescription {
     /// Device nodes of MIG capabilities.
     #[serde(default)]
     pub capability_nodes: CapabilityNodes,
+    /// Checkpoints of processes.
+    #[serde(default)]
+    pub checkpoints: Checkpoints,
     /// GPU models by name; names are local to the file.
     pub models: BTreeMap<String, GpuModel>,
     /// GPUs in PCI order: the index is the minor number.
@@ -97,6 +100,15 @@ pub enum CapabilityNodes {
     OnDemand,
     /// The machine, with each instance.
     Created,
+}
+
+/// What drivers do differently with checkpoints of processes. The default is the less friendly behavior.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Checkpoints {
+    /// Whether a process whose restore failed is in the state `CU_PROCESS_STATE_FAILED`, as the header of CUDA documents it.
+    /// Driver 580.95 reports it as checkpointed.
+    pub shows_failure: bool,
 }
 
 /// `major.minor`, as in compute capability 9.0 and CUDA 13.0.

@@ -25,7 +25,7 @@ pub use mig::{
 pub use samples::{CountersState, ProcessSample, SampleState};
 
 /// Version of the messages below.
-pub const PROTOCOL: u32 = 8;
+pub const PROTOCOL: u32 = 9;
 
 /// Index of a GPU on its machine, equal to its minor number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -286,6 +286,9 @@ pub enum Refusal {
     /// Not supported by the GPU or its current mode.
     #[error("not supported")]
     NotSupported,
+    /// The process cannot be restored any more: an earlier restore failed.
+    #[error("an earlier restore failed")]
+    Failed,
     /// Malformed or out of order.
     #[error("invalid request")]
     Invalid,

@@ -71,6 +71,7 @@ impl From<Refusal> for NvmlError {
             Refusal::InUse => Self::InUse,
             Refusal::InsufficientResources => Self::InsufficientResources,
             Refusal::NotSupported => Self::NotSupported,
+            Refusal::Failed => Self::Unknown,
             Refusal::Invalid => Self::InvalidArgument,
         }
     }

@@ -10,6 +10,8 @@ use crate::api::{
 };
 use crate::virtual_memory::create;
 
+/// `CUDA_ERROR_OPERATING_SYSTEM`
+const OPERATING_SYSTEM: u32 = 304;
 /// `CUDA_ERROR_TIMEOUT`
 const TIMEOUT: u32 = 909;
 const MS: u64 = 1_000_000;
@@ -17,6 +19,7 @@ const NONE: Handle = std::ptr::null_mut();
 const RUNNING: u32 = 0;
 const LOCKED: u32 = 1;
 const CHECKPOINTED: u32 = 2;
+const FAILED: u32 = 3;
 
 /// A child process that is killed when the test ends.
 struct Other(Child);
@@ -83,13 +86,6 @@ fn frees_and_restores_memory_of_a_checkpoint() {
     );
     assert_eq!(used(), own);
     assert_eq!(machine.gpu(0).unwrap().processes.len(), 1);
-    let all = api
-        .allocate(api.memory_info().0 / (2 * MIB) * 2 * MIB)
-        .unwrap();
-    assert_eq!(change(&api, "Restore", pid), OUT_OF_MEMORY);
-    assert_eq!(state(&api, pid), CHECKPOINTED);
-    api.free(all);
-    assert_eq!(used(), own);
     assert_eq!(
         (change(&api, "Restore", pid), state(&api, pid)),
         (0, LOCKED)
@@ -107,6 +103,46 @@ fn frees_and_restores_memory_of_a_checkpoint() {
         .wait_for_gpu(0, |gpu| gpu.processes.len() == 1)
         .unwrap();
     assert_eq!(used(), own);
+}
+
+/// As reported for driver 580.95.05 (NVIDIA/cuda-checkpoint, issue 44): only a kill is left.
+#[test]
+fn process_whose_restore_failed_is_never_restored() {
+    let failure = "checkpoints: {showsFailure: true}\n";
+    for (yaml, expected) in [
+        (T4.to_owned(), CHECKPOINTED),
+        (format!("{failure}{T4}"), FAILED),
+    ] {
+        let machine = Machine::start(&yaml).unwrap();
+        let api = Api::start(&machine);
+        let own = machine.gpu(0).unwrap().used_bytes;
+        let other = Other::start(&machine, &["alloc", "--mib", "1000", "--hold", "600"]);
+        machine
+            .wait_for_gpu(0, |gpu| gpu.used_bytes >= 2 * own + 1000 * MIB)
+            .unwrap();
+        let pid = other.pid();
+        assert_eq!(change(&api, "Lock", pid), 0);
+        assert_eq!(change(&api, "Checkpoint", pid), 0);
+        let all = api
+            .allocate(api.memory_info().0 / (2 * MIB) * 2 * MIB)
+            .unwrap();
+        assert_eq!(change(&api, "Restore", pid), OUT_OF_MEMORY);
+        api.free(all);
+        for _ in 0..2 {
+            assert_eq!(change(&api, "Restore", pid), OPERATING_SYSTEM);
+            for action in ["Unlock", "Lock", "Checkpoint"] {
+                assert_eq!(change(&api, action, pid), ILLEGAL_STATE, "{action}");
+            }
+            assert_eq!(state(&api, pid), expected);
+        }
+        assert_eq!(machine.gpu(0).unwrap().used_bytes, own);
+        // It dies without memory to free.
+        drop(other);
+        machine
+            .wait_for_gpu(0, |_| change(&api, "Restore", pid) == INVALID_VALUE)
+            .unwrap();
+        assert_eq!(machine.gpu(0).unwrap().used_bytes, own);
+    }
 }
 
 #[test]

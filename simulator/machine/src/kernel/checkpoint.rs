@@ -1,7 +1,7 @@
 //! Checkpoints: lock, checkpoint to host memory, restore, unlock.
 //!
 //! Bytes stay in the GPU memory files, whose ranges are never reused; only the ledger changes.
-//! A lock waits for queued work.
+//! A lock waits for queued work. A process whose restore failed has no way back, as on hardware.
 
 use crate::protocol::{AllocationId, CheckpointAction, GpuIndex, ProcessPhase, Refusal, Reply};
 
@@ -22,6 +22,11 @@ impl Kernel {
         let found = clients.find(|(id, _)| has_context(id));
         let (&id, client) = found.ok_or(Refusal::NotFound)?;
         let phase = match (client.phase, action) {
+            (ProcessPhase::Failed, CheckpointAction::Look)
+                if !self.description.checkpoints.shows_failure =>
+            {
+                return Ok(Reply::Phase(ProcessPhase::Checkpointed));
+            }
             (phase, CheckpointAction::Look) => return Ok(Reply::Phase(phase)),
             (ProcessPhase::Running, CheckpointAction::Lock) if self.has_work(id) => {
                 self.effects.push(Effect::Lock {
@@ -38,9 +43,16 @@ impl Kernel {
                 ProcessPhase::Checkpointed
             }
             (ProcessPhase::Checkpointed, CheckpointAction::Restore) => {
-                self.restore_memory(id)?;
+                let restored = self.restore_memory(id);
+                if restored.is_err()
+                    && let Some(client) = self.clients.get_mut(&id)
+                {
+                    client.phase = ProcessPhase::Failed;
+                }
+                restored?;
                 ProcessPhase::Locked
             }
+            (ProcessPhase::Failed, CheckpointAction::Restore) => return Err(Refusal::Failed),
             _ => return Err(Refusal::Invalid),
         };
         if let Some(client) = self.clients.get_mut(&id) {
@@ -51,10 +63,15 @@ impl Kernel {
         Ok(Reply::Phase(phase))
     }
 
-    /// Returns whether a process is checkpointed.
+    /// Returns whether a process is checkpointed, for good or not.
     pub(super) fn is_checkpointed(&self, client: ClientId) -> bool {
         let client = self.clients.get(&client);
-        client.is_some_and(|client| client.phase == ProcessPhase::Checkpointed)
+        client.is_some_and(|client| {
+            matches!(
+                client.phase,
+                ProcessPhase::Checkpointed | ProcessPhase::Failed
+            )
+        })
     }
 
     /// Returns whether a process has work on a GPU.

@@ -29,4 +29,6 @@ pub enum ProcessPhase {
     Locked,
     /// Calls block, and the process has no GPU memory.
     Checkpointed,
+    /// As checkpointed, for good: a restore failed.
+    Failed,
 }
