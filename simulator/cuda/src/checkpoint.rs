@@ -2,7 +2,7 @@
 //!
 //! The daemon decides which transitions are allowed. A locked process blocks in its next call. A lock waits for the work of the
 //! process, up to its time limit; the process then runs on.
-//! Memory that another process also holds prevents a checkpoint.
+//! Memory that another process also holds prevents a checkpoint, and so does managed memory.
 
 use std::ffi::{c_int, c_uint};
 use std::time::{Duration, Instant};

@@ -175,6 +175,7 @@ impl State {
         faults::forget(handle);
         self.close_opened(driver, handle)?;
         self.addresses.remove_context(handle);
+        self.report_managed(driver)?;
         self.pools.remove_context(handle);
         self.graphs.memory.remove_context(handle);
         self.remove_streams(handle);

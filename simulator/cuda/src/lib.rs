@@ -88,6 +88,8 @@ struct State {
     /// One per device.
     primaries: Vec<PrimaryContext>,
     addresses: AddressSpace,
+    /// Whether the daemon knows of managed memory.
+    uses_managed: bool,
     streams: Streams,
     events: Events,
     modules: Modules,
@@ -112,6 +114,7 @@ impl State {
             contexts: BTreeMap::new(),
             primaries: (0..devices).map(|_| PrimaryContext::default()).collect(),
             addresses: AddressSpace::default(),
+            uses_managed: false,
             streams: Streams::default(),
             events: Events::default(),
             modules: Modules::default(),

@@ -5,7 +5,6 @@ use std::ffi::{c_int, c_uint};
 use crate::abi::{CudaResult, entry_points};
 use crate::driver::driver;
 use crate::error::CudaError;
-use crate::memory::RangeKind;
 use crate::operation::{Operation, enqueue};
 use crate::types::{CUdeviceptr, CUmemLocation, CUstream};
 
@@ -23,12 +22,9 @@ fn check(address: CUdeviceptr, bytes: usize, location: CUmemLocation) -> CudaRes
         .allocation_at(address)
         .ok_or(CudaError::InvalidValue)?;
     let end = (address - start).checked_add(bytes as u64);
-    match kind {
-        RangeKind::Managed { .. }
-        | RangeKind::HostPool {
-            is_managed: true, ..
-        } if bytes > 0 && end.is_some_and(|end| end <= size) => Ok(()),
-        _ => Err(CudaError::InvalidValue),
+    match kind.is_managed() && bytes > 0 && end.is_some_and(|end| end <= size) {
+        true => Ok(()),
+        false => Err(CudaError::InvalidValue),
     }
 }
 

@@ -78,6 +78,18 @@ pub(crate) enum RangeKind {
 }
 
 impl RangeKind {
+    /// Whether it is managed memory, plain or of a pool.
+    pub(crate) fn is_managed(self) -> bool {
+        matches!(
+            self,
+            Self::Managed { .. }
+                | Self::HostPool {
+                    is_managed: true,
+                    ..
+                }
+        )
+    }
+
     /// The owning context.
     pub(crate) fn context(self) -> CUcontext {
         match self {
@@ -133,6 +145,17 @@ impl AddressSpace {
 }
 
 impl State {
+    /// Tells the daemon whether this process has managed memory, if that has changed.
+    pub(crate) fn report_managed(&mut self, driver: &Driver) -> CudaResult {
+        let mut ranges = self.addresses.ranges.values();
+        let is_used = ranges.any(|range| range.kind.is_managed());
+        if is_used != self.uses_managed {
+            driver.request(&Request::SetManaged { is_used })?;
+            self.uses_managed = is_used;
+        }
+        Ok(())
+    }
+
     /// Allocates memory on the current context's GPU and maps it.
     pub(crate) fn map_new(
         &mut self,
@@ -239,7 +262,7 @@ impl State {
             // The external memory object holds the memory.
             RangeKind::Managed { .. } | RangeKind::External { .. } if base == address => {
                 self.addresses.ranges.remove(&base);
-                return Ok(());
+                return self.report_managed(driver);
             }
             _ => return Err(CudaError::InvalidValue),
         };
@@ -403,7 +426,11 @@ fn on_host(bytes: usize, kind: RangeKind) -> CudaResult<u64> {
     state.current()?;
     state.require_safe_in_capture()?;
     let mapping = Mapping::anonymous(bytes as u64)?;
-    Ok(state.addresses.insert(mapping, bytes as u64, kind))
+    let base = state.addresses.insert(mapping, bytes as u64, kind);
+    if kind.is_managed() {
+        state.report_managed(driver)?;
+    }
+    Ok(base)
 }
 
 fn allocate_host(address: Out<Address>, bytes: usize) -> CudaResult {

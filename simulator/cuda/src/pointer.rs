@@ -64,14 +64,6 @@ impl PointerInfo {
         )
     }
 
-    fn is_managed(&self) -> bool {
-        match self.kind {
-            RangeKind::Managed { .. } => true,
-            RangeKind::HostPool { is_managed, .. } => is_managed,
-            _ => false,
-        }
-    }
-
     fn is_on_host(&self) -> bool {
         !self.is_on_gpu()
     }
@@ -79,16 +71,19 @@ impl PointerInfo {
     fn write(&self, which: c_uint, address: CUdeviceptr, data: Untyped) -> CudaResult {
         match which {
             attribute::CONTEXT => data.out().set(self.context),
-            attribute::MEMORY_TYPE => data.out().set(match self.is_on_gpu() || self.is_managed() {
-                true => MemoryType::DEVICE,
-                false => MemoryType::HOST,
-            }),
+            attribute::MEMORY_TYPE => {
+                data.out()
+                    .set(match self.is_on_gpu() || self.kind.is_managed() {
+                        true => MemoryType::DEVICE,
+                        false => MemoryType::HOST,
+                    })
+            }
             attribute::DEVICE_POINTER => data.out().set(address),
             attribute::HOST_POINTER if self.is_on_host() => data.out().set(address),
             attribute::SYNC_MEMOPS => data.out::<c_int>().set(0),
             // Allocation addresses are unique at any time.
             attribute::BUFFER_ID => data.out().set(self.start),
-            attribute::IS_MANAGED => data.out::<u8>().set(self.is_managed().into()),
+            attribute::IS_MANAGED => data.out::<u8>().set(self.kind.is_managed().into()),
             attribute::DEVICE_ORDINAL => data.out().set(self.device),
             attribute::IS_LEGACY_CUDA_IPC_CAPABLE => {
                 let capable =

@@ -214,6 +214,9 @@ impl State {
         };
         let (allocation, mapping, kind) = self.map_chunk(driver, handle, context, bytes)?;
         let base = self.addresses.insert(mapping, bytes, kind);
+        if allocation.is_none() {
+            self.report_managed(driver)?;
+        }
         let pool = self.pools.get(handle)?;
         pool.chunks.insert(
             base,
@@ -325,8 +328,9 @@ impl State {
             };
             pool.chunks.remove(&base);
             self.addresses.remove(base);
-            if let Some(allocation) = allocation {
-                driver.request(&Request::Free { allocation })?;
+            match allocation {
+                Some(allocation) => drop(driver.request(&Request::Free { allocation })?),
+                None => self.report_managed(driver)?,
             }
         }
     }

@@ -112,6 +112,8 @@ struct Client {
     pid: u32,
     kind: Option<ClientKind>,
     phase: ProcessPhase,
+    /// Whether it has managed memory.
+    uses_managed: bool,
     /// GPUs whose events the client registered for.
     watched: BTreeSet<GpuIndex>,
 }
@@ -155,6 +157,7 @@ impl Kernel {
             pid,
             kind: None,
             phase: ProcessPhase::default(),
+            uses_managed: false,
             watched,
         };
         self.clients.insert(client, known);
@@ -327,6 +330,11 @@ impl Kernel {
             Request::GpuState { gpu } => self.gpu_state(gpu),
             Request::Samples { gpu, since } => self.samples(gpu, since),
             Request::Checkpoint { pid, action } => self.checkpoint(pid, action),
+            Request::SetManaged { is_used } => {
+                let owner = self.clients.get_mut(&client).ok_or(Refusal::NotFound)?;
+                owner.uses_managed = is_used;
+                Ok(Reply::Done)
+            }
             Request::Counters { gpu, gpu_instance } => self.counters(gpu, gpu_instance),
             Request::Accounting { gpu, request } => self.accounting(gpu, request),
             Request::Mig { gpu, request } => self.mig(client, gpu, request),

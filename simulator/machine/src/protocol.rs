@@ -97,6 +97,11 @@ pub enum Request {
         /// Action.
         action: CheckpointAction,
     },
+    /// Tells whether this process has managed memory, which is in host memory and unknown to the daemon otherwise.
+    SetManaged {
+        /// Whether it has.
+        is_used: bool,
+    },
     /// MIG of a GPU.
     Mig {
         /// GPU index.

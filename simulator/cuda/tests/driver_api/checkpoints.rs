@@ -8,6 +8,7 @@ use simulator_machine::testing::Machine;
 use crate::api::{
     Api, Handle, ILLEGAL_STATE, INVALID_VALUE, Invoke, NOT_SUPPORTED, OUT_OF_MEMORY, call,
 };
+use crate::pools::{MANAGED, NOWHERE, allocate_from, create_pool};
 use crate::virtual_memory::create;
 
 /// `CUDA_ERROR_OPERATING_SYSTEM`
@@ -232,4 +233,52 @@ fn rejects_checkpoint_with_exported_memory() {
     assert_eq!(change(&api, "Unlock", pid), 0);
     api.synchronize();
     assert_eq!(unsafe { libc::close(descriptor) }, 0);
+}
+
+#[test]
+fn rejects_checkpoint_while_managed_memory_is_in_use() {
+    let yaml = T4.replace("cudaVersion: \"13.0\"", "cudaVersion: \"13.2\"");
+    let machine = Machine::start(&yaml).unwrap();
+    let api = Api::start(&machine);
+    let pid = std::process::id();
+    let attempt = || {
+        assert_eq!(change(&api, "Lock", pid), 0);
+        let code = change(&api, "Checkpoint", pid);
+        if code == 0 {
+            assert_eq!(change(&api, "Restore", pid), 0);
+        }
+        assert_eq!((state(&api, pid), change(&api, "Unlock", pid)), (LOCKED, 0));
+        code
+    };
+    let managed = || {
+        let mut address = 0u64;
+        let code = call!(api, "cuMemAllocManaged", &raw mut address, 2 * MIB, 1u32);
+        assert_eq!(code, 0);
+        address
+    };
+    assert_eq!(attempt(), 0);
+    let (first, second) = (managed(), managed());
+    assert_eq!(attempt(), NOT_SUPPORTED);
+    api.free(first);
+    assert_eq!(attempt(), NOT_SUPPORTED);
+    api.free(second);
+    assert_eq!(attempt(), 0);
+
+    let pool = create_pool(&api, MANAGED, NOWHERE).unwrap();
+    let address = allocate_from(&api, pool, MIB).unwrap();
+    assert_eq!(attempt(), NOT_SUPPORTED);
+    crate::pools::free(&api, address);
+    // The pool keeps it until the next synchronization.
+    assert_eq!(attempt(), NOT_SUPPORTED);
+    api.synchronize();
+    assert_eq!(attempt(), 0);
+
+    // A context takes its memory with it.
+    let mut context: Handle = NONE;
+    let code = call!(api, "cuCtxCreate_v2", &raw mut context, 0u32, 0i32);
+    assert_eq!(code, 0);
+    managed();
+    assert_eq!(attempt(), NOT_SUPPORTED);
+    assert_eq!(call!(api, "cuCtxDestroy_v2", context), 0);
+    assert_eq!(attempt(), 0);
 }

@@ -32,7 +32,7 @@ fn allocate(api: &Api, bytes: u64) -> Result<u64, u32> {
     }
 }
 
-fn free(api: &Api, address: u64) {
+pub(crate) fn free(api: &Api, address: u64) {
     assert_eq!(call!(api, "cuMemFreeAsync", address, DEFAULT), 0);
 }
 
@@ -173,7 +173,7 @@ fn keeps_destroyed_pool_until_its_last_free() {
 }
 
 /// Creates a pool from a `CUmemAllocationType` and a location.
-fn create_pool(api: &Api, kind: i32, location: [i32; 2]) -> Result<Handle, u32> {
+pub(crate) fn create_pool(api: &Api, kind: i32, location: [i32; 2]) -> Result<Handle, u32> {
     let mut properties = [0i32; 22];
     properties[0] = kind;
     properties[2..4].copy_from_slice(&location);
@@ -185,12 +185,12 @@ fn create_pool(api: &Api, kind: i32, location: [i32; 2]) -> Result<Handle, u32> 
 }
 
 const PINNED: i32 = 1;
-const MANAGED: i32 = 2;
-const NOWHERE: [i32; 2] = [0, 0];
+pub(crate) const MANAGED: i32 = 2;
+pub(crate) const NOWHERE: [i32; 2] = [0, 0];
 const GPU: [i32; 2] = [1, 0];
 const HOST: [i32; 2] = [2, 0];
 
-fn allocate_from(api: &Api, pool: Handle, bytes: u64) -> Result<u64, u32> {
+pub(crate) fn allocate_from(api: &Api, pool: Handle, bytes: u64) -> Result<u64, u32> {
     let mut address = 0u64;
     match call!(
         api,

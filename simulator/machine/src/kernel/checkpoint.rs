@@ -122,6 +122,10 @@ impl Kernel {
     }
 
     fn checkpoint_memory(&mut self, client: ClientId) -> Result<(), Refusal> {
+        let owner = self.clients.get(&client).ok_or(Refusal::NotFound)?;
+        if owner.uses_managed {
+            return Err(Refusal::NotSupported);
+        }
         for (gpu, bytes, allocation) in self.own_memory(client)? {
             self.gpu_mut(gpu)?.ledger.free(bytes);
             self.set_checkpointed(allocation, true);

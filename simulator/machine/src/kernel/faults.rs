@@ -99,6 +99,7 @@ impl Kernel {
             Request::Allocate { context, .. } => Some(self.contexts.get(context)?.gpu),
             Request::Hello { .. }
             | Request::Checkpoint { .. }
+            | Request::SetManaged { .. }
             | Request::DestroyContext { .. }
             | Request::Free { .. }
             | Request::Release { .. }
