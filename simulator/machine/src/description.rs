@@ -103,12 +103,23 @@ pub enum CapabilityNodes {
 }
 
 /// What drivers do differently with checkpoints of processes. The default is the less friendly behavior.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Checkpoints {
+    /// Time for which NVML still shows the memory of a checkpointed process, and the process.
+    pub nvml_delay_milliseconds: u64,
     /// Whether a process whose restore failed is in the state `CU_PROCESS_STATE_FAILED`, as the header of CUDA documents it.
     /// Driver 580.95 reports it as checkpointed.
     pub shows_failure: bool,
+}
+
+impl Default for Checkpoints {
+    fn default() -> Self {
+        Self {
+            nvml_delay_milliseconds: 500,
+            shows_failure: false,
+        }
+    }
 }
 
 /// `major.minor`, as in compute capability 9.0 and CUDA 13.0.

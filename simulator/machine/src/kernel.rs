@@ -104,6 +104,8 @@ pub struct Kernel {
     contexts: BTreeMap<ContextId, Context>,
     allocations: BTreeMap<AllocationId, Allocation>,
     next_id: u64,
+    /// Time of the present request.
+    now: Nanos,
     effects: Vec<Effect>,
 }
 
@@ -114,6 +116,8 @@ struct Client {
     phase: ProcessPhase,
     /// Whether it has managed memory.
     uses_managed: bool,
+    /// Memory by GPU that the last checkpoint freed, and until when NVML shows it.
+    vanishing: (BTreeMap<GpuIndex, u64>, Nanos),
     /// GPUs whose events the client registered for.
     watched: BTreeSet<GpuIndex>,
 }
@@ -140,6 +144,7 @@ impl Kernel {
             contexts: BTreeMap::new(),
             allocations: BTreeMap::new(),
             next_id: 1,
+            now,
             effects: Vec::new(),
         }
     }
@@ -158,6 +163,7 @@ impl Kernel {
             kind: None,
             phase: ProcessPhase::default(),
             uses_managed: false,
+            vanishing: Default::default(),
             watched,
         };
         self.clients.insert(client, known);
@@ -219,6 +225,11 @@ impl Kernel {
     #[must_use]
     pub fn kind(&self, client: ClientId) -> Option<ClientKind> {
         self.clients.get(&client)?.kind
+    }
+
+    /// Sets the time of the next requests. The time of the GPUs follows by [`Self::advance`], once earlier commands are executed.
+    pub fn set_now(&mut self, now: Nanos) {
+        self.now = now;
     }
 
     /// Advances the GPUs' time.
@@ -426,9 +437,14 @@ impl Kernel {
     fn gpu_state(&self, index: GpuIndex) -> Result<Reply, Refusal> {
         let gpu = self.gpu(index)?;
         let sensors = gpu.sensors();
+        let vanishing = self.vanishing(index);
+        let vanishing_bytes: u64 = vanishing.iter().map(|process| process.used_bytes).sum();
+        let mut processes = [self.processes(index), vanishing].concat();
+        processes.sort_by_key(|process| process.pid);
         Ok(Reply::GpuState(Box::new(GpuState {
-            used_bytes: gpu.ledger.taken_bytes(),
-            processes: self.processes(index),
+            // Others may have taken some of it already.
+            used_bytes: (gpu.ledger.taken_bytes() + vanishing_bytes).min(gpu.ledger.usable_bytes()),
+            processes,
             utilization: sensors.utilization,
             temperature_celsius: sensors.temperature_celsius,
             power_milliwatts: sensors.power_milliwatts,

@@ -318,6 +318,7 @@ impl Server {
         let policy = self.kernel.description().process_ids;
         view::widen(&mut request, policy, peer.namespace(), self.kernel.pids());
         let client = ClientId(token);
+        self.kernel.set_now(now());
         let mut reply = match request {
             Request::Import => {
                 let export = self.exports.first(&fds);

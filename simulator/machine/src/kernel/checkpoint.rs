@@ -1,11 +1,16 @@
 //! Checkpoints: lock, checkpoint to host memory, restore, unlock.
 //!
-//! Bytes stay in the GPU memory files, whose ranges are never reused; only the ledger changes.
+//! Bytes stay in the GPU memory files, whose ranges are never reused; only the ledger changes, and NVML shows that late.
 //! A lock waits for queued work. A process whose restore failed has no way back, as on hardware.
 
-use crate::protocol::{AllocationId, CheckpointAction, GpuIndex, ProcessPhase, Refusal, Reply};
+use std::collections::BTreeMap;
 
-use super::{ClientId, Effect, Kernel, memory::Holder};
+use crate::protocol::{
+    AllocationId, CheckpointAction, GpuIndex, ProcessPhase, ProcessState, Refusal, Reply,
+};
+
+use super::ledger::round_up;
+use super::{Client, ClientId, Effect, Kernel, memory::Holder};
 
 impl Kernel {
     /// Executes a checkpoint action on a process.
@@ -126,11 +131,32 @@ impl Kernel {
         if owner.uses_managed {
             return Err(Refusal::NotSupported);
         }
+        let mut freed: BTreeMap<GpuIndex, u64> = BTreeMap::new();
         for (gpu, bytes, allocation) in self.own_memory(client)? {
             self.gpu_mut(gpu)?.ledger.free(bytes);
             self.set_checkpointed(allocation, true);
+            *freed.entry(gpu).or_default() += round_up(bytes);
+        }
+        let delay = self.description.checkpoints.nvml_delay_milliseconds;
+        let until = self.now.saturating_add(delay.saturating_mul(1_000_000));
+        if let Some(client) = self.clients.get_mut(&client) {
+            client.vanishing = (freed, until);
         }
         Ok(())
+    }
+
+    /// Checkpointed processes that NVML still shows.
+    pub(super) fn vanishing(&self, gpu: GpuIndex) -> Vec<ProcessState> {
+        let clients = self.clients.values();
+        let shown = clients.filter(|client| client.vanishing.1 > self.now);
+        let state = |client: &Client| {
+            Some(ProcessState {
+                pid: client.pid,
+                used_bytes: *client.vanishing.0.get(&gpu)?,
+                instance: None,
+            })
+        };
+        shown.filter_map(state).collect()
     }
 
     /// Restores all memory or none.
@@ -146,6 +172,9 @@ impl Kernel {
         }
         for (_, _, allocation) in memory {
             self.set_checkpointed(allocation, false);
+        }
+        if let Some(client) = self.clients.get_mut(&client) {
+            client.vanishing = Default::default();
         }
         Ok(())
     }

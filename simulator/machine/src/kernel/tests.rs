@@ -2,6 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::description::{H100X2, T4};
+use crate::protocol::CheckpointAction;
 
 const GPU: GpuIndex = GpuIndex(0);
 
@@ -398,4 +399,60 @@ fn delays_and_rounds_samples_of_perturbed_gpu() {
     kernel.advance(500 * MS);
     // 48% of the period.
     assert_eq!(samples(&mut kernel)[0].processes[0].gpu_percent, 42);
+}
+
+#[test]
+fn nvml_shows_checkpointed_process_late() {
+    const MS: Nanos = 1_000_000;
+    for delay in [500, 0] {
+        let mut description = MachineDescription::parse(T4).unwrap();
+        assert_eq!(description.checkpoints.nvml_delay_milliseconds, 500);
+        description.checkpoints.nvml_delay_milliseconds = delay;
+        let mut kernel = Kernel::new(description, 0);
+        let client = cuda_client(&mut kernel, 7);
+        let context = context(&mut kernel, client);
+        let allocate = Request::Allocate { context, bytes: 1 };
+        kernel.handle(client, &allocate);
+        let before = used(&kernel);
+        let shown =
+            |kernel: &mut Kernel| match kernel.handle(client, &Request::GpuState { gpu: GPU }) {
+                Reply::GpuState(state) => {
+                    let bytes = state.processes.iter().map(|process| process.used_bytes);
+                    let pids = state.processes.iter().map(|process| process.pid);
+                    (state.used_bytes, bytes.sum(), pids.collect())
+                }
+                reply => panic!("{reply:?}"),
+            };
+        let act = |kernel: &mut Kernel, action| {
+            let request = Request::Checkpoint { pid: 7, action };
+            assert!(matches!(kernel.handle(client, &request), Reply::Phase(_)));
+        };
+        let (all, nothing) = ((before, before, vec![7]), (0, 0, vec![]));
+        for now in [3000, 5000] {
+            kernel.set_now(now * MS);
+            assert_eq!(shown(&mut kernel), all);
+            act(&mut kernel, CheckpointAction::Lock);
+            act(&mut kernel, CheckpointAction::Checkpoint);
+            // The ledger does not lag.
+            assert_eq!(used(&kernel), 0);
+            kernel.set_now((now + 499) * MS);
+            let expected = if delay == 0 { &nothing } else { &all };
+            assert_eq!(&shown(&mut kernel), expected, "{delay}");
+            kernel.set_now((now + 500) * MS);
+            assert_eq!(shown(&mut kernel), nothing);
+            act(&mut kernel, CheckpointAction::Restore);
+            act(&mut kernel, CheckpointAction::Unlock);
+        }
+        // What is restored in the meantime is shown once.
+        act(&mut kernel, CheckpointAction::Lock);
+        act(&mut kernel, CheckpointAction::Checkpoint);
+        act(&mut kernel, CheckpointAction::Restore);
+        assert_eq!(shown(&mut kernel), all);
+        // What has ended is not shown.
+        act(&mut kernel, CheckpointAction::Checkpoint);
+        kernel.disconnect(client);
+        let other = cuda_client(&mut kernel, 8);
+        let state = kernel.handle(other, &Request::GpuState { gpu: GPU });
+        assert!(matches!(state, Reply::GpuState(state) if state.used_bytes == 0));
+    }
 }
