@@ -32,20 +32,14 @@ pub struct SeenProcess {
     pub bytes: u64,
 }
 
-/// What is known of a share at a review.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Seen {
-    /// Whether the claim is to be suspended.
-    pub is_wanted: bool,
+/// What the node knows of a share.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Look {
     /// Why the share cannot be suspended.
     pub refusal: Option<String>,
-    /// How the last attempt failed, if it is not to be repeated now.
-    pub failure: Option<ConditionReason>,
-    /// What is recorded.
-    pub recorded: Option<Suspension>,
     /// Whether the page says that processes that are not on the GPU wait.
     pub page_waits: bool,
-    /// The processes on the GPU.
+    /// The processes on the GPU. Read only while the share is not running.
     pub processes: Vec<SeenProcess>,
     /// Whether a process is on its way to the GPU or from it.
     pub is_changing: bool,
@@ -55,6 +49,19 @@ pub struct Seen {
     pub is_free: bool,
     /// Free memory of the GPU, bytes; `None` if NVML does not tell.
     pub free_bytes: Option<u64>,
+}
+
+/// What is known of a share at a review.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seen {
+    /// Whether the claim is to be suspended.
+    pub is_wanted: bool,
+    /// How the last attempt failed, if it is not to be repeated now.
+    pub failure: Option<ConditionReason>,
+    /// What is recorded.
+    pub recorded: Option<Suspension>,
+    /// What the node knows of the share.
+    pub look: Look,
     /// Reason of the condition `Suspended` at the API server.
     pub answer: Option<ConditionReason>,
 }
@@ -85,7 +92,7 @@ pub enum Step {
 pub fn decide(seen: &Seen) -> Step {
     match seen.phase() {
         // The record was lost, maybe that of a share whose memory others use.
-        None if seen.page_waits => seen.record(Phase::Resuming),
+        None if seen.look.page_waits => seen.record(Phase::Resuming),
         None | Some(Phase::Running) => decide_running(seen),
         Some(Phase::Suspending) if seen.is_wanted && seen.failure.is_none() => suspend(seen),
         Some(Phase::Suspending) => resume(seen),
@@ -97,7 +104,7 @@ pub fn decide(seen: &Seen) -> Step {
 }
 
 fn decide_running(seen: &Seen) -> Step {
-    if seen.page_waits {
+    if seen.look.page_waits {
         return Step::Wait("the node agent has not ended the wait of new processes");
     }
     let answer = |reason| match seen.answer == Some(reason) {
@@ -112,7 +119,7 @@ fn decide_running(seen: &Seen) -> Step {
         };
     }
     // A refusal stands as long as the label.
-    if seen.refusal.is_some() || seen.answer == Some(ConditionReason::SuspendRefused) {
+    if seen.look.refusal.is_some() || seen.answer == Some(ConditionReason::SuspendRefused) {
         return answer(ConditionReason::SuspendRefused);
     }
     if let Some(failure) = seen.failure {
@@ -135,7 +142,7 @@ fn decide_running(seen: &Seen) -> Step {
 const UNKNOWN: &str = "libcuda does not tell the state of a process";
 
 fn suspend(seen: &Seen) -> Step {
-    if !seen.page_waits {
+    if !seen.look.page_waits {
         return Step::Wait("the node agent has not made new processes wait");
     }
     if let Some(recorded) = seen.with_new_processes() {
@@ -144,10 +151,10 @@ fn suspend(seen: &Seen) -> Step {
     if let Some(step) = hold_processes(seen) {
         return step;
     }
-    if seen.is_unknown {
+    if seen.look.is_unknown {
         return Step::Wait(UNKNOWN);
     }
-    match seen.is_changing || !seen.is_free {
+    match seen.look.is_changing || !seen.look.is_free {
         true => Step::Wait("NVML still shows memory of the share, or a process is starting"),
         false => seen.record(Phase::Suspended),
     }
@@ -186,7 +193,7 @@ fn resume(seen: &Seen) -> Step {
     }
     let locked = seen.in_state(ProcessState::Locked);
     match locked.is_empty() {
-        true if seen.is_unknown => Step::Wait(UNKNOWN),
+        true if seen.look.is_unknown => Step::Wait(UNKNOWN),
         true => Step::Record(Suspension {
             phase: Phase::Running,
             processes: Vec::new(),
@@ -203,7 +210,11 @@ impl Seen {
     }
 
     fn in_state(&self, state: ProcessState) -> Vec<HeldProcess> {
-        let found = self.processes.iter().filter(|seen| seen.state == state);
+        let found = self
+            .look
+            .processes
+            .iter()
+            .filter(|seen| seen.state == state);
         found.map(|seen| seen.process).collect()
     }
 
@@ -223,9 +234,9 @@ impl Seen {
     /// Returns whether the GPU has too little memory for what is recorded. When some of it is restored already, that cannot be told.
     fn lacks_memory(&self) -> bool {
         let recorded = self.recorded.as_ref().map_or(0, |recorded| recorded.bytes);
-        let mut processes = self.processes.iter();
+        let mut processes = self.look.processes.iter();
         processes.all(|seen| seen.state == ProcessState::Checkpointed)
-            && self.free_bytes.is_some_and(|free| free < recorded)
+            && self.look.free_bytes.is_some_and(|free| free < recorded)
     }
 
     /// Returns the record with the processes that it lacks, which precedes their lock: a checkpointed process is in no list of
@@ -233,7 +244,7 @@ impl Seen {
     fn with_new_processes(&self) -> Option<Suspension> {
         let mut recorded = self.recorded.clone()?;
         let known = recorded.processes.clone();
-        let new = self.processes.iter();
+        let new = self.look.processes.iter();
         for new in new.filter(|seen| !known.contains(&seen.process)) {
             recorded.processes.push(new.process);
             recorded.bytes = recorded.bytes.saturating_add(new.bytes);

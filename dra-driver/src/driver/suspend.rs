@@ -31,8 +31,8 @@ use crate::prepare::record::{ClaimRecord, Loaded, RecordError};
 use crate::prepare::{Phase, Prepared, Share, Suspension};
 use crate::report;
 use crate::suspend::checkpoint::{Action, FIRST_RELEASE};
-use crate::suspend::node::{ActError, Look, SuspendNode};
-use crate::suspend::{Seen, Step, decide};
+use crate::suspend::node::{ActError, SuspendNode};
+use crate::suspend::{Look, Seen, Step, decide};
 
 /// Time from the first to the second review of a claim that waits for something. It doubles with each further one.
 const POLL: Duration = Duration::from_millis(250);
@@ -354,15 +354,12 @@ impl<E: Effects> Task<E> {
             }
             let seen = Seen {
                 is_wanted,
-                refusal: refusal.clone(),
                 failure: followed.failure.as_ref().map(|failure| failure.reason),
                 recorded,
-                page_waits: look.page_waits,
-                processes: look.processes,
-                is_changing: look.is_changing,
-                is_unknown: look.is_unknown,
-                is_free: look.is_free,
-                free_bytes: look.free_bytes,
+                look: Look {
+                    refusal: refusal.clone(),
+                    ..look
+                },
                 answer: claim.as_ref().and_then(report::suspended),
             };
             let since = *followed.since.get_or_insert(now);

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use drava_nvml::{GpuUuid, Memory, ProcessMemory};
 
-use super::SeenProcess;
 use super::checkpoint::{Action, CheckpointError, Checkpointer};
+use super::{Look, SeenProcess};
 use crate::agent::node::limits_page::Page;
 use crate::agent::node::usage_region::{ReadBuffer, UsageRegion};
 use crate::gpus::inventory::OpenLibrary;
@@ -29,25 +29,6 @@ pub struct SuspendNode {
     pub open: OpenLibrary,
     /// Calls libcuda.
     pub checkpointer: Checkpointer,
-}
-
-/// What the node knows of a share.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Look {
-    /// Why its processes cannot be checkpointed.
-    pub refusal: Option<String>,
-    /// See [`super::Seen::page_waits`].
-    pub page_waits: bool,
-    /// See [`super::Seen::processes`]. Read only while the share is not running.
-    pub processes: Vec<SeenProcess>,
-    /// See [`super::Seen::is_changing`].
-    pub is_changing: bool,
-    /// See [`super::Seen::is_unknown`].
-    pub is_unknown: bool,
-    /// See [`super::Seen::is_free`].
-    pub is_free: bool,
-    /// See [`super::Seen::free_bytes`].
-    pub free_bytes: Option<u64>,
 }
 
 /// A call about a process failed.

@@ -35,47 +35,40 @@ fn seen(phase: Phase, states: &[ProcessState]) -> Seen {
     let processes = pids.iter().zip(states);
     Seen {
         is_wanted: true,
-        refusal: None,
         failure: None,
         recorded: Some(suspension(phase, &pids)),
-        page_waits: true,
-        processes: processes
-            .map(|(pid, state)| seen_process(*pid, *state))
-            .collect(),
-        is_changing: false,
-        is_unknown: false,
-        is_free: true,
-        free_bytes: None,
+        look: Look {
+            page_waits: true,
+            processes: processes
+                .map(|(pid, state)| seen_process(*pid, *state))
+                .collect(),
+            is_free: true,
+            ..Look::default()
+        },
         answer: None,
     }
 }
 
 #[test]
 fn does_nothing_to_claim_without_label_and_state() {
-    let seen = Seen {
-        is_wanted: false,
-        recorded: None,
-        page_waits: false,
-        ..seen(Phase::Running, &[Running])
-    };
+    let mut seen = seen(Phase::Running, &[Running]);
+    (seen.is_wanted, seen.recorded) = (false, None);
+    seen.look.page_waits = false;
     assert_eq!(decide(&seen), Step::Done);
 }
 
 #[test]
 fn suspends_step_by_step() {
-    let begin = Seen {
-        recorded: None,
-        page_waits: false,
-        ..seen(Phase::Running, &[])
-    };
+    let mut begin = seen(Phase::Running, &[]);
+    (begin.recorded, begin.look.page_waits) = (None, false);
     assert_eq!(
         decide(&begin),
         Step::Record(suspension(Phase::Suspending, &[]))
     );
     let mut seen = seen(Phase::Suspending, &[Running, Running]);
-    seen.page_waits = false;
+    seen.look.page_waits = false;
     assert!(matches!(decide(&seen), Step::Wait(_)));
-    seen.page_waits = true;
+    seen.look.page_waits = true;
     // What is locked is recorded first.
     seen.recorded = Some(suspension(Phase::Suspending, &[1]));
     let Step::Record(recorded) = decide(&seen) else {
@@ -84,19 +77,19 @@ fn suspends_step_by_step() {
     assert_eq!((recorded.processes.len(), recorded.bytes), (2, GIB));
     seen.recorded = Some(recorded);
     assert_eq!(decide(&seen), Step::Lock(vec![held(1), held(2)]));
-    seen.processes[0].state = Locked;
+    seen.look.processes[0].state = Locked;
     assert_eq!(decide(&seen), Step::Lock(vec![held(2)]));
-    seen.processes[1].state = Locked;
+    seen.look.processes[1].state = Locked;
     assert_eq!(decide(&seen), Step::Checkpoint(vec![held(1), held(2)]));
-    for process in &mut seen.processes {
+    for process in &mut seen.look.processes {
         process.state = Checkpointed;
     }
     // NVML's data may lag, and a process may be on its way to the GPU.
-    seen.is_free = false;
+    seen.look.is_free = false;
     assert!(matches!(decide(&seen), Step::Wait(_)));
-    (seen.is_free, seen.is_changing) = (true, true);
+    (seen.look.is_free, seen.look.is_changing) = (true, true);
     assert!(matches!(decide(&seen), Step::Wait(_)));
-    seen.is_changing = false;
+    seen.look.is_changing = false;
     let Step::Record(recorded) = decide(&seen) else {
         panic!("{:?}", decide(&seen));
     };
@@ -128,16 +121,16 @@ fn resumes_only_after_the_answer_is_there() {
     }
     seen.answer = Some(ConditionReason::Resuming);
     assert_eq!(decide(&seen), Step::Restore(vec![held(1), held(2)]));
-    seen.processes[1].state = Locked;
+    seen.look.processes[1].state = Locked;
     assert_eq!(decide(&seen), Step::Restore(vec![held(1)]));
-    seen.processes[0].state = Locked;
+    seen.look.processes[0].state = Locked;
     assert_eq!(decide(&seen), Step::Unlock(vec![held(1), held(2)]));
-    seen.processes[0].state = Running;
-    seen.processes[1].state = Running;
+    seen.look.processes[0].state = Running;
+    seen.look.processes[1].state = Running;
     assert_eq!(decide(&seen), Step::Record(suspension(Phase::Running, &[])));
     seen.recorded = Some(suspension(Phase::Running, &[]));
     assert!(matches!(decide(&seen), Step::Wait(_)), "of new processes");
-    seen.page_waits = false;
+    seen.look.page_waits = false;
     assert_eq!(decide(&seen), Step::Answer(ConditionReason::Resumed));
     seen.answer = Some(ConditionReason::Resumed);
     assert_eq!(decide(&seen), Step::Done);
@@ -147,12 +140,12 @@ fn resumes_only_after_the_answer_is_there() {
 #[test]
 fn begins_no_cycle_while_an_earlier_answer_says_resuming() {
     let mut seen = seen(Phase::Running, &[Running]);
-    seen.page_waits = false;
+    seen.look.page_waits = false;
     seen.answer = Some(ConditionReason::Resuming);
     assert_eq!(decide(&seen), Step::Answer(ConditionReason::Resumed));
     // An intent that returns does not stop a resume half-way.
     seen.recorded = Some(suspension(Phase::Resuming, &[1]));
-    seen.processes[0].state = Locked;
+    seen.look.processes[0].state = Locked;
     assert_eq!(decide(&seen), Step::Unlock(vec![held(1)]));
 }
 
@@ -161,13 +154,13 @@ fn undoes_what_failed_before_anything_was_promised() {
     let mut seen = seen(Phase::Suspending, &[Locked, Running, Checkpointed]);
     seen.failure = Some(ConditionReason::SuspendFailed);
     assert_eq!(decide(&seen), Step::Restore(vec![held(3)]));
-    seen.processes[2].state = Locked;
+    seen.look.processes[2].state = Locked;
     assert_eq!(decide(&seen), Step::Unlock(vec![held(1), held(3)]));
-    seen.processes[0].state = Running;
-    seen.processes[2].state = Running;
+    seen.look.processes[0].state = Running;
+    seen.look.processes[2].state = Running;
     assert_eq!(decide(&seen), Step::Record(suspension(Phase::Running, &[])));
     seen.recorded = Some(suspension(Phase::Running, &[]));
-    seen.page_waits = false;
+    seen.look.page_waits = false;
     assert_eq!(decide(&seen), Step::Answer(ConditionReason::SuspendFailed));
     seen.answer = Some(ConditionReason::SuspendFailed);
     assert_eq!(decide(&seen), Step::Done);
@@ -182,13 +175,13 @@ fn undoes_what_failed_before_anything_was_promised() {
 #[test]
 fn refuses_before_it_records_anything() {
     let mut seen = seen(Phase::Running, &[]);
-    (seen.recorded, seen.page_waits) = (None, false);
-    seen.refusal = Some("the claim has several devices".to_owned());
+    (seen.recorded, seen.look.page_waits) = (None, false);
+    seen.look.refusal = Some("the claim has several devices".to_owned());
     assert_eq!(decide(&seen), Step::Answer(ConditionReason::SuspendRefused));
     seen.answer = Some(ConditionReason::SuspendRefused);
     assert_eq!(decide(&seen), Step::Done);
     // The refusal stands as long as the label.
-    seen.refusal = None;
+    seen.look.refusal = None;
     assert_eq!(decide(&seen), Step::Done);
     seen.is_wanted = false;
     assert_eq!(decide(&seen), Step::Answer(ConditionReason::Resumed));
@@ -205,7 +198,7 @@ fn holds_process_that_came_back_to_the_gpu() {
     assert_eq!(recorded.processes, [held(1), held(2)]);
     seen.recorded = Some(recorded);
     assert_eq!(decide(&seen), Step::Lock(vec![held(2)]));
-    seen.processes[1].state = Locked;
+    seen.look.processes[1].state = Locked;
     assert_eq!(decide(&seen), Step::Checkpoint(vec![held(2)]));
 }
 
@@ -213,7 +206,7 @@ fn holds_process_that_came_back_to_the_gpu() {
 fn ends_no_suspension_of_process_whose_state_is_unknown() {
     for (phase, is_wanted) in [(Phase::Suspending, true), (Phase::Resuming, false)] {
         let mut seen = seen(phase, &[]);
-        (seen.is_wanted, seen.is_unknown) = (is_wanted, true);
+        (seen.is_wanted, seen.look.is_unknown) = (is_wanted, true);
         seen.answer = Some(ConditionReason::Resuming);
         assert!(matches!(decide(&seen), Step::Wait(_)), "{phase:?}");
     }
@@ -244,7 +237,7 @@ struct World {
 impl World {
     fn new() -> Self {
         let mut seen = seen(Phase::Running, &[Running, Running]);
-        (seen.recorded, seen.page_waits) = (None, false);
+        (seen.recorded, seen.look.page_waits) = (None, false);
         Self {
             seen,
             version: 1,
@@ -276,7 +269,7 @@ impl World {
             false => processes.len(),
         };
         for held in processes.iter().take(count) {
-            let mut all = self.seen.processes.iter_mut();
+            let mut all = self.seen.look.processes.iter_mut();
             if let Some(process) = all.find(|seen| seen.process == *held) {
                 process.state = state;
                 process.bytes = if state == Checkpointed { 0 } else { GIB };
@@ -311,13 +304,13 @@ impl World {
         }
         // The agent, and a failure that is old.
         if let Some(recorded) = &self.seen.recorded {
-            self.seen.page_waits = recorded.phase != Phase::Running;
+            self.seen.look.page_waits = recorded.phase != Phase::Running;
         }
         if chance.is_multiple_of(11) {
             self.seen.failure = None;
         }
-        let mut processes = self.seen.processes.iter();
-        self.seen.is_free = processes.all(|process| process.bytes == 0);
+        let mut processes = self.seen.look.processes.iter();
+        self.seen.look.is_free = processes.all(|process| process.bytes == 0);
     }
 }
 
@@ -342,7 +335,7 @@ fn promises_no_memory_that_is_in_use() {
             world.step(chance);
             if world.is_promised() {
                 promised += 1;
-                assert!(world.seen.is_free, "{:?}", world.seen);
+                assert!(world.seen.look.is_free, "{:?}", world.seen);
             }
         }
         for is_wanted in [true, false] {
@@ -351,7 +344,7 @@ fn promises_no_memory_that_is_in_use() {
             }
             world.seen.failure = None;
             (0..64).for_each(|_| world.step(1));
-            let states = world.seen.processes.iter().map(|seen| seen.state);
+            let states = world.seen.look.processes.iter().map(|seen| seen.state);
             let expected = if is_wanted { Checkpointed } else { Running };
             assert!(
                 states.clone().all(|state| state == expected),
@@ -380,21 +373,21 @@ fn restores_only_into_memory_that_is_free() {
     seen.answer = Some(ConditionReason::Resuming);
     let bytes = 8 << 30;
     seen.recorded.as_mut().unwrap().bytes = bytes;
-    seen.free_bytes = Some(bytes - 1);
+    seen.look.free_bytes = Some(bytes - 1);
     assert!(
         matches!(decide(&seen), Step::Wait(_)),
         "{:?}",
         decide(&seen)
     );
-    seen.free_bytes = Some(bytes);
+    seen.look.free_bytes = Some(bytes);
     assert!(
         matches!(decide(&seen), Step::Restore(_)),
         "{:?}",
         decide(&seen)
     );
     // The first is restored already, so less is needed.
-    seen.processes[0].state = Locked;
-    seen.free_bytes = Some(bytes / 2);
+    seen.look.processes[0].state = Locked;
+    seen.look.free_bytes = Some(bytes / 2);
     assert!(
         matches!(decide(&seen), Step::Restore(_)),
         "{:?}",

@@ -11,8 +11,8 @@ use drava_api::condition::ConditionReason;
 use drava_dra_driver::prepare::record::{Loaded, RecordStore};
 use drava_dra_driver::prepare::{HeldProcess, Phase, Prepared, Share, Suspension};
 use drava_dra_driver::suspend::checkpoint::{Action, Checkpointer};
-use drava_dra_driver::suspend::node::{Look, SuspendNode};
-use drava_dra_driver::suspend::{Seen, Step, decide};
+use drava_dra_driver::suspend::node::SuspendNode;
+use drava_dra_driver::suspend::{Look, Seen, Step, decide};
 use drava_nvml::GpuUuid;
 use drava_vgpu_abi::Limits;
 use drava_vgpu_abi::page::SUSPENDED_OFFSET;
@@ -85,15 +85,9 @@ impl Fixture {
         let phase = recorded.as_ref().map(|recorded| recorded.phase);
         let step = decide(&Seen {
             is_wanted: self.is_wanted,
-            refusal: look.refusal,
             failure: self.failure.as_ref().map(|(reason, _)| *reason),
             recorded,
-            page_waits: look.page_waits,
-            processes: look.processes,
-            is_changing: look.is_changing,
-            is_unknown: look.is_unknown,
-            is_free: look.is_free,
-            free_bytes: look.free_bytes,
+            look,
             answer: self.answers.last().copied(),
         });
         let (action, processes) = match &step {
