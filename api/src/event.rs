@@ -225,6 +225,10 @@ event_reasons! {
     ResetRequired: Warning, NodeDriver, "GpuNodeProfile",
         "The mode of the profile needs another MIG mode of a GPU, which changes at a reset of the GPU only.",
         "Drain the GPU, then run the commands of the message on the node.";
+    RestoreFailed: Warning, NodeDriver, "Pod, ResourceClaim",
+        "A process of a suspended share was killed, because libcuda could not restore it, and cannot any more: most often its GPU \
+         had too little free memory.",
+        "None if the program restarts. If the event repeats, find out which processes use the GPU without a claim.";
     RuntimeCorrected: Normal, NodeDriver, "Node",
         "The container runtime of the node no longer has a setting that was reported as RuntimeMisconfigured.",
         "None.";

@@ -192,7 +192,7 @@ pub enum Phase {
 }
 
 /// A process that a suspension holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HeldProcess {
     /// PID on the node.

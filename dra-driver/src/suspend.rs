@@ -12,6 +12,8 @@
 //!   A cycle begins only when the API server shows another answer than `Resuming`, so the one that is shown is of this cycle.
 //! - In [`Phase::Suspending`] no component was told that memory is free, so a failure may be undone at once.
 
+use std::collections::BTreeMap;
+
 use drava_api::condition::ConditionReason;
 
 use crate::prepare::{HeldProcess, Phase, Suspension};
@@ -19,7 +21,7 @@ use crate::prepare::{HeldProcess, Phase, Suspension};
 pub mod checkpoint;
 pub mod node;
 
-use checkpoint::ProcessState;
+use checkpoint::{CheckpointError, ProcessState};
 
 /// A process of a share on its GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,6 +66,49 @@ pub struct Seen {
     pub look: Look,
     /// Reason of the condition `Suspended` at the API server.
     pub answer: Option<ConditionReason>,
+    /// Processes that libcuda refused to restore.
+    pub refusals: Refusals,
+}
+
+/// `CUDA_ERROR_OPERATING_SYSTEM`: among others, an earlier restore of the process failed for lack of memory.
+const OPERATING_SYSTEM: i32 = 304;
+
+/// `CUDA_ERROR_ILLEGAL_STATE`: the process is not checkpointed.
+const ILLEGAL_STATE: i32 = 401;
+
+/// How often libcuda must refuse for the same reason until that counts. Once may be an error of the moment.
+const MOST_REFUSALS: u32 = 2;
+
+/// How libcuda refused to restore processes: its last error for each of them, and how often it came in succession. It is not
+/// recorded: another node driver learns it by [`MOST_REFUSALS`] calls.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Refusals(BTreeMap<HeldProcess, (i32, u32)>);
+
+impl Refusals {
+    /// Counts a failed restore.
+    pub fn count(&mut self, process: HeldProcess, error: &CheckpointError) {
+        let CheckpointError::Cuda(code) = *error else {
+            return;
+        };
+        let refused = self.0.entry(process).or_insert((code, 0));
+        let before = if refused.0 == code { refused.1 } else { 0 };
+        *refused = (code, before.saturating_add(1));
+    }
+
+    /// Forgets processes that the node does not have.
+    pub fn retain(&mut self, look: &Look) {
+        let is_there = |process: &HeldProcess| {
+            let mut all = look.processes.iter();
+            all.any(|seen| seen.process == *process)
+        };
+        self.0.retain(|process, _| is_there(process));
+    }
+
+    /// Returns why libcuda refuses to restore a process, once that counts.
+    fn proven(&self, process: &HeldProcess) -> Option<i32> {
+        let (code, count) = *self.0.get(process)?;
+        (count >= MOST_REFUSALS).then_some(code)
+    }
 }
 
 /// What is done next.
@@ -83,6 +128,8 @@ pub enum Step {
     Restore(Vec<HeldProcess>),
     /// Unlock these processes.
     Unlock(Vec<HeldProcess>),
+    /// Kill these processes, which libcuda never restores, so that their containers restart.
+    Kill(Vec<HeldProcess>),
     /// Write the condition.
     Answer(ConditionReason),
 }
@@ -183,7 +230,20 @@ fn hold_processes(seen: &Seen) -> Option<Step> {
 }
 
 fn resume(seen: &Seen) -> Step {
-    let checkpointed = seen.in_state(ProcessState::Checkpointed);
+    let (mut lost, mut checkpointed) = (Vec::new(), Vec::new());
+    for SeenProcess { process, state, .. } in &seen.look.processes {
+        // Drivers differ in whether a process whose restore failed is in the state `Failed`, so its restores tell.
+        match (state, seen.refusals.proven(process)) {
+            (ProcessState::Running | ProcessState::Locked, _) => {}
+            (_, Some(OPERATING_SYSTEM)) => lost.push(*process),
+            // It failed by itself, and does not stand still.
+            (ProcessState::Failed, Some(ILLEGAL_STATE)) => {}
+            (ProcessState::Checkpointed | ProcessState::Failed, _) => checkpointed.push(*process),
+        }
+    }
+    if !lost.is_empty() {
+        return Step::Kill(lost);
+    }
     if !checkpointed.is_empty() {
         // After a restore that fails for lack of memory, libcuda may restore the process never again.
         return match seen.lacks_memory() {
@@ -235,7 +295,8 @@ impl Seen {
     fn lacks_memory(&self) -> bool {
         let recorded = self.recorded.as_ref().map_or(0, |recorded| recorded.bytes);
         let mut processes = self.look.processes.iter();
-        processes.all(|seen| seen.state == ProcessState::Checkpointed)
+        let has_memory = |state| matches!(state, ProcessState::Running | ProcessState::Locked);
+        !processes.any(|seen| has_memory(seen.state))
             && self.look.free_bytes.is_some_and(|free| free < recorded)
     }
 

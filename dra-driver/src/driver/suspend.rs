@@ -12,6 +12,7 @@ use std::time::Duration;
 use drava_api::condition::ConditionReason;
 use drava_api::config;
 use drava_api::error::describe;
+use drava_api::event::EventReason;
 use drava_api::listed::Listed;
 use drava_api::names;
 use drava_nvml::GpuUuid;
@@ -29,10 +30,11 @@ use crate::node::claim::ClaimUid;
 use crate::prepare::effects::Effects;
 use crate::prepare::record::{ClaimRecord, Loaded, RecordError};
 use crate::prepare::{Phase, Prepared, Share, Suspension};
-use crate::report;
+use crate::report::pods::reserving_pods;
+use crate::report::{self, Subject};
 use crate::suspend::checkpoint::{Action, FIRST_RELEASE};
 use crate::suspend::node::{ActError, SuspendNode};
-use crate::suspend::{Look, Seen, Step, decide};
+use crate::suspend::{Look, Refusals, Seen, Step, decide};
 
 /// Time from the first to the second review of a claim that waits for something. It doubles with each further one.
 const POLL: Duration = Duration::from_millis(250);
@@ -93,6 +95,7 @@ struct Followed {
     /// Since when the suspension waits for something other than libcuda.
     waits_since: Option<Instant>,
     failure: Option<Failure>,
+    refusals: Refusals,
     /// Time until the next attempt after the next failure.
     rest: Duration,
     /// What the last review failed or waited for.
@@ -125,6 +128,7 @@ impl Followed {
             since: None,
             waits_since: None,
             failure: None,
+            refusals: Refusals::default(),
             rest: FIRST_REST,
             note: None,
         }
@@ -344,6 +348,7 @@ impl<E: Effects> Task<E> {
                 Some((device, share)) => self.look(uid, device, share, &node).await?,
                 None => Look::default(),
             };
+            followed.refusals.retain(&look);
             let recorded = share.and_then(|(_, share)| share.suspension.clone());
             let phase = recorded.as_ref().map(|recorded| recorded.phase);
             let refusal = refusal.or(look.refusal);
@@ -361,6 +366,7 @@ impl<E: Effects> Task<E> {
                     ..look
                 },
                 answer: claim.as_ref().and_then(report::suspended),
+                refusals: followed.refusals.clone(),
             };
             let since = *followed.since.get_or_insert(now);
             let step = decide(&seen);
@@ -403,23 +409,39 @@ impl<E: Effects> Task<E> {
                 }
                 Step::Lock(processes) => {
                     let acted = self.act(&node, Action::Lock, processes).await?;
-                    settle(acted, phase, followed)?;
+                    settle(&acted, phase, followed)?;
                 }
                 Step::Checkpoint(processes) => {
                     let acted = self.act(&node, Action::Checkpoint, processes).await?;
-                    settle(acted, phase, followed)?;
+                    settle(&acted, phase, followed)?;
                 }
                 Step::Restore(processes) => {
-                    let acted = self.act(&node, Action::Restore, processes.clone()).await?;
-                    if let Err(error) = acted {
+                    let failures = self.act(&node, Action::Restore, processes).await?;
+                    for failure in &failures {
+                        followed.refusals.count(failure.process, &failure.error);
+                    }
+                    if let Some(first) = failures.first() {
                         // Those that are restored go on; the others refuse this call.
-                        let _ = self.act(&node, Action::Unlock, processes).await?;
-                        return Err(error.to_string());
+                        let all = seen.look.processes.iter().map(|seen| seen.process);
+                        let _ = self.act(&node, Action::Unlock, all.collect()).await?;
+                        return Err(first.to_string());
                     }
                 }
                 Step::Unlock(processes) => {
-                    let acted = self.act(&node, Action::Unlock, processes).await?;
-                    acted.map_err(|error| error.to_string())?;
+                    let failures = self.act(&node, Action::Unlock, processes).await?;
+                    if let Some(first) = failures.first() {
+                        return Err(first.to_string());
+                    }
+                }
+                Step::Kill(processes) => {
+                    let share = share.map(|(_, share)| share.clone());
+                    let share = share.ok_or("the claim has no share")?;
+                    let (node, uid) = (self.node.clone(), uid.clone());
+                    let killed = blocking(move || node.kill(&uid, &share, &processes)).await;
+                    let killed = killed.map_err(|error| describe(&error))?;
+                    self.report_killed(&record, claim.as_ref(), &killed);
+                    // Their end takes a moment.
+                    return Ok(Left::Open("killed processes must end".to_owned()));
                 }
             }
         }
@@ -458,10 +480,30 @@ impl<E: Effects> Task<E> {
         driver: &Node,
         action: Action,
         processes: Vec<crate::prepare::HeldProcess>,
-    ) -> Result<Result<(), ActError>, String> {
+    ) -> Result<Vec<ActError>, String> {
         let (node, library) = (self.node.clone(), libcuda(driver)?);
         let acted = blocking(move || node.act(&library, action, &processes)).await;
         acted.map_err(|error| describe(&error))
+    }
+
+    /// Reports processes that were killed. The API server may not have the claim at present.
+    fn report_killed(&self, record: &ClaimRecord, claim: Option<&ResourceClaim>, pids: &[u32]) {
+        let pods = claim.map(reserving_pods).unwrap_or_default();
+        let pods = pods.into_iter().map(Subject::Pod);
+        let subjects: Vec<Subject> = std::iter::once(Subject::Claim(record.claim.clone()))
+            .chain(pods)
+            .collect();
+        for pid in pids {
+            let note = format!(
+                "claim {}: killed process {pid} (PID on the node) because libcuda cannot restore it after it was suspended: an \
+                 earlier restore failed, as for lack of free GPU memory; its container restarts",
+                record.claim
+            );
+            for subject in &subjects {
+                let reporter = &self.claims.reporter;
+                reporter.event(subject.clone(), EventReason::RestoreFailed, note.clone());
+            }
+        }
     }
 
     /// Writes the record, unless it has changed since it was read.
@@ -511,17 +553,17 @@ impl<E: Effects> Task<E> {
 
 /// Applies the outcome of a call that holds processes. A failure before the share is suspended undoes all.
 fn settle(
-    acted: Result<(), ActError>,
+    failures: &[ActError],
     phase: Option<Phase>,
     followed: &mut Followed,
 ) -> Result<(), String> {
-    match acted {
-        Ok(()) => Ok(()),
-        Err(error) if phase == Some(Phase::Suspending) => {
-            followed.fail(error.error.is_final(), error.to_string());
+    match failures.first() {
+        None => Ok(()),
+        Some(failure) if phase == Some(Phase::Suspending) => {
+            followed.fail(failure.error.is_final(), failure.to_string());
             Ok(())
         }
-        Err(error) => Err(error.to_string()),
+        Some(failure) => Err(failure.to_string()),
     }
 }
 

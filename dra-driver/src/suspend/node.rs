@@ -14,7 +14,7 @@ use crate::gpus::inventory::OpenLibrary;
 use crate::node::claim::ClaimUid;
 use crate::node::layout::Layout;
 use crate::node::mounts::{ClaimsMount, MountedShare};
-use crate::node::process::Processes;
+use crate::node::process::{ProcessInfo, Processes};
 use crate::prepare::liveness::is_in_pod;
 use crate::prepare::{HeldProcess, Phase, Share};
 
@@ -33,10 +33,11 @@ pub struct SuspendNode {
 
 /// A call about a process failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("cannot {action} process {pid} of the node: {error}")]
+#[error("cannot {action} process {} of the node: {error}", process.pid)]
 pub struct ActError {
     action: Action,
-    pid: u32,
+    /// The process.
+    pub process: HeldProcess,
     /// Cause.
     #[source]
     pub error: CheckpointError,
@@ -187,20 +188,13 @@ impl SuspendNode {
         Ok(pids.filter(is_wanted).collect())
     }
 
-    /// Makes a call about each of these processes. A process that has ended needs none. Up to the first failure, unless the way
-    /// leads back: one process that fails holds up no other.
-    ///
-    /// # Errors
-    /// The first [`ActError`].
-    pub fn act(
-        &self,
-        library: &Path,
-        action: Action,
-        processes: &[HeldProcess],
-    ) -> Result<(), ActError> {
+    /// Makes a call about each of these processes, and returns the failures. A process that has ended needs none. Up to the first
+    /// failure, unless the way leads back: one process that fails holds up no other.
+    #[must_use]
+    pub fn act(&self, library: &Path, action: Action, processes: &[HeldProcess]) -> Vec<ActError> {
         let described = Processes::new(self.proc_root.clone(), self.layout.claims());
         let is_there = |held: &HeldProcess| described.start_time(held.pid) == Some(held.start_time);
-        let mut first = Ok(());
+        let mut failures = Vec::new();
         for held in processes {
             if !is_there(held) {
                 continue;
@@ -213,17 +207,33 @@ impl SuspendNode {
                 }
                 continue;
             }
-            let acted = outcome.map(drop).map_err(|error| ActError {
+            failures.extend(outcome.err().map(|error| ActError {
                 action,
-                pid: held.pid,
+                process: *held,
                 error,
-            });
-            first = first.and(acted);
-            if first.is_err() && matches!(action, Action::Lock | Action::Checkpoint) {
+            }));
+            if !failures.is_empty() && matches!(action, Action::Lock | Action::Checkpoint) {
                 break;
             }
         }
-        first
+        failures
+    }
+
+    /// Kills those of these processes that have the share, and returns their PIDs.
+    #[must_use]
+    pub fn kill(&self, claim: &ClaimUid, share: &Share, processes: &[HeldProcess]) -> Vec<u32> {
+        let share = MountedShare {
+            claim: claim.clone(),
+            share: share.id.clone(),
+        };
+        let mut described = Processes::new(self.proc_root.clone(), self.layout.claims());
+        let is_killed = |held: &&HeldProcess| {
+            described.kill(held.pid, |info: &ProcessInfo| {
+                info.owner.start_time == held.start_time && info.shares.contains(&share)
+            })
+        };
+        let killed = processes.iter().filter(is_killed);
+        killed.map(|held| held.pid).collect()
     }
 }
 

@@ -46,7 +46,12 @@ fn seen(phase: Phase, states: &[ProcessState]) -> Seen {
             ..Look::default()
         },
         answer: None,
+        refusals: Refusals::default(),
     }
+}
+
+fn count(refusals: &mut Refusals, pid: u32, code: i32) {
+    refusals.count(held(pid), &CheckpointError::Cuda(code));
 }
 
 #[test]
@@ -232,6 +237,9 @@ struct World {
     version: u64,
     /// Writes without an answer, with the version that they name.
     late: Vec<(u64, ConditionReason)>,
+    /// Processes that libcuda never restores.
+    lost: Vec<HeldProcess>,
+    killed: u32,
 }
 
 impl World {
@@ -242,6 +250,8 @@ impl World {
             seen,
             version: 1,
             late: Vec::new(),
+            lost: Vec::new(),
+            killed: 0,
         }
     }
 
@@ -272,7 +282,11 @@ impl World {
             let mut all = self.seen.look.processes.iter_mut();
             if let Some(process) = all.find(|seen| seen.process == *held) {
                 process.state = state;
-                process.bytes = if state == Checkpointed { 0 } else { GIB };
+                process.bytes = if matches!(state, Checkpointed | Failed) {
+                    0
+                } else {
+                    GIB
+                };
             }
         }
     }
@@ -292,8 +306,34 @@ impl World {
                     self.seen.failure = Some(ConditionReason::SuspendFailed);
                 }
             }
-            Step::Lock(processes) | Step::Restore(processes) => {
-                self.set(&processes, Locked, chance)
+            // Drivers differ in the state after it.
+            Step::Restore(processes) if chance.is_multiple_of(13) => {
+                let state = if chance.is_multiple_of(2) {
+                    Failed
+                } else {
+                    Checkpointed
+                };
+                self.set(&processes[..1], state, 1);
+                self.lost.push(processes[0]);
+            }
+            Step::Restore(processes) => {
+                let is_lost = |process: &HeldProcess| self.lost.contains(process);
+                let (lost, restored): (Vec<_>, Vec<_>) = processes.into_iter().partition(is_lost);
+                for process in lost {
+                    count(&mut self.seen.refusals, process.pid, OPERATING_SYSTEM);
+                }
+                self.set(&restored, Locked, chance);
+            }
+            Step::Lock(processes) => self.set(&processes, Locked, chance),
+            // Their container starts another one.
+            Step::Kill(processes) => {
+                for held in processes {
+                    assert!(self.lost.contains(&held), "{:?}", self.seen);
+                    let mut all = self.seen.look.processes.iter_mut();
+                    let killed = all.find(|seen| seen.process == held).unwrap();
+                    *killed = seen_process(held.pid + 2, Running);
+                    self.killed += 1;
+                }
             }
             Step::Checkpoint(processes) => self.set(&processes, Checkpointed, chance),
             Step::Unlock(processes) => self.set(&processes, Running, chance),
@@ -309,6 +349,11 @@ impl World {
         if chance.is_multiple_of(11) {
             self.seen.failure = None;
         }
+        // A new driver.
+        if chance.is_multiple_of(17) {
+            self.seen.refusals = Refusals::default();
+        }
+        self.seen.refusals.retain(&self.seen.look);
         let mut processes = self.seen.look.processes.iter();
         self.seen.look.is_free = processes.all(|process| process.bytes == 0);
     }
@@ -324,7 +369,7 @@ fn promises_no_memory_that_is_in_use() {
         random ^= random << 17;
         random >> 20
     };
-    let (mut promised, mut resumed) = (0, 0);
+    let (mut promised, mut resumed, mut killed) = (0, 0, 0);
     for _ in 0..300 {
         let mut world = World::new();
         for _ in 0..200 {
@@ -354,15 +399,100 @@ fn promises_no_memory_that_is_in_use() {
             assert_eq!(world.is_promised(), is_wanted);
             resumed += u32::from(!is_wanted);
         }
+        killed += world.killed;
     }
-    assert!(promised > 1000 && resumed == 300, "{promised} {resumed}");
+    assert!(
+        promised > 1000 && resumed == 300 && killed > 30,
+        "{promised} {resumed} {killed}"
+    );
 }
 
 #[test]
-fn does_not_wait_for_process_that_has_failed() {
-    let mut seen = seen(Phase::Resuming, &[Failed, Running]);
-    seen.is_wanted = false;
+fn kills_process_that_libcuda_never_restores() {
+    let mut resuming = seen(Phase::Resuming, &[Locked, Checkpointed, Checkpointed]);
+    resuming.is_wanted = false;
+    resuming.answer = Some(ConditionReason::Resuming);
+    let mut undoing = seen(Phase::Suspending, &[Locked, Checkpointed, Checkpointed]);
+    undoing.failure = Some(ConditionReason::SuspendFailed);
+    for (seen, state) in [
+        (&resuming, Checkpointed),
+        (&resuming, Failed),
+        (&undoing, Checkpointed),
+        (&undoing, Failed),
+    ] {
+        let mut seen = seen.clone();
+        seen.look.processes[1].state = state;
+        assert_eq!(decide(&seen), Step::Restore(vec![held(2), held(3)]));
+        count(&mut seen.refusals, 2, OPERATING_SYSTEM);
+        assert_eq!(decide(&seen), Step::Restore(vec![held(2), held(3)]));
+        count(&mut seen.refusals, 2, OPERATING_SYSTEM);
+        assert_eq!(decide(&seen), Step::Kill(vec![held(2)]));
+        seen.look.processes.remove(1);
+        assert_eq!(decide(&seen), Step::Restore(vec![held(3)]));
+        seen.look.processes[1].state = Locked;
+        assert_eq!(decide(&seen), Step::Unlock(vec![held(1), held(3)]));
+    }
+}
+
+#[test]
+fn kills_no_suspended_or_restored_process() {
+    for (phase, state) in [
+        (Phase::Suspending, Checkpointed),
+        (Phase::Suspended, Checkpointed),
+        (Phase::Resuming, Locked),
+        (Phase::Resuming, Running),
+    ] {
+        let mut seen = seen(phase, &[state]);
+        seen.answer = Some(ConditionReason::Resuming);
+        for _ in 0..MOST_REFUSALS {
+            count(&mut seen.refusals, 1, OPERATING_SYSTEM);
+        }
+        assert!(!matches!(decide(&seen), Step::Kill(_)), "{phase:?}");
+    }
+}
+
+#[test]
+fn kills_no_process_for_refusals_that_can_pass() {
+    let mut seen = seen(Phase::Resuming, &[Checkpointed]);
     seen.answer = Some(ConditionReason::Resuming);
+    let restore = Step::Restore(vec![held(1)]);
+    // Out of memory; each error interrupts the succession of the other.
+    for code in [
+        2,
+        2,
+        2,
+        OPERATING_SYSTEM,
+        2,
+        OPERATING_SYSTEM,
+        ILLEGAL_STATE,
+        ILLEGAL_STATE,
+    ] {
+        count(&mut seen.refusals, 1, code);
+        assert_eq!(decide(&seen), restore, "{code}");
+    }
+    for error in [
+        CheckpointError::Busy,
+        CheckpointError::Failed(String::new()),
+    ] {
+        (0..9).for_each(|_| seen.refusals.count(held(1), &error));
+        assert_eq!(decide(&seen), restore);
+    }
+    // Another process with its PID has no part in it.
+    (0..2).for_each(|_| count(&mut seen.refusals, 1, OPERATING_SYSTEM));
+    seen.look.processes[0].process.start_time += 1;
+    assert!(matches!(decide(&seen), Step::Restore(_)));
+    seen.refusals.retain(&seen.look);
+    assert_eq!(seen.refusals, Refusals::default());
+}
+
+#[test]
+fn waits_for_no_process_that_failed_by_itself() {
+    let mut seen = seen(Phase::Resuming, &[Failed, Running]);
+    seen.answer = Some(ConditionReason::Resuming);
+    for _ in 0..MOST_REFUSALS {
+        assert_eq!(decide(&seen), Step::Restore(vec![held(1)]));
+        count(&mut seen.refusals, 1, ILLEGAL_STATE);
+    }
     assert_eq!(decide(&seen), Step::Record(suspension(Phase::Running, &[])));
 }
 

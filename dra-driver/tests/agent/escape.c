@@ -1,5 +1,5 @@
 // Allocates GPU memory by a given function and keeps it until the end of its input.
-// Usage: escape FUNCTION BYTES. The function has the signature of cuMemAlloc_v2. Prints the result of the function, and of
+// Usage: escape FUNCTION BYTES. The function has the signature of cuMemAlloc_v2 or cuMemAllocManaged. Prints the result of the function, and of
 // each input line: `take BYTES`, `free` (the last allocation), `module` (loads a module).
 
 #include <dlfcn.h>
@@ -11,7 +11,9 @@
 #define MAX_ALLOCATIONS 4096
 
 typedef unsigned long long Address;
-typedef int (*AllocFunction)(Address *, size_t);
+// The flags of cuMemAllocManaged; other functions do not read them.
+typedef int (*AllocFunction)(Address *, size_t, unsigned);
+enum { ATTACH_GLOBAL = 1 };
 
 int main(int argc, char **argv) {
     if (argc != 3) return 2;
@@ -29,7 +31,7 @@ int main(int argc, char **argv) {
     int count = 0, result = init(0);
     if (!result) result = retain(&context, 0);
     if (!result) result = set_current(context);
-    if (!result) result = alloc(&allocated[count], strtoull(argv[2], NULL, 10));
+    if (!result) result = alloc(&allocated[count], strtoull(argv[2], NULL, 10), ATTACH_GLOBAL);
     if (!result) count++;
     char line[64];
     do {
@@ -37,7 +39,7 @@ int main(int argc, char **argv) {
         fflush(stdout);
         if (!fgets(line, sizeof line, stdin)) return 0;
         if (!strncmp(line, "take ", 5) && count < MAX_ALLOCATIONS) {
-            result = alloc(&allocated[count], strtoull(line + 5, NULL, 10));
+            result = alloc(&allocated[count], strtoull(line + 5, NULL, 10), ATTACH_GLOBAL);
             if (!result) count++;
         } else if (!strcmp(line, "free\n") && count > 0) {
             result = release(allocated[--count]);

@@ -10,15 +10,17 @@ use std::time::Duration;
 use drava_api::condition::ConditionReason;
 use drava_dra_driver::prepare::record::{Loaded, RecordStore};
 use drava_dra_driver::prepare::{HeldProcess, Phase, Prepared, Share, Suspension};
-use drava_dra_driver::suspend::checkpoint::{Action, Checkpointer};
+use drava_dra_driver::suspend::checkpoint::{Action, Checkpointer, ProcessState};
 use drava_dra_driver::suspend::node::SuspendNode;
-use drava_dra_driver::suspend::{Look, Seen, Step, decide};
+use drava_dra_driver::suspend::{Look, Refusals, Seen, Step, decide};
 use drava_nvml::GpuUuid;
 use drava_vgpu_abi::Limits;
 use drava_vgpu_abi::page::SUSPENDED_OFFSET;
 use drava_vgpu_abi::region::{SLOTS_OFFSET, Slot};
-use gpu_tenants::{Tenant, library};
+use gpu_tenants::{Tenant, TestBed, library};
+use simulator_machine::description::H100X2;
 
+use crate::escape::Escape;
 use crate::node::{GIB, GPU, MIB, RunningAgent, TestNode, eventually};
 
 /// The claim that is suspended.
@@ -32,11 +34,23 @@ struct Fixture {
     is_wanted: bool,
     answers: Vec<ConditionReason>,
     failure: Option<(ConditionReason, String)>,
+    refusals: Refusals,
+    killed: Vec<u32>,
 }
 
 impl Fixture {
     fn new() -> Self {
-        let node = TestNode::new();
+        Self::on(TestNode::new())
+    }
+
+    /// On a machine whose checkpoints behave in this way.
+    fn with_checkpoints(checkpoints: &str) -> Self {
+        let machine = format!("checkpoints: {{{checkpoints}}}\n{H100X2}");
+        let test_bed = TestBed::with_machine(library::shipped().unwrap(), &machine);
+        Self::on(TestNode::on(test_bed.unwrap()))
+    }
+
+    fn on(node: TestNode) -> Self {
         node.prepare(CLAIM, &Limits::memory(4 * GIB));
         let config = node.config();
         let program = PathBuf::from(env!("CARGO_BIN_EXE_drava-dra-driver"));
@@ -53,6 +67,8 @@ impl Fixture {
             is_wanted: true,
             answers: Vec::new(),
             failure: None,
+            refusals: Refusals::default(),
+            killed: Vec::new(),
         }
     }
 
@@ -81,39 +97,57 @@ impl Fixture {
 
     /// Takes one step, as the driver does.
     fn step(&mut self) -> Step {
-        let (recorded, look) = (self.share().suspension, self.look());
-        let phase = recorded.as_ref().map(|recorded| recorded.phase);
-        let step = decide(&Seen {
+        let step = self.next();
+        self.take(&step);
+        step
+    }
+
+    /// Returns the next step.
+    fn next(&mut self) -> Step {
+        let look = self.look();
+        self.refusals.retain(&look);
+        decide(&Seen {
             is_wanted: self.is_wanted,
             failure: self.failure.as_ref().map(|(reason, _)| *reason),
-            recorded,
+            recorded: self.share().suspension,
             look,
             answer: self.answers.last().copied(),
-        });
-        let (action, processes) = match &step {
-            Step::Done | Step::Wait(_) => return step,
-            Step::Record(suspension) => {
-                self.record(suspension);
-                return step;
-            }
-            Step::Answer(reason) => {
-                self.answers.push(*reason);
-                return step;
+            refusals: self.refusals.clone(),
+        })
+    }
+
+    fn take(&mut self, step: &Step) {
+        let (action, processes) = match step {
+            Step::Done | Step::Wait(_) => return,
+            Step::Record(suspension) => return self.record(suspension),
+            Step::Answer(reason) => return self.answers.push(*reason),
+            Step::Kill(processes) => {
+                let uid = gpu_node::claim_uid(CLAIM).unwrap();
+                let killed = self.suspend.kill(&uid, &self.share(), processes);
+                return self.killed.extend(killed);
             }
             Step::Lock(processes) => (Action::Lock, processes),
             Step::Checkpoint(processes) => (Action::Checkpoint, processes),
             Step::Restore(processes) => (Action::Restore, processes),
             Step::Unlock(processes) => (Action::Unlock, processes),
         };
-        if let Err(error) = self.suspend.act(&self.libcuda, action, processes) {
-            assert_eq!(phase, Some(Phase::Suspending), "{error}");
-            let reason = match error.error.is_final() {
-                true => ConditionReason::SuspendRefused,
-                false => ConditionReason::SuspendFailed,
-            };
-            self.failure = Some((reason, error.to_string()));
+        let failures = self.suspend.act(&self.libcuda, action, processes);
+        let Some(first) = failures.first() else {
+            return;
+        };
+        if action == Action::Restore {
+            for failure in &failures {
+                self.refusals.count(failure.process, &failure.error);
+            }
+            return;
         }
-        step
+        let suspension = self.share().suspension.unwrap();
+        assert_eq!(suspension.phase, Phase::Suspending, "{first}");
+        let reason = match first.error.is_final() {
+            true => ConditionReason::SuspendRefused,
+            false => ConditionReason::SuspendFailed,
+        };
+        self.failure = Some((reason, first.to_string()));
     }
 
     fn record(&self, suspension: &Suspension) {
@@ -144,6 +178,19 @@ impl Fixture {
         });
     }
 
+    /// Takes steps up to one that `matches` accepts, and returns that one without taking it.
+    #[track_caller]
+    fn settle_before_step(&mut self, matches: impl Fn(&Step) -> bool) -> Step {
+        eventually("a step", || {
+            let step = self.next();
+            if matches(&step) {
+                return Some(step);
+            }
+            self.take(&step);
+            None
+        })
+    }
+
     #[track_caller]
     fn suspend(&mut self) {
         self.is_wanted = true;
@@ -172,6 +219,12 @@ impl Fixture {
         // The first launch loads the module.
         tenant.ok("once 1000").unwrap();
         tenant
+    }
+
+    /// Starts a process with more memory than [`Self::tenant`] in the container of the claim.
+    fn start_large(&self) -> Escape {
+        let bytes = GIB + GIB / 2;
+        self.node.escape(CLAIM, "cuMemAlloc_v2", bytes, true)
     }
 
     /// Starts a process that ends once it has a context on the GPU and 1 MiB.
@@ -398,6 +451,107 @@ fn old_libcuda_is_refused_with_the_version_that_is_needed() {
     assert!(refusal.contains("570 or later"), "{refusal}");
 }
 
+/// The memory is gone between the check of the free memory and the restore, as by a process outside of all shares.
+#[test]
+fn process_whose_restore_failed_is_killed_and_its_share_resumed() {
+    for checkpoints in ["showsFailure: false", "showsFailure: true"] {
+        let mut fixture = Fixture::with_checkpoints(checkpoints);
+        let mut small = fixture.tenant();
+        let kept = fixture.used_bytes();
+        let mut large = fixture.start_large();
+        fixture.suspend();
+        fixture.is_wanted = false;
+        let restore = fixture.settle_before_step(|step| matches!(step, Step::Restore(_)));
+        let gpu = fixture.node.test_bed.machine().gpu(0).unwrap();
+        fixture.node.prepare(2, &Limits::memory(gpu.total_bytes));
+        let mut other = fixture.node.escape(2, "cuMemAlloc_v2", MIB, true);
+        // The GPU has room for the small process alone.
+        let free = gpu.total_bytes - gpu.reserved_bytes - fixture.used_bytes();
+        assert_eq!(other.send(&format!("take {}", free - kept - GIB / 4)), 0);
+        fixture.take(&restore);
+        drop(other);
+        fixture.settle();
+
+        assert_eq!(fixture.killed, [large.pid()], "{checkpoints}");
+        assert_eq!(large.exit_signal(), Some(9));
+        small.ok("once 1000").unwrap();
+        assert_eq!(fixture.used_bytes(), kept);
+        assert_eq!(fixture.share().suspension.unwrap().phase, Phase::Running);
+        assert_eq!(fixture.refusals, Refusals::default());
+        // The share is as any other: the program that its container starts again, and the next suspension.
+        let mut again = fixture.start_large();
+        fixture.suspend();
+        assert_eq!(fixture.used_bytes(), 0);
+        fixture.resume();
+        assert_eq!(again.send("free"), 0);
+        small.ok("once 1000").unwrap();
+        assert_eq!(fixture.killed.len(), 1);
+    }
+}
+
+#[test]
+fn managed_memory_undoes_the_suspension_with_the_reason() {
+    let mut fixture = Fixture::new();
+    let mut plain = fixture.tenant();
+    let mut managed = fixture.node.escape(CLAIM, "cuMemAllocManaged", MIB, true);
+    let used = fixture.used_bytes();
+    fixture.settle();
+    let (reason, message) = fixture.failure.take().unwrap();
+    assert_eq!(reason, ConditionReason::SuspendRefused);
+    assert!(
+        message.contains(&managed.pid().to_string()) && message.contains("managed memory"),
+        "{message}"
+    );
+    assert_eq!(fixture.answers, [ConditionReason::SuspendRefused]);
+    assert_eq!(fixture.share().suspension.unwrap().phase, Phase::Running);
+    // Nothing stands still, also the process that was checkpointed before.
+    assert_eq!(fixture.used_bytes(), used);
+    plain.ok("once 1000").unwrap();
+    assert_eq!(managed.send("free"), 0);
+    // With another label, it can.
+    fixture.is_wanted = false;
+    fixture.settle();
+    fixture.suspend();
+    assert_eq!(fixture.used_bytes(), 0);
+}
+
+#[test]
+fn share_is_suspended_once_nvml_shows_its_memory_as_free() {
+    // NVML shows it for good, and not at all.
+    for (delay, is_late) in [(u32::MAX, true), (0, false)] {
+        let mut fixture = Fixture::with_checkpoints(&format!("nvmlDelayMilliseconds: {delay}"));
+        let mut tenant = fixture.tenant();
+        let used = fixture.used_bytes();
+        let held = fixture.settle_before_step(|step| matches!(step, Step::Checkpoint(_)));
+        fixture.take(&held);
+        let look = fixture.look();
+        assert_eq!(look.processes[0].state, ProcessState::Checkpointed);
+        assert_eq!(fixture.used_bytes(), 0);
+        assert_eq!(look.is_free, !is_late);
+        match fixture.next() {
+            Step::Wait(what) => assert!(is_late && what.contains("NVML still shows"), "{what}"),
+            Step::Record(recorded) => {
+                assert!(
+                    !is_late && recorded.phase == Phase::Suspended,
+                    "{recorded:?}"
+                );
+            }
+            step => panic!("{step:?}"),
+        }
+        if is_late {
+            // As the driver does when it has waited long enough.
+            fixture.failure = Some((ConditionReason::SuspendFailed, String::new()));
+            fixture.settle();
+            assert_eq!(fixture.answers, [ConditionReason::SuspendFailed]);
+        } else {
+            fixture.suspend();
+            fixture.resume();
+        }
+        assert_eq!(fixture.used_bytes(), used);
+        tenant.ok("once 1000").unwrap();
+    }
+}
+
 /// A process that ends with the test.
 struct Killed(Child);
 
@@ -443,7 +597,7 @@ fn process_that_cannot_be_restored_holds_up_no_other() {
     let all = [held(&processes[0].0), held(&processes[1].0)];
     let calls = |action: Action| {
         let _ = std::fs::remove_file(&log);
-        node.act(&fixture.libcuda, action, &all).unwrap_err();
+        assert_eq!(node.act(&fixture.libcuda, action, &all).len(), 1);
         std::fs::read_to_string(&log).unwrap().lines().count()
     };
     assert_eq!(calls(Action::Restore), 2);

@@ -1,11 +1,9 @@
 //! Events and conditions for findings of the node agent.
 
-use std::fs::{self, OpenOptions};
+use std::fs::OpenOptions;
 
 use drava_api::metric::driver as table;
 use drava_dra_driver::driver::Config;
-use drava_dra_driver::node::claim::ShareId;
-use drava_dra_driver::node::mounts::ClaimsMount;
 use drava_nvml::{Process, ProcessKind, ProcessMemory};
 use serde_json::json;
 
@@ -14,7 +12,7 @@ use crate::cluster::{TestCluster, free_address, get, kubelet_claim};
 use crate::fixture::Allocated::{Share, Whole};
 use crate::fixture::{GPU_UUIDS, claim, claim_ref, share_id};
 use crate::metrics::samples;
-use crate::node::{TestNode, lacks_device_files};
+use crate::node::lacks_device_files;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reports_damaged_region_until_repaired() {
@@ -66,30 +64,6 @@ async fn reports_damaged_region_until_repaired() {
     assert_eq!(reported("claim-1").len(), 1);
 }
 
-/// Adds a process to `/proc` of the node, in a container with the share of a claim.
-fn add_process(node: &TestNode, pid: u32, number: u32) {
-    let dir = node.root.path().join("proc").join(pid.to_string());
-    fs::create_dir_all(dir.join("ns")).unwrap();
-    fs::write(
-        dir.join("stat"),
-        format!("{pid} (train) S {}", "1 ".repeat(30)),
-    )
-    .unwrap();
-    fs::write(dir.join("status"), format!("NSpid:\t{pid}\n")).unwrap();
-    fs::write(dir.join("ns/pid"), "").unwrap();
-    fs::write(dir.join("cgroup"), "0::/\n").unwrap();
-    let claims = node.layout().claims();
-    let share = ShareId::parse(&share_id(number, 0)).unwrap();
-    let limits = node.layout().limits(&claim_ref(number).uid, &share);
-    let (device, root) = ClaimsMount::locate(&claims).unwrap().into_parts();
-    let root = root.join(limits.strip_prefix(&claims).unwrap());
-    let mount = format!(
-        "31 30 {device} {} /run/drava/x ro - ext4 - rw\n",
-        root.display()
-    );
-    fs::write(dir.join("mountinfo"), mount).unwrap();
-}
-
 /// A privileged container has all GPUs of its node. The pod of the first claim also has the second one, so that its use of that
 /// GPU is right.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -119,7 +93,7 @@ async fn reports_use_of_gpu_of_other_pod() {
         plugin.prepare_one(&kubelet_claim(number)).await.unwrap();
     }
     let listed = [(7001, 1), (7003, 3)].map(|(pid, number)| {
-        add_process(&cluster.node, pid, number);
+        cluster.node.start_process(pid, number);
         Process {
             pid,
             memory: ProcessMemory::Used { bytes: 1 << 30 },

@@ -202,6 +202,22 @@ impl TestNode {
         dir
     }
 
+    /// As [`Self::start_container`], with all that the driver reads of a process. It started at time 1.
+    pub(crate) fn start_process(&self, pid: u32, number: u32) -> PathBuf {
+        let dir = self.start_container(pid, number);
+        std::fs::create_dir(dir.join("ns")).unwrap();
+        let stat = format!("{pid} (train) S {}", "1 ".repeat(30));
+        for (name, text) in [
+            ("stat", stat.as_str()),
+            ("status", &format!("NSpid:\t{pid}\n")),
+            ("ns/pid", ""),
+            ("cgroup", "0::/\n"),
+        ] {
+            std::fs::write(dir.join(name), text).unwrap();
+        }
+        dir
+    }
+
     /// Returns the files of claims on the node, without CDI specs.
     pub(crate) fn claim_files_without_cdi(&self) -> Vec<String> {
         self.claim_state()

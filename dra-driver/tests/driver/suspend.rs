@@ -1,12 +1,19 @@
 //! Claims with the label of a suspension, with the whole driver: what it answers, and what it prepares meanwhile. The processes are
 //! in the tests of the agent.
 
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::Command;
+
+use drava_dra_driver::driver::Config;
+use drava_nvml::{Process, ProcessKind, ProcessMemory};
 use serde_json::{Value, json};
 
 use crate::api_server::eventually;
 use crate::cluster::{TestCluster, kubelet_claim, prepare_error};
 use crate::fixture::Allocated::{Share, Whole};
-use crate::fixture::{Allocated, GPU_UUIDS, claim_with};
+use crate::fixture::{Allocated, GPU_UUIDS, claim_ref, claim_with};
 
 fn allowed() -> Value {
     json!([{
@@ -31,6 +38,8 @@ fn put(cluster: &TestCluster, number: u32, devices: &[Allocated], config: &Value
         let status = cluster.api.claim(&name)["status"]["devices"].clone();
         claim["status"]["devices"] = status;
     }
+    let consumer = json!({"resource": "pods", "name": "trainer", "uid": "trainer"});
+    claim["status"]["reservedFor"] = json!([consumer]);
     if suspend {
         claim["metadata"]["labels"] = json!({"gpu.drava.dev/suspend": "true"});
     }
@@ -136,5 +145,72 @@ async fn refuses_what_cannot_be_suspended() {
         assert!(message.contains(expected), "{message}");
         assert_eq!(condition["status"], "False");
     }
+    running.stop().await;
+}
+
+/// A libcuda that checkpoints each process and never restores it. The word in `state` is the state of all processes.
+const LOSES_PROCESSES: &str = r#"#!/bin/sh
+case $3 in
+lock) echo locked > STATE ;;
+checkpoint) echo checkpointed > STATE ;;
+restore) echo cuda 304; exit ;;
+unlock) echo cuda 401; exit ;;
+esac
+read state < STATE
+echo "state $state"
+"#;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lost_process_is_killed_with_an_event_and_its_share_resumed() {
+    let cluster = cluster().await;
+    let files = tempfile::tempdir().unwrap();
+    let (state, program) = (files.path().join("state"), files.path().join("libcuda"));
+    fs::write(&state, "running\n").unwrap();
+    let text = LOSES_PROCESSES.replace("STATE", state.to_str().unwrap());
+    fs::write(&program, text).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let config = Config {
+        program,
+        ..cluster.config()
+    };
+    let running = cluster.start_with(config, cluster.source());
+    let plugin = cluster.kubelet.register("gpu.drava.dev").await.unwrap();
+    running.await_ready().await;
+    let share = [Share(0, "8Gi", "30")];
+    put(&cluster, 1, &share, &allowed(), false);
+    plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
+
+    let mut lost = Command::new("sleep").arg("600").spawn().unwrap();
+    let directory = cluster.node.start_process(lost.id(), 1);
+    let listed = Process {
+        pid: lost.id(),
+        memory: ProcessMemory::Used { bytes: 1 << 30 },
+        gpu_instance: None,
+        compute_instance: None,
+        kind: ProcessKind::Compute,
+    };
+    cluster.gpus.set_processes(GPU_UUIDS[0], vec![listed]);
+    put(&cluster, 1, &share, &allowed(), true);
+    let is_held = || fs::read_to_string(&state).is_ok_and(|state| state == "checkpointed\n");
+    eventually("the checkpoint", || is_held().then_some(())).await;
+    cluster.gpus.set_processes(GPU_UUIDS[0], Vec::new());
+    await_reason(&cluster, "claim-1", "Suspended").await;
+    assert!(lost.try_wait().unwrap().is_none());
+
+    put(&cluster, 1, &share, &allowed(), false);
+    let ended = eventually("its end", || lost.try_wait().unwrap()).await;
+    assert_eq!(ended.signal(), Some(9));
+    fs::remove_dir_all(directory).unwrap();
+    await_reason(&cluster, "claim-1", "Resumed").await;
+    let events = || -> Vec<(String, String)> {
+        let events = cluster.api.events_with_kind().into_iter();
+        let events = events.filter(|(reason, ..)| reason == "RestoreFailed");
+        events.map(|(_, note, kind)| (kind, note)).collect()
+    };
+    let found = eventually("events", || Some(events()).filter(|found| found.len() == 2)).await;
+    let kinds: Vec<&str> = found.iter().map(|(kind, _)| kind.as_str()).collect();
+    assert_eq!(kinds, ["ResourceClaim", "Pod"]);
+    let expected = format!("claim {}: killed process {}", claim_ref(1), lost.id());
+    assert!(found[0].1.starts_with(&expected), "{}", found[0].1);
     running.stop().await;
 }
