@@ -34,6 +34,13 @@ pub struct SeenProcess {
     pub bytes: u64,
 }
 
+impl SeenProcess {
+    /// Returns whether its memory is on the GPU.
+    const fn has_memory(&self) -> bool {
+        matches!(self.state, ProcessState::Running | ProcessState::Locked)
+    }
+}
+
 /// What the node knows of a share.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Look {
@@ -95,13 +102,13 @@ impl Refusals {
         *refused = (code, before.saturating_add(1));
     }
 
-    /// Forgets processes that the node does not have.
+    /// Forgets processes that have ended, and those that were restored.
     pub fn retain(&mut self, look: &Look) {
-        let is_there = |process: &HeldProcess| {
+        let is_held = |process: &HeldProcess| {
             let mut all = look.processes.iter();
-            all.any(|seen| seen.process == *process)
+            all.any(|seen| seen.process == *process && !seen.has_memory())
         };
-        self.0.retain(|process, _| is_there(process));
+        self.0.retain(|process, _| is_held(process));
     }
 
     /// Returns why libcuda refuses to restore a process, once that counts.
@@ -295,8 +302,7 @@ impl Seen {
     fn lacks_memory(&self) -> bool {
         let recorded = self.recorded.as_ref().map_or(0, |recorded| recorded.bytes);
         let mut processes = self.look.processes.iter();
-        let has_memory = |state| matches!(state, ProcessState::Running | ProcessState::Locked);
-        !processes.any(|seen| has_memory(seen.state))
+        !processes.any(SeenProcess::has_memory)
             && self.look.free_bytes.is_some_and(|free| free < recorded)
     }
 

@@ -486,6 +486,18 @@ fn kills_no_process_for_refusals_that_can_pass() {
 }
 
 #[test]
+fn restored_process_begins_with_no_refusals() {
+    let mut seen = seen(Phase::Resuming, &[Checkpointed]);
+    count(&mut seen.refusals, 1, OPERATING_SYSTEM);
+    let before = seen.refusals.clone();
+    seen.refusals.retain(&seen.look);
+    assert_eq!(seen.refusals, before);
+    seen.look.processes[0].state = Locked;
+    seen.refusals.retain(&seen.look);
+    assert_eq!(seen.refusals, Refusals::default());
+}
+
+#[test]
 fn waits_for_no_process_that_failed_by_itself() {
     let mut seen = seen(Phase::Resuming, &[Failed, Running]);
     seen.answer = Some(ConditionReason::Resuming);
