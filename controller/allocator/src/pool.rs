@@ -254,13 +254,13 @@ impl Pool {
         overlaps.get(index).map_or(&[], Vec::as_slice)
     }
 
-    /// Replaces the taints that rules add to the devices of this pool.
+    /// Replaces the taints that rules add to the devices of this pool. Returns whether they have changed.
     pub(crate) fn apply_rules<'a>(
         &mut self,
         name: &str,
         rules: &(impl Iterator<Item = &'a TaintRule> + Clone),
-    ) {
-        self.rule_taints.clear();
+    ) -> bool {
+        let before = std::mem::take(&mut self.rule_taints);
         for device in &self.devices {
             let taints: Vec<Taint> = rules
                 .clone()
@@ -271,6 +271,7 @@ impl Pool {
                 self.rule_taints.insert(Arc::clone(&device.name), taints);
             }
         }
+        self.rule_taints != before
     }
 
     /// Returns the taints of a device: those of its slice, then those of rules.

@@ -255,11 +255,6 @@ impl Rankings {
         self.all().retain(|ranking| ranking.shape.room.is_none());
     }
 
-    /// Notes that the devices of all nodes may have changed.
-    pub(crate) fn mark_all_changed(&mut self) {
-        self.all().clear();
-    }
-
     fn all(&mut self) -> &mut Vec<Ranking> {
         self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
     }

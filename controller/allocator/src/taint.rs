@@ -77,6 +77,11 @@ impl TaintRule {
         })
     }
 
+    /// Returns the name of the pool; `None` for every pool.
+    pub(crate) fn pool(&self) -> Option<&str> {
+        self.pool.as_deref()
+    }
+
     /// Returns the taint if the rule selects the device.
     pub(crate) fn taint_of(&self, pool: &str, device: &str) -> Option<&Taint> {
         let selects =

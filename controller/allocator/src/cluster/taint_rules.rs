@@ -1,40 +1,52 @@
 //! DeviceTaintRules of the cluster.
 
+use std::collections::BTreeSet;
+
 use k8s_openapi::api::resource::v1::DeviceTaintRule;
 
-use super::Cluster;
+use super::{Cluster, PoolState};
+use crate::steps;
 use crate::taint::TaintRule;
 
 impl Cluster {
     /// Adds or replaces a rule. Returns whether the taints of devices may have changed.
     pub fn upsert_taint_rule(&mut self, rule: &DeviceTaintRule) -> bool {
         let name = rule.metadata.name.clone().unwrap_or_default();
-        let parsed = TaintRule::parse(rule);
-        if self.taint_rules.get(&name) == parsed.as_ref() {
-            return false;
-        }
-        match parsed {
-            Some(parsed) => self.taint_rules.insert(name, parsed),
+        let after = TaintRule::parse(rule);
+        let before = match after.clone() {
+            Some(after) => self.taint_rules.insert(name, after),
             None => self.taint_rules.remove(&name),
         };
-        self.apply_taint_rules();
-        true
+        let is_changed = before != after;
+        if is_changed {
+            self.apply_taint_rules(&[before, after]);
+        }
+        is_changed
     }
 
     /// Removes a rule. Returns whether the taints of devices may have changed.
     pub fn remove_taint_rule(&mut self, name: &str) -> bool {
-        let is_known = self.taint_rules.remove(name).is_some();
-        if is_known {
-            self.apply_taint_rules();
-        }
+        let removed = self.taint_rules.remove(name);
+        let is_known = removed.is_some();
+        self.apply_taint_rules(&[removed]);
         is_known
     }
 
-    fn apply_taint_rules(&mut self) {
-        self.rankings.mark_all_changed();
-        for (name, pool) in &mut self.pools {
-            if let Ok((pool, _)) = &mut pool.state {
-                pool.apply_rules(name, &self.taint_rules.values());
+    /// Applies the rules to the devices that these versions of one select.
+    fn apply_taint_rules(&mut self, changed: &[Option<TaintRule>]) {
+        // `None` if one selects devices of every pool.
+        let pools: Option<BTreeSet<&str>> = changed.iter().flatten().map(TaintRule::pool).collect();
+        let pools: Vec<String> = match pools {
+            Some(pools) => pools.into_iter().map(str::to_owned).collect(),
+            None => self.pools.keys().cloned().collect(),
+        };
+        for name in steps::counted(pools) {
+            if let Some(PoolState { node, state }) = self.pools.get_mut(&name)
+                && let Ok((pool, _)) = state
+                && pool.apply_rules(&name, &self.taint_rules.values())
+            {
+                let node = node.as_deref().unwrap_or(&name);
+                self.rankings.mark_changed(node);
             }
         }
     }

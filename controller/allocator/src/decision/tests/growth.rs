@@ -127,6 +127,29 @@ fn new_status_of_running_pod_touches_no_ranking() {
 }
 
 #[test]
+fn taint_rule_of_pool_touches_no_other_node() {
+    assert_no_growth(|nodes| {
+        let mut cluster = cluster(nodes);
+        let request = pod_request(&cluster, &[share("a", "4Gi", "0")]);
+        checks(&cluster, &request);
+        let pool = cluster.usable_pools().next().unwrap().0.to_owned();
+        let rule = object(json!({"metadata": {"name": "r"}, "spec": {
+            "deviceSelector": {"driver": "gpu.drava.dev", "pool": pool},
+            "taint": {"key": "sick", "effect": "NoSchedule"},
+        }}));
+        let (mut steps, is_changed) = steps::of(|| cluster.upsert_taint_rule(&rule));
+        assert!(is_changed);
+        let placed = cluster.decide(&request, BINPACK).unwrap();
+        assert_eq!(placed.node, "n001");
+        steps += checks(&cluster, &request);
+        let (of_removal, is_changed) = steps::of(|| cluster.remove_taint_rule("r"));
+        assert!(is_changed);
+        assert_eq!(cluster.decide(&request, BINPACK).unwrap().node, "n000");
+        steps + of_removal
+    });
+}
+
+#[test]
 fn conflicts_of_policies_are_found_once_for_a_change() {
     let mut cluster = Cluster::default();
     for index in 0..SIZE {
