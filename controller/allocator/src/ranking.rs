@@ -23,6 +23,10 @@ use crate::topology::Proximity;
 /// Most nodes in all rankings, about 50 MiB. The rankings that were not used for the longest time make room for new ones.
 const MAX_NODES: usize = 200_000;
 
+/// Rankings that are kept however many nodes they have, about 16 KiB for each node of the cluster: workloads are not fewer in a
+/// large cluster, and each new ranking is the work of all nodes.
+const MIN_RANKINGS: usize = 64;
+
 /// Score of a node by its devices. The first criterion that differs decides; the highest value is preferred.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct DeviceScore {
@@ -279,13 +283,62 @@ impl Rankings {
         if decided.is_some() {
             rankings.insert(0, ranking);
             let mut nodes = 0;
-            let kept = rankings.iter().take_while(|ranking| {
+            let kept = rankings.iter().enumerate().take_while(|(index, ranking)| {
                 nodes += ranking.nodes.len();
-                nodes <= MAX_NODES
+                *index < MIN_RANKINGS || nodes <= MAX_NODES
             });
-            let kept = kept.count().max(1);
+            let kept = kept.count();
             rankings.truncate(kept);
         }
         decided
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drava_api::reason::Reason;
+
+    use super::*;
+
+    #[test]
+    fn keeps_rankings_of_many_workloads_in_large_cluster() {
+        const NODES: usize = MAX_NODES / MIN_RANKINGS + 1;
+        let rankings = Rankings::default();
+        let input = SearchInput {
+            claims: &[],
+            containers: &[],
+            gpu_policy: GpuPlacementPolicy::Binpack,
+            budgets: &[],
+            exceeds_limits: false,
+        };
+        let verdict = Arc::new(NodeVerdict {
+            node: String::new(),
+            reason: Reason::NodeUnfit,
+            detail: String::new(),
+            closeness: (0, drava_api::Quantity::ZERO),
+            devices: Vec::new(),
+        });
+        // Returns the number of evaluated nodes.
+        let decide = |workload: u32| {
+            let room = NodeRoom {
+                cpu: workload.into(),
+                memory: 0.0,
+            };
+            let policy = NodePlacementPolicy::LeastFragmentation;
+            let decided = rankings.with(&input, policy, Some(room), |ranking| {
+                let changed = ranking.take_changed((0..NODES).map(|node| format!("n{node}")));
+                for node in &changed {
+                    ranking.set(node, Err(Arc::clone(&verdict)), None);
+                }
+                Some(changed.len())
+            });
+            decided.unwrap()
+        };
+        for workload in 0..64 {
+            assert_eq!(decide(workload), NODES);
+        }
+        for workload in 0..64 {
+            assert_eq!(decide(workload), 0);
+        }
     }
 }
