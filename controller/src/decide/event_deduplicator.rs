@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
+use drava_allocator::steps;
 use drava_api::event::EventReason;
 use tokio::time::Instant;
 
@@ -198,7 +199,7 @@ impl EventDeduplicator {
 
     /// Returns the due event whose turn it is, if the budget allows one.
     fn next_in_turn(&self, now: Instant) -> Option<(Key, Turn)> {
-        let mut turns = self.turns.iter();
+        let mut turns = steps::counted(&self.turns);
         turns.find_map(|(_, turn)| {
             let (due, key) = self.queues.get(turn)?.delayed.first()?;
             let is_allowed = self.budget.events > reserve(key.1);
@@ -393,6 +394,25 @@ mod tests {
         event.regarding.uid = Some(uid.to_owned());
         event.regarding.namespace = Some(namespace.to_owned());
         event
+    }
+
+    #[test]
+    fn hands_out_event_without_visiting_those_behind_it() {
+        let handed_out = |waiting: u32| {
+            let start = Instant::now();
+            let mut events = EventDeduplicator::default();
+            for uid in 0..BURST + waiting {
+                events.filter(event_of(&uid.to_string(), "a"), start);
+            }
+            let (steps, due) = steps::of(|| events.due(start + EVENT_PERIOD));
+            (steps, due.len())
+        };
+        assert_eq!(handed_out(100), handed_out(200));
+        assert_eq!(
+            handed_out(100),
+            (2, 1),
+            "its namespace, also for the next one"
+        );
     }
 
     #[test]
