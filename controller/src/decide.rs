@@ -5,6 +5,7 @@ pub mod event_deduplicator;
 pub(crate) mod ledger;
 pub mod planner;
 pub(crate) mod queue;
+pub(crate) mod timers;
 pub(crate) mod victims;
 
 #[cfg(test)]

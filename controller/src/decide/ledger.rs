@@ -339,13 +339,13 @@ impl Ledger {
     /// Sets when the claim is checked for release, after a change of its state.
     fn set_timer(&mut self, key: &ObjectKey) {
         self.frozen.remove(key);
-        let check_at = match self.claims.get(key).map(|entry| &entry.state) {
+        match self.claims.get(key).map(|entry| &entry.state) {
             Some(ClaimState::Allocated(Some(unreserved))) => {
-                Some(unreserved.first_check(&self.times))
+                let at = unreserved.first_check(&self.times);
+                self.timers.set(key, &unreserved.node, at);
             }
-            Some(_) | None => None,
-        };
-        self.timers.set(key, check_at);
+            Some(_) | None => self.timers.remove(key),
+        }
     }
 
     /// kube-scheduler has bound or rejected a pod, reserved a claim or released one.
@@ -409,21 +409,9 @@ impl Ledger {
 
     /// Makes the release of all unreserved allocations on a deleted node due at once.
     pub(crate) fn node_deleted(&mut self, node: &str) {
-        let of_node = |(key, entry): (&ObjectKey, &mut Entry)| {
-            let ClaimState::Allocated(Some(unreserved)) = &mut entry.state else {
-                return None;
-            };
-            if unreserved.node != node {
-                return None;
-            }
-            unreserved.release_now(ReleaseReason::NodeDeleted {
-                node: node.to_owned(),
-            });
-            Some(key.clone())
-        };
-        let due: Vec<ObjectKey> = self.claims.iter_mut().filter_map(of_node).collect();
-        for key in due {
-            self.set_timer(&key);
+        for key in self.timers.on_node(node) {
+            let node = node.to_owned();
+            self.release_now(&key, ReleaseReason::NodeDeleted { node });
         }
     }
 
@@ -449,10 +437,13 @@ impl Ledger {
                     unreserved.start_release(reason.clone());
                     entry.state = ClaimState::Releasing(unreserved);
                     due.push((Arc::clone(&entry.claim), reason));
+                    self.timers.remove(&key);
                 }
-                ReleaseCheck::NotBefore(at) => self.timers.set(&key, Some(at)),
+                ReleaseCheck::NotBefore(at) => {
+                    self.timers.set(&key, &unreserved.node, at);
+                }
                 ReleaseCheck::Frozen(until) => {
-                    self.timers.set(&key, Some(until));
+                    self.timers.set(&key, &unreserved.node, until);
                     self.frozen.insert(key);
                 }
             }

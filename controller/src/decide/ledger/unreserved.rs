@@ -14,6 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use drava_allocator::object::ObjectKey;
+use drava_allocator::steps;
 use drava_allocator::taint::Taint;
 use drava_allocator::usage::AllocatedDevice;
 use drava_api::names;
@@ -21,6 +22,7 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use tokio::time::Instant;
 
 use crate::action::event::ReleaseReason;
+use crate::decide::timers::Timers;
 use crate::pods::claim::allocated_for;
 
 /// Grace period of a claim without pending pod: the watches of pods and claims are not synchronized.
@@ -242,46 +244,52 @@ impl ReleaseTimes {
     }
 }
 
-/// Times at which unreserved allocations are checked for release. Every operation takes O(log claims).
+/// When unreserved allocations are checked for release: each has a time.
 #[derive(Debug, Default)]
 pub(super) struct ReleaseTimers {
-    times: BTreeMap<ObjectKey, Instant>,
-    order: BTreeSet<(Instant, ObjectKey)>,
+    times: Timers<ObjectKey>,
+    nodes: BTreeMap<ObjectKey, String>,
+    by_node: BTreeSet<(String, ObjectKey)>,
 }
 
 impl ReleaseTimers {
-    /// Sets when the claim is checked; `None` for never.
-    pub(super) fn set(&mut self, key: &ObjectKey, at: Option<Instant>) {
-        let before = match at {
-            Some(at) => self.times.insert(key.clone(), at),
-            None => self.times.remove(key),
-        };
-        if before == at {
-            return;
-        }
-        if let Some(before) = before {
-            self.order.remove(&(before, key.clone()));
-        }
-        if let Some(at) = at {
-            self.order.insert((at, key.clone()));
+    /// Sets when the allocation of the claim on this node is checked.
+    pub(super) fn set(&mut self, key: &ObjectKey, node: &str, at: Instant) {
+        self.times.set(key.clone(), at);
+        if self.nodes.get(key).map(String::as_str) != Some(node) {
+            self.unlink(key);
+            self.nodes.insert(key.clone(), node.to_owned());
+            self.by_node.insert((node.to_owned(), key.clone()));
         }
     }
 
-    /// Removes and returns the claims to check now.
-    pub(super) fn pop_due(&mut self, now: Instant) -> Vec<ObjectKey> {
-        let mut due = Vec::new();
-        while let Some((at, _)) = self.order.first()
-            && *at <= now
-            && let Some((_, key)) = self.order.pop_first()
-        {
-            self.times.remove(&key);
-            due.push(key);
+    /// The claim has no unreserved allocation.
+    pub(super) fn remove(&mut self, key: &ObjectKey) {
+        self.times.remove(key);
+        self.unlink(key);
+    }
+
+    fn unlink(&mut self, key: &ObjectKey) {
+        if let Some((key, node)) = self.nodes.remove_entry(key) {
+            self.by_node.remove(&(node, key));
         }
-        due
+    }
+
+    /// Returns the claims with allocations on the node.
+    pub(super) fn on_node(&self, node: &str) -> Vec<ObjectKey> {
+        let first = (node.to_owned(), ObjectKey::default());
+        let claims = steps::counted(self.by_node.range(first..));
+        let of_node = claims.take_while(|(of, _)| of == node);
+        of_node.map(|(_, key)| key.clone()).collect()
+    }
+
+    /// Returns the claims to check now. Each is to be set or removed.
+    pub(super) fn pop_due(&mut self, now: Instant) -> Vec<ObjectKey> {
+        self.times.pop_due(now)
     }
 
     /// Returns when the next claim is checked.
     pub(super) fn next(&self) -> Option<Instant> {
-        self.order.first().map(|(at, _)| *at)
+        self.times.next()
     }
 }

@@ -9,6 +9,7 @@ mod gang;
 mod gang_turns;
 mod gang_victims;
 mod gate;
+mod growth;
 mod guarantee;
 mod hard_pods;
 mod histories;

@@ -1,0 +1,48 @@
+//! How the work of the planner grows with the cluster: its steps at one size and at twice that size.
+
+use drava_allocator::steps;
+use drava_api::listed::{Change, DeletedObject};
+
+use super::cluster::TestCluster;
+
+const SIZE: usize = 16;
+
+/// Checks that `operation` takes at most as many steps at twice the size, and a few more.
+#[track_caller]
+fn assert_no_growth(operation: impl Fn(usize) -> u64) {
+    let (small, large) = (operation(SIZE), operation(2 * SIZE));
+    assert!(small > 0, "nothing is counted");
+    assert!(
+        large <= small + 2,
+        "{small} steps, {large} at twice the size"
+    );
+}
+
+/// Returns a cluster of nodes with a GPU each, on each of which an allocation waits for its pod.
+fn allocated(nodes: usize) -> TestCluster {
+    let names: Vec<String> = (0..nodes).map(|index| format!("n{index:03}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let mut cluster = TestCluster::new(&names);
+    for name in &names {
+        cluster.add_pod_with_claim(name, "60Gi");
+    }
+    assert_eq!(cluster.settle().len(), nodes);
+    cluster
+}
+
+#[test]
+fn deletion_of_node_concerns_its_allocations_only() {
+    assert_no_growth(|nodes| {
+        let mut cluster = allocated(nodes);
+        let deleted = DeletedObject {
+            name: "n001".to_owned(),
+            ..DeletedObject::default()
+        };
+        let delete = || cluster.planner.node(Change::Deleted(deleted));
+        let (steps, ()) = steps::of(delete);
+        let (_, releases) = cluster.actions();
+        assert_eq!(releases.len(), 1);
+        assert_eq!(releases[0].reason.to_string(), "node n001 does not exist");
+        steps
+    });
+}
