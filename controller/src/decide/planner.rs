@@ -238,9 +238,7 @@ impl Planner {
         self.reporter.conditions.forget(uid);
         self.commitments.evicted.remove(uid);
         self.reporter.deduplicator.forget(uid);
-        self.backlog.protected.remove(uid);
-        self.backlog.in_minimum_runtime.remove(uid);
-        self.backlog.eviction_delays.remove(uid);
+        self.backlog.forget_limits(uid);
         if let Some(node) = self.world.cluster.remove_pod(uid) {
             self.backlog.wake(Wake::Ended { node });
         }

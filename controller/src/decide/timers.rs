@@ -39,6 +39,14 @@ impl<K: Ord + Clone> Timers<K> {
         }
     }
 
+    /// Returns whether the key is going to be due.
+    pub(crate) fn contains<Q: Ord + ?Sized>(&self, key: &Q) -> bool
+    where
+        K: Borrow<Q>,
+    {
+        self.times.contains_key(key)
+    }
+
     /// Removes and returns the keys that are due.
     pub(crate) fn pop_due(&mut self, now: Instant) -> Vec<K> {
         let mut due = Vec::new();

@@ -1,6 +1,7 @@
 //! Unfinished pods that have claims or belong to a gang, pending and running.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 use std::time::Duration;
 
 use drava_allocator::object::ObjectKey;
@@ -25,6 +26,8 @@ pub(crate) struct LivePod {
     own_priority: i32,
     /// Time of creation.
     pub(crate) created: Timestamp,
+    /// Its node.
+    node: Option<String>,
     /// Whether it is bound to a node.
     pub(crate) is_bound: bool,
     /// When it was bound, if the condition `PodScheduled` says so.
@@ -60,6 +63,7 @@ impl LivePod {
                 .creation_timestamp
                 .as_ref()
                 .map_or(Timestamp::MIN, |created| created.0),
+            node: node(pod).map(str::to_owned),
             is_bound: node(pod).is_some(),
             bound_at: pod::bound_at(pod),
             gang: gang::name_of(pod),
@@ -126,6 +130,8 @@ pub(crate) struct LivePods {
     incomplete: BTreeMap<GangName, Option<Instant>>,
     /// UIDs of the pods that are being deleted.
     deleting: BTreeSet<String>,
+    /// The bound pods without claims, by node.
+    without_claims: BTreeSet<(String, String)>,
     /// Number of pods by priority.
     priorities: BTreeMap<i32, usize>,
 }
@@ -149,6 +155,9 @@ impl LivePods {
         if pod.grace_period_end.is_some() {
             self.deleting.insert(uid.to_owned());
         }
+        if let Some(node) = pod.node.clone().filter(|_| pod.claims.is_empty()) {
+            self.without_claims.insert((node, uid.to_owned()));
+        }
         *self.priorities.entry(pod.priority).or_default() += 1;
         self.pods.insert(uid.to_owned(), pod);
         if let Some(gang) = &gang {
@@ -167,6 +176,9 @@ impl LivePods {
     fn unlist(&mut self, uid: &str) -> Option<Option<GangName>> {
         let pod = self.pods.remove(uid)?;
         self.deleting.remove(uid);
+        if let Some(node) = pod.node {
+            self.without_claims.remove(&(node, uid.to_owned()));
+        }
         uncount(&mut self.priorities, pod.priority);
         Some(pod.gang)
     }
@@ -299,6 +311,27 @@ impl LivePods {
     pub(crate) fn deleting(&self) -> impl Iterator<Item = (&str, &LivePod)> {
         let uids = self.deleting.iter();
         uids.filter_map(|uid| Some((uid.as_str(), self.pods.get(uid)?)))
+    }
+
+    /// Returns the UIDs of the pods on a node that have no claims.
+    pub(crate) fn without_claims_on(&self, node: &str) -> impl Iterator<Item = &str> {
+        let pods = self
+            .without_claims
+            .range((node.to_owned(), String::new())..);
+        let pods = pods.take_while(move |(of, _)| of == node);
+        pods.map(|(_, uid)| uid.as_str())
+    }
+
+    /// Returns the first node from there on with a pod without claims, by name.
+    pub(crate) fn next_node_without_claims(&self, from: Bound<&str>) -> Option<&str> {
+        let from = match from {
+            Bound::Included(node) => (node.to_owned(), String::new()),
+            // No name has this character, so none is between the node and this one.
+            Bound::Excluded(node) => (format!("{node}\0"), String::new()),
+            Bound::Unbounded => Default::default(),
+        };
+        let next = self.without_claims.range(from..).next();
+        next.map(|(node, _)| node.as_str())
     }
 
     /// Returns the lowest priority of all pods.

@@ -1,6 +1,7 @@
 //! Pools of the cluster: assembled from their slices, indexed by node.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
 use super::{Cluster, PoolChange, PoolState};
 use crate::device::Device;
@@ -127,6 +128,23 @@ impl Cluster {
             .flat_map(|claim| &claim.allocated_devices)
             .filter(|allocated| !matches!(allocated.access, DeviceAccess::Admin(_)))
             .filter_map(|allocated| self.pools.get(&allocated.pool)?.node.as_deref())
+    }
+
+    /// Returns the claims of which [`Self::nodes_of`] has the node, without those that are presumed gone.
+    pub fn claims_on<'a>(&'a self, node: &'a str) -> impl Iterator<Item = &'a ObjectKey> {
+        let pools = self.pools_on.get(node).into_iter().flatten();
+        let claims = pools.filter_map(|pool| self.claims_of.get(pool)).flatten();
+        claims.filter(move |key| self.nodes_of(key).any(|of| of == node))
+    }
+
+    /// Returns the first node with pools from there on, by name; a pool without a node is listed under its own name.
+    #[must_use]
+    pub fn next_node_with_pools(&self, from: Bound<&str>) -> Option<&str> {
+        let next = self
+            .pools_on
+            .range::<str, _>((from, Bound::Unbounded))
+            .next();
+        next.map(|(node, _)| node.as_str())
     }
 
     /// Returns a published device, also one of an excluded pool; of several generations the newest.

@@ -1,6 +1,6 @@
 //! Who waits, for what, and until when; and what was found out about those that wait.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use drava_allocator::object::ObjectKey;
 use drava_allocator::pod::rejection;
@@ -16,6 +16,7 @@ use super::wake::Wake;
 use super::world::{Memo, World};
 use crate::decide::ledger::Users;
 use crate::decide::queue::PodQueue;
+use crate::decide::timers::Timers;
 use crate::pods::pod;
 
 /// See the [module](self).
@@ -27,11 +28,11 @@ pub(super) struct Backlog {
     pub(super) suspended_decisions: SuspendedDecisions,
     pub(super) rejections: Memo<Rejections>,
     /// Pods that could not be evicted, and are not tried again before this time.
-    pub(super) protected: BTreeMap<String, Instant>,
-    /// Pods whose minimum runtime ends at this time.
-    pub(super) in_minimum_runtime: BTreeMap<String, Instant>,
+    pub(super) protected: Timers<String>,
+    /// Pods that were not evicted because their minimum runtime ends at this time.
+    pub(super) in_minimum_runtime: Timers<String>,
     /// Pods for which no other is evicted before this time.
-    pub(super) eviction_delays: BTreeMap<String, Instant>,
+    pub(super) eviction_delays: Timers<String>,
     pub(super) activate_all: bool,
     /// Whether something has changed that helps none of the pods that wait, but may be the reason of one.
     pub(super) are_reasons_outdated: bool,
@@ -76,6 +77,13 @@ impl Backlog {
                 }
             }
         }
+    }
+
+    /// Forgets until when a pod that has ended is not evicted, or evicts no other.
+    pub(super) fn forget_limits(&mut self, uid: &str) {
+        self.protected.remove(uid);
+        self.in_minimum_runtime.remove(uid);
+        self.eviction_delays.remove(uid);
     }
 
     /// Makes the decision for a pod due.
@@ -128,12 +136,10 @@ impl Backlog {
 
     /// Returns when a decision is due without a change.
     pub(super) fn next_due(&self) -> Option<Instant> {
-        let protected = self.protected.values();
-        let waiting = protected
-            .chain(self.in_minimum_runtime.values())
-            .chain(self.eviction_delays.values())
-            .copied();
-        waiting
+        let protected = self.protected.next().into_iter();
+        protected
+            .chain(self.in_minimum_runtime.next())
+            .chain(self.eviction_delays.next())
             .chain(self.queue.next_backoff_end())
             .chain(self.missing_claims.next_due())
             .chain(self.companions.next_due())

@@ -1,6 +1,5 @@
 //! Outcomes of evictions, and the review of reservations.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -56,7 +55,7 @@ impl Planner {
                 &failure.message,
             ));
         let protected = failure.victim.pod.uid.unwrap_or_default();
-        self.backlog.protected.insert(protected, now + PROTECTION);
+        self.backlog.protected.set(protected, now + PROTECTION);
         // The devices of evicted pods are given back, and other victims may be found.
         self.reservation_unneeded(&preemptor.uid);
         if let Some(pending) = self.backlog.queue.get_mut(&preemptor.uid) {
@@ -99,20 +98,17 @@ impl Planner {
             .evicted
             .retain(|_, until| until.is_none_or(|until| now < until));
         self.world.ended_pods.review(&self.commitments.ledger, time);
-        let count = self.backlog.protected.len() + self.backlog.in_minimum_runtime.len();
-        self.backlog.protected.retain(|_, until| now < *until);
-        self.backlog
-            .in_minimum_runtime
-            .retain(|_, until| now < *until);
-        if self.backlog.protected.len() + self.backlog.in_minimum_runtime.len() < count {
+        let evictable = [
+            &mut self.backlog.protected,
+            &mut self.backlog.in_minimum_runtime,
+        ];
+        let evictable = evictable.map(|timers| timers.pop_due(now));
+        if evictable.iter().any(|uids| !uids.is_empty()) {
             self.backlog.queue.activate_all();
         }
-        let delays = std::mem::take(&mut self.backlog.eviction_delays);
-        let (waiting, over) = delays.into_iter().partition(|(_, until)| now < *until);
-        self.backlog.eviction_delays = waiting;
-        let over: BTreeMap<String, Instant> = over;
+        let over = self.backlog.eviction_delays.pop_due(now);
         let reviewed = self.commitments.ledger.start_due_reviews(now);
-        for uid in over.into_keys().chain(reviewed) {
+        for uid in over.into_iter().chain(reviewed) {
             self.backlog.activate(&uid);
         }
     }

@@ -9,7 +9,8 @@
 //! A pod that kube-scheduler did not bind where it was allocated evicts nothing until a node or the pod changes: otherwise
 //! it could evict on one node after the other in vain.
 
-use std::collections::BTreeSet;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 
 use drava_allocator::cluster::{Departure, Floors};
 use drava_allocator::explanation::Explanation;
@@ -27,7 +28,7 @@ use crate::action::event::ReleaseReason;
 use crate::action::{Action, Eviction, EvictionCause, Precedence, Preemptor, Victim};
 use crate::decide::ledger::{Owner, Purpose, REVIEW_INTERVAL, Reservation, ReservedPod};
 use crate::decide::queue::QueueOrder;
-use crate::decide::victims::Cost;
+use crate::decide::victims::{Candidate, Cost};
 use crate::pods::live_pods::LivePod;
 use crate::pods::pod::{self, qualified_name};
 
@@ -38,7 +39,7 @@ mod placing;
 mod reserved;
 mod rollout;
 
-use holders::Holders;
+use holders::MembersOfGangs;
 use placing::GangRoom;
 pub(super) use rollout::Rollout;
 
@@ -91,12 +92,23 @@ struct Room {
 /// A search for room.
 struct Search<'a> {
     group: &'a Group,
-    holders: Holders,
+    /// UIDs of its pods.
+    own: BTreeSet<&'a str>,
+    /// Pods that may end, by the node of their devices: of all nodes for a gang. Those for a single pod are determined when
+    /// the search comes to their node, so that each turn has the work of its nodes only.
+    candidates: BTreeMap<String, Vec<Candidate>>,
     /// Guaranteed usage of other tenants, which no eviction lowers.
     floors: Floors,
     /// UIDs of the pods that end in any case.
     ending: &'a BTreeSet<String>,
+    /// UIDs of the pods whose shares are being suspended.
+    suspending: BTreeSet<String>,
     cause: RoomCause,
+    /// Returns the priority of a pod that may end.
+    priority_of: &'a dyn Fn(&LivePod) -> Option<i32>,
+    time: &'a DecisionTime,
+    /// The gangs that have been asked for.
+    gangs: RefCell<MembersOfGangs>,
 }
 
 /// The reservations of a pod that is decided, or of its gang.
@@ -279,9 +291,6 @@ impl Planner {
                 pod::may_preempt(&pending.pod) && pending.avoided_nodes().is_empty()
             })
             && self.has_waited(group, time);
-        if may_evict {
-            self.update_minimum_runtimes(time);
-        }
         let priority = order.priority();
         let lowest = self.world.live_pods.lowest_priority();
         let may_preempt = may_evict && lowest.is_some_and(|lowest| lowest < priority);
@@ -628,22 +637,40 @@ impl Planner {
         time: &DecisionTime,
         turn: &mut Turn,
     ) -> Result<Option<Room>, Suspended> {
-        let holders = self.holders(group, ending, cause, priority_of, time);
-        turn.count(holders.len());
-        let floors = match cause {
-            // What is suspended still counts against the quotas.
-            RoomCause::Suspension | RoomCause::Wait => Floors::default(),
-            RoomCause::Eviction(_) => self.floors(group, ending, &holders),
-        };
-        let search = Search {
-            group,
-            holders,
-            floors,
-            ending,
-            cause,
-        };
+        let mut search = self.search(group, ending, cause, &priority_of, time);
+        if group.requests.len() > 1 {
+            search.candidates = self.all_candidates(&search, turn);
+        }
+        // What is suspended still counts against the quotas.
+        if let RoomCause::Eviction(_) = cause {
+            search.floors = self.floors(&search);
+        }
         let room = self.place_by_ends(&search, turn);
         self.world.cluster.presume_gone(&Departure::default());
         room
+    }
+
+    /// Starts a search without candidates and floors.
+    fn search<'a>(
+        &self,
+        group: &'a Group,
+        ending: &'a BTreeSet<String>,
+        cause: RoomCause,
+        priority_of: &'a dyn Fn(&LivePod) -> Option<i32>,
+        time: &'a DecisionTime,
+    ) -> Search<'a> {
+        let requests = group.requests.iter();
+        Search {
+            group,
+            own: requests.map(|request| &*request.pod_request.uid).collect(),
+            candidates: BTreeMap::new(),
+            floors: Floors::default(),
+            ending,
+            suspending: self.suspending_pods(),
+            cause,
+            priority_of,
+            time,
+            gangs: RefCell::default(),
+        }
     }
 }

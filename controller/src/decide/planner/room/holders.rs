@@ -1,15 +1,17 @@
 //! Pods that hold devices, and the simulation of their end.
 
-use std::borrow::Cow;
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
 use drava_allocator::cluster::{Departure, Floors};
 use drava_allocator::object::ObjectKey;
+use drava_allocator::steps;
 use drava_allocator::turn::Turn;
+use k8s_openapi::api::resource::v1::ResourceClaim;
 
 use super::{RoomCause, Search};
-use crate::decide::planner::decision::Group;
-use crate::decide::planner::{DecisionTime, Planner};
+use crate::decide::planner::Planner;
 use crate::decide::victims::Candidate;
 use crate::pods::claim;
 use crate::pods::gang::GangName;
@@ -22,28 +24,10 @@ pub(super) const SIMULATION_UNITS: u64 = 20;
 /// Nodes on which each pod holds devices, by its UID.
 pub(super) type NodesOfPod<'a> = BTreeMap<&'a str, Vec<&'a str>>;
 
-/// The members of gangs that end together, the oldest first.
-type MembersOfGangs<'a> = BTreeMap<&'a GangName, Vec<(&'a str, &'a LivePod)>>;
+/// UIDs of the members of gangs that end together, the oldest first.
+pub(super) type MembersOfGangs = BTreeMap<GangName, Vec<String>>;
 
-/// Which pods hold what.
-pub(super) struct Holders {
-    /// UIDs of the pods that use an allocated claim.
-    pub(super) consumers: BTreeMap<ObjectKey, BTreeSet<String>>,
-    /// Pods that may end, by the node of their devices.
-    pub(super) candidates: BTreeMap<String, Vec<Candidate>>,
-    /// UIDs of the pods whose shares are suspended: where others end, they give their memory and GPU time only.
-    pub(super) suspended: BTreeSet<String>,
-}
-
-impl Holders {
-    /// Returns the number of pods that hold devices, a pod of several nodes once for each: the work to find them.
-    pub(super) fn len(&self) -> u64 {
-        let claims = self.consumers.values().map(BTreeSet::len);
-        let candidates = self.candidates.values().flatten();
-        let pods = candidates.map(|candidate| candidate.pods.len());
-        u64::try_from(claims.chain(pods).sum::<usize>()).unwrap_or(u64::MAX)
-    }
-
+impl Search<'_> {
     /// Returns the nodes on which each pod that may end holds devices.
     pub(super) fn nodes_of_pod(&self) -> NodesOfPod<'_> {
         let mut nodes = NodesOfPod::new();
@@ -57,37 +41,35 @@ impl Holders {
         }
         nodes
     }
+
+    /// Returns whether the shares of a pod that ends are suspended: where others end, it gives their memory and GPU time only.
+    fn is_suspended(&self, uid: &str) -> bool {
+        let is_victim = !self.ending.contains(uid);
+        self.suspending.contains(uid) || self.cause == RoomCause::Suspension && is_victim
+    }
 }
 
 impl Planner {
     /// Returns the guaranteed usage of other tenants when the pods have ended that end in any case.
-    pub(super) fn floors(
-        &mut self,
-        group: &Group,
-        ending: &BTreeSet<String>,
-        holders: &Holders,
-    ) -> Floors {
-        let Some(first) = group.requests.first() else {
+    pub(super) fn floors(&mut self, search: &Search<'_>) -> Floors {
+        let Some(first) = search.group.requests.first() else {
             return Floors::default();
         };
-        self.presume_ended(holders, ending);
+        self.presume_ended(search, search.ending);
         let namespace = self.namespace_of(&first.pod_request.uid);
         self.world.cluster.floors(&namespace)
     }
 
-    /// Returns the pods of a node that may end, without those whose end would lower the guaranteed usage of other tenants.
-    pub(super) fn candidates_on<'s>(
+    /// Removes the candidates of a node whose end would lower the guaranteed usage of other tenants.
+    pub(super) fn retain_allowed(
         &mut self,
-        node: &str,
-        search: &'s Search<'_>,
+        candidates: &mut Vec<Candidate>,
+        search: &Search<'_>,
         turn: &mut Turn,
-    ) -> Cow<'s, [Candidate]> {
-        let Some(candidates) = search.holders.candidates.get(node) else {
-            return Cow::default();
-        };
+    ) {
         let mut keeps = |pods: BTreeSet<String>| {
             turn.count(SIMULATION_UNITS);
-            let gone = self.presume_also_ended(&search.holders, &pods);
+            let gone = self.presume_also_ended(search, &pods);
             let keeps = self.world.cluster.keeps(&search.floors);
             self.world.cluster.presume_back(&gone);
             keeps
@@ -95,37 +77,35 @@ impl Planner {
         let pods_of = |candidate: &Candidate| candidate.pods.keys().cloned().collect();
         // Fewer pods lower the usage less.
         let all: Vec<BTreeSet<String>> = candidates.iter().map(pods_of).collect();
-        if search.floors.is_empty() || keeps(all.into_iter().flatten().collect()) {
-            return candidates.into();
+        if !search.floors.is_empty() && !keeps(all.into_iter().flatten().collect()) {
+            candidates.retain(|candidate| keeps(pods_of(candidate)));
         }
-        let mut candidates = candidates.clone();
-        candidates.retain(|candidate| keeps(pods_of(candidate)));
-        candidates.into()
     }
 
     /// Presumes that exactly these pods have ended: a claim is released when all pods that use it have.
-    pub(super) fn presume_ended(&mut self, holders: &Holders, ended: &BTreeSet<String>) {
+    pub(super) fn presume_ended(&mut self, search: &Search<'_>, ended: &BTreeSet<String>) {
         self.world.cluster.presume_gone(&Departure::default());
-        self.presume_also_ended(holders, ended);
+        self.presume_also_ended(search, ended);
     }
 
     /// Presumes that these pods have ended as well. Returns what is gone because of them.
     pub(super) fn presume_also_ended(
         &mut self,
-        holders: &Holders,
+        search: &Search<'_>,
         ended: &BTreeSet<String>,
     ) -> Departure {
         let presumed = self.world.cluster.presumed_gone();
         let (suspended, ended): (BTreeSet<String>, BTreeSet<String>) = ended
             .iter()
             .cloned()
-            .partition(|uid| holders.suspended.contains(uid));
+            .partition(|uid| search.is_suspended(uid));
         let gone = &presumed.pods;
         let also = &ended - gone;
         let is_gone = |uid: &String| gone.contains(uid) || ended.contains(uid);
         let claims = self.claims_of(&also).filter(|key| {
-            let consumers = holders.consumers.get(*key);
-            consumers.is_some_and(|consumers| consumers.iter().all(is_gone))
+            let is_held = self.world.cluster.nodes_of(key).next().is_some();
+            let claim = self.commitments.ledger.claim(key).filter(|_| is_held);
+            claim.is_some_and(|claim| self.consumers(key, claim).iter().all(is_gone))
         });
         // What companions add stays in use while a share is suspended.
         let suspended = suspended.iter().flat_map(|uid| self.own_claims(uid));
@@ -173,121 +153,122 @@ impl Planner {
         claims.unwrap_or_default()
     }
 
-    /// Returns which pods use the allocated claims, and which of them may end.
-    pub(super) fn holders(
-        &self,
-        group: &Group,
-        ending: &BTreeSet<String>,
-        cause: RoomCause,
-        priority_of: impl Fn(&LivePod) -> Option<i32>,
-        time: &DecisionTime,
-    ) -> Holders {
-        let mut consumers: BTreeMap<ObjectKey, BTreeSet<String>> = BTreeMap::new();
-        let mut pods_on: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
-        for (key, claim) in self.commitments.ledger.claims() {
-            let nodes: BTreeSet<&str> = self.world.cluster.nodes_of(key).collect();
-            if nodes.is_empty() {
+    /// Returns the UIDs of the pods that use an allocated claim.
+    fn consumers(&self, key: &ObjectKey, claim: &ResourceClaim) -> BTreeSet<String> {
+        let mut uids: BTreeSet<String> = claim::consumers(claim).map(str::to_owned).collect();
+        for gang in claim::consuming_gangs(claim) {
+            let members = self.world.live_pods.members(&gang);
+            uids.extend(members.map(|(uid, _)| uid.to_owned()));
+        }
+        if uids.is_empty() {
+            // The pod can have ended, or can be replaced by another one.
+            let pod = claim::allocated_for(claim).filter(|uid| self.references(uid, key));
+            uids.extend(pod.map(str::to_owned));
+            uids.extend(self.backlog.queue.users_of(key));
+        }
+        uids
+    }
+
+    /// Returns the first node from there on where pods may hold something, by name.
+    pub(super) fn next_node(&self, from: Bound<&str>) -> Option<String> {
+        let with_pools = self.world.cluster.next_node_with_pools(from);
+        let without_claims = self.world.live_pods.next_node_without_claims(from);
+        let nodes = with_pools.into_iter().chain(without_claims);
+        nodes.min().map(str::to_owned)
+    }
+
+    /// Returns the pods that may end, by node.
+    pub(super) fn all_candidates(
+        &mut self,
+        search: &Search<'_>,
+        turn: &mut Turn,
+    ) -> BTreeMap<String, Vec<Candidate>> {
+        let mut all = BTreeMap::new();
+        let mut next = self.next_node(Bound::Unbounded);
+        while let Some(node) = next {
+            next = self.next_node(Bound::Excluded(&node));
+            let candidates = self.candidates_on(&node, search, turn);
+            if !candidates.is_empty() {
+                all.insert(node, candidates);
+            }
+        }
+        all
+    }
+
+    /// Returns the pods of a node that may end. Those that are presumed gone hold nothing.
+    pub(super) fn candidates_on(
+        &mut self,
+        node: &str,
+        search: &Search<'_>,
+        turn: &mut Turn,
+    ) -> Vec<Candidate> {
+        // Members of gangs without claims hold the other resources of their nodes.
+        let without_claims = self.world.live_pods.without_claims_on(node);
+        let mut uids: BTreeSet<String> = without_claims.map(str::to_owned).collect();
+        let claims = steps::counted(self.world.cluster.claims_on(node));
+        let claims = claims.filter_map(|key| Some((key, self.commitments.ledger.claim(key)?)));
+        uids.extend(claims.flat_map(|(key, claim)| self.consumers(key, claim)));
+        let is_waiting = search.cause == RoomCause::Wait;
+        let mut in_minimum_runtime = Vec::new();
+        let mut candidates = Vec::new();
+        let mut seen: BTreeSet<Vec<&str>> = BTreeSet::new();
+        for uid in &uids {
+            let unit = self.unit(uid, &search.gangs);
+            let is_deleted = |(_, pod): &(&str, &LivePod)| pod.grace_period_end.is_some();
+            // Of a pod that is not bound, the allocation is released: not one that is being written or reserved.
+            let is_in_motion = |(_, pod): &(&str, &LivePod)| {
+                !pod.is_bound
+                    && !pod
+                        .claims
+                        .iter()
+                        .all(|key| self.commitments.ledger.can_be_freed(key))
+            };
+            let is_protected = |uid: &str| self.backlog.protected.contains(uid);
+            if search.ending.contains(uid)
+                || unit.iter().any(is_deleted)
+                || !is_waiting && unit.iter().any(is_in_motion)
+                || unit
+                    .iter()
+                    .any(|(uid, _)| search.own.contains(uid) || is_protected(uid))
+                || !seen.insert(unit.iter().map(|(uid, _)| *uid).collect())
+            {
                 continue;
             }
-            let mut uids: BTreeSet<String> = claim::consumers(claim).map(str::to_owned).collect();
-            for gang in claim::consuming_gangs(claim) {
-                uids.extend(
-                    self.world
-                        .live_pods
-                        .members(&gang)
-                        .map(|(uid, _)| uid.to_owned()),
-                );
-            }
-            if uids.is_empty() {
-                // The pod can have ended, or can be replaced by another one.
-                let pod = claim::allocated_for(claim).filter(|uid| self.references(uid, key));
-                uids.extend(pod.map(str::to_owned));
-                uids.extend(self.backlog.queue.users_of(key));
-            }
-            for node in nodes {
-                pods_on
-                    .entry(node)
-                    .or_default()
-                    .extend(uids.iter().cloned());
-            }
-            consumers.insert(key.clone(), uids);
-        }
-        // Members of gangs without claims hold the other resources of their nodes.
-        let members = self.world.live_pods.iter();
-        for (uid, _) in members.filter(|(_, pod)| pod.is_bound && pod.claims.is_empty()) {
-            if let Some(node) = self.world.cluster.node_of_pod(uid) {
-                pods_on.entry(node).or_default().insert(uid.to_owned());
-            }
-        }
-        let requests = group.requests.iter();
-        let own: BTreeSet<&str> = requests
-            .map(|request| request.pod_request.uid.as_str())
-            .collect();
-        let is_protected = |uid: &str| {
-            let until = self.backlog.protected.get(uid);
-            until.is_some_and(|until| time.instant < *until)
-                || cause != RoomCause::Wait && self.backlog.in_minimum_runtime.contains_key(uid)
-        };
-        let mut gangs = MembersOfGangs::new();
-        let mut candidates: BTreeMap<String, Vec<Candidate>> = BTreeMap::new();
-        for (node, uids) in pods_on {
-            let mut seen: BTreeSet<Vec<&str>> = BTreeSet::new();
-            for uid in &uids {
-                let unit = self.unit(uid, &mut gangs);
-                let is_deleted = |(_, pod): &(&str, &LivePod)| pod.grace_period_end.is_some();
-                // Of a pod that is not bound, the allocation is released: not one that is being written or reserved.
-                let is_in_motion = |(_, pod): &(&str, &LivePod)| {
-                    !pod.is_bound
-                        && !pod
-                            .claims
-                            .iter()
-                            .all(|key| self.commitments.ledger.can_be_freed(key))
-                };
-                if ending.contains(uid)
-                    || unit.iter().any(is_deleted)
-                    || cause != RoomCause::Wait && unit.iter().any(is_in_motion)
-                    || unit
-                        .iter()
-                        .any(|(uid, _)| own.contains(uid) || is_protected(uid))
-                    || !seen.insert(unit.iter().map(|(uid, _)| *uid).collect())
-                {
+            let priorities = unit.iter().map(|(_, pod)| (search.priority_of)(pod));
+            let priorities: Option<Vec<i32>> = priorities.collect();
+            let Some(priority) = priorities.and_then(|all| all.into_iter().max()) else {
+                continue;
+            };
+            if !is_waiting {
+                let ends = unit.iter().filter_map(|(uid, pod)| {
+                    let end = self.minimum_runtime_end(pod, search.time)?;
+                    Some(((*uid).to_owned(), end))
+                });
+                let before = in_minimum_runtime.len();
+                in_minimum_runtime.extend(ends);
+                if in_minimum_runtime.len() > before {
                     continue;
                 }
-                let priorities: Option<Vec<i32>> =
-                    unit.iter().map(|(_, pod)| priority_of(pod)).collect();
-                if let Some(priority) = priorities.and_then(|all| all.into_iter().max()) {
-                    candidates
-                        .entry(node.to_owned())
-                        .or_default()
-                        .push(Candidate {
-                            pods: unit
-                                .iter()
-                                .map(|(uid, pod)| ((*uid).to_owned(), pod.created))
-                                .collect(),
-                            priority,
-                        });
-                }
             }
+            let pods = unit
+                .iter()
+                .map(|(uid, pod)| ((*uid).to_owned(), pod.created));
+            candidates.push(Candidate {
+                pods: pods.collect(),
+                priority,
+            });
         }
-        let mut suspended = self.suspending_pods();
-        if cause == RoomCause::Suspension {
-            let pods = candidates.values().flatten();
-            suspended.extend(pods.flat_map(|candidate| candidate.pods.keys().cloned()));
+        let ending = candidates.iter().map(|candidate| candidate.pods.len());
+        turn.count(u64::try_from(uids.len() + ending.sum::<usize>()).unwrap_or(u64::MAX));
+        for (uid, end) in in_minimum_runtime {
+            self.backlog.in_minimum_runtime.set(uid, end);
         }
-        Holders {
-            consumers,
-            candidates,
-            suspended,
-        }
+        candidates
     }
 
     /// Returns the pods that end with this one: the members of its gang that hold devices or are bound. The newest members
     /// beyond the number that the gang needs end alone, unless its PodGroup says otherwise.
-    fn unit<'s>(
-        &'s self,
-        uid: &str,
-        gangs: &mut MembersOfGangs<'s>,
-    ) -> Vec<(&'s str, &'s LivePod)> {
+    fn unit(&self, uid: &str, gangs: &RefCell<MembersOfGangs>) -> Vec<(&str, &LivePod)> {
         let Some((uid, pod)) = self.world.live_pods.get_key_value(uid) else {
             return Vec::new();
         };
@@ -297,27 +278,30 @@ impl Planner {
                 if pod.disruption == Disruption::Single {
                     return vec![(uid, pod)];
                 }
+                let mut gangs = gangs.borrow_mut();
                 let members = gangs
-                    .entry(gang)
+                    .entry(gang.clone())
                     .or_insert_with(|| self.ending_together(gang));
                 let mut elastic = members.iter().skip(pod.gang_min.unwrap_or(1));
-                let mut is_elastic = || elastic.any(|(member, _)| *member == uid);
+                let mut is_elastic = || elastic.any(|member| *member == uid);
                 if pod.disruption == Disruption::Elastic && is_elastic() {
                     return vec![(uid, pod)];
                 }
-                members.clone()
+                let members = members.iter();
+                let members = members.filter_map(|uid| self.world.live_pods.get_key_value(uid));
+                members.collect()
             }
         }
     }
 
-    /// Returns the members of a gang that hold devices or are bound, the oldest first.
-    fn ending_together(&self, gang: &GangName) -> Vec<(&str, &LivePod)> {
+    /// Returns the UIDs of the members of a gang that hold devices or are bound, the oldest first.
+    fn ending_together(&self, gang: &GangName) -> Vec<String> {
         let members = self.world.live_pods.members(gang);
         let mut members: Vec<_> = members
             .filter(|(uid, pod)| pod.is_bound || self.holds_devices(uid, pod))
             .collect();
         members.sort_by_key(|(uid, pod)| (pod.created, *uid));
-        members
+        members.into_iter().map(|(uid, _)| uid.to_owned()).collect()
     }
 
     fn references(&self, uid: &str, key: &ObjectKey) -> bool {

@@ -1,6 +1,7 @@
 //! The best victims for a pod, searched node by node, and remembered for the equal pods of its gang.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
 use drava_allocator::cluster::Departure;
 use drava_allocator::placement::Placement;
@@ -12,7 +13,7 @@ use super::holders::{NodesOfPod, SIMULATION_UNITS};
 use super::{FoundSoFar, RoomProgress, Search};
 use crate::decide::planner::Planner;
 use crate::decide::planner::demand::Request;
-use crate::decide::victims::{self, Cost, Effect, Simulation};
+use crate::decide::victims::{self, Candidate, Cost, Effect, Simulation};
 
 /// A placement, and the pods that have to end for it.
 pub(super) type PlacedByVictims = (Placement, BTreeSet<String>);
@@ -34,7 +35,7 @@ impl KnownVictims {
         *self = Self {
             request: Some(request.clone()),
             by_node: BTreeMap::new(),
-            changed: search.holders.candidates.keys().cloned().collect(),
+            changed: search.candidates.keys().cloned().collect(),
             is_complete: true,
         };
     }
@@ -106,7 +107,9 @@ impl Planner {
             if let Some(work) = turn.over_by().filter(|_| has_progress) {
                 return Err(work.into());
             }
-            let victims = self.victims_on(&node, request, search, None, turn)?;
+            let candidates = search.candidates.get(&node).cloned();
+            let candidates = (&*node, candidates.unwrap_or_default());
+            let victims = self.victims_on(candidates, request, search, None, turn)?;
             // The turn ended amid the simulations, so they tell nothing about this node.
             if victims.is_none() && has_progress && turn.is_out_of_searches() {
                 return Err(Work::Searches.into());
@@ -145,7 +148,7 @@ impl Planner {
         turn: &mut Turn,
     ) -> Result<Option<PlacedByVictims>, Suspended> {
         let victims = victims.uids();
-        let gone = self.presume_also_ended(&search.holders, victims);
+        let gone = self.presume_also_ended(search, victims);
         let policies = self.world.settings.policies;
         let placed = self
             .world
@@ -175,10 +178,11 @@ impl Planner {
         let uid = &request.pod_request.uid;
         let before = self.backlog.suspended_decisions.take_room(uid);
         let before = before.filter(|before| before.cause == search.cause);
-        let (first, mut best) = match before.map(|before| before.found) {
+        let (mut next, mut best) = match before.map(|before| before.found) {
             Some(FoundSoFar::OfPod { next, best }) => (next, best),
             Some(FoundSoFar::OfGang(_)) | None => (Some(String::new()), None),
         };
+        next = next.and_then(|first| self.next_node(Bound::Included(&first)));
         let suspend = |planner: &mut Self, next, best| {
             let progress = RoomProgress {
                 cause: search.cause,
@@ -186,20 +190,26 @@ impl Planner {
             };
             planner.backlog.suspended_decisions.set_room(uid, progress);
         };
-        let mut has_progress = false;
-        let nodes = first.map(|first| search.holders.candidates.range(first..));
-        for (node, candidates) in nodes.into_iter().flatten() {
-            let is_first = !std::mem::replace(&mut has_progress, true);
-            let suspended = if let Some(work) = turn.over_by().filter(|_| !is_first) {
+        let (mut is_new, mut has_progress) = (true, false);
+        while let Some(node) = next {
+            let is_over = has_progress || !is_new && turn.is_out_of_checks();
+            let suspended = if let Some(work) = turn.over_by().filter(|_| is_over) {
                 work.into()
             } else {
-                let bound = best.as_ref().map(|(_, cost)| cost);
-                if bound.is_some_and(|bound| victims::cannot_beat(candidates, bound)) {
+                is_new = false;
+                next = self.next_node(Bound::Excluded(&node));
+                let candidates = self.candidates_on(&node, search, turn);
+                if candidates.is_empty() {
                     continue;
                 }
-                match self.victims_on(node, request, search, bound, turn) {
+                let is_first = !std::mem::replace(&mut has_progress, true);
+                let bound = best.as_ref().map(|(_, cost)| cost);
+                if bound.is_some_and(|bound| victims::cannot_beat(&candidates, bound)) {
+                    continue;
+                }
+                match self.victims_on((&node, candidates), request, search, bound, turn) {
                     Ok(Some(cost)) => {
-                        best = Some((node.clone(), cost));
+                        best = Some((node, cost));
                         continue;
                     }
                     // The turn ended amid the simulations, so they tell nothing about this node.
@@ -209,7 +219,7 @@ impl Planner {
                 }
             };
             // The search goes on with this node.
-            suspend(self, Some(node.clone()), best);
+            suspend(self, Some(node), best);
             return Err(suspended);
         }
         let Some((node, victims)) = &best else {
@@ -224,17 +234,17 @@ impl Planner {
         placed
     }
 
-    /// Returns the best set of pods of the node whose end makes room for the pod. `None` if there is none better than
+    /// Returns the best set of these pods of the node whose end makes room for the pod. `None` if there is none better than
     /// `bound`.
     fn victims_on(
         &mut self,
-        node: &str,
+        (node, mut candidates): (&str, Vec<Candidate>),
         request: &Request,
         search: &Search<'_>,
         bound: Option<&Cost>,
         turn: &mut Turn,
     ) -> Result<Option<Cost>, Suspended> {
-        let candidates = self.candidates_on(node, search, turn);
+        self.retain_allowed(&mut candidates, search, turn);
         let mut on_node = OnNode {
             planner: self,
             node,
@@ -265,11 +275,8 @@ struct OnNode<'a> {
 impl Simulation for OnNode<'_> {
     /// A search for devices that gave up tells nothing about victims, and another one would give up, too.
     fn effect(&mut self, victims: &BTreeSet<String>) -> Option<Effect> {
-        let Search {
-            holders, floors, ..
-        } = self.search;
         self.turn.count(SIMULATION_UNITS);
-        let gone: Departure = self.planner.presume_also_ended(holders, victims);
+        let gone: Departure = self.planner.presume_also_ended(self.search, victims);
         let cluster = &self.planner.world.cluster;
         let policies = self.planner.world.settings.policies;
         let request = &self.request.pod_request;
@@ -280,7 +287,7 @@ impl Simulation for OnNode<'_> {
             }
             Err(Undecided::Rejected(explanation)) if explanation.gave_up() => None,
             Err(Undecided::Rejected(_)) => Some(Effect::TooLittle),
-            Ok(_) if cluster.keeps(floors) => Some(Effect::Enough),
+            Ok(_) if cluster.keeps(&self.search.floors) => Some(Effect::Enough),
             Ok(_) => Some(Effect::Forbidden),
         };
         self.planner.world.cluster.presume_back(&gone);

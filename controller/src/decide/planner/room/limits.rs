@@ -1,9 +1,10 @@
 //! Limits of evictions that GpuPolicies set: the delay of a pod that others are evicted for, and the minimum runtime of the
 //! evicted pods.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
+use drava_allocator::steps;
 use drava_api::policy::PreemptionLimits;
 use jiff::{SignedDuration, Timestamp};
 use tokio::time::Instant;
@@ -27,26 +28,23 @@ impl Planner {
             delays.extend(end.map(|end| (uid.clone(), end)));
         }
         let has_waited = delays.is_empty();
-        self.backlog.eviction_delays.extend(delays);
+        for (uid, end) in delays {
+            self.backlog.eviction_delays.set(uid, end);
+        }
         has_waited
     }
 
-    /// Determines which pods are not evicted so far because of their minimum runtime.
-    pub(super) fn update_minimum_runtimes(&mut self, time: &DecisionTime) {
-        if !self.world.cluster.has_preemption_limits() {
-            self.backlog.in_minimum_runtime.clear();
-            return;
-        }
-        let mut running = BTreeMap::new();
-        for (uid, pod) in self.world.live_pods.iter() {
-            let Some(bound_at) = pod.bound_at else {
-                continue;
-            };
-            let runtime = self.preemption_limits(pod).minimum_runtime_seconds;
-            let end = runtime.and_then(|runtime| end(bound_at, runtime, time));
-            running.extend(end.map(|end| (uid.to_owned(), end)));
-        }
-        self.backlog.in_minimum_runtime = running;
+    /// Returns until when a pod is not evicted because of its minimum runtime.
+    pub(super) fn minimum_runtime_end(
+        &self,
+        pod: &LivePod,
+        time: &DecisionTime,
+    ) -> Option<Instant> {
+        steps::count(1);
+        let has_limits = self.world.cluster.has_preemption_limits();
+        let bound_at = pod.bound_at.filter(|_| has_limits)?;
+        let runtime = self.preemption_limits(pod).minimum_runtime_seconds?;
+        end(bound_at, runtime, time)
     }
 
     fn preemption_limits(&self, pod: &LivePod) -> PreemptionLimits {

@@ -6,7 +6,7 @@ use drava_allocator::placement::Placement;
 use drava_allocator::searched::Suspended;
 use drava_allocator::turn::Turn;
 
-use super::holders::{Holders, NodesOfPod};
+use super::holders::NodesOfPod;
 use super::known_victims::KnownVictims;
 use super::{FoundSoFar, Precedence, Room, RoomCause, RoomProgress, Search};
 use crate::decide::planner::Planner;
@@ -41,7 +41,7 @@ impl Planner {
         let first = first.map(|request| request.pod_request.uid.as_str());
         // A single pod needs no known victims.
         let nodes_of_pod = match is_gang {
-            true => search.holders.nodes_of_pod(),
+            true => search.nodes_of_pod(),
             false => NodesOfPod::new(),
         };
         let before = first.filter(|_| is_gang);
@@ -59,11 +59,11 @@ impl Planner {
             Some(_) | None => GangRoom::default(),
         };
         let ended = search.ending | &room.victims;
-        self.presume_ended(&search.holders, &ended);
+        self.presume_ended(search, &ended);
         // Their tenants may use less than when they were chosen.
         if !self.world.cluster.keeps(&search.floors) {
             room = GangRoom::default();
-            self.presume_ended(&search.holders, search.ending);
+            self.presume_ended(search, search.ending);
         }
         let mut placements = Placements::new();
         let placed = self.place_group(search, &nodes_of_pod, &mut room, &mut placements, turn);
@@ -108,7 +108,7 @@ impl Planner {
         turn: &mut Turn,
     ) -> Result<(), Suspended> {
         let mut doubtful = room.doubtful.take().unwrap_or_else(|| {
-            let mut units = search.holders.units_in(&room.victims);
+            let mut units = search.units_in(&room.victims);
             units.reverse();
             units
         });
@@ -271,7 +271,7 @@ impl Planner {
     }
 }
 
-impl Holders {
+impl Search<'_> {
     /// Returns the pods and gangs whose pods are all in the set, those that should end last first.
     fn units_in(&self, uids: &BTreeSet<String>) -> Vec<Candidate> {
         let candidates = self.candidates.values().flatten();

@@ -81,8 +81,8 @@ impl Planner {
         let mut ended: BTreeSet<String> =
             others.into_iter().map(|(uid, _)| uid.to_owned()).collect();
         ended.extend(ending.iter().cloned());
-        let holders = self.holders(group, ending, RoomCause::Wait, |_| None, time);
-        self.presume_ended(&holders, &ended);
+        let search = self.search(group, ending, RoomCause::Wait, &|_| None, time);
+        self.presume_ended(&search, &ended);
         let placed = self.place(&request.pod_request, turn);
         self.world.cluster.presume_gone(&Departure::default());
         Ok(placed?.map(|_| {

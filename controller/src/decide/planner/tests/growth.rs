@@ -2,8 +2,10 @@
 
 use drava_allocator::steps;
 use drava_api::listed::{Change, DeletedObject};
+use serde_json::json;
 
-use super::cluster::TestCluster;
+use super::cluster::{TestCluster, applied};
+use crate::fixture::object;
 
 const SIZE: usize = 16;
 
@@ -43,6 +45,30 @@ fn deletion_of_node_concerns_its_allocations_only() {
         let (_, releases) = cluster.actions();
         assert_eq!(releases.len(), 1);
         assert_eq!(releases[0].reason.to_string(), "node n001 does not exist");
+        steps
+    });
+}
+
+/// Returns a cluster of two nodes, with a pod on each that is within its minimum runtime, and pods that could evict them.
+fn in_minimum_runtime(urgent: usize) -> TestCluster {
+    let mut cluster = TestCluster::new(&["n1", "n2"]);
+    cluster.planner.policy(applied(object(json!({
+        "apiVersion": "gpu.drava.dev/v1alpha1", "kind": "GpuPolicy", "metadata": {"name": "p", "uid": "p"},
+        "spec": {"preemption": {"minimumRuntimeSeconds": 3600}},
+    }))));
+    cluster.add_running(&[("low-1", "60Gi", 0), ("low-2", "60Gi", 0)]);
+    for index in 0..urgent {
+        cluster.add_pod_of_priority(&format!("urgent-{index}"), "70Gi", 10);
+    }
+    cluster
+}
+
+#[test]
+fn minimum_runtimes_are_determined_once_for_equal_pods() {
+    assert_no_growth(|urgent| {
+        let mut cluster = in_minimum_runtime(urgent);
+        let (steps, (jobs, _)) = steps::of(|| cluster.actions());
+        assert!(jobs.is_empty() && cluster.evictions.is_empty());
         steps
     });
 }

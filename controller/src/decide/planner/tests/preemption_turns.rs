@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use drava_allocator::steps;
 use serde_json::json;
 
 use super::cluster::{TestCluster, member};
@@ -96,9 +97,24 @@ fn search_for_victims_takes_turns() {
     );
 }
 
-#[test]
-fn search_for_victims_goes_on_where_its_turn_ended() {
+/// Lets a pod search its victims in turns, beside so many nodes that are full of pods of a higher priority. Returns the number of
+/// turns, and their steps.
+fn search_in_turns(others: usize) -> (u64, u64) {
     let mut cluster = TestCluster::new(&[]);
+    for index in 0..others {
+        let node = format!("other-{index}");
+        add_node(&mut cluster, &node, 1);
+        add_pod(
+            &mut cluster,
+            &node,
+            &json!({"requests": [shares("all", 1, "79Gi")]}),
+        );
+        let mut pod = cluster.pods[&node].clone();
+        pod.spec.as_mut().unwrap().priority = Some(20);
+        cluster.add_pod(pod);
+        assert_eq!(cluster.settle(), [format!("{node} → {node}")]);
+        cluster.bind((&node, &node));
+    }
     let mut victims = Vec::new();
     for (node, gpus, memory) in [
         ("small-0", 16, "1Gi"),
@@ -119,14 +135,26 @@ fn search_for_victims_goes_on_where_its_turn_ended() {
     // On each small node the search gives up, which is the work of a turn: of the decision, and of the search for victims.
     add_hard(&mut cluster, "urgent", 10);
     cluster.is_slice_over = |_| true;
-    let mut turns = 0;
+    let (mut turns, mut steps) = (0, 0);
     while cluster.evictions.is_empty() {
         turns += 1;
         assert!(turns < 20, "the search ends");
-        assert!(cluster.actions().0.is_empty());
+        let (of_turn, (jobs, _)) = steps::of(|| cluster.actions());
+        assert!(jobs.is_empty());
+        steps += of_turn;
     }
     assert_eq!(cluster.evict(), ["on-z-large for urgent"]);
+    (turns, steps)
+}
+
+#[test]
+fn search_for_victims_goes_on_where_its_turn_ended() {
+    let (turns, steps) = search_in_turns(16);
     assert!(turns > 5, "{turns}");
+    // Each turn goes on with other nodes: the claim and the device of each are visited once.
+    let (as_many, more) = search_in_turns(32);
+    assert_eq!(turns, as_many);
+    assert!(more <= steps + 2 * 16, "{steps}, then {more}");
 }
 
 /// Adds nodes with 18 GPUs, each full of one pod, of a lower priority than those before.
