@@ -118,7 +118,8 @@ pub async fn lead(
         tokio::task::yield_now().await;
         if Instant::now() >= report_at {
             report_at = Instant::now() + REPORT_PERIOD;
-            metrics.set_cluster(planner.metrics(), planner.synced_kinds());
+            let nodes = planner.changed_node_metrics();
+            metrics.set_cluster(planner.metrics(), nodes, planner.synced_kinds());
         }
     }
     metrics.set_leading(false);

@@ -88,6 +88,8 @@ pub struct Cluster {
     overcommitted: BTreeSet<String>,
     /// Pools with a problem.
     excluded: BTreeSet<String>,
+    /// See [`Self::take_changed_nodes`].
+    changed_nodes: BTreeSet<String>,
     /// What the current simulation presumes gone.
     gone: Departure,
     pub(crate) rankings: Rankings,

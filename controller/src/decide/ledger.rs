@@ -15,6 +15,7 @@ use std::time::Duration;
 use drava_allocator::node::PodDemand;
 use drava_allocator::object::{ObjectKey, object_key};
 use drava_allocator::placement::Placement;
+use drava_allocator::steps;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use tokio::time::Instant;
 
@@ -65,8 +66,6 @@ impl ClaimState {
 struct Entry {
     claim: Arc<ResourceClaim>,
     state: ClaimState,
-    /// When this version was written, until the watch has delivered it.
-    undelivered_since: Option<Instant>,
 }
 
 /// Origin of a claim's version.
@@ -144,6 +143,8 @@ impl Reservation {
 #[derive(Debug)]
 pub(crate) struct Ledger {
     claims: BTreeMap<ObjectKey, Entry>,
+    /// When the newest version of a claim was written, until the watch has delivered it.
+    undelivered: BTreeMap<ObjectKey, Instant>,
     reservations: BTreeMap<Owner, Reservation>,
     times: ReleaseTimes,
     timers: ReleaseTimers,
@@ -169,6 +170,7 @@ impl Ledger {
     pub(crate) fn new(release_after: Duration) -> Self {
         Self {
             claims: BTreeMap::new(),
+            undelivered: BTreeMap::new(),
             reservations: BTreeMap::new(),
             times: ReleaseTimes::new(release_after),
             timers: ReleaseTimers::default(),
@@ -183,14 +185,12 @@ impl Ledger {
 
     /// Returns whether the watch has delivered the newest version of the claim.
     pub(crate) fn is_delivered(&self, key: &ObjectKey) -> bool {
-        let entry = self.claims.get(key);
-        entry.is_some_and(|entry| entry.undelivered_since.is_none())
+        self.claims.contains_key(key) && !self.undelivered.contains_key(key)
     }
 
     /// Returns when the oldest version was written that the watch has not delivered.
     pub(crate) fn oldest_undelivered(&self) -> Option<Instant> {
-        let claims = self.claims.values();
-        claims.filter_map(|entry| entry.undelivered_since).min()
+        steps::counted(self.undelivered.values()).min().copied()
     }
 
     /// Returns whether devices of the claim are selected and its allocation is not written so far.
@@ -299,11 +299,7 @@ impl Ledger {
         let known = known.filter(|known| known.claim.metadata.uid == claim.metadata.uid);
         let before = known.map(|known| &known.state);
         let version = &claim.metadata.resource_version;
-        let same = known.filter(|known| known.claim.metadata.resource_version == *version);
-        let undelivered_since = match origin {
-            Origin::Watch => None,
-            Origin::Write => same.map_or(Some(now), |known| known.undelivered_since),
-        };
+        let is_same = known.is_some_and(|known| known.claim.metadata.resource_version == *version);
         let state = match before {
             // A job that rolls back releases the allocation itself, so no scheduler has refused the node.
             Some(ClaimState::Writing) => ClaimState::Writing,
@@ -316,10 +312,18 @@ impl Ledger {
             .cloned();
         let is_reserved =
             matches!(state, ClaimState::Reserved) && !matches!(before, Some(ClaimState::Reserved));
+        match origin {
+            Origin::Watch => {
+                self.undelivered.remove(&key);
+            }
+            Origin::Write if is_same => {}
+            Origin::Write => {
+                self.undelivered.insert(key.clone(), now);
+            }
+        }
         let entry = Entry {
             claim: Arc::new(claim),
             state,
-            undelivered_since,
         };
         self.claims.insert(key.clone(), entry);
         self.set_timer(&key);
@@ -333,6 +337,7 @@ impl Ledger {
     /// Removes a deleted claim.
     pub(crate) fn remove(&mut self, key: &ObjectKey) {
         self.claims.remove(key);
+        self.undelivered.remove(key);
         self.set_timer(key);
     }
 

@@ -585,32 +585,17 @@ impl Planner {
             .min()
     }
 
-    /// Returns what the metrics show of the cluster and the queue.
+    /// Returns what the metrics show of the cluster and the queue, apart from [`Self::changed_node_metrics`].
     #[must_use]
     pub fn metrics(&self) -> ClusterMetrics {
-        let overcommitted: BTreeSet<(String, String)> = self
-            .world
-            .cluster
-            .overcommits()
-            .into_iter()
-            .map(|overcommit| (overcommit.node, overcommit.gpu))
-            .collect();
         let mut pending = BTreeMap::new();
         for pod in self.backlog.queue.iter() {
             *pending.entry(pod.reason).or_default() += 1;
         }
         ClusterMetrics {
-            devices: self.device_metrics(&overcommitted),
             pending,
             gangs: self.world.live_pods.count_gangs(),
             in_flight: self.commitments.in_flight.len(),
-            free_memory: self
-                .world
-                .cluster
-                .free_memory()
-                .into_iter()
-                .map(|(node, free)| (node.to_owned(), free))
-                .collect(),
             oldest_undelivered: self.commitments.ledger.oldest_undelivered(),
             scheduler_releases: self.reporter.scheduler_releases,
             unreadable: self.world.count_unreadable(),

@@ -45,8 +45,6 @@ const WAIT_BUCKETS: [f64; 10] = [0.1, 0.5, 1.0, 2.0, 5.0, 15.0, 60.0, 300.0, 180
 /// What the leader knows of the cluster.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ClusterMetrics {
-    /// Shareable devices.
-    pub devices: Vec<DeviceMetrics>,
     /// Number of pending pods by the reason of their last rejection; `None` before the first decision and after an
     /// allocation.
     pub pending: BTreeMap<Option<Reason>, usize>,
@@ -54,8 +52,6 @@ pub struct ClusterMetrics {
     pub gangs: GangCounts,
     /// Allocation jobs in flight.
     pub in_flight: usize,
-    /// Free GPU memory by node.
-    pub free_memory: BTreeMap<String, FreeMemory>,
     /// When the oldest version of a claim was written that the watch has not delivered.
     pub oldest_undelivered: Option<tokio::time::Instant>,
     /// Unreserved allocations that kube-scheduler has released since this replica leads.
@@ -70,11 +66,18 @@ pub struct ClusterMetrics {
     pub namespaces: BTreeMap<String, NamespaceAmounts>,
 }
 
+/// A node with usable devices, or without.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct NodeMetrics {
+    /// Shareable devices.
+    pub devices: Vec<DeviceMetrics>,
+    /// Free GPU memory; `None` without usable devices.
+    pub free_memory: Option<FreeMemory>,
+}
+
 /// A shareable device.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeviceMetrics {
-    /// Name of the node.
-    pub node: String,
     /// Name of the device.
     pub device: Arc<str>,
     /// Published and allocated amount by capacity.
@@ -106,12 +109,7 @@ pub struct QuotaMetrics {
 
 impl DeviceMetrics {
     /// Creates the metrics of a device; `in_use` includes what is reserved.
-    pub(crate) fn new(
-        node: &str,
-        device: &Device,
-        in_use: &DeviceUse,
-        reserved: &DeviceUse,
-    ) -> Self {
+    pub(crate) fn new(device: &Device, in_use: &DeviceUse, reserved: &DeviceUse) -> Self {
         let of =
             |found: &DeviceUse, name: &str| found.consumed.get(name).copied().unwrap_or_default();
         let amounts = device.capacity.iter().map(|(name, capacity)| {
@@ -123,7 +121,6 @@ impl DeviceMetrics {
         let reserved_amounts =
             reserved_amounts.map(|name| (name.clone(), of(reserved, name).to_f64_lossy()));
         Self {
-            node: node.to_owned(),
             device: Arc::clone(&device.name),
             amounts: amounts.collect(),
             reserved: reserved_amounts.collect(),
@@ -172,6 +169,8 @@ pub struct CertificateValidity {
 struct Leadership {
     is_leading: bool,
     cluster: Option<Arc<ClusterMetrics>>,
+    /// By name.
+    nodes: BTreeMap<String, Arc<NodeMetrics>>,
     /// Whether the first list of a kind is complete.
     synced: Vec<(Kind, bool)>,
     usage: NamespaceUsage,
@@ -204,9 +203,21 @@ impl Metrics {
         };
     }
 
-    /// Sets the state of the cluster and of the watches.
-    pub fn set_cluster(&self, cluster: ClusterMetrics, synced: Vec<(Kind, bool)>) {
+    /// Sets the state of the cluster, of its nodes that have changed, and of the watches.
+    pub fn set_cluster(
+        &self,
+        cluster: ClusterMetrics,
+        changed_nodes: BTreeMap<String, NodeMetrics>,
+        synced: Vec<(Kind, bool)>,
+    ) {
         let mut leadership = lock(&self.leadership);
+        for (name, node) in changed_nodes {
+            if node == NodeMetrics::default() {
+                leadership.nodes.remove(&name);
+            } else {
+                leadership.nodes.insert(name, Arc::new(node));
+            }
+        }
         let namespaces = cluster.namespaces.clone();
         leadership.usage.set(namespaces, self.started.elapsed());
         leadership.cluster = Some(Arc::new(cluster));
@@ -333,6 +344,7 @@ impl Collector for Samples {
         });
         table::WATCH_FAILURES.encode(encoder, failures)?;
         if let Some(cluster) = &leadership.cluster {
+            encode_nodes(&leadership.nodes, encoder)?;
             cluster.encode(encoder)?;
             leadership.usage.encode(encoder, self.now)?;
         }
@@ -353,36 +365,45 @@ impl Collector for Samples {
     }
 }
 
+fn encode_nodes(
+    nodes: &BTreeMap<String, Arc<NodeMetrics>>,
+    encoder: &mut DescriptorEncoder<'_>,
+) -> fmt::Result {
+    let devices = || {
+        nodes.iter().flat_map(|(node, metrics)| {
+            let devices = metrics.devices.iter();
+            devices.map(move |device| (node.as_str(), device))
+        })
+    };
+    let amounts = || {
+        devices().flat_map(|(node, device)| {
+            let amounts = device.amounts.iter();
+            amounts.map(move |(name, amounts)| ([node, &*device.device, name], *amounts))
+        })
+    };
+    let published = amounts().map(|(labels, (published, _))| (labels, published));
+    table::CAPACITY.encode(encoder, published)?;
+    let allocated = amounts().map(|(labels, (_, allocated))| (labels, allocated));
+    table::ALLOCATED.encode(encoder, allocated)?;
+    let reserved = devices().flat_map(|(node, device)| {
+        let reserved = device.reserved.iter();
+        reserved.map(move |(name, amount)| ([node, &*device.device, name], *amount))
+    });
+    table::RESERVED.encode(encoder, reserved)?;
+    let each = |value: fn(&DeviceMetrics) -> f64| {
+        devices().map(move |(node, device)| ([node, &*device.device], value(device)))
+    };
+    table::OVERCOMMITTED.encode(encoder, each(|device| flag(device.is_overcommitted())))?;
+    table::EXCLUSIVE.encode(encoder, each(|device| f64::from(device.exclusive)))?;
+    let fragmentation = nodes.iter().filter_map(|(node, metrics)| {
+        let free = metrics.free_memory?;
+        Some(([node.as_str()], free.fragmentation_ratio()))
+    });
+    table::FRAGMENTATION.encode(encoder, fragmentation)
+}
+
 impl ClusterMetrics {
     fn encode(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let amounts = || {
-            self.devices.iter().flat_map(|device| {
-                let amounts = device.amounts.iter();
-                amounts
-                    .map(|(name, amounts)| ([device.node.as_str(), &device.device, name], *amounts))
-            })
-        };
-        let published = amounts().map(|(labels, (published, _))| (labels, published));
-        table::CAPACITY.encode(encoder, published)?;
-        let allocated = amounts().map(|(labels, (_, allocated))| (labels, allocated));
-        table::ALLOCATED.encode(encoder, allocated)?;
-        let reserved = self.devices.iter().flat_map(|device| {
-            let reserved = device.reserved.iter();
-            reserved.map(|(name, amount)| ([device.node.as_str(), &device.device, name], *amount))
-        });
-        table::RESERVED.encode(encoder, reserved)?;
-        let each = |value: fn(&DeviceMetrics) -> f64| {
-            let sample = move |device: &'_ DeviceMetrics| value(device);
-            self.devices
-                .iter()
-                .map(move |device| ([device.node.as_str(), &*device.device], sample(device)))
-        };
-        table::OVERCOMMITTED.encode(encoder, each(|device| flag(device.is_overcommitted())))?;
-        table::EXCLUSIVE.encode(encoder, each(|device| f64::from(device.exclusive)))?;
-        let fragmentation = self.free_memory.iter();
-        let fragmentation =
-            fragmentation.map(|(node, free)| ([node.as_str()], free.fragmentation_ratio()));
-        table::FRAGMENTATION.encode(encoder, fragmentation)?;
         table::EXCLUDED_POOLS.encode(encoder, [([], self.excluded_pools as f64)])?;
         let unreadable = Kind::ALL.map(|kind| {
             let count = self.unreadable.get(&kind).copied().unwrap_or_default();

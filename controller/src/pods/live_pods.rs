@@ -26,7 +26,7 @@ pub(crate) struct LivePod {
     own_priority: i32,
     /// Time of creation.
     pub(crate) created: Timestamp,
-    /// Its node.
+    /// Its node, if it is bound.
     node: Option<String>,
     /// Whether it is bound to a node.
     pub(crate) is_bound: bool,

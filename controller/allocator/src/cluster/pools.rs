@@ -7,6 +7,7 @@ use super::{Cluster, PoolChange, PoolState};
 use crate::device::Device;
 use crate::object::ObjectKey;
 use crate::pool::{Pool, PoolProblem};
+use crate::steps;
 use crate::usage::{AllocatedDevice, DeviceAccess, DeviceUse, Usage};
 
 /// A GPU of which more is allocated than it has.
@@ -56,28 +57,38 @@ impl Cluster {
         })
     }
 
-    /// Returns the shareable devices with their nodes and their usage, except those of excluded pools.
-    pub fn shared_devices(&self) -> impl Iterator<Item = (&str, &Device, &DeviceUse)> {
-        let pools = self
-            .pools
-            .values()
-            .filter_map(|pool| pool.state.as_ref().ok());
+    /// Returns the nodes whose devices, or their usage, may have changed since the last call.
+    pub fn take_changed_nodes(&mut self) -> BTreeSet<String> {
+        let mut nodes = std::mem::take(&mut self.changed_nodes);
+        // What an observed claim has of them may have been assumed before.
+        let overcommitted = self.overcommitted.iter();
+        nodes.extend(overcommitted.filter_map(|pool| self.pools.get(pool)?.node.clone()));
+        nodes
+    }
+
+    /// Returns the shareable devices of a node with their usage, except those of excluded pools.
+    pub fn shared_devices_on(&self, node: &str) -> impl Iterator<Item = (&Device, &DeviceUse)> {
+        let pools = self.usable_pools_on(node);
         let devices = pools.flat_map(|(pool, usage)| {
             let devices = pool.devices.iter().zip(&usage.devices);
-            devices.map(|(device, device_use)| (pool.node.as_str(), device.as_ref(), device_use))
+            devices.map(|(device, device_use)| (device.as_ref(), device_use))
         });
-        devices.filter(|(_, device, _)| device.shared)
+        steps::counted(devices).filter(|(device, _)| device.shared)
     }
 
     /// Returns how these devices are used by these allocations alone, by node and device.
     #[must_use]
     pub fn use_of(&self, allocated: &[AllocatedDevice]) -> BTreeMap<(&str, &str), DeviceUse> {
+        let mut by_pool: BTreeMap<&str, Vec<&AllocatedDevice>> = BTreeMap::new();
+        for device in allocated {
+            by_pool.entry(&device.pool).or_default().push(device);
+        }
         let mut uses = BTreeMap::new();
-        for (name, pool, _) in self.usable_pools() {
-            let of_pool: Vec<_> = allocated
-                .iter()
-                .filter(|device| device.pool == name)
-                .collect();
+        for (name, of_pool) in by_pool {
+            let pool = self.pools.get(name);
+            let Some((pool, _)) = pool.and_then(|pool| pool.state.as_ref().ok()) else {
+                continue;
+            };
             let Ok(usage) = Usage::of(pool, of_pool.iter().copied()) else {
                 continue;
             };
@@ -95,22 +106,27 @@ impl Cluster {
         uses
     }
 
-    /// Returns the free GPU memory of each node.
+    /// Returns the free GPU memory of a node; `None` without usable pools.
     #[must_use]
-    pub fn free_memory(&self) -> BTreeMap<&str, FreeMemory> {
-        let mut nodes: BTreeMap<&str, FreeMemory> = BTreeMap::new();
-        for (_, pool, usage) in self.usable_pools() {
-            let node = nodes.entry(pool.node.as_str()).or_default();
+    pub fn free_memory_on(&self, node: &str) -> Option<FreeMemory> {
+        let mut found: Option<FreeMemory> = None;
+        for (pool, usage) in self.usable_pools_on(node) {
+            let sum = found.get_or_insert_default();
             for gpu in usage.memory_by_gpu(pool).into_values() {
                 let allocated = gpu.allocated.to_f64_lossy();
                 let free = (gpu.total.to_f64_lossy() - allocated).max(0.0);
-                node.total += free;
+                sum.total += free;
                 if allocated > 0.0 {
-                    node.on_partly_allocated_gpus += free;
+                    sum.on_partly_allocated_gpus += free;
                 }
             }
         }
-        nodes
+        found
+    }
+
+    fn usable_pools_on(&self, node: &str) -> impl Iterator<Item = (&Pool, &Usage)> {
+        let pools = self.pools_of_node(node);
+        pools.filter_map(|(_, pool)| pool.state.as_ref().ok().map(|(pool, usage)| (pool, usage)))
     }
 
     /// Returns the usable pools with their usage.
@@ -182,6 +198,14 @@ impl Cluster {
     pub(super) fn mark_pool_changed(&mut self, pool: &str) {
         let node = self.pools.get(pool).and_then(|state| state.node.as_deref());
         self.rankings.mark_changed(node.unwrap_or(pool));
+        if let Some(node) = node {
+            insert(&mut self.changed_nodes, node);
+        }
+    }
+
+    /// Notes that [`Self::take_changed_nodes`] has to return the node.
+    pub fn note_changed(&mut self, node: &str) {
+        insert(&mut self.changed_nodes, node);
     }
 
     fn assemble_slices(&mut self, pool: &str) {
@@ -313,5 +337,11 @@ impl Cluster {
     pub(crate) fn pools_of_node(&self, node: &str) -> impl Iterator<Item = (&str, &PoolState)> {
         let names = self.pools_on.get(node).into_iter().flatten();
         names.filter_map(|name| Some((name.as_str(), self.pools.get(name)?)))
+    }
+}
+
+fn insert(names: &mut BTreeSet<String>, name: &str) {
+    if !names.contains(name) {
+        names.insert(name.to_owned());
     }
 }

@@ -16,32 +16,41 @@ use super::{DecisionTime, Planner};
 use crate::action::Action;
 use crate::action::status::StatusOutcome;
 use crate::decide::ledger::{Ledger, Purpose, Reservation};
-use crate::operate::metrics::{DeviceMetrics, NamespaceAmounts};
+use crate::operate::metrics::{DeviceMetrics, NamespaceAmounts, NodeMetrics};
 use crate::pods::live_pods::LivePods;
 
 impl Planner {
-    /// Returns the shareable devices, with what is reserved of them apart from what is allocated. `overcommitted` has nodes with
-    /// UUIDs of GPUs.
-    pub(super) fn device_metrics(
-        &self,
-        overcommitted: &BTreeSet<(String, String)>,
-    ) -> Vec<DeviceMetrics> {
+    /// Returns what the metrics show of the nodes that may have changed since the last call, by name. What is reserved of their
+    /// devices is apart from what is allocated.
+    pub fn changed_node_metrics(&mut self) -> BTreeMap<String, NodeMetrics> {
+        let changed = self.world.cluster.take_changed_nodes();
         let cluster = &self.world.cluster;
+        let overcommits = cluster.overcommits().into_iter();
+        let overcommitted: BTreeSet<(String, String)> = overcommits
+            .map(|overcommit| (overcommit.node, overcommit.gpu))
+            .collect();
         let reserved: Vec<AllocatedDevice> = self
             .reserved_claims()
             .flat_map(ClaimPlacement::allocated_devices)
             .collect();
         let reserved = cluster.use_of(&reserved);
         let nothing = DeviceUse::default();
-        let devices = cluster.shared_devices().map(|(node, device, in_use)| {
-            let reserved = reserved.get(&(node, &*device.name)).unwrap_or(&nothing);
-            let gpu = (node.to_owned(), device.gpu.to_string());
-            DeviceMetrics {
-                is_gpu_overcommitted: overcommitted.contains(&gpu),
-                ..DeviceMetrics::new(node, device, in_use, reserved)
-            }
+        let metrics = changed.into_iter().map(|node| {
+            let devices = cluster.shared_devices_on(&node).map(|(device, in_use)| {
+                let reserved = reserved.get(&(&*node, &*device.name)).unwrap_or(&nothing);
+                let gpu = (node.clone(), device.gpu.to_string());
+                DeviceMetrics {
+                    is_gpu_overcommitted: overcommitted.contains(&gpu),
+                    ..DeviceMetrics::new(device, in_use, reserved)
+                }
+            });
+            let metrics = NodeMetrics {
+                devices: devices.collect(),
+                free_memory: cluster.free_memory_on(&node),
+            };
+            (node, metrics)
         });
-        devices.collect()
+        metrics.collect()
     }
 
     /// Returns what the claims of each namespace have. What is reserved for an eviction counts for the quota only.

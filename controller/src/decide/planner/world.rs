@@ -127,6 +127,8 @@ impl World {
             self.cluster.forget(&key);
         }
         self.cluster.forget_pod(uid);
+        // Its claims may be deleted, and their devices not counted any more.
+        self.cluster.note_changed(&placement.node);
     }
 
     /// Returns what is found in the world without these reservations, which outdates nothing.

@@ -150,13 +150,14 @@ fn publishes_allocated_event_after_successful_write() {
 
 /// Returns the metrics after these outcomes.
 fn counted(outcomes: impl FnOnce(AllocationJob) -> Vec<Outcome>) -> String {
-    let (planner, job) = allocating();
+    let (mut planner, job) = allocating();
     let metrics = Metrics::default();
     let now = "2026-01-01T00:00:05Z".parse().unwrap();
     for outcome in outcomes(job) {
         count(&planner, &outcome, now, &metrics);
     }
-    metrics.set_cluster(planner.metrics(), planner.synced_kinds());
+    let nodes = planner.changed_node_metrics();
+    metrics.set_cluster(planner.metrics(), nodes, planner.synced_kinds());
     metrics.text().unwrap()
 }
 

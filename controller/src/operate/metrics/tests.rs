@@ -7,7 +7,6 @@ use crate::action::{Eviction, EvictionCause, EvictionFailure, Precedence, Preemp
 
 fn device(allocated: f64, exclusive: u32) -> DeviceMetrics {
     DeviceMetrics {
-        node: "n1".to_owned(),
         device: "gpu-0-vgpu".into(),
         amounts: BTreeMap::from([("memory".to_owned(), (80.0, allocated))]),
         reserved: BTreeMap::from([("memory".to_owned(), 4.0)]),
@@ -18,20 +17,12 @@ fn device(allocated: f64, exclusive: u32) -> DeviceMetrics {
 
 fn cluster() -> ClusterMetrics {
     ClusterMetrics {
-        devices: vec![device(8.0, 0)],
         pending: BTreeMap::from([(None, 1), (Some(Reason::InsufficientMemory), 2)]),
         gangs: GangCounts {
             pending: 1,
             running: 2,
         },
         in_flight: 3,
-        free_memory: BTreeMap::from([(
-            "n1".to_owned(),
-            FreeMemory {
-                total: 80.0,
-                on_partly_allocated_gpus: 20.0,
-            },
-        )]),
         oldest_undelivered: None,
         scheduler_releases: 6,
         unreadable: [(Kind::Pods, 2)].into(),
@@ -55,6 +46,17 @@ fn cluster() -> ClusterMetrics {
     }
 }
 
+fn nodes() -> BTreeMap<String, NodeMetrics> {
+    let node = NodeMetrics {
+        devices: vec![device(8.0, 0)],
+        free_memory: Some(FreeMemory {
+            total: 80.0,
+            on_partly_allocated_gpus: 20.0,
+        }),
+    };
+    [("n1".to_owned(), node)].into()
+}
+
 fn leading() -> Metrics {
     let metrics = Metrics::default();
     metrics.set_leading(true);
@@ -62,7 +64,11 @@ fn leading() -> Metrics {
         start: 1_000,
         end: 2_000,
     });
-    metrics.set_cluster(cluster(), Kind::ALL.map(|kind| (kind, true)).into());
+    metrics.set_cluster(
+        cluster(),
+        nodes(),
+        Kind::ALL.map(|kind| (kind, true)).into(),
+    );
     metrics.decided(Duration::from_millis(2));
     metrics.allocated([Some(SignedDuration::from_secs(3))].into_iter());
     metrics.allocation_failed();
@@ -165,12 +171,23 @@ fn detects_overcommitted_devices() {
 }
 
 #[test]
+fn nodes_keep_their_series_until_they_change() {
+    let metrics = leading();
+    let is_shown = |metrics: &Metrics| metrics.text().unwrap().contains(r#"node="n1""#);
+    metrics.set_cluster(cluster(), BTreeMap::new(), Vec::new());
+    assert!(is_shown(&metrics));
+    let gone = [("n1".to_owned(), NodeMetrics::default())].into();
+    metrics.set_cluster(cluster(), gone, Vec::new());
+    assert!(!is_shown(&metrics));
+}
+
+#[test]
 fn ledger_drift_grows_until_the_next_report() {
     let mut cluster = cluster();
     cluster.oldest_undelivered = tokio::time::Instant::now().checked_sub(Duration::from_secs(90));
     let metrics = Metrics::default();
     metrics.set_leading(true);
-    metrics.set_cluster(cluster, Vec::new());
+    metrics.set_cluster(cluster, BTreeMap::new(), Vec::new());
     let text = metrics.text().unwrap();
     let name = "drava_controller_ledger_drift_seconds{} ";
     let value = text.lines().find_map(|line| line.strip_prefix(name));

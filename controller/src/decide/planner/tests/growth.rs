@@ -6,6 +6,7 @@ use serde_json::json;
 
 use super::cluster::{TestCluster, applied};
 use crate::fixture::object;
+use crate::operate::metrics::NodeMetrics;
 
 const SIZE: usize = 16;
 
@@ -47,6 +48,44 @@ fn deletion_of_node_concerns_its_allocations_only() {
         assert_eq!(releases[0].reason.to_string(), "node n001 does not exist");
         steps
     });
+}
+
+#[test]
+fn oldest_undelivered_version_is_found_among_those() {
+    assert_no_growth(|nodes| {
+        let mut cluster = allocated(nodes);
+        cluster.add_pod_with_claim("last", "8Gi");
+        let (mut jobs, _) = cluster.actions();
+        cluster.write(jobs.remove(0));
+        let oldest = || cluster.planner.commitments.ledger.oldest_undelivered();
+        let (steps, oldest) = steps::of(oldest);
+        assert_eq!(oldest, Some(cluster.now));
+        steps
+    });
+}
+
+#[test]
+fn metrics_visit_changed_nodes_only() {
+    assert_no_growth(|nodes| {
+        let mut cluster = allocated(nodes);
+        assert_eq!(cluster.planner.changed_node_metrics().len(), nodes);
+        cluster.add_pod_with_claim("last", "8Gi");
+        assert_eq!(cluster.settle(), ["last → n000"]);
+        let (steps, changed) = steps::of(|| cluster.planner.changed_node_metrics());
+        let changed: Vec<&str> = changed.keys().map(String::as_str).collect();
+        assert_eq!(changed, ["n000"]);
+        steps
+    });
+}
+
+#[test]
+fn deleted_node_has_no_metrics() {
+    let mut cluster = TestCluster::new(&["n1", "n2"]);
+    let of = |cluster: &mut TestCluster| cluster.planner.changed_node_metrics();
+    assert_eq!(of(&mut cluster).len(), 2);
+    cluster.delete_node("n1");
+    let changed = of(&mut cluster);
+    assert_eq!(changed, [("n1".to_owned(), NodeMetrics::default())].into());
 }
 
 /// Returns a cluster of two nodes, with a pod on each that is within its minimum runtime, and pods that could evict them.

@@ -1,5 +1,7 @@
 //! What the planner reports for the metrics.
 
+use std::collections::BTreeMap;
+
 use drava_api::reason::Reason;
 
 use super::cluster::TestCluster;
@@ -9,23 +11,20 @@ use crate::fixture::{claim, pod};
 fn reports_allocated_memory_and_pending_pods_by_reason() {
     let mut cluster = TestCluster::new(&["n1"]);
     let gib = f64::from(1 << 30);
-    let memory = |cluster: &TestCluster| {
-        let metrics = cluster.planner.metrics();
-        let [device] = &metrics.devices[..] else {
-            panic!("{metrics:?}");
+    let memory = |cluster: &mut TestCluster| {
+        let nodes = cluster.planner.changed_node_metrics();
+        let [device] = &nodes["n1"].devices[..] else {
+            panic!("{nodes:?}");
         };
-        assert_eq!(
-            (device.node.as_str(), &*device.device),
-            ("n1", "gpu-0-vgpu")
-        );
+        assert_eq!(&*device.device, "gpu-0-vgpu");
         device.amounts["memory"]
     };
-    assert_eq!(memory(&cluster), (80.0 * gib, 0.0));
+    assert_eq!(memory(&mut cluster), (80.0 * gib, 0.0));
     cluster.add_pod_with_claim("a", "8Gi");
     cluster.add_pod_with_claim("b", "100Gi");
     assert_eq!(cluster.planner.metrics().pending[&None], 2, "undecided");
     cluster.settle();
-    assert_eq!(memory(&cluster), (80.0 * gib, 8.0 * gib));
+    assert_eq!(memory(&mut cluster), (80.0 * gib, 8.0 * gib));
     let pending = cluster.planner.metrics().pending;
     assert_eq!(pending[&Some(Reason::InsufficientMemory)], 1, "{pending:?}");
     assert_eq!(pending.get(&None), Some(&1), "allocated, not bound");
@@ -34,17 +33,22 @@ fn reports_allocated_memory_and_pending_pods_by_reason() {
 #[test]
 fn measures_free_memory_on_partly_allocated_gpus() {
     let mut cluster = TestCluster::new(&["n1", "n2"]);
-    let ratios = |cluster: &TestCluster| {
-        let free = cluster.planner.metrics().free_memory;
-        ["n1", "n2"].map(|node| free[node].fragmentation_ratio())
+    let mut nodes = BTreeMap::new();
+    let mut ratios = |cluster: &mut TestCluster| {
+        nodes.extend(cluster.planner.changed_node_metrics());
+        ["n1", "n2"].map(|node| nodes[node].free_memory.unwrap().fragmentation_ratio())
     };
-    assert_eq!(ratios(&cluster), [0.0, 0.0], "all GPUs are free");
+    assert_eq!(ratios(&mut cluster), [0.0, 0.0], "all GPUs are free");
     cluster.add_pod_with_claim("a", "20Gi");
     assert_eq!(cluster.settle(), ["a → n1"]);
-    assert_eq!(ratios(&cluster), [1.0, 0.0], "no whole GPU of n1 is free");
+    assert_eq!(
+        ratios(&mut cluster),
+        [1.0, 0.0],
+        "no whole GPU of n1 is free"
+    );
     cluster.add_pod_with_claim("b", "60Gi");
     assert_eq!(cluster.settle(), ["b → n1"]);
-    assert_eq!(ratios(&cluster), [0.0, 0.0], "n1 is full");
+    assert_eq!(ratios(&mut cluster), [0.0, 0.0], "n1 is full");
 }
 
 #[test]

@@ -10,9 +10,10 @@ const EVENT: &str =
     "GPU GPU-n1 on node n1: more is allocated than the GPU has, to claims default/a, default/b";
 
 /// Returns whether the metrics show the only GPU as over-committed.
-fn is_overcommitted(cluster: &TestCluster) -> bool {
-    let devices = cluster.planner.metrics().devices;
-    devices.iter().any(|device| device.is_overcommitted())
+fn is_overcommitted(cluster: &mut TestCluster) -> bool {
+    let nodes = cluster.planner.changed_node_metrics();
+    let mut devices = nodes.values().flat_map(|node| &node.devices);
+    devices.any(|device| device.is_overcommitted())
 }
 
 /// Another writer allocates the memory of the only GPU.
@@ -82,12 +83,12 @@ fn metrics_show_gpu_that_two_claims_have_whole() {
     whole.metadata.resource_version = Some("2".to_owned());
     cluster.planner.slice(Change::Applied(Box::new(whole)));
     for name in ["a", "b"] {
-        assert!(!is_overcommitted(&cluster));
+        assert!(!is_overcommitted(&mut cluster));
         let mut claim = claim(name, "80Gi");
         claim.status = Some(object(json!({"allocation": {"devices": {"results": [
             {"request": "gpu", "driver": "gpu.drava.dev", "pool": "n1/gpus", "device": "gpu-0"},
         ]}}})));
         cluster.observe(claim);
     }
-    assert!(is_overcommitted(&cluster));
+    assert!(is_overcommitted(&mut cluster));
 }

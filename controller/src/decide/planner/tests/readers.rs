@@ -18,6 +18,7 @@ use serde_json::json;
 use super::cluster::TestCluster;
 use crate::decide::planner::reserved_devices::leader_status;
 use crate::fixture::{claim, class, node, pod, slice};
+use crate::operate::metrics::NodeMetrics;
 
 const NODES: [&str; 2] = ["n1", "n2"];
 const GIB: f64 = (1_u64 << 30) as f64;
@@ -47,6 +48,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 /// A cluster with what its API server shows of it.
 struct History {
     cluster: TestCluster,
+    /// As the metrics show them.
+    nodes: BTreeMap<String, NodeMetrics>,
     conditions: BTreeMap<String, PodCondition>,
     created: usize,
     seen: Seen,
@@ -179,6 +182,8 @@ impl History {
 
     fn check(&mut self) {
         let metrics = self.cluster.planner.metrics();
+        self.nodes
+            .extend(self.cluster.planner.changed_node_metrics());
         let mut snapshot = self.snapshot();
         let is_allocated = |name: &str| {
             let claim = &self.cluster.claims[name];
@@ -189,11 +194,16 @@ impl History {
         };
         // Allocated: metrics by device and by namespace, and the claims.
         let mut total = 0.0;
-        for (node, device, in_use) in snapshot.cluster.shared_devices() {
+        let nodes = NODES.iter();
+        let devices = nodes.flat_map(|node| {
+            let devices = snapshot.cluster.shared_devices_on(node);
+            devices.map(|(device, in_use)| (*node, device, in_use))
+        });
+        for (node, device, in_use) in devices {
             let allocated = in_use.consumed.get("memory").copied().unwrap_or_default();
-            let mut devices = metrics.devices.iter();
+            let mut devices = self.nodes[node].devices.iter();
             let measured = devices
-                .find(|measured| measured.node == node && measured.device == device.name)
+                .find(|measured| measured.device == device.name)
                 .unwrap();
             let (_, in_metrics) = measured.amounts["memory"];
             assert_eq!(in_metrics / GIB, allocated.to_f64_lossy() / GIB, "{node}");
@@ -217,11 +227,14 @@ impl History {
                     .or_default() += memory.to_f64_lossy();
             }
         }
-        for measured in &metrics.devices {
-            let pool = names::pool(&measured.node);
-            let shown = reserved.remove(&(pool, &*measured.device));
+        let nodes = self.nodes.iter();
+        let devices = nodes.flat_map(|(node, metrics)| {
+            let devices = metrics.devices.iter();
+            devices.map(move |device| (node, device))
+        });
+        for (node, measured) in devices {
+            let shown = reserved.remove(&(names::pool(node), &*measured.device));
             let shown = shown.unwrap_or_default();
-            let node = &measured.node;
             assert_eq!(measured.reserved["memory"] / GIB, shown / GIB, "{node}");
         }
         assert!(reserved.is_empty(), "{reserved:?}");
@@ -260,6 +273,7 @@ fn readers_agree_after_every_step() {
     let outcome = runner.run(&steps(), |steps| {
         let mut history = History {
             cluster: TestCluster::new(&NODES),
+            nodes: BTreeMap::new(),
             conditions: BTreeMap::new(),
             created: 0,
             seen: seen.take(),
