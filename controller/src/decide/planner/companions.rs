@@ -5,6 +5,7 @@
 //! are due, and takes only what no pod was promised: it preempts no pod, and devices that are reserved for waiting pods are not
 //! free.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -45,7 +46,7 @@ pub(super) struct Companions {
     /// Those that are allocated, with the UIDs of the pods that use them.
     users: BTreeMap<ObjectKey, Vec<String>>,
     /// The same by pod.
-    of_pods: BTreeSet<(String, ObjectKey)>,
+    of_pods: BTreeMap<String, BTreeSet<ObjectKey>>,
     /// Those without an allocation.
     waiting: BTreeMap<ObjectKey, Waiting>,
     /// Those whose capacity is given back.
@@ -76,8 +77,10 @@ impl Companions {
         self.forget_users(&key);
         if claim::is_allocated(claim) {
             let users: Vec<String> = claim::consumers(claim).map(str::to_owned).collect();
-            let of_pods = users.iter().map(|uid| (uid.clone(), key.clone()));
-            self.of_pods.extend(of_pods);
+            for uid in &users {
+                let of_pod = self.of_pods.entry(uid.clone()).or_default();
+                of_pod.insert(key.clone());
+            }
             self.users.insert(key.clone(), users);
         }
         if claim::is_given_back(claim) {
@@ -115,16 +118,18 @@ impl Companions {
 
     fn forget_users(&mut self, key: &ObjectKey) {
         for uid in self.users.remove(key).unwrap_or_default() {
-            self.of_pods.remove(&(uid, key.clone()));
+            if let Entry::Occupied(mut of_pod) = self.of_pods.entry(uid) {
+                of_pod.get_mut().remove(key);
+                if of_pod.get().is_empty() {
+                    of_pod.remove();
+                }
+            }
         }
     }
 
     /// Returns the companions that a pod uses, which end with it. Its spec names none of them.
     pub(super) fn of_pod(&self, uid: &str) -> impl Iterator<Item = &ObjectKey> {
-        let first = (uid.to_owned(), ObjectKey::default());
-        let from = self.of_pods.range(first..);
-        let own = from.take_while(move |(of, _)| of == uid);
-        own.map(|(_, key)| key)
+        self.of_pods.get(uid).into_iter().flatten()
     }
 
     /// A release of the claim has ended, or cannot start. It is repeated, after twice the time each, unless the claim is observed

@@ -44,8 +44,8 @@ impl Search<'_> {
 
     /// Returns whether the shares of a pod that ends are suspended: where others end, it gives their memory and GPU time only.
     fn is_suspended(&self, uid: &str) -> bool {
-        let is_victim = !self.ending.contains(uid);
-        self.suspending.contains(uid) || self.cause == RoomCause::Suspension && is_victim
+        let is_cause = self.cause == RoomCause::Suspension;
+        self.suspending.contains(uid) || is_cause && !self.ending.contains(uid)
     }
 }
 
@@ -95,17 +95,16 @@ impl Planner {
         ended: &BTreeSet<String>,
     ) -> Departure {
         let presumed = self.world.cluster.presumed_gone();
-        let (suspended, ended): (BTreeSet<String>, BTreeSet<String>) = ended
-            .iter()
-            .cloned()
-            .partition(|uid| search.is_suspended(uid));
         let gone = &presumed.pods;
-        let also = &ended - gone;
-        let is_gone = |uid: &String| gone.contains(uid) || ended.contains(uid);
+        let (suspended, ended): (Vec<&String>, Vec<&String>) =
+            ended.iter().partition(|uid| search.is_suspended(uid));
+        let also = ended.into_iter().filter(|uid| !gone.contains(*uid));
+        let also: BTreeSet<String> = also.cloned().collect();
+        let is_gone = |uid: &str| gone.contains(uid) || also.contains(uid);
         let claims = self.claims_of(&also).filter(|key| {
             let is_held = self.world.cluster.nodes_of(key).next().is_some();
             let claim = self.commitments.ledger.claim(key).filter(|_| is_held);
-            claim.is_some_and(|claim| self.consumers(key, claim).iter().all(is_gone))
+            claim.is_some_and(|claim| self.are_consumers(key, claim, is_gone))
         });
         // What companions add stays in use while a share is suspended.
         let suspended = suspended.iter().flat_map(|uid| self.own_claims(uid));
@@ -151,6 +150,21 @@ impl Planner {
             None => self.world.ended_pods.claims(uid),
         };
         claims.unwrap_or_default()
+    }
+
+    /// Returns whether this is true of all [`Self::consumers`] of an allocated claim. It is asked in each trial of a search, so
+    /// it collects them only where they are not simply listed.
+    fn are_consumers(
+        &self,
+        key: &ObjectKey,
+        claim: &ResourceClaim,
+        is_true: impl Fn(&str) -> bool,
+    ) -> bool {
+        let is_listed = claim::consumers(claim).next().is_some();
+        match is_listed && claim::consuming_gangs(claim).next().is_none() {
+            true => claim::consumers(claim).all(is_true),
+            false => self.consumers(key, claim).iter().all(|uid| is_true(uid)),
+        }
     }
 
     /// Returns the UIDs of the pods that use an allocated claim.
