@@ -9,10 +9,12 @@ use anyhow::{Context as _, bail, ensure};
 use clap::Args;
 use drava_allocator::pod::claims as claims_of;
 use drava_allocator::usage::AllocatedDevice;
+use drava_api::condition::ConditionReason;
 use drava_api::event::EventReason;
 use drava_api::{names, suspension};
 use k8s_openapi::api::core::v1::{Event, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::api::{ListParams, Patch, PatchParams};
 use kube::{Api, Client, ResourceExt as _};
 use serde::Serialize;
@@ -86,8 +88,7 @@ fn answer(claim: &ResourceClaim, is_suspended_wished: bool) -> Answer {
     if is_suspended_wished {
         return match (suspension::is_suspended(claim), suspension::refusal(claim)) {
             (true, _) => Answer::Done,
-            // An answer without the intent is one to an earlier wish.
-            (false, Some(refusal)) if suspension::is_intended(&claim.metadata) => {
+            (false, Some(refusal)) if is_final(claim, refusal) => {
                 Answer::Refused(refusal.message.clone())
             }
             (false, _) => Answer::Waiting,
@@ -99,6 +100,20 @@ fn answer(claim: &ResourceClaim, is_suspended_wished: bool) -> Answer {
         true => Answer::Done,
         false => Answer::Waiting,
     }
+}
+
+/// Returns whether the node driver does not try again: it does after a failure. An answer without the intent is one to an
+/// earlier wish.
+fn is_final(claim: &ResourceClaim, refusal: &Condition) -> bool {
+    let is_refused = refusal.reason == ConditionReason::SuspendRefused.as_str();
+    is_refused && suspension::is_intended(&claim.metadata)
+}
+
+/// Returns the last failure of a suspension that the node driver tries again.
+fn last_failure(claim: &ResourceClaim) -> Option<String> {
+    let failure = suspension::refusal(claim)?;
+    let is_tried_again = suspension::is_intended(&claim.metadata) && !is_final(claim, failure);
+    is_tried_again.then(|| format!("{}; it is tried again", failure.message))
 }
 
 /// Writes the wish of a user, and waits for the answer.
@@ -176,7 +191,10 @@ pub(crate) async fn run(
                 "the share cannot be suspended: {why}. Take the request back with `kubectl drava resume {name} -n {namespace}`"
             ),
             Answer::Waiting if Instant::now() >= deadline => {
-                let why = last_event(client, &pod).await;
+                let why = match last_failure(&found).filter(|_| is_suspended_wished) {
+                    Some(failure) => failure,
+                    None => last_event(client, &pod).await,
+                };
                 let what = if is_suspended_wished {
                     "suspended"
                 } else {
@@ -276,10 +294,32 @@ mod tests {
                 Answer::Waiting,
                 Answer::Done,
             ),
+            // The node driver tries again.
+            (
+                claim(&intended, "False", "SuspendFailed"),
+                Answer::Waiting,
+                Answer::Waiting,
+            ),
         ];
         for (claim, suspended, resumed) in cases {
             assert_eq!(answer(&claim, true), suspended, "{claim:?}");
             assert_eq!(answer(&claim, false), resumed, "{claim:?}");
+        }
+    }
+
+    #[test]
+    fn names_last_failure_that_is_tried_again() {
+        let (intended, none) = (json!({names::SUSPEND_LABEL: names::SUSPEND}), json!({}));
+        let failed = claim(&intended, "False", "SuspendFailed");
+        assert_eq!(
+            last_failure(&failed).as_deref(),
+            Some("why; it is tried again")
+        );
+        for other in [
+            claim(&intended, "False", "SuspendRefused"),
+            claim(&none, "False", "SuspendFailed"),
+        ] {
+            assert_eq!(last_failure(&other), None, "{other:?}");
         }
     }
 }
