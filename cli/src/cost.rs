@@ -16,6 +16,7 @@ use drava_explanation::table;
 
 use crate::connection::{Connection, connect};
 use crate::prometheus::{Prometheus, Series, Source};
+use crate::tenant;
 
 mod opencost;
 
@@ -181,7 +182,7 @@ async fn of_cluster(client: &Client) -> anyhow::Result<Prices> {
             );
             return Ok(Prices::default());
         }
-        Err(error) => return Err(error).context("cannot list the prices"),
+        Err(error) => return Err(tenant::refused(error, "list configmaps in all namespaces")),
     };
     let text = found
         .iter()

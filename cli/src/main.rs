@@ -33,6 +33,7 @@ mod migrate;
 mod natural;
 mod node;
 mod output;
+mod pod;
 mod prometheus;
 mod quota;
 mod recommend;

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use kube::{Client, Config};
 use serde_json::Value;
 
 use crate::connection::{Connection, connect};
+use crate::tenant;
 
 /// Steps of a time that Prometheus evaluates at most.
 const MAX_STEPS: u64 = 2000;
@@ -40,6 +41,7 @@ impl Source {
             let prefix = String::new();
             return Ok(Prometheus {
                 client,
+                address: address.to_owned(),
                 prefix,
                 since,
             });
@@ -51,6 +53,7 @@ impl Source {
         let prefix = format!("/api/v1/namespaces/{namespace}/services/{service}/proxy");
         Ok(Prometheus {
             client,
+            address: address.to_owned(),
             prefix,
             since,
         })
@@ -60,6 +63,8 @@ impl Source {
 /// A Prometheus server.
 pub(crate) struct Prometheus {
     client: Client,
+    /// Its address, as given.
+    address: String,
     /// Path before that of the HTTP API.
     prefix: String,
     /// Time until now, seconds.
@@ -102,10 +107,29 @@ impl Prometheus {
         let parameters = parameters.append_pair("query", &query).finish();
         let path = format!("{}/api/v1/query?{parameters}", self.prefix);
         let request = http::Request::get(path).body(Vec::new())?;
-        let response: Value = self.client.request(request).await.context(
-            "cannot query Prometheus; for a URL use `kubectl port-forward`, or name NAMESPACE/SERVICE:PORT",
-        )?;
+        let response: Value = match self.client.request(request).await {
+            Ok(response) => response,
+            Err(error) => return Err(self.failure(error)),
+        };
         series(&response)
+    }
+
+    /// Returns the error of a query, in one line.
+    fn failure(&self, error: kube::Error) -> anyhow::Error {
+        let address = &self.address;
+        match &error {
+            kube::Error::Api(status) if status.code == 404 && !self.prefix.is_empty() => anyhow!(
+                "cannot query Prometheus at {address}: {}; name it as NAMESPACE/SERVICE:PORT: `kubectl get services -A` lists the \
+                 services",
+                status.message
+            ),
+            kube::Error::Api(_) => {
+                tenant::refused(error, &format!("query Prometheus at {address}"))
+            }
+            _ => anyhow::Error::new(error).context(
+                "cannot query Prometheus; for a URL use `kubectl port-forward`, or name NAMESPACE/SERVICE:PORT",
+            ),
+        }
     }
 }
 

@@ -11,13 +11,14 @@ use clap::Args;
 use drava_api::{Quantity, names};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
-use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::api::{DeleteParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use self::share::{Amounts, MIB, Share};
+use crate::{pod, tenant};
 
 mod share;
 mod wait;
@@ -172,24 +173,17 @@ pub(crate) async fn run(
     namespace: &str,
     options: &Options,
 ) -> anyhow::Result<Report> {
-    let name = options.pod.strip_prefix("pod/").unwrap_or(&options.pod);
+    let name = pod::name(&options.pod)?;
     ensure!(
         options.memory.is_some() || options.cores.is_some(),
         "say what the share is to have: --memory 12Gi, --cores 40"
     );
-    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let claims: Api<ResourceClaim> = Api::namespaced(client.clone(), namespace);
-    let pod = pods
-        .get(name)
-        .await
-        .with_context(|| format!("cannot get pod {namespace}/{name}"))?;
+    let pod: Pod = tenant::get(client, namespace, name).await?;
     share::check_runs(&pod)?;
-    let all = claims
-        .list(&ListParams::default())
-        .await
-        .context("cannot list the claims")?;
+    let all: Vec<ResourceClaim> = tenant::list(client, namespace).await?;
     let selected = (options.claim.as_deref(), options.request.as_deref());
-    let share = share::find(&pod, &all.items, selected)?;
+    let share = share::find(&pod, &all, selected)?;
     let before = share.total();
     let wanted = Amounts {
         memory_bytes: options
@@ -225,7 +219,8 @@ pub(crate) async fn run(
         if let Some(companion) = created.take() {
             let companion: ResourceClaim = serde_json::from_value(companion)?;
             let stored = claims.create(&PostParams::default(), &companion).await;
-            let stored = stored.context("cannot create the companion claim")?;
+            let action = format!("create resourceclaims in namespace {namespace}");
+            let stored = stored.map_err(|error| tenant::refused(error, &action))?;
             if options.timeout > 0 {
                 wait::for_growth(client, &claims, &stored, deadline).await?;
             }
@@ -233,7 +228,8 @@ pub(crate) async fn run(
         }
         for name in &plan.delete {
             let deleted = claims.delete(name, &DeleteParams::default()).await;
-            deleted.with_context(|| format!("cannot delete the companion claim {name}"))?;
+            let action = format!("delete resourceclaim {name} in namespace {namespace}");
+            deleted.map_err(|error| tenant::refused(error, &action))?;
         }
         if options.timeout > 0 {
             for name in &plan.delete {

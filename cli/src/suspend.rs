@@ -10,19 +10,26 @@ use clap::Args;
 use drava_allocator::pod::claims as claims_of;
 use drava_allocator::usage::AllocatedDevice;
 use drava_api::condition::ConditionReason;
-use drava_api::event::EventReason;
 use drava_api::{names, suspension};
-use k8s_openapi::api::core::v1::{Event, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use kube::api::{ListParams, Patch, PatchParams};
+use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, ResourceExt as _};
 use serde::Serialize;
 use serde_json::json;
 use tokio::time::Instant;
 
+use self::events::{Events, Published};
+use crate::{pod, tenant};
+
+mod events;
+
 /// Time between two reads of the claim.
 const POLL: Duration = Duration::from_millis(250);
+
+/// Time between two reads of the events of the pod and the claim.
+const POLL_EVENTS: Duration = Duration::from_secs(1);
 
 /// Arguments of the commands.
 #[derive(Debug, Args)]
@@ -116,6 +123,72 @@ fn last_failure(claim: &ResourceClaim) -> Option<String> {
     is_tried_again.then(|| format!("{}; it is tried again", failure.message))
 }
 
+/// Refuses to suspend a share that is not of one running pod alone.
+fn check_own(pod: &Pod, claim: &ResourceClaim) -> anyhow::Result<()> {
+    ensure!(
+        pod.metadata.deletion_timestamp.is_none(),
+        "pod {} is being deleted",
+        pod.name_any()
+    );
+    let status = claim.status.iter();
+    let consumers = status.flat_map(|status| status.reserved_for.iter().flatten());
+    let names: Vec<&str> = consumers.map(|consumer| consumer.name.as_str()).collect();
+    ensure!(
+        names.len() < 2,
+        "claim {} is reserved for several pods ({}): only the share of one pod alone can be suspended",
+        claim.name_any(),
+        names.join(", ")
+    );
+    Ok(())
+}
+
+/// Returns the only claim of a pod that has a device.
+async fn claim_of(client: &Client, namespace: &str, pod: &Pod) -> anyhow::Result<ResourceClaim> {
+    pod::check_unfinished(pod)?;
+    let name = pod.name_any();
+    let claims: Api<ResourceClaim> = Api::namespaced(client.clone(), namespace);
+    let action = format!("get resourceclaims in namespace {namespace}");
+    let mut own = Vec::new();
+    for (_, claim) in claims_of(pod) {
+        let Some(claim) = claim else { continue };
+        let claim = claims.get_opt(claim).await;
+        let claim = claim.map_err(|error| tenant::refused(error, &action))?;
+        own.extend(claim.filter(|claim| !AllocatedDevice::of_claim(claim).is_empty()));
+    }
+    match (own.pop(), &own[..]) {
+        (Some(claim), []) => Ok(claim),
+        (None, _) if !pod::is_bound(pod) && claims_of(pod).next().is_some() => bail!(
+            "pod {name} is pending and has no share so far; `kubectl drava explain pod {name} -n {namespace}` shows why"
+        ),
+        (None, _) => bail!(
+            "pod {namespace}/{name} has no claim with a device of {}",
+            names::DRIVER
+        ),
+        (Some(_), _) => bail!(
+            "pod {namespace}/{name} has several claims with devices of {}: only pods with one share can be suspended",
+            names::DRIVER
+        ),
+    }
+}
+
+/// Returns why the wish is not fulfilled so far.
+fn delay(claim: &ResourceClaim, is_suspended_wished: bool, published: &Published) -> String {
+    if suspension::is_intended(&claim.metadata) != is_suspended_wished {
+        return published.text();
+    }
+    // The controller has answered.
+    if let Some(failure) = last_failure(claim) {
+        return failure;
+    }
+    let devices = AllocatedDevice::of_claim(claim);
+    let pool = devices.first().map(|device| device.pool.as_str());
+    let node = pool.and_then(names::node_of_pool).unwrap_or("?");
+    match suspension::answers(claim).any(suspension::is_resuming) {
+        true => format!("the node driver of node {node} has not ended its resumption"),
+        false => format!("the node driver of node {node} has not answered"),
+    }
+}
+
 /// Writes the wish of a user, and waits for the answer.
 pub(crate) async fn run(
     client: &Client,
@@ -123,114 +196,136 @@ pub(crate) async fn run(
     options: &Options,
     is_suspended_wished: bool,
 ) -> anyhow::Result<Report> {
-    let name = options.pod.strip_prefix("pod/").unwrap_or(&options.pod);
-    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
-    let claims: Api<ResourceClaim> = Api::namespaced(client.clone(), namespace);
-    let pod = pods
-        .get(name)
-        .await
-        .with_context(|| format!("cannot get pod {namespace}/{name}"))?;
-    let mut own = Vec::new();
-    for (_, claim) in claims_of(&pod) {
-        let Some(claim) = claim else { continue };
-        let claim = claims.get(claim).await;
-        let claim =
-            claim.with_context(|| format!("cannot get a claim of pod {namespace}/{name}"))?;
-        if !AllocatedDevice::of_claim(&claim).is_empty() {
-            own.push(claim);
-        }
+    let name = pod::name(&options.pod)?;
+    let pod: Pod = tenant::get(client, namespace, name).await?;
+    let claim = claim_of(client, namespace, &pod).await?;
+    if is_suspended_wished {
+        check_own(&pod, &claim)?;
     }
-    let claim = match &own[..] {
-        [claim] => claim,
-        [] => bail!(
-            "pod {namespace}/{name} has no claim with a device of {}",
-            names::DRIVER
-        ),
-        _ => bail!(
-            "pod {namespace}/{name} has several claims with devices of {}: only pods with one share can be suspended",
-            names::DRIVER
-        ),
+    let deadline = Instant::now() + Duration::from_secs(options.timeout);
+    let events = match options.timeout {
+        0 => None,
+        _ => Some(Events::before_request(client, &pod, &claim).await),
     };
-    ensure!(
-        !is_suspended_wished || pod.metadata.deletion_timestamp.is_none(),
-        "pod {namespace}/{name} is being deleted"
-    );
+    let written = write_wish(client, namespace, &claim, is_suspended_wished).await?;
     let claim_name = claim.name_any();
-    let report = |state, claim: &ResourceClaim| Report {
+    let report = |state, message| Report {
         pod: format!("{namespace}/{name}"),
         claim: claim_name.clone(),
         state,
-        message: suspension::answers(claim)
-            .next()
-            .map(|answer| answer.message.clone()),
+        message,
     };
+    let Some(events) = events else {
+        return Ok(report(State::Requested, None));
+    };
+    let wait = Wait {
+        client,
+        namespace,
+        is_suspended_wished,
+        deadline,
+        events,
+    };
+    match wait.run(written).await? {
+        Outcome::Done(message) => {
+            let state = match is_suspended_wished {
+                true => State::Suspended,
+                false => State::Running,
+            };
+            Ok(report(state, message))
+        }
+        Outcome::Refused(why) => bail!(
+            "{why}. The request stays on claim {claim_name}; take it back with `kubectl drava resume {name} -n {namespace}`"
+        ),
+        Outcome::Late(why) if is_suspended_wished => bail!(
+            "the share was not suspended in time: {why}. The request stays on claim {claim_name}, and the share is suspended as soon \
+             as it can be; take the request back with `kubectl drava resume {name} -n {namespace}`"
+        ),
+        Outcome::Late(why) => {
+            bail!("the share was not resumed in time: {why}. It is resumed as soon as it can be")
+        }
+    }
+}
+
+/// Writes the wish in the claim.
+async fn write_wish(
+    client: &Client,
+    namespace: &str,
+    claim: &ResourceClaim,
+    is_suspended_wished: bool,
+) -> anyhow::Result<ResourceClaim> {
+    let claims: Api<ResourceClaim> = Api::namespaced(client.clone(), namespace);
+    let name = claim.name_any();
     let value = is_suspended_wished.then_some(names::SUSPEND);
     let patch = json!({"metadata": {
         "uid": claim.metadata.uid,
         "annotations": {names::SUSPEND_WISH_ANNOTATION: value},
     }});
-    let written = claims
-        .patch(&claim_name, &PatchParams::default(), &Patch::Merge(&patch))
-        .await;
-    let mut found = written.with_context(|| format!("cannot patch claim {claim_name}"))?;
-    if options.timeout == 0 {
-        return Ok(report(State::Requested, &found));
-    }
-    let deadline = Instant::now() + Duration::from_secs(options.timeout);
-    loop {
-        match answer(&found, is_suspended_wished) {
-            Answer::Done => {
-                let state = if is_suspended_wished {
-                    State::Suspended
-                } else {
-                    State::Running
-                };
-                return Ok(report(state, &found));
-            }
-            Answer::Refused(why) => bail!(
-                "the share cannot be suspended: {why}. Take the request back with `kubectl drava resume {name} -n {namespace}`"
-            ),
-            Answer::Waiting if Instant::now() >= deadline => {
-                let why = match last_failure(&found).filter(|_| is_suspended_wished) {
-                    Some(failure) => failure,
-                    None => last_event(client, &pod).await,
-                };
-                let what = if is_suspended_wished {
-                    "suspended"
-                } else {
-                    "resumed"
-                };
-                bail!("the share was not {what} in time: {why}. It is {what} as soon as it can be");
-            }
-            Answer::Waiting => tokio::time::sleep(POLL).await,
-        }
-        let read = claims.get(&claim_name).await;
-        found = read.with_context(|| format!("cannot get claim {claim_name}"))?;
-    }
+    let patch = Patch::Merge(&patch);
+    let written = claims.patch(&name, &PatchParams::default(), &patch).await;
+    let action = format!("patch resourceclaim {name} in namespace {namespace}");
+    written.map_err(|error| tenant::refused(error, &action))
 }
 
-/// Returns what the controller has said last of the suspension of the pod's share.
-async fn last_event(client: &Client, pod: &Pod) -> String {
-    let events: Api<Event> = Api::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
-    let of_pod = format!("involvedObject.uid={}", pod.uid().unwrap_or_default());
-    let found = match events.list(&ListParams::default().fields(&of_pod)).await {
-        Ok(found) => found.items,
-        Err(error) => return format!("its events cannot be read ({error})"),
-    };
-    let reasons = [
-        EventReason::ShareSuspended,
-        EventReason::ShareResumed,
-        EventReason::SuspensionRefused,
-    ];
-    let own = found.into_iter().filter(|event| {
-        let reason = event.reason.as_deref();
-        reasons.iter().any(|own| reason == Some(own.as_str()))
-    });
-    let own: Vec<Event> = own.collect();
-    let newest = crate::resize::newest_event(&own);
-    newest.and_then(|event| event.message.clone()).unwrap_or_else(|| {
-        "the controller has not answered; shares are suspended with scheduling.mode=managed only".to_owned()
-    })
+/// How the wait for an answer ended.
+enum Outcome {
+    /// It is done; what the node driver says.
+    Done(Option<String>),
+    /// The controller or the node driver says that it cannot be done.
+    Refused(String),
+    /// There was no answer in time; why.
+    Late(String),
+}
+
+/// The wait for an answer.
+struct Wait<'a> {
+    client: &'a Client,
+    namespace: &'a str,
+    is_suspended_wished: bool,
+    deadline: Instant,
+    events: Events,
+}
+
+impl Wait<'_> {
+    /// Waits for the answer, from the claim as it was written.
+    async fn run(&self, mut claim: ResourceClaim) -> anyhow::Result<Outcome> {
+        let is_wished = self.is_suspended_wished;
+        let name = claim.name_any();
+        let claims: Api<ResourceClaim> = Api::namespaced(self.client.clone(), self.namespace);
+        let action = format!("get resourceclaim {name} in namespace {}", self.namespace);
+        let mut next_events = Instant::now() + POLL_EVENTS;
+        loop {
+            match answer(&claim, is_wished) {
+                Answer::Done => {
+                    let said = suspension::answers(&claim).next();
+                    return Ok(Outcome::Done(said.map(|said| said.message.clone())));
+                }
+                Answer::Refused(why) => {
+                    return Ok(Outcome::Refused(format!(
+                        "the share cannot be suspended: {why}"
+                    )));
+                }
+                Answer::Waiting => {}
+            }
+            let now = Instant::now();
+            let is_late = now >= self.deadline;
+            if is_late || now >= next_events {
+                next_events = now + POLL_EVENTS;
+                let published = self.events.last().await;
+                // With the intent the controller has accepted the wish.
+                let is_open = is_wished && !suspension::is_intended(&claim.metadata);
+                if let Some(why) = published.refusal().filter(|_| is_open) {
+                    return Ok(Outcome::Refused(why.to_owned()));
+                }
+                if is_late {
+                    return Ok(Outcome::Late(delay(&claim, is_wished, &published)));
+                }
+            }
+            tokio::time::sleep(POLL).await;
+            let found = claims.get_opt(&name).await;
+            let found = found.map_err(|error| tenant::refused(error, &action))?;
+            claim = found.with_context(|| format!("claim {name} was deleted"))?;
+        }
+    }
 }
 
 #[cfg(test)]
@@ -308,18 +403,34 @@ mod tests {
     }
 
     #[test]
-    fn names_last_failure_that_is_tried_again() {
+    fn names_what_an_answer_waits_for() {
         let (intended, none) = (json!({names::SUSPEND_LABEL: names::SUSPEND}), json!({}));
-        let failed = claim(&intended, "False", "SuspendFailed");
-        assert_eq!(
-            last_failure(&failed).as_deref(),
-            Some("why; it is tried again")
-        );
-        for other in [
-            claim(&intended, "False", "SuspendRefused"),
-            claim(&none, "False", "SuspendFailed"),
-        ] {
-            assert_eq!(last_failure(&other), None, "{other:?}");
+        let controller = "the controller has not answered; shares are suspended with scheduling.mode=managed only";
+        let driver = "the node driver of node n1 has not answered";
+        let cases = [
+            (
+                &intended,
+                "False",
+                "SuspendFailed",
+                true,
+                "why; it is tried again",
+            ),
+            (&intended, "False", "Resumed", true, driver),
+            (&none, "False", "SuspendFailed", true, controller),
+            (&none, "True", "Suspended", false, driver),
+            (
+                &none,
+                "False",
+                "Resuming",
+                false,
+                "the node driver of node n1 has not ended its resumption",
+            ),
+            (&intended, "True", "Suspended", false, controller),
+        ];
+        for (labels, status, reason, is_suspended_wished, expected) in cases {
+            let claim = claim(labels, status, reason);
+            let delay = delay(&claim, is_suspended_wished, &Published::Nothing);
+            assert_eq!(delay, expected, "{claim:?}");
         }
     }
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use anyhow::{anyhow, bail};
+use anyhow::anyhow;
 use drava_allocator::reason::bytes;
 use drava_allocator::usage::{AllocatedDevice, DeviceAccess};
 use drava_api::explanation::{
@@ -134,17 +134,7 @@ pub(crate) async fn explain_pod(
         namespace: namespace.to_owned(),
         name: name.to_owned(),
     };
-    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
-    let pod = match pods.get_opt(name).await {
-        Ok(Some(pod)) => pod,
-        Ok(None) => bail!(missing()),
-        Err(error) => {
-            return Err(refused(
-                error,
-                &format!("get pods in namespace {namespace}"),
-            ));
-        }
-    };
+    let pod = get(client, namespace, name).await?;
     match explained_by_controller(client, namespace, name).await? {
         Ok(status) => {
             let report = Report::of_status(&pod, status).ok_or_else(missing)?;
@@ -396,10 +386,35 @@ where
     Ok(listed.map_err(|error| refused(error, &action))?.items)
 }
 
-/// Returns the error of a request; in one line if the user may not do this.
+/// Reads an object of a namespace.
+///
+/// # Errors
+/// In one line, also when it does not exist.
+pub(crate) async fn get<K>(client: &Client, namespace: &str, name: &str) -> anyhow::Result<K>
+where
+    K: kube::Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
+        + Clone
+        + DeserializeOwned
+        + std::fmt::Debug,
+{
+    let objects = Api::<K>::namespaced(client.clone(), namespace);
+    let kind = K::kind(&()).to_lowercase();
+    let action = format!("get {kind} {name} in namespace {namespace}");
+    let found = objects.get_opt(name).await;
+    let found = found.map_err(|error| refused(error, &action))?;
+    found.ok_or_else(|| {
+        anyhow!("cannot find {kind} {name} in namespace {namespace}; use -n for another namespace")
+    })
+}
+
+/// Returns the error of a request, in one line, with what the API server says: it names the missing permission, or the policy
+/// that refused an object.
 pub(crate) fn refused(error: kube::Error, action: &str) -> anyhow::Error {
     match &error {
-        kube::Error::Api(status) if status.code == 403 => anyhow!("you may not {action}"),
+        kube::Error::Api(status) if status.code == 403 => {
+            anyhow!("you may not {action}: {}", status.message)
+        }
+        kube::Error::Api(status) => anyhow!("cannot {action}: {}", status.message),
         _ => anyhow::Error::new(error).context(format!("cannot {action}")),
     }
 }

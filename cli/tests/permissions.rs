@@ -1,9 +1,12 @@
-//! Answers to users who may not read everything, as programs against a server that answers by path.
+//! Answers to users who may not read everything, and to requests that are not fulfilled, as programs against a server that
+//! answers by path.
 #![expect(clippy::expect_used, reason = "tests")]
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
 
@@ -19,13 +22,16 @@ struct Printed {
 }
 
 /// Runs a command of namespace `a` against an API server with these answers.
-fn run(answer: Answer, arguments: &[&str]) -> Printed {
+fn run(
+    answer: impl Fn(&str, &str) -> (u16, Value) + Send + 'static,
+    arguments: &[&str],
+) -> Printed {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
     // The thread ends with the process of the tests.
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            serve(stream, answer);
+            serve(stream, &answer);
         }
     });
     let file = tempfile::NamedTempFile::new().expect("a file");
@@ -51,7 +57,7 @@ fn run(answer: Answer, arguments: &[&str]) -> Printed {
 }
 
 /// Answers one request, and closes the connection.
-fn serve(stream: TcpStream, answer: Answer) {
+fn serve(stream: TcpStream, answer: &impl Fn(&str, &str) -> (u16, Value)) {
     let mut reader = BufReader::new(stream);
     let mut line = String::new();
     if reader.read_line(&mut line).is_err() {
@@ -74,8 +80,8 @@ fn serve(stream: TcpStream, answer: Answer) {
     let _ = reader.read_exact(&mut body);
     let target = target.unwrap_or_default();
     let path: &str = match target.split_once('?') {
-        // An answer of Prometheus depends on the query.
-        Some((path, _)) if !path.ends_with("/api/v1/query") => path,
+        // An answer of Prometheus depends on the query, and events are those of an object.
+        Some((path, _)) if !path.ends_with("/api/v1/query") && !path.ends_with("/events") => path,
         _ => &target,
     };
     let (status, body) = answer(&method.unwrap_or_default(), path);
@@ -578,4 +584,264 @@ fn documents_have_one_schema() {
     assert_eq!(gpu["memory"], json!({"allocated": 8_u64 << 30}));
     assert_eq!(gpu["claims"][0]["pods"], json!(["user"]));
     assert_eq!(top["problems"], json!([]));
+}
+
+/// The pod with a share, and its claim.
+struct Share {
+    pod: Value,
+    claim: Value,
+    /// The claim after the request.
+    requested: Value,
+    /// Events before the request.
+    before: Vec<Value>,
+    /// Events after it.
+    after: Vec<Value>,
+    is_requested: Arc<AtomicBool>,
+}
+
+impl Share {
+    /// A share that runs, and to which nothing happens.
+    fn idle() -> Self {
+        let mut pod = pod();
+        pod["spec"]["nodeName"] = json!("n1");
+        let mut claim = allocated_claim();
+        claim["metadata"]["name"] = json!("c");
+        claim["status"]["reservedFor"] = json!([{"resource": "pods", "name": "p", "uid": "p"}]);
+        Self {
+            pod,
+            requested: claim.clone(),
+            claim,
+            before: Vec::new(),
+            after: Vec::new(),
+            is_requested: Arc::default(),
+        }
+    }
+
+    fn run(self, arguments: &[&str]) -> Printed {
+        run(move |method, path| self.answer(method, path), arguments)
+    }
+
+    fn answer(&self, method: &str, path: &str) -> (u16, Value) {
+        if method == "PATCH" {
+            self.is_requested.store(true, Ordering::SeqCst);
+        }
+        let is_requested = self.is_requested.load(Ordering::SeqCst);
+        match path.split_once('?').unwrap_or((path, "")) {
+            ("/api/v1/namespaces/a/pods/p", _) => (200, self.pod.clone()),
+            ("/apis/resource.k8s.io/v1/namespaces/a/resourceclaims/c", _) if is_requested => {
+                (200, self.requested.clone())
+            }
+            ("/apis/resource.k8s.io/v1/namespaces/a/resourceclaims/c", _) => {
+                (200, self.claim.clone())
+            }
+            ("/api/v1/namespaces/a/events", query) => {
+                let after = self.after.iter().filter(|_| is_requested);
+                let events = self.before.iter().chain(after);
+                let is_of_object = |event: &&Value| {
+                    let uid = event["involvedObject"]["uid"].as_str().unwrap_or_default();
+                    let selector = format!("involvedObject.uid={uid}");
+                    let mut parameters = form_urlencoded::parse(query.as_bytes());
+                    parameters.any(|(_, value)| value == selector)
+                };
+                list(&events.filter(is_of_object).cloned().collect())
+            }
+            _ => failure(404),
+        }
+    }
+}
+
+/// An event of an object, all of the same second.
+fn suspension_event(object: &str, name: &str, reason: &str, message: &str) -> Value {
+    json!({
+        "metadata": {"name": name, "namespace": "a", "uid": name, "resourceVersion": "1"},
+        "involvedObject": {"uid": object}, "reason": reason, "message": message, "lastTimestamp": "2026-01-01T00:00:00Z",
+    })
+}
+
+/// The controller answers at the pod, or at the claim if no pod alone has it. What it has said before is of an earlier request.
+#[test]
+fn ends_wait_when_controller_refuses_suspension() {
+    for object in ["p", "c"] {
+        let mut share = Share::idle();
+        share.before = vec![suspension_event(object, "old", "SuspensionRefused", "no")];
+        share.after = vec![suspension_event(
+            object,
+            "new",
+            "SuspensionRefused",
+            "its pod has a probe",
+        )];
+        let printed = share.run(&["suspend", "p", "--timeout", "5"]);
+        assert_eq!(
+            printed.stderr,
+            "error: its pod has a probe. The request stays on claim c; take it back with `kubectl drava resume p -n a`\n"
+        );
+        assert_eq!(printed.code, Some(1), "{printed:?}");
+    }
+}
+
+/// What the message says at a timeout is so now, or has a date.
+#[test]
+fn names_what_suspension_waits_for() {
+    let late = |why: &str| {
+        format!(
+            "error: the share was not suspended in time: {why}. The request stays on claim c, and the share is suspended as soon as it \
+             can be; take the request back with `kubectl drava resume p -n a`\n"
+        )
+    };
+    let suspend = ["suspend", "p", "--timeout", "1"];
+    let resumed = || suspension_event("p", "old", "ShareResumed", "is being resumed");
+
+    let mut silent = Share::idle();
+    silent.before = vec![resumed()];
+    assert_eq!(
+        silent.run(&suspend).stderr,
+        late(
+            "the controller has published no answer since the request; its last event, of 2026-01-01T00:00:00Z, was: is being resumed"
+        )
+    );
+
+    let never = Share::idle();
+    assert_eq!(
+        never.run(&suspend).stderr,
+        late(
+            "the controller has not answered; shares are suspended with scheduling.mode=managed only"
+        )
+    );
+
+    let mut intended = Share::idle();
+    intended.before = vec![resumed()];
+    intended.requested["metadata"]["labels"] = json!({"gpu.drava.dev/suspend": "true"});
+    assert_eq!(
+        intended.run(&suspend).stderr,
+        late("the node driver of node n1 has not answered")
+    );
+
+    let mut blocked = Share::idle();
+    blocked.claim["metadata"]["labels"] = json!({"gpu.drava.dev/suspend": "true"});
+    blocked.requested = blocked.claim.clone();
+    blocked.after = vec![suspension_event(
+        "p",
+        "new",
+        "ShareSuspended",
+        "is resumed when there is room",
+    )];
+    assert_eq!(
+        blocked.run(&["resume", "p", "--timeout", "1"]).stderr,
+        "error: the share was not resumed in time: is resumed when there is room. It is resumed as soon as it can be\n"
+    );
+}
+
+/// The answer that the claim has is one to an earlier request.
+#[test]
+fn prints_no_answer_without_a_wait() {
+    let mut share = Share::idle();
+    share.requested["status"]["devices"] = json!([{
+        "driver": "gpu.drava.dev", "pool": "n1/gpus", "device": "gpu-0-vgpu", "shareID": "s",
+        "conditions": [{
+            "type": "Suspended", "status": "True", "reason": "Suspended", "message": "4 MiB went to host memory",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }],
+    }]);
+    let printed = share.run(&["resume", "p", "--timeout", "0"]);
+    assert_eq!(
+        printed.stdout, "pod a/p: share of claim c: the request is written\n",
+        "{printed:?}"
+    );
+}
+
+#[test]
+fn refuses_pods_without_a_share_of_their_own() {
+    let shared = {
+        let mut share = Share::idle();
+        share.claim["status"]["reservedFor"] = json!([
+            {"resource": "pods", "name": "p", "uid": "p"}, {"resource": "pods", "name": "q", "uid": "q"},
+        ]);
+        share
+    };
+    let finished = {
+        let mut share = Share::idle();
+        share.pod["status"]["phase"] = json!("Succeeded");
+        share
+    };
+    let pending = {
+        let mut share = Share::idle();
+        share.pod = pod();
+        share.claim = claim();
+        share
+    };
+    for (share, message) in [
+        (
+            shared,
+            "claim c is reserved for several pods (p, q): only the share of one pod alone can be suspended",
+        ),
+        (
+            finished,
+            "pod p has finished (Succeeded): only running pods have shares",
+        ),
+        (
+            pending,
+            "pod p is pending and has no share so far; `kubectl drava explain pod p -n a` shows why",
+        ),
+    ] {
+        let is_requested = Arc::clone(&share.is_requested);
+        let printed = share.run(&["suspend", "p", "--timeout", "1"]);
+        assert_eq!(printed.stderr, format!("error: {message}\n"));
+        assert!(!is_requested.load(Ordering::SeqCst), "nothing is written");
+    }
+}
+
+fn without_objects(_: &str, _: &str) -> (u16, Value) {
+    failure(404)
+}
+
+/// The user reads the pod, its claims and the prices, and changes nothing.
+fn viewer(method: &str, path: &str) -> (u16, Value) {
+    match (method, path) {
+        ("GET", "/apis/resource.k8s.io/v1/namespaces/a/resourceclaims") => {
+            list(&json!([Share::idle().claim]))
+        }
+        ("GET", "/api/v1/configmaps") => list(&json!([])),
+        ("GET", path) if !path.contains("/proxy/") => Share::idle().answer(method, path),
+        _ => failure(403),
+    }
+}
+
+/// What fails is one line that names the object, the namespace and what helps, not the answer of the server as a structure.
+#[test]
+fn names_missing_objects_and_permissions_in_one_line() {
+    let missing = "error: cannot find pod p in namespace a; use -n for another namespace\n";
+    let may_not = |action: &str| format!("error: you may not {action}: the server says 403\n");
+    let resize = ["resize", "p", "--memory", "9Gi"];
+    let cost = ["cost", "--prometheus", "monitoring/prometheus:9090"];
+    for (command, is_missing, is_forbidden) in [
+        (
+            &["suspend", "p"][..],
+            missing.to_owned(),
+            may_not("patch resourceclaim c in namespace a"),
+        ),
+        (
+            &["resume", "pod/p"],
+            missing.to_owned(),
+            may_not("patch resourceclaim c in namespace a"),
+        ),
+        (
+            &resize,
+            missing.to_owned(),
+            may_not("create resourceclaims in namespace a"),
+        ),
+        (
+            &cost,
+            "error: cannot list configmaps in all namespaces: the server says 404\n".to_owned(),
+            may_not("query Prometheus at monitoring/prometheus:9090"),
+        ),
+    ] {
+        assert_eq!(run(without_objects, command).stderr, is_missing);
+        assert_eq!(run(viewer, command).stderr, is_forbidden);
+    }
+    let with_prices = [&cost[..], &["--prices", "/dev/null"]].concat();
+    assert_eq!(
+        run(without_objects, &with_prices).stderr,
+        "error: cannot query Prometheus at monitoring/prometheus:9090: the server says 404; name it as NAMESPACE/SERVICE:PORT: `kubectl \
+         get services -A` lists the services\n"
+    );
 }

@@ -99,8 +99,7 @@ impl Share {
 /// Refuses a pod whose share cannot change.
 pub(super) fn check_runs(pod: &Pod) -> anyhow::Result<()> {
     let name = pod.name_any();
-    let spec = pod.spec.as_ref();
-    if spec.is_none_or(|spec| spec.node_name.is_none()) {
+    if !crate::pod::is_bound(pod) {
         bail!(
             "pod {name} is not bound to a node: change the request in its claim or template instead"
         );
@@ -108,14 +107,7 @@ pub(super) fn check_runs(pod: &Pod) -> anyhow::Result<()> {
     if pod.metadata.deletion_timestamp.is_some() {
         bail!("pod {name} is being deleted: only the shares of running pods grow");
     }
-    let phase = pod
-        .status
-        .as_ref()
-        .and_then(|status| status.phase.as_deref());
-    if let Some(phase @ ("Succeeded" | "Failed")) = phase {
-        bail!("pod {name} has finished ({phase}): only the shares of running pods grow");
-    }
-    Ok(())
+    crate::pod::check_unfinished(pod)
 }
 
 /// Refuses a claim that is not reserved for the pod alone.

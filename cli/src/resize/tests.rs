@@ -305,11 +305,11 @@ fn shares_of_pods_that_do_not_run_stay() {
         ),
         (
             json!({"/status/phase": "Succeeded"}),
-            "pod app has finished (Succeeded): only the shares of running pods grow",
+            "pod app has finished (Succeeded): only running pods have shares",
         ),
         (
             json!({"/status/phase": "Failed"}),
-            "pod app has finished (Failed): only the shares of running pods grow",
+            "pod app has finished (Failed): only running pods have shares",
         ),
     ] {
         assert_eq!(check_runs(&pod(changes)).unwrap_err().to_string(), text);

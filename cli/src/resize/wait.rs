@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use drava_api::condition::ConditionReason;
 use drava_api::reason::Reason;
 use jiff::Timestamp;
@@ -13,6 +13,7 @@ use kube::{Api, Client, ResourceExt as _};
 use tokio::time::Instant;
 
 use super::share::{granted, is_allocated, unsettled, withdrawal};
+use crate::tenant;
 
 /// Time between two reads of a claim.
 const POLL: Duration = Duration::from_millis(250);
@@ -30,10 +31,9 @@ pub(super) async fn for_growth(
     let name = companion.name_any();
     let mut next_events = Instant::now() + POLL_EVENTS;
     loop {
-        let found = claims
-            .get(&name)
-            .await
-            .with_context(|| format!("cannot get claim {name}"))?;
+        let found = claims.get(&name).await;
+        let found =
+            found.map_err(|error| tenant::refused(error, &format!("get resourceclaim {name}")))?;
         let Some(state) = unsettled(&found) else {
             return Ok(());
         };
@@ -50,9 +50,8 @@ pub(super) async fn for_growth(
             let invalid = newest.filter(|_| !is_allocated(&found)).and_then(invalid);
             if let Some(why) = invalid {
                 let deleted = claims.delete(&name, &DeleteParams::default()).await;
-                deleted.with_context(|| {
-                    format!("{why}. Cannot delete claim {name}, which adds to no share")
-                })?;
+                let action = format!("delete resourceclaim {name}, which adds to no share ({why})");
+                deleted.map_err(|error| tenant::refused(error, &action))?;
                 bail!("the share cannot grow: {why}. Claim {name} was deleted again");
             }
             if is_late {
@@ -63,7 +62,7 @@ pub(super) async fn for_growth(
                             .to_owned()
                     }),
                     Err(error) => {
-                        format!("it is not allocated, and its events cannot be read ({error})")
+                        format!("it is not allocated; {error}")
                     }
                 };
                 bail!(
@@ -89,12 +88,14 @@ pub(super) fn refusal(companion: &ResourceClaim) -> Option<String> {
     })
 }
 
-async fn events_of(client: &Client, claim: &ResourceClaim) -> Result<Vec<Event>, kube::Error> {
+async fn events_of(client: &Client, claim: &ResourceClaim) -> anyhow::Result<Vec<Event>> {
     let namespace = claim.namespace().unwrap_or_default();
     let events: Api<Event> = Api::namespaced(client.clone(), &namespace);
     let of_claim = format!("involvedObject.uid={}", claim.uid().unwrap_or_default());
     let found = events.list(&ListParams::default().fields(&of_claim)).await;
-    found.map(|found| found.items)
+    let action = format!("list events in namespace {namespace}");
+    let found = found.map_err(|error| tenant::refused(error, &action))?;
+    Ok(found.items)
 }
 
 /// Returns the event that was observed last.
@@ -126,10 +127,9 @@ pub(super) async fn for_shrinking(
     deadline: Instant,
 ) -> anyhow::Result<()> {
     loop {
-        let found = claims
-            .get_opt(name)
-            .await
-            .with_context(|| format!("cannot get claim {name}"))?;
+        let found = claims.get_opt(name).await;
+        let found =
+            found.map_err(|error| tenant::refused(error, &format!("get resourceclaim {name}")))?;
         let Some(found) = found else {
             return Ok(());
         };
