@@ -262,6 +262,19 @@ pub(crate) struct OwnClaim {
     pub(crate) pods: Vec<String>,
 }
 
+impl OwnClaim {
+    /// Names the pods, and whether the share is suspended.
+    fn pods_text(&self) -> String {
+        let suspended = match self.access {
+            Access::Suspended => Some("(suspended)".to_owned()),
+            Access::Whole | Access::Share | Access::Partition => None,
+        };
+        let pods = Some(self.pods.join(", ")).filter(|pods| !pods.is_empty());
+        let parts: Vec<String> = pods.into_iter().chain(suspended).collect();
+        parts.join(" ")
+    }
+}
+
 /// Returns the GPUs of the claims of the namespace.
 ///
 /// # Errors
@@ -360,7 +373,7 @@ pub(crate) fn gpus_text(namespace: &str, gpus: &[OwnGpu]) -> String {
                     .memory
                     .map_or_else(all, |memory| bytes(drava_api::Quantity::bytes(memory))),
                 claim.cores.map_or_else(all, |cores| format!("{cores}%")),
-                claim.pods.join(", "),
+                claim.pods_text(),
             ]
         })
     });
@@ -421,7 +434,7 @@ pub(crate) fn refused(error: kube::Error, action: &str) -> anyhow::Error {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::Value;
+    use serde_json::{Value, json};
 
     use super::*;
 
@@ -442,6 +455,44 @@ w       n1     gpu-1        all      all     w-pod
             gpus_text("x", &[]),
             "no claim of namespace x is allocated\n"
         );
+    }
+
+    #[test]
+    fn names_suspended_shares() {
+        let mut snapshot = drava_explanation::fixture::snapshot();
+        for claim in &mut snapshot.claims {
+            suspend(claim);
+        }
+        let text = gpus_text("default", &gpus_of(&snapshot.claims));
+        let lines: Vec<&str> = text.lines().skip(1).collect();
+        let endings = [
+            "0 B      0%      a-pod (suspended)",
+            "0 B      0%      (suspended)",
+            "w-pod",
+        ];
+        assert_eq!(lines.len(), endings.len(), "{text}");
+        for (line, ending) in lines.iter().zip(endings) {
+            assert!(line.ends_with(ending), "{text}");
+        }
+    }
+
+    /// Suspends a claim, if it has a share.
+    fn suspend(claim: &mut ResourceClaim) {
+        let mut value = serde_json::to_value(&*claim).expect("JSON");
+        let result = &value["status"]["allocation"]["devices"]["results"][0];
+        if result["shareID"].is_null() {
+            return;
+        }
+        let device = json!({
+            "driver": names::DRIVER, "pool": result["pool"], "device": result["device"], "shareID": result["shareID"],
+            "conditions": [{
+                "type": "Suspended", "status": "True", "reason": "Suspended", "message": "",
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+            }],
+        });
+        value["status"]["devices"] = json!([device]);
+        value["metadata"]["labels"][names::SUSPEND_LABEL] = json!(names::SUSPEND);
+        *claim = serde_json::from_value(value).expect("a claim");
     }
 
     /// Removes what a tenant does not see from what an administrator sees.
