@@ -548,13 +548,17 @@ fn top_text(
     namespace: Option<&str>,
     output: Output,
 ) -> anyhow::Result<String> {
+    let has_gpus = !gpus.is_empty();
     if let Some(namespace) = namespace {
         gpus.retain(|gpu| gpu.claims.iter().any(|claim| claim.namespace == namespace));
     }
     let problems = top::problems(snapshot);
     let document = serde_json::json!({"gpus": gpus, "problems": problems});
-    output.format(&document, || {
-        top::text(&gpus, &problems, output == Output::Wide)
+    output.format(&document, || match namespace {
+        Some(namespace) if has_gpus && gpus.is_empty() => {
+            tenant::without_claims(namespace) + &top::warnings(&problems)
+        }
+        _ => top::text(&gpus, &problems, output == Output::Wide),
     })
 }
 

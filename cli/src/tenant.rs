@@ -355,10 +355,15 @@ fn devices_of(claim: &ResourceClaim) -> Vec<(String, OwnClaim)> {
         .collect()
 }
 
+/// Returns the answer for a namespace without allocated claims.
+pub(crate) fn without_claims(namespace: &str) -> String {
+    format!("no claim of namespace {namespace} is allocated\n")
+}
+
 /// Formats the GPUs of the claims of a namespace as a table, a line for each claim.
 pub(crate) fn gpus_text(namespace: &str, gpus: &[OwnGpu]) -> String {
     if gpus.is_empty() {
-        return format!("no claim of namespace {namespace} is allocated\n");
+        return without_claims(namespace);
     }
     let rows = gpus.iter().flat_map(|gpu| {
         gpu.claims.iter().map(|claim| {

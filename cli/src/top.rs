@@ -468,11 +468,15 @@ pub(crate) fn text(gpus: &[Gpu], problems: &[String], is_wide: bool) -> String {
     }
     header.extend(is_wide.then_some("UUID"));
     header.push("CLAIMS (PODS)");
-    let mut text = table(&header, rows);
-    for problem in problems {
-        text.push_str(&format!("warning: {problem}\n"));
-    }
-    text
+    table(&header, rows) + &warnings(problems)
+}
+
+/// Formats the excluded pools.
+pub(crate) fn warnings(problems: &[String]) -> String {
+    let lines = problems.iter();
+    lines
+        .map(|problem| format!("warning: {problem}\n"))
+        .collect()
 }
 
 impl GpuClaim {

@@ -845,3 +845,44 @@ fn names_missing_objects_and_permissions_in_one_line() {
          get services -A` lists the services\n"
     );
 }
+
+/// The user reads all, and the namespace has no claim with a device.
+fn with_free_gpu(_: &str, path: &str) -> (u16, Value) {
+    match path {
+        path if path.contains("/gpucontrollerleaders/") => failure(404),
+        "/apis/resource.k8s.io/v1/resourceslices" => list(&json!([{
+            "metadata": {"name": "s"},
+            "spec": {
+                "driver": "gpu.drava.dev", "nodeName": "n1",
+                "pool": {"name": "n1/gpus", "generation": 1, "resourceSliceCount": 1},
+                "devices": [{
+                    "name": "gpu-0",
+                    "attributes": {"type": {"string": "gpu"}, "uuid": {"string": "GPU-0"}, "parentUUID": {"string": "GPU-0"}},
+                    "capacity": {"memory": {"value": "80Gi"}, "cores": {"value": "100"}},
+                }],
+            },
+        }])),
+        _ => list(&json!([])),
+    }
+}
+
+#[test]
+fn names_namespace_without_claims() {
+    let printed = run(with_free_gpu, &["top"]);
+    assert_eq!(
+        printed.stdout, "no claim of namespace a is allocated\n",
+        "{printed:?}"
+    );
+    let printed = run(without_slices, &["top"]);
+    assert!(
+        printed.stdout.starts_with("no node publishes devices"),
+        "{printed:?}"
+    );
+}
+
+fn without_slices(_: &str, path: &str) -> (u16, Value) {
+    match path {
+        path if path.contains("/gpucontrollerleaders/") => failure(404),
+        _ => list(&json!([])),
+    }
+}
