@@ -13,11 +13,10 @@ use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 use kube::{Api, Client};
-use serde::Serialize;
 use tokio::time::Instant;
 
 use crate::natural;
-use crate::top::{Access, Gpu};
+use crate::top::{Access, Gpu, Measured};
 
 /// Labels of the pods of node drivers.
 const DRIVERS: &str = "app.kubernetes.io/name=drava,app.kubernetes.io/component=driver";
@@ -36,17 +35,6 @@ const PAUSE: Duration = Duration::from_secs(3);
 
 /// Oldest reading of which the difference is the GPU time at the moment.
 const RECENT: Duration = Duration::from_secs(120);
-
-/// What a claim uses of a device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct Measured {
-    /// Bytes.
-    pub(crate) memory: u64,
-    /// Percent of the time of one GPU; not known of a share after the first reading.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) cores: Option<u64>,
-}
 
 /// Device of a claim: namespace, claim and device.
 type Key = [String; 3];

@@ -14,7 +14,6 @@ use drava_api::{DeviceType, Quantity, names};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde::Serialize;
 
-use crate::measured::Measured;
 use crate::natural;
 use crate::watch;
 use drava_allocator::object::{ObjectKey, object_key};
@@ -132,6 +131,17 @@ pub(crate) struct GpuClaim {
     /// What it uses at the moment, if that was measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) measured: Option<Measured>,
+}
+
+/// What a claim uses of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Measured {
+    /// Bytes.
+    pub(crate) memory: u64,
+    /// Percent of the time of one GPU; not known of a share after the first reading.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) cores: Option<u64>,
 }
 
 /// How a claim uses a GPU.
