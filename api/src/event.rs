@@ -204,7 +204,7 @@ event_reasons! {
          still, and their GPU memory is in host memory.",
         "None: the share is resumed when its amounts are free on its GPU; after `kubectl drava suspend`, with `kubectl drava resume`.";
     SuspensionRefused: Warning, Controller, "Pod",
-        "A user wishes the share of the pod to be suspended, and it cannot be; the message says why.",
+        "The share of the pod was to be suspended, for a user or for a pod of higher priority, and cannot be; the message says why.",
         "Follow the message, or take the wish back with `kubectl drava resume`.";
     ProcessKilled: Warning, NodeDriver, "ResourceClaim",
         "A process violated the limits of a claim whose device class has `enforcement: required`, and was killed.",

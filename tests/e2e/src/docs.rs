@@ -128,6 +128,10 @@ pub const COMMANDS: &[(&str, Check)] = &[
         Test("running_share_grows_and_gives_back"),
     ),
     (
+        "kubectl drava suspend <pod>",
+        Test("share_is_suspended_and_resumed"),
+    ),
+    (
         "kubectl drava suspend trainer-0 -n research",
         Test("share_is_suspended_and_resumed"),
     ),

@@ -112,8 +112,10 @@ impl Planner {
             };
             is_started = true;
             let priority = self.backlog.queue.order(&uid).map(|order| order.priority());
-            while let Some((_, key)) = shares.pop_front_if(|(of, _)| Some(*of) >= priority) {
-                self.decide_suspension(&key, time, actions);
+            while shares.front().is_some_and(|(of, _)| Some(*of) >= priority) {
+                if let Some((_, key)) = shares.pop_front() {
+                    self.decide_suspension(&key, time, actions);
+                }
             }
             let mut turn = Turn::limited();
             self.schedule(&uid, time, &mut turn, actions);
