@@ -97,8 +97,8 @@ fn search_for_victims_takes_turns() {
     );
 }
 
-/// Lets a pod search its victims in turns, beside so many nodes that are full of pods of a higher priority. Returns the number of
-/// turns, and their steps.
+/// Returns the number of turns in which a pod searches for its victims, and their steps. `others` nodes are full of pods of a
+/// higher priority.
 fn search_in_turns(others: usize) -> (u64, u64) {
     let mut cluster = TestCluster::new(&[]);
     for index in 0..others {

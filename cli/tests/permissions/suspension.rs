@@ -1,0 +1,215 @@
+//! Answers of `suspend` and `resume`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::{Printed, allocated_claim, claim, failure, list, pod, run};
+
+/// The pod with a share, and its claim.
+pub(super) struct Share {
+    pod: Value,
+    pub(super) claim: Value,
+    /// The claim after the request.
+    requested: Value,
+    /// Events before the request.
+    before: Vec<Value>,
+    /// Events after it.
+    after: Vec<Value>,
+    is_requested: Arc<AtomicBool>,
+}
+
+impl Share {
+    /// A share that runs, and to which nothing happens.
+    pub(super) fn idle() -> Self {
+        let mut pod = pod();
+        pod["spec"]["nodeName"] = json!("n1");
+        let mut claim = allocated_claim();
+        claim["metadata"]["name"] = json!("c");
+        claim["status"]["reservedFor"] = json!([{"resource": "pods", "name": "p", "uid": "p"}]);
+        Self {
+            pod,
+            requested: claim.clone(),
+            claim,
+            before: Vec::new(),
+            after: Vec::new(),
+            is_requested: Arc::default(),
+        }
+    }
+
+    fn run(self, arguments: &[&str]) -> Printed {
+        run(move |method, path| self.answer(method, path), arguments)
+    }
+
+    pub(super) fn answer(&self, method: &str, path: &str) -> (u16, Value) {
+        if method == "PATCH" {
+            self.is_requested.store(true, Ordering::SeqCst);
+        }
+        let is_requested = self.is_requested.load(Ordering::SeqCst);
+        match path.split_once('?').unwrap_or((path, "")) {
+            ("/api/v1/namespaces/a/pods/p", _) => (200, self.pod.clone()),
+            ("/apis/resource.k8s.io/v1/namespaces/a/resourceclaims/c", _) if is_requested => {
+                (200, self.requested.clone())
+            }
+            ("/apis/resource.k8s.io/v1/namespaces/a/resourceclaims/c", _) => {
+                (200, self.claim.clone())
+            }
+            ("/api/v1/namespaces/a/events", query) => {
+                let after = self.after.iter().filter(|_| is_requested);
+                let events = self.before.iter().chain(after);
+                let is_of_object = |event: &&Value| {
+                    let uid = event["involvedObject"]["uid"].as_str().unwrap_or_default();
+                    let selector = format!("involvedObject.uid={uid}");
+                    let mut parameters = form_urlencoded::parse(query.as_bytes());
+                    parameters.any(|(_, value)| value == selector)
+                };
+                list(&events.filter(is_of_object).cloned().collect())
+            }
+            _ => failure(404),
+        }
+    }
+}
+
+/// An event of an object, all of the same second.
+fn suspension_event(object: &str, name: &str, reason: &str, message: &str) -> Value {
+    json!({
+        "metadata": {"name": name, "namespace": "a", "uid": name, "resourceVersion": "1"},
+        "involvedObject": {"uid": object}, "reason": reason, "message": message, "lastTimestamp": "2026-01-01T00:00:00Z",
+    })
+}
+
+/// The controller answers at the pod, or at the claim if no pod alone has it. What it has said before is of an earlier request.
+#[test]
+fn ends_wait_when_controller_refuses_suspension() {
+    for object in ["p", "c"] {
+        let mut share = Share::idle();
+        share.before = vec![suspension_event(object, "old", "SuspensionRefused", "no")];
+        share.after = vec![suspension_event(
+            object,
+            "new",
+            "SuspensionRefused",
+            "its pod has a probe",
+        )];
+        let started = Instant::now();
+        let printed = share.run(&["suspend", "p", "--timeout", "60"]);
+        assert_eq!(
+            printed.stderr,
+            "error: its pod has a probe. The request stays on claim c; take it back with `kubectl drava resume p -n a`\n"
+        );
+        assert_eq!(printed.code, Some(1), "{printed:?}");
+        assert!(started.elapsed() < Duration::from_secs(30), "at once");
+    }
+}
+
+/// What the message says at a timeout is so now, or has a date.
+#[test]
+fn names_what_suspension_waits_for() {
+    let late = |why: &str| {
+        format!(
+            "error: the share was not suspended in time: {why}. The request stays on claim c, and the share is suspended as soon as it \
+             can be; take the request back with `kubectl drava resume p -n a`\n"
+        )
+    };
+    let suspend = ["suspend", "p", "--timeout", "1"];
+    let resumed = || suspension_event("p", "old", "ShareResumed", "is being resumed");
+
+    let mut silent = Share::idle();
+    silent.before = vec![resumed()];
+    assert_eq!(
+        silent.run(&suspend).stderr,
+        late(
+            "the controller has published no answer since the request; its last event, of 2026-01-01T00:00:00Z, was: is being resumed"
+        )
+    );
+
+    let never = Share::idle();
+    assert_eq!(
+        never.run(&suspend).stderr,
+        late(
+            "the controller has not answered; shares are suspended with scheduling.mode=managed only"
+        )
+    );
+
+    let mut intended = Share::idle();
+    intended.before = vec![resumed()];
+    intended.requested["metadata"]["labels"] = json!({"gpu.drava.dev/suspend": "true"});
+    assert_eq!(
+        intended.run(&suspend).stderr,
+        late("the node driver of node n1 has not answered")
+    );
+
+    let mut blocked = Share::idle();
+    blocked.claim["metadata"]["labels"] = json!({"gpu.drava.dev/suspend": "true"});
+    blocked.requested = blocked.claim.clone();
+    blocked.after = vec![suspension_event(
+        "p",
+        "new",
+        "ShareSuspended",
+        "is resumed when there is room",
+    )];
+    assert_eq!(
+        blocked.run(&["resume", "p", "--timeout", "1"]).stderr,
+        "error: the share was not resumed in time: is resumed when there is room. It is resumed as soon as it can be\n"
+    );
+}
+
+/// The answer that the claim has is one to an earlier request.
+#[test]
+fn prints_no_answer_without_a_wait() {
+    let mut share = Share::idle();
+    share.requested["status"]["devices"] = json!([{
+        "driver": "gpu.drava.dev", "pool": "n1/gpus", "device": "gpu-0-vgpu", "shareID": "s",
+        "conditions": [{
+            "type": "Suspended", "status": "True", "reason": "Suspended", "message": "4 MiB went to host memory",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }],
+    }]);
+    let printed = share.run(&["resume", "p", "--timeout", "0"]);
+    assert_eq!(
+        printed.stdout, "pod a/p: share of claim c: the request is written\n",
+        "{printed:?}"
+    );
+}
+
+#[test]
+fn refuses_pods_without_a_share_of_their_own() {
+    let shared = {
+        let mut share = Share::idle();
+        share.claim["status"]["reservedFor"] = json!([
+            {"resource": "pods", "name": "p", "uid": "p"}, {"resource": "pods", "name": "q", "uid": "q"},
+        ]);
+        share
+    };
+    let finished = {
+        let mut share = Share::idle();
+        share.pod["status"]["phase"] = json!("Succeeded");
+        share
+    };
+    let pending = {
+        let mut share = Share::idle();
+        share.pod = pod();
+        share.claim = claim();
+        share
+    };
+    for (share, message) in [
+        (
+            shared,
+            "claim c is reserved for several pods (p, q): only the share of one pod alone can be suspended",
+        ),
+        (
+            finished,
+            "pod p has finished (Succeeded): only running pods have shares",
+        ),
+        (
+            pending,
+            "pod p is pending and has no share so far; `kubectl drava explain pod p -n a` shows why",
+        ),
+    ] {
+        let is_requested = Arc::clone(&share.is_requested);
+        let printed = share.run(&["suspend", "p", "--timeout", "1"]);
+        assert_eq!(printed.stderr, format!("error: {message}\n"));
+        assert!(!is_requested.load(Ordering::SeqCst), "nothing is written");
+    }
+}
