@@ -421,15 +421,15 @@ impl Cluster {
 
     /// Recomputes the usage of these pools, and of quotas, after a change of the claim's devices.
     fn recount(&mut self, claim: &ObjectKey, pools: &BTreeSet<String>) {
+        self.charge(claim);
         self.index_devices(claim, pools);
         for pool in pools {
             self.recount_pool(pool);
         }
     }
 
-    /// Updates the charges of a claim, and in which of the pools it has devices.
+    /// Updates in which of the pools a claim has devices.
     fn index_devices(&mut self, claim: &ObjectKey, pools: &BTreeSet<String>) {
-        self.charge(claim);
         for pool in pools {
             let has_devices = self
                 .devices_of(claim)

@@ -27,6 +27,8 @@ pub(super) struct Quotas {
     namespaces: NamespaceLabels,
     /// Charges of each claim.
     charges: BTreeMap<ObjectKey, Vec<DeviceCharge>>,
+    /// Charges of claims that are presumed gone and have not changed since. No sum contains them.
+    lifted: BTreeMap<ObjectKey, Vec<DeviceCharge>>,
     /// Sums of the charges by namespace and model.
     sums: BTreeMap<String, BTreeMap<Model, Charge>>,
 }
@@ -353,10 +355,30 @@ impl Cluster {
         })
     }
 
+    /// Lifts the charges of a claim that is presumed gone, until [`Self::charge_again`].
+    pub(super) fn lift_charges(&mut self, claim: &ObjectKey) {
+        if self.assumed.contains_key(claim) {
+            return self.charge(claim);
+        }
+        let lifted = self.quotas.replace(claim, Vec::new());
+        if !lifted.is_empty() {
+            self.quotas.lifted.insert(claim.clone(), lifted);
+        }
+    }
+
+    /// Charges the devices of a claim that is not presumed gone any more.
+    pub(super) fn charge_again(&mut self, claim: &ObjectKey) {
+        match self.quotas.lifted.remove(claim) {
+            Some(lifted) => drop(self.quotas.replace(claim, lifted)),
+            None => self.charge(claim),
+        }
+    }
+
     /// Charges the devices of a claim after a change.
     pub(super) fn charge(&mut self, claim: &ObjectKey) {
+        let lifted = self.quotas.lifted.remove(claim);
         let devices = self.charged_devices_of(claim);
-        let before = self.quotas.charges.get(claim);
+        let before = self.quotas.charges.get(claim).or(lifted.as_ref());
         let charges = devices.filter_map(|allocated| {
             let device = self.published(&allocated.pool, &allocated.device);
             let charge = Charge::of(device, &allocated.access)?;
@@ -420,10 +442,10 @@ impl Quotas {
         affected
     }
 
-    /// Replaces the charges of a claim.
-    fn replace(&mut self, claim: &ObjectKey, charges: Vec<DeviceCharge>) {
+    /// Replaces the charges of a claim. Returns those before.
+    fn replace(&mut self, claim: &ObjectKey, charges: Vec<DeviceCharge>) -> Vec<DeviceCharge> {
         let before = self.charges.remove(claim).unwrap_or_default();
-        for before in before {
+        for before in &before {
             self.add(&claim.0, &before.model, Charge::default() - before.charge);
         }
         for current in &charges {
@@ -432,6 +454,7 @@ impl Quotas {
         if !charges.is_empty() {
             self.charges.insert(claim.clone(), charges);
         }
+        before
     }
 
     fn add(&mut self, namespace: &str, model: &Model, charge: Charge) {

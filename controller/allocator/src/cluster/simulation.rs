@@ -48,6 +48,9 @@ impl Cluster {
             }
         }
         self.gone.claims.extend(also.claims.iter().cloned());
+        for key in &also.claims {
+            self.lift_charges(key);
+        }
         for key in &also.suspended {
             let devices = self.claims.get(key).into_iter();
             let devices = devices.flat_map(|state| state.allocated_devices.iter().cloned());
@@ -73,6 +76,7 @@ impl Cluster {
         }
         for key in &back.claims {
             self.gone.claims.remove(key);
+            self.charge_again(key);
         }
         for key in &back.suspended {
             self.gone.suspended.remove(key);
@@ -87,7 +91,8 @@ impl Cluster {
         &self.gone
     }
 
-    /// Counts the pools of these claims anew, each once, however many of its claims change.
+    /// Counts the pools of these claims anew, each once, however many of its claims change. A suspended share is charged as
+    /// before.
     fn recount_claims(&mut self, claims: &BTreeSet<ObjectKey>) {
         let mut changed_pools = BTreeSet::new();
         for key in claims {

@@ -104,6 +104,14 @@ fn charges_unpublished_devices_as_before() {
     newer.metadata.resource_version = Some("9".to_owned());
     cluster.upsert_claim(&newer);
     assert_eq!(used(&cluster), before);
+    let claims = [("a".to_owned(), "c".to_owned())].into();
+    cluster.presume_gone(&Departure {
+        claims,
+        ..Departure::default()
+    });
+    assert_eq!(used(&cluster)["q"], (0, 0));
+    cluster.presume_gone(&Departure::default());
+    assert_eq!(used(&cluster), before, "a simulation changes nothing");
     cluster.remove_claim(&("a".to_owned(), "c".to_owned()));
     assert_eq!(used(&cluster)["q"], (0, 0));
 }
