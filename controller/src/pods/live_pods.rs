@@ -322,6 +322,12 @@ impl LivePods {
         pods.map(|(_, uid)| uid.as_str())
     }
 
+    /// Returns the node of a pod without claims, if it is bound.
+    pub(crate) fn node_without_claims(&self, uid: &str) -> Option<&str> {
+        let pod = self.pods.get(uid)?;
+        pod.node.as_deref().filter(|_| pod.claims.is_empty())
+    }
+
     /// Returns the first node from there on with a pod without claims, by name.
     pub(crate) fn next_node_without_claims(&self, from: Bound<&str>) -> Option<&str> {
         let from = match from {

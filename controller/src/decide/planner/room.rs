@@ -10,7 +10,7 @@
 //! it could evict on one node after the other in vain.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use drava_allocator::cluster::{Departure, Floors};
 use drava_allocator::explanation::Explanation;
@@ -28,7 +28,7 @@ use crate::action::event::ReleaseReason;
 use crate::action::{Action, Eviction, EvictionCause, Precedence, Preemptor, Victim};
 use crate::decide::ledger::{Owner, Purpose, REVIEW_INTERVAL, Reservation, ReservedPod};
 use crate::decide::queue::QueueOrder;
-use crate::decide::victims::{Candidate, Cost};
+use crate::decide::victims::Cost;
 use crate::pods::live_pods::LivePod;
 use crate::pods::pod::{self, qualified_name};
 
@@ -94,9 +94,6 @@ struct Search<'a> {
     group: &'a Group,
     /// UIDs of its pods.
     own: BTreeSet<&'a str>,
-    /// Pods that may end, by the node of their devices: of all nodes for a gang. Those for a single pod are determined when
-    /// the search comes to their node, so that each turn has the work of its nodes only.
-    candidates: BTreeMap<String, Vec<Candidate>>,
     /// Guaranteed usage of other tenants, which no eviction lowers.
     floors: Floors,
     /// UIDs of the pods that end in any case.
@@ -638,9 +635,6 @@ impl Planner {
         turn: &mut Turn,
     ) -> Result<Option<Room>, Suspended> {
         let mut search = self.search(group, ending, cause, &priority_of, time);
-        if group.requests.len() > 1 {
-            search.candidates = self.all_candidates(&search, turn);
-        }
         // What is suspended still counts against the quotas.
         if let RoomCause::Eviction(_) = cause {
             search.floors = self.floors(&search);
@@ -650,7 +644,7 @@ impl Planner {
         room
     }
 
-    /// Starts a search without candidates and floors.
+    /// Starts a search without floors.
     fn search<'a>(
         &self,
         group: &'a Group,
@@ -663,7 +657,6 @@ impl Planner {
         Search {
             group,
             own: requests.map(|request| &*request.pod_request.uid).collect(),
-            candidates: BTreeMap::new(),
             floors: Floors::default(),
             ending,
             suspending: self.suspending_pods(),

@@ -8,7 +8,9 @@ use drava_allocator::cluster::{Departure, Floors};
 use drava_allocator::object::ObjectKey;
 use drava_allocator::steps;
 use drava_allocator::turn::Turn;
+
 use k8s_openapi::api::resource::v1::ResourceClaim;
+use tokio::time::Instant;
 
 use super::{RoomCause, Search};
 use crate::decide::planner::Planner;
@@ -21,27 +23,10 @@ use crate::pods::pod_group::Disruption;
 /// Units of a simulation, beside its checks of devices.
 pub(super) const SIMULATION_UNITS: u64 = 20;
 
-/// Nodes on which each pod holds devices, by its UID.
-pub(super) type NodesOfPod<'a> = BTreeMap<&'a str, Vec<&'a str>>;
-
 /// UIDs of the members of gangs that end together, the oldest first.
 pub(super) type MembersOfGangs = BTreeMap<GangName, Vec<String>>;
 
 impl Search<'_> {
-    /// Returns the nodes on which each pod that may end holds devices.
-    pub(super) fn nodes_of_pod(&self) -> NodesOfPod<'_> {
-        let mut nodes = NodesOfPod::new();
-        for (node, candidates) in &self.candidates {
-            for uid in candidates
-                .iter()
-                .flat_map(|candidate| candidate.pods.keys())
-            {
-                nodes.entry(uid).or_default().push(node);
-            }
-        }
-        nodes
-    }
-
     /// Returns whether the shares of a pod that ends are suspended: where others end, it gives their memory and GPU time only.
     fn is_suspended(&self, uid: &str) -> bool {
         let is_cause = self.cause == RoomCause::Suspension;
@@ -137,10 +122,12 @@ impl Planner {
 
     /// Returns the claims of pods that hold devices or have held them.
     fn claims_of(&self, pods: &BTreeSet<String>) -> impl Iterator<Item = &ObjectKey> {
-        pods.iter().flat_map(|uid| {
-            let companions = self.backlog.companions.of_pod(uid);
-            self.own_claims(uid).iter().chain(companions)
-        })
+        pods.iter().flat_map(|uid| self.claims_of_pod(uid))
+    }
+
+    fn claims_of_pod(&self, uid: &str) -> impl Iterator<Item = &ObjectKey> {
+        let companions = self.backlog.companions.of_pod(uid);
+        self.own_claims(uid).iter().chain(companions)
     }
 
     /// Returns the claims that the spec of a pod names.
@@ -191,24 +178,6 @@ impl Planner {
         nodes.min().map(str::to_owned)
     }
 
-    /// Returns the pods that may end, by node.
-    pub(super) fn all_candidates(
-        &mut self,
-        search: &Search<'_>,
-        turn: &mut Turn,
-    ) -> BTreeMap<String, Vec<Candidate>> {
-        let mut all = BTreeMap::new();
-        let mut next = self.next_node(Bound::Unbounded);
-        while let Some(node) = next {
-            next = self.next_node(Bound::Excluded(&node));
-            let candidates = self.candidates_on(&node, search, turn);
-            if !candidates.is_empty() {
-                all.insert(node, candidates);
-            }
-        }
-        all
-    }
-
     /// Returns the pods of a node that may end. Those that are presumed gone hold nothing.
     pub(super) fn candidates_on(
         &mut self,
@@ -218,59 +187,21 @@ impl Planner {
     ) -> Vec<Candidate> {
         // Members of gangs without claims hold the other resources of their nodes.
         let without_claims = self.world.live_pods.without_claims_on(node);
+        let gone = &self.world.cluster.presumed_gone().pods;
+        let without_claims = without_claims.filter(|uid| !gone.contains(*uid));
         let mut uids: BTreeSet<String> = without_claims.map(str::to_owned).collect();
         let claims = steps::counted(self.world.cluster.claims_on(node));
         let claims = claims.filter_map(|key| Some((key, self.commitments.ledger.claim(key)?)));
         uids.extend(claims.flat_map(|(key, claim)| self.consumers(key, claim)));
-        let is_waiting = search.cause == RoomCause::Wait;
         let mut in_minimum_runtime = Vec::new();
         let mut candidates = Vec::new();
-        let mut seen: BTreeSet<Vec<&str>> = BTreeSet::new();
+        let mut seen: BTreeSet<&str> = BTreeSet::new();
         for uid in &uids {
             let unit = self.unit(uid, &search.gangs);
-            let is_deleted = |(_, pod): &(&str, &LivePod)| pod.grace_period_end.is_some();
-            // Of a pod that is not bound, the allocation is released: not one that is being written or reserved.
-            let is_in_motion = |(_, pod): &(&str, &LivePod)| {
-                !pod.is_bound
-                    && !pod
-                        .claims
-                        .iter()
-                        .all(|key| self.commitments.ledger.can_be_freed(key))
-            };
-            let is_protected = |uid: &str| self.backlog.protected.contains(uid);
-            if search.ending.contains(uid)
-                || unit.iter().any(is_deleted)
-                || !is_waiting && unit.iter().any(is_in_motion)
-                || unit
-                    .iter()
-                    .any(|(uid, _)| search.own.contains(uid) || is_protected(uid))
-                || !seen.insert(unit.iter().map(|(uid, _)| *uid).collect())
-            {
-                continue;
+            // Of a gang that ends as a whole, several pods may be here.
+            if unit.len() < 2 || unit.first().is_some_and(|(first, _)| seen.insert(first)) {
+                candidates.extend(self.candidate(&unit, search, &mut in_minimum_runtime));
             }
-            let priorities = unit.iter().map(|(_, pod)| (search.priority_of)(pod));
-            let priorities: Option<Vec<i32>> = priorities.collect();
-            let Some(priority) = priorities.and_then(|all| all.into_iter().max()) else {
-                continue;
-            };
-            if !is_waiting {
-                let ends = unit.iter().filter_map(|(uid, pod)| {
-                    let end = self.minimum_runtime_end(pod, search.time)?;
-                    Some(((*uid).to_owned(), end))
-                });
-                let before = in_minimum_runtime.len();
-                in_minimum_runtime.extend(ends);
-                if in_minimum_runtime.len() > before {
-                    continue;
-                }
-            }
-            let pods = unit
-                .iter()
-                .map(|(uid, pod)| ((*uid).to_owned(), pod.created));
-            candidates.push(Candidate {
-                pods: pods.collect(),
-                priority,
-            });
         }
         let ending = candidates.iter().map(|candidate| candidate.pods.len());
         turn.count(u64::try_from(uids.len() + ending.sum::<usize>()).unwrap_or(u64::MAX));
@@ -278,6 +209,95 @@ impl Planner {
             self.backlog.in_minimum_runtime.set(uid, end);
         }
         candidates
+    }
+
+    /// Returns pods that end together as a candidate, if they may end. Notes the ends of the minimum runtimes that forbid it.
+    fn candidate(
+        &self,
+        unit: &[(&str, &LivePod)],
+        search: &Search<'_>,
+        in_minimum_runtime: &mut Vec<(String, Instant)>,
+    ) -> Option<Candidate> {
+        let is_waiting = search.cause == RoomCause::Wait;
+        // Of a pod that is not bound, the allocation is released: not one that is being written or reserved.
+        let is_in_motion = |pod: &LivePod| {
+            let mut claims = pod.claims.iter();
+            !pod.is_bound && !claims.all(|key| self.commitments.ledger.can_be_freed(key))
+        };
+        let may_end = |(uid, pod): &(&str, &LivePod)| {
+            pod.grace_period_end.is_none()
+                && (is_waiting || !is_in_motion(pod))
+                && !search.ending.contains(*uid)
+                && !search.own.contains(uid)
+                && !self.backlog.protected.contains(*uid)
+        };
+        if unit.is_empty() || !unit.iter().all(may_end) {
+            return None;
+        }
+        let priorities = unit.iter().map(|(_, pod)| (search.priority_of)(pod));
+        let priorities: Option<Vec<i32>> = priorities.collect();
+        let priority = priorities.and_then(|all| all.into_iter().max())?;
+        if !is_waiting {
+            let before = in_minimum_runtime.len();
+            in_minimum_runtime.extend(unit.iter().filter_map(|(uid, pod)| {
+                let end = self.minimum_runtime_end(pod, search.time)?;
+                Some(((*uid).to_owned(), end))
+            }));
+            if in_minimum_runtime.len() > before {
+                return None;
+            }
+        }
+        let pods = unit
+            .iter()
+            .map(|(uid, pod)| ((*uid).to_owned(), pod.created));
+        Some(Candidate {
+            pods: pods.collect(),
+            priority,
+        })
+    }
+
+    /// Returns the pods and gangs to which these pods belong and that may end, those that should end last first.
+    pub(super) fn units_of(&self, uids: &BTreeSet<String>, search: &Search<'_>) -> Vec<Candidate> {
+        let units = uids.iter().map(|uid| self.unit(uid, &search.gangs));
+        let mut units: Vec<Candidate> = units
+            .filter_map(|unit| self.candidate(&unit, search, &mut Vec::new()))
+            .collect();
+        units.sort_by(|one, other| {
+            let key = |unit: &Candidate| {
+                (
+                    std::cmp::Reverse(unit.priority),
+                    std::cmp::Reverse(unit.pods.len()),
+                    unit.pods.values().min().copied(),
+                )
+            };
+            key(one).cmp(&key(other))
+        });
+        // Those of one gang are equal.
+        units.dedup_by(|one, other| one.pods == other.pods);
+        units
+    }
+
+    /// Returns whether all these pods may end.
+    pub(super) fn may_end(&self, uids: &BTreeSet<String>, search: &Search<'_>) -> bool {
+        uids.iter().all(|uid| {
+            let unit = self.unit(uid, &search.gangs);
+            let candidate = self.candidate(&unit, search, &mut Vec::new());
+            candidate.is_some()
+        })
+    }
+
+    /// Returns the nodes on which a pod holds something.
+    pub(super) fn nodes_of_pod(&self, uid: &str) -> impl Iterator<Item = &str> {
+        let claims = self.claims_of_pod(uid);
+        let nodes = claims.flat_map(|key| self.world.cluster.nodes_of(key));
+        nodes.chain(self.world.live_pods.node_without_claims(uid))
+    }
+
+    /// Returns the names of all nodes on which pods may hold something.
+    pub(super) fn nodes_with_holders(&self) -> BTreeSet<String> {
+        let first = self.next_node(Bound::Unbounded);
+        let nodes = std::iter::successors(first, |node| self.next_node(Bound::Excluded(node)));
+        nodes.collect()
     }
 
     /// Returns the pods that end with this one: the members of its gang that hold devices or are bound. The newest members

@@ -9,7 +9,7 @@ use drava_allocator::pod_request::PodRequest;
 use drava_allocator::searched::{Suspended, Undecided};
 use drava_allocator::turn::{Turn, Work};
 
-use super::holders::{NodesOfPod, SIMULATION_UNITS};
+use super::holders::SIMULATION_UNITS;
 use super::{FoundSoFar, RoomProgress, Search};
 use crate::decide::planner::Planner;
 use crate::decide::planner::demand::Request;
@@ -30,12 +30,12 @@ pub(super) struct KnownVictims {
 }
 
 impl KnownVictims {
-    /// Starts a search on all nodes.
-    fn restart(&mut self, request: &PodRequest, search: &Search<'_>) {
+    /// Starts a search on these nodes: all that there are.
+    fn restart(&mut self, request: &PodRequest, nodes: BTreeSet<String>) {
         *self = Self {
             request: Some(request.clone()),
             by_node: BTreeMap::new(),
-            changed: search.candidates.keys().cloned().collect(),
+            changed: nodes,
             is_complete: true,
         };
     }
@@ -46,12 +46,15 @@ impl KnownVictims {
         self.is_complete = false;
     }
 
-    /// These pods are going to end.
-    pub(super) fn pods_ended(&mut self, nodes_of_pod: &NodesOfPod<'_>, ended: &BTreeSet<String>) {
-        for uid in ended {
-            let nodes = nodes_of_pod.get(uid.as_str()).into_iter().flatten();
-            self.changed.extend(nodes.map(|node| (*node).to_owned()));
-        }
+    /// Pods on these nodes are going to end.
+    pub(super) fn pods_ended<'a>(&mut self, nodes: impl Iterator<Item = &'a str>) {
+        self.changed.extend(nodes.map(str::to_owned));
+    }
+
+    /// Outdates the victims on the nodes where some of them may not end any more.
+    pub(super) fn outdate(&mut self, may_end: impl Fn(&BTreeSet<String>) -> bool) {
+        let outdated = self.by_node.extract_if(.., |_, cost| !may_end(cost.uids()));
+        self.changed.extend(outdated.map(|(node, _)| node));
     }
 
     /// Returns whether the victims are those for a pod, or for one equal to it.
@@ -84,13 +87,13 @@ impl Planner {
         // The members of a gang are often equal.
         let pod_request = &request.pod_request;
         if !known.is_for(pod_request) {
-            known.restart(pod_request, search);
+            known.restart(pod_request, self.nodes_with_holders());
         }
         let placed = self.place_by_known(request, search, known, turn)?;
         if placed.is_some() || known.is_complete {
             return Ok(placed);
         }
-        known.restart(pod_request, search);
+        known.restart(pod_request, self.nodes_with_holders());
         self.place_by_known(request, search, known, turn)
     }
 
@@ -107,9 +110,11 @@ impl Planner {
             if let Some(work) = turn.over_by().filter(|_| has_progress) {
                 return Err(work.into());
             }
-            let candidates = search.candidates.get(&node).cloned();
-            let candidates = (&*node, candidates.unwrap_or_default());
-            let victims = self.victims_on(candidates, request, search, None, turn)?;
+            let candidates = self.candidates_on(&node, search, turn);
+            let victims = match candidates.is_empty() {
+                true => None,
+                false => self.victims_on((&*node, candidates), request, search, None, turn)?,
+            };
             // The turn ended amid the simulations, so they tell nothing about this node.
             if victims.is_none() && has_progress && turn.is_out_of_searches() {
                 return Err(Work::Searches.into());

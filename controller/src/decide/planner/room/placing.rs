@@ -6,7 +6,6 @@ use drava_allocator::placement::Placement;
 use drava_allocator::searched::Suspended;
 use drava_allocator::turn::Turn;
 
-use super::holders::NodesOfPod;
 use super::known_victims::KnownVictims;
 use super::{FoundSoFar, Precedence, Room, RoomCause, RoomProgress, Search};
 use crate::decide::planner::Planner;
@@ -39,25 +38,17 @@ impl Planner {
         let is_gang = search.group.requests.len() > 1;
         let first = search.group.requests.first();
         let first = first.map(|request| request.pod_request.uid.as_str());
-        // A single pod needs no known victims.
-        let nodes_of_pod = match is_gang {
-            true => search.nodes_of_pod(),
-            false => NodesOfPod::new(),
-        };
         let before = first.filter(|_| is_gang);
         let before = before.and_then(|first| self.backlog.suspended_decisions.take_room(first));
         let mut room = match before.map(|before| (before.cause, before.found)) {
             Some((cause, FoundSoFar::OfGang(room)))
-                if cause == search.cause
-                    && room
-                        .victims
-                        .iter()
-                        .all(|uid| nodes_of_pod.contains_key(uid.as_str())) =>
+                if cause == search.cause && self.may_end(&room.victims, search) =>
             {
                 *room
             }
             Some(_) | None => GangRoom::default(),
         };
+        room.known.outdate(|victims| self.may_end(victims, search));
         let ended = search.ending | &room.victims;
         self.presume_ended(search, &ended);
         // Their tenants may use less than when they were chosen.
@@ -66,12 +57,10 @@ impl Planner {
             self.presume_ended(search, search.ending);
         }
         let mut placements = Placements::new();
-        let placed = self.place_group(search, &nodes_of_pod, &mut room, &mut placements, turn);
+        let placed = self.place_group(search, &mut room, &mut placements, turn);
         let spared = match placed {
             // The search for one pod returns no unnecessary victim.
-            Ok(true) if is_gang => {
-                self.spare_unnecessary(search, &nodes_of_pod, &mut room, &mut placements, turn)
-            }
+            Ok(true) if is_gang => self.spare_unnecessary(search, &mut room, &mut placements, turn),
             Ok(_) => Ok(()),
             Err(ref suspended) => Err(suspended.clone()),
         };
@@ -102,21 +91,20 @@ impl Planner {
     fn spare_unnecessary(
         &mut self,
         search: &Search<'_>,
-        nodes_of_pod: &NodesOfPod<'_>,
         room: &mut GangRoom,
         placements: &mut Placements,
         turn: &mut Turn,
     ) -> Result<(), Suspended> {
         let mut doubtful = room.doubtful.take().unwrap_or_else(|| {
-            let mut units = search.units_in(&room.victims);
+            let mut units = self.units_of(&room.victims, search);
             units.reverse();
             units
         });
         let mut has_progress = false;
         while let Some(unit) = doubtful.pop() {
             let pods: BTreeSet<String> = unit.pods.keys().cloned().collect();
-            let nodes = pods.iter().filter_map(|uid| nodes_of_pod.get(uid.as_str()));
-            let nodes: BTreeSet<&str> = nodes.flatten().copied().collect();
+            let nodes = pods.iter().flat_map(|uid| self.nodes_of_pod(uid));
+            let nodes: BTreeSet<String> = nodes.map(str::to_owned).collect();
             let is_spared = match turn.over_by().filter(|_| has_progress) {
                 Some(work) => Err(work.into()),
                 None => self.replace_on(&nodes, search, placements, &pods, turn),
@@ -143,14 +131,14 @@ impl Planner {
     /// all fit; otherwise nothing changes. The placements are assumed.
     fn replace_on(
         &mut self,
-        nodes: &BTreeSet<&str>,
+        nodes: &BTreeSet<String>,
         search: &Search<'_>,
         placements: &mut Placements,
         spared: &BTreeSet<String>,
         turn: &mut Turn,
     ) -> Result<bool, Suspended> {
         let moved: Vec<usize> = (0..placements.len())
-            .filter(|index| nodes.contains(placements[*index].1.node.as_str()))
+            .filter(|index| nodes.contains(&placements[*index].1.node))
             .collect();
         for &index in &moved {
             let (request, placement) = &placements[index];
@@ -200,7 +188,6 @@ impl Planner {
     fn place_group(
         &mut self,
         search: &Search<'_>,
-        nodes_of_pod: &NodesOfPod<'_>,
         room: &mut GangRoom,
         placements: &mut Placements,
         turn: &mut Turn,
@@ -233,7 +220,7 @@ impl Planner {
                         return Err(work.into());
                     }
                     has_progress = true;
-                    let placed = self.place_member(&request, search, nodes_of_pod, room, turn)?;
+                    let placed = self.place_member(&request, search, room, turn)?;
                     let placed = placed.filter(|placement| self.is_allowed(search, placement));
                     room.members.insert(uid.clone(), placed.clone());
                     placed
@@ -252,7 +239,6 @@ impl Planner {
         &mut self,
         request: &Request,
         search: &Search<'_>,
-        nodes_of_pod: &NodesOfPod<'_>,
         room: &mut GangRoom,
         turn: &mut Turn,
     ) -> Result<Option<Placement>, Suspended> {
@@ -263,34 +249,11 @@ impl Planner {
         }
         let placed = self.place_by_victims(request, search, &mut room.known, turn)?;
         Ok(placed.map(|(placement, victims)| {
-            room.known.pods_ended(nodes_of_pod, &victims);
+            let nodes = victims.iter().flat_map(|uid| self.nodes_of_pod(uid));
+            room.known.pods_ended(nodes);
             room.known.node_changed(&placement.node);
             room.victims.extend(victims);
             placement
         }))
-    }
-}
-
-impl Search<'_> {
-    /// Returns the pods and gangs whose pods are all in the set, those that should end last first.
-    fn units_in(&self, uids: &BTreeSet<String>) -> Vec<Candidate> {
-        let candidates = self.candidates.values().flatten();
-        let mut units: Vec<Candidate> = candidates
-            .filter(|unit| unit.pods.keys().all(|uid| uids.contains(uid)))
-            .cloned()
-            .collect();
-        units.sort_by(|one, other| {
-            let key = |unit: &Candidate| {
-                (
-                    std::cmp::Reverse(unit.priority),
-                    std::cmp::Reverse(unit.pods.len()),
-                    unit.pods.values().min().copied(),
-                )
-            };
-            key(one).cmp(&key(other))
-        });
-        // A gang holds devices of several nodes.
-        units.dedup_by(|one, other| one.pods == other.pods);
-        units
     }
 }
