@@ -51,12 +51,6 @@ impl KnownVictims {
         self.changed.extend(nodes.map(str::to_owned));
     }
 
-    /// Outdates the victims on the nodes where some of them may not end any more.
-    pub(super) fn outdate(&mut self, may_end: impl Fn(&BTreeSet<String>) -> bool) {
-        let outdated = self.by_node.extract_if(.., |_, cost| !may_end(cost.uids()));
-        self.changed.extend(outdated.map(|(node, _)| node));
-    }
-
     /// Returns whether the victims are those for a pod, or for one equal to it.
     fn is_for(&self, request: &PodRequest) -> bool {
         let of = self.request.as_ref();
@@ -106,27 +100,35 @@ impl Planner {
         turn: &mut Turn,
     ) -> Result<Option<PlacedByVictims>, Suspended> {
         let mut has_progress = false;
-        while let Some(node) = known.changed.first().cloned() {
-            if let Some(work) = turn.over_by().filter(|_| has_progress) {
-                return Err(work.into());
+        loop {
+            while let Some(node) = known.changed.first().cloned() {
+                if let Some(work) = turn.over_by().filter(|_| has_progress) {
+                    return Err(work.into());
+                }
+                let candidates = self.candidates_on(&node, search, turn);
+                let victims = match candidates.is_empty() {
+                    true => None,
+                    false => self.victims_on((&*node, candidates), request, search, None, turn)?,
+                };
+                // The turn ended amid the simulations, so they tell nothing about this node.
+                if victims.is_none() && has_progress && turn.is_out_of_searches() {
+                    return Err(Work::Searches.into());
+                }
+                has_progress = true;
+                known.changed.remove(&node);
+                match victims {
+                    Some(cost) => known.by_node.insert(node, cost),
+                    None => known.by_node.remove(&node),
+                };
             }
-            let candidates = self.candidates_on(&node, search, turn);
-            let victims = match candidates.is_empty() {
-                true => None,
-                false => self.victims_on((&*node, candidates), request, search, None, turn)?,
+            let Some((node, victims)) = known.take_best() else {
+                return Ok(None);
             };
-            // The turn ended amid the simulations, so they tell nothing about this node.
-            if victims.is_none() && has_progress && turn.is_out_of_searches() {
-                return Err(Work::Searches.into());
+            // Some may have been chosen in an earlier turn.
+            if !self.may_end(victims.uids(), search) {
+                known.changed.insert(node);
+                continue;
             }
-            has_progress = true;
-            known.changed.remove(&node);
-            match victims {
-                Some(cost) => known.by_node.insert(node, cost),
-                None => known.by_node.remove(&node),
-            };
-        }
-        while let Some((node, victims)) = known.take_best() {
             match self.place_instead(request, search, (&node, &victims), turn) {
                 // It was cut short, and another turn has the time.
                 Ok(None) if has_progress && turn.is_out_of_searches() => {
@@ -140,7 +142,6 @@ impl Planner {
                 }
             }
         }
-        Ok(None)
     }
 
     /// Returns the placement of the pod on the node when the victims have ended, and the victims, which are presumed to have

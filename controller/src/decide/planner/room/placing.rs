@@ -48,7 +48,6 @@ impl Planner {
             }
             Some(_) | None => GangRoom::default(),
         };
-        room.known.outdate(|victims| self.may_end(victims, search));
         let ended = search.ending | &room.victims;
         self.presume_ended(search, &ended);
         // Their tenants may use less than when they were chosen.
