@@ -54,10 +54,9 @@ impl Planner {
     ) {
         let mut keeps = |pods: BTreeSet<String>| {
             turn.count(SIMULATION_UNITS);
-            let gone = self.presume_also_ended(search, &pods);
-            let keeps = self.world.cluster.keeps(&search.floors);
-            self.world.cluster.presume_back(&gone);
-            keeps
+            let gone = self.departure(search, &pods);
+            let cluster = &mut self.world.cluster;
+            cluster.try_without(&gone, |cluster| cluster.keeps(&search.floors))
         };
         let pods_of = |candidate: &Candidate| candidate.pods.keys().cloned().collect();
         // Fewer pods lower the usage less.
@@ -79,6 +78,13 @@ impl Planner {
         search: &Search<'_>,
         ended: &BTreeSet<String>,
     ) -> Departure {
+        let also = self.departure(search, ended);
+        self.world.cluster.presume_also_gone(&also);
+        also
+    }
+
+    /// Returns what is gone, beside what is presumed gone, when these pods have ended.
+    pub(super) fn departure(&self, search: &Search<'_>, ended: &BTreeSet<String>) -> Departure {
         let presumed = self.world.cluster.presumed_gone();
         let gone = &presumed.pods;
         let (suspended, ended): (Vec<&String>, Vec<&String>) =
@@ -94,13 +100,11 @@ impl Planner {
         // What companions add stays in use while a share is suspended.
         let suspended = suspended.iter().flat_map(|uid| self.own_claims(uid));
         let suspended = suspended.filter(|key| !presumed.suspended.contains(*key));
-        let also = Departure {
+        Departure {
             claims: claims.cloned().collect(),
             suspended: suspended.cloned().collect(),
             pods: also,
-        };
-        self.world.cluster.presume_also_gone(&also);
-        also
+        }
     }
 
     /// Presumes that these pods have not ended. Returns what is not gone because of them.

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
-use drava_allocator::cluster::Departure;
 use drava_allocator::placement::Placement;
 use drava_allocator::pod_request::PodRequest;
 use drava_allocator::searched::{Suspended, Undecided};
@@ -282,22 +281,21 @@ impl Simulation for OnNode<'_> {
     /// A search for devices that gave up tells nothing about victims, and another one would give up, too.
     fn effect(&mut self, victims: &BTreeSet<String>) -> Option<Effect> {
         self.turn.count(SIMULATION_UNITS);
-        let gone: Departure = self.planner.presume_also_ended(self.search, victims);
-        let cluster = &self.planner.world.cluster;
+        let gone = self.planner.departure(self.search, victims);
         let policies = self.planner.world.settings.policies;
         let request = &self.request.pod_request;
-        let effect = match cluster.decide_on_in(self.node, request, policies, self.turn) {
-            Err(Undecided::Suspended(suspended)) => {
-                self.suspended = Some(suspended);
-                None
+        self.planner.world.cluster.try_without(&gone, |cluster| {
+            match cluster.decide_on_in(self.node, request, policies, self.turn) {
+                Err(Undecided::Suspended(suspended)) => {
+                    self.suspended = Some(suspended);
+                    None
+                }
+                Err(Undecided::Rejected(explanation)) if explanation.gave_up() => None,
+                Err(Undecided::Rejected(_)) => Some(Effect::TooLittle),
+                Ok(_) if cluster.keeps(&self.search.floors) => Some(Effect::Enough),
+                Ok(_) => Some(Effect::Forbidden),
             }
-            Err(Undecided::Rejected(explanation)) if explanation.gave_up() => None,
-            Err(Undecided::Rejected(_)) => Some(Effect::TooLittle),
-            Ok(_) if cluster.keeps(&self.search.floors) => Some(Effect::Enough),
-            Ok(_) => Some(Effect::Forbidden),
-        };
-        self.planner.world.cluster.presume_back(&gone);
-        effect
+        })
     }
 
     fn may_compare(&self) -> bool {
