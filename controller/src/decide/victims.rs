@@ -79,12 +79,10 @@ pub(crate) enum Effect {
     Enough,
 }
 
-/// Returns whether no set of the candidates, apart from the empty one, costs less than `bound`.
-pub(crate) fn cannot_beat(candidates: &[Candidate], bound: &Cost) -> bool {
-    // A set costs at least as much as each of its members.
-    candidates.iter().all(|candidate| {
-        candidate.priority > bound.highest_priority || Cost::of([candidate]) >= *bound
-    })
+/// Returns what every set of the candidates costs at least, apart from the empty one: a set costs at least as much as each of
+/// its members. `None` without candidates.
+pub(crate) fn least_cost(candidates: &[Candidate]) -> Option<Cost> {
+    candidates.iter().map(|each| Cost::of([each])).min()
 }
 
 /// Returns the best set of candidates that is enough. A superset of a set that is enough must be enough or forbidden, one

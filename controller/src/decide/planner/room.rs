@@ -28,7 +28,6 @@ use crate::action::event::ReleaseReason;
 use crate::action::{Action, Eviction, EvictionCause, Precedence, Preemptor, Victim};
 use crate::decide::ledger::{Owner, Purpose, REVIEW_INTERVAL, Reservation, ReservedPod};
 use crate::decide::queue::QueueOrder;
-use crate::decide::victims::Cost;
 use crate::pods::live_pods::LivePod;
 use crate::pods::pod::{self, qualified_name};
 
@@ -40,6 +39,7 @@ mod reserved;
 mod rollout;
 
 use holders::MembersOfGangs;
+use known_victims::PodRoom;
 use placing::GangRoom;
 pub(super) use rollout::Rollout;
 
@@ -68,12 +68,7 @@ pub(super) struct RoomProgress {
 #[derive(Debug)]
 enum FoundSoFar {
     /// For one pod.
-    OfPod {
-        /// The first node that was not searched; `None` when all were.
-        next: Option<String>,
-        /// The best victims so far, with their node.
-        best: Option<(String, Cost)>,
-    },
+    OfPod(PodRoom),
     /// For a gang.
     OfGang(Box<GangRoom>),
 }

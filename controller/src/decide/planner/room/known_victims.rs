@@ -28,6 +28,27 @@ pub(super) struct KnownVictims {
     is_complete: bool,
 }
 
+/// What the search for the victims of one pod has found so far.
+#[derive(Debug)]
+pub(super) struct PodRoom {
+    /// Up to which node all were asked what victims cost there.
+    asked: Bound<String>,
+    /// The nodes that are not searched yet, by what victims cost there at least.
+    nodes: BTreeSet<(Cost, String)>,
+    /// The best victims so far, with their node.
+    best: Option<(String, Cost)>,
+}
+
+impl Default for PodRoom {
+    fn default() -> Self {
+        Self {
+            asked: Bound::Unbounded,
+            nodes: BTreeSet::new(),
+            best: None,
+        }
+    }
+}
+
 impl KnownVictims {
     /// Starts a search on these nodes: all that there are.
     fn restart(&mut self, request: &PodRequest, nodes: BTreeSet<String>) {
@@ -183,57 +204,76 @@ impl Planner {
         let uid = &request.pod_request.uid;
         let before = self.backlog.suspended_decisions.take_room(uid);
         let before = before.filter(|before| before.cause == search.cause);
-        let (mut next, mut best) = match before.map(|before| before.found) {
-            Some(FoundSoFar::OfPod { next, best }) => (next, best),
-            Some(FoundSoFar::OfGang(_)) | None => (Some(String::new()), None),
+        let mut room = match before.map(|before| before.found) {
+            Some(FoundSoFar::OfPod(room)) => room,
+            Some(FoundSoFar::OfGang(_)) | None => PodRoom::default(),
         };
-        next = next.and_then(|first| self.next_node(Bound::Included(&first)));
-        let suspend = |planner: &mut Self, next, best| {
+        let placed = self.search_best(request, search, &mut room, turn);
+        if placed.is_err() {
             let progress = RoomProgress {
                 cause: search.cause,
-                found: FoundSoFar::OfPod { next, best },
+                found: FoundSoFar::OfPod(room),
             };
-            planner.backlog.suspended_decisions.set_room(uid, progress);
-        };
-        let (mut is_new, mut has_progress) = (true, false);
-        while let Some(node) = next {
-            let is_over = has_progress || !is_new && turn.is_out_of_checks();
-            let suspended = if let Some(work) = turn.over_by().filter(|_| is_over) {
-                work.into()
-            } else {
-                is_new = false;
-                next = self.next_node(Bound::Excluded(&node));
-                let candidates = self.candidates_on(&node, search, turn);
-                if candidates.is_empty() {
-                    continue;
-                }
-                let is_first = !std::mem::replace(&mut has_progress, true);
-                let bound = best.as_ref().map(|(_, cost)| cost);
-                if bound.is_some_and(|bound| victims::cannot_beat(&candidates, bound)) {
-                    continue;
-                }
-                match self.victims_on((&node, candidates), request, search, bound, turn) {
-                    Ok(Some(cost)) => {
-                        best = Some((node, cost));
-                        continue;
+            self.backlog.suspended_decisions.set_room(uid, progress);
+        }
+        placed
+    }
+
+    /// Goes on with the search for the best victims. First it asks all nodes for what victims cost there at least, and then it
+    /// simulates their end where this is the least, until no other node can be better.
+    fn search_best(
+        &mut self,
+        request: &Request,
+        search: &Search<'_>,
+        room: &mut PodRoom,
+        turn: &mut Turn,
+    ) -> Result<Option<PlacedByVictims>, Suspended> {
+        let mut has_progress = false;
+        while let Some(node) = self.next_node(room.asked.as_ref().map(String::as_str)) {
+            if let Some(work) = turn.over_by().filter(|_| has_progress) {
+                return Err(work.into());
+            }
+            has_progress = true;
+            let candidates = self.candidates_on(&node, search, turn);
+            let least = victims::least_cost(&candidates);
+            room.nodes.extend(least.map(|least| (least, node.clone())));
+            room.asked = Bound::Excluded(node);
+        }
+        let mut has_tried = false;
+        while let Some((least, node)) = room.nodes.pop_first() {
+            let bound = room.best.as_ref().map(|(_, cost)| cost);
+            if bound.is_some_and(|bound| *bound <= least) {
+                room.nodes.clear();
+                break;
+            }
+            let suspended = match turn.over_by().filter(|_| has_progress) {
+                Some(work) => work.into(),
+                None => {
+                    has_progress = true;
+                    let candidates = self.candidates_on(&node, search, turn);
+                    let is_first = !std::mem::replace(&mut has_tried, true);
+                    match self.victims_on((&node, candidates), request, search, bound, turn) {
+                        Ok(Some(cost)) => {
+                            room.best = Some((node, cost));
+                            continue;
+                        }
+                        // The turn ended amid the simulations, so they tell nothing about this node.
+                        Ok(None) if !is_first && turn.is_out_of_searches() => Work::Searches.into(),
+                        Ok(None) => continue,
+                        Err(suspended) => suspended,
                     }
-                    // The turn ended amid the simulations, so they tell nothing about this node.
-                    Ok(None) if !is_first && turn.is_out_of_searches() => Work::Searches.into(),
-                    Ok(None) => continue,
-                    Err(suspended) => suspended,
                 }
             };
             // The search goes on with this node.
-            suspend(self, Some(node), best);
+            room.nodes.insert((least, node));
             return Err(suspended);
         }
-        let Some((node, victims)) = &best else {
+        let Some((node, victims)) = &room.best else {
             return Ok(None);
         };
         let placed = self.place_instead(request, search, (node, victims), turn);
         // It was cut short, and another turn has the time.
         if matches!(placed, Ok(None)) && has_progress && turn.is_out_of_searches() {
-            suspend(self, None, best);
             return Err(Work::Searches.into());
         }
         placed

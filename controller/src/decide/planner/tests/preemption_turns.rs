@@ -46,31 +46,62 @@ fn node_of_which_search_gave_up_leaves_preemption_to_others() {
     assert_eq!(cluster.evict(), ["low for hard"]);
 }
 
-#[test]
-fn search_for_victims_takes_turns() {
-    const NODES: i32 = 400;
-    let mut cluster = TestCluster::new(&[]);
+/// Number of nodes that [`add_nodes_full_of_one_pod`] adds.
+const FULL_NODES: i32 = 400;
+
+/// Adds nodes full of one pod each, of a lower priority than those before; beside it a small pod of the lowest priority, if
+/// wished, whose end alone is not enough for such a pod.
+fn add_nodes_full_of_one_pod(cluster: &mut TestCluster, has_small: bool) {
     let whole_node = json!({"requests": [shares("all", 16, "41Gi")]});
-    for index in 0..NODES {
+    for index in 0..FULL_NODES {
         let name = format!("n{index:03}");
-        add_node(&mut cluster, &name, 16);
-        add_pod(&mut cluster, &name, &whole_node);
+        add_node(cluster, &name, 16);
+        add_pod(cluster, &name, &whole_node);
         let mut pod = cluster.pods[&name].clone();
         let spec = pod.spec.as_mut().unwrap();
-        // Each node has a better victim than those before.
-        spec.priority = Some(NODES - index);
+        spec.priority = Some(FULL_NODES - index);
         cluster.add_pod(pod);
+        if has_small {
+            let mut share = shares("one", 1, "10Gi");
+            let of_node =
+                format!("device.attributes['gpu.drava.dev'].uuid.startsWith('GPU-{name}')");
+            share["exactly"]["selectors"] = json!([{"cel": {"expression": of_node}}]);
+            add_pod(
+                cluster,
+                &format!("small-{name}"),
+                &json!({"requests": [share]}),
+            );
+        }
     }
     for placed in cluster.settle() {
         let (pod, node) = placed.split_once(" → ").unwrap();
-        assert_eq!(pod, node);
+        assert_eq!(pod.trim_start_matches("small-"), node);
         cluster.bind((pod, node));
     }
-    add_pod(&mut cluster, "urgent", &whole_node);
+    add_pod(cluster, "urgent", &whole_node);
     let mut urgent = cluster.pods["urgent"].clone();
-    urgent.spec.as_mut().unwrap().priority = Some(NODES + 1);
+    urgent.spec.as_mut().unwrap().priority = Some(FULL_NODES + 1);
     cluster.add_pod(urgent);
     cluster.is_slice_over = |_| true;
+}
+
+#[test]
+fn search_for_victims_ends_where_no_other_node_can_be_better() {
+    let mut cluster = TestCluster::new(&[]);
+    add_nodes_full_of_one_pod(&mut cluster, false);
+    let before = cluster.planner.work();
+    assert!(cluster.actions().0.is_empty());
+    assert_eq!(cluster.evict(), ["n399 for urgent"], "in the first turn");
+    let units = cluster.planner.work() - before;
+    // Each node is looked at in the decision and in the search, and the end of the pods of one of them is tried.
+    let most = 60 * u64::from(FULL_NODES.unsigned_abs());
+    assert!(units < most, "{units} units");
+}
+
+#[test]
+fn search_for_victims_takes_turns() {
+    let mut cluster = TestCluster::new(&[]);
+    add_nodes_full_of_one_pod(&mut cluster, true);
     let mut turns = 0;
     while cluster.evictions.is_empty() {
         turns += 1;
