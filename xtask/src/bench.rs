@@ -13,6 +13,7 @@ mod packing;
 mod planning;
 mod prepare;
 mod report;
+mod scale;
 mod share;
 mod share_agent;
 mod startup;
@@ -56,6 +57,8 @@ pub(crate) struct Args {
     packing: packing::Options,
     #[command(flatten)]
     planning: planning::Options,
+    #[command(flatten)]
+    scale: scale::Options,
     #[command(flatten)]
     throughput: throughput::Options,
 }
@@ -109,6 +112,8 @@ enum Name {
     Preemption,
     /// Time of decisions about quotas.
     Quota,
+    /// The controller in clusters of growing size.
+    Scale,
     /// Exactness of shares of GPU time with libvgpu alone.
     Share,
     /// Exactness of shares of GPU time, reclaim and priority with the node agent.
@@ -138,6 +143,7 @@ impl Name {
             Self::Prepare => "prepare",
             Self::Preemption => "preemption",
             Self::Quota => "quota",
+            Self::Scale => "scale",
             Self::Share => "share",
             Self::ShareAgent => "share-agent",
             Self::Startup => "startup",
@@ -164,6 +170,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Name::Gang | Name::Preemption | Name::Quota => {
             planning::run(name, &args.planning, &mut report)?;
         }
+        Name::Scale => scale::run(&args.scale, &mut report)?,
         Name::Share => share::run(args, &mut report)?,
         Name::ShareAgent => share_agent::run(args, &mut report)?,
         Name::Startup => startup::run(args, &mut report)?,
