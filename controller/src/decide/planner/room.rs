@@ -39,8 +39,7 @@ mod reserved;
 mod rollout;
 
 use holders::MembersOfGangs;
-use known_victims::PodRoom;
-use placing::GangRoom;
+use placing::FoundSoFar;
 pub(super) use rollout::Rollout;
 
 /// Time after the grace period in which a pod that is being deleted is still expected to end.
@@ -61,16 +60,7 @@ pub(super) enum RoomCause {
 #[derive(Debug)]
 pub(super) struct RoomProgress {
     cause: RoomCause,
-    found: FoundSoFar,
-}
-
-/// What the search for room has found so far.
-#[derive(Debug)]
-enum FoundSoFar {
-    /// For one pod.
-    OfPod(PodRoom),
-    /// For a gang.
-    OfGang(Box<GangRoom>),
+    found: Box<FoundSoFar>,
 }
 
 /// Cause of a room, and the priority below which pods may end for it; `None` if priority does not decide.

@@ -1,15 +1,17 @@
-//! The best victims for a pod, searched node by node, and remembered for the equal pods of its gang.
+//! The best victims for a pod, and those that are known for the equal pods of its gang.
+//!
+//! Every node is asked what victims cost there at least, and the end of pods is simulated where this is the least, until no
+//! other node can be better.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Bound;
 
 use drava_allocator::placement::Placement;
 use drava_allocator::pod_request::PodRequest;
 use drava_allocator::searched::{Suspended, Undecided};
 use drava_allocator::turn::{Turn, Work};
 
+use super::Search;
 use super::holders::SIMULATION_UNITS;
-use super::{FoundSoFar, RoomProgress, Search};
 use crate::decide::planner::Planner;
 use crate::decide::planner::demand::Request;
 use crate::decide::victims::{self, Candidate, Cost, Effect, Simulation};
@@ -17,36 +19,34 @@ use crate::decide::victims::{self, Candidate, Cost, Effect, Simulation};
 /// A placement, and the pods that have to end for it.
 pub(super) type PlacedByVictims = (Placement, BTreeSet<String>);
 
-/// The best victims on each node for one request. Nodes that changed since are searched again. What changes elsewhere, such
-/// as the usage of a quota, may outdate the victims of a node; a placement checks them again.
+/// What is known of the victims on a node.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum OfNode {
+    /// They are these.
+    Are(Cost),
+    /// They cost this at least.
+    CostAtLeast(Cost),
+}
+
+impl OfNode {
+    const fn cost(&self) -> &Cost {
+        match self {
+            Self::Are(cost) | Self::CostAtLeast(cost) => cost,
+        }
+    }
+}
+
+/// What is known of the victims for one request on each node. Nodes that changed since are asked again. What changes elsewhere,
+/// such as the usage of a quota, may outdate the victims of a node; a placement checks them again.
 #[derive(Debug, Default)]
 pub(super) struct KnownVictims {
     request: Option<PodRequest>,
-    by_node: BTreeMap<String, Cost>,
+    nodes: BTreeMap<String, OfNode>,
+    /// The same by cost: known victims before those that may cost as much.
+    order: BTreeSet<(Cost, OfNode, String)>,
     changed: BTreeSet<String>,
-    /// Whether every node was searched, or is going to be, for the pod that is placed now.
+    /// Whether every node was asked, or is going to be, for the pod that is placed now.
     is_complete: bool,
-}
-
-/// What the search for the victims of one pod has found so far.
-#[derive(Debug)]
-pub(super) struct PodRoom {
-    /// Up to which node all were asked what victims cost there.
-    asked: Bound<String>,
-    /// The nodes that are not searched yet, by what victims cost there at least.
-    nodes: BTreeSet<(Cost, String)>,
-    /// The best victims so far, with their node.
-    best: Option<(String, Cost)>,
-}
-
-impl Default for PodRoom {
-    fn default() -> Self {
-        Self {
-            asked: Bound::Unbounded,
-            nodes: BTreeSet::new(),
-            best: None,
-        }
-    }
 }
 
 impl KnownVictims {
@@ -54,9 +54,9 @@ impl KnownVictims {
     fn restart(&mut self, request: &PodRequest, nodes: BTreeSet<String>) {
         *self = Self {
             request: Some(request.clone()),
-            by_node: BTreeMap::new(),
             changed: nodes,
             is_complete: true,
+            ..Self::default()
         };
     }
 
@@ -77,17 +77,36 @@ impl KnownVictims {
         of.is_some_and(|of| of.uid == request.uid || of.is_equivalent(request))
     }
 
-    /// Removes and returns the best victims, with their node.
-    fn take_best(&mut self) -> Option<(String, Cost)> {
-        let best = self.by_node.iter().min_by_key(|(_, cost)| *cost);
-        let node = best.map(|(node, _)| node.clone())?;
-        self.by_node.remove_entry(&node)
+    /// Sets what is known of a node; `None` if no pods can end there.
+    fn set(&mut self, node: String, known: Option<OfNode>) {
+        if let Some(before) = self.nodes.remove(&node) {
+            self.order
+                .remove(&(before.cost().clone(), before, node.clone()));
+        }
+        if let Some(known) = known {
+            self.order
+                .insert((known.cost().clone(), known.clone(), node.clone()));
+            self.nodes.insert(node, known);
+        }
+    }
+
+    /// Returns the node with the least cost.
+    fn first(&self) -> Option<(String, OfNode)> {
+        let (_, known, node) = self.order.first()?;
+        Some((node.clone(), known.clone()))
+    }
+
+    /// Returns the cost of the best victims that are known.
+    fn best(&self) -> Option<Cost> {
+        let mut order = self.order.iter();
+        let (cost, ..) = order.find(|(_, known, _)| matches!(known, OfNode::Are(_)))?;
+        Some(cost.clone())
     }
 }
 
 impl Planner {
     /// Returns a placement of the pod on the node where the best set of pods has to end, and this set, which is presumed to
-    /// have ended. The pod fits on no node without such an end.
+    /// have ended. The pod fits on no node without such an end. A search of many nodes goes on in other turns.
     pub(super) fn place_by_victims(
         &mut self,
         request: &Request,
@@ -95,9 +114,6 @@ impl Planner {
         known: &mut KnownVictims,
         turn: &mut Turn,
     ) -> Result<Option<PlacedByVictims>, Suspended> {
-        if search.group.requests.len() == 1 {
-            return self.place_by_best(request, search, turn);
-        }
         // The members of a gang are often equal.
         let pod_request = &request.pod_request;
         if !known.is_for(pod_request) {
@@ -111,7 +127,6 @@ impl Planner {
         self.place_by_known(request, search, known, turn)
     }
 
-    /// Returns the placement by the known victims, after a search on the nodes that have changed.
     fn place_by_known(
         &mut self,
         request: &Request,
@@ -119,46 +134,65 @@ impl Planner {
         known: &mut KnownVictims,
         turn: &mut Turn,
     ) -> Result<Option<PlacedByVictims>, Suspended> {
-        let mut has_progress = false;
+        let (mut has_progress, mut has_tried) = (false, false);
         loop {
-            while let Some(node) = known.changed.first().cloned() {
-                if let Some(work) = turn.over_by().filter(|_| has_progress) {
+            let over = turn.over_by().filter(|_| has_progress);
+            if let Some(node) = known.changed.first().cloned() {
+                if let Some(work) = over {
                     return Err(work.into());
                 }
                 let candidates = self.candidates_on(&node, search, turn);
-                let victims = match candidates.is_empty() {
-                    true => None,
-                    false => self.victims_on((&*node, candidates), request, search, None, turn)?,
-                };
-                // The turn ended amid the simulations, so they tell nothing about this node.
-                if victims.is_none() && has_progress && turn.is_out_of_searches() {
-                    return Err(Work::Searches.into());
-                }
-                has_progress = true;
+                let least = victims::least_cost(&candidates);
                 known.changed.remove(&node);
-                match victims {
-                    Some(cost) => known.by_node.insert(node, cost),
-                    None => known.by_node.remove(&node),
-                };
-            }
-            let Some((node, victims)) = known.take_best() else {
-                return Ok(None);
-            };
-            // Some may have been chosen in an earlier turn.
-            if !self.may_end(victims.uids(), search) {
-                known.changed.insert(node);
+                known.set(node, least.map(OfNode::CostAtLeast));
+                has_progress = true;
                 continue;
             }
-            match self.place_instead(request, search, (&node, &victims), turn) {
-                // It was cut short, and another turn has the time.
-                Ok(None) if has_progress && turn.is_out_of_searches() => {
-                    known.by_node.insert(node, victims);
-                    return Err(Work::Searches.into());
+            let Some((node, of_node)) = known.first() else {
+                return Ok(None);
+            };
+            match of_node {
+                OfNode::CostAtLeast(_) => {
+                    if let Some(work) = over {
+                        return Err(work.into());
+                    }
+                    // Other members of a gang may need what is no better for this one.
+                    let bound = known.best().filter(|_| search.group.requests.len() == 1);
+                    let candidates = self.candidates_on(&node, search, turn);
+                    let victims = self.victims_on(
+                        (&node, candidates),
+                        request,
+                        search,
+                        bound.as_ref(),
+                        turn,
+                    )?;
+                    // The turn ended amid the simulations, so they tell nothing about this node.
+                    if victims.is_none() && has_tried && turn.is_out_of_searches() {
+                        return Err(Work::Searches.into());
+                    }
+                    (has_progress, has_tried) = (true, true);
+                    known.set(node, victims.map(OfNode::Are));
                 }
-                Ok(None) => has_progress = true,
-                placed => {
+                OfNode::Are(victims) if !self.may_end(victims.uids(), search) => {
+                    // They were chosen in an earlier turn.
                     known.changed.insert(node);
-                    return placed;
+                }
+                OfNode::Are(victims) => {
+                    let placed = self.place_instead(request, search, (&node, &victims), turn);
+                    match &placed {
+                        // It was cut short, and another turn has the time.
+                        Ok(None) if has_progress && turn.is_out_of_searches() => {
+                            return Err(Work::Searches.into());
+                        }
+                        Ok(None) => {
+                            has_progress = true;
+                            known.set(node, None);
+                        }
+                        _ => {
+                            known.changed.insert(node);
+                            return placed;
+                        }
+                    }
                 }
             }
         }
@@ -192,91 +226,6 @@ impl Planner {
                 }
             }
         }
-    }
-
-    /// Returns the placement by the best victims of all nodes. A search of many nodes goes on in other turns.
-    fn place_by_best(
-        &mut self,
-        request: &Request,
-        search: &Search<'_>,
-        turn: &mut Turn,
-    ) -> Result<Option<PlacedByVictims>, Suspended> {
-        let uid = &request.pod_request.uid;
-        let before = self.backlog.suspended_decisions.take_room(uid);
-        let before = before.filter(|before| before.cause == search.cause);
-        let mut room = match before.map(|before| before.found) {
-            Some(FoundSoFar::OfPod(room)) => room,
-            Some(FoundSoFar::OfGang(_)) | None => PodRoom::default(),
-        };
-        let placed = self.search_best(request, search, &mut room, turn);
-        if placed.is_err() {
-            let progress = RoomProgress {
-                cause: search.cause,
-                found: FoundSoFar::OfPod(room),
-            };
-            self.backlog.suspended_decisions.set_room(uid, progress);
-        }
-        placed
-    }
-
-    /// Goes on with the search for the best victims. First it asks all nodes for what victims cost there at least, and then it
-    /// simulates their end where this is the least, until no other node can be better.
-    fn search_best(
-        &mut self,
-        request: &Request,
-        search: &Search<'_>,
-        room: &mut PodRoom,
-        turn: &mut Turn,
-    ) -> Result<Option<PlacedByVictims>, Suspended> {
-        let mut has_progress = false;
-        while let Some(node) = self.next_node(room.asked.as_ref().map(String::as_str)) {
-            if let Some(work) = turn.over_by().filter(|_| has_progress) {
-                return Err(work.into());
-            }
-            has_progress = true;
-            let candidates = self.candidates_on(&node, search, turn);
-            let least = victims::least_cost(&candidates);
-            room.nodes.extend(least.map(|least| (least, node.clone())));
-            room.asked = Bound::Excluded(node);
-        }
-        let mut has_tried = false;
-        while let Some((least, node)) = room.nodes.pop_first() {
-            let bound = room.best.as_ref().map(|(_, cost)| cost);
-            if bound.is_some_and(|bound| *bound <= least) {
-                room.nodes.clear();
-                break;
-            }
-            let suspended = match turn.over_by().filter(|_| has_progress) {
-                Some(work) => work.into(),
-                None => {
-                    has_progress = true;
-                    let candidates = self.candidates_on(&node, search, turn);
-                    let is_first = !std::mem::replace(&mut has_tried, true);
-                    match self.victims_on((&node, candidates), request, search, bound, turn) {
-                        Ok(Some(cost)) => {
-                            room.best = Some((node, cost));
-                            continue;
-                        }
-                        // The turn ended amid the simulations, so they tell nothing about this node.
-                        Ok(None) if !is_first && turn.is_out_of_searches() => Work::Searches.into(),
-                        Ok(None) => continue,
-                        Err(suspended) => suspended,
-                    }
-                }
-            };
-            // The search goes on with this node.
-            room.nodes.insert((least, node));
-            return Err(suspended);
-        }
-        let Some((node, victims)) = &room.best else {
-            return Ok(None);
-        };
-        let placed = self.place_instead(request, search, (node, victims), turn);
-        // It was cut short, and another turn has the time.
-        if matches!(placed, Ok(None)) && has_progress && turn.is_out_of_searches() {
-            return Err(Work::Searches.into());
-        }
-        placed
     }
 
     /// Returns the best set of these pods of the node whose end makes room for the pod. `None` if there is none better than

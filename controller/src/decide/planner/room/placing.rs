@@ -7,7 +7,7 @@ use drava_allocator::searched::Suspended;
 use drava_allocator::turn::Turn;
 
 use super::known_victims::KnownVictims;
-use super::{FoundSoFar, Precedence, Room, RoomCause, RoomProgress, Search};
+use super::{Precedence, Room, RoomCause, RoomProgress, Search};
 use crate::decide::planner::Planner;
 use crate::decide::planner::demand::Request;
 use crate::decide::victims::Candidate;
@@ -15,9 +15,9 @@ use crate::decide::victims::Candidate;
 /// Placements of the pods of a group.
 type Placements = Vec<(Request, Placement)>;
 
-/// What the search for room has found for the pods of a group.
+/// What the search for room has found so far for the pods of a group.
 #[derive(Debug, Default)]
-pub(super) struct GangRoom {
+pub(super) struct FoundSoFar {
     /// By UID; `None` for a pod that cannot be placed.
     members: BTreeMap<String, Option<Placement>>,
     /// UIDs of the pods that end, apart from those that end in any case.
@@ -29,7 +29,7 @@ pub(super) struct GangRoom {
 
 impl Planner {
     /// Places the required pods of the group one after the other; for a pod that does not fit, the best set of pods ends.
-    /// What the search for a gang has found is kept when the turn is too short.
+    /// What the search has found is kept when the turn is too short.
     pub(super) fn place_by_ends(
         &mut self,
         search: &Search<'_>,
@@ -38,21 +38,16 @@ impl Planner {
         let is_gang = search.group.requests.len() > 1;
         let first = search.group.requests.first();
         let first = first.map(|request| request.pod_request.uid.as_str());
-        let before = first.filter(|_| is_gang);
-        let before = before.and_then(|first| self.backlog.suspended_decisions.take_room(first));
-        let mut room = match before.map(|before| (before.cause, before.found)) {
-            Some((cause, FoundSoFar::OfGang(room)))
-                if cause == search.cause && self.may_end(&room.victims, search) =>
-            {
-                *room
-            }
-            Some(_) | None => GangRoom::default(),
-        };
+        let before = first.and_then(|first| self.backlog.suspended_decisions.take_room(first));
+        let before = before.filter(|before| {
+            before.cause == search.cause && self.may_end(&before.found.victims, search)
+        });
+        let mut room = before.map(|before| before.found).unwrap_or_default();
         let ended = search.ending | &room.victims;
         self.presume_ended(search, &ended);
         // Their tenants may use less than when they were chosen.
         if !self.world.cluster.keeps(&search.floors) {
-            room = GangRoom::default();
+            room = Box::default();
             self.presume_ended(search, search.ending);
         }
         let mut placements = Placements::new();
@@ -73,10 +68,10 @@ impl Planner {
             })),
             (Ok(()), _) => Ok(None),
             (Err(suspended), _) => {
-                if let Some(first) = first.filter(|_| is_gang) {
+                if let Some(first) = first {
                     let progress = RoomProgress {
                         cause: search.cause,
-                        found: FoundSoFar::OfGang(Box::new(room)),
+                        found: room,
                     };
                     self.backlog.suspended_decisions.set_room(first, progress);
                 }
@@ -90,7 +85,7 @@ impl Planner {
     fn spare_unnecessary(
         &mut self,
         search: &Search<'_>,
-        room: &mut GangRoom,
+        room: &mut FoundSoFar,
         placements: &mut Placements,
         turn: &mut Turn,
     ) -> Result<(), Suspended> {
@@ -187,7 +182,7 @@ impl Planner {
     fn place_group(
         &mut self,
         search: &Search<'_>,
-        room: &mut GangRoom,
+        room: &mut FoundSoFar,
         placements: &mut Placements,
         turn: &mut Turn,
     ) -> Result<bool, Suspended> {
@@ -238,7 +233,7 @@ impl Planner {
         &mut self,
         request: &Request,
         search: &Search<'_>,
-        room: &mut GangRoom,
+        room: &mut FoundSoFar,
         turn: &mut Turn,
     ) -> Result<Option<Placement>, Suspended> {
         room.doubtful = None;

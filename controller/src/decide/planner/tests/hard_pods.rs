@@ -136,6 +136,18 @@ pub(super) fn shares(name: &str, count: u32, memory: &str) -> Value {
     }})
 }
 
+/// Adds the pod `small-` of a node, with a small share there.
+pub(super) fn add_small(cluster: &mut TestCluster, node: &str) {
+    let mut share = shares("one", 1, "10Gi");
+    let of_node = format!("device.attributes['gpu.drava.dev'].uuid.startsWith('GPU-{node}-')");
+    share["exactly"]["selectors"] = json!([{"cel": {"expression": of_node}}]);
+    add_pod(
+        cluster,
+        &format!("small-{node}"),
+        &json!({"requests": [share]}),
+    );
+}
+
 /// Adds a pod of this priority that needs half of 17 GPUs and a little more, and nearly half of GPU 0. A search gives up on a
 /// node with 16 GPUs: another request is so small that the amounts do not tell that they are too few.
 pub(super) fn add_hard(cluster: &mut TestCluster, name: &str, priority: i32) {

@@ -7,7 +7,8 @@ use serde_json::json;
 
 use super::cluster::{TestCluster, member};
 use super::hard_pods::{
-    GPUS, add_hard, add_node, add_partitioned_node, add_pod, add_six, shares, use_partitions,
+    GPUS, add_hard, add_node, add_partitioned_node, add_pod, add_six, add_small, shares,
+    use_partitions,
 };
 
 #[test]
@@ -62,15 +63,7 @@ fn add_nodes_full_of_one_pod(cluster: &mut TestCluster, has_small: bool) {
         spec.priority = Some(FULL_NODES - index);
         cluster.add_pod(pod);
         if has_small {
-            let mut share = shares("one", 1, "10Gi");
-            let of_node =
-                format!("device.attributes['gpu.drava.dev'].uuid.startsWith('GPU-{name}')");
-            share["exactly"]["selectors"] = json!([{"cel": {"expression": of_node}}]);
-            add_pod(
-                cluster,
-                &format!("small-{name}"),
-                &json!({"requests": [share]}),
-            );
+            add_small(cluster, &name);
         }
     }
     for placed in cluster.settle() {
