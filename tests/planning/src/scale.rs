@@ -59,7 +59,9 @@ impl Point {
     /// Number of claims in a cluster of that many nodes.
     fn claims(self, nodes: usize) -> usize {
         match self {
-            Self::Shares | Self::Partitions => MAX_CLAIMS.min(nodes * GPUS * 5),
+            Self::Shares => MAX_CLAIMS.min(nodes * GPUS * 5),
+            // Half of each GPU stays free for the partitions that pods ask for.
+            Self::Partitions => MAX_CLAIMS.min(nodes * GPUS * 3),
             Self::Full | Self::Explanation => nodes * GPUS,
         }
     }
