@@ -8,7 +8,7 @@ use std::fmt;
 use std::time::Duration;
 
 use drava_api::error::describe;
-use drava_api::metric::{Metric, driver as metric};
+use drava_api::metric::{Metric, Sample, driver as metric};
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
@@ -16,7 +16,7 @@ use kube::{Api, Client};
 use tokio::time::Instant;
 
 use crate::natural;
-use crate::top::{Access, Gpu, Measured};
+use crate::top::{Access, Burst, Gpu, Measured};
 
 /// Labels of the pods of node drivers.
 const DRIVERS: &str = "app.kubernetes.io/name=drava,app.kubernetes.io/component=driver";
@@ -70,6 +70,7 @@ struct Counter {
 struct Figures {
     memory: f64,
     time: Time,
+    burst: Option<Burst>,
 }
 
 /// GPU time in metrics.
@@ -108,6 +109,7 @@ impl Use {
                 Access::Suspended => measured.map(|_| Measured {
                     memory: 0,
                     cores: Some(0),
+                    burst: None,
                 }),
                 Access::Whole | Access::Share | Access::Partition => measured,
             };
@@ -256,6 +258,7 @@ fn measured(figures: Figures, before: Option<&Counter>, at: Instant) -> Measured
         memory: whole(figures.memory),
         // The counter follows the use by up to a lease, so that a part of the time before may be in it.
         cores: ratio.map(|ratio| whole(ratio * 100.0).min(100)),
+        burst: figures.burst,
     }
 }
 
@@ -270,8 +273,10 @@ fn whole(figure: f64) -> u64 {
 }
 
 /// Metrics with the figures.
-const FIGURES: [Metric; 4] = [
+const FIGURES: [Metric; 6] = [
     metric::SHARE_MEMORY_USED_BYTES,
+    metric::SHARE_MEMORY_LIMIT_BYTES,
+    metric::SHARE_BURST_BYTES,
     metric::SHARE_GPU_TIME_SECONDS,
     metric::GPU_MEMORY_USED_BYTES,
     metric::GPU_UTILIZATION_RATIO,
@@ -296,80 +301,31 @@ fn figures(text: &str) -> BTreeMap<Key, Figures> {
                 .get(&(metric.name, labels(metric).collect()))
                 .copied()
         };
-        let (memory, time) = match device.label("access").as_str() {
+        let (memory, time, burst) = match device.label("access").as_str() {
             "share" => (
                 value(&metric::SHARE_MEMORY_USED_BYTES)?,
                 value(&metric::SHARE_GPU_TIME_SECONDS).map(Time::Seconds),
+                value(&metric::SHARE_MEMORY_LIMIT_BYTES).zip(value(&metric::SHARE_BURST_BYTES)),
             ),
             "whole" => (
                 value(&metric::GPU_MEMORY_USED_BYTES)?,
                 value(&metric::GPU_UTILIZATION_RATIO).map(Time::Ratio),
+                None,
             ),
             _ => return None,
         };
         let key = ["namespace", "claim", "device"].map(|name| device.label(name));
-        let time = time.unwrap_or_default();
-        Some((key, Figures { memory, time }))
+        let figures = Figures {
+            memory,
+            time: time.unwrap_or_default(),
+            burst: burst.map(|(limit, lent)| Burst {
+                memory_limit: whole(limit),
+                lent_memory: whole(lent),
+            }),
+        };
+        Some((key, figures))
     });
     devices.collect()
-}
-
-/// A line of OpenMetrics text with a value.
-struct Sample<'a> {
-    /// Name of the metric: without the suffix of counters.
-    name: &'a str,
-    labels: Vec<(&'a str, String)>,
-    value: f64,
-}
-
-impl<'a> Sample<'a> {
-    /// Reads a line; `None` if it has no value, or labels that are not closed.
-    fn read(line: &'a str) -> Option<Self> {
-        let end = line.find(['{', ' '])?;
-        let (name, mut rest) = line.split_at(end);
-        let mut labels = Vec::new();
-        if let Some(mut inside) = rest.strip_prefix('{') {
-            rest = loop {
-                if let Some(after) = inside.strip_prefix('}') {
-                    break after;
-                }
-                let (label, after) = inside.split_once("=\"")?;
-                let (text, after) = quoted(after)?;
-                labels.push((label, text));
-                inside = after.strip_prefix(',').unwrap_or(after);
-            };
-        }
-        // A time may follow.
-        let value = rest.split_whitespace().next()?.parse().ok()?;
-        Some(Self {
-            name: name.strip_suffix("_total").unwrap_or(name),
-            labels,
-            value,
-        })
-    }
-
-    /// Returns the value of a label; empty without it.
-    fn label(&self, name: &str) -> String {
-        let label = self.labels.iter().find(|(label, _)| *label == name);
-        label.map(|(_, text)| text.clone()).unwrap_or_default()
-    }
-}
-
-/// Reads a text up to its closing quote, and returns what follows.
-fn quoted(text: &str) -> Option<(String, &str)> {
-    let mut read = String::new();
-    let mut letters = text.char_indices();
-    while let Some((position, letter)) = letters.next() {
-        match letter {
-            '"' => return Some((read, text.get(position + 1..)?)),
-            '\\' => match letters.next()?.1 {
-                'n' => read.push('\n'),
-                other => read.push(other),
-            },
-            other => read.push(other),
-        }
-    }
-    None
 }
 
 #[cfg(test)]

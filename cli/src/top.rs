@@ -24,7 +24,8 @@ use drava_explanation::table;
 #[derive(Debug, Clone, Copy, clap::Args)]
 #[group(skip)]
 pub(crate) struct Options {
-    /// Show what the claims use, too: memory, and GPU time of the last seconds in percent of one GPU.
+    /// Show what the claims use, too: memory, and GPU time of the last seconds in percent of one GPU. With -o wide or json also the
+    /// memory that shares with memory.limit may use at the moment, and how much of it is lent.
     ///
     /// Read from the metrics of the node drivers through the API server, which needs the permission to get pods/proxy in their
     /// namespace. Of MIG partitions nothing is measured.
@@ -142,9 +143,20 @@ pub(crate) struct Measured {
     /// Percent of the time of one GPU; not known of a share after the first reading.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cores: Option<u64>,
+    /// Memory that it may use at the moment; absent for a claim that may use what it requests only.
+    #[serde(flatten)]
+    pub(crate) burst: Option<Burst>,
 }
 
-/// How a claim uses a GPU.
+/// Memory of a share with `memory.limit`, bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Burst {
+    /// The most that it may use at the moment.
+    pub(crate) memory_limit: u64,
+    /// Part of that beyond its request, which it gives back when another claim is guaranteed it.
+    pub(crate) lent_memory: u64,
+}
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Access {
@@ -510,7 +522,13 @@ impl GpuClaim {
         };
         let used = self.measured.map(|measured| {
             let [memory, cores] = used_text(Some(measured.memory), measured.cores);
-            format!(", uses {memory} and {cores} cores")
+            let lent = measured.burst.map(|burst| {
+                let [limit, lent] = [burst.memory_limit, burst.lent_memory];
+                let [limit, lent] = [limit, lent].map(|memory| bytes(Quantity::bytes(memory)));
+                format!(", limit {limit} with {lent} lent")
+            });
+            let lent = lent.unwrap_or_default();
+            format!(", uses {memory} and {cores} cores{lent}")
         });
         let used = used.unwrap_or_default();
         format!("{name} on {device} ({pods}{suspended}){used}")

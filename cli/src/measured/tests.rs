@@ -13,6 +13,8 @@ use crate::top;
 /// A claim whose names need escapes, as no object of Kubernetes has them.
 const ODD: &str = "a\"b\\c\nd,e=\"}{ f";
 
+const GIB: f64 = (1 << 30) as f64;
+
 #[derive(Debug)]
 struct NodeDriver {
     seconds: f64,
@@ -35,10 +37,18 @@ impl Collector for NodeDriver {
         ];
         metric::CLAIM_DEVICE_INFO.encode(&mut encoder, devices)?;
         let memory = [
-            (["default", "a", "s1"], 3.0 * f64::from(1 << 30)),
+            (["default", "a", "s1"], 3.0 * GIB),
             (["default", ODD, "s2"], 7.0),
         ];
         metric::SHARE_MEMORY_USED_BYTES.encode(&mut encoder, memory)?;
+        // Share s2 has no memory.limit.
+        let limits = [
+            (["default", "a", "s1"], 12.0 * GIB),
+            (["default", ODD, "s2"], 8.0 * GIB),
+        ];
+        metric::SHARE_MEMORY_LIMIT_BYTES.encode(&mut encoder, limits)?;
+        let burst = [(["default", "a", "s1"], 4.0 * GIB)];
+        metric::SHARE_BURST_BYTES.encode(&mut encoder, burst)?;
         let seconds = [(["default", "a", "s1"], self.seconds)];
         metric::SHARE_GPU_TIME_SECONDS.encode(&mut encoder, seconds)?;
         let gpus = [(["GPU-1"], 5e9), (["GPU-2"], 6e9)];
@@ -57,38 +67,25 @@ fn read(seconds: f64) -> BTreeMap<Key, Figures> {
 
 #[test]
 fn reads_what_the_library_writes() {
-    let figures = |memory, time| Figures { memory, time };
+    let figures = |memory, time, burst| Figures {
+        memory,
+        time,
+        burst,
+    };
+    let burst = Burst {
+        memory_limit: 12 << 30,
+        lent_memory: 4 << 30,
+    };
     let expected = [
         (
             key("a", "gpu-0-vgpu"),
-            figures(3.0 * f64::from(1 << 30), Time::Seconds(2.5)),
+            figures(3.0 * GIB, Time::Seconds(2.5), Some(burst)),
         ),
-        (key(ODD, "gpu-0-vgpu"), figures(7.0, Time::Unknown)),
-        (key("w", "gpu-1"), figures(5e9, Time::Ratio(0.42))),
+        (key(ODD, "gpu-0-vgpu"), figures(7.0, Time::Unknown, None)),
+        (key("w", "gpu-1"), figures(5e9, Time::Ratio(0.42), None)),
     ];
     // Nothing is measured of a partition, nor of a share without a reading.
     assert_eq!(read(2.5), expected.into());
-}
-
-#[test]
-fn skips_lines_that_are_no_samples() {
-    for line in [
-        "",
-        "# EOF",
-        "name",
-        "name{",
-        "name{a=\"b",
-        "name{a=\"b\"}",
-        "name{a=b} 1",
-        "name x",
-    ] {
-        assert!(Sample::read(line).is_none(), "{line}");
-    }
-    let sample = Sample::read("name_total{a=\"b\",} 1.5 1700000000").expect("a sample");
-    assert_eq!(
-        (sample.name, sample.label("a"), sample.value),
-        ("name", "b".to_owned(), 1.5)
-    );
 }
 
 #[test]
@@ -98,7 +95,11 @@ fn gpu_time_is_that_since_the_reading_before() {
     let counter = |seconds| Counter { seconds, at: start };
     let of = |seconds, before: Option<Counter>, at| {
         let time = Time::Seconds(seconds);
-        measured(Figures { memory: 1.0, time }, before.as_ref(), at).cores
+        let figures = Figures {
+            time,
+            ..Figures::default()
+        };
+        measured(figures, before.as_ref(), at).cores
     };
     assert_eq!(of(10.0, None, after(4)), None);
     assert_eq!(of(10.0, Some(counter(9.0)), after(4)), Some(25));
@@ -135,8 +136,18 @@ fn table_shows_what_claims_use() {
     );
     let wide = top::text(&gpus, &[], true);
     assert!(
-        wide.contains("default/a on gpu-0-vgpu (a-pod), uses 3 GiB and ? cores"),
+        wide.contains(
+            "default/a on gpu-0-vgpu (a-pod), uses 3 GiB and ? cores, limit 12 GiB with 4 GiB lent\n"
+        ),
         "{wide}"
+    );
+    let claim = serde_json::to_value(&gpus[0].claims[0].measured).expect("JSON");
+    let expected = serde_json::json!({"memory": 3_u64 << 30, "memoryLimit": 12_u64 << 30, "lentMemory": 4_u64 << 30});
+    assert_eq!(claim, expected);
+    let whole = serde_json::to_value(gpus[1].claims[0].measured).expect("JSON");
+    assert_eq!(
+        whole,
+        serde_json::json!({"memory": 5_000_000_000_u64, "cores": 42})
     );
 }
 

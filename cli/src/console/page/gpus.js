@@ -36,7 +36,11 @@ const timeOf = (claim) => (claim.access === "partition" ? "–" : claim.cores > 
 // What a claim uses at the moment, as far as it was measured.
 const usedMemory = (claim) => (claim.measured ? bytes(claim.measured.memory) : "–");
 const usedTime = (claim) => (claim.measured?.cores === undefined ? "–" : `${claim.measured.cores}%`);
-const usedText = (claim) => (claim.measured ? `; uses ${usedMemory(claim)}, ${usedTime(claim)} of GPU time` : "");
+// The most that a share with memory.limit may use at the moment, and what of it is lent.
+const lentText = ({ measured }) => (measured?.lentMemory === undefined ? "" :
+  `limit ${bytes(measured.memoryLimit)}, ${bytes(measured.lentMemory)} lent`);
+const usedText = (claim) => (claim.measured ?
+  `; uses ${usedMemory(claim)}, ${usedTime(claim)} of GPU time${lentText(claim) && `; ${lentText(claim)}`}` : "");
 
 // A claim as a part of its GPU: `axis` is the direction along which memory is drawn. The style sheet shows a label only where
 // it fits. The line along its edge is the memory in use.
@@ -268,7 +272,7 @@ function drawDetail() {
   const claims = node.gpus.flatMap((gpu) => gpu.claims.map((claim) => ({ gpu, claim })));
   const rows = claims.map(({ gpu, claim }) => row(
     head(swatch(claim.namespace), claim.name), cell("GPU", gpu.gpu), cell("Pods", claim.pods.join(", ")), cell("Use", claim.access),
-    number("Memory", bytes(claim.memory)), number("Memory in use", usedMemory(claim)),
+    number("Memory", bytes(claim.memory)), number("Memory in use", usedMemory(claim), lentText(claim) && ` (${lentText(claim)})`),
     number("GPU time", timeOf(claim)), number("GPU time in use", usedTime(claim))));
   const list = table(["Claim", "GPU", "Pods", "Use", "Memory", "in use", "GPU time", "in use"], "detail-claims", "wide");
   list.querySelector("tbody").append(...rows);

@@ -133,12 +133,19 @@ async fn report<E: Effects>(
             let found = found.map_err(|error| describe(&error))?;
             let pods = found.as_ref().map(reserving_pods).unwrap_or_default();
             subjects.extend(pods.into_iter().map(Subject::Pod));
-            let note = format!(
-                "{about}: killed process {pid} (PID on the node) because the share did not give back memory beyond its request, \
-                 which claim {}/{} is guaranteed; the claim has memory.reclaim: kill",
-                claim.namespace, claim.name
-            );
-            (EventReason::BurstReclaimed, note)
+            // The names of its pods are worth less than the event.
+            let guaranteed = claims.fetch(claim).await.ok().flatten();
+            let pods = guaranteed.as_ref().map(reserving_pods);
+            (
+                EventReason::BurstReclaimed,
+                reclaimed_note(
+                    &about,
+                    *pid,
+                    &record.claim.namespace,
+                    claim,
+                    &pods.unwrap_or_default(),
+                ),
+            )
         }
         FindingKind::Killed { pid, reason } => {
             let note = format!(
@@ -157,6 +164,30 @@ async fn report<E: Effects>(
         claims.reporter.event(subject, reason, note.clone());
     }
     write(claims, open, &record).await
+}
+
+/// Returns the note for a process of a claim of `namespace` that was killed for the memory that `guaranteed` of these pods gets.
+fn reclaimed_note(
+    about: &str,
+    pid: u32,
+    namespace: &str,
+    guaranteed: &ClaimRef,
+    pods: &[PodRef],
+) -> String {
+    let names: Vec<&str> = pods.iter().map(|pod| pod.name.as_str()).collect();
+    let of_pods = match names.as_slice() {
+        [] => String::new(),
+        [pod] => format!(" of pod {pod}"),
+        pods => format!(" of pods {}", pods.join(", ")),
+    };
+    let guaranteed = match guaranteed.namespace == namespace {
+        true => format!("claim {}/{}{of_pods}", namespace, guaranteed.name),
+        false => "a claim of another namespace".to_owned(),
+    };
+    format!(
+        "{about}: killed process {pid} (PID on the node) because the share did not give back memory beyond its request, which \
+         {guaranteed} is guaranteed; the claim has memory.reclaim: kill"
+    )
 }
 
 /// Returns the pods of a claim; `None` if one of them has the GPU by another claim, so that its use is right.
@@ -324,6 +355,55 @@ fn remedy(kind: ViolationKind) -> &'static str {
         ViolationKind::OtherGpu => {
             "a privileged container and a volume of /dev have all GPUs of the node: run the pod without them, or request the \
              GPU in a claim"
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_pods_that_get_lent_memory() {
+        let claim = ClaimRef {
+            namespace: "research".to_owned(),
+            name: "trainer-gpu".to_owned(),
+            uid: ClaimUid::try_from("00000000-0000-4000-8000-000000000001".to_owned()).unwrap(),
+        };
+        let pod = |name: &str| PodRef {
+            namespace: "research".to_owned(),
+            name: name.to_owned(),
+            uid: name.to_owned(),
+        };
+        for (namespace, pods, named) in [
+            (
+                "research",
+                vec![],
+                "which claim research/trainer-gpu is guaranteed",
+            ),
+            (
+                "research",
+                vec![pod("trainer-0")],
+                "which claim research/trainer-gpu of pod trainer-0 is guaranteed",
+            ),
+            (
+                "research",
+                vec![pod("a"), pod("b")],
+                "which claim research/trainer-gpu of pods a, b is guaranteed",
+            ),
+            // A tenant learns nothing of others.
+            (
+                "web",
+                vec![pod("trainer-0")],
+                "which a claim of another namespace is guaranteed",
+            ),
+        ] {
+            let note = reclaimed_note("claim web/batch", 7, namespace, &claim, &pods);
+            assert!(
+                note.starts_with("claim web/batch: killed process 7"),
+                "{note}"
+            );
+            assert!(note.contains(named), "{note}");
         }
     }
 }
