@@ -18,6 +18,7 @@ pub mod policy;
 pub mod quantity;
 pub mod quota;
 pub mod reason;
+pub mod recommendation;
 pub mod request;
 pub mod suspension;
 pub mod unavailable;

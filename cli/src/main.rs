@@ -151,12 +151,13 @@ enum Command {
     /// Recommend memory and cores for workloads, by what their shares have used.
     ///
     /// PEAK is the highest memory of a share; the recommendation is 15% more, or 20% more than a limit at which allocations were
-    /// denied. USED is the GPU time that a share exceeds in 5% of the time. The amounts are those of Prometheus; claims of pods
-    /// that are gone count where their names tell the workload. Nothing is changed: a recommendation is for the next
-    /// ResourceClaimTemplate, or for `kubectl drava resize`. -o json has the recommended amounts as the `capacity.requests` of a
-    /// request.
+    /// denied. The amounts are those that the controller has written in GpuShareRecommendations: request and limit, and how long the
+    /// shares were observed. With --prometheus they are those of Prometheus; USED is then the GPU time that a share exceeds in 5% of
+    /// the time instead of a tenth, and claims of pods that are gone count where their names tell the workload. Nothing is changed: a
+    /// recommendation is for the next ResourceClaimTemplate, or for `kubectl drava resize`. -o wide and json have the change of the
+    /// manifest.
     #[command(
-        after_help = "Examples:\n  kubectl drava recommend --prometheus monitoring/prometheus-operated:9090 --since 2w\n  kubectl drava recommend --prometheus http://localhost:9090 -n research -o json"
+        after_help = "Examples:\n  kubectl drava recommend -n research\n  kubectl drava recommend --prometheus monitoring/prometheus-operated:9090 --since 2w\n  kubectl drava recommend --prometheus http://localhost:9090 -n research -o json"
     )]
     Recommend(recommend::Options),
 
@@ -471,7 +472,8 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::Recommend(options) => {
             let report = Box::pin(recommend::run(&cli.connection, &options)).await?;
-            cli.output.format(&report, || report.text())?
+            let is_wide = cli.output == Output::Wide;
+            cli.output.format(&report, || report.text(is_wide))?
         }
         Command::Cordon(options) => {
             let (client, _) = connect(&cli.connection).await?;

@@ -19,7 +19,7 @@ const MIN_STEP_SECONDS: u64 = 60;
 pub(crate) struct Source {
     /// Prometheus that scrapes the node drivers: a URL, or NAMESPACE/SERVICE:PORT, which is reached through the API server.
     #[arg(long, value_name = "URL")]
-    prometheus: String,
+    pub(crate) prometheus: String,
 
     /// Time until now, such as 12h, 7d or 4w.
     #[arg(long, default_value = "7d", value_parser = seconds)]
@@ -139,7 +139,7 @@ fn step(since: u64) -> u64 {
 }
 
 /// Reads a time such as `7d`, seconds.
-fn seconds(text: &str) -> Result<u64, String> {
+pub(crate) fn seconds(text: &str) -> Result<u64, String> {
     let failure = || format!("{text:?} is no time; use a number with m, h, d or w, such as 7d");
     let unit = text.chars().next_back().ok_or_else(failure)?;
     let factor = match unit {

@@ -7,16 +7,19 @@
 use std::collections::BTreeMap;
 
 use anyhow::Context as _;
+use drava_api::recommendation::{Confidence, MARGIN, MARGIN_AFTER_DENIAL, Note};
 use drava_explanation::table;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 use kube::{Api, Client};
 use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::connection::{Connection, connect};
-use crate::prometheus::{Prometheus, Series, Source};
+use crate::prometheus::{Prometheus, Series, Source, seconds};
 use workload::{Workload, Workloads};
 
+mod objects;
 mod workload;
 
 /// A metric of shares by namespace, claim and request, in place of `VALUE`.
@@ -24,12 +27,6 @@ const BY_REQUEST: &str = include_str!("recommend/by_request.promql");
 
 /// The GPU time of a share, as part of that of a GPU.
 const GPU_TIME: &str = "rate(drava_share_gpu_time_seconds_total[5m])";
-
-/// What a recommendation adds to the use.
-const MARGIN: f64 = 1.15;
-
-/// What a recommendation adds to a limit at which allocations were denied.
-const MARGIN_AFTER_DENIAL: f64 = 1.2;
 
 /// Part of the time in which the GPU time is no more than what the recommendation is for.
 const QUANTILE: &str = "0.95";
@@ -51,8 +48,16 @@ const MIB: f64 = (1_u64 << 20) as f64;
 /// Command line of `recommend`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    #[command(flatten)]
-    source: Source,
+    /// Prometheus that scrapes the node drivers: a URL, or NAMESPACE/SERVICE:PORT, which is reached through the API server.
+    ///
+    /// Without it, the answer comes from the GpuShareRecommendations, which the controller writes if the chart was installed with
+    /// recommendations.enabled=true.
+    #[arg(long, value_name = "URL")]
+    prometheus: Option<String>,
+
+    /// Time until now, such as 12h, 7d or 4w.
+    #[arg(long, default_value = "7d", value_parser = seconds, requires = "prometheus")]
+    since: u64,
 }
 
 /// What the shares of a request have used.
@@ -70,37 +75,6 @@ struct Usage {
     guaranteed: f64,
     /// Observed time of all shares, seconds.
     observed_seconds: f64,
-}
-
-/// What a user should know of a recommendation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-enum Note {
-    /// Allocations were denied at the limit: how much more is needed is not known.
-    MemoryWasDenied,
-    /// All memory of the share was in use, as of programs that take what they find.
-    AllMemoryWasUsed,
-    /// All guaranteed GPU time was in use.
-    AllTimeWasUsed,
-    /// The time is shorter than a day.
-    ShortTime,
-}
-
-impl Note {
-    const fn text(self) -> &'static str {
-        match self {
-            Self::MemoryWasDenied => {
-                "allocations were denied; how much more the programs need is not known"
-            }
-            Self::AllMemoryWasUsed => {
-                "all memory was used, as by programs that take what they find; it stays as it is"
-            }
-            Self::AllTimeWasUsed => {
-                "all guaranteed GPU time was used; with more, the programs may be faster"
-            }
-            Self::ShortTime => "observed for less than a day",
-        }
-    }
 }
 
 /// A current and a recommended amount, MiB or percent of the GPU time of one GPU.
@@ -122,14 +96,22 @@ struct Recommendation {
     /// Living claims.
     claims: usize,
     observed_hours: u64,
+    /// Absent in an answer from Prometheus, like the limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    confidence: Option<Confidence>,
     /// Absent without a limit.
     #[serde(rename = "memoryMib", skip_serializing_if = "Option::is_none")]
     memory: Option<Amount>,
+    /// Recommended `memory.limit`.
+    #[serde(rename = "memoryLimitMib", skip_serializing_if = "Option::is_none")]
+    memory_limit: Option<u64>,
     /// Absent without a guarantee.
     #[serde(skip_serializing_if = "Option::is_none")]
     cores: Option<Amount>,
     /// The recommended amounts, as the `capacity.requests` of a request.
     capacity: BTreeMap<&'static str, String>,
+    /// The same as part of the claim, or of its template.
+    patch: Value,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     notes: Vec<Note>,
 }
@@ -138,21 +120,36 @@ struct Recommendation {
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Report {
-    since_seconds: u64,
+    /// Time of an answer from Prometheus.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    since_seconds: Option<u64>,
     recommendations: Vec<Recommendation>,
 }
 
-/// Reads what the shares of the pods in the cluster have used, and recommends amounts.
+/// Returns what the controller recommends, or reads from Prometheus what the shares of the pods in the cluster have used, and
+/// recommends amounts.
 ///
 /// # Errors
 /// When Prometheus or the API server does not answer.
 pub(crate) async fn run(connection: &Connection, options: &Options) -> anyhow::Result<Report> {
     let (client, _) = connect(connection).await?;
-    let workloads = Workloads::of(&pods(&client, connection.namespace.as_deref()).await?);
-    let server = options.source.connect(connection).await?;
+    let namespace = connection.namespace.as_deref();
+    let Some(prometheus) = options.prometheus.clone() else {
+        let objects = objects::list(&client, namespace).await?;
+        return Ok(Report {
+            since_seconds: None,
+            recommendations: objects::recommendations(&objects),
+        });
+    };
+    let workloads = Workloads::of(&pods(&client, namespace).await?);
+    let source = Source {
+        prometheus,
+        since: options.since,
+    };
+    let server = source.connect(connection).await?;
     let usages = usages(&server, &workloads).await?;
     Ok(Report {
-        since_seconds: options.source.since,
+        since_seconds: Some(options.since),
         recommendations: recommendations(&workloads, &usages),
     })
 }
@@ -254,21 +251,55 @@ fn recommendations(workloads: &Workloads, usages: &Usages) -> Vec<Recommendation
         if usage.observed_seconds < LONG_SECONDS {
             notes.push(Note::ShortTime);
         }
-        let mut capacity = BTreeMap::new();
-        capacity.extend(memory.map(|amount| ("memory", mebibytes(amount.recommended))));
-        capacity.extend(cores.map(|amount| ("cores", amount.recommended.to_string())));
+        let capacity = capacity(memory, cores);
         Some(Recommendation {
             workload: workload.clone(),
             request: request.clone(),
             claims,
             observed_hours: whole(usage.observed_seconds / 3600.0),
+            confidence: None,
             memory,
+            memory_limit: None,
             cores,
+            patch: patch(workload, request, &capacity),
             capacity,
             notes,
         })
     };
     usages.iter().filter_map(recommend).collect()
+}
+
+/// Returns the recommended amounts as the `capacity.requests` of a request.
+fn capacity(memory: Option<Amount>, cores: Option<Amount>) -> BTreeMap<&'static str, String> {
+    let mut capacity = BTreeMap::new();
+    capacity.extend(memory.map(|amount| ("memory", mebibytes(amount.recommended))));
+    capacity.extend(cores.map(|amount| ("cores", amount.recommended.to_string())));
+    capacity
+}
+
+/// Returns what to change in the manifest of the claim of a workload, or of its template.
+fn patch(workload: &Workload, request: &str, capacity: &BTreeMap<&str, String>) -> Value {
+    let capacity = json!({"capacity": {"requests": capacity}});
+    let request = match request.split_once('/') {
+        Some((request, alternative)) => {
+            let mut alternative = json!({"name": alternative});
+            merge(&mut alternative, capacity);
+            json!({"name": request, "firstAvailable": [alternative]})
+        }
+        None => json!({"name": request, "exactly": capacity}),
+    };
+    let spec = json!({"spec": {"devices": {"requests": [request]}}});
+    match workload.kind.as_str() {
+        "ResourceClaim" => spec,
+        _ => json!({"spec": spec}),
+    }
+}
+
+/// Adds the fields of an object to another.
+fn merge(object: &mut Value, fields: Value) {
+    if let (Value::Object(object), Value::Object(fields)) = (object, fields) {
+        object.extend(fields);
+    }
 }
 
 /// Returns the memory that a request needs; `None` without a limit, or without any use.
@@ -331,24 +362,20 @@ fn mebibytes(mib: u64) -> String {
 }
 
 impl Report {
-    /// Formats the report as a table, notes, and what the recommendations free.
-    pub(crate) fn text(&self) -> String {
+    /// Formats the report as a table, notes, and what the recommendations free; with `is_wide` the changes of manifests, too.
+    pub(crate) fn text(&self, is_wide: bool) -> String {
         if self.recommendations.is_empty() {
-            return "Prometheus has no shares of pods in the cluster\n".to_owned();
+            return match self.since_seconds {
+                Some(_) => "Prometheus has no shares of pods in the cluster\n".to_owned(),
+                None => format!("{}\n", objects::NONE),
+            };
         }
-        let header = [
-            "NAMESPACE",
-            "WORKLOAD",
-            "REQUEST",
-            "CLAIMS",
-            "OBSERVED",
-            "MEMORY",
-            "PEAK",
-            "RECOMMENDED",
-            "CORES",
-            "USED",
-            "RECOMMENDED",
-        ];
+        let is_stored = self.since_seconds.is_none();
+        let mut header = vec!["NAMESPACE", "WORKLOAD", "REQUEST", "CLAIMS", "OBSERVED"];
+        header.extend(is_stored.then_some("CONFIDENCE"));
+        header.extend(["MEMORY", "PEAK", "RECOMMENDED"]);
+        header.extend(is_stored.then_some("LIMIT"));
+        header.extend(["CORES", "USED", "RECOMMENDED"]);
         let row = |one: &Recommendation| {
             let mut row = vec![
                 one.workload.namespace.clone(),
@@ -361,7 +388,14 @@ impl Report {
                 Some(amount) => [amount.current, amount.used, amount.recommended].map(format),
                 None => ["-", "-", "-"].map(str::to_owned),
             };
+            row.extend(
+                one.confidence
+                    .map(|confidence| confidence.as_str().to_owned()),
+            );
             row.extend(amounts(one.memory, mebibytes));
+            if is_stored {
+                row.push(one.memory_limit.map_or_else(|| "-".to_owned(), mebibytes));
+            }
             row.extend(amounts(one.cores, |cores| cores.to_string()));
             row
         };
@@ -377,6 +411,16 @@ impl Report {
         text.push_str(&format!(
             "all together: {memory} of memory, {cores} cores\n"
         ));
+        let changed = self.recommendations.iter();
+        let changed = changed.filter(|one| is_wide && !one.capacity.is_empty());
+        for one in changed {
+            let (namespace, name) = (&one.workload.namespace, one.workload_name());
+            let claim = &one.workload.claim;
+            text.push_str(&format!(
+                "{namespace}/{name}, claim {claim}: {}\n",
+                one.patch
+            ));
+        }
         text
     }
 
@@ -415,7 +459,6 @@ impl Recommendation {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use serde_json::json;
 
     use super::*;
     use crate::prometheus::fixture::series;
@@ -525,11 +568,11 @@ mod tests {
             usage.limit_bytes = usage.limit_bytes.max(value);
         });
         let report = Report {
-            since_seconds: 60,
+            since_seconds: Some(60),
             recommendations: recommendations(&workloads, &usages),
         };
         assert_eq!(
-            report.text(),
+            report.text(false),
             "\
 NAMESPACE   WORKLOAD         REQUEST   CLAIMS   OBSERVED   MEMORY   PEAK   RECOMMENDED   CORES   USED   RECOMMENDED
 a           statefulset/db   gpu/gpu   1        0h         8Gi      2Gi    2432Mi        -       -      -

@@ -10,6 +10,7 @@
 //! | [mod@write] | writes to the API server, and the lease that admits them |
 //! | [`admit`] | the webhook: gate, check of config, translation of extended resources |
 //! | [`explanations`] | explanations of decisions in an object |
+//! | [`recommendations`] | amounts that workloads need, in an object |
 //! | [`leader`] | the loop of the leading replica, from watches to writes |
 //! | [`command`] | options, and the removal of what is left in the cluster |
 //!
@@ -26,5 +27,6 @@ mod fixture;
 pub mod leader;
 pub mod operate;
 pub mod pods;
+pub mod recommendations;
 pub mod watch;
 pub mod write;

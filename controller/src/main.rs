@@ -15,6 +15,7 @@ use drava_controller::leader;
 use drava_controller::operate::clock::Clock;
 use drava_controller::operate::health::{self, Health};
 use drava_controller::operate::metrics::Metrics;
+use drava_controller::recommendations;
 use drava_controller::write::lease::{LeaseElection, Term};
 use kube::Client;
 use tokio::signal::unix::{SignalKind, signal};
@@ -182,6 +183,7 @@ async fn lead_when_elected(
                 rotate_certificate(client, options, &term, &end),
                 maintain_templates((client, watching), options, &term, &end),
                 Box::pin(maintain_explanations(client, options, &term, &end)),
+                Box::pin(maintain_recommendations(client, options, &term, &end)),
             );
         };
         tokio::pin!(led);
@@ -244,6 +246,23 @@ async fn maintain_explanations(
     };
     tokio::select! {
         () = explanations::maintain(client.clone(), &settings, term) => {}
+        () = end.cancelled() => {}
+    }
+}
+
+/// Maintains the GpuShareRecommendations until `end`.
+async fn maintain_recommendations(
+    client: &Client,
+    options: &Options,
+    term: &Term,
+    end: &CancellationToken,
+) {
+    if !options.recommendations {
+        return;
+    }
+    let metrics = drava_connection::without_credentials(&Limits::SHORT_WATCHES);
+    tokio::select! {
+        () = recommendations::maintain(client.clone(), metrics, &options.namespace, term) => {}
         () = end.cancelled() => {}
     }
 }

@@ -8,8 +8,8 @@
 use std::time::Duration;
 
 use hyper_timeout::TimeoutConnector;
-use hyper_util::client::legacy::ResponseFuture;
 use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::{Builder, ResponseFuture};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use kube::client::{Body, ConfigExt};
 use kube::runtime::watcher;
@@ -69,6 +69,15 @@ pub async fn connect(limits: &Limits) -> Result<Client, Box<dyn std::error::Erro
     Ok(client(Config::infer().await?, limits)?)
 }
 
+/// Returns a client for plain HTTP without credentials. Each request names its server.
+#[must_use]
+pub fn without_credentials(limits: &Limits) -> Client {
+    let mut connector = TimeoutConnector::new(HttpConnector::new());
+    connector.set_connect_timeout(Some(limits.connect));
+    connector.set_read_timeout(Some(limits.silence));
+    Client::new(pool(limits).build::<_, Body>(connector), "default")
+}
+
 /// Returns a client with these limits; kube's own builder has none for the pool.
 fn client(config: Config, limits: &Limits) -> kube::Result<Client> {
     if config.proxy_url.is_some() {
@@ -82,10 +91,7 @@ fn client(config: Config, limits: &Limits) -> kube::Result<Client> {
     connector.set_read_timeout(Some(limits.silence));
     // The idle time of a pooled connection is no silence.
     connector.set_reset_reader_on_write(true);
-    let pool = hyper_util::client::legacy::Builder::new(TokioExecutor::new())
-        .pool_timer(TokioTimer::new())
-        .pool_idle_timeout(limits.idle)
-        .build::<_, Body>(connector);
+    let pool = pool(limits).build::<_, Body>(connector);
     let answer = limits.answer;
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
@@ -99,6 +105,13 @@ fn client(config: Config, limits: &Limits) -> kube::Result<Client> {
         })
         .service(pool);
     Ok(Client::new(service, config.default_namespace))
+}
+
+fn pool(limits: &Limits) -> Builder {
+    let mut pool = Builder::new(TokioExecutor::new());
+    pool.pool_timer(TokioTimer::new())
+        .pool_idle_timeout(limits.idle);
+    pool
 }
 
 #[cfg(test)]

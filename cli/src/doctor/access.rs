@@ -10,6 +10,7 @@ use super::{Fault, Finding};
 const EVICTION: &str = "--preemption=true";
 const CERTIFICATE: &str = "--webhook-certificate-lifetime=";
 const COMPATIBILITY: &str = "--compatibility=";
+const RECOMMENDATIONS: &str = "--recommendations=true";
 
 /// Name of the Secret and of the configurations of the webhook.
 const WEBHOOK_NAME: &str = "drava-webhook";
@@ -147,6 +148,19 @@ pub(super) fn required(state: &ClusterState) -> Vec<Permission> {
         // Rules of optional features, by the flags of the controller.
         let optional = [
             (EVICTION, ("create", "", "pods/eviction", None)),
+            (
+                RECOMMENDATIONS,
+                ("create", names::GROUP, "gpusharerecommendations", None),
+            ),
+            (
+                RECOMMENDATIONS,
+                (
+                    "update",
+                    names::GROUP,
+                    "gpusharerecommendations/status",
+                    None,
+                ),
+            ),
             (
                 COMPATIBILITY,
                 ("create", DRA, "resourceclaimtemplates", None),

@@ -2,12 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use drava_api::recommendation::PodOwner;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use serde::Serialize;
-
-/// Label of the pods of a Deployment with the hash at the end of their ReplicaSet's name.
-const TEMPLATE_HASH: &str = "pod-template-hash";
 
 /// What creates pods that are alike, with one of their claims.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -88,7 +86,7 @@ impl Workloads {
 /// pods may use it.
 fn claims_of(pod: &Pod) -> Vec<(String, String, Workload)> {
     let namespace = pod.namespace().unwrap_or_default();
-    let (kind, name) = owner(pod);
+    let PodOwner { kind, name } = PodOwner::of(&pod.metadata);
     let spec = pod.spec.iter();
     let claims = spec.flat_map(|spec| spec.resource_claims.iter().flatten());
     let statuses = pod.status.iter();
@@ -113,20 +111,6 @@ fn claims_of(pod: &Pod) -> Vec<(String, String, Workload)> {
         Some(read((&kind, &name, &claim.name), of))
     });
     claims.collect()
-}
-
-/// Returns kind and name of what a user has created: for pods of a Deployment, the Deployment.
-fn owner(pod: &Pod) -> (String, String) {
-    let mut owners = pod.owner_references().iter();
-    let Some(owner) = owners.find(|owner| owner.controller == Some(true)) else {
-        return ("Pod".to_owned(), pod.name_any());
-    };
-    let hash = pod.labels().get(TEMPLATE_HASH);
-    let deployment = hash.and_then(|hash| owner.name.strip_suffix(hash)?.strip_suffix('-'));
-    match deployment.filter(|_| owner.kind == "ReplicaSet") {
-        Some(deployment) => ("Deployment".to_owned(), deployment.to_owned()),
-        None => (owner.kind.clone(), owner.name.clone()),
-    }
 }
 
 #[cfg(test)]
@@ -180,7 +164,7 @@ mod tests {
             });
             serde_json::from_value(json!({
                 "metadata": {
-                    "namespace": "a", "name": name, "labels": {TEMPLATE_HASH: "5d9c"},
+                    "namespace": "a", "name": name, "labels": {"pod-template-hash": "5d9c"},
                     "ownerReferences": owners,
                 },
                 "spec": {"containers": [], "resourceClaims": [

@@ -555,6 +555,89 @@ all together: 5504Mi less of memory, 25 less cores
     );
 }
 
+/// The controller recommends for a Deployment, for a claim that pods name, and for a workload without pods.
+fn with_recommendations(_: &str, path: &str) -> (u16, Value) {
+    let object = |spec: Value, status: Value| json!({"metadata": {"namespace": "a", "name": "x"}, "spec": spec, "status": status});
+    let chat = object(
+        json!({"kind": "Deployment", "name": "chat", "claim": "gpu", "request": "gpu"}),
+        json!({
+            "shares": 2, "confidence": "High", "notes": ["allTimeWasUsed"],
+            "current": {"memory": "10Gi", "cores": 40}, "used": {"memory": "4Gi", "cores": 11},
+            "request": {"memory": "4736Mi", "cores": 15}, "limit": {"memory": "5248Mi"},
+            "history": {"observedSeconds": 691_200, "memoryPeaks": [], "gpuTime": []},
+        }),
+    );
+    let shared = object(
+        json!({"kind": "ResourceClaim", "name": "shared", "claim": "shared", "request": "gpu/small"}),
+        json!({
+            "shares": 1, "confidence": "Low", "current": {"memory": "2Gi", "cores": 0}, "used": {"memory": "4Gi", "cores": 11},
+            "request": {"memory": "5Gi"}, "limit": {"memory": "9Gi"},
+        }),
+    );
+    let paused = object(
+        json!({"kind": "Deployment", "name": "paused", "claim": "gpu", "request": "gpu"}),
+        json!({"shares": 0, "request": {"memory": "5Gi"}}),
+    );
+    match path {
+        "/apis/gpu.drava.dev/v1alpha1/namespaces/a/gpusharerecommendations" => {
+            list(&json!([chat, shared, paused]))
+        }
+        _ => failure(403),
+    }
+}
+
+#[test]
+fn shows_what_the_controller_recommends() {
+    let table = "\
+NAMESPACE   WORKLOAD               REQUEST            CLAIMS   OBSERVED   CONFIDENCE   MEMORY   PEAK   RECOMMENDED   LIMIT    CORES   USED   RECOMMENDED
+a           deployment/chat        gpu/gpu            2        192h       High         10Gi     4Gi    4736Mi        5248Mi   40      11     15
+a           resourceclaim/shared   shared/gpu/small   1        0h         Low          2Gi      4Gi    5Gi           9Gi      -       -      -
+a/deployment/chat: all guaranteed GPU time was used; with more, the programs may be faster
+all together: 7936Mi less of memory, 50 less cores
+";
+    let printed = run(with_recommendations, &["recommend"]);
+    assert_eq!(printed.stdout, table, "{printed:?}");
+    let wide = run(with_recommendations, &["recommend", "-o", "wide"]).stdout;
+    let changes = wide.strip_prefix(table).expect("the table");
+    assert_eq!(
+        changes,
+        r#"a/deployment/chat, claim gpu: {"spec":{"spec":{"devices":{"requests":[{"exactly":{"capacity":{"requests":{"cores":"15","memory":"4736Mi"}}},"name":"gpu"}]}}}}
+a/resourceclaim/shared, claim shared: {"spec":{"devices":{"requests":[{"firstAvailable":[{"capacity":{"requests":{"memory":"5Gi"}},"name":"small"}],"name":"gpu"}]}}}
+"#
+    );
+    let report = document(with_recommendations, &["recommend"]);
+    let one = &report["recommendations"][0];
+    assert_eq!(
+        (
+            &one["confidence"],
+            &one["memoryLimitMib"],
+            &one["patch"]["spec"]["spec"]["devices"]["requests"][0]["name"]
+        ),
+        (&json!("High"), &json!(5248), &json!("gpu")),
+        "{report}"
+    );
+}
+
+#[test]
+fn says_what_recommendations_need() {
+    let hint = "there is no GpuShareRecommendation: install the chart with recommendations.enabled=true and wait for some minutes, or \
+                name a Prometheus with --prometheus\n";
+    let printed = run(without_objects, &["recommend"]);
+    assert_eq!(
+        (printed.code, printed.stderr),
+        (Some(1), format!("error: {hint}"))
+    );
+    let printed = run(|_, _| list(&json!([])), &["recommend"]);
+    assert_eq!((printed.code, printed.stdout), (Some(0), hint.to_owned()));
+    let printed = run(may_not_ask, &["recommend"]);
+    assert_eq!(
+        printed.stderr,
+        "error: you may not list gpusharerecommendations in namespace a: the server says 403\n"
+    );
+    let printed = run(may_not_ask, &["recommend", "--since", "1h"]);
+    assert!(printed.stderr.contains("--prometheus"), "{printed:?}");
+}
+
 fn document(answer: Answer, command: &[&str]) -> Value {
     let printed = run(answer, &[command, &["-o", "json"]].concat());
     assert_eq!(printed.code, Some(0), "{printed:?}");

@@ -39,6 +39,10 @@ pub struct Options {
     #[arg(long, env = "DRAVA_PREEMPTION", default_value_t = true, action = clap::ArgAction::Set)]
     pub preemption: bool,
 
+    /// Whether the leader reads the metrics of the node drivers, and writes GpuShareRecommendations.
+    #[arg(long, env = "DRAVA_RECOMMENDATIONS", default_value_t = false, action = clap::ArgAction::Set)]
+    pub recommendations: bool,
+
     /// Name of a scheduler whose pods are served; repeatable.
     #[arg(
         long,

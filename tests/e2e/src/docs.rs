@@ -119,6 +119,7 @@ pub const COMMANDS: &[(&str, Check)] = &[
         "kubectl drava cost --prometheus monitoring/prometheus-operated:9090 --since 30d",
         Test("prometheus_has_metrics_and_fires_alerts"),
     ),
+    ("kubectl drava recommend -n web", Run),
     (
         "kubectl drava recommend --prometheus monitoring/prometheus-operated:9090 --since 2w",
         Test("prometheus_has_metrics_and_fires_alerts"),
@@ -194,7 +195,7 @@ pub const COMMANDS: &[(&str, Check)] = &[
         Test("uninstall_waits_for_claims_and_leaves_nothing"),
     ),
     (
-        "kubectl delete crd gpunodeprofiles.gpu.drava.dev gpupolicies.gpu.drava.dev gpuquotas.gpu.drava.dev gpucontrollerleaders.gpu.drava.dev placementexplanations.gpu.drava.dev",
+        "kubectl delete crd gpunodeprofiles.gpu.drava.dev gpupolicies.gpu.drava.dev gpuquotas.gpu.drava.dev gpucontrollerleaders.gpu.drava.dev gpusharerecommendations.gpu.drava.dev placementexplanations.gpu.drava.dev",
         Test("uninstall_waits_for_claims_and_leaves_nothing"),
     ),
     ("kubectl get gpunodeprofiles", Run),

@@ -28,7 +28,7 @@ struct Effect {
     removed: &'static [&'static str],
 }
 
-const EFFECTS: [Effect; 12] = [
+const EFFECTS: [Effect; 13] = [
     Effect {
         name: "gke",
         values: &[
@@ -61,6 +61,16 @@ const EFFECTS: [Effect; 12] = [
             "name: drava-prices",
             r#"gpu.drava.dev/prices: "true""#,
             r#"\"gpuHour\":3,\"models\":{\"L4\":{\"gpuHour\":1}}"#,
+        ],
+        removed: &[],
+    },
+    Effect {
+        name: "recommendations",
+        values: &["recommendations.enabled=true"],
+        added: &[
+            "--recommendations=true",
+            "resources: [gpusharerecommendations]",
+            "resources: [gpusharerecommendations/status]",
         ],
         removed: &[],
     },
