@@ -248,3 +248,31 @@ fn watches_end_before_the_limit_of_silence() {
         assert!(watch < 295, "{watch}");
     }
 }
+
+/// One client reads different servers, and a server that does not answer holds it up for a limited time.
+#[tokio::test]
+async fn reads_servers_without_credentials() {
+    let answer = |name: &'static str| {
+        let reply = move |headers: axum::http::HeaderMap| async move {
+            assert!(!headers.contains_key("authorization"), "{headers:?}");
+            name
+        };
+        Router::new().route("/metrics", get(reply))
+    };
+    let client = without_credentials(&SHORT);
+    let read = async |address: SocketAddr| {
+        let uri = format!("http://{address}/metrics");
+        let request = axum::http::Request::get(uri).body(Vec::new()).unwrap();
+        client.request_text(request).await
+    };
+    for name in ["one", "other"] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(axum::serve(listener, answer(name)).into_future());
+        assert_eq!(read(address).await.unwrap(), name);
+    }
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = silent.local_addr().unwrap();
+    let reading = tokio::time::timeout(PATIENCE, read(address)).await;
+    assert!(reading.expect("an end").is_err());
+}

@@ -141,7 +141,7 @@ fn table_shows_what_claims_use() {
         ),
         "{wide}"
     );
-    let claim = serde_json::to_value(&gpus[0].claims[0].measured).expect("JSON");
+    let claim = serde_json::to_value(gpus[0].claims[0].measured).expect("JSON");
     let expected = serde_json::json!({"memory": 3_u64 << 30, "memoryLimit": 12_u64 << 30, "lentMemory": 4_u64 << 30});
     assert_eq!(claim, expected);
     let whole = serde_json::to_value(gpus[1].claims[0].measured).expect("JSON");
