@@ -323,6 +323,7 @@ const ORDERS: [(&str, &[&str]); 3] = [
             "write",
             "admit",
             "explanations",
+            "recommendations",
             "leader",
             "command",
         ],
