@@ -6,6 +6,9 @@
 //! **can only be stricter** than the class: [`Layer`] lists the allowed fields. Amounts (memory, cores) are capacity
 //! requests of the claim, not config, except `memory.percent`.
 
+use std::fmt;
+use std::time::Duration;
+
 use k8s_openapi::api::resource::v1::{
     DeviceAllocationConfiguration, DeviceClaimConfiguration, DeviceClassConfiguration,
 };
@@ -65,6 +68,47 @@ pub struct SuspendConfig {
     /// Whether the claim may be suspended; default: no. A claim cannot allow what its class denies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allowed: Option<bool>,
+    /// Longest time in seconds for which the claim is suspended for other pods: its pod is evicted then. Default: no limit. A claim
+    /// may choose up to the class's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_suspend_seconds: Option<Seconds>,
+}
+
+/// A time of at least one second.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "i64", into = "i64")]
+pub struct Seconds(u32);
+
+impl Seconds {
+    /// Returns the time.
+    #[must_use]
+    pub const fn duration(self) -> Duration {
+        Duration::from_secs(self.0 as u64)
+    }
+}
+
+impl TryFrom<i64> for Seconds {
+    type Error = String;
+
+    fn try_from(value: i64) -> Result<Self, String> {
+        u32::try_from(value)
+            .ok()
+            .filter(|seconds| *seconds > 0)
+            .map(Self)
+            .ok_or_else(|| format!("{value} is out of range, use 1 to {}", u32::MAX))
+    }
+}
+
+impl From<Seconds> for i64 {
+    fn from(seconds: Seconds) -> Self {
+        Self::from(seconds.0)
+    }
+}
+
+impl fmt::Display for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} s", self.0)
+    }
 }
 
 /// Enforcement of a share's GPU time.

@@ -60,6 +60,10 @@ pub const SUSPEND_LABEL: &str = "gpu.drava.dev/suspend";
 /// Annotation of a claim whose shares a user wishes to be suspended, with the value [`SUSPEND`]. The controller acts on it.
 pub const SUSPEND_WISH_ANNOTATION: &str = "gpu.drava.dev/suspend-requested";
 
+/// Annotation of a claim that is suspended for a pod: which pod, as a text for readers of the claim's namespace. Only the controller
+/// writes it, together with [`SUSPEND_LABEL`].
+pub const SUSPENDED_FOR_ANNOTATION: &str = "gpu.drava.dev/suspended-for";
+
 /// Value of [`SUSPEND_LABEL`] and [`SUSPEND_WISH_ANNOTATION`].
 pub const SUSPEND: &str = "true";
 

@@ -5,6 +5,7 @@
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
+use k8s_openapi::jiff::Timestamp;
 
 use crate::condition::{ConditionReason, ConditionType};
 use crate::names;
@@ -24,6 +25,23 @@ pub fn is_wished(metadata: &ObjectMeta) -> bool {
     let annotations = metadata.annotations.as_ref();
     let wish = annotations.and_then(|all| all.get(names::SUSPEND_WISH_ANNOTATION));
     wish.is_some_and(|wish| wish == names::SUSPEND)
+}
+
+/// Returns the pod for which the claim is suspended, as a text for readers of its namespace; `None` if a user wishes it, or it is
+/// not to be suspended.
+#[must_use]
+pub fn suspended_for(metadata: &ObjectMeta) -> Option<&str> {
+    let annotations = metadata.annotations.as_ref()?;
+    let pod = annotations.get(names::SUSPENDED_FOR_ANNOTATION)?;
+    let is_for_pod = is_intended(metadata) && !is_wished(metadata);
+    is_for_pod.then_some(pod)
+}
+
+/// Returns since when others may use the memory and GPU time of the claim's shares.
+#[must_use]
+pub fn suspended_since(claim: &ResourceClaim) -> Option<Timestamp> {
+    let times = answers(claim).map(|answer| answer.last_transition_time.0);
+    times.max().filter(|_| is_suspended(claim))
 }
 
 /// Returns the answers of the node driver, one for each device of the claim that has one.

@@ -114,6 +114,8 @@ pub enum EvictionCause {
     Preemption(Preemptor),
     /// Too few members of their gang were bound in time; the text says how many.
     IncompleteGang(String),
+    /// Their share was suspended for longer than it may be; the text says for which pod, and how long.
+    SuspensionExpired(String),
 }
 
 /// A pod for which others are evicted.
@@ -227,6 +229,8 @@ pub struct SuspensionWrite {
     pub claim: Arc<ResourceClaim>,
     /// Whether the claim is to be suspended.
     pub is_intended: bool,
+    /// The pod for which it is to be suspended, as a text for readers of its namespace.
+    pub suspended_for: Option<String>,
 }
 
 /// Outcome of a [`SuspensionWrite`].

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::{
     ComputePolicy, Enforcement, MemoryBurst, MemoryPolicy, MemoryReclaim, Percent, Placement,
-    Priority, VgpuConfig,
+    Priority, Seconds, VgpuConfig,
 };
 use crate::Quantity;
 
@@ -20,6 +20,7 @@ use crate::Quantity;
 /// | `memory.percent`, `memory.burst`, `memory.reclaim` | – | any |
 /// | `placement` | any | any |
 /// | `suspend.allowed` | any | `true` unless the class says `false` |
+/// | `suspend.maxSuspendSeconds` | any | up to the class's |
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layer {
     /// The DeviceClass, written by the administrator.
@@ -88,6 +89,8 @@ pub struct Settings {
     pub unmetered: bool,
     /// Whether the claim may be suspended; `None`: no layer says so, which means no.
     pub suspend_allowed: Option<bool>,
+    /// Longest time for which the claim is suspended for other pods; default: no limit.
+    pub max_suspend: Option<Seconds>,
 }
 
 impl Settings {
@@ -123,6 +126,7 @@ impl Settings {
             },
             unmetered: config.unmetered.unwrap_or(self.unmetered),
             suspend_allowed: suspend_allowed(config).or(self.suspend_allowed),
+            max_suspend: max_suspend(config).or(self.max_suspend),
         })
     }
 
@@ -184,12 +188,22 @@ impl Settings {
         if suspend_allowed(config) == Some(true) && self.suspend_allowed == Some(false) {
             return forbidden("suspend.allowed", "only false: the device class denies it");
         }
+        if let (Some(own), Some(highest)) = (max_suspend(config), self.max_suspend)
+            && own > highest
+        {
+            let allowed = format!("{own} exceeds the class's maximum of {highest}");
+            return forbidden("suspend.maxSuspendSeconds", &allowed);
+        }
         Ok(())
     }
 }
 
 fn suspend_allowed(config: &VgpuConfig) -> Option<bool> {
     config.suspend?.allowed
+}
+
+fn max_suspend(config: &VgpuConfig) -> Option<Seconds> {
+    config.suspend?.max_suspend_seconds
 }
 
 fn check_class(config: &VgpuConfig) -> Result<(), ForbiddenField> {

@@ -127,6 +127,43 @@ fn allows_suspend_by_class_or_by_claim_unless_the_class_denies_it() {
 }
 
 #[test]
+fn limits_suspension_by_the_class_or_by_less_of_the_claim() {
+    let class = |fields| allocation_config("FromClass", &[], fields);
+    let claim = |fields| allocation_config("FromClaim", &[], fields);
+    let limit = |seconds: i64| json!({"suspend": {"maxSuspendSeconds": seconds}});
+    let cases = [
+        (vec![], None),
+        (vec![class(limit(600))], Some(600)),
+        (vec![claim(limit(900))], Some(900)),
+        (vec![class(limit(600)), claim(limit(60))], Some(60)),
+        (
+            vec![
+                class(limit(600)),
+                claim(json!({"suspend": {"allowed": true}})),
+            ],
+            Some(600),
+        ),
+    ];
+    for (configs, expected) in cases {
+        let settings = resolve(&configs, "gpu").unwrap();
+        let seconds = settings.max_suspend.map(|limit| limit.duration().as_secs());
+        assert_eq!(seconds, expected, "{configs:?}");
+    }
+    let error = |configs: &[DeviceAllocationConfiguration]| {
+        resolve(configs, "gpu").unwrap_err().to_string()
+    };
+    assert_eq!(
+        error(&[class(limit(600)), claim(limit(601))]),
+        "config field suspend.maxSuspendSeconds: not allowed in a claim (601 s exceeds the class's maximum of 600 s)"
+    );
+    for seconds in [0, -1, 1 << 32] {
+        let message = error(&[claim(limit(seconds))]);
+        let expected = format!("{seconds} is out of range, use 1 to 4294967295");
+        assert!(message.contains(&expected), "{message}");
+    }
+}
+
+#[test]
 fn uses_defaults_without_config() {
     let settings = resolve(&[], "gpu").unwrap();
     assert_eq!(settings, Settings::default());
@@ -357,7 +394,7 @@ fn documents_every_field() {
             "percent": 50, "policy": "spill", "limit": "12Gi", "maxLimit": "16Gi", "burst": "unallocated", "reclaim": "kill",
         },
         "enforcement": "required",
-        "placement": {"node": "spread", "gpu": "binpack"}, "unmetered": true, "suspend": {"allowed": true},
+        "placement": {"node": "spread", "gpu": "binpack"}, "unmetered": true, "suspend": {"allowed": true, "maxSuspendSeconds": 600},
     })))
     .unwrap();
     // Fails to match when a new field is not set above.
@@ -382,7 +419,11 @@ fn documents_every_field() {
             gpu: Some(_),
         }),
         unmetered: Some(_),
-        suspend: Some(SuspendConfig { allowed: Some(_) }),
+        suspend:
+            Some(SuspendConfig {
+                allowed: Some(_),
+                max_suspend_seconds: Some(_),
+            }),
     } = &everything
     else {
         panic!("{everything:?}");

@@ -301,6 +301,26 @@ impl PendingEvent {
         }
     }
 
+    /// A pod was evicted, because its share was suspended for too long.
+    #[must_use]
+    pub fn suspension_expired(pod: ObjectReference, state: &str) -> Self {
+        Self {
+            regarding: pod,
+            reason: EventReason::SuspensionExpired,
+            message: format!("evicted: {state}"),
+        }
+    }
+
+    /// A pod whose share was suspended for too long cannot be evicted.
+    #[must_use]
+    pub fn suspension_not_ended(pod: ObjectReference, state: &str, cause: &str) -> Self {
+        Self {
+            regarding: pod,
+            reason: EventReason::SuspensionExpired,
+            message: format!("cannot evict this pod: {cause}; {state}"),
+        }
+    }
+
     /// An object cannot be read.
     #[must_use]
     pub fn unreadable(kind: Kind, object: &Unreadable) -> Self {

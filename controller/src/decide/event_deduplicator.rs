@@ -298,7 +298,10 @@ fn reserve(reason: EventReason) -> u32 {
 const fn is_of_eviction(reason: EventReason) -> bool {
     matches!(
         reason,
-        EventReason::Preempted | EventReason::Preempting | EventReason::GangIncomplete
+        EventReason::Preempted
+            | EventReason::Preempting
+            | EventReason::GangIncomplete
+            | EventReason::SuspensionExpired
     )
 }
 

@@ -500,6 +500,7 @@ struct EvictionCounters {
     by_guarantee: u64,
     preemption: Evictions,
     incomplete_gang: Evictions,
+    suspension: Evictions,
 }
 
 impl EvictionCounters {
@@ -515,6 +516,7 @@ impl EvictionCounters {
                 &mut self.preemption
             }
             EvictionCause::IncompleteGang(_) => &mut self.incomplete_gang,
+            EvictionCause::SuspensionExpired(_) => &mut self.suspension,
         };
         evictions.evicted += outcome.evicted.len() as u64;
         evictions.failed += u64::from(outcome.failure.is_some());
@@ -530,6 +532,7 @@ impl EvictionCounters {
         let causes = [
             ("preemption", self.preemption),
             ("incomplete-gang", self.incomplete_gang),
+            ("suspension", self.suspension),
         ];
         let evicted = causes.map(|(cause, evictions)| ([cause], evictions.evicted as f64));
         table::EVICTIONS.encode(encoder, evicted)?;

@@ -97,11 +97,17 @@ pub(crate) fn is_given_back(claim: &ResourceClaim) -> bool {
         && results.all(is_released)
 }
 
-/// Checks whether the claim may be suspended: it has one device of this driver, a share, and its config allows it.
+/// Returns the longest time for which the claim may be suspended for other pods; `None`: no limit, or it may not be.
+pub(crate) fn max_suspend(claim: &ResourceClaim) -> Option<config::Seconds> {
+    check_suspension(claim).ok()?.max_suspend
+}
+
+/// Checks whether the claim may be suspended: it has one device of this driver, a share, and its config allows it. Returns the
+/// settings of its request.
 ///
 /// # Errors
 /// Why it may not.
-pub(crate) fn check_suspension(claim: &ResourceClaim) -> Result<(), String> {
+pub(crate) fn check_suspension(claim: &ResourceClaim) -> Result<config::Settings, String> {
     let allocation = claim
         .status
         .as_ref()
@@ -123,7 +129,7 @@ pub(crate) fn check_suspension(claim: &ResourceClaim) -> Result<(), String> {
     let settings = config::resolve(configs.unwrap_or_default(), &result.request)
         .map_err(|error| format!("its config is invalid: {}", describe(&error)))?;
     if settings.allows_suspend() {
-        return Ok(());
+        return Ok(settings);
     }
     let why = match settings.memory_limit {
         Some(_) => {

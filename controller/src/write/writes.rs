@@ -251,10 +251,17 @@ impl Writer {
     /// Writes the intent, or withdraws it, in the version of the claim for which it was decided. When it returns, the write is
     /// not executed any more.
     pub async fn write_suspension(&self, write: SuspensionWrite) -> SuspensionOutcome {
-        let SuspensionWrite { claim, is_intended } = write;
+        let SuspensionWrite {
+            claim,
+            is_intended,
+            suspended_for,
+        } = write;
         let value = is_intended.then_some(names::SUSPEND);
-        let label = json!({"labels": {names::SUSPEND_LABEL: value}});
-        let response = self.requests.patch_metadata(&claim, &label).await;
+        let intent = json!({
+            "labels": {names::SUSPEND_LABEL: value},
+            "annotations": {names::SUSPENDED_FOR_ANNOTATION: suspended_for},
+        });
+        let response = self.requests.patch_metadata(&claim, &intent).await;
         let newest = match self.newest(claim.as_ref().clone(), response).await {
             Ok(newest) => Some(newest),
             Err(error) => {

@@ -18,14 +18,14 @@ impl Planner {
     pub fn eviction_finished(&mut self, outcome: EvictionOutcome, now: Instant) {
         let eviction = &outcome.eviction;
         self.report_evicted(&eviction.cause, &outcome.evicted);
+        for victim in &outcome.evicted {
+            let uid = victim.pod.uid.as_deref().unwrap_or_default();
+            if let Some(until) = self.commitments.evicted.get_mut(uid) {
+                *until = Some(now + REVIEW_INTERVAL);
+            }
+        }
         if let EvictionCause::Preemption(preemptor) = &eviction.cause {
             self.commitments.preemptors.remove(&preemptor.uid);
-            for victim in &outcome.evicted {
-                let uid = victim.pod.uid.as_deref().unwrap_or_default();
-                if let Some(until) = self.commitments.evicted.get_mut(uid) {
-                    *until = Some(now + REVIEW_INTERVAL);
-                }
-            }
             self.backlog.activate(&preemptor.uid);
         }
         let Some(failure) = outcome.failure else {
@@ -44,6 +44,13 @@ impl Planner {
                 self.reporter
                     .state_events
                     .push(PendingEvent::gang_not_evicted(pod, &failure.message));
+                return;
+            }
+            EvictionCause::SuspensionExpired(state) => {
+                let pod = failure.victim.pod;
+                self.suspension_not_ended(pod.uid.as_deref().unwrap_or_default(), now);
+                let event = PendingEvent::suspension_not_ended(pod, state, &failure.message);
+                self.reporter.state_events.push(event);
                 return;
             }
         };
@@ -84,6 +91,12 @@ impl Planner {
             EvictionCause::IncompleteGang(state) => {
                 for victim in evicted {
                     let event = PendingEvent::gang_evicted(victim.pod.clone(), state);
+                    self.reporter.write_events.push(event);
+                }
+            }
+            EvictionCause::SuspensionExpired(state) => {
+                for victim in evicted {
+                    let event = PendingEvent::suspension_expired(victim.pod.clone(), state);
                     self.reporter.write_events.push(event);
                 }
             }

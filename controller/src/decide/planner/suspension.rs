@@ -6,7 +6,8 @@
 //! the intent is withdrawn: what it gets back is given to no other.
 //!
 //! A share is resumed when its amounts are free on its GPU and promised to no pod: after the pods of higher priority that are due,
-//! and before the others. It reserves nothing: pods that need less may take what becomes free bit by bit.
+//! and before the others. It reserves nothing: pods that need less may take what becomes free bit by bit. Its pod is evicted if
+//! that takes longer than the claim allows.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -19,6 +20,7 @@ use drava_allocator::reason::{Rejection, bytes};
 use drava_allocator::usage::{AllocatedDevice, DeviceAccess};
 use drava_api::{Quantity, names, suspension};
 use drava_explanation::owner::name_for;
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use tokio::time::Instant;
@@ -26,7 +28,9 @@ use tokio::time::Instant;
 use super::decision::Group;
 use super::{DecisionTime, MAX_IN_FLIGHT, Planner};
 use crate::action::event::PendingEvent;
-use crate::action::{Action, Preemptor, SuspensionOutcome, SuspensionWrite};
+use crate::action::{
+    Action, Eviction, EvictionCause, Preemptor, SuspensionOutcome, SuspensionWrite, Victim,
+};
 use crate::pods::claim;
 use crate::pods::live_pods::LivePod;
 use crate::pods::pod::qualified_name;
@@ -36,6 +40,9 @@ const RETRY: Duration = Duration::from_secs(1);
 
 /// Time in which a share has to be suspended for a pod. After it the intent is withdrawn, and pods are evicted instead.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Time between two evictions of a pod that cannot be evicted: each has an event.
+const EVICTION_RETRY: Duration = Duration::from_secs(300);
 
 /// Time for which a share that was not suspended in time is not tried for another pod.
 const PROTECTION: Duration = Duration::from_secs(600);
@@ -60,6 +67,8 @@ struct Suspension {
     write: Write,
     /// Whether it is to be resumed, and did not fit the last time.
     waits_for_room: bool,
+    /// Earliest time of the next eviction of its pod, after one that failed.
+    retry_eviction: Option<Instant>,
     /// Time of the next step without an observation.
     due: Option<Instant>,
 }
@@ -162,7 +171,7 @@ impl Suspensions {
     fn observe(&mut self, claim: &ResourceClaim, now: Instant) {
         let key = object_key(&claim.metadata);
         match claim::check_suspension(claim) {
-            Ok(()) => self.allowed.insert(key.clone()),
+            Ok(_) => self.allowed.insert(key.clone()),
             Err(_) => self.allowed.remove(&key),
         };
         let metadata = &claim.metadata;
@@ -180,6 +189,7 @@ impl Suspensions {
             awaited: None,
             write: Write::None,
             waits_for_room: false,
+            retry_eviction: None,
             due: None,
         });
         if !is_intended && matches!(known.write, Write::Withdrawing { .. }) {
@@ -301,7 +311,7 @@ impl Planner {
                 is_in_flight: false,
             } => {
                 known.write = Write::Withdrawing { is_in_flight: true };
-                actions.push(write(claim, false));
+                actions.push(withdrawal(claim));
                 return;
             }
             Write::Intending | Write::Withdrawing { is_in_flight: true } => return,
@@ -315,7 +325,7 @@ impl Planner {
         let said: Option<(OfPod, String)> = match View::of(&claim, awaited_until.is_some()).step() {
             Step::Nothing => {
                 self.decide_again(key, awaited_until);
-                self.said_by_node(key, &claim)
+                Self::said_by_node(&claim)
             }
             Step::Intend => Some(match self.suspension_problem(&claim) {
                 None => {
@@ -353,8 +363,16 @@ impl Planner {
                 }
                 Some((device, lacking)) => {
                     self.wait_for_room(key, now);
-                    let room = format!("when there is room on {device}: {}", needed(&lacking));
-                    let message = format!("is suspended; it is resumed {room}");
+                    let room = format!("room on {device}: {}", needed(&lacking));
+                    let end = match ends_at(&claim) {
+                        Some(end) if end <= time.time.0 => {
+                            self.evict_expired(key, &claim, &room, time, actions);
+                            return;
+                        }
+                        Some(end) => format!("; its pod is evicted at {end} otherwise"),
+                        None => String::new(),
+                    };
+                    let message = format!("is suspended; it is resumed when there is {room}{end}");
                     (PendingEvent::share_suspended, message)
                 }
             }),
@@ -365,18 +383,13 @@ impl Planner {
     }
 
     /// Returns what the node driver says of a share that is to be suspended, for the events of its pod.
-    fn said_by_node(&self, key: &ObjectKey, claim: &ResourceClaim) -> Option<(OfPod, String)> {
+    fn said_by_node(claim: &ResourceClaim) -> Option<(OfPod, String)> {
         if !suspension::is_intended(&claim.metadata) {
             return None;
         }
         if suspension::is_suspended(claim) {
-            let known = self.commitments.suspensions.claims.get(key);
-            let awaited = known.and_then(|known| known.awaited.as_ref());
-            let why = match awaited {
-                Some((preemptor, _)) => {
-                    let by = name_for(&key.0, "pod", &qualified_name(&preemptor.pod));
-                    format!("for {by}")
-                }
+            let why = match suspension::suspended_for(&claim.metadata) {
+                Some(pod) => format!("for {pod}"),
                 None => format!(
                     "as its annotation {} requests",
                     names::SUSPEND_WISH_ANNOTATION
@@ -388,6 +401,55 @@ impl Planner {
         let refusal = suspension::refusal(claim)?;
         let message = format!("cannot be suspended: {}", refusal.message);
         Some((PendingEvent::suspension_refused, message))
+    }
+
+    /// Starts the eviction of a pod whose share is suspended for longer than it may be.
+    fn evict_expired(
+        &mut self,
+        key: &ObjectKey,
+        claim: &ResourceClaim,
+        room: &str,
+        time: &DecisionTime,
+        actions: &mut Vec<Action>,
+    ) {
+        let known = self.commitments.suspensions.claims.get(key);
+        let retry = known.and_then(|known| known.retry_eviction);
+        let Some((uid, pod)) = self.pod_of(key) else {
+            return;
+        };
+        let is_ending =
+            pod.grace_period_end.is_some() || self.commitments.evicted.contains_key(uid);
+        if is_ending || retry.is_some_and(|retry| time.instant < retry) {
+            return;
+        }
+        let by = suspension::suspended_for(&claim.metadata).unwrap_or_default();
+        let limit = claim::max_suspend(claim).map(|limit| format!(" ({limit})"));
+        let state = format!(
+            "its share was suspended for {by} for longer than suspend.maxSuspendSeconds{}, and lacks {room}",
+            limit.unwrap_or_default()
+        );
+        let (uid, victim) = (
+            uid.to_owned(),
+            Victim {
+                pod: pod.reference.clone(),
+                priority: pod.priority,
+            },
+        );
+        self.commitments.evicted.insert(uid, None);
+        actions.push(Action::Evict(Eviction {
+            cause: EvictionCause::SuspensionExpired(state),
+            victims: vec![victim],
+        }));
+    }
+
+    /// The pod of a suspended share could not be evicted. It is tried again later.
+    pub(super) fn suspension_not_ended(&mut self, pod_uid: &str, now: Instant) {
+        let pod = self.world.live_pods.get(pod_uid);
+        let key = pod.and_then(|pod| self.share_of_pod(pod));
+        let claims = &mut self.commitments.suspensions.claims;
+        if let Some(known) = key.and_then(|key| claims.get_mut(&key)) {
+            known.retry_eviction = Some(now + EVICTION_RETRY);
+        }
     }
 
     /// Returns whether pods that are due wait for the next slice of time, or for writes to end.
@@ -441,17 +503,25 @@ impl Planner {
             return;
         };
         let due = awaited.as_ref().map(|(_, until)| *until);
+        let suspended_for = awaited
+            .as_ref()
+            .map(|(preemptor, _)| name_for(&key.0, "pod", &qualified_name(&preemptor.pod)));
         let known = Suspension {
             awaited,
             write: Write::Intending,
             waits_for_room: false,
+            retry_eviction: None,
             due,
         };
         self.commitments
             .suspensions
             .claims
             .insert(key.clone(), known);
-        actions.push(write(claim, true));
+        actions.push(Action::WriteSuspension(SuspensionWrite {
+            claim,
+            is_intended: true,
+            suspended_for,
+        }));
     }
 
     /// Starts to withdraw the intent. The share counts from now on.
@@ -465,7 +535,7 @@ impl Planner {
         }
         self.world
             .claim(&self.commitments.suspensions.counted(&claim));
-        actions.push(write(claim, false));
+        actions.push(withdrawal(claim));
     }
 
     /// Observes the end of the write of an intent. What it has written, or another has meanwhile, is observed before.
@@ -658,8 +728,21 @@ impl Planner {
 /// An event of a pod with this message.
 type OfPod = fn(ObjectReference, &str) -> PendingEvent;
 
-fn write(claim: Arc<ResourceClaim>, is_intended: bool) -> Action {
-    Action::WriteSuspension(SuspensionWrite { claim, is_intended })
+fn withdrawal(claim: Arc<ResourceClaim>) -> Action {
+    Action::WriteSuspension(SuspensionWrite {
+        claim,
+        is_intended: false,
+        suspended_for: None,
+    })
+}
+
+/// Returns when the pod of a share is evicted that is suspended for another pod, unless it is resumed before.
+fn ends_at(claim: &ResourceClaim) -> Option<Timestamp> {
+    suspension::suspended_for(&claim.metadata)?;
+    let limit = claim::max_suspend(claim)?;
+    suspension::suspended_since(claim)?
+        .checked_add(limit.duration())
+        .ok()
 }
 
 /// Returns the memory of the shares of a claim, suspended or not.

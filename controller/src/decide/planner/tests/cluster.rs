@@ -196,7 +196,9 @@ impl TestCluster {
                 EvictionCause::Preemption(preemptor) => {
                     format!("for {}", preemptor.pod.name.as_deref().unwrap())
                 }
-                EvictionCause::IncompleteGang(state) => format!("because {state}"),
+                EvictionCause::IncompleteGang(state) | EvictionCause::SuspensionExpired(state) => {
+                    format!("because {state}")
+                }
             };
             for victim in &eviction.victims {
                 let name = victim.pod.name.clone().unwrap();
@@ -432,6 +434,12 @@ impl TestCluster {
             let name = write.claim.metadata.name.clone().unwrap();
             // It may be deleted.
             let mut claim = self.claims.get(&name)?.clone();
+            let annotations = claim.metadata.annotations.get_or_insert_default();
+            let annotation = names::SUSPENDED_FOR_ANNOTATION.to_owned();
+            match write.suspended_for {
+                Some(pod) => annotations.insert(annotation, pod),
+                None => annotations.remove(&annotation),
+            };
             let labels = claim.metadata.labels.get_or_insert_default();
             let sign = match write.is_intended {
                 true => {

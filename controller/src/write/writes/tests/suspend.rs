@@ -35,6 +35,7 @@ async fn writes_and_withdraws_intent_in_the_version_of_the_decision() {
             let write = SuspensionWrite {
                 claim: Arc::new(claim),
                 is_intended,
+                suspended_for: is_intended.then(|| "pod default/urgent".to_owned()),
             };
             let outcome = writer.write_suspension(write).await;
             assert_eq!(outcome.is_written, is_written, "{faults:?}");
@@ -49,6 +50,9 @@ async fn writes_and_withdraws_intent_in_the_version_of_the_decision() {
             let label = &stored["labels"][names::SUSPEND_LABEL];
             assert_eq!(label == names::SUSPEND, expected, "{faults:?}");
             assert_eq!(suspension::is_intended(&newest.metadata), expected);
+            let pod = suspension::suspended_for(&newest.metadata);
+            let is_named = is_intended && has_label;
+            assert_eq!(pod, is_named.then_some("pod default/urgent"), "{faults:?}");
         }
     }
 }
