@@ -73,6 +73,9 @@ pub const ALLOCATION_GATE: &str = "gpu.drava.dev/allocation";
 /// Condition of a pod: whether its claims are allocated, and why not.
 pub const ALLOCATED_CONDITION: &str = "gpu.drava.dev/Allocated";
 
+/// Condition of a pod: False while its share is suspended. A readiness gate can name it.
+pub const RUNNING_CONDITION: &str = "gpu.drava.dev/Running";
+
 /// Annotation of a pod: name of its gang in the namespace. The pods of a gang are allocated together.
 pub const GANG_ANNOTATION: &str = "gpu.drava.dev/gang";
 

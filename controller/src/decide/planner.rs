@@ -207,6 +207,7 @@ impl Planner {
                 .shows_scheduler(&pod, is_newly_bound, is_newly_rejected);
         let is_new = self.world.live_pods.get(&uid).is_none();
         self.world.live_pods.upsert(&uid, &pod);
+        self.note_running(&uid);
         if is_newly_bound {
             // Its allocation was to be released for another pod.
             self.commitments.evicted.remove(&uid);
@@ -236,6 +237,7 @@ impl Planner {
 
     fn pod_removed(&mut self, uid: &str) {
         self.reporter.conditions.forget(uid);
+        self.reporter.running.forget(uid);
         self.commitments.evicted.remove(uid);
         self.reporter.deduplicator.forget(uid);
         self.backlog.forget_limits(uid);
@@ -567,6 +569,7 @@ impl Planner {
         let delayed = self.reporter.deduplicator.due(time.instant);
         actions.extend(delayed.into_iter().map(Action::PublishEvent));
         self.write_changed_conditions(time, &mut actions);
+        self.write_running_conditions(time, &mut actions);
         actions
     }
 

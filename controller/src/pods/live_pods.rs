@@ -8,11 +8,12 @@ use drava_allocator::object::ObjectKey;
 use drava_allocator::pod::node;
 use drava_api::Quantity;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ObjectReference, Pod};
+use k8s_openapi::api::core::v1::{ObjectReference, Pod, PodCondition};
 use tokio::time::Instant;
 
 use crate::pods::gang::{self, GangName};
 use crate::pods::pod::{self, Revision};
+use crate::pods::pod_condition;
 use crate::pods::pod_group::{self, Disruption, GroupSpec};
 
 /// An unfinished pod.
@@ -50,6 +51,10 @@ pub(crate) struct LivePod {
     pub(crate) memory_limit: Option<Quantity>,
     /// Its version of the template of a Deployment.
     pub(crate) revision: Option<Revision>,
+    /// Its condition of whether its programs run.
+    pub(crate) running: Option<PodCondition>,
+    /// Whether it is ready only while they run.
+    pub(crate) is_running_gate: bool,
 }
 
 impl LivePod {
@@ -75,6 +80,8 @@ impl LivePod {
             is_probed: pod::is_probed(pod),
             memory_limit: pod::memory_limit(pod),
             revision: pod::revision(pod),
+            running: pod_condition::observed_running(pod).cloned(),
+            is_running_gate: pod_condition::is_running_gate(pod),
         }
     }
 }

@@ -1,7 +1,8 @@
-//! The condition `gpu.drava.dev/Allocated` of a pod: why the pod waits for its GPUs, as long as it does. The event with the
-//! same text ends after an hour.
+//! Conditions of pods. `gpu.drava.dev/Allocated`: why the pod waits for its GPUs, as long as it does; the event with the same text
+//! ends after an hour. `gpu.drava.dev/Running`: whether its programs stand still, because its share is suspended. Its True is ready,
+//! so that a readiness gate can name it.
 
-use drava_api::names::ALLOCATED_CONDITION;
+use drava_api::names::{ALLOCATED_CONDITION, RUNNING_CONDITION};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod, PodCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -10,6 +11,10 @@ use crate::pods::pod;
 
 /// Reason of the condition when the claims of the pod are allocated.
 const ALLOCATED: &str = "Allocated";
+
+/// Reasons of the other condition.
+const RUNNING: &str = "Running";
+const SUSPENDED: &str = "Suspended";
 
 /// A condition to write.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,11 +28,24 @@ pub struct PodConditionUpdate {
 }
 
 fn observed(pod: &Pod) -> Option<&PodCondition> {
-    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
-    let mut own = conditions
-        .iter()
-        .filter(|condition| condition.type_ == ALLOCATED_CONDITION);
-    own.next()
+    of_type(pod, ALLOCATED_CONDITION)
+}
+
+fn of_type<'a>(pod: &'a Pod, name: &str) -> Option<&'a PodCondition> {
+    let mut conditions = pod.status.as_ref()?.conditions.iter().flatten();
+    conditions.find(|condition| condition.type_ == name)
+}
+
+/// Returns the condition of whether the programs of the pod run.
+pub(crate) fn observed_running(pod: &Pod) -> Option<&PodCondition> {
+    of_type(pod, RUNNING_CONDITION)
+}
+
+/// Returns whether the pod is ready only while its programs run.
+pub(crate) fn is_running_gate(pod: &Pod) -> bool {
+    let gates = pod.spec.iter().flat_map(|spec| &spec.readiness_gates);
+    let mut gates = gates.flatten();
+    gates.any(|gate| gate.condition_type == RUNNING_CONDITION)
 }
 
 /// Returns the pod if its condition says that its claims are not allocated. A condition in flight replaces the observed one.
@@ -43,10 +61,10 @@ pub(crate) fn is_same(left: &PodCondition, right: &PodCondition) -> bool {
 
 /// Returns whether the pod has this condition.
 pub(crate) fn has(pod: &Pod, condition: &PodCondition) -> bool {
-    observed(pod).is_some_and(|observed| is_same(observed, condition))
+    of_type(pod, &condition.type_).is_some_and(|observed| is_same(observed, condition))
 }
 
-/// Returns whether two versions of a pod differ in this condition only.
+/// Returns whether two versions of a pod differ in these conditions only.
 pub(crate) fn is_only_change(before: &Pod, after: &Pod) -> bool {
     let without = |pod: &Pod| {
         let mut pod = pod.clone();
@@ -54,10 +72,12 @@ pub(crate) fn is_only_change(before: &Pod, after: &Pod) -> bool {
         pod.metadata.managed_fields = None;
         let status = pod.status.get_or_insert_default();
         let conditions = status.conditions.get_or_insert_default();
-        conditions.retain(|condition| condition.type_ != ALLOCATED_CONDITION);
+        let own = [ALLOCATED_CONDITION, RUNNING_CONDITION];
+        conditions.retain(|condition| !own.contains(&condition.type_.as_str()));
         pod
     };
-    observed(before) != observed(after) && without(before) == without(after)
+    let own = |pod| (observed(pod), observed_running(pod));
+    own(before) != own(after) && without(before) == without(after)
 }
 
 /// Returns the condition of a pod that waits for this reason; `None` if it has this condition, or it is in flight.
@@ -132,6 +152,36 @@ pub(crate) fn allocated(pod: ObjectReference, now: Timestamp) -> PodConditionUpd
         condition,
         waits_since: None,
     }
+}
+
+/// Returns the condition of whether the programs of a pod run; `None` if `before` says the same. `suspended` says for what its
+/// share is suspended.
+pub(crate) fn running(
+    pod: ObjectReference,
+    before: Option<&PodCondition>,
+    suspended: Option<&str>,
+    now: Timestamp,
+) -> Option<PodConditionUpdate> {
+    let (status, reason) = match suspended {
+        Some(_) => ("False", SUSPENDED),
+        None => ("True", RUNNING),
+    };
+    let same_status = before.filter(|before| before.status == status);
+    let since = same_status.and_then(|before| before.last_transition_time.clone());
+    let condition = PodCondition {
+        type_: RUNNING_CONDITION.to_owned(),
+        status: status.to_owned(),
+        reason: Some(reason.to_owned()),
+        message: Some(suspended.unwrap_or_default().to_owned()),
+        last_transition_time: Some(since.unwrap_or(Time(now))),
+        ..PodCondition::default()
+    };
+    let is_said = before.is_some_and(|before| is_same(before, &condition));
+    (!is_said).then_some(PodConditionUpdate {
+        pod,
+        condition,
+        waits_since: None,
+    })
 }
 
 #[cfg(test)]

@@ -109,7 +109,7 @@ impl EventPublisher {
             .map_err(|error| Box::new(error.into_inner()))
     }
 
-    /// Queues a condition. It replaces an older one of the pod that is not written yet.
+    /// Queues a condition. It replaces an older one of the pod and type that is not written yet.
     pub(crate) fn write_condition(&self, update: PodConditionUpdate) {
         // The task runs as long as the publisher exists.
         let _ = self.conditions.send(update);

@@ -251,9 +251,11 @@ fn denies_other_pod_changes_by_controller() -> Result<()> {
             .err()
             .with_context(|| format!("{status} was accepted"))?;
         let text = format!("{rejection:#}");
-        ensure!(text.contains("may only write the condition"), "{text}");
+        ensure!(text.contains("may only write the conditions"), "{text}");
     }
-    patch_status(&json!({"status": condition("gpu.drava.dev/Allocated")}))?;
+    for own in ["gpu.drava.dev/Allocated", "gpu.drava.dev/Running"] {
+        patch_status(&json!({"status": condition(own)}))?;
+    }
     patch(&json!({"spec": remove(GATE)}))?;
     let found = tenant.find("pod", "a")?.context("the pod is gone")?;
     ensure!(gates_of(&found) == [FOREIGN_GATE], "{found}");

@@ -3,6 +3,8 @@
 //! The first condition of a wait is written at once, also when the budget of events is used up. Later texts are written with
 //! an event, so the limits of events hold for them, and a condition is never older than the event. A condition is written
 //! once, although the watch shows it later. The publisher repeats failed writes.
+//!
+//! Pods whose share is suspended have another condition, which others that are ready only while their programs run have, too.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -73,6 +75,7 @@ impl Planner {
     /// Observes the condition of a pod. A bound pod does not wait.
     pub(super) fn observe_condition(&mut self, uid: &str, pod: &Pod) {
         self.reporter.conditions.observe(uid, pod);
+        self.reporter.running.observe(uid, pod);
         if drava_allocator::pod::node(pod).is_some() {
             let waiting = pod_condition::waiting(pod, self.reporter.conditions.get(uid));
             self.reporter.newly_allocated.extend(waiting);
@@ -147,6 +150,43 @@ impl Planner {
         let allocated = std::mem::take(&mut self.reporter.newly_allocated).into_iter();
         updates.extend(allocated.map(|pod| pod_condition::allocated(pod, now)));
         self.write_conditions(updates, time.instant, actions);
+    }
+
+    /// Notes that it may have changed whether the programs of a pod run.
+    pub(super) fn note_running(&mut self, uid: &str) {
+        let Some(pod) = self.world.live_pods.get(uid) else {
+            return;
+        };
+        let suspensions = &self.commitments.suspensions;
+        let is_concerned = pod.is_running_gate
+            || pod.running.is_some()
+            || pod.claims.iter().any(|claim| suspensions.contains(claim));
+        if pod.is_bound && is_concerned {
+            self.reporter.running_changed.insert(uid.to_owned());
+        }
+    }
+
+    /// Writes whether the programs of pods run of which that may have changed.
+    pub(super) fn write_running_conditions(
+        &mut self,
+        time: &DecisionTime,
+        actions: &mut Vec<Action>,
+    ) {
+        self.reporter.running.expire(time.instant);
+        for uid in std::mem::take(&mut self.reporter.running_changed) {
+            let Some(pod) = self.world.live_pods.get(&uid) else {
+                continue;
+            };
+            let suspended = self.stands_still(pod);
+            let before = self.reporter.running.get(&uid).or(pod.running.as_ref());
+            if before.is_none() && suspended.is_none() && !pod.is_running_gate {
+                continue;
+            }
+            let (pod, now) = (pod.reference.clone(), time.time.0);
+            let update = pod_condition::running(pod, before, suspended.as_deref(), now);
+            let update = update.filter(|update| self.reporter.running.start(update, time.instant));
+            actions.extend(update.map(Action::WritePodCondition));
+        }
     }
 
     fn write_conditions(

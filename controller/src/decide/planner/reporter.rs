@@ -1,6 +1,6 @@
 //! What is said: events, conditions of pods, and statuses of quotas, policies and the leader.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use drava_allocator::cluster::Cluster;
 use drava_allocator::pool::PoolProblem;
@@ -25,6 +25,10 @@ pub(super) struct Reporter {
     /// Events of finished writes; also those that end last are published.
     pub(super) write_events: Vec<PendingEvent>,
     pub(super) conditions: ConditionsInFlight,
+    /// Conditions of whether the programs of pods run.
+    pub(super) running: ConditionsInFlight,
+    /// UIDs of the pods of which that may have changed.
+    pub(super) running_changed: BTreeSet<String>,
     /// Pods whose condition says that their claims are not allocated, although they are.
     pub(super) newly_allocated: Vec<ObjectReference>,
     pub(super) excluded_pools: ExcludedPools,

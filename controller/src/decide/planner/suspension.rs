@@ -221,6 +221,11 @@ impl Suspensions {
         Cow::Owned(counted)
     }
 
+    /// Returns whether the claim is suspended, on its way there or back, or wished to be suspended.
+    pub(super) fn contains(&self, claim: &ObjectKey) -> bool {
+        self.claims.contains_key(claim)
+    }
+
     /// Returns when something is to be done.
     pub(super) fn next_due(&self) -> Option<Instant> {
         self.claims.values().filter_map(|claim| claim.due).min()
@@ -240,7 +245,14 @@ impl Planner {
     /// Observes the newest version of a claim.
     pub(super) fn suspension_observed(&mut self, key: &ObjectKey, now: Instant) {
         match self.commitments.ledger.claim(key).cloned() {
-            Some(newest) => self.commitments.suspensions.observe(&newest, now),
+            Some(newest) => {
+                self.commitments.suspensions.observe(&newest, now);
+                let is_concerned = self.commitments.suspensions.contains(key)
+                    || suspension::answers(&newest).next().is_some();
+                let pod = self.pod_of(key).filter(|_| is_concerned);
+                let uid = pod.map(|(uid, _)| uid.to_owned());
+                self.reporter.running_changed.extend(uid);
+            }
             None => self.commitments.suspensions.remove(key),
         }
     }
@@ -388,14 +400,7 @@ impl Planner {
             return None;
         }
         if suspension::is_suspended(claim) {
-            let why = match suspension::suspended_for(&claim.metadata) {
-                Some(pod) => format!("for {pod}"),
-                None => format!(
-                    "as its annotation {} requests",
-                    names::SUSPEND_WISH_ANNOTATION
-                ),
-            };
-            let message = format!("is suspended, {why}");
+            let message = format!("is suspended {}", suspended_because(claim));
             return Some((PendingEvent::share_suspended, message));
         }
         let refusal = suspension::refusal(claim)?;
@@ -660,6 +665,24 @@ impl Planner {
         own.next().filter(|_| own.next().is_none())
     }
 
+    /// Returns for what the share of a pod is suspended, or is going to be; `None` if its programs run.
+    pub(super) fn stands_still(&self, pod: &LivePod) -> Option<String> {
+        let key = self.share_of_pod(pod)?;
+        let claim = self.commitments.ledger.claim(&key)?;
+        let mut answers = suspension::answers(claim);
+        let is_intended =
+            suspension::is_intended(&claim.metadata) && suspension::refusal(claim).is_none();
+        let is_stopped =
+            answers.any(|answer| answer.status == "True" || suspension::is_resuming(answer));
+        (is_intended || is_stopped).then(|| {
+            let why = suspended_because(claim);
+            format!(
+                "its programs stand still: the share of claim {} is suspended {why}",
+                key.1
+            )
+        })
+    }
+
     /// Returns the only pod that has reserved a claim, with its UID.
     fn pod_of(&self, key: &ObjectKey) -> Option<(&str, &LivePod)> {
         let claim = self.commitments.ledger.claim(key)?;
@@ -734,6 +757,20 @@ fn withdrawal(claim: Arc<ResourceClaim>) -> Action {
         is_intended: false,
         suspended_for: None,
     })
+}
+
+/// Returns for what the share of a claim is suspended.
+fn suspended_because(claim: &ResourceClaim) -> String {
+    match suspension::suspended_for(&claim.metadata) {
+        Some(pod) => format!("for {pod}"),
+        None if suspension::is_wished(&claim.metadata) => {
+            format!(
+                "as its annotation {} requests",
+                names::SUSPEND_WISH_ANNOTATION
+            )
+        }
+        None => "until it has room on its GPU".to_owned(),
+    }
 }
 
 /// Returns when the pod of a share is evicted that is suspended for another pod, unless it is resumed before.

@@ -1,6 +1,6 @@
 //! Events and conditions to write. Pure.
 //!
-//! Of each pod only the newest condition is queued, so the number of pods bounds the queue, and no condition is dropped. A
+//! Of each pod and type only the newest condition is queued, so the number of pods bounds the queue, and no condition is dropped. A
 //! condition whose write failed is written again with increasing delays, until it is written, rejected or replaced.
 //!
 //! Invariants: two writes of one object are never in flight together, and its events are written in order. Events and
@@ -21,6 +21,9 @@ const MAX_DOUBLINGS: u32 = 6;
 /// Events that are taken from the queue of the publisher before it is known that they can be written at once.
 const MAX_EVENTS: usize = 64;
 
+/// UID of a pod, and type of its condition.
+type ConditionKey = (String, String);
+
 /// A condition to write.
 #[derive(Debug)]
 pub(super) struct ConditionWrite {
@@ -40,10 +43,10 @@ pub(super) enum Report {
 #[derive(Debug, Default)]
 pub(super) struct ReportQueue {
     events: VecDeque<PendingEvent>,
-    /// Conditions that are not in flight, with the time of their write, by the UID of the pod.
-    conditions: BTreeMap<String, (Instant, ConditionWrite)>,
-    /// UIDs of the pods in the order of these times.
-    due: BTreeSet<(Instant, String)>,
+    /// Conditions that are not in flight, with the time of their write.
+    conditions: BTreeMap<ConditionKey, (Instant, ConditionWrite)>,
+    /// Their keys in the order of these times.
+    due: BTreeSet<(Instant, ConditionKey)>,
     /// UIDs of the objects of the reports in flight.
     in_flight: BTreeSet<String>,
     is_event_next: bool,
@@ -71,30 +74,30 @@ impl ReportQueue {
         self.events.push_back(event);
     }
 
-    /// Queues a condition. It takes the turn of an older one of the pod.
+    /// Queues a condition. It takes the turn of an older one of its type.
     pub(super) fn push_condition(&mut self, update: PodConditionUpdate, now: Instant) {
-        let uid = update.pod.uid.clone().unwrap_or_default();
-        let before = self.conditions.get(&uid).map(|(due, _)| *due);
+        let key = key_of(&update);
+        let before = self.conditions.get(&key).map(|(due, _)| *due);
         let due = before.map_or(now, |before| before.min(now));
         let failures = 0;
-        self.insert(uid, due, ConditionWrite { update, failures });
+        self.insert(key, due, ConditionWrite { update, failures });
     }
 
-    /// The write of a condition failed. It is repeated, unless a newer condition of the pod is queued.
+    /// The write of a condition failed. It is repeated, unless a newer one of its type is queued.
     pub(super) fn repeat(&mut self, mut write: ConditionWrite, now: Instant) {
-        let uid = write.update.pod.uid.clone().unwrap_or_default();
-        if !self.conditions.contains_key(&uid) {
+        let key = key_of(&write.update);
+        if !self.conditions.contains_key(&key) {
             let due = now + FIRST_DELAY * 2u32.pow(write.failures.min(MAX_DOUBLINGS));
             write.failures += 1;
-            self.insert(uid, due, write);
+            self.insert(key, due, write);
         }
     }
 
-    fn insert(&mut self, uid: String, due: Instant, write: ConditionWrite) {
-        if let Some((before, _)) = self.conditions.insert(uid.clone(), (due, write)) {
-            self.due.remove(&(before, uid.clone()));
+    fn insert(&mut self, key: ConditionKey, due: Instant, write: ConditionWrite) {
+        if let Some((before, _)) = self.conditions.insert(key.clone(), (due, write)) {
+            self.due.remove(&(before, key.clone()));
         }
-        self.due.insert((due, uid));
+        self.due.insert((due, key));
     }
 
     /// Forgets the conditions.
@@ -130,10 +133,10 @@ impl ReportQueue {
         Some(Report::Condition(write))
     }
 
-    fn first_condition(&self) -> Option<&(Instant, String)> {
+    fn first_condition(&self) -> Option<&(Instant, ConditionKey)> {
         self.due
             .iter()
-            .find(|(_, uid)| !self.is_in_flight(Some(uid)))
+            .find(|(_, (uid, _))| !self.is_in_flight(Some(uid)))
     }
 
     fn is_in_flight(&self, uid: Option<&str>) -> bool {
@@ -149,4 +152,9 @@ impl ReportQueue {
     pub(super) fn ended(&mut self, uid: &str) {
         self.in_flight.remove(uid);
     }
+}
+
+fn key_of(update: &PodConditionUpdate) -> ConditionKey {
+    let uid = update.pod.uid.clone().unwrap_or_default();
+    (uid, update.condition.type_.clone())
 }

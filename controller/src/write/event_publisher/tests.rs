@@ -401,3 +401,16 @@ async fn publishes_events_and_drops_conditions_after_term() {
     assert_eq!(events, 100);
     assert!(requests.len() - events <= MAX_IN_FLIGHT, "{requests:?}");
 }
+
+#[tokio::test(start_paused = true)]
+async fn conditions_of_different_types_do_not_replace_each_other() {
+    let (publisher, mut log) = publisher(&[503]);
+    publisher.write_condition(update("a", "full"));
+    let mut other = update("a", "stands still");
+    other.condition.type_ = "other".to_owned();
+    publisher.write_condition(other);
+    let mut written = log.all().await;
+    written.sort();
+    let expected = [("a", "full", 0), ("a", "full", 1), ("a", "stands still", 0)];
+    assert_eq!(written, each(&expected));
+}
