@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::anyhow;
 use drava_allocator::reason::bytes;
 use drava_allocator::usage::{AllocatedDevice, DeviceAccess};
+use drava_api::Quantity;
 use drava_api::explanation::{
     PlacementExplanation, PlacementExplanationSpec, PlacementExplanationStatus,
 };
@@ -26,7 +27,7 @@ use tokio::time::Instant;
 
 use crate::decision;
 use crate::natural;
-use crate::top::{Access, Mode};
+use crate::top::{Access, Mode, SuspendedAmounts};
 
 /// Longest wait for the controller's explanation: it reads the requests every two seconds.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -259,6 +260,9 @@ pub(crate) struct OwnClaim {
     /// Percent of GPU time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cores: Option<u64>,
+    /// What it gets back when it is resumed, if it is suspended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    suspended: Option<SuspendedAmounts>,
     pub(crate) pods: Vec<String>,
 }
 
@@ -338,6 +342,8 @@ fn devices_of(claim: &ResourceClaim) -> Vec<(String, OwnClaim)> {
             namespace: device.claim.namespace.clone(),
             memory: amount(capacity::MEMORY),
             cores: amount(capacity::CORES),
+            // The amounts of a share are in its claim.
+            suspended: SuspendedAmounts::of(&device.access, |_| Quantity::ZERO),
             access: match &device.access {
                 DeviceAccess::Share(_) => Access::Share,
                 DeviceAccess::Suspended(_) => Access::Suspended,
@@ -439,7 +445,7 @@ pub(crate) fn refused(error: kube::Error, action: &str) -> anyhow::Error {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::Value;
 
     use super::*;
 
@@ -466,7 +472,7 @@ w       n1     gpu-1        all      all     w-pod
     fn names_suspended_shares() {
         let mut snapshot = drava_explanation::fixture::snapshot();
         for claim in &mut snapshot.claims {
-            suspend(claim);
+            drava_explanation::fixture::suspend(claim);
         }
         let text = gpus_text("default", &gpus_of(&snapshot.claims));
         let lines: Vec<&str> = text.lines().skip(1).collect();
@@ -479,25 +485,6 @@ w       n1     gpu-1        all      all     w-pod
         for (line, ending) in lines.iter().zip(endings) {
             assert!(line.ends_with(ending), "{text}");
         }
-    }
-
-    /// Suspends a claim, if it has a share.
-    fn suspend(claim: &mut ResourceClaim) {
-        let mut value = serde_json::to_value(&*claim).expect("JSON");
-        let result = &value["status"]["allocation"]["devices"]["results"][0];
-        if result["shareID"].is_null() {
-            return;
-        }
-        let device = json!({
-            "driver": names::DRIVER, "pool": result["pool"], "device": result["device"], "shareID": result["shareID"],
-            "conditions": [{
-                "type": "Suspended", "status": "True", "reason": "Suspended", "message": "",
-                "lastTransitionTime": "2026-01-01T00:00:00Z",
-            }],
-        });
-        value["status"]["devices"] = json!([device]);
-        value["metadata"]["labels"][names::SUSPEND_LABEL] = json!(names::SUSPEND);
-        *claim = serde_json::from_value(value).expect("a claim");
     }
 
     /// Removes what a tenant does not see from what an administrator sees.
@@ -523,11 +510,13 @@ w       n1     gpu-1        all      all     w-pod
 
     #[test]
     fn tenant_sees_a_part_of_what_an_administrator_sees() {
-        let snapshot = drava_explanation::fixture::snapshot();
+        let mut claims = drava_explanation::fixture::snapshot().claims;
+        drava_explanation::fixture::suspend(&mut claims[0]);
+        let snapshot = drava_explanation::fixture::snapshot_with(claims);
         let seen = serde_json::to_value(gpus_of(&snapshot.claims)).expect("JSON");
         let all = serde_json::to_value(crate::top::gpus(&snapshot)).expect("JSON");
         assert_eq!(seen, without_unknown(&seen, &all));
-        assert_eq!(seen[0]["memory"]["allocated"], 24_u64 << 30);
+        assert_eq!(seen[0]["memory"]["allocated"], 16_u64 << 30);
     }
 
     #[test]

@@ -128,10 +128,39 @@ pub(crate) struct GpuClaim {
     pub(crate) memory: u64,
     /// Percent of GPU time; 0 for a share without a guarantee.
     pub(crate) cores: u64,
+    /// What it gets back when it is resumed, if it is suspended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) suspended: Option<SuspendedAmounts>,
     pub(crate) pods: Vec<String>,
     /// What it uses at the moment, if that was measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) measured: Option<Measured>,
+}
+
+/// Amounts of a suspended share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub(crate) struct SuspendedAmounts {
+    /// Bytes.
+    memory: u64,
+    /// Percent of GPU time.
+    cores: u64,
+}
+
+impl SuspendedAmounts {
+    /// Returns the amounts of a device, of which a share without an amount has all that `total` says.
+    pub(crate) fn of(access: &DeviceAccess, total: impl Fn(&str) -> Quantity) -> Option<Self> {
+        let DeviceAccess::Suspended(amounts) = access else {
+            return None;
+        };
+        let amount = |capacity: &str| {
+            let amount = share_amount(amounts, capacity, || total(capacity));
+            amount.to_u64_rounded_up().unwrap_or_default()
+        };
+        Some(Self {
+            memory: amount(names::capacity::MEMORY),
+            cores: amount(names::capacity::CORES),
+        })
+    }
 }
 
 /// What a claim uses of a device.
@@ -242,6 +271,9 @@ impl<'a> Index<'a> {
                 },
                 memory: amount(names::capacity::MEMORY),
                 cores: amount(names::capacity::CORES),
+                suspended: SuspendedAmounts::of(&allocated.access, |capacity| {
+                    device.amount(capacity).unwrap_or_default()
+                }),
                 pods: self
                     .pods
                     .get(allocated.claim.uid.as_str())
@@ -584,7 +616,7 @@ impl Gpu {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use drava_explanation::fixture::snapshot;
+    use drava_explanation::fixture::{self, snapshot};
 
     #[test]
     fn lists_gpus_with_claims_and_pods() {
@@ -635,6 +667,22 @@ n1     gpu-1   NVIDIA H100   whole    80 GiB / 80 GiB   100 / 100   0 / 10   def
             table.contains("reserves devices for 3 more claims than it lists"),
             "{table}"
         );
+    }
+
+    #[test]
+    fn keeps_amounts_of_suspended_share() {
+        let mut claims = snapshot().claims;
+        claims.iter_mut().for_each(fixture::suspend);
+        let gpus = gpus(&fixture::snapshot_with(claims));
+        let gpu = serde_json::to_value(&gpus[0]).expect("JSON");
+        assert_eq!(gpu["memory"]["allocated"], 0, "{gpu}");
+        let claim = &gpu["claims"][0];
+        assert_eq!(claim["access"], "suspended", "{claim}");
+        assert_eq!(
+            claim["suspended"],
+            serde_json::json!({"memory": 8_u64 << 30, "cores": 30})
+        );
+        assert_eq!(claim["memory"], 0, "others may use it");
     }
 
     #[test]

@@ -80,6 +80,14 @@ impl Ending {
 }
 
 impl Change {
+    /// Returns the lowest priority of the pods that end, if pods end.
+    pub(crate) fn lowest_ending(&self) -> Option<i32> {
+        match self {
+            Self::EndPods { pods, .. } => pods.iter().map(|ending| ending.priority).min(),
+            Self::ReduceMemory { .. } | Self::RaiseLimits { .. } | Self::Described { .. } => None,
+        }
+    }
+
     /// Hides the names of pods of other namespaces.
     pub fn hide_other_namespaces(&mut self, namespace: &str) {
         if let Self::EndPods { pods, .. } = self {

@@ -23,6 +23,7 @@ use serde::Serialize;
 use crate::advice;
 use crate::changes::{self, Change, changes_text};
 use crate::snapshot::{Held, Snapshot};
+use crate::suspension;
 use crate::terminal::{printable, table};
 
 pub mod claim;
@@ -255,9 +256,15 @@ pub fn of_pod(snapshot: &Snapshot, pod: &Pod, settings: &Settings, depth: Depth)
             report.reason = Some(explanation.reason());
             (State::Rejected, explanation.summary())
         }
-        Stage::Allocated { devices, reasons } => {
+        Stage::Allocated {
+            devices,
+            reasons,
+            suspended,
+        } => {
             report.placements = reasons;
-            allocated(&devices, pod)
+            let (state, summary) = allocated(&devices, pod);
+            let parts: Vec<String> = std::iter::once(summary).chain(suspended).collect();
+            (state, parts.join("; "))
         }
         Stage::Gated(gates) => (
             State::Gated,
@@ -317,6 +324,8 @@ enum Stage<'a> {
     Allocated {
         devices: Vec<String>,
         reasons: Vec<ClaimReason>,
+        /// Which of its claims are suspended, and what they wait for.
+        suspended: Vec<String>,
     },
     /// The pod has these scheduling gates of other controllers.
     Gated(Vec<&'a str>),
@@ -348,8 +357,11 @@ fn stage<'a>(snapshot: &Snapshot, pod: &'a Pod, schedulers: &[String]) -> Stage<
         }
         let mut devices = Vec::new();
         let mut reasons = Vec::new();
+        let mut suspended = Vec::new();
         for (_, claim) in named {
             let allocated = AllocatedDevice::of_claim(claim);
+            let state = suspension::state(cluster, claim).filter(|_| !allocated.is_empty());
+            suspended.extend(state.map(|state| format!("claim {}: {state}", ClaimId::of(claim))));
             reasons.extend(allocated.first().map(|device| ClaimReason {
                 claim: device.claim.to_string(),
                 reason: placement_reason(claim),
@@ -360,7 +372,11 @@ fn stage<'a>(snapshot: &Snapshot, pod: &'a Pod, schedulers: &[String]) -> Stage<
                     .map(|device| format!("{} of pool {}", device.device, device.pool)),
             );
         }
-        return Stage::Allocated { devices, reasons };
+        return Stage::Allocated {
+            devices,
+            reasons,
+            suspended,
+        };
     }
     let gates = gates(pod);
     if !gates.is_empty() {
@@ -391,13 +407,17 @@ fn gang(pod: &Pod) -> Option<&str> {
     annotations.get(names::GANG_ANNOTATION).map(String::as_str)
 }
 
-/// Returns the condition of the pod that the controller writes.
+/// Returns the condition of the pod in which the controller says why it waits.
 fn own_condition(pod: &Pod) -> Option<&PodCondition> {
+    condition(pod, names::ALLOCATED_CONDITION)
+}
+
+fn condition<'a>(pod: &'a Pod, name: &str) -> Option<&'a PodCondition> {
     let mut conditions = pod
         .status
         .iter()
         .flat_map(|status| status.conditions.iter().flatten());
-    conditions.find(|condition| condition.type_ == names::ALLOCATED_CONDITION)
+    conditions.find(|condition| condition.type_ == name)
 }
 
 /// Returns why the pod waits, if that is something that the controller alone knows, such as a reservation: the reason in the
@@ -602,7 +622,14 @@ impl Report {
     #[must_use]
     pub fn of_condition(pod: &Pod) -> Self {
         let (state, summary) = match (own_condition(pod), pod::node(pod)) {
-            (_, Some(node)) => (State::Placed, format!("bound to node {node}")),
+            (_, Some(node)) => {
+                let stopped = condition(pod, names::RUNNING_CONDITION);
+                let stopped = stopped.filter(|condition| condition.status == "False");
+                let stopped = stopped.and_then(|condition| condition.message.as_deref());
+                let stopped = stopped.map(|message| format!("; {}", printable(message)));
+                let stopped = stopped.unwrap_or_default();
+                (State::Placed, format!("bound to node {node}{stopped}"))
+            }
             (Some(condition), None) if condition.status == "True" => {
                 (State::Allocated, format!("allocated; {NOT_BOUND}"))
             }

@@ -2,6 +2,7 @@
 
 use drava_allocator::placement::Policies;
 use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy};
+use drava_api::names;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::{Value, json};
@@ -28,16 +29,31 @@ pub(crate) fn object<T: serde::de::DeserializeOwned>(value: Value) -> T {
 /// A node with two GPUs: claims a and b share the first, claim w has the whole second.
 #[must_use]
 pub fn snapshot() -> Snapshot {
-    let node = json!({"metadata": {"name": "n1"}, "status": {
-        "allocatable": {"cpu": "8", "pods": "110"}, "conditions": [{"type": "Ready", "status": "True"}],
-    }});
-    let class = |kind: &str| {
-        object(
-            json!({"metadata": {"name": format!("{kind}.drava.dev")}, "spec": {"selectors": [{"cel": {"expression":
-            format!(r#"device.driver == "gpu.drava.dev" && device.attributes["gpu.drava.dev"].type == "{kind}""#)}}]}}),
-        )
-    };
-    let claims = vec![
+    snapshot_with(claims())
+}
+
+/// Suspends a claim for a pod, if it has a share.
+pub fn suspend(claim: &mut ResourceClaim) {
+    let mut value = serde_json::to_value(&*claim).expect("JSON");
+    let result = &value["status"]["allocation"]["devices"]["results"][0];
+    if result["shareID"].is_null() {
+        return;
+    }
+    let device = json!({
+        "driver": names::DRIVER, "pool": result["pool"], "device": result["device"], "shareID": result["shareID"],
+        "conditions": [{
+            "type": "Suspended", "status": "True", "reason": "Suspended", "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }],
+    });
+    value["status"]["devices"] = json!([device]);
+    value["metadata"]["labels"][names::SUSPEND_LABEL] = json!(names::SUSPEND);
+    value["metadata"]["annotations"][names::SUSPENDED_FOR_ANNOTATION] = json!("pod default/urgent");
+    *claim = serde_json::from_value(value).expect("a claim");
+}
+
+fn claims() -> Vec<ResourceClaim> {
+    vec![
         claim(
             "a",
             "vgpu",
@@ -55,7 +71,20 @@ pub fn snapshot() -> Snapshot {
         claim("feasible", "vgpu", &json!({"memory": "1Gi"}), None),
         claim("wrong", "vgpu", &json!({"cores": "101"}), None),
         claim("open", "open", &json!(null), None),
-    ];
+    ]
+}
+
+/// Returns the cluster with these claims instead of its own.
+pub fn snapshot_with(claims: Vec<ResourceClaim>) -> Snapshot {
+    let node = json!({"metadata": {"name": "n1"}, "status": {
+        "allocatable": {"cpu": "8", "pods": "110"}, "conditions": [{"type": "Ready", "status": "True"}],
+    }});
+    let class = |kind: &str| {
+        object(
+            json!({"metadata": {"name": format!("{kind}.drava.dev")}, "spec": {"selectors": [{"cel": {"expression":
+            format!(r#"device.driver == "gpu.drava.dev" && device.attributes["gpu.drava.dev"].type == "{kind}""#)}}]}}),
+        )
+    };
     let mut pods: Vec<Pod> = ["big", "feasible", "wrong", "b"]
         .iter()
         .map(|name| pod(name, Some(name)))

@@ -14,6 +14,7 @@ pub mod fixture;
 pub mod owner;
 pub mod simulate;
 pub mod snapshot;
+pub mod suspension;
 mod terminal;
 
 pub use terminal::{printable, table};

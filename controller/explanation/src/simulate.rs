@@ -1,6 +1,6 @@
 //! `kubectl drava simulate`: where pods of a manifest would run, without creating them.
 //!
-//! A gang of the manifest starts as a whole or not at all, as the controller allocates it.
+//! A gang of the manifest starts as a whole or not at all, as the controller allocates it. No pod is suspended or evicted.
 
 use std::collections::BTreeSet;
 
@@ -204,6 +204,11 @@ pub fn run(
             }
         }
     }
+    let pairs = members.iter().zip(&outcomes);
+    let preempting: BTreeSet<String> = pairs
+        .filter_map(|(pod, outcome)| preemption_note(pod, outcome.as_ref()?))
+        .collect();
+    advice.extend(preempting);
     let pods: Vec<SimulatedPod> = members
         .iter()
         .zip(outcomes)
@@ -220,6 +225,26 @@ pub fn run(
         skipped: manifest.skipped,
         advice,
     })
+}
+
+/// Returns that others may be suspended or evicted for a pod that does not fit.
+fn preemption_note(pod: &Pod, outcome: &Outcome) -> Option<String> {
+    let Outcome::Pending { changes, .. } = outcome else {
+        return None;
+    };
+    let lowest = changes.iter().filter_map(Change::lowest_ending).min()?;
+    let spec = pod.spec.as_ref()?;
+    if spec.preemption_policy.as_deref() == Some("Never") {
+        return None;
+    }
+    let of = match (spec.priority, &spec.priority_class_name) {
+        (Some(priority), _) if priority > lowest => format!("priority {priority}"),
+        (None, Some(class)) => format!("priority class {class}"),
+        _ => return None,
+    };
+    Some(format!(
+        "for a pod of {of}, pods of lower priority are suspended or evicted if it fits then; the simulation leaves that out"
+    ))
 }
 
 /// Returns namespace and name of a pod.

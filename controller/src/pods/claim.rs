@@ -1,9 +1,8 @@
 //! Properties of a ResourceClaim.
 
 use drava_api::condition::{ConditionReason, ConditionType};
-use drava_api::error::describe;
+use drava_api::names;
 use drava_api::placement_record::PlacementRecord;
-use drava_api::{config, names};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
 
@@ -95,51 +94,6 @@ pub(crate) fn is_given_back(claim: &ResourceClaim) -> bool {
         && claim.metadata.deletion_timestamp.is_some()
         && devices.is_some()
         && results.all(is_released)
-}
-
-/// Returns the longest time for which the claim may be suspended for other pods; `None`: no limit, or it may not be.
-pub(crate) fn max_suspend(claim: &ResourceClaim) -> Option<config::Seconds> {
-    check_suspension(claim).ok()?.max_suspend
-}
-
-/// Checks whether the claim may be suspended: it has one device of this driver, a share, and its config allows it. Returns the
-/// settings of its request.
-///
-/// # Errors
-/// Why it may not.
-pub(crate) fn check_suspension(claim: &ResourceClaim) -> Result<config::Settings, String> {
-    let allocation = claim
-        .status
-        .as_ref()
-        .and_then(|status| status.allocation.as_ref()?.devices.as_ref());
-    let configs = allocation.and_then(|devices| devices.config.as_deref());
-    let results = allocation
-        .iter()
-        .flat_map(|devices| devices.results.iter().flatten());
-    let own: Vec<_> = results
-        .filter(|result| result.driver == names::DRIVER)
-        .collect();
-    let [result] = own[..] else {
-        return Err("it has not exactly one device of drava".to_owned());
-    };
-    if result.share_id.is_none() {
-        let what = "it has a whole GPU or a MIG partition, and only shares can be suspended";
-        return Err(what.to_owned());
-    }
-    let settings = config::resolve(configs.unwrap_or_default(), &result.request)
-        .map_err(|error| format!("its config is invalid: {}", describe(&error)))?;
-    if settings.allows_suspend() {
-        return Ok(settings);
-    }
-    let why = match settings.memory_limit {
-        Some(_) => {
-            "its config has a memory.limit, and memory beyond the guarantee may not be free when the share is resumed"
-        }
-        None => {
-            "neither its config nor its device class says suspend.allowed: true, or the class says false"
-        }
-    };
-    Err(why.to_owned())
 }
 
 /// Returns an annotation of the claim.

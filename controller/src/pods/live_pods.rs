@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use drava_allocator::object::ObjectKey;
 use drava_allocator::pod::node;
-use drava_api::Quantity;
+use drava_explanation::suspension::HostTraits;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod, PodCondition};
 use tokio::time::Instant;
@@ -45,10 +45,8 @@ pub(crate) struct LivePod {
     pub(crate) grace_period_end: Option<Timestamp>,
     /// Whether it ends without being deleted.
     pub(crate) ends_by_itself: bool,
-    /// Whether kubelet restarts a container whose programs stand still.
-    pub(crate) is_probed: bool,
-    /// The least memory limit of its containers that use claims.
-    pub(crate) memory_limit: Option<Quantity>,
+    /// What decides on the node whether its share may be suspended.
+    pub(crate) host_traits: HostTraits,
     /// Its version of the template of a Deployment.
     pub(crate) revision: Option<Revision>,
     /// Its condition of whether its programs run.
@@ -77,8 +75,7 @@ impl LivePod {
             claims: pod::claim_keys(pod),
             grace_period_end: metadata.deletion_timestamp.as_ref().map(|time| time.0),
             ends_by_itself: pod::ends_by_itself(pod),
-            is_probed: pod::is_probed(pod),
-            memory_limit: pod::memory_limit(pod),
+            host_traits: HostTraits::of(pod),
             revision: pod::revision(pod),
             running: pod_condition::observed_running(pod).cloned(),
             is_running_gate: pod_condition::is_running_gate(pod),

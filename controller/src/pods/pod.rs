@@ -2,9 +2,9 @@
 
 use drava_allocator::object::ObjectKey;
 use drava_allocator::pod;
-use drava_api::{Quantity, names};
+use drava_api::names;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Container, ObjectReference, Pod};
+use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 
 use crate::pods::{gang, pod_group};
 
@@ -101,38 +101,6 @@ pub(crate) fn own_priority(pod: &Pod) -> i32 {
 pub(crate) fn ends_by_itself(pod: &Pod) -> bool {
     let spec = pod.spec.as_ref();
     spec.and_then(|spec| spec.restart_policy.as_deref()) != Some("Always")
-}
-
-/// Returns whether a container has a liveness or startup probe, which fails while its programs stand still.
-pub(crate) fn is_probed(pod: &Pod) -> bool {
-    containers(pod)
-        .any(|container| container.liveness_probe.is_some() || container.startup_probe.is_some())
-}
-
-/// Returns the least memory limit of the containers that use claims, and of the pod; `None` if there is none.
-pub(crate) fn memory_limit(pod: &Pod) -> Option<Quantity> {
-    let of_pod = pod.spec.iter().filter_map(|spec| spec.resources.as_ref());
-    let of_containers = containers(pod).filter_map(|container| {
-        let resources = container.resources.as_ref()?;
-        let claims = resources.claims.as_ref();
-        claims
-            .is_some_and(|claims| !claims.is_empty())
-            .then_some(resources)
-    });
-    let limits = of_pod
-        .chain(of_containers)
-        .filter_map(|resources| Quantity::try_from(resources.limits.as_ref()?.get("memory")?).ok());
-    limits.min()
-}
-
-fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
-    let spec = pod.spec.iter();
-    spec.flat_map(|spec| {
-        spec.init_containers
-            .iter()
-            .flatten()
-            .chain(&spec.containers)
-    })
 }
 
 /// A version of the pod template of a Deployment.

@@ -134,6 +134,30 @@ fn share_is_suspended_and_resumed() -> Result<()> {
             refusal.contains("only drava-controller may write"),
             "{refusal}"
         );
+        // A value that means nothing is no silent wish.
+        let wrong = cluster.kubectl([
+            "annotate",
+            "--overwrite",
+            "-n",
+            tenant.name(),
+            "resourceclaim",
+            &claim,
+            "gpu.drava.dev/suspend-requested=yes",
+        ]);
+        let refusal = wrong.err().context("the value was accepted")?.to_string();
+        ensure!(refusal.contains("no other value than"), "{refusal}");
+        let explained = cluster.drava(&["-n", tenant.name(), "explain", "pod", "low"])?;
+        let explained = explained.success()?;
+        ensure!(
+            explained.contains("its share is suspended as its annotation"),
+            "{explained}"
+        );
+        let low = tenant.find("pod", "low")?.context("the pod is gone")?;
+        let conditions = low["status"]["conditions"].as_array();
+        let stopped = conditions.into_iter().flatten().any(|condition| {
+            condition["type"] == "gpu.drava.dev/Running" && condition["status"] == "False"
+        });
+        ensure!(stopped, "{low}");
         // A restart of the node driver changes nothing.
         ensure!(
             cluster.kill_processes("drava-dra-driver")? > 0,

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::{ExplainError, Report as PodReport, Settings, placement_reason, pod_with_changes};
 use crate::snapshot::Snapshot;
+use crate::suspension;
 
 /// State of a claim with its explanation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -28,6 +29,9 @@ enum State {
         reason: Option<String>,
         /// Names of the pods that have reserved the claim.
         pods: Vec<String>,
+        /// For what its share is suspended, and what it waits for.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        suspended: Option<String>,
     },
     /// The claim is allocated to devices of other drivers.
     OtherDriver,
@@ -71,6 +75,7 @@ pub fn explain(
                 devices,
                 reason: placement_reason(claim),
                 pods: consumers.map(|consumer| consumer.name.clone()).collect(),
+                suspended: suspension::state(&snapshot.cluster, claim),
             },
         }
     } else {
@@ -118,15 +123,18 @@ impl Report {
                 devices,
                 reason,
                 pods,
+                suspended,
             } => {
                 let pods = match pods.as_slice() {
                     [] => "no pod has reserved it".to_owned(),
                     pods => format!("reserved for {}", pods.join(", ")),
                 };
                 let reason = reason.as_deref();
+                let suspended = suspended.as_ref().map(|state| format!("{state}\n"));
                 format!(
-                    "claim {claim}: allocated {}; {pods}\nat allocation: {}\n",
+                    "claim {claim}: allocated {}; {pods}\n{}at allocation: {}\n",
                     devices.join(", "),
+                    suspended.unwrap_or_default(),
                     reason.unwrap_or(
                         "no reason recorded; the controller has not allocated the claim"
                     )
@@ -149,7 +157,7 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture::{settings, snapshot};
+    use crate::fixture::{settings, snapshot, snapshot_with, suspend};
 
     fn text(name: &str) -> String {
         match explain(&mut snapshot(), "default", name, &settings()) {
@@ -172,6 +180,18 @@ mod tests {
             "{}",
             text("b")
         );
+    }
+
+    #[test]
+    fn says_what_suspended_claim_waits_for() {
+        let mut claims = snapshot().claims;
+        suspend(&mut claims[0]);
+        let mut snapshot = snapshot_with(claims);
+        let report = explain(&mut snapshot, "default", "a", &settings()).expect("a claim");
+        let text = report.text();
+        let state = "\nits share is suspended for pod default/urgent since 2026-01-01T00:00:00Z; there is room on its GPU: ";
+        assert!(text.contains(state), "{text}");
+        assert!(!self::text("a").contains("suspended"), "it runs");
     }
 
     #[test]

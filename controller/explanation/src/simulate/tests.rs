@@ -434,3 +434,35 @@ fn mentions_reservations_that_are_not_listed() {
     let explained = crate::explain::pod(&mut snapshot, "default", "feasible", &settings()).unwrap();
     assert!(explained.text().contains(NOTE), "{}", explained.text());
 }
+
+#[test]
+fn notes_that_others_may_be_suspended_or_evicted() {
+    let text = |fields: Value| {
+        let mut pod = json!({
+            "kind": "Pod", "metadata": {"name": "urgent"}, "spec": pod_spec(&json!({"resourceClaimTemplateName": "share"})),
+        });
+        if let (Some(spec), Value::Object(fields)) = (pod["spec"].as_object_mut(), fields) {
+            spec.extend(fields);
+        }
+        simulated(&[pod, template("70Gi")]).unwrap().text()
+    };
+    let note = |of: &str| {
+        format!(
+            "note: for a pod of {of}, pods of lower priority are suspended or evicted if it fits then; the simulation leaves that \
+             out\n"
+        )
+    };
+    let class = text(json!({"priorityClassName": "high"}));
+    assert!(class.contains(&note("priority class high")), "{class}");
+    let number = text(json!({"priority": 10}));
+    assert!(number.contains(&note("priority 10")), "{number}");
+    for fields in [
+        json!({}),
+        json!({"priority": 0}),
+        json!({"priority": 10, "preemptionPolicy": "Never"}),
+    ] {
+        let text = text(fields);
+        assert!(text.contains("end default/"), "{text}");
+        assert!(!text.contains("suspended"), "{text}");
+    }
+}

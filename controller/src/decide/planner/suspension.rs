@@ -16,11 +16,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drava_allocator::object::{ObjectKey, object_key};
-use drava_allocator::reason::{Rejection, bytes};
-use drava_allocator::usage::{AllocatedDevice, DeviceAccess};
-use drava_api::{Quantity, names, suspension};
+use drava_allocator::usage::AllocatedDevice;
+use drava_api::{names, suspension};
 use drava_explanation::owner::name_for;
-use jiff::Timestamp;
+use drava_explanation::suspension as share;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use tokio::time::Instant;
@@ -170,7 +169,7 @@ impl Suspensions {
     /// Observes the newest version of a claim.
     fn observe(&mut self, claim: &ResourceClaim, now: Instant) {
         let key = object_key(&claim.metadata);
-        match claim::check_suspension(claim) {
+        match share::check(claim) {
             Ok(_) => self.allowed.insert(key.clone()),
             Err(_) => self.allowed.remove(&key),
         };
@@ -375,8 +374,8 @@ impl Planner {
                 }
                 Some((device, lacking)) => {
                     self.wait_for_room(key, now);
-                    let room = format!("room on {device}: {}", needed(&lacking));
-                    let end = match ends_at(&claim) {
+                    let room = share::room(&device, &lacking);
+                    let end = match share::ends_at(&claim) {
                         Some(end) if end <= time.time.0 => {
                             self.evict_expired(key, &claim, &room, time, actions);
                             return;
@@ -400,7 +399,7 @@ impl Planner {
             return None;
         }
         if suspension::is_suspended(claim) {
-            let message = format!("is suspended {}", suspended_because(claim));
+            let message = format!("is suspended {}", share::cause(claim));
             return Some((PendingEvent::share_suspended, message));
         }
         let refusal = suspension::refusal(claim)?;
@@ -428,7 +427,9 @@ impl Planner {
             return;
         }
         let by = suspension::suspended_for(&claim.metadata).unwrap_or_default();
-        let limit = claim::max_suspend(claim).map(|limit| format!(" ({limit})"));
+        let limit = share::check(claim).ok();
+        let limit = limit.and_then(|settings| settings.max_suspend);
+        let limit = limit.map(|limit| format!(" ({limit})"));
         let state = format!(
             "its share was suspended for {by} for longer than suspend.maxSuspendSeconds{}, and lacks {room}",
             limit.unwrap_or_default()
@@ -675,7 +676,7 @@ impl Planner {
         let is_stopped =
             answers.any(|answer| answer.status == "True" || suspension::is_resuming(answer));
         (is_intended || is_stopped).then(|| {
-            let why = suspended_because(claim);
+            let why = share::cause(claim);
             format!(
                 "its programs stand still: the share of claim {} is suspended {why}",
                 key.1
@@ -697,7 +698,7 @@ impl Planner {
     /// Returns why the shares of a claim cannot be suspended; `None` if nothing is known against it.
     fn suspension_problem(&self, claim: &ResourceClaim) -> Option<String> {
         let key = object_key(&claim.metadata);
-        if let Err(problem) = claim::check_suspension(claim) {
+        if let Err(problem) = share::check(claim) {
             return Some(problem);
         }
         let Some((_, pod)) = self.pod_of(&key).filter(|(_, pod)| pod.is_bound) else {
@@ -714,19 +715,7 @@ impl Planner {
         if self.share_of_pod(pod).as_ref() != Some(&key) {
             return Some("its pod has more than one claim for devices of drava".to_owned());
         }
-        if pod.is_probed {
-            return Some(
-                "its pod has a liveness or startup probe, so kubelet would restart the container"
-                    .to_owned(),
-            );
-        }
-        let memory = memory_of(claim);
-        pod.memory_limit.filter(|limit| *limit <= memory).map(|limit| {
-            format!(
-                "the memory of the share goes to the host memory of its container, which is limited to {limit}; {memory} and what the \
-                 program needs itself are necessary"
-            )
-        })
+        pod.host_traits.problem(share::memory_of(claim))
     }
 
     /// Says at the pod what its share does, or at the claim if no pod alone has it.
@@ -757,51 +746,6 @@ fn withdrawal(claim: Arc<ResourceClaim>) -> Action {
         is_intended: false,
         suspended_for: None,
     })
-}
-
-/// Returns for what the share of a claim is suspended.
-fn suspended_because(claim: &ResourceClaim) -> String {
-    match suspension::suspended_for(&claim.metadata) {
-        Some(pod) => format!("for {pod}"),
-        None if suspension::is_wished(&claim.metadata) => {
-            format!(
-                "as its annotation {} requests",
-                names::SUSPEND_WISH_ANNOTATION
-            )
-        }
-        None => "until it has room on its GPU".to_owned(),
-    }
-}
-
-/// Returns when the pod of a share is evicted that is suspended for another pod, unless it is resumed before.
-fn ends_at(claim: &ResourceClaim) -> Option<Timestamp> {
-    suspension::suspended_for(&claim.metadata)?;
-    let limit = claim::max_suspend(claim)?;
-    suspension::suspended_since(claim)?
-        .checked_add(limit.duration())
-        .ok()
-}
-
-/// Returns the memory of the shares of a claim, suspended or not.
-fn memory_of(claim: &ResourceClaim) -> Quantity {
-    let devices = AllocatedDevice::of_claim(claim).into_iter();
-    let memory = devices.filter_map(|device| match device.resumed().access {
-        DeviceAccess::Share(amounts) => amounts.get(names::capacity::MEMORY).copied(),
-        _ => None,
-    });
-    memory.fold(Quantity::ZERO, |sum, amount| sum + amount)
-}
-
-fn needed(lacking: &Rejection) -> String {
-    match lacking {
-        Rejection::Capacity {
-            name, requested, ..
-        } if name == names::capacity::CORES => format!("{requested}% of GPU time must be free"),
-        Rejection::Capacity { requested, .. } => {
-            format!("{} of memory must be free", bytes(*requested))
-        }
-        _ => "the device is not published".to_owned(),
-    }
 }
 
 #[cfg(test)]
