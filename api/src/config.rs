@@ -63,7 +63,11 @@ pub struct VgpuConfig {
 
 /// Suspension of shares: their memory goes to the host, and their programs stand still until they are resumed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(
+    rename_all = "camelCase",
+    deny_unknown_fields,
+    expecting = "an object; use suspend: {allowed: true}"
+)]
 pub struct SuspendConfig {
     /// Whether the claim may be suspended; default: no. A claim cannot allow what its class denies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -371,6 +375,28 @@ pub enum ConfigError {
     /// The field or value is not allowed in its layer.
     #[error(transparent)]
     Forbidden(#[from] ForbiddenField),
+}
+
+impl ConfigError {
+    /// Returns the error of the config of a request for this device class, which is named where it decides.
+    #[must_use]
+    pub fn for_class(&self, class: &str) -> String {
+        match self {
+            Self::Forbidden(field) if field.layer == Layer::Claim => {
+                format!("{self}; device class {class}")
+            }
+            _ => self.to_string(),
+        }
+    }
+}
+
+/// Checks the config of a device class.
+///
+/// # Errors
+/// If a document is invalid or sets a field that is not allowed in a class.
+pub fn check_class(configs: &[DeviceClassConfiguration]) -> Result<(), ConfigError> {
+    // The documents of a class apply to all requests.
+    resolve_spec(configs, &[], "").map(|_| ())
 }
 
 impl VgpuConfig {

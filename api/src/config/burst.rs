@@ -38,7 +38,8 @@ pub enum BurstError {
     Amount(Quantity),
     /// The limit is below the guarantee.
     #[error(
-        "config field memory.limit: {limit} is less than the {guarantee_mib} MiB that the request guarantees; use more, or remove it"
+        "config field memory.limit: {limit} is less than the {guarantee_mib} MiB that the request guarantees; {}",
+        remedy(*.limit, *.guarantee_mib)
     )]
     BelowGuarantee {
         /// The limit.
@@ -52,6 +53,22 @@ pub enum BurstError {
          when another claim needs it: use `kill` (processes that do not free it at once are killed)"
     )]
     NoReclaim,
+}
+
+/// Returns what to do about a limit below the guarantee: most often its unit is missing.
+fn remedy(limit: Quantity, guarantee_mib: u64) -> String {
+    let number = limit.to_u64_rounded_up().filter(|number| number >> 20 == 0);
+    let units = [("Gi", 10), ("Mi", 0)];
+    let mut meant = number.into_iter().flat_map(|number| {
+        units.map(|(unit, shift)| (unit, number, number.checked_mul(1 << shift)))
+    });
+    // At most the memory of a large GPU.
+    let is_plausible =
+        |mib: &Option<u64>| mib.is_some_and(|mib| (guarantee_mib..1 << 19).contains(&mib));
+    match meant.find(|(_, _, mib)| is_plausible(mib)) {
+        Some((unit, number, _)) => format!("did you mean {number}{unit}?"),
+        None => "use more, or remove it".to_owned(),
+    }
 }
 
 impl Settings {

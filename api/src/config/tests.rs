@@ -87,6 +87,10 @@ fn names_field_in_errors() {
         decode_error(&document(json!({"unmetered": "yes"})))
             .starts_with("config field unmetered: invalid type")
     );
+    assert_eq!(
+        decode_error(&document(json!({"suspend": true}))),
+        "config field suspend: invalid type: boolean `true`, expected an object; use suspend: {allowed: true}"
+    );
 }
 
 #[test]
@@ -124,6 +128,39 @@ fn allows_suspend_by_class_or_by_claim_unless_the_class_denies_it() {
         error.to_string(),
         "config field suspend.allowed: not allowed in a claim (only false: the device class denies it)"
     );
+}
+
+#[test]
+fn proposes_unit_of_limit_without_one() {
+    let message = |limit: &str, guarantee_mib: u64| {
+        let limit = limit.parse().unwrap();
+        BurstError::BelowGuarantee {
+            limit,
+            guarantee_mib,
+        }
+        .to_string()
+    };
+    for (limit, guarantee_mib, remedy) in [
+        ("8000", 4096, "did you mean 8000Mi?"),
+        ("12", 4096, "did you mean 12Gi?"),
+        ("2", 4096, "use more, or remove it"),
+        ("2Gi", 4096, "use more, or remove it"),
+    ] {
+        let message = message(limit, guarantee_mib);
+        assert!(message.ends_with(remedy), "{message}");
+    }
+}
+
+#[test]
+fn names_class_that_decides() {
+    let class = |fields| allocation_config("FromClass", &[], fields);
+    let claim = |fields| allocation_config("FromClaim", &[], fields);
+    let error = |configs: &[DeviceAllocationConfiguration]| {
+        resolve(configs, "gpu").unwrap_err().for_class("small")
+    };
+    let limit = |seconds: i64| json!({"suspend": {"maxSuspendSeconds": seconds}});
+    assert!(error(&[class(limit(60)), claim(limit(90))]).ends_with("; device class small"));
+    assert!(!error(&[claim(json!({"priority": "high"}))]).contains("small"));
 }
 
 #[test]

@@ -336,13 +336,16 @@ fn parse(
             let claim_config = devices.config.as_deref().unwrap_or_default();
             let invalid = |error: ConfigError| ClaimProblem::Config {
                 request: raw.name.clone(),
-                problem: error.to_string(),
+                problem: error.for_class(raw.class),
             };
+            let of_class = config::resolve_spec(class_config(class), &[], &raw.name);
+            let of_class = of_class.map_err(|error| ClaimProblem::Config {
+                request: raw.name.clone(),
+                problem: format!("device class {}: {error}", raw.class),
+            })?;
             let settings = config::resolve_spec(class_config(class), claim_config, &raw.name)
                 .map_err(invalid)?;
             let own = config::claim_placement(claim_config, &raw.name).map_err(invalid)?;
-            let of_class =
-                config::resolve_spec(class_config(class), &[], &raw.name).map_err(invalid)?;
             for (result, found) in [
                 (&mut placement, settings.placement),
                 (&mut own_placement, own),

@@ -146,6 +146,14 @@ pub fn of_claim(
     if !is_own(namespace, spec, known) {
         return advice;
     }
+    advice.extend(requests.iter().filter_map(|requested| {
+        let class = known.classes.get(requested.class)?.spec.as_ref()?;
+        let error = config::check_class(class.config.as_deref()?).err()?;
+        Some(format!(
+            "{}.deviceClassName: device class {} has an invalid config, so pods with the claim stay pending: {error}",
+            requested.path, requested.class
+        ))
+    }));
     for requested in requests.iter().filter(|requested| !requested.is_admin) {
         amounts(requested, spec, known, &mut advice);
     }

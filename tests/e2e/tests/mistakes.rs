@@ -72,7 +72,12 @@ fn manifest(mistake: &str) -> Result<(String, &'static str)> {
         let request = "{deviceClassName: vgpu.drava.dev, capacity: {requests: {memory: 8Gi}}}";
         pod_with_request("mistake", request, config)
     };
-    let config = "{apiVersion: gpu.drava.dev/v1alpha1, kind: VgpuConfig, memory: {percent: 101}}";
+    let own = |fields: &str| {
+        let config = format!("{{apiVersion: gpu.drava.dev/v1alpha1, kind: VgpuConfig, {fields}}}");
+        configured(&format!(
+            "[{{opaque: {{driver: gpu.drava.dev, parameters: {config}}}}}]"
+        ))
+    };
     Ok(
         match mistake.split([':', '`']).next().unwrap_or_default().trim() {
             "more memory than a share can have" => {
@@ -82,12 +87,11 @@ fn manifest(mistake: &str) -> Result<(String, &'static str)> {
                 pod_with_share("mistake", "vgpu.drava.io", "{memory: 8Gi}"),
                 "vgpu.drava.io",
             ),
-            "misspelled or invalid field of the config" => (
-                configured(&format!(
-                    "[{{opaque: {{driver: gpu.drava.dev, parameters: {config}}}}}]"
-                )),
-                "",
-            ),
+            "misspelled or invalid field of the config" => (own("memory: {percent: 101}"), ""),
+            "suspension without its field" => (own("suspend: true"), ""),
+            "a limit that the class does not allow" => {
+                (own("memory: {limit: 8Gi, reclaim: kill}"), "")
+            }
             "config for another driver" => (
                 configured("[{opaque: {driver: drava.dev, parameters: {}}}]"),
                 "",
@@ -150,7 +154,7 @@ fn answers_mistakes_where_the_page_says() -> Result<()> {
     let tenant = cluster.namespace("mistakes")?;
     let file = std::env::temp_dir().join(format!("drava-mistake-{}.yaml", std::process::id()));
     let rows = rows()?;
-    ensure!(rows.len() == 12, "{} rows", rows.len());
+    ensure!(rows.len() == 14, "{} rows", rows.len());
     let mut longest = Duration::ZERO;
     for row in &rows {
         let (manifest, in_event) = manifest(row.mistake)?;

@@ -246,3 +246,38 @@ fn page_quotes_what_is_said() {
         );
     }
 }
+
+#[test]
+fn names_class_with_invalid_config() {
+    let mut cluster = crate::fixture::snapshot().cluster;
+    let mut class = serde_json::to_value(&cluster.classes["vgpu.drava.dev"]).unwrap();
+    class["spec"]["config"] = json!([{"opaque": {"driver": "gpu.drava.dev", "parameters": {
+        "apiVersion": "gpu.drava.dev/v1alpha1", "kind": "VgpuConfig", "memory": {"maxLimit": "10GB"},
+    }}}]);
+    cluster.classes.insert(
+        "vgpu.drava.dev".to_owned(),
+        serde_json::from_value(class).unwrap(),
+    );
+    let spec = json!({"devices": {"requests": [{"name": "gpu", "exactly": {
+        "deviceClassName": "vgpu.drava.dev", "capacity": {"requests": {"memory": "8Gi"}},
+    }}]}});
+    let known = Known {
+        classes: &cluster.classes,
+        selectors: &cluster.selectors,
+        shares: Shares::default(),
+    };
+    let found = of_claim(
+        "default",
+        &serde_json::from_value(spec).unwrap(),
+        "spec",
+        known,
+    );
+    assert_eq!(
+        found,
+        [
+            "spec.devices.requests[0].exactly.deviceClassName: device class vgpu.drava.dev has an invalid config, so pods with the \
+             claim stay pending: config field memory.maxLimit: \"10GB\" is not a quantity: unknown suffix \"GB\", use one of n u m k M G T P E \
+             Ki Mi Gi Ti Pi Ei"
+        ]
+    );
+}

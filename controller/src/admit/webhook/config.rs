@@ -31,10 +31,12 @@ pub(super) fn errors(
         };
         let path = format!("{root}.devices.config[{index}].opaque.parameters");
         let single = [config.clone()];
-        let result = VgpuConfig::decode(&opaque.parameters.0).and_then(|document| {
+        let decoded = VgpuConfig::decode(&opaque.parameters.0);
+        let decoded = decoded.map_err(|error| error.to_string());
+        let result = decoded.and_then(|document| {
             allowed(&single, spec, classes)?;
             match document.memory.and_then(|memory| memory.limit) {
-                Some(_) => burst(&single, spec, classes),
+                Some(_) => burst(&single, spec, classes).map_err(|error| error.to_string()),
                 None => Ok(()),
             }
         });
@@ -101,14 +103,15 @@ fn allowed(
     document: &[DeviceClaimConfiguration; 1],
     spec: &ResourceClaimSpec,
     classes: &BTreeMap<String, DeviceClass>,
-) -> Result<(), config::ConfigError> {
+) -> Result<(), String> {
     for request in requested(spec) {
         let Some(of_class) = request.class_config(classes) else {
             continue;
         };
         // An invalid config of the class is not an error of the claim.
-        if config::resolve_spec(of_class, &[], &request.name).is_ok() {
-            config::resolve_spec(of_class, document, &request.name)?;
+        if config::check_class(of_class).is_ok() {
+            let resolved = config::resolve_spec(of_class, document, &request.name);
+            resolved.map_err(|error| error.for_class(request.class))?;
         }
     }
     Ok(())
