@@ -10,6 +10,7 @@ use serde::Serialize;
 
 mod access;
 mod admission;
+mod class_config;
 mod clock;
 mod device;
 pub(crate) mod fetch;
@@ -18,6 +19,7 @@ mod node;
 mod queue;
 mod selector;
 mod state;
+mod suspension;
 mod workload;
 
 pub(crate) use state::ClusterState;
@@ -86,6 +88,8 @@ faults! {
     PlaceholderSelector: "A selector compares an attribute with a value that no GPU publishes.";
     KueueMissing: "A pod waits for Kueue, which is not installed.";
     KueueClassUnmapped: "Kueue does not count a device class of drava, and admits no workload that requests it.";
+    ClassConfigInvalid: "The config of a device class is invalid, or has no effect.";
+    NotSuspendable: "A share that may be suspended by its config cannot be.";
     ClockSkew: "The clock of a node differs from the clock of the API server.";
 }
 
@@ -115,6 +119,8 @@ pub(crate) fn diagnose(state: &ClusterState) -> Diagnosis {
         findings.extend(workload::check(state));
         findings.extend(selector::check(state));
         findings.extend(queue::check(state));
+        findings.extend(class_config::check(state));
+        findings.extend(suspension::check(state));
         findings.extend(clock::check(state));
     }
     findings.sort();

@@ -11,6 +11,7 @@ use crate::kueue::{self, Kueue};
 
 mod devices;
 mod nodes;
+mod suspension;
 
 fn object<T: serde::de::DeserializeOwned>(value: Value) -> T {
     serde_json::from_value(value).expect("valid fixture")
