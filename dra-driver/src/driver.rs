@@ -407,7 +407,10 @@ impl Shared {
             layout: self.layout.clone(),
             proc_root: self.config.proc_root.clone(),
             open: Arc::clone(&agent.open),
-            checkpointer: Checkpointer::new(self.config.program.clone()),
+            checkpointer: Checkpointer::new(
+                self.config.program.clone(),
+                self.config.proc_root.clone(),
+            ),
         };
         let active = Active {
             suspend,

@@ -117,6 +117,9 @@ pub enum CallError {
     /// libcuda refused.
     #[error("libcuda returned error {0}")]
     Cuda(c_int),
+    /// The process has ended; another one may have its PID.
+    #[error("the process has ended")]
+    Ended,
 }
 
 /// `CUcheckpointLockArgs`
@@ -148,6 +151,9 @@ fn check(code: c_int) -> Result<(), CallError> {
 /// Loads the libcuda at this path, makes one call about a process, and returns the state of the process after it. A lock waits
 /// for running calls up to `lock_timeout_ms`.
 ///
+/// Loading takes long enough for a PID to go to another process, so `is_there` says directly before and after the call whether it is
+/// still that of the process that is meant. Another process that was locked nevertheless is unlocked.
+///
 /// # Errors
 /// [`CallError`]
 pub fn call(
@@ -155,6 +161,7 @@ pub fn call(
     action: Action,
     pid: c_int,
     lock_timeout_ms: c_uint,
+    is_there: impl Fn() -> bool,
 ) -> Result<ProcessState, CallError> {
     // SAFETY: the libcuda of the NVIDIA driver, whose initializers any CUDA program runs.
     let library = unsafe { Library::open(Some(library), RTLD_NOW | RTLD_LOCAL) };
@@ -166,11 +173,15 @@ pub fn call(
         Action::Look => None,
         _ => Some(symbol::<Change>(&library, action.symbol())?),
     };
+    let unlock: Change = symbol(&library, Action::Unlock.symbol())?;
     let init: Init = symbol(&library, "cuInit")?;
     // SAFETY: flags must be 0.
     let initialized = unsafe { init(0) };
     if initialized != 0 {
         return Err(CallError::Init(initialized));
+    }
+    if !is_there() {
+        return Err(CallError::Ended);
     }
     if let Some(change) = change {
         let mut arguments = LockArguments {
@@ -184,6 +195,13 @@ pub fn call(
         };
         // SAFETY: the arguments of this function, which outlive the call.
         check(unsafe { change(pid, arguments) })?;
+        if !is_there() {
+            if action == Action::Lock {
+                // SAFETY: the arguments are optional. Fails only for a process that has ended, too.
+                unsafe { unlock(pid, ptr::null_mut()) };
+            }
+            return Err(CallError::Ended);
+        }
     }
     let mut state = c_uint::MAX;
     // SAFETY: writes one integer.

@@ -140,14 +140,12 @@ impl Processes {
     /// Returns the start time of a process, clock ticks since boot.
     #[must_use]
     pub fn start_time(&self, pid: u32) -> Option<u64> {
-        let (_, start_time) = self.identity(pid)?;
-        Some(start_time)
+        start_time(&self.root, pid)
     }
 
     /// Returns the name and the start time of a process.
     fn identity(&self, pid: u32) -> Option<(String, u64)> {
-        let stat = self.root.join(pid.to_string()).join("stat");
-        parse_stat(&fs::read_to_string(stat).ok()?)
+        identity(&self.root, pid)
     }
 
     fn mounted_shares(&mut self, dir: &Path) -> Vec<MountedShare> {
@@ -232,6 +230,18 @@ fn is_pod(name: &str) -> bool {
 fn open(pid: u32) -> Option<OwnedFd> {
     let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
     pidfd_open(pid, PidfdFlags::empty()).ok()
+}
+
+/// Returns the start time of a process, clock ticks since boot.
+#[must_use]
+pub fn start_time(proc_root: &Path, pid: u32) -> Option<u64> {
+    let (_, start_time) = identity(proc_root, pid)?;
+    Some(start_time)
+}
+
+fn identity(proc_root: &Path, pid: u32) -> Option<(String, u64)> {
+    let stat = proc_root.join(pid.to_string()).join("stat");
+    parse_stat(&fs::read_to_string(stat).ok()?)
 }
 
 /// Name and start time of `/proc/<pid>/stat`. The name may contain anything, parentheses too.

@@ -9,6 +9,9 @@ use std::time::{Duration, Instant};
 
 use drava_nvml::checkpoint::{self, CallError};
 
+use crate::node::process;
+use crate::prepare::HeldProcess;
+
 pub use drava_nvml::checkpoint::{Action, FIRST_RELEASE, ProcessState};
 
 /// First argument of the process that makes the call.
@@ -49,6 +52,9 @@ pub enum CheckpointError {
     /// libcuda has no checkpoints, or cannot be used on this node.
     #[error("{0}")]
     Unavailable(String),
+    /// The process has ended; another one may have its PID.
+    #[error("the process has ended")]
+    Ended,
     /// The call came to no end, or its process could not be started.
     #[error("{0}")]
     Failed(String),
@@ -66,16 +72,17 @@ impl CheckpointError {
 #[derive(Debug, Clone)]
 pub struct Checkpointer {
     program: PathBuf,
+    proc_root: PathBuf,
 }
 
 impl Checkpointer {
-    /// Returns the caller whose processes run `program`, which is the node driver.
+    /// Returns the caller whose processes run `program`, which is the node driver. `proc_root` is `/proc` of the node.
     #[must_use]
-    pub const fn new(program: PathBuf) -> Self {
-        Self { program }
+    pub const fn new(program: PathBuf, proc_root: PathBuf) -> Self {
+        Self { program, proc_root }
     }
 
-    /// Makes one call about the process with this PID, with the libcuda at this path, and returns the state of the process.
+    /// Makes one call about this process, with the libcuda at this path, and returns the state of the process.
     ///
     /// # Errors
     /// [`CheckpointError`]
@@ -83,12 +90,14 @@ impl Checkpointer {
         &self,
         library: &Path,
         action: Action,
-        pid: u32,
+        process: HeldProcess,
     ) -> Result<ProcessState, CheckpointError> {
         let failed = |error: String| CheckpointError::Failed(format!("{action}: {error}"));
+        let HeldProcess { pid, start_time } = process;
         let mut process = Command::new(&self.program)
             .args([OsStr::new(COMMAND), library.as_os_str()])
-            .args([action.as_str(), &pid.to_string()])
+            .args([action.as_str(), &pid.to_string(), &start_time.to_string()])
+            .arg(&self.proc_root)
             // Nothing of the driver's environment, such as the addresses of its cluster, is for libcuda.
             .env_clear()
             .stdin(Stdio::null())
@@ -142,6 +151,7 @@ fn parse(line: &str) -> Option<Result<ProcessState, CheckpointError>> {
             TIMEOUT => CheckpointError::Busy,
             code => CheckpointError::Cuda(code),
         }),
+        "ended" => Err(CheckpointError::Ended),
         "unavailable" => Err(CheckpointError::Unavailable(rest.to_owned())),
         _ => return None,
     })
@@ -158,13 +168,24 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Option<ExitCode> {
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     let library = PathBuf::from(arguments.next()?);
     let action = arguments.next()?.to_str()?.parse().ok()?;
-    let pid = arguments.next()?.to_str()?.parse().ok()?;
-    let line = match checkpoint::call(&library, action, pid, LOCK_TIMEOUT_MS) {
+    let pid: u32 = arguments.next()?.to_str()?.parse().ok()?;
+    let start_time: u64 = arguments.next()?.to_str()?.parse().ok()?;
+    let proc_root = PathBuf::from(arguments.next()?);
+    let is_there = || process::start_time(&proc_root, pid) == Some(start_time);
+    let called = checkpoint::call(
+        &library,
+        action,
+        i32::try_from(pid).ok()?,
+        LOCK_TIMEOUT_MS,
+        is_there,
+    );
+    let line = match called {
         Ok(ProcessState::Running) => "state running".to_owned(),
         Ok(ProcessState::Locked) => "state locked".to_owned(),
         Ok(ProcessState::Checkpointed) => "state checkpointed".to_owned(),
         Ok(ProcessState::Failed) => "state failed".to_owned(),
         Err(CallError::Cuda(code)) => format!("cuda {code}"),
+        Err(CallError::Ended) => "ended process".to_owned(),
         Err(error) => format!("unavailable {error}"),
     };
     println!("{line}");

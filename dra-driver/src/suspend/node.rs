@@ -151,7 +151,7 @@ impl SuspendNode {
                 Some(ProcessMemory::NotAvailable) | None => 0,
             };
             look.is_free &= is_shown_free(memory);
-            match self.checkpointer.call(library, Action::Look, pid) {
+            match self.checkpointer.call(library, Action::Look, process) {
                 Ok(state) => look.processes.push(SeenProcess {
                     process,
                     state,
@@ -161,6 +161,7 @@ impl SuspendNode {
                 Err(CheckpointError::Cuda(INVALID_VALUE | NOT_INITIALIZED)) => {
                     look.is_changing |= is_charged || memory.is_some();
                 }
+                Err(CheckpointError::Ended) => look.is_changing = true,
                 Err(CheckpointError::Unavailable(why)) if recorded.is_empty() => {
                     look.refusal = Some(why);
                 }
@@ -199,12 +200,8 @@ impl SuspendNode {
             if !is_there(held) {
                 continue;
             }
-            let outcome = self.checkpointer.call(library, action, held.pid);
-            if !is_there(held) {
-                // Its PID may have gone to another process meanwhile.
-                if action == Action::Lock {
-                    let _ = self.checkpointer.call(library, Action::Unlock, held.pid);
-                }
+            let outcome = self.checkpointer.call(library, action, *held);
+            if !is_there(held) || outcome == Err(CheckpointError::Ended) {
                 continue;
             }
             failures.extend(outcome.err().map(|error| ActError {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use drava_api::condition::ConditionReason;
 use drava_dra_driver::prepare::record::{Loaded, RecordStore};
 use drava_dra_driver::prepare::{HeldProcess, Phase, Prepared, Share, Suspension};
-use drava_dra_driver::suspend::checkpoint::{Action, Checkpointer, ProcessState};
+use drava_dra_driver::suspend::checkpoint::{Action, CheckpointError, Checkpointer, ProcessState};
 use drava_dra_driver::suspend::node::SuspendNode;
 use drava_dra_driver::suspend::{Look, Refusals, Seen, Step, decide};
 use drava_nvml::GpuUuid;
@@ -57,9 +57,9 @@ impl Fixture {
         Self {
             suspend: SuspendNode {
                 layout: config.layout,
+                checkpointer: Checkpointer::new(program, config.proc_root.clone()),
                 proc_root: config.proc_root,
                 open: config.open,
-                checkpointer: Checkpointer::new(program),
             },
             libcuda: node.test_bed.machine().lib_dir().join("libcuda.so.1"),
             agent: Some(node.agent()),
@@ -590,7 +590,7 @@ fn process_that_cannot_be_restored_holds_up_no_other() {
     let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(&program, executable).unwrap();
     let node = SuspendNode {
-        checkpointer: Checkpointer::new(program),
+        checkpointer: Checkpointer::new(program, "/proc".into()),
         proc_root: "/proc".into(),
         ..fixture.suspend.clone()
     };
@@ -604,4 +604,31 @@ fn process_that_cannot_be_restored_holds_up_no_other() {
     assert_eq!(calls(Action::Unlock), 2);
     // What goes on only together ends with the first failure.
     assert_eq!(calls(Action::Lock), 1);
+}
+
+#[test]
+fn process_that_has_the_pid_of_another_is_not_locked() {
+    let mut fixture = Fixture::new();
+    let mut tenant = fixture.tenant();
+    fixture.suspend();
+    let recorded = fixture.share().suspension.unwrap();
+    let [process] = recorded.processes[..] else {
+        panic!("{recorded:?}");
+    };
+    fixture.resume();
+    // It was started later than the one that is meant.
+    let meant = HeldProcess {
+        start_time: process.start_time - 1,
+        ..process
+    };
+    let call = |action, process| {
+        fixture
+            .suspend
+            .checkpointer
+            .call(&fixture.libcuda, action, process)
+    };
+    assert_eq!(call(Action::Lock, meant), Err(CheckpointError::Ended));
+    assert_eq!(call(Action::Look, process), Ok(ProcessState::Running));
+    tenant.ok("once 1000").unwrap();
+    assert_eq!(call(Action::Lock, process), Ok(ProcessState::Locked));
 }
