@@ -228,6 +228,8 @@ pub mod attribute {
     pub const MEMORY_MIB: &str = "memoryMib";
     /// True if the node publishes more memory than the GPU has.
     pub const OVERSUBSCRIBED: &str = "oversubscribed";
+    /// Host memory in MiB that all suspended shares of the node may have together; absent without a limit.
+    pub const SUSPEND_HOST_MEMORY_MIB: &str = "suspendHostMemoryMib";
     /// NVLink clique of the GPU, if it is in one.
     pub const NVLINK_DOMAIN: &str = "nvlinkDomain";
     /// PCI bus id (standard attribute of Kubernetes).

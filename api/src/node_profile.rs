@@ -16,6 +16,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::Quantity;
 use crate::config::{ComputePolicy, Enforcement, MemoryPolicy};
 
 pub mod settings;
@@ -53,6 +54,9 @@ pub struct GpuNodeProfileSpec {
     /// Settings of every GPU of the node.
     #[serde(flatten)]
     pub offer: Offer,
+    /// Suspended shares of the node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub suspend: Option<SuspendBudget>,
     /// GPUs that are not published.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exclude: Option<Exclude>,
@@ -97,6 +101,16 @@ pub struct Offer {
     /// XIDs with another effect on the health of the GPU than in the chart's values and in docs/reference/health.md.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub xids: Option<XidOverrides>,
+}
+
+/// What the suspended shares of a node may have.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SuspendBudget {
+    /// Host memory of all suspended shares of the node together: no further share is suspended beyond it. Default: no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "crate::quota::schema::memory")]
+    pub host_memory: Option<Quantity>,
 }
 
 /// XIDs (error numbers of the NVIDIA driver) with another effect on the health of a GPU. In both lists, `fatal` wins.

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{DeviceType, Quantity};
 
-mod schema;
+pub(crate) mod schema;
 mod selector;
 
 pub use selector::labels_match;

@@ -71,6 +71,8 @@ pub struct GpuSettings {
     pub mig_layout: Option<BTreeSet<PinnedPartition>>,
     /// XIDs with another effect on the health.
     pub xids: XidOverrides,
+    /// Host memory of all suspended shares of the node, bytes; `None`: no limit.
+    pub suspend_host_memory: Option<u64>,
 }
 
 impl Default for GpuSettings {
@@ -87,6 +89,7 @@ impl Default for GpuSettings {
             mig_profiles: None,
             mig_layout: None,
             xids: XidOverrides::default(),
+            suspend_host_memory: None,
         }
     }
 }
@@ -255,6 +258,11 @@ impl GpuNodeProfile {
                 .exclude
                 .as_ref()
                 .is_some_and(|exclude| exclude.has(gpu)),
+            suspend_host_memory: spec.suspend.and_then(|suspend| {
+                // A value that is no amount has no effect.
+                let bytes = suspend.host_memory?.to_i64()?;
+                u64::try_from(bytes).ok()
+            }),
             ..GpuSettings::default()
         };
         settings.set(&spec.offer);

@@ -4,7 +4,7 @@ use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Value, json};
 
 /// GPU memory as a quantity that fits into [`crate::Quantity`].
-pub(super) fn memory(_: &mut SchemaGenerator) -> Schema {
+pub(crate) fn memory(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "string",
         "maxLength": 15,

@@ -8,10 +8,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use drava_api::listed::Unreadable;
+use drava_api::{Quantity, names};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
+use crate::attribute::Attribute;
 use crate::capacity::Amounts;
 use crate::claim::ClaimId;
 use crate::fragmentation::mix::Mix;
@@ -409,6 +411,17 @@ impl Cluster {
             };
             usage.shortage(pool, index, amounts).map(shortage)
         })
+    }
+
+    /// Returns the host memory that all suspended shares of the device's node may have together; `None` without a limit.
+    #[must_use]
+    pub fn suspend_host_memory(&self, pool: &str, device: &str) -> Option<Quantity> {
+        let (pool, _) = self.pools.get(pool)?.state.as_ref().ok()?;
+        let device = pool.devices.get(pool.index_of(device)?)?;
+        match device.published(names::attribute::SUSPEND_HOST_MEMORY_MIB)? {
+            Attribute::Int(mib) => Some(Quantity::bytes(u64::try_from(*mib).ok()? << 20)),
+            _ => None,
+        }
     }
 
     /// Returns the GPU of a device.

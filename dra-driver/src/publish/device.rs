@@ -202,6 +202,7 @@ fn attributes(
 ) -> BTreeMap<String, DeviceAttribute> {
     use names::attribute as name;
     let nvml = &node.nvml;
+    let settings = node.gpu_settings(gpu.uuid.as_str());
     let cuda = nvml
         .cuda_driver_version
         .map_or_else(|| "0".to_owned(), |version| version.to_string());
@@ -224,10 +225,7 @@ fn attributes(
         (name::DRIVER_VERSION, semver(&nvml.driver_version)),
         (name::CUDA_DRIVER_VERSION, semver(&cuda)),
         (name::ADDRESSING_MODE, string(addressing)),
-        (
-            name::MODE,
-            string(node.gpu_settings(gpu.uuid.as_str()).mode.as_str()),
-        ),
+        (name::MODE, string(settings.mode.as_str())),
         (name::MINOR, int(i64::from(gpu.minor))),
         (name::INDEX, int(i64::from(gpu.index))),
         (name::OVERSUBSCRIBED, boolean(false)),
@@ -242,6 +240,13 @@ fn attributes(
     }
     if let Memory::Dedicated { total_bytes, .. } = gpu.memory {
         attributes.insert(name::MEMORY_MIB, mib(total_bytes));
+    }
+    // Only shares are suspended.
+    if let Some(bytes) = settings
+        .suspend_host_memory
+        .filter(|_| kind == DeviceType::Vgpu)
+    {
+        attributes.insert(name::SUSPEND_HOST_MEMORY_MIB, mib(bytes));
     }
     if let Some(root) = node.pcie_roots.get(&gpu.uuid) {
         attributes.insert(name::PCIE_ROOT, string(root));

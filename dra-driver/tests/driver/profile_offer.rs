@@ -245,6 +245,22 @@ fn scales_amounts_and_keeps_one_share_within_the_gpu() {
     );
 }
 
+#[test]
+fn shares_say_how_much_host_memory_suspended_ones_may_have() {
+    let limit = |spec: &Value| {
+        let pool = desired(&with_profile(h100x2(), spec));
+        ["gpu-0", "gpu-0-vgpu", "gpu-1-vgpu"].map(|name| {
+            let attributes = device(&pool, name).attributes.unwrap();
+            attributes.get("suspendHostMemoryMib")?.int
+        })
+    };
+    assert_eq!(limit(&json!({"splitCount": 4})), [None; 3]);
+    let limited = json!({"suspend": {"hostMemory": "64Gi"}});
+    // Whole GPUs are not suspended.
+    assert_eq!(limit(&limited), [None, Some(64 << 10), Some(64 << 10)]);
+    assert_eq!(retained(&json!({}), &limited), []);
+}
+
 /// Returns the retained devices with their reasons after a change from the default settings or those of `before`.
 fn retained(before: &Value, after: &Value) -> Vec<(String, String)> {
     let slices = first_publication(&desired(&with_profile(h100x2(), before)));

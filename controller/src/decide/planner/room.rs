@@ -293,7 +293,8 @@ impl Planner {
             let kind = (RoomCause::Suspension, Some(priority));
             let found = self.find_room_once(group, &ending, kind, of_suspendable, time, turn)?;
             // What was found in an earlier turn may not be possible any more.
-            let found = found.filter(|room| room.victims.is_subset(&can));
+            let found = found
+                .filter(|room| room.victims.is_subset(&can) && self.has_host_memory(&room.victims));
             room = found.map(|room| (room, RoomCause::Suspension));
         }
         if room.is_none() && (may_preempt || !ending.is_empty()) {
@@ -506,6 +507,7 @@ impl Planner {
         let Some(preemptor) = self.preemptor(group, precedence) else {
             return;
         };
+        self.report_not_suspended(&preemptor, victims, time, actions);
         let victims = victims.iter().filter_map(|uid| {
             let (uid, pod) = self.world.live_pods.get_key_value(uid)?;
             Some((uid.to_owned(), pod.clone()))

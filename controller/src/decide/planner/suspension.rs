@@ -16,8 +16,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drava_allocator::object::{ObjectKey, object_key};
+use drava_allocator::reason::bytes;
 use drava_allocator::usage::AllocatedDevice;
-use drava_api::{names, suspension};
+use drava_api::{Quantity, names, suspension};
 use drava_explanation::owner::name_for;
 use drava_explanation::suspension as share;
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -338,7 +339,7 @@ impl Planner {
                 self.decide_again(key, awaited_until);
                 Self::said_by_node(&claim)
             }
-            Step::Intend => Some(match self.suspension_problem(&claim) {
+            Step::Intend => Some(match self.suspension_problem_now(&claim) {
                 None => {
                     self.intend(key, None, actions);
                     let annotation = names::SUSPEND_WISH_ANNOTATION;
@@ -638,7 +639,12 @@ impl Planner {
         let are_others_guaranteed = !self.world.cluster.floors(&namespace).is_empty();
         let can = suspensions.allowed.iter();
         let can = can.filter(|key| !are_others_guaranteed || key.0 == namespace);
-        let pods = can.filter(|key| self.can_suspend(key));
+        let suspended = self.suspended_memory();
+        let has_host_memory = |key: &ObjectKey| {
+            let claim = self.commitments.ledger.claim(key).map(|claim| &**claim);
+            self.host_memory_problem(claim, &suspended).is_none()
+        };
+        let pods = can.filter(|key| self.can_suspend(key) && has_host_memory(key));
         let pods = pods.filter_map(|key| self.pod_of(key));
         let pods = pods.filter(|(_, pod)| pod.priority < priority);
         pods.map(|(uid, _)| uid.to_owned()).collect()
@@ -716,6 +722,109 @@ impl Planner {
             return Some("its pod has more than one claim for devices of drava".to_owned());
         }
         pod.host_traits.problem(share::memory_of(claim))
+    }
+
+    /// Returns why the shares of a claim cannot be suspended, also if that is what is suspended on its node already.
+    fn suspension_problem_now(&self, claim: &ResourceClaim) -> Option<String> {
+        let problem = self.suspension_problem(claim);
+        problem.or_else(|| self.host_memory_problem([claim], &self.suspended_memory()))
+    }
+
+    /// Returns which node has too little host memory for the suspension of these claims, together with what is suspended there.
+    fn host_memory_problem<'a>(
+        &self,
+        claims: impl IntoIterator<Item = &'a ResourceClaim>,
+        suspended: &BTreeMap<String, Quantity>,
+    ) -> Option<String> {
+        let mut demands: BTreeMap<String, (Quantity, Quantity)> = BTreeMap::new();
+        for claim in claims {
+            let devices = AllocatedDevice::of_claim(claim);
+            let Some(device) = devices.first() else {
+                continue;
+            };
+            let cluster = &self.world.cluster;
+            let Some(limit) = cluster.suspend_host_memory(&device.pool, &device.device) else {
+                continue;
+            };
+            let (_, demand) = demands
+                .entry(device.pool.clone())
+                .or_insert((limit, Quantity::ZERO));
+            *demand += share::memory_of(claim);
+        }
+        demands.into_iter().find_map(|(pool, (limit, demand))| {
+            let used = suspended.get(&pool).copied().unwrap_or(Quantity::ZERO);
+            let node = names::node_of_pool(&pool).unwrap_or(&pool);
+            (used + demand > limit).then(|| {
+                format!(
+                    "the suspended shares of node {node} may have {} of host memory (suspend.hostMemory of its GpuNodeProfile); they \
+                     have {}, and {} more are necessary",
+                    bytes(limit),
+                    bytes(used),
+                    bytes(demand)
+                )
+            })
+        })
+    }
+
+    /// Returns the memory of the shares that are suspended, or on their way there or back, by pool.
+    fn suspended_memory(&self) -> BTreeMap<String, Quantity> {
+        let mut memory: BTreeMap<String, Quantity> = BTreeMap::new();
+        for (key, known) in &self.commitments.suspensions.claims {
+            let Some(claim) = self.commitments.ledger.claim(key) else {
+                continue;
+            };
+            if known.write == Write::Intending || suspension::is_intended(&claim.metadata) {
+                let device = AllocatedDevice::of_claim(claim).into_iter().next();
+                let pool = device.map(|device| device.pool).unwrap_or_default();
+                *memory.entry(pool).or_insert(Quantity::ZERO) += share::memory_of(claim);
+            }
+        }
+        memory
+    }
+
+    /// Returns whether the nodes have the host memory for the suspension of these pods' shares.
+    pub(super) fn has_host_memory(&self, victims: &BTreeSet<String>) -> bool {
+        let pods = victims
+            .iter()
+            .filter_map(|uid| self.world.live_pods.get(uid));
+        let claims = pods.filter_map(|pod| {
+            let key = self.share_of_pod(pod)?;
+            self.commitments.ledger.claim(&key)
+        });
+        let claims = claims.map(|claim| &**claim);
+        self.host_memory_problem(claims, &self.suspended_memory())
+            .is_none()
+    }
+
+    /// Says at the pods that are evicted why their shares are not suspended, as their config allows.
+    pub(super) fn report_not_suspended(
+        &mut self,
+        preemptor: &Preemptor,
+        victims: &BTreeSet<String>,
+        time: &DecisionTime,
+        actions: &mut Vec<Action>,
+    ) {
+        if self.commitments.suspensions.allowed.is_empty() {
+            return;
+        }
+        for uid in victims {
+            let key = self.world.live_pods.get(uid);
+            let key = key.and_then(|pod| self.share_of_pod(pod));
+            let allowed = &self.commitments.suspensions.allowed;
+            let Some(key) = key.filter(|key| allowed.contains(key)) else {
+                continue;
+            };
+            let claim = self.commitments.ledger.claim(&key).cloned();
+            let Some((claim, problem)) =
+                claim.and_then(|claim| Some((claim.clone(), self.suspension_problem_now(&claim)?)))
+            else {
+                continue;
+            };
+            let pod = name_for(&key.0, "pod", &qualified_name(&preemptor.pod));
+            let message = format!("is not suspended for {pod}: {problem}");
+            let refused = PendingEvent::suspension_refused;
+            self.report_suspension(&claim, refused, &message, time, actions);
+        }
     }
 
     /// Says at the pod what its share does, or at the claim if no pod alone has it.

@@ -10,8 +10,8 @@ use drava_allocator::pod_request::PodRequest;
 use drava_allocator::searched::{Suspended, Undecided};
 use drava_allocator::turn::{Turn, Work};
 
-use super::Search;
 use super::holders::SIMULATION_UNITS;
+use super::{RoomCause, Search};
 use crate::decide::planner::Planner;
 use crate::decide::planner::demand::Request;
 use crate::decide::victims::{self, Candidate, Cost, Effect, Simulation};
@@ -271,6 +271,8 @@ impl Simulation for OnNode<'_> {
     fn effect(&mut self, victims: &BTreeSet<String>) -> Option<Effect> {
         self.turn.count(SIMULATION_UNITS);
         let gone = self.planner.departure(self.search, victims);
+        let has_host_memory =
+            self.search.cause != RoomCause::Suspension || self.planner.has_host_memory(victims);
         let policies = self.planner.world.settings.policies;
         let request = &self.request.pod_request;
         self.planner.world.cluster.try_without(&gone, |cluster| {
@@ -281,7 +283,9 @@ impl Simulation for OnNode<'_> {
                 }
                 Err(Undecided::Rejected(explanation)) if explanation.gave_up() => None,
                 Err(Undecided::Rejected(_)) => Some(Effect::TooLittle),
-                Ok(_) if cluster.keeps(&self.search.floors) => Some(Effect::Enough),
+                Ok(_) if has_host_memory && cluster.keeps(&self.search.floors) => {
+                    Some(Effect::Enough)
+                }
                 Ok(_) => Some(Effect::Forbidden),
             }
         })
