@@ -312,13 +312,6 @@ impl Cluster {
         }
     }
 
-    fn is_candidate(&self, node: &str, pod_request: &PodRequest) -> bool {
-        match pod_request.claims.is_empty() {
-            true => self.node(node).is_some(),
-            false => self.has_pools(node),
-        }
-    }
-
     /// Evaluates these nodes, sorted by name.
     fn decide_among<'a>(
         &'a self,

@@ -474,6 +474,24 @@ impl Usage {
         memory
     }
 
+    /// Returns the most memory that a request without admin access may get from one device; `None` if each device is in use.
+    pub(crate) fn most_free_memory(&self, pool: &Pool) -> Option<Quantity> {
+        let devices = pool.devices.iter().zip(&self.devices);
+        let free = devices.filter_map(|(device, device_use)| {
+            let is_free = match device_use.is_allocated() {
+                true => device.shared && device_use.exclusive == 0,
+                false => self.check_counters(pool, device).is_ok(),
+            };
+            if !is_free {
+                return None;
+            }
+            let total = device.amount(names::capacity::MEMORY);
+            let used = device_use.consumed.get(names::capacity::MEMORY);
+            Some(total.unwrap_or_default() - used.copied().unwrap_or_default())
+        });
+        free.max()
+    }
+
     /// Returns the memory of all GPUs of the pool, as [`Self::gpu_memory`] does for one.
     #[must_use]
     pub fn memory_by_gpu<'a>(&self, pool: &'a Pool) -> BTreeMap<&'a str, GpuMemory> {

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use drava_api::reason::Reason;
 
-use super::{Problem, selection_failed, verdict};
+use super::{Problem, node_memory, selection_failed, verdict};
 use crate::cluster::{Cluster, Departure};
 use crate::explanation::{Explanation, NodeVerdict};
 use crate::fragmentation::LossBasis;
 use crate::placement::Placement;
 use crate::quota::LeastCharges;
-use crate::ranking::{DeviceScore, Evaluation, RankedNode, Ranking};
-use crate::score::{NodeRunnerUp, NodeScore};
+use crate::ranking::{DeviceScore, Evaluation, Next, NodeSummary, RankedNode, Ranking, Summaries};
+use crate::score::{NodeRunnerUp, NodeScore, allocated_ppm};
 use crate::search::input::{NodeState, PoolView, SearchInput};
 use crate::search::{self, Effort};
 use crate::searched::SearchedNodes;
@@ -26,8 +26,13 @@ struct Feasible {
     score: NodeScore,
 }
 
-/// The evaluation of the nodes of a ranking that have changed.
-struct Update<'a> {
+/// A decision by a ranking.
+struct ByRanking<'a> {
+    cluster: &'a Cluster,
+    ranking: &'a mut Ranking,
+    summaries: &'a Summaries,
+    problem: &'a Problem<'a>,
+    turn: &'a mut Turn,
     /// The input without the limits of quotas.
     beyond_limits: SearchInput<'a>,
     /// Whether another turn goes on with what this one has found.
@@ -36,16 +41,13 @@ struct Update<'a> {
     needs_full_search: bool,
     /// What this turn has found by searches.
     searched: SearchedNodes,
-    /// Nodes whose search was cut short. Other decisions have more left of their turns.
-    unknown: BTreeSet<String>,
+    /// Nodes on which quotas refuse the devices of the ranking, with the verdicts.
+    refused: BTreeMap<String, Arc<NodeVerdict>>,
 }
 
-/// Nodes on which quotas refuse the devices of a ranking, with the verdicts.
-type Refused = BTreeMap<String, Arc<NodeVerdict>>;
-
 impl Cluster {
-    /// Decides like an evaluation of all nodes, by evaluating those that have changed since the last decision for equal
-    /// claims. Returns `None` when no ranking can decide: for containers with devices of allocated claims.
+    /// Decides like an evaluation of all nodes, by evaluating those that may be better than the best ones that decisions for equal
+    /// claims have found. Returns `None` when no ranking can decide: for containers with devices of allocated claims.
     ///
     /// A ranking knows nothing of the usage of quotas. The best nodes that it finds are evaluated with their limits, which may
     /// leave other devices of a node than the best ones; the order of the nodes is that without limits then.
@@ -59,30 +61,36 @@ impl Cluster {
         if containers.any(|container| !container.gpus.is_empty()) {
             return None;
         }
+        // Another turn would search again what is found in a simulation, or for a decision of which nothing is kept.
+        let is_simulated = *self.presumed_gone() != Departure::default();
+        let summarize = |node: &str| self.summary(node);
         let room = problem.ranked_room();
-        let feasible = self
-            .rankings
-            .with(input, problem.node_policy, room, |ranking| {
-                match self.update(ranking, problem, turn) {
-                    Ok(()) => {}
-                    Err(Undecided::Suspended(suspended)) => return Some(Err(suspended.into())),
-                    Err(Undecided::Rejected(_)) => return None,
-                }
-                let (feasible, refused) = match self.best_two(ranking, problem, turn) {
-                    Ok(best) => best,
-                    Err(Undecided::Suspended(suspended)) => return Some(Err(suspended.into())),
-                    Err(Undecided::Rejected(_)) => return None,
+        let node_policy = problem.node_policy;
+        let decided =
+            (self.rankings).with(input, node_policy, room, summarize, |ranking, summaries| {
+                let mut decision = ByRanking {
+                    cluster: self,
+                    ranking,
+                    summaries,
+                    problem,
+                    turn,
+                    beyond_limits: SearchInput {
+                        exceeds_limits: true,
+                        ..input.clone()
+                    },
+                    is_kept: !is_simulated && problem.pod_request.searched.is_some(),
+                    needs_full_search: !is_simulated,
+                    searched: SearchedNodes::default(),
+                    refused: BTreeMap::new(),
                 };
-                Some(match feasible.is_empty() {
-                    true => {
-                        let verdicts = self.verdicts(ranking, &refused, problem, turn);
-                        Err(Explanation::of_nodes(verdicts).into())
-                    }
-                    false => Ok(feasible.into_iter()),
-                })
+                match decision.best_two() {
+                    Ok(best) if best.is_empty() => decision.verdicts().map(Err),
+                    Ok(best) => Some(Ok(best)),
+                    Err(undecided) => decision.undecided(undecided).map(Err),
+                }
             })?;
-        let mut feasible = match feasible {
-            Ok(feasible) => feasible,
+        let mut feasible = match decided {
+            Ok(feasible) => feasible.into_iter(),
             Err(undecided) => return Some(Err(undecided)),
         };
         let best = feasible.next()?;
@@ -106,152 +114,33 @@ impl Cluster {
         Some(self.placement(evaluated, runner_up, problem, turn))
     }
 
-    /// Evaluates the nodes that have changed; after a suspension, those that are left.
-    ///
-    /// # Errors
-    /// When a selector cannot be evaluated, and when the turn is too short.
-    fn update(
-        &self,
-        ranking: &mut Ranking,
-        problem: &Problem<'_>,
-        turn: &mut Turn,
-    ) -> Result<(), Undecided> {
-        let all = self.candidates(problem.pod_request).map(str::to_owned);
-        let mut changed = ranking.take_changed(all);
-        // Another turn would search again what is found in a simulation, or for a decision of which nothing is kept.
-        let is_simulated = *self.presumed_gone() != Departure::default();
-        let mut update = Update {
-            beyond_limits: SearchInput {
-                exceeds_limits: true,
-                ..problem.input.clone()
-            },
-            is_kept: !is_simulated && problem.pod_request.searched.is_some(),
-            needs_full_search: !is_simulated,
-            searched: SearchedNodes::default(),
-            unknown: BTreeSet::new(),
-        };
-        let mut updated = Ok(());
-        while let Some(node) = changed.pop_first() {
-            updated = self.update_node(&node, ranking, &mut update, problem, turn);
-            if updated.is_err() {
-                changed.insert(node);
-                break;
-            }
+    /// Returns what a ranking knows of a node before its devices are evaluated; `None` without node and pools.
+    fn summary(&self, node: &str) -> Option<NodeSummary> {
+        let is_node = self.node(node).is_some();
+        let has_pools = self.has_pools(node);
+        if !is_node && !has_pools {
+            return None;
         }
-        let Update {
-            searched,
-            mut unknown,
-            ..
-        } = update;
-        changed.append(&mut unknown);
-        ranking.put_back(changed);
-        if let Err(Undecided::Suspended(suspended)) = &mut updated {
-            suspended.searched = searched;
-        }
-        updated
+        let pools = self.views_on(node);
+        let memory = node_memory(&pools);
+        let free = pools
+            .iter()
+            .map(|view| view.usage.most_free_memory(view.pool));
+        Some(NodeSummary {
+            is_node,
+            has_pools,
+            allocated_ppm: allocated_ppm(memory.allocated, memory.total),
+            free_memory: free.max().flatten(),
+        })
     }
 
-    /// Evaluates a node that has changed.
-    ///
-    /// # Errors
-    /// As [`Self::update`].
-    fn update_node(
-        &self,
-        node: &str,
-        ranking: &mut Ranking,
-        update: &mut Update<'_>,
-        problem: &Problem<'_>,
-        turn: &mut Turn,
-    ) -> Result<(), Undecided> {
-        if !self.is_candidate(node, problem.pod_request) {
-            ranking.remove(node);
-            return Ok(());
-        }
-        let least = self.least_charges(node, problem, turn)?;
-        if let Some(known) = self.known_evaluation(node, problem) {
-            ranking.set(node, known, least);
-            return Ok(());
-        }
-        if update.is_kept
-            && let Some(work) = turn.suspends_evaluation()
-        {
-            return Err(Suspended::from(work).into());
-        }
-        let is_full = std::mem::take(&mut update.needs_full_search)
-            || update.is_kept
-            || !turn.is_out_of_searches();
-        let effort = match is_full {
-            true => Effort::Full,
-            false => Effort::FirstPath,
-        };
-        let left = turn.left_to_searches();
-        let evaluated =
-            self.evaluate_devices(node, problem, &update.beyond_limits, effort, turn)?;
-        let evaluation = match evaluated {
-            Ok(node) => Ok(node.devices),
-            // The verdicts on devices would be most of the memory.
-            Err(verdict) => Err(Arc::new(NodeVerdict {
-                devices: Vec::new(),
-                ..verdict
-            })),
-        };
-        if update.is_kept {
-            turn.note_progress();
-        }
-        if update.is_kept
-            && turn.left_to_searches() != left
-            && let Some(pools) = self.usable_pools_of(node)
-        {
-            let basis = self.loss_basis(node, problem);
-            let state = (&pools[..], basis);
-            update
-                .searched
-                .note_evaluation(node, state, evaluation.clone());
-        }
-        let gave_up = |verdict: &Arc<NodeVerdict>| verdict.reason == Reason::SearchLimit;
-        if effort == Effort::FirstPath && evaluation.as_ref().is_err_and(gave_up) {
-            update.unknown.insert(node.to_owned());
-        }
-        ranking.set(node, evaluation, least);
-        Ok(())
-    }
-
-    /// Returns what the claims are charged on a node at least, if quotas limit the pod.
-    fn least_charges(
-        &self,
-        node: &str,
-        problem: &Problem<'_>,
-        turn: &mut Turn,
-    ) -> Result<Option<LeastCharges>, Undecided> {
-        if problem.input.budgets.is_empty() {
-            return Ok(None);
-        }
+    /// Returns the usable pools of a node.
+    fn views_on(&self, node: &str) -> Vec<PoolView<'_>> {
         let pools = self.pools_of_node(node).filter_map(|(name, pool)| {
             let (pool, usage) = pool.state.as_ref().ok()?;
             Some(PoolView { name, pool, usage })
         });
-        let pools: Vec<PoolView<'_>> = pools.collect();
-        let state = NodeState {
-            pools: &pools,
-            loss: None,
-        };
-        search::least_charges(&problem.input, state, &self.selectors, turn)
-            .map_err(|error| selection_failed(&error))
-    }
-
-    /// Returns what an earlier turn has found on a node that is as it was then. A gang plans its first pods again in each turn,
-    /// and the nodes that they change would be searched for its other pods again.
-    fn known_evaluation(&self, node: &str, problem: &Problem<'_>) -> Option<Evaluation> {
-        let searched = problem.pod_request.searched.as_ref()?;
-        let pools = self.usable_pools_of(node)?;
-        let basis = self.loss_basis(node, problem);
-        searched.evaluation(node, (&pools, basis)).cloned()
-    }
-
-    /// Returns what the loss of placements depends on, if a policy needs it.
-    fn loss_basis(&self, node: &str, problem: &Problem<'_>) -> Option<LossBasis> {
-        let needs_loss = problem.needs_loss();
-        needs_loss.then(|| self.basis_of_loss(node))
+        pools.collect()
     }
 
     /// Returns the pools of a node if all of them are usable.
@@ -262,24 +151,130 @@ impl Cluster {
         });
         pools.collect()
     }
+}
 
-    /// Returns why each node is not feasible, if that is needed.
-    fn verdicts(
-        &self,
-        ranking: &Ranking,
-        refused: &Refused,
-        problem: &Problem<'_>,
-        turn: &mut Turn,
-    ) -> Vec<Arc<NodeVerdict>> {
-        if !problem.needs_verdicts {
-            return Vec::new();
+impl ByRanking<'_> {
+    /// Returns the outcome of an evaluation that failed; `None` if a selector cannot be evaluated, which all nodes decide on.
+    fn undecided(self, undecided: Undecided) -> Option<Undecided> {
+        match undecided {
+            Undecided::Suspended(suspended) => Some(Undecided::Suspended(Suspended {
+                searched: self.searched,
+                ..suspended
+            })),
+            Undecided::Rejected(_) => None,
         }
+    }
+
+    /// Evaluates the devices of a node.
+    ///
+    /// # Errors
+    /// When a selector cannot be evaluated, and when the turn is too short.
+    fn evaluate(&mut self, node: &Arc<str>) -> Result<(), Undecided> {
+        let least = self.least_charges(node)?;
+        if let Some(known) = self.known_evaluation(node) {
+            self.ranking.set(node, known, least);
+            return Ok(());
+        }
+        if self.is_kept
+            && let Some(work) = self.turn.suspends_evaluation()
+        {
+            return Err(Suspended::from(work).into());
+        }
+        let is_full = std::mem::take(&mut self.needs_full_search)
+            || self.is_kept
+            || !self.turn.is_out_of_searches();
+        let effort = match is_full {
+            true => Effort::Full,
+            false => Effort::FirstPath,
+        };
+        let left = self.turn.left_to_searches();
+        let evaluated = self.cluster.evaluate_devices(
+            node,
+            self.problem,
+            &self.beyond_limits,
+            effort,
+            self.turn,
+        )?;
+        let evaluation = match evaluated {
+            Ok(node) => Ok(node.devices),
+            // The verdicts on devices would be most of the memory.
+            Err(verdict) => Err(Arc::new(NodeVerdict {
+                devices: Vec::new(),
+                ..verdict
+            })),
+        };
+        if self.is_kept {
+            self.turn.note_progress();
+        }
+        if self.is_kept
+            && self.turn.left_to_searches() != left
+            && let Some(pools) = self.cluster.usable_pools_of(node)
+        {
+            let state = (&pools[..], self.loss_basis(node));
+            self.searched
+                .note_evaluation(node, state, evaluation.clone());
+        }
+        let gave_up = |verdict: &Arc<NodeVerdict>| verdict.reason == Reason::SearchLimit;
+        if effort == Effort::FirstPath && evaluation.as_ref().is_err_and(gave_up) {
+            // Other decisions have more left of their turns.
+            self.ranking.evaluate_again(node, self.summaries);
+        }
+        self.ranking.set(node, evaluation, least);
+        Ok(())
+    }
+
+    /// Returns what the claims are charged on a node at least, if quotas limit the pod.
+    fn least_charges(&mut self, node: &str) -> Result<Option<LeastCharges>, Undecided> {
+        let input = &self.problem.input;
+        if input.budgets.is_empty() {
+            return Ok(None);
+        }
+        let state = NodeState {
+            pools: &self.cluster.views_on(node),
+            loss: None,
+        };
+        search::least_charges(input, state, &self.cluster.selectors, self.turn)
+            .map_err(|error| selection_failed(&error))
+    }
+
+    /// Returns what an earlier turn has found on a node that is as it was then. A gang plans its first pods again in each turn,
+    /// and the nodes that they change would be searched for its other pods again.
+    fn known_evaluation(&self, node: &str) -> Option<Evaluation> {
+        let searched = self.problem.pod_request.searched.as_ref()?;
+        let pools = self.cluster.usable_pools_of(node)?;
+        let state = (&pools[..], self.loss_basis(node));
+        searched.evaluation(node, state).cloned()
+    }
+
+    /// Returns what the loss of placements depends on, if a policy needs it.
+    fn loss_basis(&self, node: &str) -> Option<LossBasis> {
+        let needs_loss = self.problem.needs_loss();
+        needs_loss.then(|| self.cluster.basis_of_loss(node))
+    }
+
+    /// Returns why each node is not feasible, if that is needed; `None` as [`Self::undecided`].
+    fn verdicts(mut self) -> Option<Undecided> {
+        if !self.problem.needs_verdicts {
+            return Some(Explanation::of_nodes(Vec::new()).into());
+        }
+        for node in self.ranking.all_unknown(self.summaries) {
+            if let Err(undecided) = self.evaluate(&node) {
+                return self.undecided(undecided);
+            }
+            debug_assert!(
+                self.ranking
+                    .get(&node)
+                    .is_some_and(|ranked| ranked.evaluation.is_err()),
+                "the summary of {node} lacks free memory"
+            );
+        }
+        let budgets = self.problem.input.budgets;
         let verdict = |(node, ranked): (&str, &RankedNode)| {
-            if let Err(obstacle) = self.admits(node, problem, turn) {
+            if let Err(obstacle) = self.cluster.admits(node, self.problem, self.turn) {
                 return Some(Arc::new(verdict(node, Reason::NodeUnfit, obstacle)));
             }
             let least = ranked.least.as_ref();
-            let allowed = least.map_or(Ok(()), |least| least.check(problem.input.budgets));
+            let allowed = least.map_or(Ok(()), |least| least.check(budgets));
             // While a quota is used up, free devices do not help.
             if let Err(rejection) = allowed {
                 let closeness = (rejection.closeness(), rejection.free());
@@ -288,19 +283,19 @@ impl Cluster {
                     ..verdict(node, rejection.reason(), rejection.detail(node))
                 }));
             }
-            let refused = refused.get(node);
+            let refused = self.refused.get(node);
             refused.or(ranked.evaluation.as_ref().err()).map(Arc::clone)
         };
-        ranking.nodes().filter_map(verdict).collect()
+        let verdicts = self.ranking.nodes().filter_map(verdict).collect();
+        Some(Explanation::of_nodes(verdicts).into())
     }
 
-    /// Returns the two feasible nodes with the best scores, of equal scores the first names, and why quotas refused others.
-    fn best_two(
-        &self,
-        ranking: &Ranking,
-        problem: &Problem<'_>,
-        turn: &mut Turn,
-    ) -> Result<(Vec<Feasible>, Refused), Undecided> {
+    /// Returns the two feasible nodes with the best scores, of equal scores the first names.
+    ///
+    /// # Errors
+    /// When a selector cannot be evaluated, and when the turn is too short.
+    fn best_two(&mut self) -> Result<Vec<Feasible>, Undecided> {
+        let problem = self.problem;
         // The pod ranks these nodes differently.
         let request = problem.pod_request;
         let avoided = request.avoided_nodes.iter();
@@ -308,50 +303,59 @@ impl Cluster {
             .chain(&request.demand.nominated_node)
             .map(String::as_str)
             .collect();
-        let mut refused = Refused::new();
-        let mut nodes: Vec<(&str, DeviceScore)> = Vec::new();
+        for node in &special {
+            if let Some(node) = self.ranking.unknown(node, self.summaries) {
+                self.evaluate(&node)?;
+            }
+        }
+        let mut nodes: Vec<(Arc<str>, DeviceScore)> = Vec::new();
         let budgets = problem.input.budgets;
-        let others = ranking.feasible(budgets);
-        for (node, devices) in others.filter(|(node, _)| !special.contains(node)) {
-            if self.admits(node, problem, turn).is_err() {
+        let mut last = None;
+        while let Some(next) = self.ranking.next(last.as_ref(), self.summaries, budgets) {
+            let (score, node) = match next {
+                Next::Ranked(position) => last.insert(position),
+                Next::Unknown(node) => {
+                    self.evaluate(&node)?;
+                    continue;
+                }
+            };
+            let (node, devices) = (Arc::clone(node), score.0);
+            if special.contains(&*node) || self.cluster.admits(&node, problem, self.turn).is_err() {
                 continue;
             }
             // Preferences compare all nodes on which the pod fits.
             if problem.preferences.is_some() {
                 nodes.push((node, devices));
-            } else if let Some(devices) =
-                self.within_limits((node, devices), problem, &mut refused, turn)?
-            {
+            } else if let Some(devices) = self.within_limits(&node, devices)? {
                 nodes.push((node, devices));
                 if nodes.len() == 2 {
                     break;
                 }
             }
         }
-        for node in &special {
-            let Some(ranked) = ranking.get(node) else {
+        for node in special {
+            let Some(ranked) = self.ranking.get(node) else {
                 continue;
             };
             let least = ranked.least.as_ref();
             if let Ok(devices) = ranked.evaluation
                 && least.is_none_or(|least| least.check(budgets).is_ok())
-                && self.admits(node, problem, turn).is_ok()
-                && let Some(devices) =
-                    self.within_limits((node, devices), problem, &mut refused, turn)?
+                && self.cluster.admits(node, problem, self.turn).is_ok()
+                && let Some(devices) = self.within_limits(node, devices)?
             {
-                nodes.push((node, devices));
+                nodes.push((node.into(), devices));
             }
         }
         let mut feasible: Vec<Feasible> = nodes
             .into_iter()
             .map(|(node, devices)| Feasible {
-                name: node.to_owned(),
+                name: node.to_string(),
                 devices,
-                score: problem.score(node, devices),
+                score: problem.score(&node, devices),
             })
             .collect();
         let names: Vec<&str> = feasible.iter().map(|node| node.name.as_str()).collect();
-        let preferences = self.by_preferences(problem, &names);
+        let preferences = self.cluster.by_preferences(problem, &names);
         for (node, preference) in feasible.iter_mut().zip(preferences) {
             node.score.preference = preference;
         }
@@ -361,12 +365,11 @@ impl Cluster {
         });
         if problem.preferences.is_none() {
             feasible.truncate(2);
-            return Ok((feasible, refused));
+            return Ok(feasible);
         }
         let mut best = Vec::new();
         for mut node in feasible {
-            let before = (node.name.as_str(), node.devices);
-            if let Some(devices) = self.within_limits(before, problem, &mut refused, turn)? {
+            if let Some(devices) = self.within_limits(&node.name, node.devices)? {
                 node.devices = devices;
                 node.score = NodeScore {
                     preference: node.score.preference,
@@ -378,28 +381,29 @@ impl Cluster {
                 }
             }
         }
-        Ok((best, refused))
+        Ok(best)
     }
 
     /// Returns the score of a node by the devices that the quotas allow there. Notes why there are none.
     fn within_limits(
-        &self,
-        (node, devices): (&str, DeviceScore),
-        problem: &Problem<'_>,
-        refused: &mut Refused,
-        turn: &mut Turn,
+        &mut self,
+        node: &str,
+        devices: DeviceScore,
     ) -> Result<Option<DeviceScore>, Undecided> {
-        if problem.input.budgets.is_empty() {
+        if self.problem.input.budgets.is_empty() {
             return Ok(Some(devices));
         }
-        let effort = match turn.is_out_of_searches() && !refused.is_empty() {
+        let effort = match self.turn.is_out_of_searches() && !self.refused.is_empty() {
             true => Effort::FirstPath,
             false => Effort::Full,
         };
-        Ok(match self.evaluate_node(node, problem, effort, turn)? {
+        let evaluated = self
+            .cluster
+            .evaluate_node(node, self.problem, effort, self.turn)?;
+        Ok(match evaluated {
             Ok(evaluated) => Some(evaluated.devices),
             Err(verdict) => {
-                refused.insert(node.to_owned(), Arc::new(verdict));
+                self.refused.insert(node.to_owned(), Arc::new(verdict));
                 None
             }
         })

@@ -207,9 +207,12 @@ fn decision_with_costly_selector_ends_after_some_turns() {
         );
         pod_request(&cluster, &[claim])
     };
-    for result in [
-        "true", "false", // The selector fails.
-        "dyn(1)",
+    for (result, least_turns) in [
+        // Two of five nodes decide.
+        ("true", 3),
+        ("false", 6),
+        // The selector fails.
+        ("dyn(1)", 1),
     ] {
         let pod_request = costly(result);
         let mut turns = 1;
@@ -223,6 +226,6 @@ fn decision_with_costly_selector_ends_after_some_turns() {
         };
         let expected = cluster.explain(&costly(result), BINPACK);
         assert_eq!(text(&decision), text(&expected), "{result}");
-        assert!(result == "dyn(1)" || turns > 5, "{turns} turns for 20 GPUs");
+        assert!(turns >= least_turns, "{result}: {turns} turns for 20 GPUs");
     }
 }

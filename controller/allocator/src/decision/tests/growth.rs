@@ -59,6 +59,11 @@ fn quota_adds_no_check_of_other_nodes() {
             allocate(&mut cluster, &request);
             request = pod_request(&cluster, &[share("b", "4Gi", "0")]);
             request.uid = "b".to_owned();
+            // A quota that is used up is found to be so on each node once.
+            checks(&cluster, &request);
+            let mut changed = node("n000");
+            changed.spec.get_or_insert_default().unschedulable = Some(true);
+            cluster.upsert_node(&changed);
             checks(&cluster, &request)
         });
     }
@@ -67,8 +72,8 @@ fn quota_adds_no_check_of_other_nodes() {
 #[test]
 fn quota_of_other_tenant_shares_the_ranking() {
     let mut cluster = cluster(SIZE);
-    for namespace in ["default", "other"] {
-        let spec = json!({"namespaces": [namespace], "limit": {"memory": "10Ti"}});
+    for (namespace, limit) in [("default", "1Gi"), ("other", "10Ti")] {
+        let spec = json!({"namespaces": [namespace], "limit": {"memory": limit}});
         cluster.upsert_quota(&quota(namespace, &spec));
     }
     let own = share("a", "4Gi", "0");
@@ -81,6 +86,28 @@ fn quota_of_other_tenant_shares_the_ranking() {
     );
     let request = pod_request(&cluster, &[other]);
     assert!(checks(&cluster, &request) < 10);
+}
+
+#[test]
+fn decision_for_new_kind_of_claim_evaluates_best_nodes_only() {
+    assert_no_growth(|nodes| {
+        let mut cluster = cluster(nodes);
+        let mut kinds = 0..;
+        let mut request = |cluster: &Cluster, memory: String| {
+            let name = format!("c{}", kinds.next().unwrap());
+            let mut request = pod_request(cluster, &[share(&name, &memory, "0")]);
+            request.uid = name;
+            request
+        };
+        // Full nodes, which come first with binpack, and one that is partly allocated.
+        let full = (0..nodes / 2).map(|node| format!("{}Mi", 79 * 1024 + node));
+        for memory in full.chain(["8Gi".to_owned()]) {
+            let request = request(&cluster, memory);
+            allocate(&mut cluster, &request);
+        }
+        let request = request(&cluster, "7Gi".to_owned());
+        checks(&cluster, &request)
+    });
 }
 
 #[test]

@@ -350,10 +350,17 @@ fn first_decision_on_many_nodes_takes_turns() {
     cluster.add_pod_with_claim("before", "8Gi");
     assert_eq!(cluster.settle().len(), 1);
     let decisions = cluster.planner.decisions();
+    // A node with its first alternative would be better than all others, so every node is evaluated.
+    let alternatives = ["79Gi", "41Gi"].map(|memory| {
+        let count = if memory == "79Gi" { 17 } else { 16 };
+        let mut alternative = shares("all", count, memory)["exactly"].clone();
+        alternative["name"] = json!(format!("of-{count}"));
+        alternative
+    });
     add_pod(
         &mut cluster,
         "large",
-        &json!({"requests": [shares("all", 16, "41Gi")]}),
+        &json!({"requests": [{"name": "all", "firstAvailable": alternatives}]}),
     );
     cluster.add_pod_with_claim("z-other", "8Gi");
     cluster.is_slice_over = |_| true;
