@@ -665,4 +665,43 @@ mod tests {
             assert_eq!(decide(workload), ["n3999"]);
         }
     }
+
+    #[test]
+    fn keeps_one_bound_of_node_that_changes_often() {
+        let mut rankings = Rankings::default();
+        for node in ["n0", "n1", "n2"] {
+            rankings.mark_changed(node);
+        }
+        let summarize = |of_n1: u32| {
+            move |node: &str| {
+                let allocated_ppm = match node {
+                    "n0" => 100,
+                    "n1" => of_n1,
+                    _ => 500,
+                };
+                Some(NodeSummary {
+                    allocated_ppm,
+                    ..SUMMARY
+                })
+            }
+        };
+        let fits = |allocated_ppm: u32| {
+            Ok(DeviceScore {
+                alternatives: Reverse(0),
+                proximity: Reverse(Proximity::Same),
+                policy_score: allocated_ppm,
+                allocated_ppm,
+            })
+        };
+        let only_first = |node: &str| if node == "n0" { fits(100) } else { unfit() };
+        let found = evaluated(&rankings, 0, summarize(300), only_first);
+        assert_eq!(found, ["n2", "n1", "n0"]);
+        // The fullest node fits now, so the next one is not evaluated any more.
+        rankings.mark_changed("n2");
+        for of_n1 in 301..310 {
+            rankings.mark_changed("n1");
+            evaluated(&rankings, 0, summarize(of_n1), |_| fits(500));
+        }
+        assert_eq!(rankings.all().rankings[0].pending.len(), 1);
+    }
 }
