@@ -35,6 +35,7 @@ pub mod score;
 pub mod search;
 pub mod searched;
 pub mod selector;
+pub mod shortfall;
 pub mod steps;
 pub mod taint;
 pub mod topology;

@@ -79,10 +79,47 @@ pub(crate) enum Effect {
     Enough,
 }
 
-/// Returns what every set of the candidates costs at least, apart from the empty one: a set costs at least as much as each of
-/// its members. `None` without candidates.
-pub(crate) fn least_cost(candidates: &[Candidate]) -> Option<Cost> {
-    candidates.iter().map(|each| Cost::of([each])).min()
+/// Returns how many candidates have to end at least so that there is room for the missing devices, when each makes room for so
+/// many; more than there are candidates if all together are too little.
+pub(crate) fn fewest(made_room_for: impl Iterator<Item = usize>, missing: usize) -> usize {
+    let mut most: Vec<usize> = made_room_for.collect();
+    most.sort_unstable_by_key(|devices| Reverse(*devices));
+    let mut room = 0_usize;
+    let needed = most.iter().take_while(|devices| {
+        let is_needed = room < missing;
+        room = room.saturating_add(**devices);
+        is_needed
+    });
+    let needed = needed.count();
+    if room < missing {
+        most.len() + 1
+    } else {
+        needed
+    }
+}
+
+/// Returns what every set of the candidates costs at least that has `fewest` of them or more, apart from the empty one. `None`
+/// without so many candidates.
+pub(crate) fn least_cost(candidates: &[Candidate], fewest: usize) -> Option<Cost> {
+    let fewest = fewest.max(1);
+    if fewest == 1 {
+        // A set costs at least as much as each of its members.
+        return candidates.iter().map(|each| Cost::of([each])).min();
+    }
+    let mut priorities: Vec<i32> = candidates.iter().map(|each| each.priority).collect();
+    priorities.sort_unstable();
+    let pods = candidates.iter().flat_map(|candidate| &candidate.pods);
+    let mut created: Vec<_> = pods.map(|(_, created)| Reverse(*created)).collect();
+    // The newest pods, of which the oldest comes first.
+    created.sort_unstable();
+    created.truncate(fewest);
+    created.reverse();
+    Some(Cost {
+        highest_priority: *priorities.get(fewest - 1)?,
+        pods: fewest,
+        created,
+        uids: BTreeSet::new(),
+    })
 }
 
 /// Returns the best set of candidates that is enough. A superset of a set that is enough must be enough or forbidden, one

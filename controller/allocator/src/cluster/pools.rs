@@ -139,11 +139,16 @@ impl Cluster {
 
     /// Returns the nodes on which an observed claim has devices for its own use.
     pub fn nodes_of(&self, claim: &ObjectKey) -> impl Iterator<Item = &str> {
+        self.held_by(claim)
+            .filter_map(|allocated| self.pools.get(&allocated.pool)?.node.as_deref())
+    }
+
+    /// Returns the devices that an observed claim has for its own use.
+    pub(crate) fn held_by(&self, claim: &ObjectKey) -> impl Iterator<Item = &AllocatedDevice> {
         let devices = self.claims.get(claim).into_iter();
         devices
             .flat_map(|claim| &claim.allocated_devices)
             .filter(|allocated| !matches!(allocated.access, DeviceAccess::Admin(_)))
-            .filter_map(|allocated| self.pools.get(&allocated.pool)?.node.as_deref())
     }
 
     /// Returns the claims of which [`Self::nodes_of`] has the node, without those that are presumed gone.

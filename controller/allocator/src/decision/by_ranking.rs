@@ -144,7 +144,7 @@ impl Cluster {
     }
 
     /// Returns the pools of a node if all of them are usable.
-    pub(super) fn usable_pools_of(&self, node: &str) -> Option<Vec<PoolView<'_>>> {
+    pub(crate) fn usable_pools_of(&self, node: &str) -> Option<Vec<PoolView<'_>>> {
         let pools = self.pools_of_node(node).map(|(name, pool)| {
             let (pool, usage) = pool.state.as_ref().ok()?;
             Some(PoolView { name, pool, usage })

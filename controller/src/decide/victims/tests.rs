@@ -93,9 +93,11 @@ proptest! {
         prop_assert_eq!(search(&candidates, None, &is_enough), expected.clone());
         if let Some(expected) = &expected {
             prop_assert_eq!(search(&candidates, Some(expected), &is_enough), None, "not better");
-            let least = least_cost(&candidates);
-            let is_least = least.is_some_and(|least| least <= *expected);
-            prop_assert!(expected.pods == 0 || is_least, "no set costs less");
+            for fewest in 0..=expected.pods {
+                let least = least_cost(&candidates, fewest);
+                let is_least = least.is_some_and(|least| least <= *expected);
+                prop_assert!(expected.pods == 0 || is_least, "no set costs less");
+            }
         }
         // Beyond the limit of subsets: no unnecessary victim, and the lowest possible priority.
         let all: Vec<&Candidate> = candidates.iter().collect();
@@ -113,6 +115,24 @@ proptest! {
             prop_assert_eq!(highest.unwrap_or(i32::MIN), expected.unwrap().highest_priority);
         }
     }
+}
+
+#[test]
+fn counts_fewest_victims() {
+    assert_eq!(fewest([1, 4, 2].into_iter(), 0), 0);
+    assert_eq!(fewest([1, 4, 2].into_iter(), 4), 1);
+    assert_eq!(fewest([1, 4, 2].into_iter(), 5), 2);
+    assert_eq!(fewest([1, 4, 2].into_iter(), 8), 4, "more than there are");
+    let candidates = [
+        candidate(0, 2, 10),
+        candidate(1, 1, 30),
+        candidate(2, 1, 20),
+    ];
+    let second = |second| Reverse(candidate(0, 0, second).pods["pod-00"]);
+    let least = least_cost(&candidates, 2).unwrap();
+    assert_eq!((least.highest_priority, least.pods), (1, 2));
+    assert_eq!(least.created, [second(20), second(30)]);
+    assert_eq!(least_cost(&candidates, 4), None);
 }
 
 #[test]

@@ -129,7 +129,7 @@ impl Planner {
         pods.iter().flat_map(|uid| self.claims_of_pod(uid))
     }
 
-    fn claims_of_pod(&self, uid: &str) -> impl Iterator<Item = &ObjectKey> {
+    pub(super) fn claims_of_pod(&self, uid: &str) -> impl Iterator<Item = &ObjectKey> {
         let companions = self.backlog.companions.of_pod(uid);
         self.own_claims(uid).iter().chain(companions)
     }

@@ -134,6 +134,7 @@ impl Planner {
         known: &mut KnownVictims,
         turn: &mut Turn,
     ) -> Result<Option<PlacedByVictims>, Suspended> {
+        let pod_request = &request.pod_request;
         let (mut has_progress, mut has_tried) = (false, false);
         loop {
             let over = turn.over_by().filter(|_| has_progress);
@@ -142,7 +143,8 @@ impl Planner {
                     return Err(work.into());
                 }
                 let candidates = self.candidates_on(&node, search, turn);
-                let least = victims::least_cost(&candidates);
+                let fewest = self.fewest_victims(&node, &candidates, pod_request, turn);
+                let least = victims::least_cost(&candidates, fewest);
                 known.changed.remove(&node);
                 known.set(node, least.map(OfNode::CostAtLeast));
                 has_progress = true;
@@ -196,6 +198,26 @@ impl Planner {
                 }
             }
         }
+    }
+
+    /// Returns how many of the candidates on a node have to end at least for the pod.
+    fn fewest_victims(
+        &self,
+        node: &str,
+        candidates: &[Candidate],
+        request: &PodRequest,
+        turn: &mut Turn,
+    ) -> usize {
+        let cluster = &self.world.cluster;
+        let Some(shortfall) = cluster.shortfall(node, request, turn) else {
+            return 1;
+        };
+        let made_room_for = |candidate: &Candidate| {
+            let pods = candidate.pods.keys();
+            let claims = pods.flat_map(|uid| self.claims_of_pod(uid));
+            cluster.made_room_for(&shortfall, claims)
+        };
+        victims::fewest(candidates.iter().map(made_room_for), shortfall.missing)
     }
 
     /// Returns the placement of the pod on the node when the victims have ended, and the victims, which are presumed to have
