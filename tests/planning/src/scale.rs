@@ -38,8 +38,10 @@ const SLICE: Duration = Duration::from_millis(50);
 /// What one process measures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Point {
-    /// Nodes with 16 devices; claims have shares.
+    /// Nodes with 16 devices; claims have shares. The policies are the default ones.
     Shares,
+    /// The same with the policies `leastFragmentation`, whose scores are known only when devices are evaluated.
+    LeastFragmentation,
     /// Nodes with 216 devices; claims have partitions.
     Partitions,
     /// Every GPU is allocated to a claim of its own; pods evict others.
@@ -51,15 +53,30 @@ pub enum Point {
 impl Point {
     const fn shape(self) -> Shape {
         match self {
-            Self::Shares | Self::Full | Self::Explanation => Shape::Shares,
+            Self::Shares | Self::LeastFragmentation | Self::Full | Self::Explanation => {
+                Shape::Shares
+            }
             Self::Partitions => Shape::Partitions,
+        }
+    }
+
+    const fn policies(self) -> Policies {
+        match self {
+            Self::LeastFragmentation => Policies {
+                node: NodePlacementPolicy::LeastFragmentation,
+                gpu: GpuPlacementPolicy::LeastFragmentation,
+            },
+            Self::Shares | Self::Partitions | Self::Full | Self::Explanation => Policies {
+                node: NodePlacementPolicy::Binpack,
+                gpu: GpuPlacementPolicy::Binpack,
+            },
         }
     }
 
     /// Number of claims in a cluster of that many nodes.
     fn claims(self, nodes: usize) -> usize {
         match self {
-            Self::Shares => MAX_CLAIMS.min(nodes * GPUS * 5),
+            Self::Shares | Self::LeastFragmentation => MAX_CLAIMS.min(nodes * GPUS * 5),
             // Half of each GPU stays free for the partitions that pods ask for.
             Self::Partitions => MAX_CLAIMS.min(nodes * GPUS * 3),
             Self::Full | Self::Explanation => nodes * GPUS,
@@ -70,7 +87,7 @@ impl Point {
     fn claimed(self, number: usize) -> (Value, Value) {
         let gpu = number % GPUS;
         match self {
-            Self::Shares => {
+            Self::Shares | Self::LeastFragmentation => {
                 let consumed = json!({"memory": "4Gi", "cores": "5", "slots": "1"});
                 let share_id = format!("00000000-0000-0000-0000-{number:012}");
                 let device = json!({"device": format!("gpu-{gpu}-vgpu"), "shareID": share_id, "consumedCapacity": consumed});
@@ -171,13 +188,6 @@ fn applied<K>(object: K) -> Change<K> {
     Change::Applied(Box::new(object))
 }
 
-fn policies() -> Policies {
-    Policies {
-        node: NodePlacementPolicy::LeastFragmentation,
-        gpu: GpuPlacementPolicy::LeastFragmentation,
-    }
-}
-
 /// A decision, or the passes until a pod is decided.
 #[derive(Default)]
 struct Decided {
@@ -189,7 +199,7 @@ struct Decided {
 
 impl Scale {
     fn new(nodes: usize, point: Point) -> Result<Self> {
-        let mut planner = planner(policies());
+        let mut planner = planner(point.policies());
         for class in classes()? {
             planner.class(applied(class));
         }
@@ -299,7 +309,7 @@ impl Scale {
         for round in 0..requests + DECISIONS {
             let memory = format!("{}Mi", 4_096 + round % requests);
             let request = match self.point {
-                Point::Shares => share(&memory),
+                Point::Shares | Point::LeastFragmentation => share(&memory),
                 _ => self.point.shape().request(),
             };
             let name = self.add(&request, 0)?;
@@ -392,7 +402,7 @@ pub fn run(point: Point, nodes: usize) -> Result<Map<String, Value>> {
     let plain = scale.decisions(1)?;
     insert("plainP50Ms", percentile(&plain, 50));
     insert("plainP99Ms", percentile(&plain, 99));
-    if point == Point::Shares {
+    if point != Point::Partitions {
         let quota: GpuQuota = object(json!({
             "apiVersion": "gpu.drava.dev/v1alpha1", "kind": "GpuQuota",
             "metadata": {"name": "bench", "uid": "bench", "resourceVersion": "1"},
@@ -491,7 +501,7 @@ fn explanation(nodes: usize) -> Result<f64> {
     let mut snapshot = Snapshot::new(&all, &slices, &[], &classes()?, claims, pods);
     drop((all, slices));
     let settings = explain::Settings {
-        policies: policies(),
+        policies: point.policies(),
         schedulers: schedulers(),
     };
     let started = processor_time();
