@@ -456,7 +456,7 @@ impl Ranking {
 
     /// Returns the number of nodes of which something is kept.
     fn len(&self) -> usize {
-        self.nodes.len() + self.pending.len()
+        self.nodes.len() + self.pending.len() + self.changed.len()
     }
 }
 
