@@ -20,8 +20,8 @@ use crate::pods::gang::GangName;
 use crate::pods::live_pods::LivePod;
 use crate::pods::pod_group::Disruption;
 
-/// Units of a simulation, beside its checks of devices.
-pub(super) const SIMULATION_UNITS: u64 = 20;
+/// Units of a simulation, about 40 µs beside its checks of devices. A turn has enough of them for the subsets of ten pods.
+pub(super) const SIMULATION_UNITS: u64 = 80;
 
 /// UIDs of the members of gangs that end together, the oldest first.
 pub(super) type MembersOfGangs = BTreeMap<GangName, Vec<String>>;
