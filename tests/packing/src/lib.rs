@@ -7,5 +7,6 @@
 pub mod experiment;
 pub mod mig;
 pub mod objects;
+pub mod recommendation;
 pub mod scale;
 pub mod trace;

@@ -1,11 +1,13 @@
-//! Prints the packing quality of placement policies on traces, and the cost of their decisions, one JSON object per line.
+//! Prints the packing quality of placement policies on traces, the cost of their decisions, and how recommended amounts fit, one
+//! JSON object per line.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::Parser;
 use drava_allocator::placement::Policies;
 use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy};
+use drava_packing::recommendation::{self, Curve};
 use drava_packing::trace::{read_nodes, read_pods};
 use drava_packing::{experiment, mig, scale};
 use serde_json::{Value, json};
@@ -14,10 +16,10 @@ use serde_json::{Value, json};
 #[derive(Parser)]
 struct Args {
     /// Nodes, a CSV file in the format of openb, plain or compressed by gzip.
-    #[arg(long, value_name = "FILE", required_unless_present_any = ["scale", "mig"])]
+    #[arg(long, value_name = "FILE", required_unless_present_any = ["scale", "mig", "recommendation"])]
     nodes: Option<PathBuf>,
     /// Pods, a CSV file in the format of openb, plain or compressed by gzip; may be repeated.
-    #[arg(long, value_name = "FILE", requires = "nodes")]
+    #[arg(long, value_name = "FILE", required_unless_present_any = ["scale", "mig"])]
     pods: Vec<PathBuf>,
     /// Number of equal nodes with 8 GPUs each, for the cost of decisions; may be repeated.
     #[arg(long, value_name = "COUNT")]
@@ -28,8 +30,11 @@ struct Args {
     /// Print the accepted part of requests for MIG partitions that arrive and end.
     #[arg(long)]
     mig: bool,
+    /// Print how recommendations for workloads with the requests of the pods fit their later use.
+    #[arg(long)]
+    recommendation: bool,
     /// Policy between nodes and between GPUs, such as binpack; may be repeated.
-    #[arg(long, value_name = "NAME", required_unless_present = "mig")]
+    #[arg(long, value_name = "NAME", required_unless_present_any = ["mig", "recommendation"])]
     policy: Vec<String>,
     /// Number of seeds: orders of arrival.
     #[arg(long, default_value_t = 1)]
@@ -41,6 +46,18 @@ fn main() -> Result<()> {
     if args.mig {
         for row in mig::acceptances()? {
             print(json!({}), serde_json::to_value(row)?);
+        }
+    }
+    if args.recommendation {
+        for file in &args.pods {
+            let pods = read_pods(file)?;
+            for curve in Curve::ALL {
+                for seed in 0..args.seeds {
+                    let fit = recommendation::fit(&pods, curve, seed)?;
+                    let row = json!({"trace": trace(file), "curve": curve, "seed": seed});
+                    print(row, serde_json::to_value(fit)?);
+                }
+            }
         }
     }
     for nodes in &args.scale {
@@ -60,9 +77,7 @@ fn main() -> Result<()> {
     let nodes = read_nodes(nodes)?;
     for file in &args.pods {
         let pods = read_pods(file)?;
-        let name = file.file_name().unwrap_or_default().to_string_lossy();
-        let stem = name.split('.').next().unwrap_or_default();
-        let trace = stem.strip_prefix("openb_pod_list_").unwrap_or(stem);
+        let trace = trace(file);
         for policy in &args.policy {
             for seed in 0..args.seeds {
                 let readings = experiment::run(&nodes, &pods, policies(policy)?, seed)?;
@@ -74,6 +89,14 @@ fn main() -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Returns the name of a trace.
+fn trace(file: &Path) -> String {
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
+    let stem = name.split('.').next().unwrap_or_default();
+    let trace = stem.strip_prefix("openb_pod_list_").unwrap_or(stem);
+    trace.to_owned()
 }
 
 /// Prints both objects as one row.
