@@ -69,6 +69,9 @@ functions! {
     synchronize = "cuCtxSynchronize": fn();
     memory_info = "cuMemGetInfo_v2": fn(*mut usize, *mut usize);
     allocate = "cuMemAlloc_v2": fn(*mut u64, usize);
+    free = "cuMemFree_v2": fn(u64);
+    copy_in = "cuMemcpyHtoD_v2": fn(u64, *const c_void, usize);
+    copy_out = "cuMemcpyDtoH_v2": fn(*mut c_void, u64, usize);
     module_load = "cuModuleLoadData": fn(*mut Module, *const c_void);
     module_function = "cuModuleGetFunction": fn(*mut Function, Module, *const c_char);
     event_create = "cuEventCreate": fn(*mut EventHandle, c_uint);
@@ -220,6 +223,26 @@ impl Cuda {
         let code = unsafe { (self.allocate)(&raw mut address, bytes) };
         self.check("cuMemAlloc", code)?;
         Ok(address)
+    }
+
+    pub(crate) fn free(&self, address: u64) -> Result<(), CudaError> {
+        // SAFETY: an invalid address is an error.
+        let code = unsafe { (self.free)(address) };
+        self.check("cuMemFree", code)
+    }
+
+    /// Writes the bytes to GPU memory.
+    pub(crate) fn write(&self, address: u64, bytes: &[u8]) -> Result<(), CudaError> {
+        // SAFETY: reads the slice; an invalid address is an error.
+        let code = unsafe { (self.copy_in)(address, bytes.as_ptr().cast(), bytes.len()) };
+        self.check("cuMemcpyHtoD", code)
+    }
+
+    /// Fills the slice with bytes of GPU memory.
+    pub(crate) fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), CudaError> {
+        // SAFETY: writes the slice; an invalid address is an error.
+        let code = unsafe { (self.copy_out)(bytes.as_mut_ptr().cast(), address, bytes.len()) };
+        self.check("cuMemcpyDtoH", code)
     }
 
     /// Loads a function from an image; PTX must end with a zero byte.

@@ -15,8 +15,10 @@ use anyhow::Context;
 use clap::{Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 
+mod churn;
 mod cuda;
 mod launch;
+mod train;
 
 use cuda::{Cuda, CudaError, MemoryInfo};
 
@@ -63,6 +65,10 @@ enum Action {
     },
     /// Launch a kernel repeatedly and print the number of launches.
     Launch(launch::Arguments),
+    /// Hold memory with known bytes, launch a kernel again and again, and print what changes, one JSON object per line.
+    Train(train::Arguments),
+    /// Allocate and free memory at random until killed, and print the counts, one JSON object per line.
+    Churn(churn::Arguments),
 }
 
 #[derive(Serialize)]
@@ -128,6 +134,14 @@ fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Action::Launch(launches) => {
             cuda.use_device(arguments.device)?;
             launch::run(&cuda, arguments.output, arguments.device, launches)
+        }
+        Action::Train(training) => {
+            cuda.use_device(arguments.device)?;
+            train::run(&cuda, training)
+        }
+        Action::Churn(churning) => {
+            cuda.use_device(arguments.device)?;
+            churn::run(&cuda, churning)
         }
     }?;
     Ok(ExitCode::SUCCESS)
@@ -242,6 +256,14 @@ fn fill(cuda: &Cuda, output: Output, hold: Duration) -> anyhow::Result<()> {
     )?;
     std::thread::sleep(hold);
     Ok(())
+}
+
+/// Writes the value as a line of JSON at once. A closed pipe is an error.
+fn print_line(value: &impl Serialize) -> anyhow::Result<()> {
+    let mut output = std::io::stdout().lock();
+    serde_json::to_writer(&mut output, value)?;
+    writeln!(output)?;
+    output.flush().context("cannot write to standard output")
 }
 
 /// Writes the value to standard output. A closed pipe (`| head -1`) is not an error.

@@ -1,7 +1,9 @@
 //! The probe on the simulated machine.
 
+use std::io::{BufRead as _, BufReader};
 use std::process::{Output, Stdio};
 
+use anyhow::Context as _;
 use simulator_machine::description::{MIB, T4};
 use simulator_machine::testing::Machine;
 
@@ -92,5 +94,61 @@ fn ends_quietly_on_closed_pipe() -> anyhow::Result<()> {
         .output()?;
     assert!(output.status.success(), "{output:?}");
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    Ok(())
+}
+
+/// Runs the probe until it has printed a line that `is_last` accepts, and returns all lines.
+fn lines_until(
+    machine: &Machine,
+    arguments: &[&str],
+    is_last: impl Fn(&serde_json::Value) -> bool,
+) -> anyhow::Result<Vec<serde_json::Value>> {
+    let mut child = machine
+        .command(env!("CARGO_BIN_EXE_cuda-probe"))
+        .args(arguments)
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let output = child.stdout.take().context("a pipe")?;
+    let mut found = Vec::new();
+    for line in BufReader::new(output).lines() {
+        found.push(serde_json::from_str(&line?)?);
+        if found.last().is_some_and(&is_last) {
+            break;
+        }
+    }
+    child.kill()?;
+    child.wait()?;
+    Ok(found)
+}
+
+#[test]
+fn training_compares_its_bytes() -> anyhow::Result<()> {
+    let machine = Machine::start(T4)?;
+    let arguments = ["train", "--mib", "2", "--unwritten-mib", "100"];
+    let lines = lines_until(&machine, &arguments, |line| line["event"] == "checked")?;
+    assert_eq!(lines[0]["event"], "started");
+    assert_eq!(lines[1]["event"], "total");
+    assert_eq!(
+        lines[1]["bytes"].as_u64(),
+        Some(machine.gpu(0)?.total_bytes - machine.gpu(0)?.reserved_bytes)
+    );
+    let checked = lines.last().unwrap();
+    assert_eq!(checked["bytes"].as_u64(), Some(2 * MIB));
+    assert_eq!(checked["wrongBlocks"], 0);
+    assert!(checked["kernels"].as_u64().unwrap() > 1);
+    Ok(())
+}
+
+#[test]
+fn churn_counts_denied_allocations() -> anyhow::Result<()> {
+    let machine = Machine::start(T4)?;
+    let arguments = ["churn", "--largest-mib", "4000", "--pause-us", "100"];
+    let lines = lines_until(&machine, &arguments, |line| {
+        line["denied"].as_u64().is_some_and(|denied| denied > 0)
+    })?;
+    let last = lines.last().unwrap();
+    let number = |name: &str| last[name].as_u64().unwrap();
+    assert!(number("allocated") >= number("freed"), "{last}");
+    assert!(number("heldBytes") < 16_000 * MIB, "{last}");
     Ok(())
 }
