@@ -3,7 +3,7 @@
 //! Computed as the structured allocator of Kubernetes does: a device without shares has one claim; the capacities of a
 //! device with shares suffice for all of them, without the memory and GPU time of suspended ones; the counters suffice for all allocated devices, each counted once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -28,16 +28,21 @@ impl TestCluster {
     /// Checks that no GPU is over-committed by the allocations of all claims.
     ///
     /// # Errors
-    /// When a device, a capacity or a counter is allocated beyond what is published.
+    /// When a device, a capacity or a counter is allocated beyond what is published, or a share to two claims.
     pub fn check_allocations(&self) -> Result<()> {
         let published = Published::read(&self.get(&["resourceslices"])?)?;
         let claims = self.get(&["resourceclaims", "-A"])?;
         let mut claims_of: BTreeMap<Key, usize> = BTreeMap::new();
         let mut consumed: BTreeMap<Key, Amounts> = BTreeMap::new();
+        let mut shares: BTreeSet<String> = BTreeSet::new();
         for claim in array(&claims["items"]) {
             for result in array(&claim["status"]["allocation"]["devices"]["results"]) {
                 if result["driver"] != DRIVER || result["adminAccess"] == true {
                     continue;
+                }
+                if let Some(share) = result["shareID"].as_str() {
+                    let is_first = shares.insert(share.to_owned());
+                    ensure!(is_first, "share {share} is allocated twice");
                 }
                 let key = (text(&result["pool"])?, text(&result["device"])?);
                 let sum = consumed.entry(key.clone()).or_default();

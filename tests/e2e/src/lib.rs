@@ -10,6 +10,7 @@ mod go_module;
 mod jobs;
 mod ledger;
 pub mod manifest;
+pub mod measurement;
 mod node;
 mod objects;
 mod plugin;
@@ -19,6 +20,7 @@ pub mod prometheus;
 mod proxy;
 mod replicas;
 mod tenant;
+pub mod training;
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
@@ -388,7 +390,7 @@ impl Namespace<'_> {
     }
 
     /// Returns kubectl's description of an object, for the error of a failed wait.
-    fn story(&self, object: &str) -> String {
+    pub(crate) fn story(&self, object: &str) -> String {
         let pod = self
             .kubectl(&["describe", "pod", object])
             .unwrap_or_default();

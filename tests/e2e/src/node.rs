@@ -75,6 +75,31 @@ impl TestNode {
         instances.cloned().context("no GPU with MIG")
     }
 
+    /// Returns the PIDs of a program, in the namespaces of the node.
+    ///
+    /// # Errors
+    /// When the node's processes cannot be read.
+    pub fn pids(&self, program: &str) -> Result<Vec<String>> {
+        // The kernel truncates a process's name to 15 bytes.
+        let name = program.get(..15).unwrap_or(program);
+        let script = format!(
+            "for d in /proc/[0-9]*; do read -r c < $d/comm && [ \"$c\" = '{name}' ] && echo ${{d#/proc/}}; done 2>/dev/null; true"
+        );
+        let pids = self.run("sh", &["-c", &script])?;
+        Ok(pids.lines().map(str::to_owned).collect())
+    }
+
+    /// Waits until a process of a program runs that is none of these.
+    ///
+    /// # Errors
+    /// When there is none in time.
+    pub fn wait_for_successor(&self, program: &str, before: &[String]) -> Result<()> {
+        wait(&format!("another process of {program}"), || {
+            let mut pids = self.pids(program)?.into_iter();
+            Ok(pids.any(|pid| !before.contains(&pid)).then_some(()))
+        })
+    }
+
     /// Sends a signal, such as `KILL`, to every process of a program, and returns their number.
     ///
     /// # Errors

@@ -4,7 +4,35 @@ use anyhow::{Context as _, Result, ensure};
 use drava_cluster::process::{self, Limit};
 use serde_json::Value;
 
-use crate::{Namespace, stdout};
+use crate::{Namespace, TestCluster, stdout};
+
+/// An object of the cluster, such as a DeviceClass, that is deleted with the value.
+pub struct ClusterObject<'c> {
+    cluster: &'c TestCluster,
+    kind: &'static str,
+    name: &'static str,
+}
+
+impl Drop for ClusterObject<'_> {
+    fn drop(&mut self) {
+        let delete = ["delete", self.kind, self.name, "--ignore-not-found"];
+        if let Err(error) = self.cluster.kubectl(delete) {
+            eprintln!("cannot delete {} {}: {error:#}", self.kind, self.name);
+        }
+    }
+}
+
+impl TestCluster {
+    /// Returns a value that deletes the object of the cluster with this name when it is dropped.
+    #[must_use]
+    pub const fn deletes(&self, kind: &'static str, name: &'static str) -> ClusterObject<'_> {
+        ClusterObject {
+            cluster: self,
+            kind,
+            name,
+        }
+    }
+}
 
 impl Namespace<'_> {
     /// Creates objects from YAML.

@@ -11,23 +11,11 @@ const LIMIT_MIB: u64 = 40 << 10;
 /// Request of the pods that need the lent memory, MiB: one fits on each GPU beside the request of the example.
 const OTHER_MIB: u64 = 60 << 10;
 
-/// Deletes the device class of the example.
-struct ExampleClass<'c>(&'c TestCluster);
-
-impl Drop for ExampleClass<'_> {
-    fn drop(&mut self) {
-        let delete = ["delete", "deviceclass", "burst.drava-example.com"];
-        if let Err(error) = self.0.kubectl(delete) {
-            eprintln!("cannot delete the class of the example: {error:#}");
-        }
-    }
-}
-
 #[test]
 fn lent_memory_is_taken_back_for_new_claim() -> Result<()> {
     let cluster = TestCluster::attach()?;
     let tenant = cluster.namespace("burst")?;
-    let _class = ExampleClass(&cluster);
+    let _class = cluster.deletes("deviceclass", "burst.drava-example.com");
     tenant.example("burst")?;
     tenant.running("batch")?;
     let total_mib = || -> Result<u64> { Ok(tenant.total_mib("batch")?.parse()?) };

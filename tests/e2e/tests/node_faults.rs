@@ -47,11 +47,7 @@ fn script(node: &TestNode, script: &str) -> Result<String> {
 /// Returns the PID of the node driver in the namespaces of the node.
 fn driver_pid(node: &TestNode) -> Result<String> {
     wait("a process of the node driver", || {
-        let pids = script(
-            node,
-            "for d in /proc/[0-9]*; do read -r c < $d/comm && [ \"$c\" = drava-dra-drive ] && echo ${d#/proc/}; done 2>/dev/null; true",
-        )?;
-        Ok(pids.lines().next().map(str::to_owned))
+        Ok(node.pids("drava-dra-driver")?.into_iter().next())
     })
 }
 
