@@ -5,10 +5,13 @@
 
 mod agent;
 mod decision;
+mod elastic;
+mod goals;
 mod hami_baseline;
 mod hook;
 mod measurements;
 mod memory;
+mod on_cluster;
 mod packing;
 mod planning;
 mod prepare;
@@ -17,6 +20,7 @@ mod scale;
 mod share;
 mod share_agent;
 mod startup;
+mod suspend;
 mod throughput;
 
 use std::path::PathBuf;
@@ -53,6 +57,8 @@ pub(crate) struct Args {
     /// Skip the measurements of HAMi-core's algorithm.
     #[arg(long)]
     without_baseline: bool,
+    #[command(flatten)]
+    on_cluster: on_cluster::Options,
     #[command(flatten)]
     packing: packing::Options,
     #[command(flatten)]
@@ -98,6 +104,8 @@ enum Name {
     Agent,
     /// Cost of a decision of the controller in large clusters.
     Decision,
+    /// Shares that grow, shrink and lend on a real cluster, and recommended amounts.
+    Elastic,
     /// Time of decisions about gangs.
     Gang,
     /// Cost of a hooked launch.
@@ -120,6 +128,8 @@ enum Name {
     ShareAgent,
     /// Cost of the start of a process.
     Startup,
+    /// Suspension against eviction, and kills during suspensions, on a real cluster.
+    Suspend,
     /// Allocations of a real control plane, with the controller and by kube-scheduler alone.
     Throughput,
 }
@@ -136,6 +146,7 @@ impl Name {
             Self::All => "all",
             Self::Agent => "agent",
             Self::Decision => "decision",
+            Self::Elastic => "elastic",
             Self::Gang => "gang",
             Self::Hook => "hook",
             Self::Memory => "memory",
@@ -147,6 +158,7 @@ impl Name {
             Self::Share => "share",
             Self::ShareAgent => "share-agent",
             Self::Startup => "startup",
+            Self::Suspend => "suspend",
             Self::Throughput => "throughput",
         }
     }
@@ -163,6 +175,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Name::All => return run_all(args),
         Name::Agent => agent::run(args, &mut report)?,
         Name::Decision => decision::run(&mut report)?,
+        Name::Elastic => elastic::run(args, &mut report)?,
         Name::Hook => hook::run(args, &mut report)?,
         Name::Memory => memory::run(args, &mut report)?,
         Name::Packing => packing::run(&args.packing, &mut report)?,
@@ -174,6 +187,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Name::Share => share::run(args, &mut report)?,
         Name::ShareAgent => share_agent::run(args, &mut report)?,
         Name::Startup => startup::run(args, &mut report)?,
+        Name::Suspend => suspend::run(args, &mut report)?,
         Name::Throughput => throughput::run(args.seconds(10.0), &args.throughput, &mut report)?,
     }
     let (markdown, json) = args.files();

@@ -6,6 +6,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use drava_cluster::Profile;
 use drava_cluster::process::{self, Limit};
 use serde_json::{Value, json};
 
@@ -153,18 +154,16 @@ fn measure(options: &Options) -> Result<Vec<Value>> {
 
 /// Returns the rows that the release build of the experiments prints.
 pub(super) fn rows(arguments: &[OsString]) -> Result<Vec<Value>> {
+    rows_of(Profile::Release, arguments)
+}
+
+/// Returns the rows that a build of the experiments prints.
+pub(super) fn rows_of(profile: Profile, arguments: &[OsString]) -> Result<Vec<Value>> {
     let mut cargo = drava_cluster::cargo_command();
     cargo
         .stdin(Stdio::null())
-        .args([
-            "run",
-            "--locked",
-            "--quiet",
-            "--release",
-            "-p",
-            "drava-packing",
-            "--",
-        ])
+        .args(["run", "--locked", "--quiet", "--profile", profile.name()])
+        .args(["-p", "drava-packing", "--"])
         .args(arguments);
     let output = process::output(&mut cargo, LIMIT)?;
     ensure!(
