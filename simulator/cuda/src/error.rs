@@ -124,6 +124,7 @@ impl From<Refusal> for CudaError {
             Refusal::OutOfMemory => Self::OutOfMemory,
             Refusal::Lost => Self::Unknown,
             Refusal::Failed => Self::OperatingSystem,
+            Refusal::NoPermission => Self::NotPermitted,
             Refusal::Invalid
             | Refusal::InUse
             | Refusal::InsufficientResources

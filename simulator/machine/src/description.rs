@@ -9,10 +9,12 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 mod bus_id;
+mod memory_limits;
 mod mig;
 mod node;
 
 pub use bus_id::BusId;
+pub use memory_limits::{MEMORY_LIMITS_RELEASE, MemoryLimitBackend, MemoryLimits};
 pub use mig::{
     ComputeInstanceProfile, GpuInstanceProfile, GpuInstanceProfileKind, Mig, MigSwitch, Placements,
 };
@@ -71,6 +73,9 @@ pub struct MachineDescription {
     /// Checkpoints of processes.
     #[serde(default)]
     pub checkpoints: Checkpoints,
+    /// Memory limits of cgroups.
+    #[serde(default)]
+    pub memory_limits: MemoryLimits,
     /// GPU models by name; names are local to the file.
     pub models: BTreeMap<String, GpuModel>,
     /// GPUs in PCI order: the index is the minor number.
@@ -452,6 +457,7 @@ impl MachineDescription {
     }
 
     fn check(&self) -> Result<(), String> {
+        self.check_memory_limits()?;
         for (name, model) in &self.models {
             let memory = &model.memory;
             if memory.reserved_bytes >= memory.total_bytes {

@@ -22,6 +22,7 @@ mod faults;
 mod gpu;
 mod ledger;
 mod memory;
+mod memory_limits;
 mod mig;
 mod samples;
 mod status;
@@ -32,7 +33,8 @@ pub use faults::Faults;
 use gpu::Gpu;
 pub use ledger::PAGE_BYTES;
 use memory::{Allocation, Holder};
-pub use status::{GpuStatus, MachineStatus, ProcessStatus};
+use memory_limits::MemoryLimits;
+pub use status::{GpuStatus, LimitStatus, MachineStatus, ProcessStatus};
 
 /// Id of one connection, never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -103,6 +105,7 @@ pub struct Kernel {
     clients: BTreeMap<ClientId, Client>,
     contexts: BTreeMap<ContextId, Context>,
     allocations: BTreeMap<AllocationId, Allocation>,
+    memory_limits: MemoryLimits,
     next_id: u64,
     /// Time of the present request.
     now: Nanos,
@@ -112,6 +115,8 @@ pub struct Kernel {
 #[derive(Debug)]
 struct Client {
     pid: u32,
+    /// Cgroup at the last request.
+    cgroup: Option<String>,
     kind: Option<ClientKind>,
     phase: ProcessPhase,
     /// Whether it has managed memory.
@@ -126,6 +131,8 @@ struct Client {
 struct Context {
     client: ClientId,
     gpu: GpuIndex,
+    /// Cgroup in which it was created.
+    cgroup: Option<String>,
 }
 
 impl Kernel {
@@ -143,6 +150,7 @@ impl Kernel {
             clients: BTreeMap::new(),
             contexts: BTreeMap::new(),
             allocations: BTreeMap::new(),
+            memory_limits: MemoryLimits::new(),
             next_id: 1,
             now,
             effects: Vec::new(),
@@ -160,6 +168,7 @@ impl Kernel {
         let watched = BTreeSet::new();
         let known = Client {
             pid,
+            cgroup: None,
             kind: None,
             phase: ProcessPhase::default(),
             uses_managed: false,
@@ -338,7 +347,7 @@ impl Kernel {
         self.check_faults(request)?;
         match *request {
             Request::Hello { .. } => Err(Refusal::Invalid),
-            Request::GpuState { gpu } => self.gpu_state(gpu),
+            Request::GpuState { gpu } => self.gpu_state(client, gpu),
             Request::Samples { gpu, since } => self.samples(gpu, since),
             Request::Checkpoint { pid, action } => self.checkpoint(pid, action),
             Request::SetManaged { is_used } => {
@@ -346,6 +355,11 @@ impl Kernel {
                 owner.uses_managed = is_used;
                 Ok(Reply::Done)
             }
+            Request::MemoryLimits {
+                gpu,
+                ref cgroup,
+                request,
+            } => self.memory_limits(gpu, cgroup, request),
             Request::Counters { gpu, gpu_instance } => self.counters(gpu, gpu_instance),
             Request::Accounting { gpu, request } => self.accounting(gpu, request),
             Request::Mig { gpu, request } => self.mig(client, gpu, request),
@@ -371,10 +385,14 @@ impl Kernel {
             // The server handles descriptors.
             Request::Import => Err(Refusal::Invalid),
             Request::MemoryInfo { gpu } => {
-                let gpu = self.gpu(gpu)?;
+                let cgroup = self.own_cgroup_memory(gpu, client);
+                let ledger = &self.gpu(gpu)?.ledger;
+                let (free, usable) = (ledger.free_bytes(), ledger.usable_bytes());
                 Ok(Reply::MemoryInfo {
-                    free_bytes: gpu.ledger.free_bytes(),
-                    total_bytes: gpu.ledger.usable_bytes(),
+                    free_bytes: cgroup.map_or(free, |cgroup| {
+                        free.min(cgroup.hard_bytes.saturating_sub(cgroup.used_bytes))
+                    }),
+                    total_bytes: cgroup.map_or(usable, |cgroup| usable.min(cgroup.hard_bytes)),
                 })
             }
         }
@@ -399,13 +417,19 @@ impl Kernel {
     }
 
     fn create_context(&mut self, client: ClientId, index: GpuIndex) -> Result<Reply, Refusal> {
-        let gpu = self.gpu_mut(index)?;
-        gpu.ledger.take(gpu.model.memory.context_bytes)?;
+        let bytes = self.gpu(index)?.model.memory.context_bytes;
+        self.check_cgroup_memory(index, client, bytes)?;
+        self.gpu_mut(index)?.ledger.take(bytes)?;
+        let cgroup = self.cgroup_of(client);
         let context = ContextId(self.id());
         let pid = self.clients.get(&client).map_or(0, |client| client.pid);
         self.gpu_mut(index)?.engine.add_context(context);
-        self.contexts
-            .insert(context, Context { client, gpu: index });
+        let created = Context {
+            client,
+            gpu: index,
+            cgroup,
+        };
+        self.contexts.insert(context, created);
         self.account_start(index, pid);
         Ok(Reply::ContextCreated { context })
     }
@@ -434,7 +458,7 @@ impl Kernel {
         }
     }
 
-    fn gpu_state(&self, index: GpuIndex) -> Result<Reply, Refusal> {
+    fn gpu_state(&self, client: ClientId, index: GpuIndex) -> Result<Reply, Refusal> {
         let gpu = self.gpu(index)?;
         let sensors = gpu.sensors();
         let vanishing = self.vanishing(index);
@@ -452,6 +476,7 @@ impl Kernel {
             graphics_mhz: gpu.model.clocks_mhz.graphics,
             mig_enabled: gpu.partitions.is_enabled(),
             recovery_action: gpu.faults.recovery_action,
+            cgroup_memory: self.own_cgroup_memory(index, client),
             fabric_state: gpu.faults.fabric_state,
             repair_pending: gpu.faults.repair_pending,
             repair_failed: gpu.faults.repair_failed,

@@ -11,6 +11,7 @@ mod accounting;
 mod checkpoint;
 mod command;
 mod gpu;
+mod memory_limits;
 mod mig;
 mod samples;
 
@@ -18,6 +19,7 @@ pub use accounting::{AccountingReply, AccountingRequest, AccountingStats};
 pub use checkpoint::{CheckpointAction, ProcessPhase};
 pub use command::{Action, Command, Direction, Nanos, Work};
 pub use gpu::{GpuState, ProcessState, ReportedValue, Utilization};
+pub use memory_limits::{CgroupMemory, MemoryLimitsRequest, MemoryLimitsState};
 pub use mig::{
     ComputeInstanceState, GpuInstanceState, InstanceId, MigActivation, MigReply, MigRequest,
     MigState,
@@ -25,7 +27,7 @@ pub use mig::{
 pub use samples::{CountersState, ProcessSample, SampleState};
 
 /// Version of the messages below.
-pub const PROTOCOL: u32 = 9;
+pub const PROTOCOL: u32 = 10;
 
 /// Index of a GPU on its machine, equal to its minor number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -89,6 +91,15 @@ pub enum Request {
         gpu: GpuIndex,
         /// Accounting request.
         request: AccountingRequest,
+    },
+    /// Memory limits of a cgroup on a GPU.
+    MemoryLimits {
+        /// GPU index.
+        gpu: GpuIndex,
+        /// Directory of the cgroup.
+        cgroup: String,
+        /// Request about its limits.
+        request: MemoryLimitsRequest,
     },
     /// Checkpoint action on a process.
     Checkpoint {
@@ -191,6 +202,13 @@ pub enum Reply {
     Accounting(AccountingReply),
     /// To [`Request::Checkpoint`]: the new state of the process.
     Phase(ProcessPhase),
+    /// To [`MemoryLimitsRequest::Get`].
+    MemoryLimits {
+        /// The limits.
+        limits: MemoryLimitsState,
+        /// Memory that counts against them.
+        used_bytes: u64,
+    },
     /// To [`Request::Mig`], if it has a result.
     Mig(MigReply),
     /// To [`Request::CreateContext`].
@@ -294,6 +312,9 @@ pub enum Refusal {
     /// The process cannot be restored any more: an earlier restore failed.
     #[error("an earlier restore failed")]
     Failed,
+    /// Only administrators may do this.
+    #[error("no permission")]
+    NoPermission,
     /// Malformed or out of order.
     #[error("invalid request")]
     Invalid,

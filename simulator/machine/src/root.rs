@@ -148,14 +148,14 @@ impl DriverRoot {
         if let Some(libraries) = layout.files.libraries {
             for library in &LIBRARIES {
                 library
-                    .install(libraries, &self.library_dir(), layout.driver_version)
+                    .install(libraries, &self.library_dir(), layout)
                     .map_err(failed)?;
             }
         }
         if let Some(program) = layout.files.nvidia_smi {
             let directory = self.0.join("usr/bin");
             at(&directory, fs::create_dir_all(&directory))?;
-            install(program, &directory, "nvidia-smi").map_err(failed)?;
+            install(program, &directory, "nvidia-smi", unchanged).map_err(failed)?;
         }
         Ok(())
     }
@@ -216,6 +216,8 @@ pub struct Layout<'a> {
     pub devices: &'a [PciDevice],
     /// Suffix of the library files.
     pub driver_version: &'a str,
+    /// Whether the NVML library has the functions of memory limits.
+    pub has_memory_limits: bool,
     /// Files to install.
     pub files: Files<'a>,
     /// Device nodes of MIG capabilities.
@@ -249,20 +251,62 @@ const LIBRARIES: [Library; 2] = [
 ];
 
 impl Library {
-    fn install(&self, from: &Path, to: &Path, version: &str) -> Result<(), (PathBuf, io::Error)> {
-        let file = format!("{}.{version}", self.stem);
-        install(&from.join(self.built), to, &file)?;
+    fn install(
+        &self,
+        from: &Path,
+        to: &Path,
+        layout: &Layout<'_>,
+    ) -> Result<(), (PathBuf, io::Error)> {
+        let file = format!("{}.{}", self.stem, layout.driver_version);
+        let edit = match layout.has_memory_limits {
+            true => unchanged,
+            false => without_memory_limits,
+        };
+        install(&from.join(self.built), to, &file, edit)?;
         let link = to.join(format!("{}.1", self.stem));
         replace_link(Path::new(&file), &link).map_err(|error| (link, error))
     }
 }
 
 /// Copies `source` to `file` of the directory `to`, under a temporary name first: a process may have the old file mapped.
-fn install(source: &Path, to: &Path, file: &str) -> Result<(), (PathBuf, io::Error)> {
+fn install(
+    source: &Path,
+    to: &Path,
+    file: &str,
+    edit: fn(&Path) -> io::Result<()>,
+) -> Result<(), (PathBuf, io::Error)> {
     let temporary = to.join(format!(".{file}.new"));
     fs::copy(source, &temporary).map_err(|error| (source.to_owned(), error))?;
+    edit(&temporary).map_err(|error| (temporary.clone(), error))?;
     let target = to.join(file);
     fs::rename(&temporary, &target).map_err(|error| (target, error))
+}
+
+fn unchanged(_: &Path) -> io::Result<()> {
+    Ok(())
+}
+
+/// Renames the functions of memory limits in a library, so that it has no such symbols, as that of an older release.
+fn without_memory_limits(library: &Path) -> io::Result<()> {
+    let mut bytes = fs::read(library)?;
+    for name in [
+        b"nvmlDeviceSetMemoryLimits_v1",
+        b"nvmlDeviceGetMemoryLimits_v1",
+    ] {
+        let mut from = 0;
+        while let Some(at) = find(bytes.get(from..).unwrap_or_default(), name) {
+            let (start, end) = (from + at, from + at + name.len());
+            if let Some(found) = bytes.get_mut(start..end) {
+                found.make_ascii_uppercase();
+            }
+            from = end;
+        }
+    }
+    fs::write(library, bytes)
+}
+
+fn find(bytes: &[u8], name: &[u8]) -> Option<usize> {
+    bytes.windows(name.len()).position(|window| window == name)
 }
 
 fn replace_link(target: &Path, link: &Path) -> io::Result<()> {
@@ -346,6 +390,7 @@ mod tests {
             root.lay_out(&Layout {
                 devices: &[device(0x1b), device(0x9d)],
                 driver_version: "580.65.06",
+                has_memory_limits: true,
                 files: Files {
                     libraries: Some(built.path()),
                     nvidia_smi: Some(&built.path().join("view")),
@@ -370,6 +415,7 @@ mod tests {
             .lay_out(&Layout {
                 devices: &[],
                 driver_version: "1",
+                has_memory_limits: false,
                 files: Files {
                     libraries: Some(built.path()),
                     nvidia_smi: Some(&built.path().join("view")),

@@ -24,10 +24,11 @@ use crate::channel::Channel;
 use crate::control::{self, Answer};
 use crate::description::MachineDescription;
 use crate::kernel::{ClientId, Effect, Kernel};
-use crate::protocol::{ClientKind, ExportId, Nanos, Refusal, Reply, Request};
+use crate::protocol::{ClientKind, ExportId, MemoryLimitsRequest, Nanos, Refusal, Reply, Request};
 use crate::root::{DriverRoot, Files, LayOutError, Layout, PciDevice};
 use crate::wire::WireError;
 
+mod cgroups;
 mod exports;
 mod files;
 mod instances;
@@ -35,6 +36,7 @@ mod peers;
 mod stop_signal;
 mod view;
 
+use cgroups::{Cgroups, is_administrator};
 use exports::Exports;
 use files::{listener, lock, memory_file, watch};
 use peers::{Peer, Peers};
@@ -97,6 +99,7 @@ fn system(action: &'static str) -> impl FnOnce(Errno) -> ServeError {
 pub struct Server {
     root: DriverRoot,
     kernel: Kernel,
+    cgroups: Cgroups,
     memory: Vec<OwnedFd>,
     epoll: OwnedFd,
     libraries: OwnedFd,
@@ -149,6 +152,7 @@ impl Server {
         root.lay_out(&Layout {
             devices: &PciDevice::of_machine(&description),
             driver_version: &description.driver_version,
+            has_memory_limits: description.has_memory_limits(),
             files,
             capability_nodes: description.capability_nodes,
         })?;
@@ -165,6 +169,7 @@ impl Server {
         }
         Ok(Self {
             root,
+            cgroups: Cgroups::new(description.memory_limits.clone()),
             kernel: Kernel::new(description, now()),
             memory,
             epoll,
@@ -272,14 +277,17 @@ impl Server {
             return;
         }
         self.next_token += 1;
-        let mut namespace = Namespace::Own;
+        let (mut namespace, mut process) = (Namespace::Own, None);
         if libraries {
-            let pid = socket_peercred(&socket).map_or(0, |peer| peer.pid.as_raw_nonzero().get());
-            namespace = Namespace::of(pid.unsigned_abs());
-            self.kernel.connect(ClientId(token), pid.unsigned_abs());
+            let peer = socket_peercred(&socket).ok();
+            let pid = peer.map_or(0, |peer| peer.pid.as_raw_nonzero().get());
+            let pid = pid.unsigned_abs();
+            namespace = Namespace::of(pid);
+            process = peer.map(|peer| (pid, peer.uid.as_raw()));
+            self.kernel.connect(ClientId(token), pid);
         }
         self.peers
-            .insert(token, Peer::new(socket, libraries, namespace));
+            .insert(token, Peer::new(socket, libraries, namespace, process));
     }
 
     /// Answers all pending messages of a peer.
@@ -315,8 +323,8 @@ impl Server {
             return peer.send(&answer, &[]);
         }
         let (mut request, fds) = peer.receive::<Request>(&mut self.buffer)?;
-        let policy = self.kernel.description().process_ids;
-        view::widen(&mut request, policy, peer.namespace(), self.kernel.pids());
+        let (policy, namespace) = (self.kernel.description().process_ids, peer.namespace());
+        view::widen(&mut request, policy, namespace, self.kernel.pids());
         let client = ClientId(token);
         self.kernel.set_now(now());
         let mut reply = match request {
@@ -325,12 +333,15 @@ impl Server {
                 let unknown = Reply::Refused(Refusal::NotFound);
                 export.map_or(unknown, |export| self.kernel.import(client, export))
             }
-            _ => self.kernel.handle(client, &request),
+            _ => {
+                let prepared = self.prepare(token, &mut request);
+                prepared.map_or_else(Reply::Refused, |()| self.kernel.handle(client, &request))
+            }
         };
         if let Reply::Exported { export } = reply {
             return self.send_export(token, export);
         }
-        view::restrict(&mut reply, policy, peer.namespace());
+        view::restrict(&mut reply, policy, namespace);
         self.sync_after_request(&request, &reply);
         let welcomed = matches!(reply, Reply::Welcome { .. });
         if welcomed && self.kernel.kind(client) == Some(ClientKind::Cuda) {
@@ -338,12 +349,42 @@ impl Server {
         }
         let delay = self.kernel.delay(&request);
         if delay.is_zero() {
+            let peer = self.peers.get(token).ok_or(WireError::Closed)?;
             return peer.send(&reply, &[]);
         }
         let due = u64::try_from(delay.as_nanos())
             .unwrap_or(u64::MAX)
             .saturating_add(now());
         self.delayed.insert((due, token), reply);
+        Ok(())
+    }
+
+    /// Tells the kernel the cgroups that a request is about.
+    fn prepare(&mut self, token: u64, request: &mut Request) -> Result<(), Refusal> {
+        let process = self.peers.get(token).and_then(Peer::process);
+        if self.cgroups.are_counted() {
+            let cgroup = process.and_then(|(pid, _)| self.cgroups.of(pid));
+            self.kernel.set_cgroup(ClientId(token), cgroup);
+        }
+        let Request::MemoryLimits {
+            cgroup, request, ..
+        } = request
+        else {
+            return Ok(());
+        };
+        if matches!(request, MemoryLimitsRequest::Set(_))
+            && !process.is_some_and(|(pid, uid)| is_administrator(pid, uid))
+        {
+            return Err(Refusal::NoPermission);
+        }
+        if !self.cgroups.are_counted() {
+            return Err(Refusal::NotSupported);
+        }
+        let limited: Vec<String> = self.kernel.limited_cgroups().map(str::to_owned).collect();
+        for gone in limited.iter().filter(|cgroup| !self.cgroups.exists(cgroup)) {
+            self.kernel.forget_cgroup(gone);
+        }
+        *cgroup = self.cgroups.resolve(cgroup)?;
         Ok(())
     }
 

@@ -181,6 +181,11 @@ impl Text {
     }
 }
 
+/// A C string whose address is in a struct of the caller.
+pub(crate) fn text_at(address: *mut c_char) -> Text {
+    Text(address)
+}
+
 /// The bytes of a UUID union.
 pub(crate) fn uuid_bytes(value: nvmlUUIDValue_t) -> [u8; 41] {
     // SAFETY: a union of two byte arrays, the larger of which is read; the caller initialized the

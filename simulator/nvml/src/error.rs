@@ -72,6 +72,7 @@ impl From<Refusal> for NvmlError {
             Refusal::InsufficientResources => Self::InsufficientResources,
             Refusal::NotSupported => Self::NotSupported,
             Refusal::Failed => Self::Unknown,
+            Refusal::NoPermission => Self::NoPermission,
             Refusal::Invalid => Self::InvalidArgument,
         }
     }

@@ -1,4 +1,4 @@
-//! `libnvidia-ml.so.1` over the simulated machine: NVML 13 of driver 580.
+//! `libnvidia-ml.so.1` over the simulated machine: NVML 13 of driver 580, with the memory limits of driver 615.
 //!
 //! Types come from bindings generated from `nvml.h`. Each file implements one group of the header;
 //! [`unsupported`] exports all other names, which return `NVML_ERROR_NOT_SUPPORTED`, since some
@@ -20,6 +20,7 @@ mod identity;
 mod instances;
 mod library;
 mod memory;
+mod memory_limits;
 mod mig;
 mod processes;
 mod samples;

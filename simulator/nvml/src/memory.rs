@@ -88,9 +88,17 @@ fn amounts(device: AnyDevice) -> NvmlResult<MemoryAmounts> {
     if !memory.reported_by_nvml {
         return Err(NvmlError::NotSupported);
     }
-    Ok(MemoryAmounts {
-        total: memory.total_bytes,
-        reserved: memory.reserved_bytes,
-        used: device.reporting(ReportedValue::Memory)?.used_bytes,
+    let state = device.reporting(ReportedValue::Memory)?;
+    Ok(match state.cgroup_memory {
+        Some(cgroup) if cgroup.hard_bytes < memory.usable_bytes() => MemoryAmounts {
+            total: cgroup.hard_bytes,
+            reserved: 0,
+            used: cgroup.used_bytes,
+        },
+        _ => MemoryAmounts {
+            total: memory.total_bytes,
+            reserved: memory.reserved_bytes,
+            used: state.used_bytes,
+        },
     })
 }

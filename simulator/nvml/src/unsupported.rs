@@ -74,7 +74,6 @@ unsupported! {
     nvmlDeviceGetMaxCustomerBoostClock
     nvmlDeviceGetMemClkMinMaxVfOffset
     nvmlDeviceGetMemClkVfOffset
-    nvmlDeviceGetMemoryLimits_v1
     nvmlDeviceGetMinMaxClockOfPState
     nvmlDeviceGetMinMaxFanSpeed
     nvmlDeviceGetNumFans
@@ -164,7 +163,6 @@ unsupported! {
     nvmlDeviceSetGpuOperationMode
     nvmlDeviceSetHostname_v1
     nvmlDeviceSetMemClkVfOffset
-    nvmlDeviceSetMemoryLimits_v1
     nvmlDeviceSetMemoryLockedClocks
     nvmlDeviceSetNvLinkDeviceLowPowerThreshold
     nvmlDeviceSetNvLinkUtilizationControl

@@ -117,3 +117,20 @@ fn parses_bus_ids_of_every_length() {
     assert_eq!(bus_id.to_string(), "00000000:9D:00.0");
     assert_eq!(bus_id.short(), "0000:9d:00.0");
 }
+
+#[test]
+fn only_drivers_since_615_have_memory_limits() {
+    let b200 = MachineDescription::parse(B200X8).unwrap();
+    assert!(b200.has_memory_limits());
+    assert!(
+        !MachineDescription::parse(H100X2)
+            .unwrap()
+            .has_memory_limits()
+    );
+    let older = B200X8.replace("driverVersion: \"615.71\"", "driverVersion: \"610.9\"");
+    let error = MachineDescription::parse(&older).unwrap_err().to_string();
+    assert!(
+        error.contains("memoryLimits.backend: driver 610.9"),
+        "{error}"
+    );
+}

@@ -162,6 +162,13 @@ impl Kernel {
     /// Restores all memory or none.
     fn restore_memory(&mut self, client: ClientId) -> Result<(), Refusal> {
         let memory = self.own_memory(client)?;
+        let mut restored: BTreeMap<GpuIndex, u64> = BTreeMap::new();
+        for (gpu, bytes, _) in &memory {
+            *restored.entry(*gpu).or_default() += round_up(*bytes);
+        }
+        for (gpu, bytes) in restored {
+            self.check_cgroup_memory(gpu, client, bytes)?;
+        }
         for (position, (gpu, bytes, _)) in memory.iter().enumerate() {
             if let Err(refusal) = self.gpu_mut(*gpu)?.ledger.take(*bytes) {
                 for (gpu, bytes, _) in memory.iter().take(position) {

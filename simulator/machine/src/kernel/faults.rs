@@ -91,6 +91,7 @@ impl Kernel {
             | Request::Samples { gpu, .. }
             | Request::Counters { gpu, .. }
             | Request::Accounting { gpu, .. }
+            | Request::MemoryLimits { gpu, .. }
             | Request::Mig { gpu, .. }
             | Request::RegisterEvents { gpu }
             | Request::CreateContext { gpu }

@@ -25,6 +25,8 @@ pub(super) struct Allocation {
     taken_in: Option<ContextId>,
     /// Whether other processes may open it by id.
     shared: bool,
+    /// Cgroup in which it was allocated.
+    pub(super) cgroup: Option<String>,
     /// Whether it is checkpointed: see [`super::checkpoint`].
     pub(super) is_checkpointed: bool,
 }
@@ -77,7 +79,9 @@ impl Kernel {
     ) -> Result<Reply, Refusal> {
         let gpu = self.own_context(client, context)?.gpu;
         self.check_instance_memory(gpu, context, bytes)?;
-        self.take(gpu, Holder::Context(context), None, bytes)
+        self.check_cgroup_memory(gpu, client, bytes)?;
+        let cgroup = self.cgroup_of(client);
+        self.take(gpu, Holder::Context(context), None, (bytes, cgroup))
     }
 
     /// Allocates memory of a GPU without a context.
@@ -93,7 +97,9 @@ impl Kernel {
         if let Some(context) = context {
             self.check_instance_memory(gpu, context, bytes)?;
         }
-        self.take(gpu, Holder::Client(client), context, bytes)
+        self.check_cgroup_memory(gpu, client, bytes)?;
+        let cgroup = self.cgroup_of(client);
+        self.take(gpu, Holder::Client(client), context, (bytes, cgroup))
     }
 
     fn take(
@@ -101,7 +107,7 @@ impl Kernel {
         index: GpuIndex,
         holder: Holder,
         taken_in: Option<ContextId>,
-        bytes: u64,
+        (bytes, cgroup): (u64, Option<String>),
     ) -> Result<Reply, Refusal> {
         let gpu = self.gpu_mut(index)?;
         let bytes = gpu.ledger.take(bytes)?;
@@ -115,6 +121,7 @@ impl Kernel {
             payer: holder,
             taken_in,
             shared: false,
+            cgroup,
             is_checkpointed: false,
         };
         self.allocations.insert(allocation, record);

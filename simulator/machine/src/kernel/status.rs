@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::protocol::{GpuIndex, InstanceId, MigState, Refusal};
+use crate::protocol::{GpuIndex, InstanceId, MemoryLimitsState, MigState, Refusal};
 
 use super::Kernel;
 
@@ -45,6 +45,20 @@ pub struct GpuStatus {
     pub processes: Vec<ProcessStatus>,
     /// MIG state.
     pub mig: MigState,
+    /// Memory limits, by cgroup.
+    pub memory_limits: Vec<LimitStatus>,
+}
+
+/// Memory limits of one cgroup.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LimitStatus {
+    /// Path of the cgroup in its hierarchy.
+    pub cgroup: String,
+    /// The limits.
+    pub limits: MemoryLimitsState,
+    /// Memory that counts against them.
+    pub used_bytes: u64,
 }
 
 /// One process on a GPU.
@@ -89,6 +103,7 @@ impl Kernel {
             busy_nanos: gpu.engine.busy(),
             gpu_percent: gpu.sensors().utilization.gpu_percent,
             mig: self.mig_state(GpuIndex(index)).unwrap_or_default(),
+            memory_limits: self.limits_of(GpuIndex(index)),
             processes: self
                 .processes(GpuIndex(index))
                 .into_iter()

@@ -4,6 +4,8 @@ use super::*;
 use crate::description::{H100X2, T4};
 use crate::protocol::CheckpointAction;
 
+mod memory_limits;
+
 const GPU: GpuIndex = GpuIndex(0);
 
 fn kernel() -> Kernel {

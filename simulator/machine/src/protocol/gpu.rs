@@ -5,13 +5,15 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::InstanceId;
+use super::{CgroupMemory, InstanceId};
 
 /// Snapshot of one GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GpuState {
     /// Memory of contexts and allocations, without the driver's reserve.
     pub used_bytes: u64,
+    /// Memory of the caller's cgroup, if that one has a limit.
+    pub cgroup_memory: Option<CgroupMemory>,
     /// Processes with a context on the GPU, by PID.
     pub processes: Vec<ProcessState>,
     /// Utilization in the last sampling period.

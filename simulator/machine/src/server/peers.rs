@@ -19,6 +19,8 @@ pub(super) struct Peer {
     socket: OwnedFd,
     role: Role,
     namespace: Namespace,
+    /// PID and user.
+    process: Option<(u32, u32)>,
 }
 
 #[derive(Debug)]
@@ -28,7 +30,12 @@ enum Role {
 }
 
 impl Peer {
-    pub(super) fn new(socket: OwnedFd, library: bool, namespace: Namespace) -> Self {
+    pub(super) fn new(
+        socket: OwnedFd,
+        library: bool,
+        namespace: Namespace,
+        process: Option<(u32, u32)>,
+    ) -> Self {
         let role = if library {
             Role::Library(None)
         } else {
@@ -38,12 +45,18 @@ impl Peer {
             socket,
             role,
             namespace,
+            process,
         }
     }
 
     /// PID namespace of the peer.
     pub(super) fn namespace(&self) -> Namespace {
         self.namespace
+    }
+
+    /// PID and user of a library.
+    pub(super) fn process(&self) -> Option<(u32, u32)> {
+        self.process
     }
 
     pub(super) fn is_controller(&self) -> bool {
