@@ -108,6 +108,7 @@ macro_rules! condition_reasons {
 condition_reasons! {
     Prepared: Prepared, true, "The node driver prepared the device.";
     Interposed: Enforced, true, "libvgpu enforces the limits of the share.";
+    LimitedByDriver: Enforced, true, "The NVIDIA driver limits the memory of the share's containers, and libvgpu enforces all limits.";
     WholeGpu: Enforced, true, "The claim has the whole GPU.";
     Partition: Enforced, true, "The claim has a MIG partition, which the GPU isolates.";
     AdminAccess: Enforced, false, "The claim has admin access, which has no limits.";

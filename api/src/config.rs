@@ -200,6 +200,9 @@ pub struct MemoryConfig {
     /// Reaction to allocations beyond the limit. Class only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<MemoryPolicy>,
+    /// What limits the memory. Class only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub enforcement: Option<MemoryEnforcement>,
     /// The most that the share may use while memory of the GPU is free. A claim may choose up to the class's `maxLimit`. Claim only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<Quantity>,
@@ -223,6 +226,31 @@ pub enum MemoryPolicy {
     Hard,
     /// Plain allocations beyond the limit use host memory.
     Spill,
+}
+
+/// What limits the memory of a share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum MemoryEnforcement {
+    /// The NVIDIA driver and libvgpu where the driver can, else libvgpu.
+    #[default]
+    Auto,
+    /// The NVIDIA driver and libvgpu. Claims are refused on GPUs whose driver cannot.
+    Driver,
+    /// libvgpu.
+    Library,
+}
+
+impl MemoryEnforcement {
+    /// Returns the value in config and attributes.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Driver => "driver",
+            Self::Library => "library",
+        }
+    }
 }
 
 /// Reaction to a process that bypasses or exceeds its limits.

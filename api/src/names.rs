@@ -217,6 +217,8 @@ pub mod attribute {
     pub const CUDA_DRIVER_VERSION: &str = "cudaDriverVersion";
     /// `none`, `hmm` or `ats`.
     pub const ADDRESSING_MODE: &str = "addressingMode";
+    /// What limits the memory of shares of the GPU: `driver` (the NVIDIA driver, by cgroup, and libvgpu) or `library` (libvgpu).
+    pub const MEMORY_ENFORCEMENT: &str = "memoryEnforcement";
     /// Mode of the GPU: `auto`, `exclusive`, `vgpu`, `mig` or `dynamic`.
     pub const MODE: &str = "mode";
     /// Minor number of the device node.

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::Quantity;
-use crate::config::{ComputePolicy, Enforcement, MemoryPolicy};
+use crate::config::{ComputePolicy, Enforcement, MemoryEnforcement, MemoryPolicy};
 
 pub mod settings;
 pub mod status;
@@ -253,6 +253,9 @@ pub struct MemoryDefaults {
     /// Reaction to allocations beyond the limit. Default: hard, or spill with `oversubscription: spill`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<MemoryPolicy>,
+    /// What limits the memory. Default: auto.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub enforcement: Option<MemoryEnforcement>,
 }
 
 /// MIG partitions of a GPU.

@@ -199,6 +199,8 @@ pub struct Hook {
 pub enum HookName {
     /// In the container's mount namespace, after the mounts, before `pivot_root`.
     CreateContainer,
+    /// In the runtime's namespaces, once the container has its namespaces and cgroup.
+    CreateRuntime,
 }
 
 impl ContainerEdits {

@@ -93,6 +93,18 @@ impl HookProgram {
         self.call("compat", arguments)
     }
 
+    /// Has the node driver at `socket` limit the GPU memory of the container for a share of a claim. The call is a process of its
+    /// own at another stage than the others, in the namespaces of the node.
+    #[must_use]
+    pub fn limit(&self, socket: &str, claim: &str, share: &str) -> Hook {
+        let flags = [("--socket", socket), ("--claim", claim), ("--share", share)];
+        let arguments = flags.map(|(flag, value)| [flag.to_owned(), value.to_owned()]);
+        Hook {
+            hook_name: HookName::CreateRuntime,
+            ..self.call("limit", arguments.into_iter().flatten())
+        }
+    }
+
     /// Hides from NVIDIA's libraries in the container that they may create device files: they would create those of all
     /// GPUs, and change the modes of present ones.
     #[must_use]

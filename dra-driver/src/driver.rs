@@ -35,6 +35,7 @@ use crate::node::selinux::Labels;
 use crate::operate::health;
 use crate::prepare::apply::Applier;
 use crate::prepare::apply::partitions::recorded;
+use crate::prepare::cgroup_limits::CgroupLimits;
 use crate::prepare::effects::{NodeAccess, NodeEffects, Tmpfs};
 use crate::prepare::record::RecordStore;
 use crate::publish::profile;
@@ -49,6 +50,7 @@ use crate::suspend::node::SuspendNode;
 use drava_api::error::describe;
 
 mod active;
+mod cgroup_limits;
 mod companions;
 mod follow;
 mod labelled;
@@ -165,11 +167,14 @@ pub async fn run(
     if !until(&stop, directories::create(&layout, &conditions)).await {
         return Ok(());
     }
-    let gate = Gate::default();
+    let (gate, cgroups) = (Gate::default(), source.cgroups.clone());
     let source = gate.gated(source);
     let observe = Arc::clone(&source.observe);
+    let cgroup_limits = CgroupLimits::new(layout.clone(), cgroups, Arc::clone(&observe));
+    let cgroup_limits = Arc::new(cgroup_limits);
     let access = NodeAccess {
         open: Arc::clone(&observe),
+        cgroup_limits: Arc::clone(&cgroup_limits),
         proc_root: config.proc_root.clone(),
         boot_id: boot_id().map_err(RunError::BootId)?,
         labels: config.labels,
@@ -219,7 +224,8 @@ pub async fn run(
         table: health,
         record,
     };
-    shared.publish(&mut tasks, publishing, claims, observe, health, role_sender);
+    let agent = (observe, cgroup_limits);
+    shared.publish(&mut tasks, publishing, claims, agent, health, role_sender);
     drop(shared);
 
     let ended = supervise(&mut tasks, &stop).await;
@@ -390,7 +396,7 @@ impl Shared {
         tasks: &mut Tasks,
         (publisher, profile_status): (Publisher, StatusWriter),
         claims: Arc<ClaimService<NodeEffects>>,
-        observe: OpenLibrary,
+        (observe, cgroup_limits): (OpenLibrary, Arc<CgroupLimits>),
         health: GpuHealth,
         role: watch::Sender<InstanceRole>,
     ) {
@@ -419,6 +425,7 @@ impl Shared {
             claims,
             layout: self.layout.clone(),
             agent,
+            cgroup_limits,
             health: table,
             record,
             metrics: self.metrics.clone(),

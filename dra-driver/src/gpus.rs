@@ -3,6 +3,7 @@
 pub mod capacity;
 pub mod coexistence;
 pub mod device_files;
+pub mod driver_limits;
 pub mod gpu_plan;
 pub mod inventory;
 pub mod nvml_gate;

@@ -1,6 +1,7 @@
 //! The node: its files, mounts, locks and processes, and the options of this program.
 
 pub mod artifacts;
+pub mod cgroups;
 pub mod claim;
 pub mod files;
 pub mod gpu_users;

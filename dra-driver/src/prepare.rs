@@ -12,6 +12,7 @@
 //! | order of the steps | [`apply`] |
 //! | MIG instances | [`apply::partitions`] |
 //! | whether a claim is in use | [`liveness`] |
+//! | memory limits by the NVIDIA driver | [`cgroup_limits`] |
 //! | what companion claims add to shares | [`companion`] (pure) |
 //!
 //! Invariants:
@@ -34,6 +35,7 @@ use crate::node::options;
 
 pub mod apply;
 pub mod base;
+pub mod cgroup_limits;
 pub mod companion;
 pub mod effects;
 pub(crate) mod limits;
@@ -145,6 +147,10 @@ pub struct Share {
     pub priority: Priority,
     /// Behavior at the memory limit.
     pub memory_policy: MemoryPolicy,
+    /// Whether the NVIDIA driver limits the memory of its containers, too. An older build that drops the field starts containers
+    /// without that limit.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub limited_by_driver: bool,
     /// Action on processes that exceed or bypass the limits. Records of older builds lack the field.
     #[serde(default)]
     pub enforcement: Enforcement,

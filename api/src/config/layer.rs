@@ -3,8 +3,8 @@
 use std::fmt;
 
 use super::{
-    ComputePolicy, Enforcement, MemoryBurst, MemoryPolicy, MemoryReclaim, Percent, Placement,
-    Priority, Seconds, VgpuConfig,
+    ComputePolicy, Enforcement, MemoryBurst, MemoryEnforcement, MemoryPolicy, MemoryReclaim,
+    Percent, Placement, Priority, Seconds, VgpuConfig,
 };
 use crate::Quantity;
 
@@ -14,7 +14,7 @@ use crate::Quantity;
 /// |---|---|---|
 /// | `computePolicy` | any | `fixed` |
 /// | `priority` | any | up to the class's `maxPriority` |
-/// | `maxPriority`, `memory.policy`, `enforcement`, `unmetered` | any | – |
+/// | `maxPriority`, `memory.policy`, `memory.enforcement`, `enforcement`, `unmetered` | any | – |
 /// | `memory.maxLimit` | any | – |
 /// | `memory.limit` | – | up to the class's `memory.maxLimit` |
 /// | `memory.percent`, `memory.burst`, `memory.reclaim` | – | any |
@@ -73,6 +73,8 @@ pub struct Settings {
     pub memory_percent: Option<Percent>,
     /// Reaction to allocations beyond the memory limit.
     pub memory_policy: MemoryPolicy,
+    /// What limits the memory.
+    pub memory_enforcement: MemoryEnforcement,
     /// The most that the share may use while memory is free; see [`Settings::burst_limit`].
     pub memory_limit: Option<Quantity>,
     /// Highest limit that a claim may choose; default: none.
@@ -115,6 +117,7 @@ impl Settings {
             },
             memory_percent: memory.percent.or(self.memory_percent),
             memory_policy: memory.policy.unwrap_or(self.memory_policy),
+            memory_enforcement: memory.enforcement.unwrap_or(self.memory_enforcement),
             memory_limit: memory.limit.or(self.memory_limit),
             max_memory_limit: memory.max_limit.or(self.max_memory_limit),
             memory_burst: memory.burst.unwrap_or(self.memory_burst),
@@ -165,6 +168,9 @@ impl Settings {
         let memory = config.memory.unwrap_or_default();
         if memory.policy.is_some() {
             return forbidden("memory.policy", class_only);
+        }
+        if memory.enforcement.is_some() {
+            return forbidden("memory.enforcement", class_only);
         }
         if memory.max_limit.is_some() {
             return forbidden("memory.maxLimit", class_only);

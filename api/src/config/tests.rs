@@ -254,6 +254,10 @@ fn rejects_fields_that_relax_the_class() {
             "config field memory.policy: not allowed in a claim (only in a device class)",
         ),
         (
+            json!({"memory": {"enforcement": "library"}}),
+            "config field memory.enforcement: not allowed in a claim (only in a device class)",
+        ),
+        (
             json!({"enforcement": "report"}),
             "config field enforcement: not allowed in a claim (only in a device class)",
         ),
@@ -429,6 +433,7 @@ fn documents_every_field() {
         "computePolicy": "fixed", "priority": 1, "maxPriority": 2,
         "memory": {
             "percent": 50, "policy": "spill", "limit": "12Gi", "maxLimit": "16Gi", "burst": "unallocated", "reclaim": "kill",
+            "enforcement": "driver",
         },
         "enforcement": "required",
         "placement": {"node": "spread", "gpu": "binpack"}, "unmetered": true, "suspend": {"allowed": true, "maxSuspendSeconds": 600},
@@ -449,6 +454,7 @@ fn documents_every_field() {
                 max_limit: Some(_),
                 burst: Some(_),
                 reclaim: Some(_),
+                enforcement: Some(_),
             }),
         enforcement: Some(_),
         placement: Some(Placement {

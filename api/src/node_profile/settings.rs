@@ -129,6 +129,10 @@ impl GpuSettings {
         Settings {
             compute_policy: compute_policy.unwrap_or_default(),
             memory_policy: memory_policy.unwrap_or(of_oversubscription),
+            memory_enforcement: memory
+                .as_ref()
+                .and_then(|memory| memory.enforcement)
+                .unwrap_or_default(),
             enforcement: enforcement.unwrap_or_default(),
             ..Settings::default()
         }

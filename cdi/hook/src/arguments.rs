@@ -22,6 +22,8 @@ pub(crate) enum Action {
     },
     /// Prefer the CUDA compatibility libraries of an image that is newer than the NVIDIA driver.
     Compat(NodeDriver),
+    /// Limit the GPU memory of the container by the NVIDIA driver.
+    Limit(LimitedShare),
     /// Mask the parameters of the NVIDIA kernel driver.
     Params,
     /// Empty a file in mounted directories, which shows that the runtime has applied the edits.
@@ -43,6 +45,17 @@ pub(crate) struct NodeDriver {
     pub(crate) version: String,
     /// Newest CUDA version that the driver supports.
     pub(crate) cuda: Option<String>,
+}
+
+/// A share whose memory the NVIDIA driver limits.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct LimitedShare {
+    /// Socket of the node driver.
+    pub(crate) socket: String,
+    /// UID of the claim.
+    pub(crate) claim: String,
+    /// ID of the share.
+    pub(crate) share: String,
 }
 
 /// Files with one name in directories that are mounted at paths of one form.
@@ -69,7 +82,7 @@ pub(crate) struct Link {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ArgumentsError {
     #[error(
-        "usage: drava-cdi-hook preload --library PATH [--stub PATH]... | ldcache --library PATH... | symlinks --link TARGET::PATH... | compat --driver-version VERSION [--cuda-version VERSION] | params | mark --files DIRECTORY/*/DIRECTORY/NAME; several actions are separated by \"then\""
+        "usage: drava-cdi-hook preload --library PATH [--stub PATH]... | ldcache --library PATH... | symlinks --link TARGET::PATH... | compat --driver-version VERSION [--cuda-version VERSION] | params | mark --files DIRECTORY/*/DIRECTORY/NAME | limit --socket PATH --claim UID --share ID; several actions are separated by \"then\""
     )]
     Usage,
     #[error("unexpected argument {0:?} of {1}")]
@@ -122,6 +135,23 @@ fn parse_action(arguments: impl IntoIterator<Item = OsString>) -> Result<Action,
         Some("mark") => {
             let files = mounted_files(path(value(arguments, "mark", "--files")?)?)?;
             Ok(Action::Mark { files })
+        }
+        Some("limit") => {
+            let known = &["--socket", "--claim", "--share"];
+            let given = flags(arguments, "limit", known)?;
+            let one = |flag| {
+                let values = given.iter().filter(|(of, _)| *of == flag);
+                single(
+                    values.map(|(_, value)| value.clone()).collect(),
+                    "limit",
+                    flag,
+                )
+            };
+            Ok(Action::Limit(LimitedShare {
+                socket: path(one("--socket")?)?,
+                claim: one("--claim")?,
+                share: one("--share")?,
+            }))
         }
         Some("compat") => {
             let (mut versions, mut cuda) = (Vec::new(), None);
@@ -273,6 +303,17 @@ mod tests {
             Ok(Action::LdCache {
                 libraries: vec!["/a".into(), "/b".into()]
             })
+        );
+        let flags = ["--socket", "/a", "--claim", "b", "--share", "c"];
+        let limited = Action::Limit(LimitedShare {
+            socket: "/a".into(),
+            claim: "b".into(),
+            share: "c".into(),
+        });
+        assert_eq!(parsed(&[&["limit"], &flags[..]].concat()), Ok(limited));
+        assert_eq!(
+            parsed(&["limit", "--socket", "/a", "--claim", "b"]),
+            Err(ArgumentsError::Missing("limit", "--share"))
         );
         assert_eq!(
             parsed(&["symlinks", "--link", "b.so.1::/a/b.so"]),

@@ -20,6 +20,8 @@ const MAX_CONFIG: u64 = 16 << 20;
 #[derive(Deserialize)]
 struct State {
     bundle: PathBuf,
+    #[serde(default)]
+    pid: u32,
 }
 
 #[derive(Deserialize)]
@@ -52,6 +54,8 @@ struct Linux {
 
 /// A container that the runtime creates.
 pub(crate) struct Container {
+    /// Process that becomes the first one, as the runtime sees it.
+    pub(crate) pid: u32,
     /// Root directory.
     pub(crate) root: Root,
     /// SELinux context of file systems that are mounted for the container; empty without SELinux.
@@ -115,6 +119,7 @@ pub(crate) fn read(stdin: impl Read) -> Result<Container, ContainerError> {
     };
     // An absolute path replaces the bundle's path.
     Ok(Container {
+        pid: state.pid,
         root: Root::open(state.bundle.join(config.root.path))?,
         mount_label: config.linux.mount_label,
         mounts: config

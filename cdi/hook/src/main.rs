@@ -3,8 +3,8 @@
 //! An OCI `createContainer` hook: the runtime runs it as root, in the container's mount namespace, after its mounts
 //! and before its first process, with the container's state on stdin. The image is untrusted: the kernel resolves
 //! every path of the image inside the container's root (`openat2` with `RESOLVE_IN_ROOT`, Linux 5.6), the hook runs no
-//! program of the image, and every read is bounded. The hook reads no environment, starts no process and opens no
-//! socket.
+//! program of the image, and every read is bounded. The hook reads no environment, starts no process and, except `limit`,
+//! opens no socket.
 //!
 //! The hook fails closed. A non-zero status makes the runtime reject the container, and the one line on stderr appears
 //! in the pod's events. A second run on the same container changes nothing.
@@ -24,6 +24,8 @@
 //!   `/run/drava/*/usage/pending`, which shows the node driver that the runtime has applied the edits. A runtime with CDI
 //!   disabled starts the container without them and reports nothing. A container without such a mount is rejected: it
 //!   would have no limits.
+//! - `limit --socket PATH --claim UID --share ID`: has the node driver at PATH limit the GPU memory of the container's cgroup. Runs
+//!   at the stage `createRuntime`, alone.
 //!
 //! crun before 1.26 makes the root read-only before it runs hooks; the hook then makes it writable for its own writes.
 //!
@@ -37,6 +39,7 @@ mod compat;
 mod container;
 mod ldcache;
 mod ldconf;
+mod limit;
 mod mark;
 mod params;
 mod preload;
@@ -76,6 +79,7 @@ fn apply(action: Action, container: &Container) -> Result<(), Box<dyn Error>> {
         Action::Preload { library, stubs } => preload::apply(root, &library, &stubs)?,
         Action::LdCache { libraries } => ldcache::apply(root, &libraries)?,
         Action::Compat(driver) => compat::apply(container, &driver)?,
+        Action::Limit(share) => limit::apply(container, &share)?,
         Action::Params => params::apply(container)?,
         Action::Mark { files } => mark::apply(container, &files)?,
         Action::Symlinks { links } => symlinks::apply(root, &links)?,

@@ -80,6 +80,7 @@ fn fix(reason: ConditionReason) -> Option<&'static str> {
         }
         ConditionReason::Prepared
         | ConditionReason::Interposed
+        | ConditionReason::LimitedByDriver
         | ConditionReason::WholeGpu
         | ConditionReason::Partition
         | ConditionReason::AdminAccess

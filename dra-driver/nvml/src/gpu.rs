@@ -135,6 +135,15 @@ impl fmt::Display for ComputeCapability {
     }
 }
 
+/// GPU memory of a cgroup.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CgroupMemory {
+    /// The most that its processes can allocate; `None` without a limit.
+    pub limit_bytes: Option<u64>,
+    /// Memory that counts against the limit.
+    pub used_bytes: u64,
+}
+
 /// Memory of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Memory {

@@ -13,6 +13,8 @@
 //!
 //! The crate makes no decisions and does not read sysfs.
 
+use std::path::Path;
+
 pub mod checkpoint;
 mod error;
 mod event;
@@ -28,8 +30,8 @@ pub use error::{GpuError, InventoryError, OpenError, WatchError};
 pub use event::{Event, EventKind, EventSource, RecoveryAction};
 pub use find::{FindError, find};
 pub use gpu::{
-    AddressingMode, ComputeCapability, ComputeMode, CudaVersion, Fabric, FabricState, Gpu,
-    GpuFault, GpuUuid, Inventory, Memory, MemoryRepair,
+    AddressingMode, CgroupMemory, ComputeCapability, ComputeMode, CudaVersion, Fabric, FabricState,
+    Gpu, GpuFault, GpuUuid, Inventory, Memory, MemoryRepair,
 };
 pub use library::Library;
 pub use mig::{ComputeInstance, GpuInstance, Mig, MigProfile, MigUuid, MigVariant, Placement};
@@ -53,6 +55,24 @@ pub trait GpuLibrary: Send + Sync {
     /// # Errors
     /// [`GpuError`] with the GPU's UUID.
     fn memory(&self, gpu: &GpuUuid) -> Result<Memory, GpuError>;
+
+    /// Limits the GPU memory of a cgroup, given by its directory; `None` removes the limit. Managed memory does not count.
+    ///
+    /// # Errors
+    /// [`GpuError`]; [`Status::MissingSymbol`] before driver 615, [`Status::NotSupported`] by a driver or GPU that cannot, or
+    /// below an ancestor without the controller.
+    fn set_memory_limit(
+        &self,
+        gpu: &GpuUuid,
+        cgroup: &Path,
+        bytes: Option<u64>,
+    ) -> Result<(), GpuError>;
+
+    /// Reads the GPU memory of a cgroup, given by its directory.
+    ///
+    /// # Errors
+    /// As [`Self::set_memory_limit`].
+    fn cgroup_memory(&self, gpu: &GpuUuid, cgroup: &Path) -> Result<CgroupMemory, GpuError>;
 
     /// Lists the processes with a context on the GPU, with their memory. PIDs are of the caller's PID namespace.
     ///

@@ -13,14 +13,15 @@ use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings::{self as sys, NvmlLib};
 
 use crate::{
-    Event, EventSource, GpuError, GpuInstance, GpuLibrary, GpuUuid, Inventory, InventoryError,
-    Memory, MigProfile, OpenError, Placement, Process, ProcessUtilization, Status, Telemetry,
-    Utilization, WatchError,
+    CgroupMemory, Event, EventSource, GpuError, GpuInstance, GpuLibrary, GpuUuid, Inventory,
+    InventoryError, Memory, MigProfile, OpenError, Placement, Process, ProcessUtilization, Status,
+    Telemetry, Utilization, WatchError,
 };
 
 mod events;
 mod gpus;
 mod instances;
+mod memory_limits;
 mod processes;
 mod profiles;
 mod readings;
@@ -35,6 +36,8 @@ pub struct Library {
 /// State that the library shares with its event sources.
 struct Shared {
     nvml: Nvml,
+    /// Functions of memory limits; `None` before driver 615.
+    limits: Option<memory_limits::Functions>,
     /// Handles by UUID: NVML's lookup can take seconds per GPU. Each inventory replaces them.
     handles: Mutex<HashMap<GpuUuid, Handle>>,
     /// Readings of the inventory.
@@ -98,6 +101,7 @@ impl Library {
         Ok(Self {
             shared: Arc::new(Shared {
                 nvml,
+                limits: memory_limits::Functions::load(path),
                 handles: Mutex::default(),
                 readings: Mutex::default(),
             }),
@@ -170,6 +174,25 @@ impl GpuLibrary for Library {
     fn memory(&self, gpu: &GpuUuid) -> Result<Memory, GpuError> {
         self.shared
             .on_gpu(gpu, "read the memory", |handle| self.shared.memory(handle))
+    }
+
+    fn set_memory_limit(
+        &self,
+        gpu: &GpuUuid,
+        cgroup: &Path,
+        bytes: Option<u64>,
+    ) -> Result<(), GpuError> {
+        let operation = format!("set the memory limit of cgroup {}", cgroup.display());
+        self.shared.on_gpu(gpu, operation, |handle| {
+            self.shared.set_memory_limit(handle, cgroup, bytes)
+        })
+    }
+
+    fn cgroup_memory(&self, gpu: &GpuUuid, cgroup: &Path) -> Result<CgroupMemory, GpuError> {
+        let operation = format!("read the memory limit of cgroup {}", cgroup.display());
+        self.shared.on_gpu(gpu, operation, |handle| {
+            self.shared.cgroup_memory(handle, cgroup)
+        })
     }
 
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<Process>, GpuError> {

@@ -10,7 +10,7 @@ use drava_nvml::{
 };
 use simulator_machine::client::Connection;
 use simulator_machine::control::Command;
-use simulator_machine::description::{H100X2, T4};
+use simulator_machine::description::{B200X8, H100X2, T4};
 use simulator_machine::kernel::Faults;
 use simulator_machine::protocol::{ClientKind, GpuEvent, GpuIndex, Request};
 use simulator_machine::root::DriverRoot;
@@ -371,4 +371,50 @@ fn reopens_library_after_restart() {
     let before = inventory(&machine);
     machine.restart().unwrap();
     assert_eq!(inventory(&machine), before);
+}
+
+/// Eight B200 whose driver counts memory by the cgroups below a directory.
+fn b200(cgroups: &std::path::Path, backend: &str) -> Machine {
+    let limits = format!("memoryLimits: {{backend: {backend}, cgroupRoot: {cgroups:?}}}");
+    Machine::start(&B200X8.replace("memoryLimits: {backend: dmem}", &limits)).unwrap()
+}
+
+#[test]
+fn limits_memory_of_a_cgroup_since_615() {
+    let cgroups = tempfile::tempdir().unwrap();
+    let leaf = cgroups.path().join("leaf");
+    std::fs::create_dir(&leaf).unwrap();
+    let machine = b200(cgroups.path(), "misc");
+    let library = open(&machine);
+    let gpu = library.inventory().unwrap().gpus.swap_remove(0).uuid;
+    let limit = || library.cgroup_memory(&gpu, &leaf).unwrap();
+    assert_eq!((limit().limit_bytes, limit().used_bytes), (None, 0));
+    library.set_memory_limit(&gpu, &leaf, Some(MIB)).unwrap();
+    assert_eq!(limit().limit_bytes, Some(MIB));
+    // No memory is guaranteed: the kernel would keep it when the cgroup goes.
+    let set = &machine.gpu(0).unwrap().memory_limits[0];
+    assert_eq!((set.cgroup.as_str(), set.limits.soft_bytes), ("/leaf", 0));
+    library.set_memory_limit(&gpu, &leaf, None).unwrap();
+    assert_eq!(limit().limit_bytes, None);
+    let gone = cgroups.path().join("gone");
+    let error = library.set_memory_limit(&gpu, &gone, None).unwrap_err();
+    assert_eq!(error.status, Status::NotFound);
+}
+
+#[test]
+fn older_library_has_no_memory_limits() {
+    let machine = Machine::start(H100X2).unwrap();
+    let library = open(&machine);
+    let gpu = library.inventory().unwrap().gpus.swap_remove(0).uuid;
+    let root = std::path::Path::new("/sys/fs/cgroup");
+    let error = library.cgroup_memory(&gpu, root).unwrap_err();
+    let missing = Status::MissingSymbol("nvmlDeviceSetMemoryLimits_v1");
+    assert_eq!(error.status, missing);
+    assert_eq!(
+        library
+            .set_memory_limit(&gpu, root, None)
+            .unwrap_err()
+            .status,
+        missing
+    );
 }

@@ -12,7 +12,7 @@ use drava_nvml::GpuUuid;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::{companions, suspend, until};
+use super::{cgroup_limits, companions, suspend, until};
 use crate::agent::share_metrics::ShareViolation;
 use crate::agent::{self, Agent};
 use crate::gpu_health::record::RecordFile;
@@ -27,6 +27,7 @@ use crate::metrics::{self, Sources};
 use crate::node::artifacts::{self, Installed, Stubs};
 use crate::node::layout::Layout;
 use crate::node::lock::{Lock, Locks};
+use crate::prepare::cgroup_limits::CgroupLimits;
 use crate::prepare::effects::NodeEffects;
 use crate::prepare::liveness::Inspector;
 use crate::prepare::record::{Loaded, RecordError};
@@ -54,6 +55,7 @@ pub(super) struct Active {
     pub(super) claims: Arc<ClaimService<NodeEffects>>,
     pub(super) layout: Layout,
     pub(super) agent: agent::Config,
+    pub(super) cgroup_limits: Arc<CgroupLimits>,
     pub(super) suspend: SuspendNode,
     pub(super) health: HealthTable,
     pub(super) record: RecordFile,
@@ -81,6 +83,7 @@ impl Active {
             claims,
             layout,
             agent,
+            cgroup_limits,
             suspend,
             health,
             record,
@@ -125,6 +128,8 @@ impl Active {
         let injection = injection::watch(Arc::clone(&claims), layout.clone(), stop.clone());
         let companions = companions::run(Arc::clone(&claims), layout.clone(), stop.clone());
         let suspend = suspend::run(Arc::clone(&claims), suspend, stop.clone());
+        let socket = layout.cgroup_limits_socket();
+        let cgroup_limits = cgroup_limits::run(cgroup_limits, socket, stop.clone());
         let reconcile = reconcile::run(
             Arc::clone(&claims),
             layout,
@@ -142,6 +147,7 @@ impl Active {
             reconcile,
             injection,
             companions,
+            cgroup_limits,
             suspend,
             monitor,
             gpu_health,

@@ -10,6 +10,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use drava_api::config::MemoryEnforcement;
 use drava_api::error::describe;
 use drava_api::node_profile::{GpuSettings, NodeSettings};
 use drava_cdi::{Driver, DriverRoot};
@@ -21,7 +22,9 @@ use tokio::sync::{oneshot, watch};
 use crate::gpus::capacity::ShareTotals;
 use crate::gpus::coexistence::OtherOwners;
 use crate::gpus::device_files::DeviceFiles;
+use crate::gpus::driver_limits::{self, DriverLimits};
 use crate::gpus::gpu_plan::GpuPlan;
+use crate::node::cgroups::{CGROUP_ROOT, Cgroups};
 
 pub mod numbers;
 
@@ -46,6 +49,8 @@ pub struct NodeInventory {
     pub foreign_instances: BTreeMap<GpuUuid, Vec<GpuInstance>>,
     /// Settings of the node profiles; `None` until the profiles and the labels of the node are known.
     pub settings: Option<NodeSettings>,
+    /// Whether the NVIDIA driver can limit memory by cgroup.
+    pub driver_limits: DriverLimits,
     /// Other owners of the GPUs.
     pub other_owners: OtherOwners,
     /// Totals of shares that are published as before although the settings changed, by GPU.
@@ -93,6 +98,15 @@ impl NodeInventory {
         let planned = plan.share_offer()?.totals;
         let retained = self.retained_totals.get(&GpuUuid::new(uuid));
         Some(retained.map_or(planned, |retained| planned.max(*retained)))
+    }
+
+    /// Returns what can limit the memory of shares of a GPU at best.
+    #[must_use]
+    pub fn memory_enforcement(&self, gpu: &GpuUuid) -> MemoryEnforcement {
+        match self.driver_limits.get(gpu) {
+            Some(Ok(())) => MemoryEnforcement::Driver,
+            Some(Err(_)) | None => MemoryEnforcement::Library,
+        }
     }
 
     /// Returns the GPU with this UUID.
@@ -162,6 +176,8 @@ pub struct Source {
     pub device_files: Option<DeviceFiles>,
     /// Mount point of sysfs.
     pub sysfs: PathBuf,
+    /// Cgroups of the node.
+    pub cgroups: Cgroups,
     /// Time between two scans.
     pub rescan: Duration,
 }
@@ -185,6 +201,7 @@ impl Source {
             device_root: None,
             device_files: None,
             sysfs: PathBuf::from("/sys"),
+            cgroups: Cgroups::new(CGROUP_ROOT),
             rescan: RESCAN,
         }
     }
@@ -292,6 +309,7 @@ type Foreign = BTreeMap<GpuUuid, Vec<GpuInstance>>;
 /// What a scan takes from the scan before.
 #[derive(Default)]
 struct Before {
+    driver_limits: DriverLimits,
     numbers: Numbers,
     foreign: Foreign,
 }
@@ -305,11 +323,20 @@ fn scan(
     if let Some(files) = &source.device_files {
         files.refresh();
     }
+    let is_new = library.is_none();
     let present = library.take().map_or_else(&mut source.open, Ok)?;
     // On an error the library is closed and the next scan opens it: after an upgrade of the NVIDIA driver the loaded
     // library fails every call.
     let nvml = present.inventory().map_err(|error| describe(&error))?;
     let foreign = foreign_instances(present.as_ref(), &nvml, records, &before.foreign);
+    let known = if is_new {
+        DriverLimits::new()
+    } else {
+        before.driver_limits.clone()
+    };
+    let driver_limits = driver_limits::update(present.as_ref(), &nvml, &source.cgroups, &known);
+    report_limits(&before.driver_limits, &driver_limits);
+    before.driver_limits.clone_from(&driver_limits);
     *library = Some(present);
     before.numbers = numbered(&nvml.gpus, &before.numbers, records);
     before.foreign.clone_from(&foreign);
@@ -324,10 +351,25 @@ fn scan(
     Ok(Node {
         inventory: NodeInventory {
             numbers: before.numbers.clone(),
+            driver_limits,
             ..normalize(nvml, foreign, &source.sysfs)
         },
         driver: Arc::new(driver),
     })
+}
+
+/// Logs what changed about the limits of the NVIDIA driver.
+fn report_limits(before: &DriverLimits, now: &DriverLimits) {
+    for (gpu, limits) in now.iter().filter(|(gpu, now)| before.get(gpu) != Some(now)) {
+        match limits {
+            Ok(()) => {
+                tracing::info!(gpu.uuid = %gpu, "the NVIDIA driver can limit memory by cgroup")
+            }
+            Err(reason) => tracing::info!(
+                gpu.uuid = %gpu, reason, "the NVIDIA driver cannot limit memory by cgroup; libvgpu alone limits shares"
+            ),
+        }
+    }
 }
 
 /// Returns whether a GPU does not answer.
@@ -420,6 +462,7 @@ fn normalize(
         pcie_roots,
         foreign_instances,
         settings: None,
+        driver_limits: DriverLimits::new(),
         other_owners: OtherOwners::default(),
         retained_totals: BTreeMap::new(),
     }
@@ -485,6 +528,7 @@ pub(crate) mod fixture {
             pcie_roots: BTreeMap::new(),
             foreign_instances: BTreeMap::new(),
             settings: None,
+            driver_limits: DriverLimits::new(),
             other_owners: OtherOwners::default(),
             retained_totals: BTreeMap::new(),
         }

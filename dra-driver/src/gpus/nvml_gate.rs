@@ -7,14 +7,15 @@
 //! operator, see [`requested_release`].
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use drava_api::names::{self, gpu_operator};
 use drava_nvml::{
-    Event, EventSource, GpuError, GpuInstance, GpuLibrary, GpuUuid, Inventory, InventoryError,
-    Memory, MigProfile, Placement, Process, ProcessUtilization, Status, Telemetry, Utilization,
-    WatchError,
+    CgroupMemory, Event, EventSource, GpuError, GpuInstance, GpuLibrary, GpuUuid, Inventory,
+    InventoryError, Memory, MigProfile, Placement, Process, ProcessUtilization, Status, Telemetry,
+    Utilization, WatchError,
 };
 
 use crate::gpus::inventory::{OpenLibrary, Source};
@@ -165,6 +166,19 @@ impl GpuLibrary for GatedLibrary {
 
     fn memory(&self, gpu: &GpuUuid) -> Result<Memory, GpuError> {
         self.call(gpu, |library| library.memory(gpu))
+    }
+
+    fn set_memory_limit(
+        &self,
+        gpu: &GpuUuid,
+        cgroup: &Path,
+        bytes: Option<u64>,
+    ) -> Result<(), GpuError> {
+        self.call(gpu, |library| library.set_memory_limit(gpu, cgroup, bytes))
+    }
+
+    fn cgroup_memory(&self, gpu: &GpuUuid, cgroup: &Path) -> Result<CgroupMemory, GpuError> {
+        self.call(gpu, |library| library.cgroup_memory(gpu, cgroup))
     }
 
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<Process>, GpuError> {

@@ -77,6 +77,19 @@ impl Layout {
         self.run_dir.join("gpu-health.json")
     }
 
+    /// Directory of the files that name the cgroups with memory limits by the NVIDIA driver, by claim. They end with a reboot, as
+    /// the cgroups do.
+    #[must_use]
+    pub fn cgroup_limits(&self) -> PathBuf {
+        self.run_dir.join("cgroup-limits")
+    }
+
+    /// Socket for the CDI hooks that ask for these limits.
+    #[must_use]
+    pub fn cgroup_limits_socket(&self) -> PathBuf {
+        self.run_dir.join("cgroup-limits.sock")
+    }
+
     /// Directory of the usage regions of all claims.
     #[must_use]
     pub fn usages(&self) -> PathBuf {

@@ -279,6 +279,7 @@ impl<E: Effects> Applier<E> {
     /// When state cannot be removed; later steps are skipped.
     pub fn undo(&self, uid: &ClaimUid) -> Result<(), EffectError> {
         self.effects.remove_spec(uid)?;
+        self.effects.remove_cgroup_limits(uid)?;
         self.destroy_instances(uid)?;
         self.effects.remove_usage(uid)?;
         self.effects.remove_pages(uid)?;

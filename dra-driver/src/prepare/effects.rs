@@ -8,12 +8,14 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use drava_cdi::{Spec, SpecDir};
 use drava_nvml::{GpuError, GpuInstance, GpuLibrary, GpuUuid, Status};
 use drava_vgpu_abi::{LimitsSpec, REGION_SIZE, page, paths};
 
 use super::base::Base;
+use super::cgroup_limits::{CgroupLimits, LimitError};
 use super::record::{ClaimRecord, RecordError, RecordStore};
 use super::{Partition, Prepared};
 use crate::gpus::device_files::DeviceFiles;
@@ -47,6 +49,9 @@ pub enum EffectError {
         #[source]
         source: drava_cdi::StoreError,
     },
+    /// A memory limit by the NVIDIA driver could not be removed.
+    #[error(transparent)]
+    CgroupLimit(#[from] LimitError),
     /// NVML could not be opened.
     #[error("cannot open NVML to change MIG instances: {0}")]
     Library(String),
@@ -204,6 +209,12 @@ pub trait Effects: Send + Sync + 'static {
     /// When the file exists and cannot be removed.
     fn remove_spec(&self, uid: &ClaimUid) -> Result<(), EffectError>;
 
+    /// Removes the memory limits that the NVIDIA driver holds for containers of the claim.
+    ///
+    /// # Errors
+    /// When the file that names them cannot be read or removed.
+    fn remove_cgroup_limits(&self, uid: &ClaimUid) -> Result<(), EffectError>;
+
     /// Unmounts and removes all usage regions of the claim.
     ///
     /// # Errors
@@ -243,6 +254,8 @@ pub struct NodeAccess {
     pub boot_id: String,
     /// Labels of the files that containers use.
     pub labels: Labels,
+    /// Memory limits by the NVIDIA driver.
+    pub cgroup_limits: Arc<CgroupLimits>,
     /// Device files of the node; `None` to create none.
     pub device_files: Option<DeviceFiles>,
 }
@@ -487,6 +500,10 @@ impl Effects for NodeEffects {
             .remove(uid.as_str())
             .map(drop)
             .map_err(|error| self.spec_error(error))
+    }
+
+    fn remove_cgroup_limits(&self, uid: &ClaimUid) -> Result<(), EffectError> {
+        Ok(self.access.cgroup_limits.remove(uid)?)
     }
 
     fn remove_usage(&self, uid: &ClaimUid) -> Result<(), EffectError> {

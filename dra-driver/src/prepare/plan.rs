@@ -3,7 +3,7 @@
 //! The plan validates the allocation before the node is changed. Both the config of the claim and the allocation are
 //! untrusted input.
 
-use drava_api::config::{self, ConfigError, Percent, Settings};
+use drava_api::config::{self, ConfigError, MemoryEnforcement, Percent, Settings};
 use drava_api::{Quantity, names};
 use drava_nvml::Gpu;
 use drava_vgpu_abi::DeviceUuid;
@@ -120,6 +120,19 @@ pub enum PlanError {
         /// The percentage.
         percent: u8,
     },
+    /// The device class requires that the NVIDIA driver limits the memory, and it cannot.
+    #[error(
+        "request {request}: the device class requires memory.enforcement: driver, but the NVIDIA driver cannot limit the memory of \
+         device {device}: {reason}; add the selector device.attributes[\"gpu.drava.dev\"].memoryEnforcement == \"driver\" to the class"
+    )]
+    NoDriverLimit {
+        /// Request of the claim.
+        request: String,
+        /// Allocated device.
+        device: String,
+        /// What is missing.
+        reason: String,
+    },
     /// An ID is invalid.
     #[error("request {request}: invalid {what} {found:?}")]
     Invalid {
@@ -208,7 +221,8 @@ fn device(
                     what: "GPU UUID",
                     found: gpu.uuid.to_string(),
                 })?;
-            let share = share(result, settings)?;
+            let limited_by_driver = limited_by_driver(result, settings, gpu, inventory)?;
+            let share = share(result, settings, limited_by_driver)?;
             check_percent(result, settings, &share, inventory.plan(gpu).share_offer())?;
             Access::Share(share)
         }
@@ -297,7 +311,32 @@ fn resolve<'a>(
     })
 }
 
-fn share(result: &DeviceRequestAllocationResult, settings: &Settings) -> Result<Share, PlanError> {
+/// Returns whether the NVIDIA driver limits the memory of a share.
+fn limited_by_driver(
+    result: &DeviceRequestAllocationResult,
+    settings: &Settings,
+    gpu: &Gpu,
+    inventory: &NodeInventory,
+) -> Result<bool, PlanError> {
+    let untried = || Err("it was not tried yet".to_owned());
+    let can = inventory.driver_limits.get(&gpu.uuid);
+    let can = can.cloned().unwrap_or_else(untried);
+    match (settings.memory_enforcement, can) {
+        (MemoryEnforcement::Library, _) | (MemoryEnforcement::Auto, Err(_)) => Ok(false),
+        (MemoryEnforcement::Auto | MemoryEnforcement::Driver, Ok(())) => Ok(true),
+        (MemoryEnforcement::Driver, Err(reason)) => Err(PlanError::NoDriverLimit {
+            request: result.request.clone(),
+            device: result.device.clone(),
+            reason,
+        }),
+    }
+}
+
+fn share(
+    result: &DeviceRequestAllocationResult,
+    settings: &Settings,
+    limited_by_driver: bool,
+) -> Result<Share, PlanError> {
     let (id, amounts) = amounts(result)?;
     let ShareTotals {
         memory_bytes,
@@ -313,6 +352,7 @@ fn share(result: &DeviceRequestAllocationResult, settings: &Settings) -> Result<
         compute_policy: settings.compute_policy,
         priority: settings.priority,
         memory_policy: settings.memory_policy,
+        limited_by_driver,
         enforcement: settings.enforcement,
         unmetered: settings.unmetered,
         grants: Vec::new(),
@@ -453,6 +493,9 @@ fn check_config_without_share(
     }
     if settings.memory_policy != defaults.memory_policy {
         return Err(reject("memory.policy"));
+    }
+    if settings.memory_enforcement == MemoryEnforcement::Driver {
+        return Err(reject("memory.enforcement"));
     }
     if settings.memory_limit.is_some() {
         return Err(reject("memory.limit"));

@@ -313,6 +313,7 @@ pub(crate) mod fixture {
             compute_policy: ComputePolicy::Balance,
             priority: Priority::default(),
             memory_policy: MemoryPolicy::Hard,
+            limited_by_driver: false,
             enforcement: Enforcement::default(),
             unmetered: false,
             grants: Vec::new(),

@@ -95,6 +95,12 @@ pub fn build(
         let mut own = nodes(device, base.parts(), driver)?;
         if let Some(share) = device.share() {
             own.mounts = share_mounts(&record.claim.uid, share, layout, &library);
+            if share.limited_by_driver {
+                let socket = layout.cgroup_limits_socket();
+                let (claim, share) = (record.claim.uid.as_str(), share.id.as_str());
+                own.hooks
+                    .push(hook.limit(&socket.to_string_lossy(), claim, share));
+            }
         }
         let container_edits = match record.common {
             CommonEdits::InClaim => {

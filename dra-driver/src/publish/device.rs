@@ -225,6 +225,10 @@ fn attributes(
         (name::DRIVER_VERSION, semver(&nvml.driver_version)),
         (name::CUDA_DRIVER_VERSION, semver(&cuda)),
         (name::ADDRESSING_MODE, string(addressing)),
+        (
+            name::MEMORY_ENFORCEMENT,
+            string(node.memory_enforcement(&gpu.uuid).as_str()),
+        ),
         (name::MODE, string(settings.mode.as_str())),
         (name::MINOR, int(i64::from(gpu.minor))),
         (name::INDEX, int(i64::from(gpu.index))),

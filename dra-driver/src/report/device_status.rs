@@ -84,7 +84,13 @@ pub(super) fn statuses(
         // Of a share that is enforced, only the amounts can have changed.
         let was_interposed = written_condition(before, ConditionType::Enforced)
             .and_then(|written| written.get("reason")?.as_str())
-            .is_some_and(|reason| reason == ConditionReason::Interposed.as_str());
+            .is_some_and(|reason| {
+                let enforced = [
+                    ConditionReason::Interposed,
+                    ConditionReason::LimitedByDriver,
+                ];
+                enforced.iter().any(|known| reason == known.as_str())
+            });
         let keeps_enforced = *observed.injection == Injection::Unchecked
             && is_written(ConditionType::Enforced)
             && !was_interposed;
@@ -300,7 +306,8 @@ fn share_enforced(
     if let Some((reason, message)) = unenforceable {
         return (reason, message.to_owned());
     }
-    if share.unmetered {
+    // The NVIDIA driver counts what these libraries allocate.
+    if share.unmetered && !share.limited_by_driver {
         let message = "the device class mounts graphics and video libraries, whose allocations no limit covers";
         return (ConditionReason::Unmetered, message.to_owned());
     }
@@ -310,8 +317,15 @@ fn share_enforced(
         let mib = limit / capacity::MIB;
         format!(", to {mib} MiB while memory of the GPU is free")
     });
-    let message = format!("libvgpu limits memory to {mib} MiB{companions}{burst}; {time}");
-    (ConditionReason::Interposed, message)
+    let (reason, limits) = match share.limited_by_driver {
+        true => (
+            ConditionReason::LimitedByDriver,
+            "the NVIDIA driver and libvgpu limit",
+        ),
+        false => (ConditionReason::Interposed, "libvgpu limits"),
+    };
+    let message = format!("{limits} memory to {mib} MiB{companions}{burst}; {time}");
+    (reason, message)
 }
 
 /// Returns how much of the memory companion claims add, as text.

@@ -14,8 +14,9 @@ use drava_dra_driver::publish::profile::{Guard, Intervals};
 use drava_dra_driver::report::conditions::{Condition, Conditions};
 use drava_fake_kubelet::{Claim, FakeKubelet, Plugin};
 use drava_nvml::{
-    EventSource, GpuError, GpuInstance, GpuLibrary, GpuUuid, Inventory, InventoryError, Memory,
-    MigProfile, Placement, Process, ProcessUtilization, Status, Telemetry, Utilization, WatchError,
+    CgroupMemory, EventSource, GpuError, GpuInstance, GpuLibrary, GpuUuid, Inventory,
+    InventoryError, Memory, MigProfile, Placement, Process, ProcessUtilization, Status, Telemetry,
+    Utilization, WatchError,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::watch;
@@ -81,6 +82,15 @@ fn unsupported<T>(gpu: &GpuUuid) -> Result<T, GpuError> {
     })
 }
 
+/// As of a driver before 615.
+fn without_limits<T>(gpu: &GpuUuid) -> Result<T, GpuError> {
+    Err(GpuError {
+        operation: "limit the memory".to_owned(),
+        gpu: gpu.clone(),
+        status: Status::MissingSymbol("nvmlDeviceSetMemoryLimits_v1"),
+    })
+}
+
 impl GpuLibrary for FakeGpus {
     fn inventory(&self) -> Result<Inventory, InventoryError> {
         let status = Status::NotSupported;
@@ -91,6 +101,14 @@ impl GpuLibrary for FakeGpus {
 
     fn memory(&self, gpu: &GpuUuid) -> Result<Memory, GpuError> {
         unsupported(gpu)
+    }
+
+    fn set_memory_limit(&self, gpu: &GpuUuid, _: &Path, _: Option<u64>) -> Result<(), GpuError> {
+        without_limits(gpu)
+    }
+
+    fn cgroup_memory(&self, gpu: &GpuUuid, _: &Path) -> Result<CgroupMemory, GpuError> {
+        without_limits(gpu)
     }
 
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<Process>, GpuError> {

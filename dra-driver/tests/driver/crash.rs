@@ -146,6 +146,11 @@ impl Effects for CrashingEffects {
         self.node.remove_spec(uid)
     }
 
+    fn remove_cgroup_limits(&self, uid: &ClaimUid) -> Result<(), EffectError> {
+        self.next_effect()?;
+        self.node.remove_cgroup_limits(uid)
+    }
+
     fn remove_usage(&self, uid: &ClaimUid) -> Result<(), EffectError> {
         self.next_effect()?;
         self.node.remove_usage(uid)

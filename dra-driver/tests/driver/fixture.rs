@@ -125,6 +125,7 @@ pub(crate) fn inventory(gpus: Vec<Gpu>) -> NodeInventory {
         pcie_roots,
         foreign_instances: BTreeMap::new(),
         settings: None,
+        driver_limits: BTreeMap::new(),
         other_owners: OtherOwners::default(),
         retained_totals: BTreeMap::new(),
     }

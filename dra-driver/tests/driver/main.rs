@@ -12,6 +12,7 @@ mod cluster;
 mod coexistence;
 mod crash;
 mod delivery;
+mod driver_limits;
 mod driver_process;
 mod durability;
 mod enforcement_events;

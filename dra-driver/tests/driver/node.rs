@@ -8,8 +8,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use drava_cdi::{Driver, DriverRoot};
-use drava_dra_driver::gpus::inventory::NodeInventory;
+use drava_dra_driver::gpus::inventory::{NodeInventory, OpenLibrary};
 use drava_dra_driver::node::artifacts::{self, Installed};
+use drava_dra_driver::node::cgroups::Cgroups;
 use drava_dra_driver::node::claim::ShareId;
 use drava_dra_driver::node::layout::Layout;
 use drava_dra_driver::node::lock::Locks;
@@ -17,6 +18,7 @@ use drava_dra_driver::node::mounts::ClaimsMount;
 use drava_dra_driver::node::options::{Delivery, Paths};
 use drava_dra_driver::node::selinux::Labels;
 use drava_dra_driver::prepare::apply::{Applier, ApplyError, Environment};
+use drava_dra_driver::prepare::cgroup_limits::CgroupLimits;
 use drava_dra_driver::prepare::effects::{Effects, NodeAccess, NodeEffects, Tmpfs};
 use drava_dra_driver::prepare::record::ClaimRecord;
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -159,14 +161,23 @@ impl TestNode {
         Driver::discover(root).unwrap()
     }
 
+    /// Returns the memory limits by this NVIDIA driver, of cgroups below a directory.
+    pub(crate) fn cgroup_limits(&self, open: &OpenLibrary) -> Arc<CgroupLimits> {
+        let cgroups = Cgroups::new(self.root.path().join("cgroup"));
+        let limits = CgroupLimits::new(self.layout(), cgroups, Arc::clone(open));
+        Arc::new(limits)
+    }
+
     pub(crate) fn effects(&self) -> NodeEffects {
         self.effects_with(Box::new(self.tmpfs.clone()))
     }
 
     /// Returns effects with these mounts, on GPUs without processes.
     pub(crate) fn effects_with(&self, tmpfs: Box<dyn Tmpfs>) -> NodeEffects {
+        let open: OpenLibrary = Arc::new(|| Ok(Box::new(FakeGpus::h100x2())));
         let access = NodeAccess {
-            open: Arc::new(|| Ok(Box::new(FakeGpus::h100x2()))),
+            cgroup_limits: self.cgroup_limits(&open),
+            open,
             proc_root: self.root.path().join("proc"),
             boot_id: "boot".to_owned(),
             labels: Labels::Off,
@@ -235,6 +246,7 @@ impl TestNode {
                 .iter()
                 .any(|prefix| name.starts_with(prefix))
                 && !name.starts_with("cdi/gpu.drava.dev-base-")
+                && name != "run/cgroup-limits.sock"
         };
         (files.filter(of_claims).collect(), self.tmpfs.mounted())
     }

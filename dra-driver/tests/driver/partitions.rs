@@ -8,7 +8,7 @@ use drava_api::node_profile::GpuSettings;
 use drava_cdi::{Driver, DriverRoot};
 use drava_dra_driver::gpus::device_files::DeviceFiles;
 use drava_dra_driver::gpus::gpu_plan::{self, Counters, DeviceKind, GpuPlan, PlannedDevice};
-use drava_dra_driver::gpus::inventory::NodeInventory;
+use drava_dra_driver::gpus::inventory::{NodeInventory, OpenLibrary};
 use drava_dra_driver::node::options::Delivery;
 use drava_dra_driver::node::selinux::Labels;
 use drava_dra_driver::prepare::apply::{ApplyError, Environment, partitions};
@@ -87,9 +87,12 @@ impl PartitionedNode {
 
     fn effects(&self, boot_id: &str) -> NodeEffects {
         let library = Arc::clone(&self.library);
+        let open: OpenLibrary =
+            Arc::new(move || Ok(Box::new(Library::clone(&library)) as Box<dyn GpuLibrary>));
         let access = NodeAccess {
+            cgroup_limits: self.node.cgroup_limits(&open),
             proc_root: self.node.root.path().join("proc"),
-            open: Arc::new(move || Ok(Box::new(Library::clone(&library)) as Box<dyn GpuLibrary>)),
+            open,
             boot_id: boot_id.to_owned(),
             labels: Labels::Off,
             device_files: Some(self.device_files()),

@@ -54,6 +54,34 @@ fn plans_share_from_capacity_and_config() {
 }
 
 #[test]
+fn driver_limits_memory_where_it_can_unless_the_class_says_otherwise() {
+    let mut inventory = h100x2();
+    let [first, second] = [0, 1].map(|index| inventory.nvml.gpus[index].uuid.clone());
+    inventory.driver_limits.insert(first, Ok(()));
+    let reason = Err("/sys/fs/cgroup has no cgroup v2".to_owned());
+    inventory.driver_limits.insert(second, reason);
+    let planned = |gpu: u32, enforcement: &str| {
+        let class = config(
+            "FromClass",
+            &json!({"memory": {"enforcement": enforcement}}),
+        );
+        let claim = claim_with(1, &[Share(gpu, "8Gi", "0")], &class);
+        let devices = plan::plan(&claim_ref(1), Some(&claim), POOL, &inventory);
+        let devices = devices.map_err(|error| error.to_string())?;
+        Ok(devices[0].share().unwrap().limited_by_driver)
+    };
+    assert_eq!(planned(0, "auto"), Ok(true));
+    assert_eq!(planned(0, "driver"), Ok(true));
+    assert_eq!(planned(0, "library"), Ok(false));
+    assert_eq!(planned(1, "auto"), Ok(false));
+    assert_eq!(planned(1, "library"), Ok(false));
+    let refused: String = planned(1, "driver").unwrap_err();
+    for part in ["device gpu-1-vgpu", "has no cgroup v2", "memoryEnforcement"] {
+        assert!(refused.contains(part), "{refused}");
+    }
+}
+
+#[test]
 fn ignores_results_of_other_drivers() {
     let mut claim = claim(1, &[Whole(0), Whole(1)]);
     let results = results_of(&mut claim);

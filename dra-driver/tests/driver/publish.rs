@@ -137,6 +137,24 @@ fn publishes_same_attribute_keys_on_every_device() {
 }
 
 #[test]
+fn publishes_what_limits_the_memory_of_each_gpu() {
+    let mut inventory = h100x2();
+    let [first, second] = [0, 1].map(|index| inventory.nvml.gpus[index].uuid.clone());
+    inventory.driver_limits.insert(first.clone(), Ok(()));
+    let reason = Err("no cgroup v2".to_owned());
+    inventory.driver_limits.insert(second, reason);
+    for device in devices(&desired(&inventory)) {
+        let attributes = device.attributes.as_ref().unwrap();
+        let text = |name: &str| attributes[name].string.as_deref().unwrap();
+        let expected = match text("uuid") == first.as_str() {
+            true => "driver",
+            false => "library",
+        };
+        assert_eq!(text("memoryEnforcement"), expected, "{}", device.name);
+    }
+}
+
+#[test]
 fn publishes_no_placeholder_for_unknown_place() {
     let mut inventory = h100x2();
     for gpu in &mut inventory.nvml.gpus {

@@ -319,6 +319,7 @@ fn device(gpu: &str, id: ShareId, limits: &Limits, enforcement: Enforcement) -> 
             compute_policy: ComputePolicy::Balance,
             priority: Priority::default(),
             memory_policy: MemoryPolicy::Hard,
+            limited_by_driver: false,
             enforcement,
             unmetered: false,
             grants: Vec::new(),

@@ -37,6 +37,7 @@ fn first_gpu(yaml: &str) -> NodeInventory {
         pcie_roots: BTreeMap::new(),
         foreign_instances: BTreeMap::new(),
         settings: None,
+        driver_limits: BTreeMap::new(),
         other_owners: drava_dra_driver::gpus::coexistence::OtherOwners::default(),
         retained_totals: BTreeMap::new(),
     }

@@ -126,6 +126,17 @@ impl Bundle {
         self.run_hook(command)
     }
 
+    /// Runs the hook for a container whose first process has this PID.
+    pub(crate) fn hook_for(&self, pid: u32, arguments: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_drava-cdi-hook"));
+        command.args(arguments).env_clear();
+        let state = self.state();
+        run(
+            command,
+            &state.replace("\"pid\": 1", &format!("\"pid\": {pid}")),
+        )
+    }
+
     /// Runs the hook in a mount namespace in which `script` has run; `$ROOT` is the root.
     pub(crate) fn hook_after(&self, script: &str, arguments: &[&str]) -> Output {
         let mut command = Command::new("unshare");

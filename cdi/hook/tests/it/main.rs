@@ -10,6 +10,7 @@ mod compat;
 mod crun;
 mod hostile;
 mod ldcache;
+mod limit;
 mod mark;
 mod params;
 mod preload;

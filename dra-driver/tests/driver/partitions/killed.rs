@@ -71,9 +71,12 @@ impl Node {
 
     fn effects(&self) -> NodeEffects {
         let library = Arc::clone(&self.library);
+        let open: OpenLibrary =
+            Arc::new(move || Ok(Box::new(Library::clone(&library)) as Box<dyn GpuLibrary>));
         let access = NodeAccess {
+            cgroup_limits: self.node.cgroup_limits(&open),
             proc_root: self.node.root.path().join("proc"),
-            open: Arc::new(move || Ok(Box::new(Library::clone(&library)) as Box<dyn GpuLibrary>)),
+            open,
             boot_id: BOOT.to_owned(),
             labels: Labels::Off,
             device_files: None,

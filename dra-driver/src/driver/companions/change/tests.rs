@@ -10,11 +10,14 @@ use drava_vgpu_abi::{IdText, Limits, LimitsSpec, REGION_SIZE, encode, paths};
 
 use super::*;
 use crate::gpus::capacity::{MIB, ShareTotals};
+use crate::gpus::inventory::OpenLibrary;
 use crate::gpus::inventory::fixture::one_gpu;
+use crate::node::cgroups::Cgroups;
 use crate::node::claim::ClaimRef;
 use crate::node::lock::Locks;
 use crate::node::options::Paths;
 use crate::node::selinux::Labels;
+use crate::prepare::cgroup_limits::CgroupLimits;
 use crate::prepare::companion::Addition;
 use crate::prepare::effects::{KernelTmpfs, NodeAccess, NodeEffects};
 use crate::prepare::record::fixture;
@@ -51,8 +54,12 @@ impl TestNode {
         for dir in [layout.claims(), layout.locks()] {
             fs::create_dir_all(dir).unwrap();
         }
+        let open: OpenLibrary = Arc::new(|| Err("no GPU".to_owned()));
+        let cgroups = Cgroups::new(dir("cgroup"));
+        let cgroup_limits = CgroupLimits::new(layout.clone(), cgroups, Arc::clone(&open));
         let access = NodeAccess {
-            open: Arc::new(|| Err("no GPU".to_owned())),
+            open,
+            cgroup_limits: Arc::new(cgroup_limits),
             proc_root: dir("proc"),
             boot_id: "boot".to_owned(),
             labels: Labels::Off,

@@ -1,0 +1,103 @@
+//! Serves the CDI hooks that ask for memory limits by the NVIDIA driver, and keeps these limits equal to the limits pages.
+
+use std::io;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use drava_api::error::describe;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+use tokio_util::sync::CancellationToken;
+
+use super::until;
+use crate::kubelet::claims::blocking;
+use crate::prepare::cgroup_limits::{CgroupLimits, LimitRequest};
+
+/// Time between two comparisons with the limits pages, as of the node agent.
+const PERIOD: Duration = Duration::from_millis(100);
+/// Time between two attempts to listen.
+const RETRY: Duration = Duration::from_secs(1);
+/// Longest time for a request.
+const REQUEST: Duration = Duration::from_secs(20);
+/// Size limit of a request: two IDs and the path of a cgroup.
+const MAX_REQUEST: u64 = 16 << 10;
+
+/// Serves until `stop`.
+pub(super) async fn run(limits: Arc<CgroupLimits>, socket: PathBuf, stop: CancellationToken) {
+    tokio::join!(
+        serve(Arc::clone(&limits), &socket, &stop),
+        follow(limits, &stop)
+    );
+}
+
+async fn serve(limits: Arc<CgroupLimits>, socket: &Path, stop: &CancellationToken) {
+    let listener = loop {
+        match listen(socket) {
+            Ok(listener) => break listener,
+            Err(error) => {
+                let path = socket.display();
+                tracing::warn!(%path, %error, "cannot listen for CDI hooks; containers with a memory limit by the NVIDIA driver wait");
+            }
+        }
+        if !until(stop, tokio::time::sleep(RETRY)).await {
+            return;
+        }
+    };
+    loop {
+        let accepted = tokio::select! {
+            () = stop.cancelled() => return,
+            accepted = listener.accept() => accepted,
+        };
+        if let Ok((stream, _)) = accepted {
+            let answered = answer(Arc::clone(&limits), stream);
+            tokio::spawn(tokio::time::timeout(REQUEST, answered));
+        }
+    }
+}
+
+/// Only root of the node reaches the socket.
+fn listen(socket: &Path) -> io::Result<UnixListener> {
+    match std::fs::remove_file(socket) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = UnixListener::bind(socket)?;
+    std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+async fn answer(limits: Arc<CgroupLimits>, mut stream: UnixStream) -> io::Result<()> {
+    let mut line = String::new();
+    let (reader, mut writer) = stream.split();
+    let mut reader = BufReader::new(reader.take(MAX_REQUEST));
+    reader.read_line(&mut line).await?;
+    let answer = match serde_json::from_str::<LimitRequest>(&line) {
+        Err(error) => error.to_string(),
+        Ok(request) => {
+            let limited = blocking(move || limits.limit(&request)).await;
+            match limited.map_err(|error| describe(&error)) {
+                Ok(Ok(())) => "ok".to_owned(),
+                Ok(Err(error)) => describe(&error),
+                Err(error) => error,
+            }
+        }
+    };
+    writer.write_all(format!("{answer}\n").as_bytes()).await
+}
+
+async fn follow(limits: Arc<CgroupLimits>, stop: &CancellationToken) {
+    let mut reported = Vec::new();
+    while until(stop, tokio::time::sleep(PERIOD)).await {
+        let limits = Arc::clone(&limits);
+        let Ok(failures) = blocking(move || limits.follow()).await else {
+            return;
+        };
+        let failures: Vec<String> = failures.iter().map(|error| describe(error)).collect();
+        for error in failures.iter().filter(|error| !reported.contains(*error)) {
+            tracing::warn!(error, "cannot follow the memory limit of a share");
+        }
+        reported = failures;
+    }
+}

@@ -1,0 +1,88 @@
+//! Whether the NVIDIA driver can limit the memory of a cgroup, by GPU.
+//!
+//! NVIDIA's documentation names requirements (release 615, cgroup v2, no MIG), but not all: the driver chooses its backend when it
+//! is loaded. So each GPU is tried, with a limit on a cgroup without processes.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use drava_api::error::describe;
+use drava_nvml::{CgroupMemory, Gpu, GpuError, GpuLibrary, GpuUuid, Inventory, Mig, Status};
+
+use crate::node::cgroups::Cgroups;
+
+/// The limit of the probe.
+const PROBE_BYTES: u64 = 1 << 30;
+
+/// GPUs with whether the NVIDIA driver can limit memory, or the reason why not. A GPU without an entry was not tried.
+pub type DriverLimits = BTreeMap<GpuUuid, Result<(), String>>;
+
+/// Returns the state after a scan. A GPU is tried until its driver can; one that does not answer is not called.
+#[must_use]
+pub fn update(
+    library: &dyn GpuLibrary,
+    nvml: &Inventory,
+    cgroups: &Cgroups,
+    known: &DriverLimits,
+) -> DriverLimits {
+    let is_faulty = |gpu: &Gpu| {
+        let mut faults = nvml.faults.iter();
+        faults.any(|fault| fault.gpu.as_ref() == Some(&gpu.uuid))
+    };
+    let is_settled = |gpu: &Gpu| {
+        is_faulty(gpu) || (known.get(&gpu.uuid) == Some(&Ok(())) && !is_partitioned(gpu))
+    };
+    let (settled, tried): (Vec<Gpu>, Vec<Gpu>) = nvml.gpus.iter().cloned().partition(is_settled);
+    let kept = settled.into_iter().filter_map(|gpu| {
+        let known = known.get(&gpu.uuid)?.clone();
+        Some((gpu.uuid, known))
+    });
+    let mut limits: DriverLimits = kept.collect();
+    if !tried.is_empty() {
+        limits.extend(probe(library, &tried, cgroups));
+    }
+    limits
+}
+
+fn is_partitioned(gpu: &Gpu) -> bool {
+    matches!(gpu.mig, Mig::Capable { enabled: true, .. })
+}
+
+/// Tries all GPUs. Without the functions in NVML no cgroup is changed.
+#[must_use]
+pub fn probe(library: &dyn GpuLibrary, gpus: &[Gpu], cgroups: &Cgroups) -> DriverLimits {
+    let none = |reason: String| {
+        let of_gpu = |gpu: &Gpu| (gpu.uuid.clone(), Err(reason.clone()));
+        gpus.iter().map(of_gpu).collect()
+    };
+    let read = |gpu: &Gpu| library.cgroup_memory(&gpu.uuid, cgroups.root());
+    let missing = |error: &GpuError| matches!(error.status, Status::MissingSymbol(_));
+    let mut failures = gpus.iter().filter_map(|gpu| read(gpu).err());
+    if let Some(error) = failures.find(missing) {
+        return none(error.status.to_string());
+    }
+    let tried = cgroups.with_probe(|directory| {
+        let of_gpu = |gpu: &Gpu| (gpu.uuid.clone(), probe_gpu(library, gpu, directory));
+        gpus.iter().map(of_gpu).collect()
+    });
+    tried.unwrap_or_else(|error| none(describe(&error)))
+}
+
+fn probe_gpu(library: &dyn GpuLibrary, gpu: &Gpu, directory: &Path) -> Result<(), String> {
+    if is_partitioned(gpu) {
+        return Err("the GPU is in MIG mode".to_owned());
+    }
+    try_limit(library, &gpu.uuid, directory)
+        .map_err(|error| describe(&error))?
+        .then_some(())
+        .ok_or_else(|| "NVML accepts a memory limit of a cgroup and does not keep it".to_owned())
+}
+
+/// Returns whether a limit was kept.
+fn try_limit(library: &dyn GpuLibrary, gpu: &GpuUuid, directory: &Path) -> Result<bool, GpuError> {
+    library.set_memory_limit(gpu, directory, Some(PROBE_BYTES))?;
+    let kept = library.cgroup_memory(gpu, directory);
+    library.set_memory_limit(gpu, directory, None)?;
+    let CgroupMemory { limit_bytes, .. } = kept?;
+    Ok(limit_bytes == Some(PROBE_BYTES))
+}

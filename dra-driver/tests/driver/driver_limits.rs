@@ -1,0 +1,330 @@
+//! What the driver finds out about the memory limits of the NVIDIA driver, on the simulated machine.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use drava_dra_driver::agent::node::limits_page::Page;
+use drava_dra_driver::gpus::driver_limits::{DriverLimits, probe, update};
+use drava_dra_driver::gpus::inventory::OpenLibrary;
+use drava_dra_driver::node::cgroups::Cgroups;
+use drava_dra_driver::node::claim::ShareId;
+use drava_dra_driver::prepare::Delivery;
+use drava_dra_driver::prepare::base::CommonEdits;
+use drava_dra_driver::prepare::cgroup_limits::{CgroupLimits, LimitRequest};
+use drava_dra_driver::prepare::effects::Effects as _;
+use drava_dra_driver::prepare::plan::plan;
+use drava_dra_driver::prepare::record::ClaimRecord;
+use drava_nvml::{GpuFault, GpuLibrary as _, Library, Status, find};
+use drava_vgpu_abi::{IdText, Limits, LimitsSpec};
+use simulator_machine::description::{B200X8, H100X2};
+use simulator_machine::testing::{Machine, skips_without_root};
+
+use crate::fixture::Allocated::Share;
+use crate::fixture::{POOL, claim, claim_ref, h100x2, share_id};
+use crate::node::TestNode;
+
+/// A machine with one B200 that counts memory by the cgroups below the directory.
+pub(crate) fn b200(cgroups: &Path, backend: &str) -> Machine {
+    let limits = format!("memoryLimits: {{backend: {backend}, cgroupRoot: {cgroups:?}}}");
+    let second = B200X8.match_indices("\n- model: ").nth(1).unwrap().0;
+    let one = B200X8[..=second].replace("memoryLimits: {backend: dmem}", &limits);
+    Machine::start(&one).unwrap()
+}
+
+fn probed(machine: &Machine, cgroups: &Path) -> DriverLimits {
+    let library = Library::open(&find(machine.root()).unwrap()).unwrap();
+    let gpus = library.inventory().unwrap().gpus;
+    probe(&library, &gpus, &Cgroups::new(cgroups))
+}
+
+fn only(limits: DriverLimits) -> Result<(), String> {
+    let mut limits = limits.into_values();
+    let first = limits.next().unwrap();
+    assert!(limits.all(|other| other == first));
+    first
+}
+
+fn hierarchy(controllers: &str) -> tempfile::TempDir {
+    let root = tempfile::tempdir().unwrap();
+    fs::write(root.path().join("cgroup.controllers"), controllers).unwrap();
+    fs::write(root.path().join("cgroup.subtree_control"), "").unwrap();
+    root
+}
+
+#[test]
+fn detects_limits_of_either_backend_and_leaves_none() {
+    if skips_without_root() {
+        return;
+    }
+    for (backend, controllers) in [("dmem", "cpu dmem"), ("misc", "cpu")] {
+        let root = hierarchy(controllers);
+        let machine = b200(root.path(), backend);
+        assert_eq!(only(probed(&machine, root.path())), Ok(()), "{backend}");
+        assert_eq!(machine.gpu(0).unwrap().memory_limits, []);
+        let left: Vec<_> = fs::read_dir(root.path()).unwrap().flatten().collect();
+        assert_eq!(left.len(), 2, "{left:?}");
+    }
+}
+
+#[test]
+fn names_what_is_missing_for_limits() {
+    if skips_without_root() {
+        return;
+    }
+    // The kernel has no controller, which the backend needs.
+    let root = hierarchy("cpu");
+    let machine = b200(root.path(), "dmem");
+    let reason = only(probed(&machine, root.path())).unwrap_err();
+    assert!(reason.contains("not supported by the GPU"), "{reason}");
+    let machine = b200(root.path(), "none");
+    let reason = only(probed(&machine, root.path())).unwrap_err();
+    assert!(reason.contains("not supported by the GPU"), "{reason}");
+    // Version 1.
+    let without = tempfile::tempdir().unwrap();
+    let machine = b200(without.path(), "misc");
+    let reason = only(probed(&machine, without.path())).unwrap_err();
+    assert!(reason.contains("has no cgroup v2"), "{reason}");
+}
+
+#[test]
+fn changes_no_cgroup_with_an_older_nvidia_driver() {
+    let root = hierarchy("dmem");
+    let machine = Machine::start(H100X2).unwrap();
+    let reason = only(probed(&machine, root.path())).unwrap_err();
+    assert!(reason.contains("nvmlDeviceSetMemoryLimits_v1"), "{reason}");
+    let control = root.path().join("cgroup.subtree_control");
+    assert_eq!(fs::read_to_string(control).unwrap(), "");
+}
+
+#[test]
+fn asks_again_only_gpus_that_answer_and_had_no_limits() {
+    if skips_without_root() {
+        return;
+    }
+    let root = hierarchy("dmem");
+    let machine = b200(root.path(), "dmem");
+    let library = Library::open(&find(machine.root()).unwrap()).unwrap();
+    let mut nvml = library.inventory().unwrap();
+    let uuid = nvml.gpus[0].uuid.clone();
+    let cgroups = Cgroups::new(root.path());
+    let gone = Cgroups::new(root.path().join("gone"));
+    let able = DriverLimits::from([(uuid.clone(), Ok(()))]);
+    let unable = DriverLimits::from([(uuid.clone(), Err("why".to_owned()))]);
+    // What would fail is not tried.
+    assert_eq!(update(&library, &nvml, &gone, &able), able);
+    assert_eq!(update(&library, &nvml, &cgroups, &unable), able);
+    nvml.faults.push(GpuFault {
+        index: 0,
+        gpu: Some(uuid.clone()),
+        query: "the memory",
+        status: Status::Timeout,
+    });
+    assert_eq!(update(&library, &nvml, &cgroups, &unable), unable);
+    assert_eq!(
+        update(&library, &nvml, &cgroups, &DriverLimits::new()),
+        DriverLimits::new()
+    );
+}
+
+/// A node with a claim on the B200 whose memory the NVIDIA driver limits, and the directory of a container.
+struct Limited {
+    node: TestNode,
+    machine: Machine,
+    limits: Arc<CgroupLimits>,
+    container: PathBuf,
+}
+
+const SHARE_BYTES: u64 = 8 << 30;
+
+impl Limited {
+    fn new() -> Self {
+        let node = TestNode::started();
+        let root = node.root.path().join("cgroup");
+        let container = root.join("kubepods/pod/container");
+        fs::create_dir_all(&container).unwrap();
+        fs::write(root.join("cgroup.controllers"), "dmem").unwrap();
+        for cgroup in ["", "kubepods", "kubepods/pod"] {
+            fs::write(root.join(cgroup).join("cgroup.subtree_control"), "").unwrap();
+        }
+        let machine = b200(&root, "dmem");
+        let library = Library::open(&find(machine.root()).unwrap()).unwrap();
+        let gpu = library.inventory().unwrap().gpus.swap_remove(0);
+        let open: OpenLibrary = Arc::new(move || Ok(Box::new(library.clone())));
+        let limited = Self {
+            limits: node.cgroup_limits(&open),
+            node,
+            machine,
+            container,
+        };
+        let record = record(gpu.uuid.as_str());
+        let effects = limited.node.effects();
+        effects.save_record(&record).unwrap();
+        let page = page_of(&record, SHARE_BYTES);
+        let uid = &record.claim.uid;
+        effects.ensure_page(uid, &page.0, &page.1).unwrap();
+        limited
+    }
+
+    fn request(&self, cgroup: &str) -> LimitRequest {
+        LimitRequest {
+            claim: claim_ref(1).uid.to_string(),
+            share: share_id(1, 0),
+            cgroup: cgroup.to_owned(),
+        }
+    }
+
+    fn limit(&self, cgroup: &str) -> Result<(), String> {
+        let limited = self.limits.limit(&self.request(cgroup));
+        limited.map_err(|error| drava_api::error::describe(&error))
+    }
+
+    /// Limits by cgroup, as the machine holds them.
+    fn held(&self) -> Vec<(String, u64)> {
+        let gpu = self.machine.gpu(0).unwrap();
+        let limits = gpu.memory_limits.into_iter();
+        limits
+            .map(|limit| (limit.cgroup, limit.limits.hard_bytes))
+            .collect()
+    }
+
+    fn set_page(&self, bytes: u64) {
+        let uid = claim_ref(1).uid;
+        let share = ShareId::parse(&share_id(1, 0)).unwrap();
+        let dir = self.node.layout().limits(&uid, &share);
+        let mut page = Page::open(&dir).unwrap();
+        let set = page.change(|limits| limits.memory_limit_bytes = Some(bytes));
+        set.unwrap();
+    }
+}
+
+/// The record of a claim with a share of this GPU whose memory the NVIDIA driver limits.
+fn record(gpu: &str) -> ClaimRecord {
+    let mut inventory = h100x2();
+    let planned = inventory.nvml.gpus[0].uuid.clone();
+    inventory.driver_limits.insert(planned, Ok(()));
+    let claim = claim(1, &[Share(0, "8Gi", "0")]);
+    let mut devices = plan(&claim_ref(1), Some(&claim), POOL, &inventory).unwrap();
+    devices[0].gpu.uuid = gpu.to_owned();
+    ClaimRecord {
+        claim: claim_ref(1),
+        devices,
+        library: String::new(),
+        hook: String::new(),
+        delivery: Delivery::Preload,
+        common: CommonEdits::default(),
+        can_wait: true,
+    }
+}
+
+const CONTAINER: &str = "/kubepods/pod/container";
+
+fn page_of(record: &ClaimRecord, bytes: u64) -> (ShareId, LimitsSpec) {
+    let device = &record.devices[0];
+    let id = device.share().unwrap().id.clone();
+    let spec = LimitsSpec {
+        claim_uid: IdText::new(record.claim.uid.as_str()).unwrap(),
+        share_id: IdText::new(id.as_str()).unwrap(),
+        device_uuid: device.gpu.uuid.parse().unwrap(),
+        limits: Limits::memory(bytes),
+    };
+    (id, spec)
+}
+
+#[test]
+fn limits_container_before_it_starts_and_follows_the_page() {
+    if skips_without_root() {
+        return;
+    }
+    let limited = Limited::new();
+    limited.limit(CONTAINER).unwrap();
+    let held = |bytes| vec![(CONTAINER.to_owned(), bytes)];
+    assert_eq!(limited.held(), held(SHARE_BYTES));
+    // Growth and shrinking change only the page.
+    for bytes in [3 * SHARE_BYTES, SHARE_BYTES / 2] {
+        limited.set_page(bytes);
+        assert!(limited.limits.follow().is_empty());
+        assert_eq!(limited.held(), held(bytes));
+    }
+    // A restarted container has a new cgroup, which gets the limit of now.
+    fs::remove_dir(&limited.container).unwrap();
+    fs::create_dir(limited.container.with_file_name("second")).unwrap();
+    limited.limit("/kubepods/pod/second").unwrap();
+    assert!(limited.limits.follow().is_empty());
+    let second = ("/kubepods/pod/second".to_owned(), SHARE_BYTES / 2);
+    assert_eq!(limited.held(), [second]);
+}
+
+#[test]
+fn refuses_limit_of_unknown_share_and_of_what_is_no_container() {
+    if skips_without_root() {
+        return;
+    }
+    let limited = Limited::new();
+    for cgroup in ["/", "", "/kubepods/../..", "kubepods"] {
+        let refused = limited.limit(cgroup).unwrap_err();
+        assert!(refused.contains("is not the cgroup"), "{refused}");
+    }
+    assert!(limited.limit("/kubepods/pod/gone").is_err());
+    for (claim, share) in [
+        ("", share_id(1, 0)),
+        ("../../etc", share_id(1, 0)),
+        (claim_ref(2).uid.as_str(), share_id(1, 0)),
+        (claim_ref(1).uid.as_str(), share_id(1, 1)),
+    ] {
+        let request = LimitRequest {
+            claim: claim.to_owned(),
+            share,
+            cgroup: CONTAINER.to_owned(),
+        };
+        let refused = limited.limits.limit(&request).unwrap_err().to_string();
+        assert!(refused.contains("has no share"), "{refused}");
+    }
+    assert_eq!(limited.held(), []);
+}
+
+#[test]
+fn removes_limits_with_the_claim_and_no_others() {
+    if skips_without_root() {
+        return;
+    }
+    let limited = Limited::new();
+    let foreign = limited.container.with_file_name("foreign");
+    fs::create_dir(&foreign).unwrap();
+    limited.limit(CONTAINER).unwrap();
+    let library = Library::open(&find(limited.machine.root()).unwrap()).unwrap();
+    let gpu = library.inventory().unwrap().gpus.swap_remove(0).uuid;
+    library
+        .set_memory_limit(&gpu, &foreign, Some(1 << 20))
+        .unwrap();
+    let others = [("/kubepods/pod/foreign".to_owned(), 1 << 20)];
+    let uid = claim_ref(1).uid;
+    limited.limits.remove(&uid).unwrap();
+    assert_eq!(limited.held(), others);
+    // After a crash: the claim has no record, and only the file says that there are limits.
+    limited.limit(CONTAINER).unwrap();
+    limited.node.effects().remove_record(&uid).unwrap();
+    let open: OpenLibrary = Arc::new(move || Ok(Box::new(library.clone())));
+    let restarted = limited.node.cgroup_limits(&open);
+    assert!(restarted.follow().is_empty());
+    assert_eq!(limited.held(), others);
+}
+
+#[test]
+fn sets_limit_again_that_a_crash_left_out() {
+    if skips_without_root() {
+        return;
+    }
+    let limited = Limited::new();
+    limited.limit(CONTAINER).unwrap();
+    let library = Library::open(&find(limited.machine.root()).unwrap()).unwrap();
+    let gpu = library.inventory().unwrap().gpus.swap_remove(0).uuid;
+    library
+        .set_memory_limit(&gpu, &limited.container, None)
+        .unwrap();
+    assert_eq!(limited.held(), []);
+    let open: OpenLibrary = Arc::new(move || Ok(Box::new(library.clone())));
+    let restarted = limited.node.cgroup_limits(&open);
+    assert!(restarted.follow().is_empty());
+    assert_eq!(limited.held(), [(CONTAINER.to_owned(), SHARE_BYTES)]);
+}
