@@ -13,6 +13,7 @@ mod admission;
 mod class_config;
 mod clock;
 mod device;
+mod driver_limit;
 pub(crate) mod fetch;
 mod installation;
 mod node;
@@ -89,6 +90,7 @@ faults! {
     KueueMissing: "A pod waits for Kueue, which is not installed.";
     KueueClassUnmapped: "Kueue does not count a device class of drava, and admits no workload that requests it.";
     ClassConfigInvalid: "The config of a device class is invalid, or has no effect.";
+    DriverLimitMissing: "A device class requires that the NVIDIA driver limits memory, and the driver of a node cannot.";
     NotSuspendable: "A share that may be suspended by its config cannot be.";
     ClockSkew: "The clock of a node differs from the clock of the API server.";
 }
@@ -120,6 +122,7 @@ pub(crate) fn diagnose(state: &ClusterState) -> Diagnosis {
         findings.extend(selector::check(state));
         findings.extend(queue::check(state));
         findings.extend(class_config::check(state));
+        findings.extend(driver_limit::check(state));
         findings.extend(suspension::check(state));
         findings.extend(clock::check(state));
     }

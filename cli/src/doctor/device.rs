@@ -80,7 +80,7 @@ fn missing_gates(device: &Device, is_managed: bool) -> Vec<(&'static str, &'stat
 }
 
 /// Returns the value of an attribute with or without the domain of drava.
-fn string_attribute<'a>(device: &'a Device, name: &str) -> Option<&'a str> {
+pub(super) fn string_attribute<'a>(device: &'a Device, name: &str) -> Option<&'a str> {
     let attributes = device.attributes.as_ref()?;
     let value = attributes
         .get(name)

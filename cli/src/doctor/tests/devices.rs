@@ -212,3 +212,37 @@ fn names_objects_that_cannot_be_read() {
          pools is allocated; repair the field or delete the object; update drava if a newer release wrote it\n"
     );
 }
+
+#[test]
+fn finds_node_whose_driver_cannot_limit_memory_as_a_class_requires() {
+    let found = |enforcement: &str, selector: &str, version: &str| {
+        text(|state| {
+            let mut device = device();
+            device["attributes"]["memoryEnforcement"] = json!({"string": "library"});
+            device["attributes"]["driverVersion"] = json!({"version": version});
+            state.slices = vec![object(slice("gpu.drava.dev", device))];
+            state.classes.push(object(json!({
+                "metadata": {"name": "walled"},
+                "spec": {
+                    "selectors": [{"cel": {"expression": selector}}],
+                    "config": [{"opaque": {"driver": "gpu.drava.dev", "parameters": {
+                        "apiVersion": "gpu.drava.dev/v1alpha1", "kind": "VgpuConfig",
+                        "memory": {"enforcement": enforcement},
+                    }}}],
+                },
+            })));
+        })
+    };
+    let any = "device.driver == \"gpu.drava.dev\"";
+    let old = found("driver", any, "580.65.6");
+    assert!(
+        old.starts_with("node n1: device class walled requires memory.enforcement: driver")
+            && old.contains("install NVIDIA driver 615 or later on the node (it has 580)"),
+        "{old}"
+    );
+    let new = found("driver", any, "615.71.0");
+    assert!(new.contains("provide cgroup v2 at /sys/fs/cgroup"), "{new}");
+    assert_eq!(found("auto", any, "580.65.6"), "no problems found\n");
+    let selected = "device.attributes[\"gpu.drava.dev\"].memoryEnforcement == \"driver\"";
+    assert_eq!(found("driver", selected, "580.65.6"), "no problems found\n");
+}
