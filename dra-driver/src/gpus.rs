@@ -1,6 +1,7 @@
 //! The GPUs of the node: discovery, the devices and amounts that they offer, who else owns them.
 
 pub mod capacity;
+pub mod cgroups;
 pub mod coexistence;
 pub mod device_files;
 pub mod driver_limits;

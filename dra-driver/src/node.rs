@@ -1,7 +1,6 @@
 //! The node: its files, mounts, locks and processes, and the options of this program.
 
 pub mod artifacts;
-pub mod cgroups;
 pub mod claim;
 pub mod files;
 pub mod gpu_users;

@@ -9,7 +9,7 @@ use std::path::Path;
 use drava_api::error::describe;
 use drava_nvml::{CgroupMemory, Gpu, GpuError, GpuLibrary, GpuUuid, Inventory, Mig, Status};
 
-use crate::node::cgroups::Cgroups;
+use crate::gpus::cgroups::Cgroups;
 
 /// The limit of the probe.
 const PROBE_BYTES: u64 = 1 << 30;

@@ -20,11 +20,11 @@ use drava_nvml::{
 use tokio::sync::{oneshot, watch};
 
 use crate::gpus::capacity::ShareTotals;
+use crate::gpus::cgroups::{CGROUP_ROOT, Cgroups};
 use crate::gpus::coexistence::OtherOwners;
 use crate::gpus::device_files::DeviceFiles;
 use crate::gpus::driver_limits::{self, DriverLimits};
 use crate::gpus::gpu_plan::GpuPlan;
-use crate::node::cgroups::{CGROUP_ROOT, Cgroups};
 
 pub mod numbers;
 

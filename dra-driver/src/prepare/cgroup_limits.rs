@@ -19,8 +19,8 @@ use drava_vgpu_abi::{page, paths};
 use serde::{Deserialize, Serialize};
 
 use super::record::{Loaded, RecordError, RecordStore};
+use crate::gpus::cgroups::{CgroupError, Cgroups};
 use crate::gpus::inventory::OpenLibrary;
-use crate::node::cgroups::{CgroupError, Cgroups};
 use crate::node::claim::{ClaimUid, ShareId};
 use crate::node::files;
 use crate::node::layout::Layout;

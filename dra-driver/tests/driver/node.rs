@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use drava_cdi::{Driver, DriverRoot};
+use drava_dra_driver::gpus::cgroups::Cgroups;
 use drava_dra_driver::gpus::inventory::{NodeInventory, OpenLibrary};
 use drava_dra_driver::node::artifacts::{self, Installed};
-use drava_dra_driver::node::cgroups::Cgroups;
 use drava_dra_driver::node::claim::ShareId;
 use drava_dra_driver::node::layout::Layout;
 use drava_dra_driver::node::lock::Locks;

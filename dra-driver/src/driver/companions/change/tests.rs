@@ -10,9 +10,9 @@ use drava_vgpu_abi::{IdText, Limits, LimitsSpec, REGION_SIZE, encode, paths};
 
 use super::*;
 use crate::gpus::capacity::{MIB, ShareTotals};
+use crate::gpus::cgroups::Cgroups;
 use crate::gpus::inventory::OpenLibrary;
 use crate::gpus::inventory::fixture::one_gpu;
-use crate::node::cgroups::Cgroups;
 use crate::node::claim::ClaimRef;
 use crate::node::lock::Locks;
 use crate::node::options::Paths;
