@@ -5,6 +5,7 @@ pub mod claim;
 pub mod files;
 pub mod gpu_users;
 pub mod layout;
+pub mod limits_page;
 pub mod lock;
 pub mod mounts;
 pub mod options;

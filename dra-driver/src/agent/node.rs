@@ -4,7 +4,6 @@ use rustix::time::{ClockId, clock_gettime};
 
 pub mod enforcement_events;
 pub mod gpu;
-pub mod limits_page;
 pub mod nvml_observer;
 pub mod region_watch;
 pub mod tracked_share;

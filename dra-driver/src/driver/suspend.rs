@@ -23,10 +23,10 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::labelled::{self, Follower};
-use crate::agent::node::limits_page::Page;
 use crate::gpus::inventory::{Node, State};
 use crate::kubelet::claims::{ClaimService, blocking};
 use crate::node::claim::ClaimUid;
+use crate::node::limits_page::Page;
 use crate::prepare::effects::Effects;
 use crate::prepare::record::{ClaimRecord, Loaded, RecordError};
 use crate::prepare::{Phase, Prepared, Share, Suspension};

@@ -8,6 +8,7 @@
 //! other limit is ever changed. Limits end with their cgroup, also by themselves.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,7 +16,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use drava_api::error::describe;
 use drava_nvml::{GpuError, GpuLibrary, GpuUuid};
-use drava_vgpu_abi::{page, paths};
+use drava_vgpu_abi::paths;
 use serde::{Deserialize, Serialize};
 
 use super::record::{Loaded, RecordError, RecordStore};
@@ -24,6 +25,7 @@ use crate::gpus::inventory::OpenLibrary;
 use crate::node::claim::{ClaimUid, ShareId};
 use crate::node::files;
 use crate::node::layout::Layout;
+use crate::node::limits_page::Page;
 
 /// Request of the CDI hook.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -55,12 +57,13 @@ pub enum LimitError {
     #[error(transparent)]
     Cgroup(#[from] CgroupError),
     /// The limits page of the share cannot be read.
-    #[error("cannot read the limits page {}: {reason}", path.display())]
+    #[error("cannot read the limits page {}", path.display())]
     Page {
         /// The page.
         path: PathBuf,
-        /// Cause.
-        reason: String,
+        /// Error of the operating system, or what is wrong with the content.
+        #[source]
+        source: io::Error,
     },
     /// The file of the limited cgroups cannot be read or written.
     #[error("cannot {operation} {}", path.display())]
@@ -95,8 +98,19 @@ pub struct CgroupLimits {
     layout: Layout,
     cgroups: Cgroups,
     open: OpenLibrary,
-    /// Limits that this process has set; held during every change.
-    set: Mutex<BTreeMap<LimitedCgroup, Option<u64>>>,
+    /// Held during every change.
+    known: Mutex<Known>,
+}
+
+/// What this process knows of the limits, so that following them costs little while nothing changes.
+#[derive(Default)]
+struct Known {
+    /// Content of the files; `None` before they were read.
+    claims: Option<BTreeMap<ClaimUid, Vec<LimitedCgroup>>>,
+    /// Limits that this process has set.
+    set: BTreeMap<LimitedCgroup, Option<u64>>,
+    /// Limits pages of the shares.
+    pages: BTreeMap<(ClaimUid, ShareId), Page>,
 }
 
 impl CgroupLimits {
@@ -107,13 +121,27 @@ impl CgroupLimits {
             layout,
             cgroups,
             open,
-            set: Mutex::default(),
+            known: Mutex::default(),
         }
     }
 
-    fn changes(&self) -> MutexGuard<'_, BTreeMap<LimitedCgroup, Option<u64>>> {
-        // The map is valid after a panic: every change is one operation.
-        self.set.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Locks what is known, and reads the files once.
+    fn known(&self) -> MutexGuard<'_, Known> {
+        // The state is valid after a panic: every change is one operation.
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.claims.get_or_insert_with(|| {
+            let claims = self.limited_claims().into_iter();
+            let claims = claims.map(|uid| {
+                let limited = self.read(&uid).unwrap_or_else(|error| {
+                    let error = describe(&error);
+                    tracing::warn!(claim.uid = %uid, error, "the memory limits of a claim are unknown; they end with their cgroups");
+                    Vec::new()
+                });
+                (uid, limited)
+            });
+            claims.collect()
+        });
+        known
     }
 
     /// Limits the memory of a container that starts.
@@ -138,36 +166,43 @@ impl CgroupLimits {
         let (share, gpu) = limited.ok_or_else(no_share)?;
         let directory = self.cgroups.directory(&request.cgroup)?;
         self.cgroups.enable_ancestors(&directory)?;
-        let bytes = self.page_limit(&uid, &share)?;
         let cgroup = LimitedCgroup {
             share,
             gpu,
             directory,
         };
-        let mut set = self.changes();
-        let mut present = self.read(&uid)?;
+        let mut known = self.known();
+        let bytes = self.page_limit(&uid, &cgroup.share, &mut known.pages)?;
+        let claims = known.claims.get_or_insert_default();
+        let mut present = claims.get(&uid).cloned().unwrap_or_default();
         if !present.contains(&cgroup) {
             present.push(cgroup.clone());
             self.write(&uid, &present)?;
+            claims.insert(uid, present);
         }
         let library = (self.open)().map_err(LimitError::Library)?;
         set_limit(library.as_ref(), &cgroup, bytes)?;
-        set.insert(cgroup, bytes);
+        known.set.insert(cgroup, bytes);
         Ok(())
     }
 
     /// Sets all limits that differ from the limits pages, and forgets cgroups that are gone and claims without a record. Returns
     /// what failed; it is tried again by the next call.
     pub fn follow(&self) -> Vec<LimitError> {
-        let mut failures = Vec::new();
+        let claims = self.known().claims.clone().unwrap_or_default();
         let store = RecordStore::new(self.layout.claims());
-        for uid in self.limited_claims() {
-            let followed = match store.load(&uid) {
-                Ok(Loaded::Absent) => self.remove(&uid),
+        let mut failures = Vec::new();
+        for uid in claims.into_keys() {
+            let is_recorded = match store.version(&uid) {
+                Some(_) => Ok(true),
                 // The page stays while the record is damaged or of another build.
-                Ok(Loaded::Present(_) | Loaded::Damaged(_) | Loaded::Unsupported(_)) => {
-                    self.follow_claim(&uid)
-                }
+                None => store
+                    .load(&uid)
+                    .map(|loaded| !matches!(loaded, Loaded::Absent)),
+            };
+            let followed = match is_recorded {
+                Ok(true) => self.follow_claim(&uid),
+                Ok(false) => self.remove(&uid),
                 Err(error) => Err(error.into()),
             };
             failures.extend(followed.err());
@@ -176,21 +211,25 @@ impl CgroupLimits {
     }
 
     fn follow_claim(&self, uid: &ClaimUid) -> Result<(), LimitError> {
-        let mut set = self.changes();
-        let present = self.read(uid)?;
-        let (kept, gone): (Vec<_>, Vec<_>) = present
-            .into_iter()
-            .partition(|cgroup| cgroup.directory.is_dir());
-        if !gone.is_empty() {
+        let mut known = self.known();
+        let Known { claims, set, pages } = &mut *known;
+        let Some(present) = claims.as_mut().and_then(|claims| claims.get_mut(uid)) else {
+            return Ok(());
+        };
+        if present.iter().any(|cgroup| !cgroup.directory.is_dir()) {
+            let (kept, gone): (Vec<_>, Vec<_>) = std::mem::take(present)
+                .into_iter()
+                .partition(|cgroup| cgroup.directory.is_dir());
             set.retain(|cgroup, _| !gone.contains(cgroup));
-            self.write(uid, &kept)?;
+            *present = kept;
+            self.write(uid, present)?;
         }
-        for cgroup in kept {
-            let bytes = self.page_limit(uid, &cgroup.share)?;
-            if set.get(&cgroup) != Some(&bytes) {
+        for cgroup in present {
+            let bytes = self.page_limit(uid, &cgroup.share, pages)?;
+            if set.get(cgroup) != Some(&bytes) {
                 let library = (self.open)().map_err(LimitError::Library)?;
-                set_limit(library.as_ref(), &cgroup, bytes)?;
-                set.insert(cgroup, bytes);
+                set_limit(library.as_ref(), cgroup, bytes)?;
+                set.insert(cgroup.clone(), bytes);
             }
         }
         Ok(())
@@ -199,11 +238,12 @@ impl CgroupLimits {
     /// Removes the limits of a claim. A limit that NVML cannot remove ends with its cgroup.
     ///
     /// # Errors
-    /// When the file of the limited cgroups cannot be read or removed.
+    /// When the file of the limited cgroups cannot be removed.
     pub fn remove(&self, uid: &ClaimUid) -> Result<(), LimitError> {
-        let mut set = self.changes();
-        for cgroup in self.read(uid)? {
-            set.remove(&cgroup);
+        let mut known = self.known();
+        let claims = known.claims.get_or_insert_default();
+        for cgroup in claims.get(uid).cloned().unwrap_or_default() {
+            known.set.remove(&cgroup);
             if !cgroup.directory.is_dir() {
                 continue;
             }
@@ -217,25 +257,45 @@ impl CgroupLimits {
         }
         let path = self.path(uid);
         match fs::remove_file(&path) {
-            Err(source) if source.kind() != io::ErrorKind::NotFound => Err(LimitError::File {
-                operation: "remove",
-                path,
-                source,
-            }),
-            _ => Ok(()),
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                return Err(LimitError::File {
+                    operation: "remove",
+                    path,
+                    source,
+                });
+            }
+            _ => {}
         }
+        known.claims.get_or_insert_default().remove(uid);
+        known.pages.retain(|(of, _), _| of != uid);
+        Ok(())
     }
 
     /// Returns the limit in the page of a share; `None` for no limit.
-    fn page_limit(&self, uid: &ClaimUid, share: &ShareId) -> Result<Option<u64>, LimitError> {
-        let path = self.layout.limits(uid, share).join(paths::PAGE_FILE);
-        let read = fs::read(&path).map_err(|error| describe(&error));
-        let decoded =
-            read.and_then(|bytes| page::decode(&bytes).map_err(|error| error.to_string()));
-        match decoded {
-            Ok(page) => Ok(page.spec.limits.memory_limit_bytes),
-            Err(reason) => Err(LimitError::Page { path, reason }),
-        }
+    fn page_limit(
+        &self,
+        uid: &ClaimUid,
+        share: &ShareId,
+        pages: &mut BTreeMap<(ClaimUid, ShareId), Page>,
+    ) -> Result<Option<u64>, LimitError> {
+        let directory = self.layout.limits(uid, share);
+        let key = (uid.clone(), share.clone());
+        let read = || {
+            let page = match pages.entry(key) {
+                Entry::Occupied(entry) if entry.get().is_current() => entry.into_mut(),
+                Entry::Occupied(mut entry) => {
+                    entry.insert(Page::open(&directory)?);
+                    entry.into_mut()
+                }
+                Entry::Vacant(entry) => entry.insert(Page::open(&directory)?),
+            };
+            page.refresh()?;
+            Ok(page.limits().memory_limit_bytes)
+        };
+        read().map_err(|source| LimitError::Page {
+            path: directory.join(paths::PAGE_FILE),
+            source,
+        })
     }
 
     fn path(&self, uid: &ClaimUid) -> PathBuf {

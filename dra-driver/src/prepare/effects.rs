@@ -212,7 +212,7 @@ pub trait Effects: Send + Sync + 'static {
     /// Removes the memory limits that the NVIDIA driver holds for containers of the claim.
     ///
     /// # Errors
-    /// When the file that names them cannot be read or removed.
+    /// When the file that names them cannot be removed.
     fn remove_cgroup_limits(&self, uid: &ClaimUid) -> Result<(), EffectError>;
 
     /// Unmounts and removes all usage regions of the claim.

@@ -8,11 +8,11 @@ use drava_nvml::{GpuUuid, Memory, ProcessMemory};
 
 use super::checkpoint::{Action, CheckpointError, Checkpointer};
 use super::{Look, SeenProcess};
-use crate::agent::node::limits_page::Page;
 use crate::agent::node::usage_region::{ReadBuffer, UsageRegion};
 use crate::gpus::inventory::OpenLibrary;
 use crate::node::claim::ClaimUid;
 use crate::node::layout::Layout;
+use crate::node::limits_page::Page;
 use crate::node::mounts::{ClaimsMount, MountedShare};
 use crate::node::process::{ProcessInfo, Processes};
 use crate::prepare::liveness::is_in_pod;

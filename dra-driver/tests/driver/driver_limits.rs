@@ -4,11 +4,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use drava_dra_driver::agent::node::limits_page::Page;
 use drava_dra_driver::gpus::cgroups::Cgroups;
 use drava_dra_driver::gpus::driver_limits::{DriverLimits, probe, update};
 use drava_dra_driver::gpus::inventory::OpenLibrary;
 use drava_dra_driver::node::claim::ShareId;
+use drava_dra_driver::node::limits_page::Page;
 use drava_dra_driver::prepare::Delivery;
 use drava_dra_driver::prepare::base::CommonEdits;
 use drava_dra_driver::prepare::cgroup_limits::{CgroupLimits, LimitRequest};

@@ -12,7 +12,6 @@ use drava_vgpu_abi::snapshot::ProcessUsage;
 use drava_vgpu_abi::{ComputePolicy, Limits};
 
 use super::ShareKey;
-use super::limits_page::Page;
 use super::region_watch::RegionWatch;
 use super::usage_region::{LiveUse, ReadBuffer, UsageRegion};
 use crate::agent::policy::activity::{Activity, ActivityTracker};
@@ -26,6 +25,7 @@ use crate::agent::policy::usage_counters::UsageCounters;
 use crate::gpus::capacity::ShareTotals;
 use crate::node::claim::{ClaimRef, ClaimUid, ShareId};
 use crate::node::layout::Layout;
+use crate::node::limits_page::Page;
 use crate::node::mounts::MountedShare;
 use crate::prepare::limits;
 use crate::prepare::record::ClaimRecord;

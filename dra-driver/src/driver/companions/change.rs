@@ -6,12 +6,12 @@ use std::time::Duration;
 use drava_api::error::describe;
 use tokio::time::Instant;
 
-use crate::agent::node::limits_page::Page;
 use crate::agent::node::tracked_share::used_bytes;
 use crate::agent::node::usage_region::{ReadBuffer, UsageRegion};
 use crate::gpus::inventory::NodeInventory;
 use crate::node::claim::{ClaimUid, ShareId};
 use crate::node::layout::Layout;
+use crate::node::limits_page::Page;
 use crate::prepare::apply::{Applier, Failure};
 use crate::prepare::companion::{self, Companion, Companions};
 use crate::prepare::effects::Effects;
