@@ -33,7 +33,7 @@ use crate::report::{GrantStatus, Injection, Subject};
 
 mod change;
 
-use change::{FitsSince, Memory, Recorded, change};
+use change::{FitsSince, Memory, Recorded, SETTLED, change};
 
 /// Time from the first to the second review of a base with which something is left to be done. It doubles with each further one.
 const POLL: Duration = Duration::from_millis(500);
@@ -115,7 +115,8 @@ impl Base {
             Left::Open if self.reviewed.as_ref() == Some(&reviewed) => {
                 (self.wait * 2).min(MAX_POLL)
             }
-            Left::Open | Left::Settling | Left::Nothing => POLL,
+            Left::Settling => SETTLED,
+            Left::Open | Left::Nothing => POLL,
         };
         self.due = (left != Left::Nothing).then(|| now + self.wait);
         self.reviewed = Some(reviewed);

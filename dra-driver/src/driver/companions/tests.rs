@@ -247,8 +247,8 @@ fn looks_less_often_at_base_that_does_not_change() {
     };
     let open = |_| waits(ADDED, Left::Open).unwrap();
     assert_eq!([0; 6].map(open), [500, 1000, 2000, 4000, 4000, 4000]);
-    assert_eq!(waits(ADDED, Left::Settling), Some(500));
-    assert_eq!(waits(ADDED, Left::Open), Some(1000));
+    assert_eq!(waits(ADDED, Left::Settling), Some(250));
+    assert_eq!(waits(ADDED, Left::Open), Some(500));
     assert_eq!(waits(BASE, Left::Open), Some(500), "another companion");
     assert_eq!(waits(BASE, Left::Nothing), None);
     assert!(!base.is_due(&reviewed(BASE), start + Duration::from_secs(3600)));
