@@ -45,7 +45,7 @@ fn names_field_in_errors() {
         ),
         (
             document(json!({"memory": {"percnt": 5}})),
-            "config field memory.percnt: unknown field `percnt`, expected one of `percent`, `policy`, `limit`, `maxLimit`, `burst`, `reclaim`",
+            "config field memory.percnt: unknown field `percnt`, expected one of `percent`, `policy`, `enforcement`, `limit`, `maxLimit`, `burst`, `reclaim`",
         ),
         (
             document(json!({"memory": {"percent": 101}})),

@@ -228,8 +228,8 @@ fn next_process_repairs_shares_of_killed_one() {
     run_if_killed(CLAIM);
     in_mount_namespace(CLAIM.test, || {
         let machine = Machine::start(H100X2).unwrap();
-        // A record, two pages, two regions, a base, a spec; the spec, the regions, the pages, the record.
-        assert_eq!(kill_at_every_step(&machine, CLAIM), (7, 4));
+        // A record, two pages, two regions, a base, a spec; the spec, the limits by the driver, the regions, the pages, the record.
+        assert_eq!(kill_at_every_step(&machine, CLAIM), (7, 5));
     });
 }
 
@@ -246,8 +246,9 @@ fn next_process_repairs_partitions_of_killed_one() {
     run_if_killed(CLAIM);
     in_mount_namespace(CLAIM.test, || {
         let machine = partitioned_machine();
-        // A record, two instances, a base, a spec; the same without the base, and steps for the usage regions and pages that a claim might have.
-        assert_eq!(kill_at_every_step(&machine, CLAIM), (5, 6));
+        // A record, two instances, a base, a spec; the same without the base, and steps for the limits by the driver, the usage
+        // regions and the pages that a claim might have.
+        assert_eq!(kill_at_every_step(&machine, CLAIM), (5, 7));
     });
 }
 
