@@ -374,14 +374,15 @@ impl Namespace<'_> {
         Ok(total.trim().to_owned())
     }
 
-    /// Deletes pods without a grace period and waits until they are gone.
+    /// Deletes pods without a grace period and waits until they are gone. After an outage of the API server, kubelet's watch starts
+    /// again up to a minute later (seen with 1.37.1: the pause doubles to 30 s, and up to as much is added).
     ///
     /// # Errors
     /// When kubectl fails.
     pub fn delete_pods(&self, pods: &[&str]) -> Result<()> {
         self.kubectl(
             &[
-                &["delete", "pod", "--grace-period=1", "--timeout=60s"],
+                &["delete", "pod", "--grace-period=1", "--timeout=180s"],
                 pods,
             ]
             .concat(),
