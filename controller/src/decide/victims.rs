@@ -99,7 +99,7 @@ pub(crate) fn fewest(made_room_for: impl Iterator<Item = usize>, missing: usize)
 }
 
 /// Returns what every set of the candidates costs at least that has `fewest` of them or more, apart from the empty one. `None`
-/// without so many candidates.
+/// if there are fewer candidates.
 pub(crate) fn least_cost(candidates: &[Candidate], fewest: usize) -> Option<Cost> {
     let fewest = fewest.max(1);
     if fewest == 1 {

@@ -16,9 +16,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drava_allocator::object::{ObjectKey, object_key};
-use drava_allocator::reason::bytes;
 use drava_allocator::usage::AllocatedDevice;
-use drava_api::{Quantity, names, suspension};
+use drava_api::{names, suspension};
 use drava_explanation::owner::name_for;
 use drava_explanation::suspension as share;
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -34,6 +33,8 @@ use crate::action::{
 use crate::pods::claim;
 use crate::pods::live_pods::LivePod;
 use crate::pods::pod::qualified_name;
+
+mod problem;
 
 /// Time between two attempts to resume a share, and until a failed write is repeated.
 const RETRY: Duration = Duration::from_secs(1);
@@ -650,18 +651,6 @@ impl Planner {
         pods.map(|(uid, _)| uid.to_owned()).collect()
     }
 
-    /// Returns whether a claim can be suspended instead of an eviction of its pod.
-    fn can_suspend(&self, key: &ObjectKey) -> bool {
-        let suspensions = &self.commitments.suspensions;
-        let is_busy =
-            suspensions.claims.contains_key(key) || suspensions.protected.contains_key(key);
-        let claim = self.commitments.ledger.claim(key).filter(|_| !is_busy);
-        claim.is_some_and(|claim| {
-            View::of(claim, true).answer == Answer::Running
-                && self.suspension_problem(claim).is_none()
-        })
-    }
-
     /// Returns the only claim of a pod that has devices of this driver.
     fn share_of_pod(&self, pod: &LivePod) -> Option<ObjectKey> {
         let own = pod.claims.iter().filter(|key| {
@@ -699,101 +688,6 @@ impl Planner {
         };
         let pod = self.world.live_pods.get_key_value(&only.uid)?;
         (only.resource == "pods").then_some(pod)
-    }
-
-    /// Returns why the shares of a claim cannot be suspended; `None` if nothing is known against it.
-    fn suspension_problem(&self, claim: &ResourceClaim) -> Option<String> {
-        let key = object_key(&claim.metadata);
-        if let Err(problem) = share::check(claim) {
-            return Some(problem);
-        }
-        let Some((_, pod)) = self.pod_of(&key).filter(|(_, pod)| pod.is_bound) else {
-            return Some("it is not reserved for one pod alone that is bound to a node".to_owned());
-        };
-        if pod.grace_period_end.is_some() || claim.metadata.deletion_timestamp.is_some() {
-            return Some("it or its pod is being deleted".to_owned());
-        }
-        if pod.gang.is_some() {
-            return Some(
-                "its pod is a member of a gang, whose other members would wait for it".to_owned(),
-            );
-        }
-        if self.share_of_pod(pod).as_ref() != Some(&key) {
-            return Some("its pod has more than one claim for devices of drava".to_owned());
-        }
-        pod.host_traits.problem(share::memory_of(claim))
-    }
-
-    /// Returns why the shares of a claim cannot be suspended, also if that is what is suspended on its node already.
-    fn suspension_problem_now(&self, claim: &ResourceClaim) -> Option<String> {
-        let problem = self.suspension_problem(claim);
-        problem.or_else(|| self.host_memory_problem([claim], &self.suspended_memory()))
-    }
-
-    /// Returns which node has too little host memory for the suspension of these claims, together with what is suspended there.
-    fn host_memory_problem<'a>(
-        &self,
-        claims: impl IntoIterator<Item = &'a ResourceClaim>,
-        suspended: &BTreeMap<String, Quantity>,
-    ) -> Option<String> {
-        let mut demands: BTreeMap<String, (Quantity, Quantity)> = BTreeMap::new();
-        for claim in claims {
-            let devices = AllocatedDevice::of_claim(claim);
-            let Some(device) = devices.first() else {
-                continue;
-            };
-            let cluster = &self.world.cluster;
-            let Some(limit) = cluster.suspend_host_memory(&device.pool, &device.device) else {
-                continue;
-            };
-            let (_, demand) = demands
-                .entry(device.pool.clone())
-                .or_insert((limit, Quantity::ZERO));
-            *demand += share::memory_of(claim);
-        }
-        demands.into_iter().find_map(|(pool, (limit, demand))| {
-            let used = suspended.get(&pool).copied().unwrap_or(Quantity::ZERO);
-            let node = names::node_of_pool(&pool).unwrap_or(&pool);
-            (used + demand > limit).then(|| {
-                format!(
-                    "the suspended shares of node {node} may have {} of host memory (suspend.hostMemory of its GpuNodeProfile); they \
-                     have {}, and {} more are necessary",
-                    bytes(limit),
-                    bytes(used),
-                    bytes(demand)
-                )
-            })
-        })
-    }
-
-    /// Returns the memory of the shares that are suspended, or on their way there or back, by pool.
-    fn suspended_memory(&self) -> BTreeMap<String, Quantity> {
-        let mut memory: BTreeMap<String, Quantity> = BTreeMap::new();
-        for (key, known) in &self.commitments.suspensions.claims {
-            let Some(claim) = self.commitments.ledger.claim(key) else {
-                continue;
-            };
-            if known.write == Write::Intending || suspension::is_intended(&claim.metadata) {
-                let device = AllocatedDevice::of_claim(claim).into_iter().next();
-                let pool = device.map(|device| device.pool).unwrap_or_default();
-                *memory.entry(pool).or_insert(Quantity::ZERO) += share::memory_of(claim);
-            }
-        }
-        memory
-    }
-
-    /// Returns whether the nodes have the host memory for the suspension of these pods' shares.
-    pub(super) fn has_host_memory(&self, victims: &BTreeSet<String>) -> bool {
-        let pods = victims
-            .iter()
-            .filter_map(|uid| self.world.live_pods.get(uid));
-        let claims = pods.filter_map(|pod| {
-            let key = self.share_of_pod(pod)?;
-            self.commitments.ledger.claim(&key)
-        });
-        let claims = claims.map(|claim| &**claim);
-        self.host_memory_problem(claims, &self.suspended_memory())
-            .is_none()
     }
 
     /// Says at the pods that are evicted why their shares are not suspended, as their config allows.

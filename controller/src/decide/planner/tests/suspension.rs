@@ -7,10 +7,13 @@ use k8s_openapi::api::core::v1::{Container, Pod, Probe};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::json;
 
-use super::cluster::{TestCluster, applied, member};
+use super::cluster::{TestCluster, member};
 use crate::action::{EvictionFailure, EvictionOutcome, SuspensionOutcome};
-use crate::fixture::{claim, object, pod, slice};
+use crate::fixture::{claim, object, pod};
 use crate::watch::Kind;
+
+mod host_memory;
+mod running;
 
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -719,165 +722,4 @@ fn share_without_limit_and_share_that_a_user_suspends_stay() {
         cluster.settle();
         assert!(cluster.evictions.is_empty());
     }
-}
-
-/// Executes the writes of conditions of pods; returns the status and message of each.
-fn write_running(cluster: &mut TestCluster) -> Vec<(String, String)> {
-    let updates = std::mem::take(&mut cluster.pod_conditions).into_iter();
-    let running = updates.filter(|update| update.condition.type_ == names::RUNNING_CONDITION);
-    let mut written = Vec::new();
-    for update in running {
-        let mut pod = cluster.pods[&update.pod.name.unwrap()].clone();
-        let condition = update.condition;
-        let message = condition.message.clone().unwrap();
-        written.push((condition.status.clone(), message));
-        let status = pod.status.get_or_insert_default();
-        let conditions = status.conditions.get_or_insert_default();
-        conditions.retain(|other| other.type_ != condition.type_);
-        conditions.push(condition);
-        cluster.add_pod(pod);
-    }
-    written
-}
-
-fn runs() -> (String, String) {
-    ("True".to_owned(), String::new())
-}
-
-fn stands_still(why: &str) -> (String, String) {
-    let message = format!("its programs stand still: the share of claim low is suspended {why}");
-    ("False".to_owned(), message)
-}
-
-#[test]
-fn condition_of_pod_says_that_its_programs_stand_still() {
-    let mut cluster = TestCluster::new(&["n1"]);
-    add_suspendable(&mut cluster, "low", "60Gi", 0);
-    cluster.settle();
-    assert!(
-        write_running(&mut cluster).is_empty(),
-        "never suspended, and no gate"
-    );
-    cluster.add_pod_of_priority("urgent", "60Gi", 10);
-    cluster.settle();
-    assert_eq!(cluster.write_intents(), ["+low"]);
-    cluster.settle();
-    let suspended = stands_still("for pod default/urgent");
-    assert_eq!(write_running(&mut cluster), [suspended]);
-    answer(&mut cluster, "low", "True", "Suspended");
-    assert_eq!(cluster.settle(), ["urgent → n1"]);
-    cluster.bind(("urgent", "n1"));
-    cluster.change_leader();
-    cluster.settle();
-    assert!(write_running(&mut cluster).is_empty(), "it is the same");
-    cluster.end("urgent");
-    cluster.settle();
-    assert_eq!(cluster.write_intents(), ["-low"]);
-    // The node driver restores the processes.
-    cluster.settle();
-    let resuming = stands_still("until it has room on its GPU");
-    assert_eq!(write_running(&mut cluster), [resuming]);
-    answer(&mut cluster, "low", "False", "Resumed");
-    cluster.settle();
-    assert_eq!(write_running(&mut cluster), [runs()]);
-    cluster.settle();
-    assert!(write_running(&mut cluster).is_empty(), "once");
-}
-
-#[test]
-fn condition_says_that_programs_run_when_the_suspension_is_refused() {
-    let mut cluster = TestCluster::new(&["n1"]);
-    add_suspendable(&mut cluster, "low", "60Gi", 0);
-    wish(&mut cluster, "low", true);
-    cluster.settle();
-    assert_eq!(cluster.write_intents(), ["+low"]);
-    cluster.settle();
-    let why = "as its annotation gpu.drava.dev/suspend-requested requests";
-    assert_eq!(write_running(&mut cluster), [stands_still(why)]);
-    answer(&mut cluster, "low", "False", "SuspendFailed");
-    cluster.settle();
-    assert_eq!(write_running(&mut cluster), [runs()]);
-}
-
-#[test]
-fn readiness_gate_is_true_when_the_pod_is_bound() {
-    let mut cluster = TestCluster::new(&["n1"]);
-    add_with(&mut cluster, "low", "60Gi", 0, |pod| {
-        let gates = json!([{"conditionType": names::RUNNING_CONDITION}]);
-        pod.spec.as_mut().unwrap().readiness_gates = Some(object(gates));
-    });
-    cluster.settle();
-    assert_eq!(write_running(&mut cluster), [runs()]);
-    cluster.change_leader();
-    cluster.settle();
-    assert!(write_running(&mut cluster).is_empty());
-}
-
-/// The node publishes how much host memory its suspended shares may have.
-fn limit_host_memory(cluster: &mut TestCluster, node: &str, mib: i64) {
-    let mut slice = slice(node);
-    for device in slice.spec.devices.iter_mut().flatten() {
-        let attributes = device.attributes.get_or_insert_default();
-        let limit = object(json!({"int": mib}));
-        attributes.insert(names::attribute::SUSPEND_HOST_MEMORY_MIB.to_owned(), limit);
-    }
-    slice.metadata.resource_version = Some("1000".to_owned());
-    cluster.planner.slice(applied(slice));
-}
-
-#[test]
-fn shares_beyond_the_host_memory_of_the_node_are_evicted() {
-    let mut cluster = TestCluster::new(&["n1"]);
-    limit_host_memory(&mut cluster, "n1", 59 << 10);
-    add_suspendable(&mut cluster, "low", "60Gi", 0);
-    cluster.add_pod_of_priority("urgent", "60Gi", 10);
-    cluster.settle();
-    assert!(cluster.suspensions.is_empty());
-    assert_eq!(cluster.evict(), ["low for urgent"]);
-    let why = "the suspended shares of node n1 may have 59 GiB of host memory (suspend.hostMemory of its GpuNodeProfile); they have 0 \
-               B, and 60 GiB more are necessary";
-    let evicted = format!("the share of claim low is not suspended for pod default/urgent: {why}");
-    assert_eq!(cluster.messages_of("Pod/low"), [evicted.as_str()]);
-}
-
-#[test]
-fn host_memory_limits_the_shares_that_are_suspended_together() {
-    // Two shares must give way, and the node has host memory for one, or for both.
-    for (mib, is_suspended) in [(39 << 10, false), (40 << 10, true)] {
-        let mut cluster = TestCluster::new(&["n1"]);
-        limit_host_memory(&mut cluster, "n1", mib);
-        for name in ["a", "b", "c"] {
-            add_suspendable(&mut cluster, name, "20Gi", 0);
-        }
-        cluster.add_pod_of_priority("urgent", "50Gi", 10);
-        cluster.settle();
-        assert_eq!(
-            cluster.write_intents().len(),
-            if is_suspended { 2 } else { 0 }
-        );
-        assert_eq!(cluster.evict().len(), if is_suspended { 0 } else { 2 });
-    }
-}
-
-#[test]
-fn wish_waits_for_host_memory_of_the_node() {
-    let mut cluster = TestCluster::new(&["n1"]);
-    limit_host_memory(&mut cluster, "n1", 30 << 10);
-    for name in ["a", "b"] {
-        add_suspendable(&mut cluster, name, "20Gi", 0);
-    }
-    suspend(&mut cluster, "a");
-    wish(&mut cluster, "b", true);
-    cluster.settle();
-    assert!(cluster.suspensions.is_empty());
-    let why = "the share of claim b cannot be suspended: the suspended shares of node n1 may have 30 GiB of host memory \
-               (suspend.hostMemory of its GpuNodeProfile); they have 20 GiB, and 20 GiB more are necessary";
-    assert_eq!(cluster.messages_of("Pod/b"), [why]);
-    wish(&mut cluster, "a", false);
-    cluster.settle();
-    assert_eq!(cluster.write_intents(), ["-a"]);
-    answer(&mut cluster, "a", "False", "Resumed");
-    cluster.advance(RETRY);
-    cluster.settle();
-    assert_eq!(cluster.write_intents(), ["+b"]);
 }
