@@ -109,6 +109,8 @@ condition_reasons! {
     Prepared: Prepared, true, "The node driver prepared the device.";
     Interposed: Enforced, true, "libvgpu enforces the limits of the share.";
     LimitedByDriver: Enforced, true, "The NVIDIA driver limits the memory of the share's containers, and libvgpu enforces all limits.";
+    Partly: Enforced, false, "The memory of the share is limited. Its part of the multiprocessors is not: MPS takes it from an \
+        environment variable that the containers can change.";
     WholeGpu: Enforced, true, "The claim has the whole GPU.";
     Partition: Enforced, true, "The claim has a MIG partition, which the GPU isolates.";
     AdminAccess: Enforced, false, "The claim has admin access, which has no limits.";

@@ -124,6 +124,10 @@ pub enum ComputePolicy {
     Balance,
     /// A hard cap, also on an idle GPU.
     Fixed,
+    /// A part of the multiprocessors instead of a part of the time: the programs are clients of MPS. The GPU serves one namespace
+    /// only. Only in a device class, so not in the schema of node profiles.
+    #[schemars(skip)]
+    Spatial,
     /// Not metered.
     None,
 }
@@ -400,6 +404,11 @@ pub enum ConfigError {
     /// The limit of a share that bursts is invalid.
     #[error(transparent)]
     Burst(#[from] BurstError),
+    /// A claim with `computePolicy: spatial` that may be suspended.
+    #[error(
+        "config field suspend.allowed: not together with computePolicy: spatial; the NVIDIA driver cannot checkpoint clients of MPS"
+    )]
+    SpatialSuspend,
     /// The field or value is not allowed in its layer.
     #[error(transparent)]
     Forbidden(#[from] ForbiddenField),
@@ -587,6 +596,9 @@ fn resolve_documents(
                 settings = settings.under(&VgpuConfig::decode(document.parameters)?, layer)?;
             }
         }
+    }
+    if settings.is_spatial() && settings.suspend_allowed == Some(true) {
+        return Err(ConfigError::SpatialSuspend);
     }
     Ok(settings)
 }

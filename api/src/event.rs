@@ -167,6 +167,11 @@ event_reasons! {
     MemoryOverLimit: Warning, NodeDriver, "ResourceClaim",
         "The processes of a claim use more GPU memory than its limit.",
         "Check the program, restart the pod, and report the CUDA function to drava.";
+    MpsFault: Warning, NodeDriver, "ResourceClaim",
+        "A program of a claim with `computePolicy: spatial` had a fatal fault, or MPS of its GPU ended. The programs of all claims \
+         on the GPU, which are of one namespace, get CUDA errors.",
+        "None if the programs start again, as containers do that end. Use another policy for programs that must not suffer from \
+         each other.";
     NotReady: Warning, NodeDriver, "Node",
         "The node driver is not ready. The message names the unmet condition: directories, artifacts, records, gpus, \
          profiles, exclusive, registered or published.",

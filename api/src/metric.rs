@@ -166,6 +166,8 @@ pub mod driver {
                 "Failed prepare and unprepare calls by claim.";
             BURST_RECLAIM_MISSED = "drava_burst_reclaim_missed" Counter ["cause"]
                 "Prepare calls that failed because lent memory was not given back in time: in_use or not_lowered.";
+            MPS_FAULTS = "drava_mps_faults" Counter ["part"]
+                "Faults of MPS, which serves shares with computePolicy spatial: daemon (ended and started again) or server (fatal fault of a program).";
             GPU_INFO = "drava_gpu_info" Gauge ["gpu", "index", "model", "pci_bus_id", "driver_version"]
                 "GPU of the node by UUID; the value is 1.";
             GPU_HEALTHY = "drava_gpu_healthy" Gauge ["gpu"]

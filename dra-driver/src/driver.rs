@@ -26,17 +26,19 @@ use crate::kubelet::plugin::takeover::InstanceRole;
 use crate::kubelet::plugin::{self, Plugin};
 use crate::metrics::operations::Measured;
 use crate::metrics::{self, Sources};
+use crate::mps::{Daemons, Roots};
 use crate::node::artifacts::{self, Artifact, Installed};
 use crate::node::claim::ClaimUid;
 use crate::node::layout::Layout;
 use crate::node::lock::Locks;
 use crate::node::options::{Delivery, Paths, Scheduling, UnhealthyEffect};
 use crate::node::selinux::Labels;
+use crate::node::tmpfs::Tmpfs;
 use crate::operate::health;
 use crate::prepare::apply::Applier;
 use crate::prepare::apply::partitions::recorded;
 use crate::prepare::cgroup_limits::CgroupLimits;
-use crate::prepare::effects::{NodeAccess, NodeEffects, Tmpfs};
+use crate::prepare::effects::{NodeAccess, NodeEffects};
 use crate::prepare::record::RecordStore;
 use crate::publish::profile;
 use crate::publish::profile::status::StatusWriter;
@@ -54,6 +56,7 @@ mod cgroup_limits;
 mod companions;
 mod follow;
 mod labelled;
+mod mps;
 mod profiles;
 mod records;
 mod suspend;
@@ -151,7 +154,7 @@ pub async fn run(
     config: Config,
     client: Client,
     source: Source,
-    tmpfs: Box<dyn Tmpfs>,
+    tmpfs: Arc<dyn Tmpfs>,
     conditions: Conditions,
     stop: CancellationToken,
 ) -> Result<(), RunError> {
@@ -172,7 +175,20 @@ pub async fn run(
     let observe = Arc::clone(&source.observe);
     let cgroup_limits = CgroupLimits::new(layout.clone(), cgroups, Arc::clone(&observe));
     let cgroup_limits = Arc::new(cgroup_limits);
+    let roots = Roots {
+        driver: config.paths.driver_root_mount.clone(),
+        device: config.paths.device_root().map(|(mount, _)| mount),
+        proc: config.proc_root.clone(),
+    };
+    let mps = Arc::new(Daemons::new(
+        layout.clone(),
+        config.program.clone(),
+        roots,
+        config.labels,
+        Arc::clone(&tmpfs),
+    ));
     let access = NodeAccess {
+        mps: Arc::clone(&mps),
         open: Arc::clone(&observe),
         cgroup_limits: Arc::clone(&cgroup_limits),
         proc_root: config.proc_root.clone(),
@@ -224,7 +240,7 @@ pub async fn run(
         table: health,
         record,
     };
-    let agent = (observe, cgroup_limits);
+    let agent = (observe, cgroup_limits, mps);
     shared.publish(&mut tasks, publishing, claims, agent, health, role_sender);
     drop(shared);
 
@@ -344,7 +360,7 @@ impl Shared {
 
     fn claims(
         &self,
-        tmpfs: Box<dyn Tmpfs>,
+        tmpfs: Arc<dyn Tmpfs>,
         access: NodeAccess,
         installed: watch::Receiver<Option<Result<Installed, String>>>,
     ) -> Arc<ClaimService<NodeEffects>> {
@@ -396,7 +412,7 @@ impl Shared {
         tasks: &mut Tasks,
         (publisher, profile_status): (Publisher, StatusWriter),
         claims: Arc<ClaimService<NodeEffects>>,
-        (observe, cgroup_limits): (OpenLibrary, Arc<CgroupLimits>),
+        (observe, cgroup_limits, mps): (OpenLibrary, Arc<CgroupLimits>, Arc<Daemons>),
         health: GpuHealth,
         role: watch::Sender<InstanceRole>,
     ) {
@@ -426,6 +442,7 @@ impl Shared {
             layout: self.layout.clone(),
             agent,
             cgroup_limits,
+            mps,
             health: table,
             record,
             metrics: self.metrics.clone(),

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`gpus`] | discovery of GPUs, the devices and amounts that they offer, other owners, NVML |
 //! | [`node`] | files, mounts, locks and processes of the node, options |
+//! | [`mps`] | daemons of MPS for spatial shares |
 //! | [`prepare`] | prepare and unprepare of claims: plan, record, limits page, CDI spec, MIG instances |
 //! | [`gpu_health`] | health of the GPUs from sensors and events |
 //! | [`report`] | events, device statuses of claims, conditions of the driver |
@@ -29,6 +30,7 @@ pub mod gpu_health;
 pub mod gpus;
 pub mod kubelet;
 pub mod metrics;
+pub mod mps;
 pub mod node;
 pub mod operate;
 pub mod prepare;

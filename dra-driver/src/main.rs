@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -12,10 +13,11 @@ use drava_dra_driver::driver::{self, Config};
 use drava_dra_driver::gpu_health::state::Rules;
 use drava_dra_driver::gpus::inventory::Source;
 use drava_dra_driver::kubelet::claims;
+use drava_dra_driver::mps;
 use drava_dra_driver::node::options::{Command, Options};
 use drava_dra_driver::node::selinux::Labels;
+use drava_dra_driver::node::tmpfs::KernelTmpfs;
 use drava_dra_driver::operate::log::{self, LogFilter};
-use drava_dra_driver::prepare::effects::KernelTmpfs;
 use drava_dra_driver::publish::{self, profile};
 use drava_dra_driver::repair::{reconcile, removal};
 use drava_dra_driver::report::conditions::Conditions;
@@ -28,8 +30,10 @@ use tokio_util::sync::CancellationToken;
 const BLOCKED: Duration = Duration::from_secs(2);
 
 fn main() -> ExitCode {
-    if let Some(code) = checkpoint::run(std::env::args_os()) {
-        return code;
+    for process in [checkpoint::run, mps::process::run] {
+        if let Some(code) = process(std::env::args_os()) {
+            return code;
+        }
     }
     let options = Options::parse();
     let filter = log::start(options.log_format);
@@ -148,7 +152,7 @@ async fn run(options: Options, filter: LogFilter) -> anyhow::Result<()> {
         config,
         client,
         source,
-        Box::new(KernelTmpfs { labels }),
+        Arc::new(KernelTmpfs { labels }),
         Conditions::default(),
         stop,
     )

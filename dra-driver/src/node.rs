@@ -11,3 +11,4 @@ pub mod mounts;
 pub mod options;
 pub mod process;
 pub mod selinux;
+pub mod tmpfs;

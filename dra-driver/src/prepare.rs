@@ -14,6 +14,7 @@
 //! | whether a claim is in use | [`liveness`] |
 //! | memory limits by the NVIDIA driver | [`cgroup_limits`] |
 //! | what companion claims add to shares | [`companion`] (pure) |
+//! | daemons of MPS for spatial shares | [`crate::mps`] |
 //!
 //! Invariants:
 //! - The record is written before the first effect and removed after the last effect. All state of a claim has a record,
@@ -97,6 +98,8 @@ enum RecordedAccess {
     /// A share with a limit above its guarantee. A build that does not know this kind leaves the GPUs of the claim alone: it would
     /// give lent memory to other claims.
     BurstShare(Share),
+    /// A share of the multiprocessors. A build that does not know this kind leaves the GPU alone, whose programs are clients of MPS.
+    SpatialShare(Share),
     Partition(Partition),
     Admin,
 }
@@ -105,6 +108,7 @@ impl From<Access> for RecordedAccess {
     fn from(access: Access) -> Self {
         match access {
             Access::Whole => Self::Whole,
+            Access::Share(share) if share.is_spatial() => Self::SpatialShare(share),
             Access::Share(share) if share.can_burst() => Self::BurstShare(share),
             Access::Share(share) => Self::Share(share),
             Access::Partition(partition) => Self::Partition(partition),
@@ -117,7 +121,9 @@ impl From<RecordedAccess> for Access {
     fn from(access: RecordedAccess) -> Self {
         match access {
             RecordedAccess::Whole => Self::Whole,
-            RecordedAccess::Share(share) | RecordedAccess::BurstShare(share) => Self::Share(share),
+            RecordedAccess::Share(share)
+            | RecordedAccess::BurstShare(share)
+            | RecordedAccess::SpatialShare(share) => Self::Share(share),
             RecordedAccess::Partition(partition) => Self::Partition(partition),
             RecordedAccess::Admin => Self::Admin,
         }
@@ -229,6 +235,12 @@ impl Share {
     #[must_use]
     pub const fn can_burst(&self) -> bool {
         self.limit_bytes.is_some()
+    }
+
+    /// Returns whether the share has a part of the multiprocessors of its GPU instead of a part of the time.
+    #[must_use]
+    pub fn is_spatial(&self) -> bool {
+        self.compute_policy == ComputePolicy::Spatial
     }
 
     /// Returns the capacity that the share holds, with all grants.

@@ -12,7 +12,7 @@ use crate::Quantity;
 ///
 /// | Field | class | claim |
 /// |---|---|---|
-/// | `computePolicy` | any | `fixed` |
+/// | `computePolicy` | any | `fixed`, unless the class says `spatial` |
 /// | `priority` | any | up to the class's `maxPriority` |
 /// | `maxPriority`, `memory.policy`, `memory.enforcement`, `enforcement`, `unmetered` | any | – |
 /// | `memory.maxLimit` | any | – |
@@ -140,6 +140,12 @@ impl Settings {
         self.suspend_allowed == Some(true) && self.memory_limit.is_none()
     }
 
+    /// Returns whether the share has a part of the multiprocessors of its GPU.
+    #[must_use]
+    pub fn is_spatial(&self) -> bool {
+        self.compute_policy == ComputePolicy::Spatial
+    }
+
     fn claim_priority_limit(&self) -> Priority {
         self.max_priority.unwrap_or(self.priority)
     }
@@ -149,6 +155,9 @@ impl Settings {
         let class_only = "only in a device class";
         if !matches!(config.compute_policy, None | Some(ComputePolicy::Fixed)) {
             return forbidden("computePolicy", "only fixed");
+        }
+        if config.compute_policy.is_some() && self.compute_policy == ComputePolicy::Spatial {
+            return forbidden("computePolicy", "the class divides multiprocessors");
         }
         if let Some(priority) = config.priority
             && priority > self.claim_priority_limit()

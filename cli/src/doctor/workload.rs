@@ -81,6 +81,7 @@ fn fix(reason: ConditionReason) -> Option<&'static str> {
         ConditionReason::Prepared
         | ConditionReason::Interposed
         | ConditionReason::LimitedByDriver
+        | ConditionReason::Partly
         | ConditionReason::WholeGpu
         | ConditionReason::Partition
         | ConditionReason::AdminAccess

@@ -12,7 +12,7 @@ use drava_nvml::GpuUuid;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::{cgroup_limits, companions, suspend, until};
+use super::{cgroup_limits, companions, mps, suspend, until};
 use crate::agent::share_metrics::ShareViolation;
 use crate::agent::{self, Agent};
 use crate::gpu_health::record::RecordFile;
@@ -24,6 +24,7 @@ use crate::kubelet::plugin::socket::Sockets;
 use crate::kubelet::plugin::takeover::{self, InstanceRole};
 use crate::metrics::gpu_monitor;
 use crate::metrics::{self, Sources};
+use crate::mps::Daemons;
 use crate::node::artifacts::{self, Installed, Stubs};
 use crate::node::layout::Layout;
 use crate::node::lock::{Lock, Locks};
@@ -56,6 +57,7 @@ pub(super) struct Active {
     pub(super) layout: Layout,
     pub(super) agent: agent::Config,
     pub(super) cgroup_limits: Arc<CgroupLimits>,
+    pub(super) mps: Arc<Daemons>,
     pub(super) suspend: SuspendNode,
     pub(super) health: HealthTable,
     pub(super) record: RecordFile,
@@ -84,6 +86,7 @@ impl Active {
             layout,
             agent,
             cgroup_limits,
+            mps: daemons,
             suspend,
             health,
             record,
@@ -130,6 +133,8 @@ impl Active {
         let suspend = suspend::run(Arc::clone(&claims), suspend, stop.clone());
         let socket = layout.cgroup_limits_socket();
         let cgroup_limits = cgroup_limits::run(cgroup_limits, socket, stop.clone());
+        let faults = metrics.operations.mps.clone();
+        let mps = mps::run(Arc::clone(&claims), daemons, faults, stop.clone());
         let reconcile = reconcile::run(
             Arc::clone(&claims),
             layout,
@@ -148,6 +153,7 @@ impl Active {
             injection,
             companions,
             cgroup_limits,
+            mps,
             suspend,
             monitor,
             gpu_health,

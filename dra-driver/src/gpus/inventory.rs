@@ -155,6 +155,8 @@ pub struct Recorded {
     pub instances: BTreeSet<InstanceKey>,
     /// Numbers in the names of held devices.
     pub numbers: Numbers,
+    /// GPUs with spatial shares, whose programs are clients of MPS.
+    pub spatial: BTreeSet<GpuUuid>,
 }
 
 /// Reads the claim records.
@@ -327,7 +329,8 @@ fn scan(
     let present = library.take().map_or_else(&mut source.open, Ok)?;
     // On an error the library is closed and the next scan opens it: after an upgrade of the NVIDIA driver the loaded
     // library fails every call.
-    let nvml = present.inventory().map_err(|error| describe(&error))?;
+    let mut nvml = present.inventory().map_err(|error| describe(&error))?;
+    ignore_own_clients(&mut nvml.gpus, records);
     let foreign = foreign_instances(present.as_ref(), &nvml, records, &before.foreign);
     let known = if is_new {
         DriverLimits::new()
@@ -356,6 +359,17 @@ fn scan(
         },
         driver: Arc::new(driver),
     })
+}
+
+/// Forgets clients of MPS on GPUs with spatial shares: other clients exclude shares.
+fn ignore_own_clients(gpus: &mut [Gpu], records: &ReadRecords) {
+    let has_clients = |gpu: &&mut Gpu| gpu.has_mps_clients;
+    let mut with_clients = gpus.iter_mut().filter(has_clients).peekable();
+    if with_clients.peek().is_none() {
+        return;
+    }
+    let spatial = records().spatial;
+    with_clients.for_each(|gpu| gpu.has_mps_clients = !spatial.contains(&gpu.uuid));
 }
 
 /// Logs what changed about the limits of the NVIDIA driver.

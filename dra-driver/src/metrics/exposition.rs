@@ -80,6 +80,10 @@ impl Collector for Snapshot {
             ([cause.as_str()], count)
         });
         metric::BURST_RECLAIM_MISSED.encode(encoder, missed)?;
+        let mps = &self.operations.mps;
+        let mps = [(["daemon"], &mps.restarts), (["server"], &mps.faults)];
+        let mps = mps.map(|(labels, counter)| (labels, counter.get() as f64));
+        metric::MPS_FAULTS.encode(encoder, mps)?;
         self.encode_gpus(encoder)?;
         self.encode_telemetry(encoder)?;
         self.encode_claims(encoder)?;

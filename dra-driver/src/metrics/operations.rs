@@ -78,6 +78,17 @@ pub struct Operations {
     pub unprepare: Calls,
     /// Calls of prepare that failed because lent memory was not given back.
     pub missed_reclaims: MissedReclaims,
+    /// Faults of MPS.
+    pub mps: MpsOperations,
+}
+
+/// Faults of MPS; clones share the values.
+#[derive(Debug, Clone, Default)]
+pub struct MpsOperations {
+    /// Daemons that were started again.
+    pub restarts: Counter,
+    /// Servers with a fatal fault.
+    pub faults: Counter,
 }
 
 /// Measures the calls of `claims`.

@@ -90,6 +90,18 @@ impl Layout {
         self.run_dir.join("cgroup-limits.sock")
     }
 
+    /// Directory of the daemons of MPS, by GPU. They end with a reboot.
+    #[must_use]
+    pub fn mps(&self) -> PathBuf {
+        self.run_dir.join("mps")
+    }
+
+    /// Directory of the daemon of MPS of a GPU.
+    #[must_use]
+    pub fn mps_gpu(&self, gpu: &str) -> PathBuf {
+        self.mps().join(gpu)
+    }
+
     /// Directory of the usage regions of all claims.
     #[must_use]
     pub fn usages(&self) -> PathBuf {

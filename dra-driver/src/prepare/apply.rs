@@ -27,6 +27,7 @@ use crate::node::options;
 mod backing;
 mod error;
 mod mode;
+mod mps;
 pub mod partitions;
 mod repeat;
 
@@ -283,6 +284,7 @@ impl<E: Effects> Applier<E> {
         self.destroy_instances(uid)?;
         self.effects.remove_usage(uid)?;
         self.effects.remove_pages(uid)?;
+        self.release_mps(uid)?;
         self.effects.remove_record(uid)
     }
 
@@ -508,6 +510,10 @@ impl<E: Effects> Applier<E> {
                 self.effects.ensure_page(&uid, &share.id, &limits)?,
             );
             note("usage region", self.effects.ensure_usage(&uid, &share.id)?);
+        }
+        for gpu in record::spatial_gpus(&record.devices) {
+            let _gpu = self.locks.gpus([gpu])?;
+            note("MPS daemon", self.effects.ensure_mps(gpu)?);
         }
         for (base, spec) in &specs.bases {
             match self.effects.ensure_base(*base, spec)? {

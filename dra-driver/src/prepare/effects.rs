@@ -20,18 +20,17 @@ use super::record::{ClaimRecord, RecordError, RecordStore};
 use super::{Partition, Prepared};
 use crate::gpus::device_files::DeviceFiles;
 use crate::gpus::inventory::OpenLibrary;
+use crate::mps::{Daemons, MpsError};
 use crate::node::claim::{ClaimUid, ShareId};
 use crate::node::files;
 use crate::node::gpu_users;
 use crate::node::layout::{BASE_PREFIX, Layout, PENDING, SPEC_PREFIX};
 use crate::node::lock::LockError;
 use crate::node::selinux::{LabelError, Labels};
+use crate::node::tmpfs::Tmpfs;
 use crate::prepare::liveness::{Held, Inspector, Liveness};
 
 mod region;
-mod tmpfs;
-
-pub use tmpfs::{KernelTmpfs, Tmpfs};
 
 /// An effect failed.
 #[derive(Debug, thiserror::Error)]
@@ -52,6 +51,9 @@ pub enum EffectError {
     /// A memory limit by the NVIDIA driver could not be removed.
     #[error(transparent)]
     CgroupLimit(#[from] LimitError),
+    /// The MPS daemon of a GPU could not be started or stopped.
+    #[error(transparent)]
+    Mps(#[from] MpsError),
     /// NVML could not be opened.
     #[error("cannot open NVML to change MIG instances: {0}")]
     Library(String),
@@ -169,6 +171,18 @@ pub trait Effects: Send + Sync + 'static {
     /// When the spec cannot be read or written.
     fn ensure_spec(&self, uid: &ClaimUid, spec: &Spec) -> Result<Ensured, EffectError>;
 
+    /// Ensures that the MPS daemon of a GPU runs. The caller holds the lock of the GPU.
+    ///
+    /// # Errors
+    /// When it does not start.
+    fn ensure_mps(&self, gpu: &str) -> Result<Ensured, EffectError>;
+
+    /// Ends the MPS daemon of a GPU. The caller holds the lock of the GPU.
+    ///
+    /// # Errors
+    /// When a file cannot be removed.
+    fn stop_mps(&self, gpu: &str) -> Result<(), EffectError>;
+
     /// Returns the boot of the node.
     fn boot_id(&self) -> &str;
 
@@ -256,6 +270,8 @@ pub struct NodeAccess {
     pub labels: Labels,
     /// Memory limits by the NVIDIA driver.
     pub cgroup_limits: Arc<CgroupLimits>,
+    /// Daemons of MPS.
+    pub mps: Arc<Daemons>,
     /// Device files of the node; `None` to create none.
     pub device_files: Option<DeviceFiles>,
 }
@@ -266,14 +282,14 @@ pub struct NodeEffects {
     store: RecordStore,
     specs: SpecDir,
     bases: SpecDir,
-    tmpfs: Box<dyn Tmpfs>,
+    tmpfs: Arc<dyn Tmpfs>,
     access: NodeAccess,
 }
 
 impl NodeEffects {
     /// Returns the effects for this layout.
     #[must_use]
-    pub fn new(layout: Layout, tmpfs: Box<dyn Tmpfs>, access: NodeAccess) -> Self {
+    pub fn new(layout: Layout, tmpfs: Arc<dyn Tmpfs>, access: NodeAccess) -> Self {
         let store = RecordStore::new(layout.claims());
         let specs = SpecDir::new(layout.cdi_dir(), SPEC_PREFIX);
         let bases = SpecDir::new(layout.cdi_dir(), BASE_PREFIX);
@@ -500,6 +516,17 @@ impl Effects for NodeEffects {
             .remove(uid.as_str())
             .map(drop)
             .map_err(|error| self.spec_error(error))
+    }
+
+    fn ensure_mps(&self, gpu: &str) -> Result<Ensured, EffectError> {
+        Ok(match self.access.mps.ensure(gpu)? {
+            true => Ensured::Created,
+            false => Ensured::Present,
+        })
+    }
+
+    fn stop_mps(&self, gpu: &str) -> Result<(), EffectError> {
+        Ok(self.access.mps.stop(gpu)?)
     }
 
     fn remove_cgroup_limits(&self, uid: &ClaimUid) -> Result<(), EffectError> {

@@ -46,7 +46,8 @@ pub(super) fn page(
             compute_policy: match share.compute_policy {
                 ComputePolicy::Balance => abi::ComputePolicy::Balance,
                 ComputePolicy::Fixed => abi::ComputePolicy::Fixed,
-                ComputePolicy::None => abi::ComputePolicy::None,
+                // MPS divides the multiprocessors, so no launch waits or is counted.
+                ComputePolicy::Spatial | ComputePolicy::None => abi::ComputePolicy::None,
             },
             priority: abi::Priority::new(i32::from(share.priority.get()))
                 .unwrap_or(abi::Priority::DEFAULT),

@@ -32,6 +32,19 @@ pub enum Conflict {
         /// Use by the other claim.
         held: Use,
     },
+    /// The programs of spatial shares are clients of one MPS server, which a fault of one of them stops for all.
+    #[error(
+        "cannot use device {device} (GPU {gpu}) with computePolicy: spatial: claim {holder} of another namespace uses the GPU \
+         with it; delete one of the pods"
+    )]
+    OtherNamespace {
+        /// Allocated device.
+        device: String,
+        /// UUID of the GPU.
+        gpu: String,
+        /// The other claim.
+        holder: ClaimRef,
+    },
     /// The sum of the shares would exceed the GPU.
     #[error(
         "cannot use {requested} of {resource} of device {device} (GPU {gpu}): {used} of {total} is prepared for other \
@@ -114,7 +127,9 @@ impl Conflict {
     #[must_use]
     pub fn holders(&self) -> &[ClaimRef] {
         match self {
-            Self::Exclusive { holder, .. } => std::slice::from_ref(holder),
+            Self::Exclusive { holder, .. } | Self::OtherNamespace { holder, .. } => {
+                std::slice::from_ref(holder)
+            }
             Self::Exceeds { holders, .. } => &holders.0,
             Self::Companion { .. }
             | Self::Used { .. }
@@ -131,6 +146,8 @@ pub enum Use {
     Whole,
     /// Shared.
     Shares,
+    /// Shared, with parts of the multiprocessors.
+    SpatialShares,
     /// Partitioned by MIG.
     Partitions,
 }
@@ -140,6 +157,7 @@ impl fmt::Display for Use {
         f.write_str(match self {
             Self::Whole => "a whole GPU",
             Self::Shares => "shares",
+            Self::SpatialShares => "shares with computePolicy: spatial",
             Self::Partitions => "MIG partitions",
         })
     }
@@ -218,7 +236,9 @@ pub fn check<'a>(
         check_usable(gpu, &wanted, plan.as_ref())?;
         check_exclusive(claim, gpu, &wanted, &held)?;
         match wanted.first().and_then(|device| usage(&device.access)) {
-            Some(Use::Shares) => check_shares(gpu, &wanted, &held, plan.as_ref(), inventory)?,
+            Some(Use::Shares | Use::SpatialShares) => {
+                check_shares(gpu, &wanted, &held, plan.as_ref(), inventory)?
+            }
             Some(Use::Partitions) => check_partitions(gpu, &wanted, &held, plan.as_ref())?,
             Some(Use::Whole) | None => {}
         }
@@ -260,6 +280,7 @@ fn grants(devices: &[Prepared]) -> impl Iterator<Item = &Grant> {
 fn usage(access: &Access) -> Option<Use> {
     match access {
         Access::Whole => Some(Use::Whole),
+        Access::Share(share) if share.is_spatial() => Some(Use::SpatialShares),
         Access::Share(_) => Some(Use::Shares),
         Access::Partition(_) => Some(Use::Partitions),
         Access::Admin => None,
@@ -306,9 +327,19 @@ fn check_exclusive(
                 (_, None)
                 | (Use::Shares, Some(Use::Shares))
                 | (Use::Partitions, Some(Use::Partitions)) => {}
+                (Use::SpatialShares, Some(Use::SpatialShares)) => {
+                    if holder.namespace != claim.namespace {
+                        return Err(Box::new(Conflict::OtherNamespace {
+                            device: device.device.clone(),
+                            gpu: gpu.to_owned(),
+                            holder: holder.clone(),
+                        }));
+                    }
+                }
                 (Use::Whole, Some(held))
-                | (Use::Shares, Some(held @ (Use::Whole | Use::Partitions)))
-                | (Use::Partitions, Some(held @ (Use::Whole | Use::Shares))) => {
+                | (Use::Shares, Some(held))
+                | (Use::SpatialShares, Some(held))
+                | (Use::Partitions, Some(held)) => {
                     return Err(Box::new(Conflict::Exclusive {
                         device: device.device.clone(),
                         gpu: gpu.to_owned(),

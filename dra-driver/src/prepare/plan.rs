@@ -133,6 +133,15 @@ pub enum PlanError {
         /// What is missing.
         reason: String,
     },
+    /// A claim with a spatial share has more devices.
+    #[error(
+        "the claim has {devices} devices, one of them with computePolicy: spatial; a program is a client of one MPS daemon, which \
+         serves one GPU: request one share only"
+    )]
+    SeveralSpatial {
+        /// Number of devices.
+        devices: usize,
+    },
     /// An ID is invalid.
     #[error("request {request}: invalid {what} {found:?}")]
     Invalid {
@@ -188,9 +197,16 @@ pub fn plan(
             pool: pool.to_owned(),
         });
     }
-    ours.into_iter()
-        .map(|result| device(result, configs, inventory))
-        .collect()
+    let devices = ours.into_iter();
+    let devices = devices.map(|result| device(result, configs, inventory));
+    let devices: Vec<Prepared> = devices.collect::<Result<_, _>>()?;
+    let mut shares = devices.iter().filter_map(Prepared::share);
+    if devices.len() > 1 && shares.any(Share::is_spatial) {
+        return Err(PlanError::SeveralSpatial {
+            devices: devices.len(),
+        });
+    }
+    Ok(devices)
 }
 
 fn device(

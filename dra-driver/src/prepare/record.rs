@@ -81,6 +81,14 @@ pub fn held_gpus(devices: &[Prepared]) -> BTreeSet<String> {
         .collect()
 }
 
+/// Returns the UUIDs of the GPUs of which these devices have multiprocessors.
+#[must_use]
+pub fn spatial_gpus(devices: &[Prepared]) -> BTreeSet<&str> {
+    let is_spatial = |device: &&Prepared| device.share().is_some_and(super::Share::is_spatial);
+    let spatial = devices.iter().filter(is_spatial);
+    spatial.map(|device| device.gpu.uuid.as_str()).collect()
+}
+
 /// Returns the MIG instances of these devices.
 pub fn instance_keys(devices: &[Prepared]) -> impl Iterator<Item = InstanceKey> {
     partitions(devices).map(|(gpu, partition)| (gpu, partition.profile_id, partition.placement()))

@@ -17,7 +17,9 @@ use drava_vgpu_abi::paths;
 use super::base::{Base, CommonEdits};
 use super::record::ClaimRecord;
 use super::{Delivery, Prepared, Share};
+use crate::gpus::capacity::ALL_CORES;
 use crate::gpus::inventory::NodeInventory;
+use crate::mps;
 use crate::node::artifacts::Artifact;
 use crate::node::claim::ClaimUid;
 use crate::node::layout::{Layout, SPEC_PREFIX};
@@ -95,6 +97,22 @@ pub fn build(
         let mut own = nodes(device, base.parts(), driver)?;
         if let Some(share) = device.share() {
             own.mounts = share_mounts(&record.claim.uid, share, layout, &library);
+            if share.is_spatial() {
+                let dir = layout.mps_gpu(&device.gpu.uuid);
+                let inside = [("pipe", mps::PIPE_DIRECTORY), ("shm", "/dev/shm")];
+                let [pipe, shm] = inside.map(|(name, to)| (dir.join(name), to));
+                own.mounts
+                    .push(Mount::data(pipe.0.to_string_lossy(), pipe.1));
+                own.mounts
+                    .push(Mount::read_write(shm.0.to_string_lossy(), shm.1));
+                own.env
+                    .push(format!("CUDA_MPS_PIPE_DIRECTORY={}", mps::PIPE_DIRECTORY));
+                if share.cores > 0 {
+                    let part = share.cores.min(ALL_CORES);
+                    own.env
+                        .push(format!("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={part}"));
+                }
+            }
             if share.limited_by_driver {
                 let socket = layout.cgroup_limits_socket();
                 let (claim, share) = (record.claim.uid.as_str(), share.id.as_str());

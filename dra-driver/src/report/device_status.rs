@@ -88,6 +88,7 @@ pub(super) fn statuses(
                 let enforced = [
                     ConditionReason::Interposed,
                     ConditionReason::LimitedByDriver,
+                    ConditionReason::Partly,
                 ];
                 enforced.iter().any(|known| reason == known.as_str())
             });
@@ -324,6 +325,10 @@ fn share_enforced(
         ),
         false => (ConditionReason::Interposed, "libvgpu limits"),
     };
+    let reason = match share.is_spatial() {
+        true => ConditionReason::Partly,
+        false => reason,
+    };
     let message = format!("{limits} memory to {mib} MiB{companions}{burst}; {time}");
     (reason, message)
 }
@@ -346,6 +351,12 @@ fn time(share: &Share) -> String {
     let cores = share.held().cores;
     match (share.compute_policy, cores) {
         (ComputePolicy::None, _) => "GPU time is not metered".to_owned(),
+        (ComputePolicy::Spatial, 0) => {
+            "MPS lets it use all multiprocessors (no guarantee)".to_owned()
+        }
+        (ComputePolicy::Spatial, _) => {
+            format!("MPS gives it {cores}% of the multiprocessors, which its programs can leave")
+        }
         (_, 0) => "GPU time is best effort (no guarantee)".to_owned(),
         (ComputePolicy::Balance, _) => format!("{cores}% of GPU time guaranteed"),
         (ComputePolicy::Fixed, _) => format!("GPU time limited to {cores}%"),

@@ -242,7 +242,7 @@ impl TestCluster {
             config,
             self.api.client(),
             source,
-            Box::new(self.node.tmpfs.clone()),
+            Arc::new(self.node.tmpfs.clone()),
             conditions.clone(),
             stop.clone(),
         ));

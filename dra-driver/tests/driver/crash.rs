@@ -97,6 +97,16 @@ impl Effects for CrashingEffects {
         self.node.ensure_usage(uid, share)
     }
 
+    fn ensure_mps(&self, gpu: &str) -> Result<Ensured, EffectError> {
+        self.next_effect()?;
+        self.node.ensure_mps(gpu)
+    }
+
+    fn stop_mps(&self, gpu: &str) -> Result<(), EffectError> {
+        self.next_effect()?;
+        self.node.stop_mps(gpu)
+    }
+
     fn create_device_files(&self, spec: &Spec) {
         self.node.create_device_files(spec);
     }

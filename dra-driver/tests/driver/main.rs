@@ -44,5 +44,6 @@ mod rollback;
 mod rolling_update;
 mod slice_changes;
 mod slices;
+mod spatial;
 mod stop;
 mod suspend;

@@ -3,9 +3,11 @@
 use std::fs;
 use std::io::Write as _;
 use std::os::unix::fs::MetadataExt as _;
+use std::sync::Arc;
 
 use drava_dra_driver::node::claim::ShareId;
-use drava_dra_driver::prepare::effects::{Effects as _, Ensured, KernelTmpfs, Tmpfs as _};
+use drava_dra_driver::node::tmpfs::{KernelTmpfs, Tmpfs as _};
+use drava_dra_driver::prepare::effects::{Effects as _, Ensured};
 use drava_vgpu_abi::REGION_SIZE;
 
 use crate::fixture::{claim_ref, share_id};
@@ -19,7 +21,7 @@ fn mounts_size_limited_tmpfs_per_share() {
 
 fn check_mounts() {
     let node = TestNode::started();
-    let effects = node.effects_with(Box::new(KernelTmpfs::default()));
+    let effects = node.effects_with(Arc::new(KernelTmpfs::default()));
     let (uid, share) = (claim_ref(1).uid, ShareId::parse(&share_id(1, 0)).unwrap());
     let usage = node.layout().usage(&uid, &share);
     assert_eq!(

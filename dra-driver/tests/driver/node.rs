@@ -10,6 +10,7 @@ use std::time::Duration;
 use drava_cdi::{Driver, DriverRoot};
 use drava_dra_driver::gpus::cgroups::Cgroups;
 use drava_dra_driver::gpus::inventory::{NodeInventory, OpenLibrary};
+use drava_dra_driver::mps::{Daemons, Roots};
 use drava_dra_driver::node::artifacts::{self, Installed};
 use drava_dra_driver::node::claim::ShareId;
 use drava_dra_driver::node::layout::Layout;
@@ -17,9 +18,10 @@ use drava_dra_driver::node::lock::Locks;
 use drava_dra_driver::node::mounts::ClaimsMount;
 use drava_dra_driver::node::options::{Delivery, Paths};
 use drava_dra_driver::node::selinux::Labels;
+use drava_dra_driver::node::tmpfs::Tmpfs;
 use drava_dra_driver::prepare::apply::{Applier, ApplyError, Environment};
 use drava_dra_driver::prepare::cgroup_limits::CgroupLimits;
-use drava_dra_driver::prepare::effects::{Effects, NodeAccess, NodeEffects, Tmpfs};
+use drava_dra_driver::prepare::effects::{Effects, NodeAccess, NodeEffects};
 use drava_dra_driver::prepare::record::ClaimRecord;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use simulator_machine::testing::skip;
@@ -168,15 +170,34 @@ impl TestNode {
         Arc::new(limits)
     }
 
+    /// Returns daemons of MPS whose program is the file `mps` of the node.
+    pub(crate) fn mps(&self) -> Arc<Daemons> {
+        let roots = Roots {
+            driver: self.root.path().join("driver"),
+            device: None,
+            proc: "/proc".into(),
+        };
+        let tmpfs = Arc::new(self.tmpfs.clone());
+        let program = self.root.path().join("mps");
+        Arc::new(Daemons::new(
+            self.layout(),
+            program,
+            roots,
+            Labels::Off,
+            tmpfs,
+        ))
+    }
+
     pub(crate) fn effects(&self) -> NodeEffects {
-        self.effects_with(Box::new(self.tmpfs.clone()))
+        self.effects_with(Arc::new(self.tmpfs.clone()))
     }
 
     /// Returns effects with these mounts, on GPUs without processes.
-    pub(crate) fn effects_with(&self, tmpfs: Box<dyn Tmpfs>) -> NodeEffects {
+    pub(crate) fn effects_with(&self, tmpfs: Arc<dyn Tmpfs>) -> NodeEffects {
         let open: OpenLibrary = Arc::new(|| Ok(Box::new(FakeGpus::h100x2())));
         let access = NodeAccess {
             cgroup_limits: self.cgroup_limits(&open),
+            mps: self.mps(),
             open,
             proc_root: self.root.path().join("proc"),
             boot_id: "boot".to_owned(),

@@ -91,6 +91,7 @@ impl PartitionedNode {
             Arc::new(move || Ok(Box::new(Library::clone(&library)) as Box<dyn GpuLibrary>));
         let access = NodeAccess {
             cgroup_limits: self.node.cgroup_limits(&open),
+            mps: self.node.mps(),
             proc_root: self.node.root.path().join("proc"),
             open,
             boot_id: boot_id.to_owned(),
@@ -99,7 +100,7 @@ impl PartitionedNode {
         };
         NodeEffects::new(
             self.node.layout(),
-            Box::new(self.node.tmpfs.clone()),
+            Arc::new(self.node.tmpfs.clone()),
             access,
         )
     }

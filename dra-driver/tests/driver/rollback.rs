@@ -3,8 +3,9 @@
 use std::fs;
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 
-use drava_dra_driver::prepare::effects::Tmpfs;
+use drava_dra_driver::node::tmpfs::Tmpfs;
 
 use crate::fixture::Allocated::Share;
 use crate::fixture::{claim, claim_ref, h100x2};
@@ -68,7 +69,7 @@ fn rolls_back_failed_prepare_unless_containers_may_run() {
     }
     let node = TestNode::started();
     let found = claim(1, &[Share(0, "8Gi", "30")]);
-    let failing = node.effects_with(Box::new(FailingTmpfs));
+    let failing = node.effects_with(Arc::new(FailingTmpfs));
     let failing = node.applier(failing);
     let error = prepare(&node, &failing, 1, &found).unwrap_err();
     let error = drava_api::error::describe(&error);

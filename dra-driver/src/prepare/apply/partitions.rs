@@ -13,7 +13,7 @@ use crate::gpus::inventory::Recorded;
 use crate::node::claim::ClaimUid;
 use crate::prepare::effects::{EffectError, Effects, Ensured};
 use crate::prepare::record::{
-    ClaimRecord, Loaded, RecordError, RecordStore, instance_keys, partitions,
+    ClaimRecord, Loaded, RecordError, RecordStore, instance_keys, partitions, spatial_gpus,
 };
 use crate::prepare::{Access, Instance, Partition, Prepared};
 
@@ -36,6 +36,8 @@ pub fn recorded(
                 let number = names::gpu_number(&device.device)?;
                 Some((GpuUuid::new(device.gpu.uuid.clone()), number))
             }));
+            let spatial = spatial_gpus(&devices).into_iter();
+            recorded.spatial.extend(spatial.map(GpuUuid::new));
             devices.retain(|device| {
                 let partition = device.partition();
                 partition.is_some_and(|partition| partition.boot_id == boot_id)

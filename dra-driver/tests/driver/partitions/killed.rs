@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use drava_dra_driver::prepare::effects::KernelTmpfs;
+use drava_dra_driver::node::tmpfs::KernelTmpfs;
 use simulator_machine::testing::poll;
 
 use super::*;
@@ -75,13 +75,14 @@ impl Node {
             Arc::new(move || Ok(Box::new(Library::clone(&library)) as Box<dyn GpuLibrary>));
         let access = NodeAccess {
             cgroup_limits: self.node.cgroup_limits(&open),
+            mps: self.node.mps(),
             proc_root: self.node.root.path().join("proc"),
             open,
             boot_id: BOOT.to_owned(),
             labels: Labels::Off,
             device_files: None,
         };
-        let tmpfs = Box::new(KernelTmpfs::default());
+        let tmpfs = Arc::new(KernelTmpfs::default());
         NodeEffects::new(self.node.layout(), tmpfs, access)
     }
 

@@ -13,13 +13,15 @@ use crate::gpus::capacity::{MIB, ShareTotals};
 use crate::gpus::cgroups::Cgroups;
 use crate::gpus::inventory::OpenLibrary;
 use crate::gpus::inventory::fixture::one_gpu;
+use crate::mps::{Daemons, Roots};
 use crate::node::claim::ClaimRef;
 use crate::node::lock::Locks;
 use crate::node::options::Paths;
 use crate::node::selinux::Labels;
+use crate::node::tmpfs::{KernelTmpfs, Tmpfs};
 use crate::prepare::cgroup_limits::CgroupLimits;
 use crate::prepare::companion::Addition;
-use crate::prepare::effects::{KernelTmpfs, NodeAccess, NodeEffects};
+use crate::prepare::effects::{NodeAccess, NodeEffects};
 use crate::prepare::record::fixture;
 
 pub(in super::super) const POOL: &str = "node-1/gpus";
@@ -57,7 +59,21 @@ impl TestNode {
         let open: OpenLibrary = Arc::new(|| Err("no GPU".to_owned()));
         let cgroups = Cgroups::new(dir("cgroup"));
         let cgroup_limits = CgroupLimits::new(layout.clone(), cgroups, Arc::clone(&open));
+        let roots = Roots {
+            driver: dir("driver"),
+            device: None,
+            proc: dir("proc"),
+        };
+        let tmpfs = Arc::new(KernelTmpfs::default());
+        let mps = Daemons::new(
+            layout.clone(),
+            dir("mps"),
+            roots,
+            Labels::Off,
+            Arc::clone(&tmpfs) as Arc<dyn Tmpfs>,
+        );
         let access = NodeAccess {
+            mps: Arc::new(mps),
             open,
             cgroup_limits: Arc::new(cgroup_limits),
             proc_root: dir("proc"),
@@ -65,7 +81,7 @@ impl TestNode {
             labels: Labels::Off,
             device_files: None,
         };
-        let effects = NodeEffects::new(layout.clone(), Box::new(KernelTmpfs::default()), access);
+        let effects = NodeEffects::new(layout.clone(), tmpfs, access);
         let locks = Locks::new(layout.locks(), Duration::ZERO);
         Self {
             applier: Arc::new(Applier::new(layout.clone(), locks, effects)),

@@ -1,0 +1,422 @@
+//! Daemons of MPS (CUDA Multi-Process Service) for shares with `computePolicy: spatial`.
+//!
+//! Each GPU with such shares has one control daemon of the NVIDIA driver, whose programs come from the driver root. It runs outside
+//! the pod of the node driver, so that it survives an upgrade of drava, and in a mount namespace of its own, see [`process`].
+//!
+//! | Directory of the GPU | Content |
+//! |---|---|
+//! | `pipe` | sockets of the daemon; read-only in the containers |
+//! | `shm` | memory that daemon and containers share, a tmpfs; `/dev/shm` of the containers |
+//! | `log` | log of the daemon |
+//! | `daemon.json` | its process, written before the daemon starts |
+//!
+//! All of it ends with the last spatial share of the GPU, or with a reboot.
+
+use std::fs::{self, File};
+use std::io::{self, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use serde::{Deserialize, Serialize};
+
+use crate::node::layout::Layout;
+use crate::node::process::start_time;
+use crate::node::selinux::{LabelError, Labels};
+use crate::node::tmpfs::Tmpfs;
+
+pub mod process;
+
+/// Pipe directory of the clients in containers, and of the daemon in its root: NVIDIA's default.
+pub const PIPE_DIRECTORY: &str = "/tmp/nvidia-mps";
+
+/// Size of the memory that the programs of a GPU share.
+const SHM_BYTES: u64 = 1 << 30;
+
+/// Files in that memory.
+const SHM_INODES: u64 = 1 << 16;
+
+/// Longest start of a daemon.
+const START: Duration = Duration::from_secs(10);
+
+/// Longest answer to a command.
+const ANSWER: Duration = Duration::from_secs(3);
+
+/// Longest end of a daemon whose programs are gone.
+const STOP: Duration = Duration::from_secs(3);
+
+/// Time between two looks at a process.
+const POLL: Duration = Duration::from_millis(10);
+
+/// End of the daemon's log in an error, bytes.
+const LOG_TAIL: usize = 512;
+
+/// MPS cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MpsError {
+    /// The daemon ended, or gave no answer, when it was started.
+    #[error(
+        "the MPS control daemon of GPU {gpu} does not start from the driver root ({reason}); computePolicy: spatial needs \
+         nvidia-cuda-mps-control and nvidia-cuda-mps-server there"
+    )]
+    Start {
+        /// UUID of the GPU.
+        gpu: String,
+        /// End of its log, or that it gives no answer.
+        reason: String,
+    },
+    /// The daemon did not answer a command.
+    #[error("the MPS control daemon of GPU {gpu} does not answer {command:?}: {reason}")]
+    Command {
+        /// UUID of the GPU.
+        gpu: String,
+        /// The command.
+        command: String,
+        /// What happened.
+        reason: String,
+    },
+    /// A file operation failed.
+    #[error("cannot {operation} {}", path.display())]
+    File {
+        /// Operation.
+        operation: &'static str,
+        /// The file or directory.
+        path: PathBuf,
+        /// Error of the operating system.
+        #[source]
+        source: io::Error,
+    },
+    /// A directory for containers did not get its label.
+    #[error(transparent)]
+    Label(#[from] LabelError),
+}
+
+/// Process of a daemon.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Daemon {
+    /// PID on the node.
+    pid: u32,
+    /// Start time, clock ticks since boot.
+    start_time: u64,
+}
+
+/// State of the MPS server of a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Server {
+    /// The daemon has ended.
+    NoDaemon,
+    /// No program has used the GPU yet, or the server takes programs.
+    Serving,
+    /// A program had a fatal fault: all programs of the GPU get errors, and no new one is taken until all have ended.
+    Fault,
+}
+
+/// The daemons of a node.
+pub struct Daemons {
+    layout: Layout,
+    /// The node driver, which starts them; see [`process`].
+    program: PathBuf,
+    /// Driver root in this container.
+    driver_root: PathBuf,
+    /// Device root in this container, where the driver root has no device files.
+    device_root: Option<PathBuf>,
+    proc_root: PathBuf,
+    labels: Labels,
+    tmpfs: Arc<dyn Tmpfs>,
+}
+
+/// Where the daemons find the NVIDIA driver and the node.
+#[derive(Debug, Clone)]
+pub struct Roots {
+    /// Driver root in this container.
+    pub driver: PathBuf,
+    /// Device root in this container, where the driver root has no device files.
+    pub device: Option<PathBuf>,
+    /// `/proc` of the node.
+    pub proc: PathBuf,
+}
+
+impl Daemons {
+    /// Returns the daemons of a node. `program` is the node driver.
+    #[must_use]
+    pub fn new(
+        layout: Layout,
+        program: PathBuf,
+        roots: Roots,
+        labels: Labels,
+        tmpfs: Arc<dyn Tmpfs>,
+    ) -> Self {
+        Self {
+            layout,
+            program,
+            driver_root: roots.driver,
+            device_root: roots.device,
+            proc_root: roots.proc,
+            labels,
+            tmpfs,
+        }
+    }
+
+    /// Ensures that the daemon of a GPU runs. Returns whether it was started. The caller holds the lock of the GPU.
+    ///
+    /// # Errors
+    /// When it does not run; nothing of it stays then.
+    pub fn ensure(&self, gpu: &str) -> Result<bool, MpsError> {
+        if self.running(gpu).is_some() {
+            return Ok(false);
+        }
+        self.clear(gpu)?;
+        self.start(gpu).inspect_err(|_| {
+            // On an error the next start, stop or look at the GPU clears the rest.
+            let _ = self.stop(gpu);
+        })?;
+        Ok(true)
+    }
+
+    /// Ends the daemon of a GPU and removes its files. Succeeds without a daemon. The caller holds the lock of the GPU.
+    ///
+    /// # Errors
+    /// When a file cannot be removed.
+    pub fn stop(&self, gpu: &str) -> Result<(), MpsError> {
+        if let Some(daemon) = self.running(gpu) {
+            // A daemon that does not answer is killed.
+            let _ = self.command(gpu, daemon, "quit -t 1");
+            let end = Instant::now() + STOP;
+            while self.is_running(daemon) && Instant::now() < end {
+                std::thread::sleep(POLL);
+            }
+            if self.is_running(daemon) {
+                kill(daemon.pid);
+            }
+        }
+        self.clear(gpu)
+    }
+
+    /// Returns the GPUs that have a daemon, or had one that was not stopped.
+    ///
+    /// # Errors
+    /// When the directory cannot be read.
+    pub fn gpus(&self) -> Result<Vec<String>, MpsError> {
+        let dir = self.layout.mps();
+        let entries = match fs::read_dir(&dir) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(source) => return Err(file("list the MPS daemons in", &dir, source)),
+        };
+        let name = |entry: io::Result<fs::DirEntry>| {
+            let entry = entry.map_err(|source| file("list the MPS daemons in", &dir, source))?;
+            Ok(entry.file_name().to_string_lossy().into_owned())
+        };
+        entries.map(name).collect()
+    }
+
+    /// Returns the state of the server of a GPU.
+    ///
+    /// # Errors
+    /// When the daemon does not answer.
+    pub fn server(&self, gpu: &str) -> Result<Server, MpsError> {
+        let Some(daemon) = self.running(gpu) else {
+            return Ok(Server::NoDaemon);
+        };
+        for server in self.servers(gpu, daemon)? {
+            let status = self.command(gpu, daemon, &format!("get_server_status {server}"))?;
+            if status.contains("FAULT") {
+                return Ok(Server::Fault);
+            }
+        }
+        Ok(Server::Serving)
+    }
+
+    /// Ends the servers of a GPU although they have programs, so that new programs are taken again.
+    ///
+    /// # Errors
+    /// When the daemon does not answer.
+    pub fn end_servers(&self, gpu: &str) -> Result<(), MpsError> {
+        let Some(daemon) = self.running(gpu) else {
+            return Ok(());
+        };
+        for server in self.servers(gpu, daemon)? {
+            self.command(gpu, daemon, &format!("shutdown_server {server} -f"))?;
+        }
+        Ok(())
+    }
+
+    fn servers(&self, gpu: &str, daemon: Daemon) -> Result<Vec<u32>, MpsError> {
+        let listed = self.command(gpu, daemon, "get_server_list")?;
+        let pids = listed.split_ascii_whitespace();
+        Ok(pids.filter_map(|pid| pid.parse().ok()).collect())
+    }
+
+    fn start(&self, gpu: &str) -> Result<(), MpsError> {
+        let dir = self.layout.mps_gpu(gpu);
+        let (pipe, shm, log) = (dir.join("pipe"), dir.join("shm"), dir.join("log"));
+        for created in [&pipe, &shm, &log] {
+            let made = fs::create_dir_all(created);
+            made.map_err(|source| file("create", created, source))?;
+        }
+        self.labels.ensure(&pipe)?;
+        let mounted = self.tmpfs.mount(&shm, SHM_BYTES, SHM_INODES);
+        mounted.map_err(|source| file("mount a tmpfs on", &shm, source))?;
+        let output = log.join("daemon.log");
+        let open = || {
+            let file = File::create(&output)?;
+            Ok((file.try_clone()?, file))
+        };
+        let (stdout, stderr) =
+            open().map_err(|source: io::Error| file("create", &output, source))?;
+        let mut child = Command::new(&self.program)
+            .arg(process::DAEMON)
+            .args([&dir, &self.driver_root])
+            .arg(self.device_root.as_deref().unwrap_or(Path::new("")))
+            .arg(gpu)
+            .env_clear()
+            .stdin(Stdio::null())
+            .stdout(stdout)
+            .stderr(stderr)
+            .spawn()
+            .map_err(|source| file("start", &self.program, source))?;
+        let failed = |reason: String| MpsError::Start {
+            gpu: gpu.to_owned(),
+            reason,
+        };
+        let end = Instant::now() + START;
+        let started = loop {
+            match child.try_wait() {
+                Ok(None) => {}
+                Ok(Some(status)) => {
+                    break Err(failed(format!("{}: {status}", tail(&output))));
+                }
+                Err(error) => break Err(failed(error.to_string())),
+            }
+            let answer = self.running(gpu).map(|daemon| {
+                // It answers without a server once it serves.
+                self.command(gpu, daemon, "get_default_active_thread_percentage")
+            });
+            match answer {
+                Some(Ok(_)) => break Ok(()),
+                Some(Err(error)) if Instant::now() >= end => {
+                    break Err(failed(error.to_string()));
+                }
+                None if Instant::now() >= end => break Err(failed("no process".to_owned())),
+                Some(Err(_)) | None => std::thread::sleep(POLL),
+            }
+        };
+        if started.is_err() {
+            // Fails only for a process that has ended.
+            let _ = child.kill();
+        }
+        // Its exit status is read by the driver that started it, as long as this driver lives.
+        std::thread::spawn(move || child.wait());
+        started
+    }
+
+    /// Removes the files of a GPU without a daemon.
+    fn clear(&self, gpu: &str) -> Result<(), MpsError> {
+        let dir = self.layout.mps_gpu(gpu);
+        if !dir.exists() {
+            return Ok(());
+        }
+        let shm = dir.join("shm");
+        let unmount = || {
+            // After a crash a mount can lie on another mount.
+            while shm.exists() && self.tmpfs.is_mounted(&shm)? {
+                self.tmpfs.unmount(&shm)?;
+            }
+            fs::remove_dir_all(&dir)
+        };
+        unmount().map_err(|source| file("remove", &dir, source))
+    }
+
+    /// Returns the daemon of a GPU, if it runs.
+    fn running(&self, gpu: &str) -> Option<Daemon> {
+        let path = self.layout.mps_gpu(gpu).join(process::RECORD);
+        let daemon = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+        self.is_running(daemon).then_some(daemon)
+    }
+
+    fn is_running(&self, daemon: Daemon) -> bool {
+        let stat = self.proc_root.join(daemon.pid.to_string()).join("stat");
+        // A zombie serves nothing.
+        let is_zombie = |stat: &String| {
+            let state = stat.rsplit_once(')').map(|(_, rest)| rest.trim_start());
+            state.is_none_or(|state| state.starts_with(['Z', 'X']))
+        };
+        start_time(&self.proc_root, daemon.pid) == Some(daemon.start_time)
+            && !fs::read_to_string(stat).is_ok_and(|stat| is_zombie(&stat))
+    }
+
+    /// Returns the answer of the daemon to a command.
+    fn command(&self, gpu: &str, daemon: Daemon, command: &str) -> Result<String, MpsError> {
+        let failed = |reason: String| MpsError::Command {
+            gpu: gpu.to_owned(),
+            command: command.to_owned(),
+            reason,
+        };
+        let root = self.proc_root.join(daemon.pid.to_string()).join("root");
+        let asked = || {
+            let mut child = Command::new(&self.program)
+                .arg(process::COMMAND)
+                .arg(&root)
+                .env_clear()
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::null())
+                .spawn()?;
+            if let Some(mut stdin) = child.stdin.take() {
+                // A program that does not read has ended, which its status says.
+                let _ = writeln!(stdin, "{command}");
+            }
+            let end = Instant::now() + ANSWER;
+            let status = loop {
+                match child.try_wait()? {
+                    Some(status) => break status,
+                    None if Instant::now() >= end => {
+                        let _ = child.kill();
+                        let _ = child.wait();
+                        return Err(io::Error::from(io::ErrorKind::TimedOut));
+                    }
+                    None => std::thread::sleep(POLL),
+                }
+            };
+            let mut answer = String::new();
+            if let Some(mut stdout) = child.stdout.take() {
+                stdout.read_to_string(&mut answer)?;
+            }
+            Ok((status, answer))
+        };
+        match asked() {
+            Ok((status, answer)) if status.success() => Ok(answer),
+            Ok((status, answer)) => Err(failed(format!("{status}: {}", answer.trim()))),
+            Err(error) => Err(failed(error.to_string())),
+        }
+    }
+}
+
+fn file(operation: &'static str, path: &Path, source: io::Error) -> MpsError {
+    MpsError::File {
+        operation,
+        path: path.to_owned(),
+        source,
+    }
+}
+
+/// Kills a daemon; nothing happens to one that has ended.
+fn kill(pid: u32) {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    if let Some(Ok(process)) = pid.map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
+        let _ = pidfd_send_signal(&process, Signal::KILL);
+    }
+}
+
+/// Returns the end of a log as one line.
+fn tail(log: &Path) -> String {
+    let text = fs::read(log).unwrap_or_default();
+    let from = text.len().saturating_sub(LOG_TAIL);
+    let text = String::from_utf8_lossy(text.get(from..).unwrap_or_default());
+    let words: Vec<&str> = text.split_whitespace().collect();
+    words.join(" ")
+}

@@ -1,0 +1,74 @@
+//! Daemons of MPS of the GPUs with spatial shares: the first share starts one, the last one ends it.
+
+use std::collections::BTreeMap;
+
+use crate::node::claim::{ClaimRef, ClaimUid};
+use crate::prepare::apply::{Applier, Failure};
+use crate::prepare::effects::{EffectError, Effects, Ensured};
+use crate::prepare::record::{self, Loaded, RecordError};
+
+impl<E: Effects> Applier<E> {
+    /// Ends the daemons of the GPUs of a claim that no other claim needs. Those of a record that cannot be read end later, by
+    /// [`settle_mps`](Self::settle_mps).
+    pub(super) fn release_mps(&self, uid: &ClaimUid) -> Result<(), EffectError> {
+        let Loaded::Present(record) = self.store.load(uid)? else {
+            return Ok(());
+        };
+        for gpu in record::spatial_gpus(&record.devices) {
+            let _gpu = self.locks.gpus([gpu])?;
+            if self
+                .spatial_claims(Some(uid))?
+                .is_some_and(|claims| !claims.contains_key(gpu))
+            {
+                self.effects.stop_mps(gpu)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts the daemon of a GPU whose claims need one, and ends it otherwise. Returns the claims if it was started.
+    ///
+    /// # Errors
+    /// When the records cannot be read, or the daemon cannot be started or stopped.
+    pub fn settle_mps(&self, gpu: &str) -> Result<Vec<ClaimRef>, Failure> {
+        let _gpu = self.locks.gpus([gpu])?;
+        let Some(mut claims) = self.spatial_claims(None)? else {
+            return Ok(Vec::new());
+        };
+        let Some(claims) = claims.remove(gpu) else {
+            self.effects.stop_mps(gpu)?;
+            return Ok(Vec::new());
+        };
+        Ok(match self.effects.ensure_mps(gpu)? {
+            Ensured::Present => Vec::new(),
+            Ensured::Created | Ensured::Updated | Ensured::Replaced => claims,
+        })
+    }
+
+    /// Returns the claims with spatial shares by GPU, apart from one; `None` while a record cannot be read.
+    ///
+    /// # Errors
+    /// When the records cannot be listed or read.
+    pub fn spatial_claims(
+        &self,
+        apart_from: Option<&ClaimUid>,
+    ) -> Result<Option<BTreeMap<String, Vec<ClaimRef>>>, RecordError> {
+        let mut claims: BTreeMap<String, Vec<ClaimRef>> = BTreeMap::new();
+        for uid in self.store.list()?.recorded {
+            if Some(&uid) == apart_from {
+                continue;
+            }
+            match self.store.load(&uid)? {
+                Loaded::Present(record) => {
+                    for gpu in record::spatial_gpus(&record.devices) {
+                        let of_gpu = claims.entry(gpu.to_owned()).or_default();
+                        of_gpu.push(record.claim.clone());
+                    }
+                }
+                Loaded::Absent => {}
+                Loaded::Damaged(_) | Loaded::Unsupported(_) => return Ok(None),
+            }
+        }
+        Ok(Some(claims))
+    }
+}
