@@ -94,4 +94,7 @@ pub struct ReservedDevice {
     /// Amounts of a share, by capacity; absent if the claim gets the device alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<BTreeMap<String, String>>,
+    /// Whether the share is one of the multiprocessors, which only claims of the same namespace have beside it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub spatial: bool,
 }

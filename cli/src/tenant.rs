@@ -333,7 +333,7 @@ fn devices_of(claim: &ResourceClaim) -> Vec<(String, OwnClaim)> {
     let pods: Vec<String> = consumers.map(|consumer| consumer.name.clone()).collect();
     let own = |device: AllocatedDevice| {
         let amount = |name: &str| match &device.access {
-            DeviceAccess::Share(amounts) => amounts.get(name)?.to_u64_rounded_up(),
+            DeviceAccess::Share(amounts, _) => amounts.get(name)?.to_u64_rounded_up(),
             DeviceAccess::Suspended(_) => Some(0),
             DeviceAccess::Exclusive | DeviceAccess::Admin(_) => None,
         };
@@ -345,7 +345,7 @@ fn devices_of(claim: &ResourceClaim) -> Vec<(String, OwnClaim)> {
             // The amounts of a share are in its claim.
             suspended: SuspendedAmounts::of(&device.access, |_| Quantity::ZERO),
             access: match &device.access {
-                DeviceAccess::Share(_) => Access::Share,
+                DeviceAccess::Share(..) => Access::Share,
                 DeviceAccess::Suspended(_) => Access::Suspended,
                 _ if names::gpu_of_mig_device(&device.device).is_some() => Access::Partition,
                 DeviceAccess::Exclusive | DeviceAccess::Admin(_) => Access::Whole,

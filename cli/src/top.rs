@@ -253,7 +253,7 @@ impl<'a> Index<'a> {
             let amount = |capacity: &str| {
                 let total = || device.amount(capacity).unwrap_or_default();
                 let amount = match &allocated.access {
-                    DeviceAccess::Share(amounts) => share_amount(amounts, capacity, total),
+                    DeviceAccess::Share(amounts, _) => share_amount(amounts, capacity, total),
                     DeviceAccess::Suspended(_) => Quantity::ZERO,
                     DeviceAccess::Exclusive | DeviceAccess::Admin(_) => total(),
                 };
@@ -265,7 +265,7 @@ impl<'a> Index<'a> {
                 device: allocated.device.clone(),
                 access: match (device.kind, &allocated.access) {
                     (Some(DeviceType::Mig), _) => Access::Partition,
-                    (_, DeviceAccess::Share(_)) => Access::Share,
+                    (_, DeviceAccess::Share(..)) => Access::Share,
                     (_, DeviceAccess::Suspended(_)) => Access::Suspended,
                     (_, DeviceAccess::Exclusive | DeviceAccess::Admin(_)) => Access::Whole,
                 },

@@ -61,7 +61,7 @@ fn names_field_in_errors() {
         ),
         (
             document(json!({"computePolicy": "turbo"})),
-            "config field computePolicy: unknown variant `turbo`, expected one of `balance`, `fixed`, `none`",
+            "config field computePolicy: unknown variant `turbo`, expected one of `balance`, `fixed`, `spatial`, `none`",
         ),
         (
             document(json!({"computePolicy": "token"})),
@@ -273,6 +273,43 @@ fn rejects_fields_that_relax_the_class() {
     assert_eq!(
         resolve(&[class], "gpu").unwrap_err().to_string(),
         "config field memory.percent: not allowed in a device class (only in a claim)"
+    );
+}
+
+#[test]
+fn divides_multiprocessors_by_class_only() {
+    let class = allocation_config("FromClass", &[], json!({"computePolicy": "spatial"}));
+    assert!(
+        resolve(std::slice::from_ref(&class), "gpu")
+            .unwrap()
+            .is_spatial()
+    );
+    let refused = |class: Option<&DeviceAllocationConfiguration>, fields: Value| {
+        let claim = allocation_config("FromClaim", &[], fields);
+        let configs: Vec<_> = class.cloned().into_iter().chain([claim]).collect();
+        resolve(&configs, "gpu").unwrap_err().to_string()
+    };
+    assert_eq!(
+        refused(None, json!({"computePolicy": "spatial"})),
+        "config field computePolicy: not allowed in a claim (only fixed)"
+    );
+    assert_eq!(
+        refused(Some(&class), json!({"computePolicy": "fixed"})),
+        "config field computePolicy: not allowed in a claim (the class divides multiprocessors)"
+    );
+    assert_eq!(
+        refused(Some(&class), json!({"suspend": {"allowed": true}})),
+        "config field suspend.allowed: not together with computePolicy: spatial; the NVIDIA driver cannot checkpoint clients of MPS"
+    );
+}
+
+/// Node profiles set defaults of shares whose classes do not know them, and the controller must know the division of a share.
+#[test]
+fn node_profiles_cannot_divide_multiprocessors() {
+    let schema = serde_json::to_string(&schemars::schema_for!(ComputePolicy)).unwrap();
+    assert!(
+        schema.contains("balance") && !schema.contains("spatial"),
+        "{schema}"
     );
 }
 

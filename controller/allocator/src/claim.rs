@@ -17,6 +17,7 @@ use k8s_openapi::api::resource::v1 as dra;
 use crate::capacity::Amounts;
 use crate::pod::IMPLICIT_RESOURCE_PREFIX;
 use crate::selector::{Selector, Selectors};
+use crate::usage::Division;
 
 mod drivers;
 
@@ -88,6 +89,8 @@ pub struct Alternative {
     pub capacity: Amounts,
     /// Requested percentage of a GPU's memory, instead of an amount.
     pub memory_percent: Option<Percent>,
+    /// What a share is a part of.
+    pub division: Division,
     /// Tolerated taints.
     pub tolerations: Vec<dra::DeviceToleration>,
     /// Admin access: may use devices that are allocated to other claims (KEP-5018).
@@ -357,6 +360,7 @@ fn parse(
             let mut alternative =
                 alternative(&id.namespace, &raw, class_selectors(class), selectors)?;
             alternative.memory_percent = settings.memory_percent;
+            alternative.division = Division::of(&settings, &id.namespace);
             if settings.memory_percent.is_some()
                 && alternative.requested(names::capacity::MEMORY).is_some()
             {
@@ -379,6 +383,15 @@ fn parse(
         parsed.push(Request { name, alternatives });
     }
     let devices_at_least = devices_at_least(&parsed);
+    let alternatives = parsed.iter().flat_map(|request| &request.alternatives);
+    let mut spatial = alternatives.filter(|alternative| alternative.division != Division::Time);
+    if let Some(spatial) = spatial.next().filter(|_| devices_at_least > 1) {
+        return Err(ClaimProblem::Config {
+            request: spatial.name.clone(),
+            problem: "computePolicy: spatial serves one device of a claim; request one share only"
+                .to_owned(),
+        });
+    }
     if devices_at_least > MAX_RESULTS {
         return Err(unsupported(format!(
             "a claim for {devices_at_least} devices (at most {MAX_RESULTS} devices)"
@@ -478,6 +491,7 @@ fn alternative(
         count,
         capacity,
         memory_percent: None,
+        division: Division::Time,
         tolerations: raw.tolerations.to_vec(),
         admin_access: raw.admin_access,
     })
@@ -505,6 +519,7 @@ impl Alternative {
             count,
             capacity,
             memory_percent,
+            division,
             tolerations,
             admin_access,
         } = self;
@@ -514,6 +529,7 @@ impl Alternative {
             && *count == other.count
             && *capacity == other.capacity
             && *memory_percent == other.memory_percent
+            && *division == other.division
             && *tolerations == other.tolerations
             && *admin_access == other.admin_access
     }

@@ -230,7 +230,7 @@ impl<'a> NodeLoss<'a> {
         let amount = match access {
             DeviceAccess::Admin(_) | DeviceAccess::Suspended(_) => return,
             DeviceAccess::Exclusive => device.amount(memory),
-            DeviceAccess::Share(amounts) => amounts.get(memory).copied(),
+            DeviceAccess::Share(amounts, _) => amounts.get(memory).copied(),
         };
         let taken = match amount.map(Quantity::to_f64_lossy) {
             Some(amount) if gpu.memory > 0.0 => amount / gpu.memory,

@@ -37,14 +37,14 @@ impl Charge {
         let whole = |name: &str| device.and_then(|device| device.amount(name));
         let amount = |name: &str| match access {
             // A suspended share is going to be resumed.
-            DeviceAccess::Share(amounts) | DeviceAccess::Suspended(amounts) => {
+            DeviceAccess::Share(amounts, _) | DeviceAccess::Suspended(amounts) => {
                 amounts.get(name).copied().or_else(|| whole(name))
             }
             DeviceAccess::Exclusive | DeviceAccess::Admin(_) => whole(name),
         };
         match access {
             DeviceAccess::Admin(_) => None,
-            DeviceAccess::Exclusive | DeviceAccess::Share(_) | DeviceAccess::Suspended(_) => {
+            DeviceAccess::Exclusive | DeviceAccess::Share(..) | DeviceAccess::Suspended(_) => {
                 Some(Self {
                     memory: amount(names::capacity::MEMORY).unwrap_or_default(),
                     cores: amount(names::capacity::CORES).unwrap_or_default(),

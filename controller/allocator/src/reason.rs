@@ -19,6 +19,10 @@ pub enum GpuUse {
     Exclusive,
     /// Claims have shares.
     Shared,
+    /// Claims have shares of its time.
+    SharedByTime,
+    /// Claims have shares of its multiprocessors, with which a share of another namespace or of its time cannot be together.
+    SharedByMultiprocessors,
     /// Claims have MIG partitions.
     Partitioned,
     /// Other MIG partitions have the slices or engines of the partition.
@@ -193,6 +197,12 @@ impl Rejection {
                 format!("{device} is allocated exclusively")
             }
             Self::GpuInUse(GpuUse::Shared) => format!("{device} is shared by other claims"),
+            Self::GpuInUse(GpuUse::SharedByTime) => {
+                format!("{device} is shared by time, not by multiprocessors")
+            }
+            Self::GpuInUse(GpuUse::SharedByMultiprocessors) => format!(
+                "the multiprocessors of {device} are divided among claims of another namespace or class"
+            ),
             Self::GpuInUse(GpuUse::Partitioned) => format!("{device} is partitioned"),
             Self::GpuInUse(GpuUse::Slices) => {
                 format!("{device} has no free slices for the partition")
@@ -373,6 +383,8 @@ mod tests {
         let in_use = [
             GpuUse::Exclusive,
             GpuUse::Shared,
+            GpuUse::SharedByTime,
+            GpuUse::SharedByMultiprocessors,
             GpuUse::Partitioned,
             GpuUse::Slices,
             GpuUse::Unknown,

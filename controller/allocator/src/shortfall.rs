@@ -167,7 +167,7 @@ mod tests {
                         let mut result = json!({
                             "request": "gpu", "driver": "gpu.drava.dev", "pool": &*placed.pool, "device": &*placed.device.name,
                         });
-                        if let crate::usage::DeviceAccess::Share(amounts) = &placed.access {
+                        if let crate::usage::DeviceAccess::Share(amounts, _) = &placed.access {
                             let amounts = amounts.iter().map(|(name, amount)| (name.clone(), json!(amount.to_string())));
                             result["consumedCapacity"] = amounts.collect::<serde_json::Map<_, _>>().into();
                             result["shareID"] = json!("s");

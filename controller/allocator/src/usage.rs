@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use drava_api::config::{self, Settings};
 use drava_api::listed::Unreadable;
 use drava_api::{DeviceType, Quantity, names, suspension};
 use k8s_openapi::api::resource::v1 as dra;
@@ -31,13 +32,35 @@ pub struct AllocatedDevice {
     pub access: DeviceAccess,
 }
 
+/// What the shares of a GPU divide. All shares of a GPU divide the same.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum Division {
+    /// GPU time.
+    #[default]
+    Time,
+    /// The multiprocessors (`computePolicy: spatial`), among claims of this namespace only: a fault of one program stops those of
+    /// all.
+    Multiprocessors(Arc<str>),
+}
+
+impl Division {
+    /// Returns the division of a share of a claim in `namespace` with this config.
+    #[must_use]
+    pub fn of(settings: &Settings, namespace: &str) -> Self {
+        match settings.is_spatial() {
+            true => Self::Multiprocessors(namespace.into()),
+            false => Self::Time,
+        }
+    }
+}
+
 /// How a claim uses a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DeviceAccess {
     /// Alone.
     Exclusive,
-    /// A share, with the amount of every capacity of the device.
-    Share(Amounts),
+    /// A share, with the amount of every capacity of the device, and what it is a part of.
+    Share(Amounts, Division),
     /// A share whose processes are suspended: it keeps its slot, and the GPU stays a shared one, but it uses neither memory nor
     /// GPU time. The amounts are those that it has again when it is resumed.
     Suspended(Amounts),
@@ -64,11 +87,19 @@ impl AllocatedDevice {
             .unwrap_or_default();
         let id = Arc::new(ClaimId::of(claim));
         let is_suspended = suspension::is_suspended(claim);
+        let division = |request: &str| {
+            let allocation = claim.status.as_ref()?.allocation.as_ref()?;
+            let configs = allocation.devices.as_ref()?.config.as_deref()?;
+            // The node driver refuses a config that cannot be read.
+            let settings = config::resolve(configs, request).ok()?;
+            Some(Division::of(&settings, &id.namespace))
+        };
         let own = results
             .iter()
             .filter(|result| result.driver == names::DRIVER);
         own.map(|result| {
-            let access = DeviceAccess::of_result(result);
+            let division = division(&result.request).unwrap_or_default();
+            let access = DeviceAccess::of_result(result, division);
             Self {
                 claim: Arc::clone(&id),
                 pool: result.pool.clone(),
@@ -97,7 +128,7 @@ impl AllocatedDevice {
     #[must_use]
     pub fn resumed(self) -> Self {
         let access = match self.access {
-            DeviceAccess::Suspended(amounts) => DeviceAccess::Share(amounts),
+            DeviceAccess::Suspended(amounts) => DeviceAccess::Share(amounts, Division::Time),
             access => access,
         };
         Self { access, ..self }
@@ -128,10 +159,18 @@ impl AllocatedDevice {
 }
 
 impl DeviceAccess {
+    /// Returns what a share is a part of.
+    fn division(&self) -> Division {
+        match self {
+            Self::Share(_, division) => division.clone(),
+            Self::Exclusive | Self::Suspended(_) | Self::Admin(_) => Division::Time,
+        }
+    }
+
     /// Returns the access of a suspended claim: only shares can be suspended.
     fn suspended(self) -> Self {
         match self {
-            Self::Share(amounts) => Self::Suspended(amounts),
+            Self::Share(amounts, _) => Self::Suspended(amounts),
             access => access,
         }
     }
@@ -144,14 +183,14 @@ impl DeviceAccess {
             {
                 Quantity::ZERO
             }
-            Self::Share(amounts) | Self::Suspended(amounts) => {
+            Self::Share(amounts, _) | Self::Suspended(amounts) => {
                 amounts.get(name).copied().unwrap_or(whole)
             }
             Self::Exclusive | Self::Admin(_) => whole,
         }
     }
 
-    fn of_result(result: &dra::DeviceRequestAllocationResult) -> Self {
+    fn of_result(result: &dra::DeviceRequestAllocationResult, division: Division) -> Self {
         // An amount that does not parse is dropped, and the whole capacity is charged.
         let amounts = result.share_id.as_ref().map(|_| {
             result
@@ -163,7 +202,7 @@ impl DeviceAccess {
         });
         match (result.admin_access.unwrap_or_default(), amounts) {
             (true, amounts) => Self::Admin(amounts),
-            (false, Some(amounts)) => Self::Share(amounts),
+            (false, Some(amounts)) => Self::Share(amounts, division),
             (false, None) => Self::Exclusive,
         }
     }
@@ -176,6 +215,8 @@ pub struct DeviceUse {
     pub exclusive: u32,
     /// Allocated shares.
     pub shares: u32,
+    /// What they divide; of shares that another allocator has mixed, the division of the first one.
+    pub division: Division,
     /// Sum of the shares, by capacity.
     pub consumed: Amounts,
 }
@@ -250,11 +291,20 @@ impl Usage {
                 Some(DeviceType::Gpu | DeviceType::Vgpu) | None => Rejection::InUse,
             });
         }
+        if let DeviceAccess::Share(_, division) = &access
+            && device_use.shares > 0
+            && *division != device_use.division
+        {
+            return Err(Rejection::GpuInUse(match device_use.division {
+                Division::Time => GpuUse::SharedByTime,
+                Division::Multiprocessors(_) => GpuUse::SharedByMultiprocessors,
+            }));
+        }
         // Counters before capacities: an exclusively allocated GPU does not lack memory.
         if !device_use.is_allocated() {
             self.check_counters(pool, device)?;
         }
-        let DeviceAccess::Share(amounts) = &access else {
+        let DeviceAccess::Share(amounts, _) = &access else {
             return Ok(access);
         };
         for (name, amount) in in_report_order(amounts) {
@@ -365,8 +415,11 @@ impl Usage {
                 device_use.exclusive += 1;
                 true
             }
-            DeviceAccess::Share(_) | DeviceAccess::Suspended(_) => {
+            DeviceAccess::Share(..) | DeviceAccess::Suspended(_) => {
                 let first = !device_use.is_allocated();
+                if device_use.shares == 0 {
+                    device_use.division = access.division();
+                }
                 device_use.shares += 1;
                 for (name, capacity) in &device.capacity {
                     let amount = access.used_amount(name, capacity.value);
@@ -393,8 +446,11 @@ impl Usage {
                 device_use.exclusive = device_use.exclusive.saturating_sub(1);
                 true
             }
-            DeviceAccess::Share(_) | DeviceAccess::Suspended(_) => {
+            DeviceAccess::Share(..) | DeviceAccess::Suspended(_) => {
                 device_use.shares = device_use.shares.saturating_sub(1);
+                if device_use.shares == 0 {
+                    device_use.division = Division::Time;
+                }
                 for (name, capacity) in &device.capacity {
                     let amount = access.used_amount(name, capacity.value);
                     if let Some(used) = device_use.consumed.get_mut(name) {
@@ -547,7 +603,7 @@ pub(crate) fn requested_access(
     }
     Ok(match (request.admin_access, device.shared) {
         (true, is_shared) => DeviceAccess::Admin(is_shared.then_some(amounts)),
-        (false, true) => DeviceAccess::Share(amounts),
+        (false, true) => DeviceAccess::Share(amounts, request.division.clone()),
         (false, false) => DeviceAccess::Exclusive,
     })
 }

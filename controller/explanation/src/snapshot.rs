@@ -12,7 +12,7 @@ use drava_allocator::observed::Observed;
 use drava_allocator::placement::Policies;
 use drava_allocator::pod_request::PodRequest;
 use drava_allocator::taint::rule_from_v1beta2;
-use drava_allocator::usage::{AllocatedDevice, DeviceAccess};
+use drava_allocator::usage::{AllocatedDevice, DeviceAccess, Division};
 use drava_api::leader::{
     GpuControllerLeader, GpuControllerLeaderStatus, LEADER_NAME, ReservationPurpose, ReservedClaim,
     ReservedDevice,
@@ -409,7 +409,13 @@ fn reserved_devices(claim: &Arc<ClaimId>, devices: &[ReservedDevice]) -> Vec<All
         device: device.device.clone(),
         request: device.request.clone(),
         access: match &device.capacity {
-            Some(amounts) => DeviceAccess::Share(amounts.iter().filter_map(amount).collect()),
+            Some(amounts) => DeviceAccess::Share(
+                amounts.iter().filter_map(amount).collect(),
+                match device.spatial {
+                    true => Division::Multiprocessors(claim.namespace.as_str().into()),
+                    false => Division::Time,
+                },
+            ),
             None => DeviceAccess::Exclusive,
         },
     });

@@ -120,7 +120,7 @@ pub fn check(claim: &ResourceClaim) -> Result<config::Settings, String> {
 pub fn memory_of(claim: &ResourceClaim) -> Quantity {
     let devices = AllocatedDevice::of_claim(claim).into_iter();
     let memory = devices.filter_map(|device| match device.resumed().access {
-        DeviceAccess::Share(amounts) => amounts.get(names::capacity::MEMORY).copied(),
+        DeviceAccess::Share(amounts, _) => amounts.get(names::capacity::MEMORY).copied(),
         _ => None,
     });
     memory.fold(Quantity::ZERO, |sum, amount| sum + amount)

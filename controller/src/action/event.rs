@@ -4,12 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
+use drava_allocator::capacity::Amounts;
 use drava_allocator::explanation::Explanation;
 use drava_allocator::object::ObjectKey;
 use drava_allocator::placement::{ClaimPlacement, DevicePlacement, Placement};
 use drava_allocator::pool::PoolProblem;
 use drava_allocator::reason::bytes;
-use drava_allocator::usage::DeviceAccess;
+use drava_allocator::usage::{DeviceAccess, Division};
 use drava_api::event::EventReason;
 use drava_api::listed::Unreadable;
 use drava_api::names;
@@ -386,9 +387,19 @@ fn listed(mut names: Vec<String>) -> String {
     format!("{}{more}", names.join(", "))
 }
 
+/// Formats the amounts of a share of what is divided.
+fn share_amounts(amounts: &Amounts, what: &str) -> String {
+    use names::capacity::{CORES, MEMORY};
+    let memory = amounts.get(MEMORY).copied().unwrap_or_default();
+    match amounts.get(CORES).filter(|cores| !cores.is_zero()) {
+        Some(cores) => format!("{} of memory and {cores}% of {what}", bytes(memory)),
+        None => format!("{} of memory and best-effort {what}", bytes(memory)),
+    }
+}
+
 /// Formats the amounts of an allocated device.
 fn amounts(placed: &DevicePlacement) -> String {
-    use names::capacity::{CORES, MEMORY};
+    use names::capacity::MEMORY;
     match &placed.access {
         DeviceAccess::Exclusive => {
             let memory = placed
@@ -402,13 +413,14 @@ fn amounts(placed: &DevicePlacement) -> String {
             )
         }
         DeviceAccess::Admin(_) => format!("admin access to {}", placed.device.name),
-        DeviceAccess::Share(amounts) | DeviceAccess::Suspended(amounts) => {
-            let memory = amounts.get(MEMORY).copied().unwrap_or_default();
-            match amounts.get(CORES).filter(|cores| !cores.is_zero()) {
-                Some(cores) => format!("{} of memory and {cores}% of GPU time", bytes(memory)),
-                None => format!("{} of memory and best-effort GPU time", bytes(memory)),
-            }
+        DeviceAccess::Share(amounts, division) => {
+            let what = match division {
+                Division::Time => "GPU time",
+                Division::Multiprocessors(_) => "multiprocessors",
+            };
+            share_amounts(amounts, what)
         }
+        DeviceAccess::Suspended(amounts) => share_amounts(amounts, "GPU time"),
     }
 }
 

@@ -61,7 +61,7 @@ fn result(
 ) -> DeviceRequestAllocationResult {
     let share = match &device.access {
         DeviceAccess::Exclusive | DeviceAccess::Admin(None) => None,
-        DeviceAccess::Share(amounts)
+        DeviceAccess::Share(amounts, _)
         | DeviceAccess::Suspended(amounts)
         | DeviceAccess::Admin(Some(amounts)) => Some(amounts),
     };

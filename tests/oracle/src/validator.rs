@@ -50,7 +50,7 @@ pub fn placed(placement: &Placement) -> Vec<Placed> {
         for device in &devices.devices {
             let (amounts, is_admin) = match &device.access {
                 DeviceAccess::Exclusive => (None, false),
-                DeviceAccess::Share(amounts) | DeviceAccess::Suspended(amounts) => {
+                DeviceAccess::Share(amounts, _) | DeviceAccess::Suspended(amounts) => {
                     (Some(amounts.clone()), false)
                 }
                 DeviceAccess::Admin(amounts) => (amounts.clone(), true),

@@ -10,6 +10,7 @@ use crate::placement::Policies;
 
 mod by_ranking;
 mod co_allocation;
+mod division;
 mod growth;
 mod many_devices;
 mod partition;

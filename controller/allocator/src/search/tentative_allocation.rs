@@ -481,7 +481,7 @@ impl<'a> TentativeAllocation<'a> {
         // By capacity, the smallest amount of the requests.
         let mut least: Option<Amounts> = None;
         for (index, alternative) in requests {
-            let Ok(DeviceAccess::Share(amounts)) = self.check(index, alternative, device) else {
+            let Ok(DeviceAccess::Share(amounts, _)) = self.check(index, alternative, device) else {
                 continue;
             };
             least = Some(match least {

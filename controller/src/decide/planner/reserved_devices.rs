@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use drava_allocator::placement::ClaimPlacement;
 use drava_allocator::quota::Charge;
-use drava_allocator::usage::{AllocatedDevice, DeviceAccess, DeviceUse};
+use drava_allocator::usage::{AllocatedDevice, DeviceAccess, DeviceUse, Division};
 use drava_api::leader::{
     GpuControllerLeader, GpuControllerLeaderStatus, LEADER_NAME, MAX_RESERVATIONS,
     ReservationPurpose, ReservedClaim, ReservedDevice,
@@ -147,13 +147,17 @@ pub(super) fn leader_status(ledger: &Ledger, live_pods: &LivePods) -> GpuControl
 fn shown(device: AllocatedDevice) -> ReservedDevice {
     ReservedDevice {
         capacity: match &device.access {
-            DeviceAccess::Share(amounts) | DeviceAccess::Suspended(amounts) => {
+            DeviceAccess::Share(amounts, _) | DeviceAccess::Suspended(amounts) => {
                 let amounts = amounts.iter();
                 let amounts = amounts.map(|(name, amount)| (name.clone(), amount.to_string()));
                 Some(amounts.collect())
             }
             DeviceAccess::Exclusive | DeviceAccess::Admin(_) => None,
         },
+        spatial: matches!(
+            device.access,
+            DeviceAccess::Share(_, Division::Multiprocessors(_))
+        ),
         request: device.request,
         pool: device.pool,
         device: device.device,

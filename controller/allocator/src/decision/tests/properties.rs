@@ -58,7 +58,7 @@ fn devices_of(placement: &Placement) -> Devices {
         .iter()
         .map(|placed| {
             let amounts = match &placed.access {
-                DeviceAccess::Share(amounts) | DeviceAccess::Suspended(amounts) => Some((
+                DeviceAccess::Share(amounts, _) | DeviceAccess::Suspended(amounts) => Some((
                     whole_units(amounts, "memory"),
                     whole_units(amounts, "cores"),
                 )),
