@@ -435,6 +435,10 @@ impl Server {
                     self.peers
                         .with_channel(client, |channel| channel.set_locked(locked));
                 }
+                Effect::Fail { client, error } => {
+                    self.peers
+                        .with_channel(client, |channel| channel.fail(error));
+                }
                 Effect::Push { client, message } => {
                     if let Some(peer) = self.peers.get(client.0) {
                         // A client that does not read its events loses them, as on hardware.
