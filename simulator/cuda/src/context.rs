@@ -90,6 +90,7 @@ impl State {
         device: CUdevice,
         flags: c_uint,
     ) -> CudaResult<CUcontext> {
+        driver.require_healthy()?;
         let used = driver.device(device)?;
         let gpu = used.gpu;
         let Reply::ContextCreated { context: id } =

@@ -25,6 +25,7 @@ use crate::State;
 use crate::abi::CudaResult;
 use crate::enumerate::{self, Device};
 use crate::error::CudaError;
+use crate::mps::{self, MpsShare};
 use crate::types::{CUcontext, CUdevice};
 
 /// Driver of the process that called `cuInit`. Never freed, since other threads may use it.
@@ -42,6 +43,8 @@ pub(crate) struct Driver {
     devices: Vec<Device>,
     connection: Mutex<Connection>,
     channel: Channel,
+    /// Set for a client of an MPS server.
+    mps: Option<MpsShare>,
     state: Mutex<State>,
 }
 
@@ -102,6 +105,14 @@ pub(crate) fn driver_even_if_locked() -> CudaResult<&'static Driver> {
     }
 }
 
+/// Errors if this process is an MPS client that has failed.
+pub(crate) fn require_healthy() -> CudaResult {
+    let current = CURRENT.load(Ordering::Acquire);
+    // SAFETY: null, or a leaked box without mutable references.
+    let driver = unsafe { current.as_ref() };
+    driver.map_or(Ok(()), Driver::require_healthy)
+}
+
 /// Errors unless a GPU on an NVSwitch fabric is registered with it, which the fabric manager does.
 fn require_fabric(
     connection: &mut Connection,
@@ -137,7 +148,9 @@ impl Driver {
         let memory = welcome.fds.pop().ok_or(CudaError::Unknown)?;
         let channel = Channel::open(memory, doorbell)?;
         let machine = welcome.machine;
-        let devices = enumerate::devices(&mut connection, &root, &machine, welcome.fds);
+        let mps = mps::join(&mut connection)?;
+        let devices =
+            enumerate::devices(&mut connection, &root, &machine, welcome.fds, mps.as_ref());
         if devices.is_empty() {
             return Err(CudaError::NoDevice);
         }
@@ -160,6 +173,7 @@ impl Driver {
             devices,
             connection: Mutex::new(connection),
             channel,
+            mps,
             state: Mutex::new(state),
         })
     }
@@ -185,12 +199,26 @@ impl Driver {
         self.machine.gpus.get(index).ok_or(CudaError::InvalidDevice)
     }
 
+    /// Model of a device as the program sees it.
     pub(crate) fn model(&self, ordinal: CUdevice) -> CudaResult<&GpuModel> {
+        match &self.device(ordinal)?.limited {
+            Some(limited) => Ok(limited),
+            None => self.whole_model(ordinal),
+        }
+    }
+
+    /// Model of a device without the limit of an MPS client.
+    pub(crate) fn whole_model(&self, ordinal: CUdevice) -> CudaResult<&GpuModel> {
         let device = self.device(ordinal)?;
         match &device.instance {
             Some(instance) => Ok(&instance.model),
             None => Ok(self.machine.model(self.description(device)?)),
         }
+    }
+
+    /// Whether this process is a client of an MPS server.
+    pub(crate) fn is_mps_client(&self) -> bool {
+        self.mps.is_some()
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
@@ -225,11 +253,20 @@ impl Driver {
         self.wait_for(&points)
     }
 
-    /// Errors if the daemon is gone, so that no caller waits for it forever.
+    /// Errors if the daemon is gone or this MPS client has failed, so that no caller waits forever.
     pub(crate) fn require_alive(&self) -> CudaResult {
+        self.require_healthy()?;
         match self.connection().is_closed() {
             true => Err(CudaError::Unknown),
             false => Ok(()),
+        }
+    }
+
+    /// Errors if this process is an MPS client that has failed.
+    pub(crate) fn require_healthy(&self) -> CudaResult {
+        match self.channel.failure() {
+            None => Ok(()),
+            Some(code) => Err(CudaError::of_code(code).unwrap_or(CudaError::Unknown)),
         }
     }
 

@@ -1,6 +1,9 @@
 //! Devices of a process: the GPUs whose device nodes are visible, or one MIG device, filtered by
 //! `CUDA_VISIBLE_DEVICES`.
 //!
+//! A client of an MPS server sees the GPUs of the server, with the multiprocessors that it
+//! may use.
+//!
 //! As on hardware, a process uses at most one MIG device. Whole GPUs have precedence; otherwise the
 //! process gets the first visible MIG device of the first such GPU.
 
@@ -14,6 +17,8 @@ use simulator_machine::protocol::{
 };
 use simulator_machine::root::DriverRoot;
 
+use crate::mps::MpsShare;
+
 #[derive(Debug)]
 pub(crate) struct Device {
     pub(crate) gpu: GpuIndex,
@@ -21,6 +26,8 @@ pub(crate) struct Device {
     pub(crate) memory: OwnedFd,
     /// The MIG device; `None` for a whole GPU.
     pub(crate) instance: Option<Instance>,
+    /// The model with the limit of an MPS client.
+    pub(crate) limited: Option<GpuModel>,
 }
 
 /// A MIG device.
@@ -52,9 +59,11 @@ pub(crate) fn devices(
     root: &DriverRoot,
     machine: &MachineDescription,
     memory: Vec<OwnedFd>,
+    mps: Option<&MpsShare>,
 ) -> Vec<Device> {
     let gpus = (0..).map(GpuIndex).zip(memory).zip(&machine.gpus);
-    let visible = gpus.filter(|((gpu, _), _)| root.sees(*gpu));
+    let is_served = |gpu: &GpuIndex| mps.is_none_or(|share| share.gpus.contains(gpu));
+    let visible = gpus.filter(|((gpu, _), _)| root.sees(*gpu) && is_served(gpu));
     let candidates = visible.map(|((gpu, memory), description)| Candidate {
         gpu,
         memory,
@@ -62,10 +71,29 @@ pub(crate) fn devices(
         parts: parts(connection, root, machine, gpu, description),
     });
     let candidates: Vec<Candidate> = candidates.collect();
-    match std::env::var("CUDA_VISIBLE_DEVICES") {
+    let mut devices = match std::env::var("CUDA_VISIBLE_DEVICES") {
         Ok(list) => selected_devices(candidates, &list),
         Err(_) => default_devices(candidates),
+    };
+    if let Some(share) = mps {
+        for device in &mut devices {
+            device.limited = limited_model(machine, device, share);
+        }
     }
+    devices
+}
+
+/// The model of a device with the multiprocessors that an MPS client may use.
+fn limited_model(
+    machine: &MachineDescription,
+    device: &Device,
+    share: &MpsShare,
+) -> Option<GpuModel> {
+    let index = usize::try_from(device.gpu.0).ok()?;
+    let mut model = machine.model(machine.gpus.get(index)?).clone();
+    let all = model.compute.multiprocessors;
+    model.compute.multiprocessors = share.percentage.multiprocessors(all);
+    Some(model)
 }
 
 fn parts(
@@ -157,6 +185,7 @@ fn default_devices(candidates: Vec<Candidate>) -> Vec<Device> {
             gpu,
             memory,
             instance,
+            limited: None,
         };
         match device.instance {
             None => whole.push(device),
@@ -212,6 +241,7 @@ fn named_instance(candidates: Vec<Candidate>, name: &str) -> Option<Device> {
             gpu: candidate.gpu,
             memory: candidate.memory,
             instance: Some(instance),
+            limited: None,
         })
     })
 }

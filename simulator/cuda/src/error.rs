@@ -24,6 +24,16 @@ macro_rules! errors {
                 _ => None,
             }
         }
+
+        impl CudaError {
+            /// Returns the error with a code.
+            pub(crate) fn of_code(code: CUresult) -> Option<Self> {
+                match code {
+                    $($value => Some(Self::$name),)*
+                    _ => None,
+                }
+            }
+        }
     };
 }
 
@@ -70,6 +80,12 @@ errors! {
     SystemNotReady = 802, c"CUDA_ERROR_SYSTEM_NOT_READY", c"system not yet initialized";
     SystemDriverMismatch = 803, c"CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", c"system has unsupported display driver / cuda driver combination";
     CompatNotSupportedOnDevice = 804, c"CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE", c"forward compatibility was attempted on non supported HW";
+    MpsConnectionFailed = 805, c"CUDA_ERROR_MPS_CONNECTION_FAILED", c"MPS client failed to connect to the MPS control daemon or the MPS server";
+    MpsRpcFailure = 806, c"CUDA_ERROR_MPS_RPC_FAILURE", c"the remote procedural call between the MPS server and the MPS client failed";
+    MpsServerNotReady = 807, c"CUDA_ERROR_MPS_SERVER_NOT_READY", c"MPS server is not ready to accept new MPS client requests";
+    MpsMaxClientsReached = 808, c"CUDA_ERROR_MPS_MAX_CLIENTS_REACHED", c"the hardware resources required to create MPS client have been exhausted";
+    MpsMaxConnectionsReached = 809, c"CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED", c"the hardware resources required to support device connections have been exhausted";
+    MpsClientTerminated = 810, c"CUDA_ERROR_MPS_CLIENT_TERMINATED", c"the MPS client has been terminated by the server";
     StreamCaptureUnsupported = 900, c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", c"operation not permitted when stream is capturing";
     StreamCaptureInvalidated = 901, c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", c"operation failed due to a previous error during capture";
     StreamCaptureMerge = 902, c"CUDA_ERROR_STREAM_CAPTURE_MERGE", c"operation would result in a merge of separate capture sequences";
@@ -125,6 +141,9 @@ impl From<Refusal> for CudaError {
             Refusal::Lost => Self::Unknown,
             Refusal::Failed => Self::OperatingSystem,
             Refusal::NoPermission => Self::NotPermitted,
+            Refusal::MpsNotReady => Self::MpsServerNotReady,
+            Refusal::MpsFull => Self::MpsMaxClientsReached,
+            Refusal::MpsFailed => Self::MpsRpcFailure,
             Refusal::Invalid
             | Refusal::InUse
             | Refusal::InsufficientResources

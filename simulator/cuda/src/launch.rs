@@ -10,6 +10,7 @@ use crate::context::fail;
 use crate::driver::{Driver, Point, driver};
 use crate::error::CudaError;
 use crate::module::{FAULT, LOCAL_SIZE_BYTES, SPIN};
+use crate::mps::report_fault;
 use crate::operation::{Launch, Operation, Shape, enqueue};
 use crate::stream::Stream;
 use crate::types::{CUcontext, CUfunction, CUlaunchConfig, CUlaunchParams, CUstream};
@@ -67,10 +68,11 @@ impl State {
         let module = function.module;
         if *function.name == *FAULT {
             let error = launch.parameter.and_then(CudaError::sticky);
-            fail(
-                self.owner(stream.context),
-                error.unwrap_or(CudaError::Unknown),
-            );
+            let error = error.unwrap_or(CudaError::Unknown);
+            fail(self.owner(stream.context), error);
+            if driver.is_mps_client() {
+                report_fault(driver, error)?;
+            }
             return Ok(None);
         }
         self.make_resident(driver, module)?;
@@ -83,7 +85,8 @@ impl State {
             .contexts
             .get(&stream.context)
             .ok_or(CudaError::ContextIsDestroyed)?;
-        let compute = &driver.model(context.device)?.compute;
+        // The machine limits an MPS client, whose kernel takes longer.
+        let compute = &driver.whole_model(context.device)?.compute;
         let most = context
             .green
             .map_or(u32::MAX, |green| green.multiprocessors);

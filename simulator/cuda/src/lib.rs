@@ -48,6 +48,7 @@ mod lookup;
 mod managed;
 mod memory;
 mod module;
+mod mps;
 mod multicast;
 mod operation;
 mod pointer;

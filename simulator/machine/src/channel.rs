@@ -42,6 +42,8 @@ struct Layout {
     host_calls: Lone,
     /// 1 while the client is locked; a futex. Written by the daemon.
     locked: Lone,
+    /// `CUresult` of all calls from now on; 0 is none. Written by the daemon.
+    failure: Lone,
     streams: [StreamCell; STREAMS as usize],
     events: [EventCell; EVENTS as usize],
     ring: [[AtomicU64; WORDS]; RING as usize],
@@ -375,6 +377,21 @@ impl Channel {
     /// Client: waits until unlocked or timeout.
     pub fn wait_while_locked(&self, timeout: Duration) {
         wait_on(&self.layout.locked, 1, timeout);
+    }
+
+    /// Daemon: makes the client's calls fail from now on. The first failure stays.
+    pub fn fail(&self, error: u32) {
+        let failure = &self.layout.failure;
+        let _ = failure.compare_exchange(0, error, Ordering::Release, Ordering::Relaxed);
+    }
+
+    /// Client: `CUresult` with which its calls fail.
+    #[must_use]
+    pub fn failure(&self) -> Option<u32> {
+        match self.layout.failure.load(Ordering::Acquire) {
+            0 => None,
+            error => Some(error),
+        }
     }
 
     /// Daemon: announces a host function.

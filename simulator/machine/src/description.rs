@@ -76,6 +76,9 @@ pub struct MachineDescription {
     /// Memory limits of cgroups.
     #[serde(default)]
     pub memory_limits: MemoryLimits,
+    /// Multi-process service.
+    #[serde(default)]
+    pub mps: Mps,
     /// GPU models by name; names are local to the file.
     pub models: BTreeMap<String, GpuModel>,
     /// GPUs in PCI order: the index is the minor number.
@@ -124,6 +127,20 @@ impl Default for Checkpoints {
             nvml_delay_milliseconds: 500,
             shows_failure: false,
         }
+    }
+}
+
+/// The multi-process service of the driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Mps {
+    /// Whether the driver root has its programs; some driver packages leave them out.
+    pub installed: bool,
+}
+
+impl Default for Mps {
+    fn default() -> Self {
+        Self { installed: true }
     }
 }
 

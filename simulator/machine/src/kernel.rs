@@ -24,6 +24,7 @@ mod ledger;
 mod memory;
 mod memory_limits;
 mod mig;
+mod mps;
 mod samples;
 mod status;
 
@@ -34,6 +35,7 @@ use gpu::Gpu;
 pub use ledger::PAGE_BYTES;
 use memory::{Allocation, Holder};
 use memory_limits::MemoryLimits;
+use mps::{Membership, MpsServers};
 pub use status::{GpuStatus, LimitStatus, MachineStatus, ProcessStatus};
 
 /// Id of one connection, never reused.
@@ -88,6 +90,13 @@ pub enum Effect {
         /// Whether the calls are locked.
         locked: bool,
     },
+    /// Make the calls of an MPS client fail from now on.
+    Fail {
+        /// Owner of the channel.
+        client: ClientId,
+        /// `CUresult`.
+        error: u32,
+    },
     /// Send an unsolicited message.
     Push {
         /// Receiver.
@@ -106,6 +115,7 @@ pub struct Kernel {
     contexts: BTreeMap<ContextId, Context>,
     allocations: BTreeMap<AllocationId, Allocation>,
     memory_limits: MemoryLimits,
+    mps_servers: MpsServers,
     next_id: u64,
     /// Time of the present request.
     now: Nanos,
@@ -125,6 +135,8 @@ struct Client {
     vanishing: (BTreeMap<GpuIndex, u64>, Nanos),
     /// GPUs whose events the client registered for.
     watched: BTreeSet<GpuIndex>,
+    /// Set for a client of an MPS server.
+    membership: Option<Membership>,
 }
 
 #[derive(Debug)]
@@ -151,6 +163,7 @@ impl Kernel {
             contexts: BTreeMap::new(),
             allocations: BTreeMap::new(),
             memory_limits: MemoryLimits::new(),
+            mps_servers: MpsServers::default(),
             next_id: 1,
             now,
             effects: Vec::new(),
@@ -174,12 +187,14 @@ impl Kernel {
             uses_managed: false,
             vanishing: Default::default(),
             watched,
+            membership: None,
         };
         self.clients.insert(client, known);
     }
 
     /// Removes a connection whose last holder closed it, and frees everything it held.
     pub fn disconnect(&mut self, client: ClientId) {
+        self.end_mps(client);
         let earlier: Vec<u64> = self
             .gpus
             .iter()
@@ -276,6 +291,9 @@ impl Kernel {
         else {
             return Ok(());
         };
+        if self.has_failed(client) {
+            return Ok(());
+        }
         let engine = &mut self.gpu_mut(index)?.engine;
         let mut outcomes = Vec::new();
         engine.advance(command.at.min(now), &mut outcomes);
@@ -363,6 +381,7 @@ impl Kernel {
             Request::Counters { gpu, gpu_instance } => self.counters(gpu, gpu_instance),
             Request::Accounting { gpu, request } => self.accounting(gpu, request),
             Request::Mig { gpu, request } => self.mig(client, gpu, request),
+            Request::Mps(ref request) => self.mps(client, request),
             Request::RegisterEvents { gpu } => {
                 self.gpu(gpu)?;
                 let watcher = self.clients.get_mut(&client).ok_or(Refusal::NotFound)?;
@@ -417,13 +436,20 @@ impl Kernel {
     }
 
     fn create_context(&mut self, client: ClientId, index: GpuIndex) -> Result<Reply, Refusal> {
+        let place = self.place_in_server(client, index)?;
         let bytes = self.gpu(index)?.model.memory.context_bytes;
         self.check_cgroup_memory(index, client, bytes)?;
         self.gpu_mut(index)?.ledger.take(bytes)?;
         let cgroup = self.cgroup_of(client);
         let context = ContextId(self.id());
         let pid = self.clients.get(&client).map_or(0, |client| client.pid);
-        self.gpu_mut(index)?.engine.add_context(context);
+        let engine = &mut self.gpu_mut(index)?.engine;
+        match place {
+            Some((leader, multiprocessors)) => {
+                engine.add_client(context, leader, multiprocessors);
+            }
+            None => engine.add_context(context),
+        }
         let created = Context {
             client,
             gpu: index,
@@ -486,7 +512,7 @@ impl Kernel {
 
     /// Processes with a context or memory on a GPU, by PID.
     fn processes(&self, index: GpuIndex) -> Vec<ProcessState> {
-        let mut used: BTreeMap<(u32, Option<InstanceId>), u64> = BTreeMap::new();
+        let mut used: BTreeMap<(u32, Option<InstanceId>, bool), u64> = BTreeMap::new();
         for (id, context) in &self.contexts {
             if context.gpu != index || self.is_checkpointed(context.client) {
                 continue;
@@ -496,18 +522,24 @@ impl Kernel {
             };
             let instance = self.gpu(index).ok();
             let instance = instance.and_then(|gpu| gpu.partitions.instance_of(*id));
-            *used.entry((client.pid, instance)).or_default() += self.context_bytes(*id, context);
+            let is_mps_client = client.membership.is_some();
+            let used = used.entry((client.pid, instance, is_mps_client));
+            *used.or_default() += self.context_bytes(*id, context);
         }
         for (client, bytes) in self.bytes_by_client(index) {
             let instance = self.instance_of_client(client, index);
             if let Some(client) = self.clients.get(&client) {
-                *used.entry((client.pid, instance)).or_default() += bytes;
+                let is_mps_client = client.membership.is_some();
+                *used
+                    .entry((client.pid, instance, is_mps_client))
+                    .or_default() += bytes;
             }
         }
-        let state = |((pid, instance), used_bytes)| ProcessState {
+        let state = |((pid, instance, is_mps_client), used_bytes)| ProcessState {
             pid,
             used_bytes,
             instance,
+            is_mps_client,
         };
         used.into_iter().map(state).collect()
     }

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -9,6 +10,7 @@ use clap::{Parser, Subcommand};
 use simulator_machine::control::{self, Answer, Command};
 use simulator_machine::description::MachineDescription;
 use simulator_machine::kernel::Faults;
+use simulator_machine::mps;
 use simulator_machine::protocol::{GpuEvent, GpuIndex, MigRequest, ReportedValue};
 use simulator_machine::root::{DriverRoot, Files};
 use simulator_machine::server::Server;
@@ -159,11 +161,15 @@ enum CtlCommand {
     },
 }
 
-fn main() -> anyhow::Result<()> {
-    match Arguments::parse().action {
-        Action::Serve(arguments) => serve(&arguments),
-        Action::Ctl { root, command } => ctl(&DriverRoot::new(root), command),
+fn main() -> anyhow::Result<ExitCode> {
+    if let Some(code) = mps::run_program() {
+        return Ok(code);
     }
+    match Arguments::parse().action {
+        Action::Serve(arguments) => serve(&arguments)?,
+        Action::Ctl { root, command } => ctl(&DriverRoot::new(root), command)?,
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn serve(arguments: &Serve) -> anyhow::Result<()> {

@@ -13,6 +13,7 @@ mod command;
 mod gpu;
 mod memory_limits;
 mod mig;
+mod mps;
 mod samples;
 
 pub use accounting::{AccountingReply, AccountingRequest, AccountingStats};
@@ -24,10 +25,13 @@ pub use mig::{
     ComputeInstanceState, GpuInstanceState, InstanceId, MigActivation, MigReply, MigRequest,
     MigState,
 };
+pub use mps::{
+    MpsClientState, MpsReply, MpsRequest, MpsServerKey, MpsServerState, MpsStatus, ThreadPercentage,
+};
 pub use samples::{CountersState, ProcessSample, SampleState};
 
 /// Version of the messages below.
-pub const PROTOCOL: u32 = 10;
+pub const PROTOCOL: u32 = 11;
 
 /// Index of a GPU on its machine, equal to its minor number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -54,6 +58,8 @@ pub enum ClientKind {
     EventSet,
     /// `libcuda.so.1`: holds contexts and memory.
     Cuda,
+    /// A program of the multi-process service.
+    Mps,
 }
 
 /// From a library to the daemon; each gets exactly one [`Reply`].
@@ -120,6 +126,8 @@ pub enum Request {
         /// MIG request.
         request: MigRequest,
     },
+    /// Multi-process service.
+    Mps(MpsRequest),
     /// Registers for [`Reply::Event`]s of a GPU.
     RegisterEvents {
         /// GPU index.
@@ -211,6 +219,8 @@ pub enum Reply {
     },
     /// To [`Request::Mig`], if it has a result.
     Mig(MigReply),
+    /// To [`Request::Mps`], if it has a result.
+    Mps(MpsReply),
     /// To [`Request::CreateContext`].
     ContextCreated {
         /// The new context.
@@ -315,6 +325,15 @@ pub enum Refusal {
     /// Only administrators may do this.
     #[error("no permission")]
     NoPermission,
+    /// The MPS server takes no client now.
+    #[error("the MPS server takes no client")]
+    MpsNotReady,
+    /// The MPS server has as many clients as the hardware allows.
+    #[error("the MPS server has the most clients")]
+    MpsFull,
+    /// This MPS client has failed and must end.
+    #[error("the MPS client has failed")]
+    MpsFailed,
     /// Malformed or out of order.
     #[error("invalid request")]
     Invalid,

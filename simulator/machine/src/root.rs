@@ -4,7 +4,8 @@
 //! `dev/nvidia<minor>`, `dev/nvidiactl`, `dev/nvidia-uvm`, `dev/nvidia-uvm-tools`,
 //! `run/nvidia-persistenced/socket` (the daemon) and `run/simulator-machine/control`; for MIG also
 //! `proc/driver/nvidia/capabilities`, `proc/driver/nvidia-caps/mig-minors` and `proc/devices`; the
-//! PCI devices of the GPUs in `sys`.
+//! PCI devices of the GPUs in `sys`; for the multi-process service `usr/bin/nvidia-cuda-mps-control` and
+//! `nvidia-cuda-mps-server` with the C library that they need after a `chroot`.
 //!
 //! A library finds the root from its own path: the same file serves a test on the host and, mounted
 //! at `/usr/lib/x86_64-linux-gnu`, a container whose root is `/`. Device nodes are nodes of
@@ -22,6 +23,7 @@ use crate::description::CapabilityNodes;
 use crate::protocol::{GpuIndex, MigState};
 
 mod capabilities;
+mod mps;
 mod pci;
 
 pub use capabilities::CAPABILITIES_MAJOR;
@@ -157,6 +159,9 @@ impl DriverRoot {
             at(&directory, fs::create_dir_all(&directory))?;
             install(program, &directory, "nvidia-smi", unchanged).map_err(failed)?;
         }
+        if layout.has_mps {
+            self.install_mps().map_err(failed)?;
+        }
         Ok(())
     }
 
@@ -178,7 +183,9 @@ impl DriverRoot {
     /// The path that could not be removed.
     pub fn remove(&self) -> Result<(), RemoveError> {
         // `run` marks the root as ours, so it is the last.
-        for name in ["dev", "proc", "sys", "usr", "run"] {
+        for name in [
+            "dev", "lib", "lib64", "proc", "sys", "tmp", "usr", "var", "run",
+        ] {
             let path = self.0.join(name);
             match fs::remove_dir_all(&path) {
                 Err(source) if source.kind() != io::ErrorKind::NotFound => {
@@ -220,6 +227,8 @@ pub struct Layout<'a> {
     pub has_memory_limits: bool,
     /// Files to install.
     pub files: Files<'a>,
+    /// Whether the programs of the multi-process service are installed.
+    pub has_mps: bool,
     /// Device nodes of MIG capabilities.
     pub capability_nodes: CapabilityNodes,
 }
@@ -395,6 +404,7 @@ mod tests {
                     libraries: Some(built.path()),
                     nvidia_smi: Some(&built.path().join("view")),
                 },
+                has_mps: false,
                 capability_nodes: CapabilityNodes::OnDemand,
             })
             .unwrap();
@@ -420,6 +430,7 @@ mod tests {
                     libraries: Some(built.path()),
                     nvidia_smi: Some(&built.path().join("view")),
                 },
+                has_mps: false,
                 capability_nodes: CapabilityNodes::OnDemand,
             })
             .unwrap_err();

@@ -38,7 +38,8 @@ mod view;
 
 use cgroups::{Cgroups, is_administrator};
 use exports::Exports;
-use files::{listener, lock, memory_file, watch};
+pub(crate) use files::listener;
+use files::{lock, memory_file, watch};
 use peers::{Peer, Peers};
 use view::Namespace;
 
@@ -154,6 +155,7 @@ impl Server {
             driver_version: &description.driver_version,
             has_memory_limits: description.has_memory_limits(),
             files,
+            has_mps: description.mps.installed,
             capability_nodes: description.capability_nodes,
         })?;
         let epoll =
@@ -434,6 +436,10 @@ impl Server {
                 Effect::Lock { client, locked } => {
                     self.peers
                         .with_channel(client, |channel| channel.set_locked(locked));
+                }
+                Effect::Fail { client, error } => {
+                    self.peers
+                        .with_channel(client, |channel| channel.fail(error));
                 }
                 Effect::Push { client, message } => {
                     if let Some(peer) = self.peers.get(client.0) {

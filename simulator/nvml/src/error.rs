@@ -74,6 +74,8 @@ impl From<Refusal> for NvmlError {
             Refusal::Failed => Self::Unknown,
             Refusal::NoPermission => Self::NoPermission,
             Refusal::Invalid => Self::InvalidArgument,
+            // NVML is no MPS client.
+            Refusal::MpsNotReady | Refusal::MpsFull | Refusal::MpsFailed => Self::Unknown,
         }
     }
 }

@@ -34,7 +34,8 @@ entry_points! {
         let mut asked = list.get()?;
         let found = match asked.mode {
             MODE_COMPUTE => compute(handle)?,
-            MODE_GRAPHICS | MODE_MPS => {
+            MODE_MPS => mps_clients(handle)?,
+            MODE_GRAPHICS => {
                 any_device(handle)?;
                 Vec::new()
             }
@@ -49,13 +50,22 @@ entry_points! {
         array_at(asked.procArray).set_all(found.iter().map(Process::detail))
     }
 
-    // No graphics and no MPS processes.
+    // No graphics.
     fn nvmlDeviceGetGraphicsRunningProcesses(handle: nvmlDevice_t, count: Out<c_uint>, _infos: Out<nvmlProcessInfo_v1_t>) { no_processes(handle, count) }
     fn nvmlDeviceGetGraphicsRunningProcesses_v2(handle: nvmlDevice_t, count: Out<c_uint>, _infos: Out<nvmlProcessInfo_v2_t>) { no_processes(handle, count) }
     fn nvmlDeviceGetGraphicsRunningProcesses_v3(handle: nvmlDevice_t, count: Out<c_uint>, _infos: Out<nvmlProcessInfo_t>) { no_processes(handle, count) }
-    fn nvmlDeviceGetMPSComputeRunningProcesses(handle: nvmlDevice_t, count: Out<c_uint>, _infos: Out<nvmlProcessInfo_v1_t>) { no_processes(handle, count) }
-    fn nvmlDeviceGetMPSComputeRunningProcesses_v2(handle: nvmlDevice_t, count: Out<c_uint>, _infos: Out<nvmlProcessInfo_v2_t>) { no_processes(handle, count) }
-    fn nvmlDeviceGetMPSComputeRunningProcesses_v3(handle: nvmlDevice_t, count: Out<c_uint>, _infos: Out<nvmlProcessInfo_t>) { no_processes(handle, count) }
+
+    fn nvmlDeviceGetMPSComputeRunningProcesses(handle: nvmlDevice_t, count: Out<c_uint>, infos: Out<nvmlProcessInfo_v1_t>) {
+        set_list(count, infos, mps_clients(handle)?.iter().map(Process::v1).collect())
+    }
+
+    fn nvmlDeviceGetMPSComputeRunningProcesses_v2(handle: nvmlDevice_t, count: Out<c_uint>, infos: Out<nvmlProcessInfo_v2_t>) {
+        set_list(count, infos, mps_clients(handle)?.iter().map(Process::v2).collect())
+    }
+
+    fn nvmlDeviceGetMPSComputeRunningProcesses_v3(handle: nvmlDevice_t, count: Out<c_uint>, infos: Out<nvmlProcessInfo_t>) {
+        set_list(count, infos, mps_clients(handle)?.iter().map(Process::v2).collect())
+    }
 }
 
 /// `NVML_PROCESS_MODE_*`
@@ -67,6 +77,7 @@ struct Process {
     pid: c_uint,
     used_bytes: u64,
     instance: Option<InstanceId>,
+    is_mps_client: bool,
 }
 
 impl Process {
@@ -116,11 +127,18 @@ fn compute(handle: nvmlDevice_t) -> NvmlResult<Vec<Process>> {
         pid: process.pid,
         used_bytes: process.used_bytes,
         instance: process.instance,
+        is_mps_client: process.is_mps_client,
     };
     let shown = processes.into_iter().map(process);
     Ok(shown
         .filter(|process| only.is_none() || process.instance == only)
         .collect())
+}
+
+/// Clients of MPS servers. The list of compute processes has them too, and the servers.
+fn mps_clients(handle: nvmlDevice_t) -> NvmlResult<Vec<Process>> {
+    let processes = compute(handle)?.into_iter();
+    Ok(processes.filter(|process| process.is_mps_client).collect())
 }
 
 fn no_processes(handle: nvmlDevice_t, count: Out<c_uint>) -> NvmlResult {

@@ -1,10 +1,12 @@
-//! Sticky errors: after a kernel has failed, every call in its context fails until the context ends.
+//! Sticky errors: after a kernel has failed, every call in its context fails until the context ends. Those of an MPS client fail
+//! until the process ends.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::current;
 use crate::abi::CudaResult;
+use crate::driver::require_healthy;
 use crate::error::CudaError;
 use crate::types::CUcontext;
 
@@ -45,7 +47,12 @@ pub(super) fn forget(context: CUcontext) {
 
 /// Errors if `function` cannot be called in the current context because a kernel has failed.
 pub(crate) fn require_usable(function: &str) -> CudaResult {
-    if !IS_ANY.load(Ordering::Acquire) || USABLE.iter().any(|usable| function.starts_with(usable)) {
+    let is_usable = || USABLE.iter().any(|usable| function.starts_with(usable));
+    let healthy = require_healthy();
+    if healthy.is_err() && !is_usable() {
+        return healthy;
+    }
+    if !IS_ANY.load(Ordering::Acquire) || is_usable() {
         return Ok(());
     }
     let Some(owner) = current::owner() else {

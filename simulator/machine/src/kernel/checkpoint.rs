@@ -33,6 +33,9 @@ impl Kernel {
                 return Ok(Reply::Phase(ProcessPhase::Checkpointed));
             }
             (phase, CheckpointAction::Look) => return Ok(Reply::Phase(phase)),
+            (_, CheckpointAction::Lock) if client.membership.is_some() => {
+                return Err(Refusal::NotSupported);
+            }
             (ProcessPhase::Running, CheckpointAction::Lock) if self.has_work(id) => {
                 self.effects.push(Effect::Lock {
                     client: id,
@@ -80,7 +83,7 @@ impl Kernel {
     }
 
     /// Returns whether a process has work on a GPU.
-    fn has_work(&self, client: ClientId) -> bool {
+    pub(super) fn has_work(&self, client: ClientId) -> bool {
         let contexts = self.contexts.iter();
         let mut own = contexts.filter(|(_, context)| context.client == client);
         own.any(|(id, context)| {
@@ -154,6 +157,7 @@ impl Kernel {
                 pid: client.pid,
                 used_bytes: *client.vanishing.0.get(&gpu)?,
                 instance: None,
+                is_mps_client: false,
             })
         };
         shown.filter_map(state).collect()

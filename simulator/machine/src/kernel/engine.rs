@@ -11,18 +11,22 @@
 //! full speed, and pause while another context holds the part. Events are reached while no other
 //! context runs. Copies between host and GPU use one engine per direction and GPU instance,
 //! independent of the holder. Nothing else takes time, except what [`Timing`] adds.
+//!
+//! The clients of an MPS server are one holder: their contexts run in the time slices of the server's context, at the same time,
+//! each on at most its part of the multiprocessors. A kernel that would fill more takes longer in proportion.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::protocol::{ContextId, Direction, InstanceId, Nanos, Work};
 
 mod context;
 mod outcome;
+mod placement;
 mod samples;
 mod time_slicing;
 mod timing;
 
-use context::{Context, Item};
+use context::{Context, Item, Membership};
 pub use outcome::Outcome;
 use samples::{BusyPart, Samples};
 pub use samples::{Counters, SAMPLE_PERIOD, Sample};
@@ -71,6 +75,24 @@ impl Engine {
     /// Adds a context, on the whole GPU.
     pub fn add_context(&mut self, context: ContextId) {
         self.contexts.entry(context).or_default();
+    }
+
+    /// Adds a context of a client of an MPS server: it runs in the time slices of `leader`, the server's context, on at most
+    /// this number of multiprocessors.
+    pub fn add_client(&mut self, context: ContextId, leader: ContextId, multiprocessors: u32) {
+        let multiprocessors = multiprocessors.clamp(1, self.multiprocessors);
+        self.contexts.entry(context).or_default().membership = Some(Membership {
+            leader,
+            multiprocessors,
+        });
+    }
+
+    /// Drops the work of a context.
+    pub fn cancel(&mut self, context: ContextId) {
+        self.copies.retain(|_, copy| copy.context != context);
+        if let Some(context) = self.contexts.get_mut(&context) {
+            context.cancel();
+        }
     }
 
     /// Moves an idle context to an instance with this number of multiprocessors.
@@ -192,11 +214,12 @@ impl Engine {
         let parts = self.parts.iter();
         let held = parts.filter_map(|(part, turns)| {
             let holder = turns.holder()?;
-            let running = self.contexts.get(&holder)?.running.values();
+            let members = self.members(holder);
+            let running = members.flat_map(|(_, context)| context.running.values());
             let shortest = running.map(|running| running.left).min()?;
             let end = turns.resumes_at().max(self.now).saturating_add(shortest);
             Some(
-                match self.contexts_with_work(*part).any(|other| other != holder) {
+                match self.holders_with_work(*part).any(|other| other != holder) {
                     true => end.min(turns.slice_end().max(self.now)),
                     false => end,
                 },
@@ -205,36 +228,46 @@ impl Engine {
         copies.chain(held).chain(blocked).chain(switches).min()
     }
 
-    /// Contexts of a part with work to run, in creation order.
-    fn contexts_with_work(&self, part: Part) -> impl Iterator<Item = ContextId> {
+    /// Holders of a part with work to run, in creation order; a holder with several contexts may be there several times.
+    fn holders_with_work(&self, part: Part) -> impl Iterator<Item = ContextId> {
         let contexts = self.contexts.iter();
         let contexts_with_work =
             contexts.filter(move |(_, context)| context.part == part && context.wants(self.now));
-        contexts_with_work.map(|(id, _)| *id)
+        contexts_with_work.map(|(id, context)| context.holder(*id))
+    }
+
+    /// The contexts that run in the time slices of a holder.
+    fn members(&self, holder: ContextId) -> impl Iterator<Item = (&ContextId, &Context)> {
+        let contexts = self.contexts.iter();
+        contexts.filter(move |(id, context)| context.holder(**id) == holder)
     }
 
     /// Advances over a span without changes other than progress of running work.
     fn pass(&mut self, to: Nanos) {
         let length = to - self.now;
         let mut busy = Vec::new();
-        for (part, turns) in &self.parts {
-            if let Some(holder) = turns.holder()
-                && turns.resumes_at() <= self.now
-                && let Some(context) = self.contexts.get_mut(&holder)
-                && !context.running.is_empty()
-            {
-                for running in context.running.values_mut() {
-                    running.left = running.left.saturating_sub(length);
-                }
-                context.busy += length;
-                busy.push(BusyPart {
-                    context: holder,
-                    gpu_instance: part.map(|instance| instance.gpu_instance),
-                    occupied: context.occupied(),
-                    // The whole GPU counts as busy with any work, an instance with its fraction.
-                    share: part.map_or(self.multiprocessors, |_| turns.multiprocessors),
-                });
+        for (id, context) in &mut self.contexts {
+            let Some(turns) = self.parts.get(&context.part) else {
+                continue;
+            };
+            let has_turn =
+                turns.holder() == Some(context.holder(*id)) && turns.resumes_at() <= self.now;
+            if !has_turn || context.running.is_empty() {
+                continue;
             }
+            for running in context.running.values_mut() {
+                running.left = running.left.saturating_sub(length);
+            }
+            context.busy += length;
+            busy.push(BusyPart {
+                context: *id,
+                gpu_instance: context.part.map(|instance| instance.gpu_instance),
+                occupied: context.occupied(),
+                // The whole GPU counts as busy with any work, an instance with its fraction.
+                share: context
+                    .part
+                    .map_or(self.multiprocessors, |_| turns.multiprocessors),
+            });
         }
         self.samples
             .account(self.now, to, self.multiprocessors, &busy);
@@ -252,17 +285,18 @@ impl Engine {
             }
             let parts: Vec<Part> = self.parts.keys().copied().collect();
             for part in parts {
-                let contexts_with_work: Vec<ContextId> = self.contexts_with_work(part).collect();
+                let holders: BTreeSet<ContextId> = self.holders_with_work(part).collect();
+                let holders: Vec<ContextId> = holders.into_iter().collect();
                 if let Some(turns) = self.parts.get_mut(&part) {
-                    turns.hand_over(self.now, &contexts_with_work);
+                    turns.hand_over(self.now, &holders);
                 }
             }
             // A new holder may have reached an event first.
             let parts = self.parts.values();
             let running = parts.filter(|turns| turns.resumes_at() <= self.now);
             let holders = running.filter_map(TimeSlicing::holder);
-            let mut holders = holders.filter_map(|holder| self.contexts.get(&holder));
-            if !holders.any(|holder| holder.records(self.now)) {
+            let mut members = holders.flat_map(|holder| self.members(holder));
+            if !members.any(|(_, context)| context.records(self.now)) {
                 return;
             }
         }
@@ -288,8 +322,9 @@ impl Engine {
             any |= context.complete_kernels(id, outcomes);
             // The GPU writes event times, so only while the context holds its part.
             let turns = self.parts.get(&context.part);
+            let holder = Some(context.holder(id));
             let has_turn =
-                turns.is_none_or(|turns| turns.holder() == Some(id) && turns.resumes_at() <= now);
+                turns.is_none_or(|turns| turns.holder() == holder && turns.resumes_at() <= now);
             let records = has_turn || self.timing.records_out_of_slice;
             any |= context.complete_timeless(id, now, records, self.timing.event, outcomes);
         }
@@ -298,11 +333,8 @@ impl Engine {
 
     /// Starts kernels and copies. Returns whether any of them takes no time.
     fn start(&mut self) -> bool {
-        let mut timeless = false;
+        let mut timeless = self.start_kernels();
         for (id, context) in &mut self.contexts {
-            let turns = self.parts.get(&context.part);
-            let available = turns.map_or(0, |turns| turns.multiprocessors);
-            timeless |= context.start_kernels(self.now, available);
             let gpu_instance = context.part.map(|instance| instance.gpu_instance);
             for (&slot, stream) in &context.streams {
                 if let Some(Item {

@@ -101,6 +101,7 @@ impl Kernel {
             Request::Hello { .. }
             | Request::Checkpoint { .. }
             | Request::SetManaged { .. }
+            | Request::Mps(_)
             | Request::DestroyContext { .. }
             | Request::Free { .. }
             | Request::Release { .. }

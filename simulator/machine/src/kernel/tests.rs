@@ -5,6 +5,7 @@ use crate::description::{H100X2, T4};
 use crate::protocol::CheckpointAction;
 
 mod memory_limits;
+mod mps;
 
 const GPU: GpuIndex = GpuIndex(0);
 

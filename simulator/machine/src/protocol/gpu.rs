@@ -78,6 +78,8 @@ pub struct ProcessState {
     pub used_bytes: u64,
     /// Instance, in MIG mode. A process in two instances is listed twice.
     pub instance: Option<InstanceId>,
+    /// Whether it is a client of an MPS server.
+    pub is_mps_client: bool,
 }
 
 /// Percentages over the last sampling period.

@@ -58,7 +58,7 @@ pub(super) fn lock(root: &DriverRoot) -> Result<OwnedFd, ServeError> {
 
 /// Creates a listening socket. With the lock held, an existing file is a leftover. The socket
 /// appears under its name once it accepts connections.
-pub(super) fn listener(path: &Path) -> Result<OwnedFd, ServeError> {
+pub(crate) fn listener(path: &Path) -> Result<OwnedFd, ServeError> {
     let error = |action: &'static str| {
         move |source: Errno| ServeError::File {
             action,

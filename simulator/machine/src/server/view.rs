@@ -10,7 +10,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 
 use crate::description::ProcessIds;
-use crate::protocol::{AccountingReply, AccountingRequest, Reply, Request};
+use crate::protocol::{AccountingReply, AccountingRequest, MpsReply, MpsRequest, Reply, Request};
 
 /// The PID namespace of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,6 +96,12 @@ pub(super) fn restrict(reply: &mut Reply, policy: ProcessIds, namespace: Namespa
             process.pid = pid.unwrap_or(0);
             pid.is_some()
         }),
+        // Processes of other namespaces are clients too.
+        Reply::Mps(MpsReply::State(state)) => {
+            for client in &mut state.clients {
+                client.pid = seen(client.pid).unwrap_or(0);
+            }
+        }
         // Ended processes are in no namespace.
         Reply::Accounting(AccountingReply::State { pids, .. }) => {
             *pids = pids.iter().filter_map(|pid| seen(*pid)).collect();
@@ -124,6 +130,7 @@ pub(super) fn widen(
         return;
     }
     if let Request::Checkpoint { pid, .. }
+    | Request::Mps(MpsRequest::Terminate { pid, .. })
     | Request::Accounting {
         request: AccountingRequest::Stats { pid },
         ..

@@ -11,11 +11,33 @@ use super::time_slicing::Part;
 pub(super) struct Context {
     /// The whole GPU or an instance.
     pub(super) part: Part,
+    /// The MPS server whose client the context is.
+    pub(super) membership: Option<Membership>,
     pub(super) streams: BTreeMap<u32, Stream>,
     /// Running kernels by stream.
     pub(super) running: BTreeMap<u32, Running>,
     pub(super) kernels: u64,
     pub(super) busy: Nanos,
+}
+
+/// Place of a context among those of an MPS server.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Membership {
+    /// Context of the server: its time slices are those of all clients.
+    pub(super) leader: ContextId,
+    /// Most multiprocessors of the context's kernels.
+    pub(super) multiprocessors: u32,
+}
+
+/// A kernel at the head of a stream that does not run yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Candidate {
+    /// Position among all submissions to the GPU.
+    pub(super) order: u64,
+    pub(super) context: ContextId,
+    pub(super) stream: u32,
+    pub(super) nanos: Nanos,
+    pub(super) multiprocessors: u32,
 }
 
 #[derive(Debug, Default)]
@@ -118,12 +140,15 @@ impl Context {
         !self.running.is_empty()
     }
 
-    /// Starts kernels at stream heads, oldest first, while multiprocessors are free.
-    pub(super) fn start_kernels(&mut self, now: Nanos, available: u32) -> bool {
-        let mut left = available.saturating_sub(self.occupied());
-        let mut candidates: Vec<(u64, u32, Nanos, u32)> = Vec::new();
-        for (&slot, stream) in &self.streams {
-            if let Some(Item {
+    /// The context whose time slices this one runs in: its own, or those of its MPS server.
+    pub(super) fn holder(&self, id: ContextId) -> ContextId {
+        self.membership.map_or(id, |membership| membership.leader)
+    }
+
+    /// Kernels at stream heads that do not run yet.
+    pub(super) fn candidates(&self, id: ContextId, now: Nanos) -> impl Iterator<Item = Candidate> {
+        self.streams.iter().filter_map(move |(&slot, stream)| {
+            let Some(Item {
                 order,
                 work:
                     Work::Kernel {
@@ -132,43 +157,23 @@ impl Context {
                     },
                 ..
             }) = stream.head(now)
-                && !self.running.contains_key(&slot)
-            {
-                candidates.push((
-                    *order,
-                    slot,
-                    *nanos,
-                    (*multiprocessors).clamp(1, available.max(1)),
-                ));
-            }
-        }
-        candidates.sort_unstable();
-        let mut timeless = false;
-        for (_, slot, nanos, multiprocessors) in candidates {
-            if nanos == 0 {
-                self.running.insert(
-                    slot,
-                    Running {
-                        left: 0,
-                        multiprocessors: 0,
-                    },
-                );
-                timeless = true;
-            } else if multiprocessors <= left {
-                left -= multiprocessors;
-                self.running.insert(
-                    slot,
-                    Running {
-                        left: nanos,
-                        multiprocessors,
-                    },
-                );
-            } else {
-                // Blocks are placed in order: a later kernel does not overtake.
-                left = 0;
-            }
-        }
-        timeless
+            else {
+                return None;
+            };
+            (!self.running.contains_key(&slot)).then_some(Candidate {
+                order: *order,
+                context: id,
+                stream: slot,
+                nanos: *nanos,
+                multiprocessors: *multiprocessors,
+            })
+        })
+    }
+
+    /// Drops all work.
+    pub(super) fn cancel(&mut self) {
+        self.streams.clear();
+        self.running.clear();
     }
 
     /// Completes satisfied waits and events, and announces host calls.

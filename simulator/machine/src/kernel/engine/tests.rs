@@ -2,6 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
+mod mps;
 mod timing;
 
 const MS: Nanos = 1_000_000;
