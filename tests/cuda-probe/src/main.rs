@@ -5,7 +5,7 @@
 //!
 //! It works on the simulated machine and on a real GPU: its kernel is PTX.
 
-use std::ffi::c_int;
+use std::ffi::{CString, c_int};
 use std::fmt::Write as _;
 use std::io::{ErrorKind, Write as _};
 use std::process::ExitCode;
@@ -69,6 +69,8 @@ enum Action {
     Train(train::Arguments),
     /// Allocate and free memory at random until killed, and print the counts, one JSON object per line.
     Churn(churn::Arguments),
+    /// Launch a kernel that writes to an invalid address; fails with CUDA's error.
+    Fault,
 }
 
 #[derive(Serialize)]
@@ -143,8 +145,22 @@ fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             cuda.use_device(arguments.device)?;
             churn::run(&cuda, churning)
         }
+        Action::Fault => {
+            cuda.use_device(arguments.device)?;
+            fault(&cuda)
+        }
     }?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// `CUDA_ERROR_ILLEGAL_ADDRESS`
+const ILLEGAL_ADDRESS: u64 = 700;
+
+fn fault(cuda: &Cuda) -> anyhow::Result<()> {
+    let image = CString::new(include_str!("fault.ptx"))?;
+    let kernel = cuda.kernel(&image, c"fault")?;
+    cuda.launch(kernel, 1, ILLEGAL_ADDRESS)?;
+    Ok(cuda.synchronize()?)
 }
 
 fn info(cuda: &Cuda, output: Output) -> anyhow::Result<()> {
