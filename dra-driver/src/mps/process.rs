@@ -1,8 +1,8 @@
 //! Processes of the node driver that become programs of MPS.
 //!
 //! The daemon leaves the pod of the node driver: it has a session, cgroups and a mount namespace of its own, whose root is the
-//! driver root. `/tmp` and `/dev/shm` there are its own, since all daemons have the same paths in it. Nothing is written to the
-//! driver root.
+//! driver root. `/tmp` and `/dev` there are its own, since all daemons have the same paths in it. Nothing is written to the driver
+//! root.
 
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -28,6 +28,15 @@ pub(super) const COMMAND: &str = "mps-command";
 pub(super) const RECORD: &str = "daemon.json";
 
 const PROGRAM: &str = "nvidia-cuda-mps-control";
+
+/// Mount point of the daemon's root.
+const ROOT: &str = "root";
+
+/// Directories of its root that are not those of the driver root.
+const OWN: [&str; 4] = ["dev", "proc", "sys", "tmp"];
+
+/// Device files of every program.
+const DEVICES: [&str; 5] = ["full", "null", "random", "urandom", "zero"];
 
 const LOG_DIRECTORY: &str = "/tmp/nvidia-log";
 
@@ -80,31 +89,11 @@ fn become_daemon(
         "/",
         MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC,
     )?;
-    let bind = |from: &Path, to: &Path| {
-        let bound = rustix::mount::mount_bind_recursive(from, to);
-        bound.map_err(|error| at("mount on", to, error.into()))
-    };
-    // A root must be a mount point.
-    bind(driver_root, driver_root)?;
-    if let Some(devices) = device_root {
-        bind(&devices.join("dev"), &driver_root.join("dev"))?;
-    }
-    if !driver_root.join("proc/self").exists() {
-        bind(Path::new("/proc"), &driver_root.join("proc"))?;
-    }
-    bind(&dir.join("shm"), &driver_root.join("dev/shm"))?;
-    let tmp = driver_root.join("tmp");
-    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    let mounted = rustix::mount::mount("tmpfs", &tmp, "tmpfs", flags, Some(c"mode=755"));
-    mounted.map_err(|error| at("mount a tmpfs on", &tmp, error.into()))?;
-    for (from, inside) in [("pipe", PIPE_DIRECTORY), ("log", LOG_DIRECTORY)] {
-        let to = driver_root.join(inside.trim_start_matches('/'));
-        fs::create_dir(&to).map_err(|error| at("create", &to, error))?;
-        bind(&dir.join(from), &to)?;
-    }
-    std::env::set_current_dir(driver_root)?;
+    let root = dir.join(ROOT);
+    lay_out(&root, dir, driver_root, device_root)?;
+    std::env::set_current_dir(&root)?;
     let pivoted = rustix::process::pivot_root(".", ".");
-    pivoted.map_err(|error| at("make a root of", driver_root, error.into()))?;
+    pivoted.map_err(|error| at("make a root of", &root, error.into()))?;
     // What the pod of the node driver has mounted ends with it.
     rustix::mount::unmount(".", UnmountFlags::DETACH)?;
     // Programs of a namespace have any user: without this option each user would wait for the end of the others.
@@ -118,6 +107,76 @@ fn become_daemon(
         .env("CUDA_MPS_LOG_DIRECTORY", LOG_DIRECTORY)
         .exec();
     Err(at("run", Path::new(PROGRAM), program))
+}
+
+/// Mounts the root of the daemon: the driver root, with directories of its own where programs write, and with the device files of
+/// the GPUs. It does not depend on what else the driver root has.
+fn lay_out(
+    root: &Path,
+    dir: &Path,
+    driver_root: &Path,
+    device_root: Option<&Path>,
+) -> io::Result<()> {
+    let made = fs::create_dir_all(root);
+    made.map_err(|error| at("create", root, error))?;
+    let mounted = rustix::mount::mount(
+        "tmpfs",
+        root,
+        "tmpfs",
+        MountFlags::NOSUID,
+        Some(c"mode=755"),
+    );
+    mounted.map_err(|error| at("mount a tmpfs on", root, error.into()))?;
+    for entry in read_dir(driver_root)? {
+        let name = entry.file_name();
+        if !OWN.iter().any(|own| name == *own) {
+            bind(&entry.path(), &root.join(name))?;
+        }
+    }
+    for shown in ["proc", "sys"] {
+        bind(&Path::new("/").join(shown), &root.join(shown))?;
+    }
+    for created in ["dev", "tmp"] {
+        let created = root.join(created);
+        fs::create_dir(&created).map_err(|error| at("create", &created, error))?;
+    }
+    let dev = device_root.unwrap_or(driver_root).join("dev");
+    for entry in read_dir(&dev)? {
+        let name = entry.file_name();
+        let text = name.to_string_lossy();
+        if text.starts_with("nvidia") || DEVICES.contains(&&*text) {
+            bind(&entry.path(), &root.join("dev").join(name))?;
+        }
+    }
+    for (from, inside) in [
+        ("shm", "/dev/shm"),
+        ("pipe", PIPE_DIRECTORY),
+        ("log", LOG_DIRECTORY),
+    ] {
+        bind(&dir.join(from), &root.join(inside.trim_start_matches('/')))?;
+    }
+    Ok(())
+}
+
+fn read_dir(directory: &Path) -> io::Result<Vec<fs::DirEntry>> {
+    let entries = fs::read_dir(directory).and_then(Iterator::collect);
+    entries.map_err(|error| at("read", directory, error))
+}
+
+/// Shows a file, a directory or a link elsewhere.
+fn bind(from: &Path, to: &Path) -> io::Result<()> {
+    let failed = |error| at("show", from, error);
+    let kind = fs::symlink_metadata(from).map_err(failed)?.file_type();
+    if kind.is_symlink() {
+        let target = fs::read_link(from).map_err(failed)?;
+        return std::os::unix::fs::symlink(target, to).map_err(failed);
+    }
+    let made = match kind.is_dir() {
+        true => fs::create_dir(to),
+        false => fs::File::create(to).map(drop),
+    };
+    made.map_err(failed)?;
+    rustix::mount::mount_bind_recursive(from, to).map_err(|error| failed(error.into()))
 }
 
 fn become_command(root: &Path) -> io::Result<Infallible> {

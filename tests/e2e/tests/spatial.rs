@@ -75,7 +75,7 @@ fn training<'a>(name: &'a str) -> Training<'a> {
 }
 
 #[test]
-fn pods_of_a_namespace_run_side_by_side_on_their_multiprocessors() -> Result<()> {
+fn spatial_pods_of_a_namespace_run_side_by_side() -> Result<()> {
     let cluster = TestCluster::attach()?;
     let tenant = cluster.namespace("spatial")?;
     create_class(&tenant)?;
@@ -148,7 +148,7 @@ fn pods_of_a_namespace_run_side_by_side_on_their_multiprocessors() -> Result<()>
 }
 
 #[test]
-fn fault_of_a_program_reaches_its_namespace_only_and_heals() -> Result<()> {
+fn spatial_fault_reaches_its_namespace_only_and_heals() -> Result<()> {
     let cluster = TestCluster::attach()?;
     let tenant = cluster.namespace("spatial-fault")?;
     let other = cluster.namespace("spatial-calm")?;
@@ -197,7 +197,7 @@ fn fault_of_a_program_reaches_its_namespace_only_and_heals() -> Result<()> {
 }
 
 #[test]
-fn daemon_outlives_the_node_driver_and_is_started_again_when_it_ends() -> Result<()> {
+fn spatial_daemon_outlives_node_driver_and_is_started_again() -> Result<()> {
     let cluster = TestCluster::attach()?;
     let tenant = cluster.namespace("spatial-daemon")?;
     create_class(&tenant)?;
