@@ -5,7 +5,7 @@
 //!
 //! It works on the simulated machine and on a real GPU: its kernel is PTX.
 
-use std::ffi::c_int;
+use std::ffi::{CString, c_int};
 use std::fmt::Write as _;
 use std::io::{ErrorKind, Write as _};
 use std::process::ExitCode;
@@ -60,6 +60,12 @@ enum Action {
     /// Allocate all free memory in pieces down to 1 MiB and print the amount.
     Fill {
         /// Time to hold the memory, in seconds.
+        #[arg(long, default_value_t = 0)]
+        hold: u64,
+    },
+    /// Launch a kernel that accesses an illegal address.
+    Fault {
+        /// Time to live after the error, in seconds.
         #[arg(long, default_value_t = 0)]
         hold: u64,
     },
@@ -130,6 +136,10 @@ fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Action::Fill { hold } => {
             cuda.use_device(arguments.device)?;
             fill(&cuda, arguments.output, Duration::from_secs(*hold))
+        }
+        Action::Fault { hold } => {
+            cuda.use_device(arguments.device)?;
+            fault(&cuda, Duration::from_secs(*hold))
         }
         Action::Launch(launches) => {
             cuda.use_device(arguments.device)?;
@@ -256,6 +266,18 @@ fn fill(cuda: &Cuda, output: Output, hold: Duration) -> anyhow::Result<()> {
     )?;
     std::thread::sleep(hold);
     Ok(())
+}
+
+/// Returns the error of the kernel.
+fn fault(cuda: &Cuda, hold: Duration) -> anyhow::Result<()> {
+    /// `CUDA_ERROR_ILLEGAL_ADDRESS`
+    const ILLEGAL_ADDRESS: u64 = 700;
+    let image = CString::new(include_str!("fault.ptx"))?;
+    let kernel = cuda.kernel(&image, c"fault")?;
+    cuda.launch(kernel, 1, ILLEGAL_ADDRESS)?;
+    let outcome = cuda.synchronize();
+    std::thread::sleep(hold);
+    Ok(outcome?)
 }
 
 /// Writes the value as a line of JSON at once. A closed pipe is an error.
