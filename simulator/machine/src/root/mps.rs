@@ -23,9 +23,10 @@ impl DriverRoot {
     pub(super) fn install_mps(&self) -> Result<(), (PathBuf, io::Error)> {
         let own = Path::new("/proc/self/exe");
         let own = fs::read_link(own).map_err(|error| (own.to_owned(), error))?;
-        for name in [CONTROL_PROGRAM, SERVER_PROGRAM] {
-            place(&own, &self.path().join("usr/bin").join(name))?;
-        }
+        let programs = self.path().join("usr/bin");
+        let control = programs.join(CONTROL_PROGRAM);
+        place(&own, &control)?;
+        place(&control, &programs.join(SERVER_PROGRAM))?;
         let maps = Path::new("/proc/self/maps");
         let maps = fs::read_to_string(maps).map_err(|error| (maps.to_owned(), error))?;
         for library in libraries(&maps) {
