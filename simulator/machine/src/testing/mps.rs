@@ -7,7 +7,8 @@ use std::process::{Child, Command, Output, Stdio};
 use anyhow::{Context as _, ensure};
 use tempfile::TempDir;
 
-use crate::mps::{CONTROL_PROGRAM, LOG_VARIABLE, PIPE_VARIABLE};
+use crate::mps::{LOG_VARIABLE, PIPE_VARIABLE};
+use crate::root::MPS_CONTROL;
 
 use super::poll;
 
@@ -23,7 +24,7 @@ impl MpsDaemon {
     pub(super) fn start(root: &Path, options: &[&str]) -> anyhow::Result<Self> {
         use std::os::unix::fs::PermissionsExt;
 
-        let program = root.join("usr/bin").join(CONTROL_PROGRAM);
+        let program = root.join("usr/bin").join(MPS_CONTROL);
         let directory = tempfile::tempdir().context("cannot create the pipe directory")?;
         // Clients of other users connect too.
         std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755))?;
