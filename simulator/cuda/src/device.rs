@@ -2,9 +2,11 @@
 
 use std::ffi::{c_char, c_int, c_uint};
 
-use crate::abi::{Out, entry_points};
+use simulator_machine::protocol::{ComputeMode, Reply, Request};
+
+use crate::abi::{CudaResult, Out, entry_points};
 use crate::attributes::attribute;
-use crate::driver::{driver, initialize};
+use crate::driver::{Driver, driver, initialize};
 use crate::error::CudaError;
 use crate::types::{CUdevice, CUuuid};
 
@@ -63,10 +65,29 @@ entry_points! {
 
     "cuDeviceGetAttribute" 2000 fn cuDeviceGetAttribute(value: Out<c_int>, which: c_uint, device: CUdevice) {
         let driver = driver()?;
+        if which == COMPUTE_MODE {
+            return value.set(compute_mode(driver, device)?);
+        }
         let description = driver.description(driver.device(device)?)?;
         let found = attribute(which, driver.model(device)?, description);
         value.set(found.ok_or(CudaError::InvalidValue)?)
     }
+}
+
+/// `CU_DEVICE_ATTRIBUTE_COMPUTE_MODE`
+const COMPUTE_MODE: c_uint = 20;
+
+/// `CUcomputemode`
+fn compute_mode(driver: &Driver, device: CUdevice) -> CudaResult<c_int> {
+    let gpu = driver.device(device)?.gpu;
+    let Reply::GpuState(state) = driver.request(&Request::GpuState { gpu })? else {
+        return Err(CudaError::Unknown);
+    };
+    Ok(match state.compute_mode {
+        ComputeMode::Default => 0,
+        ComputeMode::Prohibited => 2,
+        ComputeMode::ExclusiveProcess => 3,
+    })
 }
 
 /// Reported before `cuInit`.

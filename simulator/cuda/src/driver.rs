@@ -18,13 +18,13 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 use simulator_machine::channel::Channel;
 use simulator_machine::client::{ClientError, Connection};
 use simulator_machine::description::{Brand, GpuDescription, GpuModel, MachineDescription};
-use simulator_machine::protocol::{ClientKind, Reply, Request};
+use simulator_machine::protocol::{ClientKind, MpsRequest, Reply, Request};
 use simulator_machine::root::DriverRoot;
 
 use crate::State;
 use crate::abi::CudaResult;
 use crate::enumerate::{self, Device};
-use crate::error::CudaError;
+use crate::error::{CUresult, CudaError};
 use crate::mps::{self, MpsShare};
 use crate::types::{CUcontext, CUdevice};
 
@@ -216,9 +216,14 @@ impl Driver {
         }
     }
 
-    /// Whether this process is a client of an MPS server.
-    pub(crate) fn is_mps_client(&self) -> bool {
-        self.mps.is_some()
+    /// Reports that a kernel has failed, which fails all MPS clients of its GPUs.
+    pub(crate) fn report_fault(&self, error: CudaError) -> CudaResult {
+        if self.mps.is_none() {
+            return Ok(());
+        }
+        let error = CUresult::from(error);
+        let fault = Request::Mps(MpsRequest::Fault { error });
+        self.request(&fault).map(drop)
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {

@@ -141,6 +141,7 @@ impl From<Refusal> for CudaError {
             Refusal::Lost => Self::Unknown,
             Refusal::Failed => Self::OperatingSystem,
             Refusal::NoPermission => Self::NotPermitted,
+            Refusal::Unavailable => Self::DeviceUnavailable,
             Refusal::MpsNotReady => Self::MpsServerNotReady,
             Refusal::MpsFull => Self::MpsMaxClientsReached,
             Refusal::MpsFailed => Self::MpsRpcFailure,

@@ -10,7 +10,6 @@ use crate::context::fail;
 use crate::driver::{Driver, Point, driver};
 use crate::error::CudaError;
 use crate::module::{FAULT, LOCAL_SIZE_BYTES, SPIN};
-use crate::mps::report_fault;
 use crate::operation::{Launch, Operation, Shape, enqueue};
 use crate::stream::Stream;
 use crate::types::{CUcontext, CUfunction, CUlaunchConfig, CUlaunchParams, CUstream};
@@ -70,9 +69,7 @@ impl State {
             let error = launch.parameter.and_then(CudaError::sticky);
             let error = error.unwrap_or(CudaError::Unknown);
             fail(self.owner(stream.context), error);
-            if driver.is_mps_client() {
-                report_fault(driver, error)?;
-            }
+            driver.report_fault(error)?;
             return Ok(None);
         }
         self.make_resident(driver, module)?;

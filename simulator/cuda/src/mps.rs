@@ -7,8 +7,7 @@ use simulator_machine::protocol::{
 };
 
 use crate::abi::CudaResult;
-use crate::driver::Driver;
-use crate::error::{CUresult, CudaError};
+use crate::error::CudaError;
 
 /// What an MPS client has of the machine.
 #[derive(Clone, Debug)]
@@ -41,12 +40,4 @@ pub(crate) fn join(connection: &mut Connection) -> CudaResult<Option<MpsShare>> 
         Err(ClientError::Refused(Refusal::NotFound)) => Err(CudaError::MpsConnectionFailed),
         Err(error) => Err(error.into()),
     }
-}
-
-/// Reports that a kernel of this client has failed, which fails all clients of its GPUs.
-pub(crate) fn report_fault(driver: &Driver, error: CudaError) -> CudaResult {
-    let error = CUresult::from(error);
-    driver
-        .request(&Request::Mps(MpsRequest::Fault { error }))
-        .map(drop)
 }

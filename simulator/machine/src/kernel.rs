@@ -17,6 +17,7 @@ use crate::protocol::{
 
 mod accounting;
 mod checkpoint;
+mod compute_mode;
 pub mod engine;
 mod faults;
 mod gpu;
@@ -381,6 +382,10 @@ impl Kernel {
             Request::Counters { gpu, gpu_instance } => self.counters(gpu, gpu_instance),
             Request::Accounting { gpu, request } => self.accounting(gpu, request),
             Request::Mig { gpu, request } => self.mig(client, gpu, request),
+            Request::SetComputeMode { gpu, mode } => {
+                self.gpu_mut(gpu)?.compute_mode = mode;
+                Ok(Reply::Done)
+            }
             Request::Mps(ref request) => self.mps(client, request),
             Request::RegisterEvents { gpu } => {
                 self.gpu(gpu)?;
@@ -437,6 +442,7 @@ impl Kernel {
 
     fn create_context(&mut self, client: ClientId, index: GpuIndex) -> Result<Reply, Refusal> {
         let place = self.place_in_server(client, index)?;
+        self.check_compute_mode(client, index)?;
         let bytes = self.gpu(index)?.model.memory.context_bytes;
         self.check_cgroup_memory(index, client, bytes)?;
         self.gpu_mut(index)?.ledger.take(bytes)?;
@@ -500,6 +506,7 @@ impl Kernel {
             power_milliwatts: sensors.power_milliwatts,
             energy_millijoules: sensors.energy_millijoules,
             graphics_mhz: gpu.model.clocks_mhz.graphics,
+            compute_mode: gpu.compute_mode,
             mig_enabled: gpu.partitions.is_enabled(),
             recovery_action: gpu.faults.recovery_action,
             cgroup_memory: self.own_cgroup_memory(index, client),

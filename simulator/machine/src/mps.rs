@@ -11,7 +11,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use crate::root::DriverRoot;
+use crate::root::{DriverRoot, MPS_CONTROL, MPS_SERVER};
 
 mod background;
 pub mod client;
@@ -23,11 +23,6 @@ mod message;
 mod report;
 mod server;
 mod shell;
-
-/// Name of the control daemon's program.
-pub const CONTROL_PROGRAM: &str = "nvidia-cuda-mps-control";
-/// Name of the server's program.
-pub const SERVER_PROGRAM: &str = "nvidia-cuda-mps-server";
 
 /// Names the directory of the control daemon's socket.
 pub const PIPE_VARIABLE: &str = "CUDA_MPS_PIPE_DIRECTORY";
@@ -47,8 +42,8 @@ pub fn run_program() -> Option<ExitCode> {
         .map(|argument| argument.to_string_lossy().into_owned())
         .collect();
     match name.file_name()?.to_str()? {
-        CONTROL_PROGRAM => Some(shell::run(&name, &arguments)),
-        SERVER_PROGRAM => Some(server::run(&name, &arguments)),
+        MPS_CONTROL => Some(shell::run(&name, &arguments)),
+        MPS_SERVER => Some(server::run(&name, &arguments)),
         _ => None,
     }
 }

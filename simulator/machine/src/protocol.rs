@@ -10,6 +10,7 @@ use crate::description::MachineDescription;
 mod accounting;
 mod checkpoint;
 mod command;
+mod compute_mode;
 mod gpu;
 mod memory_limits;
 mod mig;
@@ -19,6 +20,7 @@ mod samples;
 pub use accounting::{AccountingReply, AccountingRequest, AccountingStats};
 pub use checkpoint::{CheckpointAction, ProcessPhase};
 pub use command::{Action, Command, Direction, Nanos, Work};
+pub use compute_mode::ComputeMode;
 pub use gpu::{GpuState, ProcessState, ReportedValue, Utilization};
 pub use memory_limits::{CgroupMemory, MemoryLimitsRequest, MemoryLimitsState};
 pub use mig::{
@@ -125,6 +127,13 @@ pub enum Request {
         gpu: GpuIndex,
         /// MIG request.
         request: MigRequest,
+    },
+    /// Sets the compute mode of a GPU; only for administrators.
+    SetComputeMode {
+        /// GPU index.
+        gpu: GpuIndex,
+        /// New mode.
+        mode: ComputeMode,
     },
     /// Multi-process service.
     Mps(MpsRequest),
@@ -325,6 +334,9 @@ pub enum Refusal {
     /// Only administrators may do this.
     #[error("no permission")]
     NoPermission,
+    /// The compute mode of the GPU does not let this process use it.
+    #[error("the GPU is unavailable in its compute mode")]
+    Unavailable,
     /// The MPS server takes no client now.
     #[error("the MPS server takes no client")]
     MpsNotReady,

@@ -27,6 +27,7 @@ mod mps;
 mod pci;
 
 pub use capabilities::CAPABILITIES_MAJOR;
+pub use mps::{MPS_CONTROL, MPS_SERVER};
 pub use pci::PciDevice;
 
 /// Overrides the driver root that a library finds from its path.

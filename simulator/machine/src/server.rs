@@ -368,15 +368,17 @@ impl Server {
             let cgroup = process.and_then(|(pid, _)| self.cgroups.of(pid));
             self.kernel.set_cgroup(ClientId(token), cgroup);
         }
+        let is_administrator = || process.is_some_and(|(pid, uid)| is_administrator(pid, uid));
+        if matches!(request, Request::SetComputeMode { .. }) && !is_administrator() {
+            return Err(Refusal::NoPermission);
+        }
         let Request::MemoryLimits {
             cgroup, request, ..
         } = request
         else {
             return Ok(());
         };
-        if matches!(request, MemoryLimitsRequest::Set(_))
-            && !process.is_some_and(|(pid, uid)| is_administrator(pid, uid))
-        {
+        if matches!(request, MemoryLimitsRequest::Set(_)) && !is_administrator() {
             return Err(Refusal::NoPermission);
         }
         if !self.cgroups.are_counted() {

@@ -19,7 +19,10 @@ use crate::control::{self, Answer};
 use crate::kernel::{GpuStatus, MachineStatus};
 use crate::root::DriverRoot;
 
+mod mps;
 pub mod python;
+
+pub use mps::MpsDaemon;
 
 /// Directory with `simulator-machine`, `libsimulator_cuda.so`, `libsimulator_nvml.so`, `cuda-probe`
 /// and `gpu-view`.
@@ -146,6 +149,14 @@ impl Machine {
             Ok(expected(gpu).then(|| gpu.clone()))
         });
         as_expected.with_context(|| format!("the GPU is {last:?}"))
+    }
+
+    /// Starts an MPS control daemon with options such as `-multiuser-server`.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn start_mps(&self, options: &[&str]) -> anyhow::Result<MpsDaemon> {
+        MpsDaemon::start(self.root(), options)
     }
 
     /// PID of the daemon.

@@ -74,8 +74,10 @@ impl From<Refusal> for NvmlError {
             Refusal::Failed => Self::Unknown,
             Refusal::NoPermission => Self::NoPermission,
             Refusal::Invalid => Self::InvalidArgument,
-            // NVML is no MPS client.
-            Refusal::MpsNotReady | Refusal::MpsFull | Refusal::MpsFailed => Self::Unknown,
+            // NVML has no contexts.
+            Refusal::Unavailable | Refusal::MpsNotReady | Refusal::MpsFull | Refusal::MpsFailed => {
+                Self::Unknown
+            }
         }
     }
 }

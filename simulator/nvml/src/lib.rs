@@ -10,6 +10,7 @@
 
 mod abi;
 mod accounting;
+mod compute_mode;
 mod ecc;
 mod error;
 mod events;

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_uint, c_ulonglong};
 
 use nvml_wrapper_sys::bindings::{
-    nvmlClockId_t, nvmlClockType_t, nvmlComputeMode_t, nvmlDevice_t, nvmlEnableState_t,
+    nvmlClockId_t, nvmlClockType_t, nvmlDevice_t, nvmlEnableState_t,
     nvmlGpuDynamicPstatesInfo_st__bindgen_ty_1 as Domain, nvmlGpuDynamicPstatesInfo_t,
     nvmlPcieUtilCounter_t, nvmlPstates_t, nvmlTemperature_t, nvmlTemperatureSensors_t,
     nvmlTemperatureThresholds_t, nvmlUtilization_t,
@@ -136,12 +136,6 @@ entry_points! {
 
     fn nvmlDeviceGetCurrentClocksEventReasons(handle: nvmlDevice_t, reasons: Out<c_ulonglong>) { clock_reasons(handle, reasons) }
     fn nvmlDeviceGetCurrentClocksThrottleReasons(handle: nvmlDevice_t, reasons: Out<c_ulonglong>) { clock_reasons(handle, reasons) }
-
-    fn nvmlDeviceGetComputeMode(handle: nvmlDevice_t, mode: Out<nvmlComputeMode_t>) {
-        const DEFAULT: nvmlComputeMode_t = 0;
-        device(handle)?;
-        mode.set(DEFAULT)
-    }
 
     fn nvmlDeviceGetPersistenceMode(handle: nvmlDevice_t, mode: Out<nvmlEnableState_t>) {
         device(handle)?;

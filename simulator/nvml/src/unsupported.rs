@@ -148,7 +148,6 @@ unsupported! {
     nvmlDeviceSetApplicationsClocks
     nvmlDeviceSetAutoBoostedClocksEnabled
     nvmlDeviceSetClockOffsets
-    nvmlDeviceSetComputeMode
     nvmlDeviceSetConfComputeUnprotectedMemSize
     nvmlDeviceSetCpuAffinity
     nvmlDeviceSetDefaultAutoBoostedClocksEnabled

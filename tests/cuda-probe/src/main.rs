@@ -63,14 +63,18 @@ enum Action {
         #[arg(long, default_value_t = 0)]
         hold: u64,
     },
+    /// Launch a kernel that accesses an illegal address.
+    Fault {
+        /// Time to live after the error, in seconds.
+        #[arg(long, default_value_t = 0)]
+        hold: u64,
+    },
     /// Launch a kernel repeatedly and print the number of launches.
     Launch(launch::Arguments),
     /// Hold memory with known bytes, launch a kernel again and again, and print what changes, one JSON object per line.
     Train(train::Arguments),
     /// Allocate and free memory at random until killed, and print the counts, one JSON object per line.
     Churn(churn::Arguments),
-    /// Launch a kernel that writes to an invalid address; fails with CUDA's error.
-    Fault,
 }
 
 #[derive(Serialize)]
@@ -133,6 +137,10 @@ fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             cuda.use_device(arguments.device)?;
             fill(&cuda, arguments.output, Duration::from_secs(*hold))
         }
+        Action::Fault { hold } => {
+            cuda.use_device(arguments.device)?;
+            fault(&cuda, Duration::from_secs(*hold))
+        }
         Action::Launch(launches) => {
             cuda.use_device(arguments.device)?;
             launch::run(&cuda, arguments.output, arguments.device, launches)
@@ -145,22 +153,8 @@ fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             cuda.use_device(arguments.device)?;
             churn::run(&cuda, churning)
         }
-        Action::Fault => {
-            cuda.use_device(arguments.device)?;
-            fault(&cuda)
-        }
     }?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// `CUDA_ERROR_ILLEGAL_ADDRESS`
-const ILLEGAL_ADDRESS: u64 = 700;
-
-fn fault(cuda: &Cuda) -> anyhow::Result<()> {
-    let image = CString::new(include_str!("fault.ptx"))?;
-    let kernel = cuda.kernel(&image, c"fault")?;
-    cuda.launch(kernel, 1, ILLEGAL_ADDRESS)?;
-    Ok(cuda.synchronize()?)
 }
 
 fn info(cuda: &Cuda, output: Output) -> anyhow::Result<()> {
@@ -272,6 +266,18 @@ fn fill(cuda: &Cuda, output: Output, hold: Duration) -> anyhow::Result<()> {
     )?;
     std::thread::sleep(hold);
     Ok(())
+}
+
+/// Returns the error of the kernel.
+fn fault(cuda: &Cuda, hold: Duration) -> anyhow::Result<()> {
+    /// `CUDA_ERROR_ILLEGAL_ADDRESS`
+    const ILLEGAL_ADDRESS: u64 = 700;
+    let image = CString::new(include_str!("fault.ptx"))?;
+    let kernel = cuda.kernel(&image, c"fault")?;
+    cuda.launch(kernel, 1, ILLEGAL_ADDRESS)?;
+    let outcome = cuda.synchronize();
+    std::thread::sleep(hold);
+    Ok(outcome?)
 }
 
 /// Writes the value as a line of JSON at once. A closed pipe is an error.

@@ -152,3 +152,13 @@ fn churn_counts_denied_allocations() -> anyhow::Result<()> {
     assert!(number("heldBytes") < 16_000 * MIB, "{last}");
     Ok(())
 }
+
+#[test]
+fn reports_the_error_of_a_kernel() -> anyhow::Result<()> {
+    let machine = Machine::start(T4)?;
+    let output = probe(&machine, &["fault"])?;
+    assert_eq!(output.status.code(), Some(2));
+    let message = String::from_utf8(output.stderr)?;
+    assert!(message.contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{message}");
+    Ok(())
+}

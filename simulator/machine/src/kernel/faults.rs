@@ -95,6 +95,7 @@ impl Kernel {
             | Request::Mig { gpu, .. }
             | Request::RegisterEvents { gpu }
             | Request::CreateContext { gpu }
+            | Request::SetComputeMode { gpu, .. }
             | Request::CreateMemory { gpu, .. }
             | Request::MemoryInfo { gpu } => Some(*gpu),
             Request::Allocate { context, .. } => Some(self.contexts.get(context)?.gpu),

@@ -1,7 +1,7 @@
 //! One GPU: memory, engine and sensors.
 
 use crate::description::{GpuDescription, GpuModel};
-use crate::protocol::{Nanos, Utilization};
+use crate::protocol::{ComputeMode, Nanos, Utilization};
 
 use super::accounting::Accounting;
 use super::engine::{Engine, SAMPLE_PERIOD, Sample, Timing};
@@ -17,6 +17,7 @@ pub(super) struct Gpu {
     pub(super) faults: Faults,
     pub(super) accounting: Accounting,
     pub(super) partitions: Partitions,
+    pub(super) compute_mode: ComputeMode,
     started: Nanos,
     /// First unused byte of the memory file. Ranges are never reused: the file is sparse and
     /// practically unlimited, so memory does not fragment.
@@ -47,6 +48,7 @@ impl Gpu {
             faults: Faults::default(),
             accounting: Accounting::default(),
             partitions: Partitions::new(model.mig.clone(), described),
+            compute_mode: ComputeMode::default(),
             started: now,
             next_offset: 0,
             model,

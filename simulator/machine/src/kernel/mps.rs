@@ -79,7 +79,7 @@ impl Kernel {
             } => self.serve_mps(client, gpus, percentage, secret),
             MpsRequest::Join { key, percentage } => self.join_mps(client, key, percentage),
             MpsRequest::Fault { error } => {
-                self.require_membership(client)?;
+                self.membership(client).ok_or(Refusal::Invalid)?;
                 self.fail_together(client, error);
                 Ok(Reply::Done)
             }
@@ -113,6 +113,11 @@ impl Kernel {
         }
     }
 
+    /// Whether a process is a client of a server.
+    pub(super) fn is_mps_client(&self, client: ClientId) -> bool {
+        self.membership(client).is_some()
+    }
+
     /// Whether the calls of a client fail.
     pub(super) fn has_failed(&self, client: ClientId) -> bool {
         self.membership(client)
@@ -143,8 +148,7 @@ impl Kernel {
 
     /// Ends the service of or for a client that is about to be removed.
     pub(super) fn end_mps(&mut self, client: ClientId) {
-        let is_member = self.membership(client).is_some();
-        if is_member && !self.has_failed(client) && self.has_work(client) {
+        if self.is_mps_client(client) && !self.has_failed(client) && self.has_work(client) {
             self.fail_together(client, LAUNCH_FAILED);
         }
         let owned = self.mps_servers.iter();
@@ -202,7 +206,7 @@ impl Kernel {
             .contexts
             .values()
             .any(|context| context.client == client);
-        if has_context || self.membership(client).is_some() {
+        if has_context || self.is_mps_client(client) {
             return Err(Refusal::Invalid);
         }
         let server = self.mps_server(key)?;
@@ -257,10 +261,6 @@ impl Kernel {
 
     fn membership(&self, client: ClientId) -> Option<&Membership> {
         self.clients.get(&client)?.membership.as_ref()
-    }
-
-    fn require_membership(&self, client: ClientId) -> Result<&Membership, Refusal> {
-        self.membership(client).ok_or(Refusal::Invalid)
     }
 
     fn members_of(&self, server: u64) -> Vec<ClientId> {

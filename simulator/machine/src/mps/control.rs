@@ -22,7 +22,7 @@ use crate::protocol::{
     ClientKind, MpsReply, MpsRequest, MpsServerKey, MpsServerState, Refusal, Reply, Request,
     ThreadPercentage,
 };
-use crate::root::DriverRoot;
+use crate::root::{DriverRoot, MPS_SERVER};
 use crate::server::listener;
 use crate::wire::{self, WireError};
 
@@ -32,9 +32,7 @@ use super::command::Command;
 use super::log::Log;
 use super::message::{FromDaemon, ToDaemon};
 use super::report::{self, Reported};
-use super::{
-    SERVER_PROGRAM, control_socket, log_directory, pipe_directory, root_of, server, sibling,
-};
+use super::{control_socket, log_directory, pipe_directory, root_of, server, sibling};
 
 /// Interval of checks while something waits for the end of clients.
 const BUSY_INTERVAL: Duration = Duration::from_millis(5);
@@ -177,7 +175,7 @@ impl Daemon {
         ));
         Ok(Self {
             root: root_of(program),
-            server_program: sibling(program, SERVER_PROGRAM),
+            server_program: sibling(program, MPS_SERVER),
             server_log: logs.join("server.log"),
             is_multi_user: mode.is_multi_user,
             pid_file,

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::{CgroupMemory, InstanceId};
+use super::{CgroupMemory, ComputeMode, InstanceId};
 
 /// Snapshot of one GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -26,6 +26,8 @@ pub struct GpuState {
     pub energy_millijoules: u64,
     /// Current clock of graphics engine and multiprocessors.
     pub graphics_mhz: u32,
+    /// Which processes may create contexts.
+    pub compute_mode: ComputeMode,
     /// Whether MIG mode is on.
     pub mig_enabled: bool,
     /// Recovery action that the driver requests (`nvmlDeviceGpuRecoveryAction_t`); 0 is none.

@@ -9,7 +9,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::DriverRoot;
-use crate::mps::{CONTROL_PROGRAM, SERVER_PROGRAM};
+
+/// Name of the control daemon of the multi-process service.
+pub const MPS_CONTROL: &str = "nvidia-cuda-mps-control";
+/// Name of the server of the multi-process service.
+pub const MPS_SERVER: &str = "nvidia-cuda-mps-server";
 
 /// The dynamic loader that the programs name.
 const LOADER: &str = if cfg!(target_arch = "aarch64") {
@@ -23,9 +27,10 @@ impl DriverRoot {
     pub(super) fn install_mps(&self) -> Result<(), (PathBuf, io::Error)> {
         let own = Path::new("/proc/self/exe");
         let own = fs::read_link(own).map_err(|error| (own.to_owned(), error))?;
-        for name in [CONTROL_PROGRAM, SERVER_PROGRAM] {
-            place(&own, &self.path().join("usr/bin").join(name))?;
-        }
+        let programs = self.path().join("usr/bin");
+        let control = programs.join(MPS_CONTROL);
+        place(&own, &control)?;
+        place(&control, &programs.join(MPS_SERVER))?;
         let maps = Path::new("/proc/self/maps");
         let maps = fs::read_to_string(maps).map_err(|error| (maps.to_owned(), error))?;
         for library in libraries(&maps) {

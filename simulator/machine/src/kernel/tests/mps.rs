@@ -297,3 +297,36 @@ fn clients_are_not_checkpointed() {
     let refused = Reply::Refused(Refusal::NotSupported);
     assert_eq!(kernel.handle(client, &lock), refused);
 }
+
+#[test]
+fn exclusive_mode_admits_one_process_and_clients_of_its_server() {
+    use crate::protocol::ComputeMode;
+
+    let mut kernel = kernel();
+    let create = Request::CreateContext { gpu: GPU };
+    let unavailable = Reply::Refused(Refusal::Unavailable);
+    let set = |kernel: &mut Kernel, mode| {
+        let admin = cuda_client(kernel, 100);
+        let set = Request::SetComputeMode { gpu: GPU, mode };
+        assert_eq!(kernel.handle(admin, &set), Reply::Done);
+        kernel.disconnect(admin);
+    };
+    set(&mut kernel, ComputeMode::ExclusiveProcess);
+    let (owner, key) = server(&mut kernel, 1);
+    let plain = cuda_client(&mut kernel, 7);
+    assert_eq!(kernel.handle(plain, &create), unavailable);
+    member(&mut kernel, key, 8);
+    member(&mut kernel, key, 9);
+    kernel.disconnect(owner);
+    kernel.disconnect(ClientId(8));
+    kernel.disconnect(ClientId(9));
+    // One process, with several contexts.
+    context(&mut kernel, plain);
+    context(&mut kernel, plain);
+    let other = cuda_client(&mut kernel, 10);
+    assert_eq!(kernel.handle(other, &create), unavailable);
+    set(&mut kernel, ComputeMode::Default);
+    context(&mut kernel, other);
+    set(&mut kernel, ComputeMode::Prohibited);
+    assert_eq!(kernel.handle(other, &create), unavailable);
+}
