@@ -109,6 +109,7 @@ impl Active {
             known.entry(gpu).or_default();
         }
         health.restore(known, Instant::now());
+        let gpu_table = metrics.gpus.clone();
         let tables = gpu_monitor::Tables {
             telemetry: metrics.gpus,
             health: health.clone(),
@@ -133,7 +134,7 @@ impl Active {
         let suspend = suspend::run(Arc::clone(&claims), suspend, stop.clone());
         let socket = layout.cgroup_limits_socket();
         let cgroup_limits = cgroup_limits::run(cgroup_limits, socket, stop.clone());
-        let faults = metrics.operations.mps.clone();
+        let faults = (metrics.operations.mps.clone(), gpu_table);
         let mps = mps::run(Arc::clone(&claims), daemons, faults, stop.clone());
         let reconcile = reconcile::run(
             Arc::clone(&claims),

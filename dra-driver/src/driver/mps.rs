@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::until;
 use crate::kubelet::claims::{ClaimService, blocking};
 use crate::metrics::operations::MpsOperations;
+use crate::metrics::telemetry::GpuTable;
 use crate::mps::{Daemons, Server};
 use crate::node::claim::ClaimRef;
 use crate::prepare::effects::NodeEffects;
@@ -33,38 +34,54 @@ enum Step {
     EndServers,
 }
 
-/// Returns what is done next. `fault_since` is when the fault was first seen, and is updated.
-fn step(server: Server, fault_since: &mut Option<Instant>, now: Instant) -> Step {
-    match (server, *fault_since) {
-        (Server::NoDaemon | Server::Serving, _) => {
-            *fault_since = None;
-            Step::None
-        }
-        (Server::Fault, None) => {
-            *fault_since = Some(now);
-            Step::Report
-        }
-        (Server::Fault, Some(since)) if now.duration_since(since) >= FAULT_GRACE => {
-            // A server that faults again is a new fault.
-            *fault_since = None;
-            Step::EndServers
-        }
-        (Server::Fault, Some(_)) => Step::None,
+/// What was seen of the GPU before.
+#[derive(Debug, Clone, Copy)]
+struct Seen {
+    /// When the present fault of the server was first seen.
+    fault_since: Option<Instant>,
+    /// When a fault was reported last.
+    reported: Option<Instant>,
+    /// Number of XIDs of the GPU that programs have caused.
+    xids: u64,
+}
+
+/// Returns what is done next, and updates what was seen. A server whose programs end at once has its fault for a moment only, which an
+/// XID shows too.
+fn step(server: Server, xids: u64, seen: &mut Seen, now: Instant) -> Step {
+    let is_new_xid = xids > seen.xids;
+    seen.xids = xids;
+    let since = match server {
+        Server::NoDaemon | Server::Serving => None,
+        Server::Fault => Some(seen.fault_since.unwrap_or(now)),
+    };
+    let is_new_fault = since.is_some() && seen.fault_since.is_none();
+    seen.fault_since = since;
+    let is_over = |time: Instant| now.duration_since(time) >= FAULT_GRACE;
+    if (is_new_fault || is_new_xid) && seen.reported.is_none_or(is_over) {
+        seen.reported = Some(now);
+        return Step::Report;
     }
+    if since.is_some_and(is_over) {
+        // A server that faults again is a new fault.
+        seen.fault_since = None;
+        return Step::EndServers;
+    }
+    Step::None
 }
 
 /// Watches until `stop`.
 pub(super) async fn run(
     claims: Arc<ClaimService<NodeEffects>>,
     daemons: Arc<Daemons>,
-    operations: MpsOperations,
+    (operations, gpus): (MpsOperations, GpuTable),
     stop: CancellationToken,
 ) {
     let mut watch = Watch {
         claims,
         daemons,
         operations,
-        faults: BTreeMap::new(),
+        gpus,
+        seen: BTreeMap::new(),
         failed: BTreeMap::new(),
     };
     while until(&stop, tokio::time::sleep(PERIOD)).await {
@@ -86,8 +103,9 @@ struct Watch {
     claims: Arc<ClaimService<NodeEffects>>,
     daemons: Arc<Daemons>,
     operations: MpsOperations,
-    /// Time at which the fault of a server was first seen, by GPU.
-    faults: BTreeMap<String, Option<Instant>>,
+    gpus: GpuTable,
+    /// By GPU.
+    seen: BTreeMap<String, Seen>,
     /// Last error, by GPU.
     failed: BTreeMap<String, String>,
 }
@@ -101,7 +119,7 @@ impl Watch {
                 return;
             }
         };
-        self.faults.retain(|gpu, _| gpus.contains(gpu));
+        self.seen.retain(|gpu, _| gpus.contains(gpu));
         self.failed.retain(|gpu, _| gpus.contains(gpu));
         for gpu in gpus {
             let looked = self.look_at(&gpu);
@@ -123,8 +141,13 @@ impl Watch {
             );
         }
         let server = self.daemons.server(gpu).map_err(|error| describe(&error))?;
-        let since = self.faults.entry(gpu.to_owned()).or_default();
-        match step(server, since, Instant::now()) {
+        let xids = self.gpus.application_xids(gpu);
+        let seen = self.seen.entry(gpu.to_owned()).or_insert(Seen {
+            fault_since: None,
+            reported: None,
+            xids,
+        });
+        match step(server, xids, seen, Instant::now()) {
             Step::None => {}
             Step::Report => {
                 self.operations.faults.inc();
@@ -182,16 +205,40 @@ mod tests {
     #[test]
     fn reports_fault_once_and_ends_server_after_grace() {
         let start = Instant::now();
-        let mut since = None;
-        let mut at =
-            |server, millis| step(server, &mut since, start + Duration::from_millis(millis));
-        assert_eq!(at(Server::Serving, 0), Step::None);
-        assert_eq!(at(Server::Fault, 10), Step::Report);
-        assert_eq!(at(Server::Fault, 1000), Step::None);
-        assert_eq!(at(Server::Fault, 2010), Step::EndServers);
-        assert_eq!(at(Server::Serving, 3000), Step::None);
-        assert_eq!(at(Server::Fault, 3500), Step::Report, "a new fault");
-        assert_eq!(at(Server::NoDaemon, 3600), Step::None);
-        assert_eq!(at(Server::Fault, 3700), Step::Report, "of a new daemon");
+        let mut seen = Seen {
+            fault_since: None,
+            reported: None,
+            xids: 3,
+        };
+        let mut at = |millis, server, xids| {
+            let now = start + Duration::from_millis(millis);
+            step(server, xids, &mut seen, now)
+        };
+        assert_eq!(at(0, Server::Serving, 3), Step::None);
+        assert_eq!(at(10, Server::Fault, 3), Step::Report);
+        assert_eq!(at(1000, Server::Fault, 4), Step::None, "the same fault");
+        assert_eq!(at(2010, Server::Fault, 4), Step::EndServers);
+        assert_eq!(at(3000, Server::Serving, 4), Step::None);
+        assert_eq!(at(4500, Server::Fault, 4), Step::Report, "a new fault");
+        assert_eq!(at(4600, Server::NoDaemon, 4), Step::None);
+        assert_eq!(at(9000, Server::Fault, 4), Step::Report, "of a new daemon");
+    }
+
+    #[test]
+    fn reports_fault_whose_programs_have_ended() {
+        let start = Instant::now();
+        let mut seen = Seen {
+            fault_since: None,
+            reported: None,
+            xids: 0,
+        };
+        let mut at = |millis, xids| {
+            let now = start + Duration::from_millis(millis);
+            step(Server::Serving, xids, &mut seen, now)
+        };
+        assert_eq!(at(0, 0), Step::None);
+        assert_eq!(at(1000, 1), Step::Report);
+        assert_eq!(at(2000, 1), Step::None);
+        assert_eq!(at(5000, 2), Step::Report);
     }
 }

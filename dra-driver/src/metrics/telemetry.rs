@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use drava_api::xid::{XidClass, XidPolicy};
 use drava_nvml::{GpuUuid, Telemetry};
 
 use crate::gpus::inventory::NodeInventory;
@@ -92,6 +93,21 @@ impl GpuTable {
                 .entry(if is_full { Xid::Other } else { xid })
                 .or_default() += 1;
         }
+    }
+
+    /// Returns the number of XIDs of a GPU that programs cause.
+    #[must_use]
+    pub fn application_xids(&self, gpu: &str) -> u64 {
+        let rules = XidPolicy::default();
+        let is_of_program = |xid: &Xid| match xid {
+            Xid::Number(number) => rules.class(*number) == XidClass::Application,
+            Xid::Other => false,
+        };
+        let table = self.lock();
+        let entry = table.get(&GpuUuid::new(gpu));
+        let xids = entry.into_iter().flat_map(|entry| &entry.xids);
+        let caused = xids.filter(|(xid, _)| is_of_program(xid));
+        caused.map(|(_, count)| count).sum()
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<GpuUuid, GpuEntry>> {

@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::description::Architecture;
 use crate::protocol::{
-    ContextId, GpuIndex, MpsClientState, MpsReply, MpsRequest, MpsServerKey, MpsServerState,
-    MpsStatus, Refusal, Reply, ThreadPercentage,
+    ContextId, GpuEvent, GpuIndex, MpsClientState, MpsReply, MpsRequest, MpsServerKey,
+    MpsServerState, MpsStatus, Refusal, Reply, ThreadPercentage,
 };
 
 use super::{ClientId, Effect, Kernel};
@@ -289,6 +289,16 @@ impl Kernel {
         for client in sharing_gpus(faulty, &used.collect()) {
             self.fail(client, Failure::Fault(error));
         }
+        for gpu in self.gpus_of(faulty) {
+            let code = xid_of(error);
+            let event = GpuEvent::Xid {
+                gpu,
+                code,
+                instance: None,
+            };
+            // A GPU with a context exists.
+            let _ = self.raise(event);
+        }
     }
 
     /// Drops the work of a client and makes its calls fail. The first failure stays.
@@ -311,6 +321,16 @@ impl Kernel {
         }
         let error = failure.code();
         self.effects.push(Effect::Fail { client, error });
+    }
+}
+
+/// Returns the XID that the NVIDIA driver reports for a fault: an MMU fault, or an exception of the graphics engine.
+const fn xid_of(error: u32) -> u64 {
+    /// `CUDA_ERROR_ILLEGAL_ADDRESS`
+    const ILLEGAL_ADDRESS: u32 = 700;
+    match error {
+        ILLEGAL_ADDRESS => 31,
+        _ => 13,
     }
 }
 
