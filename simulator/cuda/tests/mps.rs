@@ -388,6 +388,22 @@ fn clients_fail_when_their_daemon_dies() -> anyhow::Result<()> {
 }
 
 #[test]
+fn server_is_replaced_after_a_restart_of_the_machine() -> anyhow::Result<()> {
+    let mut machine = Machine::start(T4)?;
+    let daemon = machine.start_mps(&[])?;
+    let allocate = |machine: &Machine| {
+        let output = start(machine, &daemon, &["alloc", "--mib", "1"])?.end()?;
+        anyhow::ensure!(output.status.success(), "{output:?}");
+        daemon.server()
+    };
+    let server = allocate(&machine)?;
+    assert_eq!(allocate(&machine)?, server);
+    machine.restart()?;
+    assert_ne!(allocate(&machine)?, server);
+    Ok(())
+}
+
+#[test]
 fn client_needs_the_shared_memory_of_its_server() -> anyhow::Result<()> {
     let machine = Machine::start(T4)?;
     let daemon = machine.start_mps(&[])?;

@@ -9,7 +9,12 @@ use crate::protocol::{ContextId, Nanos};
 impl Engine {
     /// Starts kernels at stream heads, oldest first, while multiprocessors are free. Returns whether any of them takes no time.
     pub(super) fn start_kernels(&mut self) -> bool {
-        let mut candidates: Vec<Candidate> = Vec::new();
+        let contexts = self.contexts.iter();
+        let candidates = contexts.flat_map(|(id, context)| context.candidates(*id, self.now));
+        let mut candidates: Vec<Candidate> = candidates.collect();
+        if candidates.is_empty() {
+            return false;
+        }
         // Free multiprocessors of the part of each holder.
         let mut free: BTreeMap<ContextId, u32> = BTreeMap::new();
         for (&id, context) in &self.contexts {
@@ -17,7 +22,6 @@ impl Engine {
             let all = turns.map_or(0, |turns| turns.multiprocessors);
             let free = free.entry(context.holder(id)).or_insert(all);
             *free = free.saturating_sub(context.occupied());
-            candidates.extend(context.candidates(id, self.now));
         }
         candidates.sort_unstable();
         let mut full: BTreeSet<ContextId> = BTreeSet::new();
