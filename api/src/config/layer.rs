@@ -153,8 +153,12 @@ impl Settings {
     fn check_claim(&self, config: &VgpuConfig) -> Result<(), ForbiddenField> {
         let forbidden = |path, allowed: &str| Err(ForbiddenField::new(path, Layer::Claim, allowed));
         let class_only = "only in a device class";
-        if !matches!(config.compute_policy, None | Some(ComputePolicy::Fixed)) {
-            return forbidden("computePolicy", "only fixed");
+        match config.compute_policy {
+            None | Some(ComputePolicy::Fixed) => {}
+            Some(ComputePolicy::Spatial) => return forbidden("computePolicy", class_only),
+            Some(ComputePolicy::Balance | ComputePolicy::None) => {
+                return forbidden("computePolicy", "only fixed");
+            }
         }
         if config.compute_policy.is_some() && self.compute_policy == ComputePolicy::Spatial {
             return forbidden("computePolicy", "the class divides multiprocessors");

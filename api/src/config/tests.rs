@@ -291,7 +291,7 @@ fn divides_multiprocessors_by_class_only() {
     };
     assert_eq!(
         refused(None, json!({"computePolicy": "spatial"})),
-        "config field computePolicy: not allowed in a claim (only fixed)"
+        "config field computePolicy: not allowed in a claim (only in a device class)"
     );
     assert_eq!(
         refused(Some(&class), json!({"computePolicy": "fixed"})),

@@ -36,6 +36,31 @@ fn packs_shares_on_one_gpu() -> Result<()> {
 }
 
 #[test]
+fn divides_multiprocessors_of_one_gpu() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("halves")?;
+    tenant.example("spatial")?;
+    tenant.kubectl(&["rollout", "status", "deployment/decode", "--timeout=120s"])?;
+    let claims = tenant.list("resourceclaims")?;
+    let devices: Vec<_> = claims
+        .iter()
+        .map(|claim| &claim["status"]["allocation"]["devices"]["results"][0]["device"])
+        .collect();
+    ensure!(
+        devices.len() == 2 && devices[0] == devices[1],
+        "{devices:?}"
+    );
+    for claim in &claims {
+        let conditions = claim["status"]["devices"][0]["conditions"].to_string();
+        ensure!(
+            conditions.contains("50% of the multiprocessors"),
+            "{conditions}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
 fn policy_of_namespace_applies_live() -> Result<()> {
     let cluster = TestCluster::attach()?;
     let tenant = cluster.namespace("policy")?;
