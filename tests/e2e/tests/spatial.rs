@@ -103,6 +103,12 @@ fn spatial_pods_of_a_namespace_run_side_by_side() -> Result<()> {
         );
         let beyond = tenant.exec(pod, "app", &["cuda-probe", "alloc", "--mib", "20481"])?;
         ensure!(beyond.code != 0, "{beyond:?}");
+        // A program that leaves MPS takes turns with the others, and its memory stays limited.
+        let left = "CUDA_MPS_PIPE_DIRECTORY=/none cuda-probe alloc --mib";
+        let within = tenant.exec(pod, "app", &["sh", "-c", &format!("{left} 1024")])?;
+        ensure!(within.code == 0, "{within:?}");
+        let beyond = tenant.exec(pod, "app", &["sh", "-c", &format!("{left} 20481")])?;
+        ensure!(beyond.code != 0, "{beyond:?}");
     }
     // One block for each of its multiprocessors: shares of the time would get half of it each.
     let launch = |pod: &'static str| {
