@@ -93,7 +93,7 @@ fn become_daemon(
     lay_out(&root, dir, driver_root, device_root)?;
     std::env::set_current_dir(&root)?;
     let pivoted = rustix::process::pivot_root(".", ".");
-    pivoted.map_err(|error| at("make a root of", &root, error.into()))?;
+    pivoted.map_err(|error| at("make a root of", &root, &error.into()))?;
     // What the pod of the node driver has mounted ends with it.
     rustix::mount::unmount(".", UnmountFlags::DETACH)?;
     // Programs of a namespace have any user: without this option each user would wait for the end of the others.
@@ -106,7 +106,7 @@ fn become_daemon(
         .env("CUDA_MPS_PIPE_DIRECTORY", PIPE_DIRECTORY)
         .env("CUDA_MPS_LOG_DIRECTORY", LOG_DIRECTORY)
         .exec();
-    Err(at("run", Path::new(PROGRAM), program))
+    Err(at("run", Path::new(PROGRAM), &program))
 }
 
 /// Mounts the root of the daemon: the driver root, with directories of its own where programs write, and with the device files of
@@ -118,7 +118,7 @@ fn lay_out(
     device_root: Option<&Path>,
 ) -> io::Result<()> {
     let made = fs::create_dir_all(root);
-    made.map_err(|error| at("create", root, error))?;
+    made.map_err(|error| at("create", root, &error))?;
     let mounted = rustix::mount::mount(
         "tmpfs",
         root,
@@ -126,7 +126,7 @@ fn lay_out(
         MountFlags::NOSUID,
         Some(c"mode=755"),
     );
-    mounted.map_err(|error| at("mount a tmpfs on", root, error.into()))?;
+    mounted.map_err(|error| at("mount a tmpfs on", root, &error.into()))?;
     for entry in read_dir(driver_root)? {
         let name = entry.file_name();
         if !OWN.iter().any(|own| name == *own) {
@@ -138,7 +138,7 @@ fn lay_out(
     }
     for created in ["dev", "tmp"] {
         let created = root.join(created);
-        fs::create_dir(&created).map_err(|error| at("create", &created, error))?;
+        fs::create_dir(&created).map_err(|error| at("create", &created, &error))?;
     }
     let dev = device_root.unwrap_or(driver_root).join("dev");
     for entry in read_dir(&dev)? {
@@ -160,12 +160,12 @@ fn lay_out(
 
 fn read_dir(directory: &Path) -> io::Result<Vec<fs::DirEntry>> {
     let entries = fs::read_dir(directory).and_then(Iterator::collect);
-    entries.map_err(|error| at("read", directory, error))
+    entries.map_err(|error| at("read", directory, &error))
 }
 
 /// Shows a file, a directory or a link elsewhere.
 fn bind(from: &Path, to: &Path) -> io::Result<()> {
-    let failed = |error| at("show", from, error);
+    let failed = |error| at("show", from, &error);
     let kind = fs::symlink_metadata(from).map_err(failed)?.file_type();
     if kind.is_symlink() {
         let target = fs::read_link(from).map_err(failed)?;
@@ -187,7 +187,7 @@ fn become_command(root: &Path) -> io::Result<Infallible> {
         .env("PATH", PATH)
         .env("CUDA_MPS_PIPE_DIRECTORY", PIPE_DIRECTORY)
         .exec();
-    Err(at("run", Path::new(PROGRAM), program))
+    Err(at("run", Path::new(PROGRAM), &program))
 }
 
 /// Writes which process becomes the daemon.
@@ -232,7 +232,7 @@ fn leave_cgroups() {
     }
 }
 
-fn at(operation: &str, path: &Path, error: io::Error) -> io::Error {
+fn at(operation: &str, path: &Path, error: &io::Error) -> io::Error {
     let path = path.display();
     io::Error::new(error.kind(), format!("cannot {operation} {path}: {error}"))
 }

@@ -113,11 +113,8 @@ fn spatial_pods_of_a_namespace_run_side_by_side() -> Result<()> {
     // One block for each of its multiprocessors: shares of the time would get half of it each.
     let launch = |pod: &'static str| {
         let args = format!("launch --ms 5 --blocks {} --seconds 4 --margin 2", ALL / 2);
-        Ok::<_, anyhow::Error>(
-            probe(&tenant, pod, &args)?["share"]
-                .as_f64()
-                .context("share")?,
-        )
+        let done = probe(&tenant, pod, &args)?;
+        done["share"].as_f64().context("share")
     };
     let (one, two) = thread::scope(|scope| {
         let one = scope.spawn(|| launch("one"));
