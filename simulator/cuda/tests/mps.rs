@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use anyhow::Context as _;
@@ -354,6 +354,8 @@ fn clients_fail_when_their_server_dies() -> anyhow::Result<()> {
     let client = start(&machine, &daemon, &LAUNCH)?;
     machine.wait_for_gpu(0, |gpu| kernels_of(gpu, client.pid()) > 0)?;
     let server = daemon.server()?;
+    let left = shared_memory(&daemon)?;
+    assert!(left.exists());
     Command::new("kill")
         .args(["-9", &server.to_string()])
         .status()?;
@@ -363,6 +365,7 @@ fn clients_fail_when_their_server_dies() -> anyhow::Result<()> {
     let again = start(&machine, &daemon, &["alloc", "--mib", "1"])?.end()?;
     assert!(again.status.success(), "{again:?}");
     assert_ne!(daemon.server()?, server);
+    assert!(!left.exists());
     Ok(())
 }
 
@@ -387,6 +390,18 @@ fn clients_fail_when_their_daemon_dies() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The file in shared memory of the server that started first.
+fn shared_memory(daemon: &MpsDaemon) -> anyhow::Result<PathBuf> {
+    let log = poll(|| {
+        let log = daemon.log("server.log").ok();
+        Ok(log.filter(|log| log.contains("has started")))
+    })?;
+    let mut lines = log.lines();
+    let region = lines.find_map(|line| line.split_once("memory region "));
+    let (_, name) = region.context("no shared memory in the log")?;
+    Ok(Path::new("/dev/shm").join(name))
+}
+
 #[test]
 fn server_is_replaced_after_a_restart_of_the_machine() -> anyhow::Result<()> {
     let mut machine = Machine::start(T4)?;
@@ -408,18 +423,8 @@ fn client_needs_the_shared_memory_of_its_server() -> anyhow::Result<()> {
     let machine = Machine::start(T4)?;
     let daemon = machine.start_mps(&[])?;
     daemon.command("start_server -uid 0")?;
-    let log = poll(|| {
-        Ok(daemon
-            .log("server.log")
-            .ok()
-            .filter(|log| log.contains("has started")))
-    })?;
-    let region = log
-        .lines()
-        .find_map(|line| line.split_once("memory region "));
-    let (_, name) = region.context("no shared memory in the log")?;
     // As in a container with a /dev/shm of its own.
-    std::fs::remove_file(Path::new("/dev/shm").join(name))?;
+    std::fs::remove_file(shared_memory(&daemon)?)?;
     let message = start(&machine, &daemon, &["info"])?.failure()?;
     assert!(
         message.contains("CUDA_ERROR_MPS_CONNECTION_FAILED"),
@@ -540,7 +545,7 @@ fn clients_of_another_user_wait() -> anyhow::Result<()> {
 }
 
 #[test]
-fn one_server_serves_all_users_if_told_to() -> anyhow::Result<()> {
+fn one_server_serves_all_users_with_the_option() -> anyhow::Result<()> {
     if skips_without_root() {
         return Ok(());
     }

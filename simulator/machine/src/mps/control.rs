@@ -32,7 +32,9 @@ use super::command::Command;
 use super::log::Log;
 use super::message::{FromDaemon, ToDaemon};
 use super::report::{self, Reported};
-use super::{control_socket, log_directory, pipe_directory, root_of, server, sibling};
+use super::{
+    SHARED_MEMORY, control_socket, log_directory, pipe_directory, root_of, server, sibling,
+};
 
 /// Interval of checks while something waits for the end of clients.
 const BUSY_INTERVAL: Duration = Duration::from_millis(5);
@@ -116,13 +118,20 @@ struct ServerProcess {
     is_closing: bool,
 }
 
+impl ServerProcess {
+    /// Removes its file in shared memory, which it leaves if it is killed.
+    fn remove_shared(&self) {
+        let _ = fs::remove_file(Path::new(SHARED_MEMORY).join(&self.shared));
+    }
+}
+
 /// The daemon ends once its clients are gone.
 struct Quit {
     /// Time at which it ends with clients.
     at: Option<Instant>,
 }
 
-/// What a waiting client needs to know of a server.
+/// Use of a server, which decides how the first waiting client is served.
 #[derive(Clone, Copy, Debug)]
 struct Occupancy {
     user: u32,
@@ -268,7 +277,7 @@ impl Daemon {
                 Ok(())
             }
             (ToDaemon::Command(line), Role::Unknown) => {
-                // As the server works for the daemon's user, others have no say.
+                // The server works for the daemon's user.
                 let is_permitted = [0, geteuid().as_raw()].contains(&peer.user);
                 let parsed = match is_permitted {
                     true => Command::parse(&line),
@@ -523,7 +532,9 @@ impl Daemon {
         let mut server = self.servers.remove(index);
         // It ends when its input is closed.
         drop(server.process.stdin.take());
-        if let Ok(status) = server.process.wait() {
+        let ended = server.process.wait();
+        server.remove_shared();
+        if let Ok(status) = ended {
             log.line(&format!(
                 "Server {} exited with {status}",
                 server.process.id()
@@ -539,6 +550,7 @@ impl Daemon {
                         "Server {} exited with {status}",
                         server.process.id()
                     ));
+                    server.remove_shared();
                     false
                 }
                 _ => true,

@@ -82,9 +82,10 @@ struct Shared {
 impl Shared {
     fn create(key: MpsServerKey, is_multi_user: bool) -> anyhow::Result<Self> {
         let user = rustix::process::geteuid().as_raw();
-        let name = format!("mps.shm.{user}.{}", key.server);
+        // Machines may share the directory, so the id of the server is not enough.
+        let name = format!("mps.shm.{user}.{}", std::process::id());
         let path = Path::new(SHARED_MEMORY).join(&name);
-        // Another machine may have left a file of this name.
+        // An earlier process with this PID may have been killed.
         let _ = fs::remove_file(&path);
         let mode = if is_multi_user { 0o644 } else { 0o600 };
         let mut options = fs::OpenOptions::new();

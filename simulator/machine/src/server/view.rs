@@ -145,6 +145,27 @@ pub(super) fn widen(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::{MpsClientState, MpsServerState, MpsStatus, ThreadPercentage};
+
+    #[test]
+    fn shows_clients_of_other_namespaces_without_pid() {
+        let state = |pid| {
+            Reply::Mps(MpsReply::State(MpsServerState {
+                status: MpsStatus::Active,
+                percentage: ThreadPercentage::ALL,
+                clients: vec![MpsClientState {
+                    pid,
+                    gpus: Vec::new(),
+                }],
+            }))
+        };
+        let pid = std::process::id();
+        for (namespace, shown) in [(Namespace::Own, pid), (Namespace::Unknown, 0)] {
+            let mut reply = state(pid);
+            restrict(&mut reply, ProcessIds::Translated, namespace);
+            assert_eq!(reply, state(shown));
+        }
+    }
 
     #[test]
     fn resolves_namespaces_of_live_and_dead_processes() {
