@@ -476,7 +476,7 @@ fn alternative(
         class_selectors: compiled("", class_selectors, selectors).collect(),
         selectors: compiled(namespace, raw.selectors, selectors).collect(),
         count,
-        capacity,
+        capacity: capacity.into_iter().collect(),
         memory_percent: None,
         tolerations: raw.tolerations.to_vec(),
         admin_access: raw.admin_access,
