@@ -13,7 +13,7 @@ use drava_allocator::object::ObjectKey;
 use drava_allocator::pod_request::PodRequest;
 use drava_allocator::turn::Turn;
 
-use super::holders::HOLDER_UNITS;
+use super::holders::{HOLDER_UNITS, ROOM_UNITS};
 use super::{RoomCause, Search};
 use crate::decide::planner::Planner;
 use crate::decide::victims::{self, Cost};
@@ -155,7 +155,8 @@ impl Planner {
         turn: &mut Turn,
     ) -> Option<Arc<Cost>> {
         let holders = self.holders_on(node);
-        turn.count(HOLDER_UNITS.saturating_mul(u64::try_from(holders.len()).unwrap_or(u64::MAX)));
+        let units = HOLDER_UNITS + costs.several.as_ref().map_or(0, |_| ROOM_UNITS);
+        turn.count(units.saturating_mul(u64::try_from(holders.len()).unwrap_or(u64::MAX)));
         let priority = |priority| if costs.by_priority { priority } else { 0 };
         let pods = holders.iter();
         let pods: Vec<_> = pods

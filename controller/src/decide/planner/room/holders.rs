@@ -26,8 +26,11 @@ pub(super) const SIMULATION_UNITS: u64 = 80;
 /// Units of finding out whether a pod may end, about 4 µs.
 const CANDIDATE_UNITS: u64 = 8;
 
-/// Units of visiting a pod.
-pub(super) const HOLDER_UNITS: u64 = 2;
+/// Units of visiting a pod that holds something, about 4 µs.
+pub(super) const HOLDER_UNITS: u64 = 8;
+
+/// Units of finding out for how many devices its end makes room, about 6 µs.
+pub(super) const ROOM_UNITS: u64 = 12;
 
 /// UIDs of the members of gangs that end together, the oldest first.
 pub(super) type MembersOfGangs = BTreeMap<GangName, Vec<String>>;
