@@ -320,7 +320,13 @@ pub fn all(client: &Client) -> Observations {
     let slices = plain().fields(&format!("spec.driver={}", names::DRIVER));
     Observations::of([
         observe(client, Kind::Pods, pods, Pod::trim, Observation::Pod),
-        observe(client, Kind::Claims, plain(), keep, Observation::Claim),
+        observe(
+            client,
+            Kind::Claims,
+            plain(),
+            ResourceClaim::trim,
+            Observation::Claim,
+        ),
         observe(
             client,
             Kind::Templates,

@@ -1,7 +1,5 @@
 //! Device capacities and the amount that a request consumes: defaults and rounding of KEP-5075.
 
-use std::collections::BTreeMap;
-
 use drava_api::Quantity;
 use drava_api::config::Percent;
 use drava_api::quantity::ParseQuantityError;
@@ -186,8 +184,103 @@ impl ValidAmounts {
     }
 }
 
-/// Amounts by capacity name.
-pub type Amounts = BTreeMap<String, Quantity>;
+/// Amounts by capacity name, in the order of the names. A cluster has several for each claim, of few capacities each, so they are
+/// a list: a map has room for eleven.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Amounts(Vec<(String, Quantity)>);
+
+impl Amounts {
+    /// Returns no amounts.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self(Vec::new())
+    }
+
+    fn position(&self, name: &str) -> Result<usize, usize> {
+        self.0
+            .binary_search_by(|(known, _)| known.as_str().cmp(name))
+    }
+
+    /// Returns the amount of a capacity.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&Quantity> {
+        let (_, amount) = self.0.get(self.position(name).ok()?)?;
+        Some(amount)
+    }
+
+    /// Returns the amount of a capacity, to change it.
+    pub fn get_mut(&mut self, name: &str) -> Option<&mut Quantity> {
+        let position = self.position(name).ok()?;
+        let (_, amount) = self.0.get_mut(position)?;
+        Some(amount)
+    }
+
+    /// Sets the amount of a capacity to what `change` returns of the amount before, which is zero if there is none.
+    pub fn change(&mut self, name: &str, change: impl FnOnce(Quantity) -> Quantity) {
+        match self.get_mut(name) {
+            Some(amount) => *amount = change(*amount),
+            None => self.insert(name.to_owned(), change(Quantity::ZERO)),
+        }
+    }
+
+    /// Sets the amount of a capacity.
+    pub fn insert(&mut self, name: String, amount: Quantity) {
+        match self.position(&name) {
+            Ok(_) => self.change(&name, |_| amount),
+            Err(position) => self.0.insert(position, (name, amount)),
+        }
+    }
+
+    /// Returns whether there is an amount of a capacity.
+    #[must_use]
+    pub fn contains_key(&self, name: &str) -> bool {
+        self.position(name).is_ok()
+    }
+
+    /// Returns the names of the capacities.
+    pub fn keys(&self) -> impl Iterator<Item = &String> {
+        self.0.iter().map(|(name, _)| name)
+    }
+
+    /// Returns the amounts with the names of their capacities.
+    pub fn iter(&self) -> impl Iterator<Item = (&String, &Quantity)> {
+        self.into_iter()
+    }
+
+    /// Removes the amounts of which `is_kept` returns false.
+    pub fn retain(&mut self, mut is_kept: impl FnMut(&str, Quantity) -> bool) {
+        self.0.retain(|(name, amount)| is_kept(name, *amount));
+    }
+}
+
+impl FromIterator<(String, Quantity)> for Amounts {
+    fn from_iter<I: IntoIterator<Item = (String, Quantity)>>(amounts: I) -> Self {
+        let mut all = Self::new();
+        for (name, amount) in amounts {
+            all.insert(name, amount);
+        }
+        all.0.shrink_to_fit();
+        all
+    }
+}
+
+impl<const COUNT: usize> From<[(String, Quantity); COUNT]> for Amounts {
+    fn from(amounts: [(String, Quantity); COUNT]) -> Self {
+        amounts.into_iter().collect()
+    }
+}
+
+impl<'a> IntoIterator for &'a Amounts {
+    type Item = (&'a String, &'a Quantity);
+    type IntoIter = std::iter::Map<
+        std::slice::Iter<'a, (String, Quantity)>,
+        fn(&'a (String, Quantity)) -> Self::Item,
+    >;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.iter().map(|(name, amount)| (name, amount))
+    }
+}
 
 #[cfg(test)]
 mod tests {
@@ -276,6 +369,22 @@ mod tests {
             let amount = capacity.fraction(percent).unwrap();
             assert_eq!(amount.to_string(), expected, "{percent:?} of {capacity:?}");
         }
+    }
+
+    #[test]
+    fn amounts_are_sorted_by_name() {
+        let of = |name: &str, count| (name.to_owned(), Quantity::count(count));
+        let mut amounts = Amounts::from([of("b", 1), of("c", 2), of("a", 3), of("b", 4)]);
+        assert_eq!(amounts, Amounts::from([of("a", 3), of("b", 4), of("c", 2)]));
+        amounts.change("b", |before| before + Quantity::count(1));
+        amounts.change("aa", |before| before + Quantity::count(7));
+        amounts.retain(|name, _| name != "c");
+        assert_eq!(amounts.keys().collect::<Vec<_>>(), ["a", "aa", "b"]);
+        assert_eq!(
+            amounts,
+            Amounts::from([of("aa", 7), of("b", 5), of("a", 3)])
+        );
+        assert_eq!((amounts.get("c"), amounts.contains_key("aa")), (None, true));
     }
 
     #[test]

@@ -489,7 +489,7 @@ fn alternative(
         class_selectors: compiled("", class_selectors, selectors).collect(),
         selectors: compiled(namespace, raw.selectors, selectors).collect(),
         count,
-        capacity,
+        capacity: capacity.into_iter().collect(),
         memory_percent: None,
         division: Division::Time,
         tolerations: raw.tolerations.to_vec(),

@@ -92,6 +92,8 @@ pub struct Cluster {
     excluded: BTreeSet<String>,
     /// See [`Self::take_changed_nodes`].
     changed_nodes: BTreeSet<String>,
+    /// See [`Self::take_changed_holders`].
+    changed_holders: BTreeSet<String>,
     /// What the current simulation presumes gone.
     gone: Departure,
     pub(crate) rankings: Rankings,
@@ -444,6 +446,7 @@ impl Cluster {
     /// Updates in which of the pools a claim has devices.
     fn index_devices(&mut self, claim: &ObjectKey, pools: &BTreeSet<String>) {
         for pool in pools {
+            self.mark_holders_changed(pool);
             let has_devices = self
                 .devices_of(claim)
                 .any(|allocated| allocated.pool == *pool);

@@ -317,7 +317,7 @@ pub fn requests(pod: &Pod) -> Amounts {
     with_pod_level(
         spec,
         of_containers,
-        of_requirements(spec.resources.as_ref()),
+        &of_requirements(spec.resources.as_ref()),
     )
 }
 
@@ -369,7 +369,7 @@ pub fn held(pod: &Pod) -> Amounts {
     let mut of_pod = of_requirements(spec.resources.as_ref());
     if status.resources.is_some() && has_pod_level(&of_pod) {
         if is_infeasible {
-            of_pod.clear();
+            of_pod = Amounts::default();
         }
         raise(&mut of_pod, &of_requirements(status.resources.as_ref()));
         let allocated = status.allocated_resources.as_ref();
@@ -378,7 +378,7 @@ pub fn held(pod: &Pod) -> Amounts {
             &allocated.map(parse_requests).unwrap_or_default(),
         );
     }
-    with_pod_level(spec, of_containers, of_pod)
+    with_pod_level(spec, of_containers, &of_pod)
 }
 
 /// Returns whether kubelet has refused the newest resources of a running pod because its node can never have them.
@@ -410,9 +410,11 @@ fn sum_of_containers(spec: &PodSpec, amounts: impl Fn(&Container) -> Amounts) ->
 }
 
 /// Returns the amounts of a pod by those of its containers. Pod-level requests replace the sum (KEP-2837).
-fn with_pod_level(spec: &PodSpec, of_containers: Amounts, of_pod: Amounts) -> Amounts {
+fn with_pod_level(spec: &PodSpec, of_containers: Amounts, of_pod: &Amounts) -> Amounts {
     let mut sum = of_containers;
-    sum.extend(of_pod.into_iter().filter(|(name, _)| is_pod_level(name)));
+    for (name, amount) in of_pod.iter().filter(|(name, _)| is_pod_level(name)) {
+        sum.change(name, |_| *amount);
+    }
     let overhead = spec.overhead.as_ref().map(parse_requests);
     add(&mut sum, &overhead.unwrap_or_default());
     sum.insert(PODS.to_owned(), Quantity::count(1));
@@ -459,7 +461,7 @@ fn parse_allocatable(raw: &BTreeMap<String, RawQuantity>) -> Amounts {
 /// Adds `amounts` to `sum`.
 pub fn add(sum: &mut Amounts, amounts: &Amounts) {
     for (name, amount) in amounts {
-        *sum.entry(name.clone()).or_default() += *amount;
+        sum.change(name, |before| before + *amount);
     }
 }
 
@@ -475,8 +477,7 @@ pub fn subtract(sum: &mut Amounts, amounts: &Amounts) {
 
 fn raise(sum: &mut Amounts, amounts: &Amounts) {
     for (name, amount) in amounts {
-        let entry = sum.entry(name.clone()).or_default();
-        *entry = (*entry).max(*amount);
+        sum.change(name, |before| before.max(*amount));
     }
 }
 

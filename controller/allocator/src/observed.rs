@@ -19,6 +19,9 @@ use crate::cluster::{Cluster, is_zone_label};
 use crate::object::ObjectKey;
 use crate::taint::rule_from_v1beta2;
 
+/// Annotation of kubectl, which repeats the object.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+
 /// A kind of objects that decisions depend on.
 pub trait Observed: Sized {
     /// Removes the fields that no decision reads: they cost memory, and some hold secrets.
@@ -67,6 +70,30 @@ impl Observed for Pod {
 }
 
 impl Observed for ResourceClaim {
+    fn trim(&mut self) {
+        if let Some(annotations) = self.metadata.annotations.as_mut() {
+            annotations.remove(LAST_APPLIED);
+        }
+        let Some(status) = self.status.as_mut() else {
+            return;
+        };
+        for device in status.devices.iter_mut().flatten() {
+            device.data = None;
+            device.network_data = None;
+        }
+        shrink(&mut status.devices);
+        shrink(&mut status.reserved_for);
+        let allocation = status.allocation.as_mut();
+        if let Some(devices) = allocation.and_then(|allocation| allocation.devices.as_mut()) {
+            shrink(&mut devices.config);
+            shrink(&mut devices.results);
+        }
+        let spec = self.spec.as_mut();
+        if let Some(devices) = spec.and_then(|spec| spec.devices.as_mut()) {
+            shrink(&mut devices.requests);
+        }
+    }
+
     fn apply(&self, cluster: &mut Cluster) {
         cluster.upsert_claim(self);
     }
@@ -185,6 +212,13 @@ observed! {
     StorageClass: |cluster, class| cluster.upsert_storage_class(class), remove_storage_class;
 }
 
+/// Frees what a list does not use: one that was read element by element has room for four.
+fn shrink<T>(list: &mut Option<Vec<T>>) {
+    if let Some(list) = list {
+        list.shrink_to_fit();
+    }
+}
+
 /// Keeps the volumes of a pod that have a claim.
 fn trim_volumes(spec: &mut PodSpec) {
     let volumes = spec.volumes.take().unwrap_or_default().into_iter();
@@ -270,6 +304,26 @@ mod tests {
                 "metadata": {"name": "p", "annotations": {"gpu.drava.dev/gang": "g"}},
                 "spec": {"containers": [{"name": "c", "resources": {"requests": {"cpu": "1"}}}]},
                 "status": {"phase": "Pending"},
+            })
+        );
+    }
+
+    #[test]
+    fn drops_unneeded_claim_fields() {
+        let claim: ResourceClaim = trimmed(json!({
+            "metadata": {"name": "c", "annotations": {"a": "b", "kubectl.kubernetes.io/last-applied-configuration": "{}"}},
+            "spec": {"devices": {"requests": [{"name": "gpu"}]}},
+            "status": {"devices": [{
+                "driver": "gpu.drava.dev", "pool": "p", "device": "d", "data": {"key": "value"}, "conditions": [],
+            }]},
+        }));
+        assert_eq!(
+            serde_json::to_value(&claim).unwrap(),
+            json!({
+                "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
+                "metadata": {"name": "c", "annotations": {"a": "b"}},
+                "spec": {"devices": {"requests": [{"name": "gpu"}]}},
+                "status": {"devices": [{"driver": "gpu.drava.dev", "pool": "p", "device": "d", "conditions": []}]},
             })
         );
     }

@@ -7,7 +7,7 @@ use drava_api::reason::Reason;
 use k8s_openapi::api::core::v1::{Container, NodeSelector, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 
-use crate::claim::{self, ClaimError, ClaimId, ClaimSpec, Classes, Count, Ownership};
+use crate::claim::{self, Alternative, ClaimError, ClaimId, ClaimSpec, Classes, Count, Ownership};
 use crate::explanation::Explanation;
 use crate::node::PodDemand;
 use crate::pod::{self, containers};
@@ -142,6 +142,18 @@ impl PodRequest {
     #[must_use]
     pub fn is_single(&self) -> bool {
         matches!(&self.claims[..], [claim] if matches!(&claim.requests[..], [request] if request.alternatives.len() == 1))
+    }
+
+    /// Returns the only request of the pod, if it is one for several devices that has no alternatives.
+    #[must_use]
+    pub fn several(&self) -> Option<&Alternative> {
+        if !self.is_single() {
+            return None;
+        }
+        let request = self.claims.first()?.requests.first()?;
+        let alternative = request.alternatives.first()?;
+        let is_several = matches!(alternative.count, Count::Exactly(count) if count > 1);
+        (is_several && !alternative.admin_access).then_some(alternative)
     }
 
     /// Returns whether a request, or an alternative of one, is for all devices.

@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::claim::Count;
+use crate::claim::{Alternative, Count};
 use crate::cluster::Cluster;
 use crate::object::ObjectKey;
-use crate::pod_request::PodRequest;
 use crate::turn::Turn;
 use crate::usage::requested_access;
 
@@ -20,25 +19,17 @@ pub struct Shortfall {
 }
 
 impl Cluster {
-    /// Returns what the only request of a pod lacks on a node. `None` if that is not known, and for a request for one device.
+    /// Returns what a request for several devices lacks on a node; `None` if that is not known.
     #[must_use]
     pub fn shortfall(
         &self,
         node: &str,
-        pod_request: &PodRequest,
+        alternative: &Alternative,
         turn: &mut Turn,
     ) -> Option<Shortfall> {
-        if !pod_request.is_single() {
-            return None;
-        }
-        let request = pod_request.claims.first()?.requests.first()?;
-        let alternative = request.alternatives.first()?;
         let Count::Exactly(count) = alternative.count else {
             return None;
         };
-        if count < 2 || alternative.admin_access {
-            return None;
-        }
         turn.count_node();
         let (mut free, mut devices) = (0_usize, BTreeMap::new());
         // The end of a claim can make a pool usable.
@@ -181,10 +172,11 @@ mod tests {
                 }
             }
             let wanted = pod_request(&cluster, &[devices(class, count)]);
-            let Some(shortfall) = cluster.shortfall("n1", &wanted, &mut Turn::endless()) else {
+            let Some(several) = wanted.several() else {
                 prop_assert_eq!(count, 1);
                 return Ok(());
             };
+            let shortfall = cluster.shortfall("n1", several, &mut Turn::endless()).unwrap();
             let ended = keys.into_iter().zip(ended).filter_map(|(key, ended)| ended.then_some(key));
             let claims: BTreeSet<ObjectKey> = ended.collect();
             let room: usize = claims.iter().map(|key| cluster.made_room_for(&shortfall, std::iter::once(key))).sum();
@@ -205,7 +197,7 @@ mod tests {
         cluster.assume(&placement);
         let wanted = pod_request(&cluster, &[devices("gpu", 3)]);
         let shortfall = cluster
-            .shortfall("n1", &wanted, &mut Turn::endless())
+            .shortfall("n1", wanted.several().unwrap(), &mut Turn::endless())
             .unwrap();
         assert_eq!(shortfall.missing, 2);
     }

@@ -14,7 +14,7 @@ use k8s_openapi::api::resource::v1 as dra;
 use crate::capacity::{Amounts, Capacity, CapacityError};
 use crate::claim::{Alternative, ClaimId};
 use crate::device::Device;
-use crate::pool::{CounterSet, Pool, PoolProblem};
+use crate::pool::{Pool, PoolProblem};
 use crate::reason::{GpuUse, Rejection};
 
 /// A device that is allocated to a claim.
@@ -97,7 +97,7 @@ impl AllocatedDevice {
         let own = results
             .iter()
             .filter(|result| result.driver == names::DRIVER);
-        own.map(|result| {
+        let devices = own.map(|result| {
             let division = division(&result.request).unwrap_or_default();
             let access = DeviceAccess::of_result(result, division);
             Self {
@@ -111,8 +111,10 @@ impl AllocatedDevice {
                     access
                 },
             }
-        })
-        .collect()
+        });
+        let mut devices: Vec<Self> = devices.collect();
+        devices.shrink_to_fit();
+        devices
     }
 
     /// Returns the device as it counts while the claim is suspended.
@@ -232,7 +234,7 @@ impl DeviceUse {
 pub struct Usage {
     /// By position of the device in the pool.
     pub devices: Vec<DeviceUse>,
-    counters: BTreeMap<String, CounterSet>,
+    counters: BTreeMap<String, Amounts>,
 }
 
 impl Usage {
@@ -363,12 +365,9 @@ impl Usage {
             let available = pool.counter_sets().get(&consumption.set);
             let used = self.counters.get(&consumption.set);
             for (counter, amount) in &consumption.counters {
-                let of = |set: Option<&CounterSet>| {
-                    set.and_then(|set| set.get(counter))
-                        .copied()
-                        .unwrap_or_default()
-                };
-                if of(used) + *amount > of(available) {
+                let used = used.and_then(|used| used.get(counter)).copied();
+                let available = available.and_then(|all| all.get(counter)).copied();
+                if used.unwrap_or_default() + *amount > available.unwrap_or_default() {
                     let gpu_use = self.gpu_use(pool, &consumption.set);
                     let is_partition = device.kind == Some(DeviceType::Mig);
                     return Err(Rejection::GpuInUse(match gpu_use {
@@ -423,7 +422,7 @@ impl Usage {
                 device_use.shares += 1;
                 for (name, capacity) in &device.capacity {
                     let amount = access.used_amount(name, capacity.value);
-                    *device_use.consumed.entry(name.clone()).or_default() += amount;
+                    device_use.consumed.change(name, |used| used + amount);
                 }
                 first
             }
@@ -473,8 +472,7 @@ impl Usage {
         for consumption in &device.consumes {
             let set = self.counters.entry(consumption.set.clone()).or_default();
             for (counter, amount) in &consumption.counters {
-                let used = set.entry(counter.clone()).or_default();
-                *used = change(*used, *amount);
+                set.change(counter, |used| change(used, *amount));
             }
         }
     }

@@ -233,6 +233,7 @@ impl Planner {
         if let Some(gang) = gang {
             self.backlog.wake(Wake::Gang(gang));
         }
+        self.note_holder(&uid);
     }
 
     fn pod_removed(&mut self, uid: &str) {
@@ -325,6 +326,7 @@ impl Planner {
             Some(_) | None => self.backlog.companions.remove(&key),
         }
         self.suspension_observed(&key, now);
+        self.note_held(&key);
         self.backlog.wake(Wake::Users(key.clone()));
         for uid in self.backlog.queue.users_of(&key) {
             self.review_gate(&uid);
@@ -558,6 +560,7 @@ impl Planner {
         actions.extend(releases.map(Action::Release));
         self.end_incomplete_gangs(time.instant, &mut actions);
         self.review_reservations(time);
+        self.drop_changed_holder_costs();
         self.review_missing_claims(time.instant);
         self.decide_due(time, &mut actions);
         self.release_companions(time.instant, &mut actions);

@@ -109,17 +109,45 @@ pub(crate) fn least_cost(candidates: &[Candidate], fewest: usize) -> Option<Cost
     let mut priorities: Vec<i32> = candidates.iter().map(|each| each.priority).collect();
     priorities.sort_unstable();
     let pods = candidates.iter().flat_map(|candidate| &candidate.pods);
-    let mut created: Vec<_> = pods.map(|(_, created)| Reverse(*created)).collect();
-    // The newest pods, of which the oldest comes first.
-    created.sort_unstable();
-    created.truncate(fewest);
-    created.reverse();
     Some(Cost {
         highest_priority: *priorities.get(fewest - 1)?,
         pods: fewest,
-        created,
+        created: newest(pods.map(|(_, created)| *created), fewest),
         uids: BTreeSet::new(),
     })
+}
+
+/// Returns what every set of pods costs at least that has `fewest` of these or more, apart from the empty one, whichever pods
+/// end together. The pods have their UIDs, priorities and times of creation. `None` if there are fewer pods.
+pub(crate) fn least_cost_of_pods(pods: &[(&str, i32, Timestamp)], fewest: usize) -> Option<Cost> {
+    let fewest = fewest.max(1);
+    let mut priorities: Vec<i32> = pods.iter().map(|(_, priority, _)| *priority).collect();
+    priorities.sort_unstable();
+    let highest_priority = *priorities.get(fewest - 1)?;
+    // A set with a pod of a higher priority costs more.
+    let pods = pods
+        .iter()
+        .filter(|(_, priority, _)| *priority <= highest_priority);
+    let only = pods.clone().min_by_key(|(uid, _, at)| (Reverse(*at), *uid));
+    let only = only.filter(|_| fewest == 1);
+    Some(Cost {
+        highest_priority,
+        pods: fewest,
+        created: newest(pods.map(|(.., created)| *created), fewest),
+        uids: only
+            .map(|(uid, ..)| (*uid).to_owned())
+            .into_iter()
+            .collect(),
+    })
+}
+
+/// Returns the newest times, the oldest of them first.
+fn newest(created: impl Iterator<Item = Timestamp>, count: usize) -> Vec<Reverse<Timestamp>> {
+    let mut created: Vec<_> = created.map(Reverse).collect();
+    created.sort_unstable();
+    created.truncate(count);
+    created.reverse();
+    created
 }
 
 /// Returns the best set of candidates that is enough. A superset of a set that is enough must be enough or forbidden, one

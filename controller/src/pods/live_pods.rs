@@ -126,8 +126,8 @@ pub(crate) struct IncompleteGang {
 /// See the [module](self).
 #[derive(Debug, Default)]
 pub(crate) struct LivePods {
-    /// By UID.
-    pods: BTreeMap<String, LivePod>,
+    /// By UID. Boxed: the nodes of the map have room for twice as many.
+    pods: BTreeMap<String, Box<LivePod>>,
     /// The gangs of the pods.
     gangs: BTreeMap<GangName, GangMembers>,
     /// Gangs of which some members are bound, but too few to start, each with the time since when this is known.
@@ -163,7 +163,7 @@ impl LivePods {
             self.without_claims.insert((node, uid.to_owned()));
         }
         *self.priorities.entry(pod.priority).or_default() += 1;
-        self.pods.insert(uid.to_owned(), pod);
+        self.pods.insert(uid.to_owned(), Box::new(pod));
         if let Some(gang) = &gang {
             self.review_gang(gang);
         }
@@ -178,7 +178,7 @@ impl LivePods {
 
     /// Removes a pod from all lists but that of its gang. Returns its gang if the pod was known.
     fn unlist(&mut self, uid: &str) -> Option<Option<GangName>> {
-        let pod = self.pods.remove(uid)?;
+        let pod = *self.pods.remove(uid)?;
         self.deleting.remove(uid);
         if let Some(node) = pod.node {
             self.without_claims.remove(&(node, uid.to_owned()));
@@ -272,7 +272,7 @@ impl LivePods {
 
     /// Returns all pods with their UIDs.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &LivePod)> {
-        self.pods.iter().map(|(uid, pod)| (uid.as_str(), pod))
+        self.pods.iter().map(|(uid, pod)| (uid.as_str(), &**pod))
     }
 
     /// Sets what the PodGroup of a gang says; `None` for a group that does not exist. Returns the lowest priority that a member
@@ -302,19 +302,19 @@ impl LivePods {
 
     /// Returns a pod by UID.
     pub(crate) fn get(&self, uid: &str) -> Option<&LivePod> {
-        self.pods.get(uid)
+        self.pods.get(uid).map(Box::as_ref)
     }
 
     /// Returns a pod with its UID.
     pub(crate) fn get_key_value(&self, uid: &str) -> Option<(&str, &LivePod)> {
         let (uid, pod) = self.pods.get_key_value(uid)?;
-        Some((uid.as_str(), pod))
+        Some((uid.as_str(), &**pod))
     }
 
     /// Returns the pods that are being deleted, with their UIDs.
     pub(crate) fn deleting(&self) -> impl Iterator<Item = (&str, &LivePod)> {
         let uids = self.deleting.iter();
-        uids.filter_map(|uid| Some((uid.as_str(), self.pods.get(uid)?)))
+        uids.filter_map(|uid| Some((uid.as_str(), self.get(uid)?)))
     }
 
     /// Returns the UIDs of the pods on a node that have no claims.
@@ -363,7 +363,7 @@ impl LivePods {
     pub(crate) fn members(&self, gang: &GangName) -> impl Iterator<Item = (&str, &LivePod)> {
         let gang = self.gangs.get(gang).into_iter();
         let uids = gang.flat_map(|members| &members.uids);
-        uids.filter_map(|uid| Some((uid.as_str(), self.pods.get(uid)?)))
+        uids.filter_map(|uid| Some((uid.as_str(), self.get(uid)?)))
             .filter(|(_, pod)| pod.grace_period_end.is_none())
     }
 }

@@ -51,10 +51,16 @@ pub fn placed(placement: &Placement) -> Vec<Placed> {
             let (amounts, is_admin) = match &device.access {
                 DeviceAccess::Exclusive => (None, false),
                 DeviceAccess::Share(amounts, _) | DeviceAccess::Suspended(amounts) => {
-                    (Some(amounts.clone()), false)
+                    (Some(amounts), false)
                 }
-                DeviceAccess::Admin(amounts) => (amounts.clone(), true),
+                DeviceAccess::Admin(amounts) => (amounts.as_ref(), true),
             };
+            let amounts = amounts.map(|amounts| {
+                let amounts = amounts.iter();
+                amounts
+                    .map(|(name, amount)| (name.clone(), *amount))
+                    .collect()
+            });
             list.push(Placed {
                 claim,
                 request: device.request.clone(),

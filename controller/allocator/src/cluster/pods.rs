@@ -87,7 +87,7 @@ impl Cluster {
         if let Some(requested) = self.requested.get_mut(&assignment.node) {
             node::subtract(requested, &assignment.requests);
             // Names of nodes that are gone are not kept.
-            if requested.values().all(|amount| amount.is_zero()) {
+            if requested.iter().all(|(_, amount)| amount.is_zero()) {
                 self.requested.remove(&assignment.node);
             }
         }

@@ -199,8 +199,25 @@ impl Cluster {
         }
     }
 
+    /// Returns the nodes on which the end of claims may make other devices free than at the last call. A pool without a node is
+    /// listed under its own name.
+    pub fn take_changed_holders(&mut self) -> BTreeSet<String> {
+        std::mem::take(&mut self.changed_holders)
+    }
+
+    /// Notes that [`Self::take_changed_holders`] has to return the node.
+    pub fn note_changed_holders(&mut self, node: &str) {
+        insert(&mut self.changed_holders, node);
+    }
+
+    pub(super) fn mark_holders_changed(&mut self, pool: &str) {
+        let node = self.pools.get(pool).and_then(|state| state.node.as_deref());
+        insert(&mut self.changed_holders, node.unwrap_or(pool));
+    }
+
     /// Notes that the devices of the pool's node may have changed.
     pub(super) fn mark_pool_changed(&mut self, pool: &str) {
+        self.mark_holders_changed(pool);
         let node = self.pools.get(pool).and_then(|state| state.node.as_deref());
         self.rankings.mark_changed(node.unwrap_or(pool));
         if let Some(node) = node {

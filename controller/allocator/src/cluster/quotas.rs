@@ -401,7 +401,8 @@ impl Cluster {
                 charge,
             })
         });
-        let charges = charges.collect();
+        let mut charges: Vec<DeviceCharge> = charges.collect();
+        charges.shrink_to_fit();
         self.quotas.replace(claim, charges);
     }
 }

@@ -1,5 +1,3 @@
-use std::collections::BTreeMap;
-
 use serde_json::json;
 
 use super::*;
@@ -37,7 +35,7 @@ fn claims(name: &str, memory: Option<&str>) -> Vec<ClaimSpec> {
 /// The mix of pods with shares of this memory, or whole GPUs, each with 8 CPUs.
 fn mix(requests: &[Option<&str>]) -> Mix {
     let mut mix = Mix::default();
-    let cpus = BTreeMap::from([("cpu".to_owned(), Quantity::count(8))]);
+    let cpus = Amounts::from([("cpu".to_owned(), Quantity::count(8))]);
     for memory in requests {
         mix.observe(&claims("a", *memory), &cpus);
     }
@@ -73,7 +71,7 @@ fn free_memory_below_usual_request_is_fragmented() {
 #[test]
 fn snapshot_follows_number_of_pods() {
     let mut mix = Mix::default();
-    let none = BTreeMap::new();
+    let none = Amounts::new();
     let claims = claims("a", None);
     let renewed: Vec<u32> = (1..=70).filter(|_| mix.observe(&claims, &none)).collect();
     assert_eq!(renewed, [1, 4, 16, 64]);
@@ -86,9 +84,9 @@ fn rarest_requests_make_room() {
     let mut mix = Mix::default();
     let usual = claims("a", None);
     for cpus in 0..2_000 {
-        let amounts = BTreeMap::from([("cpu".to_owned(), Quantity::count(cpus))]);
+        let amounts = Amounts::from([("cpu".to_owned(), Quantity::count(cpus))]);
         mix.observe(&usual, &amounts);
-        mix.observe(&usual, &BTreeMap::new());
+        mix.observe(&usual, &Amounts::new());
     }
     assert!(mix.counted.len() <= 512);
     assert!(mix.requests().len() <= 64);

@@ -486,14 +486,12 @@ impl<'a> TentativeAllocation<'a> {
             };
             least = Some(match least {
                 None => amounts,
-                Some(mut least) => {
-                    least.retain(|name, _| amounts.contains_key(name));
-                    for (name, amount) in &mut least {
-                        *amount = amounts
-                            .get(name)
-                            .map_or(*amount, |other| (*amount).min(*other));
-                    }
-                    least
+                Some(least) => {
+                    let both = least.iter().filter_map(|(name, amount)| {
+                        let other = amounts.get(name)?;
+                        Some((name.clone(), (*amount).min(*other)))
+                    });
+                    both.collect()
                 }
             });
         }

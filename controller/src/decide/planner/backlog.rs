@@ -11,6 +11,7 @@ use super::companions::Companions;
 use super::missing_claims::MissingClaims;
 use super::progress::SuspendedDecisions;
 use super::rejections::Rejections;
+use super::room::HolderCosts;
 use super::round::{DecisionCount, Refresh, Round};
 use super::wake::Wake;
 use super::world::{Memo, World};
@@ -27,6 +28,7 @@ pub(super) struct Backlog {
     pub(super) companions: Companions,
     pub(super) suspended_decisions: SuspendedDecisions,
     pub(super) rejections: Memo<Rejections>,
+    pub(super) holder_costs: HolderCosts,
     /// Pods that could not be evicted, and are not tried again before this time.
     pub(super) protected: Timers<String>,
     /// Pods that were not evicted because their minimum runtime ends at this time.

@@ -37,6 +37,11 @@ impl Planner {
         {
             // Its pods can be evicted for more pods.
             self.backlog.wake(Wake::Above(priority));
+            let members = self.world.live_pods.members(gang);
+            let members: Vec<String> = members.map(|(uid, _)| uid.to_owned()).collect();
+            for uid in members {
+                self.note_holder(&uid);
+            }
         }
         let members: Vec<_> = self
             .backlog

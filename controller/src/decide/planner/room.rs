@@ -31,6 +31,7 @@ use crate::decide::queue::QueueOrder;
 use crate::pods::live_pods::LivePod;
 use crate::pods::pod::{self, qualified_name};
 
+mod holder_costs;
 mod holders;
 mod known_victims;
 mod limits;
@@ -38,6 +39,7 @@ mod placing;
 mod reserved;
 mod rollout;
 
+pub(super) use holder_costs::HolderCosts;
 use holders::MembersOfGangs;
 use placing::FoundSoFar;
 pub(super) use rollout::Rollout;

@@ -13,6 +13,7 @@ mod growth;
 mod guarantee;
 mod hard_pods;
 mod histories;
+mod holder_costs;
 mod metrics;
 mod missing_claims;
 mod neighbors;

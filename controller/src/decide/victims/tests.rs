@@ -43,6 +43,15 @@ fn candidate(uid: usize, priority: i32, second: i64) -> Candidate {
     }
 }
 
+fn pods_of(candidates: &[Candidate]) -> Vec<(&str, i32, Timestamp)> {
+    let mut all = Vec::new();
+    for each in candidates {
+        let pods = each.pods.iter();
+        all.extend(pods.map(|(uid, created)| (uid.as_str(), each.priority, *created)));
+    }
+    all
+}
+
 /// Returns the best set by comparing all sets.
 fn brute_force(
     candidates: &[Candidate],
@@ -97,6 +106,9 @@ proptest! {
                 let least = least_cost(&candidates, fewest);
                 let is_least = least.is_some_and(|least| least <= *expected);
                 prop_assert!(expected.pods == 0 || is_least, "no set costs less");
+                let least = least_cost_of_pods(&pods_of(&candidates), fewest);
+                let is_least = least.is_some_and(|least| least <= *expected);
+                prop_assert!(expected.pods == 0 || is_least, "no set of the pods costs less");
             }
         }
         // Beyond the limit of subsets: no unnecessary victim, and the lowest possible priority.
@@ -133,6 +145,13 @@ fn counts_fewest_victims() {
     assert_eq!((least.highest_priority, least.pods), (1, 2));
     assert_eq!(least.created, [second(20), second(30)]);
     assert_eq!(least_cost(&candidates, 4), None);
+    let pods = pods_of(&candidates);
+    assert_eq!(
+        least_cost_of_pods(&pods, 1),
+        Some(Cost::of([&candidates[1]])),
+        "the newest of the lowest priority"
+    );
+    assert_eq!(least_cost_of_pods(&pods, 4), None);
 }
 
 #[test]

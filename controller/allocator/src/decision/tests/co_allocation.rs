@@ -1,11 +1,10 @@
 //! Several devices, claims, containers and pods that are placed together.
 
-use std::collections::BTreeMap;
-
 use drava_api::Quantity;
 use serde_json::json;
 
 use super::{BINPACK, allocate};
+use crate::capacity::Amounts;
 use crate::fixture::{cluster, pod, pod_request, request, share};
 use crate::pod_request::PodRequest;
 
@@ -107,7 +106,7 @@ fn places_pods_that_share_a_claim_together() {
     let mut cluster = cluster(&[("n1", &[80]), ("n2", &[80])]);
     let mut request = pod_request(&cluster, &[share("a", "10Gi", "0")]);
     let mut other = request.demand.clone();
-    other.requests = BTreeMap::from([("cpu".to_owned(), Quantity::count(6))]);
+    other.requests = Amounts::from([("cpu".to_owned(), Quantity::count(6))]);
     cluster.assume_pod("other", "n1", &other);
     assert_eq!(cluster.decide(&request, BINPACK).unwrap().node, "n1");
     request.sharers = vec![request.demand.clone(), request.demand.clone()];

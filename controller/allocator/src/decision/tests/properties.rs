@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use drava_api::Quantity;
 use proptest::prelude::*;
 use serde_json::json;
 
 use super::{BINPACK, SPREAD};
+use crate::capacity::Amounts;
 use crate::cluster::Cluster;
 use crate::fixture::{classes, cluster, node, pod_request, request, share, slices};
 use crate::placement::Placement;
@@ -47,7 +47,7 @@ fn nodes() -> impl Strategy<Value = Vec<Vec<u64>>> {
 type Devices = Vec<(String, Option<(u64, u64)>)>;
 
 fn devices_of(placement: &Placement) -> Devices {
-    let whole_units = |amounts: &BTreeMap<String, Quantity>, name: &str| {
+    let whole_units = |amounts: &Amounts, name: &str| {
         amounts
             .get(name)
             .and_then(|amount| amount.to_u64_rounded_up())

@@ -26,6 +26,12 @@ pub(super) const SIMULATION_UNITS: u64 = 80;
 /// Units of finding out whether a pod may end, about 4 µs.
 const CANDIDATE_UNITS: u64 = 8;
 
+/// Units of visiting a pod that holds something, about 4 µs.
+pub(super) const HOLDER_UNITS: u64 = 8;
+
+/// Units of finding out for how many devices its end makes room, about 6 µs.
+pub(super) const ROOM_UNITS: u64 = 12;
+
 /// UIDs of the members of gangs that end together, the oldest first.
 pub(super) type MembersOfGangs = BTreeMap<GangName, Vec<String>>;
 
@@ -146,18 +152,30 @@ impl Planner {
         claims.unwrap_or_default()
     }
 
-    /// Returns whether this is true of all [`Self::consumers`] of an allocated claim. It is asked in each trial of a search, so
-    /// it collects them only where they are not simply listed.
+    /// Returns whether this is true of all [`Self::consumers`] of an allocated claim.
     fn are_consumers(
         &self,
         key: &ObjectKey,
         claim: &ResourceClaim,
         is_true: impl Fn(&str) -> bool,
     ) -> bool {
+        let mut are_all = true;
+        self.for_each_consumer(key, claim, |uid| are_all &= is_true(uid));
+        are_all
+    }
+
+    /// Visits all [`Self::consumers`] of an allocated claim. Each trial of a search does, so it collects them only where they are
+    /// not simply listed.
+    fn for_each_consumer(
+        &self,
+        key: &ObjectKey,
+        claim: &ResourceClaim,
+        mut visit: impl FnMut(&str),
+    ) {
         let is_listed = claim::consumers(claim).next().is_some();
         match is_listed && claim::consuming_gangs(claim).next().is_none() {
-            true => claim::consumers(claim).all(is_true),
-            false => self.consumers(key, claim).iter().all(|uid| is_true(uid)),
+            true => claim::consumers(claim).for_each(visit),
+            false => self.consumers(key, claim).iter().for_each(|uid| visit(uid)),
         }
     }
 
@@ -177,6 +195,26 @@ impl Planner {
         uids
     }
 
+    /// Returns the unfinished pods that hold something on a node, by UID, whether they may end, or are presumed gone, or not.
+    pub(super) fn holders_on<'a>(&'a self, node: &'a str) -> Vec<(&'a str, &'a LivePod)> {
+        let live_pods = &self.world.live_pods;
+        // Members of gangs without claims hold the other resources of their nodes.
+        let mut holders: Vec<_> = live_pods
+            .without_claims_on(node)
+            .filter_map(|uid| live_pods.get_key_value(uid))
+            .collect();
+        for key in steps::counted(self.world.cluster.claims_on(node)) {
+            if let Some(claim) = self.commitments.ledger.claim(key) {
+                self.for_each_consumer(key, claim, |uid| {
+                    holders.extend(live_pods.get_key_value(uid));
+                });
+            }
+        }
+        holders.sort_unstable_by_key(|(uid, _)| *uid);
+        holders.dedup_by_key(|(uid, _)| *uid);
+        holders
+    }
+
     /// Returns the first node from there on where pods may hold something, by name.
     pub(super) fn next_node(&self, from: Bound<&str>) -> Option<String> {
         let with_pools = self.world.cluster.next_node_with_pools(from);
@@ -192,18 +230,13 @@ impl Planner {
         search: &Search<'_>,
         turn: &mut Turn,
     ) -> Vec<Candidate> {
-        // Members of gangs without claims hold the other resources of their nodes.
-        let without_claims = self.world.live_pods.without_claims_on(node);
+        let mut holders = self.holders_on(node);
         let gone = &self.world.cluster.presumed_gone().pods;
-        let without_claims = without_claims.filter(|uid| !gone.contains(*uid));
-        let mut uids: BTreeSet<String> = without_claims.map(str::to_owned).collect();
-        let claims = steps::counted(self.world.cluster.claims_on(node));
-        let claims = claims.filter_map(|key| Some((key, self.commitments.ledger.claim(key)?)));
-        uids.extend(claims.flat_map(|(key, claim)| self.consumers(key, claim)));
+        holders.retain(|(uid, _)| !gone.contains(*uid));
         let mut in_minimum_runtime = Vec::new();
         let mut candidates = Vec::new();
         let mut seen: BTreeSet<&str> = BTreeSet::new();
-        for uid in &uids {
+        for (uid, _) in &holders {
             let unit = self.unit(uid, &search.gangs);
             // Of a gang that ends as a whole, several pods may be here.
             if unit.len() < 2 || unit.first().is_some_and(|(first, _)| seen.insert(first)) {
@@ -211,7 +244,7 @@ impl Planner {
             }
         }
         let ending = candidates.iter().map(|candidate| candidate.pods.len());
-        let pods = u64::try_from(uids.len() + ending.sum::<usize>()).unwrap_or(u64::MAX);
+        let pods = u64::try_from(holders.len() + ending.sum::<usize>()).unwrap_or(u64::MAX);
         turn.count(pods.saturating_mul(CANDIDATE_UNITS));
         for (uid, end) in in_minimum_runtime {
             self.backlog.in_minimum_runtime.set(uid, end);

@@ -1,15 +1,18 @@
 //! The best victims for a pod, and those that are known for the equal pods of its gang.
 //!
-//! Every node is asked what victims cost there at least, and the end of pods is simulated where this is the least, until no
-//! other node can be better.
+//! A node is asked which pods may end there where the end of its pods may cost the least, see [`holder_costs`](super::holder_costs),
+//! and the end of these is simulated where it costs the least, until no other node can be better.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
+use drava_allocator::claim::Alternative;
 use drava_allocator::placement::Placement;
 use drava_allocator::pod_request::PodRequest;
 use drava_allocator::searched::{Suspended, Undecided};
 use drava_allocator::turn::{Turn, Work};
 
+use super::holder_costs::{NodeCosts, Position};
 use super::holders::SIMULATION_UNITS;
 use super::{RoomCause, Search};
 use crate::decide::planner::Planner;
@@ -24,37 +27,39 @@ pub(super) type PlacedByVictims = (Placement, BTreeSet<String>);
 enum OfNode {
     /// They are these.
     Are(Cost),
+    /// They cost this at least, also if other pods could end.
+    CostAnyAtLeast(Arc<Cost>),
     /// They cost this at least.
     CostAtLeast(Cost),
 }
 
 impl OfNode {
-    const fn cost(&self) -> &Cost {
+    fn cost(&self) -> &Cost {
         match self {
             Self::Are(cost) | Self::CostAtLeast(cost) => cost,
+            Self::CostAnyAtLeast(cost) => cost,
         }
     }
 }
 
-/// What is known of the victims for one request on each node. Nodes that changed since are asked again. What changes elsewhere,
-/// such as the usage of a quota, may outdate the victims of a node; a placement checks them again.
+/// What a search knows of the victims for one request on the nodes that it has asked. Nodes that changed since are asked again.
+/// What changes elsewhere, such as the usage of a quota, may outdate the victims of a node; a placement checks them again.
 #[derive(Debug, Default)]
 pub(super) struct KnownVictims {
     request: Option<PodRequest>,
-    nodes: BTreeMap<String, OfNode>,
+    /// `None` if no pods can end on the node.
+    nodes: BTreeMap<String, Option<OfNode>>,
     /// The same by cost: known victims before those that may cost as much.
     order: BTreeSet<(Cost, OfNode, String)>,
-    changed: BTreeSet<String>,
-    /// Whether every node was asked, or is going to be, for the pod that is placed now.
+    /// Whether what is known holds for the pod that is placed now.
     is_complete: bool,
 }
 
 impl KnownVictims {
-    /// Starts a search on these nodes: all that there are.
-    fn restart(&mut self, request: &PodRequest, nodes: BTreeSet<String>) {
+    /// Starts a search that knows nothing.
+    fn restart(&mut self, request: &PodRequest) {
         *self = Self {
             request: Some(request.clone()),
-            changed: nodes,
             is_complete: true,
             ..Self::default()
         };
@@ -62,13 +67,13 @@ impl KnownVictims {
 
     /// A member was placed on the node.
     pub(super) fn node_changed(&mut self, node: &str) {
-        self.changed.insert(node.to_owned());
+        self.forget(node);
         self.is_complete = false;
     }
 
     /// Pods on these nodes are going to end.
     pub(super) fn pods_ended<'a>(&mut self, nodes: impl Iterator<Item = &'a str>) {
-        self.changed.extend(nodes.map(str::to_owned));
+        nodes.for_each(|node| self.forget(node));
     }
 
     /// Returns whether the victims are those for a pod, or for one equal to it.
@@ -77,23 +82,35 @@ impl KnownVictims {
         of.is_some_and(|of| of.uid == request.uid || of.is_equivalent(request))
     }
 
-    /// Sets what is known of a node; `None` if no pods can end there.
-    fn set(&mut self, node: String, known: Option<OfNode>) {
-        if let Some(before) = self.nodes.remove(&node) {
-            self.order
-                .remove(&(before.cost().clone(), before, node.clone()));
-        }
-        if let Some(known) = known {
-            self.order
-                .insert((known.cost().clone(), known.clone(), node.clone()));
-            self.nodes.insert(node, known);
+    fn forget(&mut self, node: &str) {
+        if let Some((node, Some(before))) = self.nodes.remove_entry(node) {
+            self.order.remove(&(before.cost().clone(), before, node));
         }
     }
 
-    /// Returns the node with the least cost.
-    fn first(&self) -> Option<(String, OfNode)> {
-        let (_, known, node) = self.order.first()?;
-        Some((node.clone(), known.clone()))
+    /// Sets what is known of a node; `None` if no pods can end there.
+    fn set(&mut self, node: String, known: Option<OfNode>) {
+        self.forget(&node);
+        if let Some(known) = &known {
+            self.order
+                .insert((known.cost().clone(), known.clone(), node.clone()));
+        }
+        self.nodes.insert(node, known);
+    }
+
+    /// Returns the node with the least cost, also of the nodes after a position of which only `costs` are known.
+    fn first(&self, costs: &NodeCosts, from: &mut Option<Position>) -> Option<(String, OfNode)> {
+        let of_asked = self.order.first();
+        let (cost, node) = match costs.next(from.as_ref(), |node| self.nodes.contains_key(node)) {
+            Some(next) if of_asked.is_none_or(|(cost, ..)| *next.0 <= *cost) => {
+                from.insert(next).clone()
+            }
+            _ => {
+                let (_, known, node) = of_asked?;
+                return Some((node.clone(), known.clone()));
+            }
+        };
+        Some((node.to_string(), OfNode::CostAnyAtLeast(cost)))
     }
 
     /// Returns the cost of the best victims that are known.
@@ -117,43 +134,52 @@ impl Planner {
         // The members of a gang are often equal.
         let pod_request = &request.pod_request;
         if !known.is_for(pod_request) {
-            known.restart(pod_request, self.nodes_with_holders());
+            known.restart(pod_request);
         }
-        let placed = self.place_by_known(request, search, known, turn)?;
-        if placed.is_some() || known.is_complete {
-            return Ok(placed);
+        let mut costs = self.take_holder_costs(pod_request, search);
+        let mut placed = self.place_by_known(request, search, (known, &mut costs), turn);
+        if matches!(placed, Ok(None)) && !known.is_complete {
+            known.restart(pod_request);
+            placed = self.place_by_known(request, search, (known, &mut costs), turn);
         }
-        known.restart(pod_request, self.nodes_with_holders());
-        self.place_by_known(request, search, known, turn)
+        self.return_holder_costs(costs);
+        placed
     }
 
     fn place_by_known(
         &mut self,
         request: &Request,
         search: &Search<'_>,
-        known: &mut KnownVictims,
+        (known, costs): (&mut KnownVictims, &mut NodeCosts),
         turn: &mut Turn,
     ) -> Result<Option<PlacedByVictims>, Suspended> {
         let pod_request = &request.pod_request;
         let (mut has_progress, mut has_tried) = (false, false);
+        let unknown = costs.changed();
+        let unknown = unknown.filter(|node| !known.nodes.contains_key(*node));
+        for node in unknown.cloned().collect::<Vec<_>>() {
+            if let Some(work) = turn.over_by().filter(|_| has_progress) {
+                return Err(work.into());
+            }
+            let cost = self.ask_holders(&node, costs, turn);
+            known.set(node, cost.map(OfNode::CostAnyAtLeast));
+            has_progress = true;
+        }
+        let mut from = None;
         loop {
             let over = turn.over_by().filter(|_| has_progress);
-            if let Some(node) = known.changed.first().cloned() {
-                if let Some(work) = over {
-                    return Err(work.into());
-                }
-                let candidates = self.candidates_on(&node, search, turn);
-                let fewest = self.fewest_victims(&node, &candidates, pod_request, turn);
-                let least = victims::least_cost(&candidates, fewest);
-                known.changed.remove(&node);
-                known.set(node, least.map(OfNode::CostAtLeast));
-                has_progress = true;
-                continue;
-            }
-            let Some((node, of_node)) = known.first() else {
+            let Some((node, of_node)) = known.first(costs, &mut from) else {
                 return Ok(None);
             };
             match of_node {
+                OfNode::CostAnyAtLeast(_) => {
+                    if let Some(work) = over {
+                        return Err(work.into());
+                    }
+                    let least = self.least_cost_on(&node, pod_request, search, turn);
+                    known.set(node, least.map(OfNode::CostAtLeast));
+                    has_progress = true;
+                }
                 OfNode::CostAtLeast(_) => {
                     if let Some(work) = over {
                         return Err(work.into());
@@ -177,7 +203,8 @@ impl Planner {
                 }
                 OfNode::Are(victims) if !self.may_end(victims.uids(), search) => {
                     // They were chosen in an earlier turn.
-                    known.changed.insert(node);
+                    let least = self.least_cost_on(&node, pod_request, search, turn);
+                    known.set(node, least.map(OfNode::CostAtLeast));
                 }
                 OfNode::Are(victims) => {
                     let placed = self.place_instead(request, search, (&node, &victims), turn);
@@ -191,7 +218,7 @@ impl Planner {
                             known.set(node, None);
                         }
                         _ => {
-                            known.changed.insert(node);
+                            known.forget(&node);
                             return placed;
                         }
                     }
@@ -200,24 +227,39 @@ impl Planner {
         }
     }
 
-    /// Returns how many of the candidates on a node have to end at least for the pod.
-    fn fewest_victims(
+    /// Returns what victims on a node cost at least; `None` if no pods may end there.
+    fn least_cost_on(
+        &mut self,
+        node: &str,
+        request: &PodRequest,
+        search: &Search<'_>,
+        turn: &mut Turn,
+    ) -> Option<Cost> {
+        let candidates = self.candidates_on(node, search, turn);
+        let ends = candidates.iter();
+        let ends = ends.map(|each| each.pods.keys().map(String::as_str));
+        let fewest = self.fewest_ends(node, ends, request.several(), turn);
+        victims::least_cost(&candidates, fewest)
+    }
+
+    /// Returns how many of these ends of pods a request needs on a node at least.
+    pub(super) fn fewest_ends<'a>(
         &self,
         node: &str,
-        candidates: &[Candidate],
-        request: &PodRequest,
+        ends: impl Iterator<Item = impl Iterator<Item = &'a str>>,
+        several: Option<&Alternative>,
         turn: &mut Turn,
     ) -> usize {
         let cluster = &self.world.cluster;
-        let Some(shortfall) = cluster.shortfall(node, request, turn) else {
+        let shortfall = several.and_then(|several| cluster.shortfall(node, several, turn));
+        let Some(shortfall) = shortfall else {
             return 1;
         };
-        let made_room_for = |candidate: &Candidate| {
-            let pods = candidate.pods.keys();
-            let claims = pods.flat_map(|uid| self.claims_of_pod(uid));
+        let made_room_for = |pods| {
+            let claims = Iterator::flat_map(pods, |uid| self.claims_of_pod(uid));
             cluster.made_room_for(&shortfall, claims)
         };
-        victims::fewest(candidates.iter().map(made_room_for), shortfall.missing)
+        victims::fewest(ends.map(made_room_for), shortfall.missing)
     }
 
     /// Returns the placement of the pod on the node when the victims have ended, and the victims, which are presumed to have

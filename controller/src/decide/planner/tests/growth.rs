@@ -2,10 +2,13 @@
 
 use drava_allocator::steps;
 use drava_api::listed::{Change, DeletedObject};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::json;
 
 use super::cluster::{TestCluster, applied};
-use crate::fixture::object;
+use super::hard_pods::add_node;
+use crate::action::{EvictionFailure, EvictionOutcome};
+use crate::fixture::{claim, object, pod};
 use crate::operate::metrics::NodeMetrics;
 
 const SIZE: usize = 16;
@@ -109,5 +112,51 @@ fn minimum_runtimes_are_determined_once_for_equal_pods() {
         let (steps, (jobs, _)) = steps::of(|| cluster.actions());
         assert!(jobs.is_empty() && cluster.evictions.is_empty());
         steps
+    });
+}
+
+/// Returns a cluster of nodes with two GPUs, each full of one pod.
+fn full(nodes: usize) -> TestCluster {
+    let mut cluster = TestCluster::new(&[]);
+    for index in 0..nodes {
+        add_node(&mut cluster, &format!("n{index:03}"), 2);
+    }
+    for index in 0..2 * nodes {
+        let name = format!("low-{index:03}");
+        cluster.add_claim(claim(&name, "70Gi"));
+        let mut pod = pod(&name, &[&name]);
+        let created = jiff::Timestamp::from_second(index.try_into().unwrap()).unwrap();
+        pod.metadata.creation_timestamp = Some(Time(created));
+        cluster.add_pod(pod);
+        let placed = cluster.settle();
+        cluster.bind(placed[0].split_once(" → ").unwrap());
+    }
+    cluster
+}
+
+#[test]
+fn second_search_for_victims_asks_changed_nodes_only() {
+    assert_no_growth(|nodes| {
+        let mut cluster = full(nodes);
+        let mut search = |name: &str| {
+            cluster.add_pod_of_priority(name, "35Gi", 10);
+            let (steps, _) = steps::of(|| cluster.settle());
+            let eviction = cluster.evictions.remove(0);
+            let failure = EvictionFailure {
+                victim: eviction.victims[0].clone(),
+                message: "PodDisruptionBudget".to_owned(),
+            };
+            let outcome = EvictionOutcome {
+                evicted: Vec::new(),
+                eviction,
+                failure: Some(failure),
+            };
+            cluster.planner.eviction_finished(outcome, cluster.now);
+            cluster.end(name);
+            cluster.actions();
+            steps
+        };
+        search("first");
+        search("second")
     });
 }
