@@ -170,8 +170,11 @@ fn spatial_fault_reaches_its_namespace_only_and_heals() -> Result<()> {
     ensure!(tenant.devices_of("victim")? != other.devices_of("calm")?);
 
     let before = now_us()?;
-    let fault = tenant.exec("culprit", "app", &["cuda-probe", "fault"])?;
-    ensure!(fault.code != 0, "{fault:?}");
+    // The program lives on, so that its server takes no other one until it is ended.
+    let fault = "cuda-probe fault --hold 600 > /tmp/fault 2>&1 & sleep 1";
+    tenant
+        .exec("culprit", "app", &["sh", "-c", fault])?
+        .success()?;
     for pod in ["victim", "culprit"] {
         let event = tenant.event(&tenant.claim_of(pod)?, "MpsFault")?;
         ensure!(event.contains("fatal fault"), "{event}");
