@@ -13,6 +13,7 @@ mod launches;
 mod loads;
 mod memory;
 mod mix;
+mod node;
 mod package;
 mod programs;
 mod report;
