@@ -13,11 +13,14 @@ mod launches;
 mod loads;
 mod memory;
 mod mix;
+mod mps;
+mod node;
 mod package;
 mod programs;
 mod report;
 mod rows;
 mod setup;
+mod spatial;
 mod tools;
 mod torch;
 mod verdicts;
@@ -56,7 +59,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SECONDS")]
     mix_seconds: Option<f64>,
     /// Run only the parts with these names (loads, account, launches, entry-points, memory, events, compute, agent,
-    /// programs), and rows whose titles begin so.
+    /// spatial, programs), and rows whose titles begin so.
     #[arg(long, value_delimiter = ',', value_name = "PART|ROW")]
     only: Vec<String>,
     /// Another library to preload, for a column of its own in the rows of memory, shares and launches. It gets the variables
@@ -94,12 +97,14 @@ enum Part {
     Compute,
     /// Two tenants with the node agent.
     Agent,
+    /// Two clients of MPS against two tenants that take turns.
+    Spatial,
     /// Programs of users: matrix products, PyTorch, static cudart, nvidia-smi, and NVIDIA's tools.
     Programs,
 }
 
 impl Part {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::Loads,
         Self::Account,
         Self::Launches,
@@ -108,6 +113,7 @@ impl Part {
         Self::Events,
         Self::Compute,
         Self::Agent,
+        Self::Spatial,
         Self::Programs,
     ];
 
@@ -121,6 +127,7 @@ impl Part {
             Self::Events => "Short kernels",
             Self::Compute => "GPU time",
             Self::Agent => "Two tenants with the node agent",
+            Self::Spatial => "Spatial shares",
             Self::Programs => "Programs",
         }
     }
@@ -141,6 +148,7 @@ impl Part {
             Self::Events => events::rows(setup, rows),
             Self::Compute => compute::rows(setup, args, rows),
             Self::Agent => agent::rows(setup, args.seconds, rows),
+            Self::Spatial => spatial::rows(setup, args.seconds, rows),
             Self::Programs => programs::rows(setup, rows),
         }
     }

@@ -272,6 +272,63 @@ fn measures_tenants_with_agent() {
     }
 }
 
+/// Whether this process may start a daemon of MPS for all users.
+fn is_root() -> bool {
+    use std::os::unix::fs::MetadataExt as _;
+
+    std::fs::metadata("/proc/self").unwrap().uid() == 0
+}
+
+/// Limits and faults hold in any case. The load of a host delays launches, so the throughput of tenants is only counted, but for
+/// that of kernels that the machine makes longer: with half of the multiprocessors, those that fill a GPU take twice as long.
+#[test]
+fn measures_spatial_shares() {
+    let out = measured(&["spatial", "--seconds", "0.5"]);
+    let report = read(out.path(), "gpu.json");
+    let rows = rows(&report);
+    let of = |start: &str| {
+        let found = rows.iter().find(|row| {
+            let what = row["what"].as_str().unwrap();
+            what.starts_with(start)
+        });
+        *found.unwrap_or_else(|| panic!("no row {start}: {report:#}"))
+    };
+    let paths = [
+        "plain", "pitch", "managed", "async", "pool", "vmm", "array", "mipmap", "globals", "graph",
+    ];
+    let limits = paths.map(|path| format!("{path} with MPS"));
+    let filled = "a tenant that fills the GPU beside an idle one";
+    let held = [
+        "multiprocessors of a client",
+        "a fault of a client of MPS reaches the other client",
+        "a fault of a client of MPS does not reach a program outside",
+        "a fault of a client of MPS, then a new client",
+    ];
+    if !is_root() {
+        for row in rows.iter().filter(|row| row["outcome"] == "notRun") {
+            assert!(row["reason"].as_str().unwrap().contains("root"), "{row}");
+        }
+        assert_eq!(of(filled)["outcome"], "notRun");
+        return;
+    }
+    for start in held
+        .iter()
+        .copied()
+        .chain(limits.iter().map(String::as_str))
+    {
+        assert_eq!(of(start)["held"], true, "{}", of(start));
+    }
+    for load in [8, 4, 2] {
+        for what in ["throughput of both", "time of a token"] {
+            let row = of(&format!(
+                "kernels for 1/{load} of the multiprocessors, {what}"
+            ));
+            assert_eq!(row["outcome"], "checked", "{row}");
+        }
+    }
+    assert!(number(of(filled)) > 1.0, "{}", of(filled));
+}
+
 /// A library of this process that limits nothing.
 fn inert_library() -> String {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();

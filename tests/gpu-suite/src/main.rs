@@ -7,6 +7,7 @@ mod captures;
 mod entry_points;
 mod events;
 mod exports;
+mod fault;
 mod gemm;
 mod gpu;
 mod handles;
@@ -59,6 +60,8 @@ enum Measurement {
     Stopped,
     /// Keep the GPU busy and count the completed kernels
     Work(work::Arguments),
+    /// Cause a fatal fault of a kernel, or launch until one stops this process
+    Fault(fault::Arguments),
     /// Measure the time slices of this context and of others
     Slices(slices::Arguments),
     /// Measure short kernels by events
@@ -83,6 +86,7 @@ fn main() -> ExitCode {
         Measurement::Wait(arguments) => wait::run(&arguments),
         Measurement::Stopped => wait::run_stopped(),
         Measurement::Work(arguments) => work::run(&arguments),
+        Measurement::Fault(arguments) => fault::run(&arguments),
         Measurement::Slices(arguments) => slices::run(&arguments),
         Measurement::Events(arguments) => events::run(&arguments),
         Measurement::Latency(arguments) => latency::run(&arguments),

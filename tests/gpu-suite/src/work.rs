@@ -29,6 +29,12 @@ pub(crate) struct Arguments {
     /// The kernel: `work` takes GPU time and needs a real GPU, `spin` takes wall-clock time
     #[arg(long, value_enum, default_value_t = Kernel::Work)]
     kernel: Kernel,
+    /// Blocks of 256 threads in each kernel; one for each multiprocessor if absent
+    #[arg(long)]
+    blocks: Option<u32>,
+    /// Kernels before each wait with `--way sync`, as those of a token
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=MAX_BATCH))]
+    awaited: u64,
     /// Rounds of `work` per microsecond, as measured by a run on an idle GPU; measured if absent
     #[arg(long)]
     rounds_per_us: Option<f64>,
@@ -65,6 +71,8 @@ struct Completed {
     share: f64,
     rounds_per_us: f64,
     overhead_us: f64,
+    /// Median time of a batch with its wait, µs: of a token, if the program awaits each batch.
+    batch_p50_us: f64,
 }
 
 /// Kernels in a graph.
@@ -110,11 +118,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             (kernel, rounds_per_us, overhead_us)
         }
     };
+    let blocks = arguments.blocks.map_or_else(|| gpu.multiprocessors(), Ok)?;
     let work = Work {
         stream: &stream,
         kernel: &kernel,
         shape: LaunchConfig {
-            grid_dim: (gpu.multiprocessors()?, 1, 1),
+            grid_dim: (blocks, 1, 1),
             block_dim: (256, 1, 1),
             shared_mem_bytes: 0,
         },
@@ -150,7 +159,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
                     work.launch(kernel_us)?;
                     length_us += kernel_us;
                     kernels += 1;
-                    if arguments.way == Way::Sync || length_us >= 20_000 {
+                    let is_complete = match arguments.way {
+                        Way::Sync => kernels == arguments.awaited,
+                        Way::Queue | Way::Graph => length_us >= 20_000,
+                    };
+                    if is_complete {
                         break;
                     }
                 }
@@ -169,25 +182,31 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     };
     // From now on each call ends with one batch.
     run_batch()?;
-    let mut run = |seconds: f64| -> Result<(f64, f64)> {
+    let mut run = |seconds: f64| -> Result<(f64, f64, f64)> {
         let (start, length) = (Instant::now(), Duration::from_secs_f64(seconds));
         let (mut length_us, mut kernels) = (0, 0);
-        while start.elapsed() < length {
+        let mut batches = Vec::new();
+        let mut begun = Duration::ZERO;
+        while begun < length {
             let batch = run_batch()?;
+            let ended = start.elapsed();
+            batches.push(ended - begun);
+            begun = ended;
             length_us += batch.0;
             kernels += batch.1;
         }
         #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
         let busy_us = (kernels as f64).mul_add(overhead_us, length_us as f64);
-        Ok((busy_us, start.elapsed().as_secs_f64()))
+        Ok((busy_us, begun.as_secs_f64(), median_us(batches)))
     };
     run(arguments.settle)?;
-    let (busy_us, seconds) = run(arguments.seconds)?;
+    let (busy_us, seconds, batch_p50_us) = run(arguments.seconds)?;
     crate::print(&Completed {
         seconds,
         share: busy_us / 1e6 / seconds,
         rounds_per_us,
         overhead_us,
+        batch_p50_us,
     })?;
     if arguments.wait {
         let is_closed = Arc::new(AtomicBool::new(false));
@@ -202,6 +221,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Returns the median, µs; 0 without any.
+fn median_us(mut times: Vec<Duration>) -> f64 {
+    times.sort_unstable();
+    let middle = times.get(times.len() / 2).copied().unwrap_or_default();
+    middle.as_secs_f64() * 1e6
 }
 
 #[expect(

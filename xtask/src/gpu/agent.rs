@@ -1,17 +1,16 @@
 //! Two tenants with the node agent: the GPU time of each by its completed kernels, by libvgpu's account, and by NVML.
 
-use std::path::PathBuf;
 use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use drava_nvml::{GpuLibrary as _, GpuUuid, Library, Memory, ProcessUtilization};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
 use super::compute::{Done, GOAL_SUM, Tenants, kernel, percent};
+use super::node::{Node, two};
 use super::report::Row;
 use super::rows::{Needed, Rows};
 use super::setup::{Running, Setup, Share, go, start_all, together};
@@ -55,7 +54,7 @@ const KERNELS: [Kernels; 4] = [
 ];
 
 /// Time before a measurement, in which the agent reaches its steady state, as part of the measurement's length.
-const SETTLE: f64 = 0.4;
+pub(super) const SETTLE: f64 = 0.4;
 
 /// Time between two readings of NVML, shorter than its sample period.
 const READ_EVERY: Duration = Duration::from_millis(100);
@@ -161,14 +160,12 @@ impl Bench<'_> {
     }
 
     fn measure(&self, case: &Case) -> Result<Got> {
-        let mut node = Node::start(self.setup, case, self.tenants.memory_bytes)?;
+        let mut node = Node::start(self.setup, case.split, self.tenants.memory_bytes)?;
         let tenants = node.shares.iter().zip(case.kernels.us);
         let tenants = tenants.map(|(share, kernels)| self.tenant(Some(share), kernels));
         let mut tenants = start_all(tenants.collect())?;
         let pids: Vec<u32> = tenants.iter().map(Running::pid).collect();
-        for (number, pid) in (1..).zip(&pids) {
-            node.program.send(&format!("{number} {pid}"))?;
-        }
+        node.add_tenants(&pids)?;
         go(&mut tenants)?;
         sleep(Duration::from_secs_f64(self.seconds * SETTLE));
         let before = node.accounts()?;
@@ -179,7 +176,7 @@ impl Bench<'_> {
         for tenant in tenants {
             tenant.end()?;
         }
-        let found: Found = serde_json::from_str(&node.program.end()?)?;
+        let findings = node.end()?;
         let accounts = before.iter().zip(after);
         let counts = pids.iter().zip(done).zip(accounts);
         let counts = counts.map(|((pid, done), (before, after))| Counts {
@@ -191,7 +188,7 @@ impl Bench<'_> {
             tenants: two(counts.collect())?,
             utilization,
             used_bytes,
-            findings: found.findings,
+            findings,
         })
     }
 
@@ -239,69 +236,6 @@ impl std::fmt::Display for Quantiles {
         let Self { p10, p50, p90 } = self;
         write!(f, "{p50:.0} µs ({p10:.0} to {p90:.0})")
     }
-}
-
-/// Last line of `gpu-node`.
-#[derive(Debug, Deserialize)]
-struct Found {
-    findings: Vec<String>,
-}
-
-/// First line of `gpu-node`.
-#[derive(Debug, Deserialize)]
-struct Prepared {
-    shares: Vec<PreparedShare>,
-}
-
-#[derive(Debug, Deserialize)]
-struct PreparedShare {
-    container: PathBuf,
-    region: PathBuf,
-}
-
-/// The node agent with two shares.
-struct Node {
-    program: Running,
-    shares: [Share; 2],
-    _directory: TempDir,
-}
-
-impl Node {
-    fn start(setup: &Setup, case: &Case, memory_bytes: u64) -> Result<Self> {
-        let directory = tempfile::tempdir()?;
-        let [left, right] = case.split;
-        let mut command = Command::new(&setup.node);
-        command
-            .arg("--directory")
-            .arg(directory.path())
-            .arg("--driver-root")
-            .arg(setup.driver_root())
-            .args(["--gpu", &setup.gpu()?.gpu()?])
-            .args(["--memory-bytes", &memory_bytes.to_string()])
-            .args(["--cores", &format!("{left},{right}")]);
-        let mut program = Running::start(command)?;
-        let prepared: Prepared = program.json()?;
-        let shares = prepared.shares.into_iter();
-        let shares = shares.map(|share| Share::of_node(share.container, share.region));
-        Ok(Self {
-            program,
-            shares: two(shares.collect())?,
-            _directory: directory,
-        })
-    }
-
-    /// GPU time in the account of each share, µs.
-    fn accounts(&self) -> Result<Vec<u64>> {
-        let accounts = self.shares.iter();
-        accounts.map(|share| Ok(share.account()?.1)).collect()
-    }
-}
-
-fn two<T>(values: Vec<T>) -> Result<[T; 2]> {
-    let count = values.len();
-    values
-        .try_into()
-        .map_err(|_| anyhow!("{count} tenants instead of two"))
 }
 
 /// The part of the GPU time that each tenant alone, and both together, use without limits.

@@ -13,11 +13,12 @@ use serde_json::Value;
 use super::handles;
 use super::report::Row;
 use super::rows::{Needed, Rows};
-use super::setup::{Preload, Running, Setup, Share, json, limits};
+use super::setup::{Gpu, Preload, Running, Setup, Share, json, limits};
 
 const MIB: u64 = 1 << 20;
 
-const PATHS: [&str; 10] = [
+/// Paths that end with a denial at the limit.
+pub(super) const PATHS: [&str; 10] = [
     "plain", "pitch", "managed", "async", "pool", "vmm", "array", "mipmap", "globals", "graph",
 ];
 
@@ -37,7 +38,7 @@ const LONGEST_RELEASE: Duration = Duration::from_secs(10);
 /// Output of `gpu-suite memory`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Taken {
+pub(super) struct Taken {
     free_bytes_before: u64,
     total_bytes: u64,
     taken_bytes: u64,
@@ -47,8 +48,7 @@ struct Taken {
 
 pub(super) fn rows(setup: &Setup, rows: &mut Rows<'_>) -> Result<()> {
     let gpu = setup.gpu()?;
-    // No multiple of any granularity.
-    let limit = (gpu.free_bytes / 4).min(8 << 30) / MIB * MIB + 4096;
+    let limit = limit_bytes(&gpu);
     let nvml = Needed::new(|| setup.nvml());
     let context = Needed::new(|| observe(setup, nvml.get()?, None, "nothing"));
     let limits = Needed::new(|| {
@@ -104,8 +104,13 @@ pub(super) fn context_bytes(setup: &Setup, nvml: &(Library, GpuUuid)) -> Result<
     Ok(context.nvml.unwrap_or(0))
 }
 
+/// Limit of a share whose allocations are checked: no multiple of any granularity.
+pub(super) fn limit_bytes(gpu: &Gpu) -> u64 {
+    (gpu.free_bytes / 4).min(8 << 30) / MIB * MIB + 4096
+}
+
 /// Allocations up to the limit, and none beyond it.
-fn exact(title: String, taken: &Taken, limit: u64) -> Row {
+pub(super) fn exact(title: String, taken: &Taken, limit: u64) -> Row {
     let reachable = taken.free_bytes_before;
     // The smallest request is 2 MiB, and a path may round each to its granularity.
     let is_exact = taken.taken_bytes <= reachable && taken.taken_bytes + 64 * MIB > reachable;

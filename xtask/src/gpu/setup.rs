@@ -252,6 +252,15 @@ impl Setup {
             .map_or(&self.driver_root, |machine| machine.root())
     }
 
+    /// The control program of MPS in the driver root; where that is `/`, the one that a shell would find.
+    pub(crate) fn mps_control(&self) -> PathBuf {
+        const PROGRAM: &str = "nvidia-cuda-mps-control";
+        match self.driver_root() {
+            root if root == Path::new("/") => PROGRAM.into(),
+            root => root.join("usr/bin").join(PROGRAM),
+        }
+    }
+
     /// Loads NVML, and returns it with the first GPU.
     pub(crate) fn nvml(&self) -> Result<(Library, GpuUuid)> {
         let library = Library::open(&drava_nvml::find(self.driver_root())?)?;
@@ -320,8 +329,13 @@ pub(crate) fn limits(memory_bytes: u64, cores: u32) -> Result<Limits> {
 }
 
 /// Runs a program and reads its JSON output.
-pub(crate) fn json<T: DeserializeOwned>(mut command: Command) -> Result<T> {
-    let output = process::output(&mut command, LIMIT)?;
+pub(crate) fn json<T: DeserializeOwned>(command: Command) -> Result<T> {
+    json_within(command, LIMIT)
+}
+
+/// The same with a limit of its own.
+pub(crate) fn json_within<T: DeserializeOwned>(mut command: Command, limit: Limit) -> Result<T> {
+    let output = process::output(&mut command, limit)?;
     ensure!(
         output.status.success(),
         "{}",
@@ -426,6 +440,13 @@ pub(crate) fn together<T: DeserializeOwned>(commands: Vec<Command>) -> Result<Ve
         .into_iter()
         .try_for_each(|program| program.end().map(drop))?;
     results
+}
+
+/// Whether a program is installed.
+pub(crate) fn is_installed(program: &Path) -> bool {
+    let mut which = Command::new("which");
+    which.arg(program).stdin(Stdio::null());
+    process::output(&mut which, Limit::REQUEST).is_ok_and(|output| output.status.success())
 }
 
 /// A UUID in the form of NVML.

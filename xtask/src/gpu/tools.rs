@@ -2,13 +2,14 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use anyhow::{Result, ensure};
 use drava_cluster::process::{self, Limit};
 
+use super::mps::Daemon;
 use super::report::Row;
-use super::setup::{Setup, Share};
+use super::setup::{Setup, Share, is_installed};
 use super::verdicts::succeeds;
 
 /// Tools that run a program, with the arguments before it.
@@ -19,8 +20,6 @@ const TOOLS: [(&str, &[&str]); 2] = [
         &["profile", "--force-overwrite", "true", "--output"],
     ),
 ];
-
-const MPS: &str = "nvidia-cuda-mps-control";
 
 pub(super) fn rows(setup: &Setup, share: &Share) -> Vec<Row> {
     let mut rows: Vec<Row> = TOOLS
@@ -48,18 +47,11 @@ pub(super) fn nvcc(source: &Path, text: &str, options: &[&str], output: &Path) -
     Ok(())
 }
 
-/// Whether a program is installed.
-fn is_installed(program: &str) -> bool {
-    let mut which = Command::new("which");
-    which.arg(program).stdin(Stdio::null());
-    process::output(&mut which, Limit::REQUEST).is_ok_and(|output| output.status.success())
-}
-
 /// Why a tool does not run here.
 fn obstacle(setup: &Setup, tool: &str) -> Option<String> {
     if setup.is_simulated() {
         Some("the simulated GPU has no tools".to_owned())
-    } else if is_installed(tool) {
+    } else if is_installed(Path::new(tool)) {
         None
     } else {
         Some(format!("{tool} is not installed"))
@@ -83,31 +75,14 @@ fn under_tool(setup: &Setup, share: &Share, tool: &str, arguments: &[&str]) -> R
     succeeds(&title, command)
 }
 
-/// A program under a share is a client of MPS. The daemon has directories of its own and ends with the check.
+/// A program under a share is a client of MPS.
 fn mps(setup: &Setup, share: &Share) -> Row {
     let title = "a limited program with MPS";
-    if let Some(reason) = obstacle(setup, MPS) {
-        return Row::not_run(title, reason);
+    match Daemon::start(setup) {
+        Err(why) => Row::not_run(title, format!("{why:#}")),
+        Ok(daemon) => {
+            let suite = setup.suite(Some(share), &["latency", "--launches", "1000"]);
+            succeeds(title, daemon.client(suite))
+        }
     }
-    let Ok(directory) = tempfile::tempdir() else {
-        return Row::not_run(title, "cannot create a directory");
-    };
-    let with_mps = |mut command: Command| {
-        command
-            .env("CUDA_MPS_PIPE_DIRECTORY", directory.path())
-            .env("CUDA_MPS_LOG_DIRECTORY", directory.path());
-        command
-    };
-    let mut daemon = with_mps(Command::new(MPS));
-    daemon.arg("-d").stdin(Stdio::null());
-    let started = process::output(&mut daemon, Limit::REQUEST);
-    if !started.is_ok_and(|output| output.status.success()) {
-        return Row::not_run(title, "the MPS daemon does not start");
-    }
-    let suite = setup.suite(Some(share), &["latency", "--launches", "1000"]);
-    let row = succeeds(title, with_mps(suite));
-    let mut quit = with_mps(Command::new("sh"));
-    quit.args(["-c", &format!("echo quit | {MPS}")]);
-    let _ = process::output(&mut quit, Limit::REQUEST);
-    row
 }

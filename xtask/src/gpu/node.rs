@@ -1,0 +1,85 @@
+//! The node agent with two shares of the first GPU.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Result, anyhow};
+use serde::Deserialize;
+use tempfile::TempDir;
+
+use super::setup::{Running, Setup, Share};
+
+/// Last line of `gpu-node`.
+#[derive(Debug, Deserialize)]
+struct Found {
+    findings: Vec<String>,
+}
+
+/// First line of `gpu-node`.
+#[derive(Debug, Deserialize)]
+struct Prepared {
+    shares: Vec<PreparedShare>,
+}
+
+#[derive(Debug, Deserialize)]
+struct PreparedShare {
+    container: PathBuf,
+    region: PathBuf,
+}
+
+/// The node agent with two shares.
+pub(super) struct Node {
+    program: Running,
+    pub(super) shares: [Share; 2],
+    _directory: TempDir,
+}
+
+impl Node {
+    /// Starts the agent with two shares of the first GPU, of these percentages of its time.
+    pub(super) fn start(setup: &Setup, [left, right]: [u32; 2], memory_bytes: u64) -> Result<Self> {
+        let directory = tempfile::tempdir()?;
+        let mut command = Command::new(&setup.node);
+        command
+            .arg("--directory")
+            .arg(directory.path())
+            .arg("--driver-root")
+            .arg(setup.driver_root())
+            .args(["--gpu", &setup.gpu()?.gpu()?])
+            .args(["--memory-bytes", &memory_bytes.to_string()])
+            .args(["--cores", &format!("{left},{right}")]);
+        let mut program = Running::start(command)?;
+        let prepared: Prepared = program.json()?;
+        let shares = prepared.shares.into_iter();
+        let shares = shares.map(|share| Share::of_node(share.container, share.region));
+        Ok(Self {
+            program,
+            shares: two(shares.collect())?,
+            _directory: directory,
+        })
+    }
+
+    /// Reports the process of each share to the agent.
+    pub(super) fn add_tenants(&mut self, pids: &[u32]) -> Result<()> {
+        let mut tenants = (1..).zip(pids);
+        tenants.try_for_each(|(number, pid)| self.program.send(&format!("{number} {pid}")))
+    }
+
+    /// Ends the agent, and returns what it found.
+    pub(super) fn end(self) -> Result<Vec<String>> {
+        let found: Found = serde_json::from_str(&self.program.end()?)?;
+        Ok(found.findings)
+    }
+
+    /// GPU time in the account of each share, µs.
+    pub(super) fn accounts(&self) -> Result<Vec<u64>> {
+        let accounts = self.shares.iter();
+        accounts.map(|share| Ok(share.account()?.1)).collect()
+    }
+}
+
+pub(super) fn two<T>(values: Vec<T>) -> Result<[T; 2]> {
+    let count = values.len();
+    values
+        .try_into()
+        .map_err(|_| anyhow!("{count} tenants instead of two"))
+}
