@@ -298,6 +298,7 @@ const ORDERS: [(&str, &[&str]); 3] = [
         &[
             "gpus",
             "node",
+            "mps",
             "prepare",
             "gpu_health",
             "report",

@@ -15,9 +15,9 @@ use drava_api::{Quantity, names};
 use k8s_openapi::api::resource::v1 as dra;
 
 use crate::capacity::Amounts;
+use crate::division::Division;
 use crate::pod::IMPLICIT_RESOURCE_PREFIX;
 use crate::selector::{Selector, Selectors};
-use crate::usage::Division;
 
 mod drivers;
 

@@ -17,6 +17,7 @@ pub mod claim_problem;
 pub mod cluster;
 pub mod decision;
 pub mod device;
+pub mod division;
 pub mod explanation;
 pub mod fragmentation;
 pub mod gang;

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use drava_api::config::{self, Settings};
+use drava_api::config;
 use drava_api::listed::Unreadable;
 use drava_api::{DeviceType, Quantity, names, suspension};
 use k8s_openapi::api::resource::v1 as dra;
@@ -14,6 +14,7 @@ use k8s_openapi::api::resource::v1 as dra;
 use crate::capacity::{Amounts, Capacity, CapacityError};
 use crate::claim::{Alternative, ClaimId};
 use crate::device::Device;
+use crate::division::Division;
 use crate::pool::{Pool, PoolProblem};
 use crate::reason::{GpuUse, Rejection};
 
@@ -30,28 +31,6 @@ pub struct AllocatedDevice {
     pub request: String,
     /// How the claim uses it.
     pub access: DeviceAccess,
-}
-
-/// What the shares of a GPU divide. All shares of a GPU divide the same.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub enum Division {
-    /// GPU time.
-    #[default]
-    Time,
-    /// The multiprocessors (`computePolicy: spatial`), among claims of this namespace only: a fault of one program stops those of
-    /// all.
-    Multiprocessors(Arc<str>),
-}
-
-impl Division {
-    /// Returns the division of a share of a claim in `namespace` with this config.
-    #[must_use]
-    pub fn of(settings: &Settings, namespace: &str) -> Self {
-        match settings.is_spatial() {
-            true => Self::Multiprocessors(namespace.into()),
-            false => Self::Time,
-        }
-    }
 }
 
 /// How a claim uses a device.

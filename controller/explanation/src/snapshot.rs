@@ -6,13 +6,14 @@ use std::sync::Arc;
 
 use drava_allocator::claim::{ClaimId, Ownership, classify};
 use drava_allocator::cluster::Cluster;
+use drava_allocator::division::Division;
 use drava_allocator::explanation::Explanation;
 use drava_allocator::object::{ObjectKey, object_key};
 use drava_allocator::observed::Observed;
 use drava_allocator::placement::Policies;
 use drava_allocator::pod_request::PodRequest;
 use drava_allocator::taint::rule_from_v1beta2;
-use drava_allocator::usage::{AllocatedDevice, DeviceAccess, Division};
+use drava_allocator::usage::{AllocatedDevice, DeviceAccess};
 use drava_api::leader::{
     GpuControllerLeader, GpuControllerLeaderStatus, LEADER_NAME, ReservationPurpose, ReservedClaim,
     ReservedDevice,

@@ -5,12 +5,13 @@ use std::fmt;
 use std::time::Duration;
 
 use drava_allocator::capacity::Amounts;
+use drava_allocator::division::Division;
 use drava_allocator::explanation::Explanation;
 use drava_allocator::object::ObjectKey;
 use drava_allocator::placement::{ClaimPlacement, DevicePlacement, Placement};
 use drava_allocator::pool::PoolProblem;
 use drava_allocator::reason::bytes;
-use drava_allocator::usage::{DeviceAccess, Division};
+use drava_allocator::usage::DeviceAccess;
 use drava_api::event::EventReason;
 use drava_api::listed::Unreadable;
 use drava_api::names;

@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use drava_allocator::division::Division;
 use drava_allocator::placement::ClaimPlacement;
 use drava_allocator::quota::Charge;
-use drava_allocator::usage::{AllocatedDevice, DeviceAccess, DeviceUse, Division};
+use drava_allocator::usage::{AllocatedDevice, DeviceAccess, DeviceUse};
 use drava_api::leader::{
     GpuControllerLeader, GpuControllerLeaderStatus, LEADER_NAME, MAX_RESERVATIONS,
     ReservationPurpose, ReservedClaim, ReservedDevice,

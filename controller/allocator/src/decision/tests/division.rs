@@ -7,9 +7,10 @@ use serde_json::json;
 use super::{BINPACK, SPREAD};
 use crate::claim::{Ownership, classify};
 use crate::cluster::Cluster;
+use crate::division::Division;
 use crate::fixture::{class, cluster, object, pod_request, request, share};
 use crate::pod_request::PodRequest;
-use crate::usage::{AllocatedDevice, DeviceAccess, Division};
+use crate::usage::{AllocatedDevice, DeviceAccess};
 
 const CLASS: &str = "spatial.example.com";
 

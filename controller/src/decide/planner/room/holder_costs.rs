@@ -80,15 +80,26 @@ impl NodeCosts {
         self.changed.iter()
     }
 
-    /// Returns the node after a position that is not `known`.
+    /// Returns the first node after a position that is not `known`, and moves the position past those that are: a search visits
+    /// each of them once.
     pub(super) fn next(
         &self,
-        from: Option<&Position>,
+        from: &mut Option<Position>,
         known: impl Fn(&str) -> bool,
     ) -> Option<Position> {
-        let from = from.map_or(Bound::Unbounded, Bound::Excluded);
-        let mut rest = self.order.range::<Position, _>((from, Bound::Unbounded));
-        rest.find(|(_, node)| !known(node)).cloned()
+        let start = from.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
+        let rest = self.order.range::<Position, _>((start, Bound::Unbounded));
+        let mut last_known = None;
+        let next = rest.into_iter().find(|position| {
+            let is_known = known(&position.1);
+            if is_known {
+                last_known = Some(*position);
+            }
+            !is_known
+        });
+        let (next, last_known) = (next.cloned(), last_known.cloned());
+        *from = last_known.or_else(|| from.take());
+        next
     }
 }
 

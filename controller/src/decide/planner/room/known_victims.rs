@@ -13,7 +13,7 @@ use drava_allocator::searched::{Suspended, Undecided};
 use drava_allocator::turn::{Turn, Work};
 
 use super::holder_costs::{NodeCosts, Position};
-use super::holders::SIMULATION_UNITS;
+use super::holders::simulation_units;
 use super::{RoomCause, Search};
 use crate::decide::planner::Planner;
 use crate::decide::planner::demand::Request;
@@ -101,10 +101,8 @@ impl KnownVictims {
     /// Returns the node with the least cost, also of the nodes after a position of which only `costs` are known.
     fn first(&self, costs: &NodeCosts, from: &mut Option<Position>) -> Option<(String, OfNode)> {
         let of_asked = self.order.first();
-        let (cost, node) = match costs.next(from.as_ref(), |node| self.nodes.contains_key(node)) {
-            Some(next) if of_asked.is_none_or(|(cost, ..)| *next.0 <= *cost) => {
-                from.insert(next).clone()
-            }
+        let (cost, node) = match costs.next(from, |node| self.nodes.contains_key(node)) {
+            Some(next) if of_asked.is_none_or(|(cost, ..)| *next.0 <= *cost) => next,
             _ => {
                 let (_, known, node) = of_asked?;
                 return Some((node.clone(), known.clone()));
@@ -333,7 +331,7 @@ struct OnNode<'a> {
 impl Simulation for OnNode<'_> {
     /// A search for devices that gave up tells nothing about victims, and another one would give up, too.
     fn effect(&mut self, victims: &BTreeSet<String>) -> Option<Effect> {
-        self.turn.count(SIMULATION_UNITS);
+        self.turn.count(simulation_units(victims));
         let gone = self.planner.departure(self.search, victims);
         let has_host_memory =
             self.search.cause != RoomCause::Suspension || self.planner.has_host_memory(victims);
