@@ -71,6 +71,20 @@ pub(crate) fn namespaces(process: &Path) -> BTreeSet<PathBuf> {
     links.into_iter().flatten().collect()
 }
 
+/// Time since boot, clock ticks of 10 ms.
+pub(crate) fn now_ticks() -> u64 {
+    let uptime = fs::read_to_string("/proc/uptime").unwrap();
+    let uptime = uptime.split(' ').next().unwrap();
+    uptime.replace('.', "").parse().unwrap()
+}
+
+/// Start of a process since boot, clock ticks; `None` if it is gone.
+pub(crate) fn start_ticks(process: &Path) -> Option<u64> {
+    let stat = fs::read_to_string(process.join("stat")).ok()?;
+    let (_, after_name) = stat.rsplit_once(')')?;
+    after_name.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
 /// Names of the machine's network devices.
 pub(crate) fn devices() -> BTreeSet<String> {
     fs::read_dir("/sys/class/net")
