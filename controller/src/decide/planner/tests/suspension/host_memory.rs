@@ -36,7 +36,7 @@ fn shares_beyond_the_host_memory_of_the_node_are_evicted() {
 
 #[test]
 fn host_memory_limits_the_shares_that_are_suspended_together() {
-    // Two shares must give way, and the node has host memory for one, or for both.
+    // Two shares must give way. The node has host memory for one of them, then for both.
     for (mib, is_suspended) in [(39 << 10, false), (40 << 10, true)] {
         let mut cluster = TestCluster::new(&["n1"]);
         limit_host_memory(&mut cluster, "n1", mib);
