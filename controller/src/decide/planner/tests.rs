@@ -4,6 +4,7 @@ mod allocation;
 mod cluster;
 mod companions;
 mod conditions;
+mod division;
 mod events;
 mod gang;
 mod gang_turns;
