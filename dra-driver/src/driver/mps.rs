@@ -20,6 +20,9 @@ use crate::report::Subject;
 /// Time between two looks at a daemon.
 const PERIOD: Duration = Duration::from_secs(1);
 
+/// Looks between two comparisons of the daemons with the records of the claims, which reads all of these.
+const COMPARE_EVERY: u32 = 10;
+
 /// How long programs have to end after a fault, before their server is ended: until then it takes no new program.
 const FAULT_GRACE: Duration = Duration::from_secs(2);
 
@@ -81,6 +84,7 @@ pub(super) async fn run(
         daemons,
         operations,
         gpus,
+        looks: 0,
         seen: BTreeMap::new(),
         failed: BTreeMap::new(),
     };
@@ -104,6 +108,7 @@ struct Watch {
     daemons: Arc<Daemons>,
     operations: MpsOperations,
     gpus: GpuTable,
+    looks: u32,
     /// By GPU.
     seen: BTreeMap<String, Seen>,
     /// Last error, by GPU.
@@ -112,35 +117,61 @@ struct Watch {
 
 impl Watch {
     fn look(&mut self) {
-        let gpus = match self.daemons.gpus() {
+        let compares = self.looks.is_multiple_of(COMPARE_EVERY);
+        self.looks = self.looks.wrapping_add(1);
+        let gpus = match self.watched(compares) {
             Ok(gpus) => gpus,
             Err(error) => {
-                self.note("", Some(describe(&error)));
+                self.note("", Some(error));
                 return;
             }
         };
-        self.seen.retain(|gpu, _| gpus.contains(gpu));
-        self.failed.retain(|gpu, _| gpus.contains(gpu));
-        for gpu in gpus {
-            let looked = self.look_at(&gpu);
+        self.seen.retain(|gpu, _| gpus.contains_key(gpu));
+        self.failed.retain(|gpu, _| gpus.contains_key(gpu));
+        for (gpu, has_files) in gpus {
+            let looked = self.look_at(&gpu, compares, has_files);
             self.note(&gpu, looked.err());
         }
     }
 
-    fn look_at(&mut self, gpu: &str) -> Result<(), String> {
-        let applier = &self.claims.applier;
-        let started = applier.settle_mps(gpu).map_err(|error| describe(&error))?;
-        if !started.is_empty() {
-            self.operations.restarts.inc();
-            self.report(
-                &started,
-                &format!(
-                    "the MPS control daemon of GPU {gpu} had ended and was started again: the programs of all claims on the GPU get \
-                     errors and must start again"
-                ),
+    /// Returns the GPUs that have a daemon, or should have one, and whether there are files of one.
+    fn watched(&self, compares: bool) -> Result<BTreeMap<String, bool>, String> {
+        let mut gpus = BTreeMap::new();
+        if compares {
+            let claims = self.claims.applier.spatial_claims(None);
+            let claims = claims.map_err(|error| describe(&error))?;
+            gpus.extend(
+                claims
+                    .unwrap_or_default()
+                    .into_keys()
+                    .map(|gpu| (gpu, false)),
             );
         }
-        let server = self.daemons.server(gpu).map_err(|error| describe(&error))?;
+        let with_files = self.daemons.gpus().map_err(|error| describe(&error))?;
+        gpus.extend(with_files.into_iter().map(|gpu| (gpu, true)));
+        Ok(gpus)
+    }
+
+    fn look_at(&mut self, gpu: &str, compares: bool, has_files: bool) -> Result<(), String> {
+        let mut server = self.daemons.server(gpu).map_err(|error| describe(&error))?;
+        if compares || server == Server::NoDaemon {
+            let settled = self.claims.applier.settle_mps(gpu);
+            let started = settled.map_err(|error| describe(&error))?;
+            // Without files it may be the first daemon of the GPU, whose claim is being prepared.
+            if !started.is_empty() && has_files {
+                self.operations.restarts.inc();
+                self.report(
+                    &started,
+                    &format!(
+                        "the MPS control daemon of GPU {gpu} had ended and was started again: the programs of all claims on the GPU get \
+                         errors and must start again"
+                    ),
+                );
+            }
+            if !started.is_empty() {
+                server = Server::Serving;
+            }
+        }
         let xids = self.gpus.application_xids(gpu);
         let seen = self.seen.entry(gpu.to_owned()).or_insert(Seen {
             fault_since: None,

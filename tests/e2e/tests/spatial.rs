@@ -241,6 +241,12 @@ fn spatial_daemon_outlives_node_driver_and_is_started_again() -> Result<()> {
     let event = tenant.event(&tenant.claim_of("steady")?, "MpsFault")?;
     ensure!(event.contains("started again"), "{event}");
     tenant.training_started("steady", started)?;
+    let damage =
+        format!("kill -9 {second}; umount -l /run/drava/mps/*/shm; rm -rf /run/drava/mps/*");
+    cluster.on_node("sh", &["-c", &damage])?;
+    let second = wait("the daemon is started without its files", || {
+        Ok(daemon(&cluster)?.filter(|pid| *pid != second))
+    })?;
     tenant.delete_pods(&["steady"])?;
     wait("the daemon ends", || {
         Ok(daemon(&cluster)?.is_none().then_some(()))
