@@ -188,6 +188,8 @@ pub mod driver {
                 "Temperature of the GPU.";
             GPU_POWER_WATTS = "drava_gpu_power_watts" Gauge ["gpu"]
                 "Power draw of the GPU.";
+            GPU_ENERGY_JOULES = "drava_gpu_energy_joules" Counter ["gpu"]
+                "Energy of the GPU since the NVIDIA driver was loaded; absent before Volta.";
             GPU_CLOCK_HERTZ = "drava_gpu_clock_hertz" Gauge ["gpu", "clock"]
                 "Current clock: sm or memory.";
             GPU_ECC_ERRORS = "drava_gpu_ecc_errors" Counter ["gpu", "kind"]

@@ -26,6 +26,8 @@ const REQUESTED_GPUS: &str = include_str!("cost/requested_gpus.promql");
 const REQUESTED_MEMORY: &str = include_str!("cost/requested_memory.promql");
 /// GPUs that a claim keeps busy, by model.
 const USED_GPUS: &str = include_str!("cost/used_gpus.promql");
+/// Power of a claim, by model: that of its whole GPUs, and of shared GPUs by its part of the GPU time of all shares, W.
+const WATTS: &str = include_str!("cost/watts.promql");
 /// Partitions of a claim, by model.
 const PARTITIONS: &str = include_str!("cost/partitions.promql");
 
@@ -103,6 +105,7 @@ struct Amounts {
     requested_gpu_seconds: BTreeMap<Key, f64>,
     requested_byte_seconds: BTreeMap<Key, f64>,
     used_gpu_seconds: BTreeMap<Key, f64>,
+    joules: BTreeMap<Key, f64>,
     partition_seconds: BTreeMap<Key, f64>,
 }
 
@@ -128,6 +131,9 @@ struct Cost {
     /// What of the requested time was not used.
     idle_gpu_hours: f64,
     requested_memory_gib_hours: f64,
+    /// Absent where no GPU of the claims reports energy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    energy_kilowatt_hours: Option<f64>,
     /// Hours of MIG partitions, which no other field has.
     partition_hours: f64,
     /// Absent without prices.
@@ -155,6 +161,7 @@ pub(crate) async fn run(connection: &Connection, options: &Options) -> anyhow::R
         requested_gpu_seconds: seconds(&server, REQUESTED_GPUS).await?,
         requested_byte_seconds: seconds(&server, REQUESTED_MEMORY).await?,
         used_gpu_seconds: seconds(&server, USED_GPUS).await?,
+        joules: seconds(&server, WATTS).await?,
         partition_seconds: seconds(&server, PARTITIONS).await?,
     };
     let namespace = connection.namespace.as_deref();
@@ -202,10 +209,12 @@ async fn seconds(server: &Prometheus, expression: &str) -> anyhow::Result<BTreeM
 fn costs(amounts: &Amounts, prices: &Prices, by_claim: bool, namespace: Option<&str>) -> Vec<Cost> {
     const HOUR: f64 = 3600.0;
     const GIB: f64 = (1_u64 << 30) as f64;
+    const KILOWATT_HOUR: f64 = 1000.0 * HOUR;
     let keys = [
         &amounts.requested_gpu_seconds,
         &amounts.requested_byte_seconds,
         &amounts.used_gpu_seconds,
+        &amounts.joules,
         &amounts.partition_seconds,
     ];
     let keys: std::collections::BTreeSet<&Key> =
@@ -231,6 +240,9 @@ fn costs(amounts: &Amounts, prices: &Prices, by_claim: bool, namespace: Option<&
         cost.used_gpu_hours += used;
         cost.idle_gpu_hours += idle;
         cost.requested_memory_gib_hours += memory;
+        if let Some(joules) = amounts.joules.get(key) {
+            *cost.energy_kilowatt_hours.get_or_insert(0.0) += joules / KILOWATT_HOUR;
+        }
         cost.partition_hours += amount(&amounts.partition_seconds);
         if !prices.is_empty() {
             let price = prices.of(model);
@@ -251,7 +263,7 @@ impl Report {
         let by_claim = self.costs.iter().any(|cost| cost.claim.is_some());
         let mut header = vec!["NAMESPACE"];
         header.extend(by_claim.then_some("CLAIM"));
-        header.extend(["GPU HOURS", "USED", "IDLE", "GIB HOURS"]);
+        header.extend(["GPU HOURS", "USED", "IDLE", "GIB HOURS", "KWH"]);
         let cost = self
             .currency
             .as_ref()
@@ -275,6 +287,8 @@ impl Report {
                 cost.requested_memory_gib_hours,
             ];
             row.extend(amounts.map(|hours| format!("{hours:.1}")));
+            let energy = cost.energy_kilowatt_hours;
+            row.push(energy.map_or_else(|| "-".to_owned(), |energy| format!("{energy:.1}")));
             let money = cost.cost.into_iter().chain(cost.idle_cost);
             row.extend(money.map(|money| format!("{money:.2}")));
             row
@@ -322,6 +336,8 @@ mod tests {
                 ("a", "x", "H100", 80.0 * GIB),
                 ("b", "z", "L4", 20.0 * GIB),
             ]),
+            // An L4 that reports none.
+            joules: of(&[("a", "x", "H100", 500.0)]),
             partition_seconds: of(&[("b", "m", "H100", 3.0)]),
         }
     }
@@ -342,9 +358,9 @@ mod tests {
         assert_eq!(
             report.text(),
             "\
-NAMESPACE   GPU HOURS   USED   IDLE   GIB HOURS   COST (EUR)   IDLE COST (EUR)
-a           14.0        9.0    6.0    80.0        34.00        18.00
-b           0.0         2.0    0.0    20.0        10.00        0.00
+NAMESPACE   GPU HOURS   USED   IDLE   GIB HOURS   KWH   COST (EUR)   IDLE COST (EUR)
+a           14.0        9.0    6.0    80.0        0.5   34.00        18.00
+b           0.0         2.0    0.0    20.0        -     10.00        0.00
 without 3.0 hours of MIG partitions, whose size the metrics do not show
 "
         );
@@ -360,9 +376,9 @@ without 3.0 hours of MIG partitions, whose size the metrics do not show
         assert_eq!(
             report.text(),
             "\
-NAMESPACE   CLAIM   GPU HOURS   USED   IDLE   GIB HOURS
-a           x       10.0        4.0    6.0    80.0
-a           y       4.0         5.0    0.0    0.0
+NAMESPACE   CLAIM   GPU HOURS   USED   IDLE   GIB HOURS   KWH
+a           x       10.0        4.0    6.0    80.0        0.5
+a           y       4.0         5.0    0.0    0.0         -
 "
         );
         let document = serde_json::to_value(&report.costs[0]).expect("JSON");

@@ -91,7 +91,7 @@ impl Cost {
         };
         let mut labels = BTreeMap::from([("namespace", self.namespace.clone())]);
         labels.extend(self.claim.clone().map(|claim| ("claim", claim)));
-        let metadata = BTreeMap::from([
+        let mut metadata = BTreeMap::from([
             ("usedGpuHours", self.used_gpu_hours.to_string()),
             ("idleGpuHours", self.idle_gpu_hours.to_string()),
             ("idleCost", self.idle_cost.unwrap_or_default().to_string()),
@@ -101,6 +101,8 @@ impl Cost {
             ),
             ("partitionHours", self.partition_hours.to_string()),
         ]);
+        let energy = self.energy_kilowatt_hours;
+        metadata.extend(energy.map(|energy| ("energyKwh", energy.to_string())));
         CustomCost {
             metadata,
             account_name: self.namespace.clone(),
@@ -134,6 +136,7 @@ mod tests {
                 used_gpu_hours: 3.0,
                 idle_gpu_hours: 1.0,
                 requested_memory_gib_hours: 80.5,
+                energy_kilowatt_hours: Some(1.5),
                 partition_hours: 0.0,
                 cost: Some(12.25),
                 idle_cost: Some(2.5),
@@ -165,6 +168,7 @@ mod tests {
                         "idleCost": "2.5",
                         "memoryGibHours": "80.5",
                         "partitionHours": "0",
+                        "energyKwh": "1.5",
                     },
                     "accountName": "research",
                     "chargeCategory": "Usage",

@@ -13,6 +13,8 @@ pub struct Telemetry {
     pub temperature_celsius: Option<u32>,
     /// Power draw, mW.
     pub power_milliwatts: Option<u32>,
+    /// Energy since the NVIDIA driver was loaded, mJ; `None` before Volta.
+    pub energy_millijoules: Option<u64>,
     /// Clock of the streaming multiprocessors, MHz.
     pub sm_clock_mhz: Option<u32>,
     /// Clock of the memory, MHz.

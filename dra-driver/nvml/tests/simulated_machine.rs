@@ -357,6 +357,7 @@ fn reads_sensors_of_idle_h100() {
     assert_eq!(telemetry.utilization.unwrap().gpu_percent, 0);
     assert_eq!(telemetry.temperature_celsius, Some(30));
     assert_eq!(telemetry.power_milliwatts, Some(70_000));
+    assert!(telemetry.energy_millijoules.is_some());
     assert_eq!(telemetry.memory_clock_mhz, Some(2619));
     assert!(telemetry.sm_clock_mhz.is_some());
     assert_eq!(

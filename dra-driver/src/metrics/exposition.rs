@@ -209,6 +209,10 @@ impl Snapshot {
             encoder,
             each(|t| Some(f64::from(t.power_milliwatts?) / 1000.0)),
         )?;
+        metric::GPU_ENERGY_JOULES.encode(
+            encoder,
+            each(|t| Some(t.energy_millijoules? as f64 / 1000.0)),
+        )?;
         let clocks = fresh.iter().flat_map(|(uuid, telemetry)| {
             let clock =
                 |(name, mhz): (_, Option<u32>)| Some(([*uuid, name], f64::from(mhz?) * 1e6));

@@ -18,7 +18,7 @@ use super::log::Log;
 const DIRECTORY: &str = "deploy/helm/drava/files/dashboards";
 
 /// Queries of `kubectl drava cost`, each with its value for the series.
-const COSTS: [(&str, f64); 4] = [
+const COSTS: [(&str, f64); 5] = [
     (
         include_str!("../../../cli/src/cost/requested_gpus.promql"),
         1.3,
@@ -31,6 +31,8 @@ const COSTS: [(&str, f64); 4] = [
         include_str!("../../../cli/src/cost/used_gpus.promql"),
         0.4 + 20.0 / 60.0,
     ),
+    // All of GPU-2, and of GPU-1 what its only share that runs takes.
+    (include_str!("../../../cli/src/cost/watts.promql"), 500.0),
     (include_str!("../../../cli/src/cost/partitions.promql"), 1.0),
 ];
 

@@ -19,6 +19,7 @@ impl Shared {
             utilization: self.utilization(handle)?,
             temperature_celsius: read(device.temperature(TemperatureSensor::Gpu))?,
             power_milliwatts: read(device.power_usage())?,
+            energy_millijoules: read(device.total_energy_consumption())?,
             sm_clock_mhz: read(device.clock_info(Clock::SM))?,
             memory_clock_mhz: read(device.clock_info(Clock::Memory))?,
             ecc_corrected: ecc(MemoryError::Corrected)?,
